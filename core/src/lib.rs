@@ -1,0 +1,13 @@
+//! `nightporter-core`: everything about Nightporter that is deterministic.
+//!
+//! No I/O, no clock, no threads, no unsafe. Time is an argument, memory is handed in, and every
+//! effect is a value the caller polls for. The same code runs in the daemon, in the simulator and
+//! in the tests.
+//!
+//! Read [`engine`] first: it is the front door and states the drain order.
+#![forbid(unsafe_code)]
+
+pub mod drops;
+pub mod engine;
+pub mod time;
+pub mod wire;

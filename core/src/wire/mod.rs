@@ -1,0 +1,3 @@
+//! Wire formats: views that are checked once, representations that emit, checksums, segmentation.
+
+pub mod virtio_net;
