@@ -66,3 +66,124 @@ pub struct PortConfig {
     /// Largest IP packet the guest takes (virtio-net MTU).
     pub mtu: u16,
 }
+
+/// A frame the engine made, ready for `port`: a header and, for deliveries, stored payload.
+#[derive(Clone, Copy, Debug)]
+pub struct Transmit<'a> {
+    /// Where it goes.
+    pub port: PortId,
+    /// Checksum and segmentation state, already within what the port's features allow.
+    pub hdr: VirtioNetHdr,
+    /// The frame's bytes, in order: L2 to L4 headers first, then payload pieces.
+    pub parts: &'a [&'a [u8]],
+}
+
+/// Why a port could not be added.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum AddPortError {
+    /// Another port has this name: give each port its own.
+    NameTaken,
+    /// All port slots are in use: raise the limit or remove a port.
+    TooManyPorts,
+    /// The budgets of all VMs together exceed the arena: lower a budget or enlarge the arena.
+    BudgetExceedsArena,
+}
+
+/// One worker's switch, flows and store. See the module doc for the drain order.
+#[derive(Debug, Default)]
+pub struct Engine {
+    ports: Vec<Option<PortConfig>>,
+    macs: std::collections::BTreeMap<[u8; 6], PortId>,
+}
+
+impl Engine {
+    /// Adds a port; frames may be given for it at once.
+    pub fn add_port(&mut self, _now: Instant, config: PortConfig) -> Result<PortId, AddPortError> {
+        self.ports.push(Some(config));
+        Ok(PortId(u16::try_from(self.ports.len() - 1).map_err(|_| AddPortError::TooManyPorts)?))
+    }
+
+    /// The port and its VM are gone for good (LIFE-05): every remote it had promises to is told.
+    pub fn remove_port(&mut self, _now: Instant, port: PortId) {
+        self.ports[usize::from(port.0)] = None;
+    }
+
+    /// What the port's peer accepts from now on; `None` while no driver is there (link down).
+    pub fn set_port_features(
+        &mut self,
+        _now: Instant,
+        _port: PortId,
+        _features: Option<PortFeatures>,
+    ) {
+    }
+
+    /// A frame came in on `port`. It may be edited in place; on `Forward` and `Flood` the caller sends it on.
+    pub fn handle_frame(
+        &mut self,
+        _now: Instant,
+        port: PortId,
+        _hdr: &mut VirtioNetHdr,
+        frame: &mut [u8],
+    ) -> Verdict {
+        let Some(([dst, src], _)) = frame.split_first_chunk::<12>().map(|(m, rest)| {
+            let mut dst = [0; 6];
+            let mut src = [0; 6];
+            dst.copy_from_slice(&m[..6]);
+            src.copy_from_slice(&m[6..]);
+            ([dst, src], rest)
+        }) else {
+            return Verdict::Drop(DropReason::Truncated);
+        };
+        self.macs.insert(src, port);
+        match self.macs.get(&dst) {
+            Some(&p) if p == port => Verdict::Drop(DropReason::Hairpin),
+            Some(&p) => Verdict::Forward(p),
+            None => Verdict::Flood,
+        }
+    }
+
+    /// The end of a batch of frames: pending ACKs become due (SNOOP-07).
+    pub fn handle_batch_end(&mut self, _now: Instant) {}
+
+    /// Evidence about the guest of `port`. `drained`: it has seen everything delivered so far.
+    /// Call on every kick from it and when its `used_event` or `avail.idx` moved (running time, spec section 1).
+    pub fn handle_guest_progress(&mut self, _now: Instant, _port: PortId, _drained: bool) {}
+
+    /// Timers that are due at `now` run.
+    pub fn handle_timeout(&mut self, _now: Instant) {}
+
+    /// The next instant at which [`Self::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// The next frame the engine made itself (ACK, RST, probe, window update), routed to a port.
+    #[must_use]
+    pub fn poll_transmit(&mut self, _now: Instant) -> Option<Transmit<'_>> {
+        None
+    }
+
+    /// The next stored bytes for the guest of `port`, in a frame of at most `room` bytes.
+    #[must_use]
+    pub fn poll_delivery(
+        &mut self,
+        _now: Instant,
+        _port: PortId,
+        _room: usize,
+    ) -> Option<Transmit<'_>> {
+        None
+    }
+
+    /// Turns ack offload of a VM on for new connections, or off (its flows drain, then pass).
+    pub fn set_offload(&mut self, _now: Instant, _port: PortId, _on: bool) {}
+
+    /// Makes no new promises for this VM; see [`Self::is_drained`].
+    pub fn drain(&mut self, _now: Instant, _port: PortId) {}
+
+    /// Whether no flow of this VM owes anybody anything.
+    #[must_use]
+    pub fn is_drained(&self, _port: PortId) -> bool {
+        true
+    }
+}
