@@ -1,0 +1,1 @@
+//! Ports: what a frame comes in by and leaves by.
