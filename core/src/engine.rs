@@ -67,15 +67,28 @@ pub struct PortConfig {
     pub mtu: u16,
 }
 
+/// Pieces of one made frame at most: the headers and the pages a 64 KiB payload can touch.
+pub const TRANSMIT_PARTS_MAX: usize = 8;
+
 /// A frame the engine made, ready for `port`: a header and, for deliveries, stored payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Transmit<'a> {
-    /// Where it goes.
-    pub port: PortId,
-    /// Checksum and segmentation state, already within what the port's features allow.
+    /// Where it goes; `None` means out of every port but `ingress`.
+    pub port: Option<PortId>,
+    /// The port on whose behalf it was made.
+    pub ingress: PortId,
+    /// Checksum and segmentation state, already within what a guest port's features allow.
     pub hdr: VirtioNetHdr,
+    parts: [&'a [u8]; TRANSMIT_PARTS_MAX],
+    parts_len: u8,
+}
+
+impl<'a> Transmit<'a> {
     /// The frame's bytes, in order: L2 to L4 headers first, then payload pieces.
-    pub parts: &'a [&'a [u8]],
+    #[must_use]
+    pub fn parts(&self) -> &[&'a [u8]] {
+        &self.parts[..usize::from(self.parts_len)]
+    }
 }
 
 /// Why a port could not be added.
