@@ -1,0 +1,41 @@
+# The front doors, for people and for CI. `make` alone lists them.
+SHELL := /bin/bash
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+export CARGO_TARGET_DIR := $(abspath $(TARGET))
+
+# Debian packages by the door that needs them.
+PACKAGES_BUILD := gcc libc6-dev
+PACKAGES_GUESTS := qemu-system-x86 user-mode-linux busybox-static cpio iproute2
+PACKAGES_BENCH := valgrind dpdk-dev
+
+SCHED ?= rr30
+
+.PHONY: help setup build demo test bench fmt clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install the Debian packages that building, the guests and the tests need, if missing
+	@.ci/packages $(PACKAGES_BUILD) $(PACKAGES_GUESTS)
+
+build: ## release build of everything
+	@.ci/packages $(PACKAGES_BUILD)
+	cargo build --release --locked --workspace
+
+demo: setup build ## three real guests on one core, with and without the offload; SCHED=rr30|eevdf|quota30|idle
+	@$(TARGET)/release/nightporter-lab demo --sched $(SCHED)
+
+test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
+	@.ci/test
+
+bench: ## instructions and nanoseconds per packet, bytes per flow, forwarding beside DPDK's net_vhost
+	@.ci/packages $(PACKAGES_BUILD)
+	-@.ci/packages $(PACKAGES_BENCH)
+	cargo bench --locked -p nightporter-core --bench packet
+	cargo bench --locked -p nightporterd --bench forwarding
+
+fmt: ## format the sources
+	cargo fmt --all
+
+clean: ## remove everything that was built or downloaded
+	cargo clean
