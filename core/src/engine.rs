@@ -3,7 +3,7 @@
 //! One worker owns one `Engine`. The methods are of four kinds:
 //!
 //! 1. getters;
-//! 2. `handle_*(now, ...)`: something happened. `handle_frame` returns the [`Verdict`] for that frame;
+//! 2. `handle_*(now, ...)`: something happened; `handle_frame` returns that frame's [`Verdict`];
 //! 3. commands (`add_port`, `set_offload`, `drain`, ...);
 //! 4. `poll_*`: what the engine wants done.
 //!
@@ -20,7 +20,7 @@ use crate::wire::virtio_net::VirtioNetHdr;
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortId(pub u16);
 
-/// What to do with the frame given to [`Engine::handle_frame`], which may have been edited in place.
+/// What to do with the frame given to [`Engine::handle_frame`], perhaps edited in place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
     /// Send it out of this port.
@@ -130,7 +130,8 @@ impl Engine {
     ) {
     }
 
-    /// A frame came in on `port`. It may be edited in place; on `Forward` and `Flood` the caller sends it on.
+    /// A frame came in on `port`. It may be edited in place; on `Forward` and `Flood` the caller
+    /// sends it on.
     pub fn handle_frame(
         &mut self,
         _now: Instant,
@@ -159,7 +160,8 @@ impl Engine {
     pub fn handle_batch_end(&mut self, _now: Instant) {}
 
     /// Evidence about the guest of `port`. `drained`: it has seen everything delivered so far.
-    /// Call on every kick from it and when its `used_event` or `avail.idx` moved (running time, spec section 1).
+    /// Call on every kick from it and when its `used_event` or `avail.idx` moved (running time,
+    /// spec section 1).
     pub fn handle_guest_progress(&mut self, _now: Instant, _port: PortId, _drained: bool) {}
 
     /// Timers that are due at `now` run.

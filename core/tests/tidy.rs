@@ -1,0 +1,246 @@
+//! The style of CONTRIBUTING.md, as far as a program can check it. Walks the repository.
+//!
+//! Three lists below are ratchets: they name what does not yet keep the rule, and may only shrink.
+
+use nightporter_core::drops::DropReason;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Longest line of a Rust file, in characters.
+const COLUMNS_MAX: usize = 100;
+/// Longest production part of a file (before its `#[cfg(test)]`), in lines.
+const FILE_LINES_MAX: usize = 600;
+/// Longest production function, in lines from `fn` to its closing brace.
+const FUNCTION_LINES_MAX: usize = 70;
+
+/// Ratchet: files over [`FILE_LINES_MAX`], with their length today.
+const LONG_FILES: &[(&str, usize)] = &[];
+/// Ratchet: functions over [`FUNCTION_LINES_MAX`] as `file:function`, with their length today.
+const LONG_FUNCTIONS: &[(&str, usize)] = &[];
+/// Ratchet: the only files that may contain `unsafe`.
+const UNSAFE_FILES: &[&str] = &[];
+
+/// Words that promise what no test measures, or mark work left undone, with what to do instead.
+const BANNED: &[(&str, &str)] = &[
+    ("FIXME", "fix it, or open an issue"),
+    ("TODO", "do it, or open an issue"),
+    ("dbg!", "use tracing, or a test"),
+    ("blazing", "give the number and its command"),
+    ("seamless", "say what changes for the user"),
+    ("state-of-the-art", "give the number and its command"),
+    ("production-ready", "say what was tested"),
+    ("world-class", "say what was tested"),
+    ("/home/", "paths of one machine do not belong here"),
+    ("/root/", "paths of one machine do not belong here"),
+];
+
+/// One file of the repository.
+struct File {
+    /// Path from the root of the repository, with `/`.
+    path: String,
+    text: String,
+}
+
+impl File {
+    fn is_rust(&self) -> bool {
+        Path::new(&self.path).extension().is_some_and(|e| e == "rs")
+    }
+
+    /// Integration tests and benches, as opposed to what ships.
+    fn is_test(&self) -> bool {
+        self.path.split('/').any(|dir| dir == "tests" || dir == "benches")
+    }
+
+    /// The line count before the unit tests; 0 if all of the file is test.
+    fn production_lines(&self) -> usize {
+        if self.is_test() {
+            return 0;
+        }
+        let lines = self.text.lines().enumerate();
+        let mut tests = lines.filter(|(_, line)| line.trim_end() == "#[cfg(test)]");
+        tests.next().map_or_else(|| self.text.lines().count(), |(i, _)| i)
+    }
+
+    /// The functions that ship: name and length in lines. Relies on rustfmt's indentation.
+    fn functions(&self) -> Vec<(&str, usize)> {
+        let lines: Vec<&str> = self.text.lines().take(self.production_lines()).collect();
+        let mut found = Vec::new();
+        for (start, line) in lines.iter().enumerate() {
+            let body = line.trim_start();
+            let Some(at) = body.find("fn ").filter(|&at| {
+                body[..at].split_whitespace().all(|word| {
+                    word.starts_with("pub")
+                        || ["const", "unsafe", "async", "extern", "\"C\"", "in"].contains(&word)
+                })
+            }) else {
+                continue;
+            };
+            let name = body[at + 3..].split(['(', '<']).next().unwrap_or_default();
+            let close = format!("{}}}", &line[..line.len() - body.len()]);
+            let length = lines[start..].iter().position(|l| *l == close).map_or(1, |n| n + 1);
+            found.push((name, if line.ends_with(['}', ';']) { 1 } else { length }));
+        }
+        found
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("core is a member").to_path_buf()
+}
+
+/// Every text file of the repository outside `target/` and `.git/`, in path order.
+fn repository() -> Vec<File> {
+    let mut files = Vec::new();
+    let mut dirs = vec![root()];
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(&dir).expect("readable").map(|e| e.expect("readable")) {
+            let path = entry.path();
+            let name = entry.file_name();
+            let kind = entry.file_type().expect("a file type");
+            if kind.is_dir() && name != "target" && name != ".git" {
+                dirs.push(path);
+            } else if kind.is_file() && name != ".git" {
+                let relative = path.strip_prefix(root()).expect("below the root");
+                let path_text = relative.to_string_lossy().into_owned();
+                if let Ok(text) = fs::read_to_string(&path) {
+                    files.push(File { path: path_text, text });
+                }
+            }
+        }
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    assert!(files.iter().filter(|f| f.is_rust()).count() > 5, "the walk found no sources");
+    files
+}
+
+/// Fails with one line per finding.
+fn expect_none(rule: &str, findings: &[String]) {
+    assert!(findings.is_empty(), "{rule}:\n{}", findings.join("\n"));
+}
+
+/// Compares what is over a limit with its ratchet list, both ways.
+fn expect_ratchet(over: &[(String, usize)], allowed: &[(&str, usize)], limit: usize) {
+    let mut findings = Vec::new();
+    for (name, length) in over {
+        let allowance = allowed.iter().find(|(n, _)| n == name).map_or(limit, |(_, n)| *n);
+        if *length > allowance {
+            findings.push(format!("{name}: {length} lines, allowed {allowance}: split it"));
+        } else if *length < allowance {
+            findings.push(format!("{name}: shrunk to {length}: lower its entry in tidy.rs"));
+        }
+    }
+    for (name, _) in allowed.iter().filter(|(a, _)| !over.iter().any(|(n, _)| n == a)) {
+        findings.push(format!("{name}: within the limit now: remove its entry from tidy.rs"));
+    }
+    expect_none("too long", &findings);
+}
+
+#[test]
+fn lines_have_at_most_100_columns() {
+    let mut findings = Vec::new();
+    for file in repository().iter().filter(|f| f.is_rust()) {
+        for (i, line) in file.text.lines().enumerate() {
+            let columns = line.chars().count();
+            if columns > COLUMNS_MAX {
+                findings.push(format!("{}:{}: {columns} columns", file.path, i + 1));
+            }
+        }
+    }
+    expect_none("too wide", &findings);
+}
+
+#[test]
+fn every_rust_file_opens_with_a_module_header() {
+    let files = repository();
+    let bare = files.iter().filter(|f| f.is_rust() && !f.text.starts_with("//! "));
+    expect_none("no `//!` header", &bare.map(|f| f.path.clone()).collect::<Vec<_>>());
+}
+
+#[test]
+fn production_files_are_short() {
+    let files = repository();
+    let lengths = files.iter().filter(|f| f.is_rust()).map(|f| (&f.path, f.production_lines()));
+    let over = lengths.filter(|(_, n)| *n > FILE_LINES_MAX).map(|(p, n)| (p.clone(), n));
+    expect_ratchet(&over.collect::<Vec<_>>(), LONG_FILES, FILE_LINES_MAX);
+}
+
+#[test]
+fn production_functions_are_short() {
+    let mut over = Vec::new();
+    let mut seen = 0;
+    for file in repository().iter().filter(|f| f.is_rust()) {
+        for (name, length) in file.functions() {
+            seen += 1;
+            if length > FUNCTION_LINES_MAX {
+                over.push((format!("{}:{name}", file.path), length));
+            }
+        }
+    }
+    assert!(seen > 20, "only {seen} functions found: the scan is broken");
+    expect_ratchet(&over, LONG_FUNCTIONS, FUNCTION_LINES_MAX);
+}
+
+#[test]
+fn unsafe_stays_in_its_few_files() {
+    let files = repository();
+    let has = |f: &&File| {
+        let code = f.text.lines().map(|l| l.split("//").next().unwrap_or_default());
+        f.is_rust() && code.flat_map(|l| l.split_whitespace()).any(|word| word == "unsafe")
+    };
+    let found: Vec<&str> = files.iter().filter(has).map(|f| f.path.as_str()).collect();
+    assert_eq!(found, UNSAFE_FILES, "left: files with unsafe; right: files allowed to have it");
+}
+
+#[test]
+fn no_test_sleeps() {
+    let mut findings = Vec::new();
+    for file in repository().iter().filter(|f| f.is_rust()) {
+        for (i, line) in file.text.lines().enumerate().skip(file.production_lines()) {
+            if line.contains(concat!("sleep", "(")) {
+                findings.push(format!("{}:{}: wait on a condition", file.path, i + 1));
+            }
+        }
+    }
+    expect_none("tests that sleep", &findings);
+}
+
+#[test]
+fn banned_words_stay_out() {
+    let mut findings = String::new();
+    let text = ["rs", "md", "toml", "sh"].map(std::ffi::OsStr::new);
+    for file in repository().iter().filter(|f| f.path != "core/tests/tidy.rs") {
+        if !Path::new(&file.path).extension().is_some_and(|e| text.contains(&e)) {
+            continue;
+        }
+        for (i, line) in file.text.lines().enumerate() {
+            for (word, instead) in BANNED.iter().filter(|(word, _)| line.contains(word)) {
+                let _ = writeln!(findings, "{}:{}: `{word}`: {instead}", file.path, i + 1);
+            }
+        }
+    }
+    assert!(findings.is_empty(), "banned words:\n{findings}");
+}
+
+#[test]
+fn every_drop_reason_is_documented() {
+    let page = fs::read_to_string(root().join("docs/drop-reasons.md")).expect("the page exists");
+    let rows = DropReason::ALL.iter().map(|r| format!("| `{}` | {} |", r.label(), r.doc().trim()));
+    let missing: Vec<String> = rows.filter(|row| !page.contains(row)).collect();
+    expect_none("add to docs/drop-reasons.md", &missing);
+}
+
+#[test]
+fn every_member_is_in_the_map_and_keeps_the_lints() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).expect("readable");
+    let map = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("the map exists");
+    let list = manifest.split_once("members = [").and_then(|(_, rest)| rest.split_once("\n]"));
+    let members: Vec<&str> =
+        list.expect("members").0.lines().filter_map(|l| l.split('"').nth(1)).collect();
+    assert!(members.contains(&"core"), "the list of members was not understood: {members:?}");
+    for member in members {
+        assert!(map.contains(&format!("`{member}/`")), "`{member}/` is not in ARCHITECTURE.md");
+        let own = fs::read_to_string(root().join(member).join("Cargo.toml")).expect("readable");
+        assert!(own.contains("[lints]\nworkspace = true"), "{member} does not keep the lints");
+    }
+}
