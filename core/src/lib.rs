@@ -10,4 +10,5 @@
 pub mod drops;
 pub mod engine;
 pub mod time;
+pub mod trace;
 pub mod wire;

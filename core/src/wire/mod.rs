@@ -1,3 +1,38 @@
 //! Wire formats: views that are checked once, representations that emit, checksums, segmentation.
+//!
+//! A frame is read by [`packet::Packet::parse`], which checks every offset once and copies the few
+//! fields anybody asks for. Frames are then changed in place by [`edit::TcpEdit`], made afresh by
+//! [`emit::TcpEmit`], or cut up by [`segment::Segmenter`]. Nothing here allocates or panics on what
+//! a guest or the network sent.
 
+pub mod checksum;
+pub mod edit;
+pub mod emit;
+pub mod ip;
+pub mod packet;
+#[cfg(test)]
+pub(crate) mod samples;
+pub mod segment;
+pub mod seq;
+pub mod tcp;
 pub mod virtio_net;
+
+/// The big-endian `u16` at `b[at..]`.
+#[inline]
+fn be16(b: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([b[at], b[at + 1]])
+}
+
+/// The big-endian `u32` at `b[at..]`.
+#[inline]
+fn be32(b: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
+}
+
+/// An offset or length that is at most 65,535 by construction, as a `u16`.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the callers' sums of header fields fit")]
+fn small(value: usize) -> u16 {
+    debug_assert!(value <= 0xffff, "offset or length {value} does not fit 16 bits");
+    value as u16
+}

@@ -1,0 +1,1 @@
+//! The lines as people read them.

@@ -1,0 +1,125 @@
+//! The Internet checksum (RFC 1071): sums, pseudo-headers and incremental updates (RFC 1624).
+//!
+//! Sums are kept in 64 bits and folded to 16 late. A folded sum of 0xffff and one of 0 are the same
+//! number in one's complement; only a sum over nothing but zeroes folds to 0.
+
+/// Adds up a checksum over any number of pieces, of any length and alignment.
+///
+/// ```
+/// use nightporter_core::wire::checksum::Checksum;
+/// let mut c = Checksum::default();
+/// c.add_bytes(&[0x00, 0x01, 0xf2]);
+/// c.add_bytes(&[0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
+/// assert_eq!(c.fold(), 0xddf2); // RFC 1071 section 3
+/// ```
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Checksum {
+    sum: u64,
+    /// An odd number of bytes came so far: the next one is the low half of a 16-bit word.
+    odd: bool,
+}
+
+impl Checksum {
+    /// Starts from a sum that was made before, such as a pseudo-header's.
+    #[inline]
+    #[must_use]
+    pub const fn new(sum: u64) -> Self {
+        Self { sum, odd: false }
+    }
+
+    /// Adds the next bytes of the checksummed range.
+    #[inline]
+    pub fn add_bytes(&mut self, bytes: &[u8]) {
+        if self.odd {
+            // Every byte sits in the other half of its word: RFC 1071 section 2 (B), byte order.
+            self.sum += u64::from(fold(sum(bytes, 0)).swap_bytes());
+        } else {
+            self.sum = sum(bytes, self.sum);
+        }
+        self.odd ^= bytes.len() % 2 == 1;
+    }
+
+    /// The sum so far in 16 bits, not complemented (what a partial checksum field holds).
+    #[inline]
+    #[must_use]
+    pub const fn fold(self) -> u16 {
+        fold(self.sum)
+    }
+
+    /// The checksum: what goes into a field that was zero; zero if the range is intact.
+    #[inline]
+    #[must_use]
+    pub const fn finish(self) -> u16 {
+        !self.fold()
+    }
+}
+
+/// `acc` plus the big-endian 16-bit words of `bytes`; an odd last byte is a word's high half.
+///
+/// To sum several pieces of which some are odd use [`Checksum`]. `acc` may be any sum of fewer than
+/// 2^32 words made by this module.
+#[inline]
+#[must_use]
+pub fn sum(bytes: &[u8], acc: u64) -> u64 {
+    // The sum of words is the same in either byte order but for a final swap (RFC 1071 section 2),
+    // so sum in the machine's order. 32-bit lanes in 64-bit counters cannot overflow below 2^34
+    // bytes, and need no carry between them, which lets the compiler use vectors.
+    let (lanes, rest) = bytes.as_chunks::<4>();
+    let mut total: u64 = lanes.iter().map(|lane| u64::from(u32::from_ne_bytes(*lane))).sum();
+    let mut last = [0; 4];
+    last[..rest.len()].copy_from_slice(rest);
+    total += u64::from(u32::from_ne_bytes(last));
+    acc + u64::from(u16::from_be(fold(total)))
+}
+
+/// A sum in 16 bits with the carries added back.
+#[inline]
+#[must_use]
+#[expect(clippy::cast_possible_truncation, reason = "the last step leaves at most 16 bits")]
+pub const fn fold(sum: u64) -> u16 {
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    sum as u16
+}
+
+/// The sum of an IPv4 pseudo-header (RFC 9293 section 3.1); `len` is header and payload of layer 4.
+#[inline]
+#[must_use]
+pub fn pseudo_header_v4(src: [u8; 4], dst: [u8; 4], protocol: u8, len: u32) -> u64 {
+    u64::from(u32::from_be_bytes(src))
+        + u64::from(u32::from_be_bytes(dst))
+        + u64::from(protocol)
+        + u64::from(len)
+}
+
+/// The sum of an IPv6 pseudo-header (RFC 8200 section 8.1); `len` is header and payload of layer 4.
+#[inline]
+#[must_use]
+pub fn pseudo_header_v6(src: [u8; 16], dst: [u8; 16], protocol: u8, len: u32) -> u64 {
+    let words = |a: [u8; 16]| {
+        let a = u128::from_be_bytes(a);
+        let half = |x: u128| (x & 0xffff_ffff) as u64;
+        half(a) + half(a >> 32) + half(a >> 64) + half(a >> 96)
+    };
+    words(src) + words(dst) + u64::from(protocol) + u64::from(len)
+}
+
+/// The checksum field `check` after a 16-bit word at an even offset went from `old` to `new`:
+/// `HC' = ~(~HC + ~m + m')` (RFC 1624 equation 3, never equation 2; COM-14).
+#[inline]
+#[must_use]
+pub const fn update16(check: u16, old: u16, new: u16) -> u16 {
+    !fold(!check as u64 + !old as u64 + new as u64)
+}
+
+/// As [`update16`] for two neighbouring words.
+#[inline]
+#[must_use]
+pub const fn update32(check: u16, old: u32, new: u32) -> u16 {
+    !fold(!check as u64 + !old as u64 + new as u64)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,340 @@
+//! IPv4 and IPv6 headers: checked, summarised, and walked as far as the transport header.
+
+use super::checksum::{self, Checksum};
+use super::tcp::{self, Tcp};
+use super::{be16, be32, small};
+use crate::drops::DropReason;
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// IP protocol number of TCP.
+pub const PROTOCOL_TCP: u8 = 6;
+const PROTOCOL_ICMP: u8 = 1;
+const PROTOCOL_UDP: u8 = 17;
+const PROTOCOL_ESP: u8 = 50;
+const PROTOCOL_AH: u8 = 51;
+const PROTOCOL_ICMP_V6: u8 = 58;
+const V6_HOP_BY_HOP: u8 = 0;
+const V6_ROUTING: u8 = 43;
+const V6_FRAGMENT: u8 = 44;
+const V6_NO_NEXT: u8 = 59;
+const V6_DESTINATION: u8 = 60;
+
+/// Bytes of an IPv4 header without options.
+pub const V4_HEADER: usize = 20;
+/// Bytes of an IPv6 header without extension headers.
+pub const V6_HEADER: usize = 40;
+/// Extension headers we walk before we call a packet opaque (COM-09).
+const V6_EXTENSIONS_MAX: usize = 8;
+/// Bytes of extension headers we walk before we call a packet opaque (COM-09).
+const V6_EXTENSION_BYTES_MAX: usize = 256;
+
+/// The IP protocol family.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum IpVersion {
+    /// IPv4 (RFC 791).
+    V4,
+    /// IPv6 (RFC 8200).
+    V6,
+}
+
+/// An IPv4 or IPv6 address in 16 bytes; IPv4 is v4-mapped (`::ffff:a.b.c.d`).
+#[derive(Clone, Copy, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct IpAddr16(pub [u8; 16]);
+
+impl IpAddr16 {
+    /// An IPv4 address, v4-mapped.
+    #[inline]
+    #[must_use]
+    pub const fn from_v4(a: [u8; 4]) -> Self {
+        Self([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]])
+    }
+
+    /// The last four bytes: the IPv4 address if this is one.
+    #[inline]
+    #[must_use]
+    pub const fn v4_bytes(self) -> [u8; 4] {
+        let [.., a, b, c, d] = self.0;
+        [a, b, c, d]
+    }
+
+    /// The standard library's form: v4-mapped addresses become IPv4.
+    #[must_use]
+    pub const fn to_ip(self) -> IpAddr {
+        Ipv6Addr::from_octets(self.0).to_canonical()
+    }
+
+    /// A group address of either family.
+    #[must_use]
+    pub const fn is_multicast(self) -> bool {
+        self.to_ip().is_multicast()
+    }
+
+    /// IPv4's 255.255.255.255.
+    #[must_use]
+    pub const fn is_broadcast(self) -> bool {
+        matches!(self.to_ip(), IpAddr::V4(Ipv4Addr::BROADCAST))
+    }
+
+    /// `0.0.0.0` or `::`.
+    #[must_use]
+    pub const fn is_unspecified(self) -> bool {
+        self.to_ip().is_unspecified()
+    }
+}
+
+impl From<IpAddr> for IpAddr16 {
+    fn from(ip: IpAddr) -> Self {
+        match ip {
+            IpAddr::V4(a) => Self::from_v4(a.octets()),
+            IpAddr::V6(a) => Self(a.octets()),
+        }
+    }
+}
+
+impl From<Ipv4Addr> for IpAddr16 {
+    fn from(ip: Ipv4Addr) -> Self {
+        Self::from_v4(ip.octets())
+    }
+}
+
+impl From<IpAddr16> for IpAddr {
+    fn from(ip: IpAddr16) -> Self {
+        ip.to_ip()
+    }
+}
+
+impl fmt::Display for IpAddr16 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_ip().fmt(f)
+    }
+}
+
+impl fmt::Debug for IpAddr16 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_ip().fmt(f)
+    }
+}
+
+/// An IP packet inside a frame. Offsets count from the start of the frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Ip {
+    /// The family of `src` and `dst`.
+    pub version: IpVersion,
+    /// Who sent it.
+    pub src: IpAddr16,
+    /// Whom it is for.
+    pub dst: IpAddr16,
+    /// DSCP and, in the low two bits, ECN (IPv4 TOS, IPv6 traffic class).
+    pub tos: u8,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// The number of the protocol above, after any extension headers we walked.
+    pub protocol: u8,
+    /// IPv6 flow label; 0 in IPv4.
+    pub flow_label: u32,
+    /// Where the IP header starts.
+    pub header_offset: u16,
+    /// Where layer 4 starts.
+    pub payload_offset: u16,
+    /// Where the packet ends by its own length field; the frame may go on with padding (COM-02).
+    pub end: u32,
+    /// IPv4 options or IPv6 extension headers are there (COM-07, COM-09).
+    pub options: bool,
+    /// IPv4 DF; always set for IPv6, which routers never fragment.
+    pub dont_fragment: bool,
+    /// What it carries.
+    pub l4: L4,
+}
+
+/// What an IP packet carries, as far as we understand it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum L4 {
+    /// A whole TCP segment with a sane header.
+    Tcp(Tcp),
+    /// A fragment of anything: never parsed further (COM-08).
+    Fragment,
+    /// UDP, unchecked.
+    Udp,
+    /// ICMP or ICMPv6, unchecked.
+    Icmp,
+    /// Another protocol.
+    Other,
+    /// What is inside cannot be told: AH, ESP, an unknown IPv6 next header, an unfinished routing
+    /// header, a jumbogram, too many extension headers (COM-09).
+    Opaque,
+    /// TCP whose header does not fit the packet or is shorter than 20 bytes: the guest would drop
+    /// it (COM-03).
+    MalformedTcp,
+}
+
+/// Reads the IPv4 packet that starts `start` bytes into `frame`.
+#[inline]
+pub(super) fn parse_v4(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
+    let h: &[u8; V4_HEADER] =
+        frame.get(start..).and_then(|b| b.first_chunk()).ok_or(DropReason::Truncated)?;
+    let header_len = usize::from(h[0] & 0x0f) * 4;
+    let total_len = usize::from(be16(h, 2));
+    if h[0] >> 4 != 4 || header_len < V4_HEADER || total_len < header_len {
+        return Err(DropReason::MalformedHeader);
+    }
+    let (l4_start, end) = (start + header_len, start + total_len);
+    let payload = frame.get(l4_start..end).ok_or(DropReason::Truncated)?;
+    let fragment = be16(h, 6);
+    let l4 = match h[9] {
+        _ if fragment & 0x3fff != 0 => L4::Fragment,
+        PROTOCOL_TCP => tcp::parse(payload, l4_start).map_or(L4::MalformedTcp, L4::Tcp),
+        PROTOCOL_UDP => L4::Udp,
+        PROTOCOL_ICMP => L4::Icmp,
+        PROTOCOL_AH | PROTOCOL_ESP => L4::Opaque,
+        _ => L4::Other,
+    };
+    Ok(Ip {
+        version: IpVersion::V4,
+        src: IpAddr16::from_v4([h[12], h[13], h[14], h[15]]),
+        dst: IpAddr16::from_v4([h[16], h[17], h[18], h[19]]),
+        tos: h[1],
+        ttl: h[8],
+        protocol: h[9],
+        flow_label: 0,
+        header_offset: small(start),
+        payload_offset: small(l4_start),
+        end: offset(end),
+        options: header_len > V4_HEADER,
+        dont_fragment: fragment & 0x4000 != 0,
+        l4,
+    })
+}
+
+/// Reads the IPv6 packet that starts `start` bytes into `frame`.
+#[inline]
+pub(super) fn parse_v6(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
+    let h: &[u8; V6_HEADER] =
+        frame.get(start..).and_then(|b| b.first_chunk()).ok_or(DropReason::Truncated)?;
+    if h[0] >> 4 != 6 {
+        return Err(DropReason::MalformedHeader);
+    }
+    let word = be32(h, 0);
+    let end = start + V6_HEADER + usize::from(be16(h, 4));
+    let payload = frame.get(start + V6_HEADER..end).ok_or(DropReason::Truncated)?;
+    let chain = if payload.is_empty() && h[6] != V6_NO_NEXT {
+        // A jumbogram (RFC 2675), or a packet cut down to its header; nothing to read either way.
+        Chain { protocol: h[6], len: 0, stop: Some(L4::Opaque) }
+    } else {
+        walk_extensions(h[6], payload)?
+    };
+    let l4_start = start + V6_HEADER + chain.len;
+    let l4 = match chain.protocol {
+        _ if let Some(stop) = chain.stop => stop,
+        PROTOCOL_TCP => {
+            tcp::parse(&payload[chain.len..], l4_start).map_or(L4::MalformedTcp, L4::Tcp)
+        }
+        PROTOCOL_UDP => L4::Udp,
+        PROTOCOL_ICMP_V6 => L4::Icmp,
+        V6_NO_NEXT => L4::Other,
+        _ => L4::Opaque,
+    };
+    let address = |at: usize| {
+        let mut a = [0; 16];
+        a.copy_from_slice(&h[at..at + 16]);
+        IpAddr16(a)
+    };
+    Ok(Ip {
+        version: IpVersion::V6,
+        src: address(8),
+        dst: address(24),
+        tos: (word >> 20 & 0xff) as u8,
+        ttl: h[7],
+        protocol: chain.protocol,
+        flow_label: word & 0x000f_ffff,
+        header_offset: small(start),
+        payload_offset: small(l4_start),
+        end: offset(end),
+        options: chain.len > 0 || chain.stop.is_some(),
+        dont_fragment: true,
+        l4,
+    })
+}
+
+/// Where a walk over IPv6 extension headers ended.
+struct Chain {
+    /// The next-header number there.
+    protocol: u8,
+    /// Bytes walked.
+    len: usize,
+    /// Why layer 4 may not be read, if so.
+    stop: Option<L4>,
+}
+
+/// Walks hop-by-hop, routing and destination options (RFC 8200 section 4; COM-09).
+#[inline]
+fn walk_extensions(first: u8, payload: &[u8]) -> Result<Chain, DropReason> {
+    let mut chain = Chain { protocol: first, len: 0, stop: None };
+    for n in 0.. {
+        let stop = match chain.protocol {
+            V6_FRAGMENT => Some(L4::Fragment),
+            // Hop-by-hop options may only come first.
+            V6_HOP_BY_HOP if n > 0 => Some(L4::Opaque),
+            V6_HOP_BY_HOP | V6_ROUTING | V6_DESTINATION if n == V6_EXTENSIONS_MAX => {
+                Some(L4::Opaque)
+            }
+            V6_HOP_BY_HOP | V6_ROUTING | V6_DESTINATION => None,
+            _ => return Ok(chain),
+        };
+        let Some(&[next, len8, _, segments_left]) = payload[chain.len..].first_chunk() else {
+            return Err(DropReason::MalformedHeader);
+        };
+        // With segments left the destination is not the one the TCP checksum covers.
+        let unfinished = chain.protocol == V6_ROUTING && segments_left != 0;
+        let len = chain.len + 8 * (usize::from(len8) + 1);
+        chain.stop = stop.or((unfinished || len > V6_EXTENSION_BYTES_MAX).then_some(L4::Opaque));
+        if chain.stop.is_some() {
+            return Ok(chain);
+        }
+        if len > payload.len() {
+            return Err(DropReason::MalformedHeader);
+        }
+        (chain.protocol, chain.len) = (next, len);
+    }
+    Ok(chain)
+}
+
+/// An offset that is the sum of a few 16-bit lengths, as a `u32`.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "the sum of a few 16-bit lengths")]
+pub(super) fn offset(value: usize) -> u32 {
+    debug_assert!(value <= 0x000f_ffff);
+    value as u32
+}
+
+/// The sum of the pseudo-header for `len` bytes of TCP between these addresses.
+#[inline]
+#[must_use]
+pub fn tcp_pseudo_header(version: IpVersion, src: IpAddr16, dst: IpAddr16, len: u32) -> u64 {
+    match version {
+        IpVersion::V4 => {
+            checksum::pseudo_header_v4(src.v4_bytes(), dst.v4_bytes(), PROTOCOL_TCP, len)
+        }
+        IpVersion::V6 => checksum::pseudo_header_v6(src.0, dst.0, PROTOCOL_TCP, len),
+    }
+}
+
+/// The IPv4 header checksum is right. True for IPv6, which has none.
+#[must_use]
+pub fn ipv4_header_ok(frame: &[u8], ip: &Ip) -> bool {
+    let header = usize::from(ip.header_offset)..usize::from(ip.payload_offset);
+    ip.version == IpVersion::V6
+        || frame.get(header).is_some_and(|h| checksum::fold(checksum::sum(h, 0)) == 0xffff)
+}
+
+/// The TCP checksum, pseudo-header included, is right (COM-13).
+#[must_use]
+pub fn tcp_checksum_ok(frame: &[u8], ip: &Ip, _tcp: &Tcp) -> bool {
+    let start = u32::from(ip.payload_offset);
+    let pseudo = tcp_pseudo_header(ip.version, ip.src, ip.dst, ip.end.saturating_sub(start));
+    frame.get(start as usize..ip.end as usize).is_some_and(|segment| {
+        let mut sum = Checksum::new(pseudo);
+        sum.add_bytes(segment);
+        sum.finish() == 0
+    })
+}

@@ -1,0 +1,218 @@
+//! What a port's peer cannot do itself is done here: checksums are completed and super-segments
+//! cut (COM-17, COM-18). And what a guest says about its frames is checked (COM-16).
+
+use super::checksum::{Checksum, fold, sum, update16};
+use super::emit::gso_type;
+use super::ip::{Ip, IpVersion, L4, tcp_pseudo_header};
+use super::packet::{Net, Packet};
+use super::tcp::{self, Tcp, TcpFlags};
+use super::virtio_net::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
+use super::{be16, be32, small};
+use crate::drops::DropReason;
+
+/// Smallest `gso_size` taken from a guest: the smallest MSS Linux sends with (48,
+/// `TCP_MIN_SND_MSS`) less a full set of options. It bounds into how many frames 64 KiB can be
+/// made to explode.
+pub const GSO_SIZE_MIN: u16 = 8;
+
+/// Where the checksum is in a UDP header.
+const UDP_CHECKSUM_AT: u16 = 6;
+
+/// Checks what a guest says about its frame, and returns what may be believed (COM-16).
+///
+/// The result has only NEEDS_CSUM of the flags (a guest vouches for nothing), its checksum field
+/// lies behind the IP header, and it is a super-segment only if the frame is TCP with more payload
+/// than `gso_size`. `hdr_len` and [`GSO_ECN`] are made from the frame.
+///
+/// # Errors
+/// [`DropReason::MalformedVirtioHeader`].
+pub fn validate_hdr(
+    hdr: &VirtioNetHdr,
+    frame: &[u8],
+    packet: &Packet,
+) -> Result<VirtioNetHdr, DropReason> {
+    const BAD: DropReason = DropReason::MalformedVirtioHeader;
+    let mut clean = VirtioNetHdr::default();
+    if hdr.needs_csum() {
+        // Nobody may write checksums into addresses that were checked before.
+        let (l4_start, field) = match &packet.net {
+            Net::Arp(_) => return Err(BAD),
+            Net::Other => (u16::from(packet.eth.len), None),
+            Net::Ip(ip) => match ip.l4 {
+                L4::Tcp(_) => (ip.payload_offset, Some(small(tcp::CHECKSUM_AT))),
+                L4::Udp => (ip.payload_offset, Some(UDP_CHECKSUM_AT)),
+                _ => (ip.payload_offset, None),
+            },
+        };
+        let exact = field.is_none_or(|f| hdr.csum_start == l4_start && hdr.csum_offset == f);
+        let end = usize::from(hdr.csum_start) + usize::from(hdr.csum_offset) + 2;
+        if !exact || hdr.csum_start < l4_start || end > frame.len() {
+            return Err(BAD);
+        }
+        clean.flags = F_NEEDS_CSUM;
+        clean.csum_start = hdr.csum_start;
+        clean.csum_offset = hdr.csum_offset;
+    }
+    if hdr.is_gso() {
+        let (Some((ip, tcp)), true) = (packet.tcp(), hdr.needs_csum()) else { return Err(BAD) };
+        let family = match ip.version {
+            IpVersion::V4 => GSO_TCPV4,
+            IpVersion::V6 => GSO_TCPV6,
+        };
+        if hdr.gso_type & !GSO_ECN != family || hdr.gso_size < GSO_SIZE_MIN {
+            return Err(BAD);
+        }
+        if tcp.payload_len > u32::from(hdr.gso_size) {
+            clean.gso_type = gso_type(ip.version, tcp.flags);
+            clean.gso_size = hdr.gso_size;
+            clean.hdr_len = small(tcp.payload_offset as usize);
+        }
+    }
+    Ok(clean)
+}
+
+/// Finishes a partial checksum in place, if `hdr` says there is one, and says so in `hdr`.
+///
+/// # Errors
+/// [`DropReason::MalformedVirtioHeader`] if the field lies outside the frame,
+/// [`DropReason::TooBig`] for a super-segment: a [`Segmenter`] must cut it.
+pub fn complete_checksum(hdr: &mut VirtioNetHdr, frame: &mut [u8]) -> Result<(), DropReason> {
+    if hdr.is_gso() {
+        return Err(DropReason::TooBig);
+    }
+    if !hdr.needs_csum() {
+        return Ok(());
+    }
+    let range = frame
+        .get_mut(usize::from(hdr.csum_start)..)
+        .filter(|range| usize::from(hdr.csum_offset) + 2 <= range.len())
+        .ok_or(DropReason::MalformedVirtioHeader)?;
+    // Zero means "no checksum" in UDP; its other form, all ones, is right for every protocol.
+    let check = match !fold(sum(range, 0)) {
+        0 => 0xffff,
+        check => check,
+    };
+    range[usize::from(hdr.csum_offset)..][..2].copy_from_slice(&check.to_be_bytes());
+    *hdr = VirtioNetHdr { flags: hdr.flags & !F_NEEDS_CSUM, ..VirtioNetHdr::default() };
+    Ok(())
+}
+
+/// Cuts a super-segment into frames that any peer takes, each with full checksums (COM-18).
+#[derive(Clone, Debug)]
+pub struct Segmenter<'a> {
+    header: &'a [u8],
+    payload: &'a [u8],
+    ip_at: usize,
+    tcp_at: usize,
+    version: IpVersion,
+    mss: usize,
+    flags: TcpFlags,
+    /// Sum of the addresses and protocol; a segment adds its length.
+    pseudo: u64,
+    /// Payload bytes that segments were made of so far.
+    done: usize,
+    /// Segments made so far.
+    count: u16,
+}
+
+impl<'a> Segmenter<'a> {
+    /// Prepares to cut the frame that `ip` and `tcp` were parsed from into `hdr.gso_size` pieces.
+    ///
+    /// # Errors
+    /// [`DropReason::MalformedVirtioHeader`] if `hdr` is not that of a super-segment or the offsets
+    /// are not of this frame.
+    pub fn new(
+        hdr: &VirtioNetHdr,
+        frame: &'a [u8],
+        ip: &Ip,
+        tcp: &Tcp,
+    ) -> Result<Self, DropReason> {
+        let at = tcp.payload_offset as usize;
+        let (true, Some(header), Some(payload)) =
+            (hdr.is_gso() && hdr.gso_size > 0, frame.get(..at), frame.get(at..ip.end as usize))
+        else {
+            return Err(DropReason::MalformedVirtioHeader);
+        };
+        Ok(Self {
+            header,
+            payload,
+            ip_at: usize::from(ip.header_offset),
+            tcp_at: usize::from(ip.payload_offset),
+            version: ip.version,
+            mss: usize::from(hdr.gso_size),
+            flags: tcp.flags,
+            pseudo: tcp_pseudo_header(ip.version, ip.src, ip.dst, 0),
+            done: 0,
+            count: 0,
+        })
+    }
+
+    /// Bytes of the longest segment: what `next_into` needs of room.
+    #[must_use]
+    pub fn len_max(&self) -> usize {
+        self.header.len() + self.mss.min(self.payload.len())
+    }
+
+    /// Writes the next segment to the start of `buf` and returns its length; `None` after the last.
+    ///
+    /// # Panics
+    /// If `buf` is shorter than [`Self::len_max`].
+    pub fn next_into(&mut self, buf: &mut [u8]) -> Option<usize> {
+        if self.done >= self.payload.len() && self.count > 0 {
+            return None;
+        }
+        let header_len = self.header.len();
+        let len = self.mss.min(self.payload.len() - self.done);
+        let last = self.done + len == self.payload.len();
+        let segment = &mut buf[..header_len + len];
+        segment[..header_len].copy_from_slice(self.header);
+        segment[header_len..].copy_from_slice(&self.payload[self.done..self.done + len]);
+
+        let (ip, tcp) = segment[self.ip_at..].split_at_mut(self.tcp_at - self.ip_at);
+        self.put_ip(ip, tcp.len());
+        let mut flags = self.flags;
+        if !last {
+            flags = flags.without(TcpFlags::PSH | TcpFlags::FIN);
+        }
+        if self.count > 0 {
+            flags = flags.without(TcpFlags::CWR);
+        }
+        self.put_tcp(tcp, flags);
+        self.done += len;
+        self.count = self.count.wrapping_add(1);
+        Some(segment.len())
+    }
+
+    fn put_ip(&self, ip: &mut [u8], tcp_len: usize) {
+        match self.version {
+            IpVersion::V4 => {
+                let (old_len, old_id) = (be16(ip, 2), be16(ip, 4));
+                let (new_len, new_id) =
+                    (small(ip.len() + tcp_len), old_id.wrapping_add(self.count));
+                ip[2..4].copy_from_slice(&new_len.to_be_bytes());
+                ip[4..6].copy_from_slice(&new_id.to_be_bytes());
+                let check = update16(be16(ip, 10), old_len, new_len);
+                let check = update16(check, old_id, new_id);
+                ip[10..12].copy_from_slice(&check.to_be_bytes());
+            }
+            IpVersion::V6 => {
+                let len = small(ip.len() - super::ip::V6_HEADER + tcp_len);
+                ip[4..6].copy_from_slice(&len.to_be_bytes());
+            }
+        }
+    }
+
+    fn put_tcp(&self, tcp: &mut [u8], flags: TcpFlags) {
+        let seq = be32(tcp, 4).wrapping_add(u32::try_from(self.done).unwrap_or_default());
+        tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+        let word = be16(tcp, tcp::FLAGS_AT) & !TcpFlags::ALL.0 | flags.0;
+        tcp[tcp::FLAGS_AT..][..2].copy_from_slice(&word.to_be_bytes());
+        tcp[tcp::CHECKSUM_AT..][..2].fill(0);
+        let mut sum = Checksum::new(self.pseudo + tcp.len() as u64);
+        sum.add_bytes(tcp);
+        tcp[tcp::CHECKSUM_AT..][..2].copy_from_slice(&sum.finish().to_be_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! Cutting, completing, and lying guests (COM-16 to COM-18).
