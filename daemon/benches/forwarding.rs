@@ -4,8 +4,8 @@
 //! on one it transmits on the other. The back-end joins the two ports: for DPDK a second testpmd
 //! with two `net_vhost` ports in io mode, which does not look into the frames; for Nightporter the
 //! daemon's switch between two VM ports, which parses and checks each one. 1,024 frames circle
-//! each way, addressed to the opposite port. Both back-ends have one busy-polling thread on the same
-//! core. The two take turns for [`ROUNDS`] rounds, each with fresh processes; the medians count.
+//! each way, addressed to the opposite port. Both back-ends have one busy-polling thread on the
+//! same core. They take turns for [`ROUNDS`] rounds, each with fresh processes; medians count.
 //!
 //! The number is the sum of frames received per second on both front-end ports, by testpmd's own
 //! clock. It goes into `target/bench/result.json`, beside what `core`'s bench has put there.
