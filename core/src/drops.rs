@@ -39,6 +39,8 @@ drop_reasons! {
     SpoofedMac = "spoofed_mac",
     /// The source IP is not on this port's list.
     SpoofedIp = "spoofed_ip",
+    /// The destination is a group address that bridges do not forward (802.1D).
+    ReservedGroup = "reserved_group",
     /// The frame would leave by the port it came from.
     Hairpin = "hairpin",
     /// The destination port has no driver listening (link down, driver reset).

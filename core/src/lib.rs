@@ -9,6 +9,10 @@
 
 pub mod drops;
 pub mod engine;
+pub mod flow;
+pub mod limits;
+pub mod store;
+pub mod switch;
 pub mod time;
 pub mod trace;
 pub mod wire;

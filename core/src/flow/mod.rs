@@ -1,0 +1,6 @@
+//! Finding a flow and knowing when it wants attention: key, table, SYN records, timers.
+
+pub mod key;
+pub mod syn_cache;
+pub mod table;
+pub mod timer;

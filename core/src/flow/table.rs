@@ -1,0 +1,309 @@
+//! All flows of a worker: a slab of slots and a hash index over it (LIFE-01, LIFE-02).
+//!
+//! Sizes per flow are summed in [`crate::limits`]. Memory is taken as flows come:
+//!
+//! - Slots live in chunks of [`CHUNK`], allocated one by one and never moved.
+//! - The index is many small hash tables; some bits of the hash choose one. Each grows on its own,
+//!   so the most that is ever rehashed at once is one shard: about a thousand flows, not a million.
+//!
+//! Nothing shrinks: a table that once held a million flows keeps their memory for the next ones.
+//!
+//! Iteration is in slot order, which depends only on the order of inserts and removes, so a replay
+//! of the same calls visits flows in the same order whatever the hash seeds are.
+
+use ahash::RandomState;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use super::key::FlowKey;
+use crate::limits::FLOWS_MAX;
+
+/// Slots per chunk.
+const CHUNK: usize = 256;
+/// Flows per shard of the index when the table is full.
+const SHARD_FLOWS: usize = 1024;
+const INDEX_BITS: u32 = 22;
+const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+
+/// A flow of one [`FlowTable`]: slot index (22 bits) and the slot's generation (8 bits).
+///
+/// Valid until the flow is removed. After that it answers nothing until the slot was reused 256
+/// times. The two highest bits are always 0.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct FlowId(pub(super) u32);
+
+impl FlowId {
+    fn new(index: u32, generation: u8) -> Self {
+        Self(u32::from(generation) << INDEX_BITS | index)
+    }
+
+    /// The slot: below the table's capacity, dense from 0.
+    #[must_use]
+    pub fn index(self) -> usize {
+        (self.0 & INDEX_MASK) as usize
+    }
+
+    fn generation(self) -> u32 {
+        self.0 >> INDEX_BITS
+    }
+}
+
+/// Why there is no entry for a new flow; it must be PASS.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum TableFull {
+    /// Every slot is in use.
+    Table,
+    /// This guest port has as many entries as it may (INV-20).
+    Port,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    key: FlowKey,
+    generation: u8,
+    /// Looked up since the clock hand last passed.
+    used: bool,
+    value: Option<T>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PortCount {
+    flows: u32,
+    flows_max: u32,
+}
+
+/// Flows by key and by id. See the module doc.
+#[derive(Debug)]
+pub struct FlowTable<T> {
+    chunks: Vec<Vec<Slot<T>>>,
+    /// Free slots, last freed on top.
+    free: Vec<u32>,
+    /// Slots that were ever used.
+    slots: u32,
+    capacity: u32,
+    len: u32,
+    shards: Box<[HashTable<u32>]>,
+    hasher: RandomState,
+    /// Per guest port.
+    ports: Vec<PortCount>,
+    /// The next slot the clock hand looks at.
+    hand: u32,
+}
+
+impl<T> FlowTable<T> {
+    /// An empty table of at most `capacity` flows (no more than [`FLOWS_MAX`]). `seeds` must be
+    /// unpredictable for remotes, or they choose keys that collide.
+    #[must_use]
+    pub fn new(capacity: u32, seeds: [u64; 4]) -> Self {
+        let capacity = capacity.min(FLOWS_MAX);
+        let shards = (capacity as usize).div_ceil(SHARD_FLOWS).next_power_of_two();
+        Self {
+            chunks: Vec::new(),
+            free: Vec::new(),
+            slots: 0,
+            capacity,
+            len: 0,
+            shards: (0..shards).map(|_| HashTable::new()).collect(),
+            hasher: RandomState::with_seeds(seeds[0], seeds[1], seeds[2], seeds[3]),
+            ports: Vec::new(),
+            hand: 0,
+        }
+    }
+
+    /// Flows in the table.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether there is no flow.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Flows of one guest port.
+    #[must_use]
+    pub fn len_of_port(&self, port: u16) -> u32 {
+        self.ports.get(usize::from(port)).map_or(0, |p| p.flows)
+    }
+
+    /// Lets a guest port have at most `flows_max` entries. Those beyond stay until they are removed.
+    pub fn set_quota(&mut self, port: u16, flows_max: u32) {
+        self.port_mut(port).flows_max = flows_max;
+    }
+
+    /// The flow with this key. Counts as a use for eviction.
+    #[must_use]
+    pub fn lookup(&mut self, key: &FlowKey) -> Option<FlowId> {
+        let hash = self.hasher.hash_one(key);
+        let chunks = &self.chunks;
+        let shard = &self.shards[shard_of(hash, self.shards.len())];
+        let index = *shard.find(hash, |&i| slot(chunks, i).key == *key)?;
+        let slot = slot_mut(&mut self.chunks, index);
+        slot.used = true;
+        Some(FlowId::new(index, slot.generation))
+    }
+
+    /// A new entry. If the key is there already, its value is replaced and its id stays.
+    pub fn insert(&mut self, key: FlowKey, value: T) -> Result<FlowId, TableFull> {
+        let hash = self.hasher.hash_one(key);
+        let shard = &mut self.shards[shard_of(hash, self.shards.len())];
+        let chunks = &self.chunks;
+        let hasher = &self.hasher;
+        let vacant = match shard.entry(
+            hash,
+            |&i| slot(chunks, i).key == key,
+            |&i| hasher.hash_one(slot(chunks, i).key),
+        ) {
+            Entry::Occupied(entry) => {
+                let index = *entry.get();
+                let slot = slot_mut(&mut self.chunks, index);
+                slot.value = Some(value);
+                slot.used = true;
+                return Ok(FlowId::new(index, slot.generation));
+            }
+            Entry::Vacant(entry) => entry,
+        };
+        let port = port_mut(&mut self.ports, key.port);
+        if port.flows >= port.flows_max {
+            return Err(TableFull::Port);
+        }
+        if self.len == self.capacity {
+            return Err(TableFull::Table);
+        }
+        let index = self.free.pop().unwrap_or(self.slots);
+        vacant.insert(index);
+        port.flows += 1;
+        self.len += 1;
+        if index < self.slots {
+            let slot = slot_mut(&mut self.chunks, index);
+            let generation = slot.generation.wrapping_add(1);
+            *slot = Slot { key, generation, used: true, value: Some(value) };
+            return Ok(FlowId::new(index, generation));
+        }
+        if (self.slots as usize).is_multiple_of(CHUNK) {
+            self.chunks.push(Vec::with_capacity(CHUNK));
+        }
+        self.slots += 1;
+        if let Some(chunk) = self.chunks.last_mut() {
+            chunk.push(Slot { key, generation: 0, used: true, value: Some(value) });
+        }
+        Ok(FlowId::new(index, 0))
+    }
+
+    /// Takes the flow out. Cancel its timer as well.
+    pub fn remove(&mut self, id: FlowId) -> Option<(FlowKey, T)> {
+        let slot = self.slot_of_mut(id)?;
+        let value = slot.value.take()?;
+        let key = slot.key;
+        let hash = self.hasher.hash_one(key);
+        let index = id.0 & INDEX_MASK;
+        let shard = &mut self.shards[shard_of(hash, self.shards.len())];
+        if let Ok(entry) = shard.find_entry(hash, |&i| i == index) {
+            entry.remove();
+        }
+        self.free.push(index);
+        self.len -= 1;
+        self.port_mut(key.port).flows -= 1;
+        Some((key, value))
+    }
+
+    /// The flow's state.
+    #[must_use]
+    pub fn get(&self, id: FlowId) -> Option<&T> {
+        self.slot_of(id)?.value.as_ref()
+    }
+
+    /// The flow's state, to change.
+    #[must_use]
+    pub fn get_mut(&mut self, id: FlowId) -> Option<&mut T> {
+        self.slot_of_mut(id)?.value.as_mut()
+    }
+
+    /// The flow's key.
+    #[must_use]
+    pub fn key(&self, id: FlowId) -> Option<&FlowKey> {
+        self.slot_of(id).filter(|s| s.value.is_some()).map(|s| &s.key)
+    }
+
+    /// All flows in slot order.
+    pub fn iter(&self) -> impl Iterator<Item = (FlowId, &FlowKey, &T)> {
+        (0_u32..).zip(self.chunks.iter().flatten()).filter_map(|(index, s)| {
+            Some((FlowId::new(index, s.generation), &s.key, s.value.as_ref()?))
+        })
+    }
+
+    /// The first flow in slot order after `previous` (from the start if `None`): a walk during
+    /// which flows may be changed, inserted and removed. Empty slots cost a look each.
+    #[must_use]
+    pub fn next_after(&self, previous: Option<FlowId>) -> Option<FlowId> {
+        let from = previous.map_or(0, |id| (id.0 & INDEX_MASK) + 1);
+        (from..self.slots).find_map(|index| {
+            let s = slot(&self.chunks, index);
+            s.value.is_some().then(|| FlowId::new(index, s.generation))
+        })
+    }
+
+    /// Takes out one flow that `may_go` and that was not looked up since the clock hand last
+    /// passed it (LIFE-02). Looks at no more than `steps_max` slots; `None` if none of them will do.
+    ///
+    /// `may_go` decides what is quiescent: a flow that owes anybody anything must not go.
+    pub fn evict(
+        &mut self,
+        steps_max: u32,
+        mut may_go: impl FnMut(&FlowKey, &T) -> bool,
+    ) -> Option<(FlowId, FlowKey, T)> {
+        for _ in 0..steps_max.min(self.slots) {
+            let index = self.hand;
+            self.hand = if index + 1 < self.slots { index + 1 } else { 0 };
+            let slot = slot_mut(&mut self.chunks, index);
+            let Some(value) = &slot.value else { continue };
+            if core::mem::take(&mut slot.used) || !may_go(&slot.key, value) {
+                continue;
+            }
+            let id = FlowId::new(index, slot.generation);
+            return self.remove(id).map(|(key, value)| (id, key, value));
+        }
+        None
+    }
+
+    fn slot_of(&self, id: FlowId) -> Option<&Slot<T>> {
+        let slot = self.chunks.get(id.index() / CHUNK)?.get(id.index() % CHUNK)?;
+        (u32::from(slot.generation) == id.generation()).then_some(slot)
+    }
+
+    fn slot_of_mut(&mut self, id: FlowId) -> Option<&mut Slot<T>> {
+        let slot = self.chunks.get_mut(id.index() / CHUNK)?.get_mut(id.index() % CHUNK)?;
+        (u32::from(slot.generation) == id.generation()).then_some(slot)
+    }
+
+    fn port_mut(&mut self, port: u16) -> &mut PortCount {
+        port_mut(&mut self.ports, port)
+    }
+}
+
+fn port_mut(ports: &mut Vec<PortCount>, port: u16) -> &mut PortCount {
+    let port = usize::from(port);
+    if ports.len() <= port {
+        ports.resize(port + 1, PortCount { flows: 0, flows_max: u32::MAX });
+    }
+    &mut ports[port]
+}
+
+/// The slot of an index that came out of the hash index: it exists.
+fn slot<T>(chunks: &[Vec<Slot<T>>], index: u32) -> &Slot<T> {
+    &chunks[index as usize / CHUNK][index as usize % CHUNK]
+}
+
+fn slot_mut<T>(chunks: &mut [Vec<Slot<T>>], index: u32) -> &mut Slot<T> {
+    &mut chunks[index as usize / CHUNK][index as usize % CHUNK]
+}
+
+/// `hashbrown` uses the lowest bits and the highest seven; these are in between.
+fn shard_of(hash: u64, shards: usize) -> usize {
+    (hash >> 32) as u32 as usize & (shards - 1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! Every bound in one place, with its arithmetic (INV-06, INV-20, LIFE-01, spec section 12).
+//!
+//! A bound that a guest or a remote can push against is a number here, never "as much as fits".
+
+use crate::time::Duration;
+
+// --- Bytes -------------------------------------------------------------------------------------
+
+/// Bytes of one store page: what the arena hands out and a flow pays for.
+///
+/// 16 KiB holds eleven 1448-byte segments or a quarter of a 64 KiB super-segment; a window of n
+/// bytes at any alignment wastes less than two pages.
+pub const PAGE: usize = 16 * 1024;
+/// The smallest window a flow with ack offload has, reserved for it (spec section 12).
+pub const FLOW_BUFFER_MIN: u64 = 64 * 1024;
+/// What a flow starts with if the VM's budget allows (SNOOP-39).
+pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
+/// The most a flow may hold and promise (SNOOP-39).
+pub const FLOW_BUFFER_MAX: u64 = 4 * 1024 * 1024;
+/// What a VM's flows may hold and promise together unless configured otherwise (INV-06).
+pub const VM_BUDGET: u64 = 64 * 1024 * 1024;
+/// Out-of-order bytes are at most `flow buffer / OOO_DIVISOR`: 25 % (SNOOP-10).
+pub const OOO_DIVISOR: u64 = 4;
+/// Out-of-order ranges per flow (SNOOP-10).
+pub const OOO_RANGES_MAX: usize = 64;
+/// The longest L2 header that is rebuilt: two MACs, two VLAN tags, the EtherType.
+pub const L2_MAX: usize = 6 + 6 + 2 * 4 + 2;
+
+// --- Counts ------------------------------------------------------------------------------------
+
+/// Flow entries per VM unless configured otherwise (LIFE-01).
+pub const FLOWS_PER_VM: u32 = 16_384;
+/// Flow entries one table can address: `FlowId` has 22 index bits, the last index is a marker.
+pub const FLOWS_MAX: u32 = (1 << 22) - 1;
+/// SYN records per guest port: 1024 x 32 B = 32 KiB, taken at the first SYN (LIFE-01).
+///
+/// A record lives from R's SYN to G's SYN-ACK. With G off its CPU for 100 ms this is enough for
+/// 10,000 connection attempts per second; beyond that random ones become PASS.
+pub const SYN_RECORDS_PER_PORT: usize = 1024;
+/// Entries the switch learns from uplinks: 8192 x 32 B = 256 KiB.
+pub const MACS_MAX: usize = 8192;
+/// Source IPs a guest port without a configured list may use (COM-11).
+pub const LEARNED_IPS_PER_PORT: usize = 16;
+
+// --- What one flow costs -----------------------------------------------------------------------
+
+/// Bytes of a flow table slot besides the caller's `T`: key 44, generation and marks 4.
+pub const FLOW_SLOT_OVERHEAD: usize = 48;
+/// Bytes of the hash index per flow at its emptiest: 4 B index + 1 B control at 7/16 load.
+pub const FLOW_INDEX_BYTES: usize = 12;
+/// Bytes of a flow's place in the timing wheel (SEC-12).
+pub const FLOW_TIMER_BYTES: usize = 12;
+/// Bytes of a flow's record in the arena; only flows that are ON have one.
+pub const FLOW_RECORD_BYTES: usize = 192;
+/// The caller's state per flow that the memory target below is stated for.
+pub const FLOW_STATE_BYTES: usize = 320;
+/// A tracked flow without ack offload (HS, PASS).
+pub const FLOW_BYTES_PASS: usize =
+    FLOW_SLOT_OVERHEAD + FLOW_INDEX_BYTES + FLOW_TIMER_BYTES + FLOW_STATE_BYTES;
+/// An idle flow with ack offload: the same and its record; an empty store has no page.
+pub const FLOW_BYTES_ON: usize = FLOW_BYTES_PASS + FLOW_RECORD_BYTES;
+
+// --- Times (spec section 12) -------------------------------------------------------------------
+
+/// The longest an ACK to R may wait (SNOOP-07).
+pub const ACK_DELAY_MAX: Duration = Duration::from_millis(10);
+/// Challenge and odd ACKs: at most one per flow in this time (COM-31).
+pub const ODD_ACK_INTERVAL: Duration = Duration::from_millis(500);
+/// Local retransmission toward G: first timeout, in running time (SNOOP-29).
+pub const LOCAL_RTO_MIN: Duration = Duration::from_millis(250);
+/// Local retransmission toward G: longest timeout, in running time (SNOOP-29).
+pub const LOCAL_RTO_MAX: Duration = Duration::from_secs(2);
+/// Window probe toward G: first interval, in running time (SNOOP-31).
+pub const PERSIST_MIN: Duration = Duration::from_millis(200);
+/// Window probe toward G: longest interval, in running time (SNOOP-31).
+pub const PERSIST_MAX: Duration = Duration::from_secs(60);
+/// Sender silly-window avoidance toward G gives in after this (SNOOP-27).
+pub const SWS_OVERRIDE: Duration = Duration::from_millis(200);
+/// A window update to R is repeated once after this (SNOOP-34).
+pub const WINDOW_UPDATE_REPEAT: Duration = Duration::from_millis(200);
+/// G refuses: this many retransmissions of the same byte... (SNOOP-32)
+pub const REFUSED_RETRANSMISSIONS: u32 = 15;
+/// ...and at least this much running time without progress (SNOOP-32).
+pub const REFUSED_RUNNING: Duration = Duration::from_secs(120);
+/// Keepalives of R are answered for a silent G this long (T_alive, SNOOP-36).
+pub const T_ALIVE: Duration = Duration::from_secs(10);
+/// Window probes of R are answered for a paused G this long (T_paused, LIFE-05).
+pub const T_PAUSED: Duration = Duration::from_secs(60);
+/// R's RST waits this much running time behind the store (T_rst, SNOOP-15).
+pub const T_RST: Duration = Duration::from_secs(30);
+/// ABORT entries answer challenge ACKs this long (SNOOP-16).
+pub const T_ABORT: Duration = Duration::from_secs(60);
+/// A closed flow is remembered this long (SNOOP-18).
+pub const T_LINGER: Duration = Duration::from_secs(60);
+/// A quiescent flow without traffic is forgotten after this (LIFE-02).
+pub const T_IDLE: Duration = Duration::from_secs(3600);
+/// No packet of G in this much running time after a delivery: asymmetric path (SNOOP-42).
+pub const T_ASYMMETRIC: Duration = Duration::from_secs(5);
+/// An ACK of G that nothing explains passes to R this long after an odd segment (SNOOP-25).
+pub const T_UNEXPLAINED: Duration = Duration::from_secs(1);
+/// Older `ts.recent` does not count for PAWS: 24 days (SNOOP-04, RFC 7323 section 5.5).
+pub const PAWS_IDLE: Duration = Duration::from_secs(24 * 24 * 3600);
+/// A learned MAC is forgotten after this (IEEE 802.1D-2004 table 7-5: 300 s).
+pub const MAC_AGE: Duration = Duration::from_secs(300);
+/// A full MAC table is searched for forgotten ones at most this often.
+pub const MAC_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// A learned source IP that was silent this long makes room for another.
+pub const LEARNED_IP_AGE: Duration = Duration::from_secs(300);
+
+/// Worst-case pages of a window of `bytes` bytes at any alignment: both ends may be partial.
+///
+/// Bytes 16383..16385 are two bytes in two pages, so n bytes need at most 1 + ceil((n-1)/PAGE).
+#[must_use]
+pub const fn pages_for(bytes: u64) -> u64 {
+    if bytes == 0 { 0 } else { (bytes - 1).div_ceil(PAGE as u64) + 1 }
+}
+
+const _: () = assert!(PAGE.is_power_of_two());
+const _: () = assert!(FLOW_BUFFER_MIN <= FLOW_BUFFER_INITIAL);
+const _: () = assert!(FLOW_BUFFER_INITIAL <= FLOW_BUFFER_MAX);
+const _: () = assert!(FLOW_BUFFER_MAX <= VM_BUDGET);
+// COM-01: windows stay far below 2^30, so serial comparison never sees an ambiguous distance.
+const _: () = assert!(FLOW_BUFFER_MAX < 1 << 30);
+const _: () = assert!(pages_for(FLOW_BUFFER_MAX) == 257);
+const _: () = assert!(pages_for(FLOW_BUFFER_MIN) == 5);
+const _: () = assert!(FLOW_BYTES_PASS == 392);
+const _: () = assert!(FLOW_BYTES_ON == 584);

@@ -1,0 +1,444 @@
+//! One piece of memory for everything that must survive a crash (DESIGN D4, LIFE-09).
+//!
+//! # Primer
+//!
+//! The caller maps a memfd and hands the bytes in. They are laid out as
+//!
+//! ```text
+//! header 4096 B | records, 192 B each | page descriptors, 16 B each | pad to 4096 | pages, 16 KiB
+//! ```
+//!
+//! and hold indices only, never pointers, so that another process can map them anywhere.
+//!
+//! SIGKILL can hit between any two stores. What keeps the memory meaningful at every instant:
+//!
+//! 1. A record is valid if its state word is the checksum of its static words. The state word is
+//!    written last and cleared first.
+//! 2. A page belongs to a record if its descriptor names the record's index and generation, and
+//!    that record is valid. The page number is written before the owner, so a page with an owner
+//!    has its number.
+//! 3. Every word that changes with traffic is committed by one aligned 8-byte store. `rcv_nxt` is
+//!    a release store behind a fence: payload first, then the promise (INV-03).
+//! 4. Records and pages above the high-water marks in the header were never used and are never
+//!    read, so formatting touches one page of memory and memory is taken as it is needed.
+//!
+//! The arena outlives its process in the kernel's page cache: a store that has executed is there
+//! for the next process whatever kills this one. It does not outlive the host (LIFE-10).
+//!
+//! # Whose bytes are in a page (SEC-10)
+//!
+//! Invariant: a page that is in use holds only zeros and bytes of its owner's VM. A page that goes
+//! back to the VM that had it last is handed out as it is; one that changes hands, or whose past
+//! is unknown (first use, after a restart), is zeroed then. That is cheaper than zeroing on every
+//! free (a VM's pages mostly return to it) and cheaper to prove than tracking written ranges: the
+//! rule needs no assumption about which ranges anybody reads. After a restart only bytes in
+//! `[g_una, rcv_nxt)` of a valid record are read, and those were written before `rcv_nxt` was
+//! committed.
+
+use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
+
+use zerocopy::FromBytes;
+
+use super::record::{self, RawRecord, Record};
+use crate::limits::PAGE;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"NPARENA1");
+/// Raised whenever the layout or the meaning of a word changes.
+const VERSION: u64 = 1;
+const HEADER_BYTES: usize = 4096;
+const HEADER_WORDS: usize = HEADER_BYTES / 8;
+const DESC_WORDS: usize = 2;
+
+/// Words of the header.
+mod header {
+    pub(super) const MAGIC: usize = 0;
+    pub(super) const VERSION: usize = 1;
+    /// Record bytes (high half) and page bytes (low half).
+    pub(super) const SIZES: usize = 2;
+    pub(super) const RECORDS: usize = 3;
+    pub(super) const PAGES: usize = 4;
+    pub(super) const INSTANCE: usize = 5;
+    /// Records from here on were never used.
+    pub(super) const RECORDS_USED: usize = 6;
+    /// Pages from here on were never used.
+    pub(super) const PAGES_USED: usize = 7;
+}
+
+const SIZES: u64 = ((record::WORDS as u64 * 8) << 32) | PAGE as u64;
+
+/// Words of a page descriptor. Owner: record index + 1 (low half; 0 is free), generation (high).
+const OWNER: usize = 0;
+const PAGE_NO: usize = 1;
+
+type RawDesc = [AtomicU64; DESC_WORDS];
+type RawPage = [u8; PAGE];
+
+/// Index of a record; valid from `alloc_record` to `free_record`, and across restarts.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct RecordId(pub u32);
+
+/// Index of a page; valid from `alloc_page` to `free_page`.
+///
+/// Stored as index + 1, so that `Option<PageId>` is four bytes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PageId(core::num::NonZeroU32);
+
+impl PageId {
+    fn new(index: usize) -> Option<Self> {
+        let n = u32::try_from(index).ok()?.checked_add(1)?;
+        core::num::NonZeroU32::new(n).map(Self)
+    }
+
+    fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
+/// Why memory is not an arena this program can use.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ArenaError {
+    /// The memory does not start at a multiple of 8: hand in a mapping.
+    Misaligned,
+    /// No arena was ever formatted here: format it.
+    NotAnArena,
+    /// Another version or build with other sizes made it: drain with that version first.
+    OtherLayout,
+    /// The header says more or fewer bytes than there are, or more entries in use than exist.
+    WrongLength,
+}
+
+/// Records and pages in memory that the caller owns. See the module doc.
+#[derive(Debug)]
+pub struct Arena<'m> {
+    header: &'m [AtomicU64; HEADER_WORDS],
+    records: &'m [RawRecord],
+    descs: &'m [RawDesc],
+    pages: &'m mut [RawPage],
+    /// Free records below the high-water mark, last freed on top.
+    free_records: Vec<u32>,
+    /// Free pages below the high-water mark, last freed (and still in the cache) on top.
+    free_pages: Vec<PageId>,
+    /// Per page below the high-water mark: `name_hash` of the VM whose bytes it may hold, or 0 if
+    /// that is unknown.
+    page_vm: Vec<u64>,
+}
+
+impl<'m> Arena<'m> {
+    /// Bytes an arena with so many records and pages takes.
+    ///
+    /// # Panics
+    /// If that is more than the address space.
+    #[must_use]
+    pub const fn layout_len(records: usize, pages: usize) -> usize {
+        match Self::checked_len(records, pages) {
+            Some(len) => len,
+            None => panic!("arena larger than the address space"),
+        }
+    }
+
+    const fn pages_at(records: usize, pages: usize) -> Option<usize> {
+        let Some(records) = records.checked_mul(size_of::<RawRecord>()) else { return None };
+        let Some(descs) = pages.checked_mul(size_of::<RawDesc>()) else { return None };
+        let Some(both) = records.checked_add(descs) else { return None };
+        let Some(end) = both.checked_add(HEADER_BYTES) else { return None };
+        end.checked_next_multiple_of(HEADER_BYTES)
+    }
+
+    const fn checked_len(records: usize, pages: usize) -> Option<usize> {
+        let Some(at) = Self::pages_at(records, pages) else { return None };
+        let Some(bytes) = pages.checked_mul(PAGE) else { return None };
+        at.checked_add(bytes)
+    }
+
+    /// Makes an empty arena of exactly `layout_len(records, pages)` bytes, whatever was there.
+    ///
+    /// `instance` is the caller's to choose, such as its start time; see [`Self::instance`].
+    pub fn format(
+        mem: &'m mut [u8],
+        records: usize,
+        pages: usize,
+        instance: u64,
+    ) -> Result<Self, ArenaError> {
+        let arena = Self::split(mem, records, pages)?;
+        // Until the magic is back, a kill leaves "not an arena" and never half of two.
+        arena.put(header::MAGIC, 0);
+        arena.put(header::VERSION, VERSION);
+        arena.put(header::SIZES, SIZES);
+        arena.put(header::RECORDS, records as u64);
+        arena.put(header::PAGES, pages as u64);
+        arena.put(header::INSTANCE, instance);
+        arena.put(header::RECORDS_USED, 0);
+        arena.put(header::PAGES_USED, 0);
+        arena.put(header::MAGIC, MAGIC);
+        Ok(arena)
+    }
+
+    /// Takes over an arena that another process left, in whatever state a kill left it.
+    ///
+    /// Records that are not valid and pages without a valid owner are free. Nothing but the header
+    /// is trusted to make sense: any bytes give an error or a usable arena.
+    pub fn open(mem: &'m mut [u8]) -> Result<Self, ArenaError> {
+        let (head, _) =
+            mem.split_first_chunk_mut::<HEADER_BYTES>().ok_or(ArenaError::NotAnArena)?;
+        let head = <[AtomicU64; HEADER_WORDS]>::mut_from_bytes(head)
+            .map_err(|_| ArenaError::Misaligned)?;
+        let word = |i: usize| u64::from_le(head[i].load(Ordering::Relaxed));
+        if word(header::MAGIC) != MAGIC {
+            return Err(ArenaError::NotAnArena);
+        }
+        if word(header::VERSION) != VERSION || word(header::SIZES) != SIZES {
+            return Err(ArenaError::OtherLayout);
+        }
+        let count = |i: usize| usize::try_from(word(i)).map_err(|_| ArenaError::WrongLength);
+        let (records, pages) = (count(header::RECORDS)?, count(header::PAGES)?);
+        let (records_used, pages_used) = (count(header::RECORDS_USED)?, count(header::PAGES_USED)?);
+        if records_used > records || pages_used > pages {
+            return Err(ArenaError::WrongLength);
+        }
+        let mut arena = Self::split(mem, records, pages)?;
+        arena.rebuild_free_lists(records_used, pages_used);
+        Ok(arena)
+    }
+
+    fn split(mem: &'m mut [u8], records: usize, pages: usize) -> Result<Self, ArenaError> {
+        let fits = u32::try_from(records).is_ok() && u32::try_from(pages).is_ok();
+        let (Some(pages_at), Some(len), true) =
+            (Self::pages_at(records, pages), Self::checked_len(records, pages), fits)
+        else {
+            return Err(ArenaError::WrongLength);
+        };
+        if mem.len() != len {
+            return Err(ArenaError::WrongLength);
+        }
+        let (meta, page_bytes) = mem.split_at_mut(pages_at);
+        let (head, meta) = meta.split_at_mut(HEADER_BYTES);
+        let (record_bytes, meta) = meta.split_at_mut(records * size_of::<RawRecord>());
+        let (desc_bytes, _pad) = meta.split_at_mut(pages * size_of::<RawDesc>());
+        // The lengths are exact by construction, so the only cast error left is alignment.
+        Ok(Self {
+            header: FromBytes::mut_from_bytes(head).map_err(|_| ArenaError::Misaligned)?,
+            records: FromBytes::mut_from_bytes(record_bytes).map_err(|_| ArenaError::Misaligned)?,
+            descs: FromBytes::mut_from_bytes(desc_bytes).map_err(|_| ArenaError::Misaligned)?,
+            pages: FromBytes::mut_from_bytes(page_bytes).map_err(|_| ArenaError::Misaligned)?,
+            free_records: Vec::new(),
+            free_pages: Vec::new(),
+            page_vm: Vec::new(),
+        })
+    }
+
+    fn rebuild_free_lists(&mut self, records_used: usize, pages_used: usize) {
+        for (index, raw) in (0_u32..).zip(&self.records[..records_used]) {
+            if Record::decode(raw).is_none() {
+                record::store(raw, record::STATE, 0);
+                self.free_records.push(index);
+            }
+        }
+        for index in 0..pages_used {
+            let owner = self.page_owner(index);
+            if owner.is_none() {
+                self.descs[index][OWNER].store(0, Ordering::Relaxed);
+                self.free_pages.extend(PageId::new(index));
+            }
+            self.page_vm.push(owner.map_or(0, |id| self.vm_of(id)));
+        }
+    }
+
+    // --- Getters -------------------------------------------------------------------------------
+
+    /// Which run of the daemon this memory belongs to; 0 until somebody sets it.
+    #[must_use]
+    pub fn instance(&self) -> u64 {
+        self.word(header::INSTANCE)
+    }
+
+    /// Marks the memory as belonging to this run.
+    pub fn set_instance(&mut self, instance: u64) {
+        self.put(header::INSTANCE, instance);
+    }
+
+    /// Pages that can be allocated now.
+    #[must_use]
+    pub fn free_pages(&self) -> usize {
+        self.pages.len() - self.page_vm.len() + self.free_pages.len()
+    }
+
+    /// Records that can be allocated now.
+    #[must_use]
+    pub fn free_records(&self) -> usize {
+        self.records.len() - self.records_used() + self.free_records.len()
+    }
+
+    /// All pages, free or not.
+    #[must_use]
+    pub fn pages_total(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// The valid records, in index order: what a restarted daemon has to look after.
+    pub fn records(&self) -> impl Iterator<Item = (RecordId, Record)> + '_ {
+        (0_u32..)
+            .zip(&self.records[..self.records_used()])
+            .filter_map(|(index, raw)| Some((RecordId(index), Record::decode(raw)?)))
+    }
+
+    /// One record, if it is valid.
+    #[must_use]
+    pub fn record(&self, id: RecordId) -> Option<Record> {
+        Record::decode(self.records.get(id.0 as usize)?)
+    }
+
+    /// Every page that belongs to a valid record: `(record, page number, page)`, in page order.
+    pub fn owned_pages(&self) -> impl Iterator<Item = (RecordId, u64, PageId)> + '_ {
+        (0..self.page_vm.len()).filter_map(|index| {
+            let page_no = u64::from_le(self.descs[index][PAGE_NO].load(Ordering::Relaxed));
+            Some((self.page_owner(index)?, page_no, PageId::new(index)?))
+        })
+    }
+
+    // --- Records -------------------------------------------------------------------------------
+
+    /// A valid record with these contents, or `None` if all are in use.
+    pub fn alloc_record(&mut self, init: &Record) -> Option<RecordId> {
+        let index = if let Some(index) = self.free_records.pop() {
+            index
+        } else {
+            let used = self.records_used();
+            record::store(self.records.get(used)?, record::STATE, 0);
+            compiler_fence(Ordering::Release);
+            self.put(header::RECORDS_USED, used as u64 + 1);
+            u32::try_from(used).ok()?
+        };
+        let raw = &self.records[index as usize];
+        let generation = record::generation(raw).wrapping_add(1);
+        let state = init.encode(generation, raw);
+        raw[record::STATE].store(state.to_le(), Ordering::Release);
+        Some(RecordId(index))
+    }
+
+    /// Forgets the flow. Its pages must have been freed before.
+    pub fn free_record(&mut self, id: RecordId) {
+        let raw = self.raw(id);
+        debug_assert_ne!(record::load(raw, record::STATE), 0, "record freed twice");
+        raw[record::STATE].store(0, Ordering::Release);
+        self.free_records.push(id.0);
+    }
+
+    /// Commits `h.rcv_nxt`: from here on the bytes below it may be acknowledged to R (INV-03).
+    ///
+    /// Call after the payload is in its pages and before the ACK exists.
+    pub fn commit_rcv_nxt(&mut self, id: RecordId, seq: u64) {
+        compiler_fence(Ordering::Release);
+        self.raw(id)[record::RCV_NXT].store(seq.to_le(), Ordering::Release);
+    }
+
+    /// Commits `g.una`. Call before the pages below it are released.
+    pub fn commit_g_una(&mut self, id: RecordId, seq: u64) {
+        self.raw(id)[record::G_UNA].store(seq.to_le(), Ordering::Release);
+        compiler_fence(Ordering::Release);
+    }
+
+    /// Commits `w.nxt`: the end of what was sent to R.
+    pub fn commit_w_nxt(&mut self, id: RecordId, seq: u64) {
+        self.raw(id)[record::W_NXT].store(seq.to_le(), Ordering::Release);
+    }
+
+    /// Commits `g.nxt`: the end of what was delivered to G.
+    pub fn commit_g_nxt(&mut self, id: RecordId, seq: u64) {
+        self.raw(id)[record::G_NXT].store(seq.to_le(), Ordering::Release);
+    }
+
+    /// Commits `h.re`, before a segment that advertises it leaves (INV-05 across a restart).
+    pub fn commit_h_re(&mut self, id: RecordId, seq: u64) {
+        self.raw(id)[record::H_RE].store(seq.to_le(), Ordering::Release);
+    }
+
+    /// Commits the highest TSval emitted in each direction, in one store (INV-08).
+    pub fn commit_ts_emit(&mut self, id: RecordId, to_r: u32, to_g: u32) {
+        let word = record::ts_word(to_r, to_g);
+        self.raw(id)[record::TS_EMIT].store(word.to_le(), Ordering::Release);
+    }
+
+    // --- Pages ---------------------------------------------------------------------------------
+
+    /// A page for stream bytes `[page_no * PAGE, (page_no + 1) * PAGE)` of a flow, or `None` if all
+    /// are in use. It holds nothing of another VM (SEC-10).
+    pub fn alloc_page(&mut self, owner: RecordId, page_no: u64) -> Option<PageId> {
+        let page = if let Some(page) = self.free_pages.pop() {
+            page
+        } else {
+            let used = self.page_vm.len();
+            let page = PageId::new(used)?;
+            self.descs.get(used)?[OWNER].store(0, Ordering::Release);
+            self.put(header::PAGES_USED, used as u64 + 1);
+            self.page_vm.push(0);
+            page
+        };
+        let raw = self.raw(owner);
+        debug_assert_ne!(record::load(raw, record::STATE), 0, "page for a free record");
+        let owner_word = u64::from(record::generation(raw)) << 32 | (u64::from(owner.0) + 1);
+        let vm = self.vm_of(owner);
+        if self.page_vm[page.index()] != vm {
+            self.pages[page.index()].fill(0);
+            self.page_vm[page.index()] = vm;
+        }
+        let desc = &self.descs[page.index()];
+        desc[PAGE_NO].store(page_no.to_le(), Ordering::Release);
+        desc[OWNER].store(owner_word.to_le(), Ordering::Release);
+        Some(page)
+    }
+
+    /// Gives a page back. Its bytes stay until another VM gets it, or this one overwrites them.
+    pub fn free_page(&mut self, page: PageId) {
+        let desc = &self.descs[page.index()];
+        debug_assert_ne!(desc[OWNER].load(Ordering::Relaxed), 0, "page freed twice");
+        desc[OWNER].store(0, Ordering::Release);
+        self.free_pages.push(page);
+    }
+
+    /// The bytes of a page.
+    #[must_use]
+    pub fn page(&self, page: PageId) -> &[u8; PAGE] {
+        &self.pages[page.index()]
+    }
+
+    /// The bytes of a page, to write.
+    pub fn page_mut(&mut self, page: PageId) -> &mut [u8; PAGE] {
+        &mut self.pages[page.index()]
+    }
+
+    // --- Inside --------------------------------------------------------------------------------
+
+    fn raw(&self, id: RecordId) -> &'m RawRecord {
+        &self.records[id.0 as usize]
+    }
+
+    fn vm_of(&self, id: RecordId) -> u64 {
+        record::load(self.raw(id), record::NAME_HASH)
+    }
+
+    fn word(&self, i: usize) -> u64 {
+        u64::from_le(self.header[i].load(Ordering::Relaxed))
+    }
+
+    fn put(&self, i: usize, value: u64) {
+        self.header[i].store(value.to_le(), Ordering::Release);
+    }
+
+    fn records_used(&self) -> usize {
+        // Checked against the record count when the arena was opened.
+        usize::try_from(self.word(header::RECORDS_USED)).unwrap_or(usize::MAX)
+    }
+
+    /// The valid record that owns the page, if any.
+    fn page_owner(&self, index: usize) -> Option<RecordId> {
+        let word = u64::from_le(self.descs[index][OWNER].load(Ordering::Relaxed)).to_le_bytes();
+        let owner = u32::from_le_bytes([word[0], word[1], word[2], word[3]]).checked_sub(1)?;
+        let generation = u32::from_le_bytes([word[4], word[5], word[6], word[7]]);
+        let raw = self.records[..self.records_used()].get(owner as usize)?;
+        let live = record::load(raw, record::STATE) != 0 && record::generation(raw) == generation;
+        live.then_some(RecordId(owner))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,6 @@
+//! Where promised bytes live: one arena of pages that survives the process (DESIGN D4).
+
+pub mod arena;
+pub mod flow_store;
+pub mod ranges;
+pub mod record;

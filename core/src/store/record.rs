@@ -1,0 +1,256 @@
+//! A flow's record in the arena: what a restarted daemon must know to keep a promise (LIFE-09).
+//!
+//! 24 little-endian words. The first cache line holds the state word and the words that change
+//! with traffic; each of those is committed by one aligned store. The other two lines are written
+//! once, before the state word makes the record valid.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::flow::key::FlowKey;
+use crate::limits::{FLOW_RECORD_BYTES, L2_MAX};
+
+/// Words of a record.
+pub(super) const WORDS: usize = FLOW_RECORD_BYTES / 8;
+/// A record as it lies in the arena.
+pub(super) type RawRecord = [AtomicU64; WORDS];
+
+/// Word 0: zero while free, else the checksum of the static words.
+pub(super) const STATE: usize = 0;
+pub(super) const RCV_NXT: usize = 1;
+pub(super) const G_UNA: usize = 2;
+pub(super) const G_NXT: usize = 3;
+pub(super) const W_NXT: usize = 4;
+pub(super) const H_RE: usize = 5;
+/// Last TSval emitted to R (low half) and to G (high half).
+pub(super) const TS_EMIT: usize = 6;
+// Word 7 is reserved and zero.
+/// First of the static words.
+pub(super) const STATIC: usize = 8;
+/// First static word: identity of the VM across restarts.
+pub(super) const NAME_HASH: usize = STATIC;
+const STATIC_BYTES: usize = (WORDS - STATIC) * 8;
+
+/// Timestamps are in use on this flow (COM-21).
+pub const FLAG_TS: u8 = 1;
+/// SACK is in use on this flow (COM-22).
+pub const FLAG_SACK: u8 = 2;
+/// Classic ECN is in use on this flow (COM-23).
+pub const FLAG_ECN: u8 = 4;
+
+/// Identity of a port across restarts: FNV-1a (64 bit) of its name, never zero.
+#[must_use]
+pub fn name_hash(name: &str) -> u64 {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    hash.max(1)
+}
+
+/// An L2 header of at most [`L2_MAX`] bytes, copied from the newest frame of that direction.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct L2Header {
+    len: u8,
+    bytes: [u8; L2_MAX],
+}
+
+impl L2Header {
+    /// `None` if `bytes` is longer than [`L2_MAX`].
+    #[must_use]
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let mut header = Self { len: u8::try_from(bytes.len()).ok()?, bytes: [0; L2_MAX] };
+        header.bytes.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(header)
+    }
+
+    /// Destination MAC first, EtherType last.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+/// A flow's record: written whole by `Arena::alloc_record`, read whole after a restart.
+///
+/// Sequence numbers are unwrapped: the low 32 bits are those on the wire (COM-01).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Record {
+    /// [`name_hash`] of the guest port's name.
+    pub name_hash: u64,
+    /// The flow. `port` is not stored and reads as 0: port numbers do not survive a restart, look
+    /// `name_hash` up.
+    pub key: FlowKey,
+    /// L2 header of frames to R.
+    pub l2_to_r: L2Header,
+    /// L2 header of frames to G.
+    pub l2_to_g: L2Header,
+    /// TTL or hop limit of frames to R, as G sends it (GTSM peers need 255).
+    pub ttl: u8,
+    /// TTL or hop limit of frames to G, as R's arrive.
+    pub ttl_to_g: u8,
+    /// Window shift of windows sent to R (G's SYN offered it).
+    pub s_g: u8,
+    /// Window shift of windows sent to G (R's SYN offered it).
+    pub s_r: u8,
+    /// `FLAG_*` bits.
+    pub flags: u8,
+    /// Payload bytes per segment to G.
+    pub mss_to_g: u16,
+    /// Payload bytes per segment to R.
+    pub mss_to_r: u16,
+    /// `h.rcv_nxt`: every byte below was accepted and may have been acknowledged.
+    pub rcv_nxt: u64,
+    /// `g.una`: every byte below was acknowledged by G.
+    pub g_una: u64,
+    /// `g.nxt`: every byte below was delivered to G at least once.
+    pub g_nxt: u64,
+    /// `w.nxt`: every byte of G below was sent to R.
+    pub w_nxt: u64,
+    /// `h.re`: the highest right edge advertised to R.
+    pub h_re: u64,
+    /// `ts.emit_r`: the highest TSval emitted to R.
+    pub ts_emit_r: u32,
+    /// `ts.emit_g`: the highest TSval emitted to G.
+    pub ts_emit_g: u32,
+}
+
+/// What `Arena::alloc_record` takes.
+pub type RecordInit = Record;
+
+/// Bytes of the static part, appended and taken in the same order.
+struct Cursor {
+    bytes: [u8; STATIC_BYTES],
+    at: usize,
+}
+
+impl Cursor {
+    fn put(&mut self, b: &[u8]) {
+        self.bytes[self.at..self.at + b.len()].copy_from_slice(b);
+        self.at += b.len();
+    }
+
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut out = [0; N];
+        out.copy_from_slice(&self.bytes[self.at..self.at + N]);
+        self.at += N;
+        out
+    }
+
+    fn take_u8(&mut self) -> u8 {
+        self.take::<1>()[0]
+    }
+
+    fn take_u16(&mut self) -> u16 {
+        u16::from_le_bytes(self.take())
+    }
+}
+
+impl Record {
+    /// Writes everything but the state word, which it returns (never zero).
+    pub(super) fn encode(&self, generation: u32, raw: &RawRecord) -> u64 {
+        store(raw, RCV_NXT, self.rcv_nxt);
+        store(raw, G_UNA, self.g_una);
+        store(raw, G_NXT, self.g_nxt);
+        store(raw, W_NXT, self.w_nxt);
+        store(raw, H_RE, self.h_re);
+        store(raw, TS_EMIT, ts_word(self.ts_emit_r, self.ts_emit_g));
+        let mut c = Cursor { bytes: [0; STATIC_BYTES], at: 0 };
+        c.put(&self.name_hash.to_le_bytes());
+        c.put(&generation.to_le_bytes());
+        c.put(&self.key.g_addr);
+        c.put(&self.key.r_addr);
+        c.put(&self.key.g_port.to_le_bytes());
+        c.put(&self.key.r_port.to_le_bytes());
+        c.put(&self.key.vlan[0].to_le_bytes());
+        c.put(&self.key.vlan[1].to_le_bytes());
+        c.put(&[self.key.version, self.ttl, self.ttl_to_g, self.s_g, self.s_r, self.flags]);
+        c.put(&self.mss_to_g.to_le_bytes());
+        c.put(&self.mss_to_r.to_le_bytes());
+        for l2 in [&self.l2_to_r, &self.l2_to_g] {
+            c.put(&[l2.len]);
+            c.put(&l2.bytes);
+        }
+        for (i, chunk) in c.bytes.chunks_exact(8).enumerate() {
+            let mut w = [0; 8];
+            w.copy_from_slice(chunk);
+            store(raw, STATIC + i, u64::from_le_bytes(w));
+        }
+        checksum(raw)
+    }
+
+    /// The record, or `None` if it is free, half-written or not one.
+    pub(super) fn decode(raw: &RawRecord) -> Option<Self> {
+        let state = load(raw, STATE);
+        if state == 0 || state != checksum(raw) {
+            return None;
+        }
+        let mut c = Cursor { bytes: [0; STATIC_BYTES], at: 0 };
+        for i in STATIC..WORDS {
+            c.put(&load(raw, i).to_le_bytes());
+        }
+        c.at = 0;
+        let name_hash = u64::from_le_bytes(c.take());
+        let _generation: [u8; 4] = c.take();
+        let (g_addr, r_addr) = (c.take(), c.take());
+        let (g_port, r_port) = (c.take_u16(), c.take_u16());
+        let vlan = [c.take_u16(), c.take_u16()];
+        let [version, ttl, ttl_to_g, s_g, s_r, flags] = c.take();
+        let (mss_to_g, mss_to_r) = (c.take_u16(), c.take_u16());
+        let mut l2 = [L2Header::default(); 2];
+        for header in &mut l2 {
+            *header = L2Header { len: c.take_u8(), bytes: c.take() };
+        }
+        let shape_ok = matches!(version, 4 | 6)
+            && s_g <= 14
+            && s_r <= 14
+            && l2.iter().all(|h| usize::from(h.len) <= L2_MAX);
+        let ts = load(raw, TS_EMIT).to_le_bytes();
+        shape_ok.then_some(Self {
+            name_hash,
+            key: FlowKey { g_addr, r_addr, g_port, r_port, port: 0, vlan, version },
+            l2_to_r: l2[0],
+            l2_to_g: l2[1],
+            ttl,
+            ttl_to_g,
+            s_g,
+            s_r,
+            flags,
+            mss_to_g,
+            mss_to_r,
+            rcv_nxt: load(raw, RCV_NXT),
+            g_una: load(raw, G_UNA),
+            g_nxt: load(raw, G_NXT),
+            w_nxt: load(raw, W_NXT),
+            h_re: load(raw, H_RE),
+            ts_emit_r: u32::from_le_bytes([ts[0], ts[1], ts[2], ts[3]]),
+            ts_emit_g: u32::from_le_bytes([ts[4], ts[5], ts[6], ts[7]]),
+        })
+    }
+}
+
+/// The word that holds both emitted timestamps, so that one store commits both.
+pub(super) fn ts_word(to_r: u32, to_g: u32) -> u64 {
+    u64::from(to_g) << 32 | u64::from(to_r)
+}
+
+/// The generation of the record, part of what a page descriptor names.
+pub(super) fn generation(raw: &RawRecord) -> u32 {
+    let word = load(raw, STATIC + 1).to_le_bytes();
+    u32::from_le_bytes([word[0], word[1], word[2], word[3]])
+}
+
+pub(super) fn load(raw: &RawRecord, word: usize) -> u64 {
+    u64::from_le(raw[word].load(Ordering::Relaxed))
+}
+
+pub(super) fn store(raw: &RawRecord, word: usize, value: u64) {
+    raw[word].store(value.to_le(), Ordering::Relaxed);
+}
+
+/// Of the static words; never zero. Guards against half-written memory, not against forgery.
+fn checksum(raw: &RawRecord) -> u64 {
+    let sum = (STATIC..WORDS).fold(0x9e37_79b9_7f4a_7c15_u64, |h, i| {
+        let mixed = (h ^ load(raw, i)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        mixed ^ mixed >> 32
+    });
+    sum.max(1)
+}

@@ -1,0 +1,389 @@
+//! The learning switch: who is behind which port, and who may claim to be whom.
+//!
+//! - A guest port has one MAC: the configured one, or the first it used. It is static on every
+//!   VLAN: neither the uplink nor another guest can take it over, and the guest may use no other.
+//! - Behind an uplink there may be any number of MACs, learned per VLAN, bounded and aged.
+//! - A guest port may use the IPs on its list or, without a list, the first few it uses (COM-11).
+//!
+//! Frames to group addresses and to unknown ones are flooded; VLAN tags are left alone. Learning
+//! from a guest trusts it once: give untrusted guests a MAC and IPs in the configuration. Neighbour
+//! discovery is checked by its IPv6 source address, not by the addresses inside.
+
+use core::net::IpAddr;
+
+use ahash::RandomState;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use crate::drops::DropReason;
+use crate::engine::PortId;
+use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX};
+use crate::time::Instant;
+
+/// A MAC address.
+pub type Mac = [u8; 6];
+
+/// The network address a frame claims to come from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SourceIp {
+    /// Neither IP nor ARP: nothing to check.
+    None,
+    /// The source address of an IP header.
+    Ip(IpAddr),
+    /// The sender of an ARP packet.
+    Arp {
+        /// Sender hardware address.
+        mac: Mac,
+        /// Sender protocol address.
+        ip: [u8; 4],
+    },
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Out {
+    /// Out of this port.
+    Port(PortId),
+    /// Out of every port but the one it came from.
+    Flood,
+    /// Nowhere.
+    Drop(DropReason),
+}
+
+/// The MAC configured for a port is the configured MAC of another: give each guest its own.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct MacTaken(pub PortId);
+
+#[derive(Debug)]
+enum Ips {
+    /// Sorted.
+    Listed(Vec<IpAddr>),
+    /// With the time of the last use; at most [`LEARNED_IPS_PER_PORT`].
+    Learned(Vec<(IpAddr, Instant)>),
+}
+
+#[derive(Debug)]
+struct GuestPort {
+    mac: Option<Mac>,
+    mac_configured: bool,
+    ips: Ips,
+}
+
+#[derive(Debug)]
+struct MacEntry {
+    /// [`mac_key`].
+    key: u64,
+    port: PortId,
+    /// Meaningless for a guest's MAC.
+    seen: Instant,
+}
+
+/// In place of a VLAN id in [`mac_key`]: a guest's MAC, on every VLAN.
+const GUEST_VLAN: u16 = u16::MAX;
+
+/// See the module doc.
+#[derive(Debug)]
+pub struct Switch {
+    /// By port number; `None` is an uplink or no port.
+    guests: Vec<Option<GuestPort>>,
+    macs: HashTable<MacEntry>,
+    /// How many of `macs` were learned from uplinks.
+    learned: usize,
+    swept: Instant,
+    hasher: RandomState,
+}
+
+impl Switch {
+    /// A switch without ports. `seeds` must be unpredictable for those behind the uplinks.
+    #[must_use]
+    pub fn new(seeds: [u64; 4]) -> Self {
+        Self {
+            guests: Vec::new(),
+            macs: HashTable::new(),
+            learned: 0,
+            swept: Instant::ZERO,
+            hasher: RandomState::with_seeds(seeds[0], seeds[1], seeds[2], seeds[3]),
+        }
+    }
+
+    /// Adds a port. `mac` and `ips` bind a guest to its addresses; `None` learns them. An uplink
+    /// (`guest` is false) is not bound and needs neither.
+    pub fn add_port(
+        &mut self,
+        port: PortId,
+        guest: bool,
+        mac: Option<Mac>,
+        ips: Option<&[IpAddr]>,
+    ) -> Result<(), MacTaken> {
+        if !guest {
+            return Ok(());
+        }
+        if let Some(mac) = mac {
+            if let Some(holder) = self.guest_with(mac) {
+                let other = self.guest_mut(holder).filter(|_| holder != port);
+                match other {
+                    Some(other) if other.mac_configured => return Err(MacTaken(holder)),
+                    // It only said so; the configuration knows.
+                    Some(other) => other.mac = None,
+                    None => {}
+                }
+            }
+            self.bind(mac, port);
+        }
+        let ips = match ips {
+            Some(list) => {
+                let mut list = list.to_vec();
+                list.sort_unstable();
+                Ips::Listed(list)
+            }
+            None => Ips::Learned(Vec::new()),
+        };
+        let at = usize::from(port.0);
+        if self.guests.len() <= at {
+            self.guests.resize_with(at + 1, || None);
+        }
+        self.guests[at] = Some(GuestPort { mac, mac_configured: mac.is_some(), ips });
+        Ok(())
+    }
+
+    /// Forgets a port and every MAC behind it.
+    pub fn remove_port(&mut self, port: PortId) {
+        if let Some(guest) = self.guests.get_mut(usize::from(port.0)) {
+            *guest = None;
+        }
+        self.retain_macs(|entry| entry.port != port);
+    }
+
+    /// Forgets what a guest port taught: the guest was replaced or restarted.
+    pub fn forget_learned(&mut self, port: PortId) {
+        let Some(guest) = self.guest_mut(port) else { return };
+        if let Ips::Learned(learned) = &mut guest.ips {
+            learned.clear();
+        }
+        if !guest.mac_configured {
+            guest.mac = None;
+            self.retain_macs(|entry| entry.port != port);
+        }
+    }
+
+    /// Whether a frame from `port` may carry these source addresses. Learns a guest's first MAC
+    /// and IPs; everything may come from an uplink.
+    pub fn check_source(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        mac: Mac,
+        ip: SourceIp,
+    ) -> Result<(), DropReason> {
+        let Some(guest) = self.guest_mut(port) else { return Ok(()) };
+        if guest.mac != Some(mac) {
+            if guest.mac.is_some() || is_group(mac) || mac == [0; 6] {
+                return Err(DropReason::SpoofedMac);
+            }
+            if self.guest_with(mac).is_some() {
+                return Err(DropReason::SpoofedMac);
+            }
+            self.bind(mac, port);
+            if let Some(guest) = self.guest_mut(port) {
+                guest.mac = Some(mac);
+            }
+        }
+        match ip {
+            SourceIp::None => Ok(()),
+            SourceIp::Ip(ip) => self.check_ip(now, port, ip),
+            SourceIp::Arp { mac: sender, .. } if sender != mac => Err(DropReason::SpoofedMac),
+            SourceIp::Arp { ip, .. } => self.check_ip(now, port, IpAddr::from(ip)),
+        }
+    }
+
+    /// Whether `ip` is on the guest port's list, or was learned from it (COM-11).
+    #[must_use]
+    pub fn is_own_ip(&self, port: PortId, ip: IpAddr) -> bool {
+        match self.guests.get(usize::from(port.0)) {
+            Some(Some(guest)) => guest.owns(ip),
+            _ => false,
+        }
+    }
+
+    /// `mac` is behind the uplink `port` on this VLAN. Group addresses, guests' MACs, and frames
+    /// of guest ports (whose MAC [`Self::check_source`] knows) teach nothing.
+    pub fn learn(&mut self, now: Instant, port: PortId, vlan: Option<u16>, mac: Mac) {
+        let is_guest_port = matches!(self.guests.get(usize::from(port.0)), Some(Some(_)));
+        if is_guest_port || is_group(mac) || self.guest_with(mac).is_some() {
+            return;
+        }
+        let key = mac_key(vlan.unwrap_or(0), mac);
+        if self.learned >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
+            self.swept = now;
+            self.retain_macs(|entry| is_guest_key(entry.key) || is_fresh(entry, now));
+        }
+        let full = self.learned >= MACS_MAX;
+        match self.entry(key) {
+            Entry::Occupied(mut entry) => {
+                *entry.get_mut() = MacEntry { key, port, seen: now };
+            }
+            // Those who are known keep their place: an address flood cannot push them out.
+            Entry::Vacant(_) if full => {}
+            Entry::Vacant(entry) => {
+                entry.insert(MacEntry { key, port, seen: now });
+                self.learned += 1;
+            }
+        }
+    }
+
+    /// Where a frame that came in on `ingress` goes.
+    #[must_use]
+    pub fn lookup(&self, now: Instant, ingress: PortId, vlan: Option<u16>, dst: Mac) -> Out {
+        if is_group(dst) {
+            return if is_link_constrained(dst) {
+                Out::Drop(DropReason::ReservedGroup)
+            } else {
+                Out::Flood
+            };
+        }
+        let port = self.guest_with(dst).or_else(|| {
+            let entry = self.find(mac_key(vlan.unwrap_or(0), dst))?;
+            is_fresh(entry, now).then_some(entry.port)
+        });
+        match port {
+            Some(port) if port == ingress => Out::Drop(DropReason::Hairpin),
+            Some(port) => Out::Port(port),
+            None => Out::Flood,
+        }
+    }
+
+    fn check_ip(&mut self, now: Instant, port: PortId, ip: IpAddr) -> Result<(), DropReason> {
+        let Some(guest) = self.guest_mut(port) else { return Ok(()) };
+        if let Ips::Learned(learned) = &mut guest.ips
+            && let Some(known) = learned.iter_mut().find(|(known, _)| *known == ip)
+        {
+            known.1 = now;
+            return Ok(());
+        }
+        if guest.owns(ip) || needs_no_list(ip) {
+            return Ok(());
+        }
+        if !is_host_address(ip) || self.is_listed_anywhere(ip) {
+            return Err(DropReason::SpoofedIp);
+        }
+        match self.guest_mut(port).map(|guest| &mut guest.ips) {
+            Some(Ips::Learned(learned)) => learn_ip(learned, now, ip),
+            _ => Err(DropReason::SpoofedIp),
+        }
+    }
+
+    fn is_listed_anywhere(&self, ip: IpAddr) -> bool {
+        self.guests
+            .iter()
+            .flatten()
+            .any(|guest| matches!(guest.ips, Ips::Listed(_)) && guest.owns(ip))
+    }
+
+    fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
+        self.guests.get_mut(usize::from(port.0))?.as_mut()
+    }
+
+    /// The guest port that has this MAC.
+    fn guest_with(&self, mac: Mac) -> Option<PortId> {
+        self.find(mac_key(GUEST_VLAN, mac)).map(|entry| entry.port)
+    }
+
+    fn bind(&mut self, mac: Mac, port: PortId) {
+        let key = mac_key(GUEST_VLAN, mac);
+        let bound = MacEntry { key, port, seen: Instant::ZERO };
+        match self.entry(key) {
+            Entry::Occupied(mut entry) => *entry.get_mut() = bound,
+            Entry::Vacant(entry) => {
+                entry.insert(bound);
+            }
+        }
+    }
+
+    fn find(&self, key: u64) -> Option<&MacEntry> {
+        self.macs.find(self.hasher.hash_one(key), |entry| entry.key == key)
+    }
+
+    fn entry(&mut self, key: u64) -> Entry<'_, MacEntry> {
+        let hasher = &self.hasher;
+        self.macs.entry(
+            hasher.hash_one(key),
+            |entry| entry.key == key,
+            |entry| hasher.hash_one(entry.key),
+        )
+    }
+
+    fn retain_macs(&mut self, keep: impl Fn(&MacEntry) -> bool) {
+        self.macs.retain(|entry| keep(entry));
+        self.learned = self.macs.iter().filter(|entry| !is_guest_key(entry.key)).count();
+    }
+}
+
+impl GuestPort {
+    fn owns(&self, ip: IpAddr) -> bool {
+        match &self.ips {
+            Ips::Listed(list) => list.binary_search(&ip).is_ok(),
+            Ips::Learned(learned) => learned.iter().any(|(known, _)| *known == ip),
+        }
+    }
+}
+
+/// Adds a source IP, in place of one that was silent for [`LEARNED_IP_AGE`] if there is no room.
+fn learn_ip(
+    learned: &mut Vec<(IpAddr, Instant)>,
+    now: Instant,
+    ip: IpAddr,
+) -> Result<(), DropReason> {
+    if learned.len() < LEARNED_IPS_PER_PORT {
+        learned.push((ip, now));
+        return Ok(());
+    }
+    let oldest = learned.iter_mut().min_by_key(|(_, seen)| *seen);
+    match oldest.filter(|(_, seen)| now.since(*seen) >= LEARNED_IP_AGE) {
+        Some(oldest) => {
+            *oldest = (ip, now);
+            Ok(())
+        }
+        None => Err(DropReason::SpoofedIp),
+    }
+}
+
+/// Sources every host uses before or beside its addresses: 0.0.0.0 (DHCP, RFC 5227 probes), `::`
+/// (DAD, RFC 4862) and IPv6 link-local.
+fn needs_no_list(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_unspecified(),
+        IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
+    }
+}
+
+/// Whether a host can have this address at all (RFC 1122 section 3.2.1.3, RFC 4291 section 2.7).
+fn is_host_address(ip: IpAddr) -> bool {
+    let is_broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
+    !ip.is_multicast() && !ip.is_loopback() && !is_broadcast
+}
+
+fn is_group(mac: Mac) -> bool {
+    mac[0] & 1 != 0
+}
+
+/// 01:80:c2:00:00:00 to 0f: for this link only, bridges do not forward (IEEE 802.1D table 7-10).
+fn is_link_constrained(mac: Mac) -> bool {
+    mac[..5] == [0x01, 0x80, 0xc2, 0, 0] && mac[5] <= 0x0f
+}
+
+fn mac_key(vlan: u16, mac: Mac) -> u64 {
+    let [a, b, c, d, e, f] = mac;
+    let [v, w] = vlan.to_be_bytes();
+    u64::from_be_bytes([v, w, a, b, c, d, e, f])
+}
+
+fn is_guest_key(key: u64) -> bool {
+    key >> 48 == u64::from(GUEST_VLAN)
+}
+
+fn is_fresh(entry: &MacEntry, now: Instant) -> bool {
+    now.since(entry.seen) < MAC_AGE
+}
+
+#[cfg(test)]
+mod tests;
