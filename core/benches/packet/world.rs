@@ -1,0 +1,198 @@
+//! An engine with many flows, and the frames that keep them going.
+
+use nightporter_core::engine::{Engine, PortConfig, PortFeatures, PortId, Verdict};
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::emit::{CsumMode, TcpEmit};
+use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags, Timestamps};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+/// The window the guest offers, and so the least that is promised per flow.
+const WINDOW: u16 = u16::MAX;
+/// MACs 02:…:02 (the guest) and 02:…:01 (the router all remotes are behind), IPv4.
+const L2_TO_GUEST: [u8; 14] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x08, 0x00];
+const L2_TO_NET: [u8; 14] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x08, 0x00];
+const GUEST: (IpAddr16, u16) = (IpAddr16::from_v4([192, 168, 0, 2]), 80);
+/// Sequence number of the remotes' SYNs; their data wraps soon.
+const ISN_REMOTE: u32 = 0xffff_f000;
+/// Sequence number of the guest's SYN.
+const ISN_GUEST: u32 = 0x7fff_ffff;
+/// Options of a SYN beside timestamps: MSS 1460, SACK permitted, padding.
+const SYN_OPTIONS: [u8; 8] = [2, 4, 0x05, 0xb4, 4, 2, 1, 1];
+/// `MP_CAPABLE` (RFC 8684 section 3.1): nobody in between may touch such a flow.
+const MPTCP_OPTION: [u8; 12] = [30, 12, 0x01, 0x81, 1, 2, 3, 4, 5, 6, 7, 8];
+/// Larger than any frame.
+const ROOM: usize = 65_550;
+
+/// A frame on its way into the engine.
+pub(crate) struct Frame {
+    port: PortId,
+    hdr: VirtioNetHdr,
+    bytes: Vec<u8>,
+}
+
+/// What became of some frames.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Outcome {
+    /// Verdict `Forward`.
+    pub(crate) forwarded: usize,
+    /// Verdict `Absorbed`.
+    pub(crate) absorbed: usize,
+    /// Any other verdict.
+    pub(crate) other: usize,
+    /// Frames the engine made.
+    pub(crate) made: usize,
+}
+
+/// An uplink, a guest and their connections, one per remote address.
+pub(crate) struct World {
+    engine: Engine,
+    now: Instant,
+    uplink: PortId,
+    guest: PortId,
+    /// Per flow: bytes the remote has sent.
+    sent_bytes: Vec<u32>,
+}
+
+impl World {
+    /// A world in which `flows` connections were made, and each has carried a segment. With
+    /// `mptcp` none of them may be touched.
+    pub(crate) fn new(flows: usize, mptcp: bool) -> Self {
+        let now = Instant::from_millis(1);
+        let mut engine = Engine::default();
+        let features = Some(PortFeatures { csum: true, tso4: true, tso6: true, ecn: true });
+        let mut port = |name: &str, guest: bool| {
+            let config = PortConfig {
+                name: name.to_owned(),
+                guest,
+                mac: None,
+                ips: None,
+                ack_offload: guest,
+                budget_bytes: flows as u64 * 128 * 1024,
+                flows_max: 1 << 20,
+                mtu: 1500,
+            };
+            let port = engine.add_port(now, config).expect("an empty engine has room");
+            engine.set_port_features(now, port, features);
+            port
+        };
+        let (uplink, guest) = (port("uplink", false), port("guest", true));
+        let mut world = Self { engine, now, uplink, guest, sent_bytes: vec![0; flows] };
+        for flow in 0..flows {
+            world.shake_hands(flow, mptcp);
+            let data = world.data(flow, 64);
+            world.process(&mut [data]);
+            world.deliver();
+            let ack = world.guest_ack(flow);
+            world.process(&mut [ack]);
+        }
+        world
+    }
+
+    fn shake_hands(&mut self, flow: usize, mptcp: bool) {
+        let mut options = SYN_OPTIONS.to_vec();
+        if mptcp {
+            options.extend(MPTCP_OPTION);
+        }
+        let syn = self.syn(flow, self.uplink, TcpFlags::SYN, &options);
+        let syn_ack = self.syn(flow, self.guest, TcpFlags::SYN | TcpFlags::ACK, &options);
+        let ack = self.segment(flow, self.uplink, TcpFlags::ACK, &[]);
+        for frame in [syn, syn_ack, ack] {
+            let outcome = self.process(&mut [frame]);
+            assert_eq!(outcome.absorbed + outcome.made, 0, "a handshake passes as it is");
+        }
+    }
+
+    /// The next data segment of the remote.
+    pub(crate) fn data(&mut self, flow: usize, len: u16) -> Frame {
+        let payload = vec![0x5a; usize::from(len)];
+        let frame = self.segment(flow, self.uplink, TcpFlags::ACK, &payload);
+        self.sent_bytes[flow] = self.sent_bytes[flow].wrapping_add(u32::from(len));
+        frame
+    }
+
+    /// The guest acknowledges all that the remote has sent.
+    pub(crate) fn guest_ack(&self, flow: usize) -> Frame {
+        self.segment(flow, self.guest, TcpFlags::ACK, &[])
+    }
+
+    /// The guest takes all there is for it; returns the frames.
+    pub(crate) fn deliver(&mut self) -> usize {
+        let mut frames = 0;
+        while self.engine.poll_delivery(self.now, self.guest, ROOM).is_some() {
+            frames += 1;
+        }
+        self.engine.handle_guest_progress(self.now, self.guest, true);
+        frames
+    }
+
+    /// The worker's turn for each of `frames`, alone in its batch.
+    #[inline(never)]
+    pub(crate) fn process(&mut self, frames: &mut [Frame]) -> Outcome {
+        let mut outcome = Outcome::default();
+        for frame in frames {
+            match self.engine.handle_frame(self.now, frame.port, &mut frame.hdr, &mut frame.bytes) {
+                Verdict::Forward(_) => outcome.forwarded += 1,
+                Verdict::Absorbed => outcome.absorbed += 1,
+                _ => outcome.other += 1,
+            }
+            self.engine.handle_batch_end(self.now);
+            while self.engine.poll_transmit(self.now).is_some() {
+                outcome.made += 1;
+            }
+        }
+        outcome
+    }
+
+    /// Some time goes by, and timers run.
+    pub(crate) fn tick(&mut self) {
+        self.now = self.now + Duration::from_micros(10);
+        self.engine.handle_timeout(self.now);
+    }
+
+    fn syn(&self, flow: usize, from: PortId, flags: TcpFlags, options: &[u8]) -> Frame {
+        let mut frame = self.segment(flow, from, flags, options);
+        // What was emitted as payload becomes options: the header grows by so many words. The
+        // checksum is partial, it does not cover the header's length.
+        frame.bytes[L2_TO_NET.len() + 20 + 12] +=
+            u8::try_from(options.len() / 4 * 16).expect("small");
+        frame
+    }
+
+    /// A segment from either side, with the newest acknowledgement and a partial checksum.
+    fn segment(&self, flow: usize, from: PortId, flags: TcpFlags, payload: &[u8]) -> Frame {
+        let [_, a, b, c] = u32::try_from(flow).expect("2^24 remotes").to_be_bytes();
+        let remote = (IpAddr16::from_v4([10, a, b, c]), 40_000);
+        let syn = u32::from(flags.syn());
+        let remote_next = ISN_REMOTE.wrapping_add(1).wrapping_add(self.sent_bytes[flow]);
+        let guest_next = ISN_GUEST.wrapping_add(1);
+        let from_guest = from == self.guest;
+        let (l2, src, dst, seq, ack) = if from_guest {
+            (&L2_TO_NET, GUEST, remote, guest_next.wrapping_sub(syn), remote_next)
+        } else {
+            let ack = if flags.ack() { guest_next } else { 0 };
+            (&L2_TO_GUEST, remote, GUEST, remote_next.wrapping_sub(syn), ack)
+        };
+        let emit = TcpEmit {
+            l2,
+            version: IpVersion::V4,
+            src: src.0,
+            dst: dst.0,
+            tos: 0,
+            ttl: 64,
+            flow_label: 0,
+            src_port: src.1,
+            dst_port: dst.1,
+            seq: Seq(seq),
+            ack: Seq(ack),
+            flags,
+            window: WINDOW,
+            timestamps: Some(Timestamps { tsval: 7, tsecr: if flags.ack() { 7 } else { 0 } }),
+            sack: &[],
+            ip_id: 0,
+        };
+        let mut header = [0; TcpEmit::MAX_LEN];
+        let len = emit.emit(&mut header, payload.len(), CsumMode::Partial);
+        let hdr = emit.partial_hdr(len, payload.len(), u16::MAX);
+        Frame { port: from, hdr, bytes: [&header[..len], payload].concat() }
+    }
+}
