@@ -128,7 +128,7 @@ impl<T> FlowTable<T> {
         self.ports.get(usize::from(port)).map_or(0, |p| p.flows)
     }
 
-    /// Lets a guest port have at most `flows_max` entries. Those beyond stay until they are removed.
+    /// Lets a guest port have at most `flows_max` entries. Those beyond stay until removed.
     pub fn set_quota(&mut self, port: u16, flows_max: u32) {
         self.port_mut(port).flows_max = flows_max;
     }
@@ -246,7 +246,7 @@ impl<T> FlowTable<T> {
     }
 
     /// Takes out one flow that `may_go` and that was not looked up since the clock hand last
-    /// passed it (LIFE-02). Looks at no more than `steps_max` slots; `None` if none of them will do.
+    /// passed it (LIFE-02). Looks at at most `steps_max` slots; `None` if none of them will do.
     ///
     /// `may_go` decides what is quiescent: a flow that owes anybody anything must not go.
     pub fn evict(
