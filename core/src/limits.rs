@@ -44,8 +44,8 @@ pub const LEARNED_IPS_PER_PORT: usize = 16;
 
 // --- What one flow costs -----------------------------------------------------------------------
 
-/// Bytes of a flow table slot besides the caller's `T`: key 44, generation and marks 4.
-pub const FLOW_SLOT_OVERHEAD: usize = 48;
+/// Bytes of a flow table slot besides the caller's `T`: key 48, generation and marks 8.
+pub const FLOW_SLOT_OVERHEAD: usize = 56;
 /// Bytes of the hash index per flow at its emptiest: 4 B index + 1 B control at 7/16 load.
 pub const FLOW_INDEX_BYTES: usize = 12;
 /// Bytes of a flow's place in the timing wheel (SEC-12).
@@ -123,5 +123,5 @@ const _: () = assert!(FLOW_BUFFER_MAX <= VM_BUDGET);
 const _: () = assert!(FLOW_BUFFER_MAX < 1 << 30);
 const _: () = assert!(pages_for(FLOW_BUFFER_MAX) == 257);
 const _: () = assert!(pages_for(FLOW_BUFFER_MIN) == 5);
-const _: () = assert!(FLOW_BYTES_PASS == 392);
-const _: () = assert!(FLOW_BYTES_ON == 584);
+const _: () = assert!(FLOW_BYTES_PASS == 400);
+const _: () = assert!(FLOW_BYTES_ON == 592);

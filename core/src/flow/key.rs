@@ -2,61 +2,51 @@
 
 use core::fmt;
 use core::hash::{Hash, Hasher};
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::wire::packet::{IpAddr16, IpVersion};
 
 /// The identity of a flow, seen from its guest port (spec section 1).
 ///
 /// The port is part of the key: between two VMs on one host the same addresses and ports are two
-/// flows, one per guest. Addresses are 16 bytes; IPv4 uses the first four, the rest is zero.
+/// flows, one per guest.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub struct FlowKey {
     /// The guest's address.
-    pub g_addr: [u8; 16],
+    pub g_addr: IpAddr16,
     /// The remote's address.
-    pub r_addr: [u8; 16],
+    pub r_addr: IpAddr16,
+    /// The VLANs, as `VlanStack::key` has them: without priority bits, which may differ by
+    /// direction (COM-10).
+    pub vlan: u64,
     /// The guest's TCP port.
     pub g_port: u16,
     /// The remote's TCP port.
     pub r_port: u16,
     /// The guest's switch port (`PortId.0`).
     pub port: u16,
-    /// VLAN ids, outer first; 0 where there is no tag. A priority tag (id 0) is no VLAN, and
-    /// priority bits differ by direction, so neither is in the key (COM-10).
-    pub vlan: [u16; 2],
-    /// 4 or 6.
-    pub version: u8,
+    /// The family of both addresses.
+    pub version: IpVersion,
 }
 
 impl Hash for FlowKey {
-    /// Seven words in all: the flow index hashes once per packet.
+    /// By words, four for IPv4: the flow index hashes once per packet. What this leaves out, it
+    /// leaves to `eq`.
     fn hash<H: Hasher>(&self, state: &mut H) {
-        let word = |b: &[u8; 16], i: usize| {
-            let mut w = [0; 8];
-            w.copy_from_slice(&b[i..i + 8]);
-            u64::from_le_bytes(w)
+        let halves = |addr: IpAddr16| {
+            let (chunks, _) = addr.0.as_chunks::<8>();
+            (u64::from_le_bytes(chunks[0]), u64::from_le_bytes(chunks[1]))
         };
-        let ports = u64::from(self.g_port) << 48
-            | u64::from(self.r_port) << 32
-            | u64::from(self.vlan[0]) << 16
-            | u64::from(self.vlan[1]);
-        state.write_u64(ports);
-        state.write_u64(u64::from(self.port) << 8 | u64::from(self.version));
-        state.write_u64(word(&self.g_addr, 0));
-        state.write_u64(word(&self.r_addr, 0));
-        if self.version != 4 {
-            state.write_u64(word(&self.g_addr, 8));
-            state.write_u64(word(&self.r_addr, 8));
+        let ((g_low, g_high), (r_low, r_high)) = (halves(self.g_addr), halves(self.r_addr));
+        if self.version == IpVersion::V6 {
+            state.write_u64(g_low);
+            state.write_u64(r_low);
         }
-    }
-}
-
-impl FlowKey {
-    fn ip(&self, addr: &[u8; 16]) -> IpAddr {
-        if self.version == 4 {
-            IpAddr::V4(Ipv4Addr::new(addr[0], addr[1], addr[2], addr[3]))
-        } else {
-            IpAddr::V6(Ipv6Addr::from(*addr))
-        }
+        state.write_u64(g_high);
+        state.write_u64(r_high);
+        state.write_u64(
+            u64::from(self.g_port) << 32 | u64::from(self.r_port) << 16 | u64::from(self.port),
+        );
+        state.write_u64(self.vlan);
     }
 }
 
@@ -64,16 +54,16 @@ impl fmt::Display for FlowKey {
     /// `port 3 10.0.0.2:80 <-> 10.0.0.9:40000`, with ` vlan 7` or ` vlan 7.8` after the port.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "port {}", self.port)?;
-        match self.vlan {
-            [0, 0] => {}
-            [outer, 0] => write!(f, " vlan {outer}")?,
-            [outer, inner] => write!(f, " vlan {outer}.{inner}")?,
+        let [outer, inner] = [self.vlan >> 32, self.vlan & u64::from(u32::MAX)];
+        match (outer & 0xfff, inner & 0xfff) {
+            _ if self.vlan == 0 => {}
+            (outer, _) if inner == 0 => write!(f, " vlan {outer}")?,
+            (outer, inner) => write!(f, " vlan {outer}.{inner}")?,
         }
-        let (g, r) = (self.ip(&self.g_addr), self.ip(&self.r_addr));
-        if self.version == 4 {
-            write!(f, " {g}:{} <-> {r}:{}", self.g_port, self.r_port)
-        } else {
-            write!(f, " [{g}]:{} <-> [{r}]:{}", self.g_port, self.r_port)
+        let (g, r) = (self.g_addr, self.r_addr);
+        match self.version {
+            IpVersion::V4 => write!(f, " {g}:{} <-> {r}:{}", self.g_port, self.r_port),
+            IpVersion::V6 => write!(f, " [{g}]:{} <-> [{r}]:{}", self.g_port, self.r_port),
         }
     }
 }
@@ -81,5 +71,79 @@ impl fmt::Display for FlowKey {
 impl fmt::Debug for FlowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::wire::packet::Packet;
+    use crate::wire::samples::v4_segment;
+    use core::net::Ipv6Addr;
+    use proptest::prelude::*;
+
+    /// Of guest port 3: 10.0.0.2:80 and 10.0.x.x, the n-th of 2^32 remotes.
+    pub(crate) fn key(n: u32) -> FlowKey {
+        let [a, b, c, d] = n.to_be_bytes();
+        FlowKey {
+            g_addr: IpAddr16::from_v4([10, 0, 0, 2]),
+            r_addr: IpAddr16::from_v4([10, 0, a, b]),
+            vlan: 0,
+            g_port: 80,
+            r_port: u16::from_be_bytes([c, d]),
+            port: 3,
+            version: IpVersion::V4,
+        }
+    }
+
+    /// Any two keys differ in few places, as those of real flows do.
+    fn any_key() -> impl Strategy<Value = FlowKey> {
+        let addr = prop_oneof![
+            (0_u8..3).prop_map(|n| (IpVersion::V4, IpAddr16::from_v4([10, 0, 0, n]))),
+            (0_u16..3).prop_map(|n| {
+                let ip = Ipv6Addr::new(0x2001, 0xdb8, 0, n, 0, 0, 0, n % 2);
+                (IpVersion::V6, IpAddr16(ip.octets()))
+            }),
+        ];
+        (addr, 0_u64..3, 0_u16..3, 0_u16..3, 0_u16..2).prop_map(|(addr, vlan, g, r, port)| {
+            FlowKey {
+                g_addr: addr.1,
+                r_addr: addr.1,
+                vlan,
+                g_port: g,
+                r_port: r,
+                port,
+                version: addr.0,
+            }
+        })
+    }
+
+    fn hash_of(key: &FlowKey) -> u64 {
+        ahash::RandomState::with_seeds(1, 2, 3, 4).hash_one(key)
+    }
+
+    proptest! {
+        #[test]
+        fn keys_hash_the_same_exactly_when_they_are_equal(a in any_key(), b in any_key()) {
+            prop_assert_eq!(a == b, hash_of(&a) == hash_of(&b));
+        }
+    }
+
+    #[test]
+    fn the_same_segment_on_two_vlans_is_two_flows_and_priority_is_not_looked_at() {
+        let vlan_of = |tci: [u8; 2]| {
+            let mut segment = v4_segment(b"x");
+            segment.l2.splice(12..12, [0x81, 0x00, tci[0], tci[1]]);
+            Packet::parse(&segment.frame()).unwrap().eth.vlan.key()
+        };
+        let on = |vlan| FlowKey { vlan, ..key(1) };
+        assert_ne!(on(vlan_of([0, 7])), on(vlan_of([0, 8])));
+        assert_eq!(on(vlan_of([0, 7])), on(vlan_of([0xa0, 7])));
+        assert_eq!(on(vlan_of([0, 7])).to_string(), "port 3 vlan 7 10.0.0.2:80 <-> 10.0.0.0:1");
+    }
+
+    #[test]
+    fn a_key_costs_48_bytes() {
+        assert_eq!(size_of::<FlowKey>(), 48);
     }
 }

@@ -246,7 +246,7 @@ impl<T> FlowTable<T> {
     }
 
     /// Takes out one flow that `may_go` and that was not looked up since the clock hand last
-    /// passed it (LIFE-02). Looks at at most `steps_max` slots; `None` if none of them will do.
+    /// passed it (LIFE-02). Looks at `steps_max` slots at most; `None` if none of them will do.
     ///
     /// `may_go` decides what is quiescent: a flow that owes anybody anything must not go.
     pub fn evict(

@@ -8,6 +8,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::flow::key::FlowKey;
 use crate::limits::{FLOW_RECORD_BYTES, L2_MAX};
+use crate::wire::packet::{IpAddr16, IpVersion};
 
 /// Words of a record.
 pub(super) const WORDS: usize = FLOW_RECORD_BYTES / 8;
@@ -156,13 +157,16 @@ impl Record {
         let mut c = Cursor { bytes: [0; STATIC_BYTES], at: 0 };
         c.put(&self.name_hash.to_le_bytes());
         c.put(&generation.to_le_bytes());
-        c.put(&self.key.g_addr);
-        c.put(&self.key.r_addr);
+        c.put(&self.key.g_addr.0);
+        c.put(&self.key.r_addr.0);
         c.put(&self.key.g_port.to_le_bytes());
         c.put(&self.key.r_port.to_le_bytes());
-        c.put(&self.key.vlan[0].to_le_bytes());
-        c.put(&self.key.vlan[1].to_le_bytes());
-        c.put(&[self.key.version, self.ttl, self.ttl_to_g, self.s_g, self.s_r, self.flags]);
+        c.put(&self.key.vlan.to_le_bytes());
+        let version = match self.key.version {
+            IpVersion::V4 => 4,
+            IpVersion::V6 => 6,
+        };
+        c.put(&[version, self.ttl, self.ttl_to_g, self.s_g, self.s_r, self.flags]);
         c.put(&self.mss_to_g.to_le_bytes());
         c.put(&self.mss_to_r.to_le_bytes());
         for l2 in [&self.l2_to_r, &self.l2_to_g] {
@@ -190,19 +194,21 @@ impl Record {
         c.at = 0;
         let name_hash = u64::from_le_bytes(c.take());
         let _generation: [u8; 4] = c.take();
-        let (g_addr, r_addr) = (c.take(), c.take());
+        let (g_addr, r_addr) = (IpAddr16(c.take()), IpAddr16(c.take()));
         let (g_port, r_port) = (c.take_u16(), c.take_u16());
-        let vlan = [c.take_u16(), c.take_u16()];
+        let vlan = u64::from_le_bytes(c.take());
         let [version, ttl, ttl_to_g, s_g, s_r, flags] = c.take();
         let (mss_to_g, mss_to_r) = (c.take_u16(), c.take_u16());
         let mut l2 = [L2Header::default(); 2];
         for header in &mut l2 {
             *header = L2Header { len: c.take_u8(), bytes: c.take() };
         }
-        let shape_ok = matches!(version, 4 | 6)
-            && s_g <= 14
-            && s_r <= 14
-            && l2.iter().all(|h| usize::from(h.len) <= L2_MAX);
+        let version = match version {
+            4 => IpVersion::V4,
+            6 => IpVersion::V6,
+            _ => return None,
+        };
+        let shape_ok = s_g <= 14 && s_r <= 14 && l2.iter().all(|h| usize::from(h.len) <= L2_MAX);
         let ts = load(raw, TS_EMIT).to_le_bytes();
         shape_ok.then_some(Self {
             name_hash,

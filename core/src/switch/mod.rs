@@ -19,25 +19,10 @@ use crate::drops::DropReason;
 use crate::engine::PortId;
 use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX};
 use crate::time::Instant;
+use crate::wire::packet::{IpAddr16, Net, Packet, VlanStack};
 
 /// A MAC address.
 pub type Mac = [u8; 6];
-
-/// The network address a frame claims to come from.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum SourceIp {
-    /// Neither IP nor ARP: nothing to check.
-    None,
-    /// The source address of an IP header.
-    Ip(IpAddr),
-    /// The sender of an ARP packet.
-    Arp {
-        /// Sender hardware address.
-        mac: Mac,
-        /// Sender protocol address.
-        ip: [u8; 4],
-    },
-}
 
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -57,9 +42,9 @@ pub struct MacTaken(pub PortId);
 #[derive(Debug)]
 enum Ips {
     /// Sorted.
-    Listed(Vec<IpAddr>),
+    Listed(Vec<IpAddr16>),
     /// With the time of the last use; at most [`LEARNED_IPS_PER_PORT`].
-    Learned(Vec<(IpAddr, Instant)>),
+    Learned(Vec<(IpAddr16, Instant)>),
 }
 
 #[derive(Debug)]
@@ -132,7 +117,7 @@ impl Switch {
         }
         let ips = match ips {
             Some(list) => {
-                let mut list = list.to_vec();
+                let mut list: Vec<_> = list.iter().map(|&ip| IpAddr16::from(ip)).collect();
                 list.sort_unstable();
                 Ips::Listed(list)
             }
@@ -166,21 +151,19 @@ impl Switch {
         }
     }
 
-    /// Whether a frame from `port` may carry these source addresses. Learns a guest's first MAC
-    /// and IPs; everything may come from an uplink.
+    /// Whether a frame from `port` may claim to come from where it says. Learns a guest's first
+    /// MAC and IPs; everything may come from an uplink.
     pub fn check_source(
         &mut self,
         now: Instant,
         port: PortId,
-        mac: Mac,
-        ip: SourceIp,
+        packet: &Packet,
     ) -> Result<(), DropReason> {
         let Some(guest) = self.guest_mut(port) else { return Ok(()) };
+        let mac = packet.eth.src;
         if guest.mac != Some(mac) {
-            if guest.mac.is_some() || is_group(mac) || mac == [0; 6] {
-                return Err(DropReason::SpoofedMac);
-            }
-            if self.guest_with(mac).is_some() {
+            let may_learn = guest.mac.is_none() && !is_group(mac) && mac != [0; 6];
+            if !may_learn || self.guest_with(mac).is_some() {
                 return Err(DropReason::SpoofedMac);
             }
             self.bind(mac, port);
@@ -188,17 +171,17 @@ impl Switch {
                 guest.mac = Some(mac);
             }
         }
-        match ip {
-            SourceIp::None => Ok(()),
-            SourceIp::Ip(ip) => self.check_ip(now, port, ip),
-            SourceIp::Arp { mac: sender, .. } if sender != mac => Err(DropReason::SpoofedMac),
-            SourceIp::Arp { ip, .. } => self.check_ip(now, port, IpAddr::from(ip)),
+        match packet.net {
+            Net::Ip(ip) => self.check_ip(now, port, ip.src),
+            Net::Arp(arp) if arp.sender_mac != mac => Err(DropReason::SpoofedMac),
+            Net::Arp(arp) => self.check_ip(now, port, IpAddr16::from(arp.sender_ip)),
+            Net::Other => Ok(()),
         }
     }
 
     /// Whether `ip` is on the guest port's list, or was learned from it (COM-11).
     #[must_use]
-    pub fn is_own_ip(&self, port: PortId, ip: IpAddr) -> bool {
+    pub fn is_own_ip(&self, port: PortId, ip: IpAddr16) -> bool {
         match self.guests.get(usize::from(port.0)) {
             Some(Some(guest)) => guest.owns(ip),
             _ => false,
@@ -207,12 +190,12 @@ impl Switch {
 
     /// `mac` is behind the uplink `port` on this VLAN. Group addresses, guests' MACs, and frames
     /// of guest ports (whose MAC [`Self::check_source`] knows) teach nothing.
-    pub fn learn(&mut self, now: Instant, port: PortId, vlan: Option<u16>, mac: Mac) {
+    pub fn learn(&mut self, now: Instant, port: PortId, vlan: VlanStack, mac: Mac) {
         let is_guest_port = matches!(self.guests.get(usize::from(port.0)), Some(Some(_)));
         if is_guest_port || is_group(mac) || self.guest_with(mac).is_some() {
             return;
         }
-        let key = mac_key(vlan.unwrap_or(0), mac);
+        let key = mac_key(vlan_id(vlan), mac);
         if self.learned >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
             self.swept = now;
             self.retain_macs(|entry| is_guest_key(entry.key) || is_fresh(entry, now));
@@ -233,7 +216,7 @@ impl Switch {
 
     /// Where a frame that came in on `ingress` goes.
     #[must_use]
-    pub fn lookup(&self, now: Instant, ingress: PortId, vlan: Option<u16>, dst: Mac) -> Out {
+    pub fn lookup(&self, now: Instant, ingress: PortId, vlan: VlanStack, dst: Mac) -> Out {
         if is_group(dst) {
             return if is_link_constrained(dst) {
                 Out::Drop(DropReason::ReservedGroup)
@@ -242,7 +225,7 @@ impl Switch {
             };
         }
         let port = self.guest_with(dst).or_else(|| {
-            let entry = self.find(mac_key(vlan.unwrap_or(0), dst))?;
+            let entry = self.find(mac_key(vlan_id(vlan), dst))?;
             is_fresh(entry, now).then_some(entry.port)
         });
         match port {
@@ -252,7 +235,7 @@ impl Switch {
         }
     }
 
-    fn check_ip(&mut self, now: Instant, port: PortId, ip: IpAddr) -> Result<(), DropReason> {
+    fn check_ip(&mut self, now: Instant, port: PortId, ip: IpAddr16) -> Result<(), DropReason> {
         let Some(guest) = self.guest_mut(port) else { return Ok(()) };
         if let Ips::Learned(learned) = &mut guest.ips
             && let Some(known) = learned.iter_mut().find(|(known, _)| *known == ip)
@@ -272,7 +255,7 @@ impl Switch {
         }
     }
 
-    fn is_listed_anywhere(&self, ip: IpAddr) -> bool {
+    fn is_listed_anywhere(&self, ip: IpAddr16) -> bool {
         self.guests
             .iter()
             .flatten()
@@ -319,7 +302,7 @@ impl Switch {
 }
 
 impl GuestPort {
-    fn owns(&self, ip: IpAddr) -> bool {
+    fn owns(&self, ip: IpAddr16) -> bool {
         match &self.ips {
             Ips::Listed(list) => list.binary_search(&ip).is_ok(),
             Ips::Learned(learned) => learned.iter().any(|(known, _)| *known == ip),
@@ -329,9 +312,9 @@ impl GuestPort {
 
 /// Adds a source IP, in place of one that was silent for [`LEARNED_IP_AGE`] if there is no room.
 fn learn_ip(
-    learned: &mut Vec<(IpAddr, Instant)>,
+    learned: &mut Vec<(IpAddr16, Instant)>,
     now: Instant,
-    ip: IpAddr,
+    ip: IpAddr16,
 ) -> Result<(), DropReason> {
     if learned.len() < LEARNED_IPS_PER_PORT {
         learned.push((ip, now));
@@ -348,18 +331,20 @@ fn learn_ip(
 }
 
 /// Sources every host uses before or beside its addresses: 0.0.0.0 (DHCP, RFC 5227 probes), `::`
-/// (DAD, RFC 4862) and IPv6 link-local.
-fn needs_no_list(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => ip.is_unspecified(),
-        IpAddr::V6(ip) => ip.is_unspecified() || ip.is_unicast_link_local(),
-    }
+/// (DAD, RFC 4862) and IPv6 link-local (fe80::/10).
+fn needs_no_list(ip: IpAddr16) -> bool {
+    ip.is_unspecified() || (ip.0[0] == 0xfe && ip.0[1] & 0xc0 == 0x80)
 }
 
 /// Whether a host can have this address at all (RFC 1122 section 3.2.1.3, RFC 4291 section 2.7).
-fn is_host_address(ip: IpAddr) -> bool {
-    let is_broadcast = matches!(ip, IpAddr::V4(v4) if v4.is_broadcast());
-    !ip.is_multicast() && !ip.is_loopback() && !is_broadcast
+fn is_host_address(ip: IpAddr16) -> bool {
+    !ip.is_multicast() && !ip.is_broadcast() && !ip.to_ip().is_loopback()
+}
+
+/// The id of the outer VLAN; 0 without one, and for a priority tag, which is the same.
+fn vlan_id(vlan: VlanStack) -> u16 {
+    let [.., high, low] = vlan.tags().first().copied().unwrap_or_default();
+    u16::from_be_bytes([high & 0x0f, low])
 }
 
 fn is_group(mac: Mac) -> bool {

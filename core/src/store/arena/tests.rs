@@ -1,5 +1,8 @@
+//! The arena keeps its promises whatever bytes it finds and whenever it is killed.
+
 use super::*;
 use crate::flow::key::FlowKey;
+use crate::flow::key::tests::key;
 use crate::store::record::{FLAG_SACK, FLAG_TS, L2Header, name_hash};
 
 /// Memory for an arena. Large vectors are aligned to 16 by the system allocator.
@@ -10,15 +13,7 @@ pub(crate) fn memory(records: usize, pages: usize) -> Vec<u8> {
 pub(crate) fn record(vm: &str) -> Record {
     Record {
         name_hash: name_hash(vm),
-        key: FlowKey {
-            g_addr: [1; 16],
-            r_addr: [2; 16],
-            g_port: 80,
-            r_port: 40_000,
-            port: 0,
-            vlan: [7, 0],
-            version: 6,
-        },
+        key: FlowKey { port: 0, vlan: 0x8100_0007_0000_0000, ..key(9) },
         l2_to_r: L2Header::new(&[3; 18]).unwrap(),
         l2_to_g: L2Header::new(&[4; 22]).unwrap(),
         ttl: 255,

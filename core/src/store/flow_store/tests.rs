@@ -1,3 +1,5 @@
+//! Bytes come back as they were written, and every page goes back.
+
 use super::*;
 use crate::store::arena::tests::{memory, record};
 
