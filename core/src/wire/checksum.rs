@@ -61,27 +61,71 @@ impl Checksum {
 #[inline]
 #[must_use]
 pub fn sum(bytes: &[u8], acc: u64) -> u64 {
-    // The sum of words is the same in either byte order but for a final swap (RFC 1071 section 2),
-    // so sum in the machine's order. 32-bit lanes in 64-bit counters cannot overflow below 2^34
-    // bytes, and need no carry between them, which lets the compiler use vectors.
-    let (lanes, rest) = bytes.as_chunks::<4>();
-    let mut total: u64 = lanes.iter().map(|lane| u64::from(u32::from_ne_bytes(*lane))).sum();
-    let mut last = [0; 4];
-    last[..rest.len()].copy_from_slice(rest);
-    total += u64::from(u32::from_ne_bytes(last));
-    acc + u64::from(u16::from_be(fold(total)))
+    // The sum of words is the same in either byte order but for a final swap, and words may be
+    // added many at a time if carries come round (RFC 1071 section 2): so add machine words, in two
+    // sums, because an addition has to wait for the carry of the one before.
+    let (mut total, mut second) = (Sum::default(), Sum::default());
+    let (blocks, rest) = bytes.as_chunks::<64>();
+    for block in blocks {
+        for [a, b] in block.as_chunks::<8>().0.as_chunks::<2>().0 {
+            total.add(u64::from_ne_bytes(*a));
+            second.add(u64::from_ne_bytes(*b));
+        }
+    }
+    total.add(second.sum);
+    total.carries += second.carries;
+    let (words, mut rest) = rest.as_chunks::<8>();
+    for word in words {
+        total.add(u64::from_ne_bytes(*word));
+    }
+    if let Some((half, tail)) = rest.split_first_chunk() {
+        total.add(u64::from(u32::from_ne_bytes(*half)));
+        rest = tail;
+    }
+    total.add(u64::from(match *rest {
+        [a, b, c] => u32::from_ne_bytes([a, b, c, 0]),
+        [a, b] => u32::from_ne_bytes([a, b, 0, 0]),
+        [a] => u32::from_ne_bytes([a, 0, 0, 0]),
+        _ => 0,
+    }));
+    acc + u64::from(u16::from_be(total.fold()))
+}
+
+/// A 64-bit sum and how often it overflowed, which is an addition with carry in most machines.
+#[derive(Default)]
+struct Sum {
+    sum: u64,
+    carries: u64,
+}
+
+impl Sum {
+    #[inline(always)]
+    fn add(&mut self, word: u64) {
+        let (sum, carry) = self.sum.overflowing_add(word);
+        self.sum = sum;
+        self.carries += u64::from(carry);
+    }
+
+    #[inline(always)]
+    fn fold(&self) -> u16 {
+        let (sum, carry) = self.sum.overflowing_add(self.carries);
+        fold32(u32::from(fold(sum)) + u32::from(carry))
+    }
 }
 
 /// A sum in 16 bits with the carries added back.
 #[inline]
 #[must_use]
-#[expect(clippy::cast_possible_truncation, reason = "the last step leaves at most 16 bits")]
 pub const fn fold(sum: u64) -> u16 {
-    let sum = (sum & 0xffff_ffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    sum as u16
+    // The upper half of `x + (x with its halves swapped)` is both halves and their carry.
+    fold32((sum.wrapping_add(sum.rotate_left(32)) >> 32) as u32)
+}
+
+/// As [`fold`].
+#[inline]
+#[must_use]
+pub const fn fold32(sum: u32) -> u16 {
+    (sum.wrapping_add(sum.rotate_left(16)) >> 16) as u16
 }
 
 /// The sum of an IPv4 pseudo-header (RFC 9293 section 3.1); `len` is header and payload of layer 4.
@@ -111,7 +155,7 @@ pub fn pseudo_header_v6(src: [u8; 16], dst: [u8; 16], protocol: u8, len: u32) ->
 #[inline]
 #[must_use]
 pub const fn update16(check: u16, old: u16, new: u16) -> u16 {
-    !fold(!check as u64 + !old as u64 + new as u64)
+    !fold32(!check as u32 + !old as u32 + new as u32)
 }
 
 /// As [`update16`] for two neighbouring words.

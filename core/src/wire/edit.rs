@@ -1,10 +1,10 @@
 //! In-place edits of a TCP segment's headers. Checksums follow by increments (RFC 1624), and the
 //! header never changes its length (COM-14, COM-15).
 
-use super::checksum::{update16, update32};
-use super::ip::{Ip, IpVersion};
+use super::checksum::{fold, fold32, sum, update16};
+use super::ip::{Ip, IpVersion, V4_HEADER};
 use super::seq::Seq;
-use super::tcp::{self, KIND_NOP, Tcp, TcpFlags};
+use super::tcp::{CHECKSUM_AT, FLAGS_AT, HEADER, KIND_NOP, Tcp, TcpFlags, WINDOW_AT};
 use super::{be16, be32};
 
 /// Bytes of the timestamps option before TSval.
@@ -23,12 +23,14 @@ const TSVAL_AT: usize = 2;
 /// ```
 #[derive(Debug)]
 pub struct TcpEdit<'a> {
-    ip: &'a mut [u8],
-    tcp: &'a mut [u8],
+    /// The start of the IP header.
+    ip: &'a mut [u8; V4_HEADER],
+    tcp: &'a mut [u8; HEADER],
+    options: &'a mut [u8],
     version: IpVersion,
     /// Where the timestamps and SACK options start in the TCP header; 0 if not there.
-    ts_at: usize,
-    sack_at: usize,
+    ts_offset: u8,
+    sack_offset: u8,
     /// The TCP checksum field covers the header, so edits must be reflected in it.
     full_checksum: bool,
 }
@@ -44,15 +46,20 @@ impl<'a> TcpEdit<'a> {
     #[inline]
     #[must_use]
     pub fn new(frame: &'a mut [u8], ip: &Ip, tcp: &Tcp, partial: bool) -> Self {
-        let l4 = usize::from(ip.payload_offset);
-        let (before, rest) = frame[..tcp.payload_offset as usize].split_at_mut(l4);
-        assert!(rest.len() >= tcp::HEADER, "the offsets are not of this frame");
+        let (l2_l3, l4) =
+            frame[..tcp.payload_offset as usize].split_at_mut(usize::from(ip.payload_offset));
+        let (Some(ip_header), Some((tcp_header, options))) =
+            (l2_l3[usize::from(ip.header_offset)..].first_chunk_mut(), l4.split_first_chunk_mut())
+        else {
+            panic!("the offsets are not of this frame");
+        };
         Self {
-            ip: &mut before[usize::from(ip.header_offset)..],
-            tcp: rest,
+            ip: ip_header,
+            tcp: tcp_header,
+            options,
             version: ip.version,
-            ts_at: usize::from(tcp.options.ts_offset),
-            sack_at: usize::from(tcp.options.sack_offset),
+            ts_offset: tcp.options.ts_offset,
+            sack_offset: tcp.options.sack_offset,
             full_checksum: !partial,
         }
     }
@@ -72,34 +79,50 @@ impl<'a> TcpEdit<'a> {
     /// Sets the window field, in wire units.
     #[inline]
     pub fn set_window(&mut self, window: u16) -> &mut Self {
-        self.put16(tcp::WINDOW_AT, window)
+        self.put16(WINDOW_AT, window)
     }
 
     /// Sets all nine flags; header length and reserved bits stay.
     #[inline]
     pub fn set_flags(&mut self, flags: TcpFlags) -> &mut Self {
-        let rest = be16(self.tcp, tcp::FLAGS_AT) & !TcpFlags::ALL.0;
-        self.put16(tcp::FLAGS_AT, rest | (flags & TcpFlags::ALL).0)
+        let rest = be16(self.tcp, FLAGS_AT) & !TcpFlags::ALL.0;
+        self.put16(FLAGS_AT, rest | (flags & TcpFlags::ALL).0)
     }
 
     /// Sets both timestamps; nothing happens if the segment has none, since options are not added.
     #[inline]
     pub fn set_timestamps(&mut self, tsval: u32, tsecr: u32) -> &mut Self {
-        if self.ts_at != 0 {
-            let at = self.ts_at + TSVAL_AT;
-            self.put32(at, tsval).put32(at + 4, tsecr);
+        if self.ts_offset != 0 {
+            let at = usize::from(self.ts_offset) - HEADER + TSVAL_AT;
+            let Some(ts) = self.options[at..].first_chunk_mut::<8>() else {
+                panic!("the offsets are not of this frame");
+            };
+            let old = [be32(ts, 0), be32(ts, 4)];
+            if old != [tsval, tsecr] {
+                ts[..4].copy_from_slice(&tsval.to_be_bytes());
+                ts[4..].copy_from_slice(&tsecr.to_be_bytes());
+                let sum = |[a, b]: [u32; 2]| fold(u64::from(a) + u64::from(b));
+                // At an odd offset every byte is in the other half of its word.
+                let place = |sum: u16| if at.is_multiple_of(2) { sum } else { sum.swap_bytes() };
+                self.fix_checksum(place(sum(old)), place(sum([tsval, tsecr])));
+            }
         }
         self
     }
 
     /// Overwrites the SACK option with NOPs.
     pub fn nop_out_sack(&mut self) -> &mut Self {
-        if self.sack_at != 0 {
-            let end = self.sack_at + usize::from(self.tcp[self.sack_at + 1]);
-            for at in self.sack_at..end {
-                self.put8(at, KIND_NOP);
-            }
-            self.sack_at = 0;
+        if self.sack_offset != 0 {
+            let at = usize::from(self.sack_offset) - HEADER;
+            let len = usize::from(self.options[at + 1]);
+            let option = &mut self.options[at..at + len];
+            // Summed as if at an even offset, then moved to where it is; its length is even.
+            let place = |sum: u16| if at.is_multiple_of(2) { sum } else { sum.swap_bytes() };
+            let old = place(fold(sum(option, 0)));
+            option.fill(KIND_NOP);
+            let new = place(fold(sum(option, 0)));
+            self.fix_checksum(old, new);
+            self.sack_offset = 0;
         }
         self
     }
@@ -124,43 +147,33 @@ impl<'a> TcpEdit<'a> {
         self
     }
 
-    #[inline]
-    fn put8(&mut self, at: usize, new: u8) {
-        let old = self.tcp[at];
-        self.tcp[at] = new;
-        // A byte at an odd offset is the low half of its word.
-        let shift = if at.is_multiple_of(2) { 8 } else { 0 };
-        self.fix_checksum(u32::from(old) << shift, u32::from(new) << shift);
-    }
-
-    #[inline]
+    /// Writes a field at an even offset of the fixed header.
+    #[inline(always)]
     fn put16(&mut self, at: usize, new: u16) -> &mut Self {
         let old = be16(self.tcp, at);
         if old != new {
             self.tcp[at..at + 2].copy_from_slice(&new.to_be_bytes());
-            self.fix_checksum(u32::from(old), u32::from(new));
+            self.fix_checksum(old, new);
         }
         self
     }
 
-    #[inline]
+    /// Writes a field at an even offset of the fixed header.
+    #[inline(always)]
     fn put32(&mut self, at: usize, new: u32) -> &mut Self {
         let old = be32(self.tcp, at);
         if old != new {
             self.tcp[at..at + 4].copy_from_slice(&new.to_be_bytes());
-            // At an odd offset every byte is in the other half of its word. Turning the number by
-            // eight bits puts it there: both have the same weight modulo 2^16 - 1.
-            let turn = if at.is_multiple_of(2) { 0 } else { 8 };
-            self.fix_checksum(old.rotate_left(turn), new.rotate_left(turn));
+            self.fix_checksum(fold32(old), fold32(new));
         }
         self
     }
 
-    #[inline]
-    fn fix_checksum(&mut self, old: u32, new: u32) {
+    #[inline(always)]
+    fn fix_checksum(&mut self, old: u16, new: u16) {
         if self.full_checksum {
-            let check = update32(be16(self.tcp, tcp::CHECKSUM_AT), old, new);
-            self.tcp[tcp::CHECKSUM_AT..][..2].copy_from_slice(&check.to_be_bytes());
+            let check = update16(be16(self.tcp, CHECKSUM_AT), old, new);
+            self.tcp[CHECKSUM_AT..CHECKSUM_AT + 2].copy_from_slice(&check.to_be_bytes());
         }
     }
 }

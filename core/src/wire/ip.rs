@@ -2,10 +2,11 @@
 
 use super::checksum::{self, Checksum};
 use super::tcp::{self, Tcp};
-use super::{be16, be32, small};
+use super::{array, be16, be32, small};
 use crate::drops::DropReason;
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::ops::Range;
 
 /// IP protocol number of TCP.
 pub const PROTOCOL_TCP: u8 = 6;
@@ -169,7 +170,6 @@ pub enum L4 {
 }
 
 /// Reads the IPv4 packet that starts `start` bytes into `frame`.
-#[inline]
 pub(super) fn parse_v4(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
     let h: &[u8; V4_HEADER] =
         frame.get(start..).and_then(|b| b.first_chunk()).ok_or(DropReason::Truncated)?;
@@ -180,41 +180,61 @@ pub(super) fn parse_v4(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
     }
     let (l4_start, end) = (start + header_len, start + total_len);
     let payload = frame.get(l4_start..end).ok_or(DropReason::Truncated)?;
-    let fragment = be16(h, 6);
     let l4 = match h[9] {
-        _ if fragment & 0x3fff != 0 => L4::Fragment,
+        _ if is_fragment(h) => L4::Fragment,
         PROTOCOL_TCP => tcp::parse(payload, l4_start).map_or(L4::MalformedTcp, L4::Tcp),
         PROTOCOL_UDP => L4::Udp,
         PROTOCOL_ICMP => L4::Icmp,
         PROTOCOL_AH | PROTOCOL_ESP => L4::Opaque,
         _ => L4::Other,
     };
-    Ok(Ip {
+    Ok(assemble_v4(h, start..l4_start, end, l4))
+}
+
+/// As [`parse_v4`] for TCP in the layout nearly all packets have, and `None` for any other.
+#[inline(always)]
+pub(super) fn usual_v4(frame: &[u8], start: usize) -> Option<Ip> {
+    let h: &[u8; V4_HEADER] = frame.get(start..)?.first_chunk()?;
+    if h[0] != 0x45 || is_fragment(h) || h[9] != PROTOCOL_TCP {
+        return None;
+    }
+    let (l4_start, end) = (start + V4_HEADER, start + usize::from(be16(h, 2)));
+    let tcp = tcp::parse_usual(frame.get(l4_start..end)?, l4_start)?;
+    Some(assemble_v4(h, start..l4_start, end, L4::Tcp(tcp)))
+}
+
+/// More fragments follow, or this is not the first.
+#[inline(always)]
+fn is_fragment(h: &[u8; V4_HEADER]) -> bool {
+    be16(h, 6) & 0x3fff != 0
+}
+
+#[inline(always)]
+fn assemble_v4(h: &[u8; V4_HEADER], header: Range<usize>, end: usize, l4: L4) -> Ip {
+    Ip {
         version: IpVersion::V4,
-        src: IpAddr16::from_v4([h[12], h[13], h[14], h[15]]),
-        dst: IpAddr16::from_v4([h[16], h[17], h[18], h[19]]),
+        src: IpAddr16::from_v4(array(&h[12..16])),
+        dst: IpAddr16::from_v4(array(&h[16..20])),
         tos: h[1],
         ttl: h[8],
         protocol: h[9],
         flow_label: 0,
-        header_offset: small(start),
-        payload_offset: small(l4_start),
+        header_offset: small(header.start),
+        payload_offset: small(header.end),
         end: offset(end),
-        options: header_len > V4_HEADER,
-        dont_fragment: fragment & 0x4000 != 0,
+        options: header.len() > V4_HEADER,
+        dont_fragment: h[6] & 0x40 != 0,
         l4,
-    })
+    }
 }
 
 /// Reads the IPv6 packet that starts `start` bytes into `frame`.
-#[inline]
 pub(super) fn parse_v6(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
     let h: &[u8; V6_HEADER] =
         frame.get(start..).and_then(|b| b.first_chunk()).ok_or(DropReason::Truncated)?;
     if h[0] >> 4 != 6 {
         return Err(DropReason::MalformedHeader);
     }
-    let word = be32(h, 0);
     let end = start + V6_HEADER + usize::from(be16(h, 4));
     let payload = frame.get(start + V6_HEADER..end).ok_or(DropReason::Truncated)?;
     let chain = if payload.is_empty() && h[6] != V6_NO_NEXT {
@@ -226,6 +246,7 @@ pub(super) fn parse_v6(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
     let l4_start = start + V6_HEADER + chain.len;
     let l4 = match chain.protocol {
         _ if let Some(stop) = chain.stop => stop,
+        _ if mapped_v4(h) => L4::Opaque,
         PROTOCOL_TCP => {
             tcp::parse(&payload[chain.len..], l4_start).map_or(L4::MalformedTcp, L4::Tcp)
         }
@@ -234,26 +255,51 @@ pub(super) fn parse_v6(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
         V6_NO_NEXT => L4::Other,
         _ => L4::Opaque,
     };
-    let address = |at: usize| {
-        let mut a = [0; 16];
-        a.copy_from_slice(&h[at..at + 16]);
-        IpAddr16(a)
-    };
-    Ok(Ip {
+    let mut ip = assemble_v6(h, start..l4_start, end, l4);
+    ip.protocol = chain.protocol;
+    ip.options |= chain.stop.is_some();
+    Ok(ip)
+}
+
+/// As [`parse_v6`] for TCP in the layout nearly all packets have, and `None` for any other.
+#[inline(always)]
+pub(super) fn usual_v6(frame: &[u8], start: usize) -> Option<Ip> {
+    let h: &[u8; V6_HEADER] = frame.get(start..)?.first_chunk()?;
+    if h[0] >> 4 != 6 || h[6] != PROTOCOL_TCP || mapped_v4(h) {
+        return None;
+    }
+    let l4_start = start + V6_HEADER;
+    let end = l4_start + usize::from(be16(h, 4));
+    let tcp = tcp::parse_usual(frame.get(l4_start..end)?, l4_start)?;
+    Some(assemble_v6(h, start..l4_start, end, L4::Tcp(tcp)))
+}
+
+/// An address is v4-mapped, which never belongs on a wire (RFC 4942 section 2.2) and would look
+/// like the IPv4 address in an [`IpAddr16`].
+#[inline(always)]
+fn mapped_v4(h: &[u8; V6_HEADER]) -> bool {
+    const PREFIX: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    h[8..20] == PREFIX || h[24..36] == PREFIX
+}
+
+#[inline(always)]
+fn assemble_v6(h: &[u8; V6_HEADER], header: Range<usize>, end: usize, l4: L4) -> Ip {
+    let word = be32(h, 0);
+    Ip {
         version: IpVersion::V6,
-        src: address(8),
-        dst: address(24),
+        src: IpAddr16(array(&h[8..24])),
+        dst: IpAddr16(array(&h[24..40])),
         tos: (word >> 20 & 0xff) as u8,
         ttl: h[7],
-        protocol: chain.protocol,
+        protocol: h[6],
         flow_label: word & 0x000f_ffff,
-        header_offset: small(start),
-        payload_offset: small(l4_start),
+        header_offset: small(header.start),
+        payload_offset: small(header.end),
         end: offset(end),
-        options: chain.len > 0 || chain.stop.is_some(),
+        options: header.len() > V6_HEADER,
         dont_fragment: true,
         l4,
-    })
+    }
 }
 
 /// Where a walk over IPv6 extension headers ended.

@@ -29,6 +29,12 @@ fn be32(b: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([b[at], b[at + 1], b[at + 2], b[at + 3]])
 }
 
+/// The bytes of `b`, which has exactly `N` (the compiler makes this one load).
+#[inline(always)]
+fn array<const N: usize>(b: &[u8]) -> [u8; N] {
+    b.try_into().unwrap_or([0; N])
+}
+
 /// An offset or length that is at most 65,535 by construction, as a `u16`.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "the callers' sums of header fields fit")]

@@ -9,7 +9,7 @@ pub use super::ip::{
 pub use super::seq::Seq;
 pub use super::tcp::{SackBlocks, Tcp, TcpFlags, TcpOptions, Timestamps};
 
-use super::{be16, ip};
+use super::{array, be16, ip};
 use crate::drops::DropReason;
 use core::hash::{Hash, Hasher};
 use core::net::Ipv4Addr;
@@ -136,7 +136,29 @@ impl Packet {
     /// [`L4::MalformedTcp`], for the caller to decide.
     #[inline]
     pub fn parse(frame: &[u8]) -> Result<Self, DropReason> {
-        let eth = Eth::parse(frame)?;
+        let Some(h) = frame.first_chunk() else { return Err(DropReason::Truncated) };
+        // Copies of these structs are most of the cost, hence a path without detours for the usual.
+        let start = usize::from(ETHERNET);
+        match Eth::ethertype(h) {
+            ETHERTYPE_IPV4 => {
+                if let Some(ip) = ip::usual_v4(frame, start) {
+                    return Ok(Self { eth: Eth::untagged(h), net: Net::Ip(ip) });
+                }
+            }
+            ETHERTYPE_IPV6 => {
+                if let Some(ip) = ip::usual_v6(frame, start) {
+                    return Ok(Self { eth: Eth::untagged(h), net: Net::Ip(ip) });
+                }
+            }
+            _ => {}
+        }
+        Self::parse_any(frame, h)
+    }
+
+    #[inline(never)]
+    fn parse_any(frame: &[u8], h: &[u8; ETHERNET as usize]) -> Result<Self, DropReason> {
+        let mut eth = Eth::untagged(h);
+        eth.parse_tags(frame)?;
         let start = usize::from(eth.len);
         let net = match eth.ethertype {
             ETHERTYPE_IPV4 => Net::Ip(ip::parse_v4(frame, start)?),
@@ -162,27 +184,24 @@ impl Packet {
 }
 
 impl Eth {
-    #[inline]
-    fn parse(frame: &[u8]) -> Result<Self, DropReason> {
-        let Some(h) = frame.first_chunk::<{ ETHERNET as usize }>() else {
-            return Err(DropReason::Truncated);
-        };
-        let [d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1] = *h;
-        let mut eth = Self {
-            dst: [d0, d1, d2, d3, d4, d5],
-            src: [s0, s1, s2, s3, s4, s5],
+    #[inline(always)]
+    fn ethertype(h: &[u8; ETHERNET as usize]) -> u16 {
+        be16(h, 12)
+    }
+
+    /// The header as if it had no tags.
+    #[inline(always)]
+    fn untagged(h: &[u8; ETHERNET as usize]) -> Self {
+        Self {
+            dst: array(&h[..6]),
+            src: array(&h[6..12]),
             vlan: VlanStack::default(),
             len: ETHERNET,
-            ethertype: u16::from_be_bytes([t0, t1]),
-        };
-        if is_tag(eth.ethertype) {
-            eth.parse_tags(frame)?;
+            ethertype: Self::ethertype(h),
         }
-        Ok(eth)
     }
 
     /// Reads the tags; behind more than two `ethertype` stays that of a tag, which is no protocol.
-    #[cold]
     fn parse_tags(&mut self, frame: &[u8]) -> Result<(), DropReason> {
         for slot in &mut self.vlan.tags {
             if !is_tag(self.ethertype) {

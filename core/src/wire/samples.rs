@@ -67,6 +67,51 @@ impl Segment {
         (frame, hdr)
     }
 
+    /// The whole frame with these option bytes, a multiple of four, in place of the usual ones.
+    pub(crate) fn frame_with_options(&self, options: &[u8]) -> Vec<u8> {
+        let bare = Self { timestamps: None, sack: Vec::new(), ..self.clone() }.frame();
+        let (l3, l4) = (self.l2.len(), self.l4_at());
+        let (headers, payload) = bare.split_at(l4 + 20);
+        let mut frame = [headers, options, payload].concat();
+        let words = u8::try_from(5 + options.len() / 4).expect("a header's length");
+        frame[l4 + 12] = words << 4 | (frame[l4 + 12] & 0x0f);
+        let (field, from) = match self.version {
+            IpVersion::V4 => (l3 + 2, l3),
+            IpVersion::V6 => (l3 + 4, l4),
+        };
+        let len = u16::try_from(frame.len() - from).expect("a packet's length");
+        frame[field..field + 2].copy_from_slice(&len.to_be_bytes());
+        self.put_checksums(&mut frame);
+        frame
+    }
+
+    /// Writes the IPv4 header and TCP checksums into a frame of this segment, the plain way.
+    pub(crate) fn put_checksums(&self, frame: &mut [u8]) {
+        let (l3, l4) = (self.l2.len(), self.l4_at());
+        let len = u32::try_from(frame.len() - l4).expect("a segment's length").to_be_bytes();
+        frame[l4 + 16..l4 + 18].fill(0);
+        let addresses = match self.version {
+            IpVersion::V4 => l3 + 12..l3 + 20,
+            IpVersion::V6 => l3 + 8..l3 + 40,
+        };
+        let check = plain_checksum(&[&frame[addresses], &[0, 6], &len, &frame[l4..]]);
+        frame[l4 + 16..l4 + 18].copy_from_slice(&check.to_be_bytes());
+        if self.version == IpVersion::V4 {
+            frame[l3 + 10..l3 + 12].fill(0);
+            let check = plain_checksum(&[&frame[l3..l4]]);
+            frame[l3 + 10..l3 + 12].copy_from_slice(&check.to_be_bytes());
+        }
+    }
+
+    /// Where the TCP header starts.
+    pub(crate) fn l4_at(&self) -> usize {
+        self.l2.len()
+            + match self.version {
+                IpVersion::V4 => 20,
+                IpVersion::V6 => 40,
+            }
+    }
+
     fn build(&self, csum: CsumMode<'_>) -> Vec<u8> {
         let mut buf = [0; TcpEmit::MAX_LEN];
         let len = self.emit().emit(&mut buf, self.payload.len(), csum);
@@ -166,4 +211,16 @@ prop_compose! {
             payload,
         }
     }
+}
+
+/// The Internet checksum over pieces (all but the last of even length), the slow and plain way.
+pub(crate) fn plain_checksum(pieces: &[&[u8]]) -> u16 {
+    let mut sum = 0u64;
+    for word in pieces.iter().flat_map(|piece| piece.chunks(2)) {
+        sum += u64::from(word[0]) << 8 | word.get(1).map_or(0, |b| u64::from(*b));
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).expect("folded")
 }

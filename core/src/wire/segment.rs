@@ -1,14 +1,15 @@
 //! What a port's peer cannot do itself is done here: checksums are completed and super-segments
 //! cut (COM-17, COM-18). And what a guest says about its frames is checked (COM-16).
 
-use super::checksum::{Checksum, fold, sum, update16};
+use super::checksum::{Checksum, fold, sum};
 use super::emit::gso_type;
-use super::ip::{Ip, IpVersion, L4, tcp_pseudo_header};
+use super::ip::{Ip, IpVersion, L4, V6_HEADER, offset, tcp_pseudo_header};
 use super::packet::{Net, Packet};
 use super::tcp::{self, Tcp, TcpFlags};
 use super::virtio_net::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
 use super::{be16, be32, small};
 use crate::drops::DropReason;
+use core::cmp::Ordering;
 
 /// Smallest `gso_size` taken from a guest: the smallest MSS Linux sends with (48,
 /// `TCP_MIN_SND_MSS`) less a full set of options. It bounds into how many frames 64 KiB can be
@@ -34,19 +35,25 @@ pub fn validate_hdr(
     const BAD: DropReason = DropReason::MalformedVirtioHeader;
     let mut clean = VirtioNetHdr::default();
     if hdr.needs_csum() {
-        // Nobody may write checksums into addresses that were checked before.
-        let (l4_start, field) = match &packet.net {
+        // Nobody may write checksums into addresses that were checked before. Behind the IP header
+        // a tunnel may have its inner checksum anywhere (Linux does that for VXLAN), but if the
+        // outer TCP or UDP header is meant, then its own field is.
+        let (l4_start, field, tunnel) = match &packet.net {
             Net::Arp(_) => return Err(BAD),
-            Net::Other => (u16::from(packet.eth.len), None),
+            Net::Other => (u16::from(packet.eth.len), None, true),
             Net::Ip(ip) => match ip.l4 {
-                L4::Tcp(_) => (ip.payload_offset, Some(small(tcp::CHECKSUM_AT))),
-                L4::Udp => (ip.payload_offset, Some(UDP_CHECKSUM_AT)),
-                _ => (ip.payload_offset, None),
+                L4::Tcp(_) => (ip.payload_offset, Some(small(tcp::CHECKSUM_AT)), false),
+                L4::Udp => (ip.payload_offset, Some(UDP_CHECKSUM_AT), true),
+                _ => (ip.payload_offset, None, true),
             },
         };
-        let exact = field.is_none_or(|f| hdr.csum_start == l4_start && hdr.csum_offset == f);
+        let placed = match hdr.csum_start.cmp(&l4_start) {
+            Ordering::Less => false,
+            Ordering::Equal => field.is_none_or(|field| hdr.csum_offset == field),
+            Ordering::Greater => tunnel,
+        };
         let end = usize::from(hdr.csum_start) + usize::from(hdr.csum_offset) + 2;
-        if !exact || hdr.csum_start < l4_start || end > frame.len() {
+        if !placed || end > frame.len() {
             return Err(BAD);
         }
         clean.flags = F_NEEDS_CSUM;
@@ -186,24 +193,23 @@ impl<'a> Segmenter<'a> {
     fn put_ip(&self, ip: &mut [u8], tcp_len: usize) {
         match self.version {
             IpVersion::V4 => {
-                let (old_len, old_id) = (be16(ip, 2), be16(ip, 4));
-                let (new_len, new_id) =
-                    (small(ip.len() + tcp_len), old_id.wrapping_add(self.count));
-                ip[2..4].copy_from_slice(&new_len.to_be_bytes());
-                ip[4..6].copy_from_slice(&new_id.to_be_bytes());
-                let check = update16(be16(ip, 10), old_len, new_len);
-                let check = update16(check, old_id, new_id);
+                let id = be16(ip, 4).wrapping_add(self.count);
+                let len = small(ip.len() + tcp_len);
+                ip[2..4].copy_from_slice(&len.to_be_bytes());
+                ip[4..6].copy_from_slice(&id.to_be_bytes());
+                ip[10..12].fill(0);
+                let check = !fold(sum(ip, 0));
                 ip[10..12].copy_from_slice(&check.to_be_bytes());
             }
             IpVersion::V6 => {
-                let len = small(ip.len() - super::ip::V6_HEADER + tcp_len);
+                let len = small(ip.len() - V6_HEADER + tcp_len);
                 ip[4..6].copy_from_slice(&len.to_be_bytes());
             }
         }
     }
 
     fn put_tcp(&self, tcp: &mut [u8], flags: TcpFlags) {
-        let seq = be32(tcp, 4).wrapping_add(u32::try_from(self.done).unwrap_or_default());
+        let seq = be32(tcp, 4).wrapping_add(offset(self.done));
         tcp[4..8].copy_from_slice(&seq.to_be_bytes());
         let word = be16(tcp, tcp::FLAGS_AT) & !TcpFlags::ALL.0 | flags.0;
         tcp[tcp::FLAGS_AT..][..2].copy_from_slice(&word.to_be_bytes());

@@ -157,6 +157,7 @@ pub struct Timestamps {
 
 /// Up to four SACK blocks, each `(first byte, byte after the last)`, in the order of the option.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[repr(align(8))]
 pub struct SackBlocks {
     len: u8,
     blocks: [(Seq, Seq); Self::MAX],
@@ -221,21 +222,48 @@ pub struct TcpOptions {
 }
 
 impl TcpOptions {
+    /// What a segment without options says.
+    pub const NONE: Self = Self::only_timestamps(None, 0);
+
+    /// Timestamps, if any, and nothing else.
+    #[inline(always)]
+    const fn only_timestamps(timestamps: Option<Timestamps>, ts_offset: u8) -> Self {
+        // Spelt out, because the compiler makes `..Self::NONE` a detour over the stack.
+        Self {
+            timestamps,
+            mss: None,
+            window_scale: None,
+            sack_permitted: false,
+            sack: SackBlocks { len: 0, blocks: [(Seq(0), Seq(0)); SackBlocks::MAX] },
+            tfo: false,
+            unknown: false,
+            mptcp: false,
+            malformed: false,
+            ts_offset,
+            sack_offset: 0,
+        }
+    }
+
     /// Walks the option bytes of a segment; `syn` says which whitelist of COM-05 holds.
-    #[inline]
     #[must_use]
     pub fn parse(options: &[u8], syn: bool) -> Self {
-        let mut out = Self::default();
-        if let Some((usual, rest)) = options.split_first_chunk::<12>()
-            && rest.is_empty()
-            && usual[..4] == NOP_NOP_TIMESTAMPS
-        {
-            out.timestamps = Some(Timestamps { tsval: be32(usual, 4), tsecr: be32(usual, 8) });
-            out.ts_offset = 22;
-        } else if !options.is_empty() {
-            out.walk(options, syn);
-        }
+        let mut out = Self::NONE;
+        out.walk(options, syn);
         out
+    }
+
+    /// Reads the options that nearly all segments have, timestamps after two NOPs or none at all,
+    /// which any kind of segment may carry; `None` for any others.
+    #[inline(always)]
+    fn usual(options: &[u8]) -> Option<Self> {
+        let (timestamps, ts_offset) = match options {
+            [] => (None, 0),
+            &[KIND_NOP, KIND_NOP, KIND_TIMESTAMPS, 10, ref ts @ ..] if ts.len() == 8 => {
+                (Some(Timestamps { tsval: be32(ts, 0), tsecr: be32(ts, 4) }), 22)
+            }
+            _ => return None,
+        };
+        Some(Self::only_timestamps(timestamps, ts_offset))
     }
 
     fn walk(&mut self, options: &[u8], syn: bool) {
@@ -330,22 +358,43 @@ impl Tcp {
 /// Reads the segment that fills `segment` and starts `start` bytes into its frame.
 ///
 /// `None`: the header does not fit or its length is below 20 (COM-03).
-#[inline]
 pub(super) fn parse(segment: &[u8], start: usize) -> Option<Tcp> {
     let h: &[u8; HEADER] = segment.first_chunk()?;
-    let header_len = usize::from(h[FLAGS_AT] >> 4) * 4;
-    let options = segment.get(HEADER..header_len)?;
-    let flags = TcpFlags(be16(h, FLAGS_AT)) & TcpFlags::ALL;
-    Some(Tcp {
+    let options = segment.get(HEADER..header_len(h))?;
+    Some(assemble(h, TcpOptions::parse(options, flags(h).syn()), start, segment.len()))
+}
+
+/// As [`parse`] for the options nearly all segments have, and `None` for any others.
+#[inline(always)]
+pub(super) fn parse_usual(segment: &[u8], start: usize) -> Option<Tcp> {
+    let h: &[u8; HEADER] = segment.first_chunk()?;
+    let options = TcpOptions::usual(segment.get(HEADER..header_len(h))?)?;
+    Some(assemble(h, options, start, segment.len()))
+}
+
+/// Bytes of the header, by its data offset.
+#[inline(always)]
+fn header_len(h: &[u8; HEADER]) -> usize {
+    usize::from(h[FLAGS_AT] >> 4) * 4
+}
+
+#[inline(always)]
+fn flags(h: &[u8; HEADER]) -> TcpFlags {
+    TcpFlags(be16(h, FLAGS_AT)) & TcpFlags::ALL
+}
+
+#[inline(always)]
+fn assemble(h: &[u8; HEADER], options: TcpOptions, start: usize, segment_len: usize) -> Tcp {
+    Tcp {
         src_port: be16(h, 0),
         dst_port: be16(h, 2),
         seq: Seq(be32(h, 4)),
         ack: Seq(be32(h, 8)),
-        flags,
+        flags: flags(h),
         window: be16(h, WINDOW_AT),
         urgent: be16(h, 18),
-        options: TcpOptions::parse(options, flags.syn()),
-        payload_offset: offset(start + header_len),
-        payload_len: offset(segment.len() - header_len),
-    })
+        options,
+        payload_offset: offset(start + header_len(h)),
+        payload_len: offset(segment_len - header_len(h)),
+    }
 }
