@@ -1,0 +1,299 @@
+//! Bytes for G: what of the store goes out next, and its loss recovery (SNOOP-14, 15, 27 to 32).
+//!
+//! There is no congestion window here: the path to G is a ring. What limits delivery is G's own
+//! window, the ring's room and, per frame, what the driver can take.
+
+use crate::limits;
+use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::{Cx, Fate};
+use crate::time::Instant;
+use crate::wire::emit::{CsumMode, TcpEmit};
+use crate::wire::packet::{IpVersion, TcpFlags};
+use crate::wire::virtio_net::{F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
+
+/// One frame for G: a header, and the stored bytes `[from, to)`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Delivery {
+    pub(crate) hdr: VirtioNetHdr,
+    pub(crate) header_len: u8,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+}
+
+/// What a frame may carry: payload bytes, and bytes per wire segment if it is a super-segment.
+#[derive(Clone, Copy)]
+struct Limit {
+    payload: u64,
+    mss: u64,
+}
+
+/// The IP total length field bounds a super-segment.
+const IP_LEN_MAX: u64 = 65_535;
+
+impl Flow {
+    /// The flow has, or may have, something for G: it joins its VM's delivery list.
+    pub(crate) fn want_delivery(&mut self, cx: &mut Cx<'_, '_>) {
+        if !self.flags.listed && self.has_delivery() {
+            self.flags.listed = true;
+            cx.vm.ready.push_back(cx.id);
+        }
+    }
+
+    fn has_delivery(&self) -> bool {
+        let f = &self.flags;
+        if f.rst_to_guest_due || f.probe_due || f.ack_to_guest_due {
+            return true;
+        }
+        matches!(self.state, State::On | State::Drain)
+            && (self.recovery.from < self.recovery.to
+                || self.fresh_bytes() > 0
+                || self.fin_due()
+                || self.rst_ready())
+    }
+
+    /// Bytes not handed over yet that G's window takes, SWS avoidance applied (SNOOP-27).
+    fn fresh_bytes(&self) -> u64 {
+        let held = self.rx.rcv_nxt.saturating_sub(self.rx.g_snd);
+        let room = self.rx.g_re.saturating_sub(self.rx.g_snd);
+        if room >= held {
+            return held;
+        }
+        // RFC 9293 section 3.8.6.2.1: a full segment, or half of the largest window seen.
+        let window_max = self.rx.g_re_max.saturating_sub(self.rx.g_una);
+        let useful = room >= u64::from(self.opt.mss_to_guest) || room * 2 >= window_max;
+        if useful { room } else { 0 }
+    }
+
+    fn fin_due(&self) -> bool {
+        self.fin_r().is_some_and(|fin| self.rx.g_snd == fin && self.rx.g_una <= fin)
+    }
+
+    fn rst_ready(&self) -> bool {
+        self.flags.rst_pending && self.rx.g_una >= self.rx.rcv_nxt
+    }
+
+    /// The next frame for G of at most `room` bytes. Its header is written to `buf`.
+    pub(crate) fn next_delivery(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        buf: &mut [u8; TcpEmit::MAX_LEN],
+        room: usize,
+    ) -> Option<Delivery> {
+        if self.flags.rst_to_guest_due || self.rst_ready() {
+            return Some(self.deliver_rst(cx, buf));
+        }
+        if !matches!(self.state, State::On | State::Drain) {
+            return None;
+        }
+        let limit = self.frame_limit(cx, room);
+        if self.recovery.from < self.recovery.to {
+            return self.deliver_again(cx, buf, limit);
+        }
+        let fresh = self.fresh_bytes().min(limit.payload);
+        if fresh > 0 || self.fin_due() {
+            let from = self.rx.g_snd;
+            return self.deliver_range(cx, buf, from, from + fresh, limit);
+        }
+        if self.flags.probe_due {
+            self.flags.probe_due = false;
+            let seq = self.rx.g_una - 1;
+            return Some(self.deliver_bare(cx, buf, seq, TcpFlags::ACK));
+        }
+        if self.flags.ack_to_guest_due {
+            let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
+            return Some(self.deliver_bare(cx, buf, seq, TcpFlags::ACK));
+        }
+        None
+    }
+
+    /// What one frame may carry into this ring, given the features negotiated now (COM-17).
+    fn frame_limit(&self, cx: &Cx<'_, '_>, room: usize) -> Limit {
+        let v4 = self.key.version == IpVersion::V4;
+        let tso = cx.features.csum && if v4 { cx.features.tso4 } else { cx.features.tso6 };
+        let options = if self.opt.timestamps { 12 } else { 0 };
+        let ip_tcp = if v4 { 40 } else { 60 } + options;
+        let mss = u64::from(self.opt.mss_to_guest);
+        let room = (room as u64).saturating_sub(self.to_guest.l2().len() as u64 + ip_tcp);
+        let payload = if tso { (IP_LEN_MAX - ip_tcp) / mss * mss } else { mss };
+        Limit { payload: payload.min(room), mss }
+    }
+
+    fn deliver_again(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        buf: &mut [u8; TcpEmit::MAX_LEN],
+        limit: Limit,
+    ) -> Option<Delivery> {
+        let from = self.recovery.from.max(self.rx.g_una);
+        let to = self.recovery.to.min(from + limit.payload);
+        if from >= to {
+            self.recovery.from = self.recovery.to;
+            return None;
+        }
+        self.recovery.from = to;
+        self.counters.local_retransmissions += 1;
+        cx.vm.counters.local_retransmissions += 1;
+        self.deliver_range(cx, buf, from, to, limit)
+    }
+
+    fn deliver_range(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        buf: &mut [u8; TcpEmit::MAX_LEN],
+        from: u64,
+        to: u64,
+        limit: Limit,
+    ) -> Option<Delivery> {
+        let with_fin = self.fin_r().is_some_and(|fin| to == fin) && from >= self.rx.g_snd;
+        if from == to && !with_fin {
+            return None; // the ring has no room for even one byte
+        }
+        let mut flags = TcpFlags::ACK;
+        if (from < self.rx.psh && self.rx.psh <= to) || to == self.rx.rcv_nxt {
+            flags = flags | TcpFlags::PSH; // an extra PSH is allowed (SNOOP-12)
+        }
+        if with_fin {
+            flags = flags | TcpFlags::FIN;
+        }
+        let len = (to - from) as usize; // at most 64 KiB
+        let header_len = if cx.features.csum {
+            self.emit_to_guest(buf, from, flags, len, CsumMode::Partial)
+        } else {
+            // Without partial checksums a frame is one segment: at most two pages.
+            let mut parts: [&[u8]; 2] = [&[]; 2];
+            for (slot, part) in parts.iter_mut().zip(self.store.slices(cx.arena, from, to)) {
+                *slot = part;
+            }
+            self.emit_to_guest(buf, from, flags, len, CsumMode::Full(&parts))
+        };
+        let end = to + u64::from(with_fin);
+        self.rx.g_snd = self.rx.g_snd.max(end);
+        self.rx.g_nxt = self.rx.g_nxt.max(end);
+        if let Some(rec) = self.rec {
+            cx.arena.commit_g_nxt(rec, self.rx.g_nxt);
+        }
+        self.arm_guest_timer(cx, false);
+        let hdr = self.virtio_hdr(cx.features.csum, len as u64, limit.mss);
+        Some(Delivery { hdr, header_len: header_len as u8, from, to }) // at most MAX_LEN
+    }
+
+    fn virtio_hdr(&self, partial: bool, len: u64, mss: u64) -> VirtioNetHdr {
+        if !partial {
+            return VirtioNetHdr::default();
+        }
+        let v4 = self.key.version == IpVersion::V4;
+        let options = if self.opt.timestamps { 12 } else { 0 };
+        let l4 = self.to_guest.l2().len() as u16 + if v4 { 20 } else { 40 }; // at most 22 + 40
+        let gso = if len <= mss {
+            GSO_NONE
+        } else if v4 {
+            GSO_TCPV4
+        } else {
+            GSO_TCPV6
+        };
+        VirtioNetHdr {
+            flags: F_NEEDS_CSUM,
+            gso_type: gso,
+            hdr_len: l4 + 20 + options,
+            gso_size: if gso == GSO_NONE { 0 } else { mss as u16 }, // came from a u16
+            csum_start: l4,
+            csum_offset: 16,
+        }
+    }
+
+    fn deliver_bare(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        buf: &mut [u8; TcpEmit::MAX_LEN],
+        seq: u64,
+        flags: TcpFlags,
+    ) -> Delivery {
+        let _ = cx;
+        let header_len = self.emit_to_guest(buf, seq, flags, 0, CsumMode::Full(&[]));
+        Delivery { hdr: VirtioNetHdr::default(), header_len: header_len as u8, from: 0, to: 0 }
+    }
+
+    /// R's RST, exact for G (SNOOP-15); or ours, when promises cannot be kept.
+    fn deliver_rst(&mut self, cx: &mut Cx<'_, '_>, buf: &mut [u8; TcpEmit::MAX_LEN]) -> Delivery {
+        let ours = self.flags.rst_to_guest_due;
+        self.flags.rst_to_guest_due = false;
+        let seq = if ours { self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una) } else { self.rx.g_una };
+        let d = self.deliver_bare(cx, buf, seq, TcpFlags::RST | TcpFlags::ACK);
+        if !ours {
+            self.flags.rst_pending = false;
+            self.abort(cx, Why::Reset);
+        }
+        d
+    }
+
+    /// The guest timer ran out: G had its time and did not move (SNOOP-29, 31, 32, 42).
+    pub(crate) fn on_guest_timeout(&mut self, cx: &mut Cx<'_, '_>) {
+        let running = cx.vm.clock.now(cx.now);
+        let stuck = running.since(self.deadlines.stuck_since.min(running));
+        if self.flags.rst_pending && stuck >= limits::T_RST {
+            self.give_up_behind_rst(cx);
+            return;
+        }
+        self.recovery.timeouts = self.recovery.timeouts.saturating_add(1);
+        if self.flags.persist {
+            self.flags.probe_due = true;
+        } else {
+            if self.recovery.timeouts >= limits::GUEST_REFUSES_TIMEOUTS
+                && stuck >= limits::GUEST_REFUSES_AFTER
+            {
+                cx.vm.counters.flows_aborted += 1;
+                self.abort_both(cx, Why::GuestRefuses);
+                return;
+            }
+            if !self.flags.proven && stuck >= limits::ASYMMETRY_AFTER {
+                self.drain(cx, Why::Asymmetric);
+            }
+            // Everything unacknowledged counts as lost; duplicates inside G are harmless.
+            self.rx.g_snd = self.rx.g_una;
+            self.recovery.from = 0;
+            self.recovery.to = 0;
+            self.recovery.done = self.rx.g_una;
+            self.recovery.end = 0;
+            self.counters.local_retransmissions += 1;
+            cx.vm.counters.local_retransmissions += 1;
+        }
+        self.deadlines.guest = running + self.guest_timeout();
+    }
+
+    fn give_up_behind_rst(&mut self, cx: &mut Cx<'_, '_>) {
+        self.flags.rst_pending = false;
+        self.abort(cx, Why::Reset);
+        self.flags.rst_to_guest_due = true;
+    }
+
+    /// A segment of either side meets a flow in `Abort`: a challenge ACK gets an exact RST.
+    pub(crate) fn on_segment_in_abort(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        from_guest: bool,
+        tcp: &crate::wire::packet::Tcp,
+    ) -> Fate {
+        let rst = tcp.flags.contains(TcpFlags::RST);
+        if !rst && tcp.flags.contains(TcpFlags::ACK) {
+            if from_guest {
+                let ack = tcp.ack.unwrap(self.rx.g_nxt);
+                self.rx.g_una = ack;
+                self.rx.g_nxt = ack;
+                self.rx.g_re = self.rx.g_re.max(ack);
+                self.flags.rst_to_guest_due = true;
+            } else if self.abort_rst_allowed(cx.now) {
+                let seq = tcp.ack.unwrap(self.tx.w_nxt);
+                self.emit_to_net(cx, seq, TcpFlags::RST | TcpFlags::ACK, None);
+            }
+        }
+        Fate::Drop(crate::drops::DropReason::FlowAborted)
+    }
+
+    fn abort_rst_allowed(&mut self, now: Instant) -> bool {
+        let allowed = now.since(self.limited_ack_at) >= limits::ABORT_RST_INTERVAL;
+        if allowed {
+            self.limited_ack_at = now;
+        }
+        allowed
+    }
+}

@@ -1,0 +1,196 @@
+//! The emission gates (tcp-spec 3.4): every packet of an `On` or `Drain` flow passes one.
+//!
+//! EMIT-R makes what leaves for R consistent with what H has promised; EMIT-G makes what reaches G
+//! look like one remote endpoint. The tables of the spec are normative; K-01 to K-06 say why.
+
+use crate::engine::PortId;
+use crate::tcp::Cx;
+use crate::tcp::flow::Flow;
+use crate::wire::edit::TcpEdit;
+use crate::wire::emit::{CsumMode, TcpEmit};
+use crate::wire::packet::{Ip, Tcp, TcpFlags, Timestamps};
+use crate::wire::seq::Seq;
+
+/// The ECN bits of TOS and traffic class.
+const ECN_MASK: u8 = 0b11;
+const ECT0: u8 = 0b10;
+/// Both ECN bits: congestion experienced.
+pub(crate) const CE: u8 = 0b11;
+
+/// A header-only frame H made for R, to be routed from `origin`'s side of the switch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ToNet {
+    pub(crate) origin: PortId,
+    pub(crate) len: u8,
+    pub(crate) bytes: [u8; TcpEmit::MAX_LEN],
+}
+
+/// Serial comparison of timestamps (RFC 7323 section 5.2): `a` is older than `b`.
+pub(crate) fn ts_older(a: u32, b: u32) -> bool {
+    Seq(a).lt(Seq(b))
+}
+
+fn ts_newest(a: u32, b: u32) -> u32 {
+    if ts_older(a, b) { b } else { a }
+}
+
+impl Flow {
+    /// EMIT-R for a segment of G with data or FIN: edited in place, length unchanged (COM-15).
+    pub(crate) fn gate_to_net(&mut self, frame: &mut [u8], ip: &Ip, tcp: &Tcp, partial: bool) {
+        let ack = self.ack_to_net();
+        let window = self.window_to_net();
+        let mut flags = tcp.flags.without(TcpFlags::ECE);
+        if self.flags.ece {
+            flags = flags | TcpFlags::ECE;
+        }
+        let mut edit = TcpEdit::new(frame, ip, tcp, partial);
+        if tcp.flags.contains(TcpFlags::ACK) {
+            edit.set_ack(Seq::wrap(ack));
+            edit.set_window(window);
+        }
+        edit.set_flags(flags);
+        edit.nop_out_sack();
+        if let Some(ts) = tcp.options.timestamps {
+            self.ts.emit_r = ts_newest(self.ts.emit_r, ts.tsval);
+            edit.set_timestamps(self.ts.emit_r, self.ts.recent);
+        }
+        self.acked(ack);
+    }
+
+    /// EMIT-R for a pure ACK that H makes, with SACK blocks (SNOOP-10) behind `dsack` (SNOOP-11).
+    pub(crate) fn emit_ack(&mut self, cx: &mut Cx<'_, '_>, dsack: Option<(u64, u64)>) {
+        let seq = self.tx.w_nxt.min(self.tx.r_re).max(self.tx.w_una);
+        self.emit_to_net(cx, seq, TcpFlags::ACK, dsack);
+        cx.vm.counters.acks_made += 1;
+    }
+
+    /// EMIT-R for any header-only segment. An RST carries ACK but no window to speak of.
+    pub(crate) fn emit_to_net(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        seq: u64,
+        flags: TcpFlags,
+        dsack: Option<(u64, u64)>,
+    ) {
+        let rst = flags.contains(TcpFlags::RST);
+        let ack = self.ack_to_net();
+        let window = if rst { 0 } else { self.window_to_net() };
+        let mut sack = [(Seq(0), Seq(0)); 4];
+        let sack_len = if rst { 0 } else { self.sack_blocks(dsack, &mut sack) };
+        let ece = if self.flags.ece && !rst { TcpFlags::ECE } else { TcpFlags(0) };
+        let (src, dst) = (self.key.g_addr, self.key.r_addr);
+        let mut made = ToNet { origin: PortId(self.key.port), len: 0, bytes: [0; TcpEmit::MAX_LEN] };
+        let len = TcpEmit {
+            l2: self.to_net.l2(),
+            version: self.key.version,
+            src,
+            dst,
+            tos: self.to_net.tos & !ECN_MASK, // a pure ACK is Not-ECT (RFC 3168 section 6.1.4)
+            ttl: self.to_net.ttl,
+            flow_label: self.to_net.flow_label,
+            src_port: self.key.g_port,
+            dst_port: self.key.r_port,
+            seq: Seq::wrap(seq),
+            ack: Seq::wrap(ack),
+            flags: flags | ece,
+            window,
+            timestamps: self
+                .opt
+                .timestamps
+                .then_some(Timestamps { tsval: self.ts.emit_r, tsecr: self.ts.recent }),
+            sack: &sack[..sack_len],
+            ip_id: 0,
+        }
+        .emit(&mut made.bytes, 0, CsumMode::Full(&[]));
+        made.len = len as u8; // at most MAX_LEN
+        cx.out.push_back(made);
+        self.acked(ack);
+    }
+
+    fn sack_blocks(&self, dsack: Option<(u64, u64)>, out: &mut [(Seq, Seq); 4]) -> usize {
+        if !self.opt.sack {
+            return 0;
+        }
+        let room = if self.opt.timestamps { 3 } else { 4 };
+        let blocks = dsack.into_iter().chain(self.ooo.newest_first()).take(room);
+        let mut n = 0;
+        for (slot, (from, to)) in out.iter_mut().zip(blocks) {
+            *slot = (Seq::wrap(from), Seq::wrap(to));
+            n += 1;
+        }
+        n
+    }
+
+    /// Everything below `ack` has just been promised to R.
+    fn acked(&mut self, ack: u64) {
+        debug_assert!(ack >= self.rx.ack_sent, "ack to R moved back (INV-07)");
+        self.rx.ack_sent = ack;
+        self.flags.ack_due = false;
+        self.unacked_segments = 0;
+    }
+
+    /// EMIT-G for a pure ACK of R: edited in place and forwarded (COM-30).
+    pub(crate) fn gate_to_guest(&mut self, frame: &mut [u8], ip: &Ip, tcp: &Tcp, partial: bool) {
+        let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
+        let mut edit = TcpEdit::new(frame, ip, tcp, partial);
+        edit.set_seq(Seq::wrap(seq));
+        if let Some(ts) = tcp.options.timestamps {
+            self.ts.emit_g = ts_newest(self.ts.emit_g, ts.tsval);
+            edit.set_timestamps(self.ts.emit_g, ts.tsecr);
+        }
+        if self.opt.ecn && ip.tos & ECN_MASK == CE {
+            edit.set_ecn(ECT0);
+        }
+        self.flags.ack_to_guest_due = false;
+    }
+
+    /// EMIT-G for a segment H makes: the header for `payload_len` bytes from `seq` on.
+    /// Returns its length in `buf`.
+    pub(crate) fn emit_to_guest(
+        &mut self,
+        buf: &mut [u8; TcpEmit::MAX_LEN],
+        seq: u64,
+        flags: TcpFlags,
+        payload_len: usize,
+        csum: CsumMode<'_>,
+    ) -> usize {
+        let ecn = match self.to_guest.tos & ECN_MASK {
+            CE if self.opt.ecn => ECT0,
+            other => other,
+        };
+        self.flags.ack_to_guest_due = false;
+        let (src, dst) = (self.key.r_addr, self.key.g_addr);
+        TcpEmit {
+            l2: self.to_guest.l2(),
+            version: self.key.version,
+            src,
+            dst,
+            tos: self.to_guest.tos & !ECN_MASK | ecn,
+            ttl: self.to_guest.ttl,
+            flow_label: self.to_guest.flow_label,
+            src_port: self.key.r_port,
+            dst_port: self.key.g_port,
+            seq: Seq::wrap(seq),
+            ack: Seq::wrap(self.tx.w_una),
+            flags,
+            window: self.tx.r_window,
+            timestamps: self
+                .opt
+                .timestamps
+                .then_some(Timestamps { tsval: self.ts.emit_g, tsecr: self.ts.ecr_to_guest }),
+            sack: &[],
+            ip_id: 0,
+        }
+        .emit(buf, payload_len, csum)
+    }
+
+    /// Notes a TSval of R that is about to be (or may now be) emitted to G (INV-08, INV-09).
+    pub(crate) fn note_tsval_from_net(&mut self, tsval: u32) {
+        self.ts.emit_g = ts_newest(self.ts.emit_g, tsval);
+    }
+
+    /// Notes a TSval of G; H's own ACKs use the newest (EMIT-R, nothing being queued in F0).
+    pub(crate) fn note_tsval_from_guest(&mut self, tsval: u32) {
+        self.ts.emit_r = ts_newest(self.ts.emit_r, tsval);
+    }
+}

@@ -1,0 +1,498 @@
+//! One tracked TCP connection: its variables, its state, and the orders that always hold.
+//!
+//! Names follow `tcp-spec` section 1: R is the remote, H is this host, G is the guest. All sequence
+//! numbers are unwrapped to 64 bits (COM-01) and start above 2^32, so that subtraction of a window
+//! can never underflow.
+
+use crate::flow::key::FlowKey;
+use crate::store::arena::RecordId;
+use crate::store::flow_store::FlowStore;
+use crate::store::ranges::Ranges;
+use crate::tcp::handshake::SynInfo;
+use crate::time::Instant;
+use crate::wire::packet::Ip;
+use crate::wire::seq::Seq;
+
+/// "No such sequence number": above anything 64-bit unwrapping can reach.
+pub const NONE: u64 = u64::MAX;
+
+/// Where the connection stands (spec section 1).
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum State {
+    /// Handshake observed, options being learned.
+    ///
+    /// *Operations*: everything is forwarded verbatim. *Caveats*: owns no record, no reservation.
+    Handshake,
+    /// The RX half is active: every packet goes through an emission gate.
+    On,
+    /// As `On`, but no new promise: the edge shown to R is frozen. Leaves for `Pass` when quiescent.
+    Drain,
+    /// Forwarded verbatim. *Operations*: entered only when H owes nobody anything.
+    Pass,
+    /// RSTs were or are being sent. *Operations*: only challenge ACKs are answered, for 60 s.
+    Abort,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [Self; 5] = [Self::Handshake, Self::On, Self::Drain, Self::Pass, Self::Abort];
+
+    /// The stable lower-case name used by the CLI and as metric label.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Handshake => "handshake",
+            Self::On => "on",
+            Self::Drain => "drain",
+            Self::Pass => "pass",
+            Self::Abort => "abort",
+        }
+    }
+}
+
+/// Why a flow is not (or no longer) in `On`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Why {
+    /// Nothing stands against it.
+    Nothing,
+    /// An option outside the whitelist: MPTCP, MD5, AO, AccECN, unknown (COM-05, SNOOP-20 to 23).
+    Options,
+    /// SYN copies disagree, or a simultaneous open (COM-24, COM-25).
+    Ambiguous,
+    /// No budget, record or window to promise (SNOOP-09, LIFE-01).
+    NoBudget,
+    /// Urgent data is under way; temporary (SNOOP-13).
+    Urgent,
+    /// The operator turned the offload off, or the daemon is stopping.
+    Operator,
+    /// The guest answers by another path (SNOOP-42).
+    Asymmetric,
+    /// Both sides have closed.
+    Closed,
+    /// One side sent a valid RST.
+    Reset,
+    /// The guest would not take bytes H had promised (SNOOP-32).
+    GuestRefuses,
+    /// The VM is gone (LIFE-05).
+    GuestGone,
+    /// A predecessor's promises could not be kept (LIFE-09).
+    Restart,
+}
+
+impl Why {
+    /// The stable snake_case name used by the CLI and logs.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Options => "options",
+            Self::Ambiguous => "ambiguous",
+            Self::NoBudget => "no_budget",
+            Self::Urgent => "urgent",
+            Self::Operator => "operator",
+            Self::Asymmetric => "asymmetric",
+            Self::Closed => "closed",
+            Self::Reset => "reset",
+            Self::GuestRefuses => "guest_refuses",
+            Self::GuestGone => "guest_gone",
+            Self::Restart => "restart",
+        }
+    }
+
+    /// The flow may come back to `On` once its cause has passed.
+    pub(crate) const fn temporary(self) -> bool {
+        matches!(self, Self::Urgent)
+    }
+}
+
+/// What the two ends agreed on in the handshake.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Negotiated {
+    /// Shift of windows in G to R packets; H writes its own windows to R with it (COM-20).
+    pub shift_g: u8,
+    /// Shift of windows in R to G packets.
+    pub shift_r: u8,
+    /// Every non-RST segment carries timestamps (COM-21).
+    pub timestamps: bool,
+    /// Both sent SACK-Permitted (COM-22).
+    pub sack: bool,
+    /// Classic ECN (RFC 3168; COM-23).
+    pub ecn: bool,
+    /// Largest segment payload G takes, timestamps already subtracted.
+    pub mss_to_guest: u16,
+    /// Largest segment payload R takes, the unit of SNOOP-08's window updates.
+    pub mss_to_net: u16,
+}
+
+/// What frames of one direction look like below TCP, copied from the newest one seen (COM-10).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Template {
+    l2: [u8; 22],
+    l2_len: u8,
+    /// TTL or hop limit (RFC 5082 peers insist on 255).
+    pub ttl: u8,
+    /// DSCP and ECN bits.
+    pub tos: u8,
+    /// IPv6 flow label.
+    pub flow_label: u32,
+}
+
+impl Template {
+    /// Takes over the lower layers of `frame`.
+    pub fn learn(&mut self, frame: &[u8], l2_len: usize, ip: &Ip) {
+        if let (Some(to), Some(from)) = (self.l2.get_mut(..l2_len), frame.get(..l2_len)) {
+            to.copy_from_slice(from);
+            self.l2_len = l2_len as u8; // at most 22: `get_mut` succeeded
+        }
+        self.ttl = ip.ttl;
+        self.tos = ip.tos;
+        self.flow_label = ip.flow_label;
+    }
+
+    /// The L2 header, tags and ethertype included.
+    #[must_use]
+    pub fn l2(&self) -> &[u8] {
+        &self.l2[..usize::from(self.l2_len)]
+    }
+
+    /// A template with just an L2 header, for flows rebuilt from the arena.
+    #[must_use]
+    pub fn from_l2(l2: &[u8], ttl: u8) -> Self {
+        let mut t = Self { ttl, ..Self::default() };
+        if let Some(to) = t.l2.get_mut(..l2.len()) {
+            to.copy_from_slice(l2);
+            t.l2_len = l2.len() as u8; // at most 22: `get_mut` succeeded
+        }
+        t
+    }
+}
+
+/// The R to G half, in which H is the receiver for R and the sender for G.
+///
+/// Order: `g_una <= g_snd <= g_nxt <= rcv_nxt <= re`, counting a delivered FIN as one.
+#[derive(Clone, Copy, Debug)]
+pub struct RxHalf {
+    /// Next in-order byte expected from R; an ACK of `rcv_nxt` promises every byte below it.
+    pub rcv_nxt: u64,
+    /// Highest acknowledgement number emitted to R (RFC 7323 Last.ACK.sent).
+    pub ack_sent: u64,
+    /// Highest right edge ever shown to R; H must take every byte below it.
+    pub re: u64,
+    /// Highest valid ACK from G; everything below it is G's and has left the store.
+    pub g_una: u64,
+    /// Next byte to hand to G; falls back to `g_una` after a local timeout.
+    pub g_snd: u64,
+    /// End of what was handed to G at least once, FIN included.
+    pub g_nxt: u64,
+    /// Newest right edge G has shown (it may move left; SNOOP-27).
+    pub g_re: u64,
+    /// Highest right edge G has ever shown.
+    pub g_re_max: u64,
+    /// Sequence of R's FIN once seen in window, or [`NONE`].
+    pub fin_seen: u64,
+    /// End of the newest in-order segment that carried PSH.
+    pub psh: u64,
+    /// Highest end of any segment seen from R, also while not `On` (SNOOP-24).
+    pub seen_max: u64,
+    /// Bytes H may hold and promise for this flow at once.
+    pub buffer_bytes: u32,
+}
+
+/// The G to R half. Congestion offload is off, so bytes go out as they come (F0).
+#[derive(Clone, Copy, Debug)]
+pub struct TxHalf {
+    /// Highest acknowledgement from R (and the newest G has been shown).
+    pub w_una: u64,
+    /// End of what was forwarded to R, FIN included.
+    pub w_nxt: u64,
+    /// Newest right edge R has shown.
+    pub r_re: u64,
+    /// R's newest window field, unscaled as received.
+    pub r_window: u16,
+    /// Sequence of the segment that showed it (RFC 9293 SND.WL1).
+    pub r_window_seq: u64,
+    /// Largest window R ever showed, in bytes (SNOOP-03).
+    pub r_window_max: u32,
+    /// Sequence of G's FIN, or [`NONE`].
+    pub fin: u64,
+}
+
+/// Timestamp state (RFC 7323; SNOOP-04, SNOOP-05, INV-08, INV-09).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TsState {
+    /// R's TSval to echo.
+    pub recent: u32,
+    /// When `recent` was taken; after 24 days PAWS lets go.
+    pub recent_at: Instant,
+    /// Highest TSval emitted to R; every one of them came from G.
+    pub emit_r: u32,
+    /// Highest TSval emitted to G; every one of them came from R.
+    pub emit_g: u32,
+    /// TSecr that came with R's newest (ack, window).
+    pub ecr_to_guest: u32,
+}
+
+/// What is being handed to G again.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Recovery {
+    /// Range that `poll_delivery` sends next; empty if `from >= to`.
+    pub from: u64,
+    /// End of that range.
+    pub to: u64,
+    /// Everything below was retransmitted in this recovery.
+    pub done: u64,
+    /// Recovery ends when G acknowledges this.
+    pub end: u64,
+    /// Duplicate ACKs from G since `g_una` moved.
+    pub dup_acks: u8,
+    /// Consecutive local timeouts since `g_una` moved.
+    pub timeouts: u8,
+}
+
+/// Deadlines of one flow. `Instant::MAX` is "not set".
+#[derive(Clone, Copy, Debug)]
+pub struct Deadlines {
+    /// Local retransmission, persist or T_rst, on the VM's *running* clock (SNOOP-29, SNOOP-31).
+    pub guest: Instant,
+    /// Window-update repeat, sender-SWS override; wall clock.
+    pub nudge: Instant,
+    /// Since when (running clock) G has acknowledged nothing although bytes wait (SNOOP-32).
+    pub stuck_since: Instant,
+    /// End of ABORT, linger, idle; wall clock.
+    pub end: Instant,
+}
+
+/// Single-bit facts about a flow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Flags {
+    /// G opened the connection.
+    pub guest_is_client: bool,
+    /// G has sent a non-SYN segment, so it is ESTABLISHED (COM-29).
+    pub proven: bool,
+    /// CE was seen and R has not answered with CWR (SNOOP-19).
+    pub ece: bool,
+    /// An ACK to R is due at the end of the batch.
+    pub ack_due: bool,
+    /// The newest (ack, window) of R has not reached G yet (COM-30).
+    pub ack_to_guest_due: bool,
+    /// R's keepalive was passed to G; its answer triggers H's ACK (SNOOP-36).
+    pub keepalive: bool,
+    /// A valid RST of R waits behind the store (SNOOP-15).
+    pub rst_pending: bool,
+    /// An RST to G is due now.
+    pub rst_to_guest_due: bool,
+    /// A window probe to G is due (SNOOP-31).
+    pub probe_due: bool,
+    /// The flow stands in its port's delivery list.
+    pub listed: bool,
+    /// The flow stands in the engine's ACK list.
+    pub ack_listed: bool,
+    /// The store ran into its bound since it was last empty (SNOOP-39).
+    pub filled: bool,
+    /// The persist timer, not the retransmission timer, runs.
+    pub persist: bool,
+    /// The window-update repeat is armed (SNOOP-34).
+    pub update_repeat: bool,
+}
+
+/// Counters shown by `nightporter flow`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Payload bytes acknowledged to R ahead of G.
+    pub early_acked_bytes: u64,
+    /// Frames handed to G again.
+    pub local_retransmissions: u32,
+    /// Pure ACKs of G that went no further.
+    pub absorbed_acks: u32,
+}
+
+/// One tracked connection. About 400 bytes; see `limits` for the sum.
+#[derive(Debug)]
+pub struct Flow {
+    /// Who talks to whom, by which port.
+    pub key: FlowKey,
+    /// The record in the arena, while `On`, `Drain` or rebuilt.
+    pub rec: Option<RecordId>,
+    /// Where the connection stands.
+    pub state: State,
+    /// Why it is there.
+    pub why: Why,
+    /// Agreed options.
+    pub opt: Negotiated,
+    /// Facts.
+    pub flags: Flags,
+    /// Quick-ACKs left (SNOOP-07).
+    pub quick_acks: u8,
+    /// Full segments accepted since the last ACK (SNOOP-07).
+    pub unacked_segments: u8,
+    /// Handshake as offered by R and by G.
+    pub syn_r: SynInfo,
+    /// Handshake as offered by G.
+    pub syn_g: SynInfo,
+    /// R to G half.
+    pub rx: RxHalf,
+    /// G to R half.
+    pub tx: TxHalf,
+    /// Timestamps.
+    pub ts: TsState,
+    /// Bytes held.
+    pub store: FlowStore,
+    /// Out-of-order ranges above `rcv_nxt`.
+    pub ooo: Ranges,
+    /// Local retransmission.
+    pub recovery: Recovery,
+    /// Lower layers of frames to R.
+    pub to_net: Template,
+    /// Lower layers of frames to G.
+    pub to_guest: Template,
+    /// Deadlines.
+    pub deadlines: Deadlines,
+    /// When the last limited (challenge, odd) ACK went out (COM-31).
+    pub limited_ack_at: Instant,
+    /// When a frame of the flow was last seen.
+    pub seen_at: Instant,
+    /// Store pages reserved from the VM's budget (INV-06).
+    pub reserved_pages: u32,
+    /// Counters.
+    pub counters: Counters,
+}
+
+impl Flow {
+    /// A flow in `Handshake`, created on G's SYN or SYN-ACK.
+    #[must_use]
+    pub fn new(now: Instant, key: FlowKey, syn_r: SynInfo, syn_g: SynInfo) -> Self {
+        let r = unwrapped_isn(syn_r.isn) + 1;
+        let g = unwrapped_isn(syn_g.isn) + 1;
+        Self {
+            key,
+            rec: None,
+            state: State::Handshake,
+            why: Why::Nothing,
+            opt: Negotiated::default(),
+            flags: Flags::default(),
+            quick_acks: 16,
+            unacked_segments: 0,
+            syn_r,
+            syn_g,
+            rx: RxHalf {
+                rcv_nxt: r,
+                ack_sent: r,
+                re: r,
+                g_una: r,
+                g_snd: r,
+                g_nxt: r,
+                g_re: r,
+                g_re_max: r,
+                fin_seen: NONE,
+                psh: r,
+                seen_max: r,
+                buffer_bytes: 0,
+            },
+            tx: TxHalf {
+                w_una: g,
+                w_nxt: g,
+                r_re: g,
+                r_window: 0,
+                r_window_seq: 0,
+                r_window_max: 0,
+                fin: NONE,
+            },
+            ts: TsState::default(),
+            store: FlowStore::default(),
+            ooo: Ranges::default(),
+            recovery: Recovery::default(),
+            to_net: Template::default(),
+            to_guest: Template::default(),
+            deadlines: Deadlines {
+                guest: Instant::MAX,
+                nudge: Instant::MAX,
+                stuck_since: Instant::MAX,
+                end: Instant::MAX,
+            },
+            limited_ack_at: Instant::ZERO,
+            seen_at: now,
+            reserved_pages: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    /// The acknowledgement number for R: every byte held, and R's FIN once G has it (INV-04).
+    #[must_use]
+    pub fn ack_to_net(&self) -> u64 {
+        if self.fin_acked_by_guest() { self.rx.rcv_nxt + 1 } else { self.rx.rcv_nxt }
+    }
+
+    /// R's FIN, once it is next in order.
+    #[must_use]
+    pub fn fin_r(&self) -> Option<u64> {
+        (self.rx.fin_seen == self.rx.rcv_nxt).then_some(self.rx.fin_seen)
+    }
+
+    /// G has acknowledged R's FIN.
+    #[must_use]
+    pub fn fin_acked_by_guest(&self) -> bool {
+        self.fin_r().is_some_and(|fin| self.rx.g_una > fin)
+    }
+
+    /// R has acknowledged G's FIN.
+    #[must_use]
+    pub fn fin_acked_by_net(&self) -> bool {
+        self.tx.fin != NONE && self.tx.w_una > self.tx.fin
+    }
+
+    /// End of G's obligation: the stored bytes, and the FIN behind them.
+    #[must_use]
+    pub fn delivery_end(&self) -> u64 {
+        self.rx.rcv_nxt + u64::from(self.fin_r().is_some())
+    }
+
+    /// Bytes H has acknowledged to R (or holds for it) that G has not.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        self.rx.rcv_nxt.saturating_sub(self.rx.g_una)
+    }
+
+    /// H owes nobody any byte, FIN or RST: a stop now loses nothing.
+    #[must_use]
+    pub fn owes_nothing(&self) -> bool {
+        match self.state {
+            State::Handshake | State::Pass => true,
+            State::On | State::Drain => {
+                self.held_bytes() == 0
+                    && self.rx.g_una >= self.delivery_end()
+                    && self.rx.ack_sent >= self.ack_to_net()
+                    && !self.flags.rst_pending
+            }
+            State::Abort => !self.flags.rst_to_guest_due,
+        }
+    }
+
+    /// The RX half may be taken out of the path without anyone noticing (spec section 1).
+    #[must_use]
+    pub fn quiescent(&self) -> bool {
+        let closed = self.fin_acked_by_guest() && self.fin_acked_by_net();
+        self.owes_nothing()
+            && self.ooo.is_empty()
+            && !self.flags.ece
+            && (closed || self.rx.g_re_max >= self.rx.re)
+    }
+
+    /// The orders of spec section 1; called after every event in debug builds.
+    pub(crate) fn assert_order(&self) {
+        let rx = &self.rx;
+        if !matches!(self.state, State::On | State::Drain) {
+            return;
+        }
+        debug_assert!(rx.g_una <= rx.g_snd, "g_una {} > g_snd {}", rx.g_una, rx.g_snd);
+        debug_assert!(rx.g_snd <= rx.g_nxt, "g_snd {} > g_nxt {}", rx.g_snd, rx.g_nxt);
+        debug_assert!(rx.g_nxt <= self.delivery_end(), "delivered beyond what is held");
+        debug_assert!(rx.ack_sent <= self.ack_to_net(), "ack_sent beyond what is held (INV-03)");
+        debug_assert!(self.tx.w_una <= self.tx.w_nxt, "w_una beyond w_nxt (INV-12)");
+    }
+}
+
+/// An initial sequence number in the 64-bit space, well above zero.
+#[must_use]
+pub fn unwrapped_isn(isn: Seq) -> u64 {
+    (1 << 32) | u64::from(isn.0)
+}

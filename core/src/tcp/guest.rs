@@ -1,0 +1,240 @@
+//! Segments from G: its ACKs are input, its data passes EMIT-R (tcp-spec 4.3, SNOOP-24 to 32).
+
+use crate::limits;
+use crate::tcp::flow::{Flow, NONE, State, Why};
+use crate::tcp::{Cx, Fate, Frame};
+use crate::time::{Duration, Instant};
+use crate::wire::packet::{Tcp, TcpFlags};
+
+impl Flow {
+    /// A segment from G while `On` or `Drain`; never a SYN.
+    pub(crate) fn on_segment_from_guest(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
+        let tcp = f.tcp;
+        self.to_net.learn(f.bytes, f.l2_len, &f.ip);
+        if let Some(ts) = tcp.options.timestamps {
+            self.note_tsval_from_guest(ts.tsval);
+        }
+        if tcp.flags.contains(TcpFlags::RST) {
+            return self.on_rst_from_guest(cx, f);
+        }
+        if !tcp.flags.contains(TcpFlags::ACK) {
+            return Fate::Drop(crate::drops::DropReason::BadFlags);
+        }
+        if tcp.options.unknown || tcp.options.mptcp || tcp.options.malformed || f.ip.options {
+            self.drain(cx, Why::Options);
+        }
+        let fin_acked_before = self.fin_acked_by_guest();
+        self.flags.proven = true;
+        self.on_ack_from_guest(cx, &tcp);
+        let seq = tcp.seq.unwrap(self.tx.w_nxt);
+        let fin = tcp.flags.contains(TcpFlags::FIN);
+        let fate = if tcp.payload_len > 0 || fin {
+            let end = seq + u64::from(tcp.payload_len);
+            if fin {
+                self.tx.fin = end;
+            }
+            self.tx.w_nxt = self.tx.w_nxt.max(end + u64::from(fin));
+            let partial = f.hdr.needs_csum();
+            self.gate_to_net(f.bytes, &f.ip, &tcp, partial);
+            Fate::Pass
+        } else {
+            self.on_pure_ack_from_guest(cx, seq);
+            Fate::Absorbed
+        };
+        if self.fin_acked_by_guest() && !fin_acked_before && fate == Fate::Absorbed {
+            self.ack_now(cx, None); // SNOOP-25 (b)
+        }
+        self.maybe_grow_buffer(cx);
+        if self.window_update_due() {
+            self.window_update(cx);
+        }
+        self.settle_drain(cx);
+        fate
+    }
+
+    /// SNOOP-25: absorbed, but for what R must hear.
+    fn on_pure_ack_from_guest(&mut self, cx: &mut Cx<'_, '_>, seq: u64) {
+        if seq < self.tx.w_una {
+            // A keepalive or window probe of G: R has to answer it.
+            let probe = self.tx.w_una - 1;
+            self.emit_to_net(cx, probe, TcpFlags::ACK, None);
+            return;
+        }
+        if self.flags.keepalive {
+            self.flags.keepalive = false;
+            self.ack_now(cx, None);
+        }
+        self.counters.absorbed_acks += 1;
+        cx.vm.counters.acks_absorbed += 1;
+    }
+
+    /// G's cumulative ACK and window: releases the store, moves the delivery window.
+    fn on_ack_from_guest(&mut self, cx: &mut Cx<'_, '_>, tcp: &Tcp) {
+        let ack = tcp.ack.unwrap(self.rx.g_una);
+        if ack < self.rx.g_una || ack > self.ack_limit_from_guest(cx) {
+            return; // old, or an optimistic ACK: no state of ours moves (SNOOP-24, S-31)
+        }
+        let edge = ack + (u64::from(tcp.window) << self.opt.shift_g);
+        let moved = edge != self.rx.g_re;
+        self.rx.g_re = edge;
+        self.rx.g_re_max = self.rx.g_re_max.max(edge);
+        if ack > self.rx.g_una {
+            self.advance_guest(cx, ack);
+        } else if tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN) {
+            self.on_duplicate_ack(moved, ack);
+        }
+        self.on_sack_from_guest(cx, tcp);
+        self.arm_guest_timer(cx, ack > self.rx.g_una || moved);
+    }
+
+    /// The highest ACK that can be true: what was delivered, or passed to G by other means.
+    fn ack_limit_from_guest(&self, cx: &Cx<'_, '_>) -> u64 {
+        let fragments = cx
+            .vm
+            .fragment_at
+            .is_some_and(|at| cx.now.since(at) <= limits::FRAGMENT_MEMORY);
+        let passed = if fragments { self.rx.re } else { self.rx.seen_max };
+        self.rx.g_nxt.max(passed)
+    }
+
+    fn advance_guest(&mut self, cx: &mut Cx<'_, '_>, ack: u64) {
+        // Only R's own bytes end at rcv_nxt; one more is R's FIN.
+        let fin_only = self.fin_r().is_some_and(|fin| ack == fin + 1);
+        if ack > self.rx.rcv_nxt && !fin_only {
+            // Bytes that reached G past us (fragments, urgent data): they are acknowledged now.
+            self.rx.rcv_nxt = ack;
+            self.pull_in_order();
+            self.ack_due(cx);
+        }
+        self.rx.g_una = ack;
+        self.rx.g_snd = self.rx.g_snd.max(ack);
+        self.rx.g_nxt = self.rx.g_nxt.max(ack);
+        let bytes_end = ack.min(self.rx.rcv_nxt);
+        self.store.release(cx.arena, bytes_end);
+        if let Some(rec) = self.rec {
+            cx.arena.commit_rcv_nxt(rec, self.rx.rcv_nxt);
+            cx.arena.commit_g_una(rec, bytes_end);
+        }
+        let r = &mut self.recovery;
+        r.dup_acks = 0;
+        r.timeouts = 0;
+        r.from = r.from.max(ack);
+        self.deadlines.stuck_since =
+            if self.rx.g_una < self.delivery_end() { cx.vm.clock.now(cx.now) } else { Instant::MAX };
+        self.deadlines.guest = Instant::MAX;
+        if self.recovery.end > ack && self.recovery.to <= ack {
+            self.retransmit_first_hole(ack); // a partial ACK names the next hole (RFC 6582)
+        }
+    }
+
+    /// Three duplicates mean a loss inside G (SNOOP-29).
+    fn on_duplicate_ack(&mut self, window_moved: bool, ack: u64) {
+        if window_moved || self.rx.g_snd <= self.rx.g_una || self.recovery.end > ack {
+            return;
+        }
+        self.recovery.dup_acks = self.recovery.dup_acks.saturating_add(1);
+        if self.recovery.dup_acks == 3 {
+            self.recovery.end = self.rx.g_nxt;
+            self.recovery.done = ack;
+            self.retransmit_first_hole(ack);
+        }
+    }
+
+    /// A SACK block above `g_una` is a hole: H delivers in order, so nothing was merely late.
+    fn on_sack_from_guest(&mut self, _cx: &mut Cx<'_, '_>, tcp: &Tcp) {
+        if !self.opt.sack {
+            return;
+        }
+        let mut hole_end = NONE;
+        let mut top = self.rx.g_una;
+        for (from, to) in tcp.options.sack.iter() {
+            let (from, to) = (from.unwrap(self.rx.g_una), to.unwrap(self.rx.g_una));
+            if from > self.rx.g_una && from < to && to <= self.rx.g_nxt {
+                hole_end = hole_end.min(from);
+                top = top.max(to);
+            }
+        }
+        if hole_end == NONE {
+            return;
+        }
+        if self.recovery.end <= self.rx.g_una {
+            self.recovery.end = top;
+            self.recovery.done = self.rx.g_una;
+        }
+        let from = self.recovery.done.max(self.rx.g_una);
+        if from < hole_end && self.recovery.from >= self.recovery.to {
+            self.recovery.from = from;
+            self.recovery.to = hole_end.min(self.rx.g_snd);
+            self.recovery.done = hole_end;
+        }
+    }
+
+    fn retransmit_first_hole(&mut self, ack: u64) {
+        let to = (ack + u64::from(self.opt.mss_to_guest)).min(self.rx.g_snd).min(self.rx.rcv_nxt);
+        self.recovery.from = ack.max(self.recovery.done);
+        self.recovery.to = to;
+        self.recovery.done = self.recovery.done.max(to);
+    }
+
+    /// SNOOP-16: G's word is final. The RST R gets must be exact for R, not for G.
+    fn on_rst_from_guest(&mut self, cx: &mut Cx<'_, '_>, _f: &mut Frame<'_>) -> Fate {
+        let seq = self.tx.w_nxt;
+        self.emit_to_net(cx, seq, TcpFlags::RST | TcpFlags::ACK, None);
+        self.abort(cx, Why::Reset);
+        Fate::Absorbed
+    }
+
+    /// An ACK whose point is its window (SNOOP-34); repeated once in case it is lost.
+    pub(crate) fn window_update(&mut self, cx: &mut Cx<'_, '_>) {
+        self.ack_now(cx, None);
+        self.flags.update_repeat = true;
+        self.deadlines.nudge = cx.now + limits::WINDOW_UPDATE_REPEAT;
+    }
+
+    /// The timer for what G owes us: retransmission while bytes are out, persist while its window
+    /// is shut, T_rst behind a waiting RST. `restart`: G has just moved.
+    pub(crate) fn arm_guest_timer(&mut self, cx: &Cx<'_, '_>, restart: bool) {
+        let in_flight = self.rx.g_snd > self.rx.g_una;
+        let blocked = !in_flight && self.rx.g_una < self.delivery_end();
+        if !in_flight && !blocked {
+            self.deadlines.guest = Instant::MAX;
+            self.deadlines.stuck_since = Instant::MAX;
+            self.flags.persist = false;
+            return;
+        }
+        let running = cx.vm.clock.now(cx.now);
+        if self.deadlines.stuck_since == Instant::MAX {
+            self.deadlines.stuck_since = running;
+        }
+        if restart || self.deadlines.guest == Instant::MAX || self.flags.persist != blocked {
+            self.flags.persist = blocked;
+            self.deadlines.guest = running + self.guest_timeout();
+        }
+    }
+
+    /// How long G is given: local RTO (SNOOP-29) or persist interval (SNOOP-31), running time.
+    pub(crate) fn guest_timeout(&self) -> Duration {
+        let (first, most) = if self.flags.persist {
+            (limits::PERSIST_MIN, limits::PERSIST_MAX)
+        } else {
+            (limits::LOCAL_RTO_MIN, limits::LOCAL_RTO_MAX)
+        };
+        let backed_off = first.saturating_mul(1 << self.recovery.timeouts.min(10));
+        if backed_off > most { most } else { backed_off }
+    }
+
+    /// A draining flow that has become quiescent leaves the path, or goes back on.
+    pub(crate) fn settle_drain(&mut self, cx: &mut Cx<'_, '_>) {
+        let closed = self.fin_acked_by_guest() && self.fin_acked_by_net();
+        if closed && self.quiescent() && matches!(self.state, State::On | State::Drain) {
+            self.leave(cx, Why::Closed);
+        } else if self.state == State::Drain {
+            if self.why.temporary() && self.owes_nothing() && self.rx.g_una >= self.rx.seen_max {
+                self.state = State::On;
+                self.why = Why::Nothing;
+            } else if !self.why.temporary() && self.quiescent() {
+                self.leave(cx, self.why);
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Learning a connection from its handshake (tcp-spec 3.3, COM-20 to COM-29).
+//!
+//! R's SYN only leaves a record in the SYN cache; a [`Flow`] exists from G's SYN or SYN-ACK on.
+//! Anything that is not understood exactly means PASS for life.
+
+use crate::tcp::flow::{Flow, Negotiated, State, Why, unwrapped_isn};
+use crate::time::Instant;
+use crate::wire::packet::{IpVersion, Tcp, TcpFlags};
+use crate::wire::seq::Seq;
+
+/// What a SYN or SYN-ACK offers. 16 bytes, as it stands in the SYN cache.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct SynInfo {
+    /// Initial sequence number.
+    pub isn: Seq,
+    /// TSval of the newest copy, if [`Self::HAS_TIMESTAMPS`].
+    pub tsval: u32,
+    /// Payload bytes on the SYN (TCP Fast Open; COM-26).
+    pub data_len: u16,
+    /// MSS option, or the default of RFC 9293 section 3.7.1.
+    pub mss: u16,
+    /// Window scale, or [`Self::NO_SCALE`].
+    pub window_scale: u8,
+    /// `HAS_*` bits and the ECN flags.
+    pub bits: u8,
+}
+
+impl SynInfo {
+    /// `window_scale` when the option was absent.
+    pub const NO_SCALE: u8 = 255;
+    /// Timestamps were offered.
+    pub const HAS_TIMESTAMPS: u8 = 1;
+    /// SACK-Permitted was offered.
+    pub const HAS_SACK: u8 = 2;
+    /// An option outside the whitelist, MPTCP not counted.
+    pub const HAS_UNKNOWN: u8 = 4;
+    /// MPTCP was offered.
+    pub const HAS_MPTCP: u8 = 8;
+    /// ECE, CWR, AE, in this order.
+    pub const ECE: u8 = 16;
+    /// See [`Self::ECE`].
+    pub const CWR: u8 = 32;
+    /// See [`Self::ECE`].
+    pub const AE: u8 = 64;
+    /// Copies of this SYN disagree (COM-24).
+    pub const AMBIGUOUS: u8 = 128;
+    const ECN: u8 = Self::ECE | Self::CWR | Self::AE;
+    const FORMAT: u8 =
+        Self::HAS_TIMESTAMPS | Self::HAS_SACK | Self::HAS_UNKNOWN | Self::HAS_MPTCP;
+
+    /// What `tcp`, a SYN or SYN-ACK, offers.
+    #[must_use]
+    pub fn learn(tcp: &Tcp, version: IpVersion) -> Self {
+        let o = &tcp.options;
+        let mut bits = 0;
+        let mut set = |on: bool, bit: u8| bits |= if on { bit } else { 0 };
+        set(o.timestamps.is_some(), Self::HAS_TIMESTAMPS);
+        set(o.sack_permitted, Self::HAS_SACK);
+        set(o.mptcp, Self::HAS_MPTCP);
+        set((o.unknown && !o.mptcp) || o.malformed, Self::HAS_UNKNOWN);
+        set(tcp.flags.contains(TcpFlags::ECE), Self::ECE);
+        set(tcp.flags.contains(TcpFlags::CWR), Self::CWR);
+        set(tcp.flags.contains(TcpFlags::AE), Self::AE);
+        let default_mss = if version == IpVersion::V4 { 536 } else { 1220 };
+        Self {
+            isn: tcp.seq,
+            tsval: o.timestamps.map_or(0, |ts| ts.tsval),
+            data_len: u16::try_from(tcp.payload_len).unwrap_or(u16::MAX),
+            mss: o.mss.unwrap_or(default_mss),
+            window_scale: o.window_scale.unwrap_or(Self::NO_SCALE),
+            bits,
+        }
+    }
+
+    /// Merges an earlier copy of the same SYN: what matters must agree (COM-24). ECN may be dropped
+    /// on retransmission; then only a SYN-ACK without ECE is unambiguous, which [`negotiate`] sees
+    /// by the surviving ECN bits of the *newer* copy.
+    #[must_use]
+    pub fn after(self, earlier: Self) -> Self {
+        if earlier.isn != self.isn {
+            return self;
+        }
+        let same = earlier.window_scale == self.window_scale
+            && earlier.bits & Self::FORMAT == self.bits & Self::FORMAT
+            && earlier.bits & Self::AMBIGUOUS == 0;
+        let mut merged = self;
+        if !same {
+            merged.bits |= Self::AMBIGUOUS;
+        }
+        if earlier.bits & Self::ECN != self.bits & Self::ECN {
+            merged.bits &= !Self::ECN;
+            merged.bits |= Self::CWR; // an impossible offer: any ECE in the SYN-ACK is ambiguous
+        }
+        merged.data_len = self.data_len.max(earlier.data_len);
+        merged
+    }
+
+    const fn has(self, bit: u8) -> bool {
+        self.bits & bit != 0
+    }
+}
+
+/// What the two offers amount to, or why the flow must stay PASS.
+///
+/// `client` is the SYN, `server` the SYN-ACK. The shifts and sizes come out by guest and remote.
+pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool), Why> {
+    if client.has(SynInfo::AMBIGUOUS) || server.has(SynInfo::AMBIGUOUS) {
+        return Err(Why::Ambiguous);
+    }
+    // SNOOP-21: a SYN may offer MPTCP; only an echo makes it one.
+    if client.has(SynInfo::HAS_UNKNOWN) || server.has(SynInfo::HAS_UNKNOWN | SynInfo::HAS_MPTCP) {
+        return Err(Why::Options);
+    }
+    let ecn = match (client.bits & SynInfo::ECN, server.bits & SynInfo::ECN) {
+        (_, 0) => false,
+        (c, SynInfo::ECE) if c & (SynInfo::ECE | SynInfo::CWR) == SynInfo::ECE | SynInfo::CWR => true,
+        _ => return Err(Why::Options), // AccECN, a reflected SYN, or ambiguous (COM-23, COM-24)
+    };
+    let both = |bit| client.has(bit) && server.has(bit);
+    Ok((both(SynInfo::HAS_TIMESTAMPS), both(SynInfo::HAS_SACK), ecn))
+}
+
+impl Flow {
+    /// Turns two offers into [`Negotiated`] (COM-20 to COM-23). `mtu` is the guest port's, in bytes.
+    pub(crate) fn negotiate(&self, mtu: u16) -> Result<Negotiated, Why> {
+        let (client, server) =
+            if self.flags.guest_is_client { (self.syn_g, self.syn_r) } else { (self.syn_r, self.syn_g) };
+        let (timestamps, sack, ecn) = negotiate(client, server)?;
+        let scaled = self.syn_g.window_scale != SynInfo::NO_SCALE
+            && self.syn_r.window_scale != SynInfo::NO_SCALE;
+        let shift = |s: u8| if scaled { s.min(14) } else { 0 };
+        let ip_tcp: u16 = if self.key.version == IpVersion::V4 { 40 } else { 60 };
+        let ts_len = if timestamps { 12 } else { 0 };
+        let payload = |mss: u16| mss.min(mtu.saturating_sub(ip_tcp)).max(88) - ts_len;
+        Ok(Negotiated {
+            shift_g: shift(self.syn_g.window_scale),
+            shift_r: shift(self.syn_r.window_scale),
+            timestamps,
+            sack,
+            ecn,
+            mss_to_guest: payload(self.syn_g.mss),
+            mss_to_net: payload(self.syn_r.mss),
+        })
+    }
+
+    /// G's SYN-ACK answers the SYN in `syn_r`: sets where R's stream starts and G's first edge.
+    /// `false` if it acknowledges something R never sent.
+    pub(crate) fn on_syn_ack_from_guest(&mut self, tcp: &Tcp) -> bool {
+        let first = unwrapped_isn(self.syn_r.isn) + 1;
+        let ack = tcp.ack.unwrap(first);
+        if !(first..=first + u64::from(self.syn_r.data_len)).contains(&ack) {
+            return false;
+        }
+        self.restart_rx(ack, ack + u64::from(tcp.window));
+        self.rx.seen_max = first + u64::from(self.syn_r.data_len);
+        self.ts.emit_r = self.syn_g.tsval;
+        self.ts.recent = self.syn_r.tsval;
+        self.ts.emit_g = self.syn_r.tsval;
+        true
+    }
+
+    /// R's SYN-ACK answers G's SYN. `false` if it acknowledges something G never sent.
+    pub(crate) fn on_syn_ack_from_net(&mut self, tcp: &Tcp) -> bool {
+        let first = unwrapped_isn(self.syn_g.isn) + 1;
+        let ack = tcp.ack.unwrap(first);
+        if !(first..=first + u64::from(self.syn_g.data_len)).contains(&ack) {
+            return false;
+        }
+        let r = unwrapped_isn(self.syn_r.isn) + 1;
+        self.restart_rx(r, r);
+        self.rx.seen_max = r + u64::from(tcp.payload_len);
+        self.tx.w_una = ack;
+        self.tx.w_nxt = first + u64::from(self.syn_g.data_len);
+        self.tx.r_window = tcp.window;
+        self.tx.r_window_max = u32::from(tcp.window);
+        self.tx.r_re = ack + u64::from(tcp.window);
+        self.ts.emit_r = self.syn_g.tsval;
+        self.ts.recent = self.syn_r.tsval;
+        self.ts.emit_g = self.syn_r.tsval;
+        true
+    }
+
+    fn restart_rx(&mut self, first: u64, edge: u64) {
+        let rx = &mut self.rx;
+        rx.rcv_nxt = first;
+        rx.ack_sent = first;
+        rx.g_una = first;
+        rx.g_snd = first;
+        rx.g_nxt = first;
+        rx.psh = first;
+        rx.re = edge;
+        rx.g_re = edge;
+        rx.g_re_max = edge;
+    }
+
+    /// R's third ACK (or the first data segment in its place) completes G's passive open (COM-28).
+    pub(crate) fn is_third_ack_from_net(&self, tcp: &Tcp) -> bool {
+        self.state == State::Handshake
+            && !self.flags.guest_is_client
+            && tcp.flags.contains(TcpFlags::ACK)
+            && !tcp.flags.intersects(TcpFlags::SYN | TcpFlags::RST | TcpFlags::FIN | TcpFlags::URG)
+            && tcp.seq == Seq::wrap(self.rx.rcv_nxt)
+            && tcp.ack == Seq::wrap(self.tx.w_nxt)
+            && !tcp.options.unknown
+            && !tcp.options.malformed
+    }
+
+    /// G's third ACK completes its active open (COM-28).
+    pub(crate) fn is_third_ack_from_guest(&self, tcp: &Tcp) -> bool {
+        self.state == State::Handshake
+            && self.flags.guest_is_client
+            && self.syn_r != SynInfo::default()
+            && tcp.flags.contains(TcpFlags::ACK)
+            && !tcp.flags.intersects(TcpFlags::SYN | TcpFlags::RST | TcpFlags::FIN | TcpFlags::URG)
+            && tcp.ack == Seq::wrap(self.rx.rcv_nxt)
+            && tcp.seq == Seq::wrap(self.tx.w_una)
+            && self.rx.seen_max == self.rx.rcv_nxt
+            && !tcp.options.unknown
+            && !tcp.options.malformed
+    }
+
+    /// Forwarded verbatim from here on.
+    pub(crate) fn pass(&mut self, now: Instant, why: Why) {
+        debug_assert!(self.owes_nothing(), "PASS entered with promises open");
+        self.state = State::Pass;
+        self.why = why;
+        self.seen_at = now;
+    }
+}

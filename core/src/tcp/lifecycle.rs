@@ -1,0 +1,179 @@
+//! Entering and leaving the offload: go-ON, leave, abort (tcp-spec sections 1 and 6).
+
+use crate::limits;
+use crate::store::arena::RecordInit;
+use crate::tcp::Cx;
+use crate::tcp::flow::{Flow, State, Why};
+use crate::time::Instant;
+use crate::wire::packet::{Tcp, TcpFlags};
+
+impl Flow {
+    /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
+    pub(crate) fn go_on(&mut self, cx: &mut Cx<'_, '_>) {
+        match self.negotiate(cx.vm.mtu) {
+            Ok(opt) => self.opt = opt,
+            Err(why) => return self.pass(cx.now, why),
+        }
+        if !cx.vm.offload || cx.vm.draining {
+            return self.pass(cx.now, Why::Operator);
+        }
+        if !self.reserve_first_edge(cx) || !self.take_record(cx) {
+            self.give_back(cx);
+            cx.vm.counters.flows_refused += 1;
+            return self.pass(cx.now, Why::NoBudget);
+        }
+        self.ts.recent_at = cx.now;
+        self.state = State::On;
+        cx.vm.counters.flows_offloaded += 1;
+    }
+
+    /// R's third ACK, or its first data, seen in `Handshake`: learns from it what R shows.
+    pub(crate) fn learn_third_ack_from_net(&mut self, tcp: &Tcp) {
+        let scaled = self.syn_g.window_scale != crate::tcp::handshake::SynInfo::NO_SCALE
+            && self.syn_r.window_scale != crate::tcp::handshake::SynInfo::NO_SCALE;
+        let shift = if scaled { self.syn_r.window_scale.min(14) } else { 0 };
+        let window = u32::from(tcp.window) << shift;
+        self.tx.w_una = self.tx.w_nxt;
+        self.tx.r_window = tcp.window;
+        self.tx.r_window_max = window;
+        self.tx.r_window_seq = self.rx.rcv_nxt;
+        self.tx.r_re = self.tx.w_una + u64::from(window);
+        if let Some(ts) = tcp.options.timestamps {
+            self.ts.recent = ts.tsval;
+            self.ts.emit_g = ts.tsval;
+            self.ts.ecr_to_guest = ts.tsecr;
+        }
+    }
+
+    /// G's third ACK seen in `Handshake`: learns the edge G shows.
+    pub(crate) fn learn_third_ack_from_guest(&mut self, tcp: &Tcp) {
+        let scaled = self.syn_g.window_scale != crate::tcp::handshake::SynInfo::NO_SCALE
+            && self.syn_r.window_scale != crate::tcp::handshake::SynInfo::NO_SCALE;
+        let shift = if scaled { self.syn_g.window_scale.min(14) } else { 0 };
+        let edge = self.rx.rcv_nxt + (u64::from(tcp.window) << shift);
+        self.rx.re = edge;
+        self.rx.g_re = edge;
+        self.rx.g_re_max = edge;
+        self.flags.proven = true;
+        if let Some(ts) = tcp.options.timestamps {
+            self.ts.emit_r = ts.tsval;
+        }
+    }
+
+    fn take_record(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+        let init = RecordInit {
+            name_hash: cx.vm.name_hash,
+            key: self.key,
+            l2_to_net: self.to_net.l2(),
+            l2_to_guest: self.to_guest.l2(),
+            ttl_to_net: self.to_net.ttl,
+            ttl_to_guest: self.to_guest.ttl,
+            timestamps: self.opt.timestamps,
+            sack: self.opt.sack,
+            ecn: self.opt.ecn,
+            shift_g: self.opt.shift_g,
+            shift_r: self.opt.shift_r,
+            rcv_nxt: self.rx.rcv_nxt,
+            g_una: self.rx.g_una,
+            g_nxt: self.rx.g_nxt,
+            re: self.rx.re,
+            w_nxt: self.tx.w_nxt,
+            ts_emit_r: self.ts.emit_r,
+            ts_emit_g: self.ts.emit_g,
+        };
+        self.rec = cx.arena.alloc_record(&init);
+        self.rec.is_some()
+    }
+
+    /// Store, record and reservation go back.
+    pub(crate) fn give_back(&mut self, cx: &mut Cx<'_, '_>) {
+        self.store.clear(cx.arena);
+        self.ooo = Default::default();
+        if let Some(rec) = self.rec.take() {
+            cx.arena.free_record(rec);
+        }
+        cx.vm.unreserve(u64::from(self.reserved_pages));
+        self.reserved_pages = 0;
+        self.rx.buffer_bytes = 0;
+    }
+
+    /// Out of the path, owing nothing. R hears once more, with what G itself shows.
+    pub(crate) fn leave(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
+        debug_assert!(self.quiescent(), "left the path with promises open");
+        if why != Why::Closed {
+            self.rx.re = self.rx.re.max(self.rx.g_re);
+            self.ack_now(cx, None);
+        }
+        self.give_back(cx);
+        self.deadlines.guest = Instant::MAX;
+        self.deadlines.nudge = Instant::MAX;
+        self.deadlines.end =
+            if why == Why::Closed { cx.now + limits::CLOSED_LINGER } else { Instant::MAX };
+        self.pass(cx.now, why);
+    }
+
+    /// Promises end here; the caller has sent or queued the RSTs. The entry answers challenge ACKs.
+    pub(crate) fn abort(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
+        self.give_back(cx);
+        self.state = State::Abort;
+        self.why = why;
+        self.flags.rst_pending = false;
+        self.flags.ack_to_guest_due = false;
+        self.flags.probe_due = false;
+        self.flags.ack_due = false;
+        self.deadlines.guest = Instant::MAX;
+        self.deadlines.nudge = Instant::MAX;
+        self.deadlines.end = cx.now + limits::ABORT_LINGER;
+    }
+
+    /// INV-21: what cannot be kept is reset on both sides.
+    pub(crate) fn abort_both(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
+        let seq = self.tx.w_nxt;
+        self.emit_to_net(cx, seq, TcpFlags::RST | TcpFlags::ACK, None);
+        self.abort(cx, why);
+        self.flags.rst_to_guest_due = true;
+        self.want_delivery(cx);
+    }
+
+    /// LIFE-05: there is no G any more.
+    pub(crate) fn on_guest_gone(&mut self, cx: &mut Cx<'_, '_>) {
+        if matches!(self.state, State::On | State::Drain) {
+            let seq = self.tx.w_nxt;
+            self.emit_to_net(cx, seq, TcpFlags::RST | TcpFlags::ACK, None);
+            cx.vm.counters.flows_aborted += 1;
+            self.abort(cx, Why::GuestGone);
+        } else {
+            self.flags.rst_to_guest_due = false;
+        }
+    }
+
+    /// The earliest wall-clock instant at which a timer may be due.
+    pub(crate) fn next_deadline(&self, cx: &Cx<'_, '_>) -> Instant {
+        let guest = if self.deadlines.guest == Instant::MAX {
+            Instant::MAX
+        } else {
+            // The running clock may lag: then we look again after what is left.
+            let left = self.deadlines.guest.since(cx.vm.clock.now(cx.now));
+            cx.now + if left < limits::TIMER_FLOOR { limits::TIMER_FLOOR } else { left }
+        };
+        guest.min(self.deadlines.nudge).min(self.deadlines.end)
+    }
+
+    /// Runs what is due. `true`: the entry may go.
+    pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+        if self.deadlines.end <= cx.now {
+            return true;
+        }
+        if self.deadlines.guest <= cx.vm.clock.now(cx.now) {
+            self.on_guest_timeout(cx);
+        }
+        if self.deadlines.nudge <= cx.now {
+            self.deadlines.nudge = Instant::MAX;
+            if std::mem::take(&mut self.flags.update_repeat) && self.state == State::On {
+                self.ack_now(cx, None);
+            }
+        }
+        self.want_delivery(cx);
+        false
+    }
+}

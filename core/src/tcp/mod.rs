@@ -1,0 +1,93 @@
+//! Ack offload: H is the TCP receiver for what R sends and a sender to G inside the host.
+//!
+//! Read first: `tcp-spec` sections 1, 2, 3.4 and 4, RFC 9293 section 3.10.7.4, RFC 5961, RFC 7323.
+//!
+//! # Theory of operation
+//!
+//! **R to G.** A segment that G's kernel would accept ([`receive`]) is copied into the store, then
+//! acknowledged to R ([`emit`], EMIT-R) with a window that H has reserved ([`window`]). The bytes
+//! wait in the store and go to G inside G's own window ([`deliver`], EMIT-G) as the ring has room.
+//! They leave the store only by G's cumulative ACK ([`guest`]). What G drops, H retransmits.
+//!
+//! **G to R.** G's pure ACKs are absorbed; its data passes EMIT-R, which writes H's acknowledgement,
+//! window, timestamp echo and ECE over G's.
+//!
+//! **In and out.** [`handshake`] learns the options, [`lifecycle`] takes a flow on when all is
+//! understood and lets it go when nothing is owed. Everything else is forwarded verbatim.
+//!
+//! # Invariants
+//!
+//! 1. INV-03: `ack_sent <= rcv_nxt`, and `[g_una, rcv_nxt)` is in the store. Order of writing:
+//!    payload, commit record, ACK.
+//! 2. INV-04: R's FIN is acknowledged only once G has acknowledged it.
+//! 3. INV-05: `re` never moves left. INV-06: every byte below `re` has a reserved place.
+//! 4. INV-13: fresh bytes for G end at or before `g_re`.
+//! 5. A flow enters PASS only when it owes nobody anything.
+
+pub(crate) mod deliver;
+pub(crate) mod emit;
+pub mod flow;
+pub(crate) mod guest;
+pub mod handshake;
+pub(crate) mod lifecycle;
+pub(crate) mod receive;
+pub mod vm;
+pub(crate) mod window;
+
+use std::collections::VecDeque;
+
+use crate::drops::DropReason;
+use crate::engine::PortFeatures;
+use crate::flow::table::FlowId;
+use crate::store::arena::Arena;
+use crate::tcp::emit::ToNet;
+use crate::tcp::vm::Vm;
+use crate::time::Instant;
+use crate::wire::packet::{Ip, Tcp, tcp_checksum_ok};
+use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
+
+/// What a flow may touch besides itself.
+pub(crate) struct Cx<'a, 'm> {
+    pub(crate) now: Instant,
+    pub(crate) id: FlowId,
+    pub(crate) arena: &'a mut Arena<'m>,
+    pub(crate) vm: &'a mut Vm,
+    pub(crate) features: PortFeatures,
+    pub(crate) out: &'a mut VecDeque<ToNet>,
+    pub(crate) ack_list: &'a mut Vec<FlowId>,
+}
+
+/// A TCP frame under inspection: parsed once, edited in place.
+pub(crate) struct Frame<'a> {
+    pub(crate) bytes: &'a mut [u8],
+    pub(crate) hdr: &'a VirtioNetHdr,
+    pub(crate) l2_len: usize,
+    pub(crate) ip: Ip,
+    pub(crate) tcp: Tcp,
+}
+
+impl Frame<'_> {
+    /// The TCP payload.
+    pub(crate) fn payload(&self) -> &[u8] {
+        let from = self.tcp.payload_offset as usize;
+        &self.bytes[from..from + self.tcp.payload_len as usize]
+    }
+
+    /// COM-13: vouched for by a host-local producer, or verified here.
+    pub(crate) fn checksum_ok(&self) -> bool {
+        self.hdr.needs_csum()
+            || self.hdr.flags & F_DATA_VALID != 0
+            || tcp_checksum_ok(self.bytes, &self.ip, &self.tcp)
+    }
+}
+
+/// What becomes of the frame itself.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Fate {
+    /// It goes on, as edited.
+    Pass,
+    /// Its content was taken over.
+    Absorbed,
+    /// It goes no further.
+    Drop(DropReason),
+}

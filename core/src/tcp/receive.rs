@@ -1,0 +1,375 @@
+//! Segments from R: accepted as strictly as G's kernel would, stored, acknowledged
+//! (tcp-spec 4.1, 4.2, 4.4; the order is that of SNOOP-01 and the pseudo-code of 4.5).
+
+use crate::drops::DropReason;
+use crate::limits;
+use crate::tcp::emit::{CE, ts_older};
+use crate::tcp::flow::{Flow, NONE, State, Why};
+use crate::tcp::{Cx, Fate, Frame};
+use crate::wire::packet::{Tcp, TcpFlags};
+
+/// A data-bearing or empty segment with its range in the 64-bit space.
+#[derive(Clone, Copy)]
+struct Range {
+    seq: u64,
+    end: u64,
+    fin: bool,
+}
+
+impl Range {
+    const fn len(self) -> u64 {
+        self.end - self.seq
+    }
+}
+
+impl Flow {
+    /// A segment from R while `On` or `Drain`.
+    pub(crate) fn on_segment_from_net(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
+        let tcp = f.tcp;
+        if !f.checksum_ok() {
+            return Fate::Drop(DropReason::BadChecksum);
+        }
+        if needs_verbatim(f) {
+            return self.on_verbatim_from_net(cx, &tcp);
+        }
+        if let Err(reason) = self.paws(cx, &tcp) {
+            return Fate::Drop(reason);
+        }
+        let seq = tcp.seq.unwrap(self.rx.rcv_nxt);
+        let end = seq + u64::from(tcp.payload_len);
+        let range = Range { seq, end, fin: tcp.flags.contains(TcpFlags::FIN) };
+        if tcp.flags.contains(TcpFlags::RST) {
+            return self.on_rst_from_net(cx, seq);
+        }
+        if tcp.flags.contains(TcpFlags::SYN) {
+            self.limited_ack(cx); // RFC 5961 section 4
+            return Fate::Drop(DropReason::SynOnLiveFlow);
+        }
+        if let Some(fate) = self.out_of_window(cx, f, range) {
+            return fate;
+        }
+        if let Err(reason) = self.ack_valid(cx, &tcp) {
+            return Fate::Drop(reason);
+        }
+        self.on_valid_segment(cx, f, range)
+    }
+
+    /// What `out_of_window` and `ack_valid` let through is a segment G would take as well (INV-25).
+    fn on_valid_segment(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
+        let tcp = f.tcp;
+        self.to_guest.learn(f.bytes, f.l2_len, &f.ip);
+        self.update_ts_recent(cx, &tcp, range.seq);
+        if self.opt.ecn {
+            if tcp.flags.contains(TcpFlags::CWR) {
+                self.flags.ece = false;
+            }
+            if f.ip.tos & CE == CE && range.len() > 0 {
+                self.flags.ece = true;
+            }
+        }
+        let news = self.on_ack_plane(range.seq, &tcp);
+        if range.len() == 0 && !range.fin {
+            // Pure ACKs are information for G's own sending: 1:1 (COM-30), old ones aside (INV-07).
+            if tcp.ack.unwrap(self.tx.w_una) < self.tx.w_una {
+                return Fate::Drop(DropReason::Duplicate);
+            }
+            let partial = f.hdr.needs_csum();
+            self.gate_to_guest(f.bytes, &f.ip, &f.tcp, partial);
+            return Fate::Pass;
+        }
+        self.flags.ack_to_guest_due |= news;
+        if let Some(ts) = tcp.options.timestamps {
+            self.note_tsval_from_net(ts.tsval);
+        }
+        self.accept(cx, f.payload(), range, tcp.flags.contains(TcpFlags::PSH))
+    }
+
+    /// Takes what is new and in window into the store, then schedules the ACK (SNOOP-06).
+    fn accept(&mut self, cx: &mut Cx<'_, '_>, payload: &[u8], range: Range, psh: bool) -> Fate {
+        let rcv_nxt = self.rx.rcv_nxt;
+        if self.flags.rst_pending || self.fin_r().is_some_and(|fin| range.seq >= fin && range.len() > 0) {
+            self.ack_due(cx); // data after FIN or RST is nobody's (SNOOP-14, SNOOP-15)
+            return Fate::Drop(DropReason::OutOfWindow);
+        }
+        let from = range.seq.max(rcv_nxt);
+        let to = range.end.min(self.rx.re);
+        if from < to {
+            let skip = (from - range.seq) as usize; // below payload.len()
+            let take = (to - from) as usize; // likewise
+            let bytes = &payload[skip..skip + take];
+            if let Err(reason) = self.keep(cx, bytes, from, to) {
+                self.ack_due(cx);
+                return Fate::Drop(reason);
+            }
+        }
+        self.rx.seen_max = self.rx.seen_max.max(range.end.min(self.rx.re));
+        if range.fin && range.end <= self.rx.re && self.rx.fin_seen == NONE {
+            self.rx.fin_seen = range.end;
+        }
+        let in_order = self.rx.rcv_nxt >= to && from == rcv_nxt;
+        if psh && in_order {
+            self.rx.psh = to;
+        }
+        let advanced = self.rx.rcv_nxt - rcv_nxt;
+        self.counters.early_acked_bytes += advanced;
+        cx.vm.counters.early_acked_bytes += advanced;
+        self.maybe_grow_buffer(cx);
+        if self.rx.re - self.rx.rcv_nxt.min(self.rx.re) < u64::from(self.opt.mss_to_guest) {
+            self.flags.filled = true;
+        }
+        let plain = in_order && self.ooo.is_empty() && advanced == to - from && range.seq == rcv_nxt;
+        self.schedule_ack(cx, range.len(), plain);
+        Fate::Absorbed
+    }
+
+    /// Copies `bytes` for `[from, to)` into the store; the first copy of a byte wins (INV-15).
+    fn keep(&mut self, cx: &mut Cx<'_, '_>, bytes: &[u8], from: u64, to: u64) -> Result<(), DropReason> {
+        let Some(rec) = self.rec else { return Err(DropReason::NoStore) };
+        if self.ooo.is_empty() && from == self.rx.rcv_nxt {
+            if !self.store.write(cx.arena, rec, from, bytes) {
+                return Err(DropReason::NoStore);
+            }
+            self.rx.rcv_nxt = to;
+        } else {
+            let limit = u64::from(self.rx.buffer_bytes) / 4;
+            let fills = from == self.rx.rcv_nxt;
+            if !fills && self.ooo.bytes() + (to - from) > limit {
+                return Err(DropReason::OutOfOrderLimit);
+            }
+            let new = self.ooo.insert(from, to).map_err(|_| DropReason::OutOfOrderLimit)?;
+            for &(a, b) in new.new_ranges() {
+                let part = &bytes[(a - from) as usize..(b - from) as usize]; // inside [from, to)
+                if !self.store.write(cx.arena, rec, a, part) {
+                    self.ooo.remove(a, b);
+                    return Err(DropReason::NoStore);
+                }
+            }
+            self.pull_in_order();
+        }
+        cx.arena.commit_rcv_nxt(rec, self.rx.rcv_nxt);
+        Ok(())
+    }
+
+    /// Out-of-order ranges that `rcv_nxt` has reached become in order.
+    pub(crate) fn pull_in_order(&mut self) {
+        if !self.ooo.is_empty() {
+            self.rx.rcv_nxt = self.ooo.contiguous_from(self.rx.rcv_nxt);
+            self.ooo.remove_below(self.rx.rcv_nxt);
+        }
+    }
+
+    /// RFC 7323 section 5: a segment without a timestamp, or with an old one, is not R's.
+    fn paws(&mut self, cx: &mut Cx<'_, '_>, tcp: &Tcp) -> Result<(), DropReason> {
+        if !self.opt.timestamps || tcp.flags.contains(TcpFlags::RST) {
+            return Ok(());
+        }
+        let Some(ts) = tcp.options.timestamps else { return Err(DropReason::Paws) };
+        let clock_valid = cx.now.since(self.ts.recent_at) < limits::PAWS_IDLE_MAX;
+        if ts_older(ts.tsval, self.ts.recent) && clock_valid {
+            if tcp.payload_len > 0 { self.ack_now(cx, None) } else { self.limited_ack(cx) }
+            return Err(DropReason::Paws);
+        }
+        Ok(())
+    }
+
+    /// SNOOP-15. Valid exactly where Linux says so; everything else in window is challenged.
+    fn on_rst_from_net(&mut self, cx: &mut Cx<'_, '_>, seq: u64) -> Fate {
+        let fin = self.fin_r();
+        let n = self.rx.rcv_nxt + u64::from(fin.is_some());
+        let exact = seq == n
+            || self.ooo.max_end().is_some_and(|end| seq == end)
+            || (fin.is_some() && seq + 1 == n);
+        if exact {
+            self.flags.rst_pending = true;
+            self.why = Why::Reset;
+            return Fate::Absorbed;
+        }
+        if (self.rx.rcv_nxt..self.rx.re).contains(&seq) {
+            self.limited_ack(cx);
+        }
+        Fate::Drop(DropReason::BadRst)
+    }
+
+    /// Everything that lies outside the window or brings nothing new (SNOOP-02, 11, 35 to 37).
+    fn out_of_window(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, r: Range) -> Option<Fate> {
+        let tcp = f.tcp;
+        let fin_recorded = self.fin_r().is_some();
+        let next = self.rx.rcv_nxt + u64::from(fin_recorded);
+        let news_fin = r.fin && !fin_recorded && r.end == self.rx.rcv_nxt;
+        if r.len() == 0 && !r.fin {
+            if r.seq + 1 == next {
+                return Some(self.on_keepalive_from_net(cx, f));
+            }
+            if r.seq < self.rx.rcv_nxt || r.seq > self.rx.re.max(next) {
+                self.limited_ack(cx);
+                return Some(Fate::Drop(DropReason::OutOfWindow));
+            }
+            return None;
+        }
+        if r.end <= self.rx.rcv_nxt && !news_fin {
+            if r.end + u64::from(r.fin) >= self.rx.ack_sent && self.ack_in_range(&tcp) {
+                self.flags.ack_to_guest_due |= self.on_ack_plane(r.seq, &tcp);
+            }
+            if r.len() <= 1 && r.seq + 1 == next && !r.fin {
+                return Some(self.on_keepalive_from_net(cx, f));
+            }
+            let dsack = (r.len() > 0).then_some((r.seq, r.end));
+            self.ack_now(cx, dsack);
+            return Some(Fate::Drop(DropReason::Duplicate));
+        }
+        let beyond = r.seq > self.rx.re || (r.len() > 0 && r.seq >= self.rx.re);
+        if beyond {
+            self.ack_now(cx, None); // a zero-window probe with data lands here (SNOOP-35)
+            return Some(Fate::Drop(DropReason::OutOfWindow));
+        }
+        None
+    }
+
+    /// R asks whether anybody is there: keepalive, or probe of a closed window (SNOOP-35, 36).
+    fn on_keepalive_from_net(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
+        let window_closed = self.rx.re <= self.rx.rcv_nxt;
+        let patience = if window_closed { limits::T_PAUSED } else { limits::T_ALIVE };
+        if self.held_bytes() == 0 && self.rx.g_una >= self.delivery_end() && !window_closed {
+            // Nothing is promised: G itself answers, as it would without us.
+            self.flags.keepalive = true;
+            if f.tcp.payload_len == 0 {
+                if let Some(ts) = f.tcp.options.timestamps {
+                    self.note_tsval_from_net(ts.tsval);
+                }
+                return Fate::Pass;
+            }
+            self.ack_now(cx, None);
+        } else if cx.vm.clock.alive_within(cx.now, patience) {
+            self.ack_now(cx, None);
+        }
+        Fate::Drop(DropReason::Duplicate)
+    }
+
+    /// RFC 5961 section 5.2, with what R was really sent (SNOOP-03, INV-12).
+    fn ack_in_range(&self, tcp: &Tcp) -> bool {
+        let ack = tcp.ack.unwrap(self.tx.w_una);
+        tcp.flags.contains(TcpFlags::ACK)
+            && ack <= self.tx.w_nxt
+            && ack + u64::from(self.tx.r_window_max) >= self.tx.w_una
+    }
+
+    fn ack_valid(&mut self, cx: &mut Cx<'_, '_>, tcp: &Tcp) -> Result<(), DropReason> {
+        if !tcp.flags.contains(TcpFlags::ACK) {
+            return Err(DropReason::BadFlags);
+        }
+        if !self.ack_in_range(tcp) {
+            self.limited_ack(cx);
+            return Err(DropReason::BadAck);
+        }
+        Ok(())
+    }
+
+    /// RFC 7323 section 4.3: the earliest unacknowledged segment's TSval is the one to echo.
+    fn update_ts_recent(&mut self, cx: &Cx<'_, '_>, tcp: &Tcp, seq: u64) {
+        if let Some(ts) = tcp.options.timestamps
+            && self.opt.timestamps
+            && !ts_older(ts.tsval, self.ts.recent)
+            && seq <= self.rx.ack_sent
+        {
+            self.ts.recent = ts.tsval;
+            self.ts.recent_at = cx.now;
+        }
+    }
+
+    /// R's (ack, window), by the rule of RFC 9293 section 3.10.7.4. Whether G should hear of it.
+    fn on_ack_plane(&mut self, seq: u64, tcp: &Tcp) -> bool {
+        let ack = tcp.ack.unwrap(self.tx.w_una);
+        if ack < self.tx.w_una {
+            return false;
+        }
+        let bytes = u32::from(tcp.window) << self.opt.shift_r;
+        let edge = ack + u64::from(bytes);
+        let newer = ack > self.tx.w_una || seq > self.tx.r_window_seq || edge > self.tx.r_re || bytes == 0;
+        let news = ack > self.tx.w_una || (newer && edge != self.tx.r_re);
+        self.tx.w_una = ack;
+        if newer {
+            self.tx.r_window = tcp.window;
+            self.tx.r_re = edge;
+            self.tx.r_window_seq = seq;
+            self.tx.r_window_max = self.tx.r_window_max.max(bytes);
+        }
+        if let Some(ts) = tcp.options.timestamps {
+            self.ts.ecr_to_guest = ts.tsecr;
+        }
+        news
+    }
+
+    /// SNOOP-07: at the end of the batch, at once after two segments' worth or anything unusual.
+    fn schedule_ack(&mut self, cx: &mut Cx<'_, '_>, bytes: u64, plain: bool) {
+        let full = bytes > u64::from(self.opt.mss_to_guest); // one ACK per super-frame, as Linux
+        self.unacked_segments = self.unacked_segments.saturating_add(1 + u8::from(full));
+        let quick = self.quick_acks > 0;
+        self.quick_acks = self.quick_acks.saturating_sub(1);
+        if !plain || quick || self.unacked_segments >= 2 {
+            self.ack_now(cx, None);
+        } else {
+            self.ack_due(cx);
+        }
+    }
+
+    /// An ACK leaves at the end of the batch, unless a segment of G carries it first.
+    pub(crate) fn ack_due(&mut self, cx: &mut Cx<'_, '_>) {
+        self.flags.ack_due = true;
+        if !self.flags.ack_listed {
+            self.flags.ack_listed = true;
+            cx.ack_list.push(cx.id);
+        }
+    }
+
+    /// An ACK leaves now.
+    pub(crate) fn ack_now(&mut self, cx: &mut Cx<'_, '_>, dsack: Option<(u64, u64)>) {
+        self.emit_ack(cx, dsack);
+    }
+
+    /// A challenge or odd ACK: one per flow and 500 ms (COM-31, RFC 5961 section 7).
+    pub(crate) fn limited_ack(&mut self, cx: &mut Cx<'_, '_>) {
+        if cx.now.since(self.limited_ack_at) >= limits::ODD_ACK_INTERVAL
+            || self.limited_ack_at == crate::time::Instant::ZERO
+        {
+            self.limited_ack_at = cx.now;
+            self.ack_now(cx, None);
+        }
+    }
+
+    /// URG, an option or IP option H does not understand: nothing of it, nor behind it, is
+    /// acknowledged early. It reaches G only behind everything held (SNOOP-13, COM-04, COM-07).
+    fn on_verbatim_from_net(&mut self, cx: &mut Cx<'_, '_>, tcp: &Tcp) -> Fate {
+        let urgent = tcp.flags.contains(TcpFlags::URG);
+        self.drain(cx, if urgent { Why::Urgent } else { Why::Options });
+        let seq = tcp.seq.unwrap(self.rx.rcv_nxt);
+        let end = seq + u64::from(tcp.payload_len);
+        let in_turn = self.rx.g_una >= self.delivery_end() && seq <= self.rx.rcv_nxt;
+        if !in_turn {
+            return Fate::Drop(DropReason::Draining);
+        }
+        self.rx.seen_max = self.rx.seen_max.max(end.min(self.rx.re));
+        if self.ack_in_range(tcp) {
+            self.on_ack_plane(seq, tcp);
+        }
+        if let Some(ts) = tcp.options.timestamps {
+            self.note_tsval_from_net(ts.tsval);
+        }
+        Fate::Pass
+    }
+
+    /// No new promise from here on; the edge stays where it is.
+    pub(crate) fn drain(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
+        if self.state == State::On {
+            self.state = State::Drain;
+            self.why = why;
+        } else if self.state == State::Drain && self.why.temporary() {
+            self.why = why;
+        }
+        let _ = cx;
+    }
+}
+
+fn needs_verbatim(f: &Frame<'_>) -> bool {
+    let o = &f.tcp.options;
+    f.tcp.flags.contains(TcpFlags::URG) || o.unknown || o.mptcp || o.malformed || f.ip.options
+}

@@ -1,0 +1,132 @@
+//! What the flows of one VM share: the budget, the running clock, the delivery list.
+
+use std::collections::VecDeque;
+
+use crate::flow::table::FlowId;
+use crate::time::{Duration, Instant};
+
+/// Evidence of running counts at most this much time per piece: a guest that shows life once in
+/// 100 ms has not run for 100 ms.
+const CREDIT_MAX: Duration = Duration::from_millis(10);
+
+/// The clock that only runs while the guest does (tcp-spec section 1, "running time").
+///
+/// An idle guest counts as running: it has seen everything delivered, so nothing keeps it from
+/// answering but itself. A guest with unseen deliveries runs only as far as it shows.
+#[derive(Clone, Copy, Debug)]
+pub struct RunningClock {
+    elapsed: Duration,
+    at: Instant,
+    drained: bool,
+    life_at: Instant,
+}
+
+impl RunningClock {
+    /// A clock at zero; the guest counts as idle.
+    #[must_use]
+    pub const fn new(now: Instant) -> Self {
+        Self { elapsed: Duration::ZERO, at: now, drained: true, life_at: now }
+    }
+
+    /// The guest showed life; `drained`: it has seen everything delivered so far.
+    pub fn on_progress(&mut self, now: Instant, drained: bool) {
+        self.settle(now);
+        let credit = now.since(self.at);
+        self.elapsed += if credit < CREDIT_MAX { credit } else { CREDIT_MAX };
+        self.at = now;
+        self.life_at = now;
+        self.drained = drained;
+    }
+
+    /// Something was put into the guest's ring, which it has yet to see.
+    pub fn on_delivery(&mut self, now: Instant) {
+        self.settle(now);
+        if self.drained {
+            self.at = now;
+        }
+        self.drained = false;
+    }
+
+    /// The running time so far, as an instant on this clock.
+    #[must_use]
+    pub fn now(&self, now: Instant) -> Instant {
+        let live = if self.drained { now.since(self.at) } else { Duration::ZERO };
+        Instant::ZERO + self.elapsed + live
+    }
+
+    /// The guest was alive within the last `span` of wall time (`T_alive`, `T_paused`).
+    #[must_use]
+    pub fn alive_within(&self, now: Instant, span: Duration) -> bool {
+        self.drained || now.since(self.life_at) <= span
+    }
+
+    fn settle(&mut self, now: Instant) {
+        if self.drained {
+            self.elapsed += now.since(self.at);
+            self.at = now;
+            self.life_at = now;
+        }
+    }
+}
+
+/// Counters of one VM, read by status and metrics.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct VmCounters {
+    /// Payload bytes acknowledged to remotes ahead of the guest.
+    pub early_acked_bytes: u64,
+    /// ACKs made by H.
+    pub acks_made: u64,
+    /// Pure ACKs of the guest that went no further.
+    pub acks_absorbed: u64,
+    /// Frames handed to the guest again.
+    pub local_retransmissions: u64,
+    /// Flows that reached `On`.
+    pub flows_offloaded: u64,
+    /// Flows refused for lack of budget, record or table space.
+    pub flows_refused: u64,
+    /// Flows reset by H (SNOOP-32, LIFE-05, LIFE-09).
+    pub flows_aborted: u64,
+}
+
+/// The shared state of one VM's flows.
+#[derive(Debug)]
+pub struct Vm {
+    /// Identity across restarts: the hash of the port's name.
+    pub name_hash: u64,
+    /// Ack offload is wanted.
+    pub offload: bool,
+    /// No new promises: the daemon is stopping or the operator drains the VM.
+    pub draining: bool,
+    /// Store pages this VM may reserve (INV-06).
+    pub budget_pages: u64,
+    /// Store pages its flows have reserved.
+    pub reserved_pages: u64,
+    /// Largest IP packet the guest takes, in bytes.
+    pub mtu: u16,
+    /// Running time.
+    pub clock: RunningClock,
+    /// Flows with something for the guest, round robin.
+    pub ready: VecDeque<FlowId>,
+    /// When a TCP fragment last passed to this guest (COM-08, SNOOP-24).
+    pub fragment_at: Option<Instant>,
+    /// Counters.
+    pub counters: VmCounters,
+}
+
+impl Vm {
+    /// Takes `pages` from the budget; `false` and nothing taken if it does not reach.
+    #[must_use]
+    pub fn reserve(&mut self, pages: u64) -> bool {
+        let fits = self.reserved_pages + pages <= self.budget_pages;
+        if fits {
+            self.reserved_pages += pages;
+        }
+        fits
+    }
+
+    /// Gives `pages` back.
+    pub fn unreserve(&mut self, pages: u64) {
+        debug_assert!(pages <= self.reserved_pages, "gave back more than was reserved");
+        self.reserved_pages = self.reserved_pages.saturating_sub(pages);
+    }
+}

@@ -1,0 +1,79 @@
+//! What H promises R: the right edge, and the reservation behind it (SNOOP-08, 09, 33, 34, 39).
+//!
+//! We reason in edges, not sizes. Every byte below `re` has a reserved place in the store, so a
+//! conforming R can never send what H cannot take, and INV-05 and INV-06 hold by construction.
+
+use crate::limits;
+use crate::store::flow_store::FlowStore;
+use crate::tcp::Cx;
+use crate::tcp::flow::{Flow, State};
+
+impl Flow {
+    /// The window field for the next segment to R; moves `re` if that is worth a segment.
+    pub(crate) fn window_to_net(&mut self) -> u16 {
+        let ack = self.ack_to_net();
+        let shift = self.opt.shift_g;
+        let edge = self.edge_wanted();
+        let mut field = (edge.saturating_sub(ack) >> shift).min(u64::from(u16::MAX));
+        if ack + (field << shift) < self.rx.re {
+            // Rounding down would move the edge left: round up; the reservation has the slack.
+            field = (self.rx.re - ack).div_ceil(1 << shift).min(u64::from(u16::MAX));
+        }
+        self.rx.re = self.rx.re.max(ack + (field << shift));
+        field as u16 // at most 65535 by the two `min`
+    }
+
+    /// The edge H would like to show: as it is, unless it can move by a useful amount
+    /// (receiver SWS avoidance, RFC 9293 section 3.8.6.2.2).
+    fn edge_wanted(&self) -> u64 {
+        if self.state != State::On || !self.flags.proven {
+            return self.rx.re;
+        }
+        let edge = self.rx.g_una + u64::from(self.rx.buffer_bytes);
+        let useful = u64::from(self.opt.mss_to_guest).min(u64::from(self.rx.buffer_bytes) / 2);
+        if edge >= self.rx.re + useful { edge } else { self.rx.re }
+    }
+
+    /// R is short of window and a segment would give it more (SNOOP-34).
+    pub(crate) fn window_update_due(&self) -> bool {
+        let left = self.rx.re.saturating_sub(self.rx.rcv_nxt);
+        let gain = self.edge_wanted() - self.rx.re;
+        gain > 0 && (left < u64::from(self.rx.buffer_bytes) / 2 || gain >= left)
+    }
+
+    /// Reserves the first edge, which G's own window fixes (SNOOP-09). `false`: stay PASS.
+    pub(crate) fn reserve_first_edge(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+        let edge = self.rx.re - self.rx.rcv_nxt;
+        let bytes = edge.max(limits::FLOW_BUFFER_BYTES_MIN);
+        self.set_buffer(cx, bytes)
+    }
+
+    /// Grows the buffer to the initial size once data flows and G has proved itself (COM-29), and
+    /// doubles it each time R filled it and G then drained it (SNOOP-39).
+    pub(crate) fn maybe_grow_buffer(&mut self, cx: &mut Cx<'_, '_>) {
+        if self.state != State::On || !self.flags.proven {
+            return;
+        }
+        let now = u64::from(self.rx.buffer_bytes);
+        if now < limits::FLOW_BUFFER_BYTES_INITIAL && self.counters.early_acked_bytes > 0 {
+            self.set_buffer(cx, limits::FLOW_BUFFER_BYTES_INITIAL);
+        } else if self.flags.filled && self.held_bytes() == 0 {
+            self.flags.filled = false;
+            self.set_buffer(cx, now * 2);
+        }
+    }
+
+    fn set_buffer(&mut self, cx: &mut Cx<'_, '_>, bytes: u64) -> bool {
+        // A window field cannot say more than this; beyond it a reservation would be wasted.
+        let sayable = u64::from(u16::MAX) << self.opt.shift_g;
+        let bytes = bytes.min(limits::FLOW_BUFFER_BYTES_MAX).min(sayable.max(self.rx.re - self.rx.rcv_nxt));
+        let pages = FlowStore::pages_for(bytes + (1 << self.opt.shift_g));
+        let more = pages.saturating_sub(u64::from(self.reserved_pages));
+        if !cx.vm.reserve(more) {
+            return false;
+        }
+        self.reserved_pages += more as u32; // a flow has at most 257 pages
+        self.rx.buffer_bytes = self.rx.buffer_bytes.max(bytes as u32); // at most 4 MiB
+        true
+    }
+}
