@@ -12,8 +12,28 @@
 //! `poll_delivery(now, port, room)` until `None`, then `poll_timeout()` for the next wake-up.
 //! A frame whose verdict is `Forward`/`Flood` is sent before anything polled afterwards.
 
+mod frames;
+mod polls;
+mod restart;
+
+use std::collections::VecDeque;
+
 use crate::drops::DropReason;
+use crate::flow::key::FlowKey;
+use crate::flow::syn_cache::SynCache;
+use crate::flow::table::{FlowId, FlowTable};
+use crate::flow::timer::TimerWheel;
+use crate::limits;
+use crate::store::arena::Arena;
+use crate::store::record::name_hash;
+use crate::switch::Switch;
+use crate::tcp::Cx;
+use crate::tcp::emit::ToNet;
+use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::handshake::SynInfo;
+use crate::tcp::vm::{RunningClock, Vm, VmCounters};
 use crate::time::Instant;
+use crate::wire::emit::TcpEmit;
 use crate::wire::virtio_net::VirtioNetHdr;
 
 /// A port of the switch. Stable until the port is removed; then reused.
@@ -102,103 +122,300 @@ pub enum AddPortError {
     BudgetExceedsArena,
 }
 
-/// One worker's switch, flows and store. See the module doc for the drain order.
-#[derive(Debug, Default)]
-pub struct Engine {
-    ports: Vec<Option<PortConfig>>,
-    macs: std::collections::BTreeMap<[u8; 6], PortId>,
+/// How big the engine is, and its secrets.
+#[derive(Clone, Copy, Debug)]
+pub struct EngineConfig {
+    /// Most flow entries of all VMs together.
+    pub flows_max: u32,
+    /// Unpredictable to remotes; keys the flow index and the SYN cache (LIFE-01).
+    pub hash_seeds: [u64; 4],
 }
 
-impl Engine {
-    /// Adds a port; frames may be given for it at once.
-    pub fn add_port(&mut self, _now: Instant, config: PortConfig) -> Result<PortId, AddPortError> {
-        self.ports.push(Some(config));
-        Ok(PortId(u16::try_from(self.ports.len() - 1).map_err(|_| AddPortError::TooManyPorts)?))
-    }
+#[derive(Debug)]
+struct Port {
+    config: PortConfig,
+    features: Option<PortFeatures>,
+    vm: Vm,
+    drops: [u64; DropReason::ALL.len()],
+}
 
-    /// The port and its VM are gone for good (LIFE-05): every remote it had promises to is told.
-    pub fn remove_port(&mut self, _now: Instant, port: PortId) {
-        self.ports[usize::from(port.0)] = None;
-    }
+/// One worker's switch, flows and store. See the module doc for the drain order.
+#[derive(Debug)]
+pub struct Engine<'m> {
+    ports: Vec<Option<Port>>,
+    switch: Switch,
+    flows: FlowTable<Flow>,
+    syn_cache: SynCache<SynInfo>,
+    timers: TimerWheel,
+    arena: Arena<'m>,
+    /// Segments made for R, to be routed by `poll_transmit`.
+    out: VecDeque<ToNet>,
+    /// Flows with an ACK due at the end of the batch.
+    ack_list: Vec<FlowId>,
+    /// The header of the frame last polled.
+    made: [u8; TcpEmit::MAX_LEN],
+}
 
-    /// What the port's peer accepts from now on; `None` while no driver is there (link down).
-    pub fn set_port_features(
-        &mut self,
-        _now: Instant,
-        _port: PortId,
-        _features: Option<PortFeatures>,
-    ) {
-    }
-
-    /// A frame came in on `port`. It may be edited in place; on `Forward` and `Flood` the caller
-    /// sends it on.
-    pub fn handle_frame(
-        &mut self,
-        _now: Instant,
-        port: PortId,
-        _hdr: &mut VirtioNetHdr,
-        frame: &mut [u8],
-    ) -> Verdict {
-        let Some(([dst, src], _)) = frame.split_first_chunk::<12>().map(|(m, rest)| {
-            let mut dst = [0; 6];
-            let mut src = [0; 6];
-            dst.copy_from_slice(&m[..6]);
-            src.copy_from_slice(&m[6..]);
-            ([dst, src], rest)
-        }) else {
-            return Verdict::Drop(DropReason::Truncated);
-        };
-        self.macs.insert(src, port);
-        match self.macs.get(&dst) {
-            Some(&p) if p == port => Verdict::Drop(DropReason::Hairpin),
-            Some(&p) => Verdict::Forward(p),
-            None => Verdict::Flood,
+impl<'m> Engine<'m> {
+    /// An engine over `arena`. If a predecessor left promises in it, add the ports and then call
+    /// [`Self::handle_restart`] before any frame.
+    #[must_use]
+    pub fn new(now: Instant, config: EngineConfig, arena: Arena<'m>) -> Self {
+        Self {
+            ports: Vec::new(),
+            switch: Switch::new(),
+            flows: FlowTable::new(config.flows_max, config.hash_seeds),
+            syn_cache: SynCache::new(config.hash_seeds),
+            timers: TimerWheel::new(now),
+            arena,
+            out: VecDeque::new(),
+            ack_list: Vec::new(),
+            made: [0; TcpEmit::MAX_LEN],
         }
     }
 
-    /// The end of a batch of frames: pending ACKs become due (SNOOP-07).
-    pub fn handle_batch_end(&mut self, _now: Instant) {}
+    /// Adds a port; frames may be given for it at once.
+    ///
+    /// # Errors
+    /// See [`AddPortError`]; nothing was added.
+    pub fn add_port(&mut self, now: Instant, config: PortConfig) -> Result<PortId, AddPortError> {
+        let taken = |p: &Port| p.config.name == config.name;
+        if self.ports.iter().flatten().any(taken) {
+            return Err(AddPortError::NameTaken);
+        }
+        let budget_pages = if config.guest { config.budget_bytes / limits::PAGE as u64 } else { 0 };
+        let promised: u64 = self.ports.iter().flatten().map(|p| p.vm.budget_pages).sum();
+        if promised + budget_pages > self.arena.pages_total() as u64 {
+            return Err(AddPortError::BudgetExceedsArena);
+        }
+        let slot = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
+        let id = PortId(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
+        let vm = Vm {
+            name_hash: name_hash(&config.name),
+            offload: config.guest && config.ack_offload,
+            draining: false,
+            budget_pages,
+            reserved_pages: 0,
+            mtu: config.mtu,
+            clock: RunningClock::new(now),
+            ready: VecDeque::new(),
+            fragment_at: None,
+            counters: VmCounters::default(),
+        };
+        self.switch.add_port(id, config.guest, config.mac, config.ips.clone());
+        self.flows.set_quota(id.0, config.flows_max);
+        let port = Port { config, features: None, vm, drops: [0; DropReason::ALL.len()] };
+        if slot == self.ports.len() {
+            self.ports.push(Some(port));
+        } else {
+            self.ports[slot] = Some(port);
+        }
+        Ok(id)
+    }
+
+    /// The port and its VM are gone for good (LIFE-05). Remotes it had promises to are told; drain
+    /// `poll_transmit` before the next call.
+    pub fn remove_port(&mut self, now: Instant, port: PortId) {
+        self.handle_guest_gone(now, port);
+        self.for_each_flow(port, |engine, id| engine.remove_flow(id));
+        self.syn_cache.remove_port(port.0);
+        self.switch.remove_port(port);
+        if let Some(slot) = self.ports.get_mut(usize::from(port.0)) {
+            *slot = None;
+        }
+    }
+
+    /// What the port's peer accepts from now on; `None` while no driver is there (link down).
+    /// Flows stay: TCP sockets survive a driver reset (LIFE-04).
+    pub fn set_port_features(&mut self, now: Instant, port: PortId, features: Option<PortFeatures>) {
+        let Some(p) = self.port_mut(port) else { return };
+        p.features = features;
+        // What was in the ring is gone with it: nothing is unseen any more.
+        p.vm.clock.on_progress(now, true);
+        if features.is_some() {
+            self.for_each_flow(port, |engine, id| {
+                engine.with_flow(now, id, |flow, cx| flow.on_ring_reset(cx));
+            });
+        }
+    }
+
+    /// The VM behind `port` is gone, the port stays (the VMM hung up; LIFE-05).
+    pub fn handle_guest_gone(&mut self, now: Instant, port: PortId) {
+        self.for_each_flow(port, |engine, id| {
+            engine.with_flow(now, id, |flow, cx| flow.on_guest_gone(cx));
+        });
+        self.switch.forget_learned(port);
+    }
 
     /// Evidence about the guest of `port`. `drained`: it has seen everything delivered so far.
-    /// Call on every kick from it and when its `used_event` or `avail.idx` moved (running time,
-    /// spec section 1).
-    pub fn handle_guest_progress(&mut self, _now: Instant, _port: PortId, _drained: bool) {}
-
-    /// Timers that are due at `now` run.
-    pub fn handle_timeout(&mut self, _now: Instant) {}
-
-    /// The next instant at which [`Self::handle_timeout`] has something to do.
-    #[must_use]
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        None
-    }
-
-    /// The next frame the engine made itself (ACK, RST, probe, window update), routed to a port.
-    #[must_use]
-    pub fn poll_transmit(&mut self, _now: Instant) -> Option<Transmit<'_>> {
-        None
-    }
-
-    /// The next stored bytes for the guest of `port`, in a frame of at most `room` bytes.
-    #[must_use]
-    pub fn poll_delivery(
-        &mut self,
-        _now: Instant,
-        _port: PortId,
-        _room: usize,
-    ) -> Option<Transmit<'_>> {
-        None
+    ///
+    /// Call on every kick from it, when its `used_event` or `avail.idx` moved, and for ports with
+    /// unseen deliveries before [`Self::handle_timeout`] (running time, spec section 1).
+    pub fn handle_guest_progress(&mut self, now: Instant, port: PortId, drained: bool) {
+        if let Some(p) = self.port_mut(port) {
+            p.vm.clock.on_progress(now, drained);
+        }
     }
 
     /// Turns ack offload of a VM on for new connections, or off (its flows drain, then pass).
-    pub fn set_offload(&mut self, _now: Instant, _port: PortId, _on: bool) {}
+    pub fn set_offload(&mut self, now: Instant, port: PortId, on: bool) {
+        let Some(p) = self.port_mut(port).filter(|p| p.config.guest) else { return };
+        p.vm.offload = on;
+        if on {
+            p.vm.draining = false;
+        } else {
+            self.drain_flows(now, port);
+        }
+    }
 
-    /// Makes no new promises for this VM; see [`Self::is_drained`].
-    pub fn drain(&mut self, _now: Instant, _port: PortId) {}
+    /// Makes no new promises for this VM until [`Self::set_offload`]; see [`Self::is_drained`].
+    pub fn drain(&mut self, now: Instant, port: PortId) {
+        if let Some(p) = self.port_mut(port) {
+            p.vm.draining = true;
+            self.drain_flows(now, port);
+        }
+    }
 
-    /// Whether no flow of this VM owes anybody anything.
+    fn drain_flows(&mut self, now: Instant, port: PortId) {
+        self.for_each_flow(port, |engine, id| {
+            engine.with_flow(now, id, |flow, cx| {
+                flow.drain(Why::Operator);
+                flow.settle_drain(cx);
+            });
+        });
+    }
+
+    /// Whether no flow of this VM owes anybody a byte, FIN or RST.
     #[must_use]
-    pub fn is_drained(&self, _port: PortId) -> bool {
-        true
+    pub fn is_drained(&self, port: PortId) -> bool {
+        self.flows.iter().filter(|(_, k, _)| k.port == port.0).all(|(_, _, f)| f.owes_nothing())
+    }
+
+    /// All tracked flows, in slot order.
+    pub fn flows(&self) -> impl Iterator<Item = (FlowId, &FlowKey, &Flow)> {
+        self.flows.iter()
+    }
+
+    /// One flow, by the number the CLI shows ([`FlowId::index`]).
+    #[must_use]
+    pub fn flow(&self, index: usize) -> Option<(FlowId, &FlowKey, &Flow)> {
+        self.flows.iter().find(|(id, _, _)| id.index() == index)
+    }
+
+    /// Frames dropped on `port`, indexed by [`DropReason`].
+    #[must_use]
+    pub fn drops(&self, port: PortId) -> Option<&[u64; DropReason::ALL.len()]> {
+        self.port(port).map(|p| &p.drops)
+    }
+
+    /// Counts a drop that the caller decided (ring full, port down).
+    pub fn count_drop(&mut self, port: PortId, reason: DropReason) {
+        if let Some(p) = self.port_mut(port) {
+            p.drops[reason as usize] += 1;
+        }
+    }
+
+    /// The VM of `port`: budget, reservation, counters, whether offload is on.
+    #[must_use]
+    pub fn vm(&self, port: PortId) -> Option<&Vm> {
+        self.port(port).filter(|p| p.config.guest).map(|p| &p.vm)
+    }
+
+    /// The configuration `port` was added with.
+    #[must_use]
+    pub fn port_config(&self, port: PortId) -> Option<&PortConfig> {
+        self.port(port).map(|p| &p.config)
+    }
+
+    fn port(&self, port: PortId) -> Option<&Port> {
+        self.ports.get(usize::from(port.0))?.as_ref()
+    }
+
+    fn port_mut(&mut self, port: PortId) -> Option<&mut Port> {
+        self.ports.get_mut(usize::from(port.0))?.as_mut()
+    }
+
+    fn for_each_flow(&mut self, port: PortId, mut f: impl FnMut(&mut Self, FlowId)) {
+        let mut at = None;
+        while let Some(id) = self.flows.next_after(at) {
+            at = Some(id);
+            if self.flows.key(id).is_some_and(|k| k.port == port.0) {
+                f(self, id);
+            }
+        }
+    }
+
+    /// Runs `f` on a flow and then what every event ends with: timers, delivery list, checks.
+    fn with_flow<R>(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        f: impl FnOnce(&mut Flow, &mut Cx<'_, 'm>) -> R,
+    ) -> Option<R> {
+        let key = *self.flows.key(id)?;
+        let flow = self.flows.get_mut(id)?;
+        let port = self.ports.get_mut(usize::from(key.port))?.as_mut()?;
+        let mut cx = Cx {
+            now,
+            id,
+            key,
+            arena: &mut self.arena,
+            vm: &mut port.vm,
+            features: port.features.unwrap_or_default(),
+            out: &mut self.out,
+            ack_list: &mut self.ack_list,
+        };
+        let result = f(flow, &mut cx);
+        flow.after_event(&mut cx);
+        let at = flow.next_deadline(&cx);
+        if at != Instant::MAX {
+            self.timers.schedule(id, at);
+        }
+        Some(result)
+    }
+
+    /// The entry goes, with everything it holds. The caller knows that it owes nothing, or that
+    /// there is nobody left to owe it to.
+    fn remove_flow(&mut self, id: FlowId) {
+        let Some(key) = self.flows.key(id).copied() else { return };
+        if let (Some(flow), Some(port)) =
+            (self.flows.get_mut(id), self.ports[usize::from(key.port)].as_mut())
+        {
+            flow.store.clear(&mut self.arena);
+            if let Some(rec) = flow.rec.take() {
+                self.arena.free_record(rec);
+            }
+            port.vm.unreserve(u64::from(flow.reserved_pages));
+            port.vm.ready.retain(|&listed| listed != id);
+        }
+        self.timers.cancel(id);
+        self.flows.remove(id);
+    }
+
+    /// Room for one more entry: the table's, or a quiescent one that has been idle (LIFE-02).
+    fn insert_flow(&mut self, key: FlowKey, flow: Flow) -> Option<FlowId> {
+        const EVICT_STEPS: u32 = 64;
+        match self.flows.insert(key, flow) {
+            Ok(id) => Some(id),
+            Err((_, flow)) => {
+                let port = key.port;
+                let (id, old_key, old) = self.flows.evict(EVICT_STEPS, |k, f| {
+                    k.port == port && f.state != State::Abort && f.quiescent()
+                })?;
+                self.timers.cancel(id);
+                self.dispose(old_key, old);
+                self.flows.insert(key, flow).ok()
+            }
+        }
+    }
+
+    fn dispose(&mut self, key: FlowKey, mut flow: Flow) {
+        flow.store.clear(&mut self.arena);
+        if let Some(rec) = flow.rec.take() {
+            self.arena.free_record(rec);
+        }
+        if let Some(port) = self.ports[usize::from(key.port)].as_mut() {
+            port.vm.unreserve(u64::from(flow.reserved_pages));
+        }
     }
 }

@@ -58,9 +58,10 @@ impl Flow {
         if room >= held {
             return held;
         }
-        // RFC 9293 section 3.8.6.2.1: a full segment, or half of the largest window seen.
-        let window_max = self.rx.g_re_max.saturating_sub(self.rx.g_una);
-        let useful = room >= u64::from(self.opt.mss_to_guest) || room * 2 >= window_max;
+        // RFC 9293 section 3.8.6.2.1: a full segment, or half of G's window. With nothing in
+        // flight `room` is the whole window, so this never waits for an ACK that will not come.
+        let window = self.rx.g_re.saturating_sub(self.rx.g_una);
+        let useful = room >= u64::from(self.opt.mss_to_guest) || room * 2 >= window;
         if useful { room } else { 0 }
     }
 
@@ -108,7 +109,7 @@ impl Flow {
 
     /// What one frame may carry into this ring, given the features negotiated now (COM-17).
     fn frame_limit(&self, cx: &Cx<'_, '_>, room: usize) -> Limit {
-        let v4 = self.key.version == IpVersion::V4;
+        let v4 = cx.version() == IpVersion::V4;
         let tso = cx.features.csum && if v4 { cx.features.tso4 } else { cx.features.tso6 };
         let options = if self.opt.timestamps { 12 } else { 0 };
         let ip_tcp = if v4 { 40 } else { 60 } + options;
@@ -150,21 +151,21 @@ impl Flow {
         }
         let mut flags = TcpFlags::ACK;
         if (from < self.rx.psh && self.rx.psh <= to) || to == self.rx.rcv_nxt {
-            flags = flags | TcpFlags::PSH; // an extra PSH is allowed (SNOOP-12)
+            flags = flags.union(TcpFlags::PSH); // an extra PSH is allowed (SNOOP-12)
         }
         if with_fin {
-            flags = flags | TcpFlags::FIN;
+            flags = flags.union(TcpFlags::FIN);
         }
         let len = (to - from) as usize; // at most 64 KiB
         let header_len = if cx.features.csum {
-            self.emit_to_guest(buf, from, flags, len, CsumMode::Partial)
+            self.emit_to_guest(cx, buf, from, flags, len, CsumMode::Partial)
         } else {
             // Without partial checksums a frame is one segment: at most two pages.
             let mut parts: [&[u8]; 2] = [&[]; 2];
             for (slot, part) in parts.iter_mut().zip(self.store.slices(cx.arena, from, to)) {
                 *slot = part;
             }
-            self.emit_to_guest(buf, from, flags, len, CsumMode::Full(&parts))
+            self.emit_to_guest(cx, buf, from, flags, len, CsumMode::Full(&parts))
         };
         let end = to + u64::from(with_fin);
         self.rx.g_snd = self.rx.g_snd.max(end);
@@ -173,15 +174,15 @@ impl Flow {
             cx.arena.commit_g_nxt(rec, self.rx.g_nxt);
         }
         self.arm_guest_timer(cx, false);
-        let hdr = self.virtio_hdr(cx.features.csum, len as u64, limit.mss);
+        let hdr = self.virtio_hdr(cx, len as u64, limit.mss);
         Some(Delivery { hdr, header_len: header_len as u8, from, to }) // at most MAX_LEN
     }
 
-    fn virtio_hdr(&self, partial: bool, len: u64, mss: u64) -> VirtioNetHdr {
-        if !partial {
+    fn virtio_hdr(&self, cx: &Cx<'_, '_>, len: u64, mss: u64) -> VirtioNetHdr {
+        if !cx.features.csum {
             return VirtioNetHdr::default();
         }
-        let v4 = self.key.version == IpVersion::V4;
+        let v4 = cx.version() == IpVersion::V4;
         let options = if self.opt.timestamps { 12 } else { 0 };
         let l4 = self.to_guest.l2().len() as u16 + if v4 { 20 } else { 40 }; // at most 22 + 40
         let gso = if len <= mss {
@@ -208,8 +209,7 @@ impl Flow {
         seq: u64,
         flags: TcpFlags,
     ) -> Delivery {
-        let _ = cx;
-        let header_len = self.emit_to_guest(buf, seq, flags, 0, CsumMode::Full(&[]));
+        let header_len = self.emit_to_guest(cx, buf, seq, flags, 0, CsumMode::Full(&[]));
         Delivery { hdr: VirtioNetHdr::default(), header_len: header_len as u8, from: 0, to: 0 }
     }
 
@@ -238,14 +238,14 @@ impl Flow {
         if self.flags.persist {
             self.flags.probe_due = true;
         } else {
-            if self.recovery.timeouts >= limits::GUEST_REFUSES_TIMEOUTS
-                && stuck >= limits::GUEST_REFUSES_AFTER
+            if u32::from(self.recovery.timeouts) >= limits::REFUSED_RETRANSMISSIONS
+                && stuck >= limits::REFUSED_RUNNING
             {
                 cx.vm.counters.flows_aborted += 1;
                 self.abort_both(cx, Why::GuestRefuses);
                 return;
             }
-            if !self.flags.proven && stuck >= limits::ASYMMETRY_AFTER {
+            if !self.flags.proven && stuck >= limits::T_ASYMMETRIC {
                 self.drain(cx, Why::Asymmetric);
             }
             // Everything unacknowledged counts as lost; duplicates inside G are harmless.

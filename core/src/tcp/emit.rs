@@ -41,7 +41,7 @@ impl Flow {
         let window = self.window_to_net();
         let mut flags = tcp.flags.without(TcpFlags::ECE);
         if self.flags.ece {
-            flags = flags | TcpFlags::ECE;
+            flags = flags.union(TcpFlags::ECE);
         }
         let mut edit = TcpEdit::new(frame, ip, tcp, partial);
         if tcp.flags.contains(TcpFlags::ACK) {
@@ -78,21 +78,21 @@ impl Flow {
         let mut sack = [(Seq(0), Seq(0)); 4];
         let sack_len = if rst { 0 } else { self.sack_blocks(dsack, &mut sack) };
         let ece = if self.flags.ece && !rst { TcpFlags::ECE } else { TcpFlags(0) };
-        let (src, dst) = (self.key.g_addr, self.key.r_addr);
-        let mut made = ToNet { origin: PortId(self.key.port), len: 0, bytes: [0; TcpEmit::MAX_LEN] };
+        let (src, dst) = (cx.key.g_addr, cx.key.r_addr);
+        let mut made = ToNet { origin: PortId(cx.key.port), len: 0, bytes: [0; TcpEmit::MAX_LEN] };
         let len = TcpEmit {
             l2: self.to_net.l2(),
-            version: self.key.version,
+            version: cx.version(),
             src,
             dst,
             tos: self.to_net.tos & !ECN_MASK, // a pure ACK is Not-ECT (RFC 3168 section 6.1.4)
             ttl: self.to_net.ttl,
             flow_label: self.to_net.flow_label,
-            src_port: self.key.g_port,
-            dst_port: self.key.r_port,
+            src_port: cx.key.g_port,
+            dst_port: cx.key.r_port,
             seq: Seq::wrap(seq),
             ack: Seq::wrap(ack),
-            flags: flags | ece,
+            flags: flags.union(ece),
             window,
             timestamps: self
                 .opt
@@ -148,6 +148,7 @@ impl Flow {
     /// Returns its length in `buf`.
     pub(crate) fn emit_to_guest(
         &mut self,
+        cx: &Cx<'_, '_>,
         buf: &mut [u8; TcpEmit::MAX_LEN],
         seq: u64,
         flags: TcpFlags,
@@ -159,17 +160,17 @@ impl Flow {
             other => other,
         };
         self.flags.ack_to_guest_due = false;
-        let (src, dst) = (self.key.r_addr, self.key.g_addr);
+        let (src, dst) = (cx.key.r_addr, cx.key.g_addr);
         TcpEmit {
             l2: self.to_guest.l2(),
-            version: self.key.version,
+            version: cx.version(),
             src,
             dst,
             tos: self.to_guest.tos & !ECN_MASK | ecn,
             ttl: self.to_guest.ttl,
             flow_label: self.to_guest.flow_label,
-            src_port: self.key.r_port,
-            dst_port: self.key.g_port,
+            src_port: cx.key.r_port,
+            dst_port: cx.key.g_port,
             seq: Seq::wrap(seq),
             ack: Seq::wrap(self.tx.w_una),
             flags,

@@ -4,7 +4,6 @@
 //! numbers are unwrapped to 64 bits (COM-01) and start above 2^32, so that subtraction of a window
 //! can never underflow.
 
-use crate::flow::key::FlowKey;
 use crate::store::arena::RecordId;
 use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
@@ -309,8 +308,6 @@ pub struct Counters {
 /// One tracked connection. About 400 bytes; see `limits` for the sum.
 #[derive(Debug)]
 pub struct Flow {
-    /// Who talks to whom, by which port.
-    pub key: FlowKey,
     /// The record in the arena, while `On`, `Drain` or rebuilt.
     pub rec: Option<RecordId>,
     /// Where the connection stands.
@@ -360,11 +357,10 @@ pub struct Flow {
 impl Flow {
     /// A flow in `Handshake`, created on G's SYN or SYN-ACK.
     #[must_use]
-    pub fn new(now: Instant, key: FlowKey, syn_r: SynInfo, syn_g: SynInfo) -> Self {
+    pub fn new(now: Instant, syn_r: SynInfo, syn_g: SynInfo) -> Self {
         let r = unwrapped_isn(syn_r.isn) + 1;
         let g = unwrapped_isn(syn_g.isn) + 1;
         Self {
-            key,
             rec: None,
             state: State::Handshake,
             why: Why::Nothing,

@@ -92,7 +92,7 @@ impl Flow {
         let fragments = cx
             .vm
             .fragment_at
-            .is_some_and(|at| cx.now.since(at) <= limits::FRAGMENT_MEMORY);
+            .is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);
         let passed = if fragments { self.rx.re } else { self.rx.seen_max };
         self.rx.g_nxt.max(passed)
     }
@@ -147,7 +147,7 @@ impl Flow {
         }
         let mut hole_end = NONE;
         let mut top = self.rx.g_una;
-        for (from, to) in tcp.options.sack.iter() {
+        for (from, to) in tcp.options.sack.as_slice() {
             let (from, to) = (from.unwrap(self.rx.g_una), to.unwrap(self.rx.g_una));
             if from > self.rx.g_una && from < to && to <= self.rx.g_nxt {
                 hole_end = hole_end.min(from);

@@ -122,14 +122,14 @@ pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool),
 
 impl Flow {
     /// Turns two offers into [`Negotiated`] (COM-20 to COM-23). `mtu` is the guest port's, in bytes.
-    pub(crate) fn negotiate(&self, mtu: u16) -> Result<Negotiated, Why> {
+    pub(crate) fn negotiate(&self, version: IpVersion, mtu: u16) -> Result<Negotiated, Why> {
         let (client, server) =
             if self.flags.guest_is_client { (self.syn_g, self.syn_r) } else { (self.syn_r, self.syn_g) };
         let (timestamps, sack, ecn) = negotiate(client, server)?;
         let scaled = self.syn_g.window_scale != SynInfo::NO_SCALE
             && self.syn_r.window_scale != SynInfo::NO_SCALE;
         let shift = |s: u8| if scaled { s.min(14) } else { 0 };
-        let ip_tcp: u16 = if self.key.version == IpVersion::V4 { 40 } else { 60 };
+        let ip_tcp: u16 = if version == IpVersion::V4 { 40 } else { 60 };
         let ts_len = if timestamps { 12 } else { 0 };
         let payload = |mss: u16| mss.min(mtu.saturating_sub(ip_tcp)).max(88) - ts_len;
         Ok(Negotiated {

@@ -1,16 +1,17 @@
 //! Entering and leaving the offload: go-ON, leave, abort (tcp-spec sections 1 and 6).
 
 use crate::limits;
-use crate::store::arena::RecordInit;
+use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, RecordInit};
 use crate::tcp::Cx;
 use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::handshake::SynInfo;
 use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
     /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
     pub(crate) fn go_on(&mut self, cx: &mut Cx<'_, '_>) {
-        match self.negotiate(cx.vm.mtu) {
+        match self.negotiate(cx.version(), cx.vm.mtu) {
             Ok(opt) => self.opt = opt,
             Err(why) => return self.pass(cx.now, why),
         }
@@ -29,8 +30,8 @@ impl Flow {
 
     /// R's third ACK, or its first data, seen in `Handshake`: learns from it what R shows.
     pub(crate) fn learn_third_ack_from_net(&mut self, tcp: &Tcp) {
-        let scaled = self.syn_g.window_scale != crate::tcp::handshake::SynInfo::NO_SCALE
-            && self.syn_r.window_scale != crate::tcp::handshake::SynInfo::NO_SCALE;
+        let scaled = self.syn_g.window_scale != SynInfo::NO_SCALE
+            && self.syn_r.window_scale != SynInfo::NO_SCALE;
         let shift = if scaled { self.syn_r.window_scale.min(14) } else { 0 };
         let window = u32::from(tcp.window) << shift;
         self.tx.w_una = self.tx.w_nxt;
@@ -47,8 +48,8 @@ impl Flow {
 
     /// G's third ACK seen in `Handshake`: learns the edge G shows.
     pub(crate) fn learn_third_ack_from_guest(&mut self, tcp: &Tcp) {
-        let scaled = self.syn_g.window_scale != crate::tcp::handshake::SynInfo::NO_SCALE
-            && self.syn_r.window_scale != crate::tcp::handshake::SynInfo::NO_SCALE;
+        let scaled = self.syn_g.window_scale != SynInfo::NO_SCALE
+            && self.syn_r.window_scale != SynInfo::NO_SCALE;
         let shift = if scaled { self.syn_g.window_scale.min(14) } else { 0 };
         let edge = self.rx.rcv_nxt + (u64::from(tcp.window) << shift);
         self.rx.re = edge;
@@ -61,22 +62,30 @@ impl Flow {
     }
 
     fn take_record(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+        let bit = |on: bool, flag: u8| if on { flag } else { 0 };
+        let (Some(l2_to_r), Some(l2_to_g)) =
+            (L2Header::new(self.to_net.l2()), L2Header::new(self.to_guest.l2()))
+        else {
+            return false;
+        };
         let init = RecordInit {
             name_hash: cx.vm.name_hash,
-            key: self.key,
-            l2_to_net: self.to_net.l2(),
-            l2_to_guest: self.to_guest.l2(),
-            ttl_to_net: self.to_net.ttl,
-            ttl_to_guest: self.to_guest.ttl,
-            timestamps: self.opt.timestamps,
-            sack: self.opt.sack,
-            ecn: self.opt.ecn,
-            shift_g: self.opt.shift_g,
-            shift_r: self.opt.shift_r,
+            key: cx.key,
+            l2_to_r,
+            l2_to_g,
+            ttl: self.to_net.ttl,
+            ttl_to_g: self.to_guest.ttl,
+            flags: bit(self.opt.timestamps, FLAG_TS)
+                | bit(self.opt.sack, FLAG_SACK)
+                | bit(self.opt.ecn, FLAG_ECN),
+            s_g: self.opt.shift_g,
+            s_r: self.opt.shift_r,
+            mss_to_g: self.opt.mss_to_guest,
+            mss_to_r: self.opt.mss_to_net,
             rcv_nxt: self.rx.rcv_nxt,
             g_una: self.rx.g_una,
             g_nxt: self.rx.g_nxt,
-            re: self.rx.re,
+            h_re: self.rx.re,
             w_nxt: self.tx.w_nxt,
             ts_emit_r: self.ts.emit_r,
             ts_emit_g: self.ts.emit_g,
@@ -108,7 +117,7 @@ impl Flow {
         self.deadlines.guest = Instant::MAX;
         self.deadlines.nudge = Instant::MAX;
         self.deadlines.end =
-            if why == Why::Closed { cx.now + limits::CLOSED_LINGER } else { Instant::MAX };
+            if why == Why::Closed { cx.now + limits::T_LINGER } else { Instant::MAX };
         self.pass(cx.now, why);
     }
 
@@ -123,7 +132,7 @@ impl Flow {
         self.flags.ack_due = false;
         self.deadlines.guest = Instant::MAX;
         self.deadlines.nudge = Instant::MAX;
-        self.deadlines.end = cx.now + limits::ABORT_LINGER;
+        self.deadlines.end = cx.now + limits::T_ABORT;
     }
 
     /// INV-21: what cannot be kept is reset on both sides.

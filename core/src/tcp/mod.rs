@@ -38,23 +38,32 @@ use std::collections::VecDeque;
 
 use crate::drops::DropReason;
 use crate::engine::PortFeatures;
+use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::store::arena::Arena;
 use crate::tcp::emit::ToNet;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
-use crate::wire::packet::{Ip, Tcp, tcp_checksum_ok};
+use crate::wire::packet::{Ip, IpVersion, Tcp, tcp_checksum_ok};
 use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
 
 /// What a flow may touch besides itself.
 pub(crate) struct Cx<'a, 'm> {
     pub(crate) now: Instant,
     pub(crate) id: FlowId,
+    pub(crate) key: FlowKey,
     pub(crate) arena: &'a mut Arena<'m>,
     pub(crate) vm: &'a mut Vm,
     pub(crate) features: PortFeatures,
     pub(crate) out: &'a mut VecDeque<ToNet>,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
+}
+
+impl Cx<'_, '_> {
+    /// The flow's IP version.
+    pub(crate) fn version(&self) -> IpVersion {
+        if self.key.version == 4 { IpVersion::V4 } else { IpVersion::V6 }
+    }
 }
 
 /// A TCP frame under inspection: parsed once, edited in place.

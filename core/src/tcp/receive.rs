@@ -42,6 +42,9 @@ impl Flow {
             return self.on_rst_from_net(cx, seq);
         }
         if tcp.flags.contains(TcpFlags::SYN) {
+            if self.flags.rst_pending {
+                return Fate::Drop(DropReason::SynOnLiveFlow); // its turn comes behind the RST
+            }
             self.limited_ack(cx); // RFC 5961 section 4
             return Fate::Drop(DropReason::SynOnLiveFlow);
         }
@@ -131,19 +134,21 @@ impl Flow {
             }
             self.rx.rcv_nxt = to;
         } else {
-            let limit = u64::from(self.rx.buffer_bytes) / 4;
+            let limit = u64::from(self.rx.buffer_bytes) / limits::OOO_DIVISOR;
             let fills = from == self.rx.rcv_nxt;
             if !fills && self.ooo.bytes() + (to - from) > limit {
                 return Err(DropReason::OutOfOrderLimit);
             }
-            let new = self.ooo.insert(from, to).map_err(|_| DropReason::OutOfOrderLimit)?;
-            for &(a, b) in new.new_ranges() {
+            if !self.ooo.has_room_for(from, to) {
+                return Err(DropReason::OutOfOrderLimit);
+            }
+            for (a, b) in self.ooo.gaps(from, to) {
                 let part = &bytes[(a - from) as usize..(b - from) as usize]; // inside [from, to)
                 if !self.store.write(cx.arena, rec, a, part) {
-                    self.ooo.remove(a, b);
                     return Err(DropReason::NoStore);
                 }
             }
+            self.ooo.insert(from, to);
             self.pull_in_order();
         }
         cx.arena.commit_rcv_nxt(rec, self.rx.rcv_nxt);
@@ -164,7 +169,7 @@ impl Flow {
             return Ok(());
         }
         let Some(ts) = tcp.options.timestamps else { return Err(DropReason::Paws) };
-        let clock_valid = cx.now.since(self.ts.recent_at) < limits::PAWS_IDLE_MAX;
+        let clock_valid = cx.now.since(self.ts.recent_at) < limits::PAWS_IDLE;
         if ts_older(ts.tsval, self.ts.recent) && clock_valid {
             if tcp.payload_len > 0 { self.ack_now(cx, None) } else { self.limited_ack(cx) }
             return Err(DropReason::Paws);
@@ -347,7 +352,8 @@ impl Flow {
         if !in_turn {
             return Fate::Drop(DropReason::Draining);
         }
-        self.rx.seen_max = self.rx.seen_max.max(end.min(self.rx.re));
+        let fin = u64::from(tcp.flags.contains(TcpFlags::FIN));
+        self.rx.seen_max = self.rx.seen_max.max(end.min(self.rx.re) + fin);
         if self.ack_in_range(tcp) {
             self.on_ack_plane(seq, tcp);
         }

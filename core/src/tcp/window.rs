@@ -44,7 +44,7 @@ impl Flow {
     /// Reserves the first edge, which G's own window fixes (SNOOP-09). `false`: stay PASS.
     pub(crate) fn reserve_first_edge(&mut self, cx: &mut Cx<'_, '_>) -> bool {
         let edge = self.rx.re - self.rx.rcv_nxt;
-        let bytes = edge.max(limits::FLOW_BUFFER_BYTES_MIN);
+        let bytes = edge.max(limits::FLOW_BUFFER_MIN);
         self.set_buffer(cx, bytes)
     }
 
@@ -55,8 +55,8 @@ impl Flow {
             return;
         }
         let now = u64::from(self.rx.buffer_bytes);
-        if now < limits::FLOW_BUFFER_BYTES_INITIAL && self.counters.early_acked_bytes > 0 {
-            self.set_buffer(cx, limits::FLOW_BUFFER_BYTES_INITIAL);
+        if now < limits::FLOW_BUFFER_INITIAL && self.counters.early_acked_bytes > 0 {
+            self.set_buffer(cx, limits::FLOW_BUFFER_INITIAL);
         } else if self.flags.filled && self.held_bytes() == 0 {
             self.flags.filled = false;
             self.set_buffer(cx, now * 2);
@@ -66,7 +66,7 @@ impl Flow {
     fn set_buffer(&mut self, cx: &mut Cx<'_, '_>, bytes: u64) -> bool {
         // A window field cannot say more than this; beyond it a reservation would be wasted.
         let sayable = u64::from(u16::MAX) << self.opt.shift_g;
-        let bytes = bytes.min(limits::FLOW_BUFFER_BYTES_MAX).min(sayable.max(self.rx.re - self.rx.rcv_nxt));
+        let bytes = bytes.min(limits::FLOW_BUFFER_MAX).min(sayable.max(self.rx.re - self.rx.rcv_nxt));
         let pages = FlowStore::pages_for(bytes + (1 << self.opt.shift_g));
         let more = pages.saturating_sub(u64::from(self.reserved_pages));
         if !cx.vm.reserve(more) {

@@ -1,0 +1,276 @@
+//! A frame's way through the engine: sender's half, switch, receiver's half.
+
+use crate::drops::DropReason;
+use crate::engine::{Engine, PortId, Verdict};
+use crate::flow::key::FlowKey;
+use crate::flow::table::FlowId;
+use crate::limits;
+use crate::switch::Out;
+use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::handshake::SynInfo;
+use crate::tcp::{Fate, Frame};
+use crate::time::Instant;
+use crate::wire::packet::{Eth, Ip, L4, Net, Packet, Tcp, TcpFlags};
+use crate::wire::segment::validate_hdr;
+use crate::wire::virtio_net::VirtioNetHdr;
+
+impl Engine<'_> {
+    /// A frame came in on `port`. It may be edited in place (never in length); on `Forward` and
+    /// `Flood` the caller sends it on, with `hdr`.
+    pub fn handle_frame(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        hdr: &mut VirtioNetHdr,
+        frame: &mut [u8],
+    ) -> Verdict {
+        let verdict = self.judge(now, port, hdr, frame).unwrap_or_else(Verdict::Drop);
+        if let Verdict::Drop(reason) = verdict {
+            self.count_drop(port, reason);
+        }
+        verdict
+    }
+
+    fn judge(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        hdr: &mut VirtioNetHdr,
+        frame: &mut [u8],
+    ) -> Result<Verdict, DropReason> {
+        let Some(guest) = self.port(port).map(|p| p.config.guest) else {
+            return Err(DropReason::PortDown);
+        };
+        let packet = Packet::parse(frame)?;
+        if guest {
+            *hdr = validate_hdr(hdr, frame, &packet)?;
+            self.switch.check_source(now, port, &packet)?;
+            if let Some((ip, tcp)) = packet.tcp() {
+                match self.from_guest(now, port, hdr, frame, &packet.eth, ip, tcp) {
+                    Fate::Pass => {}
+                    Fate::Absorbed => return Ok(Verdict::Absorbed),
+                    Fate::Drop(reason) => return Err(reason),
+                }
+            }
+        }
+        self.switch.learn(now, port, packet.eth.vlan, packet.eth.src);
+        // The sender's half may have edited the frame; addresses and ports never change.
+        self.toward(now, port, hdr, frame, &packet)
+    }
+
+    /// Where the switch sends the frame, and what the receiver's half makes of it.
+    pub(super) fn toward(
+        &mut self,
+        now: Instant,
+        ingress: PortId,
+        hdr: &VirtioNetHdr,
+        frame: &mut [u8],
+        packet: &Packet,
+    ) -> Result<Verdict, DropReason> {
+        let out = match self.switch.lookup(now, ingress, packet.eth.vlan, packet.eth.dst) {
+            Out::Port(out) => out,
+            Out::Flood => return Ok(Verdict::Flood),
+            Out::Drop(reason) => return Err(reason),
+        };
+        let Some(p) = self.port_mut(out).filter(|p| p.config.guest) else {
+            return Ok(Verdict::Forward(out));
+        };
+        match &packet.net {
+            Net::Ip(Ip { l4: L4::Fragment, .. }) => p.vm.fragment_at = Some(now),
+            Net::Ip(ip @ Ip { l4: L4::Tcp(_), .. }) => {
+                // Parsed again only if the sender's half may have edited it.
+                let tcp = reparse(frame, ip);
+                return match self.from_net(now, out, hdr, frame, &packet.eth, ip, &tcp) {
+                    Fate::Pass => Ok(Verdict::Forward(out)),
+                    Fate::Absorbed => Ok(Verdict::Absorbed),
+                    Fate::Drop(reason) => Err(reason),
+                };
+            }
+            _ => {}
+        }
+        Ok(Verdict::Forward(out))
+    }
+
+    // The parts of a parsed frame travel together; bundling them would name a concept for nothing.
+    #[allow(clippy::too_many_arguments)]
+    fn from_guest(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        hdr: &VirtioNetHdr,
+        frame: &mut [u8],
+        eth: &Eth,
+        ip: &Ip,
+        tcp: &Tcp,
+    ) -> Fate {
+        let key = FlowKey::from_guest(port.0, eth, ip, tcp);
+        if tcp.flags.contains(TcpFlags::SYN) {
+            self.on_syn_from_guest(now, key, frame, eth, ip, tcp);
+            return Fate::Pass;
+        }
+        let Some(id) = self.flows.lookup(&key) else { return Fate::Pass };
+        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip: *ip, tcp: *tcp };
+        self.with_flow(now, id, |flow, cx| {
+            flow.seen_at = now;
+            match flow.state {
+                State::Handshake => {
+                    flow.to_net.learn(f.bytes, f.l2_len, &f.ip);
+                    if !flow.is_third_ack_from_guest(&f.tcp) {
+                        if !flow.is_handshake_noise(&f.tcp) {
+                            flow.pass(now, Why::Ambiguous);
+                        }
+                        return Fate::Pass;
+                    }
+                    flow.learn_third_ack_from_guest(&f.tcp);
+                    flow.go_on(cx);
+                    let data = flow.state == State::On && f.tcp.payload_len > 0;
+                    if data { flow.on_segment_from_guest(cx, &mut f) } else { Fate::Pass }
+                }
+                State::On | State::Drain => flow.on_segment_from_guest(cx, &mut f),
+                State::Pass => Fate::Pass,
+                State::Abort => flow.on_segment_in_abort(cx, true, &f.tcp),
+            }
+        })
+        .unwrap_or(Fate::Pass)
+    }
+
+    #[allow(clippy::too_many_arguments)] // as `from_guest`
+    fn from_net(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        hdr: &VirtioNetHdr,
+        frame: &mut [u8],
+        eth: &Eth,
+        ip: &Ip,
+        tcp: &Tcp,
+    ) -> Fate {
+        let key = FlowKey::from_net(port.0, eth, ip, tcp);
+        let id = self.flows.lookup(&key);
+        let live = id
+            .and_then(|id| self.flows.get(id))
+            .is_some_and(|f| matches!(f.state, State::On | State::Drain));
+        let pure_syn = tcp.flags.contains(TcpFlags::SYN) && !tcp.flags.contains(TcpFlags::ACK);
+        if pure_syn && !live {
+            self.on_syn_from_net(now, port, key, id, ip, tcp);
+            return Fate::Pass;
+        }
+        let Some(id) = id else { return Fate::Pass };
+        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip: *ip, tcp: *tcp };
+        self.with_flow(now, id, |flow, cx| {
+            flow.seen_at = now;
+            match flow.state {
+                State::Handshake => {
+                    flow.to_guest.learn(f.bytes, f.l2_len, &f.ip);
+                    if !f.checksum_ok() {
+                        return Fate::Pass; // G will drop it; nothing is learned from it
+                    }
+                    if !flow.is_third_ack_from_net(&f.tcp) {
+                        flow.on_handshake_from_net(now, &f.tcp, &f.ip);
+                        return Fate::Pass;
+                    }
+                    flow.learn_third_ack_from_net(&f.tcp);
+                    flow.go_on(cx);
+                    let data = flow.state == State::On && f.tcp.payload_len > 0;
+                    if data { flow.on_segment_from_net(cx, &mut f) } else { Fate::Pass }
+                }
+                State::On | State::Drain => flow.on_segment_from_net(cx, &mut f),
+                State::Pass => Fate::Pass,
+                State::Abort => flow.on_segment_in_abort(cx, false, &f.tcp),
+            }
+        })
+        .unwrap_or(Fate::Pass)
+    }
+
+    /// R's SYN leaves 32 bytes in the SYN cache; the flow comes with G's answer (LIFE-01).
+    fn on_syn_from_net(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        key: FlowKey,
+        id: Option<FlowId>,
+        ip: &Ip,
+        tcp: &Tcp,
+    ) {
+        if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.dst) {
+            return;
+        }
+        if let Some(flow) = id.and_then(|id| self.flows.get_mut(id))
+            && flow.state == State::Handshake
+            && flow.flags.guest_is_client
+        {
+            flow.pass(now, Why::Ambiguous); // simultaneous open (COM-25)
+            return;
+        }
+        let mut syn = SynInfo::learn(tcp, ip.version);
+        if let Some(earlier) = self.syn_cache.lookup(&key) {
+            syn = syn.after(earlier);
+        }
+        self.syn_cache.insert(&key, syn);
+    }
+
+    /// G's SYN or SYN-ACK makes a flow; whatever it had under this key, it has forgotten.
+    fn on_syn_from_guest(
+        &mut self,
+        now: Instant,
+        key: FlowKey,
+        frame: &[u8],
+        eth: &Eth,
+        ip: &Ip,
+        tcp: &Tcp,
+    ) {
+        let port = PortId(key.port);
+        let client = !tcp.flags.contains(TcpFlags::ACK);
+        let mut syn_g = SynInfo::learn(tcp, ip.version);
+        if let Some(id) = self.flows.lookup(&key) {
+            let Some(flow) = self.flows.get_mut(id) else { return };
+            let same = flow.state == State::Handshake
+                && flow.flags.guest_is_client == client
+                && flow.syn_g.isn == syn_g.isn;
+            if same {
+                flow.syn_g = syn_g.after(flow.syn_g);
+                return;
+            }
+            let unchanged = flow.syn_g.isn == syn_g.isn && flow.flags.guest_is_client == client;
+            if unchanged && flow.state != State::Abort {
+                return; // a late retransmission of the SYN that made this flow
+            }
+            self.remove_flow(id);
+        }
+        if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.src) {
+            return;
+        }
+        let syn_r = self.syn_cache.take(&key);
+        let mut flow = match (client, syn_r) {
+            (true, None) => Flow::new(now, SynInfo::default(), syn_g),
+            (false, Some(syn_r)) => Flow::new(now, syn_r, syn_g),
+            _ => return, // simultaneous open, or a SYN nobody remembers: PASS for life
+        };
+        syn_g.data_len = 0;
+        flow.flags.guest_is_client = client;
+        flow.to_net.learn(frame, usize::from(eth.len), ip);
+        flow.deadlines.end = now + limits::T_HANDSHAKE;
+        if !client && !flow.on_syn_ack_from_guest(tcp) {
+            return;
+        }
+        let end = flow.deadlines.end;
+        if let Some(id) = self.insert_flow(key, flow) {
+            self.timers.schedule(id, end);
+        } else if let Some(p) = self.port_mut(port) {
+            p.vm.counters.flows_refused += 1;
+        }
+    }
+
+    fn wants_flows(&self, port: PortId) -> bool {
+        self.port(port).is_some_and(|p| p.vm.offload && !p.vm.draining)
+    }
+}
+
+/// The TCP header as it stands now; the rest of the packet cannot have changed.
+fn reparse(frame: &[u8], ip: &Ip) -> Tcp {
+    match (Packet::parse(frame), &ip.l4) {
+        (Ok(Packet { net: Net::Ip(Ip { l4: L4::Tcp(tcp), .. }), .. }), _) => tcp,
+        (_, L4::Tcp(tcp)) => *tcp,
+        _ => unreachable!("the caller matched a TCP packet"),
+    }
+}

@@ -1,0 +1,119 @@
+//! What the engine wants sent, and when it wants to be woken.
+
+use crate::drops::DropReason;
+use crate::engine::{Engine, PortId, TRANSMIT_PARTS_MAX, Transmit, Verdict};
+use crate::tcp::deliver::Delivery;
+use crate::tcp::flow::State;
+use crate::time::Instant;
+use crate::wire::emit::TcpEmit;
+use crate::wire::packet::Packet;
+use crate::wire::virtio_net::VirtioNetHdr;
+
+/// Timers run per call of `handle_timeout`; the rest comes with the next call at once (LIFE-11).
+const TIMERS_PER_CALL: usize = 4096;
+
+impl Engine<'_> {
+    /// The end of a batch of frames: pending ACKs become due (SNOOP-07).
+    pub fn handle_batch_end(&mut self, now: Instant) {
+        while let Some(id) = self.ack_list.pop() {
+            self.with_flow(now, id, |flow, cx| {
+                flow.flags.ack_listed = false;
+                if flow.flags.ack_due && matches!(flow.state, State::On | State::Drain) {
+                    flow.ack_now(cx, None);
+                }
+            });
+        }
+    }
+
+    /// Timers that are due at `now` run, at most [`TIMERS_PER_CALL`] of them.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for _ in 0..TIMERS_PER_CALL {
+            let Some(id) = self.timers.expired(now) else { return };
+            if self.with_flow(now, id, |flow, cx| flow.on_timeout(cx)) == Some(true) {
+                self.remove_flow(id);
+            }
+        }
+    }
+
+    /// The next instant at which [`Self::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    /// The next frame the engine made itself (ACK, RST, probe, window update), routed to a port.
+    ///
+    /// For a remote that is another VM of this host it first passes that VM's receiving half, which
+    /// may absorb it.
+    #[must_use]
+    pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
+        loop {
+            let made = self.out.pop_front()?;
+            let len = usize::from(made.len);
+            let mut frame = made.bytes;
+            let hdr = VirtioNetHdr::default();
+            let Ok(packet) = Packet::parse(&frame[..len]) else {
+                debug_assert!(false, "made a frame that does not parse");
+                continue;
+            };
+            let port = match self.toward(now, made.origin, &hdr, &mut frame[..len], &packet) {
+                Ok(Verdict::Forward(port)) => Some(port),
+                Ok(Verdict::Flood) => None,
+                Ok(Verdict::Absorbed | Verdict::Drop(_)) => continue,
+                Err(reason) => {
+                    self.count_drop(made.origin, reason);
+                    continue;
+                }
+            };
+            self.made = frame;
+            let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
+            parts[0] = &self.made[..len];
+            return Some(Transmit { port, ingress: made.origin, hdr, parts, parts_len: 1 });
+        }
+    }
+
+    /// The next stored bytes for the guest of `port`, in a frame of at most `room` bytes.
+    ///
+    /// Call while the ring has room and nothing older waits for this port; flows take turns.
+    #[must_use]
+    pub fn poll_delivery(&mut self, now: Instant, port: PortId, room: usize) -> Option<Transmit<'_>> {
+        self.port(port).filter(|p| p.config.guest && p.features.is_some())?;
+        let listed = self.port(port)?.vm.ready.len();
+        let mut found = None;
+        for _ in 0..listed {
+            let id = self.port_mut(port)?.vm.ready.pop_front()?;
+            let mut header = [0; TcpEmit::MAX_LEN];
+            // `after_event` lists the flow again if it has more.
+            let delivery = self.with_flow(now, id, |flow, cx| {
+                flow.flags.listed = false;
+                flow.next_delivery(cx, &mut header, room)
+            });
+            if let Some(Some(delivery)) = delivery {
+                self.made = header;
+                found = Some((id, delivery));
+                break;
+            }
+        }
+        let (id, delivery) = found?;
+        self.port_mut(port)?.vm.clock.on_delivery(now);
+        Some(self.assemble(port, id, delivery))
+    }
+
+    fn assemble(&self, port: PortId, id: crate::flow::table::FlowId, d: Delivery) -> Transmit<'_> {
+        let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
+        parts[0] = &self.made[..usize::from(d.header_len)];
+        let mut n = 1;
+        if let Some(flow) = self.flows.get(id).filter(|_| d.from < d.to) {
+            for piece in flow.store.slices(&self.arena, d.from, d.to) {
+                parts[usize::from(n)] = piece;
+                n += 1;
+            }
+        }
+        Transmit { port: Some(port), ingress: port, hdr: d.hdr, parts, parts_len: n }
+    }
+
+    /// Drops the caller decided on behalf of a made frame.
+    pub fn handle_transmit_failed(&mut self, port: PortId, reason: DropReason) {
+        self.count_drop(port, reason);
+    }
+}

@@ -1,0 +1,62 @@
+//! After a restart: promises a predecessor made and this process cannot keep (LIFE-09, INV-21).
+
+use crate::engine::{Engine, PortId};
+use crate::flow::key::FlowKey;
+use crate::store::flow_store::recover;
+use crate::tcp::flow::{Flow, State, Template, Why};
+use crate::tcp::handshake::SynInfo;
+use crate::time::Instant;
+
+impl Engine<'_> {
+    /// Resets, on both sides, every flow of the arena that has bytes R believes delivered and G has
+    /// not acknowledged. Flows that owed nothing are PASS from now on. Returns how many were reset.
+    ///
+    /// Call once, after the ports were added. A guest that connects later gets its RST then.
+    pub fn handle_restart(&mut self, now: Instant) -> usize {
+        let mut reset = 0;
+        for found in recover(&mut self.arena) {
+            let record = found.record;
+            let mut store = found.store;
+            store.clear(&mut self.arena);
+            let port = self.port_named(record.name_hash);
+            let owed = record.rcv_nxt > record.g_una;
+            self.arena.free_record(found.id);
+            let (true, Some(port)) = (owed, port) else { continue };
+            let key = FlowKey { port: port.0, ..record.key };
+            let mut flow = Flow::new(now, SynInfo::default(), SynInfo::default());
+            flow.state = State::Drain;
+            flow.why = Why::Restart;
+            flow.opt.timestamps = record.flags & crate::store::record::FLAG_TS != 0;
+            flow.opt.shift_g = record.s_g;
+            flow.opt.shift_r = record.s_r;
+            flow.to_net = Template::from_l2(record.l2_to_r.bytes(), record.ttl);
+            flow.to_guest = Template::from_l2(record.l2_to_g.bytes(), record.ttl_to_g);
+            flow.rx.rcv_nxt = record.rcv_nxt;
+            flow.rx.ack_sent = record.rcv_nxt;
+            flow.rx.re = record.h_re.max(record.rcv_nxt);
+            flow.rx.g_una = record.g_una;
+            flow.rx.g_snd = record.g_nxt.clamp(record.g_una, record.rcv_nxt);
+            flow.rx.g_nxt = flow.rx.g_snd;
+            flow.rx.g_re = flow.rx.g_snd;
+            flow.rx.g_re_max = flow.rx.g_snd;
+            flow.tx.w_una = record.w_nxt;
+            flow.tx.w_nxt = record.w_nxt;
+            flow.tx.r_re = record.w_nxt;
+            flow.ts.emit_r = record.ts_emit_r;
+            flow.ts.emit_g = record.ts_emit_g;
+            if let Some(id) = self.insert_flow(key, flow) {
+                self.with_flow(now, id, |flow, cx| flow.abort_both(cx, Why::Restart));
+                reset += 1;
+            }
+        }
+        reset
+    }
+
+    fn port_named(&self, hash: u64) -> Option<PortId> {
+        let at = self
+            .ports
+            .iter()
+            .position(|p| p.as_ref().is_some_and(|p| p.config.guest && p.vm.name_hash == hash))?;
+        u16::try_from(at).ok().map(PortId)
+    }
+}
