@@ -69,6 +69,6 @@ drop_reasons! {
     NoStore = "no_store",
     /// Out-of-order data beyond the flow's limits; not acknowledged (SNOOP-10).
     OutOfOrderLimit = "out_of_order_limit",
-    /// The internal VM to VM path looped more often than a packet may.
-    LoopGuard = "loop_guard",
+    /// Urgent data or an unknown option behind bytes that G has yet to take; R will send it again.
+    Draining = "draining",
 }

@@ -116,6 +116,8 @@ impl<'a> Transmit<'a> {
 pub enum AddPortError {
     /// Another port has this name: give each port its own.
     NameTaken,
+    /// Another VM is configured with this MAC: give each its own.
+    MacTaken,
     /// All port slots are in use: raise the limit or remove a port.
     TooManyPorts,
     /// The budgets of all VMs together exceed the arena: lower a budget or enlarge the arena.
@@ -163,7 +165,7 @@ impl<'m> Engine<'m> {
     pub fn new(now: Instant, config: EngineConfig, arena: Arena<'m>) -> Self {
         Self {
             ports: Vec::new(),
-            switch: Switch::new(),
+            switch: Switch::new(config.hash_seeds),
             flows: FlowTable::new(config.flows_max, config.hash_seeds),
             syn_cache: SynCache::new(config.hash_seeds),
             timers: TimerWheel::new(now),
@@ -202,7 +204,10 @@ impl<'m> Engine<'m> {
             fragment_at: None,
             counters: VmCounters::default(),
         };
-        self.switch.add_port(id, config.guest, config.mac, config.ips.clone());
+        let ips = config.ips.as_deref();
+        self.switch
+            .add_port(id, config.guest, config.mac, ips)
+            .map_err(|_| AddPortError::MacTaken)?;
         self.flows.set_quota(id.0, config.flows_max);
         let port = Port { config, features: None, vm, drops: [0; DropReason::ALL.len()] };
         if slot == self.ports.len() {
@@ -227,7 +232,12 @@ impl<'m> Engine<'m> {
 
     /// What the port's peer accepts from now on; `None` while no driver is there (link down).
     /// Flows stay: TCP sockets survive a driver reset (LIFE-04).
-    pub fn set_port_features(&mut self, now: Instant, port: PortId, features: Option<PortFeatures>) {
+    pub fn set_port_features(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        features: Option<PortFeatures>,
+    ) {
         let Some(p) = self.port_mut(port) else { return };
         p.features = features;
         // What was in the ring is gone with it: nothing is unseen any more.
@@ -377,45 +387,37 @@ impl<'m> Engine<'m> {
     /// The entry goes, with everything it holds. The caller knows that it owes nothing, or that
     /// there is nobody left to owe it to.
     fn remove_flow(&mut self, id: FlowId) {
-        let Some(key) = self.flows.key(id).copied() else { return };
-        if let (Some(flow), Some(port)) =
-            (self.flows.get_mut(id), self.ports[usize::from(key.port)].as_mut())
-        {
-            flow.store.clear(&mut self.arena);
-            if let Some(rec) = flow.rec.take() {
-                self.arena.free_record(rec);
-            }
-            port.vm.unreserve(u64::from(flow.reserved_pages));
-            port.vm.ready.retain(|&listed| listed != id);
-        }
         self.timers.cancel(id);
-        self.flows.remove(id);
+        if let Some((key, flow)) = self.flows.remove(id) {
+            self.dispose(id, key, flow);
+        }
     }
 
-    /// Room for one more entry: the table's, or a quiescent one that has been idle (LIFE-02).
+    /// A new entry, if need be in the place of a quiescent one that was not used (LIFE-02).
     fn insert_flow(&mut self, key: FlowKey, flow: Flow) -> Option<FlowId> {
         const EVICT_STEPS: u32 = 64;
-        match self.flows.insert(key, flow) {
-            Ok(id) => Some(id),
-            Err((_, flow)) => {
-                let port = key.port;
-                let (id, old_key, old) = self.flows.evict(EVICT_STEPS, |k, f| {
-                    k.port == port && f.state != State::Abort && f.quiescent()
-                })?;
-                self.timers.cancel(id);
-                self.dispose(old_key, old);
-                self.flows.insert(key, flow).ok()
-            }
+        if !self.flows.has_room(key.port) {
+            let may_go = |k: &FlowKey, f: &Flow| {
+                k.port == key.port && f.state != State::Abort && f.quiescent()
+            };
+            let (id, old_key, old) = self.flows.evict(EVICT_STEPS, may_go)?;
+            self.timers.cancel(id);
+            self.dispose(id, old_key, old);
         }
+        self.flows.insert(key, flow).ok()
     }
 
-    fn dispose(&mut self, key: FlowKey, mut flow: Flow) {
+    /// Takes back what a removed entry held.
+    fn dispose(&mut self, id: FlowId, key: FlowKey, mut flow: Flow) {
         flow.store.clear(&mut self.arena);
         if let Some(rec) = flow.rec.take() {
             self.arena.free_record(rec);
         }
         if let Some(port) = self.ports[usize::from(key.port)].as_mut() {
             port.vm.unreserve(u64::from(flow.reserved_pages));
+            if flow.flags.listed {
+                port.vm.ready.retain(|&listed| listed != id);
+            }
         }
     }
 }

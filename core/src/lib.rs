@@ -13,6 +13,7 @@ pub mod flow;
 pub mod limits;
 pub mod store;
 pub mod switch;
+pub mod tcp;
 pub mod time;
 pub mod trace;
 pub mod wire;

@@ -98,6 +98,14 @@ pub const T_IDLE: Duration = Duration::from_secs(3600);
 pub const T_ASYMMETRIC: Duration = Duration::from_secs(5);
 /// An ACK of G that nothing explains passes to R this long after an odd segment (SNOOP-25).
 pub const T_UNEXPLAINED: Duration = Duration::from_secs(1);
+/// A fragment that passed to G explains its ACKs this long (SNOOP-24): Linux reassembles for 30 s.
+pub const T_FRAGMENT: Duration = Duration::from_secs(60);
+/// A handshake that is not completed is forgotten after this: Linux gives up SYN-ACKs after 63 s.
+pub const T_HANDSHAKE: Duration = Duration::from_secs(75);
+/// Challenge ACKs of one aborted flow are answered at most this often (SEC-07).
+pub const ABORT_RST_INTERVAL: Duration = Duration::from_millis(1);
+/// A running-time timer is looked at again after at least this much wall time.
+pub const TIMER_FLOOR: Duration = Duration::from_millis(2);
 /// Older `ts.recent` does not count for PAWS: 24 days (SNOOP-04, RFC 7323 section 5.5).
 pub const PAWS_IDLE: Duration = Duration::from_secs(24 * 24 * 3600);
 /// A learned MAC is forgotten after this (IEEE 802.1D-2004 table 7-5: 300 s).

@@ -76,7 +76,12 @@ impl Engine<'_> {
     ///
     /// Call while the ring has room and nothing older waits for this port; flows take turns.
     #[must_use]
-    pub fn poll_delivery(&mut self, now: Instant, port: PortId, room: usize) -> Option<Transmit<'_>> {
+    pub fn poll_delivery(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        room: usize,
+    ) -> Option<Transmit<'_>> {
         self.port(port).filter(|p| p.config.guest && p.features.is_some())?;
         let listed = self.port(port)?.vm.ready.len();
         let mut found = None;

@@ -145,6 +145,13 @@ impl<T> FlowTable<T> {
         Some(FlowId::new(index, slot.generation))
     }
 
+    /// Whether [`Self::insert`] of a new key of this port would succeed.
+    #[must_use]
+    pub fn has_room(&self, port: u16) -> bool {
+        let full = |p: &PortCount| p.flows >= p.flows_max;
+        self.len < self.capacity && !self.ports.get(usize::from(port)).is_some_and(full)
+    }
+
     /// A new entry. If the key is there already, its value is replaced and its id stays.
     pub fn insert(&mut self, key: FlowKey, value: T) -> Result<FlowId, TableFull> {
         let hash = self.hasher.hash_one(key);

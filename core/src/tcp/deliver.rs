@@ -5,7 +5,7 @@
 
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
-use crate::tcp::{Cx, Fate};
+use crate::tcp::{Cx, Fate, RST_ACK};
 use crate::time::Instant;
 use crate::wire::emit::{CsumMode, TcpEmit};
 use crate::wire::packet::{IpVersion, TcpFlags};
@@ -217,8 +217,9 @@ impl Flow {
     fn deliver_rst(&mut self, cx: &mut Cx<'_, '_>, buf: &mut [u8; TcpEmit::MAX_LEN]) -> Delivery {
         let ours = self.flags.rst_to_guest_due;
         self.flags.rst_to_guest_due = false;
-        let seq = if ours { self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una) } else { self.rx.g_una };
-        let d = self.deliver_bare(cx, buf, seq, TcpFlags::RST | TcpFlags::ACK);
+        let seq =
+            if ours { self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una) } else { self.rx.g_una };
+        let d = self.deliver_bare(cx, buf, seq, RST_ACK);
         if !ours {
             self.flags.rst_pending = false;
             self.abort(cx, Why::Reset);
@@ -246,7 +247,7 @@ impl Flow {
                 return;
             }
             if !self.flags.proven && stuck >= limits::T_ASYMMETRIC {
-                self.drain(cx, Why::Asymmetric);
+                self.drain(Why::Asymmetric);
             }
             // Everything unacknowledged counts as lost; duplicates inside G are harmless.
             self.rx.g_snd = self.rx.g_una;
@@ -283,7 +284,7 @@ impl Flow {
                 self.flags.rst_to_guest_due = true;
             } else if self.abort_rst_allowed(cx.now) {
                 let seq = tcp.ack.unwrap(self.tx.w_nxt);
-                self.emit_to_net(cx, seq, TcpFlags::RST | TcpFlags::ACK, None);
+                self.emit_to_net(cx, seq, RST_ACK, None);
             }
         }
         Fate::Drop(crate::drops::DropReason::FlowAborted)

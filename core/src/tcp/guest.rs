@@ -2,7 +2,7 @@
 
 use crate::limits;
 use crate::tcp::flow::{Flow, NONE, State, Why};
-use crate::tcp::{Cx, Fate, Frame};
+use crate::tcp::{Cx, Fate, Frame, RST_ACK};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::{Tcp, TcpFlags};
 
@@ -21,7 +21,7 @@ impl Flow {
             return Fate::Drop(crate::drops::DropReason::BadFlags);
         }
         if tcp.options.unknown || tcp.options.mptcp || tcp.options.malformed || f.ip.options {
-            self.drain(cx, Why::Options);
+            self.drain(Why::Options);
         }
         let fin_acked_before = self.fin_acked_by_guest();
         self.flags.proven = true;
@@ -89,10 +89,7 @@ impl Flow {
 
     /// The highest ACK that can be true: what was delivered, or passed to G by other means.
     fn ack_limit_from_guest(&self, cx: &Cx<'_, '_>) -> u64 {
-        let fragments = cx
-            .vm
-            .fragment_at
-            .is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);
+        let fragments = cx.vm.fragment_at.is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);
         let passed = if fragments { self.rx.re } else { self.rx.seen_max };
         self.rx.g_nxt.max(passed)
     }
@@ -119,8 +116,11 @@ impl Flow {
         r.dup_acks = 0;
         r.timeouts = 0;
         r.from = r.from.max(ack);
-        self.deadlines.stuck_since =
-            if self.rx.g_una < self.delivery_end() { cx.vm.clock.now(cx.now) } else { Instant::MAX };
+        self.deadlines.stuck_since = if self.rx.g_una < self.delivery_end() {
+            cx.vm.clock.now(cx.now)
+        } else {
+            Instant::MAX
+        };
         self.deadlines.guest = Instant::MAX;
         if self.recovery.end > ack && self.recovery.to <= ack {
             self.retransmit_first_hole(ack); // a partial ACK names the next hole (RFC 6582)
@@ -179,7 +179,7 @@ impl Flow {
     /// SNOOP-16: G's word is final. The RST R gets must be exact for R, not for G.
     fn on_rst_from_guest(&mut self, cx: &mut Cx<'_, '_>, _f: &mut Frame<'_>) -> Fate {
         let seq = self.tx.w_nxt;
-        self.emit_to_net(cx, seq, TcpFlags::RST | TcpFlags::ACK, None);
+        self.emit_to_net(cx, seq, RST_ACK, None);
         self.abort(cx, Why::Reset);
         Fate::Absorbed
     }

@@ -3,10 +3,15 @@
 //! R's SYN only leaves a record in the SYN cache; a [`Flow`] exists from G's SYN or SYN-ACK on.
 //! Anything that is not understood exactly means PASS for life.
 
+use crate::limits;
 use crate::tcp::flow::{Flow, Negotiated, State, Why, unwrapped_isn};
 use crate::time::Instant;
-use crate::wire::packet::{IpVersion, Tcp, TcpFlags};
+use crate::wire::packet::{Ip, IpVersion, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
+
+/// Flags that keep a segment from completing a handshake.
+const NOT_IN_THIRD_ACK: TcpFlags =
+    TcpFlags::SYN.union(TcpFlags::RST).union(TcpFlags::FIN).union(TcpFlags::URG);
 
 /// What a SYN or SYN-ACK offers. 16 bytes, as it stands in the SYN cache.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -45,8 +50,7 @@ impl SynInfo {
     /// Copies of this SYN disagree (COM-24).
     pub const AMBIGUOUS: u8 = 128;
     const ECN: u8 = Self::ECE | Self::CWR | Self::AE;
-    const FORMAT: u8 =
-        Self::HAS_TIMESTAMPS | Self::HAS_SACK | Self::HAS_UNKNOWN | Self::HAS_MPTCP;
+    const FORMAT: u8 = Self::HAS_TIMESTAMPS | Self::HAS_SACK | Self::HAS_UNKNOWN | Self::HAS_MPTCP;
 
     /// What `tcp`, a SYN or SYN-ACK, offers.
     #[must_use]
@@ -113,7 +117,9 @@ pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool),
     }
     let ecn = match (client.bits & SynInfo::ECN, server.bits & SynInfo::ECN) {
         (_, 0) => false,
-        (c, SynInfo::ECE) if c & (SynInfo::ECE | SynInfo::CWR) == SynInfo::ECE | SynInfo::CWR => true,
+        (c, SynInfo::ECE) if c & (SynInfo::ECE | SynInfo::CWR) == SynInfo::ECE | SynInfo::CWR => {
+            true
+        }
         _ => return Err(Why::Options), // AccECN, a reflected SYN, or ambiguous (COM-23, COM-24)
     };
     let both = |bit| client.has(bit) && server.has(bit);
@@ -123,8 +129,11 @@ pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool),
 impl Flow {
     /// Turns two offers into [`Negotiated`] (COM-20 to COM-23). `mtu` is the guest port's, in bytes.
     pub(crate) fn negotiate(&self, version: IpVersion, mtu: u16) -> Result<Negotiated, Why> {
-        let (client, server) =
-            if self.flags.guest_is_client { (self.syn_g, self.syn_r) } else { (self.syn_r, self.syn_g) };
+        let (client, server) = if self.flags.guest_is_client {
+            (self.syn_g, self.syn_r)
+        } else {
+            (self.syn_r, self.syn_g)
+        };
         let (timestamps, sack, ecn) = negotiate(client, server)?;
         let scaled = self.syn_g.window_scale != SynInfo::NO_SCALE
             && self.syn_r.window_scale != SynInfo::NO_SCALE;
@@ -198,7 +207,7 @@ impl Flow {
         self.state == State::Handshake
             && !self.flags.guest_is_client
             && tcp.flags.contains(TcpFlags::ACK)
-            && !tcp.flags.intersects(TcpFlags::SYN | TcpFlags::RST | TcpFlags::FIN | TcpFlags::URG)
+            && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
             && tcp.seq == Seq::wrap(self.rx.rcv_nxt)
             && tcp.ack == Seq::wrap(self.tx.w_nxt)
             && !tcp.options.unknown
@@ -211,12 +220,37 @@ impl Flow {
             && self.flags.guest_is_client
             && self.syn_r != SynInfo::default()
             && tcp.flags.contains(TcpFlags::ACK)
-            && !tcp.flags.intersects(TcpFlags::SYN | TcpFlags::RST | TcpFlags::FIN | TcpFlags::URG)
+            && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
             && tcp.ack == Seq::wrap(self.rx.rcv_nxt)
             && tcp.seq == Seq::wrap(self.tx.w_una)
             && self.rx.seen_max == self.rx.rcv_nxt
             && !tcp.options.unknown
             && !tcp.options.malformed
+    }
+
+    /// A segment from R while `Handshake` that is not the third ACK of a passive open.
+    pub(crate) fn on_handshake_from_net(&mut self, now: Instant, tcp: &Tcp, ip: &Ip) {
+        let flags = tcp.flags;
+        if flags.contains(TcpFlags::RST) {
+            return; // G decides; an abandoned handshake times out
+        }
+        let syn_ack = flags.contains(TcpFlags::SYN.union(TcpFlags::ACK));
+        if !(syn_ack && self.flags.guest_is_client) {
+            return self.pass(now, Why::Ambiguous);
+        }
+        let offer = SynInfo::learn(tcp, ip.version);
+        if self.syn_r != SynInfo::default() && self.syn_r.isn != offer.isn {
+            return self.pass(now, Why::Ambiguous);
+        }
+        self.syn_r = offer.after(self.syn_r);
+        if !self.on_syn_ack_from_net(tcp) {
+            self.pass(now, Why::Ambiguous);
+        }
+    }
+
+    /// A segment from G that may occur before the third ACK: an RST, or a repeated SYN.
+    pub(crate) fn is_handshake_noise(&self, tcp: &Tcp) -> bool {
+        tcp.flags.intersects(TcpFlags::RST.union(TcpFlags::SYN))
     }
 
     /// Forwarded verbatim from here on.
@@ -225,5 +259,6 @@ impl Flow {
         self.state = State::Pass;
         self.why = why;
         self.seen_at = now;
+        self.deadlines.end = now + limits::T_IDLE;
     }
 }

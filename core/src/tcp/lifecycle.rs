@@ -2,11 +2,11 @@
 
 use crate::limits;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, RecordInit};
-use crate::tcp::Cx;
-use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::flow::{Flow, Recovery, State, Why};
 use crate::tcp::handshake::SynInfo;
+use crate::tcp::{Cx, RST_ACK};
 use crate::time::Instant;
-use crate::wire::packet::{Tcp, TcpFlags};
+use crate::wire::packet::Tcp;
 
 impl Flow {
     /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
@@ -24,6 +24,7 @@ impl Flow {
             return self.pass(cx.now, Why::NoBudget);
         }
         self.ts.recent_at = cx.now;
+        self.deadlines.end = cx.now + limits::T_IDLE;
         self.state = State::On;
         cx.vm.counters.flows_offloaded += 1;
     }
@@ -117,7 +118,7 @@ impl Flow {
         self.deadlines.guest = Instant::MAX;
         self.deadlines.nudge = Instant::MAX;
         self.deadlines.end =
-            if why == Why::Closed { cx.now + limits::T_LINGER } else { Instant::MAX };
+            cx.now + if why == Why::Closed { limits::T_LINGER } else { limits::T_IDLE };
         self.pass(cx.now, why);
     }
 
@@ -138,7 +139,7 @@ impl Flow {
     /// INV-21: what cannot be kept is reset on both sides.
     pub(crate) fn abort_both(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
         let seq = self.tx.w_nxt;
-        self.emit_to_net(cx, seq, TcpFlags::RST | TcpFlags::ACK, None);
+        self.emit_to_net(cx, seq, RST_ACK, None);
         self.abort(cx, why);
         self.flags.rst_to_guest_due = true;
         self.want_delivery(cx);
@@ -148,12 +149,31 @@ impl Flow {
     pub(crate) fn on_guest_gone(&mut self, cx: &mut Cx<'_, '_>) {
         if matches!(self.state, State::On | State::Drain) {
             let seq = self.tx.w_nxt;
-            self.emit_to_net(cx, seq, TcpFlags::RST | TcpFlags::ACK, None);
+            self.emit_to_net(cx, seq, RST_ACK, None);
             cx.vm.counters.flows_aborted += 1;
             self.abort(cx, Why::GuestGone);
         } else {
             self.flags.rst_to_guest_due = false;
         }
+    }
+
+    /// Driver reset: what the ring held may be lost, so it counts as not delivered (LIFE-04).
+    pub(crate) fn on_ring_reset(&mut self, cx: &mut Cx<'_, '_>) {
+        if matches!(self.state, State::On | State::Drain) {
+            self.rx.g_snd = self.rx.g_una;
+            self.recovery = Recovery::default();
+            self.deadlines.guest = Instant::MAX;
+            self.arm_guest_timer(cx, true);
+        }
+    }
+
+    /// What every event on a flow ends with.
+    pub(crate) fn after_event(&mut self, cx: &mut Cx<'_, '_>) {
+        if matches!(self.state, State::On | State::Drain) {
+            self.arm_guest_timer(cx, false);
+        }
+        self.want_delivery(cx);
+        self.assert_order();
     }
 
     /// The earliest wall-clock instant at which a timer may be due.
@@ -168,9 +188,22 @@ impl Flow {
         guest.min(self.deadlines.nudge).min(self.deadlines.end)
     }
 
+    /// The entry's time is over, unless it was used or owes something. `true`: it may go.
+    fn on_end(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+        if self.state == State::Handshake || self.state == State::Abort || self.why == Why::Closed {
+            return true;
+        }
+        let idle = cx.now.since(self.seen_at) >= limits::T_IDLE;
+        if idle && self.quiescent() {
+            return true;
+        }
+        self.deadlines.end = if idle { cx.now } else { self.seen_at } + limits::T_IDLE;
+        false
+    }
+
     /// Runs what is due. `true`: the entry may go.
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_, '_>) -> bool {
-        if self.deadlines.end <= cx.now {
+        if self.deadlines.end <= cx.now && self.on_end(cx) {
             return true;
         }
         if self.deadlines.guest <= cx.vm.clock.now(cx.now) {
@@ -182,7 +215,6 @@ impl Flow {
                 self.ack_now(cx, None);
             }
         }
-        self.want_delivery(cx);
         false
     }
 }

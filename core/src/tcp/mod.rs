@@ -44,7 +44,7 @@ use crate::store::arena::Arena;
 use crate::tcp::emit::ToNet;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
-use crate::wire::packet::{Ip, IpVersion, Tcp, tcp_checksum_ok};
+use crate::wire::packet::{Ip, IpVersion, Tcp, TcpFlags, tcp_checksum_ok};
 use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
 
 /// What a flow may touch besides itself.
@@ -89,6 +89,9 @@ impl Frame<'_> {
             || tcp_checksum_ok(self.bytes, &self.ip, &self.tcp)
     }
 }
+
+/// The flags of every RST H makes.
+pub(crate) const RST_ACK: TcpFlags = TcpFlags::RST.union(TcpFlags::ACK);
 
 /// What becomes of the frame itself.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -30,7 +30,7 @@ impl Flow {
             return Fate::Drop(DropReason::BadChecksum);
         }
         if needs_verbatim(f) {
-            return self.on_verbatim_from_net(cx, &tcp);
+            return self.on_verbatim_from_net(&tcp);
         }
         if let Err(reason) = self.paws(cx, &tcp) {
             return Fate::Drop(reason);
@@ -90,7 +90,9 @@ impl Flow {
     /// Takes what is new and in window into the store, then schedules the ACK (SNOOP-06).
     fn accept(&mut self, cx: &mut Cx<'_, '_>, payload: &[u8], range: Range, psh: bool) -> Fate {
         let rcv_nxt = self.rx.rcv_nxt;
-        if self.flags.rst_pending || self.fin_r().is_some_and(|fin| range.seq >= fin && range.len() > 0) {
+        if self.flags.rst_pending
+            || self.fin_r().is_some_and(|fin| range.seq >= fin && range.len() > 0)
+        {
             self.ack_due(cx); // data after FIN or RST is nobody's (SNOOP-14, SNOOP-15)
             return Fate::Drop(DropReason::OutOfWindow);
         }
@@ -120,13 +122,20 @@ impl Flow {
         if self.rx.re - self.rx.rcv_nxt.min(self.rx.re) < u64::from(self.opt.mss_to_guest) {
             self.flags.filled = true;
         }
-        let plain = in_order && self.ooo.is_empty() && advanced == to - from && range.seq == rcv_nxt;
+        let plain =
+            in_order && self.ooo.is_empty() && advanced == to - from && range.seq == rcv_nxt;
         self.schedule_ack(cx, range.len(), plain);
         Fate::Absorbed
     }
 
     /// Copies `bytes` for `[from, to)` into the store; the first copy of a byte wins (INV-15).
-    fn keep(&mut self, cx: &mut Cx<'_, '_>, bytes: &[u8], from: u64, to: u64) -> Result<(), DropReason> {
+    fn keep(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        bytes: &[u8],
+        from: u64,
+        to: u64,
+    ) -> Result<(), DropReason> {
         let Some(rec) = self.rec else { return Err(DropReason::NoStore) };
         if self.ooo.is_empty() && from == self.rx.rcv_nxt {
             if !self.store.write(cx.arena, rec, from, bytes) {
@@ -171,7 +180,11 @@ impl Flow {
         let Some(ts) = tcp.options.timestamps else { return Err(DropReason::Paws) };
         let clock_valid = cx.now.since(self.ts.recent_at) < limits::PAWS_IDLE;
         if ts_older(ts.tsval, self.ts.recent) && clock_valid {
-            if tcp.payload_len > 0 { self.ack_now(cx, None) } else { self.limited_ack(cx) }
+            if tcp.payload_len > 0 {
+                self.ack_now(cx, None)
+            } else {
+                self.limited_ack(cx)
+            }
             return Err(DropReason::Paws);
         }
         Ok(())
@@ -289,7 +302,8 @@ impl Flow {
         }
         let bytes = u32::from(tcp.window) << self.opt.shift_r;
         let edge = ack + u64::from(bytes);
-        let newer = ack > self.tx.w_una || seq > self.tx.r_window_seq || edge > self.tx.r_re || bytes == 0;
+        let newer =
+            ack > self.tx.w_una || seq > self.tx.r_window_seq || edge > self.tx.r_re || bytes == 0;
         let news = ack > self.tx.w_una || (newer && edge != self.tx.r_re);
         self.tx.w_una = ack;
         if newer {
@@ -343,9 +357,9 @@ impl Flow {
 
     /// URG, an option or IP option H does not understand: nothing of it, nor behind it, is
     /// acknowledged early. It reaches G only behind everything held (SNOOP-13, COM-04, COM-07).
-    fn on_verbatim_from_net(&mut self, cx: &mut Cx<'_, '_>, tcp: &Tcp) -> Fate {
+    fn on_verbatim_from_net(&mut self, tcp: &Tcp) -> Fate {
         let urgent = tcp.flags.contains(TcpFlags::URG);
-        self.drain(cx, if urgent { Why::Urgent } else { Why::Options });
+        self.drain(if urgent { Why::Urgent } else { Why::Options });
         let seq = tcp.seq.unwrap(self.rx.rcv_nxt);
         let end = seq + u64::from(tcp.payload_len);
         let in_turn = self.rx.g_una >= self.delivery_end() && seq <= self.rx.rcv_nxt;
@@ -364,14 +378,13 @@ impl Flow {
     }
 
     /// No new promise from here on; the edge stays where it is.
-    pub(crate) fn drain(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
+    pub(crate) fn drain(&mut self, why: Why) {
         if self.state == State::On {
             self.state = State::Drain;
             self.why = why;
         } else if self.state == State::Drain && self.why.temporary() {
             self.why = why;
         }
-        let _ = cx;
     }
 }
 

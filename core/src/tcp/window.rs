@@ -66,7 +66,8 @@ impl Flow {
     fn set_buffer(&mut self, cx: &mut Cx<'_, '_>, bytes: u64) -> bool {
         // A window field cannot say more than this; beyond it a reservation would be wasted.
         let sayable = u64::from(u16::MAX) << self.opt.shift_g;
-        let bytes = bytes.min(limits::FLOW_BUFFER_MAX).min(sayable.max(self.rx.re - self.rx.rcv_nxt));
+        let bytes =
+            bytes.min(limits::FLOW_BUFFER_MAX).min(sayable.max(self.rx.re - self.rx.rcv_nxt));
         let pages = FlowStore::pages_for(bytes + (1 << self.opt.shift_g));
         let more = pages.saturating_sub(u64::from(self.reserved_pages));
         if !cx.vm.reserve(more) {
