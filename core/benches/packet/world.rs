@@ -1,6 +1,8 @@
 //! An engine with many flows, and the frames that keep them going.
 
-use nightporter_core::engine::{Engine, PortConfig, PortFeatures, PortId, Verdict};
+use nightporter_core::engine::{Engine, EngineConfig, PortConfig, PortFeatures, PortId, Verdict};
+use nightporter_core::limits::PAGE;
+use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::emit::{CsumMode, TcpEmit};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags, Timestamps};
@@ -43,9 +45,26 @@ pub(crate) struct Outcome {
     pub(crate) made: usize,
 }
 
+/// Arena pages per flow: the smallest window a flow reserves, at any alignment.
+const PAGES_PER_FLOW: usize = 5;
+
+/// An engine whose arena can back every flow's promise. Pages nobody writes take no memory.
+fn engine(now: Instant, flows: usize) -> Engine<'static> {
+    let pages = flows * PAGES_PER_FLOW;
+    let memory = memmap2::MmapOptions::new()
+        .len(Arena::layout_len(flows, pages))
+        .no_reserve_swap()
+        .map_anon()
+        .expect("address space for the arena");
+    let memory = Box::leak(Box::new(memory));
+    let arena = Arena::format(memory, flows, pages, 1).expect("a fresh mapping fits");
+    let config = EngineConfig { flows_max: 1 << 20, hash_seeds: [1, 2, 3, 4] };
+    Engine::new(now, config, arena)
+}
+
 /// An uplink, a guest and their connections, one per remote address.
 pub(crate) struct World {
-    engine: Engine,
+    engine: Engine<'static>,
     now: Instant,
     uplink: PortId,
     guest: PortId,
@@ -58,7 +77,7 @@ impl World {
     /// `mptcp` none of them may be touched.
     pub(crate) fn new(flows: usize, mptcp: bool) -> Self {
         let now = Instant::from_millis(1);
-        let mut engine = Engine::default();
+        let mut engine = engine(now, flows);
         let features = Some(PortFeatures { csum: true, tso4: true, tso6: true, ecn: true });
         let mut port = |name: &str, guest: bool| {
             let config = PortConfig {
@@ -67,7 +86,7 @@ impl World {
                 mac: None,
                 ips: None,
                 ack_offload: guest,
-                budget_bytes: flows as u64 * 128 * 1024,
+                budget_bytes: (flows * PAGES_PER_FLOW * PAGE) as u64,
                 flows_max: 1 << 20,
                 mtu: 1500,
             };

@@ -46,7 +46,7 @@ impl Engine<'_> {
             *hdr = validate_hdr(hdr, frame, &packet)?;
             self.switch.check_source(now, port, packet.eth.src, source_ip(&packet))?;
             if let Some((ip, tcp)) = packet.tcp() {
-                match self.from_guest(now, port, hdr, frame, &packet.eth, ip, tcp) {
+                match self.judge_from_guest(now, port, hdr, frame, &packet.eth, ip, tcp) {
                     Fate::Pass => {}
                     Fate::Absorbed => return Ok(Verdict::Absorbed),
                     Fate::Drop(reason) => return Err(reason),
@@ -80,7 +80,7 @@ impl Engine<'_> {
             Net::Ip(ip @ Ip { l4: L4::Tcp(_), .. }) => {
                 // Parsed again only if the sender's half may have edited it.
                 let tcp = reparse(frame, ip);
-                return match self.from_net(now, out, hdr, frame, &packet.eth, ip, &tcp) {
+                return match self.judge_from_net(now, out, hdr, frame, &packet.eth, ip, &tcp) {
                     Fate::Pass => Ok(Verdict::Forward(out)),
                     Fate::Absorbed => Ok(Verdict::Absorbed),
                     Fate::Drop(reason) => Err(reason),
@@ -93,7 +93,7 @@ impl Engine<'_> {
 
     // The parts of a parsed frame travel together; bundling them would name a concept for nothing.
     #[allow(clippy::too_many_arguments)]
-    fn from_guest(
+    fn judge_from_guest(
         &mut self,
         now: Instant,
         port: PortId,
@@ -134,8 +134,8 @@ impl Engine<'_> {
         .unwrap_or(Fate::Pass)
     }
 
-    #[allow(clippy::too_many_arguments)] // as `from_guest`
-    fn from_net(
+    #[allow(clippy::too_many_arguments)] // as `judge_from_guest`
+    fn judge_from_net(
         &mut self,
         now: Instant,
         port: PortId,

@@ -49,7 +49,7 @@ impl Engine<'_> {
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
         loop {
             let made = self.out.pop_front()?;
-            let len = usize::from(made.len);
+            let len = made.len;
             let mut frame = made.bytes;
             let hdr = VirtioNetHdr::default();
             let Ok(packet) = Packet::parse(&frame[..len]) else {
@@ -106,7 +106,7 @@ impl Engine<'_> {
 
     fn assemble(&self, port: PortId, id: crate::flow::table::FlowId, d: Delivery) -> Transmit<'_> {
         let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
-        parts[0] = &self.made[..usize::from(d.header_len)];
+        parts[0] = &self.made[..d.header_len];
         let mut n = 1;
         if let Some(flow) = self.flows.get(id).filter(|_| d.from < d.to) {
             for piece in flow.store.slices(&self.arena, d.from, d.to) {

@@ -5,7 +5,7 @@
 
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
-use crate::tcp::{Cx, Fate, RST_ACK};
+use crate::tcp::{Cx, Fate, RST_ACK, index};
 use crate::time::Instant;
 use crate::wire::emit::{CsumMode, TcpEmit};
 use crate::wire::packet::{IpVersion, TcpFlags};
@@ -15,7 +15,7 @@ use crate::wire::virtio_net::{F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, Virt
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Delivery {
     pub(crate) hdr: VirtioNetHdr,
-    pub(crate) header_len: u8,
+    pub(crate) header_len: usize,
     pub(crate) from: u64,
     pub(crate) to: u64,
 }
@@ -114,7 +114,7 @@ impl Flow {
         let options = if self.opt.timestamps { 12 } else { 0 };
         let ip_tcp = if v4 { 40 } else { 60 } + options;
         let mss = u64::from(self.opt.mss_to_guest);
-        let room = (room as u64).saturating_sub(self.to_guest.l2().len() as u64 + ip_tcp);
+        let room = (room as u64).saturating_sub(u64::from(self.to_guest.l2_len()) + ip_tcp);
         let payload = if tso { (IP_LEN_MAX - ip_tcp) / mss * mss } else { mss };
         Limit { payload: payload.min(room), mss }
     }
@@ -156,7 +156,7 @@ impl Flow {
         if with_fin {
             flags = flags.union(TcpFlags::FIN);
         }
-        let len = (to - from) as usize; // at most 64 KiB
+        let len = index(to - from);
         let header_len = if cx.features.csum {
             self.emit_to_guest(cx, buf, from, flags, len, CsumMode::Partial)
         } else {
@@ -175,7 +175,7 @@ impl Flow {
         }
         self.arm_guest_timer(cx, false);
         let hdr = self.virtio_hdr(cx, len as u64, limit.mss);
-        Some(Delivery { hdr, header_len: header_len as u8, from, to }) // at most MAX_LEN
+        Some(Delivery { hdr, header_len, from, to })
     }
 
     fn virtio_hdr(&self, cx: &Cx<'_, '_>, len: u64, mss: u64) -> VirtioNetHdr {
@@ -184,7 +184,7 @@ impl Flow {
         }
         let v4 = cx.version() == IpVersion::V4;
         let options = if self.opt.timestamps { 12 } else { 0 };
-        let l4 = self.to_guest.l2().len() as u16 + if v4 { 20 } else { 40 }; // at most 22 + 40
+        let l4 = self.to_guest.l2_len() + if v4 { 20 } else { 40 };
         let gso = if len <= mss {
             GSO_NONE
         } else if v4 {
@@ -196,7 +196,7 @@ impl Flow {
             flags: F_NEEDS_CSUM,
             gso_type: gso,
             hdr_len: l4 + 20 + options,
-            gso_size: if gso == GSO_NONE { 0 } else { mss as u16 }, // came from a u16
+            gso_size: if gso == GSO_NONE { 0 } else { self.opt.mss_to_guest },
             csum_start: l4,
             csum_offset: 16,
         }
@@ -210,7 +210,7 @@ impl Flow {
         flags: TcpFlags,
     ) -> Delivery {
         let header_len = self.emit_to_guest(cx, buf, seq, flags, 0, CsumMode::Full(&[]));
-        Delivery { hdr: VirtioNetHdr::default(), header_len: header_len as u8, from: 0, to: 0 }
+        Delivery { hdr: VirtioNetHdr::default(), header_len, from: 0, to: 0 }
     }
 
     /// R's RST, exact for G (SNOOP-15); or ours, when promises cannot be kept.

@@ -21,7 +21,7 @@ pub(crate) const CE: u8 = 0b11;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ToNet {
     pub(crate) origin: PortId,
-    pub(crate) len: u8,
+    pub(crate) len: usize,
     pub(crate) bytes: [u8; TcpEmit::MAX_LEN],
 }
 
@@ -102,7 +102,7 @@ impl Flow {
             ip_id: 0,
         }
         .emit(&mut made.bytes, 0, CsumMode::Full(&[]));
-        made.len = len as u8; // at most MAX_LEN
+        made.len = len;
         cx.out.push_back(made);
         self.acked(ack);
     }

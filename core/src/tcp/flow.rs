@@ -24,7 +24,7 @@ pub enum State {
     Handshake,
     /// The RX half is active: every packet goes through an emission gate.
     On,
-    /// As `On`, but no new promise: the edge shown to R is frozen. Leaves for `Pass` when quiescent.
+    /// As `On`, but no new promise: the edge shown to R is frozen. Goes to `Pass` when quiescent.
     Drain,
     /// Forwarded verbatim. *Operations*: entered only when H owes nobody anything.
     Pass,
@@ -139,9 +139,8 @@ pub struct Template {
 impl Template {
     /// Takes over the lower layers of `frame`.
     pub fn learn(&mut self, frame: &[u8], l2_len: usize, ip: &Ip) {
-        if let (Some(to), Some(from)) = (self.l2.get_mut(..l2_len), frame.get(..l2_len)) {
-            to.copy_from_slice(from);
-            self.l2_len = l2_len as u8; // at most 22: `get_mut` succeeded
+        if let Some(l2) = frame.get(..l2_len) {
+            self.set_l2(l2);
         }
         self.ttl = ip.ttl;
         self.tos = ip.tos;
@@ -158,11 +157,21 @@ impl Template {
     #[must_use]
     pub fn from_l2(l2: &[u8], ttl: u8) -> Self {
         let mut t = Self { ttl, ..Self::default() };
-        if let Some(to) = t.l2.get_mut(..l2.len()) {
-            to.copy_from_slice(l2);
-            t.l2_len = l2.len() as u8; // at most 22: `get_mut` succeeded
-        }
+        t.set_l2(l2);
         t
+    }
+
+    /// Bytes of the L2 header: at most 22.
+    #[must_use]
+    pub fn l2_len(&self) -> u16 {
+        self.l2_len.into()
+    }
+
+    fn set_l2(&mut self, l2: &[u8]) {
+        if let (Some(to), Ok(len)) = (self.l2.get_mut(..l2.len()), u8::try_from(l2.len())) {
+            to.copy_from_slice(l2);
+            self.l2_len = len;
+        }
     }
 }
 

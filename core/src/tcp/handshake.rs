@@ -127,7 +127,7 @@ pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool),
 }
 
 impl Flow {
-    /// Turns two offers into [`Negotiated`] (COM-20 to COM-23). `mtu` is the guest port's, in bytes.
+    /// Turns two offers into [`Negotiated`] (COM-20 to COM-23). `mtu`: of the guest port, bytes.
     pub(crate) fn negotiate(&self, version: IpVersion, mtu: u16) -> Result<Negotiated, Why> {
         let (client, server) = if self.flags.guest_is_client {
             (self.syn_g, self.syn_r)

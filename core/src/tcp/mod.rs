@@ -9,8 +9,8 @@
 //! wait in the store and go to G inside G's own window ([`deliver`], EMIT-G) as the ring has room.
 //! They leave the store only by G's cumulative ACK ([`guest`]). What G drops, H retransmits.
 //!
-//! **G to R.** G's pure ACKs are absorbed; its data passes EMIT-R, which writes H's acknowledgement,
-//! window, timestamp echo and ECE over G's.
+//! **G to R.** G's pure ACKs are absorbed; its data passes EMIT-R, which writes H's
+//! acknowledgement, window, timestamp echo and ECE over G's.
 //!
 //! **In and out.** [`handshake`] learns the options, [`lifecycle`] takes a flow on when all is
 //! understood and lets it go when nothing is owed. Everything else is forwarded verbatim.
@@ -92,6 +92,11 @@ impl Frame<'_> {
 
 /// The flags of every RST H makes.
 pub(crate) const RST_ACK: TcpFlags = TcpFlags::RST.union(TcpFlags::ACK);
+
+/// A distance inside one frame or flow buffer, far below what `usize` holds.
+pub(crate) fn index(distance: u64) -> usize {
+    usize::try_from(distance).unwrap_or(usize::MAX)
+}
 
 /// What becomes of the frame itself.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

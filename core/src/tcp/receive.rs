@@ -5,7 +5,7 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::emit::{CE, ts_older};
 use crate::tcp::flow::{Flow, NONE, State, Why};
-use crate::tcp::{Cx, Fate, Frame};
+use crate::tcp::{Cx, Fate, Frame, index};
 use crate::wire::packet::{Tcp, TcpFlags};
 
 /// A data-bearing or empty segment with its range in the 64-bit space.
@@ -99,8 +99,8 @@ impl Flow {
         let from = range.seq.max(rcv_nxt);
         let to = range.end.min(self.rx.re);
         if from < to {
-            let skip = (from - range.seq) as usize; // below payload.len()
-            let take = (to - from) as usize; // likewise
+            let skip = index(from - range.seq);
+            let take = index(to - from);
             let bytes = &payload[skip..skip + take];
             if let Err(reason) = self.keep(cx, bytes, from, to) {
                 self.ack_due(cx);
@@ -152,7 +152,7 @@ impl Flow {
                 return Err(DropReason::OutOfOrderLimit);
             }
             for (a, b) in self.ooo.gaps(from, to) {
-                let part = &bytes[(a - from) as usize..(b - from) as usize]; // inside [from, to)
+                let part = &bytes[index(a - from)..index(b - from)];
                 if !self.store.write(cx.arena, rec, a, part) {
                     return Err(DropReason::NoStore);
                 }
@@ -181,9 +181,9 @@ impl Flow {
         let clock_valid = cx.now.since(self.ts.recent_at) < limits::PAWS_IDLE;
         if ts_older(ts.tsval, self.ts.recent) && clock_valid {
             if tcp.payload_len > 0 {
-                self.ack_now(cx, None)
+                self.ack_now(cx, None);
             } else {
-                self.limited_ack(cx)
+                self.limited_ack(cx);
             }
             return Err(DropReason::Paws);
         }

@@ -20,7 +20,7 @@ impl Flow {
             field = (self.rx.re - ack).div_ceil(1 << shift).min(u64::from(u16::MAX));
         }
         self.rx.re = self.rx.re.max(ack + (field << shift));
-        field as u16 // at most 65535 by the two `min`
+        u16::try_from(field).unwrap_or(u16::MAX)
     }
 
     /// The edge H would like to show: as it is, unless it can move by a useful amount
@@ -73,8 +73,9 @@ impl Flow {
         if !cx.vm.reserve(more) {
             return false;
         }
-        self.reserved_pages += more as u32; // a flow has at most 257 pages
-        self.rx.buffer_bytes = self.rx.buffer_bytes.max(bytes as u32); // at most 4 MiB
+        self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.rx.buffer_bytes = self.rx.buffer_bytes.max(bytes);
         true
     }
 }
