@@ -5,7 +5,7 @@ use crate::engine::{Engine, PortId, Verdict};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::limits;
-use crate::switch::{Out, SourceIp};
+use crate::switch::Out;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::handshake::SynInfo;
 use crate::tcp::{Fate, Frame};
@@ -44,7 +44,7 @@ impl Engine<'_> {
         let packet = Packet::parse(frame)?;
         if guest {
             *hdr = validate_hdr(hdr, frame, &packet)?;
-            self.switch.check_source(now, port, packet.eth.src, source_ip(&packet))?;
+            self.switch.check_source(now, port, &packet)?;
             if let Some((ip, tcp)) = packet.tcp() {
                 match self.judge_from_guest(now, port, hdr, frame, &packet.eth, ip, tcp) {
                     Fate::Pass => {}
@@ -53,7 +53,7 @@ impl Engine<'_> {
                 }
             }
         }
-        self.switch.learn(now, port, outer_vlan(&packet.eth), packet.eth.src);
+        self.switch.learn(now, port, packet.eth.vlan, packet.eth.src);
         // The sender's half may have edited the frame; addresses and ports never change.
         self.toward(now, port, hdr, frame, &packet)
     }
@@ -67,7 +67,7 @@ impl Engine<'_> {
         frame: &mut [u8],
         packet: &Packet,
     ) -> Result<Verdict, DropReason> {
-        let out = match self.switch.lookup(now, ingress, outer_vlan(&packet.eth), packet.eth.dst) {
+        let out = match self.switch.lookup(now, ingress, packet.eth.vlan, packet.eth.dst) {
             Out::Port(out) => out,
             Out::Flood => return Ok(Verdict::Flood),
             Out::Drop(reason) => return Err(reason),
@@ -192,7 +192,7 @@ impl Engine<'_> {
         ip: &Ip,
         tcp: &Tcp,
     ) {
-        if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.dst.to_ip()) {
+        if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.dst) {
             return;
         }
         if let Some(flow) = id.and_then(|id| self.flows.get_mut(id))
@@ -237,7 +237,7 @@ impl Engine<'_> {
             }
             self.remove_flow(id);
         }
-        if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.src.to_ip()) {
+        if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.src) {
             return;
         }
         let syn_r = self.syn_cache.take(&key);
@@ -262,20 +262,6 @@ impl Engine<'_> {
 
     fn wants_flows(&self, port: PortId) -> bool {
         self.port(port).is_some_and(|p| p.vm.offload && !p.vm.draining)
-    }
-}
-
-/// The VLAN a MAC is looked up in.
-fn outer_vlan(eth: &Eth) -> Option<u16> {
-    (!eth.vlan.is_empty()).then(|| eth.vlan.ids()[0])
-}
-
-/// What the anti-spoofing check compares.
-fn source_ip(packet: &Packet) -> SourceIp {
-    match &packet.net {
-        Net::Ip(ip) => SourceIp::Ip(ip.src.to_ip()),
-        Net::Arp(arp) => SourceIp::Arp { mac: arp.sender_mac, ip: arp.sender_ip.octets() },
-        Net::Other => SourceIp::None,
     }
 }
 

@@ -3,7 +3,7 @@
 use core::fmt;
 use core::hash::{Hash, Hasher};
 
-use crate::wire::packet::{IpAddr16, IpVersion};
+use crate::wire::packet::{Eth, Ip, IpAddr16, IpVersion, Tcp};
 
 /// The identity of a flow, seen from its guest port (spec section 1).
 ///
@@ -26,6 +26,36 @@ pub struct FlowKey {
     pub port: u16,
     /// The family of both addresses.
     pub version: IpVersion,
+}
+
+impl FlowKey {
+    /// The flow of a segment that the guest of `port` sent.
+    #[must_use]
+    pub fn from_guest(port: u16, eth: &Eth, ip: &Ip, tcp: &Tcp) -> Self {
+        Self {
+            g_addr: ip.src,
+            r_addr: ip.dst,
+            vlan: eth.vlan.key(),
+            g_port: tcp.src_port,
+            r_port: tcp.dst_port,
+            port,
+            version: ip.version,
+        }
+    }
+
+    /// The flow of a segment on its way to the guest of `port`.
+    #[must_use]
+    pub fn from_net(port: u16, eth: &Eth, ip: &Ip, tcp: &Tcp) -> Self {
+        Self {
+            g_addr: ip.dst,
+            r_addr: ip.src,
+            vlan: eth.vlan.key(),
+            g_port: tcp.dst_port,
+            r_port: tcp.src_port,
+            port,
+            version: ip.version,
+        }
+    }
 }
 
 impl Hash for FlowKey {

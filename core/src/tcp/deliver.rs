@@ -109,7 +109,7 @@ impl Flow {
 
     /// What one frame may carry into this ring, given the features negotiated now (COM-17).
     fn frame_limit(&self, cx: &Cx<'_, '_>, room: usize) -> Limit {
-        let v4 = cx.version() == IpVersion::V4;
+        let v4 = cx.key.version == IpVersion::V4;
         let tso = cx.features.csum && if v4 { cx.features.tso4 } else { cx.features.tso6 };
         let options = if self.opt.timestamps { 12 } else { 0 };
         let ip_tcp = if v4 { 40 } else { 60 } + options;
@@ -182,7 +182,7 @@ impl Flow {
         if !cx.features.csum {
             return VirtioNetHdr::default();
         }
-        let v4 = cx.version() == IpVersion::V4;
+        let v4 = cx.key.version == IpVersion::V4;
         let options = if self.opt.timestamps { 12 } else { 0 };
         let l4 = self.to_guest.l2_len() + if v4 { 20 } else { 40 };
         let gso = if len <= mss {

@@ -8,7 +8,7 @@ use crate::tcp::Cx;
 use crate::tcp::flow::Flow;
 use crate::wire::edit::TcpEdit;
 use crate::wire::emit::{CsumMode, TcpEmit};
-use crate::wire::packet::{Ip, IpAddr16, Tcp, TcpFlags, Timestamps};
+use crate::wire::packet::{Ip, Tcp, TcpFlags, Timestamps};
 use crate::wire::seq::Seq;
 
 /// The ECN bits of TOS and traffic class.
@@ -78,11 +78,11 @@ impl Flow {
         let mut sack = [(Seq(0), Seq(0)); 4];
         let sack_len = if rst { 0 } else { self.sack_blocks(dsack, &mut sack) };
         let ece = if self.flags.ece && !rst { TcpFlags::ECE } else { TcpFlags(0) };
-        let (src, dst) = (IpAddr16(cx.key.g_addr), IpAddr16(cx.key.r_addr));
+        let (src, dst) = (cx.key.g_addr, cx.key.r_addr);
         let mut made = ToNet { origin: PortId(cx.key.port), len: 0, bytes: [0; TcpEmit::MAX_LEN] };
         let len = TcpEmit {
             l2: self.to_net.l2(),
-            version: cx.version(),
+            version: cx.key.version,
             src,
             dst,
             tos: self.to_net.tos & !ECN_MASK, // a pure ACK is Not-ECT (RFC 3168 section 6.1.4)
@@ -160,10 +160,10 @@ impl Flow {
             other => other,
         };
         self.flags.ack_to_guest_due = false;
-        let (src, dst) = (IpAddr16(cx.key.r_addr), IpAddr16(cx.key.g_addr));
+        let (src, dst) = (cx.key.r_addr, cx.key.g_addr);
         TcpEmit {
             l2: self.to_guest.l2(),
-            version: cx.version(),
+            version: cx.key.version,
             src,
             dst,
             tos: self.to_guest.tos & !ECN_MASK | ecn,

@@ -11,7 +11,7 @@ use crate::wire::packet::Tcp;
 impl Flow {
     /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
     pub(crate) fn go_on(&mut self, cx: &mut Cx<'_, '_>) {
-        match self.negotiate(cx.version(), cx.vm.mtu) {
+        match self.negotiate(cx.key.version, cx.vm.mtu) {
             Ok(opt) => self.opt = opt,
             Err(why) => return self.pass(cx.now, why),
         }

@@ -44,7 +44,7 @@ use crate::store::arena::Arena;
 use crate::tcp::emit::ToNet;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
-use crate::wire::packet::{Ip, IpVersion, Tcp, TcpFlags, tcp_checksum_ok};
+use crate::wire::packet::{Ip, Tcp, TcpFlags, tcp_checksum_ok};
 use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
 
 /// What a flow may touch besides itself.
@@ -57,13 +57,6 @@ pub(crate) struct Cx<'a, 'm> {
     pub(crate) features: PortFeatures,
     pub(crate) out: &'a mut VecDeque<ToNet>,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
-}
-
-impl Cx<'_, '_> {
-    /// The flow's IP version.
-    pub(crate) fn version(&self) -> IpVersion {
-        if self.key.version == 4 { IpVersion::V4 } else { IpVersion::V6 }
-    }
 }
 
 /// A TCP frame under inspection: parsed once, edited in place.

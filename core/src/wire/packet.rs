@@ -79,17 +79,6 @@ impl VlanStack {
         self.n == 0
     }
 
-    /// VLAN ids, outer first; 0 where there is no tag.
-    #[inline]
-    #[must_use]
-    pub const fn ids(&self) -> [u16; 2] {
-        let [outer, inner] = self.tags;
-        [
-            u16::from_be_bytes([outer[2] & 0x0f, outer[3]]),
-            u16::from_be_bytes([inner[2] & 0x0f, inner[3]]),
-        ]
-    }
-
     /// What names the VLANs, as one number: equal for equal stacks, 0 without tags.
     #[inline]
     #[must_use]
