@@ -1,2 +1,55 @@
-//! Placeholder entry point, replaced by the first real change to this crate.
-fn main() {}
+//! `nightporter-lab`: the demo, from the command line.
+
+use clap::{Parser, Subcommand};
+use nightporter_lab::accel::Accel;
+use nightporter_lab::demo::{self, Options};
+use nightporter_lab::image::Image;
+use nightporter_lab::process;
+use nightporter_lab::report::Path3;
+use nightporter_lab::sched::Scheduler;
+
+/// Boots real guests, makes them compete for a core, and measures.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Three guests on one core; uploads into one of them over three paths, interleaved.
+    Demo {
+        /// How the guests compete.
+        #[arg(long, value_enum, default_value = "rr30")]
+        sched: Scheduler,
+        /// Transfers for each path and size.
+        #[arg(long, default_value_t = 30)]
+        transfers: usize,
+        /// Only these paths.
+        #[arg(long, value_enum, value_delimiter = ',', default_value = "tap,off,ack-offload")]
+        paths: Vec<Path3>,
+        /// Do not probe for KVM but use this.
+        #[arg(long, value_enum)]
+        accel: Option<Accel>,
+        /// Seed of payloads, pauses and order.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Only download and build what the guests boot, so that a later run needs no network.
+    Prepare,
+}
+
+fn main() {
+    let result = match Arguments::parse().command {
+        Command::Demo { sched, transfers, paths, accel, seed } => {
+            demo::run(&Options { scheduler: sched, transfers, paths, accel, seed })
+        }
+        Command::Prepare => Image::prepare().map(drop),
+    };
+    if let Err(error) = result {
+        process::yield_to_signal();
+        eprintln!("nightporter-lab: {error:#}");
+        std::process::exit(1);
+    }
+}

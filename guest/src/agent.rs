@@ -1,0 +1,108 @@
+//! The control loop.
+
+use std::convert::Infallible;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+
+use anyhow::{Context, Result, anyhow};
+use nightporter_guest::bootline::Bootline;
+use nightporter_guest::control::{Command, Reply};
+use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
+
+use crate::load::Load;
+use crate::lossy::Dropper;
+use crate::{boot, load, nic, service};
+
+/// Boots the guest and obeys the host until it is told to leave.
+pub(crate) fn run() -> Result<Infallible> {
+    let bootline = boot::bring_up()?;
+    let nics = nic::configure_all(&bootline)?;
+    service::start()?;
+    let mut port = open_serial(&bootline.control)?;
+    send(&mut port, &Reply::Ready { nics: nics.clone() })?;
+    let droppers = nics.iter().map(|_| None).collect();
+    let mut agent = Agent { bootline, nics, load: None, droppers };
+    let mut lines = BufReader::new(port.try_clone()?).lines();
+    loop {
+        let line = lines.next().context("the control channel closed")??;
+        let reply = serde_json::from_str(&line)
+            .map_err(|e| anyhow!("{line:?}: {e}"))
+            .and_then(|command| agent.obey(command))
+            .unwrap_or_else(|e| Reply::Error { message: format!("{e:#}") });
+        send(&mut port, &reply)?;
+    }
+}
+
+struct Agent {
+    bootline: Bootline,
+    nics: Vec<String>,
+    load: Option<Load>,
+    droppers: Vec<Option<Dropper>>,
+}
+
+impl Agent {
+    fn obey(&mut self, command: Command) -> Result<Reply> {
+        match command {
+            Command::Calibrate => Ok(Reply::Calibrated { loops_per_ms: load::calibrate() }),
+            Command::LoadStart { loops_per_ms, percent } => {
+                self.load = None; // the old load stops before the new one starts
+                self.load = Some(Load::start(loops_per_ms, percent)?);
+                Ok(Reply::Ok)
+            }
+            Command::LoadStop => {
+                self.load = None;
+                Ok(Reply::Ok)
+            }
+            Command::LoadStatus => {
+                let load = self.load.as_ref().context("no load is running")?;
+                let (done_ms, backlog_ms, elapsed_ms) = load.status();
+                Ok(Reply::Load { done_ms, backlog_ms, elapsed_ms })
+            }
+            Command::DropFrames { nic, percent } => {
+                let name = self.nic_name(nic)?.to_owned();
+                self.droppers[nic] = None; // detaches the old program
+                if percent > 0 {
+                    self.droppers[nic] = Some(Dropper::attach(&name, percent)?);
+                }
+                Ok(Reply::Ok)
+            }
+            Command::DropStatus { nic } => {
+                let dropper = self.droppers.get(nic).and_then(Option::as_ref);
+                let (seen, dropped) = dropper.context("this NIC drops nothing")?.counts()?;
+                Ok(Reply::Dropped { seen, dropped })
+            }
+            Command::DriverUnbind { nic } => {
+                self.droppers[nic] = None;
+                nic::unbind(self.nic_name(nic)?)?;
+                Ok(Reply::Ok)
+            }
+            Command::DriverBind { nic } => {
+                nic::bind_all()?;
+                self.nics[nic] = nic::configure(&self.bootline, nic)?;
+                Ok(Reply::Ok)
+            }
+            Command::Reboot => boot::reboot_now(),
+            Command::Crash => boot::crash(),
+            Command::PowerOff => boot::power_off(),
+        }
+    }
+
+    fn nic_name(&self, nic: usize) -> Result<&str> {
+        self.nics.get(nic).map(String::as_str).with_context(|| format!("no NIC {nic}"))
+    }
+}
+
+fn open_serial(name: &str) -> Result<File> {
+    let path = format!("/dev/{name}");
+    let port = OpenOptions::new().read(true).write(true).open(&path).context(path)?;
+    let mut termios = tcgetattr(&port)?;
+    cfmakeraw(&mut termios); // no echo, no line editing: JSON lines both ways
+    tcsetattr(&port, SetArg::TCSANOW, &termios)?;
+    Ok(port)
+}
+
+fn send(port: &mut File, reply: &Reply) -> Result<()> {
+    let mut line = serde_json::to_vec(reply)?;
+    line.push(b'\n');
+    port.write_all(&line).context("writing to the control channel")
+}

@@ -1,0 +1,194 @@
+//! The data channel: what one TCP connection to a guest is for.
+//!
+//! ```text
+//! SINK    host: header, payload            guest: READ_ALL, verdict
+//! SOURCE  host: header                     guest: payload, FIN
+//! ECHO    host: header, payload            guest: the same payload, FIN
+//! ```
+//!
+//! SINK times a transfer on the sender's clock: the guest's application writes the one byte
+//! [`READ_ALL`] the moment it has read everything, *then* hashes what it read and writes its
+//! [`Verdict`]. The hash therefore never inflates the delivered time. The reply leaves in the
+//! time slice in which the last byte was read and costs one trip back, the same on every path.
+
+use std::hash::Hasher;
+use std::io::{self, Read, Write};
+
+/// TCP port every lab guest listens on.
+pub const PORT: u16 = 5001;
+
+/// The byte a sink writes when its application has read everything.
+pub const READ_ALL: u8 = b'R';
+
+const MAGIC: u32 = 0x4e50_5831; // "NPX1"
+
+/// What the connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Service {
+    /// The guest reads, answers, hashes, answers.
+    Sink,
+    /// The guest sends `bytes` bytes of [`fill`] with the header's `hash` as seed, then closes.
+    Source,
+    /// The guest sends back what it reads.
+    Echo,
+}
+
+/// First bytes of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What the connection is for.
+    pub service: Service,
+    /// Payload bytes that follow the header (SINK, ECHO) or that the guest shall send (SOURCE).
+    pub bytes: u64,
+    /// SINK: [`hash`] of the payload. SOURCE: seed of the payload. ECHO: unused.
+    pub hash: u64,
+}
+
+impl Header {
+    /// Size on the wire, bytes.
+    pub const LEN: usize = 24;
+
+    /// The header as it goes on the wire.
+    #[must_use]
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        let mut out = [0; Self::LEN];
+        out[0..4].copy_from_slice(&MAGIC.to_be_bytes());
+        out[4] = match self.service {
+            Service::Sink => 0,
+            Service::Source => 1,
+            Service::Echo => 2,
+        };
+        out[8..16].copy_from_slice(&self.bytes.to_be_bytes());
+        out[16..24].copy_from_slice(&self.hash.to_be_bytes());
+        out
+    }
+
+    /// Reads one header.
+    ///
+    /// # Errors
+    /// Those of the stream, and `InvalidData` for a wrong magic or an unknown service.
+    pub fn read_from(stream: &mut impl Read) -> io::Result<Self> {
+        let mut raw = [0; Self::LEN];
+        stream.read_exact(&mut raw)?;
+        let service = match (be_u32(&raw[0..4]), raw[4]) {
+            (MAGIC, 0) => Service::Sink,
+            (MAGIC, 1) => Service::Source,
+            (MAGIC, 2) => Service::Echo,
+            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "not a lab header")),
+        };
+        Ok(Self { service, bytes: be_u64(&raw[8..16]), hash: be_u64(&raw[16..24]) })
+    }
+}
+
+/// What a sink found, sent after [`READ_ALL`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether `hash` equals the header's.
+    pub hash_ok: bool,
+    /// [`hash`] of the payload as read.
+    pub hash: u64,
+    /// Nanoseconds from accept() to the last byte read, by the guest's clock.
+    pub read_ns: u64,
+}
+
+impl Verdict {
+    const LEN: usize = 17;
+
+    /// Writes the verdict.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn write_to(self, stream: &mut impl Write) -> io::Result<()> {
+        let mut raw = [0; Self::LEN];
+        raw[0] = u8::from(self.hash_ok);
+        raw[1..9].copy_from_slice(&self.hash.to_be_bytes());
+        raw[9..17].copy_from_slice(&self.read_ns.to_be_bytes());
+        stream.write_all(&raw)
+    }
+
+    /// Reads one verdict.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub fn read_from(stream: &mut impl Read) -> io::Result<Self> {
+        let mut raw = [0; Self::LEN];
+        stream.read_exact(&mut raw)?;
+        Ok(Self { hash_ok: raw[0] == 1, hash: be_u64(&raw[1..9]), read_ns: be_u64(&raw[9..17]) })
+    }
+}
+
+/// The 64-bit xxHash of a payload: cheap without SIMD, so that it is cheap under TCG too.
+#[must_use]
+pub fn hash(payload: &[u8]) -> u64 {
+    let mut hasher = twox_hash::XxHash64::with_seed(0);
+    hasher.write(payload);
+    hasher.finish()
+}
+
+/// Fills `out` with bytes that depend on `seed` only, so that bytes of one transfer that turn up
+/// in another are found out. (splitmix64: Steele, Lea, Flood, OOPSLA 2014, figure 16.)
+pub fn fill(seed: u64, out: &mut [u8]) {
+    let mut state = seed;
+    for chunk in out.chunks_mut(8) {
+        chunk.copy_from_slice(&splitmix64(&mut state).to_le_bytes()[..chunk.len()]);
+    }
+}
+
+/// One step of splitmix64.
+pub fn splitmix64(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+fn be_u32(raw: &[u8]) -> u32 {
+    u32::from_be_bytes(raw.try_into().expect("4 bytes"))
+}
+
+fn be_u64(raw: &[u8]) -> u64 {
+    u64::from_be_bytes(raw.try_into().expect("8 bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_reads_back_as_written() {
+        for service in [Service::Sink, Service::Source, Service::Echo] {
+            let header = Header { service, bytes: 0x0102_0304_0506, hash: 0xdead_beef_0bad_cafe };
+            let read = Header::read_from(&mut header.to_bytes().as_slice()).expect("reads");
+            assert_eq!(read, header);
+        }
+    }
+
+    #[test]
+    fn a_stranger_on_the_data_port_is_refused() {
+        let mut raw = [b'G'; Header::LEN].as_slice();
+        let error = Header::read_from(&mut raw).expect_err("not a header");
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_verdict_reads_back_as_written() {
+        let verdict = Verdict { hash_ok: true, hash: 7, read_ns: 1 << 40 };
+        let mut raw = Vec::new();
+        verdict.write_to(&mut raw).expect("writes");
+        assert_eq!(Verdict::read_from(&mut raw.as_slice()).expect("reads"), verdict);
+    }
+
+    #[test]
+    fn one_wrong_byte_or_two_swapped_blocks_change_the_hash() {
+        let mut payload = vec![0; 10_000];
+        fill(3, &mut payload);
+        let good = hash(&payload);
+        payload[9_999] ^= 1;
+        assert_ne!(hash(&payload), good);
+        payload[9_999] ^= 1;
+        let (first, second) = payload.split_at_mut(5_000);
+        first.swap_with_slice(second);
+        assert_ne!(hash(&payload), good);
+    }
+}

@@ -1,0 +1,111 @@
+//! The data port: sink, source and echo (`nightporter_guest::data`).
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use nightporter_guest::data::{self, Header, READ_ALL, Service, Verdict};
+
+/// Connections served at a time. Workers wait in accept(), so a transfer starts no thread.
+const WORKERS: usize = 8;
+
+/// Largest payload a guest keeps, bytes: a bound on its memory.
+const PAYLOAD_MAX: u64 = 64 << 20;
+
+/// Buffers are reused, so that page faults are not part of a measured transfer.
+static BUFFERS: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
+
+/// Listens on every address and serves for ever. Returns once the port listens.
+pub(crate) fn start() -> Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, data::PORT))
+        .with_context(|| format!("listening on port {}", data::PORT))?;
+    for _ in 0..WORKERS {
+        let listener = listener.try_clone()?;
+        thread::spawn(move || serve(&listener));
+    }
+    Ok(())
+}
+
+fn serve(listener: &TcpListener) {
+    loop {
+        // A failed connection is the host's finding (it sees no verdict), not ours to survive by.
+        let outcome = listener.accept().and_then(|(stream, _)| connection(stream));
+        if let Err(error) = outcome {
+            eprintln!("nightporter-guest: data connection: {error}");
+        }
+    }
+}
+
+fn connection(mut stream: TcpStream) -> io::Result<()> {
+    let accepted = Instant::now();
+    stream.set_nodelay(true)?;
+    let header = Header::read_from(&mut stream)?;
+    if header.bytes > PAYLOAD_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "payload over the guest's limit"));
+    }
+    let length = usize::try_from(header.bytes).expect("PAYLOAD_MAX fits usize");
+    match header.service {
+        Service::Sink => with_buffer(length, |buffer| sink(&mut stream, header, buffer, accepted)),
+        Service::Source => with_buffer(length, |buffer| {
+            data::fill(header.hash, buffer);
+            stream.write_all(buffer)?;
+            finish(&mut stream)
+        }),
+        Service::Echo => echo(&mut stream, header.bytes),
+    }
+}
+
+fn sink(
+    stream: &mut TcpStream,
+    header: Header,
+    buffer: &mut [u8],
+    accepted: Instant,
+) -> io::Result<()> {
+    stream.read_exact(buffer)?;
+    stream.write_all(&[READ_ALL])?; // before the hash: see the primer of `data`
+    let read_ns = u64::try_from(accepted.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let hash = data::hash(buffer);
+    Verdict { hash_ok: hash == header.hash, hash, read_ns }.write_to(stream)?;
+    finish(stream)
+}
+
+fn echo(stream: &mut TcpStream, bytes: u64) -> io::Result<()> {
+    let mut chunk = vec![0; 64 << 10];
+    let mut left = bytes;
+    while left > 0 {
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(chunk.len());
+        let got = stream.read(&mut chunk[..wanted])?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        stream.write_all(&chunk[..got])?;
+        left -= got as u64;
+    }
+    finish(stream)
+}
+
+/// Says FIN and waits for the host's, so that the host decides when a connection is over.
+fn finish(stream: &mut TcpStream) -> io::Result<()> {
+    stream.shutdown(Shutdown::Write)?;
+    match io::copy(stream, &mut io::sink())? {
+        0 => Ok(()),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "bytes after the payload")),
+    }
+}
+
+/// Lends a buffer of `length` bytes whose pages have been touched.
+fn with_buffer<T>(length: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
+    let mut free = BUFFERS.lock().expect("no panics under this lock");
+    let best = (0..free.len()).max_by_key(|&i| free[i].len());
+    let mut buffer = best.map(|i| free.swap_remove(i)).unwrap_or_default();
+    drop(free);
+    if buffer.len() < length {
+        buffer.resize(length, 1); // not 0: zeroed memory may come untouched from the kernel
+    }
+    let result = use_it(&mut buffer[..length]);
+    BUFFERS.lock().expect("no panics under this lock").push(buffer);
+    result
+}

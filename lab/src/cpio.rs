@@ -1,0 +1,108 @@
+//! Writes a cpio archive in the "newc" format, the one an initramfs is made of.
+//!
+//! Format: Linux Documentation/driver-api/early-userspace/buffer-format.rst.
+
+/// An archive under construction.
+#[derive(Default)]
+pub(crate) struct Archive {
+    bytes: Vec<u8>,
+    entries: u32,
+}
+
+const REGULAR: u32 = 0o100_000;
+const DIRECTORY: u32 = 0o040_000;
+const CHARACTER_DEVICE: u32 = 0o020_000;
+
+impl Archive {
+    /// Adds a directory. Parents come first.
+    pub(crate) fn directory(&mut self, name: &str) {
+        self.entry(name, DIRECTORY | 0o755, (0, 0), &[]);
+    }
+
+    /// Adds an executable file.
+    pub(crate) fn file(&mut self, name: &str, content: &[u8]) {
+        self.entry(name, REGULAR | 0o755, (0, 0), content);
+    }
+
+    /// Adds a character device node.
+    pub(crate) fn character_device(&mut self, name: &str, major: u32, minor: u32) {
+        self.entry(name, CHARACTER_DEVICE | 0o600, (major, minor), &[]);
+    }
+
+    /// The finished archive.
+    pub(crate) fn finish(mut self) -> Vec<u8> {
+        self.entry("TRAILER!!!", 0, (0, 0), &[]);
+        self.bytes
+    }
+
+    fn entry(&mut self, name: &str, mode: u32, device: (u32, u32), content: &[u8]) {
+        self.entries += 1;
+        let size = u32::try_from(content.len()).expect("an initramfs file is below 4 GiB");
+        let name_size = u32::try_from(name.len() + 1).expect("a short name");
+        let fields = [
+            self.entries,
+            mode,
+            0,
+            0,
+            1,
+            0,
+            size,
+            0,
+            0, // inode … file size, device of the file
+            device.0,
+            device.1,
+            name_size,
+            0,
+        ];
+        self.bytes.extend_from_slice(b"070701");
+        for field in fields {
+            self.bytes.extend_from_slice(format!("{field:08X}").as_bytes());
+        }
+        self.bytes.extend_from_slice(name.as_bytes());
+        self.bytes.push(0);
+        self.pad();
+        self.bytes.extend_from_slice(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::process::{Command, Stdio};
+
+    #[test]
+    fn the_cpio_tool_lists_what_was_put_in() {
+        let mut archive = Archive::default();
+        archive.directory("dev");
+        archive.character_device("dev/console", 5, 1);
+        archive.file("init", b"odd length\0");
+        let bytes = archive.finish();
+        let mut cpio = match Command::new("cpio")
+            .args(["-t", "--quiet", "-v"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+        {
+            Ok(child) => child,
+            Err(error) => {
+                eprintln!("skipped: no cpio tool here ({error})");
+                return;
+            }
+        };
+        cpio.stdin.take().expect("piped").write_all(&bytes).expect("cpio reads");
+        let out = cpio.wait_with_output().expect("cpio ends");
+        assert!(out.status.success());
+        let listing = String::from_utf8(out.stdout).expect("ASCII");
+        let lines: Vec<&str> = listing.lines().collect();
+        assert_eq!(lines.len(), 3, "{listing}");
+        assert!(lines[0].starts_with("drwxr-xr-x") && lines[0].ends_with(" dev"));
+        assert!(lines[1].starts_with("crw-------") && lines[1].contains("5,   1"));
+        assert!(lines[2].starts_with("-rwxr-xr-x") && lines[2].contains(" 11 "));
+    }
+}

@@ -1,0 +1,126 @@
+//! nightporterd in a run: one uplink tap on the bridge, one vhost-user port per guest.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nightporter_guest::bootline::Nic;
+
+use crate::process::{Process, run};
+
+/// How long the daemon may take to listen.
+const START_LIMIT: Duration = Duration::from_secs(10);
+/// How long it may take to end after SIGTERM.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// A running daemon.
+#[derive(Debug)]
+pub struct Daemon {
+    process: Process,
+    control: PathBuf,
+    dir: PathBuf,
+}
+
+impl Daemon {
+    /// Starts nightporterd with its sockets and arena in `dir`, an uplink on the tap `uplink`, and
+    /// a port for every `(name, nic)`. Returns when all sockets are there.
+    ///
+    /// # Errors
+    /// It was not built, or ended; the message holds the end of its log.
+    pub fn start(uplink: &str, vms: &[(String, Nic)], dir: &Path, log: &Path) -> Result<Self> {
+        let config = dir.join("nightporter.toml");
+        fs::write(&config, configuration(uplink, vms, dir)).context("writing the configuration")?;
+        let mut command = Command::new(sibling("nightporterd")?);
+        command.arg("--config").arg(&config);
+        let process = Process::spawn("nightporterd", command, log)?;
+        let control = dir.join("control.sock");
+        let mut daemon = Self { process, control: control.clone(), dir: dir.to_owned() };
+        let mut sockets: Vec<PathBuf> = vms.iter().map(|(name, _)| daemon.socket(name)).collect();
+        sockets.push(control);
+        let deadline = Instant::now() + START_LIMIT;
+        while !sockets.iter().all(|s| s.exists()) {
+            daemon.process.check_alive()?;
+            ensure!(Instant::now() < deadline, "nightporterd did not listen in {START_LIMIT:?}");
+            thread::sleep(Duration::from_millis(5)); // polls two conditions: sockets, child
+        }
+        Ok(daemon)
+    }
+
+    /// The vhost-user socket of a port.
+    #[must_use]
+    pub fn socket(&self, vm: &str) -> PathBuf {
+        self.dir.join(format!("{vm}.sock"))
+    }
+
+    /// Turns the offload of one guest on or off for new connections, with the operator's tool.
+    ///
+    /// # Errors
+    /// The tool's, and the end of the daemon.
+    pub fn set_offload(&mut self, vm: &str, on: bool) -> Result<()> {
+        self.cli(&["offload", if on { "on" } else { "off" }, vm]).map(drop)
+    }
+
+    /// Runs `nightporter` with these arguments; its output.
+    ///
+    /// # Errors
+    /// The tool's, and the end of the daemon.
+    pub fn cli(&mut self, args: &[&str]) -> Result<String> {
+        self.process.check_alive()?;
+        let tool = sibling("nightporter")?;
+        let control = self.control.to_string_lossy().into_owned();
+        let mut all = vec!["--control", &control];
+        all.extend(args);
+        run(&tool.to_string_lossy(), &all)
+    }
+
+    /// Fails when the daemon has ended.
+    ///
+    /// # Errors
+    /// It has; the message holds the end of its log.
+    pub fn check_alive(&mut self) -> Result<()> {
+        self.process.check_alive()
+    }
+
+    /// Stops it gracefully.
+    ///
+    /// # Errors
+    /// It did not end by itself, or not well.
+    pub fn stop(mut self) -> Result<()> {
+        let status = self.process.terminate(STOP_LIMIT)?;
+        ensure!(status.success(), "nightporterd ended with {status}");
+        Ok(())
+    }
+}
+
+fn configuration(uplink: &str, vms: &[(String, Nic)], dir: &Path) -> String {
+    let dir = dir.display();
+    let mut text = format!(
+        "[daemon]\ncontrol = \"{dir}/control.sock\"\narena = \"{dir}/arena\"\nmetrics = \"off\"\n\
+         drain_timeout_s = 2\n\n\
+         [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
+    );
+    for (name, nic) in vms {
+        let Nic { mac, address, .. } = nic;
+        let _ = write!(
+            text,
+            "\n[[vm]]\nname = \"{name}\"\nsocket = \"{dir}/{name}.sock\"\nmac = \"{mac}\"\n\
+             ips = [\"{address}\"]\n"
+        );
+    }
+    text
+}
+
+/// A program of this workspace, built beside this one (or beside the directory of a test).
+fn sibling(name: &str) -> Result<PathBuf> {
+    let me = std::env::current_exe().context("finding our own program")?;
+    me.ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join(name))
+        .find(|path| path.is_file())
+        .with_context(|| format!("{name} is not built (looked beside {})", me.display()))
+}

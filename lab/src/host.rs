@@ -1,0 +1,175 @@
+//! The network of a run: a host in a namespace of its own, and a remote host in another.
+//!
+//! ```text
+//!   remote namespace          host namespace (this thread and its children)
+//!   ┌──────────────┐          ┌─────────────────────────────────────────────────┐
+//!   │ sender       │          │            ┌── tap ── QEMU (plain path)         │
+//!   │  eth0 ═══════╪══ veth ══╪══ bridge ══╡                                    │
+//!   │  10.77.P.1   │          │            └── uplink tap ── nightporterd ══ QEMU│
+//!   └──────────────┘          └─────────────────────────────────────────────────┘
+//! ```
+//!
+//! Neither namespace has a name or a mount: they, the bridge and the taps vanish with the last
+//! process in them. The host's firewall and bridge settings do not apply inside.
+
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, Result};
+use nightporter_guest::bootline::{Mac, Neighbour, Nic};
+use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::process::run;
+
+/// Ethernet address of the remote host.
+pub const REMOTE_MAC: Mac = Mac([0x02, 0x4e, 0x50, 0, 0, 1]);
+
+/// Prefix length of every path's subnet.
+pub const PREFIX: u8 = 24;
+
+const BRIDGE: &str = "bridge";
+
+/// The host's side: bridge and taps, in the calling thread's new network namespace.
+#[derive(Debug)]
+pub struct Host {
+    remote: Remote,
+}
+
+/// The remote host's network namespace.
+#[derive(Debug)]
+pub struct Remote {
+    namespace: File,
+}
+
+/// Address of the remote host on the subnet of path `path`.
+#[must_use]
+pub fn remote_address(path: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 77, path, 1)
+}
+
+/// Guest `guest`'s NIC on path `path`.
+#[must_use]
+pub fn guest_nic(guest: u8, path: u8) -> Nic {
+    Nic {
+        mac: Mac([0x52, 0x54, 0, 0x4e, path, guest]),
+        address: Ipv4Addr::new(10, 77, path, 10 + guest),
+        prefix: PREFIX,
+    }
+}
+
+/// The remote host as guests see it, on the subnets of `paths`.
+#[must_use]
+pub fn remote_neighbours(paths: &[u8]) -> Vec<Neighbour> {
+    paths.iter().map(|&p| Neighbour { address: remote_address(p), mac: REMOTE_MAC }).collect()
+}
+
+impl Host {
+    /// Moves the calling thread into a new network namespace with a bridge, and connects a remote
+    /// host that has an address on the subnets of `paths`.
+    ///
+    /// # Errors
+    /// No permission, or no iproute2.
+    pub fn create(paths: &[u8]) -> Result<Self> {
+        unshare(CloneFlags::CLONE_NEWNET).context("making a network namespace")?;
+        ip("link set lo up")?;
+        ip(&format!("link add {BRIDGE} type bridge stp_state 0 mcast_snooping 0"))?;
+        ip(&format!("link set {BRIDGE} up"))?;
+        let remote = Remote { namespace: new_namespace()? };
+        // ip(8) takes a path for a namespace; it is our child, so it can open our descriptors.
+        let namespace = format!("/proc/{}/fd/{}", std::process::id(), remote.namespace.as_raw_fd());
+        ip("link add remote type veth peer name eth0")?;
+        ip(&format!("link set eth0 address {REMOTE_MAC} netns {namespace}"))?;
+        ip(&format!("link set remote master {BRIDGE} up"))?;
+        remote.enter(|| -> Result<()> {
+            ip("link set lo up")?;
+            ip("link set eth0 up")?;
+            // What one transfer learns about the way must not help or hurt the next one.
+            sysctl("net/ipv4/tcp_no_metrics_save", "1")?;
+            paths.iter().try_for_each(|&path| {
+                ip(&format!("address add {}/{PREFIX} dev eth0", remote_address(path)))
+            })
+        })?;
+        Ok(Self { remote })
+    }
+
+    /// Makes a tap with virtio-net headers and puts it on the bridge.
+    ///
+    /// # Errors
+    /// Those of ip(8).
+    pub fn add_tap(&self, name: &str) -> Result<()> {
+        ip(&format!("tuntap add dev {name} mode tap vnet_hdr"))?;
+        ip(&format!("link set {name} master {BRIDGE} up"))
+    }
+
+    /// The remote host.
+    #[must_use]
+    pub fn remote(&self) -> &Remote {
+        &self.remote
+    }
+}
+
+impl Remote {
+    /// Runs `action` in a thread inside the remote host's namespace.
+    ///
+    /// # Panics
+    /// When the namespace cannot be entered (it was made by us), and when `action` panics.
+    pub fn enter<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
+        thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                setns(&self.namespace, CloneFlags::CLONE_NEWNET).expect("our own namespace");
+                action()
+            });
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Tells the remote host where a guest's NIC is, so that no ARP is part of a measurement.
+    ///
+    /// # Errors
+    /// Those of ip(8).
+    pub fn know(&self, nic: &Nic) -> Result<()> {
+        self.enter(|| {
+            let (address, mac) = (nic.address, nic.mac);
+            ip(&format!("neighbour replace {address} lladdr {mac} dev eth0 nud permanent"))
+        })
+    }
+}
+
+/// A network namespace nobody is in yet.
+fn new_namespace() -> Result<File> {
+    let inside = thread::spawn(|| -> Result<File> {
+        unshare(CloneFlags::CLONE_NEWNET).context("making a network namespace")?;
+        Ok(File::open("/proc/thread-self/ns/net")?)
+    });
+    inside.join().expect("does not panic")
+}
+
+fn ip(arguments: &str) -> Result<()> {
+    run("ip", &arguments.split(' ').collect::<Vec<_>>()).map(drop)
+}
+
+/// Sets a sysctl of the calling thread's network namespace.
+fn sysctl(name: &str, value: &str) -> Result<()> {
+    let path = Path::new("/proc/sys").join(name);
+    fs::write(&path, value).with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_guest_nic_has_its_own_address_on_the_subnet_of_its_path() {
+        let nics: Vec<Nic> =
+            [(0, 1), (1, 1), (0, 2), (1, 2)].map(|(g, p)| guest_nic(g, p)).to_vec();
+        for (i, a) in nics.iter().enumerate() {
+            for b in &nics[i + 1..] {
+                assert!(a.mac != b.mac && a.address != b.address, "{a} and {b}");
+            }
+        }
+        assert_eq!(guest_nic(0, 2).address.octets()[..3], remote_address(2).octets()[..3]);
+    }
+}

@@ -1,0 +1,165 @@
+//! What a guest boots: Debian's kernel by package download (not installed), and an initramfs that
+//! holds `nightporter-guest` as its init and the virtio modules. Cached under `target/lab`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::cpio::Archive;
+use crate::process::run;
+
+/// The metapackage that depends on Debian's current cloud kernel.
+const KERNEL_METAPACKAGE: &str = "linux-image-cloud-amd64";
+
+/// Modules a QEMU guest needs for its NICs, in load order. (Found by loading them one by one in
+/// Debian 12's 6.1 cloud kernel.)
+const MODULES: [&str; 8] = [
+    "drivers/virtio/virtio_ring",
+    "drivers/virtio/virtio",
+    "net/core/failover",
+    "drivers/net/net_failover",
+    "drivers/net/virtio_net",
+    "drivers/virtio/virtio_pci_modern_dev",
+    "drivers/virtio/virtio_pci_legacy_dev",
+    "drivers/virtio/virtio_pci",
+];
+
+/// A bootable guest.
+#[derive(Debug, Clone)]
+pub struct Image {
+    /// bzImage for QEMU. (User-mode Linux is its own kernel.)
+    pub kernel: PathBuf,
+    /// Initramfs with the modules for `kernel`.
+    pub initramfs: PathBuf,
+    /// Initramfs without modules, for a kernel that has virtio-net built in.
+    pub initramfs_plain: PathBuf,
+}
+
+/// The top of the source tree.
+#[must_use]
+pub fn source_root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the lab is a directory of the tree")
+}
+
+/// Where the lab keeps what is expensive to make: `target/lab`.
+#[must_use]
+pub fn cache_dir() -> PathBuf {
+    source_root().join("target/lab")
+}
+
+impl Image {
+    /// Downloads, builds and packs what is not there yet.
+    ///
+    /// # Errors
+    /// No network, no cargo, or a kernel package without the expected modules.
+    pub fn prepare() -> Result<Self> {
+        let cache = cache_dir();
+        fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
+        let package = kernel_package(&cache.join("kernel"))?;
+        let agent = guest_binary(&cache.join("guest"))?;
+        let agent = fs::read(&agent).with_context(|| format!("reading {}", agent.display()))?;
+        let image = Self {
+            kernel: package.vmlinuz,
+            initramfs: cache.join("initramfs"),
+            initramfs_plain: cache.join("initramfs-plain"),
+        };
+        write_whole(&image.initramfs, &initramfs(&agent, &package.modules)?)?;
+        write_whole(&image.initramfs_plain, &initramfs(&agent, &[])?)?;
+        Ok(image)
+    }
+}
+
+struct KernelPackage {
+    vmlinuz: PathBuf,
+    modules: Vec<PathBuf>,
+}
+
+/// The unpacked kernel package, downloaded once. `target/lab/kernel` removed gets a newer one.
+fn kernel_package(dir: &Path) -> Result<KernelPackage> {
+    if !dir.is_dir() {
+        download_kernel(dir)?;
+    }
+    let boot = dir.join("boot");
+    let vmlinuz = fs::read_dir(&boot)
+        .with_context(|| format!("listing {}", boot.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("vmlinuz-")))
+        .with_context(|| format!("no vmlinuz in {}; remove it to start over", boot.display()))?;
+    let name = vmlinuz.file_name().context("found by its name")?.to_string_lossy().into_owned();
+    let version = name.trim_start_matches("vmlinuz-");
+    let base = dir.join("lib/modules").join(version).join("kernel");
+    let modules: Vec<PathBuf> = MODULES.iter().map(|m| base.join(format!("{m}.ko"))).collect();
+    for module in &modules {
+        ensure!(module.is_file(), "the kernel package has no {}", module.display());
+    }
+    Ok(KernelPackage { vmlinuz, modules })
+}
+
+fn download_kernel(dir: &Path) -> Result<()> {
+    let depends = run("apt-cache", &["depends", "--important", KERNEL_METAPACKAGE])?;
+    let package = depends
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("Depends: linux-image-"))
+        .map(|rest| format!("linux-image-{rest}"))
+        .with_context(|| format!("apt knows no {KERNEL_METAPACKAGE}; run `apt-get update`"))?;
+    // Unpack beside the final place and rename, so that an interrupted download is not kept.
+    let unpacked = dir.with_extension("part");
+    let _ = fs::remove_dir_all(&unpacked);
+    fs::create_dir_all(&unpacked)?;
+    let mut download = Command::new("apt-get");
+    // apt's own unprivileged user may not be allowed to write here.
+    download.args(["-q", "-o", "APT::Sandbox::User=root", "download", &package]);
+    let out = download.current_dir(&unpacked).output().context("apt-get is not installed?")?;
+    let error = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "apt-get download {package}: {}", error.trim());
+    let deb = fs::read_dir(&unpacked)?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .find(|path| path.extension().is_some_and(|e| e == "deb"))
+        .context("apt-get download left no .deb")?;
+    run("dpkg", &["-x", &deb.to_string_lossy(), &unpacked.to_string_lossy()])?;
+    fs::remove_file(&deb)?;
+    fs::rename(&unpacked, dir).with_context(|| format!("creating {}", dir.display()))
+}
+
+/// Builds `nightporter-guest` as one static file: it is alone in its initramfs. It has a target
+/// directory of its own because its linker flags differ; when nothing changed this takes no time.
+fn guest_binary(target_dir: &Path) -> Result<PathBuf> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let mut build = Command::new(&cargo);
+    build
+        .args(["rustc", "--quiet", "--release", "--locked", "--package", "nightporter-guest"])
+        .args(["--bin", "nightporter-guest", "--target-dir"])
+        .arg(target_dir)
+        .args(["--", "-C", "target-feature=+crt-static", "-C", "strip=symbols"])
+        .current_dir(source_root());
+    let out = build.output().with_context(|| format!("{cargo} is not installed?"))?;
+    let error = String::from_utf8_lossy(&out.stderr);
+    ensure!(out.status.success(), "building nightporter-guest: {}", error.trim());
+    Ok(target_dir.join("release/nightporter-guest"))
+}
+
+fn initramfs(agent: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    archive.directory("dev");
+    archive.character_device("dev/console", 5, 1);
+    archive.directory("modules");
+    for (order, path) in modules.iter().enumerate() {
+        let name = path.file_name().context("a module has a name")?.to_string_lossy();
+        let content = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        archive.file(&format!("modules/{order:02}-{name}"), &content);
+    }
+    archive.file("init", agent);
+    Ok(archive.finish())
+}
+
+/// Replaces a file in one step: another run may be booting from it.
+fn write_whole(path: &Path, content: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|old| old == content) {
+        return Ok(());
+    }
+    let part = path.with_extension(format!("part{}", std::process::id()));
+    fs::write(&part, content).with_context(|| format!("writing {}", part.display()))?;
+    fs::rename(&part, path).with_context(|| format!("creating {}", path.display()))
+}

@@ -1,0 +1,38 @@
+//! Boots real guests, makes them compete for a core, and measures.
+//!
+//! The lab is a set of parts that the demo puts together and that integration tests reuse:
+//!
+//! | part | concern |
+//! |---|---|
+//! | [`rundir`] | one run's sockets and its undo journal; what a killed run left is undone |
+//! | [`process`] | children that die with the lab, whatever happens to it |
+//! | [`host`] | a private network namespace with bridge and taps; the remote host's namespace |
+//! | [`image`] | guest kernel, guest binary, initramfs |
+//! | [`accel`] | does KVM really work here? |
+//! | [`vmm`] | a guest under QEMU or user-mode Linux, and its vCPU threads |
+//! | [`guest`] | the host's end of a guest's control channel |
+//! | [`daemon`] | nightporterd with one port per guest |
+//! | [`cpus`], [`sched`] | which cores are whose; how the guests compete for theirs |
+//! | [`transfer`] | one timed and verified upload |
+//! | [`demo`], [`report`], [`progress`] | the three-path comparison |
+//!
+//! Nothing is named in the host's own network namespace, so there is nothing to clean up there:
+//! bridge, taps and the remote host disappear with the processes that hold them.
+
+pub mod accel;
+pub mod cpus;
+pub mod daemon;
+pub mod demo;
+pub mod guest;
+pub mod host;
+pub mod image;
+pub mod process;
+pub mod progress;
+pub mod report;
+pub mod rundir;
+pub mod sched;
+pub mod transfer;
+pub mod vmm;
+
+mod cpio;
+mod sys;

@@ -1,0 +1,188 @@
+//! How the guests compete for their core. Applied to vCPU threads only: a VMM's other threads do
+//! the driver domain's work and have other cores.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use nix::fcntl::Flock;
+use serde::Serialize;
+
+use crate::cpus::{Cores, pin};
+use crate::rundir::RunDir;
+use crate::sys;
+use crate::vmm::Guest;
+
+/// A scheduling case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scheduler {
+    /// SCHED_RR with slices of 30 ms, Xen's credit scheduler's length. Real-time throttling
+    /// (`sched_rt_runtime_us`) keeps the host's setting: without it the kernel's own threads on
+    /// that core could starve for the length of the run.
+    Rr30,
+    /// The default class: EEVDF on Linux 6.6 and later, CFS before. All VMMs are in one session
+    /// and so in one autogroup.
+    Eevdf,
+    /// A cgroup quota of 30 ms in every 100 ms for each guest's vCPU.
+    Quota30,
+    /// No load in the guests.
+    Idle,
+}
+
+const RR_TIMESLICE: &str = "/proc/sys/kernel/sched_rr_timeslice_ms";
+const QUOTA_US: u32 = 30_000;
+const PERIOD_US: u32 = 100_000;
+
+impl Scheduler {
+    /// Demand of each guest's load, percent of the core.
+    #[must_use]
+    pub fn load_percent(self) -> Option<u64> {
+        (self != Self::Idle).then_some(60)
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().expect("no value is skipped").get_name())
+    }
+}
+
+/// The guests compete for as long as this lives. What it changed outside the guests is in the
+/// run's journal.
+#[derive(Debug)]
+pub struct Competition {
+    _contended_core: Flock<File>,
+}
+
+impl Competition {
+    /// Binds all vCPU threads of `guests` to the contended core and applies the scheduler.
+    ///
+    /// # Errors
+    /// Another run is using a contended core, or the kernel refuses; the message says what.
+    pub fn start(
+        scheduler: Scheduler,
+        cores: &Cores,
+        guests: &[Guest],
+        run_dir: &RunDir,
+    ) -> Result<Self> {
+        let contended_core = run_dir.lock_contended_core()?;
+        if scheduler == Scheduler::Rr30 {
+            run_dir.write(Path::new(RR_TIMESLICE), "30")?;
+        }
+        let cgroups = match scheduler {
+            Scheduler::Quota30 => Some(CpuCgroups::find()?),
+            _ => None,
+        };
+        for (index, guest) in guests.iter().enumerate() {
+            let threads = guest.vcpu_threads()?;
+            if let Some(cgroups) = &cgroups {
+                let name = format!("np-lab-{}-{index}", std::process::id());
+                cgroups.limit(&name, guest.pid(), &threads, run_dir)?;
+            }
+            for &thread in &threads {
+                pin(thread, &[cores.contended])?;
+                if scheduler == Scheduler::Rr30 {
+                    sys::set_round_robin(thread, 1).context(
+                        "SCHED_RR was refused (with RT_GROUP_SCHED: run from the root cpu cgroup)",
+                    )?;
+                }
+            }
+        }
+        Ok(Self { _contended_core: contended_core })
+    }
+}
+
+/// The cgroup hierarchy that has the cpu controller.
+#[derive(Debug, PartialEq, Eq)]
+enum CpuCgroups {
+    V1(PathBuf),
+    V2(PathBuf),
+}
+
+impl CpuCgroups {
+    fn find() -> Result<Self> {
+        let mounts =
+            fs::read_to_string("/proc/self/mounts").context("reading /proc/self/mounts")?;
+        for (kind, path, options) in mounts.lines().filter_map(mount_fields) {
+            let path = PathBuf::from(path);
+            let controllers = fs::read_to_string(path.join("cgroup.controllers"));
+            let has_cpu = |list: &str| list.split_whitespace().any(|word| word == "cpu");
+            if kind == "cgroup" && options.split(',').any(|option| option == "cpu") {
+                return Ok(Self::V1(path));
+            }
+            if kind == "cgroup2" && has_cpu(&controllers.unwrap_or_default()) {
+                return Ok(Self::V2(path));
+            }
+        }
+        bail!("no mounted cgroup hierarchy has the cpu controller")
+    }
+
+    /// Puts `threads` of process `pid` into a cgroup of their own with the quota.
+    fn limit(&self, name: &str, pid: i32, threads: &[i32], run_dir: &RunDir) -> Result<()> {
+        let group = match self {
+            Self::V1(root) => {
+                let group = root.join(name);
+                run_dir.make_dir(&group)?;
+                put(&group.join("cpu.cfs_period_us"), PERIOD_US)?;
+                put(&group.join("cpu.cfs_quota_us"), QUOTA_US)?;
+                group
+            }
+            Self::V2(root) => {
+                // Threads of one process may be in different cgroups only below a common
+                // "threaded domain", which the process enters first (cgroup-v2.rst, Threads).
+                let domain = root.join(name);
+                let group = domain.join("vcpus");
+                enable_cpu_controller(root, run_dir)?;
+                run_dir.make_dir(&domain)?;
+                run_dir.make_dir(&group)?;
+                put(&group.join("cgroup.type"), "threaded")?;
+                put(&domain.join("cgroup.subtree_control"), "+cpu")?;
+                put(&group.join("cpu.max"), format!("{QUOTA_US} {PERIOD_US}"))?;
+                put(&domain.join("cgroup.procs"), pid)?;
+                group
+            }
+        };
+        let file = group.join(match self {
+            Self::V1(_) => "tasks",
+            Self::V2(_) => "cgroup.threads",
+        });
+        threads.iter().try_for_each(|thread| put(&file, thread))
+    }
+}
+
+/// Lets children of the root have the cpu controller, if systemd has not done so already.
+fn enable_cpu_controller(root: &Path, run_dir: &RunDir) -> Result<()> {
+    let file = root.join("cgroup.subtree_control");
+    let now = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+    if now.split_whitespace().any(|word| word == "cpu") {
+        return Ok(());
+    }
+    run_dir.write_with_undo(&file, "+cpu", "-cpu")
+}
+
+fn put(file: &Path, value: impl fmt::Display) -> Result<()> {
+    fs::write(file, value.to_string())
+        .with_context(|| format!("writing {value} to {}", file.display()))
+}
+
+/// Type, mount point and options of a line of /proc/self/mounts.
+fn mount_fields(line: &str) -> Option<(&str, &str, &str)> {
+    let mut fields = line.split(' ').skip(1);
+    let (path, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
+    Some((kind, path, options))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_line_gives_type_place_and_options() {
+        let line = "cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,relatime,cpu,cpuacct 0 0";
+        let expected = ("cgroup", "/sys/fs/cgroup/cpu,cpuacct", "rw,relatime,cpu,cpuacct");
+        assert_eq!(mount_fields(line), Some(expected));
+    }
+}

@@ -1,0 +1,219 @@
+//! A guest under QEMU or user-mode Linux.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nightporter_guest::bootline::{Bootline, Neighbour, Nic};
+use nightporter_guest::control::{self, Reply};
+
+use crate::accel::Accel;
+use crate::guest::Control;
+use crate::image::Image;
+use crate::process::{Process, tail};
+
+/// How long a VMM may take to connect its serial port.
+const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+
+/// How a NIC is attached to the host.
+#[derive(Debug, Clone)]
+pub enum Attach {
+    /// The VMM opens this tap.
+    Tap(String),
+    /// The VMM is vhost-user front-end on this socket; the back-end listens.
+    VhostUser(PathBuf),
+}
+
+/// What to boot.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// Short name, unique in the run; also the stem of its log files.
+    pub name: String,
+    /// Who runs it.
+    pub vmm: Vmm,
+    /// Guest memory, MiB.
+    pub memory_mib: u32,
+    /// NICs in order.
+    pub nics: Vec<(Nic, Attach)>,
+    /// Hosts it shall know without ARP.
+    pub neighbours: Vec<Neighbour>,
+}
+
+/// The VMMs the lab knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Vmm {
+    /// QEMU with this accelerator.
+    Qemu(Accel),
+}
+
+/// Where a guest's files go.
+#[derive(Debug, Clone, Copy)]
+pub struct Places<'a> {
+    /// Sockets: short-lived.
+    pub sockets: &'a Path,
+    /// Console and VMM output: kept.
+    pub logs: &'a Path,
+}
+
+/// A running guest. Dropping it kills it.
+#[derive(Debug)]
+pub struct Guest {
+    name: String,
+    process: Process,
+    control: Control,
+    console: PathBuf,
+}
+
+impl Guest {
+    /// Starts the VMM; [`Guest::wait_ready`] tells when the guest is up.
+    ///
+    /// # Errors
+    /// The VMM is not installed or ends at once.
+    pub fn start(spec: &Spec, image: &Image, places: Places<'_>) -> Result<Self> {
+        let socket = places.sockets.join(format!("{}-control.sock", spec.name));
+        let listener = UnixListener::bind(&socket)
+            .with_context(|| format!("listening on {}", socket.display()))?;
+        let console = places.logs.join(format!("{}-console.log", spec.name));
+        let log = places.logs.join(format!("{}-vmm.log", spec.name));
+        let Vmm::Qemu(accel) = spec.vmm;
+        let command = qemu(spec, accel, image, &socket, &console);
+        let mut process = Process::spawn(&spec.name, command, &log)?;
+        let stream = accept(&listener, &mut process)?;
+        Ok(Self { name: spec.name.clone(), process, control: Control::new(stream)?, console })
+    }
+
+    /// Waits until the guest's agent has its NICs up and listens. Also after a reboot.
+    ///
+    /// # Errors
+    /// It did not come up; the message holds the end of its console.
+    pub fn wait_ready(&mut self, limit: Duration) -> Result<()> {
+        let result = self.control.wait_ready(&mut self.process, limit);
+        result.with_context(|| format!("{}; console:\n  {}", self.name, tail(&self.console)))
+    }
+
+    /// Sends a command to the guest's agent and waits for the reply.
+    ///
+    /// # Errors
+    /// The agent refused, or the guest is gone.
+    pub fn call(&mut self, command: &control::Command) -> Result<Reply> {
+        let result = self.control.call(&mut self.process, command);
+        result.with_context(|| self.name.clone())
+    }
+
+    /// Sends a command on which the guest leaves.
+    ///
+    /// # Errors
+    /// The guest is gone already.
+    pub fn send(&mut self, command: &control::Command) -> Result<()> {
+        self.control.send(command)
+    }
+
+    /// Process id of the VMM.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// Thread ids of the guest's vCPUs.
+    ///
+    /// # Errors
+    /// The VMM has no vCPU thread.
+    pub fn vcpu_threads(&self) -> Result<Vec<i32>> {
+        // QEMU names its threads with debug-threads=on: "CPU 0/TCG", "CPU 0/KVM".
+        let is_vcpu = |comm: &str| comm.starts_with("CPU ");
+        let mut threads = Vec::new();
+        for entry in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
+            let path = entry?.path();
+            if is_vcpu(&fs::read_to_string(path.join("comm")).unwrap_or_default()) {
+                let name = path.file_name().context("a task has a name")?.to_string_lossy();
+                threads.push(name.parse().context("a task is named by its id")?);
+            }
+        }
+        ensure!(!threads.is_empty(), "{} has no vCPU thread", self.name);
+        Ok(threads)
+    }
+
+    /// Kills the VMM at once, as a crash would.
+    pub fn kill(mut self) {
+        self.process.kill();
+    }
+}
+
+fn accept(listener: &UnixListener, process: &mut Process) -> Result<UnixStream> {
+    listener.set_nonblocking(true)?;
+    let deadline = Instant::now() + CONNECT_LIMIT;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                return Ok(stream);
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                process.check_alive()?;
+                ensure!(Instant::now() < deadline, "the VMM did not connect its serial port");
+                thread::sleep(Duration::from_millis(5)); // polls two conditions: socket, child
+            }
+            Err(e) => return Err(e).context("accepting the VMM's serial port"),
+        }
+    }
+}
+
+fn bootline(spec: &Spec, control: &str) -> Bootline {
+    Bootline {
+        control: control.to_owned(),
+        nics: spec.nics.iter().map(|(nic, _)| nic.clone()).collect(),
+        neighbours: spec.neighbours.clone(),
+    }
+}
+
+fn qemu(spec: &Spec, accel: Accel, image: &Image, socket: &Path, console: &Path) -> Command {
+    let name = &spec.name;
+    let memory = spec.memory_mib;
+    let mut command = Command::new("qemu-system-x86_64");
+    let mut add = |option: &str, value: &str| {
+        command.args([option, value]);
+    };
+    add("-name", &format!("{name},debug-threads=on"));
+    for option in accel.qemu_options() {
+        add(option.0, option.1);
+    }
+    add("-machine", "q35,memory-backend=m0");
+    add("-object", &format!("memory-backend-memfd,id=m0,size={memory}M,share=on"));
+    add("-m", &format!("{memory}M"));
+    add("-smp", "1");
+    add("-display", "none");
+    add("-kernel", &image.kernel.to_string_lossy());
+    add("-initrd", &image.initramfs.to_string_lossy());
+    let bootline = bootline(spec, "ttyS1");
+    add("-append", &format!("console=ttyS0 loglevel=5 panic=1 rdinit=/init {bootline}"));
+    add("-chardev", &format!("file,id=console,path={}", console.display()));
+    add("-serial", "chardev:console");
+    add("-chardev", &format!("socket,id=control,path={}", socket.display()));
+    add("-serial", "chardev:control");
+    for (index, (nic, attach)) in spec.nics.iter().enumerate() {
+        let netdev = match attach {
+            Attach::Tap(tap) => {
+                let vhost = if accel.has_vhost_net() { "on" } else { "off" };
+                format!("tap,id=n{index},ifname={tap},script=no,downscript=no,vhost={vhost}")
+            }
+            Attach::VhostUser(socket) => {
+                let path = socket.display();
+                add("-chardev", &format!("socket,id=c{index},path={path},reconnect=1"));
+                format!("vhost-user,id=n{index},chardev=c{index}")
+            }
+        };
+        add("-netdev", &netdev);
+        // QEMU 7.2 under TCG crashes with vhost-user on the MSI-X path; INTx (vectors=0) works.
+        // Both NICs of a guest get the same, so that the paths differ in the back-end only.
+        let vectors = if accel == Accel::Tcg { ",vectors=0" } else { "" };
+        let mac = nic.mac;
+        add("-device", &format!("virtio-net-pci,netdev=n{index},mac={mac},romfile={vectors}"));
+    }
+    command.args(["-nodefaults", "-no-user-config"]);
+    command
+}
