@@ -1,1 +1,272 @@
-//! Tests of the module above.
+//! Who gets what, and who may claim what.
+
+use super::*;
+use crate::time::Duration;
+use crate::wire::samples::{v4_segment, v6_segment};
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+const UPLINK: PortId = PortId(0);
+const A: PortId = PortId(1);
+const B: PortId = PortId(2);
+const MAC_A: Mac = [0x52, 0, 0, 0, 0, 0xa];
+const MAC_B: Mac = [0x52, 0, 0, 0, 0, 0xb];
+const MAC_FAR: Mac = [0x52, 0, 0, 0, 0, 0xf];
+const BROADCAST: Mac = [0xff; 6];
+const T0: Instant = Instant::from_millis(1_000_000);
+
+fn untagged() -> VlanStack {
+    VlanStack::default()
+}
+
+fn tagged(tci: u16) -> VlanStack {
+    let mut segment = v4_segment(b"");
+    segment.l2.splice(12..12, [0x81, 0x00, tci.to_be_bytes()[0], tci.to_be_bytes()[1]]);
+    Packet::parse(&segment.frame()).unwrap().eth.vlan
+}
+
+/// A frame from `mac` with this source IP.
+fn from(mac: Mac, ip: impl Into<IpAddr>) -> Packet {
+    let ip = ip.into();
+    let mut segment = if ip.is_ipv4() { v4_segment(b"") } else { v6_segment(b"") };
+    segment.l2[6..12].copy_from_slice(&mac);
+    segment.addresses.0 = IpAddr16::from(ip);
+    Packet::parse(&segment.frame()).unwrap()
+}
+
+/// An ARP request.
+fn arp(mac: Mac, sender_mac: Mac, sender_ip: [u8; 4]) -> Packet {
+    let head = [0, 1, 8, 0, 6, 4, 0, 1];
+    let target = [0, 0, 0, 0, 0, 0, 10, 0, 0, 99];
+    let frame = [&BROADCAST[..], &mac, &[8, 6], &head, &sender_mac, &sender_ip, &target].concat();
+    Packet::parse(&frame).unwrap()
+}
+
+fn v4(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, last)
+}
+
+fn own(ip: impl Into<IpAddr>) -> IpAddr16 {
+    IpAddr16::from(ip.into())
+}
+
+/// An uplink, guest A bound to its MAC and 10.0.0.10, guest B that is learned.
+fn switch() -> Switch {
+    let mut switch = Switch::new([1, 2, 3, 4]);
+    switch.add_port(UPLINK, false, None, None).unwrap();
+    switch.add_port(A, true, Some(MAC_A), Some(&[v4(10).into()])).unwrap();
+    switch.add_port(B, true, None, None).unwrap();
+    switch
+}
+
+#[test]
+fn a_known_guest_gets_its_frames_on_every_vlan_and_nobody_elses() {
+    let switch = switch();
+    for vlan in [untagged(), tagged(7)] {
+        assert_eq!(switch.lookup(T0, UPLINK, vlan, MAC_A), Out::Port(A));
+        assert_eq!(switch.lookup(T0, B, vlan, MAC_A), Out::Port(A));
+        assert_eq!(switch.lookup(T0, A, vlan, MAC_A), Out::Drop(DropReason::Hairpin));
+        assert_eq!(switch.lookup(T0, A, vlan, MAC_FAR), Out::Flood);
+    }
+}
+
+#[test]
+fn group_addresses_flood_and_link_constrained_ones_stop_here() {
+    let switch = switch();
+    for dst in [BROADCAST, [0x33, 0x33, 0, 0, 0, 1], [0x01, 0x80, 0xc2, 0, 0, 0x10]] {
+        assert_eq!(switch.lookup(T0, A, untagged(), dst), Out::Flood);
+    }
+    for last in 0..=0x0f {
+        let out = switch.lookup(T0, A, untagged(), [0x01, 0x80, 0xc2, 0, 0, last]);
+        assert_eq!(out, Out::Drop(DropReason::ReservedGroup));
+    }
+}
+
+#[test]
+fn what_is_behind_an_uplink_is_learned_per_vlan_and_forgotten_after_300_s() {
+    let mut switch = switch();
+    switch.learn(T0, UPLINK, tagged(7), MAC_FAR);
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Flood);
+    assert_eq!(switch.lookup(T0, A, tagged(8), MAC_FAR), Out::Flood);
+    // The priority bits are not the VLAN.
+    assert_eq!(switch.lookup(T0, A, tagged(0xe007), MAC_FAR), Out::Port(UPLINK));
+    assert_eq!(switch.lookup(T0, UPLINK, tagged(7), MAC_FAR), Out::Drop(DropReason::Hairpin));
+    let almost = T0 + Duration::from_millis(299_999);
+    assert_eq!(switch.lookup(almost, A, tagged(7), MAC_FAR), Out::Port(UPLINK));
+    assert_eq!(switch.lookup(T0 + MAC_AGE, A, tagged(7), MAC_FAR), Out::Flood);
+    switch.learn(almost, UPLINK, tagged(7), MAC_FAR);
+    assert_eq!(switch.lookup(T0 + MAC_AGE, A, tagged(7), MAC_FAR), Out::Port(UPLINK));
+}
+
+#[test]
+fn a_priority_tag_is_no_vlan() {
+    let mut switch = switch();
+    switch.learn(T0, UPLINK, tagged(0x6000), MAC_FAR);
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Port(UPLINK));
+}
+
+#[test]
+fn a_station_may_move_from_one_uplink_to_another() {
+    const SECOND: PortId = PortId(9);
+    let mut switch = switch();
+    switch.add_port(SECOND, false, None, None).unwrap();
+    switch.learn(T0, UPLINK, untagged(), MAC_FAR);
+    switch.learn(T0, SECOND, untagged(), MAC_FAR);
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Port(SECOND));
+}
+
+#[test]
+fn sec_06_no_one_takes_a_guests_mac_over() {
+    let mut switch = switch();
+    switch.learn(T0, UPLINK, untagged(), MAC_A);
+    switch.learn(T0, B, untagged(), MAC_FAR);
+    assert_eq!(switch.check_source(T0, B, &from(MAC_A, v4(11))), Err(DropReason::SpoofedMac));
+    assert_eq!(switch.lookup(T0, B, untagged(), MAC_A), Out::Port(A));
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Flood);
+}
+
+#[test]
+fn sec_06_a_bound_guest_uses_its_own_addresses_only() {
+    let mut switch = switch();
+    let mut check = |packet| switch.check_source(T0, A, &packet);
+    assert_eq!(check(from(MAC_A, v4(10))), Ok(()));
+    assert_eq!(check(from(MAC_A, v4(11))), Err(DropReason::SpoofedIp));
+    assert_eq!(check(from(MAC_A, Ipv6Addr::LOCALHOST)), Err(DropReason::SpoofedIp));
+    assert_eq!(check(from(MAC_B, v4(10))), Err(DropReason::SpoofedMac));
+    assert_eq!(check(arp(MAC_A, MAC_A, [10, 0, 0, 10])), Ok(()));
+    assert_eq!(check(arp(MAC_A, MAC_A, [10, 0, 0, 11])), Err(DropReason::SpoofedIp));
+    assert_eq!(check(arp(MAC_A, MAC_B, [10, 0, 0, 10])), Err(DropReason::SpoofedMac));
+}
+
+#[test]
+fn every_guest_may_start_up_dhcp_probes_dad_and_link_local() {
+    let mut switch = switch();
+    let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+    for (port, mac) in [(A, MAC_A), (B, MAC_B)] {
+        for packet in [
+            from(mac, Ipv4Addr::UNSPECIFIED),
+            from(mac, Ipv6Addr::UNSPECIFIED),
+            from(mac, link_local),
+            arp(mac, mac, [0; 4]),
+        ] {
+            assert_eq!(switch.check_source(T0, port, &packet), Ok(()));
+        }
+        assert!(!switch.is_own_ip(port, own(Ipv4Addr::UNSPECIFIED)));
+        assert!(!switch.is_own_ip(port, own(link_local)));
+    }
+}
+
+#[test]
+fn an_unbound_guest_is_bound_to_the_first_mac_it_uses() {
+    let mut switch = switch();
+    assert_eq!(switch.check_source(T0, B, &from(BROADCAST, v4(11))), Err(DropReason::SpoofedMac));
+    assert_eq!(switch.check_source(T0, B, &from([0; 6], v4(11))), Err(DropReason::SpoofedMac));
+    assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(11))), Ok(()));
+    assert_eq!(switch.lookup(T0, A, tagged(3), MAC_B), Out::Port(B));
+    assert_eq!(switch.check_source(T0, B, &from(MAC_FAR, v4(11))), Err(DropReason::SpoofedMac));
+}
+
+#[test]
+fn com_11_an_unbound_guest_owns_the_first_sixteen_ips_it_uses_and_no_impossible_one() {
+    let mut switch = switch();
+    for last in 101..=116 {
+        assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(last))), Ok(()));
+        assert!(switch.is_own_ip(B, own(v4(last))));
+    }
+    let one_more = from(MAC_B, v4(117));
+    assert_eq!(switch.check_source(T0, B, &one_more), Err(DropReason::SpoofedIp));
+    assert!(!switch.is_own_ip(B, own(v4(117))));
+    assert!(!switch.is_own_ip(A, own(v4(101))));
+    // One that was silent for long makes room; the others were used meanwhile.
+    let later = T0 + LEARNED_IP_AGE;
+    for last in 102..=116 {
+        assert_eq!(switch.check_source(later, B, &from(MAC_B, v4(last))), Ok(()));
+    }
+    assert_eq!(switch.check_source(later, B, &one_more), Ok(()));
+    assert!(!switch.is_own_ip(B, own(v4(101))));
+    for ip in [Ipv4Addr::BROADCAST, Ipv4Addr::LOCALHOST, Ipv4Addr::new(224, 0, 0, 1)] {
+        let late = T0 + LEARNED_IP_AGE + LEARNED_IP_AGE;
+        assert_eq!(switch.check_source(late, B, &from(MAC_B, ip)), Err(DropReason::SpoofedIp));
+    }
+}
+
+#[test]
+fn com_11_the_list_is_what_a_bound_guest_owns() {
+    let switch = switch();
+    assert!(switch.is_own_ip(A, own(v4(10))));
+    assert!(!switch.is_own_ip(A, own(v4(11))));
+    assert!(!switch.is_own_ip(UPLINK, own(v4(10))));
+    assert!(!switch.is_own_ip(PortId(77), own(v4(10))));
+}
+
+#[test]
+fn an_unbound_guest_does_not_get_an_ip_that_is_on_anothers_list() {
+    let mut switch = switch();
+    assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(10))), Err(DropReason::SpoofedIp));
+    assert_eq!(
+        switch.check_source(T0, B, &arp(MAC_B, MAC_B, [10, 0, 0, 10])),
+        Err(DropReason::SpoofedIp)
+    );
+}
+
+#[test]
+fn an_uplink_may_say_anything() {
+    let mut switch = switch();
+    assert_eq!(switch.check_source(T0, UPLINK, &from(MAC_FAR, v4(10))), Ok(()));
+    assert_eq!(switch.check_source(T0, UPLINK, &arp(MAC_FAR, MAC_B, [10, 0, 0, 10])), Ok(()));
+}
+
+#[test]
+fn a_configured_mac_is_refused_twice_and_wins_over_a_learned_one() {
+    let mut switch = switch();
+    assert_eq!(switch.add_port(PortId(5), true, Some(MAC_A), None), Err(MacTaken(A)));
+    switch.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
+    switch.add_port(PortId(5), true, Some(MAC_B), None).unwrap();
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_B), Out::Port(PortId(5)));
+    assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(11))), Err(DropReason::SpoofedMac));
+}
+
+#[test]
+fn a_removed_port_leaves_nothing_behind() {
+    let mut switch = switch();
+    switch.learn(T0, UPLINK, untagged(), MAC_FAR);
+    switch.remove_port(UPLINK);
+    switch.remove_port(A);
+    for dst in [MAC_FAR, MAC_A] {
+        assert_eq!(switch.lookup(T0, B, untagged(), dst), Out::Flood);
+    }
+    assert_eq!(switch.learned, 0);
+    switch.add_port(PortId(5), true, Some(MAC_A), None).unwrap();
+}
+
+#[test]
+fn a_replaced_guest_may_have_new_addresses_unless_they_are_configured() {
+    let mut switch = switch();
+    switch.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
+    switch.forget_learned(B);
+    assert!(!switch.is_own_ip(B, own(v4(11))));
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_B), Out::Flood);
+    assert_eq!(switch.check_source(T0, B, &from(MAC_FAR, v4(12))), Ok(()));
+    switch.forget_learned(A);
+    assert_eq!(switch.lookup(T0, B, untagged(), MAC_A), Out::Port(A));
+    assert!(switch.is_own_ip(A, own(v4(10))));
+}
+
+#[test]
+fn inv_20_an_address_flood_cannot_grow_the_table_or_push_anyone_out() {
+    let mut switch = switch();
+    switch.learn(T0, UPLINK, untagged(), MAC_FAR);
+    for n in 0..50_000_u32 {
+        let [a, b, c, d] = n.to_be_bytes();
+        switch.learn(T0, UPLINK, untagged(), [2, 1, a, b, c, d]);
+    }
+    assert_eq!((switch.learned, switch.macs.len()), (MACS_MAX, MACS_MAX + 1));
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Port(UPLINK));
+    assert_eq!(switch.lookup(T0, B, untagged(), MAC_A), Out::Port(A));
+    // The known keep being known, and the flood is forgotten.
+    let later = T0 + Duration::from_secs(200);
+    switch.learn(later, UPLINK, untagged(), MAC_FAR);
+    switch.learn(T0 + MAC_AGE, UPLINK, untagged(), [2; 6]);
+    assert_eq!(switch.learned, 2);
+    assert_eq!(switch.lookup(T0 + MAC_AGE, A, untagged(), [2; 6]), Out::Port(UPLINK));
+    assert_eq!(switch.lookup(T0 + MAC_AGE, A, untagged(), MAC_FAR), Out::Port(UPLINK));
+}

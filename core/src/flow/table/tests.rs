@@ -1,1 +1,176 @@
-//! Tests of the module above.
+//! The table against a map, and what it promises about memory and order.
+
+use super::*;
+use crate::flow::key::tests::key;
+use crate::limits::{FLOW_INDEX_BYTES, FLOW_SLOT_OVERHEAD, FLOW_STATE_BYTES};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+const SEEDS: [u64; 4] = [1, 2, 3, 4];
+
+fn on_port(port: u16, n: u32) -> FlowKey {
+    FlowKey { port, ..key(n) }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Insert(u16, u32),
+    Remove(u32),
+    Evict(u32),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0_u16..3, 0_u32..30).prop_map(|(port, n)| Op::Insert(port, n)),
+        2 => (0_u32..40).prop_map(Op::Remove),
+        1 => (0_u32..10).prop_map(Op::Evict),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn flows_are_found_by_key_and_by_id_until_they_are_removed(
+        ops in prop::collection::vec(op(), 1..300),
+    ) {
+        const CAPACITY: u32 = 40;
+        const QUOTA: u32 = 15;
+        let mut table = FlowTable::new(CAPACITY, SEEDS);
+        table.set_quota(1, QUOTA);
+        let mut model: BTreeMap<(u16, u32), (FlowId, u32)> = BTreeMap::new();
+        let mut stale: Vec<FlowId> = Vec::new();
+        let of_port = |model: &BTreeMap<(u16, u32), _>, port| {
+            u32::try_from(model.keys().filter(|k| k.0 == port).count()).unwrap()
+        };
+        for (value, op) in (0..).zip(ops) {
+            match op {
+                Op::Insert(port, n) if model.contains_key(&(port, n)) => {
+                    prop_assert_eq!(table.lookup(&on_port(port, n)), Some(model[&(port, n)].0));
+                }
+                Op::Insert(port, n) => match table.insert(on_port(port, n), value) {
+                    Ok(id) => {
+                        model.insert((port, n), (id, value));
+                        stale.retain(|&old| old != id);
+                    }
+                    Err(TableFull::Port) => {
+                        prop_assert_eq!((port, of_port(&model, 1)), (1, QUOTA));
+                    }
+                    Err(TableFull::Table) => prop_assert_eq!(model.len(), CAPACITY as usize),
+                },
+                Op::Remove(nth) => {
+                    let Some((&(port, n), &(id, value))) = model.iter().nth(nth as usize) else {
+                        continue;
+                    };
+                    prop_assert_eq!(table.remove(id), Some((on_port(port, n), value)));
+                    prop_assert_eq!(table.remove(id), None);
+                    model.remove(&(port, n));
+                    stale.push(id);
+                }
+                Op::Evict(steps) => {
+                    // The even ones owe somebody something.
+                    if let Some((id, key, gone)) = table.evict(steps, |_, v| v % 2 == 1) {
+                        prop_assert_eq!(gone % 2, 1);
+                        model.retain(|_, &mut (kept, _)| kept != id);
+                        prop_assert_eq!(table.lookup(&key), None);
+                        stale.push(id);
+                    }
+                }
+            }
+            prop_assert_eq!(table.len() as usize, model.len());
+            for port in 0..3 {
+                prop_assert_eq!(table.len_of_port(port), of_port(&model, port));
+            }
+            prop_assert!(stale.iter().all(|&id| table.get(id).is_none()));
+        }
+        for (&(port, n), &(id, value)) in &model {
+            prop_assert_eq!(table.lookup(&on_port(port, n)), Some(id));
+            prop_assert_eq!(table.get(id), Some(&value));
+            prop_assert_eq!(table.key(id), Some(&on_port(port, n)));
+        }
+        let walked: Vec<FlowId> = table.iter().map(|(id, ..)| id).collect();
+        prop_assert_eq!(walked.len(), model.len());
+        prop_assert!(walked.is_sorted_by_key(|id| id.index()));
+        let next = |id: &FlowId| table.next_after(Some(*id));
+        let stepped: Vec<FlowId> = std::iter::successors(table.next_after(None), next).collect();
+        prop_assert_eq!(stepped, walked);
+    }
+}
+
+#[test]
+fn iteration_order_does_not_depend_on_the_seeds() {
+    let walk = |seeds| {
+        let mut table = FlowTable::new(1000, seeds);
+        let ids: Vec<_> = (0..500).map(|n| table.insert(key(n), n).unwrap()).collect();
+        for id in ids.iter().step_by(3) {
+            table.remove(*id);
+        }
+        table.insert(key(9999), 9999).unwrap();
+        table.iter().map(|(id, _, &n)| (id, n)).collect::<Vec<_>>()
+    };
+    assert_eq!(walk(SEEDS), walk([5, 6, 7, 8]));
+}
+
+#[test]
+fn an_id_of_a_removed_flow_does_not_answer_for_the_next_one_in_its_slot() {
+    let mut table = FlowTable::new(10, SEEDS);
+    let old = table.insert(key(1), "old").unwrap();
+    table.remove(old);
+    let new = table.insert(key(2), "new").unwrap();
+    assert_eq!(old.index(), new.index());
+    assert_eq!(table.get_mut(old), None);
+    assert_eq!((table.get(old), table.key(old)), (None, None));
+    assert_eq!(table.get(new), Some(&"new"));
+}
+
+#[test]
+fn life_02_eviction_gives_a_flow_that_was_looked_up_a_second_chance() {
+    let mut table = FlowTable::new(10, SEEDS);
+    for n in 0..4 {
+        table.insert(key(n), n).unwrap();
+    }
+    assert_eq!(table.evict(4, |_, _| true), None, "all were just used");
+    assert!(table.lookup(&key(0)).is_some());
+    assert_eq!(table.evict(4, |_, _| true).map(|(_, _, n)| n), Some(1));
+    assert_eq!(table.evict(4, |_, &n| n != 2).map(|(_, _, n)| n), Some(3));
+    assert_eq!(table.evict(0, |_, _| true), None, "no steps, no work");
+}
+
+#[test]
+fn inv_20_one_vm_at_its_quota_does_not_stop_another() {
+    let mut table = FlowTable::new(100, SEEDS);
+    table.set_quota(1, 2);
+    table.insert(on_port(1, 1), ()).unwrap();
+    let second = table.insert(on_port(1, 2), ()).unwrap();
+    assert_eq!(table.insert(on_port(1, 3), ()), Err(TableFull::Port));
+    assert!(table.insert(on_port(2, 3), ()).is_ok());
+    table.remove(second);
+    assert!(table.insert(on_port(1, 3), ()).is_ok());
+}
+
+#[test]
+fn a_replaced_value_keeps_its_id_and_counts_once() {
+    let mut table = FlowTable::new(1, SEEDS);
+    let id = table.insert(key(1), 1).unwrap();
+    assert_eq!(table.insert(key(1), 2), Ok(id));
+    assert_eq!((table.get(id), table.len(), table.len_of_port(3)), (Some(&2), 1, 1));
+}
+
+#[test]
+fn a_million_flows_cost_what_limits_says_and_no_shard_is_large() {
+    const FLOWS: u32 = 1_000_000;
+    type State = [u64; FLOW_STATE_BYTES / 8];
+    let _: () = const { assert!(size_of::<Slot<State>>() - size_of::<State>() <= 64) };
+    let niche = size_of::<Slot<Box<u8>>>() - size_of::<Box<u8>>();
+    assert_eq!(niche, FLOW_SLOT_OVERHEAD);
+
+    let mut table = FlowTable::new(FLOWS, SEEDS);
+    assert!(table.chunks.is_empty(), "memory is taken as flows come");
+    for n in 0..FLOWS {
+        table.insert(key(n), ()).unwrap();
+    }
+    assert_eq!(table.insert(key(FLOWS), ()), Err(TableFull::Table));
+    let index: usize = table.shards.iter().map(HashTable::allocation_size).sum();
+    assert!(index <= FLOWS as usize * FLOW_INDEX_BYTES, "{index} bytes");
+    let largest = table.shards.iter().map(HashTable::len).max().unwrap();
+    assert!(largest < 1200, "the most that is rehashed at once: {largest}");
+    assert!((0..FLOWS).step_by(997).all(|n| table.lookup(&key(n)).is_some()));
+}
