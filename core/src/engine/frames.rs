@@ -192,7 +192,7 @@ impl Engine<'_> {
         ip: &Ip,
         tcp: &Tcp,
     ) {
-        if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.dst) {
+        if !self.wants_flows(port) {
             return;
         }
         if let Some(flow) = id.and_then(|id| self.flows.get_mut(id))
