@@ -83,7 +83,7 @@ impl World {
             let config = PortConfig {
                 name: name.to_owned(),
                 guest,
-                mac: None,
+                mac: guest.then_some([2, 0, 0, 0, 0, 2]),
                 ips: None,
                 ack_offload: guest,
                 budget_bytes: (flows * PAGES_PER_FLOW * PAGE) as u64,

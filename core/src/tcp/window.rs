@@ -44,8 +44,7 @@ impl Flow {
     /// Reserves the first edge, which G's own window fixes (SNOOP-09). `false`: stay PASS.
     pub(crate) fn reserve_first_edge(&mut self, cx: &mut Cx<'_, '_>) -> bool {
         let edge = self.rx.re - self.rx.rcv_nxt;
-        let bytes = edge.max(limits::FLOW_BUFFER_MIN);
-        self.set_buffer(cx, bytes)
+        self.reserve(cx, limits::FLOW_BUFFER_MIN.max(edge + self.rounding_slack()))
     }
 
     /// Grows the buffer to the initial size once data flows and G has proved itself (COM-29), and
@@ -55,27 +54,32 @@ impl Flow {
             return;
         }
         let now = u64::from(self.rx.buffer_bytes);
-        if now < limits::FLOW_BUFFER_INITIAL && self.counters.early_acked_bytes > 0 {
-            self.set_buffer(cx, limits::FLOW_BUFFER_INITIAL);
+        if now < limits::FLOW_BUFFER_INITIAL / 2 && self.counters.early_acked_bytes > 0 {
+            self.reserve(cx, limits::FLOW_BUFFER_INITIAL);
         } else if self.flags.filled && self.held_bytes() == 0 {
             self.flags.filled = false;
-            self.set_buffer(cx, now * 2);
+            self.reserve(cx, now * 2);
         }
     }
 
-    fn set_buffer(&mut self, cx: &mut Cx<'_, '_>, bytes: u64) -> bool {
+    /// Reserves room for `bytes` at once, rounding slack included. `false`: nothing changed.
+    fn reserve(&mut self, cx: &mut Cx<'_, '_>, bytes: u64) -> bool {
         // A window field cannot say more than this; beyond it a reservation would be wasted.
         let sayable = u64::from(u16::MAX) << self.opt.shift_g;
-        let bytes =
-            bytes.min(limits::FLOW_BUFFER_MAX).min(sayable.max(self.rx.re - self.rx.rcv_nxt));
-        let pages = FlowStore::pages_for(bytes + (1 << self.opt.shift_g));
+        let bytes = bytes.min(limits::FLOW_BUFFER_MAX).min(sayable + self.rounding_slack());
+        let pages = FlowStore::pages_for(bytes);
         let more = pages.saturating_sub(u64::from(self.reserved_pages));
         if !cx.vm.reserve(more) {
             return false;
         }
         self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.rx.buffer_bytes = self.rx.buffer_bytes.max(bytes);
+        let buffer = u32::try_from(bytes - self.rounding_slack()).unwrap_or(u32::MAX);
+        self.rx.buffer_bytes = self.rx.buffer_bytes.max(buffer);
         true
+    }
+
+    /// How far rounding a window field up may push the edge.
+    fn rounding_slack(&self) -> u64 {
+        1 << self.opt.shift_g
     }
 }
