@@ -3,3 +3,4 @@
 //! `unsafe` lives in `sys`, in `port::tap`'s ioctls and in `vhost`; nowhere else.
 
 pub mod port;
+pub mod vhost;

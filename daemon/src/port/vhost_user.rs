@@ -1,0 +1,442 @@
+//! A virtual machine's port: a listening socket, at most one front-end, its device.
+//!
+//! # Use
+//!
+//! The worker waits for the descriptors that [`VhostUserPort::poll_event`] names and calls the
+//! matching `handle_*`; after each it polls events until `None`. The data path:
+//!
+//! - **From the guest**, on a kick: `poll_from_guest` until `None` or the worker's budget is spent,
+//!   then `flush_from_guest`. Before it sleeps: `enable_kicks_from_guest`; `true` means that frames
+//!   came in between, so poll again. While it polls anyway: `disable_kicks_from_guest`.
+//! - **To the guest**: `push_to_guest` as long as there is room, then `flush_to_guest`. With frames
+//!   left and no room: `enable_kicks_to_guest`; `true` means that there is room now.
+//! - Now and then, `guest_progress`: evidence that the guest runs.
+//!
+//! All calls are safe in any state: with no driver there is nothing to poll and no room.
+
+use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use nightporter_core::engine::PortFeatures;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::socket_peercred;
+use tracing::{debug, info, warn};
+
+use crate::vhost::features::{MTU_MIN, Offer};
+use crate::vhost::listener::{Access, ListenError, Listener};
+use crate::vhost::protocol::{Broken, Channel, Message, Refusal, Reply};
+use crate::vhost::queue::{Polled, PushError};
+use crate::vhost::ring::RingFault;
+use crate::vhost::session::Session;
+use crate::vhost::vring::{Kick, Vring};
+use crate::vhost::{Event, Source};
+
+/// Queue pairs at most: the message that sets a kick descriptor has eight bits for a queue index.
+pub const QUEUE_PAIRS_MAX: u16 = 128;
+/// Messages handled per wake-up, so that one front-end cannot keep the worker to itself.
+const MESSAGES_PER_TURN: usize = 64;
+/// Chains dropped in one poll before it says that there is nothing.
+const DROPS_PER_POLL: usize = 64;
+
+/// What a port is made of.
+#[derive(Clone, Debug)]
+pub struct VhostUserConfig {
+    /// For log lines.
+    pub name: String,
+    /// Where front-ends connect.
+    pub socket: PathBuf,
+    /// Who may.
+    pub access: Access,
+    /// MAC to tell guests that ask us (UML, `virtio_user`). QEMU tells its guests the one of its
+    /// own `mac=`.
+    pub mac: Option<[u8; 6]>,
+    /// Largest MTU to tell them, 68 to 65535 bytes. QEMU: `host_mtu=`.
+    pub mtu: Option<u16>,
+    /// Queue pairs, 1 to [`QUEUE_PAIRS_MAX`].
+    pub queue_pairs: u16,
+}
+
+/// Why a port could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// See the inner error.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Choose another number.
+    #[error("{0} queue pairs: 1 to {QUEUE_PAIRS_MAX} are possible")]
+    QueuePairs(u16),
+    /// Choose a larger one.
+    #[error("an MTU of {0}: at least {MTU_MIN} is needed")]
+    Mtu(u16),
+}
+
+/// Counters since the port was made.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct VhostUserStats {
+    /// Front-ends that connected.
+    pub connections: u64,
+    /// Messages that were refused.
+    pub refused: u64,
+    /// Kicks from the driver.
+    pub kicks: u64,
+    /// Signals to the driver.
+    pub signals: u64,
+    /// Queues put out of use because their guest broke the rules.
+    pub ring_faults: u64,
+    /// Chains from the guest shorter than the virtio-net header, dropped.
+    pub truncated: u64,
+    /// Frames from the guest longer than the caller's buffer, dropped.
+    pub too_big: u64,
+}
+
+/// One VM's port. See the module's doc.
+#[derive(Debug)]
+pub struct VhostUserPort {
+    name: String,
+    listener: Listener,
+    offer: Offer,
+    connection: Option<(Channel, Session)>,
+    events: VecDeque<Event>,
+    stats: VhostUserStats,
+}
+
+impl VhostUserPort {
+    /// Listens. Errors: see [`PortError`].
+    pub fn new(config: &VhostUserConfig) -> Result<Self, PortError> {
+        let (mac, mtu, queue_pairs) = (config.mac, config.mtu, config.queue_pairs);
+        if queue_pairs == 0 || queue_pairs > QUEUE_PAIRS_MAX {
+            return Err(PortError::QueuePairs(queue_pairs));
+        }
+        if let Some(small) = mtu.filter(|m| *m < MTU_MIN) {
+            return Err(PortError::Mtu(small));
+        }
+        Ok(Self {
+            name: config.name.clone(),
+            listener: Listener::bind(&config.socket, config.access)?,
+            offer: Offer { mac, mtu, queue_pairs },
+            connection: None,
+            events: VecDeque::from([Event::Watch(Source::Listener)]),
+            stats: VhostUserStats::default(),
+        })
+    }
+
+    /// Counters.
+    #[must_use]
+    pub const fn stats(&self) -> VhostUserStats {
+        self.stats
+    }
+
+    /// Queue pairs that are offered. Frames may go to any pair whose receive queue runs.
+    #[must_use]
+    pub const fn queue_pairs(&self) -> u16 {
+        self.offer.queue_pairs
+    }
+
+    /// What the driver accepts; `None` while there is none.
+    #[must_use]
+    pub fn link(&self) -> Option<PortFeatures> {
+        self.connection.as_ref()?.1.link()
+    }
+
+    /// The virtio features that were negotiated; 0 while there is no driver.
+    #[must_use]
+    pub fn features(&self) -> u64 {
+        self.connection.as_ref().map_or(0, |(_, session)| session.features())
+    }
+
+    /// The MTU that the front-end has set, else the configured one.
+    #[must_use]
+    pub fn mtu(&self) -> Option<u16> {
+        self.connection.as_ref().and_then(|(_, session)| session.mtu()).or(self.offer.mtu)
+    }
+
+    /// The descriptor behind a source; `None` if it has none now.
+    #[must_use]
+    pub fn fd(&self, source: Source) -> Option<BorrowedFd<'_>> {
+        match source {
+            Source::Listener => Some(self.listener.fd()),
+            Source::Connection => Some(self.connection.as_ref()?.0.fd()),
+            Source::Kick(vring) => self.connection.as_ref()?.1.kick_fd(vring),
+        }
+    }
+
+    /// Whether frames can be given to this pair.
+    #[must_use]
+    pub fn is_running_to_guest(&self, pair: usize) -> bool {
+        let session = self.connection.as_ref().map(|(_, session)| session);
+        let vring = session.and_then(|s| s.vrings.get(2 * pair));
+        vring.is_some_and(|v| v.queue.is_some() && v.fault.is_none())
+    }
+
+    /// Something waits at the listener. A second front-end is turned away as long as the first one
+    /// is connected.
+    pub fn handle_listener(&mut self) {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(error) => {
+                    warn!(port = self.name, %error, "accept failed");
+                    return;
+                }
+            };
+            // A VM that was killed and started again may be here before we heard of its death.
+            if self.connection.as_ref().is_some_and(|(channel, _)| has_hung_up(channel)) {
+                self.disconnect("the front-end is gone and another one connects");
+            }
+            if self.connection.is_some() {
+                warn!(port = self.name, "a second front-end was turned away");
+                continue;
+            }
+            if let Err(error) = self.connect(stream) {
+                warn!(port = self.name, %error, "a front-end could not connect");
+            }
+        }
+    }
+
+    /// Something waits on the connection.
+    pub fn handle_connection(&mut self) {
+        for _ in 0..MESSAGES_PER_TURN {
+            let Some((channel, session)) = &mut self.connection else { return };
+            let outcome = match channel.receive() {
+                Ok(None) => return,
+                Ok(Some(message)) => {
+                    debug!(port = self.name, message = message.name(), "vhost-user");
+                    answer(channel, session, message)
+                }
+                Err(broken) => Err(broken),
+            };
+            while let Some(event) = session.poll_event() {
+                if let Event::RingBroken { vring, fault } = event {
+                    self.stats.ring_faults += 1;
+                    warn!(port = self.name, vring, %fault, "a queue is out of use");
+                }
+                self.events.push_back(event);
+            }
+            match outcome {
+                Ok(None) => {}
+                Ok(Some(refusal)) => {
+                    self.stats.refused += 1;
+                    warn!(port = self.name, refusal, "a vhost-user message was refused");
+                }
+                Err(broken) => {
+                    self.stats.refused += u64::from(matches!(broken, Broken::Refused { .. }));
+                    self.disconnect(&broken.to_string());
+                }
+            }
+        }
+    }
+
+    /// The driver kicked.
+    pub fn handle_kick(&mut self, vring: u16) {
+        let Some((_, session)) = &self.connection else { return };
+        if let Some(Kick::Fd(kick)) = session.vrings.get(usize::from(vring)).map(|v| &v.kick) {
+            kick.clear();
+            self.stats.kicks += 1;
+        }
+    }
+
+    /// Shows the guest that its frames were taken, and signals if it wants to know.
+    pub fn flush_from_guest(&mut self, pair: usize) {
+        self.flush(2 * pair + 1);
+    }
+
+    /// Shows the guest its new frames, and signals if it wants to know.
+    pub fn flush_to_guest(&mut self, pair: usize) {
+        self.flush(2 * pair);
+    }
+
+    /// Asks for a kick when the guest sends. `true`: it just has; poll again.
+    #[must_use]
+    pub fn enable_kicks_from_guest(&mut self, pair: usize) -> bool {
+        self.enable_kicks(2 * pair + 1)
+    }
+
+    /// Asks for a kick when the guest offers buffers. `true`: it just has.
+    #[must_use]
+    pub fn enable_kicks_to_guest(&mut self, pair: usize) -> bool {
+        self.enable_kicks(2 * pair)
+    }
+
+    /// No kicks for frames from the guest: they are polled for.
+    pub fn disable_kicks_from_guest(&mut self, pair: usize) {
+        self.disable_kicks(2 * pair + 1);
+    }
+
+    /// No kicks for buffers.
+    pub fn disable_kicks_to_guest(&mut self, pair: usize) {
+        self.disable_kicks(2 * pair);
+    }
+
+    /// Gives the guest one frame: `hdr`, then the bytes of `parts`. It sees it at
+    /// [`Self::flush_to_guest`].
+    #[inline]
+    pub fn push_to_guest(
+        &mut self,
+        pair: usize,
+        hdr: &VirtioNetHdr,
+        parts: &[&[u8]],
+    ) -> Result<(), PushError> {
+        let Some((_, session)) = &mut self.connection else { return Err(PushError::Full) };
+        let layout = session.layout;
+        let Some(queue) = session.vrings.get_mut(2 * pair).and_then(Vring::usable) else {
+            return Err(PushError::Full);
+        };
+        match queue.push_frame(&session.memory, layout, hdr, parts) {
+            Ok(result) => result,
+            Err(fault) => {
+                self.fail(2 * pair, fault);
+                Err(PushError::Full)
+            }
+        }
+    }
+
+    /// The longest frame, without virtio-net header, that [`Self::push_to_guest`] would take now.
+    /// Looks no further than `want`: the answer may be smaller than the truth only above it.
+    #[inline]
+    #[must_use]
+    pub fn room_to_guest(&mut self, pair: usize, want: usize) -> usize {
+        let Some((_, session)) = &mut self.connection else { return 0 };
+        let layout = session.layout;
+        let Some(queue) = session.vrings.get_mut(2 * pair).and_then(Vring::usable) else {
+            return 0;
+        };
+        match queue.room(&session.memory, layout, want) {
+            Ok(room) => room,
+            Err(fault) => {
+                self.fail(2 * pair, fault);
+                0
+            }
+        }
+    }
+
+    /// The next frame from the guest, copied into `buf`: its header and length. `None`: no more.
+    #[inline]
+    #[must_use]
+    pub fn poll_from_guest(
+        &mut self,
+        pair: usize,
+        buf: &mut [u8],
+    ) -> Option<(VirtioNetHdr, usize)> {
+        let (_, session) = self.connection.as_mut()?;
+        let hdr_len = session.layout.hdr_len;
+        // A guest could offer chains without a frame for ever. `enable_kicks_from_guest` tells the
+        // worker to come back.
+        for _ in 0..DROPS_PER_POLL {
+            let queue = session.vrings.get_mut(2 * pair + 1)?.usable()?;
+            match queue.poll_frame(&session.memory, hdr_len, buf) {
+                Ok(Polled::Frame(hdr, len)) => return Some((hdr, len)),
+                Ok(Polled::Empty) => return None,
+                Ok(Polled::Truncated) => self.stats.truncated += 1,
+                Ok(Polled::TooBig) => self.stats.too_big += 1,
+                Err(fault) => {
+                    self.fail(2 * pair + 1, fault);
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether the driver of this pair's receive queue has moved since the last call: evidence that
+    /// the guest runs. `Some(true)`: and it has seen everything delivered so far.
+    #[must_use]
+    pub fn guest_progress(&mut self, pair: usize) -> Option<bool> {
+        let (_, session) = self.connection.as_mut()?;
+        let vring = session.vrings.get_mut(2 * pair)?;
+        let ring = &vring.usable()?.ring;
+        let (marks, drained) = (ring.driver_marks(), ring.is_drained());
+        let moved = std::mem::replace(&mut vring.marks, marks) != marks;
+        moved.then_some(drained)
+    }
+
+    /// What happened, in order.
+    #[must_use]
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
+        let peer = socket_peercred(&stream).map_or(0, |cred| cred.pid.as_raw_nonzero().get());
+        let channel = Channel::new(stream)?;
+        self.connection = Some((channel, Session::new(self.offer)));
+        self.stats.connections += 1;
+        self.events.push_back(Event::Connected);
+        self.events.push_back(Event::Watch(Source::Connection));
+        info!(port = self.name, peer, "a front-end connected");
+        Ok(())
+    }
+
+    fn disconnect(&mut self, reason: &str) {
+        let Some((channel, session)) = self.connection.take() else { return };
+        info!(port = self.name, reason, "the front-end disconnected");
+        self.events.extend(session.close());
+        self.events.push_back(Event::Unwatch(channel.into_fd()));
+        self.events.push_back(Event::Disconnected(reason.to_owned()));
+    }
+
+    fn flush(&mut self, vring: usize) {
+        let Some((_, session)) = &mut self.connection else { return };
+        if session.vrings.get_mut(vring).is_some_and(Vring::flush) {
+            self.stats.signals += 1;
+        }
+    }
+
+    fn enable_kicks(&mut self, vring: usize) -> bool {
+        let Some((_, session)) = &mut self.connection else { return false };
+        let Some(queue) = session.vrings.get_mut(vring).and_then(Vring::usable) else {
+            return false;
+        };
+        queue.ring.enable_kicks().unwrap_or_else(|fault| {
+            self.fail(vring, fault);
+            false
+        })
+    }
+
+    fn disable_kicks(&mut self, vring: usize) {
+        let Some((_, session)) = &mut self.connection else { return };
+        if let Some(queue) = session.vrings.get_mut(vring).and_then(Vring::usable) {
+            queue.ring.disable_kicks();
+        }
+    }
+
+    #[cold]
+    fn fail(&mut self, index: usize, fault: RingFault) {
+        let vring = u16::try_from(index).expect("at most 256 queues");
+        let Some((_, session)) = &mut self.connection else { return };
+        session.vrings[index].fail(fault);
+        self.stats.ring_faults += 1;
+        warn!(port = self.name, vring, %fault, "a queue is out of use");
+        self.events.push_back(Event::RingBroken { vring, fault });
+    }
+}
+
+/// Handles one message and replies. `Some` is why it was refused.
+fn answer(
+    channel: &Channel,
+    session: &mut Session,
+    message: Message,
+) -> Result<Option<String>, Broken> {
+    let (code, name) = (message.code, message.name());
+    let wants_ack = message.need_reply && session.acknowledges();
+    let ack = |value: u64| channel.reply(code, &Reply::of(value));
+    match session.handle(message) {
+        Ok(Some(reply)) => channel.reply(code, &reply).map(|()| None),
+        Ok(None) if wants_ack => ack(0).map(|()| None),
+        Ok(None) => Ok(None),
+        Err(refusal) if wants_ack => ack(1).map(|()| Some(format!("{name}: {refusal}"))),
+        // No request that we did not offer needs to end the connection.
+        Err(refusal @ Refusal::Unsupported(_)) => Ok(Some(format!("{name}: {refusal}"))),
+        Err(refusal) => Err(Broken::Refused { request: name, refusal }),
+    }
+}
+
+/// Whether the other end has closed, even if its last messages still wait to be read.
+fn has_hung_up(channel: &Channel) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+}

@@ -1,0 +1,166 @@
+//! What we offer: virtio feature bits, protocol features, and the configuration space.
+
+use nightporter_core::engine::PortFeatures;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
+
+use super::queue::Layout;
+use super::ring::RingFeatures;
+
+/// Bit numbers of virtio 1.2 sections 5.1.3 and 6, as masks.
+pub mod bit {
+    /// VIRTIO_NET_F_CSUM: the guest may hand over partial checksums.
+    pub const CSUM: u64 = 1 << 0;
+    /// VIRTIO_NET_F_GUEST_CSUM: we may.
+    pub const GUEST_CSUM: u64 = 1 << 1;
+    /// VIRTIO_NET_F_MTU: the configuration space says the largest MTU.
+    pub const MTU: u64 = 1 << 3;
+    /// VIRTIO_NET_F_MAC: the configuration space says the MAC.
+    pub const MAC: u64 = 1 << 5;
+    /// VIRTIO_NET_F_GUEST_TSO4: we may hand over IPv4 super-segments.
+    pub const GUEST_TSO4: u64 = 1 << 7;
+    /// VIRTIO_NET_F_GUEST_TSO6: IPv6 ones.
+    pub const GUEST_TSO6: u64 = 1 << 8;
+    /// VIRTIO_NET_F_GUEST_ECN: and with CWR.
+    pub const GUEST_ECN: u64 = 1 << 9;
+    /// VIRTIO_NET_F_HOST_TSO4: the guest may hand over IPv4 super-segments.
+    pub const HOST_TSO4: u64 = 1 << 11;
+    /// VIRTIO_NET_F_HOST_TSO6: IPv6 ones.
+    pub const HOST_TSO6: u64 = 1 << 12;
+    /// VIRTIO_NET_F_HOST_ECN: and with CWR.
+    pub const HOST_ECN: u64 = 1 << 13;
+    /// VIRTIO_NET_F_MRG_RXBUF: a frame to the guest may take several buffers.
+    pub const MRG_RXBUF: u64 = 1 << 15;
+    /// VIRTIO_NET_F_STATUS: the configuration space says whether the link is up.
+    pub const STATUS: u64 = 1 << 16;
+    /// VIRTIO_NET_F_MQ: several queue pairs.
+    pub const MQ: u64 = 1 << 22;
+    /// VIRTIO_F_INDIRECT_DESC.
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// VIRTIO_F_EVENT_IDX.
+    pub const EVENT_IDX: u64 = 1 << 29;
+    /// VHOST_USER_F_PROTOCOL_FEATURES.
+    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+    /// VIRTIO_F_VERSION_1.
+    pub const VERSION_1: u64 = 1 << 32;
+}
+
+/// What every front-end is offered.
+const ALWAYS: u64 = bit::CSUM
+    | bit::GUEST_CSUM
+    | bit::GUEST_TSO4
+    | bit::GUEST_TSO6
+    | bit::GUEST_ECN
+    | bit::HOST_TSO4
+    | bit::HOST_TSO6
+    | bit::HOST_ECN
+    | bit::MRG_RXBUF
+    | bit::STATUS
+    | bit::INDIRECT_DESC
+    | bit::EVENT_IDX
+    | bit::PROTOCOL_FEATURES
+    | bit::VERSION_1;
+
+/// The protocol features we serve.
+///
+/// BACKEND_REQ is there because UML 6.1 has no interrupt without it; we never send a request.
+/// LOG_SHMFD is not (no live migration yet), nor is anything that would make us need the guest's
+/// page tables.
+const PROTOCOL: Protocol = Protocol::MQ
+    .union(Protocol::RARP)
+    .union(Protocol::REPLY_ACK)
+    .union(Protocol::MTU)
+    .union(Protocol::BACKEND_REQ)
+    .union(Protocol::CONFIG)
+    .union(Protocol::INFLIGHT_SHMFD)
+    .union(Protocol::RESET_DEVICE)
+    .union(Protocol::CONFIGURE_MEM_SLOTS)
+    .union(Protocol::STATUS);
+
+/// VIRTIO_NET_S_LINK_UP in the configuration space's `status`.
+const LINK_UP: u16 = 1;
+/// Smallest MTU of IPv4 (RFC 791) and of the specification.
+pub const MTU_MIN: u16 = 68;
+/// What a front-end that offers the MTU feature by itself reads from us if nothing is configured.
+const MTU_DEFAULT: u16 = 1500;
+/// Length of `struct virtio_net_config` as of virtio 1.2.
+const CONFIG_LEN: usize = 24;
+
+/// What a port offers: fixed when it is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    /// The MAC to tell a guest that asks us (UML, `virtio_user`; QEMU tells its guests its own).
+    pub mac: Option<[u8; 6]>,
+    /// The largest MTU, likewise.
+    pub mtu: Option<u16>,
+    /// Queue pairs.
+    pub queue_pairs: u16,
+}
+
+impl Offer {
+    /// The virtio features for a front-end that has negotiated `protocol`.
+    ///
+    /// MQ and MTU depend on it. MQ without the control queue fails Linux's probe, and the control
+    /// queue is the front-end's business: QEMU has one and negotiates the MQ protocol feature, UML
+    /// hands every queue to us and does not. GUEST_ANNOUNCE needs the control queue as well and is
+    /// left out; SEND_RARP does its job.
+    #[must_use]
+    pub const fn features(&self, protocol: Protocol) -> u64 {
+        let mut features = ALWAYS;
+        if self.mac.is_some() {
+            features |= bit::MAC;
+        }
+        if self.mtu.is_some() || protocol.contains(Protocol::MTU) {
+            features |= bit::MTU;
+        }
+        if self.queue_pairs > 1 && protocol.contains(Protocol::MQ) {
+            features |= bit::MQ;
+        }
+        features
+    }
+
+    /// The protocol features.
+    #[must_use]
+    pub const fn protocol(&self) -> Protocol {
+        PROTOCOL
+    }
+
+    /// `struct virtio_net_config`: `len` bytes from `offset` on, zero where nothing is defined.
+    #[must_use]
+    pub fn config(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut all = [0; CONFIG_LEN];
+        all[0..6].copy_from_slice(&self.mac.unwrap_or_default());
+        all[6..8].copy_from_slice(&LINK_UP.to_le_bytes());
+        all[8..10].copy_from_slice(&self.queue_pairs.to_le_bytes());
+        all[10..12].copy_from_slice(&self.mtu.unwrap_or(MTU_DEFAULT).to_le_bytes());
+        (offset..offset + len).map(|at| all.get(at).copied().unwrap_or(0)).collect()
+    }
+}
+
+/// What the guest's driver accepts from us.
+#[must_use]
+pub const fn port_features(features: u64) -> PortFeatures {
+    PortFeatures {
+        csum: features & bit::GUEST_CSUM != 0,
+        tso4: features & bit::GUEST_TSO4 != 0,
+        tso6: features & bit::GUEST_TSO6 != 0,
+        ecn: features & bit::GUEST_ECN != 0,
+    }
+}
+
+/// How frames lie in buffers.
+#[must_use]
+pub const fn layout(features: u64) -> Layout {
+    let merge = features & bit::MRG_RXBUF != 0;
+    let long = merge || features & bit::VERSION_1 != 0;
+    Layout { hdr_len: if long { VirtioNetHdr::LEN_MRG } else { VirtioNetHdr::LEN }, merge }
+}
+
+/// What the rings may do.
+#[must_use]
+pub const fn ring_features(features: u64) -> RingFeatures {
+    RingFeatures {
+        event_idx: features & bit::EVENT_IDX != 0,
+        indirect: features & bit::INDIRECT_DESC != 0,
+    }
+}

@@ -1,0 +1,297 @@
+//! Guest memory: the regions a front-end shares with us, mapped and bounds-checked.
+//!
+//! Two address spaces meet here. Descriptors hold *guest* addresses. SET_VRING_ADDR holds *user*
+//! addresses, which are the front-end's own virtual addresses; they are used for nothing else.
+//!
+//! All access goes through `vm-memory`'s volatile accessors, so that there is no reference to bytes
+//! that a guest may change under us, and no `unsafe`. Whoever needs to look at a value twice copies
+//! it first.
+//!
+//! What is checked: a region must lie inside its file when it is mapped (`fstat`), so that a size
+//! that lies cannot make us fault. What cannot be checked: a front-end (never a guest) that
+//! truncates the file later takes us down with SIGBUS, unless the file is sealed against shrinking,
+//! which QEMU's memfd back-ends are. [`GuestMemory::is_sealed`] tells the operator.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64};
+
+use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat};
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+
+/// Regions of one guest at most: a PC with every DIMM slot hot-plugged has fewer.
+pub const REGIONS_MAX: usize = 64;
+/// Smallest mapping granularity assumed when a file does not tell (the x86 and arm64 page).
+const PAGE: u64 = 4096;
+
+/// Why a region could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum MemError {
+    /// A length of zero, or an end beyond 2^64.
+    #[error("a region is empty or wraps around")]
+    BadRange,
+    /// Only files, memfds and hugetlbfs files have a size that can be checked.
+    #[error("the descriptor is not a file with a size")]
+    NotAFile,
+    /// The region is larger than what backs it.
+    #[error("the region ends at {end:#x} of a file of {file_len:#x} bytes")]
+    BeyondFile {
+        /// First byte after the region, in the file.
+        end: u64,
+        /// The file's size.
+        file_len: u64,
+    },
+    /// Two regions claim the same guest addresses.
+    #[error("the region overlaps another one")]
+    Overlap,
+    /// More than [`REGIONS_MAX`].
+    #[error("more than {REGIONS_MAX} regions")]
+    TooMany,
+    /// No such region to remove.
+    #[error("no such region")]
+    Unknown,
+    /// The kernel refused.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// The kernel refused to map.
+    #[error("mmap: {0}")]
+    Map(String),
+}
+
+/// Bytes mapped from a file: what a region, a ring or the in-flight log is made of.
+///
+/// Stays mapped as long as any clone lives.
+#[derive(Clone, Debug)]
+pub struct Window {
+    map: Arc<MmapRegion>,
+    at: usize,
+    len: usize,
+}
+
+impl Window {
+    /// Maps `len` bytes of `file` from `offset` on.
+    ///
+    /// The mapping starts at the file's own block size (hugetlbfs accepts nothing else), so an
+    /// offset inside a huge page works.
+    pub fn map(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MemError> {
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MemError::BadRange)?;
+        let stat = fstat(&file).map_err(std::io::Error::from)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(MemError::NotAFile);
+        }
+        let file_len = u64::try_from(stat.st_size).unwrap_or(0);
+        if end > file_len {
+            return Err(MemError::BeyondFile { end, file_len });
+        }
+        let block = u64::try_from(stat.st_blksize).unwrap_or(PAGE).max(PAGE).next_power_of_two();
+        let start = offset & !(block - 1);
+        // Rounded up for munmap of huge pages, but never past the end of the file.
+        let stop = end.checked_next_multiple_of(block).map_or(file_len, |e| e.min(file_len));
+        let size = usize::try_from(stop - start).map_err(|_| MemError::BadRange)?;
+        let map = MmapRegion::from_file(FileOffset::new(File::from(file), start), size)
+            .map_err(|e| MemError::Map(e.to_string()))?;
+        let narrow = |n: u64| usize::try_from(n).map_err(|_| MemError::BadRange);
+        Ok(Self { map: Arc::new(map), at: narrow(offset - start)?, len: narrow(len)? })
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes (never, for a mapped window).
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of this window, if it lies inside and its first byte has the alignment `align`.
+    #[must_use]
+    pub fn part(&self, at: u64, len: usize, align: usize) -> Option<Self> {
+        let at = usize::try_from(at).ok()?;
+        let end = at.checked_add(len)?;
+        let at = self.at + at;
+        let aligned = self.map.as_ptr().addr().wrapping_add(at).is_multiple_of(align);
+        (end <= self.len && aligned).then(|| Self { map: Arc::clone(&self.map), at, len })
+    }
+
+    /// The bytes `at..at + len`; `None` if they are not all inside.
+    #[must_use]
+    pub fn slice(&self, at: usize, len: usize) -> Option<VolatileSlice<'_>> {
+        if at.checked_add(len)? > self.len {
+            return None;
+        }
+        self.map.get_slice(self.at + at, len).ok()
+    }
+
+    /// A byte that both sides use as a flag.
+    #[must_use]
+    pub fn u8_at(&self, at: usize) -> Option<&AtomicU8> {
+        self.map.get_atomic_ref(self.at + at).ok().filter(|_| at < self.len)
+    }
+
+    /// An aligned 16-bit value that both sides use.
+    #[must_use]
+    pub fn u16_at(&self, at: usize) -> Option<&AtomicU16> {
+        self.map.get_atomic_ref(self.at + at).ok().filter(|_| at + 2 <= self.len)
+    }
+
+    /// An aligned 64-bit value that both sides use.
+    #[must_use]
+    pub fn u64_at(&self, at: usize) -> Option<&AtomicU64> {
+        self.map.get_atomic_ref(self.at + at).ok().filter(|_| at + 8 <= self.len)
+    }
+}
+
+/// One stretch of guest memory.
+#[derive(Debug)]
+struct Region {
+    guest: u64,
+    user: u64,
+    len: u64,
+    bytes: Window,
+    sealed: bool,
+}
+
+impl Region {
+    fn map(spec: &VhostUserMemoryRegion, file: OwnedFd) -> Result<Self, MemError> {
+        let (guest, user, len) = (spec.guest_phys_addr, spec.user_addr, spec.memory_size);
+        guest.checked_add(len).ok_or(MemError::BadRange)?;
+        user.checked_add(len).ok_or(MemError::BadRange)?;
+        let sealed = fcntl_get_seals(&file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
+        Ok(Self { guest, user, len, bytes: Window::map(file, spec.mmap_offset, len)?, sealed })
+    }
+
+    const fn is(&self, spec: &VhostUserMemoryRegion) -> bool {
+        self.guest == spec.guest_phys_addr
+            && self.user == spec.user_addr
+            && self.len == spec.memory_size
+    }
+}
+
+/// The memory of one guest.
+#[derive(Debug, Default)]
+pub struct GuestMemory {
+    regions: Vec<Region>,
+    /// Where the last access was; nearly always where the next one is.
+    hot: Cell<usize>,
+}
+
+impl GuestMemory {
+    /// Maps a whole table (SET_MEM_TABLE); pairs of region and the file behind it.
+    pub fn new(
+        table: impl IntoIterator<Item = (VhostUserMemoryRegion, OwnedFd)>,
+    ) -> Result<Self, MemError> {
+        let mut memory = Self::default();
+        for (spec, file) in table {
+            memory.add(&spec, file)?;
+        }
+        Ok(memory)
+    }
+
+    /// Number of regions.
+    #[must_use]
+    pub fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether nobody can shrink the files under us (F_SEAL_SHRINK on all of them).
+    #[must_use]
+    pub fn is_sealed(&self) -> bool {
+        self.regions.iter().all(|r| r.sealed)
+    }
+
+    /// Adds one region (ADD_MEM_REG). One that is already there is replaced: a front-end that was
+    /// reset may tell us again.
+    pub fn add(&mut self, spec: &VhostUserMemoryRegion, file: OwnedFd) -> Result<(), MemError> {
+        let region = Region::map(spec, file)?;
+        if let Some(known) = self.regions.iter_mut().find(|r| r.is(spec)) {
+            *known = region;
+            return Ok(());
+        }
+        if self.regions.len() == REGIONS_MAX {
+            return Err(MemError::TooMany);
+        }
+        let (start, end) = (region.guest, region.guest + region.len);
+        if self.regions.iter().any(|r| r.guest < end && start < r.guest + r.len) {
+            return Err(MemError::Overlap);
+        }
+        self.regions.push(region);
+        Ok(())
+    }
+
+    /// Removes one region (REM_MEM_REG), named by its addresses and size.
+    pub fn remove(&mut self, spec: &VhostUserMemoryRegion) -> Result<(), MemError> {
+        let at = self.regions.iter().position(|r| r.is(spec)).ok_or(MemError::Unknown)?;
+        self.regions.swap_remove(at);
+        self.hot.set(0);
+        Ok(())
+    }
+
+    /// The window behind a *user* address, for rings; all in one region, aligned to `align`.
+    #[must_use]
+    pub fn window(&self, user: u64, len: usize, align: usize) -> Option<Window> {
+        let region = self.regions.iter().find(|r| r.user <= user && user - r.user < r.len)?;
+        region.bytes.part(user - region.user, len, align)
+    }
+
+    /// Whether `len` bytes at a *guest* address are all mapped, in one region or in adjacent ones.
+    #[must_use]
+    pub fn contains(&self, guest: u64, len: usize) -> bool {
+        let mut done = 0;
+        while done < len {
+            match guest.checked_add(done as u64).and_then(|at| self.slice(at, len - done)) {
+                Some(slice) => done += slice.len(),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Copies guest bytes out, once. `None` if some are not mapped; `out` is then undefined.
+    #[inline]
+    #[must_use]
+    pub fn read(&self, guest: u64, out: &mut [u8]) -> Option<()> {
+        let mut done = 0;
+        while done < out.len() {
+            let at = guest.checked_add(done as u64)?;
+            let slice = self.slice(at, out.len() - done)?;
+            done += slice.copy_to(&mut out[done..]);
+        }
+        Some(())
+    }
+
+    /// Copies bytes in. `None` if some are not mapped; those before are then written.
+    #[inline]
+    #[must_use]
+    pub fn write(&self, guest: u64, bytes: &[u8]) -> Option<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = guest.checked_add(done as u64)?;
+            let slice = self.slice(at, bytes.len() - done)?;
+            slice.copy_from(&bytes[done..]);
+            done += slice.len();
+        }
+        Some(())
+    }
+
+    /// The mapped bytes from `guest` on: at least one, at most `len`, as far as one region goes.
+    #[inline]
+    fn slice(&self, guest: u64, len: usize) -> Option<VolatileSlice<'_>> {
+        let inside = |r: &&Region| guest.wrapping_sub(r.guest) < r.len;
+        let region = match self.regions.get(self.hot.get()).filter(inside) {
+            Some(region) => region,
+            None => {
+                let at = self.regions.iter().position(|r| inside(&r))?;
+                self.hot.set(at);
+                &self.regions[at]
+            }
+        };
+        let at = usize::try_from(guest - region.guest).ok()?;
+        region.bytes.slice(at, len.min(region.bytes.len() - at))
+    }
+}

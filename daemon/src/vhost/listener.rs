@@ -1,0 +1,111 @@
+//! The socket that front-ends connect to.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Who may connect: connecting takes write permission on the socket.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Access {
+    /// File mode; `None` leaves what the umask gives (only our own user may connect).
+    pub mode: Option<u32>,
+    /// Owner, as a user id.
+    pub uid: Option<u32>,
+    /// Group, as a group id.
+    pub gid: Option<u32>,
+}
+
+/// Why a socket could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Another process listens there: stop it, or give this port another path.
+    #[error("{0}: the socket path is taken by a running process; stop it or use another path")]
+    Taken(PathBuf),
+    /// Something that is not a socket is there and is left alone.
+    #[error("{0}: exists and is not a socket; remove it or use another path")]
+    NotASocket(PathBuf),
+    /// The system refused.
+    #[error("{path}: {what}: {error}")]
+    Io {
+        /// The socket's path.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+/// A listening socket. Its file goes when it is dropped, unless someone else has replaced it.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UnixListener,
+    path: PathBuf,
+    /// Device and inode of the file we made.
+    identity: (u64, u64),
+}
+
+impl Listener {
+    /// Listens at `path`. A socket file that nobody listens to any more is replaced.
+    pub fn bind(path: &Path, access: Access) -> Result<Self, ListenError> {
+        let io = |what| move |error| ListenError::Io { path: path.to_path_buf(), what, error };
+        if let Ok(found) = fs::symlink_metadata(path) {
+            if !found.file_type().is_socket() {
+                return Err(ListenError::NotASocket(path.to_path_buf()));
+            }
+            match UnixStream::connect(path) {
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                    fs::remove_file(path).map_err(io("remove the stale socket"))?;
+                }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(e) => return Err(io("ask who listens there")(e)),
+                Ok(_) => return Err(ListenError::Taken(path.to_path_buf())),
+            }
+        }
+        let socket = UnixListener::bind(path).map_err(io("listen"))?;
+        let made = fs::symlink_metadata(path).map_err(io("look at the socket"))?;
+        let listener =
+            Self { socket, path: path.to_path_buf(), identity: (made.dev(), made.ino()) };
+        listener.socket.set_nonblocking(true).map_err(io("make it non-blocking"))?;
+        if access.uid.is_some() || access.gid.is_some() {
+            chown(path, access.uid, access.gid).map_err(io("change its owner"))?;
+        }
+        if let Some(mode) = access.mode {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(path, mode).map_err(io("change its mode"))?;
+        }
+        Ok(listener)
+    }
+
+    /// The socket, to wait for.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// The next connection; `None` if nobody waits.
+    pub fn accept(&self) -> io::Result<Option<UnixStream>> {
+        loop {
+            match self.socket.accept() {
+                Ok((stream, _)) => return Ok(Some(stream)),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                // The other end gave up while it waited (accept(2)).
+                Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let there = fs::symlink_metadata(&self.path).map(|m| (m.dev(), m.ino()));
+        if there.is_ok_and(|id| id == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The vhost-user back-end: one virtio-net device per port, for QEMU, user-mode Linux and DPDK.
+//!
+//! # Short primer
+//!
+//! A *front-end* (the VMM) connects to our UNIX socket and describes its guest's virtio-net device:
+//! where guest memory is (as file descriptors to map), where the rings are, and which eventfds to
+//! use. From then on the guest's *driver* and we talk through the rings alone. A queue pair is a
+//! receive queue (even index, frames to the guest) and a transmit queue (odd, frames from it).
+//!
+//! Read in this order: [`session`] (messages, and when a ring runs), [`ring`] (one split
+//! virtqueue), [`queue`] (frames in and out of it). Below them: [`protocol`] (messages on a socket),
+//! [`guest_mem`] (mapped memory), [`vring`] (a queue's descriptors), [`inflight`] (what a restart
+//! must know), [`features`] (what we offer). The port around it all is `port::vhost_user`.
+//!
+//! # Whom we trust
+//!
+//! 1. **The guest: not at all.** Every value from guest memory is copied once and then checked. A
+//!    ring that lies is out of use until its driver resets it; nothing else suffers.
+//! 2. **The front-end: not with our memory or our time.** Any bytes and descriptors in any order
+//!    are refused or obeyed; nothing blocks. Two things a hostile front-end process (not its guest)
+//!    can still do, and no back-end that maps its memory can prevent: truncate an unsealed memory
+//!    file under us, and clear O_NONBLOCK on an eventfd it has filled. Give each VMM its own user.
+//! 3. **The operator** chose who may connect, by the socket's owner and mode.
+
+pub mod features;
+pub mod guest_mem;
+pub mod inflight;
+pub mod listener;
+pub mod protocol;
+pub mod queue;
+pub mod ring;
+pub mod session;
+pub mod vring;
+
+use std::os::fd::OwnedFd;
+
+use nightporter_core::engine::PortFeatures;
+
+/// What a worker waits for on behalf of a port: the meaning of a wake-up.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub enum Source {
+    /// A front-end wants to connect.
+    Listener,
+    /// A message has arrived, or the front-end has gone.
+    Connection,
+    /// The driver kicked this queue (even: to the guest, odd: from the guest).
+    Kick(u16),
+}
+
+/// What happened on a port, in order.
+#[derive(Debug)]
+pub enum Event {
+    /// A front-end has connected.
+    Connected,
+    /// It has gone. The text says why.
+    Disconnected(String),
+    /// Wait for this source from now on; `VhostUserPort::fd` has its descriptor.
+    Watch(Source),
+    /// Stop waiting for this descriptor, then drop it. It must leave the epoll set before it is
+    /// closed: the front-end holds the same open file, so closing ours does not remove it.
+    Unwatch(OwnedFd),
+    /// What the driver accepts; `None` while the first queue pair does not run.
+    Link(Option<PortFeatures>),
+    /// A queue runs. Look at it now: there may be no kick for what is already there.
+    RingStarted(u16),
+    /// A queue has stopped.
+    RingStopped(u16),
+    /// A queue's guest broke the rules; it is out of use until the driver resets it.
+    RingBroken {
+        /// The queue.
+        vring: u16,
+        /// How.
+        fault: ring::RingFault,
+    },
+    /// A migrated guest is here now: broadcast a RARP from its MAC.
+    Rarp([u8; 6]),
+}

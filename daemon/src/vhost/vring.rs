@@ -1,0 +1,142 @@
+//! One virtqueue as the messages describe it: addresses, sizes, descriptors, and the running queue.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+
+use super::protocol::Refusal;
+use super::queue::Queue;
+use super::ring::{RingAddrs, RingFault};
+
+/// An eventfd (or pipe) shared with the front-end: eight bytes per notification.
+#[derive(Debug)]
+pub struct Notifier(OwnedFd);
+
+impl Notifier {
+    /// Takes a descriptor over and makes it non-blocking.
+    ///
+    /// Refused: files and devices, which cannot be waited for, and which a write would change.
+    pub fn new(fd: OwnedFd) -> Result<Self, Refusal> {
+        let kind = FileType::from_raw_mode(fstat(&fd).map_err(io::Error::from)?.st_mode);
+        // An eventfd is an anonymous inode and has no type.
+        if !matches!(kind, FileType::Unknown | FileType::Fifo | FileType::Socket) {
+            return Err(Refusal::BadDescriptor);
+        }
+        let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
+        fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
+        Ok(Self(fd))
+    }
+
+    /// The descriptor, to wait for.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Gives the descriptor back, to be taken out of an epoll set before it is closed.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
+    /// Notifies. If the counter or pipe is full, a notification is pending anyway; if the other
+    /// end is gone, the connection will say so.
+    pub fn notify(&self) {
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Takes what is pending, so that a level-triggered wait goes quiet.
+    pub fn clear(&self) {
+        let mut count = [0; 512];
+        let _ = rustix::io::read(&self.0, &mut count);
+    }
+}
+
+/// What SET_VRING_KICK left behind.
+#[derive(Debug, Default)]
+pub enum Kick {
+    /// Not set, or taken away by GET_VRING_BASE: the ring is stopped.
+    #[default]
+    None,
+    /// The ring is to be polled; there is nothing to wait for.
+    Polled,
+    /// The driver writes here when it offers buffers.
+    Fd(Notifier),
+}
+
+/// One virtqueue.
+#[derive(Debug, Default)]
+pub struct Vring {
+    /// SET_VRING_NUM; 0 before it.
+    pub size: u16,
+    /// SET_VRING_ADDR.
+    pub addrs: Option<RingAddrs>,
+    /// What GET_VRING_BASE answers while the ring does not run.
+    pub base: u16,
+    /// SET_VRING_KICK.
+    pub kick: Kick,
+    /// SET_VRING_CALL: we write here when the driver wants to know. Kept until replaced: QEMU sets
+    /// it long before the ring starts and does not repeat it.
+    pub call: Option<Notifier>,
+    /// SET_VRING_ERR.
+    pub err: Option<Notifier>,
+    /// SET_VRING_ENABLE.
+    pub enabled: bool,
+    /// Running: configured and enabled.
+    pub queue: Option<Queue>,
+    /// The guest broke the rules; the queue stays out of use until it is started again.
+    pub fault: Option<RingFault>,
+    /// The driver's marks when they were last looked at.
+    pub marks: (u16, u16),
+}
+
+impl Vring {
+    /// Whether everything is there that a ring needs to run, but for being enabled.
+    #[must_use]
+    pub const fn is_configured(&self) -> bool {
+        self.size > 0 && self.addrs.is_some() && !matches!(self.kick, Kick::None)
+    }
+
+    /// The running queue, if its guest kept the rules.
+    #[inline]
+    pub const fn usable(&mut self) -> Option<&mut Queue> {
+        if self.fault.is_some() {
+            return None;
+        }
+        self.queue.as_mut()
+    }
+
+    /// The guest broke the rules: the front-end is told, if it wanted to be.
+    pub fn fail(&mut self, fault: RingFault) {
+        self.fault = Some(fault);
+        if let Some(err) = &self.err {
+            err.notify();
+        }
+    }
+
+    /// Publishes, and signals if the driver wants it; whether it was signalled.
+    pub fn flush(&mut self) -> bool {
+        let Some(queue) = self.usable() else { return false };
+        queue.ring.publish();
+        let wanted = queue.ring.wants_signal();
+        match &self.call {
+            Some(call) if wanted => call.notify(),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Stops in good order: what was completed is shown, what was only taken is forgotten. `false`
+    /// if it did not run.
+    pub fn stop(&mut self) -> bool {
+        let fault = self.fault.take();
+        let Some(mut queue) = self.queue.take() else { return false };
+        if fault.is_none() {
+            queue.ring.publish();
+        }
+        queue.ring.abandon();
+        self.base = queue.ring.base();
+        true
+    }
+}
