@@ -27,6 +27,9 @@ const MOVES_MAX: u32 = 256;
 /// The farthest deadline: links hold the low 32 bits of the tick.
 const FAR_TICKS: u64 = 1 << 31;
 
+/// A tick that does not come.
+const NEVER: u64 = u64::MAX;
+
 /// In `next`: end of the list. In `prev`: not scheduled. (`FlowId` leaves the two top bits free.)
 const NONE: u32 = u32::MAX;
 /// In `prev`: first of the list; the low bits are the bucket.
@@ -115,7 +118,7 @@ impl TimerWheel {
                 self.unlink(id);
                 return Some(id);
             }
-            let next = self.next_tick().map_or(target, |t| t.min(target));
+            let next = self.next_tick().min(target);
             if next <= self.tick {
                 return None;
             }
@@ -127,18 +130,18 @@ impl TimerWheel {
     /// When [`Self::expired`] has something to do; `None` if no flow has a deadline.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
-        self.next_tick().map(Instant::from_millis)
+        Some(self.next_tick()).filter(|&t| t != NEVER).map(Instant::from_millis)
     }
 
-    /// The tick at which the first fine bucket is due or the first coarse one is to be sorted in.
-    fn next_tick(&self) -> Option<u64> {
-        let fine = self.fine.next_from(low_bits(self.tick)).map(|d| self.tick + u64::from(d));
+    /// The tick at which the first fine bucket is due or the first coarse one is to be sorted in;
+    /// [`NEVER`] if all are empty.
+    fn next_tick(&self) -> u64 {
+        let fine = self.fine.next_from(low_bits(self.tick)).map_or(NEVER, |d| self.tick + d);
         let block = self.tick >> BLOCK_BITS;
-        let coarse = self.coarse.next_from(low_bits(block)).map(|d| {
-            // The current block is due now; others when they begin.
-            ((block + u64::from(d)) << BLOCK_BITS).max(self.tick)
-        });
-        [fine, coarse].into_iter().flatten().min()
+        // The current block is due now; others when they begin.
+        let coarse = self.coarse.next_from(low_bits(block));
+        let coarse = coarse.map_or(NEVER, |d| ((block + d) << BLOCK_BITS).max(self.tick));
+        fine.min(coarse)
     }
 
     /// The 64-bit tick whose low half is `at`: the one nearest to now.
@@ -219,11 +222,11 @@ impl Bitmap {
     }
 
     /// Distance from `from`, going up and around, to the first bit that is set.
-    fn next_from(&self, from: u32) -> Option<u32> {
+    fn next_from(&self, from: u32) -> Option<u64> {
         let (word, bit) = (from / 64, from % 64);
         let here = self.words[word as usize] >> bit;
         if here != 0 {
-            return Some(here.trailing_zeros());
+            return Some(here.trailing_zeros().into());
         }
         // The words after this one, around, and last this one again with its lower bits.
         let after = self.summary.rotate_right(word + 1);
@@ -232,7 +235,7 @@ impl Bitmap {
         }
         let found = (word + 1 + after.trailing_zeros()) % 64;
         let found_bit = found * 64 + self.words[found as usize].trailing_zeros();
-        Some(found_bit.wrapping_sub(from) % BUCKETS)
+        Some((found_bit.wrapping_sub(from) % BUCKETS).into())
     }
 }
 

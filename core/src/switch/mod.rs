@@ -188,11 +188,12 @@ impl Switch {
         }
     }
 
-    /// `mac` is behind the uplink `port` on this VLAN. Group addresses, guests' MACs, and frames
-    /// of guest ports (whose MAC [`Self::check_source`] knows) teach nothing.
+    /// `mac` is behind the uplink `port` on this VLAN. Group addresses teach nothing, nor do frames
+    /// of guest ports, whose MAC [`Self::check_source`] knows. Of a guest's MAC this is remembered
+    /// for the time after the guest: while it is there, [`Self::lookup`] finds the guest.
     pub fn learn(&mut self, now: Instant, port: PortId, vlan: VlanStack, mac: Mac) {
         let is_guest_port = matches!(self.guests.get(usize::from(port.0)), Some(Some(_)));
-        if is_guest_port || is_group(mac) || self.guest_with(mac).is_some() {
+        if is_guest_port || is_group(mac) {
             return;
         }
         let key = mac_key(vlan_id(vlan), mac);

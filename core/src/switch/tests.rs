@@ -122,6 +122,9 @@ fn sec_06_no_one_takes_a_guests_mac_over() {
     assert_eq!(switch.check_source(T0, B, &from(MAC_A, v4(11))), Err(DropReason::SpoofedMac));
     assert_eq!(switch.lookup(T0, B, untagged(), MAC_A), Out::Port(A));
     assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Flood);
+    // A VM that moves away is found where it was heard as soon as its port is gone.
+    switch.remove_port(A);
+    assert_eq!(switch.lookup(T0, B, untagged(), MAC_A), Out::Port(UPLINK));
 }
 
 #[test]
