@@ -50,15 +50,16 @@ pub const FLOW_SLOT_OVERHEAD: usize = 56;
 pub const FLOW_INDEX_BYTES: usize = 12;
 /// Bytes of a flow's place in the timing wheel (SEC-12).
 pub const FLOW_TIMER_BYTES: usize = 12;
-/// Bytes of a flow's record in the arena; only flows that are ON have one.
-pub const FLOW_RECORD_BYTES: usize = 192;
+/// Bytes of a flow's record in the arena; only flows that owe something, or did within
+/// [`T_PARK`], have one.
+pub const FLOW_RECORD_BYTES: usize = 160;
 /// The caller's state per flow that the memory target below is stated for.
-pub const FLOW_STATE_BYTES: usize = 320;
-/// A tracked flow without ack offload (HS, PASS).
-pub const FLOW_BYTES_PASS: usize =
+pub const FLOW_STATE_BYTES: usize = 328;
+/// A tracked flow that owes nothing and was idle for [`T_PARK`].
+pub const FLOW_BYTES_IDLE: usize =
     FLOW_SLOT_OVERHEAD + FLOW_INDEX_BYTES + FLOW_TIMER_BYTES + FLOW_STATE_BYTES;
-/// An idle flow with ack offload: the same and its record; an empty store has no page.
-pub const FLOW_BYTES_ON: usize = FLOW_BYTES_PASS + FLOW_RECORD_BYTES;
+/// A flow with ack offload and promises: the same and its record, besides its pages.
+pub const FLOW_BYTES_ACTIVE: usize = FLOW_BYTES_IDLE + FLOW_RECORD_BYTES;
 
 // --- Times (spec section 12) -------------------------------------------------------------------
 
@@ -92,6 +93,8 @@ pub const T_RST: Duration = Duration::from_secs(30);
 pub const T_ABORT: Duration = Duration::from_secs(60);
 /// A closed flow is remembered this long (SNOOP-18).
 pub const T_LINGER: Duration = Duration::from_secs(60);
+/// A flow that owes nothing gives its arena record back after this.
+pub const T_PARK: Duration = Duration::from_secs(1);
 /// A quiescent flow without traffic is forgotten after this (LIFE-02).
 pub const T_IDLE: Duration = Duration::from_secs(3600);
 /// No packet of G in this much running time after a delivery: asymmetric path (SNOOP-42).
@@ -131,5 +134,4 @@ const _: () = assert!(FLOW_BUFFER_MAX <= VM_BUDGET);
 const _: () = assert!(FLOW_BUFFER_MAX < 1 << 30);
 const _: () = assert!(pages_for(FLOW_BUFFER_MAX) == 257);
 const _: () = assert!(pages_for(FLOW_BUFFER_MIN) == 5);
-const _: () = assert!(FLOW_BYTES_PASS == 400);
-const _: () = assert!(FLOW_BYTES_ON == 592);
+const _: () = assert!(FLOW_BYTES_IDLE <= 512);

@@ -4,10 +4,9 @@ use crate::drops::DropReason;
 use crate::engine::{Engine, PortId, Verdict};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
-use crate::limits;
 use crate::switch::Out;
-use crate::tcp::flow::{Flow, State, Why};
-use crate::tcp::handshake::SynInfo;
+use crate::tcp::flow::{Flow, State, Why, second};
+use crate::tcp::handshake::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
 use crate::wire::packet::{Eth, Ip, L4, Net, Packet, Tcp, TcpFlags};
@@ -111,10 +110,10 @@ impl Engine<'_> {
         let Some(id) = self.flows.lookup(&key) else { return Fate::Pass };
         let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip: *ip, tcp: *tcp };
         self.with_flow(now, id, |flow, cx| {
-            flow.seen_at = now;
+            flow.seen_at_s = second(now);
             match flow.state {
                 State::Handshake => {
-                    flow.to_net.learn(f.bytes, f.l2_len, &f.ip);
+                    flow.template.learn_from_guest(&f.bytes[..f.l2_len], &f.ip);
                     if !flow.is_third_ack_from_guest(&f.tcp) {
                         if !flow.is_handshake_noise(&f.tcp) {
                             flow.pass(now, Why::Ambiguous);
@@ -158,10 +157,10 @@ impl Engine<'_> {
         let Some(id) = id else { return Fate::Pass };
         let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip: *ip, tcp: *tcp };
         self.with_flow(now, id, |flow, cx| {
-            flow.seen_at = now;
+            flow.seen_at_s = second(now);
             match flow.state {
                 State::Handshake => {
-                    flow.to_guest.learn(f.bytes, f.l2_len, &f.ip);
+                    flow.template.learn_from_net(&f.ip);
                     if !f.checksum_ok() {
                         return Fate::Pass; // G will drop it; nothing is learned from it
                     }
@@ -224,16 +223,12 @@ impl Engine<'_> {
         let syn_g = SynInfo::learn(tcp, ip.version);
         if let Some(id) = self.flows.lookup(&key) {
             let Some(flow) = self.flows.get_mut(id) else { return };
-            let same = flow.state == State::Handshake
-                && flow.flags.guest_is_client == client
-                && flow.syn_g.isn == syn_g.isn;
-            if same {
-                flow.syn_g = syn_g.after(flow.syn_g);
-                return;
-            }
-            let unchanged = flow.syn_g.isn == syn_g.isn && flow.flags.guest_is_client == client;
+            let unchanged = flow.isn_g == syn_g.isn && flow.flags.guest_is_client == client;
             if unchanged && flow.state != State::Abort {
-                return; // a late retransmission of the SYN that made this flow
+                if let Some(offers) = &mut flow.offers {
+                    offers.g = syn_g.after(offers.g);
+                }
+                return; // a retransmission of the SYN that made this flow
             }
             self.remove_flow(id);
         }
@@ -247,14 +242,13 @@ impl Engine<'_> {
             _ => return, // simultaneous open, or a SYN nobody remembers: PASS for life
         };
         flow.flags.guest_is_client = client;
-        flow.to_net.learn(frame, usize::from(eth.len), ip);
-        flow.deadlines.end = now + limits::T_HANDSHAKE;
-        if !client && !flow.on_syn_ack_from_guest(tcp) {
+        flow.template.learn_from_guest(&frame[..usize::from(eth.len)], ip);
+        let offers = Offers { r: syn_r.unwrap_or_default(), g: syn_g };
+        if !client && !flow.on_syn_ack_from_guest(&offers, tcp) {
             return;
         }
-        let end = flow.deadlines.end;
         if let Some(id) = self.insert_flow(key, flow) {
-            self.timers.schedule(id, end);
+            self.with_flow(now, id, |_, _| ());
         } else if let Some(p) = self.port_mut(port) {
             p.vm.counters.flows_refused += 1;
         }

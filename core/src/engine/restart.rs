@@ -29,8 +29,7 @@ impl Engine<'_> {
             flow.opt.timestamps = record.flags & crate::store::record::FLAG_TS != 0;
             flow.opt.shift_g = record.s_g;
             flow.opt.shift_r = record.s_r;
-            flow.to_net = Template::from_l2(record.l2_to_r.bytes(), record.ttl);
-            flow.to_guest = Template::from_l2(record.l2_to_g.bytes(), record.ttl_to_g);
+            flow.template = Template::from_record(record.l2.bytes(), record.ttl, record.ttl_to_g);
             flow.rx.rcv_nxt = record.rcv_nxt;
             flow.rx.ack_sent = record.rcv_nxt;
             flow.rx.re = record.h_re.max(record.rcv_nxt);
@@ -38,10 +37,8 @@ impl Engine<'_> {
             flow.rx.g_snd = record.g_nxt.clamp(record.g_una, record.rcv_nxt);
             flow.rx.g_nxt = flow.rx.g_snd;
             flow.rx.g_re = flow.rx.g_snd;
-            flow.rx.g_re_max = flow.rx.g_snd;
             flow.tx.w_una = record.w_nxt;
             flow.tx.w_nxt = record.w_nxt;
-            flow.tx.r_re = record.w_nxt;
             flow.ts.emit_r = record.ts_emit_r;
             flow.ts.emit_g = record.ts_emit_g;
             if let Some(id) = self.insert_flow(key, flow) {

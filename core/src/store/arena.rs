@@ -5,7 +5,7 @@
 //! The caller maps a memfd and hands the bytes in. They are laid out as
 //!
 //! ```text
-//! header 4096 B | records, 192 B each | page descriptors, 16 B each | pad to 4096 | pages, 16 KiB
+//! header 4096 B | records, 160 B each | page descriptors, 16 B each | pad to 4096 | pages, 16 KiB
 //! ```
 //!
 //! and hold indices only, never pointers, so that another process can map them anywhere.

@@ -80,10 +80,8 @@ pub struct Record {
     /// The flow. `port` is not stored and reads as 0: port numbers do not survive a restart, look
     /// `name_hash` up.
     pub key: FlowKey,
-    /// L2 header of frames to R.
-    pub l2_to_r: L2Header,
-    /// L2 header of frames to G.
-    pub l2_to_g: L2Header,
+    /// L2 header of frames to R; turned round it is that of frames to G.
+    pub l2: L2Header,
     /// TTL or hop limit of frames to R, as G sends it (GTSM peers need 255).
     pub ttl: u8,
     /// TTL or hop limit of frames to G, as R's arrive.
@@ -169,10 +167,8 @@ impl Record {
         c.put(&[version, self.ttl, self.ttl_to_g, self.s_g, self.s_r, self.flags]);
         c.put(&self.mss_to_g.to_le_bytes());
         c.put(&self.mss_to_r.to_le_bytes());
-        for l2 in [&self.l2_to_r, &self.l2_to_g] {
-            c.put(&[l2.len]);
-            c.put(&l2.bytes);
-        }
+        c.put(&[self.l2.len]);
+        c.put(&self.l2.bytes);
         for (i, chunk) in c.bytes.chunks_exact(8).enumerate() {
             let mut w = [0; 8];
             w.copy_from_slice(chunk);
@@ -199,22 +195,18 @@ impl Record {
         let vlan = u64::from_le_bytes(c.take());
         let [version, ttl, ttl_to_g, s_g, s_r, flags] = c.take();
         let (mss_to_g, mss_to_r) = (c.take_u16(), c.take_u16());
-        let mut l2 = [L2Header::default(); 2];
-        for header in &mut l2 {
-            *header = L2Header { len: c.take_u8(), bytes: c.take() };
-        }
+        let l2 = L2Header { len: c.take_u8(), bytes: c.take() };
         let version = match version {
             4 => IpVersion::V4,
             6 => IpVersion::V6,
             _ => return None,
         };
-        let shape_ok = s_g <= 14 && s_r <= 14 && l2.iter().all(|h| usize::from(h.len) <= L2_MAX);
+        let shape_ok = s_g <= 14 && s_r <= 14 && usize::from(l2.len) <= L2_MAX;
         let ts = load(raw, TS_EMIT).to_le_bytes();
         shape_ok.then_some(Self {
             name_hash,
             key: FlowKey { g_addr, r_addr, g_port, r_port, port: 0, vlan, version },
-            l2_to_r: l2[0],
-            l2_to_g: l2[1],
+            l2,
             ttl,
             ttl_to_g,
             s_g,

@@ -4,9 +4,9 @@
 //! window, the ring's room and, per frame, what the driver can take.
 
 use crate::limits;
-use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::flow::{Flow, State, Why, low_ms};
 use crate::tcp::{Cx, Fate, RST_ACK, index};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::emit::{CsumMode, TcpEmit};
 use crate::wire::packet::{IpVersion, TcpFlags};
 use crate::wire::virtio_net::{F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
@@ -45,7 +45,7 @@ impl Flow {
             return true;
         }
         matches!(self.state, State::On | State::Drain)
-            && (self.recovery.from < self.recovery.to
+            && (self.retransmission_due()
                 || self.fresh_bytes() > 0
                 || self.fin_due()
                 || self.rst_ready())
@@ -63,6 +63,10 @@ impl Flow {
         let window = self.rx.g_re.saturating_sub(self.rx.g_una);
         let useful = room >= u64::from(self.opt.mss_to_guest) || room * 2 >= window;
         if useful { room } else { 0 }
+    }
+
+    fn retransmission_due(&self) -> bool {
+        self.recovery.as_ref().is_some_and(|r| r.from < r.to)
     }
 
     fn fin_due(&self) -> bool {
@@ -87,7 +91,7 @@ impl Flow {
             return None;
         }
         let limit = self.frame_limit(cx, room);
-        if self.recovery.from < self.recovery.to {
+        if self.retransmission_due() {
             return self.deliver_again(cx, buf, limit);
         }
         let fresh = self.fresh_bytes().min(limit.payload);
@@ -114,7 +118,7 @@ impl Flow {
         let options = if self.opt.timestamps { 12 } else { 0 };
         let ip_tcp = if v4 { 40 } else { 60 } + options;
         let mss = u64::from(self.opt.mss_to_guest);
-        let room = (room as u64).saturating_sub(u64::from(self.to_guest.l2_len()) + ip_tcp);
+        let room = (room as u64).saturating_sub(u64::from(self.template.l2_len()) + ip_tcp);
         let payload = if tso { (IP_LEN_MAX - ip_tcp) / mss * mss } else { mss };
         Limit { payload: payload.min(room), mss }
     }
@@ -125,13 +129,14 @@ impl Flow {
         buf: &mut [u8; TcpEmit::MAX_LEN],
         limit: Limit,
     ) -> Option<Delivery> {
-        let from = self.recovery.from.max(self.rx.g_una);
-        let to = self.recovery.to.min(from + limit.payload);
+        let r = self.recovery.as_mut()?;
+        let from = r.from.max(self.rx.g_una);
+        let to = r.to.min(from + limit.payload);
         if from >= to {
-            self.recovery.from = self.recovery.to;
+            r.from = r.to;
             return None;
         }
-        self.recovery.from = to;
+        r.from = to;
         self.counters.local_retransmissions += 1;
         cx.vm.counters.local_retransmissions += 1;
         self.deliver_range(cx, buf, from, to, limit)
@@ -150,8 +155,8 @@ impl Flow {
             return None; // the ring has no room for even one byte
         }
         let mut flags = TcpFlags::ACK;
-        if (from < self.rx.psh && self.rx.psh <= to) || to == self.rx.rcv_nxt {
-            flags = flags.union(TcpFlags::PSH); // an extra PSH is allowed (SNOOP-12)
+        if to == self.rx.rcv_nxt {
+            flags = flags.union(TcpFlags::PSH); // the last byte there is: push it (SNOOP-12)
         }
         if with_fin {
             flags = flags.union(TcpFlags::FIN);
@@ -184,7 +189,7 @@ impl Flow {
         }
         let v4 = cx.key.version == IpVersion::V4;
         let options = if self.opt.timestamps { 12 } else { 0 };
-        let l4 = self.to_guest.l2_len() + if v4 { 20 } else { 40 };
+        let l4 = self.template.l2_len() + if v4 { 20 } else { 40 };
         let gso = if len <= mss {
             GSO_NONE
         } else if v4 {
@@ -235,11 +240,11 @@ impl Flow {
             self.give_up_behind_rst(cx);
             return;
         }
-        self.recovery.timeouts = self.recovery.timeouts.saturating_add(1);
+        self.timeouts = self.timeouts.saturating_add(1);
         if self.flags.persist {
             self.flags.probe_due = true;
         } else {
-            if u32::from(self.recovery.timeouts) >= limits::REFUSED_RETRANSMISSIONS
+            if u32::from(self.timeouts) >= limits::REFUSED_RETRANSMISSIONS
                 && stuck >= limits::REFUSED_RUNNING
             {
                 cx.vm.counters.flows_aborted += 1;
@@ -251,10 +256,7 @@ impl Flow {
             }
             // Everything unacknowledged counts as lost; duplicates inside G are harmless.
             self.rx.g_snd = self.rx.g_una;
-            self.recovery.from = 0;
-            self.recovery.to = 0;
-            self.recovery.done = self.rx.g_una;
-            self.recovery.end = 0;
+            self.recovery = None;
             self.counters.local_retransmissions += 1;
             cx.vm.counters.local_retransmissions += 1;
         }
@@ -291,9 +293,10 @@ impl Flow {
     }
 
     fn abort_rst_allowed(&mut self, now: Instant) -> bool {
-        let allowed = now.since(self.limited_ack_at) >= limits::ABORT_RST_INTERVAL;
+        let since = u64::from(low_ms(now).wrapping_sub(self.limited_ack_ms));
+        let allowed = Duration::from_millis(since) >= limits::ABORT_RST_INTERVAL;
         if allowed {
-            self.limited_ack_at = now;
+            self.limited_ack_ms = low_ms(now);
         }
         allowed
     }

@@ -59,7 +59,7 @@ impl Flow {
 
     /// EMIT-R for a pure ACK that H makes, with SACK blocks (SNOOP-10) behind `dsack` (SNOOP-11).
     pub(crate) fn emit_ack(&mut self, cx: &mut Cx<'_, '_>, dsack: Option<(u64, u64)>) {
-        let seq = self.tx.w_nxt.min(self.tx.r_re).max(self.tx.w_una);
+        let seq = self.tx.w_nxt.min(self.edge_of_net()).max(self.tx.w_una);
         self.emit_to_net(cx, seq, TcpFlags::ACK, dsack);
         cx.vm.counters.acks_made += 1;
     }
@@ -81,13 +81,14 @@ impl Flow {
         let (src, dst) = (cx.key.g_addr, cx.key.r_addr);
         let mut made = ToNet { origin: PortId(cx.key.port), len: 0, bytes: [0; TcpEmit::MAX_LEN] };
         let len = TcpEmit {
-            l2: self.to_net.l2(),
+            l2: self.template.l2_to_net(),
             version: cx.key.version,
             src,
             dst,
-            tos: self.to_net.tos & !ECN_MASK, // a pure ACK is Not-ECT (RFC 3168 section 6.1.4)
-            ttl: self.to_net.ttl,
-            flow_label: self.to_net.flow_label,
+            // A pure ACK is Not-ECT (RFC 3168 section 6.1.4).
+            tos: self.template.tos_to_net & !ECN_MASK,
+            ttl: self.template.ttl_to_net,
+            flow_label: self.template.label_to_net,
             src_port: cx.key.g_port,
             dst_port: cx.key.r_port,
             seq: Seq::wrap(seq),
@@ -155,20 +156,21 @@ impl Flow {
         payload_len: usize,
         csum: CsumMode<'_>,
     ) -> usize {
-        let ecn = match self.to_guest.tos & ECN_MASK {
+        let l2 = self.template.l2_to_guest();
+        let ecn = match self.template.tos_to_guest & ECN_MASK {
             CE if self.opt.ecn => ECT0,
             other => other,
         };
         self.flags.ack_to_guest_due = false;
         let (src, dst) = (cx.key.r_addr, cx.key.g_addr);
         TcpEmit {
-            l2: self.to_guest.l2(),
+            l2: &l2[..usize::from(self.template.l2_len())],
             version: cx.key.version,
             src,
             dst,
-            tos: self.to_guest.tos & !ECN_MASK | ecn,
-            ttl: self.to_guest.ttl,
-            flow_label: self.to_guest.flow_label,
+            tos: self.template.tos_to_guest & !ECN_MASK | ecn,
+            ttl: self.template.ttl_to_guest,
+            flow_label: self.template.label_to_guest,
             src_port: cx.key.r_port,
             dst_port: cx.key.g_port,
             seq: Seq::wrap(seq),

@@ -4,10 +4,11 @@
 //! numbers are unwrapped to 64 bits (COM-01) and start above 2^32, so that subtraction of a window
 //! can never underflow.
 
+use crate::limits::L2_MAX;
 use crate::store::arena::RecordId;
 use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
-use crate::tcp::handshake::SynInfo;
+use crate::tcp::handshake::{Offers, SynInfo};
 use crate::time::Instant;
 use crate::wire::packet::Ip;
 use crate::wire::seq::Seq;
@@ -123,48 +124,70 @@ pub struct Negotiated {
     pub mss_to_net: u16,
 }
 
-/// What frames of one direction look like below TCP, copied from the newest one seen (COM-10).
+/// What H's frames look like below TCP, copied from the newest frames seen (COM-10).
+///
+/// There is one L2 header, G's: frames to G carry it turned round. G does not look at the source
+/// MAC of what it gets, and the VLAN tags are the flow's.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Template {
-    l2: [u8; 22],
+    l2: [u8; L2_MAX],
     l2_len: u8,
-    /// TTL or hop limit (RFC 5082 peers insist on 255).
-    pub ttl: u8,
-    /// DSCP and ECN bits.
-    pub tos: u8,
-    /// IPv6 flow label.
-    pub flow_label: u32,
+    /// TTL or hop limit of frames to R (RFC 5082 peers insist on 255).
+    pub ttl_to_net: u8,
+    /// TTL or hop limit of frames to G.
+    pub ttl_to_guest: u8,
+    /// DSCP and ECN bits of frames to R.
+    pub tos_to_net: u8,
+    /// DSCP and ECN bits of frames to G.
+    pub tos_to_guest: u8,
+    /// IPv6 flow label of frames to R.
+    pub label_to_net: u32,
+    /// IPv6 flow label of frames to G.
+    pub label_to_guest: u32,
 }
 
 impl Template {
-    /// Takes over the lower layers of `frame`.
-    pub fn learn(&mut self, frame: &[u8], l2_len: usize, ip: &Ip) {
-        if let Some(l2) = frame.get(..l2_len) {
-            self.set_l2(l2);
-        }
-        self.ttl = ip.ttl;
-        self.tos = ip.tos;
-        self.flow_label = ip.flow_label;
+    /// Takes over the lower layers of a frame of G; `l2` is everything before the IP header.
+    pub fn learn_from_guest(&mut self, l2: &[u8], ip: &Ip) {
+        self.set_l2(l2);
+        self.ttl_to_net = ip.ttl;
+        self.tos_to_net = ip.tos;
+        self.label_to_net = ip.flow_label;
     }
 
-    /// The L2 header, tags and ethertype included.
+    /// Takes over the network layer of a frame of R.
+    pub fn learn_from_net(&mut self, ip: &Ip) {
+        self.ttl_to_guest = ip.ttl;
+        self.tos_to_guest = ip.tos;
+        self.label_to_guest = ip.flow_label;
+    }
+
+    /// The L2 header of frames to R, tags and EtherType included.
     #[must_use]
-    pub fn l2(&self) -> &[u8] {
+    pub fn l2_to_net(&self) -> &[u8] {
         &self.l2[..usize::from(self.l2_len)]
     }
 
-    /// A template with just an L2 header, for flows rebuilt from the arena.
+    /// The L2 header of frames to G, in a buffer of which the first [`Self::l2_len`] bytes count.
     #[must_use]
-    pub fn from_l2(l2: &[u8], ttl: u8) -> Self {
-        let mut t = Self { ttl, ..Self::default() };
-        t.set_l2(l2);
-        t
+    pub fn l2_to_guest(&self) -> [u8; L2_MAX] {
+        let mut l2 = self.l2;
+        l2[..12].rotate_left(6);
+        l2
     }
 
     /// Bytes of the L2 header: at most 22.
     #[must_use]
     pub fn l2_len(&self) -> u16 {
         self.l2_len.into()
+    }
+
+    /// A template for a flow rebuilt from its record: H's own frames need no more.
+    #[must_use]
+    pub fn from_record(l2: &[u8], ttl_to_net: u8, ttl_to_guest: u8) -> Self {
+        let mut t = Self { ttl_to_net, ttl_to_guest, ..Self::default() };
+        t.set_l2(l2);
+        t
     }
 
     fn set_l2(&mut self, l2: &[u8]) {
@@ -194,12 +217,8 @@ pub struct RxHalf {
     pub g_nxt: u64,
     /// Newest right edge G has shown (it may move left; SNOOP-27).
     pub g_re: u64,
-    /// Highest right edge G has ever shown.
-    pub g_re_max: u64,
     /// Sequence of R's FIN once seen in window, or [`NONE`].
     pub fin_seen: u64,
-    /// End of the newest in-order segment that carried PSH.
-    pub psh: u64,
     /// Highest end of any segment seen from R, also while not `On` (SNOOP-24).
     pub seen_max: u64,
     /// Bytes H may hold and promise for this flow at once.
@@ -213,16 +232,12 @@ pub struct TxHalf {
     pub w_una: u64,
     /// End of what was forwarded to R, FIN included.
     pub w_nxt: u64,
-    /// Newest right edge R has shown.
-    pub r_re: u64,
     /// R's newest window field, unscaled as received.
     pub r_window: u16,
-    /// Sequence of the segment that showed it (RFC 9293 SND.WL1).
-    pub r_window_seq: u64,
+    /// Low bits of the sequence of the segment that showed it (RFC 9293 SND.WL1).
+    pub r_window_seq: Seq,
     /// Largest window R ever showed, in bytes (SNOOP-03).
     pub r_window_max: u32,
-    /// Sequence of G's FIN, or [`NONE`].
-    pub fin: u64,
 }
 
 /// Timestamp state (RFC 7323; SNOOP-04, SNOOP-05, INV-08, INV-09).
@@ -230,8 +245,8 @@ pub struct TxHalf {
 pub struct TsState {
     /// R's TSval to echo.
     pub recent: u32,
-    /// When `recent` was taken; after 24 days PAWS lets go.
-    pub recent_at: Instant,
+    /// Second at which `recent` was taken; after 24 days PAWS lets go.
+    pub recent_at_s: u32,
     /// Highest TSval emitted to R; every one of them came from G.
     pub emit_r: u32,
     /// Highest TSval emitted to G; every one of them came from R.
@@ -251,10 +266,6 @@ pub struct Recovery {
     pub done: u64,
     /// Recovery ends when G acknowledges this.
     pub end: u64,
-    /// Duplicate ACKs from G since `g_una` moved.
-    pub dup_acks: u8,
-    /// Consecutive local timeouts since `g_una` moved.
-    pub timeouts: u8,
 }
 
 /// Deadlines of one flow. `Instant::MAX` is "not set".
@@ -262,12 +273,10 @@ pub struct Recovery {
 pub struct Deadlines {
     /// Local retransmission, persist or T_rst, on the VM's *running* clock (SNOOP-29, SNOOP-31).
     pub guest: Instant,
-    /// Window-update repeat, sender-SWS override; wall clock.
-    pub nudge: Instant,
+    /// Window-update repeat; wall clock.
+    pub update_repeat: Instant,
     /// Since when (running clock) G has acknowledged nothing although bytes wait (SNOOP-32).
     pub stuck_since: Instant,
-    /// End of ABORT, linger, idle; wall clock.
-    pub end: Instant,
 }
 
 /// Single-bit facts about a flow.
@@ -299,8 +308,8 @@ pub struct Flags {
     pub filled: bool,
     /// The persist timer, not the retransmission timer, runs.
     pub persist: bool,
-    /// The window-update repeat is armed (SNOOP-34).
-    pub update_repeat: bool,
+    /// G has sent its FIN: the last byte of `w_nxt`.
+    pub fin_from_guest: bool,
 }
 
 /// Counters shown by `nightporter flow`.
@@ -314,7 +323,7 @@ pub struct Counters {
     pub absorbed_acks: u32,
 }
 
-/// One tracked connection. About 400 bytes; see `limits` for the sum.
+/// One tracked connection; see `limits` for what it weighs.
 #[derive(Debug)]
 pub struct Flow {
     /// The record in the arena, while `On`, `Drain` or rebuilt.
@@ -331,10 +340,14 @@ pub struct Flow {
     pub quick_acks: u8,
     /// Full segments accepted since the last ACK (SNOOP-07).
     pub unacked_segments: u8,
-    /// Handshake as offered by R and by G.
-    pub syn_r: SynInfo,
-    /// Handshake as offered by G.
-    pub syn_g: SynInfo,
+    /// Duplicate ACKs from G since `g_una` moved.
+    pub dup_acks: u8,
+    /// Consecutive local timeouts since `g_una` moved.
+    pub timeouts: u8,
+    /// G's initial sequence number; a SYN of G with another one starts a new connection.
+    pub isn_g: Seq,
+    /// What the two sides offered; gone once that was settled.
+    pub offers: Option<Box<Offers>>,
     /// R to G half.
     pub rx: RxHalf,
     /// G to R half.
@@ -345,18 +358,16 @@ pub struct Flow {
     pub store: FlowStore,
     /// Out-of-order ranges above `rcv_nxt`.
     pub ooo: Ranges,
-    /// Local retransmission.
-    pub recovery: Recovery,
-    /// Lower layers of frames to R.
-    pub to_net: Template,
-    /// Lower layers of frames to G.
-    pub to_guest: Template,
+    /// Local retransmission, while there is one.
+    pub recovery: Option<Box<Recovery>>,
+    /// Lower layers of the frames H makes.
+    pub template: Template,
     /// Deadlines.
     pub deadlines: Deadlines,
-    /// When the last limited (challenge, odd) ACK went out (COM-31).
-    pub limited_ack_at: Instant,
-    /// When a frame of the flow was last seen.
-    pub seen_at: Instant,
+    /// Low bits of the millisecond of the last limited (challenge, odd) ACK (COM-31).
+    pub limited_ack_ms: u32,
+    /// Second in which a frame of the flow was last seen.
+    pub seen_at_s: u32,
     /// Store pages reserved from the VM's budget (INV-06).
     pub reserved_pages: u32,
     /// Counters.
@@ -377,8 +388,10 @@ impl Flow {
             flags: Flags::default(),
             quick_acks: 16,
             unacked_segments: 0,
-            syn_r,
-            syn_g,
+            dup_acks: 0,
+            timeouts: 0,
+            isn_g: syn_g.isn,
+            offers: Some(Box::new(Offers { r: syn_r, g: syn_g })),
             rx: RxHalf {
                 rcv_nxt: r,
                 ack_sent: r,
@@ -387,35 +400,23 @@ impl Flow {
                 g_snd: r,
                 g_nxt: r,
                 g_re: r,
-                g_re_max: r,
                 fin_seen: NONE,
-                psh: r,
                 seen_max: r,
                 buffer_bytes: 0,
             },
-            tx: TxHalf {
-                w_una: g,
-                w_nxt: g,
-                r_re: g,
-                r_window: 0,
-                r_window_seq: 0,
-                r_window_max: 0,
-                fin: NONE,
-            },
+            tx: TxHalf { w_una: g, w_nxt: g, r_window: 0, r_window_seq: Seq(0), r_window_max: 0 },
             ts: TsState::default(),
             store: FlowStore::default(),
             ooo: Ranges::default(),
-            recovery: Recovery::default(),
-            to_net: Template::default(),
-            to_guest: Template::default(),
+            recovery: None,
+            template: Template::default(),
             deadlines: Deadlines {
                 guest: Instant::MAX,
-                nudge: Instant::MAX,
+                update_repeat: Instant::MAX,
                 stuck_since: Instant::MAX,
-                end: Instant::MAX,
             },
-            limited_ack_at: Instant::ZERO,
-            seen_at: now,
+            limited_ack_ms: low_ms(now).wrapping_sub(u32::MAX / 2),
+            seen_at_s: second(now),
             reserved_pages: 0,
             counters: Counters::default(),
         }
@@ -442,7 +443,13 @@ impl Flow {
     /// R has acknowledged G's FIN.
     #[must_use]
     pub fn fin_acked_by_net(&self) -> bool {
-        self.tx.fin != NONE && self.tx.w_una > self.tx.fin
+        self.flags.fin_from_guest && self.tx.w_una == self.tx.w_nxt
+    }
+
+    /// Newest right edge R has shown.
+    #[must_use]
+    pub fn edge_of_net(&self) -> u64 {
+        self.tx.w_una + (u64::from(self.tx.r_window) << self.opt.shift_r)
     }
 
     /// End of G's obligation: the stored bytes, and the FIN behind them.
@@ -475,11 +482,14 @@ impl Flow {
     /// The RX half may be taken out of the path without anyone noticing (spec section 1).
     #[must_use]
     pub fn quiescent(&self) -> bool {
+        if !matches!(self.state, State::On | State::Drain) {
+            return self.owes_nothing();
+        }
         let closed = self.fin_acked_by_guest() && self.fin_acked_by_net();
         self.owes_nothing()
             && self.ooo.is_empty()
             && !self.flags.ece
-            && (closed || self.rx.g_re_max >= self.rx.re)
+            && (closed || self.rx.g_re >= self.rx.re)
     }
 
     /// The orders of spec section 1; called after every event in debug builds.
@@ -501,3 +511,17 @@ impl Flow {
 pub fn unwrapped_isn(isn: Seq) -> u64 {
     (1 << 32) | u64::from(isn.0)
 }
+
+/// The second `now` is in, on the caller's clock.
+#[must_use]
+pub fn second(now: Instant) -> u32 {
+    u32::try_from(now.as_millis() / 1000).unwrap_or(u32::MAX)
+}
+
+/// The low bits of the millisecond `now` is in.
+#[must_use]
+pub fn low_ms(now: Instant) -> u32 {
+    (now.as_millis() & u64::from(u32::MAX)).try_into().unwrap_or(u32::MAX)
+}
+
+const _: () = assert!(size_of::<Flow>() <= crate::limits::FLOW_STATE_BYTES);

@@ -1,7 +1,7 @@
 //! Segments from G: its ACKs are input, its data passes EMIT-R (tcp-spec 4.3, SNOOP-24 to 32).
 
 use crate::limits;
-use crate::tcp::flow::{Flow, NONE, State, Why};
+use crate::tcp::flow::{Flow, NONE, Recovery, State, Why};
 use crate::tcp::{Cx, Fate, Frame, RST_ACK};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::{Tcp, TcpFlags};
@@ -10,7 +10,7 @@ impl Flow {
     /// A segment from G while `On` or `Drain`; never a SYN.
     pub(crate) fn on_segment_from_guest(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
         let tcp = f.tcp;
-        self.to_net.learn(f.bytes, f.l2_len, &f.ip);
+        self.template.learn_from_guest(&f.bytes[..f.l2_len], &f.ip);
         if let Some(ts) = tcp.options.timestamps {
             self.note_tsval_from_guest(ts.tsval);
         }
@@ -31,7 +31,7 @@ impl Flow {
         let fate = if tcp.payload_len > 0 || fin {
             let end = seq + u64::from(tcp.payload_len);
             if fin {
-                self.tx.fin = end;
+                self.flags.fin_from_guest = true;
             }
             self.tx.w_nxt = self.tx.w_nxt.max(end + u64::from(fin));
             let partial = f.hdr.needs_csum();
@@ -77,7 +77,6 @@ impl Flow {
         let edge = ack + (u64::from(tcp.window) << self.opt.shift_g);
         let moved = edge != self.rx.g_re;
         self.rx.g_re = edge;
-        self.rx.g_re_max = self.rx.g_re_max.max(edge);
         if ack > self.rx.g_una {
             self.advance_guest(cx, ack);
         } else if tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN) {
@@ -112,30 +111,32 @@ impl Flow {
             cx.arena.commit_rcv_nxt(rec, self.rx.rcv_nxt);
             cx.arena.commit_g_una(rec, bytes_end);
         }
-        let r = &mut self.recovery;
-        r.dup_acks = 0;
-        r.timeouts = 0;
-        r.from = r.from.max(ack);
+        self.dup_acks = 0;
+        self.timeouts = 0;
         self.deadlines.stuck_since = if self.rx.g_una < self.delivery_end() {
             cx.vm.clock.now(cx.now)
         } else {
             Instant::MAX
         };
         self.deadlines.guest = Instant::MAX;
-        if self.recovery.end > ack && self.recovery.to <= ack {
-            self.retransmit_first_hole(ack); // a partial ACK names the next hole (RFC 6582)
+        match &mut self.recovery {
+            Some(r) if r.end <= ack => self.recovery = None,
+            // A partial ACK names the next hole (RFC 6582).
+            Some(r) if r.to <= ack => self.retransmit_first_hole(ack),
+            Some(r) => r.from = r.from.max(ack),
+            None => {}
         }
     }
 
     /// Three duplicates mean a loss inside G (SNOOP-29).
     fn on_duplicate_ack(&mut self, window_moved: bool, ack: u64) {
-        if window_moved || self.rx.g_snd <= self.rx.g_una || self.recovery.end > ack {
+        if window_moved || self.rx.g_snd <= self.rx.g_una || self.recovery.is_some() {
             return;
         }
-        self.recovery.dup_acks = self.recovery.dup_acks.saturating_add(1);
-        if self.recovery.dup_acks == 3 {
-            self.recovery.end = self.rx.g_nxt;
-            self.recovery.done = ack;
+        self.dup_acks = self.dup_acks.saturating_add(1);
+        if self.dup_acks == 3 {
+            self.recovery =
+                Some(Box::new(Recovery { from: ack, to: ack, done: ack, end: self.rx.g_nxt }));
             self.retransmit_first_hole(ack);
         }
     }
@@ -157,23 +158,25 @@ impl Flow {
         if hole_end == NONE {
             return;
         }
-        if self.recovery.end <= self.rx.g_una {
-            self.recovery.end = top;
-            self.recovery.done = self.rx.g_una;
-        }
-        let from = self.recovery.done.max(self.rx.g_una);
-        if from < hole_end && self.recovery.from >= self.recovery.to {
-            self.recovery.from = from;
-            self.recovery.to = hole_end.min(self.rx.g_snd);
-            self.recovery.done = hole_end;
+        let una = self.rx.g_una;
+        let r = self
+            .recovery
+            .get_or_insert_with(|| Box::new(Recovery { from: una, to: una, done: una, end: top }));
+        let from = r.done.max(una);
+        if from < hole_end && r.from >= r.to {
+            r.from = from;
+            r.to = hole_end.min(self.rx.g_snd);
+            r.done = hole_end;
         }
     }
 
     fn retransmit_first_hole(&mut self, ack: u64) {
         let to = (ack + u64::from(self.opt.mss_to_guest)).min(self.rx.g_snd).min(self.rx.rcv_nxt);
-        self.recovery.from = ack.max(self.recovery.done);
-        self.recovery.to = to;
-        self.recovery.done = self.recovery.done.max(to);
+        if let Some(r) = &mut self.recovery {
+            r.from = ack.max(r.done);
+            r.to = to;
+            r.done = r.done.max(to);
+        }
     }
 
     /// SNOOP-16: G's word is final. The RST R gets must be exact for R, not for G.
@@ -187,8 +190,7 @@ impl Flow {
     /// An ACK whose point is its window (SNOOP-34); repeated once in case it is lost.
     pub(crate) fn window_update(&mut self, cx: &mut Cx<'_, '_>) {
         self.ack_now(cx, None);
-        self.flags.update_repeat = true;
-        self.deadlines.nudge = cx.now + limits::WINDOW_UPDATE_REPEAT;
+        self.deadlines.update_repeat = cx.now + limits::WINDOW_UPDATE_REPEAT;
     }
 
     /// The timer for what G owes us: retransmission while bytes are out, persist while its window
@@ -219,7 +221,7 @@ impl Flow {
         } else {
             (limits::LOCAL_RTO_MIN, limits::LOCAL_RTO_MAX)
         };
-        let backed_off = first.saturating_mul(1 << self.recovery.timeouts.min(10));
+        let backed_off = first.saturating_mul(1 << self.timeouts.min(10));
         if backed_off > most { most } else { backed_off }
     }
 

@@ -3,8 +3,7 @@
 //! R's SYN only leaves a record in the SYN cache; a [`Flow`] exists from G's SYN or SYN-ACK on.
 //! Anything that is not understood exactly means PASS for life.
 
-use crate::limits;
-use crate::tcp::flow::{Flow, Negotiated, State, Why, unwrapped_isn};
+use crate::tcp::flow::{Flow, Negotiated, State, Why, second, unwrapped_isn};
 use crate::time::Instant;
 use crate::wire::packet::{Ip, IpVersion, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
@@ -126,67 +125,88 @@ pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool),
     Ok((both(SynInfo::HAS_TIMESTAMPS), both(SynInfo::HAS_SACK), ecn))
 }
 
-impl Flow {
+/// The two offers of a handshake. R's is empty until a SYN or SYN-ACK of it was seen.
+#[derive(Clone, Copy, Debug)]
+pub struct Offers {
+    /// R's.
+    pub r: SynInfo,
+    /// G's.
+    pub g: SynInfo,
+}
+
+impl Offers {
+    /// The window shifts of G and of R (COM-20).
+    pub(crate) fn shifts(&self) -> (u8, u8) {
+        let both =
+            self.g.window_scale != SynInfo::NO_SCALE && self.r.window_scale != SynInfo::NO_SCALE;
+        let shift = |s: u8| if both { s.min(14) } else { 0 };
+        (shift(self.g.window_scale), shift(self.r.window_scale))
+    }
+
     /// Turns two offers into [`Negotiated`] (COM-20 to COM-23). `mtu`: of the guest port, bytes.
-    pub(crate) fn negotiate(&self, version: IpVersion, mtu: u16) -> Result<Negotiated, Why> {
-        let (client, server) = if self.flags.guest_is_client {
-            (self.syn_g, self.syn_r)
-        } else {
-            (self.syn_r, self.syn_g)
-        };
+    pub(crate) fn negotiate(
+        &self,
+        guest_is_client: bool,
+        version: IpVersion,
+        mtu: u16,
+    ) -> Result<Negotiated, Why> {
+        let (client, server) = if guest_is_client { (self.g, self.r) } else { (self.r, self.g) };
         let (timestamps, sack, ecn) = negotiate(client, server)?;
-        let scaled = self.syn_g.window_scale != SynInfo::NO_SCALE
-            && self.syn_r.window_scale != SynInfo::NO_SCALE;
-        let shift = |s: u8| if scaled { s.min(14) } else { 0 };
+        let (shift_g, shift_r) = self.shifts();
         let ip_tcp: u16 = if version == IpVersion::V4 { 40 } else { 60 };
         let ts_len = if timestamps { 12 } else { 0 };
         let payload = |mss: u16| mss.min(mtu.saturating_sub(ip_tcp)).max(88) - ts_len;
         Ok(Negotiated {
-            shift_g: shift(self.syn_g.window_scale),
-            shift_r: shift(self.syn_r.window_scale),
+            shift_g,
+            shift_r,
             timestamps,
             sack,
             ecn,
-            mss_to_guest: payload(self.syn_g.mss),
-            mss_to_net: payload(self.syn_r.mss),
+            mss_to_guest: payload(self.g.mss),
+            mss_to_net: payload(self.r.mss),
         })
     }
+}
 
-    /// G's SYN-ACK answers the SYN in `syn_r`: sets where R's stream starts and G's first edge.
+impl Flow {
+    /// G's SYN-ACK answers R's SYN: sets where R's stream starts and G's first edge.
     /// `false` if it acknowledges something R never sent.
-    pub(crate) fn on_syn_ack_from_guest(&mut self, tcp: &Tcp) -> bool {
-        let first = unwrapped_isn(self.syn_r.isn) + 1;
+    pub(crate) fn on_syn_ack_from_guest(&mut self, offers: &Offers, tcp: &Tcp) -> bool {
+        let first = unwrapped_isn(offers.r.isn) + 1;
+        let seen = first + u64::from(offers.r.data_len);
         let ack = tcp.ack.unwrap(first);
-        if !(first..=first + u64::from(self.syn_r.data_len)).contains(&ack) {
+        if !(first..=seen).contains(&ack) {
             return false;
         }
         self.restart_rx(ack, ack + u64::from(tcp.window));
-        self.rx.seen_max = first + u64::from(self.syn_r.data_len);
-        self.ts.emit_r = self.syn_g.tsval;
-        self.ts.recent = self.syn_r.tsval;
-        self.ts.emit_g = self.syn_r.tsval;
+        self.rx.seen_max = seen;
+        self.start_timestamps(offers);
         true
     }
 
     /// R's SYN-ACK answers G's SYN. `false` if it acknowledges something G never sent.
-    pub(crate) fn on_syn_ack_from_net(&mut self, tcp: &Tcp) -> bool {
-        let first = unwrapped_isn(self.syn_g.isn) + 1;
+    pub(crate) fn on_syn_ack_from_net(&mut self, offers: &Offers, tcp: &Tcp) -> bool {
+        let first = unwrapped_isn(offers.g.isn) + 1;
+        let sent = first + u64::from(offers.g.data_len);
         let ack = tcp.ack.unwrap(first);
-        if !(first..=first + u64::from(self.syn_g.data_len)).contains(&ack) {
+        if !(first..=sent).contains(&ack) {
             return false;
         }
-        let r = unwrapped_isn(self.syn_r.isn) + 1;
+        let r = unwrapped_isn(offers.r.isn) + 1;
         self.restart_rx(r, r);
         self.rx.seen_max = r + u64::from(tcp.payload_len);
         self.tx.w_una = ack;
-        self.tx.w_nxt = first + u64::from(self.syn_g.data_len);
+        self.tx.w_nxt = sent;
         self.tx.r_window = tcp.window;
         self.tx.r_window_max = u32::from(tcp.window);
-        self.tx.r_re = ack + u64::from(tcp.window);
-        self.ts.emit_r = self.syn_g.tsval;
-        self.ts.recent = self.syn_r.tsval;
-        self.ts.emit_g = self.syn_r.tsval;
+        self.start_timestamps(offers);
         true
+    }
+
+    fn start_timestamps(&mut self, offers: &Offers) {
+        self.ts.emit_r = offers.g.tsval;
+        self.ts.recent = offers.r.tsval;
+        self.ts.emit_g = offers.r.tsval;
     }
 
     fn restart_rx(&mut self, first: u64, edge: u64) {
@@ -196,10 +216,8 @@ impl Flow {
         rx.g_una = first;
         rx.g_snd = first;
         rx.g_nxt = first;
-        rx.psh = first;
         rx.re = edge;
         rx.g_re = edge;
-        rx.g_re_max = edge;
     }
 
     /// R's third ACK (or the first data segment in its place) completes G's passive open (COM-28).
@@ -218,7 +236,7 @@ impl Flow {
     pub(crate) fn is_third_ack_from_guest(&self, tcp: &Tcp) -> bool {
         self.state == State::Handshake
             && self.flags.guest_is_client
-            && self.syn_r != SynInfo::default()
+            && self.offers.as_ref().is_some_and(|o| o.r != SynInfo::default())
             && tcp.flags.contains(TcpFlags::ACK)
             && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
             && tcp.ack == Seq::wrap(self.rx.rcv_nxt)
@@ -239,13 +257,14 @@ impl Flow {
             return self.pass(now, Why::Ambiguous);
         }
         let offer = SynInfo::learn(tcp, ip.version);
-        if self.syn_r != SynInfo::default() && self.syn_r.isn != offer.isn {
+        let Some(mut offers) = self.offers.as_deref().copied() else { return };
+        let repeated = offers.r != SynInfo::default();
+        let other = repeated && offers.r.isn != offer.isn;
+        offers.r = if repeated { offer.after(offers.r) } else { offer };
+        if other || !self.on_syn_ack_from_net(&offers, tcp) {
             return self.pass(now, Why::Ambiguous);
         }
-        self.syn_r = offer.after(self.syn_r);
-        if !self.on_syn_ack_from_net(tcp) {
-            self.pass(now, Why::Ambiguous);
-        }
+        self.offers = Some(Box::new(offers));
     }
 
     /// A segment from G that may occur before the third ACK: an RST, or a repeated SYN.
@@ -258,7 +277,7 @@ impl Flow {
         debug_assert!(self.owes_nothing(), "PASS entered with promises open");
         self.state = State::Pass;
         self.why = why;
-        self.seen_at = now;
-        self.deadlines.end = now + limits::T_IDLE;
+        self.offers = None;
+        self.seen_at_s = second(now);
     }
 }

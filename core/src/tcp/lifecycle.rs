@@ -2,8 +2,7 @@
 
 use crate::limits;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, RecordInit};
-use crate::tcp::flow::{Flow, Recovery, State, Why};
-use crate::tcp::handshake::SynInfo;
+use crate::tcp::flow::{Flow, State, Why, second};
 use crate::tcp::{Cx, RST_ACK};
 use crate::time::Instant;
 use crate::wire::packet::Tcp;
@@ -11,7 +10,8 @@ use crate::wire::packet::Tcp;
 impl Flow {
     /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
     pub(crate) fn go_on(&mut self, cx: &mut Cx<'_, '_>) {
-        match self.negotiate(cx.key.version, cx.vm.mtu) {
+        let Some(offers) = self.offers.take() else { return self.pass(cx.now, Why::Ambiguous) };
+        match offers.negotiate(self.flags.guest_is_client, cx.key.version, cx.vm.mtu) {
             Ok(opt) => self.opt = opt,
             Err(why) => return self.pass(cx.now, why),
         }
@@ -23,23 +23,19 @@ impl Flow {
             cx.vm.counters.flows_refused += 1;
             return self.pass(cx.now, Why::NoBudget);
         }
-        self.ts.recent_at = cx.now;
-        self.deadlines.end = cx.now + limits::T_IDLE;
+        self.ts.recent_at_s = second(cx.now);
         self.state = State::On;
         cx.vm.counters.flows_offloaded += 1;
     }
 
     /// R's third ACK, or its first data, seen in `Handshake`: learns from it what R shows.
     pub(crate) fn learn_third_ack_from_net(&mut self, tcp: &Tcp) {
-        let scaled = self.syn_g.window_scale != SynInfo::NO_SCALE
-            && self.syn_r.window_scale != SynInfo::NO_SCALE;
-        let shift = if scaled { self.syn_r.window_scale.min(14) } else { 0 };
-        let window = u32::from(tcp.window) << shift;
+        let Some((_, shift_r)) = self.offers.as_ref().map(|o| o.shifts()) else { return };
+        let window = u32::from(tcp.window) << shift_r;
         self.tx.w_una = self.tx.w_nxt;
         self.tx.r_window = tcp.window;
         self.tx.r_window_max = window;
-        self.tx.r_window_seq = self.rx.rcv_nxt;
-        self.tx.r_re = self.tx.w_una + u64::from(window);
+        self.tx.r_window_seq = tcp.seq;
         if let Some(ts) = tcp.options.timestamps {
             self.ts.recent = ts.tsval;
             self.ts.emit_g = ts.tsval;
@@ -49,33 +45,25 @@ impl Flow {
 
     /// G's third ACK seen in `Handshake`: learns the edge G shows.
     pub(crate) fn learn_third_ack_from_guest(&mut self, tcp: &Tcp) {
-        let scaled = self.syn_g.window_scale != SynInfo::NO_SCALE
-            && self.syn_r.window_scale != SynInfo::NO_SCALE;
-        let shift = if scaled { self.syn_g.window_scale.min(14) } else { 0 };
-        let edge = self.rx.rcv_nxt + (u64::from(tcp.window) << shift);
+        let Some((shift_g, _)) = self.offers.as_ref().map(|o| o.shifts()) else { return };
+        let edge = self.rx.rcv_nxt + (u64::from(tcp.window) << shift_g);
         self.rx.re = edge;
         self.rx.g_re = edge;
-        self.rx.g_re_max = edge;
         self.flags.proven = true;
         if let Some(ts) = tcp.options.timestamps {
             self.ts.emit_r = ts.tsval;
         }
     }
 
-    fn take_record(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+    pub(crate) fn take_record(&mut self, cx: &mut Cx<'_, '_>) -> bool {
         let bit = |on: bool, flag: u8| if on { flag } else { 0 };
-        let (Some(l2_to_r), Some(l2_to_g)) =
-            (L2Header::new(self.to_net.l2()), L2Header::new(self.to_guest.l2()))
-        else {
-            return false;
-        };
+        let Some(l2) = L2Header::new(self.template.l2_to_net()) else { return false };
         let init = RecordInit {
             name_hash: cx.vm.name_hash,
             key: cx.key,
-            l2_to_r,
-            l2_to_g,
-            ttl: self.to_net.ttl,
-            ttl_to_g: self.to_guest.ttl,
+            l2,
+            ttl: self.template.ttl_to_net,
+            ttl_to_g: self.template.ttl_to_guest,
             flags: bit(self.opt.timestamps, FLAG_TS)
                 | bit(self.opt.sack, FLAG_SACK)
                 | bit(self.opt.ecn, FLAG_ECN),
@@ -116,9 +104,7 @@ impl Flow {
         }
         self.give_back(cx);
         self.deadlines.guest = Instant::MAX;
-        self.deadlines.nudge = Instant::MAX;
-        self.deadlines.end =
-            cx.now + if why == Why::Closed { limits::T_LINGER } else { limits::T_IDLE };
+        self.deadlines.update_repeat = Instant::MAX;
         self.pass(cx.now, why);
     }
 
@@ -132,8 +118,8 @@ impl Flow {
         self.flags.probe_due = false;
         self.flags.ack_due = false;
         self.deadlines.guest = Instant::MAX;
-        self.deadlines.nudge = Instant::MAX;
-        self.deadlines.end = cx.now + limits::T_ABORT;
+        self.deadlines.update_repeat = Instant::MAX;
+        self.seen_at_s = second(cx.now);
     }
 
     /// INV-21: what cannot be kept is reset on both sides.
@@ -161,7 +147,7 @@ impl Flow {
     pub(crate) fn on_ring_reset(&mut self, cx: &mut Cx<'_, '_>) {
         if matches!(self.state, State::On | State::Drain) {
             self.rx.g_snd = self.rx.g_una;
-            self.recovery = Recovery::default();
+            self.recovery = None;
             self.deadlines.guest = Instant::MAX;
             self.arm_guest_timer(cx, true);
         }
@@ -185,33 +171,48 @@ impl Flow {
             let left = self.deadlines.guest.since(cx.vm.clock.now(cx.now));
             cx.now + if left < limits::TIMER_FLOOR { limits::TIMER_FLOOR } else { left }
         };
-        guest.min(self.deadlines.nudge).min(self.deadlines.end)
+        guest.min(self.deadlines.update_repeat).min(self.end())
     }
 
-    /// The entry's time is over, unless it was used or owes something. `true`: it may go.
-    fn on_end(&mut self, cx: &mut Cx<'_, '_>) -> bool {
-        if self.state == State::Handshake || self.state == State::Abort || self.why == Why::Closed {
-            return true;
+    /// When the entry's time is over, unless it is used before then.
+    fn end(&self) -> Instant {
+        let span = match (self.state, self.why) {
+            (State::Handshake, _) => limits::T_HANDSHAKE,
+            (State::Abort, _) => limits::T_ABORT,
+            (State::Pass, Why::Closed) => limits::T_LINGER,
+            _ if self.rec.is_some() => limits::T_PARK,
+            _ => limits::T_IDLE,
+        };
+        // One more, for `seen_at_s` is rounded down.
+        Instant::from_millis((u64::from(self.seen_at_s) + 1) * 1000) + span
+    }
+
+    /// An idle flow that owes nothing needs neither record nor page table nor recovery state.
+    fn park(&mut self, cx: &mut Cx<'_, '_>) {
+        self.store.clear(cx.arena);
+        self.recovery = None;
+        if let Some(rec) = self.rec.take() {
+            cx.arena.free_record(rec);
         }
-        let idle = cx.now.since(self.seen_at) >= limits::T_IDLE;
-        if idle && self.quiescent() {
-            return true;
-        }
-        self.deadlines.end = if idle { cx.now } else { self.seen_at } + limits::T_IDLE;
-        false
     }
 
     /// Runs what is due. `true`: the entry may go.
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_, '_>) -> bool {
-        if self.deadlines.end <= cx.now && self.on_end(cx) {
-            return true;
+        if self.end() <= cx.now {
+            if self.rec.is_none() && self.quiescent() {
+                return true;
+            }
+            if self.owes_nothing() && self.ooo.is_empty() {
+                self.park(cx);
+            }
+            self.seen_at_s = second(cx.now);
         }
         if self.deadlines.guest <= cx.vm.clock.now(cx.now) {
             self.on_guest_timeout(cx);
         }
-        if self.deadlines.nudge <= cx.now {
-            self.deadlines.nudge = Instant::MAX;
-            if std::mem::take(&mut self.flags.update_repeat) && self.state == State::On {
+        if self.deadlines.update_repeat <= cx.now {
+            self.deadlines.update_repeat = Instant::MAX;
+            if self.state == State::On {
                 self.ack_now(cx, None);
             }
         }

@@ -4,9 +4,11 @@
 use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::emit::{CE, ts_older};
-use crate::tcp::flow::{Flow, NONE, State, Why};
+use crate::tcp::flow::{Flow, NONE, State, Why, low_ms, second};
 use crate::tcp::{Cx, Fate, Frame, index};
+use crate::time::Duration;
 use crate::wire::packet::{Tcp, TcpFlags};
+use crate::wire::seq::Seq;
 
 /// A data-bearing or empty segment with its range in the 64-bit space.
 #[derive(Clone, Copy)]
@@ -60,7 +62,7 @@ impl Flow {
     /// What `out_of_window` and `ack_valid` let through is a segment G would take as well (INV-25).
     fn on_valid_segment(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let tcp = f.tcp;
-        self.to_guest.learn(f.bytes, f.l2_len, &f.ip);
+        self.template.learn_from_net(&f.ip);
         self.update_ts_recent(cx, &tcp, range.seq);
         if self.opt.ecn {
             if tcp.flags.contains(TcpFlags::CWR) {
@@ -84,11 +86,11 @@ impl Flow {
         if let Some(ts) = tcp.options.timestamps {
             self.note_tsval_from_net(ts.tsval);
         }
-        self.accept(cx, f.payload(), range, tcp.flags.contains(TcpFlags::PSH))
+        self.accept(cx, f.payload(), range)
     }
 
     /// Takes what is new and in window into the store, then schedules the ACK (SNOOP-06).
-    fn accept(&mut self, cx: &mut Cx<'_, '_>, payload: &[u8], range: Range, psh: bool) -> Fate {
+    fn accept(&mut self, cx: &mut Cx<'_, '_>, payload: &[u8], range: Range) -> Fate {
         let rcv_nxt = self.rx.rcv_nxt;
         if self.flags.rst_pending
             || self.fin_r().is_some_and(|fin| range.seq >= fin && range.len() > 0)
@@ -112,9 +114,6 @@ impl Flow {
             self.rx.fin_seen = range.end;
         }
         let in_order = self.rx.rcv_nxt >= to && from == rcv_nxt;
-        if psh && in_order {
-            self.rx.psh = to;
-        }
         let advanced = self.rx.rcv_nxt - rcv_nxt;
         self.counters.early_acked_bytes += advanced;
         cx.vm.counters.early_acked_bytes += advanced;
@@ -136,6 +135,9 @@ impl Flow {
         from: u64,
         to: u64,
     ) -> Result<(), DropReason> {
+        if self.rec.is_none() && !self.take_record(cx) {
+            return Err(DropReason::NoStore);
+        }
         let Some(rec) = self.rec else { return Err(DropReason::NoStore) };
         if self.ooo.is_empty() && from == self.rx.rcv_nxt {
             if !self.store.write(cx.arena, rec, from, bytes) {
@@ -178,7 +180,8 @@ impl Flow {
             return Ok(());
         }
         let Some(ts) = tcp.options.timestamps else { return Err(DropReason::Paws) };
-        let clock_valid = cx.now.since(self.ts.recent_at) < limits::PAWS_IDLE;
+        let idle_s = second(cx.now).saturating_sub(self.ts.recent_at_s);
+        let clock_valid = Duration::from_secs(idle_s.into()) < limits::PAWS_IDLE;
         if ts_older(ts.tsval, self.ts.recent) && clock_valid {
             if tcp.payload_len > 0 {
                 self.ack_now(cx, None);
@@ -290,7 +293,7 @@ impl Flow {
             && seq <= self.rx.ack_sent
         {
             self.ts.recent = ts.tsval;
-            self.ts.recent_at = cx.now;
+            self.ts.recent_at_s = second(cx.now);
         }
     }
 
@@ -302,14 +305,14 @@ impl Flow {
         }
         let bytes = u32::from(tcp.window) << self.opt.shift_r;
         let edge = ack + u64::from(bytes);
-        let newer =
-            ack > self.tx.w_una || seq > self.tx.r_window_seq || edge > self.tx.r_re || bytes == 0;
-        let news = ack > self.tx.w_una || (newer && edge != self.tx.r_re);
+        let shown = self.edge_of_net();
+        let newer_segment = Seq::wrap(seq).gt(self.tx.r_window_seq);
+        let newer = ack > self.tx.w_una || newer_segment || edge > shown || bytes == 0;
+        let news = ack > self.tx.w_una || (newer && edge != shown);
         self.tx.w_una = ack;
         if newer {
             self.tx.r_window = tcp.window;
-            self.tx.r_re = edge;
-            self.tx.r_window_seq = seq;
+            self.tx.r_window_seq = Seq::wrap(seq);
             self.tx.r_window_max = self.tx.r_window_max.max(bytes);
         }
         if let Some(ts) = tcp.options.timestamps {
@@ -347,10 +350,9 @@ impl Flow {
 
     /// A challenge or odd ACK: one per flow and 500 ms (COM-31, RFC 5961 section 7).
     pub(crate) fn limited_ack(&mut self, cx: &mut Cx<'_, '_>) {
-        if cx.now.since(self.limited_ack_at) >= limits::ODD_ACK_INTERVAL
-            || self.limited_ack_at == crate::time::Instant::ZERO
-        {
-            self.limited_ack_at = cx.now;
+        let since = u64::from(low_ms(cx.now).wrapping_sub(self.limited_ack_ms));
+        if Duration::from_millis(since) >= limits::ODD_ACK_INTERVAL {
+            self.limited_ack_ms = low_ms(cx.now);
             self.ack_now(cx, None);
         }
     }

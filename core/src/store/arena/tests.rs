@@ -18,8 +18,7 @@ pub(crate) fn record(vm: &str) -> Record {
     Record {
         name_hash: name_hash(vm),
         key: FlowKey { port: 0, vlan: 0x8100_0007_0000_0000, ..key(9) },
-        l2_to_r: L2Header::new(&[3; 18]).unwrap(),
-        l2_to_g: L2Header::new(&[4; 22]).unwrap(),
+        l2: L2Header::new(&[3; 18]).unwrap(),
         ttl: 255,
         ttl_to_g: 63,
         s_g: 7,
