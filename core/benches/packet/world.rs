@@ -8,7 +8,7 @@ use nightporter_core::wire::emit::{CsumMode, TcpEmit};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags, Timestamps};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-/// The window the guest offers, and so the least that is promised per flow.
+/// The window the guest offers, without scaling: more is never promised per flow.
 const WINDOW: u16 = u16::MAX;
 /// MACs 02:…:02 (the guest) and 02:…:01 (the router all remotes are behind), IPv4.
 const L2_TO_GUEST: [u8; 14] = [2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x08, 0x00];
@@ -22,6 +22,8 @@ const ISN_GUEST: u32 = 0x7fff_ffff;
 const SYN_OPTIONS: [u8; 8] = [2, 4, 0x05, 0xb4, 4, 2, 1, 1];
 /// `MP_CAPABLE` (RFC 8684 section 3.1): nobody in between may touch such a flow.
 const MPTCP_OPTION: [u8; 12] = [30, 12, 0x01, 0x81, 1, 2, 3, 4, 5, 6, 7, 8];
+/// Arena pages per flow: the smallest window a flow reserves, at any alignment.
+const PAGES_PER_FLOW: usize = 5;
 /// Larger than any frame.
 const ROOM: usize = 65_550;
 
@@ -45,19 +47,17 @@ pub(crate) struct Outcome {
     pub(crate) made: usize,
 }
 
-/// Arena pages per flow: the smallest window a flow reserves, at any alignment.
-const PAGES_PER_FLOW: usize = 5;
-
-/// An engine whose arena can back every flow's promise. Pages nobody writes take no memory.
-fn engine(now: Instant, flows: usize) -> Engine<'static> {
-    let pages = flows * PAGES_PER_FLOW;
+/// An engine whose arena can back the promises of `offloaded` flows. Pages nobody writes take no
+/// memory.
+fn engine(now: Instant, offloaded: usize) -> Engine<'static> {
+    let pages = offloaded * PAGES_PER_FLOW;
     let memory = memmap2::MmapOptions::new()
-        .len(Arena::layout_len(flows, pages))
+        .len(Arena::layout_len(offloaded, pages))
         .no_reserve_swap()
         .map_anon()
         .expect("address space for the arena");
     let memory = Box::leak(Box::new(memory));
-    let arena = Arena::format(memory, flows, pages, 1).expect("a fresh mapping fits");
+    let arena = Arena::format(memory, offloaded, pages, 1).expect("a fresh mapping fits");
     let config = EngineConfig { flows_max: 1 << 20, hash_seeds: [1, 2, 3, 4] };
     Engine::new(now, config, arena)
 }
@@ -73,11 +73,14 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// A world in which `flows` connections were made, and each has carried a segment. With
-    /// `mptcp` none of them may be touched.
-    pub(crate) fn new(flows: usize, mptcp: bool) -> Self {
+    /// What of a flow's memory is this bench's: its place in `sent_bytes`.
+    pub(crate) const OWN_BYTES_PER_FLOW: usize = size_of::<u32>();
+
+    /// A world in which `flows` connections were made, and each has carried a segment. There is
+    /// budget for the first `offloaded` of them. With `mptcp` none may be touched.
+    pub(crate) fn new(flows: usize, offloaded: usize, mptcp: bool) -> Self {
         let now = Instant::from_millis(1);
-        let mut engine = engine(now, flows);
+        let mut engine = engine(now, offloaded);
         let features = Some(PortFeatures { csum: true, tso4: true, tso6: true, ecn: true });
         let mut port = |name: &str, guest: bool| {
             let config = PortConfig {
@@ -86,7 +89,7 @@ impl World {
                 mac: guest.then_some([2, 0, 0, 0, 0, 2]),
                 ips: None,
                 ack_offload: guest,
-                budget_bytes: (flows * PAGES_PER_FLOW * PAGE) as u64,
+                budget_bytes: (offloaded * PAGES_PER_FLOW * PAGE) as u64,
                 flows_max: 1 << 20,
                 mtu: 1500,
             };
@@ -122,10 +125,11 @@ impl World {
     }
 
     /// The next data segment of the remote.
-    pub(crate) fn data(&mut self, flow: usize, len: u16) -> Frame {
-        let payload = vec![0x5a; usize::from(len)];
+    pub(crate) fn data(&mut self, flow: usize, len: usize) -> Frame {
+        let payload = vec![0x5a; len];
         let frame = self.segment(flow, self.uplink, TcpFlags::ACK, &payload);
-        self.sent_bytes[flow] = self.sent_bytes[flow].wrapping_add(u32::from(len));
+        self.sent_bytes[flow] =
+            self.sent_bytes[flow].wrapping_add(u32::try_from(len).expect("small"));
         frame
     }
 
@@ -134,14 +138,10 @@ impl World {
         self.segment(flow, self.guest, TcpFlags::ACK, &[])
     }
 
-    /// The guest takes all there is for it; returns the frames.
-    pub(crate) fn deliver(&mut self) -> usize {
-        let mut frames = 0;
-        while self.engine.poll_delivery(self.now, self.guest, ROOM).is_some() {
-            frames += 1;
-        }
+    /// The guest takes all there is for it.
+    pub(crate) fn deliver(&mut self) {
+        while self.engine.poll_delivery(self.now, self.guest, ROOM).is_some() {}
         self.engine.handle_guest_progress(self.now, self.guest, true);
-        frames
     }
 
     /// The worker's turn for each of `frames`, alone in its batch.
