@@ -4,12 +4,12 @@ use crate::drops::DropReason;
 use crate::engine::{Engine, PortId, Verdict};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
-use crate::switch::Out;
+use crate::switch::{Mac, Out};
 use crate::tcp::flow::{Flow, State, Why, second};
 use crate::tcp::handshake::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
-use crate::wire::packet::{Eth, Ip, L4, Net, Packet, Tcp, TcpFlags};
+use crate::wire::packet::{Eth, Ip, L4, Net, Packet, Tcp, TcpFlags, VlanStack};
 use crate::wire::segment::validate_hdr;
 use crate::wire::virtio_net::VirtioNetHdr;
 
@@ -40,46 +40,57 @@ impl Engine<'_> {
         let Some(guest) = self.port(port).map(|p| p.config.guest) else {
             return Err(DropReason::PortDown);
         };
-        let packet = Packet::parse(frame)?;
+        let mut packet = Packet::parse(frame)?;
         if guest {
             *hdr = validate_hdr(hdr, frame, &packet)?;
             self.switch.check_source(now, port, &packet)?;
             if let Some((ip, tcp)) = packet.tcp() {
                 match self.judge_from_guest(now, port, hdr, frame, &packet.eth, ip, tcp) {
-                    Fate::Pass => {}
+                    // An emission gate may have edited it.
+                    Fate::Pass => packet = Packet::parse(frame)?,
                     Fate::Absorbed => return Ok(Verdict::Absorbed),
                     Fate::Drop(reason) => return Err(reason),
                 }
             }
         }
         self.switch.learn(now, port, packet.eth.vlan, packet.eth.src);
-        // The sender's half may have edited the frame; addresses and ports never change.
-        self.toward(now, port, hdr, frame, &packet)
+        let Some(out) = self.egress(now, port, packet.eth.vlan, packet.eth.dst)? else {
+            return Ok(Verdict::Flood);
+        };
+        self.toward(now, out, hdr, frame, &packet)
     }
 
-    /// Where the switch sends the frame, and what the receiver's half makes of it.
+    /// Where the switch sends a frame; `None` is everywhere.
+    pub(super) fn egress(
+        &self,
+        now: Instant,
+        ingress: PortId,
+        vlan: VlanStack,
+        dst: Mac,
+    ) -> Result<Option<PortId>, DropReason> {
+        match self.switch.lookup(now, ingress, vlan, dst) {
+            Out::Port(out) => Ok(Some(out)),
+            Out::Flood => Ok(None),
+            Out::Drop(reason) => Err(reason),
+        }
+    }
+
+    /// What the receiver's half makes of a frame on its way out of `out`.
     pub(super) fn toward(
         &mut self,
         now: Instant,
-        ingress: PortId,
+        out: PortId,
         hdr: &VirtioNetHdr,
         frame: &mut [u8],
         packet: &Packet,
     ) -> Result<Verdict, DropReason> {
-        let out = match self.switch.lookup(now, ingress, packet.eth.vlan, packet.eth.dst) {
-            Out::Port(out) => out,
-            Out::Flood => return Ok(Verdict::Flood),
-            Out::Drop(reason) => return Err(reason),
-        };
         let Some(p) = self.port_mut(out).filter(|p| p.config.guest) else {
             return Ok(Verdict::Forward(out));
         };
         match &packet.net {
             Net::Ip(Ip { l4: L4::Fragment, .. }) => p.vm.fragment_at = Some(now),
-            Net::Ip(ip @ Ip { l4: L4::Tcp(_), .. }) => {
-                // Parsed again only if the sender's half may have edited it.
-                let tcp = reparse(frame, ip);
-                return match self.judge_from_net(now, out, hdr, frame, &packet.eth, ip, &tcp) {
+            Net::Ip(ip @ Ip { l4: L4::Tcp(tcp), .. }) => {
+                return match self.judge_from_net(now, out, hdr, frame, &packet.eth, ip, tcp) {
                     Fate::Pass => Ok(Verdict::Forward(out)),
                     Fate::Absorbed => Ok(Verdict::Absorbed),
                     Fate::Drop(reason) => Err(reason),
@@ -256,14 +267,5 @@ impl Engine<'_> {
 
     fn wants_flows(&self, port: PortId) -> bool {
         self.port(port).is_some_and(|p| p.vm.offload && !p.vm.draining)
-    }
-}
-
-/// The TCP header as it stands now; the rest of the packet cannot have changed.
-fn reparse(frame: &[u8], ip: &Ip) -> Tcp {
-    match (Packet::parse(frame), &ip.l4) {
-        (Ok(Packet { net: Net::Ip(Ip { l4: L4::Tcp(tcp), .. }), .. }), _) => tcp,
-        (_, L4::Tcp(tcp)) => *tcp,
-        _ => unreachable!("the caller matched a TCP packet"),
     }
 }

@@ -6,7 +6,7 @@ use crate::tcp::deliver::Delivery;
 use crate::tcp::flow::State;
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
-use crate::wire::packet::Packet;
+use crate::wire::packet::{Eth, Packet};
 use crate::wire::virtio_net::VirtioNetHdr;
 
 /// Timers run per call of `handle_timeout`; the rest comes with the next call at once (LIFE-11).
@@ -47,29 +47,46 @@ impl Engine<'_> {
     /// may absorb it.
     #[must_use]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
-        loop {
-            let made = self.out.pop_front()?;
-            let len = made.len;
-            let mut frame = made.bytes;
-            let hdr = VirtioNetHdr::default();
-            let Ok(packet) = Packet::parse(&frame[..len]) else {
-                debug_assert!(false, "made a frame that does not parse");
-                continue;
-            };
-            let port = match self.toward(now, made.origin, &hdr, &mut frame[..len], &packet) {
+        while let Some(made) = self.out.pop_front() {
+            let origin = made.origin;
+            self.made = made.bytes;
+            let port = match self.route_made(now, origin, made.len) {
                 Ok(Verdict::Forward(port)) => Some(port),
                 Ok(Verdict::Flood) => None,
-                Ok(Verdict::Absorbed | Verdict::Drop(_)) => continue,
-                Err(reason) => {
-                    self.count_drop(made.origin, reason);
+                Ok(Verdict::Absorbed) => continue,
+                Ok(Verdict::Drop(reason)) | Err(reason) => {
+                    self.count_drop(origin, reason);
                     continue;
                 }
             };
-            self.made = frame;
             let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
-            parts[0] = &self.made[..len];
-            return Some(Transmit { port, ingress: made.origin, hdr, parts, parts_len: 1 });
+            parts[0] = &self.made[..made.len];
+            let hdr = VirtioNetHdr::default();
+            return Some(Transmit { port, ingress: origin, hdr, parts, parts_len: 1 });
         }
+        None
+    }
+
+    /// Where the frame in `self.made` goes; another VM's receiving half may absorb it.
+    fn route_made(
+        &mut self,
+        now: Instant,
+        origin: PortId,
+        len: usize,
+    ) -> Result<Verdict, DropReason> {
+        let eth = Eth::parse(&self.made[..len])?;
+        let Some(out) = self.egress(now, origin, eth.vlan, eth.dst)? else {
+            return Ok(Verdict::Flood);
+        };
+        if !self.port(out).is_some_and(|p| p.config.guest) {
+            return Ok(Verdict::Forward(out));
+        }
+        let mut frame = self.made;
+        let packet = Packet::parse(&frame[..len])?;
+        let hdr = VirtioNetHdr::default();
+        let verdict = self.toward(now, out, &hdr, &mut frame[..len], &packet);
+        self.made = frame;
+        verdict
     }
 
     /// The next stored bytes for the guest of `port`, in a frame of at most `room` bytes.
