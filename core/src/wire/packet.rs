@@ -184,6 +184,17 @@ impl Packet {
 }
 
 impl Eth {
+    /// Reads just the L2 header, tags included.
+    ///
+    /// # Errors
+    /// [`DropReason::Truncated`].
+    #[inline]
+    pub fn parse(frame: &[u8]) -> Result<Self, DropReason> {
+        let mut eth = Self::untagged(frame.first_chunk().ok_or(DropReason::Truncated)?);
+        eth.parse_tags(frame)?;
+        Ok(eth)
+    }
+
     #[inline(always)]
     fn ethertype(h: &[u8; ETHERNET as usize]) -> u16 {
         be16(h, 12)
