@@ -5,7 +5,7 @@ export CARGO_TARGET_DIR := $(abspath $(TARGET))
 
 # Debian packages by the door that needs them.
 PACKAGES_BUILD := gcc libc6-dev
-PACKAGES_GUESTS := qemu-system-x86 user-mode-linux busybox-static cpio iproute2
+PACKAGES_GUESTS := qemu-system-x86 user-mode-linux iproute2 cpio
 PACKAGES_BENCH := valgrind dpdk-dev
 
 SCHED ?= rr30

@@ -19,7 +19,8 @@
 //! `instructions` leaves out the copy of the payload: `early-ack` is counted with both of
 //! [`PAYLOADS`], and the straight line through the two is read at 0 bytes.
 //! `instructions_with_copy` is at the larger one. `flow_bytes` is what the process grew by (RSS)
-//! from before the engine was made until 1,000,000 offloaded flows were idle, for each.
+//! from before the engine was made until 1,000,000 offloaded flows were idle, for each; they were
+//! opened at 100,000 per second of the engine's time.
 
 mod world;
 

@@ -76,8 +76,8 @@ impl World {
     /// What of a flow's memory is this bench's: its place in `sent_bytes`.
     pub(crate) const OWN_BYTES_PER_FLOW: usize = size_of::<u32>();
 
-    /// A world in which `flows` connections were made, and each has carried a segment. There is
-    /// budget for the first `offloaded` of them. With `mptcp` none may be touched.
+    /// A world in which `flows` connections were made, one per tick, and each has carried a
+    /// segment. There is budget for the first `offloaded`. With `mptcp` none may be touched.
     pub(crate) fn new(flows: usize, offloaded: usize, mptcp: bool) -> Self {
         let now = Instant::from_millis(1);
         let mut engine = engine(now, offloaded);
@@ -100,6 +100,7 @@ impl World {
         let (uplink, guest) = (port("uplink", false), port("guest", true));
         let mut world = Self { engine, now, uplink, guest, sent_bytes: vec![0; flows] };
         for flow in 0..flows {
+            world.tick();
             world.shake_hands(flow, mptcp);
             let data = world.data(flow, 64);
             world.process(&mut [data]);
@@ -162,7 +163,7 @@ impl World {
         outcome
     }
 
-    /// Some time goes by, and timers run.
+    /// 10 microseconds go by, and timers run.
     pub(crate) fn tick(&mut self) {
         self.now = self.now + Duration::from_micros(10);
         self.engine.handle_timeout(self.now);
