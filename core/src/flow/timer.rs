@@ -111,7 +111,7 @@ impl TimerWheel {
             if let Some(id) = self.first(BUCKETS + low_bits(block)) {
                 let at = self.full_tick(self.links[id.index()].at);
                 self.unlink(id);
-                self.link(id, at.max(self.tick));
+                self.link(id, at);
                 continue;
             }
             if let Some(id) = self.first(low_bits(self.tick)).filter(|_| self.tick <= target) {
@@ -138,9 +138,9 @@ impl TimerWheel {
     fn next_tick(&self) -> u64 {
         let fine = self.fine.next_from(low_bits(self.tick)).map_or(NEVER, |d| self.tick + d);
         let block = self.tick >> BLOCK_BITS;
-        // The current block is due now; others when they begin.
+        // A block is due when it begins, so the current one was.
         let coarse = self.coarse.next_from(low_bits(block));
-        let coarse = coarse.map_or(NEVER, |d| ((block + d) << BLOCK_BITS).max(self.tick));
+        let coarse = coarse.map_or(NEVER, |d| (block + d) << BLOCK_BITS);
         fine.min(coarse)
     }
 

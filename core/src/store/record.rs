@@ -252,3 +252,38 @@ fn checksum(raw: &RawRecord) -> u64 {
     });
     sum.max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::arena::tests::record;
+
+    /// A record that says of itself that it is whole, with one static byte changed.
+    fn forged(byte: usize, value: u8) -> Option<Record> {
+        let raw = RawRecord::default();
+        record("vm").encode(1, &raw);
+        let (word, shift) = (STATIC + byte / 8, byte % 8 * 8);
+        store(&raw, word, load(&raw, word) & !(0xff << shift) | u64::from(value) << shift);
+        store(&raw, STATE, checksum(&raw));
+        Record::decode(&raw)
+    }
+
+    #[test]
+    fn a_record_that_no_version_of_us_can_have_written_is_none() {
+        // Offsets of the static part: see `encode`.
+        let (version, s_g, s_r, l2_to_r, l2_to_g) = (56, 59, 60, 66, 89);
+        assert_eq!(forged(version, 4), Some(record("vm")));
+        assert_eq!(forged(version, 5), None);
+        assert_eq!((forged(s_g, 14).unwrap().s_g, forged(s_r, 0).unwrap().s_r), (14, 0));
+        assert_eq!((forged(s_g, 15), forged(s_r, 15)), (None, None));
+        assert!(forged(l2_to_r, 22).is_some() && forged(l2_to_g, 0).is_some());
+        assert_eq!((forged(l2_to_r, 23), forged(l2_to_g, 255)), (None, None));
+    }
+
+    #[test]
+    fn an_l2_header_has_at_most_two_tags() {
+        assert_eq!(L2Header::new(&[7; 22]).unwrap().bytes(), [7; 22]);
+        assert_eq!(L2Header::new(&[7; 23]), None);
+        assert_eq!(L2Header::new(&[7; 300]), None);
+    }
+}

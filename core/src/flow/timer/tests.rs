@@ -146,6 +146,9 @@ fn a_deadline_in_the_past_is_due_now() {
 fn a_clock_that_steps_back_delays_and_breaks_nothing() {
     let mut wheel = TimerWheel::new(ms(5000));
     wheel.schedule(id(0), ms(5100));
+    wheel.schedule(id(1), ms(5000));
+    assert_eq!(wheel.expired(ms(4999)), None);
+    assert_eq!(wheel.expired(ms(5000)), Some(id(1)));
     assert_eq!(wheel.expired(ms(1)), None);
     assert_eq!(wheel.expired(ms(5100)), Some(id(0)));
 }

@@ -223,6 +223,21 @@ proptest! {
 }
 
 #[test]
+fn a_record_with_a_changed_static_word_is_ignored_and_so_are_its_pages() {
+    for word in record::STATIC..record::WORDS {
+        let mut mem = memory(1, 1);
+        let mut arena = Arena::format(&mut mem, 1, 1, 9).unwrap();
+        let id = arena.alloc_record(&record("vm")).unwrap();
+        arena.alloc_page(id, 7).unwrap();
+        drop(arena);
+        mem[record_word(word)] ^= 1;
+        let arena = Arena::open(&mut mem).unwrap();
+        assert_eq!((arena.records().count(), arena.free_records()), (0, 1), "word {word}");
+        assert_eq!((arena.owned_pages().count(), arena.free_pages()), (0, 1), "word {word}");
+    }
+}
+
+#[test]
 fn what_is_not_an_arena_of_ours_is_named() {
     let mut mem = memory(1, 1);
     drop(Arena::format(&mut mem, 1, 1, 9).unwrap());
