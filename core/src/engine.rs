@@ -355,17 +355,28 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// Runs `f` on a flow and then what every event ends with: timers, delivery list, checks.
+    /// Runs `f` on a flow and then what every event ends with: timers, delivery list, commit.
     fn with_flow<R>(
         &mut self,
         now: Instant,
         id: FlowId,
         f: impl FnOnce(&mut Flow, &mut Cx<'_, 'm>) -> R,
     ) -> Option<R> {
-        let key = *self.flows.key(id)?;
-        let flow = self.flows.get_mut(id)?;
+        let (flow, mut cx) = self.flow_and_context(now, id)?;
+        let result = f(flow, &mut cx);
+        flow.after_event(&mut cx);
+        let at = flow.next_deadline(&cx);
+        if at != Instant::MAX {
+            self.timers.schedule(id, at);
+        }
+        Some(result)
+    }
+
+    /// A flow, and what it may touch besides itself.
+    fn flow_and_context(&mut self, now: Instant, id: FlowId) -> Option<(&mut Flow, Cx<'_, 'm>)> {
+        let (key, flow) = self.flows.entry_mut(id)?;
         let port = self.ports.get_mut(usize::from(key.port))?.as_mut()?;
-        let mut cx = Cx {
+        let cx = Cx {
             now,
             id,
             key,
@@ -375,13 +386,7 @@ impl<'m> Engine<'m> {
             out: &mut self.out,
             ack_list: &mut self.ack_list,
         };
-        let result = f(flow, &mut cx);
-        flow.after_event(&mut cx);
-        let at = flow.next_deadline(&cx);
-        if at != Instant::MAX {
-            self.timers.schedule(id, at);
-        }
-        Some(result)
+        Some((flow, cx))
     }
 
     /// The entry goes, with everything it holds. The caller knows that it owes nothing, or that

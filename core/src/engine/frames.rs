@@ -119,26 +119,26 @@ impl Engine<'_> {
             return Fate::Pass;
         }
         let Some(id) = self.flows.lookup(&key) else { return Fate::Pass };
-        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip: *ip, tcp: *tcp };
+        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip, tcp };
         self.with_flow(now, id, |flow, cx| {
             flow.seen_at_s = second(now);
             match flow.state {
                 State::Handshake => {
-                    flow.template.learn_from_guest(&f.bytes[..f.l2_len], &f.ip);
-                    if !flow.is_third_ack_from_guest(&f.tcp) {
-                        if !flow.is_handshake_noise(&f.tcp) {
+                    flow.template.learn_from_guest(&f.bytes[..f.l2_len], f.ip);
+                    if !flow.is_third_ack_from_guest(f.tcp) {
+                        if !flow.is_handshake_noise(f.tcp) {
                             flow.pass(now, Why::Ambiguous);
                         }
                         return Fate::Pass;
                     }
-                    flow.learn_third_ack_from_guest(&f.tcp);
+                    flow.learn_third_ack_from_guest(f.tcp);
                     flow.go_on(cx);
                     let data = flow.state == State::On && f.tcp.payload_len > 0;
                     if data { flow.on_segment_from_guest(cx, &mut f) } else { Fate::Pass }
                 }
                 State::On | State::Drain => flow.on_segment_from_guest(cx, &mut f),
                 State::Pass => Fate::Pass,
-                State::Abort => flow.on_segment_in_abort(cx, true, &f.tcp),
+                State::Abort => flow.on_segment_in_abort(cx, true, f.tcp),
             }
         })
         .unwrap_or(Fate::Pass)
@@ -166,27 +166,27 @@ impl Engine<'_> {
             return Fate::Pass;
         }
         let Some(id) = id else { return Fate::Pass };
-        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip: *ip, tcp: *tcp };
+        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip, tcp };
         self.with_flow(now, id, |flow, cx| {
             flow.seen_at_s = second(now);
             match flow.state {
                 State::Handshake => {
-                    flow.template.learn_from_net(&f.ip);
+                    flow.template.learn_from_net(f.ip);
                     if !f.checksum_ok() {
                         return Fate::Pass; // G will drop it; nothing is learned from it
                     }
-                    if !flow.is_third_ack_from_net(&f.tcp) {
-                        flow.on_handshake_from_net(now, &f.tcp, &f.ip);
+                    if !flow.is_third_ack_from_net(f.tcp) {
+                        flow.on_handshake_from_net(now, f.tcp, f.ip);
                         return Fate::Pass;
                     }
-                    flow.learn_third_ack_from_net(&f.tcp);
+                    flow.learn_third_ack_from_net(f.tcp);
                     flow.go_on(cx);
                     let data = flow.state == State::On && f.tcp.payload_len > 0;
                     if data { flow.on_segment_from_net(cx, &mut f) } else { Fate::Pass }
                 }
                 State::On | State::Drain => flow.on_segment_from_net(cx, &mut f),
                 State::Pass => Fate::Pass,
-                State::Abort => flow.on_segment_in_abort(cx, false, &f.tcp),
+                State::Abort => flow.on_segment_in_abort(cx, false, f.tcp),
             }
         })
         .unwrap_or(Fate::Pass)

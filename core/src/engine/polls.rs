@@ -16,12 +16,12 @@ impl Engine<'_> {
     /// The end of a batch of frames: pending ACKs become due (SNOOP-07).
     pub fn handle_batch_end(&mut self, now: Instant) {
         while let Some(id) = self.ack_list.pop() {
-            self.with_flow(now, id, |flow, cx| {
-                flow.flags.ack_listed = false;
-                if flow.flags.ack_due && matches!(flow.state, State::On | State::Drain) {
-                    flow.ack_now(cx, None);
-                }
-            });
+            let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
+            flow.flags.ack_listed = false;
+            if flow.flags.ack_due && matches!(flow.state, State::On | State::Drain) {
+                flow.ack_now(&mut cx, None);
+                flow.commit(&mut cx); // the edge may have moved; nothing else did
+            }
         }
     }
 

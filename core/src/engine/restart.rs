@@ -3,7 +3,7 @@
 use crate::engine::{Engine, PortId};
 use crate::flow::key::FlowKey;
 use crate::store::flow_store::recover;
-use crate::tcp::flow::{Flow, State, Template, Why};
+use crate::tcp::flow::{Flow, Template};
 use crate::tcp::handshake::SynInfo;
 use crate::time::Instant;
 
@@ -20,12 +20,12 @@ impl Engine<'_> {
             store.clear(&mut self.arena);
             let port = self.port_named(record.name_hash);
             let owed = record.rcv_nxt > record.g_una;
-            self.arena.free_record(found.id);
-            let (true, Some(port)) = (owed, port) else { continue };
+            let (true, Some(port)) = (owed, port) else {
+                self.arena.free_record(found.id);
+                continue;
+            };
             let key = FlowKey { port: port.0, ..record.key };
             let mut flow = Flow::new(now, SynInfo::default(), SynInfo::default());
-            flow.state = State::Drain;
-            flow.why = Why::Restart;
             flow.opt.timestamps = record.flags & crate::store::record::FLAG_TS != 0;
             flow.opt.shift_g = record.s_g;
             flow.opt.shift_r = record.s_r;
@@ -41,8 +41,10 @@ impl Engine<'_> {
             flow.tx.w_nxt = record.w_nxt;
             flow.ts.emit_r = record.ts_emit_r;
             flow.ts.emit_g = record.ts_emit_g;
+            // The record stays until the entry goes: another crash before then tells them again.
+            flow.rec = Some(found.id);
             if let Some(id) = self.insert_flow(key, flow) {
-                self.with_flow(now, id, |flow, cx| flow.abort_both(cx, Why::Restart));
+                self.with_flow(now, id, |flow, cx| flow.reset_after_restart(cx));
                 reset += 1;
             }
         }

@@ -228,6 +228,13 @@ impl<T> FlowTable<T> {
         self.slot_of_mut(id)?.value.as_mut()
     }
 
+    /// The flow's key and its state, to change.
+    #[must_use]
+    pub fn entry_mut(&mut self, id: FlowId) -> Option<(&FlowKey, &mut T)> {
+        let slot = self.slot_of_mut(id)?;
+        Some((&slot.key, slot.value.as_mut()?))
+    }
+
     /// The flow's key.
     #[must_use]
     pub fn key(&self, id: FlowId) -> Option<&FlowKey> {

@@ -175,9 +175,6 @@ impl Flow {
         let end = to + u64::from(with_fin);
         self.rx.g_snd = self.rx.g_snd.max(end);
         self.rx.g_nxt = self.rx.g_nxt.max(end);
-        if let Some(rec) = self.rec {
-            cx.arena.commit_g_nxt(rec, self.rx.g_nxt);
-        }
         self.arm_guest_timer(cx, false);
         let hdr = self.virtio_hdr(cx, len as u64, limit.mss);
         Some(Delivery { hdr, header_len, from, to })

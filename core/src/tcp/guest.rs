@@ -10,7 +10,7 @@ impl Flow {
     /// A segment from G while `On` or `Drain`; never a SYN.
     pub(crate) fn on_segment_from_guest(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
         let tcp = f.tcp;
-        self.template.learn_from_guest(&f.bytes[..f.l2_len], &f.ip);
+        self.template.learn_from_guest(&f.bytes[..f.l2_len], f.ip);
         if let Some(ts) = tcp.options.timestamps {
             self.note_tsval_from_guest(ts.tsval);
         }
@@ -25,7 +25,7 @@ impl Flow {
         }
         let fin_acked_before = self.fin_acked_by_guest();
         self.flags.proven = true;
-        self.on_ack_from_guest(cx, &tcp);
+        self.on_ack_from_guest(cx, tcp);
         let seq = tcp.seq.unwrap(self.tx.w_nxt);
         let fin = tcp.flags.contains(TcpFlags::FIN);
         let fate = if tcp.payload_len > 0 || fin {
@@ -35,7 +35,7 @@ impl Flow {
             }
             self.tx.w_nxt = self.tx.w_nxt.max(end + u64::from(fin));
             let partial = f.hdr.needs_csum();
-            self.gate_to_net(f.bytes, &f.ip, &tcp, partial);
+            self.gate_to_net(f.bytes, f.ip, tcp, partial);
             Fate::Pass
         } else {
             self.on_pure_ack_from_guest(cx, seq);
@@ -106,11 +106,10 @@ impl Flow {
         self.rx.g_snd = self.rx.g_snd.max(ack);
         self.rx.g_nxt = self.rx.g_nxt.max(ack);
         let bytes_end = ack.min(self.rx.rcv_nxt);
-        self.store.release(cx.arena, bytes_end);
         if let Some(rec) = self.rec {
-            cx.arena.commit_rcv_nxt(rec, self.rx.rcv_nxt);
-            cx.arena.commit_g_una(rec, bytes_end);
+            cx.arena.commit_g_una(rec, bytes_end); // before its bytes go (LIFE-09)
         }
+        self.store.release(cx.arena, bytes_end);
         self.dup_acks = 0;
         self.timeouts = 0;
         self.deadlines.stuck_since = if self.rx.g_una < self.delivery_end() {

@@ -60,7 +60,7 @@ impl Flow {
         let Some(l2) = L2Header::new(self.template.l2_to_net()) else { return false };
         let init = RecordInit {
             name_hash: cx.vm.name_hash,
-            key: cx.key,
+            key: *cx.key,
             l2,
             ttl: self.template.ttl_to_net,
             ttl_to_g: self.template.ttl_to_guest,
@@ -131,6 +131,16 @@ impl Flow {
         self.want_delivery(cx);
     }
 
+    /// A predecessor acknowledged bytes that are no longer kept: both sides hear of it (LIFE-09).
+    pub(crate) fn reset_after_restart(&mut self, cx: &mut Cx<'_, '_>) {
+        let seq = self.tx.w_nxt;
+        self.emit_to_net(cx, seq, RST_ACK, None);
+        cx.vm.counters.flows_aborted += 1;
+        self.state = State::Abort;
+        self.why = Why::Restart;
+        self.flags.rst_to_guest_due = true;
+    }
+
     /// LIFE-05: there is no G any more.
     pub(crate) fn on_guest_gone(&mut self, cx: &mut Cx<'_, '_>) {
         if matches!(self.state, State::On | State::Drain) {
@@ -159,7 +169,20 @@ impl Flow {
             self.arm_guest_timer(cx, false);
         }
         self.want_delivery(cx);
+        self.commit(cx);
         self.assert_order();
+    }
+
+    /// Brings the record up to date. The payload is in the store; what H made of the event leaves
+    /// only when it is polled, so this lies between the two (D4: payload, commit record, ACK).
+    pub(crate) fn commit(&self, cx: &mut Cx<'_, '_>) {
+        let Some(rec) = self.rec else { return };
+        cx.arena.commit_rcv_nxt(rec, self.rx.rcv_nxt);
+        cx.arena.commit_g_una(rec, self.rx.g_una.min(self.rx.rcv_nxt));
+        cx.arena.commit_g_nxt(rec, self.rx.g_nxt);
+        cx.arena.commit_w_nxt(rec, self.tx.w_nxt);
+        cx.arena.commit_h_re(rec, self.rx.re);
+        cx.arena.commit_ts_emit(rec, self.ts.emit_r, self.ts.emit_g);
     }
 
     /// The earliest wall-clock instant at which a timer may be due.

@@ -51,7 +51,7 @@ use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
 pub(crate) struct Cx<'a, 'm> {
     pub(crate) now: Instant,
     pub(crate) id: FlowId,
-    pub(crate) key: FlowKey,
+    pub(crate) key: &'a FlowKey,
     pub(crate) arena: &'a mut Arena<'m>,
     pub(crate) vm: &'a mut Vm,
     pub(crate) features: PortFeatures,
@@ -64,8 +64,8 @@ pub(crate) struct Frame<'a> {
     pub(crate) bytes: &'a mut [u8],
     pub(crate) hdr: &'a VirtioNetHdr,
     pub(crate) l2_len: usize,
-    pub(crate) ip: Ip,
-    pub(crate) tcp: Tcp,
+    pub(crate) ip: &'a Ip,
+    pub(crate) tcp: &'a Tcp,
 }
 
 impl Frame<'_> {
@@ -79,7 +79,7 @@ impl Frame<'_> {
     pub(crate) fn checksum_ok(&self) -> bool {
         self.hdr.needs_csum()
             || self.hdr.flags & F_DATA_VALID != 0
-            || tcp_checksum_ok(self.bytes, &self.ip, &self.tcp)
+            || tcp_checksum_ok(self.bytes, self.ip, self.tcp)
     }
 }
 

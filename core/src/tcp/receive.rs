@@ -32,9 +32,9 @@ impl Flow {
             return Fate::Drop(DropReason::BadChecksum);
         }
         if needs_verbatim(f) {
-            return self.on_verbatim_from_net(&tcp);
+            return self.on_verbatim_from_net(tcp);
         }
-        if let Err(reason) = self.paws(cx, &tcp) {
+        if let Err(reason) = self.paws(cx, tcp) {
             return Fate::Drop(reason);
         }
         let seq = tcp.seq.unwrap(self.rx.rcv_nxt);
@@ -53,7 +53,7 @@ impl Flow {
         if let Some(fate) = self.out_of_window(cx, f, range) {
             return fate;
         }
-        if let Err(reason) = self.ack_valid(cx, &tcp) {
+        if let Err(reason) = self.ack_valid(cx, tcp) {
             return Fate::Drop(reason);
         }
         self.on_valid_segment(cx, f, range)
@@ -62,8 +62,8 @@ impl Flow {
     /// What `out_of_window` and `ack_valid` let through is a segment G would take as well (INV-25).
     fn on_valid_segment(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let tcp = f.tcp;
-        self.template.learn_from_net(&f.ip);
-        self.update_ts_recent(cx, &tcp, range.seq);
+        self.template.learn_from_net(f.ip);
+        self.update_ts_recent(cx, tcp, range.seq);
         if self.opt.ecn {
             if tcp.flags.contains(TcpFlags::CWR) {
                 self.flags.ece = false;
@@ -72,14 +72,14 @@ impl Flow {
                 self.flags.ece = true;
             }
         }
-        let news = self.on_ack_plane(range.seq, &tcp);
+        let news = self.on_ack_plane(range.seq, tcp);
         if range.len() == 0 && !range.fin {
             // Pure ACKs are information for G's own sending: 1:1 (COM-30), old ones aside (INV-07).
             if tcp.ack.unwrap(self.tx.w_una) < self.tx.w_una {
                 return Fate::Drop(DropReason::Duplicate);
             }
             let partial = f.hdr.needs_csum();
-            self.gate_to_guest(f.bytes, &f.ip, &f.tcp, partial);
+            self.gate_to_guest(f.bytes, f.ip, f.tcp, partial);
             return Fate::Pass;
         }
         self.flags.ack_to_guest_due |= news;
@@ -162,7 +162,6 @@ impl Flow {
             self.ooo.insert(from, to);
             self.pull_in_order();
         }
-        cx.arena.commit_rcv_nxt(rec, self.rx.rcv_nxt);
         Ok(())
     }
 
@@ -228,8 +227,8 @@ impl Flow {
             return None;
         }
         if r.end <= self.rx.rcv_nxt && !news_fin {
-            if r.end + u64::from(r.fin) >= self.rx.ack_sent && self.ack_in_range(&tcp) {
-                self.flags.ack_to_guest_due |= self.on_ack_plane(r.seq, &tcp);
+            if r.end + u64::from(r.fin) >= self.rx.ack_sent && self.ack_in_range(tcp) {
+                self.flags.ack_to_guest_due |= self.on_ack_plane(r.seq, tcp);
             }
             if r.len() <= 1 && r.seq + 1 == next && !r.fin {
                 return Some(self.on_keepalive_from_net(cx, f));
@@ -391,6 +390,6 @@ impl Flow {
 }
 
 fn needs_verbatim(f: &Frame<'_>) -> bool {
-    let o = &f.tcp.options;
+    let o = f.tcp.options;
     f.tcp.flags.contains(TcpFlags::URG) || o.unknown || o.mptcp || o.malformed || f.ip.options
 }
