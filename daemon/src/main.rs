@@ -1,2 +1,61 @@
-//! Placeholder entry point, replaced by the first real change to this crate.
-fn main() {}
+//! `nightporterd`: reads the command line and the configuration, and runs the daemon.
+
+use std::collections::BTreeMap;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use nightporterd::config::Config;
+use tracing_subscriber::EnvFilter;
+
+/// The Nightporter daemon: a vhost-user network back-end that acknowledges TCP for guests that wait
+/// for their CPU.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Arguments {
+    /// The configuration file (TOML); see docs/configuration.md and examples/nightporter.toml.
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Only check the configuration: print a summary, or every mistake with its fix.
+    #[arg(long)]
+    check: bool,
+    /// A key of [daemon] that wins over the file, as in --set log=debug. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    set: Vec<(String, String)>,
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, as in log=debug")?;
+    Ok((key.trim().into(), value.trim().into()))
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let overrides: BTreeMap<_, _> = arguments.set.into_iter().collect();
+    let config = match Config::load(&arguments.config, &overrides) {
+        Ok(config) => config,
+        Err(problems) => {
+            eprintln!("{problems}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if arguments.check {
+        println!("{}: {}", arguments.config.display(), config.summary());
+        return ExitCode::SUCCESS;
+    }
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(&config.daemon.log))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .init();
+    match nightporterd::run(&config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problems) => {
+            for problem in problems {
+                eprintln!("{problem}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

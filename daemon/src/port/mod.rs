@@ -1,3 +1,93 @@
-//! Ports: what a frame comes in by and leaves by.
+//! Ports: what frames come in by and leave by.
 
+pub mod adapt;
+pub mod backlog;
+pub mod guest;
+pub mod tap;
 pub mod vhost_user;
+
+use nightporter_core::drops::DropReason;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+use guest::GuestPort;
+use tap::TapPort;
+
+/// A port of the switch.
+#[derive(Debug)]
+pub enum Port {
+    /// A tap or macvtap queue.
+    Uplink(TapPort),
+    /// A VM behind vhost-user.
+    Guest(Box<GuestPort>),
+    /// One that disappeared; its place stays, so that the others keep theirs.
+    Gone,
+}
+
+/// What came of reading one frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Received {
+    /// A frame of this many bytes is in the buffer.
+    Frame(VirtioNetHdr, usize),
+    /// Nothing there now.
+    Empty,
+    /// The port no longer exists.
+    Gone,
+}
+
+/// What came of sending one frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sent {
+    /// The port has it.
+    Done,
+    /// No room now.
+    Full,
+    /// This frame cannot be sent.
+    Dropped(DropReason),
+    /// The port no longer exists.
+    Gone,
+}
+
+impl Port {
+    /// Whether a VM is behind it.
+    #[must_use]
+    pub fn is_guest(&self) -> bool {
+        matches!(self, Self::Guest(_))
+    }
+
+    /// `vm`, `tap` or `macvtap`, for operators.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Uplink(tap) => tap.kind(),
+            Self::Guest(_) => "vm",
+            Self::Gone => "gone",
+        }
+    }
+
+    /// Reads one frame into `buf`.
+    pub fn receive(&mut self, buf: &mut [u8]) -> Received {
+        match self {
+            Self::Uplink(tap) => tap.receive(buf),
+            Self::Guest(guest) => guest.receive(buf),
+            Self::Gone => Received::Empty,
+        }
+    }
+
+    /// Asks to be woken by the next frame. `true`: there is one, now.
+    pub fn arm(&mut self) -> bool {
+        match self {
+            Self::Guest(guest) => guest.arm(),
+            // A level-triggered descriptor needs no asking.
+            Self::Uplink(_) | Self::Gone => false,
+        }
+    }
+
+    /// Sends one frame, given in pieces, whose header the peer understands.
+    pub fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
+        match self {
+            Self::Uplink(tap) => tap.send(hdr, parts),
+            Self::Guest(guest) => guest.send(hdr, parts),
+            Self::Gone => Sent::Dropped(DropReason::PortDown),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The configuration: one TOML file, checked as a whole before anything starts.
+//!
+//! The structs here are the reference for every key; `docs/configuration.md` says the same for
+//! operators, and a test holds the two together. Parsing lives in [`reader`] and in the private
+//! `parse` module.
+
+mod parse;
+pub mod reader;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+pub use reader::{Problem, Problems};
+
+/// Where the daemon keeps its sockets and its arena unless told otherwise.
+pub const RUN_DIR: &str = "/run/nightporter";
+
+/// A whole, consistent configuration: names, sockets and MACs are unique, sizes are in range.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Config {
+    /// `[daemon]`.
+    pub daemon: DaemonConfig,
+    /// `[[uplink]]`, in file order. None is allowed: then VMs reach only each other.
+    pub uplinks: Vec<UplinkConfig>,
+    /// `[[vm]]`, in file order.
+    pub vms: Vec<VmConfig>,
+}
+
+/// `[daemon]`: the process as a whole.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct DaemonConfig {
+    /// UNIX socket the `nightporter` tool talks to; made with mode 0600.
+    /// Default `/run/nightporter/control.sock`. At most 107 bytes (`sun_path`).
+    pub control: PathBuf,
+    /// Address and port that serve Prometheus metrics over HTTP, or `"off"`.
+    /// Default `127.0.0.1:9469`. A scrape costs the worker about a microsecond per counter.
+    pub metrics: Option<SocketAddr>,
+    /// Allow `metrics` on an address that is not loopback. Default `false`: the endpoint has no
+    /// authentication and names every VM.
+    pub metrics_allow_remote: bool,
+    /// The file of the store: bytes acknowledged to remotes that guests have not acknowledged yet.
+    /// Default `/run/nightporter/arena`. It must be on a tmpfs; on a disk every write-back would
+    /// stall the worker. Size: the sum of all `vm.budget`, plus the flow tables; allocated in full
+    /// at start, so that running out of memory is a start-up error and never a crash. A restarted
+    /// daemon needs the same file to know what its predecessor promised.
+    pub arena: PathBuf,
+    /// Owner of the vhost-user sockets, so that a VMM that is not root can connect.
+    /// Default: the daemon's own user. With it or with `socket_group` the mode is 0660, else 0600.
+    pub socket_user: Option<String>,
+    /// Group of the vhost-user sockets. Default: the daemon's own group.
+    pub socket_group: Option<String>,
+    /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at once).
+    /// Each 1 % of a core it burns when idle buys the wake-up latency (5 to 50 us) of packets that
+    /// come within that time. 1,000,000 keeps a core busy always: only with `cpu` of its own.
+    pub busy_poll_us: u64,
+    /// The core the worker is pinned to. Default: none, the kernel's scheduler decides. Give it a
+    /// core the guests' vCPU threads do not use: the daemon acknowledges *while they wait*.
+    pub cpu: Option<usize>,
+    /// `SCHED_FIFO` priority of the worker, 1 to 99; 0 (default) is normal scheduling. Needed only
+    /// where the worker must share a core with guests that run at a real-time priority; then
+    /// choose one above theirs. With `busy_poll_us` too, everything below it on that core starves.
+    pub rt_priority: u8,
+    /// What to log, in `tracing` syntax: `error`, `warn`, `info` (default), `debug`, `trace`, or
+    /// per module, as in `info,nightporterd::vhost=debug`. `debug` logs per vhost-user message,
+    /// nothing logs per frame.
+    pub log: String,
+    /// Seconds a stopping daemon waits for guests to take the bytes it holds for them, before it
+    /// exits anyway. Default 10. 0 exits at once, and remotes of undrained flows get resets when
+    /// the daemon starts again.
+    pub drain_timeout_s: u64,
+}
+
+/// `[[uplink]]`: a way out of the host.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct UplinkConfig {
+    /// Unique name of the port, in metrics and in the CLI.
+    pub name: String,
+    /// `"tap"` or `"macvtap"`.
+    pub kind: UplinkKind,
+    /// The network interface: a tap (made if missing, see `create`) or an existing macvtap.
+    pub ifname: String,
+    /// Tap only. Make the interface if it does not exist, and bring it up. Default `true`. A tap
+    /// made so goes away with the daemon; an existing one (`ip tuntap add`) stays, with its MTU.
+    pub create: bool,
+    /// Tap only. Bridge that the interface is put into. Default: none. The bridge must exist.
+    pub bridge: Option<String>,
+}
+
+/// What an uplink is made of.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum UplinkKind {
+    /// `/dev/net/tun`: usually a port of a Linux bridge.
+    Tap,
+    /// `/dev/tapN` of a macvtap link: straight onto a network card.
+    Macvtap,
+}
+
+/// `[[vm]]`: a guest's network card.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct VmConfig {
+    /// Unique name of the port: in metrics, in the CLI, and the VM's identity across restarts of
+    /// the daemon, so do not reuse a name for another VM.
+    pub name: String,
+    /// vhost-user socket that the VMM connects to. Default `/run/nightporter/NAME.sock`.
+    pub socket: PathBuf,
+    /// The only source MAC the guest may use; also told to the guest where the VMM asks for it.
+    /// Default: the first one it uses is learned, and no other is accepted.
+    pub mac: Option<[u8; 6]>,
+    /// The only source IP addresses the guest may use (IPv4, IPv6, in any mix; link-local and
+    /// unspecified addresses are part of the list or not allowed). Default: they are learned.
+    pub ips: Option<Vec<IpAddr>>,
+    /// Largest IP packet, in bytes, offered to the guest as its MTU. Default 1500; 68 to 65535.
+    /// Above the uplink's own MTU, packets are lost on the way out.
+    pub mtu: u16,
+    /// Pairs of queues offered to the guest. Default 1, at most 8. One worker serves all of them,
+    /// so more than one helps only guests whose kernel needs a queue per vCPU.
+    pub queue_pairs: u16,
+    /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch port;
+    /// `nightporter offload on|off VM` changes it at run time for new connections.
+    pub ack_offload: bool,
+    /// Bytes that may be held and promised for this guest together, over all its flows. Default
+    /// `64M`; 1M to 64G. Cost: that much memory, allocated at start. Formula: rate x the longest
+    /// wait for the CPU: 10 Gbit/s x 50 ms = 60M. Too small: flows beyond it run without the
+    /// offload, or in smaller windows. Too large: only memory is lost.
+    pub budget: u64,
+    /// Connections tracked for this guest. Default 16384; 16 to 1048576. Cost: at most 512 bytes
+    /// each, allocated at start. Connections beyond it pass through without the offload.
+    pub flows_max: u32,
+}
+
+impl Config {
+    /// Reads and checks `path`. `overrides` are `[daemon]` keys from the command line, by name.
+    ///
+    /// Errors: all [`Problems`] found, or one that says why the file cannot be read.
+    pub fn load(path: &Path, overrides: &BTreeMap<String, String>) -> Result<Self, Problems> {
+        let file = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Self::parse(&file, &text, overrides),
+            Err(e) => Err(Problems {
+                file,
+                list: vec![Problem {
+                    place: reader::Place::Line(1),
+                    key: String::new(),
+                    what: format!("cannot read the file: {e}"),
+                    fix: "give the path of a readable file: nightporterd --config FILE".into(),
+                }],
+            }),
+        }
+    }
+
+    /// Checks `text`; `file` is only its name in messages. Errors as [`Self::load`].
+    pub fn parse(
+        file: &str,
+        text: &str,
+        overrides: &BTreeMap<String, String>,
+    ) -> Result<Self, Problems> {
+        parse::config(file, text, overrides)
+    }
+
+    /// Every key there is, as `section.key`: what the documentation must cover.
+    #[must_use]
+    pub fn known_keys() -> Vec<String> {
+        parse::known_keys()
+    }
+
+    /// One line about a good configuration.
+    #[must_use]
+    pub fn summary(&self) -> String {
+        let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+        let (uplinks, vms) = (count(self.uplinks.len(), "uplink"), count(self.vms.len(), "VM"));
+        format!("{uplinks}, {vms}, {} of store", reader::human_bytes(self.budget_sum()))
+    }
+
+    /// Connections that all VMs together may have tracked.
+    #[must_use]
+    pub fn flows_sum(&self) -> u32 {
+        self.vms.iter().map(|vm| vm.flows_max).sum()
+    }
+
+    /// Bytes of store that all VMs together may use.
+    #[must_use]
+    pub fn budget_sum(&self) -> u64 {
+        self.vms.iter().map(|vm| vm.budget).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests;

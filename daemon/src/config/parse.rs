@@ -1,0 +1,313 @@
+//! From TOML to [`Config`]: defaults, ranges, and the checks that span sections.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::path::PathBuf;
+
+use nightporter_core::limits::FLOWS_MAX;
+use toml::de::DeValue;
+
+use super::reader::{Document, Problems, Section, boolean, bytes, integer, shown, string};
+use super::{Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig};
+
+/// `sun_path` is 108 bytes with its terminator (unix(7)).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// `IFNAMSIZ` is 16 with its terminator (linux/if.h).
+const IFNAME_BYTES_MAX: usize = 15;
+const NAME_BYTES_MAX: usize = 32;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+pub(super) fn config(
+    file: &str,
+    text: &str,
+    overrides: &BTreeMap<String, String>,
+) -> Result<Config, Problems> {
+    let mut doc = Document::parse(text, overrides);
+    // After a syntax error the rest of the tree is guesswork: report that alone.
+    let config = if doc.problems.is_empty() { Some(read(&mut doc)) } else { None };
+    let mut list = doc.problems;
+    match config {
+        Some(config) if list.is_empty() => Ok(config),
+        _ => {
+            list.sort();
+            Err(Problems { file: file.into(), list })
+        }
+    }
+}
+
+pub(super) fn known_keys() -> Vec<String> {
+    let overrides = BTreeMap::new();
+    let mut doc = Document::parse("[[uplink]]\n[[vm]]\n", &overrides);
+    read(&mut doc);
+    doc.known
+}
+
+/// Reads everything; where a value is wrong its default stands in, and the problem is recorded.
+fn read(doc: &mut Document<'_>) -> Config {
+    let daemon = daemon(doc.section("daemon"));
+    let mut unique = Unique::default();
+    let mut uplinks = Vec::new();
+    for value in doc.tables("uplink") {
+        if let Some(section) = doc.open("uplink", value) {
+            uplinks.push(uplink(section, &mut unique));
+        }
+    }
+    let mut vms = Vec::new();
+    for value in doc.tables("vm") {
+        if let Some(section) = doc.open("vm", value) {
+            vms.push(vm(section, &mut unique));
+        }
+    }
+    if uplinks.is_empty() && vms.is_empty() && doc.problems.is_empty() {
+        let what = "there is neither an [[uplink]] nor a [[vm]]".into();
+        doc.problem(&(0..0), "", what, "add at least one [[vm]]; see examples/nightporter.toml");
+    }
+    let flows: u64 = vms.iter().map(|vm| u64::from(vm.flows_max)).sum();
+    if flows > FLOWS_MAX.into() {
+        let what = format!("all vm.flows_max together are {flows}, and {FLOWS_MAX} is the most");
+        doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
+    }
+    doc.only_sections(&["daemon", "uplink", "vm"]);
+    unique.check(doc);
+    Config { daemon, uplinks, vms }
+}
+
+fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
+    let allow_remote = "write metrics_allow_remote = true or false";
+    let metrics_allow_remote = s.get("metrics_allow_remote", allow_remote, boolean);
+    let metrics_allow_remote = metrics_allow_remote.unwrap_or(false);
+    let metrics_fix = "write ADDRESS:PORT as in \"127.0.0.1:9469\", or \"off\"; another address \
+                       than loopback needs metrics_allow_remote = true";
+    let metrics = s
+        .get("metrics", metrics_fix, |v| metrics(v, metrics_allow_remote))
+        .unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9469))));
+    let socket_fix = "give an absolute path of at most 107 bytes";
+    let config = DaemonConfig {
+        control: s
+            .get("control", socket_fix, socket_path)
+            .unwrap_or_else(|| PathBuf::from(RUN_DIR).join("control.sock")),
+        metrics,
+        metrics_allow_remote,
+        arena: s
+            .get("arena", "give the absolute path of a file on a tmpfs", path)
+            .unwrap_or_else(|| PathBuf::from(RUN_DIR).join("arena")),
+        socket_user: s.get("socket_user", "give the name of a user, as in \"libvirt-qemu\"", name),
+        socket_group: s.get("socket_group", "give the name of a group, as in \"kvm\"", name),
+        busy_poll_us: s
+            .get("busy_poll_us", "use 0 for none, 50 for low latency", integer(0..=1_000_000))
+            .unwrap_or(0),
+        cpu: s
+            .get("cpu", "give the number of one core, or leave it out", integer(0..=1023))
+            .and_then(|n| usize::try_from(n).ok()),
+        rt_priority: s
+            .get("rt_priority", "use 0 for normal scheduling, or 1 to 99", integer(0..=99))
+            .and_then(|n| u8::try_from(n).ok())
+            .unwrap_or(0),
+        log: s
+            .get("log", "use error, warn, info, debug or trace, or MODULE=LEVEL lists", log)
+            .unwrap_or_else(|| "info".into()),
+        drain_timeout_s: s
+            .get("drain_timeout_s", "give seconds; 10 is the default", integer(0..=3600))
+            .unwrap_or(10),
+    };
+    s.finish();
+    config
+}
+
+fn uplink(mut s: Section<'_, '_>, unique: &mut Unique) -> UplinkConfig {
+    let name = port_name(&mut s, unique);
+    let ifname_fix = "give the interface's name, at most 15 bytes, as in \"np0\"";
+    let ifname = s.require("ifname", ifname_fix, ifname).unwrap_or_default();
+    let kind_fix = "write kind = \"tap\" or kind = \"macvtap\"";
+    let kind = s.require("kind", kind_fix, uplink_kind);
+    let tap_only = "remove it: only a tap can be made or bridged by the daemon";
+    let create = s.get("create", "write create = true or false", boolean);
+    let bridge =
+        s.get("bridge", "give the name of an existing bridge, as in \"br0\"", self::ifname);
+    if kind == Some(UplinkKind::Macvtap) {
+        if create == Some(true) {
+            s.problem("create", "does not apply to a macvtap".into(), tap_only);
+        }
+        if bridge.is_some() {
+            s.problem("bridge", "does not apply to a macvtap".into(), tap_only);
+        }
+    }
+    unique.add("ifname", ifname.clone(), &s);
+    s.finish();
+    let kind = kind.unwrap_or(UplinkKind::Tap);
+    UplinkConfig { name, kind, ifname, create: create.unwrap_or(true), bridge }
+}
+
+fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
+    let name = port_name(&mut s, unique);
+    let config = VmConfig {
+        socket: s
+            .get("socket", "give an absolute path of at most 107 bytes", socket_path)
+            .unwrap_or_else(|| PathBuf::from(RUN_DIR).join(format!("{name}.sock"))),
+        name,
+        mac: s.get(
+            "mac",
+            "write six hex bytes of a unicast address, as in \"52:54:00:12:34:56\"",
+            mac,
+        ),
+        ips: s.get("ips", "write a list, as in [\"192.0.2.7\", \"2001:db8::7\"]", ips),
+        mtu: s
+            .get("mtu", "use 1500, or the uplink's own MTU", integer(68..=65535))
+            .and_then(|n| u16::try_from(n).ok())
+            .unwrap_or(1500),
+        queue_pairs: s
+            .get("queue_pairs", "use 1 unless the guest needs a queue per vCPU", integer(1..=8))
+            .and_then(|n| u16::try_from(n).ok())
+            .unwrap_or(1),
+        ack_offload: s
+            .get("ack_offload", "write ack_offload = true or false", boolean)
+            .unwrap_or(true),
+        budget: s
+            .get("budget", "write bytes, or a string as in \"64M\"", bytes(MIB..=64 * GIB))
+            .unwrap_or(64 * MIB),
+        flows_max: s
+            .get(
+                "flows_max",
+                "use 16384, or twice the connections you expect",
+                integer(16..=1 << 20),
+            )
+            .and_then(|n| u32::try_from(n).ok())
+            .unwrap_or(16384),
+    };
+    unique.add("socket", config.socket.display().to_string(), &s);
+    if let Some(mac) = config.mac {
+        unique.add("mac", mac.map(|b| format!("{b:02x}")).join(":"), &s);
+    }
+    s.finish();
+    config
+}
+
+fn port_name(s: &mut Section<'_, '_>, unique: &mut Unique) -> String {
+    let fix = "give it a name of 1 to 32 letters, digits, `-`, `_` or `.`, as in \"web1\"";
+    let name = s.require("name", fix, name).unwrap_or_default();
+    if !name.is_empty() {
+        s.label = format!("{}.{name}", s.label);
+        unique.add("name", name.clone(), s);
+    }
+    name
+}
+
+/// Values that no two ports may share, and where each was given.
+#[derive(Default)]
+struct Unique {
+    seen: Vec<(&'static str, String, String, Range<usize>)>,
+}
+
+impl Unique {
+    fn add(&mut self, key: &'static str, value: String, s: &Section<'_, '_>) {
+        self.seen.push((key, value, s.label.clone(), s.span.clone()));
+    }
+
+    fn check(self, doc: &mut Document<'_>) {
+        for (i, (key, value, label, span)) in self.seen.iter().enumerate() {
+            let same = |o: &&(_, String, String, Range<usize>)| o.0 == *key && o.1 == *value;
+            if let Some(first) = self.seen[..i].iter().find(same) {
+                let what = format!("\"{value}\" is already used by {}", first.2);
+                doc.problem(span, &format!("{label}.{key}"), what, "give each its own");
+            }
+        }
+    }
+}
+
+fn name(v: &DeValue<'_>) -> Result<String, String> {
+    let s = string(v)?;
+    let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    if s.is_empty() || s.len() > NAME_BYTES_MAX || !s.chars().all(good) || s.starts_with('.') {
+        return Err(format!("{} is not a name", shown(v)));
+    }
+    Ok(s)
+}
+
+fn ifname(v: &DeValue<'_>) -> Result<String, String> {
+    let s = string(v)?;
+    let bad = |c: char| c == '/' || c.is_whitespace() || c == ':' || c == '%';
+    if s.is_empty() || s.len() > IFNAME_BYTES_MAX || s == "." || s == ".." || s.contains(bad) {
+        return Err(format!("{} is not an interface name", shown(v)));
+    }
+    Ok(s)
+}
+
+fn path(v: &DeValue<'_>) -> Result<PathBuf, String> {
+    let p = PathBuf::from(string(v)?);
+    if p.is_absolute() { Ok(p) } else { Err(format!("{} is not an absolute path", shown(v))) }
+}
+
+fn socket_path(v: &DeValue<'_>) -> Result<PathBuf, String> {
+    let p = path(v)?;
+    match p.as_os_str().len() {
+        0..=SOCKET_PATH_BYTES_MAX => Ok(p),
+        n => Err(format!("is {n} bytes long, and a socket's path may have 107")),
+    }
+}
+
+fn metrics(v: &DeValue<'_>, allow_remote: bool) -> Result<Option<SocketAddr>, String> {
+    let s = string(v)?;
+    if s == "off" {
+        return Ok(None);
+    }
+    let address: SocketAddr = s.parse().map_err(|_| format!("{} is not ADDRESS:PORT", shown(v)))?;
+    if !address.ip().is_loopback() && !allow_remote {
+        return Err(format!("{address} is not a loopback address"));
+    }
+    Ok(Some(address))
+}
+
+fn log(v: &DeValue<'_>) -> Result<String, String> {
+    let s = string(v)?;
+    let filter = tracing_subscriber::EnvFilter::builder().parse(&s);
+    filter.map(|_| s).map_err(|e| format!("{} is not a log filter: {e}", shown(v)))
+}
+
+fn uplink_kind(v: &DeValue<'_>) -> Result<UplinkKind, String> {
+    match string(v)?.as_str() {
+        "tap" => Ok(UplinkKind::Tap),
+        "macvtap" => Ok(UplinkKind::Macvtap),
+        _ => Err(format!("{} is not a kind of uplink", shown(v))),
+    }
+}
+
+fn mac(v: &DeValue<'_>) -> Result<[u8; 6], String> {
+    let s = string(v)?;
+    let mut mac = [0; 6];
+    let mut parts = s.split([':', '-']);
+    for byte in &mut mac {
+        *byte = parts
+            .next()
+            .filter(|p| p.len() == 2)
+            .and_then(|p| u8::from_str_radix(p, 16).ok())
+            .ok_or_else(|| format!("{} is not a MAC address", shown(v)))?;
+    }
+    if parts.next().is_some() {
+        return Err(format!("{} is not a MAC address", shown(v)));
+    }
+    match mac {
+        [0, 0, 0, 0, 0, 0] => Err("is all zeroes".into()),
+        [first, ..] if first & 1 != 0 => Err(format!("{} is a group address", shown(v))),
+        mac => Ok(mac),
+    }
+}
+
+fn ips(v: &DeValue<'_>) -> Result<Vec<IpAddr>, String> {
+    let list = v.as_array().ok_or_else(|| format!("{} is not a list", shown(v)))?;
+    if list.is_empty() {
+        return Err("is empty, which would block every packet of the guest".into());
+    }
+    let parse = |v: &DeValue<'_>| {
+        let ip = string(v)?.parse().map_err(|_| format!("{} is not an IP address", shown(v)))?;
+        if matches!(ip, IpAddr::V4(a) if a.is_multicast() || a.is_broadcast())
+            || matches!(ip, IpAddr::V6(a) if a.is_multicast())
+        {
+            return Err(format!("{ip} is not a unicast address"));
+        }
+        Ok(ip)
+    };
+    list.iter().map(|v| parse(v.get_ref())).collect()
+}

@@ -1,0 +1,233 @@
+//! Every message an operator can get out of a configuration file.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+fn parse(text: &str) -> Result<Config, Problems> {
+    Config::parse("np.toml", text, &BTreeMap::new())
+}
+
+/// The messages for `text`, one per line pair.
+fn errors(text: &str) -> String {
+    parse(text).expect_err("the configuration is wrong").to_string()
+}
+
+const GOOD: &str = r#"
+[[uplink]]
+name = "lan"
+kind = "tap"
+ifname = "np0"
+
+[[vm]]
+name = "web1"
+"#;
+
+#[test]
+fn the_shortest_useful_file_gets_the_documented_defaults() {
+    let c = parse(GOOD).unwrap();
+    assert_eq!(c.daemon.control, Path::new("/run/nightporter/control.sock"));
+    assert_eq!(c.daemon.metrics, Some("127.0.0.1:9469".parse().unwrap()));
+    assert_eq!(c.daemon.arena, Path::new("/run/nightporter/arena"));
+    assert_eq!((c.daemon.busy_poll_us, c.daemon.cpu, c.daemon.rt_priority), (0, None, 0));
+    assert_eq!((c.daemon.log.as_str(), c.daemon.drain_timeout_s), ("info", 10));
+    assert_eq!((c.uplinks[0].kind, c.uplinks[0].create), (UplinkKind::Tap, true));
+    let vm = &c.vms[0];
+    assert_eq!(vm.socket, Path::new("/run/nightporter/web1.sock"));
+    assert_eq!((vm.mtu, vm.queue_pairs, vm.ack_offload), (1500, 1, true));
+    assert_eq!((vm.budget, vm.flows_max), (64 << 20, 16384));
+    assert_eq!((vm.mac, &vm.ips), (None, &None));
+}
+
+#[test]
+fn every_key_is_read() {
+    let c = parse(
+        r#"
+        [daemon]
+        control = "/c"
+        metrics = "0.0.0.0:1"
+        metrics_allow_remote = true
+        arena = "/dev/shm/a"
+        socket_user = "qemu"
+        socket_group = "kvm"
+        busy_poll_us = 50
+        cpu = 3
+        rt_priority = 40
+        log = "info,nightporterd::vhost=debug"
+        drain_timeout_s = 2
+        [[uplink]]
+        name = "a"
+        kind = "tap"
+        ifname = "np0"
+        create = false
+        bridge = "br0"
+        [[vm]]
+        name = "b"
+        socket = "/s"
+        mac = "52:54:00:12:34:56"
+        ips = ["192.0.2.7", "2001:db8::7"]
+        mtu = 9000
+        queue_pairs = 2
+        ack_offload = false
+        budget = "1G"
+        flows_max = 1_000
+        "#,
+    )
+    .unwrap();
+    let d = &c.daemon;
+    assert_eq!((d.busy_poll_us, d.cpu, d.rt_priority, d.drain_timeout_s), (50, Some(3), 40, 2));
+    assert_eq!(d.metrics, Some("0.0.0.0:1".parse().unwrap()));
+    assert_eq!((d.socket_user.as_deref(), d.socket_group.as_deref()), (Some("qemu"), Some("kvm")));
+    assert_eq!((c.uplinks[0].create, c.uplinks[0].bridge.as_deref()), (false, Some("br0")));
+    let vm = &c.vms[0];
+    assert_eq!(vm.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
+    assert_eq!(vm.ips.as_ref().unwrap().len(), 2);
+    assert_eq!((vm.mtu, vm.queue_pairs, vm.ack_offload), (9000, 2, false));
+    assert_eq!((vm.budget, vm.flows_max), (1 << 30, 1000));
+    assert_eq!(c.budget_sum(), 1 << 30);
+}
+
+#[test]
+fn a_misspelt_key_names_its_line_and_the_right_spelling() {
+    assert_eq!(
+        errors("[daemon]\nlog = \"info\"\ncontol = \"/x\"\n[[vm]]\nname = \"a\"\n"),
+        "np.toml:3: daemon.contol: unknown key\n    fix: did you mean `control`?"
+    );
+    assert_eq!(
+        errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
+        "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, socket, \
+         mac, ips, mtu, queue_pairs, ack_offload, budget, flows_max"
+    );
+    assert_eq!(
+        errors("[[vms]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n"),
+        "np.toml:1: vms: unknown section\n    fix: did you mean `vm`?"
+    );
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once_in_file_order() {
+    let text = r#"
+[daemon]
+metrics = "192.0.2.1:80"
+rt_priority = 100
+[[uplink]]
+name = "lan"
+kind = "bridge"
+[[vm]]
+name = "web 1"
+mac = "01:00:00:00:00:00"
+mtu = 70000
+budget = "64MB/s"
+ips = []
+socket = "relative"
+ack_offload = "yes"
+"#;
+    let lines: Vec<_> = errors(text).lines().map(str::to_string).collect();
+    let messages: Vec<_> = lines.iter().step_by(2).map(String::as_str).collect();
+    assert_eq!(
+        messages,
+        [
+            "np.toml:3: daemon.metrics: 192.0.2.1:80 is not a loopback address",
+            "np.toml:4: daemon.rt_priority: 100 is outside 0..=99",
+            "np.toml:5: uplink.lan.ifname: is missing",
+            "np.toml:7: uplink.lan.kind: \"bridge\" is not a kind of uplink",
+            "np.toml:9: vm.name: \"web 1\" is not a name",
+            "np.toml:10: vm.mac: \"01:00:00:00:00:00\" is a group address",
+            "np.toml:11: vm.mtu: 70000 is outside 68..=65535",
+            "np.toml:12: vm.budget: \"64MB/s\" is not a size",
+            "np.toml:13: vm.ips: is empty, which would block every packet of the guest",
+            "np.toml:14: vm.socket: \"relative\" is not an absolute path",
+            "np.toml:15: vm.ack_offload: is a string, not true or false",
+        ]
+    );
+    assert!(lines.iter().skip(1).step_by(2).all(|l| l.starts_with("    fix: ")));
+}
+
+#[test]
+fn two_ports_may_not_share_a_name_a_socket_or_a_mac() {
+    let text = r#"[[uplink]]
+name = "a"
+kind = "tap"
+ifname = "np0"
+[[vm]]
+name = "a"
+socket = "/s"
+mac = "52:54:00:00:00:01"
+[[vm]]
+name = "c"
+socket = "/s"
+mac = "52-54-00-00-00-01"
+"#;
+    assert_eq!(
+        errors(text),
+        "np.toml:5: vm.a.name: \"a\" is already used by uplink.a\n    fix: give each its own\n\
+         np.toml:9: vm.c.mac: \"52:54:00:00:00:01\" is already used by vm.a\n    \
+         fix: give each its own\n\
+         np.toml:9: vm.c.socket: \"/s\" is already used by vm.a\n    fix: give each its own"
+    );
+}
+
+#[test]
+fn wrong_shapes_are_named_for_what_they_are() {
+    assert!(errors("vm = 3\n").starts_with("np.toml:1: vm: is an integer, not a list of tables"));
+    assert!(errors("[vm]\nname = \"a\"\n").contains("write it as [[vm]]"));
+    assert!(errors("daemon = []\n").contains("write it as [daemon]"));
+    assert!(errors("").contains("neither an [[uplink]] nor a [[vm]]"));
+    let syntax = errors("[daemon]\nlog = \"info\n[[vm]]\n");
+    assert!(syntax.starts_with("np.toml:2: not valid TOML"), "{syntax}");
+}
+
+#[test]
+fn a_macvtap_cannot_be_made_or_bridged() {
+    let text = "[[uplink]]\nname = \"a\"\nkind = \"macvtap\"\nifname = \"m0\"\nbridge = \"br0\"\n";
+    assert!(errors(text).starts_with("np.toml:1: uplink.a.bridge: does not apply to a macvtap"));
+}
+
+#[test]
+fn the_command_line_overrides_the_daemon_section() {
+    let set = |k: &str, v: &str| {
+        let overrides = BTreeMap::from([(k.to_string(), v.to_string())]);
+        Config::parse("np.toml", GOOD, &overrides)
+    };
+    assert_eq!(set("cpu", "2").unwrap().daemon.cpu, Some(2));
+    assert_eq!(set("log", "debug").unwrap().daemon.log, "debug");
+    assert_eq!(
+        set("cpu", "two").unwrap_err().to_string(),
+        "--set cpu=two: daemon.cpu: is a string, not a number\n    \
+         fix: give the number of one core, or leave it out"
+    );
+    assert_eq!(
+        set("cpus", "2").unwrap_err().to_string(),
+        "--set cpus=2: daemon.cpus: unknown key\n    fix: did you mean `cpu`?"
+    );
+}
+
+#[test]
+fn sizes_read_and_print_in_powers_of_1024() {
+    let budget =
+        |b: &str| parse(&format!("[[vm]]\nname = \"a\"\nbudget = {b}\n")).map(|c| c.vms[0].budget);
+    assert_eq!(budget("1048576").unwrap(), 1 << 20);
+    assert_eq!(budget("\"2048 KiB\"").unwrap(), 2 << 20);
+    let outside = budget("\"1K\"").unwrap_err().to_string();
+    assert!(outside.contains("\"1K\" is outside 1M to 64G"), "{outside}");
+    assert!(budget("\"99999999999999999999G\"").is_err());
+    assert_eq!(reader::human_bytes(1536 << 10), "1536K");
+}
+
+#[test]
+fn the_example_file_is_valid() {
+    parse(include_str!("../../../examples/nightporter.toml")).unwrap();
+}
+
+#[test]
+fn every_key_is_in_the_document() {
+    let doc = include_str!("../../../docs/configuration.md");
+    for key in Config::known_keys() {
+        let (section, key) = key.split_once('.').unwrap();
+        let chapter = doc
+            .split("\n## ")
+            .find(|c| c.lines().next().is_some_and(|h| h.contains(section)))
+            .unwrap_or_else(|| panic!("no chapter for {section}"));
+        assert!(chapter.contains(&format!("### `{key}`")), "{section}.{key} is not documented");
+    }
+}

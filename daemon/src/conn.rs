@@ -1,0 +1,227 @@
+//! Small non-blocking connections inside the event loop: bounded in number, in what they may send
+//! and in what they may leave unread, so that no client of them can hurt the data path.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::sys::epoll::EpollFlags;
+
+/// Connections of one kind that may be open at a time; the idlest makes room for a new one.
+pub(crate) const CLIENTS_MAX: usize = 16;
+/// Bytes taken from a socket in one go.
+const READ_CHUNK: usize = 4096;
+
+/// A connection with bounded buffers. Register it level-triggered for its [`Conn::interest`].
+#[derive(Debug)]
+pub(crate) struct Conn<S> {
+    stream: S,
+    input: Vec<u8>,
+    input_max: usize,
+    output: Vec<u8>,
+    written: usize,
+    eof: bool,
+    closing: bool,
+}
+
+impl<S: Read + Write + AsFd> Conn<S> {
+    /// Over a non-blocking stream whose peer may send `input_max` bytes that are not yet taken.
+    pub(crate) fn new(stream: S, input_max: usize) -> Self {
+        let (input, output) = (Vec::new(), Vec::new());
+        Self { stream, input, input_max, output, written: 0, eof: false, closing: false }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
+    /// What to wait for: room if there is output, else input.
+    pub(crate) fn interest(&self) -> EpollFlags {
+        if self.pending() > 0 { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN }
+    }
+
+    /// Reads once. A peer that does not read its answers is not read from either.
+    pub(crate) fn fill(&mut self) -> io::Result<()> {
+        if self.pending() > 0 || self.is_overfull() {
+            return Ok(());
+        }
+        let mut chunk = [0; READ_CHUNK];
+        let want = READ_CHUNK.min(self.input_max - self.input.len());
+        match self.stream.read(&mut chunk[..want]) {
+            Ok(0) => self.eof = true,
+            Ok(n) => self.input.extend_from_slice(&chunk[..n]),
+            Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
+            Err(e) => return Err(e),
+        }
+        Ok(())
+    }
+
+    /// Takes the input up to and with the first `end`, if that has come.
+    pub(crate) fn take_until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
+        let at = self.input.windows(end.len()).position(|w| w == end)?;
+        Some(self.input.drain(..at + end.len()).collect())
+    }
+
+    /// Forgets what the peer sent.
+    pub(crate) fn discard_input(&mut self) {
+        self.input.clear();
+    }
+
+    /// Whether the peer has sent as much as it may, so that no request can become complete.
+    pub(crate) fn is_overfull(&self) -> bool {
+        self.input.len() >= self.input_max
+    }
+
+    /// Queues bytes for the peer. The caller bounds them: see [`Self::pending`].
+    pub(crate) fn queue(&mut self, bytes: &[u8]) {
+        self.output.extend_from_slice(bytes);
+    }
+
+    /// Bytes queued and not yet taken by the kernel.
+    pub(crate) fn pending(&self) -> usize {
+        self.output.len() - self.written
+    }
+
+    /// Closes the connection once all output is out.
+    pub(crate) fn close_when_flushed(&mut self) {
+        self.closing = true;
+    }
+
+    /// Writes what the kernel takes.
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        while self.pending() > 0 {
+            match self.stream.write(&self.output[self.written..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(n) => self.written += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) => return Err(e),
+            }
+        }
+        if self.pending() == 0 {
+            self.output.clear();
+            self.written = 0;
+        } else if self.written > self.output.len() / 2 {
+            self.output.drain(..self.written);
+            self.written = 0;
+        }
+        Ok(())
+    }
+
+    /// Whether there is nothing left to do: close it.
+    pub(crate) fn is_done(&self) -> bool {
+        self.pending() == 0 && (self.closing || self.eof)
+    }
+}
+
+/// The next connection out of an `accept()`; `None` when there is no more now.
+pub(crate) fn accepted<S>(result: io::Result<S>) -> Option<S> {
+    match result {
+        Ok(stream) => Some(stream),
+        Err(e) => {
+            // Interrupted or aborted by the peer: the listener stays readable if there are more.
+            if e.kind() != ErrorKind::WouldBlock {
+                tracing::warn!("accept: {e}");
+            }
+            None
+        }
+    }
+}
+
+/// The places for the connections of one kind.
+#[derive(Debug)]
+pub(crate) struct Clients<C> {
+    places: [Option<(u64, C)>; CLIENTS_MAX],
+    /// Counts uses, to find the idlest.
+    clock: u64,
+}
+
+impl<C> Clients<C> {
+    pub(crate) fn new() -> Self {
+        Self { places: [const { None }; CLIENTS_MAX], clock: 0 }
+    }
+
+    /// Puts a client into a free place, or into that of the one unused for longest.
+    pub(crate) fn insert(&mut self, client: C) -> u16 {
+        self.clock += 1;
+        let used = |p: &Option<(u64, C)>| p.as_ref().map_or(0, |(used, _)| *used);
+        let place = (0..CLIENTS_MAX).min_by_key(|&i| used(&self.places[i])).unwrap_or(0);
+        self.places[place] = Some((self.clock, client));
+        u16::try_from(place).expect("CLIENTS_MAX fits")
+    }
+
+    /// The client at `place`, which counts as used now.
+    pub(crate) fn at(&mut self, place: u16) -> Option<&mut C> {
+        self.clock += 1;
+        let (used, client) = self.places[usize::from(place)].as_mut()?;
+        *used = self.clock;
+        Some(client)
+    }
+
+    pub(crate) fn remove(&mut self, place: u16) -> Option<C> {
+        self.places[usize::from(place)].take().map(|(_, client)| client)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn pair(input_max: usize) -> (Conn<UnixStream>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        (Conn::new(ours, input_max), theirs)
+    }
+
+    #[test]
+    fn lines_come_out_whole_however_they_come_in() {
+        let (mut conn, mut peer) = pair(100);
+        peer.write_all(b"one\ntw").unwrap();
+        conn.fill().unwrap();
+        assert_eq!(conn.take_until(b"\n").unwrap(), b"one\n");
+        assert_eq!(conn.take_until(b"\n"), None);
+        peer.write_all(b"o\n").unwrap();
+        drop(peer);
+        conn.fill().unwrap();
+        assert_eq!(conn.take_until(b"\n").unwrap(), b"two\n");
+        assert!(!conn.is_done());
+        conn.fill().unwrap();
+        assert!(conn.is_done());
+    }
+
+    #[test]
+    fn a_line_without_end_fills_its_buffer_and_no_more() {
+        let (mut conn, mut peer) = pair(10_000);
+        peer.write_all(&[b'x'; 60_000]).unwrap();
+        for _ in 0..10 {
+            conn.fill().unwrap();
+        }
+        assert!(conn.is_overfull());
+        assert_eq!(conn.input.len(), 10_000);
+    }
+
+    #[test]
+    fn a_peer_that_never_reads_is_not_read_from() {
+        let (mut conn, mut peer) = pair(100);
+        conn.queue(&vec![1; 10 << 20]);
+        conn.flush().unwrap();
+        assert!(conn.pending() > 0);
+        peer.write_all(b"more\n").unwrap();
+        conn.fill().unwrap();
+        assert_eq!(conn.take_until(b"\n"), None);
+    }
+
+    #[test]
+    fn the_idlest_client_makes_room_for_a_new_one() {
+        let mut clients = Clients::new();
+        for n in 0..CLIENTS_MAX {
+            assert_eq!(usize::from(clients.insert(n)), n);
+        }
+        clients.at(0).unwrap();
+        assert_eq!(clients.insert(99), 1);
+        clients.remove(5);
+        assert_eq!(clients.insert(100), 5);
+        assert_eq!(clients.insert(101), 2);
+    }
+}

@@ -1,0 +1,136 @@
+//! The control socket's server: requests in, replies and streams out, none of it blocking.
+
+pub mod protocol;
+
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use nix::sys::epoll::{Epoll, EpollEvent};
+
+use crate::conn::{Clients, Conn};
+use crate::vhost::listener::{Access, ListenError, Listener};
+use crate::worker::token::Token;
+use protocol::{REQUEST_BYTES_MAX, Reply, Request};
+
+/// Stream bytes that may wait for a client; then its capture buffers, and then it misses frames.
+const STREAM_PENDING_MAX: usize = 1 << 20;
+
+/// The listener and its clients.
+#[derive(Debug)]
+pub(crate) struct ControlServer {
+    listener: Listener,
+    clients: Clients<Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    conn: Conn<UnixStream>,
+    /// After [`Reply::Stream`] it is not listened to any more.
+    streaming: bool,
+}
+
+impl ControlServer {
+    pub(crate) fn new(path: &Path) -> Result<Self, ListenError> {
+        let access = Access { mode: Some(0o600), ..Access::default() };
+        Ok(Self { listener: Listener::bind(path, access)?, clients: Clients::new() })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.listener.fd()
+    }
+
+    /// Takes in who waits on the listener. Returns the places that have a new client.
+    pub(crate) fn handle_listener(&mut self, epoll: &Epoll) -> Vec<u16> {
+        let mut places = Vec::new();
+        while let Ok(Some(stream)) = self.listener.accept() {
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let conn = Conn::new(stream, REQUEST_BYTES_MAX);
+            let place = self.clients.insert(Client { conn, streaming: false });
+            places.push(place);
+            let added = self.clients.at(place).map(|c| {
+                let event = EpollEvent::new(c.conn.interest(), Token::Control(place).pack());
+                epoll.add(c.conn.fd(), event)
+            });
+            if added != Some(Ok(())) {
+                self.clients.remove(place);
+            }
+        }
+        places
+    }
+
+    /// Something happened on the connection at `place`. `false`: it is broken.
+    pub(crate) fn handle_client(&mut self, place: u16) -> bool {
+        let Some(client) = self.clients.at(place) else { return false };
+        let alive = client.conn.flush().is_ok() && client.conn.fill().is_ok();
+        if client.streaming {
+            // What a streaming client says does not matter, only that it goes.
+            client.conn.discard_input();
+        }
+        alive
+    }
+
+    /// The next request of the client at `place`, if one is complete and the last was answered.
+    pub(crate) fn poll_request(&mut self, place: u16) -> Option<Result<Request, Reply>> {
+        let client = self.clients.at(place)?;
+        if client.streaming || client.conn.pending() > 0 {
+            return None;
+        }
+        if let Some(line) = client.conn.take_until(b"\n") {
+            return Some(serde_json::from_slice(&line).map_err(|e| Reply::Error {
+                what: format!("not a request: {e}"),
+                fix: "use a `nightporter` of the daemon's version".into(),
+            }));
+        }
+        if client.conn.is_overfull() {
+            client.conn.close_when_flushed();
+            return Some(Err(Reply::Error {
+                what: format!("a request has at most {REQUEST_BYTES_MAX} bytes"),
+                fix: "send one JSON object per line".into(),
+            }));
+        }
+        None
+    }
+
+    /// Answers the client at `place`.
+    pub(crate) fn reply(&mut self, place: u16, reply: &Reply) {
+        let Some(client) = self.clients.at(place) else { return };
+        client.streaming = matches!(reply, Reply::Stream {});
+        let mut line = serde_json::to_vec(reply).expect("replies are plain data");
+        line.push(b'\n');
+        client.conn.queue(&line);
+    }
+
+    /// Whether a streaming client has room for more; `None` if it is gone.
+    pub(crate) fn stream_room(&mut self, place: u16) -> Option<bool> {
+        let client = self.clients.at(place)?;
+        Some(client.conn.pending() < STREAM_PENDING_MAX)
+    }
+
+    /// Sends stream bytes.
+    pub(crate) fn stream(&mut self, place: u16, bytes: &[u8]) {
+        if let Some(client) = self.clients.at(place) {
+            client.conn.queue(bytes);
+        }
+    }
+
+    /// Writes what is queued for `place`. `false`: the connection is closed now.
+    pub(crate) fn finish(&mut self, epoll: &Epoll, place: u16) -> bool {
+        let Some(Client { conn, .. }) = self.clients.at(place) else { return false };
+        let mut alive = conn.flush().is_ok() && !conn.is_done();
+        if alive {
+            let mut event = EpollEvent::new(conn.interest(), Token::Control(place).pack());
+            alive = epoll.modify(conn.fd(), &mut event).is_ok();
+        }
+        if !alive {
+            self.close(place);
+        }
+        alive
+    }
+
+    pub(crate) fn close(&mut self, place: u16) {
+        self.clients.remove(place);
+    }
+}

@@ -1,0 +1,219 @@
+//! What the `nightporter` tool and the daemon say to each other.
+//!
+//! One JSON object per line each way, over the UNIX socket `daemon.control`. A client may send its
+//! next request when it has the reply to the last. After the reply [`Reply::Stream`] the rest of
+//! the connection is a byte stream: pcap or text, until either side closes.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Longest request, in bytes, with its newline.
+pub const REQUEST_BYTES_MAX: usize = 4096;
+
+/// What a client can ask for.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// The daemon and its ports: [`Reply::Status`].
+    Status,
+    /// Tracked TCP connections: [`Reply::Flows`].
+    Flows {
+        /// Only those of this VM.
+        #[serde(default)]
+        vm: Option<String>,
+        /// Only those with this number or a higher one: [`FlowPage::next`] of the page before.
+        #[serde(default)]
+        from: u64,
+    },
+    /// One connection: [`Reply::Flow`].
+    Flow {
+        /// Its number.
+        id: u64,
+    },
+    /// The segments of one connection from now on, as text: [`Reply::Stream`].
+    Trace {
+        /// Its number.
+        id: u64,
+    },
+    /// The frames of one port from now on, as a pcap stream: [`Reply::Stream`].
+    Capture {
+        /// Name of a VM or an uplink.
+        port: String,
+    },
+    /// Ack offload of one VM on, for new connections, or off: [`Reply::Done`].
+    Offload {
+        /// Name of the VM.
+        vm: String,
+        /// On or off.
+        on: bool,
+    },
+    /// No new promises for this VM: [`Reply::Done`]. [`VmStatus::owed_flows`] tells when all
+    /// are kept. `Offload` with `on` ends it.
+    Drain {
+        /// Name of the VM.
+        vm: String,
+    },
+}
+
+/// What the daemon answers.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// To [`Request::Status`].
+    Status(Status),
+    /// To [`Request::Flows`].
+    Flows(FlowPage),
+    /// To [`Request::Flow`].
+    Flow(Box<FlowInfo>),
+    /// A byte stream follows this line.
+    Stream {},
+    /// It is done, or under way.
+    Done {},
+    /// It is not.
+    Error {
+        /// What is wrong.
+        what: String,
+        /// What to do about it.
+        fix: String,
+    },
+}
+
+/// The daemon as a whole.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Status {
+    /// Of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Whole seconds since it started.
+    pub uptime_s: u64,
+    /// It was told to stop, and waits for its guests.
+    pub stopping: bool,
+    /// Uplinks, then VMs, in the order of the configuration.
+    pub ports: Vec<PortStatus>,
+}
+
+/// One port.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct PortStatus {
+    /// Its name in the configuration.
+    pub name: String,
+    /// `vm`, `tap` or `macvtap`.
+    pub kind: String,
+    /// Whether frames can pass: the interface is there, the guest's driver is running.
+    pub link: bool,
+    /// Frames that entered the switch here. A super-segment is one frame.
+    pub frames_from_port: u64,
+    /// Their bytes.
+    pub bytes_from_port: u64,
+    /// Frames that left the switch here.
+    pub frames_to_port: u64,
+    /// Their bytes.
+    pub bytes_to_port: u64,
+    /// Bytes that wait for the guest to post receive buffers.
+    pub backlog_bytes: u64,
+    /// Dropped frames by reason (docs/drop-reasons.md); reasons that never occurred are left out.
+    pub drops: BTreeMap<String, u64>,
+    /// Captures running.
+    pub captures: u32,
+    /// Frames that running captures missed because their reader was slow.
+    pub captures_missed: u64,
+    /// What there is to say about a VM; `None` for an uplink.
+    pub vm: Option<VmStatus>,
+}
+
+/// One VM's ack offload.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct VmStatus {
+    /// On for new connections.
+    pub offload: bool,
+    /// No new promises are made, until the offload is turned on again.
+    pub draining: bool,
+    /// Connections with a byte, FIN or RST that somebody is still owed; 0 is drained.
+    pub owed_flows: u64,
+    /// Tracked connections by state; all states are named.
+    pub flows: BTreeMap<String, u64>,
+    /// Bytes of store that the VM may use.
+    pub budget_bytes: u64,
+    /// Bytes of it that are set aside for what was promised, held or not.
+    pub promised_bytes: u64,
+    /// Bytes acknowledged to remotes that the guest has not acknowledged.
+    pub held_bytes: u64,
+    /// Payload bytes ever acknowledged ahead of the guest.
+    pub early_acked_bytes: u64,
+    /// ACKs made on the guest's behalf.
+    pub acks_made: u64,
+    /// Pure ACKs of the guest that went no further.
+    pub acks_absorbed: u64,
+    /// Frames handed to the guest again.
+    pub local_retransmissions: u64,
+    /// Connections that were ever offloaded.
+    pub flows_offloaded: u64,
+    /// Connections that were not, for lack of budget or table space.
+    pub flows_refused: u64,
+    /// Connections that were reset from here.
+    pub flows_aborted: u64,
+}
+
+/// Some connections, in order of their numbers.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct FlowPage {
+    /// At most 500.
+    pub flows: Vec<FlowInfo>,
+    /// Where to go on, if there are more.
+    pub next: Option<u64>,
+}
+
+/// One tracked connection. Byte counts include a FIN as one.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct FlowInfo {
+    /// Its number; used again once it is gone.
+    pub id: u64,
+    /// The VM's name.
+    pub vm: String,
+    /// Address and port of the guest.
+    pub guest: String,
+    /// Address and port of the remote.
+    pub remote: String,
+    /// VLAN tags, outer in the high half; 0 is none.
+    pub vlan: u64,
+    /// `handshake`, `on`, `drain`, `pass` or `abort`.
+    pub state: String,
+    /// Why it is not, or no longer, `on`.
+    pub why: String,
+    /// The guest opened it.
+    pub guest_is_client: bool,
+    /// Bytes acknowledged to the remote that the guest has not acknowledged.
+    pub held_bytes: u64,
+    /// Most bytes that may be held and promised for it.
+    pub buffer_bytes: u64,
+    /// Remote to guest: of the bytes held, those not yet handed to the guest.
+    pub undelivered_bytes: u64,
+    /// Remote to guest: bytes handed to the guest and not yet acknowledged by it.
+    pub in_flight_to_guest: u64,
+    /// Remote to guest: bytes the guest's own window takes beyond those it has acknowledged.
+    pub window_of_guest: u64,
+    /// Remote to guest: bytes the remote may still send, by the window it was last shown.
+    pub window_to_remote: u64,
+    /// Remote to guest: bytes received and not yet acknowledged to the remote.
+    pub unacked_to_remote: u64,
+    /// Guest to remote: bytes sent on and not yet acknowledged by the remote.
+    pub in_flight_to_remote: u64,
+    /// Timestamps are in use.
+    pub timestamps: bool,
+    /// Selective acknowledgement is in use.
+    pub sack: bool,
+    /// Explicit congestion notification is in use.
+    pub ecn: bool,
+    /// Largest segment payload the guest takes.
+    pub mss_to_guest: u16,
+    /// Payload bytes ever acknowledged ahead of the guest.
+    pub early_acked_bytes: u64,
+    /// Frames handed to the guest again.
+    pub local_retransmissions: u64,
+    /// Pure ACKs of the guest that went no further.
+    pub acks_absorbed: u64,
+    /// Whole seconds since a frame of it was seen.
+    pub idle_s: u32,
+}

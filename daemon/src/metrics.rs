@@ -1,0 +1,242 @@
+//! Prometheus metrics over HTTP: one GET per connection, bounded, inside the event loop.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nightporter_core::drops::DropReason;
+use nix::sys::epoll::{Epoll, EpollEvent};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::conn::{Clients, Conn, accepted};
+use crate::control::protocol::{PortStatus, Status, VmStatus};
+use crate::worker::token::Token;
+
+/// Bytes of an HTTP request's head at most.
+const REQUEST_BYTES_MAX: usize = 8192;
+
+/// The listener and its clients.
+#[derive(Debug)]
+pub(crate) struct MetricsServer {
+    listener: TcpListener,
+    clients: Clients<Conn<TcpStream>>,
+}
+
+impl MetricsServer {
+    pub(crate) fn new(address: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener, clients: Clients::new() })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Takes in who waits on the listener.
+    pub(crate) fn handle_listener(&mut self, epoll: &Epoll) {
+        while let Some(stream) = accepted(self.listener.accept().map(|(stream, _)| stream)) {
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let place = self.clients.insert(Conn::new(stream, REQUEST_BYTES_MAX));
+            let added = self.clients.at(place).map(|conn| {
+                let event = EpollEvent::new(conn.interest(), Token::Metrics(place).pack());
+                epoll.add(conn.fd(), event)
+            });
+            if added != Some(Ok(())) {
+                self.clients.remove(place);
+            }
+        }
+    }
+
+    /// Something happened on the connection at `place`; a complete request gets `status()`.
+    pub(crate) fn handle_client(
+        &mut self,
+        epoll: &Epoll,
+        place: u16,
+        status: impl FnOnce() -> Status,
+    ) {
+        let Some(conn) = self.clients.at(place) else { return };
+        let mut alive = conn.fill().is_ok();
+        if let Some(head) = conn.take_until(b"\r\n\r\n") {
+            conn.queue(&respond(&head, status));
+            conn.close_when_flushed();
+        } else if conn.is_overfull() {
+            conn.queue(&response("431 Request Header Fields Too Large", "text/plain", ""));
+            conn.close_when_flushed();
+        }
+        alive = alive && conn.flush().is_ok() && !conn.is_done();
+        if alive {
+            let mut event = EpollEvent::new(conn.interest(), Token::Metrics(place).pack());
+            alive = epoll.modify(conn.fd(), &mut event).is_ok();
+        }
+        if !alive {
+            self.clients.remove(place);
+        }
+    }
+}
+
+/// The response to a request's head.
+fn respond(head: &[u8], status: impl FnOnce() -> Status) -> Vec<u8> {
+    let line = head.split(|&b| b == b'\r').next().unwrap_or_default();
+    let mut words = line.split(|&b| b == b' ');
+    match (words.next(), words.next()) {
+        (Some(b"GET"), Some(b"/metrics")) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            response("200 OK", kind, &render(status()))
+        }
+        (Some(b"GET"), _) => response("404 Not Found", "text/plain", "see /metrics\n"),
+        _ => response("405 Method Not Allowed", "text/plain", "GET /metrics\n"),
+    }
+}
+
+fn response(status: &str, kind: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
+    )
+    .into_bytes()
+}
+
+/// All metrics in the OpenMetrics text format.
+fn render(status: Status) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Snapshot(status)));
+    let mut text = String::new();
+    encode(&mut text, &registry).expect("a String takes everything");
+    text
+}
+
+/// One moment's numbers.
+#[derive(Debug)]
+struct Snapshot(Status);
+
+/// Labels of one value.
+type Labels<'a> = Vec<(&'static str, &'a str)>;
+
+impl Snapshot {
+    /// Writes one family with a value per port, or several.
+    fn family<'a, M: EncodeMetric>(
+        &'a self,
+        encoder: &mut DescriptorEncoder<'_>,
+        (name, help, kind): (&str, &str, MetricType),
+        values: impl Fn(&'a PortStatus) -> Vec<(Labels<'a>, M)>,
+    ) -> fmt::Result {
+        let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+        for port in &self.0.ports {
+            for (mut labels, value) in values(port) {
+                labels.insert(0, ("port", &port.name));
+                value.encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        use MetricType::{Counter, Gauge};
+        let both = |from: u64, to: u64| {
+            vec![
+                (vec![("direction", "from_port")], ConstCounter::new(from)),
+                (vec![("direction", "to_port")], ConstCounter::new(to)),
+            ]
+        };
+        let one = |n: u64| vec![(vec![], gauge(n))];
+        let e = &mut encoder;
+        let frames = "Frames that entered or left the switch; a super-segment is one";
+        self.family(e, ("nightporter_frames", frames, Counter), |p| {
+            both(p.frames_from_port, p.frames_to_port)
+        })?;
+        let bytes = "Bytes of those frames, from the Ethernet header on";
+        self.family(e, ("nightporter_bytes", bytes, Counter), |p| {
+            both(p.bytes_from_port, p.bytes_to_port)
+        })?;
+        let drops = "Frames dropped, by reason";
+        self.family(e, ("nightporter_drops", drops, Counter), |p| {
+            let value = |reason: &DropReason| {
+                let n = p.drops.get(reason.label()).copied().unwrap_or(0);
+                (vec![("reason", reason.label())], ConstCounter::new(n))
+            };
+            DropReason::ALL.iter().map(value).collect()
+        })?;
+        let link = "Whether frames can pass";
+        self.family(e, ("nightporter_link_up", link, Gauge), |p| one(p.link.into()))?;
+        let backlog = "Bytes that wait for a guest to post receive buffers";
+        self.family(e, ("nightporter_backlog_bytes", backlog, Gauge), |p| one(p.backlog_bytes))?;
+        self.encode_vms(e)?;
+        let mut uptime =
+            e.encode_descriptor("nightporter_uptime_seconds", "Since the start", None, Gauge)?;
+        let uptime_s = i64::try_from(self.0.uptime_s).unwrap_or(i64::MAX);
+        uptime.encode_gauge(&uptime_s)
+    }
+}
+
+impl Snapshot {
+    /// As [`Self::family`], for ports with a VM.
+    fn vm_family<'a, M: EncodeMetric>(
+        &'a self,
+        encoder: &mut DescriptorEncoder<'_>,
+        family: (&str, &str, MetricType),
+        values: impl Fn(&'a VmStatus) -> Vec<(Labels<'a>, M)>,
+    ) -> fmt::Result {
+        self.family(encoder, family, |p| p.vm.as_ref().map_or_else(Vec::new, &values))
+    }
+
+    fn encode_vms(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        use MetricType::{Counter, Gauge};
+        let flows = "Tracked TCP connections, by state";
+        self.vm_family(e, ("nightporter_flows", flows, Gauge), |vm| {
+            vm.flows.iter().map(|(s, n)| (vec![("state", s.as_str())], gauge(*n))).collect()
+        })?;
+        let store = "Bytes of the VM's store: acknowledged and not yet taken by the guest (held), \
+                     set aside for promises (promised), allowed (budget)";
+        self.vm_family(e, ("nightporter_store_bytes", store, Gauge), |vm| {
+            vec![
+                (vec![("kind", "held")], gauge(vm.held_bytes)),
+                (vec![("kind", "promised")], gauge(vm.promised_bytes)),
+                (vec![("kind", "budget")], gauge(vm.budget_bytes)),
+            ]
+        })?;
+        let offload = "Whether ack offload is on for new connections";
+        self.vm_family(e, ("nightporter_offload", offload, Gauge), |vm| {
+            vec![(vec![], gauge(u64::from(vm.offload && !vm.draining)))]
+        })?;
+        type Get = fn(&VmStatus) -> u64;
+        let counters: [(&str, &str, Get); 7] = [
+            ("early_acked_bytes", "Payload acknowledged ahead of the guest", |vm| {
+                vm.early_acked_bytes
+            }),
+            ("early_acks", "ACKs made on the guest's behalf", |vm| vm.acks_made),
+            ("absorbed_acks", "Pure ACKs of the guest that went no further", |vm| vm.acks_absorbed),
+            ("local_retransmissions", "Frames handed to the guest again", |vm| {
+                vm.local_retransmissions
+            }),
+            ("flows_offloaded", "Connections that were offloaded", |vm| vm.flows_offloaded),
+            ("flows_refused", "Connections that lacked budget or table space", |vm| {
+                vm.flows_refused
+            }),
+            ("flows_aborted", "Connections reset from here", |vm| vm.flows_aborted),
+        ];
+        for (name, help, get) in counters {
+            let name = format!("nightporter_{name}");
+            self.vm_family(e, (&name, help, Counter), |vm| {
+                vec![(vec![], ConstCounter::new(get(vm)))]
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn gauge(n: u64) -> ConstGauge<i64> {
+    ConstGauge::new(i64::try_from(n).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,95 @@
+//! Frames that wait for a guest to post receive buffers: what a tap's transmit queue is.
+
+use std::collections::VecDeque;
+
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+/// As many frames as a Linux tap queues (`txqueuelen` 1000, drivers/net/tun.c).
+pub const FRAMES_MAX: usize = 1000;
+/// 64 super-segments of 64 KiB: 4 MiB of memory per port at most.
+pub const BYTES_MAX: usize = 4 << 20;
+
+/// A bounded first-in first-out queue of frames.
+#[derive(Debug, Default)]
+pub struct Backlog {
+    frames: VecDeque<(VirtioNetHdr, Box<[u8]>)>,
+    bytes: usize,
+}
+
+impl Backlog {
+    /// Whether nothing waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Bytes waiting.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes a copy of a frame; `false` if the queue is full.
+    pub fn push(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> bool {
+        let len: usize = parts.iter().map(|p| p.len()).sum();
+        if self.frames.len() >= FRAMES_MAX || self.bytes + len > BYTES_MAX {
+            return false;
+        }
+        self.bytes += len;
+        self.frames.push_back((*hdr, parts.concat().into_boxed_slice()));
+        true
+    }
+
+    /// Takes out the frame that has waited longest.
+    pub fn pop(&mut self) -> Option<(VirtioNetHdr, Box<[u8]>)> {
+        let (hdr, frame) = self.frames.pop_front()?;
+        self.bytes -= frame.len();
+        Some((hdr, frame))
+    }
+
+    /// Puts a frame back where [`Self::pop`] took it from.
+    pub fn put_back(&mut self, hdr: VirtioNetHdr, frame: Box<[u8]>) {
+        self.bytes += frame.len();
+        self.frames.push_front((hdr, frame));
+    }
+
+    /// Forgets all frames, and says how many there were.
+    pub fn clear(&mut self) -> usize {
+        let count = self.frames.len();
+        *self = Self::default();
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_come_out_in_order_and_count_their_bytes() {
+        let mut b = Backlog::default();
+        assert!(b.push(&VirtioNetHdr::default(), &[b"ab", b"c"]));
+        assert!(b.push(&VirtioNetHdr::default(), &[b"defg"]));
+        let (hdr, first) = b.pop().unwrap();
+        assert_eq!((b.bytes(), &*first), (4, &b"abc"[..]));
+        b.put_back(hdr, first);
+        assert_eq!(b.bytes(), 7);
+        assert_eq!(&*b.pop().unwrap().1, b"abc");
+        assert_eq!(b.clear(), 1);
+        assert!(b.is_empty() && b.bytes() == 0 && b.pop().is_none());
+    }
+
+    #[test]
+    fn the_queue_is_bounded_in_frames_and_in_bytes() {
+        let mut b = Backlog::default();
+        for _ in 0..FRAMES_MAX {
+            assert!(b.push(&VirtioNetHdr::default(), &[&[0; 60]]));
+        }
+        assert!(!b.push(&VirtioNetHdr::default(), &[&[0; 60]]));
+        b.clear();
+        let big = vec![0; 65_000];
+        let fit = (0..FRAMES_MAX).take_while(|_| b.push(&VirtioNetHdr::default(), &[&big]));
+        assert_eq!(fit.count(), BYTES_MAX / 65_000);
+        assert!(b.push(&VirtioNetHdr::default(), &[&[0; 60]]), "a small one still fits");
+    }
+}

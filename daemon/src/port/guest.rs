@@ -1,0 +1,109 @@
+//! A vhost-user port as the worker sees it: all its queue pairs as one source and one sink.
+
+use nightporter_core::drops::DropReason;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+use super::vhost_user::VhostUserPort;
+use super::{Received, Sent};
+use crate::vhost::queue::PushError;
+
+/// Every frame goes to the first pair's receive queue: it keeps them in order, and a guest that
+/// uses more queues gains nothing from one worker (see `vm.queue_pairs`).
+const PAIR_TO_GUEST: usize = 0;
+
+/// A vhost-user port and which of its queues is next.
+#[derive(Debug)]
+pub struct GuestPort {
+    /// The device.
+    pub port: VhostUserPort,
+    /// The pair to be asked first, so that all have their turn.
+    next: usize,
+    /// Kicks are asked for, as before a sleep.
+    armed: bool,
+}
+
+impl GuestPort {
+    /// Over a port that has just been made.
+    #[must_use]
+    pub fn new(port: VhostUserPort) -> Self {
+        Self { port, next: 0, armed: false }
+    }
+
+    /// Frames of the guest that the device dropped for `reason`.
+    #[must_use]
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        match reason {
+            DropReason::Truncated => self.port.stats().truncated,
+            DropReason::TooBig => self.port.stats().too_big,
+            _ => 0,
+        }
+    }
+
+    fn pairs(&self) -> usize {
+        usize::from(self.port.queue_pairs())
+    }
+
+    /// Reads one frame from whichever transmit queue has one.
+    pub fn receive(&mut self, buf: &mut [u8]) -> Received {
+        self.disarm();
+        for _ in 0..self.pairs() {
+            let pair = self.next;
+            self.next = (pair + 1) % self.pairs();
+            if let Some((hdr, len)) = self.port.poll_from_guest(pair, buf) {
+                return Received::Frame(hdr, len);
+            }
+        }
+        Received::Empty
+    }
+
+    /// Puts one frame into the receive queue.
+    pub fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
+        match self.port.push_to_guest(PAIR_TO_GUEST, hdr, parts) {
+            Ok(()) => Sent::Done,
+            Err(PushError::Full) => Sent::Full,
+            Err(PushError::TooBig) => Sent::Dropped(DropReason::TooBig),
+        }
+    }
+
+    /// Bytes of the largest frame up to `want` that the guest has room for.
+    pub fn room(&mut self, want: usize) -> usize {
+        self.port.room_to_guest(PAIR_TO_GUEST, want)
+    }
+
+    /// Asks to be woken when there is more room. `true`: there is, now.
+    pub fn wait_for_room(&mut self) -> bool {
+        self.port.enable_kicks_to_guest(PAIR_TO_GUEST)
+    }
+
+    /// No wake-ups for room: nothing waits for it.
+    pub fn ignore_room(&mut self) {
+        self.port.disable_kicks_to_guest(PAIR_TO_GUEST);
+    }
+
+    /// Asks to be woken by the next frame. `true`: there is one, now.
+    pub fn arm(&mut self) -> bool {
+        if self.armed {
+            return false;
+        }
+        self.armed = true;
+        (0..self.pairs()).fold(false, |any, pair| self.port.enable_kicks_from_guest(pair) | any)
+    }
+
+    /// No wake-ups for frames while they are polled for.
+    fn disarm(&mut self) {
+        if std::mem::take(&mut self.armed) {
+            (0..self.pairs()).for_each(|pair| self.port.disable_kicks_from_guest(pair));
+        }
+    }
+
+    /// Shows the guest all that was taken from it and given to it.
+    pub fn flush(&mut self) {
+        self.port.flush_to_guest(PAIR_TO_GUEST);
+        (0..self.pairs()).for_each(|pair| self.port.flush_from_guest(pair));
+    }
+
+    /// Evidence that the guest runs; see [`VhostUserPort::guest_progress`].
+    pub fn progress(&mut self) -> Option<bool> {
+        self.port.guest_progress(PAIR_TO_GUEST)
+    }
+}

@@ -1,0 +1,212 @@
+//! A tap as a port: whole frames with virtio-net headers, super-segments as they are.
+//!
+//! A macvtap queue speaks the same protocol and becomes a [`TapPort`] too.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use nightporter_core::drops::DropReason;
+use nightporter_core::engine::TRANSMIT_PARTS_MAX;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nix::libc;
+use nix::net::if_::if_nametoindex;
+
+use super::{Received, Sent};
+use crate::config::{UplinkConfig, UplinkKind};
+use crate::sys;
+
+/// An open tap or macvtap queue.
+#[derive(Debug)]
+pub struct TapPort {
+    file: File,
+    kind: UplinkKind,
+}
+
+/// Why an uplink could not be opened. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("uplink {name}: {what}\n    fix: {fix}")]
+pub struct OpenError {
+    name: String,
+    what: String,
+    fix: String,
+}
+
+impl TapPort {
+    /// Opens, and if so configured makes, the interface of `config`.
+    ///
+    /// # Errors
+    /// The interface is missing, in use, of another kind, or may not be opened by this user.
+    pub fn open(config: &UplinkConfig) -> Result<Self, OpenError> {
+        match config.kind {
+            UplinkKind::Tap => open_tap(config),
+            UplinkKind::Macvtap => open_macvtap(config),
+        }
+        .map(|file| Self { file, kind: config.kind })
+    }
+
+    /// A port over any descriptor that carries one frame with its header per read and write.
+    #[must_use]
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self { file: File::from(fd), kind: UplinkKind::Tap }
+    }
+
+    /// As the configuration names it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self.kind {
+            UplinkKind::Tap => "tap",
+            UplinkKind::Macvtap => "macvtap",
+        }
+    }
+
+    /// The descriptor to wait on.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Reads one frame into `buf`, which should hold 64 KiB and an Ethernet header.
+    pub fn receive(&mut self, buf: &mut [u8]) -> Received {
+        let mut hdr = [0; VirtioNetHdr::LEN];
+        loop {
+            let mut iov = [IoSliceMut::new(&mut hdr), IoSliceMut::new(buf)];
+            match self.file.read_vectored(&mut iov) {
+                // A datagram shorter than its header is no frame of a tap; skip it.
+                Ok(n) if n > VirtioNetHdr::LEN => {
+                    let len = (n - VirtioNetHdr::LEN).min(buf.len());
+                    return Received::Frame(VirtioNetHdr::parse(&hdr), len);
+                }
+                Ok(0) => return Received::Gone,
+                Ok(_) => {}
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Received::Empty,
+                Err(_) => return Received::Gone,
+            }
+        }
+    }
+
+    /// Writes one frame, given in pieces, of which there are at most `TRANSMIT_PARTS_MAX`.
+    pub fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
+        let hdr = hdr.emit();
+        let mut iov = [IoSlice::new(&[]); 1 + TRANSMIT_PARTS_MAX];
+        iov[0] = IoSlice::new(&hdr);
+        for (slot, part) in iov[1..].iter_mut().zip(parts) {
+            *slot = IoSlice::new(part);
+        }
+        let used = 1 + parts.len();
+        assert!(used <= iov.len(), "a Transmit has at most TRANSMIT_PARTS_MAX parts");
+        loop {
+            match self.file.write_vectored(&iov[..used]) {
+                Ok(_) => return Sent::Done,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return not_sent(&e),
+            }
+        }
+    }
+}
+
+/// What drivers/net/tun.c and tap.c mean by the errors of a write (6.18).
+fn not_sent(e: &io::Error) -> Sent {
+    match e.raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Sent::Full,
+        Some(libc::EIO | libc::ENETDOWN) => Sent::Dropped(DropReason::PortDown),
+        Some(libc::EMSGSIZE) => Sent::Dropped(DropReason::TooBig),
+        Some(libc::EINVAL) => Sent::Dropped(DropReason::MalformedVirtioHeader),
+        _ => Sent::Gone,
+    }
+}
+
+fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
+    let UplinkConfig { ifname, create, bridge, .. } = config;
+    let error = |what: String, fix: String| OpenError { name: config.name.clone(), what, fix };
+    let make = format!("ip tuntap add dev {ifname} mode tap vnet_hdr && ip link set {ifname} up");
+    if !create && if_nametoindex(ifname.as_str()).is_err() {
+        let what = format!("there is no interface {ifname}");
+        return Err(error(what, format!("{make}; or set create = true")));
+    }
+    let file = open_device("/dev/net/tun").map_err(|e| {
+        let fix = "load the module (modprobe tun), and run as root or with CAP_NET_ADMIN";
+        error(format!("cannot open /dev/net/tun: {e}"), fix.into())
+    })?;
+    sys::tun_attach(&file, ifname).map_err(|e| match e.raw_os_error() {
+        Some(libc::EBUSY) => {
+            let what = format!("{ifname} is in use by another process");
+            error(what, "stop that process, or choose another interface".into())
+        }
+        Some(libc::EINVAL) => {
+            let what = format!("{ifname} exists and is not a single-queue tap");
+            error(what, format!("choose another name, or: ip link del {ifname} && {make}"))
+        }
+        Some(libc::EPERM) => {
+            let what = format!("not allowed to open {ifname}");
+            error(what, "run as root or with CAP_NET_ADMIN".into())
+        }
+        _ => error(format!("cannot attach to {ifname}: {e}"), make.clone()),
+    })?;
+    configure(&file, config)?;
+    sys::interface_up(ifname).map_err(|e| {
+        error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
+    })?;
+    if let Some(bridge) = bridge {
+        let index = if_nametoindex(ifname.as_str()).unwrap_or(0);
+        match sys::bridge_add(bridge, index) {
+            Ok(()) => {}
+            // In a bridge already: an operator who names the bridge here made it so before.
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+            Err(e) => {
+                let fix = format!("ip link add {bridge} type bridge && ip link set {bridge} up");
+                return Err(error(format!("cannot put {ifname} into {bridge}: {e}"), fix));
+            }
+        }
+    }
+    Ok(file)
+}
+
+fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
+    let ifname = &config.ifname;
+    let error = |what: String, fix: String| OpenError { name: config.name.clone(), what, fix };
+    let make = format!(
+        "ip link add link eth0 name {ifname} type macvtap mode passthru && \
+         ip link set {ifname} up (with your network card for eth0)"
+    );
+    let index = if_nametoindex(ifname.as_str())
+        .map_err(|_| error(format!("there is no interface {ifname}"), make.clone()))?;
+    let device = format!("/dev/tap{index}");
+    let file = open_device(&device).map_err(|e| {
+        let (what, fix) = match e.raw_os_error() {
+            Some(libc::EBUSY) => {
+                (format!("{ifname} is in use by another process"), "stop that process".into())
+            }
+            Some(libc::EACCES | libc::EPERM) => {
+                (format!("not allowed to open {device}"), format!("run as root, or chown {device}"))
+            }
+            Some(libc::ENOENT) => {
+                let dev = format!("/sys/class/net/{ifname}/macvtap/tap{index}/dev");
+                let mknod = format!("mknod {device} c $(tr : ' ' < {dev})");
+                let what = format!("there is no {device}: {ifname} is no macvtap, or no udev runs");
+                (what, format!("{make}; without udev: {mknod}"))
+            }
+            _ => (format!("cannot open {device}: {e}"), make.clone()),
+        };
+        error(what, fix)
+    })?;
+    configure(&file, config)?;
+    sys::interface_up(ifname).map_err(|e| {
+        error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
+    })?;
+    Ok(file)
+}
+
+fn open_device(path: &str) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path)
+}
+
+fn configure(file: &File, config: &UplinkConfig) -> Result<(), OpenError> {
+    sys::tun_configure(file, VirtioNetHdr::LEN).map_err(|e| OpenError {
+        name: config.name.clone(),
+        what: format!("{} does not do virtio-net headers with offloads: {e}", config.ifname),
+        fix: "use a kernel of 4.8 or later".into(),
+    })
+}

@@ -1,0 +1,228 @@
+//! From a checked configuration to a running worker, and down again.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::path::Path;
+
+use nightporter_core::engine::{AddPortError, Engine, EngineConfig, PortConfig};
+use nightporter_core::time::Duration;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::{Group, Pid, User};
+
+use crate::arena_file::{self, ArenaLock, ArenaSize};
+use crate::config::{Config, DaemonConfig, UplinkConfig, VmConfig};
+use crate::control::ControlServer;
+use crate::metrics::MetricsServer;
+use crate::port::Port;
+use crate::port::guest::GuestPort;
+use crate::port::tap::TapPort;
+use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
+use crate::sys;
+use crate::vhost::listener::Access;
+use crate::worker::timer::monotonic_now;
+use crate::worker::{Worker, WorkerConfig};
+
+/// Why the daemon could not start, or stopped. The text says what to do.
+#[derive(Debug)]
+pub struct StartError(String);
+
+impl fmt::Display for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for StartError {}
+
+fn error(what: impl fmt::Display, fix: &str) -> StartError {
+    StartError(format!("{what}\n    fix: {fix}"))
+}
+
+/// Runs the daemon in the calling thread until a signal ends it.
+///
+/// # Errors
+/// Everything that keeps it from starting, found in one go; or one error of the running worker.
+pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
+    let (mut worker, _arena_lock) = start(config)?;
+    tracing::info!("{}", config.summary());
+    worker.run().map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
+    let daemon = &config.daemon;
+    let signals = signals().map_err(|e| vec![error(e, "report this")])?;
+    raise_file_limit();
+    let worker_config = WorkerConfig {
+        busy_poll: Duration::from_micros(daemon.busy_poll_us),
+        drain_timeout: Duration::from_secs(daemon.drain_timeout_s),
+    };
+    let (engine, arena_lock) = engine(config).map_err(|e| vec![e])?;
+    let mut worker = Worker::new(worker_config, engine)
+        .map_err(|e| vec![error(format!("no event loop: {e}"), "raise the limit of open files")])?;
+    let mut problems = Vec::new();
+    let mut check = |result: Result<(), StartError>| problems.extend(result.err());
+    check(worker.set_signals(signals).map_err(|e| error(e, "report this")));
+    check(open_control(&mut worker, daemon));
+    for uplink in &config.uplinks {
+        check(open_uplink(&mut worker, uplink));
+    }
+    match vm_access(daemon) {
+        Err(e) => check(Err(e)),
+        Ok(access) => config.vms.iter().for_each(|vm| check(open_vm(&mut worker, vm, access))),
+    }
+    check(open_metrics(&mut worker, daemon));
+    check(place(daemon));
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    worker.handle_restart();
+    Ok((worker, arena_lock))
+}
+
+/// The engine over its arena.
+fn engine(config: &Config) -> Result<(Engine<'static>, ArenaLock), StartError> {
+    make_parent(&config.daemon.arena)?;
+    let size = ArenaSize::new(config.budget_sum(), config.flows_sum());
+    let (arena, lock) =
+        arena_file::open(&config.daemon.arena, size).map_err(|e| StartError(e.to_string()))?;
+    let hash_seeds = random().map_err(|e| error(format!("/dev/urandom: {e}"), "mount /dev"))?;
+    let engine_config = EngineConfig { flows_max: config.flows_sum(), hash_seeds };
+    Ok((Engine::new(monotonic_now(), engine_config, arena), lock))
+}
+
+/// Numbers that nobody can guess.
+fn random() -> std::io::Result<[u64; 4]> {
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let (words, _) = bytes.as_chunks();
+    Ok(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
+}
+
+/// Blocks the signals that stop the daemon, so that they arrive as events.
+fn signals() -> nix::Result<SignalFd> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTERM);
+    set.add(Signal::SIGINT);
+    set.thread_block()?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+}
+
+/// A VM takes about ten descriptors, and the usual soft limit is 1024.
+fn raise_file_limit() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // With the soft limit as it was, opening the descriptor that is too many says so.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
+}
+
+fn open_control(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartError> {
+    make_parent(&daemon.control)?;
+    let control = ControlServer::new(&daemon.control)
+        .map_err(|e| error(e, "stop the other daemon, or choose another daemon.control"))?;
+    worker.set_control(control).map_err(|e| error(e, "report this"))
+}
+
+fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartError> {
+    let Some(address) = daemon.metrics else { return Ok(()) };
+    let fix = "choose another port with daemon.metrics, or turn it \"off\"";
+    let server = MetricsServer::new(address)
+        .map_err(|e| error(format!("metrics: cannot listen on {address}: {e}"), fix))?;
+    worker.set_metrics(server).map_err(|e| error(e, "report this"))
+}
+
+fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartError> {
+    let tap = TapPort::open(uplink).map_err(|e| StartError(e.to_string()))?;
+    let config = PortConfig { name: uplink.name.clone(), ..PortConfig::default() };
+    add_port(worker, Port::Uplink(tap), config)
+}
+
+fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), StartError> {
+    make_parent(&vm.socket)?;
+    let port = VhostUserPort::new(&VhostUserConfig {
+        name: vm.name.clone(),
+        socket: vm.socket.clone(),
+        access,
+        mac: vm.mac,
+        mtu: Some(vm.mtu),
+        queue_pairs: vm.queue_pairs,
+    })
+    .map_err(|e| error(format!("vm {}: {e}", vm.name), "or choose another vm.socket"))?;
+    let config = PortConfig {
+        name: vm.name.clone(),
+        guest: true,
+        mac: vm.mac,
+        ips: vm.ips.clone(),
+        ack_offload: vm.ack_offload,
+        budget_bytes: vm.budget,
+        flows_max: vm.flows_max,
+        mtu: vm.mtu,
+    };
+    add_port(worker, Port::Guest(Box::new(GuestPort::new(port))), config)
+}
+
+/// Who may connect to the VMs' sockets.
+fn vm_access(daemon: &DaemonConfig) -> Result<Access, StartError> {
+    let missing = |kind: &str, name: &str| {
+        let fix = format!("correct daemon.socket_{kind}, or create it");
+        error(format!("there is no {kind} \"{name}\" on this host"), &fix)
+    };
+    let (mut uid, mut gid) = (None, None);
+    if let Some(name) = &daemon.socket_user {
+        let user = User::from_name(name).ok().flatten().ok_or_else(|| missing("user", name))?;
+        uid = Some(user.uid.as_raw());
+    }
+    if let Some(name) = &daemon.socket_group {
+        let group = Group::from_name(name).ok().flatten().ok_or_else(|| missing("group", name))?;
+        gid = Some(group.gid.as_raw());
+    }
+    let mode = if uid.is_some() || gid.is_some() { 0o660 } else { 0o600 };
+    Ok(Access { mode: Some(mode), uid, gid })
+}
+
+/// Makes the directory of `path`, if its own parent exists.
+fn make_parent(path: &Path) -> Result<(), StartError> {
+    match path.parent().map(|dir| (dir, std::fs::create_dir(dir))) {
+        Some((dir, Err(e))) if e.kind() != ErrorKind::AlreadyExists => {
+            let fix = format!("mkdir -p {}", dir.display());
+            Err(error(format!("cannot make the directory of {}: {e}", path.display()), &fix))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn add_port(worker: &mut Worker, port: Port, config: PortConfig) -> Result<(), StartError> {
+    let name = config.name.clone();
+    worker.add_port(port, config).map_err(|e| match e {
+        AddPortError::MacTaken => error(format!("{name}: the MAC is taken"), "choose another"),
+        AddPortError::NameTaken => error(format!("{name}: the name is taken"), "choose another"),
+        AddPortError::TooManyPorts => {
+            error(format!("{name}: one port too many"), "run a second daemon for some of the VMs")
+        }
+        AddPortError::BudgetExceedsArena => {
+            error(format!("{name}: the budgets exceed the arena"), "report this")
+        }
+    })
+}
+
+/// Puts the worker's thread where the configuration wants it.
+fn place(daemon: &DaemonConfig) -> Result<(), StartError> {
+    if let Some(cpu) = daemon.cpu {
+        let mut set = CpuSet::new();
+        set.set(cpu)
+            .and_then(|()| sched_setaffinity(Pid::from_raw(0), &set))
+            .map_err(|e| error(format!("cpu = {cpu}: {e}"), "give a core that is online: nproc"))?;
+    }
+    if daemon.rt_priority > 0 {
+        sys::set_realtime(daemon.rt_priority).map_err(|e| {
+            let what = format!("rt_priority = {}: {e}", daemon.rt_priority);
+            error(what, "run as root or with CAP_SYS_NICE; in a cgroup give it cpu.rt_runtime_us")
+        })?;
+    }
+    Ok(())
+}

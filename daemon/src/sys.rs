@@ -1,0 +1,136 @@
+//! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, and
+//! a shared mapping. The rest of the daemon (but for `vhost`'s rings) contains no `unsafe`.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nix::libc;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+/// One `ifreq` (netdevice(7)), always with a name.
+pub(crate) struct IfReq(libc::ifreq);
+
+impl IfReq {
+    /// For the interface `name`. Errors: the name is longer than 15 bytes.
+    pub(crate) fn new(name: &str) -> io::Result<Self> {
+        let mut ifr_name = [0; libc::IFNAMSIZ];
+        if name.len() >= ifr_name.len() {
+            return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+        }
+        for (to, from) in ifr_name.iter_mut().zip(name.bytes()) {
+            *to = libc::c_char::from_ne_bytes([from]);
+        }
+        let ifr_ifru = libc::__c_anonymous_ifr_ifru { ifru_flags: 0 };
+        Ok(Self(libc::ifreq { ifr_name, ifr_ifru }))
+    }
+}
+
+mod ioctl {
+    use nix::libc;
+    nix::ioctl_write_int!(tun_set_iff, b'T', 202);
+    nix::ioctl_write_int!(tun_set_offload, b'T', 208);
+    nix::ioctl_write_ptr!(tun_set_vnet_hdr_size, b'T', 216, libc::c_int);
+    nix::ioctl_write_ptr!(tun_set_vnet_le, b'T', 220, libc::c_int);
+    nix::ioctl_readwrite_bad!(get_flags, libc::SIOCGIFFLAGS, libc::ifreq);
+    nix::ioctl_write_ptr_bad!(set_flags, libc::SIOCSIFFLAGS, libc::ifreq);
+    nix::ioctl_write_ptr_bad!(bridge_add, SIOCBRADDIF, libc::ifreq);
+    /// linux/sockios.h; `libc` does not have it.
+    const SIOCBRADDIF: libc::c_int = 0x89a2;
+}
+
+/// `IFF_VNET_HDR` and its like fit the 16 bits of `ifr_flags` (linux/if_tun.h).
+const TUN_FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+/// linux/if_tun.h: what the reader takes: CSUM, TSO4, TSO6, TSO_ECN.
+const TUN_OFFLOADS: u64 = 0x01 | 0x02 | 0x04 | 0x08;
+
+/// Makes `file` (an open `/dev/net/tun`) the tap `name`, creating it if it does not exist.
+///
+/// Errors: EPERM without CAP_NET_ADMIN, EBUSY if another process has it, EINVAL if it is a tun or
+/// multi-queue interface.
+pub(crate) fn tun_attach(file: &File, name: &str) -> io::Result<()> {
+    let mut request = IfReq::new(name)?;
+    request.0.ifr_ifru.ifru_flags = libc::c_short::try_from(TUN_FLAGS).expect("0x5002 fits");
+    // TUNSETIFF is declared as writing an int but takes a pointer to ifreq.
+    let pointer: *const libc::ifreq = &raw const request.0;
+    // SAFETY: the kernel reads and writes one ifreq behind the pointer, which outlives the call.
+    // JUSTIFICATION: no crate wraps TUNSETIFF.
+    unsafe { ioctl::tun_set_iff(file.as_raw_fd(), pointer.addr() as u64) }?;
+    Ok(())
+}
+
+/// Sets up a tap or macvtap queue: little-endian headers of `hdr_len` bytes, and super-segments and
+/// partial checksums toward us.
+pub(crate) fn tun_configure(file: &File, hdr_len: usize) -> io::Result<()> {
+    let fd = file.as_raw_fd();
+    let hdr_len = libc::c_int::try_from(hdr_len).expect("10 or 12");
+    // SAFETY: each call reads one int that outlives it, or takes its argument by value.
+    // JUSTIFICATION: no crate wraps these ioctls.
+    unsafe {
+        ioctl::tun_set_vnet_hdr_size(fd, &raw const hdr_len)?;
+        ioctl::tun_set_vnet_le(fd, &raw const ONE)?;
+        ioctl::tun_set_offload(fd, TUN_OFFLOADS)?;
+    }
+    Ok(())
+}
+
+static ONE: libc::c_int = 1;
+
+/// Brings the interface up.
+pub(crate) fn interface_up(name: &str) -> io::Result<()> {
+    let control = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let mut request = IfReq::new(name)?;
+    // SAFETY: the kernel reads and writes one ifreq that outlives the calls, and SIOCGIFFLAGS fills
+    // `ifru_flags`, so it is the live field of the union.
+    // JUSTIFICATION: no crate in use here wraps these ioctls.
+    unsafe {
+        ioctl::get_flags(control.as_raw_fd(), &raw mut request.0)?;
+        request.0.ifr_ifru.ifru_flags |= libc::c_short::try_from(libc::IFF_UP).expect("1 fits");
+        ioctl::set_flags(control.as_raw_fd(), &raw const request.0)?;
+    }
+    Ok(())
+}
+
+/// Makes the interface with index `member` a port of `bridge`. EBUSY: it is in a bridge already.
+pub(crate) fn bridge_add(bridge: &str, member: u32) -> io::Result<()> {
+    let control = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let mut request = IfReq::new(bridge)?;
+    request.0.ifr_ifru.ifru_ifindex = libc::c_int::try_from(member).unwrap_or(0);
+    // SAFETY: the kernel reads one ifreq that outlives the call.
+    // JUSTIFICATION: the alternative is a netlink stack for one message.
+    unsafe { ioctl::bridge_add(control.as_raw_fd(), &raw const request.0) }?;
+    Ok(())
+}
+
+/// Puts the calling thread under `SCHED_FIFO` at `priority` (1 to 99). EPERM without CAP_SYS_NICE.
+pub(crate) fn set_realtime(priority: u8) -> io::Result<()> {
+    let parameter = libc::sched_param { sched_priority: libc::c_int::from(priority) };
+    // SAFETY: the kernel reads one sched_param that outlives the call.
+    // JUSTIFICATION: nix does not wrap sched_setscheduler.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Maps the first `len` bytes of a file that no other process writes, for the rest of the process.
+pub(crate) fn map_forever(fd: BorrowedFd<'_>, len: usize) -> io::Result<&'static mut [u8]> {
+    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+    // JUSTIFICATION: std has no mmap.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            fd.as_raw_fd(),
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping is `len` bytes, page-aligned, zeroed or u8 data (any bit pattern is a
+    // u8), never unmapped, and nothing else has a reference into it: the caller holds the file's
+    // lock, and the file was allocated to `len`, so no access faults.
+    // JUSTIFICATION: the arena is used as plain memory on the fast path.
+    Ok(unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), len) })
+}

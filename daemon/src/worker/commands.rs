@@ -1,0 +1,133 @@
+//! What operators ask of a running worker, and what it tells them.
+
+use nightporter_core::engine::PortId;
+
+use super::slots::Slot;
+use super::*;
+use crate::control::protocol::{Reply, Request};
+
+impl Worker {
+    pub(super) fn handle_control_listener(&mut self) {
+        let Some(control) = &mut self.control else { return };
+        for place in control.handle_listener(&self.epoll) {
+            self.slots.watchers.remove(place);
+        }
+    }
+
+    /// Serves as many requests of one client as are complete.
+    pub(super) fn handle_control_client(&mut self, now: Instant, place: u16) {
+        let Some(mut control) = self.control.take() else { return };
+        let mut alive = control.handle_client(place);
+        while alive && let Some(request) = control.poll_request(place) {
+            let reply = match request {
+                Ok(request) => self.execute(now, place, request),
+                Err(reply) => reply,
+            };
+            control.reply(place, &reply);
+            alive = control.finish(&self.epoll, place);
+        }
+        if !alive || !control.finish(&self.epoll, place) {
+            control.close(place);
+            self.slots.watchers.remove(place);
+        }
+        self.control = Some(control);
+    }
+
+    pub(super) fn handle_metrics_client(&mut self, now: Instant, place: u16) {
+        let Some(mut metrics) = self.metrics.take() else { return };
+        metrics.handle_client(&self.epoll, place, || self.status(now));
+        self.metrics = Some(metrics);
+    }
+
+    fn execute(&mut self, now: Instant, place: u16, request: Request) -> Reply {
+        match request {
+            Request::Status => Reply::Status(self.status(now)),
+            Request::Flows { vm, from } => match vm.map(|vm| self.find_vm(&vm)).transpose() {
+                Ok(vm) => Reply::Flows(self.flow_page(now, from, vm)),
+                Err(reply) => reply,
+            },
+            Request::Flow { id } => match self.engine.flow(index(id)) {
+                Some(found) => Reply::Flow(Box::new(self.flow_info(now, found))),
+                None => no_such_flow(id),
+            },
+            Request::Trace { id } => match self.engine.flow(index(id)) {
+                Some(found) => {
+                    self.slots.watchers.add_trace(now, place, found);
+                    Reply::Stream {}
+                }
+                None => no_such_flow(id),
+            },
+            Request::Capture { port } => match self.slots.find(&port) {
+                None => self.no_such("port", &port, |_| true),
+                Some(slot) => {
+                    self.slots.watchers.add_capture(now, place, slot);
+                    Reply::Stream {}
+                }
+            },
+            Request::Offload { vm, on } => self.with_vm(&vm, |engine, id| {
+                tracing::info!(vm, on, "ack offload");
+                engine.set_offload(now, id, on);
+            }),
+            Request::Drain { vm } => self.with_vm(&vm, |engine, id| {
+                tracing::info!(vm, "draining");
+                engine.drain(now, id);
+            }),
+        }
+    }
+
+    fn with_vm(&mut self, name: &str, act: impl FnOnce(&mut Engine<'_>, PortId)) -> Reply {
+        match self.find_vm(name) {
+            Err(reply) => reply,
+            Ok(slot) => {
+                act(&mut self.engine, self.slots.list[slot].id);
+                Reply::Done {}
+            }
+        }
+    }
+
+    fn find_vm(&self, name: &str) -> Result<SlotId, Reply> {
+        let is_vm = |slot: &Slot| slot.port.is_guest();
+        let found = self.slots.find(name).filter(|&s| is_vm(&self.slots.list[s]));
+        found.ok_or_else(|| self.no_such("VM", name, is_vm))
+    }
+
+    fn no_such(&self, kind: &str, name: &str, is_one: impl Fn(&Slot) -> bool) -> Reply {
+        let names = self.slots.list.iter().filter(|s| is_one(s)).map(|s| s.name.as_str());
+        let names = names.collect::<Vec<_>>().join(", ");
+        Reply::Error {
+            what: format!("there is no {kind} \"{name}\""),
+            fix: if names.is_empty() {
+                "add one to the configuration".into()
+            } else {
+                format!("use one of: {names}")
+            },
+        }
+    }
+
+    /// Moves what watchers wrote to their clients.
+    pub(super) fn feed_watchers(&mut self) {
+        self.slots.watchers.note_states(&self.engine);
+        let Some(control) = &mut self.control else { return };
+        self.slots.watchers.drain(|place, take| match control.stream_room(place) {
+            None => false,
+            Some(false) => true,
+            Some(true) => {
+                let bytes = take();
+                control.stream(place, &bytes);
+                bytes.is_empty() || control.finish(&self.epoll, place)
+            }
+        });
+    }
+}
+
+/// A flow's number as an index; one that cannot be one finds nothing.
+fn index(id: u64) -> usize {
+    usize::try_from(id).unwrap_or(usize::MAX)
+}
+
+fn no_such_flow(id: u64) -> Reply {
+    Reply::Error {
+        what: format!("there is no flow {id} (any more)"),
+        fix: "nightporter flows lists those there are".into(),
+    }
+}

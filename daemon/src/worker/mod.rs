@@ -1,0 +1,360 @@
+//! The worker: one thread that owns the engine and all ports, and runs every event to completion.
+//!
+//! One turn: wait for events (or not, if something is left over); note what they mean; then, in
+//! the engine's drain order, read at most [`FRAMES_PER_PORT`] frames from every readable port and
+//! send on what the engine says at once, end the batch, send what the engine made itself, move
+//! backlogs and deliveries to guests with room, and tell the guests about all of it together.
+//! Then clients of the control socket and the metrics are served.
+//!
+//! Nothing blocks but the wait. What a turn did not finish stays marked (`Slot::readable`), and
+//! the next turn does not wait.
+
+mod commands;
+mod guests;
+mod report;
+mod slots;
+pub(crate) mod timer;
+pub(crate) mod token;
+mod watch;
+
+use std::io;
+use std::os::fd::AsFd;
+
+use nightporter_core::engine::{AddPortError, Engine, PortConfig, Verdict};
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signalfd::SignalFd;
+
+use crate::control::ControlServer;
+use crate::metrics::MetricsServer;
+use crate::port::{Port, Received};
+use slots::{Slot, SlotId, Slots};
+use timer::{Timer, monotonic_now};
+use token::Token;
+use watch::Direction;
+
+/// Frames read from one port before the others have their turn.
+const FRAMES_PER_PORT: usize = 64;
+/// A super-segment of 64 KiB behind an Ethernet header with VLAN tags, and then some.
+const FRAME_BYTES_MAX: usize = 68 * 1024;
+/// With room for a full-sized frame nothing can be waiting for more.
+const ROOM_PLENTY: usize = 1514;
+/// How often a stopping daemon looks whether it is done.
+const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
+/// Events taken from the kernel at a time.
+const EVENTS_MAX: usize = 64;
+
+/// What a worker needs besides ports.
+#[derive(Debug)]
+pub(crate) struct WorkerConfig {
+    /// How long to look for work before sleeping.
+    pub(crate) busy_poll: Duration,
+    /// How long a stop waits for guests.
+    pub(crate) drain_timeout: Duration,
+}
+
+/// A stop that waits for guests.
+#[derive(Debug)]
+struct Stop {
+    /// It happens then in any case.
+    deadline: Instant,
+    /// When to look again whether anything is still owed: that walks over all flows.
+    look_at: Instant,
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub(crate) struct Worker {
+    config: WorkerConfig,
+    engine: Engine<'static>,
+    slots: Slots,
+    epoll: Epoll,
+    timer: Timer,
+    signals: Option<SignalFd>,
+    control: Option<ControlServer>,
+    metrics: Option<MetricsServer>,
+    frame: Box<[u8]>,
+    started: Instant,
+    /// When there last was something to do.
+    active: Instant,
+    /// Set once the daemon was told to stop.
+    stop: Option<Stop>,
+    stopped: bool,
+}
+
+impl Worker {
+    pub(crate) fn new(config: WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let timer = Timer::new()?;
+        add(&epoll, &timer.fd(), Token::Timer)?;
+        let now = monotonic_now();
+        Ok(Self {
+            config,
+            engine,
+            slots: Slots::default(),
+            epoll,
+            timer,
+            signals: None,
+            control: None,
+            metrics: None,
+            frame: vec![0; FRAME_BYTES_MAX].into_boxed_slice(),
+            started: now,
+            active: now,
+            stop: None,
+            stopped: false,
+        })
+    }
+
+    /// Stops gracefully at the first signal of `signals`, at once at the second.
+    pub(crate) fn set_signals(&mut self, signals: SignalFd) -> io::Result<()> {
+        add(&self.epoll, &signals, Token::Signal)?;
+        self.signals = Some(signals);
+        Ok(())
+    }
+
+    pub(crate) fn set_control(&mut self, control: ControlServer) -> io::Result<()> {
+        add(&self.epoll, &control.fd(), Token::ControlListener)?;
+        self.control = Some(control);
+        Ok(())
+    }
+
+    pub(crate) fn set_metrics(&mut self, metrics: MetricsServer) -> io::Result<()> {
+        add(&self.epoll, &metrics.fd(), Token::MetricsListener)?;
+        self.metrics = Some(metrics);
+        Ok(())
+    }
+
+    /// Adds a port. Errors: see [`AddPortError`].
+    pub(crate) fn add_port(&mut self, port: Port, config: PortConfig) -> Result<(), AddPortError> {
+        let now = monotonic_now();
+        let name = config.name.clone();
+        let id = self.engine.add_port(now, config)?;
+        let slot = self.slots.add(id, name, port);
+        self.engine.set_port_features(now, id, self.slots.list[slot].features);
+        let token = Token::Uplink(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
+        if let Port::Uplink(tap) = &self.slots.list[slot].port {
+            add(&self.epoll, &tap.fd(), token).map_err(|_| AddPortError::TooManyPorts)?;
+        }
+        self.handle_guest_events(now, slot);
+        Ok(())
+    }
+
+    /// Looks for promises that a predecessor left in the arena; call after all ports were added.
+    pub(crate) fn handle_restart(&mut self) {
+        let reset = self.engine.handle_restart(monotonic_now());
+        if reset > 0 {
+            tracing::warn!(reset, "connections lost bytes in the restart and were reset");
+        }
+    }
+
+    /// Works until it is told to stop.
+    pub(crate) fn run(&mut self) -> io::Result<()> {
+        while !self.stopped {
+            self.turn()?;
+        }
+        Ok(())
+    }
+
+    /// One turn: see the module doc.
+    pub(crate) fn turn(&mut self) -> io::Result<()> {
+        let mut events = [EpollEvent::empty(); EVENTS_MAX];
+        let wait = if self.may_sleep() { EpollTimeout::NONE } else { EpollTimeout::ZERO };
+        let count = match self.epoll.wait(&mut events, wait) {
+            Err(Errno::EINTR) => 0,
+            result => result?,
+        };
+        let now = monotonic_now();
+        if count > 0 {
+            self.active = now;
+        }
+        for event in &events[..count] {
+            self.handle_event(now, Token::unpack(event.data()));
+        }
+        self.service(now);
+        Ok(())
+    }
+
+    /// Whether nothing is left to do until an event comes, having asked everybody for one.
+    fn may_sleep(&mut self) -> bool {
+        let idle = monotonic_now().since(self.active);
+        let polling = self.config.busy_poll != Duration::ZERO && idle < self.config.busy_poll;
+        for slot in &mut self.slots.list {
+            slot.readable |= polling || slot.port.arm();
+        }
+        !self.slots.list.iter().any(|s| s.readable)
+    }
+
+    fn handle_event(&mut self, now: Instant, token: Token) {
+        match token {
+            Token::Signal => self.handle_signal(now),
+            Token::Timer => self.timer.handle_expiry(),
+            Token::ControlListener => self.handle_control_listener(),
+            Token::Control(place) => self.handle_control_client(now, place),
+            Token::MetricsListener => {
+                if let Some(metrics) = &mut self.metrics {
+                    metrics.handle_listener(&self.epoll);
+                }
+            }
+            Token::Metrics(place) => self.handle_metrics_client(now, place),
+            Token::Uplink(slot) => self.slots.list[usize::from(slot)].wake(),
+            Token::Guest(slot, source) => self.handle_guest(now, usize::from(slot), source),
+        }
+    }
+
+    fn handle_signal(&mut self, now: Instant) {
+        let Some(Ok(Some(signal))) = self.signals.as_ref().map(SignalFd::read_signal) else {
+            return;
+        };
+        if self.stop.is_some() {
+            tracing::warn!(signal = signal.ssi_signo, "second signal: stopping at once");
+            self.stopped = true;
+            return;
+        }
+        tracing::info!(signal = signal.ssi_signo, "stopping: draining all VMs");
+        self.stop = Some(Stop { deadline: now + self.config.drain_timeout, look_at: now });
+        for slot in self.slots.list.iter().filter(|s| s.port.is_guest()) {
+            self.engine.drain(now, slot.id);
+        }
+    }
+
+    /// Everything that is due, in the engine's drain order.
+    fn service(&mut self, now: Instant) {
+        if self.engine.poll_timeout().is_some_and(|at| at <= now) {
+            self.note_progress(now);
+            self.engine.handle_timeout(now);
+        }
+        for slot in 0..self.slots.list.len() {
+            if self.slots.list[slot].readable {
+                self.read_port(now, slot);
+            }
+        }
+        self.note_progress(now);
+        self.engine.handle_batch_end(now);
+        while let Some(made) = self.engine.poll_transmit(now) {
+            self.slots.transmit(now, &made);
+        }
+        for slot in 0..self.slots.list.len() {
+            if self.slots.list[slot].port.is_guest() {
+                self.feed_guest(now, slot);
+            }
+        }
+        self.feed_watchers();
+        self.look_whether_done(now);
+        let deadlines = [self.engine.poll_timeout(), self.stop.as_ref().map(|s| s.look_at)];
+        self.timer.set(deadlines.into_iter().flatten().min());
+    }
+
+    /// Ends a stop when nothing is owed any more, or the time is up.
+    fn look_whether_done(&mut self, now: Instant) {
+        let Some(stop) = self.stop.as_mut().filter(|stop| now >= stop.look_at) else { return };
+        let owed = self.engine.flows().filter(|(_, _, flow)| !flow.owes_nothing()).count();
+        self.stopped |= owed == 0 || now >= stop.deadline;
+        stop.look_at = stop.deadline.min(now + STOP_LOOK_INTERVAL);
+        if self.stopped && owed > 0 {
+            tracing::warn!(
+                owed,
+                "connections are owed bytes; their remotes learn at the next start"
+            );
+        }
+    }
+
+    /// Tells the engine which guests have shown that they run.
+    fn note_progress(&mut self, now: Instant) {
+        for slot in &mut self.slots.list {
+            if let Port::Guest(guest) = &mut slot.port
+                && let Some(drained) = guest.progress()
+            {
+                self.engine.handle_guest_progress(now, slot.id, drained);
+            }
+        }
+    }
+
+    /// Reads a bounded number of frames, and sends on what the engine lets pass.
+    fn read_port(&mut self, now: Instant, slot: SlotId) {
+        for _ in 0..FRAMES_PER_PORT {
+            let from = &mut self.slots.list[slot];
+            match from.port.receive(&mut self.frame) {
+                Received::Frame(hdr, len) => self.forward(now, slot, hdr, len),
+                Received::Empty => {
+                    from.readable = false;
+                    return;
+                }
+                Received::Gone => return from.lose(),
+            }
+        }
+        self.active = now;
+    }
+
+    /// One frame, which is in `self.frame`, came in at `slot`.
+    fn forward(&mut self, now: Instant, slot: SlotId, mut hdr: VirtioNetHdr, len: usize) {
+        let from = &mut self.slots.list[slot];
+        let frame = &mut self.frame[..len];
+        from.stats.count_from_port(len);
+        let id = from.id;
+        self.slots.watchers.see(now, slot, Direction::FromPort, &[frame]);
+        match self.engine.handle_frame(now, id, &mut hdr, frame) {
+            Verdict::Forward(to) => self.slots.send(now, to, &hdr, &[frame]),
+            Verdict::Flood => self.slots.flood(now, id, &hdr, &[frame]),
+            // A drop is counted by the engine.
+            Verdict::Absorbed | Verdict::Drop(_) => {}
+        }
+    }
+
+    /// Gives a guest what waits for it, as far as it has room, and shows it all of this turn.
+    fn feed_guest(&mut self, now: Instant, slot: SlotId) {
+        if self.slots.list[slot].features.is_some() {
+            let mut room = self.give(now, slot);
+            // More can appear while a wake-up is asked for. Only if it does, look again: a guest
+            // that offers buffers too small for anything gets no second look.
+            while room < usize::MAX && self.waits_for_room(slot) {
+                let more = self.give(now, slot);
+                if more <= room {
+                    break;
+                }
+                room = more;
+            }
+        }
+        if let Port::Guest(guest) = &mut self.slots.list[slot].port {
+            guest.flush();
+        }
+        self.handle_guest_events(now, slot);
+    }
+
+    /// Moves the backlog, then deliveries. Returns the guest's room after that if something may
+    /// wait for more, else `usize::MAX`.
+    fn give(&mut self, now: Instant, slot: SlotId) -> usize {
+        let Slots { list, watchers, .. } = &mut self.slots;
+        let drained = list[slot].drain_backlog(now, watchers);
+        let id = list[slot].id;
+        loop {
+            let Port::Guest(guest) = &mut self.slots.list[slot].port else { return usize::MAX };
+            let room = guest.room(FRAME_BYTES_MAX);
+            if !drained {
+                return room;
+            }
+            match self.engine.poll_delivery(now, id, room) {
+                Some(made) => self.slots.transmit(now, &made),
+                None if room < ROOM_PLENTY => return room,
+                None => {
+                    guest.ignore_room();
+                    return usize::MAX;
+                }
+            }
+        }
+    }
+
+    /// Asks for a wake-up when the guest has more room. `true`: it just made some.
+    fn waits_for_room(&mut self, slot: SlotId) -> bool {
+        match &mut self.slots.list[slot].port {
+            Port::Guest(guest) => guest.wait_for_room(),
+            Port::Uplink(_) | Port::Gone => false,
+        }
+    }
+}
+
+/// Registers a descriptor for reading, level-triggered.
+fn add(epoll: &Epoll, fd: &impl AsFd, token: Token) -> io::Result<()> {
+    Ok(epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.pack()))?)
+}

@@ -1,0 +1,142 @@
+//! What the worker tells operators about itself, its ports and its flows.
+
+use std::net::SocketAddr;
+
+use nightporter_core::drops::DropReason;
+use nightporter_core::flow::key::FlowKey;
+use nightporter_core::flow::table::FlowId;
+use nightporter_core::limits::PAGE;
+use nightporter_core::tcp::flow::{Flow, State};
+
+use super::*;
+use crate::control::protocol::{FlowInfo, FlowPage, PortStatus, Status, VmStatus};
+
+/// Flows in one reply: some 300 KiB of JSON.
+const FLOWS_PER_PAGE: usize = 500;
+
+/// Sums over the flows of one port.
+#[derive(Clone, Debug, Default)]
+struct FlowSums {
+    by_state: [u64; State::ALL.len()],
+    held_bytes: u64,
+    owed: u64,
+}
+
+impl Worker {
+    /// One moment's numbers. Walks over all flows once.
+    pub(super) fn status(&self, now: Instant) -> Status {
+        let mut sums = vec![FlowSums::default(); self.slots.list.len()];
+        for (_, key, flow) in self.engine.flows() {
+            let sum = &mut sums[usize::from(key.port)];
+            sum.by_state[State::ALL.iter().position(|s| *s == flow.state).unwrap_or(0)] += 1;
+            sum.held_bytes += held_bytes(flow);
+            sum.owed += u64::from(!flow.owes_nothing());
+        }
+        let ports = self.slots.list.iter().zip(&sums);
+        Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_s: now.since(self.started).as_millis() / 1000,
+            stopping: self.stop.is_some(),
+            ports: ports.map(|(slot, sums)| self.port_status(slot, sums)).collect(),
+        }
+    }
+
+    fn port_status(&self, slot: &Slot, sums: &FlowSums) -> PortStatus {
+        let engine = self.engine.drops(slot.id);
+        let count = |r: DropReason| slot.drops(r) + engine.map_or(0, |drops| drops[r as usize]);
+        let drops = DropReason::ALL.iter().map(|&r| (r.label().into(), count(r)));
+        let (captures, captures_missed) = self.slots.watchers.captures(usize::from(slot.id.0));
+        PortStatus {
+            name: slot.name.clone(),
+            kind: slot.kind.into(),
+            link: slot.features.is_some(),
+            frames_from_port: slot.stats.frames_from_port,
+            bytes_from_port: slot.stats.bytes_from_port,
+            frames_to_port: slot.stats.frames_to_port,
+            bytes_to_port: slot.stats.bytes_to_port,
+            backlog_bytes: slot.backlog.bytes() as u64,
+            drops: drops.filter(|(_, n)| *n > 0).collect(),
+            captures,
+            captures_missed,
+            vm: self.vm_status(slot, sums),
+        }
+    }
+
+    fn vm_status(&self, slot: &Slot, sums: &FlowSums) -> Option<VmStatus> {
+        let vm = self.engine.vm(slot.id)?;
+        let states = State::ALL.iter().zip(sums.by_state);
+        Some(VmStatus {
+            offload: vm.offload,
+            draining: vm.draining,
+            owed_flows: sums.owed,
+            flows: states.map(|(s, n)| (s.label().into(), n)).collect(),
+            budget_bytes: vm.budget_pages * PAGE as u64,
+            promised_bytes: vm.reserved_pages * PAGE as u64,
+            held_bytes: sums.held_bytes,
+            early_acked_bytes: vm.counters.early_acked_bytes,
+            acks_made: vm.counters.acks_made,
+            acks_absorbed: vm.counters.acks_absorbed,
+            local_retransmissions: vm.counters.local_retransmissions,
+            flows_offloaded: vm.counters.flows_offloaded,
+            flows_refused: vm.counters.flows_refused,
+            flows_aborted: vm.counters.flows_aborted,
+        })
+    }
+
+    /// Flows from number `from` on, of all VMs or of one.
+    pub(super) fn flow_page(&self, now: Instant, from: u64, vm: Option<SlotId>) -> FlowPage {
+        let wanted = |(id, key, _): &(FlowId, &FlowKey, &Flow)| {
+            id.index() as u64 >= from && vm.is_none_or(|vm| vm == usize::from(key.port))
+        };
+        let mut list = self.engine.flows().filter(wanted);
+        let flows: Vec<_> =
+            list.by_ref().take(FLOWS_PER_PAGE).map(|found| self.flow_info(now, found)).collect();
+        let next = list.next().map(|(id, _, _)| id.index() as u64);
+        FlowPage { flows, next }
+    }
+
+    /// One flow as the operator sees it.
+    pub(super) fn flow_info(
+        &self,
+        now: Instant,
+        (id, key, flow): (FlowId, &FlowKey, &Flow),
+    ) -> FlowInfo {
+        let (rx, tx) = (&flow.rx, &flow.tx);
+        let now_s = u32::try_from(now.as_millis() / 1000).unwrap_or(u32::MAX);
+        FlowInfo {
+            id: id.index() as u64,
+            vm: self.slots.list[usize::from(key.port)].name.clone(),
+            guest: SocketAddr::new(key.g_addr.to_ip(), key.g_port).to_string(),
+            remote: SocketAddr::new(key.r_addr.to_ip(), key.r_port).to_string(),
+            vlan: key.vlan,
+            state: flow.state.label().into(),
+            why: flow.why.label().into(),
+            guest_is_client: flow.flags.guest_is_client,
+            held_bytes: held_bytes(flow),
+            buffer_bytes: flow.rx.buffer_bytes.into(),
+            undelivered_bytes: rx.rcv_nxt.saturating_sub(rx.g_nxt),
+            in_flight_to_guest: rx.g_nxt.saturating_sub(rx.g_una),
+            window_of_guest: rx.g_re.saturating_sub(rx.g_una),
+            window_to_remote: rx.re.saturating_sub(rx.rcv_nxt),
+            unacked_to_remote: rx.rcv_nxt.saturating_sub(rx.ack_sent),
+            in_flight_to_remote: tx.w_nxt.saturating_sub(tx.w_una),
+            timestamps: flow.opt.timestamps,
+            sack: flow.opt.sack,
+            ecn: flow.opt.ecn,
+            mss_to_guest: flow.opt.mss_to_guest,
+            early_acked_bytes: flow.counters.early_acked_bytes,
+            local_retransmissions: flow.counters.local_retransmissions.into(),
+            acks_absorbed: flow.counters.absorbed_acks.into(),
+            idle_s: now_s.wrapping_sub(flow.seen_at_s),
+        }
+    }
+}
+
+/// Bytes in the store; a flow outside `On` and `Drain` has none, whatever its numbers say.
+fn held_bytes(flow: &Flow) -> u64 {
+    match flow.state {
+        State::On | State::Drain => flow.held_bytes(),
+        State::Handshake | State::Pass | State::Abort => 0,
+    }
+}

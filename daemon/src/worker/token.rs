@@ -1,0 +1,94 @@
+//! What an epoll event is about.
+
+use crate::vhost::Source;
+
+/// The meaning of a descriptor in the worker's epoll set, packed into its 64 bits of user data.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Token {
+    /// SIGTERM, SIGINT or SIGHUP arrived.
+    Signal,
+    /// The timer expired: a flow's deadline, or housekeeping.
+    Timer,
+    /// Somebody connects to the control socket.
+    ControlListener,
+    /// A control client; the index of its place.
+    Control(u16),
+    /// Somebody connects to the metrics address.
+    MetricsListener,
+    /// A metrics client; the index of its place.
+    Metrics(u16),
+    /// An uplink has a frame, or is gone; its slot.
+    Uplink(u16),
+    /// A descriptor of a vhost-user port; its slot.
+    Guest(u16, Source),
+}
+
+impl Token {
+    /// The 64 bits to register.
+    #[must_use]
+    pub(crate) fn pack(self) -> u64 {
+        let pack = |kind: u64, slot: u16, vring: u16| {
+            kind << 32 | u64::from(slot) << 16 | u64::from(vring)
+        };
+        match self {
+            Self::Signal => pack(1, 0, 0),
+            Self::Timer => pack(2, 0, 0),
+            Self::ControlListener => pack(3, 0, 0),
+            Self::Control(i) => pack(4, i, 0),
+            Self::MetricsListener => pack(5, 0, 0),
+            Self::Metrics(i) => pack(6, i, 0),
+            Self::Uplink(slot) => pack(7, slot, 0),
+            Self::Guest(slot, Source::Listener) => pack(8, slot, 0),
+            Self::Guest(slot, Source::Connection) => pack(9, slot, 0),
+            Self::Guest(slot, Source::Kick(vring)) => pack(10, slot, vring),
+        }
+    }
+
+    /// The inverse of [`Self::pack`].
+    ///
+    /// # Panics
+    /// On bits that `pack` does not make.
+    #[must_use]
+    pub(crate) fn unpack(bits: u64) -> Self {
+        let [0, 0, 0, kind, s1, s0, v1, v0] = bits.to_be_bytes() else {
+            panic!("{bits:#x} is not a token");
+        };
+        let (slot, vring) = (u16::from_be_bytes([s1, s0]), u16::from_be_bytes([v1, v0]));
+        match kind {
+            1 => Self::Signal,
+            2 => Self::Timer,
+            3 => Self::ControlListener,
+            4 => Self::Control(slot),
+            5 => Self::MetricsListener,
+            6 => Self::Metrics(slot),
+            7 => Self::Uplink(slot),
+            8 => Self::Guest(slot, Source::Listener),
+            9 => Self::Guest(slot, Source::Connection),
+            10 => Self::Guest(slot, Source::Kick(vring)),
+            _ => panic!("{bits:#x} is not a token"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_token_survives_its_bits() {
+        for token in [
+            Token::Signal,
+            Token::Timer,
+            Token::ControlListener,
+            Token::Control(u16::MAX),
+            Token::MetricsListener,
+            Token::Metrics(7),
+            Token::Uplink(300),
+            Token::Guest(3, Source::Listener),
+            Token::Guest(4, Source::Connection),
+            Token::Guest(u16::MAX, Source::Kick(u16::MAX)),
+        ] {
+            assert_eq!(Token::unpack(token.pack()), token);
+        }
+    }
+}

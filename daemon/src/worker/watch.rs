@@ -1,0 +1,216 @@
+//! Who looks at frames as they pass: captures of a port, and traces of one flow.
+//!
+//! Both write into bounded buffers that the control socket drains; a slow reader misses frames and
+//! slows nothing down. With nobody watching, a frame costs one comparison.
+
+use std::fmt::Write as _;
+
+use nightporter_core::engine::Engine;
+use nightporter_core::flow::key::FlowKey;
+use nightporter_core::flow::table::FlowId;
+use nightporter_core::tcp::flow::{Flow, State, Why};
+use nightporter_core::time::Instant;
+use nightporter_core::trace::SegmentLine;
+use nightporter_core::wire::packet::Packet;
+use nightporter_core::wire::seq::Seq;
+
+use super::slots::SlotId;
+use crate::capture::Capture;
+
+/// Bytes of trace that may wait for a slow reader; then lines are missed, and counted.
+const TRACE_BYTES_MAX: usize = 1 << 20;
+
+/// Which way a frame crosses a port.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Direction {
+    /// Into the switch.
+    FromPort,
+    /// Out of it.
+    ToPort,
+}
+
+/// One who watches, at one place of the control socket.
+#[derive(Debug)]
+struct Watcher {
+    place: u16,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Port(SlotId, Capture),
+    Flow(Box<Trace>),
+}
+
+/// Everybody who watches.
+#[derive(Debug, Default)]
+pub(crate) struct Watchers {
+    list: Vec<Watcher>,
+}
+
+impl Watchers {
+    /// How many capture the port in `slot`, and how many frames they missed.
+    pub(crate) fn captures(&self, slot: SlotId) -> (u32, u64) {
+        let mut sum = (0, 0);
+        for watcher in &self.list {
+            if let What::Port(s, capture) = &watcher.what
+                && *s == slot
+            {
+                sum = (sum.0 + 1, sum.1 + capture.missed);
+            }
+        }
+        sum
+    }
+
+    /// A frame, given in pieces, crosses the port in `slot`.
+    #[inline]
+    pub(crate) fn see(&mut self, now: Instant, slot: SlotId, way: Direction, parts: &[&[u8]]) {
+        if !self.list.is_empty() {
+            self.show(now, slot, way, parts);
+        }
+    }
+
+    #[cold]
+    fn show(&mut self, now: Instant, slot: SlotId, way: Direction, parts: &[&[u8]]) {
+        for watcher in &mut self.list {
+            match &mut watcher.what {
+                What::Port(s, capture) if *s == slot => capture.record(now, parts),
+                What::Port(..) => {}
+                What::Flow(trace) => trace.see(now, slot, way, parts),
+            }
+        }
+    }
+
+    /// Writes down how the traced flows changed in this turn.
+    pub(crate) fn note_states(&mut self, engine: &Engine<'_>) {
+        for watcher in &mut self.list {
+            if let What::Flow(trace) = &mut watcher.what
+                && std::mem::take(&mut trace.touched)
+            {
+                trace.note_state(engine);
+            }
+        }
+    }
+
+    pub(crate) fn add_capture(&mut self, now: Instant, place: u16, slot: SlotId) {
+        self.list.push(Watcher { place, what: What::Port(slot, Capture::new(now)) });
+    }
+
+    pub(crate) fn add_trace(
+        &mut self,
+        now: Instant,
+        place: u16,
+        (id, key, flow): (FlowId, &FlowKey, &Flow),
+    ) {
+        let trace = Trace::new(now, id, *key, flow);
+        self.list.push(Watcher { place, what: What::Flow(Box::new(trace)) });
+    }
+
+    /// The client at `place` is gone, or another one.
+    pub(crate) fn remove(&mut self, place: u16) {
+        self.list.retain(|w| w.place != place);
+    }
+
+    /// Shows each watcher's place to `sink`, and how to take what was written for it. `false`: the
+    /// client is gone, and so is the watcher.
+    pub(crate) fn drain(&mut self, mut sink: impl FnMut(u16, &mut dyn FnMut() -> Vec<u8>) -> bool) {
+        self.list.retain_mut(|watcher| {
+            let what = &mut watcher.what;
+            sink(watcher.place, &mut || match what {
+                What::Port(_, capture) => capture.take(),
+                What::Flow(trace) => trace.take(),
+            })
+        });
+    }
+}
+
+/// The segments of one flow as text, one line each, in the order they cross H.
+#[derive(Debug)]
+struct Trace {
+    start: Instant,
+    id: FlowId,
+    key: FlowKey,
+    /// What is subtracted from the sequence numbers of R and of G: the first that were seen.
+    base: Option<(Seq, Seq)>,
+    state: (State, Why),
+    /// A segment passed since `state` was last compared.
+    touched: bool,
+    text: String,
+    missed: u64,
+    frame: Vec<u8>,
+}
+
+impl Trace {
+    fn new(now: Instant, id: FlowId, key: FlowKey, flow: &Flow) -> Self {
+        let state = (flow.state, flow.why);
+        let text = format!("{key}: {} ({})\n", flow.state.label(), flow.why.label());
+        Self {
+            start: now,
+            id,
+            key,
+            base: None,
+            state,
+            touched: false,
+            text,
+            missed: 0,
+            frame: Vec::new(),
+        }
+    }
+
+    fn see(&mut self, now: Instant, slot: SlotId, way: Direction, parts: &[&[u8]]) {
+        self.frame.clear();
+        parts.iter().for_each(|part| self.frame.extend_from_slice(part));
+        let Ok(packet) = Packet::parse(&self.frame) else { return };
+        let Some((ip, tcp)) = packet.tcp() else { return };
+        let port = self.key.port;
+        let at_guest = slot == usize::from(port);
+        let (from_guest, direction) = match (at_guest, way) {
+            (true, Direction::FromPort) => (true, "G>"),
+            (true, Direction::ToPort) => (false, ">G"),
+            (false, Direction::FromPort) => (false, "R>"),
+            (false, Direction::ToPort) => (true, ">R"),
+        };
+        let key = if from_guest {
+            FlowKey::from_guest(port, &packet.eth, ip, tcp)
+        } else {
+            FlowKey::from_net(port, &packet.eth, ip, tcp)
+        };
+        if key == self.key {
+            let seen = if from_guest { (tcp.ack, tcp.seq) } else { (tcp.seq, tcp.ack) };
+            let (r, g) = *self.base.get_or_insert(seen);
+            let (seq_base, ack_base) = if from_guest { (g, r) } else { (r, g) };
+            let line = SegmentLine { direction, tcp, seq_base, ack_base }.to_string();
+            self.touched = true;
+            self.write(now, &line);
+        }
+    }
+
+    fn note_state(&mut self, engine: &Engine<'_>) {
+        let found = engine.flow(self.id.index()).filter(|(id, _, _)| *id == self.id);
+        let state = found.map_or(self.state, |(_, _, flow)| (flow.state, flow.why));
+        if state != self.state {
+            let (was, is) = (self.state.0.label(), state.0.label());
+            let _ = writeln!(self.text, "           -- {was} -> {is} ({})", state.1.label());
+            self.state = state;
+        }
+    }
+
+    fn write(&mut self, now: Instant, line: &str) {
+        if self.text.len() + line.len() > TRACE_BYTES_MAX {
+            self.missed += 1;
+            return;
+        }
+        let us = now.since(self.start).as_nanos() / 1000;
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.text, "{:3}.{:06} {line}", us / 1_000_000, us % 1_000_000);
+    }
+
+    fn take(&mut self) -> Vec<u8> {
+        let mut text = std::mem::take(&mut self.text);
+        if self.missed > 0 {
+            let _ = writeln!(text, "           -- {} segments not shown", self.missed);
+            self.missed = 0;
+        }
+        text.into_bytes()
+    }
+}
