@@ -1,8 +1,8 @@
 //! A flow's record in the arena: what a restarted daemon must know to keep a promise (LIFE-09).
 //!
-//! 24 little-endian words. The first cache line holds the state word and the words that change
-//! with traffic; each of those is committed by one aligned store. The other two lines are written
-//! once, before the state word makes the record valid.
+//! 20 little-endian words. The first eight are the state word and those that change with traffic;
+//! each of these is committed by one aligned store. The others are written once, before the state
+//! word makes the record valid.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

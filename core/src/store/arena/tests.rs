@@ -3,6 +3,7 @@
 use super::*;
 use crate::flow::key::FlowKey;
 use crate::flow::key::tests::key;
+use crate::limits::FLOW_RECORD_BYTES;
 use crate::store::flow_store::recover;
 use crate::store::record::{FLAG_SACK, FLAG_TS, L2Header, name_hash};
 use proptest::prelude::*;
@@ -132,7 +133,8 @@ proptest! {
         drop(arena);
         for (at, value) in noise {
             // Most of the noise goes where the structure is: header, records, descriptors.
-            let at = if at % 4 == 0 { at } else { at % (HEADER_BYTES + 4 * 192 + 3 * 16) };
+            let structure = HEADER_BYTES + 4 * FLOW_RECORD_BYTES + 3 * 16;
+            let at = if at % 4 == 0 { at } else { at % structure };
             if keep_header && at < HEADER_BYTES {
                 continue;
             }
