@@ -1,2 +1,227 @@
-//! Placeholder entry point, replaced by the first real change to this crate.
-fn main() {}
+//! `nightporter`: the operator's tool for a running `nightporterd`.
+
+mod client;
+mod show;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand, ValueEnum};
+use client::Client;
+use nightporterd::control::protocol::{FlowInfo, Reply, Request, Status};
+
+/// Shows and steers a running nightporterd.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Arguments {
+    /// The daemon's control socket: `daemon.control` of its configuration.
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        default_value = "/run/nightporter/control.sock"
+    )]
+    control: PathBuf,
+    /// Print the daemon's answer as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The daemon and its ports.
+    Status,
+    /// Tracked TCP connections.
+    Flows {
+        /// Only those of this VM.
+        #[arg(long, value_name = "VM")]
+        vm: Option<String>,
+    },
+    /// One connection, by the number that `flows` shows.
+    Flow {
+        /// Its number.
+        id: u64,
+        /// Its segments from now on, as they reach and leave the daemon; end with Ctrl-C.
+        #[arg(long)]
+        trace: bool,
+    },
+    /// The frames of a port, as a pcap file; end with Ctrl-C. Super-segments are one frame each,
+    /// and checksums may still be partial.
+    Capture {
+        /// A VM or an uplink.
+        port: String,
+        /// The file; `-` is standard output, as for `| tcpdump -r -`.
+        #[arg(short = 'w', value_name = "FILE")]
+        file: PathBuf,
+    },
+    /// Turns ack offload of a VM on, for new connections, or off.
+    Offload {
+        /// on or off.
+        switch: Switch,
+        /// The VM.
+        vm: String,
+    },
+    /// Makes no new promises for a VM, and waits until all are kept; `offload on` ends it.
+    Drain {
+        /// The VM.
+        vm: String,
+        /// Do not wait.
+        #[arg(long)]
+        no_wait: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output has seen enough, as in `| head`.
+        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("nightporter: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(e: &anyhow::Error) -> bool {
+    e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let mut client = Client::connect(&arguments.control)?;
+    let json = arguments.json;
+    match &arguments.command {
+        Command::Status => {
+            let status = status(&mut client)?;
+            print(json, &status, |out| show::status(out, &status))
+        }
+        Command::Flows { vm } => {
+            let flows = flows(&mut client, vm.as_deref())?;
+            print(json, &flows, |out| show::flows(out, &flows))
+        }
+        Command::Flow { id, trace: false } => match client.ask(&Request::Flow { id: *id })? {
+            Reply::Flow(flow) => print(json, &flow, |out| show::flow(out, &flow)),
+            other => unexpected(&other),
+        },
+        Command::Flow { id, trace: true } => {
+            let stream = client.stream(&Request::Trace { id: *id })?;
+            copy(stream, io::stdout(), "the connection's VM")
+        }
+        Command::Capture { port, file } => capture(client, port, file),
+        Command::Offload { switch, vm } => {
+            let on = matches!(switch, Switch::On);
+            done(&mut client, &Request::Offload { vm: vm.clone(), on })
+        }
+        Command::Drain { vm, no_wait } => {
+            done(&mut client, &Request::Drain { vm: vm.clone() })?;
+            if *no_wait { Ok(()) } else { wait_until_drained(&mut client, vm) }
+        }
+    }
+}
+
+/// Prints `value` as JSON, or what `text` makes of it.
+fn print(
+    json: bool,
+    value: &impl serde::Serialize,
+    text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut out, value).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        text(&mut out)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn unexpected<T>(reply: &Reply) -> Result<T> {
+    bail!("an answer to another question: {reply:?}; use a nightporter of the daemon's version")
+}
+
+fn done(client: &mut Client, request: &Request) -> Result<()> {
+    match client.ask(request)? {
+        Reply::Done {} => Ok(()),
+        other => unexpected(&other),
+    }
+}
+
+fn status(client: &mut Client) -> Result<Status> {
+    match client.ask(&Request::Status)? {
+        Reply::Status(status) => Ok(status),
+        other => unexpected(&other),
+    }
+}
+
+/// All pages of the list.
+fn flows(client: &mut Client, vm: Option<&str>) -> Result<Vec<FlowInfo>> {
+    let mut all = Vec::new();
+    let mut from = Some(0);
+    while let Some(at) = from {
+        match client.ask(&Request::Flows { vm: vm.map(Into::into), from: at })? {
+            Reply::Flows(page) => {
+                all.extend(page.flows);
+                from = page.next;
+            }
+            other => return unexpected(&other),
+        }
+    }
+    Ok(all)
+}
+
+fn capture(client: Client, port: &str, file: &Path) -> Result<()> {
+    let stream = client.stream(&Request::Capture { port: port.into() })?;
+    if file == Path::new("-") {
+        return copy(stream, io::stdout(), "the daemon");
+    }
+    let to = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
+    eprintln!("capturing {port} into {}; end with Ctrl-C", file.display());
+    copy(stream, to, "the daemon")
+}
+
+/// Copies what comes as it comes, so that a reader sees it at once.
+fn copy(mut from: impl Read, mut to: impl Write, who: &str) -> Result<()> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => bail!("{who} has gone"),
+            n => to.write_all(&buffer[..n]).and_then(|()| to.flush())?,
+        }
+    }
+}
+
+fn wait_until_drained(client: &mut Client, vm: &str) -> Result<()> {
+    let mut shown = None;
+    loop {
+        let status = status(client)?;
+        let port = status.ports.iter().find(|p| p.name == vm);
+        let Some(state) = port.and_then(|p| p.vm.as_ref()) else { bail!("{vm} has gone") };
+        if state.owed_flows == 0 {
+            return Ok(());
+        }
+        if !state.draining {
+            bail!("somebody turned the offload of {vm} on again");
+        }
+        if shown.replace(state.owed_flows) != Some(state.owed_flows) {
+            eprintln!(
+                "{vm}: {} connections are owed {}",
+                state.owed_flows,
+                show::bytes(state.held_bytes)
+            );
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}

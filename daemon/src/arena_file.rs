@@ -23,7 +23,19 @@ use crate::sys;
 /// Keeps other daemons away from the arena while it lives.
 #[derive(Debug)]
 pub struct ArenaLock {
+    path: PathBuf,
     _file: Flock<File>,
+}
+
+impl ArenaLock {
+    /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
+    /// with nothing.
+    ///
+    /// # Errors
+    /// Those of unlink(2).
+    pub fn remove(self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
 }
 
 /// Why there is no arena. The text says what to do.
@@ -107,7 +119,7 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaLock),
         }
     })?;
     if old_len == size.len() && old.pages_total() == size.pages {
-        return Ok((old, ArenaLock { _file: lock }));
+        return Ok((old, ArenaLock { path: path.into(), _file: lock }));
     }
     // Bytes are not carried over: a restart resets the flows that were owed some (LIFE-09), and for
     // that their records are enough.
@@ -158,7 +170,7 @@ fn make(
             }
         }
         std::fs::rename(&new, path).map_err(error)?;
-        Ok((arena, ArenaLock { _file: lock }))
+        Ok((arena, ArenaLock { path: path.into(), _file: lock }))
     })();
     if result.is_err() {
         let _ = std::fs::remove_file(&new);

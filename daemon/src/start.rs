@@ -47,10 +47,18 @@ fn error(what: impl fmt::Display, fix: &str) -> StartError {
 /// # Errors
 /// Everything that keeps it from starting, found in one go; or one error of the running worker.
 pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
-    let (mut worker, _arena_lock) = start(config)?;
+    let (mut worker, arena_lock) = start(config)?;
     tracing::info!("{}", config.summary());
     worker.run().map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
-    tracing::info!("stopped");
+    match worker.owed() {
+        0 => {
+            if let Err(e) = arena_lock.remove() {
+                tracing::warn!("the empty arena cannot be removed: {e}");
+            }
+            tracing::info!("stopped; nobody is owed anything");
+        }
+        owed => tracing::warn!(owed, "stopped; connections are owed bytes, see the next start"),
+    }
     Ok(())
 }
 

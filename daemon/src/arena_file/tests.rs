@@ -111,6 +111,14 @@ fn what_is_owed_is_carried_into_an_arena_of_another_size() {
 }
 
 #[test]
+fn a_daemon_that_owes_nothing_leaves_nothing() {
+    let dir = Dir::new("remove");
+    let (_arena, lock) = open(&dir.path(), SMALL).unwrap();
+    lock.remove().unwrap();
+    assert_eq!(std::fs::read_dir(&dir.0).unwrap().count(), 0);
+}
+
+#[test]
 fn somebody_elses_file_is_left_alone() {
     let dir = Dir::new("file");
     std::fs::write(dir.path(), [7; 10_000]).unwrap();

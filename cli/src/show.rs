@@ -1,0 +1,211 @@
+//! Answers as text for people.
+
+use std::io::{self, Write};
+
+use nightporterd::control::protocol::{FlowInfo, PortStatus, Status};
+
+/// The daemon, a line per port, and a line for each port that dropped something.
+pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
+    let stopping = if status.stopping { ", stopping" } else { "" };
+    let up = duration(status.uptime_s);
+    writeln!(out, "nightporterd {}, pid {}, up {up}{stopping}", status.version, status.pid)?;
+    writeln!(out)?;
+    let mut rows = vec![
+        ["PORT", "KIND", "LINK", "OFFLOAD", "FLOWS", "ON", "HELD", "BUDGET", "IN", "OUT", "DROPS"]
+            .map(String::from),
+    ];
+    rows.extend(status.ports.iter().map(port_row));
+    table(out, &rows)?;
+    for port in status.ports.iter().filter(|p| !p.drops.is_empty()) {
+        let drops: Vec<_> = port.drops.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
+        writeln!(out, "{} dropped: {}", port.name, drops.join(", "))?;
+    }
+    Ok(())
+}
+
+fn port_row(port: &PortStatus) -> [String; 11] {
+    let (mut offload, mut flows, mut on) = (String::from("-"), String::from("-"), "-".into());
+    let (mut held, mut budget) = (String::from("-"), String::from("-"));
+    if let Some(vm) = &port.vm {
+        offload = match (vm.draining, vm.owed_flows, vm.offload) {
+            (true, 0, _) => "drained".into(),
+            (true, ..) => "draining".into(),
+            (false, _, true) => "on".into(),
+            (false, _, false) => "off".into(),
+        };
+        flows = vm.flows.values().sum::<u64>().to_string();
+        on = vm.flows.get("on").copied().unwrap_or(0).to_string();
+        held = bytes(vm.held_bytes);
+        budget = bytes(vm.budget_bytes);
+    }
+    [
+        port.name.clone(),
+        port.kind.clone(),
+        if port.link { "up".into() } else { "down".into() },
+        offload,
+        flows,
+        on,
+        held,
+        budget,
+        bytes(port.bytes_from_port),
+        bytes(port.bytes_to_port),
+        port.drops.values().sum::<u64>().to_string(),
+    ]
+}
+
+/// A line per connection.
+pub(crate) fn flows(out: &mut dyn Write, flows: &[FlowInfo]) -> io::Result<()> {
+    let mut rows = vec![
+        ["ID", "VM", "GUEST", "", "REMOTE", "STATE", "HELD", "EARLY", "IDLE", "WHY"]
+            .map(String::from),
+    ];
+    rows.extend(flows.iter().map(|f| {
+        [
+            f.id.to_string(),
+            f.vm.clone(),
+            f.guest.clone(),
+            if f.guest_is_client { "->".into() } else { "<-".into() },
+            f.remote.clone(),
+            f.state.clone(),
+            bytes(f.held_bytes),
+            bytes(f.early_acked_bytes),
+            duration(f.idle_s.into()),
+            if f.why == "nothing" { String::new() } else { f.why.clone() },
+        ]
+    }));
+    table(out, &rows)
+}
+
+/// Everything about one connection, a line each.
+pub(crate) fn flow(out: &mut dyn Write, f: &FlowInfo) -> io::Result<()> {
+    let arrow = if f.guest_is_client { "->" } else { "<-" };
+    writeln!(out, "flow {} of {}: {} {arrow} {}", f.id, f.vm, f.guest, f.remote)?;
+    let yes = |b: bool| String::from(if b { "yes" } else { "no" });
+    let rows = [
+        ("state", format!("{} ({})", f.state, f.why)),
+        ("vlan", if f.vlan == 0 { "none".into() } else { format!("{:#x}", f.vlan) }),
+        ("idle", duration(f.idle_s.into())),
+        ("held for the guest", bytes(f.held_bytes)),
+        ("buffer", bytes(f.buffer_bytes)),
+        ("not yet delivered", bytes(f.undelivered_bytes)),
+        ("in flight to the guest", bytes(f.in_flight_to_guest)),
+        ("window of the guest", bytes(f.window_of_guest)),
+        ("window shown to the remote", bytes(f.window_to_remote)),
+        ("not yet acked to the remote", bytes(f.unacked_to_remote)),
+        ("in flight to the remote", bytes(f.in_flight_to_remote)),
+        ("timestamps", yes(f.timestamps)),
+        ("sack", yes(f.sack)),
+        ("ecn", yes(f.ecn)),
+        ("mss to the guest", f.mss_to_guest.to_string()),
+        ("acked ahead of the guest", bytes(f.early_acked_bytes)),
+        ("local retransmissions", f.local_retransmissions.to_string()),
+        ("guest's ACKs absorbed", f.acks_absorbed.to_string()),
+    ];
+    for (name, value) in rows {
+        writeln!(out, "  {name:<28} {value}")?;
+    }
+    Ok(())
+}
+
+/// Columns as wide as their widest entry; the last one ragged.
+fn table<const N: usize>(out: &mut dyn Write, rows: &[[String; N]]) -> io::Result<()> {
+    let mut widths = [0; N];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.len().max(*width);
+        }
+    }
+    for row in rows {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+/// Three digits and a unit, in powers of 1024.
+pub(crate) fn bytes(n: u64) -> String {
+    let mut shift = 0;
+    while shift < 60 && n >> shift >= 1000 {
+        shift += 10;
+    }
+    let unit = ["", "K", "M", "G", "T", "P", "E"][shift / 10];
+    let tenths = (u128::from(n) * 10) >> shift;
+    match tenths {
+        _ if shift == 0 => n.to_string(),
+        0..100 => format!("{}.{}{unit}", tenths / 10, tenths % 10),
+        _ => format!("{}{unit}", tenths / 10),
+    }
+}
+
+/// The two largest units.
+fn duration(s: u64) -> String {
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        3600..86400 => format!("{} h {} min", s / 3600, s / 60 % 60),
+        _ => format!("{} d {} h", s / 86400, s / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use nightporterd::control::protocol::VmStatus;
+
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_stay_short() {
+        assert_eq!([0, 999, 1000, 1024, 1 << 20].map(bytes), ["0", "999", "0.9K", "1.0K", "1.0M"]);
+        assert_eq!(bytes(64 << 20), "64M");
+        assert_eq!(bytes(u64::MAX), "15E");
+        assert_eq!(
+            [5, 65, 3_700, 90_000].map(duration),
+            ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]
+        );
+    }
+
+    #[test]
+    fn status_is_a_table_with_the_drops_below() {
+        let lan = PortStatus {
+            name: "lan".into(),
+            kind: "tap".into(),
+            link: true,
+            bytes_from_port: 5 << 20,
+            drops: BTreeMap::from([("hairpin".into(), 2)]),
+            ..PortStatus::default()
+        };
+        let vm = VmStatus {
+            offload: true,
+            flows: BTreeMap::from([("on".into(), 3), ("pass".into(), 1)]),
+            held_bytes: 2048,
+            budget_bytes: 64 << 20,
+            ..VmStatus::default()
+        };
+        let web1 = PortStatus {
+            name: "web1".into(),
+            kind: "vm".into(),
+            vm: Some(vm),
+            ..PortStatus::default()
+        };
+        let s = Status {
+            version: "1.2.3".into(),
+            pid: 7,
+            uptime_s: 61,
+            stopping: false,
+            ports: vec![lan, web1],
+        };
+        let mut text = Vec::new();
+        status(&mut text, &s).unwrap();
+        assert_eq!(
+            String::from_utf8(text).unwrap(),
+            "nightporterd 1.2.3, pid 7, up 1 min 1 s\n\
+             \n\
+             PORT  KIND  LINK  OFFLOAD  FLOWS  ON  HELD  BUDGET  IN    OUT  DROPS\n\
+             lan   tap   up    -        -      -   -     -       5.0M  0    2\n\
+             web1  vm    down  on       4      3   2.0K  64M     0     0    0\n\
+             lan dropped: hairpin 2\n"
+        );
+    }
+}
