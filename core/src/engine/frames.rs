@@ -62,7 +62,7 @@ impl Engine<'_> {
 
     /// Where the switch sends a frame; `None` is everywhere.
     pub(super) fn egress(
-        &self,
+        &mut self,
         now: Instant,
         ingress: PortId,
         vlan: VlanStack,

@@ -11,10 +11,13 @@
 
 use core::net::IpAddr;
 
+mod memo;
+
 use ahash::RandomState;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
+use self::memo::Memo;
 use crate::drops::DropReason;
 use crate::engine::PortId;
 use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX};
@@ -76,6 +79,10 @@ pub struct Switch {
     learned: usize,
     swept: Instant,
     hasher: RandomState,
+    /// Where frames went.
+    found: Memo,
+    /// What uplinks taught.
+    taught: Memo,
 }
 
 impl Switch {
@@ -88,6 +95,8 @@ impl Switch {
             learned: 0,
             swept: Instant::ZERO,
             hasher: RandomState::with_seeds(seeds[0], seeds[1], seeds[2], seeds[3]),
+            found: Memo::new(),
+            taught: Memo::new(),
         }
     }
 
@@ -197,6 +206,9 @@ impl Switch {
             return;
         }
         let key = mac_key(vlan_id(vlan), mac);
+        if self.taught.recall(now, key) == Some(port) {
+            return;
+        }
         if self.learned >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
             self.swept = now;
             self.retain_macs(|entry| is_guest_key(entry.key) || is_fresh(entry, now));
@@ -204,20 +216,26 @@ impl Switch {
         let full = self.learned >= MACS_MAX;
         match self.entry(key) {
             Entry::Occupied(mut entry) => {
+                let moved = entry.get().port != port;
                 *entry.get_mut() = MacEntry { key, port, seen: now };
+                if moved {
+                    self.found.forget();
+                }
+                self.taught.note(now, key, port, Instant::MAX);
             }
             // Those who are known keep their place: an address flood cannot push them out.
             Entry::Vacant(_) if full => {}
             Entry::Vacant(entry) => {
                 entry.insert(MacEntry { key, port, seen: now });
                 self.learned += 1;
+                self.taught.note(now, key, port, Instant::MAX);
             }
         }
     }
 
     /// Where a frame that came in on `ingress` goes.
     #[must_use]
-    pub fn lookup(&self, now: Instant, ingress: PortId, vlan: VlanStack, dst: Mac) -> Out {
+    pub fn lookup(&mut self, now: Instant, ingress: PortId, vlan: VlanStack, dst: Mac) -> Out {
         if is_group(dst) {
             return if is_link_constrained(dst) {
                 Out::Drop(DropReason::ReservedGroup)
@@ -225,9 +243,15 @@ impl Switch {
                 Out::Flood
             };
         }
-        let port = self.guest_with(dst).or_else(|| {
-            let entry = self.find(mac_key(vlan_id(vlan), dst))?;
-            is_fresh(entry, now).then_some(entry.port)
+        let key = mac_key(vlan_id(vlan), dst);
+        let port = self.found.recall(now, key).or_else(|| {
+            let guest = self.guest_with(dst).map(|port| (port, Instant::MAX));
+            let (port, expiry) = guest.or_else(|| {
+                let entry = self.find(key)?;
+                is_fresh(entry, now).then_some((entry.port, entry.seen + MAC_AGE))
+            })?;
+            self.found.note(now, key, port, expiry);
+            Some(port)
         });
         match port {
             Some(port) if port == ingress => Out::Drop(DropReason::Hairpin),
@@ -273,6 +297,7 @@ impl Switch {
     }
 
     fn bind(&mut self, mac: Mac, port: PortId) {
+        self.found.forget();
         let key = mac_key(GUEST_VLAN, mac);
         let bound = MacEntry { key, port, seen: Instant::ZERO };
         match self.entry(key) {
@@ -298,6 +323,8 @@ impl Switch {
 
     fn retain_macs(&mut self, keep: impl Fn(&MacEntry) -> bool) {
         self.macs.retain(|entry| keep(entry));
+        self.found.forget();
+        self.taught.forget();
         self.learned = self.macs.iter().filter(|entry| !is_guest_key(entry.key)).count();
     }
 }

@@ -61,7 +61,7 @@ fn switch() -> Switch {
 
 #[test]
 fn a_known_guest_gets_its_frames_on_every_vlan_and_nobody_elses() {
-    let switch = switch();
+    let mut switch = switch();
     for vlan in [untagged(), tagged(7)] {
         assert_eq!(switch.lookup(T0, UPLINK, vlan, MAC_A), Out::Port(A));
         assert_eq!(switch.lookup(T0, B, vlan, MAC_A), Out::Port(A));
@@ -72,7 +72,7 @@ fn a_known_guest_gets_its_frames_on_every_vlan_and_nobody_elses() {
 
 #[test]
 fn group_addresses_flood_and_link_constrained_ones_stop_here() {
-    let switch = switch();
+    let mut switch = switch();
     for dst in [BROADCAST, [0x33, 0x33, 0, 0, 0, 1], [0x01, 0x80, 0xc2, 0, 0, 0x10]] {
         assert_eq!(switch.lookup(T0, A, untagged(), dst), Out::Flood);
     }

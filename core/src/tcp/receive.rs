@@ -139,28 +139,24 @@ impl Flow {
             return Err(DropReason::NoStore);
         }
         let Some(rec) = self.rec else { return Err(DropReason::NoStore) };
-        if self.ooo.is_empty() && from == self.rx.rcv_nxt {
-            if !self.store.write(cx.arena, rec, from, bytes) {
+        let fills = from == self.rx.rcv_nxt;
+        let limit = u64::from(self.rx.buffer_bytes) / limits::OOO_DIVISOR;
+        let fits = self.ooo.bytes() + (to - from) <= limit && self.ooo.has_room_for(from, to);
+        if !fills && !fits {
+            return Err(DropReason::OutOfOrderLimit);
+        }
+        for (a, b) in self.ooo.gaps(from, to) {
+            let part = &bytes[index(a - from)..index(b - from)];
+            if !self.store.write(cx.arena, rec, a, part) {
                 return Err(DropReason::NoStore);
             }
+        }
+        if fills {
+            // Never through `ooo`: its bounds must not keep the one segment out that R will repeat.
             self.rx.rcv_nxt = to;
-        } else {
-            let limit = u64::from(self.rx.buffer_bytes) / limits::OOO_DIVISOR;
-            let fills = from == self.rx.rcv_nxt;
-            if !fills && self.ooo.bytes() + (to - from) > limit {
-                return Err(DropReason::OutOfOrderLimit);
-            }
-            if !self.ooo.has_room_for(from, to) {
-                return Err(DropReason::OutOfOrderLimit);
-            }
-            for (a, b) in self.ooo.gaps(from, to) {
-                let part = &bytes[index(a - from)..index(b - from)];
-                if !self.store.write(cx.arena, rec, a, part) {
-                    return Err(DropReason::NoStore);
-                }
-            }
-            self.ooo.insert(from, to);
             self.pull_in_order();
+        } else {
+            self.ooo.insert(from, to);
         }
         Ok(())
     }
