@@ -126,17 +126,8 @@ impl Queue {
         layout: Layout,
         want: usize,
     ) -> Result<usize, RingFault> {
-        let need = want.saturating_add(layout.hdr_len);
-        while self.held_len < need && (layout.merge || self.held.is_empty()) {
-            if !self.hold(memory, layout.hdr_len)? {
-                break;
-            }
-        }
-        let len = match self.held.front() {
-            Some(first) if !layout.merge => first.len,
-            _ => self.held_len,
-        };
-        Ok(len.saturating_sub(layout.hdr_len))
+        let held = self.gather(memory, layout, want.saturating_add(layout.hdr_len))?;
+        Ok(held.saturating_sub(layout.hdr_len))
     }
 
     /// Gives the guest one frame: `hdr`, then `parts`. The inner error is not the guest's fault.
@@ -148,12 +139,11 @@ impl Queue {
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
     ) -> Result<Result<(), PushError>, RingFault> {
-        let frame_len = parts.iter().map(|p| p.len()).sum();
-        if self.room(memory, layout, frame_len)? < frame_len {
+        let total = layout.hdr_len + parts.iter().map(|p| p.len()).sum::<usize>();
+        if self.gather(memory, layout, total)? < total {
             let never = !layout.merge && !self.held.is_empty();
             return Ok(Err(if never { PushError::TooBig } else { PushError::Full }));
         }
-        let total = layout.hdr_len + frame_len;
         let mut covered = 0;
         let chains = self.held.iter().take_while(|held| {
             let more = covered < total;
@@ -173,6 +163,26 @@ impl Queue {
             self.ring.publish();
         }
         Ok(Ok(()))
+    }
+
+    /// Holds chains until they have `need` bytes for one frame, header included, or there are no
+    /// more; the bytes that they have.
+    #[inline]
+    fn gather(
+        &mut self,
+        memory: &GuestMemory,
+        layout: Layout,
+        need: usize,
+    ) -> Result<usize, RingFault> {
+        while self.held_len < need && (layout.merge || self.held.is_empty()) {
+            if !self.hold(memory, layout.hdr_len)? {
+                break;
+            }
+        }
+        Ok(match self.held.front() {
+            Some(first) if !layout.merge => first.len,
+            _ => self.held_len,
+        })
     }
 
     /// Takes one more chain to fill later; `false` if there is none.

@@ -130,7 +130,10 @@ impl Session {
 
     /// The connection is gone: everything that was set up goes with it.
     pub fn close(mut self) -> VecDeque<Event> {
-        self.reset();
+        for index in 0..self.vrings.len() {
+            self.halt(index, false);
+            self.replace_kick(index, Kick::None);
+        }
         self.set_link(None);
         self.events
     }
@@ -431,8 +434,13 @@ impl Session {
         }
     }
 
+    /// The driver or the front-end stops a ring: nothing stays in flight.
     fn stop(&mut self, index: usize) {
-        if self.vrings[index].stop() {
+        self.halt(index, true);
+    }
+
+    fn halt(&mut self, index: usize, in_order: bool) {
+        if self.vrings[index].stop(in_order) {
             self.events.push_back(Event::RingStopped(number(index)));
         }
     }

@@ -127,15 +127,17 @@ impl Vring {
         true
     }
 
-    /// Stops in good order: what was completed is shown, what was only taken is forgotten. `false`
-    /// if it did not run.
-    pub fn stop(&mut self) -> bool {
+    /// Stops: what was completed is shown. If it stops `in_order`, what was only taken is
+    /// forgotten, otherwise it stays in the in-flight log. `false` if it did not run.
+    pub fn stop(&mut self, in_order: bool) -> bool {
         let fault = self.fault.take();
         let Some(mut queue) = self.queue.take() else { return false };
         if fault.is_none() {
             queue.ring.publish();
         }
-        queue.ring.abandon();
+        if in_order {
+            queue.ring.abandon();
+        }
         self.base = queue.ring.base();
         true
     }

@@ -1,0 +1,15 @@
+//! The vhost-user back-end against a front-end and a driver of our own, over a real socket and a
+//! real memfd.
+//!
+//! Everything runs in one thread, step by step: the front-end sends, the port handles. Nothing
+//! waits, so nothing can time out. `driver` is an independent split-ring driver; it shares no code
+//! with the rings under test.
+
+mod data;
+mod driver;
+mod fuzz;
+mod inflight;
+mod malicious;
+mod session;
+mod socket;
+mod world;
