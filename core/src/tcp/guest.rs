@@ -20,7 +20,7 @@ impl Flow {
         if !tcp.flags.contains(TcpFlags::ACK) {
             return Fate::Drop(crate::drops::DropReason::BadFlags);
         }
-        if tcp.options.unknown || tcp.options.mptcp || tcp.options.malformed || f.ip.options {
+        if !tcp.options.understood() || f.ip.options {
             self.drain(Why::Options);
         }
         let fin_acked_before = self.fin_acked_by_guest();

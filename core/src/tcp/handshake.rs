@@ -60,7 +60,7 @@ impl SynInfo {
         set(o.timestamps.is_some(), Self::HAS_TIMESTAMPS);
         set(o.sack_permitted, Self::HAS_SACK);
         set(o.mptcp, Self::HAS_MPTCP);
-        set((o.unknown && !o.mptcp) || o.malformed, Self::HAS_UNKNOWN);
+        set(o.unknown || o.malformed, Self::HAS_UNKNOWN);
         set(tcp.flags.contains(TcpFlags::ECE), Self::ECE);
         set(tcp.flags.contains(TcpFlags::CWR), Self::CWR);
         set(tcp.flags.contains(TcpFlags::AE), Self::AE);
@@ -228,8 +228,7 @@ impl Flow {
             && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
             && tcp.seq == Seq::wrap(self.rx.rcv_nxt)
             && tcp.ack == Seq::wrap(self.tx.w_nxt)
-            && !tcp.options.unknown
-            && !tcp.options.malformed
+            && tcp.options.understood()
     }
 
     /// G's third ACK completes its active open (COM-28).
@@ -242,8 +241,7 @@ impl Flow {
             && tcp.ack == Seq::wrap(self.rx.rcv_nxt)
             && tcp.seq == Seq::wrap(self.tx.w_una)
             && self.rx.seen_max == self.rx.rcv_nxt
-            && !tcp.options.unknown
-            && !tcp.options.malformed
+            && tcp.options.understood()
     }
 
     /// A segment from R while `Handshake` that is not the third ACK of a passive open.

@@ -386,6 +386,5 @@ impl Flow {
 }
 
 fn needs_verbatim(f: &Frame<'_>) -> bool {
-    let o = f.tcp.options;
-    f.tcp.flags.contains(TcpFlags::URG) || o.unknown || o.mptcp || o.malformed || f.ip.options
+    f.tcp.flags.contains(TcpFlags::URG) || !f.tcp.options.understood() || f.ip.options
 }

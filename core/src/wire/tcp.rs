@@ -211,7 +211,7 @@ pub struct TcpOptions {
     /// An option outside the whitelist for this kind of segment, of the wrong size, or there
     /// twice (COM-05).
     pub unknown: bool,
-    /// Multipath TCP; `unknown` is set too.
+    /// Multipath TCP. It alone does not set `unknown`: a SYN may offer it in vain (SNOOP-21).
     pub mptcp: bool,
     /// The walk met a length below 2 or past the end of the header (COM-04).
     pub malformed: bool,
@@ -242,6 +242,13 @@ impl TcpOptions {
             ts_offset,
             sack_offset: 0,
         }
+    }
+
+    /// Nothing but what the whitelist of COM-05 allows.
+    #[inline]
+    #[must_use]
+    pub const fn understood(&self) -> bool {
+        !self.unknown && !self.mptcp && !self.malformed
     }
 
     /// Walks the option bytes of a segment; `syn` says which whitelist of COM-05 holds.
@@ -313,10 +320,8 @@ impl TcpOptions {
             (KIND_SACK_PERMITTED, []) if syn && !self.sack_permitted => self.sack_permitted = true,
             (KIND_FAST_OPEN, _) if syn => self.tfo = true,
             (KIND_EXPERIMENTAL, [a, b, ..]) if syn && [*a, *b] == EXID_FAST_OPEN => self.tfo = true,
-            _ => {
-                self.mptcp |= kind == KIND_MPTCP;
-                self.unknown = true;
-            }
+            (KIND_MPTCP, _) => self.mptcp = true,
+            _ => self.unknown = true,
         }
     }
 }
