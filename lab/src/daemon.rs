@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ impl Daemon {
         let config = dir.join("nightporter.toml");
         fs::write(&config, configuration(uplink, vms, dir)).context("writing the configuration")?;
         let mut command = Command::new(sibling("nightporterd")?);
-        command.arg("--config").arg(&config);
+        command.arg("--config").arg(&config).stdin(Stdio::null());
         let process = Process::spawn("nightporterd", command, log)?;
         let control = dir.join("control.sock");
         let mut daemon = Self { process, control: control.clone(), dir: dir.to_owned() };

@@ -1,7 +1,6 @@
 //! `make demo`: three real guests on one core, three paths into one of them, interleaved.
 
 use std::fs;
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
@@ -11,34 +10,26 @@ use nightporter_guest::data::splitmix64;
 
 use crate::accel::Accel;
 use crate::cpus::Cores;
-use crate::daemon::Daemon;
-use crate::host::{self, Host, guest_nic};
-use crate::image::{Image, cache_dir, source_root};
+use crate::image::{Image, log_dir, source_root};
 use crate::process;
 use crate::progress::Progress;
 use crate::report::{Cell, Path3, Report, Row, checks};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
 use crate::transfer::{Outcome, Upload};
-use crate::vmm::{Attach, Guest, Places, Spec, Vmm};
+use crate::vmm::{Guest, Places, Vmm};
+use crate::world::{Net, World, address, guest_name};
 
 /// Guests on the contended core, as in the papers' experiments.
-const GUESTS: u8 = 3;
+const GUESTS: usize = 3;
 /// The guest that receives.
-const RECEIVER: usize = 0;
-/// Memory per guest: the bulk row is kept in memory until it is hashed.
-const GUEST_MEMORY_MIB: u32 = 192;
-/// Subnet numbers of the two NICs.
-const TAP_NET: u8 = 1;
-const NIGHTPORTER_NET: u8 = 2;
+const RECEIVER: u8 = 0;
 
 const SIZES: [usize; 3] = [10_000, 100_000, 1_000_000];
 const BULK: usize = 50_000_000;
 /// Repetitions of the bulk row.
 const BULK_ROUNDS: usize = 7;
 
-/// A TCG guest boots in two seconds on an idle machine.
-const BOOT_LIMIT: Duration = Duration::from_secs(60);
 /// No transfer takes this long unless something is broken.
 const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
 /// Transfers start at a random moment of the guests' scheduling cycle (3 x 30 ms, or the quota's
@@ -69,14 +60,13 @@ pub struct Options {
 /// Whatever kept it from finishing. A promise not kept is no error: the table says it.
 pub fn run(options: &Options) -> Result<()> {
     let run_dir = RunDir::create()?;
-    process::die_cleanly_on_signals(run_dir.path())?;
+    process::die_cleanly_on_signals()?;
     let mut progress = Progress::start();
     let cores = Cores::plan()?;
     cores.leave_contended()?;
     progress.step("preparing the guests' kernel and initramfs");
-    let image = Image::prepare()?;
-    let logs = cache_dir().join("log");
-    fs::create_dir_all(&logs).with_context(|| format!("creating {}", logs.display()))?;
+    let image = Image::for_qemu()?;
+    let logs = log_dir()?;
     let places = Places { sockets: run_dir.path(), logs: &logs };
     let accel = match options.accel {
         Some(accel) => accel,
@@ -86,10 +76,12 @@ pub fn run(options: &Options) -> Result<()> {
         }
     };
     progress.step(&format!("booting three guests under QEMU with {accel}"));
-    let mut lab = Lab::start(options, accel, &image, places)?;
+    let with_daemon = options.paths.iter().any(|&path| path != Path3::Tap);
+    let world = World::start(&[(Vmm::Qemu(accel), &image); GUESTS], with_daemon, places)?;
+    let mut lab = Lab { world, loops_per_ms: 0, offload: None };
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
-    let competition = Competition::start(options.scheduler, &cores, &lab.guests, &run_dir)?;
+    let competition = Competition::start(options.scheduler, &cores, &lab.world.guests, &run_dir)?;
     lab.start_load(options.scheduler)?;
     let cells = lab.measure(options, &mut progress)?;
     let report = Report {
@@ -103,7 +95,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let report = Report { checks: checks(options.scheduler, &report.rows), ..report };
     progress.step("cleaning up");
-    lab.stop()?;
+    lab.world.stop()?;
     drop(competition);
     drop(run_dir);
     let path = source_root().join("target/demo/result.json");
@@ -120,35 +112,19 @@ fn host_kernel() -> Result<String> {
     Ok(release.trim().to_owned())
 }
 
-/// Everything that runs.
+/// The demo's world and what it has found out about it.
 struct Lab {
-    guests: Vec<Guest>,
-    daemon: Option<Daemon>,
-    host: Host,
+    world: World,
     loops_per_ms: u64,
     offload: Option<bool>,
 }
 
 impl Lab {
-    fn start(options: &Options, accel: Accel, image: &Image, places: Places<'_>) -> Result<Self> {
-        let host = Host::create(&[TAP_NET, NIGHTPORTER_NET])?;
-        let with_daemon = options.paths.iter().any(|&p| p != Path3::Tap);
-        let daemon = if with_daemon { Some(start_daemon(&host, places)?) } else { None };
-        let mut guests = Vec::new();
-        for index in 0..GUESTS {
-            guests.push(start_guest(index, accel, &host, daemon.as_ref(), image, places)?);
-        }
-        for guest in &mut guests {
-            guest.wait_ready(BOOT_LIMIT)?;
-        }
-        Ok(Self { guests, daemon, host, loops_per_ms: 0, offload: None })
-    }
-
     /// Lets every path carry data once (caches, translated code), then finds out how fast a vCPU
     /// is while the others are idle.
     fn warm_up(&mut self) -> Result<()> {
         let mut paths = vec![Path3::Tap];
-        if self.daemon.is_some() {
+        if self.world.daemon.is_some() {
             paths.extend([Path3::Off, Path3::AckOffload]);
         }
         for path in paths {
@@ -160,7 +136,7 @@ impl Lab {
                 }
             }
         }
-        match self.guests[RECEIVER].call(&Command::Calibrate)? {
+        match self.world.guests[usize::from(RECEIVER)].call(&Command::Calibrate)? {
             Reply::Calibrated { loops_per_ms } => self.loops_per_ms = loops_per_ms,
             other => bail!("calibrate was answered with {other:?}"),
         }
@@ -169,7 +145,7 @@ impl Lab {
 
     fn start_load(&mut self, scheduler: Scheduler) -> Result<()> {
         let Some(percent) = scheduler.load_percent() else { return Ok(()) };
-        for guest in &mut self.guests {
+        for guest in &mut self.world.guests {
             guest.call(&Command::LoadStart { loops_per_ms: self.loops_per_ms, percent })?;
         }
         Ok(())
@@ -184,7 +160,7 @@ impl Lab {
             Reply::Load { done_ms, elapsed_ms, .. } => Ok(done_ms * 100 / elapsed_ms.max(1)),
             other => bail!("load status was answered with {other:?}"),
         };
-        self.guests.iter_mut().map(share).collect()
+        self.world.guests.iter_mut().map(share).collect()
     }
 
     fn measure(&mut self, options: &Options, progress: &mut Progress) -> Result<Vec<Cell>> {
@@ -226,7 +202,7 @@ impl Lab {
         match self.transfer(cell.path, &upload) {
             Ok(outcome) => cell.outcomes.push(outcome),
             Err(error) => {
-                if let Some(daemon) = &mut self.daemon {
+                if let Some(daemon) = &mut self.world.daemon {
                     daemon.check_alive()?;
                 }
                 cell.failures.push(format!("{}, {} bytes: {error:#}", cell.path, cell.bytes));
@@ -237,63 +213,15 @@ impl Lab {
     }
 
     fn transfer(&mut self, path: Path3, upload: &Upload) -> Result<Outcome> {
-        let net = if path == Path3::Tap { TAP_NET } else { NIGHTPORTER_NET };
-        if path != Path3::Tap {
-            let daemon = self.daemon.as_mut().context("this path needs nightporterd")?;
-            let on = path == Path3::AckOffload;
-            if self.offload != Some(on) {
-                daemon.set_offload(&guest_name(RECEIVER), on)?;
-                self.offload = Some(on);
-            }
+        let net = if path == Path3::Tap { Net::Tap } else { Net::Nightporter };
+        let on = path == Path3::AckOffload;
+        if net == Net::Nightporter && self.offload != Some(on) {
+            self.world.daemon()?.set_offload(&guest_name(RECEIVER), on)?;
+            self.offload = Some(on);
         }
-        let receiver = u8::try_from(RECEIVER).expect("three guests");
-        let address = guest_nic(receiver, net).address;
-        self.host.remote().enter(|| upload.send(address, TRANSFER_LIMIT))
+        let to = address(RECEIVER, net);
+        self.world.remote().enter(|| upload.send(to, TRANSFER_LIMIT))
     }
-
-    fn stop(self) -> Result<()> {
-        drop(self.guests);
-        self.daemon.map_or(Ok(()), Daemon::stop)
-    }
-}
-
-fn guest_name(index: usize) -> String {
-    format!("guest{index}")
-}
-
-fn start_daemon(host: &Host, places: Places<'_>) -> Result<Daemon> {
-    host.add_tap("uplink")?;
-    let vms: Vec<_> = (0..GUESTS)
-        .map(|index| (guest_name(usize::from(index)), guest_nic(index, NIGHTPORTER_NET)))
-        .collect();
-    Daemon::start("uplink", &vms, places.sockets, &places.logs.join("nightporterd.log"))
-}
-
-fn start_guest(
-    index: u8,
-    accel: Accel,
-    host: &Host,
-    daemon: Option<&Daemon>,
-    image: &Image,
-    places: Places<'_>,
-) -> Result<Guest> {
-    let name = guest_name(usize::from(index));
-    let tap = format!("tap{index}");
-    host.add_tap(&tap)?;
-    let mut nics = vec![(guest_nic(index, TAP_NET), Attach::Tap(tap))];
-    if let Some(daemon) = daemon {
-        let socket: PathBuf = daemon.socket(&name);
-        nics.push((guest_nic(index, NIGHTPORTER_NET), Attach::VhostUser(socket)));
-    }
-    nics.iter().try_for_each(|(nic, _)| host.remote().know(nic))?;
-    let spec = Spec {
-        name,
-        vmm: Vmm::Qemu(accel),
-        memory_mib: GUEST_MEMORY_MIB,
-        nics,
-        neighbours: host::remote_neighbours(&[TAP_NET, NIGHTPORTER_NET]),
-    };
-    Guest::start(&spec, image, places)
 }
 
 fn new_cell(path: Path3, bytes: usize) -> Cell {

@@ -16,6 +16,7 @@ use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context, Result};
@@ -38,10 +39,10 @@ pub struct Host {
     remote: Remote,
 }
 
-/// The remote host's network namespace.
-#[derive(Debug)]
+/// The remote host's network namespace; clones are the same one.
+#[derive(Debug, Clone)]
 pub struct Remote {
-    namespace: File,
+    namespace: Arc<File>,
 }
 
 /// Address of the remote host on the subnet of path `path`.
@@ -77,7 +78,7 @@ impl Host {
         ip("link set lo up")?;
         ip(&format!("link add {BRIDGE} type bridge stp_state 0 mcast_snooping 0"))?;
         ip(&format!("link set {BRIDGE} up"))?;
-        let remote = Remote { namespace: new_namespace()? };
+        let remote = Remote { namespace: Arc::new(new_namespace()?) };
         // ip(8) takes a path for a namespace; it is our child, so it can open our descriptors.
         let namespace = format!("/proc/{}/fd/{}", std::process::id(), remote.namespace.as_raw_fd());
         ip("link add remote type veth peer name eth0")?;
@@ -119,7 +120,7 @@ impl Remote {
     pub fn enter<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                setns(&self.namespace, CloneFlags::CLONE_NEWNET).expect("our own namespace");
+                setns(&*self.namespace, CloneFlags::CLONE_NEWNET).expect("our own namespace");
                 action()
             });
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -26,15 +26,20 @@ const MODULES: [&str; 8] = [
     "drivers/virtio/virtio_pci",
 ];
 
+/// What Debian's user-mode Linux does not have built in, in load order.
+const UML_MODULES: [&str; 3] =
+    ["net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net"];
+
+const UML: &str = "/usr/bin/linux.uml";
+const UML_MODULE_BASE: &str = "/usr/lib/uml/modules";
+
 /// A bootable guest.
 #[derive(Debug, Clone)]
 pub struct Image {
-    /// bzImage for QEMU. (User-mode Linux is its own kernel.)
+    /// bzImage for QEMU; the executable itself for user-mode Linux.
     pub kernel: PathBuf,
     /// Initramfs with the modules for `kernel`.
     pub initramfs: PathBuf,
-    /// Initramfs without modules, for a kernel that has virtio-net built in.
-    pub initramfs_plain: PathBuf,
 }
 
 /// The top of the source tree.
@@ -49,54 +54,72 @@ pub fn cache_dir() -> PathBuf {
     source_root().join("target/lab")
 }
 
+/// Where guests' consoles and programs' logs of the last run are: `target/lab/log`.
+///
+/// # Errors
+/// It cannot be made.
+pub fn log_dir() -> Result<PathBuf> {
+    let dir = cache_dir().join("log");
+    fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+    Ok(dir)
+}
+
 impl Image {
-    /// Downloads, builds and packs what is not there yet.
+    /// For QEMU: downloads, builds and packs what is not there yet.
     ///
     /// # Errors
     /// No network, no cargo, or a kernel package without the expected modules.
-    pub fn prepare() -> Result<Self> {
+    pub fn for_qemu() -> Result<Self> {
         let cache = cache_dir();
         fs::create_dir_all(&cache).with_context(|| format!("creating {}", cache.display()))?;
-        let package = kernel_package(&cache.join("kernel"))?;
-        let agent = guest_binary(&cache.join("guest"))?;
+        let dir = cache.join("kernel");
+        if !dir.is_dir() {
+            download_kernel(&dir)?;
+        }
+        let kernel = only(&dir.join("boot"), "vmlinuz-")?;
+        let modules = modules(&dir.join("lib/modules"), &MODULES)?;
+        Self::pack(kernel, cache.join("initramfs"), &modules)
+    }
+
+    /// For user-mode Linux, which has to be installed.
+    ///
+    /// # Errors
+    /// It is not, or no cargo, or modules missing.
+    pub fn for_uml() -> Result<Self> {
+        let kernel = PathBuf::from(UML);
+        ensure!(kernel.is_file(), "no {UML}: install user-mode-linux");
+        let modules = modules(Path::new(UML_MODULE_BASE), &UML_MODULES)?;
+        Self::pack(kernel, cache_dir().join("initramfs-uml"), &modules)
+    }
+
+    fn pack(kernel: PathBuf, initramfs: PathBuf, modules: &[PathBuf]) -> Result<Self> {
+        let agent = guest_binary(&cache_dir().join("guest"))?;
         let agent = fs::read(&agent).with_context(|| format!("reading {}", agent.display()))?;
-        let image = Self {
-            kernel: package.vmlinuz,
-            initramfs: cache.join("initramfs"),
-            initramfs_plain: cache.join("initramfs-plain"),
-        };
-        write_whole(&image.initramfs, &initramfs(&agent, &package.modules)?)?;
-        write_whole(&image.initramfs_plain, &initramfs(&agent, &[])?)?;
-        Ok(image)
+        write_whole(&initramfs, &pack_initramfs(&agent, modules)?)?;
+        Ok(Self { kernel, initramfs })
     }
 }
 
-struct KernelPackage {
-    vmlinuz: PathBuf,
-    modules: Vec<PathBuf>,
+/// The module files, which must exist, below `base`'s only kernel version.
+fn modules(base: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
+    let kernel = only(base, "")?.join("kernel");
+    let files: Vec<PathBuf> = names.iter().map(|m| kernel.join(format!("{m}.ko"))).collect();
+    for file in &files {
+        ensure!(file.is_file(), "no kernel module {}", file.display());
+    }
+    Ok(files)
 }
 
-/// The unpacked kernel package, downloaded once. `target/lab/kernel` removed gets a newer one.
-fn kernel_package(dir: &Path) -> Result<KernelPackage> {
-    if !dir.is_dir() {
-        download_kernel(dir)?;
-    }
-    let boot = dir.join("boot");
-    let vmlinuz = fs::read_dir(&boot)
-        .with_context(|| format!("listing {}", boot.display()))?
+/// The entry of `dir` whose name starts like that.
+fn only(dir: &Path, start: &str) -> Result<PathBuf> {
+    fs::read_dir(dir)
+        .with_context(|| format!("listing {}", dir.display()))?
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with("vmlinuz-")))
-        .with_context(|| format!("no vmlinuz in {}; remove it to start over", boot.display()))?;
-    let name = vmlinuz.file_name().context("found by its name")?.to_string_lossy().into_owned();
-    let version = name.trim_start_matches("vmlinuz-");
-    let base = dir.join("lib/modules").join(version).join("kernel");
-    let modules: Vec<PathBuf> = MODULES.iter().map(|m| base.join(format!("{m}.ko"))).collect();
-    for module in &modules {
-        ensure!(module.is_file(), "the kernel package has no {}", module.display());
-    }
-    Ok(KernelPackage { vmlinuz, modules })
+        .find(|path| path.file_name().is_some_and(|n| n.to_string_lossy().starts_with(start)))
+        .with_context(|| format!("no {start}* in {}; remove it to start over", dir.display()))
 }
 
+/// The unpacked kernel package, downloaded once. Removing `dir` gets a newer one.
 fn download_kernel(dir: &Path) -> Result<()> {
     let depends = run("apt-cache", &["depends", "--important", KERNEL_METAPACKAGE])?;
     let package = depends
@@ -140,7 +163,7 @@ fn guest_binary(target_dir: &Path) -> Result<PathBuf> {
     Ok(target_dir.join("release/nightporter-guest"))
 }
 
-fn initramfs(agent: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {
+fn pack_initramfs(agent: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.directory("dev");
     archive.character_device("dev/console", 5, 1);

@@ -13,7 +13,9 @@
 //! | [`guest`] | the host's end of a guest's control channel |
 //! | [`daemon`] | nightporterd with one port per guest |
 //! | [`cpus`], [`sched`] | which cores are whose; how the guests compete for theirs |
+//! | [`world`] | all of the above put together |
 //! | [`transfer`] | one timed and verified upload |
+//! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the three-path comparison |
 //!
 //! Nothing is named in the host's own network namespace, so there is nothing to clean up there:
@@ -30,9 +32,11 @@ pub mod process;
 pub mod progress;
 pub mod report;
 pub mod rundir;
+pub mod scenario;
 pub mod sched;
 pub mod transfer;
 pub mod vmm;
+pub mod world;
 
 mod cpio;
 mod sys;

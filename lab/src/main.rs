@@ -1,4 +1,4 @@
-//! `nightporter-lab`: the demo, from the command line.
+//! `nightporter-lab`: the demo and the tests on real guests, from the command line.
 
 use clap::{Parser, Subcommand};
 use nightporter_lab::accel::Accel;
@@ -6,6 +6,7 @@ use nightporter_lab::demo::{self, Options};
 use nightporter_lab::image::Image;
 use nightporter_lab::process;
 use nightporter_lab::report::Path3;
+use nightporter_lab::scenario;
 use nightporter_lab::sched::Scheduler;
 
 /// Boots real guests, makes them compete for a core, and measures.
@@ -36,20 +37,31 @@ enum Command {
         #[arg(long, default_value_t = 1)]
         seed: u64,
     },
+    /// The tests on real guests, with libtest's output.
+    Test {
+        /// Only those whose name contains this.
+        #[arg(default_value = "")]
+        filter: String,
+    },
     /// Only download and build what the guests boot, so that a later run needs no network.
     Prepare,
 }
 
 fn main() {
-    let result = match Arguments::parse().command {
+    let passed = match Arguments::parse().command {
         Command::Demo { sched, transfers, paths, accel, seed } => {
-            demo::run(&Options { scheduler: sched, transfers, paths, accel, seed })
+            demo::run(&Options { scheduler: sched, transfers, paths, accel, seed }).map(|()| true)
         }
-        Command::Prepare => Image::prepare().map(drop),
+        Command::Prepare => Image::for_qemu().map(|_| true),
+        Command::Test { filter } => scenario::run_all(&filter),
     };
-    if let Err(error) = result {
-        process::yield_to_signal();
-        eprintln!("nightporter-lab: {error:#}");
-        std::process::exit(1);
+    match passed {
+        Ok(true) => {}
+        Ok(false) => std::process::exit(1),
+        Err(error) => {
+            process::yield_to_signal();
+            eprintln!("nightporter-lab: {error:#}");
+            std::process::exit(1);
+        }
     }
 }

@@ -7,14 +7,14 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill, killpg};
 use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 
@@ -35,14 +35,14 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command`; its output goes to `log`. Call from a thread that outlives the child:
-    /// the child dies with it.
+    /// Starts `command` with its output in `log` and with the standard input it has been given
+    /// (none, say). Call from a thread that outlives the child: the child dies with it.
     ///
     /// # Errors
     /// The program or the log cannot be started or made.
     pub fn spawn(name: &str, mut command: Command, log: &Path) -> Result<Self> {
         let file = File::create(log).with_context(|| format!("creating {}", log.display()))?;
-        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        command.stdout(file.try_clone()?).stderr(file);
         sys::die_with_parent(&mut command);
         let mut live = LIVE.lock().expect("no panics under this lock");
         let child = command
@@ -69,9 +69,11 @@ impl Process {
         }
     }
 
-    /// Kills it at once and reaps it.
+    /// Kills it and its process group at once and reaps it. (User-mode Linux has children.)
     pub fn kill(&mut self) {
-        let _ = self.child.kill();
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            let _ = killpg(Pid::from_raw(self.pid()), Signal::SIGKILL);
+        }
         self.reap();
     }
 
@@ -133,25 +135,24 @@ pub fn run(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP kill all children, undo `run_dir`'s journal and end the
-/// lab. Call once, before other threads are started.
+/// From now on SIGINT, SIGTERM and SIGHUP kill all children, undo what this process's runs
+/// have changed, and end it. Call once, before other threads are started.
 ///
 /// # Errors
 /// The signals cannot be blocked.
-pub fn die_cleanly_on_signals(run_dir: &Path) -> Result<()> {
+pub fn die_cleanly_on_signals() -> Result<()> {
     let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
     signals.thread_block()?;
-    let run_dir = run_dir.to_owned();
     thread::spawn(move || {
         let signal = signals.wait().expect("these signals can be waited for");
         INTERRUPTED.store(true, Ordering::SeqCst);
         eprintln!("\n{signal}: cleaning up");
         let live = LIVE.lock().expect("no panics under this lock"); // kept: no more children
         for pid in live.iter().map(|&pid| Pid::from_raw(pid)) {
-            let _ = kill(pid, Signal::SIGKILL);
+            let _ = killpg(pid, Signal::SIGKILL);
             let _ = waitpid(pid, None); // the main thread may reap it first
         }
-        rundir::undo(&run_dir);
+        rundir::undo_mine();
         std::process::exit(128 + signal as i32);
     });
     Ok(())

@@ -92,6 +92,8 @@ pub struct Row {
     n: usize,
     /// Transfers that came through and whose hash was right. Times are of those that came through.
     hash_ok: usize,
+    /// Segments the sender retransmitted, all transfers together.
+    retransmits: u32,
     connect_ms: Quantiles,
     acked_ms: Quantiles,
     delivered_ms: Quantiles,
@@ -119,6 +121,7 @@ impl Row {
             bytes: cell.bytes,
             n: cell.outcomes.len() + cell.failures.len(),
             hash_ok: cell.outcomes.iter().filter(|o| o.hash_ok).count(),
+            retransmits: cell.outcomes.iter().map(|o| o.retransmits).sum(),
             connect_ms: of(|o| o.connect)?,
             acked_ms: of(|o| o.acked)?,
             delivered_ms: of(|o| o.delivered)?,
@@ -343,6 +346,7 @@ mod tests {
             acked: Duration::from_millis(acked_ms),
             delivered: Duration::from_millis(delivered_ms),
             guest_read: Duration::from_millis(1),
+            retransmits: 0,
             hash_ok: true,
         };
         Cell { path, bytes: PROMISED_BYTES, outcomes: vec![outcome; 30], failures: Vec::new() }

@@ -38,7 +38,6 @@ impl RunDir {
     /// Not root, or no writable /run.
     pub fn create() -> Result<Self> {
         ensure!(nix::unistd::geteuid().is_root(), "the lab makes namespaces and taps: run as root");
-        fs::create_dir_all(BASE).with_context(|| format!("creating {BASE}"))?;
         undo_stale()?;
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -46,7 +45,7 @@ impl RunDir {
         // A directory appears with its lock held, so that no other run takes it for stale.
         let hidden = Path::new(BASE).join(format!(".{}.{count}", std::process::id()));
         let _ = fs::remove_dir_all(&hidden);
-        fs::create_dir(&hidden).with_context(|| format!("creating {}", hidden.display()))?;
+        fs::create_dir_all(&hidden).with_context(|| format!("creating {}", hidden.display()))?;
         let lock = lock(&hidden)?.context("a new directory is already locked")?;
         fs::rename(&hidden, &path).with_context(|| format!("creating {}", path.display()))?;
         Ok(Self { path, _lock: lock })
@@ -115,7 +114,11 @@ impl Drop for RunDir {
 /// # Errors
 /// The base directory cannot be listed.
 pub fn undo_stale() -> Result<()> {
-    for entry in fs::read_dir(BASE)? {
+    let entries = match fs::read_dir(BASE) {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()), // no run has been here
+        other => other.with_context(|| format!("listing {BASE}"))?,
+    };
+    for entry in entries {
         let path = entry?.path();
         if path.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.')) {
             continue; // being made by another run this very moment
@@ -137,6 +140,16 @@ fn lock(dir: &Path) -> Result<Option<Flock<File>>> {
         .open(dir.join("lock"))
         .with_context(|| format!("opening the lock in {}", dir.display()))?;
     Ok(Flock::lock(file, FlockArg::LockExclusiveNonblock).ok())
+}
+
+/// Undoes all run directories of this process.
+pub(crate) fn undo_mine() {
+    let mine = format!("{}.", std::process::id());
+    for entry in fs::read_dir(BASE).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(&mine) {
+            undo(&entry.path());
+        }
+    }
 }
 
 /// Undoes a journal, last line first, and removes its directory. Safe to repeat. What cannot be

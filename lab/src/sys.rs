@@ -1,6 +1,8 @@
 //! The system calls that need `unsafe`, each behind a safe function.
 
 use std::io;
+use std::mem;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -15,6 +17,25 @@ pub(crate) fn set_round_robin(tid: i32, priority: i32) -> io::Result<()> {
     let result = unsafe { libc::sched_setscheduler(tid, libc::SCHED_RR, &raw const param) };
     Errno::result(result)?;
     Ok(())
+}
+
+/// Segments this TCP socket has retransmitted since it was connected.
+pub(crate) fn tcp_retransmits(socket: &impl AsRawFd) -> io::Result<u32> {
+    // SAFETY: tcp_info is plain data for which all zeros is a value.
+    let mut info: libc::tcp_info = unsafe { mem::zeroed() };
+    let mut size = libc::socklen_t::try_from(mem::size_of_val(&info)).expect("a small struct");
+    // SAFETY: the kernel writes at most `size` bytes into `info`, which outlives the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut size,
+        )
+    };
+    Errno::result(result)?;
+    Ok(info.tcpi_total_retrans)
 }
 
 /// Makes the child get SIGKILL when the thread that spawns it ends, and puts it into a process

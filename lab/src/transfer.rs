@@ -9,9 +9,10 @@
 //!   holds one trip back from the guest, 0.1 ms or so, the same on every path. The guest hashes
 //!   after that byte.
 
-use std::io::{IoSliceMut, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::io::{ErrorKind, IoSliceMut, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,6 +22,8 @@ use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrIn, TimestampingFlag, Timestamps, recvmsg, setsockopt,
     sockopt,
 };
+
+use crate::sys;
 
 /// What one upload took.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -33,6 +36,8 @@ pub struct Outcome {
     pub delivered: Duration,
     /// From accept() in the guest until its application had read everything, by its clock.
     pub guest_read: Duration,
+    /// Segments the sender retransmitted.
+    pub retransmits: u32,
     /// The receiver found the bytes to be those sent.
     pub hash_ok: bool,
 }
@@ -60,30 +65,181 @@ impl Upload {
         Self { message, hash }
     }
 
-    /// Sends it to the guest at `address`, from the calling thread's network namespace.
+    /// Sends it to the guest at `address`, from the calling thread's network namespace, and waits
+    /// for the verdict.
     ///
     /// # Errors
     /// The connection failed, or took longer than `limit` somewhere.
     pub fn send(&self, address: Ipv4Addr, limit: Duration) -> Result<Outcome> {
+        let mut sending = self.connect(address, limit)?;
+        sending.write()?;
+        sending.finish()
+    }
+
+    /// Connects only.
+    ///
+    /// # Errors
+    /// The connection failed, or took longer than `limit`.
+    pub fn connect(&self, address: Ipv4Addr, limit: Duration) -> Result<Sending<'_>> {
         let peer = SocketAddr::from((address, data::PORT));
         let start = Instant::now();
-        let mut stream = TcpStream::connect_timeout(&peer, limit).context("connecting")?;
+        let stream = TcpStream::connect_timeout(&peer, limit).context("connecting")?;
         let connect = start.elapsed();
         let connected = SystemTime::now(); // the clock of the kernel's packet timestamps
         stream.set_write_timeout(Some(limit))?;
         stream.set_read_timeout(Some(limit))?;
         stream.set_nodelay(true)?;
         ask_for_ack_stamp(&stream)?;
-        stream.write_all(&self.message).context("sending")?;
-        let last_byte = u32::try_from(self.message.len() - 1).context("a message below 4 GiB")?;
-        let (acked_at, delivered) = wait_for_both(&mut stream, last_byte, start, limit)?;
-        let acked = acked_at.duration_since(connected).unwrap_or_default();
-        let verdict = Verdict::read_from(&mut stream).context("reading the guest's verdict")?;
-        ensure!(stream.read(&mut [0])? == 0, "bytes after the guest's verdict");
-        let hash_ok = verdict.hash_ok && verdict.hash == self.hash;
-        let guest_read = Duration::from_nanos(verdict.read_ns);
-        Ok(Outcome { connect, acked, delivered, guest_read, hash_ok })
+        let upload = self;
+        Ok(Sending { upload, stream, limit, start, connect, connected, acked: None, read: None })
     }
+}
+
+/// An upload under way.
+#[derive(Debug)]
+pub struct Sending<'a> {
+    upload: &'a Upload,
+    stream: TcpStream,
+    limit: Duration,
+    start: Instant,
+    connect: Duration,
+    connected: SystemTime,
+    /// From connect()'s return to the ACK of the last byte, once it has come.
+    acked: Option<Duration>,
+    /// From connect()'s call to READ_ALL, once it has come.
+    read: Option<Duration>,
+}
+
+impl Sending<'_> {
+    /// Writes the whole message. Blocks while the socket's send buffer is full.
+    ///
+    /// # Errors
+    /// The connection failed, or did not move for the limit.
+    pub fn write(&mut self) -> Result<()> {
+        self.stream.write_all(&self.upload.message).context("sending")
+    }
+
+    /// Waits until everything written is acknowledged.
+    ///
+    /// # Errors
+    /// The connection failed, or the limit passed.
+    pub fn wait_acked(&mut self) -> Result<Duration> {
+        let deadline = Instant::now() + self.limit;
+        loop {
+            match self.acked {
+                Some(acked) => return Ok(acked),
+                None => self.wait_for_event(deadline)?,
+            }
+        }
+    }
+
+    /// Waits for the ACK, the receiving application and its verdict.
+    ///
+    /// # Errors
+    /// The connection failed, or the limit passed.
+    pub fn finish(mut self) -> Result<Outcome> {
+        let deadline = Instant::now() + self.limit;
+        let (acked, delivered) = loop {
+            match (self.acked, self.read) {
+                (Some(acked), Some(read)) => break (acked, read),
+                _ => self.wait_for_event(deadline)?,
+            }
+        };
+        let verdict = Verdict::read_from(&mut self.stream).context("reading the verdict")?;
+        ensure!(self.stream.read(&mut [0])? == 0, "bytes after the guest's verdict");
+        Ok(Outcome {
+            connect: self.connect,
+            acked,
+            delivered,
+            guest_read: Duration::from_nanos(verdict.read_ns),
+            retransmits: sys::tcp_retransmits(&self.stream)?,
+            hash_ok: verdict.hash_ok && verdict.hash == self.upload.hash,
+        })
+    }
+
+    /// Waits for the guest to say or end something it must not: how the connection ends.
+    ///
+    /// # Errors
+    /// It ended well, or the guest said something.
+    pub fn wait_failed(mut self) -> Result<ErrorKind> {
+        match self.stream.read(&mut [0]) {
+            Err(error) => Ok(error.kind()),
+            Ok(read) => bail!("the connection did not fail: {read} bytes came"),
+        }
+    }
+
+    /// Waits for the ACK's stamp or the guest's READ_ALL, whichever comes first.
+    fn wait_for_event(&mut self, deadline: Instant) -> Result<()> {
+        // The verdict follows READ_ALL; until the stamp has come it must not wake us.
+        let wanted = if self.read.is_none() { PollFlags::POLLIN } else { PollFlags::empty() };
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).context("a limit below weeks")?;
+        let mut fds = [PollFd::new(self.stream.as_fd(), wanted)];
+        if poll(&mut fds, timeout)? == 0 {
+            bail!("acked: {:?}, read: {:?} after {:?}", self.acked, self.read, self.limit);
+        }
+        let events = fds[0].revents().unwrap_or(PollFlags::empty());
+        if events.contains(PollFlags::POLLERR) {
+            let last_byte = u32::try_from(self.upload.message.len() - 1)?;
+            let stamp = ack_stamp(&self.stream, last_byte)?;
+            self.acked = stamp.map(|at| at.duration_since(self.connected).unwrap_or_default());
+        }
+        if events.contains(PollFlags::POLLIN) && self.read.is_none() {
+            let now = self.start.elapsed();
+            let mut byte = [0];
+            self.stream.read_exact(&mut byte).context("reading the guest's answer")?;
+            ensure!(byte[0] == READ_ALL, "the guest answered {byte:?}");
+            self.read = Some(now);
+        }
+        Ok(())
+    }
+}
+
+/// Lets the guest send `bytes` bytes and checks that they are what `seed` makes.
+///
+/// # Errors
+/// The connection failed or was slower than `limit`, or something else came.
+pub fn fetch(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> Result<()> {
+    let header = Header { service: Service::Source, bytes: bytes as u64, hash: seed };
+    let mut stream = open(address, &header, limit)?;
+    let mut got = Vec::with_capacity(bytes);
+    stream.read_to_end(&mut got).context("receiving")?;
+    let mut expected = vec![0; bytes];
+    data::fill(seed, &mut expected);
+    ensure!(got == expected, "{} bytes came, and not the {bytes} asked for", got.len());
+    Ok(())
+}
+
+/// Sends `bytes` bytes and checks that the same come back, both directions at once.
+///
+/// # Errors
+/// The connection failed or was slower than `limit`, or something else came.
+pub fn echo(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> Result<()> {
+    let header = Header { service: Service::Echo, bytes: bytes as u64, hash: 0 };
+    let mut stream = open(address, &header, limit)?;
+    let mut payload = vec![0; bytes];
+    data::fill(seed, &mut payload);
+    let mut sender = stream.try_clone()?;
+    let mut got = Vec::with_capacity(bytes);
+    thread::scope(|scope| {
+        let sending = scope.spawn(|| sender.write_all(&payload));
+        stream.read_to_end(&mut got).context("receiving")?;
+        sending.join().expect("does not panic").context("sending")
+    })?;
+    ensure!(got == payload, "{} bytes came back, and not the {bytes} sent", got.len());
+    Ok(())
+}
+
+fn open(address: Ipv4Addr, header: &Header, limit: Duration) -> Result<TcpStream> {
+    let peer = SocketAddr::from((address, data::PORT));
+    let mut stream = TcpStream::connect_timeout(&peer, limit).context("connecting")?;
+    stream.set_write_timeout(Some(limit))?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.write_all(&header.to_bytes()).context("sending")?;
+    if header.service == Service::Source {
+        stream.shutdown(Shutdown::Write)?;
+    }
+    Ok(stream)
 }
 
 /// Makes the kernel put a timestamp into the socket's error queue when the last byte of a send()
@@ -94,42 +250,6 @@ fn ask_for_ack_stamp(stream: &TcpStream) -> Result<()> {
         | TimestampingFlag::SOF_TIMESTAMPING_OPT_ID
         | TimestampingFlag::SOF_TIMESTAMPING_OPT_TSONLY;
     setsockopt(stream, sockopt::Timestamping, &flags).context("asking for ACK timestamps")
-}
-
-/// Waits for the ACK of `last_byte` and for the guest's READ_ALL, in whatever order they come.
-/// The time of the first, and how long after `start` the second came.
-fn wait_for_both(
-    stream: &mut TcpStream,
-    last_byte: u32,
-    start: Instant,
-    limit: Duration,
-) -> Result<(SystemTime, Duration)> {
-    let deadline = Instant::now() + limit;
-    let (mut acked_at, mut delivered) = (None, None);
-    loop {
-        if let (Some(acked_at), Some(delivered)) = (acked_at, delivered) {
-            return Ok((acked_at, delivered));
-        }
-        // The verdict follows READ_ALL; until the stamp has come it must not wake us.
-        let wanted = if delivered.is_none() { PollFlags::POLLIN } else { PollFlags::empty() };
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).context("a limit below weeks")?;
-        let mut fds = [PollFd::new(stream.as_fd(), wanted)];
-        if poll(&mut fds, timeout)? == 0 {
-            bail!("acked: {}, read: {} after {limit:?}", acked_at.is_some(), delivered.is_some());
-        }
-        let events = fds[0].revents().unwrap_or(PollFlags::empty());
-        if events.contains(PollFlags::POLLERR) {
-            acked_at = acked_at.or(ack_stamp(stream, last_byte)?);
-        }
-        if events.contains(PollFlags::POLLIN) && delivered.is_none() {
-            let now = start.elapsed();
-            let mut byte = [0];
-            stream.read_exact(&mut byte).context("reading the guest's answer")?;
-            ensure!(byte[0] == READ_ALL, "the guest answered {byte:?}");
-            delivered = Some(now);
-        }
-    }
 }
 
 /// Takes one message from the socket's error queue: when `last_byte` was acknowledged, or `None`

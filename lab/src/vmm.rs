@@ -2,15 +2,18 @@
 
 use std::fs;
 use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::bootline::{Bootline, Neighbour, Nic};
 use nightporter_guest::control::{self, Reply};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::accel::Accel;
 use crate::guest::Control;
@@ -49,6 +52,8 @@ pub struct Spec {
 pub enum Vmm {
     /// QEMU with this accelerator.
     Qemu(Accel),
+    /// User-mode Linux.
+    Uml,
 }
 
 /// Where a guest's files go.
@@ -64,6 +69,7 @@ pub struct Places<'a> {
 #[derive(Debug)]
 pub struct Guest {
     name: String,
+    vmm: Vmm,
     process: Process,
     control: Control,
     console: PathBuf,
@@ -75,16 +81,13 @@ impl Guest {
     /// # Errors
     /// The VMM is not installed or ends at once.
     pub fn start(spec: &Spec, image: &Image, places: Places<'_>) -> Result<Self> {
-        let socket = places.sockets.join(format!("{}-control.sock", spec.name));
-        let listener = UnixListener::bind(&socket)
-            .with_context(|| format!("listening on {}", socket.display()))?;
-        let console = places.logs.join(format!("{}-console.log", spec.name));
         let log = places.logs.join(format!("{}-vmm.log", spec.name));
-        let Vmm::Qemu(accel) = spec.vmm;
-        let command = qemu(spec, accel, image, &socket, &console);
-        let mut process = Process::spawn(&spec.name, command, &log)?;
-        let stream = accept(&listener, &mut process)?;
-        Ok(Self { name: spec.name.clone(), process, control: Control::new(stream)?, console })
+        let (process, stream, console) = match spec.vmm {
+            Vmm::Qemu(accel) => start_qemu(spec, accel, image, places, &log)?,
+            Vmm::Uml => start_uml(spec, image, places, log)?,
+        };
+        let control = Control::new(stream)?;
+        Ok(Self { name: spec.name.clone(), vmm: spec.vmm, process, control, console })
     }
 
     /// Waits until the guest's agent has its NICs up and listens. Also after a reboot.
@@ -113,25 +116,46 @@ impl Guest {
         self.control.send(command)
     }
 
+    /// Sends the VMM a signal: SIGSTOP takes the guest off its CPU for good.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn signal(&self, signal: Signal) -> Result<()> {
+        kill(Pid::from_raw(self.pid()), signal).with_context(|| self.name.clone())
+    }
+
     /// Process id of the VMM.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// Thread ids of the guest's vCPUs.
+    /// Ids of the threads that run the guest's code.
     ///
     /// # Errors
     /// The VMM has no vCPU thread.
     pub fn vcpu_threads(&self) -> Result<Vec<i32>> {
-        // QEMU names its threads with debug-threads=on: "CPU 0/TCG", "CPU 0/KVM".
-        let is_vcpu = |comm: &str| comm.starts_with("CPU ");
+        let tasks = format!("/proc/{0}/task", self.pid());
         let mut threads = Vec::new();
-        for entry in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
-            let path = entry?.path();
-            if is_vcpu(&fs::read_to_string(path.join("comm")).unwrap_or_default()) {
-                let name = path.file_name().context("a task has a name")?.to_string_lossy();
-                threads.push(name.parse().context("a task is named by its id")?);
+        match self.vmm {
+            Vmm::Qemu(_) => {
+                for entry in fs::read_dir(tasks)? {
+                    // QEMU names its threads with debug-threads=on: "CPU 0/TCG", "CPU 0/KVM".
+                    let path = entry?.path();
+                    let comm = fs::read_to_string(path.join("comm")).unwrap_or_default();
+                    if comm.starts_with("CPU ") {
+                        let id = path.file_name().context("a task has a name")?;
+                        threads.push(id.to_string_lossy().parse()?);
+                    }
+                }
+            }
+            Vmm::Uml => {
+                // The kernel is one thread; each address space of the guest is a child of it.
+                threads.push(self.pid());
+                let children = fs::read_to_string(format!("{tasks}/{}/children", self.pid()))?;
+                for child in children.split_whitespace() {
+                    threads.push(child.parse()?);
+                }
             }
         }
         ensure!(!threads.is_empty(), "{} has no vCPU thread", self.name);
@@ -142,6 +166,34 @@ impl Guest {
     pub fn kill(mut self) {
         self.process.kill();
     }
+}
+
+/// The VMM, the host's end of the control channel, and where the console goes.
+type Started = (Process, UnixStream, PathBuf);
+
+fn start_qemu(
+    spec: &Spec,
+    accel: Accel,
+    image: &Image,
+    places: Places<'_>,
+    log: &Path,
+) -> Result<Started> {
+    let socket = places.sockets.join(format!("{}-control.sock", spec.name));
+    let listener = UnixListener::bind(&socket)
+        .with_context(|| format!("listening on {}", socket.display()))?;
+    let console = places.logs.join(format!("{}-console.log", spec.name));
+    let command = qemu(spec, accel, image, &socket, &console);
+    let mut process = Process::spawn(&spec.name, command, log)?;
+    let stream = accept(&listener, &mut process)?;
+    Ok((process, stream, console))
+}
+
+fn start_uml(spec: &Spec, image: &Image, places: Places<'_>, log: PathBuf) -> Result<Started> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut command = uml(spec, image, places);
+    command.stdin(Stdio::from(OwnedFd::from(theirs)));
+    let process = Process::spawn(&spec.name, command, &log)?;
+    Ok((process, ours, log)) // the console is its standard output
 }
 
 fn accept(listener: &UnixListener, process: &mut Process) -> Result<UnixStream> {
@@ -214,6 +266,26 @@ fn qemu(spec: &Spec, accel: Accel, image: &Image, socket: &Path, console: &Path)
         let mac = nic.mac;
         add("-device", &format!("virtio-net-pci,netdev=n{index},mac={mac},romfile={vectors}"));
     }
-    command.args(["-nodefaults", "-no-user-config"]);
+    command.args(["-nodefaults", "-no-user-config"]).stdin(Stdio::null());
+    command
+}
+
+/// User-mode Linux: standard input is the control channel, standard output the console.
+fn uml(spec: &Spec, image: &Image, places: Places<'_>) -> Command {
+    let mut command = Command::new(&image.kernel);
+    command
+        .arg(format!("umid={}", spec.name))
+        .arg(format!("uml_dir={}", places.sockets.display()))
+        .arg(format!("mem={}M", spec.memory_mib))
+        .arg(format!("initrd={}", image.initramfs.display()))
+        .args(["con=null", "con0=null,fd:1", "ssl0=fd:0", "loglevel=5", "panic=1"]);
+    for (index, (nic, attach)) in spec.nics.iter().enumerate() {
+        command.arg(match attach {
+            Attach::Tap(tap) => format!("vec{index}:transport=tap,ifname={tap},mac={}", nic.mac),
+            // Virtio device 1 is the network card. Its address is the back-end's to tell.
+            Attach::VhostUser(socket) => format!("virtio_uml.device={}:1", socket.display()),
+        });
+    }
+    command.args(bootline(spec, "ttyS0").to_string().split(' '));
     command
 }

@@ -1,0 +1,186 @@
+//! The tests on real guests: `nightporter-lab test`.
+//!
+//! Each scenario has a world of its own: network namespaces, daemon, guest. The output is
+//! libtest's, so that whoever counts tests can count these.
+
+use std::io::ErrorKind;
+use std::net::Ipv4Addr;
+use std::panic;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nightporter_guest::control::{Command, Reply};
+use nix::sys::signal::Signal;
+
+use crate::accel::Accel;
+use crate::image::{Image, log_dir};
+use crate::process;
+use crate::rundir::RunDir;
+use crate::transfer::{Upload, echo, fetch};
+use crate::vmm::{Places, Vmm};
+use crate::world::{BOOT_LIMIT, Net, World, address, guest_name};
+
+/// No transfer of a scenario takes this long, not even with 5 % of its frames dropped.
+const LIMIT: Duration = Duration::from_secs(60);
+
+const MB: usize = 1_000_000;
+
+type Run = fn(&mut World) -> Result<()>;
+
+/// Name, VMM by kind, what happens in the world.
+const SCENARIOS: [(&str, Kind, Run); 7] = [
+    ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
+    ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
+    ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
+    ("a_rebooted_guest_is_reachable_again", Kind::Qemu, reboot),
+    ("the_remote_learns_that_a_guest_died_with_data_in_the_store", Kind::Qemu, killed),
+    ("frames_lost_inside_the_guest_are_invisible_to_the_remote", Kind::Qemu, lossy_guest),
+    ("offload_off_is_a_plain_switch_port", Kind::Qemu, offload_off),
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Qemu,
+    Uml,
+}
+
+/// Runs the scenarios whose name contains `filter`; whether all of them passed.
+///
+/// # Errors
+/// The lab itself could not be set up.
+pub fn run_all(filter: &str) -> Result<bool> {
+    process::die_cleanly_on_signals()?;
+    let chosen: Vec<_> = SCENARIOS.iter().filter(|(name, ..)| name.contains(filter)).collect();
+    println!("\nrunning {} tests", chosen.len());
+    let start = Instant::now();
+    let lab = Lab::prepare()?;
+    let mut failures = Vec::new();
+    for &&(name, kind, run) in &chosen {
+        // A thread of its own, because a world takes its thread into its network namespace.
+        let outcome = thread::scope(|scope| {
+            let inside = scope.spawn(|| lab.run(kind, run));
+            inside.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+        });
+        process::yield_to_signal();
+        println!("test {name} ... {}", if outcome.is_ok() { "ok" } else { "FAILED" });
+        if let Err(error) = outcome {
+            failures.push((name, error));
+        }
+    }
+    for (name, error) in &failures {
+        println!("\n---- {name} ----\n{error:#}");
+    }
+    let (failed, filtered) = (failures.len(), SCENARIOS.len() - chosen.len());
+    println!(
+        "\ntest result: {}. {} passed; {failed} failed; 0 ignored; 0 measured; \
+         {filtered} filtered out; finished in {:.2}s\n",
+        if failed == 0 { "ok" } else { "FAILED" },
+        chosen.len() - failed,
+        start.elapsed().as_secs_f64()
+    );
+    Ok(failed == 0)
+}
+
+struct Lab {
+    accel: Accel,
+    qemu: Image,
+    uml: Image,
+}
+
+impl Lab {
+    fn prepare() -> Result<Self> {
+        let (qemu, uml) = (Image::for_qemu()?, Image::for_uml()?);
+        let run_dir = RunDir::create()?;
+        let accel = Accel::probe(&qemu, Places { sockets: run_dir.path(), logs: &log_dir()? })?;
+        Ok(Self { accel, qemu, uml })
+    }
+
+    fn run(&self, kind: Kind, run: Run) -> Result<()> {
+        let guest = match kind {
+            Kind::Qemu => (Vmm::Qemu(self.accel), &self.qemu),
+            Kind::Uml => (Vmm::Uml, &self.uml),
+        };
+        let run_dir = RunDir::create()?;
+        let places = Places { sockets: run_dir.path(), logs: &log_dir()? };
+        let mut world = World::start(&[guest], true, places)?;
+        run(&mut world)?;
+        world.stop()
+    }
+}
+
+fn nightporter() -> Ipv4Addr {
+    address(0, Net::Nightporter)
+}
+
+fn upload(world: &World, bytes: usize, seed: u64) -> Result<u32> {
+    let upload = Upload::new(bytes, seed);
+    let outcome = world.remote().enter(|| upload.send(nightporter(), LIMIT)).context("upload")?;
+    ensure!(outcome.hash_ok, "the guest read something else than was sent");
+    Ok(outcome.retransmits)
+}
+
+fn ten_megabytes_each_way(world: &mut World) -> Result<()> {
+    upload(world, 10 * MB, 1)?;
+    world.remote().enter(|| fetch(nightporter(), 10 * MB, 2, LIMIT)).context("download")?;
+    world.remote().enter(|| echo(nightporter(), 10 * MB, 3, LIMIT)).context("echo")
+}
+
+/// The driver leaves the device in the middle of an upload and comes back.
+fn driver_reset(world: &mut World) -> Result<()> {
+    let remote = world.remote().clone();
+    thread::scope(|scope| {
+        let sending = scope.spawn(move || {
+            let upload = Upload::new(50 * MB, 4);
+            remote.enter(|| upload.send(nightporter(), LIMIT))
+        });
+        let nic = Net::Nightporter.nic();
+        world.guests[0].call(&Command::DriverUnbind { nic })?;
+        ensure!(!sending.is_finished(), "the upload was over before the driver was reset");
+        world.guests[0].call(&Command::DriverBind { nic })?;
+        let outcome = sending.join().expect("does not panic").context("upload")?;
+        ensure!(outcome.hash_ok, "the guest read something else than was sent");
+        Ok(())
+    })
+}
+
+fn reboot(world: &mut World) -> Result<()> {
+    upload(world, MB, 5)?;
+    world.guests[0].send(&Command::Reboot)?;
+    world.guests[0].wait_ready(BOOT_LIMIT)?;
+    upload(world, MB, 6).map(drop)
+}
+
+/// The guest is stopped with a connection open, takes nothing more, and is then killed. What the
+/// daemon has acknowledged by then can never be delivered; the remote must hear of it.
+fn killed(world: &mut World) -> Result<()> {
+    let remote = world.remote().clone();
+    let upload = Upload::new(100_000, 7);
+    let mut sending = remote.enter(|| upload.connect(nightporter(), LIMIT))?;
+    world.guests[0].signal(Signal::SIGSTOP)?;
+    sending.write()?;
+    sending.wait_acked().context("waiting for the ACK of a guest that is stopped")?;
+    world.guests.remove(0).kill();
+    let end = sending.wait_failed()?;
+    ensure!(end == ErrorKind::ConnectionReset, "the connection ended with {end:?}");
+    Ok(())
+}
+
+fn lossy_guest(world: &mut World) -> Result<()> {
+    let nic = Net::Nightporter.nic();
+    world.guests[0].call(&Command::DropFrames { nic, percent: 5 })?;
+    let retransmits = upload(world, 50 * MB, 8)?;
+    match world.guests[0].call(&Command::DropStatus { nic })? {
+        Reply::Dropped { seen, dropped } => {
+            ensure!(dropped * 50 > seen, "the guest dropped {dropped} of {seen} frames only");
+        }
+        other => bail!("drop status was answered with {other:?}"),
+    }
+    ensure!(retransmits == 0, "the remote retransmitted {retransmits} segments");
+    Ok(())
+}
+
+fn offload_off(world: &mut World) -> Result<()> {
+    world.daemon()?.set_offload(&guest_name(0), false)?;
+    ten_megabytes_each_way(world)
+}

@@ -1,0 +1,132 @@
+//! A host with guests, their two NICs, and a remote host: what the demo and the scenarios run in.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::daemon::Daemon;
+use crate::host::{self, Host, Remote, guest_nic};
+use crate::image::Image;
+use crate::vmm::{Attach, Guest, Places, Spec, Vmm};
+
+/// A TCG guest boots in two seconds on an idle machine.
+pub const BOOT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Guest memory: the demo's bulk row is kept in memory until it is hashed.
+const GUEST_MEMORY_MIB: u32 = 192;
+
+/// One of a guest's two NICs. Also its index on the guest's side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Net {
+    /// On QEMU's (or user-mode Linux's) own tap.
+    Tap,
+    /// On Nightporter.
+    Nightporter,
+}
+
+impl Net {
+    /// Number of its subnet.
+    fn subnet(self) -> u8 {
+        match self {
+            Self::Tap => 1,
+            Self::Nightporter => 2,
+        }
+    }
+
+    /// The guest's index of this NIC.
+    #[must_use]
+    pub fn nic(self) -> usize {
+        self as usize
+    }
+}
+
+/// Everything that runs. Dropping it kills it.
+#[derive(Debug)]
+pub struct World {
+    /// The guests. Dropped first: a VMM whose back-end goes away only complains.
+    pub guests: Vec<Guest>,
+    /// nightporterd, unless the world has taps only.
+    pub daemon: Option<Daemon>,
+    host: Host,
+}
+
+/// The name of a guest, also of its port on the daemon.
+#[must_use]
+pub fn guest_name(guest: u8) -> String {
+    format!("guest{guest}")
+}
+
+/// The address of a guest's NIC.
+#[must_use]
+pub fn address(guest: u8, net: Net) -> Ipv4Addr {
+    guest_nic(guest, net.subnet()).address
+}
+
+impl World {
+    /// Moves the calling thread into a private network namespace and boots one guest per entry of
+    /// `guests`, at the same time; returns when all are up. Without the daemon the guests have the
+    /// tap NIC only.
+    ///
+    /// # Errors
+    /// Whatever did not start; the message holds the end of its log.
+    pub fn start(guests: &[(Vmm, &Image)], with_daemon: bool, places: Places<'_>) -> Result<Self> {
+        let host = Host::create(&[Net::Tap.subnet(), Net::Nightporter.subnet()])?;
+        let count = u8::try_from(guests.len()).context("a handful of guests")?;
+        let daemon = with_daemon.then(|| start_daemon(&host, count, places)).transpose()?;
+        let mut world = Self { guests: Vec::new(), daemon, host };
+        for (index, (vmm, image)) in (0..count).zip(guests) {
+            world.guests.push(world.start_guest(index, *vmm, image, places)?);
+        }
+        for guest in &mut world.guests {
+            guest.wait_ready(BOOT_LIMIT)?;
+        }
+        Ok(world)
+    }
+
+    /// The remote host.
+    #[must_use]
+    pub fn remote(&self) -> &Remote {
+        self.host.remote()
+    }
+
+    /// The daemon.
+    ///
+    /// # Errors
+    /// This world has none.
+    pub fn daemon(&mut self) -> Result<&mut Daemon> {
+        self.daemon.as_mut().context("this needs nightporterd")
+    }
+
+    /// Kills the guests and stops the daemon gracefully.
+    ///
+    /// # Errors
+    /// The daemon did not end well.
+    pub fn stop(self) -> Result<()> {
+        drop(self.guests);
+        self.daemon.map_or(Ok(()), Daemon::stop)
+    }
+
+    fn start_guest(&self, index: u8, vmm: Vmm, image: &Image, places: Places<'_>) -> Result<Guest> {
+        let name = guest_name(index);
+        let tap = format!("tap{index}");
+        self.host.add_tap(&tap)?;
+        let mut nics = vec![(guest_nic(index, Net::Tap.subnet()), Attach::Tap(tap))];
+        if let Some(daemon) = &self.daemon {
+            let nic = guest_nic(index, Net::Nightporter.subnet());
+            nics.push((nic, Attach::VhostUser(daemon.socket(&name))));
+        }
+        nics.iter().try_for_each(|(nic, _)| self.host.remote().know(nic))?;
+        let neighbours = host::remote_neighbours(&[Net::Tap.subnet(), Net::Nightporter.subnet()]);
+        let spec = Spec { name, vmm, memory_mib: GUEST_MEMORY_MIB, nics, neighbours };
+        Guest::start(&spec, image, places)
+    }
+}
+
+fn start_daemon(host: &Host, guests: u8, places: Places<'_>) -> Result<Daemon> {
+    host.add_tap("uplink")?;
+    let vms: Vec<_> = (0..guests)
+        .map(|index| (guest_name(index), guest_nic(index, Net::Nightporter.subnet())))
+        .collect();
+    Daemon::start("uplink", &vms, places.sockets, &places.logs.join("nightporterd.log"))
+}
