@@ -66,7 +66,7 @@ pub fn run(options: &Options) -> Result<()> {
     cores.leave_contended()?;
     progress.step("preparing the guests' kernel and initramfs");
     let image = Image::for_qemu()?;
-    let logs = log_dir()?;
+    let logs = log_dir("demo")?;
     let places = Places { sockets: run_dir.path(), logs: &logs };
     let accel = match options.accel {
         Some(accel) => accel,

@@ -54,12 +54,13 @@ pub fn cache_dir() -> PathBuf {
     source_root().join("target/lab")
 }
 
-/// Where guests' consoles and programs' logs of the last run are: `target/lab/log`.
+/// Where guests' consoles and programs' logs of the last run of this name are: under
+/// `target/lab/log`.
 ///
 /// # Errors
 /// It cannot be made.
-pub fn log_dir() -> Result<PathBuf> {
-    let dir = cache_dir().join("log");
+pub fn log_dir(run: &str) -> Result<PathBuf> {
+    let dir = cache_dir().join("log").join(run);
     fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
     Ok(dir)
 }

@@ -71,9 +71,7 @@ impl Process {
 
     /// Kills it and its process group at once and reaps it. (User-mode Linux has children.)
     pub fn kill(&mut self) {
-        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
-            let _ = killpg(Pid::from_raw(self.pid()), Signal::SIGKILL);
-        }
+        let _ = killpg(Pid::from_raw(self.pid()), Signal::SIGKILL);
         self.reap();
     }
 

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 const BASE: &str = "/run/nightporter-lab";
 
@@ -155,6 +157,7 @@ pub(crate) fn undo_mine() {
 /// Undoes a journal, last line first, and removes its directory. Safe to repeat. What cannot be
 /// undone is said and left: there is nothing better to do with it at this point.
 pub(crate) fn undo(dir: &Path) {
+    kill_users(dir);
     let journal = fs::read_to_string(dir.join("undo")).unwrap_or_default();
     for line in journal.lines().rev() {
         let result = match line.split_once(' ') {
@@ -171,6 +174,19 @@ pub(crate) fn undo(dir: &Path) {
     }
     let _ = fs::remove_dir_all(dir); // another undo of the same directory may have been faster
     let _ = fs::remove_dir(BASE); // fails, as it should, while other runs live
+}
+
+/// Kills every process that was started with this run's directory on its command line: children
+/// of a child (user-mode Linux has some) that outlived it.
+fn kill_users(dir: &Path) {
+    let mine = dir.as_os_str().as_encoded_bytes();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let command = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let Some(Ok(pid)) = entry.file_name().to_str().map(str::parse) else { continue };
+        if command.windows(mine.len()).any(|part| part == mine) {
+            let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+        }
+    }
 }
 
 fn remove_dir_when_empty(dir: &Path) -> std::io::Result<()> {

@@ -59,7 +59,7 @@ pub fn run_all(filter: &str) -> Result<bool> {
     for &&(name, kind, run) in &chosen {
         // A thread of its own, because a world takes its thread into its network namespace.
         let outcome = thread::scope(|scope| {
-            let inside = scope.spawn(|| lab.run(kind, run));
+            let inside = scope.spawn(|| lab.run(name, kind, run));
             inside.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         });
         process::yield_to_signal();
@@ -92,17 +92,18 @@ impl Lab {
     fn prepare() -> Result<Self> {
         let (qemu, uml) = (Image::for_qemu()?, Image::for_uml()?);
         let run_dir = RunDir::create()?;
-        let accel = Accel::probe(&qemu, Places { sockets: run_dir.path(), logs: &log_dir()? })?;
+        let accel =
+            Accel::probe(&qemu, Places { sockets: run_dir.path(), logs: &log_dir("probe")? })?;
         Ok(Self { accel, qemu, uml })
     }
 
-    fn run(&self, kind: Kind, run: Run) -> Result<()> {
+    fn run(&self, name: &str, kind: Kind, run: Run) -> Result<()> {
         let guest = match kind {
             Kind::Qemu => (Vmm::Qemu(self.accel), &self.qemu),
             Kind::Uml => (Vmm::Uml, &self.uml),
         };
         let run_dir = RunDir::create()?;
-        let places = Places { sockets: run_dir.path(), logs: &log_dir()? };
+        let places = Places { sockets: run_dir.path(), logs: &log_dir(name)? };
         let mut world = World::start(&[guest], true, places)?;
         run(&mut world)?;
         world.stop()

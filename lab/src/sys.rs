@@ -54,3 +54,56 @@ pub(crate) fn die_with_parent(command: &mut Command) {
     // SAFETY: the hook makes system calls only: no allocation, no locks, async-signal-safe.
     unsafe { command.pre_exec(hook) };
 }
+
+/// Makes ptrace(PTRACE_GETREGSET or PTRACE_SETREGSET, …, NT_X86_XSTATE) fail with EINVAL in the
+/// child and its children, so that user-mode Linux falls back to the FXSAVE registers.
+pub(crate) fn hide_xstate(command: &mut Command) {
+    #[expect(clippy::cast_possible_truncation, reason = "101, in the width of a filter's operand")]
+    const PTRACE: u32 = libc::SYS_ptrace as u32;
+    const NT_X86_XSTATE: u32 = 0x202; // linux/elf.h
+    // Offsets in struct seccomp_data (linux/seccomp.h): nr, then args[] from 16, little-endian.
+    const NR: u32 = 0;
+    const REQUEST: u32 = 16;
+    const ADDRESS: u32 = 32;
+    static FILTER: [libc::sock_filter; 9] = [
+        load(NR),
+        skip_unless_equal(PTRACE, 5),
+        load(ADDRESS),
+        skip_unless_equal(NT_X86_XSTATE, 3),
+        load(REQUEST),
+        // GETREGSET and SETREGSET differ in the lowest bit.
+        libc::sock_filter { code: BPF_AND, jt: 0, jf: 0, k: !1 },
+        libc::sock_filter { code: BPF_JEQ, jt: 1, jf: 0, k: libc::PTRACE_GETREGSET },
+        give(libc::SECCOMP_RET_ALLOW),
+        give(libc::SECCOMP_RET_ERRNO | libc::EINVAL as u32),
+    ];
+    let hook = || {
+        let program = libc::sock_fprog { len: 9, filter: FILTER.as_ptr().cast_mut() };
+        // SAFETY: `program` describes FILTER, which the kernel only reads, and outlives the call.
+        let result = unsafe {
+            libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+        };
+        Errno::result(result)?;
+        Ok(())
+    };
+    // SAFETY: the hook makes a system call only.
+    unsafe { command.pre_exec(hook) };
+}
+
+// Classic BPF (linux/bpf_common.h): LD|W|ABS, JMP|JEQ|K, ALU|AND|K, RET|K.
+const BPF_LOAD: u16 = 0x20;
+const BPF_JEQ: u16 = 0x15;
+const BPF_AND: u16 = 0x54;
+const BPF_RET: u16 = 0x06;
+
+const fn load(offset: u32) -> libc::sock_filter {
+    libc::sock_filter { code: BPF_LOAD, jt: 0, jf: 0, k: offset }
+}
+
+const fn skip_unless_equal(value: u32, skip: u8) -> libc::sock_filter {
+    libc::sock_filter { code: BPF_JEQ, jt: 0, jf: skip, k: value }
+}
+
+const fn give(verdict: u32) -> libc::sock_filter {
+    libc::sock_filter { code: BPF_RET, jt: 0, jf: 0, k: verdict }
+}

@@ -19,6 +19,7 @@ use crate::accel::Accel;
 use crate::guest::Control;
 use crate::image::Image;
 use crate::process::{Process, tail};
+use crate::sys;
 
 /// How long a VMM may take to connect its serial port.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
@@ -281,11 +282,20 @@ fn uml(spec: &Spec, image: &Image, places: Places<'_>) -> Command {
         .args(["con=null", "con0=null,fd:1", "ssl0=fd:0", "loglevel=5", "panic=1"]);
     for (index, (nic, attach)) in spec.nics.iter().enumerate() {
         command.arg(match attach {
-            Attach::Tap(tap) => format!("vec{index}:transport=tap,ifname={tap},mac={}", nic.mac),
+            Attach::Tap(tap) => {
+                format!("vec{index}:transport=tap,ifname={tap},gro=1,mac={}", nic.mac)
+            }
             // Virtio device 1 is the network card. Its address is the back-end's to tell.
             Attach::VhostUser(socket) => format!("virtio_uml.device={}:1", socket.display()),
         });
     }
     command.args(bootline(spec, "ttyS0").to_string().split(' '));
+    // UML before 6.12 restores a guest process's registers from a buffer that is too small for a
+    // CPU with AMX, and the kernel refuses (EFAULT). Without XSAVE it works, as long as the guest
+    // uses no AVX; glibc takes its hints from the environment, the kernel's from this line.
+    if fs::read_to_string("/proc/cpuinfo").is_ok_and(|cpus| cpus.contains(" amx_tile")) {
+        sys::hide_xstate(&mut command);
+        command.arg("GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX,-AVX2,-AVX512F,-AVX512VL,-ERMS");
+    }
     command
 }
