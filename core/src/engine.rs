@@ -141,6 +141,9 @@ struct Port {
     drops: [u64; DropReason::ALL.len()],
 }
 
+/// Ethernet's.
+const MTU_DEFAULT: u16 = 1500;
+
 /// One worker's switch, flows and store. See the module doc for the drain order.
 #[derive(Debug)]
 pub struct Engine<'m> {
@@ -198,10 +201,11 @@ impl<'m> Engine<'m> {
             draining: false,
             budget_pages,
             reserved_pages: 0,
-            mtu: config.mtu,
+            mtu: if config.mtu == 0 { MTU_DEFAULT } else { config.mtu },
             clock: RunningClock::new(now),
             ready: VecDeque::new(),
             fragment_at: None,
+            refused: VecDeque::new(),
             counters: VmCounters::default(),
         };
         let ips = config.ips.as_deref();
@@ -239,10 +243,10 @@ impl<'m> Engine<'m> {
         features: Option<PortFeatures>,
     ) {
         let Some(p) = self.port_mut(port) else { return };
-        p.features = features;
+        let before = std::mem::replace(&mut p.features, features);
         // What was in the ring is gone with it: nothing is unseen any more.
         p.vm.clock.on_progress(now, true);
-        if features.is_some() {
+        if before.is_none() && features.is_some() {
             self.for_each_flow(port, |engine, id| {
                 engine.with_flow(now, id, |flow, cx| flow.on_ring_reset(cx));
             });
@@ -394,7 +398,7 @@ impl<'m> Engine<'m> {
     fn remove_flow(&mut self, id: FlowId) {
         self.timers.cancel(id);
         if let Some((key, flow)) = self.flows.remove(id) {
-            self.dispose(id, key, flow);
+            self.dispose(key, flow);
         }
     }
 
@@ -402,27 +406,30 @@ impl<'m> Engine<'m> {
     fn insert_flow(&mut self, key: FlowKey, flow: Flow) -> Option<FlowId> {
         const EVICT_STEPS: u32 = 64;
         if !self.flows.has_room(key.port) {
-            let may_go = |k: &FlowKey, f: &Flow| {
-                k.port == key.port && f.state != State::Abort && f.quiescent()
+            let untouched = |k: &FlowKey, f: &Flow| {
+                k.port == key.port && matches!(f.state, State::Handshake | State::Pass)
             };
-            let (id, old_key, old) = self.flows.evict(EVICT_STEPS, may_go)?;
+            let parked = |k: &FlowKey, f: &Flow| {
+                k.port == key.port && f.state == State::On && f.rec.is_none() && f.owes_nothing()
+            };
+            let (id, old_key, old) = self
+                .flows
+                .evict(EVICT_STEPS, untouched)
+                .or_else(|| self.flows.evict(EVICT_STEPS, parked))?;
             self.timers.cancel(id);
-            self.dispose(id, old_key, old);
+            self.dispose(old_key, old);
         }
         self.flows.insert(key, flow).ok()
     }
 
-    /// Takes back what a removed entry held.
-    fn dispose(&mut self, id: FlowId, key: FlowKey, mut flow: Flow) {
+    /// Takes back what a removed entry held. Its place in lists is skipped when its turn comes.
+    fn dispose(&mut self, key: FlowKey, mut flow: Flow) {
         flow.store.clear(&mut self.arena);
         if let Some(rec) = flow.rec.take() {
             self.arena.free_record(rec);
         }
         if let Some(port) = self.ports[usize::from(key.port)].as_mut() {
             port.vm.unreserve(u64::from(flow.reserved_pages));
-            if flow.flags.listed {
-                port.vm.ready.retain(|&listed| listed != id);
-            }
         }
     }
 }

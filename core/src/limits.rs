@@ -19,9 +19,8 @@ pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
 pub const FLOW_BUFFER_MAX: u64 = 4 * 1024 * 1024;
 /// What a VM's flows may hold and promise together unless configured otherwise (INV-06).
 pub const VM_BUDGET: u64 = 64 * 1024 * 1024;
-/// Out-of-order bytes are at most `flow buffer / OOO_DIVISOR`: 25 % (SNOOP-10).
-pub const OOO_DIVISOR: u64 = 4;
-/// Out-of-order ranges per flow (SNOOP-10).
+/// Out-of-order ranges per flow (SNOOP-10). Their bytes need no bound of their own: all of the window
+/// is reserved.
 pub const OOO_RANGES_MAX: usize = 64;
 /// The longest L2 header that is rebuilt: two MACs, two VLAN tags, the EtherType.
 pub const L2_MAX: usize = 6 + 6 + 2 * 4 + 2;
@@ -109,6 +108,8 @@ pub const T_HANDSHAKE: Duration = Duration::from_secs(75);
 pub const ABORT_RST_INTERVAL: Duration = Duration::from_millis(1);
 /// A running-time timer is looked at again after at least this much wall time.
 pub const TIMER_FLOOR: Duration = Duration::from_millis(2);
+/// And after at least this much while the guest shows no life: a paused VM must cost nothing.
+pub const TIMER_FLOOR_PAUSED: Duration = Duration::from_millis(100);
 /// Older `ts.recent` does not count for PAWS: 24 days (SNOOP-04, RFC 7323 section 5.5).
 pub const PAWS_IDLE: Duration = Duration::from_secs(24 * 24 * 3600);
 /// A learned MAC is forgotten after this (IEEE 802.1D-2004 table 7-5: 300 s).

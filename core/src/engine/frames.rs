@@ -9,7 +9,7 @@ use crate::tcp::flow::{Flow, State, Why, second};
 use crate::tcp::handshake::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
-use crate::wire::packet::{Eth, Ip, L4, Net, Packet, Tcp, TcpFlags, VlanStack};
+use crate::wire::packet::{Eth, Ip, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack};
 use crate::wire::segment::validate_hdr;
 use crate::wire::virtio_net::VirtioNetHdr;
 
@@ -88,7 +88,9 @@ impl Engine<'_> {
             return Ok(Verdict::Forward(out));
         };
         match &packet.net {
-            Net::Ip(Ip { l4: L4::Fragment, .. }) => p.vm.fragment_at = Some(now),
+            Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, .. }) => {
+                p.vm.fragment_at = Some(now);
+            }
             Net::Ip(ip @ Ip { l4: L4::Tcp(tcp), .. }) => {
                 return match self.judge_from_net(now, out, hdr, frame, &packet.eth, ip, tcp) {
                     Fate::Pass => Ok(Verdict::Forward(out)),
@@ -238,6 +240,9 @@ impl Engine<'_> {
             if unchanged && flow.state != State::Abort {
                 if let Some(offers) = &mut flow.offers {
                     offers.g = syn_g.after(offers.g);
+                }
+                if let Some(ts) = tcp.options.timestamps {
+                    flow.note_tsval_from_guest(ts.tsval);
                 }
                 return; // a retransmission of the SYN that made this flow
             }

@@ -115,6 +115,9 @@ impl Engine<'_> {
                 found = Some((id, delivery));
                 break;
             }
+            if self.flows.get(id).is_some_and(|flow| flow.flags.listed) {
+                break; // it has something, but no room: the others would fare no better
+            }
         }
         let (id, delivery) = found?;
         self.port_mut(port)?.vm.clock.on_delivery(now);

@@ -3,6 +3,7 @@
 //! There is no congestion window here: the path to G is a ring. What limits delivery is G's own
 //! window, the ring's room and, per frame, what the driver can take.
 
+use crate::engine::TRANSMIT_PARTS_MAX;
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why, low_ms};
 use crate::tcp::{Cx, Fate, RST_ACK, index};
@@ -40,12 +41,13 @@ impl Flow {
     }
 
     fn has_delivery(&self) -> bool {
-        let f = &self.flags;
-        if f.rst_to_guest_due || f.probe_due || f.ack_to_guest_due {
+        if self.flags.rst_to_guest_due {
             return true;
         }
         matches!(self.state, State::On | State::Drain)
-            && (self.retransmission_due()
+            && (self.flags.probe_due
+                || self.flags.ack_to_guest_due
+                || self.retransmission_due()
                 || self.fresh_bytes() > 0
                 || self.fin_due()
                 || self.rst_ready())
@@ -129,7 +131,7 @@ impl Flow {
         buf: &mut [u8; TcpEmit::MAX_LEN],
         limit: Limit,
     ) -> Option<Delivery> {
-        let r = self.recovery.as_mut()?;
+        let r = self.recovery.as_mut().filter(|_| limit.payload > 0)?;
         let from = r.from.max(self.rx.g_una);
         let to = r.to.min(from + limit.payload);
         if from >= to {
@@ -165,8 +167,7 @@ impl Flow {
         let header_len = if cx.features.csum {
             self.emit_to_guest(cx, buf, from, flags, len, CsumMode::Partial)
         } else {
-            // Without partial checksums a frame is one segment: at most two pages.
-            let mut parts: [&[u8]; 2] = [&[]; 2];
+            let mut parts: [&[u8]; TRANSMIT_PARTS_MAX - 1] = [&[]; TRANSMIT_PARTS_MAX - 1];
             for (slot, part) in parts.iter_mut().zip(self.store.slices(cx.arena, from, to)) {
                 *slot = part;
             }
@@ -238,16 +239,15 @@ impl Flow {
             return;
         }
         self.timeouts = self.timeouts.saturating_add(1);
+        let tried = u32::from(self.timeouts) >= limits::REFUSED_RETRANSMISSIONS;
+        if tried && stuck >= limits::REFUSED_RUNNING {
+            cx.vm.refuse(cx.key.r_addr, cx.key.g_port);
+            self.abort_both(cx, Why::GuestRefuses);
+            return;
+        }
         if self.flags.persist {
             self.flags.probe_due = true;
         } else {
-            if u32::from(self.timeouts) >= limits::REFUSED_RETRANSMISSIONS
-                && stuck >= limits::REFUSED_RUNNING
-            {
-                cx.vm.counters.flows_aborted += 1;
-                self.abort_both(cx, Why::GuestRefuses);
-                return;
-            }
             if !self.flags.proven && stuck >= limits::T_ASYMMETRIC {
                 self.drain(Why::Asymmetric);
             }

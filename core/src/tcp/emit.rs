@@ -4,8 +4,8 @@
 //! look like one remote endpoint. The tables of the spec are normative; K-01 to K-06 say why.
 
 use crate::engine::PortId;
-use crate::tcp::Cx;
 use crate::tcp::flow::Flow;
+use crate::tcp::{Cx, Frame};
 use crate::wire::edit::TcpEdit;
 use crate::wire::emit::{CsumMode, TcpEmit};
 use crate::wire::packet::{Ip, Tcp, TcpFlags, Timestamps};
@@ -130,11 +130,12 @@ impl Flow {
         self.unacked_segments = 0;
     }
 
-    /// EMIT-G for a pure ACK of R: edited in place and forwarded (COM-30).
-    pub(crate) fn gate_to_guest(&mut self, frame: &mut [u8], ip: &Ip, tcp: &Tcp, partial: bool) {
-        let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
-        let mut edit = TcpEdit::new(frame, ip, tcp, partial);
+    /// EMIT-G for a pure ACK or keepalive of R: edited in place and forwarded (COM-30).
+    pub(crate) fn gate_to_guest(&mut self, f: &mut Frame<'_>, seq: u64) {
+        let (ip, tcp) = (f.ip, f.tcp);
+        let mut edit = TcpEdit::new(f.bytes, ip, tcp, f.hdr.needs_csum());
         edit.set_seq(Seq::wrap(seq));
+        edit.set_window(self.tx.r_window); // with a new seq, G would believe an old one (K-05)
         if let Some(ts) = tcp.options.timestamps {
             self.ts.emit_g = ts_newest(self.ts.emit_g, ts.tsval);
             edit.set_timestamps(self.ts.emit_g, ts.tsecr);
@@ -162,6 +163,8 @@ impl Flow {
             other => other,
         };
         self.flags.ack_to_guest_due = false;
+        let echo = self.flags.ece_to_guest && !flags.contains(TcpFlags::RST);
+        let flags = if echo { flags.union(TcpFlags::ECE) } else { flags };
         let (src, dst) = (cx.key.r_addr, cx.key.g_addr);
         TcpEmit {
             l2: &l2[..usize::from(self.template.l2_len())],

@@ -219,8 +219,8 @@ pub struct RxHalf {
     pub g_re: u64,
     /// Sequence of R's FIN once seen in window, or [`NONE`].
     pub fin_seen: u64,
-    /// Highest end of any segment seen from R, also while not `On` (SNOOP-24).
-    pub seen_max: u64,
+    /// End of what reached G past the store: urgent data, what came before `On` (SNOOP-24).
+    pub passed_max: u64,
     /// Bytes H may hold and promise for this flow at once.
     pub buffer_bytes: u32,
 }
@@ -288,6 +288,8 @@ pub struct Flags {
     pub proven: bool,
     /// CE was seen and R has not answered with CWR (SNOOP-19).
     pub ece: bool,
+    /// R's newest segment carried ECE, for G as the sender (INV-24).
+    pub ece_to_guest: bool,
     /// An ACK to R is due at the end of the batch.
     pub ack_due: bool,
     /// The newest (ack, window) of R has not reached G yet (COM-30).
@@ -401,7 +403,7 @@ impl Flow {
                 g_nxt: r,
                 g_re: r,
                 fin_seen: NONE,
-                seen_max: r,
+                passed_max: r,
                 buffer_bytes: 0,
             },
             tx: TxHalf { w_una: g, w_nxt: g, r_window: 0, r_window_seq: Seq(0), r_window_max: 0 },
@@ -464,7 +466,7 @@ impl Flow {
         self.rx.rcv_nxt.saturating_sub(self.rx.g_una)
     }
 
-    /// H owes nobody any byte, FIN or RST: a stop now loses nothing.
+    /// H owes nobody any byte, FIN, RST or news: a stop now loses nothing.
     #[must_use]
     pub fn owes_nothing(&self) -> bool {
         match self.state {
@@ -474,6 +476,7 @@ impl Flow {
                     && self.rx.g_una >= self.delivery_end()
                     && self.rx.ack_sent >= self.ack_to_net()
                     && !self.flags.rst_pending
+                    && !self.flags.ack_to_guest_due
             }
             State::Abort => !self.flags.rst_to_guest_due,
         }
@@ -486,10 +489,7 @@ impl Flow {
             return self.owes_nothing();
         }
         let closed = self.fin_acked_by_guest() && self.fin_acked_by_net();
-        self.owes_nothing()
-            && self.ooo.is_empty()
-            && !self.flags.ece
-            && (closed || self.rx.g_re >= self.rx.re)
+        self.owes_nothing() && self.ooo.is_empty() && (closed || self.rx.g_re >= self.rx.re)
     }
 
     /// The orders of spec section 1; called after every event in debug builds.
@@ -503,6 +503,8 @@ impl Flow {
         debug_assert!(rx.g_nxt <= self.delivery_end(), "delivered beyond what is held");
         debug_assert!(rx.ack_sent <= self.ack_to_net(), "ack_sent beyond what is held (INV-03)");
         debug_assert!(self.tx.w_una <= self.tx.w_nxt, "w_una beyond w_nxt (INV-12)");
+        debug_assert!(rx.re <= self.reserved_edge(), "an edge nothing is reserved for (INV-06)");
+        debug_assert!(self.store.held_pages() <= self.reserved_pages, "more held than reserved");
     }
 }
 

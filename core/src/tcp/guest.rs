@@ -48,7 +48,6 @@ impl Flow {
         if self.window_update_due() {
             self.window_update(cx);
         }
-        self.settle_drain(cx);
         fate
     }
 
@@ -77,6 +76,13 @@ impl Flow {
         let edge = ack + (u64::from(tcp.window) << self.opt.shift_g);
         let moved = edge != self.rx.g_re;
         self.rx.g_re = edge;
+        if self.flags.persist {
+            // G answers: it is slow, not dead. Once it takes bytes again, all counts anew.
+            self.deadlines.stuck_since = Instant::MAX;
+            if edge > self.rx.g_snd {
+                self.timeouts = 0;
+            }
+        }
         if ack > self.rx.g_una {
             self.advance_guest(cx, ack);
         } else if tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN) {
@@ -89,7 +95,7 @@ impl Flow {
     /// The highest ACK that can be true: what was delivered, or passed to G by other means.
     fn ack_limit_from_guest(&self, cx: &Cx<'_, '_>) -> u64 {
         let fragments = cx.vm.fragment_at.is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);
-        let passed = if fragments { self.rx.re } else { self.rx.seen_max };
+        let passed = if fragments { self.rx.re } else { self.rx.passed_max };
         self.rx.g_nxt.max(passed)
     }
 
@@ -99,6 +105,7 @@ impl Flow {
         if ack > self.rx.rcv_nxt && !fin_only {
             // Bytes that reached G past us (fragments, urgent data): they are acknowledged now.
             self.rx.rcv_nxt = ack;
+            self.rx.re = self.rx.re.max(ack);
             self.pull_in_order();
             self.ack_due(cx);
         }
@@ -195,21 +202,25 @@ impl Flow {
     /// The timer for what G owes us: retransmission while bytes are out, persist while its window
     /// is shut, T_rst behind a waiting RST. `restart`: G has just moved.
     pub(crate) fn arm_guest_timer(&mut self, cx: &Cx<'_, '_>, restart: bool) {
+        let owed = self.rx.g_una < self.delivery_end();
         let in_flight = self.rx.g_snd > self.rx.g_una;
-        let blocked = !in_flight && self.rx.g_una < self.delivery_end();
-        if !in_flight && !blocked {
-            self.deadlines.guest = Instant::MAX;
-            self.deadlines.stuck_since = Instant::MAX;
-            self.flags.persist = false;
-            return;
-        }
+        let shut = owed && !in_flight && self.rx.g_re <= self.rx.g_snd;
         let running = cx.vm.clock.now(cx.now);
-        if self.deadlines.stuck_since == Instant::MAX {
+        if !owed {
+            self.deadlines.stuck_since = Instant::MAX;
+        } else if self.deadlines.stuck_since == Instant::MAX {
             self.deadlines.stuck_since = running;
         }
-        if restart || self.deadlines.guest == Instant::MAX || self.flags.persist != blocked {
-            self.flags.persist = blocked;
+        let changed = self.flags.persist != shut;
+        self.flags.persist = shut;
+        if !in_flight && !shut {
+            self.deadlines.guest = Instant::MAX;
+        } else if restart || changed || self.deadlines.guest == Instant::MAX {
             self.deadlines.guest = running + self.guest_timeout();
+        }
+        if self.flags.rst_pending && owed {
+            let last = self.deadlines.stuck_since + limits::T_RST;
+            self.deadlines.guest = self.deadlines.guest.min(last);
         }
     }
 
@@ -224,13 +235,14 @@ impl Flow {
         if backed_off > most { most } else { backed_off }
     }
 
-    /// A draining flow that has become quiescent leaves the path, or goes back on.
+    /// A closed flow leaves the path; a draining one leaves or goes back on once it is quiescent.
     pub(crate) fn settle_drain(&mut self, cx: &mut Cx<'_, '_>) {
         let closed = self.fin_acked_by_guest() && self.fin_acked_by_net();
-        if closed && self.quiescent() && matches!(self.state, State::On | State::Drain) {
+        if closed && self.quiescent() {
             self.leave(cx, Why::Closed);
         } else if self.state == State::Drain {
-            if self.why.temporary() && self.owes_nothing() && self.rx.g_una >= self.rx.seen_max {
+            let passed = self.rx.g_una >= self.rx.passed_max;
+            if self.why.temporary() && self.owes_nothing() && passed {
                 self.state = State::On;
                 self.why = Why::Nothing;
             } else if !self.why.temporary() && self.quiescent() {

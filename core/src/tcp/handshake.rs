@@ -179,7 +179,7 @@ impl Flow {
             return false;
         }
         self.restart_rx(ack, ack + u64::from(tcp.window));
-        self.rx.seen_max = seen;
+        self.rx.passed_max = seen;
         self.start_timestamps(offers);
         true
     }
@@ -194,7 +194,7 @@ impl Flow {
         }
         let r = unwrapped_isn(offers.r.isn) + 1;
         self.restart_rx(r, r);
-        self.rx.seen_max = r + u64::from(tcp.payload_len);
+        self.rx.passed_max = r + u64::from(tcp.payload_len);
         self.tx.w_una = ack;
         self.tx.w_nxt = sent;
         self.tx.r_window = tcp.window;
@@ -240,7 +240,7 @@ impl Flow {
             && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
             && tcp.ack == Seq::wrap(self.rx.rcv_nxt)
             && tcp.seq == Seq::wrap(self.tx.w_una)
-            && self.rx.seen_max == self.rx.rcv_nxt
+            && self.rx.passed_max == self.rx.rcv_nxt
             && tcp.options.understood()
     }
 

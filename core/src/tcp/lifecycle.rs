@@ -18,6 +18,9 @@ impl Flow {
         if !cx.vm.offload || cx.vm.draining {
             return self.pass(cx.now, Why::Operator);
         }
+        if cx.vm.refused.contains(&(cx.key.r_addr, cx.key.g_port)) {
+            return self.pass(cx.now, Why::GuestRefuses);
+        }
         if !self.reserve_first_edge(cx) || !self.take_record(cx) {
             self.give_back(cx);
             cx.vm.counters.flows_refused += 1;
@@ -85,11 +88,16 @@ impl Flow {
 
     /// Store, record and reservation go back.
     pub(crate) fn give_back(&mut self, cx: &mut Cx<'_, '_>) {
-        self.store.clear(cx.arena);
-        self.ooo = Default::default();
+        self.release(cx);
         if let Some(rec) = self.rec.take() {
             cx.arena.free_record(rec);
         }
+    }
+
+    /// Store and reservation go back; the record stays.
+    fn release(&mut self, cx: &mut Cx<'_, '_>) {
+        self.store.clear(cx.arena);
+        self.ooo = Default::default();
         cx.vm.unreserve(u64::from(self.reserved_pages));
         self.reserved_pages = 0;
         self.rx.buffer_bytes = 0;
@@ -102,15 +110,18 @@ impl Flow {
             self.rx.re = self.rx.re.max(self.rx.g_re);
             self.ack_now(cx, None);
         }
+        self.flags.ece = false;
+        self.flags.probe_due = false;
         self.give_back(cx);
         self.deadlines.guest = Instant::MAX;
         self.deadlines.update_repeat = Instant::MAX;
         self.pass(cx.now, why);
     }
 
-    /// Promises end here; the caller has sent or queued the RSTs. The entry answers challenge ACKs.
+    /// Promises end here; the caller has made or queued the RSTs. The entry answers challenge ACKs,
+    /// and its record stays as long: if the process ends before an RST left, the next one sends it.
     pub(crate) fn abort(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
-        self.give_back(cx);
+        self.release(cx);
         self.state = State::Abort;
         self.why = why;
         self.flags.rst_pending = false;
@@ -126,9 +137,9 @@ impl Flow {
     pub(crate) fn abort_both(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
         let seq = self.tx.w_nxt;
         self.emit_to_net(cx, seq, RST_ACK, None);
+        cx.vm.counters.flows_aborted += 1;
         self.abort(cx, why);
         self.flags.rst_to_guest_due = true;
-        self.want_delivery(cx);
     }
 
     /// A predecessor acknowledged bytes that are no longer kept: both sides hear of it (LIFE-09).
@@ -167,6 +178,7 @@ impl Flow {
     pub(crate) fn after_event(&mut self, cx: &mut Cx<'_, '_>) {
         if matches!(self.state, State::On | State::Drain) {
             self.arm_guest_timer(cx, false);
+            self.settle_drain(cx);
         }
         self.want_delivery(cx);
         self.commit(cx);
@@ -192,7 +204,9 @@ impl Flow {
         } else {
             // The running clock may lag: then we look again after what is left.
             let left = self.deadlines.guest.since(cx.vm.clock.now(cx.now));
-            cx.now + if left < limits::TIMER_FLOOR { limits::TIMER_FLOOR } else { left }
+            let running = cx.vm.clock.is_running();
+            let floor = if running { limits::TIMER_FLOOR } else { limits::TIMER_FLOOR_PAUSED };
+            cx.now + left.max(floor)
         };
         guest.min(self.deadlines.update_repeat).min(self.end())
     }
@@ -222,7 +236,9 @@ impl Flow {
     /// Runs what is due. `true`: the entry may go.
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_, '_>) -> bool {
         if self.end() <= cx.now {
-            if self.rec.is_none() && self.quiescent() {
+            // What R may send beyond G's own window after this, G drops and R repeats.
+            let over = self.rec.is_none() || !matches!(self.state, State::On | State::Drain);
+            if over && self.owes_nothing() {
                 return true;
             }
             if self.owes_nothing() && self.ooo.is_empty() {

@@ -6,7 +6,7 @@ use crate::limits;
 use crate::tcp::emit::{CE, ts_older};
 use crate::tcp::flow::{Flow, NONE, State, Why, low_ms, second};
 use crate::tcp::{Cx, Fate, Frame, index};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 use crate::wire::packet::{Tcp, TcpFlags};
 use crate::wire::seq::Seq;
 
@@ -31,9 +31,6 @@ impl Flow {
         if !f.checksum_ok() {
             return Fate::Drop(DropReason::BadChecksum);
         }
-        if needs_verbatim(f) {
-            return self.on_verbatim_from_net(tcp);
-        }
         if let Err(reason) = self.paws(cx, tcp) {
             return Fate::Drop(reason);
         }
@@ -50,16 +47,23 @@ impl Flow {
             self.limited_ack(cx); // RFC 5961 section 4
             return Fate::Drop(DropReason::SynOnLiveFlow);
         }
+        if !tcp.flags.contains(TcpFlags::ACK) {
+            return Fate::Drop(DropReason::BadFlags);
+        }
         if let Some(fate) = self.out_of_window(cx, f, range) {
             return fate;
         }
-        if let Err(reason) = self.ack_valid(cx, tcp) {
-            return Fate::Drop(reason);
+        if !self.ack_in_range(tcp) {
+            self.limited_ack(cx);
+            return Fate::Drop(DropReason::BadAck);
+        }
+        if needs_verbatim(f) {
+            return self.on_verbatim_from_net(tcp, range);
         }
         self.on_valid_segment(cx, f, range)
     }
 
-    /// What `out_of_window` and `ack_valid` let through is a segment G would take as well (INV-25).
+    /// What `out_of_window` and `ack_in_range` let through is a segment G would take as well (INV-25).
     fn on_valid_segment(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let tcp = f.tcp;
         self.template.learn_from_net(f.ip);
@@ -72,14 +76,15 @@ impl Flow {
                 self.flags.ece = true;
             }
         }
+        self.flags.ece_to_guest = tcp.flags.contains(TcpFlags::ECE);
         let news = self.on_ack_plane(range.seq, tcp);
         if range.len() == 0 && !range.fin {
             // Pure ACKs are information for G's own sending: 1:1 (COM-30), old ones aside (INV-07).
             if tcp.ack.unwrap(self.tx.w_una) < self.tx.w_una {
                 return Fate::Drop(DropReason::Duplicate);
             }
-            let partial = f.hdr.needs_csum();
-            self.gate_to_guest(f.bytes, f.ip, f.tcp, partial);
+            let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
+            self.gate_to_guest(f, seq);
             return Fate::Pass;
         }
         self.flags.ack_to_guest_due |= news;
@@ -99,7 +104,8 @@ impl Flow {
             return Fate::Drop(DropReason::OutOfWindow);
         }
         let from = range.seq.max(rcv_nxt);
-        let to = range.end.min(self.rx.re);
+        // Of two FINs the first counts, and nothing lies behind it.
+        let to = range.end.min(self.rx.re).min(self.rx.fin_seen);
         if from < to {
             let skip = index(from - range.seq);
             let take = index(to - from);
@@ -109,8 +115,8 @@ impl Flow {
                 return Fate::Drop(reason);
             }
         }
-        self.rx.seen_max = self.rx.seen_max.max(range.end.min(self.rx.re));
-        if range.fin && range.end <= self.rx.re && self.rx.fin_seen == NONE {
+        let last = self.ooo.max_end().unwrap_or(0).max(self.rx.rcv_nxt);
+        if range.fin && (last..=self.rx.re).contains(&range.end) && self.rx.fin_seen == NONE {
             self.rx.fin_seen = range.end;
         }
         let in_order = self.rx.rcv_nxt >= to && from == rcv_nxt;
@@ -121,9 +127,11 @@ impl Flow {
         if self.rx.re - self.rx.rcv_nxt.min(self.rx.re) < u64::from(self.opt.mss_to_guest) {
             self.flags.filled = true;
         }
-        let plain =
-            in_order && self.ooo.is_empty() && advanced == to - from && range.seq == rcv_nxt;
-        self.schedule_ack(cx, range.len(), plain);
+        if range.len() > 0 {
+            self.deadlines.update_repeat = Instant::MAX; // R has heard of the window
+            let whole = range.seq == rcv_nxt && advanced == range.len();
+            self.schedule_ack(cx, range.len(), in_order && whole && self.ooo.is_empty());
+        }
         Fate::Absorbed
     }
 
@@ -140,9 +148,8 @@ impl Flow {
         }
         let Some(rec) = self.rec else { return Err(DropReason::NoStore) };
         let fills = from == self.rx.rcv_nxt;
-        let limit = u64::from(self.rx.buffer_bytes) / limits::OOO_DIVISOR;
-        let fits = self.ooo.bytes() + (to - from) <= limit && self.ooo.has_room_for(from, to);
-        if !fills && !fits {
+        // Its bytes have a reserved place like all below `re`; only the ranges are bounded.
+        if !fills && !self.ooo.has_room_for(from, to) {
             return Err(DropReason::OutOfOrderLimit);
         }
         for (a, b) in self.ooo.gaps(from, to) {
@@ -235,7 +242,11 @@ impl Flow {
         }
         let beyond = r.seq > self.rx.re || (r.len() > 0 && r.seq >= self.rx.re);
         if beyond {
-            self.ack_now(cx, None); // a zero-window probe with data lands here (SNOOP-35)
+            // A probe with data of a shut window lands here; for a silent G nobody answers.
+            let shut = self.rx.re <= self.rx.rcv_nxt;
+            if !shut || cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
+                self.ack_now(cx, None);
+            }
             return Some(Fate::Drop(DropReason::OutOfWindow));
         }
         None
@@ -245,16 +256,15 @@ impl Flow {
     fn on_keepalive_from_net(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
         let window_closed = self.rx.re <= self.rx.rcv_nxt;
         let patience = if window_closed { limits::T_PAUSED } else { limits::T_ALIVE };
-        if self.held_bytes() == 0 && self.rx.g_una >= self.delivery_end() && !window_closed {
+        if self.rx.g_una >= self.delivery_end() && !window_closed {
+            if !self.ack_in_range(f.tcp) {
+                return Fate::Drop(DropReason::BadAck);
+            }
             // Nothing is promised: G itself answers, as it would without us.
             self.flags.keepalive = true;
-            if f.tcp.payload_len == 0 {
-                if let Some(ts) = f.tcp.options.timestamps {
-                    self.note_tsval_from_net(ts.tsval);
-                }
-                return Fate::Pass;
-            }
-            self.ack_now(cx, None);
+            let seq = self.rx.g_una - 1;
+            self.gate_to_guest(f, seq);
+            return Fate::Pass;
         } else if cx.vm.clock.alive_within(cx.now, patience) {
             self.ack_now(cx, None);
         }
@@ -267,17 +277,6 @@ impl Flow {
         tcp.flags.contains(TcpFlags::ACK)
             && ack <= self.tx.w_nxt
             && ack + u64::from(self.tx.r_window_max) >= self.tx.w_una
-    }
-
-    fn ack_valid(&mut self, cx: &mut Cx<'_, '_>, tcp: &Tcp) -> Result<(), DropReason> {
-        if !tcp.flags.contains(TcpFlags::ACK) {
-            return Err(DropReason::BadFlags);
-        }
-        if !self.ack_in_range(tcp) {
-            self.limited_ack(cx);
-            return Err(DropReason::BadAck);
-        }
-        Ok(())
     }
 
     /// RFC 7323 section 4.3: the earliest unacknowledged segment's TSval is the one to echo.
@@ -354,20 +353,16 @@ impl Flow {
 
     /// URG, an option or IP option H does not understand: nothing of it, nor behind it, is
     /// acknowledged early. It reaches G only behind everything held (SNOOP-13, COM-04, COM-07).
-    fn on_verbatim_from_net(&mut self, tcp: &Tcp) -> Fate {
+    fn on_verbatim_from_net(&mut self, tcp: &Tcp, range: Range) -> Fate {
         let urgent = tcp.flags.contains(TcpFlags::URG);
         self.drain(if urgent { Why::Urgent } else { Why::Options });
-        let seq = tcp.seq.unwrap(self.rx.rcv_nxt);
-        let end = seq + u64::from(tcp.payload_len);
-        let in_turn = self.rx.g_una >= self.delivery_end() && seq <= self.rx.rcv_nxt;
-        if !in_turn {
+        let passed = self.rx.rcv_nxt.max(self.rx.passed_max);
+        if self.rx.g_una < self.delivery_end() || range.seq > passed {
             return Fate::Drop(DropReason::Draining);
         }
-        let fin = u64::from(tcp.flags.contains(TcpFlags::FIN));
-        self.rx.seen_max = self.rx.seen_max.max(end.min(self.rx.re) + fin);
-        if self.ack_in_range(tcp) {
-            self.on_ack_plane(seq, tcp);
-        }
+        let end = range.end.min(self.rx.re) + u64::from(range.fin);
+        self.rx.passed_max = self.rx.passed_max.max(end);
+        self.on_ack_plane(range.seq, tcp);
         if let Some(ts) = tcp.options.timestamps {
             self.note_tsval_from_net(ts.tsval);
         }

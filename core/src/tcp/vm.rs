@@ -4,10 +4,14 @@ use std::collections::VecDeque;
 
 use crate::flow::table::FlowId;
 use crate::time::{Duration, Instant};
+use crate::wire::packet::IpAddr16;
 
 /// Evidence of running counts at most this much time per piece: a guest that shows life once in
 /// 100 ms has not run for 100 ms.
 const CREDIT_MAX: Duration = Duration::from_millis(10);
+
+/// Refusals remembered per VM.
+const REFUSED_MAX: usize = 64;
 
 /// The clock that only runs while the guest does (tcp-spec section 1, "running time").
 ///
@@ -52,6 +56,12 @@ impl RunningClock {
     pub fn now(&self, now: Instant) -> Instant {
         let live = if self.drained { now.since(self.at) } else { Duration::ZERO };
         Instant::ZERO + self.elapsed + live
+    }
+
+    /// Time passes by itself: the guest is idle, nothing it was given is unseen.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.drained
     }
 
     /// The guest was alive within the last `span` of wall time (`T_alive`, `T_paused`).
@@ -109,6 +119,8 @@ pub struct Vm {
     pub ready: VecDeque<FlowId>,
     /// When a TCP fragment last passed to this guest (COM-08, SNOOP-24).
     pub fragment_at: Option<Instant>,
+    /// Remote and guest port of connections this guest refused (SNOOP-32), newest last.
+    pub refused: VecDeque<(IpAddr16, u16)>,
     /// Counters.
     pub counters: VmCounters,
 }
@@ -122,6 +134,14 @@ impl Vm {
             self.reserved_pages += pages;
         }
         fits
+    }
+
+    /// The guest would not take what came from `remote` for `g_port`: no more offload for them.
+    pub fn refuse(&mut self, remote: IpAddr16, g_port: u16) {
+        if self.refused.len() == REFUSED_MAX {
+            self.refused.pop_front();
+        }
+        self.refused.push_back((remote, g_port));
     }
 
     /// Gives `pages` back.

@@ -16,8 +16,13 @@ impl Flow {
         let edge = self.edge_wanted();
         let mut field = (edge.saturating_sub(ack) >> shift).min(u64::from(u16::MAX));
         if ack + (field << shift) < self.rx.re {
-            // Rounding down would move the edge left: round up; the reservation has the slack.
-            field = (self.rx.re - ack).div_ceil(1 << shift).min(u64::from(u16::MAX));
+            // Rounding down would move the edge left: round up, as far as the reservation goes.
+            // Each ACK may add another 2^shift - 1; beyond that R sees it move left by less than
+            // 2^shift (RFC 7323 section 2.4), and H still takes what R sends up to `re`.
+            let up = (self.rx.re - ack).div_ceil(1 << shift);
+            let reserved = ack + (up << shift) <= self.reserved_edge();
+            field = if reserved { up } else { (self.rx.re - ack) >> shift };
+            field = field.min(u64::from(u16::MAX));
         }
         self.rx.re = self.rx.re.max(ack + (field << shift));
         u16::try_from(field).unwrap_or(u16::MAX)
@@ -43,22 +48,40 @@ impl Flow {
 
     /// Reserves the first edge, which G's own window fixes (SNOOP-09). `false`: stay PASS.
     pub(crate) fn reserve_first_edge(&mut self, cx: &mut Cx<'_, '_>) -> bool {
-        let edge = self.rx.re - self.rx.rcv_nxt;
-        self.reserve(cx, limits::FLOW_BUFFER_MIN.max(edge + self.rounding_slack()))
+        let bytes = self.rx.re - self.rx.rcv_nxt + self.rounding_slack();
+        bytes <= limits::FLOW_BUFFER_MAX && self.reserve(cx, limits::FLOW_BUFFER_MIN.max(bytes))
     }
 
-    /// Grows the buffer to the initial size once data flows and G has proved itself (COM-29), and
-    /// doubles it each time R filled it and G then drained it (SNOOP-39).
+    /// The highest edge the reservation covers.
+    pub(crate) fn reserved_edge(&self) -> u64 {
+        self.rx.g_una + u64::from(self.rx.buffer_bytes) + self.rounding_slack()
+    }
+
+    /// Grows the buffer to the initial size once data flows and G has proved itself (COM-29),
+    /// follows G's own window, which knows the round trip, and doubles each time R filled it and G
+    /// then drained it (SNOOP-39). No flow grows when half of the VM's budget is taken, unless G
+    /// itself shows as much.
     pub(crate) fn maybe_grow_buffer(&mut self, cx: &mut Cx<'_, '_>) {
         if self.state != State::On || !self.flags.proven {
             return;
         }
         let now = u64::from(self.rx.buffer_bytes);
-        if now < limits::FLOW_BUFFER_INITIAL / 2 && self.counters.early_acked_bytes > 0 {
-            self.reserve(cx, limits::FLOW_BUFFER_INITIAL);
+        let slack = self.rounding_slack();
+        let shown = self.rx.g_re.saturating_sub(self.rx.g_una);
+        if shown > now {
+            self.reserve(cx, shown + slack);
+            return;
+        }
+        let roomy = cx.vm.reserved_pages < cx.vm.budget_pages / 2;
+        if now + slack < limits::FLOW_BUFFER_INITIAL && self.counters.early_acked_bytes > 0 {
+            if roomy {
+                self.reserve(cx, limits::FLOW_BUFFER_INITIAL);
+            }
         } else if self.flags.filled && self.held_bytes() == 0 {
             self.flags.filled = false;
-            self.reserve(cx, now * 2);
+            if roomy {
+                self.reserve(cx, now * 2);
+            }
         }
     }
 

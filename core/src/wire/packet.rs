@@ -3,6 +3,7 @@
 //! The cost of [`Packet::parse`] is paid by every frame, so the usual layout (Ethernet, IPv4
 //! without options, TCP with NOP NOP timestamps) takes a straight path.
 
+pub use super::ip::PROTOCOL_TCP;
 pub use super::ip::{
     Ip, IpAddr16, IpVersion, L4, ipv4_header_ok, tcp_checksum_ok, tcp_pseudo_header,
 };
