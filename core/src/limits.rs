@@ -19,8 +19,8 @@ pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
 pub const FLOW_BUFFER_MAX: u64 = 4 * 1024 * 1024;
 /// What a VM's flows may hold and promise together unless configured otherwise (INV-06).
 pub const VM_BUDGET: u64 = 64 * 1024 * 1024;
-/// Out-of-order ranges per flow (SNOOP-10). Their bytes need no bound of their own: all of the window
-/// is reserved.
+/// Out-of-order ranges per flow (SNOOP-10). Their bytes need no bound of their own: the whole
+/// window is reserved.
 pub const OOO_RANGES_MAX: usize = 64;
 /// The longest L2 header that is rebuilt: two MACs, two VLAN tags, the EtherType.
 pub const L2_MAX: usize = 6 + 6 + 2 * 4 + 2;

@@ -45,5 +45,6 @@ impl Memo {
 
 /// Neighbouring MACs differ in their last bytes, VLANs in the first.
 const fn place(key: u64) -> usize {
-    (key ^ key >> 8 ^ key >> 48) as usize % ANSWERS
+    let [.., low] = (key ^ key >> 8 ^ key >> 48).to_be_bytes();
+    low as usize % ANSWERS
 }

@@ -63,7 +63,7 @@ impl Flow {
         self.on_valid_segment(cx, f, range)
     }
 
-    /// What `out_of_window` and `ack_in_range` let through is a segment G would take as well (INV-25).
+    /// What these let through is a segment that G would take as well (INV-25).
     fn on_valid_segment(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let tcp = f.tcp;
         self.template.learn_from_net(f.ip);
