@@ -261,7 +261,7 @@ impl<'m> Engine<'m> {
         self.switch.forget_learned(port);
     }
 
-    /// Evidence about the guest of `port`. `drained`: it has seen everything delivered so far.
+    /// Evidence that the guest of `port` runs. `drained`: it has seen everything delivered so far.
     ///
     /// Call on every kick from it, when its `used_event` or `avail.idx` moved, and for ports with
     /// unseen deliveries before [`Self::handle_timeout`] (running time, spec section 1).

@@ -32,14 +32,15 @@ impl RunningClock {
         Self { elapsed: Duration::ZERO, at: now, drained: true, life_at: now }
     }
 
-    /// The guest showed life; `drained`: it has seen everything delivered so far.
+    /// The guest showed life; `drained`: it has seen everything delivered so far. `false` is "not
+    /// known": only a delivery makes it untrue.
     pub fn on_progress(&mut self, now: Instant, drained: bool) {
         self.settle(now);
         let credit = now.since(self.at);
         self.elapsed += if credit < CREDIT_MAX { credit } else { CREDIT_MAX };
         self.at = now;
         self.life_at = now;
-        self.drained = drained;
+        self.drained |= drained;
     }
 
     /// Something was put into the guest's ring, which it has yet to see.
