@@ -420,10 +420,13 @@ fn answer(
     session: &mut Session,
     message: Message,
 ) -> Result<Option<String>, Broken> {
-    let (code, name) = (message.code, message.name());
-    let wants_ack = message.need_reply && session.acknowledges();
+    let (code, name, need_reply) = (message.code, message.name(), message.need_reply);
     let ack = |value: u64| channel.reply(code, &Reply::of(value));
-    match session.handle(message) {
+    let outcome = session.handle(message);
+    // Asked afterwards: UML 6.1 waits for the acknowledgement of the very SET_PROTOCOL_FEATURES
+    // that negotiates it.
+    let wants_ack = need_reply && session.acknowledges();
+    match outcome {
         Ok(Some(reply)) => channel.reply(code, &reply).map(|()| None),
         Ok(None) if wants_ack => ack(0).map(|()| None),
         Ok(None) => Ok(None),
