@@ -43,8 +43,8 @@ impl Memo {
     }
 }
 
-/// Neighbouring MACs differ in their last bytes, VLANs in the first.
+/// Neighbouring MACs differ in their last bytes, bits 32 to 47, and VLANs in the bits above.
 const fn place(key: u64) -> usize {
-    let [.., low] = (key ^ key >> 8 ^ key >> 48).to_be_bytes();
+    let [low, ..] = (key >> 48 ^ key >> 40 ^ key >> 32).to_le_bytes();
     low as usize % ANSWERS
 }

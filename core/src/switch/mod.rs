@@ -200,13 +200,17 @@ impl Switch {
     /// `mac` is behind the uplink `port` on this VLAN. Group addresses teach nothing, nor do frames
     /// of guest ports, whose MAC [`Self::check_source`] knows. Of a guest's MAC this is remembered
     /// for the time after the guest: while it is there, [`Self::lookup`] finds the guest.
+    #[inline]
     pub fn learn(&mut self, now: Instant, port: PortId, vlan: VlanStack, mac: Mac) {
+        let key = mac_key(vlan_id(vlan), mac);
+        if self.taught.recall(now, key) != Some(port) {
+            self.learn_afresh(now, port, key, mac);
+        }
+    }
+
+    fn learn_afresh(&mut self, now: Instant, port: PortId, key: u64, mac: Mac) {
         let is_guest_port = matches!(self.guests.get(usize::from(port.0)), Some(Some(_)));
         if is_guest_port || is_group(mac) {
-            return;
-        }
-        let key = mac_key(vlan_id(vlan), mac);
-        if self.taught.recall(now, key) == Some(port) {
             return;
         }
         if self.learned >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
@@ -234,8 +238,18 @@ impl Switch {
     }
 
     /// Where a frame that came in on `ingress` goes.
+    #[inline]
     #[must_use]
     pub fn lookup(&mut self, now: Instant, ingress: PortId, vlan: VlanStack, dst: Mac) -> Out {
+        let key = mac_key(vlan_id(vlan), dst);
+        let out = match self.found.recall(now, key) {
+            Some(port) => Out::Port(port),
+            None => self.search(now, key, dst),
+        };
+        if out == Out::Port(ingress) { Out::Drop(DropReason::Hairpin) } else { out }
+    }
+
+    fn search(&mut self, now: Instant, key: u64, dst: Mac) -> Out {
         if is_group(dst) {
             return if is_link_constrained(dst) {
                 Out::Drop(DropReason::ReservedGroup)
@@ -243,21 +257,14 @@ impl Switch {
                 Out::Flood
             };
         }
-        let key = mac_key(vlan_id(vlan), dst);
-        let port = self.found.recall(now, key).or_else(|| {
-            let guest = self.guest_with(dst).map(|port| (port, Instant::MAX));
-            let (port, expiry) = guest.or_else(|| {
-                let entry = self.find(key)?;
-                is_fresh(entry, now).then_some((entry.port, entry.seen + MAC_AGE))
-            })?;
-            self.found.note(now, key, port, expiry);
-            Some(port)
+        let guest = self.guest_with(dst).map(|port| (port, Instant::MAX));
+        let found = guest.or_else(|| {
+            let entry = self.find(key)?;
+            is_fresh(entry, now).then_some((entry.port, entry.seen + MAC_AGE))
         });
-        match port {
-            Some(port) if port == ingress => Out::Drop(DropReason::Hairpin),
-            Some(port) => Out::Port(port),
-            None => Out::Flood,
-        }
+        let Some((port, expiry)) = found else { return Out::Flood };
+        self.found.note(now, key, port, expiry);
+        Out::Port(port)
     }
 
     fn check_ip(&mut self, now: Instant, port: PortId, ip: IpAddr16) -> Result<(), DropReason> {
@@ -371,8 +378,7 @@ fn is_host_address(ip: IpAddr16) -> bool {
 
 /// The id of the outer VLAN; 0 without one, and for a priority tag, which is the same.
 fn vlan_id(vlan: VlanStack) -> u16 {
-    let [.., high, low] = vlan.tags().first().copied().unwrap_or_default();
-    u16::from_be_bytes([high & 0x0f, low])
+    (vlan.key() >> 32 & 0xfff) as u16
 }
 
 fn is_group(mac: Mac) -> bool {
@@ -385,9 +391,9 @@ fn is_link_constrained(mac: Mac) -> bool {
 }
 
 fn mac_key(vlan: u16, mac: Mac) -> u64 {
+    // Little-endian, because that is how the bytes lie in a register.
     let [a, b, c, d, e, f] = mac;
-    let [v, w] = vlan.to_be_bytes();
-    u64::from_be_bytes([v, w, a, b, c, d, e, f])
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | u64::from(vlan) << 48
 }
 
 fn is_guest_key(key: u64) -> bool {
