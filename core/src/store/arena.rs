@@ -39,7 +39,7 @@ use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use zerocopy::FromBytes;
 
-use super::record::{self, RawRecord, Record};
+use super::record::{self, Progress, RawRecord, Record};
 use crate::limits::PAGE;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"NPARENA1");
@@ -337,25 +337,22 @@ impl<'m> Arena<'m> {
         compiler_fence(Ordering::Release);
     }
 
-    /// Commits `w.nxt`: the end of what was sent to R.
-    pub fn commit_w_nxt(&mut self, id: RecordId, seq: u64) {
-        self.raw(id)[record::W_NXT].store(seq.to_le(), Ordering::Release);
-    }
-
-    /// Commits `g.nxt`: the end of what was delivered to G.
-    pub fn commit_g_nxt(&mut self, id: RecordId, seq: u64) {
-        self.raw(id)[record::G_NXT].store(seq.to_le(), Ordering::Release);
-    }
-
     /// Commits `h.re`, before a segment that advertises it leaves (INV-05 across a restart).
     pub fn commit_h_re(&mut self, id: RecordId, seq: u64) {
         self.raw(id)[record::H_RE].store(seq.to_le(), Ordering::Release);
     }
 
-    /// Commits the highest TSval emitted in each direction, in one store (INV-08).
-    pub fn commit_ts_emit(&mut self, id: RecordId, to_r: u32, to_g: u32) {
-        let word = record::ts_word(to_r, to_g);
-        self.raw(id)[record::TS_EMIT].store(word.to_le(), Ordering::Release);
+    /// Commits every word that changes with traffic; for when, see [`Self::commit_rcv_nxt`].
+    pub fn commit(&mut self, id: RecordId, p: &Progress) {
+        let raw = self.raw(id);
+        let put = |word: usize, value: u64| raw[word].store(value.to_le(), Ordering::Release);
+        compiler_fence(Ordering::Release);
+        put(record::RCV_NXT, p.rcv_nxt);
+        put(record::G_UNA, p.g_una);
+        put(record::G_NXT, p.g_nxt);
+        put(record::W_NXT, p.w_nxt);
+        put(record::H_RE, p.h_re);
+        put(record::TS_EMIT, record::ts_word(p.ts_emit_r, p.ts_emit_g));
     }
 
     // --- Pages ---------------------------------------------------------------------------------

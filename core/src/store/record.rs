@@ -112,6 +112,19 @@ pub struct Record {
     pub ts_emit_g: u32,
 }
 
+/// The words of a record that change with traffic; their meaning is that of [`Record`]'s fields.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the same fields as those of `Record`")]
+pub struct Progress {
+    pub rcv_nxt: u64,
+    pub g_una: u64,
+    pub g_nxt: u64,
+    pub w_nxt: u64,
+    pub h_re: u64,
+    pub ts_emit_r: u32,
+    pub ts_emit_g: u32,
+}
+
 /// What `Arena::alloc_record` takes.
 pub type RecordInit = Record;
 

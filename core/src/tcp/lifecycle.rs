@@ -1,7 +1,7 @@
 //! Entering and leaving the offload: go-ON, leave, abort (tcp-spec sections 1 and 6).
 
 use crate::limits;
-use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, RecordInit};
+use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
 use crate::tcp::flow::{Flow, State, Why, second};
 use crate::tcp::{Cx, RST_ACK};
 use crate::time::Instant;
@@ -189,12 +189,16 @@ impl Flow {
     /// only when it is polled, so this lies between the two (D4: payload, commit record, ACK).
     pub(crate) fn commit(&self, cx: &mut Cx<'_, '_>) {
         let Some(rec) = self.rec else { return };
-        cx.arena.commit_rcv_nxt(rec, self.rx.rcv_nxt);
-        cx.arena.commit_g_una(rec, self.rx.g_una.min(self.rx.rcv_nxt));
-        cx.arena.commit_g_nxt(rec, self.rx.g_nxt);
-        cx.arena.commit_w_nxt(rec, self.tx.w_nxt);
-        cx.arena.commit_h_re(rec, self.rx.re);
-        cx.arena.commit_ts_emit(rec, self.ts.emit_r, self.ts.emit_g);
+        let progress = Progress {
+            rcv_nxt: self.rx.rcv_nxt,
+            g_una: self.rx.g_una.min(self.rx.rcv_nxt),
+            g_nxt: self.rx.g_nxt,
+            w_nxt: self.tx.w_nxt,
+            h_re: self.rx.re,
+            ts_emit_r: self.ts.emit_r,
+            ts_emit_g: self.ts.emit_g,
+        };
+        cx.arena.commit(rec, &progress);
     }
 
     /// The earliest wall-clock instant at which a timer may be due.
