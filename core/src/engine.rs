@@ -28,7 +28,7 @@ use crate::store::arena::Arena;
 use crate::store::record::name_hash;
 use crate::switch::Switch;
 use crate::tcp::Cx;
-use crate::tcp::emit::ToNet;
+use crate::tcp::emit::OutQueue;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::handshake::SynInfo;
 use crate::tcp::vm::{RunningClock, Vm, VmCounters};
@@ -154,10 +154,10 @@ pub struct Engine<'m> {
     timers: TimerWheel,
     arena: Arena<'m>,
     /// Segments made for R, to be routed by `poll_transmit`.
-    out: VecDeque<ToNet>,
+    out: OutQueue,
     /// Flows with an ACK due at the end of the batch.
     ack_list: Vec<FlowId>,
-    /// The header of the frame last polled.
+    /// The header of the frame last polled for a guest.
     made: [u8; TcpEmit::MAX_LEN],
 }
 
@@ -173,7 +173,7 @@ impl<'m> Engine<'m> {
             syn_cache: SynCache::new(config.hash_seeds),
             timers: TimerWheel::new(now),
             arena,
-            out: VecDeque::new(),
+            out: OutQueue::default(),
             ack_list: Vec::new(),
             made: [0; TcpEmit::MAX_LEN],
         }

@@ -20,7 +20,9 @@ impl Engine<'_> {
             flow.flags.ack_listed = false;
             if flow.flags.ack_due && matches!(flow.state, State::On | State::Drain) {
                 flow.ack_now(&mut cx, None);
-                flow.commit(&mut cx); // the edge may have moved; nothing else did
+                if let Some(rec) = flow.rec {
+                    cx.arena.commit_h_re(rec, flow.rx.re); // nothing else may have moved
+                }
             }
         }
     }
@@ -47,10 +49,9 @@ impl Engine<'_> {
     /// may absorb it.
     #[must_use]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
-        while let Some(made) = self.out.pop_front() {
-            let origin = made.origin;
-            self.made = made.bytes;
-            let port = match self.route_made(now, origin, made.len) {
+        while let Some(place) = self.out.pop() {
+            let origin = self.out.at(place).origin;
+            let port = match self.route_made(now, place) {
                 Ok(Verdict::Forward(port)) => Some(port),
                 Ok(Verdict::Flood) => None,
                 Ok(Verdict::Absorbed) => continue,
@@ -60,32 +61,29 @@ impl Engine<'_> {
                 }
             };
             let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
-            parts[0] = &self.made[..made.len];
+            parts[0] = self.out.at(place).frame();
             let hdr = VirtioNetHdr::default();
             return Some(Transmit { port, ingress: origin, hdr, parts, parts_len: 1 });
         }
         None
     }
 
-    /// Where the frame in `self.made` goes; another VM's receiving half may absorb it.
-    fn route_made(
-        &mut self,
-        now: Instant,
-        origin: PortId,
-        len: usize,
-    ) -> Result<Verdict, DropReason> {
-        let eth = Eth::parse(&self.made[..len])?;
-        let Some(out) = self.egress(now, origin, eth.vlan, eth.dst)? else {
+    /// Where a frame in `self.out` goes; another VM's receiving half may edit or absorb it.
+    fn route_made(&mut self, now: Instant, place: usize) -> Result<Verdict, DropReason> {
+        let made = self.out.at(place);
+        let eth = Eth::parse(made.frame())?;
+        let Some(out) = self.egress(now, made.origin, eth.vlan, eth.dst)? else {
             return Ok(Verdict::Flood);
         };
         if !self.port(out).is_some_and(|p| p.config.guest) {
             return Ok(Verdict::Forward(out));
         }
-        let mut frame = self.made;
-        let packet = Packet::parse(&frame[..len])?;
-        let hdr = VirtioNetHdr::default();
-        let verdict = self.toward(now, out, &hdr, &mut frame[..len], &packet);
-        self.made = frame;
+        // Out of the queue while the receiving half looks at it, for that may add to the queue.
+        let mut made = *self.out.at(place);
+        let frame = &mut made.bytes[..made.len];
+        let packet = Packet::parse(frame)?;
+        let verdict = self.toward(now, out, &VirtioNetHdr::default(), frame, &packet);
+        *self.out.at_mut(place) = made;
         verdict
     }
 

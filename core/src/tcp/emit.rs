@@ -25,6 +25,53 @@ pub(crate) struct ToNet {
     pub(crate) bytes: [u8; TcpEmit::MAX_LEN],
 }
 
+impl ToNet {
+    /// The frame.
+    pub(crate) fn frame(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Frames for R, first made, first polled. They are built in place and stay there until the queue
+/// is empty; as many places as were ever needed at once are kept.
+#[derive(Debug, Default)]
+pub(crate) struct OutQueue {
+    places: Vec<ToNet>,
+    made: usize,
+    polled: usize,
+}
+
+impl OutQueue {
+    /// A place for the next frame, with what was there before.
+    fn push(&mut self) -> &mut ToNet {
+        if self.made == self.places.len() {
+            self.places.push(ToNet { origin: PortId(0), len: 0, bytes: [0; TcpEmit::MAX_LEN] });
+        }
+        self.made += 1;
+        &mut self.places[self.made - 1]
+    }
+
+    /// The place of the next frame, valid until the next call of this.
+    pub(crate) fn pop(&mut self) -> Option<usize> {
+        if self.polled == self.made {
+            (self.polled, self.made) = (0, 0);
+            return None;
+        }
+        self.polled += 1;
+        Some(self.polled - 1)
+    }
+
+    /// The frame at a place.
+    pub(crate) fn at(&self, place: usize) -> &ToNet {
+        &self.places[place]
+    }
+
+    /// The frame at a place, to edit.
+    pub(crate) fn at_mut(&mut self, place: usize) -> &mut ToNet {
+        &mut self.places[place]
+    }
+}
+
 /// Serial comparison of timestamps (RFC 7323 section 5.2): `a` is older than `b`.
 pub(crate) fn ts_older(a: u32, b: u32) -> bool {
     Seq(a).lt(Seq(b))
@@ -79,8 +126,9 @@ impl Flow {
         let sack_len = if rst { 0 } else { self.sack_blocks(dsack, &mut sack) };
         let ece = if self.flags.ece && !rst { TcpFlags::ECE } else { TcpFlags(0) };
         let (src, dst) = (cx.key.g_addr, cx.key.r_addr);
-        let mut made = ToNet { origin: PortId(cx.key.port), len: 0, bytes: [0; TcpEmit::MAX_LEN] };
-        let len = TcpEmit {
+        let made = cx.out.push();
+        made.origin = PortId(cx.key.port);
+        made.len = TcpEmit {
             l2: self.template.l2_to_net(),
             version: cx.key.version,
             src,
@@ -103,8 +151,6 @@ impl Flow {
             ip_id: 0,
         }
         .emit(&mut made.bytes, 0, CsumMode::Full(&[]));
-        made.len = len;
-        cx.out.push_back(made);
         self.acked(ack);
     }
 

@@ -34,14 +34,12 @@ pub(crate) mod receive;
 pub mod vm;
 pub(crate) mod window;
 
-use std::collections::VecDeque;
-
 use crate::drops::DropReason;
 use crate::engine::PortFeatures;
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::store::arena::Arena;
-use crate::tcp::emit::ToNet;
+use crate::tcp::emit::OutQueue;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::{Ip, Tcp, TcpFlags, tcp_checksum_ok};
@@ -55,7 +53,7 @@ pub(crate) struct Cx<'a, 'm> {
     pub(crate) arena: &'a mut Arena<'m>,
     pub(crate) vm: &'a mut Vm,
     pub(crate) features: PortFeatures,
-    pub(crate) out: &'a mut VecDeque<ToNet>,
+    pub(crate) out: &'a mut OutQueue,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
 }
 

@@ -5,12 +5,16 @@ use super::ip::{IpAddr16, IpVersion, PROTOCOL_TCP, V4_HEADER, V6_HEADER, tcp_pse
 use super::seq::Seq;
 use super::small;
 use super::tcp::{
-    CHECKSUM_AT, HEADER, KIND_NOP, KIND_SACK, NOP_NOP_TIMESTAMPS, TcpFlags, Timestamps,
+    CHECKSUM_AT, FLAGS_AT, HEADER, KIND_NOP, KIND_SACK, NOP_NOP_TIMESTAMPS, TcpFlags, Timestamps,
 };
 use super::virtio_net::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
 
-/// Most bytes of options in a TCP header: 15 words less the fixed part.
-const OPTIONS_MAX: usize = 40;
+/// Bytes of an Ethernet header without tags: what nearly every segment has.
+const ETHERNET: usize = 14;
+/// Most bytes of a TCP header: 15 words.
+const TCP_MAX: usize = 60;
+/// Bytes of the timestamps option and the two NOPs before it.
+const TIMESTAMPS_LEN: usize = 12;
 
 /// Room for the longest headers: two tags (22), IPv6 (40), TCP with options (60), rounded up.
 pub const HEADER_MAX: usize = 128;
@@ -73,7 +77,7 @@ impl TcpEmit<'_> {
     ///
     /// # Panics
     /// If `l2` is longer than 22 bytes, or header and payload exceed what an IP header can say.
-    #[inline]
+    #[inline(always)]
     pub fn emit(
         &self,
         buf: &mut [u8; HEADER_MAX],
@@ -81,24 +85,32 @@ impl TcpEmit<'_> {
         csum: CsumMode<'_>,
     ) -> usize {
         let (l2, rest) = buf.split_at_mut(self.l2.len());
-        l2.copy_from_slice(self.l2);
-        let (ip, tcp) = rest.split_at_mut(self.ip_len());
-        let Some((header, options)) = tcp.split_first_chunk_mut() else {
+        match (self.l2.as_array::<ETHERNET>(), l2.as_mut_array::<ETHERNET>()) {
+            (Some(from), Some(to)) => *to = *from, // two moves instead of a call
+            _ => l2.copy_from_slice(self.l2),
+        }
+        // One check for everything below: the longest IP header and the longest TCP header.
+        let Some(rest) = rest.first_chunk_mut::<{ V6_HEADER + TCP_MAX }>() else {
             panic!("a layer-2 header of {} bytes", self.l2.len());
         };
-        let tcp_len = HEADER + self.put_options(options);
+        let (ip, tcp) = rest.split_at_mut(self.ip_len());
+        let Some(tcp) = tcp.first_chunk_mut() else { unreachable!("the IP header is shorter") };
+        let tcp_len = HEADER + if self.timestamps.is_some() { TIMESTAMPS_LEN } else { 0 };
+        let tcp_len = tcp_len + self.sack_len(tcp_len);
         let Ok(segment_len) = u16::try_from(tcp_len + payload_len) else {
             panic!("a TCP segment of {tcp_len} + {payload_len} bytes");
         };
-        self.put_tcp(header, tcp_len);
-        self.put_ip(ip, segment_len);
-        let mut sum =
-            Checksum::new(tcp_pseudo_header(self.version, self.src, self.dst, segment_len.into()));
+        match self.version {
+            IpVersion::V4 => self.put_v4(&mut ip[..V4_HEADER], segment_len),
+            IpVersion::V6 => self.put_v6(&mut ip[..V6_HEADER], segment_len),
+        }
+        let pseudo = tcp_pseudo_header(self.version, self.src, self.dst, segment_len.into());
+        let header = self.put_tcp(tcp, tcp_len);
         let field = match csum {
-            CsumMode::Partial => sum.fold(),
+            CsumMode::Partial => fold(pseudo),
             CsumMode::Full(pieces) => {
                 debug_assert_eq!(payload_len, pieces.iter().map(|p| p.len()).sum::<usize>());
-                sum.add_bytes(&tcp[..tcp_len]);
+                let mut sum = Checksum::new(pseudo + header);
                 for piece in pieces {
                     sum.add_bytes(piece);
                 }
@@ -135,53 +147,50 @@ impl TcpEmit<'_> {
         }
     }
 
-    /// Writes the options and returns their length, a multiple of four.
+    /// Bytes of the SACK option behind a header of `header_len`, a multiple of four.
     #[inline(always)]
-    fn put_options(&self, options: &mut [u8]) -> usize {
-        let mut len = 0;
-        if let Some(ts) = self.timestamps {
-            let option = &mut options[..12];
-            option[..4].copy_from_slice(&NOP_NOP_TIMESTAMPS);
-            option[4..8].copy_from_slice(&ts.tsval.to_be_bytes());
-            option[8..].copy_from_slice(&ts.tsecr.to_be_bytes());
-            len = 12;
+    fn sack_len(&self, header_len: usize) -> usize {
+        let fit = (TCP_MAX - header_len - 4) / 8;
+        match self.sack.len().min(fit) {
+            0 => 0,
+            blocks => 4 + 8 * blocks,
         }
-        let fit = (OPTIONS_MAX - len - 4) / 8;
-        let sack = &self.sack[..self.sack.len().min(fit)];
-        if !sack.is_empty() {
-            let (head, blocks) = options[len..].split_at_mut(4);
-            #[expect(clippy::cast_possible_truncation, reason = "at most four blocks")]
-            head.copy_from_slice(&[KIND_NOP, KIND_NOP, KIND_SACK, 2 + 8 * sack.len() as u8]);
-            for (option, (start, end)) in blocks.as_chunks_mut::<8>().0.iter_mut().zip(sack) {
-                option[..4].copy_from_slice(&start.0.to_be_bytes());
-                option[4..].copy_from_slice(&end.0.to_be_bytes());
-            }
-            len += 4 + 8 * sack.len();
-        }
-        len
     }
 
-    /// Writes the TCP header with a zero checksum.
+    /// Writes the TCP header with a zero checksum; returns its sum.
+    ///
+    /// The words are added up as they are made, which is cheaper than reading them again.
     #[inline(always)]
-    fn put_tcp(&self, h: &mut [u8; HEADER], header_len: usize) {
+    fn put_tcp(&self, h: &mut [u8; TCP_MAX], header_len: usize) -> u64 {
+        let mut sum = 0;
+        let mut put = |at: usize, word: u32| {
+            h[at..at + 4].copy_from_slice(&word.to_be_bytes());
+            sum += u64::from(word);
+        };
         // The length in words is in the top four bits, so bytes / 4 << 12.
         let flags = small(header_len) << 10 | (self.flags & TcpFlags::ALL).0;
-        h[0..2].copy_from_slice(&self.src_port.to_be_bytes());
-        h[2..4].copy_from_slice(&self.dst_port.to_be_bytes());
-        h[4..8].copy_from_slice(&self.seq.0.to_be_bytes());
-        h[8..12].copy_from_slice(&self.ack.0.to_be_bytes());
-        h[12..14].copy_from_slice(&flags.to_be_bytes());
-        h[14..16].copy_from_slice(&self.window.to_be_bytes());
-        h[16..20].fill(0);
-    }
-
-    /// Writes the IP header.
-    #[inline(always)]
-    fn put_ip(&self, ip: &mut [u8], segment_len: u16) {
-        match self.version {
-            IpVersion::V4 => self.put_v4(&mut ip[..V4_HEADER], segment_len),
-            IpVersion::V6 => self.put_v6(&mut ip[..V6_HEADER], segment_len),
+        put(0, u32::from(self.src_port) << 16 | u32::from(self.dst_port));
+        put(4, self.seq.0);
+        put(8, self.ack.0);
+        put(FLAGS_AT, u32::from(flags) << 16 | u32::from(self.window));
+        put(CHECKSUM_AT, 0);
+        let mut at = HEADER;
+        if let Some(ts) = self.timestamps {
+            put(HEADER, u32::from_be_bytes(NOP_NOP_TIMESTAMPS));
+            put(HEADER + 4, ts.tsval);
+            put(HEADER + 8, ts.tsecr);
+            at += TIMESTAMPS_LEN;
         }
+        if at < header_len {
+            #[expect(clippy::cast_possible_truncation, reason = "at most four blocks")]
+            let len = (header_len - at - 2) as u8;
+            put(at, u32::from_be_bytes([KIND_NOP, KIND_NOP, KIND_SACK, len]));
+            for (at, (start, end)) in (at + 4..header_len).step_by(8).zip(self.sack) {
+                put(at, start.0);
+                put(at + 4, end.0);
+            }
+        }
+        sum
     }
 
     #[inline(always)]
