@@ -100,7 +100,7 @@ fn configuration(uplink: &str, vms: &[(String, Nic)], dir: &Path) -> String {
     let dir = dir.display();
     let mut text = format!(
         "[daemon]\ncontrol = \"{dir}/control.sock\"\narena = \"{dir}/arena\"\nmetrics = \"off\"\n\
-         drain_timeout_s = 2\n\n\
+         drain_timeout_s = 2\nlog = \"debug\"\n\n\
          [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
     );
     for (name, nic) in vms {
