@@ -23,6 +23,7 @@ use crate::port::tap::TapPort;
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
 use crate::sys;
 use crate::vhost::listener::Access;
+use crate::worker::links::LinkWatch;
 use crate::worker::timer::monotonic_now;
 use crate::worker::{Worker, WorkerConfig};
 
@@ -48,7 +49,7 @@ fn error(what: impl fmt::Display, fix: &str) -> StartError {
 /// Everything that keeps it from starting, found in one go; or one error of the running worker.
 pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
     let (mut worker, arena_lock) = start(config)?;
-    tracing::info!("{}", config.summary());
+    tracing::info!("ready: {}", config.summary());
     worker.run().map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
     match worker.owed() {
         0 => {
@@ -76,6 +77,7 @@ fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
     let mut problems = Vec::new();
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
     check(worker.set_signals(signals).map_err(|e| error(e, "report this")));
+    check(watch_links(&mut worker));
     check(open_control(&mut worker, daemon));
     for uplink in &config.uplinks {
         check(open_uplink(&mut worker, uplink));
@@ -127,6 +129,12 @@ fn raise_file_limit() {
         // With the soft limit as it was, opening the descriptor that is too many says so.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
+}
+
+fn watch_links(worker: &mut Worker) -> Result<(), StartError> {
+    LinkWatch::new()
+        .and_then(|links| worker.set_links(links))
+        .map_err(|e| error(format!("cannot watch interfaces: {e}"), "allow netlink sockets"))
 }
 
 fn open_control(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartError> {

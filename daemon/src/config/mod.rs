@@ -96,6 +96,17 @@ pub enum UplinkKind {
     Macvtap,
 }
 
+impl UplinkKind {
+    /// As the configuration has it.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Tap => "tap",
+            Self::Macvtap => "macvtap",
+        }
+    }
+}
+
 /// `[[vm]]`: a guest's network card.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct VmConfig {

@@ -9,6 +9,7 @@ pub mod vhost_user;
 use nightporter_core::drops::DropReason;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
+use crate::config::UplinkConfig;
 use guest::GuestPort;
 use tap::TapPort;
 
@@ -19,8 +20,8 @@ pub enum Port {
     Uplink(TapPort),
     /// A VM behind vhost-user.
     Guest(Box<GuestPort>),
-    /// One that disappeared; its place stays, so that the others keep theirs.
-    Gone,
+    /// An uplink whose interface disappeared, and may come back.
+    Lost(UplinkConfig),
 }
 
 /// What came of reading one frame.
@@ -58,9 +59,9 @@ impl Port {
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Uplink(tap) => tap.kind(),
+            Self::Uplink(tap) => tap.config().kind.label(),
             Self::Guest(_) => "vm",
-            Self::Gone => "gone",
+            Self::Lost(config) => config.kind.label(),
         }
     }
 
@@ -69,7 +70,7 @@ impl Port {
         match self {
             Self::Uplink(tap) => tap.receive(buf),
             Self::Guest(guest) => guest.receive(buf),
-            Self::Gone => Received::Empty,
+            Self::Lost(_) => Received::Empty,
         }
     }
 
@@ -78,7 +79,7 @@ impl Port {
         match self {
             Self::Guest(guest) => guest.arm(),
             // A level-triggered descriptor needs no asking.
-            Self::Uplink(_) | Self::Gone => false,
+            Self::Uplink(_) | Self::Lost(_) => false,
         }
     }
 
@@ -87,7 +88,7 @@ impl Port {
         match self {
             Self::Uplink(tap) => tap.send(hdr, parts),
             Self::Guest(guest) => guest.send(hdr, parts),
-            Self::Gone => Sent::Dropped(DropReason::PortDown),
+            Self::Lost(_) => Sent::Dropped(DropReason::PortDown),
         }
     }
 }

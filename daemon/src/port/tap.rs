@@ -4,7 +4,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nightporter_core::drops::DropReason;
@@ -21,7 +21,9 @@ use crate::sys;
 #[derive(Debug)]
 pub struct TapPort {
     file: File,
-    kind: UplinkKind,
+    config: UplinkConfig,
+    /// Of the interface behind `file`: another one by the same name is another interface.
+    index: u32,
 }
 
 /// Why an uplink could not be opened. The text says what to do.
@@ -43,28 +45,43 @@ impl TapPort {
             UplinkKind::Tap => open_tap(config),
             UplinkKind::Macvtap => open_macvtap(config),
         }
-        .map(|file| Self { file, kind: config.kind })
+        .map(|file| Self {
+            file,
+            config: config.clone(),
+            index: if_nametoindex(config.ifname.as_str()).unwrap_or(0),
+        })
     }
 
-    /// A port over any descriptor that carries one frame with its header per read and write.
+    /// What it was opened with.
     #[must_use]
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self { file: File::from(fd), kind: UplinkKind::Tap }
+    pub fn config(&self) -> &UplinkConfig {
+        &self.config
     }
 
-    /// As the configuration names it.
+    /// Whether the interface still is what it was when it was opened. The descriptor of a macvtap
+    /// outlives its link and says nothing.
     #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self.kind {
-            UplinkKind::Tap => "tap",
-            UplinkKind::Macvtap => "macvtap",
-        }
+    pub fn is_present(&self) -> bool {
+        if_nametoindex(self.config.ifname.as_str()).unwrap_or(0) == self.index
     }
 
     /// The descriptor to wait on.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// A port over any descriptor that carries one frame with its header per read and write.
+    #[cfg(test)]
+    pub(crate) fn from_fd(fd: std::os::fd::OwnedFd) -> Self {
+        let config = UplinkConfig {
+            name: String::new(),
+            kind: UplinkKind::Tap,
+            ifname: "no such if".into(),
+            create: false,
+            bridge: None,
+        };
+        Self { file: File::from(fd), config, index: 0 }
     }
 
     /// Reads one frame into `buf`, which should hold 64 KiB and an Ethernet header.

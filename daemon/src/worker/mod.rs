@@ -11,6 +11,7 @@
 
 mod commands;
 mod guests;
+pub(crate) mod links;
 mod report;
 mod slots;
 pub(crate) mod timer;
@@ -30,6 +31,7 @@ use nix::sys::signalfd::SignalFd;
 use crate::control::ControlServer;
 use crate::metrics::MetricsServer;
 use crate::port::{Port, Received};
+use links::LinkWatch;
 use slots::{Slot, SlotId, Slots};
 use timer::{Timer, monotonic_now};
 use token::Token;
@@ -73,6 +75,7 @@ pub(crate) struct Worker {
     epoll: Epoll,
     timer: Timer,
     signals: Option<SignalFd>,
+    links: Option<LinkWatch>,
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
     frame: Box<[u8]>,
@@ -97,6 +100,7 @@ impl Worker {
             epoll,
             timer,
             signals: None,
+            links: None,
             control: None,
             metrics: None,
             frame: vec![0; FRAME_BYTES_MAX].into_boxed_slice(),
@@ -111,6 +115,13 @@ impl Worker {
     pub(crate) fn set_signals(&mut self, signals: SignalFd) -> io::Result<()> {
         add(&self.epoll, &signals, Token::Signal)?;
         self.signals = Some(signals);
+        Ok(())
+    }
+
+    /// Notices interfaces that go and come back.
+    pub(crate) fn set_links(&mut self, links: LinkWatch) -> io::Result<()> {
+        add(&self.epoll, &links.fd(), Token::Links)?;
+        self.links = Some(links);
         Ok(())
     }
 
@@ -190,6 +201,7 @@ impl Worker {
         match token {
             Token::Signal => self.handle_signal(now),
             Token::Timer => self.timer.handle_expiry(),
+            Token::Links => self.handle_links(),
             Token::ControlListener => self.handle_control_listener(),
             Token::Control(place) => self.handle_control_client(now, place),
             Token::MetricsListener => {
@@ -348,7 +360,7 @@ impl Worker {
     fn waits_for_room(&mut self, slot: SlotId) -> bool {
         match &mut self.slots.list[slot].port {
             Port::Guest(guest) => guest.wait_for_room(),
-            Port::Uplink(_) | Port::Gone => false,
+            Port::Uplink(_) | Port::Lost(_) => false,
         }
     }
 }

@@ -49,7 +49,7 @@ impl Worker {
         let (captures, captures_missed) = self.slots.watchers.captures(usize::from(slot.id.0));
         PortStatus {
             name: slot.name.clone(),
-            kind: slot.kind.into(),
+            kind: slot.port.kind().into(),
             link: slot.features.is_some(),
             frames_from_port: slot.stats.frames_from_port,
             bytes_from_port: slot.stats.bytes_from_port,

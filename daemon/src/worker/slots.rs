@@ -18,8 +18,6 @@ pub(crate) type SlotId = usize;
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) name: String,
-    /// `vm`, `tap` or `macvtap`.
-    pub(crate) kind: &'static str,
     pub(crate) port: Port,
     pub(crate) id: PortId,
     /// What its peer accepts; `None` while the link is down.
@@ -40,7 +38,7 @@ impl Slot {
     pub(crate) fn drops(&self, reason: DropReason) -> u64 {
         let device = match &self.port {
             Port::Guest(guest) => guest.drops(reason),
-            Port::Uplink(_) | Port::Gone => 0,
+            Port::Uplink(_) | Port::Lost(_) => 0,
         };
         self.stats.drops(reason) + device
     }
@@ -92,8 +90,10 @@ impl Slot {
 
     /// The interface behind the port is gone.
     pub(crate) fn lose(&mut self) {
-        tracing::error!(port = %self.name, "the interface is gone; its traffic is dropped");
-        self.port = Port::Gone;
+        if let Port::Uplink(tap) = &self.port {
+            tracing::error!(port = %self.name, "the interface is gone; its traffic is dropped");
+            self.port = Port::Lost(tap.config().clone());
+        }
         self.link_down();
         self.readable = false;
     }
@@ -126,7 +126,6 @@ impl Slots {
         let features = if port.is_guest() { None } else { Some(UPLINK_FEATURES) };
         self.list.push(Slot {
             name,
-            kind: port.kind(),
             port,
             id,
             features,

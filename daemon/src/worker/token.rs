@@ -9,6 +9,8 @@ pub(crate) enum Token {
     Signal,
     /// The timer expired: a flow's deadline, or housekeeping.
     Timer,
+    /// An interface of the host changed.
+    Links,
     /// Somebody connects to the control socket.
     ControlListener,
     /// A control client; the index of its place.
@@ -33,6 +35,7 @@ impl Token {
         match self {
             Self::Signal => pack(1, 0, 0),
             Self::Timer => pack(2, 0, 0),
+            Self::Links => pack(11, 0, 0),
             Self::ControlListener => pack(3, 0, 0),
             Self::Control(i) => pack(4, i, 0),
             Self::MetricsListener => pack(5, 0, 0),
@@ -57,6 +60,7 @@ impl Token {
         match kind {
             1 => Self::Signal,
             2 => Self::Timer,
+            11 => Self::Links,
             3 => Self::ControlListener,
             4 => Self::Control(slot),
             5 => Self::MetricsListener,
@@ -79,6 +83,7 @@ mod tests {
         for token in [
             Token::Signal,
             Token::Timer,
+            Token::Links,
             Token::ControlListener,
             Token::Control(u16::MAX),
             Token::MetricsListener,
