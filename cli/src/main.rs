@@ -160,7 +160,7 @@ fn done(client: &mut Client, request: &Request) -> Result<()> {
 }
 
 fn status(client: &mut Client) -> Result<Status> {
-    match client.ask(&Request::Status)? {
+    match client.ask(&Request::Status {})? {
         Reply::Status(status) => Ok(status),
         other => unexpected(&other),
     }

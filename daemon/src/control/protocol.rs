@@ -16,7 +16,7 @@ pub const REQUEST_BYTES_MAX: usize = 4096;
 #[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
     /// The daemon and its ports: [`Reply::Status`].
-    Status,
+    Status {},
     /// Tracked TCP connections: [`Reply::Flows`].
     Flows {
         /// Only those of this VM.

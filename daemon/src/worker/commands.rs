@@ -41,7 +41,7 @@ impl Worker {
 
     fn execute(&mut self, now: Instant, place: u16, request: Request) -> Reply {
         match request {
-            Request::Status => Reply::Status(self.status(now)),
+            Request::Status {} => Reply::Status(self.status(now)),
             Request::Flows { vm, from } => match vm.map(|vm| self.find_vm(&vm)).transpose() {
                 Ok(vm) => Reply::Flows(self.flow_page(now, from, vm)),
                 Err(reply) => reply,

@@ -21,6 +21,7 @@ mod watch;
 use std::io;
 use std::os::fd::AsFd;
 
+use nightporter_core::drops::DropReason;
 use nightporter_core::engine::{AddPortError, Engine, PortConfig, Verdict};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -287,6 +288,8 @@ impl Worker {
         for _ in 0..FRAMES_PER_PORT {
             let from = &mut self.slots.list[slot];
             match from.port.receive(&mut self.frame) {
+                // It may have been longer.
+                Received::Frame(_, FRAME_BYTES_MAX..) => from.drop_frames(DropReason::TooBig, 1),
                 Received::Frame(hdr, len) => self.forward(now, slot, hdr, len),
                 Received::Empty => {
                     from.readable = false;
@@ -369,3 +372,6 @@ impl Worker {
 fn add(epoll: &Epoll, fd: &impl AsFd, token: Token) -> io::Result<()> {
     Ok(epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.pack()))?)
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 
-use nightporter_core::drops::DropReason;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
 use nightporter_core::limits::PAGE;

@@ -1,0 +1,80 @@
+//! What an operator reads when `nightporter` cannot do what it is told.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::thread;
+
+fn nightporter(control: &str, arguments: &[&str]) -> Output {
+    let tool = Command::new(env!("CARGO_BIN_EXE_nightporter"))
+        .args(["--control", control])
+        .args(arguments)
+        .output();
+    tool.unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A daemon that gives one answer to one request; the path of its socket.
+fn answering(name: &str, answer: &'static str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("np-cli-{}-{name}", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut stream = BufReader::new(stream);
+        stream.read_line(&mut String::new()).unwrap();
+        stream.get_mut().write_all(answer.as_bytes()).unwrap();
+    });
+    path
+}
+
+#[test]
+fn without_a_daemon_it_says_so_and_how_to_start_one() {
+    let output = nightporter("/nowhere/control", &["status"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(
+        stderr(&output),
+        "nightporter: nightporterd is not running: nobody listens at /nowhere/control\n    \
+         fix: start it (nightporterd --config FILE), or give its daemon.control with \
+         --control PATH\n"
+    );
+}
+
+#[test]
+fn the_daemons_errors_are_shown_with_their_fix() {
+    let answer = "{\"error\":{\"what\":\"there is no VM \\\"x\\\"\",\"fix\":\"use one of: a\"}}\n";
+    let socket = answering("error", answer);
+    let output = nightporter(socket.to_str().unwrap(), &["offload", "on", "x"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output), "nightporter: there is no VM \"x\"\n    fix: use one of: a\n");
+    std::fs::remove_file(socket).unwrap();
+}
+
+#[test]
+fn a_daemon_that_dies_or_speaks_otherwise_is_an_error() {
+    for (name, answer, said) in [
+        ("dead", "", "the daemon has gone"),
+        ("other", "{\"welcome\":1}\n", "not an answer of this version's daemon"),
+    ] {
+        let socket = answering(name, answer);
+        let output = nightporter(socket.to_str().unwrap(), &["status"]);
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+        assert_eq!(output.status.code(), Some(1));
+        std::fs::remove_file(socket).unwrap();
+    }
+}
+
+#[test]
+fn done_is_silent_and_json_is_the_daemons() {
+    let socket = answering("done", "{\"done\":{}}\n");
+    let output = nightporter(socket.to_str().unwrap(), &["offload", "off", "a"]);
+    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty());
+    std::fs::remove_file(socket).unwrap();
+    let socket = answering("json", "{\"flows\":{\"flows\":[],\"next\":null}}\n");
+    let output = nightporter(socket.to_str().unwrap(), &["--json", "flows"]);
+    assert_eq!(output.stdout, b"[]\n");
+    std::fs::remove_file(socket).unwrap();
+}

@@ -1,0 +1,160 @@
+//! A worker whose ports are socket pairs: one frame with its header per packet, as on a tap.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::PathBuf;
+
+use nightporter_core::engine::EngineConfig;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+use super::*;
+use crate::arena_file::{self, ArenaLock, ArenaSize};
+use crate::port::tap::TapPort;
+
+const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
+const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
+
+/// A worker with as many uplinks as it has peers.
+struct World {
+    worker: Worker,
+    peers: Vec<File>,
+    dir: PathBuf,
+    _lock: ArenaLock,
+}
+
+impl World {
+    fn new(name: &str, ports: usize) -> Self {
+        let dir = std::env::temp_dir().join(format!("np-worker-{}-{name}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let size = ArenaSize { records: 1, pages: 1 };
+        let (arena, lock) = arena_file::open(&dir.join("arena"), size).unwrap();
+        let config = EngineConfig { flows_max: 1, hash_seeds: [1, 2, 3, 4] };
+        let engine = Engine::new(monotonic_now(), config, arena);
+        let config = WorkerConfig { busy_poll: Duration::ZERO, drain_timeout: Duration::ZERO };
+        let mut worker = Worker::new(config, engine).unwrap();
+        let mut peers = Vec::new();
+        for port in 0..ports {
+            let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+            let (ours, theirs) =
+                socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+            let config = PortConfig { name: format!("port{port}"), ..PortConfig::default() };
+            worker.add_port(Port::Uplink(TapPort::from_fd(ours)), config).unwrap();
+            peers.push(File::from(theirs));
+        }
+        Self { worker, peers, dir, _lock: lock }
+    }
+
+    fn send(&mut self, port: usize, frame: &[u8]) {
+        let packet = [&VirtioNetHdr::default().emit(), frame].concat();
+        assert_eq!(self.peers[port].write(&packet).unwrap(), packet.len());
+    }
+
+    /// All frames that have come out of a port.
+    fn received(&mut self, port: usize) -> Vec<Vec<u8>> {
+        let mut buf = vec![0; 70_000];
+        let mut frames = Vec::new();
+        while let Ok(n) = self.peers[port].read(&mut buf) {
+            frames.push(buf[VirtioNetHdr::LEN..n].to_vec());
+        }
+        frames
+    }
+
+    fn turn(&mut self) {
+        self.worker.turn().unwrap();
+    }
+
+    fn port(&self, port: usize) -> crate::control::protocol::PortStatus {
+        self.worker.status(monotonic_now()).ports[port].clone()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A frame of 60 bytes that is nothing but Ethernet, with a number in it.
+fn frame(dst: [u8; 6], src: [u8; 6], n: u16) -> Vec<u8> {
+    let mut frame = [dst, src].concat();
+    frame.extend([0x88, 0xb5]); // "local experimental" (IEEE 802)
+    frame.extend(n.to_be_bytes());
+    frame.resize(60, 0);
+    frame
+}
+
+#[test]
+fn an_unknown_station_is_looked_for_everywhere_and_its_answer_goes_to_one_port() {
+    let mut w = World::new("learn", 3);
+    w.send(0, &frame(B, A, 1));
+    w.turn();
+    assert_eq!(w.received(1), [frame(B, A, 1)]);
+    assert_eq!(w.received(2), [frame(B, A, 1)]);
+    w.send(1, &frame(A, B, 2));
+    w.turn();
+    assert_eq!(w.received(0), [frame(A, B, 2)]);
+    assert!(w.received(2).is_empty());
+    let status = w.port(0);
+    assert_eq!((status.frames_from_port, status.bytes_from_port), (1, 60));
+    assert_eq!((status.frames_to_port, status.bytes_to_port), (1, 60));
+}
+
+#[test]
+fn a_busy_port_gets_64_frames_of_a_turn_and_keeps_its_order() {
+    let mut w = World::new("bounded", 3);
+    w.send(1, &frame(A, B, 0));
+    w.turn();
+    w.received(0);
+    for n in 0..100 {
+        w.send(0, &frame(B, A, n));
+    }
+    w.send(2, &frame(B, [2, 0, 0, 0, 0, 0xc], 999));
+    w.turn();
+    let first = w.received(1);
+    assert_eq!(first.len(), FRAMES_PER_PORT + 1, "and the quiet port's frame");
+    w.turn();
+    let second = w.received(1);
+    let all: Vec<_> = first[..FRAMES_PER_PORT].iter().chain(&second).cloned().collect();
+    assert_eq!(all, (0..100).map(|n| frame(B, A, n)).collect::<Vec<_>>());
+}
+
+#[test]
+fn an_uplink_that_takes_nothing_costs_its_own_frames_only() {
+    let mut w = World::new("full", 3);
+    w.send(1, &frame(A, B, 0));
+    w.turn();
+    // Nobody reads port 1. Its socket buffer is full long before this ends.
+    for n in 0..2000 {
+        w.send(0, &frame(B, A, n));
+        w.turn();
+    }
+    let dropped = w.port(1).drops["queue_full"];
+    assert_eq!(dropped + w.port(1).frames_to_port, 2000);
+    assert!(w.received(1).len() as u64 == 2000 - dropped && dropped > 0);
+    w.send(0, &frame([0xff; 6], A, 1));
+    w.turn();
+    assert_eq!(w.received(2).pop().unwrap(), frame([0xff; 6], A, 1));
+}
+
+#[test]
+fn an_uplink_that_disappears_is_down_and_the_others_go_on() {
+    let mut w = World::new("gone", 3);
+    let (null, peer) = (File::open("/dev/null").unwrap(), 1);
+    w.peers[peer] = null;
+    w.turn();
+    assert!(!w.port(1).link);
+    w.send(0, &frame(B, A, 1));
+    w.turn();
+    assert_eq!(w.received(2), [frame(B, A, 1)]);
+}
+
+#[test]
+fn a_frame_longer_than_any_is_dropped_and_counted() {
+    let mut w = World::new("long", 2);
+    let mut long = frame(B, A, 1);
+    long.resize(FRAME_BYTES_MAX + 500, 7);
+    w.send(0, &long);
+    w.turn();
+    assert!(w.received(1).is_empty());
+    assert_eq!(w.port(0).drops["too_big"], 1);
+}

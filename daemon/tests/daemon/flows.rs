@@ -1,0 +1,217 @@
+//! A TCP connection between two guests, seen from outside: promises, and what becomes of them.
+
+use nix::sys::signal::Signal;
+
+use nightporterd::control::protocol::{FlowInfo, Reply, Request};
+
+use crate::guest::{Guest, PLAIN};
+use crate::host::{Dir, Host};
+use crate::segment::{ACK, End, PSH, RST, SYN, Seen, Segment, parse};
+
+/// The remote: its VM has no offload of its own, so its ACKs come from the other VM's.
+const R: End = End(1, 40_001);
+const G: End = End(2, 80);
+const ISN_R: u32 = 0xffff_ff00;
+const ISN_G: u32 = 5_000_001;
+const MSS: &[u8] = &[2, 4, 0x05, 0xb4];
+
+/// A host with a remote and a guest, whose connection has just been established.
+struct World {
+    dir: Dir,
+    host: Host,
+    remote: Guest,
+    guest: Guest,
+}
+
+impl World {
+    fn connected(daemon: &str) -> Self {
+        let dir = Dir::new();
+        let ports = dir.vm("remote", "ack_offload = false") + &dir.vm("guest", "");
+        let config = dir.configure(&format!("metrics = \"off\"\n{daemon}"), &ports);
+        let host = Host::start(&dir, &config);
+        let mut remote = Guest::boot(&dir.join("remote"), PLAIN);
+        let mut guest = Guest::boot(&dir.join("guest"), PLAIN);
+        remote.offer(64);
+        guest.offer(64);
+        // As their ARP requests would have done before any TCP.
+        guest.send_plain(&hello(G));
+        remote.receive(1);
+        remote.send_plain(&hello(R));
+        guest.receive(1);
+        let mut world = Self { dir, host, remote, guest };
+        world.shake_hands();
+        world
+    }
+
+    fn shake_hands(&mut self) {
+        let syn = Segment { flags: SYN, seq: ISN_R, window: 64_000, ..Segment::default() };
+        self.remote.send_plain(&Segment { options: MSS, ..syn }.frame(R, G));
+        assert_eq!(self.at_guest().flags, SYN);
+        let syn_ack = Segment { flags: SYN | ACK, seq: ISN_G, ack: ISN_R.wrapping_add(1), ..syn };
+        self.guest.send_plain(&Segment { options: MSS, ..syn_ack }.frame(G, R));
+        assert_eq!(self.at_remote().flags, SYN | ACK);
+        self.remote_sends(1, 1, &[]);
+        assert_eq!(self.at_guest().flags, ACK);
+    }
+
+    /// A segment of R; positions count payload from 1, as in a packet trace.
+    fn remote_sends(&mut self, seq: u32, ack: u32, payload: &[u8]) {
+        let flags = if payload.is_empty() { ACK } else { ACK | PSH };
+        let (seq, ack) = (ISN_R.wrapping_add(seq), ISN_G.wrapping_add(ack));
+        let segment = Segment { flags, seq, ack, window: 64_000, payload, ..Segment::default() };
+        self.remote.send_plain(&segment.frame(R, G));
+    }
+
+    fn guest_sends(&mut self, seq: u32, ack: u32, payload: &[u8]) {
+        let (seq, ack) = (ISN_G.wrapping_add(seq), ISN_R.wrapping_add(ack));
+        let segment =
+            Segment { flags: ACK, seq, ack, window: 64_000, payload, ..Segment::default() };
+        self.guest.send_plain(&segment.frame(G, R));
+    }
+
+    fn at_guest(&mut self) -> Seen {
+        one(self.guest.receive(1))
+    }
+
+    fn at_remote(&mut self) -> Seen {
+        one(self.remote.receive(1))
+    }
+
+    /// R sends 1,000 bytes, H acknowledges them, and G, which gets them, says nothing.
+    fn hold_1000_bytes(&mut self) {
+        // G has to be heard once after its SYN-ACK before H trusts the handshake (COM-29).
+        self.guest_sends(1, 1, b"hello");
+        assert_eq!(self.at_remote().payload, b"hello");
+        self.remote_sends(1, 6, &[7; 1000]);
+        let ack = self.at_remote();
+        assert_eq!((ack.flags, ack.ack), (ACK, ISN_R.wrapping_add(1001)), "H acknowledges");
+        assert_eq!(self.at_guest().payload, [7; 1000]);
+    }
+
+    fn flow(&self) -> FlowInfo {
+        match self.host.ask(&Request::Flows { vm: Some("guest".into()), from: 0 }) {
+            Reply::Flows(page) => page.flows.into_iter().next().expect("a flow"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A broadcast that says where a station is.
+fn hello(who: End) -> Vec<u8> {
+    let mut frame = [[0xff; 6], who.mac()].concat();
+    frame.extend([0x88, 0xb5]); // "local experimental" (IEEE 802)
+    frame.resize(60, 0);
+    frame
+}
+
+fn one(frames: Vec<Vec<u8>>) -> Seen {
+    assert_eq!(frames.len(), 1, "{frames:x?}");
+    parse(&frames[0])
+}
+
+#[test]
+fn bytes_are_acknowledged_before_the_guest_does_and_held_until_it_has() {
+    let mut w = World::connected("");
+    w.hold_1000_bytes();
+    let flow = w.flow();
+    assert_eq!((flow.state.as_str(), flow.held_bytes), ("on", 1000));
+    assert_eq!((flow.guest.as_str(), flow.remote.as_str()), ("10.0.0.2:80", "10.0.0.1:40001"));
+    w.guest_sends(6, 1001, &[]);
+    w.host.until("guest", |g| g.vm.as_ref().is_some_and(|vm| vm.held_bytes == 0));
+    let vm = w.host.port("guest").vm.unwrap();
+    assert_eq!((vm.early_acked_bytes, vm.flows["on"], vm.owed_flows), (1000, 1, 0));
+    assert_eq!(w.flow().held_bytes, 0);
+}
+
+#[test]
+fn a_guest_killed_with_bytes_in_the_store_is_made_known_to_the_remote() {
+    let mut w = World::connected("");
+    w.hold_1000_bytes();
+    drop(w.guest);
+    let told = one(w.remote.receive(1));
+    assert!(told.flags & RST != 0, "{told:?}");
+}
+
+#[test]
+fn a_stop_waits_until_the_guest_has_its_bytes_and_leaves_nothing_behind() {
+    let mut w = World::connected("drain_timeout_s = 60");
+    w.hold_1000_bytes();
+    w.host.signal(Signal::SIGTERM);
+    w.host.until("guest", |g| g.vm.as_ref().is_some_and(|vm| vm.draining));
+    assert!(w.host.status().stopping);
+    w.guest_sends(6, 1001, &[]);
+    assert_eq!(w.host.wait(), Some(0));
+    assert!(!w.dir.join("arena").exists() && !w.dir.join("control").exists());
+}
+
+#[test]
+fn a_second_signal_does_not_wait() {
+    let mut w = World::connected("drain_timeout_s = 3600");
+    w.hold_1000_bytes();
+    w.host.signal(Signal::SIGTERM);
+    w.host.until("guest", |g| g.vm.as_ref().is_some_and(|vm| vm.draining));
+    w.host.signal(Signal::SIGINT);
+    assert_eq!(w.host.wait(), Some(0));
+    assert!(w.dir.join("arena").exists(), "what is owed is remembered");
+}
+
+#[test]
+fn a_daemon_killed_with_bytes_in_the_store_tells_both_sides_when_it_is_back() {
+    let mut w = World::connected("");
+    w.hold_1000_bytes();
+    w.host.signal(Signal::SIGKILL);
+    assert_eq!(w.host.wait(), None);
+    let host = Host::start(&w.dir, &w.dir.join("np.toml"));
+    assert_eq!(host.port("guest").vm.unwrap().flows["abort"], 1);
+    let mut guest = Guest::boot(&w.dir.join("guest"), PLAIN);
+    guest.offer(8);
+    let told = one(guest.receive(1));
+    assert!(told.flags & RST != 0, "{told:?}");
+    assert_eq!(told.seq, ISN_R.wrapping_add(1001), "where the guest's receiver stands");
+}
+
+#[test]
+fn drain_and_offload_are_seen_in_the_status() {
+    let w = World::connected("");
+    let vm = || w.host.port("guest").vm.unwrap();
+    let guest = || String::from("guest");
+    assert!(vm().offload && !vm().draining);
+    assert_eq!(w.host.ask(&Request::Drain { vm: guest() }), Reply::Done {});
+    assert!(vm().draining);
+    assert_eq!(w.host.ask(&Request::Offload { vm: guest(), on: true }), Reply::Done {});
+    assert!(vm().offload && !vm().draining);
+    assert_eq!(w.host.ask(&Request::Offload { vm: guest(), on: false }), Reply::Done {});
+    assert!(!vm().offload);
+}
+
+#[test]
+fn a_trace_shows_each_segment_where_it_passes() {
+    use std::io::{BufRead, BufReader, Write};
+    let mut w = World::connected("");
+    let id = w.flow().id;
+    let mut stream = BufReader::new(w.host.connect());
+    writeln!(stream.get_mut(), "{{\"cmd\":\"trace\",\"id\":{id}}}").unwrap();
+    let mut lines = stream.lines().map(|line| line.unwrap());
+    assert_eq!(lines.next().unwrap(), "{\"stream\":{}}");
+    assert!(lines.next().unwrap().contains("10.0.0.2:80 <-> 10.0.0.1:40001: "));
+    w.hold_1000_bytes();
+    w.guest_sends(6, 1001, &[]);
+    // Without the times, and without the windows, which are H's to choose.
+    let mut segment = || {
+        let line = lines.next().unwrap();
+        let (_, segment) = line.trim_start().split_once(' ').unwrap();
+        segment.split(" win ").next().unwrap().to_string()
+    };
+    let shown: Vec<_> = (0..6).map(|_| segment()).collect();
+    assert_eq!(
+        shown,
+        [
+            "G> . 0:5 ack 0",
+            ">R . 0:5 ack 0",
+            "R> P. 0:1000 ack 5",
+            ">R . 5:5 ack 1000",
+            ">G P. 0:1000 ack 5",
+            "G> . 5:5 ack 1000",
+        ]
+    );
+}

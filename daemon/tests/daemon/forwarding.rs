@@ -1,0 +1,106 @@
+//! Frames between two guests of one host.
+
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+use crate::guest::{Guest, PLAIN, SENDS_SUPER};
+use crate::host::{Dir, Host};
+use crate::segment::{ACK, End, PSH, Segment, parse};
+
+const A: End = End(1, 40_001);
+const B: End = End(2, 80);
+
+/// A host with two VMs that are plain switch ports.
+fn host() -> (Dir, Host) {
+    let dir = Dir::new();
+    let plain = "ack_offload = false";
+    let ports = dir.vm("a", plain) + &dir.vm("b", plain);
+    let config = dir.configure("metrics = \"off\"", &ports);
+    let host = Host::start(&dir, &config);
+    (dir, host)
+}
+
+/// A frame that is nothing but Ethernet, with a number in it.
+fn numbered(from: End, to: End, n: u16) -> (VirtioNetHdr, Vec<u8>) {
+    let mut frame = [to.mac(), from.mac()].concat();
+    frame.extend([0x88, 0xb5]); // "local experimental" (IEEE 802)
+    frame.extend(n.to_be_bytes());
+    frame.resize(60, 0);
+    (VirtioNetHdr::default(), frame)
+}
+
+#[test]
+fn two_guests_hear_each_other() {
+    let (dir, _host) = host();
+    let (mut a, mut b) = (Guest::boot(&dir.join("a"), PLAIN), Guest::boot(&dir.join("b"), PLAIN));
+    a.offer(8);
+    b.offer(8);
+    a.send(&[numbered(A, B, 1)]);
+    assert_eq!(b.receive(1), [numbered(A, B, 1).1]);
+    b.send(&[numbered(B, A, 2), numbered(B, A, 3)]);
+    assert_eq!(a.receive(2), [numbered(B, A, 2).1, numbered(B, A, 3).1]);
+}
+
+#[test]
+fn frames_for_a_guest_without_buffers_wait_in_order_and_no_more_than_a_thousand() {
+    let (dir, host) = host();
+    let (mut a, mut b) = (Guest::boot(&dir.join("a"), PLAIN), Guest::boot(&dir.join("b"), PLAIN));
+    b.send(&[numbered(B, A, 0)]);
+    let all: Vec<_> = (0..1024).map(|n| numbered(A, B, n)).collect();
+    all.chunks(64).for_each(|some| a.send(some));
+    let waiting = host.until("b", |b| b.drops.get("queue_full") == Some(&24));
+    assert_eq!((waiting.backlog_bytes, waiting.frames_to_port), (60_000, 0));
+    let mut got = Vec::new();
+    while got.len() < 1000 {
+        b.offer(200);
+        got.extend(b.receive(200));
+    }
+    assert_eq!(got, all[..1000].iter().map(|(_, frame)| frame.clone()).collect::<Vec<_>>());
+    assert_eq!(host.port("b").backlog_bytes, 0);
+}
+
+#[test]
+fn a_super_segment_reaches_a_plain_guest_as_segments_with_checksums() {
+    let (dir, _host) = host();
+    let mut a = Guest::boot(&dir.join("a"), SENDS_SUPER);
+    let mut b = Guest::boot(&dir.join("b"), PLAIN);
+    b.offer(16);
+    let payload: Vec<u8> = (0..5000).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let flags = ACK | PSH;
+    let segment =
+        Segment { flags, seq: 7, ack: 9, window: 500, payload: &payload, ..Segment::default() };
+    a.send(&[segment.super_frame(A, B, 1400)]);
+    let got: Vec<_> = b.receive(4).iter().map(|frame| parse(frame)).collect();
+    let seqs: Vec<_> = got.iter().map(|s| (s.seq, s.payload.len(), s.flags)).collect();
+    assert_eq!(
+        seqs,
+        [(7, 1400, ACK), (1407, 1400, ACK), (2807, 1400, ACK), (4207, 800, ACK | PSH)]
+    );
+    assert_eq!(got.iter().flat_map(|s| s.payload.clone()).collect::<Vec<_>>(), payload);
+}
+
+#[test]
+fn a_guest_that_dies_is_down_and_its_successor_gets_frames_again() {
+    let (dir, host) = host();
+    let (mut a, b) = (Guest::boot(&dir.join("a"), PLAIN), Guest::boot(&dir.join("b"), PLAIN));
+    assert!(host.port("b").link);
+    drop(b);
+    host.until("b", |b| !b.link);
+    a.send(&[numbered(A, B, 1)]);
+    let mut b = Guest::boot(&dir.join("b"), PLAIN);
+    b.offer(8);
+    a.send(&[numbered(A, B, 2)]);
+    assert_eq!(b.receive(1), [numbered(A, B, 2).1]);
+}
+
+#[test]
+fn a_guest_that_floods_does_not_keep_another_from_being_heard() {
+    let (dir, _host) = host();
+    let (mut a, mut b) = (Guest::boot(&dir.join("a"), PLAIN), Guest::boot(&dir.join("b"), PLAIN));
+    a.offer(8);
+    for round in 0..50 {
+        let many: Vec<_> = (0..64).map(|n| numbered(A, B, round * 64 + n)).collect();
+        a.send(&many); // nobody reads them
+    }
+    b.send(&[numbered(B, A, 7)]);
+    assert_eq!(a.receive(1), [numbered(B, A, 7).1]);
+}

@@ -1,0 +1,189 @@
+//! A VMM and its guest in one: a front-end that speaks just enough, and a driver with one pair.
+
+use std::collections::VecDeque;
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::rc::Rc;
+
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporterd::vhost::features::bit;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vhost::vhost_user::message::FrontendReq as Req;
+
+use crate::driver::{Driver, GUEST_BASE, Ram, USER_BASE, WRITE};
+use crate::host::LIMIT;
+
+/// Bytes of one receive buffer, and of one place for a frame to send.
+const BUFFER: u64 = 2048;
+const QUEUE_SIZE: u16 = 256;
+const RAM_LEN: u64 = 8 << 20;
+const RX_BUFFERS: u64 = GUEST_BASE + (1 << 20);
+/// Places of 64 KiB for frames to send, one per descriptor.
+const TX_FRAMES: u64 = GUEST_BASE + (2 << 20);
+const TX_FRAME_LEN: u64 = 64 << 10;
+const TX_FRAMES_COUNT: u64 = 64;
+
+/// Nothing but what every driver has.
+pub(crate) const PLAIN: u64 = bit::VERSION_1 | bit::PROTOCOL_FEATURES;
+/// Partial checksums and super-segments from the guest.
+pub(crate) const SENDS_SUPER: u64 = PLAIN | bit::CSUM | bit::HOST_TSO4;
+
+/// Connected and running.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    stream: UnixStream,
+    ram: Rc<Ram>,
+    rx: Driver,
+    tx: Driver,
+    kick: [OwnedFd; 2],
+    call: [OwnedFd; 2],
+    sent: u64,
+    offered: VecDeque<u64>,
+}
+
+fn state(index: u32, num: u32) -> Vec<u8> {
+    [index, num].into_iter().flat_map(u32::to_ne_bytes).collect()
+}
+
+impl Guest {
+    /// Connects to a port and brings its link up; no receive buffers are offered yet.
+    pub(crate) fn boot(socket: &Path, features: u64) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let ram = Ram::new(usize::try_from(RAM_LEN).unwrap());
+        let rx = Driver::new(&ram, GUEST_BASE + 0x1_0000, QUEUE_SIZE);
+        let tx = Driver::new(&ram, GUEST_BASE + 0x2_0000, QUEUE_SIZE);
+        let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        let (kick, call) = ([fd(), fd()], [fd(), fd()]);
+        let offered = VecDeque::new();
+        let mut guest = Self { stream, ram, rx, tx, kick, call, sent: 0, offered };
+        guest.set_up(features);
+        guest
+    }
+
+    fn set_up(&mut self, features: u64) {
+        self.say(Req::SET_OWNER, 0, &[], &[]);
+        self.say(Req::SET_PROTOCOL_FEATURES, 0, &8_u64.to_ne_bytes(), &[]); // REPLY_ACK
+        self.tell(Req::SET_FEATURES, &features.to_ne_bytes(), &[]);
+        let mut table = 1_u64.to_ne_bytes().to_vec(); // one region, and padding
+        table.extend([GUEST_BASE, RAM_LEN, USER_BASE, 0].into_iter().flat_map(u64::to_ne_bytes));
+        let ram = self.ram.fd();
+        self.tell(Req::SET_MEM_TABLE, &table, &[ram.as_fd()]);
+        for index in 0..2_u32 {
+            let i = index as usize;
+            let user = |guest: u64| guest - GUEST_BASE + USER_BASE;
+            let driver = [&self.rx, &self.tx][i];
+            let mut addr = state(index, 0);
+            for area in [user(driver.desc), user(driver.used), user(driver.avail), 0] {
+                addr.extend(area.to_ne_bytes());
+            }
+            let number = u64::from(index).to_ne_bytes();
+            let (kick, call) =
+                (self.kick[i].try_clone().unwrap(), self.call[i].try_clone().unwrap());
+            self.tell(Req::SET_VRING_NUM, &state(index, QUEUE_SIZE.into()), &[]);
+            self.tell(Req::SET_VRING_BASE, &state(index, 0), &[]);
+            self.tell(Req::SET_VRING_ADDR, &addr, &[]);
+            self.tell(Req::SET_VRING_CALL, &number, &[call.as_fd()]);
+            self.tell(Req::SET_VRING_KICK, &number, &[kick.as_fd()]);
+            self.tell(Req::SET_VRING_ENABLE, &state(index, 1), &[]);
+        }
+    }
+
+    fn say(&self, request: Req, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let mut bytes = Vec::new();
+        for word in [u32::from(request), 1 | flags, u32::try_from(payload.len()).unwrap()] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(payload);
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let sent =
+            sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+        assert_eq!(sent.unwrap(), bytes.len());
+    }
+
+    /// Says it, and waits until it was obeyed.
+    fn tell(&mut self, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.say(request, 8, payload, fds);
+        let mut reply = [0; 20];
+        self.stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[12..], [0; 8], "{request:?} is obeyed");
+    }
+
+    /// Offers `n` receive buffers of 2 KiB.
+    pub(crate) fn offer(&mut self, n: u64) {
+        for _ in 0..n {
+            let at = RX_BUFFERS + u64::from(self.rx.avail_idx % QUEUE_SIZE) * BUFFER;
+            self.rx.offer(&[(at, u32::try_from(BUFFER).unwrap())], WRITE);
+            self.offered.push_back(at);
+        }
+        self.kick(0);
+    }
+
+    /// Sends frames, with one kick for all.
+    pub(crate) fn send(&mut self, frames: &[(VirtioNetHdr, Vec<u8>)]) {
+        assert!(frames.len() as u64 <= TX_FRAMES_COUNT);
+        for (hdr, frame) in frames {
+            let at = TX_FRAMES + self.sent % TX_FRAMES_COUNT * TX_FRAME_LEN;
+            self.sent += 1;
+            let bytes = [&hdr.emit()[..], &[0, 0], frame].concat();
+            self.ram.write(at, &bytes);
+            self.tx.offer(&[(at, u32::try_from(bytes.len()).unwrap())], 0);
+        }
+        self.kick(1);
+        // Their places are free when the device says so.
+        let mut taken = 0;
+        while taken < frames.len() {
+            taken += self.tx.used().len();
+            if taken < frames.len() {
+                wait(&self.call[1]);
+            }
+        }
+    }
+
+    /// Sends one frame that needs nothing.
+    pub(crate) fn send_plain(&mut self, frame: &[u8]) {
+        self.send(&[(VirtioNetHdr::default(), frame.to_vec())]);
+    }
+
+    /// Waits for `n` frames.
+    pub(crate) fn receive(&mut self, n: usize) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        loop {
+            frames.extend(self.received());
+            if frames.len() >= n {
+                return frames;
+            }
+            wait(&self.call[0]);
+        }
+    }
+
+    /// The frames that are there now. Each has a buffer: merging was not negotiated.
+    pub(crate) fn received(&mut self) -> Vec<Vec<u8>> {
+        let used = self.rx.used();
+        let mut frame = |len: u32| {
+            let at = self.offered.pop_front().expect("it was offered");
+            self.ram.read(at, len as usize)[VirtioNetHdr::LEN_MRG..].to_vec()
+        };
+        used.into_iter().map(|(_, len)| frame(len)).collect()
+    }
+
+    fn kick(&self, queue: usize) {
+        rustix::io::write(&self.kick[queue], &1_u64.to_ne_bytes()).unwrap();
+    }
+}
+
+/// Waits for an eventfd and clears it.
+fn wait(fd: &OwnedFd) {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    let limit = Timespec { tv_sec: i64::try_from(LIMIT.as_secs()).unwrap(), tv_nsec: 0 };
+    assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "no signal from the device");
+    rustix::io::read(fd, &mut [0; 8]).unwrap();
+}

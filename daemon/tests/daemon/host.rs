@@ -1,0 +1,153 @@
+//! A running nightporterd in a directory of its own.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nightporterd::control::protocol::{PortStatus, Reply, Request, Status};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// What only a failure waits for.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+
+/// A directory on a tmpfs, removed afterwards.
+#[derive(Debug)]
+pub(crate) struct Dir(PathBuf);
+
+impl Dir {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let unique = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = PathBuf::from(format!("/dev/shm/np-daemon-{}-{unique}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Writes a configuration with this `[daemon]` section, besides the paths, and these ports.
+    pub(crate) fn configure(&self, daemon: &str, ports: &str) -> PathBuf {
+        let path = self.join("np.toml");
+        let dir = self.0.display();
+        let text = format!(
+            "[daemon]\ncontrol = \"{dir}/control\"\narena = \"{dir}/arena\"\n{daemon}\n{ports}"
+        );
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// One `[[vm]]` with a small budget.
+    pub(crate) fn vm(&self, name: &str, more: &str) -> String {
+        let socket = self.join(name);
+        format!(
+            "[[vm]]\nname = \"{name}\"\nsocket = \"{}\"\nbudget = \"4M\"\n{more}\n",
+            socket.display()
+        )
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs the daemon to its end.
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_nightporterd")).args(arguments).output().unwrap()
+}
+
+/// A daemon that is ready.
+#[derive(Debug)]
+pub(crate) struct Host {
+    child: Child,
+    control: PathBuf,
+}
+
+impl Host {
+    /// Starts the daemon and waits until it says that it is ready.
+    pub(crate) fn start(dir: &Dir, config: &Path) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_nightporterd"))
+            .arg("--config")
+            .arg(config)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut said = String::new();
+        loop {
+            let line = log.next().unwrap_or_else(|| panic!("it ended: {said}")).unwrap();
+            said += &line;
+            said += "\n";
+            if line.contains("ready: ") {
+                break;
+            }
+        }
+        // Nobody may block on a full pipe.
+        thread::spawn(move || log.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
+        Self { child, control: dir.join("control") }
+    }
+
+    pub(crate) fn connect(&self) -> UnixStream {
+        let stream = UnixStream::connect(&self.control).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream
+    }
+
+    pub(crate) fn ask(&self, request: &Request) -> Reply {
+        let mut line = serde_json::to_vec(request).unwrap();
+        line.push(b'\n');
+        let mut stream = BufReader::new(self.connect());
+        stream.get_mut().write_all(&line).unwrap();
+        line.clear();
+        stream.read_until(b'\n', &mut line).unwrap();
+        serde_json::from_slice(&line).unwrap()
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        match self.ask(&Request::Status {}) {
+            Reply::Status(status) => status,
+            other => panic!("not a status: {other:?}"),
+        }
+    }
+
+    pub(crate) fn port(&self, name: &str) -> PortStatus {
+        self.status().ports.into_iter().find(|p| p.name == name).expect("a port of that name")
+    }
+
+    /// Waits until a port is in some state.
+    pub(crate) fn until(&self, name: &str, is: impl Fn(&PortStatus) -> bool) -> PortStatus {
+        let start = Instant::now();
+        loop {
+            let port = self.port(name);
+            if is(&port) {
+                return port;
+            }
+            assert!(start.elapsed() < LIMIT, "still {port:?}");
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
+        kill(pid, signal).unwrap();
+    }
+
+    /// Its exit code; `None` if a signal ended it.
+    pub(crate) fn wait(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,15 @@
+//! The daemon as a process: guests on its vhost-user sockets, operators on its control socket.
+//!
+//! Every wait is for a condition, with a limit that only a failure reaches.
+
+#[allow(dead_code)] // shared with the tests of the rings, which use more of it
+#[path = "../vhost_user/driver.rs"]
+mod driver;
+mod flows;
+mod forwarding;
+mod guest;
+mod host;
+mod operators;
+mod segment;
+mod starting;
+mod uplinks;

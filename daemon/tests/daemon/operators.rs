@@ -1,0 +1,162 @@
+//! The control socket and the metrics, with clients that mean well and clients that do not.
+
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+
+use nightporter_core::drops::DropReason;
+use nightporterd::control::protocol::{Reply, Request};
+use pcap_file::pcap::PcapReader;
+
+use crate::guest::{Guest, PLAIN};
+use crate::host::{Dir, Host, LIMIT};
+
+/// An address of loopback that was free a moment ago.
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn host() -> (Dir, Host, SocketAddr) {
+    let dir = Dir::new();
+    let metrics = free_address();
+    let ports = dir.vm("web1", "") + &dir.vm("web2", "");
+    let config = dir.configure(&format!("metrics = \"{metrics}\""), &ports);
+    let host = Host::start(&dir, &config);
+    (dir, host, metrics)
+}
+
+fn http(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn line(stream: &mut BufReader<UnixStream>) -> String {
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn requests_are_answered_in_order_however_they_are_cut() {
+    let (_dir, host, _) = host();
+    let mut stream = BufReader::new(host.connect());
+    stream.get_mut().write_all(b"{\"cmd\":\"sta").unwrap();
+    assert_eq!(host.port("web1").kind, "vm", "half a request holds up nobody");
+    stream.get_mut().write_all(b"tus\"}\n{\"cmd\":\"flows\"}\n").unwrap();
+    assert!(line(&mut stream).starts_with("{\"status\":{\"version\":"));
+    assert_eq!(line(&mut stream), "{\"flows\":{\"flows\":[],\"next\":null}}\n");
+}
+
+#[test]
+fn a_wrong_name_is_answered_with_the_right_ones() {
+    let (_dir, host, _) = host();
+    let Reply::Error { what, fix } = host.ask(&Request::Drain { vm: "web3".into() }) else {
+        panic!("an error")
+    };
+    assert_eq!(what, "there is no VM \"web3\"");
+    assert_eq!(fix, "use one of: web1, web2");
+    let Reply::Error { what, .. } = host.ask(&Request::Flow { id: 7 }) else { panic!("an error") };
+    assert_eq!(what, "there is no flow 7 (any more)");
+}
+
+#[test]
+fn nonsense_is_answered_and_a_line_without_end_is_cut_off() {
+    let (_dir, host, _) = host();
+    let mut stream = BufReader::new(host.connect());
+    stream.get_mut().write_all(b"\x00\xff nonsense\n{\"cmd\":\"status\",\"x\":1}\n").unwrap();
+    assert!(line(&mut stream).starts_with("{\"error\":{\"what\":\"not a request: "));
+    assert!(line(&mut stream).contains("unknown field `x`"));
+    // Until it is cut off: the daemon reads no further than it must.
+    while stream.get_mut().write_all(&[b'x'; 4096]).is_ok() {}
+    let mut rest = Vec::new();
+    match stream.read_to_end(&mut rest) {
+        Ok(_) => {}
+        Err(e) => assert_eq!(e.kind(), ErrorKind::ConnectionReset),
+    }
+    assert!(host.port("web1").vm.is_some());
+}
+
+#[test]
+fn clients_that_never_read_hold_up_nobody() {
+    let (_dir, host, _) = host();
+    let mut deaf = Vec::new();
+    // More than there are places for; the idlest go.
+    for _ in 0..40 {
+        let mut stream = host.connect();
+        stream.set_nonblocking(true).unwrap();
+        // As much as the socket takes.
+        while stream.write(b"{\"cmd\":\"status\"}\n").is_ok() {}
+        deaf.push(stream);
+        assert_eq!(host.status().ports.len(), 2);
+    }
+}
+
+#[test]
+fn a_capture_is_a_pcap_stream_of_what_crosses_the_port() {
+    let (dir, host, _) = host();
+    let mut guest = Guest::boot(&dir.join("web1"), PLAIN);
+    let mut stream = BufReader::new(host.connect());
+    stream.get_mut().write_all(b"{\"cmd\":\"capture\",\"port\":\"web1\"}\n").unwrap();
+    assert_eq!(line(&mut stream), "{\"stream\":{}}\n");
+    assert_eq!(host.port("web1").captures, 1);
+    let mut frame = [[0xff; 6], [2, 0, 0, 0, 0, 1]].concat();
+    frame.extend([0x88, 0xb5]);
+    frame.resize(60, 9);
+    guest.send_plain(&frame);
+    let mut pcap = PcapReader::new(stream).unwrap();
+    let packet = pcap.next_packet().unwrap().unwrap();
+    assert_eq!(&packet.data[..], frame);
+    drop(pcap);
+    host.until("web1", |p| p.captures == 0);
+}
+
+#[test]
+fn the_metrics_name_every_port_and_every_reason() {
+    let (_dir, _host, address) = host();
+    let answer = http(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    for reason in DropReason::ALL {
+        let series =
+            format!("nightporter_drops_total{{port=\"web2\",reason=\"{}\"}} 0\n", reason.label());
+        assert!(answer.contains(&series), "{series}");
+    }
+    for series in [
+        "nightporter_frames_total{port=\"web1\",direction=\"from_port\"} 0\n",
+        "nightporter_bytes_total{port=\"web1\",direction=\"to_port\"} 0\n",
+        "nightporter_flows{port=\"web1\",state=\"on\"} 0\n",
+        "nightporter_store_bytes{port=\"web1\",kind=\"held\"} 0\n",
+        "nightporter_store_bytes{port=\"web1\",kind=\"budget\"} 4194304\n",
+        "nightporter_early_acks_total{port=\"web1\"} 0\n",
+        "nightporter_absorbed_acks_total{port=\"web1\"} 0\n",
+        "nightporter_local_retransmissions_total{port=\"web1\"} 0\n",
+        "nightporter_offload{port=\"web1\"} 1\n",
+        "nightporter_link_up{port=\"web1\"} 0\n",
+    ] {
+        assert!(answer.contains(series), "{series} is not in\n{answer}");
+    }
+    assert!(answer.ends_with("# EOF\n"));
+}
+
+#[test]
+fn http_that_is_not_a_scrape_gets_an_error_and_no_more() {
+    let (_dir, host, address) = host();
+    let first = |request: &str| http(address, request).lines().next().unwrap().to_string();
+    assert_eq!(first("GET / HTTP/1.1\r\n\r\n"), "HTTP/1.1 404 Not Found");
+    assert_eq!(first("POST /metrics HTTP/1.1\r\n\r\n"), "HTTP/1.1 405 Method Not Allowed");
+    let long = format!("GET /metrics HTTP/1.1\r\nX: {}", "x".repeat(8192));
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(&long.as_bytes()[..8192]).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
+    // Some who connect and say nothing.
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert_eq!(first("GET /metrics HTTP/1.0\r\n\r\n"), "HTTP/1.1 200 OK");
+    drop(silent);
+    assert!(host.port("web1").vm.is_some());
+}

@@ -1,0 +1,75 @@
+//! What an operator reads when the daemon does not start.
+
+use crate::host::{Dir, Host, run};
+
+/// What it said on its way out.
+fn refusal(config: &std::path::Path) -> String {
+    let output = run(&["--config", config.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn check_says_what_it_found_and_starts_nothing() {
+    let dir = Dir::new();
+    let config = dir.configure("", &dir.vm("a", ""));
+    let output = run(&["--config", config.to_str().unwrap(), "--check"]);
+    assert_eq!(output.status.code(), Some(0));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(said, format!("{}: 0 uplinks, 1 VM, 4M of store\n", config.display()));
+    assert!(!dir.join("a").exists() && !dir.join("arena").exists());
+
+    let config = dir.configure("", &dir.vm("a", "mtu = 1"));
+    let output = run(&["--config", config.to_str().unwrap(), "--check"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("np.toml:9: vm.a.mtu: 1 is outside 68..=65535\n    fix: "), "{said}");
+}
+
+#[test]
+fn a_missing_file_is_named() {
+    let said = refusal(std::path::Path::new("/nowhere/np.toml"));
+    assert!(said.starts_with("/nowhere/np.toml:1: cannot read the file: No such file"), "{said}");
+}
+
+#[test]
+fn a_second_daemon_is_told_that_there_is_a_first() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let _first = Host::start(&dir, &config);
+    let said = refusal(&config);
+    assert!(
+        said.contains("/arena is in use by another nightporterd\n    fix: stop that"),
+        "{said}"
+    );
+}
+
+#[test]
+fn all_that_is_in_the_way_is_named_at_once() {
+    let dir = Dir::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let _a = std::os::unix::net::UnixListener::bind(dir.join("a")).unwrap();
+    std::fs::write(dir.join("b"), "precious").unwrap();
+    let daemon = format!(
+        "metrics = \"{}\"\nsocket_group = \"no-such-group\"\ncpu = 1000",
+        taken.local_addr().unwrap()
+    );
+    let group = refusal(&dir.configure(&daemon, &dir.vm("a", "")));
+    assert!(group.contains("there is no group \"no-such-group\" on this host"), "{group}");
+    assert!(group.contains("metrics: cannot listen on 127.0.0.1:"), "{group}");
+    assert!(group.contains("cpu = 1000: "), "{group}");
+    let sockets =
+        refusal(&dir.configure("metrics = \"off\"", &(dir.vm("a", "") + &dir.vm("b", ""))));
+    assert!(sockets.contains("vm a: ") && sockets.contains("taken by a running"), "{sockets}");
+    assert!(sockets.contains("vm b: ") && sockets.contains("is not a socket"), "{sockets}");
+    assert_eq!(std::fs::read_to_string(dir.join("b")).unwrap(), "precious");
+}
+
+#[test]
+fn the_command_line_wins_over_the_file() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let output = run(&["--config", config.to_str().unwrap(), "--set", "cpu=x", "--check"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.starts_with("--set cpu=x: daemon.cpu: is a string, not a number"), "{said}");
+}

@@ -1,0 +1,136 @@
+//! Taps and macvtaps in a network namespace of the test's own. Needs root.
+
+use std::net::UdpSocket;
+use std::process::Command;
+use std::thread;
+
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporterd::config::{UplinkConfig, UplinkKind};
+use nightporterd::port::tap::TapPort;
+use nightporterd::port::{Received, Sent};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::Uid;
+
+/// Runs a test in a fresh network namespace, or says that it does not.
+fn in_namespace(test: impl FnOnce() + Send + 'static) {
+    if !Uid::effective().is_root() {
+        eprintln!("SKIPPED: taps need root");
+        return;
+    }
+    // The namespace is this thread's, and goes with it and its descriptors.
+    let thread = thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        test();
+    });
+    thread.join().unwrap();
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "ip {arguments}: {output:?}");
+}
+
+fn uplink(kind: UplinkKind, ifname: &str) -> UplinkConfig {
+    UplinkConfig { name: "lan".into(), kind, ifname: ifname.into(), create: true, bridge: None }
+}
+
+/// The next frame that is IPv4; the kernel sends some IPv6 of its own.
+fn next_ipv4(port: &mut TapPort) -> (VirtioNetHdr, Vec<u8>) {
+    let mut buf = vec![0; 70_000];
+    loop {
+        match port.receive(&mut buf) {
+            Received::Frame(hdr, len) if buf[12..14] == [8, 0] => {
+                return (hdr, buf[..len].to_vec());
+            }
+            Received::Frame(..) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_made_tap_carries_frames_both_ways_with_partial_checksums() {
+    in_namespace(|| {
+        let mut port = TapPort::open(&uplink(UplinkKind::Tap, "np0")).unwrap();
+        ip("addr add 10.0.0.1/24 dev np0");
+        ip("neigh add 10.0.0.2 lladdr 02:00:00:00:00:02 dev np0");
+        let socket = UdpSocket::bind("10.0.0.1:700").unwrap();
+        socket.send_to(b"to the wire", "10.0.0.2:800").unwrap();
+        let (hdr, sent) = next_ipv4(&mut port);
+        assert_eq!(&sent[42..], b"to the wire");
+        assert!(hdr.needs_csum() && hdr.csum_start == 34 && hdr.csum_offset == 6);
+        // Back with addresses and ports exchanged; the checksum stays partial.
+        let mut back = sent.clone();
+        back[..6].copy_from_slice(&sent[6..12]);
+        back[6..12].copy_from_slice(&sent[..6]);
+        back[26..30].copy_from_slice(&sent[30..34]);
+        back[30..34].copy_from_slice(&sent[26..30]);
+        back[34..36].copy_from_slice(&sent[36..38]);
+        back[36..38].copy_from_slice(&sent[34..36]);
+        let (headers, payload) = back.split_at(42);
+        assert_eq!(port.send(&hdr, &[headers, payload]), Sent::Done);
+        let mut buf = [0; 100];
+        let (n, from) = socket.recv_from(&mut buf).unwrap();
+        assert_eq!((&buf[..n], from), (&b"to the wire"[..], "10.0.0.2:800".parse().unwrap()));
+    });
+}
+
+#[test]
+fn a_tap_that_is_deleted_is_gone_for_reader_and_writer() {
+    in_namespace(|| {
+        let mut port = TapPort::open(&uplink(UplinkKind::Tap, "np0")).unwrap();
+        assert!(port.is_present());
+        ip("link set np0 down");
+        let down = port.send(&VirtioNetHdr::default(), &[&[0xff; 60]]);
+        assert_eq!(down, Sent::Dropped(nightporter_core::drops::DropReason::PortDown));
+        ip("link del np0");
+        assert!(!port.is_present());
+        assert_eq!(port.receive(&mut [0; 100]), Received::Gone);
+        assert_eq!(port.send(&VirtioNetHdr::default(), &[&[0xff; 60]]), Sent::Gone);
+    });
+}
+
+#[test]
+fn an_uplink_that_cannot_be_opened_says_what_to_do() {
+    in_namespace(|| {
+        let message = |c: &UplinkConfig| TapPort::open(c).unwrap_err().to_string();
+        let missing = UplinkConfig { create: false, ..uplink(UplinkKind::Tap, "np0") };
+        assert_eq!(
+            message(&missing),
+            "uplink lan: there is no interface np0\n    fix: ip tuntap add dev np0 mode tap \
+             vnet_hdr && ip link set np0 up; or set create = true"
+        );
+        let _first = TapPort::open(&uplink(UplinkKind::Tap, "np1")).unwrap();
+        let busy = message(&uplink(UplinkKind::Tap, "np1"));
+        assert!(busy.starts_with("uplink lan: np1 is in use by another process"), "{busy}");
+        ip("link add np2 type veth peer name np2-peer");
+        let other = message(&uplink(UplinkKind::Tap, "np2"));
+        assert!(other.contains("np2 exists and is not a single-queue tap"), "{other}");
+        let bridge = UplinkConfig { bridge: Some("br9".into()), ..uplink(UplinkKind::Tap, "np3") };
+        let bridge = message(&bridge);
+        assert!(bridge.contains("fix: ip link add br9 type bridge"), "{bridge}");
+        let macvtap = message(&uplink(UplinkKind::Macvtap, "mv0"));
+        assert!(macvtap.contains("there is no interface mv0"), "{macvtap}");
+        assert!(macvtap.contains("fix: ip link add link eth0 name mv0 type macvtap"), "{macvtap}");
+        let other = message(&uplink(UplinkKind::Macvtap, "np2"));
+        assert!(other.contains("np2 is no macvtap, or no udev runs"), "{other}");
+    });
+}
+
+#[test]
+fn a_tap_becomes_a_port_of_its_bridge() {
+    in_namespace(|| {
+        ip("link add br0 type bridge");
+        let config = UplinkConfig { bridge: Some("br0".into()), ..uplink(UplinkKind::Tap, "np0") };
+        let port = TapPort::open(&config).unwrap();
+        let output = Command::new("ip").args(["link", "show", "np0"]).output().unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert!(shown.contains("master br0") && shown.contains("UP"), "{shown}");
+        drop(port);
+        // Its place in the bridge is no error the next time.
+        ip("tuntap add dev np1 mode tap");
+        ip("link set np1 master br0");
+        let config = UplinkConfig { ifname: "np1".into(), create: false, ..config };
+        TapPort::open(&config).unwrap();
+    });
+}
