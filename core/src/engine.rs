@@ -329,6 +329,12 @@ impl<'m> Engine<'m> {
         }
     }
 
+    /// Where the bytes are that were acknowledged ahead of a guest.
+    #[must_use]
+    pub fn arena(&self) -> &Arena<'m> {
+        &self.arena
+    }
+
     /// The VM of `port`: budget, reservation, counters, whether offload is on.
     #[must_use]
     pub fn vm(&self, port: PortId) -> Option<&Vm> {

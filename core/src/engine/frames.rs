@@ -163,12 +163,14 @@ impl Engine<'_> {
             .and_then(|id| self.flows.get(id))
             .is_some_and(|f| matches!(f.state, State::On | State::Drain));
         let pure_syn = tcp.flags.contains(TcpFlags::SYN) && !tcp.flags.contains(TcpFlags::ACK);
+        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip, tcp };
         if pure_syn && !live {
-            self.on_syn_from_net(now, port, key, id, ip, tcp);
+            if f.checksum_ok() {
+                self.on_syn_from_net(now, port, key, id, ip, tcp);
+            } // else G will drop it; nothing is learned from it
             return Fate::Pass;
         }
         let Some(id) = id else { return Fate::Pass };
-        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip, tcp };
         self.with_flow(now, id, |flow, cx| {
             flow.seen_at_s = second(now);
             match flow.state {

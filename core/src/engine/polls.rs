@@ -20,6 +20,7 @@ impl Engine<'_> {
             flow.flags.ack_listed = false;
             if flow.flags.ack_due && matches!(flow.state, State::On | State::Drain) {
                 flow.ack_now(&mut cx, None);
+                flow.settle_drain(&mut cx); // this ACK may have been the last thing owed
                 if let Some(rec) = flow.rec {
                     cx.arena.commit_h_re(rec, flow.rx.re); // nothing else may have moved
                 }

@@ -72,11 +72,17 @@ impl Flow {
     }
 
     fn fin_due(&self) -> bool {
-        self.fin_r().is_some_and(|fin| self.rx.g_snd == fin && self.rx.g_una <= fin)
+        self.fin_fits() && self.fin_r() == Some(self.rx.g_snd) && self.rx.g_una <= self.rx.g_snd
+    }
+
+    /// R's FIN takes a sequence number of G's window like any byte: a segment that ends beyond the
+    /// window may be dropped with its data (K-02).
+    fn fin_fits(&self) -> bool {
+        self.fin_r().is_some_and(|fin| fin < self.rx.g_re)
     }
 
     fn rst_ready(&self) -> bool {
-        self.flags.rst_pending && self.rx.g_una >= self.rx.rcv_nxt
+        self.flags.rst_pending && self.rx.g_una >= self.delivery_end()
     }
 
     /// The next frame for G of at most `room` bytes. Its header is written to `buf`.
@@ -152,7 +158,7 @@ impl Flow {
         to: u64,
         limit: Limit,
     ) -> Option<Delivery> {
-        let with_fin = self.fin_r().is_some_and(|fin| to == fin) && from >= self.rx.g_snd;
+        let with_fin = self.fin_fits() && self.fin_r() == Some(to) && from >= self.rx.g_snd;
         if from == to && !with_fin {
             return None; // the ring has no room for even one byte
         }

@@ -176,11 +176,13 @@ impl Flow {
         self.unacked_segments = 0;
     }
 
-    /// EMIT-G for a pure ACK or keepalive of R: edited in place and forwarded (COM-30).
+    /// EMIT-G for a segment of R that goes on by itself: a pure ACK or keepalive (COM-30), or one
+    /// that H does not take over (SNOOP-13). Edited in place.
     pub(crate) fn gate_to_guest(&mut self, f: &mut Frame<'_>, seq: u64) {
         let (ip, tcp) = (f.ip, f.tcp);
         let mut edit = TcpEdit::new(f.bytes, ip, tcp, f.hdr.needs_csum());
         edit.set_seq(Seq::wrap(seq));
+        edit.set_ack(Seq::wrap(self.tx.w_una));
         edit.set_window(self.tx.r_window); // with a new seq, G would believe an old one (K-05)
         if let Some(ts) = tcp.options.timestamps {
             self.ts.emit_g = ts_newest(self.ts.emit_g, ts.tsval);

@@ -26,6 +26,7 @@ impl Flow {
         let fin_acked_before = self.fin_acked_by_guest();
         self.flags.proven = true;
         self.on_ack_from_guest(cx, tcp);
+        self.maybe_grow_buffer(cx); // before anything shows a window
         let seq = tcp.seq.unwrap(self.tx.w_nxt);
         let fin = tcp.flags.contains(TcpFlags::FIN);
         let fate = if tcp.payload_len > 0 || fin {
@@ -44,7 +45,6 @@ impl Flow {
         if self.fin_acked_by_guest() && !fin_acked_before && fate == Fate::Absorbed {
             self.ack_now(cx, None); // SNOOP-25 (b)
         }
-        self.maybe_grow_buffer(cx);
         if self.window_update_due() {
             self.window_update(cx);
         }
@@ -96,23 +96,21 @@ impl Flow {
     fn ack_limit_from_guest(&self, cx: &Cx<'_, '_>) -> u64 {
         let fragments = cx.vm.fragment_at.is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);
         let passed = if fragments { self.rx.re } else { self.rx.passed_max };
-        self.rx.g_nxt.max(passed)
+        self.rx.g_nxt.max(passed).min(self.rx.fin_seen.saturating_add(1))
     }
 
     fn advance_guest(&mut self, cx: &mut Cx<'_, '_>, ack: u64) {
-        // Only R's own bytes end at rcv_nxt; one more is R's FIN.
-        let fin_only = self.fin_r().is_some_and(|fin| ack == fin + 1);
-        if ack > self.rx.rcv_nxt && !fin_only {
+        let bytes_end = ack.min(self.rx.fin_seen); // one more is R's FIN
+        if bytes_end > self.rx.rcv_nxt {
             // Bytes that reached G past us (fragments, urgent data): they are acknowledged now.
-            self.rx.rcv_nxt = ack;
-            self.rx.re = self.rx.re.max(ack);
+            self.rx.rcv_nxt = bytes_end;
+            self.rx.re = self.rx.re.max(bytes_end);
             self.pull_in_order();
             self.ack_due(cx);
         }
         self.rx.g_una = ack;
         self.rx.g_snd = self.rx.g_snd.max(ack);
         self.rx.g_nxt = self.rx.g_nxt.max(ack);
-        let bytes_end = ack.min(self.rx.rcv_nxt);
         if let Some(rec) = self.rec {
             cx.arena.commit_g_una(rec, bytes_end); // before its bytes go (LIFE-09)
         }

@@ -31,7 +31,7 @@ impl Flow {
         if !f.checksum_ok() {
             return Fate::Drop(DropReason::BadChecksum);
         }
-        if let Err(reason) = self.paws(cx, tcp) {
+        if let Err(reason) = self.paws(cx, f) {
             return Fate::Drop(reason);
         }
         let seq = tcp.seq.unwrap(self.rx.rcv_nxt);
@@ -57,9 +57,6 @@ impl Flow {
             self.limited_ack(cx);
             return Fate::Drop(DropReason::BadAck);
         }
-        if needs_verbatim(f) {
-            return self.on_verbatim_from_net(tcp, range);
-        }
         self.on_valid_segment(cx, f, range)
     }
 
@@ -78,6 +75,10 @@ impl Flow {
         }
         self.flags.ece_to_guest = tcp.flags.contains(TcpFlags::ECE);
         let news = self.on_ack_plane(range.seq, tcp);
+        if needs_verbatim(f) {
+            self.flags.ack_to_guest_due |= news;
+            return self.on_verbatim_from_net(f, range);
+        }
         if range.len() == 0 && !range.fin {
             // Pure ACKs are information for G's own sending: 1:1 (COM-30), old ones aside (INV-07).
             if tcp.ack.unwrap(self.tx.w_una) < self.tx.w_una {
@@ -115,9 +116,8 @@ impl Flow {
                 return Fate::Drop(reason);
             }
         }
-        let last = self.ooo.max_end().unwrap_or(0).max(self.rx.rcv_nxt);
-        if range.fin && (last..=self.rx.re).contains(&range.end) && self.rx.fin_seen == NONE {
-            self.rx.fin_seen = range.end;
+        if range.fin {
+            self.note_fin(range.end);
         }
         let in_order = self.rx.rcv_nxt >= to && from == rcv_nxt;
         let advanced = self.rx.rcv_nxt - rcv_nxt;
@@ -133,6 +133,14 @@ impl Flow {
             self.schedule_ack(cx, range.len(), in_order && whole && self.ooo.is_empty());
         }
         Fate::Absorbed
+    }
+
+    /// R's stream ends at `fin`, unless it ended before: no byte lies behind the first FIN.
+    fn note_fin(&mut self, fin: u64) {
+        let last = self.ooo.max_end().unwrap_or(0).max(self.rx.rcv_nxt);
+        if (last..=self.rx.re).contains(&fin) && self.rx.fin_seen == NONE {
+            self.rx.fin_seen = fin;
+        }
     }
 
     /// Copies `bytes` for `[from, to)` into the store; the first copy of a byte wins (INV-15).
@@ -177,11 +185,17 @@ impl Flow {
     }
 
     /// RFC 7323 section 5: a segment without a timestamp, or with an old one, is not R's.
-    fn paws(&mut self, cx: &mut Cx<'_, '_>, tcp: &Tcp) -> Result<(), DropReason> {
+    fn paws(&mut self, cx: &mut Cx<'_, '_>, f: &Frame<'_>) -> Result<(), DropReason> {
+        let tcp = f.tcp;
         if !self.opt.timestamps || tcp.flags.contains(TcpFlags::RST) {
             return Ok(());
         }
-        let Some(ts) = tcp.options.timestamps else { return Err(DropReason::Paws) };
+        let Some(ts) = tcp.options.timestamps else {
+            // A SYN without one comes from an R that knows nothing of this connection: it is to be
+            // challenged. Behind a malformed option it may be there and not be found (COM-04).
+            let excused = tcp.flags.contains(TcpFlags::SYN) || needs_verbatim(f);
+            return if excused { Ok(()) } else { Err(DropReason::Paws) };
+        };
         let idle_s = second(cx.now).saturating_sub(self.ts.recent_at_s);
         let clock_valid = Duration::from_secs(idle_s.into()) < limits::PAWS_IDLE;
         if ts_older(ts.tsval, self.ts.recent) && clock_valid {
@@ -236,15 +250,19 @@ impl Flow {
             if r.len() <= 1 && r.seq + 1 == next && !r.fin {
                 return Some(self.on_keepalive_from_net(cx, f));
             }
-            let dsack = (r.len() > 0).then_some((r.seq, r.end));
-            self.ack_now(cx, dsack);
+            if r.len() > 0 {
+                self.ack_now(cx, Some((r.seq, r.end)));
+            } else {
+                self.limited_ack(cx); // R's FIN once more (SNOOP-14)
+            }
             return Some(Fate::Drop(DropReason::Duplicate));
         }
         let beyond = r.seq > self.rx.re || (r.len() > 0 && r.seq >= self.rx.re);
         if beyond {
             // A probe with data of a shut window lands here; for a silent G nobody answers.
-            let shut = self.rx.re <= self.rx.rcv_nxt;
-            if !shut || cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
+            if r.len() == 0 {
+                self.limited_ack(cx);
+            } else if !self.window_shut() || cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
                 self.ack_now(cx, None);
             }
             return Some(Fate::Drop(DropReason::OutOfWindow));
@@ -254,9 +272,9 @@ impl Flow {
 
     /// R asks whether anybody is there: keepalive, or probe of a closed window (SNOOP-35, 36).
     fn on_keepalive_from_net(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
-        let window_closed = self.rx.re <= self.rx.rcv_nxt;
-        let patience = if window_closed { limits::T_PAUSED } else { limits::T_ALIVE };
-        if self.rx.g_una >= self.delivery_end() && !window_closed {
+        let shut = self.window_shut();
+        let patience = if shut { limits::T_PAUSED } else { limits::T_ALIVE };
+        if self.rx.g_una >= self.delivery_end() && !shut {
             if !self.ack_in_range(f.tcp) {
                 return Fate::Drop(DropReason::BadAck);
             }
@@ -353,19 +371,19 @@ impl Flow {
 
     /// URG, an option or IP option H does not understand: nothing of it, nor behind it, is
     /// acknowledged early. It reaches G only behind everything held (SNOOP-13, COM-04, COM-07).
-    fn on_verbatim_from_net(&mut self, tcp: &Tcp, range: Range) -> Fate {
-        let urgent = tcp.flags.contains(TcpFlags::URG);
+    fn on_verbatim_from_net(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
+        let urgent = f.tcp.flags.contains(TcpFlags::URG);
         self.drain(if urgent { Why::Urgent } else { Why::Options });
         let passed = self.rx.rcv_nxt.max(self.rx.passed_max);
         if self.rx.g_una < self.delivery_end() || range.seq > passed {
             return Fate::Drop(DropReason::Draining);
         }
+        if range.fin {
+            self.note_fin(range.end);
+        }
         let end = range.end.min(self.rx.re) + u64::from(range.fin);
         self.rx.passed_max = self.rx.passed_max.max(end);
-        self.on_ack_plane(range.seq, tcp);
-        if let Some(ts) = tcp.options.timestamps {
-            self.note_tsval_from_net(ts.tsval);
-        }
+        self.gate_to_guest(f, range.seq);
         Fate::Pass
     }
 

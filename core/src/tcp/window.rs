@@ -39,6 +39,11 @@ impl Flow {
         if edge >= self.rx.re + useful { edge } else { self.rx.re }
     }
 
+    /// R sees a window of zero, though a few bytes may be left of a field's unit.
+    pub(crate) fn window_shut(&self) -> bool {
+        self.rx.re < self.rx.rcv_nxt + self.rounding_slack()
+    }
+
     /// R is short of window and a segment would give it more (SNOOP-34).
     pub(crate) fn window_update_due(&self) -> bool {
         let left = self.rx.re.saturating_sub(self.rx.rcv_nxt);
