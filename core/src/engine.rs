@@ -376,7 +376,8 @@ impl<'m> Engine<'m> {
         let result = f(flow, &mut cx);
         flow.after_event(&mut cx);
         let at = flow.next_deadline(&cx);
-        if at != Instant::MAX {
+        if at < flow.deadlines.wheel {
+            flow.deadlines.wheel = at;
             self.timers.schedule(id, at);
         }
         Some(result)
@@ -435,7 +436,7 @@ impl<'m> Engine<'m> {
             self.arena.free_record(rec);
         }
         if let Some(port) = self.ports[usize::from(key.port)].as_mut() {
-            port.vm.unreserve(u64::from(flow.reserved_pages));
+            port.vm.unreserve(u64::from(flow.rx.reserved_pages));
         }
     }
 }

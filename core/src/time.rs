@@ -28,6 +28,12 @@ impl Instant {
         Self(us.saturating_mul(1_000))
     }
 
+    /// The instant `s` seconds after the epoch.
+    #[must_use]
+    pub const fn from_secs(s: u64) -> Self {
+        Self(s.saturating_mul(1_000_000_000))
+    }
+
     /// The instant `ms` milliseconds after the epoch.
     #[must_use]
     pub const fn from_millis(ms: u64) -> Self {
@@ -44,6 +50,12 @@ impl Instant {
     #[must_use]
     pub const fn as_millis(self) -> u64 {
         self.0 / 1_000_000
+    }
+
+    /// Whole seconds since the epoch.
+    #[must_use]
+    pub const fn as_secs(self) -> u64 {
+        self.0 / 1_000_000_000
     }
 
     /// Time from `earlier` to `self`; zero if `earlier` is later.

@@ -9,7 +9,7 @@ use crate::tcp::flow::{Flow, State, Why, second};
 use crate::tcp::handshake::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
-use crate::wire::packet::{Eth, Ip, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack};
+use crate::wire::packet::{Ip, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack};
 use crate::wire::segment::validate_hdr;
 use crate::wire::virtio_net::VirtioNetHdr;
 
@@ -40,24 +40,34 @@ impl Engine<'_> {
         let Some(guest) = self.port(port).map(|p| p.config.guest) else {
             return Err(DropReason::PortDown);
         };
-        let mut packet = Packet::parse(frame)?;
+        let parsed = Packet::parse(frame);
+        // By reference, here and below: a `Packet` is too large to move about.
+        let packet = parsed.as_ref().map_err(|&reason| reason)?;
         if guest {
-            *hdr = validate_hdr(hdr, frame, &packet)?;
-            self.switch.check_source(now, port, &packet)?;
+            *hdr = validate_hdr(hdr, frame, packet)?;
+            self.switch.check_source(now, port, packet)?;
             if let Some((ip, tcp)) = packet.tcp() {
-                match self.judge_from_guest(now, port, hdr, frame, &packet.eth, ip, tcp) {
-                    // An emission gate may have edited it.
-                    Fate::Pass => packet = Packet::parse(frame)?,
+                let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
+                match self.judge_from_guest(now, port, &mut f) {
+                    Fate::Pass => {}
                     Fate::Absorbed => return Ok(Verdict::Absorbed),
                     Fate::Drop(reason) => return Err(reason),
                 }
             }
+        } else {
+            self.switch.learn(now, port, packet.eth.vlan, packet.eth.src);
         }
-        self.switch.learn(now, port, packet.eth.vlan, packet.eth.src);
         let Some(out) = self.egress(now, port, packet.eth.vlan, packet.eth.dst)? else {
             return Ok(Verdict::Flood);
         };
-        self.toward(now, out, hdr, frame, &packet)
+        if !self.port(out).is_some_and(|p| p.config.guest) {
+            return Ok(Verdict::Forward(out));
+        }
+        if guest {
+            // An emission gate may have edited it.
+            return self.toward(now, out, hdr, frame, &Packet::parse(frame)?);
+        }
+        self.toward(now, out, hdr, frame, packet)
     }
 
     /// Where the switch sends a frame; `None` is everywhere.
@@ -75,7 +85,7 @@ impl Engine<'_> {
         }
     }
 
-    /// What the receiver's half makes of a frame on its way out of `out`.
+    /// What the receiver's half makes of a frame on its way to the guest of `out`.
     pub(super) fn toward(
         &mut self,
         now: Instant,
@@ -84,15 +94,15 @@ impl Engine<'_> {
         frame: &mut [u8],
         packet: &Packet,
     ) -> Result<Verdict, DropReason> {
-        let Some(p) = self.port_mut(out).filter(|p| p.config.guest) else {
-            return Ok(Verdict::Forward(out));
-        };
         match &packet.net {
             Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, .. }) => {
-                p.vm.fragment_at = Some(now);
+                if let Some(p) = self.port_mut(out) {
+                    p.vm.fragment_at = Some(now);
+                }
             }
             Net::Ip(ip @ Ip { l4: L4::Tcp(tcp), .. }) => {
-                return match self.judge_from_net(now, out, hdr, frame, &packet.eth, ip, tcp) {
+                let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
+                return match self.judge_from_net(now, out, &mut f) {
                     Fate::Pass => Ok(Verdict::Forward(out)),
                     Fate::Absorbed => Ok(Verdict::Absorbed),
                     Fate::Drop(reason) => Err(reason),
@@ -103,30 +113,18 @@ impl Engine<'_> {
         Ok(Verdict::Forward(out))
     }
 
-    // The parts of a parsed frame travel together; bundling them would name a concept for nothing.
-    #[allow(clippy::too_many_arguments)]
-    fn judge_from_guest(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        hdr: &VirtioNetHdr,
-        frame: &mut [u8],
-        eth: &Eth,
-        ip: &Ip,
-        tcp: &Tcp,
-    ) -> Fate {
-        let key = FlowKey::from_guest(port.0, eth, ip, tcp);
-        if tcp.flags.contains(TcpFlags::SYN) {
-            self.on_syn_from_guest(now, key, frame, eth, ip, tcp);
+    fn judge_from_guest(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
+        let key = FlowKey::from_guest(port.0, f.eth, f.ip, f.tcp);
+        if f.tcp.flags.contains(TcpFlags::SYN) {
+            self.on_syn_from_guest(now, key, f);
             return Fate::Pass;
         }
         let Some(id) = self.flows.lookup(&key) else { return Fate::Pass };
-        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip, tcp };
         self.with_flow(now, id, |flow, cx| {
             flow.seen_at_s = second(now);
             match flow.state {
                 State::Handshake => {
-                    flow.template.learn_from_guest(&f.bytes[..f.l2_len], f.ip);
+                    flow.template.learn_from_guest(f.l2(), f.ip);
                     if !flow.is_third_ack_from_guest(f.tcp) {
                         if !flow.is_handshake_noise(f.tcp) {
                             flow.pass(now, Why::Ambiguous);
@@ -136,9 +134,9 @@ impl Engine<'_> {
                     flow.learn_third_ack_from_guest(f.tcp);
                     flow.go_on(cx);
                     let data = flow.state == State::On && f.tcp.payload_len > 0;
-                    if data { flow.on_segment_from_guest(cx, &mut f) } else { Fate::Pass }
+                    if data { flow.on_segment_from_guest(cx, f) } else { Fate::Pass }
                 }
-                State::On | State::Drain => flow.on_segment_from_guest(cx, &mut f),
+                State::On | State::Drain => flow.on_segment_from_guest(cx, f),
                 State::Pass => Fate::Pass,
                 State::Abort => flow.on_segment_in_abort(cx, true, f.tcp),
             }
@@ -146,29 +144,18 @@ impl Engine<'_> {
         .unwrap_or(Fate::Pass)
     }
 
-    #[allow(clippy::too_many_arguments)] // as `judge_from_guest`
-    fn judge_from_net(
-        &mut self,
-        now: Instant,
-        port: PortId,
-        hdr: &VirtioNetHdr,
-        frame: &mut [u8],
-        eth: &Eth,
-        ip: &Ip,
-        tcp: &Tcp,
-    ) -> Fate {
-        let key = FlowKey::from_net(port.0, eth, ip, tcp);
+    fn judge_from_net(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
+        let key = FlowKey::from_net(port.0, f.eth, f.ip, f.tcp);
         let id = self.flows.lookup(&key);
-        let live = id
-            .and_then(|id| self.flows.get(id))
-            .is_some_and(|f| matches!(f.state, State::On | State::Drain));
-        let pure_syn = tcp.flags.contains(TcpFlags::SYN) && !tcp.flags.contains(TcpFlags::ACK);
-        let mut f = Frame { bytes: frame, hdr, l2_len: usize::from(eth.len), ip, tcp };
-        if pure_syn && !live {
-            if f.checksum_ok() {
-                self.on_syn_from_net(now, port, key, id, ip, tcp);
-            } // else G will drop it; nothing is learned from it
-            return Fate::Pass;
+        let pure_syn = f.tcp.flags.contains(TcpFlags::SYN) && !f.tcp.flags.contains(TcpFlags::ACK);
+        if pure_syn {
+            let live = |f: &Flow| matches!(f.state, State::On | State::Drain);
+            if !id.and_then(|id| self.flows.get(id)).is_some_and(live) {
+                if f.checksum_ok() {
+                    self.on_syn_from_net(now, port, key, id, f.ip, f.tcp);
+                } // else G will drop it; nothing is learned from it
+                return Fate::Pass;
+            }
         }
         let Some(id) = id else { return Fate::Pass };
         self.with_flow(now, id, |flow, cx| {
@@ -186,9 +173,9 @@ impl Engine<'_> {
                     flow.learn_third_ack_from_net(f.tcp);
                     flow.go_on(cx);
                     let data = flow.state == State::On && f.tcp.payload_len > 0;
-                    if data { flow.on_segment_from_net(cx, &mut f) } else { Fate::Pass }
+                    if data { flow.on_segment_from_net(cx, f) } else { Fate::Pass }
                 }
-                State::On | State::Drain => flow.on_segment_from_net(cx, &mut f),
+                State::On | State::Drain => flow.on_segment_from_net(cx, f),
                 State::Pass => Fate::Pass,
                 State::Abort => flow.on_segment_in_abort(cx, false, f.tcp),
             }
@@ -224,21 +211,14 @@ impl Engine<'_> {
     }
 
     /// G's SYN or SYN-ACK makes a flow; whatever it had under this key, it has forgotten.
-    fn on_syn_from_guest(
-        &mut self,
-        now: Instant,
-        key: FlowKey,
-        frame: &[u8],
-        eth: &Eth,
-        ip: &Ip,
-        tcp: &Tcp,
-    ) {
+    fn on_syn_from_guest(&mut self, now: Instant, key: FlowKey, f: &Frame<'_>) {
         let port = PortId(key.port);
+        let (ip, tcp) = (f.ip, f.tcp);
         let client = !tcp.flags.contains(TcpFlags::ACK);
         let syn_g = SynInfo::learn(tcp, ip.version);
         if let Some(id) = self.flows.lookup(&key) {
             let Some(flow) = self.flows.get_mut(id) else { return };
-            let unchanged = flow.isn_g == syn_g.isn && flow.flags.guest_is_client == client;
+            let unchanged = flow.tx.isn == syn_g.isn && flow.flags.guest_is_client == client;
             if unchanged && flow.state != State::Abort {
                 if let Some(offers) = &mut flow.offers {
                     offers.g = syn_g.after(offers.g);
@@ -260,7 +240,7 @@ impl Engine<'_> {
             _ => return, // simultaneous open, or a SYN nobody remembers: PASS for life
         };
         flow.flags.guest_is_client = client;
-        flow.template.learn_from_guest(&frame[..usize::from(eth.len)], ip);
+        flow.template.learn_from_guest(f.l2(), ip);
         let offers = Offers { r: syn_r.unwrap_or_default(), g: syn_g };
         if !client && !flow.on_syn_ack_from_guest(&offers, tcp) {
             return;

@@ -223,11 +223,15 @@ pub struct RxHalf {
     pub passed_max: u64,
     /// Bytes H may hold and promise for this flow at once.
     pub buffer_bytes: u32,
+    /// Store pages reserved for that from the VM's budget (INV-06).
+    pub reserved_pages: u32,
 }
 
 /// The G to R half. Congestion offload is off, so bytes go out as they come (F0).
 #[derive(Clone, Copy, Debug)]
 pub struct TxHalf {
+    /// G's initial sequence number; a SYN of G with another one starts a new connection.
+    pub isn: Seq,
     /// Highest acknowledgement from R (and the newest G has been shown).
     pub w_una: u64,
     /// End of what was forwarded to R, FIN included.
@@ -277,6 +281,8 @@ pub struct Deadlines {
     pub update_repeat: Instant,
     /// Since when (running clock) G has acknowledged nothing although bytes wait (SNOOP-32).
     pub stuck_since: Instant,
+    /// When the timing wheel wakes the flow, at the latest: it is asked only for earlier.
+    pub wheel: Instant,
 }
 
 /// Single-bit facts about a flow.
@@ -346,8 +352,6 @@ pub struct Flow {
     pub dup_acks: u8,
     /// Consecutive local timeouts since `g_una` moved.
     pub timeouts: u8,
-    /// G's initial sequence number; a SYN of G with another one starts a new connection.
-    pub isn_g: Seq,
     /// What the two sides offered; gone once that was settled.
     pub offers: Option<Box<Offers>>,
     /// R to G half.
@@ -370,8 +374,6 @@ pub struct Flow {
     pub limited_ack_ms: u32,
     /// Second in which a frame of the flow was last seen.
     pub seen_at_s: u32,
-    /// Store pages reserved from the VM's budget (INV-06).
-    pub reserved_pages: u32,
     /// Counters.
     pub counters: Counters,
 }
@@ -392,7 +394,6 @@ impl Flow {
             unacked_segments: 0,
             dup_acks: 0,
             timeouts: 0,
-            isn_g: syn_g.isn,
             offers: Some(Box::new(Offers { r: syn_r, g: syn_g })),
             rx: RxHalf {
                 rcv_nxt: r,
@@ -405,8 +406,16 @@ impl Flow {
                 fin_seen: NONE,
                 passed_max: r,
                 buffer_bytes: 0,
+                reserved_pages: 0,
             },
-            tx: TxHalf { w_una: g, w_nxt: g, r_window: 0, r_window_seq: Seq(0), r_window_max: 0 },
+            tx: TxHalf {
+                isn: syn_g.isn,
+                w_una: g,
+                w_nxt: g,
+                r_window: 0,
+                r_window_seq: Seq(0),
+                r_window_max: 0,
+            },
             ts: TsState::default(),
             store: FlowStore::default(),
             ooo: Ranges::default(),
@@ -416,10 +425,10 @@ impl Flow {
                 guest: Instant::MAX,
                 update_repeat: Instant::MAX,
                 stuck_since: Instant::MAX,
+                wheel: Instant::MAX,
             },
             limited_ack_ms: low_ms(now).wrapping_sub(u32::MAX / 2),
             seen_at_s: second(now),
-            reserved_pages: 0,
             counters: Counters::default(),
         }
     }
@@ -504,7 +513,7 @@ impl Flow {
         debug_assert!(rx.ack_sent <= self.ack_to_net(), "ack_sent beyond what is held (INV-03)");
         debug_assert!(self.tx.w_una <= self.tx.w_nxt, "w_una beyond w_nxt (INV-12)");
         debug_assert!(rx.re <= self.reserved_edge(), "an edge nothing is reserved for (INV-06)");
-        debug_assert!(self.store.held_pages() <= self.reserved_pages, "more held than reserved");
+        debug_assert!(self.store.held_pages() <= self.rx.reserved_pages, "more held than reserved");
     }
 }
 
@@ -517,7 +526,7 @@ pub fn unwrapped_isn(isn: Seq) -> u64 {
 /// The second `now` is in, on the caller's clock.
 #[must_use]
 pub fn second(now: Instant) -> u32 {
-    u32::try_from(now.as_millis() / 1000).unwrap_or(u32::MAX)
+    u32::try_from(now.as_secs()).unwrap_or(u32::MAX)
 }
 
 /// The low bits of the millisecond `now` is in.

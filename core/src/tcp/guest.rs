@@ -10,7 +10,7 @@ impl Flow {
     /// A segment from G while `On` or `Drain`; never a SYN.
     pub(crate) fn on_segment_from_guest(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
         let tcp = f.tcp;
-        self.template.learn_from_guest(&f.bytes[..f.l2_len], f.ip);
+        self.template.learn_from_guest(f.l2(), f.ip);
         if let Some(ts) = tcp.options.timestamps {
             self.note_tsval_from_guest(ts.tsval);
         }

@@ -98,8 +98,8 @@ impl Flow {
     fn release(&mut self, cx: &mut Cx<'_, '_>) {
         self.store.clear(cx.arena);
         self.ooo = Default::default();
-        cx.vm.unreserve(u64::from(self.reserved_pages));
-        self.reserved_pages = 0;
+        cx.vm.unreserve(u64::from(self.rx.reserved_pages));
+        self.rx.reserved_pages = 0;
         self.rx.buffer_bytes = 0;
     }
 
@@ -225,7 +225,7 @@ impl Flow {
             _ => limits::T_IDLE,
         };
         // One more, for `seen_at_s` is rounded down.
-        Instant::from_millis((u64::from(self.seen_at_s) + 1) * 1000) + span
+        Instant::from_secs(u64::from(self.seen_at_s) + 1) + span
     }
 
     /// An idle flow that owes nothing needs neither record nor page table nor recovery state.
@@ -239,6 +239,7 @@ impl Flow {
 
     /// Runs what is due. `true`: the entry may go.
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+        self.deadlines.wheel = Instant::MAX;
         if self.end() <= cx.now {
             // What R may send beyond G's own window after this, G drops and R repeats.
             let over = self.rec.is_none() || !matches!(self.state, State::On | State::Drain);

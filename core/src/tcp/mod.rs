@@ -42,7 +42,7 @@ use crate::store::arena::Arena;
 use crate::tcp::emit::OutQueue;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
-use crate::wire::packet::{Ip, Tcp, TcpFlags, tcp_checksum_ok};
+use crate::wire::packet::{Eth, Ip, Tcp, TcpFlags, tcp_checksum_ok};
 use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
 
 /// What a flow may touch besides itself.
@@ -61,12 +61,17 @@ pub(crate) struct Cx<'a, 'm> {
 pub(crate) struct Frame<'a> {
     pub(crate) bytes: &'a mut [u8],
     pub(crate) hdr: &'a VirtioNetHdr,
-    pub(crate) l2_len: usize,
+    pub(crate) eth: &'a Eth,
     pub(crate) ip: &'a Ip,
     pub(crate) tcp: &'a Tcp,
 }
 
 impl Frame<'_> {
+    /// Everything before the IP header.
+    pub(crate) fn l2(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.eth.len)]
+    }
+
     /// The TCP payload.
     pub(crate) fn payload(&self) -> &[u8] {
         let from = self.tcp.payload_offset as usize;

@@ -96,11 +96,11 @@ impl Flow {
         let sayable = u64::from(u16::MAX) << self.opt.shift_g;
         let bytes = bytes.min(limits::FLOW_BUFFER_MAX).min(sayable + self.rounding_slack());
         let pages = FlowStore::pages_for(bytes);
-        let more = pages.saturating_sub(u64::from(self.reserved_pages));
+        let more = pages.saturating_sub(u64::from(self.rx.reserved_pages));
         if !cx.vm.reserve(more) {
             return false;
         }
-        self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+        self.rx.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
         let buffer = u32::try_from(bytes - self.rounding_slack()).unwrap_or(u32::MAX);
         self.rx.buffer_bytes = self.rx.buffer_bytes.max(buffer);
         true
