@@ -88,6 +88,7 @@ fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
     }
     check(open_metrics(&mut worker, daemon));
     check(place(daemon));
+    warn_of_large_mtus(config);
     if !problems.is_empty() {
         return Err(problems);
     }
@@ -114,11 +115,12 @@ fn random() -> std::io::Result<[u64; 4]> {
     Ok(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
 }
 
-/// Blocks the signals that stop the daemon, so that they arrive as events.
+/// Blocks the signals that are meant for the daemon, so that they arrive as events.
 fn signals() -> nix::Result<SignalFd> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGTERM);
     set.add(Signal::SIGINT);
+    set.add(Signal::SIGHUP);
     set.thread_block()?;
     SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
 }
@@ -224,6 +226,19 @@ fn add_port(worker: &mut Worker, port: Port, config: PortConfig) -> Result<(), S
             error(format!("{name}: the budgets exceed the arena"), "report this")
         }
     })
+}
+
+/// A guest that is told a larger MTU than an uplink has loses its large packets there.
+fn warn_of_large_mtus(config: &Config) {
+    for uplink in &config.uplinks {
+        let path = format!("/sys/class/net/{}/mtu", uplink.ifname);
+        let mtu = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
+        let Some(mtu) = mtu else { continue };
+        for vm in config.vms.iter().filter(|vm| vm.mtu > mtu) {
+            let (vm, vm_mtu, uplink) = (&vm.name, vm.mtu, &uplink.name);
+            tracing::warn!(vm, vm_mtu, uplink, mtu, "the VM's MTU is larger than the uplink's");
+        }
+    }
 }
 
 /// Puts the worker's thread where the configuration wants it.

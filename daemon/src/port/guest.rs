@@ -18,15 +18,17 @@ pub struct GuestPort {
     pub port: VhostUserPort,
     /// The pair to be asked first, so that all have their turn.
     next: usize,
-    /// Kicks are asked for, as before a sleep.
+    /// Kicks for frames are asked for, as before a sleep.
     armed: bool,
+    /// Kicks for receive buffers are asked for.
+    waits_for_room: bool,
 }
 
 impl GuestPort {
     /// Over a port that has just been made.
     #[must_use]
     pub fn new(port: VhostUserPort) -> Self {
-        Self { port, next: 0, armed: false }
+        Self { port, next: 0, armed: false, waits_for_room: false }
     }
 
     /// Frames of the guest that the device dropped for `reason`.
@@ -71,13 +73,17 @@ impl GuestPort {
     }
 
     /// Asks to be woken when there is more room. `true`: there is, now.
+    #[must_use]
     pub fn wait_for_room(&mut self) -> bool {
+        self.waits_for_room = true;
         self.port.enable_kicks_to_guest(PAIR_TO_GUEST)
     }
 
     /// No wake-ups for room: nothing waits for it.
     pub fn ignore_room(&mut self) {
-        self.port.disable_kicks_to_guest(PAIR_TO_GUEST);
+        if std::mem::take(&mut self.waits_for_room) {
+            self.port.disable_kicks_to_guest(PAIR_TO_GUEST);
+        }
     }
 
     /// Asks to be woken by the next frame. `true`: there is one, now.

@@ -75,10 +75,20 @@ impl Port {
     }
 
     /// Asks to be woken by the next frame. `true`: there is one, now.
+    #[must_use]
     pub fn arm(&mut self) -> bool {
         match self {
             Self::Guest(guest) => guest.arm(),
             // A level-triggered descriptor needs no asking.
+            Self::Uplink(_) | Self::Lost(_) => false,
+        }
+    }
+
+    /// Asks to be woken when a guest makes room. `true`: it just did, or seems to have.
+    #[must_use]
+    pub fn wait_for_room(&mut self) -> bool {
+        match self {
+            Self::Guest(guest) => guest.wait_for_room(),
             Self::Uplink(_) | Self::Lost(_) => false,
         }
     }

@@ -27,6 +27,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
 use crate::control::ControlServer;
@@ -42,8 +43,8 @@ use watch::Direction;
 const FRAMES_PER_PORT: usize = 64;
 /// A super-segment of 64 KiB behind an Ethernet header with VLAN tags, and then some.
 const FRAME_BYTES_MAX: usize = 68 * 1024;
-/// With room for a full-sized frame nothing can be waiting for more.
-const ROOM_PLENTY: usize = 1514;
+/// While polling, turns between two looks at everything that is not a port.
+const TURNS_PER_WAIT: u32 = 16;
 /// How often a stopping daemon looks whether it is done.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// Events taken from the kernel at a time.
@@ -81,8 +82,12 @@ pub(crate) struct Worker {
     metrics: Option<MetricsServer>,
     frame: Box<[u8]>,
     started: Instant,
+    /// The time of this turn.
+    now: Instant,
     /// When there last was something to do.
     active: Instant,
+    /// Turns that polled, modulo 2^32.
+    turns: u32,
     /// Set once the daemon was told to stop.
     stop: Option<Stop>,
     stopped: bool,
@@ -106,7 +111,9 @@ impl Worker {
             metrics: None,
             frame: vec![0; FRAME_BYTES_MAX].into_boxed_slice(),
             started: now,
+            now,
             active: now,
+            turns: 0,
             stop: None,
             stopped: false,
         })
@@ -172,12 +179,15 @@ impl Worker {
     /// One turn: see the module doc.
     pub(crate) fn turn(&mut self) -> io::Result<()> {
         let mut events = [EpollEvent::empty(); EVENTS_MAX];
-        let wait = if self.may_sleep() { EpollTimeout::NONE } else { EpollTimeout::ZERO };
-        let count = match self.epoll.wait(&mut events, wait) {
-            Err(Errno::EINTR) => 0,
-            result => result?,
+        let count = match self.next_wait() {
+            None => 0,
+            Some(timeout) => match self.epoll.wait(&mut events, timeout) {
+                Err(Errno::EINTR) => 0,
+                result => result?,
+            },
         };
         let now = monotonic_now();
+        self.now = now;
         if count > 0 {
             self.active = now;
         }
@@ -188,14 +198,21 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether nothing is left to do until an event comes, having asked everybody for one.
-    fn may_sleep(&mut self) -> bool {
-        let idle = monotonic_now().since(self.active);
-        let polling = self.config.busy_poll != Duration::ZERO && idle < self.config.busy_poll;
-        for slot in &mut self.slots.list {
-            slot.readable |= polling || slot.port.arm();
+    /// How long to wait for an event; `None` is not to ask for any.
+    fn next_wait(&mut self) -> Option<EpollTimeout> {
+        if self.now.since(self.active) < self.config.busy_poll {
+            // Look at every port, and at the rest now and then.
+            self.slots.list.iter_mut().for_each(Slot::wake);
+            self.turns = self.turns.wrapping_add(1);
+            return self.turns.is_multiple_of(TURNS_PER_WAIT).then_some(EpollTimeout::ZERO);
         }
-        !self.slots.list.iter().any(|s| s.readable)
+        // Who has nothing to read now says so when that changes.
+        let mut left_over = false;
+        for slot in &mut self.slots.list {
+            slot.readable |= slot.port.arm();
+            left_over |= slot.readable;
+        }
+        Some(if left_over { EpollTimeout::ZERO } else { EpollTimeout::NONE })
     }
 
     fn handle_event(&mut self, now: Instant, token: Token) {
@@ -220,6 +237,10 @@ impl Worker {
         let Some(Ok(Some(signal))) = self.signals.as_ref().map(SignalFd::read_signal) else {
             return;
         };
+        if signal.ssi_signo == Signal::SIGHUP as u32 {
+            tracing::warn!("SIGHUP: the configuration is read at the start only; restart for that");
+            return;
+        }
         if self.stop.is_some() {
             tracing::warn!(signal = signal.ssi_signo, "second signal: stopping at once");
             self.stopped = true;
@@ -234,8 +255,8 @@ impl Worker {
 
     /// Everything that is due, in the engine's drain order.
     fn service(&mut self, now: Instant) {
+        self.note_progress(now);
         if self.engine.poll_timeout().is_some_and(|at| at <= now) {
-            self.note_progress(now);
             self.engine.handle_timeout(now);
         }
         for slot in 0..self.slots.list.len() {
@@ -243,7 +264,6 @@ impl Worker {
                 self.read_port(now, slot);
             }
         }
-        self.note_progress(now);
         self.engine.handle_batch_end(now);
         while let Some(made) = self.engine.poll_transmit(now) {
             self.slots.transmit(now, &made);
@@ -319,15 +339,18 @@ impl Worker {
     /// Gives a guest what waits for it, as far as it has room, and shows it all of this turn.
     fn feed_guest(&mut self, now: Instant, slot: SlotId) {
         if self.slots.list[slot].features.is_some() {
-            let mut room = self.give(now, slot);
-            // More can appear while a wake-up is asked for. Only if it does, look again: a guest
-            // that offers buffers too small for anything gets no second look.
-            while room < usize::MAX && self.waits_for_room(slot) {
-                let more = self.give(now, slot);
-                if more <= room {
+            let mut waits = self.give(now, slot);
+            // More room can appear while a wake-up is asked for: look again until asking and
+            // looking agree. Where looking finds neither room nor use for it, it never will: the
+            // guest's buffers are too small for anything.
+            while let Some(room) = waits
+                && self.slots.list[slot].port.wait_for_room()
+            {
+                let sent = self.slots.list[slot].stats.frames_to_port;
+                waits = self.give(now, slot);
+                if waits == Some(room) && self.slots.list[slot].stats.frames_to_port == sent {
                     break;
                 }
-                room = more;
             }
         }
         if let Port::Guest(guest) = &mut self.slots.list[slot].port {
@@ -336,34 +359,29 @@ impl Worker {
         self.handle_guest_events(now, slot);
     }
 
-    /// Moves the backlog, then deliveries. Returns the guest's room after that if something may
-    /// wait for more, else `usize::MAX`.
-    fn give(&mut self, now: Instant, slot: SlotId) -> usize {
+    /// Moves the backlog, then deliveries. `Some`: something waits for more than this much room.
+    fn give(&mut self, now: Instant, slot: SlotId) -> Option<usize> {
         let Slots { list, watchers, .. } = &mut self.slots;
-        let drained = list[slot].drain_backlog(now, watchers);
         let id = list[slot].id;
+        list[slot].drain_backlog(now, watchers);
         loop {
-            let Port::Guest(guest) = &mut self.slots.list[slot].port else { return usize::MAX };
+            let to = &mut self.slots.list[slot];
+            let Port::Guest(guest) = &mut to.port else { return None };
+            let wanted = self.engine.vm(id).is_some_and(|vm| !vm.ready.is_empty());
+            if to.backlog.is_empty() && !wanted {
+                guest.ignore_room();
+                return None;
+            }
             let room = guest.room(FRAME_BYTES_MAX);
-            if !drained {
-                return room;
+            if !to.backlog.is_empty() {
+                return Some(room);
             }
-            match self.engine.poll_delivery(now, id, room) {
-                Some(made) => self.slots.transmit(now, &made),
-                None if room < ROOM_PLENTY => return room,
-                None => {
-                    guest.ignore_room();
-                    return usize::MAX;
-                }
-            }
-        }
-    }
-
-    /// Asks for a wake-up when the guest has more room. `true`: it just made some.
-    fn waits_for_room(&mut self, slot: SlotId) -> bool {
-        match &mut self.slots.list[slot].port {
-            Port::Guest(guest) => guest.wait_for_room(),
-            Port::Uplink(_) | Port::Lost(_) => false,
+            let Some(made) = self.engine.poll_delivery(now, id, room) else {
+                // What was ready may have found nothing to say after all.
+                let waits = self.engine.vm(id).is_some_and(|vm| !vm.ready.is_empty());
+                return waits.then_some(room);
+            };
+            self.slots.transmit(now, &made);
         }
     }
 }

@@ -67,8 +67,8 @@ impl Slot {
         }
     }
 
-    /// Moves what the port takes from the backlog; `true` if it is empty then.
-    pub(crate) fn drain_backlog(&mut self, now: Instant, watchers: &mut Watchers) -> bool {
+    /// Moves what the port takes from the backlog.
+    pub(crate) fn drain_backlog(&mut self, now: Instant, watchers: &mut Watchers) {
         while let Some((hdr, frame)) = self.backlog.pop() {
             match self.port.send(&hdr, &[&frame]) {
                 Sent::Done => self.count_sent(now, watchers, &[&frame]),
@@ -76,11 +76,10 @@ impl Slot {
                 Sent::Gone => self.lose(),
                 Sent::Full => {
                     self.backlog.put_back(hdr, frame);
-                    return false;
+                    return;
                 }
             }
         }
-        true
     }
 
     fn count_sent(&mut self, now: Instant, watchers: &mut Watchers, parts: &[&[u8]]) {

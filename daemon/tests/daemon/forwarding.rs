@@ -2,7 +2,7 @@
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::guest::{Guest, PLAIN, SENDS_SUPER};
+use crate::guest::{EVENTS, Guest, PLAIN, SENDS_SUPER};
 use crate::host::{Dir, Host};
 use crate::segment::{ACK, End, PSH, Segment, parse};
 
@@ -42,8 +42,14 @@ fn two_guests_hear_each_other() {
 
 #[test]
 fn frames_for_a_guest_without_buffers_wait_in_order_and_no_more_than_a_thousand() {
+    backlog(PLAIN);
+    backlog(EVENTS);
+}
+
+fn backlog(features: u64) {
     let (dir, host) = host();
-    let (mut a, mut b) = (Guest::boot(&dir.join("a"), PLAIN), Guest::boot(&dir.join("b"), PLAIN));
+    let boot = |name| Guest::boot(&dir.join(name), features);
+    let (mut a, mut b) = (boot("a"), boot("b"));
     b.send(&[numbered(B, A, 0)]);
     let all: Vec<_> = (0..1024).map(|n| numbered(A, B, n)).collect();
     all.chunks(64).for_each(|some| a.send(some));
@@ -51,11 +57,36 @@ fn frames_for_a_guest_without_buffers_wait_in_order_and_no_more_than_a_thousand(
     assert_eq!((waiting.backlog_bytes, waiting.frames_to_port), (60_000, 0));
     let mut got = Vec::new();
     while got.len() < 1000 {
-        b.offer(200);
-        got.extend(b.receive(200));
+        b.offer(40);
+        got.extend(b.receive(40));
     }
     assert_eq!(got, all[..1000].iter().map(|(_, frame)| frame.clone()).collect::<Vec<_>>());
     assert_eq!(host.port("b").backlog_bytes, 0);
+}
+
+#[test]
+fn nobody_is_left_waiting_for_a_kick_that_was_not_asked_for() {
+    for (features, daemon) in
+        [(PLAIN, ""), (EVENTS, ""), (PLAIN, "busy_poll_us = 50"), (EVENTS, "busy_poll_us = 50")]
+    {
+        let dir = Dir::new();
+        let ports = dir.vm("a", "ack_offload = false") + &dir.vm("b", "ack_offload = false");
+        let config = dir.configure(&format!("metrics = \"off\"\n{daemon}"), &ports);
+        let _host = Host::start(&dir, &config);
+        let boot = |name| Guest::boot(&dir.join(name), features);
+        let (mut a, mut b) = (boot("a"), boot("b"));
+        for n in 0..2000 {
+            // Now the buffer is there first, now the frame.
+            if n % 3 == 0 {
+                b.offer(1);
+            }
+            a.send(&[numbered(A, B, n)]);
+            if n % 3 != 0 {
+                b.offer(1);
+            }
+            assert_eq!(b.receive(1), [numbered(A, B, n).1]);
+        }
+    }
 }
 
 #[test]

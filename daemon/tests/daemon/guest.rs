@@ -29,6 +29,8 @@ const TX_FRAMES_COUNT: u64 = 64;
 
 /// Nothing but what every driver has.
 pub(crate) const PLAIN: u64 = bit::VERSION_1 | bit::PROTOCOL_FEATURES;
+/// As [`PLAIN`], with notifications asked for one by one.
+pub(crate) const EVENTS: u64 = PLAIN | bit::EVENT_IDX;
 /// Partial checksums and super-segments from the guest.
 pub(crate) const SENDS_SUPER: u64 = PLAIN | bit::CSUM | bit::HOST_TSO4;
 
@@ -43,6 +45,7 @@ pub(crate) struct Guest {
     call: [OwnedFd; 2],
     sent: u64,
     offered: VecDeque<u64>,
+    event_idx: bool,
 }
 
 fn state(index: u32, num: u32) -> Vec<u8> {
@@ -60,7 +63,8 @@ impl Guest {
         let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
         let (kick, call) = ([fd(), fd()], [fd(), fd()]);
         let offered = VecDeque::new();
-        let mut guest = Self { stream, ram, rx, tx, kick, call, sent: 0, offered };
+        let event_idx = features & bit::EVENT_IDX != 0;
+        let mut guest = Self { stream, ram, rx, tx, kick, call, sent: 0, offered, event_idx };
         guest.set_up(features);
         guest
     }
@@ -119,17 +123,19 @@ impl Guest {
 
     /// Offers `n` receive buffers of 2 KiB.
     pub(crate) fn offer(&mut self, n: u64) {
+        let old = self.rx.avail_idx;
         for _ in 0..n {
             let at = RX_BUFFERS + u64::from(self.rx.avail_idx % QUEUE_SIZE) * BUFFER;
             self.rx.offer(&[(at, u32::try_from(BUFFER).unwrap())], WRITE);
             self.offered.push_back(at);
         }
-        self.kick(0);
+        self.kick(0, old);
     }
 
     /// Sends frames, with one kick for all.
     pub(crate) fn send(&mut self, frames: &[(VirtioNetHdr, Vec<u8>)]) {
         assert!(frames.len() as u64 <= TX_FRAMES_COUNT);
+        let old = self.tx.avail_idx;
         for (hdr, frame) in frames {
             let at = TX_FRAMES + self.sent % TX_FRAMES_COUNT * TX_FRAME_LEN;
             self.sent += 1;
@@ -137,13 +143,14 @@ impl Guest {
             self.ram.write(at, &bytes);
             self.tx.offer(&[(at, u32::try_from(bytes.len()).unwrap())], 0);
         }
-        self.kick(1);
+        self.kick(1, old);
         // Their places are free when the device says so.
         let mut taken = 0;
         while taken < frames.len() {
-            taken += self.tx.used().len();
-            if taken < frames.len() {
-                wait(&self.call[1]);
+            self.tx.set_used_event(self.tx.used_idx);
+            match self.tx.used().len() {
+                0 => wait(&self.call[1]),
+                n => taken += n,
             }
         }
     }
@@ -156,13 +163,15 @@ impl Guest {
     /// Waits for `n` frames.
     pub(crate) fn receive(&mut self, n: usize) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
-        loop {
-            frames.extend(self.received());
-            if frames.len() >= n {
-                return frames;
+        while frames.len() < n {
+            self.rx.set_used_event(self.rx.used_idx);
+            let some = self.received();
+            if some.is_empty() {
+                wait(&self.call[0]);
             }
-            wait(&self.call[0]);
+            frames.extend(some);
         }
+        frames
     }
 
     /// The frames that are there now. Each has a buffer: merging was not negotiated.
@@ -175,8 +184,19 @@ impl Guest {
         used.into_iter().map(|(_, len)| frame(len)).collect()
     }
 
-    fn kick(&self, queue: usize) {
-        rustix::io::write(&self.kick[queue], &1_u64.to_ne_bytes()).unwrap();
+    /// Kicks, if the device has asked for one since `old` was the index.
+    fn kick(&self, queue: usize, old: u16) {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let driver = [&self.rx, &self.tx][queue];
+        let new = driver.avail_idx;
+        let wanted = if self.event_idx {
+            new.wrapping_sub(driver.avail_event()).wrapping_sub(1) < new.wrapping_sub(old)
+        } else {
+            !driver.kicks_are_off()
+        };
+        if wanted {
+            rustix::io::write(&self.kick[queue], &1_u64.to_ne_bytes()).unwrap();
+        }
     }
 }
 
