@@ -8,6 +8,8 @@ use nix::sys::epoll::EpollFlags;
 
 /// Connections of one kind that may be open at a time; the idlest makes room for a new one.
 pub(crate) const CLIENTS_MAX: usize = 16;
+/// Connections taken in per wake-up, so that one who connects all the time holds up nobody else.
+pub(crate) const ACCEPTS_PER_TURN: usize = CLIENTS_MAX;
 /// Bytes taken from a socket in one go.
 const READ_CHUNK: usize = 4096;
 
@@ -41,7 +43,7 @@ impl<S: Read + Write + AsFd> Conn<S> {
 
     /// Reads once. A peer that does not read its answers is not read from either.
     pub(crate) fn fill(&mut self) -> io::Result<()> {
-        if self.pending() > 0 || self.is_overfull() {
+        if self.pending() > 0 || self.closing || self.input.len() >= self.input_max {
             return Ok(());
         }
         let mut chunk = [0; READ_CHUNK];
@@ -55,8 +57,11 @@ impl<S: Read + Write + AsFd> Conn<S> {
         Ok(())
     }
 
-    /// Takes the input up to and with the first `end`, if that has come.
+    /// Takes the input up to and with the first `end`, if that has come. None once it is closing.
     pub(crate) fn take_until(&mut self, end: &[u8]) -> Option<Vec<u8>> {
+        if self.closing {
+            return None;
+        }
         let at = self.input.windows(end.len()).position(|w| w == end)?;
         Some(self.input.drain(..at + end.len()).collect())
     }
@@ -68,7 +73,7 @@ impl<S: Read + Write + AsFd> Conn<S> {
 
     /// Whether the peer has sent as much as it may, so that no request can become complete.
     pub(crate) fn is_overfull(&self) -> bool {
-        self.input.len() >= self.input_max
+        !self.closing && self.input.len() >= self.input_max
     }
 
     /// Queues bytes for the peer. The caller bounds them: see [`Self::pending`].

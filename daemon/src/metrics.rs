@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nightporter_core::drops::DropReason;
+use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -15,10 +16,13 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::conn::{Clients, Conn, accepted};
+use crate::conn::{ACCEPTS_PER_TURN, Clients, Conn, accepted};
 use crate::control::protocol::{PortStatus, Status, VmStatus};
 use crate::worker::token::Token;
 
+/// Scrapes within this time get the same answer: everybody on the host may ask, and an answer
+/// takes a walk over all flows.
+const RENDER_INTERVAL: Duration = Duration::from_millis(500);
 /// Bytes of an HTTP request's head at most.
 const REQUEST_BYTES_MAX: usize = 8192;
 
@@ -27,13 +31,15 @@ const REQUEST_BYTES_MAX: usize = 8192;
 pub(crate) struct MetricsServer {
     listener: TcpListener,
     clients: Clients<Conn<TcpStream>>,
+    /// The last answer to a scrape, and when it was made.
+    rendered: Option<(Instant, String)>,
 }
 
 impl MetricsServer {
     pub(crate) fn new(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, clients: Clients::new() })
+        Ok(Self { listener, clients: Clients::new(), rendered: None })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -42,7 +48,9 @@ impl MetricsServer {
 
     /// Takes in who waits on the listener.
     pub(crate) fn handle_listener(&mut self, epoll: &Epoll) {
-        while let Some(stream) = accepted(self.listener.accept().map(|(stream, _)| stream)) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let accepted = accepted(self.listener.accept().map(|(stream, _)| stream));
+            let Some(stream) = accepted else { return };
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
@@ -61,13 +69,20 @@ impl MetricsServer {
     pub(crate) fn handle_client(
         &mut self,
         epoll: &Epoll,
+        now: Instant,
         place: u16,
         status: impl FnOnce() -> Status,
     ) {
-        let Some(conn) = self.clients.at(place) else { return };
+        let Self { clients, rendered, .. } = self;
+        let Some(conn) = clients.at(place) else { return };
         let mut alive = conn.fill().is_ok();
         if let Some(head) = conn.take_until(b"\r\n\r\n") {
-            conn.queue(&respond(&head, status));
+            let fresh = |r: &&(Instant, String)| now.since(r.0) < RENDER_INTERVAL;
+            conn.queue(&match (is_scrape(&head), rendered.as_ref().filter(fresh)) {
+                (Err(refusal), _) => refusal,
+                (Ok(()), Some((_, text))) => scrape(text),
+                (Ok(()), None) => scrape(&rendered.insert((now, render(status()))).1),
+            });
             conn.close_when_flushed();
         } else if conn.is_overfull() {
             conn.queue(&response("431 Request Header Fields Too Large", "text/plain", ""));
@@ -84,18 +99,20 @@ impl MetricsServer {
     }
 }
 
-/// The response to a request's head.
-fn respond(head: &[u8], status: impl FnOnce() -> Status) -> Vec<u8> {
+/// Whether a request's head asks for the metrics; else the response to it.
+fn is_scrape(head: &[u8]) -> Result<(), Vec<u8>> {
     let line = head.split(|&b| b == b'\r').next().unwrap_or_default();
     let mut words = line.split(|&b| b == b' ');
     match (words.next(), words.next()) {
-        (Some(b"GET"), Some(b"/metrics")) => {
-            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            response("200 OK", kind, &render(status()))
-        }
-        (Some(b"GET"), _) => response("404 Not Found", "text/plain", "see /metrics\n"),
-        _ => response("405 Method Not Allowed", "text/plain", "GET /metrics\n"),
+        (Some(b"GET"), Some(b"/metrics")) => Ok(()),
+        (Some(b"GET"), _) => Err(response("404 Not Found", "text/plain", "see /metrics\n")),
+        _ => Err(response("405 Method Not Allowed", "text/plain", "GET /metrics\n")),
     }
+}
+
+fn scrape(text: &str) -> Vec<u8> {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    response("200 OK", kind, text)
 }
 
 fn response(status: &str, kind: &str, body: &str) -> Vec<u8> {

@@ -34,7 +34,8 @@ pub struct DaemonConfig {
     /// Default `/run/nightporter/control.sock`. At most 107 bytes (`sun_path`).
     pub control: PathBuf,
     /// Address and port that serve Prometheus metrics over HTTP, or `"off"`.
-    /// Default `127.0.0.1:9469`. A scrape costs the worker about a microsecond per counter.
+    /// Default `127.0.0.1:9469`. A scrape costs the worker a look at every tracked connection; it
+    /// makes a new answer at most twice a second.
     pub metrics: Option<SocketAddr>,
     /// Allow `metrics` on an address that is not loopback. Default `false`: the endpoint has no
     /// authentication and names every VM.

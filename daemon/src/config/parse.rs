@@ -49,6 +49,8 @@ pub(super) fn known_keys() -> Vec<String> {
 fn read(doc: &mut Document<'_>) -> Config {
     let daemon = daemon(doc.section("daemon"));
     let mut unique = Unique::default();
+    let control = daemon.control.display().to_string();
+    unique.seen.push(("socket", control, "daemon.control".into(), 0..0));
     let mut uplinks = Vec::new();
     for value in doc.tables("uplink") {
         if let Some(section) = doc.open("uplink", value) {

@@ -168,6 +168,15 @@ mac = "52-54-00-00-00-01"
 }
 
 #[test]
+fn a_vm_may_not_sit_on_the_control_socket() {
+    assert_eq!(
+        errors("[daemon]\ncontrol = \"/s\"\n[[vm]]\nname = \"a\"\nsocket = \"/s\"\n"),
+        "np.toml:3: vm.a.socket: \"/s\" is already used by daemon.control\n    \
+         fix: give each its own"
+    );
+}
+
+#[test]
 fn wrong_shapes_are_named_for_what_they_are() {
     assert!(errors("vm = 3\n").starts_with("np.toml:1: vm: is an integer, not a list of tables"));
     assert!(errors("[vm]\nname = \"a\"\n").contains("write it as [[vm]]"));

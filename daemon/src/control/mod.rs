@@ -8,7 +8,7 @@ use std::path::Path;
 
 use nix::sys::epoll::{Epoll, EpollEvent};
 
-use crate::conn::{Clients, Conn};
+use crate::conn::{ACCEPTS_PER_TURN, Clients, Conn};
 use crate::vhost::listener::{Access, ListenError, Listener};
 use crate::worker::token::Token;
 use protocol::{REQUEST_BYTES_MAX, Reply, Request};
@@ -43,7 +43,8 @@ impl ControlServer {
     /// Takes in who waits on the listener. Returns the places that have a new client.
     pub(crate) fn handle_listener(&mut self, epoll: &Epoll) -> Vec<u16> {
         let mut places = Vec::new();
-        while let Ok(Some(stream)) = self.listener.accept() {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Ok(Some(stream)) = self.listener.accept() else { break };
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }

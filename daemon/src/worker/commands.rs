@@ -35,7 +35,7 @@ impl Worker {
 
     pub(super) fn handle_metrics_client(&mut self, now: Instant, place: u16) {
         let Some(mut metrics) = self.metrics.take() else { return };
-        metrics.handle_client(&self.epoll, place, || self.status(now));
+        metrics.handle_client(&self.epoll, now, place, || self.status(now));
         self.metrics = Some(metrics);
     }
 

@@ -80,6 +80,7 @@ pub(crate) struct Worker {
     links: Option<LinkWatch>,
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
+    events: [EpollEvent; EVENTS_MAX],
     frame: Box<[u8]>,
     started: Instant,
     /// The time of this turn.
@@ -109,6 +110,7 @@ impl Worker {
             links: None,
             control: None,
             metrics: None,
+            events: [EpollEvent::empty(); EVENTS_MAX],
             frame: vec![0; FRAME_BYTES_MAX].into_boxed_slice(),
             started: now,
             now,
@@ -178,10 +180,9 @@ impl Worker {
 
     /// One turn: see the module doc.
     pub(crate) fn turn(&mut self) -> io::Result<()> {
-        let mut events = [EpollEvent::empty(); EVENTS_MAX];
         let count = match self.next_wait() {
             None => 0,
-            Some(timeout) => match self.epoll.wait(&mut events, timeout) {
+            Some(timeout) => match self.epoll.wait(&mut self.events, timeout) {
                 Err(Errno::EINTR) => 0,
                 result => result?,
             },
@@ -191,8 +192,8 @@ impl Worker {
         if count > 0 {
             self.active = now;
         }
-        for event in &events[..count] {
-            self.handle_event(now, Token::unpack(event.data()));
+        for i in 0..count {
+            self.handle_event(now, Token::unpack(self.events[i].data()));
         }
         self.service(now);
         Ok(())
