@@ -7,10 +7,11 @@
 //! 3. commands (`add_port`, `set_offload`, `drain`, ...);
 //! 4. `poll_*`: what the engine wants done.
 //!
-//! **Drain order.** After one or a batch of `handle_*` calls and commands: `handle_batch_end(now)`,
-//! then `poll_transmit(now)` until `None`, then for every guest port with room
+//! **Drain order.** After each `handle_*` call or command: a frame whose verdict is
+//! `Forward`/`Flood` is sent, then what `poll_transmit(now)` gives until `None`; it is older than
+//! the next frame, and R must not see acknowledgements out of order. After a batch of them:
+//! `handle_batch_end(now)`, `poll_transmit(now)` once more, then for every guest port with room
 //! `poll_delivery(now, port, room)` until `None`, then `poll_timeout()` for the next wake-up.
-//! A frame whose verdict is `Forward`/`Flood` is sent before anything polled afterwards.
 
 mod frames;
 mod polls;

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use super::monitor::Monitor;
 use super::segment::{Seen, Spec, insert_ip_options, insert_options, pattern_bytes, put_tcp_word};
 use super::setup::Setup;
+use nightporter_core::drops::DropReason;
 use nightporter_core::engine::{Engine, PortConfig, PortId, Verdict};
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::tcp::flow::{Flow, State};
@@ -83,6 +84,8 @@ pub struct Ring {
     pub slots: Option<usize>,
     /// Bytes of its largest buffer.
     pub room: usize,
+    /// When it is full, what is merely forwarded is lost; else there is a backlog without end.
+    pub lossy: bool,
 }
 
 /// The engine and everything around it.
@@ -146,7 +149,7 @@ impl<'m> World<'m> {
         let config = inner.setup.guest_config(name, mac);
         let port = inner.engine.add_port(inner.now, config).expect("a guest port");
         inner.engine.set_port_features(inner.now, port, Some(inner.setup.features));
-        inner.rings.push(Ring { port, slots: None, room: 65_562 });
+        inner.rings.push(Ring { port, slots: None, room: 65_562, lossy: false });
         port
     }
 
@@ -317,7 +320,7 @@ impl Inner<'_> {
 
     /// All lines so far, for the message of a failure.
     pub fn trace_text(&self) -> String {
-        let skipped = self.trace.len().saturating_sub(400);
+        let skipped = self.trace.len().saturating_sub(100);
         let lines = self.trace[skipped..].join("\n");
         if skipped == 0 { lines } else { format!("... {skipped} lines before\n{lines}") }
     }
@@ -333,12 +336,7 @@ impl Inner<'_> {
     pub fn settle(&mut self) {
         self.engine.handle_batch_end(self.now);
         loop {
-            let mut quiet = true;
-            while let Some(out) = self.engine.poll_transmit(self.now) {
-                let (port, hdr, bytes) = (out.port, out.hdr, out.parts().concat());
-                self.emitted(port, hdr, bytes, true);
-                quiet = false;
-            }
+            let mut quiet = !self.made_leaves();
             for n in 0..self.rings.len() {
                 while self.rings[n].slots != Some(0) {
                     let Ring { port, room, .. } = self.rings[n];
@@ -359,6 +357,17 @@ impl Inner<'_> {
         }
     }
 
+    /// What the engine made of the last event leaves. Whether there was something.
+    fn made_leaves(&mut self) -> bool {
+        let mut any = false;
+        while let Some(out) = self.engine.poll_transmit(self.now) {
+            let (port, hdr, bytes) = (out.port, out.hdr, out.parts().concat());
+            self.emitted(port, hdr, bytes, true);
+            any = true;
+        }
+        any
+    }
+
     fn delivered(&mut self, ring: usize, port: PortId, hdr: VirtioNetHdr, b: Vec<u8>, made: bool) {
         if let Some(slots) = &mut self.rings[ring].slots {
             *slots = slots.saturating_sub(1);
@@ -368,6 +377,12 @@ impl Inner<'_> {
 
     /// A frame goes in; what comes out of it directly is delivered.
     pub fn take_frame(&mut self, port: PortId, hdr: VirtioNetHdr, bytes: Vec<u8>) -> Verdict {
+        let verdict = self.judge_frame(port, hdr, bytes);
+        self.made_leaves();
+        verdict
+    }
+
+    fn judge_frame(&mut self, port: PortId, hdr: VirtioNetHdr, bytes: Vec<u8>) -> Verdict {
         let before = self.conn_of(&bytes).map(|(conn, _)| self.flow_state(conn));
         let (mut hdr, mut frame) = (hdr, bytes.clone());
         let verdict = self.engine.handle_frame(self.now, port, &mut hdr, &mut frame);
@@ -380,6 +395,10 @@ impl Inner<'_> {
                 assert!(same, "a frame in PASS was changed (INV-17)\n{}", self.trace_text());
             }
             if let Some(ring) = self.rings.iter().position(|r| r.port == out) {
+                if self.rings[ring].lossy && self.rings[ring].slots == Some(0) {
+                    self.engine.count_drop(out, DropReason::QueueFull);
+                    return verdict;
+                }
                 self.delivered(ring, out, hdr, frame, !untouched);
             } else {
                 self.emitted(Some(out), hdr, frame, !untouched);
@@ -388,6 +407,28 @@ impl Inner<'_> {
             self.strays.push((None, frame));
         }
         verdict
+    }
+
+    /// A frame of a TCP of its own, which picks its numbers and options itself.
+    pub fn relay(&mut self, port: PortId, bytes: Vec<u8>) -> Verdict {
+        if let Some((conn, side)) = self.conn_of(&bytes) {
+            let packet = Packet::parse(&bytes).expect("it has a connection");
+            let tcp = *packet.tcp().expect("it has a connection").1;
+            let Conn { ends, monitor, .. } = &mut self.conns[conn];
+            if tcp.flags.syn() {
+                monitor.on_offer(side, &tcp);
+                ends[side as usize].isn = tcp.seq.0;
+                for end in [Side::R, Side::G] {
+                    ends[end as usize].shift = monitor.shift(end);
+                }
+            }
+            let isn = [ends[side as usize].isn, ends[side.other() as usize].isn];
+            let (hdr, shift) = (VirtioNetHdr::default(), ends[side as usize].shift);
+            let seen = Seen { hdr, bytes: bytes.clone(), packet, isn, clock: [0; 2], shift };
+            monitor.on_sent(side, &seen, false, false);
+            self.note(conn, if side == Side::R { "R>" } else { "G>" }, &seen);
+        }
+        self.take_frame(port, VirtioNetHdr::default(), bytes)
     }
 
     fn flow_state(&self, conn: usize) -> Option<State> {

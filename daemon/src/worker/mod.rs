@@ -259,6 +259,7 @@ impl Worker {
         self.note_progress(now);
         if self.engine.poll_timeout().is_some_and(|at| at <= now) {
             self.engine.handle_timeout(now);
+            self.send_made(now);
         }
         for slot in 0..self.slots.list.len() {
             if self.slots.list[slot].readable {
@@ -266,9 +267,7 @@ impl Worker {
             }
         }
         self.engine.handle_batch_end(now);
-        while let Some(made) = self.engine.poll_transmit(now) {
-            self.slots.transmit(now, &made);
-        }
+        self.send_made(now);
         for slot in 0..self.slots.list.len() {
             if self.slots.list[slot].port.is_guest() {
                 self.feed_guest(now, slot);
@@ -334,6 +333,14 @@ impl Worker {
             Verdict::Flood => self.slots.flood(now, id, &hdr, &[frame]),
             // A drop is counted by the engine.
             Verdict::Absorbed | Verdict::Drop(_) => {}
+        }
+        self.send_made(now);
+    }
+
+    /// Sends what the engine made of the last event, before the next one overtakes it.
+    fn send_made(&mut self, now: Instant) {
+        while let Some(made) = self.engine.poll_transmit(now) {
+            self.slots.transmit(now, &made);
         }
     }
 

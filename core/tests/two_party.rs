@@ -1,0 +1,381 @@
+//! Two ends that we did not write (smoltcp), with the engine between them: a guest that loses its
+//! CPU, a ring with few places, a network that loses. Both streams must arrive whole.
+
+mod common;
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use common::segment::pattern_bytes;
+use common::setup::ALL_FEATURES;
+use common::world::{Peer, mac};
+use common::{Setup, Side, World};
+use nightporter_core::engine::PortFeatures;
+use nightporter_core::tcp::flow::State;
+use nightporter_core::time::Duration;
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{
+    Checksum, ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TxToken,
+};
+use smoltcp::socket::tcp;
+use smoltcp::time::Instant;
+use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
+
+thread_local! {
+    /// What the ends' timestamp clocks show: smoltcp asks a plain function.
+    static CLOCK_MS: Cell<u32> = const { Cell::new(0) };
+}
+
+fn clock_ms() -> u32 {
+    CLOCK_MS.get()
+}
+
+/// xorshift64 (Marsaglia 2003).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 >> 11
+    }
+
+    fn percent(&mut self, percent: u64) -> bool {
+        self.next() % 100 < percent
+    }
+}
+
+/// The two ends of a wire, as smoltcp's device.
+#[derive(Default)]
+struct Wire {
+    arrived: VecDeque<Vec<u8>>,
+    sent: Vec<Vec<u8>>,
+}
+
+struct Arrived(Vec<u8>);
+struct Sent<'a>(&'a mut Vec<Vec<u8>>);
+
+impl RxToken for Arrived {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(&self.0)
+    }
+}
+
+impl TxToken for Sent<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let mut frame = vec![0; len];
+        let result = f(&mut frame);
+        self.0.push(frame);
+        result
+    }
+}
+
+impl Device for Wire {
+    type RxToken<'a> = Arrived;
+    type TxToken<'a> = Sent<'a>;
+
+    fn receive(&mut self, _now: Instant) -> Option<(Arrived, Sent<'_>)> {
+        Some((Arrived(self.arrived.pop_front()?), Sent(&mut self.sent)))
+    }
+
+    fn transmit(&mut self, _now: Instant) -> Option<Sent<'_>> {
+        Some(Sent(&mut self.sent))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut checksum = ChecksumCapabilities::default();
+        checksum.tcp = Checksum::Tx; // partial checksums come in; the monitor checks them
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = 1514;
+        capabilities.checksum = checksum;
+        capabilities
+    }
+}
+
+/// One end: its stack, and an application that writes a known stream and reads all it can.
+struct Party {
+    wire: Wire,
+    iface: Interface,
+    sockets: SocketSet<'static>,
+    handle: SocketHandle,
+    side: Side,
+    /// Application bytes to write in all, and written so far.
+    goal: usize,
+    written: usize,
+    read: Vec<u8>,
+    /// It reads at most so many bytes a millisecond.
+    read_rate: usize,
+    closed: bool,
+}
+
+impl Party {
+    fn new(peer: &Peer<'_>, host: u8, goal: usize, buffers: [usize; 2], seed: u64) -> Self {
+        let mut wire = Wire::default();
+        let mut config = Config::new(EthernetAddress(mac(host)).into());
+        config.random_seed = seed;
+        let mut iface = Interface::new(config, &mut wire, Instant::ZERO);
+        iface.update_ip_addrs(|addrs| {
+            addrs.push(IpCidr::new(IpAddress::v4(10, 0, 0, host), 24)).expect("room");
+        });
+        let buffer = |len| tcp::SocketBuffer::new(vec![0; len]);
+        let mut socket = tcp::Socket::new(buffer(buffers[0]), buffer(buffers[1]));
+        socket.set_tsval_generator(Some(clock_ms));
+        let mut sockets = SocketSet::new(Vec::new());
+        let handle = sockets.add(socket);
+        Self {
+            wire,
+            iface,
+            sockets,
+            handle,
+            side: peer.side,
+            goal,
+            written: 0,
+            read: Vec::new(),
+            read_rate: usize::MAX,
+            closed: false,
+        }
+    }
+
+    fn socket(&mut self) -> &mut tcp::Socket<'static> {
+        self.sockets.get_mut(self.handle)
+    }
+
+    fn poll(&mut self, ms: i64) {
+        self.iface.poll(Instant::from_millis(ms), &mut self.wire, &mut self.sockets);
+        let (side, goal, mut left) = (self.side, self.goal, self.read_rate);
+        let (mut written, mut closed) = (self.written, self.closed);
+        let mut read = std::mem::take(&mut self.read);
+        let socket = self.socket();
+        while left > 0 && socket.can_recv() {
+            let got = socket.recv(|bytes| {
+                let take = bytes.len().min(left);
+                read.extend(&bytes[..take]);
+                (take, take)
+            });
+            left -= got.expect("can receive");
+        }
+        while written < goal && socket.can_send() {
+            let at = u32::try_from(written + 1).expect("a short stream");
+            let piece = pattern_bytes(side as u32, at, (goal - written).min(4096));
+            written += socket.send_slice(&piece).expect("can send");
+        }
+        if written == goal && !closed && socket.may_send() {
+            socket.close();
+            closed = true;
+        }
+        (self.read, self.written, self.closed) = (read, written, closed);
+        self.iface.poll(Instant::from_millis(ms), &mut self.wire, &mut self.sockets);
+    }
+}
+
+/// One run.
+#[derive(Clone, Debug)]
+struct Case {
+    seed: u64,
+    /// Bytes of R's and of G's stream.
+    bytes: [usize; 2],
+    guest_is_client: bool,
+    /// Percent of frames that the wire between R and H loses.
+    loss: u64,
+    /// Percent of delivered frames that G's driver loses.
+    guest_loss: u64,
+    /// G runs so many of so many milliseconds.
+    runs: (u64, u64),
+    /// Places of G's ring.
+    ring: usize,
+    features: PortFeatures,
+    /// Receive and send buffers of both.
+    buffers: [usize; 2],
+    /// G's application reads so many bytes per millisecond.
+    read_rate: usize,
+}
+
+impl Default for Case {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            bytes: [200_000, 0],
+            guest_is_client: false,
+            loss: 0,
+            guest_loss: 0,
+            runs: (1, 1),
+            ring: 64,
+            features: PortFeatures::default(),
+            buffers: [65_535, 65_535],
+            read_rate: usize::MAX,
+        }
+    }
+}
+
+struct Outcome {
+    world: World<'static>,
+    /// Milliseconds until R's stream was acknowledged to R, and until both streams were read.
+    acked_ms: u64,
+    done_ms: u64,
+}
+
+fn run(case: &Case) -> Outcome {
+    let setup = Setup { features: case.features, ..Setup::new() };
+    let world = setup.opens();
+    let (r, g) = world.pair(&setup);
+    let mut random = Random(case.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut remote = Party::new(&r, 2, case.bytes[0], case.buffers, random.next());
+    let mut guest = Party::new(&g, 1, case.bytes[1], case.buffers, random.next());
+    guest.read_rate = case.read_rate;
+    world.0.borrow_mut().rings[0].lossy = true;
+    opens(case, &mut remote, &mut guest);
+    let mut acked_ms = 0;
+    for ms in 0..120_000_u64 {
+        CLOCK_MS.set(u32::try_from(ms).expect("short"));
+        let now = i64::try_from(ms).expect("short");
+        let running = ms < 20 || ms % case.runs.1 < case.runs.0;
+        remote.poll(now);
+        crosses(&world, &mut random, case, &mut remote.wire, &r);
+        if running {
+            guest.wire.arrived.extend(arrivals(&g));
+            guest.wire.arrived.retain(|_| !random.percent(case.guest_loss));
+            guest.poll(now);
+            crosses(&world, &mut random, &Case { loss: 0, ..case.clone() }, &mut guest.wire, &g);
+            world.ring_takes(0, case.ring);
+            world.engine(|engine, at| {
+                engine.handle_guest_progress(at, nightporter_core::engine::PortId(1), true);
+            });
+        }
+        strays(&world, &mut remote.wire, &mut guest.wire);
+        let back = arrivals(&r);
+        remote.wire.arrived.extend(back.into_iter().filter(|_| !random.percent(case.loss)));
+        let at = world.now() + Duration::from_millis(1);
+        world.until(at);
+        if acked_ms == 0 && remote.written == remote.goal && remote.socket().send_queue() == 0 {
+            acked_ms = ms;
+        }
+        let all = [&remote, &guest]
+            .iter()
+            .zip([1, 0])
+            .all(|(p, other)| p.closed && p.read.len() == case.bytes[other]);
+        let shut =
+            |p: &mut Party| matches!(p.socket().state(), tcp::State::Closed | tcp::State::TimeWait);
+        if all && shut(&mut remote) && shut(&mut guest) {
+            check_streams(&remote, &guest);
+            return Outcome { world, acked_ms, done_ms: ms };
+        }
+    }
+    let states = [remote.socket().state(), guest.socket().state()];
+    panic!(
+        "not done: {case:?}, {states:?}: R wrote {} read {}, G wrote {} read {}\n{}",
+        remote.written,
+        remote.read.len(),
+        guest.written,
+        guest.read.len(),
+        world.trace(),
+    );
+}
+
+fn opens(case: &Case, remote: &mut Party, guest: &mut Party) {
+    let (client, server, host, ports) = if case.guest_is_client {
+        (guest, remote, 2, (80, 40_000))
+    } else {
+        (remote, guest, 1, (40_000, 80))
+    };
+    server.socket().listen(ports.1).expect("listens");
+    let at = (IpAddress::v4(10, 0, 0, host), ports.1);
+    let Party { iface, sockets, handle, .. } = client;
+    let socket = sockets.get_mut::<tcp::Socket<'_>>(*handle);
+    socket.connect(iface.context(), at, ports.0).expect("connects");
+}
+
+/// What a party sent goes into the engine, unless the wire loses it.
+fn crosses(world: &World<'_>, random: &mut Random, case: &Case, wire: &mut Wire, from: &Peer<'_>) {
+    let port = from.end(|end| end.port);
+    for frame in wire.sent.drain(..) {
+        if !random.percent(case.loss) {
+            world.0.borrow_mut().relay(port, frame);
+        }
+    }
+    world.0.borrow_mut().settle();
+}
+
+fn arrivals(peer: &Peer<'_>) -> Vec<Vec<u8>> {
+    peer.takes_all().into_iter().map(|seen| seen.bytes).collect()
+}
+
+/// ARP, by its source.
+fn strays(world: &World<'_>, remote: &mut Wire, guest: &mut Wire) {
+    for (_, frame) in world.0.borrow_mut().strays.drain(..) {
+        let to = if frame[6..12] == mac(2) { &mut *guest } else { &mut *remote };
+        to.arrived.push_back(frame);
+    }
+}
+
+fn check_streams(remote: &Party, guest: &Party) {
+    assert!(guest.read == pattern_bytes(Side::R as u32, 1, remote.goal), "R's stream");
+    assert!(remote.read == pattern_bytes(Side::G as u32, 1, guest.goal), "G's stream");
+}
+
+#[test]
+fn an_upload_into_a_guest_that_loses_its_cpu_is_acknowledged_while_it_waits() {
+    let case = Case { runs: (30, 90), ..Case::default() };
+    let with = run(&case);
+    assert_eq!(with.world.flow(0, |f| f.state), Some(State::Pass), "closed");
+    assert!(with.acked_ms < 60, "acknowledged after {} ms", with.acked_ms);
+    assert!(with.done_ms < 400, "done after {} ms", with.done_ms);
+}
+
+#[test]
+fn uploads_arrive_whole_whatever_is_lost_and_whoever_opens() {
+    for seed in 1..=6_usize {
+        let case = Case {
+            seed: seed as u64,
+            guest_is_client: seed % 2 == 0,
+            loss: [0, 2, 5][seed % 3],
+            guest_loss: [0, 10][seed / 2 % 2],
+            runs: [(1, 1), (5, 50)][seed / 3 % 2],
+            ring: [2, 64][seed % 2],
+            features: if seed < 4 { PortFeatures::default() } else { ALL_FEATURES },
+            ..Case::default()
+        };
+        run(&case);
+    }
+}
+
+#[test]
+fn downloads_and_both_ways_at_once_arrive_whole() {
+    for seed in 1..=6_usize {
+        let case = Case {
+            seed: seed as u64,
+            bytes: if seed % 2 == 0 { [0, 150_000] } else { [100_000, 100_000] },
+            guest_is_client: seed % 3 == 0,
+            loss: [0, 3][seed / 2 % 2],
+            guest_loss: [5, 0][seed / 3 % 2],
+            runs: (20, 70),
+            ring: 16,
+            ..Case::default()
+        };
+        run(&case);
+    }
+}
+
+#[test]
+fn after_a_half_close_the_other_stream_goes_on() {
+    for bytes in [[10, 150_000], [150_000, 10]] {
+        run(&Case { bytes, runs: (30, 90), loss: 1, ..Case::default() });
+    }
+}
+
+#[test]
+fn a_reader_that_is_slow_fills_every_buffer_and_loses_nothing() {
+    for buffers in [[2_000, 65_535], [65_535, 65_535], [300_000, 300_000]] {
+        let case = Case {
+            bytes: [200_000, 1000],
+            buffers,
+            read_rate: 400,
+            runs: (30, 60),
+            loss: 1,
+            guest_loss: 1,
+            ..Case::default()
+        };
+        run(&case);
+    }
+}
