@@ -72,11 +72,11 @@ impl GuestPort {
         self.port.room_to_guest(PAIR_TO_GUEST, want)
     }
 
-    /// Asks to be woken when there is more room. `true`: there is, now.
-    #[must_use]
-    pub fn wait_for_room(&mut self) -> bool {
+    /// Asks to be woken when there is more room. It may just have appeared: look again.
+    pub fn wait_for_room(&mut self) {
         self.waits_for_room = true;
-        self.port.enable_kicks_to_guest(PAIR_TO_GUEST)
+        // The answer is about buffers not taken yet; `room` and `send` take them.
+        let _ = self.port.enable_kicks_to_guest(PAIR_TO_GUEST);
     }
 
     /// No wake-ups for room: nothing waits for it.

@@ -84,12 +84,10 @@ impl Port {
         }
     }
 
-    /// Asks to be woken when a guest makes room. `true`: it just did, or seems to have.
-    #[must_use]
-    pub fn wait_for_room(&mut self) -> bool {
-        match self {
-            Self::Guest(guest) => guest.wait_for_room(),
-            Self::Uplink(_) | Self::Lost(_) => false,
+    /// Asks to be woken when a guest makes room. It may just have: look again.
+    pub fn wait_for_room(&mut self) {
+        if let Self::Guest(guest) = self {
+            guest.wait_for_room();
         }
     }
 

@@ -348,12 +348,10 @@ impl Worker {
     fn feed_guest(&mut self, now: Instant, slot: SlotId) {
         if self.slots.list[slot].features.is_some() {
             let mut waits = self.give(now, slot);
-            // More room can appear while a wake-up is asked for: look again until asking and
-            // looking agree. Where looking finds neither room nor use for it, it never will: the
-            // guest's buffers are too small for anything.
-            while let Some(room) = waits
-                && self.slots.list[slot].port.wait_for_room()
-            {
+            // Ask for a wake-up, then look once more: only if that finds nothing new was the
+            // question asked in time. Looking takes buffers, so finding them asks again.
+            while let Some(room) = waits {
+                self.slots.list[slot].port.wait_for_room();
                 let sent = self.slots.list[slot].stats.frames_to_port;
                 waits = self.give(now, slot);
                 if waits == Some(room) && self.slots.list[slot].stats.frames_to_port == sent {

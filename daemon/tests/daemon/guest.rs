@@ -1,4 +1,7 @@
 //! A VMM and its guest in one: a front-end that speaks just enough, and a driver with one pair.
+//!
+//! The device runs in another process: where the driver writes a wish and then looks (or shows
+//! something and then reads the device's wish), a full fence stands between the two.
 
 use std::collections::VecDeque;
 use std::io::{IoSlice, Read};
@@ -7,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::vhost::features::bit;
@@ -148,6 +152,7 @@ impl Guest {
         let mut taken = 0;
         while taken < frames.len() {
             self.tx.set_used_event(self.tx.used_idx);
+            fence(Ordering::SeqCst);
             match self.tx.used().len() {
                 0 => wait(&self.call[1]),
                 n => taken += n,
@@ -165,6 +170,7 @@ impl Guest {
         let mut frames = Vec::new();
         while frames.len() < n {
             self.rx.set_used_event(self.rx.used_idx);
+            fence(Ordering::SeqCst);
             let some = self.received();
             if some.is_empty() {
                 wait(&self.call[0]);
@@ -186,7 +192,7 @@ impl Guest {
 
     /// Kicks, if the device has asked for one since `old` was the index.
     fn kick(&self, queue: usize, old: u16) {
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        fence(Ordering::SeqCst);
         let driver = [&self.rx, &self.tx][queue];
         let new = driver.avail_idx;
         let wanted = if self.event_idx {
