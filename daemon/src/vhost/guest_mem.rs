@@ -239,6 +239,30 @@ impl GuestMemory {
         region.bytes.part(user - region.user, len, align)
     }
 
+    /// Copies guest bytes out, once. `None` if some are not mapped; `out` is then undefined.
+    #[must_use]
+    pub fn read(&self, guest: u64, out: &mut [u8]) -> Option<()> {
+        let mut done = 0;
+        while done < out.len() {
+            let at = guest.checked_add(done as u64)?;
+            done += self.slice(at, out.len() - done)?.copy_to(&mut out[done..]);
+        }
+        Some(())
+    }
+
+    /// Copies bytes in. `None` if some are not mapped; those before are then written.
+    #[must_use]
+    pub fn write(&self, guest: u64, bytes: &[u8]) -> Option<()> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = guest.checked_add(done as u64)?;
+            let slice = self.slice(at, bytes.len() - done)?;
+            slice.copy_from(&bytes[done..]);
+            done += slice.len();
+        }
+        Some(())
+    }
+
     /// Whether `len` bytes at a *guest* address are all mapped, in one region or in adjacent ones.
     #[must_use]
     pub fn contains(&self, guest: u64, len: usize) -> bool {
@@ -252,31 +276,11 @@ impl GuestMemory {
         true
     }
 
-    /// Copies guest bytes out, once. `None` if some are not mapped; `out` is then undefined.
+    /// All `len` bytes at `guest`, if they are in one region, as nearly all buffers are.
     #[inline]
     #[must_use]
-    pub fn read(&self, guest: u64, out: &mut [u8]) -> Option<()> {
-        let mut done = 0;
-        while done < out.len() {
-            let at = guest.checked_add(done as u64)?;
-            let slice = self.slice(at, out.len() - done)?;
-            done += slice.copy_to(&mut out[done..]);
-        }
-        Some(())
-    }
-
-    /// Copies bytes in. `None` if some are not mapped; those before are then written.
-    #[inline]
-    #[must_use]
-    pub fn write(&self, guest: u64, bytes: &[u8]) -> Option<()> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = guest.checked_add(done as u64)?;
-            let slice = self.slice(at, bytes.len() - done)?;
-            slice.copy_from(&bytes[done..]);
-            done += slice.len();
-        }
-        Some(())
+    pub fn whole(&self, guest: u64, len: usize) -> Option<VolatileSlice<'_>> {
+        self.slice(guest, len).filter(|slice| slice.len() == len)
     }
 
     /// The mapped bytes from `guest` on: at least one, at most `len`, as far as one region goes.

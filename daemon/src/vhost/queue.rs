@@ -7,9 +7,10 @@
 use std::collections::VecDeque;
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use vm_memory::VolatileMemory;
 
 use super::guest_mem::GuestMemory;
-use super::ring::{Ring, RingFault};
+use super::ring::{Buffer, Ring, RingFault};
 
 /// Completed frames are shown to the driver in groups of this many, so that both sides work at the
 /// same time. Measured against DPDK's `virtio_user`; 1 costs a cache line bounce per frame.
@@ -46,12 +47,18 @@ pub enum PushError {
     TooBig,
 }
 
+/// A buffer to be filled: guest address and bytes.
+type Piece = (u64, usize);
+
 /// A chain that was taken to be filled.
 #[derive(Debug)]
 struct Held {
     head: u16,
-    pieces: usize,
+    /// Bytes of all its buffers.
     len: usize,
+    first: Piece,
+    /// How many of `Queue::pieces` are its further buffers.
+    more: usize,
 }
 
 /// A running queue, of either direction.
@@ -60,8 +67,8 @@ pub struct Queue {
     /// The ring itself.
     pub ring: Ring,
     held: VecDeque<Held>,
-    /// The buffers of all held chains, in order: guest address and bytes.
-    pieces: VecDeque<(u64, usize)>,
+    /// All but the first buffers of all held chains, in order.
+    pieces: VecDeque<Piece>,
     /// Bytes in all held chains.
     held_len: usize,
 }
@@ -82,39 +89,17 @@ impl Queue {
         buf: &mut [u8],
     ) -> Result<Polled, RingFault> {
         let Some(head) = self.ring.take()? else { return Ok(Polled::Empty) };
-        let mut hdr = [0; VirtioNetHdr::LEN_MRG];
-        let (mut hdr_have, mut len, mut fits) = (0, 0_usize, true);
-        self.ring.walk(memory, head, |buffer| {
-            if buffer.writable {
-                return Err(RingFault::WrongDirection);
-            }
-            let mut left = buffer.len as usize;
-            let to_hdr = left.min(hdr_len - hdr_have);
-            if to_hdr > 0 {
-                let to = &mut hdr[hdr_have..hdr_have + to_hdr];
-                memory.read(buffer.guest, to).ok_or(RingFault::OutsideMemory)?;
-                hdr_have += to_hdr;
-                left -= to_hdr;
-            }
-            // Below: the bytes before `from` were just read, so it cannot wrap when `left` > 0.
-            let from = buffer.guest.wrapping_add(to_hdr as u64);
-            match buf.get_mut(len..len.saturating_add(left)) {
-                Some(to) => memory.read(from, to).ok_or(RingFault::OutsideMemory)?,
-                None => fits = false,
-            }
-            len = len.saturating_add(left);
-            Ok(())
-        })?;
-        self.ring.complete(head, 0)?;
-        if self.ring.unpublished() >= PUBLISH_EVERY {
-            self.ring.publish();
-        }
-        let common = hdr.first_chunk().expect("twelve bytes start with ten");
-        Ok(match (hdr_have == hdr_len, fits) {
-            (true, true) => Polled::Frame(VirtioNetHdr::parse(common), len),
-            (false, _) => Polled::Truncated,
-            (true, false) => Polled::TooBig,
-        })
+        let polled = match self.ring.single(head)? {
+            Some(buffer) if !buffer.writable => read_single(memory, buffer, hdr_len, buf),
+            _ => None,
+        };
+        let polled = match polled {
+            Some(polled) => polled,
+            None => self.read_chain(memory, head, hdr_len, buf)?,
+        };
+        self.complete(head, 0)?;
+        self.publish_some();
+        Ok(polled)
     }
 
     /// The longest frame (without virtio-net header) that fits now. Looks for buffers only until
@@ -140,29 +125,92 @@ impl Queue {
         parts: &[&[u8]],
     ) -> Result<Result<(), PushError>, RingFault> {
         let total = layout.hdr_len + parts.iter().map(|p| p.len()).sum::<usize>();
+        if self.held.is_empty() {
+            let Some(head) = self.ring.take()? else { return Ok(Err(PushError::Full)) };
+            let start = &start_bytes(hdr, 1)[..layout.hdr_len];
+            if let Some(buffer) = self.ring.single(head)?
+                && write_single(memory, buffer, total, start, parts)
+            {
+                self.complete(head, total)?;
+                self.publish_some();
+                return Ok(Ok(()));
+            }
+            self.hold(memory, head, layout.hdr_len)?;
+        }
+        self.push_over_chains(memory, layout, hdr, parts, total)
+    }
+
+    /// Reads a frame out of a chain of any form.
+    fn read_chain(
+        &self,
+        memory: &GuestMemory,
+        head: u16,
+        hdr_len: usize,
+        buf: &mut [u8],
+    ) -> Result<Polled, RingFault> {
+        let mut hdr = [0; VirtioNetHdr::LEN_MRG];
+        let (mut hdr_have, mut len, mut fits) = (0, 0_usize, true);
+        self.ring.walk(memory, head, |buffer| {
+            if buffer.writable {
+                return Err(RingFault::WrongDirection);
+            }
+            let to_hdr = (buffer.len as usize).min(hdr_len - hdr_have);
+            let to = &mut hdr[hdr_have..hdr_have + to_hdr];
+            memory.read(buffer.guest, to).ok_or(RingFault::OutsideMemory)?;
+            hdr_have += to_hdr;
+            // Cannot wrap while bytes are left: those before were just read.
+            let from = buffer.guest.wrapping_add(to_hdr as u64);
+            let left = buffer.len as usize - to_hdr;
+            match buf.get_mut(len..len.saturating_add(left)) {
+                Some(to) => memory.read(from, to).ok_or(RingFault::OutsideMemory)?,
+                None => fits = false,
+            }
+            len = len.saturating_add(left);
+            Ok(())
+        })?;
+        let common = hdr.first_chunk().expect("twelve bytes start with ten");
+        Ok(match (hdr_have == hdr_len, fits) {
+            (true, true) => Polled::Frame(VirtioNetHdr::parse(common), len),
+            (false, _) => Polled::Truncated,
+            (true, false) => Polled::TooBig,
+        })
+    }
+
+    /// Gives the guest a frame of `total` bytes, header included, over as many chains as it takes.
+    fn push_over_chains(
+        &mut self,
+        memory: &GuestMemory,
+        layout: Layout,
+        hdr: &VirtioNetHdr,
+        parts: &[&[u8]],
+        total: usize,
+    ) -> Result<Result<(), PushError>, RingFault> {
         if self.gather(memory, layout, total)? < total {
             let never = !layout.merge && !self.held.is_empty();
             return Ok(Err(if never { PushError::TooBig } else { PushError::Full }));
         }
-        let mut covered = 0;
-        let chains = self.held.iter().take_while(|held| {
-            let more = covered < total;
-            covered += held.len;
-            more
-        });
-        let chains = u16::try_from(chains.count()).expect("a ring has at most 32768 chains");
-        let mut start = [0; VirtioNetHdr::LEN_MRG];
-        start[..VirtioNetHdr::LEN].copy_from_slice(&hdr.emit());
-        start[VirtioNetHdr::LEN..].copy_from_slice(&chains.to_le_bytes());
-
+        let chains = self.chains_for(total);
+        let start = start_bytes(hdr, chains);
         let mut source = Source { piece: &start[..layout.hdr_len], rest: parts };
         for _ in 0..chains {
             self.fill(memory, &mut source)?;
         }
-        if self.ring.unpublished() >= PUBLISH_EVERY {
-            self.ring.publish();
-        }
+        self.publish_some();
         Ok(Ok(()))
+    }
+
+    /// How many of the held chains take `total` bytes.
+    #[inline]
+    fn chains_for(&self, total: usize) -> u16 {
+        let (mut chains, mut len) = (0, 0);
+        for held in &self.held {
+            if len >= total {
+                break;
+            }
+            len += held.len;
+            chains += 1;
+        }
+        chains
     }
 
     /// Holds chains until they have `need` bytes for one frame, header included, or there are no
@@ -175,9 +223,8 @@ impl Queue {
         need: usize,
     ) -> Result<usize, RingFault> {
         while self.held_len < need && (layout.merge || self.held.is_empty()) {
-            if !self.hold(memory, layout.hdr_len)? {
-                break;
-            }
+            let Some(head) = self.ring.take()? else { break };
+            self.hold(memory, head, layout.hdr_len)?;
         }
         Ok(match self.held.front() {
             Some(first) if !layout.merge => first.len,
@@ -185,30 +232,34 @@ impl Queue {
         })
     }
 
-    /// Takes one more chain to fill later; `false` if there is none.
-    fn hold(&mut self, memory: &GuestMemory, hdr_len: usize) -> Result<bool, RingFault> {
-        let Some(head) = self.ring.take()? else { return Ok(false) };
-        let (mut count, mut len) = (0, 0_usize);
+    /// Keeps the chain at `head` to fill it later.
+    fn hold(&mut self, memory: &GuestMemory, head: u16, hdr_len: usize) -> Result<(), RingFault> {
+        let mut held = Held { head, len: 0, first: (0, 0), more: 0 };
         let pieces = &mut self.pieces;
         self.ring.walk(memory, head, |buffer| {
             if !buffer.writable {
                 return Err(RingFault::WrongDirection);
             }
-            if !memory.contains(buffer.guest, buffer.len as usize) {
+            let piece = (buffer.guest, buffer.len as usize);
+            if !memory.contains(piece.0, piece.1) {
                 return Err(RingFault::OutsideMemory);
             }
-            pieces.push_back((buffer.guest, buffer.len as usize));
-            count += 1;
-            len = len.saturating_add(buffer.len as usize);
+            if held.len == 0 {
+                held.first = piece;
+            } else {
+                pieces.push_back(piece);
+                held.more += 1;
+            }
+            held.len += piece.1;
             Ok(())
         })?;
         // Virtio 1.2 section 5.1.6.3.1: every buffer holds at least the header.
-        if len < hdr_len {
+        if held.len < hdr_len {
             return Err(RingFault::BufferTooSmall);
         }
-        self.held.push_back(Held { head, pieces: count, len });
-        self.held_len = self.held_len.saturating_add(len);
-        Ok(true)
+        self.held_len += held.len;
+        self.held.push_back(held);
+        Ok(())
     }
 
     /// Fills the oldest held chain with what `source` still has, and completes it.
@@ -216,22 +267,80 @@ impl Queue {
     fn fill(&mut self, memory: &GuestMemory, source: &mut Source<'_>) -> Result<(), RingFault> {
         let held = self.held.pop_front().expect("counted before");
         self.held_len -= held.len;
-        let mut written = 0;
-        for (guest, len) in self.pieces.drain(..held.pieces) {
-            let mut at = 0;
-            while at < len {
-                let bytes = source.next(len - at);
-                if bytes.is_empty() {
-                    break;
-                }
-                memory.write(guest + at as u64, bytes).ok_or(RingFault::OutsideMemory)?;
-                at += bytes.len();
-            }
-            written += at;
+        let mut written = source.write(memory, held.first)?;
+        for _ in 0..held.more {
+            let piece = self.pieces.pop_front().expect("counted when it was held");
+            written += source.write(memory, piece)?;
         }
-        // A frame and its header fit u32: `room` counted in the same bytes.
-        self.ring.complete(held.head, u32::try_from(written).unwrap_or(u32::MAX))
+        self.complete(held.head, written)
     }
+
+    #[inline]
+    fn complete(&mut self, head: u16, written: usize) -> Result<(), RingFault> {
+        self.ring.complete(head, u32::try_from(written).expect("frames are shorter than 4 GiB"))
+    }
+
+    /// Shows the driver what was completed, when it is enough. Never in the middle of a frame: it
+    /// would drop one whose further buffers it cannot see.
+    #[inline]
+    fn publish_some(&mut self) {
+        if self.ring.unpublished() >= PUBLISH_EVERY {
+            self.ring.publish();
+        }
+    }
+}
+
+/// The virtio-net header with `num_buffers`.
+#[inline]
+fn start_bytes(hdr: &VirtioNetHdr, chains: u16) -> [u8; VirtioNetHdr::LEN_MRG] {
+    let mut start = [0; VirtioNetHdr::LEN_MRG];
+    start[..VirtioNetHdr::LEN].copy_from_slice(&hdr.emit());
+    start[VirtioNetHdr::LEN..].copy_from_slice(&chains.to_le_bytes());
+    start
+}
+
+/// Reads a frame that is one buffer in one region. `None`: it is not, or something is wrong.
+#[inline]
+fn read_single(
+    memory: &GuestMemory,
+    buffer: Buffer,
+    hdr_len: usize,
+    buf: &mut [u8],
+) -> Option<Polled> {
+    let from = memory.whole(buffer.guest, buffer.len as usize)?;
+    let len = from.len().checked_sub(hdr_len)?;
+    let to = buf.get_mut(..len)?;
+    // Two loads, where an array of bytes would take ten.
+    let mut hdr = [0; VirtioNetHdr::LEN];
+    hdr[..8].copy_from_slice(&from.get_ref::<u64>(0).ok()?.load().to_ne_bytes());
+    hdr[8..].copy_from_slice(&from.get_ref::<u16>(8).ok()?.load().to_ne_bytes());
+    from.offset(hdr_len).ok()?.copy_to(to);
+    Some(Polled::Frame(VirtioNetHdr::parse(&hdr), len))
+}
+
+/// Writes a frame of `total` bytes into one buffer in one region; `false`: it does not fit, or
+/// something is wrong.
+#[inline]
+fn write_single(
+    memory: &GuestMemory,
+    buffer: Buffer,
+    total: usize,
+    start: &[u8],
+    parts: &[&[u8]],
+) -> bool {
+    if !buffer.writable || total > buffer.len as usize {
+        return false;
+    }
+    let Some(mut to) = memory.whole(buffer.guest, buffer.len as usize) else { return false };
+    to.copy_from(start);
+    let mut len = start.len();
+    for part in parts {
+        let Ok(rest) = to.offset(len) else { return false };
+        to = rest;
+        to.copy_from(part);
+        len = part.len();
+    }
+    true
 }
 
 /// The bytes of a frame that are still to be written.
@@ -241,6 +350,22 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
+    /// Writes into one buffer until either end; bytes written.
+    #[inline]
+    fn write(&mut self, memory: &GuestMemory, to: Piece) -> Result<usize, RingFault> {
+        let mut written = 0;
+        loop {
+            let bytes = self.next(to.1 - written);
+            if bytes.is_empty() {
+                return Ok(written);
+            }
+            // Cannot wrap: the bytes before were just written.
+            let at = to.0.wrapping_add(written as u64);
+            memory.write(at, bytes).ok_or(RingFault::OutsideMemory)?;
+            written += bytes.len();
+        }
+    }
+
     /// At most `max` of the next bytes; empty only at the end.
     #[inline]
     fn next(&mut self, max: usize) -> &'a [u8] {
