@@ -41,7 +41,7 @@ fn s_01_early_ack() {
     let (_, r, g) = Setup::new().established();
     g.stops(0);
     r.sends("1:1001 ack 1");
-    // H's own window from the first byte on: 256 KiB less the slack for rounding, less what it holds
+    // H's own window from the first byte on: 256 KiB, less rounding slack, less what it holds.
     r.gets("1 ack 1001 win 260992");
     g.gets_nothing();
     g.runs();
