@@ -43,6 +43,9 @@ impl Engine<'_> {
         let parsed = Packet::parse(frame);
         // By reference, here and below: a `Packet` is too large to move about.
         let packet = parsed.as_ref().map_err(|&reason| reason)?;
+        if matches!(packet.net, Net::Ip(Ip { l4: L4::MalformedTcp, .. })) {
+            return Err(DropReason::MalformedHeader); // as any receiver would (COM-03)
+        }
         if guest {
             *hdr = validate_hdr(hdr, frame, packet)?;
             self.switch.check_source(now, port, packet)?;

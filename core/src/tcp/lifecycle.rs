@@ -103,11 +103,11 @@ impl Flow {
         self.rx.buffer_bytes = 0;
     }
 
-    /// Out of the path, owing nothing. R hears once more, with what G itself shows.
+    /// Out of the path, owing nothing. If G shows R more than H did, R hears of it once more.
     pub(crate) fn leave(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
         debug_assert!(self.quiescent(), "left the path with promises open");
-        if why != Why::Closed {
-            self.rx.re = self.rx.re.max(self.rx.g_re);
+        if why != Why::Closed && self.rx.g_re > self.rx.re {
+            self.rx.re = self.rx.g_re;
             self.ack_now(cx, None);
         }
         self.flags.ece = false;

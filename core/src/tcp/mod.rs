@@ -42,7 +42,7 @@ use crate::store::arena::Arena;
 use crate::tcp::emit::OutQueue;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
-use crate::wire::packet::{Eth, Ip, Tcp, TcpFlags, tcp_checksum_ok};
+use crate::wire::packet::{Eth, Ip, Tcp, TcpFlags, ipv4_header_ok, tcp_checksum_ok};
 use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
 
 /// What a flow may touch besides itself.
@@ -79,10 +79,11 @@ impl Frame<'_> {
     }
 
     /// COM-13: vouched for by a host-local producer, or verified here.
+    /// The IP header's own nobody vouches for, and G looks at it first (INV-25).
     pub(crate) fn checksum_ok(&self) -> bool {
-        self.hdr.needs_csum()
-            || self.hdr.flags & F_DATA_VALID != 0
-            || tcp_checksum_ok(self.bytes, self.ip, self.tcp)
+        let vouched_for = self.hdr.needs_csum() || self.hdr.flags & F_DATA_VALID != 0;
+        ipv4_header_ok(self.bytes, self.ip)
+            && (vouched_for || tcp_checksum_ok(self.bytes, self.ip, self.tcp))
     }
 }
 

@@ -387,9 +387,9 @@ impl Inner<'_> {
         let (mut hdr, mut frame) = (hdr, bytes.clone());
         let verdict = self.engine.handle_frame(self.now, port, &mut hdr, &mut frame);
         assert_eq!(frame.len(), bytes.len(), "an edit changed the length (COM-15)");
+        let untouched = matches!(before, Some(None | Some(State::Pass | State::Handshake)));
         if let Verdict::Forward(out) = verdict {
             // INV-17: what is not ON goes through as it is.
-            let untouched = matches!(before, Some(None | Some(State::Pass | State::Handshake)));
             if untouched && !self.setup.remote_is_vm {
                 let same = frame == bytes || frame_is_first_of_on(before);
                 assert!(same, "a frame in PASS was changed (INV-17)\n{}", self.trace_text());
@@ -404,7 +404,7 @@ impl Inner<'_> {
                 self.emitted(Some(out), hdr, frame, !untouched);
             }
         } else if verdict == Verdict::Flood {
-            self.strays.push((None, frame));
+            self.emitted(None, hdr, frame, !untouched);
         }
         verdict
     }
@@ -643,6 +643,11 @@ impl<'m> Peer<'m> {
             self.fail(&format!("wanted `{text}` last, got {}: {what}", seen.tcp()));
         }
         seen
+    }
+
+    /// The newest frame that came, whatever it is; the inbox is empty then.
+    pub fn gets_last_any(&self) -> Seen {
+        self.takes_all().pop().unwrap_or_else(|| self.fail("nothing came"))
     }
 
     /// From now on its segments show this window, in bytes.

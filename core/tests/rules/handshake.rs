@@ -1,0 +1,308 @@
+//! COM-20 to COM-29: what is learned from a handshake, and what makes a flow PASS for life.
+
+use crate::common::world::{Peer, Side};
+use crate::common::{Setup, World};
+use crate::{flow, warms_up};
+use nightporter_core::engine::Verdict;
+use nightporter_core::tcp::flow::{State, Why};
+
+/// After a handshake: is it offloaded? And if not, is everything bit-identical (INV-17)?
+fn offloaded(w: &World<'_>, r: &Peer<'_>, g: &Peer<'_>) -> bool {
+    let on = w.state() == Some(State::On);
+    r.sends("1:101 ack 1");
+    g.gets("1:101 ack 1");
+    if on {
+        r.gets("1 ack 101");
+    } else {
+        r.gets_nothing();
+        g.sends("1:11 ack 101 win 6400");
+        r.gets("1:11 ack 101 win 6400");
+        r.sends("101 ack 11");
+        g.gets("101 ack 11");
+    }
+    on
+}
+
+/// SYN and SYN-ACK with their own flags and options, then the third ACK.
+fn shakes(w: &World<'_>, setup: &Setup, syn: &str, syn_ack: &str) -> bool {
+    let (r, g) = w.pair(setup);
+    r.sends_syn_spec(syn, setup);
+    g.gets_syn();
+    g.sends_syn_spec(syn_ack, setup);
+    r.gets_syn();
+    r.sends("1 ack 1");
+    g.gets("1 ack 1");
+    for peer in [&r, &g] {
+        peer.end(|end| end.acked = 1);
+    }
+    offloaded(w, &r, &g)
+}
+
+#[test]
+fn com_20_window_scale_matrix() {
+    let offers = [None, Some(0), Some(7), Some(14), Some(15)];
+    for scale_r in offers {
+        for scale_g in offers {
+            let setup = Setup { scale: [scale_r, scale_g], window: [32_768; 2], ..Setup::new() };
+            let (w, r, g) = setup.small().established();
+            let both = scale_r.is_some() && scale_g.is_some();
+            let shift = |s: Option<u8>| s.filter(|_| both).map_or(0, |s| s.min(14));
+            let opt = flow(&w, |f| f.opt);
+            assert_eq!((opt.shift_r, opt.shift_g), (shift(scale_r), shift(scale_g)));
+            // H writes windows to R with G's shift, and what G is shown is R's own field.
+            warms_up(&r, &g);
+            r.sends("1001:2001 ack 1 win 16384");
+            let ack = r.gets("1 ack 2001");
+            let edge = flow(&w, |f| f.rx.re - f.rx.rcv_nxt);
+            let unit = 1 << shift(scale_g);
+            assert!(u64::from(ack.window()).abs_diff(edge) < unit, "{scale_r:?} {scale_g:?}");
+            g.gets("1001:2001 win 16384");
+            // G's window is read with its shift: no byte more is delivered.
+            g.sends("ack 2001 win 16384");
+            r.takes_all();
+            r.sends("2001:12001 gso 1000");
+            r.sends("12001:22001 gso 1000");
+            let seen = g.takes_all();
+            let bytes: usize = seen.iter().map(|s| s.payload().len()).sum();
+            assert!((15_384..=16_384).contains(&bytes), "{bytes}: {scale_r:?} {scale_g:?}");
+        }
+    }
+}
+
+#[test]
+fn com_21_timestamps_matrix() {
+    for ts_r in [false, true] {
+        for ts_g in [false, true] {
+            let (w, r, g) = Setup { ts: [ts_r, ts_g], ..Setup::new() }.small().established();
+            // The monitor wants timestamps on every segment exactly if both offered them.
+            warms_up(&r, &g);
+            assert_eq!(flow(&w, |f| f.opt.timestamps), ts_r && ts_g);
+            g.sends("1:11 ack 1001");
+            r.gets("1:11");
+            if ts_r && ts_g {
+                let verdict = r.sends("1001:2001 <nots>");
+                assert!(matches!(verdict, Verdict::Drop(_)), "RFC 7323 section 3.2");
+                r.gets_nothing();
+            }
+        }
+    }
+}
+
+#[test]
+fn com_22_sack_matrix() {
+    for sack_r in [false, true] {
+        for sack_g in [false, true] {
+            let (_, r, _) = Setup { sack: [sack_r, sack_g], ..Setup::new() }.small().established();
+            r.sends("1001:2001");
+            let blocks = r.gets_last_any().sack();
+            let expected = if sack_r && sack_g { vec![(1001, 2001)] } else { vec![] };
+            assert_eq!(blocks, expected);
+        }
+    }
+}
+
+#[test]
+fn com_23_ecn_modes() {
+    // SYN flags, SYN-ACK flags, offloaded, classic ECN.
+    let cases = [
+        ("S", "S. ack 1", true, false),
+        ("SEW", "S. ack 1", true, false),
+        ("SEW", "SE. ack 1", true, true),
+        ("SEW", "SW. ack 1", false, false),
+        ("SEW", "SEW. ack 1", false, false),
+        ("SEWe", "S. ack 1", true, false),
+        ("SEWe", "SE. ack 1", true, true),
+        ("SEWe", "SW. ack 1", false, false),
+        ("SEWe", "SeW. ack 1", false, false),
+        ("SEWe", "SeE. ack 1", false, false),
+        ("SEWe", "Se. ack 1", false, false),
+        ("SEWe", "SeEW. ack 1", false, false),
+        ("S", "SE. ack 1", false, false),
+    ];
+    for (syn, syn_ack, on, ecn) in cases {
+        let setup = Setup::new().small();
+        let w = setup.opens();
+        assert_eq!(shakes(&w, &setup, syn, syn_ack), on, "{syn} {syn_ack}");
+        assert_eq!(flow(&w, |f| f.opt.ecn), ecn, "{syn} {syn_ack}");
+    }
+}
+
+#[test]
+fn com_24_copies_of_a_syn_must_agree() {
+    let setup = Setup::new().small();
+    let others = [
+        (Setup { scale: [Some(8); 2], ..setup.clone() }, "S", false),
+        (Setup { scale: [None; 2], ..setup.clone() }, "S", false),
+        (Setup { sack: [false; 2], ..setup.clone() }, "S", false),
+        (Setup { ts: [false; 2], ..setup.clone() }, "S", false),
+        (Setup { syn_options: ["1e0c00810102030405060708"; 2], ..setup.clone() }, "S", false),
+        (setup.clone(), "S", true),
+    ];
+    for (other, flags, on) in others {
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        r.sends_syn_spec(flags, &other);
+        g.gets_syn();
+        w.after_ms(1000);
+        r.sends_syn();
+        g.gets_syn();
+        g.sends_syn_ack();
+        r.gets_syn();
+        r.sends("1 ack 1");
+        g.gets("1 ack 1");
+        g.end(|end| end.acked = 1);
+        assert_eq!(offloaded(&w, &r, &g), on, "{other:?}");
+    }
+}
+
+#[test]
+fn com_24_ecn_may_be_dropped_on_the_second_syn_if_the_answer_has_none() {
+    for (syn_ack, on) in [("S. ack 1", true), ("SE. ack 1", false)] {
+        let setup = Setup::new().small();
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        r.sends_syn_spec("SEW", &setup);
+        r.sends_syn_spec("S", &setup);
+        g.gets_syn();
+        g.gets_syn();
+        g.sends_syn_spec(syn_ack, &setup);
+        r.gets_syn();
+        r.sends("1 ack 1");
+        g.gets("1 ack 1");
+        g.end(|end| end.acked = 1);
+        assert_eq!(offloaded(&w, &r, &g), on, "{syn_ack}");
+    }
+}
+
+#[test]
+fn com_24_a_corrupt_syn_teaches_nothing() {
+    let setup = Setup::new().small();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    let mut corrupt = r.frame_of("S 0");
+    *corrupt.last_mut().expect("bytes") ^= 1;
+    w.0.borrow_mut().conns[0].monitor.blind = true;
+    crate::from_uplink(&w, &corrupt);
+    w.0.borrow_mut().conns[0].monitor.blind = false;
+    g.takes_all();
+    w.handshake(&r, &g);
+    assert!(offloaded(&w, &r, &g));
+}
+
+#[test]
+fn com_25_simultaneous_open_passes() {
+    let setup = Setup::new().small();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    g.sends_syn();
+    r.gets_syn();
+    r.sends_syn();
+    g.gets_syn();
+    g.sends_syn_spec("S. ack 1", &setup);
+    r.sends_syn_spec("S. ack 1", &setup);
+    r.gets_syn();
+    g.gets_syn();
+    for peer in [&r, &g] {
+        peer.end(|end| end.acked = 1);
+    }
+    assert!(!offloaded(&w, &r, &g));
+}
+
+#[test]
+fn com_26_data_on_the_syn_is_never_stored() {
+    // A server that takes the data of the SYN, and one that does not.
+    for taken in [true, false] {
+        let setup = Setup { syn_options: ["220a0102030405060708", ""], ..Setup::new() };
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        r.sends_syn_spec("S 0:500", &setup);
+        g.gets_syn();
+        let ack = if taken { 501 } else { 1 };
+        g.sends_syn_spec(&format!("S. ack {ack}"), &setup);
+        r.gets_syn();
+        w.0.borrow_mut().conns[0].monitor.lenient = true; // the SYN counts one before its data
+        let first = if taken { 501 } else { 1 };
+        r.sends(&format!("{first} ack 1"));
+        assert_eq!(w.state(), Some(State::On));
+        g.takes_all();
+        r.sends(&format!("{first}:{}", first + 1000));
+        r.gets(&format!("1 ack {}", first + 1000));
+        g.gets(&format!("{first}:{}", first + 1000));
+    }
+}
+
+#[test]
+fn com_28_a_third_ack_that_does_not_fit_passes() {
+    for third in ["2 ack 1", "1 ack 2", "1:101 ack 1 <opt 1c040000>", "F. 1 ack 1"] {
+        let setup = Setup::new().small();
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        r.sends_syn();
+        g.sends_syn_ack();
+        r.takes_all();
+        g.takes_all();
+        r.sends(third);
+        assert_eq!(g.takes_all().len(), 1, "{third}");
+        r.gets_nothing();
+        assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Ambiguous), "{third}");
+    }
+}
+
+#[test]
+fn com_28_data_may_come_in_place_of_the_third_ack() {
+    let setup = Setup::new();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn();
+    g.sends_syn_ack();
+    r.takes_all();
+    g.takes_all();
+    r.sends("1:1001 ack 1");
+    r.gets("1 ack 1001");
+    g.gets("1:1001 ack 1");
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn com_28_the_guest_may_be_the_one_who_opens() {
+    let (w, r, g) = Setup { guest_is_client: true, ..Setup::new() }.established();
+    assert_eq!(w.state(), Some(State::On));
+    r.sends("1:1001 ack 1");
+    r.gets("1 ack 1001");
+    g.gets("1:1001 ack 1");
+    // R's SYN-ACK once more, because G's ACK was lost: the challenge ACK takes its place.
+    w.after_ms(1000);
+    r.is_forged("S. 0 ack 1");
+    r.gets("1 ack 1001");
+}
+
+#[test]
+fn com_29_until_the_guest_answers_no_more_than_the_initial_buffer_is_promised() {
+    // The specification would stop at the edge of G's SYN-ACK; `maybe_grow_buffer` says why not.
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    let mut acked = 0;
+    for n in 0..400_i64 {
+        r.sends(&format!("{}:{}", 1 + 1000 * n, 1001 + 1000 * n));
+        acked = r.gets_last_any().ack();
+    }
+    assert!((200_001..=262_145).contains(&acked), "{acked}");
+    assert!(!flow(&w, |f| f.flags.proven));
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn com_29_replayed_until_answered_with_the_original_ack_and_echo() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001 ack 1 <ts 5 0>");
+    g.takes_all();
+    r.takes_all();
+    for _ in 0..4 {
+        w.after_ms(3000);
+        for seen in g.takes_all() {
+            assert_eq!((seen.ack(), seen.range()), (1, (1, 1001)));
+            let ts = seen.tcp().options.timestamps.expect("timestamps");
+            assert_eq!(ts.tsecr, seen.clock[Side::G as usize]);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The test ideas of the specification's rules, at the level of packets: COM, SNOOP, LIFE, SEC.
+//! Each test is named after its rule; what the scenarios show already is not shown again.
+
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "tests take numbers apart"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod com;
+mod handshake;
+
+use common::World;
+use common::world::Peer;
+use nightporter_core::engine::{PortId, Verdict};
+use nightporter_core::tcp::flow::Flow;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+/// R sends so many segments of 1000 bytes from `from` on, each in its own batch.
+fn sends_segments(r: &Peer<'_>, from: i64, count: i64) {
+    for n in 0..count {
+        let at = from + 1000 * n;
+        r.sends(&format!("{at}:{}", at + 1000));
+    }
+}
+
+/// One exchange after the handshake, so that G is known to be established and H's window is its
+/// own: R's stream stands at 1001 then.
+fn warms_up(r: &Peer<'_>, g: &Peer<'_>) {
+    r.sends("1:1001");
+    g.sends("ack 1001");
+    r.takes_all();
+    g.takes_all();
+}
+
+/// A raw frame from the uplink.
+fn from_uplink(w: &World<'_>, frame: &[u8]) -> Verdict {
+    let uplink = w.0.borrow().uplink;
+    w.frame(uplink, VirtioNetHdr::default(), frame)
+}
+
+/// Something about the first connection's flow.
+fn flow<T>(w: &World<'_>, f: impl FnOnce(&Flow) -> T) -> T {
+    w.flow(0, f).expect("a flow")
+}
+
+/// The guest port of every world here.
+const GUEST: PortId = PortId(1);
