@@ -210,9 +210,17 @@ impl VhostUserPort {
                 Err(broken) => Err(broken),
             };
             while let Some(event) = session.poll_event() {
-                if let Event::RingBroken { vring, fault } = event {
-                    self.stats.ring_faults += 1;
-                    warn!(port = self.name, vring, %fault, "a queue is out of use");
+                match event {
+                    Event::RingBroken { vring, fault } => {
+                        self.stats.ring_faults += 1;
+                        warn!(port = self.name, vring, %fault, "a queue is out of use");
+                    }
+                    Event::Link(Some(_)) => {
+                        let features = format!("{:#x}", session.features());
+                        let sealed = session.memory.is_sealed();
+                        info!(port = self.name, features, sealed, "the driver is there");
+                    }
+                    _ => {}
                 }
                 self.events.push_back(event);
             }
@@ -255,7 +263,8 @@ impl VhostUserPort {
         self.enable_kicks(2 * pair + 1)
     }
 
-    /// Asks for a kick when the guest offers buffers. `true`: it just has.
+    /// Asks for a kick when the guest offers buffers. `true`: it just has. Look for room once more
+    /// in either case: buffers that an earlier look took, without being enough, bring no kick.
     #[must_use]
     pub fn enable_kicks_to_guest(&mut self, pair: usize) -> bool {
         self.enable_kicks(2 * pair)

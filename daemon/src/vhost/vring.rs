@@ -14,7 +14,8 @@ use super::ring::{RingAddrs, RingFault};
 pub struct Notifier(OwnedFd);
 
 impl Notifier {
-    /// Takes a descriptor over and makes it non-blocking.
+    /// Takes a descriptor over and makes it non-blocking, also for the front-end, which has the
+    /// same open file: front-ends we know wait for theirs with epoll or KVM.
     ///
     /// Refused: files and devices, which cannot be waited for, and which a write would change.
     pub fn new(fd: OwnedFd) -> Result<Self, Refusal> {

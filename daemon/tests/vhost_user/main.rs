@@ -2,11 +2,12 @@
 //! real memfd.
 //!
 //! Everything runs in one thread, step by step: the front-end sends, the port handles. Nothing
-//! waits, so nothing can time out. `driver` is an independent split-ring driver; it shares no code
-//! with the rings under test.
+//! waits, so nothing can time out, but in `foreign`, whose front-end is the `vhost` crate's.
+//! `driver` is an independent split-ring driver; it shares no code with the rings under test.
 
 mod data;
 mod driver;
+mod foreign;
 mod fuzz;
 mod inflight;
 mod malicious;
