@@ -31,7 +31,7 @@ impl Flow {
     /// The edge H would like to show: as it is, unless it can move by a useful amount
     /// (receiver SWS avoidance, RFC 9293 section 3.8.6.2.2).
     fn edge_wanted(&self) -> u64 {
-        if self.state != State::On {
+        if self.state != State::On || self.flags.rst_pending {
             return self.rx.re;
         }
         let edge = self.rx.g_una + u64::from(self.rx.buffer_bytes);

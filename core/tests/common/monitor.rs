@@ -134,10 +134,13 @@ impl Monitor {
         if let Some(ts) = tcp.options.timestamps {
             half.tsvals.insert(ts.tsval);
         }
+        let seq = unwrap(tcp.seq.0.wrapping_sub(seen.isn[0]), half.end);
+        if tcp.flags.rst() && !bad && seq == half.end {
+            self.reset[side as usize] = true; // it wants nothing any more
+        }
         if bad || tcp.flags.rst() {
             return;
         }
-        let seq = unwrap(tcp.seq.0.wrapping_sub(seen.isn[0]), half.end);
         let mut end = seq + u64::from(tcp.payload_len);
         for (at, byte) in (seq..).zip(seen.payload()) {
             if *byte != pattern(side as u32, low(at)) || half.bytes.contains_key(&at) {

@@ -12,6 +12,8 @@ mod common;
 
 mod com;
 mod handshake;
+mod snoop_accept;
+mod snoop_control;
 
 use common::World;
 use common::world::Peer;

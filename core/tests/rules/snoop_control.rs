@@ -1,0 +1,305 @@
+//! SNOOP-14 to SNOOP-19: FIN, RST, SYN and ECN of a live flow.
+
+use crate::common::Setup;
+use crate::{flow, sends_segments, warms_up};
+use nightporter_core::drops::DropReason;
+use nightporter_core::engine::Verdict;
+use nightporter_core::limits;
+use nightporter_core::tcp::flow::{State, Why};
+
+#[test]
+fn snoop_14_a_fin_by_itself() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    r.sends("F. 1001");
+    r.gets_last("1 ack 1001");
+    g.gets("1:1001");
+    g.gets("F. 1001");
+    g.sends("ack 1001");
+    r.takes_all();
+    w.after_ms(260);
+    g.gets_last("F. 1001"); // lost inside G: it is H's to repeat
+    g.sends("ack 1002");
+    r.gets_last("1 ack 1002");
+    // Half-closed: G goes on sending.
+    g.sends("1:1001 ack 1002");
+    r.gets("1:1001 ack 1002");
+    r.sends("1002 ack 1001");
+    g.gets_last("1002 ack 1001");
+}
+
+#[test]
+fn snoop_14_a_fin_out_of_order() {
+    let (_, r, g) = Setup::new().established();
+    r.sends("F. 1001:2001");
+    r.gets("1 ack 1 <sack 1001:2001>");
+    g.gets_nothing();
+    r.sends("1:1001");
+    r.gets("1 ack 2001");
+    g.gets("F. 1:2001");
+    g.sends("ack 2002");
+    r.gets_last("1 ack 2002");
+}
+
+#[test]
+fn snoop_14_repeats_of_a_fin_are_answered_but_not_without_limit() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(2);
+    r.sends("F. 1:1001");
+    r.gets("1 ack 1001");
+    for _ in 0..20 {
+        r.sends("F. 1001");
+        w.after_ms(10);
+    }
+    assert_eq!(r.takes_all().len(), 1);
+    // After G took it, a lost ACK of it is made good.
+    g.runs();
+    g.sends("ack 1002");
+    r.gets_last("1 ack 1002");
+    w.after_ms(1000);
+    r.takes_all();
+    r.sends("F. 1001");
+    r.gets("1 ack 1002");
+}
+
+#[test]
+fn snoop_14_data_behind_a_fin_is_nobodys() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("F. 1:1001");
+    r.takes_all();
+    for text in ["1001:1011", "1002:1012", "901:1101", "F. 1001:1011"] {
+        r.is_forged(text);
+        assert!(r.takes_all().iter().all(|a| a.ack() == 1001), "{text}");
+    }
+    assert_eq!(flow(&w, |f| f.rx.rcv_nxt - f.rx.g_una), 1000);
+    g.gets("F. 1:1001");
+    g.gets_nothing();
+    g.sends("ack 1002");
+    assert!(flow(&w, |f| f.fin_acked_by_guest()));
+    for text in ["1001:1011", "1002:1012", "901:1101"] {
+        r.is_forged(text);
+    }
+    assert!(r.takes_all().iter().all(|a| a.ack() == 1002));
+}
+
+#[test]
+fn snoop_14_a_fin_does_not_fit_a_window_that_its_data_fills() {
+    let (w, r, g) = Setup::new().established();
+    g.sends("ack 1 win 1024");
+    r.takes_all();
+    r.sends("F. 1:1025");
+    g.gets(". 1:1025"); // K-02: one beyond the window, and G might drop all of it
+    g.gets_nothing();
+    g.sends("ack 1025 win 0");
+    g.gets_nothing();
+    w.after_ms(250);
+    g.gets_last("1024 ack 1");
+    g.sends("ack 1025 win 1024");
+    g.gets("F. 1025");
+}
+
+#[test]
+fn snoop_15_where_an_rst_is_valid() {
+    // Sequence number relative to what H expects; whether it is taken; whether it is challenged.
+    let cases = [(0, true, false), (1, false, true), (-1, false, false), (200_000, false, true)];
+    for (offset, taken, challenged) in cases {
+        let (w, r, g) = Setup::new().small().established();
+        warms_up(&r, &g);
+        r.is_forged(&format!("R {}", 1001 + offset));
+        assert_eq!(flow(&w, |f| f.state == State::Abort), taken, "{offset}");
+        assert_eq!(r.takes_all().len(), usize::from(challenged), "{offset}");
+        assert_eq!(g.takes_all().len(), usize::from(taken), "{offset}");
+    }
+    // The right end of the highest block H has SACKed.
+    for (seq, taken) in [(6001, true), (4001, false), (5001, false)] {
+        let (w, r, g) = Setup::new().small().established();
+        warms_up(&r, &g);
+        r.sends("3001:4001");
+        r.sends("5001:6001");
+        r.sends(&format!("R {seq}"));
+        assert_eq!(flow(&w, |f| f.state == State::Abort), taken, "{seq}");
+    }
+    // Behind a FIN: at it and behind it.
+    for (seq, taken) in [(1001, true), (1002, true), (1003, false), (1000, false)] {
+        let (w, r, g) = Setup::new().small().established();
+        r.sends("F. 1:1001");
+        g.sends("ack 1002");
+        r.takes_all();
+        g.takes_all();
+        r.is_forged(&format!("R {seq}"));
+        assert_eq!(flow(&w, |f| f.state == State::Abort), taken, "{seq}");
+    }
+}
+
+#[test]
+fn snoop_15_a_megabyte_is_read_before_the_reset() {
+    let (w, r, g) = Setup { budget_bytes: 8 << 20, ..Setup::new() }.established();
+    warms_up(&r, &g);
+    g.stops(0);
+    let mut next = 1001_i64;
+    for _ in 0..3 {
+        r.sends(&format!("{next}:{} gso 1000", next + 60_000));
+        next += 60_000;
+    }
+    r.sends(&format!("R {next}"));
+    r.takes_all();
+    // New data of R is nobody's now, and its new SYN waits its turn.
+    r.is_forged(&format!("{next}:{}", next + 10));
+    r.takes_all();
+    assert_eq!(r.is_forged("S 777"), Verdict::Drop(DropReason::SynOnLiveFlow));
+    g.runs();
+    let mut acked = 1001_i64;
+    while acked < next {
+        let seen = g.takes_all();
+        assert!(!seen.is_empty(), "stuck at {acked}");
+        assert!(seen.iter().all(|s| !s.tcp().flags.rst()), "the reset overtook data");
+        acked = i64::from(seen.last().expect("some").range().1);
+        g.sends(&format!("ack {acked}"));
+    }
+    g.gets_last(&format!("R. {next}"));
+    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Abort, Why::Reset));
+    // What G had under way meets nobody.
+    w.after_ms(5);
+    g.sends(&format!("1:11 ack {next}"));
+    g.gets(&format!("R. {next}"));
+    r.gets_nothing();
+}
+
+#[test]
+fn snoop_15_the_reset_follows_the_fin() {
+    let (_, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("F. 1:1001");
+    r.sends("R 1002");
+    g.runs();
+    g.gets("F. 1:1001");
+    g.gets_nothing();
+    g.sends("ack 1002");
+    g.gets_last("R. 1002");
+}
+
+#[test]
+fn snoop_15_a_guest_that_takes_nothing_is_reset_all_the_same() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    r.sends("R 1001");
+    g.takes_all();
+    w.after_ms(limits::T_RST.as_millis() + 3000);
+    let last = g.gets_last_any();
+    assert!(last.tcp().flags.rst(), "after T_rst of running time");
+    // Not exact for a G that had nothing: its challenge ACK makes it so.
+    g.sends("1 ack 1");
+    g.gets_last("R. 1");
+}
+
+#[test]
+fn snoop_16_a_guests_reset_is_exact_for_r_and_repeated() {
+    let (w, r, g) = Setup::new().established();
+    g.sends("1:5001 ack 1 gso 1000");
+    r.sends("1:3001 ack 1 gso 1000");
+    r.takes_all();
+    g.sends("R 900001"); // somewhere far ahead, and without ACK
+    r.gets("R. 5001 ack 3001");
+    assert_eq!(flow(&w, |f| (f.state, f.held_bytes(), f.rx.reserved_pages)).2, 0);
+    for _ in 0..3 {
+        w.after_ms(2);
+        r.sends("3001 ack 2001");
+        r.gets("R. 2001");
+    }
+    g.takes_all();
+    g.gets_nothing();
+    w.after_ms(62_000);
+    assert_eq!(w.state(), None, "forgotten after T_abort");
+}
+
+#[test]
+fn snoop_17_a_guest_that_has_forgotten_opens_again() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:1001");
+    r.takes_all();
+    let setup = Setup { isn: [5, 777_000], guest_is_client: true, ..Setup::new() };
+    let (r2, g2) = w.pair(&setup);
+    r2.end(|end| end.tcp_port = 40_000);
+    w.0.borrow_mut().conns[0].monitor.lenient = true;
+    g2.sends_syn();
+    r2.gets_syn();
+    assert_eq!(w.flow(1, |f| (f.state, f.rx.reserved_pages)), Some((State::Handshake, 0)));
+    // R still has the old connection: its challenge ACK goes to G, G resets it, and opens again.
+    r2.is_forged("900 ack 5");
+    g.runs();
+    assert_eq!(g2.takes_all().len(), 1);
+    g2.is_forged("R 5");
+    assert_eq!(r2.takes_all().len(), 1);
+    g2.sends_syn();
+    r2.gets_syn();
+    r2.sends_syn_ack();
+    g2.gets_syn();
+    g2.sends("1 ack 1");
+    r2.gets("1 ack 1");
+    r2.sends("1:1001 ack 1");
+    let seen = g2.gets("1:1001 ack 1");
+    assert_eq!(seen.payload(), crate::common::segment::pattern_bytes(0, 1, 1000));
+}
+
+#[test]
+fn snoop_18_both_ways_of_closing_end_in_pass_with_nothing_kept() {
+    for guest_first in [false, true] {
+        let (w, r, g) = Setup::new().small().established();
+        warms_up(&r, &g);
+        if guest_first {
+            g.sends("F. 1 ack 1001");
+            r.gets("F. 1 ack 1001");
+            r.sends("F. 1001 ack 2");
+            g.gets_last("F. 1001 ack 2");
+            g.sends("2 ack 1002");
+            r.gets_last("2 ack 1002");
+        } else {
+            r.sends("F. 1001 ack 1");
+            g.gets("F. 1001");
+            g.sends("F. 1 ack 1002");
+            r.gets("F. 1 ack 1002");
+            r.sends("1002 ack 2");
+            g.gets("1002 ack 2");
+        }
+        assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Closed));
+        assert_eq!(flow(&w, |f| (f.rx.reserved_pages, f.rec.is_none())), (0, true));
+        // TIME-WAIT is G's own: a repeated FIN passes, and so does the answer.
+        r.takes_all();
+        let fin = if guest_first { "F. 1001 ack 2" } else { "1002 ack 2" };
+        r.sends(fin);
+        assert_eq!(g.takes_all().len(), 1);
+        g.sends("2 ack 1002");
+        r.gets("2 ack 1002");
+        w.after_ms(63_000);
+        assert_eq!(w.state(), None, "forgotten after T_linger");
+    }
+}
+
+#[test]
+fn snoop_19_one_mark_one_reaction() {
+    let (w, r, g) = Setup { ecn: true, ..Setup::new() }.established();
+    warms_up(&r, &g);
+    sends_segments(&r, 1001, 2);
+    r.takes_all();
+    r.sends("3001:4001 ce");
+    r.gets("E. ack 4001");
+    r.sends("4001:5001 ect0");
+    r.gets("E. ack 5001");
+    r.sends("W. 5001:6001 ect0");
+    r.gets(". ack 6001");
+    r.sends("6001:7001 ect0");
+    r.gets(". ack 7001");
+    assert!(g.takes_all().iter().all(|s| s.packet.tcp().expect("TCP").0.tos & 3 != 3));
+    // A mark on something without data is no congestion of R's data.
+    r.sends("7001 ce");
+    g.gets_last("7001:7001 ect0");
+    r.sends("7001:8001");
+    r.gets(". ack 8001");
+    // Without ECN on the connection the mark is not touched.
+    let (_, r, g) = Setup::new().established();
+    r.sends("1:1001 ce");
+    r.gets(". ack 1001");
+    g.gets("1:1001 ce");
+    drop(w);
+}
