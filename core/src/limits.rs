@@ -45,8 +45,8 @@ pub const LEARNED_IPS_PER_PORT: usize = 16;
 
 /// Bytes of a flow table slot besides the caller's `T`: key 48, generation and marks 8.
 pub const FLOW_SLOT_OVERHEAD: usize = 56;
-/// Bytes of the hash index per flow at its emptiest: 4 B index + 1 B control at 7/16 load.
-pub const FLOW_INDEX_BYTES: usize = 12;
+/// Bytes of the hash index per flow at its emptiest: 8 B at 3/8 load.
+pub const FLOW_INDEX_BYTES: usize = 22;
 /// Bytes of a flow's place in the timing wheel (SEC-12).
 pub const FLOW_TIMER_BYTES: usize = 12;
 /// Bytes of a flow's record in the arena; only flows that owe something, or did within

@@ -3,8 +3,7 @@
 //! Sizes per flow are summed in [`crate::limits`]. Memory is taken as flows come:
 //!
 //! - Slots live in chunks of [`CHUNK`], allocated one by one and never moved.
-//! - The index is many small hash tables; some bits of the hash choose one. Each grows on its own,
-//!   so the most that is ever rehashed at once is one shard: about a thousand flows, not a million.
+//! - The index ([`super::index`]) grows in shards, so what is moved at once is small.
 //!
 //! Nothing shrinks: a table that once held a million flows keeps their memory for the next ones.
 //!
@@ -12,16 +11,13 @@
 //! of the same calls visits flows in the same order whatever the hash seeds are.
 
 use ahash::RandomState;
-use hashbrown::HashTable;
-use hashbrown::hash_table::Entry;
 
+use super::index::Index;
 use super::key::FlowKey;
 use crate::limits::FLOWS_MAX;
 
 /// Slots per chunk.
 const CHUNK: usize = 256;
-/// Flows per shard of the index when the table is full.
-const SHARD_FLOWS: usize = 1024;
 const INDEX_BITS: u32 = 22;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 
@@ -82,7 +78,7 @@ pub struct FlowTable<T> {
     slots: u32,
     capacity: u32,
     len: u32,
-    shards: Box<[HashTable<u32>]>,
+    index: Index,
     hasher: RandomState,
     /// Per guest port.
     ports: Vec<PortCount>,
@@ -96,14 +92,13 @@ impl<T> FlowTable<T> {
     #[must_use]
     pub fn new(capacity: u32, seeds: [u64; 4]) -> Self {
         let capacity = capacity.min(FLOWS_MAX);
-        let shards = (capacity as usize).div_ceil(SHARD_FLOWS).next_power_of_two();
         Self {
             chunks: Vec::new(),
             free: Vec::new(),
             slots: 0,
             capacity,
             len: 0,
-            shards: (0..shards).map(|_| HashTable::new()).collect(),
+            index: Index::new(capacity),
             hasher: RandomState::with_seeds(seeds[0], seeds[1], seeds[2], seeds[3]),
             ports: Vec::new(),
             hand: 0,
@@ -136,10 +131,7 @@ impl<T> FlowTable<T> {
     /// The flow with this key. Counts as a use for eviction.
     #[must_use]
     pub fn lookup(&mut self, key: &FlowKey) -> Option<FlowId> {
-        let hash = self.hasher.hash_one(key);
-        let chunks = &self.chunks;
-        let shard = &self.shards[shard_of(hash, self.shards.len())];
-        let index = *shard.find(hash, |&i| slot(chunks, i).key == *key)?;
+        let index = self.find(self.hasher.hash_one(key), key)?;
         let slot = slot_mut(&mut self.chunks, index);
         slot.used = true;
         Some(FlowId::new(index, slot.generation))
@@ -155,23 +147,12 @@ impl<T> FlowTable<T> {
     /// A new entry. If the key is there already, its value is replaced and its id stays.
     pub fn insert(&mut self, key: FlowKey, value: T) -> Result<FlowId, TableFull> {
         let hash = self.hasher.hash_one(key);
-        let shard = &mut self.shards[shard_of(hash, self.shards.len())];
-        let chunks = &self.chunks;
-        let hasher = &self.hasher;
-        let vacant = match shard.entry(
-            hash,
-            |&i| slot(chunks, i).key == key,
-            |&i| hasher.hash_one(slot(chunks, i).key),
-        ) {
-            Entry::Occupied(entry) => {
-                let index = *entry.get();
-                let slot = slot_mut(&mut self.chunks, index);
-                slot.value = Some(value);
-                slot.used = true;
-                return Ok(FlowId::new(index, slot.generation));
-            }
-            Entry::Vacant(entry) => entry,
-        };
+        if let Some(index) = self.find(hash, &key) {
+            let slot = slot_mut(&mut self.chunks, index);
+            slot.value = Some(value);
+            slot.used = true;
+            return Ok(FlowId::new(index, slot.generation));
+        }
         let port = port_mut(&mut self.ports, key.port);
         if port.flows >= port.flows_max {
             return Err(TableFull::Port);
@@ -180,7 +161,7 @@ impl<T> FlowTable<T> {
             return Err(TableFull::Table);
         }
         let index = self.free.pop().unwrap_or(self.slots);
-        vacant.insert(index);
+        self.index.insert(hash, index);
         port.flows += 1;
         self.len += 1;
         if index < self.slots {
@@ -206,10 +187,7 @@ impl<T> FlowTable<T> {
         let key = slot.key;
         let hash = self.hasher.hash_one(key);
         let index = id.0 & INDEX_MASK;
-        let shard = &mut self.shards[shard_of(hash, self.shards.len())];
-        if let Ok(entry) = shard.find_entry(hash, |&i| i == index) {
-            entry.remove();
-        }
+        self.index.remove(hash, index);
         self.free.push(index);
         self.len -= 1;
         self.port_mut(key.port).flows -= 1;
@@ -282,6 +260,11 @@ impl<T> FlowTable<T> {
         None
     }
 
+    #[inline]
+    fn find(&self, hash: u64, key: &FlowKey) -> Option<u32> {
+        self.index.find(hash, |i| slot(&self.chunks, i).key == *key)
+    }
+
     fn slot_of(&self, id: FlowId) -> Option<&Slot<T>> {
         let slot = self.chunks.get(id.index() / CHUNK)?.get(id.index() % CHUNK)?;
         (u32::from(slot.generation) == id.generation()).then_some(slot)
@@ -312,11 +295,6 @@ fn slot<T>(chunks: &[Vec<Slot<T>>], index: u32) -> &Slot<T> {
 
 fn slot_mut<T>(chunks: &mut [Vec<Slot<T>>], index: u32) -> &mut Slot<T> {
     &mut chunks[index as usize / CHUNK][index as usize % CHUNK]
-}
-
-/// `hashbrown` uses the lowest bits and the highest seven; these are in between.
-fn shard_of(hash: u64, shards: usize) -> usize {
-    (hash >> 32) as u32 as usize & (shards - 1)
 }
 
 #[cfg(test)]

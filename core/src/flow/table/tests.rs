@@ -3,6 +3,7 @@
 use super::*;
 use crate::flow::key::tests::key;
 use crate::limits::{FLOW_INDEX_BYTES, FLOW_SLOT_OVERHEAD, FLOW_STATE_BYTES};
+use crate::tcp::flow::Flow;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -157,10 +158,7 @@ fn a_replaced_value_keeps_its_id_and_counts_once() {
 #[test]
 fn a_million_flows_cost_what_limits_says_and_no_shard_is_large() {
     const FLOWS: u32 = 1_000_000;
-    type State = [u64; FLOW_STATE_BYTES / 8];
-    let _: () = const { assert!(size_of::<Slot<State>>() - size_of::<State>() <= 64) };
-    let niche = size_of::<Slot<Box<u8>>>() - size_of::<Box<u8>>();
-    assert_eq!(niche, FLOW_SLOT_OVERHEAD);
+    assert_eq!(size_of::<Slot<Flow>>(), FLOW_STATE_BYTES + FLOW_SLOT_OVERHEAD);
 
     let mut table = FlowTable::new(FLOWS, SEEDS);
     assert!(table.chunks.is_empty(), "memory is taken as flows come");
@@ -168,9 +166,8 @@ fn a_million_flows_cost_what_limits_says_and_no_shard_is_large() {
         table.insert(key(n), ()).unwrap();
     }
     assert_eq!(table.insert(key(FLOWS), ()), Err(TableFull::Table));
-    let index: usize = table.shards.iter().map(HashTable::allocation_size).sum();
-    assert!(index <= FLOWS as usize * FLOW_INDEX_BYTES, "{index} bytes");
-    let largest = table.shards.iter().map(HashTable::len).max().unwrap();
-    assert!(largest < 1200, "the most that is rehashed at once: {largest}");
+    let (bytes, largest) = table.index.bytes_and_largest();
+    assert!(bytes <= FLOWS as usize * FLOW_INDEX_BYTES, "{bytes} bytes");
+    assert!(largest < 1200, "the most that is moved at once: {largest}");
     assert!((0..FLOWS).step_by(997).all(|n| table.lookup(&key(n)).is_some()));
 }
