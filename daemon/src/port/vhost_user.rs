@@ -31,7 +31,7 @@ use crate::vhost::protocol::{Broken, Channel, Message, Refusal, Reply};
 use crate::vhost::queue::{Polled, PushError};
 use crate::vhost::ring::RingFault;
 use crate::vhost::session::Session;
-use crate::vhost::vring::{Kick, Vring};
+use crate::vhost::vring::Vring;
 use crate::vhost::{Event, Source};
 
 /// Queue pairs at most: the message that sets a kick descriptor has eight bits for a queue index.
@@ -240,11 +240,10 @@ impl VhostUserPort {
 
     /// The driver kicked.
     pub fn handle_kick(&mut self, vring: u16) {
-        let Some((_, session)) = &self.connection else { return };
-        if let Some(Kick::Fd(kick)) = session.vrings.get(usize::from(vring)).map(|v| &v.kick) {
-            kick.clear();
-            self.stats.kicks += 1;
-        }
+        let Some((_, session)) = &mut self.connection else { return };
+        session.handle_kick(vring);
+        self.stats.kicks += 1;
+        self.events.extend(std::iter::from_fn(|| session.poll_event()));
     }
 
     /// Shows the guest that its frames were taken, and signals if it wants to know.

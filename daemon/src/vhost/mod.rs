@@ -17,9 +17,11 @@
 //! 1. **The guest: not at all.** Every value from guest memory is copied once and then checked. A
 //!    ring that lies is out of use until its driver resets it; nothing else suffers.
 //! 2. **The front-end: not with our memory or our time.** Any bytes and descriptors in any order
-//!    are refused or obeyed; nothing blocks. Two things a hostile front-end process (not its guest)
-//!    can still do, and no back-end that maps its memory can prevent: truncate an unsealed memory
-//!    file under us, and clear O_NONBLOCK on an eventfd it has filled. Give each VMM its own user.
+//!    are refused or obeyed; nothing blocks. Three things a hostile front-end process (not its
+//!    guest) can still do, and no back-end that maps its memory can prevent: truncate an unsealed
+//!    memory file under us (SIGBUS), back memory with a file system that never answers (a stall),
+//!    and clear O_NONBLOCK on an eventfd that it has filled (a stall). Who may start a VMM on a
+//!    port of this daemon can stop the daemon.
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
 pub mod features;

@@ -117,6 +117,17 @@ impl Session {
         }
     }
 
+    /// The driver kicked. A descriptor that would wake us for ever is given up; the ring is then
+    /// only looked at together with others.
+    pub fn handle_kick(&mut self, vring: u16) {
+        let index = usize::from(vring);
+        if let Some(Kick::Fd(kick)) = self.vrings.get(index).map(|v| &v.kick)
+            && !kick.clear()
+        {
+            self.replace_kick(index, Kick::Polled);
+        }
+    }
+
     /// Obeys one message. `Some` must be sent back; without it, the caller acknowledges if asked.
     pub fn handle(&mut self, mut message: Message) -> Result<Option<Reply>, Refusal> {
         let request = message.request().ok_or(Refusal::Unsupported(message.code))?;

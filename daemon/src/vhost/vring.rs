@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::io::Errno;
 
 use super::protocol::Refusal;
 use super::queue::Queue;
@@ -47,10 +48,15 @@ impl Notifier {
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Takes what is pending, so that a level-triggered wait goes quiet.
-    pub fn clear(&self) {
+    /// Takes what is pending, so that a level-triggered wait goes quiet. `false`: it never will,
+    /// because the other end is gone, or this is something else that cannot be read.
+    #[must_use]
+    pub fn clear(&self) -> bool {
         let mut count = [0; 512];
-        let _ = rustix::io::read(&self.0, &mut count);
+        match rustix::io::read(&self.0, &mut count) {
+            Ok(len) => len > 0,
+            Err(error) => error == Errno::AGAIN || error == Errno::INTR,
+        }
     }
 }
 

@@ -415,6 +415,21 @@ fn kicks_are_counted_and_cleared() {
 }
 
 #[test]
+fn a_kick_descriptor_that_would_wake_us_for_ever_is_given_up() {
+    let mut world = World::running(LINUX);
+    let (read, write) = rustix::pipe::pipe().unwrap();
+    assert!(world.is_obeyed(Req::SET_VRING_KICK, &1_u64.to_ne_bytes(), &[read]));
+    assert_eq!(world.events(), ["unwatch", "watch 1"]);
+    rustix::io::write(&write, &1_u64.to_ne_bytes()).unwrap();
+    world.port.handle_kick(1);
+    assert_eq!(world.events(), [""; 0]);
+    drop(write);
+    world.port.handle_kick(1);
+    assert_eq!(world.events(), ["unwatch"]);
+    assert!(world.link().is_some(), "the ring runs on");
+}
+
+#[test]
 fn a_legacy_driver_without_version_1_gets_the_short_header() {
     let mut world = World::running(bit::PROTOCOL_FEATURES);
     let buffer = world.put_frame(BUFFERS, 10, b"short header");
