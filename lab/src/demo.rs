@@ -1,8 +1,9 @@
 //! `make demo`: three real guests on one core, three paths into one of them, interleaved.
 
 use std::fs;
+use std::ops::RangeInclusive;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nightporter_guest::control::{Command, Reply};
@@ -13,7 +14,7 @@ use crate::cpus::Cores;
 use crate::image::{Image, log_dir, source_root};
 use crate::process;
 use crate::progress::Progress;
-use crate::report::{Cell, Path3, Report, Row, checks};
+use crate::report::{Cell, GuestShare, Path3, Report, Row, checks};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
 use crate::transfer::{Outcome, Upload};
@@ -30,6 +31,8 @@ const BULK: usize = 50_000_000;
 /// Repetitions of the bulk row.
 const BULK_ROUNDS: usize = 7;
 
+/// Until then a run goes on beyond its least number of transfers: medians of more are steadier.
+const EXTRA_ROUNDS_LIMIT: Duration = Duration::from_secs(120);
 /// No transfer takes this long unless something is broken.
 const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
 /// Transfers start at a random moment of the guests' scheduling cycle (3 x 30 ms, or the quota's
@@ -44,7 +47,7 @@ const FAILURES_MAX: usize = 10;
 pub struct Options {
     /// How the guests compete.
     pub scheduler: Scheduler,
-    /// Transfers for each path and size.
+    /// Transfers for each path and size, at least; twice that if there is time.
     pub transfers: usize,
     /// The paths, in table order.
     pub paths: Vec<Path3>,
@@ -83,13 +86,14 @@ pub fn run(options: &Options) -> Result<()> {
     lab.warm_up()?;
     let competition = Competition::start(options.scheduler, &cores, &lab.world.guests, &run_dir)?;
     lab.start_load(options.scheduler)?;
+    let before = lab.clock()?;
     let cells = lab.measure(options, &mut progress)?;
     let report = Report {
         scheduler: options.scheduler,
         accel,
         host_kernel: host_kernel()?,
         cores: cores.others.len() + 1,
-        load_share_percent: lab.load_shares(options.scheduler)?,
+        guests: lab.guest_shares(&before, options.scheduler)?,
         checks: Vec::new(),
         rows: cells.iter().filter_map(Row::of).collect(),
     };
@@ -129,7 +133,8 @@ impl Lab {
         }
         for path in paths {
             for bytes in [SIZES[0], SIZES[2], SIZES[2]] {
-                let outcome = self.transfer(path, &Upload::new(bytes, 0));
+                self.select(path)?;
+                let outcome = self.send(path, &Upload::new(bytes, 0));
                 let outcome = outcome.with_context(|| format!("first transfer over {path}"))?;
                 if !outcome.hash_ok {
                     bail!("the first transfer over {path} arrived damaged");
@@ -151,46 +156,72 @@ impl Lab {
         Ok(())
     }
 
-    /// How much of the core each guest's load got, percent.
-    fn load_shares(&mut self, scheduler: Scheduler) -> Result<Vec<u64>> {
-        if scheduler.load_percent().is_none() {
-            return Ok(Vec::new());
+    /// What each guest got of the core since `before`.
+    fn guest_shares(&mut self, before: &Clock, scheduler: Scheduler) -> Result<Vec<GuestShare>> {
+        let now = self.clock()?;
+        let elapsed = now.at.duration_since(before.at).as_secs_f64();
+        let mut shares = Vec::new();
+        for (index, guest) in self.world.guests.iter_mut().enumerate() {
+            let used = now.vcpu[index].saturating_sub(before.vcpu[index]).as_secs_f64();
+            let load_done_percent = match scheduler.load_percent() {
+                None => 0,
+                Some(_) => match guest.call(&Command::LoadStatus)? {
+                    Reply::Load { done_ms, elapsed_ms, .. } => done_ms * 100 / elapsed_ms.max(1),
+                    other => bail!("load status was answered with {other:?}"),
+                },
+            };
+            let cpu_percent = (used / elapsed * 100.0).round();
+            shares.push(GuestShare { cpu_percent, load_done_percent });
         }
-        let share = |guest: &mut Guest| match guest.call(&Command::LoadStatus)? {
-            Reply::Load { done_ms, elapsed_ms, .. } => Ok(done_ms * 100 / elapsed_ms.max(1)),
-            other => bail!("load status was answered with {other:?}"),
-        };
-        self.world.guests.iter_mut().map(share).collect()
+        Ok(shares)
+    }
+
+    fn clock(&self) -> Result<Clock> {
+        let vcpu = self.world.guests.iter().map(Guest::vcpu_time).collect::<Result<_>>()?;
+        Ok(Clock { at: Instant::now(), vcpu })
     }
 
     fn measure(&mut self, options: &Options, progress: &mut Progress) -> Result<Vec<Cell>> {
-        let mut plan = vec![(options.transfers, SIZES.to_vec())];
-        if options.scheduler == Scheduler::Idle {
-            plan.push((BULK_ROUNDS, vec![BULK]));
-        }
-        let total: usize =
-            plan.iter().map(|(rounds, sizes)| rounds * sizes.len() * options.paths.len()).sum();
         let mut random = options.seed;
-        let (mut done, mut failed) = (0, 0);
-        let mut cells = Vec::new();
-        for (rounds, sizes) in plan {
-            let mut group: Vec<Cell> = sizes
-                .iter()
-                .flat_map(|&bytes| options.paths.iter().map(move |&path| new_cell(path, bytes)))
-                .collect();
-            for _ in 0..rounds {
-                for index in shuffled(group.len(), &mut random) {
-                    let cell = &mut group[index];
-                    let text = format!("{} bytes over {}", cell.bytes, cell.path);
-                    progress.update(done, total, &text);
-                    failed += usize::from(!self.one(cell, &mut random)?);
-                    done += 1;
-                    if failed > FAILURES_MAX {
-                        bail!("too many failed transfers: {:?}", group[index].failures);
-                    }
+        let rounds = options.transfers..=2 * options.transfers;
+        let mut cells = self.rounds(rounds, &SIZES, options, &mut random, progress)?;
+        if options.scheduler == Scheduler::Idle {
+            let bulk = BULK_ROUNDS..=BULK_ROUNDS;
+            cells.extend(self.rounds(bulk, &[BULK], options, &mut random, progress)?);
+        }
+        Ok(cells)
+    }
+
+    /// Rounds of one transfer for each path and size in random order: at least the lower number,
+    /// then more, up to the upper one, as long as the time for it lasts.
+    fn rounds(
+        &mut self,
+        rounds: RangeInclusive<usize>,
+        sizes: &[usize],
+        options: &Options,
+        random: &mut u64,
+        progress: &mut Progress,
+    ) -> Result<Vec<Cell>> {
+        let start = Instant::now();
+        let mut cells: Vec<Cell> = sizes
+            .iter()
+            .flat_map(|&bytes| options.paths.iter().map(move |&path| new_cell(path, bytes)))
+            .collect();
+        let total = rounds.end() * cells.len();
+        let mut failed = 0;
+        for round in 0..*rounds.end() {
+            if round >= *rounds.start() && start.elapsed() > EXTRA_ROUNDS_LIMIT {
+                break;
+            }
+            for (position, index) in shuffled(cells.len(), random).into_iter().enumerate() {
+                let cell = &mut cells[index];
+                let text = format!("{} bytes over {}", cell.bytes, cell.path);
+                progress.update(round * sizes.len() * options.paths.len() + position, total, &text);
+                failed += usize::from(!self.one(cell, random)?);
+                if failed > FAILURES_MAX {
+                    bail!("too many failed transfers: {:?}", cells[index].failures);
                 }
             }
-            cells.append(&mut group);
         }
         Ok(cells)
     }
@@ -198,8 +229,9 @@ impl Lab {
     /// One transfer at a random moment; whether it came through.
     fn one(&mut self, cell: &mut Cell, random: &mut u64) -> Result<bool> {
         let upload = Upload::new(cell.bytes, splitmix64(random));
+        self.select(cell.path)?;
         thread::sleep(random_pause(random)); // the point of it: see PAUSE_MIN_US
-        match self.transfer(cell.path, &upload) {
+        match self.send(cell.path, &upload) {
             Ok(outcome) => cell.outcomes.push(outcome),
             Err(error) => {
                 if let Some(daemon) = &mut self.world.daemon {
@@ -212,16 +244,26 @@ impl Lab {
         Ok(true)
     }
 
-    fn transfer(&mut self, path: Path3, upload: &Upload) -> Result<Outcome> {
-        let net = if path == Path3::Tap { Net::Tap } else { Net::Nightporter };
+    /// Turns the receiver's offload on or off as the path needs it.
+    fn select(&mut self, path: Path3) -> Result<()> {
         let on = path == Path3::AckOffload;
-        if net == Net::Nightporter && self.offload != Some(on) {
+        if path != Path3::Tap && self.offload != Some(on) {
             self.world.daemon()?.set_offload(&guest_name(RECEIVER), on)?;
             self.offload = Some(on);
         }
-        let to = address(RECEIVER, net);
-        self.world.remote().enter(|| upload.send(to, TRANSFER_LIMIT))
+        Ok(())
     }
+
+    fn send(&self, path: Path3, upload: &Upload) -> Result<Outcome> {
+        let net = if path == Path3::Tap { Net::Tap } else { Net::Nightporter };
+        self.world.remote().enter(|| upload.send(address(RECEIVER, net), TRANSFER_LIMIT))
+    }
+}
+
+/// A moment, and what each guest's vCPU had used of its core by then.
+struct Clock {
+    at: Instant,
+    vcpu: Vec<Duration>,
 }
 
 fn new_cell(path: Path3, bytes: usize) -> Cell {

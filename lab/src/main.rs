@@ -24,7 +24,7 @@ enum Command {
         /// How the guests compete.
         #[arg(long, value_enum, default_value = "rr30")]
         sched: Scheduler,
-        /// Transfers for each path and size.
+        /// Transfers for each path and size, at least; twice that if there is time.
         #[arg(long, default_value_t = 30)]
         transfers: usize,
         /// Only these paths.

@@ -156,8 +156,7 @@ fn reboot(world: &mut World) -> Result<()> {
 /// daemon has acknowledged by then can never be delivered; the remote must hear of it.
 fn killed(world: &mut World) -> Result<()> {
     let remote = world.remote().clone();
-    // Within the window of the guest's SYN-ACK, for it can say nothing more (COM-29).
-    let upload = Upload::new(50_000, 7);
+    let upload = Upload::new(100_000, 7);
     let mut sending = remote.enter(|| upload.connect(nightporter(), LIMIT))?;
     world.guests[0].signal(Signal::SIGSTOP)?;
     sending.write()?;

@@ -24,6 +24,9 @@ use crate::sys;
 /// How long a VMM may take to connect its serial port.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
+/// The kernel counts CPU time in 1/100 s for user space, whatever its own tick (USER_HZ).
+const MS_PER_TICK: u64 = 10;
+
 /// How a NIC is attached to the host.
 #[derive(Debug, Clone)]
 pub enum Attach {
@@ -161,6 +164,23 @@ impl Guest {
         }
         ensure!(!threads.is_empty(), "{} has no vCPU thread", self.name);
         Ok(threads)
+    }
+
+    /// CPU time its vCPU threads have used so far.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn vcpu_time(&self) -> Result<Duration> {
+        let mut ticks = 0;
+        for thread in self.vcpu_threads()? {
+            let stat = fs::read_to_string(format!("/proc/{thread}/stat"))?;
+            // Fields after the name in parentheses: utime and stime are 14 and 15 of all, from 1.
+            let fields = stat.rsplit_once(')').context("a stat line has a name")?.1;
+            for field in fields.split_whitespace().skip(11).take(2) {
+                ticks += field.parse::<u64>()?;
+            }
+        }
+        Ok(Duration::from_millis(ticks * MS_PER_TICK))
     }
 
     /// Kills the VMM at once, as a crash would.
