@@ -14,6 +14,8 @@ mod com;
 mod handshake;
 mod snoop_accept;
 mod snoop_control;
+mod snoop_guest;
+mod snoop_window;
 
 use common::World;
 use common::world::Peer;

@@ -1,0 +1,252 @@
+//! SNOOP-33 to SNOOP-43: windows and probes toward R, and who answers for G.
+
+use crate::common::Setup;
+use crate::common::world::Peer;
+use crate::{GUEST, flow, sends_segments, warms_up};
+use nightporter_core::limits;
+use nightporter_core::tcp::flow::{State, Why};
+
+/// R sends all that H's window takes; returns where it ends.
+fn fills_window(r: &Peer<'_>, from: i64) -> i64 {
+    let mut next = from;
+    let mut room = 1000;
+    while room > 0 {
+        let end = next + i64::from(room.min(60_000));
+        let gso = if end - next > 1000 { " gso 1000" } else { "" };
+        r.sends(&format!("{next}:{end}{gso}"));
+        next = end;
+        room = r.gets_last_any().window();
+    }
+    next
+}
+
+#[test]
+fn snoop_33_a_full_buffer_closes_the_window_and_stays_on() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(1);
+    let end = fills_window(&r, 1001);
+    assert!(end > 200_000, "{end}");
+    for _ in 0..12 {
+        w.after_ms(5000);
+        r.sends(&format!("{}", end - 1));
+    }
+    assert!(r.takes_all().iter().all(|a| (i64::from(a.ack()), a.window()) == (end, 0)));
+    assert_eq!(w.state(), Some(State::On));
+    assert_eq!(flow(&w, |f| f.held_bytes()) as i64, end - 1001);
+    let drops = w.0.borrow().engine.drops(GUEST).expect("a port").iter().sum::<u64>();
+    assert_eq!(drops, 0, "all that was promised was taken");
+}
+
+#[test]
+fn snoop_34_the_reopened_window_is_said_twice() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    w.after_ms(1000);
+    g.stops(1);
+    let end = fills_window(&r, 1001);
+    g.runs();
+    let acked = i64::from(g.gets_last_any().range().1);
+    r.takes_all();
+    g.sends(&format!("ack {acked}"));
+    let update = r.gets(&format!("ack {end}"));
+    assert!(update.window() >= 1000);
+    w.after_ms(limits::WINDOW_UPDATE_REPEAT.as_millis() + 1);
+    assert_eq!(r.gets(&format!("ack {end}")).window(), update.window());
+    w.after_ms(10_000);
+    r.gets_nothing();
+}
+
+#[test]
+fn snoop_34_no_update_for_crumbs() {
+    let (_, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(1);
+    fills_window(&r, 1001);
+    g.runs();
+    g.takes_all();
+    r.takes_all();
+    for n in 1..9_i64 {
+        g.sends(&format!("ack {}", 1001 + 100 * n));
+    }
+    r.gets_nothing();
+    g.sends("ack 2129");
+    assert_eq!(r.takes_all().len(), 1);
+}
+
+#[test]
+fn snoop_35_every_probe_is_answered_at_once() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(1);
+    let end = fills_window(&r, 1001);
+    let edge = flow(&w, |f| f.rx.re - f.rx.g_una) as i64 + 1001;
+    for n in 0..10 {
+        let probe =
+            if n % 2 == 0 { format!("{}", end - 1) } else { format!("{edge}:{}", edge + 1) };
+        r.sends(&probe);
+        r.gets(&format!("ack {end} win 0"));
+        w.after_ms(100);
+    }
+    assert_eq!(flow(&w, |f| f.rx.rcv_nxt - f.rx.g_una) as i64, end - 1001);
+}
+
+#[test]
+fn snoop_36_a_stopped_guest_is_found_out() {
+    // R's keepalive, five times a second apart, once the connection was idle.
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    w.after_ms(60_000);
+    r.takes_all();
+    g.stops(100);
+    for _ in 0..5 {
+        r.sends("1000");
+        w.after_ms(1000);
+    }
+    r.gets_nothing();
+    // With bytes held H answers, but only for T_alive.
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(100);
+    r.sends("1001:2001");
+    let mut answered = 0;
+    for _ in 0..30 {
+        w.after_ms(1000);
+        r.takes_all();
+        r.sends("2000");
+        answered += r.takes_all().len();
+    }
+    assert!((9..=10).contains(&answered), "{answered}");
+}
+
+#[test]
+fn snoop_36_a_keepalive_carries_nothing_stale_to_the_guest() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.sends("1:2001 ack 1001 gso 1000");
+    r.sends("1001 ack 2001 win 32000");
+    g.gets("ack 2001 win 32000");
+    w.after_ms(1000);
+    // Delayed in the network: an older ack and window, an older clock.
+    r.sends("1000 ack 1001 win 64000 <ts 100>");
+    let seen = g.gets_last_any();
+    assert_eq!((seen.range(), seen.ack(), seen.window()), ((1000, 1000), 2001, 32_000));
+    // And one that acknowledges what G never sent goes nowhere.
+    r.is_forged("1000 ack 9001");
+    g.gets_nothing();
+}
+
+#[test]
+fn snoop_37_a_lost_ack_makes_no_second_delivery() {
+    let (_, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    sends_segments(&r, 1001, 3);
+    r.takes_all(); // which the network loses
+    g.takes_all();
+    r.sends("1001:2001");
+    r.gets("ack 4001 <sack 1001:2001>");
+    r.sends("2001:3001");
+    r.gets("ack 4001 <sack 2001:3001>");
+    g.gets_nothing();
+}
+
+#[test]
+fn snoop_39_the_buffer_grows_with_what_the_guest_drains() {
+    let (w, r, g) = Setup { budget_bytes: 16 << 20, ..Setup::new() }.established();
+    warms_up(&r, &g);
+    let mut next = 1001;
+    let mut sizes = vec![flow(&w, |f| f.rx.buffer_bytes)];
+    for _ in 0..6 {
+        g.stops(1);
+        next = fills_window(&r, next);
+        g.runs();
+        while i64::from(flow(&w, |f| f.held_bytes()) as u32) > 0 {
+            let acked = g.gets_last_any().range().1;
+            g.sends(&format!("ack {acked}"));
+        }
+        r.takes_all();
+        sizes.push(flow(&w, |f| f.rx.buffer_bytes));
+    }
+    assert!(sizes.windows(2).all(|w| w[1] >= w[0]), "{sizes:?}");
+    assert!(u64::from(sizes[6]) > 3 << 20, "{sizes:?}");
+    assert!(u64::from(sizes[6]) <= limits::FLOW_BUFFER_MAX, "{sizes:?}");
+    let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.reserved_pages)).expect("a VM");
+    assert!(vm <= 257, "{vm} pages");
+}
+
+#[test]
+fn snoop_39_no_more_is_promised_than_the_budget_has() {
+    // Three flows and room for little more than the first windows (INV-06, LIFE-03).
+    let setup = Setup { budget_bytes: 640 * 1024, ..Setup::new() };
+    let w = setup.opens();
+    let pairs: Vec<_> = (0..4).map(|_| w.connects()).collect();
+    let on = pairs.iter().enumerate().filter(|(n, _)| w.flow(*n, |f| f.state) == Some(State::On));
+    assert!(on.count() >= 2);
+    for ring in [1, 0] {
+        w.ring_takes(0, ring);
+    }
+    for (n, (r, _)) in pairs.iter().enumerate() {
+        if w.flow(n, |f| f.state) == Some(State::On) {
+            fills_window(r, 1);
+        }
+    }
+    let used = w.engine(|e, _| e.arena().pages_total() - e.arena().free_pages());
+    assert!(used <= 640 / 16, "{used} pages of 40");
+}
+
+#[test]
+fn snoop_40_a_wakened_guest_is_fed_as_it_acknowledges() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(1);
+    let end = fills_window(&r, 1001);
+    g.runs();
+    // All within the same instant: no timer is needed.
+    let mut rounds = 0;
+    while flow(&w, |f| f.held_bytes()) > 0 {
+        let acked = g.gets_last_any().range().1;
+        g.sends(&format!("ack {acked}"));
+        rounds += 1;
+    }
+    assert!(rounds <= end / 32_000, "{rounds}");
+    assert_eq!(w.now(), Setup::new().start);
+}
+
+#[test]
+fn snoop_42_a_guest_that_answers_by_another_path() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    r.takes_all();
+    w.after_ms(6000);
+    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Drain, Why::Asymmetric));
+    assert!(!g.takes_all().is_empty());
+    let edge = flow(&w, |f| f.rx.re);
+    r.sends("1001:2001");
+    let unit = 128; // of rounding, which keeps what R sees from moving left
+    assert!(flow(&w, |f| f.rx.re) < edge + unit, "no new promise");
+}
+
+#[test]
+fn snoop_44_acks_that_the_network_loses_are_made_good() {
+    // R hears one ACK in two, and sends again what it has not heard of.
+    let (_, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    let mut acked = 1001_i64;
+    let mut lost = false;
+    let mut sent = 0;
+    while acked < 101_001 {
+        r.sends(&format!("{acked}:{}", acked + 1000));
+        sent += 1;
+        for ack in r.takes_all() {
+            lost = !lost;
+            if !lost {
+                acked = acked.max(i64::from(ack.ack()));
+            }
+        }
+        let end = g.takes_all().last().map(|s| s.range().1);
+        if let Some(end) = end {
+            g.sends(&format!("ack {end}"));
+        }
+    }
+    assert!(sent < 400, "{sent}");
+}
