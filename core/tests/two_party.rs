@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use common::segment::pattern_bytes;
 use common::setup::ALL_FEATURES;
 use common::world::{Peer, mac};
-use common::{Setup, Side, World};
+use common::{Random, Setup, Side, World};
 use nightporter_core::engine::PortFeatures;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Duration;
@@ -29,22 +29,6 @@ thread_local! {
 
 fn clock_ms() -> u32 {
     CLOCK_MS.get()
-}
-
-/// xorshift64 (Marsaglia 2003).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 >> 11
-    }
-
-    fn percent(&mut self, percent: u64) -> bool {
-        self.next() % 100 < percent
-    }
 }
 
 /// The two ends of a wire, as smoltcp's device.
@@ -235,7 +219,7 @@ fn run(case: &Case) -> Outcome {
     let setup = Setup { features: case.features, ..Setup::new() };
     let world = setup.opens();
     let (r, g) = world.pair(&setup);
-    let mut random = Random(case.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random::new(case.seed);
     let mut remote = Party::new(&r, 2, case.bytes[0], case.buffers, random.next());
     let mut guest = Party::new(&g, 1, case.bytes[1], case.buffers, random.next());
     guest.read_rate = case.read_rate;

@@ -15,12 +15,14 @@
 #![allow(clippy::cast_possible_truncation, reason = "tests take numbers apart")]
 
 pub mod monitor;
+pub mod random;
 pub mod segment;
 pub mod setup;
 pub mod world;
 
 #[allow(unused_imports, reason = "as above")]
 pub use self::{
+    random::Random,
     segment::{Seen, Spec},
     setup::Setup,
     world::{Peer, Side, World},

@@ -12,10 +12,13 @@ mod common;
 
 mod com;
 mod handshake;
+mod life;
+mod sec;
 mod snoop_accept;
 mod snoop_control;
 mod snoop_guest;
 mod snoop_window;
+mod vm_to_vm;
 
 use common::World;
 use common::world::Peer;

@@ -1,0 +1,372 @@
+//! LIFE-01 to LIFE-11: tables, memory, drivers, guests, daemons and clocks that come and go.
+
+use crate::common::segment::pattern_bytes;
+use crate::common::world::mac;
+use crate::common::{Setup, Spec, World};
+use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
+use nightporter_core::engine::{PortConfig, PortId, Verdict};
+use nightporter_core::limits;
+use nightporter_core::tcp::flow::{State, Why};
+use nightporter_core::time::Duration;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use zerocopy::IntoBytes;
+
+#[test]
+fn life_01_a_flood_of_syns_costs_a_fixed_amount_of_memory() {
+    let setup = Setup { flows_max: 8, ..Setup::new() };
+    let (w, r, g) = setup.established();
+    warms_up(&r, &g);
+    // Of 20,000 attempts G answers every tenth: its accept queue is long.
+    let syn = r.frame_of("S 0");
+    let syn_ack = g.frame_of("S. 0 ack 1");
+    for n in 0..20_000_u32 {
+        let port = (1024 + n % 60_000) as u16;
+        let mut frame = syn.clone();
+        frame[34..36].copy_from_slice(&port.to_be_bytes());
+        frame[38..42].copy_from_slice(&n.to_be_bytes());
+        crate::common::segment::fix_tcp_checksum(&mut frame);
+        assert_eq!(from_uplink(&w, &frame), Verdict::Forward(GUEST));
+        if n % 10 == 0 {
+            let mut frame = syn_ack.clone();
+            frame[36..38].copy_from_slice(&port.to_be_bytes());
+            frame[42..46].copy_from_slice(&n.wrapping_add(1).to_be_bytes());
+            crate::common::segment::fix_tcp_checksum(&mut frame);
+            w.frame(GUEST, VirtioNetHdr::default(), &frame);
+        }
+        w.0.borrow_mut().strays.clear();
+        if n % 100 == 0 {
+            // The live flow goes on.
+            let at = 1001 + i64::from(n) / 100 * 10;
+            r.sends(&format!("{at}:{}", at + 10));
+            r.gets_last(&format!("ack {}", at + 10));
+            g.gets_last(&format!("{at}:{}", at + 10));
+            g.sends(&format!("ack {}", at + 10));
+            r.takes_all();
+        }
+    }
+    assert_eq!(w.state(), Some(State::On));
+    assert!(w.0.borrow().engine.flows().count() <= 8);
+}
+
+#[test]
+fn life_01_a_full_table_passes() {
+    let setup = Setup { flows_max: 2, ..Setup::new() };
+    let w = setup.opens();
+    let pairs: Vec<_> = (0..3).map(|_| w.connects()).collect();
+    for (r, g) in &pairs[..2] {
+        r.sends("1:1001");
+        r.gets("1 ack 1001");
+        g.gets("1:1001");
+    }
+    let (r, g) = &pairs[2];
+    assert_eq!(w.flow(2, |f| f.state), None);
+    r.sends("1:1001 ack 1");
+    g.gets("1:1001 ack 1");
+    r.gets_nothing();
+    g.sends("1 ack 1001");
+    r.gets("1 ack 1001");
+    let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.counters)).expect("a VM");
+    assert_eq!(vm.flows_refused, 1);
+}
+
+#[test]
+fn life_02_only_what_owes_nothing_makes_room() {
+    let setup = Setup { flows_max: 3, ..Setup::new() };
+    let w = setup.opens();
+    let held = w.connects();
+    held.0.sends("1:1001"); // G does not acknowledge it
+    let idle = w.connects();
+    warms_up(&idle.0, &idle.1);
+    w.after_ms(5000); // idle flows are parked by now
+    let newcomers: Vec<_> = (0..20).map(|_| w.connects()).collect();
+    assert_eq!(w.flow(0, |f| f.state), Some(State::On), "it holds bytes");
+    assert_eq!(w.flow(0, |f| f.held_bytes()), Some(1000));
+    assert!(w.0.borrow().engine.flows().count() <= 3);
+    // The one that had to go was in the middle of nothing: it works on, as it is.
+    let (r, g) = &idle;
+    r.takes_all();
+    g.takes_all();
+    w.0.borrow_mut().conns[1].monitor.lenient = true;
+    r.sends("1001:2001 ack 1");
+    g.gets_last("1001:2001 ack 1");
+    drop(newcomers);
+}
+
+#[test]
+fn life_02_an_idle_connection_is_forgotten_after_an_hour_and_not_before() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    w.after_ms(limits::T_IDLE.as_millis() - 10_000);
+    assert_eq!(w.state(), Some(State::On));
+    w.after_ms(30_000);
+    assert_eq!(w.state(), None);
+    r.takes_all();
+    r.sends("1001:2001 ack 1");
+    g.gets("1001:2001 ack 1");
+    r.gets_nothing();
+    // One that owes bytes is never forgotten.
+    let (w, r, g) = Setup::new().established();
+    g.stops(1);
+    r.sends("1:1001");
+    w.after_ms(3 * limits::T_IDLE.as_millis());
+    assert_eq!(flow(&w, |f| f.held_bytes()), 1000);
+}
+
+#[test]
+fn life_03_memory_pressure_never_touches_what_was_acknowledged() {
+    // The arena has fewer pages than the budgets together could want: the last are refused.
+    let setup = Setup { budget_bytes: 1 << 20, arena: (64, 4), ..Setup::new() };
+    let w = setup.opens();
+    let pairs: Vec<_> = (0..8).map(|_| w.connects()).collect();
+    w.ring_takes(0, 0);
+    for round in 0..40_i64 {
+        for (n, (r, _)) in pairs.iter().enumerate() {
+            let at = 1 + 5000 * round;
+            if w.flow(n, |f| f.state) == Some(State::On) {
+                // The monitor reads the store after every step.
+                r.sends(&format!("{at}:{}", at + 5000));
+            }
+        }
+    }
+    let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| (vm.reserved_pages, vm.budget_pages)));
+    let (reserved, budget) = vm.expect("a VM");
+    assert!(reserved <= budget);
+    assert!(w.engine(|e, _| e.arena().pages_total() - e.arena().free_pages()) <= 64);
+}
+
+#[test]
+fn life_04_a_driver_that_is_reset_gets_everything_again() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.sends("1:1001 ack 1001");
+    r.gets("1:1001");
+    sends_segments(&r, 1001, 5);
+    r.takes_all();
+    assert_eq!(g.takes_all().len(), 5); // in a ring that is gone now
+    w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    r.sends("6001:7001 ack 1001");
+    r.gets_last("1001 ack 7001");
+    w.after_ms(5000);
+    g.gets_nothing();
+    w.engine(|e, now| e.set_port_features(now, GUEST, Some(Setup::new().features)));
+    let seen = g.takes_all();
+    let stream: Vec<u8> = seen.iter().flat_map(|s| s.payload().to_vec()).collect();
+    assert!(stream == pattern_bytes(0, 1001, 6000));
+    assert_eq!(seen.last().expect("some").ack(), 1001);
+    g.sends("1001 ack 7001");
+    r.sends("7001:8001");
+    r.gets_last("1001 ack 8001");
+    g.gets_last("7001:8001");
+}
+
+#[test]
+fn life_05_a_guest_that_is_gone_is_not_kept_alive() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(0);
+    g.sends("1:501 ack 1001");
+    r.takes_all();
+    r.sends("1001:2001 ack 1");
+    r.gets("501 ack 2001");
+    w.engine(|e, now| e.handle_guest_gone(now, GUEST));
+    r.gets("R. 501 ack 2001");
+    // What is under way from R meets an exact RST.
+    w.after_ms(5);
+    r.sends("2001:3001 ack 101");
+    r.gets("R. 101");
+    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Abort, Why::GuestGone));
+    let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.reserved_pages));
+    assert_eq!(vm, Some(0));
+    // The next guest behind the port starts clean.
+    g.runs();
+    g.gets_nothing();
+}
+
+#[test]
+fn life_05_a_removed_port_resets_its_flows_and_frees_its_place() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:1001");
+    r.takes_all();
+    w.0.borrow_mut().rings.clear();
+    w.engine(|e, now| e.remove_port(now, GUEST));
+    r.gets("R. 1 ack 1001");
+    assert_eq!(w.0.borrow().engine.flows().count(), 0);
+    let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().free_records()));
+    assert_eq!(free, (1024, 128));
+    let again = w.engine(|e, now| e.add_port(now, Setup::new().guest_config("guest", mac(1))));
+    assert_eq!(again, Ok(GUEST));
+}
+
+#[test]
+fn life_05_a_rebooted_guest_resets_what_it_does_not_know() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    r.sends("1001:2001");
+    r.takes_all();
+    g.takes_all();
+    // Its kernel answers the delivered segment.
+    g.sends("R 1");
+    r.gets("R. 1 ack 2001");
+    assert_eq!(w.state(), Some(State::Abort));
+}
+
+#[test]
+fn life_08_drained_means_nobody_is_owed_anything() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    sends_segments(&r, 1001, 5);
+    r.takes_all();
+    w.engine(|e, now| e.drain(now, GUEST));
+    assert!(!w.engine(|e, _| e.is_drained(GUEST)));
+    assert_eq!(w.state(), Some(State::Drain));
+    // What was promised is still taken; no new connection is taken on.
+    r.sends("6001:7001");
+    r.gets_last("ack 7001");
+    let (r2, g2) = w.connects();
+    r2.sends("1:1001 ack 1");
+    g2.gets("1:1001 ack 1");
+    r2.gets_nothing();
+    g.takes_all();
+    g.sends("ack 7001 win 8388480"); // right of all that H has shown
+    assert!(w.engine(|e, _| e.is_drained(GUEST)));
+    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Operator));
+    // R knows G's own window now, and from here on nothing is touched.
+    let seen = r.gets_last_any();
+    assert_eq!((seen.ack(), seen.window()), (7001, 8_388_480));
+    r.sends("7001:8001 ack 1");
+    g.gets("7001:8001 ack 1");
+    r.gets_nothing();
+}
+
+#[test]
+fn life_08_offload_off_and_on() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    w.engine(|e, now| e.set_offload(now, GUEST, false));
+    let (r2, _g2) = w.connects();
+    assert_eq!(w.flow(1, |f| f.state), None);
+    w.engine(|e, now| e.set_offload(now, GUEST, true));
+    let (r3, _g3) = w.connects();
+    assert_eq!(w.flow(2, |f| f.state), Some(State::On));
+    for r in [r2, r3, r] {
+        r.takes_all();
+    }
+    g.takes_all();
+}
+
+/// What a killed daemon left, and what its successor does about it.
+fn killed(before: impl FnOnce(&World<'_>), after: impl FnOnce(&World<'_>, usize)) {
+    let setup = Setup::new();
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    before(&setup.opens_in(memory.as_mut_bytes()));
+    let w = setup.reopens_in(memory.as_mut_bytes());
+    let reset = w.engine(|e, now| e.handle_restart(now));
+    after(&w, reset);
+}
+
+#[test]
+fn life_09_a_promise_that_cannot_be_kept_is_broken_aloud() {
+    killed(
+        |w| {
+            for bytes in [0, 1, 5000_i64] {
+                let (r, g) = w.connects();
+                g.stops(0);
+                if bytes > 0 {
+                    r.sends(&format!("1:{} gso 1000", 1 + bytes.max(1001)));
+                }
+                r.takes_all();
+            }
+        },
+        |w, reset| {
+            assert_eq!(reset, 2);
+            let setup = Setup::new();
+            let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
+            // They were made before the pairs of this world: look at what is queued now.
+            w.engine(|_, _| ());
+            let states: Vec<_> = (0..3).map(|n| w.flow(n, |f| f.state)).collect();
+            assert_eq!(states, [None, Some(State::Abort), Some(State::Abort)]);
+            for (n, (r, g)) in pairs.iter().enumerate().skip(1) {
+                w.0.borrow_mut().conns[n].monitor.lenient = true;
+                w.after_ms(5);
+                r.sends("1001 ack 1");
+                r.gets("R. 1");
+                g.sends("1 ack 1");
+                g.gets_last("R. 1");
+            }
+            // Pages and records are free again once R and G had their time.
+            w.after_ms(70_000);
+            let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().free_records()));
+            assert_eq!(free, (1024, 128));
+        },
+    );
+}
+
+#[test]
+fn life_09_a_guest_that_comes_back_later_gets_its_reset_then() {
+    let setup = Setup::new();
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    {
+        let w = setup.opens_in(memory.as_mut_bytes());
+        let (r, g) = w.connects();
+        g.stops(1);
+        r.sends("1:1001");
+        g.gets("1:1001");
+    }
+    let w = setup.reopens_in(memory.as_mut_bytes());
+    w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    let (r, g) = w.pair(&setup);
+    w.0.borrow_mut().conns[0].monitor.lenient = true;
+    w.engine(|e, now| e.handle_restart(now));
+    r.gets("R. 1 ack 1001");
+    g.gets_nothing();
+    w.after_ms(2000);
+    w.engine(|e, now| e.set_port_features(now, GUEST, Some(setup.features)));
+    g.gets("R. 1001");
+}
+
+#[test]
+fn life_09_the_arena_of_another_vm_is_not_mistaken() {
+    let setup = Setup::new();
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    {
+        let w = setup.opens_in(memory.as_mut_bytes());
+        let (r, g) = w.connects();
+        g.stops(0);
+        r.sends("1:1001");
+    }
+    // The VM of that name does not exist any more.
+    let arena = nightporter_core::store::arena::Arena::open(memory.as_mut_bytes());
+    let config = nightporter_core::engine::EngineConfig { flows_max: 16, hash_seeds: [7; 4] };
+    let now = setup.start;
+    let mut engine = nightporter_core::engine::Engine::new(now, config, arena.expect("an arena"));
+    let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
+    engine.add_port(now, uplink).expect("an uplink");
+    engine.add_port(now, setup.guest_config("another", mac(1))).expect("a guest");
+    engine.handle_restart(now);
+    assert!(engine.poll_delivery(now, PortId(1), 65_562).is_none());
+    assert_eq!(engine.arena().free_pages(), 1024);
+}
+
+#[test]
+fn life_11_the_host_was_suspended() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(100);
+    sends_segments(&r, 1001, 5);
+    r.takes_all();
+    g.takes_all();
+    // An hour is missing; the guest was as still as the host.
+    let target = w.now() + Duration::from_secs(3600);
+    w.0.borrow_mut().now = target;
+    w.until(target + Duration::from_millis(1));
+    g.gets_nothing();
+    assert_eq!(w.state(), Some(State::On));
+    g.runs();
+    w.after_ms(100);
+    g.gets_nothing();
+    g.sends("ack 6001");
+    assert_eq!(flow(&w, |f| (f.state, f.held_bytes())), (State::On, 0));
+    let spec = Spec::parse("6001:7001");
+    assert_eq!(r.sends_spec(&spec), Verdict::Absorbed);
+}
