@@ -31,7 +31,7 @@ impl Index {
     }
 
     /// The slot with this hash that `is_it`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         self.0[self.shard(hash)].find(hash, is_it)
     }
@@ -59,7 +59,7 @@ impl Index {
 }
 
 impl Shard {
-    #[inline]
+    #[inline(always)]
     fn find(&self, hash: u64, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let mut at = self.home(hash);
         loop {

@@ -155,7 +155,7 @@ impl Flow {
     }
 
     fn sack_blocks(&self, dsack: Option<(u64, u64)>, out: &mut [(Seq, Seq); 4]) -> usize {
-        if !self.opt.sack {
+        if !self.opt.sack || (dsack.is_none() && self.ooo.is_empty()) {
             return 0;
         }
         let room = if self.opt.timestamps { 3 } else { 4 };

@@ -234,7 +234,15 @@ impl Flow {
     }
 
     /// A closed flow leaves the path; a draining one leaves or goes back on once it is quiescent.
+    #[inline]
     pub(crate) fn settle_drain(&mut self, cx: &mut Cx<'_, '_>) {
+        // Neither closing nor draining: nearly every event.
+        if self.flags.fin_from_guest || self.state == State::Drain {
+            self.leave_if_quiescent(cx);
+        }
+    }
+
+    fn leave_if_quiescent(&mut self, cx: &mut Cx<'_, '_>) {
         let closed = self.fin_acked_by_guest() && self.fin_acked_by_net();
         if closed && self.quiescent() {
             self.leave(cx, Why::Closed);

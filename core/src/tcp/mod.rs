@@ -73,6 +73,7 @@ impl Frame<'_> {
     }
 
     /// The TCP payload.
+    #[inline]
     pub(crate) fn payload(&self) -> &[u8] {
         let from = self.tcp.payload_offset as usize;
         &self.bytes[from..from + self.tcp.payload_len as usize]

@@ -366,11 +366,20 @@ pub fn tcp_pseudo_header(version: IpVersion, src: IpAddr16, dst: IpAddr16, len: 
 }
 
 /// The IPv4 header checksum is right. True for IPv6, which has none.
+#[inline]
 #[must_use]
 pub fn ipv4_header_ok(frame: &[u8], ip: &Ip) -> bool {
     let header = usize::from(ip.header_offset)..usize::from(ip.payload_offset);
-    ip.version == IpVersion::V6
-        || frame.get(header).is_some_and(|h| checksum::fold(checksum::sum(h, 0)) == 0xffff)
+    // The test for all ones is the same in either byte order.
+    let sum = |words: &[[u8; 4]]| -> u64 {
+        words.iter().map(|&word| u64::from(u32::from_ne_bytes(word))).sum()
+    };
+    let is_zero = |h: &[u8]| {
+        h.split_first_chunk::<V4_HEADER>().is_some_and(|(fixed, options)| {
+            checksum::fold(sum(fixed.as_chunks().0) + sum(options.as_chunks().0)) == 0xffff
+        })
+    };
+    ip.version == IpVersion::V6 || frame.get(header).is_some_and(is_zero)
 }
 
 /// The TCP checksum, pseudo-header included, is right (COM-13).

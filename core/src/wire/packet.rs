@@ -85,8 +85,8 @@ impl VlanStack {
     #[must_use]
     pub const fn key(&self) -> u64 {
         let [outer, inner] = self.tags;
-        let tags = [outer[0], outer[1], outer[2], outer[3], inner[0], inner[1], inner[2], inner[3]];
-        u64::from_be_bytes(tags) & 0xffff_0fff_ffff_0fff
+        let (outer, inner) = (u32::from_be_bytes(outer), u32::from_be_bytes(inner));
+        ((outer & 0xffff_0fff) as u64) << 32 | (inner & 0xffff_0fff) as u64
     }
 }
 
