@@ -1,7 +1,7 @@
 //! The daemon's parts, as a library for its binary, the CLI and the tests.
 //!
-//! Read `worker` first: it is the event loop. `unsafe` lives in `sys` and in `vhost`, nowhere
-//! else.
+//! Read `worker` first: it is the event loop. `unsafe` lives in `sys`, nowhere else.
+#![deny(unsafe_code)]
 
 pub mod arena_file;
 pub mod capture;
@@ -12,6 +12,7 @@ mod metrics;
 pub mod port;
 mod start;
 pub mod stats;
+#[allow(unsafe_code)]
 mod sys;
 pub mod vhost;
 mod worker;

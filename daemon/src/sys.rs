@@ -1,5 +1,5 @@
 //! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, and
-//! a shared mapping. The rest of the daemon (but for `vhost`'s rings) contains no `unsafe`.
+//! a shared mapping. The rest of the daemon contains no `unsafe`.
 
 use std::fs::File;
 use std::io;
