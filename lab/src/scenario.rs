@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
 use nix::sys::signal::Signal;
+use serde_json::Value;
 
 use crate::accel::Accel;
 use crate::image::{Image, log_dir};
@@ -38,6 +39,9 @@ const SCENARIOS: [(&str, Kind, Run); 7] = [
     ("frames_lost_inside_the_guest_are_invisible_to_the_remote", Kind::Qemu, lossy_guest),
     ("offload_off_is_a_plain_switch_port", Kind::Qemu, offload_off),
 ];
+
+/// Needless retransmissions that a 50 MB upload may have on a busy host.
+const PROBES_MAX: u64 = 3;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -177,8 +181,24 @@ fn lossy_guest(world: &mut World) -> Result<()> {
         }
         other => bail!("drop status was answered with {other:?}"),
     }
-    ensure!(retransmits == 0, "the remote retransmitted {retransmits} segments");
+    // On a busy host an ACK may be some milliseconds late, and the remote then sends its last
+    // segment once more (a tail loss probe, RFC 8985 section 7). The daemon has it already and
+    // counts a duplicate. A segment that was lost or refused would not be one.
+    let duplicates = duplicates_from_remote(world)?;
+    ensure!(
+        u64::from(retransmits) <= duplicates.min(PROBES_MAX),
+        "the remote retransmitted {retransmits} segments; {duplicates} of them were not needed"
+    );
     Ok(())
+}
+
+/// Segments of the remote that brought nothing new.
+fn duplicates_from_remote(world: &mut World) -> Result<u64> {
+    let status = world.daemon()?.cli(&["--json", "status"])?;
+    let status: Value = serde_json::from_str(&status).context("reading the daemon's status")?;
+    let uplink = &status["ports"][0];
+    ensure!(uplink["kind"] == "tap", "the first port is the uplink: {status}");
+    Ok(uplink["drops"]["duplicate"].as_u64().unwrap_or(0))
 }
 
 fn offload_off(world: &mut World) -> Result<()> {
