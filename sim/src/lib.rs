@@ -1,0 +1,11 @@
+//! `nightporter-sim`: a world in virtual time around the same `core` the daemon runs.
+//!
+//! One seed decides everything ([`plan`]); the same seed gives the same trace, bit for bit, on every
+//! machine. There are no threads and no clock; chance comes from [`random`] only.
+#![forbid(unsafe_code)]
+
+pub mod check;
+pub mod frame;
+pub mod plan;
+pub mod random;
+pub mod stack;

@@ -1,0 +1,337 @@
+//! What one run will be, as data: everything a seed decides, before anything happens.
+//!
+//! A plan is printed on failure, written as JSON, and made smaller by `shrink`. Everything that
+//! happens follows from a plan and the streams of [`crate::random`] named after its parts.
+
+use nightporter_core::time::{Duration, Instant};
+use serde::{Deserialize, Serialize};
+
+/// A machine: a VM on the host under test, or a remote on the network.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+pub enum Machine {
+    /// Index into [`Plan::guests`].
+    Guest(u16),
+    /// Index into [`Plan::remotes`].
+    Remote(u16),
+}
+
+/// Everything about one run.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Plan {
+    /// Names the streams of chance.
+    pub seed: u64,
+    /// The host under test; a migration goes to a second one that is made alike.
+    pub host: HostPlan,
+    /// Physical cores of the host that VMs share.
+    pub cores: Vec<CorePlan>,
+    /// VMs.
+    pub guests: Vec<GuestPlan>,
+    /// Machines on the network.
+    pub remotes: Vec<RemotePlan>,
+    /// Connections.
+    pub conns: Vec<ConnPlan>,
+    /// What goes wrong, and when; all of it is over at `heal_at`.
+    pub faults: Vec<Fault>,
+    /// From here on nothing is lost, every guest runs, and all must make progress.
+    #[serde(with = "nanos")]
+    pub heal_at: Instant,
+    /// If not everything has ended by then, that is a violation of INV-18.
+    #[serde(with = "nanos")]
+    pub give_up_at: Instant,
+}
+
+/// The daemon and its machine.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct HostPlan {
+    /// Store pages of the arena.
+    pub arena_pages: usize,
+    /// Flow records of the arena.
+    pub arena_records: usize,
+    /// Flow entries of all VMs together.
+    pub flows_max: u32,
+    /// Frames read from one port in one turn of the worker.
+    pub turn_frames: usize,
+    /// Processor time of a turn, and of each frame in it, in nanoseconds.
+    pub turn_ns: u64,
+    /// See `turn_ns`.
+    pub frame_ns: u64,
+    /// The worker shares this core with guests, as a driver domain does; `None`: one of its own.
+    pub core: Option<u16>,
+    /// Frames the uplink's queue holds while the worker is busy or dead (a tap's `txqueuelen`).
+    pub uplink_queue_frames: usize,
+    /// The uplink hands over super-segments and unfinished checksums, as a tap with offloads does.
+    pub uplink_offloads: bool,
+}
+
+/// One core and how it is shared.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct CorePlan {
+    /// Who runs next, for how long.
+    pub policy: Policy,
+}
+
+/// How a core is shared (times in microseconds).
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Policy {
+    /// Everybody always runs: as many cores as guests.
+    Dedicated,
+    /// Xen's credit scheduler: slices of `slice_us`, credits by weight every 30 ms; with `boost`, one
+    /// that wakes with credit left preempts.
+    Credit {
+        /// 30,000 in Xen.
+        slice_us: u32,
+        /// Wake-ups preempt.
+        boost: bool,
+    },
+    /// Plain round robin (SCHED_RR): no credits, no wake-up preemption.
+    RoundRobin {
+        /// Length of a turn.
+        slice_us: u32,
+    },
+    /// Proportional share by virtual deadline, like Linux's EEVDF.
+    Fair {
+        /// Base slice; Linux: 3,000 on few cores.
+        slice_us: u32,
+    },
+    /// Proportional share, and nobody gets more than `quota_us` in `period_us` (cgroup `cpu.max`).
+    Quota {
+        /// Time per period.
+        quota_us: u32,
+        /// Length of the period.
+        period_us: u32,
+    },
+}
+
+/// A VM.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct GuestPlan {
+    /// Index into [`Plan::cores`].
+    pub core: u16,
+    /// Its share relative to others; 256 is normal.
+    pub weight: u32,
+    /// Percent of a core its other work wants. It is never shed: stolen time is caught up on.
+    pub load_percent: u32,
+    /// Posted receive buffers when all are free.
+    pub ring_slots: usize,
+    /// What its driver takes: checksum offload and super-segments.
+    pub offloads: bool,
+    /// Largest IP packet in bytes.
+    pub mtu: u16,
+    /// Most bytes its flows hold and promise (INV-06).
+    pub budget_bytes: u64,
+    /// Most flow entries.
+    pub flows_max: u32,
+    /// Ack offload is on.
+    pub ack_offload: bool,
+    /// Processor time per received frame, in nanoseconds.
+    pub frame_ns: u64,
+    /// Its TCP.
+    pub stack: StackPlan,
+}
+
+/// A machine on the network, and the path to it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct RemotePlan {
+    /// From the remote to the host.
+    pub to_host: LinkPlan,
+    /// From the host to the remote.
+    pub from_host: LinkPlan,
+    /// Its TCP.
+    pub stack: StackPlan,
+    /// It shares a core with others itself, by this policy, at this load in percent, with so many
+    /// others of the same load. `None`: its own machine.
+    pub shares: Option<(Policy, u32, u16)>,
+}
+
+/// One direction of a path while nothing is wrong with it.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct LinkPlan {
+    /// Bits per second.
+    pub rate_bps: u64,
+    /// Propagation delay in microseconds.
+    pub delay_us: u32,
+    /// Frames that wait for the wire; the next is dropped.
+    pub queue_frames: usize,
+    /// Frames longer than this IP length are dropped (and cause ICMP "too big" if `false` is not
+    /// said by `StackPlan`); 1500 unless a fault says otherwise.
+    pub mtu: u16,
+}
+
+/// A TCP implementation and its habits.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct StackPlan {
+    /// Which one.
+    pub kind: StackKind,
+    /// Receive buffer in bytes.
+    pub receive_bytes: usize,
+    /// Send buffer in bytes.
+    pub send_bytes: usize,
+    /// Window shift offered, or none.
+    pub window_scale: Option<u8>,
+    /// Timestamps offered.
+    pub timestamps: bool,
+    /// SACK-Permitted offered.
+    pub sack: bool,
+    /// Classic ECN offered and accepted.
+    pub ecn: bool,
+    /// The MSS option, or the link's.
+    pub mss: Option<u16>,
+    /// All initial sequence numbers, or by chance.
+    pub isn: Option<u32>,
+    /// Raw bytes of further SYN options.
+    pub syn_options: Vec<u8>,
+}
+
+/// A stack nobody here wrote, ours that does what it cannot, or one that means harm.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum StackKind {
+    /// smoltcp; it has window scaling and timestamps, no ECN, and never sends SACK blocks.
+    Smoltcp,
+    /// Our scripted endpoint: SACK, ECN, options, Linux's acceptance rules (K-01 to K-06).
+    Strict,
+    /// Arbitrary frames with the addresses of its connections; no stream is expected of it.
+    Hostile,
+}
+
+/// One connection.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct ConnPlan {
+    /// Who sends the SYN.
+    pub client: Machine,
+    /// Who listens.
+    pub server: Machine,
+    /// IPv6 instead of IPv4.
+    pub v6: bool,
+    /// When the SYN is sent.
+    #[serde(with = "nanos")]
+    pub opens_at: Instant,
+    /// What the applications do.
+    pub workload: Workload,
+}
+
+/// What the two applications of a connection do. Sizes are in bytes.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Workload {
+    /// The client writes `up`, the server `down`, at once; each closes when it has written.
+    Bulk {
+        /// Client to server.
+        up: u64,
+        /// Server to client.
+        down: u64,
+    },
+    /// `count` times: the client writes `request`, waits for `response`; then it closes.
+    RequestResponse {
+        /// Bytes of one request.
+        request: u64,
+        /// Bytes of one response.
+        response: u64,
+        /// Rounds.
+        count: u32,
+    },
+    /// The client writes `up` and closes its half; only then the server writes `down`.
+    HalfClose {
+        /// Client to server.
+        up: u64,
+        /// Server to client.
+        down: u64,
+    },
+    /// A little each way, then nothing for `idle_s` seconds but keepalives, then a little again.
+    Idle {
+        /// Seconds of silence.
+        idle_s: u32,
+    },
+}
+
+/// Something that goes wrong for a while.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Fault {
+    /// When it starts.
+    #[serde(with = "nanos")]
+    pub at: Instant,
+    /// How long it lasts; events that have no length ignore it.
+    #[serde(with = "nanos_span")]
+    pub lasts: Duration,
+    /// What it is.
+    pub kind: FaultKind,
+}
+
+/// What can go wrong. `ppm` is chances in a million per frame.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "the fields mean what they are called; units are in their names")]
+pub enum FaultKind {
+    /// Independent loss.
+    Loss { remote: u16, to_host: bool, ppm: u32 },
+    /// A two-state loss process (Gilbert and Elliott): mean run of lost frames `burst_frames`.
+    BurstLoss { remote: u16, to_host: bool, ppm: u32, burst_frames: u32 },
+    /// A frame is held back by up to `delay_us`.
+    Reorder { remote: u16, to_host: bool, ppm: u32, delay_us: u32 },
+    /// A frame arrives twice.
+    Duplicate { remote: u16, to_host: bool, ppm: u32 },
+    /// A bit is flipped. Checksums then fail, but for chance 2^-16 with several bits: one bit only.
+    Corrupt { remote: u16, to_host: bool, ppm: u32 },
+    /// ECN-capable packets are marked CE.
+    Mark { remote: u16, to_host: bool, ppm: u32 },
+    /// The path takes smaller packets, and says so by ICMP.
+    Mtu { remote: u16, to_host: bool, mtu: u16 },
+    /// The path becomes slow.
+    Rate { remote: u16, to_host: bool, rate_bps: u64 },
+    /// Nothing passes.
+    Cut { remote: u16, to_host: bool },
+    /// The VM does not run at all.
+    Pause { guest: u16 },
+    /// The VM starts again: its connections are forgotten, its ring is empty.
+    Reboot { guest: u16 },
+    /// The VM is destroyed for good (LIFE-05).
+    Destroy { guest: u16 },
+    /// The operator drains the VM, then it runs on at the other host (LIFE-06).
+    Migrate { guest: u16 },
+    /// The driver resets the device and sets it up again (LIFE-04).
+    DriverReset { guest: u16 },
+    /// Applications of the machine stop reading.
+    StopReading { machine: Machine },
+    /// The guest drops delivered frames before TCP sees them.
+    DropDelivered { guest: u16, ppm: u32 },
+    /// The machine takes window back (Linux `tcp_shrink_window`); strict stacks only.
+    ShrinkWindow { machine: Machine },
+    /// The guest does not answer on this path: its frames to the network vanish (SNOOP-42).
+    OneWay { guest: u16 },
+    /// The daemon dies between two steps of a turn and is started again after `lasts`. With `arena`,
+    /// its arena is still there (LIFE-09).
+    Crash { arena: bool, step: u32 },
+    /// The operator turns ack offload off for the VM, and on again when it is over.
+    OffloadOff { guest: u16 },
+    /// The operator drains the VM; it is over with `set_offload(on)`.
+    Drain { guest: u16 },
+    /// Connections that nobody answers fill the VM's flow table (eviction, LIFE-02).
+    FlowFlood { remote: u16, guest: u16, per_ms: u32 },
+    /// Somebody sends forged segments with the addresses of live connections (SEC-04).
+    Forge { guest: u16, per_ms: u32 },
+}
+
+/// Instants as nanoseconds.
+mod nanos {
+    use nightporter_core::time::Instant;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(at: &Instant, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(at.as_nanos())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Instant, D::Error> {
+        u64::deserialize(d).map(Instant::from_nanos)
+    }
+}
+
+/// Spans as nanoseconds.
+mod nanos_span {
+    use nightporter_core::time::Duration;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(span: &Duration, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_u64(span.as_nanos())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Duration, D::Error> {
+        u64::deserialize(d).map(Duration::from_nanos)
+    }
+}
