@@ -75,8 +75,8 @@ pub struct CorePlan {
 pub enum Policy {
     /// Everybody always runs: as many cores as guests.
     Dedicated,
-    /// Xen's credit scheduler: slices of `slice_us`, credits by weight every 30 ms; with `boost`, one
-    /// that wakes with credit left preempts.
+    /// Xen's credit scheduler: slices of `slice_us`, credits by weight every 30 ms; with `boost`,
+    /// one that wakes with credit left preempts.
     Credit {
         /// 30,000 in Xen.
         slice_us: u32,
@@ -295,8 +295,8 @@ pub enum FaultKind {
     ShrinkWindow { machine: Machine },
     /// The guest does not answer on this path: its frames to the network vanish (SNOOP-42).
     OneWay { guest: u16 },
-    /// The daemon dies between two steps of a turn and is started again after `lasts`. With `arena`,
-    /// its arena is still there (LIFE-09).
+    /// The daemon dies between two steps of a turn and is started again after `lasts`. With
+    /// `arena`, its arena is still there (LIFE-09).
     Crash { arena: bool, step: u32 },
     /// The operator turns ack offload off for the VM, and on again when it is over.
     OffloadOff { guest: u16 },

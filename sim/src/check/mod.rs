@@ -118,7 +118,8 @@ impl Observer {
         Ok(())
     }
 
-    /// The host has done one step: one frame with all that follows, a batch end, a timeout, a command.
+    /// The host has done one step: one frame with all that follows, a batch end, a timeout or a
+    /// command.
     ///
     /// # Errors
     /// The first invariant that does not hold.
