@@ -10,10 +10,13 @@ PACKAGES_BENCH := valgrind dpdk-dev
 
 SCHED ?= rr30
 
-.PHONY: help setup build demo test bench fmt clean
+SEEDS ?= 500
+SIM := $(TARGET)/sim/nightporter-sim
+
+.PHONY: help setup build demo test sim sim-long mutants figures simulator bench fmt clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that building, the guests and the tests need, if missing
 	@.ci/packages $(PACKAGES_BUILD) $(PACKAGES_GUESTS)
@@ -27,6 +30,22 @@ demo: setup build ## three real guests on one core, with and without the offload
 
 test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
 	@.ci/test
+
+sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step
+	@$(SIM) run --seeds $(SEEDS)
+
+sim-long: simulator ## the same with 200,000 seeds; goes on where it was stopped
+	@$(SIM) long --seeds 200000 --state $(TARGET)/sim/long.json
+
+mutants: simulator ## breaks core in one way after the other and tells which seed notices
+	@$(SIM) mutants
+
+figures: simulator ## the figures of the vSnoop paper in virtual time, into target/figures
+	@$(SIM) figures --out $(TARGET)/figures
+
+simulator:
+	@.ci/packages $(PACKAGES_BUILD)
+	@cargo build --quiet --locked --profile sim -p nightporter-sim
 
 bench: ## instructions and nanoseconds per packet, bytes per flow, forwarding beside DPDK's net_vhost
 	@.ci/packages $(PACKAGES_BUILD)

@@ -6,6 +6,7 @@
 
 pub mod check;
 pub mod frame;
+pub mod link;
 pub mod plan;
 pub mod random;
 pub mod stack;
