@@ -284,8 +284,7 @@ mod tests {
     fn bursts_lose_their_share_in_runs() {
         let plan = LinkPlan { queue_frames: usize::MAX, ..PLAN };
         let mut link = Link::new(plan, 7, "bursts");
-        let kind =
-            FaultKind::BurstLoss { remote: 0, to_host: true, ppm: 100_000, burst_frames: 5 };
+        let kind = FaultKind::BurstLoss { remote: 0, to_host: true, ppm: 100_000, burst_frames: 5 };
         link.start(kind);
         let mut out = Vec::new();
         for _ in 0..20_000 {

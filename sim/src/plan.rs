@@ -185,7 +185,7 @@ pub struct StackPlan {
 /// A stack nobody here wrote, ours that does what it cannot, or one that means harm.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum StackKind {
-    /// smoltcp; it has window scaling and timestamps, no ECN, and never sends SACK blocks.
+    /// smoltcp; it has window scaling, timestamps and SACK blocks for what it receives, no ECN.
     Smoltcp,
     /// Our scripted endpoint: SACK, ECN, options, Linux's acceptance rules (K-01 to K-06).
     Strict,
@@ -207,6 +207,10 @@ pub struct ConnPlan {
     pub opens_at: Instant,
     /// What the applications do.
     pub workload: Workload,
+    /// The client's TCP port, or one that no other connection has. Connections of two machines with
+    /// the same port follow each other: the next opens when the one before is over (S-40).
+    #[serde(default)]
+    pub client_port: Option<u16>,
 }
 
 /// What the two applications of a connection do. Sizes are in bytes.

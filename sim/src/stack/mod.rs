@@ -1,23 +1,19 @@
 //! The TCP of the machines in the world: what they have in common.
 
+pub mod address;
+pub mod app;
+pub mod pattern;
+mod shell;
+mod smoltcp;
+
 use nightporter_core::time::Instant;
 
+use self::shell::Shell;
 use crate::frame::Frame;
-use crate::plan::{ConnPlan, Machine};
+use crate::plan::{ConnPlan, Machine, StackPlan};
 
 /// Number of a connection: its index in [`crate::plan::Plan::conns`].
 pub type ConnId = usize;
-
-/// Addresses of a machine; both ends derive them from the [`Machine`] alone.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Address {
-    /// Ethernet.
-    pub mac: [u8; 6],
-    /// IPv4.
-    pub v4: [u8; 4],
-    /// IPv6.
-    pub v6: [u8; 16],
-}
 
 /// A network stack with its applications. It sees frames and time, nothing else.
 ///
@@ -45,14 +41,35 @@ pub trait Stack {
     /// It takes window back, or stops doing so; a stack that cannot ignores it.
     fn set_shrinking(&mut self, on: bool);
 
+    /// The driver takes unfinished checksums and super-segments to send, or no longer does; at
+    /// first it does not. A stack that never makes them ignores it.
+    fn set_offloads(&mut self, on: bool) {
+        let _ = on;
+    }
+
     /// How far this end of every connection has come, in the order of `add_conn`.
     fn ends(&self) -> Vec<EndReport>;
+
+    /// How many of [`Self::ends`] are neither closed nor reset; cheap.
+    ///
+    /// The end of a server stays [`Outcome::Waiting`] if the client's SYN never comes: a connection
+    /// is also over if one end is, and the other waits.
+    fn ends_open(&self) -> usize;
 
     /// What it saw that no conforming peer would have sent (PAWS failures, ACKs of the future, data
     /// beyond its window, ...): cause and count. Empty for stacks that do not say.
     fn complaints(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }
+}
+
+/// The stack that `plan` asks for, without connections.
+///
+/// `mtu` is the largest IP packet in bytes. `seed` is this machine's own: the same for the same
+/// machine of the same run, another after a reboot.
+#[must_use]
+pub fn build(plan: &StackPlan, machine: Machine, mtu: u16, seed: u64) -> Box<dyn Stack> {
+    Box::new(Shell::new(machine, smoltcp::Smoltcp::new(plan, machine, mtu, seed)))
 }
 
 /// One end of one connection.
@@ -92,3 +109,6 @@ pub enum Outcome {
     /// It got an RST, or gave up and sent one.
     Reset,
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,352 @@
+//! smoltcp 0.14 as a machine's TCP: a stack nobody here wrote, with its own ideas.
+//!
+//! Every connection has a socket set of its own, so that a frame or a timer costs the same however
+//! many connections there are. What is known of smoltcp and worked around here, never in what the
+//! host may do:
+//!
+//! - After TIME-WAIT it forgets what was not read. From the other's FIN on all is read at once.
+//! - It can stop repeating its FIN once the data before it is acknowledged. A connection that has
+//!   only its FIN outstanding for [`USER_TIMEOUT`] is reset.
+//! - A listening socket that gets an RST after its SYN-ACK listens again. Here it is over.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+
+use nightporter_core::time::Instant;
+use nightporter_core::wire::checksum;
+use nightporter_core::wire::packet::Packet;
+use nightporter_core::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet, SocketStorage};
+use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
+use smoltcp::socket::tcp::{self, State};
+use smoltcp::time::{Duration, Instant as Micros};
+use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr, IpEndpoint};
+
+use super::address::{Address, PREFIX};
+use super::app::{KEEPALIVE, Phase, Received, Socket, USER_TIMEOUT};
+use super::pattern::Stream;
+use super::shell::{Ends, Tcp};
+use crate::frame::Frame;
+use crate::plan::{Machine, StackPlan};
+use crate::random::Random;
+
+/// Bytes of an Ethernet header.
+const ETHERNET: usize = 14;
+/// Bytes of an IPv4 and a TCP header: an MSS of n is an MTU of n + 40 to smoltcp.
+const HEADERS: u16 = 40;
+/// Where the checksum is in a TCP header.
+const TCP_CHECKSUM_AT: usize = 16;
+
+thread_local! {
+    /// What the timestamp clock of the machine at work shows: smoltcp asks a plain function.
+    static CLOCK_MS: Cell<u32> = const { Cell::new(0) };
+}
+
+fn clock_ms() -> u32 {
+    CLOCK_MS.get()
+}
+
+/// A machine with smoltcp.
+pub(super) struct Smoltcp {
+    plan: StackPlan,
+    address: Address,
+    iface: Interface,
+    wire: Wire,
+    /// What it feels like to be asked for a segment of no connection.
+    nobody: SocketSet<'static>,
+    /// Its timestamp clock at time zero.
+    clock_from: u32,
+}
+
+/// One connection.
+pub(super) struct Conn {
+    set: SocketSet<'static>,
+    handle: SocketHandle,
+    /// How it ended.
+    end: Option<Phase>,
+    /// It asked for, or answered, a SYN.
+    begun: bool,
+    /// Since when only its FIN is outstanding.
+    closing_since: Option<Instant>,
+}
+
+impl Smoltcp {
+    pub(super) fn new(plan: &StackPlan, machine: Machine, mtu: u16, seed: u64) -> Self {
+        let mut random = Random::new(seed, "smoltcp");
+        let address = machine.address();
+        let mtu = plan.mss.map_or(mtu, |mss| mtu.min(mss.saturating_add(HEADERS)));
+        let mut wire = Wire { mtu, arrived: None, sent: VecDeque::new() };
+        let mut config = Config::new(EthernetAddress(address.mac).into());
+        config.random_seed = random.bits();
+        let mut iface = Interface::new(config, &mut wire, Micros::ZERO);
+        iface.update_ip_addrs(|addrs| {
+            for (v6, prefix) in [false, true].into_iter().zip(PREFIX) {
+                addrs.push(IpCidr::new(ip(&address, v6), prefix)).expect("room for two");
+            }
+        });
+        Self {
+            plan: plan.clone(),
+            address,
+            iface,
+            wire,
+            nobody: SocketSet::new([SocketStorage::EMPTY; 0]),
+            clock_from: u32::try_from(random.below(1 << 32)).unwrap_or(0),
+        }
+    }
+
+    fn socket(&self) -> tcp::Socket<'static> {
+        let buffer = |len: usize| tcp::SocketBuffer::new(vec![0; len.max(1)]);
+        // It always offers window scaling, by what a buffer needs; without, one that needs none.
+        let window_max = if self.plan.window_scale.is_some() { usize::MAX } else { 65_535 };
+        let receive = buffer(self.plan.receive_bytes.min(window_max));
+        let mut socket = tcp::Socket::new(receive, buffer(self.plan.send_bytes));
+        socket.set_tsval_generator(self.plan.timestamps.then_some(clock_ms));
+        socket.set_keep_alive(Some(Duration::from_micros(KEEPALIVE.as_nanos() / 1000)));
+        socket.set_timeout(Some(Duration::from_micros(USER_TIMEOUT.as_nanos() / 1000)));
+        socket
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the clock wraps")]
+    fn set_clock(&self, now: Instant) {
+        CLOCK_MS.set(self.clock_from.wrapping_add(now.as_millis() as u32));
+    }
+}
+
+impl Tcp for Smoltcp {
+    type Conn = Conn;
+
+    fn connect(&mut self, now: Instant, ends: &Ends) -> Conn {
+        self.set_clock(now);
+        let mut conn = Conn::new(self.socket());
+        let at = IpEndpoint::new(ip(&ends.peer.address(), ends.v6), ends.peer_port);
+        let from = IpEndpoint::new(ip(&self.address, ends.v6), ends.own_port);
+        conn.socket().connect(self.iface.context(), at, from).expect("a new socket");
+        conn.begun = true;
+        conn
+    }
+
+    fn listen(&mut self, _now: Instant, ends: &Ends) -> Conn {
+        let mut conn = Conn::new(self.socket());
+        let at = IpEndpoint::new(ip(&self.address, ends.v6), ends.own_port);
+        conn.socket().listen(at).expect("a new socket");
+        conn
+    }
+
+    fn handle(&mut self, now: Instant, conn: Option<&mut Conn>, mut frame: Frame) {
+        self.set_clock(now);
+        settle_checksum(&mut frame);
+        let Some(conn) = conn else {
+            self.wire.arrived = Some(frame.bytes);
+            self.iface.poll_ingress_single(micros(now), &mut self.wire, &mut self.nobody);
+            return;
+        };
+        let was_closing = conn.state() == State::LastAck;
+        let is_reset = was_closing && is_reset(&frame.bytes);
+        self.wire.arrived = Some(frame.bytes);
+        self.iface.poll_ingress_single(micros(now), &mut self.wire, &mut conn.set);
+        if was_closing && conn.state() == State::Closed {
+            conn.end = Some(if is_reset { Phase::Reset } else { Phase::Closed });
+        }
+    }
+
+    fn poll(&mut self, now: Instant, conn: &mut Conn) -> Option<Instant> {
+        self.set_clock(now);
+        let at = micros(now);
+        conn.note_end();
+        conn.give_up(now);
+        while self.iface.poll_egress(at, &mut self.wire, &mut conn.set)
+            != smoltcp::iface::PollResult::None
+        {}
+        conn.note_end();
+        // At once means: not before something else happens, or it would have happened above.
+        let soon = now + nightporter_core::time::Duration::from_millis(1);
+        let next = self.iface.poll_at(at, &conn.set);
+        let next = next.map(|at| Instant::from_micros(at.total_micros().unsigned_abs()).max(soon));
+        let linger = conn.closing_since.map(|since| since + USER_TIMEOUT);
+        next.into_iter().chain(linger).min().map(|at| at.max(soon))
+    }
+
+    fn next_frame(&mut self) -> Option<Frame> {
+        self.wire.sent.pop_front().map(Frame::on_wire)
+    }
+
+    fn may_be_replaced(conn: &Conn) -> bool {
+        conn.state() == State::TimeWait
+    }
+}
+
+impl Conn {
+    fn new(socket: tcp::Socket<'static>) -> Self {
+        let mut set = SocketSet::new(Vec::with_capacity(1));
+        let handle = set.add(socket);
+        Self { set, handle, end: None, begun: false, closing_since: None }
+    }
+
+    fn socket(&mut self) -> &mut tcp::Socket<'static> {
+        self.set.get_mut(self.handle)
+    }
+
+    fn state(&self) -> State {
+        self.set.get::<tcp::Socket<'_>>(self.handle).state()
+    }
+
+    /// Looks whether it has ended, and how: by an ACK of its FIN, or by something else.
+    fn note_end(&mut self) {
+        let state = self.state();
+        self.begun |= state != State::Listen;
+        let end = match state {
+            State::TimeWait => Phase::Closed,
+            State::Closed if self.end.is_none() => Phase::Reset,
+            State::Listen if self.begun => Phase::Reset,
+            _ => return,
+        };
+        self.end.get_or_insert(end);
+    }
+
+    /// Resets a connection whose FIN nobody acknowledges.
+    fn give_up(&mut self, now: Instant) {
+        let closing = matches!(self.state(), State::FinWait1 | State::Closing | State::LastAck);
+        if !closing || self.socket().send_queue() > 0 {
+            self.closing_since = None;
+        } else if now >= *self.closing_since.get_or_insert(now) + USER_TIMEOUT {
+            self.closing_since = None;
+            self.socket().abort();
+        }
+    }
+}
+
+impl Socket for Conn {
+    fn phase(&self) -> Phase {
+        self.end.unwrap_or(match self.state() {
+            State::Listen | State::SynSent | State::SynReceived => Phase::Opening,
+            _ => Phase::Open,
+        })
+    }
+
+    fn send(&mut self, stream: Stream, at: u64, len: u64) -> u64 {
+        let mut sent = 0;
+        while sent < len && self.socket().can_send() {
+            let piece = self.socket().send(|room| {
+                let n = room.len().min(usize::try_from(len - sent).unwrap_or(usize::MAX));
+                stream.fill(at + sent, &mut room[..n]);
+                (n, n as u64)
+            });
+            sent += piece.expect("can send");
+        }
+        sent
+    }
+
+    fn recv(&mut self, expected: Stream, at: u64, reading: bool) -> Received {
+        let mut got = Received::default();
+        let all_is_here = !matches!(self.state(), State::Established | State::FinWait1)
+            && self.state() != State::FinWait2;
+        while (reading || all_is_here) && self.socket().can_recv() {
+            let piece = self.socket().recv(|bytes| {
+                let wrong_at = expected.first_difference(at + got.bytes, bytes);
+                (bytes.len(), Received { bytes: bytes.len() as u64, wrong_at })
+            });
+            let piece = piece.expect("can receive");
+            got.bytes += piece.bytes;
+            got.wrong_at = got.wrong_at.or(piece.wrong_at);
+        }
+        got
+    }
+
+    fn finished(&self) -> bool {
+        let socket = self.set.get::<tcp::Socket<'_>>(self.handle);
+        let state = socket.state();
+        let fin = matches!(state, State::CloseWait | State::Closing | State::LastAck)
+            || state == State::TimeWait;
+        fin && !socket.can_recv()
+    }
+
+    fn unacknowledged(&self) -> u64 {
+        self.set.get::<tcp::Socket<'_>>(self.handle).send_queue() as u64
+    }
+
+    fn close(&mut self) {
+        self.socket().close();
+    }
+}
+
+/// smoltcp's device: a frame that waits to be taken, and frames that were made.
+struct Wire {
+    mtu: u16,
+    arrived: Option<Vec<u8>>,
+    sent: VecDeque<Vec<u8>>,
+}
+
+struct Arrived(Vec<u8>);
+struct Sent<'a>(&'a mut VecDeque<Vec<u8>>);
+
+impl RxToken for Arrived {
+    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
+        f(&self.0)
+    }
+}
+
+impl TxToken for Sent<'_> {
+    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
+        let mut frame = vec![0; len];
+        let result = f(&mut frame);
+        self.0.push_back(frame);
+        result
+    }
+}
+
+impl Device for Wire {
+    type RxToken<'a> = Arrived;
+    type TxToken<'a> = Sent<'a>;
+
+    fn receive(&mut self, _now: Micros) -> Option<(Arrived, Sent<'_>)> {
+        Some((Arrived(self.arrived.take()?), Sent(&mut self.sent)))
+    }
+
+    fn transmit(&mut self, _now: Micros) -> Option<Sent<'_>> {
+        Some(Sent(&mut self.sent))
+    }
+
+    fn capabilities(&self) -> DeviceCapabilities {
+        let mut capabilities = DeviceCapabilities::default();
+        capabilities.medium = Medium::Ethernet;
+        capabilities.max_transmission_unit = usize::from(self.mtu) + ETHERNET;
+        capabilities
+    }
+}
+
+/// smoltcp verifies every checksum. One that is unfinished is finished; one that the driver says is
+/// valid is made so, because a guest would not look.
+fn settle_checksum(Frame { hdr, bytes }: &mut Frame) {
+    if hdr.needs_csum() {
+        let start = usize::from(hdr.csum_start);
+        let field = start + usize::from(hdr.csum_offset);
+        if bytes.len() >= field + 2 {
+            let check = !checksum::fold(checksum::sum(&bytes[start..], 0));
+            bytes[field..field + 2].copy_from_slice(&check.to_be_bytes());
+        }
+    } else if hdr.flags & F_DATA_VALID != 0
+        && let Ok(packet) = Packet::parse(bytes)
+        && let Some((ip, _)) = packet.tcp()
+    {
+        let (start, end) = (usize::from(ip.payload_offset), ip.end as usize);
+        let field = start + TCP_CHECKSUM_AT;
+        bytes[field..field + 2].fill(0);
+        let len = u32::try_from(end - start).expect("at most 64 KiB");
+        let pseudo = nightporter_core::wire::ip::tcp_pseudo_header(ip.version, ip.src, ip.dst, len);
+        let check = !checksum::fold(checksum::sum(&bytes[start..end], pseudo));
+        bytes[field..field + 2].copy_from_slice(&check.to_be_bytes());
+    }
+    *hdr = VirtioNetHdr::default();
+}
+
+fn is_reset(frame: &[u8]) -> bool {
+    Packet::parse(frame).is_ok_and(|packet| packet.tcp().is_some_and(|(_, tcp)| tcp.flags.rst()))
+}
+
+fn ip(address: &Address, v6: bool) -> IpAddress {
+    if v6 { IpAddress::Ipv6(address.v6.into()) } else { IpAddress::Ipv4(address.v4.into()) }
+}
+
+fn micros(now: Instant) -> Micros {
+    Micros::from_micros(i64::try_from(now.as_nanos() / 1000).expect("292,000 years"))
+}

@@ -1,0 +1,267 @@
+//! Two machines with a wire between them that delays, loses, doubles and reorders; no host.
+
+use std::collections::BTreeMap;
+
+use nightporter_core::time::{Duration, Instant};
+
+use super::app::USER_TIMEOUT;
+use super::{EndReport, Outcome, Stack, build};
+use crate::frame::Frame;
+use crate::plan::{ConnPlan, Machine, StackKind, StackPlan, Workload};
+use crate::random::Random;
+
+const CLIENT: Machine = Machine::Remote(0);
+const SERVER: Machine = Machine::Guest(0);
+
+/// What a machine has unless a test says otherwise.
+fn plan(kind: StackKind) -> StackPlan {
+    StackPlan {
+        kind,
+        receive_bytes: 65_535,
+        send_bytes: 65_535,
+        window_scale: Some(7),
+        timestamps: true,
+        sack: true,
+        ecn: false,
+        mss: None,
+        isn: None,
+        syn_options: Vec::new(),
+    }
+}
+
+fn conn(workload: Workload) -> ConnPlan {
+    ConnPlan {
+        client: CLIENT,
+        server: SERVER,
+        v6: false,
+        opens_at: Instant::from_millis(1),
+        workload,
+        client_port: None,
+    }
+}
+
+/// What the wire does to frames, in parts of a million.
+#[derive(Clone, Copy, Default)]
+struct Faults {
+    loss: u32,
+    duplicate: u32,
+    reorder: u32,
+}
+
+const LOSSY: Faults = Faults { loss: 30_000, duplicate: 10_000, reorder: 30_000 };
+
+struct World {
+    now: Instant,
+    ends: [Box<dyn Stack>; 2],
+    in_flight: BTreeMap<(Instant, u64), (usize, Frame)>,
+    sent: u64,
+    random: Random,
+    faults: Faults,
+    delay: Duration,
+    /// Frames lost because a test said so, by their number.
+    lose: Vec<u64>,
+}
+
+impl World {
+    fn new(plans: [&StackPlan; 2], conns: &[ConnPlan], seed: u64) -> Self {
+        let mut ends = [
+            build(plans[0], CLIENT, 1500, seed ^ 0xaaaa),
+            build(plans[1], SERVER, 1500, seed ^ 0x5555),
+        ];
+        for end in &mut ends {
+            for (id, conn) in conns.iter().enumerate() {
+                end.add_conn(id, conn);
+            }
+        }
+        Self {
+            now: Instant::ZERO,
+            ends,
+            in_flight: BTreeMap::new(),
+            sent: 0,
+            random: Random::new(seed, "wire"),
+            faults: Faults::default(),
+            delay: Duration::from_micros(100),
+            lose: Vec::new(),
+        }
+    }
+
+    fn collect(&mut self, from: usize) {
+        while let Some(frame) = self.ends[from].poll_transmit(self.now) {
+            self.sent += 1;
+            if self.lose.contains(&self.sent) || self.random.ppm(self.faults.loss) {
+                continue;
+            }
+            let copies = 1 + u64::from(self.random.ppm(self.faults.duplicate));
+            for copy in 0..copies {
+                let late = self.random.ppm(self.faults.reorder) || copy > 0;
+                let extra = if late { self.random.below(5_000) } else { 0 };
+                let at = self.now + self.delay + Duration::from_micros(extra);
+                self.in_flight.insert((at, self.sent * 2 + copy), (1 - from, frame.clone()));
+            }
+        }
+    }
+
+    /// The next thing happens, if there is one before `end`.
+    fn step(&mut self, end: Instant) -> bool {
+        let timers = [0, 1].map(|n| self.ends[n].poll_timeout(self.now));
+        let frame = self.in_flight.first_key_value().map(|(&(at, _), _)| at);
+        let Some(next) = timers.into_iter().flatten().chain(frame).min() else { return false };
+        if next > end {
+            return false;
+        }
+        self.now = self.now.max(next);
+        if frame == Some(next)
+            && let Some((_, (to, frame))) = self.in_flight.pop_first()
+        {
+            self.ends[to].handle_frame(self.now, frame);
+        }
+        for n in 0..2 {
+            if self.ends[n].poll_timeout(self.now).is_some_and(|at| at <= self.now) {
+                self.ends[n].handle_timeout(self.now);
+            }
+            self.collect(n);
+        }
+        true
+    }
+
+    fn run_until(&mut self, end: Instant) {
+        while self.step(end) {}
+        self.now = end;
+    }
+
+    /// Until every connection is over.
+    fn run(&mut self) {
+        let end = self.now + Duration::from_secs(3600);
+        while self.ends.iter().any(|e| e.ends_open() > 0) && self.step(end) {}
+    }
+
+    fn reports(&self) -> [Vec<EndReport>; 2] {
+        [self.ends[0].ends(), self.ends[1].ends()]
+    }
+
+    /// All streams arrived as they were written, and all ended well.
+    fn expect_all_well(&self, what: &str) {
+        let [clients, servers] = self.reports();
+        for (a, b) in clients.iter().zip(&servers) {
+            for (writer, reader) in [(a, b), (b, a)] {
+                assert_eq!(reader.wrong_at, None, "{what}: {reader:?}");
+                assert_eq!(writer.written, writer.to_write, "{what}: {writer:?}");
+                assert_eq!(reader.read, writer.written, "{what}: {reader:?}");
+                assert_eq!(reader.outcome, Outcome::Closed, "{what}: {reader:?}");
+                assert_eq!(writer.acked_at.is_some(), writer.to_write > 0, "{what}: {writer:?}");
+                assert_eq!(reader.delivered_at.is_some(), writer.to_write > 0, "{what}");
+            }
+        }
+    }
+
+    fn complaints(&self) -> Vec<(&'static str, u64)> {
+        self.ends.iter().flat_map(|end| end.complaints()).collect()
+    }
+}
+
+fn workloads() -> Vec<Workload> {
+    vec![
+        Workload::Bulk { up: 300_000, down: 0 },
+        Workload::Bulk { up: 1, down: 300_001 },
+        Workload::Bulk { up: 100_000, down: 100_000 },
+        Workload::Bulk { up: 0, down: 0 },
+        Workload::RequestResponse { request: 100, response: 20_000, count: 10 },
+        Workload::HalfClose { up: 50_000, down: 70_000 },
+        Workload::HalfClose { up: 0, down: 5 },
+        Workload::Idle { idle_s: 100 },
+    ]
+}
+
+const PAIRINGS: [[StackKind; 2]; 1] = [[StackKind::Smoltcp, StackKind::Smoltcp]];
+
+#[test]
+fn on_a_clean_wire_every_pairing_completes_every_workload_without_complaint() {
+    for kinds in PAIRINGS {
+        for v6 in [false, true] {
+            let conns: Vec<ConnPlan> =
+                workloads().into_iter().map(|w| ConnPlan { v6, ..conn(w) }).collect();
+            let mut world = World::new([&plan(kinds[0]), &plan(kinds[1])], &conns, 1);
+            world.run();
+            world.expect_all_well(&format!("{kinds:?} v6 {v6}"));
+            assert_eq!(world.complaints(), []);
+        }
+    }
+}
+
+#[test]
+fn on_a_bad_wire_every_pairing_completes_every_workload() {
+    for kinds in PAIRINGS {
+        for seed in 0..20 {
+            let conns: Vec<ConnPlan> = workloads().into_iter().map(conn).collect();
+            let mut world = World::new([&plan(kinds[0]), &plan(kinds[1])], &conns, seed);
+            world.faults = LOSSY;
+            world.run();
+            world.expect_all_well(&format!("{kinds:?} seed {seed}"));
+        }
+    }
+}
+
+#[test]
+fn a_reader_that_stops_loses_nothing_however_long_it_stops() {
+    for kinds in PAIRINGS {
+        for size in [100, 300_000] {
+            let conns = [conn(Workload::Bulk { up: size, down: size })];
+            let mut world = World::new([&plan(kinds[0]), &plan(kinds[1])], &conns, 1);
+            world.ends[1].set_reading(false);
+            world.run_until(Instant::from_secs(60));
+            world.ends[1].set_reading(true);
+            world.run();
+            world.expect_all_well(&format!("{kinds:?} {size}"));
+        }
+    }
+}
+
+#[test]
+fn an_end_whose_peer_is_gone_gives_up() {
+    for kinds in PAIRINGS {
+        let conns = [
+            conn(Workload::Bulk { up: 10_000_000, down: 0 }),
+            conn(Workload::Idle { idle_s: 9000 }),
+        ];
+        let mut world = World::new([&plan(kinds[0]), &plan(kinds[1])], &conns, 1);
+        world.run_until(Instant::from_millis(5));
+        assert_eq!(world.ends[0].ends_open(), 2);
+        world.faults.loss = 1_000_000;
+        let gone_at = world.now;
+        world.run();
+        assert_eq!([0, 1].map(|n| world.ends[n].ends_open()), [0, 0]);
+        assert!(world.now.since(gone_at) < USER_TIMEOUT.saturating_mul(2), "{}", world.now);
+        let [clients, servers] = world.reports();
+        assert!(clients.iter().chain(&servers).all(|end| end.outcome == Outcome::Reset));
+    }
+}
+
+#[test]
+fn ports_are_used_again_at_once_and_streams_do_not_mix() {
+    for kinds in PAIRINGS {
+        let conns: Vec<ConnPlan> = (0..5)
+            .map(|_| {
+                let conn = conn(Workload::Bulk { up: 10_000, down: 5_000 });
+                ConnPlan { client_port: Some(7), ..conn }
+            })
+            .collect();
+        let mut world = World::new([&plan(kinds[0]), &plan(kinds[1])], &conns, 1);
+        world.run();
+        world.expect_all_well(&format!("{kinds:?}"));
+        assert!(world.now < Instant::from_secs(30), "{}", world.now);
+    }
+}
+
+#[test]
+fn the_same_seed_makes_the_same_frames() {
+    for kinds in PAIRINGS {
+        let frames = || {
+            let conns: Vec<ConnPlan> = workloads().into_iter().map(conn).collect();
+            let mut world = World::new([&plan(kinds[0]), &plan(kinds[1])], &conns, 3);
+            world.faults = LOSSY;
+            world.run_until(Instant::from_millis(500));
+            world.in_flight
+        };
+        assert_eq!(frames(), frames());
+    }
+}
