@@ -59,8 +59,6 @@ pub struct HostPlan {
     pub core: Option<u16>,
     /// Frames the uplink's queue holds while the worker is busy or dead (a tap's `txqueuelen`).
     pub uplink_queue_frames: usize,
-    /// The uplink hands over super-segments and unfinished checksums, as a tap with offloads does.
-    pub uplink_offloads: bool,
 }
 
 /// One core and how it is shared.
@@ -310,6 +308,56 @@ pub enum FaultKind {
     FlowFlood { remote: u16, guest: u16, per_ms: u32 },
     /// Somebody sends forged segments with the addresses of live connections (SEC-04).
     Forge { guest: u16, per_ms: u32 },
+}
+
+impl FaultKind {
+    /// What it is called in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Loss { .. } => "loss",
+            Self::BurstLoss { .. } => "burst loss",
+            Self::Reorder { .. } => "reordering",
+            Self::Duplicate { .. } => "duplication",
+            Self::Corrupt { .. } => "corruption",
+            Self::Mark { .. } => "CE marking",
+            Self::Mtu { .. } => "MTU change",
+            Self::Rate { .. } => "slow path",
+            Self::Cut { .. } => "cut path",
+            Self::Pause { .. } => "guest paused",
+            Self::Reboot { .. } => "guest rebooted",
+            Self::Destroy { .. } => "guest destroyed",
+            Self::Migrate { .. } => "guest migrated",
+            Self::DriverReset { .. } => "driver reset",
+            Self::StopReading { .. } => "application stops reading",
+            Self::DropDelivered { .. } => "guest drops frames",
+            Self::ShrinkWindow { .. } => "window taken back",
+            Self::OneWay { .. } => "answers take another path",
+            Self::Crash { arena: true, .. } => "crash, arena survives",
+            Self::Crash { arena: false, .. } => "crash, arena lost",
+            Self::OffloadOff { .. } => "offload turned off",
+            Self::Drain { .. } => "guest drained",
+            Self::FlowFlood { .. } => "flood of handshakes",
+            Self::Forge { .. } => "forgery",
+        }
+    }
+
+    /// The path it is about: remote, and whether toward the host.
+    #[must_use]
+    pub fn link(self) -> Option<(u16, bool)> {
+        match self {
+            Self::Loss { remote, to_host, .. }
+            | Self::BurstLoss { remote, to_host, .. }
+            | Self::Reorder { remote, to_host, .. }
+            | Self::Duplicate { remote, to_host, .. }
+            | Self::Corrupt { remote, to_host, .. }
+            | Self::Mark { remote, to_host, .. }
+            | Self::Mtu { remote, to_host, .. }
+            | Self::Rate { remote, to_host, .. }
+            | Self::Cut { remote, to_host } => Some((remote, to_host)),
+            _ => None,
+        }
+    }
 }
 
 /// Instants as nanoseconds.

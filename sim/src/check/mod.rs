@@ -2,13 +2,14 @@
 
 use core::fmt;
 
-use nightporter_core::engine::Engine;
+use nightporter_core::engine::{Engine, PortId};
 use nightporter_core::time::Instant;
 use nightporter_core::wire::packet::Packet;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::plan::Machine;
+use crate::plan::{Machine, Plan};
 use crate::stack::EndReport;
+use crate::stack::address::machine_of;
 
 /// Where a frame was seen, from the host's point of view.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -36,8 +37,10 @@ pub struct Tapped<'a> {
     pub hdr: VirtioNetHdr,
     /// The frame.
     pub bytes: &'a [u8],
-    /// The same, parsed.
-    pub packet: &'a Packet,
+    /// The same, parsed; `None` if it cannot be.
+    pub packet: Option<&'a Packet>,
+    /// Sent by somebody in another's name, or broken on the way: it must count for nothing.
+    pub forged: bool,
 }
 
 /// What happened to the host or a machine, besides frames: it changes what may be expected.
@@ -96,13 +99,35 @@ pub struct FlowName {
     pub remote_port: u16,
 }
 
+/// The flow a segment belongs to, and whether the guest sent it. At the uplink the guest is the
+/// end whose MAC is a guest's; between two guests of one host each has a flow of its own, and the
+/// tap says whose side this is.
+#[must_use]
+pub fn flow_of(packet: &Packet, tap: Tap) -> Option<(FlowName, bool)> {
+    let (ip, tcp) = packet.tcp()?;
+    let from_guest = match tap {
+        Tap::FromNet | Tap::ToGuest(_) => false,
+        Tap::ToNet | Tap::FromGuest(_) => true,
+    };
+    let mac = if from_guest { packet.eth.src } else { packet.eth.dst };
+    let Some(Machine::Guest(guest)) = machine_of(mac) else { return None };
+    let (guest_port, remote, remote_port) = if from_guest {
+        (tcp.src_port, ip.dst.0, tcp.dst_port)
+    } else {
+        (tcp.dst_port, ip.src.0, tcp.src_port)
+    };
+    Some((FlowName { guest, guest_port, remote, remote_port }, from_guest))
+}
+
 /// What a checker may look at between two steps of the host.
 #[derive(Clone, Copy, Debug)]
-pub struct HostView<'a> {
+pub struct HostView<'a, 'm> {
     /// Which host.
     pub host: u8,
     /// The engine, with its flows and its store.
-    pub engine: &'a Engine<'a>,
+    pub engine: &'a Engine<'m>,
+    /// The port of each guest, while it is on this host.
+    pub ports: &'a [Option<PortId>],
 }
 
 /// Keeps the history of every flow and asks every checker.
@@ -110,6 +135,12 @@ pub struct HostView<'a> {
 pub struct Observer;
 
 impl Observer {
+    /// Watches a run of `plan` from its beginning.
+    #[must_use]
+    pub fn new(_plan: &Plan) -> Self {
+        Self
+    }
+
     /// A frame passed a tap.
     ///
     /// # Errors
@@ -123,7 +154,7 @@ impl Observer {
     ///
     /// # Errors
     /// The first invariant that does not hold.
-    pub fn on_step(&mut self, _now: Instant, _view: &HostView<'_>) -> Result<(), Violation> {
+    pub fn on_step(&mut self, _now: Instant, _view: &HostView<'_, '_>) -> Result<(), Violation> {
         Ok(())
     }
 
@@ -140,6 +171,7 @@ impl Observer {
         _ended: bool,
         _ends: &[EndReport],
         _complaints: &[(Machine, &'static str, u64)],
+        _engines: &[Engine<'_>],
     ) -> Result<(), Violation> {
         Ok(())
     }

@@ -44,6 +44,16 @@ impl Machine {
     }
 }
 
+/// Whose MAC this is; the reverse of [`Machine::address`].
+#[must_use]
+pub const fn machine_of(mac: [u8; 6]) -> Option<Machine> {
+    match mac {
+        [2, 0, 0, 1, hi, lo] => Some(Machine::Guest(u16::from_be_bytes([hi, lo]))),
+        [2, 0, 0, 2, hi, lo] => Some(Machine::Remote(u16::from_be_bytes([hi, lo]))),
+        _ => None,
+    }
+}
+
 impl Address {
     /// One of its IP addresses; IPv4 is mapped into IPv6.
     #[must_use]

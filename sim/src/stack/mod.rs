@@ -2,6 +2,7 @@
 
 pub mod address;
 pub mod app;
+pub mod packet;
 pub mod pattern;
 mod shell;
 mod smoltcp;

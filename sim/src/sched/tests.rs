@@ -1,0 +1,90 @@
+use super::*;
+
+const BUSY: Entity = Entity { weight: 256, load_percent: 100 };
+const IDLE: Entity = Entity { weight: 256, load_percent: 0 };
+
+/// Runs for `ms`; nanoseconds that each machine got, and the longest it waited in between.
+fn run(core: &mut Core, ms: u64) -> Vec<(u64, u64)> {
+    let mut got = vec![(0, 0); core.tasks.len()];
+    let mut last = vec![BURST.as_nanos(); core.tasks.len()]; // nobody has work before
+    let end = Instant::from_millis(ms);
+    let mut now = Instant::ZERO;
+    while now < end {
+        let next = core.poll_timeout().unwrap_or(end).min(end).max(now);
+        if let Some(c) = core.current() {
+            got[c].0 += next.since(now).as_nanos();
+            got[c].1 = got[c].1.max(now.as_nanos().saturating_sub(last[c]));
+            last[c] = next.as_nanos();
+        }
+        now = next;
+        core.handle_timeout(now);
+    }
+    got
+}
+
+#[test]
+fn one_of_three_busy_machines_in_round_robin_waits_two_slices() {
+    let mut core = Core::new(Policy::RoundRobin { slice_us: 30_000 }, &[BUSY; 3]);
+    for (got, waited) in run(&mut core, 9_000) {
+        assert!((2_970..=3_030).contains(&(got / 1_000_000)), "{got}");
+        assert_eq!(waited / 1_000_000, 60);
+    }
+}
+
+#[test]
+fn proportional_share_follows_the_weights() {
+    for policy in
+        [Policy::Fair { slice_us: 3_000 }, Policy::Credit { slice_us: 30_000, boost: true }]
+    {
+        let heavy = Entity { weight: 512, ..BUSY };
+        let mut core = Core::new(policy, &[heavy, BUSY, BUSY]);
+        let got: Vec<u64> = run(&mut core, 20_000).iter().map(|g| g.0 / 1_000_000).collect();
+        assert!((9_600..=10_400).contains(&got[0]), "{policy:?}: {got:?}");
+        assert!((4_800..=5_200).contains(&got[1]), "{policy:?}: {got:?}");
+    }
+}
+
+#[test]
+fn a_quota_is_what_each_gets_and_no_more() {
+    let mut core = Core::new(Policy::Quota { quota_us: 30_000, period_us: 100_000 }, &[BUSY; 2]);
+    for (got, waited) in run(&mut core, 10_000) {
+        assert!((2_950..=3_010).contains(&(got / 1_000_000)), "{got}");
+        assert!(waited >= 35_000_000, "throttled for the rest of a period, not {waited}");
+    }
+}
+
+#[test]
+fn load_is_done_in_full_while_there_is_a_processor_for_it() {
+    let half = Entity { weight: 256, load_percent: 40 };
+    for policy in [Policy::RoundRobin { slice_us: 30_000 }, Policy::Fair { slice_us: 3_000 }] {
+        let mut core = Core::new(policy, &[half, half]);
+        for (got, _) in run(&mut core, 10_000) {
+            assert!((3_950..=4_010).contains(&(got / 1_000_000)), "{policy:?}: {got}");
+        }
+    }
+}
+
+#[test]
+fn with_boost_an_idle_machine_that_wakes_runs_at_once_and_without_it_waits_its_turn() {
+    for (boost, waits) in [(true, false), (false, true)] {
+        let mut core = Core::new(Policy::Credit { slice_us: 30_000, boost }, &[BUSY, IDLE]);
+        run(&mut core, 100);
+        let now = Instant::from_millis(100);
+        core.wake(now, 1);
+        assert_eq!(core.is_running(1), !waits);
+        core.handle_timeout(now + Duration::from_millis(30));
+        assert!(core.is_running(1));
+        core.idle(now + Duration::from_millis(31), 1);
+        assert!(core.is_running(0));
+    }
+}
+
+#[test]
+fn a_paused_machine_never_runs_and_the_others_have_its_time() {
+    let mut core = Core::new(Policy::RoundRobin { slice_us: 10_000 }, &[BUSY; 2]);
+    core.set_paused(Instant::ZERO, 0, true);
+    let got = run(&mut core, 1_000);
+    assert_eq!((got[0].0, got[1].0 / 1_000_000), (0, 994), "all but the first burst's coming");
+    core.dedicate();
+    assert!(core.is_running(1) && !core.is_running(0) && core.poll_timeout().is_none());
+}

@@ -1,0 +1,315 @@
+//! From a seed to a plan: swarm testing.
+//!
+//! Every seed first switches whole classes of faults and features off or on, then draws from what
+//! is left (Groce et al., "Swarm testing", ISSTA 2012): two features that mask each other are
+//! rarely both there, and rare combinations are.
+
+use nightporter_core::limits::PAGE;
+use nightporter_core::time::{Duration, Instant};
+
+use crate::plan::{
+    ConnPlan, CorePlan, Fault, FaultKind, GuestPlan, HostPlan, LinkPlan, Machine, Plan, Policy,
+    RemotePlan, StackKind, StackPlan, Workload,
+};
+use crate::random::Random;
+
+/// From healing to the last look. smoltcp backs off to a minute and a guest that refuses is given
+/// two (SNOOP-32); a few of those may follow each other.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+impl Plan {
+    /// The plan of a seed. The same on every machine, for ever, as long as this file is.
+    #[must_use]
+    pub fn from_seed(seed: u64) -> Self {
+        Swarm { random: Random::new(seed, "swarm"), seed }.plan()
+    }
+}
+
+struct Swarm {
+    random: Random,
+    seed: u64,
+}
+
+impl Swarm {
+    fn plan(mut self) -> Plan {
+        let kinds = self.stack_kinds();
+        let guests_max = self.random.pick(&[1, 1, 2, 3, 4]);
+        let mut guests = Vec::new();
+        for _ in 0..guests_max {
+            guests.push(self.guest(&kinds));
+        }
+        let mut remotes = Vec::new();
+        for _ in 0..self.random.pick(&[1, 1, 1, 2, 3]) {
+            remotes.push(self.remote(&kinds));
+        }
+        let policy = self.policy();
+        let pages = guests.iter().map(|g| g.budget_bytes / PAGE as u64).sum::<u64>();
+        let host = HostPlan {
+            arena_pages: usize::try_from(pages).unwrap_or(0) + 8,
+            arena_records: self.random.pick(&[256, 256, 256, 4]),
+            flows_max: 1024,
+            turn_frames: self.random.pick(&[1, 8, 64, 64]),
+            turn_ns: self.random.pick(&[500, 2_000, 100_000]),
+            frame_ns: self.random.pick(&[200, 500, 5_000]),
+            core: self.random.percent(15).then_some(0),
+            uplink_queue_frames: self.random.pick(&[20, 1000, 1000]),
+        };
+        let span_ms = self.random.pick(&[200, 800, 2_000, 5_000]);
+        let conns = self.conns(&guests, &remotes, span_ms);
+        let faults = self.faults(&guests, &remotes, span_ms);
+        let heal_at = Instant::from_millis(span_ms);
+        let cores = vec![CorePlan { policy }];
+        let (seed, give_up_at) = (self.seed, heal_at + PATIENCE);
+        Plan { seed, host, cores, guests, remotes, conns, faults, heal_at, give_up_at }
+    }
+
+    fn stack_kinds(&mut self) -> Vec<StackKind> {
+        use StackKind::{Hostile, Smoltcp, Strict};
+        let choices: &[&[StackKind]] = &[
+            &[Smoltcp],
+            &[Strict],
+            &[Smoltcp, Strict],
+            &[Strict, Strict, Strict, Hostile],
+            &[Smoltcp, Strict, Strict, Hostile],
+        ];
+        self.random.pick(choices).to_vec()
+    }
+
+    fn policy(&mut self) -> Policy {
+        let slice_us = self.random.pick(&[1_000, 10_000, 30_000, 30_000]);
+        match self.random.below(6) {
+            0 => Policy::Dedicated,
+            1 => Policy::Credit { slice_us, boost: self.random.percent(50) },
+            2 | 3 => Policy::RoundRobin { slice_us },
+            4 => Policy::Fair { slice_us: 3_000 },
+            _ => Policy::Quota {
+                quota_us: self.random.pick(&[10_000, 30_000]),
+                period_us: self.random.pick(&[50_000, 100_000, 300_000]),
+            },
+        }
+    }
+
+    fn guest(&mut self, kinds: &[StackKind]) -> GuestPlan {
+        let budget_pages = self.random.pick(&[3, 8, 24, 128, 512]);
+        GuestPlan {
+            core: 0,
+            weight: self.random.pick(&[256, 256, 64, 512]),
+            load_percent: self.random.pick(&[0, 0, 30, 60, 100]),
+            ring_slots: self.random.pick(&[2, 16, 256, 256, 1024]),
+            offloads: self.random.percent(60),
+            mtu: 1500,
+            budget_bytes: budget_pages * PAGE as u64,
+            flows_max: self.random.pick(&[3, 16, 256, 256]),
+            ack_offload: self.random.percent(95),
+            frame_ns: self.random.pick(&[500, 2_000, 20_000]),
+            stack: self.stack(kinds),
+        }
+    }
+
+    fn remote(&mut self, kinds: &[StackKind]) -> RemotePlan {
+        let shares = self.random.percent(10).then(|| (self.policy(), 60, 2));
+        RemotePlan {
+            to_host: self.link(),
+            from_host: self.link(),
+            stack: self.stack(kinds),
+            shares,
+        }
+    }
+
+    fn link(&mut self) -> LinkPlan {
+        LinkPlan {
+            rate_bps: self.random.pick(&[1_000_000_000, 1_000_000_000, 10_000_000_000, 50_000_000]),
+            delay_us: self.random.pick(&[20, 50, 50, 1_000, 20_000]),
+            queue_frames: self.random.pick(&[10, 100, 1000]),
+            mtu: 1500,
+        }
+    }
+
+    fn stack(&mut self, kinds: &[StackKind]) -> StackPlan {
+        let isns = [0, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_0000, 0xffff_fff0, 0xffff_ffff];
+        let odd: [&[u8]; 5] = [
+            &[19, 18, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
+            &[30, 12, 0, 0x81, 1, 2, 3, 4, 5, 6, 7, 8],
+            &[29, 4, 1, 1],
+            &[253, 4, 0x12, 0x34],
+            &[34, 2],
+        ];
+        StackPlan {
+            kind: self.random.pick(kinds),
+            receive_bytes: self.random.pick(&[2_000, 16_000, 65_535, 65_535, 400_000]),
+            send_bytes: self.random.pick(&[16_000, 65_535, 300_000]),
+            window_scale: self.random.percent(85).then(|| self.random.pick(&[0, 2, 7, 7, 14])),
+            timestamps: self.random.percent(75),
+            sack: self.random.percent(75),
+            ecn: self.random.percent(30),
+            mss: self.random.percent(20).then(|| self.random.pick(&[536, 900, 1400])),
+            isn: self.random.percent(60).then(|| self.random.pick(&isns)),
+            syn_options: if self.random.percent(6) {
+                self.random.pick(&odd).to_vec()
+            } else {
+                Vec::new()
+            },
+        }
+    }
+
+    fn conns(
+        &mut self,
+        guests: &[GuestPlan],
+        remotes: &[RemotePlan],
+        span_ms: u64,
+    ) -> Vec<ConnPlan> {
+        let many = self.random.percent(4);
+        let count = if many { self.random.within(60, 200) } else { self.random.within(1, 6) };
+        let vm_to_vm = guests.len() > 1 && self.random.percent(30);
+        let guest_opens = self.random.pick(&[0, 30, 100]);
+        let v6 = self.random.pick(&[0, 0, 50, 100]);
+        let sizes: &[u64] = match self.random.below(10) {
+            0..4 => &[1, 100, 1_449, 10_000, 30_000],
+            4..9 => &[1_000, 30_000, 100_000, 200_000],
+            _ => &[100_000, 1_000_000],
+        };
+        let sizes = if many { &[1, 500, 4_000] } else { sizes };
+        (0..count)
+            .map(|_| {
+                let a = Machine::Guest(self.index(guests.len()));
+                let other = Machine::Guest(self.index(guests.len()));
+                let b = if vm_to_vm && other != a && self.random.percent(50) {
+                    other
+                } else {
+                    Machine::Remote(self.index(remotes.len()))
+                };
+                let (client, server) =
+                    if self.random.percent(guest_opens) { (a, b) } else { (b, a) };
+                let opens_at = Instant::from_micros(self.random.below(span_ms * 500));
+                let workload = self.workload(sizes);
+                ConnPlan {
+                    client,
+                    server,
+                    v6: self.random.percent(v6),
+                    opens_at,
+                    workload,
+                    client_port: None,
+                }
+            })
+            .collect()
+    }
+
+    fn workload(&mut self, sizes: &[u64]) -> Workload {
+        let up = self.random.pick(sizes);
+        match self.random.below(10) {
+            0..4 => Workload::Bulk { up, down: 0 },
+            4 => Workload::Bulk { up: 0, down: up },
+            5 => Workload::Bulk { up, down: self.random.pick(sizes) },
+            6 | 7 => {
+                let count = self.random.pick(&[1, 5, 30]);
+                let response = self.random.pick(&[1, 200, 8_000]);
+                Workload::RequestResponse { request: (up / 50).max(1), response, count }
+            }
+            8 => Workload::HalfClose { up, down: self.random.pick(sizes) },
+            _ => Workload::Idle { idle_s: self.random.pick(&[1, 40]) },
+        }
+    }
+
+    fn index(&mut self, len: usize) -> u16 {
+        u16::try_from(self.random.below(len as u64)).unwrap_or(0)
+    }
+
+    fn faults(&mut self, guests: &[GuestPlan], remotes: &[RemotePlan], span_ms: u64) -> Vec<Fault> {
+        let mut classes = Vec::new();
+        for class in 0..CLASSES {
+            // The rough ones end connections: they are rarer, or little would be tested besides.
+            let chance = if class >= FIRST_ROUGH { 8 } else { 25 };
+            if self.random.percent(chance) {
+                classes.push(class);
+            }
+        }
+        let mut faults = Vec::new();
+        for &class in &classes {
+            let count = if class >= FIRST_ROUGH { 1 } else { self.random.within(1, 3) };
+            for _ in 0..count {
+                let from = self.random.below(span_ms * 900);
+                let lasts = self.random.within(1_000, span_ms * 1000 - from);
+                faults.push(Fault {
+                    at: Instant::from_micros(from),
+                    lasts: Duration::from_micros(lasts),
+                    kind: self.fault(class, guests, remotes),
+                });
+            }
+        }
+        faults.sort_by_key(|f| f.at);
+        faults
+    }
+
+    fn fault(&mut self, class: u64, guests: &[GuestPlan], remotes: &[RemotePlan]) -> FaultKind {
+        let remote = self.index(remotes.len());
+        let guest = self.index(guests.len());
+        let to_host = self.random.percent(50);
+        let ppm = self.random.pick(&[1_000, 10_000, 50_000, 200_000]);
+        let machine =
+            if self.random.percent(60) { Machine::Guest(guest) } else { Machine::Remote(remote) };
+        match class {
+            0 => FaultKind::Loss { remote, to_host, ppm },
+            1 => {
+                let burst_frames = self.random.pick(&[3, 10, 40]);
+                FaultKind::BurstLoss { remote, to_host, ppm, burst_frames }
+            }
+            2 => {
+                let delay_us = self.random.pick(&[100, 2_000, 30_000]);
+                FaultKind::Reorder { remote, to_host, ppm, delay_us }
+            }
+            3 => FaultKind::Duplicate { remote, to_host, ppm },
+            4 => FaultKind::Corrupt { remote, to_host, ppm: ppm / 4 },
+            5 => FaultKind::Mark { remote, to_host, ppm },
+            6 => FaultKind::Mtu { remote, to_host, mtu: self.random.pick(&[600, 1000, 1400]) },
+            7 => {
+                let rate_bps = self.random.pick(&[500_000, 5_000_000]);
+                FaultKind::Rate { remote, to_host, rate_bps }
+            }
+            8 => FaultKind::Cut { remote, to_host },
+            9 => FaultKind::Pause { guest },
+            10 => FaultKind::StopReading { machine },
+            11 => FaultKind::DropDelivered { guest, ppm },
+            12 => FaultKind::ShrinkWindow { machine },
+            13 => FaultKind::OffloadOff { guest },
+            14 => FaultKind::Drain { guest },
+            15 => FaultKind::DriverReset { guest },
+            16 => FaultKind::FlowFlood { remote, guest, per_ms: self.random.pick(&[1, 5]) },
+            17 => FaultKind::Forge { guest, per_ms: self.random.pick(&[1, 5]) },
+            18 => FaultKind::OneWay { guest },
+            19 => FaultKind::Reboot { guest },
+            20 => FaultKind::Destroy { guest },
+            21 => FaultKind::Migrate { guest },
+            _ => {
+                let step = u32::try_from(self.random.below(2_000)).unwrap_or(0);
+                FaultKind::Crash { arena: self.random.percent(75), step }
+            }
+        }
+    }
+}
+
+/// Classes of faults in [`Swarm::fault`], and the first of those that end connections.
+const CLASSES: u64 = 23;
+const FIRST_ROUGH: u64 = 18;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn two_hundred_seeds_have_every_kind_of_fault_stack_policy_and_workload() {
+        let mut faults = BTreeSet::new();
+        let mut others = BTreeSet::new();
+        let name = |text: String| text.split([' ', '{']).next().unwrap_or_default().to_owned();
+        for seed in 0..200 {
+            let plan = Plan::from_seed(seed);
+            assert_eq!(plan, Plan::from_seed(seed));
+            faults.extend(plan.faults.iter().map(|f| f.kind.name()));
+            others.extend(plan.conns.iter().map(|c| name(format!("{:?}", c.workload))));
+            others.extend(plan.cores.iter().map(|c| name(format!("{:?}", c.policy))));
+            others.extend(plan.guests.iter().map(|g| name(format!("{:?}", g.stack.kind))));
+        }
+        assert_eq!(faults.len(), 24, "{faults:?}");
+        assert_eq!(others.len(), 4 + 5 + 3, "{others:?}");
+    }
+}

@@ -1,0 +1,378 @@
+//! What goes wrong with hosts and machines, and how it is put right.
+
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::packet::{Packet, TcpFlags};
+
+use super::{Engines, Event, Stop, World};
+use crate::check::Event as Seen;
+use crate::frame::Frame;
+use crate::plan::{FaultKind, Machine};
+use crate::stack::packet::{Segment, build};
+
+/// A migration waits so long for the guest to be drained (LIFE-06).
+const MIGRATION_DEADLINE: Duration = Duration::from_secs(2);
+/// How often it looks.
+const MIGRATION_LOOK: Duration = Duration::from_millis(10);
+/// How long a guest stands still while it moves, and a driver takes to come back.
+const DOWNTIME: Duration = Duration::from_millis(20);
+
+/// What somebody who listens knows of a live connection: the newest segment of R.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) packet: Packet,
+}
+
+/// Remembers the newest segment of each of a few connections.
+pub(super) fn note_known(known: &mut Vec<Known>, packet: Option<&Packet>) {
+    let Some(packet) = packet else { return };
+    let Some((_, tcp)) = packet.tcp() else { return };
+    if tcp.flags.intersects(TcpFlags::SYN | TcpFlags::RST) {
+        return;
+    }
+    let same = |k: &&mut Known| {
+        k.packet
+            .tcp()
+            .is_some_and(|(_, t)| (t.src_port, t.dst_port) == (tcp.src_port, tcp.dst_port))
+    };
+    match known.iter_mut().find(same) {
+        Some(k) => k.packet = *packet,
+        None => known.insert(0, Known { packet: *packet }),
+    }
+}
+
+impl World<'_> {
+    pub(super) fn start_fault(&mut self, engines: &mut Engines<'_>, i: usize) -> Result<(), Stop> {
+        let fault = self.plan.faults[i].clone();
+        self.count(fault.kind.name());
+        let end = (fault.at + fault.lasts).min(self.plan.heal_at);
+        let mut lasts = true;
+        match fault.kind {
+            kind if kind.link().is_some() => {
+                if let Some((remote, to_host)) = kind.link() {
+                    self.links[usize::from(remote)][usize::from(!to_host)].start(kind);
+                }
+            }
+            FaultKind::Pause { guest } => self.pause(guest, true),
+            FaultKind::Reboot { guest } => {
+                lasts = false;
+                self.reboot(engines, guest);
+            }
+            FaultKind::Destroy { guest } => {
+                lasts = false;
+                self.destroy(engines, guest)?;
+            }
+            FaultKind::Migrate { guest } => {
+                lasts = false;
+                if self.nodes[usize::from(guest)].host == 0 {
+                    self.command(engines, guest, |e, now, port| e.drain(now, port))?;
+                    self.event(Seen::Draining(guest));
+                    self.schedule(self.now + MIGRATION_LOOK, Event::Migration(guest));
+                }
+            }
+            FaultKind::DriverReset { guest } => {
+                lasts = false;
+                self.driver_reset(engines, guest);
+            }
+            FaultKind::StopReading { machine } => self.set_reading(machine, false),
+            FaultKind::ShrinkWindow { machine } => self.set_shrinking(machine, true),
+            FaultKind::DropDelivered { guest, ppm } => {
+                self.nodes[usize::from(guest)].drop_ppm = ppm;
+            }
+            FaultKind::OneWay { guest } => self.nodes[usize::from(guest)].one_way = true,
+            FaultKind::Crash { arena, step } => {
+                lasts = false;
+                if !engines.is_empty() && self.dies_in.is_none() {
+                    self.dies_in = Some((step, arena));
+                    self.back_at = self.now + fault.lasts;
+                }
+            }
+            FaultKind::OffloadOff { guest } => {
+                self.event(Seen::Offload(guest, false));
+                self.command(engines, guest, |e, now, port| e.set_offload(now, port, false))?;
+            }
+            FaultKind::Drain { guest } => {
+                self.event(Seen::Draining(guest));
+                self.command(engines, guest, |e, now, port| e.drain(now, port))?;
+            }
+            FaultKind::FlowFlood { .. } | FaultKind::Forge { .. } => {
+                self.schedule(self.now, Event::FaultGoesOn(i));
+            }
+            _ => {}
+        }
+        if lasts {
+            self.schedule(end, Event::FaultEnds(i));
+        }
+        Ok(())
+    }
+
+    pub(super) fn end_fault(&mut self, engines: &mut Engines<'_>, i: usize) -> Result<(), Stop> {
+        match self.plan.faults[i].kind {
+            kind if kind.link().is_some() => {
+                if let Some((remote, to_host)) = kind.link() {
+                    self.links[usize::from(remote)][usize::from(!to_host)].stop(kind);
+                }
+            }
+            FaultKind::Pause { guest } => self.pause(guest, false),
+            FaultKind::StopReading { machine } => self.set_reading(machine, true),
+            FaultKind::ShrinkWindow { machine } => self.set_shrinking(machine, false),
+            FaultKind::DropDelivered { guest, .. } => self.nodes[usize::from(guest)].drop_ppm = 0,
+            FaultKind::OneWay { guest } => self.nodes[usize::from(guest)].one_way = false,
+            FaultKind::OffloadOff { guest } | FaultKind::Drain { guest } => {
+                self.event(Seen::Offload(guest, true));
+                self.command(engines, guest, |e, now, port| e.set_offload(now, port, true))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// From here on nothing goes wrong, and everybody has a processor.
+    pub(super) fn heal(&mut self, _engines: &mut Engines<'_>) {
+        self.healed = true;
+        self.event(Seen::Healed);
+        for c in &mut self.cores {
+            c.core.dedicate();
+        }
+        for i in 0..self.nodes.len() {
+            self.wake_node(i);
+        }
+        for h in 0..self.hosts.len() {
+            self.schedule(self.now, Event::Turn(u8::try_from(h).unwrap_or(0)));
+        }
+    }
+
+    /// An operator's command for a guest's port, and what follows from it.
+    fn command(
+        &mut self,
+        engines: &mut Engines<'_>,
+        guest: u16,
+        act: impl FnOnce(
+            &mut nightporter_core::engine::Engine<'_>,
+            Instant,
+            nightporter_core::engine::PortId,
+        ),
+    ) -> Result<(), Stop> {
+        let host = self.nodes[usize::from(guest)].host;
+        let port = self.hosts[usize::from(host)].ports.get(usize::from(guest)).copied().flatten();
+        if let (Some(engine), Some(port)) = (engines.get_mut(usize::from(host)), port) {
+            act(engine, self.now, port);
+            self.after_step(engine, host)?;
+            self.send_made(engine, host)?;
+            self.schedule(self.now, Event::Turn(host));
+        }
+        Ok(())
+    }
+
+    fn pause(&mut self, guest: u16, on: bool) {
+        let i = usize::from(guest);
+        self.nodes[i].paused = on;
+        if let Some((core, place)) = self.nodes[i].core {
+            let before = self.cores[core].core.current();
+            self.cores[core].core.set_paused(self.now, place, on);
+            self.after_core(core, before);
+        }
+        if !on {
+            self.wake_node(i);
+        }
+    }
+
+    fn set_reading(&mut self, machine: Machine, on: bool) {
+        let i = self.node_of(machine);
+        self.nodes[i].stack.set_reading(on);
+        self.wake_node(i);
+    }
+
+    fn set_shrinking(&mut self, machine: Machine, on: bool) {
+        let i = self.node_of(machine);
+        self.nodes[i].stack.set_shrinking(on);
+        self.wake_node(i);
+    }
+
+    fn reboot(&mut self, engines: &mut Engines<'_>, guest: u16) {
+        let i = usize::from(guest);
+        if self.nodes[i].destroyed {
+            return;
+        }
+        self.event(Seen::Rebooted(guest));
+        self.nodes[i].reboot(&self.plan, self.now);
+        self.link_down(engines, guest);
+    }
+
+    fn driver_reset(&mut self, engines: &mut Engines<'_>, guest: u16) {
+        self.event(Seen::DriverReset(guest));
+        self.nodes[usize::from(guest)].clear_rings();
+        self.link_down(engines, guest);
+    }
+
+    fn link_down(&mut self, engines: &mut Engines<'_>, guest: u16) {
+        self.nodes[usize::from(guest)].link_up = false;
+        self.set_features(engines, usize::from(guest), false);
+        self.schedule(self.now + DOWNTIME, Event::DriverIsBack(guest));
+    }
+
+    pub(super) fn driver_is_back(
+        &mut self,
+        engines: &mut Engines<'_>,
+        guest: u16,
+    ) -> Result<(), Stop> {
+        let i = usize::from(guest);
+        if self.nodes[i].destroyed {
+            return Ok(());
+        }
+        self.nodes[i].link_up = true;
+        self.set_features(engines, i, true);
+        self.command(engines, guest, |_, _, _| {})?;
+        self.wake_node(i);
+        Ok(())
+    }
+
+    fn destroy(&mut self, engines: &mut Engines<'_>, guest: u16) -> Result<(), Stop> {
+        let i = usize::from(guest);
+        self.event(Seen::Destroyed(guest));
+        self.nodes[i].destroyed = true;
+        self.nodes[i].clear_rings();
+        self.remove_port(engines, guest)
+    }
+
+    fn remove_port(&mut self, engines: &mut Engines<'_>, guest: u16) -> Result<(), Stop> {
+        let host = self.nodes[usize::from(guest)].host;
+        self.command(engines, guest, |e, now, port| e.remove_port(now, port))?;
+        if let Some(port) = self.hosts[usize::from(host)].ports.get_mut(usize::from(guest)) {
+            *port = None;
+        }
+        Ok(())
+    }
+
+    /// The guest moves as soon as nothing is owed, or its time is up.
+    pub(super) fn migrate(&mut self, engines: &mut Engines<'_>, guest: u16) -> Result<(), Stop> {
+        let i = usize::from(guest);
+        let Some(fault) = self.plan.faults.iter().find(|f| f.kind == FaultKind::Migrate { guest })
+        else {
+            return Ok(());
+        };
+        if self.nodes[i].host != 0 || self.nodes[i].destroyed {
+            return Ok(());
+        }
+        let late = self.now >= fault.at + MIGRATION_DEADLINE;
+        let port = self.hosts[0].ports.get(i).copied().flatten();
+        let drained = match (engines.first(), port) {
+            (Some(engine), Some(port)) => engine.is_drained(port),
+            _ => false,
+        };
+        if !drained && !late || engines.is_empty() {
+            self.schedule(self.now + MIGRATION_LOOK, Event::Migration(guest));
+            return Ok(());
+        }
+        self.remove_port(engines, guest)?;
+        self.event(Seen::Migrated(guest));
+        self.nodes[i].host = 1;
+        self.nodes[i].clear_rings();
+        self.nodes[i].link_up = false;
+        self.hosts[1].add_guest(&mut engines[1], &self.plan, self.now, i);
+        self.schedule(self.now + DOWNTIME, Event::DriverIsBack(guest));
+        Ok(())
+    }
+
+    /// Another frame of a stranger.
+    pub(super) fn go_on_with_fault(&mut self, i: usize) {
+        let fault = self.plan.faults[i].clone();
+        if self.now >= (fault.at + fault.lasts).min(self.plan.heal_at) {
+            return;
+        }
+        let per_ms = match fault.kind {
+            FaultKind::FlowFlood { guest, per_ms, .. } => {
+                self.flood_flows(guest);
+                per_ms
+            }
+            FaultKind::Forge { guest, per_ms } => {
+                self.forge(guest);
+                per_ms
+            }
+            _ => return,
+        };
+        let wait = Duration::from_nanos(1_000_000 / u64::from(per_ms.max(1)));
+        self.schedule(self.now + wait, Event::FaultGoesOn(i));
+    }
+
+    /// A stranger's SYN, and the guest's answer: an entry that nobody ever uses.
+    fn flood_flows(&mut self, guest: u16) {
+        let g = Machine::Guest(guest).address();
+        let n = self.random.bits().to_be_bytes();
+        let stranger = [10, 3, n[0], n[1]];
+        let mut syn = Segment {
+            src_mac: [2, 0, 0, 3, n[0], n[1]],
+            dst_mac: g.mac,
+            src: stranger.into(),
+            dst: g.v4.into(),
+            src_port: u16::from_be_bytes([n[2], n[3]]) | 1,
+            dst_port: 80,
+            seq: 1000,
+            flags: TcpFlags::SYN,
+            window: 65_000,
+            ..Segment::default()
+        };
+        let frame = build(&syn, &[]);
+        let host = self.nodes[usize::from(guest)].host;
+        self.schedule(self.now, Event::ToHost(host, Frame::on_wire(frame), true));
+        std::mem::swap(&mut syn.src_mac, &mut syn.dst_mac);
+        std::mem::swap(&mut syn.src, &mut syn.dst);
+        std::mem::swap(&mut syn.src_port, &mut syn.dst_port);
+        (syn.seq, syn.ack, syn.flags) = (77_000, 1001, TcpFlags::SYN | TcpFlags::ACK);
+        let node = &mut self.nodes[usize::from(guest)];
+        if node.link_up && !node.destroyed && node.tx.len() < 128 {
+            node.tx.push_back(Frame::on_wire(build(&syn, &[])));
+        }
+        *self.faults.entry("stray handshakes").or_default() += 1;
+    }
+
+    /// A segment in R's name that a strict receiver must refuse (SEC-04).
+    fn forge(&mut self, guest: u16) {
+        if self.known.is_empty() {
+            return;
+        }
+        let at = usize::try_from(self.random.below(self.known.len() as u64)).unwrap_or(0);
+        let packet = self.known[at].packet;
+        let Some((ip, tcp)) = packet.tcp() else { return };
+        let is_here = packet.eth.dst == Machine::Guest(guest).address().mac;
+        if !is_here {
+            return;
+        }
+        let next = tcp.seq + tcp.seq_len();
+        let mut forged = Segment {
+            src_mac: packet.eth.src,
+            dst_mac: packet.eth.dst,
+            src: ip.src.to_ip(),
+            dst: ip.dst.to_ip(),
+            src_port: tcp.src_port,
+            dst_port: tcp.dst_port,
+            seq: next.0,
+            ack: tcp.ack.0,
+            flags: TcpFlags::ACK,
+            window: tcp.window,
+            timestamps: tcp.options.timestamps.map(|t| (t.tsval, t.tsecr)),
+            ..Segment::default()
+        };
+        let far = u32::try_from(self.random.within(1 << 28, 1 << 30)).unwrap_or(1 << 29);
+        let mut spoil = false;
+        let payload = vec![0x5a; usize::try_from(self.random.below(1000)).unwrap_or(0)];
+        match self.random.below(6) {
+            0 => spoil = true,
+            1 => forged.seq = (next + far).0,
+            2 => forged.seq = (next - far).0,
+            3 => (forged.seq, forged.flags) = ((next + far).0, TcpFlags::RST),
+            4 => forged.ack = (tcp.ack + far).0,
+            _ => {
+                // A SYN on a live connection: a challenge at most (RFC 5961).
+                (forged.seq, forged.flags) = ((next + far).0, TcpFlags::SYN | TcpFlags::ACK);
+            }
+        }
+        let payload = if forged.flags == TcpFlags::ACK { &payload[..] } else { &[] };
+        let mut bytes = build(&forged, payload);
+        if spoil && let Some(last) = bytes.last_mut() {
+            *last ^= 0x55;
+        }
+        let host = self.nodes[usize::from(guest)].host;
+        *self.faults.entry("forged segments").or_default() += 1;
+        self.schedule(self.now, Event::ToHost(host, Frame::on_wire(bytes), true));
+    }
+}

@@ -1,0 +1,550 @@
+//! A host: ports, queues, and the daemon's worker turn by turn, in the engine's drain order.
+
+use std::collections::VecDeque;
+
+use nightporter_core::drops::DropReason;
+use nightporter_core::engine::{
+    Engine, EngineConfig, PortConfig, PortFeatures, PortId, Transmit, Verdict,
+};
+use nightporter_core::store::arena::Arena;
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::packet::Packet;
+use nightporter_core::wire::segment::{Segmenter, complete_checksum};
+use nightporter_core::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
+
+use super::{Engines, Event, Member, Stop, World};
+use crate::check::{HostView, Tap};
+use crate::frame::Frame;
+use crate::plan::{Machine, Plan};
+use crate::stack::address::machine_of;
+
+/// What a guest's driver takes if its plan says so.
+pub(super) const OFFLOADS: PortFeatures =
+    PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+/// The uplink is always the first port.
+const UPLINK: PortId = PortId(0);
+/// A backlog holds as many frames as the daemon's.
+const BACKLOG_FRAMES: usize = 1000;
+/// The most a delivery may be long: what the daemon asks room for.
+const FRAME_BYTES_MAX: usize = 68 * 1024;
+/// Between two hosts: through one switch.
+const SWITCH: Duration = Duration::from_micros(20);
+
+/// What belongs to a host and survives its daemon, and what its worker keeps besides the engine.
+pub(super) struct Host {
+    index: u8,
+    /// Arrived and not yet read by the worker; `true`: forged.
+    pub(super) uplink: VecDeque<(Frame, bool)>,
+    /// Frames that found a guest's ring full; lost with the daemon.
+    backlogs: Vec<VecDeque<Frame>>,
+    /// Port of each guest, while it is on this host.
+    pub(super) ports: Vec<Option<PortId>>,
+    busy_until: Instant,
+    turn_at: Instant,
+    timer_at: Instant,
+}
+
+impl Host {
+    pub(super) fn new(index: u8) -> Self {
+        Self {
+            index,
+            uplink: VecDeque::new(),
+            backlogs: Vec::new(),
+            ports: Vec::new(),
+            busy_until: Instant::ZERO,
+            turn_at: Instant::MAX,
+            timer_at: Instant::MAX,
+        }
+    }
+
+    /// A daemon starts: an engine over `memory`, which a predecessor left if `survived`.
+    pub(super) fn start<'m>(
+        &mut self,
+        plan: &Plan,
+        now: Instant,
+        memory: &'m mut [u8],
+        records: usize,
+        survived: bool,
+    ) -> Engine<'m> {
+        let arena = if survived {
+            Arena::open(memory).expect("an arena that a daemon left")
+        } else {
+            Arena::format(memory, records, plan.host.arena_pages, 1).expect("the length fits")
+        };
+        let seeds = [plan.seed, 2, 3, 4 + u64::from(self.index)];
+        let config = EngineConfig { flows_max: plan.host.flows_max, hash_seeds: seeds };
+        let mut engine = Engine::new(now, config, arena);
+        let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
+        let port = engine.add_port(now, uplink).expect("the first port");
+        assert_eq!(port, UPLINK);
+        engine.set_port_features(now, UPLINK, Some(OFFLOADS));
+        self.ports = vec![None; plan.guests.len()];
+        self.backlogs = vec![VecDeque::new(); plan.guests.len()];
+        self.turn_at = Instant::MAX;
+        self.timer_at = Instant::MAX;
+        self.busy_until = now;
+        engine
+    }
+
+    /// Adds the port of a guest.
+    pub(super) fn add_guest(
+        &mut self,
+        engine: &mut Engine<'_>,
+        plan: &Plan,
+        now: Instant,
+        g: usize,
+    ) {
+        let guest = &plan.guests[g];
+        let machine = Machine::Guest(u16::try_from(g).unwrap_or(u16::MAX));
+        let config = PortConfig {
+            name: format!("guest{g}"),
+            guest: true,
+            mac: Some(machine.address().mac),
+            ips: None,
+            ack_offload: guest.ack_offload,
+            budget_bytes: guest.budget_bytes,
+            flows_max: guest.flows_max,
+            mtu: guest.mtu,
+        };
+        let port = engine.add_port(now, config).expect("budgets fit the arena");
+        self.ports[g] = Some(port);
+    }
+}
+
+impl World<'_> {
+    /// A daemon was started: ports, what the predecessor owed, links.
+    pub(super) fn begin_life(
+        &mut self,
+        engines: &mut Engines<'_>,
+        survived: bool,
+    ) -> Result<(), Stop> {
+        let now = self.now;
+        let again = now > Instant::ZERO;
+        if again {
+            self.event(crate::check::Event::Restarted { arena: survived });
+        }
+        for (h, engine) in engines.iter_mut().enumerate() {
+            for g in 0..self.plan.guests.len() {
+                let node = &self.nodes[g];
+                if usize::from(node.host) == h && !node.destroyed {
+                    self.hosts[h].add_guest(engine, &self.plan, now, g);
+                }
+            }
+            if survived {
+                engine.handle_restart(now);
+            }
+        }
+        for g in 0..self.plan.guests.len() {
+            if self.nodes[g].link_up {
+                self.set_features(engines, g, true);
+            }
+        }
+        for h in 0..self.hosts.len() {
+            let host = u8::try_from(h).unwrap_or(0);
+            if let Some(engine) = engines.get_mut(h) {
+                self.send_made(engine, host)?;
+            }
+            self.schedule(now, Event::Turn(host));
+        }
+        Ok(())
+    }
+
+    /// The driver of guest `g` is there, or gone, as its host's engine is told.
+    pub(super) fn set_features(&mut self, engines: &mut Engines<'_>, g: usize, up: bool) {
+        let host = &mut self.hosts[usize::from(self.nodes[g].host)];
+        let Some(port) = host.ports.get(g).copied().flatten() else { return };
+        if !up {
+            host.backlogs[g].clear();
+        }
+        let features =
+            if self.plan.guests[g].offloads { OFFLOADS } else { PortFeatures::default() };
+        if let Some(engine) = engines.get_mut(usize::from(host.index)) {
+            engine.set_port_features(self.now, port, up.then_some(features));
+        }
+    }
+
+    /// A frame came to a host's uplink.
+    pub(super) fn arrive_at_host(&mut self, host: u8, frame: Frame, forged: bool) {
+        let queue = &mut self.hosts[usize::from(host)].uplink;
+        if queue.len() >= self.plan.host.uplink_queue_frames {
+            self.count("frames lost at the uplink");
+            return;
+        }
+        queue.push_back((frame, forged));
+        self.schedule(self.now, Event::Turn(host));
+    }
+
+    /// One turn of the worker, if it has a processor and nothing is in its way.
+    pub(super) fn turn(&mut self, engines: &mut Engines<'_>, h: u8) -> Result<(), Stop> {
+        let now = self.now;
+        let host = &mut self.hosts[usize::from(h)];
+        if host.turn_at == now {
+            host.turn_at = Instant::MAX;
+        }
+        if engines.is_empty() {
+            return Ok(());
+        }
+        if now < host.busy_until {
+            if host.turn_at > host.busy_until {
+                host.turn_at = host.busy_until;
+                let at = host.turn_at;
+                self.schedule(at, Event::Turn(h));
+            }
+            return Ok(());
+        }
+        if !self.worker_runs(h) {
+            return Ok(()); // `after_core` calls again
+        }
+        let Some(engine) = engines.get_mut(usize::from(h)) else { return Ok(()) };
+        let frames = self.service(engine, h)?;
+        let cost = self.plan.host.turn_ns + self.plan.host.frame_ns * frames;
+        self.hosts[usize::from(h)].busy_until = now + Duration::from_nanos(cost);
+        self.rest(engine, h);
+        Ok(())
+    }
+
+    fn worker_place(&self, h: u8) -> Option<(usize, usize)> {
+        let core = usize::from(self.plan.host.core?);
+        let place = self.cores[core].members.iter().position(|m| *m == Member::Worker(h))?;
+        Some((core, place))
+    }
+
+    fn worker_runs(&mut self, h: u8) -> bool {
+        let Some((core, place)) = self.worker_place(h) else { return true };
+        let before = self.cores[core].core.current();
+        self.cores[core].core.wake(self.now, place);
+        let runs = self.cores[core].core.is_running(place);
+        if before != self.cores[core].core.current() && !runs {
+            self.after_core(core, before);
+        }
+        self.arm_core(core);
+        runs
+    }
+
+    /// Everything that is due. Returns how many frames were handled.
+    fn service(&mut self, engine: &mut Engine<'_>, h: u8) -> Result<u64, Stop> {
+        let now = self.now;
+        self.note_progress(engine, h);
+        if engine.poll_timeout().is_some_and(|at| at <= now) {
+            engine.handle_timeout(now);
+            self.after_step(engine, h)?;
+            self.send_made(engine, h)?;
+        }
+        let mut frames = 0;
+        for _ in 0..self.plan.host.turn_frames {
+            let Some((frame, forged)) = self.hosts[usize::from(h)].uplink.pop_front() else {
+                break;
+            };
+            frames += 1;
+            self.forward(engine, h, None, frame, forged)?;
+        }
+        for g in 0..self.plan.guests.len() {
+            if self.nodes[g].host != h {
+                continue;
+            }
+            for _ in 0..self.plan.host.turn_frames {
+                let Some(frame) = self.nodes[g].tx.pop_front() else { break };
+                frames += 1;
+                self.forward(engine, h, Some(g), frame, false)?;
+            }
+        }
+        engine.handle_batch_end(now);
+        self.after_step(engine, h)?;
+        self.send_made(engine, h)?;
+        for g in 0..self.plan.guests.len() {
+            if self.nodes[g].host == h && self.nodes[g].link_up {
+                frames += self.feed_guest(engine, h, g)?;
+            }
+        }
+        Ok(frames)
+    }
+
+    /// When the worker wants its next turn.
+    fn rest(&mut self, engine: &Engine<'_>, h: u8) {
+        let now = self.now;
+        let host = &self.hosts[usize::from(h)];
+        let on_host = |n: &&super::node::Node| n.host == h;
+        let left = !host.uplink.is_empty()
+            || self.nodes[..self.plan.guests.len()]
+                .iter()
+                .filter(on_host)
+                .any(|n| !n.tx.is_empty());
+        let due = engine.poll_timeout().map(|at| at.max(host.busy_until));
+        let next = if left { Some(host.busy_until) } else { due };
+        if !left && let Some((core, place)) = self.worker_place(h) {
+            let before = self.cores[core].core.current();
+            self.cores[core].core.idle(now, place);
+            self.after_core(core, before);
+        }
+        let host = &mut self.hosts[usize::from(h)];
+        if let Some(at) = next.map(|at| at.max(now + Duration::from_nanos(1)))
+            && (at < host.turn_at || host.turn_at <= now)
+        {
+            host.turn_at = at;
+            self.schedule(at, Event::Turn(h));
+        }
+    }
+
+    fn note_progress(&mut self, engine: &mut Engine<'_>, h: u8) {
+        let now = self.now;
+        for (g, node) in self.nodes[..self.plan.guests.len()].iter_mut().enumerate() {
+            if node.host == h
+                && std::mem::take(&mut node.progress)
+                && let Some(port) = self.hosts[usize::from(h)].ports[g]
+            {
+                engine.handle_guest_progress(now, port, node.rx.is_empty());
+            }
+        }
+    }
+
+    /// One frame came in: by the uplink, or from guest `from`.
+    fn forward(
+        &mut self,
+        engine: &mut Engine<'_>,
+        h: u8,
+        from: Option<usize>,
+        mut frame: Frame,
+        forged: bool,
+    ) -> Result<(), Stop> {
+        let (tap, port) = match from {
+            None => (Tap::FromNet, UPLINK),
+            Some(g) => {
+                let Some(port) = self.hosts[usize::from(h)].ports[g] else { return Ok(()) };
+                (Tap::FromGuest(u16::try_from(g).unwrap_or(u16::MAX)), port)
+            }
+        };
+        self.tap(h, tap, frame.hdr, &frame.bytes, forged)?;
+        let verdict = engine.handle_frame(self.now, port, &mut frame.hdr, &mut frame.bytes);
+        match verdict {
+            Verdict::Forward(to) => self.emit(engine, h, to, &frame.hdr, &[&frame.bytes])?,
+            Verdict::Flood => self.flood(engine, h, port, &frame.hdr, &[&frame.bytes])?,
+            Verdict::Absorbed | Verdict::Drop(_) => {}
+        }
+        self.after_step(engine, h)?;
+        self.send_made(engine, h)
+    }
+
+    /// Sends what the engine made.
+    pub(super) fn send_made(&mut self, engine: &mut Engine<'_>, h: u8) -> Result<(), Stop> {
+        while let Some(made) = engine.poll_transmit(self.now) {
+            let (port, ingress, hdr) = (made.port, made.ingress, made.hdr);
+            let bytes = made.parts().concat();
+            match port {
+                Some(to) => self.emit(engine, h, to, &hdr, &[&bytes])?,
+                None => self.flood(engine, h, ingress, &hdr, &[&bytes])?,
+            }
+            self.after_step(engine, h)?;
+        }
+        Ok(())
+    }
+
+    fn flood(
+        &mut self,
+        engine: &mut Engine<'_>,
+        h: u8,
+        ingress: PortId,
+        hdr: &VirtioNetHdr,
+        parts: &[&[u8]],
+    ) -> Result<(), Stop> {
+        let guests: Vec<PortId> =
+            self.hosts[usize::from(h)].ports.iter().flatten().copied().collect();
+        for port in std::iter::once(UPLINK).chain(guests).filter(|p| *p != ingress) {
+            self.emit(engine, h, port, hdr, parts)?;
+        }
+        Ok(())
+    }
+
+    /// A frame leaves by a port: cut and finished if the other side does not take it as it is.
+    fn emit(
+        &mut self,
+        engine: &mut Engine<'_>,
+        h: u8,
+        port: PortId,
+        hdr: &VirtioNetHdr,
+        parts: &[&[u8]],
+    ) -> Result<(), Stop> {
+        let mut frame = Frame { hdr: *hdr, bytes: parts.concat() };
+        frame.hdr.flags &= !F_DATA_VALID;
+        let guest = self.hosts[usize::from(h)].ports.iter().position(|p| *p == Some(port));
+        let takes_all = guest.is_none_or(|g| self.plan.guests[g].offloads);
+        if guest.is_some() && !takes_all {
+            for piece in plain(frame) {
+                self.emit_one(engine, h, port, guest, piece)?;
+            }
+            return Ok(());
+        }
+        self.emit_one(engine, h, port, guest, frame)
+    }
+
+    fn emit_one(
+        &mut self,
+        engine: &mut Engine<'_>,
+        h: u8,
+        port: PortId,
+        guest: Option<usize>,
+        frame: Frame,
+    ) -> Result<(), Stop> {
+        let Some(g) = guest else {
+            self.tap(h, Tap::ToNet, frame.hdr, &frame.bytes, false)?;
+            for piece in plain(frame) {
+                self.send_to_network(h, piece);
+            }
+            return Ok(());
+        };
+        if !self.nodes[g].link_up {
+            engine.count_drop(port, DropReason::PortDown);
+            return Ok(());
+        }
+        let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
+        if !backlog.is_empty() || frame.bytes.len() > self.nodes[g].room() {
+            if backlog.len() < BACKLOG_FRAMES {
+                backlog.push_back(frame);
+            } else {
+                engine.count_drop(port, DropReason::QueueFull);
+            }
+            self.nodes[g].host_waits = true;
+            return Ok(());
+        }
+        self.put_into_ring(h, g, frame)
+    }
+
+    fn put_into_ring(&mut self, h: u8, g: usize, frame: Frame) -> Result<(), Stop> {
+        let tap = Tap::ToGuest(u16::try_from(g).unwrap_or(u16::MAX));
+        self.tap(h, tap, frame.hdr, &frame.bytes, false)?;
+        let (len, room) = (frame.bytes.len(), self.nodes[g].room());
+        let fits = self.nodes[g].push(frame);
+        assert!(fits, "a frame of {len} bytes for a ring with room for {room}");
+        self.wake_node(g);
+        Ok(())
+    }
+
+    /// Moves the backlog, then deliveries.
+    fn feed_guest(&mut self, engine: &mut Engine<'_>, h: u8, g: usize) -> Result<u64, Stop> {
+        let Some(port) = self.hosts[usize::from(h)].ports[g] else { return Ok(0) };
+        let mut frames = 0;
+        loop {
+            let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
+            let room = self.nodes[g].room();
+            if let Some(next) = backlog.front() {
+                if next.bytes.len() > room {
+                    self.nodes[g].host_waits = true;
+                    return Ok(frames);
+                }
+                let frame = backlog.pop_front().unwrap_or_default();
+                frames += 1;
+                self.put_into_ring(h, g, frame)?;
+                continue;
+            }
+            let made = engine.poll_delivery(self.now, port, room.min(FRAME_BYTES_MAX));
+            let Some(made) = made else {
+                let waits = engine.vm(port).is_some_and(|vm| !vm.ready.is_empty());
+                self.nodes[g].host_waits = waits;
+                return Ok(frames);
+            };
+            let frame = owned(&made);
+            frames += 1;
+            // One without data comes whatever the room: it waits in the backlog then.
+            self.emit_one(engine, h, port, Some(g), frame)?;
+            self.after_step(engine, h)?;
+        }
+    }
+
+    /// The engine has done one step: everybody looks, and the daemon may die here.
+    pub(super) fn after_step(&mut self, engine: &Engine<'_>, h: u8) -> Result<(), Stop> {
+        self.steps += 1;
+        if let Some(observer) = &mut self.observer {
+            let view = HostView { host: h, engine, ports: &self.hosts[usize::from(h)].ports };
+            observer.on_step(self.now, &view).map_err(Stop::Violated)?;
+        }
+        match &mut self.dies_in {
+            Some((0, arena)) => {
+                let arena = *arena;
+                self.dies_in = None;
+                self.event(crate::check::Event::Crashed);
+                self.count("daemon crashes");
+                let back_at = self.back_at;
+                self.schedule(back_at, Event::Restart);
+                Err(Stop::Crashed { arena })
+            }
+            Some((steps, _)) => {
+                *steps -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A frame leaves host `h` for the network.
+    fn send_to_network(&mut self, h: u8, frame: Frame) {
+        let Some(dst) = frame.bytes.first_chunk::<6>().copied() else { return };
+        let group = dst[0] & 1 == 1;
+        let target = machine_of(dst);
+        for r in 0..self.plan.remotes.len() {
+            let is_it = target == Some(Machine::Remote(u16::try_from(r).unwrap_or(u16::MAX)));
+            if group || is_it {
+                self.send_to_remote(r, frame.clone());
+            }
+        }
+        if self.hosts.len() > 1 && (group || matches!(target, Some(Machine::Guest(_)))) {
+            let other = 1 - h;
+            let is_there = |g: u16| self.nodes.get(usize::from(g)).is_some_and(|n| n.host == other);
+            if group || matches!(target, Some(Machine::Guest(g)) if is_there(g)) {
+                self.schedule(self.now + SWITCH, Event::ToHost(other, frame, false));
+            }
+        }
+    }
+
+    fn send_to_remote(&mut self, r: usize, frame: Frame) {
+        let mut out = Vec::new();
+        self.links[r][1].send(self.now, frame, &mut out);
+        let node = self.plan.guests.len() + r;
+        for (at, frame) in out {
+            self.schedule(at, Event::ToNode(node, frame));
+        }
+    }
+
+    /// A frame leaves remote `r`: to the host where its destination lives.
+    pub(super) fn send_from_remote(&mut self, r: usize, frame: Frame) {
+        let Some(dst) = frame.bytes.first_chunk::<6>().copied() else { return };
+        let mut out = Vec::new();
+        for piece in plain(frame) {
+            self.links[r][0].send(self.now, piece, &mut out);
+        }
+        let group = dst[0] & 1 == 1;
+        for (at, frame) in out {
+            let hosts: Vec<u8> = match machine_of(dst) {
+                _ if group => (0..self.hosts.len()).filter_map(|h| u8::try_from(h).ok()).collect(),
+                Some(Machine::Guest(g)) => {
+                    self.nodes.get(usize::from(g)).map(|n| n.host).into_iter().collect()
+                }
+                _ => Vec::new(),
+            };
+            for host in hosts {
+                self.schedule(at, Event::ToHost(host, frame.clone(), false));
+            }
+        }
+    }
+}
+
+/// The frames a physical wire, or a driver without offloads, takes instead.
+fn plain(mut frame: Frame) -> Vec<Frame> {
+    if !frame.hdr.is_gso() {
+        let finished = complete_checksum(&mut frame.hdr, &mut frame.bytes).is_ok();
+        return if finished { vec![Frame::on_wire(frame.bytes)] } else { Vec::new() };
+    }
+    let Ok(packet) = Packet::parse(&frame.bytes) else { return Vec::new() };
+    let Some((ip, tcp)) = packet.tcp() else { return Vec::new() };
+    let Ok(mut segments) = Segmenter::new(&frame.hdr, &frame.bytes, ip, tcp) else {
+        return Vec::new();
+    };
+    let mut pieces = Vec::new();
+    let mut piece = vec![0; segments.len_max()];
+    while let Some(len) = segments.next_into(&mut piece) {
+        pieces.push(Frame::on_wire(piece[..len].to_vec()));
+    }
+    pieces
+}
+
+fn owned(made: &Transmit<'_>) -> Frame {
+    Frame { hdr: made.hdr, bytes: made.parts().concat() }
+}

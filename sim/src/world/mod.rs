@@ -1,0 +1,429 @@
+//! The world: machines, paths, hosts and what goes wrong with them, in virtual time.
+//!
+//! # Primer
+//!
+//! One queue of events, ordered by time and then by when they were made; nothing else moves time.
+//! A daemon's life is one call of [`World::live`], which borrows the engines: that is how a crash
+//! (drop the engines, keep the arena's memory) is the same thing here as in the daemon. What
+//! survives a crash (rings, the uplink's queue) belongs to the world, not to the engine.
+
+mod faults;
+mod host;
+mod node;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use nightporter_core::engine::Engine;
+use nightporter_core::store::arena::Arena;
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::packet::Packet;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+use crate::check::{Observer, Tap, Tapped, Violation};
+use crate::frame::Frame;
+use crate::link::Link;
+use crate::plan::{FaultKind, Machine, Plan};
+use crate::random::Random;
+use crate::sched::Core;
+use crate::stack::{EndReport, Outcome};
+use host::Host;
+use node::Node;
+
+/// What watches a run and decides nothing.
+pub trait Recorder {
+    /// A frame passed a tap.
+    fn frame(&mut self, tapped: &Tapped<'_>);
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct RunEnd {
+    /// The first invariant that did not hold.
+    pub violation: Option<Violation>,
+    /// Both ends of every connection, as far as their machines still know them.
+    pub ends: Vec<EndReport>,
+    /// What went wrong on purpose: kind and how often.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Application bytes that were read.
+    pub bytes: u64,
+    /// Frames that passed a tap.
+    pub frames: u64,
+    /// Steps of the engines.
+    pub steps: u64,
+    /// When it ended.
+    pub at: Instant,
+    /// Of time, place and beginning of every frame: the same plan gives the same.
+    pub trace_hash: u64,
+}
+
+/// Why [`World::live`] came back.
+#[derive(Debug)]
+enum Stop {
+    Ended,
+    /// The daemons died; their arenas survive if `arena`.
+    Crashed {
+        arena: bool,
+    },
+    /// Time to start them again.
+    Restart,
+    Violated(Violation),
+}
+
+/// The hosts' engines; none while the daemons are dead.
+type Engines<'m> = [Engine<'m>];
+
+#[derive(Debug)]
+enum Event {
+    ToHost(u8, Frame, bool),
+    ToNode(usize, Frame),
+    Turn(u8),
+    Step(usize),
+    NodeTimer(usize),
+    CoreTimer(usize),
+    FaultStarts(usize),
+    FaultEnds(usize),
+    /// Another frame of a [`FaultKind::Forge`] or `FlowFlood`.
+    FaultGoesOn(usize),
+    Migration(u16),
+    DriverIsBack(u16),
+    Healed,
+    Restart,
+    /// See whether all is over.
+    Look,
+}
+
+struct Scheduled {
+    at: Instant,
+    order: u64,
+    event: Event,
+}
+
+impl PartialEq for Scheduled {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl Eq for Scheduled {}
+impl PartialOrd for Scheduled {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Scheduled {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+/// See the module doc.
+pub struct World<'r> {
+    plan: Plan,
+    now: Instant,
+    queue: BinaryHeap<Reverse<Scheduled>>,
+    order: u64,
+    hosts: Vec<Host>,
+    /// Guests first, then remotes.
+    nodes: Vec<Node>,
+    /// Remotes' paths: to the host, and from it.
+    links: Vec<[Link; 2]>,
+    cores: Vec<CoreOf>,
+    random: Random,
+    observer: Option<Observer>,
+    recorder: Option<&'r mut dyn Recorder>,
+    faults: BTreeMap<&'static str, u64>,
+    frames: u64,
+    steps: u64,
+    trace_hash: u64,
+    healed: bool,
+    last_frame_at: Instant,
+    /// Steps until the daemons die, and whether their arenas survive that; when they are back.
+    dies_in: Option<(u32, bool)>,
+    back_at: Instant,
+    /// Newest addresses and numbers of live connections: what forgers know.
+    known: Vec<faults::Known>,
+    forges: bool,
+}
+
+/// A core and who shares it.
+struct CoreOf {
+    core: Core,
+    members: Vec<Member>,
+    timer_at: Instant,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Member {
+    Node(usize),
+    Worker(u8),
+    /// Only its load counts.
+    Other,
+}
+
+impl<'r> World<'r> {
+    /// The world of `plan` before anything has happened; `check` with all invariants watched.
+    #[must_use]
+    pub fn new(plan: &Plan, check: bool, recorder: Option<&'r mut dyn Recorder>) -> Self {
+        let migrates = plan.faults.iter().any(|f| matches!(f.kind, FaultKind::Migrate { .. }));
+        let mut world = Self {
+            plan: plan.clone(),
+            now: Instant::ZERO,
+            queue: BinaryHeap::new(),
+            order: 0,
+            hosts: (0..1 + u8::from(migrates)).map(Host::new).collect(),
+            nodes: node::make(plan),
+            links: Vec::new(),
+            cores: node::cores(plan),
+            random: Random::new(plan.seed, "world"),
+            observer: check.then(|| Observer::new(plan)),
+            recorder,
+            faults: BTreeMap::new(),
+            frames: 0,
+            steps: 0,
+            trace_hash: 0xcbf2_9ce4_8422_2325,
+            healed: false,
+            last_frame_at: Instant::ZERO,
+            dies_in: None,
+            back_at: Instant::MAX,
+            known: Vec::new(),
+            forges: plan.faults.iter().any(|f| matches!(f.kind, FaultKind::Forge { .. })),
+        };
+        for (i, remote) in plan.remotes.iter().enumerate() {
+            let name = |way: &str| format!("link {i} {way}");
+            world.links.push([
+                Link::new(remote.to_host, plan.seed, &name("to host")),
+                Link::new(remote.from_host, plan.seed, &name("from host")),
+            ]);
+        }
+        for i in 0..plan.faults.len() {
+            world.schedule(plan.faults[i].at, Event::FaultStarts(i));
+        }
+        for i in 0..world.nodes.len() {
+            world.schedule(Instant::ZERO, Event::NodeTimer(i));
+        }
+        for i in 0..world.cores.len() {
+            world.arm_core(i);
+        }
+        world.schedule(plan.heal_at, Event::Healed);
+        world.schedule(plan.heal_at, Event::Look);
+        world
+    }
+
+    /// Runs to the end.
+    #[must_use]
+    pub fn run(mut self) -> RunEnd {
+        let (pages, records) = (self.plan.host.arena_pages, self.plan.host.arena_records);
+        let words = Arena::layout_len(records, pages).div_ceil(8);
+        let mut memories: Vec<Vec<u64>> =
+            (0..self.hosts.len()).map(|_| vec![0_u64; words]).collect();
+        let mut survived = false;
+        let violation = loop {
+            let mut engines = Vec::new();
+            for (memory, host) in memories.iter_mut().zip(&mut self.hosts) {
+                let bytes = zerocopy::IntoBytes::as_mut_bytes(memory.as_mut_slice());
+                engines.push(host.start(&self.plan, self.now, bytes, records, survived));
+            }
+            let stop = self.begin_life(&mut engines, survived).err();
+            let stop = stop.unwrap_or_else(|| self.live(&mut engines));
+            let Stop::Crashed { arena } = stop else {
+                break self.finish(stop, &engines);
+            };
+            drop(engines);
+            survived = arena;
+            if !arena {
+                memories.iter_mut().for_each(|m| *m = vec![0; words]);
+            }
+            match self.live(&mut []) {
+                Stop::Restart => {}
+                stop => break self.finish(stop, &[]),
+            }
+        };
+        let ends = self.ends();
+        for [to_host, from_host] in &self.links {
+            for c in [to_host.counters(), from_host.counters()] {
+                let of_links = [
+                    ("frames lost", c.lost + c.overflowed),
+                    ("frames reordered", c.reordered),
+                    ("frames duplicated", c.duplicated),
+                    ("frames corrupted", c.corrupted),
+                    ("frames marked CE", c.marked),
+                    ("frames too long", c.too_long),
+                ];
+                for (kind, count) in of_links {
+                    *self.faults.entry(kind).or_default() += count;
+                }
+            }
+        }
+        RunEnd {
+            violation,
+            bytes: ends.iter().map(|e| e.read).sum(),
+            ends,
+            faults: self.faults,
+            frames: self.frames,
+            steps: self.steps,
+            at: self.now,
+            trace_hash: self.trace_hash,
+        }
+    }
+
+    /// The last questions.
+    fn finish(&mut self, stop: Stop, engines: &Engines<'_>) -> Option<Violation> {
+        let ended = match stop {
+            Stop::Violated(violation) => return Some(violation),
+            _ => self.all_ended(),
+        };
+        let complaints: Vec<(Machine, &'static str, u64)> = self
+            .nodes
+            .iter()
+            .flat_map(|n| n.stack.complaints().into_iter().map(|(what, c)| (n.machine, what, c)))
+            .collect();
+        let ends = self.ends();
+        let observer = self.observer.as_mut()?;
+        observer.on_end(self.now, ended, &ends, &complaints, engines).err()
+    }
+
+    fn live(&mut self, engines: &mut Engines<'_>) -> Stop {
+        while let Some(Reverse(next)) = self.queue.pop() {
+            if next.at > self.plan.give_up_at {
+                break;
+            }
+            self.now = self.now.max(next.at);
+            if let Err(stop) = self.handle(engines, next.event) {
+                return stop;
+            }
+        }
+        Stop::Ended
+    }
+
+    fn handle(&mut self, engines: &mut Engines<'_>, event: Event) -> Result<(), Stop> {
+        match event {
+            Event::ToHost(host, frame, forged) => self.arrive_at_host(host, frame, forged),
+            Event::ToNode(node, frame) => self.arrive_at_node(node, frame),
+            Event::Turn(host) => return self.turn(engines, host),
+            Event::Step(node) => self.step_node(node),
+            Event::NodeTimer(node) => self.on_node_timer(node),
+            Event::CoreTimer(core) => self.on_core_timer(core),
+            Event::FaultStarts(i) => return self.start_fault(engines, i),
+            Event::FaultEnds(i) => return self.end_fault(engines, i),
+            Event::FaultGoesOn(i) => self.go_on_with_fault(i),
+            Event::Migration(guest) => return self.migrate(engines, guest),
+            Event::DriverIsBack(guest) => return self.driver_is_back(engines, guest),
+            Event::Healed => self.heal(engines),
+            Event::Restart => return Err(Stop::Restart),
+            Event::Look => {
+                if self.all_ended() {
+                    return Err(Stop::Ended);
+                }
+                // While nothing happens, look less and less often.
+                let quiet = self.now.since(self.last_frame_at).as_nanos() / 8;
+                let wait = Duration::from_nanos(quiet.clamp(20_000_000, 5_000_000_000));
+                self.schedule(self.now + wait, Event::Look);
+            }
+        }
+        Ok(())
+    }
+
+    fn schedule(&mut self, at: Instant, event: Event) {
+        self.order += 1;
+        self.queue.push(Reverse(Scheduled { at: at.max(self.now), order: self.order, event }));
+    }
+
+    /// Every connection is over, but those with machines of which nothing is expected.
+    fn all_ended(&self) -> bool {
+        let open = |n: &Node| !n.is_excused() && n.stack.ends_open() > 0;
+        if !self.nodes.iter().any(open) {
+            return true;
+        }
+        let mut over = vec![(0, 0); self.plan.conns.len()];
+        for node in &self.nodes {
+            for end in node.ends() {
+                match end.outcome {
+                    Outcome::Closed | Outcome::Reset => over[end.conn].0 += 1,
+                    Outcome::Waiting => over[end.conn].1 += 1,
+                    Outcome::Open => over[end.conn].1 += 2,
+                }
+            }
+        }
+        // A server whose client never came waits for ever.
+        let is_open = |(conn, &(over, waits)): (usize, &(u32, u32))| {
+            !(self.is_excused(conn) || waits == 0 || over == 1 && waits == 1)
+        };
+        !over.iter().enumerate().any(is_open)
+    }
+
+    /// Nothing is expected of a connection with a machine that means harm or is gone.
+    fn is_excused(&self, conn: usize) -> bool {
+        let plan = &self.plan.conns[conn];
+        [plan.client, plan.server].iter().any(|&m| self.nodes[self.node_of(m)].is_excused())
+    }
+
+    fn ends(&self) -> Vec<EndReport> {
+        let mut ends: Vec<EndReport> = self.nodes.iter().flat_map(Node::ends).collect();
+        ends.sort_by_key(|e| (e.conn, e.machine));
+        ends
+    }
+
+    fn node_of(&self, machine: Machine) -> usize {
+        match machine {
+            Machine::Guest(i) => i.into(),
+            Machine::Remote(i) => self.plan.guests.len() + usize::from(i),
+        }
+    }
+
+    /// A frame passes a tap: everybody who watches is told.
+    fn tap(
+        &mut self,
+        host: u8,
+        tap: Tap,
+        hdr: VirtioNetHdr,
+        bytes: &[u8],
+        forged: bool,
+    ) -> Result<(), Stop> {
+        self.frames += 1;
+        self.last_frame_at = self.now;
+        let place = match tap {
+            Tap::FromNet => 1,
+            Tap::ToNet => 2,
+            Tap::FromGuest(g) => 3 + u64::from(g) * 2,
+            Tap::ToGuest(g) => 4 + u64::from(g) * 2,
+        };
+        let mut hash = self.trace_hash ^ self.now.as_nanos() ^ place << 56;
+        for word in bytes[..bytes.len().min(96)].chunks(8) {
+            let mut padded = [0; 8];
+            padded[..word.len()].copy_from_slice(word);
+            hash = (hash ^ u64::from_le_bytes(padded)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            hash ^= hash >> 32;
+        }
+        self.trace_hash = hash ^ bytes.len() as u64;
+        if self.observer.is_none() && self.recorder.is_none() && !self.forges {
+            return Ok(());
+        }
+        let packet = Packet::parse(bytes).ok();
+        let tapped =
+            Tapped { at: self.now, host, tap, hdr, bytes, packet: packet.as_ref(), forged };
+        if let Some(recorder) = &mut self.recorder {
+            recorder.frame(&tapped);
+        }
+        if !forged && tap == Tap::FromNet {
+            self.known.truncate(16);
+            faults::note_known(&mut self.known, packet.as_ref());
+        }
+        match &mut self.observer {
+            Some(observer) => observer.on_frame(&tapped).map_err(Stop::Violated),
+            None => Ok(()),
+        }
+    }
+
+    fn event(&mut self, event: crate::check::Event) {
+        if let Some(observer) = &mut self.observer {
+            observer.on_event(self.now, event);
+        }
+    }
+
+    fn count(&mut self, kind: &'static str) {
+        *self.faults.entry(kind).or_default() += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;
