@@ -6,12 +6,14 @@ pub mod packet;
 pub mod pattern;
 mod shell;
 mod smoltcp;
+mod strict;
 
 use nightporter_core::time::Instant;
 
 use self::shell::Shell;
+pub use self::strict::MAYBE_NETWORK;
 use crate::frame::Frame;
-use crate::plan::{ConnPlan, Machine, StackPlan};
+use crate::plan::{ConnPlan, Machine, StackKind, StackPlan};
 
 /// Number of a connection: its index in [`crate::plan::Plan::conns`].
 pub type ConnId = usize;
@@ -70,7 +72,14 @@ pub trait Stack {
 /// machine of the same run, another after a reboot.
 #[must_use]
 pub fn build(plan: &StackPlan, machine: Machine, mtu: u16, seed: u64) -> Box<dyn Stack> {
-    Box::new(Shell::new(machine, smoltcp::Smoltcp::new(plan, machine, mtu, seed)))
+    match plan.kind {
+        StackKind::Strict => {
+            Box::new(Shell::new(machine, strict::Strict::new(plan, machine, mtu, seed)))
+        }
+        StackKind::Smoltcp | StackKind::Hostile => {
+            Box::new(Shell::new(machine, smoltcp::Smoltcp::new(plan, machine, mtu, seed)))
+        }
+    }
 }
 
 /// One end of one connection.

@@ -12,6 +12,7 @@ use nightporter_core::wire::tcp::TcpFlags;
 
 use super::address::{Key, Ports};
 use super::app::{App, Phase, Socket};
+use super::pattern::Stream;
 use super::{ConnId, EndReport, Stack};
 use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine};
@@ -40,6 +41,11 @@ pub(super) trait Tcp {
     /// A new SYN may take the place of `conn` (it is in TIME-WAIT).
     fn may_be_replaced(conn: &Self::Conn) -> bool;
 
+    /// The connection that an ICMP message is about, if it is one that matters.
+    fn quoted(_frame: &[u8], _packet: &Packet) -> Option<Key> {
+        None
+    }
+
     /// See [`Stack::set_shrinking`].
     fn set_shrinking(&mut self, _on: bool) {}
 
@@ -59,10 +65,14 @@ pub(super) struct Ends {
     pub(super) own_port: u16,
     pub(super) peer: Machine,
     pub(super) peer_port: u16,
+    /// What the peer writes.
+    pub(super) expected: Stream,
+    /// Other connections have the same ports, at other times.
+    pub(super) reused: bool,
 }
 
 impl Ends {
-    fn key(&self) -> Key {
+    pub(super) fn key(&self) -> Key {
         let peer = self.peer.address().ip(self.v6).0;
         Key { peer, own_port: self.own_port, peer_port: self.peer_port }
     }
@@ -107,7 +117,9 @@ impl<T: Tcp> Shell<T> {
     /// The connection a frame belongs to, and whether it opens one.
     fn key_of(&self, frame: &Frame) -> Option<(Key, TcpFlags)> {
         let packet = Packet::parse(&frame.bytes).ok()?;
-        let (ip, tcp) = packet.tcp()?;
+        let Some((ip, tcp)) = packet.tcp() else {
+            return T::quoted(&frame.bytes, &packet).map(|key| (key, TcpFlags::NONE));
+        };
         let own = self.machine.address();
         let for_us = ip.dst == own.ip(false) || ip.dst == own.ip(true);
         let key = Key { peer: ip.src.0, own_port: tcp.dst_port, peer_port: tcp.src_port };
@@ -269,7 +281,14 @@ impl<T: Tcp> Stack for Shell<T> {
         } else {
             (plan.client, ports.server, ports.client)
         };
-        let ends = Ends { v6: plan.v6, own_port, peer, peer_port };
+        let ends = Ends {
+            v6: plan.v6,
+            own_port,
+            peer,
+            peer_port,
+            expected: app.expected(),
+            reused: plan.client_port.is_some(),
+        };
         let at = self.conns.len();
         self.conns.push(Conn { ends, app, tcp: None, timer: None });
         self.by_key.entry(ends.key()).or_default().push_back(at);

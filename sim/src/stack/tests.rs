@@ -172,7 +172,12 @@ fn workloads() -> Vec<Workload> {
     ]
 }
 
-const PAIRINGS: [[StackKind; 2]; 1] = [[StackKind::Smoltcp, StackKind::Smoltcp]];
+const PAIRINGS: [[StackKind; 2]; 4] = [
+    [StackKind::Smoltcp, StackKind::Smoltcp],
+    [StackKind::Smoltcp, StackKind::Strict],
+    [StackKind::Strict, StackKind::Smoltcp],
+    [StackKind::Strict, StackKind::Strict],
+];
 
 #[test]
 fn on_a_clean_wire_every_pairing_completes_every_workload_without_complaint() {

@@ -1,0 +1,199 @@
+//! Our own TCP, for what smoltcp does not do: SACK both ways, ECN, odd options, any initial
+//! sequence number, super-segments, window taken back, path MTU discovery; it refuses what Linux
+//! 6.18 would refuse (K-01 to K-06) and complains of what no conforming peer would have sent.
+//!
+//! Theory of operation: [`Strict`] is the machine; a [`Conn`] is a connection. A segment goes
+//! through `accept` (may it be looked at?), then to the [`send::Sender`] (its ACK) and the
+//! [`receive::Receiver`] (its data); [`Conn::poll`] runs timers and makes what can be sent.
+//! Sequence numbers inside are unwrapped places (`ranges::Place`): 0 is the SYN.
+//!
+//! Caveats: no simultaneous open, no urgent data, no tail loss probes, Reno instead of CUBIC.
+//! Streams are compared on arrival and not stored.
+
+mod accept;
+mod complaints;
+mod congestion;
+mod conn;
+mod emit;
+mod handshake;
+mod incoming;
+mod neighbor;
+mod ranges;
+mod receive;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+
+use nightporter_core::time::Instant;
+use nightporter_core::wire::packet::{Ip, Net, Packet, Tcp as TcpHeader};
+use nightporter_core::wire::tcp::TcpFlags;
+
+use self::complaints::Complaints;
+pub use self::complaints::MAYBE_NETWORK;
+use self::conn::{Conn, Habits};
+use self::emit::{Route, Segment};
+use super::address::{Address, Key};
+use super::shell::{Ends, Tcp};
+use crate::frame::Frame;
+use crate::plan::{Machine, StackPlan};
+use crate::random::Random;
+
+/// How far apart the initial sequence numbers of connections with the same ports are.
+const ISN_STEP: u32 = 0x1000_0000;
+
+/// A machine with our TCP.
+pub(super) struct Strict {
+    plan: StackPlan,
+    address: Address,
+    mtu: u16,
+    random: Random,
+    shared: Shared,
+    shrinking: bool,
+    /// Connections made with ports that others had before.
+    reused: u32,
+}
+
+/// What a machine's connections have in common.
+pub(super) struct Shared {
+    frames: VecDeque<Frame>,
+    complaints: Complaints,
+    offloads: bool,
+    ip_id: u16,
+}
+
+impl Shared {
+    /// The next frame to leave.
+    fn send(&mut self, route: &Route, segment: &Segment<'_>) {
+        self.ip_id = self.ip_id.wrapping_add(1);
+        let segment = Segment { id: self.ip_id, ..*segment };
+        self.frames.push_back(segment.frame(route));
+    }
+}
+
+impl Strict {
+    pub(super) fn new(plan: &StackPlan, machine: Machine, mtu: u16, seed: u64) -> Self {
+        let shared = Shared {
+            frames: VecDeque::new(),
+            complaints: Complaints::default(),
+            offloads: false,
+            ip_id: 0,
+        };
+        Self {
+            plan: plan.clone(),
+            address: machine.address(),
+            mtu,
+            random: Random::new(seed, "strict"),
+            shared,
+            shrinking: false,
+            reused: 0,
+        }
+    }
+
+    fn conn(&mut self, now: Instant, ends: &Ends) -> Conn {
+        let number = |random: &mut Random| u32::try_from(random.below(1 << 32)).unwrap_or(0);
+        let any = number(&mut self.random);
+        self.reused += u32::from(ends.reused);
+        let step = if ends.reused { self.reused.wrapping_mul(ISN_STEP) } else { 0 };
+        let habits = Habits {
+            isn: self.plan.isn.map_or(any, |isn| isn.wrapping_add(step)),
+            ts_from: number(&mut self.random),
+            probes_with_byte: self.random.percent(50),
+            forgives: ends.reused,
+            expected: ends.expected,
+        };
+        let route = Route::new(&self.address, &ends.key(), ends.peer.address().mac);
+        Conn::new(now, &self.plan, route, habits, self.mtu)
+    }
+
+    /// A segment for no connection is answered by an RST (RFC 9293 section 3.10.7.1).
+    fn refuse(&mut self, packet: &Packet, ip: &Ip, tcp: &TcpHeader) {
+        if tcp.flags.rst() {
+            return;
+        }
+        let key = Key { peer: ip.src.0, own_port: tcp.dst_port, peer_port: tcp.src_port };
+        let route = Route::new(&self.address, &key, packet.eth.src);
+        let (seq, ack, flags) = if tcp.flags.ack() {
+            (tcp.ack.0, 0, TcpFlags::RST)
+        } else {
+            (0, (tcp.seq + tcp.seq_len()).0, TcpFlags::RST | TcpFlags::ACK)
+        };
+        self.shared.send(&route, &Segment { seq, ack, flags, ..Segment::default() });
+    }
+
+    fn handle_stray(&mut self, frame: &Frame, packet: &Packet) {
+        if let Some(reply) = neighbor::answer(&self.address, &frame.bytes, packet) {
+            self.shared.frames.push_back(Frame::on_wire(reply));
+        } else if let Some((ip, tcp)) = packet.tcp()
+            && packet.eth.dst == self.address.mac
+            && [self.address.ip(false), self.address.ip(true)].contains(&ip.dst)
+            && incoming::checksum_fault(frame, ip, self.shared.offloads).is_ok()
+        {
+            self.refuse(packet, ip, tcp);
+        }
+    }
+}
+
+impl Tcp for Strict {
+    type Conn = Conn;
+
+    fn connect(&mut self, now: Instant, ends: &Ends) -> Conn {
+        let mut conn = self.conn(now, ends);
+        conn.connect();
+        conn
+    }
+
+    fn listen(&mut self, now: Instant, ends: &Ends) -> Conn {
+        self.conn(now, ends)
+    }
+
+    fn handle(&mut self, now: Instant, conn: Option<&mut Conn>, frame: Frame) {
+        let Ok(packet) = Packet::parse(&frame.bytes) else { return };
+        let Some(conn) = conn else { return self.handle_stray(&frame, &packet) };
+        match (packet.tcp(), &packet.net) {
+            (Some((ip, tcp)), _) => {
+                match incoming::checksum_fault(&frame, ip, self.shared.offloads) {
+                    Ok(()) => conn.handle(now, &mut self.shared, &frame, ip, tcp),
+                    Err(cause) => self.shared.complaints.note(cause),
+                }
+            }
+            (None, Net::Ip(ip)) => {
+                if let Some(too_big) = neighbor::too_big(&frame.bytes, ip) {
+                    conn.on_too_big(&too_big);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn poll(&mut self, now: Instant, conn: &mut Conn) -> Option<Instant> {
+        conn.set_shrinking(self.shrinking);
+        conn.poll(now, &mut self.shared)
+    }
+
+    fn next_frame(&mut self) -> Option<Frame> {
+        self.shared.frames.pop_front()
+    }
+
+    fn may_be_replaced(conn: &Conn) -> bool {
+        conn.is_in_time_wait()
+    }
+
+    fn quoted(frame: &[u8], packet: &Packet) -> Option<Key> {
+        let Net::Ip(ip) = &packet.net else { return None };
+        neighbor::too_big(frame, ip).map(|too_big| too_big.key)
+    }
+
+    fn set_shrinking(&mut self, on: bool) {
+        self.shrinking = on;
+    }
+
+    fn set_offloads(&mut self, on: bool) {
+        self.shared.offloads = on;
+    }
+
+    fn complaints(&self) -> Vec<(&'static str, u64)> {
+        self.shared.complaints.list()
+    }
+}

@@ -1,0 +1,306 @@
+//! The receiving half: what is taken, what window is shown, when an ACK is due; as Linux 6.18 does
+//! (`tcp_data_queue`, `__tcp_select_window`, `__tcp_ack_snd_check`).
+//!
+//! Bytes are compared with what they should be when they arrive, and then only counted.
+
+use nightporter_core::time::{Duration, Instant};
+
+use super::ranges::{Place, Ranges};
+
+/// How long an ACK waits for company (`TCP_DELACK_MIN`).
+const ACK_DELAY: Duration = Duration::from_millis(40);
+/// Segments acknowledged at once when a connection is new (`TCP_MAX_QUICKACKS`).
+const QUICK_ACKS: i64 = 16;
+/// The window shown at first, whatever the buffer (65,535 less what does not fit whole segments).
+const WINDOW_FIRST: i64 = 65_535;
+
+/// Whether an ACK is owed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum AckDue {
+    No,
+    At(Instant),
+    Now,
+}
+
+/// Place 0 is the peer's SYN, byte n of its stream is n + 1.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    /// Next byte in order (RCV.NXT).
+    pub(super) nxt: Place,
+    /// RCV.NXT when the last segment left (`rcv_wup`), and the window it showed.
+    pub(super) acked: Place,
+    window: i64,
+    /// Furthest right edge ever shown.
+    pub(super) edge_max: Place,
+    early: Ranges,
+    /// Where segments that came early started, the newest first.
+    recent: Vec<Place>,
+    /// A range that came twice, to be reported once (RFC 2883).
+    twice: Option<(Place, Place)>,
+    /// Everything before was read by the application.
+    read: Place,
+    buffer: i64,
+    /// How far the window may grow by now (`rcv_ssthresh`).
+    grown: i64,
+    shift: u8,
+    /// The peer's MSS as seen, and our own as offered.
+    mss_seen: i64,
+    mss: i64,
+    /// Where the peer's FIN is.
+    pub(super) fin: Option<Place>,
+    /// Offset in the stream of the first byte that was wrong.
+    pub(super) wrong_at: Option<u64>,
+    ack_due: AckDue,
+    quick: i64,
+    /// It takes window back.
+    shrinking: bool,
+    /// CE was seen and not yet answered by CWR.
+    pub(super) echo: bool,
+}
+
+impl Receiver {
+    pub(super) fn new(buffer: usize, mss: i64) -> Self {
+        let buffer = i64::try_from(buffer).unwrap_or(i64::MAX).clamp(1, 1 << 30);
+        let window = buffer.min(WINDOW_FIRST);
+        Self {
+            nxt: 1,
+            acked: 1,
+            window,
+            edge_max: 1 + window,
+            early: Ranges::default(),
+            recent: Vec::new(),
+            twice: None,
+            read: 1,
+            buffer,
+            grown: window,
+            shift: 0,
+            mss_seen: mss.min(536),
+            mss: mss.min(buffer),
+            fin: None,
+            wrong_at: None,
+            ack_due: AckDue::No,
+            quick: (window / (2 * mss.max(1))).clamp(2, QUICK_ACKS),
+            shrinking: false,
+            echo: false,
+        }
+    }
+
+    /// The shift agreed on.
+    pub(super) fn set_shift(&mut self, shift: u8) {
+        self.shift = shift;
+        if shift == 0 {
+            self.buffer = self.buffer.min(WINDOW_FIRST);
+        }
+    }
+
+    /// The unit of its window.
+    pub(super) const fn unit(&self) -> i64 {
+        1 << self.shift
+    }
+
+    pub(super) fn set_shrinking(&mut self, on: bool) {
+        self.shrinking = on && self.shift > 0; // Linux: only with window scaling
+    }
+
+    /// The right edge as last shown.
+    pub(super) fn edge(&self) -> Place {
+        (self.acked + self.window).max(self.nxt)
+    }
+
+    /// The application has not read everything.
+    pub(super) fn has_unread(&self) -> bool {
+        self.unread() > 0
+    }
+
+    fn unread(&self) -> i64 {
+        self.in_order() - self.read
+    }
+
+    /// End of what is in order, without the FIN.
+    fn in_order(&self) -> Place {
+        self.nxt - i64::from(self.is_finished())
+    }
+
+    /// The peer's FIN is taken.
+    pub(super) fn is_finished(&self) -> bool {
+        self.fin.is_some_and(|fin| self.nxt > fin)
+    }
+
+    // --- Segments ------------------------------------------------------------------------------
+
+    /// Takes the data of an acceptable segment; on a wire it is in pieces of `segment` bytes.
+    pub(super) fn on_data(&mut self, now: Instant, from: Place, to: Place, segment: i64) {
+        self.mss_seen = self.mss_seen.max(segment.min(self.mss));
+        if to <= self.nxt {
+            self.on_twice(from, to);
+            return;
+        }
+        if self.window_left() == 0 && from <= self.nxt {
+            self.ack_now(); // a probe of a closed window
+            return;
+        }
+        if from > self.nxt {
+            if self.early.insert(from, to) == 0 {
+                self.twice = Some((from, to));
+            }
+            self.recent.retain(|&at| at != from);
+            self.recent.insert(0, from);
+            self.recent.truncate(4);
+            self.ack_now();
+            return;
+        }
+        if from < self.nxt {
+            self.on_twice(from, self.nxt);
+        }
+        self.grow(to - self.nxt);
+        let had_holes = !self.early.is_empty();
+        self.nxt = to;
+        while let Some(end) = self.early.take_at(self.nxt) {
+            self.nxt = self.nxt.max(end);
+        }
+        if had_holes {
+            self.ack_now();
+        } else {
+            self.ack_soon(now);
+        }
+    }
+
+    /// Takes the FIN if it is where the data in order ends; says whether it did.
+    pub(super) fn take_fin(&mut self, now: Instant) -> bool {
+        let is_next = self.fin == Some(self.nxt);
+        if is_next {
+            self.nxt += 1;
+            self.ack_soon(now);
+        }
+        is_next
+    }
+
+    /// Something came again.
+    fn on_twice(&mut self, from: Place, to: Place) {
+        self.twice = Some((from, to));
+        self.quick = self.quick.max(2);
+        self.ack_now();
+    }
+
+    /// `tcp_grow_window`: two segments for every one that arrives.
+    fn grow(&mut self, bytes: i64) {
+        let segments = (bytes + self.mss - 1) / self.mss;
+        self.grown = (self.grown + 2 * self.mss * segments).min(self.buffer);
+    }
+
+    // --- Reading -------------------------------------------------------------------------------
+
+    /// The application reads all there is.
+    pub(super) fn take(&mut self) -> u64 {
+        let bytes = self.unread();
+        self.read += bytes;
+        // `tcp_cleanup_rbuf`: say so if the window has at least doubled.
+        let (now, then) = (self.window_wanted(), self.window_left());
+        if bytes > 0 && !self.is_finished() && now > 0 && now >= 2 * then {
+            self.ack_now();
+        }
+        bytes.unsigned_abs()
+    }
+
+    // --- ACKs ----------------------------------------------------------------------------------
+
+    pub(super) fn ack_now(&mut self) {
+        self.ack_due = AckDue::Now;
+    }
+
+    /// Now if more than one segment is not acknowledged or the connection is young; else soon.
+    pub(super) fn ack_soon(&mut self, now: Instant) {
+        if self.nxt - self.acked > self.mss_seen || self.quick > 0 {
+            self.ack_due = AckDue::Now;
+        } else if self.ack_due == AckDue::No {
+            self.ack_due = AckDue::At(now + ACK_DELAY);
+        }
+    }
+
+    pub(super) fn ack_is_due(&self, now: Instant) -> bool {
+        match self.ack_due {
+            AckDue::No => false,
+            AckDue::At(at) => at <= now,
+            AckDue::Now => true,
+        }
+    }
+
+    /// When an ACK is due although nothing happens.
+    pub(super) const fn timer(&self) -> Option<Instant> {
+        match self.ack_due {
+            AckDue::At(at) => Some(at),
+            AckDue::No | AckDue::Now => None,
+        }
+    }
+
+    /// The application answers at once: it is a conversation, and ACKs ride on answers.
+    pub(super) fn on_answer(&mut self) {
+        if self.ack_due != AckDue::No && self.quick > 0 {
+            self.quick = 0;
+        }
+    }
+
+    // --- What a segment shows ------------------------------------------------------------------
+
+    /// The window field of the segment that leaves now. It acknowledges `nxt`.
+    pub(super) fn show_window(&mut self) -> u16 {
+        let left = self.window_left();
+        let mut window = self.window_wanted();
+        if window < left && !self.shrinking {
+            window = (left + self.unit() - 1) / self.unit() * self.unit(); // never to the left
+        }
+        window = window.min(65_535 << self.shift);
+        if self.nxt > self.acked {
+            self.quick = (self.quick - 1).max(0);
+        }
+        (self.acked, self.window, self.ack_due) = (self.nxt, window, AckDue::No);
+        self.edge_max = self.edge_max.max(self.nxt + window);
+        u16::try_from(window >> self.shift).unwrap_or(u16::MAX)
+    }
+
+    /// The window of a SYN, which is not scaled.
+    pub(super) fn syn_window(&self) -> u16 {
+        u16::try_from(self.window).unwrap_or(u16::MAX)
+    }
+
+    fn window_left(&self) -> i64 {
+        (self.acked + self.window - self.nxt).max(0)
+    }
+
+    /// `__tcp_select_window`.
+    fn window_wanted(&self) -> i64 {
+        let full = if self.shrinking { self.buffer / 4 } else { self.buffer };
+        let mut free = full - self.unread();
+        if free < full / 2 {
+            free = free / self.unit() * self.unit();
+            if free < full / 16 || free < self.mss.min(full) {
+                return 0;
+            }
+        }
+        let free = free.min(self.grown);
+        if self.shift > 0 {
+            return (free + self.unit() - 1) / self.unit() * self.unit();
+        }
+        let stays = self.window > free - self.mss && self.window <= free;
+        if stays { self.window } else { (free / self.mss * self.mss).max(free.min(self.mss)) }
+    }
+
+    /// The SACK option: what came twice, then what came early, the newest first (RFC 2018, 2883).
+    pub(super) fn sack(&mut self, blocks_max: usize) -> Vec<(Place, Place)> {
+        let mut blocks: Vec<_> = self.twice.take().into_iter().collect();
+        let fresh = blocks.len();
+        for &at in &self.recent {
+            if let Some(range) = self.early.containing(at).filter(|r| !blocks[fresh..].contains(r))
+            {
+                blocks.push(range);
+            }
+        }
+        blocks.truncate(blocks_max);
+        blocks
+    }
+
+    /// How far right the newest early data reaches, for an RST (RFC 5961 section 3.2 as in Linux).
+    pub(super) fn early_end(&self) -> Option<Place> {
+        self.early.end()
+    }
+}

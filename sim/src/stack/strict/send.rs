@@ -1,0 +1,480 @@
+//! The sending half: what may be sent next, what was lost, when to try again.
+//!
+//! Loss is noticed by three duplicate ACKs or by SACKs more than three segments ahead, repaired as
+//! RFC 6675 says (by RFC 6582 without SACK), or by a timeout. Fast recovery does not notice the
+//! loss of what it sent again; the timeout does. There are no tail loss probes.
+
+use nightporter_core::time::Instant;
+
+use super::congestion::{Congestion, RoundTrip};
+use super::ranges::{Place, Ranges};
+
+/// Duplicate ACKs, or segments beyond a hole, that mean a loss.
+const DUPLICATES: i64 = 3;
+/// Default MSS (RFC 9293 section 3.7.1), and below which Linux does not halve a window.
+const MSS_DEFAULT: i64 = 536;
+/// Smallest piece Linux makes of a tiny window (68 bytes with headers of 40).
+const PIECE_MIN: i64 = 28;
+
+/// What was noticed of losses.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Recovery {
+    /// Nothing.
+    Open,
+    /// Some of what was sent before `until` is lost; ends when that is acknowledged.
+    Fast { until: Place },
+    /// All of what was sent before `until` counts as lost.
+    Loss { until: Place },
+}
+
+/// An ACK, as far as the sending half looks at it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ack<'a> {
+    pub(super) ack: Place,
+    /// Where the segment is in the other stream, for the age of its window.
+    pub(super) seq: Place,
+    /// In bytes.
+    pub(super) window: i64,
+    /// It carries data, SYN or FIN.
+    pub(super) with_data: bool,
+    pub(super) sack: &'a [(Place, Place)],
+    /// CE was seen on something we sent.
+    pub(super) echo: bool,
+    /// When what it acknowledges was sent, by our clock in milliseconds.
+    pub(super) sent_ms: Option<u64>,
+}
+
+/// What to send next.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Piece {
+    pub(super) from: Place,
+    pub(super) to: Place,
+    pub(super) fin: bool,
+    /// It was sent before.
+    pub(super) again: bool,
+    /// It ends with the last byte written.
+    pub(super) push: bool,
+}
+
+/// Place 0 is the SYN, byte n of the stream is n + 1, the FIN follows the last.
+#[derive(Debug)]
+pub(super) struct Sender {
+    /// Everything before is acknowledged.
+    pub(super) una: Place,
+    /// Everything before was sent.
+    pub(super) nxt: Place,
+    /// End of what the application wrote.
+    written: Place,
+    closing: bool,
+    buffer: i64,
+    mss: i64,
+    /// Right edge of the peer's window, and the widest it ever was.
+    edge: Place,
+    window_max: i64,
+    window: i64,
+    /// Place in the other stream of the segment the window came with (SND.WL1).
+    window_from: Place,
+    recovery: Recovery,
+    sacked: Ranges,
+    /// In recovery: what is lost and before this was sent again.
+    resent_to: Place,
+    duplicates: i64,
+    /// Without SACK: what duplicate ACKs say has left the network.
+    inflated: i64,
+    /// The first segment of a recovery goes out whatever the window.
+    must_resend: bool,
+    pub(super) congestion: Congestion,
+    was_limited: bool,
+    round_trip: RoundTrip,
+    /// A segment that was sent once, and when: for the next measurement.
+    sample: Option<(Place, Instant)>,
+    timer: Option<Instant>,
+    /// The timer ran out with no window open.
+    probe_due: bool,
+    sent_at: Instant,
+    /// CE was reported; not again before this is acknowledged.
+    reduced_to: Place,
+    /// The next new segment says that the window was reduced.
+    pub(super) cwr_due: bool,
+}
+
+impl Sender {
+    pub(super) fn new(buffer: usize) -> Self {
+        Self {
+            una: 0,
+            nxt: 0,
+            written: 1,
+            closing: false,
+            buffer: i64::try_from(buffer).unwrap_or(i64::MAX).max(1),
+            mss: MSS_DEFAULT,
+            edge: 1,
+            window_max: 0,
+            window: 0,
+            window_from: 0,
+            recovery: Recovery::Open,
+            sacked: Ranges::default(),
+            resent_to: 0,
+            duplicates: 0,
+            inflated: 0,
+            must_resend: false,
+            congestion: Congestion::new(MSS_DEFAULT),
+            was_limited: false,
+            round_trip: RoundTrip::new(),
+            sample: None,
+            timer: None,
+            probe_due: false,
+            sent_at: Instant::ZERO,
+            reduced_to: 0,
+            cwr_due: false,
+        }
+    }
+
+    // --- What the application does -------------------------------------------------------------
+
+    /// Takes over at most `len` bytes more.
+    pub(super) fn write(&mut self, len: u64) -> u64 {
+        let room = (self.buffer - (self.written - self.una.max(1))).max(0).unsigned_abs();
+        let taken = if self.closing { 0 } else { len.min(room) };
+        self.written += i64::try_from(taken).expect("less than the buffer");
+        taken
+    }
+
+    pub(super) fn close(&mut self) {
+        self.closing = true;
+    }
+
+    /// The FIN was sent.
+    pub(super) fn has_sent_fin(&self) -> bool {
+        self.closing && self.nxt > self.written
+    }
+
+    /// Bytes written that are not acknowledged.
+    pub(super) fn unacknowledged(&self) -> u64 {
+        (self.written - self.una.max(1)).max(0).unsigned_abs()
+    }
+
+    /// The FIN and all before it was acknowledged.
+    pub(super) fn is_done(&self) -> bool {
+        self.closing && self.una > self.written
+    }
+
+    // --- The handshake -------------------------------------------------------------------------
+
+    /// The SYN left.
+    pub(super) fn on_syn_sent(&mut self, now: Instant) {
+        self.nxt = 1;
+        self.timer = Some(now + self.round_trip.timeout());
+        self.sample = (self.round_trip.doublings() == 0).then_some((1, now));
+    }
+
+    /// The SYN was not answered in time.
+    pub(super) fn on_syn_timeout(&mut self) {
+        self.round_trip.on_timeout();
+    }
+
+    /// The SYN is acknowledged, by a segment at `seq`; `mss` is payload per segment from now on.
+    pub(super) fn on_established(&mut self, now: Instant, seq: Place, window: i64, mss: i64) {
+        self.una = 1;
+        self.take_sample(now);
+        self.round_trip.on_progress();
+        (self.window, self.window_from, self.edge) = (window, seq, 1 + window);
+        self.window_max = window;
+        self.mss = mss;
+        self.congestion = Congestion::new(mss);
+        (self.timer, self.sent_at) = (None, now);
+    }
+
+    /// The path or the peer takes segments of `mss` bytes only.
+    pub(super) fn lower_mss(&mut self, mss: i64) {
+        if mss < self.mss {
+            self.mss = mss.max(PIECE_MIN);
+            self.congestion.set_mss(self.mss);
+            // What is on its way was too long.
+            self.recovery = Recovery::Loss { until: self.nxt };
+            (self.resent_to, self.must_resend) = (self.una, true);
+        }
+    }
+
+    // --- ACKs ----------------------------------------------------------------------------------
+
+    /// The ACK is older than anything that could still be on its way (RFC 5961 section 5, K-04).
+    pub(super) fn is_too_old(&self, ack: Place) -> bool {
+        ack < self.una - self.window_max.min(self.una)
+    }
+
+    /// K-05: `tcp_may_update_window`.
+    pub(super) fn may_update_window(&self, ack: Place, seq: Place, window: i64) -> bool {
+        ack > self.una
+            || seq > self.window_from
+            || seq == self.window_from && (window > self.window || window == 0)
+    }
+
+    /// An ACK that is neither of the future nor too old.
+    pub(super) fn on_ack(&mut self, now: Instant, ack: &Ack<'_>) {
+        let new_window = self.take_window(ack);
+        let flight = self.nxt - self.una;
+        let newly = ack.ack - self.una;
+        let mut news = 0;
+        for &(from, to) in ack.sack.iter().filter(|b| b.0 >= self.una && b.1 <= self.nxt) {
+            news += self.sacked.insert(from, to);
+        }
+        if newly > 0 {
+            self.on_progress(now, ack, newly);
+        } else if newly == 0 && flight > 0 && !ack.with_data && (!new_window || news > 0) {
+            self.duplicates += 1;
+            self.inflated += self.mss;
+        }
+        let much = self.sacked.end().is_some_and(|end| end - self.una > DUPLICATES * self.mss);
+        let signs = self.duplicates >= DUPLICATES || news > 0 && much;
+        if self.recovery == Recovery::Open && signs && flight > 0 {
+            self.recovery = Recovery::Fast { until: self.nxt };
+            (self.resent_to, self.must_resend) = (self.una, true);
+            self.inflated = DUPLICATES * self.mss;
+            self.congestion.on_loss(now, flight);
+            self.sample = None;
+        }
+        if ack.echo && self.una > self.reduced_to && self.recovery == Recovery::Open {
+            self.congestion.on_mark(flight);
+            (self.reduced_to, self.cwr_due) = (self.nxt, true);
+        }
+        self.set_timer(now, newly > 0);
+    }
+
+    fn take_window(&mut self, ack: &Ack<'_>) -> bool {
+        if ack.ack < self.una || !self.may_update_window(ack.ack, ack.seq, ack.window) {
+            return false;
+        }
+        let changed = self.window != ack.window;
+        if self.edge <= self.una && self.nxt > self.una && ack.ack + ack.window > self.una {
+            // It opens, and what was sent as probes was probably not taken.
+            self.recovery = Recovery::Loss { until: self.nxt };
+            (self.resent_to, self.must_resend) = (self.una, true);
+            self.round_trip.on_progress();
+            self.timer = None;
+        }
+        self.window = ack.window;
+        self.window_from = ack.seq;
+        self.edge = ack.ack + ack.window;
+        self.window_max = self.window_max.max(ack.window);
+        changed
+    }
+
+    fn on_progress(&mut self, now: Instant, ack: &Ack<'_>, newly: i64) {
+        self.una = ack.ack;
+        self.sacked.remove_below(ack.ack);
+        self.duplicates = 0;
+        self.round_trip.on_progress();
+        self.take_sample(now);
+        if ack.sent_ms.is_some_and(|sent| self.congestion.undoes(sent)) {
+            self.recovery = Recovery::Open; // the original arrived: nothing was lost (RFC 3522)
+        }
+        let until = match self.recovery {
+            Recovery::Open => {
+                if self.was_limited {
+                    self.congestion.on_ack(newly);
+                }
+                return;
+            }
+            Recovery::Loss { until } => {
+                self.congestion.on_ack(newly);
+                until
+            }
+            Recovery::Fast { until } => {
+                // A partial ACK: the next hole is lost as well (RFC 6582 section 3.2).
+                self.inflated = (self.inflated - newly + self.mss).max(0);
+                until
+            }
+        };
+        if ack.ack >= until {
+            self.recovery = Recovery::Open;
+            self.congestion.on_recovered();
+        } else {
+            let known = !self.sacked.is_empty() || self.resent_to > ack.ack;
+            self.must_resend |= matches!(self.recovery, Recovery::Fast { .. }) && !known;
+            self.resent_to = self.resent_to.max(ack.ack);
+        }
+    }
+
+    fn take_sample(&mut self, now: Instant) {
+        if let Some((_, sent)) = self.sample.take_if(|(end, _)| self.una >= *end) {
+            self.round_trip.measured(now.since(sent));
+        }
+    }
+
+    // --- Timers --------------------------------------------------------------------------------
+
+    /// When [`Self::on_timeout`] is due.
+    pub(super) const fn timer(&self) -> Option<Instant> {
+        self.timer
+    }
+
+    /// Runs while something is in flight, or waits for a window.
+    fn set_timer(&mut self, now: Instant, again: bool) {
+        let waits = self.nxt > self.una || self.next_new(self.mss).is_none() && self.has_new();
+        if !waits {
+            self.timer = None;
+            self.round_trip.on_progress(); // what a closed window doubled
+        } else if again || self.timer.is_none() {
+            self.timer = Some(now + self.round_trip.timeout());
+        }
+    }
+
+    /// Nothing was acknowledged, or no window opened, in time.
+    pub(super) fn on_timeout(&mut self, now: Instant) {
+        let again = self.round_trip.doublings() > 0;
+        self.round_trip.on_timeout();
+        self.timer = Some(now + self.round_trip.timeout());
+        self.sample = None;
+        if self.nxt == self.una || self.edge <= self.una {
+            self.probe_due = self.has_new() || self.nxt > self.una;
+            return;
+        }
+        self.congestion.on_timeout(now, self.nxt - self.una, again);
+        self.recovery = Recovery::Loss { until: self.nxt };
+        (self.resent_to, self.must_resend) = (self.una, true);
+        (self.duplicates, self.inflated) = (0, 0);
+        if again {
+            self.sacked.clear(); // the peer may have changed its mind (RFC 2018 section 8)
+        }
+    }
+
+    // --- What to send --------------------------------------------------------------------------
+
+    /// The window is closed and it is time to ask: a piece of at most one byte, which may be empty
+    /// or lie beyond the window.
+    pub(super) fn probe(&mut self, with_byte: bool) -> Option<Piece> {
+        if !std::mem::take(&mut self.probe_due) {
+            return None;
+        }
+        let again = self.nxt > self.una;
+        let open = (self.edge - self.una).min(self.mss);
+        let len = if open > 0 { open } else { i64::from(with_byte || again) };
+        let to = (self.una + len).min(self.written);
+        let fin = self.closing && to == self.written && to < self.una + len;
+        if to == self.una && !fin {
+            return Some(Piece { from: to - 1, to: to - 1, fin, again, push: false });
+        }
+        self.nxt = self.nxt.max(to + i64::from(fin));
+        Some(Piece { from: self.una, to, fin, again, push: false })
+    }
+
+    /// The next piece of at most `len` bytes (a multiple of the MSS, if it is not less).
+    pub(super) fn next(&mut self, now: Instant, len: i64) -> Option<Piece> {
+        if let Some(piece) = self.next_lost() {
+            self.must_resend = false;
+            self.resent_to = piece.to + i64::from(piece.fin);
+            self.sample = None;
+            self.on_sent(now);
+            return Some(piece);
+        }
+        if self.nxt == self.una && now.since(self.sent_at) > self.round_trip.timeout() {
+            self.congestion.on_idle();
+        }
+        let piece = self.next_new(len)?;
+        self.nxt = piece.to + i64::from(piece.fin);
+        if self.recovery == Recovery::Open {
+            self.sample.get_or_insert((self.nxt, now));
+        }
+        self.was_limited = self.congestion.window - self.in_flight() < self.mss;
+        self.on_sent(now);
+        Some(piece)
+    }
+
+    fn on_sent(&mut self, now: Instant) {
+        self.sent_at = now;
+        if self.timer.is_none() {
+            self.timer = Some(now + self.round_trip.timeout());
+        }
+    }
+
+    /// Called when [`Self::next`] has no more to send: a closed window needs a timer.
+    pub(super) fn on_drained(&mut self, now: Instant) {
+        self.set_timer(now, false);
+    }
+
+    /// The end of the stream, with its FIN if it has one by now.
+    fn end(&self) -> Place {
+        self.written + i64::from(self.closing)
+    }
+
+    fn has_new(&self) -> bool {
+        self.nxt < self.end()
+    }
+
+    /// Bytes in one segment: not more than half of the peer's largest window
+    /// (`tcp_bound_to_half_wnd`).
+    pub(super) fn segment(&self) -> i64 {
+        let half =
+            if self.window_max > MSS_DEFAULT { self.window_max / 2 } else { self.window_max };
+        if half > 0 { self.mss.min(half.max(PIECE_MIN)) } else { self.mss }
+    }
+
+    /// What is on its way (`pipe` of RFC 6675).
+    fn in_flight(&self) -> i64 {
+        let lost_to = self.lost_to();
+        let resent = self.sacked.missing(self.una, self.resent_to.min(lost_to));
+        let flight = resent + self.sacked.missing(lost_to.max(self.una), self.nxt);
+        match self.recovery {
+            Recovery::Open => self.sacked.missing(self.una, self.nxt),
+            Recovery::Loss { .. } => flight,
+            Recovery::Fast { .. } if self.sacked.is_empty() => {
+                self.nxt - self.una - self.inflated.min(self.nxt - self.una)
+            }
+            Recovery::Fast { .. } => flight,
+        }
+    }
+
+    /// In recovery, what was not SACKed before this counts as lost.
+    fn lost_to(&self) -> Place {
+        match self.recovery {
+            Recovery::Open => self.una,
+            Recovery::Loss { until } => until,
+            Recovery::Fast { until } => match self.sacked.end() {
+                Some(end) => (end - DUPLICATES * self.mss).max(self.una + self.mss).min(until),
+                None => (self.una + self.mss).min(until),
+            },
+        }
+    }
+
+    fn next_lost(&self) -> Option<Piece> {
+        let (from, sacked_from) = self.sacked.hole(self.una.max(self.resent_to));
+        let lost_to = self.lost_to();
+        let open = self.congestion.window - self.in_flight() > 0;
+        if from >= lost_to || !(open || self.must_resend) {
+            return None;
+        }
+        // The first goes out even if the window was taken back meanwhile.
+        let edge = if from == self.una { from + self.mss } else { self.edge };
+        let to = (from + self.segment()).min(self.written).min(self.nxt).min(edge);
+        let to = to.min(sacked_from.unwrap_or(to));
+        let fin = self.closing && to == self.written && self.nxt > to && to < edge;
+        let push = to == self.written;
+        (to > from || fin).then_some(Piece { from, to, fin, again: true, push })
+    }
+
+    fn next_new(&self, len: i64) -> Option<Piece> {
+        let segment = self.segment();
+        let left = self.written - self.nxt;
+        let by_window = self.edge - self.nxt;
+        let by_congestion = self.congestion.window - self.in_flight();
+        let want = left.min(segment);
+        // Whole segments, or all there is (Linux: `tcp_snd_wnd_test`, `tcp_cwnd_test`).
+        if by_congestion <= 0 || by_window < want || !self.has_new() {
+            return None;
+        }
+        let most = (len / segment).max(1) * segment;
+        let mut take = left.min(most).min(by_window).min(by_congestion.max(want));
+        if take < left && take > segment {
+            take -= take % segment;
+        }
+        let to = self.nxt + take;
+        let fin = self.closing && to == self.written && to < self.edge;
+        let push = to == self.written;
+        (take > 0 || fin).then_some(Piece { from: self.nxt, to, fin, again: false, push })
+    }
+
+    /// K-06, `tcp_acceptable_seq`: where an empty segment may be, with windows in units of `unit`.
+    pub(super) fn empty_at(&self, unit: i64) -> Place {
+        if self.edge >= self.nxt || self.nxt - self.edge < unit { self.nxt } else { self.edge }
+    }
+}

@@ -1,0 +1,1 @@
+//! Traces of the rules of Linux that the host relies on.
