@@ -311,6 +311,12 @@ impl<'m> Engine<'m> {
         self.flows.iter()
     }
 
+    /// The flow with this key, if it is tracked.
+    #[must_use]
+    pub fn find_flow(&self, key: &FlowKey) -> Option<&Flow> {
+        self.flows.peek(key)
+    }
+
     /// One flow, by the number the CLI shows ([`FlowId::index`]).
     #[must_use]
     pub fn flow(&self, index: usize) -> Option<(FlowId, &FlowKey, &Flow)> {

@@ -137,6 +137,13 @@ impl<T> FlowTable<T> {
         Some(FlowId::new(index, slot.generation))
     }
 
+    /// The same for who only looks: does not count as a use.
+    #[must_use]
+    pub fn peek(&self, key: &FlowKey) -> Option<&T> {
+        let index = self.find(self.hasher.hash_one(key), key)?;
+        slot(&self.chunks, index).value.as_ref()
+    }
+
     /// Whether [`Self::insert`] of a new key of this port would succeed.
     #[must_use]
     pub fn has_room(&self, port: u16) -> bool {

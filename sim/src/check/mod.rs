@@ -1,15 +1,48 @@
 //! The invariants of the specification (section 2), one file each, watching both sides of the port.
 
+pub mod history;
+mod inv01;
+mod inv02;
+mod inv03;
+mod inv04;
+mod inv05;
+mod inv06;
+mod inv07;
+mod inv08;
+mod inv09;
+mod inv10;
+mod inv11;
+mod inv12;
+mod inv13;
+mod inv14;
+mod inv15;
+mod inv16;
+mod inv17;
+mod inv18;
+mod inv19;
+mod inv20;
+mod inv21;
+mod inv22;
+mod inv23;
+mod inv24;
+pub mod inv25;
+
 use core::fmt;
+use std::collections::BTreeMap;
 
 use nightporter_core::engine::{Engine, PortId};
+use nightporter_core::flow::key::FlowKey;
 use nightporter_core::time::Instant;
-use nightporter_core::wire::packet::Packet;
+use nightporter_core::wire::packet::{
+    Ip, IpAddr16, IpVersion, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok,
+};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::plan::{Machine, Plan};
+use crate::plan::{FaultKind, Machine, Plan, StackKind, StackPlan};
 use crate::stack::EndReport;
-use crate::stack::address::machine_of;
+use crate::stack::address::{Ports, machine_of};
+use crate::stack::pattern::Stream;
+use history::{History, Out, Side};
 
 /// Where a frame was seen, from the host's point of view.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -63,6 +96,8 @@ pub enum Event {
     Draining(u16),
     /// The operator wants ack offload on or off for this guest.
     Offload(u16, bool),
+    /// The guest stopped running, or runs again.
+    Paused(u16, bool),
     /// The guest's driver has set its device up again.
     DriverReset(u16),
     /// From here on nothing is lost and nobody interferes.
@@ -130,23 +165,81 @@ pub struct HostView<'a, 'm> {
     pub ports: &'a [Option<PortId>],
 }
 
+/// What a checker says: nothing, or what it saw.
+type Ensure = Result<(), String>;
+
+/// Steps between two looks at everything, and two counts of all flows.
+const LOOK_AT_ALL: u64 = 512;
+
 /// Keeps the history of every flow and asks every checker.
-#[derive(Debug, Default)]
-pub struct Observer;
+#[derive(Debug)]
+pub struct Observer {
+    plan: Plan,
+    flows: BTreeMap<FlowName, History>,
+    /// Flows with a frame since the last step.
+    touched: Vec<FlowName>,
+    destroyed: Vec<bool>,
+    steps: u64,
+    healed: bool,
+}
 
 impl Observer {
     /// Watches a run of `plan` from its beginning.
     #[must_use]
-    pub fn new(_plan: &Plan) -> Self {
-        Self
+    pub fn new(plan: &Plan) -> Self {
+        Self {
+            plan: plan.clone(),
+            flows: BTreeMap::new(),
+            touched: Vec::new(),
+            destroyed: vec![false; plan.guests.len()],
+            steps: 0,
+            healed: false,
+        }
     }
 
     /// A frame passed a tap.
     ///
     /// # Errors
     /// The first invariant that does not hold.
-    pub fn on_frame(&mut self, _tapped: &Tapped<'_>) -> Result<(), Violation> {
-        Ok(())
+    pub fn on_frame(&mut self, t: &Tapped<'_>) -> Result<(), Violation> {
+        let Some((ip, tcp)) = t.packet.and_then(Packet::tcp) else { return Ok(()) };
+        let Some((name, from_guest)) = t.packet.and_then(|p| flow_of(p, t.tap)) else {
+            return Ok(());
+        };
+        let Some(h) = history_of(&mut self.flows, &self.plan, name, tcp) else {
+            return Ok(());
+        };
+        self.touched.push(name);
+        let fingerprint = fingerprint(t, ip);
+        match t.tap {
+            Tap::FromNet | Tap::FromGuest(_) => {
+                let from = if from_guest { Side::G } else { Side::R };
+                let whole = t.hdr.needs_csum()
+                    || ipv4_header_ok(t.bytes, ip) && tcp_checksum_ok(t.bytes, ip, tcp);
+                if t.forged || !whole {
+                    h.on_in_forged(from, fingerprint);
+                } else {
+                    h.on_in(from, ip, tcp, fingerprint);
+                }
+                Ok(())
+            }
+            Tap::ToNet | Tap::ToGuest(_) => {
+                let to = if from_guest { Side::R } else { Side::G };
+                let gated = !h.was_unchanged(to, fingerprint);
+                let from = tcp.payload_offset as usize;
+                let payload = &t.bytes[from..from + tcp.payload_len as usize];
+                let o = h.out(t.at, to, gated, ip, tcp, payload);
+                let gone = self.destroyed[usize::from(name.guest)];
+                let wrong = if gated {
+                    inv22::on_out(&t.hdr, t.bytes, ip).map_err(|what| (22, what))
+                } else {
+                    Ok(())
+                };
+                let wrong = wrong.and_then(|()| check_out(h, &o, gone));
+                h.on_out(&o);
+                wrong.map_err(|(invariant, what)| Violation { invariant, what, flow: Some(name) })
+            }
+        }
     }
 
     /// The host has done one step: one frame with all that follows, a batch end, a timeout or a
@@ -154,12 +247,64 @@ impl Observer {
     ///
     /// # Errors
     /// The first invariant that does not hold.
-    pub fn on_step(&mut self, _now: Instant, _view: &HostView<'_, '_>) -> Result<(), Violation> {
+    pub fn on_step(&mut self, _now: Instant, view: &HostView<'_, '_>) -> Result<(), Violation> {
+        self.steps += 1;
+        let all = self.steps.is_multiple_of(LOOK_AT_ALL);
+        let of_host = |invariant| move |what| Violation { invariant, what, flow: None };
+        inv06::on_step(view.engine, view.ports, all).map_err(of_host(6))?;
+        if all {
+            inv20::on_step(&self.plan, view.engine, view.ports).map_err(of_host(20))?;
+            self.touched.clear();
+            self.touched.extend(self.flows.keys());
+        }
+        while let Some(name) = self.touched.pop() {
+            let port = view.ports.get(usize::from(name.guest)).copied().flatten();
+            let (Some(h), Some(port)) = (self.flows.get_mut(&name), port) else { continue };
+            let flow = view.engine.find_flow(&key_of(name, port));
+            h.state = flow.map(|f| f.state);
+            inv03::on_step(h, view.engine, flow, all).map_err(|what| Violation {
+                invariant: 3,
+                what,
+                flow: Some(name),
+            })?;
+        }
         Ok(())
     }
 
     /// Something else happened.
-    pub fn on_event(&mut self, _now: Instant, _event: Event) {}
+    pub fn on_event(&mut self, now: Instant, event: Event) {
+        let of = |g: u16| move |(name, _): &(&FlowName, &mut History)| name.guest == g;
+        match event {
+            Event::Crashed => {
+                for h in self.flows.values_mut() {
+                    h.broken |= h.promised().is_some();
+                    h.state = None;
+                }
+            }
+            Event::Restarted { .. } | Event::Draining(_) | Event::Offload(..) => {}
+            Event::DriverReset(_) => {}
+            Event::Healed => self.healed = true,
+            Event::Rebooted(g) => {
+                for (_, h) in self.flows.iter_mut().filter(of(g)) {
+                    h.broken |= h.promised().is_some();
+                }
+            }
+            Event::Destroyed(g) | Event::Migrated(g) => {
+                if matches!(event, Event::Destroyed(_)) {
+                    self.destroyed[usize::from(g)] = true;
+                }
+                for (_, h) in self.flows.iter_mut().filter(of(g)) {
+                    h.broken |= h.promised().is_some();
+                    h.state = None;
+                }
+            }
+            Event::Paused(g, on) => {
+                for (_, h) in self.flows.iter_mut().filter(of(g)) {
+                    h.paused_since = on.then_some(now);
+                }
+            }
+        }
+    }
 
     /// The run is over: every connection has ended, or time is up (`ended` says which).
     ///
@@ -168,11 +313,168 @@ impl Observer {
     pub fn on_end(
         &mut self,
         _now: Instant,
-        _ended: bool,
-        _ends: &[EndReport],
-        _complaints: &[(Machine, &'static str, u64)],
-        _engines: &[Engine<'_>],
+        ended: bool,
+        ends: &[EndReport],
+        complaints: &[(Machine, &'static str, u64)],
     ) -> Result<(), Violation> {
-        Ok(())
+        let of_host = |invariant| move |what| Violation { invariant, what, flow: None };
+        inv01::on_end(&self.plan, ends).map_err(of_host(1))?;
+        inv02::on_end(&self.plan, ends).map_err(of_host(2))?;
+        inv16::on_end(&self.plan, complaints).map_err(of_host(16))?;
+        for (name, h) in &self.flows {
+            inv21::on_end(&self.plan, h, ends).map_err(|what| Violation {
+                invariant: 21,
+                what,
+                flow: Some(*name),
+            })?;
+        }
+        inv18::on_end(&self.plan, ended, ends).map_err(of_host(18))
+    }
+}
+
+/// Asks every checker that looks at frames on their way out.
+fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8, String)> {
+    inv19::on_out(h, o, gone).map_err(|what| (19, what))?;
+    if h.within_host {
+        return Ok(());
+    }
+    let checks: [(u8, Ensure); 18] = [
+        (17, inv17::on_out(h, o)),
+        (23, inv23::on_out(h, o)),
+        (11, inv11::on_out(h, o)),
+        (4, inv04::on_out(h, o)),
+        (25, inv25::on_out(h, o)),
+        (12, inv12::on_out(h, o)),
+        (7, inv07::on_out(h, o)),
+        (5, inv05::on_out(h, o)),
+        (10, inv10::on_out(h, o)),
+        (13, inv13::on_out(h, o)),
+        (1, inv01::on_out(h, o)),
+        (2, inv02::on_out(h, o)),
+        (15, inv15::on_out(h, o)),
+        (9, inv09::on_out(h, o)),
+        (8, inv08::on_out(h, o)),
+        (14, inv14::on_out(h, o)),
+        (24, inv24::on_out(h, o)),
+        (16, inv16::on_out(h, o)),
+    ];
+    for (invariant, check) in checks {
+        check.map_err(|what| (invariant, what))?;
+    }
+    inv18::on_out(h).map_err(|what| (18, what))
+}
+
+/// The history of a flow; it begins with a SYN.
+fn history_of<'a>(
+    flows: &'a mut BTreeMap<FlowName, History>,
+    plan: &Plan,
+    name: FlowName,
+    tcp: &Tcp,
+) -> Option<&'a mut History> {
+    if !flows.contains_key(&name) {
+        if !tcp.flags.syn() {
+            return None;
+        }
+        let (conn, client) = plan.conn_of(name)?;
+        let guest = Machine::Guest(name.guest);
+        let hostile = [plan.conns[conn].client, plan.conns[conn].server]
+            .iter()
+            .any(|m| plan.stack_of(*m).kind == StackKind::Hostile);
+        let streams = [Stream::of(conn, client != guest), Stream::of(conn, client == guest)];
+        let other = if client == guest { plan.conns[conn].server } else { client };
+        let within_host = matches!(other, Machine::Guest(_));
+        let streams = (!hostile).then_some(streams);
+        let mut h = History::new(name, Some(conn), within_host, streams);
+        h.ecn = plan.stack_of(client).ecn && plan.stack_of(plan.conns[conn].server).ecn;
+        flows.insert(name, h);
+    }
+    flows.get_mut(&name)
+}
+
+/// What a frame is, but for what a driver may finish on the way: the TCP checksum.
+fn fingerprint(t: &Tapped<'_>, ip: &Ip) -> u64 {
+    let from = usize::from(ip.header_offset);
+    let checksum_at = usize::from(ip.payload_offset) + 16;
+    let end = (ip.end as usize).min(t.bytes.len());
+    let mut hash = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut feed = |bytes: &[u8]| {
+        for word in bytes.chunks(8) {
+            let mut padded = [0; 8];
+            padded[..word.len()].copy_from_slice(word);
+            hash = (hash ^ u64::from_le_bytes(padded)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            hash ^= hash >> 29;
+        }
+    };
+    feed(&t.bytes[from..checksum_at]);
+    feed(&t.bytes[checksum_at + 2..end]);
+    hash
+}
+
+/// How the engine knows a flow.
+fn key_of(name: FlowName, port: PortId) -> FlowKey {
+    let address = Machine::Guest(name.guest).address();
+    let v6 = name.remote[..10] != [0; 10];
+    FlowKey {
+        g_addr: address.ip(v6),
+        r_addr: IpAddr16(name.remote),
+        vlan: 0,
+        g_port: name.guest_port,
+        r_port: name.remote_port,
+        port: port.0,
+        version: if v6 { IpVersion::V6 } else { IpVersion::V4 },
+    }
+}
+
+impl Plan {
+    /// The TCP of a machine.
+    fn stack_of(&self, machine: Machine) -> &StackPlan {
+        match machine {
+            Machine::Guest(i) => &self.guests[usize::from(i)].stack,
+            Machine::Remote(i) => &self.remotes[usize::from(i)].stack,
+        }
+    }
+
+    /// The connection that a flow is a side of, and its client.
+    fn conn_of(&self, name: FlowName) -> Option<(usize, Machine)> {
+        let guest = Machine::Guest(name.guest);
+        let is_it = |(id, conn): &(usize, &crate::plan::ConnPlan)| {
+            let ports = Ports::of(*id, conn);
+            let (client, server) =
+                (conn.client.address().ip(conn.v6), conn.server.address().ip(conn.v6));
+            let here = (name.guest_port, name.remote_port, IpAddr16(name.remote));
+            conn.client == guest && here == (ports.client, ports.server, server)
+                || conn.server == guest && here == (ports.server, ports.client, client)
+        };
+        self.conns.iter().enumerate().find(is_it).map(|(id, conn)| (id, conn.client))
+    }
+
+    /// Neither end means harm: what is written must be read.
+    fn expects_streams_of(&self, conn: usize) -> bool {
+        let conn = &self.conns[conn];
+        let honest = |m: &Machine| self.stack_of(*m).kind != StackKind::Hostile;
+        [conn.client, conn.server].iter().all(honest)
+    }
+
+    /// The connection must come to its end: neither end means harm or is destroyed, and the arena
+    /// was not taken away under it.
+    fn expects_end_of(&self, conn: usize) -> bool {
+        let plan = &self.conns[conn];
+        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
+        let excused = |f: &crate::plan::Fault| match f.kind {
+            FaultKind::Destroy { guest } => is(guest),
+            FaultKind::Crash { arena, .. } => !arena,
+            _ => false,
+        };
+        self.expects_streams_of(conn) && !self.faults.iter().any(excused)
+    }
+}
+
+impl History {
+    /// Whose end is on `side`.
+    fn machine(&self, plan: &Plan, side: Side) -> Option<Machine> {
+        let conn = &plan.conns[self.conn?];
+        let guest = Machine::Guest(self.name.guest);
+        let other = if conn.client == guest { conn.server } else { conn.client };
+        Some(if side == Side::G { guest } else { other })
     }
 }

@@ -156,8 +156,8 @@ impl World<'_> {
         let port = self.hosts[usize::from(host)].ports.get(usize::from(guest)).copied().flatten();
         if let (Some(engine), Some(port)) = (engines.get_mut(usize::from(host)), port) {
             act(engine, self.now, port);
-            self.after_step(engine, host)?;
             self.send_made(engine, host)?;
+            self.after_step(engine, host)?;
             self.schedule(self.now, Event::Turn(host));
         }
         Ok(())
@@ -166,6 +166,7 @@ impl World<'_> {
     fn pause(&mut self, guest: u16, on: bool) {
         let i = usize::from(guest);
         self.nodes[i].paused = on;
+        self.event(Seen::Paused(guest, on));
         if let Some((core, place)) = self.nodes[i].core {
             let before = self.cores[core].core.current();
             self.cores[core].core.set_paused(self.now, place, on);

@@ -226,7 +226,7 @@ impl<'r> World<'r> {
             let stop = self.begin_life(&mut engines, survived).err();
             let stop = stop.unwrap_or_else(|| self.live(&mut engines));
             let Stop::Crashed { arena } = stop else {
-                break self.finish(stop, &engines);
+                break self.finish(stop);
             };
             drop(engines);
             survived = arena;
@@ -235,7 +235,7 @@ impl<'r> World<'r> {
             }
             match self.live(&mut []) {
                 Stop::Restart => {}
-                stop => break self.finish(stop, &[]),
+                stop => break self.finish(stop),
             }
         };
         let ends = self.ends();
@@ -267,7 +267,7 @@ impl<'r> World<'r> {
     }
 
     /// The last questions.
-    fn finish(&mut self, stop: Stop, engines: &Engines<'_>) -> Option<Violation> {
+    fn finish(&mut self, stop: Stop) -> Option<Violation> {
         let ended = match stop {
             Stop::Violated(violation) => return Some(violation),
             _ => self.all_ended(),
@@ -279,7 +279,7 @@ impl<'r> World<'r> {
             .collect();
         let ends = self.ends();
         let observer = self.observer.as_mut()?;
-        observer.on_end(self.now, ended, &ends, &complaints, engines).err()
+        observer.on_end(self.now, ended, &ends, &complaints).err()
     }
 
     fn live(&mut self, engines: &mut Engines<'_>) -> Stop {

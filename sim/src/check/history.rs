@@ -1,0 +1,450 @@
+//! What was seen of one flow at both sides of the port, unwrapped to 64 bits.
+//!
+//! R is the remote, G the guest. Everything here follows from frames at the taps and from what
+//! stacks do by the standards; what the engine thinks is asked for in one place only (`state`).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use nightporter_core::tcp::flow::State;
+use nightporter_core::time::Instant;
+use nightporter_core::wire::packet::{Ip, Seq, Tcp};
+
+use super::FlowName;
+use crate::stack::pattern::Stream;
+
+/// Relative numbers are unwrapped around this, so that one below the first is positive too.
+pub const BASE: u64 = 1 << 32;
+/// Frames remembered per direction that may still come out unchanged.
+const UNCHANGED_MAX: usize = 2048;
+
+/// R or G; the other one is `Side::other`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Side {
+    /// The remote.
+    R,
+    /// The guest.
+    G,
+}
+
+impl Side {
+    /// The other end.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::R => Self::G,
+            Self::G => Self::R,
+        }
+    }
+}
+
+/// What an end offered in its SYN or SYN-ACK.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Offer {
+    /// Window shift.
+    pub scale: Option<u8>,
+    /// Timestamps.
+    pub timestamps: bool,
+    /// SACK-Permitted.
+    pub sack: bool,
+    /// Options that are not ours to understand.
+    pub odd: bool,
+}
+
+/// One end: what it sent into the host, and what the host sent to it.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// Its initial sequence number, once seen.
+    pub isn: Option<u32>,
+    /// See [`Offer`].
+    pub offer: Offer,
+    /// End of its stream so far, SYN and FIN counted.
+    pub end: u64,
+    /// Its FIN.
+    pub fin: Option<u64>,
+    /// Highest ACK it sent, the edge that came with the newest, and the highest edge.
+    pub acked: u64,
+    /// See `acked`.
+    pub edge: u64,
+    /// See `acked`.
+    pub edge_max: u64,
+    /// TSvals it sent.
+    pub tsvals: BTreeSet<u32>,
+    /// It sent an RST.
+    pub reset: bool,
+    /// Frames, and payload bytes in them, that it sent.
+    pub frames: u64,
+    /// See `frames`.
+    pub bytes: u64,
+    /// Highest ACK, edge and TSval it was sent.
+    pub ack_to: u64,
+    /// See `ack_to`.
+    pub edge_to: u64,
+    /// See `ack_to`.
+    pub tsval_to: Option<u32>,
+    /// End of what it was sent, SYN and FIN counted.
+    pub end_to: u64,
+    /// It was sent an RST.
+    pub reset_to: bool,
+    /// Frames, and payload bytes in them, that it was sent.
+    pub frames_to: u64,
+    /// See `frames_to`.
+    pub bytes_to: u64,
+    /// Fingerprints of frames for it that may still come out unchanged, oldest first.
+    unchanged: VecDeque<u64>,
+    /// Bytes it was sent from `copies_from` on, for streams whose bytes nobody knows beforehand.
+    copies: BTreeMap<u64, u8>,
+}
+
+impl End {
+    fn new() -> Self {
+        Self {
+            isn: None,
+            offer: Offer::default(),
+            end: BASE,
+            fin: None,
+            acked: BASE,
+            edge: BASE,
+            edge_max: BASE,
+            tsvals: BTreeSet::new(),
+            reset: false,
+            frames: 0,
+            bytes: 0,
+            ack_to: BASE,
+            edge_to: BASE,
+            tsval_to: None,
+            end_to: BASE,
+            reset_to: false,
+            frames_to: 0,
+            bytes_to: 0,
+            unchanged: VecDeque::new(),
+            copies: BTreeMap::new(),
+        }
+    }
+}
+
+/// A frame on its way out, in the flow's terms.
+#[derive(Clone, Copy, Debug)]
+pub struct Out<'a> {
+    /// When.
+    pub at: Instant,
+    /// Whom it is for.
+    pub to: Side,
+    /// The host made or edited it; else it came out as it went in.
+    pub gated: bool,
+    /// Its IP header.
+    pub ip: &'a Ip,
+    /// Its TCP header.
+    pub tcp: &'a Tcp,
+    /// Its payload.
+    pub payload: &'a [u8],
+    /// First sequence number and end of the payload, FIN not counted.
+    pub seq: u64,
+    /// See `seq`.
+    pub end: u64,
+    /// Its ACK, and the right edge it shows.
+    pub ack: Option<u64>,
+    /// See `ack`.
+    pub edge: u64,
+}
+
+/// See the module doc.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// Which flow, and of which connection.
+    pub name: FlowName,
+    /// See `name`.
+    pub conn: Option<usize>,
+    /// Both ends speak classic ECN.
+    pub ecn: bool,
+    /// R, then G.
+    pub ends: [End; 2],
+    /// What R's and G's streams hold, if it is known.
+    pub streams: Option<[Stream; 2]>,
+    /// What the engine said after its last step; `None`: not tracked.
+    pub state: Option<State>,
+    /// The flow is, or was, with offload in this incarnation.
+    pub was_on: bool,
+    /// A promise was broken by a crash, or its guest is gone: both sides must be told.
+    pub broken: bool,
+    /// Both ends are guests of one host: what is between the two flows is not seen.
+    pub within_host: bool,
+    /// What a conforming G would have accepted by now (INV-25).
+    pub acceptable: super::inv25::Acceptable,
+    /// End of the newest segment that came with CE and was accepted (INV-24).
+    pub ce_at: Option<u64>,
+    /// Since when the guest has been paused.
+    pub paused_since: Option<Instant>,
+    /// Bytes below this were found in the store (INV-03).
+    pub read_to: u64,
+    /// SYN of R that no SYN-ACK has answered.
+    syn: Option<(u32, Offer, Option<u32>)>,
+}
+
+impl History {
+    /// Nothing was seen yet.
+    #[must_use]
+    pub fn new(
+        name: FlowName,
+        conn: Option<usize>,
+        within_host: bool,
+        streams: Option<[Stream; 2]>,
+    ) -> Self {
+        Self {
+            name,
+            conn,
+            ecn: false,
+            ends: [End::new(), End::new()],
+            streams,
+            state: None,
+            was_on: false,
+            broken: false,
+            within_host,
+            acceptable: super::inv25::Acceptable::default(),
+            ce_at: None,
+            paused_since: None,
+            read_to: BASE,
+            syn: None,
+        }
+    }
+
+    /// One end.
+    #[must_use]
+    pub fn end(&self, side: Side) -> &End {
+        &self.ends[side as usize]
+    }
+
+    fn end_mut(&mut self, side: Side) -> &mut End {
+        &mut self.ends[side as usize]
+    }
+
+    /// Both initial sequence numbers are known.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.ends.iter().all(|e| e.isn.is_some())
+    }
+
+    /// Both ends offered timestamps.
+    #[must_use]
+    pub fn timestamps(&self) -> bool {
+        self.ends.iter().all(|e| e.offer.timestamps)
+    }
+
+    /// Both ends offered SACK.
+    #[must_use]
+    pub fn sack(&self) -> bool {
+        self.ends.iter().all(|e| e.offer.sack)
+    }
+
+    /// Somebody offered what is not ours to understand.
+    #[must_use]
+    pub fn odd(&self) -> bool {
+        self.ends.iter().any(|e| e.offer.odd)
+    }
+
+    /// The shift of windows that `side` sends.
+    #[must_use]
+    pub fn shift(&self, side: Side) -> u8 {
+        let both = self.ends.iter().all(|e| e.offer.scale.is_some());
+        self.end(side).offer.scale.filter(|_| both).map_or(0, |s| s.min(14))
+    }
+
+    /// A sequence number of `side`, unwrapped near `near`.
+    #[must_use]
+    pub fn unwrap(&self, side: Side, seq: Seq, near: u64) -> u64 {
+        Seq(seq.0.wrapping_sub(self.end(side).isn.unwrap_or(0))).unwrap(near)
+    }
+
+    /// Bytes that R was told are safe and that G has not acknowledged: up to where, or nothing.
+    #[must_use]
+    pub fn promised(&self) -> Option<u64> {
+        let (r, g) = (self.end(Side::R), self.end(Side::G));
+        let promised = r.ack_to.min(r.fin.unwrap_or(u64::MAX));
+        (promised > g.acked && !r.reset && !r.reset_to).then_some(promised)
+    }
+
+    /// A frame came in that counts for nothing; it may be passed on, though.
+    pub fn on_in_forged(&mut self, from: Side, fingerprint: u64) {
+        self.end_mut(from).frames += 1;
+        if !matches!(self.state, Some(State::On | State::Drain)) {
+            let queue = &mut self.end_mut(from.other()).unchanged;
+            if queue.len() == UNCHANGED_MAX {
+                queue.pop_front();
+            }
+            queue.push_back(fingerprint);
+        }
+    }
+
+    /// A frame came in from `from`, and counts: it is whole, and really from there.
+    pub fn on_in(&mut self, from: Side, ip: &Ip, tcp: &Tcp, fingerprint: u64) {
+        self.on_in_forged(from, fingerprint);
+        let flags = tcp.flags;
+        if flags.syn() {
+            self.on_syn(from, tcp);
+            return;
+        }
+        self.end_mut(from).bytes += u64::from(tcp.payload_len);
+        if let Some(ts) = tcp.options.timestamps {
+            self.end_mut(from).tsvals.insert(ts.tsval);
+        }
+        if !self.is_open() {
+            return;
+        }
+        let seq = self.unwrap(from, tcp.seq, self.end(from).end);
+        if flags.rst() {
+            self.end_mut(from).reset = true;
+            return;
+        }
+        let mut end = seq + u64::from(tcp.payload_len);
+        if flags.fin() {
+            self.end_mut(from).fin = Some(end);
+            end += 1;
+        }
+        if from == Side::R {
+            self.note_congestion(ip, tcp, seq, end);
+            super::inv25::on_segment_from_net(self, tcp, seq, end);
+        }
+        let shift = self.shift(from);
+        let ack = self.unwrap(from.other(), tcp.ack, self.end(from).acked);
+        let e = self.end_mut(from);
+        e.end = e.end.max(end);
+        if flags.ack() && ack >= e.acked && ack < e.acked + (1 << 30) {
+            e.acked = ack;
+            e.edge = ack + (u64::from(tcp.window) << shift);
+            e.edge_max = e.edge_max.max(e.edge);
+            let acked = e.acked;
+            e.copies = e.copies.split_off(&acked.saturating_sub(1 << 21));
+        }
+    }
+
+    fn on_syn(&mut self, from: Side, tcp: &Tcp) {
+        let o = &tcp.options;
+        let offer = Offer {
+            scale: o.window_scale,
+            timestamps: o.timestamps.is_some(),
+            sack: o.sack_permitted,
+            odd: !o.understood(),
+        };
+        let tsval = o.timestamps.map(|t| t.tsval);
+        let isn = tcp.seq.0;
+        if !tcp.flags.ack() && from == Side::R {
+            self.syn = Some((isn, offer, tsval));
+            return;
+        }
+        // A SYN of G, or its SYN-ACK to R's SYN, begins a connection unless it repeats itself.
+        if from == Side::G && self.end(Side::G).isn != Some(isn) {
+            let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
+            *self = Self {
+                ecn: self.ecn,
+                state: self.state,
+                paused_since: self.paused_since,
+                syn: self.syn,
+                ..Self::new(self.name, self.conn, self.within_host, self.streams)
+            };
+            for (end, waiting) in self.ends.iter_mut().zip(waiting) {
+                end.unchanged = waiting;
+            }
+        }
+        let is_new = self.end(from).isn.is_none();
+        let window = u64::from(tcp.window);
+        let e = self.end_mut(from);
+        if is_new || e.isn == Some(isn) {
+            (e.isn, e.offer) = (Some(isn), offer);
+            e.end = e.end.max(BASE + 1);
+            e.tsvals.extend(tsval);
+            if tcp.flags.ack() {
+                e.acked = e.acked.max(BASE + 1);
+                e.edge = BASE + 1 + window;
+                e.edge_max = e.edge_max.max(e.edge);
+            }
+        }
+        if from == Side::G
+            && tcp.flags.ack()
+            && let Some((isn, offer, tsval)) = self.syn
+            && isn.wrapping_add(1) == tcp.ack.0
+        {
+            let r = self.end_mut(Side::R);
+            (r.isn, r.offer, r.end) = (Some(isn), offer, BASE + 1);
+            r.tsvals.extend(tsval);
+        }
+    }
+
+    fn note_congestion(&mut self, ip: &Ip, tcp: &Tcp, seq: u64, end: u64) {
+        if tcp.flags.contains(nightporter_core::wire::packet::TcpFlags::CWR) {
+            self.ce_at = None;
+        }
+        let next = self.end(Side::R).ack_to;
+        let on = matches!(self.state, Some(State::On | State::Drain));
+        if ip.tos & 3 == 3 && on && seq == next && end > seq && tcp.payload_len > 0 {
+            self.ce_at = Some(end);
+        }
+    }
+
+    /// Whether the frame with this fingerprint came in and went out as it was. Those before it are
+    /// lost then: order is kept.
+    pub fn was_unchanged(&mut self, to: Side, fingerprint: u64) -> bool {
+        let queue = &mut self.end_mut(to).unchanged;
+        let Some(at) = queue.iter().position(|f| *f == fingerprint) else { return false };
+        queue.drain(..=at);
+        true
+    }
+
+    /// A frame in the flow's terms.
+    #[must_use]
+    pub fn out<'a>(
+        &self,
+        at: Instant,
+        to: Side,
+        gated: bool,
+        ip: &'a Ip,
+        tcp: &'a Tcp,
+        payload: &'a [u8],
+    ) -> Out<'a> {
+        let seq = self.unwrap(to.other(), tcp.seq, self.end(to).end_to.max(BASE + 1));
+        let ack = tcp.flags.ack().then(|| self.unwrap(to, tcp.ack, self.end(to).ack_to));
+        let shift = if tcp.flags.syn() { 0 } else { self.shift(to.other()) };
+        let edge = ack.unwrap_or(BASE) + (u64::from(tcp.window) << shift);
+        let end = seq + u64::from(tcp.payload_len);
+        Out { at, to, gated, ip, tcp, payload, seq, end, ack, edge }
+    }
+
+    /// A frame left, and was checked.
+    pub fn on_out(&mut self, o: &Out<'_>) {
+        let known = self.streams.is_some();
+        let on = matches!(self.state, Some(State::On | State::Drain));
+        self.was_on |= on && o.gated;
+        let e = self.end_mut(o.to);
+        e.frames_to += 1;
+        e.bytes_to += u64::from(o.tcp.payload_len);
+        if o.tcp.flags.rst() {
+            e.reset_to = true;
+            return;
+        }
+        if let Some(ts) = o.tcp.options.timestamps {
+            let newer = e.tsval_to.is_none_or(|before| Seq(before).lt(Seq(ts.tsval)));
+            e.tsval_to = if newer { Some(ts.tsval) } else { e.tsval_to };
+        }
+        if let Some(ack) = o.ack {
+            e.ack_to = e.ack_to.max(ack);
+            e.edge_to = e.edge_to.max(o.edge);
+        }
+        let syn = u64::from(o.tcp.flags.syn());
+        e.end_to = e.end_to.max(o.end + syn + u64::from(o.tcp.flags.fin()));
+        if !known && o.gated {
+            for (at, byte) in (o.seq..).zip(o.payload) {
+                e.copies.entry(at).or_insert(*byte);
+            }
+        }
+    }
+
+    /// The byte that was sent to `to` before as number `at`, if that is remembered.
+    #[must_use]
+    pub fn copy_of(&self, to: Side, at: u64) -> Option<u8> {
+        self.end(to).copies.get(&at).copied()
+    }
+}
+
+/// A byte's offset in its stream: the first after the SYN is number 0.
+#[must_use]
+pub fn offset(at: u64) -> u64 {
+    at.saturating_sub(BASE + 1)
+}

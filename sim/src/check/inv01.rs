@@ -1,0 +1,55 @@
+//! INV-01, stream integrity R to G: what G gets is what R wrote, byte by byte, and at the end all.
+
+use super::Ensure;
+use super::history::{History, Out, Side, offset};
+use crate::plan::{Machine, Plan};
+use crate::stack::{EndReport, Outcome};
+
+/// Every byte on its way to G is the one R wrote in that place.
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    if o.to == Side::G { bytes_right(h, o) } else { Ok(()) }
+}
+
+/// The same for either direction.
+pub(super) fn bytes_right(h: &History, o: &Out<'_>) -> Ensure {
+    let Some(streams) = h.streams else { return Ok(()) };
+    // A keepalive may carry one octet of rubbish (RFC 9293 section 3.8.4); R's own passes on.
+    if o.tcp.payload_len == 1 && o.end == h.end(o.to).acked {
+        return Ok(());
+    }
+    let wrong = streams[o.to.other() as usize].first_difference(offset(o.seq), o.payload);
+    match wrong.filter(|_| o.tcp.payload_len > 0 && h.is_open() && o.gated) {
+        Some(at) => Err(format!("byte {at} of the stream was changed")),
+        None => Ok(()),
+    }
+}
+
+/// What a guest's application read: a beginning of what the other wrote, all of it at a close.
+pub(super) fn on_end(plan: &Plan, ends: &[EndReport]) -> Ensure {
+    applications(plan, ends, |machine| matches!(machine, Machine::Guest(_)))
+}
+
+/// The same for the ends that `is_it` selects.
+pub(super) fn applications(
+    plan: &Plan,
+    ends: &[EndReport],
+    is_it: impl Fn(Machine) -> bool,
+) -> Ensure {
+    for reader in ends.iter().filter(|e| is_it(e.machine)) {
+        let who = format!("connection {}, read by {:?}", reader.conn, reader.machine);
+        if let Some(at) = reader.wrong_at {
+            return Err(format!("{who}: byte {at} is wrong"));
+        }
+        let conn = &plan.conns[reader.conn];
+        let [up, down] = conn.workload.bytes();
+        let written = if conn.client == reader.machine { down } else { up };
+        if reader.read > written {
+            return Err(format!("{who}: {} of {written} bytes", reader.read));
+        }
+        let hole = reader.outcome == Outcome::Closed && reader.read < written;
+        if hole && plan.expects_streams_of(reader.conn) {
+            return Err(format!("{who}: closed after {} of {written} bytes", reader.read));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! INV-02, stream integrity G to R: what R gets is what G wrote, byte by byte, and at the end all.
+
+use super::history::{History, Out, Side};
+use super::{Ensure, inv01};
+use crate::plan::{Machine, Plan};
+use crate::stack::EndReport;
+
+/// Every byte on its way to R is the one G wrote in that place.
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    if o.to == Side::R { inv01::bytes_right(h, o) } else { Ok(()) }
+}
+
+/// What a remote's application read.
+pub(super) fn on_end(plan: &Plan, ends: &[EndReport]) -> Ensure {
+    inv01::applications(plan, ends, |machine| matches!(machine, Machine::Remote(_)))
+}

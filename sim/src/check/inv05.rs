@@ -1,0 +1,19 @@
+//! INV-05, the right edge shown to R never moves left.
+//!
+//! With window scaling an edge that may not grow cannot be written for every ACK; it may then show
+//! up to one unit less (ARCHITECTURE, "Decisions"). Toward G the edge is R's own.
+
+use super::Ensure;
+use super::history::{History, Out, Side};
+
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    if o.to != Side::R || !o.gated || o.ack.is_none() || o.tcp.flags.rst() {
+        return Ok(());
+    }
+    let before = h.end(Side::R).edge_to;
+    let unit = 1 << h.shift(Side::G);
+    if o.edge + unit - 1 < before {
+        return Err(format!("right edge {} bytes to the left", before - o.edge));
+    }
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! INV-08, TSvals that the host emits never decrease (mod 2^32), in either direction.
+
+use nightporter_core::wire::packet::Seq;
+
+use super::Ensure;
+use super::history::{History, Out};
+
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let Some(ts) = o.tcp.options.timestamps.filter(|_| o.gated) else { return Ok(()) };
+    match h.end(o.to).tsval_to {
+        Some(before) if Seq(ts.tsval).lt(Seq(before)) => {
+            Err(format!("TSval {} after {before}, to {:?}", ts.tsval, o.to))
+        }
+        _ => Ok(()),
+    }
+}

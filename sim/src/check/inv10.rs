@@ -1,0 +1,22 @@
+//! INV-10, acceptable sequence numbers: every segment emitted lies in its receiver's window as the
+//! receiver would compute it, but for probes one below and repetitions of what is not acknowledged.
+
+use super::Ensure;
+use super::history::{History, Out};
+
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    if !o.gated || o.tcp.flags.rst() || o.tcp.flags.syn() || !h.is_open() {
+        return Ok(());
+    }
+    let (receiver, source) = (h.end(o.to), h.end(o.to.other()));
+    let end = o.end + u64::from(o.tcp.flags.fin());
+    if end > source.end.max(receiver.acked) {
+        return Err(format!("{} bytes to {:?} that nobody sent", end - source.end, o.to));
+    }
+    let pure = o.tcp.payload_len == 0 && !o.tcp.flags.fin();
+    let probe = o.seq + 1 == receiver.acked;
+    if pure && o.seq < receiver.acked && !probe {
+        return Err(format!("a pure ACK {} below its window", receiver.acked - o.seq));
+    }
+    Ok(())
+}

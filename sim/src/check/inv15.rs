@@ -1,0 +1,20 @@
+//! INV-15, content is immutable: every copy of a byte that is emitted is the same.
+//!
+//! For streams of known content INV-01 and INV-02 are stricter; this is for ends that send
+//! different bytes in the same place.
+
+use super::Ensure;
+use super::history::{History, Out, Side};
+
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    // What G sends goes out as it is: two copies that differ are its own doing.
+    if h.streams.is_some() || !o.gated || !h.is_open() || o.to != Side::G {
+        return Ok(());
+    }
+    for (at, byte) in (o.seq..).zip(o.payload) {
+        if h.copy_of(o.to, at).is_some_and(|first| first != *byte) {
+            return Err("two copies of a byte differ".to_owned());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,27 @@
+//! INV-19, no answer for the dead: nothing but RSTs in the name of a guest that is destroyed, and
+//! nothing in the name of one that has been silent for longer than `T_paused`.
+
+use nightporter_core::limits::T_PAUSED;
+use nightporter_core::time::Duration;
+
+use super::Ensure;
+use super::history::{History, Out, Side};
+
+/// A probe may be answered just in time, and leave a little later.
+const GRACE: Duration = Duration::from_secs(1);
+
+pub(super) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
+    if o.to != Side::R || !o.gated || o.tcp.flags.rst() {
+        return Ok(());
+    }
+    if destroyed {
+        return Err("a segment in the name of a guest that is gone".to_owned());
+    }
+    match h.paused_since {
+        Some(since) if o.at.since(since) > T_PAUSED + GRACE => {
+            let ms = o.at.since(since).as_millis();
+            Err(format!("an answer for a guest that was paused {ms} ms ago"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,75 @@
+//! INV-25, early acceptance is a subset: the host acknowledges only what a conforming G would have
+//! accepted, given the same segments and, but for its size, the window the host showed.
+//!
+//! The model takes the segments that came in from R whole and in R's own name, refuses what
+//! RFC 9293 section 3.10.7.4, RFC 5961 and RFC 7323 refuse, and joins the rest.
+
+use std::collections::BTreeMap;
+
+use nightporter_core::wire::packet::{Seq, Tcp};
+
+use super::Ensure;
+use super::history::{BASE, History, Out, Side};
+
+/// Ranges of R's stream that a conforming G would have.
+#[derive(Clone, Debug, Default)]
+pub struct Acceptable {
+    ranges: BTreeMap<u64, u64>,
+    recent: Option<u32>,
+}
+
+impl Acceptable {
+    fn insert(&mut self, mut from: u64, mut to: u64) {
+        while let Some((&a, &b)) = self.ranges.range(..=to).next_back().filter(|(_, b)| **b >= from)
+        {
+            self.ranges.remove(&a);
+            (from, to) = (from.min(a), to.max(b));
+        }
+        self.ranges.insert(from, to);
+    }
+
+    /// End of what is there without a hole.
+    fn end(&self) -> u64 {
+        self.ranges.range(..=BASE + 1).next_back().map_or(BASE + 1, |(_, to)| *to)
+    }
+}
+
+/// A segment of R as a conforming G sees it.
+pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64) {
+    if !tcp.flags.ack() || end == seq {
+        return;
+    }
+    let ack_to = h.end(Side::R).ack_to;
+    if h.timestamps() {
+        let Some(ts) = tcp.options.timestamps else { return };
+        // PAWS; R's own clock never goes back, so only what was delayed fails here.
+        if h.acceptable.recent.is_some_and(|recent| Seq(ts.tsval).lt(Seq(recent))) {
+            return;
+        }
+        if seq <= ack_to.max(BASE + 1) {
+            h.acceptable.recent = Some(ts.tsval);
+        }
+    }
+    let (r, g) = (h.end(Side::R), h.end(Side::G));
+    let ack = h.unwrap(Side::G, tcp.ack, r.acked);
+    let (sent, edge) = (g.end, r.edge_to.max(g.edge_max));
+    if ack > sent || seq > edge {
+        return;
+    }
+    let to = end.min(edge + u64::from(tcp.flags.fin()));
+    if to > seq {
+        h.acceptable.insert(seq.max(BASE + 1), to);
+    }
+}
+
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let Some(ack) = o.ack.filter(|_| o.to == Side::R && o.gated && h.is_open()) else {
+        return Ok(());
+    };
+    // What G itself acknowledged it has accepted.
+    let acceptable = h.acceptable.end().max(h.end(Side::G).acked);
+    if ack > acceptable && !o.tcp.flags.rst() {
+        return Err(format!("ACK {} bytes beyond what G would accept", ack - acceptable));
+    }
+    Ok(())
+}
