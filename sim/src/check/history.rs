@@ -15,7 +15,7 @@ use crate::stack::pattern::Stream;
 /// Relative numbers are unwrapped around this, so that one below the first is positive too.
 pub const BASE: u64 = 1 << 32;
 /// Frames remembered per direction that may still come out unchanged.
-const UNCHANGED_MAX: usize = 2048;
+const UNCHANGED_MAX: usize = 1 << 15;
 
 /// R or G; the other one is `Side::other`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -145,6 +145,14 @@ pub struct Out<'a> {
     pub ack: Option<u64>,
     /// See `ack`.
     pub edge: u64,
+}
+
+impl Out<'_> {
+    /// A keepalive with its octet of rubbish (RFC 9293 section 3.8.4): G's and R's own pass on.
+    #[must_use]
+    pub fn is_keepalive(&self, h: &History) -> bool {
+        self.tcp.payload_len == 1 && self.end == h.end(self.to).acked
+    }
 }
 
 /// See the module doc.

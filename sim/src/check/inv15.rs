@@ -8,7 +8,7 @@ use super::history::{History, Out, Side};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     // What G sends goes out as it is: two copies that differ are its own doing.
-    if h.streams.is_some() || !o.gated || !h.is_open() || o.to != Side::G {
+    if h.streams.is_some() || !o.gated || !h.is_open() || o.to != Side::G || o.is_keepalive(h) {
         return Ok(());
     }
     for (at, byte) in (o.seq..).zip(o.payload) {

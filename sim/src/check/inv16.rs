@@ -26,7 +26,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if tcp.flags.fin() && source.fin != Some(o.end) {
         return wrong("a FIN that its owner did not send there");
     }
-    if tcp.payload_len > 0 && source.fin.is_some_and(|fin| o.end > fin) {
+    if tcp.payload_len > 0 && !o.is_keepalive(h) && source.fin.is_some_and(|fin| o.end > fin) {
         return wrong("data after the FIN");
     }
     if receiver.reset_to {

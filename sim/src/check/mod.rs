@@ -146,6 +146,16 @@ pub fn flow_of(packet: &Packet, tap: Tap) -> Option<(FlowName, bool)> {
     };
     let mac = if from_guest { packet.eth.src } else { packet.eth.dst };
     let Some(Machine::Guest(guest)) = machine_of(mac) else { return None };
+    // A frame that is flooded, or broken on the way, is nobody's.
+    let there = match tap {
+        Tap::FromNet | Tap::ToNet => true,
+        Tap::FromGuest(g) | Tap::ToGuest(g) => g == guest,
+    };
+    let own = if from_guest { ip.src } else { ip.dst };
+    let address = Machine::Guest(guest).address();
+    if !there || ![address.ip(false), address.ip(true)].contains(&own) {
+        return None;
+    }
     let (guest_port, remote, remote_port) = if from_guest {
         (tcp.src_port, ip.dst.0, tcp.dst_port)
     } else {
@@ -163,6 +173,8 @@ pub struct HostView<'a, 'm> {
     pub engine: &'a Engine<'m>,
     /// The port of each guest, while it is on this host.
     pub ports: &'a [Option<PortId>],
+    /// A timer or a command: any flow may have changed, not only those that had a frame.
+    pub any_flow: bool,
 }
 
 /// What a checker says: nothing, or what it saw.
@@ -254,6 +266,8 @@ impl Observer {
         inv06::on_step(view.engine, view.ports, all).map_err(of_host(6))?;
         if all {
             inv20::on_step(&self.plan, view.engine, view.ports).map_err(of_host(20))?;
+        }
+        if all || view.any_flow {
             self.touched.clear();
             self.touched.extend(self.flows.keys());
         }

@@ -157,7 +157,7 @@ impl World<'_> {
         if let (Some(engine), Some(port)) = (engines.get_mut(usize::from(host)), port) {
             act(engine, self.now, port);
             self.send_made(engine, host)?;
-            self.after_step(engine, host)?;
+            self.after_command(engine, host)?;
             self.schedule(self.now, Event::Turn(host));
         }
         Ok(())

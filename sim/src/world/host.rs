@@ -227,7 +227,7 @@ impl World<'_> {
         self.note_progress(engine, h);
         if engine.poll_timeout().is_some_and(|at| at <= now) {
             engine.handle_timeout(now);
-            self.after_step(engine, h)?;
+            self.after_command(engine, h)?;
             self.send_made(engine, h)?;
         }
         let mut frames = 0;
@@ -451,9 +451,19 @@ impl World<'_> {
 
     /// The engine has done one step: everybody looks, and the daemon may die here.
     pub(super) fn after_step(&mut self, engine: &Engine<'_>, h: u8) -> Result<(), Stop> {
+        self.after(engine, h, false)
+    }
+
+    /// The same after a timer or a command, which may have changed any flow.
+    pub(super) fn after_command(&mut self, engine: &Engine<'_>, h: u8) -> Result<(), Stop> {
+        self.after(engine, h, true)
+    }
+
+    fn after(&mut self, engine: &Engine<'_>, h: u8, any_flow: bool) -> Result<(), Stop> {
         self.steps += 1;
         if let Some(observer) = &mut self.observer {
-            let view = HostView { host: h, engine, ports: &self.hosts[usize::from(h)].ports };
+            let view =
+                HostView { host: h, engine, ports: &self.hosts[usize::from(h)].ports, any_flow };
             observer.on_step(self.now, &view).map_err(Stop::Violated)?;
         }
         match &mut self.dies_in {
