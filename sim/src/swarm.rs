@@ -13,9 +13,9 @@ use crate::plan::{
 };
 use crate::random::Random;
 
-/// From healing to the last look. smoltcp backs off to a minute and a guest that refuses is given
-/// two (SNOOP-32); a few of those may follow each other.
-const PATIENCE: Duration = Duration::from_secs(900);
+/// From healing to the last look. smoltcp backs off to a minute and repairs one hole in each, and a
+/// guest that refuses is given two (SNOOP-32); many of those may follow each other.
+const PATIENCE: Duration = Duration::from_secs(7200);
 
 impl Plan {
     /// The plan of a seed. The same on every machine, for ever, as long as this file is.

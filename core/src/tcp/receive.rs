@@ -243,7 +243,8 @@ impl Flow {
             }
             return None;
         }
-        if r.end <= self.rx.rcv_nxt && !news_fin {
+        // Up to the FIN: a keepalive behind it may carry an octet (RFC 9293 section 3.8.4).
+        if r.end <= next && !news_fin {
             if r.end + u64::from(r.fin) >= self.rx.ack_sent && self.ack_in_range(tcp) {
                 self.flags.ack_to_guest_due |= self.on_ack_plane(r.seq, tcp);
             }

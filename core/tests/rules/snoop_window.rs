@@ -136,6 +136,23 @@ fn snoop_36_a_keepalive_carries_nothing_stale_to_the_guest() {
     g.gets_nothing();
 }
 
+/// Found by simulation: it was taken for data, and H answered for a guest that was long gone.
+#[test]
+fn snoop_36_a_keepalive_with_an_octet_behind_a_delivered_fin_is_for_the_guest_to_answer() {
+    let (_, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    r.sends("F. 1001:1001 ack 1");
+    g.gets("F. 1001:1001 ack 1");
+    g.sends("ack 1002");
+    r.gets_last("1 ack 1002");
+    g.takes_all();
+    for keepalive in ["1001:1002 ack 1", "1001 ack 1"] {
+        r.sends(keepalive);
+        r.gets_nothing();
+        g.gets(keepalive);
+    }
+}
+
 #[test]
 fn snoop_37_a_lost_ack_makes_no_second_delivery() {
     let (_, r, g) = Setup::new().established();

@@ -46,8 +46,10 @@ pub struct Offer {
     pub timestamps: bool,
     /// SACK-Permitted.
     pub sack: bool,
-    /// Options that are not ours to understand.
+    /// Options that are not ours to understand, whatever the other end says to them.
     pub odd: bool,
+    /// MPTCP; without an echo it is ordinary TCP (SNOOP-21).
+    pub mptcp: bool,
 }
 
 /// One end: what it sent into the host, and what the host sent to it.
@@ -246,7 +248,7 @@ impl History {
     /// Somebody offered what is not ours to understand.
     #[must_use]
     pub fn odd(&self) -> bool {
-        self.ends.iter().any(|e| e.offer.odd)
+        self.ends.iter().any(|e| e.offer.odd) || self.ends.iter().all(|e| e.offer.mptcp)
     }
 
     /// The shift of windows that `side` sends.
@@ -284,6 +286,9 @@ impl History {
 
     /// A frame came in from `from`, and counts: it is whole, and really from there.
     pub fn on_in(&mut self, from: Side, ip: &Ip, tcp: &Tcp, fingerprint: u64) {
+        if tcp.flags.syn() {
+            self.end_mut(from.other()).unchanged.push_back(fingerprint); // passes in any state
+        }
         self.on_in_forged(from, fingerprint);
         let flags = tcp.flags;
         if flags.syn() {
@@ -330,7 +335,8 @@ impl History {
             scale: o.window_scale,
             timestamps: o.timestamps.is_some(),
             sack: o.sack_permitted,
-            odd: !o.understood(),
+            odd: o.unknown || o.malformed,
+            mptcp: o.mptcp,
         };
         let tsval = o.timestamps.map(|t| t.tsval);
         let isn = tcp.seq.0;
@@ -371,7 +377,7 @@ impl History {
             && isn.wrapping_add(1) == tcp.ack.0
         {
             let r = self.end_mut(Side::R);
-            (r.isn, r.offer, r.end) = (Some(isn), offer, BASE + 1);
+            (r.isn, r.offer, r.end) = (Some(isn), offer, r.end.max(BASE + 1));
             r.tsvals.extend(tsval);
         }
     }

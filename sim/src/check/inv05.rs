@@ -3,11 +3,14 @@
 //! With window scaling an edge that may not grow cannot be written for every ACK; it may then show
 //! up to one unit less (ARCHITECTURE, "Decisions"). Toward G the edge is R's own.
 
+use nightporter_core::wire::packet::TcpFlags;
+
 use super::Ensure;
 use super::history::{History, Out, Side};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
-    if o.to != Side::R || !o.gated || o.ack.is_none() || o.tcp.flags.rst() {
+    let handshake = o.tcp.flags.intersects(TcpFlags::SYN.union(TcpFlags::RST));
+    if o.to != Side::R || !o.gated || o.ack.is_none() || handshake {
         return Ok(());
     }
     let before = h.end(Side::R).edge_to;

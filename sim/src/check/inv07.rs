@@ -1,10 +1,19 @@
 //! INV-07, ACK numbers that the host emits never decrease, in either direction.
+//!
+//! G's SYN-ACK, which it repeats until it has seen R's answer, passes as it is: R answers it with
+//! an ACK that completes G's handshake.
+
+use nightporter_core::wire::packet::TcpFlags;
 
 use super::Ensure;
 use super::history::{History, Out};
 
+const SYN_OR_RST: TcpFlags = TcpFlags::SYN.union(TcpFlags::RST);
+
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
-    let Some(ack) = o.ack.filter(|_| o.gated && !o.tcp.flags.rst()) else { return Ok(()) };
+    let Some(ack) = o.ack.filter(|_| o.gated && !o.tcp.flags.intersects(SYN_OR_RST)) else {
+        return Ok(());
+    };
     let before = h.end(o.to).ack_to;
     if ack < before {
         return Err(format!("ACK {} bytes back, to {:?}", before - ack, o.to));

@@ -60,6 +60,7 @@ pub(super) fn on_end(plan: &Plan, complaints: &[(Machine, &'static str, u64)]) -
                 | FaultKind::Reboot { .. }
                 | FaultKind::Destroy { .. }
                 | FaultKind::Migrate { .. }
+                | FaultKind::Corrupt { .. }
                 | FaultKind::Reorder { .. }
                 | FaultKind::Forge { .. }
                 | FaultKind::OneWay { .. }

@@ -46,7 +46,8 @@ pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
         if h.acceptable.recent.is_some_and(|recent| Seq(ts.tsval).lt(Seq(recent))) {
             return;
         }
-        if seq <= ack_to.max(BASE + 1) {
+        let acceptable = end > ack_to; // an old duplicate is dropped before its clock is read
+        if seq <= ack_to.max(BASE + 1) && acceptable {
             h.acceptable.recent = Some(ts.tsval);
         }
     }

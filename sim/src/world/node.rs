@@ -151,12 +151,16 @@ impl Node {
             timer_at: Instant::ZERO,
             forgotten: Vec::new(),
         };
-        node.add_conns(plan, Instant::ZERO);
+        node.set_up(plan, Instant::ZERO);
         node
     }
 
-    /// Its part in the connections that begin at `from` or later.
-    fn add_conns(&mut self, plan: &Plan, from: Instant) {
+    /// A new stack learns what its driver takes, and its part in the connections that begin at
+    /// `from` or later.
+    fn set_up(&mut self, plan: &Plan, from: Instant) {
+        if let Machine::Guest(g) = self.machine {
+            self.stack.set_offloads(plan.guests[usize::from(g)].offloads);
+        }
         for (id, conn) in plan.conns.iter().enumerate() {
             if conn.opens_at >= from && [conn.client, conn.server].contains(&self.machine) {
                 self.stack.add_conn(id, conn);
@@ -184,7 +188,7 @@ impl Node {
         }
         let seed = plan.seed ^ now.as_nanos();
         self.stack = stack::build(&self.stack_plan, self.machine, self.mtu, seed);
-        self.add_conns(plan, now);
+        self.set_up(plan, now);
         self.clear_rings();
     }
 
