@@ -151,18 +151,28 @@ impl App {
         if phase == Phase::Open {
             self.write(now, socket);
         }
-        let all = self.report.written == self.report.to_write && self.report.written > 0;
-        if all && self.report.acked_at.is_none() && socket.unacknowledged() == 0 {
-            self.report.acked_at = Some(now);
+        if self.report.to_write > 0 && self.is_acknowledged(socket) {
+            self.report.acked_at.get_or_insert(now);
         }
         match phase {
             Phase::Closed => self.report.outcome = Outcome::Closed,
+            // An RST for a FIN that came again long after does not concern the application.
+            Phase::Reset
+                if self.has_closed && socket.finished() && self.is_acknowledged(socket) =>
+            {
+                self.report.outcome = Outcome::Closed;
+            }
             Phase::Reset => self.report.outcome = Outcome::Reset,
             Phase::Opening | Phase::Open => {}
         }
         if self.is_over() {
             self.wakes_at = None;
         }
+    }
+
+    /// Everything it wants to write is acknowledged.
+    fn is_acknowledged(&self, socket: &impl Socket) -> bool {
+        self.report.written == self.report.to_write && socket.unacknowledged() == 0
     }
 
     fn read(&mut self, now: Instant, socket: &mut impl Socket, reading: bool) {

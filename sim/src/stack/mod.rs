@@ -114,7 +114,7 @@ pub enum Outcome {
     Waiting,
     /// Under way.
     Open,
-    /// Both FINs are through, in this end's view.
+    /// Both FINs are through, in this end's view, or all but the ACK of its own.
     Closed,
     /// It got an RST, or gave up and sent one.
     Reset,

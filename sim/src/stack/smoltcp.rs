@@ -66,6 +66,8 @@ pub(super) struct Conn {
     end: Option<Phase>,
     /// It asked for, or answered, a SYN.
     begun: bool,
+    /// The peer's FIN came.
+    fin_came: bool,
     /// Since when only its FIN is outstanding.
     closing_since: Option<Instant>,
 }
@@ -147,6 +149,7 @@ impl Tcp for Smoltcp {
         if was_closing && conn.state() == State::Closed {
             conn.end = Some(if is_reset { Phase::Reset } else { Phase::Closed });
         }
+        conn.note_end();
     }
 
     fn poll(&mut self, now: Instant, conn: &mut Conn) -> Option<Instant> {
@@ -179,7 +182,7 @@ impl Conn {
     fn new(socket: tcp::Socket<'static>) -> Self {
         let mut set = SocketSet::new(Vec::with_capacity(1));
         let handle = set.add(socket);
-        Self { set, handle, end: None, begun: false, closing_since: None }
+        Self { set, handle, end: None, begun: false, fin_came: false, closing_since: None }
     }
 
     fn socket(&mut self) -> &mut tcp::Socket<'static> {
@@ -194,6 +197,8 @@ impl Conn {
     fn note_end(&mut self) {
         let state = self.state();
         self.begun |= state != State::Listen;
+        self.fin_came |= matches!(state, State::CloseWait | State::Closing | State::LastAck)
+            || state == State::TimeWait;
         let end = match state {
             State::TimeWait => Phase::Closed,
             State::Closed if self.end.is_none() => Phase::Reset,
@@ -238,8 +243,7 @@ impl Socket for Conn {
 
     fn recv(&mut self, expected: Stream, at: u64, reading: bool) -> Received {
         let mut got = Received::default();
-        let all_is_here = !matches!(self.state(), State::Established | State::FinWait1)
-            && self.state() != State::FinWait2;
+        let all_is_here = self.fin_came || self.end.is_some();
         while (reading || all_is_here) && self.socket().can_recv() {
             let piece = self.socket().recv(|bytes| {
                 let wrong_at = expected.first_difference(at + got.bytes, bytes);
@@ -253,11 +257,7 @@ impl Socket for Conn {
     }
 
     fn finished(&self) -> bool {
-        let socket = self.set.get::<tcp::Socket<'_>>(self.handle);
-        let state = socket.state();
-        let fin = matches!(state, State::CloseWait | State::Closing | State::LastAck)
-            || state == State::TimeWait;
-        fin && !socket.can_recv()
+        self.fin_came && !self.set.get::<tcp::Socket<'_>>(self.handle).can_recv()
     }
 
     fn unacknowledged(&self) -> u64 {

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::checksum;
+use nightporter_core::wire::packet::Packet;
 
 use super::app::USER_TIMEOUT;
-use super::{EndReport, Outcome, Stack, build};
+use super::{EndReport, MAYBE_NETWORK, Outcome, Stack, build};
 use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, StackKind, StackPlan, Workload};
 use crate::random::Random;
@@ -46,9 +48,11 @@ struct Faults {
     loss: u32,
     duplicate: u32,
     reorder: u32,
+    /// Packets that can be marked are.
+    mark: u32,
 }
 
-const LOSSY: Faults = Faults { loss: 30_000, duplicate: 10_000, reorder: 30_000 };
+const LOSSY: Faults = Faults { loss: 30_000, duplicate: 10_000, reorder: 30_000, mark: 0 };
 
 struct World {
     now: Instant,
@@ -58,8 +62,49 @@ struct World {
     random: Random,
     faults: Faults,
     delay: Duration,
-    /// Frames lost because a test said so, by their number.
-    lose: Vec<u64>,
+    marked: u64,
+    /// With `SEED` set: all frames, for a failure.
+    trace: Vec<String>,
+}
+
+/// A frame in one line.
+fn line(at: Instant, from: usize, frame: &Frame) -> String {
+    let Ok(packet) = Packet::parse(&frame.bytes) else { return "malformed".into() };
+    let Some((ip, tcp)) = packet.tcp() else { return format!("{at} {from} not TCP") };
+    let options = &tcp.options;
+    format!(
+        "{at} {from} {}>{} {} {}+{} ack {} win {} ts {:?} sack {:?} ecn {}",
+        tcp.src_port,
+        tcp.dst_port,
+        tcp.flags,
+        tcp.seq.0,
+        tcp.payload_len,
+        tcp.ack.0,
+        tcp.window,
+        options.timestamps.map(|ts| (ts.tsval, ts.tsecr)),
+        options.sack.as_slice(),
+        ip.tos & 3,
+    )
+}
+
+/// Sets CE on an IPv4 packet that is ECN-capable.
+pub(super) fn mark(frame: &mut Frame) -> bool {
+    let is_capable = frame.bytes[12..14] == [8, 0] && frame.bytes[15] & 3 == 2;
+    if is_capable {
+        frame.bytes[15] |= 3;
+        frame.bytes[24..26].fill(0);
+        let check = !checksum::fold(checksum::sum(&frame.bytes[14..34], 0));
+        frame.bytes[24..26].copy_from_slice(&check.to_be_bytes());
+    }
+    is_capable
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.trace.iter().for_each(|line| println!("{line}"));
+        }
+    }
 }
 
 impl World {
@@ -81,14 +126,21 @@ impl World {
             random: Random::new(seed, "wire"),
             faults: Faults::default(),
             delay: Duration::from_micros(100),
-            lose: Vec::new(),
+            marked: 0,
+            trace: Vec::new(),
         }
     }
 
     fn collect(&mut self, from: usize) {
-        while let Some(frame) = self.ends[from].poll_transmit(self.now) {
+        while let Some(mut frame) = self.ends[from].poll_transmit(self.now) {
             self.sent += 1;
-            if self.lose.contains(&self.sent) || self.random.ppm(self.faults.loss) {
+            if std::env::var_os("SEED").is_some() {
+                self.trace.push(line(self.now, from, &frame));
+            }
+            if self.random.ppm(self.faults.mark) {
+                self.marked += u64::from(mark(&mut frame));
+            }
+            if self.random.ppm(self.faults.loss) {
                 continue;
             }
             let copies = 1 + u64::from(self.random.ppm(self.faults.duplicate));
@@ -265,8 +317,99 @@ fn the_same_seed_makes_the_same_frames() {
             let mut world = World::new([&plan(kinds[0]), &plan(kinds[1])], &conns, 3);
             world.faults = LOSSY;
             world.run_until(Instant::from_millis(500));
-            world.in_flight
+            std::mem::take(&mut world.in_flight)
         };
         assert_eq!(frames(), frames());
     }
+}
+
+/// Some seeds, or the one in the environment, for which a trace is kept.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    match std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()) {
+        Some(seed) => seed..seed + 1,
+        None => 0..count,
+    }
+}
+
+/// Any stack that is not hostile.
+fn any_plan(random: &mut Random) -> StackPlan {
+    StackPlan {
+        kind: random.pick(&[StackKind::Smoltcp, StackKind::Strict, StackKind::Strict]),
+        receive_bytes: random.pick(&[600, 2_000, 4_096, 65_535, 300_000, 6_000_000]),
+        send_bytes: random.pick(&[500, 16_384, 65_535, 1_000_000]),
+        window_scale: random.pick(&[None, Some(0), Some(3), Some(7), Some(14), Some(15)]),
+        timestamps: random.percent(70),
+        sack: random.percent(70),
+        ecn: random.percent(50),
+        mss: random.pick(&[None, None, Some(1400), Some(536), Some(88)]),
+        isn: random.pick(&[None, Some(0), Some(u32::MAX), Some(0xffff_f000), Some(0x7fff_ffff)]),
+        syn_options: random.pick(&[vec![], vec![253, 4, 1, 2], vec![1, 1, 1], vec![30, 4, 0, 1]]),
+    }
+}
+
+fn any_world(seed: u64, faults: Faults) -> World {
+    let mut random = Random::new(seed, "any world");
+    let plans = [any_plan(&mut random), any_plan(&mut random)];
+    let v6 = random.percent(30);
+    let conns: Vec<ConnPlan> =
+        workloads().into_iter().map(|w| ConnPlan { v6, ..conn(w) }).collect();
+    let mut world = World::new([&plans[0], &plans[1]], &conns, seed);
+    let offloads = random.percent(50);
+    for end in &mut world.ends {
+        end.set_offloads(offloads);
+    }
+    world.faults = faults;
+    world
+}
+
+#[test]
+fn stacks_of_any_kind_understand_each_other_without_complaint() {
+    for seed in seeds(60) {
+        let mut world = any_world(seed, Faults { mark: 50_000, ..Faults::default() });
+        world.run();
+        world.expect_all_well(&format!("seed {seed}"));
+        assert_eq!(world.complaints(), [], "seed {seed}");
+    }
+}
+
+#[test]
+fn over_a_bad_wire_they_complain_of_the_network_only() {
+    for seed in seeds(60) {
+        let mut world = any_world(seed, Faults { mark: 50_000, ..LOSSY });
+        world.run();
+        world.expect_all_well(&format!("seed {seed}"));
+        let complaints = world.complaints();
+        let other = complaints.iter().find(|(cause, _)| !cause.starts_with(MAYBE_NETWORK));
+        assert_eq!(other, None, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_machine_that_takes_window_back_stalls_nobody() {
+    for seed in seeds(20) {
+        let mut world = any_world(seed, LOSSY);
+        for n in 0..20 {
+            let (end, on) = (n / 2 % 2, n % 2 == 0);
+            world.ends[end].set_shrinking(on);
+            world.run_until(world.now + Duration::from_millis(20));
+        }
+        world.run();
+        world.expect_all_well(&format!("seed {seed}"));
+    }
+}
+
+#[test]
+fn marks_slow_down_a_sender_and_lose_nothing() {
+    let ecn = StackPlan { ecn: true, ..plan(StackKind::Strict) };
+    let conns = [conn(Workload::Bulk { up: 3_000_000, down: 0 })];
+    let done_at = |mark| {
+        let mut world = World::new([&ecn, &ecn], &conns, 1);
+        world.faults.mark = mark;
+        world.run();
+        world.expect_all_well("marks");
+        assert_eq!(world.marked > 0, mark > 0);
+        assert_eq!(world.complaints(), []);
+        world.reports()[1][0].delivered_at.expect("delivered")
+    };
+    assert!(done_at(100_000) > done_at(0));
 }

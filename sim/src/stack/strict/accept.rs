@@ -204,6 +204,9 @@ impl Conn {
 
     /// What no conforming peer does, whatever the network does.
     fn check_manners(&self, now: Instant, shared: &mut Shared, s: &Incoming<'_>) {
+        if s.flags.syn() {
+            return; // its options are those of an offer
+        }
         let mut complain = |is_so: bool, cause| {
             if is_so {
                 self.complain(shared, cause);
@@ -219,10 +222,10 @@ impl Conn {
         complain(!s.sack.is_empty() && !self.agreed.sack, "SACK not agreed on");
         complain(s.sack.iter().skip(1).any(|b| b.0 < s.ack), "SACK below the ACK");
         complain(s.sack.iter().any(|b| b.0 >= b.1 || b.1 > self.send.nxt), "SACK of nonsense");
-        complain(s.flags.ece() && !self.agreed.ecn && !s.flags.syn(), "ECE not agreed on");
-        complain(s.flags.cwr() && !self.agreed.ecn && !s.flags.syn(), "CWR not agreed on");
+        complain(s.flags.ece() && !self.agreed.ecn, "ECE not agreed on");
+        complain(s.flags.cwr() && !self.agreed.ecn, "CWR not agreed on");
         complain(s.ecn != 0 && !self.agreed.ecn, "ECT not agreed on");
-        complain(!s.flags.ack() && !rst && !s.flags.syn(), "neither ACK nor RST");
+        complain(!s.flags.ack() && !rst, "neither ACK nor RST");
         complain(s.flags.urg(), "URG");
         complain(s.segment + s.options_len > usize::from(self.own_mss), "more than the MSS");
         // A keepalive with a byte has it in the place of the FIN.
@@ -230,8 +233,9 @@ impl Conn {
         let data_after_fin = data_after_fin && !s.payload.is_empty();
         complain(data_after_fin && !rst, "data after FIN");
         // A closed window is probed with one byte.
-        complain(s.end > self.recv.edge_max + 1, "data beyond the window");
-        complain(s.seq > self.recv.edge_max + 1, "segment beyond the window");
+        let beyond = s.end > self.recv.edge_max + 1;
+        complain(beyond && !s.payload.is_empty(), "data beyond the window");
+        complain(beyond && s.payload.is_empty(), "segment beyond the window");
     }
 
     pub(super) fn complain(&self, shared: &mut Shared, cause: &'static str) {

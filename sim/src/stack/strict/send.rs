@@ -91,6 +91,8 @@ pub(super) struct Sender {
     timer: Option<Instant>,
     /// The timer ran out with no window open.
     probe_due: bool,
+    /// Something was sent beyond the window.
+    probed: bool,
     sent_at: Instant,
     /// CE was reported; not again before this is acknowledged.
     reduced_to: Place,
@@ -123,6 +125,7 @@ impl Sender {
             sample: None,
             timer: None,
             probe_due: false,
+            probed: false,
             sent_at: Instant::ZERO,
             reduced_to: 0,
             cwr_due: false,
@@ -245,8 +248,10 @@ impl Sender {
             return false;
         }
         let changed = self.window != ack.window;
-        if self.edge <= self.una && self.nxt > self.una && ack.ack + ack.window > self.una {
-            // It opens, and what was sent as probes was probably not taken.
+        let answers_probe = self.probed && ack.window > 0;
+        self.probed &= !answers_probe;
+        if answers_probe && ack.ack == self.una && self.nxt > self.una {
+            // It opens, and the byte beyond it was not taken.
             self.recovery = Recovery::Loss { until: self.nxt };
             (self.resent_to, self.must_resend) = (self.una, true);
             self.round_trip.on_progress();
@@ -355,6 +360,7 @@ impl Sender {
             return Some(Piece { from: to - 1, to: to - 1, fin, again, push: false });
         }
         self.nxt = self.nxt.max(to + i64::from(fin));
+        self.probed = true;
         Some(Piece { from: self.una, to, fin, again, push: false })
     }
 
