@@ -2,7 +2,9 @@
 
 use crate::engine::{Engine, PortId};
 use crate::flow::key::FlowKey;
+use crate::flow::table::FlowId;
 use crate::store::flow_store::recover;
+use crate::tcp::Cx;
 use crate::tcp::flow::{Flow, Template};
 use crate::tcp::handshake::SynInfo;
 use crate::time::Instant;
@@ -25,6 +27,11 @@ impl Engine<'_> {
                 continue;
             };
             let key = FlowKey { port: port.0, ..record.key };
+            if self.flows.lookup(&key).is_some() {
+                // Its record was found before. We never write two of one flow.
+                self.arena.free_record(found.id);
+                continue;
+            }
             let mut flow = Flow::new(now, SynInfo::default(), SynInfo::default());
             flow.opt.timestamps = record.flags & crate::store::record::FLAG_TS != 0;
             flow.opt.shift_g = record.s_g;
@@ -41,14 +48,38 @@ impl Engine<'_> {
             flow.tx.w_nxt = record.w_nxt;
             flow.ts.emit_r = record.ts_emit_r;
             flow.ts.emit_g = record.ts_emit_g;
+            reset += 1;
+            if !self.flows.has_room(key.port) {
+                // The limit is lower than it was. R hears of it now; G, when R answers it.
+                self.tell_remote(now, &key, flow);
+                self.arena.free_record(found.id);
+                continue;
+            }
             // The record stays until the entry goes: another crash before then tells them again.
             flow.rec = Some(found.id);
             if let Some(id) = self.insert_flow(key, flow) {
                 self.with_flow(now, id, |flow, cx| flow.reset_after_restart(cx));
-                reset += 1;
             }
         }
         reset
+    }
+
+    /// The reset of a flow that has no place in the table.
+    fn tell_remote(&mut self, now: Instant, key: &FlowKey, mut flow: Flow) {
+        let Some(port) = self.ports.get_mut(usize::from(key.port)).and_then(Option::as_mut) else {
+            return;
+        };
+        let mut cx = Cx {
+            now,
+            id: FlowId::NONE,
+            key,
+            arena: &mut self.arena,
+            vm: &mut port.vm,
+            features: port.features.unwrap_or_default(),
+            out: &mut self.out,
+            ack_list: &mut self.ack_list,
+        };
+        flow.reset_after_restart(&mut cx);
     }
 
     fn port_named(&self, hash: u64) -> Option<PortId> {

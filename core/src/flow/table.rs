@@ -29,6 +29,9 @@ const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 pub struct FlowId(pub(super) u32);
 
 impl FlowId {
+    /// No flow: answers nothing.
+    pub(crate) const NONE: Self = Self(INDEX_MASK);
+
     fn new(index: u32, generation: u8) -> Self {
         Self(u32::from(generation) << INDEX_BITS | index)
     }

@@ -6,6 +6,7 @@ use crate::common::{Setup, Spec, World};
 use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
 use nightporter_core::engine::{PortConfig, PortId, Verdict};
 use nightporter_core::limits;
+use nightporter_core::store::arena::Arena;
 use nightporter_core::tcp::flow::{State, Why};
 use nightporter_core::time::Duration;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -346,6 +347,53 @@ fn life_09_the_arena_of_another_vm_is_not_mistaken() {
     engine.handle_restart(now);
     assert!(engine.poll_delivery(now, PortId(1), 65_562).is_none());
     assert_eq!(engine.arena().free_pages(), 1024);
+}
+
+/// Three flows of one VM owe bytes, and the arena says so; the caller restarts over it.
+fn three_flows_owe_bytes(setup: &Setup) -> Vec<u64> {
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    let w = setup.opens_in(memory.as_mut_bytes());
+    for _ in 0..3 {
+        let (r, g) = w.connects();
+        g.stops(0);
+        r.sends("1:1001");
+    }
+    drop(w);
+    memory
+}
+
+#[test]
+fn life_09_a_lower_flow_limit_after_the_restart_hides_no_broken_promise() {
+    let setup = Setup::new();
+    let mut memory = three_flows_owe_bytes(&setup);
+    let lower = Setup { flows_max: 2, ..setup };
+    let w = lower.reopens_in(memory.as_mut_bytes());
+    let pairs: Vec<_> = (0..3).map(|_| w.pair(&lower)).collect();
+    for conn in &mut w.0.borrow_mut().conns {
+        conn.monitor.lenient = true;
+    }
+    assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
+    for (r, _) in &pairs {
+        r.gets("R. 1 ack 1001");
+    }
+    w.after_ms(121_000);
+    let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().free_records()));
+    assert_eq!(free, (1024, 128), "a record without an entry was kept");
+}
+
+#[test]
+fn life_09_two_records_of_one_flow_leave_none_behind() {
+    let setup = Setup::new();
+    let mut memory = three_flows_owe_bytes(&setup);
+    {
+        let mut arena = Arena::open(memory.as_mut_bytes()).expect("an arena");
+        let (_, record) = arena.records().next().expect("a record");
+        arena.alloc_record(&record).expect("room");
+    }
+    let w = setup.reopens_in(memory.as_mut_bytes());
+    assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
+    w.after_ms(121_000);
+    assert_eq!(w.engine(|e, _| e.arena().free_records()), 128);
 }
 
 #[test]
