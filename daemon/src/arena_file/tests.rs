@@ -111,6 +111,18 @@ fn what_is_owed_is_carried_into_an_arena_of_another_size() {
 }
 
 #[test]
+fn promises_beyond_a_lowered_flow_limit_are_carried_over_too() {
+    let dir = Dir::new("lowered");
+    let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();
+    arena.alloc_record(&record(500)).unwrap();
+    arena.alloc_record(&record(600)).unwrap();
+    drop((arena, lock));
+    let lower = ArenaSize { records: 1, pages: 9 };
+    let (arena, _lock) = open(&dir.path(), lower).unwrap();
+    assert_eq!(arena.records().map(|(_, r)| r).collect::<Vec<_>>(), [record(500), record(600)]);
+}
+
+#[test]
 fn a_daemon_that_owes_nothing_leaves_nothing() {
     let dir = Dir::new("remove");
     let (_arena, lock) = open(&dir.path(), SMALL).unwrap();
