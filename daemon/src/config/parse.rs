@@ -283,7 +283,7 @@ fn mac(v: &DeValue<'_>) -> Result<[u8; 6], String> {
     for byte in &mut mac {
         *byte = parts
             .next()
-            .filter(|p| p.len() == 2)
+            .filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()))
             .and_then(|p| u8::from_str_radix(p, 16).ok())
             .ok_or_else(|| format!("{} is not a MAC address", shown(v)))?;
     }

@@ -5,11 +5,14 @@
 //! unknown with the nearest name that does.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::ops::{Range, RangeInclusive};
 
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+
+/// Most characters of a key or a description that are shown.
+const PLAIN_CHARS_MAX: usize = 300;
 
 /// One mistake in a configuration.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -50,18 +53,34 @@ impl fmt::Display for Problems {
             }
             match &p.place {
                 Place::Line(line) => write!(f, "{}:{line}: ", self.file)?,
-                Place::Flag(flag) => write!(f, "{flag}: ")?,
+                Place::Flag(flag) => write!(f, "{}: ", Plain(flag))?,
             }
             if !p.key.is_empty() {
-                write!(f, "{}: ", p.key)?;
+                write!(f, "{}: ", Plain(&p.key))?;
             }
-            write!(f, "{}\n    fix: {}", p.what, p.fix)?;
+            write!(f, "{}\n    fix: {}", Plain(&p.what), p.fix)?;
         }
         Ok(())
     }
 }
 
 impl std::error::Error for Problems {}
+
+/// Text with pieces of the file in it, as one line of a terminal: control characters are spelt
+/// out, and what is too long to read ends in dots.
+struct Plain<'a>(&'a str);
+
+impl fmt::Display for Plain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars().take(PLAIN_CHARS_MAX) {
+            match c {
+                c if c.is_control() => write!(f, "{}", c.escape_default())?,
+                c => f.write_char(c)?,
+            }
+        }
+        if self.0.chars().nth(PLAIN_CHARS_MAX).is_some() { f.write_str("...") } else { Ok(()) }
+    }
+}
 
 /// A parsed file, and what was found wrong with it so far.
 pub(super) struct Document<'i> {

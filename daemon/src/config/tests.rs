@@ -240,3 +240,24 @@ fn every_key_is_in_the_document() {
         assert!(chapter.contains(&format!("### `{key}`")), "{section}.{key} is not documented");
     }
 }
+
+#[test]
+fn a_sign_is_no_hex_digit_of_a_mac() {
+    let errors = errors("[[vm]]\nname = \"a\"\nmac = \"+2:+4:+0:12:34:56\"\n");
+    assert!(errors.contains("\"+2:+4:+0:12:34:56\" is not a MAC address"), "{errors}");
+}
+
+#[test]
+fn a_value_with_control_characters_stays_one_line_of_the_operators_terminal() {
+    let text = "[[vm]]\nname = \"a\\u001b[2J\\nb\"\n\"x\\ty\" = 1\n";
+    let errors = errors(text);
+    assert!(errors.contains(r#""a\u{1b}[2J\nb" is not a name"#), "{errors}");
+    assert!(errors.contains(r"vm.x\ty: unknown key"), "{errors}");
+    assert_eq!(errors.lines().count(), 4, "two lines for each of two mistakes: {errors}");
+}
+
+#[test]
+fn a_value_too_long_to_read_is_cut() {
+    let errors = errors(&format!("[[vm]]\nname = \"{}\"\n", "n".repeat(100_000)));
+    assert!(errors.len() < 500 && errors.contains("nnn..."), "{errors:.600}");
+}
