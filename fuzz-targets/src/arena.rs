@@ -1,0 +1,245 @@
+//! Memory that a predecessor left, in any state: `Arena::open`, `recover`, and an engine that
+//! restarts over it (LIFE-09).
+//!
+//! Input: a shape; then what makes the memory, either raw bytes over a header that is nearly right,
+//! or records and pages as our own code writes them, with words of them overwritten afterwards.
+
+use arbitrary::{Arbitrary, Unstructured};
+use nightporter_core::engine::{Engine, EngineConfig, PortConfig, PortFeatures, PortId};
+use nightporter_core::flow::key::FlowKey;
+use nightporter_core::limits::T_ABORT;
+use nightporter_core::store::arena::Arena;
+use nightporter_core::store::flow_store::recover;
+use nightporter_core::store::record::{L2Header, Record, name_hash};
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::packet::{
+    IpAddr16, IpVersion, Packet, ipv4_header_ok, tcp_checksum_ok,
+};
+use zerocopy::IntoBytes;
+
+const RECORDS_MAX: usize = 6;
+const PAGES_MAX: usize = 6;
+const WORD: usize = 8;
+/// The word of the header that says how many records there are.
+const HEADER_RECORDS: usize = 3;
+/// Frames a flow may be worth to its two ends when it is reset, twice over for a repeated RST.
+const FRAMES_PER_FLOW: usize = 8;
+/// Timers a flow may need until it is forgotten.
+const TIMERS_PER_FLOW: usize = 4000;
+const VM: &str = "vm";
+
+/// Judges one input.
+pub fn run(data: &[u8]) {
+    let mut u = Unstructured::new(data);
+    let Ok((mut memory, records, pages)) = memory(&mut u) else { return };
+    let bytes = memory.as_mut_bytes();
+    if opens_and_recovers(&mut bytes.to_vec().into_words(), records, pages) {
+        let guest_is_there = u.arbitrary().unwrap_or(true);
+        restarts(bytes, guest_is_there);
+    }
+}
+
+/// Arenas with flows that owe bytes, whole and with words changed.
+#[must_use]
+pub fn seeds() -> Vec<Vec<u8>> {
+    let pattern = |step: u16| (0..600).map(|i: u16| (i * step % 251) as u8).collect();
+    let mut seeds: Vec<Vec<u8>> = [1, 7, 31, 103].map(pattern).into();
+    seeds.push(vec![0; 600]);
+    seeds.push(vec![0xff; 600]);
+    seeds
+}
+
+/// Aligned memory of the same bytes.
+trait IntoWords {
+    fn into_words(self) -> Vec<u64>;
+}
+
+impl IntoWords for Vec<u8> {
+    fn into_words(self) -> Vec<u64> {
+        let words = self.chunks_exact(WORD);
+        words.map(|w| u64::from_ne_bytes(w.try_into().expect("eight"))).collect()
+    }
+}
+
+/// The memory, and the shape that its header should say.
+fn memory(u: &mut Unstructured<'_>) -> arbitrary::Result<(Vec<u64>, usize, usize)> {
+    let (records, pages) = (u.int_in_range(0..=RECORDS_MAX)?, u.int_in_range(0..=PAGES_MAX)?);
+    let mut memory = vec![0_u64; Arena::layout_len(records, pages) / WORD];
+    let bytes = memory.as_mut_bytes();
+    let mut arena = Arena::format(bytes, records, pages, u.arbitrary()?).expect("the length fits");
+    while !u.is_empty() && u.ratio(7, 8)? {
+        let record = record(u)?;
+        let Some(id) = arena.alloc_record(&record) else { break };
+        for _ in 0..u.int_in_range(0..=3)? {
+            let near = record.g_una / nightporter_core::limits::PAGE as u64;
+            let page_no = near.wrapping_add_signed(u.int_in_range(-2..=3)?);
+            arena.alloc_page(id, page_no);
+        }
+        if u.ratio(1, 8)? {
+            arena.free_record(id); // its pages have no owner then
+        }
+    }
+    drop(arena);
+    while !u.is_empty() && u.ratio(1, 3)? {
+        // Mostly where everything is: the header and the tables behind it.
+        let end =
+            if u.ratio(7, 8)? { (4096 + 160 * records + 16 * pages) / WORD } else { memory.len() };
+        let at = u.choose_index(end)?;
+        memory[at] =
+            if u.arbitrary()? { word(u)? } else { memory[at] ^ 1 << u.int_in_range(0..=63)? };
+    }
+    if u.ratio(1, 16)? {
+        memory.truncate(u.choose_index(memory.len())?);
+    }
+    Ok((memory, records, pages))
+}
+
+/// Small numbers, numbers near an edge, and any.
+fn word(u: &mut Unstructured<'_>) -> arbitrary::Result<u64> {
+    let edge = *u.choose(&[0, 1 << 14, 1 << 31, 1 << 32, 1 << 33, 1 << 63])?;
+    Ok(match u.int_in_range(0..=3)? {
+        0 => u.arbitrary()?,
+        1 => u.int_in_range(0..=16)?,
+        _ => u64::wrapping_add_signed(edge, u.int_in_range(-70_000..=70_000)?),
+    })
+}
+
+fn record(u: &mut Unstructured<'_>) -> arbitrary::Result<Record> {
+    let v6: bool = u.arbitrary()?;
+    let addr = |u: &mut Unstructured<'_>| -> arbitrary::Result<IpAddr16> {
+        let last = u.int_in_range(1..=3)?;
+        let mut v6_addr = [0xfd; 16];
+        v6_addr[15] = last;
+        Ok(if v6 { IpAddr16(v6_addr) } else { IpAddr16::from_v4([10, 0, 0, last]) })
+    };
+    let mut l2 = [2; 22];
+    l2[12..14].copy_from_slice(&if v6 { [0x86, 0xdd] } else { [8, 0] });
+    let l2_len = if u.ratio(7, 8)? { 14 } else { u.int_in_range(0..=22)? };
+    let g_una = word(u)?;
+    let above = |u: &mut Unstructured<'_>| -> arbitrary::Result<u64> {
+        let some = u.int_in_range(0..=50_000)?;
+        if u.ratio(7, 8)? { Ok(g_una.wrapping_add(some)) } else { word(u) }
+    };
+    Ok(Record {
+        name_hash: if u.ratio(7, 8)? { name_hash(VM) } else { u.arbitrary()? },
+        key: FlowKey {
+            g_addr: addr(u)?,
+            r_addr: addr(u)?,
+            g_port: u.int_in_range(80..=81)?,
+            r_port: u.int_in_range(1000..=1002)?,
+            port: 0,
+            vlan: if u.ratio(3, 4)? { 0 } else { u.arbitrary()? },
+            version: if v6 { IpVersion::V6 } else { IpVersion::V4 },
+        },
+        l2: L2Header::new(&l2[..l2_len]).expect("at most 22"),
+        ttl: u.arbitrary()?,
+        ttl_to_g: u.arbitrary()?,
+        s_g: u.int_in_range(0..=14)?,
+        s_r: u.int_in_range(0..=14)?,
+        flags: u.arbitrary()?,
+        mss_to_g: u.arbitrary()?,
+        mss_to_r: u.arbitrary()?,
+        rcv_nxt: above(u)?,
+        g_una,
+        g_nxt: above(u)?,
+        w_nxt: word(u)?,
+        h_re: above(u)?,
+        ts_emit_r: u32::arbitrary(u)?,
+        ts_emit_g: u32::arbitrary(u)?,
+    })
+}
+
+/// Whether it is an arena. Then nothing of it belongs to two, and all of it can be had.
+fn opens_and_recovers(memory: &mut [u64], records: usize, pages: usize) -> bool {
+    let said = memory.get(HEADER_RECORDS).copied();
+    let Ok(mut arena) = Arena::open(memory.as_mut_bytes()) else { return false };
+    let owned = arena.owned_pages().count();
+    assert_eq!(arena.free_pages() + owned, arena.pages_total(), "a page is lost or doubled");
+    let shape = arena.pages_total() == pages && said == Some((records as u64).to_le());
+    let found = recover(&mut arena);
+    assert!(!shape || found.len() + arena.free_records() == records, "a record is lost or doubled");
+    let mut held = 0;
+    for mut flow in found {
+        let (from, to) = (flow.record.g_una, flow.record.rcv_nxt);
+        assert!(from <= to, "promises end before they begin");
+        held += flow.store.held_pages() as usize;
+        if flow.complete {
+            let bytes: usize = flow.store.slices(&arena, from, to).map(<[u8]>::len).sum();
+            assert_eq!(bytes as u64, to - from, "complete, and not all there");
+        }
+        flow.store.clear(&mut arena);
+        arena.free_record(flow.id);
+    }
+    assert!(held <= owned);
+    assert_eq!(arena.free_pages(), arena.pages_total(), "a page was kept");
+    true
+}
+
+/// INV-21: an engine over this memory tells both ends of every flow, and then keeps nothing.
+fn restarts(memory: &mut [u8], guest_is_there: bool) {
+    let arena = Arena::open(memory).expect("it opened before");
+    let mut now = Instant::from_millis(1_000_000);
+    let config = EngineConfig { flows_max: 64, hash_seeds: [1, 2, 3, 4] };
+    let mut engine = Engine::new(now, config, arena);
+    let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
+    engine.add_port(now, uplink).expect("an uplink");
+    let guest = PortConfig {
+        name: VM.to_owned(),
+        guest: true,
+        ack_offload: true,
+        budget_bytes: 0,
+        flows_max: 64,
+        ..PortConfig::default()
+    };
+    let port = engine.add_port(now, guest).expect("a guest");
+    let flows = engine.handle_restart(now);
+    assert!(flows <= RECORDS_MAX);
+    let features = Some(PortFeatures::default());
+    if guest_is_there {
+        engine.set_port_features(now, port, features);
+    }
+    let mut frames = drains(&mut engine, now, port);
+    let end = now + T_ABORT + T_ABORT + Duration::from_secs(1);
+    let mut timers = 0;
+    while let Some(at) = engine.poll_timeout().filter(|at| *at <= end) {
+        now = now.max(at);
+        engine.handle_guest_progress(now, port, true);
+        engine.handle_timeout(now);
+        frames += drains(&mut engine, now, port);
+        timers += 1;
+        assert!(timers <= TIMERS_PER_FLOW * (1 + flows), "a timer storm");
+    }
+    assert!(frames <= FRAMES_PER_FLOW * flows, "{frames} frames for {flows} flows");
+    assert_eq!(engine.arena().free_pages(), engine.arena().pages_total(), "a page was kept");
+    if guest_is_there {
+        assert_eq!(engine.flows().count(), 0, "a flow was kept");
+        assert_eq!(engine.arena().records().count(), 0, "a record was kept");
+    }
+}
+
+/// Takes out all there is; each frame must be one that a receiver can take.
+fn drains(engine: &mut Engine<'_>, now: Instant, port: PortId) -> usize {
+    let mut frames = 0;
+    let right = |bytes: Vec<u8>| {
+        // A layer-2 header that is none makes a frame that goes nowhere.
+        let Ok(packet) = Packet::parse(&bytes) else { return };
+        let Some((ip, tcp)) = packet.tcp() else { return };
+        assert!(ipv4_header_ok(&bytes, ip) && tcp_checksum_ok(&bytes, ip, tcp), "{packet}");
+        assert!(tcp.flags.rst() && tcp.payload_len == 0, "{packet}");
+    };
+    engine.handle_batch_end(now);
+    loop {
+        let before = frames;
+        while let Some(made) = engine.poll_transmit(now) {
+            right(made.parts().concat());
+            frames += 1;
+        }
+        while let Some(made) = engine.poll_delivery(now, port, 65_562) {
+            right(made.parts().concat());
+            frames += 1;
+        }
+        if frames == before {
+            return frames;
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! What is fuzzed: one function of bytes per target. It panics if something that must hold
+//! whatever the bytes are does not.
+//!
+//! `fuzz/` runs these functions under cargo-fuzz, for as long as one likes; `tests/bounded.rs` runs
+//! them on a stable compiler, a bounded number of times. Where bytes alone would rarely get past
+//! the first check, a target reads them as operations or fields (`arbitrary`), so that a mutation
+//! of the bytes is a mutation of what happens.
+
+pub mod arena;
+pub mod bootline;
+pub mod captures;
+pub mod config;
+pub mod wire;
+
+/// A target: what `cargo fuzz` calls it, what it does, and where it starts from.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Name of the binary in `fuzz/`, and of its corpus directory.
+    pub name: &'static str,
+    /// Judges one input; panics on a finding.
+    pub run: fn(&[u8]),
+    /// Inputs that are right, or nearly: what mutations start from.
+    pub seeds: fn() -> Vec<Vec<u8>>,
+}
+
+/// All targets.
+pub const TARGETS: &[Target] = &[
+    Target { name: "wire", run: wire::run, seeds: wire::seeds },
+    Target { name: "arena", run: arena::run, seeds: arena::seeds },
+    Target { name: "config", run: config::run, seeds: config::seeds },
+    Target { name: "bootline", run: bootline::run, seeds: bootline::seeds },
+];

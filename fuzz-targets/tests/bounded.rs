@@ -1,0 +1,109 @@
+//! Every target on a stable compiler: its seeds, mutations of them, and noise, the same in every
+//! run. Each test takes a second or two; `make fuzz` takes as long as one gives it.
+
+use nightporter_fuzz_targets::TARGETS;
+use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
+
+/// A few bytes overwritten, inserted, removed or repeated: what a fuzzer would try first.
+#[derive(Clone, Debug)]
+enum Change {
+    Set(prop::sample::Index, u8),
+    Flip(prop::sample::Index, u8),
+    Insert(prop::sample::Index, Vec<u8>),
+    Remove(prop::sample::Index, usize),
+    Repeat(prop::sample::Index, usize),
+    Truncate(prop::sample::Index),
+}
+
+fn any_change() -> impl Strategy<Value = Change> {
+    let at = any::<prop::sample::Index>;
+    prop_oneof![
+        4 => (at(), any::<u8>()).prop_map(|(at, byte)| Change::Set(at, byte)),
+        4 => (at(), 0..8_u8).prop_map(|(at, bit)| Change::Flip(at, bit)),
+        2 => (at(), prop::collection::vec(any::<u8>(), 1..12)).prop_map(|(a, b)| Change::Insert(a, b)),
+        1 => (at(), 1..16_usize).prop_map(|(at, len)| Change::Remove(at, len)),
+        1 => (at(), 1..64_usize).prop_map(|(at, len)| Change::Repeat(at, len)),
+        1 => at().prop_map(Change::Truncate),
+    ]
+}
+
+impl Change {
+    fn apply(&self, input: &mut Vec<u8>) {
+        let len = input.len();
+        let place = |at: &prop::sample::Index| at.index(len.max(1)).min(len);
+        let range = |at: &prop::sample::Index, n: usize| place(at)..len.min(place(at) + n);
+        match self {
+            Self::Set(at, byte) => {
+                input.iter_mut().skip(place(at)).take(1).for_each(|b| *b = *byte);
+            }
+            Self::Flip(at, bit) => {
+                input.iter_mut().skip(place(at)).take(1).for_each(|b| *b ^= 1 << bit);
+            }
+            Self::Insert(at, bytes) => {
+                input.splice(place(at)..place(at), bytes.iter().copied());
+            }
+            Self::Remove(at, n) => {
+                input.drain(range(at, *n));
+            }
+            Self::Repeat(at, n) => {
+                let again = input[range(at, *n)].to_vec();
+                input.splice(place(at)..place(at), again);
+            }
+            Self::Truncate(at) => input.truncate(place(at)),
+        }
+    }
+}
+
+fn any_input(seeds: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
+    let mutated = (prop::sample::select(seeds), prop::collection::vec(any_change(), 0..8));
+    let mutated = mutated.prop_map(|(mut input, changes)| {
+        changes.iter().for_each(|change| change.apply(&mut input));
+        input
+    });
+    prop_oneof![3 => mutated, 1 => prop::collection::vec(any::<u8>(), 0..2000)]
+}
+
+fn survives(name: &str, cases: u32) {
+    let target = TARGETS.iter().find(|t| t.name == name).expect("a target of this name");
+    let seeds = (target.seeds)();
+    seeds.iter().for_each(|seed| (target.run)(seed));
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let mut runner = TestRunner::new_with_rng(config, rng);
+    let outcome = runner.run(&any_input(seeds), |input| {
+        (target.run)(&input);
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("{name}: {failure}");
+    }
+}
+
+#[test]
+fn frames_of_any_content_are_survived() {
+    survives("wire", 6000);
+}
+
+#[test]
+fn an_arena_in_any_state_is_taken_over_or_refused() {
+    survives("arena", 800);
+}
+
+#[test]
+fn every_configuration_is_right_or_refused_with_words_that_help() {
+    survives("config", 1500);
+}
+
+#[test]
+fn every_boot_line_is_understood_or_refused() {
+    survives("bootline", 1500);
+}
+
+#[test]
+fn every_target_is_run_here() {
+    let tests = include_str!("bounded.rs");
+    for target in TARGETS {
+        assert!(tests.contains(&format!("survives(\"{}\"", target.name)), "{} is not", target.name);
+    }
+}
