@@ -147,7 +147,8 @@ fn lock(path: &Path) -> Result<Flock<File>, ArenaFileError> {
     })
 }
 
-/// Makes a fresh arena that holds `owed`, for which it has room, and puts it in the place of what is at `path`.
+/// Makes a fresh arena that holds `owed`, for which it has room, and puts it in the place of what
+/// is at `path`.
 fn make(
     path: &Path,
     size: ArenaSize,

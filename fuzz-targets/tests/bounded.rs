@@ -18,10 +18,11 @@ enum Change {
 
 fn any_change() -> impl Strategy<Value = Change> {
     let at = any::<prop::sample::Index>;
+    let bytes = prop::collection::vec(any::<u8>(), 1..12);
     prop_oneof![
         4 => (at(), any::<u8>()).prop_map(|(at, byte)| Change::Set(at, byte)),
         4 => (at(), 0..8_u8).prop_map(|(at, bit)| Change::Flip(at, bit)),
-        2 => (at(), prop::collection::vec(any::<u8>(), 1..12)).prop_map(|(a, b)| Change::Insert(a, b)),
+        2 => (at(), bytes).prop_map(|(at, bytes)| Change::Insert(at, bytes)),
         1 => (at(), 1..16_usize).prop_map(|(at, len)| Change::Remove(at, len)),
         1 => (at(), 1..64_usize).prop_map(|(at, len)| Change::Repeat(at, len)),
         1 => at().prop_map(Change::Truncate),
