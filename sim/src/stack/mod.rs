@@ -2,6 +2,9 @@
 
 pub mod address;
 pub mod app;
+mod emit;
+mod hostile;
+mod neighbor;
 pub mod packet;
 pub mod pattern;
 mod shell;
@@ -14,6 +17,7 @@ use self::shell::Shell;
 pub use self::strict::MAYBE_NETWORK;
 use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, StackKind, StackPlan};
+use crate::random::Random;
 
 /// Number of a connection: its index in [`crate::plan::Plan::conns`].
 pub type ConnId = usize;
@@ -68,17 +72,19 @@ pub trait Stack {
 
 /// The stack that `plan` asks for, without connections.
 ///
-/// `mtu` is the largest IP packet in bytes. `seed` is this machine's own: the same for the same
-/// machine of the same run, another after a reboot.
+/// `mtu` is the largest IP packet in bytes. What it does by chance follows from `seed` and
+/// `machine`; after a reboot the seed has to be another.
 #[must_use]
 pub fn build(plan: &StackPlan, machine: Machine, mtu: u16, seed: u64) -> Box<dyn Stack> {
+    let seed = Random::new(seed, &format!("stack of {machine:?}")).bits();
     match plan.kind {
         StackKind::Strict => {
             Box::new(Shell::new(machine, strict::Strict::new(plan, machine, mtu, seed)))
         }
-        StackKind::Smoltcp | StackKind::Hostile => {
+        StackKind::Smoltcp => {
             Box::new(Shell::new(machine, smoltcp::Smoltcp::new(plan, machine, mtu, seed)))
         }
+        StackKind::Hostile => Box::new(hostile::Hostile::new(machine, mtu, seed)),
     }
 }
 

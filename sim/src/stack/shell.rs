@@ -38,6 +38,9 @@ pub(super) trait Tcp {
     /// The next frame that was made.
     fn next_frame(&mut self) -> Option<Frame>;
 
+    /// It still waits for a SYN.
+    fn is_listening(conn: &Self::Conn) -> bool;
+
     /// A new SYN may take the place of `conn` (it is in TIME-WAIT).
     fn may_be_replaced(conn: &Self::Conn) -> bool;
 
@@ -136,7 +139,6 @@ impl<T: Tcp> Shell<T> {
         let conn = &mut self.conns[at];
         if conn.tcp.is_none() && is_syn && !conn.app.is_client() {
             conn.tcp = Some(self.tcp.listen(now, &conn.ends));
-            conn.app.opens(now);
         }
         conn.tcp.is_some().then_some(at)
     }
@@ -248,7 +250,15 @@ impl<T: Tcp> Stack for Shell<T> {
             self.tcp.handle(now, None, frame);
             return;
         };
-        self.tcp.handle(now, self.conns[at].tcp.as_mut(), frame);
+        let conn = &mut self.conns[at];
+        self.tcp.handle(now, conn.tcp.as_mut(), frame);
+        if conn.app.report().opened_at.is_none() {
+            if conn.tcp.as_ref().is_some_and(T::is_listening) {
+                conn.tcp = None; // it was not a SYN that it would answer
+                return;
+            }
+            conn.app.opens(now);
+        }
         self.run(now, at);
     }
 

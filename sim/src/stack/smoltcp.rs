@@ -173,6 +173,10 @@ impl Tcp for Smoltcp {
         self.wire.sent.pop_front().map(Frame::on_wire)
     }
 
+    fn is_listening(conn: &Conn) -> bool {
+        !conn.begun
+    }
+
     fn may_be_replaced(conn: &Conn) -> bool {
         conn.state() == State::TimeWait
     }

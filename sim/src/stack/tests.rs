@@ -16,7 +16,7 @@ const CLIENT: Machine = Machine::Remote(0);
 const SERVER: Machine = Machine::Guest(0);
 
 /// What a machine has unless a test says otherwise.
-fn plan(kind: StackKind) -> StackPlan {
+pub(super) fn plan(kind: StackKind) -> StackPlan {
     StackPlan {
         kind,
         receive_bytes: 65_535,
@@ -31,7 +31,7 @@ fn plan(kind: StackKind) -> StackPlan {
     }
 }
 
-fn conn(workload: Workload) -> ConnPlan {
+pub(super) fn conn(workload: Workload) -> ConnPlan {
     ConnPlan {
         client: CLIENT,
         server: SERVER,

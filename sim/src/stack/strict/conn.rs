@@ -5,11 +5,11 @@ use nightporter_core::wire::packet::{Ip, Tcp};
 use nightporter_core::wire::tcp::TcpFlags;
 
 use super::super::app::{KEEPALIVE, Phase, Received, Socket, USER_TIMEOUT};
+use super::super::emit::{Options, Route, Segment};
+use super::super::neighbor::TooBig;
 use super::super::pattern::Stream;
 use super::Shared;
-use super::emit::{Options, Route, Segment};
 use super::incoming::{Incoming, wrap};
-use super::neighbor::TooBig;
 use super::ranges::Place;
 use super::receive::Receiver;
 use super::send::{Piece, Sender};

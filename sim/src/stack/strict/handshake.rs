@@ -4,10 +4,10 @@ use nightporter_core::time::Instant;
 use nightporter_core::wire::tcp::{TcpFlags, TcpOptions};
 
 use super::super::app::Phase;
+use super::super::emit::{Options, Segment};
 use super::Shared;
 use super::complaints::maybe_network;
 use super::conn::{Agreed, Conn, Stage};
-use super::emit::{Options, Segment};
 use super::incoming::{Incoming, wrap};
 
 /// Widest shift there is (RFC 7323 section 2.3).

@@ -6,8 +6,8 @@ use nightporter_core::wire::packet::{Ip, Seq, Tcp};
 use nightporter_core::wire::tcp::{TcpFlags, Timestamps};
 use nightporter_core::wire::virtio_net::F_DATA_VALID;
 
+use super::super::emit::TCP_CHECKSUM_AT;
 use super::complaints::maybe_network;
-use super::emit::TCP_CHECKSUM_AT;
 use super::ranges::Place;
 use crate::frame::Frame;
 

@@ -14,10 +14,8 @@ mod accept;
 mod complaints;
 mod congestion;
 mod conn;
-mod emit;
 mod handshake;
 mod incoming;
-mod neighbor;
 mod ranges;
 mod receive;
 mod send;
@@ -33,8 +31,9 @@ use nightporter_core::wire::tcp::TcpFlags;
 use self::complaints::Complaints;
 pub use self::complaints::MAYBE_NETWORK;
 use self::conn::{Conn, Habits};
-use self::emit::{Route, Segment};
 use super::address::{Address, Key};
+use super::emit::{Route, Segment};
+use super::neighbor;
 use super::shell::{Ends, Tcp};
 use crate::frame::Frame;
 use crate::plan::{Machine, StackPlan};
@@ -174,6 +173,10 @@ impl Tcp for Strict {
 
     fn next_frame(&mut self) -> Option<Frame> {
         self.shared.frames.pop_front()
+    }
+
+    fn is_listening(conn: &Conn) -> bool {
+        conn.stage == conn::Stage::Listen
     }
 
     fn may_be_replaced(conn: &Conn) -> bool {

@@ -10,10 +10,10 @@ use nightporter_core::wire::virtio_net::GSO_TCPV4;
 
 use super::super::address::{Key, Ports};
 use super::super::app::{KEEPALIVE, USER_TIMEOUT};
+use super::super::emit::{Options, Route, Segment};
 use super::super::pattern::Stream;
 use super::super::shell::Shell;
 use super::super::{Outcome, Stack};
-use super::emit::{Options, Route, Segment};
 use super::{MAYBE_NETWORK, Strict};
 use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, StackKind, StackPlan, Workload};

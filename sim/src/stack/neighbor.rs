@@ -6,7 +6,7 @@ use nightporter_core::wire::packet::{
     ETHERTYPE_ARP, ETHERTYPE_IPV6, Ip, IpVersion, L4, Net, Packet,
 };
 
-use super::super::address::{Address, Key};
+use super::address::{Address, Key};
 use super::emit::ETHERNET;
 
 const ICMP_V6: u8 = 58;

@@ -8,8 +8,8 @@ use nightporter_core::wire::virtio_net::{
     F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr,
 };
 
-use super::super::address::{Address, Key};
-use super::super::pattern::Stream;
+use super::address::{Address, Key};
+use super::pattern::Stream;
 use crate::frame::Frame;
 
 /// Bytes of headers without options.
@@ -44,6 +44,11 @@ impl Route {
         l2[12..].copy_from_slice(&ethertype.to_be_bytes());
         let src = own.ip(v6);
         Self { l2, version, src, dst, src_port: key.own_port, dst_port: key.peer_port }
+    }
+
+    /// The peer's MAC.
+    pub(super) fn peer_mac(&self) -> [u8; 6] {
+        [0, 1, 2, 3, 4, 5].map(|n| self.l2[n])
     }
 
     /// Bytes of IP and TCP headers without options.
