@@ -21,9 +21,9 @@ use super::inflight::InflightQueue;
 
 /// Largest queue (virtio 1.2 section 2.7: at most 32768, a power of two).
 pub const QUEUE_SIZE_MAX: u16 = 32768;
-/// Most descriptors in one indirect table. Linux makes tables longer than a short queue; QEMU has
-/// the same limit (`VIRTQUEUE_MAX_SIZE`).
-pub const INDIRECT_MAX: u32 = 1024;
+/// Most descriptors in one chain, in the ring or in an indirect table. Linux makes tables longer
+/// than a short queue, and none longer than this; QEMU has the same limit (`VIRTQUEUE_MAX_SIZE`).
+pub const CHAIN_MAX: u16 = 1024;
 
 const DESC_F_NEXT: u16 = 1;
 const DESC_F_WRITE: u16 = 2;
@@ -41,9 +41,13 @@ pub enum RingFault {
     /// `avail.ring` or `next` names a descriptor that the table does not have.
     #[error("a descriptor index is outside the table")]
     IndexOutOfRange,
-    /// More descriptors in a chain than in the queue.
-    #[error("a descriptor chain loops or is longer than the queue")]
+    /// More descriptors in a chain than in the queue, or than [`CHAIN_MAX`].
+    #[error("a descriptor chain loops or is longer than any driver makes")]
     ChainTooLong,
+    /// A buffer without bytes. Chains of them would cost work and memory without end: nothing says
+    /// that chains on offer share no descriptors. QEMU refuses them too (`virtqueue_map_desc`).
+    #[error("a buffer has no bytes")]
+    EmptyBuffer,
     /// An indirect descriptor where none is allowed: not negotiated, inside a table, or chained.
     #[error("an indirect descriptor is where none is allowed")]
     IndirectMisplaced,
@@ -244,11 +248,11 @@ impl Ring {
     pub fn single(&self, head: u16) -> Result<Option<Buffer>, RingFault> {
         let desc = self.descriptor(head)?;
         let single = desc.flags & (DESC_F_NEXT | DESC_F_INDIRECT) == 0;
-        Ok(single.then(|| desc.buffer()))
+        single.then(|| desc.buffer()).transpose()
     }
 
     /// Calls `visit` for every buffer of the chain at `head`, in order. Bounded by the queue size
-    /// and [`INDIRECT_MAX`].
+    /// and [`CHAIN_MAX`].
     #[inline]
     pub fn walk(
         &self,
@@ -257,7 +261,7 @@ impl Ring {
         mut visit: impl FnMut(Buffer) -> Result<(), RingFault>,
     ) -> Result<(), RingFault> {
         let mut index = head;
-        for _ in 0..self.size {
+        for _ in 0..self.size.min(CHAIN_MAX) {
             if index >= self.size {
                 return Err(RingFault::IndexOutOfRange);
             }
@@ -268,7 +272,7 @@ impl Ring {
                 }
                 return walk_indirect(memory, &desc, visit);
             }
-            visit(desc.buffer())?;
+            visit(desc.buffer()?)?;
             if desc.flags & DESC_F_NEXT == 0 {
                 return Ok(());
             }
@@ -414,8 +418,13 @@ impl Descriptor {
         }
     }
 
-    const fn buffer(&self) -> Buffer {
-        Buffer { guest: self.guest, len: self.len, writable: self.flags & DESC_F_WRITE != 0 }
+    #[inline]
+    const fn buffer(&self) -> Result<Buffer, RingFault> {
+        if self.len == 0 {
+            return Err(RingFault::EmptyBuffer);
+        }
+        let writable = self.flags & DESC_F_WRITE != 0;
+        Ok(Buffer { guest: self.guest, len: self.len, writable })
     }
 }
 
@@ -426,7 +435,7 @@ fn walk_indirect(
     mut visit: impl FnMut(Buffer) -> Result<(), RingFault>,
 ) -> Result<(), RingFault> {
     let entries = table.len / 16;
-    if !table.len.is_multiple_of(16) || entries == 0 || entries > INDIRECT_MAX {
+    if !table.len.is_multiple_of(16) || entries == 0 || entries > u32::from(CHAIN_MAX) {
         return Err(RingFault::IndirectLength);
     }
     let mut index = 0;
@@ -439,7 +448,7 @@ fn walk_indirect(
         if desc.flags & DESC_F_INDIRECT != 0 {
             return Err(RingFault::IndirectMisplaced);
         }
-        visit(desc.buffer())?;
+        visit(desc.buffer()?)?;
         if desc.flags & DESC_F_NEXT == 0 {
             return Ok(());
         }

@@ -1,11 +1,14 @@
 //! Guests whose rings lie: a fault that says how, a queue out of use, and nothing else.
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
-use nightporterd::vhost::queue::PushError;
+use nightporterd::vhost::guest_mem::GuestMemory;
+use nightporterd::vhost::queue::{Layout, PushError, Queue};
 use nightporterd::vhost::ring::RingFault::{self, *};
+use nightporterd::vhost::ring::{CHAIN_MAX, QUEUE_SIZE_MAX, Ring, RingAddrs, RingFeatures};
 use proptest::prelude::*;
+use vhost::vhost_user::message::VhostUserMemoryRegion;
 
-use crate::driver::{Desc, Driver, GUEST_BASE, INDIRECT, NEXT, WRITE};
+use crate::driver::{Desc, Driver, GUEST_BASE, INDIRECT, NEXT, Ram, USER_BASE, WRITE};
 use crate::world::{
     BUFFERS, LINUX, QUEUE_SIZE, RAM_LEN, RING_FROM_GUEST, RING_TO_GUEST, World, count,
 };
@@ -189,10 +192,58 @@ fn directions_are_wrong() {
 
 #[test]
 fn a_receive_buffer_is_too_small_for_the_header() {
-    for buffers in [&[(BUFFERS, 0)][..], &[(BUFFERS, 11)], &[(BUFFERS, 5), (BUFFERS + 99, 6)]] {
+    for buffers in [&[(BUFFERS, 11)][..], &[(BUFFERS, 5), (BUFFERS + 99, 6)]] {
         receive_lie("small", BufferTooSmall, LINUX, |world| {
             world.rx.offer(buffers, WRITE);
         });
+    }
+}
+
+#[test]
+fn a_buffer_is_empty() {
+    let table = BUFFERS + 0x8000;
+    for buffers in [&[(BUFFERS, 0)][..], &[(BUFFERS, 12), (BUFFERS, 0), (BUFFERS, 100)]] {
+        receive_lie("empty", EmptyBuffer, LINUX, |world| {
+            world.rx.offer(buffers, WRITE);
+        });
+        receive_lie("empty in a table", EmptyBuffer, LINUX, |world| {
+            world.rx.offer_indirect(table, buffers, WRITE);
+        });
+        transmit_lie("empty", EmptyBuffer, LINUX, |world| {
+            world.tx.offer(buffers, 0);
+        });
+    }
+}
+
+/// A queue of the largest size whose every chain is the whole table: the driver may do so, and a
+/// device that keeps what it has seen of each chain would need gigabytes.
+#[test]
+fn chains_that_share_a_long_tail_cost_no_more_than_a_frame() {
+    let size = QUEUE_SIZE_MAX;
+    let (desc, avail, used) = (GUEST_BASE, GUEST_BASE + (1 << 20), GUEST_BASE + (2 << 20));
+    let ram = Ram::new(4 << 20);
+    let user = |guest: u64| guest - GUEST_BASE + USER_BASE;
+    let region = VhostUserMemoryRegion::new(GUEST_BASE, ram.len() as u64, USER_BASE, 0);
+    let memory = GuestMemory::new([(region, ram.fd())]).unwrap();
+    let addrs = RingAddrs { desc: user(desc), avail: user(avail), used: user(used) };
+    let layout = Layout { hdr_len: 12, merge: true };
+    for (len, tail) in [(1, size), (0, size), (1, CHAIN_MAX)] {
+        for index in 0..tail {
+            let more = if index + 1 < tail { NEXT } else { 0 };
+            let len = if index == 0 { 12 } else { len };
+            let desc_of = Desc { addr: BUFFERS, len, flags: WRITE | more, next: index + 1 };
+            ram.write(desc + 16 * u64::from(index), &desc_of.bytes());
+        }
+        ram.set_u16(used + 2, 0);
+        ram.set_u16(avail + 2, size); // every entry of the ring names chain 0
+        let ring = Ring::start(&memory, addrs, size, RingFeatures::default(), None).unwrap();
+        let mut queue = Queue::new(ring);
+        let expected = match (len, tail) {
+            (0, _) => Err(EmptyBuffer),
+            (_, CHAIN_MAX) => Ok(64 * (12 + usize::from(CHAIN_MAX) - 1) - 12),
+            _ => Err(ChainTooLong),
+        };
+        assert_eq!(queue.room(&memory, layout, 65_562), expected, "{tail} buffers of {len}");
     }
 }
 
