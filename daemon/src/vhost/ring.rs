@@ -372,8 +372,9 @@ impl Ring {
         let idx = self.areas.avail.u16_at(2).ok_or(RingFault::OutsideMemory)?;
         // Acquire: the entries are read after the index that covers them.
         let idx = u16::from_le(idx.load(Ordering::Acquire));
-        let offered = idx.wrapping_sub(self.next_used);
-        let taken = self.next_avail.wrapping_sub(self.next_used);
+        // It can only offer again what it was shown back.
+        let offered = idx.wrapping_sub(self.published_used);
+        let taken = self.next_avail.wrapping_sub(self.published_used);
         if offered > self.size || offered < taken {
             return Err(RingFault::AvailJump);
         }

@@ -101,6 +101,23 @@ fn the_available_index_goes_back() {
 }
 
 #[test]
+fn buffers_are_offered_again_before_they_were_shown_back() {
+    let mut world = World::running(LINUX);
+    let buffer = world.put_frame(BUFFERS, 12, b"x");
+    for _ in 0..SIZE {
+        world.tx.offer(&[buffer], 0);
+    }
+    let mut buf = [0; 100];
+    for _ in 0..10 {
+        world.port.poll_from_guest(0, &mut buf).expect("a frame");
+    }
+    // Ten are completed and not published. Its ring is full, and it goes on.
+    world.tx.offer(&[buffer], 0);
+    assert!(!world.port.enable_kicks_from_guest(0));
+    assert_eq!(world.events(), ["broken 1: AvailJump"]);
+}
+
+#[test]
 fn a_descriptor_index_is_out_of_range() {
     for head in [SIZE, SIZE + 1, 0x8000, 0xffff] {
         transmit_lie("head", IndexOutOfRange, LINUX, |world| world.tx.offer_head(head));
