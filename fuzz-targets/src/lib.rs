@@ -10,6 +10,7 @@ pub mod arena;
 pub mod bootline;
 pub mod captures;
 pub mod config;
+pub mod rings;
 pub mod wire;
 
 /// A target: what `cargo fuzz` calls it, what it does, and where it starts from.
@@ -28,5 +29,18 @@ pub const TARGETS: &[Target] = &[
     Target { name: "wire", run: wire::run, seeds: wire::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
+    Target { name: "rings", run: rings::run, seeds: rings::seeds },
     Target { name: "bootline", run: bootline::run, seeds: bootline::seeds },
 ];
+
+/// Bytes without a pattern: a seed for targets that read operations.
+fn noise(seed: u32, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let byte = || {
+        x ^= x << 13;
+        x ^= x >> 17;
+        x ^= x << 5;
+        x.to_le_bytes()[1]
+    };
+    std::iter::repeat_with(byte).take(len).collect()
+}

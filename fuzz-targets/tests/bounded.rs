@@ -69,7 +69,13 @@ fn survives(name: &str, cases: u32) {
     let target = TARGETS.iter().find(|t| t.name == name).expect("a target of this name");
     let seeds = (target.seeds)();
     seeds.iter().for_each(|seed| (target.run)(seed));
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    // cargo-fuzz makes inputs smaller, and better.
+    let config = ProptestConfig {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 0,
+        ..ProptestConfig::default()
+    };
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config, rng);
     let outcome = runner.run(&any_input(seeds), |input| {
@@ -94,6 +100,11 @@ fn an_arena_in_any_state_is_taken_over_or_refused() {
 #[test]
 fn every_configuration_is_right_or_refused_with_words_that_help() {
     survives("config", 1500);
+}
+
+#[test]
+fn a_hostile_driver_gets_no_further_than_its_own_ring() {
+    survives("rings", 3000);
 }
 
 #[test]
