@@ -6,7 +6,6 @@
 //! ring itself, only what must hold of any ring is checked.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 
 use crate::noise;
@@ -138,6 +137,18 @@ struct Driver {
     given: u64,
     /// The ring's areas hold what this driver wrote there, as far as it may write.
     honest: bool,
+    /// It offered a chain again before that was shown back, since the in-flight log was empty.
+    twice: bool,
+    /// Used elements written since the start of this ring, shown or not: a restart may take some
+    /// back, but what they were written over is gone.
+    written: usize,
+}
+
+impl Driver {
+    fn new(size: u16, avail_idx: u16) -> Self {
+        let (offered, given, honest) = (Vec::new(), 0, true);
+        Self { size, avail_idx, offered, given, honest, twice: false, written: 0 }
+    }
 }
 
 struct World<'m> {
@@ -162,7 +173,7 @@ impl<'m> World<'m> {
         let layout = Layout { hdr_len: if merge || u.arbitrary()? { 12 } else { 10 }, merge };
         let log = if u.arbitrary()? { Some(inflight_log(size)) } else { None };
         let start = u.arbitrary()?;
-        let driver = Driver { size, avail_idx: start, offered: Vec::new(), given: 0, honest: true };
+        let driver = Driver::new(size, start);
         let to_guest = u.arbitrary()?;
         let (queue, frame) = (None, vec![0; FRAME_MAX]);
         let mut world = Self {
@@ -298,6 +309,8 @@ impl<'m> World<'m> {
             let shown = self.memory.u16(self.base() + USED + 2);
             let out = self.driver.avail_idx.wrapping_sub(shown);
             self.driver.honest &= out <= size;
+            let out = self.driver.offered.iter().rev().take(out.into()).filter(|&&h| h == head);
+            self.driver.twice |= out.count() > 1;
         }
         self.set_word(AVAIL + 2, self.driver.avail_idx);
         Ok(())
@@ -322,11 +335,9 @@ impl<'m> World<'m> {
         if in_order {
             queue.ring.publish();
             queue.ring.abandon();
-        } else if self.log.is_some() && self.driver.honest {
+        } else if self.log.is_some() {
             // The log has one place for each head: a driver that offers one twice loses order.
-            let shown = self.memory.u16(self.base() + USED + 2).wrapping_sub(self.used_from);
-            let in_flight = &self.driver.offered[usize::from(shown)..];
-            self.driver.honest = BTreeSet::from_iter(in_flight).len() == in_flight.len();
+            self.driver.honest &= !self.driver.twice;
         }
         let base = queue.ring.base();
         drop(queue);
@@ -371,7 +382,7 @@ impl<'m> World<'m> {
         self.driver.offered.truncate(0);
         let used = self.memory.u16(self.base() + USED + 2);
         (self.used_from, self.driver.avail_idx) = (used, used);
-        self.driver.honest = true;
+        (self.driver.honest, self.driver.twice, self.driver.written) = (true, false, 0);
         self.set_word(AVAIL + 2, used);
         if self.log.is_some() {
             self.log = Some(inflight_log(self.driver.size));
@@ -453,7 +464,9 @@ impl<'m> World<'m> {
     }
 
     /// Between two steps.
-    fn check(&self) {
+    fn check(&mut self) {
+        let completed = self.completed();
+        self.driver.written = self.driver.written.max(completed);
         let Some(queue) = &self.queue else { return };
         assert!(queue.ring.unpublished() <= queue.ring.size(), "more completed than there are");
         if !self.driver.honest {
@@ -461,9 +474,8 @@ impl<'m> World<'m> {
         }
         let published = self.memory.u16(self.base() + USED + 2);
         assert_eq!(queue.ring.base().wrapping_sub(published), queue.ring.unpublished());
-        let completed = self.completed();
         assert!(completed <= self.driver.offered.len(), "completed what nobody offered");
-        let recent = completed.saturating_sub(usize::from(self.driver.size));
+        let recent = self.driver.written.saturating_sub(usize::from(self.driver.size));
         for n in recent..completed {
             let index = self.used_from.wrapping_add(u16::try_from(n & 0xffff).expect("masked"));
             let (head, written) = self.used(index);
