@@ -7,6 +7,7 @@
 pub mod check;
 pub mod frame;
 pub mod link;
+pub mod mutants;
 pub mod plan;
 pub mod random;
 pub mod report;

@@ -1,9 +1,10 @@
 //! The command line of the simulator.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use nightporter_sim::mutants::hunt_all;
 use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{explain, run_plan, run_seeds};
 
@@ -21,6 +22,18 @@ struct Args {
 enum Command {
     /// Run many seeds, or one again, and check every invariant at every step.
     Run(RunArgs),
+    /// Break core in one way after the other, and tell which seed notices first.
+    Mutants {
+        /// Seeds until a mutation counts as not noticed.
+        #[arg(long, default_value_t = 2000)]
+        seeds: u64,
+        /// Seeds at a time; as many as there are processors.
+        #[arg(long)]
+        jobs: Option<usize>,
+        /// The root of the repository.
+        #[arg(long, default_value = ".")]
+        root: PathBuf,
+    },
     /// Print what a seed decides, as JSON.
     Plan {
         /// The seed.
@@ -42,6 +55,9 @@ struct RunArgs {
     /// A plan of an earlier failure instead of a seed.
     #[arg(long, conflicts_with_all = ["seeds", "from", "seed"])]
     plan: Option<PathBuf>,
+    /// Stop at the first failure, the one with the lowest seed among those under way.
+    #[arg(long)]
+    first: bool,
     /// Seeds at a time; as many as there are processors.
     #[arg(long)]
     jobs: Option<usize>,
@@ -53,6 +69,7 @@ struct RunArgs {
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Run(args) => run(&args),
+        Command::Mutants { seeds, jobs, root } => mutants(seeds, jobs, &root),
         Command::Plan { seed } => print_plan(seed),
     };
     result.unwrap_or_else(|error| {
@@ -75,8 +92,7 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         return run_one(&plan, args);
     }
     quiet_panics();
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let totals = run_seeds(args.from, args.from + args.seeds, args.jobs.unwrap_or(cpus));
+    let totals = run_seeds(args.from..args.from + args.seeds, jobs(args.jobs), args.first);
     let mut code = 0;
     for (n, &seed) in totals.failures.keys().enumerate() {
         let plan = Plan::from_seed(seed);
@@ -84,7 +100,7 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
             anyhow::bail!("seed {seed} fails only sometimes")
         };
         code = code.max(failure.exit_code());
-        if n < 3 {
+        if n < 3 && !args.first {
             print!("{}", explain(&plan, &failure, &args.out)?);
         } else {
             println!("seed {seed}: {failure}");
@@ -128,6 +144,22 @@ fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(failure.exit_code()))
         }
     }
+}
+
+fn mutants(seeds: u64, jobs_wanted: Option<usize>, root: &Path) -> anyhow::Result<ExitCode> {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let survived = hunt_all(root, &target.join("mutants"), seeds, jobs(jobs_wanted))?;
+    if survived.is_empty() {
+        println!("every mutation was noticed");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("not noticed by {seeds} seeds: {}", survived.join("; "));
+    Ok(ExitCode::from(1))
+}
+
+fn jobs(wanted: Option<usize>) -> usize {
+    wanted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// A crash is reported with its seed; the default message would come without.

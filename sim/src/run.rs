@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant as Clock;
 
 use anyhow::Context as _;
@@ -186,21 +187,25 @@ impl Totals {
     }
 }
 
-/// Runs the seeds `from..to` on `jobs` threads; each run is alone on its thread.
+/// Runs seeds on `jobs` threads, each run alone on its thread; with `first` until one fails.
 #[must_use]
-pub fn run_seeds(from: u64, to: u64, jobs: usize) -> Totals {
-    let next = std::sync::atomic::AtomicU64::new(from);
+pub fn run_seeds(seeds: std::ops::Range<u64>, jobs: usize, first: bool) -> Totals {
+    let next = AtomicU64::new(seeds.start);
+    let end = AtomicU64::new(seeds.end);
     let worker = || {
         let mut totals = Totals::default();
         loop {
-            let seed = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            if seed >= to {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end.load(Ordering::Relaxed) {
                 return totals;
             }
             let started = Clock::now();
             let result = run_plan(&Plan::from_seed(seed));
             let took = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
             totals.add(seed, &result, took);
+            if first && result.is_err() {
+                end.fetch_min(seed, Ordering::Relaxed);
+            }
         }
     };
     std::thread::scope(|scope| {

@@ -29,6 +29,7 @@ pub mod inv25;
 
 use core::fmt;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use nightporter_core::engine::{Engine, PortId};
 use nightporter_core::flow::key::FlowKey;
@@ -385,24 +386,21 @@ fn history_of<'a>(
     name: FlowName,
     tcp: &Tcp,
 ) -> Option<&'a mut History> {
-    if !flows.contains_key(&name) {
-        if !tcp.flags.syn() {
-            return None;
-        }
-        let (conn, client) = plan.conn_of(name)?;
-        let guest = Machine::Guest(name.guest);
-        let hostile = [plan.conns[conn].client, plan.conns[conn].server]
-            .iter()
-            .any(|m| plan.stack_of(*m).kind == StackKind::Hostile);
-        let streams = [Stream::of(conn, client != guest), Stream::of(conn, client == guest)];
-        let other = if client == guest { plan.conns[conn].server } else { client };
-        let within_host = matches!(other, Machine::Guest(_));
-        let streams = (!hostile).then_some(streams);
-        let mut h = History::new(name, Some(conn), within_host, streams);
-        h.ecn = plan.stack_of(client).ecn && plan.stack_of(plan.conns[conn].server).ecn;
-        flows.insert(name, h);
-    }
-    flows.get_mut(&name)
+    let place = match flows.entry(name) {
+        Entry::Occupied(place) => return Some(place.into_mut()),
+        Entry::Vacant(_) if !tcp.flags.syn() => return None,
+        Entry::Vacant(place) => place,
+    };
+    let (conn, client) = plan.conn_of(name)?;
+    let guest = Machine::Guest(name.guest);
+    let server = plan.conns[conn].server;
+    let hostile = [client, server].iter().any(|m| plan.stack_of(*m).kind == StackKind::Hostile);
+    let streams = [Stream::of(conn, client != guest), Stream::of(conn, client == guest)];
+    let other = if client == guest { server } else { client };
+    let within_host = matches!(other, Machine::Guest(_));
+    let mut h = History::new(name, Some(conn), within_host, (!hostile).then_some(streams));
+    h.ecn = plan.stack_of(client).ecn && plan.stack_of(server).ecn;
+    Some(place.insert(h))
 }
 
 /// What a frame is, but for what a driver may finish on the way: the TCP checksum.
