@@ -424,7 +424,7 @@ impl<'m> Engine<'m> {
                 k.port == key.port && matches!(f.state, State::Handshake | State::Pass)
             };
             let parked = |k: &FlowKey, f: &Flow| {
-                k.port == key.port && f.state == State::On && f.rec.is_none() && f.owes_nothing()
+                k.port == key.port && f.state == State::On && f.rec.is_none() && f.quiescent()
             };
             let (id, old_key, old) = self
                 .flows

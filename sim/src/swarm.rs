@@ -56,8 +56,16 @@ impl Swarm {
         };
         let span_ms = self.random.pick(&[200, 800, 2_000, 5_000]);
         let conns = self.conns(&guests, &remotes, span_ms);
-        let faults = self.faults(&guests, &remotes, span_ms);
-        let heal_at = Instant::from_millis(span_ms);
+        let mut faults = self.faults(&guests, &remotes, span_ms);
+        let mut heal_at = Instant::from_millis(span_ms);
+        if self.random.percent(4) {
+            // A guest that is away for longer than T_alive, T_paused and what SNOOP-32 allows.
+            let at = Instant::from_micros(self.random.below(span_ms * 500));
+            let lasts = Duration::from_secs(self.random.pick(&[30, 80, 140]));
+            heal_at = heal_at.max(at + lasts);
+            let kind = FaultKind::Pause { guest: self.index(guests.len()) };
+            faults.push(Fault { at, lasts, kind });
+        }
         let cores = vec![CorePlan { policy }];
         let (seed, give_up_at) = (self.seed, heal_at + PATIENCE);
         Plan { seed, host, cores, guests, remotes, conns, faults, heal_at, give_up_at }
@@ -206,7 +214,7 @@ impl Swarm {
                 Workload::RequestResponse { request: (up / 50).max(1), response, count }
             }
             8 => Workload::HalfClose { up, down: self.random.pick(sizes) },
-            _ => Workload::Idle { idle_s: self.random.pick(&[1, 40]) },
+            _ => Workload::Idle { idle_s: self.random.pick(&[1, 40, 400]) },
         }
     }
 
@@ -278,6 +286,7 @@ impl Swarm {
             18 => FaultKind::OneWay { guest },
             19 => FaultKind::Reboot { guest },
             20 => FaultKind::Destroy { guest },
+            23 => FaultKind::Kill { guest },
             21 => FaultKind::Migrate { guest },
             _ => {
                 let step = u32::try_from(self.random.below(2_000)).unwrap_or(0);
@@ -288,7 +297,7 @@ impl Swarm {
 }
 
 /// Classes of faults in [`Swarm::fault`], and the first of those that end connections.
-const CLASSES: u64 = 23;
+const CLASSES: u64 = 24;
 const FIRST_ROUGH: u64 = 18;
 
 #[cfg(test)]
@@ -309,7 +318,7 @@ mod tests {
             others.extend(plan.cores.iter().map(|c| name(format!("{:?}", c.policy))));
             others.extend(plan.guests.iter().map(|g| name(format!("{:?}", g.stack.kind))));
         }
-        assert_eq!(faults.len(), 24, "{faults:?}");
+        assert_eq!(faults.len(), 25, "{faults:?}");
         assert_eq!(others.len(), 4 + 5 + 3, "{others:?}");
     }
 }

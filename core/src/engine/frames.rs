@@ -24,8 +24,15 @@ impl Engine<'_> {
         frame: &mut [u8],
     ) -> Verdict {
         let verdict = self.judge(now, port, hdr, frame).unwrap_or_else(Verdict::Drop);
-        if let Verdict::Drop(reason) = verdict {
-            self.count_drop(port, reason);
+        match verdict {
+            Verdict::Drop(reason) => self.count_drop(port, reason),
+            Verdict::Forward(out) => {
+                // One more thing that the guest has yet to see, before it counts as idle again.
+                if let Some(p) = self.port_mut(out).filter(|p| p.config.guest) {
+                    p.vm.clock.on_delivery(now);
+                }
+            }
+            Verdict::Flood | Verdict::Absorbed => {}
         }
         verdict
     }

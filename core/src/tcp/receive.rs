@@ -253,8 +253,8 @@ impl Flow {
             }
             if r.len() > 0 {
                 self.ack_now(cx, Some((r.seq, r.end)));
-            } else {
-                self.limited_ack(cx); // R's FIN once more (SNOOP-14)
+            } else if cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
+                self.limited_ack(cx); // R's FIN once more (SNOOP-14); for a silent G nobody answers
             }
             return Some(Fate::Drop(DropReason::Duplicate));
         }

@@ -183,6 +183,23 @@ fn life_05_a_guest_that_is_gone_is_not_kept_alive() {
     g.gets_nothing();
 }
 
+/// Found by simulation: frames that only passed through did not count as unseen, and a paused guest
+/// whose ring they had filled was taken for an idle one, for ever.
+#[test]
+fn life_05_a_guest_that_has_not_seen_what_was_forwarded_to_it_is_not_idle() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001 ack 1");
+    g.sends("ack 1001");
+    r.takes_all();
+    g.stops(0);
+    r.sends("1001 ack 1"); // passes: G would have to answer it
+    r.sends("1001:2001 ack 1");
+    r.gets_last("1 ack 2001");
+    w.after_ms(20_000);
+    r.sends("2000 ack 1");
+    r.gets_nothing();
+}
+
 #[test]
 fn life_05_a_removed_port_resets_its_flows_and_frees_its_place() {
     let (w, r, g) = Setup::new().established();

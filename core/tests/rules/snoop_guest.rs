@@ -237,7 +237,7 @@ fn snoop_30_repeated_bytes_carry_the_newest_timestamp() {
     w.after_ms(200);
     r.sends("2001 ack 1 <ts 1200>");
     g.gets("ack 1 <ts 1200>");
-    w.after_ms(60);
+    w.after_ms(150); // G has to show that it saw the ACK before its time goes on
     g.gets("1001:2001 <ts 1200>");
 }
 

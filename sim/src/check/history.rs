@@ -91,8 +91,9 @@ pub struct End {
     pub frames_to: u64,
     /// See `frames_to`.
     pub bytes_to: u64,
-    /// Fingerprints of frames for it that may still come out unchanged, oldest first.
-    unchanged: VecDeque<u64>,
+    /// Fingerprints of frames for it that may still come out unchanged, oldest first, and whether
+    /// they count.
+    unchanged: VecDeque<(u64, bool)>,
     /// Bytes it was sent from `copies_from` on, for streams whose bytes nobody knows beforehand.
     copies: BTreeMap<u64, u8>,
 }
@@ -166,6 +167,8 @@ pub struct History {
     pub conn: Option<usize>,
     /// Both ends speak classic ECN.
     pub ecn: bool,
+    /// G takes window back now and then.
+    pub shrinks: bool,
     /// R, then G.
     pub ends: [End; 2],
     /// What R's and G's streams hold, if it is known.
@@ -176,6 +179,20 @@ pub struct History {
     pub was_on: bool,
     /// A promise was broken by a crash, or its guest is gone: both sides must be told.
     pub broken: bool,
+    /// It was a crash that broke the promise.
+    pub broken_by_crash: bool,
+    /// The engine was taken away from it: a crash, a reboot, a move.
+    pub interrupted: bool,
+    /// Both sides must see an RST, or R alone.
+    pub must_reset: bool,
+    /// See `must_reset`.
+    pub must_tell_r: bool,
+    /// A middlebox reset it.
+    pub killed: bool,
+    /// R's newest segment brings at most an octet: it asks for an answer.
+    pub asks: bool,
+    /// When R sent its first RST.
+    pub reset_at: Option<Instant>,
     /// Both ends are guests of one host: what is between the two flows is not seen.
     pub within_host: bool,
     /// What a conforming G would have accepted by now (INV-25).
@@ -203,11 +220,19 @@ impl History {
             name,
             conn,
             ecn: false,
+            shrinks: false,
             ends: [End::new(), End::new()],
             streams,
             state: None,
             was_on: false,
             broken: false,
+            broken_by_crash: false,
+            interrupted: false,
+            must_reset: false,
+            must_tell_r: false,
+            killed: false,
+            asks: false,
+            reset_at: None,
             within_host,
             acceptable: super::inv25::Acceptable::default(),
             ce_at: None,
@@ -274,22 +299,27 @@ impl History {
 
     /// A frame came in that counts for nothing; it may be passed on, though.
     pub fn on_in_forged(&mut self, from: Side, fingerprint: u64) {
+        self.may_pass(from, fingerprint, false);
+    }
+
+    fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool) {
         self.end_mut(from).frames += 1;
         if !matches!(self.state, Some(State::On | State::Drain)) {
             let queue = &mut self.end_mut(from.other()).unchanged;
             if queue.len() == UNCHANGED_MAX {
                 queue.pop_front();
             }
-            queue.push_back(fingerprint);
+            queue.push_back((fingerprint, counts));
         }
     }
 
     /// A frame came in from `from`, and counts: it is whole, and really from there.
-    pub fn on_in(&mut self, from: Side, ip: &Ip, tcp: &Tcp, fingerprint: u64) {
+    pub fn on_in(&mut self, at: Instant, from: Side, ip: &Ip, tcp: &Tcp, fingerprint: u64) {
         if tcp.flags.syn() {
-            self.end_mut(from.other()).unchanged.push_back(fingerprint); // passes in any state
+            self.end_mut(from.other()).unchanged.push_back((fingerprint, true)); // in any state
         }
-        self.on_in_forged(from, fingerprint);
+        self.may_pass(from, fingerprint, true);
+        self.asks = from == Side::R && tcp.payload_len <= 1;
         let flags = tcp.flags;
         if flags.syn() {
             self.on_syn(from, tcp);
@@ -305,6 +335,9 @@ impl History {
         let seq = self.unwrap(from, tcp.seq, self.end(from).end);
         if flags.rst() {
             self.end_mut(from).reset = true;
+            if from == Side::R {
+                self.reset_at.get_or_insert(at);
+            }
             return;
         }
         let mut end = seq + u64::from(tcp.payload_len);
@@ -349,6 +382,7 @@ impl History {
             let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
             *self = Self {
                 ecn: self.ecn,
+                shrinks: self.shrinks,
                 state: self.state,
                 paused_since: self.paused_since,
                 syn: self.syn,
@@ -393,13 +427,12 @@ impl History {
         }
     }
 
-    /// Whether the frame with this fingerprint came in and went out as it was. Those before it are
-    /// lost then: order is kept.
-    pub fn was_unchanged(&mut self, to: Side, fingerprint: u64) -> bool {
+    /// Whether the frame with this fingerprint came in and goes out as it was, and if so whether it
+    /// counts. Those before it are lost then: order is kept.
+    pub fn was_unchanged(&mut self, to: Side, fingerprint: u64) -> Option<bool> {
         let queue = &mut self.end_mut(to).unchanged;
-        let Some(at) = queue.iter().position(|f| *f == fingerprint) else { return false };
-        queue.drain(..=at);
-        true
+        let at = queue.iter().position(|f| f.0 == fingerprint)?;
+        queue.drain(..=at).next_back().map(|f| f.1)
     }
 
     /// A frame in the flow's terms.

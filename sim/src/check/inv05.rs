@@ -1,6 +1,7 @@
 //! INV-05, the right edge shown to R never moves left.
 //!
-//! With window scaling an edge that may not grow cannot be written for every ACK; it may then show
+//! That holds too when a flow leaves the path and G shows its own edge again, unless G is one that
+//! takes window back. With window scaling an edge that may not grow cannot be written for every ACK; it may then show
 //! up to one unit less (ARCHITECTURE, "Decisions"). Toward G the edge is R's own.
 
 use nightporter_core::wire::packet::TcpFlags;
@@ -10,7 +11,9 @@ use super::history::{History, Out, Side};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let handshake = o.tcp.flags.intersects(TcpFlags::SYN.union(TcpFlags::RST));
-    if o.to != Side::R || !o.gated || o.ack.is_none() || handshake {
+    let closed = h.ends.iter().all(|e| e.fin.is_some());
+    let left = !o.gated && (!h.was_on || h.interrupted || h.broken || h.shrinks || closed);
+    if o.to != Side::R || left || o.ack.is_none() || handshake {
         return Ok(());
     }
     let before = h.end(Side::R).edge_to;

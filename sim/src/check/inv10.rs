@@ -2,9 +2,15 @@
 //! receiver would compute it, but for probes one below and repetitions of what is not acknowledged.
 
 use super::Ensure;
-use super::history::{History, Out};
+use super::history::{History, Out, Side};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    if o.gated && o.tcp.flags.rst() && o.to == Side::R && h.is_open() {
+        // RFC 5961: exact, or R only asks again. Later ones answer whatever place R then names.
+        let r = h.end(Side::R);
+        let exact = r.reset_to || r.reset || o.seq >= r.acked && o.seq <= r.end_to;
+        return if exact { Ok(()) } else { Err("an RST that R will not believe".to_owned()) };
+    }
     if !o.gated || o.tcp.flags.rst() || o.tcp.flags.syn() || !h.is_open() {
         return Ok(());
     }

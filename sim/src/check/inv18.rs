@@ -1,6 +1,8 @@
 //! INV-18, liveness: after all has healed everything comes to its end, and the host makes no more
 //! than two packets for each it gets.
 
+use std::collections::BTreeSet;
+
 use super::Ensure;
 use super::history::{History, Side};
 use crate::plan::Plan;
@@ -19,17 +21,35 @@ pub(super) fn on_out(h: &History) -> Ensure {
     Ok(())
 }
 
-/// Nothing hangs.
-pub(super) fn on_end(plan: &Plan, ended: bool, ends: &[EndReport]) -> Ensure {
+/// Nothing hangs, and nothing is reset without a cause.
+pub(super) fn on_end(
+    plan: &Plan,
+    ended: bool,
+    ends: &[EndReport],
+    killed: &BTreeSet<usize>,
+) -> Result<(), (usize, String)> {
+    for e in ends.iter().filter(|e| e.outcome == Outcome::Reset) {
+        let excused = plan.may_be_reset(e.conn)
+            || plan.is_long_paused(e.conn)
+            || !plan.expects_end_of(e.conn);
+        let [up, down] = plan.conns[e.conn].workload.bytes();
+        let expected = if plan.conns[e.conn].client == e.machine { down } else { up };
+        // smoltcp may give up on a FIN whose ACK was lost; by then all is through.
+        if !excused && !killed.contains(&e.conn) && (e.read < expected || e.written < e.to_write) {
+            return Err((e.conn, format!("was reset without a cause: {}", progress(e))));
+        }
+    }
     if ended {
         return Ok(());
     }
     let open = ends.iter().find(|e| e.outcome == Outcome::Open && plan.expects_end_of(e.conn));
     match open {
-        Some(e) => Err(format!(
-            "connection {} of {:?} hangs: wrote {} of {}, read {}",
-            e.conn, e.machine, e.written, e.to_write, e.read
-        )),
+        Some(e) => Err((e.conn, format!("hangs: {}", progress(e)))),
         None => Ok(()),
     }
+}
+
+fn progress(e: &EndReport) -> String {
+    let EndReport { conn, machine, written, to_write, read, .. } = e;
+    format!("connection {conn} of {machine:?} wrote {written} of {to_write}, read {read}")
 }

@@ -1,5 +1,6 @@
 //! INV-19, no answer for the dead: nothing but RSTs in the name of a guest that is destroyed, and
-//! nothing in the name of one that has been silent for longer than `T_paused`.
+//! no answer to who asks in the name of one that has been silent for longer than `T_paused`. Data
+//! that R repeats is acknowledged again: that was promised.
 
 use nightporter_core::limits::T_PAUSED;
 use nightporter_core::time::Duration;
@@ -18,7 +19,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
         return Err("a segment in the name of a guest that is gone".to_owned());
     }
     match h.paused_since {
-        Some(since) if o.at.since(since) > T_PAUSED + GRACE => {
+        Some(since) if h.asks && o.at.since(since) > T_PAUSED + GRACE => {
             let ms = o.at.since(since).as_millis();
             Err(format!("an answer for a guest that was paused {ms} ms ago"))
         }

@@ -15,7 +15,8 @@ use super::history::{BASE, History, Out, Side};
 #[derive(Clone, Debug, Default)]
 pub struct Acceptable {
     ranges: BTreeMap<u64, u64>,
-    recent: Option<u32>,
+    /// TS.Recent of RFC 7323 section 4.3.
+    pub(super) recent: Option<u32>,
 }
 
 impl Acceptable {
@@ -36,7 +37,7 @@ impl Acceptable {
 
 /// A segment of R as a conforming G sees it.
 pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64) {
-    if !tcp.flags.ack() || end == seq {
+    if !tcp.flags.ack() {
         return;
     }
     let ack_to = h.end(Side::R).ack_to;
@@ -46,7 +47,8 @@ pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
         if h.acceptable.recent.is_some_and(|recent| Seq(ts.tsval).lt(Seq(recent))) {
             return;
         }
-        let acceptable = end > ack_to; // an old duplicate is dropped before its clock is read
+        // An old duplicate is dropped before its clock is read.
+        let acceptable = end > ack_to || (end == seq && seq >= ack_to);
         if seq <= ack_to.max(BASE + 1) && acceptable {
             h.acceptable.recent = Some(ts.tsval);
         }
@@ -55,6 +57,9 @@ pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     let ack = h.unwrap(Side::G, tcp.ack, r.acked);
     let (sent, edge) = (g.end, r.edge_to.max(g.edge_max));
     if ack > sent || seq > edge {
+        return;
+    }
+    if end == seq {
         return;
     }
     let to = end.min(edge + u64::from(tcp.flags.fin()));

@@ -28,11 +28,12 @@ mod inv24;
 pub mod inv25;
 
 use core::fmt;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nightporter_core::engine::{Engine, PortId};
 use nightporter_core::flow::key::FlowKey;
+use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Instant;
 use nightporter_core::wire::packet::{
     Ip, IpAddr16, IpVersion, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok,
@@ -99,6 +100,8 @@ pub enum Event {
     Offload(u16, bool),
     /// The guest stopped running, or runs again.
     Paused(u16, bool),
+    /// A middlebox reset the connection of this guest's TCP port.
+    Killed(u16, u16),
     /// The guest's driver has set its device up again.
     DriverReset(u16),
     /// From here on nothing is lost and nobody interferes.
@@ -192,8 +195,9 @@ pub struct Observer {
     /// Flows with a frame since the last step.
     touched: Vec<FlowName>,
     destroyed: Vec<bool>,
+    killed: BTreeSet<usize>,
     steps: u64,
-    healed: bool,
+    any_flow: bool,
 }
 
 impl Observer {
@@ -205,8 +209,9 @@ impl Observer {
             flows: BTreeMap::new(),
             touched: Vec::new(),
             destroyed: vec![false; plan.guests.len()],
+            killed: BTreeSet::new(),
             steps: 0,
-            healed: false,
+            any_flow: false,
         }
     }
 
@@ -223,6 +228,7 @@ impl Observer {
             return Ok(());
         };
         self.touched.push(name);
+        self.any_flow |= tcp.flags.syn(); // a new entry may take the place of an old one
         let fingerprint = fingerprint(t, ip);
         match t.tap {
             Tap::FromNet | Tap::FromGuest(_) => {
@@ -232,13 +238,17 @@ impl Observer {
                 if t.forged || !whole {
                     h.on_in_forged(from, fingerprint);
                 } else {
-                    h.on_in(from, ip, tcp, fingerprint);
+                    h.on_in(t.at, from, ip, tcp, fingerprint);
                 }
                 Ok(())
             }
             Tap::ToNet | Tap::ToGuest(_) => {
                 let to = if from_guest { Side::R } else { Side::G };
-                let gated = !h.was_unchanged(to, fingerprint);
+                let unchanged = h.was_unchanged(to, fingerprint);
+                if unchanged == Some(false) {
+                    return Ok(()); // its receiver will refuse it
+                }
+                let gated = unchanged.is_none();
                 let from = tcp.payload_offset as usize;
                 let payload = &t.bytes[from..from + tcp.payload_len as usize];
                 let o = h.out(t.at, to, gated, ip, tcp, payload);
@@ -268,7 +278,7 @@ impl Observer {
         if all {
             inv20::on_step(&self.plan, view.engine, view.ports).map_err(of_host(20))?;
         }
-        if all || view.any_flow {
+        if all || view.any_flow || std::mem::take(&mut self.any_flow) {
             self.touched.clear();
             self.touched.extend(self.flows.keys());
         }
@@ -292,16 +302,33 @@ impl Observer {
         match event {
             Event::Crashed => {
                 for h in self.flows.values_mut() {
+                    let promises = h.promised().is_some() && h.was_on && h.state.is_some();
+                    h.broken_by_crash |= promises && !h.broken && !h.end(Side::G).reset;
                     h.broken |= h.promised().is_some();
+                    h.interrupted = true;
                     h.state = None;
                 }
             }
-            Event::Restarted { .. } | Event::Draining(_) | Event::Offload(..) => {}
-            Event::DriverReset(_) => {}
-            Event::Healed => self.healed = true,
+            Event::Restarted { arena } => {
+                for h in self.flows.values_mut().filter(|h| h.broken_by_crash) {
+                    h.must_reset |= arena;
+                }
+            }
+            Event::Draining(_) | Event::Offload(..) => {}
+            Event::Killed(g, port) => {
+                for (name, h) in self.flows.iter_mut().filter(of(g)) {
+                    if name.guest_port == port {
+                        h.killed = true;
+                        self.killed.extend(h.conn);
+                    }
+                }
+            }
+            Event::DriverReset(_) | Event::Healed => {}
             Event::Rebooted(g) => {
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
                     h.broken |= h.promised().is_some();
+                    h.interrupted = true;
+                    h.must_reset = false;
                 }
             }
             Event::Destroyed(g) | Event::Migrated(g) => {
@@ -309,7 +336,12 @@ impl Observer {
                     self.destroyed[usize::from(g)] = true;
                 }
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
+                    // Whoever still owes R anything has to tell it now.
+                    let on = matches!(h.state, Some(State::On | State::Drain));
+                    h.must_tell_r |= on && !h.end(Side::R).reset;
+                    h.must_reset = false;
                     h.broken |= h.promised().is_some();
+                    h.interrupted = true;
                     h.state = None;
                 }
             }
@@ -343,7 +375,10 @@ impl Observer {
                 flow: Some(*name),
             })?;
         }
-        inv18::on_end(&self.plan, ended, ends).map_err(of_host(18))
+        inv18::on_end(&self.plan, ended, ends, &self.killed).map_err(|(conn, what)| {
+            let flow = self.flows.values().find(|h| h.conn == Some(conn)).map(|h| h.name);
+            Violation { invariant: 18, what, flow }
+        })
     }
 }
 
@@ -353,7 +388,7 @@ fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8, String)> {
     if h.within_host {
         return Ok(());
     }
-    let checks: [(u8, Ensure); 18] = [
+    let checks: [(u8, Ensure); 19] = [
         (17, inv17::on_out(h, o)),
         (23, inv23::on_out(h, o)),
         (11, inv11::on_out(h, o)),
@@ -372,6 +407,7 @@ fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8, String)> {
         (14, inv14::on_out(h, o)),
         (24, inv24::on_out(h, o)),
         (16, inv16::on_out(h, o)),
+        (21, inv21::on_out(h, o)),
     ];
     for (invariant, check) in checks {
         check.map_err(|what| (invariant, what))?;
@@ -399,6 +435,8 @@ fn history_of<'a>(
     let other = if client == guest { server } else { client };
     let within_host = matches!(other, Machine::Guest(_));
     let mut h = History::new(name, Some(conn), within_host, (!hostile).then_some(streams));
+    let shrinks = |f: &crate::plan::Fault| f.kind == FaultKind::ShrinkWindow { machine: guest };
+    h.shrinks = plan.faults.iter().any(shrinks);
     h.ecn = plan.stack_of(client).ecn && plan.stack_of(server).ecn;
     Some(place.insert(h))
 }
@@ -458,6 +496,30 @@ impl Plan {
                 || conn.server == guest && here == (ports.server, ports.client, client)
         };
         self.conns.iter().enumerate().find(is_it).map(|(id, conn)| (id, conn.client))
+    }
+
+    /// Something in the plan may end the connection before its time.
+    fn may_be_reset(&self, conn: usize) -> bool {
+        let plan = &self.conns[conn];
+        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
+        self.faults.iter().any(|f| match f.kind {
+            FaultKind::Destroy { guest }
+            | FaultKind::Reboot { guest }
+            | FaultKind::Migrate { guest } => is(guest),
+            FaultKind::Crash { .. } => true,
+            _ => false,
+        })
+    }
+
+    /// A guest of the connection is away for so long that the other end may give up by itself.
+    fn is_long_paused(&self, conn: usize) -> bool {
+        let plan = &self.conns[conn];
+        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
+        let long = |f: &crate::plan::Fault| match f.kind {
+            FaultKind::Pause { guest } => is(guest) && f.lasts > nightporter_core::limits::T_ALIVE,
+            _ => false,
+        };
+        self.faults.iter().any(long)
     }
 
     /// Neither end means harm: what is written must be read.

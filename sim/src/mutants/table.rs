@@ -38,10 +38,11 @@ mutations! {
     "let seq = [[self.tx.w_nxt.min(self.edge_of_net()).max(self.tx.w_una)]];"
     => "self.tx.w_nxt + 1448";
 
-    "a TSval of G as it comes, not the newest", "INV-08", "tcp/emit.rs",
-    "pub(crate) fn note_tsval_from_guest(&mut self, tsval: u32) {
-        [[self.ts.emit_r = ts_newest(self.ts.emit_r, tsval);]]"
-    => "self.ts.emit_r = tsval;";
+    "a TSval of R as it comes, not the newest (R's segments may overtake each other)", "INV-08",
+    "tcp/emit.rs",
+    "pub(crate) fn note_tsval_from_net(&mut self, tsval: u32) {
+        [[self.ts.emit_g = ts_newest(self.ts.emit_g, tsval);]]"
+    => "self.ts.emit_g = tsval;";
 
     "a stale ACK on stored data", "EMIT-G", "tcp/emit.rs",
     "seq: Seq::wrap(seq),
@@ -98,7 +99,7 @@ mutations! {
     => "false";
 
     "a flow is evicted with bytes in its store", "LIFE-02", "engine.rs",
-    "k.port == key.port && f.state == State::On && [[f.rec.is_none() && f.owes_nothing()]]"
+    "k.port == key.port && f.state == State::On && [[f.rec.is_none() && f.quiescent()]]"
     => "true";
 
     "the commit record says G has everything", "LIFE-09", "tcp/lifecycle.rs",
@@ -165,11 +166,6 @@ mutations! {
     "(closed || [[self.rx.g_re >= self.rx.re]])"
     => "true";
 
-    "bytes in the store are nobody's debt", "INV-03", "tcp/flow.rs",
-    "[[self.held_bytes() == 0]]
-                    && self.rx.g_una"
-    => "true";
-
     "what G lost is never sent again", "INV-18", "tcp/deliver.rs",
     "[[self.rx.g_snd = self.rx.g_una;]]
             self.recovery = None;"
@@ -211,9 +207,9 @@ mutations! {
     "[[edit.set_window(window);]]"
     => "";
 
-    "an edit forgets a carry of the checksum", "INV-22", "wire/checksum.rs",
-    "[[!fold(!check as u64 + !old as u64 + new as u64)]]"
-    => "!fold((!check as u64 + !old as u64 + new as u64) & 0xffff_ffff)";
+    "an edit forgets a carry of the checksum", "INV-22", "wire/edit.rs",
+    "self.fix_checksum(fold32(old), [[fold32(new)]]);"
+    => "new as u16 ^ (new >> 16) as u16";
 
     "held bytes are acknowledged to R for a guest that is long silent", "INV-19",
     "tcp/receive.rs",
@@ -223,13 +219,6 @@ mutations! {
     "time in which a guest is paused counts as time it had", "SNOOP-32", "tcp/vm.rs",
     "let live = if [[self.drained]] {"
     => "true";
-
-    "bytes that were delivered into a ring that was reset are not sent again", "LIFE-04",
-    "tcp/lifecycle.rs",
-    "[[self.rx.g_snd = self.rx.g_una;]]
-            self.recovery = None;
-            self.deadlines.guest = Instant::MAX;"
-    => "";
 
     "a destroyed VM's remotes are not told", "LIFE-05", "tcp/lifecycle.rs",
     "[[self.emit_to_net(cx, seq, RST_ACK, None);]]

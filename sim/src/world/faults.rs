@@ -6,7 +6,7 @@ use nightporter_core::wire::packet::{Packet, TcpFlags};
 use super::{Engines, Event, Stop, World};
 use crate::check::Event as Seen;
 use crate::frame::Frame;
-use crate::plan::{FaultKind, Machine};
+use crate::plan::{FaultKind, Machine, StackKind};
 use crate::stack::packet::{Segment, build};
 
 /// A migration waits so long for the guest to be drained (LIFE-06).
@@ -96,6 +96,10 @@ impl World<'_> {
             }
             FaultKind::FlowFlood { .. } | FaultKind::Forge { .. } => {
                 self.schedule(self.now, Event::FaultGoesOn(i));
+            }
+            FaultKind::Kill { guest } => {
+                lasts = false;
+                self.kill(guest);
             }
             _ => {}
         }
@@ -264,8 +268,8 @@ impl World<'_> {
             self.schedule(self.now + MIGRATION_LOOK, Event::Migration(guest));
             return Ok(());
         }
-        self.remove_port(engines, guest)?;
         self.event(Seen::Migrated(guest));
+        self.remove_port(engines, guest)?;
         self.nodes[i].host = 1;
         self.nodes[i].clear_rings();
         self.nodes[i].link_up = false;
@@ -326,6 +330,46 @@ impl World<'_> {
         *self.faults.entry("stray handshakes").or_default() += 1;
     }
 
+    /// An RST to either end of a connection of `guest`, exact as far as a listener can know.
+    fn kill(&mut self, guest: u16) {
+        let mac = Machine::Guest(guest).address().mac;
+        let Some(packet) = self.known.iter().map(|k| k.packet).find(|p| p.eth.dst == mac) else {
+            return;
+        };
+        let Some((ip, tcp)) = packet.tcp() else { return };
+        let to_guest = Segment {
+            src_mac: packet.eth.src,
+            dst_mac: packet.eth.dst,
+            src: ip.src.to_ip(),
+            dst: ip.dst.to_ip(),
+            src_port: tcp.src_port,
+            dst_port: tcp.dst_port,
+            seq: (tcp.seq + tcp.seq_len()).0,
+            ack: tcp.ack.0,
+            flags: TcpFlags::RST | TcpFlags::ACK,
+            ..Segment::default()
+        };
+        let to_remote = Segment {
+            src_mac: to_guest.dst_mac,
+            dst_mac: to_guest.src_mac,
+            src: to_guest.dst,
+            dst: to_guest.src,
+            src_port: to_guest.dst_port,
+            dst_port: to_guest.src_port,
+            seq: to_guest.ack,
+            ack: to_guest.seq,
+            ..to_guest.clone()
+        };
+        self.event(Seen::Killed(guest, tcp.dst_port));
+        let host = self.nodes[usize::from(guest)].host;
+        let frame = Frame::on_wire(build(&to_guest, &[]));
+        self.schedule(self.now, Event::ToHost(host, frame, false));
+        if let Some(remote) = crate::stack::address::machine_of(to_remote.dst_mac) {
+            let frame = Frame::on_wire(build(&to_remote, &[]));
+            self.schedule(self.now, Event::ToNode(self.node_of(remote), frame));
+        }
+    }
+
     /// A segment in R's name that a strict receiver must refuse (SEC-04).
     fn forge(&mut self, guest: u16) {
         if self.known.is_empty() {
@@ -356,8 +400,14 @@ impl World<'_> {
         let far = u32::try_from(self.random.within(1 << 28, 1 << 30)).unwrap_or(1 << 29);
         let mut spoil = false;
         let payload = vec![0x5a; usize::try_from(self.random.below(1000)).unwrap_or(0)];
-        match self.random.below(6) {
+        // A stack without PAWS would take the segment with the old clock, offload or not.
+        let knows_paws = self.plan.guests[usize::from(guest)].stack.kind == StackKind::Strict;
+        match self.random.below(7) {
             0 => spoil = true,
+            6 => match &mut forged.timestamps {
+                Some(ts) if knows_paws => ts.0 = ts.0.wrapping_sub(1 << 20),
+                _ => spoil = true,
+            },
             1 => forged.seq = (next + far).0,
             2 => forged.seq = (next - far).0,
             3 => (forged.seq, forged.flags) = ((next + far).0, TcpFlags::RST),

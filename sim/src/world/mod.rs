@@ -186,7 +186,10 @@ impl<'r> World<'r> {
             dies_in: None,
             back_at: Instant::MAX,
             known: Vec::new(),
-            forges: plan.faults.iter().any(|f| matches!(f.kind, FaultKind::Forge { .. })),
+            forges: plan
+                .faults
+                .iter()
+                .any(|f| matches!(f.kind, FaultKind::Forge { .. } | FaultKind::Kill { .. })),
         };
         for (i, remote) in plan.remotes.iter().enumerate() {
             let name = |way: &str| format!("link {i} {way}");
