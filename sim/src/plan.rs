@@ -306,7 +306,8 @@ pub enum FaultKind {
     Drain { guest: u16 },
     /// Connections that nobody answers fill the VM's flow table (eviction, LIFE-02).
     FlowFlood { remote: u16, guest: u16, per_ms: u32 },
-    /// A middlebox resets a connection of the guest: an exact RST to either side in the other's name.
+    /// A middlebox resets a connection of the guest: an exact RST to either side in the other's
+    /// name.
     Kill { guest: u16 },
     /// Somebody sends forged segments with the addresses of live connections (SEC-04).
     Forge { guest: u16, per_ms: u32 },

@@ -193,8 +193,9 @@ pub struct History {
     pub asks: bool,
     /// When R sent its first RST.
     pub reset_at: Option<Instant>,
-    /// Both ends are guests of one host: what is between the two flows is not seen.
-    pub within_host: bool,
+    /// Only what any flow must keep to is checked: both ends are guests of one host, so that what
+    /// is between the two flows is not seen, or one of them means harm.
+    pub opaque: bool,
     /// What a conforming G would have accepted by now (INV-25).
     pub acceptable: super::inv25::Acceptable,
     /// End of the newest segment that came with CE and was accepted (INV-24).
@@ -213,7 +214,7 @@ impl History {
     pub fn new(
         name: FlowName,
         conn: Option<usize>,
-        within_host: bool,
+        opaque: bool,
         streams: Option<[Stream; 2]>,
     ) -> Self {
         Self {
@@ -233,7 +234,7 @@ impl History {
             killed: false,
             asks: false,
             reset_at: None,
-            within_host,
+            opaque,
             acceptable: super::inv25::Acceptable::default(),
             ce_at: None,
             paused_since: None,
@@ -297,9 +298,13 @@ impl History {
         (promised > g.acked && !r.reset && !r.reset_to).then_some(promised)
     }
 
-    /// A frame came in that counts for nothing; it may be passed on, though.
-    pub fn on_in_forged(&mut self, from: Side, fingerprint: u64) {
+    /// A frame came in that counts for nothing; it may be passed on, though. If it is not whole
+    /// its receiver will refuse it, whatever state the flow is in.
+    pub fn on_in_forged(&mut self, from: Side, fingerprint: u64, whole: bool) {
         self.may_pass(from, fingerprint, false);
+        if !whole {
+            self.end_mut(from.other()).unchanged.push_back((fingerprint, false));
+        }
     }
 
     fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool) {
@@ -386,7 +391,7 @@ impl History {
                 state: self.state,
                 paused_since: self.paused_since,
                 syn: self.syn,
-                ..Self::new(self.name, self.conn, self.within_host, self.streams)
+                ..Self::new(self.name, self.conn, self.opaque, self.streams)
             };
             for (end, waiting) in self.ends.iter_mut().zip(waiting) {
                 end.unchanged = waiting;

@@ -9,7 +9,8 @@ use super::history::{History, Out, Side};
 use crate::plan::Plan;
 use crate::stack::{EndReport, Outcome};
 
-/// No RST without a cause; and what R was promised comes before R's own RST (SNOOP-15), for as long as T_rst.
+/// No RST without a cause; and what R was promised comes before R's own RST (SNOOP-15), for as
+/// long as T_rst.
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     let cause = r.reset || g.reset || h.broken || h.interrupted || h.state == Some(State::Abort);
@@ -28,14 +29,14 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
 
 /// A promise was broken: R has seen an RST by the end, or had all it wanted.
 pub(super) fn on_end(plan: &Plan, h: &History, ends: &[EndReport]) -> Ensure {
-    let must_reset = h.must_reset && !h.within_host;
+    let must_reset = h.must_reset && !h.opaque;
     if must_reset && !(h.end(Side::R).reset_to || h.end(Side::R).reset) {
         return Err("after a restart R saw no RST".to_owned());
     }
     if must_reset && !(h.end(Side::G).reset_to || h.end(Side::G).reset) {
         return Err("after a restart G saw no RST".to_owned());
     }
-    if h.must_tell_r && !h.within_host && !h.end(Side::R).reset_to {
+    if h.must_tell_r && !h.opaque && !h.end(Side::R).reset_to {
         return Err("R saw no RST when the guest was gone".to_owned());
     }
     let Some(conn) = h.conn.filter(|c| h.broken && plan.expects_end_of(*c)) else {

@@ -236,7 +236,7 @@ impl Observer {
                 let whole = t.hdr.needs_csum()
                     || ipv4_header_ok(t.bytes, ip) && tcp_checksum_ok(t.bytes, ip, tcp);
                 if t.forged || !whole {
-                    h.on_in_forged(from, fingerprint);
+                    h.on_in_forged(from, fingerprint, whole);
                 } else {
                     h.on_in(t.at, from, ip, tcp, fingerprint);
                 }
@@ -253,7 +253,10 @@ impl Observer {
                 let payload = &t.bytes[from..from + tcp.payload_len as usize];
                 let o = h.out(t.at, to, gated, ip, tcp, payload);
                 let gone = self.destroyed[usize::from(name.guest)];
-                let wrong = if gated {
+                // What hostile guests write into their virtio headers is for their peers to refuse.
+                let from_guest =
+                    matches!(h.machine(&self.plan, to.other()), Some(Machine::Guest(_)));
+                let wrong = if gated && (h.streams.is_some() || !from_guest) {
                     inv22::on_out(&t.hdr, t.bytes, ip).map_err(|what| (22, what))
                 } else {
                     Ok(())
@@ -385,7 +388,7 @@ impl Observer {
 /// Asks every checker that looks at frames on their way out.
 fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8, String)> {
     inv19::on_out(h, o, gone).map_err(|what| (19, what))?;
-    if h.within_host {
+    if h.opaque {
         return Ok(());
     }
     let checks: [(u8, Ensure); 19] = [
@@ -433,8 +436,8 @@ fn history_of<'a>(
     let hostile = [client, server].iter().any(|m| plan.stack_of(*m).kind == StackKind::Hostile);
     let streams = [Stream::of(conn, client != guest), Stream::of(conn, client == guest)];
     let other = if client == guest { server } else { client };
-    let within_host = matches!(other, Machine::Guest(_));
-    let mut h = History::new(name, Some(conn), within_host, (!hostile).then_some(streams));
+    let opaque = hostile || matches!(other, Machine::Guest(_));
+    let mut h = History::new(name, Some(conn), opaque, (!hostile).then_some(streams));
     let shrinks = |f: &crate::plan::Fault| f.kind == FaultKind::ShrinkWindow { machine: guest };
     h.shrinks = plan.faults.iter().any(shrinks);
     h.ecn = plan.stack_of(client).ecn && plan.stack_of(server).ecn;

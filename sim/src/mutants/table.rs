@@ -1,6 +1,7 @@
 //! The mutations: each breaks `core` in one way.
 //!
-//! `place` is a piece of a source file in which `[[` and `]]` mark what is replaced; it occurs once.
+//! `place` is a piece of a source file in which `[[` and `]]` mark what is replaced; it occurs
+//! once.
 //! The first fifteen are those of the specification, section 11.2. Five of them are about
 //! congestion offload, which is not there yet: they name what today's code has in their place.
 

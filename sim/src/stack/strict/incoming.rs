@@ -2,7 +2,7 @@
 
 use nightporter_core::wire::checksum::{Checksum, fold};
 use nightporter_core::wire::ip::tcp_pseudo_header;
-use nightporter_core::wire::packet::{Ip, Seq, Tcp};
+use nightporter_core::wire::packet::{Ip, Seq, Tcp, ipv4_header_ok};
 use nightporter_core::wire::tcp::{TcpFlags, Timestamps};
 use nightporter_core::wire::virtio_net::F_DATA_VALID;
 
@@ -95,6 +95,9 @@ pub(super) fn checksum_fault(frame: &Frame, ip: &Ip, offloads: bool) -> Result<(
     let len = u32::try_from(end - at).expect("at most 64 KiB");
     let pseudo = tcp_pseudo_header(ip.version, ip.src, ip.dst, len);
     let hdr = &frame.hdr;
+    if !ipv4_header_ok(&frame.bytes, ip) {
+        return Err(maybe_network!("wrong IP header checksum"));
+    }
     if (hdr.needs_csum() || hdr.is_gso()) && !offloads {
         return Err("unfinished segment for a driver without offloads");
     }
