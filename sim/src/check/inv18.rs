@@ -31,6 +31,7 @@ pub(super) fn on_end(
     for e in ends.iter().filter(|e| e.outcome == Outcome::Reset) {
         let excused = plan.may_be_reset(e.conn)
             || plan.is_long_paused(e.conn)
+            || plan.may_miss_neighbor(e.conn)
             || !plan.expects_end_of(e.conn);
         let [up, down] = plan.conns[e.conn].workload.bytes();
         let expected = if plan.conns[e.conn].client == e.machine { down } else { up };

@@ -395,6 +395,10 @@ impl World<'_> {
             engine.count_drop(port, DropReason::PortDown);
             return Ok(());
         }
+        if frame.bytes.len() > self.nodes[g].room_max() {
+            engine.count_drop(port, DropReason::TooBig);
+            return Ok(());
+        }
         let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
         if !backlog.is_empty() || frame.bytes.len() > self.nodes[g].room() {
             if backlog.len() < BACKLOG_FRAMES {

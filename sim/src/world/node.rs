@@ -204,6 +204,11 @@ impl Node {
         (self.rx_slots - self.rx_buffers.min(self.rx_slots)) * RING_BUFFER_BYTES
     }
 
+    /// Bytes of the longest frame there ever is room for.
+    pub(super) fn room_max(&self) -> usize {
+        self.rx_slots.saturating_mul(RING_BUFFER_BYTES)
+    }
+
     /// Puts a frame into the ring or card; `false` if it does not fit.
     pub(super) fn push(&mut self, frame: Frame) -> bool {
         if frame.bytes.len() > self.room() {
