@@ -226,8 +226,7 @@ impl Flow {
     fn deliver_rst(&mut self, cx: &mut Cx<'_, '_>, buf: &mut [u8; TcpEmit::MAX_LEN]) -> Delivery {
         let ours = self.flags.rst_to_guest_due;
         self.flags.rst_to_guest_due = false;
-        let seq =
-            if ours { self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una) } else { self.rx.g_una };
+        let seq = if ours { self.rx.g_nxt.min(self.rx.g_re) } else { self.rx.g_una };
         let d = self.deliver_bare(cx, buf, seq, RST_ACK);
         if !ours {
             self.flags.rst_pending = false;
@@ -282,10 +281,10 @@ impl Flow {
         let rst = tcp.flags.contains(TcpFlags::RST);
         if !rst && tcp.flags.contains(TcpFlags::ACK) {
             if from_guest {
+                // What R was told stands: `g_una` is not moved by what G says now (INV-07).
                 let ack = tcp.ack.unwrap(self.rx.g_nxt);
-                self.rx.g_una = ack;
                 self.rx.g_nxt = ack;
-                self.rx.g_re = self.rx.g_re.max(ack);
+                self.rx.g_re = ack;
                 self.flags.rst_to_guest_due = true;
             } else if self.abort_rst_allowed(cx.now) {
                 let seq = tcp.ack.unwrap(self.tx.w_nxt);

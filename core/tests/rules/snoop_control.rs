@@ -193,6 +193,22 @@ fn snoop_15_a_guest_that_takes_nothing_is_reset_all_the_same() {
 }
 
 #[test]
+fn snoop_16_what_a_guest_acknowledges_behind_its_reset_takes_nothing_back() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("F. 1:1001");
+    r.takes_all();
+    g.takes_all();
+    g.sends("1 ack 1002");
+    r.takes_all();
+    g.sends("R 1");
+    r.gets("R. 1 ack 1002");
+    g.sends("1 ack 1001");
+    w.after_ms(2);
+    r.sends("1002 ack 1");
+    r.gets("R. 1 ack 1002");
+}
+
+#[test]
 fn snoop_16_a_guests_reset_is_exact_for_r_and_repeated() {
     let (w, r, g) = Setup::new().established();
     g.sends("1:5001 ack 1 gso 1000");

@@ -187,7 +187,8 @@ impl Queue {
         total: usize,
     ) -> Result<Result<(), PushError>, RingFault> {
         if self.gather(memory, layout, total)? < total {
-            let never = !layout.merge && !self.held.is_empty();
+            let all = self.held.len() >= usize::from(self.ring.size());
+            let never = all || !layout.merge && !self.held.is_empty();
             return Ok(Err(if never { PushError::TooBig } else { PushError::Full }));
         }
         let chains = self.chains_for(total);

@@ -378,7 +378,8 @@ impl Observer {
                 flow: Some(*name),
             })?;
         }
-        inv18::on_end(&self.plan, ended, ends, &self.killed).map_err(|(conn, what)| {
+        let seen = self.flows.values().filter_map(|h| h.conn).collect();
+        inv18::on_end(&self.plan, ended, ends, &self.killed, &seen).map_err(|(conn, what)| {
             let flow = self.flows.values().find(|h| h.conn == Some(conn)).map(|h| h.name);
             Violation { invariant: 18, what, flow }
         })
@@ -525,8 +526,8 @@ impl Plan {
         self.faults.iter().any(long)
     }
 
-    /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not find
-    /// those that are there.
+    /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not
+    /// find those that are there.
     fn may_miss_neighbor(&self, conn: usize) -> bool {
         let plan = &self.conns[conn];
         let smoltcp = |m: &Machine| self.stack_of(*m).kind == StackKind::Smoltcp;

@@ -104,6 +104,7 @@ impl Smoltcp {
         let mut socket = tcp::Socket::new(receive, buffer(self.plan.send_bytes));
         socket.set_tsval_generator(self.plan.timestamps.then_some(clock_ms));
         socket.set_keep_alive(Some(Duration::from_micros(KEEPALIVE.as_nanos() / 1000)));
+        socket.set_congestion_control(tcp::CongestionControl::Reno);
         socket.set_timeout(Some(Duration::from_micros(USER_TIMEOUT.as_nanos() / 1000)));
         socket
     }

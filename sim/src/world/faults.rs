@@ -204,6 +204,9 @@ impl World<'_> {
     }
 
     fn driver_reset(&mut self, engines: &mut Engines<'_>, guest: u16) {
+        if self.nodes[usize::from(guest)].paused {
+            return; // it does nothing at all
+        }
         self.event(Seen::DriverReset(guest));
         self.nodes[usize::from(guest)].clear_rings();
         self.link_down(engines, guest);
