@@ -23,7 +23,7 @@ pub struct SynInfo {
     pub data_len: u16,
     /// MSS option, or the default of RFC 9293 section 3.7.1.
     pub mss: u16,
-    /// Window scale, or [`Self::NO_SCALE`].
+    /// Window scale, at most 14, or [`Self::NO_SCALE`].
     pub window_scale: u8,
     /// `HAS_*` bits and the ECN flags.
     pub bits: u8,
@@ -70,7 +70,8 @@ impl SynInfo {
             tsval: o.timestamps.map_or(0, |ts| ts.tsval),
             data_len: u16::try_from(tcp.payload_len).unwrap_or(u16::MAX),
             mss: o.mss.unwrap_or(default_mss),
-            window_scale: o.window_scale.unwrap_or(Self::NO_SCALE),
+            // RFC 7323 section 2.3: larger is 14. It must not be mistaken for none.
+            window_scale: o.window_scale.map_or(Self::NO_SCALE, |shift| shift.min(14)),
             bits,
         }
     }
@@ -139,7 +140,7 @@ impl Offers {
     pub(crate) fn shifts(&self) -> (u8, u8) {
         let both =
             self.g.window_scale != SynInfo::NO_SCALE && self.r.window_scale != SynInfo::NO_SCALE;
-        let shift = |s: u8| if both { s.min(14) } else { 0 };
+        let shift = |s: u8| if both { s } else { 0 };
         (shift(self.g.window_scale), shift(self.r.window_scale))
     }
 

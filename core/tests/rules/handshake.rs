@@ -38,6 +38,16 @@ fn shakes(w: &World<'_>, setup: &Setup, syn: &str, syn_ack: &str) -> bool {
     offloaded(w, &r, &g)
 }
 
+/// 255 was what "no window scale" was kept as: the two ends scaled, and we did not.
+#[test]
+fn a_window_scale_of_255_is_not_none() {
+    for scale in [[Some(7), Some(255)], [Some(255), Some(7)]] {
+        let (w, _r, _g) = Setup { scale, ..Setup::new() }.small().established();
+        let opt = flow(&w, |f| f.opt);
+        assert_eq!([opt.shift_r, opt.shift_g], scale.map(|s| s.unwrap_or(0).min(14)));
+    }
+}
+
 #[test]
 fn com_20_window_scale_matrix() {
     let offers = [None, Some(0), Some(7), Some(14), Some(15)];
