@@ -135,9 +135,11 @@ impl Flow {
         Fate::Absorbed
     }
 
-    /// R's stream ends at `fin`, unless it ended before: no byte lies behind the first FIN.
+    /// R's stream ends at `fin`, unless it ended before: no byte lies behind the first FIN, be it
+    /// held or passed to G.
     fn note_fin(&mut self, fin: u64) {
-        let last = self.ooo.max_end().unwrap_or(0).max(self.rx.rcv_nxt);
+        let held = self.ooo.max_end().unwrap_or(0).max(self.rx.rcv_nxt);
+        let last = held.max(self.rx.passed_max);
         if (last..=self.rx.re).contains(&fin) && self.rx.fin_seen == NONE {
             self.rx.fin_seen = fin;
         }

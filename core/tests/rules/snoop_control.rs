@@ -41,6 +41,25 @@ fn snoop_14_a_fin_out_of_order() {
     r.gets_last("1 ack 2002");
 }
 
+/// G has bytes behind such a FIN and says so; its ACKs would be taken for optimistic ones, and what
+/// was promised would be repeated until both are reset.
+#[test]
+fn a_fin_before_bytes_that_were_passed_to_g_is_none() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("U. 1:2001 urg 5");
+    g.gets("U. 1:2001 urg 5");
+    r.sends("F. 501:1001");
+    r.takes_all();
+    r.sends("1:501");
+    r.gets_last("1 ack 1001");
+    g.gets("1:1001");
+    g.sends("ack 2001");
+    r.gets_last("1 ack 2001");
+    let port = w.guest_port();
+    assert!(w.engine(|engine, _| engine.is_drained(port)));
+    assert_eq!(w.state(), Some(State::On));
+}
+
 #[test]
 fn snoop_14_repeats_of_a_fin_are_answered_but_not_without_limit() {
     let (w, r, g) = Setup::new().established();
