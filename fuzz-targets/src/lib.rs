@@ -10,6 +10,7 @@ pub mod arena;
 pub mod bootline;
 pub mod captures;
 pub mod config;
+pub mod flow;
 pub mod rings;
 pub mod wire;
 
@@ -29,6 +30,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "wire", run: wire::run, seeds: wire::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
+    Target { name: "flow", run: flow::run, seeds: flow::seeds },
     Target { name: "rings", run: rings::run, seeds: rings::seeds },
     Target { name: "bootline", run: bootline::run, seeds: bootline::seeds },
 ];

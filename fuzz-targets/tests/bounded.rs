@@ -103,6 +103,11 @@ fn every_configuration_is_right_or_refused_with_words_that_help() {
 }
 
 #[test]
+fn no_sequence_of_operations_loses_a_byte_of_a_flow() {
+    survives("flow", 1000);
+}
+
+#[test]
 fn a_hostile_driver_gets_no_further_than_its_own_ring() {
     survives("rings", 3000);
 }

@@ -1,0 +1,524 @@
+//! What a connection has seen from outside, and what must hold of the next thing it sees.
+//!
+//! Numbers are those of the engine's 64-bit space, so that nothing wraps. The model believes the
+//! engine in one thing only: which bytes it says it has taken. From then on they are owed, as they
+//! came.
+
+use std::collections::BTreeSet;
+
+use super::segment::{ACK, FIN, RST, SYN, URG};
+use nightporter_core::limits::PAGE;
+use nightporter_core::store::arena::Arena;
+use nightporter_core::tcp::flow::{Flow, NONE, State, unwrapped_isn};
+use nightporter_core::wire::checksum::{Checksum, fold, pseudo_header_v4, sum};
+use nightporter_core::wire::packet::{Ip, Packet, Seq, Tcp};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+pub(super) const R: usize = 0;
+pub(super) const G: usize = 1;
+
+/// Bytes behind what is acknowledged that are kept before they are let go.
+const SLACK: usize = 1 << 16;
+
+/// Sorted ranges that neither touch nor overlap.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(super) struct Spans(Vec<(u64, u64)>);
+
+impl Spans {
+    pub(super) fn insert(&mut self, mut from: u64, mut to: u64) {
+        if from >= to {
+            return;
+        }
+        let first = self.0.partition_point(|&(_, end)| end < from);
+        let last = self.0.partition_point(|&(start, _)| start <= to);
+        if first < last {
+            from = from.min(self.0[first].0);
+            to = to.max(self.0[last - 1].1);
+        }
+        self.0.splice(first..last, [(from, to)]);
+    }
+
+    /// The end of the run that starts at `from`.
+    pub(super) fn run_from(&self, from: u64) -> u64 {
+        let run = self.0.iter().find(|(a, b)| (*a..=*b).contains(&from));
+        run.map_or(from, |&(_, end)| end)
+    }
+
+    fn remove_below(&mut self, floor: u64) {
+        self.0.retain(|&(_, end)| end > floor);
+        if let Some((start, _)) = self.0.first_mut() {
+            *start = (*start).max(floor);
+        }
+    }
+
+    fn contains(&self, from: u64, to: u64) -> bool {
+        from >= to || self.0.iter().any(|&(a, b)| a <= from && to <= b)
+    }
+
+    /// The parts of `[from, to)` that are not in it.
+    fn gaps(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let mut gaps = Vec::new();
+        let mut at = from;
+        for &(a, b) in self.0.iter().filter(|(a, b)| *b > from && *a < to) {
+            if at < a {
+                gaps.push((at, a));
+            }
+            at = at.max(b);
+        }
+        if at < to {
+            gaps.push((at, to));
+        }
+        gaps
+    }
+}
+
+/// The engine's flow at one instant.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    pub(super) state: State,
+    pub(super) g_una: u64,
+    pub(super) g_nxt: u64,
+    pub(super) g_re: u64,
+    pub(super) rcv_nxt: u64,
+    pub(super) re: u64,
+    pub(super) fin: u64,
+    pub(super) w_una: u64,
+    pub(super) w_nxt: u64,
+    pub(super) ooo_end: Option<u64>,
+    /// Bytes that the flow says it has.
+    held: Spans,
+}
+
+impl Seen {
+    pub(super) fn of(flow: &Flow) -> Self {
+        let rx = &flow.rx;
+        let mut held = Spans::default();
+        flow.ooo.iter().for_each(|(from, to)| held.insert(from, to));
+        assert!(flow.ooo.iter().all(|(from, _)| from > rx.rcv_nxt), "out of order, and next");
+        held.insert(rx.g_una, rx.rcv_nxt);
+        Self {
+            state: flow.state,
+            g_una: rx.g_una,
+            g_nxt: rx.g_nxt,
+            g_re: rx.g_re,
+            rcv_nxt: rx.rcv_nxt,
+            re: rx.re,
+            fin: rx.fin_seen,
+            w_una: flow.tx.w_una,
+            w_nxt: flow.tx.w_nxt,
+            ooo_end: flow.ooo.max_end(),
+            held,
+        }
+    }
+
+    /// Every packet of it passes a gate.
+    pub(super) const fn is_gated(&self) -> bool {
+        matches!(self.state, State::On | State::Drain)
+    }
+}
+
+/// How a frame came out.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum How {
+    /// Made by the engine.
+    Made,
+    /// One end's own, edited.
+    Gated,
+    /// One end's own, as it is.
+    Verbatim,
+}
+
+/// What the two ends agreed on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Agreed {
+    pub(super) timestamps: bool,
+    pub(super) sack: bool,
+    pub(super) shift: [u8; 2],
+}
+
+/// One connection, from one handshake to the next.
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) agreed: Agreed,
+    /// First byte of each end's stream.
+    pub(super) first: [u64; 2],
+    /// End of what each end has sent.
+    pub(super) end: [u64; 2],
+    /// Every TSval of each end, and the newest that the *other* was shown.
+    pub(super) tsvals: [BTreeSet<u32>; 2],
+    pub(super) tsval_to: [Option<u32>; 2],
+    /// Highest acknowledgement each end was shown; R's highest right edge.
+    pub(super) ack_to: [u64; 2],
+    pub(super) edge_to_r: u64,
+    /// Highest acknowledgement to R that we are answerable for.
+    promised: u64,
+    /// G has yet to hear that the connection is no more.
+    pub(super) owed_to_g: bool,
+    /// What was given to G in any way, a FIN like a byte; and the highest it is believed to have.
+    got: Spans,
+    g_una: u64,
+    /// R's bytes that were taken: which, and what they are, from `base` on.
+    known: Spans,
+    bytes: Vec<u8>,
+    base: u64,
+    /// An RST went to this end.
+    pub(super) reset: [bool; 2],
+    /// A SYN made something new of it: nothing is known until the next handshake.
+    pub(super) lost: bool,
+    /// What is sent now is that handshake.
+    pub(super) shakes: bool,
+}
+
+impl Model {
+    pub(super) fn new(isn: [u32; 2], agreed: Agreed) -> Self {
+        let first = isn.map(|isn| unwrapped_isn(Seq(isn)) + 1);
+        Self {
+            agreed,
+            first,
+            end: first,
+            tsvals: Default::default(),
+            tsval_to: [None; 2],
+            ack_to: first,
+            promised: first[R],
+            edge_to_r: 0,
+            got: Spans::default(),
+            g_una: first[R],
+            owed_to_g: false,
+            known: Spans::default(),
+            bytes: Vec::new(),
+            base: first[R],
+            reset: [false; 2],
+            lost: false,
+            shakes: false,
+        }
+    }
+
+    /// A connection that nobody has opened.
+    pub(super) fn unknown() -> Self {
+        Self { lost: true, ..Self::new([0; 2], Agreed::default()) }
+    }
+
+    /// What an honest G acknowledges.
+    pub(super) fn got_end(&self) -> u64 {
+        self.got.run_from(self.g_una)
+    }
+
+    fn index(&self, at: u64) -> usize {
+        usize::try_from(at - self.base).expect("within a window")
+    }
+
+    /// One end sends a segment. What is corrupt was never sent, but for its timestamp.
+    pub(super) fn on_sent(&mut self, from: usize, tcp: &Tcp, corrupt: bool) {
+        if let Some(ts) = tcp.options.timestamps {
+            self.tsvals[from].insert(ts.tsval);
+        }
+        if tcp.flags.0 & u16::from(SYN | RST) == 0 && !(corrupt && from == R) {
+            let end = tcp.seq.unwrap(self.end[from]) + u64::from(tcp.seq_len());
+            self.end[from] = self.end[from].max(end);
+        }
+    }
+
+    /// What a segment did to a flow, if it has SYN: something else, of which nothing is known?
+    pub(super) fn on_syn(&mut self, was_gated: bool, is_gated: bool) {
+        self.lost |= !(self.shakes || was_gated && is_gated);
+    }
+
+    /// A frame of R went in while every packet passed a gate.
+    pub(super) fn on_from_net(
+        &mut self,
+        before: &Seen,
+        after: &Seen,
+        tcp: &Tcp,
+        payload: &[u8],
+        corrupt: bool,
+    ) {
+        let flags = tcp.flags.0;
+        let from = tcp.seq.unwrap(before.rcv_nxt);
+        let to = from + payload.len() as u64;
+        let takes = !corrupt && flags & u16::from(SYN | RST | ACK) == u16::from(ACK);
+        if takes {
+            for &(a, b) in &after.held.0 {
+                for (a, b) in self.known.gaps(a.max(from), b.min(to)) {
+                    assert!(b <= before.re, "a byte behind the edge was taken (INV-06)");
+                    let has_ts = tcp.options.timestamps.is_some();
+                    assert!(has_ts || !self.agreed.timestamps, "G would not take this (INV-25)");
+                    self.learns(a, &payload[offset(a - from)..offset(b - from)]);
+                }
+            }
+        }
+        let fin_is_its = takes && flags & u16::from(FIN) != 0 && after.fin == to;
+        assert!(after.fin == before.fin || fin_is_its, "a FIN from nowhere");
+        assert_eq!((after.g_una, after.w_nxt), (before.g_una, before.w_nxt), "R spoke, not G");
+        assert_eq!(after.g_re, before.g_re, "R spoke, not G");
+        let ack_is_its = !corrupt && after.w_una == tcp.ack.unwrap(before.w_una);
+        let settled = before.state == State::Handshake;
+        assert!(settled || after.w_una == before.w_una || ack_is_its, "an ACK from nowhere");
+        assert!(after.w_una <= self.end[G], "R acknowledged what was never sent (INV-12)");
+    }
+
+    fn learns(&mut self, from: u64, bytes: &[u8]) {
+        let to = from + bytes.len() as u64;
+        let end = self.index(to);
+        if end > self.bytes.len() {
+            self.bytes.resize(end, 0);
+        }
+        let start = self.index(from);
+        self.bytes[start..end].copy_from_slice(bytes);
+        self.known.insert(from, to);
+    }
+
+    /// A frame of G went in while every packet passed a gate.
+    pub(super) fn on_from_guest(&mut self, before: &Seen, after: &Seen, tcp: &Tcp) {
+        let ack = tcp.ack.unwrap(before.g_una);
+        if after.g_una != before.g_una {
+            assert!(after.g_una == ack && ack > before.g_una, "G never acknowledged that");
+            assert!(
+                ack <= self.got.run_from(before.g_una),
+                "an ACK of what G never got (SNOOP-24)"
+            );
+        }
+        self.g_una = after.g_una;
+        let edge = ack + (u64::from(tcp.window) << self.agreed.shift[G]);
+        assert!(after.g_re == before.g_re || after.g_re == edge, "G never showed this edge");
+        assert_eq!((after.w_una, after.fin), (before.w_una, before.fin), "G spoke, not R");
+        let end = tcp.seq.unwrap(before.w_nxt) + u64::from(tcp.seq_len());
+        assert!(after.w_nxt == before.w_nxt || after.w_nxt == end, "G never sent that");
+    }
+
+    /// Nobody sent anything.
+    pub(super) fn on_nothing(&self, before: &Seen, after: &Seen) {
+        let of = |s: &Seen| (s.g_una, s.g_re, s.w_una, s.w_nxt, s.fin, s.rcv_nxt);
+        assert_eq!(of(before), of(after), "time alone moves nothing");
+    }
+
+    /// A frame goes to one end. `at`: the flow when it left.
+    pub(super) fn on_emitted(&mut self, to: usize, at: Option<&Seen>, how: How, frame: &Out<'_>) {
+        let tcp = frame.tcp;
+        let flags = tcp.flags.0;
+        if to == G {
+            self.note_given(frame);
+        }
+        if flags & u16::from(RST) != 0 {
+            self.reset[to] |= how != How::Verbatim;
+            return;
+        }
+        if self.lost || flags & u16::from(SYN) != 0 || how == How::Verbatim {
+            self.note_verbatim(to, frame);
+            return;
+        }
+        self.check_timestamps(to, how, tcp);
+        if flags & u16::from(ACK) != 0 {
+            let ack = tcp.ack.unwrap(self.ack_to[to]);
+            assert!(ack >= self.ack_to[to], "an ACK moved back (INV-07)");
+            assert!(ack <= self.end[to], "an ACK of what was never sent (INV-11)");
+            self.ack_to[to] = ack;
+            if to == R {
+                self.promised = ack;
+                self.check_edge(ack + (u64::from(tcp.window) << self.agreed.shift[G]));
+                self.check_sack(tcp);
+            }
+        }
+        match at {
+            Some(at) if to == G && at.is_gated() => self.check_delivery(at, how, frame),
+            _ => {}
+        }
+    }
+
+    /// The numbers that count before anything is promised by us.
+    fn note_verbatim(&mut self, to: usize, frame: &Out<'_>) {
+        let tcp = frame.tcp;
+        if let Some(ts) = tcp.options.timestamps {
+            self.tsval_to[to] = Some(ts.tsval);
+        }
+        if tcp.flags.0 & u16::from(ACK) == 0 {
+            return;
+        }
+        let ack = tcp.ack.unwrap(self.ack_to[to]);
+        self.ack_to[to] = self.ack_to[to].max(ack.min(self.end[to]));
+        if to == R {
+            let syn = tcp.flags.0 & u16::from(SYN) != 0;
+            let shift = if syn { 0 } else { self.agreed.shift[G] };
+            self.edge_to_r = ack + (u64::from(tcp.window) << shift);
+        }
+    }
+
+    fn note_given(&mut self, frame: &Out<'_>) {
+        let tcp = frame.tcp;
+        if tcp.flags.0 & u16::from(SYN | RST) != 0 {
+            return;
+        }
+        let from = tcp.seq.unwrap(self.g_una);
+        self.got.insert(from, from + u64::from(tcp.seq_len()));
+    }
+
+    /// INV-05, with what RFC 7323 section 2.4 allows: less than the unit of the field.
+    fn check_edge(&mut self, edge: u64) {
+        let unit = 1 << self.agreed.shift[G];
+        assert!(edge + unit > self.edge_to_r, "the edge moved left (INV-05)");
+        self.edge_to_r = self.edge_to_r.max(edge);
+    }
+
+    /// INV-08, INV-09, COM-21.
+    fn check_timestamps(&mut self, to: usize, how: How, tcp: &Tcp) {
+        let Some(ts) = tcp.options.timestamps else {
+            assert!(how == How::Gated || !self.agreed.timestamps, "no timestamp (COM-21)");
+            return;
+        };
+        if !self.agreed.timestamps {
+            assert!(how == How::Gated, "a timestamp that was not agreed on (COM-21)");
+            return;
+        }
+        assert!(self.tsvals[1 - to].contains(&ts.tsval), "a TSval of nobody (INV-09)");
+        let newest = self.tsval_to[to].replace(ts.tsval);
+        assert!(newest.is_none_or(|n| Seq(n).le(Seq(ts.tsval))), "TSval moved back (INV-08)");
+        if to == R {
+            let echo = self.tsvals[R].contains(&ts.tsecr);
+            assert!(echo, "an echo of nothing that R sent");
+        }
+    }
+
+    /// Behind the first, which may name a duplicate, only what is held (RFC 2018, RFC 2883).
+    fn check_sack(&self, tcp: &Tcp) {
+        let blocks = tcp.options.sack;
+        assert!(self.agreed.sack || blocks.is_empty(), "SACK was not agreed on (COM-22)");
+        for (n, (from, to)) in blocks.as_slice().iter().enumerate() {
+            let (from, to) = (from.unwrap(self.ack_to[R]), to.unwrap(self.ack_to[R]));
+            assert!(from < to && to <= self.end[R], "SACK of what was never sent");
+            let held = from > self.ack_to[R] && self.known.contains(from, to);
+            assert!(n == 0 || held, "SACK of what is not held");
+        }
+    }
+
+    /// INV-01, INV-10, INV-13, INV-15.
+    fn check_delivery(&self, at: &Seen, how: How, frame: &Out<'_>) {
+        let tcp = frame.tcp;
+        let from = tcp.seq.unwrap(at.g_una);
+        let to = from + frame.payload.len() as u64;
+        let flags = tcp.flags.0 & u16::from(FIN | URG);
+        if frame.payload.is_empty() && flags == 0 {
+            assert!(from + 1 >= at.g_una && from <= at.g_nxt, "G would not take this (INV-10)");
+            return;
+        }
+        if how == How::Gated {
+            return; // urgent or odd: R answers for its numbers
+        }
+        assert!(flags == 0 || to == at.fin, "a FIN in the wrong place");
+        assert!(from >= at.g_una, "G has this already");
+        assert!(to <= at.g_re || to <= at.g_nxt, "more than G has room for (INV-13)");
+        assert!(self.known.contains(from, to), "a byte from nowhere (INV-01)");
+        if from < to {
+            let right = &self.bytes[self.index(from)..self.index(to)];
+            assert!(frame.payload == right, "G gets another byte than was taken (INV-15)");
+        }
+    }
+
+    /// Between two steps: what is promised is there.
+    pub(super) fn check(&mut self, flow: Option<(&Flow, &Seen)>, arena: &Arena<'_>) {
+        if self.lost {
+            return;
+        }
+        let Some((flow, seen)) = flow.filter(|(_, seen)| seen.is_gated()) else {
+            assert!(self.promised <= self.g_una || self.reset[R], "a broken promise (INV-03)");
+            return;
+        };
+        self.known.remove_below(seen.g_una);
+        self.trim(seen.g_una);
+        assert!(self.known == seen.held, "taken {:?}, held {:?}", self.known, seen.held);
+        let fin_too = self.promised == seen.g_una;
+        assert!(self.promised <= seen.rcv_nxt || fin_too, "an ACK of nothing (INV-03)");
+        assert!(seen.re >= self.edge_to_r, "R was shown more than is remembered (INV-05)");
+        assert!(seen.g_una == self.g_una && seen.g_nxt >= seen.g_una);
+        for &(from, to) in &self.known.0 {
+            let mut right = &self.bytes[self.index(from)..self.index(to)];
+            for piece in flow.store.slices(arena, from, to) {
+                let (now, later) = right.split_at(piece.len());
+                assert!(piece == now, "the store has another byte than was taken (INV-15)");
+                right = later;
+            }
+            assert!(right.is_empty(), "the store has fewer bytes than were taken (INV-03)");
+        }
+        self.check_record(flow, seen, arena);
+    }
+
+    /// A successor would find what is promised: in pages that say whose they are (LIFE-09).
+    fn check_record(&self, flow: &Flow, seen: &Seen, arena: &Arena<'_>) {
+        let owed = seen.rcv_nxt.saturating_sub(seen.g_una);
+        let Some(rec) = flow.rec else {
+            assert!(owed == 0 && flow.store.held_pages() == 0, "bytes without a record");
+            return;
+        };
+        let record = arena.record(rec).expect("a valid record");
+        let said = (record.rcv_nxt, record.g_una, record.h_re);
+        let is = (seen.rcv_nxt, seen.g_una.min(seen.rcv_nxt), seen.re);
+        assert_eq!(said, is, "the record lags behind");
+        let mut found = 0;
+        for (_, page_no, page) in arena.owned_pages().filter(|(id, ..)| *id == rec) {
+            let start = page_no * PAGE as u64;
+            let (from, to) = (start.max(seen.g_una), (start + PAGE as u64).min(seen.rcv_nxt));
+            if from < to {
+                let right = &self.bytes[self.index(from)..self.index(to)];
+                let bytes = &arena.page(page)[offset(from - start)..offset(to - start)];
+                assert!(bytes == right, "a successor would find another byte");
+                found += to - from;
+            }
+        }
+        assert_eq!(found, owed, "a successor would find another number of bytes");
+    }
+
+    fn trim(&mut self, floor: u64) {
+        let below = self.index(floor.max(self.base)).min(self.bytes.len());
+        if floor > self.base && below >= SLACK {
+            self.bytes.drain(..below);
+            self.base += below as u64;
+        }
+        if self.known.0.is_empty() && floor > self.base {
+            self.bytes.clear();
+            self.base = floor;
+        }
+    }
+
+    /// End of the bytes that R believes delivered, or may soon, and where those G lacks begin.
+    pub(super) fn owed(&self) -> (u64, u64) {
+        let end = self.known.run_from(self.g_una);
+        (self.g_una, if self.lost || self.reset[R] { self.g_una } else { end })
+    }
+
+    /// Bytes that were taken.
+    pub(super) fn taken(&self, from: u64, to: u64) -> &[u8] {
+        &self.bytes[self.index(from)..self.index(to)]
+    }
+}
+
+/// A frame that came out.
+pub(super) struct Out<'a> {
+    pub(super) tcp: &'a Tcp,
+    pub(super) payload: &'a [u8],
+}
+
+/// INV-22: full and right, or partial and said so.
+pub(super) fn checksums_right(hdr: &VirtioNetHdr, frame: &[u8], packet: &Packet) {
+    let (ip, _): (&Ip, &Tcp) = packet.tcp().expect("it was TCP when it went in");
+    let l4 = usize::from(ip.payload_offset);
+    let header = Checksum::new(sum(&frame[usize::from(ip.header_offset)..l4], 0)).finish();
+    assert_eq!(header, 0, "the IPv4 checksum (INV-22)");
+    let segment = &frame[l4..ip.end as usize];
+    let len = u32::try_from(segment.len()).expect("a frame");
+    let pseudo = pseudo_header_v4(ip.src.v4_bytes(), ip.dst.v4_bytes(), 6, len);
+    if hdr.needs_csum() {
+        let field = u16::from_be_bytes([segment[16], segment[17]]);
+        assert_eq!(field, fold(pseudo), "the partial checksum (INV-22)");
+        assert_eq!((usize::from(hdr.csum_start), hdr.csum_offset), (l4, 16), "INV-22");
+    } else {
+        assert!(!hdr.is_gso(), "a super-segment with a full checksum");
+        assert_eq!(Checksum::new(sum(segment, pseudo)).finish(), 0, "the TCP checksum (INV-22)");
+    }
+}
+
+fn offset(distance: u64) -> usize {
+    usize::try_from(distance).expect("within a frame")
+}
+
+/// A number that stands for "none" is no place.
+pub(super) fn place(at: u64, otherwise: u64) -> u64 {
+    if at == NONE { otherwise } else { at }
+}
