@@ -21,13 +21,17 @@ impl Plan {
     /// The plan of a seed. The same on every machine, for ever, as long as this file is.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
-        Swarm { random: Random::new(seed, "swarm"), seed }.plan()
+        let mut random = Random::new(seed, "swarm");
+        let ecn_percent = random.pick(&[0, 0, 30, 100]);
+        Swarm { random, seed, ecn_percent }.plan()
     }
 }
 
 struct Swarm {
     random: Random,
     seed: u64,
+    /// How many of the machines speak ECN.
+    ecn_percent: u32,
 }
 
 impl Swarm {
@@ -61,7 +65,7 @@ impl Swarm {
         if self.random.percent(4) {
             // A guest that is away for longer than T_alive, T_paused and what SNOOP-32 allows.
             let at = Instant::from_micros(self.random.below(span_ms * 500));
-            let lasts = Duration::from_secs(self.random.pick(&[30, 80, 140]));
+            let lasts = Duration::from_secs(self.random.pick(&[30, 80, 140, 300]));
             heal_at = heal_at.max(at + lasts);
             let kind = FaultKind::Pause { guest: self.index(guests.len()) };
             faults.push(Fault { at, lasts, kind });
@@ -149,7 +153,7 @@ impl Swarm {
             window_scale: self.random.percent(85).then(|| self.random.pick(&[0, 2, 7, 7, 14])),
             timestamps: self.random.percent(75),
             sack: self.random.percent(75),
-            ecn: self.random.percent(30),
+            ecn: self.random.percent(self.ecn_percent),
             mss: self.random.percent(20).then(|| self.random.pick(&[536, 900, 1400])),
             isn: self.random.percent(60).then(|| self.random.pick(&isns)),
             syn_options: if self.random.percent(6) {
@@ -226,14 +230,15 @@ impl Swarm {
         let mut classes = Vec::new();
         for class in 0..CLASSES {
             // The rough ones end connections: they are rarer, or little would be tested besides.
-            let chance = if class >= FIRST_ROUGH { 8 } else { 25 };
+            let chance = if class >= FIRST_ROUGH { 9 } else { 25 };
             if self.random.percent(chance) {
                 classes.push(class);
             }
         }
         let mut faults = Vec::new();
         for &class in &classes {
-            let count = if class >= FIRST_ROUGH { 1 } else { self.random.within(1, 3) };
+            let once = class >= FIRST_ROUGH && class != KILL;
+            let count = if once { 1 } else { self.random.within(1, 3) };
             for _ in 0..count {
                 let from = self.random.below(span_ms * 900);
                 let lasts = self.random.within(1_000, span_ms * 1000 - from);
@@ -286,10 +291,11 @@ impl Swarm {
             18 => FaultKind::OneWay { guest },
             19 => FaultKind::Reboot { guest },
             20 => FaultKind::Destroy { guest },
-            23 => FaultKind::Kill { guest },
+            KILL => FaultKind::Kill { guest },
             21 => FaultKind::Migrate { guest },
             _ => {
-                let step = u32::try_from(self.random.below(2_000)).unwrap_or(0);
+                let steps_max = self.random.pick(&[10, 100, 2_000]);
+                let step = u32::try_from(self.random.below(steps_max)).unwrap_or(0);
                 FaultKind::Crash { arena: self.random.percent(75), step }
             }
         }
@@ -299,6 +305,7 @@ impl Swarm {
 /// Classes of faults in [`Swarm::fault`], and the first of those that end connections.
 const CLASSES: u64 = 24;
 const FIRST_ROUGH: u64 = 18;
+const KILL: u64 = 23;
 
 #[cfg(test)]
 mod tests {

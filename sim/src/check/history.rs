@@ -156,6 +156,12 @@ impl Out<'_> {
     pub fn is_keepalive(&self, h: &History) -> bool {
         self.tcp.payload_len == 1 && self.end == h.end(self.to).acked
     }
+
+    /// Data from the store that was sent before.
+    #[must_use]
+    pub fn is_repeat(&self, h: &History) -> bool {
+        self.gated && self.tcp.payload_len > 1 && self.end <= h.end(self.to).end_to
+    }
 }
 
 /// See the module doc.
@@ -167,6 +173,8 @@ pub struct History {
     pub conn: Option<usize>,
     /// Both ends speak classic ECN.
     pub ecn: bool,
+    /// When the VM last had less budget to spare than a connection may want.
+    pub cramped_at: Instant,
     /// G takes window back now and then.
     pub shrinks: bool,
     /// R, then G.
@@ -185,12 +193,16 @@ pub struct History {
     pub interrupted: bool,
     /// Both sides must see an RST, or R alone.
     pub must_reset: bool,
+    /// Until when R, and G, must have been told by then.
+    pub tell_by: [Option<Instant>; 2],
     /// See `must_reset`.
     pub must_tell_r: bool,
     /// A middlebox reset it.
     pub killed: bool,
     /// R's newest segment brings at most an octet: it asks for an answer.
     pub asks: bool,
+    /// When G last sent anything.
+    pub heard_from_guest: Instant,
     /// When R sent its first RST.
     pub reset_at: Option<Instant>,
     /// Only what any flow must keep to is checked: both ends are guests of one host, so that what
@@ -202,6 +214,8 @@ pub struct History {
     pub ce_at: Option<u64>,
     /// Since when the guest has been paused.
     pub paused_since: Option<Instant>,
+    /// Segments that it was sent again since then.
+    pub repeats_in_pause: u32,
     /// Bytes below this were found in the store (INV-03).
     pub read_to: u64,
     /// SYN of R that no SYN-ACK has answered.
@@ -221,6 +235,7 @@ impl History {
             name,
             conn,
             ecn: false,
+            cramped_at: Instant::ZERO,
             shrinks: false,
             ends: [End::new(), End::new()],
             streams,
@@ -230,14 +245,17 @@ impl History {
             broken_by_crash: false,
             interrupted: false,
             must_reset: false,
+            tell_by: [None; 2],
             must_tell_r: false,
             killed: false,
             asks: false,
+            heard_from_guest: Instant::ZERO,
             reset_at: None,
             opaque,
             acceptable: super::inv25::Acceptable::default(),
             ce_at: None,
             paused_since: None,
+            repeats_in_pause: 0,
             read_to: BASE,
             syn: None,
         }
@@ -325,6 +343,9 @@ impl History {
         }
         self.may_pass(from, fingerprint, true);
         self.asks = from == Side::R && tcp.payload_len <= 1;
+        if from == Side::G {
+            self.heard_from_guest = at;
+        }
         let flags = tcp.flags;
         if flags.syn() {
             self.on_syn(from, tcp);
@@ -387,6 +408,7 @@ impl History {
             let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
             *self = Self {
                 ecn: self.ecn,
+                cramped_at: self.cramped_at,
                 shrinks: self.shrinks,
                 state: self.state,
                 paused_since: self.paused_since,
@@ -464,6 +486,9 @@ impl History {
         let known = self.streams.is_some();
         let on = matches!(self.state, Some(State::On | State::Drain));
         self.was_on |= on && o.gated;
+        if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {
+            self.repeats_in_pause += 1;
+        }
         let e = self.end_mut(o.to);
         e.frames_to += 1;
         e.bytes_to += u64::from(o.tcp.payload_len);

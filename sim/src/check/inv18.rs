@@ -3,36 +3,65 @@
 
 use std::collections::BTreeSet;
 
+use nightporter_core::time::Duration;
+
 use super::Ensure;
-use super::history::{History, Side};
+use super::history::{History, Out, Side};
 use crate::plan::Plan;
 use crate::stack::{EndReport, Outcome};
 
 /// Packets a flow may cause besides, for timers: probes, local retransmission, window updates.
 const FOR_TIMERS: u64 = 400;
 
-/// No packet storm.
-pub(super) fn on_out(h: &History) -> Ensure {
+/// A window that G opened so long ago is known to R.
+const UPDATE_WITHIN: Duration = Duration::from_secs(1);
+/// R is waiting for a window that is smaller, and has one that is larger than three of these.
+const SEGMENT: u64 = 1460;
+
+/// What is on its way, or due, when a guest stops running (SNOOP-31: its time does not pass).
+const REPEATS_IN_PAUSE: u32 = 3;
+
+/// No packet storm; and R need not ask for a window that G has opened (SNOOP-34).
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let received = h.end(Side::R).frames + h.end(Side::G).frames;
     let made = h.end(Side::R).frames_to + h.end(Side::G).frames_to;
     if made > 2 * received + FOR_TIMERS {
         return Err(format!("{made} packets out for {received} in"));
     }
+    let r = h.end(Side::R);
+    let stuck = r.edge_to.saturating_sub(r.ack_to) < SEGMENT && o.edge > r.edge_to + 3 * SEGMENT;
+    let roomy = o.at.since(h.cramped_at) > UPDATE_WITHIN;
+    let silent = o.at.since(h.heard_from_guest) > UPDATE_WITHIN && h.paused_since.is_none();
+    if h.repeats_in_pause > REPEATS_IN_PAUSE {
+        return Err("a paused guest was sent the same again and again".to_owned());
+    }
+    if o.to == Side::R && o.gated && h.asks && h.was_on && roomy && stuck && silent {
+        return Err("R had to ask for a window that was open".to_owned());
+    }
     Ok(())
 }
 
-/// Nothing hangs, and nothing is reset without a cause. Of a connection that is not in `seen` no
-/// SYN ever came as far as the host; those in `killed` were reset by a middlebox.
+/// What became of connections on their way through the host.
+pub(super) struct Handshakes {
+    /// Reset by a middlebox.
+    pub(super) killed: BTreeSet<usize>,
+    /// A SYN came as far as the host, and the answer to it.
+    pub(super) begun: BTreeSet<usize>,
+    /// See `begun`.
+    pub(super) open: BTreeSet<usize>,
+}
+
+/// Nothing hangs, and nothing is reset without a cause.
 pub(super) fn on_end(
     plan: &Plan,
     ended: bool,
     ends: &[EndReport],
-    killed: &BTreeSet<usize>,
-    seen: &BTreeSet<usize>,
+    saw: &Handshakes,
 ) -> Result<(), (usize, String)> {
     for e in ends.iter().filter(|e| e.outcome == Outcome::Reset) {
-        let excused = killed.contains(&e.conn)
-            || !seen.contains(&e.conn)
+        let excused = saw.killed.contains(&e.conn)
+            || !saw.begun.contains(&e.conn)
+            || plan.has_smoltcp(e.conn) && !saw.open.contains(&e.conn)
             || plan.may_be_reset(e.conn)
             || plan.is_long_paused(e.conn)
             || plan.may_miss_neighbor(e.conn)

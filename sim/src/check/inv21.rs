@@ -3,17 +3,36 @@
 
 use nightporter_core::limits::T_RST;
 use nightporter_core::tcp::flow::State;
+use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
 use super::history::{History, Out, Side};
 use crate::plan::Plan;
 use crate::stack::{EndReport, Outcome};
 
+/// After a restart R hears at once, and G in the time a busy guest needs to take a frame.
+pub(super) const TELL_R: Duration = Duration::from_secs(1);
+/// See [`TELL_R`].
+pub(super) const TELL_G: Duration = Duration::from_secs(10);
+
+/// Who is owed an RST has had it by the time it says anything itself.
+pub(super) fn on_in(at: Instant, h: &History, from: Side) -> Ensure {
+    let told = |side: Side| h.end(side).reset_to || h.end(side).reset;
+    match h.tell_by[from as usize] {
+        Some(by) if at > by && !told(from) && !h.opaque => {
+            Err(format!("after a restart {from:?} was not told in time"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// No RST without a cause; and what R was promised comes before R's own RST (SNOOP-15), for as
 /// long as T_rst.
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
-    let cause = r.reset || g.reset || h.broken || h.interrupted || h.state == Some(State::Abort);
+    // H's own reason counts while G has its CPU: a paused guest is waited for (SNOOP-32).
+    let given_up = h.state == Some(State::Abort) && h.paused_since.is_none();
+    let cause = r.reset || g.reset || h.broken || h.interrupted || given_up;
     if o.to == Side::R && o.gated && o.tcp.flags.rst() && !cause && h.streams.is_some() {
         return Err("an RST to R that nothing asked for".to_owned());
     }

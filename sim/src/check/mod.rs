@@ -187,6 +187,9 @@ type Ensure = Result<(), String>;
 /// Steps between two looks at everything, and two counts of all flows.
 const LOOK_AT_ALL: u64 = 512;
 
+/// With fewer pages left of its budget a VM is cramped.
+const CRAMPED_PAGES: u64 = 16;
+
 /// Keeps the history of every flow and asks every checker.
 #[derive(Debug)]
 pub struct Observer {
@@ -196,6 +199,8 @@ pub struct Observer {
     touched: Vec<FlowName>,
     destroyed: Vec<bool>,
     killed: BTreeSet<usize>,
+    /// Of each guest, when it was last cramped.
+    cramped_at: Vec<Instant>,
     steps: u64,
     any_flow: bool,
 }
@@ -210,6 +215,7 @@ impl Observer {
             touched: Vec::new(),
             destroyed: vec![false; plan.guests.len()],
             killed: BTreeSet::new(),
+            cramped_at: vec![Instant::ZERO; plan.guests.len()],
             steps: 0,
             any_flow: false,
         }
@@ -240,7 +246,8 @@ impl Observer {
                 } else {
                     h.on_in(t.at, from, ip, tcp, fingerprint);
                 }
-                Ok(())
+                let told = inv21::on_in(t.at, h, from);
+                told.map_err(|what| Violation { invariant: 21, what, flow: Some(name) })
             }
             Tap::ToNet | Tap::ToGuest(_) => {
                 let to = if from_guest { Side::R } else { Side::G };
@@ -261,6 +268,7 @@ impl Observer {
                 } else {
                     Ok(())
                 };
+                h.cramped_at = self.cramped_at[usize::from(name.guest)];
                 let wrong = wrong.and_then(|()| check_out(h, &o, gone));
                 h.on_out(&o);
                 wrong.map_err(|(invariant, what)| Violation { invariant, what, flow: Some(name) })
@@ -273,11 +281,17 @@ impl Observer {
     ///
     /// # Errors
     /// The first invariant that does not hold.
-    pub fn on_step(&mut self, _now: Instant, view: &HostView<'_, '_>) -> Result<(), Violation> {
+    pub fn on_step(&mut self, now: Instant, view: &HostView<'_, '_>) -> Result<(), Violation> {
         self.steps += 1;
         let all = self.steps.is_multiple_of(LOOK_AT_ALL);
         let of_host = |invariant| move |what| Violation { invariant, what, flow: None };
         inv06::on_step(view.engine, view.ports, all).map_err(of_host(6))?;
+        for (port, at) in view.ports.iter().zip(&mut self.cramped_at) {
+            let vm = port.and_then(|p| view.engine.vm(p));
+            if vm.is_some_and(|vm| vm.budget_pages < vm.reserved_pages + CRAMPED_PAGES) {
+                *at = now;
+            }
+        }
         if all {
             inv20::on_step(&self.plan, view.engine, view.ports).map_err(of_host(20))?;
         }
@@ -313,8 +327,9 @@ impl Observer {
                 }
             }
             Event::Restarted { arena } => {
-                for h in self.flows.values_mut().filter(|h| h.broken_by_crash) {
-                    h.must_reset |= arena;
+                for h in self.flows.values_mut().filter(|h| h.broken_by_crash && arena) {
+                    h.must_reset = true;
+                    h.tell_by = [now + inv21::TELL_R, now + inv21::TELL_G].map(Some);
                 }
             }
             Event::Draining(_) | Event::Offload(..) => {}
@@ -326,9 +341,15 @@ impl Observer {
                     }
                 }
             }
-            Event::DriverReset(_) | Event::Healed => {}
+            Event::DriverReset(g) => {
+                for (_, h) in self.flows.iter_mut().filter(of(g)) {
+                    h.tell_by[1] = None;
+                }
+            }
+            Event::Healed => {}
             Event::Rebooted(g) => {
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
+                    h.tell_by = [None; 2];
                     h.broken |= h.promised().is_some();
                     h.interrupted = true;
                     h.must_reset = false;
@@ -339,6 +360,7 @@ impl Observer {
                     self.destroyed[usize::from(g)] = true;
                 }
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
+                    h.tell_by = [None; 2];
                     // Whoever still owes R anything has to tell it now.
                     let on = matches!(h.state, Some(State::On | State::Drain));
                     h.must_tell_r |= on && !h.end(Side::R).reset;
@@ -351,6 +373,8 @@ impl Observer {
             Event::Paused(g, on) => {
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
                     h.paused_since = on.then_some(now);
+                    h.repeats_in_pause = 0;
+                    h.tell_by[1] = None;
                 }
             }
         }
@@ -378,8 +402,12 @@ impl Observer {
                 flow: Some(*name),
             })?;
         }
-        let seen = self.flows.values().filter_map(|h| h.conn).collect();
-        inv18::on_end(&self.plan, ended, ends, &self.killed, &seen).map_err(|(conn, what)| {
+        let progress = inv18::Handshakes {
+            killed: self.killed.clone(),
+            begun: self.flows.values().filter_map(|h| h.conn).collect(),
+            open: self.flows.values().filter(|h| h.is_open()).filter_map(|h| h.conn).collect(),
+        };
+        inv18::on_end(&self.plan, ended, ends, &progress).map_err(|(conn, what)| {
             let flow = self.flows.values().find(|h| h.conn == Some(conn)).map(|h| h.name);
             Violation { invariant: 18, what, flow }
         })
@@ -416,7 +444,7 @@ fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8, String)> {
     for (invariant, check) in checks {
         check.map_err(|what| (invariant, what))?;
     }
-    inv18::on_out(h).map_err(|what| (18, what))
+    inv18::on_out(h, o).map_err(|what| (18, what))
 }
 
 /// The history of a flow; it begins with a SYN.
@@ -529,10 +557,15 @@ impl Plan {
     /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not
     /// find those that are there.
     fn may_miss_neighbor(&self, conn: usize) -> bool {
+        self.has_smoltcp(conn)
+            && self.faults.iter().any(|f| matches!(f.kind, FaultKind::Destroy { .. }))
+    }
+
+    /// One end is smoltcp, whose SYN-ACK may never come.
+    fn has_smoltcp(&self, conn: usize) -> bool {
         let plan = &self.conns[conn];
         let smoltcp = |m: &Machine| self.stack_of(*m).kind == StackKind::Smoltcp;
         [plan.client, plan.server].iter().any(smoltcp)
-            && self.faults.iter().any(|f| matches!(f.kind, FaultKind::Destroy { .. }))
     }
 
     /// Neither end means harm: what is written must be read.
