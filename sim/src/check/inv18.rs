@@ -14,7 +14,7 @@ use crate::stack::{EndReport, Outcome};
 const FOR_TIMERS: u64 = 400;
 
 /// A window that G opened so long ago is known to R.
-const UPDATE_WITHIN: Duration = Duration::from_secs(1);
+const UPDATE_WITHIN: Duration = Duration::from_millis(20);
 /// R is waiting for a window that is smaller, and has one that is larger than three of these.
 const SEGMENT: u64 = 1460;
 
