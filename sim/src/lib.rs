@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod check;
+pub mod figures;
 pub mod frame;
 pub mod link;
 pub mod mutants;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use nightporter_sim::figures;
 use nightporter_sim::mutants::hunt_all;
 use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{explain, run_plan, run_seeds};
@@ -33,6 +34,15 @@ enum Command {
         /// The root of the repository.
         #[arg(long, default_value = ".")]
         root: PathBuf,
+    },
+    /// Draw the figures of the vSnoop paper, and a table with our numbers beside its.
+    Figures {
+        /// Where the files go.
+        #[arg(long, default_value = "target/figures")]
+        out: PathBuf,
+        /// Runs at a time; as many as there are processors.
+        #[arg(long)]
+        jobs: Option<usize>,
     },
     /// Print what a seed decides, as JSON.
     Plan {
@@ -70,6 +80,12 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Run(args) => run(&args),
         Command::Mutants { seeds, jobs, root } => mutants(seeds, jobs, &root),
+        Command::Figures { out, jobs: wanted } => {
+            figures::draw(&figures::Effort::FULL, jobs(wanted), &out).map(|table| {
+                println!("{table}\nfigures are in {}", out.display());
+                ExitCode::SUCCESS
+            })
+        }
         Command::Plan { seed } => print_plan(seed),
     };
     result.unwrap_or_else(|error| {

@@ -59,6 +59,14 @@ pub struct HostPlan {
     pub core: Option<u16>,
     /// Frames the uplink's queue holds while the worker is busy or dead (a tap's `txqueuelen`).
     pub uplink_queue_frames: usize,
+    /// Frames that wait in the worker for room in a guest's ring; the next is dropped.
+    #[serde(default = "backlog_frames")]
+    pub backlog_frames: usize,
+}
+
+/// As many as the daemon keeps.
+pub(crate) fn backlog_frames() -> usize {
+    1000
 }
 
 /// One core and how it is shared.
@@ -178,6 +186,10 @@ pub struct StackPlan {
     pub isn: Option<u32>,
     /// Raw bytes of further SYN options.
     pub syn_options: Vec<u8>,
+    /// Segments sent before the first ACK, and in the first window shown; strict stacks only.
+    /// `None`: ten and 64 KB, as Linux since 2.6.39.
+    #[serde(default)]
+    pub first_segments: Option<u16>,
 }
 
 /// A stack nobody here wrote, ours that does what it cannot, or one that means harm.

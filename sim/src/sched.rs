@@ -34,8 +34,10 @@ struct Task {
     paused: bool,
     /// Other work done so far, in nanoseconds.
     load_done_ns: u64,
-    /// Xen: credit left in nanoseconds, and whether it woke with some left.
+    /// Xen: credit left in nanoseconds, whether there was none when credits were last given out
+    /// (its priority is OVER, else UNDER), and whether it woke with some left (BOOST).
     credit_ns: i64,
+    over: bool,
     boosted: bool,
     /// Proportional share: time received by weight, and when its request should be served.
     vruntime_ns: u64,
@@ -71,6 +73,7 @@ impl Core {
             // Loads that began at the same instant would stay in step for ever.
             load_done_ns: 0,
             credit_ns: 0,
+            over: false,
             boosted: false,
             vruntime_ns: 0,
             vdeadline_ns: 0,
@@ -119,10 +122,15 @@ impl Core {
         }
         self.enqueue(i);
         match self.policy {
-            Policy::Credit { boost: true, .. } if self.tasks[i].credit_ns > 0 => {
+            Policy::Credit { boost: true, .. } if !self.tasks[i].over => {
                 self.tasks[i].boosted = true;
                 let preempts = self.current.is_none_or(|c| !self.tasks[c].boosted);
                 if preempts {
+                    // Xen queues who is preempted behind its equals, and whoever comes next has a
+                    // whole slice (sched_credit.c, __runq_insert).
+                    if let Some(c) = self.current {
+                        self.enqueue(c);
+                    }
                     self.pick(now);
                 }
             }
@@ -143,7 +151,7 @@ impl Core {
             return;
         }
         self.settle(now);
-        self.tasks[i].awake = false;
+        (self.tasks[i].awake, self.tasks[i].boosted) = (false, false);
         if self.current == Some(i) && !self.runnable(i) {
             self.pick(now);
         }
@@ -248,6 +256,7 @@ impl Core {
             let share = period_ns * i64::try_from(task.weight).unwrap_or(1)
                 / i64::try_from(wanting.max(task.weight)).unwrap_or(1);
             task.credit_ns = (task.credit_ns + share).clamp(-period_ns, period_ns);
+            task.over = task.credit_ns < 0;
         }
         if let Some(c) = self.current.filter(|_| matches!(self.policy, Policy::Quota { .. })) {
             self.slice_end = self.slice_end.min(now + self.slice_of(c));
@@ -260,7 +269,7 @@ impl Core {
             match self.policy {
                 // Boosted first, then those with credit left, then by turn.
                 Policy::Credit { .. } => {
-                    (u64::from(!t.boosted) + u64::from(t.credit_ns <= 0), t.queued)
+                    (u64::from(!t.boosted) + u64::from(t.over && !t.boosted), t.queued)
                 }
                 Policy::Fair { .. } | Policy::Quota { .. } => {
                     let eligible = t.vruntime_ns <= self.average_ns();

@@ -57,6 +57,7 @@ impl Swarm {
             frame_ns: self.random.pick(&[200, 500, 5_000]),
             core: self.random.percent(15).then_some(0),
             uplink_queue_frames: self.random.pick(&[20, 1000, 1000]),
+            backlog_frames: crate::plan::backlog_frames(),
         };
         let span_ms = self.random.pick(&[200, 800, 2_000, 5_000]);
         let conns = self.conns(&guests, &remotes, span_ms);
@@ -161,6 +162,7 @@ impl Swarm {
             } else {
                 Vec::new()
             },
+            first_segments: None,
         }
     }
 

@@ -88,3 +88,19 @@ fn a_paused_machine_never_runs_and_the_others_have_its_time() {
     core.dedicate();
     assert!(core.is_running(1) && !core.is_running(0) && core.poll_timeout().is_none());
 }
+
+#[test]
+fn who_is_preempted_by_a_boost_waits_behind_its_equals() {
+    let policy = Policy::Credit { slice_us: 30_000, boost: true };
+    let mut core = Core::new(policy, &[BUSY, BUSY, IDLE]);
+    core.handle_timeout(core.poll_timeout().expect("bursts begin"));
+    assert_eq!(core.current(), Some(0));
+    let now = Instant::from_millis(20); // before the first credits: nobody is OVER
+    core.wake(now, 2);
+    assert_eq!(core.current(), Some(2), "it wakes with credit");
+    core.idle(now, 2);
+    assert_eq!(core.current(), Some(1), "and then it is the next one's turn");
+    assert_eq!(core.poll_timeout(), Some(Instant::from_millis(30)), "credits");
+    core.handle_timeout(Instant::from_millis(30));
+    assert_eq!(core.poll_timeout(), Some(Instant::from_millis(50)), "with a whole slice");
+}

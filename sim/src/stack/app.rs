@@ -98,6 +98,7 @@ impl App {
             read: 0,
             wrong_at: None,
             opened_at: None,
+            connected_at: None,
             acked_at: None,
             delivered_at: None,
             outcome: Outcome::Waiting,
@@ -146,6 +147,9 @@ impl App {
         let phase = socket.phase();
         if self.is_over() || phase == Phase::Opening {
             return;
+        }
+        if phase != Phase::Reset {
+            self.report.connected_at.get_or_insert(now);
         }
         self.read(now, socket, reading);
         if phase == Phase::Open {

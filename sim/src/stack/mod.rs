@@ -105,6 +105,8 @@ pub struct EndReport {
     pub wrong_at: Option<u64>,
     /// When the SYN was sent (client) or first seen (server).
     pub opened_at: Option<Instant>,
+    /// When its handshake was over: `connect` or `accept` returned.
+    pub connected_at: Option<Instant>,
     /// When the last byte written was acknowledged.
     pub acked_at: Option<Instant>,
     /// When the other end's last byte was read.

@@ -28,6 +28,7 @@ pub(super) fn plan(kind: StackKind) -> StackPlan {
         mss: None,
         isn: None,
         syn_options: Vec::new(),
+        first_segments: None,
     }
 }
 
@@ -344,6 +345,7 @@ fn any_plan(random: &mut Random) -> StackPlan {
         mss: random.pick(&[None, None, Some(1400), Some(536), Some(88)]),
         isn: random.pick(&[None, Some(0), Some(u32::MAX), Some(0xffff_f000), Some(0x7fff_ffff)]),
         syn_options: random.pick(&[vec![], vec![253, 4, 1, 2], vec![1, 1, 1], vec![30, 4, 0, 1]]),
+        first_segments: None,
     }
 }
 

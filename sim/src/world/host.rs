@@ -23,8 +23,6 @@ pub(super) const OFFLOADS: PortFeatures =
     PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
 /// The uplink is always the first port.
 const UPLINK: PortId = PortId(0);
-/// A backlog holds as many frames as the daemon's.
-const BACKLOG_FRAMES: usize = 1000;
 /// The most a delivery may be long: what the daemon asks room for.
 const FRAME_BYTES_MAX: usize = 68 * 1024;
 /// Between two hosts: through one switch.
@@ -401,7 +399,7 @@ impl World<'_> {
         }
         let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
         if !backlog.is_empty() || frame.bytes.len() > self.nodes[g].room() {
-            if backlog.len() < BACKLOG_FRAMES {
+            if backlog.len() < self.plan.host.backlog_frames {
                 backlog.push_back(frame);
             } else {
                 engine.count_drop(port, DropReason::QueueFull);

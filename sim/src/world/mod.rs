@@ -208,8 +208,15 @@ impl<'r> World<'r> {
             world.arm_core(i);
         }
         world.schedule(plan.heal_at, Event::Healed);
-        world.schedule(plan.heal_at, Event::Look);
+        // With nothing to heal from, it may be over before.
+        let look_at = if plan.faults.is_empty() { Instant::ZERO } else { plan.heal_at };
+        world.schedule(look_at, Event::Look);
         world
+    }
+
+    /// A frame of somebody who is not in the plan will come to the first host's uplink at `at`.
+    pub fn add_frame(&mut self, at: Instant, frame: Frame) {
+        self.schedule(at, Event::ToHost(0, frame, false));
     }
 
     /// Runs to the end.

@@ -14,6 +14,7 @@ pub(crate) fn small() -> Plan {
         mss: None,
         isn: None,
         syn_options: Vec::new(),
+        first_segments: None,
     };
     let link = LinkPlan { rate_bps: 1_000_000_000, delay_us: 50, queue_frames: 500, mtu: 1500 };
     Plan {
@@ -27,6 +28,7 @@ pub(crate) fn small() -> Plan {
             frame_ns: 500,
             core: None,
             uplink_queue_frames: 1000,
+            backlog_frames: crate::plan::backlog_frames(),
         },
         cores: vec![CorePlan { policy: Policy::RoundRobin { slice_us: 30_000 } }],
         guests: vec![GuestPlan {

@@ -5,7 +5,7 @@
 use nightporter_core::time::{Duration, Instant};
 
 /// Segments sent before the first acknowledgement (RFC 6928).
-const INITIAL_SEGMENTS: i64 = 10;
+pub(super) const INITIAL_SEGMENTS: i64 = 10;
 /// Before anything was measured (RFC 6298 section 2.1).
 const RTO_INITIAL: Duration = Duration::from_secs(1);
 /// What Linux adds to the smoothed round trip at least (`TCP_RTO_MIN`).
@@ -19,13 +19,16 @@ pub(super) struct Congestion {
     pub(super) window: i64,
     threshold: i64,
     mss: i64,
+    /// Sent before the first acknowledgement, and after a long silence.
+    pub(super) first_segments: i64,
     /// Window and threshold before the newest reaction, and the millisecond of it.
     undo: Option<(i64, i64, u64)>,
 }
 
 impl Congestion {
-    pub(super) fn new(mss: i64) -> Self {
-        Self { window: INITIAL_SEGMENTS * mss, threshold: i64::MAX, mss, undo: None }
+    pub(super) fn new(mss: i64, first_segments: i64) -> Self {
+        let window = first_segments * mss;
+        Self { window, threshold: i64::MAX, mss, first_segments, undo: None }
     }
 
     /// `bytes` were acknowledged while the window was the limit.
@@ -61,7 +64,7 @@ impl Congestion {
 
     /// Nothing was sent for more than a timeout: what is known of the path is old.
     pub(super) fn on_idle(&mut self) {
-        self.window = self.window.min(INITIAL_SEGMENTS * self.mss);
+        self.window = self.window.min(self.first_segments * self.mss);
     }
 
     /// All that was lost is repaired.
@@ -146,7 +149,7 @@ mod tests {
 
     #[test]
     fn the_window_doubles_in_slow_start_and_then_grows_by_a_segment_per_round_trip() {
-        let mut cc = Congestion::new(1000);
+        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS);
         assert_eq!(cc.window, 10_000);
         (0..10).for_each(|_| cc.on_ack(1000));
         assert_eq!(cc.window, 20_000);
@@ -158,7 +161,7 @@ mod tests {
 
     #[test]
     fn a_reaction_to_nothing_is_taken_back_once() {
-        let mut cc = Congestion::new(1000);
+        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS);
         cc.on_timeout(Instant::from_secs(2), 10_000, false);
         assert_eq!(cc.window, 1000);
         assert!(!cc.undoes(2000));

@@ -59,9 +59,10 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
-    pub(super) fn new(buffer: usize, mss: i64) -> Self {
+    pub(super) fn new(buffer: usize, mss: i64, first_segments: Option<u16>) -> Self {
         let buffer = i64::try_from(buffer).unwrap_or(i64::MAX).clamp(1, 1 << 30);
-        let window = buffer.min(WINDOW_FIRST);
+        let first = first_segments.map_or(WINDOW_FIRST, |n| i64::from(n) * mss);
+        let window = buffer.min(first);
         Self {
             nxt: 1,
             acked: 1,

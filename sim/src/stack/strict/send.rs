@@ -6,7 +6,7 @@
 
 use nightporter_core::time::Instant;
 
-use super::congestion::{Congestion, RoundTrip};
+use super::congestion::{Congestion, INITIAL_SEGMENTS, RoundTrip};
 use super::ranges::{Place, Ranges};
 
 /// Duplicate ACKs, or segments beyond a hole, that mean a loss.
@@ -101,7 +101,8 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    pub(super) fn new(buffer: usize) -> Self {
+    pub(super) fn new(buffer: usize, first_segments: Option<u16>) -> Self {
+        let first_segments = first_segments.map_or(INITIAL_SEGMENTS, i64::from);
         Self {
             una: 0,
             nxt: 0,
@@ -119,7 +120,7 @@ impl Sender {
             duplicates: 0,
             inflated: 0,
             must_resend: false,
-            congestion: Congestion::new(MSS_DEFAULT),
+            congestion: Congestion::new(MSS_DEFAULT, first_segments),
             was_limited: false,
             round_trip: RoundTrip::new(),
             sample: None,
@@ -183,7 +184,7 @@ impl Sender {
         (self.window, self.window_from, self.edge) = (window, seq, 1 + window);
         self.window_max = window;
         self.mss = mss;
-        self.congestion = Congestion::new(mss);
+        self.congestion = Congestion::new(mss, self.congestion.first_segments);
         (self.timer, self.sent_at) = (None, now);
     }
 

@@ -89,6 +89,7 @@ fn plan() -> StackPlan {
         mss: Some(MSS + 12),
         isn: Some(0xffff_0000),
         syn_options: Vec::new(),
+        first_segments: None,
     }
 }
 
@@ -537,6 +538,12 @@ fn without_sack_three_duplicates_and_partial_acks_say_the_same() {
     assert_eq!(t.sent(), ["1:1001 ack 1"]);
     t.gets(seg(1, 1).ack(3001));
     assert_eq!(t.sent()[0], "3001:4001 ack 1");
+}
+
+#[test]
+fn an_old_linux_begins_with_three_segments() {
+    let t = Trace::open(StackPlan { first_segments: Some(3), ..plan() }, 100_000);
+    assert_eq!(t.sent(), ["1:1001 ack 1", "1001:2001 ack 1", "2001:3001 ack 1"]);
 }
 
 #[test]
