@@ -1,13 +1,20 @@
 //! The command line of the simulator.
 
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use nightporter_sim::figures;
+use nightporter_sim::long;
 use nightporter_sim::mutants::hunt_all;
 use nightporter_sim::plan::Plan;
-use nightporter_sim::run::{explain, run_plan, run_seeds};
+use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
+use nightporter_sim::shrink::shrink;
+
+/// Plans tried for a smaller one: a minute's worth.
+const SHRINK_RUNS_MAX: u32 = 2000;
 
 /// A world in virtual time around the core of Nightporter: one seed decides everything.
 ///
@@ -44,6 +51,18 @@ enum Command {
         #[arg(long)]
         jobs: Option<usize>,
     },
+    /// Run seeds for hours: it can be stopped, and goes on where it was.
+    Long {
+        /// How many seeds in all.
+        #[arg(long, default_value_t = 200_000)]
+        seeds: u64,
+        /// Where it keeps how far it came.
+        #[arg(long, default_value = "target/sim/long.json")]
+        state: PathBuf,
+        /// Seeds at a time; as many as there are processors.
+        #[arg(long)]
+        jobs: Option<usize>,
+    },
     /// Print what a seed decides, as JSON.
     Plan {
         /// The seed.
@@ -65,6 +84,9 @@ struct RunArgs {
     /// A plan of an earlier failure instead of a seed.
     #[arg(long, conflicts_with_all = ["seeds", "from", "seed"])]
     plan: Option<PathBuf>,
+    /// Of the one seed or plan, look for the smallest plan that fails in the same way.
+    #[arg(long)]
+    shrink: bool,
     /// Stop at the first failure, the one with the lowest seed among those under way.
     #[arg(long)]
     first: bool,
@@ -86,6 +108,7 @@ fn main() -> ExitCode {
                 ExitCode::SUCCESS
             })
         }
+        Command::Long { seeds, state, jobs } => run_long(seeds, &state, jobs),
         Command::Plan { seed } => print_plan(seed),
     };
     result.unwrap_or_else(|error| {
@@ -99,9 +122,14 @@ fn print_plan(seed: u64) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn read_plan(path: &Path) -> anyhow::Result<Plan> {
+    let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    serde_json::from_slice(&bytes).with_context(|| format!("{} is no plan", path.display()))
+}
+
 fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let plan = match (&args.plan, args.seed) {
-        (Some(path), _) => Some(serde_json::from_slice(&std::fs::read(path)?)?),
+        (Some(path), _) => Some(read_plan(path)?),
         (None, seed) => seed.map(Plan::from_seed),
     };
     if let Some(plan) = plan {
@@ -109,19 +137,7 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
     quiet_panics();
     let totals = run_seeds(args.from..args.from + args.seeds, jobs(args.jobs), args.first);
-    let mut code = 0;
-    for (n, &seed) in totals.failures.keys().enumerate() {
-        let plan = Plan::from_seed(seed);
-        let Err(failure) = run_plan(&plan) else {
-            anyhow::bail!("seed {seed} fails only sometimes")
-        };
-        code = code.max(failure.exit_code());
-        if n < 3 && !args.first {
-            print!("{}", explain(&plan, &failure, &args.out)?);
-        } else {
-            println!("seed {seed}: {failure}");
-        }
-    }
+    let code = tell_failures(&totals, if args.first { 0 } else { 3 }, &args.out)?;
     println!(
         "{} seeds, {} failed: {} frames, {} steps checked, {:.1} MB read and compared, \
          {} ends closed, {} reset, {:.0} s of virtual time; {:.1} ms a seed, slowest {:.0} ms \
@@ -143,6 +159,34 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
+/// Prints all failures, the first `whole` with all there is to tell. The exit code they ask for.
+fn tell_failures(totals: &Totals, whole: usize, out: &Path) -> anyhow::Result<u8> {
+    let mut code = 0;
+    for (n, &seed) in totals.failures.keys().enumerate() {
+        let plan = Plan::from_seed(seed);
+        let Err(failure) = run_plan(&plan) else {
+            anyhow::bail!("seed {seed} fails only sometimes")
+        };
+        code = code.max(failure.exit_code());
+        if n < whole {
+            print!("{}", explain(&plan, &failure, out, &format!("seed-{seed}"))?);
+        } else {
+            println!("seed {seed}: {failure}");
+        }
+    }
+    Ok(code)
+}
+
+fn run_long(seeds: u64, state: &Path, jobs_wanted: Option<usize>) -> anyhow::Result<ExitCode> {
+    quiet_panics();
+    // On a terminal the line is written over again and again.
+    let end = if std::io::stderr().is_terminal() { "\x1b[K\r" } else { "\n" };
+    let totals = long::run(state, seeds, jobs(jobs_wanted), |line| eprint!("{line}{end}"))?;
+    println!("{}", long::table(&totals));
+    let out = state.parent().unwrap_or(Path::new("."));
+    Ok(ExitCode::from(tell_failures(&totals, 3, out)?))
+}
+
 fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
     match run_plan(plan) {
         Ok(end) => {
@@ -156,8 +200,25 @@ fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(failure) => {
-            print!("{}", explain(plan, &failure, &args.out)?);
-            Ok(ExitCode::from(failure.exit_code()))
+            let name = args.plan.as_deref().and_then(Path::file_stem).and_then(|n| n.to_str());
+            let name = name.map_or_else(|| format!("seed-{}", plan.seed), str::to_owned);
+            print!("{}", explain(plan, &failure, &args.out, &name)?);
+            let code = ExitCode::from(failure.exit_code());
+            if args.shrink {
+                quiet_panics();
+                let small = shrink(plan, failure, SHRINK_RUNS_MAX);
+                println!(
+                    "after {} runs: {} faults, {} connections, {} guests, {} remotes left",
+                    small.runs,
+                    small.plan.faults.len(),
+                    small.plan.conns.len(),
+                    small.plan.guests.len(),
+                    small.plan.remotes.len()
+                );
+                let name = format!("{name}-small");
+                print!("{}", explain(&small.plan, &small.failure, &args.out, &name)?);
+            }
+            Ok(code)
         }
     }
 }

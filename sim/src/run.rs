@@ -81,11 +81,11 @@ pub fn run_plan(plan: &Plan) -> Result<RunEnd, Failure> {
     }
 }
 
-/// Tells all about a failure: plan, last packets as text, both captures in `out`.
+/// Tells all about a failure: plan, last packets as text, both captures, as `NAME` in `out`.
 ///
 /// # Errors
 /// If `out` cannot be written to.
-pub fn explain(plan: &Plan, failure: &Failure, out: &Path) -> anyhow::Result<String> {
+pub fn explain(plan: &Plan, failure: &Failure, out: &Path, name: &str) -> anyhow::Result<String> {
     let seed = plan.seed;
     std::fs::create_dir_all(out).with_context(|| format!("make {}", out.display()))?;
     let flow = match failure {
@@ -95,18 +95,19 @@ pub fn explain(plan: &Plan, failure: &Failure, out: &Path) -> anyhow::Result<Str
     let mut packets = Packets::new(flow, PACKETS_SHOWN);
     let run = || World::new(plan, true, Some(&mut packets)).run();
     let _ = catch_unwind(AssertUnwindSafe(run));
-    let base = out.join(format!("seed-{seed}"));
+    let base = out.join(name);
     let json = base.with_extension("json");
     std::fs::write(&json, serde_json::to_vec_pretty(plan)?)
         .with_context(|| format!("write {}", json.display()))?;
     let [remote, guest] = packets.write(&base)?;
     Ok(format!(
         "seed {seed}: {failure}\n{}  plan {}\n  captures {} {}\n  \
-         again: nightporter-sim run --seed {seed}\n",
+         again: nightporter-sim run --plan {}\n",
         packets.text(),
         json.display(),
         remote.display(),
         guest.display(),
+        json.display(),
     ))
 }
 
