@@ -198,8 +198,10 @@ impl Flow {
         self.rx.passed_max = r + u64::from(tcp.payload_len);
         self.tx.w_una = ack;
         self.tx.w_nxt = sent;
-        self.tx.r_window = tcp.window;
+        // Not scaled in a SYN (RFC 7323 section 2.2), but in all that this will be shown with.
+        self.tx.r_window = tcp.window >> offers.shifts().1;
         self.tx.r_window_max = u32::from(tcp.window);
+        self.tx.r_window_seq = tcp.seq;
         self.start_timestamps(offers);
         true
     }

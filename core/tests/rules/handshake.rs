@@ -316,3 +316,13 @@ fn com_29_replayed_until_answered_with_the_original_ack_and_echo() {
         }
     }
 }
+
+#[test]
+fn com_20_the_window_of_a_syn_ack_is_not_scaled_wherever_sequence_numbers_begin() {
+    for isn in [5, 0x7fff_ffff, 0x8000_0000, 0xffff_fff0] {
+        let setup = Setup { guest_is_client: true, isn: [isn, 1], ..Setup::new() };
+        let (_w, r, g) = Setup { window: [2048, 65_408], ..setup }.established();
+        r.sends("1:1001 ack 1 win 1024");
+        g.gets("1:1001 win 1024");
+    }
+}
