@@ -11,9 +11,14 @@ use super::Ensure;
 use super::history::{History, Out, Side};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let shown = h.end(Side::R).edge_max;
+    if o.to == Side::G && o.gated && !o.tcp.flags.rst() && h.is_open() && o.edge > shown {
+        return Err(format!("G is shown {} bytes more than R has", o.edge - shown));
+    }
     let handshake = o.tcp.flags.intersects(TcpFlags::SYN.union(TcpFlags::RST));
     let closed = h.ends.iter().all(|e| e.fin.is_some());
-    let left = !o.gated && (!h.was_on || h.interrupted || h.broken || h.shrinks || closed);
+    let reset = h.ends.iter().any(|e| e.reset || e.reset_to);
+    let left = !o.gated && (!h.was_on || h.interrupted || h.broken || h.shrinks || closed || reset);
     if o.to != Side::R || left || o.ack.is_none() || handshake {
         return Ok(());
     }

@@ -41,14 +41,12 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     Ok(())
 }
 
-/// What became of connections on their way through the host.
-pub(super) struct Handshakes {
-    /// Reset by a middlebox.
+/// Connections that are ended by others.
+pub(super) struct Excused {
+    /// A middlebox reset it.
     pub(super) killed: BTreeSet<usize>,
-    /// A SYN came as far as the host, and the answer to it.
-    pub(super) begun: BTreeSet<usize>,
-    /// See `begun`.
-    pub(super) open: BTreeSet<usize>,
+    /// No SYN came as far as the host; or one did, went on to the other side, and found no answer.
+    pub(super) unanswered: BTreeSet<usize>,
 }
 
 /// Nothing hangs, and nothing is reset without a cause.
@@ -56,27 +54,28 @@ pub(super) fn on_end(
     plan: &Plan,
     ended: bool,
     ends: &[EndReport],
-    saw: &Handshakes,
+    excused: &Excused,
 ) -> Result<(), (usize, String)> {
     for e in ends.iter().filter(|e| e.outcome == Outcome::Reset) {
-        let excused = saw.killed.contains(&e.conn)
-            || !saw.begun.contains(&e.conn)
-            || plan.has_smoltcp(e.conn) && !saw.open.contains(&e.conn)
+        let by_others = excused.killed.contains(&e.conn)
+            || excused.unanswered.contains(&e.conn)
             || plan.may_be_reset(e.conn)
             || plan.is_long_paused(e.conn)
             || plan.may_miss_neighbor(e.conn)
+            || plan.may_deadlock(e.conn)
             || !plan.expects_end_of(e.conn);
         let [up, down] = plan.conns[e.conn].workload.bytes();
         let expected = if plan.conns[e.conn].client == e.machine { down } else { up };
         // smoltcp may give up on a FIN whose ACK was lost; by then all is through.
-        if !excused && (e.read < expected || e.written < e.to_write) {
+        if !by_others && (e.read < expected || e.written < e.to_write) {
             return Err((e.conn, format!("was reset without a cause: {}", progress(e))));
         }
     }
     if ended {
         return Ok(());
     }
-    let open = ends.iter().find(|e| e.outcome == Outcome::Open && plan.expects_end_of(e.conn));
+    let expected = |e: &EndReport| plan.expects_end_of(e.conn) && !plan.may_deadlock(e.conn);
+    let open = ends.iter().find(|e| e.outcome == Outcome::Open && expected(e));
     match open {
         Some(e) => Err((e.conn, format!("hangs: {}", progress(e)))),
         None => Ok(()),

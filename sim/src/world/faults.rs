@@ -329,6 +329,7 @@ impl World<'_> {
         let node = &mut self.nodes[usize::from(guest)];
         if node.link_up && !node.destroyed && node.tx.len() < 128 {
             node.tx.push_back(Frame::on_wire(build(&syn, &[])));
+            self.schedule(self.now, Event::Turn(host));
         }
         *self.faults.entry("stray handshakes").or_default() += 1;
     }

@@ -245,6 +245,9 @@ impl World<'_> {
                 frames += 1;
                 self.forward(engine, h, Some(g), frame, false)?;
             }
+            if std::mem::take(&mut self.nodes[g].waits_for_host) {
+                self.wake_node(g);
+            }
         }
         engine.handle_batch_end(now);
         self.after_step(engine, h)?;

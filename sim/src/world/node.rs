@@ -38,6 +38,8 @@ pub(super) struct Node {
     /// Put there by a guest's driver, not yet taken by the host.
     pub(super) tx: VecDeque<Frame>,
     pub(super) paused: bool,
+    /// Its transmit ring is full.
+    pub(super) waits_for_host: bool,
     pub(super) destroyed: bool,
     /// Which host it is on.
     pub(super) host: u8,
@@ -139,6 +141,7 @@ impl Node {
             rx_slots,
             tx: VecDeque::new(),
             paused: false,
+            waits_for_host: false,
             destroyed: false,
             host: 0,
             link_up: true,
@@ -286,6 +289,7 @@ impl World<'_> {
             sent.push(frame);
         }
         let stuck = sent.len() == free;
+        node.waits_for_host = stuck;
         let cost = node.frame_ns * (handled + sent.len()) as u64;
         let kicks = (is_guest && !sent.is_empty() && node.link_up) || room_at_host;
         if is_guest {
