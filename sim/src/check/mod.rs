@@ -1,5 +1,6 @@
 //! The invariants of the specification (section 2), one file each, watching both sides of the port.
 
+mod excuse;
 pub mod history;
 mod inv01;
 mod inv02;
@@ -509,7 +510,7 @@ fn key_of(name: FlowName, port: PortId) -> FlowKey {
 
 impl Plan {
     /// The TCP of a machine.
-    fn stack_of(&self, machine: Machine) -> &StackPlan {
+    pub(super) fn stack_of(&self, machine: Machine) -> &StackPlan {
         match machine {
             Machine::Guest(i) => &self.guests[usize::from(i)].stack,
             Machine::Remote(i) => &self.remotes[usize::from(i)].stack,
@@ -528,73 +529,6 @@ impl Plan {
                 || conn.server == guest && here == (ports.server, ports.client, client)
         };
         self.conns.iter().enumerate().find(is_it).map(|(id, conn)| (id, conn.client))
-    }
-
-    /// Something in the plan may end the connection before its time.
-    fn may_be_reset(&self, conn: usize) -> bool {
-        let plan = &self.conns[conn];
-        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
-        self.faults.iter().any(|f| match f.kind {
-            FaultKind::Destroy { guest }
-            | FaultKind::Reboot { guest }
-            | FaultKind::Migrate { guest } => is(guest),
-            FaultKind::Crash { .. } => true,
-            _ => false,
-        })
-    }
-
-    /// A guest of the connection is away for so long that the other end may give up by itself.
-    fn is_long_paused(&self, conn: usize) -> bool {
-        let plan = &self.conns[conn];
-        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
-        let long = |f: &crate::plan::Fault| match f.kind {
-            FaultKind::Pause { guest } => is(guest) && f.lasts > nightporter_core::limits::T_ALIVE,
-            _ => false,
-        };
-        self.faults.iter().any(long)
-    }
-
-    /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not
-    /// find those that are there.
-    fn may_miss_neighbor(&self, conn: usize) -> bool {
-        self.has_smoltcp(conn)
-            && self.faults.iter().any(|f| matches!(f.kind, FaultKind::Destroy { .. }))
-    }
-
-    fn has_smoltcp(&self, conn: usize) -> bool {
-        self.ends_of(conn).any(|kind| kind == StackKind::Smoltcp)
-    }
-
-    /// Two smoltcps that send to each other: after a loss each acknowledges with an old sequence
-    /// number, and takes no ACK of the other.
-    fn may_deadlock(&self, conn: usize) -> bool {
-        let both = self.ends_of(conn).all(|kind| kind == StackKind::Smoltcp);
-        both && self.conns[conn].workload.bytes().iter().all(|n| *n > 0)
-    }
-
-    fn ends_of(&self, conn: usize) -> impl Iterator<Item = StackKind> {
-        let conn = &self.conns[conn];
-        [conn.client, conn.server].into_iter().map(|m| self.stack_of(m).kind)
-    }
-
-    /// Neither end means harm: what is written must be read.
-    fn expects_streams_of(&self, conn: usize) -> bool {
-        let conn = &self.conns[conn];
-        let honest = |m: &Machine| self.stack_of(*m).kind != StackKind::Hostile;
-        [conn.client, conn.server].iter().all(honest)
-    }
-
-    /// The connection must come to its end: neither end means harm or is destroyed, and the arena
-    /// was not taken away under it.
-    fn expects_end_of(&self, conn: usize) -> bool {
-        let plan = &self.conns[conn];
-        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
-        let excused = |f: &crate::plan::Fault| match f.kind {
-            FaultKind::Destroy { guest } => is(guest),
-            FaultKind::Crash { arena, .. } => !arena,
-            _ => false,
-        };
-        self.expects_streams_of(conn) && !self.faults.iter().any(excused)
     }
 }
 
