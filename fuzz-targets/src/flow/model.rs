@@ -156,6 +156,8 @@ pub(super) struct Model {
     pub(super) owed_to_g: bool,
     /// What was given to G in any way, a FIN like a byte; and the highest it is believed to have.
     got: Spans,
+    /// The highest edge of G when it was given something.
+    room: u64,
     g_una: u64,
     /// R's bytes that were taken: which, and what they are, from `base` on.
     known: Spans,
@@ -182,6 +184,7 @@ impl Model {
             promised: first[R],
             edge_to_r: 0,
             got: Spans::default(),
+            room: 0,
             g_una: first[R],
             owed_to_g: false,
             known: Spans::default(),
@@ -198,9 +201,9 @@ impl Model {
         Self { lost: true, ..Self::new([0; 2], Agreed::default()) }
     }
 
-    /// What an honest G acknowledges.
+    /// What an honest G acknowledges: it takes what its window has room for.
     pub(super) fn got_end(&self) -> u64 {
-        self.got.run_from(self.g_una)
+        self.got.run_from(self.g_una).min(self.room.max(self.g_una))
     }
 
     fn index(&self, at: u64) -> usize {
@@ -296,7 +299,7 @@ impl Model {
         let tcp = frame.tcp;
         let flags = tcp.flags.0;
         if to == G {
-            self.note_given(frame);
+            self.note_given(at, frame);
         }
         if flags & u16::from(RST) != 0 {
             self.reset[to] |= how != How::Verbatim;
@@ -342,13 +345,18 @@ impl Model {
         }
     }
 
-    fn note_given(&mut self, frame: &Out<'_>) {
+    fn note_given(&mut self, at: Option<&Seen>, frame: &Out<'_>) {
         let tcp = frame.tcp;
         if tcp.flags.0 & u16::from(SYN | RST) != 0 {
             return;
         }
         let from = tcp.seq.unwrap(self.g_una);
+        if tcp.seq_len() == 0 {
+            return;
+        }
         self.got.insert(from, from + u64::from(tcp.seq_len()));
+        let room = at.filter(|at| at.is_gated()).map_or(u64::MAX, |at| at.g_re);
+        self.room = self.room.max(room);
     }
 
     /// INV-05, with what RFC 7323 section 2.4 allows: less than the unit of the field.
