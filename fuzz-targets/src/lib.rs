@@ -11,6 +11,7 @@ pub mod bootline;
 pub mod captures;
 pub mod config;
 pub mod flow;
+pub mod messages;
 pub mod rings;
 pub mod wire;
 
@@ -32,6 +33,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "config", run: config::run, seeds: config::seeds },
     Target { name: "flow", run: flow::run, seeds: flow::seeds },
     Target { name: "rings", run: rings::run, seeds: rings::seeds },
+    Target { name: "messages", run: messages::run, seeds: messages::seeds },
     Target { name: "bootline", run: bootline::run, seeds: bootline::seeds },
 ];
 

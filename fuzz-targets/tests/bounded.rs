@@ -113,6 +113,11 @@ fn a_hostile_driver_gets_no_further_than_its_own_ring() {
 }
 
 #[test]
+fn a_front_end_may_send_anything_and_leaves_nothing_behind() {
+    survives("messages", 1500);
+}
+
+#[test]
 fn every_boot_line_is_understood_or_refused() {
     survives("bootline", 1500);
 }

@@ -135,7 +135,8 @@ pub(super) enum Ts {
     Right,
     Older(u8),
     Newer(u8),
-    Any(u32),
+    /// Ahead, but not so far that two such steps are half the circle.
+    Far(u32),
     Without,
 }
 

@@ -57,7 +57,7 @@ impl World<'_, '_> {
             Ts::Right | Ts::Without => Some(clock),
             Ts::Older(n) => Some(clock.wrapping_sub(n.into())),
             Ts::Newer(n) => Some(clock.wrapping_add(n.into())),
-            Ts::Any(n) => Some(n),
+            Ts::Far(n) => Some(clock.wrapping_add(n >> 3)),
         };
         let on = model.agreed.timestamps && !matches!(wish.ts, Ts::Without);
         let echo = model.tsval_to[from].unwrap_or(0);
