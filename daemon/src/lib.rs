@@ -15,6 +15,6 @@ pub mod stats;
 #[allow(unsafe_code)]
 mod sys;
 pub mod vhost;
-mod worker;
+pub mod worker;
 
 pub use start::{StartError, run};

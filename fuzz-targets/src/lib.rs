@@ -10,6 +10,7 @@ pub mod arena;
 pub mod bootline;
 pub mod captures;
 pub mod config;
+pub mod control;
 pub mod flow;
 pub mod messages;
 pub mod rings;
@@ -34,6 +35,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "flow", run: flow::run, seeds: flow::seeds },
     Target { name: "rings", run: rings::run, seeds: rings::seeds },
     Target { name: "messages", run: messages::run, seeds: messages::seeds },
+    Target { name: "control", run: control::run, seeds: control::seeds },
     Target { name: "bootline", run: bootline::run, seeds: bootline::seeds },
 ];
 

@@ -118,6 +118,11 @@ fn a_front_end_may_send_anything_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn every_line_of_an_operator_has_its_answer() {
+    survives("control", 400);
+}
+
+#[test]
 fn every_boot_line_is_understood_or_refused() {
     survives("bootline", 1500);
 }

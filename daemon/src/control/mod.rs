@@ -18,7 +18,7 @@ const STREAM_PENDING_MAX: usize = 1 << 20;
 
 /// The listener and its clients.
 #[derive(Debug)]
-pub(crate) struct ControlServer {
+pub struct ControlServer {
     listener: Listener,
     clients: Clients<Client>,
 }
@@ -31,7 +31,8 @@ struct Client {
 }
 
 impl ControlServer {
-    pub(crate) fn new(path: &Path) -> Result<Self, ListenError> {
+    /// Listens at `path`, for our own user only. Errors: see [`ListenError`].
+    pub fn new(path: &Path) -> Result<Self, ListenError> {
         let access = Access { mode: Some(0o600), ..Access::default() };
         Ok(Self { listener: Listener::bind(path, access)?, clients: Clients::new() })
     }

@@ -72,8 +72,8 @@ impl TapPort {
     }
 
     /// A port over any descriptor that carries one frame with its header per read and write.
-    #[cfg(test)]
-    pub(crate) fn from_fd(fd: std::os::fd::OwnedFd) -> Self {
+    #[must_use]
+    pub fn from_fd(fd: std::os::fd::OwnedFd) -> Self {
         let config = UplinkConfig {
             name: String::new(),
             kind: UplinkKind::Tap,

@@ -52,11 +52,11 @@ const EVENTS_MAX: usize = 64;
 
 /// What a worker needs besides ports.
 #[derive(Debug)]
-pub(crate) struct WorkerConfig {
+pub struct WorkerConfig {
     /// How long to look for work before sleeping.
-    pub(crate) busy_poll: Duration,
+    pub busy_poll: Duration,
     /// How long a stop waits for guests.
-    pub(crate) drain_timeout: Duration,
+    pub drain_timeout: Duration,
 }
 
 /// A stop that waits for guests.
@@ -70,7 +70,7 @@ struct Stop {
 
 /// See the module doc.
 #[derive(Debug)]
-pub(crate) struct Worker {
+pub struct Worker {
     config: WorkerConfig,
     engine: Engine<'static>,
     slots: Slots,
@@ -95,7 +95,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(config: WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
+    /// A worker without ports. Errors: the system has no epoll or no timer for it.
+    pub fn new(config: WorkerConfig, engine: Engine<'static>) -> io::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let timer = Timer::new()?;
         add(&epoll, &timer.fd(), Token::Timer)?;
@@ -135,7 +136,8 @@ impl Worker {
         Ok(())
     }
 
-    pub(crate) fn set_control(&mut self, control: ControlServer) -> io::Result<()> {
+    /// Serves operators from now on. Errors: the system's.
+    pub fn set_control(&mut self, control: ControlServer) -> io::Result<()> {
         add(&self.epoll, &control.fd(), Token::ControlListener)?;
         self.control = Some(control);
         Ok(())
@@ -148,7 +150,7 @@ impl Worker {
     }
 
     /// Adds a port. Errors: see [`AddPortError`].
-    pub(crate) fn add_port(&mut self, port: Port, config: PortConfig) -> Result<(), AddPortError> {
+    pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<(), AddPortError> {
         let now = monotonic_now();
         let name = config.name.clone();
         let id = self.engine.add_port(now, config)?;
@@ -179,7 +181,7 @@ impl Worker {
     }
 
     /// One turn: see the module doc.
-    pub(crate) fn turn(&mut self) -> io::Result<()> {
+    pub fn turn(&mut self) -> io::Result<()> {
         let count = match self.next_wait() {
             None => 0,
             Some(timeout) => match self.epoll.wait(&mut self.events, timeout) {

@@ -158,6 +158,8 @@ pub(super) struct Model {
     got: Spans,
     /// The highest edge of G when it was given something.
     room: u64,
+    /// The end of the lowest FIN that it was given.
+    last: u64,
     g_una: u64,
     /// R's bytes that were taken: which, and what they are, from `base` on.
     known: Spans,
@@ -185,6 +187,7 @@ impl Model {
             edge_to_r: 0,
             got: Spans::default(),
             room: 0,
+            last: u64::MAX,
             g_una: first[R],
             owed_to_g: false,
             known: Spans::default(),
@@ -201,9 +204,9 @@ impl Model {
         Self { lost: true, ..Self::new([0; 2], Agreed::default()) }
     }
 
-    /// What an honest G acknowledges: it takes what its window has room for.
+    /// What an honest G acknowledges: it takes what its window has room for, up to a FIN.
     pub(super) fn got_end(&self) -> u64 {
-        self.got.run_from(self.g_una).min(self.room.max(self.g_una))
+        self.got.run_from(self.g_una).min(self.room.min(self.last).max(self.g_una))
     }
 
     fn index(&self, at: u64) -> usize {
@@ -354,7 +357,11 @@ impl Model {
         if tcp.seq_len() == 0 {
             return;
         }
-        self.got.insert(from, from + u64::from(tcp.seq_len()));
+        let to = from + u64::from(tcp.seq_len());
+        self.got.insert(from, to);
+        if tcp.flags.0 & u16::from(FIN) != 0 {
+            self.last = self.last.min(to);
+        }
         let room = at.filter(|at| at.is_gated()).map_or(u64::MAX, |at| at.g_re);
         self.room = self.room.max(room);
     }
