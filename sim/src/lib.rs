@@ -1,7 +1,7 @@
 //! `nightporter-sim`: a world in virtual time around the same `core` the daemon runs.
 //!
 //! One seed decides everything ([`plan`]); the same seed gives the same trace, bit for bit, on
-//! every machine. There are no threads and no clock; chance comes from [`random`] only.
+//! every machine. In a run there are no threads and no clock; chance comes from [`random`] only.
 #![forbid(unsafe_code)]
 
 pub mod check;
@@ -14,6 +14,7 @@ pub mod plan;
 pub mod random;
 pub mod report;
 pub mod run;
+pub mod scale;
 pub mod sched;
 pub mod shrink;
 pub mod stack;

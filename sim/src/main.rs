@@ -11,6 +11,7 @@ use nightporter_sim::long;
 use nightporter_sim::mutants::hunt_all;
 use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
+use nightporter_sim::scale;
 use nightporter_sim::shrink::shrink;
 
 /// Plans tried for a smaller one: a minute's worth.
@@ -63,6 +64,18 @@ enum Command {
         #[arg(long)]
         jobs: Option<usize>,
     },
+    /// Measure one host with many guests and flows: memory, events per second, cost per packet.
+    Scale {
+        /// At most so many guests; each with a flow at least.
+        #[arg(long, default_value_t = 10_000, value_parser = up_to(60_000))]
+        guests: u32,
+        /// At most so many flows; a million take half a gigabyte.
+        #[arg(long, default_value_t = 1_000_000, value_parser = up_to(4_000_000))]
+        flows: u32,
+        /// Just these numbers, as JSON.
+        #[arg(long)]
+        one: bool,
+    },
     /// Print what a seed decides, as JSON.
     Plan {
         /// The seed.
@@ -109,6 +122,7 @@ fn main() -> ExitCode {
             })
         }
         Command::Long { seeds, state, jobs } => run_long(seeds, &state, jobs),
+        Command::Scale { guests, flows, one } => print_scale(guests, flows, one),
         Command::Plan { seed } => print_plan(seed),
     };
     result.unwrap_or_else(|error| {
@@ -125,6 +139,21 @@ fn print_plan(seed: u64) -> anyhow::Result<ExitCode> {
 fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
     serde_json::from_slice(&bytes).with_context(|| format!("{} is no plan", path.display()))
+}
+
+fn up_to(max: i64) -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=max)
+}
+
+fn print_scale(guests: u32, flows: u32, one: bool) -> anyhow::Result<ExitCode> {
+    let [guests, flows] = [guests, flows].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    if one {
+        anyhow::ensure!(guests <= flows, "a flow for each guest at least");
+        println!("{}", serde_json::to_string(&scale::measure(guests, flows)?)?);
+    } else {
+        scale::print(guests, flows)?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
