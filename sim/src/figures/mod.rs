@@ -322,7 +322,7 @@ fn figure_6(panel: &Panel, clock: Clock) -> Chart {
         title: format!("6({}) {}", panel.letter, panel.name),
         x_label: "MB".to_owned(),
         y_label: format!("{}, median", clock.name()),
-        x: 0.04..200.0,
+        x: 0.04..2000.0,
         y: 0.0..most * 1.1,
         log_x: true,
         legend_left: false,

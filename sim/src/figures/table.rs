@@ -53,7 +53,7 @@ fn pings(text: &mut String, results: &Results) {
         text,
         "## Figure 1(b): where a packet to a VM waits, 3 VMs\n\n\
          | | here | paper, section II |\n|---|---:|---|\n\
-         | driver domain, 93 % of packets within | {:.3} ms | 0.45 ms |\n\
+         | driver domain, 93 % of packets within | {:.3} ms (see below) | 0.45 ms |\n\
          | the VM runs at once | {:.0} % | |\n\
          | it waits 30 ms, within 1 ms | {:.0} % | \"jumps\" at 30 ms intervals |\n\
          | 60 ms | {:.0} % | |\n\
@@ -97,15 +97,25 @@ fn figure_5(text: &mut String, results: &Results) {
         let _ = writeln!(text, "| {} | {} |", clock.name(), row.join(" | "));
     }
     text.push_str("| paper, section V-C | 0.192 | 0.778 | 6.003 |\n");
+    let of = |mode: Mode| {
+        results.transfers.iter().find(|(m, _)| *m == mode).map_or(&[][..], |(_, all)| all)
+    };
+    let gain = |clock: Clock| {
+        let [without, with] = [Mode::DeepRing, Mode::Offload].map(of);
+        median(with, FIGURE_5_BYTES, clock) / median(without, FIGURE_5_BYTES, clock)
+    };
     let faster = |mode: Mode| {
-        let all = results.transfers.iter().find(|(m, _)| *m == mode).map_or(&[][..], |(_, t)| t);
         let over = |t: &&super::Transfer| t.throughput(FIGURE_5_BYTES, Clock::InGuest) > LINK_RATE;
-        all.iter().filter(over).count() as f64 * 100.0 / all.len().max(1) as f64
+        of(mode).iter().filter(over).count() as f64 * 100.0 / of(mode).len().max(1) as f64
     };
     let _ = write!(
         text,
-        "\nFaster than the wire in the guest's eyes: {:.0} % of the transfers with ack offload, \
-         {:.0} % without;\npaper: \"about a third\" with vSnoop.\n\n",
+        "\nAck offload to deeper ring: acked {:.1} times, delivered {:.1}, in the guest's eyes \
+         {:.1}; paper: 7.7.\nFaster than the wire in the guest's eyes: {:.0} % of the transfers \
+         with ack offload, {:.0} % without; paper:\n\"about a third\" with vSnoop.\n\n",
+        gain(Clock::Acked),
+        gain(Clock::Delivered),
+        gain(Clock::InGuest),
         faster(Mode::Offload),
         faster(Mode::DeepRing),
     );
@@ -121,7 +131,9 @@ fn figure_6(text: &mut String, effort: &Effort, results: &Results) {
          turn of the\ndriver domain preempts a VM and queues it behind its equals, the data of an \
          offloaded transfer come\nin many turns without a pause, and so the VM that receives may \
          end up behind all others. With a core\nof its own for the driver domain (i), or one VM \
-         (a), it is sooner in every cell.\n\n",
+         (a), it is sooner in every cell.\nThe same rule of Xen's costs plain forwarding most: \
+         simulated without it, every cell of \"delivered\" is\nbelow 1.0, and most up to 1 MB \
+         between 0.68 and 0.98.\n\n",
     );
     for clock in [Clock::Acked, Clock::Delivered] {
         let _ = writeln!(text, "### {}\n", clock.name());

@@ -49,6 +49,18 @@ fn with_two_vms_and_more_offload_has_everything_acknowledged_earlier() {
 }
 
 #[test]
+fn with_a_core_for_the_driver_domain_offload_delivers_earlier_too() {
+    for (letter, _, scene) in panels().into_iter().filter(|(letter, ..)| "ai".contains(*letter)) {
+        let of = |mode| {
+            let scene = Scene { mode, bytes: 100_000, ..scene };
+            median(&some(&scene, 21), scene.bytes, Clock::Delivered)
+        };
+        let [plain, deep, offload] = Mode::ALL.map(of);
+        assert!(plain.max(deep) < offload, "6({letter}): {plain} {deep} {offload}");
+    }
+}
+
+#[test]
 fn the_driver_domain_gets_a_file_sooner_than_a_vm() {
     let [own, vm, offloaded] = run_traces(&SMALL, 2).try_into().expect("three traces");
     assert!(own.took[1] < vm.took[1], "{:?} {:?}", own.took, vm.took);
