@@ -384,6 +384,11 @@ impl Flow {
         if range.fin {
             self.note_fin(range.end);
         }
+        let fin = self.rx.fin_seen;
+        if range.end > fin || (range.fin && range.end != fin) {
+            // Behind R's FIN, or a second one: G must not know more of its end than we.
+            return Fate::Drop(DropReason::OutOfWindow);
+        }
         let end = range.end.min(self.rx.re) + u64::from(range.fin);
         self.rx.passed_max = self.rx.passed_max.max(end);
         self.gate_to_guest(f, range.seq);

@@ -60,6 +60,31 @@ fn a_fin_before_bytes_that_were_passed_to_g_is_none() {
     assert_eq!(w.state(), Some(State::On));
 }
 
+/// What is not ours to judge goes to G as it is, but for a FIN that cannot be true: G would
+/// believe it, and what R sends behind it would never be acknowledged.
+#[test]
+fn a_second_fin_or_bytes_behind_one_do_not_reach_g_either() {
+    for text in
+        ["UF. 501:701 urg 5", "UF. 501:501 urg 5", "UF. 501:1501 urg 5", "U. 901:1101 urg 5"]
+    {
+        let (w, r, g) = Setup::new().established();
+        r.sends("UF. 1:1001 urg 5");
+        g.gets("UF. 1:1001 urg 5");
+        assert_eq!(r.sends(text), Verdict::Drop(DropReason::OutOfWindow), "{text}");
+        g.gets_nothing();
+        r.sends("UF. 1:1001 urg 5");
+        g.gets("UF. 1:1001 urg 5");
+        g.sends("ack 1002");
+        r.gets_last("1 ack 1002");
+        assert_eq!(w.flow(0, |f| f.fin_acked_by_guest()), Some(true));
+    }
+    let (_, r, g) = Setup::new().established();
+    r.sends("U. 1:1001 urg 5");
+    g.gets("U. 1:1001 urg 5");
+    r.sends("UF. 501:701 urg 5");
+    g.gets_nothing();
+}
+
 #[test]
 fn snoop_14_repeats_of_a_fin_are_answered_but_not_without_limit() {
     let (w, r, g) = Setup::new().established();
