@@ -137,6 +137,8 @@ struct Driver {
     given: u64,
     /// The ring's areas hold what this driver wrote there, as far as it may write.
     honest: bool,
+    /// A descriptor somewhere may name the ring itself as a buffer, from now on.
+    spoiled: bool,
     /// It offered a chain again before that was shown back, since the in-flight log was empty.
     twice: bool,
     /// Used elements written since the start of this ring, shown or not: a restart may take some
@@ -147,7 +149,7 @@ struct Driver {
 impl Driver {
     fn new(size: u16, avail_idx: u16) -> Self {
         let (offered, given, honest) = (Vec::new(), 0, true);
-        Self { size, avail_idx, offered, given, honest, twice: false, written: 0 }
+        Self { size, avail_idx, offered, given, honest, spoiled: false, twice: false, written: 0 }
     }
 }
 
@@ -243,7 +245,7 @@ impl<'m> World<'m> {
             if u.ratio(15, 16)? {
                 return Ok(place | RING_END); // behind it, wherever that is
             }
-            self.driver.honest = false;
+            (self.driver.honest, self.driver.spoiled) = (false, true);
         }
         Ok(place)
     }
@@ -321,7 +323,10 @@ impl<'m> World<'m> {
         let at = match u.int_in_range(0..=2)? {
             0 => AVAIL + 2,
             1 => USED + 2,
-            _ => u.int_in_range(0..=RING_END)?,
+            _ => {
+                self.driver.spoiled = true;
+                u.int_in_range(0..=RING_END)?
+            }
         };
         let value: u16 = u.arbitrary()?;
         self.set_word(at, if u.arbitrary()? { value } else { self.driver.avail_idx ^ value & 7 });
@@ -382,7 +387,8 @@ impl<'m> World<'m> {
         self.driver.offered.truncate(0);
         let used = self.memory.u16(self.base() + USED + 2);
         (self.used_from, self.driver.avail_idx) = (used, used);
-        (self.driver.honest, self.driver.twice, self.driver.written) = (true, false, 0);
+        self.driver.honest = !self.driver.spoiled;
+        (self.driver.twice, self.driver.written) = (false, 0);
         self.set_word(AVAIL + 2, used);
         if self.log.is_some() {
             self.log = Some(inflight_log(self.driver.size));

@@ -156,8 +156,8 @@ pub(super) struct Model {
     pub(super) owed_to_g: bool,
     /// What was given to G in any way, a FIN like a byte; and the highest it is believed to have.
     got: Spans,
-    /// The highest edge of G when it was given something.
-    room: u64,
+    /// What of it an honest G took: no more than its window had room for.
+    has: Spans,
     /// The end of the lowest FIN that it was given.
     last: u64,
     g_una: u64,
@@ -186,7 +186,7 @@ impl Model {
             promised: first[R],
             edge_to_r: 0,
             got: Spans::default(),
-            room: 0,
+            has: Spans::default(),
             last: u64::MAX,
             g_una: first[R],
             owed_to_g: false,
@@ -204,9 +204,9 @@ impl Model {
         Self { lost: true, ..Self::new([0; 2], Agreed::default()) }
     }
 
-    /// What an honest G acknowledges: it takes what its window has room for, up to a FIN.
+    /// What an honest G acknowledges: what it has, up to a FIN.
     pub(super) fn got_end(&self) -> u64 {
-        self.got.run_from(self.g_una).min(self.room.min(self.last).max(self.g_una))
+        self.has.run_from(self.g_una).min(self.last.max(self.g_una))
     }
 
     fn index(&self, at: u64) -> usize {
@@ -362,8 +362,8 @@ impl Model {
         if tcp.flags.0 & u16::from(FIN) != 0 {
             self.last = self.last.min(to);
         }
-        let room = at.filter(|at| at.is_gated()).map_or(u64::MAX, |at| at.g_re);
-        self.room = self.room.max(room);
+        let room = at.filter(|at| at.is_gated()).map_or(u64::MAX, |at| at.g_re.max(at.g_nxt));
+        self.has.insert(from, to.min(room));
     }
 
     /// INV-05, with what RFC 7323 section 2.4 allows: less than the unit of the field.
