@@ -185,8 +185,9 @@ fn assumptions(text: &mut String, effort: &Effort) {
          - acked: from when the client's `connect` returned until everything was acknowledged to \
          it. With ack\n  offload that is the host's word, and the guest may not have run yet.\n\
          - delivered: from the same instant until the guest's application had read everything.\n\
-         - in the guest's eyes: from when the guest's `accept` returned until then; what the \
-         paper's receiver\n  measures. What came while the guest did not run is read at once.\n\
+         - in the guest's eyes: from when the guest's `accept` returned until then; nearest to what \
+         the paper calls\n  observed by the VM. What came while the guest did not run is read at \
+         once.\n\
          - connect: the SYN is answered by the guest alone, with or without offload, and waits \
          for it.\n\n\
          ## What is assumed\n\n\
@@ -195,8 +196,11 @@ fn assumptions(text: &mut String, effort: &Effort) {
          runs after all UNDER ones, one\n  that wakes with credit preempts (BOOST), and who is \
          preempted goes behind its equals. Debits are\n  exact; Xen samples every 10 ms.\n\
          - A load is work that comes in at a steady rate and is never shed: what could not be done \
-         is caught\n  up on. Three VMs at 40, 60 or 80 % want more than a core and are never idle, \
-         so 6(d), (e) and (f)\n  differ little. The paper does not say how its load behaves.\n\
+         is caught\n  up on. Three VMs at 40, 60 or 80 % want more than a core and are never \
+         idle: 6(d), (e) and (f) do\n  not show the load, only where the scheduler stands. The \
+         paper does not say how its load behaves.\n\
+         - Times come in steps of 30 ms, so a median may jump by a factor from one cell to the \
+         next.\n\
          - The driver domain always preempts. A frame is in the ring when its turn begins; turns \
          are {turn_from} to\n  {turn_to} us apart, and {frame_from} to {frame_to} us more for each \
          frame. Its own processor time is not taken from\n  the VMs. In Figure 2 it is a VM \
