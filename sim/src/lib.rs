@@ -19,4 +19,5 @@ pub mod sched;
 pub mod shrink;
 pub mod stack;
 pub mod swarm;
+pub mod trace;
 pub mod world;

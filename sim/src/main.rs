@@ -1,5 +1,6 @@
 //! The command line of the simulator.
 
+use std::fs::File;
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -13,6 +14,7 @@ use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
 use nightporter_sim::scale;
 use nightporter_sim::shrink::shrink;
+use nightporter_sim::trace::{self, Options};
 
 /// Plans tried for a smaller one: a minute's worth.
 const SHRINK_RUNS_MAX: u32 = 2000;
@@ -76,11 +78,32 @@ enum Command {
         #[arg(long)]
         one: bool,
     },
+    /// Check two captures of one run, taken with `nightporter capture` at the same time.
+    CheckTrace(TraceArgs),
     /// Print what a seed decides, as JSON.
     Plan {
         /// The seed.
         seed: u64,
     },
+}
+
+#[derive(clap::Args)]
+struct TraceArgs {
+    /// The capture of the uplink.
+    #[arg(long)]
+    remote: PathBuf,
+    /// The capture of the guest's port.
+    #[arg(long)]
+    guest: PathBuf,
+    /// The guest's MAC. Several times for a simulated run, whose guests are all in one capture.
+    #[arg(long, required = true, value_parser = mac)]
+    guest_mac: Vec<[u8; 6]>,
+    /// Ack offload was off all the time.
+    #[arg(long)]
+    offload_off: bool,
+    /// Both captures go on to the end: what one has after the other's last frame counts too.
+    #[arg(long)]
+    whole: bool,
 }
 
 #[derive(clap::Args)]
@@ -123,12 +146,30 @@ fn main() -> ExitCode {
         }
         Command::Long { seeds, state, jobs } => run_long(seeds, &state, jobs),
         Command::Scale { guests, flows, one } => print_scale(guests, flows, one),
+        Command::CheckTrace(args) => check_trace(&args),
         Command::Plan { seed } => print_plan(seed),
     };
     result.unwrap_or_else(|error| {
         eprintln!("nightporter-sim: {error:#}");
         ExitCode::from(2)
     })
+}
+
+fn mac(text: &str) -> Result<[u8; 6], String> {
+    let bytes: Option<Vec<u8>> =
+        text.split(':').map(|part| u8::from_str_radix(part, 16).ok()).collect();
+    let mac = bytes.and_then(|bytes| bytes.try_into().ok());
+    mac.ok_or_else(|| "a MAC looks like 52:54:00:12:34:56".to_owned())
+}
+
+fn check_trace(args: &TraceArgs) -> anyhow::Result<ExitCode> {
+    let open = |path: &Path| File::open(path).with_context(|| format!("open {}", path.display()));
+    let guests = args.guest_mac.clone();
+    let options = Options { guests, offload: !args.offload_off, whole: args.whole };
+    let report = trace::check(open(&args.remote)?, open(&args.guest)?, &options)?;
+    report.findings.iter().for_each(|finding| println!("{finding}"));
+    println!("{report}");
+    Ok(ExitCode::from(if report.findings.is_empty() { 0 } else { 11 }))
 }
 
 fn print_plan(seed: u64) -> anyhow::Result<ExitCode> {

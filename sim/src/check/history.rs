@@ -181,6 +181,8 @@ pub struct History {
     pub ends: [End; 2],
     /// What R's and G's streams hold, if it is known.
     pub streams: Option<[Stream; 2]>,
+    /// There is no engine to ask: what the flow's state may be follows from its frames.
+    pub offline: bool,
     /// What the engine said after its last step; `None`: not tracked.
     pub state: Option<State>,
     /// The flow is, or was, with offload in this incarnation.
@@ -239,6 +241,7 @@ impl History {
             shrinks: false,
             ends: [End::new(), End::new()],
             streams,
+            offline: false,
             state: None,
             was_on: false,
             broken: false,
@@ -275,6 +278,13 @@ impl History {
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.ends.iter().all(|e| e.isn.is_some())
+    }
+
+    /// With offload; offline an open flow that nobody says passes counts as one.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        let may_be = self.offline && self.state.is_none() && self.is_open();
+        may_be || matches!(self.state, Some(State::On | State::Drain))
     }
 
     /// Both ends offered timestamps.
@@ -327,7 +337,7 @@ impl History {
 
     fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool) {
         self.end_mut(from).frames += 1;
-        if !matches!(self.state, Some(State::On | State::Drain)) {
+        if !self.is_on() || self.offline {
             let queue = &mut self.end_mut(from.other()).unchanged;
             if queue.len() == UNCHANGED_MAX {
                 queue.pop_front();
@@ -410,6 +420,7 @@ impl History {
                 ecn: self.ecn,
                 cramped_at: self.cramped_at,
                 shrinks: self.shrinks,
+                offline: self.offline,
                 state: self.state,
                 paused_since: self.paused_since,
                 syn: self.syn,
@@ -448,7 +459,7 @@ impl History {
             self.ce_at = None;
         }
         let next = self.end(Side::R).ack_to;
-        let on = matches!(self.state, Some(State::On | State::Drain));
+        let on = self.is_on();
         if ip.tos & 3 == 3 && on && seq == next && end > seq && tcp.payload_len > 0 {
             self.ce_at = Some(end);
         }
@@ -483,9 +494,8 @@ impl History {
 
     /// A frame left, and was checked.
     pub fn on_out(&mut self, o: &Out<'_>) {
-        let known = self.streams.is_some();
-        let on = matches!(self.state, Some(State::On | State::Drain));
-        self.was_on |= on && o.gated;
+        let known = self.streams.is_some() || self.offline;
+        self.was_on |= self.is_on() && o.gated;
         if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {
             self.repeats_in_pause += 1;
         }

@@ -6,7 +6,7 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::Ensure;
 
-pub(super) fn on_out(hdr: &VirtioNetHdr, bytes: &[u8], ip: &Ip) -> Ensure {
+pub(crate) fn on_out(hdr: &VirtioNetHdr, bytes: &[u8], ip: &Ip) -> Ensure {
     let wrong = |what: &str| Err(what.to_owned());
     let start = usize::from(ip.payload_offset);
     let segment = &bytes[start..ip.end as usize];

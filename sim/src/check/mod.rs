@@ -23,7 +23,7 @@ mod inv18;
 mod inv19;
 mod inv20;
 mod inv21;
-mod inv22;
+pub(crate) mod inv22;
 mod inv23;
 mod inv24;
 pub mod inv25;
@@ -416,7 +416,7 @@ impl Observer {
 }
 
 /// Asks every checker that looks at frames on their way out.
-fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8, String)> {
+pub(crate) fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8, String)> {
     inv19::on_out(h, o, gone).map_err(|what| (19, what))?;
     if h.opaque {
         return Ok(());
@@ -475,7 +475,7 @@ fn history_of<'a>(
 }
 
 /// What a frame is, but for what a driver may finish on the way: the TCP checksum.
-fn fingerprint(t: &Tapped<'_>, ip: &Ip) -> u64 {
+pub(crate) fn fingerprint(t: &Tapped<'_>, ip: &Ip) -> u64 {
     let from = usize::from(ip.header_offset);
     let checksum_at = usize::from(ip.payload_offset) + 16;
     let end = (ip.end as usize).min(t.bytes.len());
