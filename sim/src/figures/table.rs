@@ -185,9 +185,9 @@ fn assumptions(text: &mut String, effort: &Effort) {
          - acked: from when the client's `connect` returned until everything was acknowledged to \
          it. With ack\n  offload that is the host's word, and the guest may not have run yet.\n\
          - delivered: from the same instant until the guest's application had read everything.\n\
-         - in the guest's eyes: from when the guest's `accept` returned until then; nearest to what \
-         the paper calls\n  observed by the VM. What came while the guest did not run is read at \
-         once.\n\
+         - in the guest's eyes: from when the guest's `accept` returned until then; nearest to \
+         what the\n  paper calls observed by the VM. What came while the guest did not run is \
+         read at once.\n\
          - connect: the SYN is answered by the guest alone, with or without offload, and waits \
          for it.\n\n\
          ## What is assumed\n\n\
