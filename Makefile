@@ -11,9 +11,10 @@ PACKAGES_BENCH := valgrind dpdk-dev
 SCHED ?= rr30
 
 SEEDS ?= 500
+export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build demo test sim sim-long mutants figures simulator bench fmt clean
+.PHONY: help setup build demo test sim sim-long mutants figures simulator fuzz bench fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +40,10 @@ sim-long: simulator ## the same with 200,000 seeds; goes on where it was stopped
 
 mutants: simulator ## breaks core in one way after the other and tells which seed notices
 	@$(SIM) mutants
+
+fuzz: ## every fuzz target for FUZZ_SECONDS=60 each; needs a nightly compiler and cargo-fuzz
+	@.ci/packages $(PACKAGES_BUILD)
+	@.ci/fuzz
 
 figures: simulator ## the figures of the vSnoop paper in virtual time, into target/figures
 	@$(SIM) figures --out $(TARGET)/figures
