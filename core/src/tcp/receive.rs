@@ -219,6 +219,9 @@ impl Flow {
             || self.ooo.max_end().is_some_and(|end| seq == end)
             || (fin.is_some() && seq + 1 == n);
         if exact {
+            if !self.flags.rst_pending {
+                self.deadlines.stuck_since = cx.vm.clock.now(cx.now); // T_rst begins
+            }
             self.flags.rst_pending = true;
             self.why = Why::Reset;
             return Fate::Absorbed;

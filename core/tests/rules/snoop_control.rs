@@ -237,6 +237,19 @@ fn snoop_15_a_guest_that_takes_nothing_is_reset_all_the_same() {
 }
 
 #[test]
+fn snoop_15_a_guest_that_was_slow_before_the_reset_has_its_time_from_then_on() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    w.after_ms(limits::T_RST.as_millis() - 5000);
+    r.sends("R 1001");
+    let resets = || g.takes_all().iter().filter(|s| s.tcp().flags.rst()).count();
+    w.after_ms(limits::T_RST.as_millis() - 5000);
+    assert_eq!(resets(), 0, "what was promised comes first");
+    w.after_ms(8000);
+    assert_eq!(resets(), 1);
+}
+
+#[test]
 fn snoop_16_what_a_guest_acknowledges_behind_its_reset_takes_nothing_back() {
     let (w, r, g) = Setup::new().established();
     r.sends("F. 1:1001");
