@@ -135,7 +135,7 @@ pub fn table(totals: &Totals) -> String {
     for (kind, times) in &totals.faults {
         let _ = writeln!(text, "| {kind} | {times} |");
     }
-    text
+    text + "\n" + &totals.reach.table()
 }
 
 #[cfg(test)]

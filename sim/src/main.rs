@@ -80,6 +80,15 @@ enum Command {
     },
     /// Check two captures of one run, taken with `nightporter capture` at the same time.
     CheckTrace(TraceArgs),
+    /// Print which event met a flow in which state, and what never happened.
+    Coverage {
+        /// How many seeds.
+        #[arg(long, default_value_t = 2000)]
+        seeds: u64,
+        /// Seeds at a time; as many as there are processors.
+        #[arg(long)]
+        jobs: Option<usize>,
+    },
     /// Print what a seed decides, as JSON.
     Plan {
         /// The seed.
@@ -147,6 +156,10 @@ fn main() -> ExitCode {
         Command::Long { seeds, state, jobs } => run_long(seeds, &state, jobs),
         Command::Scale { guests, flows, one } => print_scale(guests, flows, one),
         Command::CheckTrace(args) => check_trace(&args),
+        Command::Coverage { seeds, jobs: wanted } => {
+            println!("{}", run_seeds(0..seeds, jobs(wanted), false).reach.table());
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Plan { seed } => print_plan(seed),
     };
     result.unwrap_or_else(|error| {

@@ -9,6 +9,7 @@ use std::time::Instant as Clock;
 use anyhow::Context as _;
 
 use crate::check::Violation;
+use crate::check::reach::Reach;
 use crate::plan::Plan;
 use crate::report::Packets;
 use crate::world::{RunEnd, World};
@@ -134,6 +135,8 @@ pub struct Totals {
     pub slowest_us: u64,
     /// The slowest seed.
     pub slowest: u64,
+    /// Which event met a flow in which state.
+    pub reach: Reach,
     /// Faults by kind.
     pub faults: BTreeMap<String, u64>,
     /// Seeds that failed, and how.
@@ -155,6 +158,7 @@ impl Totals {
                 return;
             }
         };
+        self.reach.merge(&end.reach);
         self.frames += end.frames;
         self.steps += end.steps;
         self.bytes += end.bytes;
@@ -171,6 +175,7 @@ impl Totals {
     /// The sum of two.
     pub fn merge(&mut self, other: Self) {
         self.seeds += other.seeds;
+        self.reach.merge(&other.reach);
         self.frames += other.frames;
         self.steps += other.steps;
         self.bytes += other.bytes;

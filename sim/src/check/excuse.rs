@@ -1,6 +1,8 @@
 //! What a plan excuses: connections that may come to no good end although the host does all right.
 
-use crate::plan::{FaultKind, Machine, Plan, StackKind};
+use nightporter_core::limits::T_ALIVE;
+
+use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind};
 
 impl Plan {
     /// Something in the plan may end the connection before its time.
@@ -17,23 +19,26 @@ impl Plan {
     }
 
     /// A guest of the connection is away for so long that the other end may give up by itself.
-    pub(super) fn is_long_paused(&self, conn: usize) -> bool {
+    pub(super) fn is_long_away(&self, conn: usize) -> bool {
         let plan = &self.conns[conn];
         let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
-        let long = |f: &crate::plan::Fault| match f.kind {
-            FaultKind::Pause { guest } => is(guest) && f.lasts > nightporter_core::limits::T_ALIVE,
+        let away = |f: &Fault| match f.kind {
+            FaultKind::Pause { guest } | FaultKind::DropDelivered { guest, .. } => {
+                is(guest) && is_long_absence(f)
+            }
             _ => false,
         };
-        self.faults.iter().any(long)
+        self.faults.iter().any(away)
     }
 
     /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not
     /// find those that are there.
     pub(super) fn may_miss_neighbor(&self, conn: usize) -> bool {
-        self.has_smoltcp(conn)
-            && self.faults.iter().any(|f| matches!(f.kind, FaultKind::Destroy { .. }))
+        let gone = |f: &Fault| matches!(f.kind, FaultKind::Destroy { .. }) || is_long_absence(f);
+        self.has_smoltcp(conn) && self.faults.iter().any(gone)
     }
 
+    /// One end is smoltcp, whose SYN-ACK may never come.
     pub(super) fn has_smoltcp(&self, conn: usize) -> bool {
         self.ends_of(conn).any(|kind| kind == StackKind::Smoltcp)
     }
@@ -62,11 +67,16 @@ impl Plan {
     pub(super) fn expects_end_of(&self, conn: usize) -> bool {
         let plan = &self.conns[conn];
         let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
-        let excused = |f: &crate::plan::Fault| match f.kind {
+        let excused = |f: &Fault| match f.kind {
             FaultKind::Destroy { guest } => is(guest),
             FaultKind::Crash { arena, .. } => !arena,
             _ => false,
         };
         self.expects_streams_of(conn) && !self.faults.iter().any(excused)
     }
+}
+
+fn is_long_absence(f: &Fault) -> bool {
+    let absent = matches!(f.kind, FaultKind::Pause { .. } | FaultKind::DropDelivered { .. });
+    absent && f.lasts > T_ALIVE
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nightporter_core::tcp::flow::State;
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::packet::{Ip, Seq, Tcp};
 
 use super::FlowName;
@@ -16,6 +16,9 @@ use crate::stack::pattern::Stream;
 pub const BASE: u64 = 1 << 32;
 /// Frames remembered per direction that may still come out unchanged.
 const UNCHANGED_MAX: usize = 1 << 15;
+
+/// Repetitions further apart than this are not of one retransmission.
+const ROUND: Duration = Duration::from_millis(50);
 
 /// R or G; the other one is `Side::other`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -175,6 +178,8 @@ pub struct History {
     pub ecn: bool,
     /// When the VM last had less budget to spare than a connection may want.
     pub cramped_at: Instant,
+    /// G takes nothing for minutes: all is repeated to it again and again.
+    pub deaf: bool,
     /// G takes window back now and then.
     pub shrinks: bool,
     /// R, then G.
@@ -216,8 +221,10 @@ pub struct History {
     pub ce_at: Option<u64>,
     /// Since when the guest has been paused.
     pub paused_since: Option<Instant>,
-    /// Segments that it was sent again since then.
+    /// How many times it was sent something again since then, and when last.
     pub repeats_in_pause: u32,
+    /// See `repeats_in_pause`.
+    pub repeated_at: Instant,
     /// Bytes below this were found in the store (INV-03).
     pub read_to: u64,
     /// SYN of R that no SYN-ACK has answered.
@@ -238,6 +245,7 @@ impl History {
             conn,
             ecn: false,
             cramped_at: Instant::ZERO,
+            deaf: false,
             shrinks: false,
             ends: [End::new(), End::new()],
             streams,
@@ -259,6 +267,7 @@ impl History {
             ce_at: None,
             paused_since: None,
             repeats_in_pause: 0,
+            repeated_at: Instant::ZERO,
             read_to: BASE,
             syn: None,
         }
@@ -419,6 +428,7 @@ impl History {
             *self = Self {
                 ecn: self.ecn,
                 cramped_at: self.cramped_at,
+                deaf: self.deaf,
                 shrinks: self.shrinks,
                 offline: self.offline,
                 state: self.state,
@@ -497,7 +507,9 @@ impl History {
         let known = self.streams.is_some() || self.offline;
         self.was_on |= self.is_on() && o.gated;
         if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {
-            self.repeats_in_pause += 1;
+            let round = o.at.since(self.repeated_at) > ROUND;
+            self.repeats_in_pause += u32::from(round);
+            self.repeated_at = o.at;
         }
         let e = self.end_mut(o.to);
         e.frames_to += 1;

@@ -1,5 +1,7 @@
 //! INV-02, stream integrity G to R: what R gets is what G wrote, byte by byte, and at the end all.
 
+use std::collections::BTreeSet;
+
 use super::history::{History, Out, Side};
 use super::{Ensure, inv01};
 use crate::plan::{Machine, Plan};
@@ -11,6 +13,6 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
 }
 
 /// What a remote's application read.
-pub(super) fn on_end(plan: &Plan, ends: &[EndReport]) -> Ensure {
-    inv01::applications(plan, ends, |machine| matches!(machine, Machine::Remote(_)))
+pub(super) fn on_end(plan: &Plan, ends: &[EndReport], lost: &BTreeSet<usize>) -> Ensure {
+    inv01::applications(plan, ends, lost, |machine| matches!(machine, Machine::Remote(_)))
 }

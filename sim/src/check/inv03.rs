@@ -23,8 +23,10 @@ pub(super) fn on_step(
     let Some(promised) = h.promised() else { return Ok(()) };
     let g_acked = h.end(Side::G).acked;
     let Some(flow) = flow.filter(|f| matches!(f.state, State::On | State::Drain)) else {
-        // G itself ended the connection; R's RST is on its way, and INV-21 waits for it.
-        h.broken = h.end(Side::G).reset;
+        // G itself ended the connection, or H gave it up; R's RST is on its way, and INV-21 waits
+        // for it.
+        h.must_tell_r = flow.is_some_and(|f| f.state == State::Abort);
+        h.broken = h.must_tell_r || h.end(Side::G).reset;
         let what = || format!("{} bytes promised and no flow that holds them", promised - g_acked);
         return if h.broken { Ok(()) } else { Err(what()) };
     };

@@ -36,11 +36,11 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if o.to == Side::R && o.gated && o.tcp.flags.rst() && !cause && h.streams.is_some() {
         return Err("an RST to R that nothing asked for".to_owned());
     }
-    if o.to != Side::G || !o.gated || !o.tcp.flags.rst() || !r.reset || h.broken || !h.is_open() {
+    if o.to != Side::G || !o.gated || !o.tcp.flags.rst() || !r.reset || !h.is_open() {
         return Ok(());
     }
     let soon = h.reset_at.is_some_and(|at| o.at.since(at) < T_RST);
-    if soon && g.acked < r.ack_to.min(r.fin.unwrap_or(u64::MAX)) {
+    if soon && !h.broken && !h.interrupted && g.acked < r.ack_to.min(r.fin.unwrap_or(u64::MAX)) {
         return Err(format!("an RST before {} promised bytes", r.ack_to - g.acked));
     }
     Ok(())

@@ -27,6 +27,7 @@ pub(crate) mod inv22;
 mod inv23;
 mod inv24;
 pub mod inv25;
+pub mod reach;
 
 use core::fmt;
 use std::collections::btree_map::Entry;
@@ -41,11 +42,12 @@ use nightporter_core::wire::packet::{
 };
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::plan::{FaultKind, Machine, Plan, StackKind, StackPlan};
+use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind, StackPlan};
 use crate::stack::EndReport;
 use crate::stack::address::{Ports, machine_of};
 use crate::stack::pattern::Stream;
 use history::{History, Out, Side};
+use reach::{Happening, Reach};
 
 /// Where a frame was seen, from the host's point of view.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -107,6 +109,23 @@ pub enum Event {
     DriverReset(u16),
     /// From here on nothing is lost and nobody interferes.
     Healed,
+}
+
+impl Event {
+    /// The guest it is about.
+    fn guest(self) -> Option<u16> {
+        match self {
+            Self::Crashed | Self::Restarted { .. } | Self::Healed => None,
+            Self::Rebooted(g)
+            | Self::Destroyed(g)
+            | Self::Migrated(g)
+            | Self::Draining(g)
+            | Self::Offload(g, _)
+            | Self::Paused(g, _)
+            | Self::Killed(g, _)
+            | Self::DriverReset(g) => Some(g),
+        }
+    }
 }
 
 /// An invariant that does not hold.
@@ -204,6 +223,7 @@ pub struct Observer {
     cramped_at: Vec<Instant>,
     steps: u64,
     any_flow: bool,
+    reach: Reach,
 }
 
 impl Observer {
@@ -219,6 +239,7 @@ impl Observer {
             cramped_at: vec![Instant::ZERO; plan.guests.len()],
             steps: 0,
             any_flow: false,
+            reach: Reach::default(),
         }
     }
 
@@ -242,6 +263,11 @@ impl Observer {
                 let from = if from_guest { Side::G } else { Side::R };
                 let whole = t.hdr.needs_csum()
                     || ipv4_header_ok(t.bytes, ip) && tcp_checksum_ok(t.bytes, ip, tcp);
+                let what = match t.forged || !whole {
+                    true => Happening::broken(from),
+                    false => Happening::segment(h, from, tcp),
+                };
+                self.reach.note(h.state, what);
                 if t.forged || !whole {
                     h.on_in_forged(from, fingerprint, whole);
                 } else {
@@ -305,6 +331,7 @@ impl Observer {
             let (Some(h), Some(port)) = (self.flows.get_mut(&name), port) else { continue };
             let flow = view.engine.find_flow(&key_of(name, port));
             h.state = flow.map(|f| f.state);
+            h.was_on |= matches!(h.state, Some(State::On | State::Drain));
             inv03::on_step(h, view.engine, flow, all).map_err(|what| Violation {
                 invariant: 3,
                 what,
@@ -317,22 +344,15 @@ impl Observer {
     /// Something else happened.
     pub fn on_event(&mut self, now: Instant, event: Event) {
         let of = |g: u16| move |(name, _): &(&FlowName, &mut History)| name.guest == g;
+        if let Some(what) = Happening::event(event) {
+            let about = |name: &FlowName| event.guest().is_none_or(|g| g == name.guest);
+            for (_, h) in self.flows.iter().filter(|(name, _)| about(name)) {
+                self.reach.note(h.state, what);
+            }
+        }
         match event {
-            Event::Crashed => {
-                for h in self.flows.values_mut() {
-                    let promises = h.promised().is_some() && h.was_on && h.state.is_some();
-                    h.broken_by_crash |= promises && !h.broken && !h.end(Side::G).reset;
-                    h.broken |= h.promised().is_some();
-                    h.interrupted = true;
-                    h.state = None;
-                }
-            }
-            Event::Restarted { arena } => {
-                for h in self.flows.values_mut().filter(|h| h.broken_by_crash && arena) {
-                    h.must_reset = true;
-                    h.tell_by = [now + inv21::TELL_R, now + inv21::TELL_G].map(Some);
-                }
-            }
+            Event::Crashed => self.on_crash(),
+            Event::Restarted { arena } => self.on_restart(now, arena),
             Event::Draining(_) | Event::Offload(..) => {}
             Event::Killed(g, port) => {
                 for (name, h) in self.flows.iter_mut().filter(of(g)) {
@@ -381,6 +401,31 @@ impl Observer {
         }
     }
 
+    fn on_crash(&mut self) {
+        for h in self.flows.values_mut() {
+            let promises = h.promised().is_some() && h.was_on && h.state.is_some();
+            h.broken_by_crash |= promises && !h.broken && !h.end(Side::G).reset;
+            h.broken |= h.promised().is_some();
+            h.interrupted = true;
+            h.state = None;
+        }
+    }
+
+    fn on_restart(&mut self, now: Instant, arena: bool) {
+        let there = |h: &&mut History| !self.destroyed[usize::from(h.name.guest)];
+        let betrayed = self.flows.values_mut().filter(|h| h.broken_by_crash && arena);
+        for h in betrayed.filter(there) {
+            h.must_reset = true;
+            h.tell_by = [now + inv21::TELL_R, now + inv21::TELL_G].map(Some);
+        }
+    }
+
+    /// Which event met a flow in which state.
+    #[must_use]
+    pub fn reach(&self) -> &Reach {
+        &self.reach
+    }
+
     /// The run is over: every connection has ended, or time is up (`ended` says which).
     ///
     /// # Errors
@@ -393,8 +438,12 @@ impl Observer {
         complaints: &[(Machine, &'static str, u64)],
     ) -> Result<(), Violation> {
         let of_host = |invariant| move |what| Violation { invariant, what, flow: None };
-        inv01::on_end(&self.plan, ends).map_err(of_host(1))?;
-        inv02::on_end(&self.plan, ends).map_err(of_host(2))?;
+        let arena_lost = |f: &Fault| matches!(f.kind, FaultKind::Crash { arena: false, .. });
+        let arena_lost = self.plan.faults.iter().any(arena_lost);
+        let lost = |h: &&History| (h.broken_by_crash || h.opaque) && arena_lost;
+        let lost = self.flows.values().filter(lost).filter_map(|h| h.conn).collect();
+        inv01::on_end(&self.plan, ends, &lost).map_err(of_host(1))?;
+        inv02::on_end(&self.plan, ends, &lost).map_err(of_host(2))?;
         inv16::on_end(&self.plan, complaints).map_err(of_host(16))?;
         for (name, h) in &self.flows {
             inv21::on_end(&self.plan, h, ends).map_err(|what| Violation {
@@ -468,8 +517,9 @@ fn history_of<'a>(
     let other = if client == guest { server } else { client };
     let opaque = hostile || matches!(other, Machine::Guest(_));
     let mut h = History::new(name, Some(conn), opaque, (!hostile).then_some(streams));
-    let shrinks = |f: &crate::plan::Fault| f.kind == FaultKind::ShrinkWindow { machine: guest };
+    let shrinks = |f: &Fault| f.kind == FaultKind::ShrinkWindow { machine: guest };
     h.shrinks = plan.faults.iter().any(shrinks);
+    h.deaf = plan.is_long_away(conn);
     h.ecn = plan.stack_of(client).ecn && plan.stack_of(server).ecn;
     Some(place.insert(h))
 }

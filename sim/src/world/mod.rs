@@ -20,6 +20,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::packet::Packet;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
+use crate::check::reach::Reach;
 use crate::check::{Observer, Tap, Tapped, Violation};
 use crate::frame::Frame;
 use crate::link::Link;
@@ -51,6 +52,8 @@ pub struct RunEnd {
     pub frames: u64,
     /// Steps of the engines.
     pub steps: u64,
+    /// Which event met a flow in which state.
+    pub reach: Reach,
     /// When it ended.
     pub at: Instant,
     /// Of time, place and beginning of every frame: the same plan gives the same.
@@ -272,6 +275,7 @@ impl<'r> World<'r> {
             frames: self.frames,
             steps: self.steps,
             at: self.now,
+            reach: self.observer.as_ref().map(|o| o.reach().clone()).unwrap_or_default(),
             trace_hash: self.trace_hash,
         }
     }
