@@ -63,14 +63,14 @@ impl Swarm {
         let conns = self.conns(&guests, &remotes, span_ms);
         let mut faults = self.faults(&guests, &remotes, span_ms);
         let mut heal_at = Instant::from_millis(span_ms);
-        if self.random.percent(4) {
+        if self.random.percent(8) {
             // A guest that is away for longer than T_alive, T_paused and what SNOOP-32 allows; or
             // one that runs, and takes nothing.
             let at = Instant::from_micros(self.random.below(span_ms * 500));
             let lasts = Duration::from_secs(self.random.pick(&[30, 80, 140, 300]));
             heal_at = heal_at.max(at + lasts);
             let guest = self.index(guests.len());
-            let kind = if self.random.percent(60) {
+            let kind = if self.random.percent(75) {
                 FaultKind::Pause { guest }
             } else {
                 FaultKind::DropDelivered { guest, ppm: 1_000_000 }

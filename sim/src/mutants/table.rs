@@ -160,7 +160,7 @@ mutations! {
 
     "an RST of R anywhere is believed", "SNOOP-15", "tcp/receive.rs",
     "if [[exact]] {
-            self.flags.rst_pending = true;"
+            if !self.flags.rst_pending {"
     => "true";
 
     "a flow leaves the path while R may still send beyond G's window", "INV-05", "tcp/flow.rs",
