@@ -22,7 +22,7 @@ use nightporter_core::limits::PAGE;
 use nightporter_core::store::arena::Arena;
 use nightporter_core::store::flow_store::recover;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::{IpAddr16, IpVersion};
+use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq};
 use segment::{ACK, Address, CWR, ECE, Extra, Len, MSS, SYN, Segment, Window, Wish, timestamps};
 use zerocopy::IntoBytes;
 
@@ -357,6 +357,10 @@ impl<'m, 's> World<'m, 's> {
         let scaled = both(|o| o.scale.is_some());
         let shift = how.offers.map(|o| o.scale.filter(|_| scaled).map_or(0, |s| s.min(14)));
         let agreed = Agreed { timestamps: both(|o| o.timestamps), sack: both(|o| o.sack), shift };
+        // A SYN with the number of the flow that is there would be that flow's, once more.
+        let there = self.engine.find_flow(&self.key(n)).map(|flow| flow.tx.isn);
+        let conn = &mut self.s.conns[n];
+        conn.isn[G] = conn.isn[G].wrapping_add(u32::from(there == Some(Seq(conn.isn[G]))));
         let isn = conn.isn;
         let ecn = if how.ecn { [ECE | CWR, ECE] } else { [0, 0] };
         let steps = usize::from(how.cut % 8 + 1).min(3);
