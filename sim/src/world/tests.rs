@@ -75,3 +75,66 @@ fn an_upload_arrives_whole_and_the_same_plan_gives_the_same_trace() {
     let other = Plan { seed: 2, ..plan };
     assert_ne!(end.trace_hash, run(&other).trace_hash);
 }
+
+/// Every kind of fault, on the small plan's guest and remote.
+fn every_kind_of_fault() -> Vec<FaultKind> {
+    let (remote, guest, to_host, ppm) = (0, 0, true, 100_000);
+    let machine = Machine::Guest(0);
+    vec![
+        FaultKind::Loss { remote, to_host, ppm },
+        FaultKind::BurstLoss { remote, to_host, ppm, burst_frames: 3 },
+        FaultKind::Reorder { remote, to_host, ppm, delay_us: 500 },
+        FaultKind::Duplicate { remote, to_host, ppm },
+        FaultKind::Corrupt { remote, to_host, ppm },
+        FaultKind::Mark { remote, to_host, ppm: 1_000_000 },
+        FaultKind::Mtu { remote, to_host, mtu: 600 },
+        FaultKind::Rate { remote, to_host, rate_bps: 5_000_000 },
+        FaultKind::Cut { remote, to_host },
+        FaultKind::Pause { guest },
+        FaultKind::Reboot { guest },
+        FaultKind::Destroy { guest },
+        FaultKind::Migrate { guest },
+        FaultKind::DriverReset { guest },
+        FaultKind::StopReading { machine },
+        FaultKind::DropDelivered { guest, ppm },
+        FaultKind::ShrinkWindow { machine },
+        FaultKind::OneWay { guest },
+        FaultKind::Crash { arena: true, step: 3 },
+        FaultKind::Crash { arena: false, step: 3 },
+        FaultKind::OffloadOff { guest },
+        FaultKind::Drain { guest },
+        FaultKind::FlowFlood { remote, guest, per_ms: 5 },
+        FaultKind::Kill { guest },
+        FaultKind::Forge { guest, per_ms: 5 },
+    ]
+}
+
+#[test]
+fn every_kind_of_fault_happens_changes_the_run_and_breaks_no_promise() {
+    let mut calm = small();
+    for machine in [&mut calm.guests[0].stack, &mut calm.remotes[0].stack] {
+        (machine.kind, machine.ecn, machine.window_scale) = (StackKind::Strict, true, Some(2));
+    }
+    calm.conns[0].workload = Workload::Bulk { up: 400_000, down: 100_000 };
+    let undisturbed = run(&calm);
+    let mut names = std::collections::BTreeSet::new();
+    for kind in every_kind_of_fault() {
+        let fault =
+            Fault { at: Instant::from_micros(2_500), lasts: Duration::from_millis(400), kind };
+        let end = run(&Plan { faults: vec![fault], ..calm.clone() });
+        assert_ne!(end.trace_hash, undisturbed.trace_hash, "{kind:?} changes nothing");
+        assert_eq!(end.faults.get(kind.name()), Some(&1), "{kind:?}: {:?}", end.faults);
+        names.insert(kind.name());
+        let ends_it = matches!(
+            kind,
+            FaultKind::Reboot { .. }
+                | FaultKind::Destroy { .. }
+                | FaultKind::Migrate { .. }
+                | FaultKind::Kill { .. }
+                | FaultKind::Crash { .. }
+        );
+        let whole = end.ends.iter().all(|e| e.outcome == Outcome::Closed);
+        assert!(whole || ends_it, "{kind:?}: {:?}", end.ends);
+    }
+    assert_eq!(names.len(), every_kind_of_fault().len());
+}
