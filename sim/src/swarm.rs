@@ -76,6 +76,12 @@ impl Swarm {
                 FaultKind::DropDelivered { guest, ppm: 1_000_000 }
             };
             faults.push(Fault { at, lasts, kind });
+            if self.random.percent(30) {
+                // Its remote has had enough of it (SNOOP-15, T_rst).
+                let at = at + Duration::from_millis(self.random.within(1, 10_000));
+                let kind = FaultKind::Kill { guest };
+                faults.push(Fault { at, lasts: Duration::ZERO, kind });
+            }
         }
         let cores = vec![CorePlan { policy }];
         let (seed, give_up_at) = (self.seed, heal_at + PATIENCE);
