@@ -4,8 +4,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use nightporter_core::time::Instant;
 
-/// Bytes of records that may wait for a slow reader; then frames are missed, and counted.
-pub const BUFFER_BYTES_MAX: usize = 4 << 20;
+/// Bytes of records that may wait for a slow reader; then frames are missed, and counted. A reader
+/// that loses its processor for 100 ms misses none at 2.6 Gbit/s. Taken only while it is slow.
+pub const BUFFER_BYTES_MAX: usize = 32 << 20;
 /// Nanosecond pcap, as its first four bytes in host order say (draft-ietf-opsawg-pcap, section 4).
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
 /// Larger than any super-segment.
@@ -43,6 +44,13 @@ impl Capture {
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
         let epoch_ns = wall_ns.saturating_sub(now.as_nanos());
         Self { epoch_ns, buffer: file_header(), missed: 0 }
+    }
+
+    /// Starts one that gives a moment the same time as `other` does: what captures of two ports
+    /// say can then be put in order, turn by turn.
+    #[must_use]
+    pub fn beside(other: &Self) -> Self {
+        Self { epoch_ns: other.epoch_ns, buffer: file_header(), missed: 0 }
     }
 
     /// Records one frame, given in pieces.
@@ -89,6 +97,16 @@ mod tests {
         assert_eq!((second.data.len(), second.orig_len), (65_000, 65_000));
         assert_eq!((second.timestamp - first.timestamp).as_micros(), 2000);
         assert!(reader.next_packet().is_none());
+    }
+
+    #[test]
+    fn captures_that_run_together_give_a_moment_the_same_time() {
+        let mut first = Capture::new(Instant::from_millis(7));
+        let mut second = Capture::beside(&first);
+        for capture in [&mut first, &mut second] {
+            capture.record(Instant::from_millis(9), &[b"a frame"]);
+        }
+        assert_eq!(first.take(), second.take());
     }
 
     #[test]

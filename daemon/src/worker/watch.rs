@@ -93,7 +93,12 @@ impl Watchers {
     }
 
     pub(crate) fn add_capture(&mut self, now: Instant, place: u16, slot: SlotId) {
-        self.list.push(Watcher { place, what: What::Port(slot, Capture::new(now)) });
+        let running = self.list.iter().find_map(|watcher| match &watcher.what {
+            What::Port(_, capture) => Some(capture),
+            What::Flow(_) => None,
+        });
+        let capture = running.map_or_else(|| Capture::new(now), Capture::beside);
+        self.list.push(Watcher { place, what: What::Port(slot, capture) });
     }
 
     pub(crate) fn add_trace(
