@@ -77,6 +77,17 @@ impl Daemon {
         run(&tool.to_string_lossy(), &all)
     }
 
+    /// Starts to capture a port into `file`, with the operator's tool, whose output goes to `log`.
+    /// Killing the process ends the capture.
+    ///
+    /// # Errors
+    /// The tool was not built or cannot be started.
+    pub fn capture(&mut self, port: &str, file: &Path, log: &Path) -> Result<Process> {
+        let mut command = Command::new(sibling("nightporter")?);
+        command.arg("--control").arg(&self.control).args(["capture", port, "-w"]).arg(file);
+        Process::spawn("nightporter capture", command, log)
+    }
+
     /// Fails when the daemon has ended.
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 //! | [`vmm`] | a guest under QEMU or user-mode Linux, and its vCPU threads |
 //! | [`guest`] | the host's end of a guest's control channel |
 //! | [`daemon`] | nightporterd with one port per guest |
+//! | [`captures`] | both sides of a guest's connections, and what the trace checker says |
 //! | [`cpus`], [`sched`] | which cores are whose; how the guests compete for theirs |
 //! | [`world`] | all of the above put together |
 //! | [`transfer`] | one timed and verified upload |
@@ -22,6 +23,7 @@
 //! bridge, taps and the remote host disappear with the processes that hold them.
 
 pub mod accel;
+pub mod captures;
 pub mod cpus;
 pub mod daemon;
 pub mod demo;

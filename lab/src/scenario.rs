@@ -109,7 +109,13 @@ impl Lab {
         let run_dir = RunDir::create()?;
         let places = Places { sockets: run_dir.path(), logs: &log_dir(name)? };
         let mut world = World::start(&[guest], true, places)?;
+        let captures = world.capture(0, places.logs)?;
         run(&mut world)?;
+        // Only this one never had it on.
+        let offload = !name.starts_with("offload_off");
+        let report = captures.check(world.daemon()?, offload)?;
+        ensure!(report.flows > 0, "the captures hold no connection: {report}");
+        println!("{name}: {report}");
         world.stop()
     }
 }

@@ -1,10 +1,12 @@
 //! A host with guests, their two NICs, and a remote host: what the demo and the scenarios run in.
 
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
+use crate::captures::Captures;
 use crate::daemon::Daemon;
 use crate::host::{self, Host, Remote, guest_nic};
 use crate::image::Image;
@@ -96,6 +98,15 @@ impl World {
     /// This world has none.
     pub fn daemon(&mut self) -> Result<&mut Daemon> {
         self.daemon.as_mut().context("this needs nightporterd")
+    }
+
+    /// Captures both sides of a guest's connections over the daemon into `dir`.
+    ///
+    /// # Errors
+    /// Those of [`Captures::start`].
+    pub fn capture(&mut self, guest: u8, dir: &Path) -> Result<Captures> {
+        let nic = guest_nic(guest, Net::Nightporter.subnet());
+        Captures::start(self.daemon()?, &guest_name(guest), &nic, dir)
     }
 
     /// Kills the guests and stops the daemon gracefully.

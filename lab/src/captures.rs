@@ -1,0 +1,151 @@
+//! Both sides of one guest's connections: captures of the uplink and of its port, and what the
+//! trace checker (`nightporter_sim::trace`) finds in them.
+
+use std::fs::{self, File, OpenOptions};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nightporter_guest::bootline::Nic;
+use nightporter_sim::trace::{self, Options, Report};
+use serde_json::Value;
+
+use crate::daemon::Daemon;
+use crate::process::Process;
+
+/// Bytes of a pcap file's header, and of a record's.
+const HEADER: u64 = 24;
+const RECORD_HEADER: u64 = 16;
+/// How long a capture may take to start, and to write what the daemon has given it.
+const LIMIT: Duration = Duration::from_secs(20);
+/// Attempts to start both captures with no frame in between.
+const STARTS_MAX: usize = 100;
+
+/// Two captures under way.
+#[derive(Debug)]
+pub struct Captures {
+    /// Of the uplink, of the guest's port.
+    sides: [Side; 2],
+    guest_mac: [u8; 6],
+}
+
+/// One capture.
+#[derive(Debug)]
+struct Side {
+    port: String,
+    file: PathBuf,
+    process: Process,
+    /// Bytes its frames would have taken in the file, from the daemon's start to its own.
+    before: u64,
+}
+
+impl Captures {
+    /// Captures the uplink and the port of the guest `name`, whose NIC is `nic`, into `dir`.
+    /// Returns when both see every frame.
+    ///
+    /// # Errors
+    /// A capture did not start, or frames never stop for long enough to start two of them.
+    pub fn start(daemon: &mut Daemon, name: &str, nic: &Nic, dir: &Path) -> Result<Self> {
+        for _ in 0..STARTS_MAX {
+            let before = counters(daemon, name)?;
+            let sides = [("uplink", "remote"), (name, "guest")];
+            let mut started = Vec::new();
+            for ((port, side), before) in sides.into_iter().zip(before) {
+                let file = dir.join(format!("{side}.pcap"));
+                let _ = fs::remove_file(&file); // of an earlier run
+                let log = dir.join(format!("capture-{side}.log"));
+                let process = daemon.capture(port, &file, &log)?;
+                started.push(Side { port: port.to_owned(), file, process, before });
+            }
+            for side in &mut started {
+                side.wait_for(HEADER)?;
+            }
+            // What passed while they started is in one file and not in the other, or in none.
+            if counters(daemon, name)? == before {
+                let sides = started.try_into().expect("two sides");
+                return Ok(Self { sides, guest_mac: nic.mac.0 });
+            }
+        }
+        bail!("frames passed each of {STARTS_MAX} times that captures of {name} were started")
+    }
+
+    /// Ends both at the same moment and checks them; `offload`: it may have been on. Without a
+    /// finding the files are removed.
+    ///
+    /// # Errors
+    /// What the checker found, or why it could not be asked. A capture that missed frames cannot
+    /// be checked.
+    pub fn check(mut self, daemon: &mut Daemon, offload: bool) -> Result<Report> {
+        let guest = self.sides[1].port.clone();
+        let status = status(daemon)?;
+        for side in &mut self.sides {
+            let port = port(&status, &side.port)?;
+            let missed = port["captures_missed"].as_u64().context("no count of missed frames")?;
+            ensure!(missed == 0, "the capture of {} missed {missed} frames", side.port);
+            let end = HEADER + bytes(port)? - side.before;
+            side.wait_for(end)?;
+            side.process.kill();
+            OpenOptions::new().write(true).open(&side.file)?.set_len(end)?;
+        }
+        let open = |side: &Side| {
+            File::open(&side.file).with_context(|| format!("opening {}", side.file.display()))
+        };
+        let [remote, guest_side] = &self.sides;
+        let options = Options { guests: vec![self.guest_mac], offload, whole: true };
+        let report = trace::check(open(remote)?, open(guest_side)?, &options)?;
+        let found: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
+        ensure!(
+            found.is_empty(),
+            "{} violations in {} and {} of {guest}:\n{}",
+            found.len(),
+            remote.file.display(),
+            guest_side.file.display(),
+            found.join("\n"),
+        );
+        for side in &self.sides {
+            fs::remove_file(&side.file)?;
+        }
+        Ok(report)
+    }
+}
+
+impl Side {
+    /// Waits until the file is so long.
+    fn wait_for(&mut self, len: u64) -> Result<()> {
+        let deadline = Instant::now() + LIMIT;
+        while fs::metadata(&self.file).map_or(0, |m| m.len()) < len {
+            self.process.check_alive()?;
+            ensure!(
+                Instant::now() < deadline,
+                "the capture of {} is not complete after {LIMIT:?}",
+                self.port
+            );
+            thread::sleep(Duration::from_millis(5)); // polls the file's length, and the child
+        }
+        Ok(())
+    }
+}
+
+/// What captures of the uplink and of a guest's port would have taken so far.
+fn counters(daemon: &mut Daemon, guest: &str) -> Result<[u64; 2]> {
+    let status = status(daemon)?;
+    Ok([bytes(port(&status, "uplink")?)?, bytes(port(&status, guest)?)?])
+}
+
+fn status(daemon: &mut Daemon) -> Result<Value> {
+    let text = daemon.cli(&["--json", "status"])?;
+    serde_json::from_str(&text).context("reading the daemon's status")
+}
+
+fn port<'s>(status: &'s Value, name: &str) -> Result<&'s Value> {
+    let mut ports = status["ports"].as_array().into_iter().flatten();
+    ports.find(|port| port["name"] == name).with_context(|| format!("no port {name} in {status}"))
+}
+
+/// Bytes of records for all frames that passed the port.
+fn bytes(port: &Value) -> Result<u64> {
+    let count = |name: &str| port[name].as_u64().with_context(|| format!("no {name} in {port}"));
+    let frames = count("frames_from_port")? + count("frames_to_port")?;
+    Ok(frames * RECORD_HEADER + count("bytes_from_port")? + count("bytes_to_port")?)
+}
