@@ -184,8 +184,11 @@ impl Swarm {
         remotes: &[RemotePlan],
         span_ms: u64,
     ) -> Vec<ConnPlan> {
-        let many = self.random.percent(4);
-        let count = if many { self.random.within(60, 200) } else { self.random.within(1, 6) };
+        let (count, many) = match self.random.below(200) {
+            0 => (self.random.within(1000, 3000), true),
+            1..8 => (self.random.within(60, 200), true),
+            _ => (self.random.within(1, 6), false),
+        };
         let vm_to_vm = guests.len() > 1 && self.random.percent(30);
         let guest_opens = self.random.pick(&[0, 30, 100]);
         let v6 = self.random.pick(&[0, 0, 50, 100]);

@@ -217,6 +217,8 @@ pub struct Observer {
     flows: BTreeMap<FlowName, History>,
     /// Flows with a frame since the last step.
     touched: Vec<FlowName>,
+    /// Flows that the engine has an entry for, as far as is known.
+    tracked: BTreeSet<FlowName>,
     destroyed: Vec<bool>,
     killed: BTreeSet<usize>,
     /// Of each guest, when it was last cramped.
@@ -234,6 +236,7 @@ impl Observer {
             plan: plan.clone(),
             flows: BTreeMap::new(),
             touched: Vec::new(),
+            tracked: BTreeSet::new(),
             destroyed: vec![false; plan.guests.len()],
             killed: BTreeSet::new(),
             cramped_at: vec![Instant::ZERO; plan.guests.len()],
@@ -322,15 +325,21 @@ impl Observer {
         if all {
             inv20::on_step(&self.plan, view.engine, view.ports).map_err(of_host(20))?;
         }
-        if all || view.any_flow || std::mem::take(&mut self.any_flow) {
+        if all {
             self.touched.clear();
             self.touched.extend(self.flows.keys());
+        } else if view.any_flow || std::mem::take(&mut self.any_flow) {
+            self.touched.extend(&self.tracked);
         }
         while let Some(name) = self.touched.pop() {
             let port = view.ports.get(usize::from(name.guest)).copied().flatten();
             let (Some(h), Some(port)) = (self.flows.get_mut(&name), port) else { continue };
             let flow = view.engine.find_flow(&key_of(name, port));
             h.state = flow.map(|f| f.state);
+            match h.state {
+                Some(_) => self.tracked.insert(name),
+                None => self.tracked.remove(&name),
+            };
             h.was_on |= matches!(h.state, Some(State::On | State::Drain));
             inv03::on_step(h, view.engine, flow, all).map_err(|what| Violation {
                 invariant: 3,
