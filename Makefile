@@ -14,7 +14,7 @@ SEEDS ?= 500
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build demo test sim sim-long mutants figures simulator fuzz bench fmt clean
+.PHONY: help setup build demo test sim sim-long mutants coverage figures scale simulator fuzz bench fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +45,16 @@ fuzz: ## every fuzz target for FUZZ_SECONDS=60 each; needs a nightly compiler an
 	@.ci/packages $(PACKAGES_BUILD)
 	@.ci/fuzz
 
+coverage: ## lines of core, and events in each state, that SEEDS worlds reach; needs rustup's llvm-tools
+	@.ci/packages $(PACKAGES_BUILD)
+	@.ci/coverage $(SEEDS)
+
 figures: simulator ## the figures of the vSnoop paper in virtual time, into target/figures
 	@$(SIM) figures --out $(TARGET)/figures
+
+scale: ## one host with up to 10,000 guests and 1,000,000 flows: memory, events per second, cost per packet
+	@.ci/packages $(PACKAGES_BUILD)
+	@cargo run --quiet --release --locked -p nightporter-sim -- scale
 
 simulator:
 	@.ci/packages $(PACKAGES_BUILD)
