@@ -2,7 +2,7 @@
 //!
 //! That holds too when a flow leaves the path and G shows its own edge again, unless G is one that
 //! takes window back. With window scaling an edge that may not grow cannot be written for every
-//! ACK; it may then show up to one unit less (ARCHITECTURE.md, "Decisions"). Toward G the edge is R's
+//! ACK; it may then show up to one unit less (ARCHITECTURE, "Decisions"). Toward G the edge is R's
 //! own.
 
 use nightporter_core::wire::packet::TcpFlags;

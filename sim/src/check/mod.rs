@@ -1,5 +1,6 @@
 //! The invariants of the specification (section 2), one file each, watching both sides of the port.
 
+mod event;
 mod excuse;
 pub mod history;
 mod inv01;
@@ -42,6 +43,8 @@ use nightporter_core::wire::packet::{
 };
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
+pub use event::Event;
+
 use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind, StackPlan};
 use crate::stack::EndReport;
 use crate::stack::address::{Ports, machine_of};
@@ -79,53 +82,6 @@ pub struct Tapped<'a> {
     pub packet: Option<&'a Packet>,
     /// Sent by somebody in another's name, or broken on the way: it must count for nothing.
     pub forged: bool,
-}
-
-/// What happened to the host or a machine, besides frames: it changes what may be expected.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Event {
-    /// The daemon died.
-    Crashed,
-    /// It runs again; `arena`: it found its predecessor's arena.
-    Restarted {
-        /// See above.
-        arena: bool,
-    },
-    /// The guest started anew, its connections are gone.
-    Rebooted(u16),
-    /// The guest is gone for good.
-    Destroyed(u16),
-    /// The guest runs on another host now.
-    Migrated(u16),
-    /// The operator wants no new promises for this guest.
-    Draining(u16),
-    /// The operator wants ack offload on or off for this guest.
-    Offload(u16, bool),
-    /// The guest stopped running, or runs again.
-    Paused(u16, bool),
-    /// A middlebox reset the connection of this guest's TCP port.
-    Killed(u16, u16),
-    /// The guest's driver has set its device up again.
-    DriverReset(u16),
-    /// From here on nothing is lost and nobody interferes.
-    Healed,
-}
-
-impl Event {
-    /// The guest it is about.
-    fn guest(self) -> Option<u16> {
-        match self {
-            Self::Crashed | Self::Restarted { .. } | Self::Healed => None,
-            Self::Rebooted(g)
-            | Self::Destroyed(g)
-            | Self::Migrated(g)
-            | Self::Draining(g)
-            | Self::Offload(g, _)
-            | Self::Paused(g, _)
-            | Self::Killed(g, _)
-            | Self::DriverReset(g) => Some(g),
-        }
-    }
 }
 
 /// An invariant that does not hold.
