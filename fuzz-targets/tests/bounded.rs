@@ -104,7 +104,7 @@ fn every_configuration_is_right_or_refused_with_words_that_help() {
 
 #[test]
 fn no_sequence_of_operations_loses_a_byte_of_a_flow() {
-    survives("flow", 1000);
+    survives("flow", 800);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_hostile_driver_gets_no_further_than_its_own_ring() {
 
 #[test]
 fn a_front_end_may_send_anything_and_leaves_nothing_behind() {
-    survives("messages", 1500);
+    survives("messages", 800);
 }
 
 #[test]
