@@ -4,6 +4,9 @@ use nightporter_core::limits::T_ALIVE;
 
 use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind};
 
+/// So many connections are a crowd.
+const CROWD: usize = 1000;
+
 impl Plan {
     /// Something in the plan may end the connection before its time.
     pub(super) fn may_be_reset(&self, conn: usize) -> bool {
@@ -36,6 +39,12 @@ impl Plan {
     pub(super) fn may_miss_neighbor(&self, conn: usize) -> bool {
         let gone = |f: &Fault| matches!(f.kind, FaultKind::Destroy { .. }) || is_long_absence(f);
         self.has_smoltcp(conn) && self.faults.iter().any(gone)
+    }
+
+    /// Thousands that repeat their segments in step: the same ones meet a full queue every time,
+    /// until they give up.
+    pub(super) fn is_crowd(&self) -> bool {
+        self.conns.len() >= CROWD
     }
 
     /// One end is smoltcp, whose SYN-ACK may never come.

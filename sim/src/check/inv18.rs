@@ -69,6 +69,7 @@ pub(super) fn on_end(
             || excused.unanswered.contains(&e.conn)
             || plan.may_be_reset(e.conn)
             || plan.is_long_away(e.conn)
+            || plan.is_crowd()
             || plan.may_miss_neighbor(e.conn)
             || plan.may_deadlock(e.conn)
             || !plan.expects_end_of(e.conn);
