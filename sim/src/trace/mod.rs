@@ -2,9 +2,10 @@
 //!
 //! The checkers of [`crate::check`] watch frames and an engine. Here there are frames only, from a
 //! real host or a simulated one, so what the engine thought has to follow from them: a segment
-//! that leaves exactly as it came in was passed on, any other of an open connection was made or
-//! edited by a flow with offload. Streams are not known either; bytes are compared with what their
-//! sender sent into the other capture. A flow is watched from its SYN on.
+//! that leaves exactly as it came in was passed on, unless its flow owes the guest bytes; any
+//! other of an open connection was made or edited by a flow with offload. Streams are not known
+//! either; bytes are compared with what their sender sent into the other capture. A flow is
+//! watched from its SYN on.
 //!
 //! | Checked | How |
 //! |---|---|
@@ -31,16 +32,17 @@ mod read;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::io::Read;
+use std::ops::Range;
 
 use nightporter_core::limits::{PERSIST_MAX, T_PAUSED};
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::checksum::Checksum;
 use nightporter_core::wire::packet::{
-    Ip, IpAddr16, L4, Net, Packet, Tcp, TcpFlags, ipv4_header_ok, tcp_checksum_ok,
+    Ip, IpAddr16, L4, Net, Packet, Seq, Tcp, TcpFlags, TcpOptions, ipv4_header_ok, tcp_checksum_ok,
     tcp_pseudo_header,
 };
 use nightporter_core::wire::virtio_net::{F_NEEDS_CSUM, VirtioNetHdr};
@@ -57,6 +59,9 @@ const SILENT_MAX: Duration =
 
 /// Payload of a super-segment that counts as one packet more (INV-18).
 const SEGMENT: u32 = 500;
+
+/// Segments remembered because they may leave in pieces; a backlog holds no more.
+const SUPERS_MAX: usize = 128;
 
 /// Place of the first byte of a stream, after the SYN.
 const FIRST: u64 = BASE + 1;
@@ -152,12 +157,21 @@ struct Flow {
     sent: [Bytes; 2],
     /// What went out to G.
     given: Bytes,
+    /// What came in lately and may leave in pieces, the newest first.
+    supers: VecDeque<Super>,
     /// R, then G, said ECE in its SYN.
     ecn: [bool; 2],
     /// Its SYN was seen to come in and to leave.
     begun: bool,
     /// It was wrong once: what follows is its consequence.
     wrong: bool,
+}
+
+/// A long segment that came in: bytes of the stream, ACK, window and options.
+struct Super {
+    from: Side,
+    bytes: Range<u64>,
+    head: (Seq, u16, TcpOptions),
 }
 
 struct Checker<'o> {
@@ -261,7 +275,15 @@ impl Flow {
         history.offline = true;
         history.state = (!offload).then_some(State::Pass);
         let [r, g, given] = [FIRST; 3].map(Bytes::new);
-        Self { history, sent: [r, g], given, ecn: [false; 2], begun: false, wrong: false }
+        Self {
+            history,
+            sent: [r, g],
+            given,
+            supers: VecDeque::new(),
+            ecn: [false; 2],
+            begun: false,
+            wrong: false,
+        }
     }
 
     /// A segment of R or G came in.
@@ -277,6 +299,8 @@ impl Flow {
         let isn = h.end(Side::G).isn;
         let at = h.unwrap(s.from, s.tcp.seq, h.end(s.from).end);
         h.on_in(s.at, s.from, s.ip, s.tcp, print);
+        let g = h.end(Side::G);
+        h.shrinks |= h.is_open() && g.edge + (1 << h.shift(Side::G)) <= g.edge_max;
         if s.tcp.flags.syn() {
             if s.from == Side::G && isn != h.end(Side::G).isn {
                 let [r, g, given] = [FIRST; 3].map(Bytes::new);
@@ -289,6 +313,12 @@ impl Flow {
             h.ecn = self.ecn == [true; 2];
         } else if h.is_open() && !s.tcp.flags.rst() {
             self.sent[s.from as usize].put(at, s.payload());
+            if s.tcp.payload_len > SEGMENT && (h.odd() || h.state == Some(State::Pass)) {
+                let bytes = at..at + u64::from(s.tcp.payload_len);
+                let head = (s.tcp.ack, s.tcp.window, s.tcp.options);
+                self.supers.truncate(SUPERS_MAX - 1);
+                self.supers.push_front(Super { from: s.from, bytes, head });
+            }
             // What its receiver has taken is never compared again.
             self.sent[s.from.other() as usize].forget(h.end(s.from).acked);
             if s.from == Side::G {
@@ -306,11 +336,12 @@ impl Flow {
         if unchanged == Some(false) || self.wrong {
             return Ok(false);
         }
-        // A flow that owes G anything is not one that passes; an RST must not come before that.
+        // A flow that owes G anything does not pass: each of its segments went through a gate, and
+        // it is chance if that changed nothing.
         let promised = h.end(Side::R).ack_to.min(h.end(Side::R).fin.unwrap_or(u64::MAX));
-        let owes = h.is_open() && promised > h.end(Side::G).acked;
-        let early = owes && to == Side::G && s.tcp.flags.rst();
-        let gated = unchanged.is_none() || early;
+        let owes = h.is_open() && promised > h.end(Side::G).acked && !s.tcp.flags.syn();
+        let gated = owes || unchanged.is_none() && !self.is_piece(s);
+        let h = &mut self.history;
         h.cramped_at = s.at; // nobody knows what budget was left
         let o = h.out(s.at, to, gated, s.ip, s.tcp, s.payload());
         let result = judge(h, &o, s, heard).and_then(|()| self.compare(&o));
@@ -319,6 +350,19 @@ impl Flow {
             self.given.put(o.seq, o.payload);
         }
         result.map(|()| gated)
+    }
+
+    /// Part of a super-segment that came in as it is, of a connection that must pass: a guest that
+    /// takes none gets it in pieces.
+    fn is_piece(&self, s: &Seen<'_>) -> bool {
+        let h = &self.history;
+        let (acked, window) = (s.tcp.ack, s.tcp.window);
+        let at = h.unwrap(s.from, s.tcp.seq, h.end(s.from).end);
+        let all = at..at + u64::from(s.tcp.payload_len);
+        let of = |x: &Super| x.from == s.from && x.head == (acked, window, s.tcp.options);
+        let holds = |x: &Super| x.bytes.start <= all.start && all.end <= x.bytes.end;
+        let whole = self.sent[s.from as usize].differs(at, s.payload()).is_none();
+        whole && !all.is_empty() && self.supers.iter().any(|x| of(x) && holds(x))
     }
 
     /// INV-01, INV-02 and INV-15 by what came in and what went out before.
