@@ -308,7 +308,11 @@ impl Model {
             self.reset[to] |= how != How::Verbatim;
             return;
         }
-        if self.lost || flags & u16::from(SYN) != 0 || how == How::Verbatim {
+        let syn = flags & u16::from(SYN) != 0;
+        if syn && at.is_some_and(Seen::is_gated) {
+            return; // a repeated one, which an established end challenges and does not read
+        }
+        if self.lost || syn || how == How::Verbatim {
             self.note_verbatim(to, frame);
             return;
         }
