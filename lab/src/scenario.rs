@@ -40,8 +40,9 @@ const SCENARIOS: [(&str, Kind, Run); 7] = [
     ("offload_off_is_a_plain_switch_port", Kind::Qemu, offload_off),
 ];
 
-/// Needless retransmissions that a 50 MB upload may have on a busy host.
-const PROBES_MAX: u64 = 3;
+/// Needless retransmissions that a 50 MB upload may have on a busy host. Beside six busy loops on
+/// four cores half of the uploads had none; the worst of ten had 8 with captures, 19 without.
+const PROBES_MAX: u64 = 10;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
