@@ -1,7 +1,7 @@
 //! The command line of the simulator.
 
 use std::fs::File;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,6 +15,11 @@ use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
 use nightporter_sim::scale;
 use nightporter_sim::shrink::shrink;
 use nightporter_sim::trace::{self, Options};
+
+/// As `println!`, but for a reader that has left: `nightporter-sim plan 5 | head`.
+macro_rules! say {
+    ($($arg:tt)*) => { tell(&format!("{}\n", format_args!($($arg)*))) };
+}
 
 /// Plans tried for a smaller one: a minute's worth.
 const SHRINK_RUNS_MAX: u32 = 2000;
@@ -149,7 +154,7 @@ fn main() -> ExitCode {
         Command::Mutants { seeds, jobs, root } => mutants(seeds, jobs, &root),
         Command::Figures { out, jobs: wanted } => {
             figures::draw(&figures::Effort::FULL, jobs(wanted), &out).map(|table| {
-                println!("{table}\nfigures are in {}", out.display());
+                say!("{table}\nfigures are in {}", out.display());
                 ExitCode::SUCCESS
             })
         }
@@ -157,7 +162,7 @@ fn main() -> ExitCode {
         Command::Scale { guests, flows, one } => print_scale(guests, flows, one),
         Command::CheckTrace(args) => check_trace(&args),
         Command::Coverage { seeds, jobs: wanted } => {
-            println!("{}", run_seeds(0..seeds, jobs(wanted), false).reach.table());
+            say!("{}", run_seeds(0..seeds, jobs(wanted), false).reach.table());
             Ok(ExitCode::SUCCESS)
         }
         Command::Plan { seed } => print_plan(seed),
@@ -180,13 +185,13 @@ fn check_trace(args: &TraceArgs) -> anyhow::Result<ExitCode> {
     let guests = args.guest_mac.clone();
     let options = Options { guests, offload: !args.offload_off, whole: args.whole };
     let report = trace::check(open(&args.remote)?, open(&args.guest)?, &options)?;
-    report.findings.iter().for_each(|finding| println!("{finding}"));
-    println!("{report}");
+    report.findings.iter().for_each(|finding| say!("{finding}"));
+    say!("{report}");
     Ok(ExitCode::from(if report.findings.is_empty() { 0 } else { 11 }))
 }
 
 fn print_plan(seed: u64) -> anyhow::Result<ExitCode> {
-    println!("{}", serde_json::to_string_pretty(&Plan::from_seed(seed))?);
+    say!("{}", serde_json::to_string_pretty(&Plan::from_seed(seed))?);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -203,7 +208,7 @@ fn print_scale(guests: u32, flows: u32, one: bool) -> anyhow::Result<ExitCode> {
     let [guests, flows] = [guests, flows].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     if one {
         anyhow::ensure!(guests <= flows, "a flow for each guest at least");
-        println!("{}", serde_json::to_string(&scale::measure(guests, flows)?)?);
+        say!("{}", serde_json::to_string(&scale::measure(guests, flows)?)?);
     } else {
         scale::print(guests, flows)?;
     }
@@ -221,7 +226,7 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
     quiet_panics();
     let totals = run_seeds(args.from..args.from + args.seeds, jobs(args.jobs), args.first);
     let code = tell_failures(&totals, if args.first { 0 } else { 3 }, &args.out)?;
-    println!(
+    say!(
         "{} seeds, {} failed: {} frames, {} steps checked, {:.1} MB read and compared, \
          {} ends closed, {} reset, {:.0} s of virtual time; {:.1} ms a seed, slowest {:.0} ms \
          (seed {})",
@@ -238,7 +243,7 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         totals.slowest,
     );
     let faults: Vec<String> = totals.faults.iter().map(|(k, n)| format!("{k} {n}")).collect();
-    println!("faults: {}", faults.join(", "));
+    say!("faults: {}", faults.join(", "));
     Ok(ExitCode::from(code))
 }
 
@@ -252,9 +257,9 @@ fn tell_failures(totals: &Totals, whole: usize, out: &Path) -> anyhow::Result<u8
         };
         code = code.max(failure.exit_code());
         if n < whole {
-            print!("{}", explain(&plan, &failure, out, &format!("seed-{seed}"))?);
+            tell(&explain(&plan, &failure, out, &format!("seed-{seed}"))?);
         } else {
-            println!("seed {seed}: {failure}");
+            say!("seed {seed}: {failure}");
         }
     }
     Ok(code)
@@ -265,7 +270,7 @@ fn run_long(seeds: u64, state: &Path, jobs_wanted: Option<usize>) -> anyhow::Res
     // On a terminal the line is written over again and again.
     let end = if std::io::stderr().is_terminal() { "\x1b[K\r" } else { "\n" };
     let totals = long::run(state, seeds, jobs(jobs_wanted), |line| eprint!("{line}{end}"))?;
-    println!("{}", long::table(&totals));
+    say!("{}", long::table(&totals));
     let out = state.parent().unwrap_or(Path::new("."));
     Ok(ExitCode::from(tell_failures(&totals, 3, out)?))
 }
@@ -273,24 +278,27 @@ fn run_long(seeds: u64, state: &Path, jobs_wanted: Option<usize>) -> anyhow::Res
 fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
     match run_plan(plan) {
         Ok(end) => {
-            println!(
+            say!(
                 "nothing found; {} frames, {} bytes read, ended at {}, trace {:016x}",
-                end.frames, end.bytes, end.at, end.trace_hash
+                end.frames,
+                end.bytes,
+                end.at,
+                end.trace_hash
             );
             for e in &end.ends {
-                println!("  {e:?}");
+                say!("  {e:?}");
             }
             Ok(ExitCode::SUCCESS)
         }
         Err(failure) => {
             let name = args.plan.as_deref().and_then(Path::file_stem).and_then(|n| n.to_str());
             let name = name.map_or_else(|| format!("seed-{}", plan.seed), str::to_owned);
-            print!("{}", explain(plan, &failure, &args.out, &name)?);
+            tell(&explain(plan, &failure, &args.out, &name)?);
             let code = ExitCode::from(failure.exit_code());
             if args.shrink {
                 quiet_panics();
                 let small = shrink(plan, failure, SHRINK_RUNS_MAX);
-                println!(
+                say!(
                     "after {} runs: {} faults, {} connections, {} guests, {} remotes left",
                     small.runs,
                     small.plan.faults.len(),
@@ -299,7 +307,7 @@ fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
                     small.plan.remotes.len()
                 );
                 let name = format!("{name}-small");
-                print!("{}", explain(&small.plan, &small.failure, &args.out, &name)?);
+                tell(&explain(&small.plan, &small.failure, &args.out, &name)?);
             }
             Ok(code)
         }
@@ -311,11 +319,18 @@ fn mutants(seeds: u64, jobs_wanted: Option<usize>, root: &Path) -> anyhow::Resul
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     let survived = hunt_all(root, &target.join("mutants"), seeds, jobs(jobs_wanted))?;
     if survived.is_empty() {
-        println!("every mutation was noticed");
+        say!("every mutation was noticed");
         return Ok(ExitCode::SUCCESS);
     }
-    println!("not noticed by {seeds} seeds: {}", survived.join("; "));
+    say!("not noticed by {seeds} seeds: {}", survived.join("; "));
     Ok(ExitCode::from(1))
+}
+
+/// Prints; without a reader there is nothing left to do.
+fn tell(text: &str) {
+    if std::io::stdout().write_all(text.as_bytes()).is_err() {
+        std::process::exit(0);
+    }
 }
 
 fn jobs(wanted: Option<usize>) -> usize {
