@@ -262,7 +262,8 @@ impl<'m> Engine<'m> {
         self.switch.forget_learned(port);
     }
 
-    /// Evidence that the guest of `port` runs. `drained`: it has seen everything delivered so far.
+    /// Evidence that the guest of `port` runs. `drained`: it has seen everything forwarded and
+    /// delivered to it so far, and nothing of that still waits outside its ring.
     ///
     /// Call on every kick from it, when its `used_event` or `avail.idx` moved, and for ports with
     /// unseen deliveries before [`Self::handle_timeout`] (running time, spec section 1).

@@ -26,15 +26,25 @@ impl Engine<'_> {
         let verdict = self.judge(now, port, hdr, frame).unwrap_or_else(Verdict::Drop);
         match verdict {
             Verdict::Drop(reason) => self.count_drop(port, reason),
-            Verdict::Forward(out) => {
-                // One more thing that the guest has yet to see, before it counts as idle again.
-                if let Some(p) = self.port_mut(out).filter(|p| p.config.guest) {
-                    p.vm.clock.on_delivery(now);
-                }
-            }
-            Verdict::Flood | Verdict::Absorbed => {}
+            Verdict::Forward(out) => self.note_given(now, port, Some(out)),
+            Verdict::Flood => self.note_given(now, port, None),
+            Verdict::Absorbed => {}
         }
         verdict
+    }
+
+    /// One more thing that a guest has yet to see before it counts as idle again; without `out`,
+    /// all of them but `ingress` have.
+    pub(super) fn note_given(&mut self, now: Instant, ingress: PortId, out: Option<PortId>) {
+        let (ingress, count) = (usize::from(ingress.0), self.ports.len());
+        let ports = out.map_or(0..count, |PortId(to)| usize::from(to)..usize::from(to) + 1);
+        for i in ports.filter(|i| out.is_some() || *i != ingress) {
+            if let Some(Some(p)) = self.ports.get_mut(i)
+                && p.config.guest
+            {
+                p.vm.clock.on_delivery(now);
+            }
+        }
     }
 
     fn judge(

@@ -61,6 +61,7 @@ impl Engine<'_> {
                     continue;
                 }
             };
+            self.note_given(now, origin, port);
             let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
             parts[0] = self.out.at(place).frame();
             let hdr = VirtioNetHdr::default();

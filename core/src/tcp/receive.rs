@@ -257,18 +257,22 @@ impl Flow {
                 return Some(self.on_keepalive_from_net(cx, f));
             }
             if r.len() > 0 {
-                self.ack_now(cx, Some((r.seq, r.end)));
-            } else if cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
-                self.limited_ack(cx); // R's FIN once more (SNOOP-14); for a silent G nobody answers
+                // Its last octet may be in the place of a FIN that is not acknowledged.
+                self.ack_now(cx, Some((r.seq, r.end.min(self.rx.rcv_nxt))));
+            } else {
+                self.limited_ack(cx); // R's FIN once more (SNOOP-14)
             }
             return Some(Fate::Drop(DropReason::Duplicate));
         }
+        // R probes a window that it sees shut; for a silent G nobody answers (LIFE-05), not even by
+        // taking the octet where something is left of the field's unit.
+        let silent = !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
+        let unanswered = r.len() > 0 && silent && self.window_shut();
         let beyond = r.seq > self.rx.re || (r.len() > 0 && r.seq >= self.rx.re);
-        if beyond {
-            // A probe with data of a shut window lands here; for a silent G nobody answers.
+        if beyond || unanswered {
             if r.len() == 0 {
                 self.limited_ack(cx);
-            } else if !self.window_shut() || cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
+            } else if !unanswered {
                 self.ack_now(cx, None);
             }
             return Some(Fate::Drop(DropReason::OutOfWindow));
@@ -366,10 +370,12 @@ impl Flow {
         self.emit_ack(cx, dsack);
     }
 
-    /// A challenge or odd ACK: one per flow and 500 ms (COM-31, RFC 5961 section 7).
+    /// A challenge or odd ACK: one per flow and 500 ms (COM-31, RFC 5961 section 7), and none for a
+    /// silent G (INV-19).
     pub(crate) fn limited_ack(&mut self, cx: &mut Cx<'_, '_>) {
         let since = u64::from(low_ms(cx.now).wrapping_sub(self.limited_ack_ms));
-        if Duration::from_millis(since) >= limits::ODD_ACK_INTERVAL {
+        let due = Duration::from_millis(since) >= limits::ODD_ACK_INTERVAL;
+        if due && cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
             self.limited_ack_ms = low_ms(cx.now);
             self.ack_now(cx, None);
         }

@@ -48,7 +48,16 @@ impl Flow {
     pub(crate) fn window_update_due(&self) -> bool {
         let left = self.rx.re.saturating_sub(self.rx.rcv_nxt);
         let gain = self.edge_wanted() - self.rx.re;
-        gain > 0 && (left < u64::from(self.rx.buffer_bytes) / 2 || gain >= left)
+        let short = left < u64::from(self.rx.buffer_bytes) / 2 || gain >= left;
+        (gain > 0 && short) || self.unit_is_free()
+    }
+
+    /// R sees no window because what is left is less than a field's unit, and by now the
+    /// reservation covers the whole unit, which is worth a segment.
+    fn unit_is_free(&self) -> bool {
+        let (ack, unit) = (self.ack_to_net(), self.rounding_slack());
+        let hidden = self.state == State::On && self.window_shut() && ack < self.rx.re;
+        hidden && unit >= u64::from(self.opt.mss_to_guest) && ack + unit <= self.reserved_edge()
     }
 
     /// Reserves the first edge, which G's own window fixes (SNOOP-09). `false`: stay PASS.
@@ -58,7 +67,8 @@ impl Flow {
     }
 
     /// The highest edge the reservation covers.
-    pub(crate) fn reserved_edge(&self) -> u64 {
+    #[must_use]
+    pub fn reserved_edge(&self) -> u64 {
         self.rx.g_una + u64::from(self.rx.buffer_bytes) + self.rounding_slack()
     }
 

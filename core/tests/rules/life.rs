@@ -200,6 +200,45 @@ fn life_05_a_guest_that_has_not_seen_what_was_forwarded_to_it_is_not_idle() {
     r.gets_nothing();
 }
 
+/// Found by simulation: frames for everybody did not count as unseen either.
+#[test]
+fn life_05_a_guest_that_has_not_seen_a_broadcast_is_not_idle() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001 ack 1");
+    g.sends("ack 1001");
+    r.takes_all();
+    g.stops(0);
+    let mut arp = vec![0xff; 6];
+    arp.extend([0x02, 0, 0, 0, 9, 9, 0x08, 0x06]);
+    arp.resize(60, 0);
+    let verdict = from_uplink(&w, &arp);
+    assert_eq!(verdict, Verdict::Flood);
+    r.sends("1001:2001 ack 1");
+    r.gets_last("1 ack 2001");
+    w.after_ms(20_000);
+    r.sends("2000 ack 1");
+    r.gets_nothing();
+}
+
+/// Found by simulation: what R repeats of a handshake or of a path cut in the middle was answered
+/// for a guest that had been silent for minutes.
+#[test]
+fn life_05_an_old_segment_is_not_answered_for_a_silent_guest() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001 ack 1");
+    g.sends("ack 1001");
+    r.takes_all();
+    g.stops(1);
+    r.sends("1001:2001 ack 1");
+    r.gets_last("1 ack 2001");
+    w.after_ms(30_000);
+    r.sends("500 ack 1");
+    r.gets("1 ack 2001");
+    w.after_ms(40_000);
+    r.sends("500 ack 1");
+    r.gets_nothing();
+}
+
 #[test]
 fn life_05_a_removed_port_resets_its_flows_and_frees_its_place() {
     let (w, r, g) = Setup::new().established();

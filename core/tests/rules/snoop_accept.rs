@@ -295,6 +295,17 @@ fn snoop_11_old_and_overlapping() {
     g.gets_nothing();
 }
 
+/// Found by simulation: the block ended behind the acknowledgement, a FIN's place too far.
+#[test]
+fn snoop_11_a_duplicate_block_ends_at_the_acknowledgement() {
+    let (_, r, g) = warm();
+    r.sends("F. 1001:2001");
+    r.gets_last("ack 2001");
+    g.takes_all();
+    r.is_forged("1501:2002");
+    r.gets("ack 2001 <sack 1501:2001>");
+}
+
 #[test]
 fn snoop_11_the_first_copy_wins_out_of_order_as_well() {
     let (_, r, g) = warm();

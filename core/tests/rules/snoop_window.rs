@@ -1,10 +1,10 @@
 //! SNOOP-33 to SNOOP-43: windows and probes toward R, and who answers for G.
 
-use crate::common::Setup;
 use crate::common::world::Peer;
+use crate::common::{Setup, World};
 use crate::{GUEST, flow, sends_segments, warms_up};
 use nightporter_core::limits;
-use nightporter_core::tcp::flow::{State, Why};
+use nightporter_core::tcp::flow::{Flow, State, Why};
 
 /// R sends all that H's window takes; returns where it ends.
 fn fills_window(r: &Peer<'_>, from: i64) -> i64 {
@@ -18,6 +18,23 @@ fn fills_window(r: &Peer<'_>, from: i64) -> i64 {
         room = r.gets_last_any().window();
     }
     next
+}
+
+/// The same with an ACK for each segment; something less than a window field's unit is left.
+fn fills_window_by_segments(w: &World<'_>, r: &Peer<'_>, g: &Peer<'_>) -> i64 {
+    warms_up(r, g);
+    g.stops(1);
+    let mut end = 1001;
+    while end == 1001 || r.gets_last_any().window() > 0 {
+        r.sends(&format!("{end}:{}", end + 1000));
+        end += 1000;
+    }
+    assert!(flow(w, |f| f.rx.re > f.rx.rcv_nxt));
+    end
+}
+
+fn coarse() -> Setup {
+    Setup { scale: [Some(7), Some(14)], window: [64_000, 49_152], ..Setup::new() }
 }
 
 #[test]
@@ -55,6 +72,41 @@ fn snoop_34_the_reopened_window_is_said_twice() {
     assert_eq!(r.gets(&format!("ack {end}")).window(), update.window());
     w.after_ms(10_000);
     r.gets_nothing();
+}
+
+/// Found by simulation: what was left of a window of less than a unit hid the unit that G had made
+/// room for, and R had to ask.
+#[test]
+fn snoop_34_a_coarse_unit_is_shown_as_soon_as_there_is_room_for_it() {
+    let (w, r, g) = coarse().established();
+    let end = fills_window_by_segments(&w, &r, &g);
+    g.runs();
+    g.takes_all();
+    r.takes_all();
+    let room = |f: &Flow| f.reserved_edge() - f.rx.rcv_nxt;
+    let mut acked = 1001;
+    while flow(&w, room) < 1 << 14 {
+        r.gets_nothing();
+        acked += 500;
+        g.sends(&format!("ack {acked}"));
+    }
+    assert!(acked < end);
+    assert_eq!(r.gets_last(&format!("ack {end}")).window(), 1 << 14);
+}
+
+/// Found by simulation: octets of probes were taken, and so acknowledged, for a guest that had been
+/// silent for a minute, until the unit was full.
+#[test]
+fn snoop_35_a_probe_within_a_unit_is_not_taken_for_a_silent_guest() {
+    let (w, r, g) = coarse().established();
+    let end = fills_window_by_segments(&w, &r, &g);
+    w.after_ms(50_000);
+    r.sends(&format!("{end}:{}", end + 1));
+    r.gets_last(&format!("ack {} win 0", end + 1));
+    w.after_ms(15_000);
+    r.sends(&format!("{}:{}", end + 1, end + 2));
+    r.gets_nothing();
+    assert_eq!(w.state(), Some(State::On));
 }
 
 #[test]

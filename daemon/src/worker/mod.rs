@@ -300,6 +300,8 @@ impl Worker {
             if let Port::Guest(guest) = &mut slot.port
                 && let Some(drained) = guest.progress()
             {
+                // What waits outside the ring is unseen too.
+                let drained = drained && slot.backlog.is_empty();
                 self.engine.handle_guest_progress(now, slot.id, drained);
             }
         }
