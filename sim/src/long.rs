@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 use std::fs::File;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::io::Write as _;
 use std::path::Path;
 use std::time::Instant as Clock;
@@ -10,19 +11,15 @@ use std::time::Instant as Clock;
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::plan::Plan;
-use crate::run::{Totals, run_plan, run_seeds};
+use crate::run::{Totals, run_seeds};
 
 /// Seeds between two looks at the file.
 const BATCH: u64 = 500;
-/// Seeds whose traces tell one version of simulator and core from another.
-const PROBED_SEEDS: u64 = 8;
 
 /// How far a long run has come.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct State {
-    /// What the first seeds do: another version of simulator or core does something else, and its
-    /// results are not to be added to these.
+    /// Of the program: another one does something else, and its results are not to be added.
     pub version: String,
     /// The next seed.
     pub next: u64,
@@ -36,7 +33,7 @@ impl State {
     /// # Errors
     /// A file that cannot be read, is no state, or is another version's.
     pub fn load(path: &Path) -> anyhow::Result<Self> {
-        let version = version();
+        let version = version()?;
         let bytes = match std::fs::read(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(Self { version, next: 0, totals: Totals::default() });
@@ -72,15 +69,12 @@ impl State {
     }
 }
 
-/// What this version does, in a few bytes.
-fn version() -> String {
-    let trace = |seed| match run_plan(&Plan::from_seed(seed)) {
-        Ok(end) => end.trace_hash,
-        Err(_) => seed,
-    };
-    let mix =
-        |hash: u64, new: u64| (hash ^ new).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
-    format!("{:016x}", (0..PROBED_SEEDS).map(trace).fold(0, mix))
+/// What this version does is what its bytes do.
+fn version() -> anyhow::Result<String> {
+    let program = std::env::current_exe().and_then(std::fs::read).context("read this program")?;
+    let mut hasher = DefaultHasher::new();
+    hasher.write(&program);
+    Ok(format!("{:016x}", hasher.finish()))
 }
 
 /// Runs seeds up to `seeds`, from where `path` says. Progress goes to `progress`, a line a batch.

@@ -26,7 +26,8 @@ const SHRINK_RUNS_MAX: u32 = 2000;
 
 /// A world in virtual time around the core of Nightporter: one seed decides everything.
 ///
-/// Exit codes: 0 nothing found, 2 wrong usage, 10 crash, 11 safety, 12 liveness.
+/// Exit codes: 0 nothing found, 1 a mutation was not noticed, 2 wrong usage, 10 crash, 11 safety,
+/// 12 liveness.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -135,13 +136,13 @@ struct RunArgs {
     #[arg(long, conflicts_with_all = ["seeds", "from", "seed"])]
     plan: Option<PathBuf>,
     /// Of the one seed or plan, look for the smallest plan that fails in the same way.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["seeds", "from"])]
     shrink: bool,
     /// Stop at the first failure, the one with the lowest seed among those under way.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["seed", "plan"])]
     first: bool,
     /// Seeds at a time; as many as there are processors.
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["seed", "plan"])]
     jobs: Option<usize>,
     /// Where plans and captures of failures go.
     #[arg(long, default_value = "target/sim")]
@@ -197,7 +198,10 @@ fn print_plan(seed: u64) -> anyhow::Result<ExitCode> {
 
 fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
-    serde_json::from_slice(&bytes).with_context(|| format!("{} is no plan", path.display()))
+    let no_plan = || format!("{} is no plan", path.display());
+    let plan: Plan = serde_json::from_slice(&bytes).with_context(no_plan)?;
+    plan.check().map_err(anyhow::Error::msg).with_context(no_plan)?;
+    Ok(plan)
 }
 
 fn up_to(max: i64) -> clap::builder::RangedI64ValueParser<u32> {
@@ -210,12 +214,14 @@ fn print_scale(guests: u32, flows: u32, one: bool) -> anyhow::Result<ExitCode> {
         anyhow::ensure!(guests <= flows, "a flow for each guest at least");
         say!("{}", serde_json::to_string(&scale::measure(guests, flows)?)?);
     } else {
-        scale::print(guests, flows)?;
+        scale::print(guests, flows, |line| say!("{line}"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let one = args.plan.is_some() || args.seed.is_some();
+    anyhow::ensure!(one || !args.shrink, "--shrink goes with --seed or --plan");
     let plan = match (&args.plan, args.seed) {
         (Some(path), _) => Some(read_plan(path)?),
         (None, seed) => seed.map(Plan::from_seed),
@@ -224,7 +230,8 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         return run_one(&plan, args);
     }
     quiet_panics();
-    let totals = run_seeds(args.from..args.from + args.seeds, jobs(args.jobs), args.first);
+    let totals =
+        run_seeds(args.from..args.from.saturating_add(args.seeds), jobs(args.jobs), args.first);
     let code = tell_failures(&totals, if args.first { 0 } else { 3 }, &args.out)?;
     say!(
         "{} seeds, {} failed: {} frames, {} steps checked, {:.1} MB read and compared, \
@@ -255,7 +262,9 @@ fn tell_failures(totals: &Totals, whole: usize, out: &Path) -> anyhow::Result<u8
         let Err(failure) = run_plan(&plan) else {
             anyhow::bail!("seed {seed} fails only sometimes")
         };
-        code = code.max(failure.exit_code());
+        // A crash says more than a violation, and that more than a hang.
+        let new = failure.exit_code();
+        code = if code == 0 { new } else { new.min(code) };
         if n < whole {
             tell(&explain(&plan, &failure, out, &format!("seed-{seed}"))?);
         } else {
@@ -317,7 +326,9 @@ fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
 fn mutants(seeds: u64, jobs_wanted: Option<usize>, root: &Path) -> anyhow::Result<ExitCode> {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let survived = hunt_all(root, &target.join("mutants"), seeds, jobs(jobs_wanted))?;
+    // Cargo runs in another folder.
+    let dir = std::path::absolute(target.join("mutants"))?;
+    let survived = hunt_all(root, &dir, seeds, jobs(jobs_wanted), |line| say!("{line}"))?;
     if survived.is_empty() {
         say!("every mutation was noticed");
         return Ok(ExitCode::SUCCESS);

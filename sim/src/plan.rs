@@ -158,8 +158,7 @@ pub struct LinkPlan {
     pub delay_us: u32,
     /// Frames that wait for the wire; the next is dropped.
     pub queue_frames: usize,
-    /// Frames longer than this IP length are dropped (and cause ICMP "too big" if `false` is not
-    /// said by `StackPlan`); 1500 unless a fault says otherwise.
+    /// Frames longer than this IP length are dropped, silently; 1500 unless a fault says otherwise.
     pub mtu: u16,
 }
 
@@ -285,7 +284,7 @@ pub enum FaultKind {
     Corrupt { remote: u16, to_host: bool, ppm: u32 },
     /// ECN-capable packets are marked CE.
     Mark { remote: u16, to_host: bool, ppm: u32 },
-    /// The path takes smaller packets, and says so by ICMP.
+    /// The path takes smaller packets, and does not say so (RFC 4821 section 1's black hole).
     Mtu { remote: u16, to_host: bool, mtu: u16 },
     /// The path becomes slow.
     Rate { remote: u16, to_host: bool, rate_bps: u64 },
@@ -372,6 +371,58 @@ impl FaultKind {
             | Self::Rate { remote, to_host, .. }
             | Self::Cut { remote, to_host } => Some((remote, to_host)),
             _ => None,
+        }
+    }
+
+    /// The machines it happens to, or to the path to which it does.
+    #[must_use]
+    pub fn machines(self) -> [Option<Machine>; 2] {
+        if let Some((remote, _)) = self.link() {
+            return [Some(Machine::Remote(remote)), None];
+        }
+        match self {
+            Self::StopReading { machine } | Self::ShrinkWindow { machine } => [Some(machine), None],
+            Self::FlowFlood { remote, guest, .. } => {
+                [Some(Machine::Guest(guest)), Some(Machine::Remote(remote))]
+            }
+            Self::Pause { guest }
+            | Self::Reboot { guest }
+            | Self::Destroy { guest }
+            | Self::Migrate { guest }
+            | Self::DriverReset { guest }
+            | Self::DropDelivered { guest, .. }
+            | Self::OneWay { guest }
+            | Self::OffloadOff { guest }
+            | Self::Drain { guest }
+            | Self::Kill { guest }
+            | Self::Forge { guest, .. } => [Some(Machine::Guest(guest)), None],
+            _ => [None, None],
+        }
+    }
+}
+
+impl Plan {
+    /// Whether everything it names is there: one that was written by hand may be wrong.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn check(&self) -> Result<(), String> {
+        let there = |m: Machine| match m {
+            Machine::Guest(g) => usize::from(g) < self.guests.len(),
+            Machine::Remote(r) => usize::from(r) < self.remotes.len(),
+        };
+        if self.guests.is_empty() || self.remotes.is_empty() {
+            return Err("it needs a guest and a remote at least".to_owned());
+        }
+        let cores = self.guests.iter().map(|g| g.core).chain(self.host.core);
+        if let Some(core) = cores.into_iter().find(|core| usize::from(*core) >= self.cores.len()) {
+            return Err(format!("there is no core {core}"));
+        }
+        let ends = self.conns.iter().flat_map(|conn| [conn.client, conn.server]);
+        let victims = self.faults.iter().flat_map(|f| f.kind.machines()).flatten();
+        match ends.chain(victims).find(|m| !there(*m)) {
+            Some(machine) => Err(format!("there is no {machine:?}")),
+            None => Ok(()),
         }
     }
 }

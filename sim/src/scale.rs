@@ -87,19 +87,20 @@ pub fn rows(guests_max: usize, flows_max: usize) -> Vec<(usize, usize)> {
     rows
 }
 
-/// Runs all rows within the limits, each as `program scale --one` with its numbers, and prints.
+/// Runs all rows within the limits, each as `program scale --one` with its numbers, and gives the
+/// lines of the table to `tell`.
 ///
 /// # Errors
 /// If a row cannot be run: not enough memory, most likely.
-pub fn print(guests_max: usize, flows_max: usize) -> anyhow::Result<()> {
-    println!(
+pub fn print(guests_max: usize, flows_max: usize, tell: impl Fn(&str)) -> anyhow::Result<()> {
+    tell(
         "guests    flows  RSS MB  B/flow  ports ms  opening ev/s  events/s  data ns  ACK ns  \
-         idle ports ns (per frame)"
+         idle ports ns (per frame)",
     );
     let mut done: Vec<Row> = Vec::new();
     for (guests, flows) in rows(guests_max, flows_max) {
         let row = child(guests, flows)?;
-        println!(
+        tell(&format!(
             "{guests:>6} {flows:>8} {:>7.1} {:>7} {:>9.1} {:>13.0} {:>9.0} {:>8.0} {:>7.0} \
              {:>14.0}",
             row.resident_bytes as f64 / 1e6,
@@ -110,25 +111,25 @@ pub fn print(guests_max: usize, flows_max: usize) -> anyhow::Result<()> {
             row.data_ns,
             row.ack_ns,
             row.idle_ns,
-        );
+        ));
         done.push(row);
     }
     if let Some(first) = done.iter().find(|row| row.flows == FEW) {
         let alike = done.iter().rfind(|row| row.guests == first.guests);
         for row in alike.into_iter().chain(done.last()) {
-            print_growth(first, row);
+            tell(&growth(first, row));
         }
     }
-    println!(
+    tell(&format!(
         "B/flow: memory per idle flow; few flows bear what a guest takes with its first SYN.\n\
          idle ports: every turn asks every guest port whether something waits for it; \
          {TURN_FRAMES} frames share that."
-    );
+    ));
     Ok(())
 }
 
-fn print_growth(first: &Row, row: &Row) {
-    println!(
+fn growth(first: &Row, row: &Row) -> String {
+    format!(
         "from {} guests and {} flows to {} and {}: a data segment costs {:.1} times as much, an \
          ACK {:.1}; with idle ports {:.1} and {:.1}",
         first.guests,
@@ -139,7 +140,7 @@ fn print_growth(first: &Row, row: &Row) {
         row.ack_ns / first.ack_ns,
         (row.data_ns + row.idle_ns) / (first.data_ns + first.idle_ns),
         (row.ack_ns + row.idle_ns) / (first.ack_ns + first.idle_ns),
-    );
+    )
 }
 
 fn child(guests: usize, flows: usize) -> anyhow::Result<Row> {

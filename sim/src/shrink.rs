@@ -1,7 +1,7 @@
 //! A failing plan made smaller: fewer faults, connections and machines, shorter streams, plainer
 //! stacks, as long as it fails in the same way.
 
-use crate::plan::{FaultKind, Machine, Plan, Policy, Workload};
+use crate::plan::{Machine, Plan, Policy, Workload};
 use crate::run::{Failure, run_plan};
 use nightporter_core::time::{Duration, Instant};
 
@@ -80,7 +80,7 @@ impl Shrinker {
         let mut gone = false;
         let used = |plan: &Plan, m: Machine| {
             plan.conns.iter().any(|c| c.client == m || c.server == m)
-                || plan.faults.iter().any(|f| f.kind.is_about(m))
+                || plan.faults.iter().any(|f| f.kind.machines().contains(&Some(m)))
         };
         while self.try_edit(|plan| {
             let n = u16::try_from(plan.guests.len() - 1).unwrap_or(0);
@@ -117,46 +117,21 @@ impl Shrinker {
     }
 }
 
-impl FaultKind {
-    /// It happens to this machine, or to the path to it.
-    fn is_about(self, machine: Machine) -> bool {
-        use FaultKind as F;
-        let guest = |guest| machine == Machine::Guest(guest);
-        if let Some((remote, _)) = self.link() {
-            return machine == Machine::Remote(remote);
-        }
-        match self {
-            F::StopReading { machine: m } | F::ShrinkWindow { machine: m } => m == machine,
-            F::FlowFlood { remote, guest: g, .. } => guest(g) || machine == Machine::Remote(remote),
-            F::Pause { guest: g }
-            | F::Reboot { guest: g }
-            | F::Destroy { guest: g }
-            | F::Migrate { guest: g }
-            | F::DriverReset { guest: g }
-            | F::DropDelivered { guest: g, .. }
-            | F::OneWay { guest: g }
-            | F::OffloadOff { guest: g }
-            | F::Drain { guest: g }
-            | F::Kill { guest: g }
-            | F::Forge { guest: g, .. } => guest(g),
-            _ => false,
-        }
-    }
-}
-
-/// Half as many bytes; false if there was nothing to halve.
+/// Half as much; false if there was nothing to halve.
 fn halve(workload: &mut Workload) -> bool {
-    let parts: [&mut u64; 2] = match workload {
-        Workload::Bulk { up, down } | Workload::HalfClose { up, down } => [up, down],
-        Workload::RequestResponse { request, response, .. } => [request, response],
-        Workload::Idle { .. } => return false,
-    };
-    let mut changed = false;
-    for part in parts.into_iter().filter(|part| **part > 1) {
-        *part /= 2;
-        changed = true;
+    let before = *workload;
+    let half = |bytes: &mut u64| *bytes = bytes.div_ceil(2);
+    match workload {
+        Workload::Bulk { up, down } | Workload::HalfClose { up, down } => {
+            [up, down].into_iter().for_each(half);
+        }
+        Workload::RequestResponse { request, response, count } => {
+            [request, response].into_iter().for_each(half);
+            *count = count.div_ceil(2);
+        }
+        Workload::Idle { idle_s } => *idle_s = idle_s.div_ceil(2),
     }
-    changed
+    *workload != before
 }
 
 fn halve_duration(lasts: &mut Duration) -> bool {

@@ -61,31 +61,49 @@ impl Swarm {
         };
         let span_ms = self.random.pick(&[200, 800, 2_000, 5_000]);
         let conns = self.conns(&guests, &remotes, span_ms);
-        let mut faults = self.faults(&guests, &remotes, span_ms);
-        let mut heal_at = Instant::from_millis(span_ms);
+        let faults = self.faults(&guests, &remotes, span_ms);
+        let (seed, heal_at) = (self.seed, Instant::from_millis(span_ms));
+        let (cores, give_up_at) = (vec![CorePlan { policy }], heal_at + PATIENCE);
+        let mut plan =
+            Plan { seed, host, cores, guests, remotes, conns, faults, heal_at, give_up_at };
         if self.random.percent(8) {
-            // A guest that is away for longer than T_alive, T_paused and what SNOOP-32 allows; or
-            // one that runs, and takes nothing.
-            let at = Instant::from_micros(self.random.below(span_ms * 500));
-            let lasts = Duration::from_secs(self.random.pick(&[30, 80, 140, 300]));
-            heal_at = heal_at.max(at + lasts);
-            let guest = self.index(guests.len());
-            let kind = if self.random.percent(75) {
-                FaultKind::Pause { guest }
-            } else {
-                FaultKind::DropDelivered { guest, ppm: 1_000_000 }
-            };
-            faults.push(Fault { at, lasts, kind });
-            if self.random.percent(30) {
-                // Its remote has had enough of it (SNOOP-15, T_rst).
-                let at = at + Duration::from_millis(self.random.within(1, 10_000));
-                let kind = FaultKind::Kill { guest };
-                faults.push(Fault { at, lasts: Duration::ZERO, kind });
-            }
+            self.absence(&mut plan, span_ms);
         }
-        let cores = vec![CorePlan { policy }];
-        let (seed, give_up_at) = (self.seed, heal_at + PATIENCE);
-        Plan { seed, host, cores, guests, remotes, conns, faults, heal_at, give_up_at }
+        plan
+    }
+
+    /// A guest that is away for longer than `T_alive`, `T_paused` and what SNOOP-32 allows; or one
+    /// that runs, and takes nothing.
+    fn absence(&mut self, plan: &mut Plan, span_ms: u64) {
+        let at = Instant::from_micros(self.random.below(span_ms * 500));
+        let lasts = Duration::from_secs(self.random.pick(&[30, 80, 140, 300]));
+        plan.heal_at = plan.heal_at.max(at + lasts);
+        plan.give_up_at = plan.heal_at + PATIENCE;
+        let guest = self.index(plan.guests.len());
+        let kind = if self.random.percent(75) {
+            FaultKind::Pause { guest }
+        } else {
+            FaultKind::DropDelivered { guest, ppm: 1_000_000 }
+        };
+        plan.faults.push(Fault { at, lasts, kind });
+        if self.random.percent(30) {
+            // Its remote has had enough of it (SNOOP-15, T_rst).
+            let at = at + Duration::from_millis(self.random.within(1, 10_000));
+            let kind = FaultKind::Kill { guest };
+            plan.faults.push(Fault { at, lasts: Duration::ZERO, kind });
+        }
+        if self.random.percent(50) {
+            // More than may be held for it: its remote meets a shut window, and probes it.
+            let up = plan.guests[usize::from(guest)].budget_bytes.min(1 << 20) * 2;
+            plan.conns.push(ConnPlan {
+                client: Machine::Remote(self.index(plan.remotes.len())),
+                server: Machine::Guest(guest),
+                v6: false,
+                opens_at: Instant::from_nanos(at.as_nanos() / 2),
+                workload: Workload::Bulk { up, down: 0 },
+                client_port: None,
+            });
+        }
     }
 
     fn stack_kinds(&mut self) -> Vec<StackKind> {

@@ -20,8 +20,15 @@ pub enum Event {
     Draining(u16),
     /// The operator wants ack offload on or off for this guest.
     Offload(u16, bool),
-    /// The guest stopped running, or runs again.
-    Paused(u16, bool),
+    /// The guest stopped running; `unseen`: with frames in its ring.
+    Paused {
+        /// Which.
+        guest: u16,
+        /// See above.
+        unseen: bool,
+    },
+    /// It runs again.
+    Resumed(u16),
     /// A middlebox reset the connection of this guest's TCP port.
     Killed(u16, u16),
     /// The guest's driver has set its device up again.
@@ -40,7 +47,8 @@ impl Event {
             | Self::Migrated(g)
             | Self::Draining(g)
             | Self::Offload(g, _)
-            | Self::Paused(g, _)
+            | Self::Paused { guest: g, .. }
+            | Self::Resumed(g)
             | Self::Killed(g, _)
             | Self::DriverReset(g) => Some(g),
         }

@@ -4,8 +4,8 @@ use nightporter_core::limits::T_ALIVE;
 
 use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind};
 
-/// So many connections are a crowd.
-const CROWD: usize = 1000;
+/// So many connections for each place in the narrowest queue are a crowd.
+const CROWD: usize = 5;
 
 impl Plan {
     /// Something in the plan may end the connection before its time.
@@ -41,10 +41,12 @@ impl Plan {
         self.has_smoltcp(conn) && self.faults.iter().any(gone)
     }
 
-    /// Thousands that repeat their segments in step: the same ones meet a full queue every time,
+    /// So many that repeat their segments in step: the same ones meet a full queue every time,
     /// until they give up.
     pub(super) fn is_crowd(&self) -> bool {
-        self.conns.len() >= CROWD
+        let links = self.remotes.iter().flat_map(|r| [&r.to_host, &r.from_host]);
+        let queues = links.map(|link| link.queue_frames).chain([self.host.uplink_queue_frames]);
+        queues.min().is_some_and(|frames| self.conns.len() >= CROWD * frames)
     }
 
     /// One end is smoltcp, whose SYN-ACK may never come.
@@ -53,10 +55,12 @@ impl Plan {
     }
 
     /// Two smoltcps that send to each other: after a loss each acknowledges with an old sequence
-    /// number, and takes no ACK of the other.
+    /// number, and takes no ACK of the other. And one whose peer took window back repeats nothing.
     pub(super) fn may_deadlock(&self, conn: usize) -> bool {
         let both = self.ends_of(conn).all(|kind| kind == StackKind::Smoltcp);
+        let shrinks = |f: &Fault| matches!(f.kind, FaultKind::ShrinkWindow { .. });
         both && self.conns[conn].workload.bytes().iter().all(|n| *n > 0)
+            || self.has_smoltcp(conn) && self.faults.iter().any(shrinks)
     }
 
     fn ends_of(&self, conn: usize) -> impl Iterator<Item = StackKind> {

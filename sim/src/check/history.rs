@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::{Ip, Seq, Tcp};
+use nightporter_core::wire::packet::{Ip, Seq, Tcp, TcpFlags};
 
 use super::FlowName;
 use crate::stack::pattern::Stream;
@@ -15,8 +15,10 @@ use crate::stack::pattern::Stream;
 /// Relative numbers are unwrapped around this, so that one below the first is positive too.
 pub const BASE: u64 = 1 << 32;
 /// Frames remembered per direction that may still come out unchanged.
-const UNCHANGED_MAX: usize = 1 << 15;
+const UNCHANGED_MAX: usize = 1 << 17;
 
+/// Frames remembered that came out unchanged.
+const CAME_OUT_MAX: usize = 4;
 /// Repetitions further apart than this are not of one retransmission.
 const ROUND: Duration = Duration::from_millis(50);
 
@@ -94,6 +96,9 @@ pub struct End {
     pub frames_to: u64,
     /// See `frames_to`.
     pub bytes_to: u64,
+    /// Of frames that came out unchanged, the last few: one that the host made may look the same,
+    /// and have been taken for one of them.
+    came_out: VecDeque<u64>,
     /// Fingerprints of frames for it that may still come out unchanged, oldest first, and whether
     /// they count.
     unchanged: VecDeque<(u64, bool)>,
@@ -122,6 +127,7 @@ impl End {
             reset_to: false,
             frames_to: 0,
             bytes_to: 0,
+            came_out: VecDeque::new(),
             unchanged: VecDeque::new(),
             copies: BTreeMap::new(),
         }
@@ -155,9 +161,11 @@ pub struct Out<'a> {
 
 impl Out<'_> {
     /// A keepalive with its octet of rubbish (RFC 9293 section 3.8.4): G's and R's own pass on.
+    /// smoltcp sends its own where its FIN is, acknowledged or not.
     #[must_use]
     pub fn is_keepalive(&self, h: &History) -> bool {
-        self.tcp.payload_len == 1 && self.end == h.end(self.to).acked
+        let in_place_of_fin = self.to == Side::R && h.end(Side::G).fin == Some(self.seq);
+        self.tcp.payload_len == 1 && (self.end == h.end(self.to).acked || in_place_of_fin)
     }
 
     /// Data from the store that was sent before.
@@ -176,6 +184,8 @@ pub struct History {
     pub conn: Option<usize>,
     /// Both ends speak classic ECN.
     pub ecn: bool,
+    /// Time to live of what G sent last.
+    pub ttl: Option<u8>,
     /// When the VM last had less budget to spare than a connection may want.
     pub cramped_at: Instant,
     /// G takes nothing for minutes: all is repeated to it again and again.
@@ -208,19 +218,28 @@ pub struct History {
     pub killed: bool,
     /// R's newest segment brings at most an octet: it asks for an answer.
     pub asks: bool,
+    /// It does, and with nothing but that: a keepalive, just before what is acknowledged.
+    pub idles: bool,
     /// When G last sent anything.
     pub heard_from_guest: Instant,
     /// When R sent its first RST.
     pub reset_at: Option<Instant>,
-    /// Only what any flow must keep to is checked: both ends are guests of one host, so that what
-    /// is between the two flows is not seen, or one of them means harm.
+    /// Both ends are guests of one host: what is between the two flows is not seen.
     pub opaque: bool,
+    /// R, or G, means harm: nothing is expected for it, and less of what comes from it.
+    pub hostile: [bool; 2],
     /// What a conforming G would have accepted by now (INV-25).
     pub acceptable: super::inv25::Acceptable,
     /// End of the newest segment that came with CE and was accepted (INV-24).
     pub ce_at: Option<u64>,
+    /// R has sent CE since its last CWR.
+    pub ce_seen: bool,
+    /// Since when G has been owed bytes and offered none (INV-18).
+    pub owed_since: Option<Instant>,
     /// Since when the guest has been paused.
     pub paused_since: Option<Instant>,
+    /// Since when it has been so with a frame to look at.
+    pub silent_since: Option<Instant>,
     /// How many times it was sent something again since then, and when last.
     pub repeats_in_pause: u32,
     /// See `repeats_in_pause`.
@@ -244,6 +263,7 @@ impl History {
             name,
             conn,
             ecn: false,
+            ttl: None,
             cramped_at: Instant::ZERO,
             deaf: false,
             shrinks: false,
@@ -260,12 +280,17 @@ impl History {
             must_tell_r: false,
             killed: false,
             asks: false,
+            idles: false,
             heard_from_guest: Instant::ZERO,
             reset_at: None,
             opaque,
+            hostile: [false; 2],
             acceptable: super::inv25::Acceptable::default(),
             ce_at: None,
+            ce_seen: false,
             paused_since: None,
+            owed_since: None,
+            silent_since: None,
             repeats_in_pause: 0,
             repeated_at: Instant::ZERO,
             read_to: BASE,
@@ -338,15 +363,12 @@ impl History {
     /// A frame came in that counts for nothing; it may be passed on, though. If it is not whole
     /// its receiver will refuse it, whatever state the flow is in.
     pub fn on_in_forged(&mut self, from: Side, fingerprint: u64, whole: bool) {
-        self.may_pass(from, fingerprint, false);
-        if !whole {
-            self.end_mut(from.other()).unchanged.push_back((fingerprint, false));
-        }
+        self.may_pass(from, fingerprint, false, !whole);
     }
 
-    fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool) {
+    fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool, in_any_state: bool) {
         self.end_mut(from).frames += 1;
-        if !self.is_on() || self.offline {
+        if !self.is_on() || self.offline || in_any_state {
             let queue = &mut self.end_mut(from.other()).unchanged;
             if queue.len() == UNCHANGED_MAX {
                 queue.pop_front();
@@ -357,13 +379,11 @@ impl History {
 
     /// A frame came in from `from`, and counts: it is whole, and really from there.
     pub fn on_in(&mut self, at: Instant, from: Side, ip: &Ip, tcp: &Tcp, fingerprint: u64) {
-        if tcp.flags.syn() {
-            self.end_mut(from.other()).unchanged.push_back((fingerprint, true)); // in any state
-        }
-        self.may_pass(from, fingerprint, true);
+        self.may_pass(from, fingerprint, true, tcp.flags.syn());
         self.asks = from == Side::R && tcp.payload_len <= 1;
+        self.idles = false;
         if from == Side::G {
-            self.heard_from_guest = at;
+            (self.heard_from_guest, self.ttl) = (at, Some(ip.ttl));
         }
         let flags = tcp.flags;
         if flags.syn() {
@@ -378,6 +398,7 @@ impl History {
             return;
         }
         let seq = self.unwrap(from, tcp.seq, self.end(from).end);
+        self.idles = self.asks && !flags.fin() && seq + 1 == self.end(Side::R).ack_to;
         if flags.rst() {
             self.end_mut(from).reset = true;
             if from == Side::R {
@@ -391,8 +412,8 @@ impl History {
             end += 1;
         }
         if from == Side::R {
-            self.note_congestion(ip, tcp, seq, end);
-            super::inv25::on_segment_from_net(self, tcp, seq, end);
+            let counts = super::inv25::on_segment_from_net(self, tcp, seq, end);
+            self.note_congestion(ip, tcp, seq, end, counts);
         }
         let shift = self.shift(from);
         let ack = self.unwrap(from.other(), tcp.ack, self.end(from).acked);
@@ -427,12 +448,15 @@ impl History {
             let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
             *self = Self {
                 ecn: self.ecn,
+                hostile: self.hostile,
+                ttl: self.ttl,
                 cramped_at: self.cramped_at,
                 deaf: self.deaf,
                 shrinks: self.shrinks,
                 offline: self.offline,
                 state: self.state,
                 paused_since: self.paused_since,
+                silent_since: self.silent_since,
                 syn: self.syn,
                 ..Self::new(self.name, self.conn, self.opaque, self.streams)
             };
@@ -440,13 +464,15 @@ impl History {
                 end.unchanged = waiting;
             }
         }
-        let is_new = self.end(from).isn.is_none();
+        let (is_new, is_open) = (self.end(from).isn.is_none(), self.is_open());
         let window = u64::from(tcp.window);
         let e = self.end_mut(from);
         if is_new || e.isn == Some(isn) {
+            e.tsvals.extend(tsval);
+        }
+        if is_new || e.isn == Some(isn) && !is_open {
             (e.isn, e.offer) = (Some(isn), offer);
             e.end = e.end.max(BASE + 1);
-            e.tsvals.extend(tsval);
             if tcp.flags.ack() {
                 e.acked = e.acked.max(BASE + 1);
                 e.edge = BASE + 1 + window;
@@ -459,16 +485,22 @@ impl History {
             && isn.wrapping_add(1) == tcp.ack.0
         {
             let r = self.end_mut(Side::R);
-            (r.isn, r.offer, r.end) = (Some(isn), offer, r.end.max(BASE + 1));
+            if r.isn != Some(isn) {
+                // What a repeated SYN offers is not what G has taken.
+                (r.isn, r.offer, r.end) = (Some(isn), offer, r.end.max(BASE + 1));
+            }
             r.tsvals.extend(tsval);
         }
     }
 
-    fn note_congestion(&mut self, ip: &Ip, tcp: &Tcp, seq: u64, end: u64) {
-        if tcp.flags.contains(nightporter_core::wire::packet::TcpFlags::CWR) {
-            self.ce_at = None;
-        }
+    fn note_congestion(&mut self, ip: &Ip, tcp: &Tcp, seq: u64, end: u64, counts: bool) {
         let next = self.end(Side::R).ack_to;
+        if tcp.flags.contains(TcpFlags::CWR) {
+            // On what is dropped, or was there already, it may not be seen.
+            self.ce_at = None;
+            self.ce_seen &= !counts || end <= next;
+        }
+        self.ce_seen |= ip.tos & 3 == 3;
         let on = self.is_on();
         if ip.tos & 3 == 3 && on && seq == next && end > seq && tcp.payload_len > 0 {
             self.ce_at = Some(end);
@@ -478,9 +510,16 @@ impl History {
     /// Whether the frame with this fingerprint came in and goes out as it was, and if so whether it
     /// counts. Those before it are lost then: order is kept.
     pub fn was_unchanged(&mut self, to: Side, fingerprint: u64) -> Option<bool> {
-        let queue = &mut self.end_mut(to).unchanged;
-        let at = queue.iter().position(|f| f.0 == fingerprint)?;
-        queue.drain(..=at).next_back().map(|f| f.1)
+        let was_on = self.was_on;
+        let end = self.end_mut(to);
+        let Some(at) = end.unchanged.iter().position(|f| f.0 == fingerprint) else {
+            return (was_on && end.came_out.contains(&fingerprint)).then_some(true);
+        };
+        if end.came_out.len() == CAME_OUT_MAX {
+            end.came_out.pop_front();
+        }
+        end.came_out.push_back(fingerprint);
+        end.unchanged.drain(..=at).next_back().map(|f| f.1)
     }
 
     /// A frame in the flow's terms.
@@ -505,11 +544,16 @@ impl History {
     /// A frame left, and was checked.
     pub fn on_out(&mut self, o: &Out<'_>) {
         let known = self.streams.is_some() || self.offline;
+        // What is not promised came from R just now, who may send anything.
+        let promised = if o.to == Side::G { self.end(Side::R).ack_to } else { u64::MAX };
         self.was_on |= self.is_on() && o.gated;
         if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {
             let round = o.at.since(self.repeated_at) > ROUND;
             self.repeats_in_pause += u32::from(round);
             self.repeated_at = o.at;
+        }
+        if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
+            self.owed_since = None;
         }
         let e = self.end_mut(o.to);
         e.frames_to += 1;
@@ -518,7 +562,11 @@ impl History {
             e.reset_to = true;
             return;
         }
-        if let Some(ts) = o.tcp.options.timestamps {
+        // Another SYN in a connection that is open is for its receiver to refuse.
+        let isn = self.end(o.to.other()).isn;
+        let takes = !o.tcp.flags.syn() || !self.is_open() || isn == Some(o.tcp.seq.0);
+        let e = self.end_mut(o.to);
+        if let Some(ts) = o.tcp.options.timestamps.filter(|_| takes) {
             let newer = e.tsval_to.is_none_or(|before| Seq(before).lt(Seq(ts.tsval)));
             e.tsval_to = if newer { Some(ts.tsval) } else { e.tsval_to };
         }
@@ -529,7 +577,7 @@ impl History {
         let syn = u64::from(o.tcp.flags.syn());
         e.end_to = e.end_to.max(o.end + syn + u64::from(o.tcp.flags.fin()));
         if !known && o.gated {
-            for (at, byte) in (o.seq..).zip(o.payload) {
+            for (at, byte) in (o.seq..promised).zip(o.payload) {
                 e.copies.entry(at).or_insert(*byte);
             }
         }

@@ -17,7 +17,7 @@ pub(super) fn on_step(
     flow: Option<&Flow>,
     all: bool,
 ) -> Ensure {
-    if h.broken || h.opaque || !h.is_open() || !h.was_on {
+    if h.broken || h.opaque || h.hostile[Side::G as usize] || !h.is_open() || !h.was_on {
         return Ok(());
     }
     let Some(promised) = h.promised() else { return Ok(()) };

@@ -6,7 +6,8 @@ use super::Ensure;
 use super::history::{History, Out};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
-    let Some(ts) = o.tcp.options.timestamps.filter(|_| o.gated) else { return Ok(()) };
+    let counts = o.gated && h.timestamps();
+    let Some(ts) = o.tcp.options.timestamps.filter(|_| counts) else { return Ok(()) };
     match h.end(o.to).tsval_to {
         Some(before) if Seq(ts.tsval).lt(Seq(before)) => {
             Err(format!("TSval {} after {before}, to {:?}", ts.tsval, o.to))

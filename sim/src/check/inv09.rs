@@ -14,6 +14,9 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if h.is_open() && !known.contains(&ts.tsval) {
         return Err(format!("TSval {} to {:?} that its owner never sent", ts.tsval, o.to));
     }
+    if h.is_open() && !o.tcp.flags.rst() && !h.end(o.to).tsvals.contains(&ts.tsecr) {
+        return Err(format!("echo of {} that {:?} never sent", ts.tsecr, o.to));
+    }
     let recent = h.acceptable.recent.filter(|_| o.to == Side::R && h.was_on && !h.interrupted);
     if recent.is_some_and(|recent| Seq(ts.tsecr).gt(Seq(recent))) && !o.tcp.flags.rst() {
         return Err(format!("echo of {} although a hole is older", ts.tsecr));

@@ -2,7 +2,7 @@
 //! numbers, and the order of things. Also: strict stacks have nothing to complain of.
 
 use super::Ensure;
-use super::history::{History, Out};
+use super::history::{History, Out, Side};
 use crate::plan::{FaultKind, Machine, Plan, StackKind};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
@@ -25,6 +25,9 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     }
     if tcp.flags.fin() && source.fin != Some(o.end) {
         return wrong("a FIN that its owner did not send there");
+    }
+    if o.to == Side::R && h.ttl.is_some_and(|ttl| ttl != o.ip.ttl) {
+        return wrong("another time to live than G's");
     }
     if tcp.payload_len > 0 && !o.is_keepalive(h) && source.fin.is_some_and(|fin| o.end > fin) {
         return wrong("data after the FIN");

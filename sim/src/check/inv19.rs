@@ -2,7 +2,7 @@
 //! no answer to who asks in the name of one that has been silent for longer than `T_paused`. Data
 //! that R repeats is acknowledged again: that was promised.
 
-use nightporter_core::limits::T_PAUSED;
+use nightporter_core::limits::{T_ALIVE, T_PAUSED};
 use nightporter_core::time::Duration;
 
 use super::Ensure;
@@ -18,10 +18,13 @@ pub(super) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
     if destroyed {
         return Err("a segment in the name of a guest that is gone".to_owned());
     }
-    match h.paused_since {
-        Some(since) if h.asks && o.at.since(since) > T_PAUSED + GRACE => {
+    let r = h.end(Side::R);
+    let shut = r.edge_to <= r.ack_to + (1 << h.shift(Side::G));
+    let patience = if h.idles && !shut { T_ALIVE } else { T_PAUSED };
+    match h.silent_since {
+        Some(since) if h.asks && o.at.since(since) > patience + GRACE => {
             let ms = o.at.since(since).as_millis();
-            Err(format!("an answer for a guest that was paused {ms} ms ago"))
+            Err(format!("an answer for a guest that has been silent for {ms} ms"))
         }
         _ => Ok(()),
     }

@@ -19,11 +19,16 @@ pub(super) const TELL_G: Duration = Duration::from_secs(10);
 pub(super) fn on_in(at: Instant, h: &History, from: Side) -> Ensure {
     let told = |side: Side| h.end(side).reset_to || h.end(side).reset;
     match h.tell_by[from as usize] {
-        Some(by) if at > by && !told(from) && !h.opaque => {
+        Some(by) if at > by && !told(from) && judged(h) => {
             Err(format!("after a restart {from:?} was not told in time"))
         }
         _ => Ok(()),
     }
+}
+
+/// Between two guests of one host not all is seen, and who means harm is owed nothing.
+fn judged(h: &History) -> bool {
+    !h.opaque && h.hostile == [false; 2]
 }
 
 /// No RST without a cause; and what R was promised comes before R's own RST (SNOOP-15), for as
@@ -35,6 +40,10 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let cause = r.reset || g.reset || h.broken || h.interrupted || given_up;
     if o.to == Side::R && o.gated && o.tcp.flags.rst() && !cause && h.streams.is_some() {
         return Err("an RST to R that nothing asked for".to_owned());
+    }
+    let aborted = h.state == Some(State::Abort);
+    if o.to == Side::G && o.gated && o.tcp.flags.rst() && !cause && !aborted {
+        return Err("an RST to G that nothing asked for".to_owned());
     }
     if o.to != Side::G || !o.gated || !o.tcp.flags.rst() || !r.reset || !h.is_open() {
         return Ok(());
@@ -48,24 +57,27 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
 
 /// A promise was broken: R has seen an RST by the end, or had all it wanted.
 pub(super) fn on_end(plan: &Plan, h: &History, ends: &[EndReport]) -> Ensure {
-    let must_reset = h.must_reset && !h.opaque;
+    let must_reset = h.must_reset && judged(h);
     if must_reset && !(h.end(Side::R).reset_to || h.end(Side::R).reset) {
         return Err("after a restart R saw no RST".to_owned());
     }
-    if must_reset && !(h.end(Side::G).reset_to || h.end(Side::G).reset) {
+    let outcome = |side: Side| {
+        let machine = h.machine(plan, side);
+        let is_it = |e: &&EndReport| Some(e.conn) == h.conn && Some(e.machine) == machine;
+        ends.iter().find(is_it).map(|e| e.outcome)
+    };
+    // What was in its ring before may have been all it wanted.
+    let content = outcome(Side::G) == Some(Outcome::Closed);
+    if must_reset && !(h.end(Side::G).reset_to || h.end(Side::G).reset || content) {
         return Err("after a restart G saw no RST".to_owned());
     }
-    if h.must_tell_r && !h.opaque && !h.end(Side::R).reset_to {
+    if h.must_tell_r && judged(h) && !h.end(Side::R).reset_to {
         return Err("R saw no RST when the guest was gone".to_owned());
     }
-    let Some(conn) = h.conn.filter(|c| h.broken && plan.expects_end_of(*c)) else {
+    if !h.conn.is_some_and(|conn| h.broken && plan.expects_end_of(conn)) {
         return Ok(());
-    };
-    let told = |side: Side| {
-        let machine = h.machine(plan, side);
-        let end = ends.iter().find(|e| e.conn == conn && Some(e.machine) == machine);
-        end.is_none_or(|e| e.outcome != Outcome::Open)
-    };
+    }
+    let told = |side: Side| outcome(side) != Some(Outcome::Open);
     if !told(Side::R) {
         return Err("R was not told that its bytes are gone".to_owned());
     }

@@ -14,6 +14,9 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if o.to == Side::R && missing && !o.tcp.flags.contains(TcpFlags::ECE) {
         return Err("an ACK without the ECE that a CE mark asks for".to_owned());
     }
+    if o.to == Side::R && !h.ce_seen && o.tcp.flags.contains(TcpFlags::ECE) && !h.interrupted {
+        return Err("an ECE that no CE mark asks for".to_owned());
+    }
     if o.to == Side::G && o.ip.tos & 3 == 3 && o.tcp.payload_len > 0 {
         return Err("a CE mark reached G a second time".to_owned());
     }

@@ -35,17 +35,17 @@ impl Acceptable {
     }
 }
 
-/// A segment of R as a conforming G sees it.
-pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64) {
+/// A segment of R as a conforming G sees it; `false`: it drops the segment.
+pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64) -> bool {
     if !tcp.flags.ack() {
-        return;
+        return false;
     }
     let ack_to = h.end(Side::R).ack_to;
     if h.timestamps() {
-        let Some(ts) = tcp.options.timestamps else { return };
+        let Some(ts) = tcp.options.timestamps else { return false };
         // PAWS; R's own clock never goes back, so only what was delayed fails here.
         if h.acceptable.recent.is_some_and(|recent| Seq(ts.tsval).lt(Seq(recent))) {
-            return;
+            return false;
         }
         // An old duplicate is dropped before its clock is read.
         let acceptable = end > ack_to || (end == seq && seq >= ack_to);
@@ -57,15 +57,13 @@ pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     let ack = h.unwrap(Side::G, tcp.ack, r.acked);
     let (sent, edge) = (g.end, r.edge_to.max(g.edge_max));
     if ack > sent || seq > edge {
-        return;
-    }
-    if end == seq {
-        return;
+        return false;
     }
     let to = end.min(edge + u64::from(tcp.flags.fin()));
     if to > seq {
         h.acceptable.insert(seq.max(BASE + 1), to);
     }
+    true
 }
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {

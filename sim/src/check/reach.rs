@@ -82,8 +82,8 @@ impl Happening {
     /// Something that is not a frame. `None` for what concerns no flow in particular.
     pub(super) fn event(event: Event) -> Option<Self> {
         let row = match event {
-            Event::Paused(_, true) => 0,
-            Event::Paused(_, false) => 1,
+            Event::Paused { .. } => 0,
+            Event::Resumed(_) => 1,
             Event::Rebooted(_) => 2,
             Event::Destroyed(_) => 3,
             Event::Migrated(_) => 4,
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn what_never_happened_is_listed_and_what_did_is_not() {
         let mut reach = Reach::default();
-        let paused = Happening::event(Event::Paused(0, true)).expect("a row");
+        let paused = Happening::event(Event::Paused { guest: 0, unseen: true }).expect("a row");
         reach.note(Some(State::On), paused);
         reach.note(None, paused);
         let mut twice = reach.clone();

@@ -148,17 +148,23 @@ pub fn hunt(simulator: &Path, n: usize, seeds: u64, jobs: usize) -> anyhow::Resu
     }
 }
 
-/// Hunts all mutations and prints the table. Returns those that survived.
+/// Hunts all mutations and gives the lines of the table to `tell`. Returns those that survived.
 ///
 /// # Errors
 /// See [`build`] and [`hunt`].
-pub fn hunt_all(root: &Path, dir: &Path, seeds: u64, jobs: usize) -> anyhow::Result<Vec<String>> {
-    println!("building core with {} mutations", MUTATIONS.len());
+pub fn hunt_all(
+    root: &Path,
+    dir: &Path,
+    seeds: u64,
+    jobs: usize,
+    tell: impl Fn(&str),
+) -> anyhow::Result<Vec<String>> {
+    tell(&format!("building core with {} mutations", MUTATIONS.len()));
     let simulator = build(root, dir)?;
     if let Some(caught) = hunt(&simulator, 0, seeds.min(200), jobs)? {
         bail!("the core as it is does not pass: {}", caught.by);
     }
-    println!("\n| # | mutation | breaks | caught by | seeds |\n|---|---|---|---|---|");
+    tell("\n| # | mutation | breaks | caught by | seeds |\n|---|---|---|---|---|");
     let mut survived = Vec::new();
     let mut by_checker: BTreeMap<String, u32> = BTreeMap::new();
     for (i, m) in MUTATIONS.iter().enumerate() {
@@ -166,17 +172,17 @@ pub fn hunt_all(root: &Path, dir: &Path, seeds: u64, jobs: usize) -> anyhow::Res
         match hunt(&simulator, n, seeds, jobs)? {
             Some(Caught { seeds, by }) => {
                 let who = by.split(':').next().unwrap_or_default().to_owned();
-                println!("| {n} | {} | {} | {by} | {seeds} |", m.name, m.breaks);
+                tell(&format!("| {n} | {} | {} | {by} | {seeds} |", m.name, m.breaks));
                 *by_checker.entry(who).or_default() += 1;
             }
             None => {
-                println!("| {n} | {} | {} | **nobody** | {seeds} |", m.name, m.breaks);
+                tell(&format!("| {n} | {} | {} | **nobody** | {seeds} |", m.name, m.breaks));
                 survived.push(m.name.to_owned());
             }
         }
     }
     let by: Vec<String> = by_checker.iter().map(|(who, n)| format!("{who} {n}")).collect();
-    println!("\ncaught by: {}", by.join(", "));
+    tell(&format!("\ncaught by: {}", by.join(", ")));
     Ok(survived)
 }
 

@@ -226,4 +226,45 @@ mutations! {
             cx.vm.counters.flows_aborted += 1;
             self.abort(cx, Why::GuestGone);"
     => "let _ = seq;";
+
+    "R's odd segments are answered for a guest that is long silent", "INV-19", "tcp/receive.rs",
+    "if due && [[cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)]] {"
+    => "true";
+
+    "probes of a shut window are answered for a guest that is long silent", "LIFE-05",
+    "tcp/receive.rs",
+    "let silent = [[!cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)]];"
+    => "false";
+
+    "data of G echoes a clock that R never had", "INV-09", "tcp/emit.rs",
+    "edit.set_timestamps(self.ts.emit_r, [[self.ts.recent]]);"
+    => "self.ts.recent.wrapping_add(1000)";
+
+    "data of G carries a clock that G never had", "INV-09", "tcp/emit.rs",
+    "self.ts.emit_r = [[ts_newest(self.ts.emit_r, ts.tsval)]];
+            edit.set_timestamps"
+    => "ts_newest(self.ts.emit_r, ts.tsval).wrapping_add(1)";
+
+    "R's CWR does not end the ECE", "INV-24", "tcp/receive.rs",
+    "if tcp.flags.contains(TcpFlags::CWR) {
+                [[self.flags.ece = false;]]"
+    => "";
+
+    "a SYN with options nobody understands begins an offloaded connection", "INV-23",
+    "tcp/handshake.rs",
+    "if [[client.has(SynInfo::HAS_UNKNOWN)]] || server"
+    => "false";
+
+    "what G sends on a flow that passes is edited", "INV-17", "engine/frames.rs",
+    "State::On | State::Drain => flow.on_segment_from_guest(cx, f),
+                State::Pass => [[Fate::Pass]],"
+    => "flow.on_segment_from_guest(cx, f)";
+
+    "a VM gets one flow more than it may have", "INV-20", "flow/table.rs",
+    "self.port_mut(port).flows_max = [[flows_max]];"
+    => "flows_max + 1";
+
+    "R's FIN is delivered a place beyond G's window", "INV-13", "tcp/deliver.rs",
+    "self.fin_r().is_some_and(|fin| [[fin < self.rx.g_re]])"
+    => "fin <= self.rx.g_re";
 }

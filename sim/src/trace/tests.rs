@@ -111,7 +111,7 @@ impl Scene {
     /// G has them too.
     fn delivered() -> Self {
         let mut s = Self::promised();
-        s.see(">G", &with(ack(Side::R, 1, 1), |x| x.timestamps = Some((100, 501))), &[7; 1000]);
+        s.see(">G", &with(ack(Side::R, 1, 1), |x| x.window = 499), &[7; 1000]);
         s.see("G>", &ack(Side::G, 1, 1001), &[]);
         s
     }

@@ -170,7 +170,8 @@ impl World<'_> {
     fn pause(&mut self, guest: u16, on: bool) {
         let i = usize::from(guest);
         self.nodes[i].paused = on;
-        self.event(Seen::Paused(guest, on));
+        let unseen = !self.nodes[i].rx.is_empty();
+        self.event(if on { Seen::Paused { guest, unseen } } else { Seen::Resumed(guest) });
         if let Some((core, place)) = self.nodes[i].core {
             let before = self.cores[core].core.current();
             self.cores[core].core.set_paused(self.now, place, on);

@@ -293,7 +293,9 @@ impl World<'_> {
                 && std::mem::take(&mut node.progress)
                 && let Some(port) = self.hosts[usize::from(h)].ports[g]
             {
-                engine.handle_guest_progress(now, port, node.rx.is_empty());
+                let drained =
+                    node.rx.is_empty() && self.hosts[usize::from(h)].backlogs[g].is_empty();
+                engine.handle_guest_progress(now, port, drained);
             }
         }
     }

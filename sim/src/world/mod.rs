@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use nightporter_core::engine::Engine;
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::Packet;
+use nightporter_core::wire::packet::{Ip, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::check::reach::Reach;
@@ -418,7 +418,7 @@ impl<'r> World<'r> {
         if let Some(recorder) = &mut self.recorder {
             recorder.frame(&tapped);
         }
-        if !forged && tap == Tap::FromNet {
+        if !forged && tap == Tap::FromNet && is_whole(bytes, packet.as_ref()) {
             self.known.truncate(16);
             faults::note_known(&mut self.known, packet.as_ref());
         }
@@ -441,3 +441,10 @@ impl<'r> World<'r> {
 
 #[cfg(test)]
 mod tests;
+
+/// Its checksums are right: nothing changed it on the way.
+fn is_whole(bytes: &[u8], packet: Option<&Packet>) -> bool {
+    let whole =
+        |(ip, tcp): (&Ip, &Tcp)| ipv4_header_ok(bytes, ip) && tcp_checksum_ok(bytes, ip, tcp);
+    packet.and_then(Packet::tcp).is_some_and(whole)
+}
