@@ -11,7 +11,9 @@
 //! `Forward`/`Flood` is sent, then what `poll_transmit(now)` gives until `None`; it is older than
 //! the next frame, and R must not see acknowledgements out of order. After a batch of them:
 //! `handle_batch_end(now)`, `poll_transmit(now)` once more, then for every guest port with room
-//! `poll_delivery(now, port, room)` until `None`, then `poll_timeout()` for the next wake-up.
+//! `poll_delivery(now, port, room)` until `None`, then `poll_timeout()` for the next wake-up. Where
+//! older frames wait for the ring, one of them and one delivery go in turn, the delivery behind
+//! them all: nothing overtakes, and a flood does not starve what was promised.
 
 mod frames;
 mod polls;

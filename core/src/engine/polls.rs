@@ -91,7 +91,7 @@ impl Engine<'_> {
 
     /// The next stored bytes for the guest of `port`, in a frame of at most `room` bytes.
     ///
-    /// Call while the ring has room and nothing older waits for this port; flows take turns.
+    /// Call while the ring has room; flows take turns. See the drain order for a ring that is full.
     #[must_use]
     pub fn poll_delivery(
         &mut self,

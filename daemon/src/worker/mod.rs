@@ -43,6 +43,8 @@ use watch::Direction;
 const FRAMES_PER_PORT: usize = 64;
 /// A super-segment of 64 KiB behind an Ethernet header with VLAN tags, and then some.
 const FRAME_BYTES_MAX: usize = 68 * 1024;
+/// A full frame of Ethernet: what a delivery gets that goes behind others.
+const FULL_FRAME: usize = 1514;
 /// While polling, turns between two looks at everything that is not a port.
 const TURNS_PER_WAIT: u32 = 16;
 /// How often a stopping daemon looks whether it is done.
@@ -369,29 +371,33 @@ impl Worker {
         self.handle_guest_events(now, slot);
     }
 
-    /// Moves the backlog, then deliveries. `Some`: something waits for more than this much room.
+    /// Moves what waits for the ring and deliveries, in turn: a flood of the one must not starve
+    /// the other. A delivery goes behind what waits. `Some`: something waits for more than this
+    /// much room.
     fn give(&mut self, now: Instant, slot: SlotId) -> Option<usize> {
-        let Slots { list, watchers, .. } = &mut self.slots;
-        let id = list[slot].id;
-        list[slot].drain_backlog(now, watchers);
         loop {
-            let to = &mut self.slots.list[slot];
+            let Slots { list, watchers, .. } = &mut self.slots;
+            let to = &mut list[slot];
+            let id = to.id;
+            let moved = to.move_waiting(now, watchers);
             let Port::Guest(guest) = &mut to.port else { return None };
+            let behind = !to.backlog.is_empty();
+            if behind && !moved {
+                return Some(guest.room(FRAME_BYTES_MAX));
+            }
             let wanted = self.engine.vm(id).is_some_and(|vm| !vm.ready.is_empty());
-            if to.backlog.is_empty() && !wanted {
+            if !wanted && !behind {
                 guest.ignore_room();
                 return None;
             }
-            let room = guest.room(FRAME_BYTES_MAX);
-            if !to.backlog.is_empty() {
-                return Some(room);
-            }
-            let Some(made) = self.engine.poll_delivery(now, id, room) else {
+            let room = if behind { FULL_FRAME } else { guest.room(FRAME_BYTES_MAX) };
+            if let Some(made) = self.engine.poll_delivery(now, id, room) {
+                self.slots.transmit(now, &made);
+            } else if !behind {
                 // What was ready may have found nothing to say after all.
                 let waits = self.engine.vm(id).is_some_and(|vm| !vm.ready.is_empty());
                 return waits.then_some(room);
-            };
-            self.slots.transmit(now, &made);
+            }
         }
     }
 }

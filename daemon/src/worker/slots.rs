@@ -67,19 +67,19 @@ impl Slot {
         }
     }
 
-    /// Moves what the port takes from the backlog.
-    pub(crate) fn drain_backlog(&mut self, now: Instant, watchers: &mut Watchers) {
-        while let Some((hdr, frame)) = self.backlog.pop() {
-            match self.port.send(&hdr, &[&frame]) {
-                Sent::Done => self.count_sent(now, watchers, &[&frame]),
-                Sent::Dropped(reason) => self.drop_frames(reason, 1),
-                Sent::Gone => self.lose(),
-                Sent::Full => {
-                    self.backlog.put_back(hdr, frame);
-                    return;
-                }
+    /// Moves the oldest frame of the backlog. `false`: there is none, or no room for it.
+    pub(crate) fn move_waiting(&mut self, now: Instant, watchers: &mut Watchers) -> bool {
+        let Some((hdr, frame)) = self.backlog.pop() else { return false };
+        match self.port.send(&hdr, &[&frame]) {
+            Sent::Done => self.count_sent(now, watchers, &[&frame]),
+            Sent::Dropped(reason) => self.drop_frames(reason, 1),
+            Sent::Gone => self.lose(),
+            Sent::Full => {
+                self.backlog.put_back(hdr, frame);
+                return false;
             }
         }
+        true
     }
 
     fn count_sent(&mut self, now: Instant, watchers: &mut Watchers, parts: &[&[u8]]) {

@@ -123,6 +123,32 @@ fn bytes_are_acknowledged_before_the_guest_does_and_held_until_it_has() {
     assert_eq!(w.flow().held_bytes, 0);
 }
 
+/// Found by simulation: as long as anything waited for the ring, nothing came from the store.
+#[test]
+fn promised_bytes_are_not_starved_by_what_waits_for_the_ring() {
+    let mut w = World::connected("");
+    let flood = |w: &mut World, n: usize| (0..n).for_each(|_| w.remote.send_plain(&hello(R)));
+    w.guest_sends(1, 1, b"hello");
+    assert_eq!(w.at_remote().payload, b"hello");
+    let room = 64 - 3;
+    flood(&mut w, room + 100);
+    w.host.until("guest", |g| g.backlog_bytes == 100 * 60);
+    for n in 0..10 {
+        w.remote_sends(1 + 1000 * n, 6, &[7; 1000]);
+    }
+    w.host.until("guest", |g| g.vm.as_ref().is_some_and(|vm| vm.early_acked_bytes == 10_000));
+    w.guest.receive(room);
+    w.guest.offer(40);
+    w.guest.receive(40);
+    // Each frame that left made place for a segment; the next hundred come behind those.
+    flood(&mut w, 100);
+    w.host.until("guest", |g| g.backlog_bytes >= 160 * 60);
+    w.guest.offer(80);
+    let got = w.guest.receive(80);
+    let segments = got.iter().filter(|frame| frame[12..14] == [8, 0]);
+    assert_eq!(segments.map(|frame| parse(frame).payload.len()).sum::<usize>(), 10_000);
+}
+
 #[test]
 fn a_guest_killed_with_bytes_in_the_store_is_made_known_to_the_remote() {
     let mut w = World::connected("");

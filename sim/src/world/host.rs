@@ -25,6 +25,8 @@ pub(super) const OFFLOADS: PortFeatures =
 const UPLINK: PortId = PortId(0);
 /// The most a delivery may be long: what the daemon asks room for.
 const FRAME_BYTES_MAX: usize = 68 * 1024;
+/// What one gets that goes behind others.
+const FULL_FRAME: usize = 1514;
 /// Between two hosts: through one switch.
 const SWITCH: Duration = Duration::from_micros(20);
 
@@ -431,19 +433,22 @@ impl World<'_> {
         let mut frames = 0;
         loop {
             let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
-            let room = self.nodes[g].room();
+            let moved = !backlog.is_empty();
             if let Some(next) = backlog.front() {
-                if next.bytes.len() > room {
+                if next.bytes.len() > self.nodes[g].room() {
                     self.nodes[g].host_waits = true;
                     return Ok(frames);
                 }
                 let frame = backlog.pop_front().unwrap_or_default();
                 frames += 1;
                 self.put_into_ring(h, g, frame)?;
-                continue;
             }
-            let made = engine.poll_delivery(self.now, port, room.min(FRAME_BYTES_MAX));
-            let Some(made) = made else {
+            let behind = !self.hosts[usize::from(h)].backlogs[g].is_empty();
+            let room = if behind { FULL_FRAME } else { self.nodes[g].room().min(FRAME_BYTES_MAX) };
+            let Some(made) = engine.poll_delivery(self.now, port, room) else {
+                if moved {
+                    continue;
+                }
                 let waits = engine.vm(port).is_some_and(|vm| !vm.ready.is_empty());
                 self.nodes[g].host_waits = waits;
                 return Ok(frames);
