@@ -34,6 +34,14 @@ impl Plan {
         self.faults.iter().any(away)
     }
 
+    /// The host hears nothing of what a guest of the connection gets, and sends it all again.
+    pub(super) fn is_deaf(&self, conn: usize) -> bool {
+        let plan = &self.conns[conn];
+        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
+        let unheard = |f: &Fault| matches!(f.kind, FaultKind::OneWay { guest } if is(guest));
+        self.is_long_away(conn) || self.faults.iter().any(unheard)
+    }
+
     /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not
     /// find those that are there.
     pub(super) fn may_miss_neighbor(&self, conn: usize) -> bool {
@@ -55,12 +63,15 @@ impl Plan {
     }
 
     /// Two smoltcps that send to each other: after a loss each acknowledges with an old sequence
-    /// number, and takes no ACK of the other. And one whose peer took window back repeats nothing.
+    /// number, and takes no ACK of the other. And one whose peer took window back repeats nothing;
+    /// a coarse scale shows as much (RFC 7323 section 2.4).
     pub(super) fn may_deadlock(&self, conn: usize) -> bool {
         let both = self.ends_of(conn).all(|kind| kind == StackKind::Smoltcp);
-        let shrinks = |f: &Fault| matches!(f.kind, FaultKind::ShrinkWindow { .. });
+        let shrinks = self.faults.iter().any(|f| matches!(f.kind, FaultKind::ShrinkWindow { .. }));
+        let ends = [self.conns[conn].client, self.conns[conn].server];
+        let coarse = ends.iter().any(|m| self.stack_of(*m).window_scale == Some(14));
         both && self.conns[conn].workload.bytes().iter().all(|n| *n > 0)
-            || self.has_smoltcp(conn) && self.faults.iter().any(shrinks)
+            || self.has_smoltcp(conn) && (shrinks || coarse)
     }
 
     fn ends_of(&self, conn: usize) -> impl Iterator<Item = StackKind> {

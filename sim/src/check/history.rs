@@ -10,6 +10,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::packet::{Ip, Seq, Tcp, TcpFlags};
 
 use super::FlowName;
+use super::out::Out;
 use crate::stack::pattern::Stream;
 
 /// Relative numbers are unwrapped around this, so that one below the first is positive too.
@@ -131,47 +132,6 @@ impl End {
             unchanged: VecDeque::new(),
             copies: BTreeMap::new(),
         }
-    }
-}
-
-/// A frame on its way out, in the flow's terms.
-#[derive(Clone, Copy, Debug)]
-pub struct Out<'a> {
-    /// When.
-    pub at: Instant,
-    /// Whom it is for.
-    pub to: Side,
-    /// The host made or edited it; else it came out as it went in.
-    pub gated: bool,
-    /// Its IP header.
-    pub ip: &'a Ip,
-    /// Its TCP header.
-    pub tcp: &'a Tcp,
-    /// Its payload.
-    pub payload: &'a [u8],
-    /// First sequence number and end of the payload, FIN not counted.
-    pub seq: u64,
-    /// See `seq`.
-    pub end: u64,
-    /// Its ACK, and the right edge it shows.
-    pub ack: Option<u64>,
-    /// See `ack`.
-    pub edge: u64,
-}
-
-impl Out<'_> {
-    /// A keepalive with its octet of rubbish (RFC 9293 section 3.8.4): G's and R's own pass on.
-    /// smoltcp sends its own where its FIN is, acknowledged or not.
-    #[must_use]
-    pub fn is_keepalive(&self, h: &History) -> bool {
-        let in_place_of_fin = self.to == Side::R && h.end(Side::G).fin == Some(self.seq);
-        self.tcp.payload_len == 1 && (self.end == h.end(self.to).acked || in_place_of_fin)
-    }
-
-    /// Data from the store that was sent before.
-    #[must_use]
-    pub fn is_repeat(&self, h: &History) -> bool {
-        self.gated && self.tcp.payload_len > 1 && self.end <= h.end(self.to).end_to
     }
 }
 
@@ -508,7 +468,8 @@ impl History {
     }
 
     /// Whether the frame with this fingerprint came in and goes out as it was, and if so whether it
-    /// counts. Those before it are lost then: order is kept.
+    /// counts. Those before it are lost then, for order is kept; but for those that do not count,
+    /// because the host may have made a frame like a later one.
     pub fn was_unchanged(&mut self, to: Side, fingerprint: u64) -> Option<bool> {
         let was_on = self.was_on;
         let end = self.end_mut(to);
@@ -519,7 +480,14 @@ impl History {
             end.came_out.pop_front();
         }
         end.came_out.push_back(fingerprint);
-        end.unchanged.drain(..=at).next_back().map(|f| f.1)
+        if at == 0 {
+            return end.unchanged.pop_front().map(|f| f.1);
+        }
+        let later = end.unchanged.split_off(at + 1);
+        let found = end.unchanged.pop_back();
+        end.unchanged.retain(|(_, counts)| !counts);
+        end.unchanged.extend(later);
+        found.map(|f| f.1)
     }
 
     /// A frame in the flow's terms.
@@ -544,8 +512,6 @@ impl History {
     /// A frame left, and was checked.
     pub fn on_out(&mut self, o: &Out<'_>) {
         let known = self.streams.is_some() || self.offline;
-        // What is not promised came from R just now, who may send anything.
-        let promised = if o.to == Side::G { self.end(Side::R).ack_to } else { u64::MAX };
         self.was_on |= self.is_on() && o.gated;
         if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {
             let round = o.at.since(self.repeated_at) > ROUND;
@@ -555,11 +521,13 @@ impl History {
         if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
             self.owed_since = None;
         }
+        let is_open = self.is_open();
         let e = self.end_mut(o.to);
         e.frames_to += 1;
         e.bytes_to += u64::from(o.tcp.payload_len);
         if o.tcp.flags.rst() {
-            e.reset_to = true;
+            // One of G's own may lie where R does not believe it.
+            e.reset_to |= o.gated || !is_open || (e.acked..=e.end_to).contains(&o.seq);
             return;
         }
         // Another SYN in a connection that is open is for its receiver to refuse.
@@ -576,8 +544,8 @@ impl History {
         }
         let syn = u64::from(o.tcp.flags.syn());
         e.end_to = e.end_to.max(o.end + syn + u64::from(o.tcp.flags.fin()));
-        if !known && o.gated {
-            for (at, byte) in (o.seq..promised).zip(o.payload) {
+        if !known && o.gated && !o.is_verbatim() {
+            for (at, byte) in (o.seq..).zip(o.payload) {
                 e.copies.entry(at).or_insert(*byte);
             }
         }

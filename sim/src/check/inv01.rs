@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::Ensure;
-use super::history::{History, Out, Side, offset};
+use super::history::{History, Side, offset};
+use super::out::Out;
 use crate::plan::{Machine, Plan};
 use crate::stack::{EndReport, Outcome};
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 use super::{Ensure, inv01};
 use crate::plan::{Machine, Plan};
 use crate::stack::EndReport;

@@ -2,7 +2,8 @@
 //! R's SYN only by G.
 
 use super::Ensure;
-use super::history::{BASE, History, Out, Side};
+use super::history::{BASE, History, Side};
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let Some(ack) = o.ack.filter(|_| o.to == Side::R && !o.tcp.flags.rst()) else { return Ok(()) };

@@ -6,7 +6,8 @@
 use nightporter_core::wire::packet::TcpFlags;
 
 use super::Ensure;
-use super::history::{History, Out};
+use super::history::History;
+use super::out::Out;
 
 const SYN_OR_RST: TcpFlags = TcpFlags::SYN.union(TcpFlags::RST);
 

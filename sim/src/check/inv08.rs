@@ -3,7 +3,8 @@
 use nightporter_core::wire::packet::Seq;
 
 use super::Ensure;
-use super::history::{History, Out};
+use super::history::History;
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let counts = o.gated && h.timestamps();

@@ -6,7 +6,8 @@
 use nightporter_core::wire::packet::Seq;
 
 use super::Ensure;
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let Some(ts) = o.tcp.options.timestamps.filter(|_| o.gated) else { return Ok(()) };

@@ -1,7 +1,8 @@
 //! INV-12, no unsent ACK leaks: an ACK for what was not yet emitted to R never reaches G.
 
 use super::Ensure;
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if o.to != Side::G || !o.gated || o.tcp.flags.rst() || !h.is_open() || !h.was_on {

@@ -2,7 +2,8 @@
 //! the host must not add to it. It emits no data toward R but what G has just sent, once each.
 
 use super::Ensure;
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if o.to != Side::R || o.tcp.payload_len == 0 {

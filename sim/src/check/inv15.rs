@@ -4,11 +4,13 @@
 //! different bytes in the same place.
 
 use super::Ensure;
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     // What G sends goes out as it is: two copies that differ are its own doing.
-    if h.streams.is_some() || !o.gated || !h.is_open() || o.to != Side::G || o.is_keepalive(h) {
+    let stored = o.gated && o.to == Side::G && !o.is_verbatim() && !o.is_keepalive(h);
+    if h.streams.is_some() || !stored || !h.is_open() {
         return Ok(());
     }
     // What G has acknowledged may be repeated as it came, and be dropped by G.

@@ -2,7 +2,8 @@
 //! numbers, and the order of things. Also: strict stacks have nothing to complain of.
 
 use super::Ensure;
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 use crate::plan::{FaultKind, Machine, Plan, StackKind};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {

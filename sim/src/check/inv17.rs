@@ -6,7 +6,8 @@
 use nightporter_core::tcp::flow::State;
 
 use super::Ensure;
-use super::history::{History, Out};
+use super::history::History;
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let passes = matches!(h.state, Some(State::Handshake | State::Pass));

@@ -7,7 +7,8 @@ use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 use crate::plan::Plan;
 use crate::stack::{EndReport, Outcome};
 

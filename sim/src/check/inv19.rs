@@ -6,10 +6,11 @@ use nightporter_core::limits::{T_ALIVE, T_PAUSED};
 use nightporter_core::time::Duration;
 
 use super::Ensure;
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 
 /// A probe may be answered just in time, and leave a little later.
-const GRACE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(2);
 
 pub(super) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
     if o.to != Side::R || !o.gated || o.tcp.flags.rst() {

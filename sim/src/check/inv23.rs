@@ -2,7 +2,8 @@
 //! handshake) go through bit by bit, whatever state the engine thinks they are in.
 
 use super::Ensure;
-use super::history::{History, Out};
+use super::history::History;
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if h.odd() && o.gated && !o.tcp.flags.rst() {

@@ -4,7 +4,8 @@
 use nightporter_core::wire::packet::TcpFlags;
 
 use super::Ensure;
-use super::history::{History, Out, Side};
+use super::history::{History, Side};
+use super::out::Out;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if !o.gated || o.tcp.flags.rst() || !h.ecn {

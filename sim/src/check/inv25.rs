@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use nightporter_core::wire::packet::{Seq, Tcp};
 
 use super::Ensure;
-use super::history::{BASE, History, Out, Side};
+use super::history::{BASE, History, Side};
+use super::out::Out;
 
 /// Ranges of R's stream that a conforming G would have.
 #[derive(Clone, Debug, Default)]
@@ -56,7 +57,7 @@ pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     let ack = h.unwrap(Side::G, tcp.ack, r.acked);
     let (sent, edge) = (g.end, r.edge_to.max(g.edge_max));
-    if ack > sent || seq > edge {
+    if ack > sent || seq > edge || (seq == edge && tcp.payload_len > 0) {
         return false;
     }
     let to = end.min(edge + u64::from(tcp.flags.fin()));

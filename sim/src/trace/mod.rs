@@ -47,7 +47,8 @@ use nightporter_core::wire::packet::{
 };
 use nightporter_core::wire::virtio_net::{F_NEEDS_CSUM, VirtioNetHdr};
 
-use crate::check::history::{BASE, History, Out, Side};
+use crate::check::history::{BASE, History, Side};
+use crate::check::out::Out;
 use crate::check::{FlowName, Tap, Tapped, Violation, check_out, fingerprint, inv22};
 use bytes::Bytes;
 use read::{Frame, Frames, Merged};

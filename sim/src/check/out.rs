@@ -1,0 +1,53 @@
+//! A frame on its way out, in the terms of its flow: what the checkers judge.
+
+use nightporter_core::time::Instant;
+use nightporter_core::wire::packet::{Ip, Tcp, TcpFlags};
+
+use super::history::{History, Side};
+
+/// A frame on its way out, in the flow's terms.
+#[derive(Clone, Copy, Debug)]
+pub struct Out<'a> {
+    /// When.
+    pub at: Instant,
+    /// Whom it is for.
+    pub to: Side,
+    /// The host made or edited it; else it came out as it went in.
+    pub gated: bool,
+    /// Its IP header.
+    pub ip: &'a Ip,
+    /// Its TCP header.
+    pub tcp: &'a Tcp,
+    /// Its payload.
+    pub payload: &'a [u8],
+    /// First sequence number and end of the payload, FIN not counted.
+    pub seq: u64,
+    /// See `seq`.
+    pub end: u64,
+    /// Its ACK, and the right edge it shows.
+    pub ack: Option<u64>,
+    /// See `ack`.
+    pub edge: u64,
+}
+
+impl Out<'_> {
+    /// A keepalive with its octet of rubbish (RFC 9293 section 3.8.4): G's and R's own pass on.
+    /// smoltcp sends its own where its FIN is, acknowledged or not.
+    #[must_use]
+    pub fn is_keepalive(&self, h: &History) -> bool {
+        let in_place_of_fin = self.to == Side::R && h.end(Side::G).fin == Some(self.seq);
+        self.tcp.payload_len == 1 && (self.end == h.end(self.to).acked || in_place_of_fin)
+    }
+
+    /// Not from the store: what nobody understands passes at once, wherever it lies (SNOOP-13).
+    #[must_use]
+    pub fn is_verbatim(&self) -> bool {
+        !self.tcp.options.understood() || self.tcp.flags.contains(TcpFlags::URG)
+    }
+
+    /// Data from the store that was sent before.
+    #[must_use]
+    pub fn is_repeat(&self, h: &History) -> bool {
+        self.gated && self.tcp.payload_len > 1 && self.end <= h.end(self.to).end_to
+    }
+}
