@@ -33,8 +33,8 @@ impl Engine<'_> {
         verdict
     }
 
-    /// One more thing that a guest has yet to see before it counts as idle again; without `out`,
-    /// all of them but `ingress` have.
+    /// One more thing that a guest has yet to see before it counts as alive by itself again;
+    /// without `out`, all of them but `ingress` have.
     pub(super) fn note_given(&mut self, now: Instant, ingress: PortId, out: Option<PortId>) {
         let (ingress, count) = (usize::from(ingress.0), self.ports.len());
         let ports = out.map_or(0..count, |PortId(to)| usize::from(to)..usize::from(to) + 1);
@@ -42,7 +42,7 @@ impl Engine<'_> {
             if let Some(Some(p)) = self.ports.get_mut(i)
                 && p.config.guest
             {
-                p.vm.clock.on_delivery(now);
+                p.vm.clock.on_forwarded(now);
             }
         }
     }

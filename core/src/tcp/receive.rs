@@ -44,7 +44,12 @@ impl Flow {
             if self.flags.rst_pending {
                 return Fate::Drop(DropReason::SynOnLiveFlow); // its turn comes behind the RST
             }
-            self.limited_ack(cx); // RFC 5961 section 4
+            if tcp.flags.contains(TcpFlags::ACK) {
+                self.limited_ack(cx);
+            } else {
+                // RFC 5961 section 4: R began anew, and learns that G has not.
+                self.rate_limited_ack(cx);
+            }
             return Fate::Drop(DropReason::SynOnLiveFlow);
         }
         if !tcp.flags.contains(TcpFlags::ACK) {
@@ -258,7 +263,8 @@ impl Flow {
             }
             if r.len() > 0 {
                 // Its last octet may be in the place of a FIN that is not acknowledged.
-                self.ack_now(cx, Some((r.seq, r.end.min(self.rx.rcv_nxt))));
+                let end = r.end.min(self.rx.rcv_nxt);
+                self.ack_now(cx, (r.seq < end).then_some((r.seq, end)));
             } else {
                 self.limited_ack(cx); // R's FIN once more (SNOOP-14)
             }
@@ -267,8 +273,9 @@ impl Flow {
         // R probes a window that it sees shut; for a silent G nobody answers (LIFE-05), not even by
         // taking the octet where something is left of the field's unit.
         let silent = !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
-        let unanswered = r.len() > 0 && silent && self.window_shut();
         let beyond = r.seq > self.rx.re || (r.len() > 0 && r.seq >= self.rx.re);
+        let probe = r.len() == 1 || (r.len() > 0 && beyond);
+        let unanswered = probe && silent && self.window_shut();
         if beyond || unanswered {
             if r.len() == 0 {
                 self.limited_ack(cx);
@@ -370,12 +377,17 @@ impl Flow {
         self.emit_ack(cx, dsack);
     }
 
-    /// A challenge or odd ACK: one per flow and 500 ms (COM-31, RFC 5961 section 7), and none for a
-    /// silent G (INV-19).
+    /// A challenge or odd ACK, but none for a silent G (INV-19).
     pub(crate) fn limited_ack(&mut self, cx: &mut Cx<'_, '_>) {
+        if cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
+            self.rate_limited_ack(cx);
+        }
+    }
+
+    /// One per flow and 500 ms (COM-31, RFC 5961 section 7).
+    fn rate_limited_ack(&mut self, cx: &mut Cx<'_, '_>) {
         let since = u64::from(low_ms(cx.now).wrapping_sub(self.limited_ack_ms));
-        let due = Duration::from_millis(since) >= limits::ODD_ACK_INTERVAL;
-        if due && cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
+        if Duration::from_millis(since) >= limits::ODD_ACK_INTERVAL {
             self.limited_ack_ms = low_ms(cx.now);
             self.ack_now(cx, None);
         }

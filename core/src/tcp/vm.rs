@@ -16,12 +16,16 @@ const REFUSED_MAX: usize = 64;
 /// The clock that only runs while the guest does (tcp-spec section 1, "running time").
 ///
 /// An idle guest counts as running: it has seen everything delivered, so nothing keeps it from
-/// answering but itself. A guest with unseen deliveries runs only as far as it shows.
+/// answering but itself. A guest with unseen deliveries runs only as far as it shows. What others
+/// sent it does not stop the clock, or every broadcast would; but until it has seen that it is not
+/// known to be alive.
 #[derive(Clone, Copy, Debug)]
 pub struct RunningClock {
     elapsed: Duration,
     at: Instant,
     drained: bool,
+    /// Something that only passed through has yet to be seen.
+    unseen: bool,
     life_at: Instant,
 }
 
@@ -29,7 +33,7 @@ impl RunningClock {
     /// A clock at zero; the guest counts as idle.
     #[must_use]
     pub const fn new(now: Instant) -> Self {
-        Self { elapsed: Duration::ZERO, at: now, drained: true, life_at: now }
+        Self { elapsed: Duration::ZERO, at: now, drained: true, unseen: false, life_at: now }
     }
 
     /// The guest showed life; `drained`: it has seen everything delivered so far. `false` is "not
@@ -41,9 +45,16 @@ impl RunningClock {
         self.at = now;
         self.life_at = now;
         self.drained |= drained;
+        self.unseen &= !drained;
     }
 
-    /// Something was put into the guest's ring, which it has yet to see.
+    /// A frame passed to the guest, which has yet to see it.
+    pub fn on_forwarded(&mut self, now: Instant) {
+        self.settle(now);
+        self.unseen = true;
+    }
+
+    /// Something of ours is due to the guest, or in its ring, and it has yet to see that.
     pub fn on_delivery(&mut self, now: Instant) {
         self.settle(now);
         if self.drained {
@@ -68,14 +79,16 @@ impl RunningClock {
     /// The guest was alive within the last `span` of wall time (`T_alive`, `T_paused`).
     #[must_use]
     pub fn alive_within(&self, now: Instant, span: Duration) -> bool {
-        self.drained || now.since(self.life_at) <= span
+        self.drained && !self.unseen || now.since(self.life_at) <= span
     }
 
     fn settle(&mut self, now: Instant) {
         if self.drained {
             self.elapsed += now.since(self.at);
             self.at = now;
-            self.life_at = now;
+            if !self.unseen {
+                self.life_at = now;
+            }
         }
     }
 }
@@ -149,5 +162,25 @@ impl Vm {
     pub fn unreserve(&mut self, pages: u64) {
         debug_assert!(pages <= self.reserved_pages, "gave back more than was reserved");
         self.reserved_pages = self.reserved_pages.saturating_sub(pages);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found in review: a broadcast a second let the clock of an idle guest run at a hundredth.
+    #[test]
+    fn what_others_send_does_not_stop_the_clock_but_is_no_sign_of_life() {
+        let at = Instant::from_secs;
+        let mut clock = RunningClock::new(at(100));
+        for s in 101..160 {
+            clock.on_forwarded(at(s));
+        }
+        assert_eq!(clock.now(at(160)), at(60));
+        assert!(clock.alive_within(at(160), Duration::from_secs(59)));
+        assert!(!clock.alive_within(at(161), Duration::from_secs(59)));
+        clock.on_progress(at(161), true);
+        assert!(clock.alive_within(at(300), Duration::from_secs(1)));
     }
 }

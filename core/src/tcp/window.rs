@@ -56,8 +56,11 @@ impl Flow {
     /// reservation covers the whole unit, which is worth a segment.
     fn unit_is_free(&self) -> bool {
         let (ack, unit) = (self.ack_to_net(), self.rounding_slack());
-        let hidden = self.state == State::On && self.window_shut() && ack < self.rx.re;
-        hidden && unit >= u64::from(self.opt.mss_to_guest) && ack + unit <= self.reserved_edge()
+        let on = self.state == State::On && !self.flags.rst_pending;
+        let hidden = self.window_shut() && ack < self.rx.re;
+        on && hidden
+            && unit >= u64::from(self.opt.mss_to_guest)
+            && ack + unit <= self.reserved_edge()
     }
 
     /// Reserves the first edge, which G's own window fixes (SNOOP-09). `false`: stay PASS.

@@ -237,6 +237,9 @@ fn life_05_an_old_segment_is_not_answered_for_a_silent_guest() {
     w.after_ms(40_000);
     r.sends("500 ack 1");
     r.gets_nothing();
+    // But one that begins anew learns that the old connection is still there (RFC 5961 section 4).
+    r.is_forged("S 777");
+    r.gets("1 ack 2001");
 }
 
 #[test]

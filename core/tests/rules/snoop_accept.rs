@@ -304,6 +304,8 @@ fn snoop_11_a_duplicate_block_ends_at_the_acknowledgement() {
     g.takes_all();
     r.is_forged("1501:2002");
     r.gets("ack 2001 <sack 1501:2001>");
+    r.is_forged("F. 2001:2002");
+    assert!(r.gets("ack 2001").sack().is_empty());
 }
 
 #[test]

@@ -94,6 +94,40 @@ fn snoop_34_a_coarse_unit_is_shown_as_soon_as_there_is_room_for_it() {
     assert_eq!(r.gets_last(&format!("ack {end}")).window(), 1 << 14);
 }
 
+#[test]
+fn snoop_34_no_update_for_a_remote_that_has_sent_its_reset() {
+    let (w, r, g) = coarse().established();
+    let end = fills_window_by_segments(&w, &r, &g);
+    r.sends(&format!("R {end}"));
+    r.takes_all();
+    g.runs();
+    g.takes_all();
+    for acked in (1501..end).step_by(500) {
+        g.sends(&format!("ack {acked}"));
+        r.gets_nothing();
+    }
+}
+
+/// A window that was shown holds, whoever is silent (RFC 7323 section 2.4).
+#[test]
+fn snoop_35_data_in_a_window_that_was_shown_is_taken_for_a_silent_guest() {
+    let (w, r, g) = coarse().established();
+    warms_up(&r, &g);
+    g.stops(1);
+    r.sends("1001:2001");
+    w.after_ms(61_000);
+    let mut end = 2001;
+    while flow(&w, |f| f.rx.re - f.rx.rcv_nxt) >= (1 << 14) + 1000 {
+        r.sends(&format!("{end}:{}", end + 1000));
+        end += 1000;
+    }
+    assert_eq!(r.gets_last_any().window(), 1 << 14);
+    let rest: Vec<String> =
+        (0..8).map(|n| end + 1000 * n).map(|at| format!("{at}:{}", at + 1000)).collect();
+    r.sends_all(&rest.iter().map(String::as_str).collect::<Vec<_>>());
+    r.gets_last(&format!("ack {}", end + 8000));
+}
+
 /// Found by simulation: octets of probes were taken, and so acknowledged, for a guest that had been
 /// silent for a minute, until the unit was full.
 #[test]
