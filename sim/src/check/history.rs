@@ -340,7 +340,8 @@ impl History {
     /// A frame came in from `from`, and counts: it is whole, and really from there.
     pub fn on_in(&mut self, at: Instant, from: Side, ip: &Ip, tcp: &Tcp, fingerprint: u64) {
         self.may_pass(from, fingerprint, true, tcp.flags.syn());
-        self.asks = from == Side::R && tcp.payload_len <= 1;
+        let begins = tcp.flags.syn() && !tcp.flags.ack();
+        self.asks = from == Side::R && tcp.payload_len <= 1 && !begins;
         self.idles = false;
         if from == Side::G {
             (self.heard_from_guest, self.ttl) = (at, Some(ip.ttl));
@@ -527,7 +528,8 @@ impl History {
         e.bytes_to += u64::from(o.tcp.payload_len);
         if o.tcp.flags.rst() {
             // One of G's own may lie where R does not believe it.
-            e.reset_to |= o.gated || !is_open || (e.acked..=e.end_to).contains(&o.seq);
+            let believed = !is_open || (e.acked..=e.end_to).contains(&o.seq);
+            e.reset_to |= o.gated || o.to == Side::G || believed;
             return;
         }
         // Another SYN in a connection that is open is for its receiver to refuse.

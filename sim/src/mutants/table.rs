@@ -228,7 +228,8 @@ mutations! {
     => "let _ = seq;";
 
     "R's odd segments are answered for a guest that is long silent", "INV-19", "tcp/receive.rs",
-    "if due && [[cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)]] {"
+    "if [[cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)]] {
+            self.rate_limited_ack(cx);"
     => "true";
 
     "probes of a shut window are answered for a guest that is long silent", "LIFE-05",
