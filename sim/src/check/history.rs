@@ -328,7 +328,9 @@ impl History {
 
     fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool, in_any_state: bool) {
         self.end_mut(from).frames += 1;
-        if !self.is_on() || self.offline || in_any_state {
+        // What comes behind the second FIN may find the flow gone.
+        let is_over = self.ends.iter().all(|e| e.fin.is_some());
+        if !self.is_on() || self.offline || is_over || in_any_state {
             let queue = &mut self.end_mut(from.other()).unchanged;
             if queue.len() == UNCHANGED_MAX {
                 queue.pop_front();

@@ -278,9 +278,9 @@ fn inv12_an_ack_to_g_of_what_was_not_on_the_wire() {
 #[test]
 fn inv13_bytes_beyond_gs_edge() {
     let mut s = Scene::delivered();
-    s.see("G>", &with(ack(Side::G, 1, 1001), |x| x.window = 0), &[]);
-    s.see("R>", &ack(Side::R, 1001, 1), &[8; 100]);
-    s.see(">G", &with(ack(Side::R, 1001, 1), |x| x.window = 499), &[8; 100]);
+    let edge = 1001 + (500 << SCALE);
+    s.see("R>", &ack(Side::R, edge - 50, 1), &[8; 100]);
+    s.see(">G", &with(ack(Side::R, edge - 50, 1), |x| x.window = 499), &[8; 100]);
     s.violates(13);
 }
 
