@@ -71,6 +71,8 @@ pub struct End {
     pub fin: Option<u64>,
     /// Highest ACK it sent, the edge that came with the newest, and the highest edge.
     pub acked: u64,
+    /// What it acknowledged before, lately: a probe made then may have waited since.
+    pub acked_before: BTreeSet<u64>,
     /// See `acked`.
     pub edge: u64,
     /// See `acked`.
@@ -130,6 +132,7 @@ impl End {
             bytes_to: 0,
             came_out: VecDeque::new(),
             unchanged: VecDeque::new(),
+            acked_before: BTreeSet::new(),
             copies: BTreeMap::new(),
         }
     }
@@ -383,6 +386,8 @@ impl History {
         let e = self.end_mut(from);
         e.end = e.end.max(end);
         if flags.ack() && ack >= e.acked && ack < e.acked + (1 << 30) {
+            e.acked_before.insert(e.acked);
+            e.acked_before = e.acked_before.split_off(&ack.saturating_sub(1 << 21));
             e.acked = ack;
             e.edge = ack + (u64::from(tcp.window) << shift);
             e.edge_max = e.edge_max.max(e.edge);
