@@ -119,9 +119,20 @@ impl Engine<'_> {
                 break; // it has something, but no room: the others would fare no better
             }
         }
+        if found.is_none() {
+            self.handle_no_room(now, port);
+        }
         let (id, delivery) = found?;
         self.port_mut(port)?.vm.clock.on_delivery(now);
         Some(self.assemble(port, id, delivery))
+    }
+
+    /// The ring of `port` takes nothing more. If something is due to its guest, that has yet to be
+    /// seen as if it lay in the ring: a paused guest with a full ring does not count as idle.
+    pub fn handle_no_room(&mut self, now: Instant, port: PortId) {
+        if let Some(p) = self.port_mut(port).filter(|p| !p.vm.ready.is_empty()) {
+            p.vm.clock.on_delivery(now);
+        }
     }
 
     fn assemble(&self, port: PortId, id: crate::flow::table::FlowId, d: Delivery) -> Transmit<'_> {

@@ -37,7 +37,6 @@ impl Flow {
         if !self.flags.listed && self.has_delivery() {
             self.flags.listed = true;
             cx.vm.ready.push_back(cx.id);
-            cx.vm.clock.on_delivery(cx.now); // whether or not its ring has room
         }
     }
 

@@ -383,6 +383,7 @@ impl Worker {
             let Port::Guest(guest) = &mut to.port else { return None };
             let behind = !to.backlog.is_empty();
             if behind && !moved {
+                self.engine.handle_no_room(now, id);
                 return Some(guest.room(FRAME_BYTES_MAX));
             }
             let wanted = self.engine.vm(id).is_some_and(|vm| !vm.ready.is_empty());

@@ -437,6 +437,7 @@ impl World<'_> {
             if let Some(next) = backlog.front() {
                 if next.bytes.len() > self.nodes[g].room() {
                     self.nodes[g].host_waits = true;
+                    engine.handle_no_room(self.now, port);
                     return Ok(frames);
                 }
                 let frame = backlog.pop_front().unwrap_or_default();
