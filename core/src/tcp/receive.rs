@@ -272,10 +272,10 @@ impl Flow {
         }
         // R probes a window that it sees shut; for a silent G nobody answers (LIFE-05), not even by
         // taking the octet where something is left of the field's unit.
-        let silent = !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
         let beyond = r.seq > self.rx.re || (r.len() > 0 && r.seq >= self.rx.re);
         let probe = r.len() == 1 || (r.len() > 0 && beyond);
-        let unanswered = probe && silent && self.window_shut();
+        let unanswered =
+            probe && self.window_shut() && !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
         if beyond || unanswered {
             if r.len() == 0 {
                 self.limited_ack(cx);

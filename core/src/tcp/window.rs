@@ -70,8 +70,7 @@ impl Flow {
     }
 
     /// The highest edge the reservation covers.
-    #[must_use]
-    pub fn reserved_edge(&self) -> u64 {
+    pub(crate) fn reserved_edge(&self) -> u64 {
         self.rx.g_una + u64::from(self.rx.buffer_bytes) + self.rounding_slack()
     }
 

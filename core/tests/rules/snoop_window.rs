@@ -83,9 +83,11 @@ fn snoop_34_a_coarse_unit_is_shown_as_soon_as_there_is_room_for_it() {
     g.runs();
     g.takes_all();
     r.takes_all();
-    let room = |f: &Flow| f.reserved_edge() - f.rx.rcv_nxt;
+    let unit = 1 << 14;
+    // The reservation covers the buffer and one unit more, for rounding up.
+    let room = |f: &Flow| f.rx.g_una + u64::from(f.rx.buffer_bytes) + unit - f.rx.rcv_nxt;
     let mut acked = 1001;
-    while flow(&w, room) < 1 << 14 {
+    while flow(&w, room) < unit {
         r.gets_nothing();
         acked += 500;
         g.sends(&format!("ack {acked}"));

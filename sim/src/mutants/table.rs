@@ -234,7 +234,7 @@ mutations! {
 
     "probes of a shut window are answered for a guest that is long silent", "LIFE-05",
     "tcp/receive.rs",
-    "let silent = [[!cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)]];"
+    "&& [[!cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)]];"
     => "false";
 
     "data of G echoes a clock that R never had", "INV-09", "tcp/emit.rs",
