@@ -387,6 +387,44 @@ fn a_reader_that_is_slow_fills_every_buffer_and_loses_nothing() {
     }
 }
 
+/// What the property below found once, shrunk. Its seeds would not find them again, for the
+/// strategy has changed since.
+#[test]
+fn what_once_stopped_two_strangers_does_not_any_more() {
+    let tiny_ring = Case { bytes: [30_000, 0], ring: 1, ..Case::default() };
+    let small_buffer = |receive| [receive, 65_535];
+    let cases = [
+        Case { seed: 5_134_897_044, guest_loss: 10, runs: (10, 700), read_rate: 100, ..tiny_ring },
+        Case {
+            seed: 2_764_711_125_928_771_892,
+            bytes: [40_000, 20_000],
+            loss: 15,
+            guest_loss: 10,
+            buffers: small_buffer(600),
+            read_rate: 100,
+            ..tiny_ring
+        },
+        Case {
+            seed: 109_470_117_781_652_253,
+            bytes: [0, 30_000],
+            loss: 5,
+            ring: 7,
+            read_rate: 100,
+            ..tiny_ring
+        },
+        Case {
+            seed: 13_932_447_634_107_554_635,
+            loss: 15,
+            buffers: small_buffer(4_000),
+            read_rate: 3_000,
+            ..tiny_ring
+        },
+    ];
+    for case in &cases {
+        run(case);
+    }
+}
+
 prop_compose! {
     fn any_case()(
         seed in 1..u64::MAX,
@@ -402,7 +440,6 @@ prop_compose! {
     ) -> Case {
         let features = if offloads { ALL_FEATURES } else { PortFeatures::default() };
         let buffers = [receive, 65_535];
-        let (loss, guest_loss) = (loss, guest_loss);
         Case {
             seed,
             bytes,

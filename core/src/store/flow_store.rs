@@ -52,6 +52,9 @@ impl FlowStore {
     /// window would span more than [`FLOW_BUFFER_MAX`].
     #[must_use]
     pub fn write(&mut self, arena: &mut Arena<'_>, rec: RecordId, seq: u64, bytes: &[u8]) -> bool {
+        if bytes.is_empty() {
+            return true; // it holds nothing, so it must not keep the page it points into
+        }
         let offset = offset_in_page(seq);
         if offset + bytes.len() <= PAGE
             && let Some(page) = self.page_at(seq / PAGE_BYTES)
@@ -61,7 +64,7 @@ impl FlowStore {
             arena.page_mut(page)[offset..offset + bytes.len()].copy_from_slice(bytes);
             return true;
         }
-        bytes.is_empty() || self.write_and_take_pages(arena, rec, seq, bytes)
+        self.write_and_take_pages(arena, rec, seq, bytes)
     }
 
     /// Gives back every page whose bytes are all below `upto`, and all pages if nothing at or

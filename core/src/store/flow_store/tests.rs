@@ -42,6 +42,18 @@ fn bytes_come_back_whatever_order_they_were_written_in() {
     });
 }
 
+#[test]
+fn an_empty_write_keeps_no_page() {
+    with_arena(PAGES, |arena, rec| {
+        let mut store = FlowStore::default();
+        let page_start = 9 * PAGE_BYTES;
+        assert!(store.write(arena, rec, page_start, b"abc"));
+        assert!(store.write(arena, rec, page_start + 100, b""));
+        store.release(arena, page_start + 3);
+        assert_eq!((store.held_pages(), arena.free_pages()), (0, PAGES));
+    });
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Op {
     /// Write so many bytes so far above what was released.
@@ -54,11 +66,13 @@ fn op() -> impl Strategy<Value = Op> {
     let distance = || prop_oneof![0_u64..100, PAGE_BYTES - 2..PAGE_BYTES + 2, 0..6 * PAGE_BYTES,];
     prop_oneof![
         3 => (distance(), distance()).prop_map(|(at, len)| Op::Write(at, len)),
+        1 => distance().prop_map(|at| Op::Write(at, 0)),
         1 => distance().prop_map(Op::Release),
     ]
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
     fn inv_03_what_was_written_is_held_until_it_is_released(
         ops in prop::collection::vec(op(), 1..40),
