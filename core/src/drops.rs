@@ -37,7 +37,7 @@ drop_reasons! {
     BadChecksum = "bad_checksum",
     /// The source MAC is not the one this port may use.
     SpoofedMac = "spoofed_mac",
-    /// The source IP is not on this port's list.
+    /// The source IP is not on this port's list, is on another's, or is none a host can have.
     SpoofedIp = "spoofed_ip",
     /// The destination is a group address that bridges do not forward (802.1D).
     ReservedGroup = "reserved_group",

@@ -3,7 +3,9 @@
 //! - A guest port has one MAC: the configured one, or the first it used. It is static on every
 //!   VLAN: neither the uplink nor another guest can take it over, and the guest may use no other.
 //! - Behind an uplink there may be any number of MACs, learned per VLAN, bounded and aged.
-//! - A guest port may use the IPs on its list or, without a list, the first few it uses (COM-11).
+//! - A guest port may use the IPs on its list. Without a list it owns the first few it uses
+//!   (COM-11), and may use any that is on nobody's list: it may be a router or a container node.
+//!   Frames from addresses it does not own are forwarded and not offloaded.
 //!
 //! Frames to group addresses and to unknown ones are flooded; VLAN tags are left alone. Learning
 //! from a guest trusts it once: give untrusted guests a MAC and IPs in the configuration. Neighbour
@@ -57,6 +59,13 @@ struct GuestPort {
     ips: Ips,
 }
 
+/// An IP on lists, and on how many: two guests may share one.
+#[derive(Debug)]
+struct Listed {
+    ip: IpAddr16,
+    ports: u32,
+}
+
 #[derive(Debug)]
 struct MacEntry {
     /// [`mac_key`].
@@ -74,6 +83,8 @@ const GUEST_VLAN: u16 = u16::MAX;
 pub struct Switch {
     /// By port number; `None` is an uplink or no port.
     guests: Vec<Option<GuestPort>>,
+    /// What is on any port's list: a frame costs one look, however many ports there are.
+    listed: HashTable<Listed>,
     macs: HashTable<MacEntry>,
     /// How many of `macs` were learned from uplinks.
     learned: usize,
@@ -91,6 +102,7 @@ impl Switch {
     pub fn new(seeds: [u64; 4]) -> Self {
         Self {
             guests: Vec::new(),
+            listed: HashTable::new(),
             macs: HashTable::new(),
             learned: 0,
             swept: Instant::ZERO,
@@ -128,6 +140,10 @@ impl Switch {
             Some(list) => {
                 let mut list: Vec<_> = list.iter().map(|&ip| IpAddr16::from(ip)).collect();
                 list.sort_unstable();
+                list.dedup();
+                for &ip in &list {
+                    self.listed_entry(ip).or_insert(Listed { ip, ports: 0 }).into_mut().ports += 1;
+                }
                 Ips::Listed(list)
             }
             None => Ips::Learned(Vec::new()),
@@ -142,8 +158,16 @@ impl Switch {
 
     /// Forgets a port and every MAC behind it.
     pub fn remove_port(&mut self, port: PortId) {
-        if let Some(guest) = self.guests.get_mut(usize::from(port.0)) {
-            *guest = None;
+        let guest = self.guests.get_mut(usize::from(port.0)).and_then(Option::take);
+        if let Some(GuestPort { ips: Ips::Listed(list), .. }) = guest {
+            for ip in list {
+                if let Entry::Occupied(mut entry) = self.listed_entry(ip) {
+                    entry.get_mut().ports -= 1;
+                    if entry.get().ports == 0 {
+                        entry.remove();
+                    }
+                }
+            }
         }
         self.retain_macs(|entry| entry.port != port);
     }
@@ -282,16 +306,25 @@ impl Switch {
             return Err(DropReason::SpoofedIp);
         }
         match self.guest_mut(port).map(|guest| &mut guest.ips) {
-            Some(Ips::Learned(learned)) => learn_ip(learned, now, ip),
+            Some(Ips::Learned(learned)) => {
+                learn_ip(learned, now, ip);
+                Ok(())
+            }
             _ => Err(DropReason::SpoofedIp),
         }
     }
 
     fn is_listed_anywhere(&self, ip: IpAddr16) -> bool {
-        self.guests
-            .iter()
-            .flatten()
-            .any(|guest| matches!(guest.ips, Ips::Listed(_)) && guest.owns(ip))
+        self.listed.find(self.hasher.hash_one(ip), |entry| entry.ip == ip).is_some()
+    }
+
+    fn listed_entry(&mut self, ip: IpAddr16) -> Entry<'_, Listed> {
+        let hasher = &self.hasher;
+        self.listed.entry(
+            hasher.hash_one(ip),
+            |entry| entry.ip == ip,
+            |entry| hasher.hash_one(entry.ip),
+        )
     }
 
     fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
@@ -346,22 +379,15 @@ impl GuestPort {
 }
 
 /// Adds a source IP, in place of one that was silent for [`LEARNED_IP_AGE`] if there is no room.
-fn learn_ip(
-    learned: &mut Vec<(IpAddr16, Instant)>,
-    now: Instant,
-    ip: IpAddr16,
-) -> Result<(), DropReason> {
+/// If there is none of those either, the IP stays unknown: it is forwarded, not offloaded.
+fn learn_ip(learned: &mut Vec<(IpAddr16, Instant)>, now: Instant, ip: IpAddr16) {
     if learned.len() < LEARNED_IPS_PER_PORT {
         learned.push((ip, now));
-        return Ok(());
+        return;
     }
     let oldest = learned.iter_mut().min_by_key(|(_, seen)| *seen);
-    match oldest.filter(|(_, seen)| now.since(*seen) >= LEARNED_IP_AGE) {
-        Some(oldest) => {
-            *oldest = (ip, now);
-            Ok(())
-        }
-        None => Err(DropReason::SpoofedIp),
+    if let Some(oldest) = oldest.filter(|(_, seen)| now.since(*seen) >= LEARNED_IP_AGE) {
+        *oldest = (ip, now);
     }
 }
 

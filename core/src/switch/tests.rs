@@ -177,7 +177,7 @@ fn com_11_an_unbound_guest_owns_the_first_sixteen_ips_it_uses_and_no_impossible_
         assert!(switch.is_own_ip(B, own(v4(last))));
     }
     let one_more = from(MAC_B, v4(117));
-    assert_eq!(switch.check_source(T0, B, &one_more), Err(DropReason::SpoofedIp));
+    assert_eq!(switch.check_source(T0, B, &one_more), Ok(()));
     assert!(!switch.is_own_ip(B, own(v4(117))));
     assert!(!switch.is_own_ip(A, own(v4(101))));
     // One that was silent for long makes room; the others were used meanwhile.
@@ -186,11 +186,42 @@ fn com_11_an_unbound_guest_owns_the_first_sixteen_ips_it_uses_and_no_impossible_
         assert_eq!(switch.check_source(later, B, &from(MAC_B, v4(last))), Ok(()));
     }
     assert_eq!(switch.check_source(later, B, &one_more), Ok(()));
+    assert!(switch.is_own_ip(B, own(v4(117))));
     assert!(!switch.is_own_ip(B, own(v4(116))));
     for ip in [Ipv4Addr::BROADCAST, Ipv4Addr::LOCALHOST, Ipv4Addr::new(224, 0, 0, 1)] {
         let late = T0 + LEARNED_IP_AGE + LEARNED_IP_AGE;
         assert_eq!(switch.check_source(late, B, &from(MAC_B, ip)), Err(DropReason::SpoofedIp));
     }
+}
+
+#[test]
+fn com_11_a_router_without_a_list_may_use_a_thousand_addresses_and_none_of_anothers_list() {
+    let mut switch = switch();
+    for n in 0..1000_u16 {
+        let [hi, lo] = n.to_be_bytes();
+        let ip = Ipv4Addr::new(10, 1, hi, lo);
+        assert_eq!(switch.check_source(T0, B, &from(MAC_B, ip)), Ok(()));
+        assert_eq!(switch.is_own_ip(B, own(ip)), n < 16, "the first are learned, and stay so");
+    }
+    let full = |switch: &mut Switch, packet| switch.check_source(T0, B, &packet);
+    assert_eq!(full(&mut switch, arp(MAC_B, MAC_B, [10, 2, 0, 1])), Ok(()));
+    assert_eq!(full(&mut switch, from(MAC_B, v4(10))), Err(DropReason::SpoofedIp));
+    assert_eq!(full(&mut switch, from(MAC_FAR, v4(77))), Err(DropReason::SpoofedMac));
+    assert_eq!(full(&mut switch, from(MAC_B, Ipv4Addr::BROADCAST)), Err(DropReason::SpoofedIp));
+}
+
+#[test]
+fn an_ip_on_two_lists_is_guarded_until_both_ports_are_gone() {
+    const C: PortId = PortId(7);
+    let mut switch = switch();
+    // Written twice, it counts once.
+    switch.add_port(C, true, None, Some(&[v4(10).into(), v4(10).into()])).unwrap();
+    for guarded in [A, C] {
+        assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(10))), Err(DropReason::SpoofedIp));
+        switch.remove_port(guarded);
+    }
+    assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(10))), Ok(()));
+    assert!(switch.listed.is_empty());
 }
 
 #[test]

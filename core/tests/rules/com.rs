@@ -8,7 +8,7 @@ use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::{PortFeatures, Verdict};
 use nightporter_core::tcp::flow::{State, Why};
-use nightporter_core::wire::packet::{Packet, TcpFlags};
+use nightporter_core::wire::packet::{IpAddr16, Packet, TcpFlags};
 use nightporter_core::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
 
 #[test]
@@ -279,8 +279,7 @@ fn com_11_only_the_guests_own_addresses_are_offloaded() {
     let w = setup.opens();
     // Learned: a foreign group address makes no flow and goes no further.
     let (r, g) = w.pair(&setup);
-    let ip = nightporter_core::wire::packet::IpAddr16::from_v4([224, 0, 0, 9]);
-    g.end(|end| end.ip = ip);
+    g.end(|end| end.ip = IpAddr16::from_v4([224, 0, 0, 9]));
     let drop = g.sends_syn_spec("S", &setup);
     assert_eq!(drop, Verdict::Drop(DropReason::SpoofedIp));
     r.gets_nothing();
@@ -293,11 +292,27 @@ fn com_11_only_the_guests_own_addresses_are_offloaded() {
         port
     });
     let (_, g) = w.pair_at(&setup, port, 3);
-    g.end(|end| end.ip = nightporter_core::wire::packet::IpAddr16::from_v4([10, 0, 0, 77]));
+    g.end(|end| end.ip = IpAddr16::from_v4([10, 0, 0, 77]));
     assert_eq!(g.sends_syn_spec("S", &setup), Verdict::Drop(DropReason::SpoofedIp));
     g.end(|end| end.mac = mac(77));
     assert_eq!(g.sends_syn_spec("S", &setup), Verdict::Drop(DropReason::SpoofedMac));
     assert_eq!(w.0.borrow().engine.flows().count(), 0);
+}
+
+#[test]
+fn com_11_a_guest_that_routes_for_a_thousand_addresses_loses_no_frame() {
+    let setup = Setup { flows_max: 2000, guest_is_client: true, ..Setup::new() };
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    for n in 0..1000_u16 {
+        let [hi, lo] = n.to_be_bytes();
+        g.end(|end| end.ip = IpAddr16::from_v4([10, 1, hi, lo]));
+        let verdict = g.sends_syn_spec("S", &setup);
+        assert!(matches!(verdict, Verdict::Forward(_) | Verdict::Flood), "{n}: {verdict:?}");
+        r.gets_syn();
+    }
+    // Of those it owns, the first sixteen, there are flows.
+    assert_eq!(w.0.borrow().engine.flows().count(), 16);
 }
 
 #[test]
