@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
 use crate::flow::syn_cache::SynCache;
-use crate::flow::table::{FlowId, FlowTable};
+use crate::flow::table::{Class, FlowId, FlowTable};
 use crate::flow::timer::TimerWheel;
 use crate::limits;
 use crate::store::arena::Arena;
@@ -204,6 +204,7 @@ impl<'m> Engine<'m> {
             draining: false,
             budget_pages,
             reserved_pages: 0,
+            owing_flows: 0,
             mtu: if config.mtu == 0 { MTU_DEFAULT } else { config.mtu },
             clock: RunningClock::new(now),
             ready: VecDeque::new(),
@@ -229,7 +230,9 @@ impl<'m> Engine<'m> {
     /// `poll_transmit` before the next call.
     pub fn remove_port(&mut self, now: Instant, port: PortId) {
         self.handle_guest_gone(now, port);
-        self.for_each_flow(port, |engine, id| engine.remove_flow(id));
+        for class in [Class::Unproven, Class::Live, Class::Spent] {
+            self.for_each(port, class, |engine, id| engine.remove_flow(id));
+        }
         self.syn_cache.remove_port(port.0);
         self.switch.remove_port(port);
         if let Some(slot) = self.ports.get_mut(usize::from(port.0)) {
@@ -250,7 +253,7 @@ impl<'m> Engine<'m> {
         // What was in the ring is gone with it: nothing is unseen any more.
         p.vm.clock.on_progress(now, true);
         if before.is_none() && features.is_some() {
-            self.for_each_flow(port, |engine, id| {
+            self.for_each(port, Class::Live, |engine, id| {
                 engine.with_flow(now, id, |flow, cx| flow.on_ring_reset(cx));
             });
         }
@@ -258,7 +261,7 @@ impl<'m> Engine<'m> {
 
     /// The VM behind `port` is gone, the port stays (the VMM hung up; LIFE-05).
     pub fn handle_guest_gone(&mut self, now: Instant, port: PortId) {
-        self.for_each_flow(port, |engine, id| {
+        self.for_each(port, Class::Live, |engine, id| {
             engine.with_flow(now, id, |flow, cx| flow.on_guest_gone(cx));
         });
         self.switch.forget_learned(port);
@@ -295,7 +298,7 @@ impl<'m> Engine<'m> {
     }
 
     fn drain_flows(&mut self, now: Instant, port: PortId) {
-        self.for_each_flow(port, |engine, id| {
+        self.for_each(port, Class::Live, |engine, id| {
             engine.with_flow(now, id, |flow, cx| {
                 flow.drain(Why::Operator);
                 flow.settle_drain(cx);
@@ -306,7 +309,7 @@ impl<'m> Engine<'m> {
     /// Whether no flow of this VM owes anybody a byte, FIN or RST.
     #[must_use]
     pub fn is_drained(&self, port: PortId) -> bool {
-        self.flows.iter().filter(|(_, k, _)| k.port == port.0).all(|(_, _, f)| f.owes_nothing())
+        self.port(port).is_none_or(|p| p.vm.owing_flows == 0)
     }
 
     /// All tracked flows, in slot order.
@@ -323,7 +326,7 @@ impl<'m> Engine<'m> {
     /// One flow, by the number the CLI shows ([`FlowId::index`]).
     #[must_use]
     pub fn flow(&self, index: usize) -> Option<(FlowId, &FlowKey, &Flow)> {
-        self.flows.iter().find(|(id, _, _)| id.index() == index)
+        self.flows.at(index)
     }
 
     /// Frames dropped on `port`, indexed by [`DropReason`].
@@ -365,13 +368,11 @@ impl<'m> Engine<'m> {
         self.ports.get_mut(usize::from(port.0))?.as_mut()
     }
 
-    fn for_each_flow(&mut self, port: PortId, mut f: impl FnMut(&mut Self, FlowId)) {
-        let mut at = None;
-        while let Some(id) = self.flows.next_after(at) {
-            at = Some(id);
-            if self.flows.key(id).is_some_and(|k| k.port == port.0) {
-                f(self, id);
-            }
+    fn for_each(&mut self, port: PortId, class: Class, mut f: impl FnMut(&mut Self, FlowId)) {
+        // A copy, for what happens to a flow may take it out of its ring.
+        let ids: Vec<FlowId> = self.flows.of_class(port.0, class).collect();
+        for id in ids {
+            f(self, id);
         }
     }
 
@@ -383,12 +384,17 @@ impl<'m> Engine<'m> {
         f: impl FnOnce(&mut Flow, &mut Cx<'_, 'm>) -> R,
     ) -> Option<R> {
         let (flow, mut cx) = self.flow_and_context(now, id)?;
+        let was = flow.class();
         let result = f(flow, &mut cx);
         flow.after_event(&mut cx);
+        let is = flow.class();
         let at = flow.next_deadline(&cx);
         if at < flow.deadlines.wheel {
             flow.deadlines.wheel = at;
             self.timers.schedule(id, at);
+        }
+        if is != was {
+            self.flows.set_class(id, is);
         }
         Some(result)
     }
@@ -419,24 +425,31 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// A new entry, if need be in the place of a quiescent one that was not used (LIFE-02).
+    /// A new entry, if need be in the place of another (LIFE-02).
     fn insert_flow(&mut self, key: FlowKey, flow: Flow) -> Option<FlowId> {
-        const EVICT_STEPS: u32 = 64;
-        if !self.flows.has_room(key.port) {
-            let untouched = |k: &FlowKey, f: &Flow| {
-                k.port == key.port && matches!(f.state, State::Handshake | State::Pass)
-            };
-            let parked = |k: &FlowKey, f: &Flow| {
-                k.port == key.port && f.state == State::On && f.rec.is_none() && f.quiescent()
-            };
-            let (id, old_key, old) = self
-                .flows
-                .evict(EVICT_STEPS, untouched)
-                .or_else(|| self.flows.evict(EVICT_STEPS, parked))?;
-            self.timers.cancel(id);
-            self.dispose(old_key, old);
+        if let Some(victim) = self.victim(key.port) {
+            self.remove_flow(victim);
         }
-        self.flows.insert(key, flow).ok()
+        self.flows.insert(key, flow.class(), flow).ok()
+    }
+
+    /// The entry that makes room for a new handshake, if one must. Handshakes nobody has completed
+    /// have a quota and replace each other within it: whoever floods replaces his own (LIFE-01).
+    fn victim(&mut self, port: u16) -> Option<FlowId> {
+        const STEPS_MAX: u32 = 64;
+        let flows_max = self.port(PortId(port))?.config.flows_max;
+        let unproven = self.flows.len_of_class(port, Class::Unproven);
+        let oldest = |engine: &Self, class| engine.flows.of_class(port, class).next();
+        if unproven >= limits::handshakes_max(flows_max) {
+            return oldest(self, Class::Unproven);
+        }
+        if self.flows.has_room(port) {
+            return None;
+        }
+        let parked = |f: &Flow| f.state == State::On && f.rec.is_none() && f.quiescent();
+        oldest(self, Class::Spent)
+            .or_else(|| self.flows.find_unused(port, Class::Live, STEPS_MAX, parked))
+            .or_else(|| oldest(self, Class::Unproven))
     }
 
     /// Takes back what a removed entry held. Its place in lists is skipped when its turn comes.
@@ -447,6 +460,10 @@ impl<'m> Engine<'m> {
         }
         if let Some(port) = self.ports[usize::from(key.port)].as_mut() {
             port.vm.unreserve(u64::from(flow.rx.reserved_pages));
+            port.vm.owing_flows -= u32::from(flow.flags.owing);
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -216,11 +216,10 @@ impl Engine<'_> {
         if !self.wants_flows(port) {
             return;
         }
-        if let Some(flow) = id.and_then(|id| self.flows.get_mut(id))
-            && flow.state == State::Handshake
-            && flow.flags.guest_is_client
-        {
-            flow.pass(now, Why::Ambiguous); // simultaneous open (COM-25)
+        let opens = |flow: &Flow| flow.state == State::Handshake && flow.flags.guest_is_client;
+        if let Some(id) = id.filter(|id| self.flows.get(*id).is_some_and(opens)) {
+            // Simultaneous open (COM-25).
+            self.with_flow(now, id, |flow, _| flow.pass(now, Why::Ambiguous));
             return;
         }
         let mut syn = SynInfo::learn(tcp, ip.version);

@@ -18,12 +18,18 @@ impl Engine<'_> {
         while let Some(id) = self.ack_list.pop() {
             let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
             flow.flags.ack_listed = false;
+            let was = flow.class();
             if flow.flags.ack_due && matches!(flow.state, State::On | State::Drain) {
                 flow.ack_now(&mut cx, None);
                 flow.settle_drain(&mut cx); // this ACK may have been the last thing owed
                 if let Some(rec) = flow.rec {
                     cx.arena.commit_h_re(rec, flow.rx.re); // nothing else may have moved
                 }
+                flow.note_owing(&mut cx);
+            }
+            let is = flow.class();
+            if is != was {
+                self.flows.set_class(id, is);
             }
         }
     }

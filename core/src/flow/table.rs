@@ -7,8 +7,11 @@
 //!
 //! Nothing shrinks: a table that once held a million flows keeps their memory for the next ones.
 //!
-//! Iteration is in slot order, which depends only on the order of inserts and removes, so a replay
-//! of the same calls visits flows in the same order whatever the hash seeds are.
+//! The flows of a port stand in rings, one per [`Class`], linked through their slots. Whatever is
+//! done for one port visits its own flows only (INV-20).
+//!
+//! The order of slots and rings depends only on the calls made, so a replay of the same calls
+//! visits flows in the same order whatever the hash seeds are.
 
 use ahash::RandomState;
 
@@ -56,19 +59,55 @@ pub enum TableFull {
     Port,
 }
 
+/// What an entry is worth when room is needed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Class {
+    /// A handshake that nobody has completed, perhaps a spoofed one.
+    Unproven,
+    /// In the path: it may owe somebody something.
+    Live,
+    /// Out of the path: its connection works as well without it.
+    Spent,
+}
+
+impl Class {
+    const ALL: [Self; 3] = [Self::Unproven, Self::Live, Self::Spent];
+}
+
 #[derive(Debug)]
 struct Slot<T> {
     key: FlowKey,
+    /// Slots of the neighbours in the ring of this port and class.
+    previous: u32,
+    next: u32,
     generation: u8,
+    class: Class,
     /// Looked up since the clock hand last passed.
     used: bool,
     value: Option<T>,
 }
 
+/// The flows of one port and class, in the order in which they became that.
 #[derive(Clone, Copy, Debug)]
-struct PortCount {
-    flows: u32,
+struct Ring {
+    /// Slot of the oldest, where the clock hand is. Meaningless while `len` is 0.
+    first: u32,
+    len: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Port {
     flows_max: u32,
+    rings: [Ring; Class::ALL.len()],
+}
+
+impl Port {
+    const NEW: Self =
+        Self { flows_max: u32::MAX, rings: [Ring { first: 0, len: 0 }; Class::ALL.len()] };
+
+    fn flows(&self) -> u32 {
+        self.rings.iter().map(|ring| ring.len).sum()
+    }
 }
 
 /// Flows by key and by id. See the module doc.
@@ -84,9 +123,10 @@ pub struct FlowTable<T> {
     index: Index,
     hasher: RandomState,
     /// Per guest port.
-    ports: Vec<PortCount>,
-    /// The next slot the clock hand looks at.
-    hand: u32,
+    ports: Vec<Port>,
+    /// Slots visited by walks and by the clock hand.
+    #[cfg(test)]
+    pub(crate) visited: std::cell::Cell<usize>,
 }
 
 impl<T> FlowTable<T> {
@@ -104,7 +144,8 @@ impl<T> FlowTable<T> {
             index: Index::new(capacity),
             hasher: RandomState::with_seeds(seeds[0], seeds[1], seeds[2], seeds[3]),
             ports: Vec::new(),
-            hand: 0,
+            #[cfg(test)]
+            visited: Default::default(),
         }
     }
 
@@ -123,7 +164,13 @@ impl<T> FlowTable<T> {
     /// Flows of one guest port.
     #[must_use]
     pub fn len_of_port(&self, port: u16) -> u32 {
-        self.ports.get(usize::from(port)).map_or(0, |p| p.flows)
+        self.ports.get(usize::from(port)).map_or(0, Port::flows)
+    }
+
+    /// Flows of one guest port and class.
+    #[must_use]
+    pub fn len_of_class(&self, port: u16, class: Class) -> u32 {
+        self.ports.get(usize::from(port)).map_or(0, |p| p.rings[class as usize].len)
     }
 
     /// Lets a guest port have at most `flows_max` entries. Those beyond stay until removed.
@@ -150,21 +197,23 @@ impl<T> FlowTable<T> {
     /// Whether [`Self::insert`] of a new key of this port would succeed.
     #[must_use]
     pub fn has_room(&self, port: u16) -> bool {
-        let full = |p: &PortCount| p.flows >= p.flows_max;
+        let full = |p: &Port| p.flows() >= p.flows_max;
         self.len < self.capacity && !self.ports.get(usize::from(port)).is_some_and(full)
     }
 
     /// A new entry. If the key is there already, its value is replaced and its id stays.
-    pub fn insert(&mut self, key: FlowKey, value: T) -> Result<FlowId, TableFull> {
+    pub fn insert(&mut self, key: FlowKey, class: Class, value: T) -> Result<FlowId, TableFull> {
         let hash = self.hasher.hash_one(key);
         if let Some(index) = self.find(hash, &key) {
             let slot = slot_mut(&mut self.chunks, index);
             slot.value = Some(value);
             slot.used = true;
-            return Ok(FlowId::new(index, slot.generation));
+            let id = FlowId::new(index, slot.generation);
+            self.set_class(id, class);
+            return Ok(id);
         }
-        let port = port_mut(&mut self.ports, key.port);
-        if port.flows >= port.flows_max {
+        let port = self.port_mut(key.port);
+        if port.flows() >= port.flows_max {
             return Err(TableFull::Port);
         }
         if self.len == self.capacity {
@@ -172,22 +221,43 @@ impl<T> FlowTable<T> {
         }
         let index = self.free.pop().unwrap_or(self.slots);
         self.index.insert(hash, index);
-        port.flows += 1;
         self.len += 1;
-        if index < self.slots {
+        let mut new = Slot {
+            key,
+            previous: index,
+            next: index,
+            generation: 0,
+            class,
+            used: true,
+            value: Some(value),
+        };
+        let generation = if index < self.slots {
             let slot = slot_mut(&mut self.chunks, index);
-            let generation = slot.generation.wrapping_add(1);
-            *slot = Slot { key, generation, used: true, value: Some(value) };
-            return Ok(FlowId::new(index, generation));
+            new.generation = slot.generation.wrapping_add(1);
+            core::mem::replace(slot, new).generation.wrapping_add(1)
+        } else {
+            if (self.slots as usize).is_multiple_of(CHUNK) {
+                self.chunks.push(Vec::with_capacity(CHUNK));
+            }
+            self.slots += 1;
+            if let Some(chunk) = self.chunks.last_mut() {
+                chunk.push(new);
+            }
+            0
+        };
+        self.link(index);
+        Ok(FlowId::new(index, generation))
+    }
+
+    /// The flow is from now on the newest of `class`.
+    pub fn set_class(&mut self, id: FlowId, class: Class) {
+        let Some(slot) = self.slot_of_mut(id).filter(|slot| slot.value.is_some()) else { return };
+        if slot.class != class {
+            let index = id.0 & INDEX_MASK;
+            self.unlink(index);
+            slot_mut(&mut self.chunks, index).class = class;
+            self.link(index);
         }
-        if (self.slots as usize).is_multiple_of(CHUNK) {
-            self.chunks.push(Vec::with_capacity(CHUNK));
-        }
-        self.slots += 1;
-        if let Some(chunk) = self.chunks.last_mut() {
-            chunk.push(Slot { key, generation: 0, used: true, value: Some(value) });
-        }
-        Ok(FlowId::new(index, 0))
     }
 
     /// Takes the flow out. Cancel its timer as well.
@@ -198,9 +268,9 @@ impl<T> FlowTable<T> {
         let hash = self.hasher.hash_one(key);
         let index = id.0 & INDEX_MASK;
         self.index.remove(hash, index);
+        self.unlink(index);
         self.free.push(index);
         self.len -= 1;
-        self.port_mut(key.port).flows -= 1;
         Some((key, value))
     }
 
@@ -236,38 +306,83 @@ impl<T> FlowTable<T> {
         })
     }
 
-    /// The first flow in slot order after `previous` (from the start if `None`): a walk during
-    /// which flows may be changed, inserted and removed. Empty slots cost a look each.
+    /// The flow in a slot, if there is one ([`FlowId::index`]).
     #[must_use]
-    pub fn next_after(&self, previous: Option<FlowId>) -> Option<FlowId> {
-        let from = previous.map_or(0, |id| (id.0 & INDEX_MASK) + 1);
-        (from..self.slots).find_map(|index| {
-            let s = slot(&self.chunks, index);
-            s.value.is_some().then(|| FlowId::new(index, s.generation))
+    pub fn at(&self, index: usize) -> Option<(FlowId, &FlowKey, &T)> {
+        let slot = self.chunks.get(index / CHUNK)?.get(index % CHUNK)?;
+        let index = u32::try_from(index).ok()?;
+        Some((FlowId::new(index, slot.generation), &slot.key, slot.value.as_ref()?))
+    }
+
+    /// The flows of one port and class, the oldest first.
+    pub fn of_class(&self, port: u16, class: Class) -> impl Iterator<Item = FlowId> {
+        let ring = self
+            .ports
+            .get(usize::from(port))
+            .map_or(Port::NEW.rings[0], |p| p.rings[class as usize]);
+        let mut at = ring.first;
+        (0..ring.len).map(move |_| {
+            self.note_visit();
+            let slot = slot(&self.chunks, at);
+            FlowId::new(core::mem::replace(&mut at, slot.next), slot.generation)
         })
     }
 
-    /// Takes out one flow that `may_go` and that was not looked up since the clock hand last
-    /// passed it (LIFE-02). Looks at `steps_max` slots at most; `None` if none of them will do.
+    /// A flow of this port and class that `may_go` and that was not looked up since the clock hand
+    /// last passed it (LIFE-02). Looks at `steps_max` flows at most; `None` if none of them is one.
     ///
     /// `may_go` decides what is quiescent: a flow that owes anybody anything must not go.
-    pub fn evict(
+    pub fn find_unused(
         &mut self,
+        port: u16,
+        class: Class,
         steps_max: u32,
-        mut may_go: impl FnMut(&FlowKey, &T) -> bool,
-    ) -> Option<(FlowId, FlowKey, T)> {
-        for _ in 0..steps_max.min(self.slots) {
-            let index = self.hand;
-            self.hand = if index + 1 < self.slots { index + 1 } else { 0 };
+        mut may_go: impl FnMut(&T) -> bool,
+    ) -> Option<FlowId> {
+        for _ in 0..steps_max.min(self.len_of_class(port, class)) {
+            self.note_visit();
+            let ring = &mut self.ports[usize::from(port)].rings[class as usize];
+            let index = ring.first;
             let slot = slot_mut(&mut self.chunks, index);
-            let Some(value) = &slot.value else { continue };
-            if core::mem::take(&mut slot.used) || !may_go(&slot.key, value) {
+            ring.first = slot.next; // what the hand has passed is the last it comes to
+            if core::mem::take(&mut slot.used) || !slot.value.as_ref().is_some_and(&mut may_go) {
                 continue;
             }
-            let id = FlowId::new(index, slot.generation);
-            return self.remove(id).map(|(key, value)| (id, key, value));
+            return Some(FlowId::new(index, slot.generation));
         }
         None
+    }
+
+    /// Puts the flow at the end of its ring.
+    fn link(&mut self, index: u32) {
+        let Slot { key, class, .. } = slot(&self.chunks, index);
+        let ring = &mut self.ports[usize::from(key.port)].rings[*class as usize];
+        ring.len += 1;
+        if ring.len == 1 {
+            ring.first = index;
+        }
+        let next = ring.first;
+        let previous = if ring.len == 1 { index } else { slot(&self.chunks, next).previous };
+        slot_mut(&mut self.chunks, previous).next = index;
+        slot_mut(&mut self.chunks, next).previous = index;
+        let slot = slot_mut(&mut self.chunks, index);
+        (slot.previous, slot.next) = (previous, next);
+    }
+
+    fn unlink(&mut self, index: u32) {
+        let Slot { key, class, previous, next, .. } = *slot(&self.chunks, index);
+        let ring = &mut self.ports[usize::from(key.port)].rings[class as usize];
+        ring.len -= 1;
+        if ring.first == index {
+            ring.first = next;
+        }
+        slot_mut(&mut self.chunks, previous).next = next;
+        slot_mut(&mut self.chunks, next).previous = previous;
+    }
+
+    fn note_visit(&self) {
+        #[cfg(test)]
+        self.visited.set(self.visited.get() + 1);
     }
 
     #[inline]
@@ -285,20 +400,16 @@ impl<T> FlowTable<T> {
         (u32::from(slot.generation) == id.generation()).then_some(slot)
     }
 
-    fn port_mut(&mut self, port: u16) -> &mut PortCount {
-        port_mut(&mut self.ports, port)
+    fn port_mut(&mut self, port: u16) -> &mut Port {
+        let port = usize::from(port);
+        if self.ports.len() <= port {
+            self.ports.resize(port + 1, Port::NEW);
+        }
+        &mut self.ports[port]
     }
 }
 
-fn port_mut(ports: &mut Vec<PortCount>, port: u16) -> &mut PortCount {
-    let port = usize::from(port);
-    if ports.len() <= port {
-        ports.resize(port + 1, PortCount { flows: 0, flows_max: u32::MAX });
-    }
-    &mut ports[port]
-}
-
-/// The slot of an index that came out of the hash index: it exists.
+/// The slot of an index that came out of the hash index or a ring: it exists.
 fn slot<T>(chunks: &[Vec<Slot<T>>], index: u32) -> &Slot<T> {
     &chunks[index as usize / CHUNK][index as usize % CHUNK]
 }

@@ -4,6 +4,7 @@
 //! numbers are unwrapped to 64 bits (COM-01) and start above 2^32, so that subtraction of a window
 //! can never underflow.
 
+use crate::flow::table::Class;
 use crate::limits::L2_MAX;
 use crate::store::arena::RecordId;
 use crate::store::flow_store::FlowStore;
@@ -318,6 +319,8 @@ pub struct Flags {
     pub persist: bool,
     /// G has sent its FIN: the last byte of `w_nxt`.
     pub fin_from_guest: bool,
+    /// The flow is counted in its VM's `owing_flows`.
+    pub owing: bool,
 }
 
 /// Counters shown by `nightporter flow`.
@@ -488,6 +491,16 @@ impl Flow {
                     && !self.flags.ack_to_guest_due
             }
             State::Abort => !self.flags.rst_to_guest_due,
+        }
+    }
+
+    /// What the entry is worth when the table is full.
+    pub(crate) fn class(&self) -> Class {
+        match self.state {
+            State::Handshake => Class::Unproven,
+            State::On | State::Drain => Class::Live,
+            State::Abort if self.flags.rst_to_guest_due => Class::Live,
+            State::Pass | State::Abort => Class::Spent,
         }
     }
 

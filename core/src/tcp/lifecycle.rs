@@ -182,7 +182,17 @@ impl Flow {
         }
         self.want_delivery(cx);
         self.commit(cx);
+        self.note_owing(cx);
         self.assert_order();
+    }
+
+    /// Counts the flow among those of its VM that owe something, or no longer.
+    pub(crate) fn note_owing(&mut self, cx: &mut Cx<'_, '_>) {
+        let owing = !self.owes_nothing();
+        if owing != self.flags.owing {
+            self.flags.owing = owing;
+            cx.vm.owing_flows = cx.vm.owing_flows.wrapping_add_signed(if owing { 1 } else { -1 });
+        }
     }
 
     /// Brings the record up to date. The payload is in the store; what H made of the event leaves

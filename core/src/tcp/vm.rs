@@ -125,6 +125,8 @@ pub struct Vm {
     pub budget_pages: u64,
     /// Store pages its flows have reserved.
     pub reserved_pages: u64,
+    /// Flows that owe somebody a byte, a FIN or an RST.
+    pub owing_flows: u32,
     /// Largest IP packet the guest takes, in bytes.
     pub mtu: u16,
     /// Running time.

@@ -355,6 +355,13 @@ impl Inner<'_> {
         for conn in 0..self.conns.len() {
             self.check_state(conn);
         }
+        for ring in &self.rings {
+            // What is counted is what a walk finds.
+            let of_port = self.engine.flows().filter(|(_, key, _)| key.port == ring.port.0);
+            let owing = of_port.filter(|(_, _, flow)| !flow.owes_nothing()).count();
+            let counted = self.engine.vm(ring.port).map_or(0, |vm| vm.owing_flows as usize);
+            assert_eq!(counted, owing, "flows that owe\n{}", self.trace_text());
+        }
     }
 
     /// What the engine made of the last event leaves. Whether there was something.

@@ -49,6 +49,100 @@ fn life_01_a_flood_of_syns_costs_a_fixed_amount_of_memory() {
     assert!(w.0.borrow().engine.flows().count() <= 8);
 }
 
+/// `attempts` SYNs of made-up remotes, which G answers, and nobody completes.
+fn floods_with_answered_syns(w: &World<'_>, attempts: u32) {
+    let setup = Setup::new();
+    let (r, g) = w.pair(&setup);
+    let syn = r.frame_of("S 0");
+    let syn_ack = g.frame_of("S. 0 ack 1");
+    for n in 0..attempts {
+        for (port, frame, ip_at) in [(PortId(0), &syn, 26), (GUEST, &syn_ack, 30)] {
+            let mut frame = frame.clone();
+            frame[ip_at..ip_at + 2].copy_from_slice(&[172, 16]);
+            frame[ip_at + 2..ip_at + 4].copy_from_slice(&(n as u16).to_be_bytes());
+            crate::common::segment::fix_ip_checksum(&mut frame, 14);
+            crate::common::segment::fix_tcp_checksum(&mut frame);
+            w.frame(port, VirtioNetHdr::default(), &frame);
+        }
+        w.0.borrow_mut().strays.clear();
+    }
+}
+
+fn flows_in(w: &World<'_>, state: State) -> usize {
+    w.engine(|e, _| e.flows().filter(|(_, _, f)| f.state == state).count())
+}
+
+#[test]
+fn life_01_a_flood_of_handshakes_takes_no_idle_flow_its_offload() {
+    let setup = Setup { flows_max: 48, budget_bytes: 16 << 20, ..Setup::new() };
+    let w = setup.opens();
+    let idle: Vec<_> = (0..40).map(|_| w.connects()).collect();
+    w.after_ms(5000);
+    floods_with_answered_syns(&w, 1000);
+    assert_eq!((flows_in(&w, State::On), flows_in(&w, State::Handshake)), (40, 6));
+    // Who completes a handshake comes in beside the flood.
+    w.connects();
+    assert_eq!(flows_in(&w, State::On), 41);
+    drop(idle);
+}
+
+#[test]
+fn life_01_a_flood_at_a_full_table_takes_the_quota_of_handshakes_and_no_more() {
+    let setup = Setup { flows_max: 40, budget_bytes: 16 << 20, ..Setup::new() };
+    let w = setup.opens();
+    let idle: Vec<_> = (0..40).map(|_| w.connects()).collect();
+    w.after_ms(5000);
+    floods_with_answered_syns(&w, 1000);
+    assert_eq!((flows_in(&w, State::On), flows_in(&w, State::Handshake)), (35, 5));
+    drop(idle);
+}
+
+#[test]
+fn life_01_a_handshake_that_takes_long_is_not_the_first_to_go() {
+    // 10 may wait; the flood stops short of pushing out the one that came second.
+    let setup = Setup { flows_max: 80, ..Setup::new() };
+    let w = setup.opens();
+    floods_with_answered_syns(&w, 1);
+    let (r, g) = w.pair(&setup);
+    r.sends_syn();
+    g.gets_syn();
+    g.sends_syn_ack();
+    r.gets_syn();
+    floods_with_answered_syns(&w, 9);
+    r.sends("1 ack 1");
+    g.gets("1 ack 1");
+    assert_eq!(w.flow(1, |f| f.state), Some(State::On));
+}
+
+#[test]
+fn life_02_connections_that_are_reset_all_the_time_do_not_fill_the_table() {
+    // A health check: opened, reset. An entry lives 60 s; 16 places would be taken after 0.1 s.
+    let setup = Setup { flows_max: 16, ..Setup::new() };
+    let w = setup.opens();
+    for n in 0..100 {
+        let (r, g) = w.connects();
+        assert_eq!(w.flow(n, |f| f.state), Some(State::On), "connection {n}");
+        if n % 2 == 0 {
+            g.sends("R. 1 ack 1")
+        } else {
+            r.sends("R 1")
+        };
+        w.after_ms(4);
+    }
+    // The newest still answer for their connections (SNOOP-16), as long as there is room.
+    let (r, g) = w.connects();
+    g.sends("R. 1 ack 1");
+    r.gets("R. 1 ack 1");
+    w.after_ms(4);
+    for _ in 0..10 {
+        w.connects();
+    }
+    r.sends("1 ack 1");
+    r.gets("R. 1");
+    let refused = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.counters.flows_refused));
+    assert_eq!(refused, Some(0));
+}
+
 #[test]
 fn life_01_a_full_table_passes() {
     let setup = Setup { flows_max: 2, ..Setup::new() };

@@ -100,7 +100,7 @@ mutations! {
     => "false";
 
     "a flow is evicted with bytes in its store", "LIFE-02", "engine.rs",
-    "k.port == key.port && f.state == State::On && [[f.rec.is_none() && f.quiescent()]]"
+    "let parked = |f: &Flow| f.state == State::On && [[f.rec.is_none() && f.quiescent()]];"
     => "true";
 
     "the commit record says G has everything", "LIFE-09", "tcp/lifecycle.rs",
