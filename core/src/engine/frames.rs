@@ -178,7 +178,8 @@ impl Engine<'_> {
             }
         }
         let Some(id) = id else { return Fate::Pass };
-        self.with_flow(now, id, |flow, cx| {
+        let mut completed = false;
+        let fate = self.with_flow(now, id, |flow, cx| {
             flow.seen_at_s = second(now);
             match flow.state {
                 State::Handshake => {
@@ -192,15 +193,19 @@ impl Engine<'_> {
                     }
                     flow.learn_third_ack_from_net(f.tcp);
                     flow.go_on(cx);
-                    let data = flow.state == State::On && f.tcp.payload_len > 0;
+                    completed = flow.state == State::On;
+                    let data = completed && f.tcp.payload_len > 0;
                     if data { flow.on_segment_from_net(cx, f) } else { Fate::Pass }
                 }
                 State::On | State::Drain => flow.on_segment_from_net(cx, f),
                 State::Pass => Fate::Pass,
                 State::Abort => flow.on_segment_in_abort(cx, false, f.tcp),
             }
-        })
-        .unwrap_or(Fate::Pass)
+        });
+        if completed {
+            self.syn_cache.take(&key); // copies of the SYN that were seen until now are answered
+        }
+        fate.unwrap_or(Fate::Pass)
     }
 
     /// R's SYN leaves 32 bytes in the SYN cache; the flow comes with G's answer (LIFE-01).
@@ -229,7 +234,8 @@ impl Engine<'_> {
         self.syn_cache.insert(&key, syn);
     }
 
-    /// G's SYN or SYN-ACK makes a flow; whatever it had under this key, it has forgotten.
+    /// G's SYN or SYN-ACK makes a flow. With a SYN, whatever it had under this key, it has forgotten;
+    /// a SYN-ACK says so only of what owes nothing (see [`Self::outlives_syn_ack`]).
     fn on_syn_from_guest(&mut self, now: Instant, key: FlowKey, f: &Frame<'_>) {
         let port = PortId(key.port);
         let (ip, tcp) = (f.ip, f.tcp);
@@ -247,6 +253,10 @@ impl Engine<'_> {
                 }
                 return; // a retransmission of the SYN that made this flow
             }
+            if !client && self.outlives_syn_ack(now, id, &key, tcp) {
+                return;
+            }
+            self.with_flow(now, id, |flow, cx| flow.on_forgotten_by_guest(cx));
             self.remove_flow(id);
         }
         if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.src) {
@@ -269,6 +279,29 @@ impl Engine<'_> {
         } else if let Some(p) = self.port_mut(port) {
             p.vm.counters.flows_refused += 1;
         }
+    }
+
+    /// Whether a SYN-ACK of G with another ISN leaves the flow as it is.
+    ///
+    /// A repeated SYN of R may wait in G's ring while R completes the handshake. A G that answers
+    /// with SYN cookies gives it another ISN and is, or will be, established with the one that R
+    /// acknowledged. R refuses the second (RFC 9293 section 3.10.7.4); a G that does not know the
+    /// first says so by RST. Only an R that has opened anew since, on a flow that owes nothing, is
+    /// answered with a new connection.
+    fn outlives_syn_ack(&mut self, now: Instant, id: FlowId, key: &FlowKey, tcp: &Tcp) -> bool {
+        let asked = self.syn_cache.lookup(key).is_some();
+        let outlives = |flow: &Flow| match flow.state {
+            State::On | State::Drain => !(asked && flow.owes_nothing() && flow.ooo.is_empty()),
+            State::Abort => !(asked || flow.owes_nothing()), // G has yet to hear of the reset
+            State::Handshake | State::Pass => false,
+        };
+        self.with_flow(now, id, |flow, _| {
+            if let Some(ts) = tcp.options.timestamps {
+                flow.note_tsval_from_guest(ts.tsval); // R sees it (INV-08)
+            }
+            outlives(flow)
+        })
+        .unwrap_or(false)
     }
 
     fn wants_flows(&self, port: PortId) -> bool {

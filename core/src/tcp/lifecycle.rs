@@ -152,6 +152,17 @@ impl Flow {
         self.flags.rst_to_guest_due = true;
     }
 
+    /// G has opened a new connection under this key: bytes that it did not take are gone, and R,
+    /// which believes them delivered, hears of it (INV-21, SNOOP-17). The entry goes.
+    pub(crate) fn on_forgotten_by_guest(&mut self, cx: &mut Cx<'_, '_>) {
+        let live = matches!(self.state, State::On | State::Drain);
+        if live && self.held_bytes() > 0 && !self.flags.rst_pending {
+            let seq = self.tx.w_nxt;
+            self.emit_to_net(cx, seq, RST_ACK, None);
+            cx.vm.counters.flows_aborted += 1;
+        }
+    }
+
     /// LIFE-05: there is no G any more.
     pub(crate) fn on_guest_gone(&mut self, cx: &mut Cx<'_, '_>) {
         if matches!(self.state, State::On | State::Drain) {

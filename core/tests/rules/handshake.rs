@@ -2,9 +2,11 @@
 
 use crate::common::world::{Peer, Side};
 use crate::common::{Setup, World};
-use crate::{flow, warms_up};
+use crate::{GUEST, flow, warms_up};
 use nightporter_core::engine::Verdict;
 use nightporter_core::tcp::flow::{State, Why};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use zerocopy::IntoBytes;
 
 /// After a handshake: is it offloaded? And if not, is everything bit-identical (INV-17)?
 fn offloaded(w: &World<'_>, r: &Peer<'_>, g: &Peer<'_>) -> bool {
@@ -325,4 +327,148 @@ fn com_20_the_window_of_a_syn_ack_is_not_scaled_wherever_sequence_numbers_begin(
         r.sends("1:1001 ack 1 win 1024");
         g.gets("1:1001 win 1024");
     }
+}
+
+/// G answers SYNs with SYN cookies: a SYN-ACK with this ISN, verbatim, whatever was there before.
+fn answers_with_cookie(w: &World<'_>, g: &Peer<'_>, isn: u32) -> Verdict {
+    let before = g.end(|end| std::mem::replace(&mut end.isn, isn));
+    let frame = g.frame_of("S. 0 ack 1");
+    g.end(|end| end.isn = before);
+    w.frame(GUEST, VirtioNetHdr::default(), &frame)
+}
+
+/// Found in review: H took the second cookie for a new connection and dropped bytes 1 to 1000,
+/// which R believed delivered, without a word.
+#[test]
+fn a_second_cookie_does_not_end_the_connection_of_the_first() {
+    let setup = Setup::new();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn();
+    g.gets_syn();
+    g.sends_syn_ack();
+    r.gets_syn();
+    g.stops(10);
+    r.sends_syn(); // waits in G's ring
+    r.sends("1 ack 1");
+    r.sends("1:1001 ack 1");
+    r.gets("1 ack 1001");
+    g.runs();
+    assert!(matches!(answers_with_cookie(&w, &g, 888_888), Verdict::Forward(_)));
+    r.gets_syn();
+    assert_eq!(w.state(), Some(State::On));
+    // R refuses it with a challenge ACK; G is established with the first cookie, and takes all.
+    r.sends("1001 ack 1");
+    g.gets_syn();
+    g.gets("1 ack 1");
+    g.gets("1:1001 ack 1");
+    g.gets("1001 ack 1");
+    g.sends("1:101 ack 1001");
+    r.gets("1:101 ack 1001");
+    assert_eq!(flow(&w, |f| (f.state, f.held_bytes())), (State::On, 0));
+    // Nor is it one that comes later, to a flow that owes nothing.
+    assert!(matches!(answers_with_cookie(&w, &g, 999_999), Verdict::Forward(_)));
+    r.gets_syn();
+    assert_eq!(w.state(), Some(State::On));
+    r.sends("1001:2001 ack 101");
+    r.gets("101 ack 2001");
+}
+
+#[test]
+fn a_second_cookie_does_not_end_a_flow_that_drains() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    r.gets("1 ack 1001");
+    w.engine(|engine, now| engine.drain(now, GUEST));
+    g.gets("1:1001");
+    answers_with_cookie(&w, &g, 888_888);
+    r.gets_syn();
+    assert_eq!(w.state(), Some(State::Drain));
+    w.after_ms(300);
+    g.gets("1:1001");
+    g.sends("ack 1001 win 512000");
+    assert_eq!(w.state(), Some(State::Pass));
+}
+
+/// Had G forgotten the first cookie (it keeps requests and R's second SYN made a new one), it
+/// refuses R's third ACK, and both know that the bytes are gone.
+#[test]
+fn a_guest_that_knows_only_the_second_isn_resets_both() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    r.gets("1 ack 1001");
+    g.takes_all();
+    answers_with_cookie(&w, &g, 888_888);
+    r.gets_syn();
+    g.sends("R 1"); // to the third ACK: its sequence number is what that acknowledged
+    r.gets("R. 1 ack 1001");
+    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Abort, Why::Reset));
+    // The abort is remembered: R's answer to a reset that it did not believe is answered.
+    w.after_ms(2);
+    r.sends("1001 ack 1");
+    r.gets("R. 1");
+}
+
+/// R's third ACK decides between two cookies; one that acknowledges neither goes on verbatim.
+#[test]
+fn the_cookie_that_r_acknowledges_is_the_one() {
+    let setup = Setup::new();
+    for repeated_before in [true, false] {
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        r.sends_syn();
+        if repeated_before {
+            r.sends_syn();
+            answers_with_cookie(&w, &g, 555_555);
+        } else {
+            answers_with_cookie(&w, &g, 555_555);
+            r.sends_syn();
+        }
+        g.sends_syn_ack(); // the second cookie
+        r.takes_all();
+        g.takes_all();
+        r.sends("1 ack 1"); // the first was lost on its way
+        g.gets("1 ack 1");
+        for peer in [&r, &g] {
+            peer.end(|end| end.acked = 1);
+        }
+        r.sends("1:1001 ack 1");
+        g.gets("1:1001 ack 1");
+        if repeated_before {
+            assert_eq!(w.state(), None, "whose SYN it answers nobody remembers");
+            r.gets_nothing();
+        } else {
+            assert_eq!(w.state(), Some(State::On));
+            r.gets("1 ack 1001");
+        }
+    }
+}
+
+/// A daemon that was restarted owes G an RST; a SYN-ACK that G had ready does not make it void.
+#[test]
+fn a_stale_syn_ack_does_not_spare_a_guest_its_reset() {
+    let setup = Setup::new();
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    {
+        let w = setup.opens_in(memory.as_mut_bytes());
+        let (r, g) = w.connects();
+        g.stops(0);
+        r.sends("1:1001 ack 1");
+        r.gets("1 ack 1001");
+    }
+    let w = setup.reopens_in(memory.as_mut_bytes());
+    let (r, g) = w.pair(&setup);
+    w.0.borrow_mut().conns[0].monitor.lenient = true;
+    g.stops(0);
+    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
+    r.gets("R. 1 ack 1001");
+    answers_with_cookie(&w, &g, 888_888);
+    g.runs();
+    assert!(g.gets_last_any().tcp().flags.rst());
+    // R opens anew with the same ports: that is a new connection.
+    let again = Setup { isn: [77_000, 99_000], ..Setup::new() };
+    let (r, g) = w.pair(&again);
+    r.end(|end| end.tcp_port = 40_000);
+    w.handshake(&r, &g);
+    assert_eq!(w.flow(1, |f| f.state), Some(State::On));
 }

@@ -298,7 +298,12 @@ fn snoop_17_a_guest_that_has_forgotten_opens_again() {
     g2.sends_syn();
     r2.gets_syn();
     assert_eq!(w.flow(1, |f| (f.state, f.rx.reserved_pages)), Some((State::Handshake, 0)));
-    // R still has the old connection: its challenge ACK goes to G, G resets it, and opens again.
+    // R, which believes 1000 bytes delivered, hears that they are gone.
+    let reset = r2.gets_last_any();
+    let (seq, ack) = (reset.tcp().seq.0, reset.tcp().ack.0);
+    assert!(reset.tcp().flags.rst());
+    assert_eq!((seq, ack), (Setup::new().isn[1] + 1, Setup::new().isn[0].wrapping_add(1001)));
+    // If it does not get there: its challenge ACK goes to G, G resets it, and opens again.
     r2.is_forged("900 ack 5");
     g.runs();
     assert_eq!(g2.takes_all().len(), 1);
