@@ -122,6 +122,8 @@ pub const TIMER_FLOOR: Duration = Duration::from_millis(2);
 pub const TIMER_FLOOR_PAUSED: Duration = Duration::from_millis(100);
 /// Older `ts.recent` does not count for PAWS: 24 days (SNOOP-04, RFC 7323 section 5.5).
 pub const PAWS_IDLE: Duration = Duration::from_secs(24 * 24 * 3600);
+/// A TSval may be this much older than the newest (`TCP_PAWS_WINDOW` of Linux 6.18).
+pub const PAWS_TICKS: i32 = 1;
 /// A learned MAC is forgotten after this (IEEE 802.1D-2004 table 7-5: 300 s).
 pub const MAC_AGE: Duration = Duration::from_secs(300);
 /// A full MAC table is searched for forgotten ones at most this often.

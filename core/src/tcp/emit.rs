@@ -98,7 +98,7 @@ impl Flow {
         edit.set_flags(flags);
         edit.nop_out_sack();
         if let Some(ts) = tcp.options.timestamps {
-            self.ts.emit_r = ts_newest(self.ts.emit_r, ts.tsval);
+            self.note_tsval_from_guest(ts.tsval);
             edit.set_timestamps(self.ts.emit_r, self.ts.recent);
         }
         self.acked(ack);
@@ -243,8 +243,10 @@ impl Flow {
         self.ts.emit_g = ts_newest(self.ts.emit_g, tsval);
     }
 
-    /// Notes a TSval of G; H's own ACKs use the newest (EMIT-R, nothing being queued in F0).
+    /// Notes a TSval of G; H's own ACKs use the newest (EMIT-R, nothing being queued in F0). A 0 in
+    /// G's SYN-ACK says nothing of its clock: R takes it for void (`tcp_paws_check`).
     pub(crate) fn note_tsval_from_guest(&mut self, tsval: u32) {
-        self.ts.emit_r = ts_newest(self.ts.emit_r, tsval);
+        let void = self.ts.emit_r == 0;
+        self.ts.emit_r = if void { tsval } else { ts_newest(self.ts.emit_r, tsval) };
     }
 }

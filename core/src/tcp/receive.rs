@@ -203,9 +203,7 @@ impl Flow {
             let excused = tcp.flags.contains(TcpFlags::SYN) || needs_verbatim(f);
             return if excused { Ok(()) } else { Err(DropReason::Paws) };
         };
-        let idle_s = second(cx.now).saturating_sub(self.ts.recent_at_s);
-        let clock_valid = Duration::from_secs(idle_s.into()) < limits::PAWS_IDLE;
-        if ts_older(ts.tsval, self.ts.recent) && clock_valid {
+        if !self.is_current(cx, ts.tsval, limits::PAWS_TICKS) {
             if tcp.payload_len > 0 {
                 self.ack_now(cx, None);
             } else {
@@ -314,13 +312,26 @@ impl Flow {
             && ack + u64::from(self.tx.r_window_max) >= self.tx.w_una
     }
 
+    /// PAWS, as Linux has it (`tcp_paws_check`, 6.18): a TSval at most `ticks` older than the newest
+    /// is no old one. Nor is any other if the newest is 0, as some put into a SYN although their
+    /// clock stands elsewhere, or so old itself that R's clock may have gone half round since.
+    fn is_current(&self, cx: &Cx<'_, '_>, tsval: u32, ticks: i32) -> bool {
+        let idle_s = second(cx.now).saturating_sub(self.ts.recent_at_s);
+        Seq(self.ts.recent).after(Seq(tsval)) <= ticks
+            || self.ts.recent == 0
+            || Duration::from_secs(idle_s.into()) >= limits::PAWS_IDLE
+    }
+
     /// RFC 7323 section 4.3: the earliest unacknowledged segment's TSval is the one to echo.
     fn update_ts_recent(&mut self, cx: &Cx<'_, '_>, tcp: &Tcp, seq: u64) {
         if let Some(ts) = tcp.options.timestamps
             && self.opt.timestamps
-            && !ts_older(ts.tsval, self.ts.recent)
+            && self.is_current(cx, ts.tsval, 0)
             && seq <= self.rx.ack_sent
         {
+            if ts_older(ts.tsval, self.ts.recent) && self.ts.emit_g == self.ts.recent {
+                self.ts.emit_g = ts.tsval; // void or outdated for G as well
+            }
             self.ts.recent = ts.tsval;
             self.ts.recent_at_s = second(cx.now);
         }

@@ -218,7 +218,8 @@ impl Monitor {
         ensure(authentic, "TSval that its owner never sent (INV-09)")?;
         let half = &mut self.halves[to as usize];
         let newest = half.tsval_to.replace(ts.tsval);
-        let monotone = newest.is_none_or(|before| Seq(before).le(Seq(ts.tsval)));
+        // A 0, as some put into a SYN, counts for nothing (`tcp_paws_check`).
+        let monotone = newest.is_none_or(|b| b == 0 || Seq(b).le(Seq(ts.tsval)));
         ensure(monotone, "TSval moved back (INV-08)")
     }
 

@@ -44,14 +44,17 @@ pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     let ack_to = h.end(Side::R).ack_to;
     if h.timestamps() {
         let Some(ts) = tcp.options.timestamps else { return false };
-        // PAWS; R's own clock never goes back, so only what was delayed fails here.
-        if h.acceptable.recent.is_some_and(|recent| Seq(ts.tsval).lt(Seq(recent))) {
+        // PAWS, as `tcp_paws_check` of Linux 6.18 has it: one tick back is none, 0 is void. R's own
+        // clock never goes back, so only what was delayed fails here.
+        let recent = h.acceptable.recent.filter(|recent| *recent != 0);
+        let age = recent.map_or(0, |recent| Seq(recent).after(Seq(ts.tsval)));
+        if age > 1 {
             return false;
         }
         // An old duplicate is dropped before its clock is read.
         let acceptable = end > ack_to || (end == seq && seq >= ack_to);
         if seq <= ack_to.max(BASE + 1) && acceptable {
-            h.acceptable.recent = Some(ts.tsval);
+            h.acceptable.recent = if age > 0 { recent } else { Some(ts.tsval) };
         }
     }
     let (r, g) = (h.end(Side::R), h.end(Side::G));

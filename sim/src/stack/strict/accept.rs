@@ -47,7 +47,7 @@ impl Conn {
         }
         // K-03, `tcp_replace_ts_recent`.
         if let Some(ts) = segment.timestamps.filter(|_| segment.seq <= self.recv.acked)
-            && Seq(ts.tsval).ge(Seq(self.ts_recent))
+            && (Seq(ts.tsval).ge(Seq(self.ts_recent)) || self.ts_recent == 0)
         {
             self.ts_recent = ts.tsval;
         }
@@ -93,7 +93,7 @@ impl Conn {
     pub(super) fn is_paws_reject(&self, s: &Incoming<'_>) -> bool {
         let Some(ts) = s.timestamps.filter(|_| self.agreed.timestamps) else { return false };
         let age = Seq(self.ts_recent).after(Seq(ts.tsval));
-        if age <= PAWS_WINDOW {
+        if age <= PAWS_WINDOW || self.ts_recent == 0 {
             return false;
         }
         // An ACK that brings nothing may be late: it does no harm.
