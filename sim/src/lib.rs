@@ -20,4 +20,5 @@ pub mod shrink;
 pub mod stack;
 pub mod swarm;
 pub mod trace;
+pub mod wire;
 pub mod world;

@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
+use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::checksum::update16;
-use nightporter_core::wire::packet::{IpVersion, Packet};
 
 use crate::frame::Frame;
 use crate::plan::{FaultKind, LinkPlan};
 use crate::random::Random;
+use crate::wire::{IpVersion, Packet, written};
 
 /// Bytes that a frame costs on the wire besides itself: preamble, check sequence, gap.
 const WIRE_OVERHEAD: u64 = 24;
@@ -218,11 +218,13 @@ fn mark(bytes: &mut [u8]) -> bool {
     let at = usize::from(ip.header_offset);
     match ip.version {
         IpVersion::V4 => {
-            let old = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+            let old = [bytes[at], bytes[at + 1]];
             bytes[at + 1] |= 3;
-            let new = u16::from_be_bytes([bytes[at], bytes[at + 1]]);
-            let check = u16::from_be_bytes([bytes[at + 10], bytes[at + 11]]);
-            bytes[at + 10..at + 12].copy_from_slice(&update16(check, old, new).to_be_bytes());
+            let new = [bytes[at], bytes[at + 1]];
+            // RFC 1624 section 3: what was wrong stays wrong.
+            let before = [!bytes[at + 10], !bytes[at + 11]];
+            let sum = Sum16BitWords::new().add_2bytes(before).add_2bytes(old.map(|b| !b));
+            bytes[at + 10..at + 12].copy_from_slice(&written(&sum.add_2bytes(new)));
         }
         // The traffic class lies across the first two bytes; ECN is bits 4 and 5 of the second.
         IpVersion::V6 => bytes[at + 1] |= 0x30,

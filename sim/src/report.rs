@@ -69,9 +69,10 @@ impl Packets {
         Ok(paths)
     }
 
-    fn line(&mut self, t: &Tapped<'_>, packet: &Packet) -> Option<String> {
+    fn line(&mut self, t: &Tapped<'_>) -> Option<String> {
+        let (flow, from_guest) = flow_of(t.packet?, t.tap)?;
+        let packet = Packet::parse(t.bytes).ok()?;
         let (_, tcp) = packet.tcp()?;
-        let (flow, from_guest) = flow_of(packet, t.tap)?;
         if self.flow.is_some_and(|f| f != flow) {
             return None;
         }
@@ -91,7 +92,7 @@ impl Packets {
 
 impl Recorder for Packets {
     fn frame(&mut self, t: &Tapped<'_>) {
-        if let Some(line) = t.packet.and_then(|packet| self.line(t, packet)) {
+        if let Some(line) = self.line(t) {
             if self.lines.len() == self.shown {
                 self.lines.pop_front();
             }

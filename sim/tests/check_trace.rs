@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use nightporter_core::wire::packet::TcpFlags;
 use nightporter_sim::stack::packet::{Segment, build};
+use nightporter_sim::wire::TcpFlags;
 use pcap_file::pcap::{PcapPacket, PcapWriter};
 
 const G_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::{Ip, Seq, Tcp, TcpFlags};
 
 use super::FlowName;
 use super::out::Out;
 use crate::stack::pattern::Stream;
+use crate::wire::{Ip, Seq, Tcp, TcpFlags};
 
 /// Relative numbers are unwrapped around this, so that one below the first is positive too.
 pub const BASE: u64 = 1 << 32;

@@ -6,10 +6,10 @@
 
 use nightporter_core::engine::Engine;
 use nightporter_core::tcp::flow::{Flow, State};
-use nightporter_core::wire::packet::Seq;
 
 use super::Ensure;
 use super::history::{History, Side, offset};
+use crate::wire::Seq;
 
 pub(super) fn on_step(
     h: &mut History,

@@ -5,11 +5,10 @@
 //! ACK; it may then show up to one unit less (ARCHITECTURE, "Decisions"). Toward G the edge is R's
 //! own.
 
-use nightporter_core::wire::packet::TcpFlags;
-
 use super::Ensure;
 use super::history::{History, Side};
 use super::out::Out;
+use crate::wire::TcpFlags;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let shown = h.end(Side::R).edge_max;

@@ -3,11 +3,10 @@
 //! G's SYN-ACK, which it repeats until it has seen R's answer, passes as it is: R answers it with
 //! an ACK that completes G's handshake.
 
-use nightporter_core::wire::packet::TcpFlags;
-
 use super::Ensure;
 use super::history::History;
 use super::out::Out;
+use crate::wire::TcpFlags;
 
 const SYN_OR_RST: TcpFlags = TcpFlags::SYN.union(TcpFlags::RST);
 

@@ -1,11 +1,10 @@
 //! INV-08, TSvals that the host emits never decrease (mod 2^32), in either direction. A 0, as some
 //! stacks put into a SYN, counts for nothing (`tcp_paws_check`).
 
-use nightporter_core::wire::packet::Seq;
-
 use super::Ensure;
 use super::history::History;
 use super::out::Out;
+use crate::wire::Seq;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let counts = o.gated && h.timestamps();

@@ -3,11 +3,10 @@
 //! And what is echoed to R is not newer than RFC 7323 section 4.3 has it: the clock of a segment
 //! behind a hole would make R's round trip look shorter than it is (SNOOP-05, S-15).
 
-use nightporter_core::wire::packet::Seq;
-
 use super::Ensure;
 use super::history::{History, Side};
 use super::out::Out;
+use crate::wire::Seq;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let Some(ts) = o.tcp.options.timestamps.filter(|_| o.gated) else { return Ok(()) };

@@ -1,27 +1,21 @@
 //! INV-22, checksums: every frame emitted has a right one, or a right beginning of one and says so.
 
-use nightporter_core::wire::checksum::{Checksum, sum};
-use nightporter_core::wire::packet::{Ip, IpVersion, tcp_pseudo_header};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::Ensure;
+use crate::wire::{Ip, PROTOCOL_TCP, ipv4_header_ok, pseudo_header, unfinished, written};
 
 pub(crate) fn on_out(hdr: &VirtioNetHdr, bytes: &[u8], ip: &Ip) -> Ensure {
     let wrong = |what: &str| Err(what.to_owned());
     let start = usize::from(ip.payload_offset);
     let segment = &bytes[start..ip.end as usize];
-    if ip.version == IpVersion::V4 {
-        let mut header = Checksum::new(0);
-        header.add_bytes(&bytes[usize::from(ip.header_offset)..start]);
-        if header.finish() != 0 {
-            return wrong("IPv4 header checksum");
-        }
+    if !ipv4_header_ok(bytes, ip) {
+        return wrong("IPv4 header checksum");
     }
     let len = u32::try_from(segment.len()).unwrap_or(u32::MAX);
-    let pseudo = tcp_pseudo_header(ip.version, ip.src, ip.dst, len);
+    let pseudo = pseudo_header(ip.version, ip.src, ip.dst, PROTOCOL_TCP, len);
     if hdr.needs_csum() {
-        let field = u16::from_be_bytes([segment[16], segment[17]]);
-        if field != Checksum::new(pseudo).fold() {
+        if segment[16..18] != unfinished(&pseudo) {
             return wrong("partial checksum is not the pseudo-header's");
         }
         if usize::from(hdr.csum_start) != start || hdr.csum_offset != 16 {
@@ -35,7 +29,7 @@ pub(crate) fn on_out(hdr: &VirtioNetHdr, bytes: &[u8], ip: &Ip) -> Ensure {
     if hdr.is_gso() {
         return wrong("a super-segment with a full checksum");
     }
-    if Checksum::new(sum(segment, pseudo)).finish() != 0 {
+    if written(&pseudo.add_slice(segment)) != [0, 0] {
         return wrong("TCP checksum");
     }
     Ok(())

@@ -1,11 +1,10 @@
 //! INV-24, congestion marks are conserved: a CE mark on a segment that the host takes over shows
 //! as ECE on every ACK to R until R answers with CWR, and not again as CE to G.
 
-use nightporter_core::wire::packet::TcpFlags;
-
 use super::Ensure;
 use super::history::{History, Side};
 use super::out::Out;
+use crate::wire::TcpFlags;
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if !o.gated || o.tcp.flags.rst() || !h.ecn {

@@ -6,11 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use nightporter_core::wire::packet::{Seq, Tcp};
-
 use super::Ensure;
 use super::history::{BASE, History, Side};
 use super::out::Out;
+use crate::wire::{Seq, Tcp};
 
 /// Ranges of R's stream that a conforming G would have.
 #[derive(Clone, Debug, Default)]

@@ -39,9 +39,6 @@ use nightporter_core::engine::{Engine, PortId};
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Instant;
-use nightporter_core::wire::packet::{
-    Ip, IpAddr16, IpVersion, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok,
-};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 pub use event::Event;
@@ -50,6 +47,7 @@ use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind, StackPlan};
 use crate::stack::EndReport;
 use crate::stack::address::{Ports, machine_of};
 use crate::stack::pattern::Stream;
+use crate::wire::{Ip, IpAddr16, IpVersion, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
 use history::{History, Side};
 use out::Out;
 use reach::{Happening, Reach};
@@ -237,7 +235,7 @@ impl Observer {
             Tap::FromNet | Tap::FromGuest(_) => {
                 let from = if from_guest { Side::G } else { Side::R };
                 let whole = t.hdr.needs_csum()
-                    || ipv4_header_ok(t.bytes, ip) && tcp_checksum_ok(t.bytes, ip, tcp);
+                    || ipv4_header_ok(t.bytes, ip) && tcp_checksum_ok(t.bytes, ip);
                 let what = match t.forged || !whole {
                     true => Happening::broken(from),
                     false => Happening::segment(h, from, tcp),

@@ -1,9 +1,9 @@
 //! A frame on its way out, in the terms of its flow: what the checkers judge.
 
 use nightporter_core::time::Instant;
-use nightporter_core::wire::packet::{Ip, Tcp, TcpFlags};
 
 use super::history::{History, Side};
+use crate::wire::{Ip, Tcp, TcpFlags};
 
 /// A frame on its way out, in the flow's terms.
 #[derive(Clone, Copy, Debug)]

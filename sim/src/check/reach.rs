@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use nightporter_core::tcp::flow::State;
-use nightporter_core::wire::packet::{Tcp, TcpFlags};
 
 use super::Event;
 use super::history::{History, Side};
+use crate::wire::{Tcp, TcpFlags};
 
 /// Columns: no entry, then [`State::ALL`].
 const STATES: usize = 1 + State::ALL.len();

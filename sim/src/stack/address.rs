@@ -1,9 +1,8 @@
 //! Who has which addresses and ports: all follow from the plan, so that nobody has to be told.
 
-use nightporter_core::wire::ip::IpAddr16;
-
 use super::ConnId;
 use crate::plan::{ConnPlan, Machine};
+use crate::wire::IpAddr16;
 
 /// Connections between the same two machines differ in the client's port, from this one on.
 const CLIENT_PORT_FIRST: u16 = 1024;

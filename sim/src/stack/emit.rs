@@ -1,16 +1,15 @@
 //! Frames made from nothing.
 
-use nightporter_core::wire::checksum::{Checksum, fold, sum};
-use nightporter_core::wire::ip::{IpAddr16, IpVersion, PROTOCOL_TCP, tcp_pseudo_header};
-use nightporter_core::wire::packet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-use nightporter_core::wire::tcp::TcpFlags;
-use nightporter_core::wire::virtio_net::{
-    F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr,
-};
+use etherparse::checksum::Sum16BitWords;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::address::{Address, Key};
 use super::pattern::Stream;
 use crate::frame::Frame;
+use crate::wire::{
+    ETHERTYPE_IPV4, ETHERTYPE_IPV6, F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6,
+    IpAddr16, IpVersion, PROTOCOL_TCP, TcpFlags, pseudo_header, unfinished, written,
+};
 
 /// Bytes of headers without options.
 pub(super) const ETHERNET: usize = 14;
@@ -102,15 +101,13 @@ impl Segment<'_> {
             stream.fill(at, &mut bytes[payload_at..]);
         }
         let len = u32::try_from(tcp_len).expect("at most 64 KiB");
-        let pseudo = tcp_pseudo_header(route.version, route.src, route.dst, len);
+        let pseudo = pseudo_header(route.version, route.src, route.dst, PROTOCOL_TCP, len);
         let check = if self.offload.is_some() {
-            fold(pseudo)
+            unfinished(&pseudo)
         } else {
-            let mut all = Checksum::new(pseudo);
-            all.add_bytes(&bytes[tcp_at..]);
-            all.finish()
+            written(&pseudo.add_slice(&bytes[tcp_at..]))
         };
-        bytes[tcp_at + TCP_CHECKSUM_AT..][..2].copy_from_slice(&check.to_be_bytes());
+        bytes[tcp_at + TCP_CHECKSUM_AT..][..2].copy_from_slice(&check);
         let hdr = self.offload.map_or_else(VirtioNetHdr::default, |mss| {
             self.hdr(route, mss, tcp_at, payload_at, payload_len)
         });
@@ -154,8 +151,8 @@ impl Segment<'_> {
                 h[6..10].copy_from_slice(&[0x40, 0, TTL, PROTOCOL_TCP]); // DF
                 h[12..16].copy_from_slice(&route.src.v4_bytes());
                 h[16..20].copy_from_slice(&route.dst.v4_bytes());
-                let check = !fold(sum(h, 0));
-                h[10..12].copy_from_slice(&check.to_be_bytes());
+                let check = written(&Sum16BitWords::new().add_slice(h));
+                h[10..12].copy_from_slice(&check);
             }
             IpVersion::V6 => {
                 let len = u16::try_from(tcp_len).expect("at most 64 KiB");

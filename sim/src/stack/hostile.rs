@@ -8,9 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::Packet;
-use nightporter_core::wire::tcp::TcpFlags;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::address::{Address, Key, Ports};
@@ -21,6 +20,7 @@ use super::{ConnId, EndReport, Stack};
 use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine};
 use crate::random::Random;
+use crate::wire::{Packet, TcpFlags, written};
 
 /// Frames it sends in its life, besides answers to ARP and to SYNs.
 const FRAMES_MAX: u32 = 1000;
@@ -198,7 +198,7 @@ impl Hostile {
         let [wild_seq, wild_ack] = [self.bits(), self.bits()];
         let seq = near(&mut self.random, conn.seq, wild_seq);
         let ack = near(&mut self.random, conn.ack, wild_ack);
-        let wild_flags = TcpFlags(self.word()) & TcpFlags::ALL;
+        let wild_flags = TcpFlags(self.word() & TcpFlags::ALL.0);
         let flags = self.random.pick(&[
             TcpFlags::ACK,
             TcpFlags::ACK,
@@ -454,11 +454,10 @@ impl Hostile {
 
 /// Makes the checksum of an IPv4 header right, so that somebody looks behind it.
 fn repair_v4(bytes: &mut [u8]) {
-    use nightporter_core::wire::checksum::{fold, sum};
     if bytes.len() >= ETHERNET + 20 && bytes[12..14] == [8, 0] {
         bytes[V4_CHECKSUM_AT..V4_CHECKSUM_AT + 2].fill(0);
-        let check = !fold(sum(&bytes[ETHERNET..ETHERNET + 20], 0));
-        bytes[V4_CHECKSUM_AT..V4_CHECKSUM_AT + 2].copy_from_slice(&check.to_be_bytes());
+        let sum = Sum16BitWords::new().add_slice(&bytes[ETHERNET..ETHERNET + 20]);
+        bytes[V4_CHECKSUM_AT..V4_CHECKSUM_AT + 2].copy_from_slice(&written(&sum));
     }
 }
 

@@ -1,13 +1,11 @@
 //! What a machine says besides TCP: who has its addresses (ARP, RFC 826; neighbour discovery,
 //! RFC 4861). It knows the addresses of others from their numbers and never asks.
 
-use nightporter_core::wire::checksum::{fold, pseudo_header_v6, sum};
-use nightporter_core::wire::packet::{
-    ETHERTYPE_ARP, ETHERTYPE_IPV6, Ip, IpVersion, L4, Net, Packet,
-};
-
 use super::address::{Address, Key};
 use super::emit::ETHERNET;
+use crate::wire::{
+    ETHERTYPE_ARP, ETHERTYPE_IPV6, Ip, IpAddr16, IpVersion, L4, Net, Packet, pseudo_header, written,
+};
 
 const ICMP_V6: u8 = 58;
 const SOLICITATION: u8 = 135;
@@ -45,8 +43,10 @@ fn advertisement(own: &Address, mac: [u8; 6], to: [u8; 16]) -> Vec<u8> {
     body.extend(own.v6);
     body.extend([2, 1]); // target link-layer address
     body.extend(own.mac);
-    let check = !fold(sum(&body, pseudo_header_v6(own.v6, to, ICMP_V6, LEN.into())));
-    body[2..4].copy_from_slice(&check.to_be_bytes());
+    let [src, dst] = [own.v6, to].map(IpAddr16);
+    let pseudo = pseudo_header(IpVersion::V6, src, dst, ICMP_V6, LEN.into());
+    let check = written(&pseudo.add_slice(&body));
+    body[2..4].copy_from_slice(&check);
     let mut frame = ethernet(own, mac, ETHERTYPE_IPV6);
     frame.extend([0x60, 0, 0, 0]);
     frame.extend(LEN.to_be_bytes());
@@ -90,7 +90,7 @@ pub(super) fn too_big(frame: &[u8], ip: &Ip) -> Option<TooBig> {
     let peer = match ip.version {
         IpVersion::V4 => {
             let [_, dst] = [word(at)?, word(at + 4)?];
-            nightporter_core::wire::ip::IpAddr16::from_v4(dst.to_be_bytes()).0
+            IpAddr16::from_v4(dst.to_be_bytes()).0
         }
         IpVersion::V6 => *body.get(at..)?.first_chunk()?,
     };

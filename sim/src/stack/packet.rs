@@ -2,8 +2,9 @@
 
 use std::net::IpAddr;
 
-use nightporter_core::wire::checksum::{Checksum, pseudo_header_v4, pseudo_header_v6};
-use nightporter_core::wire::packet::{PROTOCOL_TCP, TcpFlags};
+use etherparse::checksum::Sum16BitWords;
+
+use crate::wire::{IpAddr16, IpVersion, PROTOCOL_TCP, TcpFlags, pseudo_header, written};
 
 /// A TCP segment without its payload. The MSS to SACK options are written as they are given.
 #[derive(Clone, Debug)]
@@ -95,11 +96,11 @@ pub fn build(s: &Segment, payload: &[u8]) -> Vec<u8> {
     tcp.extend(payload);
     let len = u32::try_from(tcp.len()).expect("one packet");
     let mut frame = [s.dst_mac, s.src_mac].concat();
-    let pseudo = match (s.src, s.dst) {
+    let version = match (s.src, s.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             frame.extend([8, 0]);
             frame.extend(ipv4(s, src.octets(), dst.octets(), tcp.len()));
-            pseudo_header_v4(src.octets(), dst.octets(), PROTOCOL_TCP, len)
+            IpVersion::V4
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             frame.extend([0x86, 0xdd, 0x60 | s.ecn >> 4, s.ecn << 4, 0, 0]);
@@ -107,13 +108,13 @@ pub fn build(s: &Segment, payload: &[u8]) -> Vec<u8> {
             frame.extend([PROTOCOL_TCP, 64]);
             frame.extend(src.octets());
             frame.extend(dst.octets());
-            pseudo_header_v6(src.octets(), dst.octets(), PROTOCOL_TCP, len)
+            IpVersion::V6
         }
         _ => panic!("from {} to {}", s.src, s.dst),
     };
-    let mut sum = Checksum::new(pseudo);
-    sum.add_bytes(&tcp);
-    tcp[16..18].copy_from_slice(&sum.finish().to_be_bytes());
+    let [src, dst] = [s.src, s.dst].map(IpAddr16::from);
+    let sum = pseudo_header(version, src, dst, PROTOCOL_TCP, len).add_slice(&tcp);
+    tcp[16..18].copy_from_slice(&written(&sum));
     frame.extend(tcp);
     frame
 }
@@ -125,16 +126,15 @@ fn ipv4(s: &Segment, src: [u8; 4], dst: [u8; 4], tcp_len: usize) -> Vec<u8> {
     ip.extend([0, 0, 0x40, 0, 64, PROTOCOL_TCP, 0, 0]);
     ip.extend(src);
     ip.extend(dst);
-    let mut sum = Checksum::new(0);
-    sum.add_bytes(&ip);
-    ip[10..12].copy_from_slice(&sum.finish().to_be_bytes());
+    let sum = Sum16BitWords::new().add_slice(&ip);
+    ip[10..12].copy_from_slice(&written(&sum));
     ip
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nightporter_core::wire::packet::{Packet, ipv4_header_ok, tcp_checksum_ok};
+    use crate::wire::{Packet, ipv4_header_ok, tcp_checksum_ok};
 
     #[test]
     fn what_is_built_parses_to_itself_with_right_checksums() {
@@ -158,7 +158,7 @@ mod tests {
             let frame = build(&s, b"hello");
             let packet = Packet::parse(&frame).unwrap();
             let (ip, tcp) = packet.tcp().unwrap();
-            assert!(ipv4_header_ok(&frame, ip) && tcp_checksum_ok(&frame, ip, tcp));
+            assert!(ipv4_header_ok(&frame, ip) && tcp_checksum_ok(&frame, ip));
             assert_eq!((tcp.seq.0, tcp.ack.0, tcp.payload_len, ip.tos & 3), (7, 9, 5, 2));
             assert_eq!(tcp.options.timestamps.unwrap().tsecr, 2);
             assert_eq!(tcp.options.sack.as_slice().len(), 1);

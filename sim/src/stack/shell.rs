@@ -7,8 +7,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nightporter_core::time::Instant;
-use nightporter_core::wire::packet::{Net, Packet};
-use nightporter_core::wire::tcp::TcpFlags;
 
 use super::address::{Key, Ports};
 use super::app::{App, Phase, Socket};
@@ -16,6 +14,7 @@ use super::pattern::Stream;
 use super::{ConnId, EndReport, Stack};
 use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine};
+use crate::wire::{Net, Packet, TcpFlags};
 
 /// A machine's TCP and what is below it; connections are its `Conn`s.
 pub(super) trait Tcp {

@@ -12,10 +12,9 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 
+use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::Instant;
-use nightporter_core::wire::checksum;
-use nightporter_core::wire::packet::Packet;
-use nightporter_core::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet, SocketStorage};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{self, State};
@@ -29,6 +28,7 @@ use super::shell::{Ends, Tcp};
 use crate::frame::Frame;
 use crate::plan::{Machine, StackPlan};
 use crate::random::Random;
+use crate::wire::{F_DATA_VALID, PROTOCOL_TCP, Packet, pseudo_header, written};
 
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
@@ -326,8 +326,8 @@ fn settle_checksum(Frame { hdr, bytes }: &mut Frame) {
         let start = usize::from(hdr.csum_start);
         let field = start + usize::from(hdr.csum_offset);
         if bytes.len() >= field + 2 {
-            let check = !checksum::fold(checksum::sum(&bytes[start..], 0));
-            bytes[field..field + 2].copy_from_slice(&check.to_be_bytes());
+            let check = written(&Sum16BitWords::new().add_slice(&bytes[start..]));
+            bytes[field..field + 2].copy_from_slice(&check);
         }
     } else if hdr.flags & F_DATA_VALID != 0
         && let Ok(packet) = Packet::parse(bytes)
@@ -337,9 +337,9 @@ fn settle_checksum(Frame { hdr, bytes }: &mut Frame) {
         let field = start + TCP_CHECKSUM_AT;
         bytes[field..field + 2].fill(0);
         let len = u32::try_from(end - start).expect("at most 64 KiB");
-        let pseudo = nightporter_core::wire::ip::tcp_pseudo_header(ip.version, ip.src, ip.dst, len);
-        let check = !checksum::fold(checksum::sum(&bytes[start..end], pseudo));
-        bytes[field..field + 2].copy_from_slice(&check.to_be_bytes());
+        let pseudo = pseudo_header(ip.version, ip.src, ip.dst, PROTOCOL_TCP, len);
+        let check = written(&pseudo.add_slice(&bytes[start..end]));
+        bytes[field..field + 2].copy_from_slice(&check);
     }
     *hdr = VirtioNetHdr::default();
 }

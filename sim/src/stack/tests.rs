@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::checksum;
-use nightporter_core::wire::packet::Packet;
 
 use super::app::USER_TIMEOUT;
 use super::{EndReport, MAYBE_NETWORK, Outcome, Stack, build};
 use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, StackKind, StackPlan, Workload};
 use crate::random::Random;
+use crate::wire::{Packet, written};
 
 const CLIENT: Machine = Machine::Remote(0);
 const SERVER: Machine = Machine::Guest(0);
@@ -94,8 +94,8 @@ pub(super) fn mark(frame: &mut Frame) -> bool {
     if is_capable {
         frame.bytes[15] |= 3;
         frame.bytes[24..26].fill(0);
-        let check = !checksum::fold(checksum::sum(&frame.bytes[14..34], 0));
-        frame.bytes[24..26].copy_from_slice(&check.to_be_bytes());
+        let check = written(&Sum16BitWords::new().add_slice(&frame.bytes[14..34]));
+        frame.bytes[24..26].copy_from_slice(&check);
     }
     is_capable
 }

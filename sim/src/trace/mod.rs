@@ -40,16 +40,15 @@ use std::ops::Range;
 use nightporter_core::limits::{PERSIST_MAX, T_PAUSED};
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::checksum::Checksum;
-use nightporter_core::wire::packet::{
-    Ip, IpAddr16, L4, Net, Packet, Seq, Tcp, TcpFlags, TcpOptions, ipv4_header_ok, tcp_checksum_ok,
-    tcp_pseudo_header,
-};
-use nightporter_core::wire::virtio_net::{F_NEEDS_CSUM, VirtioNetHdr};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::check::history::{BASE, History, Side};
 use crate::check::out::Out;
 use crate::check::{FlowName, Tap, Tapped, Violation, check_out, fingerprint, inv22};
+use crate::wire::{
+    F_NEEDS_CSUM, Ip, IpAddr16, L4, Net, PROTOCOL_TCP, Packet, Seq, Tcp, TcpFlags, TcpOptions,
+    ipv4_header_ok, pseudo_header, tcp_checksum_ok, unfinished,
+};
 use bytes::Bytes;
 use read::{Frame, Frames, Merged};
 
@@ -292,8 +291,7 @@ impl Flow {
         let h = &mut self.history;
         let print = fingerprint(&s.tapped(false), s.ip);
         h.ends[s.from as usize].frames += u64::from(s.tcp.payload_len / SEGMENT);
-        if !ipv4_header_ok(s.bytes, s.ip) || !(tcp_checksum_ok(s.bytes, s.ip, s.tcp) || s.partial())
-        {
+        if !ipv4_header_ok(s.bytes, s.ip) || !(tcp_checksum_ok(s.bytes, s.ip) || s.partial()) {
             h.on_in_forged(s.from, print, false);
             return;
         }
@@ -397,7 +395,7 @@ fn judge(
     heard: Option<Instant>,
 ) -> Result<(), (u8, String)> {
     if o.gated {
-        let hdr = s.tapped(s.partial() && !tcp_checksum_ok(s.bytes, s.ip, s.tcp)).hdr;
+        let hdr = s.tapped(s.partial() && !tcp_checksum_ok(s.bytes, s.ip)).hdr;
         inv22::on_out(&hdr, s.bytes, s.ip).map_err(|what| (22, what))?;
         let silent = heard.is_some_and(|at| o.at.since(at) > SILENT_MAX);
         if o.to == Side::R && silent && h.asks && !o.tcp.flags.rst() {
@@ -418,9 +416,8 @@ impl<'a> Seen<'a> {
     fn partial(&self) -> bool {
         let start = usize::from(self.ip.payload_offset);
         let len = self.ip.end - u32::from(self.ip.payload_offset);
-        let pseudo = tcp_pseudo_header(self.ip.version, self.ip.src, self.ip.dst, len);
-        let field = u16::from_be_bytes([self.bytes[start + 16], self.bytes[start + 17]]);
-        field == Checksum::new(pseudo).fold()
+        let pseudo = pseudo_header(self.ip.version, self.ip.src, self.ip.dst, PROTOCOL_TCP, len);
+        self.bytes[start + 16..start + 18] == unfinished(&pseudo)
     }
 
     fn tapped(&self, partial: bool) -> Tapped<'a> {

@@ -1,6 +1,5 @@
 use std::io::Cursor;
 
-use nightporter_core::wire::packet::TcpFlags;
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
 
@@ -9,6 +8,7 @@ use crate::plan::{FaultKind, Machine, Plan, StackKind};
 use crate::random::Random;
 use crate::report::Packets;
 use crate::stack::packet::{Segment, build};
+use crate::wire::TcpFlags;
 use crate::world::World;
 
 const R_MAC: [u8; 6] = [2, 0, 0, 2, 0, 0];
@@ -359,10 +359,10 @@ fn inv22_a_wrong_checksum_and_a_partial_one() {
         let packet = Packet::parse(&frame).unwrap();
         let (ip, _) = packet.tcp().unwrap();
         let len = ip.end - u32::from(ip.payload_offset);
-        let pseudo = tcp_pseudo_header(ip.version, ip.src, ip.dst, len);
-        (frame.clone(), usize::from(ip.payload_offset), Checksum::new(pseudo).fold())
+        let pseudo = pseudo_header(ip.version, ip.src, ip.dst, PROTOCOL_TCP, len);
+        (frame.clone(), usize::from(ip.payload_offset), unfinished(&pseudo))
     };
-    frame[ip + 16..ip + 18].copy_from_slice(&partial.to_be_bytes());
+    frame[ip + 16..ip + 18].copy_from_slice(&partial);
     s.frame(">G", frame.clone());
     assert_eq!(s.check(&options()).findings, []);
     frame[ip + 17] ^= 1;

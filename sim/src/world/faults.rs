@@ -1,13 +1,13 @@
 //! What goes wrong with hosts and machines, and how it is put right.
 
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::{Packet, TcpFlags};
 
 use super::{Engines, Event, Stop, World};
 use crate::check::Event as Seen;
 use crate::frame::Frame;
 use crate::plan::{FaultKind, Machine, StackKind};
 use crate::stack::packet::{Segment, build};
+use crate::wire::{Packet, TcpFlags};
 
 /// A migration waits so long for the guest to be drained (LIFE-06).
 const MIGRATION_DEADLINE: Duration = Duration::from_secs(2);

@@ -8,15 +8,14 @@ use nightporter_core::engine::{
 };
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::Packet;
-use nightporter_core::wire::segment::{Segmenter, complete_checksum};
-use nightporter_core::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::{Engines, Event, Member, Stop, World};
 use crate::check::{HostView, Tap};
 use crate::frame::Frame;
 use crate::plan::{Machine, Plan};
 use crate::stack::address::machine_of;
+use crate::wire::{F_DATA_VALID, on_wire};
 
 /// What a guest's driver takes if its plan says so.
 pub(super) const OFFLOADS: PortFeatures =
@@ -373,7 +372,7 @@ impl World<'_> {
         let guest = self.hosts[usize::from(h)].ports.iter().position(|p| *p == Some(port));
         let takes_all = guest.is_none_or(|g| self.plan.guests[g].offloads);
         if guest.is_some() && !takes_all {
-            for piece in plain(frame) {
+            for piece in on_wire(frame) {
                 self.emit_one(engine, h, port, guest, piece)?;
             }
             return Ok(());
@@ -391,7 +390,7 @@ impl World<'_> {
     ) -> Result<(), Stop> {
         let Some(g) = guest else {
             self.tap(h, Tap::ToNet, frame.hdr, &frame.bytes, false)?;
-            for piece in plain(frame) {
+            for piece in on_wire(frame) {
                 self.send_to_network(h, piece);
             }
             return Ok(());
@@ -530,7 +529,7 @@ impl World<'_> {
     pub(super) fn send_from_remote(&mut self, r: usize, frame: Frame) {
         let Some(dst) = frame.bytes.first_chunk::<6>().copied() else { return };
         let mut out = Vec::new();
-        for piece in plain(frame) {
+        for piece in on_wire(frame) {
             self.links[r][0].send(self.now, piece, &mut out);
         }
         let group = dst[0] & 1 == 1;
@@ -547,25 +546,6 @@ impl World<'_> {
             }
         }
     }
-}
-
-/// The frames a physical wire, or a driver without offloads, takes instead.
-fn plain(mut frame: Frame) -> Vec<Frame> {
-    if !frame.hdr.is_gso() {
-        let finished = complete_checksum(&mut frame.hdr, &mut frame.bytes).is_ok();
-        return if finished { vec![Frame::on_wire(frame.bytes)] } else { Vec::new() };
-    }
-    let Ok(packet) = Packet::parse(&frame.bytes) else { return Vec::new() };
-    let Some((ip, tcp)) = packet.tcp() else { return Vec::new() };
-    let Ok(mut segments) = Segmenter::new(&frame.hdr, &frame.bytes, ip, tcp) else {
-        return Vec::new();
-    };
-    let mut pieces = Vec::new();
-    let mut piece = vec![0; segments.len_max()];
-    while let Some(len) = segments.next_into(&mut piece) {
-        pieces.push(Frame::on_wire(piece[..len].to_vec()));
-    }
-    pieces
 }
 
 fn owned(made: &Transmit<'_>) -> Frame {

@@ -2,8 +2,6 @@
 //! `tcp_data_queue`), and what is wrong with those that no conforming peer would have sent.
 
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::Seq;
-use nightporter_core::wire::tcp::TcpFlags;
 
 use super::super::app::Phase;
 use super::Shared;
@@ -11,6 +9,7 @@ use super::complaints::maybe_network;
 use super::conn::{Conn, Stage};
 use super::incoming::Incoming;
 use super::send::Ack;
+use crate::wire::{Seq, TcpFlags};
 
 /// Answers to what is not acceptable and carries no data: one in this time
 /// (`tcp_invalid_ratelimit`).

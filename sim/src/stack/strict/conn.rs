@@ -1,8 +1,6 @@
 //! One connection: its state, its timers, and what it sends.
 
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::{Ip, Tcp};
-use nightporter_core::wire::tcp::TcpFlags;
 
 use super::super::app::{KEEPALIVE, Phase, Received, Socket, USER_TIMEOUT};
 use super::super::emit::{Options, Route, Segment};
@@ -15,6 +13,7 @@ use super::receive::Receiver;
 use super::send::{Piece, Sender};
 use crate::frame::Frame;
 use crate::plan::StackPlan;
+use crate::wire::{Ip, Tcp, TcpFlags};
 
 /// How long an old connection answers for itself (`TCP_TIMEWAIT_LEN`).
 const TIME_WAIT: Duration = Duration::from_secs(60);

@@ -1,7 +1,6 @@
 //! SYN, SYN-ACK, and what they agree on (RFC 9293 section 3.5, RFC 7323, RFC 3168 section 6.1.1).
 
 use nightporter_core::time::Instant;
-use nightporter_core::wire::tcp::{TcpFlags, TcpOptions};
 
 use super::super::app::Phase;
 use super::super::emit::{Options, Segment};
@@ -9,6 +8,7 @@ use super::Shared;
 use super::complaints::maybe_network;
 use super::conn::{Agreed, Conn, Stage};
 use super::incoming::{Incoming, wrap};
+use crate::wire::{TcpFlags, TcpOptions};
 
 /// Widest shift there is (RFC 7323 section 2.3).
 const SHIFT_MAX: u8 = 14;

@@ -1,15 +1,13 @@
 //! A frame as a connection sees it: verified, and with unwrapped numbers.
 
-use nightporter_core::wire::checksum::{Checksum, fold};
-use nightporter_core::wire::ip::tcp_pseudo_header;
-use nightporter_core::wire::packet::{Ip, Seq, Tcp, ipv4_header_ok};
-use nightporter_core::wire::tcp::{TcpFlags, Timestamps};
-use nightporter_core::wire::virtio_net::F_DATA_VALID;
-
 use super::super::emit::TCP_CHECKSUM_AT;
 use super::complaints::maybe_network;
 use super::ranges::Place;
 use crate::frame::Frame;
+use crate::wire::{
+    F_DATA_VALID, Ip, PROTOCOL_TCP, Seq, Tcp, TcpFlags, Timestamps, ipv4_header_ok, pseudo_header,
+    unfinished, written,
+};
 
 /// Congestion experienced, in the low two bits of the traffic class.
 const CE: u8 = 3;
@@ -93,7 +91,7 @@ pub(super) const fn wrap(place: Place, isn: u32) -> u32 {
 pub(super) fn checksum_fault(frame: &Frame, ip: &Ip, offloads: bool) -> Result<(), &'static str> {
     let (at, end) = (usize::from(ip.payload_offset), ip.end as usize);
     let len = u32::try_from(end - at).expect("at most 64 KiB");
-    let pseudo = tcp_pseudo_header(ip.version, ip.src, ip.dst, len);
+    let pseudo = pseudo_header(ip.version, ip.src, ip.dst, PROTOCOL_TCP, len);
     let hdr = &frame.hdr;
     if !ipv4_header_ok(&frame.bytes, ip) {
         return Err(maybe_network!("wrong IP header checksum"));
@@ -108,15 +106,14 @@ pub(super) fn checksum_fault(frame: &Frame, ip: &Ip, offloads: bool) -> Result<(
         let field = &frame.bytes[at + TCP_CHECKSUM_AT..][..2];
         let right = usize::from(hdr.csum_start) == at
             && usize::from(hdr.csum_offset) == TCP_CHECKSUM_AT
-            && field == fold(pseudo).to_be_bytes();
+            && field == unfinished(&pseudo);
         return if right { Ok(()) } else { Err("wrong partial checksum") };
     }
     if hdr.flags & F_DATA_VALID != 0 {
         return Ok(());
     }
-    let mut all = Checksum::new(pseudo);
-    all.add_bytes(&frame.bytes[at..end]);
-    if all.finish() == 0 { Ok(()) } else { Err(maybe_network!("wrong checksum")) }
+    let check = written(&pseudo.add_slice(&frame.bytes[at..end]));
+    if check == [0, 0] { Ok(()) } else { Err(maybe_network!("wrong checksum")) }
 }
 
 #[cfg(test)]

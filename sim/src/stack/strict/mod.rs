@@ -25,8 +25,6 @@ mod tests;
 use std::collections::VecDeque;
 
 use nightporter_core::time::Instant;
-use nightporter_core::wire::packet::{Ip, Net, Packet, Tcp as TcpHeader};
-use nightporter_core::wire::tcp::TcpFlags;
 
 use self::complaints::Complaints;
 pub use self::complaints::MAYBE_NETWORK;
@@ -38,6 +36,7 @@ use super::shell::{Ends, Tcp};
 use crate::frame::Frame;
 use crate::plan::{Machine, StackPlan};
 use crate::random::Random;
+use crate::wire::{Ip, Net, Packet, Tcp as TcpHeader, TcpFlags};
 
 /// How far apart the initial sequence numbers of connections with the same ports are.
 const ISN_STEP: u32 = 0x1000_0000;

@@ -4,9 +4,6 @@
 //! `1:1 ack 1001` is an empty segment at 1. Numbers are relative; streams start at 1.
 
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::packet::{Packet, Seq};
-use nightporter_core::wire::tcp::TcpFlags;
-use nightporter_core::wire::virtio_net::GSO_TCPV4;
 
 use super::super::address::{Key, Ports};
 use super::super::app::{KEEPALIVE, USER_TIMEOUT};
@@ -17,6 +14,7 @@ use super::super::{Outcome, Stack};
 use super::{MAYBE_NETWORK, Strict};
 use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, StackKind, StackPlan, Workload};
+use crate::wire::{GSO_TCPV4, Packet, TcpFlags};
 
 const PEER: Machine = Machine::Remote(0);
 const OWN: Machine = Machine::Guest(0);
@@ -226,17 +224,17 @@ impl Trace {
     fn text(&self, frame: &Frame) -> String {
         let packet = Packet::parse(&frame.bytes).expect("well-formed");
         let (_, tcp) = packet.tcp().expect("TCP");
-        let own = Seq(self.plan.isn.expect("a test's"));
-        let seq = tcp.seq - own;
+        let seq = tcp.seq.0.wrapping_sub(self.plan.isn.expect("a test's"));
         let mut text = format!("{seq}:{}", seq.wrapping_add(tcp.payload_len));
         if tcp.flags.without(TcpFlags::PSH) != TcpFlags::ACK {
             text = format!("{} {text}", tcp.flags.without(TcpFlags::PSH));
         }
         if tcp.flags.ack() {
-            text += &format!(" ack {}", tcp.ack - Seq(PEER_ISN));
+            text += &format!(" ack {}", tcp.ack.0.wrapping_sub(PEER_ISN));
         }
         for (from, to) in tcp.options.sack.as_slice() {
-            text += &format!(" <{}:{}>", *from - Seq(PEER_ISN), *to - Seq(PEER_ISN));
+            text +=
+                &format!(" <{}:{}>", from.0.wrapping_sub(PEER_ISN), to.0.wrapping_sub(PEER_ISN));
         }
         text
     }
