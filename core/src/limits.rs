@@ -15,10 +15,16 @@ pub const PAGE: usize = 16 * 1024;
 pub const FLOW_BUFFER_MIN: u64 = 64 * 1024;
 /// What a flow starts with if the VM's budget allows (SNOOP-39).
 pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
-/// The most a flow may hold and promise (SNOOP-39).
-pub const FLOW_BUFFER_MAX: u64 = 4 * 1024 * 1024;
+/// What a flow grows to because R filled what it had (SNOOP-39): more would only add delay.
+pub const FLOW_BUFFER_DOUBLED_MAX: u64 = 4 * 1024 * 1024;
+/// What a flow grows to because G itself shows as much: all that Linux shows with a `tcp_rmem` of
+/// 32 MiB. A flow whose G shows more is let go.
+pub const FLOW_BUFFER_MAX: u64 = 32 * 1024 * 1024;
 /// What a VM's flows may hold and promise together unless configured otherwise (INV-06).
 pub const VM_BUDGET: u64 = 64 * 1024 * 1024;
+/// One part in so many of a VM's budget is for windows of [`FLOW_BUFFER_MIN`] alone (INV-20):
+/// 1024 of 4096 pages, 204 flows that find theirs whatever the others have.
+pub const BUDGET_FOR_FIRST_WINDOWS: u64 = 4;
 /// Out-of-order ranges per flow (SNOOP-10). Their bytes need no bound of their own: the whole
 /// window is reserved.
 pub const OOO_RANGES_MAX: usize = 64;
@@ -102,7 +108,7 @@ pub const T_RST: Duration = Duration::from_secs(30);
 pub const T_ABORT: Duration = Duration::from_secs(60);
 /// A closed flow is remembered this long (SNOOP-18).
 pub const T_LINGER: Duration = Duration::from_secs(60);
-/// A flow that owes nothing gives its arena record back after this.
+/// A flow that owes nothing gives its reservation and its arena record back after this.
 pub const T_PARK: Duration = Duration::from_secs(1);
 /// A quiescent flow without traffic is forgotten after this (LIFE-02).
 pub const T_IDLE: Duration = Duration::from_secs(3600);
@@ -141,10 +147,11 @@ pub const fn pages_for(bytes: u64) -> u64 {
 
 const _: () = assert!(PAGE.is_power_of_two());
 const _: () = assert!(FLOW_BUFFER_MIN <= FLOW_BUFFER_INITIAL);
-const _: () = assert!(FLOW_BUFFER_INITIAL <= FLOW_BUFFER_MAX);
+const _: () = assert!(FLOW_BUFFER_INITIAL <= FLOW_BUFFER_DOUBLED_MAX);
+const _: () = assert!(FLOW_BUFFER_DOUBLED_MAX <= FLOW_BUFFER_MAX);
 const _: () = assert!(FLOW_BUFFER_MAX <= VM_BUDGET);
 // COM-01: windows stay far below 2^30, so serial comparison never sees an ambiguous distance.
 const _: () = assert!(FLOW_BUFFER_MAX < 1 << 30);
-const _: () = assert!(pages_for(FLOW_BUFFER_MAX) == 257);
+const _: () = assert!(pages_for(FLOW_BUFFER_MAX) == 2049);
 const _: () = assert!(pages_for(FLOW_BUFFER_MIN) == 5);
 const _: () = assert!(FLOW_BYTES_IDLE <= 512);

@@ -126,7 +126,7 @@ impl FlowStore {
     }
 
     fn slot(&self, page_no: u64) -> usize {
-        // The mask is at most 511, so the bits that a 32-bit usize would lose do not matter.
+        // The mask is at most 4095, so the bits that a 32-bit usize would lose do not matter.
         #[expect(clippy::cast_possible_truncation)]
         let page_no = page_no as usize;
         page_no & (self.slots.len() - 1)

@@ -21,8 +21,7 @@ impl Flow {
         if cx.vm.refused.contains(&(cx.key.r_addr, cx.key.g_port)) {
             return self.pass(cx.now, Why::GuestRefuses);
         }
-        if !self.reserve_first_edge(cx) || !self.take_record(cx) {
-            self.give_back(cx);
+        if !self.take_place(cx) {
             cx.vm.counters.flows_refused += 1;
             return self.pass(cx.now, Why::NoBudget);
         }
@@ -249,13 +248,10 @@ impl Flow {
         Instant::from_secs(u64::from(self.seen_at_s) + 1) + span
     }
 
-    /// An idle flow that owes nothing needs neither record nor page table nor recovery state.
+    /// An idle flow that owes nothing needs no place, and so neither reservation nor record.
     fn park(&mut self, cx: &mut Cx<'_, '_>) {
-        self.store.clear(cx.arena);
         self.recovery = None;
-        if let Some(rec) = self.rec.take() {
-            cx.arena.free_record(rec);
-        }
+        self.give_back(cx);
     }
 
     /// Runs what is due. `true`: the entry may go.
@@ -267,7 +263,7 @@ impl Flow {
             if over && self.owes_nothing() {
                 return true;
             }
-            if self.owes_nothing() && self.ooo.is_empty() {
+            if self.owes_nothing() && self.ooo.is_empty() && self.guest_has_room() {
                 self.park(cx);
             }
             self.seen_at_s = second(cx.now);

@@ -97,11 +97,11 @@ impl Flow {
         if let Some(ts) = tcp.options.timestamps {
             self.note_tsval_from_net(ts.tsval);
         }
-        self.accept(cx, f.payload(), range)
+        self.accept(cx, f, range)
     }
 
     /// Takes what is new and in window into the store, then schedules the ACK (SNOOP-06).
-    fn accept(&mut self, cx: &mut Cx<'_, '_>, payload: &[u8], range: Range) -> Fate {
+    fn accept(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let rcv_nxt = self.rx.rcv_nxt;
         if self.flags.rst_pending
             || self.fin_r().is_some_and(|fin| range.seq >= fin && range.len() > 0)
@@ -109,13 +109,16 @@ impl Flow {
             self.ack_due(cx); // data after FIN or RST is nobody's (SNOOP-14, SNOOP-15)
             return Fate::Drop(DropReason::OutOfWindow);
         }
+        if range.len() > 0 && !self.wake(cx) {
+            return self.pass_unheld(cx, f, range);
+        }
         let from = range.seq.max(rcv_nxt);
         // Of two FINs the first counts, and nothing lies behind it.
         let to = range.end.min(self.rx.re).min(self.rx.fin_seen);
         if from < to {
             let skip = index(from - range.seq);
             let take = index(to - from);
-            let bytes = &payload[skip..skip + take];
+            let bytes = &f.payload()[skip..skip + take];
             if let Err(reason) = self.keep(cx, bytes, from, to) {
                 self.ack_due(cx);
                 return Fate::Drop(reason);
@@ -158,9 +161,6 @@ impl Flow {
         from: u64,
         to: u64,
     ) -> Result<(), DropReason> {
-        if self.rec.is_none() && !self.take_record(cx) {
-            return Err(DropReason::NoStore);
-        }
         let Some(rec) = self.rec else { return Err(DropReason::NoStore) };
         let fills = from == self.rx.rcv_nxt;
         // Its bytes have a reserved place like all below `re`; only the ranges are bounded.
@@ -409,6 +409,22 @@ impl Flow {
     fn on_verbatim_from_net(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
         let urgent = f.tcp.flags.contains(TcpFlags::URG);
         self.drain(if urgent { Why::Urgent } else { Why::Options });
+        self.pass_data(f, range)
+    }
+
+    /// There is no place for the data of a parked flow: G takes it by itself, as in `Pass`, inside
+    /// its own window. What it has no room for R repeats.
+    fn pass_unheld(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
+        let fits = range.end + u64::from(range.fin) <= self.rx.g_re;
+        let fate = if fits { self.pass_data(f, range) } else { Fate::Drop(DropReason::NoStore) };
+        if fate != Fate::Pass {
+            self.ack_now(cx, None);
+        }
+        fate
+    }
+
+    /// Data goes to G past the store, behind all that is held and without a gap.
+    fn pass_data(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
         let passed = self.rx.rcv_nxt.max(self.rx.passed_max);
         if self.rx.g_una < self.delivery_end() || range.seq > passed {
             return Fate::Drop(DropReason::Draining);

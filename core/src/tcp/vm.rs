@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::flow::table::FlowId;
+use crate::limits::BUDGET_FOR_FIRST_WINDOWS;
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
 
@@ -106,7 +107,7 @@ pub struct VmCounters {
     pub local_retransmissions: u64,
     /// Flows that reached `On`.
     pub flows_offloaded: u64,
-    /// Flows refused for lack of budget, record or table space.
+    /// Flows refused or let go for lack of budget, record or table space.
     pub flows_refused: u64,
     /// Flows reset by H (SNOOP-32, LIFE-05, LIFE-09).
     pub flows_aborted: u64,
@@ -150,6 +151,26 @@ impl Vm {
             self.reserved_pages += pages;
         }
         fits
+    }
+
+    /// Pages that are free for more than first windows.
+    #[must_use]
+    pub fn spare(&self) -> u64 {
+        let kept = self.budget_pages / BUDGET_FOR_FIRST_WINDOWS;
+        self.budget_pages.saturating_sub(self.reserved_pages + kept)
+    }
+
+    /// By how many pages a flow that has `own` may grow: as many as it has then must be spare for
+    /// others, so that one flow gets half of them, two a third each, and none all.
+    #[must_use]
+    pub fn growth(&self, own: u64) -> u64 {
+        self.spare().saturating_sub(own) / 2
+    }
+
+    /// The most pages that one flow can ever grow to.
+    #[must_use]
+    pub fn growth_max(&self) -> u64 {
+        (self.budget_pages - self.budget_pages / BUDGET_FOR_FIRST_WINDOWS) / 2
     }
 
     /// The guest would not take what came from `remote` for `g_port`: no more offload for them.

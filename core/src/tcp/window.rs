@@ -2,11 +2,17 @@
 //!
 //! We reason in edges, not sizes. Every byte below `re` has a reserved place in the store, so a
 //! conforming R can never send what H cannot take, and INV-05 and INV-06 hold by construction.
+//!
+//! Only a parked flow has none: it was idle, owes nothing, and G has room for what a sender may
+//! send after a pause. Its next data takes the place again, or passes to G while there is none.
 
-use crate::limits;
+use crate::limits::{self, PAGE};
 use crate::store::flow_store::FlowStore;
 use crate::tcp::Cx;
-use crate::tcp::flow::{Flow, State};
+use crate::tcp::flow::{Flow, State, Why};
+
+/// Segments that a sender may send after a pause (RFC 5681 section 4.1, RFC 6928).
+const RESTART_SEGMENTS: u64 = 10;
 
 impl Flow {
     /// The window field for the next segment to R; moves `re` if that is worth a segment.
@@ -33,6 +39,9 @@ impl Flow {
     fn edge_wanted(&self) -> u64 {
         if self.state != State::On || self.flags.rst_pending {
             return self.rx.re;
+        }
+        if self.is_parked() {
+            return self.rx.re.max(self.rx.g_re); // what passes to G, G itself has room for
         }
         let edge = self.rx.g_una + u64::from(self.rx.buffer_bytes);
         let useful = u64::from(self.opt.mss_to_guest).min(u64::from(self.rx.buffer_bytes) / 2);
@@ -63,10 +72,44 @@ impl Flow {
             && ack + unit <= self.reserved_edge()
     }
 
-    /// Reserves the first edge, which G's own window fixes (SNOOP-09). `false`: stay PASS.
-    pub(crate) fn reserve_first_edge(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+    /// Reserves what was shown so far: the first edge, which G's own window fixes (SNOOP-09), or
+    /// that of a parked flow. `false`: nothing changed.
+    fn reserve_edge(&mut self, cx: &mut Cx<'_, '_>) -> bool {
         let bytes = self.rx.re - self.rx.rcv_nxt + self.rounding_slack();
-        bytes <= limits::FLOW_BUFFER_MAX && self.reserve(cx, limits::FLOW_BUFFER_MIN.max(bytes))
+        if bytes > limits::FLOW_BUFFER_MAX {
+            return false;
+        }
+        let bytes = self.useful_buffer(bytes.max(limits::FLOW_BUFFER_MIN));
+        let pages = FlowStore::pages_for(bytes);
+        // What is more than a first window leaves room for those of others.
+        let first = bytes <= limits::FLOW_BUFFER_MIN + self.rounding_slack();
+        let fits = first || pages <= cx.vm.spare();
+        if !fits || !cx.vm.reserve(pages) {
+            return false;
+        }
+        self.set_buffer(pages, bytes);
+        true
+    }
+
+    /// Takes a reservation for the edge that was shown, and a record. `false`: there is none.
+    pub(crate) fn take_place(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+        let taken = self.reserve_edge(cx) && self.take_record(cx);
+        if !taken {
+            self.give_back(cx);
+        }
+        taken
+    }
+
+    /// Has, or takes again, a place for what R sends; not while G has bytes that H has no copy of
+    /// (COM-28). `false`: it has none.
+    pub(crate) fn wake(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+        !self.is_parked() || (self.rx.g_una >= self.rx.passed_max && self.take_place(cx))
+    }
+
+    /// G itself has room for what R may send after a pause: its place need not be kept.
+    pub(crate) fn guest_has_room(&self) -> bool {
+        let restart = RESTART_SEGMENTS * u64::from(self.opt.mss_to_guest);
+        self.rx.g_re >= self.rx.re.min(self.rx.rcv_nxt + restart)
     }
 
     /// The highest edge the reservation covers.
@@ -75,51 +118,76 @@ impl Flow {
     }
 
     /// Grows the buffer to the initial size once data flows, follows G's own window, which knows
-    /// the round trip, and doubles each time R filled it and G then drained it (SNOOP-39). No flow
-    /// grows when half of the VM's budget is taken, unless G itself shows as much.
+    /// the round trip, and doubles each time R filled it and G then drained it (SNOOP-39). It grows
+    /// by what fits, and only to follow G's window when half of the VM's budget is taken.
     ///
     /// The first step does not wait until G has proved to be ESTABLISHED. COM-29 would stop at the
     /// edge of G's SYN-ACK, which is 64 KiB at most, and so make every upload of 100 KB wait for
     /// G's next time slice. What G has not accepted is held and repeated either way, and a G that
     /// never accepts ends in a reset of both sides; only the amount differs.
     pub(crate) fn maybe_grow_buffer(&mut self, cx: &mut Cx<'_, '_>) {
-        if self.state != State::On {
+        if self.state != State::On || self.is_parked() {
             return;
         }
         let now = u64::from(self.rx.buffer_bytes);
         let slack = self.rounding_slack();
         let shown = self.rx.g_re.saturating_sub(self.rx.g_una);
         if shown > now {
-            self.reserve(cx, shown + slack);
+            self.grow(cx, shown + slack);
+            self.let_go_if_short(cx, shown);
             return;
         }
         let roomy = cx.vm.reserved_pages < cx.vm.budget_pages / 2;
         if now + slack < limits::FLOW_BUFFER_INITIAL && self.counters.early_acked_bytes > 0 {
             if roomy {
-                self.reserve(cx, limits::FLOW_BUFFER_INITIAL);
+                self.grow(cx, limits::FLOW_BUFFER_INITIAL);
             }
         } else if self.flags.filled && self.held_bytes() == 0 {
             self.flags.filled = false;
             if roomy {
-                self.reserve(cx, now * 2);
+                self.grow(cx, (now * 2).min(limits::FLOW_BUFFER_DOUBLED_MAX));
             }
         }
     }
 
-    /// Reserves room for `bytes` at once, rounding slack included. `false`: nothing changed.
-    fn reserve(&mut self, cx: &mut Cx<'_, '_>, bytes: u64) -> bool {
-        // A window field cannot say more than this; beyond it a reservation would be wasted.
-        let sayable = u64::from(u16::MAX) << self.opt.shift_g;
-        let bytes = bytes.min(limits::FLOW_BUFFER_MAX).min(sayable + self.rounding_slack());
-        let pages = FlowStore::pages_for(bytes);
-        let more = pages.saturating_sub(u64::from(self.rx.reserved_pages));
-        if !cx.vm.reserve(more) {
-            return false;
+    /// R must not be shown less than G shows for good (D7): the flow drains, passes and stays so.
+    /// At once if H can never show as much; else after a whole window of bytes, for only then R may
+    /// have wanted more. G has all there is, so that nothing stops while it drains.
+    fn let_go_if_short(&mut self, cx: &mut Cx<'_, '_>, shown: u64) {
+        let now = u64::from(self.rx.buffer_bytes);
+        let most = (cx.vm.growth_max() * PAGE as u64).min(limits::FLOW_BUFFER_MAX);
+        let short = shown > now && (shown > most || self.counters.early_acked_bytes > now);
+        if short && self.held_bytes() == 0 && self.ooo.is_empty() {
+            cx.vm.counters.flows_refused += 1;
+            self.drain(Why::NoBudget);
         }
-        self.rx.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+    }
+
+    /// Grows toward room for `bytes`, rounding slack included, by as much as the VM has for it.
+    fn grow(&mut self, cx: &mut Cx<'_, '_>, bytes: u64) {
+        let mut bytes = self.useful_buffer(bytes);
+        let own = u64::from(self.rx.reserved_pages);
+        let wanted = FlowStore::pages_for(bytes).saturating_sub(own);
+        let more = wanted.min(cx.vm.growth(own));
+        if more < wanted {
+            // The window that this many pages hold at any alignment, see `pages_for`.
+            bytes = (own + more - 1) * PAGE as u64;
+        }
+        if cx.vm.reserve(more) {
+            self.set_buffer(own + more, bytes);
+        }
+    }
+
+    /// A window field cannot say more than this; beyond it a reservation would be wasted.
+    fn useful_buffer(&self, bytes: u64) -> u64 {
+        let sayable = u64::from(u16::MAX) << self.opt.shift_g;
+        bytes.min(limits::FLOW_BUFFER_MAX).min(sayable + self.rounding_slack())
+    }
+
+    fn set_buffer(&mut self, pages: u64, bytes: u64) {
         let buffer = u32::try_from(bytes - self.rounding_slack()).unwrap_or(u32::MAX);
+        self.rx.reserved_pages = u32::try_from(pages).unwrap_or(u32::MAX);
         self.rx.buffer_bytes = self.rx.buffer_bytes.max(buffer);
-        true
     }
 
     /// How far rounding a window field up may push the edge.

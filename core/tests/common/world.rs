@@ -285,7 +285,7 @@ impl<'m> World<'m> {
     pub fn flow<T>(&self, conn: usize, f: impl FnOnce(&Flow) -> T) -> Option<T> {
         let inner = self.0.borrow();
         let key = inner.key(conn);
-        inner.engine.flows().find(|(_, k, _)| **k == key).map(|(_, _, flow)| f(flow))
+        inner.engine.find_flow(&key).map(f)
     }
 
     /// Where the first connection's flow stands.
@@ -440,7 +440,7 @@ impl Inner<'_> {
 
     fn flow_state(&self, conn: usize) -> Option<State> {
         let key = self.key(conn);
-        self.engine.flows().find(|(_, k, _)| **k == key).map(|(_, _, f)| f.state)
+        self.engine.find_flow(&key).map(|f| f.state)
     }
 
     /// Which connection a frame belongs to, and who sent it.
@@ -517,7 +517,7 @@ impl Inner<'_> {
     fn check_state(&mut self, conn: usize) {
         let key = self.key(conn);
         let engine = &self.engine;
-        let flow = engine.flows().find(|(_, k, _)| **k == key).map(|(_, _, f)| f);
+        let flow = engine.find_flow(&key);
         let verdict = self.conns[conn].monitor.on_settled(flow, engine, key.port);
         if let Err(broken) = verdict {
             panic!("{broken}\n{}", self.trace_text());

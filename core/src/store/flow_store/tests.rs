@@ -231,7 +231,7 @@ fn what_g_acknowledged_beyond_rcv_nxt_is_owed_to_nobody() {
 fn a_largest_window_fits_at_every_alignment_and_more_does_not() {
     let window = usize::try_from(FLOW_BUFFER_MAX).unwrap();
     let bytes = vec![7; window];
-    with_arena(300, |arena, rec| {
+    with_arena(2100, |arena, rec| {
         for shift in [0, 1, PAGE_BYTES - 1] {
             let mut store = FlowStore::default();
             assert!(store.write(arena, rec, shift, &bytes));
