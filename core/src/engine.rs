@@ -384,17 +384,17 @@ impl<'m> Engine<'m> {
         f: impl FnOnce(&mut Flow, &mut Cx<'_, 'm>) -> R,
     ) -> Option<R> {
         let (flow, mut cx) = self.flow_and_context(now, id)?;
-        let was = flow.class();
+        let was = flow.state;
         let result = f(flow, &mut cx);
         flow.after_event(&mut cx);
-        let is = flow.class();
+        let class = flow.class_if_new(was);
         let at = flow.next_deadline(&cx);
         if at < flow.deadlines.wheel {
             flow.deadlines.wheel = at;
             self.timers.schedule(id, at);
         }
-        if is != was {
-            self.flows.set_class(id, is);
+        if let Some(class) = class {
+            self.flows.set_class(id, class);
         }
         Some(result)
     }

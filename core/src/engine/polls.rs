@@ -18,7 +18,7 @@ impl Engine<'_> {
         while let Some(id) = self.ack_list.pop() {
             let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
             flow.flags.ack_listed = false;
-            let was = flow.class();
+            let was = flow.state;
             if flow.flags.ack_due && matches!(flow.state, State::On | State::Drain) {
                 flow.ack_now(&mut cx, None);
                 flow.settle_drain(&mut cx); // this ACK may have been the last thing owed
@@ -27,9 +27,8 @@ impl Engine<'_> {
                 }
                 flow.note_owing(&mut cx);
             }
-            let is = flow.class();
-            if is != was {
-                self.flows.set_class(id, is);
+            if let Some(class) = flow.class_if_new(was) {
+                self.flows.set_class(id, class);
             }
         }
     }

@@ -210,6 +210,20 @@ fn com_11_a_router_without_a_list_may_use_a_thousand_addresses_and_none_of_anoth
     assert_eq!(full(&mut switch, from(MAC_B, Ipv4Addr::BROADCAST)), Err(DropReason::SpoofedIp));
 }
 
+/// A router sends on what another guest gave it, from that guest's address.
+#[test]
+fn com_11_what_a_guest_forwards_for_another_takes_no_address_from_it() {
+    const C: PortId = PortId(7);
+    let mut switch = switch();
+    switch.add_port(C, true, None, None).unwrap();
+    for last in 101..=116 {
+        assert_eq!(switch.check_source(T0, C, &from(MAC_FAR, v4(last))), Ok(()));
+    }
+    assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(11))), Ok(()));
+    assert_eq!(switch.check_source(T0, C, &from(MAC_FAR, v4(11))), Ok(()));
+    assert!(switch.is_own_ip(B, own(v4(11))) && !switch.is_own_ip(C, own(v4(11))));
+}
+
 #[test]
 fn an_ip_on_two_lists_is_guarded_until_both_ports_are_gone() {
     const C: PortId = PortId(7);

@@ -510,6 +510,11 @@ impl Flow {
         }
     }
 
+    /// [`Self::class`], if it may have changed since the flow was in state `was`.
+    pub(crate) fn class_if_new(&self, was: State) -> Option<Class> {
+        (self.state != was || was == State::Abort).then(|| self.class())
+    }
+
     /// The RX half may be taken out of the path without anyone noticing (spec section 1).
     #[must_use]
     pub fn quiescent(&self) -> bool {
