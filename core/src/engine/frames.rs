@@ -234,8 +234,8 @@ impl Engine<'_> {
         self.syn_cache.insert(&key, syn);
     }
 
-    /// G's SYN or SYN-ACK makes a flow. With a SYN, whatever it had under this key, it has forgotten;
-    /// a SYN-ACK says so only of what owes nothing (see [`Self::outlives_syn_ack`]).
+    /// G's SYN or SYN-ACK makes a flow. With a SYN, whatever it had under this key, it has
+    /// forgotten; a SYN-ACK says so only of what owes nothing (see [`Self::outlives_syn_ack`]).
     fn on_syn_from_guest(&mut self, now: Instant, key: FlowKey, f: &Frame<'_>) {
         let port = PortId(key.port);
         let (ip, tcp) = (f.ip, f.tcp);
