@@ -250,8 +250,12 @@ impl<'m> Engine<'m> {
     ) {
         let Some(p) = self.port_mut(port) else { return };
         let before = std::mem::replace(&mut p.features, features);
-        // What was in the ring is gone with it: nothing is unseen any more.
-        p.vm.clock.on_progress(now, true);
+        // The ring stays if the driver only agrees on other features. Else what was in it is gone:
+        // nothing is unseen any more, but without a driver nothing can be seen either.
+        p.vm.clock.on_progress(now, before.is_none() || features.is_none());
+        if features.is_none() {
+            p.vm.clock.on_delivery(now);
+        }
         if before.is_none() && features.is_some() {
             self.for_each(port, Class::Live, |engine, id| {
                 engine.with_flow(now, id, |flow, cx| flow.on_ring_reset(cx));

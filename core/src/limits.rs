@@ -98,6 +98,9 @@ pub const WINDOW_UPDATE_REPEAT: Duration = Duration::from_millis(200);
 pub const REFUSED_RETRANSMISSIONS: u32 = 15;
 /// ...and at least this much running time without progress (SNOOP-32).
 pub const REFUSED_RUNNING: Duration = Duration::from_secs(120);
+/// A guest port and remote that were refused get no offload this long (SNOOP-32): a firewall rule
+/// may have changed by then, and one more refusal an hour costs R one connection.
+pub const T_REFUSED: Duration = Duration::from_secs(3600);
 /// Keepalives of R are answered for a silent G this long (T_alive, SNOOP-36).
 pub const T_ALIVE: Duration = Duration::from_secs(10);
 /// Window probes of R are answered for a paused G this long (T_paused, LIFE-05).

@@ -167,10 +167,15 @@ impl Engine<'_> {
     fn judge_from_net(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
         let key = FlowKey::from_net(port.0, f.eth, f.ip, f.tcp);
         let id = self.flows.lookup(&key);
-        let pure_syn = f.tcp.flags.contains(TcpFlags::SYN) && !f.tcp.flags.contains(TcpFlags::ACK);
+        let other = TcpFlags::ACK.union(TcpFlags::RST);
+        let pure_syn = f.tcp.flags.contains(TcpFlags::SYN) && !f.tcp.flags.intersects(other);
         if pure_syn {
-            let live = |f: &Flow| matches!(f.state, State::On | State::Drain);
-            if !id.and_then(|id| self.flows.get(id)).is_some_and(live) {
+            // SNOOP-17: for a flow that owes something H answers, else G.
+            let owes = |f: &Flow| {
+                let live = matches!(f.state, State::On | State::Drain);
+                live && !(f.owes_nothing() && f.ooo.is_empty())
+            };
+            if !id.and_then(|id| self.flows.get(id)).is_some_and(owes) {
                 if f.checksum_ok() {
                     self.on_syn_from_net(now, port, key, id, f.ip, f.tcp);
                 } // else G will drop it; nothing is learned from it
@@ -218,9 +223,6 @@ impl Engine<'_> {
         ip: &Ip,
         tcp: &Tcp,
     ) {
-        if !self.wants_flows(port) {
-            return;
-        }
         let opens = |flow: &Flow| flow.state == State::Handshake && flow.flags.guest_is_client;
         if let Some(id) = id.filter(|id| self.flows.get(*id).is_some_and(opens)) {
             // Simultaneous open (COM-25).
@@ -228,6 +230,17 @@ impl Engine<'_> {
             return;
         }
         let mut syn = SynInfo::learn(tcp, ip.version);
+        if let Some(flow) = id.and_then(|id| self.flows.get_mut(id)) {
+            // G may answer with a challenge ACK.
+            flow.flags.keepalive = matches!(flow.state, State::On | State::Drain);
+            if let Some(offers) = &mut flow.offers {
+                syn = syn.after(offers.r);
+                offers.r = if syn.isn == offers.r.isn { syn } else { offers.r };
+            }
+        }
+        if !self.wants_flows(port) {
+            return;
+        }
         if let Some(earlier) = self.syn_cache.lookup(&key) {
             syn = syn.after(earlier);
         }

@@ -5,7 +5,7 @@
 
 use crate::engine::TRANSMIT_PARTS_MAX;
 use crate::limits;
-use crate::tcp::flow::{Flow, State, Why, low_ms};
+use crate::tcp::flow::{Flow, Recovery, State, Why, low_ms};
 use crate::tcp::{Cx, Fate, RST_ACK, index};
 use crate::time::{Duration, Instant};
 use crate::wire::emit::{CsumMode, TcpEmit};
@@ -56,7 +56,9 @@ impl Flow {
     /// Bytes not handed over yet that G's window takes, SWS avoidance applied (SNOOP-27).
     fn fresh_bytes(&self) -> u64 {
         let held = self.rx.rcv_nxt.saturating_sub(self.rx.g_snd);
-        let room = self.rx.g_re.saturating_sub(self.rx.g_snd);
+        let slow_start = self.losses.as_ref().map_or(u64::MAX, |l| l.in_flight_max);
+        let edge = self.rx.g_re.min(self.rx.g_una.saturating_add(slow_start));
+        let room = edge.saturating_sub(self.rx.g_snd);
         if room >= held {
             return held;
         }
@@ -68,7 +70,7 @@ impl Flow {
     }
 
     fn retransmission_due(&self) -> bool {
-        self.recovery.as_ref().is_some_and(|r| r.from < r.to)
+        self.losses.as_ref().is_some_and(|l| l.recovery.from < l.recovery.to)
     }
 
     fn fin_due(&self) -> bool {
@@ -98,6 +100,9 @@ impl Flow {
         if !matches!(self.state, State::On | State::Drain) {
             return None;
         }
+        if self.flags.ack_to_guest_due && self.sack_to_guest_due() {
+            return Some(self.deliver_ack(cx, buf)); // stored bytes leave no room for its blocks
+        }
         let limit = self.frame_limit(cx, room);
         if self.retransmission_due() {
             return self.deliver_again(cx, buf, limit);
@@ -112,11 +117,13 @@ impl Flow {
             let seq = self.rx.g_una - 1;
             return Some(self.deliver_bare(cx, buf, seq, TcpFlags::ACK));
         }
-        if self.flags.ack_to_guest_due {
-            let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
-            return Some(self.deliver_bare(cx, buf, seq, TcpFlags::ACK));
-        }
-        None
+        self.flags.ack_to_guest_due.then(|| self.deliver_ack(cx, buf))
+    }
+
+    /// R's newest (ack, window) by itself (COM-30).
+    fn deliver_ack(&mut self, cx: &mut Cx<'_, '_>, buf: &mut [u8; TcpEmit::MAX_LEN]) -> Delivery {
+        let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
+        self.deliver_bare(cx, buf, seq, TcpFlags::ACK)
     }
 
     /// What one frame may carry into this ring, given the features negotiated now (COM-17).
@@ -137,7 +144,7 @@ impl Flow {
         buf: &mut [u8; TcpEmit::MAX_LEN],
         limit: Limit,
     ) -> Option<Delivery> {
-        let r = self.recovery.as_mut().filter(|_| limit.payload > 0)?;
+        let r = self.losses.as_mut().map(|l| &mut l.recovery).filter(|_| limit.payload > 0)?;
         let from = r.from.max(self.rx.g_una);
         let to = r.to.min(from + limit.payload);
         if from >= to {
@@ -246,7 +253,7 @@ impl Flow {
         self.timeouts = self.timeouts.saturating_add(1);
         let tried = u32::from(self.timeouts) >= limits::REFUSED_RETRANSMISSIONS;
         if tried && stuck >= limits::REFUSED_RUNNING {
-            cx.vm.refuse(cx.key.r_addr, cx.key.g_port);
+            cx.vm.refuse(cx.now, cx.key.r_addr, cx.key.g_port);
             self.abort_both(cx, Why::GuestRefuses);
             return;
         }
@@ -256,9 +263,12 @@ impl Flow {
             if !self.flags.proven && stuck >= limits::T_ASYMMETRIC {
                 self.drain(Why::Asymmetric);
             }
-            // Everything unacknowledged counts as lost; duplicates inside G are harmless.
+            // Everything unacknowledged counts as lost, but what is first is sent first: G may have
+            // been slow, and may have the rest.
             self.rx.g_snd = self.rx.g_una;
-            self.recovery = None;
+            let losses = self.losses.get_or_insert_default();
+            losses.recovery = Recovery::default();
+            losses.in_flight_max = self.opt.mss_to_guest.into();
             self.counters.local_retransmissions += 1;
             cx.vm.counters.local_retransmissions += 1;
         }

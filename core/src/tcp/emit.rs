@@ -8,7 +8,7 @@ use crate::tcp::flow::Flow;
 use crate::tcp::{Cx, Frame};
 use crate::wire::edit::TcpEdit;
 use crate::wire::emit::{CsumMode, TcpEmit};
-use crate::wire::packet::{Ip, Tcp, TcpFlags, Timestamps};
+use crate::wire::packet::{Ip, SackBlocks, Tcp, TcpFlags, Timestamps};
 use crate::wire::seq::Seq;
 
 /// The ECN bits of TOS and traffic class.
@@ -191,7 +191,26 @@ impl Flow {
         if self.opt.ecn && ip.tos & ECN_MASK == CE {
             edit.set_ecn(ECT0);
         }
-        self.flags.ack_to_guest_due = false;
+        if let Some(losses) = self.losses.as_mut().filter(|_| !tcp.options.sack.is_empty()) {
+            losses.sack_due = false; // it carries them itself
+        }
+        self.flags.ack_to_guest_due = self.sack_to_guest_due();
+    }
+
+    /// SACK blocks of R wait for a pure ACK to G.
+    pub(crate) fn sack_to_guest_due(&self) -> bool {
+        self.losses.as_ref().is_some_and(|l| l.sack_due)
+    }
+
+    /// What of R's SACK goes with a segment for G: all that is new, with a pure ACK.
+    fn sack_to_guest(&mut self, pure_ack: bool) -> SackBlocks {
+        match &mut self.losses {
+            Some(losses) if pure_ack && losses.sack_due => {
+                losses.sack_due = false;
+                losses.sack
+            }
+            _ => SackBlocks::default(),
+        }
     }
 
     /// EMIT-G for a segment H makes: the header for `payload_len` bytes from `seq` on.
@@ -211,6 +230,7 @@ impl Flow {
             other => other,
         };
         self.flags.ack_to_guest_due = false;
+        let sack = self.sack_to_guest(flags == TcpFlags::ACK && payload_len == 0);
         let echo = self.flags.ece_to_guest && !flags.contains(TcpFlags::RST);
         let flags = if echo { flags.union(TcpFlags::ECE) } else { flags };
         let (src, dst) = (cx.key.r_addr, cx.key.g_addr);
@@ -232,7 +252,7 @@ impl Flow {
                 .opt
                 .timestamps
                 .then_some(Timestamps { tsval: self.ts.emit_g, tsecr: self.ts.ecr_to_guest }),
-            sack: &[],
+            sack: sack.as_slice(),
             ip_id: 0,
         }
         .emit(buf, payload_len, csum)

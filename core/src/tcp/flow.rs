@@ -11,7 +11,7 @@ use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
 use crate::tcp::handshake::{Offers, SynInfo};
 use crate::time::Instant;
-use crate::wire::packet::Ip;
+use crate::wire::packet::{Ip, SackBlocks};
 use crate::wire::seq::Seq;
 
 /// "No such sequence number": above anything 64-bit unwrapping can reach.
@@ -260,7 +260,7 @@ pub struct TsState {
     pub ecr_to_guest: u32,
 }
 
-/// What is being handed to G again.
+/// What is being handed to G again. Over, or never begun, while `end <= g_una`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Recovery {
     /// Range that `poll_delivery` sends next; empty if `from >= to`.
@@ -271,6 +271,31 @@ pub struct Recovery {
     pub done: u64,
     /// Recovery ends when G acknowledges this.
     pub end: u64,
+}
+
+/// What there is to know while segments are missing, on either half. Most flows need none of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Losses {
+    /// Of bytes that G has not got.
+    pub recovery: Recovery,
+    /// After a local timeout: bytes that may be under way to G at once, a segment at first and up
+    /// to twice as many with each ACK (RFC 6298 section 5.4). Else `u64::MAX`, no limit.
+    pub in_flight_max: u64,
+    /// The SACK blocks that came with R's newest acknowledgement number, for G as the sender.
+    pub sack: SackBlocks,
+    /// They have not reached G yet (COM-30).
+    pub sack_due: bool,
+}
+
+impl Default for Losses {
+    fn default() -> Self {
+        Self {
+            recovery: Recovery::default(),
+            in_flight_max: u64::MAX,
+            sack: SackBlocks::default(),
+            sack_due: false,
+        }
+    }
 }
 
 /// Deadlines of one flow. `Instant::MAX` is "not set".
@@ -301,7 +326,7 @@ pub struct Flags {
     pub ack_due: bool,
     /// The newest (ack, window) of R has not reached G yet (COM-30).
     pub ack_to_guest_due: bool,
-    /// R's keepalive was passed to G; its answer triggers H's ACK (SNOOP-36).
+    /// R's keepalive or SYN was passed to G; its answer triggers H's ACK (SNOOP-17, SNOOP-36).
     pub keepalive: bool,
     /// A valid RST of R waits behind the store (SNOOP-15).
     pub rst_pending: bool,
@@ -367,8 +392,8 @@ pub struct Flow {
     pub store: FlowStore,
     /// Out-of-order ranges above `rcv_nxt`.
     pub ooo: Ranges,
-    /// Local retransmission, while there is one.
-    pub recovery: Option<Box<Recovery>>,
+    /// Losses, while there are any.
+    pub losses: Option<Box<Losses>>,
     /// Lower layers of the frames H makes.
     pub template: Template,
     /// Deadlines.
@@ -422,7 +447,7 @@ impl Flow {
             ts: TsState::default(),
             store: FlowStore::default(),
             ooo: Ranges::default(),
-            recovery: None,
+            losses: None,
             template: Template::default(),
             deadlines: Deadlines {
                 guest: Instant::MAX,

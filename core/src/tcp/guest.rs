@@ -1,7 +1,7 @@
 //! Segments from G: its ACKs are input, its data passes EMIT-R (tcp-spec 4.3, SNOOP-24 to 32).
 
 use crate::limits;
-use crate::tcp::flow::{Flow, NONE, Recovery, State, Why};
+use crate::tcp::flow::{Flow, Losses, NONE, Recovery, State, Why};
 use crate::tcp::{Cx, Fate, Frame, RST_ACK};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::{Tcp, TcpFlags};
@@ -45,9 +45,7 @@ impl Flow {
         if self.fin_acked_by_guest() && !fin_acked_before && fate == Fate::Absorbed {
             self.ack_now(cx, None); // SNOOP-25 (b)
         }
-        if self.window_update_due() {
-            self.window_update(cx);
-        }
+        self.maybe_window_update(cx);
         fate
     }
 
@@ -108,6 +106,7 @@ impl Flow {
             self.pull_in_order();
             self.ack_due(cx);
         }
+        let acked = ack - self.rx.g_una;
         self.rx.g_una = ack;
         self.rx.g_snd = self.rx.g_snd.max(ack);
         self.rx.g_nxt = self.rx.g_nxt.max(ack);
@@ -123,24 +122,52 @@ impl Flow {
             Instant::MAX
         };
         self.deadlines.guest = Instant::MAX;
-        match &mut self.recovery {
-            Some(r) if r.end <= ack => self.recovery = None,
-            // A partial ACK names the next hole (RFC 6582).
-            Some(r) if r.to <= ack => self.retransmit_first_hole(ack),
-            Some(r) => r.from = r.from.max(ack),
-            None => {}
+        self.on_losses_acked(ack, acked);
+    }
+
+    /// G has acknowledged `acked` bytes more: recovery goes on, or is over.
+    fn on_losses_acked(&mut self, ack: u64, acked: u64) {
+        let Some(losses) = &mut self.losses else { return };
+        let most = &mut losses.in_flight_max;
+        *most = most.saturating_add(acked.min(*most));
+        if ack.saturating_add(*most) >= self.rx.g_nxt {
+            *most = u64::MAX; // all that was lost is under way again
         }
+        let r = &mut losses.recovery;
+        if r.end <= ack {
+            *r = Recovery::default();
+            self.forget_losses();
+        } else if r.to <= ack {
+            self.retransmit_first_hole(ack); // a partial ACK names the next hole (RFC 6582)
+        } else {
+            r.from = r.from.max(ack);
+        }
+    }
+
+    /// Without losses there is nothing to remember of them.
+    pub(crate) fn forget_losses(&mut self) {
+        let over = |l: &Losses| {
+            l.recovery.end <= self.rx.g_una && l.in_flight_max == u64::MAX && l.sack.is_empty()
+        };
+        if self.losses.as_deref().is_some_and(over) {
+            self.losses = None;
+        }
+    }
+
+    fn recovering(&self) -> bool {
+        self.losses.as_ref().is_some_and(|l| l.recovery.end > self.rx.g_una)
     }
 
     /// Three duplicates mean a loss inside G (SNOOP-29).
     fn on_duplicate_ack(&mut self, window_moved: bool, ack: u64) {
-        if window_moved || self.rx.g_snd <= self.rx.g_una || self.recovery.is_some() {
+        if window_moved || self.rx.g_snd <= self.rx.g_una || self.recovering() {
             return;
         }
         self.dup_acks = self.dup_acks.saturating_add(1);
         if self.dup_acks == 3 {
-            self.recovery =
-                Some(Box::new(Recovery { from: ack, to: ack, done: ack, end: self.rx.g_nxt }));
+            let end = self.rx.g_snd;
+            let losses = self.losses.get_or_insert_default();
+            losses.recovery = Recovery { from: ack, to: ack, done: ack, end };
             self.retransmit_first_hole(ack);
         }
     }
@@ -163,9 +190,10 @@ impl Flow {
             return;
         }
         let una = self.rx.g_una;
-        let r = self
-            .recovery
-            .get_or_insert_with(|| Box::new(Recovery { from: una, to: una, done: una, end: top }));
+        let r = &mut self.losses.get_or_insert_default().recovery;
+        if r.end <= una {
+            *r = Recovery { from: una, to: una, done: una, end: top };
+        }
         let from = r.done.max(una);
         if from < hole_end && r.from >= r.to {
             r.from = from;
@@ -176,7 +204,7 @@ impl Flow {
 
     fn retransmit_first_hole(&mut self, ack: u64) {
         let to = (ack + u64::from(self.opt.mss_to_guest)).min(self.rx.g_snd).min(self.rx.rcv_nxt);
-        if let Some(r) = &mut self.recovery {
+        if let Some(r) = self.losses.as_mut().map(|l| &mut l.recovery) {
             r.from = ack.max(r.done);
             r.to = to;
             r.done = r.done.max(to);
@@ -189,6 +217,12 @@ impl Flow {
         self.emit_to_net(cx, seq, RST_ACK, None);
         self.abort(cx, Why::Reset);
         Fate::Absorbed
+    }
+
+    fn maybe_window_update(&mut self, cx: &mut Cx<'_, '_>) {
+        if self.window_update_due() {
+            self.window_update(cx);
+        }
     }
 
     /// An ACK whose point is its window (SNOOP-34); repeated once in case it is lost.
@@ -251,6 +285,7 @@ impl Flow {
             if self.why.temporary() && self.owes_nothing() && passed {
                 self.state = State::On;
                 self.why = Why::Nothing;
+                self.maybe_window_update(cx); // the edge stood still meanwhile
             } else if !self.why.temporary() && self.quiescent() {
                 self.leave(cx, self.why);
             }

@@ -2,7 +2,7 @@
 
 use crate::limits;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
-use crate::tcp::flow::{Flow, State, Why, second};
+use crate::tcp::flow::{Flow, Recovery, State, Why, second};
 use crate::tcp::{Cx, RST_ACK};
 use crate::time::Instant;
 use crate::wire::packet::Tcp;
@@ -18,7 +18,7 @@ impl Flow {
         if !cx.vm.offload || cx.vm.draining {
             return self.pass(cx.now, Why::Operator);
         }
-        if cx.vm.refused.contains(&(cx.key.r_addr, cx.key.g_port)) {
+        if cx.vm.refuses(cx.now, cx.key.r_addr, cx.key.g_port) {
             return self.pass(cx.now, Why::GuestRefuses);
         }
         if !self.take_place(cx) {
@@ -97,6 +97,7 @@ impl Flow {
     fn release(&mut self, cx: &mut Cx<'_, '_>) {
         self.store.clear(cx.arena);
         self.ooo = Default::default();
+        self.losses = None;
         cx.vm.unreserve(u64::from(self.rx.reserved_pages));
         self.rx.reserved_pages = 0;
         self.rx.buffer_bytes = 0;
@@ -109,6 +110,11 @@ impl Flow {
             self.rx.re = self.rx.g_re;
             self.ack_now(cx, None);
         }
+        self.step_aside(cx, why);
+    }
+
+    /// Gives everything back and passes from here on.
+    fn step_aside(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
         self.flags.ece = false;
         self.flags.probe_due = false;
         self.give_back(cx);
@@ -162,9 +168,12 @@ impl Flow {
         }
     }
 
-    /// LIFE-05: there is no G any more.
+    /// LIFE-05: there is no G any more. A connection that was drained and owes nothing may go on
+    /// elsewhere (LIFE-06), so R is not told.
     pub(crate) fn on_guest_gone(&mut self, cx: &mut Cx<'_, '_>) {
-        if matches!(self.state, State::On | State::Drain) {
+        if self.state == State::Drain && self.owes_nothing() {
+            self.step_aside(cx, Why::GuestGone);
+        } else if matches!(self.state, State::On | State::Drain) {
             let seq = self.tx.w_nxt;
             self.emit_to_net(cx, seq, RST_ACK, None);
             cx.vm.counters.flows_aborted += 1;
@@ -178,7 +187,10 @@ impl Flow {
     pub(crate) fn on_ring_reset(&mut self, cx: &mut Cx<'_, '_>) {
         if matches!(self.state, State::On | State::Drain) {
             self.rx.g_snd = self.rx.g_una;
-            self.recovery = None;
+            if let Some(losses) = &mut self.losses {
+                losses.recovery = Recovery::default();
+                losses.in_flight_max = u64::MAX; // the ring was lost, not G's patience
+            }
             self.deadlines.guest = Instant::MAX;
             self.arm_guest_timer(cx, true);
         }
@@ -250,7 +262,6 @@ impl Flow {
 
     /// An idle flow that owes nothing needs no place, and so neither reservation nor record.
     fn park(&mut self, cx: &mut Cx<'_, '_>) {
-        self.recovery = None;
         self.give_back(cx);
     }
 

@@ -7,7 +7,7 @@ use crate::tcp::emit::{CE, ts_older};
 use crate::tcp::flow::{Flow, NONE, State, Why, low_ms, second};
 use crate::tcp::{Cx, Fate, Frame, index};
 use crate::time::{Duration, Instant};
-use crate::wire::packet::{Tcp, TcpFlags};
+use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
 
 /// A data-bearing or empty segment with its range in the 64-bit space.
@@ -82,7 +82,7 @@ impl Flow {
         let news = self.on_ack_plane(range.seq, tcp);
         if needs_verbatim(f) {
             self.flags.ack_to_guest_due |= news;
-            return self.on_verbatim_from_net(f, range);
+            return self.on_verbatim_from_net(cx, f, range);
         }
         if range.len() == 0 && !range.fin {
             // Pure ACKs are information for G's own sending: 1:1 (COM-30), old ones aside (INV-07).
@@ -115,6 +115,7 @@ impl Flow {
         let from = range.seq.max(rcv_nxt);
         // Of two FINs the first counts, and nothing lies behind it.
         let to = range.end.min(self.rx.re).min(self.rx.fin_seen);
+        let duplicate = self.duplicate_part(range.seq, range.end);
         if from < to {
             let skip = index(from - range.seq);
             let take = index(to - from);
@@ -138,9 +139,21 @@ impl Flow {
         if range.len() > 0 {
             self.deadlines.update_repeat = Instant::MAX; // R has heard of the window
             let whole = range.seq == rcv_nxt && advanced == range.len();
-            self.schedule_ack(cx, range.len(), in_order && whole && self.ooo.is_empty());
+            let plain = in_order && whole && self.ooo.is_empty();
+            self.schedule_ack(cx, range.len(), plain, duplicate);
         }
         Fate::Absorbed
+    }
+
+    /// The first run of bytes of `[seq, end)` that R had sent before, for its DSACK: below
+    /// `rcv_nxt`, or in an out-of-order range (RFC 2883 section 4).
+    fn duplicate_part(&self, seq: u64, end: u64) -> Option<(u64, u64)> {
+        let rcv_nxt = self.rx.rcv_nxt;
+        if seq < rcv_nxt && seq < end {
+            return Some((seq, end.min(rcv_nxt)));
+        }
+        let shared = |(from, to): (u64, u64)| (from.max(seq), to.min(end));
+        self.ooo.iter().map(shared).find(|(from, to)| from < to)
     }
 
     /// R's stream ends at `fin`, unless it ended before: no byte lies behind the first FIN, be it
@@ -348,7 +361,8 @@ impl Flow {
         let shown = self.edge_of_net();
         let newer_segment = Seq::wrap(seq).gt(self.tx.r_window_seq);
         let newer = ack > self.tx.w_una || newer_segment || edge > shown || bytes == 0;
-        let news = ack > self.tx.w_una || (newer && edge != shown);
+        let moved = ack > self.tx.w_una;
+        let news = moved || (newer && edge != shown);
         self.tx.w_una = ack;
         if newer {
             self.tx.r_window = tcp.window;
@@ -358,17 +372,42 @@ impl Flow {
         if let Some(ts) = tcp.options.timestamps {
             self.ts.ecr_to_guest = ts.tsecr;
         }
-        news
+        self.note_sack_from_net(moved, tcp.options.sack) || news
+    }
+
+    /// R's SACK blocks, which belong to its newest acknowledgement number. Whether G should hear of
+    /// them: the same blocks twice would look like a duplicate ACK.
+    fn note_sack_from_net(&mut self, ack_moved: bool, sack: SackBlocks) -> bool {
+        let known = self.losses.as_ref().map_or(SackBlocks::default(), |l| l.sack);
+        let news = if sack.is_empty() {
+            ack_moved && !known.is_empty()
+        } else {
+            ack_moved || sack != known
+        };
+        if !self.opt.sack || !news {
+            return false;
+        }
+        let losses = self.losses.get_or_insert_default();
+        losses.sack = sack;
+        losses.sack_due = !sack.is_empty();
+        self.forget_losses();
+        !sack.is_empty()
     }
 
     /// SNOOP-07: at the end of the batch, at once after two segments' worth or anything unusual.
-    fn schedule_ack(&mut self, cx: &mut Cx<'_, '_>, bytes: u64, plain: bool) {
+    fn schedule_ack(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        bytes: u64,
+        plain: bool,
+        duplicate: Option<(u64, u64)>,
+    ) {
         let full = bytes > u64::from(self.opt.mss_to_guest); // one ACK per super-frame, as Linux
         self.unacked_segments = self.unacked_segments.saturating_add(1 + u8::from(full));
         let quick = self.quick_acks > 0;
         self.quick_acks = self.quick_acks.saturating_sub(1);
         if !plain || quick || self.unacked_segments >= 2 {
-            self.ack_now(cx, None);
+            self.ack_now(cx, duplicate);
         } else {
             self.ack_due(cx);
         }
@@ -406,28 +445,33 @@ impl Flow {
 
     /// URG, an option or IP option H does not understand: nothing of it, nor behind it, is
     /// acknowledged early. It reaches G only behind everything held (SNOOP-13, COM-04, COM-07).
-    fn on_verbatim_from_net(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
+    fn on_verbatim_from_net(
+        &mut self,
+        cx: &mut Cx<'_, '_>,
+        f: &mut Frame<'_>,
+        range: Range,
+    ) -> Fate {
         let urgent = f.tcp.flags.contains(TcpFlags::URG);
         self.drain(if urgent { Why::Urgent } else { Why::Options });
-        self.pass_data(f, range)
+        self.pass_data(cx, f, range)
     }
 
     /// There is no place for the data of a parked flow: G takes it by itself, as in `Pass`, inside
     /// its own window. What it has no room for R repeats.
     fn pass_unheld(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let fits = range.end + u64::from(range.fin) <= self.rx.g_re;
-        let fate = if fits { self.pass_data(f, range) } else { Fate::Drop(DropReason::NoStore) };
-        if fate != Fate::Pass {
-            self.ack_now(cx, None);
+        if fits {
+            self.pass_data(cx, f, range)
+        } else {
+            self.refuse(cx, range, DropReason::NoStore)
         }
-        fate
     }
 
     /// Data goes to G past the store, behind all that is held and without a gap.
-    fn pass_data(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
+    fn pass_data(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let passed = self.rx.rcv_nxt.max(self.rx.passed_max);
         if self.rx.g_una < self.delivery_end() || range.seq > passed {
-            return Fate::Drop(DropReason::Draining);
+            return self.refuse(cx, range, DropReason::Draining);
         }
         if range.fin {
             self.note_fin(range.end);
@@ -435,12 +479,23 @@ impl Flow {
         let fin = self.rx.fin_seen;
         if range.end > fin || (range.fin && range.end != fin) {
             // Behind R's FIN, or a second one: G must not know more of its end than we.
-            return Fate::Drop(DropReason::OutOfWindow);
+            return self.refuse(cx, range, DropReason::OutOfWindow);
         }
         let end = range.end.min(self.rx.re) + u64::from(range.fin);
         self.rx.passed_max = self.rx.passed_max.max(end);
         self.gate_to_guest(f, range.seq);
         Fate::Pass
+    }
+
+    /// A segment that is acceptable and yet not taken: R learns from a duplicate ACK what H waits
+    /// for, as from a receiver that has lost it.
+    fn refuse(&mut self, cx: &mut Cx<'_, '_>, range: Range, reason: DropReason) -> Fate {
+        if range.len() > 0 {
+            self.ack_now(cx, None);
+        } else {
+            self.limited_ack(cx);
+        }
+        Fate::Drop(reason)
     }
 
     /// No new promise from here on; the edge stays where it is.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::flow::table::FlowId;
-use crate::limits::BUDGET_FOR_FIRST_WINDOWS;
+use crate::limits::{BUDGET_FOR_FIRST_WINDOWS, T_REFUSED};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
 
@@ -136,8 +136,8 @@ pub struct Vm {
     pub ready: VecDeque<FlowId>,
     /// When a TCP fragment last passed to this guest (COM-08, SNOOP-24).
     pub fragment_at: Option<Instant>,
-    /// Remote and guest port of connections this guest refused (SNOOP-32), newest last.
-    pub refused: VecDeque<(IpAddr16, u16)>,
+    /// Remote and guest port of connections this guest refused, and when; newest last (SNOOP-32).
+    pub refused: VecDeque<(IpAddr16, u16, Instant)>,
     /// Counters.
     pub counters: VmCounters,
 }
@@ -173,12 +173,21 @@ impl Vm {
         (self.budget_pages - self.budget_pages / BUDGET_FOR_FIRST_WINDOWS) / 2
     }
 
-    /// The guest would not take what came from `remote` for `g_port`: no more offload for them.
-    pub fn refuse(&mut self, remote: IpAddr16, g_port: u16) {
+    /// The guest would not take what came from `remote` for `g_port`: no offload for them for
+    /// [`T_REFUSED`].
+    pub fn refuse(&mut self, now: Instant, remote: IpAddr16, g_port: u16) {
         if self.refused.len() == REFUSED_MAX {
             self.refused.pop_front();
         }
-        self.refused.push_back((remote, g_port));
+        self.refused.push_back((remote, g_port, now));
+    }
+
+    /// Whether the guest refused what came from `remote` for `g_port` a short while ago.
+    pub fn refuses(&mut self, now: Instant, remote: IpAddr16, g_port: u16) -> bool {
+        while self.refused.front().is_some_and(|(_, _, at)| now.since(*at) > T_REFUSED) {
+            self.refused.pop_front();
+        }
+        self.refused.iter().any(|(r, port, _)| (*r, *port) == (remote, g_port))
     }
 
     /// Gives `pages` back.
@@ -205,5 +214,24 @@ mod tests {
         assert!(!clock.alive_within(at(161), Duration::from_secs(59)));
         clock.on_progress(at(161), true);
         assert!(clock.alive_within(at(300), Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_pause_does_not_count_whatever_happens_in_it() {
+        let at = Instant::from_secs;
+        let paused: [fn(&mut RunningClock, Instant); 3] =
+            [RunningClock::on_delivery, RunningClock::on_forwarded, |clock, now| {
+                clock.on_progress(now, false);
+            }];
+        for happens in paused {
+            let mut clock = RunningClock::new(at(100));
+            clock.on_delivery(at(110));
+            assert!(!clock.is_running());
+            happens(&mut clock, at(140));
+            clock.on_progress(at(150), true);
+            let ran = clock.now(at(150)).since(at(10));
+            assert!(ran <= CREDIT_MAX + CREDIT_MAX, "ten seconds before the pause, and {ran:?}");
+            assert_eq!(clock.now(at(153)).since(clock.now(at(150))), Duration::from_secs(3));
+        }
     }
 }

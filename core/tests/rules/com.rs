@@ -192,9 +192,12 @@ fn com_06_flag_combinations() {
             // Exact: it ends the flow whatever else is set.
             assert_eq!((state, held), (State::Abort, 0), "{flags}");
             assert!(to_g.iter().all(|s| s.tcp().flags.rst()), "{flags}");
-        } else if flags.syn() {
+        } else if flags.syn() && flags.ack() {
             assert_eq!(verdict, Verdict::Drop(DropReason::SynOnLiveFlow), "{flags}");
             assert_eq!((to_r.len(), to_g.len(), held), (1, 0, 0), "{flags}: a challenge ACK");
+        } else if flags.syn() {
+            assert_eq!((verdict, held), (Verdict::Forward(GUEST), 0), "{flags}");
+            assert_eq!((to_r.len(), to_g.len()), (0, 1), "{flags}: G's to answer (SNOOP-17)");
         } else if !flags.ack() {
             assert_eq!(verdict, Verdict::Drop(DropReason::BadFlags), "{flags}");
             assert_eq!((to_r.len(), to_g.len(), held), (0, 0, 0), "{flags}");

@@ -371,8 +371,9 @@ impl Observer {
                 }
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
                     h.tell_by = [None; 2];
-                    // Whoever still owes R anything has to tell it now.
-                    let on = matches!(h.state, Some(State::On | State::Drain));
+                    // Whoever owes R anything tells it now; who was drained may go on (LIFE-06).
+                    let drained = h.state == Some(State::Drain) && h.promised().is_none();
+                    let on = matches!(h.state, Some(State::On | State::Drain)) && !drained;
                     h.must_tell_r |= on && !h.end(Side::R).reset;
                     h.must_reset = false;
                     h.broken |= h.promised().is_some();

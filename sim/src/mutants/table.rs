@@ -169,7 +169,7 @@ mutations! {
 
     "what G lost is never sent again", "INV-18", "tcp/deliver.rs",
     "[[self.rx.g_snd = self.rx.g_una;]]
-            self.recovery = None;"
+            let losses"
     => "";
 
     "R's FIN is never delivered", "INV-18", "tcp/deliver.rs",

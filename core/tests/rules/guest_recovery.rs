@@ -1,0 +1,227 @@
+//! SNOOP-28 and SNOOP-29, LIFE-04: what G lost is sent again, and no more than that.
+
+use crate::common::world::Peer;
+use crate::common::{Setup, World};
+use crate::{GUEST, flow, sends_segments, warms_up};
+use nightporter_core::engine::PortFeatures;
+
+/// Without offloads: a frame is a segment.
+fn plain(setup: Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
+    let setup = Setup { features: PortFeatures::default(), ..setup };
+    let (w, r, g) = setup.small().established();
+    warms_up(&r, &g);
+    (w, r, g)
+}
+
+/// G gets `count` segments from 1001 on, and none of them reaches its TCP.
+fn loses_a_flight(r: &Peer<'_>, g: &Peer<'_>, count: i64) {
+    sends_segments(r, 1001, count);
+    r.takes_all();
+    assert_eq!(g.takes_all().len() as i64, count);
+}
+
+/// The ranges of the data segments that came.
+fn ranges(g: &Peer<'_>) -> Vec<(u32, u32)> {
+    g.takes_all().iter().filter(|s| !s.payload().is_empty()).map(|s| s.range()).collect()
+}
+
+/// The segments from `from` to `to`.
+fn segments(from: u32, to: u32) -> Vec<(u32, u32)> {
+    (from..to).step_by(1000).map(|at| (at, at + 1000)).collect()
+}
+
+#[test]
+fn snoop_29_a_local_timeout_repeats_the_first_segment_and_what_follows_in_doubling_steps() {
+    let (w, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 60);
+    w.after_ms(249);
+    g.gets_nothing();
+    w.after_ms(1);
+    assert_eq!(ranges(&g), segments(1001, 2001));
+    let (mut acked, mut steps) = (2001, Vec::new());
+    while acked < 61_001 {
+        g.sends(&format!("ack {acked}"));
+        let step = ranges(&g);
+        assert_eq!(step, segments(acked, acked + 1000 * step.len() as u32), "{}", w.trace());
+        steps.push(step.len());
+        acked += 1000 * step.len() as u32;
+    }
+    assert_eq!(steps, [2, 4, 8, 16, 29], "six round trips, and no byte a third time");
+    g.sends("ack 61001");
+    r.takes_all();
+    // Once G has it all, nothing is held back any more.
+    sends_segments(&r, 61_001, 20);
+    assert_eq!(ranges(&g), segments(61_001, 81_001));
+    assert!(flow(&w, |f| f.losses.is_none()));
+}
+
+#[test]
+fn snoop_29_a_guest_that_was_only_slow_gets_one_segment_twice() {
+    let (w, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 60);
+    w.after_ms(260);
+    assert_eq!(ranges(&g), segments(1001, 2001));
+    g.sends("ack 61001");
+    w.after_ms(5000);
+    g.gets_nothing();
+    assert_eq!(flow(&w, |f| f.counters.local_retransmissions), 1);
+}
+
+#[test]
+fn snoop_29_a_segment_lost_again_after_a_timeout_is_repeated_at_once() {
+    for sack in ["", " <sack 5001:8001>"] {
+        let (w, r, g) = plain(Setup::new());
+        loses_a_flight(&r, &g, 20);
+        w.after_ms(250);
+        for (ack, to) in [(2001, 4001), (4001, 8001)] {
+            g.takes_all();
+            g.sends(&format!("ack {ack}"));
+            assert_eq!(ranges(&g), segments(ack, to));
+        }
+        for _ in 0..3 {
+            g.sends(&format!("ack 4001{sack}"));
+        }
+        assert_eq!(ranges(&g), segments(4001, 5001), "{sack}");
+        g.sends("ack 8001");
+        assert_eq!(ranges(&g), segments(8001, 16_001), "{sack}");
+        g.sends("ack 16001");
+        assert_eq!(ranges(&g), segments(16_001, 21_001), "{sack}");
+    }
+}
+
+#[test]
+fn snoop_29_the_fin_is_repeated_as_well() {
+    let (w, r, g) = plain(Setup::new());
+    r.sends("1001:2001");
+    r.sends("F. 2001:2001");
+    r.takes_all();
+    g.gets_all(&["1001:2001", "F. 2001:2001"]);
+    w.after_ms(250);
+    g.gets_all(&["F. 1001:2001"]);
+    g.sends("ack 2001");
+    g.gets_nothing(); // it is under way
+    w.after_ms(250);
+    g.gets_all(&["F. 2001:2001"]);
+    g.sends("ack 2002");
+    r.gets_last("ack 2002");
+}
+
+#[test]
+fn snoop_29_a_super_segment_is_repeated_by_its_first_segment() {
+    let (w, r, g) = Setup::new().small().established();
+    warms_up(&r, &g);
+    r.sends("1001:61001 gso 1000");
+    g.gets("1001:61001");
+    w.after_ms(250);
+    g.gets_all(&["1001:2001"]);
+    g.sends("ack 2001");
+    g.gets_all(&["2001:4001"]);
+    g.sends("ack 4001");
+    g.gets_all(&["4001:8001"]);
+}
+
+#[test]
+fn snoop_29_patience_that_was_lost_comes_back_with_the_next_ack() {
+    let (w, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 5);
+    let waits = |ms: u64| {
+        w.after_ms(ms - 1);
+        g.gets_nothing();
+        w.after_ms(1);
+        assert_eq!(ranges(&g).len(), 1, "after {ms} ms\n{}", w.trace());
+    };
+    for ms in [250, 500, 1000, 2000, 2000] {
+        waits(ms);
+    }
+    g.sends("ack 2001");
+    assert_eq!(ranges(&g), segments(2001, 4001));
+    waits(250);
+    waits(500);
+}
+
+#[test]
+fn snoop_29_a_partial_ack_names_the_next_hole() {
+    let (_, r, g) = plain(Setup { sack: [false; 2], ..Setup::new() });
+    loses_a_flight(&r, &g, 10); // of which 2001:3001, 5001:6001 and 6001:7001 are lost
+    g.sends("ack 2001");
+    for _ in 0..3 {
+        g.sends("ack 2001");
+    }
+    assert_eq!(ranges(&g), segments(2001, 3001));
+    g.sends("ack 5001");
+    assert_eq!(ranges(&g), segments(5001, 6001), "at once: nothing else may come from G");
+    g.sends("ack 6001");
+    assert_eq!(ranges(&g), segments(6001, 7001));
+    g.sends("ack 11001");
+    g.gets_nothing();
+}
+
+/// R's sequence numbers wrap at 4097: before the hole, inside it and behind it.
+#[test]
+fn snoop_29_sack_of_the_guest_is_read_across_the_wrap_of_sequence_numbers() {
+    for (lost, sack) in [(1001, "2001:11001"), (4001, "5001:11001"), (7001, "8001:11001")] {
+        let isn = [0xffff_f000, 10_000];
+        let (_, r, g) = plain(Setup { isn, ..Setup::new() });
+        loses_a_flight(&r, &g, 10);
+        g.sends(&format!("ack {lost} <sack {sack}>"));
+        assert_eq!(ranges(&g), segments(lost, lost + 1000), "{sack}");
+        g.sends("ack 11001");
+        g.gets_nothing();
+    }
+}
+
+#[test]
+fn life_04_a_new_ring_gets_what_was_in_the_old_one_without_waiting_for_a_timeout() {
+    let (w, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 60);
+    for _ in 0..2 {
+        w.engine(|e, now| e.set_port_features(now, GUEST, None));
+        g.gets_nothing();
+        w.engine(|e, now| e.set_port_features(now, GUEST, Some(PortFeatures::default())));
+        assert_eq!(ranges(&g), segments(1001, 61_001));
+    }
+    // A recovery that went step by step does not hold it back.
+    w.after_ms(250);
+    assert_eq!(ranges(&g), segments(1001, 2001));
+    w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    w.engine(|e, now| e.set_port_features(now, GUEST, Some(PortFeatures::default())));
+    assert_eq!(ranges(&g), segments(1001, 61_001));
+    g.sends("ack 61001");
+    w.after_ms(5000);
+    g.gets_nothing();
+}
+
+#[test]
+fn life_04_a_driver_that_negotiates_anew_has_not_seen_what_is_in_its_ring() {
+    let (w, r, g) = plain(Setup::new());
+    g.stops(100);
+    sends_segments(&r, 1001, 5);
+    g.takes_all();
+    w.engine(|e, now| e.set_port_features(now, GUEST, Some(Setup::new().features)));
+    w.after_ms(30_000);
+    g.gets_nothing();
+    assert_eq!(flow(&w, |f| f.counters.local_retransmissions), 0);
+    // Nor is it answered for, for longer than a silent guest.
+    r.takes_all();
+    r.sends("6000 ack 1");
+    r.gets_nothing();
+}
+
+#[test]
+fn life_04_a_guest_without_a_driver_is_waited_for() {
+    let (w, r, g) = plain(Setup::new());
+    g.stops(0);
+    r.sends("1001:2001");
+    r.gets("ack 2001");
+    w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    w.after_ms(600_000);
+    r.gets_nothing();
+    r.sends("2000 ack 1");
+    r.gets_nothing(); // nobody is there who could be alive
+    w.engine(|e, now| e.set_port_features(now, GUEST, Some(PortFeatures::default())));
+    g.runs();
+    g.gets("1001:2001");
+    g.sends("ack 2001");
+    r.sends("2001:3001 ack 1");
+    r.gets_last("ack 3001");
+}
