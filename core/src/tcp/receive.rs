@@ -326,8 +326,8 @@ impl Flow {
     }
 
     /// PAWS, as Linux has it (`tcp_paws_check`, 6.18): a TSval at most `ticks` older than the
-    /// newest is no old one. Nor is any other if the newest is 0, as some put into a SYN although their
-    /// clock stands elsewhere, or so old itself that R's clock may have gone half round since.
+    /// newest is no old one. Nor is any other if the newest is 0, as some put into a SYN although
+    /// their clock stands elsewhere, or so old itself that R's clock may have gone half round.
     fn is_current(&self, cx: &Cx<'_, '_>, tsval: u32, ticks: i32) -> bool {
         let idle_s = second(cx.now).saturating_sub(self.ts.recent_at_s);
         Seq(self.ts.recent).after(Seq(tsval)) <= ticks
