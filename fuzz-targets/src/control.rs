@@ -229,7 +229,7 @@ impl Host {
 
     fn looks(&mut self) {
         for _ in 0..LOOKS * TURNS {
-            self.worker.turn().expect("the event loop");
+            self.worker.turn_at_once().expect("the event loop");
         }
         for wire in &mut self.wires {
             while wire.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}

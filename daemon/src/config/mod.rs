@@ -52,8 +52,9 @@ pub struct DaemonConfig {
     /// Group of the vhost-user sockets. Default: the daemon's own group.
     pub socket_group: Option<String>,
     /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at once).
-    /// Each 1 % of a core it burns when idle buys the wake-up latency (5 to 50 us) of packets that
-    /// come within that time. 1,000,000 keeps a core busy always: only with `cpu` of its own.
+    /// It costs that much CPU after every burst and saves the wake-up (5 to 50 us) of frames that
+    /// come within that time. The worker offers its core to others at every look, and does without
+    /// polling for a while when somebody takes it. 1,000,000 keeps an idle core busy.
     pub busy_poll_us: u64,
     /// The core the worker is pinned to. Default: none, the kernel's scheduler decides. Give it a
     /// core the guests' vCPU threads do not use: the daemon acknowledges *while they wait*.

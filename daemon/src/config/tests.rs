@@ -50,7 +50,7 @@ fn every_key_is_read() {
         arena = "/dev/shm/a"
         socket_user = "qemu"
         socket_group = "kvm"
-        busy_poll_us = 50
+        busy_poll_us = 200
         cpu = 3
         rt_priority = 40
         log = "info,nightporterd::vhost=debug"
@@ -75,7 +75,7 @@ fn every_key_is_read() {
     )
     .unwrap();
     let d = &c.daemon;
-    assert_eq!((d.busy_poll_us, d.cpu, d.rt_priority, d.drain_timeout_s), (50, Some(3), 40, 2));
+    assert_eq!((d.busy_poll_us, d.cpu, d.rt_priority, d.drain_timeout_s), (200, Some(3), 40, 2));
     assert_eq!(d.metrics, Some("0.0.0.0:1".parse().unwrap()));
     assert_eq!((d.socket_user.as_deref(), d.socket_group.as_deref()), (Some("qemu"), Some("kvm")));
     assert_eq!((c.uplinks[0].create, c.uplinks[0].bridge.as_deref()), (false, Some("br0")));

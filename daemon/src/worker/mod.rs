@@ -12,6 +12,7 @@
 mod commands;
 mod guests;
 pub(crate) mod links;
+mod polling;
 mod report;
 mod slots;
 pub(crate) mod timer;
@@ -27,6 +28,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
@@ -34,6 +36,7 @@ use crate::control::ControlServer;
 use crate::metrics::MetricsServer;
 use crate::port::{Port, Received};
 use links::LinkWatch;
+use polling::Polling;
 use slots::{Slot, SlotId, Slots};
 use timer::{Timer, monotonic_now};
 use token::Token;
@@ -55,7 +58,7 @@ const EVENTS_MAX: usize = 64;
 /// What a worker needs besides ports.
 #[derive(Debug)]
 pub struct WorkerConfig {
-    /// How long to look for work before sleeping.
+    /// How long to look for work before sleeping, as long as nobody else wants the core.
     pub busy_poll: Duration,
     /// How long a stop waits for guests.
     pub drain_timeout: Duration,
@@ -87,8 +90,7 @@ pub struct Worker {
     started: Instant,
     /// The time of this turn.
     now: Instant,
-    /// When there last was something to do.
-    active: Instant,
+    polling: Polling,
     /// Turns that polled, modulo 2^32.
     turns: u32,
     /// Set once the daemon was told to stop.
@@ -103,6 +105,7 @@ impl Worker {
         let timer = Timer::new()?;
         add(&epoll, &timer.fd(), Token::Timer)?;
         let now = monotonic_now();
+        let polling = Polling::new(config.busy_poll, now);
         Ok(Self {
             config,
             engine,
@@ -117,7 +120,7 @@ impl Worker {
             frame: vec![0; FRAME_BYTES_MAX].into_boxed_slice(),
             started: now,
             now,
-            active: now,
+            polling,
             turns: 0,
             stop: None,
             stopped: false,
@@ -184,7 +187,18 @@ impl Worker {
 
     /// One turn: see the module doc.
     pub fn turn(&mut self) -> io::Result<()> {
-        let count = match self.next_wait() {
+        let wait = self.next_wait();
+        self.turn_after(wait)
+    }
+
+    /// One turn that never sleeps, for callers that bring the work themselves.
+    pub fn turn_at_once(&mut self) -> io::Result<()> {
+        let wait = self.next_wait().map(|_| EpollTimeout::ZERO);
+        self.turn_after(wait)
+    }
+
+    fn turn_after(&mut self, wait: Option<EpollTimeout>) -> io::Result<()> {
+        let count = match wait {
             None => 0,
             Some(timeout) => match self.epoll.wait(&mut self.events, timeout) {
                 Err(Errno::EINTR) => 0,
@@ -194,7 +208,7 @@ impl Worker {
         let now = monotonic_now();
         self.now = now;
         if count > 0 {
-            self.active = now;
+            self.polling.handle_work(now);
         }
         for i in 0..count {
             self.handle_event(now, Token::unpack(self.events[i].data()));
@@ -205,7 +219,8 @@ impl Worker {
 
     /// How long to wait for an event; `None` is not to ask for any.
     fn next_wait(&mut self) -> Option<EpollTimeout> {
-        if self.now.since(self.active) < self.config.busy_poll {
+        if self.polling.poll(self.now) {
+            self.offer_core();
             // Look at every port, and at the rest now and then.
             self.slots.list.iter_mut().for_each(Slot::wake);
             self.turns = self.turns.wrapping_add(1);
@@ -218,6 +233,14 @@ impl Worker {
             left_over |= slot.readable;
         }
         Some(if left_over { EpollTimeout::ZERO } else { EpollTimeout::NONE })
+    }
+
+    /// Lets whoever waits for this core go first, and notes whether somebody did.
+    fn offer_core(&mut self) {
+        let before = involuntary_switches();
+        std::thread::yield_now();
+        let taken = involuntary_switches() != before;
+        self.polling.handle_offer(monotonic_now(), taken);
     }
 
     fn handle_event(&mut self, now: Instant, token: Token) {
@@ -314,7 +337,11 @@ impl Worker {
     fn read_port(&mut self, now: Instant, slot: SlotId) {
         for _ in 0..FRAMES_PER_PORT {
             let from = &mut self.slots.list[slot];
-            match from.port.receive(&mut self.frame) {
+            let received = from.port.receive(&mut self.frame);
+            if matches!(received, Received::Frame(..)) {
+                self.polling.handle_work(now);
+            }
+            match received {
                 // It may have been longer.
                 Received::Frame(_, FRAME_BYTES_MAX..) => from.drop_frames(DropReason::TooBig, 1),
                 Received::Frame(hdr, len) => self.forward(now, slot, hdr, len),
@@ -325,7 +352,6 @@ impl Worker {
                 Received::Gone => return from.lose(),
             }
         }
-        self.active = now;
     }
 
     /// One frame, which is in `self.frame`, came in at `slot`.
@@ -402,6 +428,12 @@ impl Worker {
             }
         }
     }
+}
+
+/// How often the calling thread lost its core although it could have gone on, since it began.
+fn involuntary_switches() -> u64 {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD).expect("who is one of the three there are");
+    usage.involuntary_context_switches().cast_unsigned()
 }
 
 /// Registers a descriptor for reading, level-triggered.

@@ -66,9 +66,8 @@ fn backlog(features: u64) {
 
 #[test]
 fn nobody_is_left_waiting_for_a_kick_that_was_not_asked_for() {
-    for (features, daemon) in
-        [(PLAIN, ""), (EVENTS, ""), (PLAIN, "busy_poll_us = 50"), (EVENTS, "busy_poll_us = 50")]
-    {
+    let (sleeps, polls) = ("busy_poll_us = 0", "busy_poll_us = 50");
+    for (features, daemon) in [(PLAIN, sleeps), (EVENTS, sleeps), (PLAIN, polls), (EVENTS, polls)] {
         let dir = Dir::new();
         let ports = dir.vm("a", "ack_offload = false") + &dir.vm("b", "ack_offload = false");
         let config = dir.configure(&format!("metrics = \"off\"\n{daemon}"), &ports);
