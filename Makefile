@@ -8,7 +8,8 @@ PACKAGES_BUILD := gcc libc6-dev
 PACKAGES_GUESTS := qemu-system-x86 user-mode-linux iproute2 cpio
 PACKAGES_BENCH := valgrind dpdk-dev
 
-SCHED ?= rr30
+# What `make demo` shows: the two cases that say most, unless one is asked for.
+DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK))
 
 SEEDS ?= 500
 export FUZZ_SECONDS ?= 60
@@ -26,8 +27,8 @@ build: ## release build of everything
 	@.ci/packages $(PACKAGES_BUILD)
 	cargo build --release --locked --workspace
 
-demo: setup build ## three real guests on one core, with and without the offload; SCHED=rr30|eevdf|quota30|idle
-	@$(TARGET)/release/nightporter-lab demo --sched $(SCHED)
+demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan
+	@$(TARGET)/release/nightporter-lab demo $(DEMO)
 
 test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
 	@.ci/test

@@ -11,13 +11,14 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::load::Load;
 use crate::lossy::Dropper;
-use crate::{boot, load, nic, service};
+use crate::{boot, http, load, nic, service};
 
 /// Boots the guest and obeys the host until it is told to leave.
 pub(crate) fn run() -> Result<Infallible> {
     let bootline = boot::bring_up()?;
     let nics = nic::configure_all(&bootline)?;
     service::start()?;
+    http::start()?;
     let mut port = open_serial(&bootline.control)?;
     send(&mut port, &Reply::Ready { nics: nics.clone() })?;
     let droppers = nics.iter().map(|_| None).collect();

@@ -17,6 +17,9 @@ use std::io::{self, Read, Write};
 /// TCP port every lab guest listens on.
 pub const PORT: u16 = 5001;
 
+/// TCP port on which a lab guest takes HTTP uploads, from any client.
+pub const HTTP_PORT: u16 = 5080;
+
 /// The byte a sink writes when its application has read everything.
 pub const READ_ALL: u8 = b'R';
 
@@ -89,10 +92,12 @@ pub struct Verdict {
     pub hash: u64,
     /// Nanoseconds from accept() to the last byte read, by the guest's clock.
     pub read_ns: u64,
+    /// Interrupts that the guest's NICs have raised since it booted.
+    pub interrupts: u64,
 }
 
 impl Verdict {
-    const LEN: usize = 17;
+    const LEN: usize = 25;
 
     /// Writes the verdict.
     ///
@@ -103,6 +108,7 @@ impl Verdict {
         raw[0] = u8::from(self.hash_ok);
         raw[1..9].copy_from_slice(&self.hash.to_be_bytes());
         raw[9..17].copy_from_slice(&self.read_ns.to_be_bytes());
+        raw[17..25].copy_from_slice(&self.interrupts.to_be_bytes());
         stream.write_all(&raw)
     }
 
@@ -113,7 +119,8 @@ impl Verdict {
     pub fn read_from(stream: &mut impl Read) -> io::Result<Self> {
         let mut raw = [0; Self::LEN];
         stream.read_exact(&mut raw)?;
-        Ok(Self { hash_ok: raw[0] == 1, hash: be_u64(&raw[1..9]), read_ns: be_u64(&raw[9..17]) })
+        let [hash, read_ns, interrupts] = [1, 9, 17].map(|at| be_u64(&raw[at..at + 8]));
+        Ok(Self { hash_ok: raw[0] == 1, hash, read_ns, interrupts })
     }
 }
 
@@ -173,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_verdict_reads_back_as_written() {
-        let verdict = Verdict { hash_ok: true, hash: 7, read_ns: 1 << 40 };
+        let verdict = Verdict { hash_ok: true, hash: 7, read_ns: 1 << 40, interrupts: 9 };
         let mut raw = Vec::new();
         verdict.write_to(&mut raw).expect("writes");
         assert_eq!(Verdict::read_from(&mut raw.as_slice()).expect("reads"), verdict);

@@ -6,6 +6,7 @@
 mod agent;
 mod boot;
 mod bpf;
+mod http;
 mod ioctl;
 mod load;
 mod lossy;

@@ -1,6 +1,7 @@
 //! Network interfaces: addresses by ioctl, drivers by sysfs.
 
 use std::fs;
+use std::io;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::thread;
@@ -36,6 +37,19 @@ pub(crate) fn configure(bootline: &Bootline, nic: usize) -> Result<String> {
         add_neighbour(&name, neighbour)?;
     }
     Ok(name)
+}
+
+/// Interrupts of all NICs since the guest booted.
+pub(crate) fn interrupts() -> io::Result<u64> {
+    Ok(count_interrupts(&fs::read_to_string("/proc/interrupts")?))
+}
+
+/// Sums up the lines of /proc/interrupts whose action is a virtio device: `virtio0` where the
+/// device has one interrupt, `virtio0-input.0` and so on where it has one per queue.
+fn count_interrupts(table: &str) -> u64 {
+    let ours = |line: &&str| line.split_whitespace().any(|word| word.starts_with("virtio"));
+    let counts = |line| str::split_whitespace(line).skip(1).map_while(|w| w.parse::<u64>().ok());
+    table.lines().filter(ours).flat_map(counts).sum()
 }
 
 /// Takes the driver off the NIC's device.
@@ -77,4 +91,18 @@ fn wait_for(mac: Mac) -> Result<String> {
         thread::sleep(Duration::from_millis(10)); // polls the condition: sysfs cannot be waited on
     }
     bail!("no network device with address {mac}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interrupts_of_virtio_devices_are_summed_up_over_cpus_and_queues() {
+        let table = "           CPU0       CPU1\n  \
+             4:        900          1   IO-APIC   4-edge      ttyS0\n \
+            10:         17          3   IO-APIC  10-fasteoi   virtio1, virtio0\n \
+            25:        100          0   PCI-MSI 49153-edge      virtio2-input.0\n";
+        assert_eq!(count_interrupts(table), 120);
+    }
 }

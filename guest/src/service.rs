@@ -9,6 +9,8 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use nightporter_guest::data::{self, Header, READ_ALL, Service, Verdict};
 
+use crate::nic;
+
 /// Connections served at a time. Workers wait in accept(), so a transfer starts no thread.
 const WORKERS: usize = 8;
 
@@ -68,7 +70,8 @@ fn sink(
     stream.write_all(&[READ_ALL])?; // before the hash: see the primer of `data`
     let read_ns = u64::try_from(accepted.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let hash = data::hash(buffer);
-    Verdict { hash_ok: hash == header.hash, hash, read_ns }.write_to(stream)?;
+    let interrupts = nic::interrupts()?;
+    Verdict { hash_ok: hash == header.hash, hash, read_ns, interrupts }.write_to(stream)?;
     finish(stream)
 }
 

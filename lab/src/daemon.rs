@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::bootline::Nic;
 
-use crate::process::{Process, run};
+use crate::process::{CpuUse, Process, run};
 
 /// How long the daemon may take to listen.
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -96,6 +96,14 @@ impl Daemon {
         self.process.check_alive()
     }
 
+    /// What it has had of its core so far.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn cpu_use(&self) -> Result<CpuUse> {
+        CpuUse::of_process(self.process.pid(), &[])
+    }
+
     /// Stops it gracefully.
     ///
     /// # Errors
@@ -107,16 +115,12 @@ impl Daemon {
     }
 }
 
-/// One uplink and the guests' ports.
-///
-/// The daemon looks for work for 2 ms before it sleeps. While it looks, guests need not kick it;
-/// under TCG a kick takes QEMU's big lock, and a SCHED_RR thread that waits for a lock goes to the
-/// end of the queue.
+/// One uplink and the guests' ports; everything else is as it is by default.
 fn configuration(uplink: &str, vms: &[(String, Nic)], dir: &Path) -> String {
     let dir = dir.display();
     let mut text = format!(
         "[daemon]\ncontrol = \"{dir}/control.sock\"\narena = \"{dir}/arena\"\nmetrics = \"off\"\n\
-         drain_timeout_s = 2\nbusy_poll_us = 2000\nlog = \"debug\"\n\n\
+         drain_timeout_s = 2\nlog = \"debug\"\n\n\
          [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
     );
     for (name, nic) in vms {

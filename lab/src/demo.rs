@@ -1,7 +1,6 @@
 //! `make demo`: three real guests on one core, three paths into one of them, interleaved.
 
 use std::fs;
-use std::ops::RangeInclusive;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,13 +12,15 @@ use nightporter_guest::data::splitmix64;
 use crate::accel::Accel;
 use crate::cpus::Cores;
 use crate::image::{Image, log_dir, source_root};
-use crate::process;
+use crate::link::Link;
+use crate::process::{self, CpuUse};
 use crate::progress::Progress;
-use crate::report::{Cell, GuestShare, Path3, Report, Row, checks};
+use crate::report::checks::checks;
+use crate::report::{Cell, Cost, Gain, GuestShare, Path3, Report, Row, Sample};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
 use crate::transfer::{Outcome, Upload};
-use crate::vmm::{Guest, Places, Vmm};
+use crate::vmm::{Places, Vmm};
 use crate::world::{Net, World, address, guest_name};
 
 /// Guests on the contended core, as in the papers' experiments.
@@ -27,94 +28,134 @@ const GUESTS: usize = 3;
 /// The guest that receives.
 const RECEIVER: u8 = 0;
 
-const SIZES: [usize; 3] = [10_000, 100_000, 1_000_000];
+const SIZES: [usize; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
 const BULK: usize = 50_000_000;
-/// Repetitions of the bulk row.
-const BULK_ROUNDS: usize = 7;
+/// Repetitions of the bulk row, and what they take: not all of the time is for the others.
+const BULK_ROUNDS: usize = 15;
+const BULK_TIME: Duration = Duration::from_secs(35);
+/// Sizes that are captured for the trace checker.
+const TRACED: [usize; 3] = [10_000, 100_000, 1_000_000];
 
-/// Until then a run goes on beyond its least number of transfers: medians of more are steadier.
-const EXTRA_ROUNDS_LIMIT: Duration = Duration::from_secs(120);
 /// No transfer takes this long unless something is broken.
 const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
-/// Transfers start at a random moment of the guests' scheduling cycle (3 x 30 ms, or the quota's
-/// 100 ms). Starting on the heels of the last one would find the guest on its core every time.
-const PAUSE_MIN_US: u64 = 30_000;
-const PAUSE_MAX_US: u64 = 150_000;
+/// Between two transfers at least: what the last one left behind has been done by then.
+const PAUSE_MIN: Duration = Duration::from_millis(30);
+/// Moments to start at are spread over so long where the guests' cycle has no fixed length.
+const CYCLE: Duration = Duration::from_millis(90);
 /// Failed transfers after which a run is given up.
 const FAILURES_MAX: usize = 10;
 
 /// What to measure.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How the guests compete.
-    pub scheduler: Scheduler,
-    /// Transfers for each path and size, at least; twice that if there is time.
+    /// How the guests compete, and over what they are reached: one case after the other.
+    pub cases: Vec<(Scheduler, Link)>,
+    /// Transfers for each path and size, at most.
     pub transfers: usize,
+    /// Time for the transfers of one case; every cell gets at least one.
+    pub time: Duration,
+    /// Sizes of the transfers, bytes; `None`: 10 KB to 10 MB, and without competition 50 MB.
+    pub sizes: Option<Vec<usize>>,
     /// The paths, in table order.
     pub paths: Vec<Path3>,
     /// `None` probes.
     pub accel: Option<Accel>,
-    /// Seed of payloads, pauses and the order within a round.
+    /// Seed of payloads, moments and the order within a round.
     pub seed: u64,
 }
 
-/// Runs the demo; prints the table and writes `target/demo/result.json`.
+/// Runs the cases, prints their tables and writes `target/demo/result.json`; whether all of them
+/// showed what they had to.
 ///
 /// # Errors
-/// Whatever kept it from finishing. A promise not kept is no error: the table says it.
-pub fn run(options: &Options) -> Result<()> {
-    let run_dir = RunDir::create()?;
+/// Whatever kept it from finishing.
+pub fn run(options: &Options) -> Result<bool> {
     process::die_cleanly_on_signals()?;
     let mut progress = Progress::start();
     let cores = Cores::plan()?;
     cores.leave_contended()?;
     progress.step("preparing the guests' kernel and initramfs");
     let image = Image::for_qemu()?;
-    let logs = log_dir("demo")?;
-    let places = Places { sockets: run_dir.path(), logs: &logs };
     let accel = match options.accel {
         Some(accel) => accel,
         None => {
             progress.step("booting a guest to see whether KVM works here");
-            Accel::probe(&image, places)?
+            let run_dir = RunDir::create()?;
+            Accel::probe(&image, Places { sockets: run_dir.path(), logs: &log_dir("demo")? })?
         }
     };
-    progress.step(&format!("booting three guests under QEMU with {accel}"));
+    let mut reports = Vec::new();
+    for &case in &options.cases {
+        // A thread of its own, because a world takes its thread into its network namespace.
+        let (cores, image, progress) = (&cores, &image, &mut progress);
+        let report = thread::scope(|scope| {
+            let inside =
+                scope.spawn(move || run_case(case, options, cores, accel, image, progress));
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        println!("{}", report.table());
+        reports.push(report);
+    }
+    let kept = reports.iter().all(Report::kept);
+    let path = source_root().join("target/demo/result.json");
+    let first = Report { others: reports.split_off(1), ..reports.remove(0) };
+    first.write_json(&path)?;
+    println!("All of it, with every transfer: {}", path.display());
+    Ok(kept)
+}
+
+/// Boots the guests, measures, takes everything down.
+fn run_case(
+    (scheduler, link): (Scheduler, Link),
+    options: &Options,
+    cores: &Cores,
+    accel: Accel,
+    image: &Image,
+    progress: &mut Progress,
+) -> Result<Report> {
+    let run_dir = RunDir::create()?;
+    let logs = log_dir("demo")?;
+    let places = Places { sockets: run_dir.path(), logs: &logs };
+    progress
+        .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
     let with_daemon = options.paths.iter().any(|&path| path != Path3::Tap);
-    let world = World::start(&[(Vmm::Qemu(accel), &image); GUESTS], with_daemon, places)?;
-    let mut lab = Lab { world, loops_per_ms: 0, offload: None };
+    let guests = [(Vmm::Qemu(accel), image); GUESTS];
+    let world = World::start(&guests, with_daemon, Some(link), places)?;
+    let mut lab = Lab::new(world, scheduler);
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
-    let competition = Competition::start(options.scheduler, &cores, &lab.world.guests, &run_dir)?;
-    lab.start_load(options.scheduler)?;
+    let competition = Competition::start(scheduler, cores, &lab.world.guests, &run_dir)?;
+    lab.start_load()?;
     let before = lab.clock()?;
-    let cells = lab.measure(options, &mut progress)?;
-    let report = Report {
-        scheduler: options.scheduler,
-        accel,
-        host_kernel: host_kernel()?,
-        cores: cores.others.len() + 1,
-        guests: lab.guest_shares(&before, options.scheduler)?,
-        checks: Vec::new(),
-        rows: cells.iter().filter_map(Row::of).collect(),
-    };
-    let report = Report { checks: checks(options.scheduler, &report.rows), ..report };
+    let cells = lab.measure(options, progress)?;
+    let guests = lab.guest_shares(&before)?;
     progress.step("checking both sides' captures of one more upload of each size");
     let traces = lab.check_traces(&options.paths, &logs);
     progress.step("cleaning up");
-    lab.world.stop()?;
     drop(competition);
-    drop(run_dir);
-    let path = source_root().join("target/demo/result.json");
-    report.write_json(&path)?;
+    let link_measured = lab.world.link();
+    lab.world.stop()?;
     for failure in cells.iter().flat_map(|c| &c.failures) {
         eprintln!("failed transfer: {failure}");
     }
-    println!("{}\nAll of it: {}", report.table(), path.display());
     for line in traces.context("the trace checker")? {
         println!("{line}");
     }
-    Ok(())
+    let rows: Vec<Row> = cells.iter().filter_map(Row::of).collect();
+    let gains = Gain::all(&rows);
+    Ok(Report {
+        scheduler,
+        link,
+        link_measured,
+        accel,
+        host_kernel: host_kernel()?,
+        cores: cores.others.len() + 1,
+        guests,
+        checks: checks(scheduler, link, &rows, &gains),
+        rows,
+        gains,
+        others: Vec::new(),
+    })
 }
 
 fn host_kernel() -> Result<String> {
@@ -122,29 +163,40 @@ fn host_kernel() -> Result<String> {
     Ok(release.trim().to_owned())
 }
 
-/// The demo's world and what it has found out about it.
-struct Lab {
-    world: World,
+/// A case's world and what it has found out about it.
+pub(crate) struct Lab {
+    pub(crate) world: World,
+    scheduler: Scheduler,
+    /// Moments of the guests' cycle are counted from here.
+    origin: Instant,
     loops_per_ms: u64,
     offload: Option<bool>,
+    /// The guest's interrupts when they were last told.
+    interrupts: u64,
 }
 
 impl Lab {
+    pub(crate) fn new(world: World, scheduler: Scheduler) -> Self {
+        let origin = Instant::now();
+        Self { world, scheduler, origin, loops_per_ms: 0, offload: None, interrupts: 0 }
+    }
+
     /// Lets every path carry data once (caches, translated code), then finds out how fast a vCPU
     /// is while the others are idle.
-    fn warm_up(&mut self) -> Result<()> {
+    pub(crate) fn warm_up(&mut self) -> Result<()> {
         let mut paths = vec![Path3::Tap];
         if self.world.daemon.is_some() {
             paths.extend([Path3::Off, Path3::AckOffload]);
         }
         for path in paths {
-            for bytes in [SIZES[0], SIZES[2], SIZES[2]] {
+            for bytes in [SIZES[0], SIZES[2], SIZES[3]] {
                 self.select(path)?;
                 let outcome = self.send(path, &Upload::new(bytes, 0));
                 let outcome = outcome.with_context(|| format!("first transfer over {path}"))?;
                 if !outcome.hash_ok {
                     bail!("the first transfer over {path} arrived damaged");
                 }
+                self.interrupts = outcome.guest_interrupts;
             }
         }
         match self.world.guests[usize::from(RECEIVER)].call(&Command::Calibrate)? {
@@ -154,8 +206,8 @@ impl Lab {
         Ok(())
     }
 
-    fn start_load(&mut self, scheduler: Scheduler) -> Result<()> {
-        let Some(percent) = scheduler.load_percent() else { return Ok(()) };
+    pub(crate) fn start_load(&mut self) -> Result<()> {
+        let Some(percent) = self.scheduler.load_percent() else { return Ok(()) };
         for guest in &mut self.world.guests {
             guest.call(&Command::LoadStart { loops_per_ms: self.loops_per_ms, percent })?;
         }
@@ -163,46 +215,57 @@ impl Lab {
     }
 
     /// What each guest got of the core since `before`.
-    fn guest_shares(&mut self, before: &Clock, scheduler: Scheduler) -> Result<Vec<GuestShare>> {
+    fn guest_shares(&mut self, before: &Clock) -> Result<Vec<GuestShare>> {
         let now = self.clock()?;
         let elapsed = now.at.duration_since(before.at).as_secs_f64();
+        let loaded = self.scheduler.load_percent().is_some();
         let mut shares = Vec::new();
         for (index, guest) in self.world.guests.iter_mut().enumerate() {
-            let used = now.vcpu[index].saturating_sub(before.vcpu[index]).as_secs_f64();
-            let load_done_percent = match scheduler.load_percent() {
-                None => 0,
-                Some(_) => match guest.call(&Command::LoadStatus)? {
+            let (was, is) = (before.vcpu[index], now.vcpu[index]);
+            let used = is.time.saturating_sub(was.time).as_secs_f64();
+            let load_done_percent = match loaded {
+                false => 0,
+                true => match guest.call(&Command::LoadStatus)? {
                     Reply::Load { done_ms, elapsed_ms, .. } => done_ms * 100 / elapsed_ms.max(1),
                     other => bail!("load status was answered with {other:?}"),
                 },
             };
             let cpu_percent = (used / elapsed * 100.0).round();
-            shares.push(GuestShare { cpu_percent, load_done_percent });
+            let switches_per_s = ((is.switches - was.switches) as f64 / elapsed).round();
+            shares.push(GuestShare { cpu_percent, switches_per_s, load_done_percent });
         }
         Ok(shares)
     }
 
     fn clock(&self) -> Result<Clock> {
-        let vcpu = self.world.guests.iter().map(Guest::vcpu_time).collect::<Result<_>>()?;
-        Ok(Clock { at: Instant::now(), vcpu })
+        let vcpu = self.world.guests.iter().map(|guest| Ok(guest.cpu_use()?.0));
+        Ok(Clock { vcpu: vcpu.collect::<Result<_>>()?, at: Instant::now() })
     }
 
     fn measure(&mut self, options: &Options, progress: &mut Progress) -> Result<Vec<Cell>> {
         let mut random = options.seed;
-        let rounds = options.transfers..=2 * options.transfers;
+        if let Some(sizes) = &options.sizes {
+            let rounds = (options.transfers, options.time);
+            return self.rounds(rounds, sizes, options, &mut random, progress);
+        }
+        let bulk = self.scheduler == Scheduler::Idle;
+        let time = options.time.saturating_sub(if bulk { BULK_TIME } else { Duration::ZERO });
+        let rounds = (options.transfers, time);
         let mut cells = self.rounds(rounds, &SIZES, options, &mut random, progress)?;
-        if options.scheduler == Scheduler::Idle {
-            let bulk = BULK_ROUNDS..=BULK_ROUNDS;
-            cells.extend(self.rounds(bulk, &[BULK], options, &mut random, progress)?);
+        if bulk {
+            let rounds = (options.transfers.min(BULK_ROUNDS), BULK_TIME);
+            cells.extend(self.rounds(rounds, &[BULK], options, &mut random, progress)?);
         }
         Ok(cells)
     }
 
-    /// Rounds of one transfer for each path and size in random order: at least the lower number,
-    /// then more, up to the upper one, as long as the time for it lasts.
+    /// Rounds of one transfer for each path and size in random order, at most so many and as long
+    /// as there is time. In a round all paths start at the same moment of the guests' cycle; from
+    /// round to round it moves on by the golden section of the cycle, so that any number of
+    /// rounds covers the cycle evenly (Weyl's sequence).
     fn rounds(
         &mut self,
-        rounds: RangeInclusive<usize>,
+        (most, time): (usize, Duration),
         sizes: &[usize],
         options: &Options,
         random: &mut u64,
@@ -213,17 +276,18 @@ impl Lab {
             .iter()
             .flat_map(|&bytes| options.paths.iter().map(move |&path| new_cell(path, bytes)))
             .collect();
-        let total = rounds.end() * cells.len();
+        let firsts: Vec<f64> = sizes.iter().map(|_| fraction(random)).collect();
         let mut failed = 0;
-        for round in 0..*rounds.end() {
-            if round >= *rounds.start() && start.elapsed() > EXTRA_ROUNDS_LIMIT {
+        for round in 0..most {
+            if round > 0 && start.elapsed() > time {
                 break;
             }
-            for (position, index) in shuffled(cells.len(), random).into_iter().enumerate() {
+            for index in shuffled(cells.len(), random) {
                 let cell = &mut cells[index];
                 let text = format!("{} bytes over {}", cell.bytes, cell.path);
-                progress.update(round * sizes.len() * options.paths.len() + position, total, &text);
-                failed += usize::from(!self.one(cell, random)?);
+                progress.update(seconds(start.elapsed()), seconds(time), &text);
+                let part = (firsts[index / options.paths.len()] + GOLDEN * round as f64).fract();
+                failed += usize::from(!self.one(cell, round, part, random)?);
                 if failed > FAILURES_MAX {
                     bail!("too many failed transfers: {:?}", cells[index].failures);
                 }
@@ -232,13 +296,19 @@ impl Lab {
         Ok(cells)
     }
 
-    /// One transfer at a random moment; whether it came through.
-    fn one(&mut self, cell: &mut Cell, random: &mut u64) -> Result<bool> {
+    /// One transfer that starts at this part of the guests' cycle; whether it came through.
+    fn one(&mut self, cell: &mut Cell, round: usize, part: f64, random: &mut u64) -> Result<bool> {
         let upload = Upload::new(cell.bytes, splitmix64(random));
         self.select(cell.path)?;
-        thread::sleep(random_pause(random)); // the point of it: see PAUSE_MIN_US
+        let cycle = self.cycle();
+        let phase = cycle.mul_f64(part);
+        let before = self.costs()?;
+        self.wait_for(phase);
         match self.send(cell.path, &upload) {
-            Ok(outcome) => cell.outcomes.push(outcome),
+            Ok(outcome) => {
+                let cost = self.cost_since(&before, &outcome)?;
+                cell.samples.push(Sample { round, phase, outcome, cost });
+            }
             Err(error) => {
                 if let Some(daemon) = &mut self.world.daemon {
                     daemon.check_alive()?;
@@ -250,6 +320,35 @@ impl Lab {
         Ok(true)
     }
 
+    /// How long it takes until all guests have had their turn, or what is taken for it.
+    pub(crate) fn cycle(&self) -> Duration {
+        self.scheduler.cycle(GUESTS).unwrap_or(CYCLE)
+    }
+
+    /// Waits for the next time this moment of the cycle comes, after a pause.
+    pub(crate) fn wait_for(&self, phase: Duration) {
+        let least = self.origin.elapsed() + PAUSE_MIN;
+        let cycle = self.cycle();
+        let cycles = least.saturating_sub(phase).div_duration_f64(cycle).ceil();
+        let at = self.origin + phase + cycle.mul_f64(cycles);
+        thread::sleep(at.saturating_duration_since(Instant::now())); // the point of it
+    }
+
+    fn costs(&self) -> Result<[CpuUse; 3]> {
+        let (vcpu, vmm) = self.world.guests[usize::from(RECEIVER)].cpu_use()?;
+        let daemon = self.world.daemon.as_ref().map(|daemon| daemon.cpu_use()).transpose()?;
+        Ok([vcpu, vmm, daemon.unwrap_or_default()])
+    }
+
+    fn cost_since(&mut self, before: &[CpuUse; 3], outcome: &Outcome) -> Result<Cost> {
+        let after = self.costs()?;
+        let [vcpu, vmm, daemon] = [0, 1, 2].map(|i| after[i].time.saturating_sub(before[i].time));
+        let interrupts = outcome.guest_interrupts.saturating_sub(self.interrupts);
+        self.interrupts = outcome.guest_interrupts;
+        let vcpu_switches = after[0].switches.saturating_sub(before[0].switches);
+        Ok(Cost { interrupts, vcpu, vcpu_switches, vmm, daemon })
+    }
+
     /// Captures one more upload of each size while the guests compete, after everything was
     /// measured because that costs time, and has the trace checker judge them. What it looked at.
     fn check_traces(&mut self, paths: &[Path3], dir: &Path) -> Result<Vec<String>> {
@@ -257,19 +356,19 @@ impl Lab {
         for &path in paths.iter().filter(|&&path| path != Path3::Tap) {
             self.select(path)?;
             let captures = self.world.capture(RECEIVER, dir)?;
-            for bytes in SIZES {
+            for bytes in TRACED {
                 let outcome = self.send(path, &Upload::new(bytes, bytes as u64))?;
                 ensure!(outcome.hash_ok, "a captured upload over {path} arrived damaged");
             }
             let report = captures.check(self.world.daemon()?, path == Path3::AckOffload)?;
-            ensure!(report.flows == SIZES.len() as u64, "connections are missing: {report}");
+            ensure!(report.flows == TRACED.len() as u64, "connections are missing: {report}");
             lines.push(format!("Captures, {path}: {report}"));
         }
         Ok(lines)
     }
 
     /// Turns the receiver's offload on or off as the path needs it.
-    fn select(&mut self, path: Path3) -> Result<()> {
+    pub(crate) fn select(&mut self, path: Path3) -> Result<()> {
         let on = path == Path3::AckOffload;
         if path != Path3::Tap && self.offload != Some(on) {
             self.world.daemon()?.set_offload(&guest_name(RECEIVER), on)?;
@@ -278,25 +377,36 @@ impl Lab {
         Ok(())
     }
 
-    fn send(&self, path: Path3, upload: &Upload) -> Result<Outcome> {
-        let net = if path == Path3::Tap { Net::Tap } else { Net::Nightporter };
-        self.world.remote().enter(|| upload.send(address(RECEIVER, net), TRANSFER_LIMIT))
+    pub(crate) fn send(&self, path: Path3, upload: &Upload) -> Result<Outcome> {
+        self.world.remote().enter(|| upload.send(receiver(path), TRANSFER_LIMIT))
     }
 }
 
-/// A moment, and what each guest's vCPU had used of its core by then.
+/// The receiving guest's address on a path.
+pub(crate) fn receiver(path: Path3) -> std::net::Ipv4Addr {
+    address(RECEIVER, if path == Path3::Tap { Net::Tap } else { Net::Nightporter })
+}
+
+/// A moment, and what each guest's vCPU had had of its core by then.
 struct Clock {
     at: Instant,
-    vcpu: Vec<Duration>,
+    vcpu: Vec<CpuUse>,
 }
 
 fn new_cell(path: Path3, bytes: usize) -> Cell {
-    Cell { path, bytes, outcomes: Vec::new(), failures: Vec::new() }
+    Cell { path, bytes, samples: Vec::new(), failures: Vec::new() }
 }
 
-fn random_pause(random: &mut u64) -> Duration {
-    let span = PAUSE_MAX_US - PAUSE_MIN_US;
-    Duration::from_micros(PAUSE_MIN_US + splitmix64(random) % span)
+fn seconds(time: Duration) -> usize {
+    usize::try_from(time.as_secs()).unwrap_or(usize::MAX)
+}
+
+/// The golden section's fractional part.
+pub(crate) const GOLDEN: f64 = 0.618_033_988_749_895;
+
+/// A number from 0 up to 1.
+fn fraction(random: &mut u64) -> f64 {
+    (splitmix64(random) % 1_000_000) as f64 / 1e6
 }
 
 /// 0 … length-1 in random order (Fisher and Yates).

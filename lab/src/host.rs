@@ -4,13 +4,14 @@
 //!   remote namespace          host namespace (this thread and its children)
 //!   ┌──────────────┐          ┌─────────────────────────────────────────────────┐
 //!   │ sender       │          │            ┌── tap ── QEMU (plain path)         │
-//!   │  eth0 ═══════╪══ veth ══╪══ bridge ══╡                                    │
+//!   │  eth0 ═══════╪══ link ══╪══ bridge ══╡                                    │
 //!   │  10.77.P.1   │          │            └── uplink tap ── nightporterd ══ QEMU│
 //!   └──────────────┘          └─────────────────────────────────────────────────┘
 //! ```
 //!
-//! Neither namespace has a name or a mount: they, the bridge and the taps vanish with the last
-//! process in them. The host's firewall and bridge settings do not apply inside.
+//! The link is a veth pair, or a delay line between two taps ([`crate::link`]). Neither namespace
+//! has a name or a mount: they, the bridge and the taps vanish with the last process in them. The
+//! host's firewall and bridge settings do not apply inside.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -23,7 +24,9 @@ use anyhow::{Context, Result};
 use nightporter_guest::bootline::{Mac, Neighbour, Nic};
 use nix::sched::{CloneFlags, setns, unshare};
 
+use crate::link::{DelayLine, Link, Measured};
 use crate::process::run;
+use crate::sys;
 
 /// Ethernet address of the remote host.
 pub const REMOTE_MAC: Mac = Mac([0x02, 0x4e, 0x50, 0, 0, 1]);
@@ -33,10 +36,15 @@ pub const PREFIX: u8 = 24;
 
 const BRIDGE: &str = "bridge";
 
+/// The subnet of the host itself, where nobody else is: for measuring the link.
+const HOST_SUBNET: u8 = 0;
+
 /// The host's side: bridge and taps, in the calling thread's new network namespace.
 #[derive(Debug)]
 pub struct Host {
     remote: Remote,
+    _line: Option<DelayLine>,
+    measured: Option<Measured>,
 }
 
 /// The remote host's network namespace; clones are the same one.
@@ -69,31 +77,41 @@ pub fn remote_neighbours(paths: &[u8]) -> Vec<Neighbour> {
 
 impl Host {
     /// Moves the calling thread into a new network namespace with a bridge, and connects a remote
-    /// host that has an address on the subnets of `paths`.
+    /// host that has an address on the subnets of `paths`: over `link`, which is measured first,
+    /// or by a cable without delay.
     ///
     /// # Errors
-    /// No permission, or no iproute2.
-    pub fn create(paths: &[u8]) -> Result<Self> {
+    /// No permission, no iproute2, or a link that is not what it should be.
+    pub fn create(paths: &[u8], link: Option<Link>) -> Result<Self> {
         unshare(CloneFlags::CLONE_NEWNET).context("making a network namespace")?;
         ip("link set lo up")?;
         ip(&format!("link add {BRIDGE} type bridge stp_state 0 mcast_snooping 0"))?;
         ip(&format!("link set {BRIDGE} up"))?;
         let remote = Remote { namespace: Arc::new(new_namespace()?) };
-        // ip(8) takes a path for a namespace; it is our child, so it can open our descriptors.
-        let namespace = format!("/proc/{}/fd/{}", std::process::id(), remote.namespace.as_raw_fd());
-        ip("link add remote type veth peer name eth0")?;
-        ip(&format!("link set eth0 address {REMOTE_MAC} netns {namespace}"))?;
+        let line = match link {
+            Some(link) => Some(connect_over(link, &remote)?),
+            None => connect(&remote).map(|()| None)?,
+        };
         ip(&format!("link set remote master {BRIDGE} up"))?;
         remote.enter(|| -> Result<()> {
             ip("link set lo up")?;
-            ip("link set eth0 up")?;
+            ip(&format!("link set eth0 address {REMOTE_MAC} up"))?;
             // What one transfer learns about the way must not help or hurt the next one.
             sysctl("net/ipv4/tcp_no_metrics_save", "1")?;
-            paths.iter().try_for_each(|&path| {
+            paths.iter().chain(&[HOST_SUBNET]).try_for_each(|&path| {
                 ip(&format!("address add {}/{PREFIX} dev eth0", remote_address(path)))
             })
         })?;
-        Ok(Self { remote })
+        let host = Ipv4Addr::new(10, 77, HOST_SUBNET, 2);
+        ip(&format!("address add {host}/{PREFIX} dev {BRIDGE}"))?;
+        let measured = line.as_ref().map(|line| line.calibrate(&remote, host)).transpose()?;
+        Ok(Self { remote, _line: line, measured })
+    }
+
+    /// What the link was found to do, if there is one.
+    #[must_use]
+    pub fn measured(&self) -> Option<Measured> {
+        self.measured
     }
 
     /// Makes a tap with virtio-net headers and puts it on the bridge.
@@ -137,6 +155,20 @@ impl Remote {
             ip(&format!("neighbour replace {address} lladdr {mac} dev eth0 nud permanent"))
         })
     }
+}
+
+/// A cable without delay.
+fn connect(remote: &Remote) -> Result<()> {
+    // ip(8) takes a path for a namespace; it is our child, so it can open our descriptors.
+    let namespace = format!("/proc/{}/fd/{}", std::process::id(), remote.namespace.as_raw_fd());
+    ip("link add remote type veth peer name eth0")?;
+    ip(&format!("link set eth0 netns {namespace}"))
+}
+
+fn connect_over(link: Link, remote: &Remote) -> Result<DelayLine> {
+    let theirs = remote.enter(|| sys::make_tap("eth0")).context("making the remote's tap")?;
+    let ours = sys::make_tap("remote").context("making the link's tap")?;
+    DelayLine::start(link, [theirs, ours])
 }
 
 /// A network namespace nobody is in yet.

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`rundir`] | one run's sockets and its undo journal; what a killed run left is undone |
 //! | [`process`] | children that die with the lab, whatever happens to it |
+//! | [`link`] | the delay line between the remote host and this one |
 //! | [`host`] | a private network namespace with bridge and taps; the remote host's namespace |
 //! | [`image`] | guest kernel, guest binary, initramfs |
 //! | [`accel`] | does KVM really work here? |
@@ -18,6 +19,7 @@
 //! | [`transfer`] | one timed and verified upload |
 //! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the three-path comparison |
+//! | [`outside`] | the same uploads by a client that is not ours |
 //!
 //! Nothing is named in the host's own network namespace, so there is nothing to clean up there:
 //! bridge, taps and the remote host disappear with the processes that hold them.
@@ -30,6 +32,8 @@ pub mod demo;
 pub mod guest;
 pub mod host;
 pub mod image;
+pub mod link;
+pub mod outside;
 pub mod process;
 pub mod progress;
 pub mod report;

@@ -1,9 +1,13 @@
 //! `nightporter-lab`: the demo and the tests on real guests, from the command line.
 
+use std::time::Duration;
+
 use clap::{Parser, Subcommand};
 use nightporter_lab::accel::Accel;
 use nightporter_lab::demo::{self, Options};
 use nightporter_lab::image::Image;
+use nightporter_lab::link::Link;
+use nightporter_lab::outside;
 use nightporter_lab::process;
 use nightporter_lab::report::Path3;
 use nightporter_lab::scenario;
@@ -19,23 +23,51 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Three guests on one core; uploads into one of them over three paths, interleaved.
+    /// Three guests on one core; uploads into one of them over three paths, interleaved. Without
+    /// a scheduler and a link: `eevdf` over `lan`, then `strict30` over `metro`.
     Demo {
         /// How the guests compete.
-        #[arg(long, value_enum, default_value = "rr30")]
-        sched: Scheduler,
-        /// Transfers for each path and size, at least; twice that if there is time.
-        #[arg(long, default_value_t = 30)]
+        #[arg(long, value_enum)]
+        sched: Option<Scheduler>,
+        /// What they are reached over.
+        #[arg(long, value_enum)]
+        link: Option<Link>,
+        /// Transfers for each path and size, at most.
+        #[arg(long, default_value_t = 100)]
         transfers: usize,
+        /// Seconds for the transfers of one case.
+        #[arg(long, default_value_t = 100)]
+        seconds: u64,
+        /// Only these sizes, bytes. The default ends at 10 MB; without competition at 50 MB.
+        #[arg(long, value_delimiter = ',')]
+        sizes: Option<Vec<usize>>,
         /// Only these paths.
         #[arg(long, value_enum, value_delimiter = ',', default_value = "tap,off,ack-offload")]
         paths: Vec<Path3>,
         /// Do not probe for KVM but use this.
         #[arg(long, value_enum)]
         accel: Option<Accel>,
-        /// Seed of payloads, pauses and order.
+        /// Seed of payloads, moments and order.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+    },
+    /// Uploads by curl beside the demo's own, over the same world.
+    Outside {
+        /// How the guests compete.
+        #[arg(long, value_enum, default_value = "strict30")]
+        sched: Scheduler,
+        /// What they are reached over.
+        #[arg(long, value_enum, default_value = "metro")]
+        link: Link,
+        /// Size of each upload.
+        #[arg(long, default_value_t = 1_000_000)]
+        bytes: usize,
+        /// Uploads with each client over each path.
+        #[arg(long, default_value_t = 30)]
+        rounds: usize,
+        /// What QEMU uses.
+        #[arg(long, value_enum, default_value = "tcg")]
+        accel: Accel,
     },
     /// The tests on real guests, with libtest's output.
     Test {
@@ -47,10 +79,23 @@ enum Command {
     Prepare,
 }
 
+/// What the demo shows: the two cases that say most, or the one that was asked for.
+fn cases(sched: Option<Scheduler>, link: Option<Link>) -> Vec<(Scheduler, Link)> {
+    match (sched, link) {
+        (None, None) => vec![(Scheduler::Eevdf, Link::Lan), (Scheduler::Strict30, Link::Metro)],
+        _ => vec![(sched.unwrap_or(Scheduler::Eevdf), link.unwrap_or(Link::Lan))],
+    }
+}
+
 fn main() {
     let passed = match Arguments::parse().command {
-        Command::Demo { sched, transfers, paths, accel, seed } => {
-            demo::run(&Options { scheduler: sched, transfers, paths, accel, seed }).map(|()| true)
+        Command::Demo { sched, link, transfers, seconds, sizes, paths, accel, seed } => {
+            let cases = cases(sched, link);
+            let time = Duration::from_secs(seconds);
+            demo::run(&Options { cases, transfers, time, sizes, paths, accel, seed })
+        }
+        Command::Outside { sched: scheduler, link, bytes, rounds, accel } => {
+            outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
         }
         Command::Prepare => Image::for_qemu().map(|_| true),
         Command::Test { filter } => scenario::run_all(&filter),

@@ -117,6 +117,51 @@ pub fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(8)..].join("\n  ")
 }
 
+/// What a thread has had of its core so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CpuUse {
+    /// Time on it.
+    pub time: Duration,
+    /// How often it was switched to.
+    pub switches: u64,
+}
+
+impl CpuUse {
+    /// Of one thread (Documentation/scheduler/sched-stats.rst: time on the core in ns, time waiting
+    /// for it, number of slices).
+    ///
+    /// # Errors
+    /// It is gone, or the kernel was built without scheduler information.
+    pub fn of_thread(thread: i32) -> Result<Self> {
+        let path = format!("/proc/{thread}/schedstat");
+        let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+        let mut fields = text.split_whitespace().map(str::parse);
+        match (fields.next(), fields.next(), fields.next()) {
+            (Some(Ok(ns)), Some(Ok(_)), Some(Ok(switches))) => {
+                Ok(Self { time: Duration::from_nanos(ns), switches })
+            }
+            _ => bail!("{path} says {text:?}"),
+        }
+    }
+
+    /// Of all living threads of a process but those in `without`.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn of_process(pid: i32, without: &[i32]) -> Result<Self> {
+        let mut sum = Self::default();
+        for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+            let thread = entry?.file_name().to_string_lossy().parse()?;
+            // A worker of QEMU may end at any time.
+            if let (false, Ok(one)) = (without.contains(&thread), Self::of_thread(thread)) {
+                sum.time += one.time;
+                sum.switches += one.switches;
+            }
+        }
+        Ok(sum)
+    }
+}
+
 /// Runs a short command to its end; its standard output.
 ///
 /// # Errors

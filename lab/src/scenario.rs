@@ -109,7 +109,7 @@ impl Lab {
         };
         let run_dir = RunDir::create()?;
         let places = Places { sockets: run_dir.path(), logs: &log_dir(name)? };
-        let mut world = World::start(&[guest], true, places)?;
+        let mut world = World::start(&[guest], true, None, places)?;
         let captures = world.capture(0, places.logs)?;
         run(&mut world)?;
         // Only this one never had it on.

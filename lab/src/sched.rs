@@ -4,6 +4,9 @@
 use std::fmt;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -19,28 +22,50 @@ use crate::vmm::Guest;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduler {
-    /// SCHED_RR with slices of 30 ms, Xen's credit scheduler's length. Real-time throttling
-    /// (`sched_rt_runtime_us`) keeps the host's setting: without it the kernel's own threads on
-    /// that core could starve for the length of the run.
-    Rr30,
     /// The default class: EEVDF on Linux 6.6 and later, CFS before. All VMMs are in one session
     /// and so in one autogroup.
     Eevdf,
+    /// Whole slices of 30 ms in turn, as Xen's credit scheduler and KVM under SCHED_RR give them:
+    /// a control thread gives one guest's vCPU SCHED_FIFO 20 and the others 10. Real-time
+    /// throttling (`sched_rt_runtime_us`) keeps the host's setting: without it the kernel's own
+    /// threads on that core could starve for the length of the run.
+    Strict30,
+    /// SCHED_RR with slices of 30 ms. Under TCG slices break: a vCPU that waits for QEMU's lock, as
+    /// it does for every kick and device access, goes to the end of the queue, and the guest that
+    /// does the I/O gets less of the core than the others. Gains are an emulator's, not a host's.
+    Rr30,
     /// A cgroup quota of 30 ms in every 100 ms for each guest's vCPU.
     Quota30,
     /// No load in the guests.
     Idle,
 }
 
+/// A turn of `strict30`.
+const SLICE: Duration = Duration::from_millis(30);
+/// SCHED_FIFO priorities of `strict30`: whose turn it is, the others, and who decides.
+const PRIORITY_RUNS: i32 = 20;
+const PRIORITY_WAITS: i32 = 10;
+const PRIORITY_CONTROL: i32 = 60;
+
 const RR_TIMESLICE: &str = "/proc/sys/kernel/sched_rr_timeslice_ms";
 const QUOTA_US: u32 = 30_000;
 const PERIOD_US: u32 = 100_000;
 
 impl Scheduler {
-    /// Demand of each guest's load, percent of the core.
+    /// Demand of each guest's load, percent of the core: all of it, always.
     #[must_use]
     pub fn load_percent(self) -> Option<u64> {
-        (self != Self::Idle).then_some(60)
+        (self != Self::Idle).then_some(100)
+    }
+
+    /// How long it takes until the guests have had their turns, where that is fixed.
+    #[must_use]
+    pub fn cycle(self, guests: usize) -> Option<Duration> {
+        match self {
+            Self::Strict30 => Some(SLICE * u32::try_from(guests).expect("a handful")),
+            Self::Quota30 => Some(Duration::from_micros(PERIOD_US.into())),
+            Self::Eevdf | Self::Rr30 | Self::Idle => None,
+        }
     }
 }
 
@@ -54,6 +79,7 @@ impl fmt::Display for Scheduler {
 /// run's journal.
 #[derive(Debug)]
 pub struct Competition {
+    _rotation: Option<Rotation>,
     _contended_core: Flock<File>,
 }
 
@@ -76,6 +102,7 @@ impl Competition {
             Scheduler::Quota30 => Some(CpuCgroups::find()?),
             _ => None,
         };
+        let mut rotated = Vec::new();
         for (index, guest) in guests.iter().enumerate() {
             let threads = guest.vcpu_threads()?;
             if let Some(cgroups) = &cgroups {
@@ -84,15 +111,70 @@ impl Competition {
             }
             for &thread in &threads {
                 pin(thread, &[cores.contended])?;
-                if scheduler == Scheduler::Rr30 {
-                    sys::set_round_robin(thread, 1).context(
-                        "SCHED_RR was refused (with RT_GROUP_SCHED: run from the root cpu cgroup)",
-                    )?;
+                match scheduler {
+                    Scheduler::Rr30 => sys::set_round_robin(thread, 1).context(REFUSED)?,
+                    Scheduler::Strict30 => {
+                        sys::set_fifo(thread, PRIORITY_WAITS).context(REFUSED)?;
+                    }
+                    Scheduler::Eevdf | Scheduler::Quota30 | Scheduler::Idle => {}
                 }
             }
+            rotated.push(threads);
         }
-        Ok(Self { _contended_core: contended_core })
+        let rotation = (scheduler == Scheduler::Strict30).then(|| Rotation::start(rotated));
+        Ok(Self { _rotation: rotation, _contended_core: contended_core })
     }
+}
+
+const REFUSED: &str =
+    "a real-time class was refused (with RT_GROUP_SCHED: run from the root cpu cgroup)";
+
+/// A thread that gives each guest its whole slice in turn, until this is dropped.
+#[derive(Debug)]
+struct Rotation {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rotation {
+    /// `guests` are the vCPU threads of each.
+    fn start(guests: Vec<Vec<i32>>) -> Self {
+        let (stop, stopped) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            if let Err(error) = rotate(&guests, &stopped) {
+                eprintln!("the guests' turns ended: {error:#}");
+            }
+        });
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Rotation {
+    fn drop(&mut self) {
+        self.stop = None; // the receiver hears of it
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn rotate(guests: &[Vec<i32>], stopped: &Receiver<()>) -> Result<()> {
+    sys::set_fifo(0, PRIORITY_CONTROL).context(REFUSED)?;
+    let give = |guest: &Vec<i32>, priority| {
+        guest.iter().try_for_each(|&thread| sys::set_fifo(thread, priority))
+    };
+    let mut at = Instant::now();
+    for turn in 0.. {
+        // The next one is raised first, so that there is no moment in which all are equal.
+        give(&guests[turn % guests.len()], PRIORITY_RUNS)?;
+        give(&guests[(turn + guests.len() - 1) % guests.len()], PRIORITY_WAITS)?;
+        at += SLICE;
+        match stopped.recv_timeout(at.saturating_duration_since(Instant::now())) {
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    Ok(())
 }
 
 /// The cgroup hierarchy that has the cpu controller.

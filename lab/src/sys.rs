@@ -1,8 +1,10 @@
 //! The system calls that need `unsafe`, each behind a safe function.
 
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
@@ -17,6 +19,47 @@ pub(crate) fn set_round_robin(tid: i32, priority: i32) -> io::Result<()> {
     let result = unsafe { libc::sched_setscheduler(tid, libc::SCHED_RR, &raw const param) };
     Errno::result(result)?;
     Ok(())
+}
+
+/// Gives a thread (by its id; 0 is the caller) the SCHED_FIFO class with this priority.
+pub(crate) fn set_fifo(tid: i32, priority: i32) -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: priority };
+    // SAFETY: `param` is a valid sched_param that outlives the call.
+    let result = unsafe { libc::sched_setscheduler(tid, libc::SCHED_FIFO, &raw const param) };
+    Errno::result(result)?;
+    Ok(())
+}
+
+mod ioctl {
+    nix::ioctl_write_int!(tun_set_iff, b'T', 202);
+    nix::ioctl_write_int!(tun_set_offload, b'T', 208);
+}
+
+/// linux/if_tun.h: what the reader of a tap takes: CSUM, TSO4, TSO6, TSO_ECN.
+const TUN_OFFLOADS: u64 = 0x01 | 0x02 | 0x04 | 0x08;
+
+/// Makes a tap `name` in the calling thread's network namespace, whose packets carry virtio-net
+/// headers and may be super-segments. It lives as long as the descriptor, which does not block.
+pub(crate) fn make_tap(name: &str) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+    let file = options.open("/dev/net/tun")?;
+    // SAFETY: ifreq is plain data for which all zeros is a value.
+    let mut request: libc::ifreq = unsafe { mem::zeroed() };
+    assert!(name.len() < request.ifr_name.len(), "a name of ours");
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).expect("0x5002 fits");
+    let pointer: *const libc::ifreq = &raw const request;
+    // SAFETY: TUNSETIFF takes a pointer to an ifreq, which outlives the call; TUNSETOFFLOAD takes
+    // its argument by value.
+    unsafe {
+        ioctl::tun_set_iff(file.as_raw_fd(), pointer.addr() as u64)?;
+        ioctl::tun_set_offload(file.as_raw_fd(), TUN_OFFLOADS)?;
+    }
+    Ok(file)
 }
 
 /// Segments this TCP socket has retransmitted since it was connected.

@@ -36,6 +36,8 @@ pub struct Outcome {
     pub delivered: Duration,
     /// From accept() in the guest until its application had read everything, by its clock.
     pub guest_read: Duration,
+    /// Interrupts of the guest's NICs from its boot until it had read and hashed everything.
+    pub guest_interrupts: u64,
     /// Segments the sender retransmitted.
     pub retransmits: u32,
     /// The receiver found the bytes to be those sent.
@@ -152,6 +154,7 @@ impl Sending<'_> {
             acked,
             delivered,
             guest_read: Duration::from_nanos(verdict.read_ns),
+            guest_interrupts: verdict.interrupts,
             retransmits: sys::tcp_retransmits(&self.stream)?,
             hash_ok: verdict.hash_ok && verdict.hash == self.upload.hash,
         })

@@ -18,14 +18,11 @@ use nix::unistd::Pid;
 use crate::accel::Accel;
 use crate::guest::Control;
 use crate::image::Image;
-use crate::process::{Process, tail};
+use crate::process::{CpuUse, Process, tail};
 use crate::sys;
 
 /// How long a VMM may take to connect its serial port.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-
-/// The kernel counts CPU time in 1/100 s for user space, whatever its own tick (USER_HZ).
-const MS_PER_TICK: u64 = 10;
 
 /// How a NIC is attached to the host.
 #[derive(Debug, Clone)]
@@ -166,21 +163,19 @@ impl Guest {
         Ok(threads)
     }
 
-    /// CPU time its vCPU threads have used so far.
+    /// What its vCPU threads, and all other threads of its VMM, have had of their cores so far.
     ///
     /// # Errors
     /// The guest is gone.
-    pub fn vcpu_time(&self) -> Result<Duration> {
-        let mut ticks = 0;
-        for thread in self.vcpu_threads()? {
-            let stat = fs::read_to_string(format!("/proc/{thread}/stat"))?;
-            // Fields after the name in parentheses: utime and stime are 14 and 15 of all, from 1.
-            let fields = stat.rsplit_once(')').context("a stat line has a name")?.1;
-            for field in fields.split_whitespace().skip(11).take(2) {
-                ticks += field.parse::<u64>()?;
-            }
+    pub fn cpu_use(&self) -> Result<(CpuUse, CpuUse)> {
+        let threads = self.vcpu_threads()?;
+        let mut vcpu = CpuUse::default();
+        for &thread in &threads {
+            let one = CpuUse::of_thread(thread)?;
+            vcpu.time += one.time;
+            vcpu.switches += one.switches;
         }
-        Ok(Duration::from_millis(ticks * MS_PER_TICK))
+        Ok((vcpu, CpuUse::of_process(self.pid(), &threads)?))
     }
 
     /// Kills the VMM at once, as a crash would.

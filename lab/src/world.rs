@@ -10,6 +10,7 @@ use crate::captures::Captures;
 use crate::daemon::Daemon;
 use crate::host::{self, Host, Remote, guest_nic};
 use crate::image::Image;
+use crate::link::{Link, Measured};
 use crate::vmm::{Attach, Guest, Places, Spec, Vmm};
 
 /// A TCG guest boots in two seconds on an idle machine.
@@ -68,12 +69,17 @@ pub fn address(guest: u8, net: Net) -> Ipv4Addr {
 impl World {
     /// Moves the calling thread into a private network namespace and boots one guest per entry of
     /// `guests`, at the same time; returns when all are up. Without the daemon the guests have the
-    /// tap NIC only.
+    /// tap NIC only; without a link the remote host is next door.
     ///
     /// # Errors
     /// Whatever did not start; the message holds the end of its log.
-    pub fn start(guests: &[(Vmm, &Image)], with_daemon: bool, places: Places<'_>) -> Result<Self> {
-        let host = Host::create(&[Net::Tap.subnet(), Net::Nightporter.subnet()])?;
+    pub fn start(
+        guests: &[(Vmm, &Image)],
+        with_daemon: bool,
+        link: Option<Link>,
+        places: Places<'_>,
+    ) -> Result<Self> {
+        let host = Host::create(&[Net::Tap.subnet(), Net::Nightporter.subnet()], link)?;
         let count = u8::try_from(guests.len()).context("a handful of guests")?;
         let daemon = with_daemon.then(|| start_daemon(&host, count, places)).transpose()?;
         let mut world = Self { guests: Vec::new(), daemon, host };
@@ -90,6 +96,12 @@ impl World {
     #[must_use]
     pub fn remote(&self) -> &Remote {
         self.host.remote()
+    }
+
+    /// What the link was found to do.
+    #[must_use]
+    pub fn link(&self) -> Option<Measured> {
+        self.host.measured()
     }
 
     /// The daemon.

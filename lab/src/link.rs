@@ -1,0 +1,473 @@
+//! The link between the remote host and the bridge: a delay line between two taps.
+//!
+//! ```text
+//!   remote namespace                                     host namespace
+//!   eth0 (tap) ══ read ── wire: rate, delay ── write ══ remote (tap) ── bridge
+//! ```
+//!
+//! A thread moves frames from one tap to the other and back. Each direction is a [`Wire`]: a frame
+//! takes its time on it (its bits over the rate), one frame after the other, and arrives one delay
+//! later. Super-segments stay whole, as between two virtual machines, but take as long as their
+//! segments would. The buffer before the wire is deep: a sender's whole window fits, so the line
+//! loses nothing and what a run measures is delay, not luck.
+//!
+//! The thread is SCHED_FIFO, because a wire does not wait for a core. Timers and wake-ups add to
+//! its delay all the same, on a virtual machine 0.1 ms or more. [`DelayLine::calibrate`] takes that
+//! off the delay again, and says what the link really does, through both kernels' stacks, before
+//! anybody relies on it.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::io::{ErrorKind, IoSlice, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::TimeSpec;
+use serde::Serialize;
+
+use crate::host::Remote;
+use crate::sys;
+
+/// What is between the remote host and the guests' host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Link {
+    /// A data centre: 10 Gbit/s, 0.1 ms round trip.
+    Lan,
+    /// A city: 1 Gbit/s, 10 ms.
+    Metro,
+    /// A continent: 100 Mbit/s, 40 ms.
+    Wan,
+}
+
+impl Link {
+    /// Bits per second.
+    #[must_use]
+    pub fn rate(self) -> u64 {
+        match self {
+            Self::Lan => 10_000_000_000,
+            Self::Metro => 1_000_000_000,
+            Self::Wan => 100_000_000,
+        }
+    }
+
+    /// There and back.
+    #[must_use]
+    pub fn round_trip(self) -> Duration {
+        match self {
+            Self::Lan => Duration::from_micros(100),
+            Self::Metro => Duration::from_millis(10),
+            Self::Wan => Duration::from_millis(40),
+        }
+    }
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.to_possible_value().expect("no value is skipped").get_name())
+    }
+}
+
+/// Bytes that may wait for a direction, and be under way on it: more than a sender's largest
+/// window (Linux: `tcp_wmem`, 4 MiB, and as much again in flight).
+const BUFFER_BYTES: usize = 32 << 20;
+/// A super-segment of 64 KiB with its headers, and then some.
+const FRAME_BYTES_MAX: usize = 68 * 1024;
+/// Length of a virtio-net header in front of each frame of a tap.
+const VNET_LEN: usize = 10;
+/// Preamble, checksum and gap of a frame on Ethernet (IEEE 802.3): bytes beyond the frame itself.
+const FRAME_OVERHEAD: usize = 24;
+/// Frames taken from one tap before the other has its turn.
+const FRAMES_PER_TURN: usize = 64;
+/// A packet is handed over up to so much early: no timer is worth setting for less.
+const TIMER_NS: u64 = 20_000;
+/// A round trip that is shorter is delayed on one way only.
+const SHORT_NS: u64 = 1_000_000;
+/// Above everything else that the lab starts.
+const PRIORITY: i32 = 50;
+
+/// One direction, as a function of time. Times are nanoseconds from any one moment.
+#[derive(Debug)]
+struct Wire {
+    rate: u64,
+    /// The last bit that was accepted has left by then.
+    free_at: u64,
+    /// When each frame arrives, oldest first.
+    frames: VecDeque<(u64, Vec<u8>)>,
+    bytes: usize,
+    lost: u64,
+}
+
+impl Wire {
+    fn new(link: Link) -> Self {
+        Self { rate: link.rate(), free_at: 0, frames: VecDeque::new(), bytes: 0, lost: 0 }
+    }
+
+    /// A packet of a tap begins its way, behind those before it; `delay` from its end to there.
+    fn accept(&mut self, now: u64, delay: u64, packet: &[u8]) {
+        if self.bytes + packet.len() > BUFFER_BYTES {
+            self.lost += 1;
+            return;
+        }
+        let bits = 8 * wire_bytes(packet) as u64;
+        self.free_at = self.free_at.max(now) + bits * 1_000_000_000 / self.rate;
+        self.frames.push_back((self.free_at + delay, packet.to_vec()));
+        self.bytes += packet.len();
+    }
+
+    /// When the next packet arrives.
+    fn due(&self) -> Option<u64> {
+        self.frames.front().map(|&(at, _)| at)
+    }
+
+    /// The next packet, if it has arrived.
+    fn arrived(&mut self, now: u64) -> Option<Vec<u8>> {
+        let packet = self.frames.pop_front_if(|(at, _)| *at <= now)?.1;
+        self.bytes -= packet.len();
+        Some(packet)
+    }
+}
+
+/// What a packet of a tap takes on an Ethernet: a super-segment is as many frames as its
+/// virtio-net header says, each with headers of its own.
+fn wire_bytes(packet: &[u8]) -> usize {
+    let field = |at: usize| {
+        packet.get(at..at + 2).map_or(0, |b| usize::from(u16::from_le_bytes([b[0], b[1]])))
+    };
+    let frame = packet.len().saturating_sub(VNET_LEN);
+    // struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size.
+    let (headers, segment) = (field(2), field(4));
+    let frames = match segment {
+        0 => 1,
+        _ => frame.saturating_sub(headers).div_ceil(segment).max(1),
+    };
+    frame + (frames - 1) * headers + frames * FRAME_OVERHEAD
+}
+
+/// A running line. It ends when this is dropped.
+#[derive(Debug)]
+pub struct DelayLine {
+    link: Link,
+    /// There and back, ns: what is left of it beside what the machine adds.
+    delay: Arc<AtomicU64>,
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl DelayLine {
+    /// Connects two taps, whose packets carry virtio-net headers.
+    ///
+    /// # Errors
+    /// No descriptors.
+    pub fn start(link: Link, taps: [File; 2]) -> Result<Self> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let delay = Arc::new(AtomicU64::new(nanos(link.round_trip())));
+        let shared = Arc::clone(&delay);
+        let thread = thread::spawn(move || {
+            // Without the right to it the line is late at times; `calibrate` tells.
+            let _ = sys::set_fifo(0, PRIORITY);
+            if let Err(error) = carry(link, &shared, taps, &theirs) {
+                eprintln!("the delay line ended: {error:#}");
+            }
+        });
+        Ok(Self { link, delay, stop: Some(ours), thread: Some(thread) })
+    }
+
+    /// Takes what the machine adds off the delay, then measures the link from `remote` to `host`,
+    /// an address of the calling thread's namespace.
+    ///
+    /// # Errors
+    /// It is not what its name says: see [`judge`].
+    pub fn calibrate(&self, remote: &Remote, host: Ipv4Addr) -> Result<Measured> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            self.shorten(remote, host)?;
+            let found = Measured {
+                round_trip_ms: ping(remote, host, PINGS)?.as_secs_f64() * 1e3,
+                rate_mbit_s: throughput(self.link, remote, host)? / PAYLOAD_SHARE / 1e6,
+            };
+            match judge(self.link, found) {
+                Err(_) if tries < TRIES => {}
+                result => return result.map(|()| found),
+            }
+        }
+    }
+
+    /// Finds the shortest delay with which the round trip is not too short, by bisection: the
+    /// machine's own share jumps where a timer becomes worth setting.
+    fn shorten(&self, remote: &Remote, host: Ipv4Addr) -> Result<()> {
+        let nominal = self.link.round_trip();
+        let mut enough = nanos(nominal);
+        let mut short = enough.saturating_sub(SHORTER_MAX_NS);
+        for _ in 0..BISECTIONS {
+            let middle = u64::midpoint(short, enough);
+            self.delay.store(middle, Ordering::Relaxed);
+            match ping(remote, host, PINGS / 4)? < nominal {
+                true => short = middle,
+                false => enough = middle,
+            }
+        }
+        self.delay.store(enough, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for DelayLine {
+    fn drop(&mut self) {
+        self.stop = None; // the other end hangs up
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Moves frames until `stop` hangs up.
+fn carry(link: Link, delay: &AtomicU64, mut taps: [File; 2], stop: &UnixStream) -> Result<()> {
+    let start = Instant::now();
+    let now = || nanos(start.elapsed());
+    let mut wires = [Wire::new(link), Wire::new(link)];
+    let mut packet = vec![0; FRAME_BYTES_MAX];
+    loop {
+        let due = wires.iter().filter_map(Wire::due).min();
+        let wait =
+            due.map(|at| TimeSpec::from_duration(Duration::from_nanos(at.saturating_sub(now()))));
+        let mut fds = [wants(taps[0].as_fd()), wants(taps[1].as_fd()), wants(stop.as_fd())];
+        ppoll(&mut fds, wait, None)?;
+        let ready = fds.map(|fd| fd.any().unwrap_or(true));
+        if ready[2] {
+            return Ok(());
+        }
+        for from in 0..2 {
+            if ready[from] {
+                let delay = one_way(from, delay.load(Ordering::Relaxed));
+                take(&mut taps[from], &mut wires[from], &mut packet, now(), delay)?;
+            }
+        }
+        for from in 0..2 {
+            while let Some(packet) = wires[from].arrived(now() + TIMER_NS) {
+                // An interface that is down, or whose queue is full, loses it as a wire would.
+                let _ = taps[1 - from].write_vectored(&[IoSlice::new(&packet)]);
+            }
+        }
+    }
+}
+
+/// The delay from a tap to the other: half of the round trip's. One timer is all that fits into a
+/// short one: the way to the remote has it.
+fn one_way(from: usize, round_trip: u64) -> u64 {
+    match (round_trip < SHORT_NS, from) {
+        (false, _) => round_trip / 2,
+        (true, 0) => 0,
+        (true, _) => round_trip,
+    }
+}
+
+fn wants(fd: BorrowedFd<'_>) -> PollFd<'_> {
+    PollFd::new(fd, PollFlags::POLLIN)
+}
+
+fn take(tap: &mut File, wire: &mut Wire, packet: &mut [u8], now: u64, delay: u64) -> Result<()> {
+    for _ in 0..FRAMES_PER_TURN {
+        match tap.read(packet) {
+            Ok(len) => wire.accept(now, delay, &packet[..len]),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(e) => return Err(e).context("reading from a tap"),
+        }
+    }
+    Ok(())
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).expect("a run is shorter than centuries")
+}
+
+/// What a link was found to do.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Measured {
+    /// Median of pings, ms.
+    pub round_trip_ms: f64,
+    /// 10^6 bits on the wire in one second, headers and gaps included.
+    pub rate_mbit_s: f64,
+}
+
+/// Pings whose median counts; a quarter of them for a step of a bisection.
+const PINGS: usize = 44;
+/// What is taken off the delay at most, and in how many steps that is found out.
+const SHORTER_MAX_NS: u64 = 1_000_000;
+const BISECTIONS: usize = 6;
+const PORT: u16 = 5009;
+/// No packet of a measurement takes this long.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Share of the rate that a full frame's payload is: 1448 of 1538 bytes, with timestamps.
+const PAYLOAD_SHARE: f64 = 1448.0 / 1538.0;
+/// What the stacks, the line's thread and a shared core may add to a round trip, ms.
+const ROUND_TRIP_EXTRA: f64 = 0.25;
+/// On a busy machine a measurement may be spoilt.
+const TRIES: usize = 3;
+
+/// Whether a link is what its name says: the round trip within 5 % and 0.25 ms, the rate within
+/// 5 %. Only above 1 Gbit/s may it be slower: there a thread and two stacks on one core are the
+/// limit.
+fn judge(link: Link, found: Measured) -> Result<()> {
+    let nominal = link.round_trip().as_secs_f64() * 1e3;
+    let rate = link.rate() as f64 / 1e6;
+    let slow = link.rate() <= 1_000_000_000 && found.rate_mbit_s < 0.95 * rate;
+    let (early, late) = (0.95 * nominal, 1.05 * nominal + ROUND_TRIP_EXTRA);
+    let right = (early..=late).contains(&found.round_trip_ms);
+    ensure!(
+        right && !slow && found.rate_mbit_s < 1.05 * rate,
+        "the link {link} should take {nominal} ms and {rate} Mbit/s; it was found to take \
+         {:.3} ms and {:.0} Mbit/s: is the machine busy?",
+        found.round_trip_ms,
+        found.rate_mbit_s
+    );
+    Ok(())
+}
+
+/// The median of some pings over UDP, after one that makes the hosts know each other.
+fn ping(remote: &Remote, host: Ipv4Addr, pings: usize) -> Result<Duration> {
+    let echo = UdpSocket::bind((host, PORT))?;
+    echo.set_read_timeout(Some(LIMIT))?;
+    thread::scope(|scope| {
+        let answering = scope.spawn(move || -> Result<()> {
+            let mut byte = [0; 64];
+            for _ in 0..=pings {
+                let (len, from) = echo.recv_from(&mut byte).context("waiting for a ping")?;
+                echo.send_to(&byte[..len], from)?;
+            }
+            Ok(())
+        });
+        let times = remote.enter(|| -> Result<Vec<Duration>> {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            socket.set_read_timeout(Some(LIMIT))?;
+            socket.connect((host, PORT))?;
+            let one = |_| -> Result<Duration> {
+                let sent = Instant::now();
+                socket.send(b"ping")?;
+                socket.recv(&mut [0; 64]).context("a ping was not answered")?;
+                Ok(sent.elapsed())
+            };
+            (0..=pings).map(one).collect()
+        });
+        answering.join().expect("does not panic")?;
+        let mut times = times?.split_off(1);
+        times.sort();
+        Ok(times[pings / 2])
+    })
+}
+
+/// Bits per second of TCP payload, of the second half of what takes half a second, or is 64 MB.
+fn throughput(link: Link, remote: &Remote, host: Ipv4Addr) -> Result<f64> {
+    let half = usize::try_from(link.rate() / 8 / 4)?.min(32_000_000);
+    let listener = TcpListener::bind((host, PORT))?;
+    let to = SocketAddr::from((host, PORT));
+    let mut sender =
+        remote.enter(|| TcpStream::connect_timeout(&to, LIMIT)).context("measuring")?;
+    let (mut receiver, _) = listener.accept()?;
+    // It stays in slow start where CUBIC would leave it at the first jitter (HyStart, RFC 9406).
+    setsockopt(&sender, sockopt::TcpCongestion, &OsString::from("reno"))?;
+    sender.set_write_timeout(Some(LIMIT))?;
+    receiver.set_read_timeout(Some(LIMIT))?;
+    thread::scope(|scope| {
+        let sending = scope.spawn(move || sender.write_all(&vec![0; 2 * half]));
+        let mut chunk = vec![0; 1 << 18];
+        let (mut got, mut start) = (0, None);
+        loop {
+            got += match receiver.read(&mut chunk).context("measuring the rate")? {
+                0 => break,
+                len => len,
+            };
+            if got >= half && start.is_none() {
+                start = Some((got, Instant::now()));
+            }
+        }
+        let (before, at) = start.context("the connection ended early")?;
+        let elapsed = at.elapsed();
+        sending.join().expect("does not panic")?;
+        Ok(8.0 * (got - before) as f64 / elapsed.as_secs_f64())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WAY: u64 = 20_000_000;
+
+    /// A packet as a tap gives it: a virtio-net header and so many bytes.
+    fn packet(headers: u16, segment: u16, frame: usize) -> Vec<u8> {
+        let mut packet = vec![0; VNET_LEN + frame];
+        packet[2..4].copy_from_slice(&headers.to_le_bytes());
+        packet[4..6].copy_from_slice(&segment.to_le_bytes());
+        packet
+    }
+
+    #[test]
+    fn a_frame_takes_its_bits_and_one_way_of_delay() {
+        let mut wire = Wire::new(Link::Wan);
+        // 1250 bytes on the wire: 0.1 ms at 100 Mbit/s.
+        wire.accept(1_000, WAY, &packet(0, 0, 1226));
+        assert_eq!(wire.due(), Some(1_000 + 100_000 + WAY));
+        assert_eq!(wire.arrived(20_100_999), None);
+        assert_eq!(wire.arrived(20_101_000).map(|p| p.len()), Some(1236));
+        assert_eq!((wire.due(), wire.bytes), (None, 0));
+    }
+
+    #[test]
+    fn frames_follow_each_other_and_none_waits_for_a_wire_that_is_free() {
+        let mut wire = Wire::new(Link::Wan);
+        for now in [0, 0, 50_000, 1_000_000] {
+            wire.accept(now, WAY, &packet(0, 0, 1226));
+        }
+        let at: Vec<u64> = wire.frames.iter().map(|(at, _)| at - WAY).collect();
+        assert_eq!(at, [100_000, 200_000, 300_000, 1_100_000]);
+    }
+
+    #[test]
+    fn a_super_segment_takes_as_long_as_its_segments() {
+        let segments = 44 * (66 + 1448 + FRAME_OVERHEAD);
+        assert_eq!(wire_bytes(&packet(66, 1448, 66 + 44 * 1448)), segments);
+        assert_eq!(wire_bytes(&packet(66, 1448, 66 + 43 * 1448 + 1)), segments - 1447);
+        assert_eq!(wire_bytes(&packet(0, 0, 60)), 84);
+        assert_eq!(wire_bytes(&packet(66, 1448, 10)), 10 + FRAME_OVERHEAD, "shorter than it says");
+    }
+
+    #[test]
+    fn a_full_buffer_loses_the_newest() {
+        let mut wire = Wire::new(Link::Wan);
+        for _ in 0..1000 {
+            wire.accept(0, WAY, &packet(66, 1448, 65_000));
+        }
+        assert_eq!(wire.frames.len() as u64 + wire.lost, 1000);
+        assert!(wire.bytes <= BUFFER_BYTES && wire.lost > 0);
+    }
+
+    #[test]
+    fn a_short_delay_is_on_one_way_and_a_long_one_on_both() {
+        assert_eq!([one_way(0, 90_000), one_way(1, 90_000)], [0, 90_000]);
+        assert_eq!([one_way(0, 9_900_000), one_way(1, 9_900_000)], [4_950_000; 2]);
+    }
+
+    #[test]
+    fn a_line_that_is_slower_faster_or_later_than_its_name_is_refused() {
+        let found = |round_trip_ms, rate_mbit_s| Measured { round_trip_ms, rate_mbit_s };
+        assert!(judge(Link::Metro, found(10.1, 990.0)).is_ok());
+        assert!(judge(Link::Lan, found(0.2, 4000.0)).is_ok(), "a slow machine");
+        for bad in [found(9.4, 940.0), found(10.8, 940.0), found(10.1, 880.0), found(10.1, 1000.0)]
+        {
+            assert!(judge(Link::Metro, bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! What a case must show. A gain is kept when its median reaches what is wanted; "not slower" is
+//! broken only when the whole interval is below what is wanted. Both show their intervals.
+
+use serde::Serialize;
+
+use super::stats::Ratio;
+use super::{Gain, Path3, Row};
+use crate::link::Link;
+use crate::sched::Scheduler;
+
+/// One promise and what became of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Check {
+    /// The promise.
+    pub what: String,
+    /// What was measured, in the promise's unit.
+    pub measured: f64,
+    /// Its 95 % interval, where it is a ratio of medians.
+    pub interval: Option<[f64; 2]>,
+    /// The least that keeps the promise.
+    pub wanted: f64,
+    /// Whether it was kept.
+    pub ok: bool,
+    /// What bounds the number, where that is known and it was missed.
+    pub bound: Option<&'static str>,
+}
+
+/// No path may be slower than this, as a share of the speed of the paths before it.
+const NEVER_WORSE: f64 = 0.95;
+
+const ACKED_BOUND: &str = "the guest answers the SYN and opens its window itself; and the daemon, \
+    the sender, the link and QEMU's main threads share the other cores";
+const DELIVERED_BOUND: &str = "the guest has to run to answer the SYN, to take the data and to \
+    answer; a transfer that fits into one turn of the guest waits for one turn on every path";
+
+/// Which time of a [`Gain`] a promise is about.
+#[derive(Debug, Clone, Copy)]
+enum Time {
+    Acked,
+    Delivered,
+}
+
+/// What this case must gain over tap, with the offload on: bytes, time, times faster.
+fn wanted_gains(scheduler: Scheduler, link: Link) -> &'static [(usize, Time, f64)] {
+    match (scheduler, link) {
+        (Scheduler::Strict30, Link::Metro) => &[
+            (100_000, Time::Acked, 2.5),
+            (1_000_000, Time::Acked, 2.2),
+            (1_000_000, Time::Delivered, 1.7),
+            (10_000_000, Time::Acked, 2.2),
+            (10_000_000, Time::Delivered, 1.7),
+        ],
+        (Scheduler::Eevdf, Link::Lan) => {
+            &[(100_000, Time::Acked, 15.0), (100_000, Time::Delivered, 1.4)]
+        }
+        _ => &[],
+    }
+}
+
+/// What the rows must show in this case. Rows that were not measured promise nothing.
+#[must_use]
+pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) -> Vec<Check> {
+    let mut checks = Vec::new();
+    let tried: usize = rows.iter().map(|r| r.n).sum();
+    if tried > 0 {
+        let right: usize = rows.iter().map(|r| r.hash_ok).sum();
+        let measured = right as f64 / tried as f64;
+        checks.push(Check {
+            what: "share of transfers whose hash was right".to_owned(),
+            measured,
+            interval: None,
+            wanted: 1.0,
+            ok: right == tried,
+            bound: None,
+        });
+    }
+    for &(bytes, time, wanted) in wanted_gains(scheduler, link) {
+        let of_this =
+            |g: &&Gain| (g.path, g.over, g.bytes) == (Path3::AckOffload, Path3::Tap, bytes);
+        checks.extend(gains.iter().find(of_this).map(|gain| gained(gain, time, wanted)));
+    }
+    checks.extend(gains.iter().map(not_slower));
+    checks
+}
+
+fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
+    let (word, ratio, bound) = match time {
+        Time::Acked => ("acked", gain.acked, ACKED_BOUND),
+        Time::Delivered => ("delivered", gain.delivered, DELIVERED_BOUND),
+    };
+    let what = format!("{}, {word}: {} over {}", size(gain.bytes), gain.path, gain.over);
+    let ok = ratio.ratio >= wanted;
+    Check { bound: (!ok).then_some(bound), ..check(what, ratio, wanted, ok) }
+}
+
+fn not_slower(gain: &Gain) -> Check {
+    let what =
+        format!("{}, delivered: {} not slower than {}", size(gain.bytes), gain.path, gain.over);
+    check(what, gain.delivered, NEVER_WORSE, gain.delivered.high >= NEVER_WORSE)
+}
+
+fn check(what: String, ratio: Ratio, wanted: f64, ok: bool) -> Check {
+    let Ratio { ratio: measured, low, high } = ratio;
+    Check { what, measured, interval: Some([low, high]), wanted, ok, bound: None }
+}
+
+/// A size for people.
+pub(super) fn size(bytes: usize) -> String {
+    match bytes {
+        b if b >= 1_000_000 => format!("{} MB", b / 1_000_000),
+        b => format!("{} KB", b / 1000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Cell;
+    use super::super::tests::{cell, rows};
+    use super::*;
+    use std::time::Duration;
+
+    fn kept(scheduler: Scheduler, link: Link, cells: &[Cell]) -> Vec<bool> {
+        let rows = rows(cells);
+        checks(scheduler, link, &rows, &Gain::all(&rows)).iter().map(|c| c.ok).collect()
+    }
+
+    #[test]
+    fn a_gain_of_fourteen_is_not_fifteen() {
+        let tap = cell(Path3::Tap, 100_000, 56, 60);
+        let on = cell(Path3::AckOffload, 100_000, 4, 40);
+        let cells = [tap, on];
+        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &cells), [true, false, true, true]);
+        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [true, true], "promises nothing more");
+    }
+
+    #[test]
+    fn a_wrong_hash_or_a_failed_transfer_breaks_the_first_promise() {
+        let mut bad = cell(Path3::Tap, 100_000, 120, 130);
+        bad.samples[7].outcome.hash_ok = false;
+        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[bad]), [false]);
+        let mut failed = cell(Path3::Tap, 100_000, 120, 130);
+        failed.failures.push("timed out".to_owned());
+        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[failed]), [false]);
+    }
+
+    #[test]
+    fn a_path_is_slower_only_if_its_whole_interval_is() {
+        let tap = cell(Path3::Tap, 1_000_000, 9, 10);
+        let mut off = cell(Path3::Off, 1_000_000, 9, 11);
+        assert_eq!(kept(Scheduler::Idle, Link::Lan, &[tap.clone(), off.clone()]), [true, false]);
+        for sample in off.samples.iter_mut().step_by(2) {
+            sample.outcome.delivered = Duration::from_millis(9);
+        }
+        assert_eq!(kept(Scheduler::Idle, Link::Lan, &[tap, off]), [true, true]);
+    }
+}

@@ -1,0 +1,332 @@
+//! What a demo found: tables for people and `result.json` for programs.
+//!
+//! [`stats`] sums up, [`checks`] judges, `table` writes it down.
+
+pub mod checks;
+pub mod stats;
+mod table;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::accel::Accel;
+use crate::link::{Link, Measured};
+use crate::sched::Scheduler;
+use crate::transfer::Outcome;
+use checks::Check;
+use stats::{Quantiles, Ratio, round3};
+
+/// A way from the remote host into the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Path3 {
+    /// QEMU's own tap on a Linux bridge.
+    Tap,
+    /// Nightporter with the offload off.
+    Off,
+    /// Nightporter with the offload on.
+    AckOffload,
+}
+
+impl Path3 {
+    /// Its name, as in `result.json`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tap => "tap",
+            Self::Off => "off",
+            Self::AckOffload => "ack-offload",
+        }
+    }
+}
+
+impl std::fmt::Display for Path3 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What one transfer cost, from before it to after its verdict.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Cost {
+    /// Interrupts of the guest's NICs.
+    pub interrupts: u64,
+    /// The receiver's vCPU on its core. Under load it is busy all the time: its share.
+    pub vcpu: Duration,
+    /// How often the vCPU was switched to.
+    pub vcpu_switches: u64,
+    /// All other threads of the receiver's VMM.
+    pub vmm: Duration,
+    /// nightporterd.
+    pub daemon: Duration,
+}
+
+/// One transfer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Transfers of one round began at the same moment of the guests' cycle.
+    pub round: usize,
+    /// That moment.
+    pub phase: Duration,
+    /// What it took.
+    pub outcome: Outcome,
+    /// What it cost.
+    pub cost: Cost,
+}
+
+impl Sample {
+    /// connect() until everything written was acknowledged.
+    fn connect_acked(&self) -> Duration {
+        self.outcome.connect + self.outcome.acked
+    }
+}
+
+/// All transfers of one size over one path.
+#[derive(Debug, Clone)]
+pub struct Cell {
+    /// The path.
+    pub path: Path3,
+    /// Size of each transfer, bytes on the wire.
+    pub bytes: usize,
+    /// Those that came through.
+    pub samples: Vec<Sample>,
+    /// Those that did not, and why.
+    pub failures: Vec<String>,
+}
+
+/// One row of `result.json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    path: Path3,
+    bytes: usize,
+    /// Transfers tried.
+    n: usize,
+    /// Transfers that came through and whose hash was right. Times are of those that came through.
+    hash_ok: usize,
+    /// Segments the sender retransmitted, all transfers together.
+    retransmits: u32,
+    connect_ms: Quantiles,
+    /// From connect()'s return.
+    acked_ms: Quantiles,
+    /// From connect()'s call.
+    connect_acked_ms: Quantiles,
+    delivered_ms: Quantiles,
+    /// Guest's accept() until its application had read everything, guest's clock.
+    guest_read_ms: Quantiles,
+    /// Bytes over delivered time, MB/s (10^6 bytes).
+    goodput_mb_s: Quantiles,
+    /// Bytes over acked time, MB/s: what a sender sees that does not wait for an answer.
+    acked_mb_s: Quantiles,
+    /// Means per transfer.
+    cost: CostRow,
+    samples: Vec<RawSample>,
+}
+
+/// Means of [`Cost`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct CostRow {
+    interrupts: f64,
+    vcpu_ms: f64,
+    vcpu_switches: f64,
+    vmm_ms: f64,
+    daemon_ms: f64,
+}
+
+/// [`Sample`] in numbers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct RawSample {
+    round: usize,
+    phase_ms: f64,
+    connect_ms: f64,
+    acked_ms: f64,
+    delivered_ms: f64,
+    guest_read_ms: f64,
+    retransmits: u32,
+    hash_ok: bool,
+    interrupts: u64,
+    vcpu_ms: f64,
+    vcpu_switches: u64,
+    vmm_ms: f64,
+    daemon_ms: f64,
+}
+
+impl RawSample {
+    fn of(sample: &Sample) -> Self {
+        let Sample { round, phase, outcome, cost } = sample;
+        Self {
+            round: *round,
+            phase_ms: ms(*phase),
+            connect_ms: ms(outcome.connect),
+            acked_ms: ms(outcome.acked),
+            delivered_ms: ms(outcome.delivered),
+            guest_read_ms: ms(outcome.guest_read),
+            retransmits: outcome.retransmits,
+            hash_ok: outcome.hash_ok,
+            interrupts: cost.interrupts,
+            vcpu_ms: ms(cost.vcpu),
+            vcpu_switches: cost.vcpu_switches,
+            vmm_ms: ms(cost.vmm),
+            daemon_ms: ms(cost.daemon),
+        }
+    }
+}
+
+fn ms(duration: Duration) -> f64 {
+    round3(duration.as_secs_f64() * 1e3)
+}
+
+impl Row {
+    /// Sums up a cell; `None` if nothing came through.
+    #[must_use]
+    pub fn of(cell: &Cell) -> Option<Self> {
+        let samples = &cell.samples;
+        let of =
+            |value: fn(&Sample) -> Duration| Quantiles::of(samples.iter().map(|s| ms(value(s))));
+        let rate = |value: fn(&Sample) -> Duration| {
+            let megabytes = cell.bytes as f64 / 1e6;
+            Quantiles::of(samples.iter().map(|s| megabytes / value(s).as_secs_f64()))
+        };
+        let mean = |value: fn(&Cost) -> f64| {
+            let sum: f64 = samples.iter().map(|s| value(&s.cost)).sum();
+            round3(sum / samples.len() as f64)
+        };
+        Some(Self {
+            path: cell.path,
+            bytes: cell.bytes,
+            n: samples.len() + cell.failures.len(),
+            hash_ok: samples.iter().filter(|s| s.outcome.hash_ok).count(),
+            retransmits: samples.iter().map(|s| s.outcome.retransmits).sum(),
+            connect_ms: of(|s| s.outcome.connect)?,
+            acked_ms: of(|s| s.outcome.acked)?,
+            connect_acked_ms: of(Sample::connect_acked)?,
+            delivered_ms: of(|s| s.outcome.delivered)?,
+            guest_read_ms: of(|s| s.outcome.guest_read)?,
+            goodput_mb_s: rate(|s| s.outcome.delivered)?,
+            acked_mb_s: rate(|s| s.outcome.acked)?,
+            cost: CostRow {
+                interrupts: mean(|c| c.interrupts as f64),
+                vcpu_ms: mean(|c| ms(c.vcpu)),
+                vcpu_switches: mean(|c| c.vcpu_switches as f64),
+                vmm_ms: mean(|c| ms(c.vmm)),
+                daemon_ms: mean(|c| ms(c.daemon)),
+            },
+            samples: samples.iter().map(RawSample::of).collect(),
+        })
+    }
+}
+
+/// How much faster one path is than another at one size, by medians.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Gain {
+    path: Path3,
+    over: Path3,
+    bytes: usize,
+    connect: Ratio,
+    acked: Ratio,
+    connect_acked: Ratio,
+    delivered: Ratio,
+}
+
+impl Gain {
+    /// Over the rounds in which both came through; `None` if there is none, or another size.
+    fn of(row: &Row, over: &Row) -> Option<Self> {
+        let pairs: Vec<_> = row
+            .samples
+            .iter()
+            .filter_map(|s| Some((over.samples.iter().find(|o| o.round == s.round)?, s)))
+            .collect();
+        let ratio = |value: fn(&RawSample) -> f64| {
+            let values: Vec<_> = pairs.iter().map(|(over, s)| (value(over), value(s))).collect();
+            Ratio::of_medians(&values)
+        };
+        Some(Self {
+            path: row.path,
+            over: over.path,
+            bytes: (row.bytes == over.bytes).then_some(row.bytes)?,
+            connect: ratio(|s| s.connect_ms)?,
+            acked: ratio(|s| s.acked_ms)?,
+            connect_acked: ratio(|s| s.connect_ms + s.acked_ms)?,
+            delivered: ratio(|s| s.delivered_ms)?,
+        })
+    }
+
+    /// Of each path over each path before it, at each size.
+    #[must_use]
+    pub fn all(rows: &[Row]) -> Vec<Self> {
+        let before = |row: &Row, over: &Row| over.path < row.path;
+        rows.iter()
+            .flat_map(|row| {
+                rows.iter().filter(move |over| before(row, over)).map(move |o| (row, o))
+            })
+            .filter_map(|(row, over)| Self::of(row, over))
+            .collect()
+    }
+}
+
+/// A whole case's result.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    /// How the guests competed.
+    pub scheduler: Scheduler,
+    /// What was between the sender and the guests' host.
+    pub link: Link,
+    /// What that link was found to do.
+    pub link_measured: Option<Measured>,
+    /// How QEMU ran them.
+    pub accel: Accel,
+    /// Host kernel, to compare results by.
+    pub host_kernel: String,
+    /// Cores the run had: one for the guests' vCPUs, the rest for everything else.
+    pub cores: usize,
+    /// What each guest got of the contended core.
+    pub guests: Vec<GuestShare>,
+    /// One row per path and size.
+    pub rows: Vec<Row>,
+    /// How much faster than the paths before it each path is.
+    pub gains: Vec<Gain>,
+    /// What the demo must show in this case, and whether it did.
+    pub checks: Vec<Check>,
+    /// The other cases of the same run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<Self>,
+}
+
+/// What a guest got of the contended core.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GuestShare {
+    /// CPU time of its vCPU, percent of the core.
+    pub cpu_percent: f64,
+    /// How often its vCPU was switched to, per second.
+    pub switches_per_s: f64,
+    /// Work its load has done, in percent of what the vCPU does alone on the core. The rest of
+    /// `cpu_percent` went into network and timer work, and under TCG into cold caches.
+    pub load_done_percent: u64,
+}
+
+impl Report {
+    /// Whether all promises were kept.
+    #[must_use]
+    pub fn kept(&self) -> bool {
+        self.checks.iter().all(|check| check.ok)
+    }
+
+    /// Writes `result.json`.
+    ///
+    /// # Errors
+    /// The directory or file cannot be written.
+    pub fn write_json(&self, path: &Path) -> Result<()> {
+        let dir = path.parent().context("a file has a directory")?;
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

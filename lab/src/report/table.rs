@@ -1,0 +1,144 @@
+//! The tables a newcomer reads.
+
+use std::fmt::Write as _;
+
+use super::checks::{Check, size};
+use super::stats::{Quantiles, Ratio};
+use super::{Gain, Path3, Report, Row};
+use crate::sched::Scheduler;
+
+impl Report {
+    /// All tables and verdicts of a case.
+    #[must_use]
+    pub fn table(&self) -> String {
+        let mut out = format!("\n{}\n{LEGEND}", self.headline());
+        let mut bytes = 0;
+        for row in &self.rows {
+            if row.bytes != bytes {
+                bytes = row.bytes;
+                let _ = writeln!(out, "\n{:>7}{}", size(bytes), HEADER);
+            }
+            let gain = self
+                .gains
+                .iter()
+                .find(|g| (g.path, g.over, g.bytes) == (row.path, Path3::Tap, row.bytes));
+            let _ = writeln!(out, "{}", times_line(row, gain));
+        }
+        let _ = writeln!(out, "\n{COSTS}");
+        for row in &self.rows {
+            let _ = writeln!(out, "{}", cost_line(row));
+        }
+        if !self.checks.is_empty() {
+            out.push_str("\nWhat this run had to show (medians; in brackets the 95 % interval):\n");
+        }
+        self.checks.iter().for_each(|check| verdict(&mut out, check));
+        out
+    }
+
+    fn headline(&self) -> String {
+        let shares: Vec<String> = self
+            .guests
+            .iter()
+            .map(|g| format!("{} % in {:.0} turns a second", g.cpu_percent, g.switches_per_s))
+            .collect();
+        let load = match self.scheduler.load_percent() {
+            None => "The guests have nothing else to do".to_owned(),
+            Some(_) => format!("Each wants all of it; they got {}", shares.join(", ")),
+        };
+        let link = self.link_measured.map_or_else(String::new, |m| {
+            format!(": {:.2} ms round trip, {:.0} Mbit/s", m.round_trip_ms, m.rate_mbit_s)
+        });
+        let artefact = match self.scheduler {
+            Scheduler::Rr30 => {
+                "\nUnder TCG this case is no model of a KVM or Xen host: a vCPU that waits for \
+                 QEMU's lock\nloses the rest of its slice. strict30 keeps slices whole."
+            }
+            _ => "",
+        };
+        format!(
+            "Uploads over a {}{link} into one of three guests that share a core ({}, {}).\n\
+             {load}.{artefact}",
+            self.link, self.scheduler, self.accel
+        )
+    }
+}
+
+const LEGEND: &str = "
+  connect    the sender calls connect() ... it returns
+  acked      connect() has returned ... everything written is acknowledged: the sender is done
+  both       the two together
+  delivered  the sender calls connect() ... the guest's application has read everything
+  All in ms. p50: half are faster; p10, p90: one in ten is faster, slower; mean: what is paid.
+  gain       times faster than tap by medians, and its 95 % interval
+";
+
+const HEADER: &str = "   \
+    connect         acked          both          delivered                    gain
+path          p50  mean    p50  mean    p50  mean    p10   p50   p90  mean   \
+    acked             delivered";
+
+const COSTS: &str = "What one transfer cost (means): interrupts of the guest's NICs; \
+    ms of CPU of the receiver's vCPU
+(under load: its share of the core) and how often it was switched to, of its VMM's other threads, of
+the daemon
+                  interrupts   vCPU  switches     VMM  daemon   hashes";
+
+fn times_line(row: &Row, gain: Option<&Gain>) -> String {
+    let two = |q: &Quantiles| format!("{} {}", ms(q.p50), ms(q.mean));
+    let of = |ratio: fn(&Gain) -> Ratio| gain.map_or_else(String::new, |g| times(&ratio(g)));
+    let line = format!(
+        "{:11} {}  {}  {}  {} {} {} {}  {:17} {}",
+        row.path.name(),
+        two(&row.connect_ms),
+        two(&row.acked_ms),
+        two(&row.connect_acked_ms),
+        ms(row.delivered_ms.p10),
+        ms(row.delivered_ms.p50),
+        ms(row.delivered_ms.p90),
+        ms(row.delivered_ms.mean),
+        of(|g| g.acked),
+        of(|g| g.delivered),
+    );
+    line.trim_end().to_owned()
+}
+
+fn cost_line(row: &Row) -> String {
+    let cost = &row.cost;
+    format!(
+        "{:>6} {:11} {:9.0} {:6.1} {:9.1} {:7.2} {:7.2}   {}/{}",
+        size(row.bytes),
+        row.path.name(),
+        cost.interrupts,
+        cost.vcpu_ms,
+        cost.vcpu_switches,
+        cost.vmm_ms,
+        cost.daemon_ms,
+        row.hash_ok,
+        row.n
+    )
+}
+
+fn verdict(out: &mut String, check: &Check) {
+    let mark = if check.ok { "yes" } else { "NO " };
+    let Check { what, measured, wanted, .. } = check;
+    let interval =
+        check.interval.map_or_else(String::new, |[low, high]| format!(" [{low:.2}, {high:.2}]"));
+    let _ = writeln!(out, "  {mark}  {what}: {measured:.2}{interval}, at least {wanted}");
+    if let Some(bound) = check.bound {
+        let _ = writeln!(out, "       What bounds it: {bound}.");
+    }
+}
+
+/// Three significant digits or so, five columns.
+fn ms(value: f64) -> String {
+    match value {
+        v if v < 9.995 => format!("{v:5.2}"),
+        v if v < 99.95 => format!("{v:5.1}"),
+        v => format!("{v:5.0}"),
+    }
+}
+
+fn times(ratio: &Ratio) -> String {
+    let digits = |v: f64| if v < 9.95 { format!("{v:.1}") } else { format!("{v:.0}") };
+    format!("{}x [{}, {}]", digits(ratio.ratio), digits(ratio.low), digits(ratio.high))
+}

@@ -1,0 +1,85 @@
+//! Rows, gains and the file's shape, from transfers that were never made.
+
+use super::*;
+
+/// A cell of 30 transfers that all took the same.
+pub(super) fn cell(path: Path3, bytes: usize, acked_ms: u64, delivered_ms: u64) -> Cell {
+    let outcome = Outcome {
+        connect: Duration::from_millis(1),
+        acked: Duration::from_millis(acked_ms),
+        delivered: Duration::from_millis(delivered_ms),
+        guest_read: Duration::from_millis(1),
+        guest_interrupts: 1000,
+        retransmits: 0,
+        hash_ok: true,
+    };
+    let cost = Cost { interrupts: 7, ..Cost::default() };
+    let sample = |round| Sample { round, phase: Duration::ZERO, outcome, cost };
+    Cell { path, bytes, samples: (0..30).map(sample).collect(), failures: Vec::new() }
+}
+
+pub(super) fn rows(cells: &[Cell]) -> Vec<Row> {
+    cells.iter().map(|c| Row::of(c).expect("something came through")).collect()
+}
+
+#[test]
+fn a_gain_is_over_the_paths_before_and_of_the_same_size() {
+    let rows = rows(&[
+        cell(Path3::Tap, 100_000, 20, 30),
+        cell(Path3::Off, 100_000, 10, 15),
+        cell(Path3::Tap, 1_000_000, 200, 300),
+    ]);
+    let gains = Gain::all(&rows);
+    let [gain] = gains.as_slice() else { panic!("{gains:?}") };
+    assert_eq!((gain.path, gain.over, gain.bytes), (Path3::Off, Path3::Tap, 100_000));
+    assert_eq!((gain.connect.ratio, gain.acked.ratio), (1.0, 2.0));
+    assert_eq!((gain.connect_acked.ratio, gain.delivered.ratio), (1.909, 2.0));
+}
+
+#[test]
+fn a_round_in_which_one_path_failed_counts_for_neither() {
+    let mut tap = cell(Path3::Tap, 100_000, 20, 30);
+    tap.samples[4].outcome.delivered = Duration::from_secs(60);
+    let mut off = cell(Path3::Off, 100_000, 10, 15);
+    off.samples.remove(4);
+    let gains = Gain::all(&rows(&[tap, off]));
+    assert_eq!(gains[0].delivered, Ratio { ratio: 2.0, low: 2.0, high: 2.0 });
+}
+
+#[test]
+fn the_json_has_the_documented_shape() {
+    let rows = rows(&[cell(Path3::Tap, 100_000, 40, 60), cell(Path3::AckOffload, 100_000, 4, 60)]);
+    let share = GuestShare { cpu_percent: 33.0, switches_per_s: 11.0, load_done_percent: 20 };
+    let report = Report {
+        scheduler: Scheduler::Strict30,
+        link: Link::Metro,
+        link_measured: Some(Measured { round_trip_ms: 10.1, rate_mbit_s: 990.0 }),
+        accel: Accel::Tcg,
+        host_kernel: "6.1".to_owned(),
+        cores: 2,
+        guests: vec![share; 3],
+        gains: Gain::all(&rows),
+        rows,
+        checks: Vec::new(),
+        others: Vec::new(),
+    };
+    let json = serde_json::to_value(&report).expect("serialises");
+    assert_eq!((&json["scheduler"], &json["accel"]), (&"strict30".into(), &"tcg".into()));
+    assert_eq!((&json["link"], &json["others"]), (&"metro".into(), &serde_json::Value::Null));
+    let row = &json["rows"][1];
+    assert_eq!((&row["path"], &row["bytes"]), (&"ack-offload".into(), &100_000.into()));
+    assert_eq!((&row["n"], &row["hash_ok"]), (&30.into(), &30.into()));
+    for time in ["connect_ms", "acked_ms", "connect_acked_ms", "delivered_ms"] {
+        for summary in ["p10", "p50", "p90", "mean"] {
+            assert!(row[time][summary].is_number(), "{time}.{summary} in {row}");
+        }
+    }
+    assert_eq!(row["samples"].as_array().map(Vec::len), Some(30));
+    assert_eq!(
+        (&row["samples"][3]["acked_ms"], &row["cost"]["interrupts"]),
+        (&4.0.into(), &7.0.into())
+    );
+    assert_eq!(json["gains"][0]["acked"]["ratio"], 10.0);
+    let lines = report.table();
+    assert!(lines.lines().all(|line| line.chars().count() <= 120), "{lines}");
+}
