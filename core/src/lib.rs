@@ -17,3 +17,10 @@ pub mod tcp;
 pub mod time;
 pub mod trace;
 pub mod wire;
+
+// The packet traces of `tests/`, for tests that also look inside.
+#[cfg(test)]
+extern crate self as nightporter_core;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;

@@ -39,7 +39,7 @@ use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use zerocopy::FromBytes;
 
-use super::record::{self, Progress, RawRecord, Record};
+use super::record::{self, Progress, RawRecord, Record, put};
 use crate::limits::PAGE;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"NPARENA1");
@@ -236,7 +236,7 @@ impl<'m> Arena<'m> {
         for index in 0..pages_used {
             let owner = self.page_owner(index);
             if owner.is_none() {
-                self.descs[index][OWNER].store(0, Ordering::Relaxed);
+                put(&self.descs[index][OWNER], 0);
                 self.free_pages.extend(PageId::new(index));
             }
             self.page_vm.push(owner.map_or(0, |id| self.vm_of(id)));
@@ -311,7 +311,7 @@ impl<'m> Arena<'m> {
         let raw = &self.records[index as usize];
         let generation = record::generation(raw).wrapping_add(1);
         let state = init.encode(generation, raw);
-        raw[record::STATE].store(state.to_le(), Ordering::Release);
+        put(&raw[record::STATE], state);
         Some(RecordId(index))
     }
 
@@ -319,7 +319,7 @@ impl<'m> Arena<'m> {
     pub fn free_record(&mut self, id: RecordId) {
         let raw = self.raw(id);
         debug_assert_ne!(record::load(raw, record::STATE), 0, "record freed twice");
-        raw[record::STATE].store(0, Ordering::Release);
+        put(&raw[record::STATE], 0);
         self.free_records.push(id.0);
     }
 
@@ -328,31 +328,30 @@ impl<'m> Arena<'m> {
     /// Call after the payload is in its pages and before the ACK exists.
     pub fn commit_rcv_nxt(&mut self, id: RecordId, seq: u64) {
         compiler_fence(Ordering::Release);
-        self.raw(id)[record::RCV_NXT].store(seq.to_le(), Ordering::Release);
+        put(&self.raw(id)[record::RCV_NXT], seq);
     }
 
     /// Commits `g.una`. Call before the pages below it are released.
     pub fn commit_g_una(&mut self, id: RecordId, seq: u64) {
-        self.raw(id)[record::G_UNA].store(seq.to_le(), Ordering::Release);
+        put(&self.raw(id)[record::G_UNA], seq);
         compiler_fence(Ordering::Release);
     }
 
     /// Commits `h.re`, before a segment that advertises it leaves (INV-05 across a restart).
     pub fn commit_h_re(&mut self, id: RecordId, seq: u64) {
-        self.raw(id)[record::H_RE].store(seq.to_le(), Ordering::Release);
+        put(&self.raw(id)[record::H_RE], seq);
     }
 
     /// Commits every word that changes with traffic; for when, see [`Self::commit_rcv_nxt`].
     pub fn commit(&mut self, id: RecordId, p: &Progress) {
         let raw = self.raw(id);
-        let put = |word: usize, value: u64| raw[word].store(value.to_le(), Ordering::Release);
         compiler_fence(Ordering::Release);
-        put(record::RCV_NXT, p.rcv_nxt);
-        put(record::G_UNA, p.g_una);
-        put(record::G_NXT, p.g_nxt);
-        put(record::W_NXT, p.w_nxt);
-        put(record::H_RE, p.h_re);
-        put(record::TS_EMIT, record::ts_word(p.ts_emit_r, p.ts_emit_g));
+        put(&raw[record::RCV_NXT], p.rcv_nxt);
+        put(&raw[record::G_UNA], p.g_una);
+        put(&raw[record::G_NXT], p.g_nxt);
+        put(&raw[record::W_NXT], p.w_nxt);
+        put(&raw[record::H_RE], p.h_re);
+        put(&raw[record::TS_EMIT], record::ts_word(p.ts_emit_r, p.ts_emit_g));
     }
 
     // --- Pages ---------------------------------------------------------------------------------
@@ -365,7 +364,7 @@ impl<'m> Arena<'m> {
         } else {
             let used = self.page_vm.len();
             let page = PageId::new(used)?;
-            self.descs.get(used)?[OWNER].store(0, Ordering::Release);
+            put(&self.descs.get(used)?[OWNER], 0);
             self.put(header::PAGES_USED, used as u64 + 1);
             self.page_vm.push(0);
             page
@@ -375,12 +374,12 @@ impl<'m> Arena<'m> {
         let owner_word = u64::from(record::generation(raw)) << 32 | (u64::from(owner.0) + 1);
         let vm = self.vm_of(owner);
         if self.page_vm[page.index()] != vm {
-            self.pages[page.index()].fill(0);
+            self.write(page, 0, &[0; PAGE]);
             self.page_vm[page.index()] = vm;
         }
         let desc = &self.descs[page.index()];
-        desc[PAGE_NO].store(page_no.to_le(), Ordering::Release);
-        desc[OWNER].store(owner_word.to_le(), Ordering::Release);
+        put(&desc[PAGE_NO], page_no);
+        put(&desc[OWNER], owner_word);
         Some(page)
     }
 
@@ -388,7 +387,7 @@ impl<'m> Arena<'m> {
     pub fn free_page(&mut self, page: PageId) {
         let desc = &self.descs[page.index()];
         debug_assert_ne!(desc[OWNER].load(Ordering::Relaxed), 0, "page freed twice");
-        desc[OWNER].store(0, Ordering::Release);
+        put(&desc[OWNER], 0);
         self.free_pages.push(page);
     }
 
@@ -398,9 +397,12 @@ impl<'m> Arena<'m> {
         &self.pages[page.index()]
     }
 
-    /// The bytes of a page, to write.
-    pub fn page_mut(&mut self, page: PageId) -> &mut [u8; PAGE] {
-        &mut self.pages[page.index()]
+    /// Copies `bytes` to `offset` of a page, in which they must fit.
+    pub fn write(&mut self, page: PageId, offset: usize, bytes: &[u8]) {
+        let place = &mut self.pages[page.index()][offset..offset + bytes.len()];
+        place.copy_from_slice(bytes);
+        #[cfg(test)]
+        cuts::on_write(place.as_ptr().addr(), bytes);
     }
 
     // --- Inside --------------------------------------------------------------------------------
@@ -418,7 +420,7 @@ impl<'m> Arena<'m> {
     }
 
     fn put(&self, i: usize, value: u64) {
-        self.header[i].store(value.to_le(), Ordering::Release);
+        put(&self.header[i], value);
     }
 
     fn records_used(&self) -> usize {
@@ -437,5 +439,7 @@ impl<'m> Arena<'m> {
     }
 }
 
+#[cfg(test)]
+pub(super) mod cuts;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -61,7 +61,7 @@ impl FlowStore {
         {
             // An append to a page that is held: nearly every call.
             self.end = self.end.max(seq + bytes.len() as u64);
-            arena.page_mut(page)[offset..offset + bytes.len()].copy_from_slice(bytes);
+            arena.write(page, offset, bytes);
             return true;
         }
         self.write_and_take_pages(arena, rec, seq, bytes)
@@ -200,7 +200,7 @@ impl FlowStore {
             let page = self.slots[slot].expect("counted as free above");
             let offset = offset_in_page(at);
             let (now, later) = rest.split_at(rest.len().min(PAGE - offset));
-            arena.page_mut(page)[offset..offset + now.len()].copy_from_slice(now);
+            arena.write(page, offset, now);
             (at, rest) = (at + now.len() as u64, later);
         }
         true

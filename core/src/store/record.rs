@@ -254,7 +254,14 @@ pub(super) fn load(raw: &RawRecord, word: usize) -> u64 {
 }
 
 pub(super) fn store(raw: &RawRecord, word: usize, value: u64) {
-    raw[word].store(value.to_le(), Ordering::Relaxed);
+    put(&raw[word], value);
+}
+
+/// One store into the memory. Whatever kills us, what was stored before it is there if this is.
+pub(super) fn put(word: &AtomicU64, value: u64) {
+    word.store(value.to_le(), Ordering::Release);
+    #[cfg(test)]
+    super::arena::cuts::on_write(core::ptr::from_ref(word).addr(), &value.to_le_bytes());
 }
 
 /// Of the static words; never zero. Guards against half-written memory, not against forgery.

@@ -98,6 +98,9 @@ pub struct Inner<'m> {
     pub rings: Vec<Ring>,
     pub conns: Vec<Conn>,
     pub trace: Vec<String>,
+    /// Told of each frame of a connection as it leaves the engine: connection, receiver, and where
+    /// the frame's acknowledgement is on the receiver's stream.
+    pub watcher: Option<fn(usize, Side, u32)>,
     /// Frames that belong to no connection.
     pub strays: Vec<(Option<PortId>, Vec<u8>)>,
 }
@@ -133,6 +136,7 @@ impl<'m> World<'m> {
             rings: Vec::new(),
             conns: Vec::new(),
             trace: Vec::new(),
+            watcher: None,
             strays: Vec::new(),
         };
         let world = Self(Rc::new(RefCell::new(inner)));
@@ -487,6 +491,9 @@ impl Inner<'_> {
         let verdict = self.conns[conn].monitor.on_emitted(to, &seen, gated);
         if let Err(broken) = verdict {
             panic!("{broken}\n{}", self.trace_text());
+        }
+        if let Some(watcher) = self.watcher {
+            watcher(conn, to, seen.ack());
         }
         let end = &mut self.conns[conn].ends[to as usize];
         if let Some(ts) = seen.tcp().options.timestamps

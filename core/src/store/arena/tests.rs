@@ -326,7 +326,7 @@ fn sec_10_no_byte_of_one_vm_is_in_a_page_of_another() {
         let pages: Vec<_> = (0..PAGES as u64).map(|n| arena.alloc_page(id, n).unwrap()).collect();
         let seen: BTreeSet<u8> = pages.iter().flat_map(|&p| *arena.page(p)).collect();
         for page in pages {
-            arena.page_mut(page).fill(byte);
+            arena.write(page, 0, &[byte; PAGE]);
             arena.free_page(page);
         }
         seen
