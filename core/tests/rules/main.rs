@@ -23,6 +23,7 @@ mod snoop_accept;
 mod snoop_control;
 mod snoop_guest;
 mod snoop_window;
+mod unheard;
 mod vm_to_vm;
 
 use common::World;
