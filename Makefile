@@ -12,13 +12,16 @@ PACKAGES_BENCH := valgrind dpdk-dev
 DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK))
 
 SEEDS ?= 500
+SAMPLE ?= 1000
+SEED ?= 1
+LIMIT_S ?= 1000000
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build demo test sim sim-long mutants coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build demo test sim sim-long mutants mutants-independent coverage figures scale simulator fuzz bench fmt clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install the Debian packages that building, the guests and the tests need, if missing
 	@.ci/packages $(PACKAGES_BUILD) $(PACKAGES_GUESTS)
@@ -41,6 +44,9 @@ sim-long: simulator ## the same with 200,000 seeds; goes on where it was stopped
 
 mutants: simulator ## breaks core in one way after the other and tells which seed notices
 	@$(SIM) mutants
+
+mutants-independent: simulator ## SAMPLE=1000 changes of core that cargo-mutants lists: who notices; SEED=n, LIMIT_S=n
+	@.ci/survey $(SAMPLE) "$(SEED)" 500 $(LIMIT_S)
 
 fuzz: ## every fuzz target for FUZZ_SECONDS=60 each; needs a nightly compiler and cargo-fuzz
 	@.ci/packages $(PACKAGES_BUILD)

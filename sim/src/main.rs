@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use nightporter_sim::figures;
 use nightporter_sim::long;
-use nightporter_sim::mutants::hunt_all;
+use nightporter_sim::mutants::{hunt_all, survey};
 use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
 use nightporter_sim::scale;
@@ -44,6 +45,9 @@ enum Command {
         /// Seeds until a mutation counts as not noticed.
         #[arg(long, default_value_t = 2000)]
         seeds: u64,
+        /// Also the mutations of the second look, which else core's tests alone judge.
+        #[arg(long)]
+        second: bool,
         /// Seeds at a time; as many as there are processors.
         #[arg(long)]
         jobs: Option<usize>,
@@ -51,6 +55,8 @@ enum Command {
         #[arg(long, default_value = ".")]
         root: PathBuf,
     },
+    /// Break core in ways that cargo-mutants lists, and tell who notices.
+    Survey(SurveyArgs),
     /// Draw the figures of the vSnoop paper, and a table with our numbers beside its.
     Figures {
         /// Where the files go.
@@ -103,6 +109,34 @@ enum Command {
 }
 
 #[derive(clap::Args)]
+struct SurveyArgs {
+    /// What `cargo mutants --list --json --package nightporter-core` wrote.
+    #[arg(long)]
+    list: PathBuf,
+    /// How many of the list.
+    #[arg(long, default_value_t = 1000)]
+    sample: usize,
+    /// Decides which; another one each time if it is not given.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Seeds of the simulator until a mutation counts as not noticed.
+    #[arg(long, default_value_t = 500)]
+    seeds: u64,
+    /// Stop after this time; the next run goes on.
+    #[arg(long, default_value_t = 1_000_000)]
+    limit_s: u64,
+    /// Programs at a time; as many as there are processors.
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// The root of the repository.
+    #[arg(long, default_value = ".")]
+    root: PathBuf,
+    /// Where the copy of core, what is built of it and the state are.
+    #[arg(long, default_value = "target/survey")]
+    dir: PathBuf,
+}
+
+#[derive(clap::Args)]
 struct TraceArgs {
     /// The capture of the uplink.
     #[arg(long)]
@@ -152,7 +186,8 @@ struct RunArgs {
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Run(args) => run(&args),
-        Command::Mutants { seeds, jobs, root } => mutants(seeds, jobs, &root),
+        Command::Mutants { seeds, second, jobs, root } => mutants((seeds, second), jobs, &root),
+        Command::Survey(args) => survey(&args),
         Command::Figures { out, jobs: wanted } => {
             figures::draw(&figures::Effort::FULL, jobs(wanted), &out).map(|table| {
                 say!("{table}\nfigures are in {}", out.display());
@@ -323,18 +358,40 @@ fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn mutants(seeds: u64, jobs_wanted: Option<usize>, root: &Path) -> anyhow::Result<ExitCode> {
+fn mutants(
+    order: (u64, bool),
+    jobs_wanted: Option<usize>,
+    root: &Path,
+) -> anyhow::Result<ExitCode> {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     // Cargo runs in another folder.
     let dir = std::path::absolute(target.join("mutants"))?;
-    let survived = hunt_all(root, &dir, seeds, jobs(jobs_wanted), |line| say!("{line}"))?;
+    let survived = hunt_all(root, &dir, order, jobs(jobs_wanted), |line| say!("{line}"))?;
     if survived.is_empty() {
-        say!("every mutation was noticed");
+        say!("every mutation that seeds were to notice was noticed");
         return Ok(ExitCode::SUCCESS);
     }
-    say!("not noticed by {seeds} seeds: {}", survived.join("; "));
+    say!("not noticed by {} seeds: {}", order.0, survived.join("; "));
     Ok(ExitCode::from(1))
+}
+
+fn survey(args: &SurveyArgs) -> anyhow::Result<ExitCode> {
+    let by_clock = || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
+    let seed = args.seed.unwrap_or_else(by_clock);
+    say!("{} mutations of {}, seed {seed}", args.sample, args.list.display());
+    let order = survey::Order {
+        list: args.list.clone(),
+        sample: args.sample,
+        seed,
+        seeds: args.seeds,
+        limit: Duration::from_secs(args.limit_s),
+        jobs: jobs(args.jobs),
+    };
+    let dir = std::path::absolute(&args.dir)?; // cargo runs in another folder
+    let (drawn, state) = survey::run(&args.root, &dir, &order, |line| say!("{line}"))?;
+    say!("{}", survey::table(&drawn, &state));
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints; without a reader there is nothing left to do.

@@ -1,188 +1,126 @@
 //! The checks that check the checks: `core` broken in one way after the other.
 //!
-//! The sources of `core` know nothing of this. A copy of `core` and `sim` is made in which every
-//! mutation of the table is there at once, behind a question which one is on; it is built once, and
-//! run once per mutation until a seed notices.
+//! The sources of `core` know nothing of this. [`build`] makes a copy of `core` and `sim` in which
+//! all mutations are there at once, behind a question which one is on; [`judge`] runs it with one
+//! after the other. The mutations are ours ([`table`], all must be noticed) or those that
+//! cargo-mutants lists ([`chance`], [`survey`]: a sample, and a record of who noticed).
 
+pub mod build;
+pub mod chance;
+pub mod judge;
+mod second;
+pub mod source;
+pub mod survey;
 mod table;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{Context as _, bail, ensure};
-pub use table::{MUTATIONS, Mutation};
+use anyhow::{bail, ensure};
+use table::FIRST;
+pub use table::{Mutation, all};
 
-/// Which mutation is on, by its number from 1; none or 0: `core` as it is.
-const VARIABLE: &str = "NIGHTPORTER_MUTANT";
+use build::{Built, Edits, build};
+use judge::{Caught, by_seeds, by_tests};
 
-/// What is added to the copy of `core`.
-const MODULE: &str = r#"
-#[allow(missing_docs)]
-pub mod mutant {
-    pub fn is_on(n: u32) -> bool {
-        static ON: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
-        let chosen = || std::env::var("NIGHTPORTER_MUTANT").ok()?.parse().ok();
-        *ON.get_or_init(|| chosen().unwrap_or(0)) == n
-    }
-}
-"#;
+/// Processor seconds after which a program of tests is taken for one without an end.
+const TESTS_LIMIT_S: u64 = 12;
+/// The same for a hunt through seeds, for each of them.
+const SEED_LIMIT_S: u64 = 2;
 
-/// How a mutation was noticed.
-#[derive(Clone, Debug)]
-pub struct Caught {
-    /// Seeds that were needed.
-    pub seeds: u64,
-    /// What the first seed that noticed said.
-    pub by: String,
-}
-
-/// The text of a source file with all its mutations.
+/// The changes of the table, by file. Numbers count from 1.
 ///
 /// # Errors
 /// A place that does not occur exactly once: the table is older than the source.
-pub fn mutate(file: &str, source: &str) -> anyhow::Result<String> {
-    let mut text = source.to_owned();
-    for (i, m) in MUTATIONS.iter().enumerate().filter(|(_, m)| m.file == file) {
-        let plain = m.place.replace("[[", "").replace("]]", "");
-        // Once in the source as it is; earlier mutations of the file may have rewritten around it.
-        let count = source.matches(&plain).count();
-        ensure!(
-            count == 1,
-            "\"{}\": its place occurs {count} times in {file}: mend the table",
-            m.name
-        );
-        let (before, rest) = m.place.split_once("[[").context("no [[")?;
-        let (old, after) = rest.split_once("]]").context("no ]]")?;
-        let n = i + 1;
-        let on = format!("crate::mutant::is_on({n})");
-        let new = match (old.ends_with(';'), m.instead) {
-            (true, "") => format!("if !{on} {{ {old} }}"),
-            (true, instead) => format!("if {on} {{ {instead} }} else {{ {old} }}"),
-            (false, instead) => format!("(if {on} {{ {instead} }} else {{ {old} }})"),
-        };
-        let changed = text.replacen(&plain, &format!("{before}{new}{after}"), 1);
-        ensure!(changed != text, "\"{}\" overlaps another mutation: mend the table", m.name);
-        text = changed;
+pub fn table_edits(root: &Path) -> anyhow::Result<Edits> {
+    let mut edits = Edits::new();
+    for (i, m) in all().enumerate() {
+        let source = std::fs::read_to_string(root.join("core/src").join(m.file))?;
+        edits.entry(m.file.to_owned()).or_default().push(m.edit(i + 1, &source)?);
     }
-    Ok(text)
+    Ok(edits)
 }
 
-/// Copies, mutates and builds `core` and `sim` below `dir`. Returns the path of the simulator.
-///
-/// # Errors
-/// See [`mutate`]; or what could not be read, written or built.
-pub fn build(root: &Path, dir: &Path) -> anyhow::Result<std::path::PathBuf> {
-    let copy = dir.join("source");
-    for member in ["core", "sim"] {
-        copy_tree(&root.join(member), &copy.join(member), member)?;
-    }
-    let manifest = std::fs::read_to_string(root.join("Cargo.toml"))?;
-    let (head, rest) = manifest.split_once("members = [").context("no members")?;
-    let (_, tail) = rest.split_once("]\n").context("no end of members")?;
-    let manifest = format!("{head}members = [\"core\", \"sim\"]\n{tail}");
-    put(&copy.join("Cargo.toml"), &manifest)?;
-    std::fs::copy(root.join("Cargo.lock"), copy.join("Cargo.lock"))?;
-    let target = dir.join("target");
-    let status = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()))
-        .args(["build", "--quiet", "--profile", "sim", "--package", "nightporter-sim"])
-        .current_dir(&copy)
-        .env("CARGO_TARGET_DIR", &target)
-        .env("RUSTFLAGS", "-Awarnings")
-        .status()
-        .context("run cargo")?;
-    ensure!(status.success(), "the mutated core does not build: see above");
-    Ok(target.join("sim/nightporter-sim"))
+/// Runs `judge` for each of `items` on `jobs` threads.
+fn in_parallel<T: Send>(
+    items: &[usize],
+    jobs: usize,
+    judge: impl Fn(usize) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<BTreeMap<usize, T>> {
+    let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let worker = || -> anyhow::Result<()> {
+        while let Some(&n) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let found = judge(n)?;
+            done.lock().expect("no worker panics").insert(n, found);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        threads.into_iter().try_for_each(|t| t.join().expect("no worker panics"))
+    })?;
+    Ok(done.into_inner().expect("no worker panics"))
 }
 
-fn copy_tree(from: &Path, to: &Path, member: &str) -> anyhow::Result<()> {
-    for entry in std::fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
-        let entry = entry?;
-        let (name, path) = (entry.file_name(), entry.path());
-        if entry.file_type()?.is_dir() {
-            copy_tree(&path, &to.join(name), member)?;
-            continue;
-        }
-        let Ok(mut text) = std::fs::read_to_string(&path) else { continue };
-        if member == "core" {
-            let below = path.to_string_lossy().into_owned();
-            let below = below.rsplit_once("core/src/").map_or("", |(_, file)| file).to_owned();
-            text = mutate(&below, &text)?;
-            if below == "lib.rs" {
-                text.push_str(MODULE);
-            }
-        }
-        put(&to.join(name), &text)?;
+/// Whether tests and seeds pass as they should while no mutation is on.
+fn check_untouched(built: &Built, seeds: u64, jobs: usize) -> anyhow::Result<()> {
+    if let Some(caught) = by_tests(built, 0, TESTS_LIMIT_S)? {
+        bail!("the core as it is does not pass its tests: {}", caught.by);
+    }
+    if let Some(caught) = by_seeds(built, 0, seeds, jobs, SEED_LIMIT_S * seeds + 60)? {
+        bail!("the core as it is does not pass: {}", caught.by);
     }
     Ok(())
 }
 
-/// Writes a file, unless it is there already as it should be: cargo goes by its time.
-fn put(path: &Path, text: &str) -> anyhow::Result<()> {
-    if std::fs::read_to_string(path).is_ok_and(|old| old == text) {
-        return Ok(());
-    }
-    std::fs::create_dir_all(path.parent().unwrap_or(path))?;
-    std::fs::write(path, text).with_context(|| format!("write {}", path.display()))
-}
-
-/// Runs seeds with mutation `n` (0: none) until one notices, `seeds` at most.
+/// Hunts all mutations of the table and gives its lines to `tell`. Returns those that no seed
+/// noticed. Those of the second look run through seeds only with `second`; else core's tests alone
+/// judge them.
 ///
 /// # Errors
-/// If the simulator does not run, or says what nobody understands.
-pub fn hunt(simulator: &Path, n: usize, seeds: u64, jobs: usize) -> anyhow::Result<Option<Caught>> {
-    let output = Command::new(simulator)
-        .args(["run", "--first", "--seeds", &seeds.to_string(), "--jobs", &jobs.to_string()])
-        .env(VARIABLE, n.to_string())
-        .output()
-        .with_context(|| format!("run {}", simulator.display()))?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    match (output.status.code(), text.lines().find_map(|line| line.strip_prefix("seed "))) {
-        (Some(0), _) => Ok(None),
-        (Some(10..=12), Some(line)) => {
-            let (seed, by) = line.split_once(": ").context("a seed without a reason")?;
-            let seeds = seed.parse::<u64>().context("a seed that is no number")? + 1;
-            Ok(Some(Caught { seeds, by: by.to_owned() }))
-        }
-        (code, _) => bail!("exit code {code:?}: {}", String::from_utf8_lossy(&output.stderr)),
-    }
-}
-
-/// Hunts all mutations and gives the lines of the table to `tell`. Returns those that survived.
-///
-/// # Errors
-/// See [`build`] and [`hunt`].
+/// See [`table_edits`] and [`build`]; or a program that did not run.
 pub fn hunt_all(
     root: &Path,
     dir: &Path,
-    seeds: u64,
+    (seeds, second): (u64, bool),
     jobs: usize,
     tell: impl Fn(&str),
 ) -> anyhow::Result<Vec<String>> {
-    tell(&format!("building core with {} mutations", MUTATIONS.len()));
-    let simulator = build(root, dir)?;
-    if let Some(caught) = hunt(&simulator, 0, seeds.min(200), jobs)? {
-        bail!("the core as it is does not pass: {}", caught.by);
-    }
-    tell("\n| # | mutation | breaks | caught by | seeds |\n|---|---|---|---|---|");
-    let mut survived = Vec::new();
-    let mut by_checker: BTreeMap<String, u32> = BTreeMap::new();
-    for (i, m) in MUTATIONS.iter().enumerate() {
-        let n = i + 1;
-        match hunt(&simulator, n, seeds, jobs)? {
-            Some(Caught { seeds, by }) => {
-                let who = by.split(':').next().unwrap_or_default().to_owned();
-                tell(&format!("| {n} | {} | {} | {by} | {seeds} |", m.name, m.breaks));
-                *by_checker.entry(who).or_default() += 1;
-            }
-            None => {
-                tell(&format!("| {n} | {} | {} | **nobody** | {seeds} |", m.name, m.breaks));
-                survived.push(m.name.to_owned());
-            }
+    let count = all().count();
+    tell(&format!("building core with {count} mutations"));
+    let built = build(root, dir, table_edits(root)?)?;
+    let unfit: Vec<_> = built.left_out.iter().chain(&built.uncompilable).collect();
+    ensure!(unfit.is_empty(), "mutations {unfit:?} do not compile: mend the table");
+    check_untouched(&built, seeds.min(200), jobs)?;
+    let numbers: Vec<usize> = (1..=count).collect();
+    let tests = in_parallel(&numbers, jobs, |n| by_tests(&built, n, TESTS_LIMIT_S))?;
+    tell(
+        "\n| # | mutation | breaks | by seeds | seeds | by core's tests |\n|---|---|---|---|---|---|",
+    );
+    let (mut survived, mut unheard) = (Vec::new(), 0);
+    for (n, m) in (1..).zip(all()) {
+        let judged = second || n <= FIRST.len();
+        let by_world = if judged {
+            by_seeds(&built, n, seeds, jobs, SEED_LIMIT_S * seeds + 60)?
+        } else {
+            None
+        };
+        let who = |caught: Option<&Caught>| {
+            caught.map_or_else(|| "**nobody**".to_owned(), |caught| caught.by.clone())
+        };
+        let world_by = if judged { who(by_world.as_ref()) } else { "-".to_owned() };
+        let needed = by_world.as_ref().map_or(0, |caught| caught.seeds);
+        let test = tests.get(&n).and_then(Option::as_ref);
+        unheard += usize::from(test.is_none());
+        let test_by = who(test);
+        tell(&format!("| {n} | {} | {} | {world_by} | {needed} | {test_by} |", m.name, m.breaks));
+        if judged && by_world.is_none() {
+            survived.push(m.name.to_owned());
         }
     }
-    let by: Vec<String> = by_checker.iter().map(|(who, n)| format!("{who} {n}")).collect();
-    tell(&format!("\ncaught by: {}", by.join(", ")));
+    tell(&format!("\n{count} mutations; {unheard} that no test of core notices"));
     Ok(survived)
 }
 
@@ -191,12 +129,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mutation_finds_its_place_once() {
-        let core = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/src");
-        for m in MUTATIONS {
-            let source = std::fs::read_to_string(core.join(m.file)).expect("a file of core");
-            let mutated = mutate(m.file, &source).expect("a place for each");
-            assert!(mutated.contains("crate::mutant::is_on("), "{}", m.name);
+    fn every_mutation_finds_its_place_once_in_a_function_that_can_be_switched() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        for (file, edits) in table_edits(&root).expect("a place for each") {
+            let source = std::fs::read_to_string(root.join("core/src").join(&file));
+            let mutated = source::mutate(&source.expect("a file of core"), &edits);
+            assert!(mutated.left_out.is_empty(), "{file}: {:?}", mutated.left_out);
         }
     }
 }

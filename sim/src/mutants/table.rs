@@ -5,6 +5,11 @@
 //! The first fifteen are those of the specification, section 11.2. Five of them are about
 //! congestion offload, which is not there yet: they name what today's code has in their place.
 
+use anyhow::{Context as _, ensure};
+
+use super::second::SECOND;
+use super::source::Edit;
+
 /// One way to break `core`.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutation {
@@ -20,16 +25,43 @@ pub struct Mutation {
     pub instead: &'static str,
 }
 
+impl Mutation {
+    /// The change of `source`, as mutation `n`.
+    ///
+    /// # Errors
+    /// A place that does not occur exactly once: the table is older than the source.
+    pub fn edit(&self, n: usize, source: &str) -> anyhow::Result<Edit> {
+        let plain = self.place.replace("[[", "").replace("]]", "");
+        let count = source.matches(&plain).count();
+        let (name, file) = (self.name, self.file);
+        ensure!(count == 1, "\"{name}\": its place occurs {count} times in {file}: mend the table");
+        let marks = self.place.find("[[").zip(self.place.find("]]"));
+        let (from, to) = marks.context("no marks")?;
+        let start = source.find(&plain).unwrap_or_default() + from;
+        let range = start..start + (to - from - 2);
+        let statement = source[range.clone()].ends_with(';');
+        let with = if statement { self.instead.to_owned() } else { format!("({})", self.instead) };
+        Ok(Edit { n, range, with })
+    }
+}
+
 macro_rules! mutations {
-    ($($name:literal, $breaks:literal, $file:literal, $place:literal => $instead:literal;)+) => {
-        /// All of them. Numbers in reports count from 1, in this order.
-        pub const MUTATIONS: &[Mutation] = &[$(Mutation {
+    ($list:ident: $($name:literal, $breaks:literal, $file:literal, $place:literal
+        => $instead:literal;)+) => {
+        /// Mutations; see the module doc.
+        pub(super) const $list: &[Mutation] = &[$(Mutation {
             name: $name, breaks: $breaks, file: $file, place: $place, instead: $instead,
         },)+];
     };
 }
+pub(super) use mutations;
 
-mutations! {
+/// All mutations. Numbers in reports count from 1, in this order.
+pub fn all() -> impl Iterator<Item = &'static Mutation> {
+    FIRST.iter().chain(SECOND)
+}
+
+mutations! { FIRST:
     "an ACK one byte too high", "INV-03", "tcp/flow.rs",
     "if self.fin_acked_by_guest() { self.rx.rcv_nxt + 1 } else { [[self.rx.rcv_nxt]] }"
     => "self.rx.rcv_nxt + 1";
@@ -147,7 +179,7 @@ mutations! {
     => "room + 1";
 
     "old timestamps are taken (no PAWS)", "SNOOP-04", "tcp/receive.rs",
-    "if [[ts_older(ts.tsval, self.ts.recent) && clock_valid]] {"
+    "if [[!self.is_current(cx, ts.tsval, limits::PAWS_TICKS)]] {"
     => "false";
 
     "a timestamp out of order is echoed", "SNOOP-05", "tcp/receive.rs",
@@ -242,9 +274,8 @@ mutations! {
     => "self.ts.recent.wrapping_add(1000)";
 
     "data of G carries a clock that G never had", "INV-09", "tcp/emit.rs",
-    "self.ts.emit_r = [[ts_newest(self.ts.emit_r, ts.tsval)]];
-            edit.set_timestamps"
-    => "ts_newest(self.ts.emit_r, ts.tsval).wrapping_add(1)";
+    "edit.set_timestamps([[self.ts.emit_r]], self.ts.recent);"
+    => "self.ts.emit_r.wrapping_add(1)";
 
     "R's CWR does not end the ECE", "INV-24", "tcp/receive.rs",
     "if tcp.flags.contains(TcpFlags::CWR) {

@@ -1,0 +1,115 @@
+//! Mutations that nobody here chose: the list of cargo-mutants, and a sample of it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use serde::Deserialize;
+
+use super::source::Edit;
+use crate::random::Random;
+
+/// A mutation of the list.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Listed {
+    /// `core/src/FILE:LINE:COLUMN: what it does`.
+    pub name: String,
+    /// Path from the root of the repository.
+    pub file: String,
+    /// What stands there instead.
+    pub replacement: String,
+    pub(super) span: Span,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Span {
+    start: Place,
+    end: Place,
+}
+
+/// Line and column in characters, from 1.
+#[derive(Clone, Debug, Deserialize)]
+struct Place {
+    line: usize,
+    column: usize,
+}
+
+impl Place {
+    fn offset(&self, source: &str) -> Option<usize> {
+        let lines = source.split_inclusive('\n');
+        let before: usize = lines.clone().take(self.line - 1).map(str::len).sum();
+        let line = lines.clone().nth(self.line - 1)?;
+        let within = line.char_indices().nth(self.column - 1).map_or(line.len(), |(i, _)| i);
+        Some(before + within)
+    }
+}
+
+impl Listed {
+    /// The change of `source`, as mutation `n`.
+    ///
+    /// # Errors
+    /// If the list is not of this source.
+    pub fn edit(&self, n: usize, source: &str) -> anyhow::Result<Edit> {
+        let range = self.span.start.offset(source).zip(self.span.end.offset(source));
+        let (start, end) = range.with_context(|| format!("\"{}\": no such place", self.name))?;
+        Ok(Edit { n, range: start..end, with: self.replacement.clone() })
+    }
+}
+
+/// What `cargo mutants --list --json` wrote.
+///
+/// # Errors
+/// If it is no such list, or an empty one.
+pub fn read(path: &Path) -> anyhow::Result<Vec<Listed>> {
+    let bytes = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    let list: Vec<Listed> = serde_json::from_slice(&bytes)
+        .with_context(|| format!("{} is no list of cargo-mutants", path.display()))?;
+    ensure!(!list.is_empty(), "{} is an empty list", path.display());
+    Ok(list)
+}
+
+/// `count` mutations of the list by chance, in the list's order; the same for the same seed.
+#[must_use]
+pub fn sample(list: Vec<Listed>, count: usize, seed: u64) -> Vec<Listed> {
+    let mut random = Random::new(seed, "mutants");
+    let keyed = list.into_iter().enumerate().map(|(i, m)| ((random.bits(), i), m));
+    let drawn = keyed.collect::<BTreeMap<_, _>>().into_iter().take(count);
+    let by_place: BTreeMap<usize, Listed> = drawn.map(|((_, i), m)| (i, m)).collect();
+    by_place.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: &str = r#"[
+        {"name": "a.rs:2:11: replace + with *", "file": "core/src/a.rs", "replacement": "*",
+         "span": {"start": {"line": 2, "column": 11}, "end": {"line": 2, "column": 12}}},
+        {"name": "a.rs:1:1: replace f", "file": "core/src/a.rs", "replacement": "0",
+         "span": {"start": {"line": 1, "column": 3}, "end": {"line": 2, "column": 14}}}
+    ]"#;
+
+    #[test]
+    fn a_place_is_counted_in_lines_and_characters() {
+        let list: Vec<Listed> = serde_json::from_str(LIST).expect("a list");
+        let source = "f {\n  \"é…\"; a + b\n}";
+        let edit = list[0].edit(7, source).expect("a place");
+        assert_eq!((edit.n, &source[edit.range.clone()], edit.with.as_str()), (7, "+", "*"));
+        let edit = list[1].edit(8, source).expect("a place");
+        assert_eq!(&source[edit.range], "{\n  \"é…\"; a + b");
+        assert!(list[0].edit(7, "short").is_err());
+    }
+
+    #[test]
+    fn a_sample_is_decided_by_its_seed() {
+        let list: Vec<Listed> = serde_json::from_str(LIST).expect("a list");
+        let list: Vec<Listed> = (0..50).flat_map(|_| list.clone()).collect();
+        let names = |seed| {
+            let drawn = sample(list.clone(), 20, seed);
+            drawn.into_iter().map(|m| m.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(1), names(1));
+        assert_ne!(names(1), names(2));
+        assert_eq!((names(1).len(), sample(list.clone(), 900, 1).len()), (20, 100));
+    }
+}

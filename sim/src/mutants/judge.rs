@@ -1,0 +1,112 @@
+//! Who notices a mutation: the tests of `core`, and the seeds.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+
+use super::build::{Built, FIRST_PANIC, VARIABLE};
+
+/// Memory of a run in KiB; a mutation may ask for all there is.
+const MEMORY_KIB: u64 = 8 << 20;
+
+/// How a mutation was noticed.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Caught {
+    /// Seeds that were needed; 0 for tests.
+    pub seeds: u64,
+    /// The test, or what the first seed that noticed said.
+    pub by: String,
+}
+
+/// Runs a program, but not for longer than `limit_s` seconds of processor time.
+fn run(
+    program: &Path,
+    args: &[&str],
+    n: usize,
+    limit_s: u64,
+    dir: &Path,
+) -> anyhow::Result<Output> {
+    let limits = format!(
+        "ulimit -t {limit_s} && ulimit -v {MEMORY_KIB} && ulimit -c 0 && exec \"$0\" \"$@\""
+    );
+    Command::new("sh")
+        .args(["-c", &limits])
+        .arg(program)
+        .args(args)
+        .env(VARIABLE, n.to_string())
+        .envs([("RUST_TEST_THREADS", "2"), (FIRST_PANIC, "")]) // the simulator has its own hook
+        .current_dir(dir)
+        .output()
+        .with_context(|| format!("run {}", program.display()))
+}
+
+/// Tests that take most of the time; they come last.
+const SLOW: [&str; 6] = [
+    "com_01_five_gibibytes_wrap_twice",
+    "snoop_39_the_buffer_grows_with_what_the_guest_drains",
+    "sec_01_a_guest_that_never_reads_bounds_what_its_remotes_can_fill",
+    "a_million_flows_cost_what_limits_says_and_no_shard_is_large",
+    "what_was_added_is_found_until_it_is_removed",
+    "flows_are_found_by_key_and_by_id_until_they_are_removed",
+];
+
+/// Runs the tests of `core` with mutation `n` (0: none) until one notices.
+///
+/// # Errors
+/// If they do not run.
+pub fn by_tests(built: &Built, n: usize, limit_s: u64) -> anyhow::Result<Option<Caught>> {
+    let quick: Vec<&str> = SLOW.iter().flat_map(|name| ["--skip", name]).collect();
+    for args in [quick.as_slice(), &SLOW] {
+        for program in &built.tests {
+            let args: Vec<&str> = args.iter().copied().chain(["--quiet"]).collect();
+            let output = run(program, &args, n, limit_s, &built.core)?;
+            if !output.status.success() {
+                return Ok(Some(noticed(program, &output)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+fn noticed(program: &Path, output: &Output) -> Caught {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let test = text.lines().find_map(|line| line.strip_prefix("first panic in "));
+    let name = program.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let name = name.split('-').next().unwrap_or_default();
+    let by = match test {
+        Some(test) => format!("{name}: {test}"),
+        None => format!("{name}: no end, or a crash ({})", output.status),
+    };
+    Caught { seeds: 0, by }
+}
+
+/// Runs seeds with mutation `n` (0: none) until one notices, `seeds` at most.
+///
+/// # Errors
+/// If the simulator does not run.
+pub fn by_seeds(
+    built: &Built,
+    n: usize,
+    seeds: u64,
+    jobs: usize,
+    limit_s: u64,
+) -> anyhow::Result<Option<Caught>> {
+    let (seeds, jobs) = (seeds.to_string(), jobs.to_string());
+    let args = ["run", "--first", "--seeds", &seeds, "--jobs", &jobs];
+    let output = run(&built.simulator, &args, n, limit_s, &built.core)?;
+    if output.status.success() {
+        return Ok(None);
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found = text.lines().find_map(|line| line.strip_prefix("seed ")?.split_once(": "));
+    Ok(Some(match found.and_then(|(seed, by)| Some((seed.parse::<u64>().ok()?, by))) {
+        Some((seed, by)) => Caught { seeds: seed + 1, by: by.to_owned() },
+        None => {
+            let error = String::from_utf8_lossy(&output.stderr);
+            let last = error.lines().last().unwrap_or_default();
+            Caught { seeds: 0, by: format!("no end, or a crash ({}) {last}", output.status) }
+        }
+    }))
+}

@@ -1,0 +1,232 @@
+//! A sample of cargo-mutants' list: who noticed what, in a file that knows how far it came.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant as Clock};
+
+use anyhow::{Context as _, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::build::{Built, Edits, build};
+use super::chance::{Listed, read, sample};
+use super::judge::{Caught, by_seeds, by_tests};
+use super::{SEED_LIMIT_S, TESTS_LIMIT_S, check_untouched, in_parallel};
+
+/// Mutations between two looks at the clock and the file, for each job.
+const BATCH: usize = 8;
+/// Seeds that the untouched core passes first.
+const UNTOUCHED_SEEDS: u64 = 20;
+
+/// What a survey is asked for.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// What `cargo mutants --list --json` wrote.
+    pub list: PathBuf,
+    /// Mutations to draw.
+    pub sample: usize,
+    /// Decides which.
+    pub seed: u64,
+    /// Seeds of the simulator until a mutation counts as not noticed.
+    pub seeds: u64,
+    /// When to stop, with what is missing left for the next time.
+    pub limit: Duration,
+    /// Mutations or seeds at a time.
+    pub jobs: usize,
+}
+
+/// What is known of a mutation.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Fate {
+    /// In a `const fn`, outside functions, or in one that returns `impl Trait`.
+    LeftOut,
+    /// No compiler takes it.
+    Uncompilable,
+    /// A test of core noticed.
+    ByTest(Caught),
+    /// No test noticed; seeds have yet to run.
+    PastTests,
+    /// No test noticed, but a seed.
+    BySeed(Caught),
+    /// Neither.
+    Survived,
+}
+
+/// How far a survey has come.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct State {
+    /// Of core, its tests and the simulator.
+    pub version: String,
+    /// See [`Order::seed`].
+    pub seed: u64,
+    /// See [`Order::seeds`].
+    pub seeds: u64,
+    /// By the mutation's name.
+    pub fates: BTreeMap<String, Fate>,
+}
+
+impl State {
+    fn load(path: &Path) -> anyhow::Result<Self> {
+        match std::fs::read(path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            bytes => serde_json::from_slice(&bytes?)
+                .with_context(|| format!("{} is no state of a survey", path.display())),
+        }
+    }
+
+    fn save(&self, path: &Path) -> anyhow::Result<()> {
+        let new = path.with_extension("new");
+        std::fs::write(&new, serde_json::to_vec_pretty(self)?)?;
+        std::fs::rename(&new, path).with_context(|| format!("write {}", path.display()))
+    }
+}
+
+/// Draws the sample, builds it and judges what is not yet judged; progress goes to `tell`.
+///
+/// # Errors
+/// A list or a state of other sources; what did not build or run.
+pub fn run(
+    root: &Path,
+    dir: &Path,
+    order: &Order,
+    tell: impl Fn(&str),
+) -> anyhow::Result<(Vec<Listed>, State)> {
+    let began = Clock::now();
+    let path = dir.join("state.json");
+    let mut state = State::load(&path)?;
+    let drawn = sample(read(&order.list)?, order.sample, order.seed);
+    let built = build(root, dir, edits(root, &drawn, &state)?)?;
+    let fresh = state.version.is_empty();
+    ensure!(
+        fresh
+            || (&state.version, state.seed, state.seeds)
+                == (&built.version, order.seed, order.seeds),
+        "{} is of other sources or another order: remove it to begin anew",
+        path.display()
+    );
+    (state.version, state.seed, state.seeds) = (built.version.clone(), order.seed, order.seeds);
+    for (fate, numbers) in
+        [(Fate::LeftOut, &built.left_out), (Fate::Uncompilable, &built.uncompilable)]
+    {
+        numbers
+            .iter()
+            .for_each(|n| drop(state.fates.insert(drawn[n - 1].name.clone(), fate.clone())));
+    }
+    check_untouched(&built, UNTOUCHED_SEEDS, order.jobs)?;
+    state.save(&path)?;
+    tell(&format!("built after {} s", began.elapsed().as_secs()));
+    let over = || began.elapsed() >= order.limit;
+    run_tests(&built, &drawn, order, &mut state, |state| state.save(&path).map(|()| over()))?;
+    for (i, m) in drawn.iter().enumerate() {
+        if state.fates.get(&m.name) != Some(&Fate::PastTests) || over() {
+            continue;
+        }
+        let limit_s = SEED_LIMIT_S * order.seeds + 60;
+        let fate = match by_seeds(&built, i + 1, order.seeds, order.jobs, limit_s)? {
+            Some(caught) => Fate::BySeed(caught),
+            None => Fate::Survived,
+        };
+        state.fates.insert(m.name.clone(), fate);
+        state.save(&path)?;
+    }
+    Ok((drawn, state))
+}
+
+/// The changes of all that was drawn and may compile, by file below `core/src`.
+fn edits(root: &Path, drawn: &[Listed], state: &State) -> anyhow::Result<Edits> {
+    let mut edits = Edits::new();
+    for (i, m) in drawn.iter().enumerate() {
+        if state.fates.get(&m.name) == Some(&Fate::Uncompilable) {
+            continue;
+        }
+        let source = std::fs::read_to_string(root.join(&m.file))
+            .with_context(|| format!("read {}", m.file))?;
+        let file = m.file.strip_prefix("core/src/").context("a mutation outside core")?;
+        edits.entry(file.to_owned()).or_default().push(m.edit(i + 1, &source)?);
+    }
+    Ok(edits)
+}
+
+/// The tests of core, until all are judged or `save` says that time is over.
+fn run_tests(
+    built: &Built,
+    drawn: &[Listed],
+    order: &Order,
+    state: &mut State,
+    save: impl Fn(&State) -> anyhow::Result<bool>,
+) -> anyhow::Result<()> {
+    let unknown = |n: &usize| !state.fates.contains_key(&drawn[n - 1].name);
+    let left: Vec<usize> = (1..=drawn.len()).filter(unknown).collect();
+    for batch in left.chunks(BATCH * order.jobs.max(1)) {
+        if save(state)? {
+            return Ok(());
+        }
+        let found = in_parallel(batch, order.jobs, |n| by_tests(built, n, TESTS_LIMIT_S))?;
+        for (n, caught) in found {
+            let fate = caught.map_or(Fate::PastTests, Fate::ByTest);
+            state.fates.insert(drawn[n - 1].name.clone(), fate);
+        }
+    }
+    save(state).map(drop)
+}
+
+/// The results as Markdown, and every mutation that nobody noticed.
+#[must_use]
+pub fn table(drawn: &[Listed], state: &State) -> String {
+    let fates = || drawn.iter().filter_map(|m| state.fates.get(&m.name));
+    let count = |is: fn(&Fate) -> bool| fates().filter(|fate| is(fate)).count();
+    let tests = count(|f| matches!(f, Fate::ByTest(_)));
+    let seeds = count(|f| matches!(f, Fate::BySeed(_)));
+    let survived = count(|f| *f == Fate::Survived);
+    let judged = tests + seeds + survived;
+    let mut text = String::from("| what | how many |\n|---|---:|\n");
+    for (what, how_many) in [
+        ("drawn", drawn.len()),
+        (
+            "left out: in a `const fn`, or one that returns `impl Trait`",
+            count(|f| *f == Fate::LeftOut),
+        ),
+        ("left out: does not compile", count(|f| *f == Fate::Uncompilable)),
+        ("judged", judged),
+        ("noticed by core's tests", tests),
+        ("noticed by seeds alone", seeds),
+        ("not noticed", survived),
+        ("not noticed by tests, seeds have yet to run", count(|f| *f == Fate::PastTests)),
+    ] {
+        let _ = writeln!(text, "| {what} | {how_many} |");
+    }
+    let noticed = 100.0 * (tests + seeds) as f64 / judged.max(1) as f64;
+    let _ = writeln!(text, "\n{noticed:.1} % of those judged were noticed. Not noticed:\n");
+    for m in drawn.iter().filter(|m| state.fates.get(&m.name) == Some(&Fate::Survived)) {
+        let _ = writeln!(text, "- {}", m.name);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_counts_each_mutation_once_and_names_the_survivors() {
+        let list = r#"[{"name": "NAME", "file": "core/src/a.rs", "replacement": "*",
+            "span": {"start": {"line": 1, "column": 1}, "end": {"line": 1, "column": 2}}}]"#;
+        let named = |name: &str| -> Listed {
+            let list: Vec<Listed> = serde_json::from_str(list).expect("a list");
+            Listed { name: name.to_owned(), ..list[0].clone() }
+        };
+        let drawn: Vec<Listed> = ["a", "b", "c", "d", "e"].map(named).into();
+        let caught = Caught { seeds: 3, by: "INV-03".to_owned() };
+        let fates = [
+            ("a", Fate::ByTest(caught.clone())),
+            ("b", Fate::Survived),
+            ("c", Fate::BySeed(caught)),
+            ("d", Fate::Uncompilable),
+            ("z", Fate::Survived),
+        ];
+        let fates = fates.map(|(name, fate)| (name.to_owned(), fate)).into();
+        let text = table(&drawn, &State { fates, ..State::default() });
+        assert!(text.contains("| judged | 3 |") && text.contains("66.7 %"), "{text}");
+        assert!(text.contains("\n- b\n") && !text.contains("- z"), "{text}");
+    }
+}
