@@ -125,6 +125,7 @@ pub fn table(totals: &Totals) -> String {
     row("ends reset, refused or of destroyed guests", totals.reset.to_string());
     row("virtual time, hours", (totals.virtual_ns / 3_600_000_000_000).to_string());
     row("processor time, minutes", (totals.cpu_us / 60_000_000).to_string());
+    let _ = writeln!(text, "\nCarried: {}.", totals.weight);
     text += "\n| fault or event | times |\n|---|---|\n";
     for (kind, times) in &totals.faults {
         let _ = writeln!(text, "| {kind} | {times} |");

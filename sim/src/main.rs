@@ -25,10 +25,13 @@ macro_rules! say {
 /// Plans tried for a smaller one: a minute's worth.
 const SHRINK_RUNS_MAX: u32 = 2000;
 
+/// Exit code of seeds that carried too little.
+const TOO_LITTLE: u8 = 13;
+
 /// A world in virtual time around the core of Nightporter: one seed decides everything.
 ///
 /// Exit codes: 0 nothing found, 1 a mutation was not noticed, 2 wrong usage, 10 crash, 11 safety,
-/// 12 liveness.
+/// 12 liveness, 13 nothing found in seeds that carried too little.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -284,9 +287,17 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         totals.slowest_us as f64 / 1e3,
         totals.slowest,
     );
+    say!("carried: {}", totals.weight);
     let faults: Vec<String> = totals.faults.iter().map(|(k, n)| format!("{k} {n}")).collect();
     say!("faults: {}", faults.join(", "));
-    Ok(ExitCode::from(code))
+    Ok(ExitCode::from(if code == 0 { tell_too_little(&totals) } else { code }))
+}
+
+/// Nothing was found, but was there anything to find? The exit code.
+fn tell_too_little(totals: &Totals) -> u8 {
+    let missing = totals.weight.too_little(totals.seeds);
+    missing.iter().for_each(|what| say!("{what}"));
+    if missing.is_empty() { 0 } else { TOO_LITTLE }
 }
 
 /// Prints all failures, the first `whole` with all there is to tell. The exit code they ask for.
@@ -316,7 +327,8 @@ fn run_long(seeds: u64, state: &Path, jobs_wanted: Option<usize>) -> anyhow::Res
     let totals = long::run(state, seeds, jobs(jobs_wanted), |line| eprint!("{line}{end}"))?;
     say!("{}", long::table(&totals));
     let out = state.parent().unwrap_or(Path::new("."));
-    Ok(ExitCode::from(tell_failures(&totals, 3, out)?))
+    let code = tell_failures(&totals, 3, out)?;
+    Ok(ExitCode::from(if code == 0 { tell_too_little(&totals) } else { code }))
 }
 
 fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {

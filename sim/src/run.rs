@@ -10,6 +10,7 @@ use anyhow::Context as _;
 
 use crate::check::Violation;
 use crate::check::reach::Reach;
+use crate::check::weight::Weight;
 use crate::plan::Plan;
 use crate::report::Packets;
 use crate::world::{RunEnd, World};
@@ -137,6 +138,8 @@ pub struct Totals {
     pub slowest: u64,
     /// Which event met a flow in which state.
     pub reach: Reach,
+    /// What they carried.
+    pub weight: Weight,
     /// Faults by kind.
     pub faults: BTreeMap<String, u64>,
     /// Seeds that failed, and how.
@@ -159,6 +162,7 @@ impl Totals {
             }
         };
         self.reach.merge(&end.reach);
+        self.weight.merge(&end.weight);
         self.frames += end.frames;
         self.steps += end.steps;
         self.bytes += end.bytes;
@@ -176,6 +180,7 @@ impl Totals {
     pub fn merge(&mut self, other: Self) {
         self.seeds += other.seeds;
         self.reach.merge(&other.reach);
+        self.weight.merge(&other.weight);
         self.frames += other.frames;
         self.steps += other.steps;
         self.bytes += other.bytes;

@@ -30,6 +30,7 @@ mod inv24;
 pub mod inv25;
 pub mod out;
 pub mod reach;
+pub mod weight;
 
 use core::fmt;
 use std::collections::btree_map::Entry;
@@ -51,6 +52,7 @@ use crate::wire::{Ip, IpAddr16, IpVersion, Packet, Tcp, ipv4_header_ok, tcp_chec
 use history::{History, Side};
 use out::Out;
 use reach::{Happening, Reach};
+use weight::Weight;
 
 /// Where a frame was seen, from the host's point of view.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -188,6 +190,7 @@ pub struct Observer {
     steps: u64,
     any_flow: bool,
     reach: Reach,
+    weight: Weight,
 }
 
 impl Observer {
@@ -208,6 +211,7 @@ impl Observer {
             steps: 0,
             any_flow: false,
             reach: Reach::default(),
+            weight: Weight::default(),
         }
     }
 
@@ -248,6 +252,7 @@ impl Observer {
                 } else {
                     h.on_in(t.at, from, ip, tcp, fingerprint);
                 }
+                self.weight.on_in(h, from, &t.hdr, ip.tos & 3 == 3);
                 let told = inv21::on_in(t.at, h, from);
                 told.map_err(|what| Violation { invariant: 21, what, flow: Some(name) })
             }
@@ -274,6 +279,7 @@ impl Observer {
                 (h.cramped_at, h.silent_since) = (self.cramped_at[guest], self.silent_since[guest]);
                 let wrong = whole.map_err(|what| (22, what));
                 let wrong = wrong.and_then(|()| check_out(h, &o, gone));
+                self.weight.on_out(h, &o, &t.hdr);
                 h.on_out(&o);
                 wrong.map_err(|(invariant, what)| Violation { invariant, what, flow: Some(name) })
             }
@@ -314,7 +320,9 @@ impl Observer {
                 Some(_) => self.tracked.insert(name),
                 None => self.tracked.remove(&name),
             };
-            h.was_on |= matches!(h.state, Some(State::On | State::Drain));
+            let on = matches!(h.state, Some(State::On | State::Drain));
+            self.weight.flows_on += u64::from(on && !h.was_on);
+            h.was_on |= on;
             let wrong = |invariant| move |what| Violation { invariant, what, flow: Some(name) };
             inv03::on_step(h, view.engine, flow, all).map_err(wrong(3))?;
             if !self.is_crowd {
@@ -420,6 +428,12 @@ impl Observer {
         &self.reach
     }
 
+    /// What the run carried.
+    #[must_use]
+    pub fn weight(&self) -> &Weight {
+        &self.weight
+    }
+
     /// The run is over: every connection has ended, or time is up (`ended` says which).
     ///
     /// # Errors
@@ -431,6 +445,7 @@ impl Observer {
         ends: &[EndReport],
         complaints: &[(Machine, &'static str, u64)],
     ) -> Result<(), Violation> {
+        self.weight.on_end();
         let of_host = |invariant| move |what| Violation { invariant, what, flow: None };
         let arena_lost = |f: &Fault| matches!(f.kind, FaultKind::Crash { arena: false, .. });
         let arena_lost = self.plan.faults.iter().any(arena_lost);

@@ -106,7 +106,10 @@ pub fn by_seeds(
         None => {
             let error = String::from_utf8_lossy(&output.stderr);
             let last = error.lines().last().unwrap_or_default();
-            Caught { seeds: 0, by: format!("no end, or a crash ({}) {last}", output.status) }
+            // Nothing was found in seeds that carried too little.
+            let too_little = text.lines().find(|line| line.starts_with("too "));
+            let no_end = || format!("no end, or a crash ({}) {last}", output.status);
+            Caught { seeds: 0, by: too_little.map_or_else(no_end, str::to_owned) }
         }
     }))
 }

@@ -20,6 +20,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::check::reach::Reach;
+use crate::check::weight::Weight;
 use crate::check::{Observer, Tap, Tapped, Violation};
 use crate::frame::Frame;
 use crate::link::Link;
@@ -54,6 +55,8 @@ pub struct RunEnd {
     pub steps: u64,
     /// Which event met a flow in which state.
     pub reach: Reach,
+    /// What it carried.
+    pub weight: Weight,
     /// When it ended.
     pub at: Instant,
     /// Of time, place and beginning of every frame: the same plan gives the same.
@@ -276,6 +279,7 @@ impl<'r> World<'r> {
             steps: self.steps,
             at: self.now,
             reach: self.observer.as_ref().map(|o| o.reach().clone()).unwrap_or_default(),
+            weight: self.observer.as_ref().map(|o| o.weight().clone()).unwrap_or_default(),
             trace_hash: self.trace_hash,
         }
     }
