@@ -15,6 +15,7 @@ SEEDS ?= 500
 SAMPLE ?= 1000
 SEED ?= 1
 LIMIT_S ?= 1000000
+CPU_HOURS ?= 6
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
@@ -39,8 +40,8 @@ test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, t
 sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step
 	@$(SIM) run --seeds $(SEEDS)
 
-sim-long: simulator ## the same with 200,000 seeds; goes on where it was stopped
-	@$(SIM) long --seeds 200000 --state $(TARGET)/sim/long.json
+sim-long: simulator ## the same for CPU_HOURS=6 of processor time; goes on where it was stopped
+	@$(SIM) long --seeds 1000000 --cpu-hours $(CPU_HOURS) --state $(TARGET)/sim/long.json
 
 mutants: simulator ## breaks core in one way after the other and tells which seed notices
 	@$(SIM) mutants

@@ -2,6 +2,11 @@
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
+/// Bytes before an Ethernet frame's type.
+const MACS: usize = 12;
+/// The EtherType of a VLAN tag.
+const TAG: [u8; 2] = [0x81, 0];
+
 /// An Ethernet frame and what a driver says about its checksum and segmentation.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Frame {
@@ -16,5 +21,56 @@ impl Frame {
     #[must_use]
     pub fn on_wire(bytes: Vec<u8>) -> Self {
         Self { hdr: VirtioNetHdr::default(), bytes }
+    }
+
+    /// The same frame in a VLAN: a tag behind the MACs (IEEE 802.1Q).
+    #[must_use]
+    pub fn tagged(mut self, vlan: Option<u16>) -> Self {
+        if let Some(vlan) = vlan.filter(|_| self.bytes.len() >= MACS) {
+            let [hi, lo] = vlan.to_be_bytes();
+            self.bytes.splice(MACS..MACS, [TAG[0], TAG[1], hi, lo]);
+            self.move_headers(|n| n.saturating_add(4));
+        }
+        self
+    }
+
+    /// Without its tag, if it has that of `vlan`.
+    #[must_use]
+    pub fn untagged(mut self, vlan: Option<u16>) -> Self {
+        let is_ours =
+            |v: u16| self.bytes.get(MACS..MACS + 4) == Some(&[TAG, v.to_be_bytes()].concat());
+        if vlan.is_some_and(is_ours) {
+            self.bytes.drain(MACS..MACS + 4);
+            self.move_headers(|n| n.saturating_sub(4));
+        }
+        self
+    }
+
+    fn move_headers(&mut self, by: impl Fn(u16) -> u16) {
+        if self.hdr.needs_csum() {
+            self.hdr.csum_start = by(self.hdr.csum_start);
+        }
+        if self.hdr.hdr_len > 0 {
+            self.hdr.hdr_len = by(self.hdr.hdr_len);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tag_comes_and_goes_and_the_driver_still_finds_the_headers() {
+        let hdr = VirtioNetHdr { flags: 1, csum_start: 34, hdr_len: 54, ..VirtioNetHdr::default() };
+        let frame = Frame { hdr, bytes: (0..60).collect() };
+        let tagged = frame.clone().tagged(Some(0x123));
+        assert_eq!(
+            tagged.bytes[..17],
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0x81, 0, 1, 0x23, 12]
+        );
+        assert_eq!((tagged.hdr.csum_start, tagged.hdr.hdr_len), (38, 58));
+        assert_eq!(tagged.clone().untagged(Some(0x124)), tagged, "another VLAN's");
+        assert_eq!(tagged.untagged(Some(0x123)), frame);
     }
 }

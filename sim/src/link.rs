@@ -116,7 +116,7 @@ impl Link {
             _ => None,
         });
         let mtu = mtu.min().unwrap_or(u16::MAX).min(self.plan.mtu);
-        if frame.bytes.len() > usize::from(mtu) + 18 {
+        if longest(frame) > usize::from(mtu) + 18 {
             self.counters.too_long += 1;
             return None;
         }
@@ -206,6 +206,17 @@ impl Link {
         let delay = Duration::from_micros(self.plan.delay_us.into());
         Some((self.free_at + delay).max(self.last_arrival))
     }
+}
+
+/// Bytes of the longest piece of a frame, or all of it.
+fn longest(frame: &Frame) -> usize {
+    let len = frame.bytes.len();
+    if !frame.hdr.is_gso() {
+        return len;
+    }
+    let tcp = usize::from(frame.hdr.csum_start);
+    let header = frame.bytes.get(tcp + 12).map_or(0, |words| usize::from(words >> 4) * 4);
+    len.min(tcp + header + usize::from(frame.hdr.gso_size))
 }
 
 /// Marks an ECN-capable packet CE (RFC 3168); `false` if it is not one, or already marked.

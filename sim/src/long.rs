@@ -8,13 +8,13 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Instant as Clock;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use crate::run::{Totals, run_seeds};
 
 /// Seeds between two looks at the file.
-const BATCH: u64 = 500;
+const BATCH: u64 = 200;
 
 /// How far a long run has come.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -23,30 +23,67 @@ pub struct State {
     pub version: String,
     /// The next seed.
     pub next: u64,
-    /// Results so far.
+    /// Results of this version so far.
     pub totals: Totals,
+    /// What other versions did before, the oldest first.
+    #[serde(default)]
+    pub earlier: Vec<Part>,
+}
+
+/// What one version of the program did.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Part {
+    /// Which one.
+    pub version: String,
+    /// Seeds it ran, and how many of them failed.
+    pub seeds: u64,
+    /// See `seeds`.
+    pub failed: u64,
+    /// Frames at the taps.
+    pub frames: u64,
+    /// Bytes read and compared.
+    pub bytes: u64,
+    /// Bytes acknowledged early.
+    pub early_bytes: u64,
+    /// Processor time in microseconds.
+    pub cpu_us: u64,
+}
+
+impl Part {
+    fn of(version: &str, totals: &Totals) -> Self {
+        Self {
+            version: version.to_owned(),
+            seeds: totals.seeds,
+            failed: totals.failures.len() as u64,
+            frames: totals.frames,
+            bytes: totals.bytes,
+            early_bytes: totals.weight.early_bytes,
+            cpu_us: totals.cpu_us,
+        }
+    }
 }
 
 impl State {
-    /// What is in `path`, or a beginning.
+    /// What is in `path`, or a beginning. What another version did there is kept apart: this one
+    /// goes on with the next seed, and counts from nothing.
     ///
     /// # Errors
-    /// A file that cannot be read, is no state, or is another version's.
+    /// A file that cannot be read, or is no state.
     pub fn load(path: &Path) -> anyhow::Result<Self> {
         let version = version()?;
         let bytes = match std::fs::read(path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Self { version, next: 0, totals: Totals::default() });
+                let (totals, earlier) = (Totals::default(), Vec::new());
+                return Ok(Self { version, next: 0, totals, earlier });
             }
             other => other.with_context(|| format!("read {}", path.display()))?,
         };
-        let state: Self = serde_json::from_slice(&bytes)
+        let mut state: Self = serde_json::from_slice(&bytes)
             .with_context(|| format!("{} is no state of a long run", path.display()))?;
-        ensure!(
-            state.version == version,
-            "{} is of another version of simulator or core: remove it to begin anew",
-            path.display()
-        );
+        if state.version != version {
+            state.earlier.push(Part::of(&state.version, &state.totals));
+            (state.version, state.totals) = (version, Totals::default());
+        }
         Ok(state)
     }
 
@@ -77,19 +114,21 @@ fn version() -> anyhow::Result<String> {
     Ok(format!("{:016x}", hasher.finish()))
 }
 
-/// Runs seeds up to `seeds`, from where `path` says. Progress goes to `progress`, a line a batch.
+/// Runs seeds up to `seeds`, or until this version has had `cpu_us_max` of processor time, from
+/// where `path` says. Progress goes to `progress`, a line a batch.
 ///
 /// # Errors
 /// If the state cannot be read or written.
 pub fn run(
     path: &Path,
     seeds: u64,
+    cpu_us_max: u64,
     jobs: usize,
     mut progress: impl FnMut(&str),
-) -> anyhow::Result<Totals> {
+) -> anyhow::Result<State> {
     let mut state = State::load(path)?;
     let (began, from) = (Clock::now(), state.next);
-    while state.next < seeds {
+    while state.next < seeds && state.totals.cpu_us < cpu_us_max {
         let to = seeds.min(state.next + BATCH);
         state.totals.merge(run_seeds(state.next..to, jobs, false));
         state.next = to;
@@ -97,21 +136,23 @@ pub fn run(
         let rate = (to - from) as f64 / began.elapsed().as_secs_f64().max(0.001);
         let left = (seeds - to) as f64 / rate;
         progress(&format!(
-            "{to} of {seeds} seeds, {:.0} a second, {:.0} min to go; {} failed, {:.1} GB compared, \
-             {} faults",
+            "{to} of {seeds} seeds, {:.1} a second, {:.0} min to go, {:.2} processor hours; \
+             {} failed, {:.1} GB compared, {} faults",
             rate,
             left / 60.0,
+            state.totals.cpu_us as f64 / 3.6e9,
             state.totals.failures.len(),
             state.totals.bytes as f64 / 1e9,
             state.totals.faults.values().sum::<u64>(),
         ));
     }
-    Ok(state.totals)
+    Ok(state)
 }
 
 /// The results as Markdown.
 #[must_use]
-pub fn table(totals: &Totals) -> String {
+pub fn table(state: &State) -> String {
+    let totals = &state.totals;
     let mut text = String::from("| what | how much |\n|---|---|\n");
     let mut row = |what: &str, how_much: String| {
         let _ = writeln!(text, "| {what} | {how_much} |");
@@ -124,8 +165,18 @@ pub fn table(totals: &Totals) -> String {
     row("ends of connections closed in order", totals.closed.to_string());
     row("ends reset, refused or of destroyed guests", totals.reset.to_string());
     row("virtual time, hours", (totals.virtual_ns / 3_600_000_000_000).to_string());
+    row("bytes acknowledged early", totals.weight.early_bytes.to_string());
     row("processor time, minutes", (totals.cpu_us / 60_000_000).to_string());
+    for part in &state.earlier {
+        let Part { version, seeds, failed, frames, bytes, cpu_us, .. } = part;
+        let what = format!(
+            "{seeds} seeds, {failed} failed, {frames} frames, {bytes} bytes, {} min",
+            cpu_us / 60_000_000
+        );
+        row(&format!("before that, version {version}"), what);
+    }
     let _ = writeln!(text, "\nCarried: {}.", totals.weight);
+    let _ = writeln!(text, "\nExcused: {}.", totals.excuses);
     text += "\n| fault or event | times |\n|---|---|\n";
     for (kind, times) in &totals.faults {
         let _ = writeln!(text, "| {kind} | {times} |");
@@ -165,26 +216,29 @@ mod tests {
         let folder = Folder::new("long-resumed");
         let (whole, parts) = (folder.0.join("whole.json"), folder.0.join("parts.json"));
         let mut lines = 0;
-        let at_once = run(&whole, 12, 2, |_| lines += 1).expect("a run");
+        let at_once = run(&whole, 12, u64::MAX, 2, |_| lines += 1).expect("a run");
         assert_eq!(lines, 1);
-        run(&parts, 5, 2, |_| ()).expect("a beginning");
+        run(&parts, 5, u64::MAX, 2, |_| ()).expect("a beginning");
         assert_eq!(State::load(&parts).expect("a state").next, 5);
-        let resumed = run(&parts, 12, 2, |_| ()).expect("the rest");
-        assert_eq!(without_time(resumed), without_time(at_once.clone()));
-        run(&parts, 12, 2, |_| panic!("nothing is left")).expect("nothing");
+        let resumed = run(&parts, 12, u64::MAX, 2, |_| ()).expect("the rest");
+        assert_eq!(without_time(resumed.totals), without_time(at_once.totals.clone()));
+        run(&parts, 12, u64::MAX, 2, |_| panic!("nothing is left")).expect("nothing");
+        run(&parts, 99, 1, 2, |_| panic!("its time is up")).expect("nothing");
         assert!(table(&at_once).contains("| seeds | 12 |"));
     }
 
     #[test]
-    fn a_state_of_another_version_or_no_state_at_all_is_refused() {
+    fn what_is_no_state_is_refused_and_what_another_version_did_is_kept_apart() {
         let folder = Folder::new("long-refused");
         let path = folder.0.join("state.json");
         std::fs::write(&path, "{").expect("written");
         let error = format!("{:#}", State::load(&path).expect_err("no state"));
         assert!(error.contains("is no state of a long run"), "{error}");
-        let other = State { version: "0".to_owned(), next: 1, totals: Totals::default() };
+        let totals = Totals { seeds: 7, cpu_us: 120_000_000, ..Totals::default() };
+        let other = State { version: "0".to_owned(), next: 7, totals, earlier: Vec::new() };
         other.save(&path).expect("written");
-        let error = State::load(&path).expect_err("another version").to_string();
-        assert!(error.contains("remove it to begin anew"), "{error}");
+        let state = State::load(&path).expect("a state");
+        assert_eq!((state.next, state.totals.seeds, state.earlier.len()), (7, 0, 1));
+        assert!(table(&state).contains("| before that, version 0 | 7 seeds, 0 failed, "));
     }
 }

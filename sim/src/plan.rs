@@ -4,6 +4,7 @@
 //! happens follows from a plan and the streams of [`crate::random`] named after its parts.
 
 use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::virtio_net::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
 use serde::{Deserialize, Serialize};
 
 /// A machine: a VM on the host under test, or a remote on the network.
@@ -28,6 +29,9 @@ pub struct Plan {
     pub guests: Vec<GuestPlan>,
     /// Machines on the network.
     pub remotes: Vec<RemotePlan>,
+    /// The VLAN that all of them are in, tagged (IEEE 802.1Q).
+    #[serde(default)]
+    pub vlan: Option<u16>,
     /// Connections.
     pub conns: Vec<ConnPlan>,
     /// What goes wrong, and when; all of it is over at `heal_at`.
@@ -59,6 +63,13 @@ pub struct HostPlan {
     pub core: Option<u16>,
     /// Frames the uplink's queue holds while the worker is busy or dead (a tap's `txqueuelen`).
     pub uplink_queue_frames: usize,
+    /// The uplink's card collects frames for so long before the worker hears of them, in
+    /// microseconds (interrupt moderation).
+    #[serde(default)]
+    pub uplink_wait_us: u32,
+    /// Segments that follow each other there become one (GRO); a tap delivers them so.
+    #[serde(default)]
+    pub merges: bool,
     /// Frames that wait in the worker for room in a guest's ring; the next is dropped.
     #[serde(default = "backlog_frames")]
     pub backlog_frames: usize,
@@ -67,6 +78,39 @@ pub struct HostPlan {
 /// As many as the daemon keeps.
 pub(crate) fn backlog_frames() -> usize {
     1000
+}
+
+/// What a driver takes unfinished, and what its stack makes if it can.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Offloads {
+    /// Checksums that are not finished.
+    pub csum: bool,
+    /// Super-segments over IPv4.
+    pub tso4: bool,
+    /// Super-segments over IPv6.
+    pub tso6: bool,
+    /// Super-segments with CWR.
+    pub ecn: bool,
+}
+
+impl Offloads {
+    /// All there is.
+    pub const ALL: Self = Self { csum: true, tso4: true, tso6: true, ecn: true };
+    /// Plain frames only.
+    pub const NONE: Self = Self { csum: false, tso4: false, tso6: false, ecn: false };
+
+    /// A frame with this header is taken as it is.
+    #[must_use]
+    pub fn takes(self, hdr: &VirtioNetHdr) -> bool {
+        let family = match hdr.gso_type & !GSO_ECN {
+            GSO_NONE => true,
+            GSO_TCPV4 => self.tso4,
+            GSO_TCPV6 => self.tso6,
+            _ => false,
+        };
+        let ecn = self.ecn || hdr.gso_type & GSO_ECN == 0;
+        family && ecn && (self.csum || !hdr.needs_csum())
+    }
 }
 
 /// One core and how it is shared.
@@ -119,8 +163,8 @@ pub struct GuestPlan {
     pub load_percent: u32,
     /// Posted receive buffers when all are free.
     pub ring_slots: usize,
-    /// What its driver takes: checksum offload and super-segments.
-    pub offloads: bool,
+    /// What its driver takes and makes.
+    pub offloads: Offloads,
     /// Largest IP packet in bytes.
     pub mtu: u16,
     /// Most bytes its flows hold and promise (INV-06).
@@ -144,6 +188,9 @@ pub struct RemotePlan {
     pub from_host: LinkPlan,
     /// Its TCP.
     pub stack: StackPlan,
+    /// What the path to it takes unfinished: everything, if it is on the host's own bridge.
+    #[serde(default)]
+    pub offloads: Offloads,
     /// It shares a core with others itself, by this policy, at this load in percent, with so many
     /// others of the same load. `None`: its own machine.
     pub shares: Option<(Policy, u32, u16)>,
@@ -189,6 +236,20 @@ pub struct StackPlan {
     /// `None`: ten and 64 KB, as Linux since 2.6.39.
     #[serde(default)]
     pub first_segments: Option<u16>,
+    /// What strict stacks only do seldom.
+    #[serde(default)]
+    pub quirks: Quirks,
+}
+
+/// Lawful, and rare.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Quirks {
+    /// What its timestamp clock shows when a connection begins, or by chance.
+    pub clock_first: Option<u32>,
+    /// It answers every SYN with another SYN cookie, and takes the ACK of any of them.
+    pub syn_cookies: bool,
+    /// Its IPv6 packets have a destination options header.
+    pub extension_header: bool,
 }
 
 /// A stack nobody here wrote, ours that does what it cannot, or one that means harm.
@@ -248,9 +309,15 @@ pub enum Workload {
         /// Server to client.
         down: u64,
     },
+    /// The client writes `up` and resets the connection as soon as that is acknowledged, as health
+    /// checks do.
+    Reset {
+        /// Client to server.
+        up: u64,
+    },
     /// A little each way, then nothing for `idle_s` seconds but keepalives, then a little again.
     Idle {
-        /// Seconds of silence.
+        /// Seconds of silence; with more than a day of them there are no keepalives.
         idle_s: u32,
     },
 }
@@ -306,8 +373,9 @@ pub enum FaultKind {
     DropDelivered { guest: u16, ppm: u32 },
     /// The machine takes window back (Linux `tcp_shrink_window`); strict stacks only.
     ShrinkWindow { machine: Machine },
-    /// The guest does not answer on this path: its frames to the network vanish (SNOOP-42).
-    OneWay { guest: u16 },
+    /// What the guest sends to the network goes past the host, by another card of its (SNOOP-42);
+    /// with `fragments`, through it, in IP fragments where it is IPv4.
+    OneWay { guest: u16, fragments: bool },
     /// The daemon dies between two steps of a turn and is started again after `lasts`. With
     /// `arena`, its arena is still there (LIFE-09).
     Crash { arena: bool, step: u32 },
@@ -317,6 +385,8 @@ pub enum FaultKind {
     Drain { guest: u16 },
     /// Connections that nobody answers fill the VM's flow table (eviction, LIFE-02).
     FlowFlood { remote: u16, guest: u16, per_ms: u32 },
+    /// The guest routes for so many others: their frames leave with its MAC and their addresses.
+    ManyAddresses { guest: u16, addresses: u16 },
     /// A middlebox resets a connection of the guest: an exact RST to either side in the other's
     /// name.
     Kill { guest: u16 },
@@ -346,12 +416,14 @@ impl FaultKind {
             Self::StopReading { .. } => "application stops reading",
             Self::DropDelivered { .. } => "guest drops frames",
             Self::ShrinkWindow { .. } => "window taken back",
-            Self::OneWay { .. } => "answers take another path",
+            Self::OneWay { fragments: false, .. } => "answers take another path",
+            Self::OneWay { fragments: true, .. } => "answers in fragments",
             Self::Crash { arena: true, .. } => "crash, arena survives",
             Self::Crash { arena: false, .. } => "crash, arena lost",
             Self::OffloadOff { .. } => "offload turned off",
             Self::Drain { .. } => "guest drained",
             Self::FlowFlood { .. } => "flood of handshakes",
+            Self::ManyAddresses { .. } => "addresses behind a guest",
             Self::Kill { .. } => "connection killed",
             Self::Forge { .. } => "forgery",
         }
@@ -391,10 +463,11 @@ impl FaultKind {
             | Self::Migrate { guest }
             | Self::DriverReset { guest }
             | Self::DropDelivered { guest, .. }
-            | Self::OneWay { guest }
+            | Self::OneWay { guest, .. }
             | Self::OffloadOff { guest }
             | Self::Drain { guest }
             | Self::Kill { guest }
+            | Self::ManyAddresses { guest, .. }
             | Self::Forge { guest, .. } => [Some(Machine::Guest(guest)), None],
             _ => [None, None],
         }

@@ -9,6 +9,7 @@ use std::time::Instant as Clock;
 use anyhow::Context as _;
 
 use crate::check::Violation;
+use crate::check::excuse::Excuses;
 use crate::check::reach::Reach;
 use crate::check::weight::Weight;
 use crate::plan::Plan;
@@ -140,6 +141,8 @@ pub struct Totals {
     pub reach: Reach,
     /// What they carried.
     pub weight: Weight,
+    /// What was excused.
+    pub excuses: Excuses,
     /// Faults by kind.
     pub faults: BTreeMap<String, u64>,
     /// Seeds that failed, and how.
@@ -163,6 +166,7 @@ impl Totals {
         };
         self.reach.merge(&end.reach);
         self.weight.merge(&end.weight);
+        self.excuses.merge(&end.excuses);
         self.frames += end.frames;
         self.steps += end.steps;
         self.bytes += end.bytes;
@@ -181,6 +185,7 @@ impl Totals {
         self.seeds += other.seeds;
         self.reach.merge(&other.reach);
         self.weight.merge(&other.weight);
+        self.excuses.merge(&other.excuses);
         self.frames += other.frames;
         self.steps += other.steps;
         self.bytes += other.bytes;
@@ -198,6 +203,12 @@ impl Totals {
     }
 }
 
+/// Processor time of this thread in nanoseconds (Linux); waiting for a processor does not count.
+fn processor_ns() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    text.split_whitespace().next()?.parse().ok()
+}
+
 /// Runs seeds on `jobs` threads, each run alone on its thread; with `first` until one fails.
 #[must_use]
 pub fn run_seeds(seeds: std::ops::Range<u64>, jobs: usize, first: bool) -> Totals {
@@ -210,9 +221,11 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, jobs: usize, first: bool) -> Total
             if seed >= end.load(Ordering::Relaxed) {
                 return totals;
             }
-            let started = Clock::now();
+            let (started, began) = (Clock::now(), processor_ns());
             let result = run_plan(&Plan::from_seed(seed));
-            let took = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+            let wall = started.elapsed().as_nanos();
+            let took = processor_ns().zip(began).map_or(wall, |(now, then)| (now - then).into());
+            let took = u64::try_from(took / 1000).unwrap_or(u64::MAX);
             totals.add(seed, &result, took);
             if first && result.is_err() {
                 end.fetch_min(seed, Ordering::Relaxed);

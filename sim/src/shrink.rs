@@ -1,7 +1,7 @@
 //! A failing plan made smaller: fewer faults, connections and machines, shorter streams, plainer
 //! stacks, as long as it fails in the same way.
 
-use crate::plan::{Machine, Plan, Policy, Workload};
+use crate::plan::{Machine, Offloads, Plan, Policy, Quirks, Workload};
 use crate::run::{Failure, run_plan};
 use nightporter_core::time::{Duration, Instant};
 
@@ -129,6 +129,7 @@ fn halve(workload: &mut Workload) -> bool {
             [request, response].into_iter().for_each(half);
             *count = count.div_ceil(2);
         }
+        Workload::Reset { up } => half(up),
         Workload::Idle { idle_s } => *idle_s = idle_s.div_ceil(2),
     }
     *workload != before
@@ -147,7 +148,7 @@ const PLAINER: [fn(&mut Plan) -> bool; 9] = [
     },
     |plan| {
         plan.guests.iter_mut().for_each(|guest| guest.load_percent = 0);
-        plan.host.core = None;
+        (plan.host.core, plan.vlan) = (None, None);
         true
     },
     |plan| {
@@ -155,17 +156,20 @@ const PLAINER: [fn(&mut Plan) -> bool; 9] = [
         true
     },
     |plan| {
-        plan.guests.iter_mut().for_each(|guest| guest.offloads = false);
+        plan.guests.iter_mut().for_each(|guest| guest.offloads = Offloads::NONE);
         true
     },
     |plan| {
         plan.remotes.iter_mut().for_each(|remote| remote.shares = None);
+        plan.remotes.iter_mut().for_each(|remote| remote.offloads = Offloads::NONE);
+        (plan.host.merges, plan.host.uplink_wait_us) = (false, 0);
         true
     },
     |plan| {
         for stack in stacks(plan) {
             (stack.ecn, stack.mss, stack.isn) = (false, None, None);
             stack.syn_options.clear();
+            stack.quirks = Quirks::default();
         }
         true
     },

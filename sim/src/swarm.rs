@@ -8,22 +8,30 @@ use nightporter_core::limits::PAGE;
 use nightporter_core::time::{Duration, Instant};
 
 use crate::plan::{
-    ConnPlan, CorePlan, Fault, FaultKind, GuestPlan, HostPlan, LinkPlan, Machine, Plan, Policy,
-    RemotePlan, StackKind, StackPlan, Workload,
+    ConnPlan, CorePlan, Fault, FaultKind, GuestPlan, HostPlan, LinkPlan, Machine, Offloads, Plan,
+    Policy, Quirks, RemotePlan, StackKind, StackPlan, Workload,
 };
 use crate::random::Random;
 
-/// From healing to the last look. smoltcp backs off to a minute and repairs one hole in each, and a
-/// guest that refuses is given two (SNOOP-32); many of those may follow each other.
-const PATIENCE: Duration = Duration::from_secs(7200);
+/// From healing, and the longest silence, to the last look: a guest that refuses is given two
+/// minutes (SNOOP-32), a dead end is noticed after two and a half.
+const PATIENCE: Duration = Duration::from_secs(900);
+/// With smoltcp: it backs off to a minute and repairs one hole in each; many of those may follow
+/// each other.
+const PATIENCE_SMOLTCP: Duration = Duration::from_secs(7200);
 
 impl Plan {
     /// The plan of a seed. The same on every machine, for ever, as long as this file is.
     #[must_use]
     pub fn from_seed(seed: u64) -> Self {
         let mut random = Random::new(seed, "swarm");
-        let ecn_percent = random.pick(&[0, 0, 30, 100]);
-        Swarm { random, seed, ecn_percent }.plan()
+        let ecn_percent = random.pick(&[0, 30, 100, 100]);
+        let v6_percent = random.pick(&[0, 0, 50, 100]);
+        let mtu = random.pick(&[1500, 1500, 1500, 1500, 9000, 1280, 576]);
+        // IPv6 asks for 1280 bytes at least (RFC 8200 section 5).
+        let mtu = if v6_percent > 0 { mtu.max(1280) } else { mtu };
+        let far = random.percent(15);
+        Swarm { random, seed, ecn_percent, v6_percent, mtu, far }.plan()
     }
 }
 
@@ -32,6 +40,12 @@ struct Swarm {
     seed: u64,
     /// How many of the machines speak ECN.
     ecn_percent: u32,
+    /// How many of the connections use IPv6.
+    v6_percent: u32,
+    /// Of most machines.
+    mtu: u16,
+    /// Round trips are long.
+    far: bool,
 }
 
 impl Swarm {
@@ -47,29 +61,101 @@ impl Swarm {
             remotes.push(self.remote(&kinds));
         }
         let policy = self.policy();
+        let span_ms = self.random.pick(&[200, 800, 2_000, 5_000]);
+        let mut conns = self.carriers(&mut guests, &mut remotes, span_ms);
         let pages = guests.iter().map(|g| g.budget_bytes / PAGE as u64).sum::<u64>();
         let host = HostPlan {
             arena_pages: usize::try_from(pages).unwrap_or(0) + 8,
-            arena_records: self.random.pick(&[256, 256, 256, 4]),
+            arena_records: if self.random.percent(6) { 4 } else { 256 },
             flows_max: 1024,
             turn_frames: self.random.pick(&[1, 8, 64, 64]),
             turn_ns: self.random.pick(&[500, 2_000, 100_000]),
             frame_ns: self.random.pick(&[200, 500, 5_000]),
             core: self.random.percent(15).then_some(0),
             uplink_queue_frames: self.random.pick(&[20, 1000, 1000]),
+            uplink_wait_us: self.random.pick(&[0, 0, 20, 100]),
+            merges: self.random.percent(60),
             backlog_frames: crate::plan::backlog_frames(),
         };
-        let span_ms = self.random.pick(&[200, 800, 2_000, 5_000]);
-        let conns = self.conns(&guests, &remotes, span_ms);
-        let faults = self.faults(&guests, &remotes, span_ms);
+        let early = |c: &&ConnPlan| c.opens_at < Instant::from_millis(span_ms);
+        let carriers: Vec<ConnPlan> = conns.iter().filter(early).cloned().collect();
+        conns.extend(self.conns(&guests, &remotes, span_ms));
+        conns.extend(self.background(&guests, &remotes, span_ms));
+        let faults = self.faults(&guests, &remotes, &carriers, span_ms);
         let (seed, heal_at) = (self.seed, Instant::from_millis(span_ms));
-        let (cores, give_up_at) = (vec![CorePlan { policy }], heal_at + PATIENCE);
+        let idles_s = |c: &ConnPlan| match c.workload {
+            Workload::Idle { idle_s } => idle_s,
+            _ => 0,
+        };
+        let stacks = guests.iter().map(|g| &g.stack).chain(remotes.iter().map(|r| &r.stack));
+        let smoltcp = stacks.into_iter().any(|s| s.kind == StackKind::Smoltcp);
+        let patience = if smoltcp { PATIENCE_SMOLTCP } else { PATIENCE };
+        let longest = Duration::from_secs(conns.iter().map(idles_s).max().unwrap_or(0).into());
+        let (cores, give_up_at) = (vec![CorePlan { policy }], heal_at + longest + patience);
+        let vlan = self.random.percent(10).then(|| self.random.pick(&[1, 100, 4094]));
         let mut plan =
-            Plan { seed, host, cores, guests, remotes, conns, faults, heal_at, give_up_at };
+            Plan { seed, host, cores, guests, remotes, vlan, conns, faults, heal_at, give_up_at };
         if self.random.percent(8) {
             self.absence(&mut plan, span_ms);
         }
         plan
+    }
+
+    /// Connections that carry weight, in nearly all seeds: where no megabytes of R's cross a flow
+    /// with offload there is little to get wrong.
+    fn carriers(
+        &mut self,
+        guests: &mut [GuestPlan],
+        remotes: &mut [RemotePlan],
+        span_ms: u64,
+    ) -> Vec<ConnPlan> {
+        if self.random.percent(2) {
+            return Vec::new();
+        }
+        let (guest, remote) = (self.index(guests.len()), self.index(remotes.len()));
+        let (g, r) = (&mut guests[usize::from(guest)], &mut remotes[usize::from(remote)]);
+        for stack in [&mut g.stack, &mut r.stack] {
+            stack.syn_options.clear();
+            if stack.kind == StackKind::Hostile {
+                stack.kind = StackKind::Strict;
+            }
+        }
+        (g.ack_offload, g.flows_max) = (true, g.flows_max.max(16));
+        if self.random.percent(96) {
+            g.budget_bytes = g.budget_bytes.max(24 * PAGE as u64);
+        }
+        if g.stack.kind == StackKind::Smoltcp && r.stack.kind == StackKind::Smoltcp {
+            r.stack.kind = StackKind::Strict; // two of them may deadlock
+        }
+        let smoltcp = [&g.stack, &r.stack].iter().any(|s| s.kind == StackKind::Smoltcp);
+        let (guest, remote) = (Machine::Guest(guest), Machine::Remote(remote));
+        let late = u64::from(self.random.percent(60));
+        (0..self.random.pick(&[1, 1, 2, 3]) + late)
+            .map(|n| {
+                let bytes = self.random.pick(&[1_200_000, 1_600_000, 2_500_000, 6_000_000]);
+                let back = if smoltcp { 0 } else { self.random.pick(&[0, 0, 30_000, 1_000_000]) };
+                let (client, server, workload) = if self.random.percent(30) {
+                    (guest, remote, Workload::Bulk { up: back, down: bytes })
+                } else if self.random.percent(30) {
+                    (remote, guest, Workload::HalfClose { up: bytes, down: back })
+                } else {
+                    (remote, guest, Workload::Bulk { up: bytes, down: back })
+                };
+                ConnPlan {
+                    client,
+                    server,
+                    v6: self.random.percent(self.v6_percent),
+                    opens_at: if n < late {
+                        // All must be as it was when what went wrong is over.
+                        Instant::from_millis(span_ms + 100)
+                    } else {
+                        Instant::from_micros(self.random.below(span_ms * 400))
+                    },
+                    workload,
+                    client_port: None,
+                }
+            })
+            .collect()
     }
 
     /// A guest that is away for longer than `T_alive`, `T_paused` and what SNOOP-32 allows; or one
@@ -78,7 +164,7 @@ impl Swarm {
         let at = Instant::from_micros(self.random.below(span_ms * 500));
         let lasts = Duration::from_secs(self.random.pick(&[30, 80, 140, 300]));
         plan.heal_at = plan.heal_at.max(at + lasts);
-        plan.give_up_at = plan.heal_at + PATIENCE;
+        plan.give_up_at = plan.give_up_at + lasts;
         let guest = self.index(plan.guests.len());
         let kind = if self.random.percent(75) {
             FaultKind::Pause { guest }
@@ -109,7 +195,7 @@ impl Swarm {
     fn stack_kinds(&mut self) -> Vec<StackKind> {
         use StackKind::{Hostile, Smoltcp, Strict};
         let choices: &[&[StackKind]] = &[
-            &[Smoltcp],
+            &[Smoltcp, Smoltcp, Strict],
             &[Strict],
             &[Smoltcp, Strict],
             &[Strict, Strict, Strict, Hostile],
@@ -133,42 +219,67 @@ impl Swarm {
     }
 
     fn guest(&mut self, kinds: &[StackKind]) -> GuestPlan {
-        let budget_pages = self.random.pick(&[3, 8, 24, 128, 512]);
+        let budget_pages = self.random.pick(&[3, 8, 24, 128, 512, 2048]);
+        let mtu = self.mtu();
+        // A frame takes several buffers of a small ring.
+        let slots_min = if mtu > 4000 { 16 } else { 2 };
         GuestPlan {
             core: 0,
             weight: self.random.pick(&[256, 256, 64, 512]),
             load_percent: self.random.pick(&[0, 0, 30, 60, 100]),
-            ring_slots: self.random.pick(&[2, 16, 256, 256, 1024]),
-            offloads: self.random.percent(60),
-            mtu: 1500,
+            ring_slots: self.random.pick(&[2, 16, 256, 256, 1024]).max(slots_min),
+            offloads: self.offloads(),
+            mtu,
             budget_bytes: budget_pages * PAGE as u64,
             flows_max: self.random.pick(&[3, 16, 256, 256]),
             ack_offload: self.random.percent(95),
             frame_ns: self.random.pick(&[500, 2_000, 20_000]),
-            stack: self.stack(kinds),
+            stack: self.stack(kinds, mtu),
         }
     }
 
     fn remote(&mut self, kinds: &[StackKind]) -> RemotePlan {
         let shares = self.random.percent(10).then(|| (self.policy(), 60, 2));
+        let mtu = self.mtu();
+        let mut stack = self.stack(kinds, mtu);
+        stack.quirks.syn_cookies = false; // only a guest's answers can be told apart
         RemotePlan {
-            to_host: self.link(),
-            from_host: self.link(),
-            stack: self.stack(kinds),
+            to_host: self.link(mtu),
+            from_host: self.link(mtu),
+            stack,
+            offloads: if self.random.percent(30) { Offloads::ALL } else { Offloads::NONE },
             shares,
         }
     }
 
-    fn link(&mut self) -> LinkPlan {
-        LinkPlan {
-            rate_bps: self.random.pick(&[1_000_000_000, 1_000_000_000, 10_000_000_000, 50_000_000]),
-            delay_us: self.random.pick(&[20, 50, 50, 1_000, 20_000]),
-            queue_frames: self.random.pick(&[10, 100, 1000]),
-            mtu: 1500,
+    fn mtu(&mut self) -> u16 {
+        if self.random.percent(80) { self.mtu } else { self.random.pick(&[1500, 1500, 9000, 1280]) }
+    }
+
+    /// All, none, or what some driver thinks of.
+    fn offloads(&mut self) -> Offloads {
+        match self.random.below(10) {
+            0..5 => Offloads::ALL,
+            5..7 => Offloads::NONE,
+            _ => {
+                let [tso4, tso6, ecn] = [60, 50, 50].map(|percent| self.random.percent(percent));
+                Offloads { csum: true, tso4, tso6, ecn: ecn && (tso4 || tso6) }
+            }
         }
     }
 
-    fn stack(&mut self, kinds: &[StackKind]) -> StackPlan {
+    fn link(&mut self, mtu: u16) -> LinkPlan {
+        let delays: &[u32] =
+            if self.far { &[20_000, 50_000, 100_000] } else { &[20, 50, 50, 1_000, 20_000] };
+        LinkPlan {
+            rate_bps: self.random.pick(&[1_000_000_000, 1_000_000_000, 10_000_000_000, 50_000_000]),
+            delay_us: self.random.pick(delays),
+            queue_frames: self.random.pick(&[10, 100, 1000]),
+            mtu,
+        }
+    }
+
+    fn stack(&mut self, kinds: &[StackKind], mtu: u16) -> StackPlan {
         let isns = [0, 1, 0x7fff_ffff, 0x8000_0000, 0xffff_0000, 0xffff_fff0, 0xffff_ffff];
         let odd: [&[u8]; 5] = [
             &[19, 18, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16],
@@ -177,15 +288,18 @@ impl Swarm {
             &[253, 4, 0x12, 0x34],
             &[34, 2],
         ];
+        // What tcp_rmem is today, and what operators of fast paths make of it.
+        let receive = [2_000, 16_000, 65_535, 65_535, 400_000, 6 << 20, 32 << 20];
+        let mss = self.random.percent(20).then(|| self.random.pick(&[536, 900, 1400]));
         StackPlan {
             kind: self.random.pick(kinds),
-            receive_bytes: self.random.pick(&[2_000, 16_000, 65_535, 65_535, 400_000]),
-            send_bytes: self.random.pick(&[16_000, 65_535, 300_000]),
+            receive_bytes: self.random.pick(&receive),
+            send_bytes: self.random.pick(&[16_000, 65_535, 300_000, 4 << 20]),
             window_scale: self.random.percent(85).then(|| self.random.pick(&[0, 2, 7, 7, 14])),
             timestamps: self.random.percent(75),
             sack: self.random.percent(75),
             ecn: self.random.percent(self.ecn_percent),
-            mss: self.random.percent(20).then(|| self.random.pick(&[536, 900, 1400])),
+            mss: mss.map(|mss: u16| mss.min(mtu - 60)),
             isn: self.random.percent(60).then(|| self.random.pick(&isns)),
             syn_options: if self.random.percent(6) {
                 self.random.pick(&odd).to_vec()
@@ -193,7 +307,46 @@ impl Swarm {
                 Vec::new()
             },
             first_segments: None,
+            quirks: self.quirks(kinds),
         }
+    }
+
+    fn quirks(&mut self, kinds: &[StackKind]) -> Quirks {
+        // In the middle of its range, about to wrap, and 0, which is no clock to some.
+        let clocks = [0, 1, 0x7fff_ff00, 0x8000_0000, 0xffff_ff00, 0xffff_ffff];
+        let all_strict = kinds.iter().all(|kind| *kind == StackKind::Strict);
+        Quirks {
+            clock_first: self.random.percent(30).then(|| self.random.pick(&clocks)),
+            syn_cookies: self.random.percent(15),
+            extension_header: all_strict && self.random.percent(10),
+        }
+    }
+
+    /// What others do meanwhile: idle connections by the dozen, health checks by the hundred, a
+    /// connection that sleeps for days.
+    fn background(
+        &mut self,
+        guests: &[GuestPlan],
+        remotes: &[RemotePlan],
+        span_ms: u64,
+    ) -> Vec<ConnPlan> {
+        let (count, workload) = match self.random.below(100) {
+            0..7 => (self.random.within(16, 40), Workload::Idle { idle_s: 400 }),
+            7..14 => (self.random.within(50, 250), Workload::Reset { up: 100 }),
+            14..18 => (1, Workload::Idle { idle_s: 1_000_000 }),
+            _ => return Vec::new(),
+        };
+        let guest = Machine::Guest(self.index(guests.len()));
+        let remote = Machine::Remote(self.index(remotes.len()));
+        let mut conn = |n: u64| ConnPlan {
+            client: remote,
+            server: guest,
+            v6: self.v6_percent == 100,
+            opens_at: Instant::from_micros(span_ms * 500 * n / count),
+            workload,
+            client_port: None,
+        };
+        (0..count).map(&mut conn).collect()
     }
 
     fn conns(
@@ -209,7 +362,7 @@ impl Swarm {
         };
         let vm_to_vm = guests.len() > 1 && self.random.percent(30);
         let guest_opens = self.random.pick(&[0, 30, 100]);
-        let v6 = self.random.pick(&[0, 0, 50, 100]);
+        let v6 = self.v6_percent;
         let sizes: &[u64] = match self.random.below(10) {
             0..4 => &[1, 100, 1_449, 10_000, 30_000],
             4..9 => &[1_000, 30_000, 100_000, 200_000],
@@ -261,7 +414,13 @@ impl Swarm {
         u16::try_from(self.random.below(len as u64)).unwrap_or(0)
     }
 
-    fn faults(&mut self, guests: &[GuestPlan], remotes: &[RemotePlan], span_ms: u64) -> Vec<Fault> {
+    fn faults(
+        &mut self,
+        guests: &[GuestPlan],
+        remotes: &[RemotePlan],
+        carriers: &[ConnPlan],
+        span_ms: u64,
+    ) -> Vec<Fault> {
         let mut classes = Vec::new();
         for class in 0..CLASSES {
             // The rough ones end connections: they are rarer, or little would be tested besides.
@@ -275,14 +434,43 @@ impl Swarm {
             let once = class >= FIRST_ROUGH && class != KILL;
             let count = if once { 1 } else { self.random.within(1, 3) };
             for _ in 0..count {
-                let from = self.random.below(span_ms * 900);
-                let lasts = self.random.within(1_000, span_ms * 1000 - from);
+                let mut from = self.random.below(span_ms * 900);
+                // A flow that begins without offload stays so, and one that meets a flood may.
+                let begins_without = matches!(class, OFFLOAD_OFF | DRAIN | FLOW_FLOOD);
+                if !carriers.is_empty() && self.random.percent(60) && !begins_without {
+                    // While there is something to spoil.
+                    let opens_us = self.random.pick(carriers).opens_at.as_nanos() / 1000;
+                    let within = self.random.pick(&[2_000, 20_000, 200_000]);
+                    // What ends a connection comes when something has begun.
+                    let first = if class >= FIRST_ROUGH { 5_000 } else { 0 };
+                    let at = first + self.random.below(within);
+                    from = (opens_us + at).min(span_ms * 900);
+                }
+                let mut lasts = self.random.within(1_000, span_ms * 1000 - from);
+                if begins_without && self.random.percent(75) {
+                    lasts = lasts.min(100_000);
+                }
                 faults.push(Fault {
                     at: Instant::from_micros(from),
                     lasts: Duration::from_micros(lasts),
                     kind: self.fault(class, guests, remotes),
                 });
             }
+        }
+        if self.ecn_percent == 100
+            && let Some(carrier) = carriers.first()
+        {
+            // What nobody drops for is marked (RFC 3168): a queue that fills, in either direction.
+            let ends = [carrier.client, carrier.server];
+            let remote = ends.iter().find_map(|m| match m {
+                Machine::Remote(r) => Some(*r),
+                Machine::Guest(_) => None,
+            });
+            let (remote, to_host) = (remote.unwrap_or(0), self.random.percent(80));
+            let ppm = self.random.pick(&[1_000, 10_000, 50_000]);
+            let lasts = Duration::from_millis(span_ms / 2);
+            let kind = FaultKind::Mark { remote, to_host, ppm };
+            faults.push(Fault { at: carrier.opens_at, lasts, kind });
         }
         faults.sort_by_key(|f| f.at);
         faults
@@ -318,12 +506,15 @@ impl Swarm {
             10 => FaultKind::StopReading { machine },
             11 => FaultKind::DropDelivered { guest, ppm },
             12 => FaultKind::ShrinkWindow { machine },
-            13 => FaultKind::OffloadOff { guest },
-            14 => FaultKind::Drain { guest },
+            OFFLOAD_OFF => FaultKind::OffloadOff { guest },
+            DRAIN => FaultKind::Drain { guest },
             15 => FaultKind::DriverReset { guest },
-            16 => FaultKind::FlowFlood { remote, guest, per_ms: self.random.pick(&[1, 5]) },
+            FLOW_FLOOD if self.random.percent(40) => {
+                FaultKind::ManyAddresses { guest, addresses: self.random.pick(&[5, 40, 200]) }
+            }
+            FLOW_FLOOD => FaultKind::FlowFlood { remote, guest, per_ms: self.random.pick(&[1, 5]) },
             17 => FaultKind::Forge { guest, per_ms: self.random.pick(&[1, 5]) },
-            18 => FaultKind::OneWay { guest },
+            18 => FaultKind::OneWay { guest, fragments: self.random.percent(50) },
             19 => FaultKind::Reboot { guest },
             20 => FaultKind::Destroy { guest },
             KILL => FaultKind::Kill { guest },
@@ -341,6 +532,9 @@ impl Swarm {
 const CLASSES: u64 = 24;
 const FIRST_ROUGH: u64 = 18;
 const KILL: u64 = 23;
+const OFFLOAD_OFF: u64 = 13;
+const DRAIN: u64 = 14;
+const FLOW_FLOOD: u64 = 16;
 
 #[cfg(test)]
 mod tests {
@@ -360,7 +554,7 @@ mod tests {
             others.extend(plan.cores.iter().map(|c| name(format!("{:?}", c.policy))));
             others.extend(plan.guests.iter().map(|g| name(format!("{:?}", g.stack.kind))));
         }
-        assert_eq!(faults.len(), 25, "{faults:?}");
-        assert_eq!(others.len(), 4 + 5 + 3, "{others:?}");
+        assert_eq!(faults.len(), 27, "{faults:?}");
+        assert_eq!(others.len(), 5 + 5 + 3, "{others:?}");
     }
 }

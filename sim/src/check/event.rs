@@ -29,8 +29,8 @@ pub enum Event {
     },
     /// It runs again.
     Resumed(u16),
-    /// A middlebox reset the connection of this guest's TCP port.
-    Killed(u16, u16),
+    /// A middlebox reset the connection of this guest's TCP port and that of the remote.
+    Killed(u16, u16, u16),
     /// The guest's driver has set its device up again.
     DriverReset(u16),
     /// From here on nothing is lost and nobody interferes.
@@ -49,7 +49,7 @@ impl Event {
             | Self::Offload(g, _)
             | Self::Paused { guest: g, .. }
             | Self::Resumed(g)
-            | Self::Killed(g, _)
+            | Self::Killed(g, ..)
             | Self::DriverReset(g) => Some(g),
         }
     }

@@ -1,60 +1,273 @@
 //! What a plan excuses: connections that may come to no good end although the host does all right.
+//!
+//! An excuse concerns one connection, and holds from the moment on at which its cause happened. The
+//! observer notes the moments; a run counts how often an excuse was there and how often it was
+//! needed ([`Excuses`]), and too large a share fails a long enough run: shares may only shrink.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use nightporter_core::limits::T_ALIVE;
+use nightporter_core::time::{Duration, Instant};
 
-use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind};
+use crate::plan::{ConnPlan, Fault, FaultKind, Machine, Plan, StackKind, Workload};
+use crate::stack::EndReport;
 
+/// The client resets it (`Workload::Reset`).
+pub(super) const APPLICATION: &str = "its application";
 /// So many connections for each place in the narrowest queue are a crowd.
 const CROWD: usize = 5;
+/// So many are one in which connections fail.
+const CROWD_THAT_FAILS: usize = 50;
+
+/// What happened, besides the plan's static faults, that ends connections.
+#[derive(Debug, Default)]
+pub(super) struct Moments {
+    /// When, and to which guest; none: to the daemon.
+    pub(super) all: Vec<(Instant, Option<u16>, &'static str)>,
+    /// Connections of which a promise was lost in a crash, or may have been.
+    pub(super) betrayed: BTreeSet<usize>,
+    /// A middlebox reset them.
+    pub(super) killed: BTreeSet<usize>,
+    /// No SYN came as far as the host; or one did, went on to the other side, and found no answer.
+    pub(super) unanswered: BTreeSet<usize>,
+    /// The arena was lost.
+    pub(super) arena_lost: bool,
+}
+
+impl Moments {
+    /// Something happened to a guest of the connection, or with `host` to the daemon, while it was
+    /// there.
+    fn met(
+        &self,
+        plan: &Plan,
+        conn: usize,
+        span: [Instant; 2],
+        host: bool,
+    ) -> Option<&'static str> {
+        let is_its = |guest: Option<u16>| match guest {
+            Some(g) => plan.ends_at(conn, g),
+            None => host,
+        };
+        let is_it = |(at, guest, _): &&(Instant, Option<u16>, &str)| {
+            (span[0]..=span[1]).contains(at) && is_its(*guest)
+        };
+        self.all.iter().find(is_it).map(|(_, _, why)| *why)
+    }
+}
+
+/// Ends of connections, and how many of them needed an excuse.
+#[derive(Clone, Debug, Default, Eq, PartialEq, serde::Deserialize, serde::Serialize)]
+pub struct Excuses {
+    /// Ends of connections between honest machines, but for those that are there to be reset.
+    pub ends: u64,
+    /// Of those, how many could have been reset without a violation, as things went.
+    pub may_reset: u64,
+    /// How many were, by what excused them.
+    pub resets: BTreeMap<String, u64>,
+    /// How many could have hung without a violation, and did.
+    pub may_hang: u64,
+    /// See `may_hang`.
+    pub hangs: u64,
+    /// Ends with a TCP that complains, and of those the ones whose complaints all count, or all but
+    /// those that a network may cause.
+    pub critics: u64,
+    /// See `critics`.
+    pub critics_judged: u64,
+    /// See `critics`.
+    pub critics_judged_in_part: u64,
+    /// Seeds, and those with at least one critic whose complaints count.
+    pub seeds: u64,
+    /// See `seeds`.
+    pub seeds_judged: u64,
+}
+
+/// Largest shares, in percent: of ends that may be reset, that were, that may hang; and the
+/// smallest of seeds whose complaints are judged. They may only become stricter.
+const MAY_RESET_MAX: f64 = 60.0;
+const RESET_MAX: f64 = 25.0;
+const MAY_HANG_MAX: f64 = 25.0;
+const JUDGED_MIN: f64 = 60.0;
+
+impl Excuses {
+    /// The sum of two.
+    pub fn merge(&mut self, other: &Self) {
+        let sums = [
+            (&mut self.ends, other.ends),
+            (&mut self.may_reset, other.may_reset),
+            (&mut self.may_hang, other.may_hang),
+            (&mut self.hangs, other.hangs),
+            (&mut self.critics, other.critics),
+            (&mut self.critics_judged, other.critics_judged),
+            (&mut self.critics_judged_in_part, other.critics_judged_in_part),
+            (&mut self.seeds, other.seeds),
+            (&mut self.seeds_judged, other.seeds_judged),
+        ];
+        for (sum, more) in sums {
+            *sum += more;
+        }
+        for (why, more) in &other.resets {
+            *self.resets.entry(why.clone()).or_default() += more;
+        }
+    }
+
+    /// Which shares are larger than they may be.
+    #[must_use]
+    pub fn too_many(&self) -> Vec<String> {
+        let share = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
+        let resets = self.resets.values().sum();
+        let too_large = [
+            ("of ends may be reset", share(self.may_reset, self.ends), MAY_RESET_MAX),
+            ("of ends were reset and excused", share(resets, self.ends), RESET_MAX),
+            ("of ends may hang", share(self.may_hang, self.ends), MAY_HANG_MAX),
+        ];
+        let judged = share(self.seeds_judged, self.seeds);
+        let too_large = too_large.iter().filter(|(_, have, most)| have > most);
+        let mut told: Vec<String> = too_large
+            .map(|(what, have, most)| format!("too many excuses: {have:.1} % {what}, not {most}"))
+            .collect();
+        if judged < JUDGED_MIN {
+            told.push(format!(
+                "too many excuses: complaints are judged in {judged:.1} % of the seeds, not in \
+                 {JUDGED_MIN}"
+            ));
+        }
+        told
+    }
+}
+
+impl std::fmt::Display for Excuses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let share = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
+        let whys: Vec<String> = self.resets.iter().map(|(why, n)| format!("{why} {n}")).collect();
+        write!(
+            f,
+            "of {} ends {:.1} % may be reset, and were: {}; {:.1} % may hang, {} did; complaints \
+             of {:.1} % of the ends count, of another {:.1} % but for a network's; seeds with \
+             complaints judged: {:.1} %",
+            self.ends,
+            share(self.may_reset, self.ends),
+            if whys.is_empty() { "none".to_owned() } else { whys.join(", ") },
+            share(self.may_hang, self.ends),
+            self.hangs,
+            share(self.critics_judged, self.critics),
+            share(self.critics_judged_in_part, self.critics),
+            share(self.seeds_judged, self.seeds),
+        )
+    }
+}
+
+/// Which complaints of an end count.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Judged {
+    All,
+    /// But for those that may be the network's.
+    NotNetwork,
+    /// Nor those that a stranger's segment causes where the flow passes.
+    NotForged,
+    /// Nor those of a window that was taken back.
+    NotWindow,
+    No,
+}
 
 impl Plan {
-    /// Something in the plan may end the connection before its time.
-    pub(super) fn may_be_reset(&self, conn: usize) -> bool {
-        let plan = &self.conns[conn];
-        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
-        self.faults.iter().any(|f| match f.kind {
-            FaultKind::Destroy { guest }
-            | FaultKind::Reboot { guest }
-            | FaultKind::Migrate { guest } => is(guest),
-            FaultKind::Crash { .. } => true,
-            _ => false,
-        })
+    /// Guest `g` is one end of the connection.
+    fn ends_at(&self, conn: usize, g: u16) -> bool {
+        let conn = &self.conns[conn];
+        [conn.client, conn.server].contains(&Machine::Guest(g))
+    }
+
+    /// Why the connection, which was there from `span[0]` to `span[1]`, may have been reset.
+    pub(super) fn reset_excuse(
+        &self,
+        conn: usize,
+        span: [Instant; 2],
+        moments: &Moments,
+    ) -> Option<&'static str> {
+        let sets = [
+            (moments.killed.contains(&conn), "a middlebox's reset"),
+            (moments.betrayed.contains(&conn), "a promise lost in a crash"),
+            (moments.unanswered.contains(&conn), "no answer"),
+        ];
+        if let Some((_, why)) = sets.iter().find(|(is_so, _)| *is_so) {
+            return Some(why);
+        }
+        if matches!(self.conns[conn].workload, Workload::Reset { .. }) {
+            return Some(APPLICATION);
+        }
+        if let Some(why) = moments.met(self, conn, span, false) {
+            return Some(why);
+        }
+        // It came too late for its guest.
+        let gone = |(at, guest, why): &&(Instant, Option<u16>, &str)| {
+            let its = guest.is_some_and(|g| self.ends_at(conn, g));
+            its && *why == "guest destroyed" && *at <= span[1]
+        };
+        if let Some((_, _, why)) = moments.all.iter().find(gone) {
+            return Some(why);
+        }
+        let rest = [
+            (self.is_away(conn, span), "a guest away for minutes"),
+            (self.is_past(conn, span), "answers past the host"),
+            (self.crowds(CROWD_THAT_FAILS), "a crowd"),
+            (self.may_miss_neighbor(conn, span), "smoltcp looks for a neighbour"),
+            (self.may_deadlock(conn), "smoltcp's deadlock"),
+        ];
+        rest.iter().find(|(is_so, _)| *is_so).map(|(_, why)| *why)
     }
 
     /// A guest of the connection is away for so long that the other end may give up by itself.
-    pub(super) fn is_long_away(&self, conn: usize) -> bool {
-        let plan = &self.conns[conn];
-        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
+    fn is_away(&self, conn: usize, span: [Instant; 2]) -> bool {
         let away = |f: &Fault| match f.kind {
             FaultKind::Pause { guest } | FaultKind::DropDelivered { guest, .. } => {
-                is(guest) && is_long_absence(f)
+                self.ends_at(conn, guest) && is_long_absence(f)
             }
             _ => false,
         };
-        self.faults.iter().any(away)
+        let overlaps = |f: &&Fault| f.at <= span[1] && span[0] <= f.at + f.lasts;
+        self.faults.iter().filter(overlaps).any(away)
+    }
+
+    /// What a guest of the connection sends goes past the host for a while: as long as the core
+    /// takes R's ACKs of it for lies, either end may give up.
+    fn is_past(&self, conn: usize, span: [Instant; 2]) -> bool {
+        let past = |f: &Fault| match f.kind {
+            FaultKind::OneWay { guest, .. } => self.ends_at(conn, guest),
+            _ => false,
+        };
+        let overlaps = |f: &&Fault| f.at <= span[1] && span[0] <= f.at + f.lasts;
+        self.faults.iter().filter(overlaps).any(past)
     }
 
     /// The host hears nothing of what a guest of the connection gets, and sends it all again.
     pub(super) fn is_deaf(&self, conn: usize) -> bool {
-        let plan = &self.conns[conn];
-        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
-        let unheard = |f: &Fault| matches!(f.kind, FaultKind::OneWay { guest } if is(guest));
-        self.is_long_away(conn) || self.faults.iter().any(unheard)
+        let unheard = |f: &Fault| match f.kind {
+            FaultKind::OneWay { guest, .. } => self.ends_at(conn, guest),
+            _ => false,
+        };
+        self.is_away(conn, [Instant::ZERO, Instant::MAX]) || self.faults.iter().any(unheard)
     }
 
     /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not
     /// find those that are there.
-    pub(super) fn may_miss_neighbor(&self, conn: usize) -> bool {
+    fn may_miss_neighbor(&self, conn: usize, span: [Instant; 2]) -> bool {
         let gone = |f: &Fault| matches!(f.kind, FaultKind::Destroy { .. }) || is_long_absence(f);
-        self.has_smoltcp(conn) && self.faults.iter().any(gone)
+        let before = |f: &&Fault| f.at <= span[1];
+        self.has_smoltcp(conn) && self.faults.iter().filter(before).any(gone)
     }
 
     /// So many that repeat their segments in step: the same ones meet a full queue every time,
     /// until they give up.
     pub(super) fn is_crowd(&self) -> bool {
+        self.crowds(CROWD)
+    }
+
+    fn crowds(&self, each: usize) -> bool {
         let links = self.remotes.iter().flat_map(|r| [&r.to_host, &r.from_host]);
         let queues = links.map(|link| link.queue_frames).chain([self.host.uplink_queue_frames]);
-        queues.min().is_some_and(|frames| self.conns.len() >= CROWD * frames)
+        let lasts =
+            |c: &&ConnPlan| !matches!(c.workload, Workload::Reset { .. } | Workload::Idle { .. });
+        let conns = self.conns.iter().filter(lasts).count();
+        queues.min().is_some_and(|frames| conns >= each * frames)
     }
 
     /// One end is smoltcp, whose SYN-ACK may never come.
@@ -62,16 +275,19 @@ impl Plan {
         self.ends_of(conn).any(|kind| kind == StackKind::Smoltcp)
     }
 
-    /// Two smoltcps that send to each other: after a loss each acknowledges with an old sequence
-    /// number, and takes no ACK of the other. And one whose peer took window back repeats nothing;
-    /// a coarse scale shows as much (RFC 7323 section 2.4).
+    /// smoltcp that sends and receives at once: after a loss it acknowledges with an old sequence
+    /// number, and may take no ACK or repeat nothing. And one whose peer took window back repeats
+    /// nothing; a coarse scale shows as much (RFC 7323 section 2.4).
     pub(super) fn may_deadlock(&self, conn: usize) -> bool {
-        let both = self.ends_of(conn).all(|kind| kind == StackKind::Smoltcp);
-        let shrinks = self.faults.iter().any(|f| matches!(f.kind, FaultKind::ShrinkWindow { .. }));
         let ends = [self.conns[conn].client, self.conns[conn].server];
+        let shrinks = self.faults.iter().any(|f| match f.kind {
+            FaultKind::ShrinkWindow { machine } => ends.contains(&machine),
+            _ => false,
+        });
         let coarse = ends.iter().any(|m| self.stack_of(*m).window_scale == Some(14));
-        both && self.conns[conn].workload.bytes().iter().all(|n| *n > 0)
-            || self.has_smoltcp(conn) && (shrinks || coarse)
+        let meet =
+            matches!(self.conns[conn].workload, Workload::Bulk { up, down } if up > 0 && down > 0);
+        self.has_smoltcp(conn) && (meet || shrinks || coarse)
     }
 
     fn ends_of(&self, conn: usize) -> impl Iterator<Item = StackKind> {
@@ -88,19 +304,80 @@ impl Plan {
 
     /// The connection must come to its end: neither end means harm or is destroyed, and the arena
     /// was not taken away under it.
-    pub(super) fn expects_end_of(&self, conn: usize) -> bool {
-        let plan = &self.conns[conn];
-        let is = |g: u16| [plan.client, plan.server].contains(&Machine::Guest(g));
-        let excused = |f: &Fault| match f.kind {
-            FaultKind::Destroy { guest } => is(guest),
-            FaultKind::Crash { arena, .. } => !arena,
+    pub(super) fn expects_end_of(&self, conn: usize, moments: &Moments) -> bool {
+        let destroyed = |f: &Fault| match f.kind {
+            FaultKind::Destroy { guest } => self.ends_at(conn, guest),
             _ => false,
         };
-        self.expects_streams_of(conn) && !self.faults.iter().any(excused)
+        let lost = moments.arena_lost && moments.betrayed.contains(&conn);
+        self.expects_streams_of(conn) && !lost && !self.faults.iter().any(destroyed)
     }
+
+    /// Which complaints of `machine` about the connection count: it was there for `span`.
+    pub(super) fn judges(
+        &self,
+        machine: Machine,
+        conn: usize,
+        span: [Instant; 2],
+        moments: &Moments,
+    ) -> Judged {
+        let ends = [self.conns[conn].client, self.conns[conn].server];
+        let of = |kind: FaultKind| kind.machines().into_iter().flatten();
+        let its = |kind: FaultKind| of(kind).any(|m| ends.contains(&m));
+        let any =
+            |is_it: fn(FaultKind) -> bool| self.faults.iter().any(|f| its(f.kind) && is_it(f.kind));
+        let forged = |f: &Fault| match f.kind {
+            FaultKind::Forge { guest, .. } => machine == Machine::Guest(guest),
+            _ => false,
+        };
+        if !self.expects_streams_of(conn)
+            || moments.met(self, conn, [span[0], span[1] + LINGER], true).is_some()
+        {
+            Judged::No
+        } else if self.faults.iter().any(forged) {
+            Judged::NotForged
+        } else if any(|kind| matches!(kind, FaultKind::ShrinkWindow { .. })) {
+            Judged::NotWindow
+        } else if any(|kind| {
+            matches!(
+                kind,
+                FaultKind::Corrupt { .. }
+                    | FaultKind::Reorder { .. }
+                    | FaultKind::Forge { .. }
+                    | FaultKind::OneWay { .. }
+            )
+        }) {
+            Judged::NotNetwork
+        } else {
+            Judged::All
+        }
+    }
+}
+
+/// An end that is over still answers for a while (`TCP_TIMEWAIT_LEN`).
+const LINGER: Duration = Duration::from_secs(60);
+
+/// When a connection was there: since its first end opened, until `end` was over.
+pub(super) fn span(ends: &[EndReport], end: &EndReport) -> [Instant; 2] {
+    let of = ends.iter().filter(|e| e.conn == end.conn).filter_map(|e| e.opened_at);
+    [of.min().unwrap_or(Instant::ZERO), end.over_at.unwrap_or(Instant::MAX)]
 }
 
 fn is_long_absence(f: &Fault) -> bool {
     let absent = matches!(f.kind, FaultKind::Pause { .. } | FaultKind::DropDelivered { .. });
     absent && f.lasts > T_ALIVE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_above_its_bound_is_told_and_one_below_is_not() {
+        let calm = Excuses { ends: 100, seeds: 10, seeds_judged: 9, ..Excuses::default() };
+        assert_eq!(calm.too_many(), Vec::<String>::new());
+        let resets = BTreeMap::from([("a crowd".to_owned(), 99)]);
+        let told = Excuses { resets, seeds_judged: 1, ..calm }.too_many();
+        assert!(told[0].contains("were reset") && told[1].contains("judged in 10.0 %"), "{told:?}");
+    }
 }

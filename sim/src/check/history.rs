@@ -3,12 +3,11 @@
 //! R is the remote, G the guest. Everything here follows from frames at the taps and from what
 //! stacks do by the standards; what the engine thinks is asked for in one place only (`state`).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use super::FlowName;
+pub use super::end::{End, Offer, Side};
 use super::out::Out;
 use crate::stack::pattern::Stream;
 use crate::wire::{Ip, Seq, Tcp, TcpFlags};
@@ -20,123 +19,12 @@ const UNCHANGED_MAX: usize = 1 << 17;
 
 /// Frames remembered that came out unchanged.
 const CAME_OUT_MAX: usize = 4;
+/// A connection that is idle for so long is forgotten (LIFE-02: an hour).
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
+/// A clock that was heard so long ago may have gone half way round (`TCP_PAWS_24DAYS`).
+const PAWS_AGE: Duration = Duration::from_secs(24 * 24 * 3600);
 /// Repetitions further apart than this are not of one retransmission.
 const ROUND: Duration = Duration::from_millis(50);
-
-/// R or G; the other one is `Side::other`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Side {
-    /// The remote.
-    R,
-    /// The guest.
-    G,
-}
-
-impl Side {
-    /// The other end.
-    #[must_use]
-    pub const fn other(self) -> Self {
-        match self {
-            Self::R => Self::G,
-            Self::G => Self::R,
-        }
-    }
-}
-
-/// What an end offered in its SYN or SYN-ACK.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Offer {
-    /// Window shift.
-    pub scale: Option<u8>,
-    /// Timestamps.
-    pub timestamps: bool,
-    /// SACK-Permitted.
-    pub sack: bool,
-    /// Options that are not ours to understand, whatever the other end says to them.
-    pub odd: bool,
-    /// MPTCP; without an echo it is ordinary TCP (SNOOP-21).
-    pub mptcp: bool,
-}
-
-/// One end: what it sent into the host, and what the host sent to it.
-#[derive(Clone, Debug)]
-pub struct End {
-    /// Its initial sequence number, once seen.
-    pub isn: Option<u32>,
-    /// See [`Offer`].
-    pub offer: Offer,
-    /// End of its stream so far, SYN and FIN counted.
-    pub end: u64,
-    /// Its FIN.
-    pub fin: Option<u64>,
-    /// Highest ACK it sent, the edge that came with the newest, and the highest edge.
-    pub acked: u64,
-    /// What it acknowledged before, lately: a probe made then may have waited since.
-    pub acked_before: BTreeSet<u64>,
-    /// See `acked`.
-    pub edge: u64,
-    /// See `acked`.
-    pub edge_max: u64,
-    /// TSvals it sent.
-    pub tsvals: BTreeSet<u32>,
-    /// It sent an RST.
-    pub reset: bool,
-    /// Frames, and payload bytes in them, that it sent.
-    pub frames: u64,
-    /// See `frames`.
-    pub bytes: u64,
-    /// Highest ACK, edge and TSval it was sent.
-    pub ack_to: u64,
-    /// See `ack_to`.
-    pub edge_to: u64,
-    /// See `ack_to`.
-    pub tsval_to: Option<u32>,
-    /// End of what it was sent, SYN and FIN counted.
-    pub end_to: u64,
-    /// It was sent an RST.
-    pub reset_to: bool,
-    /// Frames, and payload bytes in them, that it was sent.
-    pub frames_to: u64,
-    /// See `frames_to`.
-    pub bytes_to: u64,
-    /// Of frames that came out unchanged, the last few: one that the host made may look the same,
-    /// and have been taken for one of them.
-    came_out: VecDeque<u64>,
-    /// Fingerprints of frames for it that may still come out unchanged, oldest first, and whether
-    /// they count.
-    unchanged: VecDeque<(u64, bool)>,
-    /// Bytes it was sent from `copies_from` on, for streams whose bytes nobody knows beforehand.
-    copies: BTreeMap<u64, u8>,
-}
-
-impl End {
-    fn new() -> Self {
-        Self {
-            isn: None,
-            offer: Offer::default(),
-            end: BASE,
-            fin: None,
-            acked: BASE,
-            edge: BASE,
-            edge_max: BASE,
-            tsvals: BTreeSet::new(),
-            reset: false,
-            frames: 0,
-            bytes: 0,
-            ack_to: BASE,
-            edge_to: BASE,
-            tsval_to: None,
-            end_to: BASE,
-            reset_to: false,
-            frames_to: 0,
-            bytes_to: 0,
-            came_out: VecDeque::new(),
-            unchanged: VecDeque::new(),
-            acked_before: BTreeSet::new(),
-            copies: BTreeMap::new(),
-        }
-    }
-}
 
 /// See the module doc.
 #[derive(Clone, Debug)]
@@ -183,8 +71,15 @@ pub struct History {
     pub asks: bool,
     /// It does, and with nothing but that: a keepalive, just before what is acknowledged.
     pub idles: bool,
+    /// When R last sent anything.
+    heard_from_remote: Instant,
     /// When G last sent anything.
     pub heard_from_guest: Instant,
+    /// G was silent for so long that the host forgot the flow, and the edge it showed.
+    pub forgotten: bool,
+    /// Some of what G sends goes past the host, or through it in fragments: R has heard more of G
+    /// than the host.
+    pub past: bool,
     /// When R sent its first RST.
     pub reset_at: Option<Instant>,
     /// Both ends are guests of one host: what is between the two flows is not seen.
@@ -209,6 +104,9 @@ pub struct History {
     pub repeated_at: Instant,
     /// Bytes below this were found in the store (INV-03).
     pub read_to: u64,
+    /// Initial sequence numbers of G's answers to one SYN of R, with what they offered: G may take
+    /// the ACK of any (SYN cookies).
+    answers: Vec<(u32, Offer)>,
     /// SYN of R that no SYN-ACK has answered.
     syn: Option<(u32, Offer, Option<u32>)>,
 }
@@ -244,7 +142,10 @@ impl History {
             killed: false,
             asks: false,
             idles: false,
+            heard_from_remote: Instant::ZERO,
             heard_from_guest: Instant::ZERO,
+            forgotten: false,
+            past: false,
             reset_at: None,
             opaque,
             hostile: [false; 2],
@@ -257,6 +158,7 @@ impl History {
             repeats_in_pause: 0,
             repeated_at: Instant::ZERO,
             read_to: BASE,
+            answers: Vec::new(),
             syn: None,
         }
     }
@@ -346,6 +248,7 @@ impl History {
     pub fn on_in(&mut self, at: Instant, from: Side, ip: &Ip, tcp: &Tcp, fingerprint: u64) {
         self.may_pass(from, fingerprint, true, tcp.flags.syn());
         let begins = tcp.flags.syn() && !tcp.flags.ack();
+        self.note_silence(at, from);
         self.asks = from == Side::R && tcp.payload_len <= 1 && !begins;
         self.idles = false;
         if from == Side::G {
@@ -362,6 +265,14 @@ impl History {
         }
         if !self.is_open() {
             return;
+        }
+        let chosen = |a: &&(u32, Offer)| a.0.wrapping_add(1) == tcp.ack.0;
+        if from == Side::R
+            && self.end(Side::R).acked == BASE
+            && let Some(&(isn, offer)) = self.answers.iter().find(chosen)
+        {
+            let g = self.end_mut(Side::G);
+            (g.isn, g.offer) = (Some(isn), offer);
         }
         let seq = self.unwrap(from, tcp.seq, self.end(from).end);
         self.idles = self.asks && !flags.fin() && seq + 1 == self.end(Side::R).ack_to;
@@ -396,6 +307,22 @@ impl History {
         }
     }
 
+    /// After a long silence of an end less is known of it.
+    fn note_silence(&mut self, at: Instant, from: Side) {
+        let heard_at = match from {
+            Side::R => std::mem::replace(&mut self.heard_from_remote, at),
+            Side::G => self.heard_from_guest,
+        };
+        let silent = at.since(heard_at);
+        self.forgotten |= silent > FORGOTTEN_AFTER && self.is_open();
+        if silent > PAWS_AGE {
+            self.end_mut(from.other()).tsval_to = None;
+            if from == Side::R {
+                self.acceptable.recent = None;
+            }
+        }
+    }
+
     fn on_syn(&mut self, from: Side, tcp: &Tcp) {
         let o = &tcp.options;
         let offer = Offer {
@@ -411,6 +338,12 @@ impl History {
             self.syn = Some((isn, offer, tsval));
             return;
         }
+        let answer = from == Side::G && tcp.flags.ack();
+        let same = answer && self.end(Side::R).isn.is_some_and(|r| r.wrapping_add(1) == tcp.ack.0);
+        if same && self.end(Side::R).acked > BASE && self.end(Side::G).isn != Some(isn) {
+            return; // another cookie, for a SYN that is answered for
+        }
+        let answers = if same { std::mem::take(&mut self.answers) } else { Vec::new() };
         // A SYN of G, or its SYN-ACK to R's SYN, begins a connection unless it repeats itself.
         if from == Side::G && self.end(Side::G).isn != Some(isn) {
             let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
@@ -432,6 +365,10 @@ impl History {
                 end.unchanged = waiting;
             }
         }
+        if answer {
+            self.answers = answers;
+            self.answers.push((isn, offer));
+        }
         let (is_new, is_open) = (self.end(from).isn.is_none(), self.is_open());
         let window = u64::from(tcp.window);
         let e = self.end_mut(from);
@@ -447,9 +384,14 @@ impl History {
                 e.edge_max = e.edge_max.max(e.edge);
             }
         }
-        if from == Side::G
-            && tcp.flags.ack()
-            && let Some((isn, offer, tsval)) = self.syn
+        if answer {
+            self.note_answered(tcp);
+        }
+    }
+
+    /// G has answered a SYN of R.
+    fn note_answered(&mut self, tcp: &Tcp) {
+        if let Some((isn, offer, tsval)) = self.syn
             && isn.wrapping_add(1) == tcp.ack.0
         {
             let r = self.end_mut(Side::R);
@@ -470,9 +412,31 @@ impl History {
         }
         self.ce_seen |= ip.tos & 3 == 3;
         let on = self.is_on();
-        if ip.tos & 3 == 3 && on && seq == next && end > seq && tcp.payload_len > 0 {
+        // Nothing beyond the window is accepted, a probe of a closed one neither.
+        let within = end <= self.end(Side::R).edge_to;
+        if ip.tos & 3 == 3 && on && within && seq == next && end > seq && tcp.payload_len > 0 {
             self.ce_at = Some(end);
         }
+    }
+
+    /// G sent a segment that the host does not see.
+    pub fn on_past(&mut self, tcp: &Tcp) {
+        self.past = true;
+        let end = self.unwrap(Side::G, tcp.seq, self.end(Side::G).end);
+        let end = end + u64::from(tcp.payload_len) + u64::from(tcp.flags.fin());
+        let g = self.end_mut(Side::G);
+        g.tsvals.extend(tcp.options.timestamps.map(|ts| ts.tsval));
+        g.end = if g.isn.is_some() { g.end.max(end) } else { g.end };
+    }
+
+    /// A frame that came in goes out in pieces.
+    pub fn on_cut(&mut self, to: Side, whole: u64, pieces: Vec<u64>) {
+        let queue = &mut self.end_mut(to).unchanged;
+        let Some(at) = queue.iter().position(|f| f.0 == whole) else { return };
+        let later = queue.split_off(at + 1);
+        let counts = queue.pop_back().is_some_and(|f| f.1);
+        queue.extend(pieces.into_iter().map(|piece| (piece, counts)));
+        queue.extend(later);
     }
 
     /// Whether the frame with this fingerprint came in and goes out as it was, and if so whether it

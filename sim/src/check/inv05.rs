@@ -18,7 +18,8 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let handshake = o.tcp.flags.intersects(TcpFlags::SYN.union(TcpFlags::RST));
     let closed = h.ends.iter().all(|e| e.fin.is_some());
     let reset = h.ends.iter().any(|e| e.reset || e.reset_to);
-    let left = !o.gated && (!h.was_on || h.interrupted || h.broken || h.shrinks || closed || reset);
+    let left = !h.was_on || h.interrupted || h.broken || h.shrinks || h.forgotten;
+    let left = !o.gated && (left || closed || reset);
     if o.to != Side::R || left || o.ack.is_none() || handshake {
         return Ok(());
     }

@@ -2,9 +2,11 @@
 //! numbers, and the order of things. Also: strict stacks have nothing to complain of.
 
 use super::Ensure;
+use super::excuse::{self, Excuses, Judged, Moments};
 use super::history::{History, Side};
 use super::out::Out;
-use crate::plan::{FaultKind, Machine, Plan, StackKind};
+use crate::plan::{Machine, Plan, StackKind};
+use crate::stack::{Complaint, EndReport, MAYBE_NETWORK};
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if !o.gated || o.tcp.flags.rst() {
@@ -53,39 +55,49 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     Ok(())
 }
 
+/// What a stranger's segments cause, besides what a network may.
+const FORGED: [&str; 3] = ["ACK of something not sent", "data after FIN", "more than the MSS"];
+
 /// Strict stacks refuse what Linux refuses, and count it.
-pub(super) fn on_end(plan: &Plan, complaints: &[(Machine, &'static str, u64)]) -> Ensure {
-    // Between hostile ends, or when what arrives is not what was sent, complaints are in order.
-    let hostile = |kind: StackKind| kind == StackKind::Hostile;
-    let rough = |kind: FaultKind| {
-        matches!(
-            kind,
-            FaultKind::Crash { .. }
-                | FaultKind::Reboot { .. }
-                | FaultKind::Destroy { .. }
-                | FaultKind::Migrate { .. }
-                | FaultKind::Corrupt { .. }
-                | FaultKind::Reorder { .. }
-                | FaultKind::Forge { .. }
-                | FaultKind::OneWay { .. }
-                | FaultKind::ShrinkWindow { .. }
-        )
-    };
-    if plan.guests.iter().any(|g| hostile(g.stack.kind))
-        || plan.remotes.iter().any(|r| hostile(r.stack.kind))
-        || plan.faults.iter().any(|f| rough(f.kind))
-    {
-        return Ok(());
-    }
-    // smoltcp scales the window of a repeated SYN-ACK, and sends too much.
-    let smoltcp = |kind: StackKind| kind == StackKind::Smoltcp;
-    let scales_all = plan.guests.iter().any(|g| smoltcp(g.stack.kind))
-        || plan.remotes.iter().any(|r| smoltcp(r.stack.kind));
-    let counts = |what: &str| !(scales_all && what.ends_with("beyond the window"));
-    match complaints.iter().find(|(_, what, count)| *count > 0 && counts(what)) {
-        Some((machine, what, count)) => {
-            Err(format!("{machine:?} complains: {what}, {count} times"))
+pub(super) fn on_end(
+    plan: &Plan,
+    ends: &[EndReport],
+    complaints: &[(Machine, Complaint)],
+    moments: &Moments,
+    excuses: &mut Excuses,
+) -> Ensure {
+    let judged_before = excuses.critics_judged + excuses.critics_judged_in_part;
+    let is_network = |c: &Complaint| c.cause.starts_with(MAYBE_NETWORK);
+    let is_window = |c: &Complaint| c.cause.ends_with("beyond the window");
+    for e in ends.iter().filter(|e| plan.expects_streams_of(e.conn)) {
+        if plan.stack_of(e.machine).kind != StackKind::Strict || e.opened_at.is_none() {
+            continue;
         }
-        None => Ok(()),
+        let judged = plan.judges(e.machine, e.conn, excuse::span(ends, e), moments);
+        excuses.critics += 1;
+        excuses.critics_judged += u64::from(judged == Judged::All);
+        excuses.critics_judged_in_part += u64::from(!matches!(judged, Judged::All | Judged::No));
+        // smoltcp scales the window of a repeated SYN-ACK, and sends too much.
+        let too_much = plan.has_smoltcp(e.conn);
+        let counts = |c: &Complaint| match judged {
+            Judged::All => true,
+            Judged::NotNetwork => !is_network(c),
+            Judged::NotForged => {
+                !is_network(c) && !is_window(c) && !FORGED.contains(&c.cause)
+            }
+            Judged::NotWindow => !is_network(c) && !is_window(c),
+            Judged::No => false,
+        } && !(too_much && is_window(c));
+        let its = |m: Machine, c: &Complaint| m == e.machine && c.conn == e.conn;
+        if let Some((machine, c)) = complaints.iter().find(|(m, c)| its(*m, c) && counts(c)) {
+            let Complaint { conn, cause, count } = c;
+            return Err(format!(
+                "{machine:?} complains of connection {conn}: {cause}, {count} times"
+            ));
+        }
     }
+    excuses.seeds += 1;
+    excuses.seeds_judged +=
+        u64::from(excuses.critics_judged + excuses.critics_judged_in_part > judged_before);
+    Ok(())
 }

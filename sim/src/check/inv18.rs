@@ -1,12 +1,11 @@
 //! INV-18, liveness: after all has healed everything comes to its end, what is held is offered
 //! until it is taken, and the host makes no more than two packets for each it gets.
 
-use std::collections::BTreeSet;
-
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
+use super::excuse::{self, APPLICATION, Excuses, Moments};
 use super::history::{History, Side};
 use super::out::Out;
 use crate::plan::Plan;
@@ -14,6 +13,9 @@ use crate::stack::{EndReport, Outcome};
 
 /// Packets a flow may cause besides, for timers: probes, local retransmission, window updates.
 const FOR_TIMERS: u64 = 400;
+
+/// Bytes of the pieces that count (RFC 9293 section 3.7.1: nobody has to take more).
+const PIECE: u64 = 536;
 
 /// A window that G opened so long ago is known to R.
 const UPDATE_WITHIN: Duration = Duration::from_millis(20);
@@ -44,10 +46,12 @@ pub(super) fn on_step(h: &mut History, now: Instant) -> Ensure {
 
 /// No packet storm; and R need not ask for a window that G has opened (SNOOP-34).
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
-    let received = h.end(Side::R).frames + h.end(Side::G).frames;
+    // A super-segment may leave in pieces.
+    let in_pieces = |side: Side| h.end(side).frames + h.end(side).bytes / PIECE;
+    let received = in_pieces(Side::R) + in_pieces(Side::G);
     let made = h.end(Side::R).frames_to + h.end(Side::G).frames_to;
     if made > 2 * received + FOR_TIMERS && !h.deaf {
-        return Err(format!("{made} packets out for {received} in"));
+        return Err(format!("{made} packets out for what {received} bring in"));
     }
     let r = h.end(Side::R);
     let stuck = r.edge_to.saturating_sub(r.ack_to) < SEGMENT && o.edge > r.edge_to + 3 * SEGMENT;
@@ -69,47 +73,43 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     Ok(())
 }
 
-/// Connections that are ended by others.
-pub(super) struct Excused {
-    /// A middlebox reset it.
-    pub(super) killed: BTreeSet<usize>,
-    /// No SYN came as far as the host; or one did, went on to the other side, and found no answer.
-    pub(super) unanswered: BTreeSet<usize>,
-}
-
-/// Nothing hangs, and nothing is reset without a cause.
+/// Nothing hangs, and nothing is reset without a cause. What was excused is added to `excuses`.
 pub(super) fn on_end(
     plan: &Plan,
     ended: bool,
     ends: &[EndReport],
-    excused: &Excused,
+    moments: &Moments,
+    excuses: &mut Excuses,
 ) -> Result<(), (usize, String)> {
-    for e in ends.iter().filter(|e| e.outcome == Outcome::Reset) {
-        let by_others = excused.killed.contains(&e.conn)
-            || excused.unanswered.contains(&e.conn)
-            || plan.may_be_reset(e.conn)
-            || plan.is_long_away(e.conn)
-            || plan.is_crowd()
-            || plan.may_miss_neighbor(e.conn)
-            || plan.may_deadlock(e.conn)
-            || !plan.expects_end_of(e.conn);
+    for e in ends.iter().filter(|e| plan.expects_streams_of(e.conn)) {
+        let excuse = plan.reset_excuse(e.conn, excuse::span(ends, e), moments);
+        // Without keepalives nobody notices that the other end is gone.
+        let patient = plan.conns[e.conn].workload.is_patient() && excuse.is_some();
+        let may_hang =
+            patient || !plan.expects_end_of(e.conn, moments) || plan.may_deadlock(e.conn);
+        let counts = u64::from(excuse != Some(APPLICATION));
+        excuses.ends += counts;
+        excuses.may_reset += counts * u64::from(excuse.is_some());
+        excuses.may_hang += counts * u64::from(may_hang);
+        let hangs = e.outcome == Outcome::Open && !ended;
+        if hangs && !may_hang {
+            return Err((e.conn, format!("hangs: {}", progress(e))));
+        }
+        excuses.hangs += u64::from(hangs);
+        if e.outcome != Outcome::Reset {
+            continue;
+        }
         let [up, down] = plan.conns[e.conn].workload.bytes();
         let expected = if plan.conns[e.conn].client == e.machine { down } else { up };
         // smoltcp may give up on a FIN whose ACK was lost; by then all is through.
         let through = e.read >= expected && e.written >= e.to_write && plan.has_smoltcp(e.conn);
-        if !by_others && !through {
+        let excuse = excuse.or(through.then_some("smoltcp's last FIN"));
+        let Some(why) = excuse else {
             return Err((e.conn, format!("was reset without a cause: {}", progress(e))));
-        }
+        };
+        *excuses.resets.entry(why.to_owned()).or_default() += counts;
     }
-    if ended {
-        return Ok(());
-    }
-    let expected = |e: &EndReport| plan.expects_end_of(e.conn) && !plan.may_deadlock(e.conn);
-    let open = ends.iter().find(|e| e.outcome == Outcome::Open && expected(e));
-    match open {
-        Some(e) => Err((e.conn, format!("hangs: {}", progress(e)))),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 fn progress(e: &EndReport) -> String {

@@ -6,6 +6,7 @@ use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
+use super::excuse::Moments;
 use super::history::{History, Side};
 use super::out::Out;
 use crate::plan::Plan;
@@ -57,7 +58,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
 }
 
 /// A promise was broken: R has seen an RST by the end, or had all it wanted.
-pub(super) fn on_end(plan: &Plan, h: &History, ends: &[EndReport]) -> Ensure {
+pub(super) fn on_end(plan: &Plan, h: &History, ends: &[EndReport], moments: &Moments) -> Ensure {
     let must_reset = h.must_reset && judged(h);
     if must_reset && !(h.end(Side::R).reset_to || h.end(Side::R).reset) {
         return Err("after a restart R saw no RST".to_owned());
@@ -75,7 +76,7 @@ pub(super) fn on_end(plan: &Plan, h: &History, ends: &[EndReport]) -> Ensure {
     if h.must_tell_r && judged(h) && !h.end(Side::R).reset_to {
         return Err("R saw no RST when the guest was gone".to_owned());
     }
-    if !h.conn.is_some_and(|conn| h.broken && plan.expects_end_of(conn)) {
+    if !h.conn.is_some_and(|conn| h.broken && plan.expects_end_of(conn, moments)) {
         return Ok(());
     }
     let told = |side: Side| outcome(side) != Some(Outcome::Open);

@@ -1,7 +1,9 @@
 //! The invariants of the specification (section 2), one file each, watching both sides of the port.
 
+mod end;
 mod event;
-mod excuse;
+pub mod excuse;
+mod flows;
 pub mod history;
 mod inv01;
 mod inv02;
@@ -33,22 +35,23 @@ pub mod reach;
 pub mod weight;
 
 use core::fmt;
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nightporter_core::engine::{Engine, PortId};
-use nightporter_core::flow::key::FlowKey;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 pub use event::Event;
+pub(crate) use flows::fingerprint;
+use flows::{fingerprint_of, history_of, key_of};
 
-use crate::plan::{Fault, FaultKind, Machine, Plan, StackKind, StackPlan};
-use crate::stack::EndReport;
-use crate::stack::address::{Ports, machine_of};
-use crate::stack::pattern::Stream;
-use crate::wire::{Ip, IpAddr16, IpVersion, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
+use crate::frame::Frame;
+use crate::plan::{Machine, Plan};
+use crate::stack::address::machine_of;
+use crate::stack::{Complaint, EndReport};
+use crate::wire::{Packet, ipv4_header_ok, tcp_checksum_ok};
+use excuse::{Excuses, Moments};
 use history::{History, Side};
 use out::Out;
 use reach::{Happening, Reach};
@@ -184,7 +187,10 @@ pub struct Observer {
     paused: Vec<bool>,
     /// Since when each of them has had a frame to look at.
     silent_since: Vec<Option<Instant>>,
-    killed: BTreeSet<usize>,
+    /// Of [`Plan::vlan`], what names it in the engine's keys: type and number of the outer tag.
+    vlan: u64,
+    moments: Moments,
+    excuses: Excuses,
     /// Of each guest, when it was last cramped.
     cramped_at: Vec<Instant>,
     steps: u64,
@@ -206,7 +212,9 @@ impl Observer {
             is_crowd: plan.is_crowd(),
             paused: vec![false; plan.guests.len()],
             silent_since: vec![None; plan.guests.len()],
-            killed: BTreeSet::new(),
+            vlan: plan.vlan.map_or(0, |id| (0x8100_0000 | u64::from(id)) << 32),
+            moments: Moments::default(),
+            excuses: Excuses::default(),
             cramped_at: vec![Instant::ZERO; plan.guests.len()],
             steps: 0,
             any_flow: false,
@@ -286,6 +294,30 @@ impl Observer {
         }
     }
 
+    /// Guest `g` sent a frame past the host, or through it in fragments.
+    pub fn on_past(&mut self, g: u16, bytes: &[u8]) {
+        let Ok(packet) = Packet::parse(bytes) else { return };
+        let Some((name, _)) = flow_of(&packet, Tap::FromGuest(g)) else { return };
+        if let (Some(h), Some((_, tcp))) = (self.flows.get_mut(&name), packet.tcp()) {
+            h.on_past(tcp);
+        }
+    }
+
+    /// A frame on its way to `tap` is cut, because it is not taken there whole.
+    pub fn on_cut(&mut self, tap: Tap, whole: &[u8], pieces: &[Frame]) {
+        let Ok(packet) = Packet::parse(whole) else { return };
+        let (Some((ip, _)), Some((name, _))) = (packet.tcp(), flow_of(&packet, tap)) else {
+            return;
+        };
+        let Some(h) = self.flows.get_mut(&name) else { return };
+        let of_piece = |piece: &Frame| {
+            let packet = Packet::parse(&piece.bytes).ok()?;
+            packet.tcp().map(|(ip, _)| fingerprint_of(&piece.bytes, ip))
+        };
+        let of_pieces = pieces.iter().filter_map(of_piece).collect();
+        h.on_cut(Side::G, fingerprint_of(whole, ip), of_pieces);
+    }
+
     /// The host has done one step: one frame with all that follows, a batch end, a timeout or a
     /// command.
     ///
@@ -314,7 +346,7 @@ impl Observer {
         while let Some(name) = self.touched.pop() {
             let port = view.ports.get(usize::from(name.guest)).copied().flatten();
             let (Some(h), Some(port)) = (self.flows.get_mut(&name), port) else { continue };
-            let flow = view.engine.find_flow(&key_of(name, port));
+            let flow = view.engine.find_flow(&key_of(name, port, self.vlan));
             h.state = flow.map(|f| f.state);
             match h.state {
                 Some(_) => self.tracked.insert(name),
@@ -348,14 +380,20 @@ impl Observer {
             what.into_iter().for_each(|what| self.reach.note(h.state, what));
         }
         match event {
-            Event::Crashed => self.on_crash(),
-            Event::Restarted { arena } => self.on_restart(now, arena),
+            Event::Crashed => {
+                self.moments.all.push((now, None, "the daemon died"));
+                self.on_crash();
+            }
+            Event::Restarted { arena } => {
+                self.moments.arena_lost |= !arena;
+                self.on_restart(now, arena);
+            }
             Event::Draining(_) | Event::Offload(..) => {}
-            Event::Killed(g, port) => {
+            Event::Killed(g, port, remote_port) => {
                 for (name, h) in self.flows.iter_mut().filter(of(g)) {
-                    if name.guest_port == port {
+                    if (name.guest_port, name.remote_port) == (port, remote_port) {
                         h.killed = true;
-                        self.killed.extend(h.conn);
+                        self.moments.killed.extend(h.conn);
                     }
                 }
             }
@@ -366,6 +404,7 @@ impl Observer {
             }
             Event::Healed => {}
             Event::Rebooted(g) => {
+                self.moments.all.push((now, Some(g), "guest rebooted"));
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
                     h.tell_by = [None; 2];
                     h.broken |= h.promised().is_some();
@@ -374,20 +413,7 @@ impl Observer {
                 }
             }
             Event::Destroyed(g) | Event::Migrated(g) => {
-                if matches!(event, Event::Destroyed(_)) {
-                    self.destroyed[usize::from(g)] = true;
-                }
-                for (_, h) in self.flows.iter_mut().filter(of(g)) {
-                    h.tell_by = [None; 2];
-                    // Whoever owes R anything tells it now; who was drained may go on (LIFE-06).
-                    let drained = h.state == Some(State::Drain) && h.promised().is_none();
-                    let on = matches!(h.state, Some(State::On | State::Drain)) && !drained;
-                    h.must_tell_r |= on && !h.end(Side::R).reset;
-                    h.must_reset = false;
-                    h.broken |= h.promised().is_some();
-                    h.interrupted = true;
-                    h.state = None;
-                }
+                self.on_gone(now, g, matches!(event, Event::Destroyed(_)));
             }
             Event::Paused { guest: g, .. } | Event::Resumed(g) => {
                 let paused = matches!(event, Event::Paused { .. });
@@ -403,10 +429,32 @@ impl Observer {
         }
     }
 
+    fn on_gone(&mut self, now: Instant, g: u16, destroyed: bool) {
+        self.destroyed[usize::from(g)] |= destroyed;
+        let why = if destroyed { "guest destroyed" } else { "guest migrated" };
+        self.moments.all.push((now, Some(g), why));
+        for (_, h) in self.flows.iter_mut().filter(|(name, _)| name.guest == g) {
+            h.tell_by = [None; 2];
+            // Whoever owes R anything tells it now; who was drained may go on (LIFE-06).
+            let drained = h.state == Some(State::Drain) && h.promised().is_none();
+            let on = matches!(h.state, Some(State::On | State::Drain)) && !drained;
+            h.must_tell_r |= on && !h.end(Side::R).reset;
+            h.must_reset = false;
+            h.broken |= h.promised().is_some();
+            h.interrupted = true;
+            h.state = None;
+        }
+    }
+
     fn on_crash(&mut self) {
         for h in self.flows.values_mut() {
             let promises = h.promised().is_some() && h.was_on && h.state.is_some();
             h.broken_by_crash |= promises && !h.broken && !h.end(Side::G).reset;
+            // What was stored and not yet acknowledged is in the record, too.
+            let stored = h.end(Side::R).end > h.end(Side::G).acked;
+            if h.opaque || h.promised().is_some() || h.was_on && h.state.is_some() && stored {
+                self.moments.betrayed.extend(h.conn);
+            }
             h.broken |= h.promised().is_some();
             h.interrupted = true;
             h.state = None;
@@ -428,6 +476,12 @@ impl Observer {
         &self.reach
     }
 
+    /// What was excused.
+    #[must_use]
+    pub fn excuses(&self) -> &Excuses {
+        &self.excuses
+    }
+
     /// What the run carried.
     #[must_use]
     pub fn weight(&self) -> &Weight {
@@ -443,19 +497,19 @@ impl Observer {
         _now: Instant,
         ended: bool,
         ends: &[EndReport],
-        complaints: &[(Machine, &'static str, u64)],
+        complaints: &[(Machine, Complaint)],
     ) -> Result<(), Violation> {
         self.weight.on_end();
         let of_host = |invariant| move |what| Violation { invariant, what, flow: None };
-        let arena_lost = |f: &Fault| matches!(f.kind, FaultKind::Crash { arena: false, .. });
-        let arena_lost = self.plan.faults.iter().any(arena_lost);
+        let arena_lost = self.moments.arena_lost;
         let lost = |h: &&History| (h.broken_by_crash || h.opaque) && arena_lost;
         let lost = self.flows.values().filter(lost).filter_map(|h| h.conn).collect();
         inv01::on_end(&self.plan, ends, &lost).map_err(of_host(1))?;
         inv02::on_end(&self.plan, ends, &lost).map_err(of_host(2))?;
-        inv16::on_end(&self.plan, complaints).map_err(of_host(16))?;
+        let (moments, excuses) = (&mut self.moments, &mut self.excuses);
+        inv16::on_end(&self.plan, ends, complaints, moments, excuses).map_err(of_host(16))?;
         for (name, h) in &self.flows {
-            inv21::on_end(&self.plan, h, ends).map_err(|what| Violation {
+            inv21::on_end(&self.plan, h, ends, moments).map_err(|what| Violation {
                 invariant: 21,
                 what,
                 flow: Some(*name),
@@ -464,9 +518,8 @@ impl Observer {
         let answered = |h: &History| h.is_open() || h.ends.iter().all(|e| e.frames_to == 0);
         let answered: BTreeSet<usize> =
             self.flows.values().filter(|h| answered(h)).filter_map(|h| h.conn).collect();
-        let unanswered = (0..self.plan.conns.len()).filter(|c| !answered.contains(c)).collect();
-        let excused = inv18::Excused { killed: self.killed.clone(), unanswered };
-        inv18::on_end(&self.plan, ended, ends, &excused).map_err(|(conn, what)| {
+        moments.unanswered = (0..self.plan.conns.len()).filter(|c| !answered.contains(c)).collect();
+        inv18::on_end(&self.plan, ended, ends, moments, excuses).map_err(|(conn, what)| {
             let flow = self.flows.values().find(|h| h.conn == Some(conn)).map(|h| h.name);
             Violation { invariant: 18, what, flow }
         })
@@ -514,101 +567,4 @@ pub(crate) fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8,
 fn first_wrong(checks: &[(u8, Ensure)]) -> Result<(), (u8, String)> {
     let wrong = checks.iter().find_map(|(n, check)| check.clone().err().map(|what| (*n, what)));
     wrong.map_or(Ok(()), Err)
-}
-
-/// The history of a flow; it begins with a SYN.
-fn history_of<'a>(
-    flows: &'a mut BTreeMap<FlowName, History>,
-    plan: &Plan,
-    name: FlowName,
-    tcp: &Tcp,
-) -> Option<&'a mut History> {
-    let place = match flows.entry(name) {
-        Entry::Occupied(place) => return Some(place.into_mut()),
-        Entry::Vacant(_) if !tcp.flags.syn() => return None,
-        Entry::Vacant(place) => place,
-    };
-    let (conn, client) = plan.conn_of(name)?;
-    let guest = Machine::Guest(name.guest);
-    let server = plan.conns[conn].server;
-    let means_harm = |m: Machine| plan.stack_of(m).kind == StackKind::Hostile;
-    let hostile = means_harm(client) || means_harm(server);
-    let streams = [Stream::of(conn, client != guest), Stream::of(conn, client == guest)];
-    let other = if client == guest { server } else { client };
-    let opaque = matches!(other, Machine::Guest(_));
-    let mut h = History::new(name, Some(conn), opaque, (!hostile).then_some(streams));
-    h.hostile = [means_harm(other), means_harm(guest)];
-    let shrinks = |f: &Fault| f.kind == FaultKind::ShrinkWindow { machine: guest };
-    h.shrinks = plan.faults.iter().any(shrinks);
-    h.deaf = plan.is_deaf(conn);
-    h.ecn = plan.stack_of(client).ecn && plan.stack_of(server).ecn;
-    Some(place.insert(h))
-}
-
-/// What a frame is, but for what a driver may finish on the way: the TCP checksum.
-pub(crate) fn fingerprint(t: &Tapped<'_>, ip: &Ip) -> u64 {
-    let from = usize::from(ip.header_offset);
-    let checksum_at = usize::from(ip.payload_offset) + 16;
-    let end = (ip.end as usize).min(t.bytes.len());
-    let mut hash = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut feed = |bytes: &[u8]| {
-        for word in bytes.chunks(8) {
-            let mut padded = [0; 8];
-            padded[..word.len()].copy_from_slice(word);
-            hash = (hash ^ u64::from_le_bytes(padded)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            hash ^= hash >> 29;
-        }
-    };
-    feed(&t.bytes[from..checksum_at]);
-    feed(&t.bytes[checksum_at + 2..end]);
-    hash
-}
-
-/// How the engine knows a flow.
-fn key_of(name: FlowName, port: PortId) -> FlowKey {
-    let address = Machine::Guest(name.guest).address();
-    let v6 = name.remote[..10] != [0; 10];
-    FlowKey {
-        g_addr: address.ip(v6),
-        r_addr: IpAddr16(name.remote),
-        vlan: 0,
-        g_port: name.guest_port,
-        r_port: name.remote_port,
-        port: port.0,
-        version: if v6 { IpVersion::V6 } else { IpVersion::V4 },
-    }
-}
-
-impl Plan {
-    /// The TCP of a machine.
-    pub(super) fn stack_of(&self, machine: Machine) -> &StackPlan {
-        match machine {
-            Machine::Guest(i) => &self.guests[usize::from(i)].stack,
-            Machine::Remote(i) => &self.remotes[usize::from(i)].stack,
-        }
-    }
-
-    /// The connection that a flow is a side of, and its client.
-    fn conn_of(&self, name: FlowName) -> Option<(usize, Machine)> {
-        let guest = Machine::Guest(name.guest);
-        let is_it = |(id, conn): &(usize, &crate::plan::ConnPlan)| {
-            let ports = Ports::of(*id, conn);
-            let (client, server) =
-                (conn.client.address().ip(conn.v6), conn.server.address().ip(conn.v6));
-            let here = (name.guest_port, name.remote_port, IpAddr16(name.remote));
-            conn.client == guest && here == (ports.client, ports.server, server)
-                || conn.server == guest && here == (ports.server, ports.client, client)
-        };
-        self.conns.iter().enumerate().find(is_it).map(|(id, conn)| (id, conn.client))
-    }
-}
-
-impl History {
-    /// Whose end is on `side`.
-    fn machine(&self, plan: &Plan, side: Side) -> Option<Machine> {
-        let conn = &plan.conns[self.conn?];
-        let guest = Machine::Guest(self.name.guest);
-        let other = if conn.client == guest { conn.server } else { conn.client };
-        Some(if side == Side::G { guest } else { other })
-    }
 }

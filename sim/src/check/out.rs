@@ -3,7 +3,10 @@
 use nightporter_core::time::Instant;
 
 use super::history::{History, Side};
-use crate::wire::{Ip, Tcp, TcpFlags};
+use crate::wire::{Ip, IpVersion, Tcp, TcpFlags};
+
+/// Bytes of an IPv6 header without extension headers.
+const V6_HEADER: u16 = 40;
 
 /// A frame on its way out, in the flow's terms.
 #[derive(Clone, Copy, Debug)]
@@ -42,12 +45,17 @@ impl Out<'_> {
     /// Not from the store: what nobody understands passes at once, wherever it lies (SNOOP-13).
     #[must_use]
     pub fn is_verbatim(&self) -> bool {
-        !self.tcp.options.understood() || self.tcp.flags.contains(TcpFlags::URG)
+        let extended = self.ip.version == IpVersion::V6
+            && self.ip.payload_offset - self.ip.header_offset > V6_HEADER;
+        extended || !self.tcp.options.understood() || self.tcp.flags.contains(TcpFlags::URG)
     }
 
     /// Data from the store that was sent before.
     #[must_use]
     pub fn is_repeat(&self, h: &History) -> bool {
-        self.gated && self.tcp.payload_len > 1 && self.end <= h.end(self.to).end_to
+        self.gated
+            && !self.is_verbatim()
+            && self.tcp.payload_len > 1
+            && self.end <= h.end(self.to).end_to
     }
 }

@@ -30,15 +30,22 @@ pub struct Weight {
     pub seeds_by_early: Vec<u64>,
 }
 
-/// What every seed has to carry on average; the mean of a thousand seeds is several times as much.
-const FLOORS: [(&str, f64, fn(&Weight) -> u64); 6] = [
-    ("early-acknowledged bytes", 50_000.0, |w| w.early_bytes),
-    ("flows with offload", 2.0, |w| w.flows_on),
-    ("local recoveries", 2.0, |w| w.recoveries),
-    ("CE marks", 0.05, |w| w.ce_marks),
-    ("super-segments from the uplink", 0.0, |w| w.super_from_net),
-    ("super-segments to guests", 2.0, |w| w.super_to_guest),
+/// What it is, how much of it, and where it is counted.
+type Floor = (&'static str, f64, fn(&Weight) -> u64);
+
+/// What every seed has to carry on average: about half of what it does.
+const FLOORS: [Floor; 6] = [
+    ("early-acknowledged bytes", 1_500_000.0, |w| w.early_bytes),
+    ("flows with offload", 3.0, |w| w.flows_on),
+    ("local recoveries", 5.0, |w| w.recoveries),
+    ("CE marks", 0.5, |w| w.ce_marks),
+    ("super-segments from the uplink", 80.0, |w| w.super_from_net),
+    ("super-segments to guests", 80.0, |w| w.super_to_guest),
 ];
+
+/// Bytes that the median seed acknowledges early at least, and how many of 100 may do without.
+const MEDIAN_MIN: u64 = 1 << 20;
+const NONE_PERCENT_MAX: u64 = 10;
 
 /// Of fewer seeds nothing is expected: chance decides.
 pub const SEEDS_MIN: u64 = 100;
@@ -120,7 +127,14 @@ impl Weight {
             ((have as f64) < least)
                 .then(|| format!("too few {what}: {have} of {least:.0} in {seeds} seeds"))
         });
-        missing.collect()
+        let mut missing: Vec<String> = missing.collect();
+        let (none, median) = self.none_and_median();
+        if median < MEDIAN_MIN || 100 * none > NONE_PERCENT_MAX * seeds {
+            missing.push(format!(
+                "too few early-acknowledged bytes: the median seed has {median}, {none} have none"
+            ));
+        }
+        missing
     }
 }
 
@@ -130,8 +144,8 @@ impl std::fmt::Display for Weight {
         write!(
             f,
             "{:.1} MB acknowledged early, the median seed at least {median} bytes, {none} seeds \
-             none; {} flows with offload, {} local recoveries, {} CE marks, super-segments: {} from \
-             the uplink, {} to guests; {} unfinished checksums from the uplink",
+             none; {} flows with offload, {} local recoveries, {} CE marks, super-segments: {} \
+             from the uplink, {} to guests; {} unfinished checksums from the uplink",
             self.early_bytes as f64 / 1e6,
             self.flows_on,
             self.recoveries,

@@ -4,8 +4,8 @@ use nightporter_core::limits::PAGE;
 use nightporter_core::time::{Duration, Instant};
 
 use crate::plan::{
-    ConnPlan, CorePlan, GuestPlan, HostPlan, LinkPlan, Machine, Plan, Policy, RemotePlan,
-    StackKind, StackPlan, Workload,
+    ConnPlan, CorePlan, GuestPlan, HostPlan, LinkPlan, Machine, Offloads, Plan, Policy, Quirks,
+    RemotePlan, StackKind, StackPlan, Workload,
 };
 use crate::random::Random;
 
@@ -121,7 +121,14 @@ impl Scene {
             host: self.host(&mut random),
             cores: vec![CorePlan { policy: POLICY }],
             guests,
-            remotes: vec![RemotePlan { to_host: link, from_host: link, stack: stack(), shares }],
+            remotes: vec![RemotePlan {
+                to_host: link,
+                from_host: link,
+                stack: stack(),
+                offloads: Offloads::NONE,
+                shares,
+            }],
+            vlan: None,
             conns: vec![upload(opens_at, workload); self.conns.into()],
             faults: Vec::new(),
             heal_at: Instant::from_secs(600),
@@ -135,7 +142,7 @@ impl Scene {
             weight: 256,
             load_percent: self.load_percent,
             ring_slots: if self.mode == Mode::Plain { RING_PLAIN } else { RING_DEEP },
-            offloads: false,
+            offloads: Offloads::NONE,
             mtu: 1500,
             budget_bytes: BUDGET_BYTES,
             flows_max: 4096,
@@ -156,6 +163,8 @@ impl Scene {
             frame_ns: drawn(random, FRAME_NS),
             core: (!self.own_core).then_some(0),
             uplink_queue_frames: 1000,
+            uplink_wait_us: 0,
+            merges: false,
             backlog_frames: BACKLOG_FRAMES,
         }
     }
@@ -192,5 +201,6 @@ fn stack() -> StackPlan {
         isn: None,
         syn_options: Vec::new(),
         first_segments: Some(FIRST_SEGMENTS),
+        quirks: Quirks::default(),
     }
 }

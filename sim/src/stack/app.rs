@@ -59,6 +59,9 @@ pub trait Socket {
 
     /// Nothing more will be written.
     fn close(&mut self);
+
+    /// The connection is reset.
+    fn abort(&mut self);
 }
 
 /// What [`Socket::recv`] gave.
@@ -102,6 +105,7 @@ impl App {
             acked_at: None,
             delivered_at: None,
             outcome: Outcome::Waiting,
+            over_at: None,
         };
         Self { workload, is_client, to_read, has_closed: false, wakes_at: None, report }
     }
@@ -170,6 +174,7 @@ impl App {
             Phase::Opening | Phase::Open => {}
         }
         if self.is_over() {
+            self.report.over_at = Some(now);
             self.wakes_at = None;
         }
     }
@@ -197,6 +202,11 @@ impl App {
             let at = self.report.written;
             self.report.written += socket.send(stream, at, allowed - at);
         }
+        let all = self.report.written == self.report.to_write && socket.unacknowledged() == 0;
+        if matches!(self.workload, Workload::Reset { .. }) && self.is_client && all {
+            socket.abort();
+            return;
+        }
         if !self.has_closed && self.may_close(finished) {
             self.has_closed = true;
             socket.close();
@@ -207,7 +217,7 @@ impl App {
     fn may_have_written(&mut self, now: Instant, finished: bool) -> u64 {
         let (read, client) = (self.report.read, self.is_client);
         match self.workload {
-            Workload::Bulk { .. } => u64::MAX,
+            Workload::Bulk { .. } | Workload::Reset { .. } => u64::MAX,
             Workload::RequestResponse { request, response, .. } if client => {
                 (read / response + 1) * request
             }
@@ -238,6 +248,7 @@ impl App {
         let written = self.report.written == self.report.to_write;
         match self.workload {
             Workload::Bulk { .. } => written,
+            Workload::Reset { .. } => finished,
             Workload::HalfClose { .. } => written && (self.is_client || finished),
             Workload::RequestResponse { .. } | Workload::Idle { .. } => {
                 finished || self.is_client && written && self.report.read >= self.to_read
@@ -257,6 +268,12 @@ impl Workload {
         }
     }
 
+    /// Silent for so long that keepalives would be all there is to it.
+    #[must_use]
+    pub const fn is_patient(self) -> bool {
+        matches!(self, Self::Idle { idle_s } if idle_s > 86_400)
+    }
+
     /// Bytes from client to server and back.
     #[must_use]
     pub fn bytes(self) -> [u64; 2] {
@@ -265,6 +282,7 @@ impl Workload {
             Self::RequestResponse { request, response, count } => {
                 [request.max(1) * u64::from(count), response.max(1) * u64::from(count)]
             }
+            Self::Reset { up } => [up, 0],
             Self::Idle { .. } => [2 * LITTLE; 2],
         }
     }

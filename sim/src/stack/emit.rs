@@ -19,6 +19,9 @@ pub(super) const TCP_CHECKSUM_AT: usize = 16;
 /// ECN-capable transport, ECT(0).
 const ECT: u8 = 2;
 const TTL: u8 = 64;
+/// Next header: destination options (RFC 8200 section 4.6); one that is padding, before TCP.
+const DESTINATION_OPTIONS: u8 = 60;
+const EXTENSION: [u8; 8] = [PROTOCOL_TCP, 0, 1, 4, 0, 0, 0, 0];
 
 /// From where to where a connection's segments go.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +32,8 @@ pub(super) struct Route {
     dst: IpAddr16,
     src_port: u16,
     dst_port: u16,
+    /// With a destination options header.
+    pub(super) extension: bool,
 }
 
 impl Route {
@@ -42,7 +47,15 @@ impl Route {
         l2[6..12].copy_from_slice(&own.mac);
         l2[12..].copy_from_slice(&ethertype.to_be_bytes());
         let src = own.ip(v6);
-        Self { l2, version, src, dst, src_port: key.own_port, dst_port: key.peer_port }
+        Self {
+            l2,
+            version,
+            src,
+            dst,
+            src_port: key.own_port,
+            dst_port: key.peer_port,
+            extension: false,
+        }
     }
 
     /// The peer's MAC.
@@ -50,17 +63,27 @@ impl Route {
         [0, 1, 2, 3, 4, 5].map(|n| self.l2[n])
     }
 
+    pub(super) const fn is_v6(&self) -> bool {
+        matches!(self.version, IpVersion::V6)
+    }
+
+    /// Bytes of its IPv6 extension headers.
+    pub(super) const fn extension_len(&self) -> i64 {
+        if self.extension { 8 } else { 0 }
+    }
+
     /// Bytes of IP and TCP headers without options.
     pub(super) const fn headers(&self) -> i64 {
         match self.version {
             IpVersion::V4 => 40,
-            IpVersion::V6 => 60,
+            IpVersion::V6 => 60 + self.extension_len(),
         }
     }
 
     const fn ip_len(&self) -> usize {
         match self.version {
             IpVersion::V4 => 20,
+            IpVersion::V6 if self.extension => 40 + EXTENSION.len(),
             IpVersion::V6 => 40,
         }
     }
@@ -155,12 +178,16 @@ impl Segment<'_> {
                 h[10..12].copy_from_slice(&check);
             }
             IpVersion::V6 => {
-                let len = u16::try_from(tcp_len).expect("at most 64 KiB");
+                let len = u16::try_from(h.len() - 40 + tcp_len).expect("at most 64 KiB");
                 h[..2].copy_from_slice(&[0x60 | tos >> 4, tos << 4]);
                 h[4..6].copy_from_slice(&len.to_be_bytes());
                 h[6..8].copy_from_slice(&[PROTOCOL_TCP, TTL]);
                 h[8..24].copy_from_slice(&route.src.0);
                 h[24..40].copy_from_slice(&route.dst.0);
+                if route.extension {
+                    h[6] = DESTINATION_OPTIONS;
+                    h[40..].copy_from_slice(&EXTENSION);
+                }
             }
         }
     }

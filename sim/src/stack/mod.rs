@@ -16,7 +16,7 @@ use nightporter_core::time::Instant;
 use self::shell::Shell;
 pub use self::strict::MAYBE_NETWORK;
 use crate::frame::Frame;
-use crate::plan::{ConnPlan, Machine, StackKind, StackPlan};
+use crate::plan::{ConnPlan, Machine, Offloads, StackKind, StackPlan};
 use crate::random::Random;
 
 /// Number of a connection: its index in [`crate::plan::Plan::conns`].
@@ -48,10 +48,10 @@ pub trait Stack {
     /// It takes window back, or stops doing so; a stack that cannot ignores it.
     fn set_shrinking(&mut self, on: bool);
 
-    /// The driver takes unfinished checksums and super-segments to send, or no longer does; at
-    /// first it does not. A stack that never makes them ignores it.
-    fn set_offloads(&mut self, on: bool) {
-        let _ = on;
+    /// The driver takes these unfinished, to send and to deliver; at first none. A stack that never
+    /// makes them ignores it.
+    fn set_offloads(&mut self, offloads: Offloads) {
+        let _ = offloads;
     }
 
     /// How far this end of every connection has come, in the order of `add_conn`.
@@ -64,8 +64,8 @@ pub trait Stack {
     fn ends_open(&self) -> usize;
 
     /// What it saw that no conforming peer would have sent (PAWS failures, ACKs of the future, data
-    /// beyond its window, ...): cause and count. Empty for stacks that do not say.
-    fn complaints(&self) -> Vec<(&'static str, u64)> {
+    /// beyond its window, ...). Empty for stacks that do not say.
+    fn complaints(&self) -> Vec<Complaint> {
         Vec::new()
     }
 }
@@ -86,6 +86,17 @@ pub fn build(plan: &StackPlan, machine: Machine, mtu: u16, seed: u64) -> Box<dyn
         }
         StackKind::Hostile => Box::new(hostile::Hostile::new(machine, mtu, seed)),
     }
+}
+
+/// What an end saw that no conforming peer would have sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Complaint {
+    /// In which connection.
+    pub conn: ConnId,
+    /// What it was.
+    pub cause: &'static str,
+    /// How often.
+    pub count: u64,
 }
 
 /// One end of one connection.
@@ -113,6 +124,8 @@ pub struct EndReport {
     pub delivered_at: Option<Instant>,
     /// How it stands.
     pub outcome: Outcome,
+    /// Since when it has been closed or reset.
+    pub over_at: Option<Instant>,
 }
 
 /// How an end of a connection stands.

@@ -11,9 +11,9 @@ use nightporter_core::time::Instant;
 use super::address::{Key, Ports};
 use super::app::{App, Phase, Socket};
 use super::pattern::Stream;
-use super::{ConnId, EndReport, Stack};
+use super::{Complaint, ConnId, EndReport, Stack};
 use crate::frame::Frame;
-use crate::plan::{ConnPlan, Machine};
+use crate::plan::{ConnPlan, Machine, Offloads};
 use crate::wire::{Net, Packet, TcpFlags};
 
 /// A machine's TCP and what is below it; connections are its `Conn`s.
@@ -52,10 +52,10 @@ pub(super) trait Tcp {
     fn set_shrinking(&mut self, _on: bool) {}
 
     /// See [`Stack::set_offloads`].
-    fn set_offloads(&mut self, _on: bool) {}
+    fn set_offloads(&mut self, _offloads: Offloads) {}
 
     /// See [`Stack::complaints`].
-    fn complaints(&self) -> Vec<(&'static str, u64)> {
+    fn complaints(&self) -> Vec<Complaint> {
         Vec::new()
     }
 }
@@ -63,6 +63,7 @@ pub(super) trait Tcp {
 /// The two ends of a connection, as one of them sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
+    pub(super) conn: ConnId,
     pub(super) v6: bool,
     pub(super) own_port: u16,
     pub(super) peer: Machine,
@@ -71,6 +72,8 @@ pub(super) struct Ends {
     pub(super) expected: Stream,
     /// Other connections have the same ports, at other times.
     pub(super) reused: bool,
+    /// Nobody asks whether the other end is still there.
+    pub(super) patient: bool,
 }
 
 impl Ends {
@@ -291,6 +294,8 @@ impl<T: Tcp> Stack for Shell<T> {
             (plan.client, ports.server, ports.client)
         };
         let ends = Ends {
+            conn: id,
+            patient: plan.workload.is_patient(),
             v6: plan.v6,
             own_port,
             peer,
@@ -316,8 +321,8 @@ impl<T: Tcp> Stack for Shell<T> {
         self.wake_all();
     }
 
-    fn set_offloads(&mut self, on: bool) {
-        self.tcp.set_offloads(on);
+    fn set_offloads(&mut self, offloads: Offloads) {
+        self.tcp.set_offloads(offloads);
     }
 
     fn ends(&self) -> Vec<EndReport> {
@@ -328,7 +333,7 @@ impl<T: Tcp> Stack for Shell<T> {
         self.conns.len() - self.over
     }
 
-    fn complaints(&self) -> Vec<(&'static str, u64)> {
+    fn complaints(&self) -> Vec<Complaint> {
         self.tcp.complaints()
     }
 }

@@ -34,6 +34,8 @@ use crate::wire::{F_DATA_VALID, PROTOCOL_TCP, Packet, pseudo_header, written};
 const ETHERNET: usize = 14;
 /// Bytes of an IPv4 and a TCP header: an MSS of n is an MTU of n + 40 to smoltcp.
 const HEADERS: u16 = 40;
+/// Its buffers are memory, not numbers.
+const BUFFER_MAX: usize = 1 << 20;
 /// Where the checksum is in a TCP header.
 const TCP_CHECKSUM_AT: usize = 16;
 
@@ -96,16 +98,19 @@ impl Smoltcp {
         }
     }
 
-    fn socket(&self) -> tcp::Socket<'static> {
+    fn socket(&self, patient: bool) -> tcp::Socket<'static> {
         let buffer = |len: usize| tcp::SocketBuffer::new(vec![0; len.max(1)]);
         // It always offers window scaling, by what a buffer needs; without, one that needs none.
         let window_max = if self.plan.window_scale.is_some() { usize::MAX } else { 65_535 };
-        let receive = buffer(self.plan.receive_bytes.min(window_max));
-        let mut socket = tcp::Socket::new(receive, buffer(self.plan.send_bytes));
+        let receive = buffer(self.plan.receive_bytes.min(window_max).min(BUFFER_MAX));
+        let mut socket = tcp::Socket::new(receive, buffer(self.plan.send_bytes.min(BUFFER_MAX)));
         socket.set_tsval_generator(self.plan.timestamps.then_some(clock_ms));
-        socket.set_keep_alive(Some(Duration::from_micros(KEEPALIVE.as_nanos() / 1000)));
+        let waits = |span: nightporter_core::time::Duration| {
+            (!patient).then(|| Duration::from_micros(span.as_nanos() / 1000))
+        };
+        socket.set_keep_alive(waits(KEEPALIVE));
         socket.set_congestion_control(tcp::CongestionControl::Reno);
-        socket.set_timeout(Some(Duration::from_micros(USER_TIMEOUT.as_nanos() / 1000)));
+        socket.set_timeout(waits(USER_TIMEOUT));
         socket
     }
 
@@ -120,7 +125,7 @@ impl Tcp for Smoltcp {
 
     fn connect(&mut self, now: Instant, ends: &Ends) -> Conn {
         self.set_clock(now);
-        let mut conn = Conn::new(self.socket());
+        let mut conn = Conn::new(self.socket(ends.patient));
         let at = IpEndpoint::new(ip(&ends.peer.address(), ends.v6), ends.peer_port);
         let from = IpEndpoint::new(ip(&self.address, ends.v6), ends.own_port);
         conn.socket().connect(self.iface.context(), at, from).expect("a new socket");
@@ -129,7 +134,7 @@ impl Tcp for Smoltcp {
     }
 
     fn listen(&mut self, _now: Instant, ends: &Ends) -> Conn {
-        let mut conn = Conn::new(self.socket());
+        let mut conn = Conn::new(self.socket(ends.patient));
         let at = IpEndpoint::new(ip(&self.address, ends.v6), ends.own_port);
         conn.socket().listen(at).expect("a new socket");
         conn
@@ -271,6 +276,10 @@ impl Socket for Conn {
 
     fn close(&mut self) {
         self.socket().close();
+    }
+
+    fn abort(&mut self) {
+        self.socket().abort();
     }
 }
 

@@ -6,9 +6,9 @@ use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::{Duration, Instant};
 
 use super::app::USER_TIMEOUT;
-use super::{EndReport, MAYBE_NETWORK, Outcome, Stack, build};
+use super::{Complaint, EndReport, MAYBE_NETWORK, Outcome, Stack, build};
 use crate::frame::Frame;
-use crate::plan::{ConnPlan, Machine, StackKind, StackPlan, Workload};
+use crate::plan::{ConnPlan, Machine, Offloads, Quirks, StackKind, StackPlan, Workload};
 use crate::random::Random;
 use crate::wire::{Packet, written};
 
@@ -29,6 +29,7 @@ pub(super) fn plan(kind: StackKind) -> StackPlan {
         isn: None,
         syn_options: Vec::new(),
         first_segments: None,
+        quirks: Quirks::default(),
     }
 }
 
@@ -207,7 +208,7 @@ impl World {
         }
     }
 
-    fn complaints(&self) -> Vec<(&'static str, u64)> {
+    fn complaints(&self) -> Vec<Complaint> {
         self.ends.iter().flat_map(|end| end.complaints()).collect()
     }
 }
@@ -346,6 +347,7 @@ fn any_plan(random: &mut Random) -> StackPlan {
         isn: random.pick(&[None, Some(0), Some(u32::MAX), Some(0xffff_f000), Some(0x7fff_ffff)]),
         syn_options: random.pick(&[vec![], vec![253, 4, 1, 2], vec![1, 1, 1], vec![30, 4, 0, 1]]),
         first_segments: None,
+        quirks: Quirks::default(),
     }
 }
 
@@ -356,7 +358,7 @@ fn any_world(seed: u64, faults: Faults) -> World {
     let conns: Vec<ConnPlan> =
         workloads().into_iter().map(|w| ConnPlan { v6, ..conn(w) }).collect();
     let mut world = World::new([&plans[0], &plans[1]], &conns, seed);
-    let offloads = random.percent(50);
+    let offloads = if random.percent(50) { Offloads::ALL } else { Offloads::NONE };
     for end in &mut world.ends {
         end.set_offloads(offloads);
     }
@@ -381,7 +383,7 @@ fn over_a_bad_wire_they_complain_of_the_network_only() {
         world.run();
         world.expect_all_well(&format!("seed {seed}"));
         let complaints = world.complaints();
-        let other = complaints.iter().find(|(cause, _)| !cause.starts_with(MAYBE_NETWORK));
+        let other = complaints.iter().find(|c| !c.cause.starts_with(MAYBE_NETWORK));
         assert_eq!(other, None, "seed {seed}");
     }
 }

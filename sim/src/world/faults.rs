@@ -78,7 +78,7 @@ impl World<'_> {
             FaultKind::DropDelivered { guest, ppm } => {
                 self.nodes[usize::from(guest)].drop_ppm = ppm;
             }
-            FaultKind::OneWay { guest } => self.nodes[usize::from(guest)].one_way = true,
+            FaultKind::OneWay { guest, fragments } => self.set_one_way(guest, fragments, true),
             FaultKind::Crash { arena, step } => {
                 lasts = false;
                 if !engines.is_empty() && self.dies_in.is_none() {
@@ -96,6 +96,9 @@ impl World<'_> {
             }
             FaultKind::FlowFlood { .. } | FaultKind::Forge { .. } => {
                 self.schedule(self.now, Event::FaultGoesOn(i));
+            }
+            FaultKind::ManyAddresses { guest, addresses } => {
+                self.show_addresses(guest, addresses);
             }
             FaultKind::Kill { guest } => {
                 lasts = false;
@@ -120,7 +123,7 @@ impl World<'_> {
             FaultKind::StopReading { machine } => self.set_reading(machine, true),
             FaultKind::ShrinkWindow { machine } => self.set_shrinking(machine, false),
             FaultKind::DropDelivered { guest, .. } => self.nodes[usize::from(guest)].drop_ppm = 0,
-            FaultKind::OneWay { guest } => self.nodes[usize::from(guest)].one_way = false,
+            FaultKind::OneWay { guest, fragments } => self.set_one_way(guest, fragments, false),
             FaultKind::OffloadOff { guest } | FaultKind::Drain { guest } => {
                 self.event(Seen::Offload(guest, true));
                 self.command(engines, guest, |e, now, port| e.set_offload(now, port, true))?;
@@ -180,6 +183,11 @@ impl World<'_> {
         if !on {
             self.wake_node(i);
         }
+    }
+
+    fn set_one_way(&mut self, guest: u16, fragments: bool, on: bool) {
+        let node = &mut self.nodes[usize::from(guest)];
+        *if fragments { &mut node.fragments } else { &mut node.one_way } = on;
     }
 
     fn set_reading(&mut self, machine: Machine, on: bool) {
@@ -322,17 +330,46 @@ impl World<'_> {
         };
         let frame = build(&syn, &[]);
         let host = self.nodes[usize::from(guest)].host;
-        self.schedule(self.now, Event::ToHost(host, Frame::on_wire(frame), true));
+        self.schedule(
+            self.now,
+            Event::ToHost(host, Frame::on_wire(frame).tagged(self.plan.vlan), true),
+        );
         std::mem::swap(&mut syn.src_mac, &mut syn.dst_mac);
         std::mem::swap(&mut syn.src, &mut syn.dst);
         std::mem::swap(&mut syn.src_port, &mut syn.dst_port);
         (syn.seq, syn.ack, syn.flags) = (77_000, 1001, TcpFlags::SYN | TcpFlags::ACK);
         let node = &mut self.nodes[usize::from(guest)];
         if node.link_up && !node.destroyed && node.tx.len() < 128 {
-            node.tx.push_back(Frame::on_wire(build(&syn, &[])));
+            node.tx.push_back(Frame::on_wire(build(&syn, &[])).tagged(self.plan.vlan));
             self.schedule(self.now, Event::Turn(host));
         }
         *self.faults.entry("stray handshakes").or_default() += 1;
+    }
+
+    /// A frame of each of the machines that `guest` routes for: an RST that concerns nobody.
+    fn show_addresses(&mut self, guest: u16, addresses: u16) {
+        let to = Machine::Remote(0).address();
+        let frame = |n: u16| {
+            let [hi, lo] = n.to_be_bytes();
+            let rst = Segment {
+                src_mac: Machine::Guest(guest).address().mac,
+                dst_mac: to.mac,
+                src: [10, 4, hi, lo].into(),
+                dst: to.v4.into(),
+                src_port: 9,
+                dst_port: 9,
+                flags: TcpFlags::RST,
+                ..Segment::default()
+            };
+            Frame::on_wire(build(&rst, &[])).tagged(self.plan.vlan)
+        };
+        let frames: Vec<Frame> = (0..addresses).map(frame).collect();
+        let node = &mut self.nodes[usize::from(guest)];
+        if node.link_up && !node.paused && !node.destroyed {
+            node.tx.extend(frames);
+            let host = node.host;
+            self.schedule(self.now, Event::Turn(host));
+        }
     }
 
     /// An RST to either end of a connection of `guest`, exact as far as a listener can know.
@@ -365,12 +402,12 @@ impl World<'_> {
             ack: to_guest.seq,
             ..to_guest.clone()
         };
-        self.event(Seen::Killed(guest, tcp.dst_port));
+        self.event(Seen::Killed(guest, tcp.dst_port, tcp.src_port));
         let host = self.nodes[usize::from(guest)].host;
-        let frame = Frame::on_wire(build(&to_guest, &[]));
+        let frame = Frame::on_wire(build(&to_guest, &[])).tagged(self.plan.vlan);
         self.schedule(self.now, Event::ToHost(host, frame, false));
         if let Some(remote) = crate::stack::address::machine_of(to_remote.dst_mac) {
-            let frame = Frame::on_wire(build(&to_remote, &[]));
+            let frame = Frame::on_wire(build(&to_remote, &[])).tagged(self.plan.vlan);
             self.schedule(self.now, Event::ToNode(self.node_of(remote), frame));
         }
     }
@@ -429,6 +466,9 @@ impl World<'_> {
         }
         let host = self.nodes[usize::from(guest)].host;
         *self.faults.entry("forged segments").or_default() += 1;
-        self.schedule(self.now, Event::ToHost(host, Frame::on_wire(bytes), true));
+        self.schedule(
+            self.now,
+            Event::ToHost(host, Frame::on_wire(bytes).tagged(self.plan.vlan), true),
+        );
     }
 }

@@ -10,22 +10,23 @@ use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use super::{Engines, Event, Member, Stop, World};
-use crate::check::{HostView, Tap};
+use super::{Engines, Event, Member, Stop, World, merge};
+use crate::check::{HostView, Tap, Violation};
 use crate::frame::Frame;
-use crate::plan::{Machine, Plan};
+use crate::plan::{Fault, FaultKind, Machine, Plan};
 use crate::stack::address::machine_of;
 use crate::wire::{F_DATA_VALID, on_wire};
 
-/// What a guest's driver takes if its plan says so.
-pub(super) const OFFLOADS: PortFeatures =
-    PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+/// A tap takes all there is.
+const OFFLOADS: PortFeatures = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
 /// The uplink is always the first port.
 const UPLINK: PortId = PortId(0);
 /// The most a delivery may be long: what the daemon asks room for.
 const FRAME_BYTES_MAX: usize = 68 * 1024;
 /// What one gets that goes behind others.
 const FULL_FRAME: usize = 1514;
+/// Frames among which a segment is looked for that another continues (Linux: 8 flows a bucket).
+const MERGED_FLOWS: usize = 8;
 /// Between two hosts: through one switch.
 const SWITCH: Duration = Duration::from_micros(20);
 
@@ -155,22 +156,34 @@ impl World<'_> {
         if !up {
             host.backlogs[g].clear();
         }
+        let takes = self.plan.guests[g].offloads;
         let features =
-            if self.plan.guests[g].offloads { OFFLOADS } else { PortFeatures::default() };
+            PortFeatures { csum: takes.csum, tso4: takes.tso4, tso6: takes.tso6, ecn: takes.ecn };
         if let Some(engine) = engines.get_mut(usize::from(host.index)) {
             engine.set_port_features(self.now, port, up.then_some(features));
         }
     }
 
     /// A frame came to a host's uplink.
-    pub(super) fn arrive_at_host(&mut self, host: u8, frame: Frame, forged: bool) {
+    pub(super) fn arrive_at_host(&mut self, host: u8, mut frame: Frame, forged: bool) {
         let queue = &mut self.hosts[usize::from(host)].uplink;
+        if self.plan.host.merges && !forged {
+            merge::verify(&mut frame);
+            let lately = queue.iter_mut().rev().take(MERGED_FLOWS);
+            let same = lately.into_iter().find(|(f, _)| merge::same_flow(f, &frame));
+            if let Some((last, false)) = same
+                && merge::merge(last, &frame)
+            {
+                return self.count("segments merged before the host");
+            }
+        }
         if queue.len() >= self.plan.host.uplink_queue_frames {
             self.count("frames lost at the uplink");
             return;
         }
         queue.push_back((frame, forged));
-        self.schedule(self.now, Event::Turn(host));
+        let wait = Duration::from_micros(self.plan.host.uplink_wait_us.into());
+        self.schedule(self.now + wait, Event::Turn(host));
     }
 
     /// One turn of the worker, if it has a processor and nothing is in its way.
@@ -370,9 +383,10 @@ impl World<'_> {
         let mut frame = Frame { hdr: *hdr, bytes: parts.concat() };
         frame.hdr.flags &= !F_DATA_VALID;
         let guest = self.hosts[usize::from(h)].ports.iter().position(|p| *p == Some(port));
-        let takes_all = guest.is_none_or(|g| self.plan.guests[g].offloads);
-        if guest.is_some() && !takes_all {
-            for piece in on_wire(frame) {
+        if let Some(g) = guest.filter(|g| !self.plan.guests[*g].offloads.takes(&frame.hdr)) {
+            let pieces = on_wire(frame.clone());
+            self.cut(g, &frame, &pieces);
+            for piece in pieces {
                 self.emit_one(engine, h, port, guest, piece)?;
             }
             return Ok(());
@@ -390,9 +404,7 @@ impl World<'_> {
     ) -> Result<(), Stop> {
         let Some(g) = guest else {
             self.tap(h, Tap::ToNet, frame.hdr, &frame.bytes, false)?;
-            for piece in on_wire(frame) {
-                self.send_to_network(h, piece);
-            }
+            self.send_to_network(h, &frame);
             return Ok(());
         };
         if !self.nodes[g].link_up {
@@ -455,6 +467,10 @@ impl World<'_> {
             };
             let frame = owned(&made);
             frames += 1;
+            if !self.plan.guests[g].offloads.takes(&frame.hdr) {
+                let what = "a delivery that the guest's driver does not take".to_owned();
+                return Err(Stop::Violated(Violation { invariant: 22, what, flow: None }));
+            }
             // One without data comes whatever the room: it waits in the backlog then.
             self.emit_one(engine, h, port, Some(g), frame)?;
             self.after_step(engine, h)?;
@@ -497,7 +513,7 @@ impl World<'_> {
     }
 
     /// A frame leaves host `h` for the network.
-    fn send_to_network(&mut self, h: u8, frame: Frame) {
+    fn send_to_network(&mut self, h: u8, frame: &Frame) {
         let Some(dst) = frame.bytes.first_chunk::<6>().copied() else { return };
         let group = dst[0] & 1 == 1;
         let target = machine_of(dst);
@@ -511,14 +527,29 @@ impl World<'_> {
             let other = 1 - h;
             let is_there = |g: u16| self.nodes.get(usize::from(g)).is_some_and(|n| n.host == other);
             if group || matches!(target, Some(Machine::Guest(g)) if is_there(g)) {
-                self.schedule(self.now + SWITCH, Event::ToHost(other, frame, false));
+                for piece in on_wire(frame.clone()) {
+                    self.schedule(self.now + SWITCH, Event::ToHost(other, piece, false));
+                }
             }
         }
     }
 
-    fn send_to_remote(&mut self, r: usize, frame: Frame) {
+    /// A frame as the path to or from remote `r` carries it. What breaks bits finds none without
+    /// a checksum.
+    fn on_path(&self, r: usize, frame: Frame) -> Vec<Frame> {
+        let breaks = |f: &Fault| match f.kind {
+            FaultKind::Corrupt { remote, .. } => usize::from(remote) == r,
+            _ => false,
+        };
+        let whole = self.plan.remotes[r].offloads.takes(&frame.hdr);
+        if whole && !self.plan.faults.iter().any(breaks) { vec![frame] } else { on_wire(frame) }
+    }
+
+    pub(super) fn send_to_remote(&mut self, r: usize, frame: Frame) {
         let mut out = Vec::new();
-        self.links[r][1].send(self.now, frame, &mut out);
+        for piece in self.on_path(r, frame) {
+            self.links[r][1].send(self.now, piece, &mut out);
+        }
         let node = self.plan.guests.len() + r;
         for (at, frame) in out {
             self.schedule(at, Event::ToNode(node, frame));
@@ -529,7 +560,7 @@ impl World<'_> {
     pub(super) fn send_from_remote(&mut self, r: usize, frame: Frame) {
         let Some(dst) = frame.bytes.first_chunk::<6>().copied() else { return };
         let mut out = Vec::new();
-        for piece in on_wire(frame) {
+        for piece in self.on_path(r, frame) {
             self.links[r][0].send(self.now, piece, &mut out);
         }
         let group = dst[0] & 1 == 1;

@@ -8,7 +8,9 @@
 //! survives a crash (rings, the uplink's queue) belongs to the world, not to the engine.
 
 mod faults;
+mod fragments;
 mod host;
+mod merge;
 mod node;
 
 use std::cmp::Reverse;
@@ -19,6 +21,7 @@ use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
+use crate::check::excuse::Excuses;
 use crate::check::reach::Reach;
 use crate::check::weight::Weight;
 use crate::check::{Observer, Tap, Tapped, Violation};
@@ -27,7 +30,7 @@ use crate::link::Link;
 use crate::plan::{FaultKind, Machine, Plan};
 use crate::random::Random;
 use crate::sched::Core;
-use crate::stack::{EndReport, Outcome};
+use crate::stack::{Complaint, EndReport, Outcome};
 use crate::wire::{Ip, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
 use host::Host;
 use node::Node;
@@ -57,6 +60,8 @@ pub struct RunEnd {
     pub reach: Reach,
     /// What it carried.
     pub weight: Weight,
+    /// What was excused.
+    pub excuses: Excuses,
     /// When it ended.
     pub at: Instant,
     /// Of time, place and beginning of every frame: the same plan gives the same.
@@ -279,6 +284,7 @@ impl<'r> World<'r> {
             steps: self.steps,
             at: self.now,
             reach: self.observer.as_ref().map(|o| o.reach().clone()).unwrap_or_default(),
+            excuses: self.observer.as_ref().map(|o| o.excuses().clone()).unwrap_or_default(),
             weight: self.observer.as_ref().map(|o| o.weight().clone()).unwrap_or_default(),
             trace_hash: self.trace_hash,
         }
@@ -290,11 +296,9 @@ impl<'r> World<'r> {
             Stop::Violated(violation) => return Some(violation),
             _ => self.all_ended(),
         };
-        let complaints: Vec<(Machine, &'static str, u64)> = self
-            .nodes
-            .iter()
-            .flat_map(|n| n.stack.complaints().into_iter().map(|(what, c)| (n.machine, what, c)))
-            .collect();
+        let of = |n: &Node| n.stack.complaints().into_iter().map(|c| (n.machine, c)).collect();
+        let complaints: Vec<(Machine, Complaint)> =
+            self.nodes.iter().flat_map(|n| -> Vec<_> { of(n) }).collect();
         let ends = self.ends();
         let observer = self.observer.as_mut()?;
         observer.on_end(self.now, ended, &ends, &complaints).err()
@@ -334,7 +338,7 @@ impl<'r> World<'r> {
                 }
                 // While nothing happens, look less and less often.
                 let quiet = self.now.since(self.last_frame_at).as_nanos() / 8;
-                let wait = Duration::from_nanos(quiet.clamp(20_000_000, 5_000_000_000));
+                let wait = Duration::from_nanos(quiet.clamp(20_000_000, 600_000_000_000));
                 self.schedule(self.now + wait, Event::Look);
             }
         }
@@ -429,6 +433,14 @@ impl<'r> World<'r> {
         match &mut self.observer {
             Some(observer) => observer.on_frame(&tapped).map_err(Stop::Violated),
             None => Ok(()),
+        }
+    }
+
+    /// A frame for guest `g` goes there in pieces.
+    fn cut(&mut self, g: usize, whole: &Frame, pieces: &[Frame]) {
+        if let Some(observer) = &mut self.observer {
+            let tap = Tap::ToGuest(u16::try_from(g).unwrap_or(u16::MAX));
+            observer.on_cut(tap, &whole.bytes, pieces);
         }
     }
 

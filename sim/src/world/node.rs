@@ -4,12 +4,15 @@ use std::collections::VecDeque;
 
 use nightporter_core::time::{Duration, Instant};
 
+use super::fragments::{self, Fragments};
 use super::{CoreOf, Event, Member, World};
 use crate::frame::Frame;
 use crate::plan::{Machine, Plan, Policy, StackKind, StackPlan};
 use crate::random::Random;
 use crate::sched::{Core, Entity};
+use crate::stack::address::machine_of;
 use crate::stack::{self, EndReport, Outcome, Stack};
+use crate::wire::on_wire;
 
 /// Frames a machine handles before others can have the core.
 const FRAMES_PER_STEP: usize = 16;
@@ -50,7 +53,11 @@ pub(super) struct Node {
     /// The host waits for room in the ring.
     pub(super) host_waits: bool,
     pub(super) drop_ppm: u32,
+    /// Its frames go past the host; or through it in fragments.
     pub(super) one_way: bool,
+    pub(super) fragments: bool,
+    /// What it got in fragments.
+    incomplete: Fragments,
     random: Random,
     step_pending: bool,
     timer_at: Instant,
@@ -149,6 +156,8 @@ impl Node {
             host_waits: false,
             drop_ppm: 0,
             one_way: false,
+            fragments: false,
+            incomplete: Fragments::default(),
             random: Random::new(plan.seed, &format!("node {machine:?}")),
             step_pending: false,
             timer_at: Instant::ZERO,
@@ -161,9 +170,10 @@ impl Node {
     /// A new stack learns what its driver takes, and its part in the connections that begin at
     /// `from` or later.
     fn set_up(&mut self, plan: &Plan, from: Instant) {
-        if let Machine::Guest(g) = self.machine {
-            self.stack.set_offloads(plan.guests[usize::from(g)].offloads);
-        }
+        self.stack.set_offloads(match self.machine {
+            Machine::Guest(g) => plan.guests[usize::from(g)].offloads,
+            Machine::Remote(r) => plan.remotes[usize::from(r)].offloads,
+        });
         for (id, conn) in plan.conns.iter().enumerate() {
             if conn.opens_at >= from && [conn.client, conn.server].contains(&self.machine) {
                 self.stack.add_conn(id, conn);
@@ -186,6 +196,7 @@ impl Node {
             let over = matches!(end.outcome, Outcome::Closed | Outcome::Reset);
             if plan.conns[end.conn].opens_at < now {
                 end.outcome = if over { end.outcome } else { Outcome::Reset };
+                end.over_at = end.over_at.or(Some(now));
                 self.forgotten.push(end);
             }
         }
@@ -262,7 +273,7 @@ impl World<'_> {
         if !self.node_runs(i) {
             return;
         }
-        let now = self.now;
+        let (now, vlan) = (self.now, self.plan.vlan);
         let node = &mut self.nodes[i];
         let mut handled = 0;
         while handled < FRAMES_PER_STEP
@@ -273,7 +284,9 @@ impl World<'_> {
                 *self.faults.entry("frames dropped in the guest").or_default() += 1;
                 continue;
             }
-            node.stack.handle_frame(now, frame);
+            if let Some(frame) = node.incomplete.take(frame.untagged(vlan)) {
+                node.stack.handle_frame(now, frame);
+            }
         }
         node.progress |= handled > 0;
         if node.stack.poll_timeout(now).is_some_and(|at| at <= now) {
@@ -286,7 +299,7 @@ impl World<'_> {
         while sent.len() < free
             && let Some(frame) = node.stack.poll_transmit(now)
         {
-            sent.push(frame);
+            sent.push(frame.tagged(vlan));
         }
         let stuck = sent.len() == free;
         node.waits_for_host = stuck;
@@ -294,12 +307,9 @@ impl World<'_> {
         let kicks = (is_guest && !sent.is_empty() && node.link_up) || room_at_host;
         if is_guest {
             node.progress |= kicks;
-            if node.link_up && !node.one_way {
-                node.tx.extend(sent);
-            }
-            let host = node.host;
+            self.send_from_guest(i, sent);
             if kicks {
-                self.schedule(now + INTERRUPT, Event::Turn(host));
+                self.schedule(now + INTERRUPT, Event::Turn(self.nodes[i].host));
             }
         } else {
             let remote = i - self.plan.guests.len();
@@ -322,6 +332,40 @@ impl World<'_> {
         }
         if let Some(at) = due {
             self.arm_node(i, at);
+        }
+    }
+
+    /// Into the ring of guest `i`, or by whatever way it takes now.
+    fn send_from_guest(&mut self, i: usize, frames: Vec<Frame>) {
+        if self.nodes[i].one_way || self.nodes[i].fragments {
+            self.tell_past(i, &frames);
+        }
+        let node = &mut self.nodes[i];
+        if node.link_up && node.fragments {
+            let plain = frames.into_iter().flat_map(on_wire);
+            node.tx.extend(plain.flat_map(fragments::split));
+        } else if node.one_way {
+            self.send_past_host(i, frames);
+        } else if node.link_up {
+            node.tx.extend(frames);
+        }
+    }
+
+    fn tell_past(&mut self, i: usize, frames: &[Frame]) {
+        if let Some(observer) = &mut self.observer {
+            let g = u16::try_from(i).unwrap_or(u16::MAX);
+            frames.iter().for_each(|frame| observer.on_past(g, &frame.bytes));
+        }
+    }
+
+    /// Frames of guest `i` that leave by another card: those for remotes; the rest as always.
+    fn send_past_host(&mut self, i: usize, frames: Vec<Frame>) {
+        for frame in frames {
+            let dst = frame.bytes.first_chunk::<6>().copied().unwrap_or_default();
+            match machine_of(dst) {
+                Some(Machine::Remote(r)) => self.send_to_remote(r.into(), frame),
+                _ => self.nodes[i].tx.push_back(frame),
+            }
         }
     }
 

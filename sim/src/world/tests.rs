@@ -15,6 +15,7 @@ pub(crate) fn small() -> Plan {
         isn: None,
         syn_options: Vec::new(),
         first_segments: None,
+        quirks: Quirks::default(),
     };
     let link = LinkPlan { rate_bps: 1_000_000_000, delay_us: 50, queue_frames: 500, mtu: 1500 };
     Plan {
@@ -28,6 +29,8 @@ pub(crate) fn small() -> Plan {
             frame_ns: 500,
             core: None,
             uplink_queue_frames: 1000,
+            uplink_wait_us: 0,
+            merges: false,
             backlog_frames: crate::plan::backlog_frames(),
         },
         cores: vec![CorePlan { policy: Policy::RoundRobin { slice_us: 30_000 } }],
@@ -36,7 +39,7 @@ pub(crate) fn small() -> Plan {
             weight: 256,
             load_percent: 0,
             ring_slots: 256,
-            offloads: true,
+            offloads: Offloads::ALL,
             mtu: 1500,
             budget_bytes: 8 << 20,
             flows_max: 64,
@@ -44,7 +47,14 @@ pub(crate) fn small() -> Plan {
             frame_ns: 2_000,
             stack: stack.clone(),
         }],
-        remotes: vec![RemotePlan { to_host: link, from_host: link, stack, shares: None }],
+        remotes: vec![RemotePlan {
+            to_host: link,
+            from_host: link,
+            stack,
+            offloads: Offloads::NONE,
+            shares: None,
+        }],
+        vlan: None,
         conns: vec![ConnPlan {
             client: Machine::Remote(0),
             server: Machine::Guest(0),
@@ -98,12 +108,14 @@ fn every_kind_of_fault() -> Vec<FaultKind> {
         FaultKind::StopReading { machine },
         FaultKind::DropDelivered { guest, ppm },
         FaultKind::ShrinkWindow { machine },
-        FaultKind::OneWay { guest },
+        FaultKind::OneWay { guest, fragments: false },
+        FaultKind::OneWay { guest, fragments: true },
         FaultKind::Crash { arena: true, step: 3 },
         FaultKind::Crash { arena: false, step: 3 },
         FaultKind::OffloadOff { guest },
         FaultKind::Drain { guest },
         FaultKind::FlowFlood { remote, guest, per_ms: 5 },
+        FaultKind::ManyAddresses { guest, addresses: 40 },
         FaultKind::Kill { guest },
         FaultKind::Forge { guest, per_ms: 5 },
     ]

@@ -16,6 +16,8 @@ use crate::wire::{Seq, TcpFlags};
 const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 /// Timestamps may be one tick older than the newest (`TCP_PAWS_WINDOW`).
 const PAWS_WINDOW: i32 = 1;
+/// `TCP_PAWS_24DAYS`.
+const PAWS_AGE: Duration = Duration::from_secs(24 * 24 * 3600);
 
 impl Conn {
     /// A segment of a connection whose SYNs are through.
@@ -46,9 +48,11 @@ impl Conn {
         }
         // K-03, `tcp_replace_ts_recent`.
         if let Some(ts) = segment.timestamps.filter(|_| segment.seq <= self.recv.acked)
-            && (Seq(ts.tsval).ge(Seq(self.ts_recent)) || self.ts_recent == 0)
+            && (Seq(ts.tsval).ge(Seq(self.ts_recent))
+                || self.ts_recent == 0
+                || self.ts_recent_is_old(now))
         {
-            self.ts_recent = ts.tsval;
+            (self.ts_recent, self.ts_recent_at) = (ts.tsval, now);
         }
         self.take_ack(now, segment);
         self.take_data(now, shared, segment);
@@ -57,7 +61,7 @@ impl Conn {
 
     /// PAWS, then the sequence number (K-01, K-02); what is refused is answered.
     fn is_acceptable(&mut self, now: Instant, shared: &mut Shared, s: &Incoming<'_>) -> bool {
-        if !s.flags.rst() && self.is_paws_reject(s) {
+        if !s.flags.rst() && self.is_paws_reject(now, s) {
             let news = s.end > self.recv.nxt || s.ack > self.send.una;
             if news && !s.flags.syn() {
                 self.complain(shared, maybe_network!("PAWS on something new"));
@@ -89,10 +93,11 @@ impl Conn {
     }
 
     /// `tcp_disordered_ack_check`: the timestamp is older than it may be.
-    pub(super) fn is_paws_reject(&self, s: &Incoming<'_>) -> bool {
+    pub(super) fn is_paws_reject(&self, now: Instant, s: &Incoming<'_>) -> bool {
         let Some(ts) = s.timestamps.filter(|_| self.agreed.timestamps) else { return false };
         let age = Seq(self.ts_recent).after(Seq(ts.tsval));
-        if age <= PAWS_WINDOW || self.ts_recent == 0 {
+        // `tcp_paws_check`: 0 was never a clock, and what is older than 24 days says nothing.
+        if age <= PAWS_WINDOW || self.ts_recent == 0 || self.ts_recent_is_old(now) {
             return false;
         }
         // An ACK that brings nothing may be late: it does no harm.
@@ -104,6 +109,11 @@ impl Conn {
             && !self.send.may_update_window(s.ack, s.seq, window)
             && age <= 1000;
         !harmless
+    }
+
+    /// The clock it is compared with may have gone half way round (RFC 7323 section 5.5).
+    fn ts_recent_is_old(&self, now: Instant) -> bool {
+        now.since(self.ts_recent_at) > PAWS_AGE
     }
 
     /// It is where it has to be to count (RFC 5961 section 3.2; Linux also takes one at the end of
@@ -216,8 +226,10 @@ impl Conn {
         complain(s.timestamps.is_some() && !self.agreed.timestamps, "timestamp not agreed on");
         // 0 means that nothing was heard yet.
         if let Some(ts) = s.timestamps.filter(|ts| s.flags.ack() && ts.tsecr != 0) {
+            // One of before a long sleep may look newer.
             let newest = Seq(self.clock(now));
-            complain(Seq(ts.tsecr).gt(newest), "echo of a timestamp not sent");
+            let awake = now.since(self.ts_recent_at) <= PAWS_AGE;
+            complain(awake && Seq(ts.tsecr).gt(newest), "echo of a timestamp not sent");
         }
         complain(!s.sack.is_empty() && !self.agreed.sack, "SACK not agreed on");
         complain(s.sack.iter().skip(1).any(|b| b.0 < s.ack), "SACK below the ACK");
@@ -241,7 +253,7 @@ impl Conn {
 
     pub(super) fn complain(&self, shared: &mut Shared, cause: &'static str) {
         if !self.habits.forgives {
-            shared.complaints.note(cause);
+            shared.complaints.note(self.habits.conn, cause);
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::super::{Complaint, ConnId};
+
 /// Causes that start with this may also be the work of a network that loses, reorders, repeats or
 /// corrupts, or of a stranger; all others need a peer, or a host between, that is wrong.
 pub const MAYBE_NETWORK: &str = "perhaps the network: ";
@@ -14,18 +16,18 @@ macro_rules! maybe_network {
 }
 pub(super) use maybe_network;
 
-/// Causes and how often.
+/// Connections, causes and how often.
 #[derive(Debug, Default)]
-pub(super) struct Complaints(BTreeMap<&'static str, u64>);
+pub(super) struct Complaints(BTreeMap<(ConnId, &'static str), u64>);
 
 impl Complaints {
-    pub(super) fn note(&mut self, cause: &'static str) {
-        *self.0.entry(cause).or_default() += 1;
+    pub(super) fn note(&mut self, conn: ConnId, cause: &'static str) {
+        *self.0.entry((conn, cause)).or_default() += 1;
     }
 
-    /// All of them, by name.
-    pub(super) fn list(&self) -> Vec<(&'static str, u64)> {
-        self.0.iter().map(|(&cause, &count)| (cause, count)).collect()
+    /// All of them, by connection and name.
+    pub(super) fn list(&self) -> Vec<Complaint> {
+        self.0.iter().map(|(&(conn, cause), &count)| Complaint { conn, cause, count }).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use nightporter_core::time::{Duration, Instant};
 
+use super::super::ConnId;
 use super::super::app::{KEEPALIVE, Phase, Received, Socket, USER_TIMEOUT};
 use super::super::emit::{Options, Route, Segment};
 use super::super::neighbor::TooBig;
@@ -12,7 +13,7 @@ use super::ranges::Place;
 use super::receive::Receiver;
 use super::send::{Piece, Sender};
 use crate::frame::Frame;
-use crate::plan::StackPlan;
+use crate::plan::{Offloads, StackPlan};
 use crate::wire::{Ip, Tcp, TcpFlags};
 
 /// How long an old connection answers for itself (`TCP_TIMEWAIT_LEN`).
@@ -31,6 +32,10 @@ pub(super) struct Habits {
     pub(super) ts_from: u32,
     /// It asks for window with a byte beyond it, as BSD does; else with an old number.
     pub(super) probes_with_byte: bool,
+    /// Which it is.
+    pub(super) conn: ConnId,
+    /// Nobody asks whether the other end is still there.
+    pub(super) patient: bool,
     /// It does not complain: remains of an earlier connection may come.
     pub(super) forgives: bool,
     /// What the peer writes.
@@ -65,7 +70,7 @@ pub(super) enum Stage {
 /// One connection.
 pub(in super::super) struct Conn {
     pub(super) plan: StackPlan,
-    route: Route,
+    pub(super) route: Route,
     pub(super) habits: Habits,
     pub(super) mtu: u16,
     /// The MSS it offers.
@@ -80,6 +85,10 @@ pub(in super::super) struct Conn {
     /// The peer's initial sequence number.
     pub(super) peer_isn: u32,
     pub(super) ts_recent: u32,
+    /// When that came.
+    pub(super) ts_recent_at: Instant,
+    /// Initial sequence numbers of earlier answers to the same SYN.
+    cookies: Vec<u32>,
     pub(super) send: Sender,
     pub(super) recv: Receiver,
     stream: Option<Stream>,
@@ -93,6 +102,8 @@ pub(in super::super) struct Conn {
     /// When it last answered something it did not accept.
     pub(super) challenged_at: Option<Instant>,
     shrinking: bool,
+    /// The application resets it.
+    aborts: bool,
     /// Our FIN had left when the peer's came: this end keeps TIME-WAIT.
     pub(super) closed_first: bool,
 }
@@ -119,6 +130,8 @@ impl Conn {
             peer_mss: 0,
             peer_isn: 0,
             ts_recent: 0,
+            ts_recent_at: now,
+            cookies: Vec::new(),
             send: Sender::new(plan.send_bytes, plan.first_segments),
             recv: Receiver::new(plan.receive_bytes, own_mss.into(), plan.first_segments),
             stream: None,
@@ -128,6 +141,7 @@ impl Conn {
             asked_at: now,
             challenged_at: None,
             shrinking: false,
+            aborts: false,
             closed_first: false,
             own_mss,
         }
@@ -167,6 +181,9 @@ impl Conn {
         if matches!(self.stage, Stage::Listen | Stage::SynSent) && tcp.flags.syn() {
             self.peer_isn = tcp.seq.0;
         }
+        if self.stage == Stage::SynReceived && self.plan.quirks.syn_cookies {
+            self.choose_cookie(tcp);
+        }
         let isn = [self.peer_isn, self.habits.isn];
         let segment = Incoming::new(frame, ip, tcp, isn, [self.recv.nxt, self.send.una]);
         match self.stage {
@@ -176,6 +193,18 @@ impl Conn {
             Stage::Synchronized => self.on_synchronized(now, shared, &segment),
             Stage::TimeWait { .. } => self.on_time_wait(now, &segment),
             Stage::Over => {}
+        }
+    }
+
+    /// Nothing is kept of a SYN: its repetition gets another answer, and the ACK of any will do.
+    fn choose_cookie(&mut self, tcp: &Tcp) {
+        const STEP: u32 = 0x0765_4321;
+        let known = |isn: &&u32| isn.wrapping_add(1) == tcp.ack.0;
+        if tcp.flags.syn() && !tcp.flags.ack() && tcp.seq.0 == self.peer_isn {
+            self.cookies.push(self.habits.isn);
+            self.habits.isn = self.habits.isn.wrapping_add(STEP);
+        } else if let Some(&isn) = self.cookies.iter().find(known) {
+            self.habits.isn = isn;
         }
     }
 
@@ -214,7 +243,7 @@ impl Conn {
             Stage::Listen => return None,
             Stage::TimeWait { until } if until <= now => self.stage = Stage::Over,
             Stage::SynSent | Stage::SynReceived | Stage::Synchronized => {
-                if now >= self.heard_at + USER_TIMEOUT {
+                if self.aborts || self.dead_at().is_some_and(|at| at <= now) {
                     self.abort(now, shared);
                 }
             }
@@ -234,12 +263,19 @@ impl Conn {
             Stage::Listen | Stage::Over => None,
             Stage::TimeWait { until } => Some(until),
             Stage::SynSent | Stage::SynReceived | Stage::Synchronized => {
-                let dead_at = Some(self.heard_at + USER_TIMEOUT);
-                let ask_at = self.send.timer().is_none().then(|| self.asks_at());
-                let timers = [self.send.timer(), self.recv.timer(), dead_at, ask_at];
+                let asks = self.send.timer().is_none() && !self.habits.patient;
+                let ask_at = asks.then(|| self.asks_at());
+                let timers = [self.send.timer(), self.recv.timer(), self.dead_at(), ask_at];
                 timers.into_iter().flatten().min()
             }
         }
+    }
+
+    /// When it gives up on the other end.
+    fn dead_at(&self) -> Option<Instant> {
+        let patient = self.habits.patient;
+        let since = if patient { self.heard_at.max(self.send.sent_at) } else { self.heard_at };
+        (self.send.timer().is_some() || !patient).then(|| since + USER_TIMEOUT)
     }
 
     fn asks_at(&self) -> Instant {
@@ -262,19 +298,25 @@ impl Conn {
         if let Some(probe) = self.send.probe(self.habits.probes_with_byte) {
             self.put_piece(now, shared, &probe);
         }
-        let most = if shared.offloads { SUPER_MAX } else { 1 };
-        while let Some(piece) = self.send.next(now, most) {
+        while let Some(piece) = self.send.next(now, self.piece_max(shared.offloads)) {
             self.put_piece(now, shared, &piece);
         }
         self.send.on_drained(now);
         if self.recv.ack_is_due(now) {
             self.transmit_ack(now, shared);
         }
-        if self.send.timer().is_none() && now >= self.asks_at() {
+        if self.send.timer().is_none() && !self.habits.patient && now >= self.asks_at() {
             self.asked_at = now;
             let at = self.send.nxt - 1;
             self.put(now, shared, TcpFlags::ACK, at, None, false);
         }
+    }
+
+    /// Bytes that may leave at once: many segments, if the driver cuts them.
+    fn piece_max(&self, offloads: Offloads) -> i64 {
+        let family = if self.route.is_v6() { offloads.tso6 } else { offloads.tso4 };
+        let ecn = offloads.ecn || !self.send.cwr_due;
+        if family && ecn { SUPER_MAX } else { 1 }
     }
 
     pub(super) fn transmit_ack(&mut self, now: Instant, shared: &mut Shared) {
@@ -338,7 +380,7 @@ impl Conn {
             options: options.bytes(),
             ect,
             payload,
-            offload: shared.offloads.then_some(mss),
+            offload: shared.offloads.csum.then_some(mss),
             id: 0,
         };
         shared.send(&self.route, &segment);
@@ -350,9 +392,8 @@ impl Conn {
     }
 
     /// Its timestamp clock, in milliseconds.
-    #[expect(clippy::cast_possible_truncation, reason = "the clock wraps")]
     pub(super) fn clock(&self, now: Instant) -> u32 {
-        self.habits.ts_from.wrapping_add(now.as_millis() as u32)
+        self.habits.ts_from.wrapping_add(super::clock_ms(now))
     }
 }
 
@@ -386,5 +427,9 @@ impl Socket for Conn {
 
     fn close(&mut self) {
         self.send.close();
+    }
+
+    fn abort(&mut self) {
+        self.aborts = true;
     }
 }

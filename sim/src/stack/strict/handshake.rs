@@ -74,7 +74,7 @@ impl Conn {
     }
 
     /// Takes in what the peer's SYN or SYN-ACK says.
-    fn agree(&mut self, segment: &Incoming<'_>, options: &TcpOptions) {
+    fn agree(&mut self, now: Instant, segment: &Incoming<'_>, options: &TcpOptions) {
         self.scales = self.plan.window_scale.is_some() && options.window_scale.is_some();
         let shift = |shift: Option<u8>| {
             if self.scales { shift.unwrap_or(0).min(SHIFT_MAX) } else { 0 }
@@ -92,12 +92,14 @@ impl Conn {
         let own_shift = shift(self.plan.window_scale);
         self.recv.set_shift(own_shift);
         self.ts_recent = options.timestamps.map_or(0, |ts| ts.tsval);
+        self.ts_recent_at = now;
         self.peer_mss = options.mss.filter(|&mss| mss > 0).unwrap_or(MSS_DEFAULT);
     }
 
     /// Both SYNs are through; `segment` is what said so.
     fn establish(&mut self, now: Instant, segment: &Incoming<'_>, window: i64) {
         let options = if self.agreed.timestamps { 12 } else { 0 };
+        let options = options + self.route.extension_len(); // `icsk_ext_hdr_len`
         let payload = (i64::from(self.peer_mss) - options).min(self.payload_of(self.mtu.into()));
         self.send.on_established(now, segment.seq, window, payload.max(PAYLOAD_MIN));
         self.stage = Stage::Synchronized;
@@ -106,7 +108,7 @@ impl Conn {
 
     pub(super) fn on_listen(&mut self, now: Instant, segment: &Incoming<'_>, options: &TcpOptions) {
         if segment.flags.syn() && !segment.flags.intersects(TcpFlags::ACK | TcpFlags::RST) {
-            self.agree(segment, options);
+            self.agree(now, segment, options);
             self.stage = Stage::SynReceived;
             self.syn_due = true;
             self.heard_at = now;
@@ -130,7 +132,7 @@ impl Conn {
                 self.finish(Phase::Reset, Stage::Over);
             }
         } else if segment.flags.syn() && answers {
-            self.agree(segment, options);
+            self.agree(now, segment, options);
             self.establish(now, segment, segment.window.into());
             self.transmit_ack(now, shared);
         }
@@ -146,7 +148,7 @@ impl Conn {
             self.syn_due = true; // it did not hear the answer
             return;
         }
-        if self.is_paws_reject(segment) {
+        if self.is_paws_reject(now, segment) {
             return;
         }
         if segment.seq < 1 || segment.seq > self.recv.edge() {

@@ -4,6 +4,7 @@ use super::super::emit::TCP_CHECKSUM_AT;
 use super::complaints::maybe_network;
 use super::ranges::Place;
 use crate::frame::Frame;
+use crate::plan::Offloads;
 use crate::wire::{
     F_DATA_VALID, Ip, PROTOCOL_TCP, Seq, Tcp, TcpFlags, Timestamps, ipv4_header_ok, pseudo_header,
     unfinished, written,
@@ -88,7 +89,11 @@ pub(super) const fn wrap(place: Place, isn: u32) -> u32 {
 }
 
 /// What is wrong with the checksum or what the driver says of it, if anything.
-pub(super) fn checksum_fault(frame: &Frame, ip: &Ip, offloads: bool) -> Result<(), &'static str> {
+pub(super) fn checksum_fault(
+    frame: &Frame,
+    ip: &Ip,
+    offloads: Offloads,
+) -> Result<(), &'static str> {
     let (at, end) = (usize::from(ip.payload_offset), ip.end as usize);
     let len = u32::try_from(end - at).expect("at most 64 KiB");
     let pseudo = pseudo_header(ip.version, ip.src, ip.dst, PROTOCOL_TCP, len);
@@ -96,8 +101,8 @@ pub(super) fn checksum_fault(frame: &Frame, ip: &Ip, offloads: bool) -> Result<(
     if !ipv4_header_ok(&frame.bytes, ip) {
         return Err(maybe_network!("wrong IP header checksum"));
     }
-    if (hdr.needs_csum() || hdr.is_gso()) && !offloads {
-        return Err("unfinished segment for a driver without offloads");
+    if !offloads.takes(hdr) {
+        return Err("unfinished segment for a driver without that offload");
     }
     if hdr.is_gso() && hdr.gso_size == 0 {
         return Err("super-segment without a segment size");

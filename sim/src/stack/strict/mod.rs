@@ -29,12 +29,13 @@ use nightporter_core::time::Instant;
 use self::complaints::Complaints;
 pub use self::complaints::MAYBE_NETWORK;
 use self::conn::{Conn, Habits};
+use super::Complaint;
 use super::address::{Address, Key};
 use super::emit::{Route, Segment};
 use super::neighbor;
 use super::shell::{Ends, Tcp};
 use crate::frame::Frame;
-use crate::plan::{Machine, StackPlan};
+use crate::plan::{Machine, Offloads, StackPlan};
 use crate::random::Random;
 use crate::wire::{Ip, Net, Packet, Tcp as TcpHeader, TcpFlags};
 
@@ -57,7 +58,7 @@ pub(super) struct Strict {
 pub(super) struct Shared {
     frames: VecDeque<Frame>,
     complaints: Complaints,
-    offloads: bool,
+    offloads: Offloads,
     ip_id: u16,
 }
 
@@ -75,7 +76,7 @@ impl Strict {
         let shared = Shared {
             frames: VecDeque::new(),
             complaints: Complaints::default(),
-            offloads: false,
+            offloads: Offloads::NONE,
             ip_id: 0,
         };
         Self {
@@ -96,12 +97,18 @@ impl Strict {
         let step = if ends.reused { self.reused.wrapping_mul(ISN_STEP) } else { 0 };
         let habits = Habits {
             isn: self.plan.isn.map_or(any, |isn| isn.wrapping_add(step)),
-            ts_from: number(&mut self.random),
+            ts_from: match self.plan.quirks.clock_first {
+                Some(first) => first.wrapping_sub(clock_ms(now)),
+                None => number(&mut self.random),
+            },
             probes_with_byte: self.random.percent(50),
+            conn: ends.conn,
+            patient: ends.patient,
             forgives: ends.reused,
             expected: ends.expected,
         };
-        let route = Route::new(&self.address, &ends.key(), ends.peer.address().mac);
+        let mut route = Route::new(&self.address, &ends.key(), ends.peer.address().mac);
+        route.extension = ends.v6 && self.plan.quirks.extension_header;
         Conn::new(now, &self.plan, route, habits, self.mtu)
     }
 
@@ -133,6 +140,12 @@ impl Strict {
     }
 }
 
+/// Milliseconds since the beginning of time, modulo 2^32.
+#[expect(clippy::cast_possible_truncation, reason = "the clock wraps")]
+fn clock_ms(now: Instant) -> u32 {
+    now.as_millis() as u32
+}
+
 impl Tcp for Strict {
     type Conn = Conn;
 
@@ -153,7 +166,7 @@ impl Tcp for Strict {
             (Some((ip, tcp)), _) => {
                 match incoming::checksum_fault(&frame, ip, self.shared.offloads) {
                     Ok(()) => conn.handle(now, &mut self.shared, &frame, ip, tcp),
-                    Err(cause) => self.shared.complaints.note(cause),
+                    Err(cause) => conn.complain(&mut self.shared, cause),
                 }
             }
             (None, Net::Ip(ip)) => {
@@ -191,11 +204,11 @@ impl Tcp for Strict {
         self.shrinking = on;
     }
 
-    fn set_offloads(&mut self, on: bool) {
-        self.shared.offloads = on;
+    fn set_offloads(&mut self, offloads: Offloads) {
+        self.shared.offloads = offloads;
     }
 
-    fn complaints(&self) -> Vec<(&'static str, u64)> {
+    fn complaints(&self) -> Vec<Complaint> {
         self.shared.complaints.list()
     }
 }

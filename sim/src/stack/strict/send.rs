@@ -93,7 +93,7 @@ pub(super) struct Sender {
     probe_due: bool,
     /// Something was sent beyond the window.
     probed: bool,
-    sent_at: Instant,
+    pub(super) sent_at: Instant,
     /// CE was reported; not again before this is acknowledged.
     reduced_to: Place,
     /// The next new segment says that the window was reduced.

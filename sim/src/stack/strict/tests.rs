@@ -13,7 +13,7 @@ use super::super::shell::Shell;
 use super::super::{Outcome, Stack};
 use super::{MAYBE_NETWORK, Strict};
 use crate::frame::Frame;
-use crate::plan::{ConnPlan, Machine, StackKind, StackPlan, Workload};
+use crate::plan::{ConnPlan, Machine, Quirks, StackKind, StackPlan, Workload};
 use crate::wire::{GSO_TCPV4, Packet, TcpFlags};
 
 const PEER: Machine = Machine::Remote(0);
@@ -88,6 +88,7 @@ fn plan() -> StackPlan {
         isn: Some(0xffff_0000),
         syn_options: Vec::new(),
         first_segments: None,
+        quirks: Quirks::default(),
     }
 }
 
@@ -255,7 +256,7 @@ impl Trace {
     }
 
     fn complaints(&self) -> Vec<&'static str> {
-        self.stack.complaints().into_iter().map(|(cause, _)| cause).collect()
+        self.stack.complaints().into_iter().map(|c| c.cause).collect()
     }
 }
 
@@ -605,7 +606,7 @@ fn an_idle_connection_asks_and_gives_up_without_an_answer() {
 #[test]
 fn with_offloads_one_frame_carries_many_segments() {
     let mut t = Trace::new(plan(), 1_000_000);
-    t.stack.set_offloads(true);
+    t.stack.set_offloads(crate::plan::Offloads::ALL);
     t.syn();
     t.gets(seg(1, 1));
     assert_eq!(t.sent(), ["1:10001 ack 1"]);
