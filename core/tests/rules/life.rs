@@ -499,8 +499,10 @@ fn life_09_the_arena_of_another_vm_is_not_mistaken() {
     let mut engine = nightporter_core::engine::Engine::new(now, config, arena.expect("an arena"));
     let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
     engine.add_port(now, uplink).expect("an uplink");
-    engine.add_port(now, setup.guest_config("another", mac(1))).expect("a guest");
-    engine.handle_restart(now);
+    let guest = engine.add_port(now, setup.guest_config("another", mac(1))).expect("a guest");
+    engine.set_port_features(now, guest, Some(setup.features));
+    assert_eq!(engine.handle_restart(now), 0);
+    assert!(engine.poll_transmit(now).is_none());
     assert!(engine.poll_delivery(now, PortId(1), 65_562).is_none());
     assert_eq!(engine.arena().free_pages(), 1024);
 }

@@ -1,12 +1,13 @@
 //! Mistakes that no test noticed when they were put into core on purpose (`make
 //! mutants-independent`): each has its test here.
 
-use crate::GUEST;
 use crate::common::Setup;
 use crate::common::setup::ALL_FEATURES;
-use nightporter_core::engine::PortFeatures;
+use crate::{GUEST, flow, sends_segments};
+use nightporter_core::engine::{PortFeatures, Verdict};
 use nightporter_core::tcp::flow::State;
 use nightporter_core::wire::virtio_net::{GSO_NONE, GSO_TCPV4, GSO_TCPV6};
+use zerocopy::IntoBytes;
 
 #[test]
 fn com_17_super_segments_to_the_guest_go_by_the_offload_of_their_own_family() {
@@ -58,4 +59,99 @@ fn com_28_offload_turned_off_or_drained_during_the_handshake_is_off_for_that_con
         r.sends("1 ack 1");
         assert_eq!(w.state(), Some(State::Pass));
     }
+}
+
+#[test]
+fn com_05_a_syn_with_an_option_nobody_understands_passes() {
+    let unknown = "fd 04 12 34"; // RFC 3692: for experiments
+    for syn_options in [[unknown, ""], ["", unknown]] {
+        let (w, _r, _g) = Setup { syn_options, ..Setup::new() }.established();
+        assert_eq!(w.state(), Some(State::Pass));
+    }
+}
+
+#[test]
+fn com_22_as_many_sack_blocks_as_there_is_room_for() {
+    for (ts, blocks) in [([true; 2], 3), ([false; 2], 4)] {
+        let (_w, r, _g) = Setup { ts, ..Setup::new() }.established();
+        for at in [2001, 4001, 6001, 8001, 10_001] {
+            r.sends(&format!("{at}:{}", at + 1000));
+        }
+        assert_eq!(r.gets_last_any().sack().len(), blocks);
+    }
+}
+
+#[test]
+fn snoop_07_each_segment_behind_a_hole_is_a_duplicate_ack_of_its_own() {
+    let (_w, r, g) = Setup::new().established();
+    sends_segments(&r, 1, 20); // the first ACKs are quick ones
+    g.sends("ack 20001");
+    r.takes_all();
+    r.sends_all(&["21001:22001", "22001:23001", "23001:24001"]);
+    let acks: Vec<u32> = r.takes_all().iter().map(|seen| seen.ack()).collect();
+    assert_eq!(acks, [20_001; 3]);
+}
+
+#[test]
+fn snoop_29_acks_that_move_the_window_are_no_duplicates() {
+    let (_w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    r.sends("1001:2001");
+    g.takes_all();
+    for window in [59_904, 59_776, 59_648, 59_520] {
+        g.sends(&format!("ack 1 win {window}"));
+    }
+    g.gets_nothing();
+}
+
+#[test]
+fn com_30_the_window_of_a_segment_that_was_overtaken_is_not_believed() {
+    let (_w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1001:2001 win 64000");
+    r.sends("1:1001 win 32000");
+    g.runs();
+    let windows: Vec<u32> = g.takes_all().iter().map(|seen| seen.window()).collect();
+    assert!(!windows.is_empty() && windows.iter().all(|&w| w == 64_000), "{windows:?}");
+}
+
+#[test]
+fn inv_24_congestion_marks_are_none_of_ours_without_ecn() {
+    let (_w, r, g) = Setup::new().established();
+    r.sends("1 ack 1 ce");
+    g.gets("1 ack 1 ce");
+}
+
+#[test]
+fn inv_05_the_record_knows_the_edge_that_was_shown() {
+    let (w, r, g) = Setup::new().established();
+    for n in 0..30 {
+        let at = 1 + 1000 * n;
+        r.sends(&format!("{at}:{}", at + 1000));
+        if n % 3 == 0 {
+            g.sends(&format!("ack {at}"));
+        }
+        let recorded = w.engine(|e, _| e.arena().records().next().map(|(_, r)| r.h_re));
+        assert_eq!(recorded, Some(flow(&w, |f| f.rx.re)));
+    }
+}
+
+/// The process ends before R's reset has left: its successor sends it.
+#[test]
+fn life_09_a_reset_that_has_not_left_is_not_lost() {
+    let setup = Setup::new();
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    {
+        let w = setup.opens_in(memory.as_mut_bytes());
+        let (r, g) = w.connects();
+        g.stops(0);
+        r.sends("1:1001");
+        let mut reset = g.frame_of("R 1");
+        let inner = &mut *w.0.borrow_mut();
+        let (now, mut hdr) = (inner.now, Default::default());
+        let verdict = inner.engine.handle_frame(now, GUEST, &mut hdr, &mut reset);
+        assert_eq!(verdict, Verdict::Absorbed);
+    }
+    let w = setup.reopens_in(memory.as_mut_bytes());
+    assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
 }

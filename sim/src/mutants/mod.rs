@@ -96,9 +96,8 @@ pub fn hunt_all(
     check_untouched(&built, seeds.min(200), jobs)?;
     let numbers: Vec<usize> = (1..=count).collect();
     let tests = in_parallel(&numbers, jobs, |n| by_tests(&built, n, TESTS_LIMIT_S))?;
-    tell(
-        "\n| # | mutation | breaks | by seeds | seeds | by core's tests |\n|---|---|---|---|---|---|",
-    );
+    tell("\n| # | mutation | breaks | by seeds | seeds | by core's tests |");
+    tell("|---|---|---|---|---|---|");
     let (mut survived, mut unheard) = (Vec::new(), 0);
     for (n, m) in (1..).zip(all()) {
         let judged = second || n <= FIRST.len();

@@ -67,8 +67,8 @@ mutations! { SECOND:
     => "if version == IpVersion::V4 { 40 } else { 40 }";
 
     "a window field is rounded up although it is exact", "INV-05", "tcp/window.rs",
-    "let up = [[(self.rx.re - ack).div_ceil(1 << shift)]];"
-    => "((self.rx.re - ack) >> shift) + 1";
+    "let mut field = ([[edge.saturating_sub(ack) >> shift]]).min(u64::from(u16::MAX));"
+    => "(edge.saturating_sub(ack) >> shift) + 1";
 
     "flows of a VM do not take turns", "SNOOP-27", "tcp/deliver.rs",
     "[[cx.vm.ready.push_back(cx.id);]]"
@@ -322,9 +322,9 @@ mutations! { SECOND:
     "if [[!self.opt.sack || (dsack.is_none() && self.ooo.is_empty())]] {"
     => "dsack.is_none() && self.ooo.is_empty()";
 
-    "four SACK blocks beside timestamps", "COM-22", "tcp/emit.rs",
+    "a SACK block less than there is room for", "COM-22", "tcp/emit.rs",
     "let room = [[if self.opt.timestamps { 3 } else { 4 }]];"
-    => "4";
+    => "if self.opt.timestamps { 2 } else { 4 }";
 
     "G's SACK blocks go on to R", "COM-22", "tcp/emit.rs",
     "[[edit.nop_out_sack();]]"

@@ -1,6 +1,6 @@
 //! The process is killed between any two stores into the arena, also inside one call of the
-//! engine: between payload, record and ACK. Each store and each ACK that leaves is written down; for
-//! every prefix of that list the memory is what a successor would find.
+//! engine: between payload, record and ACK. Each store and each ACK that leaves is noted; for every
+//! prefix of that list the memory is what a successor would find.
 
 #![allow(clippy::cast_possible_truncation, reason = "numbers on the wire are 32 bits")]
 
@@ -184,7 +184,7 @@ fn life_09_a_kill_between_any_two_stores_leaves_every_promise_in_the_arena() {
         let mut sent = [1; CONNECTIONS];
         for _ in 0..EVENTS {
             happens(&w, &pairs, &mut sent, &mut random);
-            let entries = LOG.take().unwrap_or_default(); // nor are the successor's own stores noted
+            let entries = LOG.take().unwrap_or_default(); // a successor's stores are not noted
             successor.replay(entries, &w);
             LOG.set(Some(Vec::new()));
         }
