@@ -85,8 +85,8 @@ pub struct Excuses {
 /// smallest of seeds whose complaints are judged. They may only become stricter.
 const MAY_RESET_MAX: f64 = 60.0;
 const RESET_MAX: f64 = 25.0;
-const MAY_HANG_MAX: f64 = 25.0;
-const JUDGED_MIN: f64 = 60.0;
+const MAY_HANG_MAX: f64 = 40.0;
+const JUDGED_MIN: f64 = 80.0;
 
 impl Excuses {
     /// The sum of two.
