@@ -133,6 +133,12 @@ pub enum Policy {
         /// Wake-ups preempt.
         boost: bool,
     },
+    /// As `Credit` with `boost`, but who is preempted keeps its place and goes on with what is left
+    /// of its slice, as on Linux.
+    KeepsPlace {
+        /// The papers' 30,000.
+        slice_us: u32,
+    },
     /// Plain round robin (SCHED_RR): no credits, no wake-up preemption.
     RoundRobin {
         /// Length of a turn.

@@ -39,6 +39,8 @@ struct Task {
     credit_ns: i64,
     over: bool,
     boosted: bool,
+    /// What is left of the slice in which it was preempted, if it keeps its place.
+    left_ns: u64,
     /// Proportional share: time received by weight, and when its request should be served.
     vruntime_ns: u64,
     vdeadline_ns: u64,
@@ -75,6 +77,7 @@ impl Core {
             credit_ns: 0,
             over: false,
             boosted: false,
+            left_ns: 0,
             vruntime_ns: 0,
             vdeadline_ns: 0,
             used_ns: 0,
@@ -122,16 +125,12 @@ impl Core {
         }
         self.enqueue(i);
         match self.policy {
-            Policy::Credit { boost: true, .. } if !self.tasks[i].over => {
+            Policy::Credit { boost: true, .. } | Policy::KeepsPlace { .. }
+                if !self.tasks[i].over =>
+            {
                 self.tasks[i].boosted = true;
-                let preempts = self.current.is_none_or(|c| !self.tasks[c].boosted);
-                if preempts {
-                    // Xen queues who is preempted behind its equals, and whoever comes next has a
-                    // whole slice (sched_credit.c, __runq_insert).
-                    if let Some(c) = self.current {
-                        self.enqueue(c);
-                    }
-                    self.pick(now);
+                if self.current.is_none_or(|c| !self.tasks[c].boosted) {
+                    self.preempt(now);
                 }
             }
             Policy::Fair { .. } | Policy::Quota { .. } => {
@@ -143,6 +142,20 @@ impl Core {
             _ if self.current.is_none() => self.pick(now),
             _ => {}
         }
+    }
+
+    /// One with a boost takes the core from whoever has it.
+    fn preempt(&mut self, now: Instant) {
+        match (self.current, self.policy) {
+            (Some(c), Policy::KeepsPlace { .. }) => {
+                self.tasks[c].left_ns = self.slice_end.since(now).as_nanos();
+            }
+            // Xen queues who is preempted behind its equals, and whoever comes next has a whole
+            // slice (sched_credit.c, __runq_insert).
+            (Some(c), _) => self.enqueue(c),
+            (None, _) => {}
+        }
+        self.pick(now);
     }
 
     /// Machine `i` has done its network work.
@@ -195,7 +208,8 @@ impl Core {
         if contended || matches!(self.policy, Policy::Quota { .. }) && self.current.is_some() {
             at = at.min(self.slice_end);
         }
-        if contended && matches!(self.policy, Policy::Credit { .. } | Policy::Quota { .. }) {
+        let gives_out = !matches!(self.policy, Policy::RoundRobin { .. } | Policy::Fair { .. });
+        if contended && gives_out {
             at = at.min(self.period_end);
         }
         (at < Instant::MAX).then_some(at)
@@ -268,7 +282,7 @@ impl Core {
             let t = &self.tasks[i];
             match self.policy {
                 // Boosted first, then those with credit left, then by turn.
-                Policy::Credit { .. } => {
+                Policy::Credit { .. } | Policy::KeepsPlace { .. } => {
                     (u64::from(!t.boosted) + u64::from(t.over && !t.boosted), t.queued)
                 }
                 Policy::Fair { .. } | Policy::Quota { .. } => {
@@ -281,6 +295,10 @@ impl Core {
         self.current = next;
         self.slice_end = next.map_or(Instant::MAX, |i| now + self.slice_of(i));
         if let Some(i) = next {
+            let left = std::mem::take(&mut self.tasks[i].left_ns);
+            if left > 0 {
+                self.slice_end = now + Duration::from_nanos(left);
+            }
             let request = self.slice_of(i).as_nanos() * 256 / self.tasks[i].weight;
             self.tasks[i].vdeadline_ns = self.tasks[i].vruntime_ns + request;
         }
@@ -289,6 +307,7 @@ impl Core {
     fn slice_of(&self, i: usize) -> Duration {
         match self.policy {
             Policy::Credit { slice_us, .. }
+            | Policy::KeepsPlace { slice_us }
             | Policy::RoundRobin { slice_us }
             | Policy::Fair { slice_us } => Duration::from_micros(slice_us.into()),
             Policy::Quota { quota_us, .. } => {
@@ -301,7 +320,7 @@ impl Core {
 
     /// To the end of the queue; one that slept brings no claims from then (EEVDF: lag 0).
     fn enqueue(&mut self, i: usize) {
-        self.tasks[i].queued = self.queue_count;
+        (self.tasks[i].queued, self.tasks[i].left_ns) = (self.queue_count, 0);
         self.queue_count += 1;
         if self.current != Some(i) {
             let average = self.average_ns();

@@ -60,16 +60,22 @@ impl Clock {
 }
 
 impl Transfer {
-    /// Megabytes (10^6) per second for `bytes`.
+    /// How long it took by `clock`.
     #[must_use]
-    pub fn throughput(&self, bytes: u64, clock: Clock) -> f64 {
-        let took = match clock {
+    pub fn took(&self, clock: Clock) -> Duration {
+        match clock {
             Clock::Acked => self.acked,
             Clock::Delivered => self.delivered,
             Clock::InGuest => self.in_guest,
             Clock::ConnectAcked => self.connect + self.acked,
             Clock::ConnectDelivered => self.connect + self.delivered,
-        };
+        }
+    }
+
+    /// Megabytes (10^6) per second for `bytes`.
+    #[must_use]
+    pub fn throughput(&self, bytes: u64, clock: Clock) -> f64 {
+        let took = self.took(clock);
         // What was read at once took a microsecond: the clock of an application shows no less.
         bytes as f64 * 1e3 / took.as_nanos().max(1_000) as f64
     }

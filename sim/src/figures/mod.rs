@@ -32,15 +32,22 @@ pub struct Effort {
     pub runs: [usize; 2],
     /// Bytes that are sent in Figure 6. The text of the paper names some of them only.
     pub sizes: &'static [u64],
+    /// Bytes that are sent in the sweeps.
+    pub sweep: &'static [u64],
 }
 
 impl Effort {
-    /// For the figures: less than a minute on two cores.
+    /// For the figures: less than two minutes on two cores.
     pub const FULL: Self = Self {
         pings: 2000,
         transfers: 1000,
-        runs: [200, 20],
+        runs: [100, 10],
         sizes: &[50_000, 100_000, 250_000, 500_000, 1_000_000, 10_000_000],
+        sweep: &[
+            20_000, 30_000, 40_000, 50_000, 60_000, 70_000, 80_000, 90_000, 100_000, 120_000,
+            140_000, 160_000, 180_000, 200_000, 250_000, 300_000, 400_000, 500_000, 700_000,
+            1_000_000,
+        ],
     };
 }
 
@@ -64,6 +71,10 @@ pub struct Results {
     pub transfers: Vec<(Mode, Vec<Transfer>)>,
     /// Figure 6, panel by panel.
     pub panels: Vec<Panel>,
+    /// The same arrangements on a host of today; no plain mode.
+    pub today: Vec<Panel>,
+    /// Three VMs, size by size: on the paper's host, and on one of today; no plain mode.
+    pub sweeps: [Panel; 2],
 }
 
 /// One transfer of Figure 2.
@@ -89,6 +100,21 @@ pub struct Panel {
 }
 
 impl Panel {
+    /// How many times sooner ack offload has it than a deeper ring without, at size number `at`:
+    /// by the mean of the times, and by their median.
+    #[must_use]
+    pub fn gains(&self, at: usize, clock: Clock) -> [f64; 2] {
+        let times = |mode: Mode| self.times(at, mode, clock);
+        let [without, with] = [Mode::DeepRing, Mode::Offload].map(times);
+        [mean(&without) / mean(&with), quantile(&without, 0.5) / quantile(&with, 0.5)]
+    }
+
+    /// What the transfers of size number `at` took, in milliseconds.
+    #[must_use]
+    pub fn times(&self, at: usize, mode: Mode, clock: Clock) -> Vec<f64> {
+        self.cells[at].1[mode as usize].iter().map(|t| millis(t.took(clock))).collect()
+    }
+
     /// Median throughput of `mode` by `clock` at size number `at`, in MB/s.
     #[must_use]
     pub fn median(&self, at: usize, mode: Mode, clock: Clock) -> f64 {
@@ -121,6 +147,16 @@ pub fn panels() -> Vec<(char, &'static str, Scene)> {
     ]
 }
 
+/// Those of them that differ on a host of today: there the driver domain has its own core anyway.
+#[must_use]
+pub fn panels_today() -> Vec<(char, &'static str, Scene)> {
+    let kinds = panels().into_iter().filter(|(_, _, scene)| !scene.own_core);
+    kinds.map(|(letter, name, scene)| (letter, name, scene.today())).collect()
+}
+
+/// What gains are of.
+const COMPARED: [Mode; 2] = [Mode::DeepRing, Mode::Offload];
+
 /// Runs everything on `jobs` threads.
 #[must_use]
 pub fn run(effort: &Effort, jobs: usize) -> Results {
@@ -139,7 +175,15 @@ pub fn run(effort: &Effort, jobs: usize) -> Results {
         pings: probed,
         traces: run_traces(effort, jobs),
         transfers: of_figure_5.into(),
-        panels: run_panels(effort, jobs),
+        panels: run_panels(effort, jobs, panels(), effort.sizes, &Mode::ALL),
+        today: run_panels(effort, jobs, panels_today(), effort.sizes, &COMPARED),
+        sweeps: {
+            let usual = Scene::new(VMS_USUAL, Mode::Plain, 0);
+            let kinds =
+                vec![('s', "the paper's host", usual), ('t', "a host of today", usual.today())];
+            let swept = run_panels(effort, jobs, kinds, effort.sweep, &COMPARED);
+            swept.try_into().expect("two kinds")
+        },
     }
 }
 
@@ -152,7 +196,7 @@ fn run_traces(effort: &Effort, jobs: usize) -> Vec<Trace> {
         ("to a VM", to_vm(Mode::Plain)),
         ("to a VM, ack offload", to_vm(Mode::Offload)),
     ];
-    let runs = effort.runs[0] | 1; // an odd number has a middle
+    let runs = 2 * effort.runs[0] + 1; // an odd number has a middle
     let trace = |(name, scene): (&'static str, Scene)| {
         let took = in_parallel(jobs, runs, |seed| {
             let t = transfers(&scene, seed as u64)[0];
@@ -166,13 +210,18 @@ fn run_traces(effort: &Effort, jobs: usize) -> Vec<Trace> {
     kinds.into_iter().map(trace).collect()
 }
 
-fn run_panels(effort: &Effort, jobs: usize) -> Vec<Panel> {
-    let kinds = panels();
+fn run_panels(
+    effort: &Effort,
+    jobs: usize,
+    kinds: Vec<(char, &'static str, Scene)>,
+    sizes: &[u64],
+    modes: &[Mode],
+) -> Vec<Panel> {
     let runs = |bytes: u64| effort.runs[usize::from(bytes > 1_000_000)];
     let mut work = Vec::new();
     for (panel, (_, _, scene)) in kinds.iter().enumerate() {
-        for (size, &bytes) in effort.sizes.iter().enumerate() {
-            for mode in Mode::ALL {
+        for (size, &bytes) in sizes.iter().enumerate() {
+            for &mode in modes {
                 let scene = Scene { mode, bytes, ..*scene };
                 work.extend((0..runs(bytes) as u64).map(|seed| (panel, size, scene, seed)));
             }
@@ -180,7 +229,7 @@ fn run_panels(effort: &Effort, jobs: usize) -> Vec<Panel> {
     }
     let done = in_parallel(jobs, work.len(), |i| transfers(&work[i].2, work[i].3));
     let empty = |(letter, name, _)| {
-        let cells = effort.sizes.iter().map(|&bytes| (bytes, Default::default()));
+        let cells = sizes.iter().map(|&bytes| (bytes, Default::default()));
         Panel { letter, name, cells: cells.collect() }
     };
     let mut made: Vec<Panel> = kinds.into_iter().map(empty).collect();
@@ -209,6 +258,8 @@ pub fn draw(effort: &Effort, jobs: usize, out: &Path) -> anyhow::Result<String> 
         let name = format!("figure-6-{}.svg", clock.name());
         chart::write(&out.join(name), (420, 300), 3, &charts)?;
     }
+    let charts: Vec<Chart> = results.sweeps.iter().flat_map(sweep).collect();
+    chart::write(&out.join("figure-sweep.svg"), (420, 300), 3, &charts)?;
     let table = table::markdown(effort, &results);
     let path = out.join("figures.md");
     std::fs::write(&path, &table).with_context(|| format!("write {}", path.display()))?;
@@ -328,6 +379,43 @@ fn figure_6(panel: &Panel, clock: Clock) -> Chart {
         legend_left: false,
         curves,
     }
+}
+
+/// Delivered times by size, without and with ack offload, and how many times sooner that is.
+fn sweep(panel: &Panel) -> [Chart; 3] {
+    let at_sizes = |name: &str, of: &dyn Fn(usize) -> f64| {
+        let sizes = panel.cells.iter().enumerate();
+        let points = sizes.map(|(at, (bytes, _))| (*bytes as f64 / 1e6, of(at))).collect();
+        Curve { name: name.to_owned(), points, dots: true }
+    };
+    let chart = |title: &str, y_label: &str, most: f64, curves: Vec<Curve>| Chart {
+        title: format!("{title}, {}", panel.name),
+        x_label: "MB".to_owned(),
+        y_label: y_label.to_owned(),
+        x: 0.018..1.1,
+        y: 0.0..most,
+        log_x: true,
+        legend_left: true,
+        curves,
+    };
+    let times = |mode: Mode| {
+        let of = |f: &dyn Fn(&[f64]) -> f64, at| f(&panel.times(at, mode, Clock::Delivered));
+        let curves = vec![
+            at_sizes("mean", &|at| of(&mean, at)),
+            at_sizes("10 %", &|at| of(&|v| quantile(v, 0.1), at)),
+            at_sizes("median", &|at| of(&|v| quantile(v, 0.5), at)),
+            at_sizes("90 %", &|at| of(&|v| quantile(v, 0.9), at)),
+        ];
+        chart(mode.name(), "delivered, ms", 260.0, curves)
+    };
+    let gain = |clock, which: usize| move |at| panel.gains(at, clock)[which];
+    let gains = vec![
+        at_sizes("delivered, by the mean", &gain(Clock::Delivered, 0)),
+        at_sizes("delivered, by the median", &gain(Clock::Delivered, 1)),
+    ];
+    let most = gains.iter().flat_map(|c| &c.points).map(|p| p.1).fold(1.0, f64::max);
+    let [without, with] = COMPARED.map(times);
+    [without, with, chart("times sooner", "", most * 1.2, gains)]
 }
 
 #[cfg(test)]

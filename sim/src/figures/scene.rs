@@ -11,6 +11,8 @@ use crate::random::Random;
 
 /// Xen's credit scheduler as it comes: slices of 30 ms, who wakes with credit left preempts.
 pub const POLICY: Policy = Policy::Credit { slice_us: 30_000, boost: true };
+/// A host of today: who is preempted keeps its place. The host's own work has a core for itself.
+pub const POLICY_TODAY: Policy = Policy::KeepsPlace { slice_us: 30_000 };
 /// "All references to non-idle VMs entail 60% CPU load" (footnote 4).
 pub const LOAD_PERCENT: u32 = 60;
 /// Receive buffers posted: "relatively few" (section IV-A), the paper does not say how many. With
@@ -82,6 +84,8 @@ pub struct Scene {
     pub sender_shares: bool,
     /// The driver domain has a core of its own.
     pub own_core: bool,
+    /// How VMs share theirs.
+    pub policy: Policy,
     /// How the host forwards.
     pub mode: Mode,
     /// Connections opened at the same time.
@@ -100,10 +104,17 @@ impl Scene {
             own_load_percent: None,
             sender_shares: false,
             own_core: false,
+            policy: POLICY,
             mode,
             conns: 1,
             bytes,
         }
+    }
+
+    /// The same on a host of today.
+    #[must_use]
+    pub const fn today(self) -> Self {
+        Self { own_core: true, policy: POLICY_TODAY, ..self }
     }
 
     /// The world in which it happens; `seed` says when exactly, and draws the costs.
@@ -113,13 +124,13 @@ impl Scene {
         let opens_at = Instant::ZERO + WARM_UP + Duration::from_micros(random.below(PHASE_US));
         let workload = Workload::HalfClose { up: self.bytes, down: 0 };
         let link = link(&mut random);
-        let shares = self.sender_shares.then_some((POLICY, self.load_percent, 2));
+        let shares = self.sender_shares.then_some((self.policy, self.load_percent, 2));
         let mut guests = vec![self.guest(); self.vms.into()];
         guests[0].load_percent = self.own_load_percent.unwrap_or(self.load_percent);
         Plan {
             seed,
             host: self.host(&mut random),
-            cores: vec![CorePlan { policy: POLICY }],
+            cores: vec![CorePlan { policy: self.policy }],
             guests,
             remotes: vec![RemotePlan {
                 to_host: link,

@@ -104,3 +104,39 @@ fn who_is_preempted_by_a_boost_waits_behind_its_equals() {
     core.handle_timeout(Instant::from_millis(30));
     assert_eq!(core.poll_timeout(), Some(Instant::from_millis(50)), "with a whole slice");
 }
+
+/// What makes Figures 5 and 6 jump: which VM has the core after so many turns of a driver domain
+/// that shares it is their number modulo that of the VMs.
+#[test]
+fn every_preemption_by_a_boost_hands_the_core_on_to_the_next() {
+    let policy = Policy::Credit { slice_us: 30_000, boost: true };
+    let mut core = Core::new(policy, &[BUSY, BUSY, BUSY, IDLE]);
+    core.handle_timeout(core.poll_timeout().expect("bursts begin"));
+    for turn in 1..=10 {
+        let now = Instant::from_millis(10 + turn);
+        core.wake(now, 3);
+        core.idle(now, 3);
+        assert_eq!(core.current(), usize::try_from(turn % 3).ok(), "after {turn} turns");
+    }
+}
+
+#[test]
+fn who_keeps_its_place_when_preempted_goes_on_with_the_rest_of_its_slice() {
+    let policy = Policy::KeepsPlace { slice_us: 30_000 };
+    let mut core = Core::new(policy, &[BUSY, BUSY, IDLE]);
+    core.handle_timeout(core.poll_timeout().expect("bursts begin"));
+    assert_eq!(core.current(), Some(0));
+    let ends = core.poll_timeout();
+    for ms in [10, 20] {
+        core.wake(Instant::from_millis(ms), 2);
+        assert_eq!(core.current(), Some(2), "it wakes with credit");
+        core.idle(Instant::from_millis(ms + 1), 2);
+        assert_eq!(core.current(), Some(0), "and then the same goes on");
+    }
+    assert_eq!(ends, Some(Instant::from_millis(30)), "credits, before the slice is over");
+    core.handle_timeout(Instant::from_millis(30));
+    let next = core.poll_timeout().expect("a slice ends");
+    assert!(next < Instant::from_millis(40), "two milliseconds later, not a whole slice: {next:?}");
+    core.handle_timeout(next);
+    assert_eq!(core.current(), Some(1));
+}
