@@ -4,7 +4,7 @@ use pcap_file::pcap::{PcapHeader, PcapPacket, PcapReader, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
 
 use super::*;
-use crate::plan::{FaultKind, Machine, Plan, StackKind};
+use crate::plan::{FaultKind, Machine, Plan, StackKind, StackPlan, Workload};
 use crate::random::Random;
 use crate::report::Packets;
 use crate::stack::packet::{Segment, build};
@@ -506,7 +506,13 @@ fn a_guest_that_takes_no_super_segments_gets_them_in_pieces() {
 
 /// Runs what has no events that captures cannot tell of, with both captures.
 fn simulated(seed: u64) -> Option<(Scene, Options)> {
-    let plan = Plan::from_seed(seed);
+    let mut plan = Plan::from_seed(seed);
+    // Long streams show a reader of captures nothing that short ones do not.
+    for conn in &mut plan.conns {
+        if let Workload::Bulk { up, down } | Workload::HalfClose { up, down } = &mut conn.workload {
+            (*up, *down) = ((*up).min(150_000), (*down).min(150_000));
+        }
+    }
     let silent = |kind: FaultKind| {
         matches!(
             kind,
@@ -514,12 +520,14 @@ fn simulated(seed: u64) -> Option<(Scene, Options)> {
                 | FaultKind::Destroy { .. }
                 | FaultKind::Migrate { .. }
                 | FaultKind::Forge { .. }
+                | FaultKind::OneWay { .. }
         )
     };
     let mut stacks =
         plan.guests.iter().map(|g| &g.stack).chain(plan.remotes.iter().map(|r| &r.stack));
-    let hostile = stacks.any(|s| s.kind == StackKind::Hostile);
-    if hostile || plan.faults.iter().any(|f| silent(f.kind)) {
+    // Behind extension headers all passes as it is, and is not compared.
+    let odd = |s: &StackPlan| s.kind == StackKind::Hostile || s.quirks.extension_header;
+    if stacks.any(odd) || plan.faults.iter().any(|f| silent(f.kind)) {
         return None;
     }
     let mut packets = Packets::new(None, 0);
@@ -553,7 +561,7 @@ fn simulated_runs_pass_until_a_frame_is_tampered_with() {
         let mut scene = scene;
         if swap_words_of_a_delivery(&mut scene, &options.guests) {
             let findings = scene.check(&options).findings;
-            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert_eq!(findings.len(), 1, "run {runs}: {findings:?}");
             assert!([1, 15].contains(&findings[0].violation.invariant), "{findings:?}");
             tampered += 1;
         }
