@@ -209,6 +209,7 @@ impl<'m> Engine<'m> {
             clock: RunningClock::new(now),
             ready: VecDeque::new(),
             fragment_at: None,
+            fragment_from_guest: None,
             refused: VecDeque::new(),
             counters: VmCounters::default(),
         };

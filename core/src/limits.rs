@@ -51,6 +51,13 @@ pub const FLOWS_MAX: u32 = (1 << 22) - 1;
 /// A record lives from R's SYN to G's SYN-ACK. With G off its CPU for 100 ms this is enough for
 /// 10,000 connection attempts per second; beyond that random ones become PASS.
 pub const SYN_RECORDS_PER_PORT: usize = 1024;
+/// ACKs of R in a row for what H did not see G send, none of them denied by G: then H believes them
+/// (SNOOP-42). Who guesses sequence and ACK within windows of 64 KiB hits once in 2^32 attempts,
+/// within 4 MiB once in 2^20; and has to hit so often before R or G say anything.
+pub const AHEAD_ACKS: u8 = 3;
+/// With each of them G may have sent so many times R's largest window more: it is shown them, and
+/// R's window may have grown.
+pub const AHEAD_WINDOWS: u64 = 4;
 /// Entries the switch learns from uplinks: 8192 x 32 B = 256 KiB.
 pub const MACS_MAX: usize = 8192;
 /// Source IPs that are learned of a guest port without a configured list; it owns these (COM-11).
@@ -78,8 +85,6 @@ pub const FLOW_BYTES_ACTIVE: usize = FLOW_BYTES_IDLE + FLOW_RECORD_BYTES;
 
 // --- Times (spec section 12) -------------------------------------------------------------------
 
-/// The longest an ACK to R may wait (SNOOP-07).
-pub const ACK_DELAY_MAX: Duration = Duration::from_millis(10);
 /// Challenge and odd ACKs: at most one per flow in this time (COM-31).
 pub const ODD_ACK_INTERVAL: Duration = Duration::from_millis(500);
 /// Local retransmission toward G: first timeout, in running time (SNOOP-29).
@@ -90,8 +95,6 @@ pub const LOCAL_RTO_MAX: Duration = Duration::from_secs(2);
 pub const PERSIST_MIN: Duration = Duration::from_millis(200);
 /// Window probe toward G: longest interval, in running time (SNOOP-31).
 pub const PERSIST_MAX: Duration = Duration::from_secs(60);
-/// Sender silly-window avoidance toward G gives in after this (SNOOP-27).
-pub const SWS_OVERRIDE: Duration = Duration::from_millis(200);
 /// A window update to R is repeated once after this (SNOOP-34).
 pub const WINDOW_UPDATE_REPEAT: Duration = Duration::from_millis(200);
 /// G refuses: this many retransmissions of the same byte... (SNOOP-32)
@@ -117,8 +120,6 @@ pub const T_PARK: Duration = Duration::from_secs(1);
 pub const T_IDLE: Duration = Duration::from_secs(3600);
 /// No packet of G in this much running time after a delivery: asymmetric path (SNOOP-42).
 pub const T_ASYMMETRIC: Duration = Duration::from_secs(5);
-/// An ACK of G that nothing explains passes to R this long after an odd segment (SNOOP-25).
-pub const T_UNEXPLAINED: Duration = Duration::from_secs(1);
 /// A fragment that passed to G explains its ACKs this long (SNOOP-24): Linux reassembles for 30 s.
 pub const T_FRAGMENT: Duration = Duration::from_secs(60);
 /// A handshake that is not completed is forgotten after this: Linux gives up SYN-ACKs after 63 s.

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::segment::{fix_ip_checksum, pattern_bytes};
+use common::segment::{fix_ip_checksum, fragments, pattern_bytes};
 use common::world::{Peer, mac};
 use common::{Setup, Spec, World};
 use nightporter_core::drops::DropReason;
@@ -475,23 +475,6 @@ fn s_26_congestion_that_the_remote_reports_reaches_the_guest() {
     g.gets("E. 1:1001 ack 2001");
     r.sends("1001:2001 ack 2001 ect0");
     g.gets("1001:2001 ack 2001");
-}
-
-/// Cuts an IPv4 frame in two fragments; the first holds `first` bytes of IP payload.
-fn fragments(frame: &[u8], first: usize) -> [Vec<u8>; 2] {
-    let payload = &frame[34..];
-    assert_eq!(first % 8, 0);
-    let piece = |bytes: &[u8], offset: u16, more: bool| {
-        let mut f = [&frame[..34], bytes].concat();
-        let len = u16::try_from(bytes.len() + 20).expect("small");
-        f[16..18].copy_from_slice(&len.to_be_bytes());
-        let word = (offset / 8) | if more { 0x2000 } else { 0 };
-        f[20..22].copy_from_slice(&word.to_be_bytes());
-        fix_ip_checksum(&mut f, 14);
-        f
-    };
-    let second = u16::try_from(first).expect("small");
-    [piece(&payload[..first], 0, true), piece(&payload[first..], second, false)]
 }
 
 #[test]

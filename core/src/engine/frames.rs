@@ -66,6 +66,11 @@ impl Engine<'_> {
         if guest {
             *hdr = validate_hdr(hdr, frame, packet)?;
             self.switch.check_source(now, port, packet)?;
+            if let Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, dst, .. }) = packet.net
+                && let Some(p) = self.port_mut(port)
+            {
+                p.vm.fragment_from_guest = Some((now, dst));
+            }
             if let Some((ip, tcp)) = packet.tcp() {
                 let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
                 match self.judge_from_guest(now, port, &mut f) {

@@ -260,7 +260,8 @@ impl Flow {
         if self.flags.persist {
             self.flags.probe_due = true;
         } else {
-            if !self.flags.proven && stuck >= limits::T_ASYMMETRIC {
+            // It took nothing, nor did it say so.
+            if self.dup_acks == 0 && stuck >= limits::T_ASYMMETRIC {
                 self.drain(Why::Asymmetric);
             }
             // Everything unacknowledged counts as lost, but what is first is sent first: G may have

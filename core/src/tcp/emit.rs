@@ -213,6 +213,20 @@ impl Flow {
         }
     }
 
+    /// EMIT-G for an ACK of R that is for G to judge: only its sequence number and TSval, which G
+    /// looks at first, are ours.
+    pub(crate) fn gate_unseen_to_guest(&mut self, f: &mut Frame<'_>) {
+        let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
+        let mut edit = TcpEdit::new(f.bytes, f.ip, f.tcp, f.hdr.needs_csum());
+        edit.set_seq(Seq::wrap(seq));
+        if let Some(ts) = f.tcp.options.timestamps {
+            edit.set_timestamps(self.ts.emit_g, ts.tsecr);
+        }
+        if self.opt.ecn && f.ip.tos & ECN_MASK == CE {
+            edit.set_ecn(ECT0);
+        }
+    }
+
     /// EMIT-G for a segment H makes: the header for `payload_len` bytes from `seq` on.
     /// Returns its length in `buf`.
     pub(crate) fn emit_to_guest(

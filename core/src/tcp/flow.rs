@@ -243,6 +243,8 @@ pub struct TxHalf {
     pub r_window_seq: Seq,
     /// Largest window R ever showed, in bytes (SNOOP-03).
     pub r_window_max: u32,
+    /// ACKs of R in a row for what H did not see G send (`unseen`).
+    pub ahead: u8,
 }
 
 /// Timestamp state (RFC 7323; SNOOP-04, SNOOP-05, INV-08, INV-09).
@@ -443,6 +445,7 @@ impl Flow {
                 r_window: 0,
                 r_window_seq: Seq(0),
                 r_window_max: 0,
+                ahead: 0,
             },
             ts: TsState::default(),
             store: FlowStore::default(),

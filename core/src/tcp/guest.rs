@@ -57,6 +57,9 @@ impl Flow {
             self.emit_to_net(cx, probe, TcpFlags::ACK, None);
             return;
         }
+        if seq <= self.tx.w_nxt {
+            self.on_seen(); // G denies to have sent more: this is its SND.NXT
+        }
         if self.flags.keepalive {
             self.flags.keepalive = false;
             self.ack_now(cx, None);
@@ -286,7 +289,7 @@ impl Flow {
                 self.state = State::On;
                 self.why = Why::Nothing;
                 self.maybe_window_update(cx); // the edge stood still meanwhile
-            } else if !self.why.temporary() && self.quiescent() {
+            } else if !self.why.temporary() && (self.quiescent() || self.may_leave_unseen()) {
                 self.leave(cx, self.why);
             }
         }

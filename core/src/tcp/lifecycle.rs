@@ -103,11 +103,13 @@ impl Flow {
         self.rx.buffer_bytes = 0;
     }
 
-    /// Out of the path, owing nothing. If G shows R more than H did, R hears of it once more.
+    /// Out of the path, owing nothing. If G shows R more than H did, R hears of it once more; and
+    /// if G sent past H, for then R may have taken H's last ACKs for old ones (PAWS).
     pub(crate) fn leave(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
-        debug_assert!(self.quiescent(), "left the path with promises open");
-        if why != Why::Closed && self.rx.g_re > self.rx.re {
-            self.rx.re = self.rx.g_re;
+        let quiescent = self.quiescent() || self.may_leave_unseen();
+        debug_assert!(quiescent, "left the path with promises open");
+        if self.sends_unseen() || (why != Why::Closed && self.rx.g_re > self.rx.re) {
+            self.rx.re = self.rx.re.max(self.rx.g_re);
             self.ack_now(cx, None);
         }
         self.step_aside(cx, why);

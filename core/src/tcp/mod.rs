@@ -31,6 +31,7 @@ pub(crate) mod guest;
 pub mod handshake;
 pub(crate) mod lifecycle;
 pub(crate) mod receive;
+pub(crate) mod unseen;
 pub mod vm;
 pub(crate) mod window;
 

@@ -59,8 +59,10 @@ impl Flow {
             return fate;
         }
         if !self.ack_in_range(tcp) {
-            self.limited_ack(cx);
-            return Fate::Drop(DropReason::BadAck);
+            let bare = range.len() == 0 && !range.fin && !needs_verbatim(f);
+            if let Some(fate) = self.on_unseen(cx, f, bare) {
+                return fate;
+            }
         }
         self.on_valid_segment(cx, f, range)
     }
@@ -68,6 +70,7 @@ impl Flow {
     /// What these let through is a segment that G would take as well (INV-25).
     fn on_valid_segment(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let tcp = f.tcp;
+        self.on_seen();
         self.template.learn_from_net(f.ip);
         self.update_ts_recent(cx, tcp, range.seq);
         if self.opt.ecn {
@@ -266,7 +269,8 @@ impl Flow {
         }
         // Up to the FIN: a keepalive behind it may carry an octet (RFC 9293 section 3.8.4).
         if r.end <= next && !news_fin {
-            if r.end + u64::from(r.fin) >= self.rx.ack_sent && self.ack_in_range(tcp) {
+            let current = r.end + u64::from(r.fin) >= self.rx.ack_sent;
+            if current && (self.ack_in_range(tcp) || self.believes(cx, tcp, false)) {
                 self.flags.ack_to_guest_due |= self.on_ack_plane(r.seq, tcp);
             }
             if r.len() <= 1 && r.seq + 1 == next && !r.fin {
@@ -303,7 +307,8 @@ impl Flow {
         let shut = self.window_shut();
         let patience = if shut { limits::T_PAUSED } else { limits::T_ALIVE };
         if self.rx.g_una >= self.delivery_end() && !shut {
-            if !self.ack_in_range(f.tcp) {
+            if !(self.ack_in_range(f.tcp) || self.believes(cx, f.tcp, false)) {
+                self.limited_ack(cx);
                 return Fate::Drop(DropReason::BadAck);
             }
             // Nothing is promised: G itself answers, as it would without us.
@@ -318,7 +323,7 @@ impl Flow {
     }
 
     /// RFC 5961 section 5.2, with what R was really sent (SNOOP-03, INV-12).
-    fn ack_in_range(&self, tcp: &Tcp) -> bool {
+    pub(crate) fn ack_in_range(&self, tcp: &Tcp) -> bool {
         let ack = tcp.ack.unwrap(self.tx.w_una);
         tcp.flags.contains(TcpFlags::ACK)
             && ack <= self.tx.w_nxt

@@ -136,6 +136,8 @@ pub struct Vm {
     pub ready: VecDeque<FlowId>,
     /// When a TCP fragment last passed to this guest (COM-08, SNOOP-24).
     pub fragment_at: Option<Instant>,
+    /// When a TCP fragment of this guest last passed, and to which remote (SNOOP-42).
+    pub fragment_from_guest: Option<(Instant, IpAddr16)>,
     /// Remote and guest port of connections this guest refused, and when; newest last (SNOOP-32).
     pub refused: VecDeque<(IpAddr16, u16, Instant)>,
     /// Counters.

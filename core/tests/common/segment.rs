@@ -283,6 +283,23 @@ fn lengthen(frame: &mut [u8], more: usize) {
     }
 }
 
+/// Cuts an IPv4 frame in two fragments; the first holds `first` bytes of IP payload.
+pub fn fragments(frame: &[u8], first: usize) -> [Vec<u8>; 2] {
+    let payload = &frame[34..];
+    assert_eq!(first % 8, 0);
+    let piece = |bytes: &[u8], offset: u16, more: bool| {
+        let mut f = [&frame[..34], bytes].concat();
+        let len = u16::try_from(bytes.len() + 20).expect("small");
+        f[16..18].copy_from_slice(&len.to_be_bytes());
+        let word = (offset / 8) | if more { 0x2000 } else { 0 };
+        f[20..22].copy_from_slice(&word.to_be_bytes());
+        fix_ip_checksum(&mut f, 14);
+        f
+    };
+    let second = u16::try_from(first).expect("small");
+    [piece(&payload[..first], 0, true), piece(&payload[first..], second, false)]
+}
+
 /// Recomputes the checksum of an IPv4 header that starts at `l2`.
 pub fn fix_ip_checksum(frame: &mut [u8], l2: usize) {
     let header = usize::from(frame[l2] & 15) * 4;

@@ -585,6 +585,12 @@ impl<'m> Peer<'m> {
         verdict
     }
 
+    /// It sends a segment by another path: the engine does not see it, the other end gets it.
+    pub fn sends_unseen(&self, text: &str) {
+        let inner = &mut *self.world.0.borrow_mut();
+        inner.send_unseen(self.conn, self.side, &Spec::parse(text));
+    }
+
     /// The frame of a segment, not sent.
     pub fn frame_of(&self, text: &str) -> Vec<u8> {
         self.world.0.borrow().frame(self.conn, self.side, &Spec::parse(text)).1
@@ -697,24 +703,37 @@ impl<'m> Peer<'m> {
 }
 
 impl Inner<'_> {
+    /// See [`Peer::sends_unseen`].
+    fn send_unseen(&mut self, conn: usize, side: Side, spec: &Spec) {
+        let (hdr, bytes) = self.frame(conn, side, spec);
+        let seen = self.seen(conn, side, hdr, &bytes).expect("TCP");
+        self.note(conn, "G)", &seen);
+        self.conns[conn].monitor.on_sent(side, &seen, false, false);
+        self.conns[conn].monitor.unseen = true;
+        let end = &mut self.conns[conn].ends[side as usize];
+        end.next = spec.seq.map_or(end.next, |(_, to)| end.next.max(to));
+        end.acked = spec.ack.unwrap_or(end.acked);
+    }
+
+    /// What `side` sends, as the other end would see it.
+    fn seen(&self, conn: usize, side: Side, hdr: VirtioNetHdr, bytes: &[u8]) -> Option<Seen> {
+        let ends = &self.conns[conn].ends;
+        let (sender, receiver) = (&ends[side as usize], &ends[side.other() as usize]);
+        let packet = Packet::parse(bytes).ok().filter(|p| p.tcp().is_some())?;
+        Some(Seen {
+            hdr,
+            bytes: bytes.to_vec(),
+            packet,
+            isn: [sender.isn, receiver.isn],
+            clock: [sender.clock, receiver.clock],
+            shift: sender.shift,
+        })
+    }
+
     /// Builds and sends a segment.
     pub fn send(&mut self, conn: usize, side: Side, spec: &Spec, how: How) -> Verdict {
         let (hdr, bytes) = self.frame(conn, side, spec);
-        let [sender, receiver] = {
-            let ends = &self.conns[conn].ends;
-            [&ends[side as usize], &ends[side.other() as usize]]
-        };
-        if let Ok(packet) = Packet::parse(&bytes)
-            && packet.tcp().is_some()
-        {
-            let seen = Seen {
-                hdr,
-                bytes: bytes.clone(),
-                packet,
-                isn: [sender.isn, receiver.isn],
-                clock: [sender.clock, receiver.clock],
-                shift: sender.shift,
-            };
+        if let Some(seen) = self.seen(conn, side, hdr, &bytes) {
             let direction = if side == Side::R { "R>" } else { "G>" };
             self.note(conn, direction, &seen);
             if how != How::Forged {

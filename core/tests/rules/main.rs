@@ -24,6 +24,7 @@ mod snoop_control;
 mod snoop_guest;
 mod snoop_window;
 mod unheard;
+mod unseen;
 mod vm_to_vm;
 
 use common::World;

@@ -511,7 +511,9 @@ impl History {
             let newer = e.tsval_to.is_none_or(|before| Seq(before).lt(Seq(ts.tsval)));
             e.tsval_to = if newer { Some(ts.tsval) } else { e.tsval_to };
         }
-        if let Some(ack) = o.ack {
+        // G refuses an ACK of what it has not sent.
+        let refused = o.to == Side::G && o.ack.is_some_and(|ack| ack > e.end);
+        if let Some(ack) = o.ack.filter(|_| !refused) {
             e.ack_to = e.ack_to.max(ack);
             e.edge_to = e.edge_to.max(o.edge);
         }
