@@ -93,8 +93,8 @@ pub fn by_seeds(
     jobs: usize,
     limit_s: u64,
 ) -> anyhow::Result<Option<Caught>> {
-    let (seeds, jobs) = (seeds.to_string(), jobs.to_string());
-    let args = ["run", "--first", "--seeds", &seeds, "--jobs", &jobs];
+    let (most, jobs) = (seeds.to_string(), jobs.to_string());
+    let args = ["run", "--first", "--seeds", &most, "--jobs", &jobs];
     let output = run(&built.simulator, &args, n, limit_s, &built.core)?;
     if output.status.success() {
         return Ok(None);
@@ -103,6 +103,9 @@ pub fn by_seeds(
     let found = text.lines().find_map(|line| line.strip_prefix("seed ")?.split_once(": "));
     Ok(Some(match found.and_then(|(seed, by)| Some((seed.parse::<u64>().ok()?, by))) {
         Some((seed, by)) => Caught { seeds: seed + 1, by: by.to_owned() },
+        None if let Some(by) = text.lines().find(|line| line.starts_with("too few ")) => {
+            Caught { seeds, by: by.to_owned() }
+        }
         None => {
             let error = String::from_utf8_lossy(&output.stderr);
             let last = error.lines().last().unwrap_or_default();
