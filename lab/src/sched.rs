@@ -14,6 +14,7 @@ use nix::fcntl::Flock;
 use serde::Serialize;
 
 use crate::cpus::{Cores, pin};
+use crate::process;
 use crate::rundir::RunDir;
 use crate::sys;
 use crate::vmm::Guest;
@@ -141,7 +142,14 @@ impl Rotation {
     fn start(guests: Vec<Vec<i32>>) -> Self {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::spawn(move || {
-            if let Err(error) = rotate(&guests, &stopped) {
+            let ended = rotate(&guests, &stopped);
+            // Nobody takes turns any more: with one guest above the others, they could not even
+            // be killed.
+            for &thread in guests.iter().flatten() {
+                let _ = sys::set_normal(thread); // it may be gone
+            }
+            if let Err(error) = ended {
+                process::yield_to_signal();
                 eprintln!("the guests' turns ended: {error:#}");
             }
         });

@@ -30,6 +30,15 @@ pub(crate) fn set_fifo(tid: i32, priority: i32) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives a thread (by its id) the default scheduling class again.
+pub(crate) fn set_normal(tid: i32) -> io::Result<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: `param` is a valid sched_param that outlives the call.
+    let result = unsafe { libc::sched_setscheduler(tid, libc::SCHED_OTHER, &raw const param) };
+    Errno::result(result)?;
+    Ok(())
+}
+
 mod ioctl {
     nix::ioctl_write_int!(tun_set_iff, b'T', 202);
     nix::ioctl_write_int!(tun_set_offload, b'T', 208);
