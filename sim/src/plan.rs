@@ -4,8 +4,10 @@
 //! happens follows from a plan and the streams of [`crate::random`] named after its parts.
 
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::virtio_net::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use serde::{Deserialize, Serialize};
+
+use crate::wire::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6};
 
 /// A machine: a VM on the host under test, or a remote on the network.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
