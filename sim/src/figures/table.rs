@@ -233,8 +233,9 @@ fn today(text: &mut String, effort: &Effort, results: &Results) {
         "## Figure 6 on a host of today: how many times sooner, by the mean (by the median)\n\n\
          The same VMs and loads, slices of 30 ms still, but the host forwards on a core of its \
          own, and a vCPU\nthat is preempted keeps its place in the queue and the rest of its \
-         slice, as on Linux. Ack offload\nbeside a deeper ring without. What it saves is the round \
-         trip through the guest in slow start: the\nlarger the transfer, the less of it that is.\n\n",
+         slice, as on Linux. Ack offload\nbeside a deeper ring without. What it saves is the \
+         round trip through the guest in slow start: the\nlarger the transfer, the less of it \
+         that is.\n\n",
     );
     for clock in [Clock::Acked, Clock::Delivered] {
         let _ = write!(text, "### {}, on a host of today\n\n| panel |", clock.name());
