@@ -27,6 +27,8 @@ impl Side {
 /// What an end offered in its SYN or SYN-ACK.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Offer {
+    /// Longest segment.
+    pub mss: Option<u16>,
     /// Window shift.
     pub scale: Option<u8>,
     /// Timestamps.

@@ -33,6 +33,8 @@ pub enum Event {
     Killed(u16, u16, u16),
     /// The guest's driver has set its device up again.
     DriverReset(u16),
+    /// And it is there again.
+    DriverBack(u16),
     /// From here on nothing is lost and nobody interferes.
     Healed,
 }
@@ -50,7 +52,8 @@ impl Event {
             | Self::Paused { guest: g, .. }
             | Self::Resumed(g)
             | Self::Killed(g, ..)
-            | Self::DriverReset(g) => Some(g),
+            | Self::DriverReset(g)
+            | Self::DriverBack(g) => Some(g),
         }
     }
 }

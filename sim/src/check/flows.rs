@@ -36,6 +36,7 @@ pub(super) fn history_of<'a>(
     let mut h = History::new(name, Some(conn), opaque, (!hostile).then_some(streams));
     h.hostile = [means_harm(other), means_harm(guest)];
     let shrinks = |f: &Fault| f.kind == FaultKind::ShrinkWindow { machine: guest };
+    h.mtu = Some(plan.guests[usize::from(name.guest)].mtu);
     h.shrinks = plan.faults.iter().any(shrinks);
     h.deaf = plan.is_deaf(conn);
     h.ecn = plan.stack_of(client).ecn && plan.stack_of(server).ecn;

@@ -6,9 +6,10 @@
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
-use super::FlowName;
 pub use super::end::{End, Offer, Side};
-use super::out::Out;
+use super::out::{In, Out};
+use super::quality::{self, Quality};
+use super::{FlowName, Tapped};
 use crate::stack::pattern::Stream;
 use crate::wire::{Ip, Seq, Tcp, TcpFlags};
 
@@ -43,6 +44,10 @@ pub struct History {
     pub deaf: bool,
     /// G takes window back now and then.
     pub shrinks: bool,
+    /// Longest IP packet that G's port takes.
+    pub mtu: Option<u16>,
+    /// What the rules about time and quality remember.
+    pub(crate) quality: Quality,
     /// R, then G.
     pub ends: [End; 2],
     /// What R's and G's streams hold, if it is known.
@@ -128,6 +133,8 @@ impl History {
             cramped_at: Instant::ZERO,
             deaf: false,
             shrinks: false,
+            mtu: None,
+            quality: Quality::default(),
             ends: [End::new(), End::new()],
             streams,
             offline: false,
@@ -244,8 +251,17 @@ impl History {
         }
     }
 
-    /// A frame came in from `from`, and counts: it is whole, and really from there.
-    pub fn on_in(&mut self, at: Instant, from: Side, ip: &Ip, tcp: &Tcp, fingerprint: u64) {
+    /// A frame came in from `from`, and counts: it is whole, and really from there. Returns it
+    /// unless it is a SYN or RST.
+    pub fn on_in<'a>(
+        &mut self,
+        t: &Tapped<'a>,
+        from: Side,
+        ip: &'a Ip,
+        tcp: &'a Tcp,
+        fingerprint: u64,
+    ) -> Option<In<'a>> {
+        let at = t.at;
         self.may_pass(from, fingerprint, true, tcp.flags.syn());
         let begins = tcp.flags.syn() && !tcp.flags.ack();
         self.note_silence(at, from);
@@ -257,23 +273,16 @@ impl History {
         let flags = tcp.flags;
         if flags.syn() {
             self.on_syn(from, tcp);
-            return;
+            return None;
         }
         self.end_mut(from).bytes += u64::from(tcp.payload_len);
         if let Some(ts) = tcp.options.timestamps {
             self.end_mut(from).tsvals.insert(ts.tsval);
         }
         if !self.is_open() {
-            return;
+            return None;
         }
-        let chosen = |a: &&(u32, Offer)| a.0.wrapping_add(1) == tcp.ack.0;
-        if from == Side::R
-            && self.end(Side::R).acked == BASE
-            && let Some(&(isn, offer)) = self.answers.iter().find(chosen)
-        {
-            let g = self.end_mut(Side::G);
-            (g.isn, g.offer) = (Some(isn), offer);
-        }
+        self.note_choice(from, tcp);
         let seq = self.unwrap(from, tcp.seq, self.end(from).end);
         self.idles = self.asks && !flags.fin() && seq + 1 == self.end(Side::R).ack_to;
         if flags.rst() {
@@ -281,15 +290,16 @@ impl History {
             if from == Side::R {
                 self.reset_at.get_or_insert(at);
             }
-            return;
+            return None;
         }
         let mut end = seq + u64::from(tcp.payload_len);
         if flags.fin() {
             self.end_mut(from).fin = Some(end);
             end += 1;
         }
+        let mut counts = true;
         if from == Side::R {
-            let counts = super::inv25::on_segment_from_net(self, tcp, seq, end);
+            counts = super::inv25::on_segment_from_net(self, tcp, seq, end);
             self.note_congestion(ip, tcp, seq, end, counts);
         }
         let shift = self.shift(from);
@@ -304,6 +314,22 @@ impl History {
             e.edge_max = e.edge_max.max(e.edge);
             let acked = e.acked;
             e.copies = e.copies.split_off(&acked.saturating_sub(1 << 21));
+        }
+        let end = seq + u64::from(tcp.payload_len);
+        let s = In { at, from, bytes: t.bytes, ip, tcp, seq, end, ack, counts };
+        quality::on_in(self, &s);
+        Some(s)
+    }
+
+    /// R says which of G's SYN-ACKs it has taken.
+    fn note_choice(&mut self, from: Side, tcp: &Tcp) {
+        let chosen = |a: &&(u32, Offer)| a.0.wrapping_add(1) == tcp.ack.0;
+        if from == Side::R
+            && self.end(Side::R).acked == BASE
+            && let Some(&(isn, offer)) = self.answers.iter().find(chosen)
+        {
+            let g = self.end_mut(Side::G);
+            (g.isn, g.offer) = (Some(isn), offer);
         }
     }
 
@@ -326,6 +352,7 @@ impl History {
     fn on_syn(&mut self, from: Side, tcp: &Tcp) {
         let o = &tcp.options;
         let offer = Offer {
+            mss: o.mss,
             scale: o.window_scale,
             timestamps: o.timestamps.is_some(),
             sack: o.sack_permitted,
@@ -354,6 +381,7 @@ impl History {
                 cramped_at: self.cramped_at,
                 deaf: self.deaf,
                 shrinks: self.shrinks,
+                mtu: self.mtu,
                 offline: self.offline,
                 state: self.state,
                 paused_since: self.paused_since,
@@ -411,11 +439,11 @@ impl History {
             self.ce_seen &= !counts || end <= next;
         }
         self.ce_seen |= ip.tos & 3 == 3;
-        let on = self.is_on();
-        // Nothing beyond the window is accepted, a probe of a closed one neither.
-        let within = end <= self.end(Side::R).edge_to;
-        if ip.tos & 3 == 3 && on && within && seq == next && end > seq && tcp.payload_len > 0 {
-            self.ce_at = Some(end);
+        // Ahead of a hole too: ECE does not wait for what is missing (SNOOP-19). Nothing beyond the
+        // window is accepted, a probe of a closed one neither.
+        let taken = counts && end > next && end <= self.end(Side::R).edge_to;
+        if ip.tos & 3 == 3 && self.is_on() && taken && tcp.payload_len > 0 {
+            self.ce_at = Some(if seq == next { end } else { next });
         }
     }
 
@@ -466,23 +494,26 @@ impl History {
     #[must_use]
     pub fn out<'a>(
         &self,
-        at: Instant,
+        t: &Tapped<'a>,
         to: Side,
         gated: bool,
         ip: &'a Ip,
         tcp: &'a Tcp,
-        payload: &'a [u8],
     ) -> Out<'a> {
+        let from = tcp.payload_offset as usize;
+        let payload = &t.bytes[from..from + tcp.payload_len as usize];
         let seq = self.unwrap(to.other(), tcp.seq, self.end(to).end_to.max(BASE + 1));
         let ack = tcp.flags.ack().then(|| self.unwrap(to, tcp.ack, self.end(to).ack_to));
         let shift = if tcp.flags.syn() { 0 } else { self.shift(to.other()) };
         let edge = ack.unwrap_or(BASE) + (u64::from(tcp.window) << shift);
         let end = seq + u64::from(tcp.payload_len);
-        Out { at, to, gated, ip, tcp, payload, seq, end, ack, edge }
+        let (at, waited, hdr, bytes) = (t.at, t.waited, t.hdr, t.bytes);
+        Out { at, to, gated, waited, hdr, bytes, ip, tcp, payload, seq, end, ack, edge }
     }
 
     /// A frame left, and was checked.
     pub fn on_out(&mut self, o: &Out<'_>) {
+        quality::after_out(self, o);
         let known = self.streams.is_some() || self.offline;
         self.was_on |= self.is_on() && o.gated;
         if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {

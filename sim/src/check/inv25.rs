@@ -29,8 +29,18 @@ impl Acceptable {
         self.ranges.insert(from, to);
     }
 
+    /// It has the place `at`, which may be a FIN's.
+    pub(super) fn has(&self, at: u64) -> bool {
+        self.ranges.range(..=at).next_back().is_some_and(|(_, to)| *to > at)
+    }
+
+    /// How many pieces there are.
+    pub(super) fn ranges_count(&self) -> usize {
+        self.ranges.len()
+    }
+
     /// End of what is there without a hole.
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.ranges.range(..=BASE + 1).next_back().map_or(BASE + 1, |(_, to)| *to)
     }
 }

@@ -1,9 +1,15 @@
-//! The invariants of the specification (section 2), one file each, watching both sides of the port.
+//! The invariants of the specification (section 2), one file each, and the rules about time and
+//! quality ([`rule`], `quality`), watching both sides of the port.
 
+mod duplicates;
+mod echoes;
+mod economy;
 mod end;
 mod event;
 pub mod excuse;
+mod field_by_field;
 mod flows;
+mod guest_clock;
 pub mod history;
 mod inv01;
 mod inv02;
@@ -30,124 +36,43 @@ pub(crate) mod inv22;
 mod inv23;
 mod inv24;
 pub mod inv25;
+mod judge;
+mod odd_acks;
 pub mod out;
+mod prompt_ack;
+mod quality;
 pub mod reach;
+mod recovery;
+pub mod rule;
+mod tap;
+#[cfg(test)]
+mod tests;
 pub mod weight;
+mod windows;
 
-use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
 
 use nightporter_core::engine::{Engine, PortId};
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Instant;
-use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 pub use event::Event;
 pub(crate) use flows::fingerprint;
 use flows::{fingerprint_of, history_of, key_of};
+pub(crate) use judge::check_out;
+pub(crate) use quality::on_any as note_segment;
+pub use rule::Violation;
+pub use tap::{FlowName, Tap, Tapped, flow_of};
 
 use crate::frame::Frame;
 use crate::plan::{Machine, Plan};
-use crate::stack::address::machine_of;
 use crate::stack::{Complaint, EndReport};
-use crate::wire::{Packet, ipv4_header_ok, tcp_checksum_ok};
+use crate::wire::{Ip, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
 use excuse::{Excuses, Moments};
+use guest_clock::GuestClock;
 use history::{History, Side};
-use out::Out;
 use reach::{Happening, Reach};
 use weight::Weight;
-
-/// Where a frame was seen, from the host's point of view.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Tap {
-    /// Came in by the uplink.
-    FromNet,
-    /// Went out by the uplink.
-    ToNet,
-    /// Taken from the transmit ring of this guest (index into `Plan::guests`).
-    FromGuest(u16),
-    /// Put into the receive ring of this guest.
-    ToGuest(u16),
-}
-
-/// A frame at a tap. `packet` is what its bytes say.
-#[derive(Clone, Copy, Debug)]
-pub struct Tapped<'a> {
-    /// When.
-    pub at: Instant,
-    /// Which host: 0, or 1 after a migration.
-    pub host: u8,
-    /// Where.
-    pub tap: Tap,
-    /// Checksum and segmentation state.
-    pub hdr: VirtioNetHdr,
-    /// The frame.
-    pub bytes: &'a [u8],
-    /// The same, parsed; `None` if it cannot be.
-    pub packet: Option<&'a Packet>,
-    /// Sent by somebody in another's name, or broken on the way: it must count for nothing.
-    pub forged: bool,
-}
-
-/// An invariant that does not hold.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Violation {
-    /// 1 to 25: INV-01 to INV-25.
-    pub invariant: u8,
-    /// What was seen, in one line.
-    pub what: String,
-    /// The flow it concerns, if it concerns one.
-    pub flow: Option<FlowName>,
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "INV-{:02}: {}", self.invariant, self.what)
-    }
-}
-
-/// A flow as the host sees it: one guest's side of one connection.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct FlowName {
-    /// The guest: index into `Plan::guests`.
-    pub guest: u16,
-    /// Its TCP port.
-    pub guest_port: u16,
-    /// The remote's address; IPv4 is mapped into IPv6.
-    pub remote: [u8; 16],
-    /// The remote's TCP port.
-    pub remote_port: u16,
-}
-
-/// The flow a segment belongs to, and whether the guest sent it. At the uplink the guest is the
-/// end whose MAC is a guest's; between two guests of one host each has a flow of its own, and the
-/// tap says whose side this is.
-#[must_use]
-pub fn flow_of(packet: &Packet, tap: Tap) -> Option<(FlowName, bool)> {
-    let (ip, tcp) = packet.tcp()?;
-    let from_guest = match tap {
-        Tap::FromNet | Tap::ToGuest(_) => false,
-        Tap::ToNet | Tap::FromGuest(_) => true,
-    };
-    let mac = if from_guest { packet.eth.src } else { packet.eth.dst };
-    let Some(Machine::Guest(guest)) = machine_of(mac) else { return None };
-    // A frame that is flooded, or broken on the way, is nobody's.
-    let there = match tap {
-        Tap::FromNet | Tap::ToNet => true,
-        Tap::FromGuest(g) | Tap::ToGuest(g) => g == guest,
-    };
-    let own = if from_guest { ip.src } else { ip.dst };
-    let address = Machine::Guest(guest).address();
-    if !there || ![address.ip(false), address.ip(true)].contains(&own) {
-        return None;
-    }
-    let (guest_port, remote, remote_port) = if from_guest {
-        (tcp.src_port, ip.dst.0, tcp.dst_port)
-    } else {
-        (tcp.dst_port, ip.src.0, tcp.src_port)
-    };
-    Some((FlowName { guest, guest_port, remote, remote_port }, from_guest))
-}
 
 /// What a checker may look at between two steps of the host.
 #[derive(Clone, Copy, Debug)]
@@ -187,6 +112,7 @@ pub struct Observer {
     paused: Vec<bool>,
     /// Since when each of them has had a frame to look at.
     silent_since: Vec<Option<Instant>>,
+    clocks: Vec<GuestClock>,
     /// Of [`Plan::vlan`], what names it in the engine's keys: type and number of the outer tag.
     vlan: u64,
     moments: Moments,
@@ -212,6 +138,7 @@ impl Observer {
             is_crowd: plan.is_crowd(),
             paused: vec![false; plan.guests.len()],
             silent_since: vec![None; plan.guests.len()],
+            clocks: vec![GuestClock::default(); plan.guests.len()],
             vlan: plan.vlan.map_or(0, |id| (0x8100_0000 | u64::from(id)) << 32),
             moments: Moments::default(),
             excuses: Excuses::default(),
@@ -228,10 +155,15 @@ impl Observer {
     /// # Errors
     /// The first invariant that does not hold.
     pub fn on_frame(&mut self, t: &Tapped<'_>) -> Result<(), Violation> {
-        if let Tap::ToGuest(g) = t.tap
-            && self.paused[usize::from(g)]
-        {
-            self.silent_since[usize::from(g)].get_or_insert(t.at);
+        match t.tap {
+            Tap::ToGuest(g) => {
+                self.clocks[usize::from(g)].on_given(t.at);
+                if self.paused[usize::from(g)] {
+                    self.silent_since[usize::from(g)].get_or_insert(t.at);
+                }
+            }
+            Tap::FromGuest(g) => self.clocks[usize::from(g)].on_life(t.at),
+            Tap::FromNet | Tap::ToNet => {}
         }
         let Some((ip, tcp)) = t.packet.and_then(Packet::tcp) else { return Ok(()) };
         let Some((name, from_guest)) = t.packet.and_then(|p| flow_of(p, t.tap)) else {
@@ -243,55 +175,75 @@ impl Observer {
         };
         self.touched.push(name);
         let fingerprint = fingerprint(t, ip);
-        match t.tap {
-            Tap::FromNet | Tap::FromGuest(_) => {
-                let from = if from_guest { Side::G } else { Side::R };
-                let whole = t.hdr.needs_csum()
-                    || ipv4_header_ok(t.bytes, ip) && tcp_checksum_ok(t.bytes, ip);
-                let what = match t.forged || !whole {
-                    true => Happening::broken(from),
-                    false => Happening::segment(h, from, tcp),
-                };
-                self.reach.note(h.state, what);
-                // Who means harm may have told the forger what to forge.
-                let forged = t.forged && !h.hostile[Side::R as usize];
-                if forged || !whole {
-                    h.on_in_forged(from, fingerprint, whole);
-                } else {
-                    h.on_in(t.at, from, ip, tcp, fingerprint);
-                }
-                self.weight.on_in(h, from, &t.hdr, ip.tos & 3 == 3);
-                let told = inv21::on_in(t.at, h, from);
-                told.map_err(|what| Violation { invariant: 21, what, flow: Some(name) })
-            }
-            Tap::ToNet | Tap::ToGuest(_) => {
-                let to = if from_guest { Side::R } else { Side::G };
-                let unchanged = h.was_unchanged(to, fingerprint);
-                if unchanged == Some(false) {
-                    return Ok(()); // its receiver will refuse it
-                }
-                let gated = unchanged.is_none();
-                let from = tcp.payload_offset as usize;
-                let payload = &t.bytes[from..from + tcp.payload_len as usize];
-                let o = h.out(t.at, to, gated, ip, tcp, payload);
-                let gone = self.destroyed[usize::from(name.guest)];
-                let whole = if gated { inv22::on_out(&t.hdr, t.bytes, ip) } else { Ok(()) };
-                let from_guest =
-                    matches!(h.machine(&self.plan, to.other()), Some(Machine::Guest(_)));
-                if whole.is_err() && (from_guest && h.streams.is_none() || !h.was_on) {
-                    // What a hostile guest writes into its virtio headers its peer refuses, as G
-                    // does a broken frame that waited for the ring since before there was a flow.
-                    return Ok(());
-                }
-                let guest = usize::from(name.guest);
-                (h.cramped_at, h.silent_since) = (self.cramped_at[guest], self.silent_since[guest]);
-                let wrong = whole.map_err(|what| (22, what));
-                let wrong = wrong.and_then(|()| check_out(h, &o, gone));
-                self.weight.on_out(h, &o, &t.hdr);
-                h.on_out(&o);
-                wrong.map_err(|(invariant, what)| Violation { invariant, what, flow: Some(name) })
-            }
+        if matches!(t.tap, Tap::ToNet | Tap::ToGuest(_)) {
+            return self.on_segment_out(t, name, from_guest, fingerprint, (ip, tcp));
         }
+        let from = if from_guest { Side::G } else { Side::R };
+        let whole =
+            t.hdr.needs_csum() || ipv4_header_ok(t.bytes, ip) && tcp_checksum_ok(t.bytes, ip);
+        let what = match t.forged || !whole {
+            true => Happening::broken(from),
+            false => Happening::segment(h, from, tcp),
+        };
+        self.reach.note(h.state, what);
+        // Who means harm may have told the forger what to forge.
+        let forged = t.forged && !h.hostile[Side::R as usize];
+        if forged || !whole {
+            h.on_in_forged(from, fingerprint, whole);
+        } else if let Some(s) = h.on_in(t, from, ip, tcp, fingerprint) {
+            recovery::on_in(h, &s, &self.clocks[usize::from(name.guest)]);
+        }
+        if whole {
+            quality::on_any(h, t.at, from, (ip, tcp));
+        }
+        self.weight.on_in(h, from, &t.hdr, ip.tos & 3 == 3);
+        let told = inv21::on_in(t.at, h, from);
+        told.map_err(|what| Violation { invariant: 21, what, flow: Some(name) })
+    }
+
+    fn on_segment_out(
+        &mut self,
+        t: &Tapped<'_>,
+        name: FlowName,
+        from_guest: bool,
+        fingerprint: u64,
+        (ip, tcp): (&Ip, &Tcp),
+    ) -> Result<(), Violation> {
+        let Some(h) = self.flows.get_mut(&name) else { return Ok(()) };
+        let to = if from_guest { Side::R } else { Side::G };
+        let unchanged = h.was_unchanged(to, fingerprint);
+        if unchanged == Some(false) {
+            return Ok(()); // its receiver will refuse it
+        }
+        let gated = unchanged.is_none();
+        let o = h.out(t, to, gated, ip, tcp);
+        let guest = usize::from(name.guest);
+        let gone = self.destroyed[guest];
+        let whole = if gated { inv22::on_out(&t.hdr, t.bytes, ip) } else { Ok(()) };
+        let from_guest = matches!(h.machine(&self.plan, to.other()), Some(Machine::Guest(_)));
+        if whole.is_err() && (from_guest && h.streams.is_none() || !h.was_on) {
+            // What a hostile guest writes into its virtio headers its peer refuses, as G does a
+            // broken frame that waited for the ring since before there was a flow.
+            return Ok(());
+        }
+        (h.cramped_at, h.silent_since) = (self.cramped_at[guest], self.silent_since[guest]);
+        let clock = &mut self.clocks[guest];
+        let wrong = whole
+            .map_err(|what| (22, what))
+            .and_then(|()| check_out(h, &o, gone))
+            .and_then(|()| recovery::on_out(h, &o, clock).map_err(|what| (rule::RECOVERY, what)));
+        if o.is_stored() {
+            clock.on_stored();
+        }
+        recovery::after_out(h, &o, clock);
+        self.weight.on_out(h, &o, &t.hdr);
+        h.on_out(&o);
+        wrong.map_err(|(invariant, what)| Violation { invariant, what, flow: Some(name) })
+    }
+
+    /// A guest has taken `frames` from its ring.
+    pub fn on_seen(&mut self, now: Instant, guest: u16, frames: usize) {
+        self.clocks[usize::from(guest)].on_seen(now, frames);
     }
 
     /// Guest `g` sent a frame past the host, or through it in fragments.
@@ -360,6 +312,9 @@ impl Observer {
             if !self.is_crowd {
                 inv18::on_step(h, now).map_err(wrong(18))?;
             }
+            h.cramped_at = self.cramped_at[usize::from(name.guest)];
+            let clock = &self.clocks[usize::from(name.guest)];
+            quality::on_step(h, now, clock).map_err(|(number, what)| wrong(number)(what))?;
         }
         Ok(())
     }
@@ -368,12 +323,7 @@ impl Observer {
     pub fn on_event(&mut self, now: Instant, event: Event) {
         let of = |g: u16| move |(name, _): &(&FlowName, &mut History)| name.guest == g;
         let about = |name: &FlowName| event.guest().is_none_or(|g| g == name.guest);
-        // What was in a ring is gone when its driver, its guest or the daemon begins anew.
-        for (g, since) in self.silent_since.iter_mut().enumerate() {
-            if event.guest().is_none_or(|of| usize::from(of) == g) {
-                *since = None;
-            }
-        }
+        self.on_rings(now, event);
         let what = Happening::event(event);
         for (_, h) in self.flows.iter_mut().filter(|(name, _)| about(name)) {
             h.owed_since = None;
@@ -402,7 +352,7 @@ impl Observer {
                     h.tell_by[1] = None;
                 }
             }
-            Event::Healed => {}
+            Event::Healed | Event::DriverBack(_) => {}
             Event::Rebooted(g) => {
                 self.moments.all.push((now, Some(g), "guest rebooted"));
                 for (_, h) in self.flows.iter_mut().filter(of(g)) {
@@ -443,6 +393,28 @@ impl Observer {
             h.broken |= h.promised().is_some();
             h.interrupted = true;
             h.state = None;
+        }
+    }
+
+    /// What was in a ring is gone when its driver, its guest or the daemon begins anew.
+    fn on_rings(&mut self, now: Instant, event: Event) {
+        for (g, since) in self.silent_since.iter_mut().enumerate() {
+            if event.guest().is_none_or(|of| usize::from(of) == g) {
+                *since = None;
+            }
+        }
+        match event {
+            Event::Rebooted(g)
+            | Event::Destroyed(g)
+            | Event::Migrated(g)
+            | Event::DriverReset(g) => self.clocks[usize::from(g)].on_driver_gone(now),
+            Event::DriverBack(g) => {
+                self.clocks[usize::from(g)].on_driver_back(now);
+                for (_, h) in self.flows.iter_mut().filter(|(name, _)| name.guest == g) {
+                    recovery::on_driver_back(h, now);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -524,47 +496,4 @@ impl Observer {
             Violation { invariant: 18, what, flow }
         })
     }
-}
-
-/// Asks every checker that looks at frames on their way out.
-pub(crate) fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8, String)> {
-    inv19::on_out(h, o, gone).map_err(|what| (19, what))?;
-    // Nobody speaks for a guest that means harm, and to a remote that does anything may be said.
-    if h.opaque || h.hostile[Side::G as usize] || h.hostile[o.to as usize] {
-        return Ok(());
-    }
-    let for_all: [(u8, Ensure); 8] = [
-        (11, inv11::on_out(h, o)),
-        (4, inv04::on_out(h, o)),
-        (25, inv25::on_out(h, o)),
-        (12, inv12::on_out(h, o)),
-        (7, inv07::on_out(h, o)),
-        (10, inv10::on_out(h, o)),
-        (13, inv13::on_out(h, o)),
-        (15, inv15::on_out(h, o)),
-    ];
-    first_wrong(&for_all)?;
-    if h.hostile[Side::R as usize] {
-        return Ok(());
-    }
-    let between_honest: [(u8, Ensure); 11] = [
-        (24, inv24::on_out(h, o)),
-        (8, inv08::on_out(h, o)),
-        (17, inv17::on_out(h, o)),
-        (23, inv23::on_out(h, o)),
-        (5, inv05::on_out(h, o)),
-        (1, inv01::on_out(h, o)),
-        (2, inv02::on_out(h, o)),
-        (9, inv09::on_out(h, o)),
-        (14, inv14::on_out(h, o)),
-        (16, inv16::on_out(h, o)),
-        (21, inv21::on_out(h, o)),
-    ];
-    first_wrong(&between_honest)?;
-    inv18::on_out(h, o).map_err(|what| (18, what))
-}
-
-fn first_wrong(checks: &[(u8, Ensure)]) -> Result<(), (u8, String)> {
-    let wrong = checks.iter().find_map(|(n, check)| check.clone().err().map(|what| (*n, what)));
-    wrong.map_or(Ok(()), Err)
 }

@@ -1,12 +1,36 @@
-//! A frame on its way out, in the terms of its flow: what the checkers judge.
+//! A frame on its way in or out, in the terms of its flow: what the checkers see, and judge.
 
 use nightporter_core::time::Instant;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::history::{History, Side};
 use crate::wire::{Ip, IpVersion, Tcp, TcpFlags};
 
 /// Bytes of an IPv6 header without extension headers.
 const V6_HEADER: u16 = 40;
+
+/// A segment that came in, whole and from whom it says, in the flow's terms; no SYN, no RST.
+#[derive(Clone, Copy, Debug)]
+pub struct In<'a> {
+    /// When.
+    pub at: Instant,
+    /// Who sent it.
+    pub from: Side,
+    /// The frame.
+    pub bytes: &'a [u8],
+    /// Its IP header.
+    pub ip: &'a Ip,
+    /// Its TCP header.
+    pub tcp: &'a Tcp,
+    /// First sequence number and end of the payload, FIN not counted.
+    pub seq: u64,
+    /// See `seq`.
+    pub end: u64,
+    /// Its ACK.
+    pub ack: u64,
+    /// A conforming receiver takes notice of it (INV-25); of G's segments that is not asked.
+    pub counts: bool,
+}
 
 /// A frame on its way out, in the flow's terms.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +41,12 @@ pub struct Out<'a> {
     pub to: Side,
     /// The host made or edited it; else it came out as it went in.
     pub gated: bool,
+    /// It may have been made before, and have waited for the guest's ring.
+    pub waited: bool,
+    /// Checksum and segmentation state; of captures it is made up.
+    pub hdr: VirtioNetHdr,
+    /// The frame.
+    pub bytes: &'a [u8],
     /// Its IP header.
     pub ip: &'a Ip,
     /// Its TCP header.
@@ -48,6 +78,19 @@ impl Out<'_> {
         let extended = self.ip.version == IpVersion::V6
             && self.ip.payload_offset - self.ip.header_offset > V6_HEADER;
         extended || !self.tcp.options.understood() || self.tcp.flags.contains(TcpFlags::URG)
+    }
+
+    /// Bytes for G that the host held, and not an octet that only asks for an answer.
+    #[must_use]
+    pub fn is_stored(&self) -> bool {
+        self.gated && self.to == Side::G && self.tcp.payload_len > 1 && !self.is_verbatim()
+    }
+
+    /// An ACK and nothing else.
+    #[must_use]
+    pub fn is_pure(&self) -> bool {
+        let flags = TcpFlags::FIN | TcpFlags::RST | TcpFlags::SYN;
+        self.tcp.payload_len == 0 && self.tcp.flags.ack() && !self.tcp.flags.intersects(flags)
     }
 
     /// Data from the store that was sent before.

@@ -93,7 +93,9 @@ impl Happening {
             Event::Offload(_, true) => 8,
             Event::Crashed => 9,
             // A daemon that is back knows of no flow; one that was killed meets an RST.
-            Event::Restarted { .. } | Event::Killed(..) | Event::Healed => return None,
+            Event::Restarted { .. } | Event::Killed(..) | Event::DriverBack(_) | Event::Healed => {
+                return None;
+            }
         };
         Some(Self(OTHERS + row))
     }

@@ -34,6 +34,23 @@ pub(super) struct Route {
     dst_port: u16,
     /// With a destination options header.
     pub(super) extension: bool,
+    pub(super) look: Look,
+}
+
+/// What the IP headers of a connection look like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    pub(super) ttl: u8,
+    /// Six bits.
+    pub(super) dscp: u8,
+    /// Flow label, of IPv6.
+    pub(super) label: u32,
+}
+
+impl Default for Look {
+    fn default() -> Self {
+        Self { ttl: TTL, dscp: 0, label: 0 }
+    }
 }
 
 impl Route {
@@ -55,6 +72,7 @@ impl Route {
             src_port: key.own_port,
             dst_port: key.peer_port,
             extension: false,
+            look: Look::default(),
         }
     }
 
@@ -164,14 +182,15 @@ impl Segment<'_> {
     }
 
     fn put_ip(&self, route: &Route, h: &mut [u8], tcp_len: usize) {
-        let tos = if self.ect { ECT } else { 0 };
+        let Look { ttl, dscp, label } = route.look;
+        let tos = dscp << 2 | if self.ect { ECT } else { 0 };
         match route.version {
             IpVersion::V4 => {
                 let len = u16::try_from(h.len() + tcp_len).expect("at most 64 KiB");
                 h[..2].copy_from_slice(&[0x45, tos]);
                 h[2..4].copy_from_slice(&len.to_be_bytes());
                 h[4..6].copy_from_slice(&self.id.to_be_bytes());
-                h[6..10].copy_from_slice(&[0x40, 0, TTL, PROTOCOL_TCP]); // DF
+                h[6..10].copy_from_slice(&[0x40, 0, ttl, PROTOCOL_TCP]); // DF
                 h[12..16].copy_from_slice(&route.src.v4_bytes());
                 h[16..20].copy_from_slice(&route.dst.v4_bytes());
                 let check = written(&Sum16BitWords::new().add_slice(h));
@@ -179,9 +198,10 @@ impl Segment<'_> {
             }
             IpVersion::V6 => {
                 let len = u16::try_from(h.len() - 40 + tcp_len).expect("at most 64 KiB");
-                h[..2].copy_from_slice(&[0x60 | tos >> 4, tos << 4]);
+                let word = 6 << 28 | u32::from(tos) << 20 | label;
+                h[..4].copy_from_slice(&word.to_be_bytes());
                 h[4..6].copy_from_slice(&len.to_be_bytes());
-                h[6..8].copy_from_slice(&[PROTOCOL_TCP, TTL]);
+                h[6..8].copy_from_slice(&[PROTOCOL_TCP, ttl]);
                 h[8..24].copy_from_slice(&route.src.0);
                 h[24..40].copy_from_slice(&route.dst.0);
                 if route.extension {

@@ -14,9 +14,14 @@
 //! | INV-17 | if offload was off all the time ([`Options::offload`]): nothing may change |
 //! | INV-19 | no answer for a guest of which nothing was heard for minutes |
 //! | INV-21 | no RST to G before bytes that R was promised |
+//! | ECHO, DUPLICATES, ODD-ACKS | as in a simulated run |
+//! | FIELDS | the same, but for pushes, lengths and virtio headers |
+//! | WINDOW | that the edge moves by segments |
 //! | INV-22 | a right checksum or a right beginning of one: which, no capture says |
 //!
-//! INV-03, 06 and 20 are about what the host holds: no capture shows that. Nor does one say what
+//! INV-03, 06 and 20 are about what the host holds: no capture shows that. PROMPT-ACK, RECOVERY
+//! and ECONOMY need to know when a flow is with offload and what a guest has seen of its
+//! ring: of that too captures say nothing. Nor does one say what
 //! became of applications (the ends of INV-01, 02, 18), when a daemon died or an operator spoke
 //! (most of INV-21), and what was forged.
 //!
@@ -44,7 +49,7 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::check::history::{BASE, History, Side};
 use crate::check::out::Out;
-use crate::check::{FlowName, Tap, Tapped, Violation, check_out, fingerprint, inv22};
+use crate::check::{FlowName, Tap, Tapped, Violation, check_out, fingerprint, inv22, note_segment};
 use crate::wire::{
     F_NEEDS_CSUM, Ip, IpAddr16, L4, Net, PROTOCOL_TCP, Packet, Seq, Tcp, TcpFlags, TcpOptions,
     ipv4_header_ok, pseudo_header, tcp_checksum_ok, unfinished,
@@ -297,7 +302,8 @@ impl Flow {
         }
         let isn = h.end(Side::G).isn;
         let at = h.unwrap(s.from, s.tcp.seq, h.end(s.from).end);
-        h.on_in(s.at, s.from, s.ip, s.tcp, print);
+        h.on_in(&s.tapped(false), s.from, s.ip, s.tcp, print);
+        note_segment(h, s.at, s.from, (s.ip, s.tcp));
         let g = h.end(Side::G);
         h.shrinks |= h.is_open() && g.edge + (1 << h.shift(Side::G)) <= g.edge_max;
         if s.tcp.flags.syn() {
@@ -342,7 +348,7 @@ impl Flow {
         let gated = owes || unchanged.is_none() && !self.is_piece(s);
         let h = &mut self.history;
         h.cramped_at = s.at; // nobody knows what budget was left
-        let o = h.out(s.at, to, gated, s.ip, s.tcp, s.payload());
+        let o = h.out(&s.tapped(false), to, gated, s.ip, s.tcp);
         let result = judge(h, &o, s, heard).and_then(|()| self.compare(&o));
         self.history.on_out(&o);
         if to == Side::G && self.history.is_open() {
@@ -429,7 +435,7 @@ impl<'a> Seen<'a> {
         };
         let (at, packet) = (self.at, Some(self.packet));
         let tap = if self.is_input { Tap::FromNet } else { Tap::ToNet }; // nobody looks at it
-        Tapped { at, host: 0, tap, hdr, bytes: self.bytes, packet, forged: false }
+        Tapped { at, host: 0, tap, hdr, bytes: self.bytes, packet, forged: false, waited: true }
     }
 }
 

@@ -237,6 +237,7 @@ impl World<'_> {
             return Ok(());
         }
         self.nodes[i].link_up = true;
+        self.event(Seen::DriverBack(guest));
         self.set_features(engines, i, true);
         self.command(engines, guest, |_, _, _| {})?;
         self.wake_node(i);

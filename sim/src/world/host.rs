@@ -425,12 +425,12 @@ impl World<'_> {
             self.nodes[g].host_waits = true;
             return Ok(());
         }
-        self.put_into_ring(h, g, frame)
+        self.put_into_ring(h, g, frame, false)
     }
 
-    fn put_into_ring(&mut self, h: u8, g: usize, frame: Frame) -> Result<(), Stop> {
+    fn put_into_ring(&mut self, h: u8, g: usize, frame: Frame, waited: bool) -> Result<(), Stop> {
         let tap = Tap::ToGuest(u16::try_from(g).unwrap_or(u16::MAX));
-        self.tap(h, tap, frame.hdr, &frame.bytes, false)?;
+        self.tap(h, tap, frame.hdr, &frame.bytes, waited)?;
         let (len, room) = (frame.bytes.len(), self.nodes[g].room());
         let fits = self.nodes[g].push(frame);
         assert!(fits, "a frame of {len} bytes for a ring with room for {room}");
@@ -453,7 +453,7 @@ impl World<'_> {
                 }
                 let frame = backlog.pop_front().unwrap_or_default();
                 frames += 1;
-                self.put_into_ring(h, g, frame)?;
+                self.put_into_ring(h, g, frame, true)?;
             }
             let behind = !self.hosts[usize::from(h)].backlogs[g].is_empty();
             let room = if behind { FULL_FRAME } else { self.nodes[g].room().min(FRAME_BYTES_MAX) };

@@ -392,14 +392,15 @@ impl<'r> World<'r> {
         }
     }
 
-    /// A frame passes a tap: everybody who watches is told.
+    /// A frame passes a tap: everybody who watches is told. `marked`: it was forged, or, for a
+    /// guest, waited for its ring.
     fn tap(
         &mut self,
         host: u8,
         tap: Tap,
         hdr: VirtioNetHdr,
         bytes: &[u8],
-        forged: bool,
+        marked: bool,
     ) -> Result<(), Stop> {
         self.frames += 1;
         self.last_frame_at = self.now;
@@ -421,8 +422,10 @@ impl<'r> World<'r> {
             return Ok(());
         }
         let packet = Packet::parse(bytes).ok();
-        let tapped =
-            Tapped { at: self.now, host, tap, hdr, bytes, packet: packet.as_ref(), forged };
+        let to_guest = matches!(tap, Tap::ToGuest(_));
+        let (forged, waited) = (marked && !to_guest, marked && to_guest);
+        let (at, parsed) = (self.now, packet.as_ref());
+        let tapped = Tapped { at, host, tap, hdr, bytes, packet: parsed, forged, waited };
         if let Some(recorder) = &mut self.recorder {
             recorder.frame(&tapped);
         }

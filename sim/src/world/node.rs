@@ -293,6 +293,9 @@ impl World<'_> {
             node.stack.handle_timeout(now);
         }
         let is_guest = matches!(node.machine, Machine::Guest(_));
+        if let (Machine::Guest(guest), Some(observer)) = (node.machine, &mut self.observer) {
+            observer.on_seen(now, guest, handled);
+        }
         let room_at_host = is_guest && handled > 0 && node.host_waits;
         let mut sent = Vec::new();
         let free = if is_guest { TRANSMIT_SLOTS.saturating_sub(node.tx.len()) } else { usize::MAX };

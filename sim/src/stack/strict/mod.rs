@@ -31,7 +31,7 @@ pub use self::complaints::MAYBE_NETWORK;
 use self::conn::{Conn, Habits};
 use super::Complaint;
 use super::address::{Address, Key};
-use super::emit::{Route, Segment};
+use super::emit::{Look, Route, Segment};
 use super::neighbor;
 use super::shell::{Ends, Tcp};
 use crate::frame::Frame;
@@ -48,6 +48,7 @@ pub(super) struct Strict {
     address: Address,
     mtu: u16,
     random: Random,
+    looks: Random,
     shared: Shared,
     shrinking: bool,
     /// Connections made with ports that others had before.
@@ -84,6 +85,7 @@ impl Strict {
             address: machine.address(),
             mtu,
             random: Random::new(seed, "strict"),
+            looks: Random::new(seed, "looks"),
             shared,
             shrinking: false,
             reused: 0,
@@ -108,8 +110,21 @@ impl Strict {
             expected: ends.expected,
         };
         let mut route = Route::new(&self.address, &ends.key(), ends.peer.address().mac);
+        route.look = self.look();
         route.extension = ends.v6 && self.plan.quirks.extension_header;
         Conn::new(now, &self.plan, route, habits, self.mtu)
+    }
+
+    /// A third of all connections look as most do; the others differ.
+    fn look(&mut self) -> Look {
+        if self.looks.percent(33) {
+            return Look::default();
+        }
+        Look {
+            ttl: self.looks.pick(&[32, 64, 128, 255]),
+            dscp: u8::try_from(self.looks.below(64)).unwrap_or(0),
+            label: u32::try_from(self.looks.below(1 << 20)).unwrap_or(0),
+        }
     }
 
     /// A segment for no connection is answered by an RST (RFC 9293 section 3.10.7.1).

@@ -1,0 +1,75 @@
+//! ECHO: what one end says of the other's clock and of congestion reaches it as it was said.
+//!
+//! Toward R the timestamp echoed is TS.Recent exactly (RFC 7323 section 4.3; INV-09 says it is not
+//! newer, this that it is not older). Toward G stored bytes carry the newest TSecr and ECE of R,
+//! or G's round trips would be those of the first segment, and its window would not be reduced.
+
+use super::Ensure;
+use super::history::{History, Side};
+use super::out::{In, Out};
+use crate::wire::{Seq, TcpFlags};
+
+/// What was said last.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Echoes {
+    /// TS.Recent, as far as it is certain.
+    recent: Option<u32>,
+    /// TSecr and ECE of R's newest segment, if that certainly counted.
+    from_net: Option<(Option<u32>, bool)>,
+}
+
+pub(super) fn on_in(h: &mut History, s: &In<'_>) {
+    if s.from == Side::G || !s.tcp.flags.ack() {
+        return;
+    }
+    let (r, g) = (h.end(Side::R), h.end(Side::G));
+    // R's FIN once more is a duplicate to the host, though R was not told.
+    let empty = s.end == s.seq && s.seq == r.ack_to && !s.tcp.flags.fin();
+    let new = s.end > r.ack_to || empty;
+    let in_window = s.seq <= r.edge_to && s.end <= r.edge_to && !r.reset;
+    let heard = s.ack == r.acked && s.ack <= g.end;
+    // A probe may not be answered for a guest that is long silent (INV-19).
+    let sure = s.counts
+        && new
+        && s.tcp.payload_len != 1
+        && in_window
+        && heard
+        && s.tcp.options.understood();
+    let clocks = s.tcp.options.timestamps;
+    let ack_to = r.ack_to;
+    let echoes = &mut h.quality.echoes;
+    echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece()));
+    if let Some(ts) = clocks.filter(|_| sure && s.seq <= ack_to)
+        && echoes.recent.is_none_or(|before| Seq(ts.tsval).ge(Seq(before)))
+    {
+        echoes.recent = Some(ts.tsval);
+    }
+}
+
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let other = TcpFlags::SYN | TcpFlags::RST;
+    let on = h.was_on && h.is_on() && !h.interrupted && !h.past && h.is_open();
+    if !o.gated || !on || o.tcp.flags.intersects(other) {
+        return Ok(());
+    }
+    let echoes = &h.quality.echoes;
+    let echoed = o.tcp.options.timestamps.filter(|_| h.timestamps()).map(|ts| ts.tsecr);
+    if o.to == Side::R {
+        return match (echoed, echoes.recent) {
+            (Some(ts), Some(recent)) if Seq(ts).lt(Seq(recent)) => {
+                Err(format!("echo of {ts} to R, {recent} is due"))
+            }
+            _ => Ok(()),
+        };
+    }
+    let Some((ts, ece)) = echoes.from_net.filter(|_| o.is_stored() && !o.waited) else {
+        return Ok(());
+    };
+    if echoed.is_some() && ts.is_some() && echoed != ts {
+        return Err(format!("echo of {echoed:?} to G, R said {ts:?}"));
+    }
+    if h.ecn && ece != o.tcp.flags.ece() {
+        return Err(format!("ECE of R is {ece}, toward G it is {}", !ece));
+    }
+    Ok(())
+}

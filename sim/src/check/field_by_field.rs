@@ -1,0 +1,155 @@
+//! FIELDS: what the host does not answer for itself goes through field by field.
+//!
+//! TTL, DSCP and flow label are ones that the sender's segments came with.
+//!
+//! Toward R (EMIT-R, COM-15): a segment of G with data leaves with the header G wrote, but for ACK,
+//! window, echoed timestamps, ECE and SACK blocks: VLAN tags, TTL, DSCP, ECN, flow label, PSH, CWR,
+//! URG, options and identification are G's.
+//!
+//! Toward G (EMIT-G): the last byte there is is pushed (SNOOP-12); no segment is longer than G's
+//! MSS and its port's MTU allow (COM-20), and the virtio header says exactly what it is (COM-16,
+//! COM-17).
+//!
+//! Of two captures the last of these are not judged: they do not have virtio headers, nor say how
+//! much the host held when it made a segment.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use super::Ensure;
+use super::history::{History, Side};
+use super::out::{In, Out};
+use crate::wire::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, Ip, IpVersion, Tcp, TcpFlags};
+
+/// Headers of G that are remembered: a capture has all of a turn before what left in it.
+const REMEMBERED: usize = 256;
+/// The shortest MSS that is kept to: 88 bytes, as Linux (`TCP_MIN_MSS`).
+const MSS_MIN: u32 = 88;
+/// Bytes of a TCP header without options.
+const TCP: u32 = 20;
+
+/// Place and length of a segment of G, and its header.
+type Written = (u64, u32, Vec<u8>);
+
+/// See the module doc.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Fields {
+    /// TTL, DSCP and flow label of what R and G sent.
+    network: [BTreeSet<(u8, u8, u32)>; 2],
+    /// Headers of G's segments with data, newest last, without what the host may change.
+    from_guest: VecDeque<Written>,
+}
+
+impl Fields {
+    /// A whole packet came from `from`, or from somebody who says so.
+    pub(super) fn note_network(&mut self, from: Side, ip: &Ip) {
+        let (fields, known) = (layer3(ip), &mut self.network[from as usize]);
+        if !known.contains(&fields) {
+            known.insert(fields);
+        }
+    }
+}
+
+/// TTL, DSCP and flow label.
+fn layer3(ip: &Ip) -> (u8, u8, u32) {
+    (ip.ttl, ip.tos >> 2, ip.flow_label)
+}
+
+pub(super) fn on_in(h: &mut History, s: &In<'_>) {
+    if s.from == Side::G && (s.tcp.payload_len > 0 || s.tcp.flags.fin()) {
+        let headers = &mut h.quality.fields.from_guest;
+        if headers.len() == REMEMBERED {
+            headers.pop_front();
+        }
+        headers.push_back((s.seq, s.tcp.payload_len, kept(s.bytes, s.ip, s.tcp)));
+    }
+}
+
+pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let other = TcpFlags::SYN | TcpFlags::RST;
+    let made = o.gated && h.is_open() && h.was_on && !h.interrupted;
+    if !made || o.tcp.flags.intersects(other) {
+        return Ok(());
+    }
+    let fields = layer3(o.ip);
+    if o.ip.ttl == 0 || !h.quality.fields.network[o.to.other() as usize].contains(&fields) {
+        let (ttl, dscp, label) = fields;
+        return Err(format!("to {:?}: TTL {ttl}, DSCP {dscp}, label {label}", o.to));
+    }
+    match o.to {
+        Side::R => to_net(h, o),
+        Side::G => to_guest(h, o),
+    }
+}
+
+fn to_net(h: &History, o: &Out<'_>) -> Ensure {
+    if o.tcp.payload_len == 0 && !o.tcp.flags.fin() {
+        return Ok(());
+    }
+    let header = kept(o.bytes, o.ip, o.tcp);
+    let same = |w: &&Written| (w.0, w.1) == (o.seq, o.tcp.payload_len);
+    let mut written = h.quality.fields.from_guest.iter().rev().filter(same).peekable();
+    // A host may cut a super-segment before it is captured.
+    let unknown = h.offline && written.peek().is_none();
+    match unknown || written.any(|w| w.2 == header) {
+        true => Ok(()),
+        false => Err("a segment to R with another header than G wrote".to_owned()),
+    }
+}
+
+fn to_guest(h: &History, o: &Out<'_>) -> Ensure {
+    if !o.is_stored() || h.offline {
+        return Ok(());
+    }
+    if o.end == h.in_order() && !o.tcp.flags.contains(TcpFlags::PSH) {
+        return Err("the last byte there is was not pushed".to_owned());
+    }
+    sizes(h, o)
+}
+
+/// Length of a segment, and what the virtio header says of it.
+fn sizes(h: &History, o: &Out<'_>) -> Ensure {
+    let (hdr, v4) = (o.hdr, o.ip.version == IpVersion::V4);
+    let (ip, default_mss, family) = if v4 { (20, 536, GSO_TCPV4) } else { (40, 1220, GSO_TCPV6) };
+    let header = o.tcp.payload_offset;
+    if hdr.is_gso() && hdr.gso_type & !GSO_ECN != family {
+        return Err("a super-segment of the wrong family".to_owned());
+    }
+    if hdr.needs_csum() && hdr.hdr_len != 0 && u32::from(hdr.hdr_len) != header {
+        return Err(format!("hdr_len {} for {header} bytes of headers", hdr.hdr_len));
+    }
+    let options = header - u32::from(o.ip.payload_offset) - TCP;
+    let mss = h.end(Side::G).offer.mss.map_or(default_mss, u32::from);
+    let by_mtu = h.mtu.map_or(u32::MAX, |mtu| u32::from(mtu).saturating_sub(ip + TCP));
+    let most = mss.min(by_mtu).max(MSS_MIN) - options;
+    let segment = if hdr.is_gso() { hdr.gso_size.into() } else { o.tcp.payload_len };
+    if segment > most {
+        return Err(format!("{segment} bytes in a segment for G, which takes {most}"));
+    }
+    Ok(())
+}
+
+/// The header without ACK, window, checksum, ECE, timestamps and SACK blocks, and without the MACs,
+/// which are the next hop's.
+fn kept(bytes: &[u8], ip: &Ip, tcp: &Tcp) -> Vec<u8> {
+    let mut header = bytes[12..tcp.payload_offset as usize].to_vec();
+    let at = usize::from(ip.payload_offset) - 12;
+    header[at + 8..at + 12].fill(0);
+    header[at + 13] &= !TcpFlags::ECE.0.to_be_bytes()[1];
+    header[at + 14..at + 18].fill(0);
+    let mut at = at + TCP as usize;
+    loop {
+        let kind_and_len = (header.get(at).copied(), header.get(at + 1).copied());
+        let (kind, len) = match kind_and_len {
+            (Some(1), _) => (1, 1),
+            (Some(kind), Some(len)) if kind != 0 && len >= 2 => (kind, usize::from(len)),
+            _ => return header,
+        };
+        let Some(option) = header.get_mut(at..at + len) else { return header };
+        match kind {
+            5 => option.fill(1), // as NOPs
+            8 => option[2..].fill(0),
+            _ => {}
+        }
+        at += len;
+    }
+}
