@@ -465,7 +465,7 @@ mod tests {
         let found = |round_trip_ms, rate_mbit_s| Measured { round_trip_ms, rate_mbit_s };
         assert!(judge(Link::Metro, found(10.1, 990.0)).is_ok());
         assert!(judge(Link::Lan, found(0.2, 4000.0)).is_ok(), "a slow machine");
-        for bad in [found(9.4, 940.0), found(10.8, 940.0), found(10.1, 880.0), found(10.1, 1000.0)]
+        for bad in [found(9.4, 990.0), found(10.8, 990.0), found(10.1, 940.0), found(10.1, 1060.0)]
         {
             assert!(judge(Link::Metro, bad).is_err(), "{bad:?}");
         }

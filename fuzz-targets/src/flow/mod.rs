@@ -365,12 +365,15 @@ impl<'m, 's> World<'m, 's> {
         let ecn = if how.ecn { [ECE | CWR, ECE] } else { [0, 0] };
         let steps = usize::from(how.cut % 8 + 1).min(3);
         for (step, from) in [client, server, client].into_iter().enumerate().take(steps) {
+            let mut old = None;
             if from == G && step < 2 {
-                // From here on the old connection is nobody's.
-                self.s.conns[n].model = Model::new(isn, agreed);
+                // From here on the old connection is nobody's, unless it outlives the SYN-ACK.
+                let model = &mut self.s.conns[n].model;
+                old = Some(std::mem::replace(model, Model::new(isn, agreed)));
                 for side in [R, G] {
                     let clock = self.clock(side);
                     self.s.conns[n].model.tsvals[side].insert(clock);
+                    old.iter_mut().for_each(|model| _ = model.tsvals[side].insert(clock));
                 }
             }
             if step == 2 {
@@ -388,6 +391,13 @@ impl<'m, 's> World<'m, 's> {
                 };
                 self.s.conns[n].model.shakes = true;
                 self.takes_in(from, n, &segment);
+                let is = self.engine.find_flow(&self.key(n)).map(|flow| flow.tx.isn);
+                if is.is_some()
+                    && is == there
+                    && let Some(old) = old
+                {
+                    self.s.conns[n].model = old;
+                }
                 self.s.conns[n].model.shakes = false;
                 self.transmits();
             }
