@@ -1,7 +1,7 @@
 //! ECONOMY (SNOOP-29): G is not given more again than its twin would be. A remote whose timer ran
 //! out sends what is first, and the rest as G acknowledges (RFC 5681 section 3.1): what G never
-//! asked for is not offered again by more than [`BYTES_MAX`] before G says anything. What G asks for
-//! by duplicates or SACK may be as much as it lost, and a new ring has lost all of it.
+//! asked for is not offered again by more than [`BYTES_MAX`] before G says anything. What G asks
+//! for by duplicates or SACK may be as much as it lost, and a new ring has lost all of it.
 
 use super::Ensure;
 use super::history::{History, Side};
