@@ -276,7 +276,7 @@ impl<'m> Engine<'m> {
     /// delivered to it so far, and nothing of that still waits outside its ring.
     ///
     /// Call on every kick from it, when its `used_event` or `avail.idx` moved, and for ports with
-    /// unseen deliveries before [`Self::handle_timeout`] (running time, spec section 1).
+    /// unseen deliveries before [`Self::handle_timeout`] (running time).
     pub fn handle_guest_progress(&mut self, now: Instant, port: PortId, drained: bool) {
         if let Some(p) = self.port_mut(port) {
             p.vm.clock.on_progress(now, drained);

@@ -1,4 +1,4 @@
-//! Every bound in one place, with its arithmetic (INV-06, INV-20, LIFE-01, spec section 12).
+//! Every bound in one place, with its arithmetic (INV-06, INV-20, LIFE-01).
 //!
 //! A bound that a guest or a remote can push against is a number here, never "as much as fits".
 
@@ -11,7 +11,7 @@ use crate::time::Duration;
 /// 16 KiB holds eleven 1448-byte segments or a quarter of a 64 KiB super-segment; a window of n
 /// bytes at any alignment wastes less than two pages.
 pub const PAGE: usize = 16 * 1024;
-/// The smallest window a flow with ack offload has, reserved for it (spec section 12).
+/// The smallest window a flow with ack offload has, reserved for it (SNOOP-09).
 pub const FLOW_BUFFER_MIN: u64 = 64 * 1024;
 /// What a flow starts with if the VM's budget allows (SNOOP-39).
 pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
@@ -83,7 +83,7 @@ pub const FLOW_BYTES_IDLE: usize =
 /// A flow with ack offload and promises: the same and its record, besides its pages.
 pub const FLOW_BYTES_ACTIVE: usize = FLOW_BYTES_IDLE + FLOW_RECORD_BYTES;
 
-// --- Times (spec section 12) -------------------------------------------------------------------
+// --- Times -------------------------------------------------------------------------------------
 
 /// Challenge and odd ACKs: at most one per flow in this time (COM-31).
 pub const ODD_ACK_INTERVAL: Duration = Duration::from_millis(500);

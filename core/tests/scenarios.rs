@@ -1,4 +1,4 @@
-//! The two-sided packet scenarios of the specification (section 11.4), one test each, by its ID.
+//! The two-sided packet scenarios of `docs/spec.md`, one test each, by its ID.
 //!
 //! Left out: those about congestion offload alone (S-16, S-18, S-19, S-35, S-36) and migration
 //! (S-34). S-17, S-20 and S-21 are here in the form they take without it.

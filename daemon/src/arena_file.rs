@@ -1,4 +1,4 @@
-//! The file that holds the store, so that promises survive the process that made them (DESIGN D4).
+//! The file that holds the store, so that promises survive the process that made them (LIFE-09).
 //!
 //! The file at `daemon.arena` is always a whole arena or empty: another layout, as after a change
 //! of budgets, is made beside it and renamed over it. Its flock is held for as long as the daemon

@@ -5,7 +5,7 @@ use core::hash::{Hash, Hasher};
 
 use crate::wire::packet::{Eth, Ip, IpAddr16, IpVersion, Tcp};
 
-/// The identity of a flow, seen from its guest port (spec section 1).
+/// The identity of a flow, seen from its guest port.
 ///
 /// The port is part of the key: between two VMs on one host the same addresses and ports are two
 /// flows, one per guest.

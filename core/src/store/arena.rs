@@ -1,4 +1,4 @@
-//! One piece of memory for everything that must survive a crash (DESIGN D4, LIFE-09).
+//! One piece of memory for everything that must survive a crash (LIFE-09).
 //!
 //! # Primer
 //!

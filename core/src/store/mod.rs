@@ -1,4 +1,4 @@
-//! Where promised bytes live: one arena of pages that survives the process (DESIGN D4).
+//! Where promised bytes live: one arena of pages that survives the process (LIFE-09).
 
 pub mod arena;
 pub mod flow_store;

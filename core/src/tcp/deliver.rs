@@ -1,4 +1,5 @@
-//! Bytes for G: what of the store goes out next, and its loss recovery (SNOOP-14, 15, 27 to 32).
+//! Bytes for G: what of the store goes out next, and its loss recovery (SNOOP-14, SNOOP-15,
+//! SNOOP-27 to SNOOP-32).
 //!
 //! There is no congestion window here: the path to G is a ring. What limits delivery is G's own
 //! window, the ring's room and, per frame, what the driver can take.
@@ -242,7 +243,8 @@ impl Flow {
         d
     }
 
-    /// The guest timer ran out: G had its time and did not move (SNOOP-29, 31, 32, 42).
+    /// The guest timer ran out: G had its time and did not move (SNOOP-29, SNOOP-31, SNOOP-32,
+    /// SNOOP-42).
     pub(crate) fn on_guest_timeout(&mut self, cx: &mut Cx<'_, '_>) {
         let running = cx.vm.clock.now(cx.now);
         let stuck = running.since(self.deadlines.stuck_since.min(running));

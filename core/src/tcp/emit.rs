@@ -1,7 +1,7 @@
-//! The emission gates (tcp-spec 3.4): every packet of an `On` or `Drain` flow passes one.
+//! The emission gates: every packet of an `On` or `Drain` flow passes one.
 //!
 //! EMIT-R makes what leaves for R consistent with what H has promised; EMIT-G makes what reaches G
-//! look like one remote endpoint. The tables of the spec are normative; K-01 to K-06 say why.
+//! look like one remote endpoint. `docs/spec.md` has a table of each; K-01 to K-06 say why.
 
 use crate::engine::PortId;
 use crate::tcp::flow::Flow;

@@ -1,8 +1,8 @@
 //! One tracked TCP connection: its variables, its state, and the orders that always hold.
 //!
-//! Names follow `tcp-spec` section 1: R is the remote, H is this host, G is the guest. All sequence
-//! numbers are unwrapped to 64 bits (COM-01) and start above 2^32, so that subtraction of a window
-//! can never underflow.
+//! R is the remote, H is this host, G is the guest; `docs/spec.md` has a drawing of the variables
+//! and one of the states. All sequence numbers are unwrapped to 64 bits (COM-01) and start above
+//! 2^32, so that subtraction of a window can never underflow.
 
 use crate::flow::table::Class;
 use crate::limits::L2_MAX;
@@ -17,7 +17,7 @@ use crate::wire::seq::Seq;
 /// "No such sequence number": above anything 64-bit unwrapping can reach.
 pub const NONE: u64 = u64::MAX;
 
-/// Where the connection stands (spec section 1).
+/// Where the connection stands.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum State {
     /// Handshake observed, options being learned.
@@ -56,7 +56,8 @@ impl State {
 pub enum Why {
     /// Nothing stands against it.
     Nothing,
-    /// An option outside the whitelist: MPTCP, MD5, AO, AccECN, unknown (COM-05, SNOOP-20 to 23).
+    /// An option outside the whitelist: MPTCP, MD5, AO, AccECN, unknown.
+    /// COM-05, SNOOP-20 to SNOOP-23.
     Options,
     /// SYN copies disagree, or a simultaneous open (COM-24, COM-25).
     Ambiguous,
@@ -121,7 +122,7 @@ pub struct Negotiated {
     pub ecn: bool,
     /// Largest segment payload G takes, timestamps already subtracted.
     pub mss_to_guest: u16,
-    /// Largest segment payload R takes, the unit of SNOOP-08's window updates.
+    /// Largest segment payload R takes, for the record.
     pub mss_to_net: u16,
 }
 
@@ -543,7 +544,7 @@ impl Flow {
         (self.state != was || was == State::Abort).then(|| self.class())
     }
 
-    /// The RX half may be taken out of the path without anyone noticing (spec section 1).
+    /// The RX half may be taken out of the path without anyone noticing.
     #[must_use]
     pub fn quiescent(&self) -> bool {
         if !matches!(self.state, State::On | State::Drain) {
@@ -553,7 +554,7 @@ impl Flow {
         self.owes_nothing() && self.ooo.is_empty() && (closed || self.rx.g_re >= self.rx.re)
     }
 
-    /// The orders of spec section 1; called after every event in debug builds.
+    /// The orders that always hold; called after every event in debug builds.
     pub(crate) fn assert_order(&self) {
         let rx = &self.rx;
         if !matches!(self.state, State::On | State::Drain) {

@@ -1,4 +1,5 @@
-//! Segments from G: its ACKs are input, its data passes EMIT-R (tcp-spec 4.3, SNOOP-24 to 32).
+//! Segments from G: its ACKs are input, its data passes EMIT-R.
+//! SNOOP-24 to SNOOP-32.
 
 use crate::limits;
 use crate::tcp::flow::{Flow, Losses, NONE, Recovery, State, Why};

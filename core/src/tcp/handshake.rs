@@ -1,4 +1,4 @@
-//! Learning a connection from its handshake (tcp-spec 3.3, COM-20 to COM-29).
+//! Learning a connection from its handshake (COM-20 to COM-29).
 //!
 //! R's SYN only leaves a record in the SYN cache; a [`Flow`] exists from G's SYN or SYN-ACK on.
 //! Anything that is not understood exactly means PASS for life.

@@ -1,4 +1,4 @@
-//! Entering and leaving the offload: go-ON, leave, abort (tcp-spec sections 1 and 6).
+//! Entering and leaving the offload: go-ON, leave, abort, park.
 
 use crate::limits;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
@@ -220,7 +220,7 @@ impl Flow {
     }
 
     /// Brings the record up to date. The payload is in the store; what H made of the event leaves
-    /// only when it is polled, so this lies between the two (D4: payload, commit record, ACK).
+    /// only when it is polled, so this lies between the two (INV-03: payload, commit record, ACK).
     pub(crate) fn commit(&self, cx: &mut Cx<'_, '_>) {
         let Some(rec) = self.rec else { return };
         let progress = Progress {

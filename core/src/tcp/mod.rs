@@ -1,6 +1,6 @@
 //! Ack offload: H is the TCP receiver for what R sends and a sender to G inside the host.
 //!
-//! Read first: `tcp-spec` sections 1, 2, 3.4 and 4, RFC 9293 section 3.10.7.4, RFC 5961, RFC 7323.
+//! Read first: `docs/spec.md`, RFC 9293 section 3.10.7.4, RFC 5961, RFC 7323.
 //!
 //! # Theory of operation
 //!

@@ -1,5 +1,5 @@
 //! Segments from R: accepted as strictly as G's kernel would, stored, acknowledged
-//! (tcp-spec 4.1, 4.2, 4.4; the order is that of SNOOP-01 and the pseudo-code of 4.5).
+//! (SNOOP-01 to SNOOP-19, SNOOP-35 to SNOOP-37; the order is that of SNOOP-01).
 
 use crate::drops::DropReason;
 use crate::limits;
@@ -251,7 +251,7 @@ impl Flow {
         Fate::Drop(DropReason::BadRst)
     }
 
-    /// Everything that lies outside the window or brings nothing new (SNOOP-02, 11, 35 to 37).
+    /// Lies outside the window or brings nothing new (SNOOP-02, SNOOP-11, SNOOP-35 to SNOOP-37).
     fn out_of_window(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>, r: Range) -> Option<Fate> {
         let tcp = f.tcp;
         let fin_recorded = self.fin_r().is_some();
@@ -302,7 +302,8 @@ impl Flow {
         None
     }
 
-    /// R asks whether anybody is there: keepalive, or probe of a closed window (SNOOP-35, 36).
+    /// R asks whether anybody is there: keepalive, or probe of a closed window (SNOOP-35,
+    /// SNOOP-36).
     fn on_keepalive_from_net(&mut self, cx: &mut Cx<'_, '_>, f: &mut Frame<'_>) -> Fate {
         let shut = self.window_shut();
         let patience = if shut { limits::T_PAUSED } else { limits::T_ALIVE };

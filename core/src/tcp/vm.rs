@@ -14,7 +14,7 @@ const CREDIT_MAX: Duration = Duration::from_millis(10);
 /// Refusals remembered per VM.
 const REFUSED_MAX: usize = 64;
 
-/// The clock that only runs while the guest does (tcp-spec section 1, "running time").
+/// The clock that only runs while the guest does ("running time" in `docs/spec.md`).
 ///
 /// An idle guest counts as running: it has seen everything delivered, so nothing keeps it from
 /// answering but itself. A guest with unseen deliveries runs only as far as it shows. What others

@@ -1,4 +1,5 @@
-//! What H promises R: the right edge, and the reservation behind it (SNOOP-08, 09, 33, 34, 39).
+//! What H promises R: the right edge, and the reservation behind it (SNOOP-08, SNOOP-09, SNOOP-33,
+//! SNOOP-34, SNOOP-39).
 //!
 //! We reason in edges, not sizes. Every byte below `re` has a reserved place in the store, so a
 //! conforming R can never send what H cannot take, and INV-05 and INV-06 hold by construction.
@@ -121,9 +122,9 @@ impl Flow {
     /// the round trip, and doubles each time R filled it and G then drained it (SNOOP-39). It grows
     /// by what fits, and only to follow G's window when half of the VM's budget is taken.
     ///
-    /// The first step does not wait until G has proved to be ESTABLISHED. COM-29 would stop at the
-    /// edge of G's SYN-ACK, which is 64 KiB at most, and so make every upload of 100 KB wait for
-    /// G's next time slice. What G has not accepted is held and repeated either way, and a G that
+    /// The first step does not wait until G has proved to be ESTABLISHED (COM-29). To stop at the
+    /// edge of G's SYN-ACK, 64 KiB at most, would make every upload of 100 KB wait for G's next
+    /// time slice. What G has not accepted is held and repeated either way, and a G that
     /// never accepts ends in a reset of both sides; only the amount differs.
     pub(crate) fn maybe_grow_buffer(&mut self, cx: &mut Cx<'_, '_>) {
         if self.state != State::On || self.is_parked() {
@@ -150,7 +151,7 @@ impl Flow {
         }
     }
 
-    /// R must not be shown less than G shows for good (D7): the flow drains, passes and stays so.
+    /// R must not be shown less than G shows for good: the flow drains, passes and stays so.
     /// At once if H can never show as much; else after a whole window of bytes, for only then R may
     /// have wanted more. G has all there is, so that nothing stops while it drains.
     fn let_go_if_short(&mut self, cx: &mut Cx<'_, '_>, shown: u64) {

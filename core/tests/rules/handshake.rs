@@ -290,7 +290,7 @@ fn com_28_the_guest_may_be_the_one_who_opens() {
 
 #[test]
 fn com_29_until_the_guest_answers_no_more_than_the_initial_buffer_is_promised() {
-    // The specification would stop at the edge of G's SYN-ACK; `maybe_grow_buffer` says why not.
+    // Not only up to the edge of G's SYN-ACK; `maybe_grow_buffer` says why.
     let (w, r, g) = Setup::new().established();
     g.stops(0);
     let mut acked = 0;

@@ -7,7 +7,7 @@ use nightporter_core::time::{Duration, Instant};
 /// A sign of life is worth so much running time, if so much has passed since the last.
 const CREDIT: Duration = Duration::from_millis(10);
 
-/// Running time of one guest ("running time" of the specification, section 1): all the time in
+/// Running time of one guest ("running time" in `docs/spec.md`): all the time in
 /// which it has seen everything, and what its signs of life are worth besides.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestClock {

@@ -1,4 +1,4 @@
-//! The invariants of the specification (section 2), one file each, and the rules about time and
+//! The invariants of `docs/spec.md`, one file each, and the rules about time and
 //! quality ([`rule`], `quality`), watching both sides of the port.
 
 mod duplicates;

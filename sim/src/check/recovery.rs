@@ -1,5 +1,5 @@
-//! RECOVERY (SNOOP-14, 27 to 29; LIFE-04): what G lost is offered to it again, in time and not
-//! before.
+//! RECOVERY (SNOOP-14, SNOOP-27 to SNOOP-29, LIFE-04): what G lost is offered to it again, in time
+//! and not before.
 //!
 //! The host stands where a remote without loss or distance would: whatever G asks for it has. With
 //! G's ring empty, so that there is room, and a window that takes it,

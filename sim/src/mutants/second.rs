@@ -400,7 +400,7 @@ mutations! { SECOND:
     "if [[owing != self.flags.owing]] {"
     => "owing && !self.flags.owing";
 
-    "a parked flow keeps its place", "D7", "tcp/lifecycle.rs",
+    "a parked flow keeps its place", "SNOOP-39", "tcp/lifecycle.rs",
     "if [[self.owes_nothing() && self.ooo.is_empty() && self.guest_has_room()]] {"
     => "false";
 

@@ -2,7 +2,7 @@
 //!
 //! `place` is a piece of a source file in which `[[` and `]]` mark what is replaced; it occurs
 //! once.
-//! The first fifteen are those of the specification, section 11.2. Five of them are about
+//! The first fifteen were given with the specification. Five of them are about
 //! congestion offload, which is not there yet: they name what today's code has in their place.
 
 use anyhow::{Context as _, ensure};
