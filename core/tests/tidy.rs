@@ -3,6 +3,7 @@
 //! Three lists below are ratchets: they name what does not yet keep the rule, and may only shrink.
 
 use nightporter_core::drops::DropReason;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ const BANNED: &[(&str, &str)] = &[
     ("state-of-the-art", "give the number and its command"),
     ("production-ready", "say what was tested"),
     ("world-class", "say what was tested"),
+    ("tcp-spec", "name the rule, or docs/spec.md"),
     ("/home/", "paths of one machine do not belong here"),
     ("/root/", "paths of one machine do not belong here"),
 ];
@@ -233,6 +235,80 @@ fn every_drop_reason_is_documented() {
     let rows = DropReason::ALL.iter().map(|r| format!("| `{}` | {} |", r.label(), r.doc().trim()));
     let missing: Vec<String> = rows.filter(|row| !page.contains(row)).collect();
     expect_none("add to docs/drop-reasons.md", &missing);
+}
+
+/// Where the rules of the specification are.
+const SPEC: &str = "docs/spec.md";
+
+/// The rule that `text` begins with, as in `SNOOP-24`: its family and its number.
+fn rule_at(text: &str) -> Option<(&str, u32)> {
+    let family = &text[..text.find(|c: char| !c.is_ascii_uppercase())?];
+    let (number, rest) = text[family.len()..].strip_prefix('-')?.split_at_checked(2)?;
+    let ends = !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+    let digits = number.bytes().all(|b| b.is_ascii_digit());
+    if family.is_empty() || !digits || !ends { None } else { Some((family, number.parse().ok()?)) }
+}
+
+/// The rules that a line cites: by their IDs, all from one to another ("SNOOP-01 to SNOOP-03"), and
+/// in names of tests (`fn snoop_01_...`).
+fn rules_cited(line: &str) -> Vec<String> {
+    let mut cited = Vec::new();
+    let starts = |at: usize| {
+        let before = line[..at].chars().next_back();
+        !before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '-')
+    };
+    for (at, _) in line.char_indices().filter(|(at, _)| starts(*at)) {
+        let Some((family, first)) = rule_at(&line[at..]) else { continue };
+        let behind = &line[at + family.len() + 3..];
+        let range = behind.strip_prefix(" to ").and_then(rule_at).filter(|(f, _)| *f == family);
+        let last = range.map_or(first, |(_, last)| last);
+        cited.extend((first..=last).map(|n| format!("{family}-{n:02}")));
+    }
+    let named = line.trim_start().strip_prefix("fn ").and_then(|name| {
+        let (family, rest) = name.split_once('_')?;
+        let (number, _) = rest.split_once('_')?;
+        let id = format!("{}-{number}", family.to_ascii_uppercase());
+        rule_at(&id).is_some().then_some(id)
+    });
+    cited.extend(named);
+    cited
+}
+
+#[test]
+fn a_rule_is_found_however_it_is_cited() {
+    assert_eq!(rules_cited("(SNOOP-24, INV-03): x"), ["SNOOP-24", "INV-03"]);
+    assert_eq!(rules_cited("INV-01 to INV-03"), ["INV-01", "INV-02", "INV-03", "INV-03"]);
+    assert_eq!(rules_cited("    fn p_09_sums() {"), ["P-09"]);
+    let others = "RFC-2119, INV-1, INV-001, xINV-01, -INV-01, INV-01x; fn p09_sums(), let p_09_x";
+    assert!(rules_cited(others).is_empty(), "{:?}", rules_cited(others));
+}
+
+#[test]
+fn every_rule_that_is_cited_is_in_the_specification_and_the_other_way_round() {
+    let spec = fs::read_to_string(root().join(SPEC)).expect("the specification exists");
+    let defined: BTreeSet<String> = spec
+        .split("**")
+        .filter_map(rule_at)
+        .map(|(family, number)| format!("{family}-{number:02}"))
+        .collect();
+    let mut findings = Vec::new();
+    let mut unused = defined.clone();
+    for file in repository() {
+        if !file.is_rust() && Path::new(&file.path).extension().is_none_or(|e| e != "md") {
+            continue;
+        }
+        for (i, line) in file.text.lines().enumerate() {
+            for id in rules_cited(line) {
+                if !defined.contains(&id) {
+                    findings.push(format!("{}:{}: {SPEC} has no {id}", file.path, i + 1));
+                } else if file.path != SPEC {
+                    unused.remove(&id);
+                }
+            }
+        }
+    }
+    findings.extend(unused.iter().map(|id| format!("{SPEC}: nothing cites {id}: remove it")));
+    expect_none("rules", &findings);
 }
 
 #[test]
