@@ -120,8 +120,8 @@ pub struct VmConfig {
     /// The only source MAC the guest may use; also told to the guest where the VMM asks for it.
     /// Default: the first one it uses is learned, and no other is accepted.
     pub mac: Option<[u8; 6]>,
-    /// The only source IP addresses the guest may use (IPv4, IPv6, in any mix; link-local and
-    /// unspecified addresses are part of the list or not allowed). Default: they are learned.
+    /// The only source IP addresses the guest may use (IPv4, IPv6, in any mix), besides link-local
+    /// and unspecified ones, which need no list. Default: they are learned.
     pub ips: Option<Vec<IpAddr>>,
     /// Largest IP packet, in bytes, offered to the guest as its MTU. Default 1500; 68 to 65535.
     /// Above the uplink's own MTU, packets are lost on the way out.
