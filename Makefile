@@ -43,8 +43,8 @@ sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant ch
 sim-long: simulator ## the same for CPU_HOURS=6 of processor time; goes on where it was stopped
 	@$(SIM) long --seeds 1000000 --cpu-hours $(CPU_HOURS) --state $(TARGET)/sim/long.json
 
-mutants: simulator ## breaks core in one way after the other and tells which seed notices
-	@$(SIM) mutants
+mutants: simulator ## breaks core in one way after the other and tells who notices; LIST=file: by chance too
+	@$(SIM) mutants $(if $(LIST),--list $(LIST))
 
 mutants-independent: simulator ## SAMPLE=1000 changes of core that cargo-mutants lists: who notices; SEED=n, LIMIT_S=n
 	@.ci/survey $(SAMPLE) "$(SEED)" 500 $(LIMIT_S)

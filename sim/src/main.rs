@@ -11,7 +11,8 @@ use clap::{Parser, Subcommand};
 use nightporter_sim::check::weight::SEEDS_MIN;
 use nightporter_sim::figures;
 use nightporter_sim::long;
-use nightporter_sim::mutants::{hunt_all, survey};
+use nightporter_sim::mutants::hunt::{Hunt, hunt_all};
+use nightporter_sim::mutants::survey;
 use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
 use nightporter_sim::scale;
@@ -25,6 +26,9 @@ macro_rules! say {
 
 /// Plans tried for a smaller one: a minute's worth.
 const SHRINK_RUNS_MAX: u32 = 2000;
+
+/// Seeds for each mutation by chance beside those of the table.
+const CHANCE_SEEDS: u64 = 20;
 
 /// Exit code of seeds that carried too little, or excused too much.
 const TOO_LITTLE: u8 = 13;
@@ -44,21 +48,8 @@ struct Args {
 enum Command {
     /// Run many seeds, or one again, and check every invariant at every step.
     Run(RunArgs),
-    /// Break core in one way after the other, and tell which seed notices first.
-    Mutants {
-        /// Seeds until a mutation counts as not noticed.
-        #[arg(long, default_value_t = 2000)]
-        seeds: u64,
-        /// Also the mutations of the second look, which else core's tests alone judge.
-        #[arg(long)]
-        second: bool,
-        /// Seeds at a time; as many as there are processors.
-        #[arg(long)]
-        jobs: Option<usize>,
-        /// The root of the repository.
-        #[arg(long, default_value = ".")]
-        root: PathBuf,
-    },
+    /// Break core in one way after the other, and tell which seed and which test notices.
+    Mutants(MutantsArgs),
     /// Break core in ways that cargo-mutants lists, and tell who notices.
     Survey(SurveyArgs),
     /// Draw the figures of the vSnoop paper, and a table with our numbers beside its.
@@ -115,6 +106,30 @@ enum Command {
         /// The seed.
         seed: u64,
     },
+}
+
+#[derive(clap::Args)]
+struct MutantsArgs {
+    /// Seeds until a mutation counts as not noticed.
+    #[arg(long, default_value_t = 2000)]
+    seeds: u64,
+    /// Look for the first seed and the first test that notice, and write the record anew.
+    ///
+    /// Else who is known to notice is asked first, and others only if they do not any more.
+    #[arg(long)]
+    anew: bool,
+    /// Also mutations by chance, of what `cargo mutants --list --json` wrote; only reported.
+    #[arg(long)]
+    list: Option<PathBuf>,
+    /// How many of the list.
+    #[arg(long, default_value_t = 40)]
+    sample: usize,
+    /// Mutations at a time; as many as there are processors.
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// The root of the repository.
+    #[arg(long, default_value = ".")]
+    root: PathBuf,
 }
 
 #[derive(clap::Args)]
@@ -195,7 +210,7 @@ struct RunArgs {
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Run(args) => run(&args),
-        Command::Mutants { seeds, second, jobs, root } => mutants((seeds, second), jobs, &root),
+        Command::Mutants(args) => mutants(args),
         Command::Survey(args) => survey(&args),
         Command::Figures { out, jobs: wanted } => {
             figures::draw(&figures::Effort::FULL, jobs(wanted), &out).map(|table| {
@@ -390,26 +405,37 @@ fn run_one(plan: &Plan, args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn mutants(
-    order: (u64, bool),
-    jobs_wanted: Option<usize>,
-    root: &Path,
-) -> anyhow::Result<ExitCode> {
+fn mutants(args: MutantsArgs) -> anyhow::Result<ExitCode> {
+    let (root, jobs) = (args.root, jobs(args.jobs));
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
     // Cargo runs in another folder.
     let dir = std::path::absolute(target.join("mutants"))?;
-    let survived = hunt_all(root, &dir, order, jobs(jobs_wanted), |line| say!("{line}"))?;
-    if survived.is_empty() {
-        say!("every mutation that seeds were to notice was noticed");
+    let chance = args.list.map(|list| survey::Order {
+        list,
+        sample: args.sample,
+        seed: by_clock(),
+        seeds: CHANCE_SEEDS,
+        limit: Duration::MAX,
+        jobs,
+    });
+    let hunt = Hunt { seeds: args.seeds, anew: args.anew, jobs, chance };
+    let lost = hunt_all(&root, &dir, &hunt, |line| say!("{line}"))?;
+    if lost.is_empty() {
+        say!("every mutation was noticed by those that are to notice it");
         return Ok(ExitCode::SUCCESS);
     }
-    say!("not noticed by {} seeds: {}", order.0, survived.join("; "));
+    say!("not noticed: {}", lost.join("; "));
+    say!("if that is right, write the record anew: nightporter-sim mutants --anew");
     Ok(ExitCode::from(1))
 }
 
+/// A number that is another one each time.
+fn by_clock() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
+}
+
 fn survey(args: &SurveyArgs) -> anyhow::Result<ExitCode> {
-    let by_clock = || std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
     let seed = args.seed.unwrap_or_else(by_clock);
     say!("{} mutations of {}, seed {seed}", args.sample, args.list.display());
     let order = survey::Order {

@@ -136,6 +136,22 @@ fn inv_05_the_record_knows_the_edge_that_was_shown() {
     }
 }
 
+/// G's ring is full, so that nothing but the ACK at the end of the batch touches the flow.
+#[test]
+fn inv_05_the_record_knows_an_edge_that_only_the_end_of_a_batch_has_shown() {
+    let (w, r, g) = Setup::new().established();
+    sends_segments(&r, 1, 20); // the first ACKs are quick ones
+    g.takes_all();
+    g.stops(0);
+    g.sends("ack 10001");
+    let before = flow(&w, |f| f.rx.re);
+    r.sends("20001:21001");
+    let shown = flow(&w, |f| f.rx.re);
+    assert!(shown > before);
+    let recorded = w.engine(|e, _| e.arena().records().next().map(|(_, r)| r.h_re));
+    assert_eq!(recorded, Some(shown));
+}
+
 /// The process ends before R's reset has left: its successor sends it.
 #[test]
 fn life_09_a_reset_that_has_not_left_is_not_lost() {

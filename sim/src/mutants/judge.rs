@@ -1,5 +1,6 @@
 //! Who notices a mutation: the tests of `core`, and the seeds.
 
+use std::ops::Range;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -8,16 +9,30 @@ use serde::{Deserialize, Serialize};
 
 use super::build::{Built, FIRST_PANIC, VARIABLE};
 
+/// Processor seconds for each seed, on average, after which a run is taken for one without an end.
+const SEED_LIMIT_S: u64 = 2;
 /// Memory of a run in KiB; a mutation may ask for all there is.
 const MEMORY_KIB: u64 = 8 << 20;
 
 /// How a mutation was noticed.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Caught {
-    /// Seeds that were needed; 0 for tests.
+    /// Seeds that were needed, from seed 0 on; 0 for tests.
     pub seeds: u64,
     /// The test, or what the first seed that noticed said.
     pub by: String,
+}
+
+/// Runs a program of tests, which ends at its first panic.
+fn run_tests(
+    program: &Path,
+    args: &[&str],
+    n: usize,
+    limit_s: u64,
+    built: &Built,
+) -> anyhow::Result<Output> {
+    let settings = [("RUST_TEST_THREADS", "2"), (FIRST_PANIC, "")];
+    run(program, args, n, limit_s, &settings, &built.core)
 }
 
 /// Runs a program, but not for longer than `limit_s` seconds of processor time.
@@ -26,6 +41,7 @@ fn run(
     args: &[&str],
     n: usize,
     limit_s: u64,
+    settings: &[(&str, &str)],
     dir: &Path,
 ) -> anyhow::Result<Output> {
     let limits = format!(
@@ -36,7 +52,7 @@ fn run(
         .arg(program)
         .args(args)
         .env(VARIABLE, n.to_string())
-        .envs([("RUST_TEST_THREADS", "2"), (FIRST_PANIC, "")]) // the simulator has its own hook
+        .envs(settings.iter().copied())
         .current_dir(dir)
         .output()
         .with_context(|| format!("run {}", program.display()))
@@ -61,7 +77,7 @@ pub fn by_tests(built: &Built, n: usize, limit_s: u64) -> anyhow::Result<Option<
     for args in [quick.as_slice(), &SLOW] {
         for program in &built.tests {
             let args: Vec<&str> = args.iter().copied().chain(["--quiet"]).collect();
-            let output = run(program, &args, n, limit_s, &built.core)?;
+            let output = run_tests(program, &args, n, limit_s, built)?;
             if !output.status.success() {
                 return Ok(Some(noticed(program, &output)));
             }
@@ -70,11 +86,32 @@ pub fn by_tests(built: &Built, n: usize, limit_s: u64) -> anyhow::Result<Option<
     Ok(None)
 }
 
+/// Runs one test of `core` with mutation `n`, by the name that [`by_tests`] gave it.
+///
+/// # Errors
+/// If it does not run.
+pub fn by_test(
+    built: &Built,
+    n: usize,
+    test: &str,
+    limit_s: u64,
+) -> anyhow::Result<Option<Caught>> {
+    let Some((program, test)) = test.split_once(": ") else { return Ok(None) };
+    let Some(program) = built.tests.iter().find(|p| name(p) == program) else { return Ok(None) };
+    let output = run_tests(program, &[test, "--exact", "--quiet"], n, limit_s, built)?;
+    Ok((!output.status.success()).then(|| noticed(program, &output)))
+}
+
+/// What cargo calls a program of tests.
+fn name(program: &Path) -> String {
+    let stem = program.file_stem().unwrap_or_default().to_string_lossy();
+    stem.split('-').next().unwrap_or_default().to_owned()
+}
+
 fn noticed(program: &Path, output: &Output) -> Caught {
     let text = String::from_utf8_lossy(&output.stderr);
     let test = text.lines().find_map(|line| line.strip_prefix("first panic in "));
-    let name = program.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let name = name.split('-').next().unwrap_or_default();
+    let name = name(program);
     let by = match test {
         Some(test) => format!("{name}: {test}"),
         None => format!("{name}: no end, or a crash ({})", output.status),
@@ -82,20 +119,21 @@ fn noticed(program: &Path, output: &Output) -> Caught {
     Caught { seeds: 0, by }
 }
 
-/// Runs seeds with mutation `n` (0: none) until one notices, `seeds` at most.
+/// Runs seeds with mutation `n` (0: none) until one notices.
 ///
 /// # Errors
 /// If the simulator does not run.
 pub fn by_seeds(
     built: &Built,
     n: usize,
-    seeds: u64,
+    seeds: Range<u64>,
     jobs: usize,
-    limit_s: u64,
 ) -> anyhow::Result<Option<Caught>> {
-    let (most, jobs) = (seeds.to_string(), jobs.to_string());
-    let args = ["run", "--first", "--seeds", &most, "--jobs", &jobs];
-    let output = run(&built.simulator, &args, n, limit_s, &built.core)?;
+    let count = seeds.end - seeds.start;
+    let limit_s = SEED_LIMIT_S * count + 60;
+    let (from, most, jobs) = (seeds.start.to_string(), count.to_string(), jobs.to_string());
+    let args = ["run", "--first", "--from", &from, "--seeds", &most, "--jobs", &jobs];
+    let output = run(&built.simulator, &args, n, limit_s, &[], &built.core)?;
     if output.status.success() {
         return Ok(None);
     }
@@ -104,7 +142,7 @@ pub fn by_seeds(
     Ok(Some(match found.and_then(|(seed, by)| Some((seed.parse::<u64>().ok()?, by))) {
         Some((seed, by)) => Caught { seeds: seed + 1, by: by.to_owned() },
         None if let Some(by) = text.lines().find(|line| line.starts_with("too few ")) => {
-            Caught { seeds, by: by.to_owned() }
+            Caught { seeds: seeds.end, by: by.to_owned() }
         }
         None => {
             let error = String::from_utf8_lossy(&output.stderr);

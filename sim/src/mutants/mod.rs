@@ -2,33 +2,35 @@
 //!
 //! The sources of `core` know nothing of this. [`build`] makes a copy of `core` and `sim` in which
 //! all mutations are there at once, behind a question which one is on; [`judge`] runs it with one
-//! after the other. The mutations are ours ([`table`], all must be noticed) or those that
+//! after the other. The mutations are ours ([`table`], [`hunt`]: all must be noticed) or those that
 //! cargo-mutants lists ([`chance`], [`survey`]: a sample, and a record of who noticed).
 
 pub mod build;
 pub mod chance;
+pub mod hunt;
 pub mod judge;
+pub mod known;
 mod second;
 pub mod source;
 pub mod survey;
 mod table;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::{bail, ensure};
-use table::FIRST;
+use anyhow::bail;
 pub use table::{Mutation, all};
 
-use build::{Built, Edits, build};
-use judge::{Caught, by_seeds, by_tests};
+use build::{Built, Edits};
+use judge::{by_seeds, by_tests};
 
 /// Processor seconds after which a program of tests is taken for one without an end.
 const TESTS_LIMIT_S: u64 = 12;
-/// The same for a hunt through seeds, for each of them.
-const SEED_LIMIT_S: u64 = 2;
+/// Mutations for each job between two looks at the clock, or two reports.
+const BATCH: usize = 8;
 
 /// The changes of the table, by file. Numbers count from 1.
 ///
@@ -65,62 +67,18 @@ fn in_parallel<T: Send>(
 }
 
 /// Whether tests and seeds pass as they should while no mutation is on.
-fn check_untouched(built: &Built, seeds: u64, jobs: usize) -> anyhow::Result<()> {
+fn check_untouched(built: &Built, seeds: Range<u64>, jobs: usize) -> anyhow::Result<()> {
     if let Some(caught) = by_tests(built, 0, TESTS_LIMIT_S)? {
         bail!("the core as it is does not pass its tests: {}", caught.by);
     }
-    if let Some(caught) = by_seeds(built, 0, seeds, jobs, SEED_LIMIT_S * seeds + 60)? {
-        bail!("the core as it is does not pass: {}", caught.by);
-    }
-    Ok(())
+    check_untouched_seeds(built, seeds, jobs)
 }
 
-/// Hunts all mutations of the table and gives its lines to `tell`. Returns those that no seed
-/// noticed. Those of the second look run through seeds only with `second`; else core's tests alone
-/// judge them.
-///
-/// # Errors
-/// See [`table_edits`] and [`build`]; or a program that did not run.
-pub fn hunt_all(
-    root: &Path,
-    dir: &Path,
-    (seeds, second): (u64, bool),
-    jobs: usize,
-    tell: impl Fn(&str),
-) -> anyhow::Result<Vec<String>> {
-    let count = all().count();
-    tell(&format!("building core with {count} mutations"));
-    let built = build(root, dir, table_edits(root)?)?;
-    let unfit: Vec<_> = built.left_out.iter().chain(&built.uncompilable).collect();
-    ensure!(unfit.is_empty(), "mutations {unfit:?} do not compile: mend the table");
-    check_untouched(&built, seeds.min(200), jobs)?;
-    let numbers: Vec<usize> = (1..=count).collect();
-    let tests = in_parallel(&numbers, jobs, |n| by_tests(&built, n, TESTS_LIMIT_S))?;
-    tell("\n| # | mutation | breaks | by seeds | seeds | by core's tests |");
-    tell("|---|---|---|---|---|---|");
-    let (mut survived, mut unheard) = (Vec::new(), 0);
-    for (n, m) in (1..).zip(all()) {
-        let judged = second || n <= FIRST.len();
-        let by_world = if judged {
-            by_seeds(&built, n, seeds, jobs, SEED_LIMIT_S * seeds + 60)?
-        } else {
-            None
-        };
-        let who = |caught: Option<&Caught>| {
-            caught.map_or_else(|| "**nobody**".to_owned(), |caught| caught.by.clone())
-        };
-        let world_by = if judged { who(by_world.as_ref()) } else { "-".to_owned() };
-        let needed = by_world.as_ref().map_or(0, |caught| caught.seeds);
-        let test = tests.get(&n).and_then(Option::as_ref);
-        unheard += usize::from(test.is_none());
-        let test_by = who(test);
-        tell(&format!("| {n} | {} | {} | {world_by} | {needed} | {test_by} |", m.name, m.breaks));
-        if judged && by_world.is_none() {
-            survived.push(m.name.to_owned());
-        }
+fn check_untouched_seeds(built: &Built, seeds: Range<u64>, jobs: usize) -> anyhow::Result<()> {
+    match by_seeds(built, 0, seeds, jobs)? {
+        Some(caught) => bail!("the core as it is does not pass: {}", caught.by),
+        None => Ok(()),
     }
-    tell(&format!("\n{count} mutations; {unheard} that no test of core notices"));
-    Ok(survived)
 }
 
 #[cfg(test)]

@@ -11,10 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::build::{Built, Edits, build};
 use super::chance::{Listed, read, sample};
 use super::judge::{Caught, by_seeds, by_tests};
-use super::{SEED_LIMIT_S, TESTS_LIMIT_S, check_untouched, in_parallel};
+use super::{BATCH, TESTS_LIMIT_S, check_untouched, in_parallel};
 
-/// Mutations between two looks at the clock and the file, for each job.
-const BATCH: usize = 8;
 /// Seeds that the untouched core passes first.
 const UNTOUCHED_SEEDS: u64 = 20;
 
@@ -94,8 +92,11 @@ pub fn run(
     let began = Clock::now();
     let path = dir.join("state.json");
     let mut state = State::load(&path)?;
-    let drawn = sample(read(&order.list)?, order.sample, order.seed);
-    let built = build(root, dir, edits(root, &drawn, &state)?)?;
+    let drawn = order.draw(0)?;
+    let mut edits = Edits::new();
+    let may_compile = |m: &Listed| state.fates.get(&m.name) != Some(&Fate::Uncompilable);
+    drawn.add_edits(root, &mut edits, may_compile)?;
+    let built = build(root, dir, edits)?;
     let fresh = state.version.is_empty();
     ensure!(
         fresh
@@ -105,67 +106,100 @@ pub fn run(
         path.display()
     );
     (state.version, state.seed, state.seeds) = (built.version.clone(), order.seed, order.seeds);
-    for (fate, numbers) in
-        [(Fate::LeftOut, &built.left_out), (Fate::Uncompilable, &built.uncompilable)]
-    {
-        numbers
-            .iter()
-            .for_each(|n| drop(state.fates.insert(drawn[n - 1].name.clone(), fate.clone())));
-    }
-    check_untouched(&built, UNTOUCHED_SEEDS, order.jobs)?;
+    check_untouched(&built, 0..UNTOUCHED_SEEDS, order.jobs)?;
     state.save(&path)?;
     tell(&format!("built after {} s", began.elapsed().as_secs()));
     let over = || began.elapsed() >= order.limit;
-    run_tests(&built, &drawn, order, &mut state, |state| state.save(&path).map(|()| over()))?;
-    for (i, m) in drawn.iter().enumerate() {
-        if state.fates.get(&m.name) != Some(&Fate::PastTests) || over() {
-            continue;
-        }
-        let limit_s = SEED_LIMIT_S * order.seeds + 60;
-        let fate = match by_seeds(&built, i + 1, order.seeds, order.jobs, limit_s)? {
-            Some(caught) => Fate::BySeed(caught),
-            None => Fate::Survived,
-        };
-        state.fates.insert(m.name.clone(), fate);
-        state.save(&path)?;
-    }
-    Ok((drawn, state))
+    judge_all(&built, &drawn, order, &mut state, |state| state.save(&path).map(|()| over()))?;
+    Ok((drawn.list, state))
 }
 
-/// The changes of all that was drawn and may compile, by file below `core/src`.
-fn edits(root: &Path, drawn: &[Listed], state: &State) -> anyhow::Result<Edits> {
-    let mut edits = Edits::new();
-    for (i, m) in drawn.iter().enumerate() {
-        if state.fates.get(&m.name) == Some(&Fate::Uncompilable) {
-            continue;
-        }
-        let source = std::fs::read_to_string(root.join(&m.file))
-            .with_context(|| format!("read {}", m.file))?;
-        let file = m.file.strip_prefix("core/src/").context("a mutation outside core")?;
-        edits.entry(file.to_owned()).or_default().push(m.edit(i + 1, &source)?);
+impl Order {
+    /// The sample; its numbers in a build come after `first`.
+    ///
+    /// # Errors
+    /// See [`read`].
+    pub fn draw(&self, first: usize) -> anyhow::Result<Drawn> {
+        Ok(Drawn { list: sample(read(&self.list)?, self.sample, self.seed), first })
     }
-    Ok(edits)
 }
 
-/// The tests of core, until all are judged or `save` says that time is over.
-fn run_tests(
+/// A sample and its numbers in a build.
+#[derive(Clone, Debug)]
+pub struct Drawn {
+    /// In the list's order.
+    pub list: Vec<Listed>,
+    first: usize,
+}
+
+impl Drawn {
+    fn numbered(&self) -> impl Iterator<Item = (usize, &Listed)> {
+        (self.first + 1..).zip(&self.list)
+    }
+
+    fn name(&self, n: usize) -> String {
+        self.list[n - self.first - 1].name.clone()
+    }
+
+    /// Adds the changes that `wanted` is true for.
+    ///
+    /// # Errors
+    /// A list of other sources.
+    pub fn add_edits(
+        &self,
+        root: &Path,
+        edits: &mut Edits,
+        wanted: impl Fn(&Listed) -> bool,
+    ) -> anyhow::Result<()> {
+        for (n, m) in self.numbered().filter(|(_, m)| wanted(m)) {
+            let source = std::fs::read_to_string(root.join(&m.file))
+                .with_context(|| format!("read {}", m.file))?;
+            let file = m.file.strip_prefix("core/src/").context("a mutation outside core")?;
+            edits.entry(file.to_owned()).or_default().push(m.edit(n, &source)?);
+        }
+        Ok(())
+    }
+}
+
+/// The tests of core, then seeds for those that passed, until all are judged or `save` says that
+/// time is over.
+///
+/// # Errors
+/// What did not run.
+pub fn judge_all(
     built: &Built,
-    drawn: &[Listed],
+    drawn: &Drawn,
     order: &Order,
     state: &mut State,
     save: impl Fn(&State) -> anyhow::Result<bool>,
 ) -> anyhow::Result<()> {
-    let unknown = |n: &usize| !state.fates.contains_key(&drawn[n - 1].name);
-    let left: Vec<usize> = (1..=drawn.len()).filter(unknown).collect();
-    for batch in left.chunks(BATCH * order.jobs.max(1)) {
+    for (n, m) in drawn.numbered() {
+        if built.left_out.contains(&n) {
+            state.fates.insert(m.name.clone(), Fate::LeftOut);
+        } else if built.uncompilable.contains(&n) {
+            state.fates.insert(m.name.clone(), Fate::Uncompilable);
+        }
+    }
+    let of = |state: &State, fate: Option<&Fate>| -> Vec<usize> {
+        let numbered = drawn.numbered().filter(|(_, m)| state.fates.get(&m.name) == fate);
+        numbered.map(|(n, _)| n).collect()
+    };
+    for batch in of(state, None).chunks(BATCH * order.jobs.max(1)) {
         if save(state)? {
             return Ok(());
         }
         let found = in_parallel(batch, order.jobs, |n| by_tests(built, n, TESTS_LIMIT_S))?;
         for (n, caught) in found {
             let fate = caught.map_or(Fate::PastTests, Fate::ByTest);
-            state.fates.insert(drawn[n - 1].name.clone(), fate);
+            state.fates.insert(drawn.name(n), fate);
         }
+    }
+    for n in of(state, Some(&Fate::PastTests)) {
+        if save(state)? {
+            return Ok(());
+        }
+        let caught = by_seeds(built, n, 0..order.seeds, order.jobs)?;
+        state.fates.insert(drawn.name(n), caught.map_or(Fate::Survived, Fate::BySeed));
     }
     save(state).map(drop)
 }

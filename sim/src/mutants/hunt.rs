@@ -1,0 +1,159 @@
+//! The mutations of the table: all must be noticed by those that noticed them before.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::ensure;
+
+use super::build::{Built, build};
+use super::judge::{Caught, by_seeds, by_test, by_tests};
+use super::known::{self, Known};
+use super::survey::{self, Order, State};
+use super::{
+    BATCH, Mutation, TESTS_LIMIT_S, all, check_untouched, check_untouched_seeds, in_parallel,
+    table_edits,
+};
+
+/// Seeds that the untouched core passes before all are hunted anew.
+const UNTOUCHED_SEEDS: u64 = 200;
+
+/// What a hunt is asked for.
+#[derive(Clone, Debug)]
+pub struct Hunt {
+    /// Seeds until a mutation counts as not noticed.
+    pub seeds: u64,
+    /// Who is known to notice a mutation is not asked first, and the record is written anew.
+    pub anew: bool,
+    /// Mutations at a time.
+    pub jobs: usize,
+    /// A sample of cargo-mutants' list that is built and judged besides, and only reported.
+    pub chance: Option<Order>,
+}
+
+/// Hunts all mutations of the table and gives its lines to `tell`. Returns what is not as it should
+/// be: a mutation that no test or no seed noticed, although the record says that one does.
+///
+/// # Errors
+/// See [`table_edits`], [`build`] and [`known::read`]; or a program that did not run.
+pub fn hunt_all(
+    root: &Path,
+    dir: &Path,
+    hunt: &Hunt,
+    tell: impl Fn(&str),
+) -> anyhow::Result<Vec<String>> {
+    let table: Vec<&Mutation> = all().collect();
+    let record = known::read(root)?;
+    let drawn = hunt.chance.as_ref().map(|order| order.draw(table.len())).transpose()?;
+    let mut edits = table_edits(root)?;
+    if let Some(drawn) = &drawn {
+        drawn.add_edits(root, &mut edits, |_| true)?;
+    }
+    tell(&format!("building core with {} mutations", edits.values().map(Vec::len).sum::<usize>()));
+    let built = build(root, dir, edits)?;
+    let unfit = built.left_out.iter().chain(&built.uncompilable).filter(|&&n| n <= table.len());
+    let unfit: Vec<_> = unfit.collect();
+    ensure!(unfit.is_empty(), "mutations {unfit:?} do not compile: mend the table");
+    check_untouched_for(&built, &record, hunt)?;
+    let (lost, found) = hunt_table(&built, &table, &record, hunt, &tell)?;
+    if hunt.anew {
+        let text = known::text(&found, table.iter().map(|m| m.name));
+        std::fs::write(root.join(known::FILE), text)?;
+    }
+    if let Some((order, drawn)) = hunt.chance.as_ref().zip(drawn) {
+        let mut state = State::default();
+        survey::judge_all(&built, &drawn, order, &mut state, |_| Ok(false))?;
+        tell(&format!("\nOf mutations by chance, seed {}:\n", order.seed));
+        tell(&survey::table(&drawn.list, &state));
+    }
+    Ok(lost)
+}
+
+/// The rows of the table go to `tell`. Returns what is not as the record says, and a new record.
+fn hunt_table(
+    built: &Built,
+    table: &[&Mutation],
+    record: &known::Record,
+    hunt: &Hunt,
+    tell: &impl Fn(&str),
+) -> anyhow::Result<(Vec<String>, known::Record)> {
+    tell("\n| # | mutation | breaks | by seeds | seeds | by core's tests |");
+    tell("|---|---|---|---|---|---|");
+    let (mut lost, mut found) = (Vec::new(), known::Record::new());
+    let numbers: Vec<usize> = (1..=table.len()).collect();
+    for batch in numbers.chunks(BATCH * hunt.jobs.max(1)) {
+        let judge = |n: usize| judge(built, n, record.get(table[n - 1].name), hunt);
+        for (n, now) in in_parallel(batch, hunt.jobs, judge)? {
+            let m = table[n - 1];
+            tell(&now.row(n, m));
+            let expected = record.get(m.name);
+            if now.seed.is_none() && expected.is_none_or(|known| known.seed.is_some()) {
+                lost.push(format!("\"{}\" by {} seeds", m.name, hunt.seeds));
+            }
+            if now.test.is_none() && expected.is_none_or(|known| known.test.is_some()) {
+                lost.push(format!("\"{}\" by core's tests", m.name));
+            }
+            found.insert(m.name.to_owned(), now.known());
+        }
+    }
+    let by = |is: fn(&Known) -> bool| found.values().filter(|&known| is(known)).count();
+    let (seeds, tests) = (by(|known| known.seed.is_some()), by(|known| known.test.is_some()));
+    let count = table.len();
+    tell(&format!("\n{count} mutations; {seeds} noticed by seeds, {tests} by core's tests"));
+    Ok((lost, found))
+}
+
+/// Whether what is to notice mutations passes while none is on.
+fn check_untouched_for(built: &Built, record: &known::Record, hunt: &Hunt) -> anyhow::Result<()> {
+    if hunt.anew {
+        return check_untouched(built, 0..hunt.seeds.min(UNTOUCHED_SEEDS), hunt.jobs);
+    }
+    check_untouched(built, 0..1, hunt.jobs)?;
+    let seeds: BTreeSet<u64> = record.values().filter_map(|known| known.seed).collect();
+    let seeds: Vec<u64> = seeds.into_iter().collect();
+    let numbers: Vec<usize> = (0..seeds.len()).collect();
+    let check = |i: usize| check_untouched_seeds(built, seeds[i]..seeds[i] + 1, 1);
+    in_parallel(&numbers, hunt.jobs, check).map(drop)
+}
+
+/// Who noticed a mutation now.
+struct Noticed {
+    seed: Option<Caught>,
+    test: Option<Caught>,
+}
+
+/// Asks who is known to notice, then all others, unless it is known that nobody does.
+fn judge(built: &Built, n: usize, known: Option<&Known>, hunt: &Hunt) -> anyhow::Result<Noticed> {
+    let known = known.filter(|_| !hunt.anew);
+    let mut now = Noticed { seed: None, test: None };
+    if let Some(test) = known.and_then(|known| known.test.as_deref()) {
+        now.test = by_test(built, n, test, TESTS_LIMIT_S)?;
+    }
+    if now.test.is_none() && known.is_none_or(|known| known.test.is_some()) {
+        now.test = by_tests(built, n, TESTS_LIMIT_S)?;
+    }
+    if let Some(seed) = known.and_then(|known| known.seed) {
+        now.seed = by_seeds(built, n, seed..seed + 1, 1)?;
+    }
+    if now.seed.is_none() && known.is_none_or(|known| known.seed.is_some()) {
+        now.seed = by_seeds(built, n, 0..hunt.seeds, 1)?;
+    }
+    Ok(now)
+}
+
+impl Noticed {
+    fn row(&self, n: usize, m: &Mutation) -> String {
+        let who = |caught: &Option<Caught>| {
+            caught.as_ref().map_or_else(|| "nobody".to_owned(), |caught| caught.by.clone())
+        };
+        let seeds = self.seed.as_ref().map_or(0, |caught| caught.seeds);
+        let (name, breaks, seed, test) = (m.name, m.breaks, who(&self.seed), who(&self.test));
+        format!("| {n} | {name} | {breaks} | {seed} | {seeds} | {test} |")
+    }
+
+    fn known(&self) -> Known {
+        Known {
+            seed: self.seed.as_ref().map(|caught| caught.seeds.saturating_sub(1)),
+            test: self.test.as_ref().map(|caught| caught.by.clone()),
+        }
+    }
+}
