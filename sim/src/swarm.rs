@@ -127,6 +127,13 @@ impl Swarm {
         if g.stack.kind == StackKind::Smoltcp && r.stack.kind == StackKind::Smoltcp {
             r.stack.kind = StackKind::Strict; // two of them may deadlock
         }
+        // It repeats a whole window after a timeout: a queue of ten frames loses most of it each
+        // time, and the next timeout is a minute.
+        for (stack, link) in [(&r.stack, &mut r.to_host), (&g.stack, &mut r.from_host)] {
+            if stack.kind == StackKind::Smoltcp {
+                link.queue_frames = link.queue_frames.max(100);
+            }
+        }
         let smoltcp = [&g.stack, &r.stack].iter().any(|s| s.kind == StackKind::Smoltcp);
         let (guest, remote) = (Machine::Guest(guest), Machine::Remote(remote));
         let late = u64::from(self.random.percent(60));

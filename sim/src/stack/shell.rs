@@ -205,8 +205,7 @@ impl<T: Tcp> Shell<T> {
 
     /// Every connection under way gets its turn.
     fn wake_all(&mut self) {
-        let all: Vec<usize> = self.timers.iter().map(|&(_, at)| at).collect();
-        for at in all {
+        for at in 0..self.conns.len() {
             if self.conns[at].tcp.is_some() {
                 self.set_timer(at, Some(Instant::ZERO));
             }

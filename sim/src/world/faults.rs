@@ -443,12 +443,13 @@ impl World<'_> {
         let far = u32::try_from(self.random.within(1 << 28, 1 << 30)).unwrap_or(1 << 29);
         let mut spoil = false;
         let payload = vec![0x5a; usize::try_from(self.random.below(1000)).unwrap_or(0)];
-        // A stack without PAWS would take the segment with the old clock, offload or not.
+        // A stack without PAWS would take the segment with the old clock, offload or not; and while
+        // the newest one is 0, which is void, every stack takes any.
         let knows_paws = self.plan.guests[usize::from(guest)].stack.kind == StackKind::Strict;
         match self.random.below(7) {
             0 => spoil = true,
             6 => match &mut forged.timestamps {
-                Some(ts) if knows_paws => ts.0 = ts.0.wrapping_sub(1 << 20),
+                Some(ts) if knows_paws && ts.0 >= 1 << 20 => ts.0 = ts.0.wrapping_sub(1 << 20),
                 _ => spoil = true,
             },
             1 => forged.seq = (next + far).0,

@@ -248,7 +248,10 @@ impl Conn {
         // A closed window is probed with one byte.
         let beyond = s.end > self.recv.edge_max + 1;
         complain(beyond && !s.payload.is_empty(), "data beyond the window");
-        complain(beyond && s.payload.is_empty(), "segment beyond the window");
+        // Whoever knows the connection no more answers a stranger's ACK with an RST at its number.
+        let stray = beyond && rst;
+        complain(stray, maybe_network!("RST beyond the window"));
+        complain(beyond && s.payload.is_empty() && !rst, "segment beyond the window");
     }
 
     pub(super) fn complain(&self, shared: &mut Shared, cause: &'static str) {
