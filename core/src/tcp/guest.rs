@@ -91,7 +91,7 @@ impl Flow {
             self.on_duplicate_ack(moved, ack);
         }
         self.on_sack_from_guest(cx, tcp);
-        self.arm_guest_timer(cx, ack > self.rx.g_una || moved);
+        self.arm_guest_timer(cx, moved);
     }
 
     /// The highest ACK that can be true: what was delivered, or passed to G by other means.
@@ -249,10 +249,11 @@ impl Flow {
         }
         let changed = self.flags.persist != shut;
         self.flags.persist = shut;
+        let timeout = running + self.guest_timeout();
         if !in_flight && !shut {
             self.deadlines.guest = Instant::MAX;
-        } else if restart || changed || self.deadlines.guest == Instant::MAX {
-            self.deadlines.guest = running + self.guest_timeout();
+        } else if restart || changed || self.deadlines.guest > timeout {
+            self.deadlines.guest = timeout; // what stood there may have been T_rst alone
         }
         if self.flags.rst_pending && owed {
             let last = self.deadlines.stuck_since + limits::T_RST;

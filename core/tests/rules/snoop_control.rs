@@ -223,6 +223,20 @@ fn snoop_15_the_reset_follows_the_fin() {
 }
 
 #[test]
+fn snoop_15_bytes_that_were_lost_before_a_waiting_reset_are_repeated() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:1001");
+    r.sends("R 1001");
+    g.runs();
+    g.gets("1:1001"); // and its kernel dropped it
+    w.after_ms(limits::LOCAL_RTO_MIN.as_millis() + 10);
+    g.gets("1:1001");
+    g.sends("ack 1001");
+    g.gets_last("R. 1001");
+}
+
+#[test]
 fn snoop_15_a_guest_that_takes_nothing_is_reset_all_the_same() {
     let (w, r, g) = Setup::new().established();
     r.sends("1:1001");
