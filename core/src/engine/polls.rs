@@ -121,7 +121,10 @@ impl Engine<'_> {
                 break;
             }
             if self.flows.get(id).is_some_and(|flow| flow.flags.listed) {
-                break; // it has something, but no room: the others would fare no better
+                // It has something, but no room: the others would fare no better, and its turn
+                // stays its own, or who comes first in a ring with little room would always do so.
+                self.port_mut(port)?.vm.ready.rotate_right(1);
+                break;
             }
         }
         if found.is_none() {

@@ -103,6 +103,27 @@ fn flows_of_a_guest_take_turns() {
     }
 }
 
+/// Found by simulation: whose turn it was lost it to the others when the ring had no room.
+#[test]
+fn a_full_ring_costs_a_flow_no_turn() {
+    let setup = Setup { features: PortFeatures::default(), ..Setup::new() };
+    let w = setup.opens();
+    let pairs: Vec<_> = (0..2).map(|_| w.connects()).collect();
+    w.ring_takes(0, 0);
+    for (r, _) in &pairs {
+        sends_segments(r, 1, 4);
+        r.takes_all();
+    }
+    let port = w.guest_port();
+    for _ in 0..4 {
+        w.ring_takes(0, 1);
+        assert!(w.engine(|engine, now| engine.poll_delivery(now, port, 60).is_none()));
+    }
+    for (_, g) in &pairs {
+        g.gets_all(&["1:1001 ack 1", "1001:2001 ack 1"]);
+    }
+}
+
 /// G has sent five segments, of which R misses the second, and R's ACKs are in its data.
 fn one_way_has_a_hole(setup: Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
     let (w, r, g) = setup.small().established();

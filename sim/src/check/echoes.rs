@@ -3,11 +3,18 @@
 //! Toward R the timestamp echoed is TS.Recent exactly (RFC 7323 section 4.3; INV-09 says it is not
 //! newer, this that it is not older). Toward G stored bytes carry the newest TSecr and ECE of R,
 //! or G's round trips would be those of the first segment, and its window would not be reduced.
+//! R's SACK blocks reach G before any bytes that come after them, or G would send again what R has;
+//! and none that R did not say.
+
+use std::collections::VecDeque;
 
 use super::Ensure;
 use super::history::{History, Side};
 use super::out::{In, Out};
-use crate::wire::{Seq, TcpFlags};
+use crate::wire::{Sack, Seq, TcpFlags};
+
+/// SACK options of R that are remembered: a capture has all of a turn before what left in it.
+const REMEMBERED: usize = 256;
 
 /// What was said last.
 #[derive(Clone, Debug, Default)]
@@ -16,6 +23,40 @@ pub(crate) struct Echoes {
     recent: Option<u32>,
     /// TSecr and ECE of R's newest segment, if that certainly counted.
     from_net: Option<(Option<u32>, bool)>,
+    sack: SackOfNet,
+}
+
+/// R's SACK blocks.
+#[derive(Clone, Debug, Default)]
+struct SackOfNet {
+    /// Those of its last segments, newest last.
+    said: VecDeque<Sack>,
+    /// R's newest ACK, and the blocks that came with it, if it is certain that they counted.
+    ack: u64,
+    newest: Option<Sack>,
+    /// G has yet to hear of them.
+    due: bool,
+}
+
+impl SackOfNet {
+    /// `sure`: a segment with this certainly counted.
+    fn note(&mut self, sure: bool, ack: u64, blocks: Sack) {
+        let (moved, any) = (ack > self.ack, !blocks.as_slice().is_empty());
+        self.ack = self.ack.max(ack);
+        if any && self.said.back() != Some(&blocks) {
+            if self.said.len() == REMEMBERED {
+                self.said.pop_front();
+            }
+            self.said.push_back(blocks);
+        }
+        if sure && moved {
+            (self.newest, self.due) = (Some(blocks), any);
+        } else if sure && any && self.newest.is_some_and(|newest| newest != blocks) {
+            (self.newest, self.due) = (Some(blocks), true);
+        } else if !sure && (moved || any) {
+            (self.newest, self.due) = (None, false);
+        }
+    }
 }
 
 pub(super) fn on_in(h: &mut History, s: &In<'_>) {
@@ -37,6 +78,8 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>) {
         && s.tcp.options.understood();
     let clocks = s.tcp.options.timestamps;
     let ack_to = r.ack_to;
+    let blocks_sure = sure && h.is_twinned() && h.sack();
+    h.quality.echoes.sack.note(blocks_sure, s.ack, s.tcp.options.sack);
     let echoes = &mut h.quality.echoes;
     echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece()));
     if let Some(ts) = clocks.filter(|_| sure && s.seq <= ack_to)
@@ -62,6 +105,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
             _ => Ok(()),
         };
     }
+    sack_to_guest(h, o)?;
     let Some((ts, ece)) = echoes.from_net.filter(|_| o.is_stored() && !o.waited) else {
         return Ok(());
     };
@@ -72,4 +116,26 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         return Err(format!("ECE of R is {ece}, toward G it is {}", !ece));
     }
     Ok(())
+}
+
+fn sack_to_guest(h: &History, o: &Out<'_>) -> Ensure {
+    let (sack, blocks) = (&h.quality.echoes.sack, o.tcp.options.sack);
+    if o.waited {
+        return Ok(()); // made before R said more
+    }
+    if !blocks.as_slice().is_empty() && !sack.said.contains(&blocks) {
+        return Err("SACK blocks to G that R did not send".to_owned());
+    }
+    match sack.due && o.is_stored() && h.is_twinned() && sack.newest != Some(blocks) {
+        true => Err("bytes to G before R's SACK blocks".to_owned()),
+        false => Ok(()),
+    }
+}
+
+/// `o` has left, and is not yet in the history.
+pub(super) fn after_out(h: &mut History, o: &Out<'_>) {
+    let sack = &mut h.quality.echoes.sack;
+    if o.to == Side::G && sack.newest == Some(o.tcp.options.sack) {
+        sack.due = false;
+    }
 }

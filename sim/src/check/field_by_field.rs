@@ -6,6 +6,10 @@
 //! window, echoed timestamps, ECE and SACK blocks: VLAN tags, TTL, DSCP, ECN, flow label, PSH, CWR,
 //! URG, options and identification are G's.
 //!
+//! Toward G (SNOOP-13): what is urgent or has options that the host does not understand reaches G
+//! with the TCP header R wrote, but for ACK, window and timestamps; no urgent byte reaches it
+//! otherwise, nor is acknowledged before G has it.
+//!
 //! Toward G (EMIT-G): the last byte there is is pushed (SNOOP-12); no segment is longer than G's
 //! MSS and its port's MTU allow (COM-20), and the virtio header says exactly what it is (COM-16,
 //! COM-17).
@@ -17,7 +21,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use super::Ensure;
 use super::history::{History, Side};
-use super::out::{In, Out};
+use super::out::{In, Out, is_foreign};
 use crate::wire::{GSO_ECN, GSO_TCPV4, GSO_TCPV6, Ip, IpVersion, Tcp, TcpFlags};
 
 /// Headers of G that are remembered: a capture has all of a turn before what left in it.
@@ -37,6 +41,10 @@ pub(crate) struct Fields {
     network: [BTreeSet<(u8, u8, u32)>; 2],
     /// Headers of G's segments with data, newest last, without what the host may change.
     from_guest: VecDeque<Written>,
+    /// TCP headers of what R sent and the host does not understand, likewise.
+    from_net: VecDeque<Written>,
+    /// Bytes that R has sent as urgent, and not otherwise.
+    urgent: Vec<(u64, u64)>,
 }
 
 impl Fields {
@@ -55,13 +63,34 @@ fn layer3(ip: &Ip) -> (u8, u8, u32) {
 }
 
 pub(super) fn on_in(h: &mut History, s: &In<'_>) {
-    if s.from == Side::G && (s.tcp.payload_len > 0 || s.tcp.flags.fin()) {
-        let headers = &mut h.quality.fields.from_guest;
-        if headers.len() == REMEMBERED {
-            headers.pop_front();
+    let (promised, acked) = (h.end(Side::R).ack_to, h.end(Side::G).acked);
+    let fields = &mut h.quality.fields;
+    fields.urgent.retain(|(_, to)| *to > acked);
+    if s.from == Side::R {
+        let urgent = s.tcp.flags.contains(TcpFlags::URG);
+        if is_foreign(s.ip, s.tcp) {
+            remember(
+                &mut fields.from_net,
+                (s.seq, s.tcp.payload_len, kept_tcp(s.bytes, s.ip, s.tcp)),
+            );
         }
-        headers.push_back((s.seq, s.tcp.payload_len, kept(s.bytes, s.ip, s.tcp)));
+        if s.end > s.seq && !urgent {
+            fields.urgent.retain(|(from, to)| s.end <= *from || *to <= s.seq);
+        } else if s.end > s.seq && s.counts && s.seq >= promised && fields.urgent.len() < REMEMBERED
+        {
+            fields.urgent.push((s.seq, s.end));
+        }
+    } else if s.tcp.payload_len > 0 || s.tcp.flags.fin() {
+        let header = kept(s.bytes, s.ip, s.tcp);
+        remember(&mut fields.from_guest, (s.seq, s.tcp.payload_len, header));
     }
+}
+
+fn remember(headers: &mut VecDeque<Written>, header: Written) {
+    if headers.len() == REMEMBERED {
+        headers.pop_front();
+    }
+    headers.push_back(header);
 }
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
@@ -77,11 +106,31 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     }
     match o.to {
         Side::R => to_net(h, o),
+        Side::G if o.is_verbatim() => foreign_to_guest(h, o),
         Side::G => to_guest(h, o),
     }
 }
 
+/// What the host does not understand is R's, field by field.
+pub(super) fn foreign_to_guest(h: &History, o: &Out<'_>) -> Ensure {
+    if !o.is_verbatim() || o.to != Side::G || !o.gated || o.waited || !h.is_open() {
+        return Ok(());
+    }
+    let header = kept_tcp(o.bytes, o.ip, o.tcp);
+    let same = |w: &&Written| (w.0, w.1) == (o.seq, o.tcp.payload_len);
+    let mut written = h.quality.fields.from_net.iter().rev().filter(same).peekable();
+    let unknown = h.offline && written.peek().is_none();
+    match unknown || written.any(|w| w.2 == header) {
+        true => Ok(()),
+        false => Err("urgent, or of unknown options, to G, and not as R wrote it".to_owned()),
+    }
+}
+
 fn to_net(h: &History, o: &Out<'_>) -> Ensure {
+    let early = |at: u64| o.ack.is_some_and(|ack| ack > at) && h.end(Side::G).acked <= at;
+    if h.quality.fields.urgent.iter().any(|(from, _)| early(*from)) {
+        return Err("urgent bytes acknowledged before G has them".to_owned());
+    }
     if o.tcp.payload_len == 0 && !o.tcp.flags.fin() {
         return Ok(());
     }
@@ -97,7 +146,13 @@ fn to_net(h: &History, o: &Out<'_>) -> Ensure {
 }
 
 fn to_guest(h: &History, o: &Out<'_>) -> Ensure {
-    if !o.is_stored() || h.offline {
+    if !o.is_stored() {
+        return Ok(());
+    }
+    if h.quality.fields.urgent.iter().any(|(from, to)| o.seq < *to && *from < o.end) {
+        return Err("urgent bytes to G that are not marked so".to_owned());
+    }
+    if h.offline {
         return Ok(());
     }
     if o.end == h.in_order() && !o.tcp.flags.contains(TcpFlags::PSH) {
@@ -126,6 +181,11 @@ fn sizes(h: &History, o: &Out<'_>) -> Ensure {
         return Err(format!("{segment} bytes in a segment for G, which takes {most}"));
     }
     Ok(())
+}
+
+/// The same of the TCP header alone: the IP header may have lost a mark of congestion.
+fn kept_tcp(bytes: &[u8], ip: &Ip, tcp: &Tcp) -> Vec<u8> {
+    kept(bytes, ip, tcp).split_off(usize::from(ip.payload_offset) - 12)
 }
 
 /// The header without ACK, window, checksum, ECE, timestamps and SACK blocks, and without the MACs,

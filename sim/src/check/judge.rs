@@ -3,8 +3,9 @@
 use super::history::{History, Side};
 use super::out::Out;
 use super::{
-    Ensure, duplicates, inv01, inv02, inv04, inv05, inv07, inv08, inv09, inv10, inv11, inv12,
-    inv13, inv14, inv15, inv16, inv17, inv18, inv19, inv21, inv23, inv24, inv25, quality, rule,
+    Ensure, duplicates, field_by_field, inv01, inv02, inv04, inv05, inv07, inv08, inv09, inv10,
+    inv11, inv12, inv13, inv14, inv15, inv16, inv17, inv18, inv19, inv21, inv23, inv24, inv25,
+    quality, rule,
 };
 
 /// Asks every checker that looks at frames on their way out.
@@ -26,6 +27,7 @@ pub(crate) fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Result<(), (u8,
     ];
     first_wrong(&for_all)?;
     if h.hostile[Side::R as usize] {
+        field_by_field::foreign_to_guest(h, o).map_err(|what| (rule::FIELDS, what))?;
         return duplicates::on_out(h, o).map_err(|what| (rule::DUPLICATES, what));
     }
     let between_honest: [(u8, Ensure); 11] = [

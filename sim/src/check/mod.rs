@@ -47,6 +47,7 @@ pub mod rule;
 mod tap;
 #[cfg(test)]
 mod tests;
+mod turns;
 pub mod weight;
 mod windows;
 
@@ -72,6 +73,7 @@ use excuse::{Excuses, Moments};
 use guest_clock::GuestClock;
 use history::{History, Side};
 use reach::{Happening, Reach};
+use turns::Turns;
 use weight::Weight;
 
 /// What a checker may look at between two steps of the host.
@@ -113,6 +115,7 @@ pub struct Observer {
     /// Since when each of them has had a frame to look at.
     silent_since: Vec<Option<Instant>>,
     clocks: Vec<GuestClock>,
+    turns: Vec<Turns>,
     /// Of [`Plan::vlan`], what names it in the engine's keys: type and number of the outer tag.
     vlan: u64,
     moments: Moments,
@@ -139,6 +142,7 @@ impl Observer {
             paused: vec![false; plan.guests.len()],
             silent_since: vec![None; plan.guests.len()],
             clocks: vec![GuestClock::default(); plan.guests.len()],
+            turns: vec![Turns::default(); plan.guests.len()],
             vlan: plan.vlan.map_or(0, |id| (0x8100_0000 | u64::from(id)) << 32),
             moments: Moments::default(),
             excuses: Excuses::default(),
@@ -232,6 +236,8 @@ impl Observer {
             .map_err(|what| (22, what))
             .and_then(|()| check_out(h, &o, gone))
             .and_then(|()| recovery::on_out(h, &o, clock).map_err(|what| (rule::RECOVERY, what)));
+        let turn = self.turns[guest].on_out(h, &o).map_err(|what| (rule::TURNS, what));
+        let wrong = wrong.and(turn);
         if o.is_stored() {
             clock.on_stored();
         }
@@ -315,6 +321,7 @@ impl Observer {
             h.cramped_at = self.cramped_at[usize::from(name.guest)];
             let clock = &self.clocks[usize::from(name.guest)];
             quality::on_step(h, now, clock).map_err(|(number, what)| wrong(number)(what))?;
+            self.turns[usize::from(name.guest)].on_step(h);
         }
         Ok(())
     }
@@ -401,6 +408,7 @@ impl Observer {
         for (g, since) in self.silent_since.iter_mut().enumerate() {
             if event.guest().is_none_or(|of| usize::from(of) == g) {
                 *since = None;
+                self.turns[g].clear();
             }
         }
         match event {

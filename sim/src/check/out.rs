@@ -9,6 +9,12 @@ use crate::wire::{Ip, IpVersion, Tcp, TcpFlags};
 /// Bytes of an IPv6 header without extension headers.
 const V6_HEADER: u16 = 40;
 
+/// Urgent, or with options or extension headers that are not the host's to understand.
+pub(super) fn is_foreign(ip: &Ip, tcp: &Tcp) -> bool {
+    let extended = ip.version == IpVersion::V6 && ip.payload_offset - ip.header_offset > V6_HEADER;
+    extended || !tcp.options.understood() || tcp.flags.contains(TcpFlags::URG)
+}
+
 /// A segment that came in, whole and from whom it says, in the flow's terms; no SYN, no RST.
 #[derive(Clone, Copy, Debug)]
 pub struct In<'a> {
@@ -75,9 +81,7 @@ impl Out<'_> {
     /// Not from the store: what nobody understands passes at once, wherever it lies (SNOOP-13).
     #[must_use]
     pub fn is_verbatim(&self) -> bool {
-        let extended = self.ip.version == IpVersion::V6
-            && self.ip.payload_offset - self.ip.header_offset > V6_HEADER;
-        extended || !self.tcp.options.understood() || self.tcp.flags.contains(TcpFlags::URG)
+        is_foreign(self.ip, self.tcp)
     }
 
     /// Bytes for G that the host held, and not an octet that only asks for an answer.

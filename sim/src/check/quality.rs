@@ -57,6 +57,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Result<(), (u8, String)> {
 /// A frame has left and was judged; the history does not know of it yet.
 pub(super) fn after_out(h: &mut History, o: &Out<'_>) {
     duplicates::after_out(h, o);
+    echoes::after_out(h, o);
     odd_acks::after_out(h, o);
     windows::after_out(h, o);
     economy::after_out(h, o);

@@ -127,26 +127,41 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     }
 }
 
+/// End of what R was told is there and G is owed: R's bytes, and the FIN behind the last.
+fn owed_to(h: &History) -> u64 {
+    let r = h.end(Side::R);
+    let in_order = h.in_order().min(r.ack_to);
+    let fin = r.fin.filter(|fin| *fin == in_order && h.acceptable.has(*fin));
+    in_order + u64::from(fin.is_some())
+}
+
+/// New bytes, and R's FIN, that G's window takes and that nothing keeps from being offered.
+pub(super) fn fresh_bytes(h: &History) -> Option<u64> {
+    let g = h.end(Side::G);
+    let (una, out_to, end) = (g.acked, g.end_to.max(g.acked), owed_to(h));
+    let room = g.edge.min(end).saturating_sub(out_to);
+    let fits =
+        room >= h.segment_for_guest().0 || room > 0 && (out_to <= una || out_to + room == end);
+    (fits && h.quality.recovery.is_calm(una)).then_some(room)
+}
+
 pub(super) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {
     let Some(idle) = clock.idle_since().filter(|_| h.is_twinned() && h.paused_since.is_none())
     else {
         h.quality.recovery.fresh_since = None;
         return Ok(());
     };
-    let (r, g) = (h.end(Side::R), h.end(Side::G));
-    let (una, out_to, edge) = (g.acked, g.end_to.max(g.acked), g.edge);
-    let in_order = h.in_order().min(r.ack_to);
-    let fin = r.fin.filter(|fin| *fin == in_order && h.acceptable.has(*fin));
-    let end = in_order + u64::from(fin.is_some());
-    let room = edge.min(end).saturating_sub(out_to);
-    let fits =
-        room >= h.segment_for_guest().0 || room > 0 && (out_to <= una || out_to + room == end);
+    let fresh = fresh_bytes(h);
+    let g = h.end(Side::G);
+    let (una, out_to, edge, end) = (g.acked, g.end_to.max(g.acked), g.edge, owed_to(h));
+    let in_order = h.in_order().min(h.end(Side::R).ack_to);
     let q = &mut h.quality.recovery;
-    let calm = q.is_calm(una);
-    if !(fits && calm) {
-        q.fresh_since = None;
-    } else if now.since((*q.fresh_since.get_or_insert(now)).max(idle)) > AT_ONCE {
-        return Err(format!("{room} new bytes that G's window takes were not offered"));
+    match fresh {
+        None => q.fresh_since = None,
+        Some(room) if now.since((*q.fresh_since.get_or_insert(now)).max(idle)) > AT_ONCE => {
+            return Err(format!("{room} new bytes that G's window takes were not offered"));
+        }
+        Some(_) => {}
     }
     let takes = edge > una && una < end && out_to > una;
     if !takes {

@@ -20,6 +20,8 @@ pub const DUPLICATES: u8 = 36;
 pub const WINDOW: u8 = 37;
 /// See [`PROMPT`]; `odd_acks`.
 pub const ODD_ACKS: u8 = 38;
+/// See [`PROMPT`]; `turns`.
+pub const TURNS: u8 = 39;
 
 /// Names of the rules that are not invariants of the specification.
 const NAMES: &[(u8, &str)] = &[
@@ -31,6 +33,7 @@ const NAMES: &[(u8, &str)] = &[
     (DUPLICATES, "DUPLICATES"),
     (WINDOW, "WINDOW"),
     (ODD_ACKS, "ODD-ACKS"),
+    (TURNS, "TURNS"),
 ];
 
 /// What a number is called.

@@ -7,7 +7,10 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use super::guest_clock::GuestClock;
 use super::history::{History, Side};
 use super::judge::check_out;
-use super::rule::{DUPLICATES, ECHO, ECONOMY, FIELDS, ODD_ACKS, PROMPT, RECOVERY, WINDOW, name};
+use super::rule::{
+    DUPLICATES, ECHO, ECONOMY, FIELDS, ODD_ACKS, PROMPT, RECOVERY, TURNS, WINDOW, name,
+};
+use super::turns::Turns;
 use super::{FlowName, Tap, Tapped, quality, recovery};
 use crate::stack::packet::{Segment, build};
 use crate::wire::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Packet, TcpFlags};
@@ -21,6 +24,7 @@ struct Scene {
     now: Instant,
     h: History,
     clock: GuestClock,
+    turns: Turns,
     wrong: Option<u8>,
     hdr: VirtioNetHdr,
 }
@@ -63,6 +67,7 @@ impl Scene {
             now: Instant::from_secs(1),
             h: History::new(name, Some(0), false, None),
             clock: GuestClock::default(),
+            turns: Turns::default(),
             wrong: None,
             hdr: VirtioNetHdr::default(),
         };
@@ -103,6 +108,7 @@ impl Scene {
             recovery::on_in(&mut self.h, &s, &self.clock);
         }
         quality::on_any(&mut self.h, self.now, from, (ip, tcp));
+        self.turns.on_step(&self.h);
     }
 
     fn leaves(&mut self, to: Side, segment: &Segment, payload: &[u8]) {
@@ -114,7 +120,8 @@ impl Scene {
         let o = self.h.out(&t, to, !tcp.flags.syn(), ip, tcp);
         let said = check_out(&self.h, &o, false)
             .map_err(|(rule, _)| rule)
-            .and_then(|()| recovery::on_out(&self.h, &o, &self.clock).map_err(|_| RECOVERY));
+            .and_then(|()| recovery::on_out(&self.h, &o, &self.clock).map_err(|_| RECOVERY))
+            .and(self.turns.on_out(&self.h, &o).map_err(|_| TURNS));
         self.wrong = self.wrong.or(said.err());
         if to == Side::G {
             self.clock.on_given(self.now);
@@ -124,6 +131,7 @@ impl Scene {
         }
         recovery::after_out(&mut self.h, &o, &self.clock);
         self.h.on_out(&o);
+        self.turns.on_step(&self.h);
     }
 
     fn net_sends(&mut self, segment: &Segment, payload: &[u8]) {
@@ -440,4 +448,66 @@ fn a_timeout_does_not_send_everything_again() {
     s.ms(510);
     s.guest_gets(&first, &vec![7; 31_000]);
     s.refused_by(ECONOMY);
+}
+
+#[test]
+fn a_flow_that_waits_while_another_gets_its_turns() {
+    let mut waits = Scene::open();
+    waits.h.name.guest_port = 2;
+    waits.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+    waits.net_gets(&told(101), &[]);
+    let mut s = Scene::open();
+    s.turns = waits.turns.clone();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 3000]);
+    s.net_gets(&told(3001), &[]);
+    for place in [1, 1001] {
+        s.guest_gets(&seg(Side::R, place, 1), &[7; 1000]);
+    }
+    s.accepted();
+    s.guest_gets(&with(seg(Side::R, 2001, 1), |x| x.flags = PUSH), &[7; 1000]);
+    s.refused_by(TURNS);
+}
+
+/// G has sent 300 bytes, of which R misses the first hundred; what R says of them.
+fn r_misses_a_hundred() -> (Scene, Vec<(u32, u32)>) {
+    let mut s = Scene::open();
+    s.guest_sends(&seg(Side::G, 1, 1), &[7; 300]);
+    s.net_gets(&seg(Side::G, 1, 1), &[7; 300]);
+    (s, vec![(ISN[1] + 101, ISN[1] + 301)])
+}
+
+#[test]
+fn r_says_by_sack_what_it_has_and_the_guest_hears_of_it() {
+    for told_first in [true, false] {
+        let (mut s, sack) = r_misses_a_hundred();
+        s.net_sends(&with(seg(Side::R, 1, 1), |x| x.sack = sack.clone()), &[7; 100]);
+        s.net_gets(&with(told(101), |x| x.seq += 300), &[]);
+        if told_first {
+            s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.sack = sack), &[]);
+        }
+        s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &[7; 100]);
+        if told_first { s.accepted() } else { s.refused_by(ECHO) }
+    }
+    let (mut s, sack) = r_misses_a_hundred();
+    s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.sack = sack), &[]); // R did not say so
+    s.refused_by(ECHO);
+}
+
+#[test]
+fn urgent_bytes_reach_the_guest_as_r_wrote_them() {
+    let urgent = with(seg(Side::R, 1, 1), |x| (x.flags, x.urgent) = (PUSH | TcpFlags::URG, 5));
+    let run = |segment: &Segment| {
+        let mut s = Scene::open();
+        s.net_sends(&urgent, &[7; 100]);
+        s.guest_gets(segment, &[7; 100]);
+        s
+    };
+    run(&urgent).accepted();
+    run(&with(urgent.clone(), |x| x.urgent = 6)).refused_by(FIELDS);
+    run(&with(urgent.clone(), |x| x.flags = TcpFlags::ACK | TcpFlags::URG)).refused_by(FIELDS);
+    run(&with(urgent.clone(), |x| x.flags = PUSH)).refused_by(FIELDS);
+    let mut s = Scene::open();
+    s.net_sends(&urgent, &[7; 100]);
+    s.net_gets(&told(101), &[]); // G has not got them
+    s.refused_by(FIELDS);
 }

@@ -74,6 +74,16 @@ mutations! { SECOND:
     "[[cx.vm.ready.push_back(cx.id);]]"
     => "cx.vm.ready.push_front(cx.id);";
 
+    "a full ring costs a flow its turn", "SNOOP-27", "engine/polls.rs",
+    "[[self.port_mut(port)?.vm.ready.rotate_right(1);]]"
+    => "";
+
+    "what is urgent reaches G unmarked", "SNOOP-13", "tcp/emit.rs",
+    "edit.set_seq(Seq::wrap(seq));
+        [[edit.set_ack(Seq::wrap(self.tx.w_una));]]"
+    => "edit.set_ack(Seq::wrap(self.tx.w_una));
+        edit.set_flags(tcp.flags.without(TcpFlags::URG));";
+
     "DSCP is lost on stored bytes", "COM-30", "tcp/emit.rs",
     "tos: [[self.template.tos_to_guest & !ECN_MASK | ecn]],"
     => "ecn";

@@ -23,6 +23,9 @@ const MTU_MIN: u32 = 552;
 /// Largest payload of a super-segment: what an IP packet of 65,535 bytes has room for.
 const SUPER_MAX: i64 = 65_535 - 40 - 60;
 
+/// Bytes of the longest SACK option.
+const SACK_LEN: Place = 36;
+
 /// What a connection does that does not follow from the plan alone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Habits {
@@ -360,7 +363,8 @@ impl Conn {
         if self.agreed.timestamps {
             options.timestamps(self.clock(now), self.ts_recent);
         }
-        if self.agreed.sack && payload.is_none() {
+        let room = payload.is_none_or(|(from, to)| to - from + SACK_LEN <= self.send.segment());
+        if self.agreed.sack && room {
             let blocks = self.recv.sack(options.sack_room());
             let peer = self.peer_isn;
             options.sack(blocks.iter().map(|b| (wrap(b.0, peer), wrap(b.1, peer))));
