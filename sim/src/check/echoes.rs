@@ -39,8 +39,9 @@ struct SackOfNet {
 }
 
 impl SackOfNet {
-    /// `sure`: a segment with this certainly counted.
-    fn note(&mut self, sure: bool, ack: u64, blocks: Sack) {
+    /// `sure`: a segment with this certainly counted. One without data goes on to G by itself, and
+    /// may get lost like any.
+    fn note(&mut self, sure: bool, bare: bool, ack: u64, blocks: Sack) {
         let (moved, any) = (ack > self.ack, !blocks.as_slice().is_empty());
         self.ack = self.ack.max(ack);
         if any && self.said.back() != Some(&blocks) {
@@ -50,9 +51,9 @@ impl SackOfNet {
             self.said.push_back(blocks);
         }
         if sure && moved {
-            (self.newest, self.due) = (Some(blocks), any);
+            (self.newest, self.due) = (Some(blocks), any && !bare);
         } else if sure && any && self.newest.is_some_and(|newest| newest != blocks) {
-            (self.newest, self.due) = (Some(blocks), true);
+            (self.newest, self.due) = (Some(blocks), !bare);
         } else if !sure && (moved || any) {
             (self.newest, self.due) = (None, false);
         }
@@ -79,7 +80,8 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>) {
     let clocks = s.tcp.options.timestamps;
     let ack_to = r.ack_to;
     let blocks_sure = sure && h.is_twinned() && h.sack();
-    h.quality.echoes.sack.note(blocks_sure, s.ack, s.tcp.options.sack);
+    let bare = s.end == s.seq && !s.tcp.flags.fin();
+    h.quality.echoes.sack.note(blocks_sure, bare, s.ack, s.tcp.options.sack);
     let echoes = &mut h.quality.echoes;
     echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece()));
     if let Some(ts) = clocks.filter(|_| sure && s.seq <= ack_to)

@@ -2,6 +2,9 @@
 //! out sends what is first, and the rest as G acknowledges (RFC 5681 section 3.1): what G never
 //! asked for is not offered again by more than [`BYTES_MAX`] before G says anything. What G asks
 //! for by duplicates or SACK may be as much as it lost, and a new ring has lost all of it.
+//!
+//! Nor in more pieces: while more is there, G gets a full segment, or half of its window (SNOOP-27;
+//! RFC 9293 section 3.8.6.2.1), or what its ring has room for.
 
 use super::Ensure;
 use super::history::{History, Side};
@@ -9,6 +12,9 @@ use super::out::{In, Out};
 
 /// A super-segment.
 const BYTES_MAX: u64 = 64 * 1024;
+
+/// Bytes of a frame that would just fit where room is made for a full frame.
+const FRAME: u64 = 1400;
 
 /// Bytes offered again since G said anything.
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,6 +29,18 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>) {
 }
 
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let (g, r) = (h.end(Side::G), h.end(Side::R));
+    let fresh = o.is_stored() && h.is_twinned() && !o.waited && o.seq >= g.end_to;
+    let window = g.edge.saturating_sub(g.acked);
+    let small =
+        (o.end - o.seq) < h.segment_for_guest().1.min(FRAME) && 2 * (o.end - o.seq) < window;
+    if fresh && small && o.end < h.in_order().min(r.ack_to) {
+        let left = h.in_order().min(r.ack_to) - o.end;
+        return Err(format!(
+            "{} bytes in a segment for G, and {left} more are there",
+            o.end - o.seq
+        ));
+    }
     let bytes = h.quality.again.bytes + repeated(h, o);
     match bytes > BYTES_MAX && repeated(h, o) > 0 {
         true => Err(format!("{bytes} bytes offered again to a G that asked for none")),

@@ -11,6 +11,7 @@ use nightporter_core::time::{Duration, Instant};
 
 use crate::plan::{ConnPlan, Fault, FaultKind, Machine, Plan, StackKind, Workload};
 use crate::stack::EndReport;
+use crate::stack::app::USER_TIMEOUT;
 
 /// The client resets it (`Workload::Reset`).
 pub(super) const APPLICATION: &str = "its application";
@@ -62,6 +63,9 @@ pub struct Excuses {
     pub ends: u64,
     /// Of those, how many could have been reset without a violation, as things went.
     pub may_reset: u64,
+    /// Those, by what excused them.
+    #[serde(default)]
+    pub reset_excuses: BTreeMap<String, u64>,
     /// How many were, by what excused them.
     pub resets: BTreeMap<String, u64>,
     /// How many could have hung without a violation, and did.
@@ -84,9 +88,9 @@ pub struct Excuses {
 /// Largest shares, in percent: of ends that may be reset, that were, that may hang; and the
 /// smallest of seeds whose complaints are judged. They may only become stricter.
 const MAY_RESET_MAX: f64 = 60.0;
-const RESET_MAX: f64 = 25.0;
-const MAY_HANG_MAX: f64 = 40.0;
-const JUDGED_MIN: f64 = 80.0;
+const RESET_MAX: f64 = 12.0;
+const MAY_HANG_MAX: f64 = 30.0;
+const JUDGED_MIN: f64 = 88.0;
 
 impl Excuses {
     /// The sum of two.
@@ -105,8 +109,12 @@ impl Excuses {
         for (sum, more) in sums {
             *sum += more;
         }
-        for (why, more) in &other.resets {
-            *self.resets.entry(why.clone()).or_default() += more;
+        let maps =
+            [(&mut self.reset_excuses, &other.reset_excuses), (&mut self.resets, &other.resets)];
+        for (sums, other) in maps {
+            for (why, more) in other {
+                *sums.entry(why.clone()).or_default() += more;
+            }
         }
     }
 
@@ -138,7 +146,14 @@ impl Excuses {
 impl std::fmt::Display for Excuses {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let share = |part: u64, of: u64| 100.0 * part as f64 / of.max(1) as f64;
-        let whys: Vec<String> = self.resets.iter().map(|(why, n)| format!("{why} {n}")).collect();
+        let were = |why: &String| self.resets.get(why).copied().unwrap_or(0);
+        let others = self.resets.keys().filter(|why| !self.reset_excuses.contains_key(*why));
+        let whys: Vec<String> = self
+            .reset_excuses
+            .iter()
+            .chain(others.map(|why| (why, &0)))
+            .map(|(why, n)| format!("{why} {} of {n}", were(why)))
+            .collect();
         write!(
             f,
             "of {} ends {:.1} % may be reset, and were: {}; {:.1} % may hang, {} did; complaints \
@@ -205,10 +220,10 @@ impl Plan {
         if let Some((_, _, why)) = moments.all.iter().find(gone) {
             return Some(why);
         }
+        let gives_up = span[1].since(span[0]) >= USER_TIMEOUT;
         let rest = [
             (self.is_away(conn, span), "a guest away for minutes"),
-            (self.is_past(conn, span), "answers past the host"),
-            (self.crowds(CROWD_THAT_FAILS), "a crowd"),
+            (self.crowds(CROWD_THAT_FAILS) && gives_up, "a crowd"),
             (self.may_miss_neighbor(conn, span), "smoltcp looks for a neighbour"),
             (self.may_deadlock(conn), "smoltcp's deadlock"),
         ];
@@ -223,36 +238,33 @@ impl Plan {
             }
             _ => false,
         };
-        let overlaps = |f: &&Fault| f.at <= span[1] && span[0] <= f.at + f.lasts;
-        self.faults.iter().filter(overlaps).any(away)
+        self.faults.iter().any(|f| overlaps(f, span) && away(f))
     }
 
-    /// What a guest of the connection sends goes past the host for a while: as long as the core
-    /// takes R's ACKs of it for lies, either end may give up.
-    fn is_past(&self, conn: usize, span: [Instant; 2]) -> bool {
-        let past = |f: &Fault| match f.kind {
-            FaultKind::OneWay { guest, .. } => self.ends_at(conn, guest),
-            _ => false,
-        };
-        let overlaps = |f: &&Fault| f.at <= span[1] && span[0] <= f.at + f.lasts;
-        self.faults.iter().filter(overlaps).any(past)
-    }
-
-    /// The host hears nothing of what a guest of the connection gets, and sends it all again.
+    /// A guest of the connection takes nothing for minutes, and is sent it all again.
     pub(super) fn is_deaf(&self, conn: usize) -> bool {
-        let unheard = |f: &Fault| match f.kind {
-            FaultKind::OneWay { guest, .. } => self.ends_at(conn, guest),
-            _ => false,
-        };
-        self.is_away(conn, [Instant::ZERO, Instant::MAX]) || self.faults.iter().any(unheard)
+        self.is_away(conn, [Instant::ZERO, Instant::MAX])
     }
 
     /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not
     /// find those that are there.
     fn may_miss_neighbor(&self, conn: usize, span: [Instant; 2]) -> bool {
-        let gone = |f: &Fault| matches!(f.kind, FaultKind::Destroy { .. }) || is_long_absence(f);
-        let before = |f: &&Fault| f.at <= span[1];
-        self.has_smoltcp(conn) && self.faults.iter().filter(before).any(gone)
+        let ends = |c: &ConnPlan| [c.client, c.server];
+        let is_smoltcp = |m: &Machine| self.stack_of(*m).kind == StackKind::Smoltcp;
+        let seekers: Vec<Machine> =
+            ends(&self.conns[conn]).into_iter().filter(is_smoltcp).collect();
+        let is_sought = |guest: u16| {
+            let its = self.conns.iter().filter(|c| ends(c).contains(&Machine::Guest(guest)));
+            its.flat_map(ends).any(|m| seekers.contains(&m))
+        };
+        let gone = |f: &Fault| match f.kind {
+            FaultKind::Destroy { guest } => is_sought(guest),
+            FaultKind::Pause { guest } | FaultKind::DropDelivered { guest, .. } => {
+                is_long_absence(f) && is_sought(guest)
+            }
+            _ => false,
+        };
+        self.faults.iter().filter(|f| f.at <= span[1]).any(gone)
     }
 
     /// So many that repeat their segments in step: the same ones meet a full queue every time,
@@ -302,11 +314,11 @@ impl Plan {
         [conn.client, conn.server].iter().all(honest)
     }
 
-    /// The connection must come to its end: neither end means harm or is destroyed, and the arena
-    /// was not taken away under it.
-    pub(super) fn expects_end_of(&self, conn: usize, moments: &Moments) -> bool {
+    /// The connection must come to its end: neither end means harm or is destroyed before `until`,
+    /// and the arena was not taken away under it.
+    pub(super) fn expects_end_of(&self, conn: usize, until: Instant, moments: &Moments) -> bool {
         let destroyed = |f: &Fault| match f.kind {
-            FaultKind::Destroy { guest } => self.ends_at(conn, guest),
+            FaultKind::Destroy { guest } => self.ends_at(conn, guest) && f.at <= until,
             _ => false,
         };
         let lost = moments.arena_lost && moments.betrayed.contains(&conn);
@@ -324,17 +336,18 @@ impl Plan {
         let ends = [self.conns[conn].client, self.conns[conn].server];
         let of = |kind: FaultKind| kind.machines().into_iter().flatten();
         let its = |kind: FaultKind| of(kind).any(|m| ends.contains(&m));
-        let any =
-            |is_it: fn(FaultKind) -> bool| self.faults.iter().any(|f| its(f.kind) && is_it(f.kind));
+        let lingers = [span[0], span[1] + LINGER];
+        let met = |f: &&Fault| overlaps(f, lingers);
+        let any = |is_it: fn(FaultKind) -> bool| {
+            self.faults.iter().filter(met).any(|f| its(f.kind) && is_it(f.kind))
+        };
         let forged = |f: &Fault| match f.kind {
             FaultKind::Forge { guest, .. } => machine == Machine::Guest(guest),
             _ => false,
         };
-        if !self.expects_streams_of(conn)
-            || moments.met(self, conn, [span[0], span[1] + LINGER], true).is_some()
-        {
+        if !self.expects_streams_of(conn) || moments.met(self, conn, lingers, true).is_some() {
             Judged::No
-        } else if self.faults.iter().any(forged) {
+        } else if self.faults.iter().filter(met).any(forged) {
             Judged::NotForged
         } else if any(|kind| matches!(kind, FaultKind::ShrinkWindow { .. })) {
             Judged::NotWindow
@@ -344,7 +357,7 @@ impl Plan {
                 FaultKind::Corrupt { .. }
                     | FaultKind::Reorder { .. }
                     | FaultKind::Forge { .. }
-                    | FaultKind::OneWay { .. }
+                    | FaultKind::OneWay { .. } // its frames overtake each other
             )
         }) {
             Judged::NotNetwork
@@ -361,6 +374,11 @@ const LINGER: Duration = Duration::from_secs(60);
 pub(super) fn span(ends: &[EndReport], end: &EndReport) -> [Instant; 2] {
     let of = ends.iter().filter(|e| e.conn == end.conn).filter_map(|e| e.opened_at);
     [of.min().unwrap_or(Instant::ZERO), end.over_at.unwrap_or(Instant::MAX)]
+}
+
+/// The fault was there while a connection was.
+fn overlaps(f: &Fault, span: [Instant; 2]) -> bool {
+    f.at <= span[1] && span[0] <= f.at + f.lasts
 }
 
 fn is_long_absence(f: &Fault) -> bool {

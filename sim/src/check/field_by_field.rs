@@ -117,9 +117,13 @@ pub(super) fn foreign_to_guest(h: &History, o: &Out<'_>) -> Ensure {
         return Ok(());
     }
     let header = kept_tcp(o.bytes, o.ip, o.tcp);
+    let from_net = &h.quality.fields.from_net;
+    // A super-segment may go in pieces.
+    let holds = |w: &Written| w.0 <= o.seq && o.end <= w.0 + u64::from(w.1);
+    let piece = o.end > o.seq && from_net.iter().any(|w| holds(w) && w.1 > o.tcp.payload_len);
     let same = |w: &&Written| (w.0, w.1) == (o.seq, o.tcp.payload_len);
-    let mut written = h.quality.fields.from_net.iter().rev().filter(same).peekable();
-    let unknown = h.offline && written.peek().is_none();
+    let mut written = from_net.iter().rev().filter(same).peekable();
+    let unknown = piece || h.offline && written.peek().is_none();
     match unknown || written.any(|w| w.2 == header) {
         true => Ok(()),
         false => Err("urgent, or of unknown options, to G, and not as R wrote it".to_owned()),

@@ -40,6 +40,8 @@ pub struct History {
     pub ttl: Option<u8>,
     /// When the VM last had less budget to spare than a connection may want.
     pub cramped_at: Instant,
+    /// Bytes of the VM's budget that are free for more than first windows.
+    pub spare: u64,
     /// G takes nothing for minutes: all is repeated to it again and again.
     pub deaf: bool,
     /// G takes window back now and then.
@@ -131,6 +133,7 @@ impl History {
             ecn: false,
             ttl: None,
             cramped_at: Instant::ZERO,
+            spare: 0,
             deaf: false,
             shrinks: false,
             mtu: None,
@@ -232,17 +235,29 @@ impl History {
         (promised > g.acked && !r.reset && !r.reset_to).then_some(promised)
     }
 
+    /// R has acknowledged what G sent past the host.
+    #[must_use]
+    pub(super) fn net_has_unseen(&self) -> bool {
+        let r = self.end(Side::R);
+        self.past && r.acked > r.end_to
+    }
+
     /// A frame came in that counts for nothing; it may be passed on, though. If it is not whole
     /// its receiver will refuse it, whatever state the flow is in.
     pub fn on_in_forged(&mut self, from: Side, fingerprint: u64, whole: bool) {
         self.may_pass(from, fingerprint, false, !whole);
     }
 
-    fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool, in_any_state: bool) {
-        self.end_mut(from).frames += 1;
+    /// What comes in now may come out as it is, whatever it is.
+    pub(super) fn may_pass_any(&self) -> bool {
         // What comes behind the second FIN may find the flow gone.
         let is_over = self.ends.iter().all(|e| e.fin.is_some());
-        if !self.is_on() || self.offline || is_over || in_any_state {
+        !self.is_on() || self.offline || is_over
+    }
+
+    fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool, in_any_state: bool) {
+        self.end_mut(from).frames += 1;
+        if self.may_pass_any() || in_any_state {
             let queue = &mut self.end_mut(from.other()).unchanged;
             if queue.len() == UNCHANGED_MAX {
                 queue.pop_front();

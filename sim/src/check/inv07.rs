@@ -16,7 +16,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         return Ok(());
     };
     let before = h.end(o.to).ack_to;
-    if ack < before && !(h.past && o.to == Side::G) {
+    if ack < before && !(o.to == Side::G && before > h.end(Side::R).end_to && h.past) {
         return Err(format!("ACK {} bytes back, to {:?}", before - ack, o.to));
     }
     Ok(())

@@ -10,7 +10,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         // RFC 5961: exact, or R only asks again. Later ones answer whatever place R then names.
         let r = h.end(Side::R);
         let exact = r.reset_to || r.reset || o.seq >= r.acked && o.seq <= r.end_to;
-        let exact = exact || h.past; // of what goes past the host only R knows the end
+        let exact = exact || h.net_has_unseen(); // only R knows the end of that
         return if exact { Ok(()) } else { Err("an RST that R will not believe".to_owned()) };
     }
     if !o.gated || o.tcp.flags.rst() || o.tcp.flags.syn() || !h.is_open() {
@@ -24,7 +24,8 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     // What R sends with odd options passes, and G takes it before the host does; and while an ACK
     // waits for the ring G may take window back, and give it again.
     // And of what goes past the host only R knows the end.
-    if h.hostile[Side::R as usize] || h.shrinks || h.past {
+    let unseen = o.to == Side::R && h.net_has_unseen();
+    if h.hostile[Side::R as usize] || h.shrinks || unseen {
         return Ok(());
     }
     let pure = o.tcp.payload_len == 0 && !o.tcp.flags.fin();

@@ -82,14 +82,18 @@ pub(super) fn on_end(
     excuses: &mut Excuses,
 ) -> Result<(), (usize, String)> {
     for e in ends.iter().filter(|e| plan.expects_streams_of(e.conn)) {
-        let excuse = plan.reset_excuse(e.conn, excuse::span(ends, e), moments);
+        let span = excuse::span(ends, e);
+        let excuse = plan.reset_excuse(e.conn, span, moments);
         // Without keepalives nobody notices that the other end is gone.
         let patient = plan.conns[e.conn].workload.is_patient() && excuse.is_some();
         let may_hang =
-            patient || !plan.expects_end_of(e.conn, moments) || plan.may_deadlock(e.conn);
+            patient || !plan.expects_end_of(e.conn, span[1], moments) || plan.may_deadlock(e.conn);
         let counts = u64::from(excuse != Some(APPLICATION));
         excuses.ends += counts;
         excuses.may_reset += counts * u64::from(excuse.is_some());
+        if let Some(why) = excuse.filter(|_| counts > 0) {
+            *excuses.reset_excuses.entry(why.to_owned()).or_default() += 1;
+        }
         excuses.may_hang += counts * u64::from(may_hang);
         let hangs = e.outcome == Outcome::Open && !ended;
         if hangs && !may_hang {

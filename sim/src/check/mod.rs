@@ -95,6 +95,9 @@ type Ensure = Result<(), String>;
 /// Steps between two looks at everything, and two counts of all flows.
 const LOOK_AT_ALL: u64 = 512;
 
+/// Bytes of a page of the store.
+const PAGE_BYTES: u64 = 16 * 1024;
+
 /// With fewer pages left of its budget a VM is cramped.
 const CRAMPED_PAGES: u64 = 16;
 
@@ -122,6 +125,8 @@ pub struct Observer {
     excuses: Excuses,
     /// Of each guest, when it was last cramped.
     cramped_at: Vec<Instant>,
+    /// Of each, bytes of its budget that are free for more than first windows.
+    spare: Vec<u64>,
     steps: u64,
     any_flow: bool,
     reach: Reach,
@@ -147,6 +152,7 @@ impl Observer {
             moments: Moments::default(),
             excuses: Excuses::default(),
             cramped_at: vec![Instant::ZERO; plan.guests.len()],
+            spare: vec![0; plan.guests.len()],
             steps: 0,
             any_flow: false,
             reach: Reach::default(),
@@ -178,13 +184,15 @@ impl Observer {
             return Ok(());
         };
         self.touched.push(name);
-        let fingerprint = fingerprint(t, ip);
         if matches!(t.tap, Tap::ToNet | Tap::ToGuest(_)) {
-            return self.on_segment_out(t, name, from_guest, fingerprint, (ip, tcp));
+            return self.on_segment_out(t, name, from_guest, fingerprint(t, ip), (ip, tcp));
         }
         let from = if from_guest { Side::G } else { Side::R };
         let whole =
             t.hdr.needs_csum() || ipv4_header_ok(t.bytes, ip) && tcp_checksum_ok(t.bytes, ip);
+        // It takes as long as a checksum.
+        let passes = h.may_pass_any() || tcp.flags.syn() || !whole || t.forged;
+        let fingerprint = if passes { fingerprint(t, ip) } else { 0 };
         let what = match t.forged || !whole {
             true => Happening::broken(from),
             false => Happening::segment(h, from, tcp),
@@ -286,8 +294,12 @@ impl Observer {
         let all = self.steps.is_multiple_of(LOOK_AT_ALL);
         let of_host = |invariant| move |what| Violation { invariant, what, flow: None };
         inv06::on_step(view.engine, view.ports, all).map_err(of_host(6))?;
-        for (port, at) in view.ports.iter().zip(&mut self.cramped_at) {
+        let rooms = self.cramped_at.iter_mut().zip(&mut self.spare);
+        for (port, (at, spare)) in view.ports.iter().zip(rooms) {
             let vm = port.and_then(|p| view.engine.vm(p));
+            // A quarter is kept for first windows.
+            let free = |budget: u64, reserved| (budget - budget / 4).saturating_sub(reserved);
+            *spare = vm.map_or(0, |vm| free(vm.budget_pages, vm.reserved_pages) * PAGE_BYTES);
             if vm.is_some_and(|vm| vm.budget_pages < vm.reserved_pages + CRAMPED_PAGES) {
                 *at = now;
             }
@@ -319,6 +331,7 @@ impl Observer {
                 inv18::on_step(h, now).map_err(wrong(18))?;
             }
             h.cramped_at = self.cramped_at[usize::from(name.guest)];
+            h.spare = self.spare[usize::from(name.guest)];
             let clock = &self.clocks[usize::from(name.guest)];
             quality::on_step(h, now, clock).map_err(|(number, what)| wrong(number)(what))?;
             self.turns[usize::from(name.guest)].on_step(h);

@@ -35,6 +35,7 @@ pub(crate) fn on_any(h: &mut History, at: Instant, from: Side, (ip, tcp): (&Ip, 
 /// A segment came in; all that follows from itself is in the history.
 pub(super) fn on_in(h: &mut History, s: &In<'_>) {
     field_by_field::on_in(h, s);
+    prompt_ack::on_in(h, s);
     echoes::on_in(h, s);
     duplicates::on_in(h, s);
     windows::on_in(h, s);
@@ -56,6 +57,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Result<(), (u8, String)> {
 
 /// A frame has left and was judged; the history does not know of it yet.
 pub(super) fn after_out(h: &mut History, o: &Out<'_>) {
+    prompt_ack::after_out(h, o);
     duplicates::after_out(h, o);
     echoes::after_out(h, o);
     odd_acks::after_out(h, o);

@@ -458,13 +458,13 @@ fn a_flow_that_waits_while_another_gets_its_turns() {
     waits.net_gets(&told(101), &[]);
     let mut s = Scene::open();
     s.turns = waits.turns.clone();
-    s.net_sends(&seg(Side::R, 1, 1), &[7; 3000]);
-    s.net_gets(&told(3001), &[]);
-    for place in [1, 1001] {
-        s.guest_gets(&seg(Side::R, place, 1), &[7; 1000]);
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 4344]);
+    s.net_gets(&told(4345), &[]);
+    for place in [1, 1449] {
+        s.guest_gets(&seg(Side::R, place, 1), &[7; 1448]);
     }
     s.accepted();
-    s.guest_gets(&with(seg(Side::R, 2001, 1), |x| x.flags = PUSH), &[7; 1000]);
+    s.guest_gets(&with(seg(Side::R, 2897, 1), |x| x.flags = PUSH), &[7; 1448]);
     s.refused_by(TURNS);
 }
 
@@ -510,4 +510,45 @@ fn urgent_bytes_reach_the_guest_as_r_wrote_them() {
     s.net_sends(&urgent, &[7; 100]);
     s.net_gets(&told(101), &[]); // G has not got them
     s.refused_by(FIELDS);
+}
+
+#[test]
+fn each_segment_behind_a_hole_has_an_ack_of_its_own() {
+    for answers in [2, 1] {
+        let mut s = Scene::open();
+        for n in 2..4 {
+            s.net_sends(&seg(Side::R, 100 * n + 1, 1), &[7; 100]);
+        }
+        for _ in 0..answers {
+            s.net_gets(&told(1), &[]);
+        }
+        s.ms(12);
+        if answers == 2 { s.accepted() } else { s.refused_by(PROMPT) }
+    }
+}
+
+#[test]
+fn no_small_segments_while_more_is_there() {
+    let mut s = Scene::open();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 3000]);
+    s.net_gets(&told(3001), &[]);
+    s.guest_gets(&seg(Side::R, 1, 1), &[7; 100]);
+    s.refused_by(ECONOMY);
+}
+
+#[test]
+fn r_has_half_of_the_guests_window_while_the_vm_has_budget() {
+    for spare in [0, 8 << 20] {
+        let mut s = Scene::open();
+        s.h.spare = spare;
+        s.net_sends(&seg(Side::R, 1, 1), &vec![7; 40_000]);
+        s.net_gets(&told(40_001), &[]);
+        s.guest_gets(&seg(Side::R, 1, 1), &[7; 1448]);
+        s.sees(Side::G, &with(seg(Side::G, 1, 1), |x| x.window = 1000), &[]);
+        s.ms(10);
+        s.net_sends(&seg(Side::R, 40_001, 1), &[7; 1000]);
+        s.net_gets(&told(41_001), &[]);
+        s.ms(60);
+        if spare == 0 { s.accepted() } else { s.refused_by(WINDOW) }
+    }
 }

@@ -1,8 +1,9 @@
 //! WINDOW: what R is shown of the window, besides that its edge never moves left (INV-05).
 //!
-//! - A flow with offload does not hold R back while G itself shows room (SNOOP-09, SNOOP-34): R is
-//!   not without window for longer than [`WITHIN`] while G shows two segments more, unless the VM
-//!   has no budget to spare, or G shows more than a flow may hold. The twin would show it at once.
+//! - A flow with offload does not hold R back while G itself shows room (SNOOP-09, SNOOP-34): for
+//!   no longer than [`WITHIN`] R has less than half of G's window left while G shows two segments
+//!   more, unless the VM has no budget to spare; if it has little, R is not without window. The
+//!   twin would show it at once.
 //! - The edge moves by a segment, or by what rounding up to the field's unit makes of it, and not
 //!   by small steps (RFC 9293 section 3.8.6.2.2; SNOOP-08).
 //! - A window update is sent once more if R stays silent (SNOOP-34): it may have been lost.
@@ -22,14 +23,20 @@ const WITHIN: Duration = Duration::from_millis(50);
 const REPEATED_WITHIN: Duration = Duration::from_millis(250);
 /// A segment, where a smaller one would do.
 const SEGMENT: u64 = 1460;
-/// The most a flow may hold (SNOOP-39), less a segment and rounding.
+/// The most a flow takes by itself (SNOOP-39), less a segment and rounding.
 const HELD_MAX: u64 = 4 << 20;
+/// A flow may follow G's window if its VM has several of it to spare.
+const SPARE: u64 = 4;
+/// See [`SPARE`], for small windows.
+const SPARE_LEAST: u64 = 1 << 20;
 
 /// See the module doc.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Windows {
     /// Since when R has had no window although G shows one.
     held_back_since: Option<Instant>,
+    /// R's newest segment with data that counts.
+    data_at: Instant,
     /// A window update left and may have been lost.
     updated_at: Option<Instant>,
     /// The newest segment to R was one of the host's.
@@ -40,15 +47,21 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>) {
     if s.from == Side::R && (s.tcp.payload_len > 0 || s.tcp.flags.fin()) {
         h.quality.windows.updated_at = None;
     }
+    if s.from == Side::R && s.tcp.payload_len > 1 && s.counts {
+        h.quality.windows.data_at = s.at;
+    }
 }
 
 pub(super) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     let next = h.in_order();
     let on = h.is_twinned() && h.state == Some(State::On);
-    let roomy = now.since(h.cramped_at) > WITHIN && g.edge.saturating_sub(g.acked) <= HELD_MAX / 2;
-    let short = r.edge_to < next + SEGMENT && g.edge > r.edge_to + 2 * SEGMENT;
-    let held_back = on && roomy && short && r.fin.is_none();
+    let window = g.edge.saturating_sub(g.acked);
+    let roomy = now.since(h.cramped_at) > WITHIN && window <= HELD_MAX / 2;
+    let shut = r.edge_to < next + SEGMENT && roomy;
+    let small = r.edge_to < next + window / 2 && h.spare > SPARE * window + SPARE_LEAST;
+    let more = g.edge > r.edge_to + 2 * h.segment_for_guest().0.max(SEGMENT);
+    let held_back = on && (shut || small) && more && r.fin.is_none();
     let windows = &mut h.quality.windows;
     if !on {
         windows.updated_at = None;
@@ -61,7 +74,8 @@ pub(super) fn on_step(h: &mut History, now: Instant) -> Ensure {
         return Ok(());
     }
     let since = *windows.held_back_since.get_or_insert(now);
-    match now.since(since) > WITHIN {
+    let asked = shut || windows.data_at > since; // else R does not want more, as far as is known
+    match asked && now.since(since) > WITHIN {
         true => Err("R is held back although G shows a window".to_owned()),
         false => Ok(()),
     }

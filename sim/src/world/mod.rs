@@ -429,7 +429,7 @@ impl<'r> World<'r> {
         if let Some(recorder) = &mut self.recorder {
             recorder.frame(&tapped);
         }
-        if !forged && tap == Tap::FromNet && is_whole(bytes, packet.as_ref()) {
+        if self.forges && !forged && tap == Tap::FromNet && is_whole(bytes, packet.as_ref()) {
             self.known.truncate(16);
             faults::note_known(&mut self.known, packet.as_ref());
         }
