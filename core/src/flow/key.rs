@@ -166,6 +166,7 @@ pub(crate) mod tests {
         assert_ne!(on(vlan_of([0, 7])), on(vlan_of([0, 8])));
         assert_eq!(on(vlan_of([0, 7])), on(vlan_of([0xa0, 7])));
         assert_eq!(on(vlan_of([0, 7])).to_string(), "port 3 vlan 7 10.0.0.2:80 <-> 10.0.0.0:1");
+        assert_eq!(key(1).to_string(), "port 3 10.0.0.2:80 <-> 10.0.0.0:1");
     }
 
     #[test]

@@ -237,4 +237,29 @@ mod tests {
             assert_eq!(clock.now(at(153)).since(clock.now(at(150))), Duration::from_secs(3));
         }
     }
+
+    #[test]
+    fn snoop_32_the_last_refusals_are_remembered_each() {
+        let mut vm = Vm {
+            name_hash: 0,
+            offload: true,
+            draining: false,
+            budget_pages: 0,
+            reserved_pages: 0,
+            owing_flows: 0,
+            mtu: 1500,
+            clock: RunningClock::new(Instant::ZERO),
+            ready: VecDeque::new(),
+            fragment_at: None,
+            fragment_from_guest: None,
+            refused: VecDeque::new(),
+            counters: VmCounters::default(),
+        };
+        let remote = IpAddr16([7; 16]);
+        let last = u16::try_from(REFUSED_MAX).unwrap();
+        (0..=last).for_each(|port| vm.refuse(Instant::ZERO, remote, port));
+        for port in 0..=last {
+            assert_eq!(vm.refuses(Instant::ZERO, remote, port), port > 0);
+        }
+    }
 }

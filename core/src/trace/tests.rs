@@ -20,8 +20,11 @@ fn a_data_segment_reads_as_in_tcpdump() {
 fn tags_and_ecn_marks_show() {
     let mut l2 = v4_segment(b"").l2;
     l2.splice(12..12, [0x81, 0, 0xe0, 7]);
-    let s = Segment { l2, tos: 3, timestamps: None, ..v4_segment(b"") };
-    assert_eq!(line(&s.frame()), "vlan 7 10.0.0.1:1000 > 10.0.0.2:80 [ce]: P. 1:1 ack 1 win 512");
+    for (tos, mark) in [(0, ""), (1, " [ect1]"), (2, " [ect0]"), (3, " [ce]")] {
+        let s = Segment { l2: l2.clone(), tos, timestamps: None, ..v4_segment(b"") };
+        let expected = format!("vlan 7 10.0.0.1:1000 > 10.0.0.2:80{mark}: P. 1:1 ack 1 win 512");
+        assert_eq!(line(&s.frame()), expected);
+    }
 }
 
 #[test]

@@ -94,6 +94,16 @@ fn snoop_39_a_window_that_the_host_can_never_show_is_shown_by_the_guest() {
     r.gets_nothing();
 }
 
+/// Three eighths of its VM's budget are the most that one flow gets.
+#[test]
+fn snoop_39_a_window_above_the_largest_share_of_the_budget_is_shown_by_the_guest() {
+    for (window, state) in [(MIB + MIB / 4, State::On), (MIB + 3 * MIB / 4, State::Pass)] {
+        let (w, r, g) = pages(256).established();
+        exchange(&r, &g, 1, window);
+        assert_eq!(w.state(), Some(state));
+    }
+}
+
 /// Not while G has yet to take something: the edge would stand still until then.
 #[test]
 fn snoop_39_nobody_is_let_go_while_bytes_are_held_for_a_guest_off_its_cpu() {

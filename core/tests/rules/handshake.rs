@@ -169,12 +169,14 @@ fn com_24_copies_of_a_syn_must_agree() {
 
 #[test]
 fn com_24_ecn_may_be_dropped_on_the_second_syn_if_the_answer_has_none() {
-    for (syn_ack, on) in [("S. ack 1", true), ("SE. ack 1", false)] {
+    for (second, syn_ack, on) in
+        [("S", "S. ack 1", true), ("S", "SE. ack 1", false), ("SEW", "SE. ack 1", true)]
+    {
         let setup = Setup::new().small();
         let w = setup.opens();
         let (r, g) = w.pair(&setup);
         r.sends_syn_spec("SEW", &setup);
-        r.sends_syn_spec("S", &setup);
+        r.sends_syn_spec(second, &setup);
         g.gets_syn();
         g.gets_syn();
         g.sends_syn_spec(syn_ack, &setup);
@@ -182,7 +184,7 @@ fn com_24_ecn_may_be_dropped_on_the_second_syn_if_the_answer_has_none() {
         r.sends("1 ack 1");
         g.gets("1 ack 1");
         g.end(|end| end.acked = 1);
-        assert_eq!(offloaded(&w, &r, &g), on, "{syn_ack}");
+        assert_eq!(offloaded(&w, &r, &g), on, "{second}, {syn_ack}");
     }
 }
 
@@ -461,7 +463,8 @@ fn a_stale_syn_ack_does_not_spare_a_guest_its_reset() {
     w.0.borrow_mut().conns[0].monitor.lenient = true;
     g.stops(0);
     assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
-    r.gets("R. 1 ack 1001");
+    let reset = r.gets("R. 1 ack 1001");
+    assert_eq!(reset.packet.tcp().expect("TCP").0.ttl, 64, "as G's own");
     answers_with_cookie(&w, &g, 888_888);
     g.runs();
     assert!(g.gets_last_any().tcp().flags.rst());

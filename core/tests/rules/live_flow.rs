@@ -342,6 +342,8 @@ fn snoop_32_a_refusal_is_remembered_for_an_hour() {
         g.takes_all();
     }
     assert_eq!(flow(&w, |f| f.why), Why::GuestRefuses);
+    let aborted = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.counters.flows_aborted));
+    assert_eq!(aborted, Some(1));
     for (n, (ms, state)) in
         [(0, State::Pass), (3_500_000, State::Pass), (200_000, State::On)].into_iter().enumerate()
     {

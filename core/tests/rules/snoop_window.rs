@@ -163,6 +163,24 @@ fn snoop_34_no_update_for_crumbs() {
 }
 
 #[test]
+fn snoop_34_an_update_when_half_of_the_window_is_used_up() {
+    let (_, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    r.sends("1001:41001 gso 1000");
+    g.takes_all();
+    r.takes_all();
+    g.sends("ack 21001");
+    r.gets_nothing();
+    for n in 1..4 {
+        r.sends(&format!("{}:{} gso 1000", 1001 + 40_000 * n, 41_001 + 40_000 * n));
+    }
+    g.takes_all();
+    r.takes_all();
+    g.sends("ack 41001");
+    assert_eq!(r.takes_all().len(), 1);
+}
+
+#[test]
 fn snoop_35_every_probe_is_answered_at_once() {
     let (w, r, g) = Setup::new().established();
     warms_up(&r, &g);

@@ -1,12 +1,13 @@
 //! Mistakes that no test noticed when they were put into core on purpose (`make
 //! mutants-independent`): each has its test here.
 
-use crate::common::Setup;
 use crate::common::setup::ALL_FEATURES;
+use crate::common::world::Peer;
+use crate::common::{Setup, World};
 use crate::{GUEST, flow, sends_segments};
 use nightporter_core::engine::{PortFeatures, Verdict};
 use nightporter_core::tcp::flow::State;
-use nightporter_core::wire::virtio_net::{GSO_NONE, GSO_TCPV4, GSO_TCPV6};
+use nightporter_core::wire::virtio_net::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
 use zerocopy::IntoBytes;
 
 #[test]
@@ -170,4 +171,80 @@ fn life_09_a_reset_that_has_not_left_is_not_lost() {
     }
     let w = setup.reopens_in(memory.as_mut_bytes());
     assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
+}
+
+#[test]
+fn com_17_every_field_of_the_virtio_header_has_its_two_bytes() {
+    let bytes = [1, GSO_TCPV4, 0x42, 0x01, 0xb4, 0x05, 0x22, 0x03, 0x10, 0x04];
+    let hdr = VirtioNetHdr {
+        flags: 1,
+        gso_type: GSO_TCPV4,
+        hdr_len: 0x142,
+        gso_size: 0x5b4,
+        csum_start: 0x322,
+        csum_offset: 0x410,
+    };
+    assert_eq!((VirtioNetHdr::parse(&bytes), hdr.emit()), (hdr, bytes));
+}
+
+/// G opens a connection; returns before it has answered R's SYN-ACK.
+fn opened_by_guest(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
+    let w = setup.opens();
+    let (r, g) = w.pair(setup);
+    g.sends_syn();
+    r.gets_syn();
+    r.sends_syn_ack();
+    g.gets_syn();
+    (w, r, g)
+}
+
+#[test]
+fn com_28_a_reset_of_g_for_something_else_ends_no_handshake() {
+    let setup = Setup { guest_is_client: true, ..Setup::new() };
+    let (w, _r, g) = opened_by_guest(&setup);
+    g.is_forged("R 5000");
+    g.sends("1 ack 1");
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn com_26_data_on_the_third_ack_of_g_counts_as_sent() {
+    let setup = Setup { guest_is_client: true, ..Setup::new() };
+    let (w, r, g) = opened_by_guest(&setup);
+    g.sends("1:101 ack 1");
+    r.gets("1:101 ack 1");
+    assert_eq!(flow(&w, |f| f.tx.w_nxt - f.tx.w_una), 100);
+}
+
+#[test]
+fn com_25_a_simultaneous_open_passes_and_a_syn_in_mid_flow_does_not_make_it_pass() {
+    let setup = Setup { guest_is_client: true, ..Setup::new() };
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    g.sends_syn();
+    r.gets_syn();
+    r.sends_syn();
+    assert_eq!(w.state(), Some(State::Pass));
+    let (w, r, _g) = setup.established();
+    r.is_forged("S 0");
+    assert_eq!(w.state(), Some(State::On));
+}
+
+#[test]
+fn com_30_a_window_of_r_that_opens_by_itself_reaches_g() {
+    let (_w, r, g) = Setup::new().established();
+    r.sends("1 ack 1 win 65024");
+    g.gets("1 ack 1 win 65024");
+}
+
+#[test]
+fn snoop_04_old_data_is_always_answered_and_an_old_ack_twice_a_second_at_most() {
+    for (old, answers) in [("1001:2001 ack 1 <ts 10 0>", 3), ("1001 ack 1 <ts 10 0>", 1)] {
+        let (w, r, _g) = Setup::new().established();
+        r.sends("1:1001 ack 1 <ts 20 0>");
+        w.after_ms(1000);
+        r.takes_all();
+        (0..3).for_each(|_| assert!(matches!(r.is_forged(old), Verdict::Drop(_))));
+        assert_eq!(r.takes_all().len(), answers, "{old}");
+    }
 }

@@ -87,3 +87,10 @@ fn long_runs_of_ones_do_not_overflow() {
     assert_eq!(fold32(0x8000_8000), 1);
     assert_eq!(fold(0), 0);
 }
+
+/// The carry of the carries, which chance does not find: words that sum up to 2^65 - 1.
+#[test]
+fn the_carries_may_overflow_as_well() {
+    let b = [[0xff; 8], [0xff; 8], 1_u64.to_ne_bytes()].concat();
+    assert_eq!(!fold(sum(&b, 0)), plain_checksum(&[&b]));
+}

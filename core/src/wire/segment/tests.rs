@@ -230,6 +230,12 @@ fn a_udp_checksum_that_comes_out_as_zero_is_sent_as_ones() {
 }
 
 #[test]
+fn a_checksum_may_be_the_last_two_bytes_of_a_frame() {
+    let (frame, hdr) = udp(&[]);
+    assert_eq!(validate(&hdr, &frame), Ok(hdr));
+}
+
+#[test]
 fn com_12_the_inner_checksum_of_a_tunnel_may_be_completed_but_no_outer_header_touched() {
     let (mut frame, hdr) = udp(&[0; 60]);
     let inner = VirtioNetHdr { csum_start: 70, csum_offset: 16, ..hdr };
@@ -252,6 +258,14 @@ fn padding_is_neither_cut_into_segments_nor_counted() {
     frame.extend([0xee; 6]);
     assert_eq!(split(&hdr, &frame), plain);
     assert_eq!(plain.len(), 3);
+}
+
+#[test]
+fn what_has_no_payload_is_one_segment() {
+    let s = v4_segment(b"");
+    let (frame, hdr) = s.partial_frame(8);
+    let hdr = VirtioNetHdr { gso_type: GSO_TCPV4, gso_size: 8, ..hdr };
+    assert_eq!(split(&hdr, &frame), [s.frame()]);
 }
 
 #[test]
