@@ -4,34 +4,24 @@
 //! The model takes the segments that came in from R whole and in R's own name, refuses what
 //! RFC 9293 section 3.10.7.4, RFC 5961 and RFC 7323 refuse, and joins the rest.
 
-use std::collections::BTreeMap;
-
 use super::Ensure;
 use super::history::{BASE, History, Side};
 use super::out::Out;
+use super::ranges::Ranges;
 use crate::wire::{Seq, Tcp};
 
 /// Ranges of R's stream that a conforming G would have.
 #[derive(Clone, Debug, Default)]
 pub struct Acceptable {
-    ranges: BTreeMap<u64, u64>,
+    ranges: Ranges,
     /// TS.Recent of RFC 7323 section 4.3.
     pub(super) recent: Option<u32>,
 }
 
 impl Acceptable {
-    fn insert(&mut self, mut from: u64, mut to: u64) {
-        while let Some((&a, &b)) = self.ranges.range(..=to).next_back().filter(|(_, b)| **b >= from)
-        {
-            self.ranges.remove(&a);
-            (from, to) = (from.min(a), to.max(b));
-        }
-        self.ranges.insert(from, to);
-    }
-
     /// It has the place `at`, which may be a FIN's.
     pub(super) fn has(&self, at: u64) -> bool {
-        self.ranges.range(..=at).next_back().is_some_and(|(_, to)| *to > at)
+        self.ranges.has(at)
     }
 
     /// How many pieces there are.
@@ -41,7 +31,7 @@ impl Acceptable {
 
     /// End of what is there without a hole.
     pub(super) fn end(&self) -> u64 {
-        self.ranges.range(..=BASE + 1).next_back().map_or(BASE + 1, |(_, to)| *to)
+        self.ranges.end_of_run(BASE + 1)
     }
 }
 
@@ -74,7 +64,7 @@ pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     }
     let to = end.min(edge + u64::from(tcp.flags.fin()));
     if to > seq {
-        h.acceptable.insert(seq.max(BASE + 1), to);
+        h.acceptable.ranges.insert(seq.max(BASE + 1), to);
     }
     true
 }

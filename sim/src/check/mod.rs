@@ -41,6 +41,7 @@ mod odd_acks;
 pub mod out;
 mod prompt_ack;
 mod quality;
+mod ranges;
 pub mod reach;
 mod recovery;
 pub mod rule;

@@ -1,0 +1,33 @@
+//! Places of a stream, as ranges that neither overlap nor touch.
+
+use std::collections::BTreeMap;
+
+/// First place and end of each range.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Ranges(BTreeMap<u64, u64>);
+
+impl Ranges {
+    /// Joins `[from, to)` with what is there.
+    pub(super) fn insert(&mut self, mut from: u64, mut to: u64) {
+        while let Some((&a, &b)) = self.0.range(..=to).next_back().filter(|(_, b)| **b >= from) {
+            self.0.remove(&a);
+            (from, to) = (from.min(a), to.max(b));
+        }
+        self.0.insert(from, to);
+    }
+
+    /// `place` is in one of them.
+    pub(super) fn has(&self, place: u64) -> bool {
+        self.end_of_run(place) > place
+    }
+
+    /// End of what is there from `place` on without a hole.
+    pub(super) fn end_of_run(&self, place: u64) -> u64 {
+        self.0.range(..=place).next_back().map_or(place, |(_, to)| place.max(*to))
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
