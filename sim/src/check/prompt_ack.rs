@@ -2,11 +2,19 @@
 //! host, plus a bound.
 //!
 //! The twin acknowledges in-order data when G has run and seen it. A flow with offload is held to
-//! more: whatever came in order and below the edge that R was shown is acknowledged within
-//! [`WITHIN`] of its coming, whether G runs or not; and what G has acknowledged itself, its FIN
-//! included, is within the same time. Each segment that lies behind a hole is answered by an ACK
-//! of its own within that time, for R counts them (RFC 5681 section 4.2). Of two captures this
-//! cannot be judged: they do not say which flow is with offload while it is silent.
+//! more: bytes that the host must hold are acknowledged within [`WITHIN`] of their coming, or of
+//! the coming of the last byte before them, whether G runs or not; and bytes that G has
+//! acknowledged itself, its FIN included, are within the same time. Each segment that lies behind a
+//! hole is answered by an ACK of its own within that time, for R counts them (RFC 5681 section
+//! 4.2).
+//!
+//! The host must hold the bytes of a segment that G would take, with two exceptions, which R
+//! repeats:
+//! - bytes beyond the edge that R had been shown when they came (SNOOP-02);
+//! - a segment that begins another range when there are [`RANGES_MAX`] out of order (SNOOP-10).
+//!
+//! Of two captures this cannot be judged: they do not say which flow is with offload while it is
+//! silent.
 
 use std::collections::VecDeque;
 
@@ -15,9 +23,13 @@ use nightporter_core::time::{Duration, Instant};
 use super::Ensure;
 use super::history::{History, Side};
 use super::out::{In, Out};
+use super::ranges::Ranges;
 
 /// The longest an ACK may wait (SNOOP-07), and no more.
 const WITHIN: Duration = Duration::from_millis(10);
+/// SNOOP-10 has 64. The host may hold more ranges than are counted here: it may also take the
+/// segments that it need not.
+const RANGES_MAX: usize = 32;
 
 /// What R is owed.
 #[derive(Clone, Debug, Default)]
@@ -26,15 +38,37 @@ pub(crate) struct Waiting {
     since: Option<(Instant, u64)>,
     /// When each segment came behind a hole that has not been answered.
     behind_hole: VecDeque<Instant>,
+    /// R's bytes that the host must hold.
+    held: Ranges,
 }
 
 /// A segment came in, and is in the history.
 pub(super) fn on_in(h: &mut History, s: &In<'_>) {
+    if s.from == Side::G {
+        return;
+    }
     let r = h.end(Side::R);
     let behind = s.end > s.seq + 1 && s.seq > h.in_order() && s.end <= r.edge_to;
     let sure = s.counts && s.ack == r.acked && s.ack <= h.end(Side::G).end && r.fin.is_none();
-    if s.from == Side::R && behind && sure && s.tcp.options.understood() && h.is_twinned() {
+    if behind && sure && s.tcp.options.understood() && h.is_twinned() {
         h.quality.waiting.behind_hole.push_back(s.at);
+    }
+    hold(h, s);
+}
+
+/// Notes which bytes of R's segment the host must hold.
+fn hold(h: &mut History, s: &In<'_>) {
+    let (r, g) = (h.end(Side::R), h.end(Side::G));
+    if !h.is_on() || !s.counts {
+        return;
+    }
+    let next = r.ack_to.max(g.acked);
+    let (from, to) = (s.seq.max(next), s.end.min(r.edge_to));
+    let held = &mut h.quality.waiting.held;
+    held.forget_below(next);
+    let joins = from <= held.end_of_run(next) || held.touches(from, to);
+    if from < to && (joins || held.len() < RANGES_MAX) {
+        held.insert(from, to);
     }
 }
 
@@ -53,15 +87,14 @@ pub(super) fn on_step(h: &mut History, now: Instant) -> Ensure {
     if oldest.is_some_and(|at| now.since(*at) > WITHIN) {
         return Err("a segment behind a hole was not answered".to_owned());
     }
-    let r = h.end(Side::R);
-    let taken = h.in_order().min(r.edge_to).max(h.end(Side::G).acked);
+    let (told, acked) = (h.end(Side::R).ack_to, h.end(Side::G).acked);
+    let taken = h.quality.waiting.held.end_of_run(told.max(acked));
     // Nobody answers a probe for a guest that is long silent, nor takes its octet (INV-19).
-    let probe = taken == r.ack_to + 1 && taken > h.end(Side::G).acked;
-    if !h.is_twinned() || probe || taken <= r.ack_to {
+    let probe = taken == told + 1 && taken > acked;
+    if !h.is_twinned() || probe || taken <= told {
         h.quality.waiting.since = None;
         return Ok(());
     }
-    let told = r.ack_to;
     let since = &mut h.quality.waiting.since;
     match *since {
         Some((at, before)) if before == told => {

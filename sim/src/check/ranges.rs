@@ -16,9 +16,21 @@ impl Ranges {
         self.0.insert(from, to);
     }
 
+    /// Forgets ranges that end at `place` or before.
+    pub(super) fn forget_below(&mut self, place: u64) {
+        while self.0.first_key_value().is_some_and(|(_, to)| *to <= place) {
+            self.0.pop_first();
+        }
+    }
+
     /// `place` is in one of them.
     pub(super) fn has(&self, place: u64) -> bool {
         self.end_of_run(place) > place
+    }
+
+    /// `[from, to)` overlaps one of them, or is next to it.
+    pub(super) fn touches(&self, from: u64, to: u64) -> bool {
+        self.0.range(..=to).next_back().is_some_and(|(_, end)| *end >= from)
     }
 
     /// End of what is there from `place` on without a hole.

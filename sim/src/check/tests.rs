@@ -207,6 +207,37 @@ fn data_in_order_that_is_not_acknowledged_while_the_guest_sleeps() {
 }
 
 #[test]
+fn data_beyond_the_edge_is_not_owed_an_ack() {
+    let mut s = Scene::open();
+    s.h.ends[Side::G as usize].edge_max += 10_000; // G would take it
+    s.net_sends(&seg(Side::R, 1, 1), &vec![7; 32_000]);
+    s.net_sends(&seg(Side::R, 32_001, 1), &vec![7; 34_000]);
+    s.net_gets(&told(64_001), &[]);
+    s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 100), &[]);
+    s.ms(12);
+    s.accepted();
+}
+
+#[test]
+fn of_ranges_out_of_order_some_are_owed_an_ack_when_the_hole_is_filled() {
+    for (ranges, filled, owed) in [(60, 20, true), (60, 40, false)] {
+        let mut s = Scene::open();
+        let place = |n: u32| 1 + 200 * n;
+        for n in 0..ranges {
+            s.net_sends(&seg(Side::R, place(n) + 100, 1), &[7; 100]);
+        }
+        for n in 0..filled {
+            s.net_sends(&seg(Side::R, place(n), 1), &[7; 100]);
+            s.net_gets(&told(place(n + 1)), &[]);
+        }
+        s.net_sends(&seg(Side::R, place(filled), 1), &[7; 100]);
+        s.net_gets(&told(place(filled) + 100), &[]);
+        s.ms(12);
+        if owed { s.refused_by(PROMPT) } else { s.accepted() }
+    }
+}
+
+#[test]
 fn what_the_guest_acknowledged_itself_and_r_does_not_hear() {
     let mut s = Scene::promised(100);
     s.net_sends(&with(seg(Side::R, 101, 1), |x| x.flags = PUSH | TcpFlags::FIN), &[]);
