@@ -8,9 +8,10 @@
 //! hole is answered by an ACK of its own within that time, for R counts them (RFC 5681 section
 //! 4.2).
 //!
-//! The host must hold the bytes of a segment that G would take, with two exceptions, which R
+//! The host must hold the bytes of a segment that G would take, with three exceptions, which R
 //! repeats:
 //! - bytes beyond the edge that R had been shown when they came (SNOOP-02);
+//! - a segment whose ACK is older than a whole window of R (SNOOP-03; RFC 5961 section 5.2);
 //! - a segment that begins another range when there are [`RANGES_MAX`] out of order (SNOOP-10).
 //!
 //! Of two captures this cannot be judged: they do not say which flow is with offload while it is
@@ -59,7 +60,9 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>) {
 /// Notes which bytes of R's segment the host must hold.
 fn hold(h: &mut History, s: &In<'_>) {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
-    if !h.is_on() || !s.counts {
+    let window = r.edge.saturating_sub(r.acked);
+    let old = s.ack + window < r.acked;
+    if !h.is_on() || !s.counts || old {
         return;
     }
     let next = r.ack_to.max(g.acked);

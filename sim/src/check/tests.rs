@@ -206,6 +206,28 @@ fn data_in_order_that_is_not_acknowledged_while_the_guest_sleeps() {
     s.refused_by(PROMPT);
 }
 
+/// R's newest ACK is 60001, and its window 12800.
+fn long_acked() -> Scene {
+    let mut s = Scene::open();
+    for n in 0..2 {
+        let segment = with(seg(Side::G, 1 + 30_000 * n, 1), |x| x.flags = PUSH);
+        s.guest_sends(&segment, &vec![7; 30_000]);
+        s.net_gets(&segment, &vec![7; 30_000]);
+    }
+    s.net_sends(&with(seg(Side::R, 1, 60_001), |x| x.window = 100), &[]);
+    s
+}
+
+#[test]
+fn data_with_an_ack_older_than_a_window_is_not_owed_an_ack() {
+    for (ack, owed) in [(60_001 - 12_800, true), (60_001 - 12_801, false)] {
+        let mut s = long_acked();
+        s.net_sends(&with(seg(Side::R, 1, ack), |x| x.window = 100), &[7; 100]);
+        s.ms(12);
+        if owed { s.refused_by(PROMPT) } else { s.accepted() }
+    }
+}
+
 #[test]
 fn data_beyond_the_edge_is_not_owed_an_ack() {
     let mut s = Scene::open();
