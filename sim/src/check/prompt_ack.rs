@@ -8,10 +8,11 @@
 //! hole is answered by an ACK of its own within that time, for R counts them (RFC 5681 section
 //! 4.2).
 //!
-//! The host must hold the bytes of a segment that G would take, with three exceptions, which R
-//! repeats:
+//! The host must hold the bytes of a segment that G would take, with four exceptions. R repeats
+//! these segments, or G acknowledges them itself:
 //! - bytes beyond the edge that R had been shown when they came (SNOOP-02);
 //! - a segment whose ACK is older than a whole window of R (SNOOP-03; RFC 5961 section 5.2);
+//! - a segment that the host does not understand, which passes to G (SNOOP-13, COM-04);
 //! - a segment that begins another range when there are [`RANGES_MAX`] out of order (SNOOP-10).
 //!
 //! Of two captures this cannot be judged: they do not say which flow is with offload while it is
@@ -23,7 +24,7 @@ use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
 use super::history::{History, Side};
-use super::out::{In, Out};
+use super::out::{In, Out, is_foreign};
 use super::ranges::Ranges;
 
 /// The longest an ACK may wait (SNOOP-07), and no more.
@@ -62,7 +63,7 @@ fn hold(h: &mut History, s: &In<'_>) {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     let window = r.edge.saturating_sub(r.acked);
     let old = s.ack + window < r.acked;
-    if !h.is_on() || !s.counts || old {
+    if !h.is_on() || !s.counts || old || is_foreign(s.ip, s.tcp) {
         return;
     }
     let next = r.ack_to.max(g.acked);

@@ -229,6 +229,22 @@ fn data_with_an_ack_older_than_a_window_is_not_owed_an_ack() {
 }
 
 #[test]
+fn urgent_data_is_not_owed_an_ack_before_the_guest_has_it() {
+    let mut s = Scene::open();
+    let urgent = with(seg(Side::R, 1, 1), |x| {
+        (x.flags, x.urgent) = (TcpFlags::ACK | TcpFlags::URG, 100);
+    });
+    s.net_sends(&urgent, &[7; 100]);
+    s.guest_gets(&urgent, &[7; 100]);
+    s.net_sends(&seg(Side::R, 101, 1), &[7; 100]);
+    s.ms(12);
+    s.accepted();
+    s.guest_sends(&seg(Side::G, 1, 101), &[]);
+    s.ms(12);
+    s.refused_by(PROMPT);
+}
+
+#[test]
 fn data_beyond_the_edge_is_not_owed_an_ack() {
     let mut s = Scene::open();
     s.h.ends[Side::G as usize].edge_max += 10_000; // G would take it
