@@ -10,6 +10,10 @@ use super::out::Out;
 use super::ranges::Ranges;
 use crate::wire::{Seq, Tcp};
 
+/// A TSval may be as many ticks older than TS.Recent (`tcp_paws_check` of Linux 6.18). R's own
+/// clock never goes back, so only delayed segments are older.
+const AGE_MAX: i32 = 1;
+
 /// Ranges of R's stream that a conforming G would have.
 #[derive(Clone, Debug, Default)]
 pub struct Acceptable {
@@ -22,6 +26,17 @@ impl Acceptable {
     /// It has the place `at`, which may be a FIN's.
     pub(super) fn has(&self, at: u64) -> bool {
         self.ranges.has(at)
+    }
+
+    /// By how many ticks a TSval of R is older than TS.Recent, which 0 leaves void.
+    fn age(&self, tsval: u32) -> i32 {
+        let recent = self.recent.filter(|recent| *recent != 0);
+        recent.map_or(0, |recent| Seq(recent).after(Seq(tsval)))
+    }
+
+    /// PAWS refuses a segment with this clock.
+    pub(super) fn refuses_clock(&self, tcp: &Tcp) -> bool {
+        tcp.options.timestamps.is_some_and(|ts| self.age(ts.tsval) > AGE_MAX)
     }
 
     /// How many pieces there are.
@@ -43,17 +58,14 @@ pub(super) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     let ack_to = h.end(Side::R).ack_to;
     if h.timestamps() {
         let Some(ts) = tcp.options.timestamps else { return false };
-        // PAWS, as `tcp_paws_check` of Linux 6.18 has it: one tick back is none, 0 is void. R's own
-        // clock never goes back, so only what was delayed fails here.
-        let recent = h.acceptable.recent.filter(|recent| *recent != 0);
-        let age = recent.map_or(0, |recent| Seq(recent).after(Seq(ts.tsval)));
-        if age > 1 {
+        let age = h.acceptable.age(ts.tsval);
+        if age > AGE_MAX {
             return false;
         }
         // An old duplicate is dropped before its clock is read.
         let acceptable = end > ack_to || (end == seq && seq >= ack_to);
-        if seq <= ack_to.max(BASE + 1) && acceptable {
-            h.acceptable.recent = if age > 0 { recent } else { Some(ts.tsval) };
+        if seq <= ack_to.max(BASE + 1) && acceptable && age <= 0 {
+            h.acceptable.recent = Some(ts.tsval);
         }
     }
     let (r, g) = (h.end(Side::R), h.end(Side::G));

@@ -1,5 +1,8 @@
 //! ODD-ACKS (COM-31, RFC 5961 section 7): answers to segments that no connection in order has are
 //! limited, one in half a second; else two such ends, or a forger, could keep a storm going.
+//!
+//! PAWS comes before the ACK is looked at (SNOOP-01), and its answer to a segment with data is not
+//! limited (SNOOP-04, COM-31): such a segment is not odd.
 
 use nightporter_core::time::{Duration, Instant};
 
@@ -29,7 +32,8 @@ pub(super) fn on_in(h: &mut History, at: Instant, from: Side, tcp: &Tcp) {
         && h.unwrap(Side::G, tcp.ack, r.acked) > g.end
         && seq >= h.in_order().max(r.ack_to)
         && seq < r.edge_to;
-    let odd = from == Side::R && open && (begins || future);
+    let old = h.timestamps() && tcp.payload_len > 0 && h.acceptable.refuses_clock(tcp);
+    let odd = from == Side::R && open && (begins || future) && !old;
     h.quality.odd.pending = odd.then_some(at);
 }
 

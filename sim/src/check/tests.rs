@@ -138,6 +138,13 @@ impl Scene {
         self.sees(Side::R, segment, payload);
     }
 
+    /// In R's name.
+    fn forger_sends(&mut self, segment: &Segment, payload: &[u8]) {
+        let bytes = build(segment, payload);
+        let packet = Packet::parse(&bytes).expect("well-formed");
+        quality::on_any(&mut self.h, self.now, Side::R, packet.tcp().expect("TCP"));
+    }
+
     fn guest_sends(&mut self, segment: &Segment, payload: &[u8]) {
         self.clock.on_seen(self.now, usize::MAX);
         self.sees(Side::G, segment, payload);
@@ -424,6 +431,19 @@ fn odd_segments_are_answered_twice_a_second_at_most() {
         s.ms(ms);
         s.net_sends(&with(seg(Side::R, 5, 0), |x| x.flags = TcpFlags::SYN), &[]);
         s.net_gets(&told(101), &[]);
+        if fine { s.accepted() } else { s.refused_by(ODD_ACKS) }
+    }
+}
+
+#[test]
+fn data_with_an_old_clock_is_answered_each_time() {
+    for (clock, fine) in [(98, true), (99, false)] {
+        let mut s = Scene::promised(100);
+        for _ in 0..2 {
+            let odd = with(seg(Side::R, 101, 70_000), |x| x.timestamps = Some((clock, 500)));
+            s.forger_sends(&odd, &[7; 100]);
+            s.net_gets(&told(101), &[]);
+        }
         if fine { s.accepted() } else { s.refused_by(ODD_ACKS) }
     }
 }
