@@ -10,7 +10,7 @@ use nightporter_guest::control::{Command, Reply};
 use nightporter_guest::data::splitmix64;
 
 use crate::accel::Accel;
-use crate::cpus::Cores;
+use crate::cpus::{Awake, Cores};
 use crate::image::{Image, log_dir, source_root};
 use crate::link::Link;
 use crate::process::{self, CpuUse};
@@ -74,6 +74,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let mut progress = Progress::start();
     let cores = Cores::plan()?;
     cores.leave_contended()?;
+    let _awake = Awake::hold();
     progress.step("preparing the guests' kernel and initramfs");
     let image = Image::for_qemu()?;
     let accel = match options.accel {

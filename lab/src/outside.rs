@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use nightporter_guest::data::{HTTP_PORT, fill};
 
 use crate::accel::Accel;
-use crate::cpus::Cores;
+use crate::cpus::{Awake, Cores};
 use crate::demo::{GOLDEN, Lab, receiver};
 use crate::image::{Image, log_dir};
 use crate::link::Link;
@@ -45,6 +45,7 @@ pub fn run(options: &Options) -> Result<()> {
     process::die_cleanly_on_signals()?;
     let cores = Cores::plan()?;
     cores.leave_contended()?;
+    let _awake = Awake::hold();
     let image = Image::for_qemu()?;
     let run_dir = RunDir::create()?;
     let logs = log_dir("outside")?;
