@@ -15,6 +15,9 @@ pub const PAGE: usize = 16 * 1024;
 pub const FLOW_BUFFER_MIN: u64 = 64 * 1024;
 /// What a flow starts with if the VM's budget allows (SNOOP-39).
 pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
+/// What a flow grows to while its G does not run, once G has proved to be ESTABLISHED (SNOOP-39):
+/// what R sends in 10 ms at 1 Gbit/s, so that it need not stop for G's next time slice.
+pub const FLOW_BUFFER_AHEAD_MAX: u64 = 1024 * 1024;
 /// What a flow grows to because R filled what it had (SNOOP-39): more would only add delay.
 pub const FLOW_BUFFER_DOUBLED_MAX: u64 = 4 * 1024 * 1024;
 /// What a flow grows to because G itself shows as much: all that Linux shows with a `tcp_rmem` of

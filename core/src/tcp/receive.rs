@@ -135,10 +135,10 @@ impl Flow {
         let advanced = self.rx.rcv_nxt - rcv_nxt;
         self.counters.early_acked_bytes += advanced;
         cx.vm.counters.early_acked_bytes += advanced;
-        self.maybe_grow_buffer(cx);
         if self.rx.re - self.rx.rcv_nxt.min(self.rx.re) < u64::from(self.opt.mss_to_guest) {
             self.flags.filled = true;
         }
+        self.maybe_grow_buffer(cx);
         if range.len() > 0 {
             self.deadlines.update_repeat = Instant::MAX; // R has heard of the window
             let whole = range.seq == rcv_nxt && advanced == range.len();

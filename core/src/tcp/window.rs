@@ -119,8 +119,9 @@ impl Flow {
     }
 
     /// Grows the buffer to the initial size once data flows, follows G's own window, which knows
-    /// the round trip, and doubles each time R filled it and G then drained it (SNOOP-39). It grows
-    /// by what fits, and only to follow G's window when half of the VM's budget is taken.
+    /// the round trip, and doubles each time R filled it and G then drained it (SNOOP-39); at first
+    /// without waiting for G. It grows by what fits, and only to follow G's window when half of the
+    /// VM's budget is taken.
     ///
     /// The first step does not wait until G has proved to be ESTABLISHED (COM-29). To stop at the
     /// edge of G's SYN-ACK, 64 KiB at most, would make every upload of 100 KB wait for G's next
@@ -143,12 +144,19 @@ impl Flow {
             if roomy {
                 self.grow(cx, limits::FLOW_BUFFER_INITIAL);
             }
-        } else if self.flags.filled && self.held_bytes() == 0 {
+        } else if self.flags.filled && (self.held_bytes() == 0 || self.grows_ahead(now)) {
             self.flags.filled = false;
             if roomy {
                 self.grow(cx, (now * 2).min(limits::FLOW_BUFFER_DOUBLED_MAX));
             }
         }
+    }
+
+    /// A G that has answered and has room takes more in its next time slice: R need not wait for
+    /// that.
+    fn grows_ahead(&self, now: u64) -> bool {
+        let open = self.flags.proven && self.rx.g_re > self.rx.g_una;
+        open && now * 2 <= limits::FLOW_BUFFER_AHEAD_MAX
     }
 
     /// R must not be shown less than G shows for good: the flow drains, passes and stays so.

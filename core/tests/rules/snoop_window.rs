@@ -297,6 +297,38 @@ fn snoop_39_the_buffer_grows_with_what_the_guest_drains() {
     assert!(vm <= 257, "{vm} pages");
 }
 
+/// R sends segments of 1000 bytes from byte 1001 on, as far as it may; what H acknowledged.
+fn sends_as_far_as_it_may(r: &Peer<'_>) -> u32 {
+    let mut next = 1001;
+    loop {
+        r.sends(&format!("{next}:{}", next + 1000));
+        let seen = r.gets_last(&format!("ack {}", next + 1000));
+        if seen.window() < 1000 {
+            return seen.ack();
+        }
+        next += 1000;
+    }
+}
+
+#[test]
+fn snoop_39_r_need_not_wait_for_the_next_slice_of_a_guest_that_has_answered() {
+    let (_, r, g) = Setup { budget_bytes: 16 << 20, ..Setup::new() }.established();
+    warms_up(&r, &g);
+    g.stops(0);
+    let acked = sends_as_far_as_it_may(&r);
+    assert!((1_000_000..=1_000_000 + 50_000).contains(&acked), "{acked}");
+}
+
+#[test]
+fn snoop_39_a_guest_whose_application_does_not_read_is_not_run_ahead_of() {
+    let (_, r, g) = Setup { budget_bytes: 16 << 20, ..Setup::new() }.established();
+    warms_up(&r, &g);
+    g.sends("ack 1001 win 0");
+    r.takes_all();
+    let acked = sends_as_far_as_it_may(&r);
+    assert!((200_000..=270_000).contains(&acked), "{acked}");
+}
+
 #[test]
 fn snoop_39_no_more_is_promised_than_the_budget_has() {
     // Three flows and room for little more than the first windows (INV-06, LIFE-03).
