@@ -20,8 +20,7 @@ impl Flow {
     pub(crate) fn window_to_net(&mut self) -> u16 {
         let ack = self.ack_to_net();
         let shift = self.opt.shift_g;
-        let edge = self.edge_wanted();
-        let mut field = (edge.saturating_sub(ack) >> shift).min(u64::from(u16::MAX));
+        let mut field = self.field_for(self.edge_wanted());
         if ack + (field << shift) < self.rx.re {
             // Rounding down would move the edge left: round up, as far as the reservation goes.
             // Each ACK may add another 2^shift - 1; beyond that R sees it move left by less than
@@ -33,6 +32,12 @@ impl Flow {
         }
         self.rx.re = self.rx.re.max(ack + (field << shift));
         u16::try_from(field).unwrap_or(u16::MAX)
+    }
+
+    /// The most that a window field can say of an edge.
+    fn field_for(&self, edge: u64) -> u64 {
+        let window = edge.saturating_sub(self.ack_to_net());
+        (window >> self.opt.shift_g).min(u64::from(u16::MAX))
     }
 
     /// The edge H would like to show: as it is, unless it can move by a useful amount
@@ -54,10 +59,12 @@ impl Flow {
         self.rx.re < self.rx.rcv_nxt + self.rounding_slack()
     }
 
-    /// R is short of window and a segment would give it more (SNOOP-34).
+    /// R is short of window and a segment would give it more (SNOOP-34): more than a field can say
+    /// of the edge it knows, or R would get a duplicate ACK, and take the third for a loss.
     pub(crate) fn window_update_due(&self) -> bool {
         let left = self.rx.re.saturating_sub(self.rx.rcv_nxt);
-        let gain = self.edge_wanted() - self.rx.re;
+        let field = self.field_for(self.edge_wanted());
+        let gain = (self.ack_to_net() + (field << self.opt.shift_g)).saturating_sub(self.rx.re);
         let short = left < u64::from(self.rx.buffer_bytes) / 2 || gain >= left;
         (gain > 0 && short) || self.unit_is_free()
     }

@@ -162,6 +162,27 @@ fn snoop_34_no_update_for_crumbs() {
     assert_eq!(r.takes_all().len(), 1);
 }
 
+/// Found by tshark: G's ACKs moved the edge by less than a unit, and each made H say again what R
+/// knew. Three of those are a loss to R (RFC 5681 section 3.2).
+#[test]
+fn snoop_34_an_update_that_a_coarse_unit_cannot_say_is_no_duplicate_ack() {
+    let (w, r, g) = coarse().established();
+    let end = fills_window_by_segments(&w, &r, &g);
+    g.runs();
+    g.takes_all();
+    r.takes_all();
+    let mut shown = 0;
+    for acked in (3001..end).step_by(2000) {
+        g.sends(&format!("ack {acked}"));
+        g.takes_all();
+        for update in r.takes_all() {
+            assert!(update.window() > shown, "R was shown {shown} bytes before");
+            shown = update.window();
+        }
+    }
+    assert!(shown >= 1 << 15, "{shown}");
+}
+
 #[test]
 fn snoop_34_an_update_when_half_of_the_window_is_used_up() {
     let (_, r, g) = Setup::new().established();

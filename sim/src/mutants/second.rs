@@ -144,6 +144,10 @@ mutations! { SECOND:
     "[[self.deadlines.update_repeat = cx.now + limits::WINDOW_UPDATE_REPEAT;]]"
     => "";
 
+    "a window update that its field cannot say", "SNOOP-34", "tcp/window.rs",
+    "[[(self.ack_to_net() + (field << self.opt.shift_g)).saturating_sub(self.rx.re)]]"
+    => "(self.edge_wanted() - self.rx.re + 0 * field)";
+
     "challenge ACKs without limit", "COM-31", "tcp/receive.rs",
     "if [[Duration::from_millis(since) >= limits::ODD_ACK_INTERVAL]] {"
     => "true";
