@@ -37,6 +37,7 @@ mod inv23;
 mod inv24;
 pub mod inv25;
 mod judge;
+mod news;
 mod odd_acks;
 pub mod out;
 mod prompt_ack;

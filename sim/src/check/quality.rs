@@ -7,9 +7,10 @@ use super::guest_clock::GuestClock;
 use super::history::{History, Side};
 use super::judge::first_wrong;
 use super::out::{In, Out};
-use super::rule::{DUPLICATES, ECHO, ECONOMY, FIELDS, ODD_ACKS, PROMPT, RECOVERY, WINDOW};
+use super::rule::{DUPLICATES, ECHO, ECONOMY, FIELDS, NEWS, ODD_ACKS, PROMPT, RECOVERY, WINDOW};
 use super::{
-    Ensure, duplicates, echoes, economy, field_by_field, odd_acks, prompt_ack, recovery, windows,
+    Ensure, duplicates, echoes, economy, field_by_field, news, odd_acks, prompt_ack, recovery,
+    windows,
 };
 use crate::wire::{Ip, Tcp};
 
@@ -24,12 +25,14 @@ pub(crate) struct Quality {
     pub(super) windows: windows::Windows,
     pub(super) recovery: recovery::Recovery,
     pub(super) again: economy::Again,
+    pub(super) news: news::News,
 }
 
 /// A whole segment came in, perhaps in another's name: it may be believed.
 pub(crate) fn on_any(h: &mut History, at: Instant, from: Side, (ip, tcp): (&Ip, &Tcp)) {
     h.quality.fields.note_network(from, ip);
     odd_acks::on_in(h, at, from, tcp);
+    news::on_in(h, from, tcp);
 }
 
 /// A segment came in; all that follows from itself is in the history.
@@ -44,13 +47,14 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>) {
 
 /// Rules that need frames alone, for flows between honest ends.
 pub(super) fn on_out(h: &History, o: &Out<'_>) -> Result<(), (u8, String)> {
-    let checks: [(u8, Ensure); 6] = [
+    let checks: [(u8, Ensure); 7] = [
         (FIELDS, field_by_field::on_out(h, o)),
         (ECHO, echoes::on_out(h, o)),
         (DUPLICATES, duplicates::on_out(h, o)),
         (ODD_ACKS, odd_acks::on_out(h, o)),
         (WINDOW, windows::on_out(h, o)),
         (ECONOMY, economy::on_out(h, o)),
+        (NEWS, news::on_out(h, o)),
     ];
     first_wrong(&checks)
 }
@@ -63,6 +67,7 @@ pub(super) fn after_out(h: &mut History, o: &Out<'_>) {
     odd_acks::after_out(h, o);
     windows::after_out(h, o);
     economy::after_out(h, o);
+    news::after_out(h, o);
 }
 
 /// Rules about time, between two steps of the host.

@@ -22,6 +22,8 @@ pub const WINDOW: u8 = 37;
 pub const ODD_ACKS: u8 = 38;
 /// See [`PROMPT`]; `turns`.
 pub const TURNS: u8 = 39;
+/// See [`PROMPT`]; `news`.
+pub const NEWS: u8 = 40;
 
 /// Names of the rules that are not invariants of the specification.
 const NAMES: &[(u8, &str)] = &[
@@ -34,6 +36,7 @@ const NAMES: &[(u8, &str)] = &[
     (WINDOW, "WINDOW"),
     (ODD_ACKS, "ODD-ACKS"),
     (TURNS, "TURNS"),
+    (NEWS, "NEWS"),
 ];
 
 /// What a number is called.

@@ -8,7 +8,7 @@ use super::guest_clock::GuestClock;
 use super::history::{History, Side};
 use super::judge::check_out;
 use super::rule::{
-    DUPLICATES, ECHO, ECONOMY, FIELDS, ODD_ACKS, PROMPT, RECOVERY, TURNS, WINDOW, name,
+    DUPLICATES, ECHO, ECONOMY, FIELDS, NEWS, ODD_ACKS, PROMPT, RECOVERY, TURNS, WINDOW, name,
 };
 use super::turns::Turns;
 use super::{FlowName, Tap, Tapped, quality, recovery};
@@ -445,6 +445,21 @@ fn data_with_an_old_clock_is_answered_each_time() {
             s.net_gets(&told(101), &[]);
         }
         if fine { s.accepted() } else { s.refused_by(ODD_ACKS) }
+    }
+}
+
+#[test]
+fn what_the_remote_knows_is_said_three_times_only_if_it_asks() {
+    for asked in [true, false] {
+        let mut s = Scene::promised(100);
+        s.guest_sends(&seg(Side::G, 1, 101), &[]);
+        for _ in 0..3 {
+            if asked {
+                s.net_sends(&seg(Side::R, 100, 1), &[]); // a keepalive
+            }
+            s.net_gets(&told(101), &[]);
+        }
+        if asked { s.accepted() } else { s.refused_by(NEWS) }
     }
 }
 
