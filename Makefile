@@ -7,6 +7,7 @@ export CARGO_TARGET_DIR := $(abspath $(TARGET))
 PACKAGES_BUILD := gcc libc6-dev
 PACKAGES_GUESTS := qemu-system-x86 user-mode-linux iproute2 cpio
 PACKAGES_BENCH := valgrind dpdk-dev
+PACKAGES_TSHARK := tshark
 
 # What `make demo` shows: the two cases that say most, unless one is asked for.
 DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK))
@@ -19,7 +20,7 @@ CPU_HOURS ?= 6
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build demo test sim sim-long mutants mutants-independent coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build demo test sim sim-long mutants mutants-independent tshark coverage figures scale simulator fuzz bench fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +49,11 @@ mutants: simulator ## breaks core in one way after the other and tells who notic
 
 mutants-independent: simulator ## SAMPLE=1000 changes of core that cargo-mutants lists: who notices; SEED=n, LIMIT_S=n
 	@.ci/survey $(SAMPLE) "$(SEED)" 500 $(LIMIT_S)
+
+tshark: SEEDS := 200
+tshark: simulator ## what tshark's expert says of SEEDS=200 worlds with the offload, and without
+	@.ci/packages $(PACKAGES_TSHARK)
+	@.ci/tshark seeds 0 $(SEEDS)
 
 fuzz: ## every fuzz target for FUZZ_SECONDS=60 each; needs a nightly compiler and cargo-fuzz
 	@.ci/packages $(PACKAGES_BUILD)

@@ -71,12 +71,18 @@ impl Captures {
     }
 
     /// Ends both at the same moment and checks them; `offload`: it may have been on. Without a
-    /// finding the files are removed.
+    /// finding the files are removed, after copies were kept as `KEEP-remote.pcap` and
+    /// `KEEP-guest.pcap`.
     ///
     /// # Errors
     /// What the checker found, or why it could not be asked. A capture that missed frames cannot
     /// be checked.
-    pub fn check(mut self, daemon: &mut Daemon, offload: bool) -> Result<Report> {
+    pub fn check(
+        mut self,
+        daemon: &mut Daemon,
+        offload: bool,
+        keep: Option<&Path>,
+    ) -> Result<Report> {
         let guest = self.sides[1].port.clone();
         let status = status(daemon)?;
         for side in &mut self.sides {
@@ -103,7 +109,10 @@ impl Captures {
             guest_side.file.display(),
             found.join("\n"),
         );
-        for side in &self.sides {
+        for (side, word) in self.sides.iter().zip(["remote", "guest"]) {
+            if let Some(keep) = keep {
+                fs::copy(&side.file, format!("{}-{word}.pcap", keep.display()))?;
+            }
             fs::remove_file(&side.file)?;
         }
         Ok(report)

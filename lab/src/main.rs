@@ -1,5 +1,6 @@
 //! `nightporter-lab`: the demo and the tests on real guests, from the command line.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
@@ -74,6 +75,9 @@ enum Command {
         /// Only those whose name contains this.
         #[arg(default_value = "")]
         filter: String,
+        /// Keep the captures of what passed in this directory.
+        #[arg(long)]
+        captures: Option<PathBuf>,
     },
     /// Only download and build what the guests boot, so that a later run needs no network.
     Prepare,
@@ -98,7 +102,7 @@ fn main() {
             outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
         }
         Command::Prepare => Image::for_qemu().map(|_| true),
-        Command::Test { filter } => scenario::run_all(&filter),
+        Command::Test { filter, captures } => scenario::run_all(&filter, captures.as_deref()),
     };
     match passed {
         Ok(true) => {}

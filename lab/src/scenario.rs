@@ -3,9 +3,11 @@
 //! Each scenario has a world of its own: network namespaces, daemon, guest. The output is
 //! libtest's, so that whoever counts tests can count these.
 
+use std::fs;
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
 use std::panic;
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -50,21 +52,25 @@ enum Kind {
     Uml,
 }
 
-/// Runs the scenarios whose name contains `filter`; whether all of them passed.
+/// Runs the scenarios whose name contains `filter`; whether all of them passed. Captures in which
+/// nothing was found are kept in `captures`, as `SCENARIO-{with,without}-{remote,guest}.pcap`.
 ///
 /// # Errors
 /// The lab itself could not be set up.
-pub fn run_all(filter: &str) -> Result<bool> {
+pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
     process::die_cleanly_on_signals()?;
     let chosen: Vec<_> = SCENARIOS.iter().filter(|(name, ..)| name.contains(filter)).collect();
     println!("\nrunning {} tests", chosen.len());
     let start = Instant::now();
+    if let Some(dir) = captures {
+        fs::create_dir_all(dir)?;
+    }
     let lab = Lab::prepare()?;
     let mut failures = Vec::new();
     for &&(name, kind, run) in &chosen {
         // A thread of its own, because a world takes its thread into its network namespace.
         let outcome = thread::scope(|scope| {
-            let inside = scope.spawn(|| lab.run(name, kind, run));
+            let inside = scope.spawn(|| lab.run(name, kind, run, captures));
             inside.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         });
         process::yield_to_signal();
@@ -102,7 +108,7 @@ impl Lab {
         Ok(Self { accel, qemu, uml })
     }
 
-    fn run(&self, name: &str, kind: Kind, run: Run) -> Result<()> {
+    fn run(&self, name: &str, kind: Kind, run: Run, keep: Option<&Path>) -> Result<()> {
         let guest = match kind {
             Kind::Qemu => (Vmm::Qemu(self.accel), &self.qemu),
             Kind::Uml => (Vmm::Uml, &self.uml),
@@ -114,7 +120,9 @@ impl Lab {
         run(&mut world)?;
         // Only this one never had it on.
         let offload = !name.starts_with("offload_off");
-        let report = captures.check(world.daemon()?, offload)?;
+        let word = if offload { "with" } else { "without" };
+        let keep = keep.map(|dir| dir.join(format!("{name}-{word}")));
+        let report = captures.check(world.daemon()?, offload, keep.as_deref())?;
         ensure!(report.flows > 0, "the captures hold no connection: {report}");
         println!("{name}: {report}");
         world.stop()

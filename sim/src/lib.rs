@@ -4,6 +4,7 @@
 //! every machine. In a run there are no threads and no clock; chance comes from [`random`] only.
 #![forbid(unsafe_code)]
 
+pub mod captures;
 pub mod check;
 pub mod figures;
 pub mod frame;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use nightporter_sim::captures;
 use nightporter_sim::check::weight::SEEDS_MIN;
 use nightporter_sim::figures;
 use nightporter_sim::long;
@@ -92,6 +93,14 @@ enum Command {
     },
     /// Check two captures of one run, taken with `nightporter capture` at the same time.
     CheckTrace(TraceArgs),
+    /// Write captures of a seed's honest connections, with the offload and without: two sides each.
+    Captures {
+        /// The seed.
+        seed: u64,
+        /// Where the four files go.
+        #[arg(long, default_value = "target/sim")]
+        out: PathBuf,
+    },
     /// Print which event met a flow in which state, and what never happened.
     Coverage {
         /// How many seeds.
@@ -225,6 +234,7 @@ fn main() -> ExitCode {
             say!("{}", run_seeds(0..seeds, jobs(wanted), false).reach.table());
             Ok(ExitCode::SUCCESS)
         }
+        Command::Captures { seed, out } => captures::write(seed, &out).map(|()| ExitCode::SUCCESS),
         Command::Plan { seed } => print_plan(seed),
     };
     result.unwrap_or_else(|error| {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use nightporter_core::trace::SegmentLine;
@@ -48,23 +49,8 @@ impl Packets {
         let paths =
             ["remote", "guest"].map(|side| base.with_file_name(format!("{name}-{side}.pcap")));
         for (path, frames) in paths.iter().zip(&self.sides) {
-            let write = || -> anyhow::Result<()> {
-                let header = PcapHeader {
-                    snaplen: 1 << 18,
-                    datalink: DataLink::ETHERNET,
-                    ts_resolution: TsResolution::NanoSecond,
-                    ..PcapHeader::default()
-                };
-                let file = BufWriter::new(File::create(path)?);
-                let mut pcap = PcapWriter::with_header(file, header)?;
-                for (ns, bytes) in frames {
-                    let at = std::time::Duration::from_nanos(*ns);
-                    let len = u32::try_from(bytes.len())?;
-                    pcap.write_packet(&PcapPacket::new(at, len, bytes))?;
-                }
-                Ok(())
-            };
-            write().with_context(|| format!("write {}", path.display()))?;
+            let frames = frames.iter().map(|(ns, bytes)| (*ns, bytes.as_slice()));
+            write_pcap(path, frames).with_context(|| format!("write {}", path.display()))?;
         }
         Ok(paths)
     }
@@ -88,6 +74,29 @@ impl Packets {
         let forged = if t.forged { " (forged)" } else { "" };
         Some(format!("{} {}:{} {segment}{forged}", t.at, flow.guest, flow.guest_port))
     }
+}
+
+/// A capture of Ethernet frames, each with its time in nanoseconds.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn write_pcap<'f>(
+    path: &Path,
+    frames: impl Iterator<Item = (u64, &'f [u8])>,
+) -> anyhow::Result<()> {
+    let header = PcapHeader {
+        snaplen: 1 << 18,
+        datalink: DataLink::ETHERNET,
+        ts_resolution: TsResolution::NanoSecond,
+        ..PcapHeader::default()
+    };
+    let file = BufWriter::new(File::create(path)?);
+    let mut pcap = PcapWriter::with_header(file, header)?;
+    for (ns, bytes) in frames {
+        let len = u32::try_from(bytes.len())?;
+        pcap.write_packet(&PcapPacket::new(Duration::from_nanos(ns), len, bytes))?;
+    }
+    Ok(())
 }
 
 impl Recorder for Packets {
