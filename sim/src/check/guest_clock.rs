@@ -73,10 +73,16 @@ impl GuestClock {
         (self.idle_since, self.has_driver) = (None, false);
     }
 
-    /// Its rings are there again, and empty.
-    pub(super) fn on_driver_back(&mut self, now: Instant) {
-        (self.has_driver, self.at) = (true, now);
-        self.idle_since = Some(now);
+    /// Its rings are there again, and empty. `false`: they were there already, with what is in them,
+    /// because a driver that was reset twice before it was back comes back twice.
+    #[must_use]
+    pub(super) fn on_driver_back(&mut self, now: Instant) -> bool {
+        let was_gone = !std::mem::replace(&mut self.has_driver, true);
+        if was_gone {
+            self.at = now;
+            self.idle_since = Some(now);
+        }
+        was_gone
     }
 
     /// Since when it has seen everything, and more could be given.
@@ -133,7 +139,11 @@ mod tests {
         clock.on_stored();
         clock.on_driver_gone(ms(2));
         assert_eq!((clock.idle_since(), clock.ran(ms(500))), (None, Duration::from_millis(1)));
-        clock.on_driver_back(ms(500));
+        assert!(clock.on_driver_back(ms(500)));
         assert_eq!(clock.ran(ms(510)), Duration::from_millis(11));
+        clock.on_given(ms(510));
+        clock.on_stored();
+        assert!(!clock.on_driver_back(ms(515)), "its ring was there, and what is in it");
+        assert_eq!((clock.idle_since(), clock.ran(ms(600))), (None, Duration::from_millis(11)));
     }
 }

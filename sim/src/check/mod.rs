@@ -431,8 +431,7 @@ impl Observer {
             | Event::Destroyed(g)
             | Event::Migrated(g)
             | Event::DriverReset(g) => self.clocks[usize::from(g)].on_driver_gone(now),
-            Event::DriverBack(g) => {
-                self.clocks[usize::from(g)].on_driver_back(now);
+            Event::DriverBack(g) if self.clocks[usize::from(g)].on_driver_back(now) => {
                 for (_, h) in self.flows.iter_mut().filter(|(name, _)| name.guest == g) {
                     recovery::on_driver_back(h, now);
                 }

@@ -517,7 +517,7 @@ fn what_lay_in_a_ring_is_offered_again_when_the_ring_is_new() {
     let mut s = Scene::promised(1000);
     s.clock.on_driver_gone(s.now);
     s.ms(20);
-    s.clock.on_driver_back(s.now);
+    assert!(s.clock.on_driver_back(s.now));
     recovery::on_driver_back(&mut s.h, s.now);
     s.ms(15);
     s.accepted();
