@@ -22,12 +22,22 @@ pub(crate) struct GuestClock {
     /// Up to when `ran` counts.
     at: Instant,
     has_driver: bool,
+    /// Since when its host's worker has had a processor.
+    worker_runs_since: Instant,
 }
 
 impl Default for GuestClock {
     fn default() -> Self {
         let (ran, at) = (Duration::ZERO, Instant::ZERO);
-        Self { unseen: VecDeque::new(), stored: 0, idle_since: Some(at), ran, at, has_driver: true }
+        Self {
+            unseen: VecDeque::new(),
+            stored: 0,
+            idle_since: Some(at),
+            ran,
+            at,
+            has_driver: true,
+            worker_runs_since: at,
+        }
     }
 }
 
@@ -85,10 +95,22 @@ impl GuestClock {
         was_gone
     }
 
+    /// Its host's worker waits for a processor, or waited until `since`.
+    pub(super) fn on_worker(&mut self, since: Instant) {
+        self.worker_runs_since = since;
+    }
+
     /// Since when it has seen everything, and more could be given.
     #[must_use]
     pub(super) fn idle_since(&self) -> Option<Instant> {
         self.idle_since
+    }
+
+    /// Since when, besides, there is somebody to give it: a worker that shares its processor with
+    /// guests does nothing in their slices.
+    #[must_use]
+    pub(super) fn served_since(&self) -> Option<Instant> {
+        self.idle_since.map(|since| since.max(self.worker_runs_since))
     }
 
     /// How long it has run.
@@ -130,6 +152,18 @@ mod tests {
         clock.on_seen(ms(6_000), 2);
         assert_eq!(clock.idle_since(), Some(ms(6_000)));
         assert_eq!(clock.ran(ms(6_050)), Duration::from_millis(170));
+    }
+
+    #[test]
+    fn nobody_is_served_while_the_worker_waits_for_a_processor() {
+        let mut clock = GuestClock::default();
+        clock.on_seen(ms(10), 0);
+        clock.on_worker(ms(5));
+        assert_eq!(clock.served_since(), clock.idle_since());
+        clock.on_worker(ms(40));
+        assert_eq!(clock.served_since(), Some(ms(40)));
+        clock.on_given(ms(50));
+        assert_eq!(clock.served_since(), None);
     }
 
     #[test]

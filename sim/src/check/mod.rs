@@ -87,6 +87,8 @@ pub struct HostView<'a, 'm> {
     pub engine: &'a Engine<'m>,
     /// The port of each guest, while it is on this host.
     pub ports: &'a [Option<PortId>],
+    /// Since when its worker has had a processor; now, if it waits for one.
+    pub worker_runs_since: Instant,
     /// A timer or a command: any flow may have changed, not only those that had a frame.
     pub any_flow: bool,
 }
@@ -334,7 +336,8 @@ impl Observer {
             }
             h.cramped_at = self.cramped_at[usize::from(name.guest)];
             h.spare = self.spare[usize::from(name.guest)];
-            let clock = &self.clocks[usize::from(name.guest)];
+            let clock = &mut self.clocks[usize::from(name.guest)];
+            clock.on_worker(view.worker_runs_since);
             quality::on_step(h, now, clock).map_err(|(number, what)| wrong(number)(what))?;
             self.turns[usize::from(name.guest)].on_step(h);
         }

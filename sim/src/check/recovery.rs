@@ -2,7 +2,7 @@
 //! and not before.
 //!
 //! The host stands where a remote without loss or distance would: whatever G asks for it has. With
-//! G's ring empty, so that there is room, and a window that takes it,
+//! G's ring empty, so that there is room, a window that takes it, and a processor for the worker,
 //! - new bytes, and R's FIN behind the last, are offered within [`AT_ONCE`];
 //! - a byte that G asks for (three duplicate ACKs, a SACK block, the first ACK within a recovery;
 //!   RFC 6582, RFC 6675), or that lay in a ring when the driver was reset, is within the same time;
@@ -146,8 +146,8 @@ pub(super) fn fresh_bytes(h: &History) -> Option<u64> {
 }
 
 pub(super) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {
-    let Some(idle) = clock.idle_since().filter(|_| h.is_twinned() && h.paused_since.is_none())
-    else {
+    let times = clock.idle_since().zip(clock.served_since());
+    let Some((idle, served)) = times.filter(|_| h.is_twinned() && h.paused_since.is_none()) else {
         h.quality.recovery.fresh_since = None;
         return Ok(());
     };
@@ -158,7 +158,7 @@ pub(super) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     let q = &mut h.quality.recovery;
     match fresh {
         None => q.fresh_since = None,
-        Some(room) if now.since((*q.fresh_since.get_or_insert(now)).max(idle)) > AT_ONCE => {
+        Some(room) if now.since((*q.fresh_since.get_or_insert(now)).max(served)) > AT_ONCE => {
             return Err(format!("{room} new bytes that G's window takes were not offered"));
         }
         Some(_) => {}
@@ -169,7 +169,7 @@ pub(super) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     }
     // A FIN is not asked for: R's own would wait for a timer too.
     let missed = q.missed_at.filter(|_| una < in_order);
-    if missed.is_some_and(|at| now.since(at.max(idle)) > AT_ONCE) {
+    if missed.is_some_and(|at| now.since(at.max(served)) > AT_ONCE) {
         return Err(format!("byte {} that G lost was not offered again", una - BASE));
     }
     let (first, most) = TIMEOUT_MS;

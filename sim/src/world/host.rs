@@ -42,6 +42,10 @@ pub(super) struct Host {
     busy_until: Instant,
     turn_at: Instant,
     timer_at: Instant,
+    /// Its worker has something to do, and somebody else its processor.
+    worker_waits: bool,
+    /// When it last got the processor after it had waited.
+    worker_runs_since: Instant,
 }
 
 impl Host {
@@ -54,6 +58,8 @@ impl Host {
             busy_until: Instant::ZERO,
             turn_at: Instant::MAX,
             timer_at: Instant::MAX,
+            worker_waits: false,
+            worker_runs_since: Instant::ZERO,
         }
     }
 
@@ -204,7 +210,12 @@ impl World<'_> {
             }
             return Ok(());
         }
-        if !self.worker_runs(h) {
+        let runs = self.worker_runs(h);
+        let host = &mut self.hosts[usize::from(h)];
+        if std::mem::replace(&mut host.worker_waits, !runs) {
+            host.worker_runs_since = now;
+        }
+        if !runs {
             return Ok(()); // `after_core` calls again
         }
         let Some(engine) = engines.get_mut(usize::from(h)) else { return Ok(()) };
@@ -490,8 +501,9 @@ impl World<'_> {
     fn after(&mut self, engine: &Engine<'_>, h: u8, any_flow: bool) -> Result<(), Stop> {
         self.steps += 1;
         if let Some(observer) = &mut self.observer {
-            let view =
-                HostView { host: h, engine, ports: &self.hosts[usize::from(h)].ports, any_flow };
+            let Host { ports, worker_waits, worker_runs_since, .. } = &self.hosts[usize::from(h)];
+            let worker_runs_since = if *worker_waits { self.now } else { *worker_runs_since };
+            let view = HostView { host: h, engine, ports, worker_runs_since, any_flow };
             observer.on_step(self.now, &view).map_err(Stop::Violated)?;
         }
         match &mut self.dies_in {
