@@ -6,7 +6,8 @@
 //!   twin would show it at once.
 //! - The edge moves by a segment, or by what rounding up to the field's unit makes of it, and not
 //!   by small steps (RFC 9293 section 3.8.6.2.2; SNOOP-08).
-//! - A window update is sent once more if R stays silent (SNOOP-34): it may have been lost.
+//! - A window update, which acknowledges nothing new, is sent once more if R stays silent
+//!   (SNOOP-34): it may have been lost.
 //!
 //! Of two captures the second is judged; the others need to know that a flow is with offload.
 
@@ -106,7 +107,9 @@ pub(super) fn after_out(h: &mut History, o: &Out<'_>) {
     }
     let before = h.end(Side::R).edge_to;
     let was_stuck = before < h.in_order() + 2;
-    let opens = o.is_pure() && o.gated && was_stuck && o.edge >= before + SEGMENT;
+    // What acknowledges something new R makes come again itself: it repeats what it has sent.
+    let only_opens = o.is_pure() && o.ack == Some(h.end(Side::R).ack_to);
+    let opens = only_opens && o.gated && was_stuck && o.edge >= before + SEGMENT;
     let again = h.quality.windows.updated_at.is_some() && o.gated;
     let on = h.is_twinned();
     let windows = &mut h.quality.windows;
