@@ -1,7 +1,9 @@
 //! ECONOMY (SNOOP-29): G is not given more again than its twin would be. A remote whose timer ran
-//! out sends what is first, and the rest as G acknowledges (RFC 5681 section 3.1): what G never
-//! asked for is not offered again by more than [`BYTES_MAX`] before G says anything. What G asks
-//! for by duplicates or SACK may be as much as it lost, and a new ring has lost all of it.
+//! out sends what is first, and the rest as G acknowledges (RFC 5681 section 3.1): besides that
+//! first segment, what G never asked for is not offered again by more than [`BYTES_MAX`] before G
+//! says anything. How often a timer may run out is RECOVERY's to judge: a silent G is offered its
+//! segment for hours. What G asks for by duplicates or SACK may be as much as it lost, and a new
+//! ring has lost all of it.
 //!
 //! Nor in more pieces: while more is there, G gets a full segment, or half of its window (SNOOP-27;
 //! RFC 9293 section 3.8.6.2.1), or what its ring has room for.
@@ -16,7 +18,7 @@ const BYTES_MAX: u64 = 64 * 1024;
 /// Bytes of a frame that would just fit where room is made for a full frame.
 const FRAME: u64 = 1400;
 
-/// Bytes offered again since G said anything.
+/// Bytes offered again since G said anything, the segments of timers not counted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Again {
     bytes: u64,
@@ -53,7 +55,13 @@ pub(super) fn after_out(h: &mut History, o: &Out<'_>) {
     h.quality.again.bytes += repeated(h, o);
 }
 
+/// Bytes of `o` that G was offered before and did not ask for, the segment of a timer not counted.
 fn repeated(h: &History, o: &Out<'_>) -> u64 {
-    let counts = o.is_stored() && h.is_twinned() && !h.is_asked_for();
-    if counts { h.end(Side::G).end_to.min(o.end).saturating_sub(o.seq) } else { 0 }
+    if !o.is_stored() || !h.is_twinned() || h.is_asked_for() {
+        return 0;
+    }
+    let g = h.end(Side::G);
+    let is_first = (o.seq..o.end).contains(&g.acked);
+    let of_timer = if is_first { h.segment_for_guest().0 } else { 0 };
+    g.end_to.min(o.end).saturating_sub(o.seq + of_timer)
 }
