@@ -413,6 +413,7 @@ fn the_edge_moves_by_segments() {
 #[test]
 fn r_is_not_held_back_while_the_guest_has_room() {
     let mut s = Scene::open();
+    s.h.spare = 1 << 20;
     s.net_sends(&seg(Side::R, 1, 1), &vec![7; 60_000]);
     s.net_sends(&seg(Side::R, 60_001, 1), &vec![7; 4_000]);
     s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 0), &[]);
@@ -655,4 +656,41 @@ fn r_has_half_of_the_guests_window_while_the_vm_has_budget() {
         s.ms(60);
         if spare == 0 { s.accepted() } else { s.refused_by(WINDOW) }
     }
+}
+
+#[test]
+fn a_silent_guest_is_offered_its_one_segment_for_hours() {
+    let mut s = Scene::promised(1448);
+    let again = with(seg(Side::R, 1, 1), |x| x.flags = PUSH);
+    let mut ms = 255;
+    for _ in 0..60 {
+        s.seen_and_ms(ms);
+        s.guest_gets(&again, &[7; 1448]);
+        ms = (2 * ms).min(2000);
+    }
+    s.accepted();
+}
+
+#[test]
+fn a_window_update_is_repeated_but_no_ack_of_data() {
+    for update in [false, true] {
+        let mut s = Scene::open();
+        s.net_sends(&seg(Side::R, 1, 1), &vec![7; 60_000]);
+        s.net_sends(&seg(Side::R, 60_001, 1), &vec![7; 4_000]);
+        s.guest_gets(&seg(Side::R, 1, 1), &[7; 1448]); // lies in its ring unseen
+        if update {
+            s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 0), &[]);
+        }
+        s.net_gets(&seg(Side::G, 1, 64_001), &[]);
+        s.ms(300);
+        if update { s.refused_by(WINDOW) } else { s.accepted() }
+    }
+}
+
+#[test]
+fn what_the_host_does_not_hold_passes_unpushed() {
+    let mut s = Scene::open();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+    s.guest_gets(&seg(Side::R, 1, 1), &[7; 100]);
+    s.accepted();
 }

@@ -3,7 +3,9 @@
 //! - A flow with offload does not hold R back while G itself shows room (SNOOP-09, SNOOP-34): for
 //!   no longer than [`WITHIN`] R has less than half of G's window left while G shows two segments
 //!   more, unless the VM has no budget to spare; if it has little, R is not without window. The
-//!   twin would show it at once.
+//!   twin would show it at once. A flow grows only while as much as it has itself stays spare for
+//!   others (INV-20), and takes what others give back with G's next ACK. That comes, because the
+//!   host holds bytes for G.
 //! - The edge moves by a segment, or by what rounding up to the field's unit makes of it, and not
 //!   by small steps (RFC 9293 section 3.8.6.2.2; SNOOP-08).
 //! - A window update, which acknowledges nothing new, is sent once more if R stays silent
@@ -14,9 +16,9 @@
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
-use super::Ensure;
 use super::history::{History, Side};
 use super::out::{In, Out};
+use super::{Ensure, PAGE_BYTES};
 
 /// R has heard of G's window by then.
 const WITHIN: Duration = Duration::from_millis(50);
@@ -30,6 +32,9 @@ const HELD_MAX: u64 = 4 << 20;
 const SPARE: u64 = 4;
 /// See [`SPARE`], for small windows.
 const SPARE_LEAST: u64 = 1 << 20;
+/// Pages besides those that a flow's window fills: one, for it begins within a page, and two to
+/// grow by, of which others keep one.
+const PAGES_BESIDES: u64 = 3;
 
 /// See the module doc.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +47,8 @@ pub(crate) struct Windows {
     updated_at: Option<Instant>,
     /// The newest segment to R was one of the host's.
     gated: bool,
+    /// When the flow last had no budget to grow.
+    stunted_at: Instant,
 }
 
 pub(super) fn on_in(h: &mut History, s: &In<'_>) {
@@ -59,11 +66,16 @@ pub(super) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let on = h.is_twinned() && h.state == Some(State::On);
     let window = g.edge.saturating_sub(g.acked);
     let roomy = now.since(h.cramped_at) > WITHIN && window <= HELD_MAX / 2;
-    let shut = r.edge_to < next + SEGMENT && roomy;
+    let own = r.edge_to.saturating_sub(g.acked).div_ceil(PAGE_BYTES);
+    let stunted = h.spare < (own + PAGES_BESIDES) * PAGE_BYTES;
+    let stunted_at = if stunted { now } else { h.quality.windows.stunted_at };
+    let grows = h.heard_from_guest > stunted_at.max(h.cramped_at);
+    let shut = r.edge_to < next + SEGMENT && roomy && grows;
     let small = r.edge_to < next + window / 2 && h.spare > SPARE * window + SPARE_LEAST;
     let more = g.edge > r.edge_to + 2 * h.segment_for_guest().0.max(SEGMENT);
     let held_back = on && (shut || small) && more && r.fin.is_none();
     let windows = &mut h.quality.windows;
+    windows.stunted_at = stunted_at;
     if !on {
         windows.updated_at = None;
     }
