@@ -157,7 +157,8 @@ mod tests {
     #[test]
     fn nobody_is_served_while_the_worker_waits_for_a_processor() {
         let mut clock = GuestClock::default();
-        clock.on_seen(ms(10), 0);
+        clock.on_given(ms(8));
+        clock.on_seen(ms(10), 1);
         clock.on_worker(ms(5));
         assert_eq!(clock.served_since(), clock.idle_since());
         clock.on_worker(ms(40));
