@@ -83,8 +83,8 @@ impl GuestClock {
         (self.idle_since, self.has_driver) = (None, false);
     }
 
-    /// Its rings are there again, and empty. `false`: they were there already, with what is in them,
-    /// because a driver that was reset twice before it was back comes back twice.
+    /// Its rings are there again, and empty. `false`: they were there already, with what is in
+    /// them, because a driver that was reset twice before it was back comes back twice.
     #[must_use]
     pub(super) fn on_driver_back(&mut self, now: Instant) -> bool {
         let was_gone = !std::mem::replace(&mut self.has_driver, true);

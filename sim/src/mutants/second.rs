@@ -67,8 +67,8 @@ mutations! { SECOND:
     => "if version == IpVersion::V4 { 40 } else { 40 }";
 
     "a window field is rounded up although it is exact", "INV-05", "tcp/window.rs",
-    "let mut field = ([[edge.saturating_sub(ack) >> shift]]).min(u64::from(u16::MAX));"
-    => "(edge.saturating_sub(ack) >> shift) + 1";
+    "let mut field = [[self.field_for(self.edge_wanted())]];"
+    => "self.field_for(self.edge_wanted()) + 1";
 
     "flows of a VM do not take turns", "SNOOP-27", "tcp/deliver.rs",
     "[[cx.vm.ready.push_back(cx.id);]]"
