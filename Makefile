@@ -40,6 +40,8 @@ test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, t
 
 sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step
 	@$(SIM) run --seeds $(SEEDS)
+	@echo "Without the offload, 100 seeds must carry too little:"
+	@$(SIM) run --seeds 100 --without-offload | grep '^too few'; test "$${PIPESTATUS[*]}" = '13 0'
 
 sim-long: simulator ## the same for CPU_HOURS=6 of processor time; goes on where it was stopped
 	@$(SIM) long --seeds 1000000 --cpu-hours $(CPU_HOURS) --state $(TARGET)/sim/long.json

@@ -11,6 +11,7 @@ use std::time::Instant as Clock;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
+use crate::plan::Plan;
 use crate::run::{Totals, run_seeds};
 
 /// Seeds between two looks at the file.
@@ -130,7 +131,7 @@ pub fn run(
     let (began, from) = (Clock::now(), state.next);
     while state.next < seeds && state.totals.cpu_us < cpu_us_max {
         let to = seeds.min(state.next + BATCH);
-        state.totals.merge(run_seeds(state.next..to, jobs, false));
+        state.totals.merge(run_seeds(state.next..to, Plan::from_seed, jobs, false));
         state.next = to;
         state.save(path)?;
         let rate = (to - from) as f64 / began.elapsed().as_secs_f64().max(0.001);

@@ -205,6 +205,9 @@ struct RunArgs {
     /// Of the one seed or plan, look for the smallest plan that fails in the same way.
     #[arg(long, conflicts_with_all = ["seeds", "from"])]
     shrink: bool,
+    /// Turn the offload off in every guest: the run must then fail because it carries too little.
+    #[arg(long, conflicts_with_all = ["seed", "plan"])]
+    without_offload: bool,
     /// Stop at the first failure, the one with the lowest seed among those under way.
     #[arg(long, conflicts_with_all = ["seed", "plan"])]
     first: bool,
@@ -231,7 +234,7 @@ fn main() -> ExitCode {
         Command::Scale { guests, flows, one } => print_scale(guests, flows, one),
         Command::CheckTrace(args) => check_trace(&args),
         Command::Coverage { seeds, jobs: wanted } => {
-            say!("{}", run_seeds(0..seeds, jobs(wanted), false).reach.table());
+            say!("{}", run_seeds(0..seeds, Plan::from_seed, jobs(wanted), false).reach.table());
             Ok(ExitCode::SUCCESS)
         }
         Command::Captures { seed, out } => captures::write(seed, &out).map(|()| ExitCode::SUCCESS),
@@ -299,9 +302,10 @@ fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
         return run_one(&plan, args);
     }
     quiet_panics();
-    let totals =
-        run_seeds(args.from..args.from.saturating_add(args.seeds), jobs(args.jobs), args.first);
-    let code = tell_failures(&totals, if args.first { 0 } else { 3 }, &args.out)?;
+    let plan_of = if args.without_offload { Plan::without_offload } else { Plan::from_seed };
+    let seeds = args.from..args.from.saturating_add(args.seeds);
+    let totals = run_seeds(seeds, plan_of, jobs(args.jobs), args.first);
+    let code = tell_failures(&totals, plan_of, if args.first { 0 } else { 3 }, &args.out)?;
     say!(
         "{} seeds, {} failed: {} frames, {} steps checked, {:.1} MB read and compared, \
          {} ends closed, {} reset, {:.0} s of virtual time; {:.1} ms a seed, slowest {:.0} ms \
@@ -337,10 +341,15 @@ fn tell_too_little(totals: &Totals, first: bool) -> u8 {
 }
 
 /// Prints all failures, the first `whole` with all there is to tell. The exit code they ask for.
-fn tell_failures(totals: &Totals, whole: usize, out: &Path) -> anyhow::Result<u8> {
+fn tell_failures(
+    totals: &Totals,
+    plan_of: fn(u64) -> Plan,
+    whole: usize,
+    out: &Path,
+) -> anyhow::Result<u8> {
     let mut code = 0;
     for (n, &seed) in totals.failures.keys().enumerate() {
-        let plan = Plan::from_seed(seed);
+        let plan = plan_of(seed);
         let Err(failure) = run_plan(&plan) else {
             anyhow::bail!("seed {seed} fails only sometimes")
         };
@@ -371,7 +380,7 @@ fn run_long(
     let state = long::run(path, seeds, cpu_us_max, jobs, |line| eprint!("{line}{end}"))?;
     say!("{}", long::table(&state));
     let (totals, out) = (state.totals, path.parent().unwrap_or(Path::new(".")));
-    let code = tell_failures(&totals, 3, out)?;
+    let code = tell_failures(&totals, Plan::from_seed, 3, out)?;
     Ok(ExitCode::from(if code == 0 { tell_too_little(&totals, false) } else { code }))
 }
 

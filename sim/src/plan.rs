@@ -285,10 +285,20 @@ pub struct ConnPlan {
     pub opens_at: Instant,
     /// What the applications do.
     pub workload: Workload,
-    /// The client's TCP port, or one that no other connection has. Connections of two machines with
-    /// the same port follow each other: the next opens when the one before is over (S-40).
+    /// What tells it from others with the same ports; none: its ports are its own.
     #[serde(default)]
-    pub client_port: Option<u16>,
+    pub reuse: Option<Reuse>,
+}
+
+/// A connection of two machines whose ports others have, too. They follow each other in the plan's
+/// order: the next opens as soon as the one before is over for its client (S-40, RFC 6191).
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Reuse {
+    /// The client's TCP port.
+    pub port: u16,
+    /// The client's initial sequence number, which no other connection of these ports has: it tells
+    /// which one a SYN opens. Strict stacks only; without, the next.
+    pub isn: Option<u32>,
 }
 
 /// What the two applications of a connection do. Sizes are in bytes.

@@ -211,7 +211,12 @@ fn processor_ns() -> Option<u64> {
 
 /// Runs seeds on `jobs` threads, each run alone on its thread; with `first` until one fails.
 #[must_use]
-pub fn run_seeds(seeds: std::ops::Range<u64>, jobs: usize, first: bool) -> Totals {
+pub fn run_seeds(
+    seeds: std::ops::Range<u64>,
+    plan_of: fn(u64) -> Plan,
+    jobs: usize,
+    first: bool,
+) -> Totals {
     let next = AtomicU64::new(seeds.start);
     let end = AtomicU64::new(seeds.end);
     let worker = || {
@@ -222,7 +227,7 @@ pub fn run_seeds(seeds: std::ops::Range<u64>, jobs: usize, first: bool) -> Total
                 return totals;
             }
             let (started, began) = (Clock::now(), processor_ns());
-            let result = run_plan(&Plan::from_seed(seed));
+            let result = run_plan(&plan_of(seed));
             let wall = started.elapsed().as_nanos();
             let took = processor_ns().zip(began).map_or(wall, |(now, then)| (now - then).into());
             let took = u64::try_from(took / 1000).unwrap_or(u64::MAX);

@@ -4,6 +4,8 @@
 //! is left (Groce et al., "Swarm testing", ISSTA 2012): two features that mask each other are
 //! rarely both there, and rare combinations are.
 
+mod rare;
+
 use nightporter_core::limits::PAGE;
 use nightporter_core::time::{Duration, Instant};
 
@@ -32,6 +34,18 @@ impl Plan {
         let mtu = if v6_percent > 0 { mtu.max(1280) } else { mtu };
         let far = random.percent(15);
         Swarm { random, seed, ecn_percent, v6_percent, mtu, far }.plan()
+    }
+
+    /// The same world with the offload off in every guest: a product that does nothing.
+    #[must_use]
+    pub fn without_offload(seed: u64) -> Self {
+        let mut plan = Self::from_seed(seed);
+        plan.guests.iter_mut().for_each(|guest| guest.ack_offload = false);
+        // When these are over the offload is on.
+        let turns_on =
+            |kind| matches!(kind, FaultKind::OffloadOff { .. } | FaultKind::Drain { .. });
+        plan.faults.retain(|fault| !turns_on(fault.kind));
+        plan
     }
 }
 
@@ -98,6 +112,7 @@ impl Swarm {
         if self.random.percent(8) {
             self.absence(&mut plan, span_ms);
         }
+        plan.add_rare(&carriers, self.v6_percent, span_ms);
         plan
     }
 
@@ -135,6 +150,7 @@ impl Swarm {
             }
         }
         let smoltcp = [&g.stack, &r.stack].iter().any(|s| s.kind == StackKind::Smoltcp);
+        let asks = g.stack.kind == StackKind::Smoltcp;
         let (guest, remote) = (Machine::Guest(guest), Machine::Remote(remote));
         let late = u64::from(self.random.percent(60));
         (0..self.random.pick(&[1, 1, 2, 3]) + late)
@@ -142,7 +158,13 @@ impl Swarm {
                 let bytes = self.random.pick(&[1_200_000, 1_600_000, 2_500_000, 6_000_000]);
                 let back = if smoltcp { 0 } else { self.random.pick(&[0, 0, 30_000, 1_000_000]) };
                 let (client, server, workload) = if self.random.percent(30) {
-                    (guest, remote, Workload::Bulk { up: back, down: bytes })
+                    let workload = if asks {
+                        // With nothing to write its third ACK would be its FIN, and no offload.
+                        Workload::RequestResponse { request: 100, response: bytes, count: 1 }
+                    } else {
+                        Workload::Bulk { up: back, down: bytes }
+                    };
+                    (guest, remote, workload)
                 } else if self.random.percent(30) {
                     (remote, guest, Workload::HalfClose { up: bytes, down: back })
                 } else {
@@ -159,7 +181,7 @@ impl Swarm {
                         Instant::from_micros(self.random.below(span_ms * 400))
                     },
                     workload,
-                    client_port: None,
+                    reuse: None,
                 }
             })
             .collect()
@@ -194,7 +216,7 @@ impl Swarm {
                 v6: false,
                 opens_at: Instant::from_nanos(at.as_nanos() / 2),
                 workload: Workload::Bulk { up, down: 0 },
-                client_port: None,
+                reuse: None,
             });
         }
     }
@@ -340,7 +362,7 @@ impl Swarm {
         let (count, workload) = match self.random.below(100) {
             0..7 => (self.random.within(16, 40), Workload::Idle { idle_s: 400 }),
             7..14 => (self.random.within(50, 250), Workload::Reset { up: 100 }),
-            14..18 => (1, Workload::Idle { idle_s: 1_000_000 }),
+            14..18 => (1, Workload::Idle { idle_s: self.sleep_s() }),
             _ => return Vec::new(),
         };
         let guest = Machine::Guest(self.index(guests.len()));
@@ -351,9 +373,14 @@ impl Swarm {
             v6: self.v6_percent == 100,
             opens_at: Instant::from_micros(span_ms * 500 * n / count),
             workload,
-            client_port: None,
+            reuse: None,
         };
         (0..count).map(&mut conn).collect()
+    }
+
+    /// Milliseconds have gone half way round 2^32 after 24.9 days.
+    fn sleep_s(&self) -> u32 {
+        Random::new(self.seed, "sleep").pick(&[1_000_000, 2_200_000, 3_000_000])
     }
 
     fn conns(
@@ -395,7 +422,7 @@ impl Swarm {
                     v6: self.random.percent(v6),
                     opens_at,
                     workload,
-                    client_port: None,
+                    reuse: None,
                 }
             })
             .collect()
@@ -457,10 +484,21 @@ impl Swarm {
                 if begins_without && self.random.percent(75) {
                     lasts = lasts.min(100_000);
                 }
+                let kind = self.fault(class, guests, remotes);
+                if matches!(kind, FaultKind::ManyAddresses { .. }) {
+                    // Who speaks up behind the addresses of others is never known for itself.
+                    let of = |c: &&ConnPlan| {
+                        kind.machines().contains(&Some(c.client))
+                            || kind.machines().contains(&Some(c.server))
+                    };
+                    let first = carriers.iter().filter(of).map(|c| c.opens_at).min();
+                    let first = first.map_or(0, |at| at.as_nanos() / 1000 + 5_000);
+                    from = from.max(first.min(span_ms * 900));
+                }
                 faults.push(Fault {
                     at: Instant::from_micros(from),
                     lasts: Duration::from_micros(lasts),
-                    kind: self.fault(class, guests, remotes),
+                    kind,
                 });
             }
         }

@@ -60,6 +60,13 @@ impl SackOfNet {
     }
 }
 
+impl Echoes {
+    /// R's clock may have gone half way round since (RFC 7323 section 5.5).
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+}
+
 pub(super) fn on_in(h: &mut History, s: &In<'_>) {
     if s.from == Side::G || !s.tcp.flags.ack() {
         return;

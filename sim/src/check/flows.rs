@@ -20,17 +20,23 @@ pub(super) fn history_of<'a>(
     name: FlowName,
     tcp: &Tcp,
 ) -> Option<&'a mut History> {
+    let guest = Machine::Guest(name.guest);
     let place = match flows.entry(name) {
-        Entry::Occupied(place) => return Some(place.into_mut()),
+        Entry::Occupied(place) => {
+            let h = place.into_mut();
+            if tcp.flags.syn() && h.conn.is_some_and(|conn| plan.conns[conn].reuse.is_some()) {
+                h.note_next(plan.conn_of(name, tcp).map(|(conn, client)| (conn, client == guest)));
+            }
+            return Some(h);
+        }
         Entry::Vacant(_) if !tcp.flags.syn() => return None,
         Entry::Vacant(place) => place,
     };
-    let (conn, client) = plan.conn_of(name)?;
-    let guest = Machine::Guest(name.guest);
+    let (conn, client) = plan.conn_of(name, tcp)?;
     let server = plan.conns[conn].server;
     let means_harm = |m: Machine| plan.stack_of(m).kind == StackKind::Hostile;
     let hostile = means_harm(client) || means_harm(server);
-    let streams = [Stream::of(conn, client != guest), Stream::of(conn, client == guest)];
+    let streams = streams_of(conn, client == guest);
     let other = if client == guest { server } else { client };
     let opaque = matches!(other, Machine::Guest(_));
     let mut h = History::new(name, Some(conn), opaque, (!hostile).then_some(streams));
@@ -41,6 +47,11 @@ pub(super) fn history_of<'a>(
     h.deaf = plan.is_deaf(conn);
     h.ecn = plan.stack_of(client).ecn && plan.stack_of(server).ecn;
     Some(place.insert(h))
+}
+
+/// What R and G write.
+pub(super) fn streams_of(conn: usize, guest_is_client: bool) -> [Stream; 2] {
+    [Stream::of(conn, !guest_is_client), Stream::of(conn, guest_is_client)]
 }
 
 /// What a frame is, but for what a driver may finish on the way: the TCP checksum.
@@ -91,16 +102,19 @@ impl Plan {
         }
     }
 
-    /// The connection that a flow is a side of, and its client.
-    fn conn_of(&self, name: FlowName) -> Option<(usize, Machine)> {
+    /// The connection that a flow is a side of and that this SYN or SYN-ACK is part of, and its
+    /// client.
+    fn conn_of(&self, name: FlowName, tcp: &Tcp) -> Option<(usize, Machine)> {
         let guest = Machine::Guest(name.guest);
+        let isn = if tcp.flags.ack() { tcp.ack.0.wrapping_sub(1) } else { tcp.seq.0 };
         let is_it = |(id, conn): &(usize, &crate::plan::ConnPlan)| {
             let ports = Ports::of(*id, conn);
+            let its = conn.reuse.and_then(|reuse| reuse.isn).is_none_or(|own| own == isn);
             let (client, server) =
                 (conn.client.address().ip(conn.v6), conn.server.address().ip(conn.v6));
             let here = (name.guest_port, name.remote_port, IpAddr16(name.remote));
-            conn.client == guest && here == (ports.client, ports.server, server)
-                || conn.server == guest && here == (ports.server, ports.client, client)
+            its && (conn.client == guest && here == (ports.client, ports.server, server)
+                || conn.server == guest && here == (ports.server, ports.client, client))
         };
         self.conns.iter().enumerate().find(is_it).map(|(id, conn)| (id, conn.client))
     }

@@ -7,6 +7,7 @@ use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 pub use super::end::{End, Offer, Side};
+use super::flows::streams_of;
 use super::out::{In, Out};
 use super::quality::{self, Quality};
 use super::{FlowName, Tapped};
@@ -116,6 +117,11 @@ pub struct History {
     answers: Vec<(u32, Offer)>,
     /// SYN of R that no SYN-ACK has answered.
     syn: Option<(u32, Offer, Option<u32>)>,
+    /// The connection that the newest SYN is part of, and whether G is its client: another one than
+    /// `conn` if its ports are used again.
+    next: Option<(usize, bool)>,
+    /// Connections of these ports before this one that were answered.
+    pub earlier: Vec<usize>,
 }
 
 impl History {
@@ -170,7 +176,25 @@ impl History {
             read_to: BASE,
             answers: Vec::new(),
             syn: None,
+            next: None,
+            earlier: Vec::new(),
         }
+    }
+
+    /// A SYN, or what answers one, of this connection came; `None`: of none that there is.
+    pub(super) fn note_next(&mut self, conn: Option<(usize, bool)>) {
+        self.next = conn.or(self.next);
+    }
+
+    /// The number lies before this connection: it is of one that had its ports before.
+    fn is_of_earlier(&self, seq: u64) -> bool {
+        self.next.is_some() && self.is_open() && seq < BASE
+    }
+
+    /// Somebody answered, or nobody could.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        self.is_open() || self.ends.iter().all(|e| e.frames_to == 0)
     }
 
     /// One end.
@@ -300,6 +324,9 @@ impl History {
         self.note_choice(from, tcp);
         let seq = self.unwrap(from, tcp.seq, self.end(from).end);
         self.idles = self.asks && !flags.fin() && seq + 1 == self.end(Side::R).ack_to;
+        if flags.rst() && self.is_of_earlier(seq) {
+            return None;
+        }
         if flags.rst() {
             self.end_mut(from).reset = true;
             if from == Side::R {
@@ -359,6 +386,7 @@ impl History {
         if silent > PAWS_AGE {
             self.end_mut(from.other()).tsval_to = None;
             if from == Side::R {
+                self.quality.echoes.forget();
                 self.acceptable.recent = None;
             }
         }
@@ -389,6 +417,11 @@ impl History {
         // A SYN of G, or its SYN-ACK to R's SYN, begins a connection unless it repeats itself.
         if from == Side::G && self.end(Side::G).isn != Some(isn) {
             let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
+            let mut earlier = std::mem::take(&mut self.earlier);
+            earlier.extend(self.conn.filter(|_| self.is_answered()));
+            let conn = self.next.map(|next| next.0).or(self.conn);
+            let streams = self.next.map(|next| streams_of(next.0, next.1));
+            let streams = self.streams.map(|old| streams.unwrap_or(old));
             *self = Self {
                 ecn: self.ecn,
                 hostile: self.hostile,
@@ -402,7 +435,9 @@ impl History {
                 paused_since: self.paused_since,
                 silent_since: self.silent_since,
                 syn: self.syn,
-                ..Self::new(self.name, self.conn, self.opaque, self.streams)
+                next: self.next,
+                earlier,
+                ..Self::new(self.name, conn, self.opaque, streams)
             };
             for (end, waiting) in self.ends.iter_mut().zip(waiting) {
                 end.unchanged = waiting;
@@ -539,10 +574,13 @@ impl History {
         if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
             self.owed_since = None;
         }
-        let is_open = self.is_open();
+        let (is_open, is_earlier) = (self.is_open(), self.is_of_earlier(o.seq));
         let e = self.end_mut(o.to);
         e.frames_to += 1;
         e.bytes_to += u64::from(o.tcp.payload_len);
+        if o.tcp.flags.rst() && is_earlier {
+            return;
+        }
         if o.tcp.flags.rst() {
             // One of G's own may lie where R does not believe it.
             let believed = !is_open || (e.acked..=e.end_to).contains(&o.seq);

@@ -107,7 +107,13 @@ pub(super) fn on_end(
         let expected = if plan.conns[e.conn].client == e.machine { down } else { up };
         // smoltcp may give up on a FIN whose ACK was lost; by then all is through.
         let through = e.read >= expected && e.written >= e.to_write && plan.has_smoltcp(e.conn);
-        let excuse = excuse.or(through.then_some("smoltcp's last FIN"));
+        // The other end's last ACK was lost, and its next connection on these ports came.
+        let is_other = |o: &&EndReport| o.conn == e.conn && o.machine != e.machine;
+        let other = ends.iter().find(is_other).map(|o| o.outcome);
+        let reused = plan.conns[e.conn].reuse.is_some() && other == Some(Outcome::Closed);
+        let excuse = excuse
+            .or(through.then_some("smoltcp's last FIN"))
+            .or(reused.then_some("its ports were used again"));
         let Some(why) = excuse else {
             return Err((e.conn, format!("was reset without a cause: {}", progress(e))));
         };

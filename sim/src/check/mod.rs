@@ -512,9 +512,10 @@ impl Observer {
                 flow: Some(*name),
             })?;
         }
-        let answered = |h: &History| h.is_open() || h.ends.iter().all(|e| e.frames_to == 0);
+        let answered = |h: &History| h.conn.filter(|_| h.is_answered());
+        let earlier = self.flows.values().flat_map(|h| h.earlier.iter().copied());
         let answered: BTreeSet<usize> =
-            self.flows.values().filter(|h| answered(h)).filter_map(|h| h.conn).collect();
+            self.flows.values().filter_map(answered).chain(earlier).collect();
         moments.unanswered = (0..self.plan.conns.len()).filter(|c| !answered.contains(c)).collect();
         inv18::on_end(&self.plan, ended, ends, moments, excuses).map_err(|(conn, what)| {
             let flow = self.flows.values().find(|h| h.conn == Some(conn)).map(|h| h.name);

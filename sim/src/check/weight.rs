@@ -45,7 +45,7 @@ const FLOORS: [Floor; 6] = [
 
 /// Bytes that the median seed acknowledges early at least, and how many of 100 may do without.
 const MEDIAN_MIN: u64 = 1 << 20;
-const NONE_PERCENT_MAX: u64 = 12;
+const NONE_PERCENT_MAX: u64 = 5;
 
 /// Of fewer seeds nothing is expected: chance decides.
 pub const SEEDS_MIN: u64 = 100;

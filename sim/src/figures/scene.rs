@@ -185,7 +185,7 @@ impl Scene {
 #[must_use]
 pub fn upload(opens_at: Instant, workload: Workload) -> ConnPlan {
     let (client, server) = (Machine::Remote(0), Machine::Guest(0));
-    ConnPlan { client, server, v6: false, opens_at, workload, client_port: None }
+    ConnPlan { client, server, v6: false, opens_at, workload, reuse: None }
 }
 
 fn drawn(random: &mut Random, [from, to]: [u64; 2]) -> u64 {

@@ -78,8 +78,8 @@ impl Ports {
     #[must_use]
     pub fn of(id: ConnId, plan: &ConnPlan) -> Self {
         let nth = |n: usize| u16::try_from(n).expect("below 65,536");
-        match plan.client_port {
-            Some(client) => Self { client, server: SERVER_PORT_FIRST - 1 },
+        match plan.reuse {
+            Some(reuse) => Self { client: reuse.port, server: SERVER_PORT_FIRST - 1 },
             None => Self {
                 client: CLIENT_PORT_FIRST + nth(id % CLIENT_PORTS),
                 server: SERVER_PORT_FIRST + nth(id / CLIENT_PORTS),

@@ -6,15 +6,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 
 use super::address::{Key, Ports};
 use super::app::{App, Phase, Socket};
 use super::pattern::Stream;
 use super::{Complaint, ConnId, EndReport, Stack};
 use crate::frame::Frame;
-use crate::plan::{ConnPlan, Machine, Offloads};
-use crate::wire::{Net, Packet, TcpFlags};
+use crate::plan::{ConnPlan, Machine, Offloads, Reuse};
+use crate::wire::{Net, Packet};
+
+/// A client uses the ports of one in TIME-WAIT again after this time (Linux `tcp_tw_reuse`: 1 s).
+const REUSE_AFTER: Duration = Duration::from_secs(1);
 
 /// A machine's TCP and what is below it; connections are its `Conn`s.
 pub(super) trait Tcp {
@@ -71,7 +74,7 @@ pub(super) struct Ends {
     /// What the peer writes.
     pub(super) expected: Stream,
     /// Other connections have the same ports, at other times.
-    pub(super) reused: bool,
+    pub(super) reuse: Option<Reuse>,
     /// Nobody asks whether the other end is still there.
     pub(super) patient: bool,
 }
@@ -80,6 +83,11 @@ impl Ends {
     pub(super) fn key(&self) -> Key {
         let peer = self.peer.address().ip(self.v6).0;
         Key { peer, own_port: self.own_port, peer_port: self.peer_port }
+    }
+
+    /// A SYN with this initial sequence number may be what opens it.
+    fn opens_by(&self, isn: u32) -> bool {
+        self.reuse.and_then(|reuse| reuse.isn).is_none_or(|own| own == isn)
     }
 }
 
@@ -119,27 +127,29 @@ impl<T: Tcp> Shell<T> {
         }
     }
 
-    /// The connection a frame belongs to, and whether it opens one.
-    fn key_of(&self, frame: &Frame) -> Option<(Key, TcpFlags)> {
+    /// The connection a frame belongs to, and its initial sequence number if it opens one.
+    fn key_of(&self, frame: &Frame) -> Option<(Key, Option<u32>)> {
         let packet = Packet::parse(&frame.bytes).ok()?;
         let Some((ip, tcp)) = packet.tcp() else {
-            return T::quoted(&frame.bytes, &packet).map(|key| (key, TcpFlags::NONE));
+            return T::quoted(&frame.bytes, &packet).map(|key| (key, None));
         };
         let own = self.machine.address();
         let for_us = ip.dst == own.ip(false) || ip.dst == own.ip(true);
         let key = Key { peer: ip.src.0, own_port: tcp.dst_port, peer_port: tcp.src_port };
-        for_us.then_some((key, tcp.flags))
+        let opens = tcp.flags.syn() && !tcp.flags.ack();
+        for_us.then_some((key, opens.then_some(tcp.seq.0)))
     }
 
-    /// The connection that takes a segment with these flags.
-    fn find(&mut self, now: Instant, key: &Key, flags: TcpFlags) -> Option<usize> {
-        let is_syn = flags.syn() && !flags.ack();
-        if is_syn {
-            self.make_way(key);
+    /// The connection that takes a segment; `syn` if it opens one.
+    fn find(&mut self, now: Instant, key: &Key, syn: Option<u32>) -> Option<usize> {
+        if let Some(isn) = syn {
+            self.skip_to(key, isn);
+            self.make_way(key, Some(isn));
         }
         let at = *self.by_key.get(key)?.front()?;
         let conn = &mut self.conns[at];
-        if conn.tcp.is_none() && is_syn && !conn.app.is_client() {
+        let opens = syn.is_some_and(|isn| conn.ends.opens_by(isn));
+        if conn.tcp.is_none() && opens && !conn.app.is_client() {
             conn.tcp = Some(self.tcp.listen(now, &conn.ends));
         }
         conn.tcp.is_some().then_some(at)
@@ -163,7 +173,7 @@ impl<T: Tcp> Shell<T> {
         }
         if is_over && !was_over {
             self.over += 1;
-            self.wake_next(at);
+            self.wake_next(at, now + REUSE_AFTER);
         }
     }
 
@@ -177,16 +187,16 @@ impl<T: Tcp> Shell<T> {
         if queue.is_empty() {
             self.by_key.remove(&key);
         }
-        self.wake_next(at);
+        self.wake_next(at, Instant::ZERO);
     }
 
     /// Opens the connection that waited for the ports of this one, if there is one.
-    fn wake_next(&mut self, at: usize) {
+    fn wake_next(&mut self, at: usize, when: Instant) {
         let queue = self.by_key.get(&self.conns[at].ends.key());
         let Some(next) = queue.and_then(|q| q.iter().copied().find(|&n| n != at)) else { return };
         let conn = &self.conns[next];
         if conn.app.is_client() && conn.tcp.is_none() && conn.timer.is_none() {
-            self.set_timer(next, Some(Instant::ZERO));
+            self.set_timer(next, Some(when));
         }
     }
 
@@ -212,10 +222,24 @@ impl<T: Tcp> Shell<T> {
         }
     }
 
-    /// If another connection waits for the ports of one in TIME-WAIT, that ends at once.
-    fn make_way(&mut self, key: &Key) {
+    /// A client that opens a later connection has given up the ones before: they will not come.
+    fn skip_to(&mut self, key: &Key, isn: u32) {
+        let Some(queue) = self.by_key.get_mut(key).filter(|queue| queue.len() > 1) else { return };
+        let conns = &self.conns;
+        if let Some(opened) = queue.iter().position(|&at| conns[at].ends.opens_by(isn)) {
+            let opened = queue[opened];
+            queue.retain(|&at| at >= opened || conns[at].tcp.is_some());
+        }
+    }
+
+    /// If another connection waits for the ports of one in TIME-WAIT, that ends at once; at a
+    /// server by the SYN that opens the other.
+    fn make_way(&mut self, key: &Key, syn: Option<u32>) {
         let Some(queue) = self.by_key.get(key).filter(|queue| queue.len() > 1) else { return };
-        let old = queue[0];
+        let (old, next) = (queue[0], &self.conns[queue[1]].ends);
+        if syn.is_some_and(|isn| !next.opens_by(isn)) {
+            return;
+        }
         if self.conns[old].tcp.as_ref().is_some_and(T::may_be_replaced) {
             self.forget(old);
         }
@@ -224,7 +248,7 @@ impl<T: Tcp> Shell<T> {
     /// A client's time has come.
     fn open(&mut self, now: Instant, at: usize) {
         let ends = self.conns[at].ends;
-        self.make_way(&ends.key());
+        self.make_way(&ends.key(), None);
         let is_first = self.by_key.get(&ends.key()).and_then(VecDeque::front) == Some(&at);
         if is_first {
             let conn = &mut self.conns[at];
@@ -238,7 +262,7 @@ impl<T: Tcp> Shell<T> {
 
 impl<T: Tcp> Stack for Shell<T> {
     fn handle_frame(&mut self, now: Instant, frame: Frame) {
-        let Some((key, flags)) = self.key_of(&frame) else {
+        let Some((key, syn)) = self.key_of(&frame) else {
             let answer = is_neighbor_answer(&frame);
             self.tcp.handle(now, None, frame);
             if answer {
@@ -247,7 +271,7 @@ impl<T: Tcp> Stack for Shell<T> {
             }
             return;
         };
-        let Some(at) = self.find(now, &key, flags) else {
+        let Some(at) = self.find(now, &key, syn) else {
             self.tcp.handle(now, None, frame);
             return;
         };
@@ -300,7 +324,7 @@ impl<T: Tcp> Stack for Shell<T> {
             peer,
             peer_port,
             expected: app.expected(),
-            reused: plan.client_port.is_some(),
+            reuse: plan.reuse,
         };
         let at = self.conns.len();
         self.conns.push(Conn { ends, app, tcp: None, timer: None });

@@ -8,7 +8,7 @@ use nightporter_core::time::{Duration, Instant};
 use super::app::USER_TIMEOUT;
 use super::{Complaint, EndReport, MAYBE_NETWORK, Outcome, Stack, build};
 use crate::frame::Frame;
-use crate::plan::{ConnPlan, Machine, Offloads, Quirks, StackKind, StackPlan, Workload};
+use crate::plan::{ConnPlan, Machine, Offloads, Quirks, Reuse, StackKind, StackPlan, Workload};
 use crate::random::Random;
 use crate::wire::{Packet, written};
 
@@ -40,7 +40,7 @@ pub(super) fn conn(workload: Workload) -> ConnPlan {
         v6: false,
         opens_at: Instant::from_millis(1),
         workload,
-        client_port: None,
+        reuse: None,
     }
 }
 
@@ -301,7 +301,7 @@ fn ports_are_used_again_at_once_and_streams_do_not_mix() {
         let conns: Vec<ConnPlan> = (0..5)
             .map(|_| {
                 let conn = conn(Workload::Bulk { up: 10_000, down: 5_000 });
-                ConnPlan { client_port: Some(7), ..conn }
+                ConnPlan { reuse: Some(Reuse { port: 7, isn: None }), ..conn }
             })
             .collect();
         let mut world = World::new([&plan(kinds[0]), &plan(kinds[1])], &conns, 1);

@@ -163,19 +163,20 @@ impl Node {
             timer_at: Instant::ZERO,
             forgotten: Vec::new(),
         };
-        node.set_up(plan, Instant::ZERO);
+        node.set_up(plan);
         node
     }
 
-    /// A new stack learns what its driver takes, and its part in the connections that begin at
-    /// `from` or later.
-    fn set_up(&mut self, plan: &Plan, from: Instant) {
+    /// A new stack learns what its driver takes, and its part in the connections that have not
+    /// begun.
+    fn set_up(&mut self, plan: &Plan) {
         self.stack.set_offloads(match self.machine {
             Machine::Guest(g) => plan.guests[usize::from(g)].offloads,
             Machine::Remote(r) => plan.remotes[usize::from(r)].offloads,
         });
         for (id, conn) in plan.conns.iter().enumerate() {
-            if conn.opens_at >= from && [conn.client, conn.server].contains(&self.machine) {
+            let begun = self.forgotten.iter().any(|end| end.conn == id);
+            if !begun && [conn.client, conn.server].contains(&self.machine) {
                 self.stack.add_conn(id, conn);
             }
         }
@@ -194,7 +195,8 @@ impl Node {
     pub(super) fn reboot(&mut self, plan: &Plan, now: Instant) {
         for mut end in self.stack.ends() {
             let over = matches!(end.outcome, Outcome::Closed | Outcome::Reset);
-            if plan.conns[end.conn].opens_at < now {
+            let waits = end.outcome == Outcome::Waiting && plan.conns[end.conn].reuse.is_some();
+            if plan.conns[end.conn].opens_at < now && !waits {
                 end.outcome = if over { end.outcome } else { Outcome::Reset };
                 end.over_at = end.over_at.or(Some(now));
                 self.forgotten.push(end);
@@ -202,7 +204,7 @@ impl Node {
         }
         let seed = plan.seed ^ now.as_nanos();
         self.stack = stack::build(&self.stack_plan, self.machine, self.mtu, seed);
-        self.set_up(plan, now);
+        self.set_up(plan);
         self.clear_rings();
     }
 

@@ -61,7 +61,7 @@ pub(crate) fn small() -> Plan {
             v6: false,
             opens_at: Instant::from_millis(1),
             workload: Workload::Bulk { up: 100_000, down: 0 },
-            client_port: None,
+            reuse: None,
         }],
         faults: Vec::new(),
         heal_at: Instant::from_secs(5),

@@ -53,6 +53,8 @@ pub(super) struct Strict {
     shrinking: bool,
     /// Connections made with ports that others had before.
     reused: u32,
+    /// Its timestamp clock at time zero, for those: it goes on from one to the next.
+    clock_from: u32,
 }
 
 /// What a machine's connections have in common.
@@ -89,24 +91,29 @@ impl Strict {
             shared,
             shrinking: false,
             reused: 0,
+            clock_from: u32::try_from(Random::new(seed, "clock").below(1 << 32)).unwrap_or(0),
         }
     }
 
-    fn conn(&mut self, now: Instant, ends: &Ends) -> Conn {
+    fn conn(&mut self, now: Instant, ends: &Ends, isn: Option<u32>) -> Conn {
         let number = |random: &mut Random| u32::try_from(random.below(1 << 32)).unwrap_or(0);
         let any = number(&mut self.random);
-        self.reused += u32::from(ends.reused);
-        let step = if ends.reused { self.reused.wrapping_mul(ISN_STEP) } else { 0 };
+        let reused = ends.reuse.is_some();
+        self.reused += u32::from(reused);
+        let step = if reused { self.reused.wrapping_mul(ISN_STEP) } else { 0 };
+        let by_chance = number(&mut self.random);
         let habits = Habits {
-            isn: self.plan.isn.map_or(any, |isn| isn.wrapping_add(step)),
+            isn: isn.unwrap_or(self.plan.isn.map_or(any, |isn| isn.wrapping_add(step))),
             ts_from: match self.plan.quirks.clock_first {
+                Some(first) if reused => first,
                 Some(first) => first.wrapping_sub(clock_ms(now)),
-                None => number(&mut self.random),
+                None if reused => self.clock_from,
+                None => by_chance,
             },
             probes_with_byte: self.random.percent(50),
             conn: ends.conn,
             patient: ends.patient,
-            forgives: ends.reused,
+            forgives: reused,
             expected: ends.expected,
         };
         let mut route = Route::new(&self.address, &ends.key(), ends.peer.address().mac);
@@ -165,13 +172,13 @@ impl Tcp for Strict {
     type Conn = Conn;
 
     fn connect(&mut self, now: Instant, ends: &Ends) -> Conn {
-        let mut conn = self.conn(now, ends);
+        let mut conn = self.conn(now, ends, ends.reuse.and_then(|reuse| reuse.isn));
         conn.connect();
         conn
     }
 
     fn listen(&mut self, now: Instant, ends: &Ends) -> Conn {
-        self.conn(now, ends)
+        self.conn(now, ends, None)
     }
 
     fn handle(&mut self, now: Instant, conn: Option<&mut Conn>, frame: Frame) {

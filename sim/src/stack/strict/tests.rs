@@ -116,7 +116,7 @@ impl Trace {
             v6: false,
             opens_at: Instant::ZERO,
             workload,
-            client_port: None,
+            reuse: None,
         };
         let mut stack = Shell::new(OWN, Strict::new(&plan, OWN, 1500, seed));
         stack.add_conn(0, &conn);
