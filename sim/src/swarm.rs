@@ -487,13 +487,7 @@ impl Swarm {
                 let kind = self.fault(class, guests, remotes);
                 if matches!(kind, FaultKind::ManyAddresses { .. }) {
                     // Who speaks up behind the addresses of others is never known for itself.
-                    let of = |c: &&ConnPlan| {
-                        kind.machines().contains(&Some(c.client))
-                            || kind.machines().contains(&Some(c.server))
-                    };
-                    let first = carriers.iter().filter(of).map(|c| c.opens_at).min();
-                    let first = first.map_or(0, |at| at.as_nanos() / 1000 + 5_000);
-                    from = from.max(first.min(span_ms * 900));
+                    from = from.max(first_of(carriers, kind).min(span_ms * 900));
                 }
                 faults.push(Fault {
                     at: Instant::from_micros(from),
@@ -580,6 +574,14 @@ const KILL: u64 = 23;
 const OFFLOAD_OFF: u64 = 13;
 const DRAIN: u64 = 14;
 const FLOW_FLOOD: u64 = 16;
+
+/// When the first of `carriers` with a machine that the fault concerns has begun, µs.
+fn first_of(carriers: &[ConnPlan], kind: FaultKind) -> u64 {
+    let machines = kind.machines();
+    let of = |c: &&ConnPlan| [c.client, c.server].iter().any(|m| machines.contains(&Some(*m)));
+    let first = carriers.iter().filter(of).map(|c| c.opens_at).min();
+    first.map_or(0, |at| at.as_nanos() / 1000 + 5_000)
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,4 +1,4 @@
-//! What few seeds have besides. Its chances are its own: the rest of a seed does not change with it.
+//! What few seeds have besides. Its chances are its own: the rest of a seed stays as it is.
 
 use nightporter_core::time::{Duration, Instant};
 
