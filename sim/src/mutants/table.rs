@@ -97,7 +97,7 @@ mutations! { FIRST:
 
     "the right edge follows a window that was rounded down", "INV-05", "tcp/window.rs",
     "[[self.rx.re = self.rx.re.max(ack + (field << shift));]]"
-    => "self.rx.re = ack + ((edge.saturating_sub(ack) >> shift).min(u64::from(u16::MAX)) << shift);
+    => "self.rx.re = ack + (self.field_for(self.edge_wanted()) << shift);
         field = field.min((self.rx.re - ack) >> shift);";
 
     "segments with a wrong checksum are taken", "COM-13", "tcp/receive.rs",
