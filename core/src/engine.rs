@@ -27,6 +27,7 @@ use crate::flow::syn_cache::SynCache;
 use crate::flow::table::{Class, FlowId, FlowTable};
 use crate::flow::timer::TimerWheel;
 use crate::limits;
+use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::store::record::name_hash;
 use crate::switch::Switch;
@@ -39,10 +40,6 @@ use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::virtio_net::VirtioNetHdr;
 
-/// A port of the switch. Stable until the port is removed; then reused.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct PortId(pub u16);
-
 /// What to do with the frame given to [`Engine::handle_frame`], perhaps edited in place.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
@@ -54,40 +51,6 @@ pub enum Verdict {
     Absorbed,
     /// Dropped and already counted.
     Drop(DropReason),
-}
-
-/// What a port's peer accepts *now* (it may change by driver reset or CTRL_GUEST_OFFLOADS; COM-17).
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct PortFeatures {
-    /// Partial checksums may be handed over.
-    pub csum: bool,
-    /// IPv4 TCP super-segments may be handed over.
-    pub tso4: bool,
-    /// IPv6 TCP super-segments may be handed over.
-    pub tso6: bool,
-    /// Super-segments may carry CWR.
-    pub ecn: bool,
-}
-
-/// What kind of port to add, and its policy.
-#[derive(Clone, Debug, Default)]
-pub struct PortConfig {
-    /// Unique name: in metrics, in the CLI, and the identity of a VM across daemon restarts.
-    pub name: String,
-    /// A VM behind vhost-user (`true`) or an uplink (`false`).
-    pub guest: bool,
-    /// Anti-spoof: the only source MAC allowed. `None` learns the first one seen.
-    pub mac: Option<[u8; 6]>,
-    /// Anti-spoof: the only source IPs allowed. `None` learns (COM-11).
-    pub ips: Option<Vec<core::net::IpAddr>>,
-    /// Ack offload wanted.
-    pub ack_offload: bool,
-    /// Most bytes this VM's flows may hold and promise together (INV-06).
-    pub budget_bytes: u64,
-    /// Most flow entries this VM may have (LIFE-01).
-    pub flows_max: u32,
-    /// Largest IP packet the guest takes (virtio-net MTU).
-    pub mtu: u16,
 }
 
 /// Pieces of one made frame at most: the headers and the pages a 64 KiB payload can touch.
@@ -191,7 +154,7 @@ impl<'m> Engine<'m> {
         if self.ports.iter().flatten().any(taken) {
             return Err(AddPortError::NameTaken);
         }
-        let budget_pages = if config.guest { config.budget_bytes / limits::PAGE as u64 } else { 0 };
+        let budget_pages = config.as_guest().map_or(0, |g| g.budget_bytes / limits::PAGE as u64);
         let promised: u64 = self.ports.iter().flatten().map(|p| p.vm.budget_pages).sum();
         if promised + budget_pages > self.arena.pages_total() as u64 {
             return Err(AddPortError::BudgetExceedsArena);
@@ -200,12 +163,12 @@ impl<'m> Engine<'m> {
         let id = PortId(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
         let vm = Vm {
             name_hash: name_hash(&config.name),
-            offload: config.guest && config.ack_offload,
+            offload: config.as_guest().is_some_and(|g| g.ack_offload),
             draining: false,
             budget_pages,
             reserved_pages: 0,
             owing_flows: 0,
-            mtu: if config.mtu == 0 { MTU_DEFAULT } else { config.mtu },
+            mtu: config.as_guest().map(|g| g.mtu).filter(|&mtu| mtu != 0).unwrap_or(MTU_DEFAULT),
             clock: RunningClock::new(now),
             ready: VecDeque::new(),
             fragment_at: None,
@@ -213,11 +176,11 @@ impl<'m> Engine<'m> {
             refused: VecDeque::new(),
             counters: VmCounters::default(),
         };
-        let ips = config.ips.as_deref();
-        self.switch
-            .add_port(id, config.guest, config.mac, ips)
-            .map_err(|_| AddPortError::MacTaken)?;
-        self.flows.set_quota(id.0, config.flows_max);
+        if let Some(guest) = config.as_guest() {
+            let added = self.switch.add_guest(id, guest.mac, guest.ips.as_deref());
+            added.map_err(|_| AddPortError::MacTaken)?;
+            self.flows.set_quota(id.0, guest.flows_max);
+        }
         let port = Port { config, features: None, vm, drops: [0; DropReason::ALL.len()] };
         if slot == self.ports.len() {
             self.ports.push(Some(port));
@@ -285,7 +248,7 @@ impl<'m> Engine<'m> {
 
     /// Turns ack offload of a VM on for new connections, or off (its flows drain, then pass).
     pub fn set_offload(&mut self, now: Instant, port: PortId, on: bool) {
-        let Some(p) = self.port_mut(port).filter(|p| p.config.guest) else { return };
+        let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) else { return };
         p.vm.offload = on;
         if on {
             p.vm.draining = false;
@@ -356,7 +319,7 @@ impl<'m> Engine<'m> {
     /// The VM of `port`: budget, reservation, counters, whether offload is on.
     #[must_use]
     pub fn vm(&self, port: PortId) -> Option<&Vm> {
-        self.port(port).filter(|p| p.config.guest).map(|p| &p.vm)
+        self.port(port).filter(|p| p.config.is_guest()).map(|p| &p.vm)
     }
 
     /// The configuration `port` was added with.
@@ -442,7 +405,7 @@ impl<'m> Engine<'m> {
     /// have a quota and replace each other within it: whoever floods replaces his own (LIFE-01).
     fn victim(&mut self, port: u16) -> Option<FlowId> {
         const STEPS_MAX: u32 = 64;
-        let flows_max = self.port(PortId(port))?.config.flows_max;
+        let flows_max = self.port(PortId(port))?.config.as_guest()?.flows_max;
         let unproven = self.flows.len_of_class(port, Class::Unproven);
         let oldest = |engine: &Self, class| engine.flows.of_class(port, class).next();
         if unproven >= limits::handshakes_max(flows_max) {

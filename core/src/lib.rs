@@ -11,6 +11,7 @@ pub mod drops;
 pub mod engine;
 pub mod flow;
 pub mod limits;
+pub mod port;
 pub mod store;
 pub mod switch;
 pub mod tcp;

@@ -740,8 +740,8 @@ fn s_40_four_tuple_reuse() {
 }
 
 /// The guest port of every world here.
-fn w_port() -> nightporter_core::engine::PortId {
-    nightporter_core::engine::PortId(1)
+fn w_port() -> nightporter_core::port::PortId {
+    nightporter_core::port::PortId(1)
 }
 
 /// A new connection with the addresses and ports of the first.

@@ -10,7 +10,7 @@ use common::segment::pattern_bytes;
 use common::setup::ALL_FEATURES;
 use common::world::{Peer, mac};
 use common::{Random, Setup, Side, World};
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Duration;
 use proptest::prelude::*;
@@ -245,7 +245,7 @@ fn run(case: &Case) -> Outcome {
             crosses(&world, &mut random, 0, &mut guest.wire, &g);
             world.ring_takes(0, case.ring);
             world.engine(|engine, at| {
-                engine.handle_guest_progress(at, nightporter_core::engine::PortId(1), true);
+                engine.handle_guest_progress(at, nightporter_core::port::PortId(1), true);
             });
         }
         strays(&world, &mut remote.wire, &mut guest.wire);

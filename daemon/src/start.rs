@@ -5,7 +5,8 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
-use nightporter_core::engine::{AddPortError, Engine, EngineConfig, PortConfig};
+use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
+use nightporter_core::port::{GuestConfig, PortConfig};
 use nightporter_core::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -156,8 +157,7 @@ fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
 
 fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartError> {
     let tap = TapPort::open(uplink).map_err(|e| StartError(e.to_string()))?;
-    let config = PortConfig { name: uplink.name.clone(), ..PortConfig::default() };
-    add_port(worker, Port::Uplink(tap), config)
+    add_port(worker, Port::Uplink(tap), PortConfig::uplink(&uplink.name))
 }
 
 fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), StartError> {
@@ -171,9 +171,7 @@ fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), Sta
         queue_pairs: vm.queue_pairs,
     })
     .map_err(|e| error(format!("vm {}: {e}", vm.name), "or choose another vm.socket"))?;
-    let config = PortConfig {
-        name: vm.name.clone(),
-        guest: true,
+    let config = GuestConfig {
         mac: vm.mac,
         ips: vm.ips.clone(),
         ack_offload: vm.ack_offload,
@@ -181,7 +179,11 @@ fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), Sta
         flows_max: vm.flows_max,
         mtu: vm.mtu,
     };
-    add_port(worker, Port::Guest(Box::new(GuestPort::new(port))), config)
+    add_port(
+        worker,
+        Port::Guest(Box::new(GuestPort::new(port))),
+        PortConfig::guest(&vm.name, config),
+    )
 }
 
 /// Who may connect to the VMs' sockets.

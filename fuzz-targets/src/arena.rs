@@ -5,9 +5,10 @@
 //! or records and pages as our own code writes them, with words of them overwritten afterwards.
 
 use arbitrary::{Arbitrary, Unstructured};
-use nightporter_core::engine::{Engine, EngineConfig, PortConfig, PortFeatures, PortId};
+use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::limits::T_ABORT;
+use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::store::flow_store::recover;
 use nightporter_core::store::record::{L2Header, Record, name_hash};
@@ -181,17 +182,11 @@ fn restarts(memory: &mut [u8], guest_is_there: bool) {
     let mut now = Instant::from_millis(1_000_000);
     let config = EngineConfig { flows_max: 64, hash_seeds: [1, 2, 3, 4] };
     let mut engine = Engine::new(now, config, arena);
-    let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
+    let uplink = PortConfig::uplink("uplink");
     engine.add_port(now, uplink).expect("an uplink");
-    let guest = PortConfig {
-        name: VM.to_owned(),
-        guest: true,
-        ack_offload: true,
-        budget_bytes: 0,
-        flows_max: 64,
-        ..PortConfig::default()
-    };
-    let port = engine.add_port(now, guest).expect("a guest");
+    let guest =
+        GuestConfig { ack_offload: true, budget_bytes: 0, flows_max: 64, ..GuestConfig::default() };
+    let port = engine.add_port(now, PortConfig::guest(VM, guest)).expect("a guest");
     let flows = engine.handle_restart(now);
     assert!(flows <= RECORDS_MAX);
     let features = Some(PortFeatures::default());

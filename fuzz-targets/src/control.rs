@@ -14,7 +14,8 @@ use std::path::PathBuf;
 
 use crate::noise;
 use arbitrary::{Arbitrary, Unstructured};
-use nightporter_core::engine::{Engine, EngineConfig, PortConfig};
+use nightporter_core::engine::{Engine, EngineConfig};
+use nightporter_core::port::{GuestConfig, PortConfig};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::emit::{CsumMode, TcpEmit};
@@ -196,18 +197,21 @@ impl Host {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let (ours, theirs) =
                 socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("two");
-            let config = PortConfig {
-                guest: name == PORTS[1],
-                mac: (name == PORTS[1]).then_some(G),
+            let config = GuestConfig {
+                mac: Some(G),
                 ack_offload: true,
                 budget_bytes: 16 << 14,
                 flows_max: 8,
-                ..named(name)
+                ..GuestConfig::default()
+            };
+            let config = match name {
+                name if name == PORTS[1] => PortConfig::guest(name, config),
+                name => PortConfig::uplink(name),
             };
             worker.add_port(Port::Uplink(TapPort::from_fd(ours)), config).expect("a port");
             File::from(theirs)
         });
-        worker.add_port(vm(), PortConfig { guest: true, ..named(VM) }).expect("a port");
+        worker.add_port(vm(), PortConfig::guest(VM, GuestConfig::default())).expect("a port");
         let socket = socket.expect("it is there");
         let mut host = Self { worker, socket, wires, offload: true, draining: false };
         host.looks();
@@ -324,10 +328,6 @@ impl Host {
         let vm = status.ports[2].vm.as_ref();
         names && vm.is_some_and(|vm| (vm.offload, vm.draining) == (self.offload, self.draining))
     }
-}
-
-fn named(name: &str) -> PortConfig {
-    PortConfig { name: name.to_owned(), ..PortConfig::default() }
 }
 
 fn temporary(what: &str) -> PathBuf {

@@ -17,8 +17,9 @@ use std::process::Command;
 use std::time::Instant as Clock;
 
 use anyhow::Context as _;
-use nightporter_core::engine::{Engine, EngineConfig, PortConfig, PortFeatures, PortId, Verdict};
+use nightporter_core::engine::{Engine, EngineConfig, Verdict};
 use nightporter_core::limits::{FLOW_BUFFER_MIN, PAGE, pages_for};
+use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::emit::{CsumMode, TcpEmit};
@@ -232,10 +233,8 @@ impl Host {
         let flows_each = flows.div_ceil(guests);
         let pages_each = flows_each * usize::try_from(pages_for(FLOW_BUFFER_MIN))?;
         let mut engine = engine(now, guests * flows_each, guests * pages_each)?;
-        let config = |name: String, mac| PortConfig {
-            name,
-            guest: mac != ROUTER,
-            mac: (mac != ROUTER).then_some(mac),
+        let config = |mac| GuestConfig {
+            mac: Some(mac),
             ips: None,
             ack_offload: true,
             budget_bytes: (pages_each * PAGE) as u64,
@@ -250,9 +249,10 @@ impl Host {
             engine.set_port_features(now, port, features);
             anyhow::Ok(port)
         };
-        let uplink = add(config("uplink".to_owned(), ROUTER))?;
-        let ports: anyhow::Result<Vec<PortId>> =
-            (0..guests).map(|g| add(config(format!("vm{g}"), guest_mac(g)))).collect();
+        let uplink = add(PortConfig::uplink("uplink"))?;
+        let ports: anyhow::Result<Vec<PortId>> = (0..guests)
+            .map(|g| add(PortConfig::guest(format!("vm{g}"), config(guest_mac(g)))))
+            .collect();
         let guests = ports?;
         let ports_ms = started.elapsed().as_secs_f64() * 1e3;
         Ok(Self { engine, now, uplink, guests, sent_bytes: vec![0; flows], ports_ms })

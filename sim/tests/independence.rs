@@ -14,7 +14,7 @@ const JUDGES: &[&str] =
 /// What they may name.
 const ALLOWED: &[&str] = &[
     "engine::Engine",
-    "engine::PortId",
+    "port::PortId",
     "flow::key::FlowKey",
     "limits::PERSIST_MAX",
     "limits::T_ALIVE",

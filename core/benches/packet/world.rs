@@ -1,7 +1,8 @@
 //! An engine with many flows, and the frames that keep them going.
 
-use nightporter_core::engine::{Engine, EngineConfig, PortConfig, PortFeatures, PortId, Verdict};
+use nightporter_core::engine::{Engine, EngineConfig, Verdict};
 use nightporter_core::limits::PAGE;
+use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::emit::{CsumMode, TcpEmit};
@@ -82,22 +83,20 @@ impl World {
         let now = Instant::from_millis(1);
         let mut engine = engine(now, offloaded);
         let features = Some(PortFeatures { csum: true, tso4: true, tso6: true, ecn: true });
-        let mut port = |name: &str, guest: bool| {
-            let config = PortConfig {
-                name: name.to_owned(),
-                guest,
-                mac: guest.then_some([2, 0, 0, 0, 0, 2]),
-                ips: None,
-                ack_offload: guest,
-                budget_bytes: (offloaded * PAGES_PER_FLOW * PAGE) as u64,
-                flows_max: 1 << 20,
-                mtu: 1500,
-            };
+        let mut port = |config| {
             let port = engine.add_port(now, config).expect("an empty engine has room");
             engine.set_port_features(now, port, features);
             port
         };
-        let (uplink, guest) = (port("uplink", false), port("guest", true));
+        let vm = GuestConfig {
+            mac: Some([2, 0, 0, 0, 0, 2]),
+            ack_offload: true,
+            budget_bytes: (offloaded * PAGES_PER_FLOW * PAGE) as u64,
+            flows_max: 1 << 20,
+            ..GuestConfig::default()
+        };
+        let uplink = port(PortConfig::uplink("uplink"));
+        let guest = port(PortConfig::guest("guest", vm));
         let mut world = Self { engine, now, uplink, guest, sent_bytes: vec![0; flows] };
         for flow in 0..flows {
             world.tick();

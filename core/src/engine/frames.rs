@@ -1,9 +1,10 @@
 //! A frame's way through the engine: sender's half, switch, receiver's half.
 
 use crate::drops::DropReason;
-use crate::engine::{Engine, PortId, Verdict};
+use crate::engine::{Engine, Verdict};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
+use crate::port::PortId;
 use crate::switch::{Mac, Out};
 use crate::tcp::flow::{Flow, State, Why, second};
 use crate::tcp::handshake::{Offers, SynInfo};
@@ -40,7 +41,7 @@ impl Engine<'_> {
         let ports = out.map_or(0..count, |PortId(to)| usize::from(to)..usize::from(to) + 1);
         for i in ports.filter(|i| out.is_some() || *i != ingress) {
             if let Some(Some(p)) = self.ports.get_mut(i)
-                && p.config.guest
+                && p.config.is_guest()
             {
                 p.vm.clock.on_forwarded(now);
             }
@@ -54,7 +55,7 @@ impl Engine<'_> {
         hdr: &mut VirtioNetHdr,
         frame: &mut [u8],
     ) -> Result<Verdict, DropReason> {
-        let Some(guest) = self.port(port).map(|p| p.config.guest) else {
+        let Some(guest) = self.port(port).map(|p| p.config.is_guest()) else {
             return Err(DropReason::PortDown);
         };
         let parsed = Packet::parse(frame);
@@ -85,7 +86,7 @@ impl Engine<'_> {
         let Some(out) = self.egress(now, port, packet.eth.vlan, packet.eth.dst)? else {
             return Ok(Verdict::Flood);
         };
-        if !self.port(out).is_some_and(|p| p.config.guest) {
+        if !self.port(out).is_some_and(|p| p.config.is_guest()) {
             return Ok(Verdict::Forward(out));
         }
         if guest {

@@ -1,7 +1,8 @@
 //! What the engine wants sent, and when it wants to be woken.
 
 use crate::drops::DropReason;
-use crate::engine::{Engine, PortId, TRANSMIT_PARTS_MAX, Transmit, Verdict};
+use crate::engine::{Engine, TRANSMIT_PARTS_MAX, Transmit, Verdict};
+use crate::port::PortId;
 use crate::tcp::deliver::Delivery;
 use crate::tcp::flow::State;
 use crate::time::Instant;
@@ -82,7 +83,7 @@ impl Engine<'_> {
         let Some(out) = self.egress(now, made.origin, eth.vlan, eth.dst)? else {
             return Ok(Verdict::Flood);
         };
-        if !self.port(out).is_some_and(|p| p.config.guest) {
+        if !self.port(out).is_some_and(|p| p.config.is_guest()) {
             return Ok(Verdict::Forward(out));
         }
         // Out of the queue while the receiving half looks at it, for that may add to the queue.
@@ -104,7 +105,7 @@ impl Engine<'_> {
         port: PortId,
         room: usize,
     ) -> Option<Transmit<'_>> {
-        self.port(port).filter(|p| p.config.guest && p.features.is_some())?;
+        self.port(port).filter(|p| p.config.is_guest() && p.features.is_some())?;
         let listed = self.port(port)?.vm.ready.len();
         let mut found = None;
         for _ in 0..listed {

@@ -1,8 +1,9 @@
 //! After a restart: promises a predecessor made and this process cannot keep (LIFE-09, INV-21).
 
-use crate::engine::{Engine, PortId};
+use crate::engine::Engine;
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
+use crate::port::PortId;
 use crate::store::flow_store::recover;
 use crate::tcp::Cx;
 use crate::tcp::flow::{Flow, Template};
@@ -83,10 +84,9 @@ impl Engine<'_> {
     }
 
     fn port_named(&self, hash: u64) -> Option<PortId> {
-        let at = self
-            .ports
-            .iter()
-            .position(|p| p.as_ref().is_some_and(|p| p.config.guest && p.vm.name_hash == hash))?;
+        let at = self.ports.iter().position(|p| {
+            p.as_ref().is_some_and(|p| p.config.is_guest() && p.vm.name_hash == hash)
+        })?;
         u16::try_from(at).ok().map(PortId)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::flow::key::tests::key;
+use crate::port::GuestConfig;
 
 const NOW: Instant = Instant::from_secs(1000);
 const MANY: u32 = 20_000;
@@ -13,14 +14,8 @@ fn with_engine(test: impl FnOnce(&mut Engine<'_>, PortId)) {
     let config = EngineConfig { flows_max: 1 << 20, hash_seeds: [1, 2, 3, 4] };
     let mut engine = Engine::new(NOW, config, arena);
     let mut guest = |name: &str, flows_max| {
-        let config = PortConfig {
-            name: name.into(),
-            guest: true,
-            ack_offload: true,
-            flows_max,
-            ..PortConfig::default()
-        };
-        engine.add_port(NOW, config).unwrap()
+        let config = GuestConfig { ack_offload: true, flows_max, ..GuestConfig::default() };
+        engine.add_port(NOW, PortConfig::guest(name, config)).unwrap()
     };
     let [busy, small] = [guest("busy", MANY), guest("small", 4)];
     for n in 0..MANY {

@@ -1,6 +1,6 @@
 //! What the switch found a moment ago: the packet path asks the same few questions again and again.
 
-use crate::engine::PortId;
+use crate::port::PortId;
 use crate::time::{Duration, Instant};
 
 /// Answers kept; a power of two.

@@ -21,8 +21,8 @@ use hashbrown::hash_table::Entry;
 
 use self::memo::Memo;
 use crate::drops::DropReason;
-use crate::engine::PortId;
 use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX};
+use crate::port::PortId;
 use crate::time::Instant;
 use crate::wire::packet::{IpAddr16, Net, Packet, VlanStack};
 
@@ -112,18 +112,14 @@ impl Switch {
         }
     }
 
-    /// Adds a port. `mac` and `ips` bind a guest to its addresses; `None` learns them. An uplink
-    /// (`guest` is false) is not bound and needs neither.
-    pub fn add_port(
+    /// Adds the port of a guest. `mac` and `ips` bind it to its addresses; `None` learns them. Of
+    /// uplinks the switch needs to know nothing.
+    pub fn add_guest(
         &mut self,
         port: PortId,
-        guest: bool,
         mac: Option<Mac>,
         ips: Option<&[IpAddr]>,
     ) -> Result<(), MacTaken> {
-        if !guest {
-            return Ok(());
-        }
         if let Some(mac) = mac {
             if let Some(holder) = self.guest_with(mac) {
                 let other = self.guest_mut(holder).filter(|_| holder != port);

@@ -52,10 +52,9 @@ fn own(ip: impl Into<IpAddr>) -> IpAddr16 {
 /// An uplink, guest A bound to its MAC, 10.0.0.10 and others, guest B that is learned.
 fn switch() -> Switch {
     let mut switch = Switch::new([1, 2, 3, 4]);
-    switch.add_port(UPLINK, false, None, None).unwrap();
     let list = [v4(20).into(), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).into(), v4(10).into()];
-    switch.add_port(A, true, Some(MAC_A), Some(&list)).unwrap();
-    switch.add_port(B, true, None, None).unwrap();
+    switch.add_guest(A, Some(MAC_A), Some(&list)).unwrap();
+    switch.add_guest(B, None, None).unwrap();
     switch
 }
 
@@ -109,7 +108,6 @@ fn a_priority_tag_is_no_vlan() {
 fn a_station_may_move_from_one_uplink_to_another() {
     const SECOND: PortId = PortId(9);
     let mut switch = switch();
-    switch.add_port(SECOND, false, None, None).unwrap();
     switch.learn(T0, UPLINK, untagged(), MAC_FAR);
     switch.learn(T0, SECOND, untagged(), MAC_FAR);
     assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Port(SECOND));
@@ -215,7 +213,7 @@ fn com_11_a_router_without_a_list_may_use_a_thousand_addresses_and_none_of_anoth
 fn com_11_what_a_guest_forwards_for_another_takes_no_address_from_it() {
     const C: PortId = PortId(7);
     let mut switch = switch();
-    switch.add_port(C, true, None, None).unwrap();
+    switch.add_guest(C, None, None).unwrap();
     for last in 101..=116 {
         assert_eq!(switch.check_source(T0, C, &from(MAC_FAR, v4(last))), Ok(()));
     }
@@ -229,7 +227,7 @@ fn an_ip_on_two_lists_is_guarded_until_both_ports_are_gone() {
     const C: PortId = PortId(7);
     let mut switch = switch();
     // Written twice, it counts once.
-    switch.add_port(C, true, None, Some(&[v4(10).into(), v4(10).into()])).unwrap();
+    switch.add_guest(C, None, Some(&[v4(10).into(), v4(10).into()])).unwrap();
     for guarded in [A, C] {
         assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(10))), Err(DropReason::SpoofedIp));
         switch.remove_port(guarded);
@@ -269,9 +267,9 @@ fn an_uplink_may_say_anything() {
 #[test]
 fn a_configured_mac_is_refused_twice_and_wins_over_a_learned_one() {
     let mut switch = switch();
-    assert_eq!(switch.add_port(PortId(5), true, Some(MAC_A), None), Err(MacTaken(A)));
+    assert_eq!(switch.add_guest(PortId(5), Some(MAC_A), None), Err(MacTaken(A)));
     switch.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
-    switch.add_port(PortId(5), true, Some(MAC_B), None).unwrap();
+    switch.add_guest(PortId(5), Some(MAC_B), None).unwrap();
     assert_eq!(switch.lookup(T0, A, untagged(), MAC_B), Out::Port(PortId(5)));
     assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(11))), Err(DropReason::SpoofedMac));
 }
@@ -286,7 +284,7 @@ fn a_removed_port_leaves_nothing_behind() {
         assert_eq!(switch.lookup(T0, B, untagged(), dst), Out::Flood);
     }
     assert_eq!(switch.learned, 0);
-    switch.add_port(PortId(5), true, Some(MAC_A), None).unwrap();
+    switch.add_guest(PortId(5), Some(MAC_A), None).unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! EMIT-R makes what leaves for R consistent with what H has promised; EMIT-G makes what reaches G
 //! look like one remote endpoint. `docs/spec.md` has a table of each; K-01 to K-06 say why.
 
-use crate::engine::PortId;
+use crate::port::PortId;
 use crate::tcp::flow::Flow;
 use crate::tcp::{Cx, Frame};
 use crate::wire::edit::TcpEdit;

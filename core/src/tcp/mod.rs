@@ -36,9 +36,9 @@ pub mod vm;
 pub(crate) mod window;
 
 use crate::drops::DropReason;
-use crate::engine::PortFeatures;
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
+use crate::port::PortFeatures;
 use crate::store::arena::Arena;
 use crate::tcp::emit::OutQueue;
 use crate::tcp::vm::Vm;

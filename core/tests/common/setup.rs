@@ -1,8 +1,9 @@
 //! What a trace starts from: addresses, options of both ends, budget. Everything can be switched.
 
 use super::world::{Peer, Side, World};
-use nightporter_core::engine::{Engine, EngineConfig, PortConfig, PortFeatures};
+use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::limits::PAGE;
+use nightporter_core::port::{GuestConfig, PortFeatures};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::Instant;
 use zerocopy::IntoBytes;
@@ -124,10 +125,8 @@ impl Setup {
     }
 
     /// The engine's view of a guest port.
-    pub fn guest_config(&self, name: &str, mac: [u8; 6]) -> PortConfig {
-        PortConfig {
-            name: name.to_owned(),
-            guest: true,
+    pub fn guest_config(&self, mac: [u8; 6]) -> GuestConfig {
+        GuestConfig {
             mac: Some(mac),
             ips: None,
             ack_offload: self.offload,

@@ -9,8 +9,9 @@ use super::monitor::Monitor;
 use super::segment::{Seen, Spec, insert_ip_options, insert_options, pattern_bytes, put_tcp_word};
 use super::setup::Setup;
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{Engine, PortConfig, PortId, Verdict};
+use nightporter_core::engine::{Engine, Verdict};
 use nightporter_core::flow::key::FlowKey;
+use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::tcp::flow::{Flow, State};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::trace::SegmentLine;
@@ -126,7 +127,7 @@ impl<'m> World<'m> {
     /// A world around `engine`, with an uplink, a guest port and, if R is a VM, another.
     pub fn new(mut engine: Engine<'m>, setup: Setup) -> Self {
         let now = setup.start;
-        let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
+        let uplink = PortConfig::uplink("uplink");
         let uplink = engine.add_port(now, uplink).expect("an uplink");
         let inner = Inner {
             engine,
@@ -150,8 +151,11 @@ impl<'m> World<'m> {
     /// Another guest port.
     pub fn add_guest(&self, name: &str, mac: [u8; 6]) -> PortId {
         let inner = &mut *self.0.borrow_mut();
-        let config = inner.setup.guest_config(name, mac);
-        let port = inner.engine.add_port(inner.now, config).expect("a guest port");
+        let config = inner.setup.guest_config(mac);
+        let port = inner
+            .engine
+            .add_port(inner.now, PortConfig::guest(name, config))
+            .expect("a guest port");
         inner.engine.set_port_features(inner.now, port, Some(inner.setup.features));
         inner.rings.push(Ring { port, slots: None, room: 65_562, lossy: false });
         port

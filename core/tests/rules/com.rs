@@ -6,7 +6,8 @@ use crate::common::world::mac;
 use crate::common::{Setup, Spec};
 use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{PortFeatures, Verdict};
+use nightporter_core::engine::Verdict;
+use nightporter_core::port::{PortConfig, PortFeatures};
 use nightporter_core::tcp::flow::{State, Why};
 use nightporter_core::wire::packet::{IpAddr16, Packet, TcpFlags};
 use nightporter_core::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
@@ -287,10 +288,10 @@ fn com_11_only_the_guests_own_addresses_are_offloaded() {
     assert_eq!(drop, Verdict::Drop(DropReason::SpoofedIp));
     r.gets_nothing();
     // Listed: anything else is dropped, also as a SYN-ACK.
-    let mut config = setup.guest_config("listed", mac(3));
+    let mut config = setup.guest_config(mac(3));
     config.ips = Some(vec!["10.0.0.3".parse().expect("an address")]);
     let port = w.engine(|e, now| {
-        let port = e.add_port(now, config).expect("a port");
+        let port = e.add_port(now, PortConfig::guest("listed", config)).expect("a port");
         e.set_port_features(now, port, Some(ALL_FEATURES));
         port
     });

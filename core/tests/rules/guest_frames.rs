@@ -4,7 +4,7 @@ use crate::common::segment::Seen;
 use crate::common::world::Peer;
 use crate::common::{Setup, Spec, World};
 use crate::{flow, sends_segments, warms_up};
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 use nightporter_core::wire::packet::IpVersion;
 
 /// The largest IP packet that a frame is, or becomes once it is cut.

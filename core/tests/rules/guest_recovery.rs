@@ -3,7 +3,7 @@
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use crate::{GUEST, flow, sends_segments, warms_up};
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 
 /// Without offloads: a frame is a segment.
 fn plain(setup: Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {

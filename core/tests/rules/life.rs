@@ -4,8 +4,9 @@ use crate::common::segment::pattern_bytes;
 use crate::common::world::{Peer, mac};
 use crate::common::{Setup, Spec, World};
 use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
-use nightporter_core::engine::{PortConfig, PortId, Verdict};
+use nightporter_core::engine::Verdict;
 use nightporter_core::limits;
+use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::tcp::flow::{State, Why};
 use nightporter_core::time::Duration;
@@ -351,7 +352,9 @@ fn life_05_a_removed_port_resets_its_flows_and_frees_its_place() {
     assert_eq!(w.0.borrow().engine.flows().count(), 0);
     let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().free_records()));
     assert_eq!(free, (1024, 128));
-    let again = w.engine(|e, now| e.add_port(now, Setup::new().guest_config("guest", mac(1))));
+    let again = w.engine(|e, now| {
+        e.add_port(now, PortConfig::guest("guest", Setup::new().guest_config(mac(1))))
+    });
     assert_eq!(again, Ok(GUEST));
 }
 
@@ -497,9 +500,11 @@ fn life_09_the_arena_of_another_vm_is_not_mistaken() {
     let config = nightporter_core::engine::EngineConfig { flows_max: 16, hash_seeds: [7; 4] };
     let now = setup.start;
     let mut engine = nightporter_core::engine::Engine::new(now, config, arena.expect("an arena"));
-    let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
+    let uplink = PortConfig::uplink("uplink");
     engine.add_port(now, uplink).expect("an uplink");
-    let guest = engine.add_port(now, setup.guest_config("another", mac(1))).expect("a guest");
+    let guest = engine
+        .add_port(now, PortConfig::guest("another", setup.guest_config(mac(1))))
+        .expect("a guest");
     engine.set_port_features(now, guest, Some(setup.features));
     assert_eq!(engine.handle_restart(now), 0);
     assert!(engine.poll_transmit(now).is_none());

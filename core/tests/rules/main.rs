@@ -29,7 +29,8 @@ mod vm_to_vm;
 
 use common::World;
 use common::world::Peer;
-use nightporter_core::engine::{PortId, Verdict};
+use nightporter_core::engine::Verdict;
+use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::Flow;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 

@@ -3,8 +3,9 @@
 use crate::common::world::mac;
 use crate::common::{Random, Setup, World};
 use crate::{GUEST, flow, from_uplink, warms_up};
-use nightporter_core::engine::{PortId, Verdict};
+use nightporter_core::engine::Verdict;
 use nightporter_core::limits;
+use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::tcp::flow::State;
 use nightporter_core::wire::packet::IpAddr16;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -162,10 +163,10 @@ fn sec_06_another_guest_cannot_speak_for_this_one() {
 fn sec_06_a_guest_behind_a_list_opens_only_for_its_own_address() {
     let setup = Setup::new();
     let w: World<'_> = setup.opens();
-    let mut config = setup.guest_config("listed", mac(4));
+    let mut config = setup.guest_config(mac(4));
     config.ips = Some(vec!["10.0.0.4".parse().expect("an address")]);
     let port: PortId = w.engine(|e, now| {
-        let port = e.add_port(now, config).expect("a port");
+        let port = e.add_port(now, PortConfig::guest("listed", config)).expect("a port");
         e.set_port_features(now, port, Some(setup.features));
         port
     });

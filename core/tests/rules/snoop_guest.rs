@@ -3,8 +3,8 @@
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use crate::{GUEST, flow, sends_segments, warms_up};
-use nightporter_core::engine::PortFeatures;
 use nightporter_core::limits;
+use nightporter_core::port::PortFeatures;
 use nightporter_core::tcp::flow::{State, Why};
 
 fn warm() -> (World<'static>, Peer<'static>, Peer<'static>) {

@@ -3,7 +3,7 @@
 use crate::common::setup::ALL_FEATURES;
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 use nightporter_core::tcp::flow::State;
 
 fn pair() -> (World<'static>, Peer<'static>, Peer<'static>) {

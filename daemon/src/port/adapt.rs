@@ -1,7 +1,7 @@
 //! Does in software what the receiver of a frame did not negotiate: checksums and segmentation.
 
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 use nightporter_core::wire::packet::Packet;
 use nightporter_core::wire::segment::{Segmenter, complete_checksum};
 use nightporter_core::wire::virtio_net::{

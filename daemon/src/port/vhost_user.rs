@@ -19,7 +19,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;

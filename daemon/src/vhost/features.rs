@@ -1,6 +1,6 @@
 //! What we offer: virtio feature bits, protocol features, and the configuration space.
 
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 

@@ -36,7 +36,7 @@ pub mod vring;
 
 use std::os::fd::OwnedFd;
 
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 
 /// What a worker waits for on behalf of a port: the meaning of a wake-up.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]

@@ -18,7 +18,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 use vhost::vhost_user::message::{
     FrontendReq as Req, VhostUserConfig, VhostUserInflight, VhostUserMemory, VhostUserMemoryRegion,
     VhostUserProtocolFeatures as Protocol, VhostUserSingleMemoryRegion, VhostUserVringAddr,

@@ -1,6 +1,6 @@
 //! What operators ask of a running worker, and what it tells them.
 
-use nightporter_core::engine::PortId;
+use nightporter_core::port::PortId;
 
 use super::slots::Slot;
 use super::*;

@@ -23,7 +23,8 @@ use std::io;
 use std::os::fd::AsFd;
 
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{AddPortError, Engine, PortConfig, Verdict};
+use nightporter_core::engine::{AddPortError, Engine, Verdict};
+use nightporter_core::port::PortConfig;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::errno::Errno;

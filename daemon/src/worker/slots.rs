@@ -1,7 +1,8 @@
 //! The ports of a worker, and everything that leaves by them.
 
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{PortFeatures, PortId, Transmit};
+use nightporter_core::engine::Transmit;
+use nightporter_core::port::{PortFeatures, PortId};
 use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 

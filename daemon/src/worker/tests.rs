@@ -37,7 +37,7 @@ impl World {
             let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
             let (ours, theirs) =
                 socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
-            let config = PortConfig { name: format!("port{port}"), ..PortConfig::default() };
+            let config = PortConfig::uplink(format!("port{port}"));
             worker.add_port(Port::Uplink(TapPort::from_fd(ours)), config).unwrap();
             peers.push(File::from(theirs));
         }

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use nightporter_core::engine::PortFeatures;
+use nightporter_core::port::PortFeatures;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::port::vhost_user::{VhostUserConfig, VhostUserPort};
 use nightporterd::vhost::features::bit;

@@ -16,9 +16,10 @@ use std::cell::RefCell;
 use crate::noise;
 use arbitrary::{Arbitrary, Unstructured};
 use model::{Agreed, G, Model, R, Seen};
-use nightporter_core::engine::{Engine, EngineConfig, PortConfig, PortFeatures, PortId};
+use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::limits::PAGE;
+use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::store::flow_store::recover;
 use nightporter_core::time::{Duration, Instant};
@@ -235,18 +236,16 @@ impl<'m, 's> World<'m, 's> {
     fn new(arena: Arena<'m>, s: &'s mut Rest) -> Self {
         let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
         let mut engine = Engine::new(s.now, config, arena);
-        let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
+        let uplink = PortConfig::uplink("uplink");
         assert_eq!(engine.add_port(s.now, uplink), Ok(UPLINK));
-        let guest = PortConfig {
-            name: "vm".to_owned(),
-            guest: true,
+        let guest = GuestConfig {
             mac: Some(G_ADDRESS.mac),
             ack_offload: true,
             budget_bytes: (s.size.1 * PAGE) as u64,
             flows_max: 8,
-            ..PortConfig::default()
+            ..GuestConfig::default()
         };
-        assert_eq!(engine.add_port(s.now, guest), Ok(GUEST));
+        assert_eq!(engine.add_port(s.now, PortConfig::guest("vm", guest)), Ok(GUEST));
         let mut world = Self { engine, s };
         let owed: Vec<bool> =
             world.s.conns.iter().map(|c| c.model.owed()).map(|(a, b)| a < b).collect();

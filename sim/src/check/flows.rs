@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use nightporter_core::engine::PortId;
 use nightporter_core::flow::key::FlowKey;
+use nightporter_core::port::PortId;
 
 use super::history::{History, Side};
 use super::{FlowName, Tapped};

@@ -1,7 +1,8 @@
 //! INV-06, budget: what a VM's flows hold and have promised is within the VM's budget, and the sum
 //! of the flows is what the VM's account says.
 
-use nightporter_core::engine::{Engine, PortId};
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
 
 use super::Ensure;
 

@@ -1,7 +1,8 @@
 //! INV-20, isolation: whatever the others do, each VM finds the pages and the flow entries that are
 //! its own, and strangers' handshakes take no more of these than their part (LIFE-01).
 
-use nightporter_core::engine::{Engine, PortId};
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::State;
 
 use super::Ensure;

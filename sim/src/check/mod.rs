@@ -55,7 +55,8 @@ mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nightporter_core::engine::{Engine, PortId};
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Instant;
 

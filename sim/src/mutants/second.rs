@@ -433,8 +433,8 @@ mutations! { SECOND:
 
     "after a restart a guest that is not configured any more gets another's reset", "LIFE-09",
     "engine/restart.rs",
-    "p.as_ref().is_some_and(|p| [[p.config.guest && p.vm.name_hash == hash]])"
-    => "p.config.guest";
+    "p.as_ref().is_some_and(|p| [[p.config.is_guest() && p.vm.name_hash == hash]])"
+    => "p.config.is_guest()";
 
     "after a restart the record stays for ever", "LIFE-09", "engine/restart.rs",
     "let (true, Some(port)) = (owed, port) else {

@@ -156,7 +156,7 @@ impl World<'_> {
         act: impl FnOnce(
             &mut nightporter_core::engine::Engine<'_>,
             Instant,
-            nightporter_core::engine::PortId,
+            nightporter_core::port::PortId,
         ),
     ) -> Result<(), Stop> {
         let host = self.nodes[usize::from(guest)].host;

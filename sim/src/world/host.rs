@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{
-    Engine, EngineConfig, PortConfig, PortFeatures, PortId, Transmit, Verdict,
-};
+use nightporter_core::engine::{Engine, EngineConfig, Transmit, Verdict};
+use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -80,7 +79,7 @@ impl Host {
         let seeds = [plan.seed, 2, 3, 4 + u64::from(self.index)];
         let config = EngineConfig { flows_max: plan.host.flows_max, hash_seeds: seeds };
         let mut engine = Engine::new(now, config, arena);
-        let uplink = PortConfig { name: "uplink".to_owned(), ..PortConfig::default() };
+        let uplink = PortConfig::uplink("uplink");
         let port = engine.add_port(now, uplink).expect("the first port");
         assert_eq!(port, UPLINK);
         engine.set_port_features(now, UPLINK, Some(OFFLOADS));
@@ -102,9 +101,7 @@ impl Host {
     ) {
         let guest = &plan.guests[g];
         let machine = Machine::Guest(u16::try_from(g).unwrap_or(u16::MAX));
-        let config = PortConfig {
-            name: format!("guest{g}"),
-            guest: true,
+        let config = GuestConfig {
             mac: Some(machine.address().mac),
             ips: None,
             ack_offload: guest.ack_offload,
@@ -112,6 +109,7 @@ impl Host {
             flows_max: guest.flows_max,
             mtu: guest.mtu,
         };
+        let config = PortConfig::guest(format!("guest{g}"), config);
         let port = engine.add_port(now, config).expect("budgets fit the arena");
         self.ports[g] = Some(port);
     }

@@ -1,0 +1,87 @@
+//! Ports of the switch: their names, kinds and policy.
+
+use core::net::IpAddr;
+
+/// A port of the switch. Stable until the port is removed; then reused.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct PortId(pub u16);
+
+/// What a port's peer accepts *now* (it may change by driver reset or CTRL_GUEST_OFFLOADS; COM-17).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct PortFeatures {
+    /// Partial checksums may be handed over.
+    pub csum: bool,
+    /// IPv4 TCP super-segments may be handed over.
+    pub tso4: bool,
+    /// IPv6 TCP super-segments may be handed over.
+    pub tso6: bool,
+    /// Super-segments may carry CWR.
+    pub ecn: bool,
+}
+
+impl PortFeatures {
+    /// Takes everything, as the kernel's half of a tap does.
+    pub const ALL: Self = Self { csum: true, tso4: true, tso6: true, ecn: true };
+}
+
+/// A port to add.
+#[derive(Clone, Debug)]
+pub struct PortConfig {
+    /// Unique name: in metrics, in the CLI, and the identity of a VM across daemon restarts.
+    pub name: String,
+    /// What is behind it.
+    pub kind: PortKind,
+}
+
+/// What is behind a port.
+#[derive(Clone, Debug)]
+pub enum PortKind {
+    /// The network. Whatever its frames say of their source is believed.
+    Uplink,
+    /// One VM.
+    Guest(GuestConfig),
+}
+
+/// The policy for one VM.
+#[derive(Clone, Debug, Default)]
+pub struct GuestConfig {
+    /// Anti-spoof: the only source MAC allowed. `None` learns the first one seen.
+    pub mac: Option<[u8; 6]>,
+    /// Anti-spoof: the only source IPs allowed. `None` learns (COM-11).
+    pub ips: Option<Vec<IpAddr>>,
+    /// Ack offload wanted.
+    pub ack_offload: bool,
+    /// Most bytes this VM's flows may hold and promise together (INV-06).
+    pub budget_bytes: u64,
+    /// Most flow entries this VM may have (LIFE-01).
+    pub flows_max: u32,
+    /// Largest IP packet the guest takes, bytes (virtio-net MTU); 0 is Ethernet's 1500.
+    pub mtu: u16,
+}
+
+impl PortConfig {
+    /// A port to the network.
+    pub fn uplink(name: impl Into<String>) -> Self {
+        Self { name: name.into(), kind: PortKind::Uplink }
+    }
+
+    /// The port of a VM.
+    pub fn guest(name: impl Into<String>, config: GuestConfig) -> Self {
+        Self { name: name.into(), kind: PortKind::Guest(config) }
+    }
+
+    /// The VM's policy, if one is behind the port.
+    #[must_use]
+    pub const fn as_guest(&self) -> Option<&GuestConfig> {
+        match &self.kind {
+            PortKind::Uplink => None,
+            PortKind::Guest(guest) => Some(guest),
+        }
+    }
+
+    /// Whether a VM is behind the port.
+    #[must_use]
+    pub const fn is_guest(&self) -> bool {
+        matches!(self.kind, PortKind::Guest(_))
+    }
+}
