@@ -1,10 +1,10 @@
 //! The worker: one thread that owns the engine and all ports, and runs every event to completion.
 //!
 //! One turn: wait for events (or not, if something is left over); note what they mean; then, in
-//! the engine's drain order, read at most [`FRAMES_PER_PORT`] frames from every readable port and
-//! send on what the engine says at once, end the batch, send what the engine made itself, move
-//! backlogs and deliveries to guests with room, and tell the guests about all of it together.
-//! Then clients of the control socket and the metrics are served.
+//! the engine's drain order, read at most [`FRAMES_PER_PORT`] frames and about [`BYTES_PER_PORT`]
+//! from every readable port, send on what the engine says at once, end the batch, send what the
+//! engine made itself, move backlogs and deliveries to guests with room, and tell the guests about
+//! all of it together. Then clients of the control socket and the metrics are served.
 //!
 //! Nothing blocks but the wait. What a turn did not finish stays marked (`Slot::readable`), and
 //! the next turn does not wait.
@@ -45,6 +45,9 @@ use watch::Direction;
 
 /// Frames read from one port before the others have their turn.
 const FRAMES_PER_PORT: usize = 64;
+/// Bytes after which no more is read from a port in a turn. A guest works on what it got while the
+/// next turn reads; 64 super-segments first, 4 MB, made both wait for each other.
+const BYTES_PER_PORT: usize = 128 * 1024;
 /// A super-segment of 64 KiB behind an Ethernet header with VLAN tags, and then some.
 const FRAME_BYTES_MAX: usize = 68 * 1024;
 /// A full frame of Ethernet: what a delivery gets that goes behind others.
@@ -336,7 +339,8 @@ impl Worker {
 
     /// Reads a bounded number of frames, and sends on what the engine lets pass.
     fn read_port(&mut self, now: Instant, slot: SlotId) {
-        for _ in 0..FRAMES_PER_PORT {
+        let (mut frames, mut bytes) = (0, 0);
+        while frames < FRAMES_PER_PORT && bytes < BYTES_PER_PORT {
             let from = &mut self.slots.list[slot];
             let received = from.port.receive(&mut self.frame);
             if matches!(received, Received::Frame(..)) {
@@ -345,13 +349,17 @@ impl Worker {
             match received {
                 // It may have been longer.
                 Received::Frame(_, FRAME_BYTES_MAX..) => from.drop_frames(DropReason::TooBig, 1),
-                Received::Frame(hdr, len) => self.forward(now, slot, hdr, len),
+                Received::Frame(hdr, len) => {
+                    bytes += len;
+                    self.forward(now, slot, hdr, len);
+                }
                 Received::Empty => {
                     from.readable = false;
                     return;
                 }
                 Received::Gone => return from.lose(),
             }
+            frames += 1;
         }
     }
 

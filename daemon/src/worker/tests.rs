@@ -119,6 +119,25 @@ fn a_busy_port_gets_64_frames_of_a_turn_and_keeps_its_order() {
 }
 
 #[test]
+fn long_frames_of_a_busy_port_end_its_turn_after_128_kib() {
+    let mut w = World::new("bytes", 3);
+    w.send(1, &frame(A, B, 0));
+    w.turn();
+    w.received(0);
+    let long = |n| {
+        let mut frame = frame(B, A, n);
+        frame.resize(30_000, 0);
+        frame
+    };
+    let numbers = |frames: &[Vec<u8>]| -> Vec<u8> { frames.iter().map(|f| f[15]).collect() };
+    (0..6).for_each(|n| w.send(0, &long(n)));
+    w.turn();
+    assert_eq!(numbers(&w.received(1)), [0, 1, 2, 3, 4], "150,000 bytes");
+    w.turn();
+    assert_eq!(numbers(&w.received(1)), [5]);
+}
+
+#[test]
 fn an_uplink_that_takes_nothing_costs_its_own_frames_only() {
     let mut w = World::new("full", 3);
     w.send(1, &frame(A, B, 0));
