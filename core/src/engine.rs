@@ -352,13 +352,12 @@ impl<'m> Engine<'m> {
         f: impl FnOnce(&mut Flow, &mut Cx<'_, 'm>) -> R,
     ) -> Option<R> {
         let (flow, mut cx) = self.flow_and_context(now, id)?;
-        let was = flow.state;
+        let was = flow.state();
         let result = f(flow, &mut cx);
         flow.after_event(&mut cx);
         let class = flow.class_if_new(was);
         let at = flow.next_deadline(&cx);
-        if at < flow.deadlines.wheel {
-            flow.deadlines.wheel = at;
+        if flow.timers.wake_at(at) {
             self.timers.schedule(id, at);
         }
         if let Some(class) = class {
@@ -414,7 +413,7 @@ impl<'m> Engine<'m> {
         if self.flows.has_room(port) {
             return None;
         }
-        let parked = |f: &Flow| f.state == State::On && f.rec.is_none() && f.quiescent();
+        let parked = |f: &Flow| f.state() == State::On && f.rec.is_none() && f.quiescent();
         oldest(self, Class::Spent)
             .or_else(|| self.flows.find_unused(port, Class::Live, STEPS_MAX, parked))
             .or_else(|| oldest(self, Class::Unproven))

@@ -58,6 +58,18 @@ impl Instant {
         self.0 / 1_000_000_000
     }
 
+    /// The second it is in, where four bytes must do.
+    #[must_use]
+    pub(crate) fn second(self) -> u32 {
+        u32::try_from(self.as_secs()).unwrap_or(u32::MAX)
+    }
+
+    /// The low bits of the millisecond it is in.
+    #[must_use]
+    pub(crate) fn low_millis(self) -> u32 {
+        (self.as_millis() & u64::from(u32::MAX)).try_into().unwrap_or(u32::MAX)
+    }
+
     /// Time from `earlier` to `self`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {

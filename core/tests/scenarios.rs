@@ -189,7 +189,7 @@ fn s_09_zero_window() {
     g.stops(1);
     let end = fills_window(&r, 1);
     assert!((260_000..=262_144 + 1).contains(&end), "H's window, as far as is reserved: {end}");
-    let edge = w.flow(0, |f| f.rx.re - f.rx.g_una).expect("a flow") + 1;
+    let edge = w.flow(0, |f| f.stats().edge_to_net - f.stats().guest_una).expect("a flow") + 1;
     let closed = format!("1 ack {end} win 0");
     r.sends(&format!("{}", end - 1));
     r.gets(&closed);
@@ -210,7 +210,7 @@ fn s_09_window_probes_of_a_silent_guest_end() {
         let (w, r, g) = Setup::new().established();
         g.stops(1);
         let end = fills_window(&r, 1);
-        let edge = w.flow(0, |f| f.rx.re - f.rx.g_una).expect("a flow") + 1;
+        let edge = w.flow(0, |f| f.stats().edge_to_net - f.stats().guest_una).expect("a flow") + 1;
         let data = format!("{edge}:{}", edge + 1);
         let probe = if with_data { data } else { format!("{}", end - 1) };
         w.after_ms(59_000);
@@ -510,7 +510,7 @@ fn s_28_padding() {
     let (w, r, _g) = Setup { ts: [false; 2], ..Setup::new() }.established();
     r.sends("1 ack 1 pad");
     r.gets_nothing();
-    let (rcv_nxt, first) = w.flow(0, |f| (f.rx.rcv_nxt, f.rx.g_una)).expect("a flow");
+    let (rcv_nxt, first) = w.flow(0, |f| (f.stats().rcv_nxt, f.stats().guest_una)).expect("a flow");
     assert_eq!(rcv_nxt, first, "padding is no payload");
 }
 
@@ -618,7 +618,7 @@ fn s_33_daemon_kill() {
     w.after_ms(5);
     r.sends("1001 ack 4001");
     r.gets("R. 4001");
-    assert_eq!(w.flow(0, |f| (f.state, f.why)), Some((State::Abort, Why::Restart)));
+    assert_eq!(w.flow(0, |f| (f.state(), f.why())), Some((State::Abort, Why::Restart)));
 }
 
 #[test]
@@ -719,7 +719,7 @@ fn s_40_four_tuple_reuse() {
     r.takes_all();
     r.sends("1002 ack 2");
     g.gets("1002 ack 2");
-    assert_eq!(w.flow(0, |f| (f.state, f.why)), Some((State::Pass, Why::Closed)));
+    assert_eq!(w.flow(0, |f| (f.state(), f.why())), Some((State::Pass, Why::Closed)));
     assert_eq!(w.engine(|e, _| e.vm(w_port()).map(|vm| vm.reserved_pages)), Some(0));
     for round in 1..100_u32 {
         w.after_ms(1);

@@ -325,7 +325,7 @@ fn check_streams(remote: &Party, guest: &Party) {
 fn an_upload_into_a_guest_that_loses_its_cpu_is_acknowledged_while_it_waits() {
     let case = Case { runs: (30, 90), ..Case::default() };
     let with = run(&case);
-    assert_eq!(with.world.flow(0, |f| f.state), Some(State::Pass), "closed");
+    assert_eq!(with.world.flow(0, |f| f.state()), Some(State::Pass), "closed");
     assert!(with.acked_ms < 60, "acknowledged after {} ms", with.acked_ms);
     assert!(with.done_ms < 400, "done after {} ms", with.done_ms);
 }

@@ -6,7 +6,7 @@ use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::port::PortId;
 use crate::switch::{Mac, Out};
-use crate::tcp::flow::{Flow, State, Why, second};
+use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::handshake::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
@@ -147,8 +147,8 @@ impl Engine<'_> {
         }
         let Some(id) = self.flows.lookup(&key) else { return Fate::Pass };
         self.with_flow(now, id, |flow, cx| {
-            flow.seen_at_s = second(now);
-            match flow.state {
+            flow.timers.on_seen(now);
+            match flow.state() {
                 State::Handshake => {
                     flow.template.learn_from_guest(f.l2(), f.ip);
                     if !flow.is_third_ack_from_guest(f.tcp) {
@@ -159,7 +159,7 @@ impl Engine<'_> {
                     }
                     flow.learn_third_ack_from_guest(f.tcp);
                     flow.go_on(cx);
-                    let data = flow.state == State::On && f.tcp.payload_len > 0;
+                    let data = flow.state() == State::On && f.tcp.payload_len > 0;
                     if data { flow.on_segment_from_guest(cx, f) } else { Fate::Pass }
                 }
                 State::On | State::Drain => flow.on_segment_from_guest(cx, f),
@@ -177,10 +177,7 @@ impl Engine<'_> {
         let pure_syn = f.tcp.flags.contains(TcpFlags::SYN) && !f.tcp.flags.intersects(other);
         if pure_syn {
             // SNOOP-17: for a flow that owes something H answers, else G.
-            let owes = |f: &Flow| {
-                let live = matches!(f.state, State::On | State::Drain);
-                live && !(f.owes_nothing() && f.ooo.is_empty())
-            };
+            let owes = |f: &Flow| f.is_live() && !(f.owes_nothing() && f.ooo.is_empty());
             if !id.and_then(|id| self.flows.get(id)).is_some_and(owes) {
                 if f.checksum_ok() {
                     self.on_syn_from_net(now, port, key, id, f.ip, f.tcp);
@@ -191,8 +188,8 @@ impl Engine<'_> {
         let Some(id) = id else { return Fate::Pass };
         let mut completed = false;
         let fate = self.with_flow(now, id, |flow, cx| {
-            flow.seen_at_s = second(now);
-            match flow.state {
+            flow.timers.on_seen(now);
+            match flow.state() {
                 State::Handshake => {
                     flow.template.learn_from_net(f.ip);
                     if !f.checksum_ok() {
@@ -204,7 +201,7 @@ impl Engine<'_> {
                     }
                     flow.learn_third_ack_from_net(f.tcp);
                     flow.go_on(cx);
-                    completed = flow.state == State::On;
+                    completed = flow.state() == State::On;
                     let data = completed && f.tcp.payload_len > 0;
                     if data { flow.on_segment_from_net(cx, f) } else { Fate::Pass }
                 }
@@ -229,7 +226,7 @@ impl Engine<'_> {
         ip: &Ip,
         tcp: &Tcp,
     ) {
-        let opens = |flow: &Flow| flow.state == State::Handshake && flow.flags.guest_is_client;
+        let opens = |flow: &Flow| flow.state() == State::Handshake && flow.flags.guest_is_client;
         if let Some(id) = id.filter(|id| self.flows.get(*id).is_some_and(opens)) {
             // Simultaneous open (COM-25).
             self.with_flow(now, id, |flow, _| flow.pass(now, Why::Ambiguous));
@@ -238,8 +235,8 @@ impl Engine<'_> {
         let mut syn = SynInfo::learn(tcp, ip.version);
         if let Some(flow) = id.and_then(|id| self.flows.get_mut(id)) {
             // G may answer with a challenge ACK.
-            flow.flags.keepalive = matches!(flow.state, State::On | State::Drain);
-            if let Some(offers) = &mut flow.offers {
+            flow.flags.keepalive = flow.is_live();
+            if let Some(offers) = flow.offers_mut() {
                 syn = syn.after(offers.r);
                 offers.r = if syn.isn == offers.r.isn { syn } else { offers.r };
             }
@@ -263,8 +260,8 @@ impl Engine<'_> {
         if let Some(id) = self.flows.lookup(&key) {
             let Some(flow) = self.flows.get_mut(id) else { return };
             let unchanged = flow.tx.isn == syn_g.isn && flow.flags.guest_is_client == client;
-            if unchanged && flow.state != State::Abort {
-                if let Some(offers) = &mut flow.offers {
+            if unchanged && flow.state() != State::Abort {
+                if let Some(offers) = flow.offers_mut() {
                     offers.g = syn_g.after(offers.g);
                 }
                 if let Some(ts) = tcp.options.timestamps {
@@ -309,7 +306,7 @@ impl Engine<'_> {
     /// answered with a new connection.
     fn outlives_syn_ack(&mut self, now: Instant, id: FlowId, key: &FlowKey, tcp: &Tcp) -> bool {
         let asked = self.syn_cache.lookup(key).is_some();
-        let outlives = |flow: &Flow| match flow.state {
+        let outlives = |flow: &Flow| match flow.state() {
             State::On | State::Drain => !(asked && flow.owes_nothing() && flow.ooo.is_empty()),
             State::Abort => !(asked || flow.owes_nothing()), // G has yet to hear of the reset
             State::Handshake | State::Pass => false,

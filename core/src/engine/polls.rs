@@ -4,7 +4,6 @@ use crate::drops::DropReason;
 use crate::engine::{Engine, TRANSMIT_PARTS_MAX, Transmit, Verdict};
 use crate::port::PortId;
 use crate::tcp::deliver::Delivery;
-use crate::tcp::flow::State;
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::packet::{Eth, Packet};
@@ -19,8 +18,8 @@ impl Engine<'_> {
         while let Some(id) = self.ack_list.pop() {
             let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
             flow.flags.ack_listed = false;
-            let was = flow.state;
-            if flow.flags.ack_due && matches!(flow.state, State::On | State::Drain) {
+            let was = flow.state();
+            if flow.flags.ack_due && flow.is_live() {
                 flow.ack_now(&mut cx, None);
                 flow.settle_drain(&mut cx); // this ACK may have been the last thing owed
                 if let Some(rec) = flow.rec {

@@ -31,8 +31,7 @@ fn with_engine(test: impl FnOnce(&mut Engine<'_>, PortId)) {
 /// In the path, parked, owing nothing, with nothing promised that G does not show.
 fn idle() -> Flow {
     let mut flow = Flow::new(NOW, SynInfo::default(), SynInfo::default());
-    flow.state = State::On;
-    flow.offers = None;
+    flow.take_on();
     flow
 }
 

@@ -74,8 +74,20 @@ type RawDesc = [AtomicU64; DESC_WORDS];
 type RawPage = [u8; PAGE];
 
 /// Index of a record; valid from `alloc_record` to `free_record`, and across restarts.
+///
+/// Stored as index + 1, so that `Option<RecordId>` is four bytes.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct RecordId(pub u32);
+pub struct RecordId(core::num::NonZeroU32);
+
+impl RecordId {
+    fn new(index: u32) -> Self {
+        Self(core::num::NonZeroU32::MIN.saturating_add(index))
+    }
+
+    fn index(self) -> u32 {
+        self.0.get() - 1
+    }
+}
 
 /// Index of a page; valid from `alloc_page` to `free_page`.
 ///
@@ -278,13 +290,13 @@ impl<'m> Arena<'m> {
     pub fn records(&self) -> impl Iterator<Item = (RecordId, Record)> + '_ {
         (0_u32..)
             .zip(&self.records[..self.records_used()])
-            .filter_map(|(index, raw)| Some((RecordId(index), Record::decode(raw)?)))
+            .filter_map(|(index, raw)| Some((RecordId::new(index), Record::decode(raw)?)))
     }
 
     /// One record, if it is valid.
     #[must_use]
     pub fn record(&self, id: RecordId) -> Option<Record> {
-        Record::decode(self.records.get(id.0 as usize)?)
+        Record::decode(self.records.get(id.index() as usize)?)
     }
 
     /// Every page that belongs to a valid record: `(record, page number, page)`, in page order.
@@ -312,7 +324,7 @@ impl<'m> Arena<'m> {
         let generation = record::generation(raw).wrapping_add(1);
         let state = init.encode(generation, raw);
         put(&raw[record::STATE], state);
-        Some(RecordId(index))
+        Some(RecordId::new(index))
     }
 
     /// Forgets the flow. Its pages must have been freed before.
@@ -320,7 +332,7 @@ impl<'m> Arena<'m> {
         let raw = self.raw(id);
         debug_assert_ne!(record::load(raw, record::STATE), 0, "record freed twice");
         put(&raw[record::STATE], 0);
-        self.free_records.push(id.0);
+        self.free_records.push(id.index());
     }
 
     /// Commits `h.rcv_nxt`: from here on the bytes below it may be acknowledged to R (INV-03).
@@ -371,7 +383,7 @@ impl<'m> Arena<'m> {
         };
         let raw = self.raw(owner);
         debug_assert_ne!(record::load(raw, record::STATE), 0, "page for a free record");
-        let owner_word = u64::from(record::generation(raw)) << 32 | (u64::from(owner.0) + 1);
+        let owner_word = u64::from(record::generation(raw)) << 32 | (u64::from(owner.index()) + 1);
         let vm = self.vm_of(owner);
         if self.page_vm[page.index()] != vm {
             self.write(page, 0, &[0; PAGE]);
@@ -408,7 +420,7 @@ impl<'m> Arena<'m> {
     // --- Inside --------------------------------------------------------------------------------
 
     fn raw(&self, id: RecordId) -> &'m RawRecord {
-        &self.records[id.0 as usize]
+        &self.records[id.index() as usize]
     }
 
     fn vm_of(&self, id: RecordId) -> u64 {
@@ -435,7 +447,7 @@ impl<'m> Arena<'m> {
         let generation = u32::from_le_bytes([word[4], word[5], word[6], word[7]]);
         let raw = self.records[..self.records_used()].get(owner as usize)?;
         let live = record::load(raw, record::STATE) != 0 && record::generation(raw) == generation;
-        live.then_some(RecordId(owner))
+        live.then_some(RecordId::new(owner))
     }
 }
 

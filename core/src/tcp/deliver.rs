@@ -6,7 +6,8 @@
 
 use crate::engine::TRANSMIT_PARTS_MAX;
 use crate::limits;
-use crate::tcp::flow::{Flow, Recovery, State, Why, low_ms};
+use crate::tcp::flow::{Flow, Recovery, Why};
+use crate::tcp::timers::Timer;
 use crate::tcp::{Cx, Fate, RST_ACK, index};
 use crate::time::{Duration, Instant};
 use crate::wire::emit::{CsumMode, TcpEmit};
@@ -42,10 +43,10 @@ impl Flow {
     }
 
     fn has_delivery(&self) -> bool {
-        if self.flags.rst_to_guest_due {
+        if self.standing.is_guest_untold() {
             return true;
         }
-        matches!(self.state, State::On | State::Drain)
+        self.standing.is_live()
             && (self.flags.probe_due
                 || self.flags.ack_to_guest_due
                 || self.retransmission_due()
@@ -95,10 +96,10 @@ impl Flow {
         buf: &mut [u8; TcpEmit::MAX_LEN],
         room: usize,
     ) -> Option<Delivery> {
-        if self.flags.rst_to_guest_due || self.rst_ready() {
+        if self.standing.is_guest_untold() || self.rst_ready() {
             return Some(self.deliver_rst(cx, buf));
         }
-        if !matches!(self.state, State::On | State::Drain) {
+        if !self.standing.is_live() {
             return None;
         }
         if self.flags.ack_to_guest_due && self.sack_to_guest_due() {
@@ -232,34 +233,33 @@ impl Flow {
 
     /// R's RST, exact for G (SNOOP-15); or ours, when promises cannot be kept.
     fn deliver_rst(&mut self, cx: &mut Cx<'_, '_>, buf: &mut [u8; TcpEmit::MAX_LEN]) -> Delivery {
-        let ours = self.flags.rst_to_guest_due;
-        self.flags.rst_to_guest_due = false;
+        let ours = self.standing.is_guest_untold();
+        self.standing.tell_guest(false);
         let seq = if ours { self.rx.g_nxt.min(self.rx.g_re) } else { self.rx.g_una };
         let d = self.deliver_bare(cx, buf, seq, RST_ACK);
         if !ours {
-            self.flags.rst_pending = false;
-            self.abort(cx, Why::Reset);
+            self.abort(cx, Why::Reset, false);
         }
         d
     }
 
     /// The guest timer ran out: G had its time and did not move (SNOOP-29, SNOOP-31, SNOOP-32,
     /// SNOOP-42).
-    pub(crate) fn on_guest_timeout(&mut self, cx: &mut Cx<'_, '_>) {
+    pub(crate) fn on_guest_timeout(&mut self, cx: &mut Cx<'_, '_>, timer: Timer) {
         let running = cx.vm.clock.now(cx.now);
-        let stuck = running.since(self.deadlines.stuck_since.min(running));
+        let stuck = running.since(self.stuck_since.min(running));
         if self.flags.rst_pending && stuck >= limits::T_RST {
-            self.give_up_behind_rst(cx);
+            self.abort(cx, Why::Reset, true);
             return;
         }
-        self.timeouts = self.timeouts.saturating_add(1);
-        let tried = u32::from(self.timeouts) >= limits::REFUSED_RETRANSMISSIONS;
+        let timeouts = self.timers.back_off();
+        let tried = u32::from(timeouts) >= limits::REFUSED_RETRANSMISSIONS;
         if tried && stuck >= limits::REFUSED_RUNNING {
             cx.vm.refuse(cx.now, cx.key.r_addr, cx.key.g_port);
             self.abort_both(cx, Why::GuestRefuses);
             return;
         }
-        if self.flags.persist {
+        if timer == Timer::Probe {
             self.flags.probe_due = true;
         } else {
             // It took nothing, nor did it say so.
@@ -275,13 +275,7 @@ impl Flow {
             self.counters.local_retransmissions += 1;
             cx.vm.counters.local_retransmissions += 1;
         }
-        self.deadlines.guest = running + self.guest_timeout();
-    }
-
-    fn give_up_behind_rst(&mut self, cx: &mut Cx<'_, '_>) {
-        self.flags.rst_pending = false;
-        self.abort(cx, Why::Reset);
-        self.flags.rst_to_guest_due = true;
+        self.timers.wait_again(running);
     }
 
     /// A segment of either side meets a flow in `Abort`: a challenge ACK gets an exact RST.
@@ -298,7 +292,7 @@ impl Flow {
                 let ack = tcp.ack.unwrap(self.rx.g_nxt);
                 self.rx.g_nxt = ack;
                 self.rx.g_re = ack;
-                self.flags.rst_to_guest_due = true;
+                self.standing.tell_guest(true);
             } else if self.abort_rst_allowed(cx.now) {
                 let seq = tcp.ack.unwrap(self.tx.w_nxt);
                 self.emit_to_net(cx, seq, RST_ACK, None);
@@ -308,10 +302,10 @@ impl Flow {
     }
 
     fn abort_rst_allowed(&mut self, now: Instant) -> bool {
-        let since = u64::from(low_ms(now).wrapping_sub(self.limited_ack_ms));
+        let since = u64::from(now.low_millis().wrapping_sub(self.limited_ack_ms));
         let allowed = Duration::from_millis(since) >= limits::ABORT_RST_INTERVAL;
         if allowed {
-            self.limited_ack_ms = low_ms(now);
+            self.limited_ack_ms = now.low_millis();
         }
         allowed
     }

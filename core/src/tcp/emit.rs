@@ -136,7 +136,7 @@ impl Flow {
             // A pure ACK is Not-ECT (RFC 3168 section 6.1.4).
             tos: self.template.tos_to_net & !ECN_MASK,
             ttl: self.template.ttl_to_net,
-            flow_label: self.template.label_to_net,
+            flow_label: self.template.label_to_net(),
             src_port: cx.key.g_port,
             dst_port: cx.key.r_port,
             seq: Seq::wrap(seq),
@@ -255,7 +255,7 @@ impl Flow {
             dst,
             tos: self.template.tos_to_guest & !ECN_MASK | ecn,
             ttl: self.template.ttl_to_guest,
-            flow_label: self.template.label_to_guest,
+            flow_label: self.template.label_to_guest(),
             src_port: cx.key.r_port,
             dst_port: cx.key.g_port,
             seq: Seq::wrap(seq),

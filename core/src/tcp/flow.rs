@@ -10,102 +10,15 @@ use crate::store::arena::RecordId;
 use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
 use crate::tcp::handshake::{Offers, SynInfo};
+use crate::tcp::state::Standing;
+pub use crate::tcp::state::{State, Why};
+use crate::tcp::timers::Timers;
 use crate::time::Instant;
 use crate::wire::packet::{Ip, SackBlocks};
 use crate::wire::seq::Seq;
 
 /// "No such sequence number": above anything 64-bit unwrapping can reach.
 pub const NONE: u64 = u64::MAX;
-
-/// Where the connection stands.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum State {
-    /// Handshake observed, options being learned.
-    ///
-    /// *Operations*: everything is forwarded verbatim. *Caveats*: owns no record, no reservation.
-    Handshake,
-    /// The RX half is active: every packet goes through an emission gate.
-    On,
-    /// As `On`, but no new promise: the edge shown to R is frozen. Goes to `Pass` when quiescent.
-    Drain,
-    /// Forwarded verbatim. *Operations*: entered only when H owes nobody anything.
-    Pass,
-    /// RSTs were or are being sent. *Operations*: only challenge ACKs are answered, for 60 s.
-    Abort,
-}
-
-impl State {
-    /// Every state.
-    pub const ALL: [Self; 5] = [Self::Handshake, Self::On, Self::Drain, Self::Pass, Self::Abort];
-
-    /// The stable lower-case name used by the CLI and as metric label.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Handshake => "handshake",
-            Self::On => "on",
-            Self::Drain => "drain",
-            Self::Pass => "pass",
-            Self::Abort => "abort",
-        }
-    }
-}
-
-/// Why a flow is not (or no longer) in `On`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Why {
-    /// Nothing stands against it.
-    Nothing,
-    /// An option outside the whitelist: MPTCP, MD5, AO, AccECN, unknown.
-    /// COM-05, SNOOP-20 to SNOOP-23.
-    Options,
-    /// SYN copies disagree, or a simultaneous open (COM-24, COM-25).
-    Ambiguous,
-    /// No budget, record or window to promise (SNOOP-09, LIFE-01).
-    NoBudget,
-    /// Urgent data is under way; temporary (SNOOP-13).
-    Urgent,
-    /// The operator turned the offload off, or the daemon is stopping.
-    Operator,
-    /// The guest answers by another path (SNOOP-42).
-    Asymmetric,
-    /// Both sides have closed.
-    Closed,
-    /// One side sent a valid RST.
-    Reset,
-    /// The guest would not take bytes H had promised (SNOOP-32).
-    GuestRefuses,
-    /// The VM is gone (LIFE-05).
-    GuestGone,
-    /// A predecessor's promises could not be kept (LIFE-09).
-    Restart,
-}
-
-impl Why {
-    /// The stable snake_case name used by the CLI and logs.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Nothing => "nothing",
-            Self::Options => "options",
-            Self::Ambiguous => "ambiguous",
-            Self::NoBudget => "no_budget",
-            Self::Urgent => "urgent",
-            Self::Operator => "operator",
-            Self::Asymmetric => "asymmetric",
-            Self::Closed => "closed",
-            Self::Reset => "reset",
-            Self::GuestRefuses => "guest_refuses",
-            Self::GuestGone => "guest_gone",
-            Self::Restart => "restart",
-        }
-    }
-
-    /// The flow may come back to `On` once its cause has passed.
-    pub(crate) const fn temporary(self) -> bool {
-        matches!(self, Self::Urgent)
-    }
-}
 
 /// What the two ends agreed on in the handshake.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -142,10 +55,10 @@ pub struct Template {
     pub tos_to_net: u8,
     /// DSCP and ECN bits of frames to G.
     pub tos_to_guest: u8,
-    /// IPv6 flow label of frames to R.
-    pub label_to_net: u32,
+    /// IPv6 flow label of frames to R: 20 bits, big-endian.
+    label_to_net: [u8; 3],
     /// IPv6 flow label of frames to G.
-    pub label_to_guest: u32,
+    label_to_guest: [u8; 3],
 }
 
 impl Template {
@@ -154,14 +67,14 @@ impl Template {
         self.set_l2(l2);
         self.ttl_to_net = ip.ttl;
         self.tos_to_net = ip.tos;
-        self.label_to_net = ip.flow_label;
+        self.label_to_net = label(ip.flow_label);
     }
 
     /// Takes over the network layer of a frame of R.
     pub fn learn_from_net(&mut self, ip: &Ip) {
         self.ttl_to_guest = ip.ttl;
         self.tos_to_guest = ip.tos;
-        self.label_to_guest = ip.flow_label;
+        self.label_to_guest = label(ip.flow_label);
     }
 
     /// The L2 header of frames to R, tags and EtherType included.
@@ -176,6 +89,20 @@ impl Template {
         let mut l2 = self.l2;
         l2[..12].rotate_left(6);
         l2
+    }
+
+    /// IPv6 flow label of frames to R.
+    #[must_use]
+    pub fn label_to_net(&self) -> u32 {
+        let [a, b, c] = self.label_to_net;
+        u32::from_be_bytes([0, a, b, c])
+    }
+
+    /// IPv6 flow label of frames to G.
+    #[must_use]
+    pub fn label_to_guest(&self) -> u32 {
+        let [a, b, c] = self.label_to_guest;
+        u32::from_be_bytes([0, a, b, c])
     }
 
     /// Bytes of the L2 header: at most 22.
@@ -198,6 +125,11 @@ impl Template {
             self.l2_len = len;
         }
     }
+}
+
+fn label(flow_label: u32) -> [u8; 3] {
+    let [_, a, b, c] = flow_label.to_be_bytes();
+    [a, b, c]
 }
 
 /// The R to G half, in which H is the receiver for R and the sender for G.
@@ -301,19 +233,6 @@ impl Default for Losses {
     }
 }
 
-/// Deadlines of one flow. `Instant::MAX` is "not set".
-#[derive(Clone, Copy, Debug)]
-pub struct Deadlines {
-    /// Local retransmission, persist or T_rst, on the VM's *running* clock (SNOOP-29, SNOOP-31).
-    pub guest: Instant,
-    /// Window-update repeat; wall clock.
-    pub update_repeat: Instant,
-    /// Since when (running clock) G has acknowledged nothing although bytes wait (SNOOP-32).
-    pub stuck_since: Instant,
-    /// When the timing wheel wakes the flow, at the latest: it is asked only for earlier.
-    pub wheel: Instant,
-}
-
 /// Single-bit facts about a flow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Flags {
@@ -333,8 +252,6 @@ pub struct Flags {
     pub keepalive: bool,
     /// A valid RST of R waits behind the store (SNOOP-15).
     pub rst_pending: bool,
-    /// An RST to G is due now.
-    pub rst_to_guest_due: bool,
     /// A window probe to G is due (SNOOP-31).
     pub probe_due: bool,
     /// The flow stands in its port's delivery list.
@@ -343,8 +260,6 @@ pub struct Flags {
     pub ack_listed: bool,
     /// The store ran into its bound since it was last empty (SNOOP-39).
     pub filled: bool,
-    /// The persist timer, not the retransmission timer, runs.
-    pub persist: bool,
     /// G has sent its FIN: the last byte of `w_nxt`.
     pub fin_from_guest: bool,
     /// The flow is counted in its VM's `owing_flows`.
@@ -367,10 +282,8 @@ pub struct Counters {
 pub struct Flow {
     /// The record in the arena, while `On` or `Drain` (unless parked), or rebuilt.
     pub rec: Option<RecordId>,
-    /// Where the connection stands.
-    pub state: State,
-    /// Why it is there.
-    pub why: Why,
+    /// Where the connection stands, and why.
+    pub(super) standing: Standing,
     /// Agreed options.
     pub opt: Negotiated,
     /// Facts.
@@ -381,10 +294,6 @@ pub struct Flow {
     pub unacked_segments: u8,
     /// Duplicate ACKs from G since `g_una` moved.
     pub dup_acks: u8,
-    /// Consecutive local timeouts since `g_una` moved.
-    pub timeouts: u8,
-    /// What the two sides offered; gone once that was settled.
-    pub offers: Option<Box<Offers>>,
     /// R to G half.
     pub rx: RxHalf,
     /// G to R half.
@@ -399,12 +308,12 @@ pub struct Flow {
     pub losses: Option<Box<Losses>>,
     /// Lower layers of the frames H makes.
     pub template: Template,
-    /// Deadlines.
-    pub deadlines: Deadlines,
+    /// What it waits for.
+    pub(crate) timers: Timers,
+    /// Since when (running clock) G has acknowledged nothing although bytes wait (SNOOP-32).
+    pub stuck_since: Instant,
     /// Low bits of the millisecond of the last limited (challenge, odd) ACK (COM-31).
     pub limited_ack_ms: u32,
-    /// Second in which a frame of the flow was last seen.
-    pub seen_at_s: u32,
     /// Counters.
     pub counters: Counters,
 }
@@ -417,15 +326,12 @@ impl Flow {
         let g = unwrapped_isn(syn_g.isn) + 1;
         Self {
             rec: None,
-            state: State::Handshake,
-            why: Why::Nothing,
+            standing: Standing::handshake(Offers { r: syn_r, g: syn_g }),
             opt: Negotiated::default(),
             flags: Flags::default(),
             quick_acks: 16,
             unacked_segments: 0,
             dup_acks: 0,
-            timeouts: 0,
-            offers: Some(Box::new(Offers { r: syn_r, g: syn_g })),
             rx: RxHalf {
                 rcv_nxt: r,
                 ack_sent: r,
@@ -453,16 +359,59 @@ impl Flow {
             ooo: Ranges::default(),
             losses: None,
             template: Template::default(),
-            deadlines: Deadlines {
-                guest: Instant::MAX,
-                update_repeat: Instant::MAX,
-                stuck_since: Instant::MAX,
-                wheel: Instant::MAX,
-            },
-            limited_ack_ms: low_ms(now).wrapping_sub(u32::MAX / 2),
-            seen_at_s: second(now),
+            timers: Timers::new(now),
+            stuck_since: Instant::MAX,
+            limited_ack_ms: now.low_millis().wrapping_sub(u32::MAX / 2),
             counters: Counters::default(),
         }
+    }
+
+    /// Where the connection stands.
+    #[must_use]
+    pub fn state(&self) -> State {
+        self.standing.state()
+    }
+
+    /// What the two ends agreed on.
+    #[must_use]
+    pub const fn options(&self) -> &Negotiated {
+        &self.opt
+    }
+
+    /// The bytes held.
+    #[must_use]
+    pub const fn store(&self) -> &FlowStore {
+        &self.store
+    }
+
+    /// What came out of order and is held.
+    #[must_use]
+    pub const fn out_of_order(&self) -> &Ranges {
+        &self.ooo
+    }
+
+    /// What says in the arena what the flow has promised; none while it is parked.
+    #[must_use]
+    pub const fn record(&self) -> Option<RecordId> {
+        self.rec
+    }
+
+    /// In the path: `On` or `Drain`.
+    #[must_use]
+    #[inline]
+    pub fn is_live(&self) -> bool {
+        self.standing.is_live()
+    }
+
+    /// What was offered, while `Handshake`.
+    pub(crate) fn offers_mut(&mut self) -> Option<&mut Offers> {
+        self.standing.offers_mut()
+    }
+
+    /// Why it is there, or, while an RST of R waits, will soon not be there.
+    #[must_use]
+    pub fn why(&self) -> Why {
+        if self.flags.rst_pending { Why::Reset } else { self.standing.why() }
     }
 
     /// While `On` or `Drain`: it gave its record and its reservation back, since it was idle.
@@ -516,48 +465,46 @@ impl Flow {
     /// H owes nobody any byte, FIN, RST or news: a stop now loses nothing.
     #[must_use]
     pub fn owes_nothing(&self) -> bool {
-        match self.state {
-            State::Handshake | State::Pass => true,
-            State::On | State::Drain => {
-                self.held_bytes() == 0
-                    && self.rx.g_una >= self.delivery_end()
-                    && self.rx.ack_sent >= self.ack_to_net()
-                    && !self.flags.rst_pending
-                    && !self.flags.ack_to_guest_due
-            }
-            State::Abort => !self.flags.rst_to_guest_due,
+        if !self.standing.is_live() {
+            return !self.standing.is_guest_untold();
         }
+        self.held_bytes() == 0
+            && self.rx.g_una >= self.delivery_end()
+            && self.rx.ack_sent >= self.ack_to_net()
+            && !self.flags.rst_pending
+            && !self.flags.ack_to_guest_due
     }
 
     /// What the entry is worth when the table is full.
     pub(crate) fn class(&self) -> Class {
-        match self.state {
-            State::Handshake => Class::Unproven,
-            State::On | State::Drain => Class::Live,
-            State::Abort if self.flags.rst_to_guest_due => Class::Live,
-            State::Pass | State::Abort => Class::Spent,
-        }
+        self.standing.class()
     }
 
     /// [`Self::class`], if it may have changed since the flow was in state `was`.
     pub(crate) fn class_if_new(&self, was: State) -> Option<Class> {
-        (self.state != was || was == State::Abort).then(|| self.class())
+        (self.state() != was || was == State::Abort).then(|| self.class())
     }
 
     /// The RX half may be taken out of the path without anyone noticing.
     #[must_use]
     pub fn quiescent(&self) -> bool {
-        if !matches!(self.state, State::On | State::Drain) {
+        if !self.standing.is_live() {
             return self.owes_nothing();
         }
         let closed = self.fin_acked_by_guest() && self.fin_acked_by_net();
         self.owes_nothing() && self.ooo.is_empty() && (closed || self.rx.g_re >= self.rx.re)
     }
 
+    /// In the path without more.
+    #[cfg(test)]
+    pub(crate) fn take_on(&mut self) {
+        self.standing.take_on();
+    }
+
     /// The orders that always hold; called after every event in debug builds.
     pub(crate) fn assert_order(&self) {
         let rx = &self.rx;
-        if !matches!(self.state, State::On | State::Drain) {
+        if !self.standing.is_live() {
             return;
         }
         debug_assert!(rx.g_una <= rx.g_snd, "g_una {} > g_snd {}", rx.g_una, rx.g_snd);
@@ -575,18 +522,6 @@ impl Flow {
 #[must_use]
 pub fn unwrapped_isn(isn: Seq) -> u64 {
     (1 << 32) | u64::from(isn.0)
-}
-
-/// The second `now` is in, on the caller's clock.
-#[must_use]
-pub fn second(now: Instant) -> u32 {
-    u32::try_from(now.as_secs()).unwrap_or(u32::MAX)
-}
-
-/// The low bits of the millisecond `now` is in.
-#[must_use]
-pub fn low_ms(now: Instant) -> u32 {
-    (now.as_millis() & u64::from(u32::MAX)).try_into().unwrap_or(u32::MAX)
 }
 
 const _: () = assert!(size_of::<Flow>() <= crate::limits::FLOW_STATE_BYTES);

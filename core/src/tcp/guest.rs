@@ -2,9 +2,10 @@
 //! SNOOP-24 to SNOOP-32.
 
 use crate::limits;
-use crate::tcp::flow::{Flow, Losses, NONE, Recovery, State, Why};
+use crate::tcp::flow::{Flow, Losses, NONE, Recovery, Why};
+use crate::tcp::timers::FromGuest;
 use crate::tcp::{Cx, Fate, Frame, RST_ACK};
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
@@ -78,11 +79,11 @@ impl Flow {
         let edge = ack + (u64::from(tcp.window) << self.opt.shift_g);
         let moved = edge != self.rx.g_re;
         self.rx.g_re = edge;
-        if self.flags.persist {
+        if self.timers.is_probing() {
             // G answers: it is slow, not dead. Once it takes bytes again, all counts anew.
-            self.deadlines.stuck_since = Instant::MAX;
+            self.stuck_since = Instant::MAX;
             if edge > self.rx.g_snd {
-                self.timeouts = 0;
+                self.timers.on_guest_progress();
             }
         }
         if ack > self.rx.g_una {
@@ -119,13 +120,13 @@ impl Flow {
         }
         self.store.release(cx.arena, bytes_end);
         self.dup_acks = 0;
-        self.timeouts = 0;
-        self.deadlines.stuck_since = if self.rx.g_una < self.delivery_end() {
+        self.timers.on_guest_progress();
+        self.stuck_since = if self.rx.g_una < self.delivery_end() {
             cx.vm.clock.now(cx.now)
         } else {
             Instant::MAX
         };
-        self.deadlines.guest = Instant::MAX;
+        self.timers.stop_waiting_for_guest();
         self.on_losses_acked(ack, acked);
     }
 
@@ -219,7 +220,7 @@ impl Flow {
     fn on_rst_from_guest(&mut self, cx: &mut Cx<'_, '_>, _f: &mut Frame<'_>) -> Fate {
         let seq = self.tx.w_nxt;
         self.emit_to_net(cx, seq, RST_ACK, None);
-        self.abort(cx, Why::Reset);
+        self.abort(cx, Why::Reset, false);
         Fate::Absorbed
     }
 
@@ -232,51 +233,36 @@ impl Flow {
     /// An ACK whose point is its window (SNOOP-34); repeated once in case it is lost.
     pub(crate) fn window_update(&mut self, cx: &mut Cx<'_, '_>) {
         self.ack_now(cx, None);
-        self.deadlines.update_repeat = cx.now + limits::WINDOW_UPDATE_REPEAT;
+        self.timers.repeat_window_update(cx.now);
     }
 
     /// The timer for what G owes us: retransmission while bytes are out, persist while its window
     /// is shut, T_rst behind a waiting RST. `restart`: G has just moved.
     pub(crate) fn arm_guest_timer(&mut self, cx: &Cx<'_, '_>, restart: bool) {
         let owed = self.rx.g_una < self.delivery_end();
-        let in_flight = self.rx.g_snd > self.rx.g_una;
-        let shut = owed && !in_flight && self.rx.g_re <= self.rx.g_snd;
         let running = cx.vm.clock.now(cx.now);
         if !owed {
-            self.deadlines.stuck_since = Instant::MAX;
-        } else if self.deadlines.stuck_since == Instant::MAX {
-            self.deadlines.stuck_since = running;
+            self.stuck_since = Instant::MAX;
+        } else if self.stuck_since == Instant::MAX {
+            self.stuck_since = running;
         }
-        let changed = self.flags.persist != shut;
-        self.flags.persist = shut;
-        let timeout = running + self.guest_timeout();
-        if !in_flight && !shut {
-            self.deadlines.guest = Instant::MAX;
-        } else if restart || changed || self.deadlines.guest > timeout {
-            self.deadlines.guest = timeout; // what stood there may have been T_rst alone
-        }
-        if self.flags.rst_pending && owed {
-            let last = self.deadlines.stuck_since + limits::T_RST;
-            self.deadlines.guest = self.deadlines.guest.min(last);
-        }
-    }
-
-    /// How long G is given: local RTO (SNOOP-29) or persist interval (SNOOP-31), running time.
-    pub(crate) fn guest_timeout(&self) -> Duration {
-        let (first, most) = if self.flags.persist {
-            (limits::PERSIST_MIN, limits::PERSIST_MAX)
+        let what = if self.rx.g_snd > self.rx.g_una {
+            FromGuest::Acknowledgement
+        } else if owed && self.rx.g_re <= self.rx.g_snd {
+            FromGuest::Window
         } else {
-            (limits::LOCAL_RTO_MIN, limits::LOCAL_RTO_MAX)
+            FromGuest::Nothing
         };
-        let backed_off = first.saturating_mul(1 << self.timeouts.min(10));
-        if backed_off > most { most } else { backed_off }
+        let behind_rst = self.flags.rst_pending && owed;
+        let latest = if behind_rst { self.stuck_since + limits::T_RST } else { Instant::MAX };
+        self.timers.wait_for_guest(what, running, restart, latest);
     }
 
     /// A closed flow leaves the path; a draining one leaves or goes back on once it is quiescent.
     #[inline]
     pub(crate) fn settle_drain(&mut self, cx: &mut Cx<'_, '_>) {
         // Neither closing nor draining: nearly every event.
-        if self.flags.fin_from_guest || self.state == State::Drain {
+        if self.flags.fin_from_guest || self.standing.draining().is_some() {
             self.leave_if_quiescent(cx);
         }
     }
@@ -285,14 +271,14 @@ impl Flow {
         let closed = self.fin_acked_by_guest() && self.fin_acked_by_net();
         if closed && self.quiescent() {
             self.leave(cx, Why::Closed);
-        } else if self.state == State::Drain {
+        } else if let Some(why) = self.standing.draining() {
             let passed = self.rx.g_una >= self.rx.passed_max;
-            if self.why.temporary() && self.owes_nothing() && passed {
-                self.state = State::On;
-                self.why = Why::Nothing;
+            let may_resume = self.standing.may_resume();
+            if may_resume && self.owes_nothing() && passed {
+                self.standing.resume();
                 self.maybe_window_update(cx); // the edge stood still meanwhile
-            } else if !self.why.temporary() && (self.quiescent() || self.may_leave_unseen()) {
-                self.leave(cx, self.why);
+            } else if !may_resume && (self.quiescent() || self.may_leave_unseen()) {
+                self.leave(cx, why);
             }
         }
     }

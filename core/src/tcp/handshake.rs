@@ -3,7 +3,7 @@
 //! R's SYN only leaves a record in the SYN cache; a [`Flow`] exists from G's SYN or SYN-ACK on.
 //! Anything that is not understood exactly means PASS for life.
 
-use crate::tcp::flow::{Flow, Negotiated, State, Why, second, unwrapped_isn};
+use crate::tcp::flow::{Flow, Negotiated, State, Why, unwrapped_isn};
 use crate::time::Instant;
 use crate::wire::packet::{Ip, IpVersion, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
@@ -225,7 +225,7 @@ impl Flow {
 
     /// R's third ACK (or the first data segment in its place) completes G's passive open (COM-28).
     pub(crate) fn is_third_ack_from_net(&self, tcp: &Tcp) -> bool {
-        self.state == State::Handshake
+        self.state() == State::Handshake
             && !self.flags.guest_is_client
             && tcp.flags.contains(TcpFlags::ACK)
             && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
@@ -236,9 +236,9 @@ impl Flow {
 
     /// G's third ACK completes its active open (COM-28).
     pub(crate) fn is_third_ack_from_guest(&self, tcp: &Tcp) -> bool {
-        self.state == State::Handshake
+        self.state() == State::Handshake
             && self.flags.guest_is_client
-            && self.offers.as_ref().is_some_and(|o| o.r != SynInfo::default())
+            && self.standing.offers().is_some_and(|o| o.r != SynInfo::default())
             && tcp.flags.contains(TcpFlags::ACK)
             && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
             && tcp.ack == Seq::wrap(self.rx.rcv_nxt)
@@ -258,14 +258,16 @@ impl Flow {
             return self.pass(now, Why::Ambiguous);
         }
         let offer = SynInfo::learn(tcp, ip.version);
-        let Some(mut offers) = self.offers.as_deref().copied() else { return };
+        let Some(mut offers) = self.standing.offers().copied() else { return };
         let repeated = offers.r != SynInfo::default();
         let other = repeated && offers.r.isn != offer.isn;
         offers.r = if repeated { offer.after(offers.r) } else { offer };
         if other || !self.on_syn_ack_from_net(&offers, tcp) {
             return self.pass(now, Why::Ambiguous);
         }
-        self.offers = Some(Box::new(offers));
+        if let Some(known) = self.standing.offers_mut() {
+            *known = offers;
+        }
     }
 
     /// A segment from G that may occur before the third ACK: an RST, or a repeated SYN.
@@ -276,9 +278,7 @@ impl Flow {
     /// Forwarded verbatim from here on.
     pub(crate) fn pass(&mut self, now: Instant, why: Why) {
         debug_assert!(self.owes_nothing(), "PASS entered with promises open");
-        self.state = State::Pass;
-        self.why = why;
-        self.offers = None;
-        self.seen_at_s = second(now);
+        self.standing.leave(why);
+        self.timers.on_seen(now);
     }
 }

@@ -2,7 +2,9 @@
 
 use crate::limits;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
-use crate::tcp::flow::{Flow, Recovery, State, Why, second};
+use crate::tcp::flow::{Flow, Recovery, State, Why};
+use crate::tcp::handshake::Offers;
+use crate::tcp::timers::Timer;
 use crate::tcp::{Cx, RST_ACK};
 use crate::time::Instant;
 use crate::wire::packet::Tcp;
@@ -10,7 +12,7 @@ use crate::wire::packet::Tcp;
 impl Flow {
     /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
     pub(crate) fn go_on(&mut self, cx: &mut Cx<'_, '_>) {
-        let Some(offers) = self.offers.take() else { return self.pass(cx.now, Why::Ambiguous) };
+        let Some(offers) = self.standing.offers().copied() else { return };
         match offers.negotiate(self.flags.guest_is_client, cx.key.version, cx.vm.mtu) {
             Ok(opt) => self.opt = opt,
             Err(why) => return self.pass(cx.now, why),
@@ -25,14 +27,14 @@ impl Flow {
             cx.vm.counters.flows_refused += 1;
             return self.pass(cx.now, Why::NoBudget);
         }
-        self.ts.recent_at_s = second(cx.now);
-        self.state = State::On;
+        self.ts.recent_at_s = cx.now.second();
+        self.standing.take_on();
         cx.vm.counters.flows_offloaded += 1;
     }
 
     /// R's third ACK, or its first data, seen in `Handshake`: learns from it what R shows.
     pub(crate) fn learn_third_ack_from_net(&mut self, tcp: &Tcp) {
-        let Some((_, shift_r)) = self.offers.as_ref().map(|o| o.shifts()) else { return };
+        let Some((_, shift_r)) = self.standing.offers().map(Offers::shifts) else { return };
         let window = u32::from(tcp.window) << shift_r;
         self.tx.w_una = self.tx.w_nxt;
         self.tx.r_window = tcp.window;
@@ -47,7 +49,7 @@ impl Flow {
 
     /// G's third ACK seen in `Handshake`: learns the edge G shows.
     pub(crate) fn learn_third_ack_from_guest(&mut self, tcp: &Tcp) {
-        let Some((shift_g, _)) = self.offers.as_ref().map(|o| o.shifts()) else { return };
+        let Some((shift_g, _)) = self.standing.offers().map(Offers::shifts) else { return };
         let edge = self.rx.rcv_nxt + (u64::from(tcp.window) << shift_g);
         self.rx.re = edge;
         self.rx.g_re = edge;
@@ -120,24 +122,22 @@ impl Flow {
         self.flags.ece = false;
         self.flags.probe_due = false;
         self.give_back(cx);
-        self.deadlines.guest = Instant::MAX;
-        self.deadlines.update_repeat = Instant::MAX;
+        self.timers.stop();
         self.pass(cx.now, why);
     }
 
     /// Promises end here; the caller has made or queued the RSTs. The entry answers challenge ACKs,
     /// and its record stays as long: if the process ends before an RST left, the next one sends it.
-    pub(crate) fn abort(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
+    /// `tell_guest`: an RST to G is due.
+    pub(crate) fn abort(&mut self, cx: &mut Cx<'_, '_>, why: Why, tell_guest: bool) {
         self.release(cx);
-        self.state = State::Abort;
-        self.why = why;
+        self.standing.abort(why, tell_guest);
         self.flags.rst_pending = false;
         self.flags.ack_to_guest_due = false;
         self.flags.probe_due = false;
         self.flags.ack_due = false;
-        self.deadlines.guest = Instant::MAX;
-        self.deadlines.update_repeat = Instant::MAX;
-        self.seen_at_s = second(cx.now);
+        self.timers.stop();
+        self.timers.on_seen(cx.now);
     }
 
     /// INV-21: what cannot be kept is reset on both sides.
@@ -145,8 +145,7 @@ impl Flow {
         let seq = self.tx.w_nxt;
         self.emit_to_net(cx, seq, RST_ACK, None);
         cx.vm.counters.flows_aborted += 1;
-        self.abort(cx, why);
-        self.flags.rst_to_guest_due = true;
+        self.abort(cx, why, true);
     }
 
     /// A predecessor acknowledged bytes that are no longer kept: both sides hear of it (LIFE-09).
@@ -154,16 +153,13 @@ impl Flow {
         let seq = self.tx.w_nxt;
         self.emit_to_net(cx, seq, RST_ACK, None);
         cx.vm.counters.flows_aborted += 1;
-        self.state = State::Abort;
-        self.why = Why::Restart;
-        self.flags.rst_to_guest_due = true;
+        self.standing.abort(Why::Restart, true);
     }
 
     /// G has opened a new connection under this key: bytes that it did not take are gone, and R,
     /// which believes them delivered, hears of it (INV-21, SNOOP-17). The entry goes.
     pub(crate) fn on_forgotten_by_guest(&mut self, cx: &mut Cx<'_, '_>) {
-        let live = matches!(self.state, State::On | State::Drain);
-        if live && self.held_bytes() > 0 && !self.flags.rst_pending {
+        if self.standing.is_live() && self.held_bytes() > 0 && !self.flags.rst_pending {
             let seq = self.tx.w_nxt;
             self.emit_to_net(cx, seq, RST_ACK, None);
             cx.vm.counters.flows_aborted += 1;
@@ -173,34 +169,34 @@ impl Flow {
     /// LIFE-05: there is no G any more. A connection that was drained and owes nothing may go on
     /// elsewhere (LIFE-06), so R is not told.
     pub(crate) fn on_guest_gone(&mut self, cx: &mut Cx<'_, '_>) {
-        if self.state == State::Drain && self.owes_nothing() {
+        if self.standing.draining().is_some() && self.owes_nothing() {
             self.step_aside(cx, Why::GuestGone);
-        } else if matches!(self.state, State::On | State::Drain) {
+        } else if self.standing.is_live() {
             let seq = self.tx.w_nxt;
             self.emit_to_net(cx, seq, RST_ACK, None);
             cx.vm.counters.flows_aborted += 1;
-            self.abort(cx, Why::GuestGone);
+            self.abort(cx, Why::GuestGone, false);
         } else {
-            self.flags.rst_to_guest_due = false;
+            self.standing.tell_guest(false);
         }
     }
 
     /// Driver reset: what the ring held may be lost, so it counts as not delivered (LIFE-04).
     pub(crate) fn on_ring_reset(&mut self, cx: &mut Cx<'_, '_>) {
-        if matches!(self.state, State::On | State::Drain) {
+        if self.standing.is_live() {
             self.rx.g_snd = self.rx.g_una;
             if let Some(losses) = &mut self.losses {
                 losses.recovery = Recovery::default();
                 losses.in_flight_max = u64::MAX; // the ring was lost, not G's patience
             }
-            self.deadlines.guest = Instant::MAX;
+            self.timers.stop_waiting_for_guest();
             self.arm_guest_timer(cx, true);
         }
     }
 
     /// What every event on a flow ends with.
     pub(crate) fn after_event(&mut self, cx: &mut Cx<'_, '_>) {
-        if matches!(self.state, State::On | State::Drain) {
+        if self.standing.is_live() {
             self.arm_guest_timer(cx, false);
             self.settle_drain(cx);
         }
@@ -237,29 +233,20 @@ impl Flow {
 
     /// The earliest wall-clock instant at which a timer may be due.
     pub(crate) fn next_deadline(&self, cx: &Cx<'_, '_>) -> Instant {
-        let guest = if self.deadlines.guest == Instant::MAX {
-            Instant::MAX
-        } else {
-            // The running clock may lag: then we look again after what is left.
-            let left = self.deadlines.guest.since(cx.vm.clock.now(cx.now));
-            let running = cx.vm.clock.is_running();
-            let floor = if running { limits::TIMER_FLOOR } else { limits::TIMER_FLOOR_PAUSED };
-            cx.now + left.max(floor)
-        };
-        guest.min(self.deadlines.update_repeat).min(self.end())
+        let clock = &cx.vm.clock;
+        self.timers.next(cx.now, clock.now(cx.now), clock.is_running()).min(self.end())
     }
 
     /// When the entry's time is over, unless it is used before then.
     fn end(&self) -> Instant {
-        let span = match (self.state, self.why) {
-            (State::Handshake, _) => limits::T_HANDSHAKE,
-            (State::Abort, _) => limits::T_ABORT,
-            (State::Pass, Why::Closed) => limits::T_LINGER,
+        let span = match self.state() {
+            State::Handshake => limits::T_HANDSHAKE,
+            State::Abort => limits::T_ABORT,
+            State::Pass if self.why() == Why::Closed => limits::T_LINGER,
             _ if self.rec.is_some() => limits::T_PARK,
             _ => limits::T_IDLE,
         };
-        // One more, for `seen_at_s` is rounded down.
-        Instant::from_secs(u64::from(self.seen_at_s) + 1) + span
+        self.timers.idle_until(span)
     }
 
     /// An idle flow that owes nothing needs no place, and so neither reservation nor record.
@@ -269,25 +256,23 @@ impl Flow {
 
     /// Runs what is due. `true`: the entry may go.
     pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_, '_>) -> bool {
-        self.deadlines.wheel = Instant::MAX;
+        self.timers.on_wheel();
         if self.end() <= cx.now {
             // What R may send beyond G's own window after this, G drops and R repeats.
-            let over = self.rec.is_none() || !matches!(self.state, State::On | State::Drain);
+            let over = self.rec.is_none() || !self.standing.is_live();
             if over && self.owes_nothing() {
                 return true;
             }
             if self.owes_nothing() && self.ooo.is_empty() && self.guest_has_room() {
                 self.park(cx);
             }
-            self.seen_at_s = second(cx.now);
+            self.timers.on_seen(cx.now);
         }
-        if self.deadlines.guest <= cx.vm.clock.now(cx.now) {
-            self.on_guest_timeout(cx);
-        }
-        if self.deadlines.update_repeat <= cx.now {
-            self.deadlines.update_repeat = Instant::MAX;
-            if self.state == State::On {
-                self.ack_now(cx, None);
+        while let Some(timer) = self.timers.poll(cx.now, cx.vm.clock.now(cx.now)) {
+            match timer {
+                Timer::Retransmission | Timer::Probe => self.on_guest_timeout(cx, timer),
+                Timer::WindowUpdate if self.standing.is_on() => self.ack_now(cx, None),
+                Timer::WindowUpdate => {}
             }
         }
         false

@@ -4,9 +4,9 @@
 use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::emit::{CE, ts_older};
-use crate::tcp::flow::{Flow, NONE, State, Why, low_ms, second};
+use crate::tcp::flow::{Flow, NONE, Why};
 use crate::tcp::{Cx, Fate, Frame, index};
-use crate::time::{Duration, Instant};
+use crate::time::Duration;
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
 
@@ -140,7 +140,7 @@ impl Flow {
         }
         self.maybe_grow_buffer(cx);
         if range.len() > 0 {
-            self.deadlines.update_repeat = Instant::MAX; // R has heard of the window
+            self.timers.on_window_shown();
             let whole = range.seq == rcv_nxt && advanced == range.len();
             let plain = in_order && whole && self.ooo.is_empty();
             self.schedule_ack(cx, range.len(), plain, duplicate);
@@ -239,10 +239,9 @@ impl Flow {
             || (fin.is_some() && seq + 1 == n);
         if exact {
             if !self.flags.rst_pending {
-                self.deadlines.stuck_since = cx.vm.clock.now(cx.now); // T_rst begins
+                self.stuck_since = cx.vm.clock.now(cx.now); // T_rst begins
             }
             self.flags.rst_pending = true;
-            self.why = Why::Reset;
             return Fate::Absorbed;
         }
         if (self.rx.rcv_nxt..self.rx.re).contains(&seq) {
@@ -335,7 +334,7 @@ impl Flow {
     /// newest is no old one. Nor is any other if the newest is 0, as some put into a SYN although
     /// their clock stands elsewhere, or so old itself that R's clock may have gone half round.
     fn is_current(&self, cx: &Cx<'_, '_>, tsval: u32, ticks: i32) -> bool {
-        let idle_s = second(cx.now).saturating_sub(self.ts.recent_at_s);
+        let idle_s = cx.now.second().saturating_sub(self.ts.recent_at_s);
         Seq(self.ts.recent).after(Seq(tsval)) <= ticks
             || self.ts.recent == 0
             || Duration::from_secs(idle_s.into()) >= limits::PAWS_IDLE
@@ -352,7 +351,7 @@ impl Flow {
                 self.ts.emit_g = ts.tsval; // void or outdated for G as well
             }
             self.ts.recent = ts.tsval;
-            self.ts.recent_at_s = second(cx.now);
+            self.ts.recent_at_s = cx.now.second();
         }
     }
 
@@ -442,9 +441,9 @@ impl Flow {
 
     /// One per flow and 500 ms (COM-31, RFC 5961 section 7).
     fn rate_limited_ack(&mut self, cx: &mut Cx<'_, '_>) {
-        let since = u64::from(low_ms(cx.now).wrapping_sub(self.limited_ack_ms));
+        let since = u64::from(cx.now.low_millis().wrapping_sub(self.limited_ack_ms));
         if Duration::from_millis(since) >= limits::ODD_ACK_INTERVAL {
-            self.limited_ack_ms = low_ms(cx.now);
+            self.limited_ack_ms = cx.now.low_millis();
             self.ack_now(cx, None);
         }
     }
@@ -506,12 +505,7 @@ impl Flow {
 
     /// No new promise from here on; the edge stays where it is.
     pub(crate) fn drain(&mut self, why: Why) {
-        if self.state == State::On {
-            self.state = State::Drain;
-            self.why = why;
-        } else if self.state == State::Drain && self.why.temporary() {
-            self.why = why;
-        }
+        self.standing.drain(why);
     }
 }
 

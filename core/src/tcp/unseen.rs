@@ -32,7 +32,7 @@ impl Flow {
             if !self.may_leave_unseen() {
                 return None;
             }
-            self.leave(cx, self.why);
+            self.leave(cx, self.standing.why());
             return Some(Fate::Pass);
         }
         if bare && self.is_plausible(f.tcp) {

@@ -10,7 +10,7 @@
 use crate::limits::{self, PAGE};
 use crate::store::flow_store::FlowStore;
 use crate::tcp::Cx;
-use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::flow::{Flow, Why};
 
 /// Segments that a sender may send after a pause (RFC 5681 section 4.1, RFC 6928).
 const RESTART_SEGMENTS: u64 = 10;
@@ -43,7 +43,7 @@ impl Flow {
     /// The edge H would like to show: as it is, unless it can move by a useful amount
     /// (receiver SWS avoidance, RFC 9293 section 3.8.6.2.2).
     fn edge_wanted(&self) -> u64 {
-        if self.state != State::On || self.flags.rst_pending {
+        if !self.standing.is_on() || self.flags.rst_pending {
             return self.rx.re;
         }
         if self.is_parked() {
@@ -73,7 +73,7 @@ impl Flow {
     /// reservation covers the whole unit, which is worth a segment.
     fn unit_is_free(&self) -> bool {
         let (ack, unit) = (self.ack_to_net(), self.rounding_slack());
-        let on = self.state == State::On && !self.flags.rst_pending;
+        let on = self.standing.is_on() && !self.flags.rst_pending;
         let hidden = self.window_shut() && ack < self.rx.re;
         on && hidden
             && unit >= u64::from(self.opt.mss_to_guest)
@@ -135,7 +135,7 @@ impl Flow {
     /// time slice. What G has not accepted is held and repeated either way, and a G that
     /// never accepts ends in a reset of both sides; only the amount differs.
     pub(crate) fn maybe_grow_buffer(&mut self, cx: &mut Cx<'_, '_>) {
-        if self.state != State::On || self.is_parked() {
+        if !self.standing.is_on() || self.is_parked() {
             return;
         }
         let now = u64::from(self.rx.buffer_bytes);

@@ -311,10 +311,10 @@ impl Monitor {
         if promised <= g.acked {
             return Ok(());
         }
-        let Some(flow) = flow.filter(|f| matches!(f.state, State::On | State::Drain)) else {
+        let Some(flow) = flow.filter(|f| matches!(f.state(), State::On | State::Drain)) else {
             return Err(format!("{} bytes promised and no flow (INV-03)", promised - g.acked));
         };
-        let held = flow.rx.g_una..flow.rx.rcv_nxt;
+        let held = flow.stats().guest_una..flow.stats().rcv_nxt;
         let una = unwrap(low(held.start).wrapping_sub(self.isn_r), g.acked);
         ensure(una <= g.acked, "bytes were let go before G acknowledged them (INV-03)")?;
         ensure(una + (held.end - held.start) >= promised, "a promise nobody holds (INV-03)")?;
@@ -327,7 +327,7 @@ impl Monitor {
         let start = held.start + (from - una);
         let end = held.start + (promised - una);
         let mut at = from;
-        for byte in flow.store.slices(engine.arena(), start, end).flatten() {
+        for byte in flow.store().slices(engine.arena(), start, end).flatten() {
             let right = self.custom || *byte == pattern_at(Side::R, at);
             ensure(right, "the store holds another byte than R sent (INV-03)")?;
             at += 1;

@@ -298,7 +298,7 @@ impl<'m> World<'m> {
 
     /// Where the first connection's flow stands.
     pub fn state(&self) -> Option<State> {
-        self.flow(0, |flow| flow.state)
+        self.flow(0, |flow| flow.state())
     }
 
     /// Everything that happened, a line per segment.
@@ -448,7 +448,7 @@ impl Inner<'_> {
 
     fn flow_state(&self, conn: usize) -> Option<State> {
         let key = self.key(conn);
-        self.engine.find_flow(&key).map(|f| f.state)
+        self.engine.find_flow(&key).map(|f| f.state())
     }
 
     /// Which connection a frame belongs to, and who sent it.

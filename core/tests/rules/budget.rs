@@ -21,7 +21,7 @@ fn reserved(w: &World<'_>) -> u64 {
 }
 
 fn is_on(w: &World<'_>, conn: usize) -> bool {
-    w.flow(conn, |f| f.state) == Some(State::On)
+    w.flow(conn, |f| f.state()) == Some(State::On)
 }
 
 /// R sends one segment, G takes it and shows a window; returns what R is shown.
@@ -56,7 +56,7 @@ fn snoop_39_a_flow_grows_by_what_fits_when_not_all_does() {
     let shown = exchange(&r2, &g2, 1, MIB);
     assert!((900_000..MIB).contains(&shown), "{shown}");
     assert!(is_on(&w, 1));
-    let own = w.flow(1, |f| u64::from(f.rx.reserved_pages)).expect("a flow");
+    let own = w.flow(1, |f| u64::from(f.stats().reserved_pages)).expect("a flow");
     assert!(reserved(&w) + 64 + own <= 256, "{} and {own}", reserved(&w));
     // A third has its share too.
     let (r3, g3) = w.connects();
@@ -73,12 +73,12 @@ fn snoop_39_a_flow_that_stays_short_of_what_its_guest_shows_is_let_go_for_good()
     let short = i64::from(exchange(&r2, &g2, 1, MIB));
     assert!(is_on(&w, 1), "as yet R has not used up one window");
     assert_eq!(carries(&r2, &g2, 1001, short + 60_000, MIB), MIB);
-    assert_eq!(w.flow(1, |f| (f.state, f.why)), Some((State::Pass, Why::NoBudget)));
-    assert_eq!(w.flow(1, |f| f.rx.reserved_pages), Some(0));
+    assert_eq!(w.flow(1, |f| (f.state(), f.why())), Some((State::Pass, Why::NoBudget)));
+    assert_eq!(w.flow(1, |f| f.stats().reserved_pages), Some(0));
     // It does not come back, whatever is free by now.
     w.after_ms(5000);
     assert_eq!(carries(&r2, &g2, short + 60_000, short + 200_000, 64_512), 64_512);
-    assert_eq!(w.flow(1, |f| f.state), Some(State::Pass));
+    assert_eq!(w.flow(1, |f| f.state()), Some(State::Pass));
     assert!(is_on(&w, 0), "the other one is as it was");
 }
 
@@ -87,7 +87,7 @@ fn snoop_39_a_window_that_the_host_can_never_show_is_shown_by_the_guest() {
     let setup = Setup { budget_bytes: 4_000_000, ..pages(256) };
     let (w, r, g) = setup.established();
     assert_eq!(exchange(&r, &g, 1, 6 * MIB), 6 * MIB);
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::NoBudget));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::NoBudget));
     assert_eq!(reserved(&w), 0);
     r.sends("1001:2001");
     g.gets("1001:2001");
@@ -196,15 +196,15 @@ fn life_02_an_idle_flow_gives_its_reservation_back_and_takes_it_again() {
 fn inv_05_a_parked_flow_shows_the_edge_that_it_has_shown() {
     let (w, r, g) = Setup { scale: [Some(7), Some(10)], ..Setup::new() }.established();
     warms_up(&r, &g);
-    let edge = flow(&w, |f| f.rx.re);
+    let edge = flow(&w, |f| f.stats().edge_to_net);
     w.after_ms(3000);
-    assert_eq!(flow(&w, |f| (f.rx.reserved_pages, f.is_parked())), (0, true));
+    assert_eq!(flow(&w, |f| (f.stats().reserved_pages, f.is_parked())), (0, true));
     for at in [1, 1001, 2001] {
         g.sends(&format!("{at}:{} ack 1001", at + 1000));
         r.gets_last(&format!("{at}:{} ack 1001", at + 1000)); // the monitor watches the edge
         r.sends(&format!("1001 ack {}", at + 1000));
     }
-    assert_eq!(flow(&w, |f| f.rx.re), edge);
+    assert_eq!(flow(&w, |f| f.stats().edge_to_net), edge);
     assert!(flow(&w, |f| f.is_parked()), "only R's data needs a place");
 }
 
@@ -295,7 +295,7 @@ fn inv_06_a_gap_and_what_its_guest_has_no_room_for_wait_for_r_to_repeat_them() {
 fn life_06_a_parked_flow_without_budget_drains() {
     let (w, r, g) = parked_without_budget();
     w.engine(|e, now| e.set_offload(now, GUEST, false));
-    let edge = flow(&w, |f| f.rx.re);
+    let edge = flow(&w, |f| f.stats().edge_to_net);
     let mut next = 1001;
     while w.state() != Some(State::Pass) {
         assert!(next < 300_000, "never");
@@ -305,7 +305,7 @@ fn life_06_a_parked_flow_without_budget_drains() {
         g.sends(&format!("ack {next}"));
         r.gets_last(&format!("1 ack {next}"));
     }
-    assert!(flow(&w, |f| f.rx.re) >= edge);
+    assert!(flow(&w, |f| f.stats().edge_to_net) >= edge);
 }
 
 /// What R has to say, and what both know of it.

@@ -25,7 +25,7 @@ fn a_remote_with_a_tsval_of_0_in_its_syn_ack_is_heard() {
     for upper in [UPPER, 5] {
         let setup = Setup { guest_is_client: true, clock: [0, 5_000_000], ..Setup::new() };
         let (w, r, g) = setup.small().established();
-        assert_eq!(flow(&w, |f| (f.state, f.ts.recent)), (State::On, 0));
+        assert_eq!(flow(&w, |f| (f.state(), f.stats().ts_recent)), (State::On, 0));
         r.end(|end| end.clock = upper);
         r.sends("1:1001 ack 1 <ts 0 0>");
         r.gets("1 ack 1001 <ts 0 0>");

@@ -101,7 +101,7 @@ fn com_03_a_header_that_contradicts_itself_goes_no_further() {
     for len in 0..good.len() {
         assert!(matches!(from_uplink(&w, &good[..len]), Verdict::Drop(_)), "length {len}");
     }
-    assert_eq!(flow(&w, |f| (f.state, f.held_bytes())), (State::On, 0));
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::On, 0));
     r.gets_nothing();
     g.gets_nothing();
 }
@@ -136,7 +136,7 @@ fn com_04_com_05_options_of_a_live_flow() {
         let seen = g.gets("1:1001");
         assert_eq!(seen.bytes, r.frame_of(&format!("1:1001 <opt {option}>")), "{option}");
         // Nothing is owed, so it is out of the path already.
-        assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Options), "{option}");
+        assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Options), "{option}");
         g.sends("ack 1001");
         r.gets("1 ack 1001");
     }
@@ -157,7 +157,7 @@ fn com_04_several_segments_nobody_understands_pass_one_after_the_other() {
     r.gets_nothing();
     g.sends("ack 20001");
     r.gets("1 ack 20001");
-    assert_eq!(flow(&w, |f| f.why), Why::Options);
+    assert_eq!(flow(&w, |f| f.why()), Why::Options);
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn com_05_a_flow_with_an_unknown_option_ends_in_pass() {
     g.gets("1:1001");
     g.sends("ack 1001"); // shows an edge right of everything H has shown
     r.gets_last("1 ack 1001");
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Options));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Options));
     r.sends("1001:2001 <opt 1c040000>");
     g.gets("1001:2001");
     g.sends("ack 2001");
@@ -188,7 +188,7 @@ fn com_06_flag_combinations() {
         let to_r = r.takes_all();
         let to_g = g.takes_all();
         let held = flow(&w, |f| f.held_bytes());
-        let state = flow(&w, |f| f.state);
+        let state = flow(&w, |f| f.state());
         if flags.rst() {
             // Exact: it ends the flow whatever else is set.
             assert_eq!((state, held), (State::Abort, 0), "{flags}");
@@ -220,7 +220,7 @@ fn com_07_ip_options_are_not_acknowledged_early() {
     r.gets_nothing();
     let seen = g.gets("1:1001");
     assert_eq!(seen.bytes, r.frame_of("1:1001 ipopt"));
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Options));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Options));
     g.sends("ack 1001");
     r.gets_last("1 ack 1001");
 }
@@ -493,7 +493,7 @@ fn a_segment_of_the_uplink_with_a_changed_byte_in_each_place_changes_no_stream()
     }
     r.takes_all();
     g.takes_all();
-    assert_eq!(flow(&w, |f| (f.state, f.held_bytes())), (State::On, 0));
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::On, 0));
     let mut again = good;
     fix_tcp_checksum(&mut again);
     r.sends("1001:1031");

@@ -52,7 +52,7 @@ fn snoop_29_a_local_timeout_repeats_the_first_segment_and_what_follows_in_doubli
     // Once G has it all, nothing is held back any more.
     sends_segments(&r, 61_001, 20);
     assert_eq!(ranges(&g), segments(61_001, 81_001));
-    assert!(flow(&w, |f| f.losses.is_none()));
+    assert!(flow(&w, |f| !f.stats().has_losses));
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn snoop_29_a_guest_that_was_only_slow_gets_one_segment_twice() {
     g.sends("ack 61001");
     w.after_ms(5000);
     g.gets_nothing();
-    assert_eq!(flow(&w, |f| f.counters.local_retransmissions), 1);
+    assert_eq!(flow(&w, |f| f.stats().local_retransmissions), 1);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn life_04_a_driver_that_negotiates_anew_has_not_seen_what_is_in_its_ring() {
     w.engine(|e, now| e.set_port_features(now, GUEST, Some(Setup::new().features)));
     w.after_ms(30_000);
     g.gets_nothing();
-    assert_eq!(flow(&w, |f| f.counters.local_retransmissions), 0);
+    assert_eq!(flow(&w, |f| f.stats().local_retransmissions), 0);
     // Nor is it answered for, for longer than a silent guest.
     r.takes_all();
     r.sends("6000 ack 1");

@@ -45,7 +45,7 @@ fn shakes(w: &World<'_>, setup: &Setup, syn: &str, syn_ack: &str) -> bool {
 fn a_window_scale_of_255_is_not_none() {
     for scale in [[Some(7), Some(255)], [Some(255), Some(7)]] {
         let (w, _r, _g) = Setup { scale, ..Setup::new() }.small().established();
-        let opt = flow(&w, |f| f.opt);
+        let opt = flow(&w, |f| *f.options());
         assert_eq!([opt.shift_r, opt.shift_g], scale.map(|s| s.unwrap_or(0).min(14)));
     }
 }
@@ -59,13 +59,13 @@ fn com_20_window_scale_matrix() {
             let (w, r, g) = setup.small().established();
             let both = scale_r.is_some() && scale_g.is_some();
             let shift = |s: Option<u8>| s.filter(|_| both).map_or(0, |s| s.min(14));
-            let opt = flow(&w, |f| f.opt);
+            let opt = flow(&w, |f| *f.options());
             assert_eq!((opt.shift_r, opt.shift_g), (shift(scale_r), shift(scale_g)));
             // H writes windows to R with G's shift, and what G is shown is R's own field.
             warms_up(&r, &g);
             r.sends("1001:2001 ack 1 win 16384");
             let ack = r.gets("1 ack 2001");
-            let edge = flow(&w, |f| f.rx.re - f.rx.rcv_nxt);
+            let edge = flow(&w, |f| f.stats().edge_to_net - f.stats().rcv_nxt);
             let unit = 1 << shift(scale_g);
             assert!(u64::from(ack.window()).abs_diff(edge) < unit, "{scale_r:?} {scale_g:?}");
             g.gets("1001:2001 win 16384");
@@ -88,7 +88,7 @@ fn com_21_timestamps_matrix() {
             let (w, r, g) = Setup { ts: [ts_r, ts_g], ..Setup::new() }.small().established();
             // The monitor wants timestamps on every segment exactly if both offered them.
             warms_up(&r, &g);
-            assert_eq!(flow(&w, |f| f.opt.timestamps), ts_r && ts_g);
+            assert_eq!(flow(&w, |f| f.options().timestamps), ts_r && ts_g);
             g.sends("1:11 ack 1001");
             r.gets("1:11");
             if ts_r && ts_g {
@@ -135,7 +135,7 @@ fn com_23_ecn_modes() {
         let setup = Setup::new().small();
         let w = setup.opens();
         assert_eq!(shakes(&w, &setup, syn, syn_ack), on, "{syn} {syn_ack}");
-        assert_eq!(flow(&w, |f| f.opt.ecn), ecn, "{syn} {syn_ack}");
+        assert_eq!(flow(&w, |f| f.options().ecn), ecn, "{syn} {syn_ack}");
     }
 }
 
@@ -258,7 +258,7 @@ fn com_28_a_third_ack_that_does_not_fit_passes() {
         r.sends(third);
         assert_eq!(g.takes_all().len(), 1, "{third}");
         r.gets_nothing();
-        assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Ambiguous), "{third}");
+        assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Ambiguous), "{third}");
     }
 }
 
@@ -301,7 +301,7 @@ fn com_29_until_the_guest_answers_no_more_than_the_initial_buffer_is_promised() 
         acked = r.gets_last_any().ack();
     }
     assert!((200_001..=262_145).contains(&acked), "{acked}");
-    assert!(!flow(&w, |f| f.flags.proven));
+    assert!(!flow(&w, |f| f.stats().guest_is_established));
     assert_eq!(w.state(), Some(State::On));
 }
 
@@ -367,7 +367,7 @@ fn a_second_cookie_does_not_end_the_connection_of_the_first() {
     g.gets("1001 ack 1");
     g.sends("1:101 ack 1001");
     r.gets("1:101 ack 1001");
-    assert_eq!(flow(&w, |f| (f.state, f.held_bytes())), (State::On, 0));
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::On, 0));
     // Nor is it one that comes later, to a flow that owes nothing.
     assert!(matches!(answers_with_cookie(&w, &g, 999_999), Verdict::Forward(_)));
     r.gets_syn();
@@ -404,7 +404,7 @@ fn a_guest_that_knows_only_the_second_isn_resets_both() {
     r.gets_syn();
     g.sends("R 1"); // to the third ACK: its sequence number is what that acknowledged
     r.gets("R. 1 ack 1001");
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Abort, Why::Reset));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Abort, Why::Reset));
     // The abort is remembered: R's answer to a reset that it did not believe is answered.
     w.after_ms(2);
     r.sends("1001 ack 1");
@@ -473,5 +473,5 @@ fn a_stale_syn_ack_does_not_spare_a_guest_its_reset() {
     let (r, g) = w.pair(&again);
     r.end(|end| end.tcp_port = 40_000);
     w.handshake(&r, &g);
-    assert_eq!(w.flow(1, |f| f.state), Some(State::On));
+    assert_eq!(w.flow(1, |f| f.state()), Some(State::On));
 }

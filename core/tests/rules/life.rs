@@ -70,7 +70,7 @@ fn floods_with_answered_syns(w: &World<'_>, attempts: u32) {
 }
 
 fn flows_in(w: &World<'_>, state: State) -> usize {
-    w.engine(|e, _| e.flows().filter(|(_, _, f)| f.state == state).count())
+    w.engine(|e, _| e.flows().filter(|(_, _, f)| f.state() == state).count())
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn life_01_a_handshake_that_takes_long_is_not_the_first_to_go() {
     floods_with_answered_syns(&w, 9);
     r.sends("1 ack 1");
     g.gets("1 ack 1");
-    assert_eq!(w.flow(1, |f| f.state), Some(State::On));
+    assert_eq!(w.flow(1, |f| f.state()), Some(State::On));
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn life_02_connections_that_are_reset_all_the_time_do_not_fill_the_table() {
     let w = setup.opens();
     for n in 0..100 {
         let (r, g) = w.connects();
-        assert_eq!(w.flow(n, |f| f.state), Some(State::On), "connection {n}");
+        assert_eq!(w.flow(n, |f| f.state()), Some(State::On), "connection {n}");
         if n % 2 == 0 {
             g.sends("R. 1 ack 1")
         } else {
@@ -155,7 +155,7 @@ fn life_01_a_full_table_passes() {
         g.gets("1:1001");
     }
     let (r, g) = &pairs[2];
-    assert_eq!(w.flow(2, |f| f.state), None);
+    assert_eq!(w.flow(2, |f| f.state()), None);
     r.sends("1:1001 ack 1");
     g.gets("1:1001 ack 1");
     r.gets_nothing();
@@ -175,7 +175,7 @@ fn life_02_only_what_owes_nothing_makes_room() {
     warms_up(&idle.0, &idle.1);
     w.after_ms(5000); // idle flows are parked by now
     let newcomers: Vec<_> = (0..20).map(|_| w.connects()).collect();
-    assert_eq!(w.flow(0, |f| f.state), Some(State::On), "it holds bytes");
+    assert_eq!(w.flow(0, |f| f.state()), Some(State::On), "it holds bytes");
     assert_eq!(w.flow(0, |f| f.held_bytes()), Some(1000));
     assert!(w.0.borrow().engine.flows().count() <= 3);
     // The one that had to go was in the middle of nothing: it works on, as it is.
@@ -218,7 +218,7 @@ fn life_03_memory_pressure_never_touches_what_was_acknowledged() {
     for round in 0..40_i64 {
         for (n, (r, _)) in pairs.iter().enumerate() {
             let at = 1 + 5000 * round;
-            if w.flow(n, |f| f.state) == Some(State::On) {
+            if w.flow(n, |f| f.state()) == Some(State::On) {
                 // The monitor reads the store after every step.
                 r.sends(&format!("{at}:{}", at + 5000));
             }
@@ -270,7 +270,7 @@ fn life_05_a_guest_that_is_gone_is_not_kept_alive() {
     w.after_ms(5);
     r.sends("2001:3001 ack 101");
     r.gets("R. 101");
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Abort, Why::GuestGone));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Abort, Why::GuestGone));
     let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.reserved_pages));
     assert_eq!(vm, Some(0));
     // The next guest behind the port starts clean.
@@ -390,7 +390,7 @@ fn life_08_drained_means_nobody_is_owed_anything() {
     g.takes_all();
     g.sends("ack 7001 win 8388480"); // right of all that H has shown
     assert!(w.engine(|e, _| e.is_drained(GUEST)));
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Operator));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Operator));
     // R knows G's own window now, and from here on nothing is touched.
     let seen = r.gets_last_any();
     assert_eq!((seen.ack(), seen.window()), (7001, 8_388_480));
@@ -405,10 +405,10 @@ fn life_08_offload_off_and_on() {
     warms_up(&r, &g);
     w.engine(|e, now| e.set_offload(now, GUEST, false));
     let (r2, _g2) = w.connects();
-    assert_eq!(w.flow(1, |f| f.state), None);
+    assert_eq!(w.flow(1, |f| f.state()), None);
     w.engine(|e, now| e.set_offload(now, GUEST, true));
     let (r3, _g3) = w.connects();
-    assert_eq!(w.flow(2, |f| f.state), Some(State::On));
+    assert_eq!(w.flow(2, |f| f.state()), Some(State::On));
     for r in [r2, r3, r] {
         r.takes_all();
     }
@@ -444,7 +444,7 @@ fn life_09_a_promise_that_cannot_be_kept_is_broken_aloud() {
             let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
             // They were made before the pairs of this world: look at what is queued now.
             w.engine(|_, _| ());
-            let states: Vec<_> = (0..3).map(|n| w.flow(n, |f| f.state)).collect();
+            let states: Vec<_> = (0..3).map(|n| w.flow(n, |f| f.state())).collect();
             assert_eq!(states, [None, Some(State::Abort), Some(State::Abort)]);
             for (n, (r, g)) in pairs.iter().enumerate().skip(1) {
                 w.0.borrow_mut().conns[n].monitor.lenient = true;
@@ -577,7 +577,7 @@ fn life_11_the_host_was_suspended() {
     w.after_ms(100);
     g.gets_nothing();
     g.sends("ack 6001");
-    assert_eq!(flow(&w, |f| (f.state, f.held_bytes())), (State::On, 0));
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::On, 0));
     let spec = Spec::parse("6001:7001");
     assert_eq!(r.sends_spec(&spec), Verdict::Absorbed);
 }

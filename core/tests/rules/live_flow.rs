@@ -51,7 +51,7 @@ fn snoop_35_an_urgent_probe_does_not_leave_the_window_shut() {
     let end = sees_a_shut_window(&r, &g);
     assert_eq!(r.sends(&format!("U. {end}:{end} urg 1")), Verdict::Drop(DropReason::Draining));
     r.gets(&format!("ack {end} win 0"));
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Drain, Why::Urgent));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Drain, Why::Urgent));
     assert_eq!(takes_everything(&g), end);
     assert_eq!(w.state(), Some(State::On));
     let update = r.gets_last(&format!("ack {end}"));
@@ -177,7 +177,7 @@ fn snoop_19_congestion_experienced_out_of_order_is_told_at_once() {
 #[test]
 fn snoop_08_a_window_that_the_field_can_say_exactly_is_said_exactly() {
     let (w, r, _) = warm();
-    let buffer = flow(&w, |f| f.rx.buffer_bytes);
+    let buffer = flow(&w, |f| f.stats().buffer_bytes);
     assert_eq!(buffer % 128, 0, "whole units of the window field");
     for n in 2..6 {
         r.sends(&format!("{n}001:{n}501"));
@@ -244,7 +244,7 @@ fn snoop_17_a_remote_that_began_anew_comes_through() {
         g2.sends_syn_ack();
         r2.gets_last_any();
         r2.sends("1 ack 1");
-        assert_eq!(w.flow(1, |f| f.state), Some(State::On), "{guest_knows}");
+        assert_eq!(w.flow(1, |f| f.state()), Some(State::On), "{guest_knows}");
         r2.sends("1:1001 ack 1");
         r2.gets("1 ack 1001");
         g2.gets_last("1:1001 ack 1");
@@ -294,7 +294,7 @@ fn com_24_syn_copies_that_disagree_after_gs_answer_are_ambiguous() {
     r.sends_syn_spec("S", &plain);
     r.end(|end| end.next = 1);
     r.sends("1 ack 1");
-    assert_eq!(flow(&w, |f| f.state), State::Pass);
+    assert_eq!(flow(&w, |f| f.state()), State::Pass);
 }
 
 #[test]
@@ -308,14 +308,14 @@ fn life_06_connections_that_were_drained_and_owe_nothing_are_left_alone() {
         r2.sends("1001:2001");
         r2.gets_last("ack 2001");
         // H has shown more than G: nothing is owed, but they are not out of the path.
-        assert_eq!(w.flow(0, |f| (f.state, f.owes_nothing())), Some((State::Drain, true)));
+        assert_eq!(w.flow(0, |f| (f.state(), f.owes_nothing())), Some((State::Drain, true)));
         if removed {
             w.0.borrow_mut().rings.clear();
             w.engine(|e, now| e.remove_port(now, GUEST));
             assert_eq!(w.0.borrow().engine.flows().count(), 0);
         } else {
             w.engine(|e, now| e.handle_guest_gone(now, GUEST));
-            assert_eq!(w.flow(0, |f| f.state), Some(State::Pass));
+            assert_eq!(w.flow(0, |f| f.state()), Some(State::Pass));
         }
         r.gets_nothing();
         r2.gets("R. 1 ack 2001"); // what could not be drained is reset
@@ -341,7 +341,7 @@ fn snoop_32_a_refusal_is_remembered_for_an_hour() {
         w.after_ms(1000);
         g.takes_all();
     }
-    assert_eq!(flow(&w, |f| f.why), Why::GuestRefuses);
+    assert_eq!(flow(&w, |f| f.why()), Why::GuestRefuses);
     let aborted = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.counters.flows_aborted));
     assert_eq!(aborted, Some(1));
     for (n, (ms, state)) in
@@ -352,7 +352,7 @@ fn snoop_32_a_refusal_is_remembered_for_an_hour() {
         let (r2, g2) = w.pair(&again);
         r2.end(|end| end.tcp_port = 40_100 + n as u16);
         w.handshake(&r2, &g2);
-        assert_eq!(w.flow(n + 1, |f| f.state), Some(state));
+        assert_eq!(w.flow(n + 1, |f| f.state()), Some(state));
     }
 }
 

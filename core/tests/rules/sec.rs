@@ -19,7 +19,7 @@ fn sec_01_a_guest_that_never_reads_bounds_what_its_remotes_can_fill() {
         let (r, g) = w.connects();
         g.sends("1 ack 1 win 0");
         r.takes_all();
-        if w.flow(n, |f| f.state) != Some(State::On) {
+        if w.flow(n, |f| f.state()) != Some(State::On) {
             r.sends("1:1001 ack 1");
             g.gets_last("1:1001 ack 1");
             continue;
@@ -79,7 +79,7 @@ fn sec_03_a_remote_cannot_acknowledge_what_was_not_sent() {
         r.gets("1001 ack 1001");
         g.gets_nothing();
     }
-    assert_eq!(flow(&w, |f| (f.tx.w_una, f.held_bytes())).1, 0);
+    assert_eq!(flow(&w, |f| (f.stats().net_una, f.held_bytes())).1, 0);
     // A thousand duplicates are passed on for G to judge, one for one, and make no traffic of ours.
     r.takes_all();
     for _ in 0..1000 {
@@ -96,7 +96,9 @@ fn sec_04_blind_segments_change_nothing_but_limited_acks() {
     r.sends("1001:2001");
     r.takes_all();
     g.takes_all();
-    let before = flow(&w, |f| (f.state, f.rx.rcv_nxt, f.rx.g_una, f.tx.w_una, f.ts.recent));
+    let before = flow(&w, |f| {
+        (f.state(), f.stats().rcv_nxt, f.stats().guest_una, f.stats().net_una, f.stats().ts_recent)
+    });
     let good = r.frame_of("2001:2101 ack 1");
     let mut random = Random::new(1);
     let (mut bytes_in, mut bytes_out) = (0, 0);
@@ -122,7 +124,9 @@ fn sec_04_blind_segments_change_nothing_but_limited_acks() {
             w.after_ms(1);
         }
     }
-    let after = flow(&w, |f| (f.state, f.rx.rcv_nxt, f.rx.g_una, f.tx.w_una, f.ts.recent));
+    let after = flow(&w, |f| {
+        (f.state(), f.stats().rcv_nxt, f.stats().guest_una, f.stats().net_una, f.stats().ts_recent)
+    });
     assert_eq!(before, after);
     assert!(bytes_out <= bytes_in / 2, "{bytes_out} for {bytes_in}");
 }

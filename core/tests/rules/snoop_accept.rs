@@ -44,14 +44,14 @@ fn snoop_01_one_violation_at_a_time() {
         assert_eq!(answers.len(), acks, "{text}");
         assert!(answers.iter().all(|a| a.ack() == 1001), "{text}");
         g.gets_nothing();
-        assert_eq!(flow(&w, |f| (f.held_bytes(), f.state)), (0, State::On), "{text}");
+        assert_eq!(flow(&w, |f| (f.held_bytes(), f.state())), (0, State::On), "{text}");
     }
 }
 
 #[test]
 fn snoop_02_the_edge_and_one_beyond() {
     let (w, r, g) = warm();
-    let edge = || flow(&w, |f| f.rx.re - f.rx.rcv_nxt) as i64 + 1001;
+    let edge = || flow(&w, |f| f.stats().edge_to_net - f.stats().rcv_nxt) as i64 + 1001;
     let verdict = |from: i64, to: i64| r.sends(&format!("{from}:{to}"));
     let edge = {
         // A first duplicate ACK shows the edge that stays.
@@ -113,8 +113,8 @@ fn snoop_03_ack_validity() {
     for (ack, taken) in [(5002, false), (5001, true), (1, true), (-70_000, false)] {
         w.after_ms(600);
         r.takes_all();
-        let held = flow(&w, |f| f.rx.rcv_nxt);
-        let from = i64::try_from(held - flow(&w, |f| f.rx.g_una)).expect("small") + 1001;
+        let held = flow(&w, |f| f.stats().rcv_nxt);
+        let from = i64::try_from(held - flow(&w, |f| f.stats().guest_una)).expect("small") + 1001;
         let text = format!("{from}:{} ack {ack}", from + 10);
         let verdict = if taken { r.sends(&text) } else { r.is_forged(&text) };
         assert_eq!(verdict == Verdict::Absorbed, taken, "{ack}");
@@ -219,7 +219,7 @@ fn snoop_09_a_budget_too_small_passes() {
         let setup = Setup { budget_bytes: budget, ..Setup::new() };
         let (w, r, g) = setup.established();
         let state = if on { (State::On, Why::Nothing) } else { (State::Pass, Why::NoBudget) };
-        assert_eq!(flow(&w, |f| (f.state, f.why)), state, "{budget}");
+        assert_eq!(flow(&w, |f| (f.state(), f.why())), state, "{budget}");
         r.sends("1:1001 ack 1");
         g.gets("1:1001 ack 1");
         if !on {
@@ -279,7 +279,7 @@ fn snoop_10_the_limit_of_ranges_never_blocks_the_stream() {
     assert_eq!(r.sends("1001:2001"), Verdict::Absorbed);
     assert_eq!(r.gets_last_any().ack(), 2001);
     g.gets("1001:2001");
-    assert_eq!(flow(&w, |f| f.ooo.len()), limits::OOO_RANGES_MAX);
+    assert_eq!(flow(&w, |f| f.out_of_order().len()), limits::OOO_RANGES_MAX);
 }
 
 #[test]

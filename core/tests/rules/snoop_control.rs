@@ -115,7 +115,7 @@ fn snoop_14_data_behind_a_fin_is_nobodys() {
         r.is_forged(text);
         assert!(r.takes_all().iter().all(|a| a.ack() == 1001), "{text}");
     }
-    assert_eq!(flow(&w, |f| f.rx.rcv_nxt - f.rx.g_una), 1000);
+    assert_eq!(flow(&w, |f| f.stats().rcv_nxt - f.stats().guest_una), 1000);
     g.gets("F. 1:1001");
     g.gets_nothing();
     g.sends("ack 1002");
@@ -150,7 +150,7 @@ fn snoop_15_where_an_rst_is_valid() {
         let (w, r, g) = Setup::new().small().established();
         warms_up(&r, &g);
         r.is_forged(&format!("R {}", 1001 + offset));
-        assert_eq!(flow(&w, |f| f.state == State::Abort), taken, "{offset}");
+        assert_eq!(flow(&w, |f| f.state() == State::Abort), taken, "{offset}");
         assert_eq!(r.takes_all().len(), usize::from(challenged), "{offset}");
         assert_eq!(g.takes_all().len(), usize::from(taken), "{offset}");
     }
@@ -161,7 +161,7 @@ fn snoop_15_where_an_rst_is_valid() {
         r.sends("3001:4001");
         r.sends("5001:6001");
         r.sends(&format!("R {seq}"));
-        assert_eq!(flow(&w, |f| f.state == State::Abort), taken, "{seq}");
+        assert_eq!(flow(&w, |f| f.state() == State::Abort), taken, "{seq}");
     }
     // Behind a FIN: at it and behind it.
     for (seq, taken) in [(1001, true), (1002, true), (1003, false), (1000, false)] {
@@ -171,7 +171,7 @@ fn snoop_15_where_an_rst_is_valid() {
         r.takes_all();
         g.takes_all();
         r.is_forged(&format!("R {seq}"));
-        assert_eq!(flow(&w, |f| f.state == State::Abort), taken, "{seq}");
+        assert_eq!(flow(&w, |f| f.state() == State::Abort), taken, "{seq}");
     }
 }
 
@@ -201,7 +201,7 @@ fn snoop_15_a_megabyte_is_read_before_the_reset() {
         g.sends(&format!("ack {acked}"));
     }
     g.gets_last(&format!("R. {next}"));
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Abort, Why::Reset));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Abort, Why::Reset));
     // What G had under way meets nobody.
     w.after_ms(5);
     g.sends(&format!("1:11 ack {next}"));
@@ -287,7 +287,7 @@ fn snoop_16_a_guests_reset_is_exact_for_r_and_repeated() {
     r.takes_all();
     g.sends("R 900001"); // somewhere far ahead, and without ACK
     r.gets("R. 5001 ack 3001");
-    assert_eq!(flow(&w, |f| (f.state, f.held_bytes(), f.rx.reserved_pages)).2, 0);
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes(), f.stats().reserved_pages)).2, 0);
     for _ in 0..3 {
         w.after_ms(2);
         r.sends("3001 ack 2001");
@@ -311,7 +311,7 @@ fn snoop_17_a_guest_that_has_forgotten_opens_again() {
     w.0.borrow_mut().conns[0].monitor.lenient = true;
     g2.sends_syn();
     r2.gets_syn();
-    assert_eq!(w.flow(1, |f| (f.state, f.rx.reserved_pages)), Some((State::Handshake, 0)));
+    assert_eq!(w.flow(1, |f| (f.state(), f.stats().reserved_pages)), Some((State::Handshake, 0)));
     // R, which believes 1000 bytes delivered, hears that they are gone.
     let reset = r2.gets_last_any();
     let (seq, ack) = (reset.tcp().seq.0, reset.tcp().ack.0);
@@ -354,8 +354,8 @@ fn snoop_18_both_ways_of_closing_end_in_pass_with_nothing_kept() {
             r.sends("1002 ack 2");
             g.gets("1002 ack 2");
         }
-        assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Closed));
-        assert_eq!(flow(&w, |f| (f.rx.reserved_pages, f.rec.is_none())), (0, true));
+        assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Closed));
+        assert_eq!(flow(&w, |f| (f.stats().reserved_pages, !f.stats().has_record)), (0, true));
         // TIME-WAIT is G's own: a repeated FIN passes, and so does the answer.
         r.takes_all();
         let fin = if guest_first { "F. 1001 ack 2" } else { "1002 ack 2" };

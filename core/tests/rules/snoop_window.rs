@@ -29,7 +29,7 @@ fn fills_window_by_segments(w: &World<'_>, r: &Peer<'_>, g: &Peer<'_>) -> i64 {
         r.sends(&format!("{end}:{}", end + 1000));
         end += 1000;
     }
-    assert!(flow(w, |f| f.rx.re > f.rx.rcv_nxt));
+    assert!(flow(w, |f| f.stats().edge_to_net > f.stats().rcv_nxt));
     end
 }
 
@@ -85,7 +85,9 @@ fn snoop_34_a_coarse_unit_is_shown_as_soon_as_there_is_room_for_it() {
     r.takes_all();
     let unit = 1 << 14;
     // The reservation covers the buffer and one unit more, for rounding up.
-    let room = |f: &Flow| f.rx.g_una + u64::from(f.rx.buffer_bytes) + unit - f.rx.rcv_nxt;
+    let room = |f: &Flow| {
+        f.stats().guest_una + u64::from(f.stats().buffer_bytes) + unit - f.stats().rcv_nxt
+    };
     let mut acked = 1001;
     while flow(&w, room) < unit {
         r.gets_nothing();
@@ -119,7 +121,7 @@ fn snoop_35_data_in_a_window_that_was_shown_is_taken_for_a_silent_guest() {
     r.sends("1001:2001");
     w.after_ms(61_000);
     let mut end = 2001;
-    while flow(&w, |f| f.rx.re - f.rx.rcv_nxt) >= (1 << 14) + 1000 {
+    while flow(&w, |f| f.stats().edge_to_net - f.stats().rcv_nxt) >= (1 << 14) + 1000 {
         r.sends(&format!("{end}:{}", end + 1000));
         end += 1000;
     }
@@ -207,7 +209,7 @@ fn snoop_35_every_probe_is_answered_at_once() {
     warms_up(&r, &g);
     g.stops(1);
     let end = fills_window(&r, 1001);
-    let edge = flow(&w, |f| f.rx.re - f.rx.g_una) as i64 + 1001;
+    let edge = flow(&w, |f| f.stats().edge_to_net - f.stats().guest_una) as i64 + 1001;
     for n in 0..10 {
         let probe =
             if n % 2 == 0 { format!("{}", end - 1) } else { format!("{edge}:{}", edge + 1) };
@@ -215,7 +217,7 @@ fn snoop_35_every_probe_is_answered_at_once() {
         r.gets(&format!("ack {end} win 0"));
         w.after_ms(100);
     }
-    assert_eq!(flow(&w, |f| f.rx.rcv_nxt - f.rx.g_una) as i64, end - 1001);
+    assert_eq!(flow(&w, |f| f.stats().rcv_nxt - f.stats().guest_una) as i64, end - 1001);
 }
 
 #[test]
@@ -299,7 +301,7 @@ fn snoop_39_the_buffer_grows_with_what_the_guest_drains() {
     let (w, r, g) = Setup { budget_bytes: 16 << 20, ..Setup::new() }.established();
     warms_up(&r, &g);
     let mut next = 1001;
-    let mut sizes = vec![flow(&w, |f| f.rx.buffer_bytes)];
+    let mut sizes = vec![flow(&w, |f| f.stats().buffer_bytes)];
     for _ in 0..6 {
         g.stops(1);
         next = fills_window(&r, next);
@@ -309,7 +311,7 @@ fn snoop_39_the_buffer_grows_with_what_the_guest_drains() {
             g.sends(&format!("ack {acked}"));
         }
         r.takes_all();
-        sizes.push(flow(&w, |f| f.rx.buffer_bytes));
+        sizes.push(flow(&w, |f| f.stats().buffer_bytes));
     }
     assert!(sizes.windows(2).all(|w| w[1] >= w[0]), "{sizes:?}");
     assert!(u64::from(sizes[6]) > 3 << 20, "{sizes:?}");
@@ -356,13 +358,13 @@ fn snoop_39_no_more_is_promised_than_the_budget_has() {
     let setup = Setup { budget_bytes: 640 * 1024, ..Setup::new() };
     let w = setup.opens();
     let pairs: Vec<_> = (0..4).map(|_| w.connects()).collect();
-    let on = pairs.iter().enumerate().filter(|(n, _)| w.flow(*n, |f| f.state) == Some(State::On));
+    let on = pairs.iter().enumerate().filter(|(n, _)| w.flow(*n, |f| f.state()) == Some(State::On));
     assert!(on.count() >= 2);
     for ring in [1, 0] {
         w.ring_takes(0, ring);
     }
     for (n, (r, _)) in pairs.iter().enumerate() {
-        if w.flow(n, |f| f.state) == Some(State::On) {
+        if w.flow(n, |f| f.state()) == Some(State::On) {
             fills_window(r, 1);
         }
     }
@@ -394,12 +396,12 @@ fn snoop_42_a_guest_that_answers_by_another_path() {
     r.sends("1:1001");
     r.takes_all();
     w.after_ms(6000);
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Drain, Why::Asymmetric));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Drain, Why::Asymmetric));
     assert!(!g.takes_all().is_empty());
-    let edge = flow(&w, |f| f.rx.re);
+    let edge = flow(&w, |f| f.stats().edge_to_net);
     r.sends("1001:2001");
     let unit = 128; // of rounding, which keeps what R sees from moving left
-    assert!(flow(&w, |f| f.rx.re) < edge + unit, "no new promise");
+    assert!(flow(&w, |f| f.stats().edge_to_net) < edge + unit, "no new promise");
 }
 
 #[test]

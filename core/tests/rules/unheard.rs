@@ -134,7 +134,7 @@ fn inv_05_the_record_knows_the_edge_that_was_shown() {
             g.sends(&format!("ack {at}"));
         }
         let recorded = w.engine(|e, _| e.arena().records().next().map(|(_, r)| r.h_re));
-        assert_eq!(recorded, Some(flow(&w, |f| f.rx.re)));
+        assert_eq!(recorded, Some(flow(&w, |f| f.stats().edge_to_net)));
     }
 }
 
@@ -146,9 +146,9 @@ fn inv_05_the_record_knows_an_edge_that_only_the_end_of_a_batch_has_shown() {
     g.takes_all();
     g.stops(0);
     g.sends("ack 10001");
-    let before = flow(&w, |f| f.rx.re);
+    let before = flow(&w, |f| f.stats().edge_to_net);
     r.sends("20001:21001");
-    let shown = flow(&w, |f| f.rx.re);
+    let shown = flow(&w, |f| f.stats().edge_to_net);
     assert!(shown > before);
     let recorded = w.engine(|e, _| e.arena().records().next().map(|(_, r)| r.h_re));
     assert_eq!(recorded, Some(shown));
@@ -214,7 +214,7 @@ fn com_26_data_on_the_third_ack_of_g_counts_as_sent() {
     let (w, r, g) = opened_by_guest(&setup);
     g.sends("1:101 ack 1");
     r.gets("1:101 ack 1");
-    assert_eq!(flow(&w, |f| f.tx.w_nxt - f.tx.w_una), 100);
+    assert_eq!(flow(&w, |f| f.stats().net_nxt - f.stats().net_una), 100);
 }
 
 #[test]

@@ -49,8 +49,8 @@ fn a_response_by_another_path_does_not_end_the_conversation() {
     g.sends_unseen("1:1001 ack 1001");
     assert!(insists(&w, &r, &g, "1001:1101 ack 1001") <= 4);
     // It is G's alone from now on.
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Asymmetric));
-    assert_eq!(flow(&w, |f| (f.rec.is_none(), f.rx.reserved_pages)), (true, 0));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Asymmetric));
+    assert_eq!(flow(&w, |f| (!f.stats().has_record, f.stats().reserved_pages)), (true, 0));
     r.takes_all();
     for n in 1..50_i64 {
         g.sends_unseen(&format!("{}:{} ack {}", 1000 * n + 1, 1000 * n + 1001, 100 * n + 1001));
@@ -105,7 +105,7 @@ fn a_fragment_of_the_guest_explains_the_first_ack() {
     let frame = r.frame_of("1001:2001 ack 1001");
     r.sends("1001:2001 ack 1001");
     assert_eq!(g.gets("1001:2001 ack 1001").bytes, frame);
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Pass, Why::Asymmetric));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::Asymmetric));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn what_is_held_is_held_until_g_acknowledges_it_here() {
     // R's sequence space is right again: what H sends is acceptable to R.
     r.gets("1001 ack 3001");
     g.gets("2001:3001 ack 1001");
-    assert_eq!(flow(&w, |f| (f.state, f.held_bytes())), (State::Drain, 2000));
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::Drain, 2000));
     w.after_ms(300);
     g.gets("1001:2001 ack 1001");
     g.sends("1001 ack 3001 win 1024"); // less than H has shown; R hears of it with a fresh clock
@@ -162,11 +162,11 @@ fn bytes_that_g_acknowledges_elsewhere_end_in_a_reset_of_both() {
     g.gets("1001:2001");
     g.sends_unseen("1:1001 ack 2001");
     insists(&w, &r, &g, "2001:3001 ack 1001");
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Drain, Why::Asymmetric));
-    let edge = flow(&w, |f| f.rx.re);
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Drain, Why::Asymmetric));
+    let edge = flow(&w, |f| f.stats().edge_to_net);
     w.0.borrow_mut().conns[0].monitor.lenient = true; // the promise is about to be broken
     w.after_ms(limits::REFUSED_RUNNING.as_millis() + 5000);
-    assert_eq!(flow(&w, |f| (f.state, f.rx.re)), (State::Abort, edge));
+    assert_eq!(flow(&w, |f| (f.state(), f.stats().edge_to_net)), (State::Abort, edge));
     assert!(r.gets_last_any().tcp().flags.rst());
     assert!(g.gets_last_any().tcp().flags.rst());
 }
@@ -175,12 +175,12 @@ fn bytes_that_g_acknowledges_elsewhere_end_in_a_reset_of_both() {
 fn snoop_42_also_after_the_guest_was_proven() {
     // It acknowledged here, and does so no more: drained after five seconds of running time.
     let (w, r, g) = warm();
-    assert!(flow(&w, |f| f.flags.proven));
+    assert!(flow(&w, |f| f.stats().guest_is_established));
     r.sends("1001:2001 ack 1");
     w.after_ms(4900);
     assert_eq!(w.state(), Some(State::On));
     w.after_ms(1100);
-    assert_eq!(flow(&w, |f| (f.state, f.why)), (State::Drain, Why::Asymmetric));
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Drain, Why::Asymmetric));
     g.takes_all();
     // Its path comes back: nothing is lost.
     g.sends("1 ack 2001 win 512000");
@@ -227,7 +227,7 @@ fn nothing_that_r_asks_goes_unanswered_for_ever() {
             tries += 1;
             assert!(tries < 8, "{text}\n{}", w.trace());
         }
-        assert_eq!(flow(&w, |f| f.why), Why::Asymmetric, "{text}");
+        assert_eq!(flow(&w, |f| f.why()), Why::Asymmetric, "{text}");
     }
 }
 
@@ -264,14 +264,14 @@ fn a_guess_that_hits_is_denied_by_the_guest() {
         assert!(tsval.wrapping_sub(Setup::new().clock[0]) < 90_000);
         g.sends("1 ack 1001"); // a challenge ACK
     }
-    assert_eq!(flow(&w, |f| (f.state, f.tx.w_nxt - f.tx.w_una)), (State::On, 0));
+    assert_eq!(flow(&w, |f| (f.state(), f.stats().net_nxt - f.stats().net_una)), (State::On, 0));
     r.gets_nothing();
     // Its data is not taken, by however much it hits.
     for _ in 0..200 {
         assert_eq!(r.is_forged("1001:2001 ack 5001"), Verdict::Drop(DropReason::BadAck));
     }
     g.gets_nothing();
-    assert_eq!(flow(&w, |f| (f.state, f.held_bytes(), f.tx.ahead)), (State::On, 0, 0));
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes(), f.stats().unseen_acks)), (State::On, 0, 0));
     // The connection goes on as if nothing had been.
     r.takes_all();
     r.sends("1001:2001 ack 1");
@@ -297,7 +297,7 @@ fn a_word_of_r_itself_starts_the_count_anew() {
         for _ in 0..10 {
             r.is_forged(text);
         }
-        assert_eq!(flow(&w, |f| f.tx.ahead), 0, "{text}");
+        assert_eq!(flow(&w, |f| f.stats().unseen_acks), 0, "{text}");
     }
     g.gets_nothing();
 }
@@ -318,7 +318,7 @@ fn what_is_delivered_meanwhile_carries_an_ack_that_g_accepts() {
     r.sends("6001 ack 1001");
     r.sends("6001 ack 1001");
     g.takes_all();
-    assert_eq!(flow(&w, |f| (f.state, f.held_bytes())), (State::Drain, 5000));
+    assert_eq!(flow(&w, |f| (f.state(), f.held_bytes())), (State::Drain, 5000));
     g.sends("1001 ack 6001 win 1024000");
     assert_eq!(w.state(), Some(State::Pass));
 }

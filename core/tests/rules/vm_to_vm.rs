@@ -12,7 +12,7 @@ fn pair() -> (World<'static>, Peer<'static>, Peer<'static>) {
 
 /// The states of the two flows.
 fn states(w: &World<'_>) -> Vec<State> {
-    w.0.borrow().engine.flows().map(|(_, _, f)| f.state).collect()
+    w.0.borrow().engine.flows().map(|(_, _, f)| f.state()).collect()
 }
 
 #[test]

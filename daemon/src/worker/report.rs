@@ -27,7 +27,7 @@ impl Worker {
         let mut sums = vec![FlowSums::default(); self.slots.list.len()];
         for (_, key, flow) in self.engine.flows() {
             let sum = &mut sums[usize::from(key.port)];
-            sum.by_state[State::ALL.iter().position(|s| *s == flow.state).unwrap_or(0)] += 1;
+            sum.by_state[State::ALL.iter().position(|s| *s == flow.state()).unwrap_or(0)] += 1;
             sum.held_bytes += held_bytes(flow);
             sum.owed += u64::from(!flow.owes_nothing());
         }
@@ -101,7 +101,7 @@ impl Worker {
         now: Instant,
         (id, key, flow): (FlowId, &FlowKey, &Flow),
     ) -> FlowInfo {
-        let (rx, tx) = (&flow.rx, &flow.tx);
+        let at = flow.stats();
         let now_s = u32::try_from(now.as_millis() / 1000).unwrap_or(u32::MAX);
         FlowInfo {
             id: id.index() as u64,
@@ -109,32 +109,32 @@ impl Worker {
             guest: SocketAddr::new(key.g_addr.to_ip(), key.g_port).to_string(),
             remote: SocketAddr::new(key.r_addr.to_ip(), key.r_port).to_string(),
             vlan: key.vlan,
-            state: flow.state.label().into(),
-            why: flow.why.label().into(),
-            guest_is_client: flow.flags.guest_is_client,
+            state: flow.state().label().into(),
+            why: flow.why().label().into(),
+            guest_is_client: at.guest_is_client,
             held_bytes: held_bytes(flow),
-            buffer_bytes: flow.rx.buffer_bytes.into(),
-            undelivered_bytes: rx.rcv_nxt.saturating_sub(rx.g_nxt),
-            in_flight_to_guest: rx.g_nxt.saturating_sub(rx.g_una),
-            window_of_guest: rx.g_re.saturating_sub(rx.g_una),
-            window_to_remote: rx.re.saturating_sub(rx.rcv_nxt),
-            unacked_to_remote: rx.rcv_nxt.saturating_sub(rx.ack_sent),
-            in_flight_to_remote: tx.w_nxt.saturating_sub(tx.w_una),
-            timestamps: flow.opt.timestamps,
-            sack: flow.opt.sack,
-            ecn: flow.opt.ecn,
-            mss_to_guest: flow.opt.mss_to_guest,
-            early_acked_bytes: flow.counters.early_acked_bytes,
-            local_retransmissions: flow.counters.local_retransmissions.into(),
-            acks_absorbed: flow.counters.absorbed_acks.into(),
-            idle_s: now_s.wrapping_sub(flow.seen_at_s),
+            buffer_bytes: at.buffer_bytes.into(),
+            undelivered_bytes: at.rcv_nxt.saturating_sub(at.guest_nxt),
+            in_flight_to_guest: at.guest_nxt.saturating_sub(at.guest_una),
+            window_of_guest: at.guest_edge.saturating_sub(at.guest_una),
+            window_to_remote: at.edge_to_net.saturating_sub(at.rcv_nxt),
+            unacked_to_remote: at.rcv_nxt.saturating_sub(at.acked_to_net),
+            in_flight_to_remote: at.net_nxt.saturating_sub(at.net_una),
+            timestamps: flow.options().timestamps,
+            sack: flow.options().sack,
+            ecn: flow.options().ecn,
+            mss_to_guest: flow.options().mss_to_guest,
+            early_acked_bytes: at.early_acked_bytes,
+            local_retransmissions: at.local_retransmissions.into(),
+            acks_absorbed: at.absorbed_acks.into(),
+            idle_s: now_s.wrapping_sub(at.seen_at_s),
         }
     }
 }
 
 /// Bytes in the store; a flow outside `On` and `Drain` has none, whatever its numbers say.
 fn held_bytes(flow: &Flow) -> u64 {
-    match flow.state {
+    match flow.state() {
         State::On | State::Drain => flow.held_bytes(),
         State::Handshake | State::Pass | State::Abort => 0,
     }

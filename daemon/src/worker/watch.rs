@@ -147,8 +147,8 @@ struct Trace {
 
 impl Trace {
     fn new(now: Instant, id: FlowId, key: FlowKey, flow: &Flow) -> Self {
-        let state = (flow.state, flow.why);
-        let text = format!("{key}: {} ({})\n", flow.state.label(), flow.why.label());
+        let state = (flow.state(), flow.why());
+        let text = format!("{key}: {} ({})\n", flow.state().label(), flow.why().label());
         Self {
             start: now,
             id,
@@ -192,7 +192,7 @@ impl Trace {
 
     fn note_state(&mut self, engine: &Engine<'_>) {
         let found = engine.flow(self.id.index()).filter(|(id, _, _)| *id == self.id);
-        let state = found.map_or(self.state, |(_, _, flow)| (flow.state, flow.why));
+        let state = found.map_or(self.state, |(_, _, flow)| (flow.state(), flow.why()));
         if state != self.state {
             let (was, is) = (self.state.0.label(), state.0.label());
             let _ = writeln!(self.text, "           -- {was} -> {is} ({})", state.1.label());

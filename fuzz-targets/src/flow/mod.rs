@@ -357,7 +357,7 @@ impl<'m, 's> World<'m, 's> {
         let shift = how.offers.map(|o| o.scale.filter(|_| scaled).map_or(0, |s| s.min(14)));
         let agreed = Agreed { timestamps: both(|o| o.timestamps), sack: both(|o| o.sack), shift };
         // A SYN with the number of the flow that is there would be that flow's, once more.
-        let there = self.engine.find_flow(&self.key(n)).map(|flow| flow.tx.isn);
+        let there = self.engine.find_flow(&self.key(n)).map(|flow| flow.stats().guest_isn);
         let conn = &mut self.s.conns[n];
         conn.isn[G] = conn.isn[G].wrapping_add(u32::from(there == Some(Seq(conn.isn[G]))));
         let isn = conn.isn;
@@ -390,7 +390,7 @@ impl<'m, 's> World<'m, 's> {
                 };
                 self.s.conns[n].model.shakes = true;
                 self.takes_in(from, n, &segment);
-                let is = self.engine.find_flow(&self.key(n)).map(|flow| flow.tx.isn);
+                let is = self.engine.find_flow(&self.key(n)).map(|flow| flow.stats().guest_isn);
                 if is.is_some()
                     && is == there
                     && let Some(old) = old
@@ -426,13 +426,13 @@ impl<'m, 's> World<'m, 's> {
         let vm = engine.vm(GUEST).expect("a guest");
         assert!(vm.reserved_pages <= vm.budget_pages, "over the budget (INV-06)");
         let flows = || engine.flows().map(|(_, _, flow)| flow);
-        let reserved: u64 = flows().map(|f| u64::from(f.rx.reserved_pages)).sum();
+        let reserved: u64 = flows().map(|f| u64::from(f.stats().reserved_pages)).sum();
         assert_eq!(reserved, vm.reserved_pages, "a reservation of nobody (INV-06)");
-        let held: usize = flows().map(|f| f.store.held_pages() as usize).sum();
+        let held: usize = flows().map(|f| f.store().held_pages() as usize).sum();
         let arena = engine.arena();
         assert_eq!(arena.free_pages() + held, arena.pages_total(), "a page is lost or doubled");
         assert_eq!(arena.owned_pages().count(), held, "a page of nobody");
-        let records = flows().filter(|f| f.rec.is_some()).count();
+        let records = flows().filter(|f| f.stats().has_record).count();
         assert_eq!(arena.free_records() + records, self.s.size.0, "a record is lost or doubled");
         for conn in 0..CONNS {
             let flow = engine.find_flow(&self.key(conn));

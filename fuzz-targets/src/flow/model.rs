@@ -91,22 +91,25 @@ pub(super) struct Seen {
 
 impl Seen {
     pub(super) fn of(flow: &Flow) -> Self {
-        let rx = &flow.rx;
+        let at = flow.stats();
         let mut held = Spans::default();
-        flow.ooo.iter().for_each(|(from, to)| held.insert(from, to));
-        assert!(flow.ooo.iter().all(|(from, _)| from > rx.rcv_nxt), "out of order, and next");
-        held.insert(rx.g_una, rx.rcv_nxt);
+        flow.out_of_order().iter().for_each(|(from, to)| held.insert(from, to));
+        assert!(
+            flow.out_of_order().iter().all(|(from, _)| from > at.rcv_nxt),
+            "out of order, and next"
+        );
+        held.insert(at.guest_una, at.rcv_nxt);
         Self {
-            state: flow.state,
-            g_una: rx.g_una,
-            g_nxt: rx.g_nxt,
-            g_re: rx.g_re,
-            rcv_nxt: rx.rcv_nxt,
-            re: rx.re,
-            fin: rx.fin_seen,
-            w_una: flow.tx.w_una,
-            w_nxt: flow.tx.w_nxt,
-            ooo_end: flow.ooo.max_end(),
+            state: flow.state(),
+            g_una: at.guest_una,
+            g_nxt: at.guest_nxt,
+            g_re: at.guest_edge,
+            rcv_nxt: at.rcv_nxt,
+            re: at.edge_to_net,
+            fin: at.fin_from_net.unwrap_or(NONE),
+            w_una: at.net_una,
+            w_nxt: at.net_nxt,
+            ooo_end: flow.out_of_order().max_end(),
             held,
         }
     }
@@ -461,7 +464,7 @@ impl Model {
         assert!(seen.g_una == self.g_una && seen.g_nxt >= seen.g_una);
         for &(from, to) in &self.known.0 {
             let mut right = &self.bytes[self.index(from)..self.index(to)];
-            for piece in flow.store.slices(arena, from, to) {
+            for piece in flow.store().slices(arena, from, to) {
                 let (now, later) = right.split_at(piece.len());
                 assert!(piece == now, "the store has another byte than was taken (INV-15)");
                 right = later;
@@ -474,8 +477,8 @@ impl Model {
     /// A successor would find what is promised: in pages that say whose they are (LIFE-09).
     fn check_record(&self, flow: &Flow, seen: &Seen, arena: &Arena<'_>) {
         let owed = seen.rcv_nxt.saturating_sub(seen.g_una);
-        let Some(rec) = flow.rec else {
-            assert!(owed == 0 && flow.store.held_pages() == 0, "bytes without a record");
+        let Some(rec) = flow.record() else {
+            assert!(owed == 0 && flow.store().held_pages() == 0, "bytes without a record");
             return;
         };
         let record = arena.record(rec).expect("a valid record");

@@ -118,7 +118,8 @@ impl World<'_, '_> {
                 _ => model.on_from_guest(before, after, tcp),
             }
         }
-        if from == R && self.engine.find_flow(&self.key(conn)).is_some_and(|f| f.flags.rst_pending)
+        if from == R
+            && self.engine.find_flow(&self.key(conn)).is_some_and(|f| f.stats().reset_waits)
         {
             self.s.conns[conn].model.reset[R] = true; // it wants nothing any more
         }

@@ -22,15 +22,15 @@ pub(super) fn on_step(
     }
     let Some(promised) = h.promised() else { return Ok(()) };
     let g_acked = h.end(Side::G).acked;
-    let Some(flow) = flow.filter(|f| matches!(f.state, State::On | State::Drain)) else {
+    let Some(flow) = flow.filter(|f| matches!(f.state(), State::On | State::Drain)) else {
         // G itself ended the connection, or H gave it up; R's RST is on its way, and INV-21 waits
         // for it.
-        h.must_tell_r = flow.is_some_and(|f| f.state == State::Abort);
+        h.must_tell_r = flow.is_some_and(|f| f.state() == State::Abort);
         h.broken = h.must_tell_r || h.end(Side::G).reset;
         let what = || format!("{} bytes promised and no flow that holds them", promised - g_acked);
         return if h.broken { Ok(()) } else { Err(what()) };
     };
-    let held = flow.rx.g_una..flow.rx.rcv_nxt;
+    let held = flow.stats().guest_una..flow.stats().rcv_nxt;
     let una = h.unwrap(Side::R, Seq::wrap(held.start), g_acked);
     if una > g_acked {
         return Err(format!("{} bytes let go before G acknowledged them", una - g_acked));
@@ -42,7 +42,7 @@ pub(super) fn on_step(
     h.read_to = promised;
     let (start, end) = (held.start + (from - una), held.start + (promised - una));
     let mut at = from;
-    for piece in flow.store.slices(engine.arena(), start, end) {
+    for piece in flow.store().slices(engine.arena(), start, end) {
         let stream = h.streams.map(|s| s[Side::R as usize]);
         if stream.and_then(|s| s.first_difference(offset(at), piece)).is_some() {
             return Err("the store holds another byte than R sent".to_owned());

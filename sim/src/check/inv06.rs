@@ -18,8 +18,8 @@ pub(super) fn on_step(engine: &Engine<'_>, ports: &[Option<PortId>], recount: bo
         }
         let mut sum = 0;
         for (id, _, flow) in engine.flows().filter(|(_, key, _)| key.port == port.0) {
-            sum += u64::from(flow.rx.reserved_pages);
-            if flow.store.held_pages() > flow.rx.reserved_pages {
+            sum += u64::from(flow.stats().reserved_pages);
+            if flow.store().held_pages() > flow.stats().reserved_pages {
                 return Err(format!("flow {} holds more pages than it reserved", id.index()));
             }
         }

@@ -27,11 +27,11 @@ pub(super) fn on_step(plan: &Plan, engine: &Engine<'_>, ports: &[Option<PortId>]
     }
     let mut flows = vec![Entries::default(); ports.len()];
     for (_, key, flow) in engine.flows() {
-        held += u64::from(flow.store.held_pages());
+        held += u64::from(flow.store().held_pages());
         let guest = ports.iter().position(|p| *p == Some(PortId(key.port)));
         if let Some(entries) = guest.and_then(|g| flows.get_mut(g)) {
             entries.all += 1;
-            entries.unproven += u32::from(flow.state == State::Handshake);
+            entries.unproven += u32::from(flow.state() == State::Handshake);
             entries.owing += u32::from(!flow.owes_nothing());
         }
     }

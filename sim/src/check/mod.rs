@@ -322,7 +322,7 @@ impl Observer {
             let port = view.ports.get(usize::from(name.guest)).copied().flatten();
             let (Some(h), Some(port)) = (self.flows.get_mut(&name), port) else { continue };
             let flow = view.engine.find_flow(&key_of(name, port, self.vlan));
-            h.state = flow.map(|f| f.state);
+            h.state = flow.map(|f| f.state());
             match h.state {
                 Some(_) => self.tracked.insert(name),
                 None => self.tracked.remove(&name),

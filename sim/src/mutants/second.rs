@@ -15,7 +15,7 @@ mutations! { SECOND:
 
     "the PAWS clock is never refreshed", "SNOOP-04", "tcp/receive.rs",
     "self.ts.recent = ts.tsval;
-            [[self.ts.recent_at_s = second(cx.now);]]"
+            [[self.ts.recent_at_s = cx.now.second();]]"
     => "";
 
     "PAWS never lets an outdated timestamp go", "SNOOP-04", "tcp/receive.rs",
@@ -43,7 +43,7 @@ mutations! { SECOND:
 
     "backed-off timers never forget", "SNOOP-29", "tcp/guest.rs",
     "self.dup_acks = 0;
-        [[self.timeouts = 0;]]"
+        [[self.timers.on_guest_progress();]]"
     => "";
 
     "a partial ACK of G in recovery names no next hole", "SNOOP-29", "tcp/guest.rs",
@@ -117,7 +117,7 @@ mutations! { SECOND:
 
     "a pure window update of G is not believed", "SNOOP-24", "tcp/guest.rs",
     "[[self.rx.g_re = edge;]]
-        if self.flags.persist {"
+        if self.timers.is_probing() {"
     => "if ack > self.rx.g_una { self.rx.g_re = edge; }";
 
     "no DSACK for a duplicate below rcv_nxt", "SNOOP-11", "tcp/receive.rs",
@@ -141,7 +141,7 @@ mutations! { SECOND:
     => "false";
 
     "a window update is never repeated", "SNOOP-34", "tcp/guest.rs",
-    "[[self.deadlines.update_repeat = cx.now + limits::WINDOW_UPDATE_REPEAT;]]"
+    "[[self.timers.repeat_window_update(cx.now);]]"
     => "";
 
     "a window update that its field cannot say", "SNOOP-34", "tcp/window.rs",
@@ -213,7 +213,7 @@ mutations! { SECOND:
 
     "an aborted flow's record goes before its reset has left", "LIFE-09", "tcp/lifecycle.rs",
     "[[self.release(cx);]]
-        self.state = State::Abort;"
+        self.standing.abort(why, tell_guest);"
     => "self.give_back(cx);";
 
     "the edge in the record lags behind what R was shown", "INV-05", "engine/polls.rs",
@@ -223,7 +223,7 @@ mutations! { SECOND:
     "G's RST is not passed on", "SNOOP-16", "tcp/guest.rs",
     "let seq = self.tx.w_nxt;
         [[self.emit_to_net(cx, seq, RST_ACK, None);]]
-        self.abort(cx, Why::Reset);"
+        self.abort(cx, Why::Reset, false);"
     => "";
 
     "G's keepalive is absorbed", "SNOOP-36", "tcp/guest.rs",
@@ -260,7 +260,7 @@ mutations! { SECOND:
     => "range.seq > passed";
 
     "a drained flow never comes back", "SNOOP-13", "tcp/guest.rs",
-    "if [[self.why.temporary() && self.owes_nothing() && passed]] {"
+    "if [[may_resume && self.owes_nothing() && passed]] {"
     => "false";
 
     "a FIN of G never ends the flow", "LIFE-03", "tcp/guest.rs",
@@ -272,15 +272,15 @@ mutations! { SECOND:
     => "end";
 
     "persist probes stop after the first", "SNOOP-31", "tcp/deliver.rs",
-    "if self.flags.persist {
+    "if timer == Timer::Probe {
             [[self.flags.probe_due = true;]]"
-    => "self.flags.probe_due = self.timeouts <= 1;";
+    => "self.flags.probe_due = timeouts <= 1;";
 
-    "local timeouts do not back off", "SNOOP-29", "tcp/guest.rs",
+    "local timeouts do not back off", "SNOOP-29", "tcp/timers.rs",
     "let backed_off = [[first.saturating_mul(1 << self.timeouts.min(10))]];"
     => "first";
 
-    "the persist interval grows without bound", "SNOOP-31", "tcp/guest.rs",
+    "the persist interval grows without bound", "SNOOP-31", "tcp/timers.rs",
     "[[if backed_off > most { most } else { backed_off }]]"
     => "backed_off";
 

@@ -118,7 +118,7 @@ mutations! { FIRST:
     "G's RST reaches R with a wrong sequence number", "SNOOP-16", "tcp/guest.rs",
     "let seq = [[self.tx.w_nxt]];
         self.emit_to_net(cx, seq, RST_ACK, None);
-        self.abort(cx, Why::Reset);"
+        self.abort(cx, Why::Reset, false);"
     => "self.tx.w_nxt + 70_000";
 
     "segments for G are longer than its MSS (for: no MSS change on PTB)", "COM-20",
@@ -132,7 +132,7 @@ mutations! { FIRST:
     => "false";
 
     "a flow is evicted with bytes in its store", "LIFE-02", "engine.rs",
-    "let parked = |f: &Flow| f.state == State::On && [[f.rec.is_none() && f.quiescent()]];"
+    "let parked = |f: &Flow| f.state() == State::On && [[f.rec.is_none() && f.quiescent()]];"
     => "true";
 
     "the commit record says G has everything", "LIFE-09", "tcp/lifecycle.rs",
@@ -149,9 +149,8 @@ mutations! { FIRST:
     => "record.w_nxt + 9000";
 
     "after a restart G is not told", "INV-21", "tcp/lifecycle.rs",
-    "self.why = Why::Restart;
-        [[self.flags.rst_to_guest_due = true;]]"
-    => "";
+    "self.standing.abort(Why::Restart, [[true]]);"
+    => "false";
 
     "pages are let go before G has acknowledged all of them", "INV-03", "tcp/guest.rs",
     "[[self.store.release(cx.arena, bytes_end);]]
@@ -256,7 +255,7 @@ mutations! { FIRST:
     "a destroyed VM's remotes are not told", "LIFE-05", "tcp/lifecycle.rs",
     "[[self.emit_to_net(cx, seq, RST_ACK, None);]]
             cx.vm.counters.flows_aborted += 1;
-            self.abort(cx, Why::GuestGone);"
+            self.abort(cx, Why::GuestGone, false);"
     => "let _ = seq;";
 
     "R's odd segments are answered for a guest that is long silent", "INV-19", "tcp/receive.rs",

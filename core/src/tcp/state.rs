@@ -1,0 +1,352 @@
+//! Where a connection stands, and every way from one state to another.
+//!
+//! [`Standing`] alone changes a state, by [`after`]; a test prints the whole table.
+//! What an event means is the caller's: `lifecycle` and `handshake` say when one happens, and do
+//! what goes with it.
+
+use crate::flow::table::Class;
+use crate::tcp::handshake::Offers;
+
+/// Where the connection stands.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum State {
+    /// Handshake observed, options being learned.
+    ///
+    /// *Operations*: everything is forwarded verbatim. *Caveats*: owns no record, no reservation.
+    Handshake,
+    /// The inbound pipe is in the path: every packet goes through an emission gate.
+    On,
+    /// As `On`, but no new promise: the edge shown to R is frozen. Goes to `Pass` when quiescent.
+    Drain,
+    /// Forwarded verbatim. *Operations*: entered only when H owes nobody anything.
+    Pass,
+    /// RSTs were or are being sent. *Operations*: only challenge ACKs are answered, for 60 s.
+    Abort,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [Self; 5] = [Self::Handshake, Self::On, Self::Drain, Self::Pass, Self::Abort];
+
+    /// The stable lower-case name used by the CLI and as metric label.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Handshake => "handshake",
+            Self::On => "on",
+            Self::Drain => "drain",
+            Self::Pass => "pass",
+            Self::Abort => "abort",
+        }
+    }
+}
+
+/// Why a flow is not (or no longer) in `On`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Why {
+    /// Nothing stands against it.
+    Nothing,
+    /// An option outside the whitelist: MPTCP, MD5, AO, AccECN, unknown.
+    /// COM-05, SNOOP-20 to SNOOP-23.
+    Options,
+    /// SYN copies disagree, or a simultaneous open (COM-24, COM-25).
+    Ambiguous,
+    /// No budget, record or window to promise (SNOOP-09, LIFE-01).
+    NoBudget,
+    /// Urgent data is under way; temporary (SNOOP-13).
+    Urgent,
+    /// The operator turned the offload off, or the daemon is stopping.
+    Operator,
+    /// The guest answers by another path (SNOOP-42).
+    Asymmetric,
+    /// Both sides have closed.
+    Closed,
+    /// One side sent a valid RST.
+    Reset,
+    /// The guest would not take bytes H had promised (SNOOP-32).
+    GuestRefuses,
+    /// The VM is gone (LIFE-05).
+    GuestGone,
+    /// A predecessor's promises could not be kept (LIFE-09).
+    Restart,
+}
+
+impl Why {
+    /// The stable snake_case name used by the CLI and logs.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Options => "options",
+            Self::Ambiguous => "ambiguous",
+            Self::NoBudget => "no_budget",
+            Self::Urgent => "urgent",
+            Self::Operator => "operator",
+            Self::Asymmetric => "asymmetric",
+            Self::Closed => "closed",
+            Self::Reset => "reset",
+            Self::GuestRefuses => "guest_refuses",
+            Self::GuestGone => "guest_gone",
+            Self::Restart => "restart",
+        }
+    }
+
+    /// The flow may come back to `On` once its cause has passed.
+    const fn temporary(self) -> bool {
+        matches!(self, Self::Urgent)
+    }
+}
+
+/// A state, and what only that state has.
+#[derive(Debug)]
+enum Position {
+    /// What the two sides have offered so far.
+    Handshake(Box<Offers>),
+    On,
+    Drain(Why),
+    Pass(Why),
+    /// `tell_guest`: an RST to G is due now.
+    Abort {
+        why: Why,
+        tell_guest: bool,
+    },
+}
+
+/// What moves a flow from one state to another.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The handshake is complete, all is understood, and there is a place for the first window.
+    TakenOn,
+    /// No new promise from here on.
+    Drain(Why),
+    /// The reason to drain is over, and nothing is owed.
+    Resumed,
+    /// Out of the path, owing nothing.
+    Left(Why),
+    /// A promise cannot or need not be kept; `tell_guest`: G has yet to hear of it.
+    Reset(Why, bool),
+}
+
+/// Where an event leads; `None`: nowhere, the flow stays as it is.
+const fn after(position: &Position, event: Event) -> Option<Position> {
+    Some(match (position, event) {
+        (Position::Handshake(_), Event::TakenOn) => Position::On,
+        (Position::On, Event::Drain(why)) => Position::Drain(why),
+        (Position::Drain(before), Event::Drain(why)) if before.temporary() => Position::Drain(why),
+        (Position::Drain(why), Event::Resumed) if why.temporary() => Position::On,
+        (Position::Handshake(_) | Position::On | Position::Drain(_), Event::Left(why)) => {
+            Position::Pass(why)
+        }
+        // From `Handshake` only after a restart, by a flow rebuilt from its record.
+        (
+            Position::Handshake(_) | Position::On | Position::Drain(_),
+            Event::Reset(why, tell_guest),
+        ) => Position::Abort { why, tell_guest },
+        _ => return None,
+    })
+}
+
+/// The place a flow stands at.
+#[derive(Debug)]
+pub(crate) struct Standing(Position);
+
+impl Standing {
+    /// A handshake that began with these offers.
+    pub(crate) fn handshake(offers: Offers) -> Self {
+        Self(Position::Handshake(Box::new(offers)))
+    }
+
+    /// The state.
+    #[inline]
+    pub(crate) const fn state(&self) -> State {
+        match self.0 {
+            Position::Handshake(_) => State::Handshake,
+            Position::On => State::On,
+            Position::Drain(_) => State::Drain,
+            Position::Pass(_) => State::Pass,
+            Position::Abort { .. } => State::Abort,
+        }
+    }
+
+    /// Why the flow is there.
+    pub(crate) const fn why(&self) -> Why {
+        match self.0 {
+            Position::Handshake(_) | Position::On => Why::Nothing,
+            Position::Drain(why) | Position::Pass(why) | Position::Abort { why, .. } => why,
+        }
+    }
+
+    /// In the path: `On` or `Drain`.
+    #[inline]
+    pub(crate) const fn is_live(&self) -> bool {
+        matches!(self.0, Position::On | Position::Drain(_))
+    }
+
+    /// New promises are made.
+    #[inline]
+    pub(crate) const fn is_on(&self) -> bool {
+        matches!(self.0, Position::On)
+    }
+
+    /// `Drain`, and why.
+    #[inline]
+    pub(crate) const fn draining(&self) -> Option<Why> {
+        if let Position::Drain(why) = self.0 { Some(why) } else { None }
+    }
+
+    /// `Drain`, for a reason that may pass.
+    pub(crate) const fn may_resume(&self) -> bool {
+        matches!(self.0, Position::Drain(why) if why.temporary())
+    }
+
+    /// What was offered, while `Handshake`.
+    pub(crate) const fn offers(&self) -> Option<&Offers> {
+        if let Position::Handshake(offers) = &self.0 { Some(offers) } else { None }
+    }
+
+    /// The same, to add to it.
+    pub(crate) const fn offers_mut(&mut self) -> Option<&mut Offers> {
+        if let Position::Handshake(offers) = &mut self.0 { Some(offers) } else { None }
+    }
+
+    /// G has yet to get an RST.
+    #[inline]
+    pub(crate) const fn is_guest_untold(&self) -> bool {
+        matches!(self.0, Position::Abort { tell_guest: true, .. })
+    }
+
+    /// While `Abort`: an RST to G is due, or no longer.
+    pub(crate) const fn tell_guest(&mut self, due: bool) {
+        if let Position::Abort { tell_guest, .. } = &mut self.0 {
+            *tell_guest = due;
+        }
+    }
+
+    /// What the entry is worth when the table is full.
+    pub(crate) const fn class(&self) -> Class {
+        match self.0 {
+            Position::Handshake(_) => Class::Unproven,
+            Position::On | Position::Drain(_) | Position::Abort { tell_guest: true, .. } => {
+                Class::Live
+            }
+            Position::Pass(_) | Position::Abort { .. } => Class::Spent,
+        }
+    }
+
+    /// `Handshake` to `On`: the third ACK was seen, and there is a place for the first window.
+    pub(crate) fn take_on(&mut self) {
+        self.must(Event::TakenOn);
+    }
+
+    /// `On` to `Drain`. A flow that drains for good goes on to do so for its first reason.
+    pub(crate) fn drain(&mut self, why: Why) {
+        self.go(Event::Drain(why));
+    }
+
+    /// `Drain` back to `On`, if its reason may pass.
+    pub(crate) fn resume(&mut self) {
+        self.must(Event::Resumed);
+    }
+
+    /// `Handshake`, `On` or `Drain` to `Pass`, for life.
+    pub(crate) fn leave(&mut self, why: Why) {
+        self.must(Event::Left(why));
+    }
+
+    /// `On` or `Drain` to `Abort`. `tell_guest`: an RST to G is due.
+    pub(crate) fn abort(&mut self, why: Why, tell_guest: bool) {
+        self.must(Event::Reset(why, tell_guest));
+    }
+
+    /// The event leads somewhere, or the caller is wrong.
+    fn must(&mut self, event: Event) {
+        let moved = self.go(event);
+        debug_assert!(moved, "{event:?} in {:?}", self.state());
+    }
+
+    fn go(&mut self, event: Event) -> bool {
+        let next = after(&self.0, event);
+        let moved = next.is_some();
+        if let Some(next) = next {
+            self.0 = next;
+        }
+        moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Write as _;
+
+    /// Every state and every event; `-` is an event that changes nothing.
+    const TRANSITIONS: &str = "
+                 TakenOn  Drain(Operator)  Drain(Urgent)  Resumed  Left     Reset
+Handshake        On       -                -              -        Pass     Abort
+On               -        Drain(Operator)  Drain(Urgent)  -        Pass     Abort
+Drain(Operator)  -        -                -              -        Pass     Abort
+Drain(Urgent)    -        Drain(Operator)  Drain(Urgent)  On       Pass     Abort
+Pass             -        -                -              -        -        -
+Abort            -        -                -              -        -        -
+";
+
+    fn name(position: &Position) -> String {
+        match position {
+            Position::Handshake(_) => "Handshake".into(),
+            Position::On => "On".into(),
+            Position::Drain(why) => format!("Drain({why:?})"),
+            Position::Pass(_) => "Pass".into(),
+            Position::Abort { .. } => "Abort".into(),
+        }
+    }
+
+    #[test]
+    fn the_table_of_all_transitions() {
+        let offers = Offers { r: Default::default(), g: Default::default() };
+        let positions = [
+            Position::Handshake(Box::new(offers)),
+            Position::On,
+            Position::Drain(Why::Operator),
+            Position::Drain(Why::Urgent),
+            Position::Pass(Why::Closed),
+            Position::Abort { why: Why::Reset, tell_guest: true },
+        ];
+        let events = [
+            Event::TakenOn,
+            Event::Drain(Why::Operator),
+            Event::Drain(Why::Urgent),
+            Event::Resumed,
+            Event::Left(Why::Options),
+            Event::Reset(Why::Reset, true),
+        ];
+        let widths = [9, 17, 15, 9, 9, 9];
+        let mut table = format!("\n{:17}", "");
+        for (event, width) in events.iter().zip(widths) {
+            let name = match event {
+                Event::Drain(why) => format!("Drain({why:?})"),
+                Event::Left(_) => "Left".into(),
+                Event::Reset(..) => "Reset".into(),
+                Event::TakenOn | Event::Resumed => format!("{event:?}"),
+            };
+            let _ = write!(table, "{name:width$}");
+        }
+        for position in &positions {
+            let _ = write!(table, "\n{:17}", name(position));
+            for (event, width) in events.iter().zip(widths) {
+                let to = after(position, *event).map_or("-".into(), |to| name(&to));
+                let _ = write!(table, "{to:width$}");
+            }
+        }
+        let trimmed: Vec<_> = table.lines().map(str::trim_end).collect();
+        assert_eq!(trimmed.join("\n") + "\n", TRANSITIONS, "{table}");
+    }
+
+    #[test]
+    fn a_reset_that_the_guest_has_not_heard_of_keeps_its_entry() {
+        let mut standing = Standing(Position::On);
+        standing.abort(Why::GuestRefuses, true);
+        assert_eq!((standing.class(), standing.why()), (Class::Live, Why::GuestRefuses));
+        standing.tell_guest(false);
+        assert_eq!((standing.class(), standing.is_guest_untold()), (Class::Spent, false));
+    }
+}

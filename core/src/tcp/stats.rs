@@ -1,0 +1,89 @@
+//! What the operator, the simulator's judges and tests may know of a flow.
+
+use crate::tcp::flow::Flow;
+use crate::wire::seq::Seq;
+
+/// A flow's numbers at one moment. Sequence numbers are unwrapped (COM-01) and named as in the
+/// drawings of `docs/spec.md`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct FlowStats {
+    /// Next in-order byte expected from R.
+    pub rcv_nxt: u64,
+    /// Highest acknowledgement sent to R.
+    pub acked_to_net: u64,
+    /// Highest right edge ever shown to R.
+    pub edge_to_net: u64,
+    /// Sequence of R's FIN once seen in window.
+    pub fin_from_net: Option<u64>,
+    /// Bytes H may hold and promise for this flow at once.
+    pub buffer_bytes: u32,
+    /// Store pages reserved for them.
+    pub reserved_pages: u32,
+    /// A record of the arena says what the flow has promised.
+    pub has_record: bool,
+    /// R's RST waits behind the bytes that are held.
+    pub reset_waits: bool,
+    /// Highest valid acknowledgement of G.
+    pub guest_una: u64,
+    /// End of what was handed to G at least once, FIN included.
+    pub guest_nxt: u64,
+    /// Newest right edge of G.
+    pub guest_edge: u64,
+    /// Something is being handed to G again, or R misses bytes of G.
+    pub has_losses: bool,
+    /// G opened the connection.
+    pub guest_is_client: bool,
+    /// G has sent a segment that is not a SYN.
+    pub guest_is_established: bool,
+    /// G's initial sequence number.
+    pub guest_isn: Seq,
+    /// Highest acknowledgement of R.
+    pub net_una: u64,
+    /// End of what G was seen to send, FIN included.
+    pub net_nxt: u64,
+    /// ACKs of R in a row for what G was not seen to send.
+    pub unseen_acks: u8,
+    /// R's TSval that H echoes.
+    pub ts_recent: u32,
+    /// Payload bytes acknowledged to R ahead of G.
+    pub early_acked_bytes: u64,
+    /// Local timeouts, and frames handed to G again.
+    pub local_retransmissions: u32,
+    /// Pure ACKs of G that went no further.
+    pub absorbed_acks: u32,
+    /// Second in which a frame of the flow was last seen.
+    pub seen_at_s: u32,
+}
+
+impl Flow {
+    /// The flow's numbers now.
+    #[must_use]
+    pub fn stats(&self) -> FlowStats {
+        let fin = self.rx.fin_seen;
+        FlowStats {
+            rcv_nxt: self.rx.rcv_nxt,
+            acked_to_net: self.rx.ack_sent,
+            edge_to_net: self.rx.re,
+            fin_from_net: (fin != crate::tcp::flow::NONE).then_some(fin),
+            buffer_bytes: self.rx.buffer_bytes,
+            reserved_pages: self.rx.reserved_pages,
+            has_record: self.rec.is_some(),
+            reset_waits: self.flags.rst_pending,
+            guest_una: self.rx.g_una,
+            guest_nxt: self.rx.g_nxt,
+            guest_edge: self.rx.g_re,
+            has_losses: self.losses.is_some(),
+            guest_is_client: self.flags.guest_is_client,
+            guest_is_established: self.flags.proven,
+            guest_isn: self.tx.isn,
+            net_una: self.tx.w_una,
+            net_nxt: self.tx.w_nxt,
+            unseen_acks: self.tx.ahead,
+            ts_recent: self.ts.recent,
+            early_acked_bytes: self.counters.early_acked_bytes,
+            local_retransmissions: self.counters.local_retransmissions,
+            absorbed_acks: self.counters.absorbed_acks,
+            seen_at_s: self.timers.seen_at_s(),
+        }
+    }
+}

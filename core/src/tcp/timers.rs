@@ -1,0 +1,193 @@
+//! What a flow waits for, and until when.
+//!
+//! Two clocks: what G is waited for counts the time in which it could have acted ("running time",
+//! `vm.rs`); the rest is wall time. The timing wheel knows one instant of each flow, the earliest.
+
+use crate::limits;
+use crate::time::{Duration, Instant};
+
+/// What has become due.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Timer {
+    /// G has not acknowledged what it was given, or an RST of R has waited for that long enough
+    /// (SNOOP-29, SNOOP-15). Running time.
+    Retransmission,
+    /// G's window has been shut for a while (SNOOP-31). Running time.
+    Probe,
+    /// The window update may not have reached R (SNOOP-34). Wall time.
+    WindowUpdate,
+}
+
+/// What is waited for from G.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum FromGuest {
+    /// It has all there is, or the ring has no room for more.
+    Nothing,
+    /// An acknowledgement of bytes that are under way to it.
+    Acknowledgement,
+    /// Room: bytes wait, and its window is shut.
+    Window,
+}
+
+/// The deadlines of one flow. `Instant::MAX` is "not set".
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timers {
+    /// [`Timer::Retransmission`] or [`Timer::Probe`]; running clock.
+    guest: Instant,
+    /// [`Timer::WindowUpdate`]; wall clock.
+    window_update: Instant,
+    /// When the timing wheel wakes the flow, at the latest: it is asked only for earlier.
+    wheel: Instant,
+    /// Second in which a frame of the flow was last seen.
+    seen_at_s: u32,
+    /// `guest` is a [`Timer::Probe`].
+    probing: bool,
+    /// Consecutive timeouts without progress of G: each doubles the next.
+    timeouts: u8,
+}
+
+impl Timers {
+    /// Nothing is waited for.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            guest: Instant::MAX,
+            window_update: Instant::MAX,
+            wheel: Instant::MAX,
+            seen_at_s: now.second(),
+            probing: false,
+            timeouts: 0,
+        }
+    }
+
+    /// Second in which a frame of the flow was last seen.
+    pub(crate) const fn seen_at_s(&self) -> u32 {
+        self.seen_at_s
+    }
+
+    /// The end of `span` after the last frame.
+    pub(crate) fn idle_until(&self, span: Duration) -> Instant {
+        // One more, for `seen_at_s` is rounded down.
+        Instant::from_secs(u64::from(self.seen_at_s) + 1) + span
+    }
+
+    /// G's window is shut, and it is probed.
+    #[inline]
+    pub(crate) const fn is_probing(&self) -> bool {
+        self.probing
+    }
+
+    /// The earliest instant of the wall clock at which something may be due. `running`: the running
+    /// clock, and whether it goes by itself.
+    pub(crate) fn next(&self, now: Instant, running: Instant, runs: bool) -> Instant {
+        if self.guest == Instant::MAX {
+            return self.window_update;
+        }
+        // The running clock may lag: then we look again after what is left.
+        let left = self.guest.since(running);
+        let floor = if runs { limits::TIMER_FLOOR } else { limits::TIMER_FLOOR_PAUSED };
+        (now + left.max(floor)).min(self.window_update)
+    }
+
+    /// A frame of the flow was seen.
+    #[inline]
+    pub(crate) fn on_seen(&mut self, now: Instant) {
+        self.seen_at_s = now.second();
+    }
+
+    /// The timing wheel woke the flow.
+    pub(crate) fn on_wheel(&mut self) {
+        self.wheel = Instant::MAX;
+    }
+
+    /// G makes progress: the next timeout is the first again.
+    pub(crate) fn on_guest_progress(&mut self) {
+        self.timeouts = 0;
+    }
+
+    /// R has heard of the window.
+    pub(crate) fn on_window_shown(&mut self) {
+        self.window_update = Instant::MAX;
+    }
+
+    /// One timeout more; how many in a row that makes.
+    pub(crate) fn back_off(&mut self) -> u8 {
+        self.timeouts = self.timeouts.saturating_add(1);
+        self.timeouts
+    }
+
+    /// Waits for `what` from G, at most until `latest`. `restart`: G has just moved.
+    pub(crate) fn wait_for_guest(
+        &mut self,
+        what: FromGuest,
+        running: Instant,
+        restart: bool,
+        latest: Instant,
+    ) {
+        let probing = what == FromGuest::Window;
+        let changed = self.probing != probing;
+        self.probing = probing;
+        let timeout = running + self.guest_timeout();
+        if what == FromGuest::Nothing {
+            self.guest = Instant::MAX;
+        } else if restart || changed || self.guest > timeout {
+            self.guest = timeout; // what stood there may have been `latest` alone
+        }
+        self.guest = self.guest.min(latest);
+    }
+
+    /// Waits for the same again, a whole timeout.
+    pub(crate) fn wait_again(&mut self, running: Instant) {
+        self.guest = running + self.guest_timeout();
+    }
+
+    /// G has acknowledged something: nothing is waited for until [`Self::wait_for_guest`].
+    pub(crate) fn stop_waiting_for_guest(&mut self) {
+        self.guest = Instant::MAX;
+    }
+
+    /// A window update has just left for R; it is repeated once.
+    pub(crate) fn repeat_window_update(&mut self, now: Instant) {
+        self.window_update = now + limits::WINDOW_UPDATE_REPEAT;
+    }
+
+    /// The flow waits for nothing any more.
+    pub(crate) fn stop(&mut self) {
+        self.guest = Instant::MAX;
+        self.window_update = Instant::MAX;
+    }
+
+    /// Whether the timing wheel must be asked to wake the flow at `at`.
+    #[must_use]
+    pub(crate) fn wake_at(&mut self, at: Instant) -> bool {
+        let earlier = at < self.wheel;
+        if earlier {
+            self.wheel = at;
+        }
+        earlier
+    }
+
+    /// What is due. The timer is off then.
+    #[must_use]
+    pub(crate) fn poll(&mut self, now: Instant, running: Instant) -> Option<Timer> {
+        if self.guest <= running {
+            self.guest = Instant::MAX;
+            return Some(if self.probing { Timer::Probe } else { Timer::Retransmission });
+        }
+        if self.window_update <= now {
+            self.window_update = Instant::MAX;
+            return Some(Timer::WindowUpdate);
+        }
+        None
+    }
+
+    /// How long G is given: local RTO (SNOOP-29) or persist interval (SNOOP-31), running time.
+    fn guest_timeout(&self) -> Duration {
+        let (first, most) = if self.probing {
+            (limits::PERSIST_MIN, limits::PERSIST_MAX)
+        } else {
+            (limits::LOCAL_RTO_MIN, limits::LOCAL_RTO_MAX)
+        };
+        let backed_off = first.saturating_mul(1 << self.timeouts.min(10));
+        if backed_off > most { most } else { backed_off }
+    }
+}
