@@ -17,6 +17,7 @@ pub mod switch;
 pub mod tcp;
 pub mod time;
 pub mod trace;
+pub mod turn;
 pub mod wire;
 
 // The packet traces of `tests/`, for tests that also look inside.

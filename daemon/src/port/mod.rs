@@ -1,7 +1,5 @@
 //! Ports: what frames come in by and leave by.
 
-pub mod adapt;
-pub mod backlog;
 pub mod guest;
 pub mod tap;
 pub mod vhost_user;

@@ -7,10 +7,10 @@ use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::watch::{Direction, Watchers};
-use crate::port::adapt::{Adapter, fits};
-use crate::port::backlog::Backlog;
 use crate::port::{Port, Sent};
 use crate::stats::PortStats;
+use nightporter_core::turn::adapt::{Adapter, fits};
+use nightporter_core::turn::backlog::Backlog;
 
 /// A place in the worker's list of ports; the number of its [`PortId`].
 pub(crate) type SlotId = usize;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use crate::wire::virtio_net::VirtioNetHdr;
 
 /// As many frames as a Linux tap queues (`txqueuelen` 1000, drivers/net/tun.c).
 pub const FRAMES_MAX: usize = 1000;

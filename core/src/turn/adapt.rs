@@ -1,10 +1,10 @@
 //! Does in software what the receiver of a frame did not negotiate: checksums and segmentation.
 
-use nightporter_core::drops::DropReason;
-use nightporter_core::port::PortFeatures;
-use nightporter_core::wire::packet::Packet;
-use nightporter_core::wire::segment::{Segmenter, complete_checksum};
-use nightporter_core::wire::virtio_net::{
+use crate::drops::DropReason;
+use crate::port::PortFeatures;
+use crate::wire::packet::Packet;
+use crate::wire::segment::{Segmenter, complete_checksum};
+use crate::wire::virtio_net::{
     F_DATA_VALID, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr,
 };
 
@@ -63,7 +63,7 @@ impl Adapter {
 
 #[cfg(test)]
 mod tests {
-    use nightporter_core::wire::virtio_net::F_NEEDS_CSUM;
+    use crate::wire::virtio_net::F_NEEDS_CSUM;
 
     use super::*;
 

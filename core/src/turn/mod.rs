@@ -1,0 +1,4 @@
+//! What a worker does between the engine and its ports.
+
+pub mod adapt;
+pub mod backlog;
