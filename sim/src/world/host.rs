@@ -7,17 +7,16 @@ use nightporter_core::engine::{Engine, EngineConfig, Transmit, Verdict};
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
+use nightporter_core::turn::adapt::{Adapter, fits};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::{Engines, Event, Member, Stop, World, merge};
 use crate::check::{HostView, Tap, Violation};
 use crate::frame::Frame;
-use crate::plan::{Fault, FaultKind, Machine, Plan};
+use crate::plan::{Fault, FaultKind, Machine, Offloads, Plan};
 use crate::stack::address::machine_of;
 use crate::wire::{F_DATA_VALID, on_wire};
 
-/// A tap takes all there is.
-const OFFLOADS: PortFeatures = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
 /// The uplink is always the first port.
 const UPLINK: PortId = PortId(0);
 /// The most a delivery may be long: what the daemon asks room for.
@@ -82,7 +81,7 @@ impl Host {
         let uplink = PortConfig::uplink("uplink");
         let port = engine.add_port(now, uplink).expect("the first port");
         assert_eq!(port, UPLINK);
-        engine.set_port_features(now, UPLINK, Some(OFFLOADS));
+        engine.set_port_features(now, UPLINK, Some(PortFeatures::ALL));
         self.ports = vec![None; plan.guests.len()];
         self.backlogs = vec![VecDeque::new(); plan.guests.len()];
         self.turn_at = Instant::MAX;
@@ -160,9 +159,7 @@ impl World<'_> {
         if !up {
             host.backlogs[g].clear();
         }
-        let takes = self.plan.guests[g].offloads;
-        let features =
-            PortFeatures { csum: takes.csum, tso4: takes.tso4, tso6: takes.tso6, ecn: takes.ecn };
+        let features = features_of(&self.plan, g);
         if let Some(engine) = engines.get_mut(usize::from(host.index)) {
             engine.set_port_features(self.now, port, up.then_some(features));
         }
@@ -389,18 +386,24 @@ impl World<'_> {
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
     ) -> Result<(), Stop> {
-        let mut frame = Frame { hdr: *hdr, bytes: parts.concat() };
-        frame.hdr.flags &= !F_DATA_VALID;
+        let whole = Frame { hdr: *hdr, bytes: parts.concat() };
         let guest = self.hosts[usize::from(h)].ports.iter().position(|p| *p == Some(port));
-        if let Some(g) = guest.filter(|g| !self.plan.guests[*g].offloads.takes(&frame.hdr)) {
-            let pieces = on_wire(frame.clone());
-            self.cut(g, &frame, &pieces);
-            for piece in pieces {
-                self.emit_one(engine, h, port, guest, piece)?;
-            }
-            return Ok(());
+        let Some(g) = guest.filter(|g| !fits(features_of(&self.plan, *g), hdr)) else {
+            return self.emit_one(engine, h, port, guest, whole);
+        };
+        // The judges' cut says what the core's should be.
+        self.cut(g, &whole, &on_wire(whole.clone()));
+        let mut pieces = Vec::new();
+        let take = |hdr: &VirtioNetHdr, bytes: &[u8]| {
+            pieces.push(Frame { hdr: *hdr, bytes: bytes.to_vec() });
+        };
+        if let Err(reason) = Adapter::default().adapt(hdr, parts, take) {
+            engine.count_drop(port, reason);
         }
-        self.emit_one(engine, h, port, guest, frame)
+        for piece in pieces {
+            self.emit_one(engine, h, port, guest, piece)?;
+        }
+        Ok(())
     }
 
     fn emit_one(
@@ -409,9 +412,10 @@ impl World<'_> {
         h: u8,
         port: PortId,
         guest: Option<usize>,
-        frame: Frame,
+        mut frame: Frame,
     ) -> Result<(), Stop> {
         let Some(g) = guest else {
+            frame.hdr.flags &= !F_DATA_VALID; // the network's next card looks for itself
             self.tap(h, Tap::ToNet, frame.hdr, &frame.bytes, false)?;
             self.send_to_network(h, &frame);
             return Ok(());
@@ -587,6 +591,12 @@ impl World<'_> {
             }
         }
     }
+}
+
+/// What the driver of guest `g` takes.
+fn features_of(plan: &Plan, g: usize) -> PortFeatures {
+    let Offloads { csum, tso4, tso6, ecn } = plan.guests[g].offloads;
+    PortFeatures { csum, tso4, tso6, ecn }
 }
 
 fn owned(made: &Transmit<'_>) -> Frame {
