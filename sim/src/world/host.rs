@@ -8,6 +8,7 @@ use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::adapt::{Adapter, fits};
+use nightporter_core::turn::backlog::BYTES_MAX;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::{Engines, Event, Member, Stop, World, merge};
@@ -21,6 +22,8 @@ use crate::wire::{F_DATA_VALID, on_wire};
 const UPLINK: PortId = PortId(0);
 /// The most a delivery may be long: what the daemon asks room for.
 const FRAME_BYTES_MAX: usize = 68 * 1024;
+/// Bytes after which no more is read from a port in a turn.
+const BYTES_PER_PORT: usize = 128 * 1024;
 /// What one gets that goes behind others.
 const FULL_FRAME: usize = 1514;
 /// Frames among which a segment is looked for that another continues (Linux: 8 flows a bucket).
@@ -249,35 +252,52 @@ impl World<'_> {
             self.send_made(engine, h)?;
         }
         let mut frames = 0;
+        let mut bytes = 0;
         for _ in 0..self.plan.host.turn_frames {
+            if bytes >= BYTES_PER_PORT {
+                break;
+            }
             let Some((frame, forged)) = self.hosts[usize::from(h)].uplink.pop_front() else {
                 break;
             };
             frames += 1;
+            bytes += frame.bytes.len();
             self.forward(engine, h, None, frame, forged)?;
         }
-        for g in 0..self.plan.guests.len() {
-            if self.nodes[g].host != h {
-                continue;
-            }
+        for g in self.guests_by_port(h) {
+            let mut bytes = 0;
             for _ in 0..self.plan.host.turn_frames {
+                if bytes >= BYTES_PER_PORT {
+                    break;
+                }
                 let Some(frame) = self.nodes[g].tx.pop_front() else { break };
                 frames += 1;
+                bytes += frame.bytes.len();
                 self.forward(engine, h, Some(g), frame, false)?;
-            }
-            if std::mem::take(&mut self.nodes[g].waits_for_host) {
-                self.wake_node(g);
             }
         }
         engine.handle_batch_end(now);
         self.after_step(engine, h)?;
         self.send_made(engine, h)?;
-        for g in 0..self.plan.guests.len() {
-            if self.nodes[g].host == h && self.nodes[g].link_up {
+        for g in self.guests_by_port(h) {
+            if self.nodes[g].link_up {
                 frames += self.feed_guest(engine, h, g)?;
+            }
+            // Shown all at once: what was put into its ring, and what was taken from it.
+            let node = &mut self.nodes[g];
+            if std::mem::take(&mut node.interrupt_due) | std::mem::take(&mut node.waits_for_host) {
+                self.wake_node(g);
             }
         }
         Ok(frames)
+    }
+
+    /// Guests with a port on host `h`, as the worker goes through its ports.
+    fn guests_by_port(&self, h: u8) -> Vec<usize> {
+        let ports = self.hosts[usize::from(h)].ports.iter().enumerate();
+        let mut guests: Vec<_> = ports.filter_map(|(g, port)| port.map(|p| (p, g))).collect();
+        guests.sort_unstable();
+        guests.into_iter().map(|(_, g)| g).collect()
     }
 
     /// When the worker wants its next turn.
@@ -369,10 +389,14 @@ impl World<'_> {
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
     ) -> Result<(), Stop> {
-        let guests: Vec<PortId> =
-            self.hosts[usize::from(h)].ports.iter().flatten().copied().collect();
-        for port in std::iter::once(UPLINK).chain(guests).filter(|p| *p != ingress) {
-            self.emit(engine, h, port, hdr, parts)?;
+        if ingress != UPLINK {
+            self.emit(engine, h, UPLINK, hdr, parts)?;
+        }
+        for g in self.guests_by_port(h) {
+            let port = self.hosts[usize::from(h)].ports[g].filter(|p| *p != ingress);
+            if let Some(port) = port.filter(|_| self.nodes[g].link_up) {
+                self.emit(engine, h, port, hdr, parts)?;
+            }
         }
         Ok(())
     }
@@ -424,13 +448,16 @@ impl World<'_> {
             engine.count_drop(port, DropReason::PortDown);
             return Ok(());
         }
-        if frame.bytes.len() > self.nodes[g].room_max() {
+        let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
+        if backlog.is_empty() && frame.bytes.len() > self.nodes[g].room_max() {
             engine.count_drop(port, DropReason::TooBig);
             return Ok(());
         }
-        let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
         if !backlog.is_empty() || frame.bytes.len() > self.nodes[g].room() {
-            if backlog.len() < self.plan.host.backlog_frames {
+            let bytes: usize = backlog.iter().map(|f| f.bytes.len()).sum();
+            if backlog.len() < self.plan.host.backlog_frames
+                && bytes + frame.bytes.len() <= BYTES_MAX
+            {
                 backlog.push_back(frame);
             } else {
                 engine.count_drop(port, DropReason::QueueFull);
@@ -447,7 +474,7 @@ impl World<'_> {
         let (len, room) = (frame.bytes.len(), self.nodes[g].room());
         let fits = self.nodes[g].push(frame);
         assert!(fits, "a frame of {len} bytes for a ring with room for {room}");
-        self.wake_node(g);
+        self.nodes[g].interrupt_due = true;
         Ok(())
     }
 
@@ -459,14 +486,20 @@ impl World<'_> {
             let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
             let moved = !backlog.is_empty();
             if let Some(next) = backlog.front() {
-                if next.bytes.len() > self.nodes[g].room() {
-                    self.nodes[g].host_waits = true;
+                let (len, node) = (next.bytes.len(), &mut self.nodes[g]);
+                if len > node.room() && len <= node.room_max() {
+                    node.host_waits = true;
                     engine.handle_no_room(self.now, port);
                     return Ok(frames);
                 }
+                let fits = len <= node.room_max();
                 let frame = backlog.pop_front().unwrap_or_default();
                 frames += 1;
-                self.put_into_ring(h, g, frame, true)?;
+                if fits {
+                    self.put_into_ring(h, g, frame, true)?;
+                } else {
+                    engine.count_drop(port, DropReason::TooBig);
+                }
             }
             let behind = !self.hosts[usize::from(h)].backlogs[g].is_empty();
             let room = if behind { FULL_FRAME } else { self.nodes[g].room().min(FRAME_BYTES_MAX) };

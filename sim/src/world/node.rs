@@ -43,6 +43,8 @@ pub(super) struct Node {
     pub(super) paused: bool,
     /// Its transmit ring is full.
     pub(super) waits_for_host: bool,
+    /// The host has put frames into its ring, and has yet to tell it.
+    pub(super) interrupt_due: bool,
     pub(super) destroyed: bool,
     /// Which host it is on.
     pub(super) host: u8,
@@ -149,6 +151,7 @@ impl Node {
             tx: VecDeque::new(),
             paused: false,
             waits_for_host: false,
+            interrupt_due: false,
             destroyed: false,
             host: 0,
             link_up: true,
