@@ -33,8 +33,21 @@ pub const BUDGET_FOR_FIRST_WINDOWS: u64 = 4;
 pub const OOO_RANGES_MAX: usize = 64;
 /// The longest L2 header that is rebuilt: two MACs, two VLAN tags, the EtherType.
 pub const L2_MAX: usize = 6 + 6 + 2 * 4 + 2;
+/// The longest frame: a super-segment of 64 KiB behind an L2 header, and then some.
+pub const FRAME_BYTES_MAX: usize = 68 * 1024;
+/// Bytes after which no more is read from a port in a turn. A guest works on what it got while the
+/// next turn reads; 64 super-segments first, 4 MB, made both wait for each other.
+pub const BYTES_PER_PORT: usize = 128 * 1024;
+/// Bytes of frames that wait for the ring of one guest: 64 super-segments of 64 KiB.
+pub const BACKLOG_BYTES_MAX: usize = 4 << 20;
 
 // --- Counts ------------------------------------------------------------------------------------
+
+/// Frames a worker reads from one port before the others have their turn.
+pub const FRAMES_PER_PORT: usize = 64;
+/// Frames that wait for the ring of one guest: as many as a Linux tap queues (`txqueuelen` 1000,
+/// drivers/net/tun.c).
+pub const BACKLOG_FRAMES_MAX: usize = 1000;
 
 /// Flow entries per VM unless configured otherwise (LIFE-01).
 pub const FLOWS_PER_VM: u32 = 16_384;

@@ -11,7 +11,6 @@ pub mod control;
 mod metrics;
 pub mod port;
 mod start;
-pub mod stats;
 #[allow(unsafe_code)]
 mod sys;
 pub mod vhost;

@@ -155,9 +155,4 @@ impl Engine<'_> {
         }
         Transmit { port: Some(port), ingress: port, hdr: d.hdr, parts, parts_len: n }
     }
-
-    /// Drops the caller decided on behalf of a made frame.
-    pub fn handle_transmit_failed(&mut self, port: PortId, reason: DropReason) {
-        self.count_drop(port, reason);
-    }
 }

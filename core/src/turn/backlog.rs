@@ -2,21 +2,24 @@
 
 use std::collections::VecDeque;
 
+use crate::limits::BACKLOG_BYTES_MAX;
 use crate::wire::virtio_net::VirtioNetHdr;
 
-/// As many frames as a Linux tap queues (`txqueuelen` 1000, drivers/net/tun.c).
-pub const FRAMES_MAX: usize = 1000;
-/// 64 super-segments of 64 KiB: 4 MiB of memory per port at most.
-pub const BYTES_MAX: usize = 4 << 20;
-
 /// A bounded first-in first-out queue of frames.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Backlog {
     frames: VecDeque<(VirtioNetHdr, Box<[u8]>)>,
+    frames_max: usize,
     bytes: usize,
 }
 
 impl Backlog {
+    /// For so many frames, and [`BACKLOG_BYTES_MAX`].
+    #[must_use]
+    pub fn new(frames_max: usize) -> Self {
+        Self { frames: VecDeque::new(), frames_max, bytes: 0 }
+    }
+
     /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -32,7 +35,7 @@ impl Backlog {
     /// Takes a copy of a frame; `false` if the queue is full.
     pub fn push(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> bool {
         let len: usize = parts.iter().map(|p| p.len()).sum();
-        if self.frames.len() >= FRAMES_MAX || self.bytes + len > BYTES_MAX {
+        if self.frames.len() >= self.frames_max || self.bytes + len > BACKLOG_BYTES_MAX {
             return false;
         }
         self.bytes += len;
@@ -56,7 +59,7 @@ impl Backlog {
     /// Forgets all frames, and says how many there were.
     pub fn clear(&mut self) -> usize {
         let count = self.frames.len();
-        *self = Self::default();
+        *self = Self::new(self.frames_max);
         count
     }
 }
@@ -65,9 +68,11 @@ impl Backlog {
 mod tests {
     use super::*;
 
+    const FRAMES_MAX: usize = 1000;
+
     #[test]
     fn frames_come_out_in_order_and_count_their_bytes() {
-        let mut b = Backlog::default();
+        let mut b = Backlog::new(FRAMES_MAX);
         assert!(b.push(&VirtioNetHdr::default(), &[b"ab", b"c"]));
         assert!(b.push(&VirtioNetHdr::default(), &[b"defg"]));
         let (hdr, first) = b.pop().unwrap();
@@ -81,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_queue_is_bounded_in_frames_and_in_bytes() {
-        let mut b = Backlog::default();
+        let mut b = Backlog::new(FRAMES_MAX);
         for _ in 0..FRAMES_MAX {
             assert!(b.push(&VirtioNetHdr::default(), &[&[0; 60]]));
         }
@@ -89,7 +94,7 @@ mod tests {
         b.clear();
         let big = vec![0; 65_000];
         let fit = (0..FRAMES_MAX).take_while(|_| b.push(&VirtioNetHdr::default(), &[&big]));
-        assert_eq!(fit.count(), BYTES_MAX / 65_000);
+        assert_eq!(fit.count(), BACKLOG_BYTES_MAX / 65_000);
         assert!(b.push(&VirtioNetHdr::default(), &[&[0; 60]]), "a small one still fits");
     }
 }

@@ -1,10 +1,10 @@
 //! A vhost-user port as the worker sees it: all its queue pairs as one source and one sink.
 
 use nightporter_core::drops::DropReason;
+use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::vhost_user::VhostUserPort;
-use super::{Received, Sent};
 use crate::vhost::queue::PushError;
 
 /// Every frame goes to the first pair's receive queue: it keeps them in order, and a guest that

@@ -5,6 +5,7 @@ pub mod tap;
 pub mod vhost_user;
 
 use nightporter_core::drops::DropReason;
+use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::config::UplinkConfig;
@@ -20,30 +21,6 @@ pub enum Port {
     Guest(Box<GuestPort>),
     /// An uplink whose interface disappeared, and may come back.
     Lost(UplinkConfig),
-}
-
-/// What came of reading one frame.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Received {
-    /// A frame of this many bytes is in the buffer.
-    Frame(VirtioNetHdr, usize),
-    /// Nothing there now.
-    Empty,
-    /// The port no longer exists.
-    Gone,
-}
-
-/// What came of sending one frame.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Sent {
-    /// The port has it.
-    Done,
-    /// No room now.
-    Full,
-    /// This frame cannot be sent.
-    Dropped(DropReason),
-    /// The port no longer exists.
-    Gone,
 }
 
 impl Port {
@@ -63,29 +40,21 @@ impl Port {
         }
     }
 
+    /// Frames of the peer that the device dropped for `reason`.
+    #[must_use]
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        match self {
+            Self::Guest(guest) => guest.drops(reason),
+            Self::Uplink(_) | Self::Lost(_) => 0,
+        }
+    }
+
     /// Reads one frame into `buf`.
     pub fn receive(&mut self, buf: &mut [u8]) -> Received {
         match self {
             Self::Uplink(tap) => tap.receive(buf),
             Self::Guest(guest) => guest.receive(buf),
             Self::Lost(_) => Received::Empty,
-        }
-    }
-
-    /// Asks to be woken by the next frame. `true`: there is one, now.
-    #[must_use]
-    pub fn arm(&mut self) -> bool {
-        match self {
-            Self::Guest(guest) => guest.arm(),
-            // A level-triggered descriptor needs no asking.
-            Self::Uplink(_) | Self::Lost(_) => false,
-        }
-    }
-
-    /// Asks to be woken when a guest makes room. It may just have: look again.
-    pub fn wait_for_room(&mut self) {
-        if let Self::Guest(guest) = self {
-            guest.wait_for_room();
         }
     }
 

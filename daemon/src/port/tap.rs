@@ -9,11 +9,11 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::TRANSMIT_PARTS_MAX;
+use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::libc;
 use nix::net::if_::if_nametoindex;
 
-use super::{Received, Sent};
 use crate::config::{UplinkConfig, UplinkKind};
 use crate::sys;
 

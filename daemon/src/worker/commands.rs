@@ -1,8 +1,6 @@
 //! What operators ask of a running worker, and what it tells them.
 
-use nightporter_core::port::PortId;
-
-use super::slots::Slot;
+use super::ports::NamedPort;
 use super::*;
 use crate::control::protocol::{Reply, Request};
 
@@ -10,7 +8,7 @@ impl Worker {
     pub(super) fn handle_control_listener(&mut self) {
         let Some(control) = &mut self.control else { return };
         for place in control.handle_listener(&self.epoll) {
-            self.slots.watchers.remove(place);
+            self.ports.watchers.remove(place);
         }
     }
 
@@ -28,7 +26,7 @@ impl Worker {
         }
         if !alive || !control.finish(&self.epoll, place) {
             control.close(place);
-            self.slots.watchers.remove(place);
+            self.ports.watchers.remove(place);
         }
         self.control = Some(control);
     }
@@ -52,15 +50,15 @@ impl Worker {
             },
             Request::Trace { id } => match self.engine.flow(index(id)) {
                 Some(found) => {
-                    self.slots.watchers.add_trace(now, place, found);
+                    self.ports.watchers.add_trace(now, place, found);
                     Reply::Stream {}
                 }
                 None => no_such_flow(id),
             },
-            Request::Capture { port } => match self.slots.find(&port) {
+            Request::Capture { port } => match self.ports.find(&port) {
                 None => self.no_such("port", &port, |_| true),
-                Some(slot) => {
-                    self.slots.watchers.add_capture(now, place, slot);
+                Some(port) => {
+                    self.ports.watchers.add_capture(now, place, port);
                     Reply::Stream {}
                 }
             },
@@ -78,21 +76,21 @@ impl Worker {
     fn with_vm(&mut self, name: &str, act: impl FnOnce(&mut Engine<'_>, PortId)) -> Reply {
         match self.find_vm(name) {
             Err(reply) => reply,
-            Ok(slot) => {
-                act(&mut self.engine, self.slots.list[slot].id);
+            Ok(port) => {
+                act(&mut self.engine, port);
                 Reply::Done {}
             }
         }
     }
 
-    fn find_vm(&self, name: &str) -> Result<SlotId, Reply> {
-        let is_vm = |slot: &Slot| slot.port.is_guest();
-        let found = self.slots.find(name).filter(|&s| is_vm(&self.slots.list[s]));
+    fn find_vm(&self, name: &str) -> Result<PortId, Reply> {
+        let is_vm = |at: &NamedPort| at.port.is_guest();
+        let found = self.ports.find(name).filter(|&p| is_vm(self.ports.of(p)));
         found.ok_or_else(|| self.no_such("VM", name, is_vm))
     }
 
-    fn no_such(&self, kind: &str, name: &str, is_one: impl Fn(&Slot) -> bool) -> Reply {
-        let names = self.slots.list.iter().filter(|s| is_one(s)).map(|s| s.name.as_str());
+    fn no_such(&self, kind: &str, name: &str, is_one: impl Fn(&NamedPort) -> bool) -> Reply {
+        let names = self.ports.list.iter().filter(|at| is_one(at)).map(|at| at.name.as_str());
         let names = names.collect::<Vec<_>>().join(", ");
         Reply::Error {
             what: format!("there is no {kind} \"{name}\""),
@@ -106,9 +104,9 @@ impl Worker {
 
     /// Moves what watchers wrote to their clients.
     pub(super) fn feed_watchers(&mut self) {
-        self.slots.watchers.note_states(&self.engine);
+        self.ports.watchers.note_states(&self.engine);
         let Some(control) = &mut self.control else { return };
-        self.slots.watchers.drain(|place, take| match control.stream_room(place) {
+        self.ports.watchers.drain(|place, take| match control.stream_room(place) {
             None => false,
             Some(false) => true,
             Some(true) => {

@@ -2,6 +2,7 @@
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
+use super::watch::Direction;
 use super::*;
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::{Event, Source};
@@ -11,54 +12,47 @@ const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 
 impl Worker {
     /// Something happened on a descriptor of a vhost-user port.
-    pub(super) fn handle_guest(&mut self, now: Instant, slot: SlotId, source: Source) {
-        let at = &mut self.slots.list[slot];
-        let Port::Guest(guest) = &mut at.port else { return };
+    pub(super) fn handle_guest(&mut self, now: Instant, port: PortId, source: Source) {
+        let Some(guest) = self.ports.guest_mut(port) else { return };
         match source {
             Source::Listener => guest.port.handle_listener(),
             Source::Connection => guest.port.handle_connection(),
             Source::Kick(vring) => {
                 guest.port.handle_kick(vring);
-                at.wake();
-                // A kick is evidence that the guest runs, even if the ring did not move.
-                self.engine.handle_guest_progress(now, at.id, false);
+                self.turn.handle_kick(now, &mut self.engine, port);
             }
         }
-        self.handle_guest_events(now, slot);
+        self.handle_guest_events(now, port);
     }
 
     /// Obeys what a vhost-user port reports.
-    pub(super) fn handle_guest_events(&mut self, now: Instant, slot: SlotId) {
-        loop {
-            let at = &mut self.slots.list[slot];
-            let Port::Guest(guest) = &mut at.port else { return };
-            let Some(event) = guest.port.poll_event() else { return };
+    pub(super) fn handle_guest_events(&mut self, now: Instant, port: PortId) {
+        while let Some(guest) = self.ports.guest_mut(port)
+            && let Some(event) = guest.port.poll_event()
+        {
             match event {
-                Event::Watch(source) => watch(&self.epoll, &guest.port, slot, source),
+                Event::Watch(source) => watch(&self.epoll, &guest.port, port, source),
                 Event::Unwatch(fd) => {
                     // ENOENT: it was replaced before we came to watch it.
                     let _ = self.epoll.delete(&fd);
                 }
                 Event::Link(features) => {
-                    tracing::info!(vm = %at.name, up = features.is_some(), "link");
-                    at.features = features;
-                    if features.is_none() {
-                        at.link_down();
-                    }
-                    self.engine.set_port_features(now, at.id, features);
+                    let vm = &self.ports.of(port).name;
+                    tracing::info!(vm, up = features.is_some(), "link");
+                    self.turn.set_features(now, &mut self.engine, port, features);
                 }
-                Event::RingStarted(_) => at.wake(),
+                Event::RingStarted(_) => self.turn.wake(port),
                 Event::Connected | Event::RingStopped(_) | Event::RingBroken { .. } => {}
                 // With the front-end goes the guest's memory: whoever connects next has just been
                 // started (LIFE-05).
-                Event::Disconnected(_) => self.engine.handle_guest_gone(now, at.id),
-                Event::Rarp(mac) => self.announce(now, slot, mac),
+                Event::Disconnected(_) => self.engine.handle_guest_gone(now, port),
+                Event::Rarp(mac) => self.announce(now, port, mac),
             }
         }
     }
 
     /// Broadcasts a reverse ARP from `mac`, which teaches switches where a migrated guest is now.
-    fn announce(&mut self, now: Instant, slot: SlotId, mac: [u8; 6]) {
+    fn announce(&mut self, now: Instant, port: PortId, mac: [u8; 6]) {
         let mut frame = [0; 60];
         frame[..6].fill(0xff);
         frame[6..12].copy_from_slice(&mac);
@@ -66,16 +60,18 @@ impl Worker {
         frame[14..22].copy_from_slice(&[0, 1, 8, 0, 6, 4, 0, 3]);
         frame[22..28].copy_from_slice(&mac);
         frame[32..38].copy_from_slice(&mac);
-        self.frame[..frame.len()].copy_from_slice(&frame);
-        self.forward(now, slot, VirtioNetHdr::default(), frame.len());
+        self.ports.now = now;
+        self.ports.watchers.see(now, port, Direction::FromPort, &[&frame]);
+        let (engine, ports, hdr) = (&mut self.engine, &mut self.ports, VirtioNetHdr::default());
+        // Nothing interrupts a turn here.
+        let _ = self.turn.handle_frame(now, engine, ports, port, hdr, &mut frame);
     }
 }
 
-/// Waits for `source` of the port in `slot`.
-fn watch(epoll: &Epoll, port: &VhostUserPort, slot: SlotId, source: Source) {
+/// Waits for `source` of a port, which is number `id`.
+fn watch(epoll: &Epoll, port: &VhostUserPort, id: PortId, source: Source) {
     let Some(fd) = port.fd(source) else { return };
-    let slot = u16::try_from(slot).expect("add_port checked it");
-    match epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, Token::Guest(slot, source).pack())) {
+    match epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, Token::Guest(id.0, source).pack())) {
         // EEXIST: named twice before we came to watch it.
         Ok(()) | Err(Errno::EEXIST) => {}
         Err(error) => tracing::error!(?source, %error, "cannot wait for a descriptor"),

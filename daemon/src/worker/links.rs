@@ -13,7 +13,6 @@ use nix::sys::socket::{
 
 use super::*;
 use crate::port::tap::TapPort;
-use crate::worker::slots::UPLINK_FEATURES;
 
 /// The multicast group of link changes (linux/rtnetlink.h, RTMGRP_LINK).
 const LINK_GROUP: u32 = 1;
@@ -52,13 +51,16 @@ impl Worker {
         if let Some(links) = &self.links {
             links.clear();
         }
-        for slot in 0..self.slots.list.len() {
-            let at = &mut self.slots.list[slot];
+        for id in (0..).map(PortId).take(self.ports.list.len()) {
+            let at = self.ports.of(id);
             match &at.port {
-                Port::Uplink(tap) if !tap.is_present() => at.lose(),
+                Port::Uplink(tap) if !tap.is_present() => {
+                    self.ports.lose(id);
+                    self.turn.set_features(self.now, &mut self.engine, id, None);
+                }
                 Port::Lost(config) if if_nametoindex(config.ifname.as_str()).is_ok() => {
                     match TapPort::open(config) {
-                        Ok(tap) => self.regain(slot, tap),
+                        Ok(tap) => self.regain(id, tap),
                         // Half made: the next change brings us back here.
                         Err(error) => tracing::debug!(port = %at.name, %error, "not back yet"),
                     }
@@ -68,16 +70,15 @@ impl Worker {
         }
     }
 
-    fn regain(&mut self, slot: SlotId, tap: TapPort) {
-        let at = &mut self.slots.list[slot];
-        let token = Token::Uplink(u16::try_from(slot).expect("add_port checked it"));
-        if let Err(error) = add(&self.epoll, &tap.fd(), token) {
+    fn regain(&mut self, id: PortId, tap: TapPort) {
+        let at = self.ports.of_mut(id);
+        if let Err(error) = add(&self.epoll, &tap.fd(), Token::Uplink(id.0)) {
             tracing::error!(port = %at.name, %error, "cannot wait for the interface");
             return;
         }
         tracing::info!(port = %at.name, "the interface is back");
         at.port = Port::Uplink(tap);
-        at.features = Some(UPLINK_FEATURES);
-        at.wake();
+        self.turn.set_features(self.now, &mut self.engine, id, Some(PortFeatures::ALL));
+        self.turn.wake(id);
     }
 }

@@ -1,20 +1,15 @@
 //! The worker: one thread that owns the engine and all ports, and runs every event to completion.
 //!
-//! One turn: wait for events (or not, if something is left over); note what they mean; then, in
-//! the engine's drain order, read at most [`FRAMES_PER_PORT`] frames and about [`BYTES_PER_PORT`]
-//! from every readable port, send on what the engine says at once, end the batch, send what the
-//! engine made itself, move backlogs and deliveries to guests with room, and tell the guests about
-//! all of it together. Then clients of the control socket and the metrics are served.
-//!
-//! Nothing blocks but the wait. What a turn did not finish stays marked (`Slot::readable`), and
-//! the next turn does not wait.
+//! Each time round: wait for events (or not, if something is left over); note what they mean, and
+//! serve clients of the control socket and the metrics; take a [`Turn`] over all ports. Nothing
+//! blocks but the wait.
 
 mod commands;
 mod guests;
 pub(crate) mod links;
 mod polling;
+mod ports;
 mod report;
-mod slots;
 pub(crate) mod timer;
 pub(crate) mod token;
 mod watch;
@@ -22,11 +17,10 @@ mod watch;
 use std::io;
 use std::os::fd::AsFd;
 
-use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{AddPortError, Engine, Verdict};
-use nightporter_core::port::PortConfig;
+use nightporter_core::engine::{AddPortError, Engine};
+use nightporter_core::port::{PortConfig, PortFeatures, PortId};
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporter_core::turn::{Turn, TurnConfig};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -35,23 +29,13 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::control::ControlServer;
 use crate::metrics::MetricsServer;
-use crate::port::{Port, Received};
+use crate::port::Port;
 use links::LinkWatch;
 use polling::Polling;
-use slots::{Slot, SlotId, Slots};
+use ports::WorkerPorts;
 use timer::{Timer, monotonic_now};
 use token::Token;
-use watch::Direction;
 
-/// Frames read from one port before the others have their turn.
-const FRAMES_PER_PORT: usize = 64;
-/// Bytes after which no more is read from a port in a turn. A guest works on what it got while the
-/// next turn reads; 64 super-segments first, 4 MB, made both wait for each other.
-const BYTES_PER_PORT: usize = 128 * 1024;
-/// A super-segment of 64 KiB behind an Ethernet header with VLAN tags, and then some.
-const FRAME_BYTES_MAX: usize = 68 * 1024;
-/// A full frame of Ethernet: what a delivery gets that goes behind others.
-const FULL_FRAME: usize = 1514;
 /// While polling, turns between two looks at everything that is not a port.
 const TURNS_PER_WAIT: u32 = 16;
 /// How often a stopping daemon looks whether it is done.
@@ -82,7 +66,8 @@ struct Stop {
 pub struct Worker {
     config: WorkerConfig,
     engine: Engine<'static>,
-    slots: Slots,
+    turn: Turn,
+    ports: WorkerPorts,
     epoll: Epoll,
     timer: Timer,
     signals: Option<SignalFd>,
@@ -90,7 +75,6 @@ pub struct Worker {
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
     events: [EpollEvent; EVENTS_MAX],
-    frame: Box<[u8]>,
     started: Instant,
     /// The time of this turn.
     now: Instant,
@@ -113,7 +97,8 @@ impl Worker {
         Ok(Self {
             config,
             engine,
-            slots: Slots::default(),
+            turn: Turn::new(TurnConfig::default()),
+            ports: WorkerPorts::new(now),
             epoll,
             timer,
             signals: None,
@@ -121,7 +106,6 @@ impl Worker {
             control: None,
             metrics: None,
             events: [EpollEvent::empty(); EVENTS_MAX],
-            frame: vec![0; FRAME_BYTES_MAX].into_boxed_slice(),
             started: now,
             now,
             polling,
@@ -162,14 +146,15 @@ impl Worker {
     pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<(), AddPortError> {
         let now = monotonic_now();
         let name = config.name.clone();
-        let id = self.engine.add_port(now, config)?;
-        let slot = self.slots.add(id, name, port);
-        self.engine.set_port_features(now, id, self.slots.list[slot].features);
-        let token = Token::Uplink(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
-        if let Port::Uplink(tap) = &self.slots.list[slot].port {
-            add(&self.epoll, &tap.fd(), token).map_err(|_| AddPortError::TooManyPorts)?;
+        let id = self.turn.add_port(now, &mut self.engine, config)?;
+        self.ports.add(id, name, port);
+        if let Port::Uplink(tap) = &self.ports.of(id).port {
+            add(&self.epoll, &tap.fd(), Token::Uplink(id.0))
+                .map_err(|_| AddPortError::TooManyPorts)?;
+            // The kernel's half of a tap takes everything.
+            self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
-        self.handle_guest_events(now, slot);
+        self.handle_guest_events(now, id);
         Ok(())
     }
 
@@ -226,16 +211,11 @@ impl Worker {
         if self.polling.poll(self.now) {
             self.offer_core();
             // Look at every port, and at the rest now and then.
-            self.slots.list.iter_mut().for_each(Slot::wake);
+            self.turn.wake_all();
             self.turns = self.turns.wrapping_add(1);
             return self.turns.is_multiple_of(TURNS_PER_WAIT).then_some(EpollTimeout::ZERO);
         }
-        // Who has nothing to read now says so when that changes.
-        let mut left_over = false;
-        for slot in &mut self.slots.list {
-            slot.readable |= slot.port.arm();
-            left_over |= slot.readable;
-        }
+        let left_over = self.turn.rest(&mut self.ports);
         Some(if left_over { EpollTimeout::ZERO } else { EpollTimeout::NONE })
     }
 
@@ -260,8 +240,8 @@ impl Worker {
                 }
             }
             Token::Metrics(place) => self.handle_metrics_client(now, place),
-            Token::Uplink(slot) => self.slots.list[usize::from(slot)].wake(),
-            Token::Guest(slot, source) => self.handle_guest(now, usize::from(slot), source),
+            Token::Uplink(port) => self.turn.wake(PortId(port)),
+            Token::Guest(port, source) => self.handle_guest(now, PortId(port), source),
         }
     }
 
@@ -280,29 +260,17 @@ impl Worker {
         }
         tracing::info!(signal = signal.ssi_signo, "stopping: draining all VMs");
         self.stop = Some(Stop { deadline: now + self.config.drain_timeout, look_at: now });
-        for slot in self.slots.list.iter().filter(|s| s.port.is_guest()) {
-            self.engine.drain(now, slot.id);
+        for (port, _) in self.ports.iter().filter(|(_, at)| at.port.is_guest()) {
+            self.engine.drain(now, port);
         }
     }
 
-    /// Everything that is due, in the engine's drain order.
+    /// Everything that is due.
     fn service(&mut self, now: Instant) {
-        self.note_progress(now);
-        if self.engine.poll_timeout().is_some_and(|at| at <= now) {
-            self.engine.handle_timeout(now);
-            self.send_made(now);
-        }
-        for slot in 0..self.slots.list.len() {
-            if self.slots.list[slot].readable {
-                self.read_port(now, slot);
-            }
-        }
-        self.engine.handle_batch_end(now);
-        self.send_made(now);
-        for slot in 0..self.slots.list.len() {
-            if self.slots.list[slot].port.is_guest() {
-                self.feed_guest(now, slot);
-            }
+        self.ports.now = now;
+        let frames = self.turn.run(now, &mut self.engine, &mut self.ports);
+        if frames.is_ok_and(|n| n > 0) {
+            self.polling.handle_work(now);
         }
         self.feed_watchers();
         self.look_whether_done(now);
@@ -320,122 +288,8 @@ impl Worker {
 
     /// Connections with a byte, FIN or RST that somebody is still owed.
     pub(crate) fn owed(&self) -> u32 {
-        let vms = self.slots.list.iter().filter_map(|slot| self.engine.vm(slot.id));
+        let vms = self.ports.iter().filter_map(|(port, _)| self.engine.vm(port));
         vms.map(|vm| vm.owing_flows).sum()
-    }
-
-    /// Tells the engine which guests have shown that they run.
-    fn note_progress(&mut self, now: Instant) {
-        for slot in &mut self.slots.list {
-            if let Port::Guest(guest) = &mut slot.port
-                && let Some(drained) = guest.progress()
-            {
-                // What waits outside the ring is unseen too.
-                let drained = drained && slot.backlog.is_empty();
-                self.engine.handle_guest_progress(now, slot.id, drained);
-            }
-        }
-    }
-
-    /// Reads a bounded number of frames, and sends on what the engine lets pass.
-    fn read_port(&mut self, now: Instant, slot: SlotId) {
-        let (mut frames, mut bytes) = (0, 0);
-        while frames < FRAMES_PER_PORT && bytes < BYTES_PER_PORT {
-            let from = &mut self.slots.list[slot];
-            let received = from.port.receive(&mut self.frame);
-            if matches!(received, Received::Frame(..)) {
-                self.polling.handle_work(now);
-            }
-            match received {
-                // It may have been longer.
-                Received::Frame(_, FRAME_BYTES_MAX..) => from.drop_frames(DropReason::TooBig, 1),
-                Received::Frame(hdr, len) => {
-                    bytes += len;
-                    self.forward(now, slot, hdr, len);
-                }
-                Received::Empty => {
-                    from.readable = false;
-                    return;
-                }
-                Received::Gone => return from.lose(),
-            }
-            frames += 1;
-        }
-    }
-
-    /// One frame, which is in `self.frame`, came in at `slot`.
-    fn forward(&mut self, now: Instant, slot: SlotId, mut hdr: VirtioNetHdr, len: usize) {
-        let from = &mut self.slots.list[slot];
-        let frame = &mut self.frame[..len];
-        from.stats.count_from_port(len);
-        let id = from.id;
-        self.slots.watchers.see(now, slot, Direction::FromPort, &[frame]);
-        match self.engine.handle_frame(now, id, &mut hdr, frame) {
-            Verdict::Forward(to) => self.slots.send(now, to, &hdr, &[frame]),
-            Verdict::Flood => self.slots.flood(now, id, &hdr, &[frame]),
-            // A drop is counted by the engine.
-            Verdict::Absorbed | Verdict::Drop(_) => {}
-        }
-        self.send_made(now);
-    }
-
-    /// Sends what the engine made of the last event, before the next one overtakes it.
-    fn send_made(&mut self, now: Instant) {
-        while let Some(made) = self.engine.poll_transmit(now) {
-            self.slots.transmit(now, &made);
-        }
-    }
-
-    /// Gives a guest what waits for it, as far as it has room, and shows it all of this turn.
-    fn feed_guest(&mut self, now: Instant, slot: SlotId) {
-        if self.slots.list[slot].features.is_some() {
-            let mut waits = self.give(now, slot);
-            // Ask for a wake-up, then look once more: only if that finds nothing new was the
-            // question asked in time. Looking takes buffers, so finding them asks again.
-            while let Some(room) = waits {
-                self.slots.list[slot].port.wait_for_room();
-                let sent = self.slots.list[slot].stats.frames_to_port;
-                waits = self.give(now, slot);
-                if waits == Some(room) && self.slots.list[slot].stats.frames_to_port == sent {
-                    break;
-                }
-            }
-        }
-        if let Port::Guest(guest) = &mut self.slots.list[slot].port {
-            guest.flush();
-        }
-        self.handle_guest_events(now, slot);
-    }
-
-    /// Moves what waits for the ring and deliveries, in turn: a flood of the one must not starve
-    /// the other. A delivery goes behind what waits. `Some`: something waits for more than this
-    /// much room.
-    fn give(&mut self, now: Instant, slot: SlotId) -> Option<usize> {
-        loop {
-            let Slots { list, watchers, .. } = &mut self.slots;
-            let to = &mut list[slot];
-            let id = to.id;
-            let moved = to.move_waiting(now, watchers);
-            let Port::Guest(guest) = &mut to.port else { return None };
-            let behind = !to.backlog.is_empty();
-            if behind && !moved {
-                self.engine.handle_no_room(now, id);
-                return Some(guest.room(FRAME_BYTES_MAX));
-            }
-            let wanted = self.engine.vm(id).is_some_and(|vm| !vm.ready.is_empty());
-            if !wanted && !behind {
-                guest.ignore_room();
-                return None;
-            }
-            let room = if behind { FULL_FRAME } else { guest.room(FRAME_BYTES_MAX) };
-            if let Some(made) = self.engine.poll_delivery(now, id, room) {
-                self.slots.transmit(now, &made);
-            } else if !behind {
-                // What was ready may have found nothing to say after all.
-                let waits = self.engine.vm(id).is_some_and(|vm| !vm.ready.is_empty());
-                return waits.then_some(room);
-            }
-        }
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 
+use nightporter_core::drops::DropReason;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
 use nightporter_core::limits::PAGE;
 use nightporter_core::tcp::flow::{Flow, State};
 
+use super::ports::NamedPort;
 use super::*;
 use crate::control::protocol::{FlowInfo, FlowPage, PortStatus, Status, VmStatus};
 
@@ -24,46 +26,47 @@ struct FlowSums {
 impl Worker {
     /// One moment's numbers. Walks over all flows once.
     pub(super) fn status(&self, now: Instant) -> Status {
-        let mut sums = vec![FlowSums::default(); self.slots.list.len()];
+        let mut sums = vec![FlowSums::default(); self.ports.list.len()];
         for (_, key, flow) in self.engine.flows() {
             let sum = &mut sums[usize::from(key.port)];
             sum.by_state[State::ALL.iter().position(|s| *s == flow.state()).unwrap_or(0)] += 1;
             sum.held_bytes += held_bytes(flow);
             sum.owed += u64::from(!flow.owes_nothing());
         }
-        let ports = self.slots.list.iter().zip(&sums);
+        let ports = self.ports.iter().zip(&sums);
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_s: now.since(self.started).as_millis() / 1000,
             stopping: self.stop.is_some(),
-            ports: ports.map(|(slot, sums)| self.port_status(slot, sums)).collect(),
+            ports: ports.map(|((id, at), sums)| self.port_status(id, at, sums)).collect(),
         }
     }
 
-    fn port_status(&self, slot: &Slot, sums: &FlowSums) -> PortStatus {
-        let engine = self.engine.drops(slot.id);
-        let count = |r: DropReason| slot.drops(r) + engine.map_or(0, |drops| drops[r as usize]);
+    fn port_status(&self, id: PortId, at: &NamedPort, sums: &FlowSums) -> PortStatus {
+        let (stats, engine) = (self.turn.stats(id), self.engine.drops(id));
+        let of_engine = |r: DropReason| engine.map_or(0, |drops| drops[r as usize]);
+        let count = |r| stats.drops(r) + of_engine(r) + at.port.drops(r);
         let drops = DropReason::ALL.iter().map(|&r| (r.label().into(), count(r)));
-        let (captures, captures_missed) = self.slots.watchers.captures(usize::from(slot.id.0));
+        let (captures, captures_missed) = self.ports.watchers.captures(id);
         PortStatus {
-            name: slot.name.clone(),
-            kind: slot.port.kind().into(),
-            link: slot.features.is_some(),
-            frames_from_port: slot.stats.frames_from_port,
-            bytes_from_port: slot.stats.bytes_from_port,
-            frames_to_port: slot.stats.frames_to_port,
-            bytes_to_port: slot.stats.bytes_to_port,
-            backlog_bytes: slot.backlog.bytes() as u64,
+            name: at.name.clone(),
+            kind: at.port.kind().into(),
+            link: self.turn.features(id).is_some(),
+            frames_from_port: stats.frames_from_port,
+            bytes_from_port: stats.bytes_from_port,
+            frames_to_port: stats.frames_to_port,
+            bytes_to_port: stats.bytes_to_port,
+            backlog_bytes: self.turn.backlog_bytes(id) as u64,
             drops: drops.filter(|(_, n)| *n > 0).collect(),
             captures,
             captures_missed,
-            vm: self.vm_status(slot, sums),
+            vm: self.vm_status(id, sums),
         }
     }
 
-    fn vm_status(&self, slot: &Slot, sums: &FlowSums) -> Option<VmStatus> {
-        let vm = self.engine.vm(slot.id)?;
+    fn vm_status(&self, id: PortId, sums: &FlowSums) -> Option<VmStatus> {
+        let vm = self.engine.vm(id)?;
         let states = State::ALL.iter().zip(sums.by_state);
         Some(VmStatus {
             offload: vm.offload,
@@ -84,9 +87,9 @@ impl Worker {
     }
 
     /// Flows from number `from` on, of all VMs or of one.
-    pub(super) fn flow_page(&self, now: Instant, from: u64, vm: Option<SlotId>) -> FlowPage {
+    pub(super) fn flow_page(&self, now: Instant, from: u64, vm: Option<PortId>) -> FlowPage {
         let wanted = |(id, key, _): &(FlowId, &FlowKey, &Flow)| {
-            id.index() as u64 >= from && vm.is_none_or(|vm| vm == usize::from(key.port))
+            id.index() as u64 >= from && vm.is_none_or(|vm| vm == PortId(key.port))
         };
         let mut list = self.engine.flows().filter(wanted);
         let flows: Vec<_> =
@@ -105,7 +108,7 @@ impl Worker {
         let now_s = u32::try_from(now.as_millis() / 1000).unwrap_or(u32::MAX);
         FlowInfo {
             id: id.index() as u64,
-            vm: self.slots.list[usize::from(key.port)].name.clone(),
+            vm: self.ports.of(PortId(key.port)).name.clone(),
             guest: SocketAddr::new(key.g_addr.to_ip(), key.g_port).to_string(),
             remote: SocketAddr::new(key.r_addr.to_ip(), key.r_port).to_string(),
             vlan: key.vlan,

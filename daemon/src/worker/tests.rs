@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 
 use nightporter_core::engine::EngineConfig;
+use nightporter_core::limits::{FRAME_BYTES_MAX, FRAMES_PER_PORT};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::*;

@@ -8,13 +8,13 @@ use std::fmt::Write as _;
 use nightporter_core::engine::Engine;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
+use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::{Flow, State, Why};
 use nightporter_core::time::Instant;
 use nightporter_core::trace::SegmentLine;
 use nightporter_core::wire::packet::Packet;
 use nightporter_core::wire::seq::Seq;
 
-use super::slots::SlotId;
 use crate::capture::Capture;
 
 /// Bytes of trace that may wait for a slow reader; then lines are missed, and counted.
@@ -38,7 +38,7 @@ struct Watcher {
 
 #[derive(Debug)]
 enum What {
-    Port(SlotId, Capture),
+    Port(PortId, Capture),
     Flow(Box<Trace>),
 }
 
@@ -49,12 +49,12 @@ pub(crate) struct Watchers {
 }
 
 impl Watchers {
-    /// How many capture the port in `slot`, and how many frames they missed.
-    pub(crate) fn captures(&self, slot: SlotId) -> (u32, u64) {
+    /// How many capture port `at`, and how many frames they missed.
+    pub(crate) fn captures(&self, at: PortId) -> (u32, u64) {
         let mut sum = (0, 0);
         for watcher in &self.list {
             if let What::Port(s, capture) = &watcher.what
-                && *s == slot
+                && *s == at
             {
                 sum = (sum.0 + 1, sum.1 + capture.missed);
             }
@@ -62,21 +62,21 @@ impl Watchers {
         sum
     }
 
-    /// A frame, given in pieces, crosses the port in `slot`.
+    /// A frame, given in pieces, crosses port `at`.
     #[inline]
-    pub(crate) fn see(&mut self, now: Instant, slot: SlotId, way: Direction, parts: &[&[u8]]) {
+    pub(crate) fn see(&mut self, now: Instant, at: PortId, way: Direction, parts: &[&[u8]]) {
         if !self.list.is_empty() {
-            self.show(now, slot, way, parts);
+            self.show(now, at, way, parts);
         }
     }
 
     #[cold]
-    fn show(&mut self, now: Instant, slot: SlotId, way: Direction, parts: &[&[u8]]) {
+    fn show(&mut self, now: Instant, at: PortId, way: Direction, parts: &[&[u8]]) {
         for watcher in &mut self.list {
             match &mut watcher.what {
-                What::Port(s, capture) if *s == slot => capture.record(now, parts),
+                What::Port(s, capture) if *s == at => capture.record(now, parts),
                 What::Port(..) => {}
-                What::Flow(trace) => trace.see(now, slot, way, parts),
+                What::Flow(trace) => trace.see(now, at, way, parts),
             }
         }
     }
@@ -92,13 +92,13 @@ impl Watchers {
         }
     }
 
-    pub(crate) fn add_capture(&mut self, now: Instant, place: u16, slot: SlotId) {
+    pub(crate) fn add_capture(&mut self, now: Instant, place: u16, at: PortId) {
         let running = self.list.iter().find_map(|watcher| match &watcher.what {
             What::Port(_, capture) => Some(capture),
             What::Flow(_) => None,
         });
         let capture = running.map_or_else(|| Capture::new(now), Capture::beside);
-        self.list.push(Watcher { place, what: What::Port(slot, capture) });
+        self.list.push(Watcher { place, what: What::Port(at, capture) });
     }
 
     pub(crate) fn add_trace(
@@ -162,13 +162,13 @@ impl Trace {
         }
     }
 
-    fn see(&mut self, now: Instant, slot: SlotId, way: Direction, parts: &[&[u8]]) {
+    fn see(&mut self, now: Instant, at: PortId, way: Direction, parts: &[&[u8]]) {
         self.frame.clear();
         parts.iter().for_each(|part| self.frame.extend_from_slice(part));
         let Ok(packet) = Packet::parse(&self.frame) else { return };
         let Some((ip, tcp)) = packet.tcp() else { return };
         let port = self.key.port;
-        let at_guest = slot == usize::from(port);
+        let at_guest = at == PortId(port);
         let (from_guest, direction) = match (at_guest, way) {
             (true, Direction::FromPort) => (true, "G>"),
             (true, Direction::ToPort) => (false, ">G"),

@@ -4,10 +4,10 @@ use std::net::UdpSocket;
 use std::process::Command;
 use std::thread;
 
+use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::config::{UplinkConfig, UplinkKind};
 use nightporterd::port::tap::TapPort;
-use nightporterd::port::{Received, Sent};
 use nix::sched::{CloneFlags, unshare};
 
 /// Runs a test in a fresh network namespace.

@@ -1,6 +1,9 @@
 //! What goes wrong with hosts and machines, and how it is put right.
 
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
+use nightporter_core::turn::Turn;
 
 use super::{Engines, Event, Stop, World};
 use crate::check::Event as Seen;
@@ -64,7 +67,7 @@ impl World<'_> {
             FaultKind::Migrate { guest } => {
                 lasts = false;
                 if self.nodes[usize::from(guest)].host == 0 {
-                    self.command(engines, guest, |e, now, port| e.drain(now, port))?;
+                    self.command(engines, guest, |_, e, now, port| e.drain(now, port))?;
                     self.event(Seen::Draining(guest));
                     self.schedule(self.now + MIGRATION_LOOK, Event::Migration(guest));
                 }
@@ -88,11 +91,11 @@ impl World<'_> {
             }
             FaultKind::OffloadOff { guest } => {
                 self.event(Seen::Offload(guest, false));
-                self.command(engines, guest, |e, now, port| e.set_offload(now, port, false))?;
+                self.command(engines, guest, |_, e, now, port| e.set_offload(now, port, false))?;
             }
             FaultKind::Drain { guest } => {
                 self.event(Seen::Draining(guest));
-                self.command(engines, guest, |e, now, port| e.drain(now, port))?;
+                self.command(engines, guest, |_, e, now, port| e.drain(now, port))?;
             }
             FaultKind::FlowFlood { .. } | FaultKind::Forge { .. } => {
                 self.schedule(self.now, Event::FaultGoesOn(i));
@@ -126,7 +129,7 @@ impl World<'_> {
             FaultKind::OneWay { guest, fragments } => self.set_one_way(guest, fragments, false),
             FaultKind::OffloadOff { guest } | FaultKind::Drain { guest } => {
                 self.event(Seen::Offload(guest, true));
-                self.command(engines, guest, |e, now, port| e.set_offload(now, port, true))?;
+                self.command(engines, guest, |_, e, now, port| e.set_offload(now, port, true))?;
             }
             _ => {}
         }
@@ -153,18 +156,17 @@ impl World<'_> {
         &mut self,
         engines: &mut Engines<'_>,
         guest: u16,
-        act: impl FnOnce(
-            &mut nightporter_core::engine::Engine<'_>,
-            Instant,
-            nightporter_core::port::PortId,
-        ),
+        act: impl FnOnce(&mut Turn, &mut Engine<'_>, Instant, PortId),
     ) -> Result<(), Stop> {
         let host = self.nodes[usize::from(guest)].host;
         let port = self.hosts[usize::from(host)].ports.get(usize::from(guest)).copied().flatten();
-        if let (Some(engine), Some(port)) = (engines.get_mut(usize::from(host)), port) {
-            act(engine, self.now, port);
+        let turn = self.hosts[usize::from(host)].turn.as_mut();
+        if let (Some(engine), Some(turn), Some(port)) =
+            (engines.get_mut(usize::from(host)), turn, port)
+        {
+            act(turn, engine, self.now, port);
             self.send_made(engine, host)?;
-            self.after_command(engine, host)?;
+            self.after_step(engine, host, true)?;
             self.schedule(self.now, Event::Turn(host));
         }
         Ok(())
@@ -239,7 +241,7 @@ impl World<'_> {
         self.nodes[i].link_up = true;
         self.event(Seen::DriverBack(guest));
         self.set_features(engines, i, true);
-        self.command(engines, guest, |_, _, _| {})?;
+        self.command(engines, guest, |_, _, _, _| {})?;
         self.wake_node(i);
         Ok(())
     }
@@ -254,7 +256,7 @@ impl World<'_> {
 
     fn remove_port(&mut self, engines: &mut Engines<'_>, guest: u16) -> Result<(), Stop> {
         let host = self.nodes[usize::from(guest)].host;
-        self.command(engines, guest, |e, now, port| e.remove_port(now, port))?;
+        self.command(engines, guest, |turn, e, now, port| turn.remove_port(now, e, port))?;
         if let Some(port) = self.hosts[usize::from(host)].ports.get_mut(usize::from(guest)) {
             *port = None;
         }

@@ -1,31 +1,22 @@
-//! A host: ports, queues, and the daemon's worker turn by turn, in the engine's drain order.
+//! A host: ports, queues, and when the daemon's worker takes its turns.
 
 use std::collections::VecDeque;
 
-use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{Engine, EngineConfig, Transmit, Verdict};
+use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::turn::adapt::{Adapter, fits};
-use nightporter_core::turn::backlog::BYTES_MAX;
-use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporter_core::turn::{Turn, TurnConfig};
 
 use super::{Engines, Event, Member, Stop, World, merge};
-use crate::check::{HostView, Tap, Violation};
+use crate::check::HostView;
 use crate::frame::Frame;
 use crate::plan::{Fault, FaultKind, Machine, Offloads, Plan};
 use crate::stack::address::machine_of;
-use crate::wire::{F_DATA_VALID, on_wire};
+use crate::wire::on_wire;
 
 /// The uplink is always the first port.
-const UPLINK: PortId = PortId(0);
-/// The most a delivery may be long: what the daemon asks room for.
-const FRAME_BYTES_MAX: usize = 68 * 1024;
-/// Bytes after which no more is read from a port in a turn.
-const BYTES_PER_PORT: usize = 128 * 1024;
-/// What one gets that goes behind others.
-const FULL_FRAME: usize = 1514;
+pub(super) const UPLINK: PortId = PortId(0);
 /// Frames among which a segment is looked for that another continues (Linux: 8 flows a bucket).
 const MERGED_FLOWS: usize = 8;
 /// Between two hosts: through one switch.
@@ -36,13 +27,12 @@ pub(super) struct Host {
     index: u8,
     /// Arrived and not yet read by the worker; `true`: forged.
     pub(super) uplink: VecDeque<(Frame, bool)>,
-    /// Frames that found a guest's ring full; lost with the daemon.
-    backlogs: Vec<VecDeque<Frame>>,
+    /// Of the daemon that runs, with the frames that found a guest's ring full.
+    pub(super) turn: Option<Turn>,
     /// Port of each guest, while it is on this host.
     pub(super) ports: Vec<Option<PortId>>,
     busy_until: Instant,
     turn_at: Instant,
-    timer_at: Instant,
     /// Its worker has something to do, and somebody else its processor.
     worker_waits: bool,
     /// When it last got the processor after it had waited.
@@ -54,11 +44,10 @@ impl Host {
         Self {
             index,
             uplink: VecDeque::new(),
-            backlogs: Vec::new(),
+            turn: None,
             ports: Vec::new(),
             busy_until: Instant::ZERO,
             turn_at: Instant::MAX,
-            timer_at: Instant::MAX,
             worker_waits: false,
             worker_runs_since: Instant::ZERO,
         }
@@ -82,13 +71,16 @@ impl Host {
         let config = EngineConfig { flows_max: plan.host.flows_max, hash_seeds: seeds };
         let mut engine = Engine::new(now, config, arena);
         let uplink = PortConfig::uplink("uplink");
-        let port = engine.add_port(now, uplink).expect("the first port");
+        let mut turn = Turn::new(TurnConfig {
+            frames_per_port: plan.host.turn_frames,
+            backlog_frames_max: plan.host.backlog_frames,
+        });
+        let port = turn.add_port(now, &mut engine, uplink).expect("the first port");
         assert_eq!(port, UPLINK);
-        engine.set_port_features(now, UPLINK, Some(PortFeatures::ALL));
+        turn.set_features(now, &mut engine, UPLINK, Some(PortFeatures::ALL));
+        self.turn = Some(turn);
         self.ports = vec![None; plan.guests.len()];
-        self.backlogs = vec![VecDeque::new(); plan.guests.len()];
         self.turn_at = Instant::MAX;
-        self.timer_at = Instant::MAX;
         self.busy_until = now;
         engine
     }
@@ -112,7 +104,8 @@ impl Host {
             mtu: guest.mtu,
         };
         let config = PortConfig::guest(format!("guest{g}"), config);
-        let port = engine.add_port(now, config).expect("budgets fit the arena");
+        let turn = self.turn.as_mut().expect("of a daemon that runs");
+        let port = turn.add_port(now, engine, config).expect("budgets fit the arena");
         self.ports[g] = Some(port);
     }
 }
@@ -159,12 +152,11 @@ impl World<'_> {
     pub(super) fn set_features(&mut self, engines: &mut Engines<'_>, g: usize, up: bool) {
         let host = &mut self.hosts[usize::from(self.nodes[g].host)];
         let Some(port) = host.ports.get(g).copied().flatten() else { return };
-        if !up {
-            host.backlogs[g].clear();
-        }
-        let features = features_of(&self.plan, g);
-        if let Some(engine) = engines.get_mut(usize::from(host.index)) {
-            engine.set_port_features(self.now, port, up.then_some(features));
+        let Offloads { csum, tso4, tso6, ecn } = self.plan.guests[g].offloads;
+        let features = PortFeatures { csum, tso4, tso6, ecn };
+        let engine = engines.get_mut(usize::from(host.index));
+        if let (Some(engine), Some(turn)) = (engine, &mut host.turn) {
+            turn.set_features(self.now, engine, port, up.then_some(features));
         }
     }
 
@@ -217,7 +209,10 @@ impl World<'_> {
             return Ok(()); // `after_core` calls again
         }
         let Some(engine) = engines.get_mut(usize::from(h)) else { return Ok(()) };
-        let frames = self.service(engine, h)?;
+        let frames = self.with_turn(h, |turn, ports| {
+            turn.wake_all();
+            turn.run(now, engine, ports)
+        })?;
         let cost = self.plan.host.turn_ns + self.plan.host.frame_ns * frames;
         self.hosts[usize::from(h)].busy_until = now + Duration::from_nanos(cost);
         self.rest(engine, h);
@@ -240,64 +235,6 @@ impl World<'_> {
         }
         self.arm_core(core);
         runs
-    }
-
-    /// Everything that is due. Returns how many frames were handled.
-    fn service(&mut self, engine: &mut Engine<'_>, h: u8) -> Result<u64, Stop> {
-        let now = self.now;
-        self.note_progress(engine, h);
-        if engine.poll_timeout().is_some_and(|at| at <= now) {
-            engine.handle_timeout(now);
-            self.after_command(engine, h)?;
-            self.send_made(engine, h)?;
-        }
-        let mut frames = 0;
-        let mut bytes = 0;
-        for _ in 0..self.plan.host.turn_frames {
-            if bytes >= BYTES_PER_PORT {
-                break;
-            }
-            let Some((frame, forged)) = self.hosts[usize::from(h)].uplink.pop_front() else {
-                break;
-            };
-            frames += 1;
-            bytes += frame.bytes.len();
-            self.forward(engine, h, None, frame, forged)?;
-        }
-        for g in self.guests_by_port(h) {
-            let mut bytes = 0;
-            for _ in 0..self.plan.host.turn_frames {
-                if bytes >= BYTES_PER_PORT {
-                    break;
-                }
-                let Some(frame) = self.nodes[g].tx.pop_front() else { break };
-                frames += 1;
-                bytes += frame.bytes.len();
-                self.forward(engine, h, Some(g), frame, false)?;
-            }
-        }
-        engine.handle_batch_end(now);
-        self.after_step(engine, h)?;
-        self.send_made(engine, h)?;
-        for g in self.guests_by_port(h) {
-            if self.nodes[g].link_up {
-                frames += self.feed_guest(engine, h, g)?;
-            }
-            // Shown all at once: what was put into its ring, and what was taken from it.
-            let node = &mut self.nodes[g];
-            if std::mem::take(&mut node.interrupt_due) | std::mem::take(&mut node.waits_for_host) {
-                self.wake_node(g);
-            }
-        }
-        Ok(frames)
-    }
-
-    /// Guests with a port on host `h`, as the worker goes through its ports.
-    fn guests_by_port(&self, h: u8) -> Vec<usize> {
-        let ports = self.hosts[usize::from(h)].ports.iter().enumerate();
-        let mut guests: Vec<_> = ports.filter_map(|(g, port)| port.map(|p| (p, g))).collect();
-        guests.sort_unstable();
-        guests.into_iter().map(|(_, g)| g).collect()
     }
 
     /// When the worker wants its next turn.
@@ -326,214 +263,20 @@ impl World<'_> {
         }
     }
 
-    fn note_progress(&mut self, engine: &mut Engine<'_>, h: u8) {
-        let now = self.now;
-        for (g, node) in self.nodes[..self.plan.guests.len()].iter_mut().enumerate() {
-            if node.host == h
-                && std::mem::take(&mut node.progress)
-                && let Some(port) = self.hosts[usize::from(h)].ports[g]
-            {
-                let drained =
-                    node.rx.is_empty() && self.hosts[usize::from(h)].backlogs[g].is_empty();
-                engine.handle_guest_progress(now, port, drained);
-            }
-        }
-    }
-
-    /// One frame came in: by the uplink, or from guest `from`.
-    fn forward(
-        &mut self,
-        engine: &mut Engine<'_>,
-        h: u8,
-        from: Option<usize>,
-        mut frame: Frame,
-        forged: bool,
-    ) -> Result<(), Stop> {
-        let (tap, port) = match from {
-            None => (Tap::FromNet, UPLINK),
-            Some(g) => {
-                let Some(port) = self.hosts[usize::from(h)].ports[g] else { return Ok(()) };
-                (Tap::FromGuest(u16::try_from(g).unwrap_or(u16::MAX)), port)
-            }
-        };
-        self.tap(h, tap, frame.hdr, &frame.bytes, forged)?;
-        let verdict = engine.handle_frame(self.now, port, &mut frame.hdr, &mut frame.bytes);
-        match verdict {
-            Verdict::Forward(to) => self.emit(engine, h, to, &frame.hdr, &[&frame.bytes])?,
-            Verdict::Flood => self.flood(engine, h, port, &frame.hdr, &[&frame.bytes])?,
-            Verdict::Absorbed | Verdict::Drop(_) => {}
-        }
-        self.after_step(engine, h)?;
-        self.send_made(engine, h)
-    }
-
     /// Sends what the engine made.
     pub(super) fn send_made(&mut self, engine: &mut Engine<'_>, h: u8) -> Result<(), Stop> {
-        while let Some(made) = engine.poll_transmit(self.now) {
-            let (port, ingress, hdr) = (made.port, made.ingress, made.hdr);
-            let bytes = made.parts().concat();
-            match port {
-                Some(to) => self.emit(engine, h, to, &hdr, &[&bytes])?,
-                None => self.flood(engine, h, ingress, &hdr, &[&bytes])?,
-            }
-            self.after_step(engine, h)?;
-        }
-        Ok(())
+        let now = self.now;
+        self.with_turn(h, |turn, ports| turn.transmit(now, engine, ports))
     }
 
-    fn flood(
+    /// The engine has done one step: everybody looks, and the daemon may die here. `any_flow`: it
+    /// was a timer or a command, which may have changed any flow.
+    pub(super) fn after_step(
         &mut self,
-        engine: &mut Engine<'_>,
+        engine: &Engine<'_>,
         h: u8,
-        ingress: PortId,
-        hdr: &VirtioNetHdr,
-        parts: &[&[u8]],
+        any_flow: bool,
     ) -> Result<(), Stop> {
-        if ingress != UPLINK {
-            self.emit(engine, h, UPLINK, hdr, parts)?;
-        }
-        for g in self.guests_by_port(h) {
-            let port = self.hosts[usize::from(h)].ports[g].filter(|p| *p != ingress);
-            if let Some(port) = port.filter(|_| self.nodes[g].link_up) {
-                self.emit(engine, h, port, hdr, parts)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A frame leaves by a port: cut and finished if the other side does not take it as it is.
-    fn emit(
-        &mut self,
-        engine: &mut Engine<'_>,
-        h: u8,
-        port: PortId,
-        hdr: &VirtioNetHdr,
-        parts: &[&[u8]],
-    ) -> Result<(), Stop> {
-        let whole = Frame { hdr: *hdr, bytes: parts.concat() };
-        let guest = self.hosts[usize::from(h)].ports.iter().position(|p| *p == Some(port));
-        let Some(g) = guest.filter(|g| !fits(features_of(&self.plan, *g), hdr)) else {
-            return self.emit_one(engine, h, port, guest, whole);
-        };
-        // The judges' cut says what the core's should be.
-        self.cut(g, &whole, &on_wire(whole.clone()));
-        let mut pieces = Vec::new();
-        let take = |hdr: &VirtioNetHdr, bytes: &[u8]| {
-            pieces.push(Frame { hdr: *hdr, bytes: bytes.to_vec() });
-        };
-        if let Err(reason) = Adapter::default().adapt(hdr, parts, take) {
-            engine.count_drop(port, reason);
-        }
-        for piece in pieces {
-            self.emit_one(engine, h, port, guest, piece)?;
-        }
-        Ok(())
-    }
-
-    fn emit_one(
-        &mut self,
-        engine: &mut Engine<'_>,
-        h: u8,
-        port: PortId,
-        guest: Option<usize>,
-        mut frame: Frame,
-    ) -> Result<(), Stop> {
-        let Some(g) = guest else {
-            frame.hdr.flags &= !F_DATA_VALID; // the network's next card looks for itself
-            self.tap(h, Tap::ToNet, frame.hdr, &frame.bytes, false)?;
-            self.send_to_network(h, &frame);
-            return Ok(());
-        };
-        if !self.nodes[g].link_up {
-            engine.count_drop(port, DropReason::PortDown);
-            return Ok(());
-        }
-        let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
-        if backlog.is_empty() && frame.bytes.len() > self.nodes[g].room_max() {
-            engine.count_drop(port, DropReason::TooBig);
-            return Ok(());
-        }
-        if !backlog.is_empty() || frame.bytes.len() > self.nodes[g].room() {
-            let bytes: usize = backlog.iter().map(|f| f.bytes.len()).sum();
-            if backlog.len() < self.plan.host.backlog_frames
-                && bytes + frame.bytes.len() <= BYTES_MAX
-            {
-                backlog.push_back(frame);
-            } else {
-                engine.count_drop(port, DropReason::QueueFull);
-            }
-            self.nodes[g].host_waits = true;
-            return Ok(());
-        }
-        self.put_into_ring(h, g, frame, false)
-    }
-
-    fn put_into_ring(&mut self, h: u8, g: usize, frame: Frame, waited: bool) -> Result<(), Stop> {
-        let tap = Tap::ToGuest(u16::try_from(g).unwrap_or(u16::MAX));
-        self.tap(h, tap, frame.hdr, &frame.bytes, waited)?;
-        let (len, room) = (frame.bytes.len(), self.nodes[g].room());
-        let fits = self.nodes[g].push(frame);
-        assert!(fits, "a frame of {len} bytes for a ring with room for {room}");
-        self.nodes[g].interrupt_due = true;
-        Ok(())
-    }
-
-    /// Moves the backlog, then deliveries.
-    fn feed_guest(&mut self, engine: &mut Engine<'_>, h: u8, g: usize) -> Result<u64, Stop> {
-        let Some(port) = self.hosts[usize::from(h)].ports[g] else { return Ok(0) };
-        let mut frames = 0;
-        loop {
-            let backlog = &mut self.hosts[usize::from(h)].backlogs[g];
-            let moved = !backlog.is_empty();
-            if let Some(next) = backlog.front() {
-                let (len, node) = (next.bytes.len(), &mut self.nodes[g]);
-                if len > node.room() && len <= node.room_max() {
-                    node.host_waits = true;
-                    engine.handle_no_room(self.now, port);
-                    return Ok(frames);
-                }
-                let fits = len <= node.room_max();
-                let frame = backlog.pop_front().unwrap_or_default();
-                frames += 1;
-                if fits {
-                    self.put_into_ring(h, g, frame, true)?;
-                } else {
-                    engine.count_drop(port, DropReason::TooBig);
-                }
-            }
-            let behind = !self.hosts[usize::from(h)].backlogs[g].is_empty();
-            let room = if behind { FULL_FRAME } else { self.nodes[g].room().min(FRAME_BYTES_MAX) };
-            let Some(made) = engine.poll_delivery(self.now, port, room) else {
-                if moved {
-                    continue;
-                }
-                let waits = engine.vm(port).is_some_and(|vm| !vm.ready.is_empty());
-                self.nodes[g].host_waits = waits;
-                return Ok(frames);
-            };
-            let frame = owned(&made);
-            frames += 1;
-            if !self.plan.guests[g].offloads.takes(&frame.hdr) {
-                let what = "a delivery that the guest's driver does not take".to_owned();
-                return Err(Stop::Violated(Violation { invariant: 22, what, flow: None }));
-            }
-            // One without data comes whatever the room: it waits in the backlog then.
-            self.emit_one(engine, h, port, Some(g), frame)?;
-            self.after_step(engine, h)?;
-        }
-    }
-
-    /// The engine has done one step: everybody looks, and the daemon may die here.
-    pub(super) fn after_step(&mut self, engine: &Engine<'_>, h: u8) -> Result<(), Stop> {
-        self.after(engine, h, false)
-    }
-
-    /// The same after a timer or a command, which may have changed any flow.
-    pub(super) fn after_command(&mut self, engine: &Engine<'_>, h: u8) -> Result<(), Stop> {
-        self.after(engine, h, true)
-    }
-
-    fn after(&mut self, engine: &Engine<'_>, h: u8, any_flow: bool) -> Result<(), Stop> {
         self.steps += 1;
         if let Some(observer) = &mut self.observer {
             let Host { ports, worker_waits, worker_runs_since, .. } = &self.hosts[usize::from(h)];
@@ -560,7 +303,7 @@ impl World<'_> {
     }
 
     /// A frame leaves host `h` for the network.
-    fn send_to_network(&mut self, h: u8, frame: &Frame) {
+    pub(super) fn send_to_network(&mut self, h: u8, frame: &Frame) {
         let Some(dst) = frame.bytes.first_chunk::<6>().copied() else { return };
         let group = dst[0] & 1 == 1;
         let target = machine_of(dst);
@@ -624,14 +367,4 @@ impl World<'_> {
             }
         }
     }
-}
-
-/// What the driver of guest `g` takes.
-fn features_of(plan: &Plan, g: usize) -> PortFeatures {
-    let Offloads { csum, tso4, tso6, ecn } = plan.guests[g].offloads;
-    PortFeatures { csum, tso4, tso6, ecn }
-}
-
-fn owned(made: &Transmit<'_>) -> Frame {
-    Frame { hdr: made.hdr, bytes: made.parts().concat() }
 }

@@ -12,6 +12,7 @@ mod fragments;
 mod host;
 mod merge;
 mod node;
+mod ports;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};

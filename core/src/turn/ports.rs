@@ -1,0 +1,89 @@
+//! What a turn asks of the ports around it, and tells them.
+
+use crate::drops::DropReason;
+use crate::engine::Engine;
+use crate::port::PortId;
+use crate::wire::virtio_net::VirtioNetHdr;
+
+/// What came of reading one frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Received {
+    /// A frame of this many bytes is in the buffer; if that is full, it may have been longer.
+    Frame(VirtioNetHdr, usize),
+    /// Nothing there now.
+    Empty,
+    /// The port no longer exists.
+    Gone,
+}
+
+/// What came of sending one frame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Sent {
+    /// The port has it.
+    Done,
+    /// No room now.
+    Full,
+    /// This frame cannot be sent.
+    Dropped(DropReason),
+    /// The port no longer exists.
+    Gone,
+}
+
+/// What the engine has just done.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// Timers ran, of any flow.
+    Timers,
+    /// A frame was judged, and has gone where the verdict says.
+    Frame,
+    /// A batch of frames has ended.
+    BatchEnd,
+    /// A frame that the engine made has gone out.
+    Made,
+    /// Stored bytes have gone to a guest.
+    Delivery,
+}
+
+/// [`Ports::after_step`] ended the turn before its time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Interrupted;
+
+/// The ports of a worker: taps and rings in the daemon, queues in the simulator.
+///
+/// `room`, `progress`, `wait_for_room` and `flush` are asked of guests' ports only.
+pub trait Ports {
+    /// Reads the next frame of `port` into `buf`.
+    fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received;
+
+    /// Sends one frame, given in pieces, whose header the peer of `port` takes. `waited`: it was in
+    /// the backlog before.
+    fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], waited: bool) -> Sent;
+
+    /// Bytes of the longest frame up to `want` that the guest has room for.
+    fn room(&mut self, port: PortId, want: usize) -> usize;
+
+    /// Whether the guest has shown life since the last call. `Some(true)`: and it has seen all that
+    /// was sent to it.
+    fn progress(&mut self, port: PortId) -> Option<bool>;
+
+    /// Asks to be woken by the next frame of `port`. `true`: there may be one, now.
+    fn wait_for_frames(&mut self, port: PortId) -> bool;
+
+    /// Asks to be woken by more room, or no longer. There may be some, now: look again.
+    fn wait_for_room(&mut self, port: PortId, waits: bool);
+
+    /// Shows the guest what was taken from it and given to it.
+    fn flush(&mut self, port: PortId);
+
+    /// A frame on its way to `port` is about to be changed, because the peer does not take it as it
+    /// is: its checksum will be finished, or it will be cut.
+    fn before_adapting(&mut self, _port: PortId, _hdr: &VirtioNetHdr, _parts: &[&[u8]]) {}
+
+    /// The engine has done a step.
+    ///
+    /// # Errors
+    /// The turn is not to go on; the simulator's daemons die so.
+    fn after_step(&mut self, _engine: &Engine<'_>, _step: Step) -> Result<(), Interrupted> {
+        Ok(())
+    }
+}

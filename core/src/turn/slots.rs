@@ -1,0 +1,175 @@
+//! What a worker keeps of each port besides the engine, and everything that leaves by them.
+
+use super::adapt::{Adapter, fits};
+use super::backlog::Backlog;
+use super::ports::{Ports, Sent};
+use crate::drops::DropReason;
+use crate::engine::Transmit;
+use crate::port::{PortFeatures, PortId};
+use crate::wire::virtio_net::VirtioNetHdr;
+
+/// What went through a port. `from_port`: it entered the switch there; `to_port`: it left there.
+#[derive(Clone, Debug, Default)]
+pub struct PortStats {
+    /// Frames read from the port. A super-segment is one frame.
+    pub frames_from_port: u64,
+    /// Their bytes, from the Ethernet header on.
+    pub bytes_from_port: u64,
+    /// Frames handed to the port.
+    pub frames_to_port: u64,
+    /// Their bytes.
+    pub bytes_to_port: u64,
+    drops: [u64; DropReason::ALL.len()],
+}
+
+impl PortStats {
+    /// Frames dropped in a turn for `reason`; the engine counts its own.
+    #[must_use]
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize]
+    }
+
+    pub(super) fn count_from_port(&mut self, bytes: usize) {
+        self.frames_from_port += 1;
+        self.bytes_from_port += bytes as u64;
+    }
+
+    pub(super) fn count_drops(&mut self, reason: DropReason, n: usize) {
+        self.drops[reason as usize] += n as u64;
+    }
+}
+
+/// One port.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) id: PortId,
+    pub(super) is_guest: bool,
+    /// What its peer takes; `None` while the link is down.
+    pub(super) features: Option<PortFeatures>,
+    /// Frames for a guest that has no room; nothing newer may overtake them.
+    pub(super) backlog: Backlog,
+    pub(super) stats: PortStats,
+    /// There may be frames to read.
+    pub(super) readable: bool,
+}
+
+impl Slot {
+    pub(super) fn new(id: PortId, is_guest: bool, backlog_frames_max: usize) -> Self {
+        Self {
+            id,
+            is_guest,
+            features: None,
+            backlog: Backlog::new(backlog_frames_max),
+            stats: PortStats::default(),
+            readable: true,
+        }
+    }
+
+    /// Gives a frame to the port, or to the backlog, or drops and counts it.
+    fn offer<P: Ports>(&mut self, ports: &mut P, hdr: &VirtioNetHdr, parts: &[&[u8]]) {
+        let sent = if self.backlog.is_empty() {
+            ports.send(self.id, hdr, parts, false)
+        } else {
+            Sent::Full
+        };
+        match sent {
+            Sent::Done => self.count_sent(parts.iter().map(|p| p.len()).sum()),
+            Sent::Dropped(reason) => self.stats.count_drops(reason, 1),
+            Sent::Gone => self.link_down(),
+            // An uplink has no queue here: the kernel's was full.
+            Sent::Full if self.is_guest && self.backlog.push(hdr, parts) => {}
+            Sent::Full => self.stats.count_drops(DropReason::QueueFull, 1),
+        }
+    }
+
+    /// Moves the oldest frame of the backlog. `false`: there is none, or no room for it.
+    pub(super) fn move_waiting<P: Ports>(&mut self, ports: &mut P) -> bool {
+        let Some((hdr, frame)) = self.backlog.pop() else { return false };
+        match ports.send(self.id, &hdr, &[&frame], true) {
+            Sent::Done => self.count_sent(frame.len()),
+            Sent::Dropped(reason) => self.stats.count_drops(reason, 1),
+            Sent::Gone => self.link_down(),
+            Sent::Full => {
+                self.backlog.put_back(hdr, frame);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn count_sent(&mut self, bytes: usize) {
+        self.stats.frames_to_port += 1;
+        self.stats.bytes_to_port += bytes as u64;
+    }
+
+    /// Nobody takes frames any more; those that wait are lost.
+    pub(super) fn link_down(&mut self) {
+        self.features = None;
+        let lost = self.backlog.clear();
+        self.stats.count_drops(DropReason::PortDown, lost);
+    }
+}
+
+/// All ports of a worker, by their numbers.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    pub(super) list: Vec<Slot>,
+    adapter: Adapter,
+}
+
+impl Slots {
+    pub(super) fn of(&self, port: PortId) -> &Slot {
+        &self.list[usize::from(port.0)]
+    }
+
+    pub(super) fn of_mut(&mut self, port: PortId) -> &mut Slot {
+        &mut self.list[usize::from(port.0)]
+    }
+
+    /// Sends a frame out of one port, as its peer takes it.
+    pub(super) fn send<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        to: PortId,
+        hdr: &VirtioNetHdr,
+        parts: &[&[u8]],
+    ) {
+        let Self { list, adapter } = self;
+        let slot = &mut list[usize::from(to.0)];
+        let Some(features) = slot.features else {
+            return slot.stats.count_drops(DropReason::PortDown, 1);
+        };
+        if fits(features, hdr) {
+            return slot.offer(ports, hdr, parts);
+        }
+        ports.before_adapting(to, hdr, parts);
+        let offer = |hdr: &_, frame: &_| slot.offer(ports, hdr, &[frame]);
+        if let Err(reason) = adapter.adapt(hdr, parts, offer) {
+            slot.stats.count_drops(reason, 1);
+        }
+    }
+
+    /// Sends a frame out of every port that is up, but `from`.
+    pub(super) fn flood<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        from: PortId,
+        hdr: &VirtioNetHdr,
+        parts: &[&[u8]],
+    ) {
+        for slot in 0..self.list.len() {
+            let Slot { id, features, .. } = self.list[slot];
+            if id != from && features.is_some() {
+                self.send(ports, id, hdr, parts);
+            }
+        }
+    }
+
+    /// Sends a frame that the engine made.
+    pub(super) fn transmit<P: Ports>(&mut self, ports: &mut P, made: &Transmit<'_>) {
+        match made.port {
+            Some(to) => self.send(ports, to, &made.hdr, made.parts()),
+            None => self.flood(ports, made.ingress, &made.hdr, made.parts()),
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! Turns over queues: who is read and fed, how much, and in which order.
+
+use std::collections::VecDeque;
+
+use super::*;
+use crate::common::setup::Setup;
+use crate::engine::EngineConfig;
+use crate::port::GuestConfig;
+use crate::store::arena::Arena;
+
+const NOW: Instant = Instant::from_secs(1000);
+const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
+const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
+const EVERYBODY: [u8; 6] = [0xff; 6];
+
+/// One port: what its peer has sent and not been read, and what it got.
+#[derive(Debug, Default)]
+struct Queue {
+    sent: VecDeque<(VirtioNetHdr, Vec<u8>)>,
+    got: Vec<Vec<u8>>,
+    /// Frames it takes; `None`: any number.
+    slots: Option<usize>,
+    /// It takes so many more as soon as it is asked to tell when it does.
+    slots_when_asked: usize,
+    waits_for_room: bool,
+    /// It has shown life since it was last asked.
+    moved: bool,
+    flushed: usize,
+    asked_for_frames: usize,
+    looked_at: usize,
+    gone: bool,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    list: Vec<Queue>,
+    /// Frames that were changed on the way out.
+    adapted: usize,
+    steps: Vec<Step>,
+    /// The turn ends with this step.
+    last: Option<Step>,
+}
+
+impl Queues {
+    fn of(&mut self, port: PortId) -> &mut Queue {
+        &mut self.list[usize::from(port.0)]
+    }
+}
+
+impl Ports for Queues {
+    fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received {
+        let queue = self.of(port);
+        queue.looked_at += 1;
+        if queue.gone {
+            return Received::Gone;
+        }
+        let Some((hdr, frame)) = queue.sent.pop_front() else { return Received::Empty };
+        let len = frame.len().min(buf.len());
+        buf[..len].copy_from_slice(&frame[..len]);
+        Received::Frame(hdr, len)
+    }
+
+    fn send(&mut self, port: PortId, _: &VirtioNetHdr, parts: &[&[u8]], _waited: bool) -> Sent {
+        let queue = self.of(port);
+        if queue.slots == Some(0) {
+            return Sent::Full;
+        }
+        queue.slots = queue.slots.map(|n| n - 1);
+        queue.got.push(parts.concat());
+        Sent::Done
+    }
+
+    fn room(&mut self, port: PortId, want: usize) -> usize {
+        if self.of(port).slots == Some(0) { 0 } else { want }
+    }
+
+    fn progress(&mut self, port: PortId) -> Option<bool> {
+        let queue = self.of(port);
+        queue.looked_at += 1;
+        std::mem::take(&mut queue.moved).then_some(true)
+    }
+
+    fn wait_for_frames(&mut self, port: PortId) -> bool {
+        let queue = self.of(port);
+        queue.asked_for_frames += 1;
+        !queue.sent.is_empty()
+    }
+
+    fn wait_for_room(&mut self, port: PortId, waits: bool) {
+        let queue = self.of(port);
+        queue.waits_for_room = waits;
+        if waits && queue.slots_when_asked > 0 {
+            queue.slots = queue.slots.map(|n| n + queue.slots_when_asked);
+            queue.slots_when_asked = 0;
+        }
+    }
+
+    fn flush(&mut self, port: PortId) {
+        self.of(port).flushed += 1;
+        self.of(port).looked_at += 1;
+    }
+
+    fn before_adapting(&mut self, _: PortId, _: &VirtioNetHdr, _: &[&[u8]]) {
+        self.adapted += 1;
+    }
+
+    fn after_step(&mut self, _: &Engine<'_>, step: Step) -> Result<(), Interrupted> {
+        self.steps.push(step);
+        if self.last == Some(step) { Err(Interrupted) } else { Ok(()) }
+    }
+}
+
+/// A worker: an uplink, which is port 0, and guests, all with their drivers there.
+struct Worker<'m> {
+    engine: Engine<'m>,
+    turn: Turn,
+    ports: Queues,
+}
+
+const UPLINK: PortId = PortId(0);
+const G1: PortId = PortId(1);
+const G2: PortId = PortId(2);
+
+fn with_worker(config: TurnConfig, guests: u16, test: impl FnOnce(&mut Worker<'_>)) {
+    let mut memory = vec![0_u64; Arena::layout_len(1, 8) / 8];
+    let arena = Arena::format(zerocopy::IntoBytes::as_mut_bytes(&mut memory[..]), 1, 8, 1).unwrap();
+    let engine_config = EngineConfig { flows_max: 1, hash_seeds: [1, 2, 3, 4] };
+    let engine = Engine::new(NOW, engine_config, arena);
+    let mut w = Worker { engine, turn: Turn::new(config), ports: Queues::default() };
+    w.add(PortConfig::uplink("uplink"));
+    for n in 0..guests {
+        w.add(PortConfig::guest(format!("guest{n}"), GuestConfig::default()));
+    }
+    test(&mut w);
+}
+
+impl Worker<'_> {
+    fn add(&mut self, config: PortConfig) {
+        let port = self.turn.add_port(NOW, &mut self.engine, config).unwrap();
+        self.turn.set_features(NOW, &mut self.engine, port, Some(PortFeatures::ALL));
+        self.ports.list.push(Queue::default());
+    }
+
+    /// A frame waits to be read at `port`, which wakes the worker.
+    fn sends(&mut self, port: PortId, frame: Vec<u8>) {
+        self.ports.of(port).sent.push_back((VirtioNetHdr::default(), frame));
+        self.turn.wake(port);
+    }
+
+    fn turn(&mut self) -> u64 {
+        self.turn.run(NOW, &mut self.engine, &mut self.ports).unwrap()
+    }
+
+    /// What a port got since the last call: the numbers in its frames.
+    fn got(&mut self, port: PortId) -> Vec<u16> {
+        self.ports.of(port).got.drain(..).map(|f| u16::from_be_bytes([f[14], f[15]])).collect()
+    }
+
+    fn drops(&self, port: PortId, reason: DropReason) -> u64 {
+        self.turn.stats(port).drops(reason)
+    }
+}
+
+/// A frame of 60 bytes that is nothing but Ethernet, with a number in it.
+fn frame(dst: [u8; 6], src: [u8; 6], n: u16) -> Vec<u8> {
+    let mut frame = [dst, src].concat();
+    frame.extend([0x88, 0xb5]); // "local experimental" (IEEE 802)
+    frame.extend(n.to_be_bytes());
+    frame.resize(60, 0);
+    frame
+}
+
+#[test]
+fn every_port_has_its_turn_and_a_busy_one_goes_on_in_the_next() {
+    let config = TurnConfig { frames_per_port: 4, ..TurnConfig::default() };
+    with_worker(config, 2, |w| {
+        for n in 0..6 {
+            w.sends(G1, frame(EVERYBODY, A, n));
+        }
+        w.sends(G2, frame(EVERYBODY, B, 100));
+        assert_eq!(w.turn(), 5);
+        assert_eq!(w.got(UPLINK), [0, 1, 2, 3, 100]);
+        assert!(w.turn.rest(&mut w.ports), "there is more, so the worker must not wait");
+        assert_eq!(w.turn(), 2);
+        assert_eq!(w.got(UPLINK), [4, 5]);
+        assert_eq!(w.got(G2), [0, 1, 2, 3, 4, 5]);
+        assert!(!w.turn.rest(&mut w.ports));
+    });
+}
+
+#[test]
+fn what_finds_a_full_ring_waits_its_turn_and_is_bounded() {
+    let config = TurnConfig { backlog_frames_max: 3, ..TurnConfig::default() };
+    with_worker(config, 1, |w| {
+        w.ports.of(G1).slots = Some(2);
+        for n in 0..7 {
+            w.sends(UPLINK, frame(EVERYBODY, A, n));
+        }
+        w.turn();
+        assert_eq!(w.got(G1), [0, 1]);
+        assert_eq!(w.turn.backlog_bytes(G1), 3 * 60);
+        assert_eq!(w.drops(G1, DropReason::QueueFull), 2);
+        assert!(w.ports.of(G1).waits_for_room, "the guest is asked to say when it has room");
+        w.ports.of(G1).slots = Some(1);
+        w.turn.wake(G1);
+        w.turn();
+        assert_eq!(w.got(G1), [2]);
+        w.ports.of(G1).slots = Some(9);
+        w.sends(UPLINK, frame(EVERYBODY, A, 7));
+        w.turn();
+        assert_eq!(w.got(G1), [3, 4, 7], "nothing overtakes");
+        assert!(!w.ports.of(G1).waits_for_room);
+    });
+}
+
+#[test]
+fn room_that_appears_while_it_is_asked_for_is_found() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        *w.ports.of(G1) = Queue { slots: Some(0), slots_when_asked: 1, ..Queue::default() };
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.sends(UPLINK, frame(EVERYBODY, A, 2));
+        w.turn();
+        assert_eq!(w.got(G1), [1]);
+        assert!(w.ports.of(G1).waits_for_room, "and asked for again, for the other frame");
+    });
+}
+
+#[test]
+fn a_link_that_goes_down_loses_what_waits_and_gets_nothing() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.ports.of(G1).slots = Some(0);
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.turn();
+        w.turn.set_features(NOW, &mut w.engine, G1, None);
+        assert_eq!(w.drops(G1, DropReason::PortDown), 1);
+        w.ports.of(G1).slots = None;
+        w.sends(UPLINK, frame(EVERYBODY, A, 2));
+        w.turn();
+        w.turn.set_features(NOW, &mut w.engine, G1, Some(PortFeatures::ALL));
+        w.sends(UPLINK, frame(EVERYBODY, A, 3));
+        w.turn();
+        assert_eq!(w.got(G1), [3]);
+    });
+}
+
+#[test]
+fn a_port_that_is_gone_is_down_and_the_others_go_on() {
+    with_worker(TurnConfig::default(), 2, |w| {
+        w.ports.of(UPLINK).gone = true;
+        w.turn.wake(UPLINK);
+        w.sends(G1, frame(EVERYBODY, A, 1));
+        w.turn();
+        assert_eq!(w.turn.features(UPLINK), None);
+        assert_eq!((w.got(UPLINK), w.got(G2)), (vec![], vec![1]));
+    });
+}
+
+#[test]
+fn com_17_a_frame_is_finished_for_who_does_not_take_it_as_it_is() {
+    with_worker(TurnConfig::default(), 2, |w| {
+        w.turn.set_features(NOW, &mut w.engine, G2, Some(PortFeatures::default()));
+        let mut ipv4 = frame(EVERYBODY, A, 0x4500);
+        ipv4[12..14].copy_from_slice(&[8, 0]);
+        ipv4[16..34].copy_from_slice(&[
+            0, 46, 0, 1, 0x40, 0, 64, 17, 0x66, 0xbc, 10, 0, 0, 1, 10, 0, 0, 2, // UDP
+        ]);
+        let partial =
+            VirtioNetHdr { flags: 1, csum_start: 34, csum_offset: 6, ..VirtioNetHdr::default() };
+        w.ports.of(UPLINK).sent.push_back((partial, ipv4.clone()));
+        w.turn.wake(UPLINK);
+        w.turn();
+        assert_eq!(w.ports.adapted, 1);
+        assert_eq!(w.ports.of(G1).got, [ipv4.clone()]);
+        let finished = w.ports.of(G2).got.pop().unwrap();
+        assert!(finished != ipv4 && finished[42..] == ipv4[42..], "only its checksum");
+    });
+}
+
+#[test]
+fn a_turn_that_is_interrupted_ends_with_that_step() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.ports.last = Some(Step::Frame);
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.sends(UPLINK, frame(EVERYBODY, A, 2));
+        let result = w.turn.run(NOW, &mut w.engine, &mut w.ports);
+        assert_eq!(result, Err(Interrupted));
+        assert_eq!(w.got(G1), [1]);
+        assert_eq!(w.ports.steps, [Step::Frame]);
+        w.ports.last = None;
+        w.turn();
+        assert_eq!(w.got(G1), [2], "the buffer for frames is still there");
+    });
+}
+
+/// INV-20: promised bytes and a flood share a ring that is always full.
+#[test]
+fn inv_20_a_flood_and_promised_bytes_take_turns() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:20001");
+    let inner = &mut *w.0.borrow_mut();
+    let mut turn = Turn::new(TurnConfig::default());
+    let mut ports = Queues::default();
+    for port in [UPLINK, G1] {
+        turn.slots.list.push(Slot::new(port, port == G1, 8));
+        turn.slots.of_mut(port).features = Some(PortFeatures::ALL);
+        ports.list.push(Queue::default());
+    }
+    let (mut flood, mut promised) = (0, 0);
+    for _ in 0..20 {
+        ports.of(G1).slots = Some(2);
+        for n in 0..10 {
+            ports.of(UPLINK).sent.push_back((VirtioNetHdr::default(), frame(EVERYBODY, A, n)));
+        }
+        turn.wake(UPLINK);
+        turn.run(inner.now, &mut inner.engine, &mut ports).unwrap();
+        for frame in ports.of(G1).got.drain(..) {
+            *if frame.len() == 60 { &mut flood } else { &mut promised } += 1;
+        }
+    }
+    assert_eq!(flood + promised, 40, "the ring was always full");
+    assert!(flood > 12 && promised > 12, "{flood} frames of a flood, {promised} of promised bytes");
+}

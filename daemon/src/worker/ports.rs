@@ -1,0 +1,124 @@
+//! The ports of a worker as its turn sees them, and who watches their frames.
+
+use nightporter_core::port::PortId;
+use nightporter_core::time::Instant;
+use nightporter_core::turn::{Ports, Received, Sent};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+use super::watch::{Direction, Watchers};
+use crate::port::Port;
+use crate::port::guest::GuestPort;
+
+/// A port and its name.
+#[derive(Debug)]
+pub(crate) struct NamedPort {
+    pub(crate) name: String,
+    pub(crate) port: Port,
+}
+
+/// All ports of a worker, by their numbers; ports are never removed.
+#[derive(Debug)]
+pub(crate) struct WorkerPorts {
+    pub(crate) list: Vec<NamedPort>,
+    pub(crate) watchers: Watchers,
+    /// The time of this turn.
+    pub(crate) now: Instant,
+}
+
+impl WorkerPorts {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { list: Vec::new(), watchers: Watchers::default(), now }
+    }
+
+    /// Adds what the engine calls `id`.
+    pub(crate) fn add(&mut self, id: PortId, name: String, port: Port) {
+        assert_eq!(self.list.len(), usize::from(id.0), "the engine counts ports from 0 as we do");
+        self.list.push(NamedPort { name, port });
+    }
+
+    /// All ports and their numbers.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PortId, &NamedPort)> {
+        (0..).map(PortId).zip(&self.list)
+    }
+
+    pub(crate) fn of(&self, port: PortId) -> &NamedPort {
+        &self.list[usize::from(port.0)]
+    }
+
+    pub(crate) fn of_mut(&mut self, port: PortId) -> &mut NamedPort {
+        &mut self.list[usize::from(port.0)]
+    }
+
+    /// The vhost-user port behind `port`, if it is one.
+    pub(crate) fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
+        match &mut self.of_mut(port).port {
+            Port::Guest(guest) => Some(guest),
+            Port::Uplink(_) | Port::Lost(_) => None,
+        }
+    }
+
+    /// The port with this name.
+    pub(crate) fn find(&self, name: &str) -> Option<PortId> {
+        self.iter().find(|(_, at)| at.name == name).map(|(id, _)| id)
+    }
+
+    /// The interface behind `port` is gone.
+    pub(crate) fn lose(&mut self, port: PortId) {
+        let at = self.of_mut(port);
+        if let Port::Uplink(tap) = &at.port {
+            tracing::error!(port = %at.name, "the interface is gone; its traffic is dropped");
+            at.port = Port::Lost(tap.config().clone());
+        }
+    }
+}
+
+impl Ports for WorkerPorts {
+    fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received {
+        let received = self.of_mut(port).port.receive(buf);
+        match received {
+            Received::Frame(_, len) => {
+                self.watchers.see(self.now, port, Direction::FromPort, &[&buf[..len]]);
+            }
+            Received::Gone => self.lose(port),
+            Received::Empty => {}
+        }
+        received
+    }
+
+    fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], _waited: bool) -> Sent {
+        let sent = self.of_mut(port).port.send(hdr, parts);
+        match sent {
+            Sent::Done => self.watchers.see(self.now, port, Direction::ToPort, parts),
+            Sent::Gone => self.lose(port),
+            Sent::Full | Sent::Dropped(_) => {}
+        }
+        sent
+    }
+
+    fn room(&mut self, port: PortId, want: usize) -> usize {
+        self.guest_mut(port).map_or(0, |guest| guest.room(want))
+    }
+
+    fn progress(&mut self, port: PortId) -> Option<bool> {
+        self.guest_mut(port)?.progress()
+    }
+
+    fn wait_for_frames(&mut self, port: PortId) -> bool {
+        // A level-triggered descriptor needs no asking.
+        self.guest_mut(port).is_some_and(GuestPort::arm)
+    }
+
+    fn wait_for_room(&mut self, port: PortId, waits: bool) {
+        match self.guest_mut(port) {
+            Some(guest) if waits => guest.wait_for_room(),
+            Some(guest) => guest.ignore_room(),
+            None => {}
+        }
+    }
+
+    fn flush(&mut self, port: PortId) {
+        if let Some(guest) = self.guest_mut(port) {
+            guest.flush();
+        }
+    }
+}
