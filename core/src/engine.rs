@@ -31,10 +31,10 @@ use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::store::record::name_hash;
 use crate::switch::Switch;
-use crate::tcp::Cx;
-use crate::tcp::emit::OutQueue;
+use crate::tcp::FlowContext;
 use crate::tcp::flow::{Flow, State, Why};
-use crate::tcp::handshake::SynInfo;
+use crate::tcp::gates::OutQueue;
+use crate::tcp::options::SynInfo;
 use crate::tcp::vm::{RunningClock, Vm, VmCounters};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
@@ -349,15 +349,14 @@ impl<'m> Engine<'m> {
         &mut self,
         now: Instant,
         id: FlowId,
-        f: impl FnOnce(&mut Flow, &mut Cx<'_, 'm>) -> R,
+        f: impl FnOnce(&mut Flow, &mut FlowContext<'_, 'm>) -> R,
     ) -> Option<R> {
         let (flow, mut cx) = self.flow_and_context(now, id)?;
         let was = flow.state();
         let result = f(flow, &mut cx);
         flow.after_event(&mut cx);
         let class = flow.class_if_new(was);
-        let at = flow.next_deadline(&cx);
-        if flow.timers.wake_at(at) {
+        if let Some(at) = flow.wake_at(&cx) {
             self.timers.schedule(id, at);
         }
         if let Some(class) = class {
@@ -367,10 +366,14 @@ impl<'m> Engine<'m> {
     }
 
     /// A flow, and what it may touch besides itself.
-    fn flow_and_context(&mut self, now: Instant, id: FlowId) -> Option<(&mut Flow, Cx<'_, 'm>)> {
+    fn flow_and_context(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+    ) -> Option<(&mut Flow, FlowContext<'_, 'm>)> {
         let (key, flow) = self.flows.entry_mut(id)?;
         let port = self.ports.get_mut(usize::from(key.port))?.as_mut()?;
-        let cx = Cx {
+        let cx = FlowContext {
             now,
             id,
             key,
@@ -388,7 +391,8 @@ impl<'m> Engine<'m> {
     fn remove_flow(&mut self, id: FlowId) {
         self.timers.cancel(id);
         if let Some((key, flow)) = self.flows.remove(id) {
-            self.dispose(key, flow);
+            let port = self.ports[usize::from(key.port)].as_mut();
+            flow.dispose(&mut self.arena, port.map(|port| &mut port.vm));
         }
     }
 
@@ -413,22 +417,10 @@ impl<'m> Engine<'m> {
         if self.flows.has_room(port) {
             return None;
         }
-        let parked = |f: &Flow| f.state() == State::On && f.rec.is_none() && f.quiescent();
+        let parked = |f: &Flow| f.state() == State::On && f.is_parked() && f.quiescent();
         oldest(self, Class::Spent)
             .or_else(|| self.flows.find_unused(port, Class::Live, STEPS_MAX, parked))
             .or_else(|| oldest(self, Class::Unproven))
-    }
-
-    /// Takes back what a removed entry held. Its place in lists is skipped when its turn comes.
-    fn dispose(&mut self, key: FlowKey, mut flow: Flow) {
-        flow.store.clear(&mut self.arena);
-        if let Some(rec) = flow.rec.take() {
-            self.arena.free_record(rec);
-        }
-        if let Some(port) = self.ports[usize::from(key.port)].as_mut() {
-            port.vm.unreserve(u64::from(flow.rx.reserved_pages));
-            port.vm.owing_flows -= u32::from(flow.flags.owing);
-        }
     }
 }
 

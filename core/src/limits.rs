@@ -74,6 +74,13 @@ pub const AHEAD_ACKS: u8 = 3;
 /// With each of them G may have sent so many times R's largest window more: it is shown them, and
 /// R's window may have grown.
 pub const AHEAD_WINDOWS: u64 = 4;
+/// Segments that a sender may send after a pause (RFC 5681 section 4.1, RFC 6928): what a parked
+/// flow's G must have room for.
+pub const RESTART_SEGMENTS: u64 = 10;
+/// ACKs that are sent at once at the beginning of a connection, as Linux does (SNOOP-07).
+pub const QUICK_ACKS: u8 = 16;
+/// Refusals remembered per VM (SNOOP-32).
+pub const REFUSALS_PER_VM: usize = 64;
 /// Entries the switch learns from uplinks: 8192 x 32 B = 256 KiB.
 pub const MACS_MAX: usize = 8192;
 /// Source IPs that are learned of a guest port without a configured list; it owns these (COM-11).
@@ -96,8 +103,6 @@ pub const FLOW_STATE_BYTES: usize = 328;
 /// A tracked flow that owes nothing and was idle for [`T_PARK`].
 pub const FLOW_BYTES_IDLE: usize =
     FLOW_SLOT_OVERHEAD + FLOW_INDEX_BYTES + FLOW_TIMER_BYTES + FLOW_STATE_BYTES;
-/// A flow with ack offload and promises: the same and its record, besides its pages.
-pub const FLOW_BYTES_ACTIVE: usize = FLOW_BYTES_IDLE + FLOW_RECORD_BYTES;
 
 // --- Times -------------------------------------------------------------------------------------
 
@@ -150,6 +155,9 @@ pub const TIMER_FLOOR_PAUSED: Duration = Duration::from_millis(100);
 pub const PAWS_IDLE: Duration = Duration::from_secs(24 * 24 * 3600);
 /// A TSval may be this much older than the newest (`TCP_PAWS_WINDOW` of Linux 6.18).
 pub const PAWS_TICKS: i32 = 1;
+/// Evidence of running counts at most this much time per piece: a guest that shows life once in
+/// 100 ms has not run for 100 ms.
+pub const RUNNING_CREDIT_MAX: Duration = Duration::from_millis(10);
 /// A learned MAC is forgotten after this (IEEE 802.1D-2004 table 7-5: 300 s).
 pub const MAC_AGE: Duration = Duration::from_secs(300);
 /// A full MAC table is searched for forgotten ones at most this often.

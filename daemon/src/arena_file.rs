@@ -124,7 +124,7 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaLock),
     // Bytes are not carried over: a restart resets the flows that were owed some (LIFE-09), and for
     // that their records are enough.
     let owed: Vec<Record> =
-        old.records().map(|(_, record)| record).filter(|r| r.rcv_nxt > r.g_una).collect();
+        old.records().map(|(_, record)| record).filter(|r| r.rcv_nxt > r.guest_una).collect();
     tracing::info!(owed = owed.len(), "the arena gets another size");
     // Lower limits hide no promise: this arena has room for all, the one after it is as asked.
     let size = ArenaSize { records: size.records.max(owed.len()), ..size };

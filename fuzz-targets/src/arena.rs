@@ -72,7 +72,7 @@ fn memory(u: &mut Unstructured<'_>) -> arbitrary::Result<(Vec<u64>, usize, usize
         let record = record(u)?;
         let Some(id) = arena.alloc_record(&record) else { break };
         for _ in 0..u.int_in_range(0..=3)? {
-            let near = record.g_una / nightporter_core::limits::PAGE as u64;
+            let near = record.guest_una / nightporter_core::limits::PAGE as u64;
             let page_no = near.wrapping_add_signed(u.int_in_range(-2..=3)?);
             arena.alloc_page(id, page_no);
         }
@@ -116,10 +116,10 @@ fn record(u: &mut Unstructured<'_>) -> arbitrary::Result<Record> {
     let mut l2 = [2; 22];
     l2[12..14].copy_from_slice(&if v6 { [0x86, 0xdd] } else { [8, 0] });
     let l2_len = if u.ratio(7, 8)? { 14 } else { u.int_in_range(0..=22)? };
-    let g_una = word(u)?;
+    let guest_una = word(u)?;
     let above = |u: &mut Unstructured<'_>| -> arbitrary::Result<u64> {
         let some = u.int_in_range(0..=50_000)?;
-        if u.ratio(7, 8)? { Ok(g_una.wrapping_add(some)) } else { word(u) }
+        if u.ratio(7, 8)? { Ok(guest_una.wrapping_add(some)) } else { word(u) }
     };
     Ok(Record {
         name_hash: if u.ratio(7, 8)? { name_hash(VM) } else { u.arbitrary()? },
@@ -141,10 +141,10 @@ fn record(u: &mut Unstructured<'_>) -> arbitrary::Result<Record> {
         mss_to_g: u.arbitrary()?,
         mss_to_r: u.arbitrary()?,
         rcv_nxt: above(u)?,
-        g_una,
-        g_nxt: above(u)?,
-        w_nxt: word(u)?,
-        h_re: above(u)?,
+        guest_una,
+        guest_nxt: above(u)?,
+        net_nxt: word(u)?,
+        edge_to_net: above(u)?,
         ts_emit_r: u32::arbitrary(u)?,
         ts_emit_g: u32::arbitrary(u)?,
     })
@@ -161,7 +161,7 @@ fn opens_and_recovers(memory: &mut [u64], records: usize, pages: usize) -> bool 
     assert!(!shape || found.len() + arena.free_records() == records, "a record is lost or doubled");
     let mut held = 0;
     for mut flow in found {
-        let (from, to) = (flow.record.g_una, flow.record.rcv_nxt);
+        let (from, to) = (flow.record.guest_una, flow.record.rcv_nxt);
         assert!(from <= to, "promises end before they begin");
         held += flow.store.held_pages() as usize;
         if flow.complete {

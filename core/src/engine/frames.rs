@@ -7,7 +7,7 @@ use crate::flow::table::FlowId;
 use crate::port::PortId;
 use crate::switch::{Mac, Out};
 use crate::tcp::flow::{Flow, State, Why};
-use crate::tcp::handshake::{Offers, SynInfo};
+use crate::tcp::options::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
 use crate::wire::packet::{Ip, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack};
@@ -24,7 +24,7 @@ impl Engine<'_> {
         hdr: &mut VirtioNetHdr,
         frame: &mut [u8],
     ) -> Verdict {
-        let verdict = self.judge(now, port, hdr, frame).unwrap_or_else(Verdict::Drop);
+        let verdict = self.process_frame(now, port, hdr, frame).unwrap_or_else(Verdict::Drop);
         match verdict {
             Verdict::Drop(reason) => self.count_drop(port, reason),
             Verdict::Forward(out) => self.note_given(now, port, Some(out)),
@@ -48,7 +48,7 @@ impl Engine<'_> {
         }
     }
 
-    fn judge(
+    fn process_frame(
         &mut self,
         now: Instant,
         port: PortId,
@@ -74,7 +74,7 @@ impl Engine<'_> {
             }
             if let Some((ip, tcp)) = packet.tcp() {
                 let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
-                match self.judge_from_guest(now, port, &mut f) {
+                match self.process_from_guest(now, port, &mut f) {
                     Fate::Pass => {}
                     Fate::Absorbed => return Ok(Verdict::Absorbed),
                     Fate::Drop(reason) => return Err(reason),
@@ -91,9 +91,9 @@ impl Engine<'_> {
         }
         if guest {
             // An emission gate may have edited it.
-            return self.toward(now, out, hdr, frame, &Packet::parse(frame)?);
+            return self.process_toward_guest(now, out, hdr, frame, &Packet::parse(frame)?);
         }
-        self.toward(now, out, hdr, frame, packet)
+        self.process_toward_guest(now, out, hdr, frame, packet)
     }
 
     /// Where the switch sends a frame; `None` is everywhere.
@@ -111,8 +111,8 @@ impl Engine<'_> {
         }
     }
 
-    /// What the receiver's half makes of a frame on its way to the guest of `out`.
-    pub(super) fn toward(
+    /// What the inbound pipe of a flow makes of a frame on its way to the guest of `out`.
+    pub(super) fn process_toward_guest(
         &mut self,
         now: Instant,
         out: PortId,
@@ -128,7 +128,7 @@ impl Engine<'_> {
             }
             Net::Ip(ip @ Ip { l4: L4::Tcp(tcp), .. }) => {
                 let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
-                return match self.judge_from_net(now, out, &mut f) {
+                return match self.process_from_net(now, out, &mut f) {
                     Fate::Pass => Ok(Verdict::Forward(out)),
                     Fate::Absorbed => Ok(Verdict::Absorbed),
                     Fate::Drop(reason) => Err(reason),
@@ -139,45 +139,24 @@ impl Engine<'_> {
         Ok(Verdict::Forward(out))
     }
 
-    fn judge_from_guest(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
+    fn process_from_guest(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
         let key = FlowKey::from_guest(port.0, f.eth, f.ip, f.tcp);
         if f.tcp.flags.contains(TcpFlags::SYN) {
             self.on_syn_from_guest(now, key, f);
             return Fate::Pass;
         }
         let Some(id) = self.flows.lookup(&key) else { return Fate::Pass };
-        self.with_flow(now, id, |flow, cx| {
-            flow.timers.on_seen(now);
-            match flow.state() {
-                State::Handshake => {
-                    flow.template.learn_from_guest(f.l2(), f.ip);
-                    if !flow.is_third_ack_from_guest(f.tcp) {
-                        if !flow.is_handshake_noise(f.tcp) {
-                            flow.pass(now, Why::Ambiguous);
-                        }
-                        return Fate::Pass;
-                    }
-                    flow.learn_third_ack_from_guest(f.tcp);
-                    flow.go_on(cx);
-                    let data = flow.state() == State::On && f.tcp.payload_len > 0;
-                    if data { flow.on_segment_from_guest(cx, f) } else { Fate::Pass }
-                }
-                State::On | State::Drain => flow.on_segment_from_guest(cx, f),
-                State::Pass => Fate::Pass,
-                State::Abort => flow.on_segment_in_abort(cx, true, f.tcp),
-            }
-        })
-        .unwrap_or(Fate::Pass)
+        self.with_flow(now, id, |flow, cx| flow.on_frame_from_guest(cx, f)).unwrap_or(Fate::Pass)
     }
 
-    fn judge_from_net(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
+    fn process_from_net(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
         let key = FlowKey::from_net(port.0, f.eth, f.ip, f.tcp);
         let id = self.flows.lookup(&key);
         let other = TcpFlags::ACK.union(TcpFlags::RST);
         let pure_syn = f.tcp.flags.contains(TcpFlags::SYN) && !f.tcp.flags.intersects(other);
         if pure_syn {
             // SNOOP-17: for a flow that owes something H answers, else G.
-            let owes = |f: &Flow| f.is_live() && !(f.owes_nothing() && f.ooo.is_empty());
+            let owes = |f: &Flow| f.is_live() && !f.holds_nothing();
             if !id.and_then(|id| self.flows.get(id)).is_some_and(owes) {
                 if f.checksum_ok() {
                     self.on_syn_from_net(now, port, key, id, f.ip, f.tcp);
@@ -188,27 +167,10 @@ impl Engine<'_> {
         let Some(id) = id else { return Fate::Pass };
         let mut completed = false;
         let fate = self.with_flow(now, id, |flow, cx| {
-            flow.timers.on_seen(now);
-            match flow.state() {
-                State::Handshake => {
-                    flow.template.learn_from_net(f.ip);
-                    if !f.checksum_ok() {
-                        return Fate::Pass; // G will drop it; nothing is learned from it
-                    }
-                    if !flow.is_third_ack_from_net(f.tcp) {
-                        flow.on_handshake_from_net(now, f.tcp, f.ip);
-                        return Fate::Pass;
-                    }
-                    flow.learn_third_ack_from_net(f.tcp);
-                    flow.go_on(cx);
-                    completed = flow.state() == State::On;
-                    let data = completed && f.tcp.payload_len > 0;
-                    if data { flow.on_segment_from_net(cx, f) } else { Fate::Pass }
-                }
-                State::On | State::Drain => flow.on_segment_from_net(cx, f),
-                State::Pass => Fate::Pass,
-                State::Abort => flow.on_segment_in_abort(cx, false, f.tcp),
-            }
+            let was = flow.state();
+            let fate = flow.on_frame_from_net(cx, f);
+            completed = was == State::Handshake && flow.is_live();
+            fate
         });
         if completed {
             self.syn_cache.take(&key); // copies of the SYN that were seen until now are answered
@@ -226,20 +188,15 @@ impl Engine<'_> {
         ip: &Ip,
         tcp: &Tcp,
     ) {
-        let opens = |flow: &Flow| flow.state() == State::Handshake && flow.flags.guest_is_client;
-        if let Some(id) = id.filter(|id| self.flows.get(*id).is_some_and(opens)) {
+        let opened = |id: &FlowId| self.flows.get(*id).is_some_and(Flow::is_opened_by_guest);
+        if let Some(id) = id.filter(opened) {
             // Simultaneous open (COM-25).
             self.with_flow(now, id, |flow, _| flow.pass(now, Why::Ambiguous));
             return;
         }
         let mut syn = SynInfo::learn(tcp, ip.version);
         if let Some(flow) = id.and_then(|id| self.flows.get_mut(id)) {
-            // G may answer with a challenge ACK.
-            flow.flags.keepalive = flow.is_live();
-            if let Some(offers) = flow.offers_mut() {
-                syn = syn.after(offers.r);
-                offers.r = if syn.isn == offers.r.isn { syn } else { offers.r };
-            }
+            syn = flow.on_syn_from_net(syn);
         }
         if !self.wants_flows(port) {
             return;
@@ -259,14 +216,7 @@ impl Engine<'_> {
         let syn_g = SynInfo::learn(tcp, ip.version);
         if let Some(id) = self.flows.lookup(&key) {
             let Some(flow) = self.flows.get_mut(id) else { return };
-            let unchanged = flow.tx.isn == syn_g.isn && flow.flags.guest_is_client == client;
-            if unchanged && flow.state() != State::Abort {
-                if let Some(offers) = flow.offers_mut() {
-                    offers.g = syn_g.after(offers.g);
-                }
-                if let Some(ts) = tcp.options.timestamps {
-                    flow.note_tsval_from_guest(ts.tsval);
-                }
+            if flow.on_syn_copy_from_guest(syn_g, client, tcp) {
                 return; // a retransmission of the SYN that made this flow
             }
             if !client && self.outlives_syn_ack(now, id, &key, tcp) {
@@ -279,15 +229,12 @@ impl Engine<'_> {
             return;
         }
         let syn_r = self.syn_cache.take(&key);
-        let mut flow = match (client, syn_r) {
-            (true, None) => Flow::new(now, SynInfo::default(), syn_g),
-            (false, Some(syn_r)) => Flow::new(now, syn_r, syn_g),
-            _ => return, // simultaneous open, or a SYN nobody remembers: PASS for life
-        };
-        flow.flags.guest_is_client = client;
-        flow.template.learn_from_guest(f.l2(), ip);
+        if client == syn_r.is_some() {
+            return; // simultaneous open, or a SYN nobody remembers: PASS for life
+        }
         let offers = Offers { r: syn_r.unwrap_or_default(), g: syn_g };
-        if !client && !flow.on_syn_ack_from_guest(&offers, tcp) {
+        let mut flow = Flow::new(now, offers, client);
+        if !flow.on_first_from_guest(&offers, f) {
             return;
         }
         if let Some(id) = self.insert_flow(key, flow) {
@@ -307,14 +254,12 @@ impl Engine<'_> {
     fn outlives_syn_ack(&mut self, now: Instant, id: FlowId, key: &FlowKey, tcp: &Tcp) -> bool {
         let asked = self.syn_cache.lookup(key).is_some();
         let outlives = |flow: &Flow| match flow.state() {
-            State::On | State::Drain => !(asked && flow.owes_nothing() && flow.ooo.is_empty()),
+            State::On | State::Drain => !(asked && flow.holds_nothing()),
             State::Abort => !(asked || flow.owes_nothing()), // G has yet to hear of the reset
             State::Handshake | State::Pass => false,
         };
         self.with_flow(now, id, |flow, _| {
-            if let Some(ts) = tcp.options.timestamps {
-                flow.note_tsval_from_guest(ts.tsval); // R sees it (INV-08)
-            }
+            flow.on_tsval_of_syn_from_guest(tcp);
             outlives(flow)
         })
         .unwrap_or(false)

@@ -3,7 +3,8 @@
 use crate::drops::DropReason;
 use crate::engine::{Engine, TRANSMIT_PARTS_MAX, Transmit, Verdict};
 use crate::port::PortId;
-use crate::tcp::deliver::Delivery;
+use crate::tcp::flow::Flow;
+use crate::tcp::{Delivery, FlowContext};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::packet::{Eth, Packet};
@@ -17,16 +18,8 @@ impl Engine<'_> {
     pub fn handle_batch_end(&mut self, now: Instant) {
         while let Some(id) = self.ack_list.pop() {
             let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
-            flow.flags.ack_listed = false;
             let was = flow.state();
-            if flow.flags.ack_due && flow.is_live() {
-                flow.ack_now(&mut cx, None);
-                flow.settle_drain(&mut cx); // this ACK may have been the last thing owed
-                if let Some(rec) = flow.rec {
-                    cx.arena.commit_h_re(rec, flow.rx.re); // nothing else may have moved
-                }
-                flow.note_owing(&mut cx);
-            }
+            flow.on_batch_end(&mut cx);
             if let Some(class) = flow.class_if_new(was) {
                 self.flows.set_class(id, class);
             }
@@ -89,7 +82,7 @@ impl Engine<'_> {
         let mut made = *self.out.at(place);
         let frame = &mut made.bytes[..made.len];
         let packet = Packet::parse(frame)?;
-        let verdict = self.toward(now, out, &VirtioNetHdr::default(), frame, &packet);
+        let verdict = self.process_toward_guest(now, out, &VirtioNetHdr::default(), frame, &packet);
         *self.out.at_mut(place) = made;
         verdict
     }
@@ -110,17 +103,16 @@ impl Engine<'_> {
         for _ in 0..listed {
             let id = self.port_mut(port)?.vm.ready.pop_front()?;
             let mut header = [0; TcpEmit::MAX_LEN];
-            // `after_event` lists the flow again if it has more.
-            let delivery = self.with_flow(now, id, |flow, cx| {
-                flow.flags.listed = false;
-                flow.next_delivery(cx, &mut header, room)
-            });
+            let poll = |flow: &mut Flow, cx: &mut FlowContext<'_, '_>| {
+                flow.poll_delivery(cx, &mut header, room)
+            };
+            let delivery = self.with_flow(now, id, poll);
             if let Some(Some(delivery)) = delivery {
                 self.made = header;
                 found = Some((id, delivery));
                 break;
             }
-            if self.flows.get(id).is_some_and(|flow| flow.flags.listed) {
+            if self.flows.get(id).is_some_and(Flow::is_listed) {
                 // It has something, but no room: the others would fare no better, and its turn
                 // stays its own, or who comes first in a ring with little room would always do so.
                 self.port_mut(port)?.vm.ready.rotate_right(1);
@@ -148,7 +140,7 @@ impl Engine<'_> {
         parts[0] = &self.made[..d.header_len];
         let mut n = 1;
         if let Some(flow) = self.flows.get(id).filter(|_| d.from < d.to) {
-            for piece in flow.store.slices(&self.arena, d.from, d.to) {
+            for piece in flow.store().slices(&self.arena, d.from, d.to) {
                 parts[usize::from(n)] = piece;
                 n += 1;
             }

@@ -5,9 +5,8 @@ use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::port::PortId;
 use crate::store::flow_store::recover;
-use crate::tcp::Cx;
-use crate::tcp::flow::{Flow, Template};
-use crate::tcp::handshake::SynInfo;
+use crate::tcp::FlowContext;
+use crate::tcp::flow::Flow;
 use crate::time::Instant;
 
 impl Engine<'_> {
@@ -22,7 +21,7 @@ impl Engine<'_> {
             let mut store = found.store;
             store.clear(&mut self.arena);
             let port = self.port_named(record.name_hash);
-            let owed = record.rcv_nxt > record.g_una;
+            let owed = record.rcv_nxt > record.guest_una;
             let (true, Some(port)) = (owed, port) else {
                 self.arena.free_record(found.id);
                 continue;
@@ -33,31 +32,15 @@ impl Engine<'_> {
                 self.arena.free_record(found.id);
                 continue;
             }
-            let mut flow = Flow::new(now, SynInfo::default(), SynInfo::default());
-            flow.opt.timestamps = record.flags & crate::store::record::FLAG_TS != 0;
-            flow.opt.shift_g = record.s_g;
-            flow.opt.shift_r = record.s_r;
-            flow.template = Template::from_record(record.l2.bytes(), record.ttl, record.ttl_to_g);
-            flow.rx.rcv_nxt = record.rcv_nxt;
-            flow.rx.ack_sent = record.rcv_nxt;
-            flow.rx.re = record.h_re.max(record.rcv_nxt);
-            flow.rx.g_una = record.g_una;
-            flow.rx.g_snd = record.g_nxt.clamp(record.g_una, record.rcv_nxt);
-            flow.rx.g_nxt = flow.rx.g_snd;
-            flow.rx.g_re = flow.rx.g_snd;
-            flow.tx.w_una = record.w_nxt;
-            flow.tx.w_nxt = record.w_nxt;
-            flow.ts.emit_r = record.ts_emit_r;
-            flow.ts.emit_g = record.ts_emit_g;
             reset += 1;
             if !self.flows.has_room(key.port) {
                 // The limit is lower than it was. R hears of it now; G, when R answers it.
-                self.tell_remote(now, &key, flow);
+                self.tell_remote(now, &key, Flow::recovered(now, &record, None));
                 self.arena.free_record(found.id);
                 continue;
             }
             // The record stays until the entry goes: another crash before then tells them again.
-            flow.rec = Some(found.id);
+            let flow = Flow::recovered(now, &record, Some(found.id));
             if let Some(id) = self.insert_flow(key, flow) {
                 self.with_flow(now, id, |flow, cx| flow.reset_after_restart(cx));
             }
@@ -70,7 +53,7 @@ impl Engine<'_> {
         let Some(port) = self.ports.get_mut(usize::from(key.port)).and_then(Option::as_mut) else {
             return;
         };
-        let mut cx = Cx {
+        let mut cx = FlowContext {
             now,
             id: FlowId::NONE,
             key,

@@ -3,6 +3,7 @@
 use super::*;
 use crate::flow::key::tests::key;
 use crate::port::GuestConfig;
+use crate::tcp::options::Offers;
 
 const NOW: Instant = Instant::from_secs(1000);
 const MANY: u32 = 20_000;
@@ -30,13 +31,13 @@ fn with_engine(test: impl FnOnce(&mut Engine<'_>, PortId)) {
 
 /// In the path, parked, owing nothing, with nothing promised that G does not show.
 fn idle() -> Flow {
-    let mut flow = Flow::new(NOW, SynInfo::default(), SynInfo::default());
+    let mut flow = Flow::new(NOW, Offers::default(), false);
     flow.take_on();
     flow
 }
 
 fn handshake() -> Flow {
-    Flow::new(NOW, SynInfo::default(), SynInfo::default())
+    Flow::new(NOW, Offers::default(), false)
 }
 
 fn visited(engine: &Engine<'_>) -> usize {

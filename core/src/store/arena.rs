@@ -32,7 +32,7 @@
 //! is unknown (first use, after a restart), is zeroed then. That is cheaper than zeroing on every
 //! free (a VM's pages mostly return to it) and cheaper to prove than tracking written ranges: the
 //! rule needs no assumption about which ranges anybody reads. After a restart only bytes in
-//! `[g_una, rcv_nxt)` of a valid record are read, and those were written before `rcv_nxt` was
+//! `[guest_una, rcv_nxt)` of a valid record are read, and those were written before `rcv_nxt` was
 //! committed.
 
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
@@ -344,14 +344,14 @@ impl<'m> Arena<'m> {
     }
 
     /// Commits `g.una`. Call before the pages below it are released.
-    pub fn commit_g_una(&mut self, id: RecordId, seq: u64) {
-        put(&self.raw(id)[record::G_UNA], seq);
+    pub fn commit_guest_una(&mut self, id: RecordId, seq: u64) {
+        put(&self.raw(id)[record::GUEST_UNA], seq);
         compiler_fence(Ordering::Release);
     }
 
     /// Commits `h.re`, before a segment that advertises it leaves (INV-05 across a restart).
-    pub fn commit_h_re(&mut self, id: RecordId, seq: u64) {
-        put(&self.raw(id)[record::H_RE], seq);
+    pub fn commit_edge_to_net(&mut self, id: RecordId, seq: u64) {
+        put(&self.raw(id)[record::EDGE_TO_NET], seq);
     }
 
     /// Commits every word that changes with traffic; for when, see [`Self::commit_rcv_nxt`].
@@ -359,10 +359,10 @@ impl<'m> Arena<'m> {
         let raw = self.raw(id);
         compiler_fence(Ordering::Release);
         put(&raw[record::RCV_NXT], p.rcv_nxt);
-        put(&raw[record::G_UNA], p.g_una);
-        put(&raw[record::G_NXT], p.g_nxt);
-        put(&raw[record::W_NXT], p.w_nxt);
-        put(&raw[record::H_RE], p.h_re);
+        put(&raw[record::GUEST_UNA], p.guest_una);
+        put(&raw[record::GUEST_NXT], p.guest_nxt);
+        put(&raw[record::NET_NXT], p.net_nxt);
+        put(&raw[record::EDGE_TO_NET], p.edge_to_net);
         put(&raw[record::TS_EMIT], record::ts_word(p.ts_emit_r, p.ts_emit_g));
     }
 

@@ -212,9 +212,9 @@ impl FlowStore {
 pub struct Recovered {
     /// Its record's place.
     pub id: RecordId,
-    /// What the record says, with `rcv_nxt >= g_una`.
+    /// What the record says, with `rcv_nxt >= guest_una`.
     pub record: Record,
-    /// The bytes `[g_una, rcv_nxt)`, if `complete`.
+    /// The bytes `[guest_una, rcv_nxt)`, if `complete`.
     pub store: FlowStore,
     /// Whether every promised byte is there. If not, both sides must be reset (INV-21).
     pub complete: bool,
@@ -229,7 +229,7 @@ pub fn recover(arena: &mut Arena<'_>) -> Vec<Recovered> {
         .records()
         .map(|(id, mut record)| {
             // A kill between the two commits of SNOOP-24; what G acknowledged is owed to nobody.
-            record.rcv_nxt = record.rcv_nxt.max(record.g_una);
+            record.rcv_nxt = record.rcv_nxt.max(record.guest_una);
             let store = FlowStore { end: record.rcv_nxt, ..FlowStore::default() };
             (id, Recovered { id, record, store, complete: true })
         })
@@ -252,9 +252,9 @@ pub fn recover(arena: &mut Arena<'_>) -> Vec<Recovered> {
 }
 
 impl Recovered {
-    /// Page numbers of `[g_una, rcv_nxt)`.
+    /// Page numbers of `[guest_una, rcv_nxt)`.
     fn promised_pages(&self) -> core::ops::Range<u64> {
-        let (from, to) = (self.record.g_una, self.record.rcv_nxt);
+        let (from, to) = (self.record.guest_una, self.record.rcv_nxt);
         let first = from / PAGE_BYTES;
         if from == to { first..first } else { first..(to - 1) / PAGE_BYTES + 1 }
     }

@@ -18,10 +18,10 @@ pub(super) type RawRecord = [AtomicU64; WORDS];
 /// Word 0: zero while free, else the checksum of the static words.
 pub(super) const STATE: usize = 0;
 pub(super) const RCV_NXT: usize = 1;
-pub(super) const G_UNA: usize = 2;
-pub(super) const G_NXT: usize = 3;
-pub(super) const W_NXT: usize = 4;
-pub(super) const H_RE: usize = 5;
+pub(super) const GUEST_UNA: usize = 2;
+pub(super) const GUEST_NXT: usize = 3;
+pub(super) const NET_NXT: usize = 4;
+pub(super) const EDGE_TO_NET: usize = 5;
 /// Last TSval emitted to R (low half) and to G (high half).
 pub(super) const TS_EMIT: usize = 6;
 // Word 7 is reserved and zero.
@@ -99,13 +99,13 @@ pub struct Record {
     /// `h.rcv_nxt`: every byte below was accepted and may have been acknowledged.
     pub rcv_nxt: u64,
     /// `g.una`: every byte below was acknowledged by G.
-    pub g_una: u64,
+    pub guest_una: u64,
     /// `g.nxt`: every byte below was delivered to G at least once.
-    pub g_nxt: u64,
+    pub guest_nxt: u64,
     /// `w.nxt`: every byte of G below was sent to R.
-    pub w_nxt: u64,
+    pub net_nxt: u64,
     /// `h.re`: the highest right edge advertised to R.
-    pub h_re: u64,
+    pub edge_to_net: u64,
     /// `ts.emit_r`: the highest TSval emitted to R.
     pub ts_emit_r: u32,
     /// `ts.emit_g`: the highest TSval emitted to G.
@@ -117,10 +117,10 @@ pub struct Record {
 #[expect(missing_docs, reason = "the same fields as those of `Record`")]
 pub struct Progress {
     pub rcv_nxt: u64,
-    pub g_una: u64,
-    pub g_nxt: u64,
-    pub w_nxt: u64,
-    pub h_re: u64,
+    pub guest_una: u64,
+    pub guest_nxt: u64,
+    pub net_nxt: u64,
+    pub edge_to_net: u64,
     pub ts_emit_r: u32,
     pub ts_emit_g: u32,
 }
@@ -160,10 +160,10 @@ impl Record {
     /// Writes everything but the state word, which it returns (never zero).
     pub(super) fn encode(&self, generation: u32, raw: &RawRecord) -> u64 {
         store(raw, RCV_NXT, self.rcv_nxt);
-        store(raw, G_UNA, self.g_una);
-        store(raw, G_NXT, self.g_nxt);
-        store(raw, W_NXT, self.w_nxt);
-        store(raw, H_RE, self.h_re);
+        store(raw, GUEST_UNA, self.guest_una);
+        store(raw, GUEST_NXT, self.guest_nxt);
+        store(raw, NET_NXT, self.net_nxt);
+        store(raw, EDGE_TO_NET, self.edge_to_net);
         store(raw, TS_EMIT, ts_word(self.ts_emit_r, self.ts_emit_g));
         let mut c = Cursor { bytes: [0; STATIC_BYTES], at: 0 };
         c.put(&self.name_hash.to_le_bytes());
@@ -228,10 +228,10 @@ impl Record {
             mss_to_g,
             mss_to_r,
             rcv_nxt: load(raw, RCV_NXT),
-            g_una: load(raw, G_UNA),
-            g_nxt: load(raw, G_NXT),
-            w_nxt: load(raw, W_NXT),
-            h_re: load(raw, H_RE),
+            guest_una: load(raw, GUEST_UNA),
+            guest_nxt: load(raw, GUEST_NXT),
+            net_nxt: load(raw, NET_NXT),
+            edge_to_net: load(raw, EDGE_TO_NET),
             ts_emit_r: u32::from_le_bytes([ts[0], ts[1], ts[2], ts[3]]),
             ts_emit_g: u32::from_le_bytes([ts[4], ts[5], ts[6], ts[7]]),
         })

@@ -1,192 +1,80 @@
 //! Learning a connection from its handshake (COM-20 to COM-29).
 //!
 //! R's SYN only leaves a record in the SYN cache; a [`Flow`] exists from G's SYN or SYN-ACK on.
-//! Anything that is not understood exactly means PASS for life.
+//! Every frame is forwarded as it is until the third ACK.
 
-use crate::tcp::flow::{Flow, Negotiated, State, Why, unwrapped_isn};
+use crate::tcp::flow::{Flow, State, Why, unwrapped_isn};
+use crate::tcp::options::{Offers, SynInfo};
+use crate::tcp::{Fate, FlowContext, Frame};
 use crate::time::Instant;
-use crate::wire::packet::{Ip, IpVersion, Tcp, TcpFlags};
+use crate::wire::packet::{Ip, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
 
 /// Flags that keep a segment from completing a handshake.
 const NOT_IN_THIRD_ACK: TcpFlags =
     TcpFlags::SYN.union(TcpFlags::RST).union(TcpFlags::FIN).union(TcpFlags::URG);
 
-/// What a SYN or SYN-ACK offers. 16 bytes, as it stands in the SYN cache.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct SynInfo {
-    /// Initial sequence number.
-    pub isn: Seq,
-    /// TSval of the newest copy, if [`Self::HAS_TIMESTAMPS`].
-    pub tsval: u32,
-    /// Payload bytes on the SYN (TCP Fast Open; COM-26).
-    pub data_len: u16,
-    /// MSS option, or the default of RFC 9293 section 3.7.1.
-    pub mss: u16,
-    /// Window scale, at most 14, or [`Self::NO_SCALE`].
-    pub window_scale: u8,
-    /// `HAS_*` bits and the ECN flags.
-    pub bits: u8,
-}
-
-impl SynInfo {
-    /// `window_scale` when the option was absent.
-    pub const NO_SCALE: u8 = 255;
-    /// Timestamps were offered.
-    pub const HAS_TIMESTAMPS: u8 = 1;
-    /// SACK-Permitted was offered.
-    pub const HAS_SACK: u8 = 2;
-    /// An option outside the whitelist, MPTCP not counted.
-    pub const HAS_UNKNOWN: u8 = 4;
-    /// MPTCP was offered.
-    pub const HAS_MPTCP: u8 = 8;
-    /// ECE, CWR, AE, in this order.
-    pub const ECE: u8 = 16;
-    /// See [`Self::ECE`].
-    pub const CWR: u8 = 32;
-    /// See [`Self::ECE`].
-    pub const AE: u8 = 64;
-    /// Copies of this SYN disagree (COM-24).
-    pub const AMBIGUOUS: u8 = 128;
-    const ECN: u8 = Self::ECE | Self::CWR | Self::AE;
-    const FORMAT: u8 = Self::HAS_TIMESTAMPS | Self::HAS_SACK | Self::HAS_UNKNOWN | Self::HAS_MPTCP;
-
-    /// What `tcp`, a SYN or SYN-ACK, offers.
-    #[must_use]
-    pub fn learn(tcp: &Tcp, version: IpVersion) -> Self {
-        let o = &tcp.options;
-        let mut bits = 0;
-        let mut set = |on: bool, bit: u8| bits |= if on { bit } else { 0 };
-        set(o.timestamps.is_some(), Self::HAS_TIMESTAMPS);
-        set(o.sack_permitted, Self::HAS_SACK);
-        set(o.mptcp, Self::HAS_MPTCP);
-        set(o.unknown || o.malformed, Self::HAS_UNKNOWN);
-        set(tcp.flags.contains(TcpFlags::ECE), Self::ECE);
-        set(tcp.flags.contains(TcpFlags::CWR), Self::CWR);
-        set(tcp.flags.contains(TcpFlags::AE), Self::AE);
-        let default_mss = if version == IpVersion::V4 { 536 } else { 1220 };
-        Self {
-            isn: tcp.seq,
-            tsval: o.timestamps.map_or(0, |ts| ts.tsval),
-            data_len: u16::try_from(tcp.payload_len).unwrap_or(u16::MAX),
-            mss: o.mss.unwrap_or(default_mss),
-            // RFC 7323 section 2.3: larger is 14. It must not be mistaken for none.
-            window_scale: o.window_scale.map_or(Self::NO_SCALE, |shift| shift.min(14)),
-            bits,
-        }
-    }
-
-    /// Merges an earlier copy of the same SYN: what matters must agree (COM-24). ECN may be dropped
-    /// on retransmission; then only a SYN-ACK without ECE is unambiguous, which [`negotiate`] sees
-    /// by the surviving ECN bits of the *newer* copy.
-    #[must_use]
-    pub fn after(self, earlier: Self) -> Self {
-        if earlier.isn != self.isn {
-            return self;
-        }
-        let same = earlier.window_scale == self.window_scale
-            && earlier.bits & Self::FORMAT == self.bits & Self::FORMAT
-            && earlier.bits & Self::AMBIGUOUS == 0;
-        let mut merged = self;
-        if !same {
-            merged.bits |= Self::AMBIGUOUS;
-        }
-        if earlier.bits & Self::ECN != self.bits & Self::ECN {
-            merged.bits &= !Self::ECN;
-            merged.bits |= Self::CWR; // an impossible offer: any ECE in the SYN-ACK is ambiguous
-        }
-        merged.data_len = self.data_len.max(earlier.data_len);
-        merged
-    }
-
-    const fn has(self, bit: u8) -> bool {
-        self.bits & bit != 0
-    }
-}
-
-/// What the two offers amount to, or why the flow must stay PASS.
-///
-/// `client` is the SYN, `server` the SYN-ACK. The shifts and sizes come out by guest and remote.
-pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool), Why> {
-    if client.has(SynInfo::AMBIGUOUS) || server.has(SynInfo::AMBIGUOUS) {
-        return Err(Why::Ambiguous);
-    }
-    // SNOOP-21: a SYN may offer MPTCP; only an echo makes it one.
-    if client.has(SynInfo::HAS_UNKNOWN) || server.has(SynInfo::HAS_UNKNOWN | SynInfo::HAS_MPTCP) {
-        return Err(Why::Options);
-    }
-    let ecn = match (client.bits & SynInfo::ECN, server.bits & SynInfo::ECN) {
-        (_, 0) => false,
-        (c, SynInfo::ECE) if c & (SynInfo::ECE | SynInfo::CWR) == SynInfo::ECE | SynInfo::CWR => {
-            true
-        }
-        _ => return Err(Why::Options), // AccECN, a reflected SYN, or ambiguous (COM-23, COM-24)
-    };
-    let both = |bit| client.has(bit) && server.has(bit);
-    Ok((both(SynInfo::HAS_TIMESTAMPS), both(SynInfo::HAS_SACK), ecn))
-}
-
-/// The two offers of a handshake. R's is empty until a SYN or SYN-ACK of it was seen.
-#[derive(Clone, Copy, Debug)]
-pub struct Offers {
-    /// R's.
-    pub r: SynInfo,
-    /// G's.
-    pub g: SynInfo,
-}
-
-impl Offers {
-    /// The window shifts of G and of R (COM-20).
-    pub(crate) fn shifts(&self) -> (u8, u8) {
-        let both =
-            self.g.window_scale != SynInfo::NO_SCALE && self.r.window_scale != SynInfo::NO_SCALE;
-        let shift = |s: u8| if both { s } else { 0 };
-        (shift(self.g.window_scale), shift(self.r.window_scale))
-    }
-
-    /// Turns two offers into [`Negotiated`] (COM-20 to COM-23). `mtu`: of the guest port, bytes.
-    pub(crate) fn negotiate(
-        &self,
-        guest_is_client: bool,
-        version: IpVersion,
-        mtu: u16,
-    ) -> Result<Negotiated, Why> {
-        let (client, server) = if guest_is_client { (self.g, self.r) } else { (self.r, self.g) };
-        let (timestamps, sack, ecn) = negotiate(client, server)?;
-        let (shift_g, shift_r) = self.shifts();
-        let ip_tcp: u16 = if version == IpVersion::V4 { 40 } else { 60 };
-        let ts_len = if timestamps { 12 } else { 0 };
-        let payload = |mss: u16| mss.min(mtu.saturating_sub(ip_tcp)).max(88) - ts_len;
-        Ok(Negotiated {
-            shift_g,
-            shift_r,
-            timestamps,
-            sack,
-            ecn,
-            mss_to_guest: payload(self.g.mss),
-            mss_to_net: payload(self.r.mss),
-        })
-    }
-}
-
 impl Flow {
+    /// G's SYN or SYN-ACK that made this flow has come again: what it offers now counts as well.
+    /// `false`: it is another one.
+    pub(crate) fn on_syn_copy_from_guest(&mut self, syn: SynInfo, client: bool, tcp: &Tcp) -> bool {
+        let unchanged = self.outbound.isn() == syn.isn && self.outbound.guest_is_client() == client;
+        if !unchanged || self.state() == State::Abort {
+            return false;
+        }
+        if let Some(&offers) = self.standing.offers() {
+            self.standing.learn(Offers { g: syn.after(offers.g), ..offers });
+        }
+        self.on_tsval_of_syn_from_guest(tcp);
+        true
+    }
+
+    /// A SYN or SYN-ACK of G passes: R sees its clock (INV-08).
+    pub(crate) fn on_tsval_of_syn_from_guest(&mut self, tcp: &Tcp) {
+        if let Some(ts) = tcp.options.timestamps {
+            self.timestamps.on_tsval_from_guest(ts.tsval);
+        }
+    }
+
+    /// A SYN of R passes to G, which may answer it with a challenge ACK. What R offers, with what
+    /// it offered before.
+    pub(crate) fn on_syn_from_net(&mut self, mut syn: SynInfo) -> SynInfo {
+        self.receiver.await_answer(self.is_live());
+        if let Some(&offers) = self.standing.offers() {
+            syn = syn.after(offers.r);
+            if syn.isn == offers.r.isn {
+                self.standing.learn(Offers { r: syn, ..offers });
+            }
+        }
+        syn
+    }
+
+    /// G has opened the connection, and so has R, by a SYN of its own.
+    pub(crate) fn is_opened_by_guest(&self) -> bool {
+        self.state() == State::Handshake && self.outbound.guest_is_client()
+    }
+
+    /// The first frame of G: its SYN or SYN-ACK. `false`: it acknowledges what R never sent.
+    pub(crate) fn on_first_from_guest(&mut self, offers: &Offers, f: &Frame<'_>) -> bool {
+        self.template.learn_from_guest(f.l2(), f.ip);
+        self.outbound.guest_is_client() || self.on_syn_ack_from_guest(offers, f.tcp)
+    }
+
     /// G's SYN-ACK answers R's SYN: sets where R's stream starts and G's first edge.
     /// `false` if it acknowledges something R never sent.
-    pub(crate) fn on_syn_ack_from_guest(&mut self, offers: &Offers, tcp: &Tcp) -> bool {
+    fn on_syn_ack_from_guest(&mut self, offers: &Offers, tcp: &Tcp) -> bool {
         let first = unwrapped_isn(offers.r.isn) + 1;
         let seen = first + u64::from(offers.r.data_len);
         let ack = tcp.ack.unwrap(first);
         if !(first..=seen).contains(&ack) {
             return false;
         }
-        self.restart_rx(ack, ack + u64::from(tcp.window));
-        self.rx.passed_max = seen;
-        self.start_timestamps(offers);
+        self.begin(offers, ack, ack + u64::from(tcp.window), seen);
         true
     }
 
     /// R's SYN-ACK answers G's SYN. `false` if it acknowledges something G never sent.
-    pub(crate) fn on_syn_ack_from_net(&mut self, offers: &Offers, tcp: &Tcp) -> bool {
+    fn on_syn_ack_from_net(&mut self, offers: &Offers, tcp: &Tcp) -> bool {
         let first = unwrapped_isn(offers.g.isn) + 1;
         let sent = first + u64::from(offers.g.data_len);
         let ack = tcp.ack.unwrap(first);
@@ -194,67 +82,88 @@ impl Flow {
             return false;
         }
         let r = unwrapped_isn(offers.r.isn) + 1;
-        self.restart_rx(r, r);
-        self.rx.passed_max = r + u64::from(tcp.payload_len);
-        self.tx.w_una = ack;
-        self.tx.w_nxt = sent;
-        // Not scaled in a SYN (RFC 7323 section 2.2), but in all that this will be shown with.
-        self.tx.r_window = tcp.window >> offers.shifts().1;
-        self.tx.r_window_max = u32::from(tcp.window);
-        self.tx.r_window_seq = tcp.seq;
-        self.start_timestamps(offers);
+        self.outbound.on_syn_ack_from_net(ack, sent, tcp, offers.shifts().1);
+        self.begin(offers, r, r, r + u64::from(tcp.payload_len));
         true
     }
 
-    fn start_timestamps(&mut self, offers: &Offers) {
-        self.ts.emit_r = offers.g.tsval;
-        self.ts.recent = offers.r.tsval;
-        self.ts.emit_g = offers.r.tsval;
+    /// R's stream begins with `first`; G takes it up to `edge`, and has seen it up to `passed`.
+    fn begin(&mut self, offers: &Offers, first: u64, edge: u64, passed: u64) {
+        self.receiver.on_syn_ack(first, edge, passed);
+        self.sender.on_syn_ack(first, edge);
+        self.timestamps.on_syns(offers.g.tsval, offers.r.tsval);
     }
 
-    fn restart_rx(&mut self, first: u64, edge: u64) {
-        let rx = &mut self.rx;
-        rx.rcv_nxt = first;
-        rx.ack_sent = first;
-        rx.g_una = first;
-        rx.g_snd = first;
-        rx.g_nxt = first;
-        rx.re = edge;
-        rx.g_re = edge;
+    /// A frame of G while `Handshake`, not a SYN.
+    pub(super) fn on_handshake_from_guest(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+    ) -> Fate {
+        self.template.learn_from_guest(f.l2(), f.ip);
+        if !self.is_third_ack_from_guest(f.tcp) {
+            if !f.tcp.flags.contains(TcpFlags::RST) {
+                self.pass(cx.now, Why::Ambiguous);
+            }
+            return Fate::Pass;
+        }
+        self.learn_third_ack_from_guest(f.tcp);
+        self.go_on(cx);
+        let data = self.standing.is_on() && f.tcp.payload_len > 0;
+        if data { self.on_segment_from_guest(cx, f) } else { Fate::Pass }
+    }
+
+    /// A frame of R while `Handshake`.
+    pub(super) fn on_handshake_from_net(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+    ) -> Fate {
+        self.template.learn_from_net(f.ip);
+        if !f.checksum_ok() {
+            return Fate::Pass; // G will drop it; nothing is learned from it
+        }
+        if !self.is_third_ack_from_net(f.tcp) {
+            self.on_answer_from_net(cx.now, f.tcp, f.ip);
+            return Fate::Pass;
+        }
+        self.learn_third_ack_from_net(f.tcp);
+        self.go_on(cx);
+        let data = self.standing.is_on() && f.tcp.payload_len > 0;
+        if data { self.on_segment_from_net(cx, f) } else { Fate::Pass }
     }
 
     /// R's third ACK (or the first data segment in its place) completes G's passive open (COM-28).
-    pub(crate) fn is_third_ack_from_net(&self, tcp: &Tcp) -> bool {
-        self.state() == State::Handshake
-            && !self.flags.guest_is_client
+    fn is_third_ack_from_net(&self, tcp: &Tcp) -> bool {
+        !self.outbound.guest_is_client()
             && tcp.flags.contains(TcpFlags::ACK)
             && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
-            && tcp.seq == Seq::wrap(self.rx.rcv_nxt)
-            && tcp.ack == Seq::wrap(self.tx.w_nxt)
+            && tcp.seq == Seq::wrap(self.receiver.next())
+            && tcp.ack == Seq::wrap(self.outbound.sent())
             && tcp.options.understood()
     }
 
     /// G's third ACK completes its active open (COM-28).
-    pub(crate) fn is_third_ack_from_guest(&self, tcp: &Tcp) -> bool {
-        self.state() == State::Handshake
-            && self.flags.guest_is_client
+    fn is_third_ack_from_guest(&self, tcp: &Tcp) -> bool {
+        self.outbound.guest_is_client()
             && self.standing.offers().is_some_and(|o| o.r != SynInfo::default())
             && tcp.flags.contains(TcpFlags::ACK)
             && !tcp.flags.intersects(NOT_IN_THIRD_ACK)
-            && tcp.ack == Seq::wrap(self.rx.rcv_nxt)
-            && tcp.seq == Seq::wrap(self.tx.w_una)
-            && self.rx.passed_max == self.rx.rcv_nxt
+            && tcp.ack == Seq::wrap(self.receiver.next())
+            && tcp.seq == Seq::wrap(self.outbound.una())
+            && self.receiver.passed() == self.receiver.next()
             && tcp.options.understood()
     }
 
-    /// A segment from R while `Handshake` that is not the third ACK of a passive open.
-    pub(crate) fn on_handshake_from_net(&mut self, now: Instant, tcp: &Tcp, ip: &Ip) {
+    /// A segment from R that is not the third ACK of a passive open: the SYN-ACK, or nothing that
+    /// is understood.
+    fn on_answer_from_net(&mut self, now: Instant, tcp: &Tcp, ip: &Ip) {
         let flags = tcp.flags;
         if flags.contains(TcpFlags::RST) {
             return; // G decides; an abandoned handshake times out
         }
         let syn_ack = flags.contains(TcpFlags::SYN.union(TcpFlags::ACK));
-        if !(syn_ack && self.flags.guest_is_client) {
+        if !(syn_ack && self.outbound.guest_is_client()) {
             return self.pass(now, Why::Ambiguous);
         }
         let offer = SynInfo::learn(tcp, ip.version);
@@ -265,14 +174,27 @@ impl Flow {
         if other || !self.on_syn_ack_from_net(&offers, tcp) {
             return self.pass(now, Why::Ambiguous);
         }
-        if let Some(known) = self.standing.offers_mut() {
-            *known = offers;
+        self.standing.learn(offers);
+    }
+
+    /// R's third ACK, or its first data: learns from it what R shows.
+    fn learn_third_ack_from_net(&mut self, tcp: &Tcp) {
+        let Some((_, shift_r)) = self.standing.offers().map(Offers::shifts) else { return };
+        self.outbound.on_third_ack_from_net(tcp, shift_r);
+        if let Some(ts) = tcp.options.timestamps {
+            self.timestamps.on_third_ack_from_net(ts);
         }
     }
 
-    /// A segment from G that may occur before the third ACK: an RST, or a repeated SYN.
-    pub(crate) fn is_handshake_noise(&self, tcp: &Tcp) -> bool {
-        tcp.flags.intersects(TcpFlags::RST.union(TcpFlags::SYN))
+    /// G's third ACK: learns the edge G shows.
+    fn learn_third_ack_from_guest(&mut self, tcp: &Tcp) {
+        let Some((shift_g, _)) = self.standing.offers().map(Offers::shifts) else { return };
+        let edge = self.receiver.next() + (u64::from(tcp.window) << shift_g);
+        self.receiver.on_third_ack_from_guest(edge);
+        self.sender.on_third_ack(edge);
+        if let Some(ts) = tcp.options.timestamps {
+            self.timestamps.on_third_ack_from_guest(ts.tsval);
+        }
     }
 
     /// Forwarded verbatim from here on.

@@ -1,20 +1,22 @@
-//! Entering and leaving the offload: go-ON, leave, abort, park.
+//! Entering and leaving the offload, and what time does to a flow (COM-28, LIFE-01 to LIFE-06).
 
+use crate::drops::DropReason;
 use crate::limits;
+use crate::store::arena::Arena;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
-use crate::tcp::flow::{Flow, Recovery, State, Why};
-use crate::tcp::handshake::Offers;
+use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::timers::Timer;
-use crate::tcp::{Cx, RST_ACK};
+use crate::tcp::vm::Vm;
+use crate::tcp::{Fate, FlowContext, RST_ACK};
 use crate::time::Instant;
-use crate::wire::packet::Tcp;
+use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
     /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
-    pub(crate) fn go_on(&mut self, cx: &mut Cx<'_, '_>) {
+    pub(super) fn go_on(&mut self, cx: &mut FlowContext<'_, '_>) {
         let Some(offers) = self.standing.offers().copied() else { return };
-        match offers.negotiate(self.flags.guest_is_client, cx.key.version, cx.vm.mtu) {
-            Ok(opt) => self.opt = opt,
+        match offers.negotiate(self.outbound.guest_is_client(), cx.key.version, cx.vm.mtu) {
+            Ok(options) => self.options = options,
             Err(why) => return self.pass(cx.now, why),
         }
         if !cx.vm.offload || cx.vm.draining {
@@ -27,153 +29,217 @@ impl Flow {
             cx.vm.counters.flows_refused += 1;
             return self.pass(cx.now, Why::NoBudget);
         }
-        self.ts.recent_at_s = cx.now.second();
+        self.timestamps.on_taken_on(cx.now);
         self.standing.take_on();
         cx.vm.counters.flows_offloaded += 1;
     }
 
-    /// R's third ACK, or its first data, seen in `Handshake`: learns from it what R shows.
-    pub(crate) fn learn_third_ack_from_net(&mut self, tcp: &Tcp) {
-        let Some((_, shift_r)) = self.standing.offers().map(Offers::shifts) else { return };
-        let window = u32::from(tcp.window) << shift_r;
-        self.tx.w_una = self.tx.w_nxt;
-        self.tx.r_window = tcp.window;
-        self.tx.r_window_max = window;
-        self.tx.r_window_seq = tcp.seq;
-        if let Some(ts) = tcp.options.timestamps {
-            self.ts.recent = ts.tsval;
-            self.ts.emit_g = ts.tsval;
-            self.ts.ecr_to_guest = ts.tsecr;
+    // --- The place of its bytes ----------------------------------------------------------------
+
+    /// Takes a reservation for the edge that was shown, and a record. `false`: there is none.
+    fn take_place(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
+        let terms = self.terms();
+        let taken = self.receiver.reserve_edge(&terms, cx.vm) && self.take_record(cx);
+        if !taken {
+            self.give_back(cx);
         }
+        taken
     }
 
-    /// G's third ACK seen in `Handshake`: learns the edge G shows.
-    pub(crate) fn learn_third_ack_from_guest(&mut self, tcp: &Tcp) {
-        let Some((shift_g, _)) = self.standing.offers().map(Offers::shifts) else { return };
-        let edge = self.rx.rcv_nxt + (u64::from(tcp.window) << shift_g);
-        self.rx.re = edge;
-        self.rx.g_re = edge;
-        self.flags.proven = true;
-        if let Some(ts) = tcp.options.timestamps {
-            self.ts.emit_r = ts.tsval;
-        }
+    /// Has, or takes again, a place for what R sends; not while G has bytes that H has no copy of
+    /// (COM-28). `false`: it has none.
+    pub(super) fn wake(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
+        let copied = self.sender.una() >= self.receiver.passed();
+        !self.is_parked() || (copied && self.take_place(cx))
     }
 
-    pub(crate) fn take_record(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+    fn take_record(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         let bit = |on: bool, flag: u8| if on { flag } else { 0 };
         let Some(l2) = L2Header::new(self.template.l2_to_net()) else { return false };
+        let shown = (self.timestamps.to_net(), self.timestamps.to_guest());
         let init = RecordInit {
             name_hash: cx.vm.name_hash,
             key: *cx.key,
             l2,
-            ttl: self.template.ttl_to_net,
-            ttl_to_g: self.template.ttl_to_guest,
-            flags: bit(self.opt.timestamps, FLAG_TS)
-                | bit(self.opt.sack, FLAG_SACK)
-                | bit(self.opt.ecn, FLAG_ECN),
-            s_g: self.opt.shift_g,
-            s_r: self.opt.shift_r,
-            mss_to_g: self.opt.mss_to_guest,
-            mss_to_r: self.opt.mss_to_net,
-            rcv_nxt: self.rx.rcv_nxt,
-            g_una: self.rx.g_una,
-            g_nxt: self.rx.g_nxt,
-            h_re: self.rx.re,
-            w_nxt: self.tx.w_nxt,
-            ts_emit_r: self.ts.emit_r,
-            ts_emit_g: self.ts.emit_g,
+            ttl: self.template.ttl_to_net(),
+            ttl_to_g: self.template.ttl_to_guest(),
+            flags: bit(self.options.timestamps, FLAG_TS)
+                | bit(self.options.sack, FLAG_SACK)
+                | bit(self.options.ecn, FLAG_ECN),
+            s_g: self.options.shift_g,
+            s_r: self.options.shift_r,
+            mss_to_g: self.options.mss_to_guest,
+            mss_to_r: self.options.mss_to_net,
+            rcv_nxt: self.receiver.next(),
+            guest_una: self.sender.una(),
+            guest_nxt: self.sender.sent(),
+            edge_to_net: self.receiver.edge(),
+            net_nxt: self.outbound.sent(),
+            ts_emit_r: shown.0.tsval,
+            ts_emit_g: shown.1.tsval,
         };
-        self.rec = cx.arena.alloc_record(&init);
-        self.rec.is_some()
+        let record = cx.arena.alloc_record(&init);
+        self.receiver.set_record(record);
+        record.is_some()
     }
 
-    /// Store, record and reservation go back.
-    pub(crate) fn give_back(&mut self, cx: &mut Cx<'_, '_>) {
-        self.release(cx);
-        if let Some(rec) = self.rec.take() {
-            cx.arena.free_record(rec);
+    /// Brings the record up to date. The payload is in the store; what H made of the event leaves
+    /// only when it is polled, so this lies between the two (INV-03: payload, commit record, ACK).
+    pub(super) fn commit(&self, cx: &mut FlowContext<'_, '_>) {
+        let Some(rec) = self.receiver.record() else { return };
+        let progress = Progress {
+            rcv_nxt: self.receiver.next(),
+            guest_una: self.sender.una().min(self.receiver.next()),
+            guest_nxt: self.sender.sent(),
+            net_nxt: self.outbound.sent(),
+            edge_to_net: self.receiver.edge(),
+            ts_emit_r: self.timestamps.to_net().tsval,
+            ts_emit_g: self.timestamps.to_guest().tsval,
+        };
+        cx.arena.commit(rec, &progress);
+    }
+
+    /// Store, record and reservation go back: the flow needs no place, for it is idle and owes
+    /// nothing, or leaves.
+    fn give_back(&mut self, cx: &mut FlowContext<'_, '_>) {
+        self.release(cx.arena, cx.vm);
+        self.free_record(cx.arena);
+    }
+
+    fn free_record(&mut self, arena: &mut Arena<'_>) {
+        if let Some(rec) = self.receiver.record() {
+            self.receiver.set_record(None);
+            arena.free_record(rec);
         }
     }
 
     /// Store and reservation go back; the record stays.
-    fn release(&mut self, cx: &mut Cx<'_, '_>) {
-        self.store.clear(cx.arena);
-        self.ooo = Default::default();
-        self.losses = None;
-        cx.vm.unreserve(u64::from(self.rx.reserved_pages));
-        self.rx.reserved_pages = 0;
-        self.rx.buffer_bytes = 0;
+    fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
+        self.store.clear(arena);
+        self.losses.clear();
+        self.receiver.release(vm);
+    }
+
+    /// The entry goes. Its place in lists is skipped when its turn comes.
+    pub(crate) fn dispose(mut self, arena: &mut Arena<'_>, vm: Option<&mut Vm>) {
+        self.store.clear(arena);
+        self.free_record(arena);
+        if let Some(vm) = vm {
+            self.receiver.release(vm);
+            vm.owing_flows -= u32::from(self.is_counted_as_owing());
+        }
+    }
+
+    /// The buffer grows with what R sends and G shows (SNOOP-39). If it must stay too short for
+    /// good, the flow lets go.
+    pub(super) fn grow_buffer(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if !self.standing.is_on() || self.is_parked() {
+            return;
+        }
+        let terms = self.terms();
+        if !self.receiver.grow_buffer(&terms, cx.vm) {
+            cx.vm.counters.flows_refused += 1;
+            self.drain(Why::NoBudget);
+        }
+    }
+
+    // --- Leaving -------------------------------------------------------------------------------
+
+    /// No new promise from here on; the edge stays where it is.
+    pub(crate) fn drain(&mut self, why: Why) {
+        self.standing.drain(why);
+    }
+
+    /// A closed flow leaves the path; a draining one leaves or goes back on once it is quiescent.
+    #[inline]
+    pub(crate) fn settle_drain(&mut self, cx: &mut FlowContext<'_, '_>) {
+        // Neither closing nor draining: nearly every event.
+        if self.outbound.fin_from_guest() || self.standing.draining().is_some() {
+            self.leave_if_quiescent(cx);
+        }
+    }
+
+    fn leave_if_quiescent(&mut self, cx: &mut FlowContext<'_, '_>) {
+        let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
+        if closed && self.quiescent() {
+            self.leave(cx, Why::Closed);
+        } else if let Some(why) = self.standing.draining() {
+            let copied = self.sender.una() >= self.receiver.passed();
+            let may_resume = self.standing.may_resume();
+            if may_resume && self.owes_nothing() && copied {
+                self.standing.resume();
+                self.maybe_window_update(cx); // the edge stood still meanwhile
+            } else if !may_resume && (self.quiescent() || self.may_leave_unseen()) {
+                self.leave(cx, why);
+            }
+        }
     }
 
     /// Out of the path, owing nothing. If G shows R more than H did, R hears of it once more; and
     /// if G sent past H, for then R may have taken H's last ACKs for old ones (PAWS).
-    pub(crate) fn leave(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
+    pub(super) fn leave(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
         let quiescent = self.quiescent() || self.may_leave_unseen();
         debug_assert!(quiescent, "left the path with promises open");
-        if self.sends_unseen() || (why != Why::Closed && self.rx.g_re > self.rx.re) {
-            self.rx.re = self.rx.re.max(self.rx.g_re);
+        let more = why != Why::Closed && self.sender.edge() > self.receiver.edge();
+        if self.outbound.sends_unseen() || more {
+            self.receiver.on_edge_of_guest(self.sender.edge());
             self.ack_now(cx, None);
         }
         self.step_aside(cx, why);
     }
 
     /// Gives everything back and passes from here on.
-    fn step_aside(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
-        self.flags.ece = false;
-        self.flags.probe_due = false;
+    fn step_aside(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
+        self.receiver.on_left();
+        self.sender.stop();
         self.give_back(cx);
         self.timers.stop();
         self.pass(cx.now, why);
     }
 
-    /// Promises end here; the caller has made or queued the RSTs. The entry answers challenge ACKs,
+    /// Promises end here; the caller has made the RST for R. The entry answers challenge ACKs,
     /// and its record stays as long: if the process ends before an RST left, the next one sends it.
     /// `tell_guest`: an RST to G is due.
-    pub(crate) fn abort(&mut self, cx: &mut Cx<'_, '_>, why: Why, tell_guest: bool) {
-        self.release(cx);
+    pub(super) fn abort(&mut self, cx: &mut FlowContext<'_, '_>, why: Why, tell_guest: bool) {
+        self.release(cx.arena, cx.vm);
         self.standing.abort(why, tell_guest);
-        self.flags.rst_pending = false;
-        self.flags.ack_to_guest_due = false;
-        self.flags.probe_due = false;
-        self.flags.ack_due = false;
+        self.receiver.on_abort();
+        self.sender.stop();
+        self.outbound.stop();
         self.timers.stop();
         self.timers.on_seen(cx.now);
     }
 
     /// INV-21: what cannot be kept is reset on both sides.
-    pub(crate) fn abort_both(&mut self, cx: &mut Cx<'_, '_>, why: Why) {
-        let seq = self.tx.w_nxt;
-        self.emit_to_net(cx, seq, RST_ACK, None);
+    pub(crate) fn abort_both(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
+        self.reset_to_net(cx);
         cx.vm.counters.flows_aborted += 1;
         self.abort(cx, why, true);
     }
 
     /// A predecessor acknowledged bytes that are no longer kept: both sides hear of it (LIFE-09).
-    pub(crate) fn reset_after_restart(&mut self, cx: &mut Cx<'_, '_>) {
-        let seq = self.tx.w_nxt;
-        self.emit_to_net(cx, seq, RST_ACK, None);
+    pub(crate) fn reset_after_restart(&mut self, cx: &mut FlowContext<'_, '_>) {
+        self.reset_to_net(cx);
         cx.vm.counters.flows_aborted += 1;
         self.standing.abort(Why::Restart, true);
     }
 
     /// G has opened a new connection under this key: bytes that it did not take are gone, and R,
     /// which believes them delivered, hears of it (INV-21, SNOOP-17). The entry goes.
-    pub(crate) fn on_forgotten_by_guest(&mut self, cx: &mut Cx<'_, '_>) {
-        if self.standing.is_live() && self.held_bytes() > 0 && !self.flags.rst_pending {
-            let seq = self.tx.w_nxt;
-            self.emit_to_net(cx, seq, RST_ACK, None);
+    pub(crate) fn on_forgotten_by_guest(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.is_live() && self.held_bytes() > 0 && !self.receiver.reset_waits() {
+            self.reset_to_net(cx);
             cx.vm.counters.flows_aborted += 1;
         }
     }
 
     /// LIFE-05: there is no G any more. A connection that was drained and owes nothing may go on
     /// elsewhere (LIFE-06), so R is not told.
-    pub(crate) fn on_guest_gone(&mut self, cx: &mut Cx<'_, '_>) {
+    pub(crate) fn on_guest_gone(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.standing.draining().is_some() && self.owes_nothing() {
             self.step_aside(cx, Why::GuestGone);
-        } else if self.standing.is_live() {
-            let seq = self.tx.w_nxt;
-            self.emit_to_net(cx, seq, RST_ACK, None);
+        } else if self.is_live() {
+            self.reset_to_net(cx);
             cx.vm.counters.flows_aborted += 1;
             self.abort(cx, Why::GuestGone, false);
         } else {
@@ -181,60 +247,41 @@ impl Flow {
         }
     }
 
-    /// Driver reset: what the ring held may be lost, so it counts as not delivered (LIFE-04).
-    pub(crate) fn on_ring_reset(&mut self, cx: &mut Cx<'_, '_>) {
-        if self.standing.is_live() {
-            self.rx.g_snd = self.rx.g_una;
-            if let Some(losses) = &mut self.losses {
-                losses.recovery = Recovery::default();
-                losses.in_flight_max = u64::MAX; // the ring was lost, not G's patience
+    /// A segment of either side meets a flow in `Abort`: a challenge ACK gets an exact RST.
+    pub(super) fn on_segment_in_abort(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        from_guest: bool,
+        tcp: &Tcp,
+    ) -> Fate {
+        let rst = tcp.flags.contains(TcpFlags::RST);
+        if !rst && tcp.flags.contains(TcpFlags::ACK) {
+            if from_guest {
+                // What R was told stands: `una` is not moved by what G says now (INV-07).
+                self.sender.on_ack_in_abort(tcp.ack.unwrap(self.sender.sent()));
+                self.standing.tell_guest(true);
+            } else if self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL) {
+                let seq = tcp.ack.unwrap(self.outbound.newest());
+                self.emit_to_net(cx, seq, RST_ACK, None);
             }
-            self.timers.stop_waiting_for_guest();
-            self.arm_guest_timer(cx, true);
         }
+        Fate::Drop(DropReason::FlowAborted)
     }
 
-    /// What every event on a flow ends with.
-    pub(crate) fn after_event(&mut self, cx: &mut Cx<'_, '_>) {
-        if self.standing.is_live() {
-            self.arm_guest_timer(cx, false);
-            self.settle_drain(cx);
-        }
-        self.want_delivery(cx);
-        self.commit(cx);
-        self.note_owing(cx);
-        self.assert_order();
-    }
+    // --- Rings and time ------------------------------------------------------------------------
 
-    /// Counts the flow among those of its VM that owe something, or no longer.
-    pub(crate) fn note_owing(&mut self, cx: &mut Cx<'_, '_>) {
-        let owing = !self.owes_nothing();
-        if owing != self.flags.owing {
-            self.flags.owing = owing;
-            cx.vm.owing_flows = cx.vm.owing_flows.wrapping_add_signed(if owing { 1 } else { -1 });
+    /// Driver reset: what the ring held may be lost, so it counts as not delivered (LIFE-04).
+    pub(crate) fn on_ring_reset(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.is_live() {
+            let (sender, mut sending) = self.sending(cx);
+            sender.on_ring_reset(&mut sending);
         }
-    }
-
-    /// Brings the record up to date. The payload is in the store; what H made of the event leaves
-    /// only when it is polled, so this lies between the two (INV-03: payload, commit record, ACK).
-    pub(crate) fn commit(&self, cx: &mut Cx<'_, '_>) {
-        let Some(rec) = self.rec else { return };
-        let progress = Progress {
-            rcv_nxt: self.rx.rcv_nxt,
-            g_una: self.rx.g_una.min(self.rx.rcv_nxt),
-            g_nxt: self.rx.g_nxt,
-            w_nxt: self.tx.w_nxt,
-            h_re: self.rx.re,
-            ts_emit_r: self.ts.emit_r,
-            ts_emit_g: self.ts.emit_g,
-        };
-        cx.arena.commit(rec, &progress);
     }
 
     /// The earliest wall-clock instant at which a timer may be due.
-    pub(crate) fn next_deadline(&self, cx: &Cx<'_, '_>) -> Instant {
-        let clock = &cx.vm.clock;
-        self.timers.next(cx.now, clock.now(cx.now), clock.is_running()).min(self.end())
+    pub(super) fn next_deadline(&self, cx: &FlowContext<'_, '_>) -> Instant {
+        let running = cx.vm.clock.is_running();
+        self.timers.next(cx.now, cx.running(), running).min(self.end())
     }
 
     /// When the entry's time is over, unless it is used before then.
@@ -243,32 +290,27 @@ impl Flow {
             State::Handshake => limits::T_HANDSHAKE,
             State::Abort => limits::T_ABORT,
             State::Pass if self.why() == Why::Closed => limits::T_LINGER,
-            _ if self.rec.is_some() => limits::T_PARK,
+            _ if !self.is_parked() => limits::T_PARK,
             _ => limits::T_IDLE,
         };
         self.timers.idle_until(span)
     }
 
-    /// An idle flow that owes nothing needs no place, and so neither reservation nor record.
-    fn park(&mut self, cx: &mut Cx<'_, '_>) {
-        self.give_back(cx);
-    }
-
     /// Runs what is due. `true`: the entry may go.
-    pub(crate) fn on_timeout(&mut self, cx: &mut Cx<'_, '_>) -> bool {
+    pub(crate) fn on_timeout(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         self.timers.on_wheel();
         if self.end() <= cx.now {
             // What R may send beyond G's own window after this, G drops and R repeats.
-            let over = self.rec.is_none() || !self.standing.is_live();
+            let over = self.is_parked() || !self.is_live();
             if over && self.owes_nothing() {
                 return true;
             }
-            if self.owes_nothing() && self.ooo.is_empty() && self.guest_has_room() {
-                self.park(cx);
+            if self.holds_nothing() && self.receiver.guest_has_room(&self.terms()) {
+                self.give_back(cx); // it parks
             }
             self.timers.on_seen(cx.now);
         }
-        while let Some(timer) = self.timers.poll(cx.now, cx.vm.clock.now(cx.now)) {
+        while let Some(timer) = self.timers.poll(cx.now, cx.running()) {
             match timer {
                 Timer::Retransmission | Timer::Probe => self.on_guest_timeout(cx, timer),
                 Timer::WindowUpdate if self.standing.is_on() => self.ack_now(cx, None),
@@ -276,5 +318,38 @@ impl Flow {
             }
         }
         false
+    }
+
+    /// G had its time and did not move (SNOOP-15, SNOOP-29, SNOOP-31, SNOOP-32, SNOOP-42).
+    fn on_guest_timeout(&mut self, cx: &mut FlowContext<'_, '_>, timer: Timer) {
+        let stuck = self.sender.stuck_for(cx.running());
+        if self.receiver.reset_waits() && stuck >= limits::T_RST {
+            self.abort(cx, Why::Reset, true);
+            return;
+        }
+        let timeouts = self.timers.back_off();
+        let tried = u32::from(timeouts) >= limits::REFUSED_RETRANSMISSIONS;
+        if tried && stuck >= limits::REFUSED_RUNNING {
+            cx.vm.refuse(cx.now, cx.key.r_addr, cx.key.g_port);
+            self.abort_both(cx, Why::GuestRefuses);
+            return;
+        }
+        if timer == Timer::Probe {
+            self.sender.on_window_shut();
+        } else {
+            // It took nothing, nor did it say so.
+            if self.sender.is_unheard() && stuck >= limits::T_ASYMMETRIC {
+                self.drain(Why::Asymmetric);
+            }
+            self.sender.on_timeout(self.options.mss_to_guest.into(), &mut self.losses);
+            cx.vm.counters.local_retransmissions += 1;
+        }
+        self.timers.wait_again(cx.running());
+    }
+
+    /// Waits for what G owes; see [`crate::tcp::sender::Sender::wait`].
+    pub(super) fn wait_for_guest(&mut self, cx: &FlowContext<'_, '_>, restart: bool) {
+        let (sender, mut sending) = self.sending(cx);
+        sender.wait(&mut sending, restart);
     }
 }

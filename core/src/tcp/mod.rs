@@ -4,53 +4,80 @@
 //!
 //! # Theory of operation
 //!
-//! **R to G.** A segment that G's kernel would accept ([`receive`]) is copied into the store, then
-//! acknowledged to R ([`emit`], EMIT-R) with a window that H has reserved ([`window`]). The bytes
-//! wait in the store and go to G inside G's own window ([`deliver`], EMIT-G) as the ring has room.
-//! They leave the store only by G's cumulative ACK ([`guest`]). What G drops, H retransmits.
+//! A [`flow::Flow`] is two pipes. Inbound, R to G: a [`receiver`], the store, a [`sender`].
+//! Outbound, G to R: counters ([`outbound`]), until congestion offload gives it the same parts.
 //!
-//! **G to R.** G's pure ACKs are absorbed; its data passes EMIT-R, which writes H's
-//! acknowledgement, window, timestamp echo and ECE over G's.
+//! **A segment of R** ([`from_net`]) that G's kernel would accept is copied into the store, then
+//! acknowledged with a window that is reserved (`receiver`). The bytes go to G inside G's own
+//! window (`sender`) as the ring has room ([`deliver`]). They leave the store only by G's
+//! cumulative ACK. What G drops, H retransmits.
 //!
-//! **In and out.** [`handshake`] learns the options, [`lifecycle`] takes a flow on when all is
-//! understood and lets it go when nothing is owed. Everything else is forwarded verbatim.
+//! **A segment of G** ([`from_guest`]): its ACK moves the sender; if it is a pure ACK it is
+//! absorbed. Its data passes the gate for R.
+//!
+//! **A gate** ([`gates`]) writes every header: for R the receiver's acknowledgement and window, for
+//! G the sender's sequence number beside what R has acknowledged.
+//!
+//! **In and out.** [`handshake`] learns the [`options`], [`lifecycle`] takes a flow on when all is
+//! understood and lets it go when nothing is owed; [`state`] has every transition, [`timers`] what
+//! a flow waits for. Everything else is forwarded verbatim.
+//!
+//! # Who writes what
+//!
+//! | File | Writes |
+//! |---|---|
+//! | `receiver` | what is in order and out of order, the edge shown to R, its reservation |
+//! | `receiver/acks` | what was acknowledged to R, and what is to be |
+//! | `sender`, `sender/recovery` | what G has and is given next, G's edge, what it lost |
+//! | `outbound` | what R has of G's bytes, R's window and SACK blocks |
+//! | `state`, `timers`, `timestamps`, `template`, `options` | what their names say |
+//!
+//! Their fields are private. `losses` is a box for what most flows do not have.
 //!
 //! # Invariants
 //!
-//! 1. INV-03: `ack_sent <= rcv_nxt`, and `[g_una, rcv_nxt)` is in the store. Order of writing:
-//!    payload, commit record, ACK.
+//! 1. INV-03: what was acknowledged to R and not by G is in the store. Order of writing: payload,
+//!    commit record, ACK.
 //! 2. INV-04: R's FIN is acknowledged only once G has acknowledged it.
-//! 3. INV-05: `re` never moves left. INV-06: every byte below `re` has a reserved place.
-//! 4. INV-13: fresh bytes for G end at or before `g_re`.
+//! 3. INV-05: the edge shown to R never moves left. INV-06: every byte below it has a reserved
+//!    place.
+//! 4. INV-13: fresh bytes for G end at or before G's edge.
 //! 5. A flow enters PASS only when it owes nobody anything.
 
-pub(crate) mod deliver;
-pub(crate) mod emit;
+mod deliver;
 pub mod flow;
-pub(crate) mod guest;
-pub mod handshake;
-pub(crate) mod lifecycle;
-pub(crate) mod receive;
+mod from_guest;
+mod from_net;
+pub(crate) mod gates;
+mod handshake;
+mod lifecycle;
+mod losses;
+pub mod options;
+mod outbound;
+mod receiver;
+mod sender;
 pub mod state;
 pub mod stats;
-pub(crate) mod timers;
-pub(crate) mod unseen;
+mod template;
+mod timers;
+mod timestamps;
+mod unseen;
 pub mod vm;
-pub(crate) mod window;
 
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::port::PortFeatures;
 use crate::store::arena::Arena;
-use crate::tcp::emit::OutQueue;
+use crate::tcp::gates::OutQueue;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::{Eth, Ip, Tcp, TcpFlags, ipv4_header_ok, tcp_checksum_ok};
 use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
+pub(crate) use deliver::Delivery;
 
 /// What a flow may touch besides itself.
-pub(crate) struct Cx<'a, 'm> {
+pub(crate) struct FlowContext<'a, 'm> {
     pub(crate) now: Instant,
     pub(crate) id: FlowId,
     pub(crate) key: &'a FlowKey,
@@ -59,6 +86,14 @@ pub(crate) struct Cx<'a, 'm> {
     pub(crate) features: PortFeatures,
     pub(crate) out: &'a mut OutQueue,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
+}
+
+impl FlowContext<'_, '_> {
+    /// G's running clock (`vm`).
+    #[inline]
+    fn running(&self) -> Instant {
+        self.vm.clock.now(self.now)
+    }
 }
 
 /// A TCP frame under inspection: parsed once, edited in place.

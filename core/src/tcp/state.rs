@@ -5,7 +5,7 @@
 //! what goes with it.
 
 use crate::flow::table::Class;
-use crate::tcp::handshake::Offers;
+use crate::tcp::options::Offers;
 
 /// Where the connection stands.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -204,9 +204,11 @@ impl Standing {
         if let Position::Handshake(offers) = &self.0 { Some(offers) } else { None }
     }
 
-    /// The same, to add to it.
-    pub(crate) const fn offers_mut(&mut self) -> Option<&mut Offers> {
-        if let Position::Handshake(offers) = &mut self.0 { Some(offers) } else { None }
+    /// The same, with what another SYN has added.
+    pub(crate) fn learn(&mut self, offers: Offers) {
+        if let Position::Handshake(known) = &mut self.0 {
+            **known = offers;
+        }
     }
 
     /// G has yet to get an RST.

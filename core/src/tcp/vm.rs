@@ -3,16 +3,9 @@
 use std::collections::VecDeque;
 
 use crate::flow::table::FlowId;
-use crate::limits::{BUDGET_FOR_FIRST_WINDOWS, T_REFUSED};
+use crate::limits::{BUDGET_FOR_FIRST_WINDOWS, REFUSALS_PER_VM, RUNNING_CREDIT_MAX, T_REFUSED};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
-
-/// Evidence of running counts at most this much time per piece: a guest that shows life once in
-/// 100 ms has not run for 100 ms.
-const CREDIT_MAX: Duration = Duration::from_millis(10);
-
-/// Refusals remembered per VM.
-const REFUSED_MAX: usize = 64;
 
 /// The clock that only runs while the guest does ("running time" in `docs/spec.md`).
 ///
@@ -42,7 +35,7 @@ impl RunningClock {
     pub fn on_progress(&mut self, now: Instant, drained: bool) {
         self.settle(now);
         let credit = now.since(self.at);
-        self.elapsed += if credit < CREDIT_MAX { credit } else { CREDIT_MAX };
+        self.elapsed += if credit < RUNNING_CREDIT_MAX { credit } else { RUNNING_CREDIT_MAX };
         self.at = now;
         self.life_at = now;
         self.drained |= drained;
@@ -178,7 +171,7 @@ impl Vm {
     /// The guest would not take what came from `remote` for `g_port`: no offload for them for
     /// [`T_REFUSED`].
     pub fn refuse(&mut self, now: Instant, remote: IpAddr16, g_port: u16) {
-        if self.refused.len() == REFUSED_MAX {
+        if self.refused.len() == REFUSALS_PER_VM {
             self.refused.pop_front();
         }
         self.refused.push_back((remote, g_port, now));
@@ -231,9 +224,9 @@ mod tests {
             assert!(!clock.is_running());
             happens(&mut clock, at(140));
             // It ran for ten seconds before the pause.
-            assert!(clock.now(at(149)).since(at(10)) <= CREDIT_MAX);
+            assert!(clock.now(at(149)).since(at(10)) <= RUNNING_CREDIT_MAX);
             clock.on_progress(at(150), true);
-            assert!(clock.now(at(150)).since(at(10)) <= CREDIT_MAX + CREDIT_MAX);
+            assert!(clock.now(at(150)).since(at(10)) <= RUNNING_CREDIT_MAX + RUNNING_CREDIT_MAX);
             assert_eq!(clock.now(at(153)).since(clock.now(at(150))), Duration::from_secs(3));
         }
     }
@@ -256,7 +249,7 @@ mod tests {
             counters: VmCounters::default(),
         };
         let remote = IpAddr16([7; 16]);
-        let last = u16::try_from(REFUSED_MAX).unwrap();
+        let last = u16::try_from(REFUSALS_PER_VM).unwrap();
         (0..=last).for_each(|port| vm.refuse(Instant::ZERO, remote, port));
         for port in 0..=last {
             assert_eq!(vm.refuses(Instant::ZERO, remote, port), port > 0);

@@ -50,8 +50,9 @@ fn com_01_five_gibibytes_wrap_twice() {
     let inner = &mut *w.0.borrow_mut();
     let (now, uplink) = (inner.now, inner.uplink);
     let engine = &mut inner.engine;
-    let rcv_nxt =
-        |e: &nightporter_core::engine::Engine<'_>| e.flows().next().expect("a flow").2.rx.rcv_nxt;
+    let rcv_nxt = |e: &nightporter_core::engine::Engine<'_>| {
+        e.flows().next().expect("a flow").2.stats().rcv_nxt
+    };
     let first = rcv_nxt(engine);
     let mut total = 0_u64;
     while total < 5 << 30 {

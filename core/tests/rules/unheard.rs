@@ -133,7 +133,7 @@ fn inv_05_the_record_knows_the_edge_that_was_shown() {
         if n % 3 == 0 {
             g.sends(&format!("ack {at}"));
         }
-        let recorded = w.engine(|e, _| e.arena().records().next().map(|(_, r)| r.h_re));
+        let recorded = w.engine(|e, _| e.arena().records().next().map(|(_, r)| r.edge_to_net));
         assert_eq!(recorded, Some(flow(&w, |f| f.stats().edge_to_net)));
     }
 }
@@ -150,7 +150,7 @@ fn inv_05_the_record_knows_an_edge_that_only_the_end_of_a_batch_has_shown() {
     r.sends("20001:21001");
     let shown = flow(&w, |f| f.stats().edge_to_net);
     assert!(shown > before);
-    let recorded = w.engine(|e, _| e.arena().records().next().map(|(_, r)| r.h_re));
+    let recorded = w.engine(|e, _| e.arena().records().next().map(|(_, r)| r.edge_to_net));
     assert_eq!(recorded, Some(shown));
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 
-use nightporter_core::limits::FLOWS_MAX;
+use nightporter_core::limits::{FLOWS_MAX, FLOWS_PER_VM, VM_BUDGET};
 use toml::de::DeValue;
 
 use super::reader::{Document, Problems, Section, boolean, bytes, integer, shown, string};
@@ -169,7 +169,7 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
             .unwrap_or(true),
         budget: s
             .get("budget", "write bytes, or a string as in \"64M\"", bytes(MIB..=64 * GIB))
-            .unwrap_or(64 * MIB),
+            .unwrap_or(VM_BUDGET),
         flows_max: s
             .get(
                 "flows_max",
@@ -177,7 +177,7 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
                 integer(16..=1 << 20),
             )
             .and_then(|n| u32::try_from(n).ok())
-            .unwrap_or(16384),
+            .unwrap_or(FLOWS_PER_VM),
     };
     unique.add("socket", config.socket.display().to_string(), &s);
     if let Some(mac) = config.mac {

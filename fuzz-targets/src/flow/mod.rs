@@ -219,7 +219,7 @@ impl Rest {
             let of = |port| found.iter().find(move |f| f.record.key.r_port == port);
             let flow = of(conn.address.port).expect("a record of what is owed");
             assert!(flow.complete, "promised bytes are not there (LIFE-09)");
-            assert_eq!((flow.record.g_una, flow.record.rcv_nxt), (from, to));
+            assert_eq!((flow.record.guest_una, flow.record.rcv_nxt), (from, to));
             let bytes: Vec<u8> = flow.store.slices(&arena, from, to).flatten().copied().collect();
             assert!(bytes == conn.model.taken(from, to), "a successor finds other bytes");
         }
@@ -448,7 +448,7 @@ impl<'m, 's> World<'m, 's> {
         self.s.end = self.s.now + TIME_MAX;
         self.settles();
         for _ in 0..HEAL_ROUNDS {
-            let needy = |s: Seen| s.is_gated() && s.g_una < s.rcv_nxt;
+            let needy = |s: Seen| s.is_gated() && s.guest_una < s.rcv_nxt;
             if !(0..CONNS).any(|conn| self.seen(conn).is_some_and(needy)) {
                 break;
             }
@@ -467,7 +467,7 @@ impl<'m, 's> World<'m, 's> {
             assert!(!deaf, "G was not told (INV-21)");
             let Some(seen) = self.seen(conn).filter(Seen::is_gated) else { continue };
             let lost = self.s.conns[conn].model.lost;
-            assert!(lost || seen.g_una >= seen.rcv_nxt, "{seen:?} never gets to G (INV-18)");
+            assert!(lost || seen.guest_una >= seen.rcv_nxt, "{seen:?} never gets to G (INV-18)");
         }
     }
 }

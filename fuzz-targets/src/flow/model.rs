@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use super::segment::{ACK, FIN, RST, SYN, URG};
 use nightporter_core::limits::PAGE;
 use nightporter_core::store::arena::Arena;
-use nightporter_core::tcp::flow::{Flow, NONE, State, unwrapped_isn};
+use nightporter_core::tcp::flow::{Flow, State, unwrapped_isn};
 use nightporter_core::wire::checksum::{Checksum, fold, pseudo_header_v4, sum};
 use nightporter_core::wire::packet::{Ip, Packet, Seq, Tcp};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -19,6 +19,9 @@ pub(super) const G: usize = 1;
 
 /// Bytes behind what is acknowledged that are kept before they are let go.
 const SLACK: usize = 1 << 16;
+
+/// A FIN that has not come.
+const NONE: u64 = u64::MAX;
 
 /// Sorted ranges that neither touch nor overlap.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -76,14 +79,14 @@ impl Spans {
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     pub(super) state: State,
-    pub(super) g_una: u64,
-    pub(super) g_nxt: u64,
-    pub(super) g_re: u64,
+    pub(super) guest_una: u64,
+    pub(super) guest_nxt: u64,
+    pub(super) guest_edge: u64,
     pub(super) rcv_nxt: u64,
-    pub(super) re: u64,
+    pub(super) edge_to_net: u64,
     pub(super) fin: u64,
-    pub(super) w_una: u64,
-    pub(super) w_nxt: u64,
+    pub(super) net_una: u64,
+    pub(super) net_nxt: u64,
     pub(super) ooo_end: Option<u64>,
     /// Bytes that the flow says it has.
     held: Spans,
@@ -101,14 +104,14 @@ impl Seen {
         held.insert(at.guest_una, at.rcv_nxt);
         Self {
             state: flow.state(),
-            g_una: at.guest_una,
-            g_nxt: at.guest_nxt,
-            g_re: at.guest_edge,
+            guest_una: at.guest_una,
+            guest_nxt: at.guest_nxt,
+            guest_edge: at.guest_edge,
             rcv_nxt: at.rcv_nxt,
-            re: at.edge_to_net,
+            edge_to_net: at.edge_to_net,
             fin: at.fin_from_net.unwrap_or(NONE),
-            w_una: at.net_una,
-            w_nxt: at.net_nxt,
+            net_una: at.net_una,
+            net_nxt: at.net_nxt,
             ooo_end: flow.out_of_order().max_end(),
             held,
         }
@@ -163,7 +166,7 @@ pub(super) struct Model {
     has: Spans,
     /// The end of the lowest FIN that it was given.
     last: u64,
-    g_una: u64,
+    guest_una: u64,
     /// R's bytes that were taken: which, and what they are, from `base` on.
     known: Spans,
     bytes: Vec<u8>,
@@ -191,7 +194,7 @@ impl Model {
             got: Spans::default(),
             has: Spans::default(),
             last: u64::MAX,
-            g_una: first[R],
+            guest_una: first[R],
             owed_to_g: false,
             known: Spans::default(),
             bytes: Vec::new(),
@@ -209,7 +212,7 @@ impl Model {
 
     /// What an honest G acknowledges: what it has, up to a FIN.
     pub(super) fn got_end(&self) -> u64 {
-        self.has.run_from(self.g_una).min(self.last.max(self.g_una))
+        self.has.run_from(self.guest_una).min(self.last.max(self.guest_una))
     }
 
     fn index(&self, at: u64) -> usize {
@@ -248,7 +251,7 @@ impl Model {
         if takes {
             for &(a, b) in &after.held.0 {
                 for (a, b) in self.known.gaps(a.max(from), b.min(to)) {
-                    assert!(b <= before.re, "a byte behind the edge was taken (INV-06)");
+                    assert!(b <= before.edge_to_net, "a byte behind the edge was taken (INV-06)");
                     let has_ts = tcp.options.timestamps.is_some();
                     assert!(has_ts || !self.agreed.timestamps, "G would not take this (INV-25)");
                     self.learns(a, &payload[offset(a - from)..offset(b - from)]);
@@ -257,18 +260,22 @@ impl Model {
         }
         let fin_is_its = takes && flags & u16::from(FIN) != 0 && after.fin == to;
         assert!(after.fin == before.fin || fin_is_its, "a FIN from nowhere");
-        assert_eq!((after.g_una, after.g_re), (before.g_una, before.g_re), "R spoke, not G");
-        if after.w_nxt != before.w_nxt {
+        assert_eq!(
+            (after.guest_una, after.guest_edge),
+            (before.guest_una, before.guest_edge),
+            "R spoke, not G"
+        );
+        if after.net_nxt != before.net_nxt {
             // R is believed that G sends past the host (SNOOP-42): then the flow is on its way out.
-            let ack = tcp.ack.unwrap(before.w_una);
-            assert!(!corrupt && after.w_nxt == ack && ack > before.w_nxt, "R spoke, not G");
+            let ack = tcp.ack.unwrap(before.net_una);
+            assert!(!corrupt && after.net_nxt == ack && ack > before.net_nxt, "R spoke, not G");
             assert!(after.state != State::On, "a flow that is past the host stays");
             self.end[G] = self.end[G].max(ack);
         }
-        let ack_is_its = !corrupt && after.w_una == tcp.ack.unwrap(before.w_una);
+        let ack_is_its = !corrupt && after.net_una == tcp.ack.unwrap(before.net_una);
         let settled = before.state == State::Handshake;
-        assert!(settled || after.w_una == before.w_una || ack_is_its, "an ACK from nowhere");
-        assert!(after.w_una <= self.end[G], "R acknowledged what was never sent (INV-12)");
+        assert!(settled || after.net_una == before.net_una || ack_is_its, "an ACK from nowhere");
+        assert!(after.net_una <= self.end[G], "R acknowledged what was never sent (INV-12)");
     }
 
     fn learns(&mut self, from: u64, bytes: &[u8]) {
@@ -284,25 +291,28 @@ impl Model {
 
     /// A frame of G went in while every packet passed a gate.
     pub(super) fn on_from_guest(&mut self, before: &Seen, after: &Seen, tcp: &Tcp) {
-        let ack = tcp.ack.unwrap(before.g_una);
-        if after.g_una != before.g_una {
-            assert!(after.g_una == ack && ack > before.g_una, "G never acknowledged that");
+        let ack = tcp.ack.unwrap(before.guest_una);
+        if after.guest_una != before.guest_una {
+            assert!(after.guest_una == ack && ack > before.guest_una, "G never acknowledged that");
             assert!(
-                ack <= self.got.run_from(before.g_una),
+                ack <= self.got.run_from(before.guest_una),
                 "an ACK of what G never got (SNOOP-24)"
             );
         }
-        self.g_una = after.g_una;
+        self.guest_una = after.guest_una;
         let edge = ack + (u64::from(tcp.window) << self.agreed.shift[G]);
-        assert!(after.g_re == before.g_re || after.g_re == edge, "G never showed this edge");
-        assert_eq!((after.w_una, after.fin), (before.w_una, before.fin), "G spoke, not R");
-        let end = tcp.seq.unwrap(before.w_nxt) + u64::from(tcp.seq_len());
-        assert!(after.w_nxt == before.w_nxt || after.w_nxt == end, "G never sent that");
+        assert!(
+            after.guest_edge == before.guest_edge || after.guest_edge == edge,
+            "G never showed this edge"
+        );
+        assert_eq!((after.net_una, after.fin), (before.net_una, before.fin), "G spoke, not R");
+        let end = tcp.seq.unwrap(before.net_nxt) + u64::from(tcp.seq_len());
+        assert!(after.net_nxt == before.net_nxt || after.net_nxt == end, "G never sent that");
     }
 
     /// Nobody sent anything.
     pub(super) fn on_nothing(&self, before: &Seen, after: &Seen) {
-        let of = |s: &Seen| (s.g_una, s.g_re, s.w_una, s.w_nxt, s.fin, s.rcv_nxt);
+        let of = |s: &Seen| (s.guest_una, s.guest_edge, s.net_una, s.net_nxt, s.fin, s.rcv_nxt);
         assert_eq!(of(before), of(after), "time alone moves nothing");
     }
 
@@ -328,7 +338,7 @@ impl Model {
         self.check_timestamps(to, how, tcp);
         if flags & u16::from(ACK) != 0 {
             // A G that jumps about may be half the circle ahead of what it was last told.
-            let near = at.filter(|at| to == G && at.is_gated()).map(|at| at.w_una);
+            let near = at.filter(|at| to == G && at.is_gated()).map(|at| at.net_una);
             let ack = tcp.ack.unwrap(near.unwrap_or(self.ack_to[to]));
             assert!(ack >= self.ack_to[to], "an ACK moved back (INV-07)");
             if to == G && how == How::Gated && frame.payload.is_empty() && ack > self.end[G] {
@@ -371,7 +381,7 @@ impl Model {
         if tcp.flags.0 & u16::from(SYN | RST) != 0 {
             return;
         }
-        let from = tcp.seq.unwrap(self.g_una);
+        let from = tcp.seq.unwrap(self.guest_una);
         if tcp.seq_len() == 0 {
             return;
         }
@@ -380,7 +390,8 @@ impl Model {
         if tcp.flags.0 & u16::from(FIN) != 0 {
             self.last = self.last.min(to);
         }
-        let room = at.filter(|at| at.is_gated()).map_or(u64::MAX, |at| at.g_re.max(at.g_nxt));
+        let room =
+            at.filter(|at| at.is_gated()).map_or(u64::MAX, |at| at.guest_edge.max(at.guest_nxt));
         self.has.insert(from, to.min(room));
     }
 
@@ -425,20 +436,20 @@ impl Model {
     /// INV-01, INV-10, INV-13, INV-15.
     fn check_delivery(&self, at: &Seen, how: How, frame: &Out<'_>) {
         let tcp = frame.tcp;
-        let from = tcp.seq.unwrap(at.g_una);
+        let from = tcp.seq.unwrap(at.guest_una);
         let to = from + frame.payload.len() as u64;
         let flags = tcp.flags.0 & u16::from(FIN | URG);
         if frame.payload.is_empty() && flags == 0 {
-            let given = at.g_nxt.max(self.got.run_from(at.g_una));
-            assert!(from + 1 >= at.g_una && from <= given, "G would not take this (INV-10)");
+            let given = at.guest_nxt.max(self.got.run_from(at.guest_una));
+            assert!(from + 1 >= at.guest_una && from <= given, "G would not take this (INV-10)");
             return;
         }
         if how == How::Gated {
             return; // urgent or odd: R answers for its numbers
         }
         assert!(flags == 0 || to == at.fin, "a FIN in the wrong place");
-        assert!(from >= at.g_una, "G has this already");
-        assert!(to <= at.g_re || to <= at.g_nxt, "more than G has room for (INV-13)");
+        assert!(from >= at.guest_una, "G has this already");
+        assert!(to <= at.guest_edge || to <= at.guest_nxt, "more than G has room for (INV-13)");
         assert!(self.known.contains(from, to), "a byte from nowhere (INV-01)");
         if from < to {
             let right = &self.bytes[self.index(from)..self.index(to)];
@@ -452,16 +463,16 @@ impl Model {
             return;
         }
         let Some((flow, seen)) = flow.filter(|(_, seen)| seen.is_gated()) else {
-            assert!(self.promised <= self.g_una || self.reset[R], "a broken promise (INV-03)");
+            assert!(self.promised <= self.guest_una || self.reset[R], "a broken promise (INV-03)");
             return;
         };
-        self.known.remove_below(seen.g_una);
-        self.trim(seen.g_una);
+        self.known.remove_below(seen.guest_una);
+        self.trim(seen.guest_una);
         assert!(self.known == seen.held, "taken {:?}, held {:?}", self.known, seen.held);
-        let fin_too = self.promised == seen.g_una;
+        let fin_too = self.promised == seen.guest_una;
         assert!(self.promised <= seen.rcv_nxt || fin_too, "an ACK of nothing (INV-03)");
-        assert!(seen.re >= self.edge_to_r, "R was shown more than is remembered (INV-05)");
-        assert!(seen.g_una == self.g_una && seen.g_nxt >= seen.g_una);
+        assert!(seen.edge_to_net >= self.edge_to_r, "R was shown more than is remembered (INV-05)");
+        assert!(seen.guest_una == self.guest_una && seen.guest_nxt >= seen.guest_una);
         for &(from, to) in &self.known.0 {
             let mut right = &self.bytes[self.index(from)..self.index(to)];
             for piece in flow.store().slices(arena, from, to) {
@@ -476,19 +487,19 @@ impl Model {
 
     /// A successor would find what is promised: in pages that say whose they are (LIFE-09).
     fn check_record(&self, flow: &Flow, seen: &Seen, arena: &Arena<'_>) {
-        let owed = seen.rcv_nxt.saturating_sub(seen.g_una);
+        let owed = seen.rcv_nxt.saturating_sub(seen.guest_una);
         let Some(rec) = flow.record() else {
             assert!(owed == 0 && flow.store().held_pages() == 0, "bytes without a record");
             return;
         };
         let record = arena.record(rec).expect("a valid record");
-        let said = (record.rcv_nxt, record.g_una, record.h_re);
-        let is = (seen.rcv_nxt, seen.g_una.min(seen.rcv_nxt), seen.re);
+        let said = (record.rcv_nxt, record.guest_una, record.edge_to_net);
+        let is = (seen.rcv_nxt, seen.guest_una.min(seen.rcv_nxt), seen.edge_to_net);
         assert_eq!(said, is, "the record lags behind");
         let mut found = 0;
         for (_, page_no, page) in arena.owned_pages().filter(|(id, ..)| *id == rec) {
             let start = page_no * PAGE as u64;
-            let (from, to) = (start.max(seen.g_una), (start + PAGE as u64).min(seen.rcv_nxt));
+            let (from, to) = (start.max(seen.guest_una), (start + PAGE as u64).min(seen.rcv_nxt));
             if from < to {
                 let right = &self.bytes[self.index(from)..self.index(to)];
                 let bytes = &arena.page(page)[offset(from - start)..offset(to - start)];
@@ -513,8 +524,8 @@ impl Model {
 
     /// End of the bytes that R believes delivered, or may soon, and where those G lacks begin.
     pub(super) fn owed(&self) -> (u64, u64) {
-        let end = self.known.run_from(self.g_una);
-        (self.g_una, if self.lost || self.reset[R] { self.g_una } else { end })
+        let end = self.known.run_from(self.guest_una);
+        (self.guest_una, if self.lost || self.reset[R] { self.guest_una } else { end })
     }
 
     /// Bytes that were taken.

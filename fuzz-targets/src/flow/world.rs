@@ -253,20 +253,20 @@ fn numbers(model: &Model, seen: Option<&Seen>, from: usize, base: Base) -> (u64,
     if from == R {
         let next = s.rcv_nxt + u64::from(s.fin == s.rcv_nxt);
         match base {
-            Base::Usual => (next, s.w_nxt),
-            Base::Low => (s.g_una, s.w_una),
-            Base::High => (model.end[R], s.w_nxt),
-            Base::Edge => (s.re, model.end[to]),
-            Base::Given => (s.g_nxt, s.w_nxt),
+            Base::Usual => (next, s.net_nxt),
+            Base::Low => (s.guest_una, s.net_una),
+            Base::High => (model.end[R], s.net_nxt),
+            Base::Edge => (s.edge_to_net, model.end[to]),
+            Base::Given => (s.guest_nxt, s.net_nxt),
             Base::Odd => (s.ooo_end.unwrap_or_else(|| place(s.fin, s.rcv_nxt)), model.first[to]),
         }
     } else {
         match base {
-            Base::Usual => (s.w_nxt, usual.1),
-            Base::Low => (s.w_una, s.g_una),
-            Base::High => (s.w_nxt, s.rcv_nxt),
-            Base::Edge => (s.w_una, s.re),
-            Base::Given => (s.w_una, s.g_nxt),
+            Base::Usual => (s.net_nxt, usual.1),
+            Base::Low => (s.net_una, s.guest_una),
+            Base::High => (s.net_nxt, s.rcv_nxt),
+            Base::Edge => (s.net_una, s.edge_to_net),
+            Base::Given => (s.net_una, s.guest_nxt),
             Base::Odd => (model.first[from], place(s.fin, s.rcv_nxt) + 1),
         }
     }

@@ -63,179 +63,179 @@ pub fn all() -> impl Iterator<Item = &'static Mutation> {
 
 mutations! { FIRST:
     "an ACK one byte too high", "INV-03", "tcp/flow.rs",
-    "if self.fin_acked_by_guest() { self.rx.rcv_nxt + 1 } else { [[self.rx.rcv_nxt]] }"
-    => "self.rx.rcv_nxt + 1";
+    "if self.fin_acked_by_guest() { self.receiver.next() + 1 } else { [[self.receiver.next()]] }"
+    => "self.receiver.next() + 1";
 
     "ACKs to R with a sequence number beyond what was sent (seq = q.end)", "EMIT-R",
-    "tcp/emit.rs",
-    "let seq = [[self.tx.w_nxt.min(self.edge_of_net()).max(self.tx.w_una)]];"
-    => "self.tx.w_nxt + 1448";
+    "tcp/outbound.rs",
+    "[[self.sent().min(self.edge(shift)).max(self.una)]]"
+    => "self.sent() + 1448";
 
     "a TSval of R as it comes, not the newest (R's segments may overtake each other)", "INV-08",
-    "tcp/emit.rs",
-    "pub(crate) fn note_tsval_from_net(&mut self, tsval: u32) {
-        [[self.ts.emit_g = ts_newest(self.ts.emit_g, tsval);]]"
-    => "self.ts.emit_g = tsval;";
+    "tcp/timestamps.rs",
+    "pub(crate) fn on_tsval_from_net(&mut self, tsval: u32) {
+        [[self.to_guest = newest(self.to_guest, tsval);]]"
+    => "self.to_guest = tsval;";
 
-    "a stale ACK on stored data", "EMIT-G", "tcp/emit.rs",
+    "a stale ACK on stored data", "EMIT-G", "tcp/gates.rs",
     "seq: Seq::wrap(seq),
-            ack: [[Seq::wrap(self.tx.w_una)]],"
-    => "Seq(self.tx.isn.0.wrapping_add(1))";
+            ack: [[Seq::wrap(self.outbound.una())]],"
+    => "Seq(self.outbound.isn().0.wrapping_add(1))";
 
-    "duplicate ACKs of G go on to R", "SNOOP-25", "tcp/guest.rs",
+    "duplicate ACKs of G go on to R", "SNOOP-25", "tcp/from_guest.rs",
     "self.on_pure_ack_from_guest(cx, seq);
             [[Fate::Absorbed]]"
     => "Fate::Pass";
 
-    "bytes that G has SACKed are let go", "INV-03", "tcp/guest.rs",
-    "if [[hole_end == NONE]] {"
-    => "{ self.store.release(_cx.arena, top); hole_end == NONE }";
+    "bytes that G has SACKed are let go", "INV-03", "tcp/from_guest.rs",
+    "[[sender.on_ack(&said, &mut sending);]]"
+    => "sender.on_ack(&said, &mut sending);
+        let top = said.sack.as_slice().iter().map(|(_, to)| to.unwrap(una)).max();
+        self.store.release(cx.arena, top.unwrap_or(una));";
 
     "R's FIN is acknowledged before G has", "INV-04", "tcp/flow.rs",
-    "[[self.fin_r().is_some_and(|fin| self.rx.g_una > fin)]]"
-    => "self.fin_r().is_some()";
+    "[[self.receiver.is_closed() && self.sender.una() > self.receiver.fin()]]"
+    => "self.receiver.is_closed()";
 
-    "the right edge follows a window that was rounded down", "INV-05", "tcp/window.rs",
-    "[[self.rx.re = self.rx.re.max(ack + (field << shift));]]"
-    => "self.rx.re = ack + (self.field_for(self.edge_wanted()) << shift);
-        field = field.min((self.rx.re - ack) >> shift);";
+    "the right edge follows a window that was rounded down", "INV-05", "tcp/receiver.rs",
+    "[[self.edge = self.edge.max(t.ack + (field << shift));]]"
+    => "self.edge = t.ack + (self.field_for(t, self.edge_wanted(t)) << shift);
+        field = field.min((self.edge - t.ack) >> shift);";
 
-    "segments with a wrong checksum are taken", "COM-13", "tcp/receive.rs",
+    "segments with a wrong checksum are taken", "COM-13", "tcp/from_net.rs",
     "let tcp = f.tcp;
         if [[!f.checksum_ok()]] {"
     => "false";
 
-    "an ACK of R above what was sent is believed", "INV-12", "tcp/receive.rs",
-    "&& [[ack <= self.tx.w_nxt]]"
+    "an ACK of R above what was sent is believed", "INV-12", "tcp/outbound.rs",
+    "&& [[ack <= self.sent()]]"
     => "true";
 
-    "R's keepalives are dropped", "SNOOP-36", "tcp/receive.rs",
-    "let seq = self.rx.g_una - 1;
+    "R's keepalives are dropped", "SNOOP-36", "tcp/from_net.rs",
+    "let seq = self.sender.probe_seq();
             self.gate_to_guest(f, seq);
             [[return Fate::Pass;]]"
     => "return Fate::Drop(DropReason::Duplicate);";
 
-    "G's RST reaches R with a wrong sequence number", "SNOOP-16", "tcp/guest.rs",
-    "let seq = [[self.tx.w_nxt]];
-        self.emit_to_net(cx, seq, RST_ACK, None);
-        self.abort(cx, Why::Reset, false);"
-    => "self.tx.w_nxt + 70_000";
+    "G's RST reaches R with a wrong sequence number", "SNOOP-16", "tcp/gates.rs",
+    "let seq = [[self.outbound.sent()]];
+        self.emit_to_net(cx, seq, RST_ACK, None);"
+    => "self.outbound.sent() + 70_000";
 
     "segments for G are longer than its MSS (for: no MSS change on PTB)", "COM-20",
     "tcp/deliver.rs",
-    "let mss = [[u64::from(self.opt.mss_to_guest)]];
+    "let mss = [[u64::from(self.options.mss_to_guest)]];
         let room = (room"
-    => "u64::from(self.opt.mss_to_guest) + 8";
+    => "u64::from(self.options.mss_to_guest) + 8";
 
-    "CE reaches G a second time, on bytes from the store", "INV-24", "tcp/emit.rs",
-    "CE if [[self.opt.ecn]] => ECT0,"
+    "CE reaches G a second time, on bytes from the store", "INV-24", "tcp/gates.rs",
+    "CE if [[self.options.ecn]] => ECT0,"
     => "false";
 
     "a flow is evicted with bytes in its store", "LIFE-02", "engine.rs",
-    "let parked = |f: &Flow| f.state() == State::On && [[f.rec.is_none() && f.quiescent()]];"
+    "let parked = |f: &Flow| f.state() == State::On && [[f.is_parked() && f.quiescent()]];"
     => "true";
 
     "the commit record says G has everything", "LIFE-09", "tcp/lifecycle.rs",
     "let progress = Progress {
-            rcv_nxt: [[self.rx.rcv_nxt]],"
-    => "self.rx.g_una.min(self.rx.rcv_nxt)";
+            rcv_nxt: [[self.receiver.next()]],"
+    => "self.sender.una().min(self.receiver.next())";
 
     "after a restart a flow that owes little is forgotten", "INV-21", "engine/restart.rs",
-    "let owed = [[record.rcv_nxt > record.g_una]];"
-    => "record.rcv_nxt > record.g_una + 3000";
+    "let owed = [[record.rcv_nxt > record.guest_una]];"
+    => "record.rcv_nxt > record.guest_una + 3000";
 
-    "after a restart R's RST has a wrong sequence number", "LIFE-09", "engine/restart.rs",
-    "flow.tx.w_nxt = [[record.w_nxt]];"
-    => "record.w_nxt + 9000";
+    "after a restart R's RST has a wrong sequence number", "LIFE-09", "tcp/flow.rs",
+    "outbound: Outbound::recovered([[record.net_nxt]]),"
+    => "record.net_nxt + 9000";
 
     "after a restart G is not told", "INV-21", "tcp/lifecycle.rs",
     "self.standing.abort(Why::Restart, [[true]]);"
     => "false";
 
-    "pages are let go before G has acknowledged all of them", "INV-03", "tcp/guest.rs",
-    "[[self.store.release(cx.arena, bytes_end);]]
-        self.dup_acks = 0;"
+    "pages are let go before G has acknowledged all of them", "INV-03", "tcp/from_guest.rs",
+    "[[self.store.release(cx.arena, bytes_end);]]"
     => "self.store.release(cx.arena, bytes_end + 16_384);";
 
-    "a page of the reservation is never given back", "INV-06", "tcp/lifecycle.rs",
-    "[[cx.vm.unreserve(u64::from(self.rx.reserved_pages));]]"
-    => "cx.vm.unreserve(u64::from(self.rx.reserved_pages).saturating_sub(1));";
+    "a page of the reservation is never given back", "INV-06", "tcp/receiver.rs",
+    "[[vm.unreserve(u64::from(self.reserved_pages));]]"
+    => "vm.unreserve(u64::from(self.reserved_pages).saturating_sub(1));";
 
     "a VM may reserve four pages of others", "INV-06", "tcp/vm.rs",
     "[[self.reserved_pages + pages <= self.budget_pages]]"
     => "self.reserved_pages + pages <= self.budget_pages + 4";
 
-    "the edge goes beyond the reservation", "INV-06", "tcp/window.rs",
-    "let edge = [[self.rx.g_una + u64::from(self.rx.buffer_bytes)]];"
-    => "self.rx.g_una + u64::from(self.rx.buffer_bytes) + 65_536";
+    "the edge goes beyond the reservation", "INV-06", "tcp/receiver/window.rs",
+    "let edge = [[t.guest_una + u64::from(self.buffer_bytes)]];"
+    => "t.guest_una + u64::from(self.buffer_bytes) + 65_536";
 
-    "G's window is read with R's scale", "COM-20", "tcp/guest.rs",
-    "let edge = ack + ([[u64::from(tcp.window) << self.opt.shift_g]]);"
-    => "u64::from(tcp.window) << self.opt.shift_r";
+    "G's window is read with R's scale", "COM-20", "tcp/from_guest.rs",
+    "edge: ack + ([[u64::from(tcp.window) << self.options.shift_g]]),"
+    => "u64::from(tcp.window) << self.options.shift_r";
 
-    "bytes for G beyond its window by one", "INV-13", "tcp/deliver.rs",
+    "bytes for G beyond its window by one", "INV-13", "tcp/sender.rs",
     "if useful { [[room]] } else { 0 }"
     => "room + 1";
 
-    "old timestamps are taken (no PAWS)", "SNOOP-04", "tcp/receive.rs",
-    "if [[!self.is_current(cx, ts.tsval, limits::PAWS_TICKS)]] {"
+    "old timestamps are taken (no PAWS)", "SNOOP-04", "tcp/from_net.rs",
+    "if [[!self.timestamps.is_current(cx.now, ts.tsval, limits::PAWS_TICKS)]] {"
     => "false";
 
-    "a timestamp out of order is echoed", "SNOOP-05", "tcp/receive.rs",
-    "&& [[seq <= self.rx.ack_sent]]"
+    "a timestamp out of order is echoed", "SNOOP-05", "tcp/from_net.rs",
+    "&& [[seq <= self.receiver.acks.sent()]]"
     => "true";
 
     "R's RST overtakes the bytes before it", "SNOOP-15", "tcp/deliver.rs",
-    "[[self.flags.rst_pending && self.rx.g_una >= self.delivery_end()]]"
-    => "self.flags.rst_pending";
+    "[[self.receiver.reset_waits() && self.sender.una() >= self.delivery_end()]]"
+    => "self.receiver.reset_waits()";
 
-    "an RST of R anywhere is believed", "SNOOP-15", "tcp/receive.rs",
+    "an RST of R anywhere is believed", "SNOOP-15", "tcp/from_net.rs",
     "if [[exact]] {
-            if !self.flags.rst_pending {"
+            if self.receiver.on_reset() {"
     => "true";
 
     "a flow leaves the path while R may still send beyond G's window", "INV-05", "tcp/flow.rs",
-    "(closed || [[self.rx.g_re >= self.rx.re]])"
+    "(closed || [[self.sender.edge() >= self.receiver.edge()]])"
     => "true";
 
-    "what G lost is never sent again", "INV-18", "tcp/deliver.rs",
-    "[[self.rx.g_snd = self.rx.g_una;]]
-            let losses"
+    "what G lost is never sent again", "INV-18", "tcp/sender.rs",
+    "[[self.next = self.una;]]
+        losses.of_guest_or_new()"
     => "";
 
-    "R's FIN is never delivered", "INV-18", "tcp/deliver.rs",
-    "[[self.fin_fits() && self.fin_r() == Some(self.rx.g_snd) && self.rx.g_una <= self.rx.g_snd]]"
+    "R's FIN is never delivered", "INV-18", "tcp/sender.rs",
+    "[[self.fin_fits(stream) && stream.end == self.next && self.una <= self.next]]"
     => "false";
 
-    "pure ACKs of R are dropped", "COM-30", "tcp/receive.rs",
-    "let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
+    "pure ACKs of R are dropped", "COM-30", "tcp/from_net.rs",
+    "let seq = self.sender.pure_ack_seq();
             self.gate_to_guest(f, seq);
             [[return Fate::Pass;]]"
     => "return Fate::Drop(DropReason::Duplicate);";
 
-    "R hears nothing of a window that has opened", "SNOOP-34", "tcp/guest.rs",
-    "if [[self.window_update_due()]] {"
+    "R hears nothing of a window that has opened", "SNOOP-34", "tcp/from_guest.rs",
+    "if [[self.receiver.window_update_due(&self.terms())]] {"
     => "false";
 
-    "a CE mark is forgotten", "INV-24", "tcp/receive.rs",
-    "if f.ip.tos & CE == CE && range.len() > 0 {
-                [[self.flags.ece = true;]]"
+    "a CE mark is forgotten", "INV-24", "tcp/receiver.rs",
+    "if marked {
+            [[self.ece = true;]]"
     => "";
 
-    "an out-of-order range is a byte longer than it is", "INV-25", "tcp/receive.rs",
-    "[[self.ooo.insert(from, to);]]"
-    => "self.ooo.insert(from, to + 1);";
+    "an out-of-order range is a byte longer than it is", "INV-25", "tcp/receiver.rs",
+    "[[self.out_of_order.insert(from, to);]]"
+    => "self.out_of_order.insert(from, to + 1);";
 
-    "SACK blocks end a byte too far", "COM-22", "tcp/emit.rs",
+    "SACK blocks end a byte too far", "COM-22", "tcp/gates.rs",
     "*slot = (Seq::wrap(from), [[Seq::wrap(to)]]);"
     => "Seq::wrap(to + 1)";
 
-    "data of G carries G's own ACK", "INV-07", "tcp/emit.rs",
+    "data of G carries G's own ACK", "INV-07", "tcp/gates.rs",
     "[[edit.set_ack(Seq::wrap(ack));]]
             edit.set_window"
     => "";
 
-    "data of G carries G's own window", "INV-05", "tcp/emit.rs",
+    "data of G carries G's own window", "INV-05", "tcp/gates.rs",
     "[[edit.set_window(window);]]"
     => "";
 
@@ -243,8 +243,7 @@ mutations! { FIRST:
     "self.fix_checksum(fold32(old), [[fold32(new)]]);"
     => "new as u16 ^ (new >> 16) as u16";
 
-    "held bytes are acknowledged to R for a guest that is long silent", "INV-19",
-    "tcp/receive.rs",
+    "held bytes are acknowledged to R for a guest that is long silent", "INV-19", "tcp/from_net.rs",
     "else if [[cx.vm.clock.alive_within(cx.now, patience)]] {"
     => "true";
 
@@ -253,49 +252,49 @@ mutations! { FIRST:
     => "true";
 
     "a destroyed VM's remotes are not told", "LIFE-05", "tcp/lifecycle.rs",
-    "[[self.emit_to_net(cx, seq, RST_ACK, None);]]
+    "[[self.reset_to_net(cx);]]
             cx.vm.counters.flows_aborted += 1;
             self.abort(cx, Why::GuestGone, false);"
-    => "let _ = seq;";
+    => "";
 
-    "R's odd segments are answered for a guest that is long silent", "INV-19", "tcp/receive.rs",
+    "R's odd segments are answered for a guest that is long silent", "INV-19", "tcp/from_net.rs",
     "if [[cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)]] {
             self.rate_limited_ack(cx);"
     => "true";
 
     "probes of a shut window are answered for a guest that is long silent", "LIFE-05",
-    "tcp/receive.rs",
+    "tcp/from_net.rs",
     "&& [[!cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)]];"
     => "false";
 
-    "data of G echoes a clock that R never had", "INV-09", "tcp/emit.rs",
-    "edit.set_timestamps(self.ts.emit_r, [[self.ts.recent]]);"
-    => "self.ts.recent.wrapping_add(1000)";
+    "data of G echoes a clock that R never had", "INV-09", "tcp/gates.rs",
+    "edit.set_timestamps(shown.tsval, [[shown.tsecr]]);"
+    => "shown.tsecr.wrapping_add(1000)";
 
-    "data of G carries a clock that G never had", "INV-09", "tcp/emit.rs",
-    "edit.set_timestamps([[self.ts.emit_r]], self.ts.recent);"
-    => "self.ts.emit_r.wrapping_add(1)";
+    "data of G carries a clock that G never had", "INV-09", "tcp/gates.rs",
+    "edit.set_timestamps([[shown.tsval]], shown.tsecr);"
+    => "shown.tsval.wrapping_add(1)";
 
-    "R's CWR does not end the ECE", "INV-24", "tcp/receive.rs",
-    "if tcp.flags.contains(TcpFlags::CWR) {
-                [[self.flags.ece = false;]]"
+    "R's CWR does not end the ECE", "INV-24", "tcp/receiver.rs",
+    "if cwr {
+            [[self.ece = false;]]"
     => "";
 
     "a SYN with options nobody understands begins an offloaded connection", "INV-23",
-    "tcp/handshake.rs",
+    "tcp/options.rs",
     "if [[client.has(SynInfo::HAS_UNKNOWN)]] || server"
     => "false";
 
-    "what G sends on a flow that passes is edited", "INV-17", "engine/frames.rs",
-    "State::On | State::Drain => flow.on_segment_from_guest(cx, f),
-                State::Pass => [[Fate::Pass]],"
-    => "flow.on_segment_from_guest(cx, f)";
+    "what G sends on a flow that passes is edited", "INV-17", "tcp/from_guest.rs",
+    "State::On | State::Drain => self.on_segment_from_guest(cx, f),
+            State::Pass => [[Fate::Pass]],"
+    => "self.on_segment_from_guest(cx, f)";
 
     "a VM gets one flow more than it may have", "INV-20", "flow/table.rs",
     "self.port_mut(port).flows_max = [[flows_max]];"
     => "flows_max + 1";
 
-    "R's FIN is delivered a place beyond G's window", "INV-13", "tcp/deliver.rs",
-    "self.fin_r().is_some_and(|fin| [[fin < self.rx.g_re]])"
-    => "fin <= self.rx.g_re";
+    "R's FIN is delivered a place beyond G's window", "INV-13", "tcp/sender.rs",
+    "stream.fin && [[stream.end < self.edge]]"
+    => "stream.end <= self.edge";
 }

@@ -101,7 +101,7 @@ impl Successor {
             let relative = |seq: u64| (seq as u32).wrapping_sub(self.isn);
             if promised > taken {
                 let record = flow.expect("a record of what is owed").record;
-                let (held, una) = (relative(record.rcv_nxt), relative(record.g_una));
+                let (held, una) = (relative(record.rcv_nxt), relative(record.guest_una));
                 assert!(
                     held >= promised,
                     "R was told {promised}, the record {held}\n{}",
@@ -111,8 +111,8 @@ impl Successor {
             }
             let Some(flow) = flow else { continue };
             assert!(flow.complete, "pages of {:?} are missing\n{}", flow.record, w.trace());
-            let mut at = relative(flow.record.g_una) as usize;
-            for piece in flow.store.slices(&arena, flow.record.g_una, flow.record.rcv_nxt) {
+            let mut at = relative(flow.record.guest_una) as usize;
+            for piece in flow.store.slices(&arena, flow.record.guest_una, flow.record.rcv_nxt) {
                 let same = self.stream.get(at..at + piece.len()) == Some(piece);
                 assert!(same, "bytes from {at} on are not R's\n{}", w.trace());
                 at += piece.len();

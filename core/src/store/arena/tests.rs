@@ -28,10 +28,10 @@ pub(crate) fn record(vm: &str) -> Record {
         mss_to_g: 1448,
         mss_to_r: 1220,
         rcv_nxt: 0x1_0000_0001,
-        g_una: 0x1_0000_0001,
-        g_nxt: 0x1_0000_0001,
-        w_nxt: 77,
-        h_re: 0x1_0001_0001,
+        guest_una: 0x1_0000_0001,
+        guest_nxt: 0x1_0000_0001,
+        net_nxt: 77,
+        edge_to_net: 0x1_0001_0001,
         ts_emit_r: 5,
         ts_emit_g: 6,
     }
@@ -68,8 +68,8 @@ fn each_commit_changes_one_aligned_word_and_nothing_else() {
     type Expect = fn(&mut Record);
     let commits: [(Commit, Expect); 3] = [
         (|a, id| a.commit_rcv_nxt(id, u64::MAX), |r| r.rcv_nxt = u64::MAX),
-        (|a, id| a.commit_g_una(id, u64::MAX), |r| r.g_una = u64::MAX),
-        (|a, id| a.commit_h_re(id, u64::MAX), |r| r.h_re = u64::MAX),
+        (|a, id| a.commit_guest_una(id, u64::MAX), |r| r.guest_una = u64::MAX),
+        (|a, id| a.commit_edge_to_net(id, u64::MAX), |r| r.edge_to_net = u64::MAX),
     ];
     for (commit, expect) in commits {
         let mut mem = memory(2, 1);
@@ -92,11 +92,22 @@ fn a_commit_of_all_progress_reads_back_and_leaves_the_rest() {
     let mut mem = memory(2, 1);
     let mut arena = Arena::format(&mut mem, 2, 1, 9).unwrap();
     let id = arena.alloc_record(&record("vm")).unwrap();
-    let (rcv_nxt, g_una, g_nxt, w_nxt, h_re) = (1 << 40, 2 << 40, 3 << 40, 4 << 40, 5 << 40);
+    let (rcv_nxt, guest_una, guest_nxt, net_nxt, edge_to_net) =
+        (1 << 40, 2 << 40, 3 << 40, 4 << 40, 5 << 40);
     let (ts_emit_r, ts_emit_g) = (70, 80);
-    let progress = Progress { rcv_nxt, g_una, g_nxt, w_nxt, h_re, ts_emit_r, ts_emit_g };
+    let progress =
+        Progress { rcv_nxt, guest_una, guest_nxt, net_nxt, edge_to_net, ts_emit_r, ts_emit_g };
     arena.commit(id, &progress);
-    let all = Record { rcv_nxt, g_una, g_nxt, w_nxt, h_re, ts_emit_r, ts_emit_g, ..record("vm") };
+    let all = Record {
+        rcv_nxt,
+        guest_una,
+        guest_nxt,
+        net_nxt,
+        edge_to_net,
+        ts_emit_r,
+        ts_emit_g,
+        ..record("vm")
+    };
     assert_eq!(arena.record(id), Some(all));
 }
 
@@ -159,7 +170,7 @@ proptest! {
             prop_assert_eq!(held + arena.free_pages(), arena.pages_total());
             prop_assert_eq!(flows.len() + arena.free_records(), arena.records.len());
             for flow in &flows {
-                let (from, to) = (flow.record.g_una, flow.record.rcv_nxt);
+                let (from, to) = (flow.record.guest_una, flow.record.rcv_nxt);
                 if flow.complete {
                     let pieces = flow.store.slices(&arena, from, to).map(<[u8]>::len);
                     prop_assert_eq!(pieces.sum::<usize>() as u64, to - from);

@@ -125,10 +125,10 @@ proptest! {
     ) {
         let mut mem = memory(1, 16);
         let mut arena = Arena::format(&mut mem, 1, 16, 1).unwrap();
-        let init = Record { rcv_nxt: BASE, g_una: BASE, g_nxt: BASE, ..record("vm") };
+        let init = Record { rcv_nxt: BASE, guest_una: BASE, guest_nxt: BASE, ..record("vm") };
         let rec = arena.alloc_record(&init).unwrap();
         let mut store = FlowStore::default();
-        let (mut rcv_nxt, mut g_una) = (BASE, BASE);
+        let (mut rcv_nxt, mut guest_una) = (BASE, BASE);
         let mut step = 0;
         let mut alive = || {
             step += 1;
@@ -142,29 +142,30 @@ proptest! {
             } else if stored {
                 break;
             }
-            let acked = (g_una + acked).min(rcv_nxt);
+            let acked = (guest_una + acked).min(rcv_nxt);
             if alive() {
-                g_una = acked;
-                arena.commit_g_una(rec, g_una);
+                guest_una = acked;
+                arena.commit_guest_una(rec, guest_una);
             }
             if alive() {
-                store.release(&mut arena, g_una);
+                store.release(&mut arena, guest_una);
             }
         }
         drop(arena);
         let mut arena = Arena::open(&mut mem).unwrap();
         let [flow] = &mut recover(&mut arena)[..] else { panic!("one flow") };
         prop_assert!(flow.complete);
-        prop_assert_eq!((flow.record.g_una, flow.record.rcv_nxt), (g_una, rcv_nxt));
-        prop_assert!(read(&flow.store, &arena, g_una, rcv_nxt) == stream(g_una, rcv_nxt - g_una));
+        prop_assert_eq!((flow.record.guest_una, flow.record.rcv_nxt), (guest_una, rcv_nxt));
+        let kept = read(&flow.store, &arena, guest_una, rcv_nxt);
+        prop_assert!(kept == stream(guest_una, rcv_nxt - guest_una));
         let held = flow.store.held_pages() as usize;
         prop_assert_eq!(held + arena.free_pages(), 16);
-        prop_assert!(held as u64 <= FlowStore::pages_for(rcv_nxt - g_una));
+        prop_assert!(held as u64 <= FlowStore::pages_for(rcv_nxt - guest_una));
         // And it goes on from there.
         if arena.free_pages() > 0 {
             prop_assert!(flow.store.write(&mut arena, flow.id, rcv_nxt, stream(rcv_nxt, 100)));
-            prop_assert!(read(&flow.store, &arena, g_una, rcv_nxt + 100)
-                == stream(g_una, rcv_nxt + 100 - g_una));
+            prop_assert!(read(&flow.store, &arena, guest_una, rcv_nxt + 100)
+                == stream(guest_una, rcv_nxt + 100 - guest_una));
         }
         flow.store.clear(&mut arena);
         prop_assert_eq!(arena.free_pages(), 16);
@@ -175,7 +176,7 @@ proptest! {
 fn inv_21_a_promised_page_that_is_missing_is_reported() {
     let mut mem = memory(1, 4);
     let mut arena = Arena::format(&mut mem, 1, 4, 1).unwrap();
-    let init = Record { rcv_nxt: BASE, g_una: BASE, ..record("vm") };
+    let init = Record { rcv_nxt: BASE, guest_una: BASE, ..record("vm") };
     let rec = arena.alloc_record(&init).unwrap();
     let mut store = FlowStore::default();
     assert!(store.write(&mut arena, rec, BASE, stream(BASE, PAGE_BYTES)));
@@ -192,7 +193,7 @@ fn inv_21_a_promised_page_that_is_missing_is_reported() {
 fn inv_21_two_pages_for_the_same_bytes_are_reported() {
     let mut mem = memory(1, 4);
     let mut arena = Arena::format(&mut mem, 1, 4, 1).unwrap();
-    let init = Record { rcv_nxt: BASE + 2, g_una: BASE, ..record("vm") };
+    let init = Record { rcv_nxt: BASE + 2, guest_una: BASE, ..record("vm") };
     let rec = arena.alloc_record(&init).unwrap();
     arena.alloc_page(rec, BASE / PAGE_BYTES).unwrap();
     arena.alloc_page(rec, BASE / PAGE_BYTES).unwrap();
@@ -206,7 +207,7 @@ fn inv_21_two_pages_for_the_same_bytes_are_reported() {
 fn inv_21_a_promise_larger_than_any_flow_may_make_is_reported() {
     let mut mem = memory(1, 4);
     let mut arena = Arena::format(&mut mem, 1, 4, 1).unwrap();
-    let init = Record { rcv_nxt: BASE + (1 << 40), g_una: BASE, ..record("vm") };
+    let init = Record { rcv_nxt: BASE + (1 << 40), guest_una: BASE, ..record("vm") };
     let rec = arena.alloc_record(&init).unwrap();
     arena.alloc_page(rec, BASE / PAGE_BYTES + 1).unwrap();
     drop(arena);
@@ -219,7 +220,7 @@ fn inv_21_a_promise_larger_than_any_flow_may_make_is_reported() {
 fn what_g_acknowledged_beyond_rcv_nxt_is_owed_to_nobody() {
     let mut mem = memory(1, 1);
     let mut arena = Arena::format(&mut mem, 1, 1, 1).unwrap();
-    let init = Record { rcv_nxt: BASE, g_una: BASE + 500, ..record("vm") };
+    let init = Record { rcv_nxt: BASE, guest_una: BASE + 500, ..record("vm") };
     let rec = arena.alloc_record(&init).unwrap();
     let flows = recover(&mut arena);
     assert!(flows[0].complete);

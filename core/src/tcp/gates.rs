@@ -5,10 +5,11 @@
 
 use crate::port::PortId;
 use crate::tcp::flow::Flow;
-use crate::tcp::{Cx, Frame};
+use crate::tcp::outbound::RemoteSack;
+use crate::tcp::{FlowContext, Frame, RST_ACK};
 use crate::wire::edit::TcpEdit;
 use crate::wire::emit::{CsumMode, TcpEmit};
-use crate::wire::packet::{Ip, SackBlocks, Tcp, TcpFlags, Timestamps};
+use crate::wire::packet::{Ip, SackBlocks, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
 
 /// The ECN bits of TOS and traffic class.
@@ -72,22 +73,13 @@ impl OutQueue {
     }
 }
 
-/// Serial comparison of timestamps (RFC 7323 section 5.2): `a` is older than `b`.
-pub(crate) fn ts_older(a: u32, b: u32) -> bool {
-    Seq(a).lt(Seq(b))
-}
-
-fn ts_newest(a: u32, b: u32) -> u32 {
-    if ts_older(a, b) { b } else { a }
-}
-
 impl Flow {
     /// EMIT-R for a segment of G with data or FIN: edited in place, length unchanged (COM-15).
-    pub(crate) fn gate_to_net(&mut self, frame: &mut [u8], ip: &Ip, tcp: &Tcp, partial: bool) {
+    pub(super) fn gate_to_net(&mut self, frame: &mut [u8], ip: &Ip, tcp: &Tcp, partial: bool) {
         let ack = self.ack_to_net();
-        let window = self.window_to_net();
+        let window = self.advertise_window();
         let mut flags = tcp.flags.without(TcpFlags::ECE);
-        if self.flags.ece {
+        if self.receiver.ece() {
             flags = flags.union(TcpFlags::ECE);
         }
         let mut edit = TcpEdit::new(frame, ip, tcp, partial);
@@ -98,33 +90,40 @@ impl Flow {
         edit.set_flags(flags);
         edit.nop_out_sack();
         if let Some(ts) = tcp.options.timestamps {
-            self.note_tsval_from_guest(ts.tsval);
-            edit.set_timestamps(self.ts.emit_r, self.ts.recent);
+            self.timestamps.on_tsval_from_guest(ts.tsval);
+            let shown = self.timestamps.to_net();
+            edit.set_timestamps(shown.tsval, shown.tsecr);
         }
-        self.acked(ack);
+        self.receiver.acks.on_sent(ack);
     }
 
     /// EMIT-R for a pure ACK that H makes, with SACK blocks (SNOOP-10) behind `dsack` (SNOOP-11).
-    pub(crate) fn emit_ack(&mut self, cx: &mut Cx<'_, '_>, dsack: Option<(u64, u64)>) {
-        let seq = self.tx.w_nxt.min(self.edge_of_net()).max(self.tx.w_una);
+    pub(super) fn ack_now(&mut self, cx: &mut FlowContext<'_, '_>, dsack: Option<(u64, u64)>) {
+        let seq = self.outbound.pure_ack_seq(self.options.shift_r);
         self.emit_to_net(cx, seq, TcpFlags::ACK, dsack);
         cx.vm.counters.acks_made += 1;
     }
 
+    /// An RST for R, which believes delivered what is not, or which G has reset.
+    pub(super) fn reset_to_net(&mut self, cx: &mut FlowContext<'_, '_>) {
+        let seq = self.outbound.sent();
+        self.emit_to_net(cx, seq, RST_ACK, None);
+    }
+
     /// EMIT-R for any header-only segment. An RST carries ACK but no window to speak of.
-    pub(crate) fn emit_to_net(
+    pub(super) fn emit_to_net(
         &mut self,
-        cx: &mut Cx<'_, '_>,
+        cx: &mut FlowContext<'_, '_>,
         seq: u64,
         flags: TcpFlags,
         dsack: Option<(u64, u64)>,
     ) {
         let rst = flags.contains(TcpFlags::RST);
         let ack = self.ack_to_net();
-        let window = if rst { 0 } else { self.window_to_net() };
+        let window = if rst { 0 } else { self.advertise_window() };
         let mut sack = [(Seq(0), Seq(0)); 4];
         let sack_len = if rst { 0 } else { self.sack_blocks(dsack, &mut sack) };
-        let ece = if self.flags.ece && !rst { TcpFlags::ECE } else { TcpFlags(0) };
+        let ece = if self.receiver.ece() && !rst { TcpFlags::ECE } else { TcpFlags(0) };
         let (src, dst) = (cx.key.g_addr, cx.key.r_addr);
         let made = cx.out.push();
         made.origin = PortId(cx.key.port);
@@ -134,8 +133,8 @@ impl Flow {
             src,
             dst,
             // A pure ACK is Not-ECT (RFC 3168 section 6.1.4).
-            tos: self.template.tos_to_net & !ECN_MASK,
-            ttl: self.template.ttl_to_net,
+            tos: self.template.tos_to_net() & !ECN_MASK,
+            ttl: self.template.ttl_to_net(),
             flow_label: self.template.label_to_net(),
             src_port: cx.key.g_port,
             dst_port: cx.key.r_port,
@@ -143,23 +142,26 @@ impl Flow {
             ack: Seq::wrap(ack),
             flags: flags.union(ece),
             window,
-            timestamps: self
-                .opt
-                .timestamps
-                .then_some(Timestamps { tsval: self.ts.emit_r, tsecr: self.ts.recent }),
+            timestamps: self.options.timestamps.then_some(self.timestamps.to_net()),
             sack: &sack[..sack_len],
             ip_id: 0,
         }
         .emit(&mut made.bytes, 0, CsumMode::Full(&[]));
-        self.acked(ack);
+        self.receiver.acks.on_sent(ack);
+    }
+
+    fn advertise_window(&mut self) -> u16 {
+        let terms = self.terms();
+        self.receiver.advertise_window(&terms)
     }
 
     fn sack_blocks(&self, dsack: Option<(u64, u64)>, out: &mut [(Seq, Seq); 4]) -> usize {
-        if !self.opt.sack || (dsack.is_none() && self.ooo.is_empty()) {
+        let held = self.receiver.out_of_order();
+        if !self.options.sack || (dsack.is_none() && held.is_empty()) {
             return 0;
         }
-        let room = if self.opt.timestamps { 3 } else { 4 };
-        let blocks = dsack.into_iter().chain(self.ooo.newest_first()).take(room);
+        let room = if self.options.timestamps { 3 } else { 4 };
+        let blocks = dsack.into_iter().chain(held.newest_first()).take(room);
         let mut n = 0;
         for (slot, (from, to)) in out.iter_mut().zip(blocks) {
             *slot = (Seq::wrap(from), Seq::wrap(to));
@@ -168,46 +170,39 @@ impl Flow {
         n
     }
 
-    /// Everything below `ack` has just been promised to R.
-    fn acked(&mut self, ack: u64) {
-        debug_assert!(ack >= self.rx.ack_sent, "ack to R moved back (INV-07)");
-        self.rx.ack_sent = ack;
-        self.flags.ack_due = false;
-        self.unacked_segments = 0;
-    }
-
     /// EMIT-G for a segment of R that goes on by itself: a pure ACK or keepalive (COM-30), or one
     /// that H does not take over (SNOOP-13). Edited in place.
-    pub(crate) fn gate_to_guest(&mut self, f: &mut Frame<'_>, seq: u64) {
+    pub(super) fn gate_to_guest(&mut self, f: &mut Frame<'_>, seq: u64) {
         let (ip, tcp) = (f.ip, f.tcp);
         let mut edit = TcpEdit::new(f.bytes, ip, tcp, f.hdr.needs_csum());
         edit.set_seq(Seq::wrap(seq));
-        edit.set_ack(Seq::wrap(self.tx.w_una));
-        edit.set_window(self.tx.r_window); // with a new seq, G would believe an old one (K-05)
+        edit.set_ack(Seq::wrap(self.outbound.una()));
+        // With a new sequence number, G would believe an old window (K-05).
+        edit.set_window(self.outbound.window());
         if let Some(ts) = tcp.options.timestamps {
-            self.ts.emit_g = ts_newest(self.ts.emit_g, ts.tsval);
-            edit.set_timestamps(self.ts.emit_g, ts.tsecr);
+            self.timestamps.on_tsval_from_net(ts.tsval);
+            edit.set_timestamps(self.timestamps.to_guest().tsval, ts.tsecr);
         }
-        if self.opt.ecn && ip.tos & ECN_MASK == CE {
+        if self.options.ecn && ip.tos & ECN_MASK == CE {
             edit.set_ecn(ECT0);
         }
-        if let Some(losses) = self.losses.as_mut().filter(|_| !tcp.options.sack.is_empty()) {
-            losses.sack_due = false; // it carries them itself
+        if let Some(sack) = self.losses.of_net_mut().filter(|_| !tcp.options.sack.is_empty()) {
+            sack.on_shown(); // it carries them itself
         }
-        self.flags.ack_to_guest_due = self.sack_to_guest_due();
+        self.outbound.on_ack_shown(self.sack_to_guest_due());
     }
 
     /// SACK blocks of R wait for a pure ACK to G.
-    pub(crate) fn sack_to_guest_due(&self) -> bool {
-        self.losses.as_ref().is_some_and(|l| l.sack_due)
+    pub(super) fn sack_to_guest_due(&self) -> bool {
+        self.losses.of_net().is_some_and(RemoteSack::is_due)
     }
 
     /// What of R's SACK goes with a segment for G: all that is new, with a pure ACK.
     fn sack_to_guest(&mut self, pure_ack: bool) -> SackBlocks {
-        match &mut self.losses {
-            Some(losses) if pure_ack && losses.sack_due => {
-                losses.sack_due = false;
-                losses.sack
+        match self.losses.of_net_mut() {
+            Some(sack) if pure_ack && sack.is_due() => {
+                sack.on_shown();
+                sack.blocks()
             }
             _ => SackBlocks::default(),
         }
@@ -215,23 +210,23 @@ impl Flow {
 
     /// EMIT-G for an ACK of R that is for G to judge: only its sequence number and TSval, which G
     /// looks at first, are ours.
-    pub(crate) fn gate_unseen_to_guest(&mut self, f: &mut Frame<'_>) {
-        let seq = self.rx.g_nxt.min(self.rx.g_re).max(self.rx.g_una);
+    pub(super) fn gate_unseen_to_guest(&mut self, f: &mut Frame<'_>) {
+        let seq = self.sender.pure_ack_seq();
         let mut edit = TcpEdit::new(f.bytes, f.ip, f.tcp, f.hdr.needs_csum());
         edit.set_seq(Seq::wrap(seq));
         if let Some(ts) = f.tcp.options.timestamps {
-            edit.set_timestamps(self.ts.emit_g, ts.tsecr);
+            edit.set_timestamps(self.timestamps.to_guest().tsval, ts.tsecr);
         }
-        if self.opt.ecn && f.ip.tos & ECN_MASK == CE {
+        if self.options.ecn && f.ip.tos & ECN_MASK == CE {
             edit.set_ecn(ECT0);
         }
     }
 
     /// EMIT-G for a segment H makes: the header for `payload_len` bytes from `seq` on.
     /// Returns its length in `buf`.
-    pub(crate) fn emit_to_guest(
+    pub(super) fn emit_to_guest(
         &mut self,
-        cx: &Cx<'_, '_>,
+        cx: &FlowContext<'_, '_>,
         buf: &mut [u8; TcpEmit::MAX_LEN],
         seq: u64,
         flags: TcpFlags,
@@ -239,13 +234,14 @@ impl Flow {
         csum: CsumMode<'_>,
     ) -> usize {
         let l2 = self.template.l2_to_guest();
-        let ecn = match self.template.tos_to_guest & ECN_MASK {
-            CE if self.opt.ecn => ECT0,
+        let tos = self.template.tos_to_guest();
+        let ecn = match tos & ECN_MASK {
+            CE if self.options.ecn => ECT0,
             other => other,
         };
-        self.flags.ack_to_guest_due = false;
+        self.outbound.on_ack_shown(false);
         let sack = self.sack_to_guest(flags == TcpFlags::ACK && payload_len == 0);
-        let echo = self.flags.ece_to_guest && !flags.contains(TcpFlags::RST);
+        let echo = self.outbound.ece_to_guest() && !flags.contains(TcpFlags::RST);
         let flags = if echo { flags.union(TcpFlags::ECE) } else { flags };
         let (src, dst) = (cx.key.r_addr, cx.key.g_addr);
         TcpEmit {
@@ -253,34 +249,19 @@ impl Flow {
             version: cx.key.version,
             src,
             dst,
-            tos: self.template.tos_to_guest & !ECN_MASK | ecn,
-            ttl: self.template.ttl_to_guest,
+            tos: tos & !ECN_MASK | ecn,
+            ttl: self.template.ttl_to_guest(),
             flow_label: self.template.label_to_guest(),
             src_port: cx.key.r_port,
             dst_port: cx.key.g_port,
             seq: Seq::wrap(seq),
-            ack: Seq::wrap(self.tx.w_una),
+            ack: Seq::wrap(self.outbound.una()),
             flags,
-            window: self.tx.r_window,
-            timestamps: self
-                .opt
-                .timestamps
-                .then_some(Timestamps { tsval: self.ts.emit_g, tsecr: self.ts.ecr_to_guest }),
+            window: self.outbound.window(),
+            timestamps: self.options.timestamps.then_some(self.timestamps.to_guest()),
             sack: sack.as_slice(),
             ip_id: 0,
         }
         .emit(buf, payload_len, csum)
-    }
-
-    /// Notes a TSval of R that is about to be (or may now be) emitted to G (INV-08, INV-09).
-    pub(crate) fn note_tsval_from_net(&mut self, tsval: u32) {
-        self.ts.emit_g = ts_newest(self.ts.emit_g, tsval);
-    }
-
-    /// Notes a TSval of G; H's own ACKs use the newest (EMIT-R, nothing being queued in F0). A 0 in
-    /// G's SYN-ACK says nothing of its clock: R takes it for void (`tcp_paws_check`).
-    pub(crate) fn note_tsval_from_guest(&mut self, tsval: u32) {
-        let void = self.ts.emit_r == 0;
-        self.ts.emit_r = if void { tsval } else { ts_newest(self.ts.emit_r, tsval) };
     }
 }

@@ -1,0 +1,134 @@
+//! Segments from G: its ACKs are input, its data passes EMIT-R (SNOOP-16, SNOOP-24, SNOOP-25).
+
+use crate::drops::DropReason;
+use crate::limits;
+use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::sender::GuestAck;
+use crate::tcp::{Fate, FlowContext, Frame};
+use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
+
+impl Flow {
+    /// A frame of G that is not a SYN, in whatever state the flow is.
+    pub(crate) fn on_frame_from_guest(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+    ) -> Fate {
+        self.timers.on_seen(cx.now);
+        match self.state() {
+            State::Handshake => self.on_handshake_from_guest(cx, f),
+            State::On | State::Drain => self.on_segment_from_guest(cx, f),
+            State::Pass => Fate::Pass,
+            State::Abort => self.on_segment_in_abort(cx, true, f.tcp),
+        }
+    }
+
+    /// A segment from G while `On` or `Drain`; never a SYN.
+    pub(super) fn on_segment_from_guest(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+    ) -> Fate {
+        let tcp = f.tcp;
+        self.template.learn_from_guest(f.l2(), f.ip);
+        if let Some(ts) = tcp.options.timestamps {
+            self.timestamps.on_tsval_from_guest(ts.tsval);
+        }
+        if tcp.flags.contains(TcpFlags::RST) {
+            return self.on_rst_from_guest(cx);
+        }
+        if !tcp.flags.contains(TcpFlags::ACK) {
+            return Fate::Drop(DropReason::BadFlags);
+        }
+        if !tcp.options.understood() || f.ip.options {
+            self.drain(Why::Options);
+        }
+        let fin_acked_before = self.fin_acked_by_guest();
+        self.sender.on_established();
+        self.on_ack_from_guest(cx, tcp);
+        self.grow_buffer(cx); // before anything shows a window
+        let seq = tcp.seq.unwrap(self.outbound.newest());
+        let fin = tcp.flags.contains(TcpFlags::FIN);
+        let fate = if tcp.payload_len > 0 || fin {
+            self.outbound.on_data_from_guest(seq + u64::from(tcp.payload_len), fin);
+            let partial = f.hdr.needs_csum();
+            self.gate_to_net(f.bytes, f.ip, tcp, partial);
+            Fate::Pass
+        } else {
+            self.on_pure_ack_from_guest(cx, seq);
+            Fate::Absorbed
+        };
+        if self.fin_acked_by_guest() && !fin_acked_before && fate == Fate::Absorbed {
+            self.ack_now(cx, None); // SNOOP-25 (b)
+        }
+        self.maybe_window_update(cx);
+        fate
+    }
+
+    /// SNOOP-25: absorbed, but for what R must hear.
+    fn on_pure_ack_from_guest(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
+        if seq < self.outbound.una() {
+            // A keepalive or window probe of G: R has to answer it.
+            let probe = self.outbound.una() - 1;
+            self.emit_to_net(cx, probe, TcpFlags::ACK, None);
+            return;
+        }
+        if seq <= self.outbound.accepted() {
+            self.outbound.on_seen(); // G denies to have sent more: this is its SND.NXT
+        }
+        if self.receiver.on_answer() {
+            self.ack_now(cx, None);
+        }
+        self.outbound.on_absorbed();
+        cx.vm.counters.acks_absorbed += 1;
+    }
+
+    /// G's cumulative ACK and window: releases the store, moves the delivery window.
+    fn on_ack_from_guest(&mut self, cx: &mut FlowContext<'_, '_>, tcp: &Tcp) {
+        let una = self.sender.una();
+        let ack = tcp.ack.unwrap(una);
+        if ack < una || ack > self.ack_limit_from_guest(cx) {
+            return; // old, or an optimistic ACK: no state of ours moves (SNOOP-24, S-31)
+        }
+        let bytes_end = ack.min(self.receiver.fin()); // one more is R's FIN
+        if ack > una && self.receiver.on_taken_by_guest(bytes_end) {
+            self.owe_ack(cx);
+        }
+        let said = GuestAck {
+            ack,
+            edge: ack + (u64::from(tcp.window) << self.options.shift_g),
+            pure: tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN),
+            sack: if self.options.sack { tcp.options.sack } else { SackBlocks::default() },
+        };
+        let (sender, mut sending) = self.sending(cx);
+        sender.on_ack(&said, &mut sending);
+        if ack > una {
+            if let Some(rec) = self.receiver.record() {
+                cx.arena.commit_guest_una(rec, bytes_end); // before its bytes go (LIFE-09)
+            }
+            self.store.release(cx.arena, bytes_end);
+        }
+    }
+
+    /// The highest ACK that can be true: what was delivered, or passed to G by other means.
+    fn ack_limit_from_guest(&self, cx: &FlowContext<'_, '_>) -> u64 {
+        let fragments = cx.vm.fragment_at.is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);
+        let passed = if fragments { self.receiver.edge() } else { self.receiver.passed() };
+        self.sender.sent().max(passed).min(self.receiver.fin().saturating_add(1))
+    }
+
+    /// SNOOP-16: G's word is final. The RST R gets must be exact for R, not for G.
+    fn on_rst_from_guest(&mut self, cx: &mut FlowContext<'_, '_>) -> Fate {
+        self.reset_to_net(cx);
+        self.abort(cx, Why::Reset, false);
+        Fate::Absorbed
+    }
+
+    /// An ACK whose point is its window (SNOOP-34); repeated once in case it is lost.
+    pub(super) fn maybe_window_update(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.receiver.window_update_due(&self.terms()) {
+            self.ack_now(cx, None);
+            self.timers.repeat_window_update(cx.now);
+        }
+    }
+}

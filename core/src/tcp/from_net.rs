@@ -1,0 +1,393 @@
+//! Segments from R: accepted as strictly as G's kernel would, stored, acknowledged
+//! (SNOOP-01 to SNOOP-19, SNOOP-35 to SNOOP-37; the order is that of SNOOP-01).
+
+use crate::drops::DropReason;
+use crate::limits;
+use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::gates::CE;
+use crate::tcp::receiver::Range;
+use crate::tcp::{Fate, FlowContext, Frame};
+use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
+
+impl Flow {
+    /// A frame of R, in whatever state the flow is. A SYN comes here only if H answers it.
+    pub(crate) fn on_frame_from_net(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+    ) -> Fate {
+        self.timers.on_seen(cx.now);
+        match self.state() {
+            State::Handshake => self.on_handshake_from_net(cx, f),
+            State::On | State::Drain => self.on_segment_from_net(cx, f),
+            State::Pass => Fate::Pass,
+            State::Abort => self.on_segment_in_abort(cx, false, f.tcp),
+        }
+    }
+
+    /// A segment from R while `On` or `Drain`.
+    pub(super) fn on_segment_from_net(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+    ) -> Fate {
+        let tcp = f.tcp;
+        if !f.checksum_ok() {
+            return Fate::Drop(DropReason::BadChecksum);
+        }
+        if let Err(reason) = self.paws(cx, f) {
+            return Fate::Drop(reason);
+        }
+        let seq = tcp.seq.unwrap(self.receiver.next());
+        let end = seq + u64::from(tcp.payload_len);
+        let range = Range { seq, end, fin: tcp.flags.contains(TcpFlags::FIN) };
+        if tcp.flags.contains(TcpFlags::RST) {
+            return self.on_rst_from_net(cx, seq);
+        }
+        if tcp.flags.contains(TcpFlags::SYN) {
+            if self.receiver.reset_waits() {
+                return Fate::Drop(DropReason::SynOnLiveFlow); // its turn comes behind the RST
+            }
+            if tcp.flags.contains(TcpFlags::ACK) {
+                self.challenge_ack(cx);
+            } else {
+                // RFC 5961 section 4: R began anew, and learns that G has not.
+                self.rate_limited_ack(cx);
+            }
+            return Fate::Drop(DropReason::SynOnLiveFlow);
+        }
+        if !tcp.flags.contains(TcpFlags::ACK) {
+            return Fate::Drop(DropReason::BadFlags);
+        }
+        if let Some(fate) = self.out_of_window(cx, f, range) {
+            return fate;
+        }
+        if !self.outbound.ack_in_range(tcp) {
+            let bare = range.len() == 0 && !range.fin && !needs_verbatim(f);
+            if let Some(fate) = self.on_unseen(cx, f, bare) {
+                return fate;
+            }
+        }
+        self.on_valid_segment(cx, f, range)
+    }
+
+    /// What these let through is a segment that G would take as well (INV-25).
+    fn on_valid_segment(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+        range: Range,
+    ) -> Fate {
+        let tcp = f.tcp;
+        self.outbound.on_seen();
+        self.template.learn_from_net(f.ip);
+        self.update_ts_recent(cx, tcp, range.seq);
+        if self.options.ecn {
+            let marked = f.ip.tos & CE == CE && range.len() > 0;
+            self.receiver.on_congestion_marks(tcp.flags.contains(TcpFlags::CWR), marked);
+        }
+        self.outbound.on_segment_from_net(tcp);
+        let new = self.on_ack_from_net(range.seq, tcp);
+        if needs_verbatim(f) {
+            self.outbound.note_ack_to_guest(new);
+            return self.on_verbatim_from_net(cx, f, range);
+        }
+        if range.len() == 0 && !range.fin {
+            // Pure ACKs are information for G's own sending: 1:1 (COM-30), old ones aside (INV-07).
+            if self.outbound.is_old_ack(tcp) {
+                return Fate::Drop(DropReason::Duplicate);
+            }
+            let seq = self.sender.pure_ack_seq();
+            self.gate_to_guest(f, seq);
+            return Fate::Pass;
+        }
+        self.outbound.note_ack_to_guest(new);
+        if let Some(ts) = tcp.options.timestamps {
+            self.timestamps.on_tsval_from_net(ts.tsval);
+        }
+        self.accept(cx, f, range)
+    }
+
+    /// Takes what is new and in window into the store, then schedules the ACK (SNOOP-06).
+    fn accept(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
+        let behind_fin =
+            self.receiver.is_closed() && range.seq >= self.receiver.fin() && range.len() > 0;
+        if self.receiver.reset_waits() || behind_fin {
+            self.owe_ack(cx); // data after FIN or RST is nobody's (SNOOP-14, SNOOP-15)
+            return Fate::Drop(DropReason::OutOfWindow);
+        }
+        if range.len() > 0 && !self.wake(cx) {
+            return self.pass_unheld(cx, f, range);
+        }
+        let taken = self.receiver.on_data(range, f.payload(), &mut self.store, cx.arena);
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(reason) => {
+                self.owe_ack(cx);
+                return Fate::Drop(reason);
+            }
+        };
+        cx.vm.counters.early_acked_bytes += taken.advanced;
+        self.receiver.note_filled(self.options.mss_to_guest.into());
+        self.grow_buffer(cx);
+        if range.len() > 0 {
+            self.timers.on_window_shown();
+            let mss = self.options.mss_to_guest.into();
+            if self.receiver.acks.on_segment(range.len(), mss, taken.plain) {
+                self.ack_now(cx, taken.duplicate);
+            } else {
+                self.owe_ack(cx);
+            }
+        }
+        Fate::Absorbed
+    }
+
+    /// RFC 7323 section 5: a segment without a timestamp, or with an old one, is not R's.
+    fn paws(&mut self, cx: &mut FlowContext<'_, '_>, f: &Frame<'_>) -> Result<(), DropReason> {
+        let tcp = f.tcp;
+        if !self.options.timestamps || tcp.flags.contains(TcpFlags::RST) {
+            return Ok(());
+        }
+        let Some(ts) = tcp.options.timestamps else {
+            // A SYN without one comes from an R that knows nothing of this connection: it is to be
+            // challenged. Behind a malformed option it may be there and not be found (COM-04).
+            let excused = tcp.flags.contains(TcpFlags::SYN) || needs_verbatim(f);
+            return if excused { Ok(()) } else { Err(DropReason::Paws) };
+        };
+        if !self.timestamps.is_current(cx.now, ts.tsval, limits::PAWS_TICKS) {
+            if tcp.payload_len > 0 {
+                self.ack_now(cx, None);
+            } else {
+                self.challenge_ack(cx);
+            }
+            return Err(DropReason::Paws);
+        }
+        Ok(())
+    }
+
+    /// SNOOP-15. Valid exactly where Linux says so; everything else in window is challenged.
+    fn on_rst_from_net(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) -> Fate {
+        let n = self.receiver.stream().all();
+        let exact = seq == n
+            || self.receiver.out_of_order().max_end().is_some_and(|end| seq == end)
+            || (self.receiver.is_closed() && seq + 1 == n);
+        if exact {
+            if self.receiver.on_reset() {
+                self.sender.on_reset_waits(cx.running()); // T_rst begins
+            }
+            return Fate::Absorbed;
+        }
+        if (self.receiver.next()..self.receiver.edge()).contains(&seq) {
+            self.challenge_ack(cx);
+        }
+        Fate::Drop(DropReason::BadRst)
+    }
+
+    /// Lies outside the window or brings nothing new (SNOOP-02, SNOOP-11, SNOOP-35 to SNOOP-37).
+    fn out_of_window(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+        r: Range,
+    ) -> Option<Fate> {
+        let tcp = f.tcp;
+        let (rcv_nxt, edge) = (self.receiver.next(), self.receiver.edge());
+        let fin_recorded = self.receiver.is_closed();
+        let next = rcv_nxt + u64::from(fin_recorded);
+        let new_fin = r.fin && !fin_recorded && r.end == rcv_nxt;
+        if r.len() == 0 && !r.fin {
+            if r.seq + 1 == next {
+                return Some(self.on_keepalive_from_net(cx, f));
+            }
+            if r.seq < rcv_nxt || r.seq > edge.max(next) {
+                self.challenge_ack(cx);
+                return Some(Fate::Drop(DropReason::OutOfWindow));
+            }
+            return None;
+        }
+        // Up to the FIN: a keepalive behind it may carry an octet (RFC 9293 section 3.8.4).
+        if r.end <= next && !new_fin {
+            let current = r.end + u64::from(r.fin) >= self.receiver.acks.sent();
+            if current && (self.outbound.ack_in_range(tcp) || self.believes(cx, tcp, false)) {
+                let new = self.on_ack_from_net(r.seq, tcp);
+                self.outbound.note_ack_to_guest(new);
+            }
+            if r.len() <= 1 && r.seq + 1 == next && !r.fin {
+                return Some(self.on_keepalive_from_net(cx, f));
+            }
+            if r.len() > 0 {
+                // Its last octet may be in the place of a FIN that is not acknowledged.
+                let end = r.end.min(rcv_nxt);
+                self.ack_now(cx, (r.seq < end).then_some((r.seq, end)));
+            } else {
+                self.challenge_ack(cx); // R's FIN once more (SNOOP-14)
+            }
+            return Some(Fate::Drop(DropReason::Duplicate));
+        }
+        // R probes a window that it sees shut; for a silent G nobody answers (LIFE-05), not even by
+        // taking the octet where something is left of the field's unit.
+        let beyond = r.seq > edge || (r.len() > 0 && r.seq >= edge);
+        let probe = r.len() == 1 || (r.len() > 0 && beyond);
+        let unanswered =
+            probe && self.window_shut() && !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
+        if beyond || unanswered {
+            if r.len() == 0 {
+                self.challenge_ack(cx);
+            } else if !unanswered {
+                self.ack_now(cx, None);
+            }
+            return Some(Fate::Drop(DropReason::OutOfWindow));
+        }
+        None
+    }
+
+    /// R asks whether anybody is there: keepalive, or probe of a closed window (SNOOP-35,
+    /// SNOOP-36).
+    fn on_keepalive_from_net(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>) -> Fate {
+        let shut = self.window_shut();
+        let patience = if shut { limits::T_PAUSED } else { limits::T_ALIVE };
+        if self.sender.una() >= self.delivery_end() && !shut {
+            if !(self.outbound.ack_in_range(f.tcp) || self.believes(cx, f.tcp, false)) {
+                self.challenge_ack(cx);
+                return Fate::Drop(DropReason::BadAck);
+            }
+            // Nothing is promised: G itself answers, as it would without us.
+            self.receiver.await_answer(true);
+            let seq = self.sender.probe_seq();
+            self.gate_to_guest(f, seq);
+            return Fate::Pass;
+        } else if cx.vm.clock.alive_within(cx.now, patience) {
+            self.ack_now(cx, None);
+        }
+        Fate::Drop(DropReason::Duplicate)
+    }
+
+    fn window_shut(&self) -> bool {
+        self.receiver.window_shut(&self.terms())
+    }
+
+    /// RFC 7323 section 4.3: the earliest unacknowledged segment's TSval is the one to echo.
+    fn update_ts_recent(&mut self, cx: &FlowContext<'_, '_>, tcp: &Tcp, seq: u64) {
+        if let Some(ts) = tcp.options.timestamps
+            && self.options.timestamps
+            && self.timestamps.is_current(cx.now, ts.tsval, 0)
+            && seq <= self.receiver.acks.sent()
+        {
+            self.timestamps.on_recent(cx.now, ts.tsval);
+        }
+    }
+
+    /// R's (ack, window, SACK). Whether G should know of it.
+    fn on_ack_from_net(&mut self, seq: u64, tcp: &Tcp) -> bool {
+        let Some(update) = self.outbound.on_ack(seq, tcp, self.options.shift_r) else {
+            return false;
+        };
+        if let Some(ts) = tcp.options.timestamps {
+            self.timestamps.on_echo_from_net(ts.tsecr);
+        }
+        self.on_sack_from_net(update.advanced, tcp.options.sack) || update.new
+    }
+
+    /// R's SACK blocks, which belong to its newest acknowledgement number. Whether G should know of
+    /// them: the same blocks twice would look like a duplicate ACK.
+    fn on_sack_from_net(&mut self, ack_advanced: bool, sack: SackBlocks) -> bool {
+        let known = self.losses.of_net().map_or(SackBlocks::default(), |known| known.blocks());
+        let new = if sack.is_empty() {
+            ack_advanced && !known.is_empty()
+        } else {
+            ack_advanced || sack != known
+        };
+        if !self.options.sack || !new {
+            return false;
+        }
+        self.losses.of_net_or_new().on_blocks(sack);
+        self.losses.forget(self.sender.una());
+        !sack.is_empty()
+    }
+
+    /// An ACK leaves at the end of the batch, unless a segment of G carries it first.
+    pub(super) fn owe_ack(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.receiver.acks.owe() {
+            cx.ack_list.push(cx.id);
+        }
+    }
+
+    /// An ACK for a segment that R, if it is honest, did not send now (RFC 5961 section 7); but
+    /// none for a silent G (INV-19).
+    pub(super) fn challenge_ack(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) {
+            self.rate_limited_ack(cx);
+        }
+    }
+
+    /// One per flow and 500 ms (COM-31, RFC 5961 section 7).
+    fn rate_limited_ack(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.receiver.acks.may_answer_odd(cx.now, limits::ODD_ACK_INTERVAL) {
+            self.ack_now(cx, None);
+        }
+    }
+
+    /// URG, an option or IP option H does not understand: nothing of it, nor behind it, is
+    /// acknowledged early. It reaches G only behind everything held (SNOOP-13, COM-04, COM-07).
+    fn on_verbatim_from_net(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+        range: Range,
+    ) -> Fate {
+        let urgent = f.tcp.flags.contains(TcpFlags::URG);
+        self.standing.drain(if urgent { Why::Urgent } else { Why::Options });
+        self.pass_data(cx, f, range)
+    }
+
+    /// There is no place for the data of a parked flow: G takes it by itself, as in `Pass`, inside
+    /// its own window. What it has no room for R repeats.
+    fn pass_unheld(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+        range: Range,
+    ) -> Fate {
+        let fits = range.end + u64::from(range.fin) <= self.sender.edge();
+        if fits {
+            self.pass_data(cx, f, range)
+        } else {
+            self.refuse(cx, range, DropReason::NoStore)
+        }
+    }
+
+    /// Data goes to G past the store, behind all that is held and without a gap.
+    fn pass_data(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
+        let passed = self.receiver.next().max(self.receiver.passed());
+        if self.sender.una() < self.delivery_end() || range.seq > passed {
+            return self.refuse(cx, range, DropReason::Draining);
+        }
+        if range.fin {
+            self.receiver.on_fin(range.end);
+        }
+        let fin = self.receiver.fin();
+        if range.end > fin || (range.fin && range.end != fin) {
+            // Behind R's FIN, or a second one: G must not know more of its end than we.
+            return self.refuse(cx, range, DropReason::OutOfWindow);
+        }
+        let end = range.end.min(self.receiver.edge()) + u64::from(range.fin);
+        self.receiver.on_passed(end);
+        self.gate_to_guest(f, range.seq);
+        Fate::Pass
+    }
+
+    /// A segment that is acceptable and yet not taken: R learns from a duplicate ACK what H waits
+    /// for, as from a receiver that has lost it.
+    fn refuse(&mut self, cx: &mut FlowContext<'_, '_>, range: Range, reason: DropReason) -> Fate {
+        if range.len() > 0 {
+            self.ack_now(cx, None);
+        } else {
+            self.challenge_ack(cx);
+        }
+        Fate::Drop(reason)
+    }
+}
+
+fn needs_verbatim(f: &Frame<'_>) -> bool {
+    f.tcp.flags.contains(TcpFlags::URG) || !f.tcp.options.understood() || f.ip.options
+}

@@ -1,0 +1,183 @@
+//! TCP options of a handshake: what each side offers, and what that amounts to (COM-20 to COM-24).
+//!
+//! Anything that is not understood exactly means PASS for life.
+
+use crate::tcp::state::Why;
+use crate::wire::packet::{IpVersion, Tcp, TcpFlags};
+use crate::wire::seq::Seq;
+
+/// What the two ends agreed on in the handshake.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Negotiated {
+    /// Shift of windows in G to R packets; H writes its own windows to R with it (COM-20).
+    pub shift_g: u8,
+    /// Shift of windows in R to G packets.
+    pub shift_r: u8,
+    /// Every non-RST segment carries timestamps (COM-21).
+    pub timestamps: bool,
+    /// Both sent SACK-Permitted (COM-22).
+    pub sack: bool,
+    /// Classic ECN (RFC 3168; COM-23).
+    pub ecn: bool,
+    /// Largest segment payload G takes, timestamps already subtracted.
+    pub mss_to_guest: u16,
+    /// Largest segment payload R takes, for the record.
+    pub mss_to_net: u16,
+}
+
+/// What a SYN or SYN-ACK offers. 16 bytes, as it stands in the SYN cache.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct SynInfo {
+    /// Initial sequence number.
+    pub isn: Seq,
+    /// TSval of the newest copy, if [`Self::HAS_TIMESTAMPS`].
+    pub tsval: u32,
+    /// Payload bytes on the SYN (TCP Fast Open; COM-26).
+    pub data_len: u16,
+    /// MSS option, or the default of RFC 9293 section 3.7.1.
+    pub mss: u16,
+    /// Window scale, at most 14, or [`Self::NO_SCALE`].
+    pub window_scale: u8,
+    /// `HAS_*` bits and the ECN flags.
+    pub bits: u8,
+}
+
+impl SynInfo {
+    /// `window_scale` when the option was absent.
+    pub const NO_SCALE: u8 = 255;
+    /// Timestamps were offered.
+    pub const HAS_TIMESTAMPS: u8 = 1;
+    /// SACK-Permitted was offered.
+    pub const HAS_SACK: u8 = 2;
+    /// An option outside the whitelist, MPTCP not counted.
+    pub const HAS_UNKNOWN: u8 = 4;
+    /// MPTCP was offered.
+    pub const HAS_MPTCP: u8 = 8;
+    /// ECE, CWR, AE, in this order.
+    pub const ECE: u8 = 16;
+    /// See [`Self::ECE`].
+    pub const CWR: u8 = 32;
+    /// See [`Self::ECE`].
+    pub const AE: u8 = 64;
+    /// Copies of this SYN disagree (COM-24).
+    pub const AMBIGUOUS: u8 = 128;
+    const ECN: u8 = Self::ECE | Self::CWR | Self::AE;
+    const FORMAT: u8 = Self::HAS_TIMESTAMPS | Self::HAS_SACK | Self::HAS_UNKNOWN | Self::HAS_MPTCP;
+
+    /// What `tcp`, a SYN or SYN-ACK, offers.
+    #[must_use]
+    pub fn learn(tcp: &Tcp, version: IpVersion) -> Self {
+        let o = &tcp.options;
+        let mut bits = 0;
+        let mut set = |on: bool, bit: u8| bits |= if on { bit } else { 0 };
+        set(o.timestamps.is_some(), Self::HAS_TIMESTAMPS);
+        set(o.sack_permitted, Self::HAS_SACK);
+        set(o.mptcp, Self::HAS_MPTCP);
+        set(o.unknown || o.malformed, Self::HAS_UNKNOWN);
+        set(tcp.flags.contains(TcpFlags::ECE), Self::ECE);
+        set(tcp.flags.contains(TcpFlags::CWR), Self::CWR);
+        set(tcp.flags.contains(TcpFlags::AE), Self::AE);
+        let default_mss = if version == IpVersion::V4 { 536 } else { 1220 };
+        Self {
+            isn: tcp.seq,
+            tsval: o.timestamps.map_or(0, |ts| ts.tsval),
+            data_len: u16::try_from(tcp.payload_len).unwrap_or(u16::MAX),
+            mss: o.mss.unwrap_or(default_mss),
+            // RFC 7323 section 2.3: larger is 14. It must not be mistaken for none.
+            window_scale: o.window_scale.map_or(Self::NO_SCALE, |shift| shift.min(14)),
+            bits,
+        }
+    }
+
+    /// Merges an earlier copy of the same SYN: what matters must agree (COM-24). ECN may be dropped
+    /// on retransmission; then only a SYN-ACK without ECE is unambiguous, which [`negotiate`] sees
+    /// by the surviving ECN bits of the *newer* copy.
+    #[must_use]
+    pub fn after(self, earlier: Self) -> Self {
+        if earlier.isn != self.isn {
+            return self;
+        }
+        let same = earlier.window_scale == self.window_scale
+            && earlier.bits & Self::FORMAT == self.bits & Self::FORMAT
+            && earlier.bits & Self::AMBIGUOUS == 0;
+        let mut merged = self;
+        if !same {
+            merged.bits |= Self::AMBIGUOUS;
+        }
+        if earlier.bits & Self::ECN != self.bits & Self::ECN {
+            merged.bits &= !Self::ECN;
+            merged.bits |= Self::CWR; // an impossible offer: any ECE in the SYN-ACK is ambiguous
+        }
+        merged.data_len = self.data_len.max(earlier.data_len);
+        merged
+    }
+
+    const fn has(self, bit: u8) -> bool {
+        self.bits & bit != 0
+    }
+}
+
+/// What the two offers amount to, or why the flow must stay PASS.
+///
+/// `client` is the SYN, `server` the SYN-ACK. The shifts and sizes come out by guest and remote.
+pub fn negotiate(client: SynInfo, server: SynInfo) -> Result<(bool, bool, bool), Why> {
+    if client.has(SynInfo::AMBIGUOUS) || server.has(SynInfo::AMBIGUOUS) {
+        return Err(Why::Ambiguous);
+    }
+    // SNOOP-21: a SYN may offer MPTCP; only an echo makes it one.
+    if client.has(SynInfo::HAS_UNKNOWN) || server.has(SynInfo::HAS_UNKNOWN | SynInfo::HAS_MPTCP) {
+        return Err(Why::Options);
+    }
+    let ecn = match (client.bits & SynInfo::ECN, server.bits & SynInfo::ECN) {
+        (_, 0) => false,
+        (c, SynInfo::ECE) if c & (SynInfo::ECE | SynInfo::CWR) == SynInfo::ECE | SynInfo::CWR => {
+            true
+        }
+        _ => return Err(Why::Options), // AccECN, a reflected SYN, or ambiguous (COM-23, COM-24)
+    };
+    let both = |bit| client.has(bit) && server.has(bit);
+    Ok((both(SynInfo::HAS_TIMESTAMPS), both(SynInfo::HAS_SACK), ecn))
+}
+
+/// The two offers of a handshake. R's is empty until a SYN or SYN-ACK of it was seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Offers {
+    /// R's.
+    pub r: SynInfo,
+    /// G's.
+    pub g: SynInfo,
+}
+
+impl Offers {
+    /// The window shifts of G and of R (COM-20).
+    pub(crate) fn shifts(&self) -> (u8, u8) {
+        let both =
+            self.g.window_scale != SynInfo::NO_SCALE && self.r.window_scale != SynInfo::NO_SCALE;
+        let shift = |s: u8| if both { s } else { 0 };
+        (shift(self.g.window_scale), shift(self.r.window_scale))
+    }
+
+    /// Turns two offers into [`Negotiated`] (COM-20 to COM-23). `mtu`: of the guest port, bytes.
+    pub(crate) fn negotiate(
+        &self,
+        guest_is_client: bool,
+        version: IpVersion,
+        mtu: u16,
+    ) -> Result<Negotiated, Why> {
+        let (client, server) = if guest_is_client { (self.g, self.r) } else { (self.r, self.g) };
+        let (timestamps, sack, ecn) = negotiate(client, server)?;
+        let (shift_g, shift_r) = self.shifts();
+        let ip_tcp: u16 = if version == IpVersion::V4 { 40 } else { 60 };
+        let ts_len = if timestamps { 12 } else { 0 };
+        let payload = |mss: u16| mss.min(mtu.saturating_sub(ip_tcp)).max(88) - ts_len;
+        Ok(Negotiated {
+            shift_g,
+            shift_r,
+            timestamps,
+            sack,
+            ecn,
+            mss_to_guest: payload(self.g.mss),
+            mss_to_net: payload(self.r.mss),
+        })
+    }
+}

@@ -1,0 +1,329 @@
+//! The outbound pipe, G to R: counters only, for bytes leave as they come.
+//!
+//! Until congestion offload gives it a store, a receiver for G and a sender with a controller,
+//! three numbers are one: what R was sent ([`Outbound::sent`]), what was taken from G
+//! ([`Outbound::accepted`]), and what G's numbers are unwrapped by ([`Outbound::newest`]). Who
+//! reads them says which is meant. Congestion offload adds to this file:
+//!
+//! - an edge of H's own toward G. Today G is shown R's window ([`Outbound::window`]).
+//! - a store. Its pages must not be found as promised bytes after a restart: the owner word of a
+//!   page needs its direction (`store/arena.rs`).
+//! - a queue of frames with payload. The one for R (`gates`) holds headers alone, and
+//!   `Engine::poll_transmit` asks for no room.
+//! - pacing, finer than the wheel's tick of 1 ms (`flow/timer.rs`), and ICMP errors (SNOOP-43),
+//!   which reach no flow today.
+
+use crate::limits;
+use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
+use crate::wire::seq::Seq;
+
+/// What is new in an acknowledgement of R.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct AckUpdate {
+    /// It acknowledges more.
+    pub(crate) advanced: bool,
+    /// G should know of it.
+    pub(crate) new: bool,
+}
+
+/// What is known of G's bytes on their way to R.
+#[derive(Debug)]
+pub(crate) struct Outbound {
+    /// Highest acknowledgement from R (and the newest G has been shown).
+    una: u64,
+    /// End of what G was seen to send, FIN included. All of it was forwarded.
+    accepted: u64,
+    /// G's initial sequence number; a SYN of G with another one starts a new connection.
+    isn: Seq,
+    /// Low bits of the sequence of the segment that showed `window` (RFC 9293 SND.WL1).
+    window_seq: Seq,
+    /// Largest window R ever showed, in bytes (SNOOP-03).
+    window_max: u32,
+    /// Pure ACKs of G that went no further.
+    absorbed_acks: u32,
+    /// R's newest window field, unscaled as received.
+    window: u16,
+    /// ACKs of R in a row for what H did not see G send (`unseen`).
+    unseen_acks: u8,
+    /// G opened the connection.
+    guest_is_client: bool,
+    /// G has sent its FIN: the last byte of `accepted`.
+    fin_from_guest: bool,
+    /// R's newest segment carried ECE, for G as the sender (INV-24).
+    ece_to_guest: bool,
+    /// The newest (ack, window) of R has not reached G yet (COM-30).
+    ack_to_guest_due: bool,
+}
+
+impl Outbound {
+    /// Nothing but G's SYN or SYN-ACK was seen; its stream begins with `first`.
+    pub(crate) fn new(isn: Seq, first: u64, guest_is_client: bool) -> Self {
+        Self {
+            una: first,
+            accepted: first,
+            isn,
+            window_seq: Seq(0),
+            window_max: 0,
+            absorbed_acks: 0,
+            window: 0,
+            unseen_acks: 0,
+            guest_is_client,
+            fin_from_guest: false,
+            ece_to_guest: false,
+            ack_to_guest_due: false,
+        }
+    }
+
+    /// What a predecessor's record speaks of: R was sent everything below `sent`.
+    pub(crate) fn recovered(sent: u64) -> Self {
+        Self::new(Seq(0), sent, false)
+    }
+
+    /// Highest acknowledgement from R.
+    #[inline]
+    pub(crate) const fn una(&self) -> u64 {
+        self.una
+    }
+
+    /// End of what R was sent, FIN included: the sequence number of what H sends it by itself.
+    #[inline]
+    pub(crate) const fn sent(&self) -> u64 {
+        self.accepted
+    }
+
+    /// End of what was taken from G, FIN included.
+    pub(crate) const fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// The newest of G's numbers: its others are unwrapped by it (COM-01).
+    #[inline]
+    pub(crate) const fn newest(&self) -> u64 {
+        self.accepted
+    }
+
+    /// G's initial sequence number.
+    pub(crate) const fn isn(&self) -> Seq {
+        self.isn
+    }
+
+    /// G opened the connection.
+    pub(crate) const fn guest_is_client(&self) -> bool {
+        self.guest_is_client
+    }
+
+    /// R's newest window field, as received: what G is shown.
+    #[inline]
+    pub(crate) const fn window(&self) -> u16 {
+        self.window
+    }
+
+    /// Pure ACKs of G that went no further.
+    pub(crate) const fn absorbed_acks(&self) -> u32 {
+        self.absorbed_acks
+    }
+
+    /// ACKs of R in a row for what H did not see G send.
+    pub(crate) const fn unseen_acks(&self) -> u8 {
+        self.unseen_acks
+    }
+
+    /// G has sent its FIN.
+    #[inline]
+    pub(crate) const fn fin_from_guest(&self) -> bool {
+        self.fin_from_guest
+    }
+
+    /// R has acknowledged G's FIN.
+    pub(crate) const fn fin_acked(&self) -> bool {
+        self.fin_from_guest && self.una == self.accepted
+    }
+
+    /// R's newest segment carried ECE.
+    pub(crate) const fn ece_to_guest(&self) -> bool {
+        self.ece_to_guest
+    }
+
+    /// G has not been shown R's newest (ack, window).
+    #[inline]
+    pub(crate) const fn ack_to_guest_due(&self) -> bool {
+        self.ack_to_guest_due
+    }
+
+    /// Newest right edge R has shown.
+    pub(crate) fn edge(&self, shift: u8) -> u64 {
+        self.una + (u64::from(self.window) << shift)
+    }
+
+    /// The sequence number of an ACK of H that R takes (K-01, K-06).
+    pub(crate) fn pure_ack_seq(&self, shift: u8) -> u64 {
+        self.sent().min(self.edge(shift)).max(self.una)
+    }
+
+    /// RFC 5961 section 5.2, with what R was really sent (SNOOP-03, INV-12).
+    pub(crate) fn ack_in_range(&self, tcp: &Tcp) -> bool {
+        let ack = tcp.ack.unwrap(self.una);
+        tcp.flags.contains(TcpFlags::ACK)
+            && ack <= self.sent()
+            && ack + u64::from(self.window_max) >= self.una
+    }
+
+    /// The ACK is older than one that G was shown.
+    pub(crate) fn is_old_ack(&self, tcp: &Tcp) -> bool {
+        tcp.ack.unwrap(self.una) < self.una
+    }
+
+    /// H believes that G sends past it.
+    #[inline]
+    pub(crate) const fn sends_unseen(&self) -> bool {
+        self.unseen_acks == limits::AHEAD_ACKS
+    }
+
+    /// A conforming G, shown what of these ACKs went on to it, may have sent this.
+    pub(crate) fn is_plausible(&self, tcp: &Tcp) -> bool {
+        let ack = tcp.ack.unwrap(self.una);
+        let shown = u64::from(self.unseen_acks % limits::AHEAD_ACKS);
+        let windows = 1 + limits::AHEAD_WINDOWS * shown;
+        let end = self.una + u64::from(self.window_max) * windows;
+        tcp.flags.contains(TcpFlags::ACK)
+            && !self.fin_from_guest
+            && (self.sent() + 1..=end).contains(&ack)
+    }
+
+    /// R's SYN-ACK acknowledges G's SYN up to `ack`; G had sent everything below `sent`. Its window
+    /// is not scaled (RFC 7323 section 2.2), but in all that it will be shown with.
+    pub(crate) fn on_syn_ack_from_net(&mut self, ack: u64, sent: u64, tcp: &Tcp, shift: u8) {
+        self.una = ack;
+        self.accepted = sent;
+        self.window = tcp.window >> shift;
+        self.window_max = u32::from(tcp.window);
+        self.window_seq = tcp.seq;
+    }
+
+    /// R's third ACK acknowledges G's SYN-ACK.
+    pub(crate) fn on_third_ack_from_net(&mut self, tcp: &Tcp, shift: u8) {
+        self.una = self.accepted;
+        self.window = tcp.window;
+        self.window_max = u32::from(tcp.window) << shift;
+        self.window_seq = tcp.seq;
+    }
+
+    /// R's (ack, window), by the rule of RFC 9293 section 3.10.7.4. `None`: an old ACK.
+    pub(crate) fn on_ack(&mut self, seq: u64, tcp: &Tcp, shift: u8) -> Option<AckUpdate> {
+        let ack = tcp.ack.unwrap(self.una);
+        if ack < self.una {
+            return None;
+        }
+        let bytes = u32::from(tcp.window) << shift;
+        let edge = ack + u64::from(bytes);
+        let shown = self.edge(shift);
+        let newer_segment = Seq::wrap(seq).gt(self.window_seq);
+        let newer = ack > self.una || newer_segment || edge > shown || bytes == 0;
+        let advanced = ack > self.una;
+        self.una = ack;
+        if newer {
+            self.window = tcp.window;
+            self.window_seq = Seq::wrap(seq);
+            self.window_max = self.window_max.max(bytes);
+        }
+        Some(AckUpdate { advanced, new: advanced || (newer && edge != shown) })
+    }
+
+    /// An acceptable segment of R: what it says of congestion on the way to it.
+    pub(crate) fn on_segment_from_net(&mut self, tcp: &Tcp) {
+        self.ece_to_guest = tcp.flags.contains(TcpFlags::ECE);
+    }
+
+    /// R's newest (ack, window) is for G, if `new`.
+    pub(crate) fn note_ack_to_guest(&mut self, new: bool) {
+        self.ack_to_guest_due |= new;
+    }
+
+    /// G was shown R's newest (ack, window); `more`: SACK blocks are still to come.
+    pub(crate) fn on_ack_shown(&mut self, more: bool) {
+        self.ack_to_guest_due = more;
+    }
+
+    /// G has sent everything below `end`, and a FIN behind it.
+    pub(crate) fn on_data_from_guest(&mut self, end: u64, fin: bool) {
+        if fin {
+            self.fin_from_guest = true;
+        }
+        self.accepted = self.accepted.max(end + u64::from(fin));
+    }
+
+    /// A pure ACK of G went no further.
+    pub(crate) fn on_absorbed(&mut self) {
+        self.absorbed_acks += 1;
+    }
+
+    /// Counts a plausible ACK above what was seen. `true`: it is believed, and G has sent so much.
+    pub(crate) fn on_unseen_ack(&mut self, tcp: &Tcp, bare: bool, fragments: bool) -> bool {
+        if !self.is_plausible(tcp) {
+            return false;
+        }
+        if fragments {
+            self.unseen_acks = limits::AHEAD_ACKS;
+        } else if bare && self.unseen_acks < limits::AHEAD_ACKS {
+            self.unseen_acks += 1;
+        }
+        if self.sends_unseen() {
+            self.accepted = tcp.ack.unwrap(self.una);
+        }
+        self.sends_unseen()
+    }
+
+    /// R or G have shown that nothing was sent past H.
+    #[inline]
+    pub(crate) fn on_seen(&mut self) {
+        if !self.sends_unseen() {
+            self.unseen_acks = 0;
+        }
+    }
+
+    /// The flow leaves the path by a reset: G is shown no ACKs any more.
+    pub(crate) fn stop(&mut self) {
+        self.ack_to_guest_due = false;
+    }
+
+    /// The orders that always hold.
+    pub(crate) fn assert_order(&self) {
+        debug_assert!(self.una <= self.accepted, "ACK beyond what was sent (INV-12)");
+    }
+}
+
+/// The SACK blocks that came with R's newest acknowledgement number, for G as the sender.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RemoteSack {
+    blocks: SackBlocks,
+    /// They have not reached G yet (COM-30).
+    due: bool,
+}
+
+impl RemoteSack {
+    /// The newest blocks.
+    pub(crate) const fn blocks(&self) -> SackBlocks {
+        self.blocks
+    }
+
+    /// They wait for a pure ACK to G.
+    pub(crate) const fn is_due(&self) -> bool {
+        self.due
+    }
+
+    /// There is nothing to remember.
+    pub(super) fn is_over(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// R has sent these.
+    pub(crate) fn on_blocks(&mut self, blocks: SackBlocks) {
+        self.blocks = blocks;
+        self.due = !blocks.is_empty();
+    }
+
+    /// G has got them.
+    pub(crate) fn on_shown(&mut self) {
+        self.due = false;
+    }
+}

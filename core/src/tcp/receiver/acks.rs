@@ -1,0 +1,98 @@
+//! When a receiver acknowledges (SNOOP-07, COM-31).
+
+use crate::limits;
+use crate::time::{Duration, Instant};
+
+/// What was acknowledged, and what is to be.
+#[derive(Debug)]
+pub(crate) struct Acks {
+    /// Highest acknowledgement number emitted to R (RFC 7323 Last.ACK.sent).
+    sent: u64,
+    /// Low bits of the millisecond of the last answer to an odd segment (COM-31).
+    odd_ms: u32,
+    /// Quick-ACKs left (SNOOP-07).
+    quick: u8,
+    /// Full segments accepted since the last ACK (SNOOP-07).
+    segments: u8,
+    /// An ACK is due at the end of the batch.
+    due: bool,
+    /// The flow stands in the engine's ACK list.
+    listed: bool,
+}
+
+impl Acks {
+    /// R expects nothing below `first` to be acknowledged.
+    pub(super) fn new(now: Instant, first: u64) -> Self {
+        Self {
+            sent: first,
+            odd_ms: now.low_millis().wrapping_sub(u32::MAX / 2),
+            quick: limits::QUICK_ACKS,
+            segments: 0,
+            due: false,
+            listed: false,
+        }
+    }
+
+    /// Highest acknowledgement number emitted to R.
+    #[inline]
+    pub(crate) const fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// An ACK is due at the end of the batch.
+    pub(crate) const fn is_due(&self) -> bool {
+        self.due
+    }
+
+    /// The handshake acknowledges everything below `first`.
+    pub(super) fn on_syn_ack(&mut self, first: u64) {
+        self.sent = first;
+    }
+
+    /// A segment with payload was taken: whether its ACK is due now, or at the end of the batch.
+    /// At once after two segments' worth or anything unusual (SNOOP-07).
+    #[must_use]
+    pub(crate) fn on_segment(&mut self, bytes: u64, mss: u64, plain: bool) -> bool {
+        let full = bytes > mss; // one ACK per super-frame, as Linux
+        self.segments = self.segments.saturating_add(1 + u8::from(full));
+        let quick = self.quick > 0;
+        self.quick = self.quick.saturating_sub(1);
+        !plain || quick || self.segments >= 2
+    }
+
+    /// Everything below `ack` has just been promised to R.
+    pub(crate) fn on_sent(&mut self, ack: u64) {
+        debug_assert!(ack >= self.sent, "ack to R moved back (INV-07)");
+        self.sent = ack;
+        self.due = false;
+        self.segments = 0;
+    }
+
+    /// The flow has left the engine's ACK list.
+    pub(crate) fn on_left_list(&mut self) {
+        self.listed = false;
+    }
+
+    /// The flow is reset: R is owed no ACK any more.
+    pub(super) fn on_abort(&mut self) {
+        self.due = false;
+    }
+
+    /// An ACK is due at the end of the batch. `true`: the flow enters the engine's ACK list.
+    #[must_use]
+    pub(crate) fn owe(&mut self) -> bool {
+        self.due = true;
+        !core::mem::replace(&mut self.listed, true)
+    }
+
+    /// An answer to an odd segment may leave: one per flow and `interval` (COM-31, SEC-07).
+    #[must_use]
+    pub(crate) fn may_answer_odd(&mut self, now: Instant, interval: Duration) -> bool {
+        let since = u64::from(now.low_millis().wrapping_sub(self.odd_ms));
+        let may = Duration::from_millis(since) >= interval;
+        if may {
+            self.odd_ms = now.low_millis();
+        }
+        may
+    }
+}

@@ -1,0 +1,122 @@
+//! The arithmetic of the edge: what H would like to show R, and what a window field can say.
+//!
+//! We reason in edges, not sizes. Every byte below `edge` has a reserved place in the store, so a
+//! conforming R can never send what H cannot take, and INV-05 and INV-06 hold by construction.
+//!
+//! Only a parked flow has none: it was idle, owes nothing, and G has room for what a sender may
+//! send after a pause. Its next data takes the place again, or passes to G while there is none.
+
+use crate::limits::{self, PAGE};
+use crate::tcp::receiver::Receiver;
+use crate::tcp::vm::Vm;
+
+/// What the window depends on, besides the receiver's numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// The flow is `On`: new promises may be made.
+    pub(crate) on: bool,
+    /// Shift of the window field.
+    pub(crate) scale: u8,
+    /// Largest payload of a segment of R.
+    pub(crate) mss: u64,
+    /// The acknowledgement number for R.
+    pub(crate) ack: u64,
+    /// Everything below has left the store.
+    pub(crate) guest_una: u64,
+    /// The edge that G itself shows.
+    pub(crate) guest_edge: u64,
+    /// G has answered.
+    pub(crate) guest_is_established: bool,
+}
+
+impl Terms {
+    /// How far rounding a window field up may push the edge.
+    pub(super) const fn rounding_slack(&self) -> u64 {
+        1 << self.scale
+    }
+
+    /// A window field cannot say more than this; beyond it a reservation would be wasted.
+    pub(super) fn useful_buffer(&self, bytes: u64) -> u64 {
+        let sayable = u64::from(u16::MAX) << self.scale;
+        bytes.min(limits::FLOW_BUFFER_MAX).min(sayable + self.rounding_slack())
+    }
+
+    /// A G that has answered and has room takes more in its next time slice: R need not wait for
+    /// that.
+    pub(super) fn grows_ahead(&self, now: u64) -> bool {
+        let open = self.guest_is_established && self.guest_edge > self.guest_una;
+        open && now * 2 <= limits::FLOW_BUFFER_AHEAD_MAX
+    }
+}
+
+impl Receiver {
+    /// The most that a window field can say of an edge.
+    pub(super) fn field_for(&self, t: &Terms, edge: u64) -> u64 {
+        let window = edge.saturating_sub(t.ack);
+        (window >> t.scale).min(u64::from(u16::MAX))
+    }
+
+    /// The edge H would like to show: as it is, unless it can move by a useful amount
+    /// (receiver SWS avoidance, RFC 9293 section 3.8.6.2.2).
+    pub(super) fn edge_wanted(&self, t: &Terms) -> u64 {
+        if !t.on || self.reset_waits {
+            return self.edge;
+        }
+        if self.record.is_none() {
+            return self.edge.max(t.guest_edge); // what passes to G, G itself has room for
+        }
+        let edge = t.guest_una + u64::from(self.buffer_bytes);
+        let useful = t.mss.min(u64::from(self.buffer_bytes) / 2);
+        if edge >= self.edge + useful { edge } else { self.edge }
+    }
+
+    /// R sees a window of zero, though a few bytes may be left of a field's unit.
+    pub(crate) fn window_shut(&self, t: &Terms) -> bool {
+        self.edge < self.next + t.rounding_slack()
+    }
+
+    /// R is short of window and a segment would give it more (SNOOP-34): more than a field can say
+    /// of the edge it knows, or R would get a duplicate ACK, and take the third for a loss.
+    pub(crate) fn window_update_due(&self, t: &Terms) -> bool {
+        let left = self.edge.saturating_sub(self.next);
+        let field = self.field_for(t, self.edge_wanted(t));
+        let gain = (t.ack + (field << t.scale)).saturating_sub(self.edge);
+        let short = left < u64::from(self.buffer_bytes) / 2 || gain >= left;
+        (gain > 0 && short) || self.unit_is_free(t)
+    }
+
+    /// R sees no window because what is left is less than a field's unit, and by now the
+    /// reservation covers the whole unit, which is worth a segment.
+    fn unit_is_free(&self, t: &Terms) -> bool {
+        let unit = t.rounding_slack();
+        let on = t.on && !self.reset_waits;
+        let hidden = self.window_shut(t) && t.ack < self.edge;
+        on && hidden && unit >= t.mss && t.ack + unit <= self.reserved_edge(t)
+    }
+
+    /// The highest edge the reservation covers.
+    pub(crate) fn reserved_edge(&self, t: &Terms) -> u64 {
+        t.guest_una + u64::from(self.buffer_bytes) + t.rounding_slack()
+    }
+
+    /// G itself has room for what R may send after a pause: its place need not be kept.
+    pub(crate) fn guest_has_room(&self, t: &Terms) -> bool {
+        let restart = limits::RESTART_SEGMENTS * t.mss;
+        t.guest_edge >= self.edge.min(self.next + restart)
+    }
+
+    /// Nothing is held, in order or not.
+    pub(super) fn is_drained(&self, t: &Terms) -> bool {
+        self.next <= t.guest_una
+    }
+
+    /// R must not be shown less than G shows for good: the flow is let go. At once if H can never
+    /// show as much; else after a whole window of bytes, for only then R may have wanted more. G
+    /// has all there is, so that nothing stops while it drains.
+    pub(super) fn is_short(&self, t: &Terms, vm: &Vm, shown: u64) -> bool {
+        let now = u64::from(self.buffer_bytes);
+        let most = (vm.growth_max() * PAGE as u64).min(limits::FLOW_BUFFER_MAX);
+        let short = shown > now && (shown > most || self.early_acked_bytes > now);
+        short && self.is_drained(t) && self.out_of_order.is_empty()
+    }
+}

@@ -1,0 +1,418 @@
+//! The sender of the inbound pipe: how far G has R's bytes, and what it is given next
+//! (SNOOP-14, SNOOP-27 to SNOOP-32).
+//!
+//! There is no congestion window: the path to G is a ring. What limits it is G's own window, the
+//! ring's room and, per frame, what the driver takes. It knows nothing of frames and of the
+//! receiver; [`Stream`] says what the store has for it.
+//!
+//! Order: `una <= next <= sent <= stream.all()`, counting a delivered FIN as one.
+
+mod recovery;
+
+pub(crate) use recovery::Recovery;
+
+use crate::limits;
+use crate::tcp::losses::Losses;
+use crate::tcp::timers::{FromGuest, Timers};
+use crate::time::{Duration, Instant};
+use crate::wire::packet::SackBlocks;
+
+/// What the store has for a sender.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Stream {
+    /// End of the bytes that are there in order.
+    pub(crate) end: u64,
+    /// The stream ends there: a FIN follows.
+    pub(crate) fin: bool,
+}
+
+impl Stream {
+    /// End of all that is to be acknowledged, the FIN counted as one.
+    pub(crate) fn all(self) -> u64 {
+        self.end + u64::from(self.fin)
+    }
+}
+
+/// What a sender works with, besides its own numbers.
+#[derive(Debug)]
+pub(crate) struct Sending<'a> {
+    /// What there is to send.
+    pub(crate) stream: Stream,
+    /// Largest payload of a segment.
+    pub(crate) mss: u64,
+    /// G's running clock.
+    pub(crate) running: Instant,
+    /// R's RST waits behind the stream.
+    pub(crate) reset_waits: bool,
+    pub(crate) timers: &'a mut Timers,
+    pub(crate) losses: &'a mut Losses,
+}
+
+/// A segment for G: the stored bytes `[from, to)`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Segment {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// The stream's FIN follows.
+    pub(crate) fin: bool,
+    /// It ends with the last byte there is (SNOOP-12).
+    pub(crate) push: bool,
+}
+
+/// An acknowledgement of G that can be true.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GuestAck {
+    pub(crate) ack: u64,
+    /// The right edge that it shows.
+    pub(crate) edge: u64,
+    /// It came without data and without a FIN.
+    pub(crate) pure: bool,
+    /// Empty if SACK was not negotiated.
+    pub(crate) sack: SackBlocks,
+}
+
+/// H as the sender to G.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    /// Highest valid ACK from G; everything below it is G's and has left the store.
+    una: u64,
+    /// Next byte to hand to G; falls back to `una` after a local timeout.
+    next: u64,
+    /// End of what was handed to G at least once, FIN included.
+    sent: u64,
+    /// Newest right edge G has shown; it may move left (SNOOP-27).
+    edge: u64,
+    /// Since when (running clock) G has acknowledged nothing although bytes wait (SNOOP-32).
+    stuck_since: Instant,
+    /// Local timeouts, and frames handed to G again.
+    retransmissions: u32,
+    /// Duplicate ACKs from G since `una` moved.
+    dup_acks: u8,
+    /// G has sent a non-SYN segment, so it is ESTABLISHED (COM-29).
+    established: bool,
+    /// A window probe is due (SNOOP-31).
+    probe_due: bool,
+    /// The flow stands in its port's delivery list.
+    listed: bool,
+}
+
+impl Sender {
+    /// A sender whose first byte is `first`, to a G that takes bytes below `edge`.
+    pub(crate) fn new(first: u64, edge: u64) -> Self {
+        Self {
+            una: first,
+            next: first,
+            sent: first,
+            edge,
+            stuck_since: Instant::MAX,
+            retransmissions: 0,
+            dup_acks: 0,
+            established: false,
+            probe_due: false,
+            listed: false,
+        }
+    }
+
+    /// The sender that a predecessor's record speaks of: G has taken bytes below `una`, and was
+    /// handed those below `sent`.
+    pub(crate) fn recovered(una: u64, sent: u64) -> Self {
+        Self { next: sent, sent, ..Self::new(una, sent) }
+    }
+
+    /// Highest valid ACK from G.
+    #[inline]
+    pub(crate) const fn una(&self) -> u64 {
+        self.una
+    }
+
+    /// End of what was handed to G at least once.
+    #[inline]
+    pub(crate) const fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Newest right edge of G.
+    #[inline]
+    pub(crate) const fn edge(&self) -> u64 {
+        self.edge
+    }
+
+    /// G has sent a segment that is not a SYN.
+    pub(crate) const fn is_established(&self) -> bool {
+        self.established
+    }
+
+    /// Local timeouts, and frames handed to G again.
+    pub(crate) const fn retransmissions(&self) -> u32 {
+        self.retransmissions
+    }
+
+    /// The sequence number of a segment without data that G takes (K-01, K-06).
+    #[inline]
+    pub(crate) fn pure_ack_seq(&self) -> u64 {
+        self.sent.min(self.edge).max(self.una)
+    }
+
+    /// The sequence number of a keepalive or probe: G answers it.
+    pub(crate) const fn probe_seq(&self) -> u64 {
+        self.una - 1
+    }
+
+    /// The sequence number of an RST of ours that a G takes which did not read all.
+    pub(crate) fn reset_seq(&self) -> u64 {
+        self.sent.min(self.edge)
+    }
+
+    /// How long G has acknowledged nothing of what waits for it, in running time.
+    pub(crate) fn stuck_for(&self, running: Instant) -> Duration {
+        running.since(self.stuck_since.min(running))
+    }
+
+    /// G has said nothing since its last acknowledgement, not even a duplicate.
+    pub(crate) const fn is_unheard(&self) -> bool {
+        self.dup_acks == 0
+    }
+
+    /// There is something for G.
+    pub(crate) fn has_something(&self, s: &Sending<'_>) -> bool {
+        self.probe_due
+            || self.retransmission_due(s.losses)
+            || self.fresh_bytes(s) > 0
+            || self.fin_due(s.stream)
+    }
+
+    /// A range is to be handed to G again.
+    pub(crate) fn retransmission_due(&self, losses: &Losses) -> bool {
+        losses.of_guest().is_some_and(Recovery::is_due)
+    }
+
+    /// Bytes not handed over yet that G's window takes, SWS avoidance applied (SNOOP-27).
+    fn fresh_bytes(&self, s: &Sending<'_>) -> u64 {
+        let held = s.stream.end.saturating_sub(self.next);
+        let slow_start = s.losses.of_guest().map_or(u64::MAX, Recovery::in_flight_max);
+        let edge = self.edge.min(self.una.saturating_add(slow_start));
+        let room = edge.saturating_sub(self.next);
+        if room >= held {
+            return held;
+        }
+        // RFC 9293 section 3.8.6.2.1: a full segment, or half of G's window. With nothing in
+        // flight `room` is the whole window, so this never waits for an ACK that will not come.
+        let window = self.edge.saturating_sub(self.una);
+        let useful = room >= s.mss || room * 2 >= window;
+        if useful { room } else { 0 }
+    }
+
+    fn fin_due(&self, stream: Stream) -> bool {
+        self.fin_fits(stream) && stream.end == self.next && self.una <= self.next
+    }
+
+    /// R's FIN takes a sequence number of G's window like any byte: a segment that ends beyond the
+    /// window may be dropped with its data (K-02).
+    fn fin_fits(&self, stream: Stream) -> bool {
+        stream.fin && stream.end < self.edge
+    }
+
+    /// The handshake says where R's stream begins, and what G takes of it.
+    pub(crate) fn on_syn_ack(&mut self, first: u64, edge: u64) {
+        *self = Self::new(first, edge);
+    }
+
+    /// A segment of G that is not a SYN.
+    pub(crate) fn on_established(&mut self) {
+        self.established = true;
+    }
+
+    /// G's third ACK: the first edge it shows.
+    pub(crate) fn on_third_ack(&mut self, edge: u64) {
+        self.edge = edge;
+        self.established = true;
+    }
+
+    /// G's acknowledgement and window, at least `una`.
+    pub(crate) fn on_ack(&mut self, a: &GuestAck, s: &mut Sending<'_>) {
+        let moved = a.edge != self.edge;
+        self.edge = a.edge;
+        if s.timers.is_probing() {
+            // G answers: it is slow, not dead. Once it takes bytes again, all counts anew.
+            self.stuck_since = Instant::MAX;
+            if a.edge > self.next {
+                s.timers.on_guest_progress();
+            }
+        }
+        if a.ack > self.una {
+            self.on_progress(a.ack, s);
+        } else if a.pure {
+            self.on_duplicate_ack(moved, a.ack, s);
+        }
+        self.on_sack(&a.sack, s);
+        self.wait(s, moved);
+    }
+
+    fn on_progress(&mut self, ack: u64, s: &mut Sending<'_>) {
+        let acked = ack - self.una;
+        self.una = ack;
+        self.next = self.next.max(ack);
+        self.sent = self.sent.max(ack);
+        self.dup_acks = 0;
+        s.timers.on_guest_progress();
+        self.stuck_since = if ack < s.stream.all() { s.running } else { Instant::MAX };
+        s.timers.stop_waiting_for_guest();
+        let next = self.next;
+        if let Some(r) = s.losses.of_guest_mut()
+            && r.on_progress(ack, acked, self.sent, (ack + s.mss).min(next).min(s.stream.end))
+        {
+            s.losses.forget(ack);
+        }
+    }
+
+    /// Three duplicates mean a loss inside G (SNOOP-29).
+    fn on_duplicate_ack(&mut self, window_moved: bool, ack: u64, s: &mut Sending<'_>) {
+        let recovering = s.losses.of_guest().is_some_and(|r| r.is_under_way(self.una));
+        if window_moved || self.next <= self.una || recovering {
+            return;
+        }
+        self.dup_acks = self.dup_acks.saturating_add(1);
+        if self.dup_acks == 3 {
+            let to = (ack + s.mss).min(self.next).min(s.stream.end);
+            s.losses.of_guest_or_new().begin(ack, to, self.next);
+        }
+    }
+
+    /// A SACK block above `una` is a hole: H delivers in order, so nothing was merely late.
+    fn on_sack(&mut self, sack: &SackBlocks, s: &mut Sending<'_>) {
+        let mut hole_end = u64::MAX;
+        let mut top = self.una;
+        for (from, to) in sack.as_slice() {
+            let (from, to) = (from.unwrap(self.una), to.unwrap(self.una));
+            if from > self.una && from < to && to <= self.sent {
+                hole_end = hole_end.min(from);
+                top = top.max(to);
+            }
+        }
+        if hole_end != u64::MAX {
+            s.losses.of_guest_or_new().on_hole(self.una, hole_end, top, self.next);
+        }
+    }
+
+    /// G had its time and acknowledged nothing. Everything unacknowledged counts as lost, but what
+    /// is first is sent first: G may have been slow, and may have the rest.
+    pub(crate) fn on_timeout(&mut self, mss: u64, losses: &mut Losses) {
+        self.next = self.una;
+        losses.of_guest_or_new().on_timeout(mss);
+        self.retransmissions += 1;
+    }
+
+    /// G's window has stayed shut.
+    pub(crate) fn on_window_shut(&mut self) {
+        self.probe_due = true;
+    }
+
+    /// What the ring held is lost: it counts as not handed over (LIFE-04).
+    pub(crate) fn on_ring_reset(&mut self, s: &mut Sending<'_>) {
+        self.next = self.una;
+        if let Some(r) = s.losses.of_guest_mut() {
+            r.on_ring_reset();
+        }
+        s.timers.stop_waiting_for_guest();
+        self.wait(s, true);
+    }
+
+    /// R's RST begins to wait behind the bytes held: T_rst counts from now on.
+    pub(crate) fn on_reset_waits(&mut self, running: Instant) {
+        self.stuck_since = running;
+    }
+
+    /// A segment of G meets a connection that is no more: its ACK is what an RST must carry.
+    pub(crate) fn on_ack_in_abort(&mut self, ack: u64) {
+        self.sent = ack;
+        self.edge = ack;
+    }
+
+    /// The flow leaves the path.
+    pub(crate) fn stop(&mut self) {
+        self.probe_due = false;
+    }
+
+    /// The flow enters its VM's delivery list. `false`: it stands there.
+    #[must_use]
+    pub(crate) fn enter_list(&mut self) -> bool {
+        !core::mem::replace(&mut self.listed, true)
+    }
+
+    /// The flow has left its VM's delivery list.
+    pub(crate) fn on_left_list(&mut self) {
+        self.listed = false;
+    }
+
+    /// The flow stands in its VM's delivery list.
+    pub(crate) const fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// Waits for what G owes: an acknowledgement while bytes are out, room while its window is
+    /// shut, not for ever behind a waiting RST. `restart`: G has just moved.
+    pub(crate) fn wait(&mut self, s: &mut Sending<'_>, restart: bool) {
+        let owed = self.una < s.stream.all();
+        if !owed {
+            self.stuck_since = Instant::MAX;
+        } else if self.stuck_since == Instant::MAX {
+            self.stuck_since = s.running;
+        }
+        let what = if self.next > self.una {
+            FromGuest::Acknowledgement
+        } else if owed && self.edge <= self.next {
+            FromGuest::Window
+        } else {
+            FromGuest::Nothing
+        };
+        let behind_rst = s.reset_waits && owed;
+        let latest = if behind_rst { self.stuck_since + limits::T_RST } else { Instant::MAX };
+        s.timers.wait_for_guest(what, s.running, restart, latest);
+    }
+
+    /// The next piece of what G lost, of at most `payload_max` bytes.
+    #[must_use]
+    pub(crate) fn poll_retransmission(
+        &mut self,
+        payload_max: u64,
+        s: &mut Sending<'_>,
+    ) -> Option<Segment> {
+        let r = s.losses.of_guest_mut().filter(|_| payload_max > 0)?;
+        let (from, to) = r.poll(self.una, payload_max)?;
+        self.retransmissions += 1;
+        Some(self.segment(from, to, s))
+    }
+
+    /// The next bytes that G was not handed yet, at most `payload_max`, or the FIN alone.
+    #[must_use]
+    pub(crate) fn poll_fresh(&mut self, payload_max: u64, s: &mut Sending<'_>) -> Option<Segment> {
+        let fresh = self.fresh_bytes(s).min(payload_max);
+        let some = fresh > 0 || self.fin_due(s.stream);
+        some.then(|| self.segment(self.next, self.next + fresh, s))
+    }
+
+    /// The orders that always hold.
+    pub(crate) fn assert_order(&self, stream: Stream) {
+        debug_assert!(self.una <= self.next, "una {} > next {}", self.una, self.next);
+        debug_assert!(self.next <= self.sent, "next {} > sent {}", self.next, self.sent);
+        debug_assert!(self.sent <= stream.all(), "delivered beyond what is held");
+    }
+
+    /// A window probe, if one is due.
+    #[must_use]
+    pub(crate) fn poll_probe(&mut self) -> bool {
+        core::mem::take(&mut self.probe_due)
+    }
+
+    fn segment(&mut self, from: u64, to: u64, s: &mut Sending<'_>) -> Segment {
+        let fin = self.fin_fits(s.stream) && s.stream.end == to && from >= self.next;
+        let end = to + u64::from(fin);
+        self.next = self.next.max(end);
+        self.sent = self.sent.max(end);
+        self.wait(s, false);
+        Segment { from, to, fin, push: to == s.stream.end }
+    }
+}
+
+#[cfg(test)]
+mod tests;

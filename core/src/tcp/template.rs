@@ -1,0 +1,111 @@
+//! What is below TCP in the frames that H makes (COM-10).
+
+use crate::limits::L2_MAX;
+use crate::wire::packet::Ip;
+
+/// What H's frames look like below TCP, copied from the newest frames seen (COM-10).
+///
+/// There is one L2 header, G's: frames to G carry it turned round. G does not look at the source
+/// MAC of what it gets, and the VLAN tags are the flow's.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Template {
+    l2: [u8; L2_MAX],
+    l2_len: u8,
+    /// TTL or hop limit of frames to R (RFC 5082 peers insist on 255).
+    ttl_to_net: u8,
+    /// TTL or hop limit of frames to G.
+    ttl_to_guest: u8,
+    /// DSCP and ECN bits of frames to R.
+    tos_to_net: u8,
+    /// DSCP and ECN bits of frames to G.
+    tos_to_guest: u8,
+    /// IPv6 flow label of frames to R: 20 bits, big-endian.
+    label_to_net: [u8; 3],
+    /// IPv6 flow label of frames to G.
+    label_to_guest: [u8; 3],
+}
+
+impl Template {
+    /// Takes over the lower layers of a frame of G; `l2` is everything before the IP header.
+    pub(super) fn learn_from_guest(&mut self, l2: &[u8], ip: &Ip) {
+        self.set_l2(l2);
+        self.ttl_to_net = ip.ttl;
+        self.tos_to_net = ip.tos;
+        self.label_to_net = label(ip.flow_label);
+    }
+
+    /// Takes over the network layer of a frame of R.
+    pub(super) fn learn_from_net(&mut self, ip: &Ip) {
+        self.ttl_to_guest = ip.ttl;
+        self.tos_to_guest = ip.tos;
+        self.label_to_guest = label(ip.flow_label);
+    }
+
+    /// The L2 header of frames to R, tags and EtherType included.
+    pub(super) fn l2_to_net(&self) -> &[u8] {
+        &self.l2[..usize::from(self.l2_len)]
+    }
+
+    /// The L2 header of frames to G, in a buffer of which the first [`Self::l2_len`] bytes count.
+    pub(super) fn l2_to_guest(&self) -> [u8; L2_MAX] {
+        let mut l2 = self.l2;
+        l2[..12].rotate_left(6);
+        l2
+    }
+
+    /// TTL or hop limit of frames to R.
+    pub(super) const fn ttl_to_net(&self) -> u8 {
+        self.ttl_to_net
+    }
+
+    /// TTL or hop limit of frames to G.
+    pub(super) const fn ttl_to_guest(&self) -> u8 {
+        self.ttl_to_guest
+    }
+
+    /// DSCP and ECN bits of frames to R.
+    pub(super) const fn tos_to_net(&self) -> u8 {
+        self.tos_to_net
+    }
+
+    /// DSCP and ECN bits of frames to G.
+    pub(super) const fn tos_to_guest(&self) -> u8 {
+        self.tos_to_guest
+    }
+
+    /// IPv6 flow label of frames to R.
+    pub(super) fn label_to_net(&self) -> u32 {
+        let [a, b, c] = self.label_to_net;
+        u32::from_be_bytes([0, a, b, c])
+    }
+
+    /// IPv6 flow label of frames to G.
+    pub(super) fn label_to_guest(&self) -> u32 {
+        let [a, b, c] = self.label_to_guest;
+        u32::from_be_bytes([0, a, b, c])
+    }
+
+    /// Bytes of the L2 header: at most 22.
+    pub(super) fn l2_len(&self) -> u16 {
+        self.l2_len.into()
+    }
+
+    /// A template for a flow rebuilt from its record: H's own frames need no more.
+    pub(super) fn from_record(l2: &[u8], ttl_to_net: u8, ttl_to_guest: u8) -> Self {
+        let mut t = Self { ttl_to_net, ttl_to_guest, ..Self::default() };
+        t.set_l2(l2);
+        t
+    }
+
+    fn set_l2(&mut self, l2: &[u8]) {
+        if let (Some(to), Ok(len)) = (self.l2.get_mut(..l2.len()), u8::try_from(l2.len())) {
+            to.copy_from_slice(l2);
+            self.l2_len = len;
+        }
+    }
+}
+
+fn label(flow_label: u32) -> [u8; 3] {
+    let [_, a, b, c] = flow_label.to_be_bytes();
+    [a, b, c]
+}

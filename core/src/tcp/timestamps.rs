@@ -1,0 +1,114 @@
+//! Timestamps of both ends (RFC 7323; SNOOP-04, SNOOP-05, INV-08, INV-09).
+
+use crate::limits;
+use crate::time::{Duration, Instant};
+use crate::wire::packet::Timestamps;
+use crate::wire::seq::Seq;
+
+/// Serial comparison (RFC 7323 section 5.2): `a` is older than `b`.
+fn older(a: u32, b: u32) -> bool {
+    Seq(a).lt(Seq(b))
+}
+
+fn newest(a: u32, b: u32) -> u32 {
+    if older(a, b) { b } else { a }
+}
+
+/// What H echoes, and what it has shown.
+#[derive(Debug, Default)]
+pub(crate) struct TimestampState {
+    /// R's TSval to echo.
+    recent: u32,
+    /// Second at which `recent` was taken; after 24 days PAWS lets go.
+    recent_at_s: u32,
+    /// Highest TSval emitted to R; every one of them came from G.
+    to_net: u32,
+    /// Highest TSval emitted to G; every one of them came from R.
+    to_guest: u32,
+    /// TSecr that came with R's newest (ack, window).
+    echo_to_guest: u32,
+}
+
+impl TimestampState {
+    /// What a predecessor's record speaks of.
+    pub(crate) fn recovered(to_net: u32, to_guest: u32) -> Self {
+        Self { to_net, to_guest, ..Self::default() }
+    }
+
+    /// R's TSval that is echoed.
+    pub(crate) const fn recent(&self) -> u32 {
+        self.recent
+    }
+
+    /// What a segment for R carries.
+    #[inline]
+    pub(crate) const fn to_net(&self) -> Timestamps {
+        Timestamps { tsval: self.to_net, tsecr: self.recent }
+    }
+
+    /// What a segment of H for G carries.
+    #[inline]
+    pub(crate) const fn to_guest(&self) -> Timestamps {
+        Timestamps { tsval: self.to_guest, tsecr: self.echo_to_guest }
+    }
+
+    /// PAWS, as Linux has it (`tcp_paws_check`, 6.18): a TSval at most `ticks` older than the
+    /// newest is no old one. Nor is any other if the newest is 0, as some put into a SYN although
+    /// their clock stands elsewhere, or so old itself that R's clock may have gone half round.
+    pub(crate) fn is_current(&self, now: Instant, tsval: u32, ticks: i32) -> bool {
+        let idle_s = now.second().saturating_sub(self.recent_at_s);
+        Seq(self.recent).after(Seq(tsval)) <= ticks
+            || self.recent == 0
+            || Duration::from_secs(idle_s.into()) >= limits::PAWS_IDLE
+    }
+
+    /// The TSvals of two SYNs.
+    pub(crate) fn on_syns(&mut self, of_guest: u32, of_net: u32) {
+        self.to_net = of_guest;
+        self.recent = of_net;
+        self.to_guest = of_net;
+    }
+
+    /// R's third ACK.
+    pub(crate) fn on_third_ack_from_net(&mut self, ts: Timestamps) {
+        self.recent = ts.tsval;
+        self.to_guest = ts.tsval;
+        self.echo_to_guest = ts.tsecr;
+    }
+
+    /// G's third ACK.
+    pub(crate) fn on_third_ack_from_guest(&mut self, tsval: u32) {
+        self.to_net = tsval;
+    }
+
+    /// The flow is taken on: `recent` is as old as this.
+    pub(crate) fn on_taken_on(&mut self, now: Instant) {
+        self.recent_at_s = now.second();
+    }
+
+    /// A TSval of R that H echoes from now on.
+    pub(crate) fn on_recent(&mut self, now: Instant, tsval: u32) {
+        if older(tsval, self.recent) && self.to_guest == self.recent {
+            self.to_guest = tsval; // void or outdated for G as well
+        }
+        self.recent = tsval;
+        self.recent_at_s = now.second();
+    }
+
+    /// The TSecr that came with R's newest (ack, window).
+    pub(crate) fn on_echo_from_net(&mut self, tsecr: u32) {
+        self.echo_to_guest = tsecr;
+    }
+
+    /// A TSval of R that is about to be (or may now be) emitted to G (INV-08, INV-09).
+    pub(crate) fn on_tsval_from_net(&mut self, tsval: u32) {
+        self.to_guest = newest(self.to_guest, tsval);
+    }
+
+    /// A TSval of G; H's own ACKs use the newest (EMIT-R). A 0 in G's SYN-ACK says nothing of its
+    /// clock: R takes it for void (`tcp_paws_check`).
+    pub(crate) fn on_tsval_from_guest(&mut self, tsval: u32) {
+        let void = self.to_net == 0;
+        self.to_net = if void { tsval } else { newest(self.to_net, tsval) };
+    }
+}
