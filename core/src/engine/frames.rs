@@ -1,4 +1,5 @@
-//! A frame's way through the engine: sender's half, switch, receiver's half.
+//! A frame's way through the engine: its sender's outbound pipe, the switch, its receiver's inbound
+//! pipe.
 
 use crate::drops::DropReason;
 use crate::engine::{Engine, Verdict};

@@ -44,7 +44,7 @@ impl Engine<'_> {
 
     /// The next frame the engine made itself (ACK, RST, probe, window update), routed to a port.
     ///
-    /// For a remote that is another VM of this host it first passes that VM's receiving half, which
+    /// For a remote that is another VM of this host it first passes the inbound pipe there, which
     /// may absorb it.
     #[must_use]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
@@ -68,7 +68,7 @@ impl Engine<'_> {
         None
     }
 
-    /// Where a frame in `self.out` goes; another VM's receiving half may edit or absorb it.
+    /// Where a frame in `self.out` goes; another VM's inbound pipe may edit or absorb it.
     fn route_made(&mut self, now: Instant, place: usize) -> Result<Verdict, DropReason> {
         let made = self.out.at(place);
         let eth = Eth::parse(made.frame())?;
@@ -78,7 +78,7 @@ impl Engine<'_> {
         if !self.port(out).is_some_and(|p| p.config.is_guest()) {
             return Ok(Verdict::Forward(out));
         }
-        // Out of the queue while the receiving half looks at it, for that may add to the queue.
+        // Out of the queue while that pipe looks at it, for that may add to the queue.
         let mut made = *self.out.at(place);
         let frame = &mut made.bytes[..made.len];
         let packet = Packet::parse(frame)?;

@@ -49,9 +49,9 @@ pub struct Flow {
     pub(super) sender: Sender,
     /// Outbound, from G to R.
     pub(super) outbound: Outbound,
-    /// What either pipe lost, while there is something.
+    /// Bytes that either pipe lost, while there are any.
     pub(super) losses: Losses,
-    /// What was echoed and shown of both clocks.
+    /// The TSvals of both ends that were echoed and shown.
     pub(super) timestamps: TimestampState,
     /// Lower layers of the frames H makes.
     pub(super) template: Template,
@@ -117,9 +117,8 @@ impl Flow {
     }
 
     /// In the path: `On` or `Drain`.
-    #[must_use]
     #[inline]
-    pub fn is_live(&self) -> bool {
+    pub(crate) fn is_live(&self) -> bool {
         self.standing.is_live()
     }
 
@@ -135,13 +134,13 @@ impl Flow {
         &self.store
     }
 
-    /// What came out of order and is held.
+    /// Ranges that are held out of order.
     #[must_use]
     pub const fn out_of_order(&self) -> &Ranges {
         self.receiver.out_of_order()
     }
 
-    /// What says in the arena what the flow has promised; none while it is parked.
+    /// The flow's promises in the arena; none while it is parked.
     #[must_use]
     pub const fn record(&self) -> Option<RecordId> {
         self.receiver.record()
@@ -169,9 +168,8 @@ impl Flow {
     }
 
     /// The acknowledgement number for R: every byte held, and R's FIN once G has it (INV-04).
-    #[must_use]
     #[inline]
-    pub fn ack_to_net(&self) -> u64 {
+    pub(super) fn ack_to_net(&self) -> u64 {
         if self.fin_acked_by_guest() { self.receiver.next() + 1 } else { self.receiver.next() }
     }
 

@@ -65,7 +65,7 @@ impl Flow {
         fate
     }
 
-    /// SNOOP-25: absorbed, but for what R must hear.
+    /// SNOOP-25: absorbed. R gets an ACK only for a probe of G, or for the answer to its own.
     fn on_pure_ack_from_guest(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
         if seq < self.outbound.una() {
             // A keepalive or window probe of G: R has to answer it.

@@ -71,7 +71,7 @@ impl Flow {
         self.on_valid_segment(cx, f, range)
     }
 
-    /// What these let through is a segment that G would take as well (INV-25).
+    /// A segment that G would take as well (INV-25).
     fn on_valid_segment(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -341,7 +341,7 @@ impl Flow {
     }
 
     /// There is no place for the data of a parked flow: G takes it by itself, as in `Pass`, inside
-    /// its own window. What it has no room for R repeats.
+    /// its own window. R repeats the bytes that G has no room for.
     fn pass_unheld(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -376,8 +376,8 @@ impl Flow {
         Fate::Pass
     }
 
-    /// A segment that is acceptable and yet not taken: R learns from a duplicate ACK what H waits
-    /// for, as from a receiver that has lost it.
+    /// A segment that is acceptable and yet not taken: R gets a duplicate ACK, as from a receiver
+    /// that has lost it.
     fn refuse(&mut self, cx: &mut FlowContext<'_, '_>, range: Range, reason: DropReason) -> Fate {
         if range.len() > 0 {
             self.ack_now(cx, None);

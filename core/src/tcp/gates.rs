@@ -1,7 +1,7 @@
 //! The emission gates: every packet of an `On` or `Drain` flow passes one.
 //!
-//! EMIT-R makes what leaves for R consistent with what H has promised; EMIT-G makes what reaches G
-//! look like one remote endpoint. `docs/spec.md` has a table of each; K-01 to K-06 say why.
+//! EMIT-R keeps frames for R consistent with H's promises; EMIT-G makes frames for G look like
+//! those of one remote endpoint. `docs/spec.md` has a table of each; K-01 to K-06 say why.
 
 use crate::port::PortId;
 use crate::tcp::flow::Flow;
@@ -104,7 +104,7 @@ impl Flow {
         cx.vm.counters.acks_made += 1;
     }
 
-    /// An RST for R, which believes delivered what is not, or which G has reset.
+    /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged.
     pub(super) fn reset_to_net(&mut self, cx: &mut FlowContext<'_, '_>) {
         let seq = self.outbound.sent();
         self.emit_to_net(cx, seq, RST_ACK, None);
@@ -197,7 +197,7 @@ impl Flow {
         self.losses.of_net().is_some_and(RemoteSack::is_due)
     }
 
-    /// What of R's SACK goes with a segment for G: all that is new, with a pure ACK.
+    /// The SACK blocks of R for a segment to G: all that are new, on a pure ACK.
     fn sack_to_guest(&mut self, pure_ack: bool) -> SackBlocks {
         match self.losses.of_net_mut() {
             Some(sack) if pure_ack && sack.is_due() => {

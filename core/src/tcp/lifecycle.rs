@@ -46,8 +46,8 @@ impl Flow {
         taken
     }
 
-    /// Has, or takes again, a place for what R sends; not while G has bytes that H has no copy of
-    /// (COM-28). `false`: it has none.
+    /// Has, or takes again, a place for R's bytes; not while bytes are under way to G of which H
+    /// has no copy (COM-28). `false`: it has none.
     pub(super) fn wake(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         let copied = self.sender.una() >= self.receiver.passed();
         !self.is_parked() || (copied && self.take_place(cx))
@@ -175,8 +175,8 @@ impl Flow {
         }
     }
 
-    /// Out of the path, owing nothing. If G shows R more than H did, R hears of it once more; and
-    /// if G sent past H, for then R may have taken H's last ACKs for old ones (PAWS).
+    /// Out of the path, owing nothing. R gets one more ACK if G shows it more than H did; and if G
+    /// sent past H, for then R may have taken H's last ACKs for old ones (PAWS).
     pub(super) fn leave(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
         let quiescent = self.quiescent() || self.may_leave_unseen();
         debug_assert!(quiescent, "left the path with promises open");
@@ -210,22 +210,22 @@ impl Flow {
         self.timers.on_seen(cx.now);
     }
 
-    /// INV-21: what cannot be kept is reset on both sides.
+    /// INV-21: a promise that cannot be kept ends in a reset of both sides.
     pub(crate) fn abort_both(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
         self.reset_to_net(cx);
         cx.vm.counters.flows_aborted += 1;
         self.abort(cx, why, true);
     }
 
-    /// A predecessor acknowledged bytes that are no longer kept: both sides hear of it (LIFE-09).
+    /// A predecessor acknowledged bytes that are no longer kept: both sides are reset (LIFE-09).
     pub(crate) fn reset_after_restart(&mut self, cx: &mut FlowContext<'_, '_>) {
         self.reset_to_net(cx);
         cx.vm.counters.flows_aborted += 1;
         self.standing.abort(Why::Restart, true);
     }
 
-    /// G has opened a new connection under this key: bytes that it did not take are gone, and R,
-    /// which believes them delivered, hears of it (INV-21, SNOOP-17). The entry goes.
+    /// G has opened a new connection under this key. R is reset if it believes bytes delivered that
+    /// G did not take (INV-21, SNOOP-17). The entry goes.
     pub(crate) fn on_forgotten_by_guest(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.is_live() && self.held_bytes() > 0 && !self.receiver.reset_waits() {
             self.reset_to_net(cx);
@@ -341,7 +341,8 @@ impl Flow {
             if self.sender.is_unheard() && stuck >= limits::T_ASYMMETRIC {
                 self.drain(Why::Asymmetric);
             }
-            self.sender.on_timeout(self.options.mss_to_guest.into(), &mut self.losses);
+            let (sender, mut sending) = self.sending(cx);
+            sender.on_timeout(&mut sending);
             cx.vm.counters.local_retransmissions += 1;
         }
         self.timers.wait_again(cx.running());

@@ -1,8 +1,9 @@
 //! The receiver of the inbound pipe: what H has of R's bytes, what it has acknowledged, and the
 //! edge it has shown (SNOOP-06 to SNOOP-11, SNOOP-33, SNOOP-34, SNOOP-39).
 //!
-//! Its policy is "early": what is stored is acknowledged. It moves its numbers and calls nobody;
-//! `from_net` judges segments, `gates` writes headers, [`window`] has the arithmetic of the edge.
+//! Its policy is "early": bytes are acknowledged once they are stored. It moves its numbers and
+//! calls nobody; `from_net` checks segments, `gates` writes headers, [`window`] has the arithmetic
+//! of the edge.
 
 pub(crate) mod acks;
 pub(crate) mod window;
@@ -359,7 +360,7 @@ impl Receiver {
         }
         let bytes = t.useful_buffer(bytes.max(limits::FLOW_BUFFER_MIN));
         let pages = FlowStore::pages_for(bytes);
-        // What is more than a first window leaves room for those of others.
+        // A window larger than a first one leaves room for the first ones of other flows.
         let first = bytes <= limits::FLOW_BUFFER_MIN + t.rounding_slack();
         let fits = first || pages <= vm.spare();
         if !fits || !vm.reserve(pages) {
@@ -388,7 +389,7 @@ impl Receiver {
     ///
     /// The first step does not wait until G has proved to be ESTABLISHED (COM-29). To stop at the
     /// edge of G's SYN-ACK, 64 KiB at most, would make every upload of 100 KB wait for G's next
-    /// time slice. What G has not accepted is held and repeated either way, and a G that
+    /// time slice. Bytes that G has not accepted are held and repeated either way, and a G that
     /// never accepts ends in a reset of both sides; only the amount differs.
     #[must_use]
     pub(crate) fn grow_buffer(&mut self, t: &Terms, vm: &mut Vm) -> bool {
@@ -461,6 +462,6 @@ pub(crate) struct Taken {
     pub(crate) advanced: u64,
     /// The segment was next, as a whole, and nothing is missing or out of order.
     pub(crate) plain: bool,
-    /// What of it R had sent before.
+    /// The part that R had sent before.
     pub(crate) duplicate: Option<(u64, u64)>,
 }

@@ -1,7 +1,7 @@
 //! The sender of the inbound pipe: how far G has R's bytes, and what it is given next
 //! (SNOOP-14, SNOOP-27 to SNOOP-32).
 //!
-//! There is no congestion window: the path to G is a ring. What limits it is G's own window, the
+//! There is no congestion window: the path to G is a ring. Its limits are G's own window, the
 //! ring's room and, per frame, what the driver takes. It knows nothing of frames and of the
 //! receiver; [`Stream`] says what the store has for it.
 //!
@@ -202,6 +202,11 @@ impl Sender {
         if useful { room } else { 0 }
     }
 
+    /// The end of a segment that was handed over and begins at `from`.
+    fn segment_end(&self, from: u64, s: &Sending<'_>) -> u64 {
+        (from + s.mss).min(self.next).min(s.stream.end)
+    }
+
     fn fin_due(&self, stream: Stream) -> bool {
         self.fin_fits(stream) && stream.end == self.next && self.una <= self.next
     }
@@ -257,10 +262,8 @@ impl Sender {
         s.timers.on_guest_progress();
         self.stuck_since = if ack < s.stream.all() { s.running } else { Instant::MAX };
         s.timers.stop_waiting_for_guest();
-        let next = self.next;
-        if let Some(r) = s.losses.of_guest_mut()
-            && r.on_progress(ack, acked, self.sent, (ack + s.mss).min(next).min(s.stream.end))
-        {
+        let to = self.segment_end(ack, s);
+        if s.losses.of_guest_mut().is_some_and(|r| r.on_progress(ack, acked, self.sent, to)) {
             s.losses.forget(ack);
         }
     }
@@ -273,7 +276,7 @@ impl Sender {
         }
         self.dup_acks = self.dup_acks.saturating_add(1);
         if self.dup_acks == 3 {
-            let to = (ack + s.mss).min(self.next).min(s.stream.end);
+            let to = self.segment_end(ack, s);
             s.losses.of_guest_or_new().begin(ack, to, self.next);
         }
     }
@@ -296,9 +299,9 @@ impl Sender {
 
     /// G had its time and acknowledged nothing. Everything unacknowledged counts as lost, but what
     /// is first is sent first: G may have been slow, and may have the rest.
-    pub(crate) fn on_timeout(&mut self, mss: u64, losses: &mut Losses) {
+    pub(crate) fn on_timeout(&mut self, s: &mut Sending<'_>) {
         self.next = self.una;
-        losses.of_guest_or_new().on_timeout(mss);
+        s.losses.of_guest_or_new().on_timeout(s.mss);
         self.retransmissions += 1;
     }
 
@@ -307,7 +310,7 @@ impl Sender {
         self.probe_due = true;
     }
 
-    /// What the ring held is lost: it counts as not handed over (LIFE-04).
+    /// Frames in the ring are lost: their bytes count as not handed over (LIFE-04).
     pub(crate) fn on_ring_reset(&mut self, s: &mut Sending<'_>) {
         self.next = self.una;
         if let Some(r) = s.losses.of_guest_mut() {

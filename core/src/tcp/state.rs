@@ -1,8 +1,7 @@
 //! Where a connection stands, and every way from one state to another.
 //!
 //! [`Standing`] alone changes a state, by [`after`]; a test prints the whole table.
-//! What an event means is the caller's: `lifecycle` and `handshake` say when one happens, and do
-//! what goes with it.
+//! `lifecycle` and `handshake` know when an event happens, and do the rest of it.
 
 use crate::flow::table::Class;
 use crate::tcp::options::Offers;
@@ -123,7 +122,7 @@ enum Event {
     Resumed,
     /// Out of the path, owing nothing.
     Left(Why),
-    /// A promise cannot or need not be kept; `tell_guest`: G has yet to hear of it.
+    /// A promise cannot or need not be kept; `tell_guest`: G has yet to be told.
     Reset(Why, bool),
 }
 

@@ -1,4 +1,4 @@
-//! COM-32: both ends are VMs of one engine; each has its receiving half, chained inside.
+//! COM-32: both ends are VMs of one engine; each has its inbound pipe, chained inside.
 
 use crate::common::setup::ALL_FEATURES;
 use crate::common::world::Peer;

@@ -200,7 +200,7 @@ mutations! { FIRST:
 
     "what G lost is never sent again", "INV-18", "tcp/sender.rs",
     "[[self.next = self.una;]]
-        losses.of_guest_or_new()"
+        s.losses.of_guest_or_new()"
     => "";
 
     "R's FIN is never delivered", "INV-18", "tcp/sender.rs",

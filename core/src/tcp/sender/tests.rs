@@ -94,7 +94,7 @@ fn snoop_29_a_hole_is_repeated_once_for_each_time_g_names_it() {
 fn snoop_29_after_a_timeout_a_segment_goes_first_then_twice_as_many_with_each_ack() {
     let mut bench = Bench::new(8000, 10_000);
     assert_eq!(bench.gives().len(), 8);
-    bench.with(|sender, s| sender.on_timeout(s.mss, s.losses));
+    bench.with(Sender::on_timeout);
     assert_eq!(bench.gives(), [(0, 1000)]);
     bench.gets_ack(1000, &[]);
     assert_eq!(bench.gives(), [(1000, 2000), (2000, 3000)]);
