@@ -11,9 +11,10 @@
 //! `Forward`/`Flood` is sent, then what `poll_transmit(now)` gives until `None`; it is older than
 //! the next frame, and R must not see acknowledgements out of order. After a batch of them:
 //! `handle_batch_end(now)`, `poll_transmit(now)` once more, then for every guest port with room
-//! `poll_delivery(now, port, room)` until `None`, then `poll_timeout()` for the next wake-up. Where
-//! older frames wait for the ring, one of them and one delivery go in turn, the delivery behind
-//! them all: nothing overtakes, and a flood does not starve what was promised.
+//! that `poll_ready()` has named `poll_delivery(now, port, room)` until `None`, then
+//! `poll_timeout()` for the next wake-up. Where older frames wait for the ring, one of them and one
+//! delivery go in turn, the delivery behind them all: nothing overtakes, and a flood does not
+//! starve what was promised.
 
 mod frames;
 mod polls;
@@ -123,6 +124,8 @@ pub struct Engine<'m> {
     out: OutQueue,
     /// Flows with an ACK due at the end of the batch.
     ack_list: Vec<FlowId>,
+    /// Ports whose VMs have been given something to deliver, each once; see `Vm::announced`.
+    ready_ports: VecDeque<PortId>,
     /// The header of the frame last polled for a guest.
     made: [u8; TcpEmit::MAX_LEN],
 }
@@ -141,6 +144,7 @@ impl<'m> Engine<'m> {
             arena,
             out: OutQueue::default(),
             ack_list: Vec::new(),
+            ready_ports: VecDeque::new(),
             made: [0; TcpEmit::MAX_LEN],
         }
     }
@@ -171,6 +175,7 @@ impl<'m> Engine<'m> {
             mtu: config.as_guest().map(|g| g.mtu).filter(|&mtu| mtu != 0).unwrap_or(MTU_DEFAULT),
             clock: RunningClock::new(now),
             ready: VecDeque::new(),
+            announced: false,
             fragment_at: None,
             fragment_from_guest: None,
             refused: VecDeque::new(),
@@ -382,6 +387,7 @@ impl<'m> Engine<'m> {
             features: port.features.unwrap_or_default(),
             out: &mut self.out,
             ack_list: &mut self.ack_list,
+            ready_ports: &mut self.ready_ports,
         };
         Some((flow, cx))
     }

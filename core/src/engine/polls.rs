@@ -87,6 +87,17 @@ impl Engine<'_> {
         verdict
     }
 
+    /// A port for whose guest there is something new to deliver, or may be. Each is named once;
+    /// what its ring has no room for is the caller's to come back for.
+    #[must_use]
+    pub fn poll_ready(&mut self) -> Option<PortId> {
+        let port = self.ready_ports.pop_front()?;
+        if let Some(p) = self.port_mut(port) {
+            p.vm.announced = false;
+        }
+        Some(port)
+    }
+
     /// The next stored bytes for the guest of `port`, in a frame of at most `room` bytes.
     ///
     /// Call while the ring has room; flows take turns. See the drain order for a ring that is full.

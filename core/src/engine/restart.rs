@@ -62,6 +62,7 @@ impl Engine<'_> {
             features: port.features.unwrap_or_default(),
             out: &mut self.out,
             ack_list: &mut self.ack_list,
+            ready_ports: &mut self.ready_ports,
         };
         flow.reset_after_restart(&mut cx);
     }

@@ -1,6 +1,7 @@
 //! Frames for G: what the sender gives next, in what this ring and driver take (COM-17).
 
 use crate::engine::TRANSMIT_PARTS_MAX;
+use crate::port::PortId;
 use crate::tcp::flow::{Flow, Why};
 use crate::tcp::sender::Segment;
 use crate::tcp::{FlowContext, RST_ACK, index};
@@ -32,6 +33,9 @@ impl Flow {
     pub(super) fn want_delivery(&mut self, cx: &mut FlowContext<'_, '_>) {
         if !self.sender.is_listed() && self.has_delivery(cx) && self.sender.enter_list() {
             cx.vm.ready.push_back(cx.id);
+            if !std::mem::replace(&mut cx.vm.announced, true) {
+                cx.ready_ports.push_back(PortId(cx.key.port));
+            }
         }
     }
 

@@ -64,10 +64,12 @@ mod timestamps;
 mod unseen;
 pub mod vm;
 
+use std::collections::VecDeque;
+
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
-use crate::port::PortFeatures;
+use crate::port::{PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::tcp::gates::OutQueue;
 use crate::tcp::vm::Vm;
@@ -86,6 +88,7 @@ pub(crate) struct FlowContext<'a, 'm> {
     pub(crate) features: PortFeatures,
     pub(crate) out: &'a mut OutQueue,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
+    pub(crate) ready_ports: &'a mut VecDeque<PortId>,
 }
 
 impl FlowContext<'_, '_> {

@@ -127,6 +127,8 @@ pub struct Vm {
     pub clock: RunningClock,
     /// Flows with something for the guest, round robin.
     pub ready: VecDeque<FlowId>,
+    /// The worker is going to be told that `ready` has something.
+    pub announced: bool,
     /// When a TCP fragment last passed to this guest (COM-08, SNOOP-24).
     pub fragment_at: Option<Instant>,
     /// When a TCP fragment of this guest last passed, and to which remote (SNOOP-42).
@@ -243,6 +245,7 @@ mod tests {
             mtu: 1500,
             clock: RunningClock::new(Instant::ZERO),
             ready: VecDeque::new(),
+            announced: false,
             fragment_at: None,
             fragment_from_guest: None,
             refused: VecDeque::new(),

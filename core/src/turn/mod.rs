@@ -6,18 +6,20 @@
 //!
 //! # The order of a turn
 //!
-//! It is the engine's drain order, for all ports:
+//! It is the engine's drain order, for all ports that have something to do; the others are not
+//! looked at:
 //!
 //! 1. what a command has made is sent;
-//! 2. the engine learns which guests have shown life;
+//! 2. the engine learns which guests have shown life, of those that have yet to see something;
 //! 3. timers that are due run, and what they made is sent;
-//! 4. every port that may have frames is read, at most [`TurnConfig::frames_per_port`] of them and
+//! 4. every port that is awake is read, at most [`TurnConfig::frames_per_port`] of them and
 //!    about [`BYTES_PER_PORT`], so that no port keeps the others waiting, nor a guest for what was
 //!    read; each frame goes where its verdict says, and what the engine made of it is sent before
 //!    the next frame can overtake it;
 //! 5. the batch ends, and what the engine made then is sent;
-//! 6. every guest gets what waits for it, as far as its ring has room: a frame of the backlog and a
-//!    delivery from the store in turn, for a flood of the one must not starve the other;
+//! 6. every guest that was read, that a frame was meant for or that has deliveries gets what waits
+//!    for it, as far as its ring has room: a frame of the backlog and a delivery from the store in
+//!    turn, for a flood of the one must not starve the other;
 //! 7. and is shown all of it together.
 //!
 //! A frame that its receiver does not take as it is (a partial checksum, a super-segment) is
@@ -25,11 +27,15 @@
 //!
 //! # Waking up
 //!
-//! The caller names the ports that have something for it ([`Turn::wake`], [`Turn::handle_kick`]).
-//! What a turn did not finish stays marked, and the next must not be waited for ([`Turn::rest`]).
-//! Before it waits, every port is asked to wake it by its next frame; a guest without room for what
-//! waits is asked to wake it by more room, and then looked at once more, because it may have made
-//! some while it was being asked.
+//! A port is asleep until the caller names it ([`Turn::wake`], [`Turn::handle_kick`]), and awake
+//! while it has frames. One that has none any more is watched until the next turn. If the caller
+//! polls, it is read again then ([`Turn::look_again`]), but not for ever ([`IDLE_TURNS_MAX`]). If
+//! the caller is going to wait for events, the port is asked to wake it by its next frame
+//! ([`Turn::rest`]).
+//!
+//! A guest without room for what waits is asked to wake the worker when it makes some, and then
+//! looked at once more, because it may have made some while it was being asked. It is also fed when
+//! its ring is seen to have moved.
 
 pub mod adapt;
 pub mod backlog;
@@ -45,10 +51,15 @@ use crate::limits::{BACKLOG_FRAMES_MAX, BYTES_PER_PORT, FRAME_BYTES_MAX, FRAMES_
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
 use crate::wire::virtio_net::VirtioNetHdr;
-use slots::{Slot, Slots};
+use slots::{Reading, Slot, Slots};
+use std::collections::VecDeque;
 
 /// What a delivery gets of the ring that goes behind other frames: a full frame of Ethernet.
 const FULL_FRAME: usize = 1514;
+
+/// Turns in a row without a frame after which a port is not read again unless it wakes the worker.
+/// A read of an empty port costs some 50 ns; 64 turns are longer than the usual window of polling.
+pub const IDLE_TURNS_MAX: u8 = 64;
 
 /// How much of what a turn does.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +81,12 @@ impl Default for TurnConfig {
 pub struct Turn {
     config: TurnConfig,
     slots: Slots,
+    /// Ports to read, in the order of their turns.
+    awake: VecDeque<PortId>,
+    /// Ports without frames in the last turn, not yet asked to wake the worker.
+    watched: Vec<PortId>,
+    /// Guests that have yet to see something, or to make room for it.
+    unseen: Vec<PortId>,
     /// The frame that is being read.
     frame: Box<[u8]>,
 }
@@ -79,7 +96,8 @@ impl Turn {
     #[must_use]
     pub fn new(config: TurnConfig) -> Self {
         let frame = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
-        Self { config, slots: Slots::default(), frame }
+        let slots = Slots::default();
+        Self { config, slots, awake: VecDeque::new(), watched: vec![], unseen: vec![], frame }
     }
 
     /// What the peer of `port` takes; `None` while the link is down.
@@ -100,7 +118,7 @@ impl Turn {
         self.slots.of(port).backlog.bytes()
     }
 
-    /// Adds a port to the engine and here; its link is down at first.
+    /// Adds a port to the engine and here. Its link is down at first, and it is awake.
     ///
     /// # Errors
     /// See [`AddPortError`].
@@ -114,9 +132,11 @@ impl Turn {
         let port = engine.add_port(now, config)?;
         let slot = Slot::new(port, is_guest, self.config.backlog_frames_max);
         match self.slots.list.get_mut(usize::from(port.0)) {
-            Some(old) => *old = slot,
+            // It has the place of one that was removed, and may still be in a list.
+            Some(old) => old.is_guest = is_guest,
             None => self.slots.list.push(slot),
         }
+        self.wake(port);
         Ok(port)
     }
 
@@ -125,7 +145,7 @@ impl Turn {
         engine.remove_port(now, port);
         let slot = self.slots.of_mut(port);
         slot.link_down();
-        slot.readable = false;
+        slot.stats = PortStats::default();
     }
 
     /// The peer of `port` takes this from now on; `None`: its link is down.
@@ -142,16 +162,16 @@ impl Turn {
         }
         slot.features = features;
         engine.set_port_features(now, port, features);
+        self.wake(port); // something may have waited for the link
     }
 
     /// There may be frames at `port`, or room.
     pub fn wake(&mut self, port: PortId) {
-        self.slots.of_mut(port).readable = true;
-    }
-
-    /// There may be some anywhere: the worker looks for itself.
-    pub fn wake_all(&mut self) {
-        self.slots.list.iter_mut().for_each(|slot| slot.readable = true);
+        let slot = self.slots.of_mut(port);
+        if slot.reading != Reading::Awake {
+            slot.reading = Reading::Awake;
+            self.awake.push_back(port);
+        }
     }
 
     /// The guest of `port` says that it sent frames or made room, which shows that it runs.
@@ -160,15 +180,32 @@ impl Turn {
         engine.handle_guest_progress(now, port, false);
     }
 
+    /// Before a turn of a worker that polls: ports that had frames lately are awake again.
+    pub fn look_again<P: Ports>(&mut self, ports: &mut P) {
+        self.settle_watched(ports, IDLE_TURNS_MAX);
+    }
+
     /// Before the worker waits. `true`: it must not, there is something left to do.
     #[must_use]
     pub fn rest<P: Ports>(&mut self, ports: &mut P) -> bool {
-        let mut left = false;
-        for slot in &mut self.slots.list {
-            slot.readable |= ports.wait_for_frames(slot.id);
-            left |= slot.readable;
+        self.settle_watched(ports, 0);
+        !self.awake.is_empty() || !self.slots.touched.is_empty()
+    }
+
+    /// Watched ports with fewer idle turns are awake again, others asleep.
+    fn settle_watched<P: Ports>(&mut self, ports: &mut P, idle_turns_max: u8) {
+        for port in self.watched.drain(..) {
+            let slot = self.slots.of_mut(port);
+            if slot.reading != Reading::Watched {
+                continue; // an event has woken it
+            }
+            if slot.idle_turns < idle_turns_max || ports.wait_for_frames(port) {
+                slot.reading = Reading::Awake;
+                self.awake.push_back(port);
+            } else {
+                slot.reading = Reading::Asleep;
+            }
         }
-        left
     }
 
     /// One turn; how many frames were read, or given to guests from backlog and store.
@@ -189,19 +226,21 @@ impl Turn {
             self.transmit(now, engine, ports)?;
         }
         let mut frames = 0;
-        for slot in 0..self.slots.list.len() {
-            if self.slots.list[slot].readable {
-                frames += self.read(now, engine, ports, self.slots.list[slot].id)?;
-            }
+        for _ in 0..self.awake.len() {
+            let Some(port) = self.awake.pop_front() else { break };
+            frames += self.read(now, engine, ports, port)?;
         }
         engine.handle_batch_end(now);
         ports.after_step(engine, Step::BatchEnd)?;
         self.transmit(now, engine, ports)?;
-        for slot in 0..self.slots.list.len() {
-            if self.slots.list[slot].is_guest {
-                frames += self.feed(now, engine, ports, self.slots.list[slot].id)?;
-            }
+        while let Some(port) = engine.poll_ready() {
+            self.slots.touch(port);
         }
+        // To feed one touches no other.
+        for i in 0..self.slots.touched.len() {
+            frames += self.feed(now, engine, ports, self.slots.touched[i])?;
+        }
+        self.slots.touched.clear();
         Ok(frames)
     }
 
@@ -248,15 +287,27 @@ impl Turn {
         Ok(())
     }
 
-    /// Tells the engine which guests have shown that they run.
+    /// Tells the engine which guests have shown that they run. Who has seen everything is not
+    /// looked at again, who may have made room for what waits is fed.
     fn note_progress<P: Ports>(&mut self, now: Instant, engine: &mut Engine<'_>, ports: &mut P) {
-        for slot in self.slots.list.iter().filter(|slot| slot.is_guest) {
-            if let Some(drained) = ports.progress(slot.id) {
-                // What waits outside the ring is unseen too.
-                let drained = drained && slot.backlog.is_empty();
-                engine.handle_guest_progress(now, slot.id, drained);
+        let Self { slots, unseen, .. } = self;
+        unseen.retain(|&port| {
+            let slot = slots.of_mut(port);
+            if slot.features.is_none() {
+                slot.unseen = false; // it went with the link
+                return false;
             }
-        }
+            let Some(drained) = ports.progress(port) else { return true };
+            // What waits outside the ring is unseen too.
+            let drained = drained && slot.backlog.is_empty();
+            engine.handle_guest_progress(now, port, drained);
+            slot.unseen = !drained || slot.waits;
+            let (stays, waits) = (slot.unseen, slot.waits);
+            if waits {
+                slots.touch(port);
+            }
+            stays
+        });
     }
 
     /// Reads a bounded number of frames, and sends on what the engine lets pass.
@@ -270,10 +321,11 @@ impl Turn {
         // Out of `self` meanwhile, which sends what is in it.
         let mut frame = std::mem::take(&mut self.frame);
         let (mut frames, mut bytes) = (0, 0);
-        let mut result = Ok(());
+        let (mut result, mut reading) = (Ok(()), Reading::Awake);
         while frames < self.config.frames_per_port && bytes < BYTES_PER_PORT && result.is_ok() {
             match ports.receive(port, &mut frame) {
-                Received::Frame(_, FRAME_BYTES_MAX..) => {
+                Received::Frame(_, len @ FRAME_BYTES_MAX..) => {
+                    bytes += len;
                     self.slots.of_mut(port).stats.count_drops(DropReason::TooBig, 1);
                 }
                 Received::Frame(hdr, len) => {
@@ -281,18 +333,27 @@ impl Turn {
                     result = self.handle_frame(now, engine, ports, port, hdr, &mut frame[..len]);
                 }
                 Received::Empty => {
-                    self.slots.of_mut(port).readable = false;
+                    reading = Reading::Watched;
                     break;
                 }
                 Received::Gone => {
+                    reading = Reading::Asleep;
                     self.slots.of_mut(port).link_down();
-                    self.slots.of_mut(port).readable = false;
                     break;
                 }
             }
             frames += 1;
         }
         self.frame = frame;
+        self.slots.touch(port);
+        let slot = self.slots.of_mut(port);
+        slot.idle_turns = if frames == 0 { slot.idle_turns.saturating_add(1) } else { 0 };
+        slot.reading = reading;
+        match reading {
+            Reading::Awake => self.awake.push_back(port),
+            Reading::Watched => self.watched.push(port),
+            Reading::Asleep => {}
+        }
         result.map(|()| frames as u64)
     }
 
@@ -304,9 +365,13 @@ impl Turn {
         ports: &mut P,
         port: PortId,
     ) -> Result<u64, Interrupted> {
-        let mut frames = 0;
+        let (mut frames, mut waits) = (0, None);
+        if !self.slots.of(port).unseen {
+            // What its ring shows of before is no life: it had nothing to see.
+            let _ = ports.progress(port);
+        }
         if self.slots.of(port).features.is_some() {
-            let mut waits = self.give(now, engine, ports, port, &mut frames)?;
+            waits = self.give(now, engine, ports, port, &mut frames)?;
             // Ask for a wake-up, then look once more: only if that finds nothing new was the
             // question asked in time. Looking takes buffers, so finding them asks again.
             while let Some(room) = waits {
@@ -319,6 +384,14 @@ impl Turn {
             }
         }
         ports.flush(port);
+        let slot = self.slots.of_mut(port);
+        slot.touched = false;
+        slot.waits = waits.is_some();
+        let meant = std::mem::take(&mut slot.meant);
+        if (meant || slot.waits) && !slot.unseen {
+            slot.unseen = true;
+            self.unseen.push(port);
+        }
         Ok(frames)
     }
 

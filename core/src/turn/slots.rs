@@ -49,8 +49,28 @@ pub(super) struct Slot {
     /// Frames for a guest that has no room; nothing newer may overtake them.
     pub(super) backlog: Backlog,
     pub(super) stats: PortStats,
-    /// There may be frames to read.
-    pub(super) readable: bool,
+    pub(super) reading: Reading,
+    /// Turns in a row in which it was read and had no frame.
+    pub(super) idle_turns: u8,
+    /// It is in [`Slots::touched`].
+    pub(super) touched: bool,
+    /// A frame was meant for it since it was last fed.
+    pub(super) meant: bool,
+    /// It is in `Turn::unseen`.
+    pub(super) unseen: bool,
+    /// Something waits for room in its ring.
+    pub(super) waits: bool,
+}
+
+/// Whether there may be frames to read.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Reading {
+    /// No: the port wakes the worker by its next frame.
+    Asleep,
+    /// None were there a moment ago; the port has not been asked to wake the worker yet.
+    Watched,
+    /// Yes.
+    Awake,
 }
 
 impl Slot {
@@ -61,7 +81,12 @@ impl Slot {
             features: None,
             backlog: Backlog::new(backlog_frames_max),
             stats: PortStats::default(),
-            readable: true,
+            reading: Reading::Asleep,
+            idle_turns: 0,
+            touched: false,
+            meant: false,
+            unseen: false,
+            waits: false,
         }
     }
 
@@ -105,6 +130,7 @@ impl Slot {
     /// Nobody takes frames any more; those that wait are lost.
     pub(super) fn link_down(&mut self) {
         self.features = None;
+        self.waits = false;
         let lost = self.backlog.clear();
         self.stats.count_drops(DropReason::PortDown, lost);
     }
@@ -114,6 +140,9 @@ impl Slot {
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     pub(super) list: Vec<Slot>,
+    /// Guests that the turn ends with: they were read, a frame was meant for them, or there may be
+    /// something to give them.
+    pub(super) touched: Vec<PortId>,
     adapter: Adapter,
 }
 
@@ -126,6 +155,14 @@ impl Slots {
         &mut self.list[usize::from(port.0)]
     }
 
+    /// This turn ends with feeding `port`, if it is a guest's, and showing it all.
+    pub(super) fn touch(&mut self, port: PortId) {
+        let slot = &mut self.list[usize::from(port.0)];
+        if slot.is_guest && !std::mem::replace(&mut slot.touched, true) {
+            self.touched.push(port);
+        }
+    }
+
     /// Sends a frame out of one port, as its peer takes it.
     pub(super) fn send<P: Ports>(
         &mut self,
@@ -134,11 +171,13 @@ impl Slots {
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
     ) {
-        let Self { list, adapter } = self;
-        let slot = &mut list[usize::from(to.0)];
-        let Some(features) = slot.features else {
-            return slot.stats.count_drops(DropReason::PortDown, 1);
+        let Some(features) = self.of(to).features else {
+            return self.of_mut(to).stats.count_drops(DropReason::PortDown, 1);
         };
+        self.touch(to);
+        let Self { list, adapter, .. } = self;
+        let slot = &mut list[usize::from(to.0)];
+        slot.meant = true;
         if fits(features, hdr) {
             return slot.offer(ports, hdr, parts);
         }

@@ -2,6 +2,9 @@
 
 use std::collections::VecDeque;
 
+use proptest::collection::vec;
+use proptest::prelude::*;
+
 use super::*;
 use crate::common::setup::Setup;
 use crate::engine::EngineConfig;
@@ -23,6 +26,7 @@ struct Queue {
     /// It takes so many more as soon as it is asked to tell when it does.
     slots_when_asked: usize,
     waits_for_room: bool,
+    waits_for_frames: bool,
     /// It has shown life since it was last asked.
     moved: bool,
     flushed: usize,
@@ -51,6 +55,7 @@ impl Ports for Queues {
     fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received {
         let queue = self.of(port);
         queue.looked_at += 1;
+        queue.waits_for_frames = false;
         if queue.gone {
             return Received::Gone;
         }
@@ -83,6 +88,7 @@ impl Ports for Queues {
     fn wait_for_frames(&mut self, port: PortId) -> bool {
         let queue = self.of(port);
         queue.asked_for_frames += 1;
+        queue.waits_for_frames = true;
         !queue.sent.is_empty()
     }
 
@@ -290,6 +296,173 @@ fn a_turn_that_is_interrupted_ends_with_that_step() {
         w.turn();
         assert_eq!(w.got(G1), [2], "the buffer for frames is still there");
     });
+}
+
+#[test]
+fn inv_20_ports_with_nothing_to_do_are_not_looked_at() {
+    with_worker(TurnConfig::default(), 100, |w| {
+        w.turn();
+        assert!(!w.turn.rest(&mut w.ports), "all are asleep");
+        w.ports.list.iter_mut().for_each(|queue| queue.looked_at = 0);
+        // G1 has a station that is known, so nothing is flooded.
+        w.sends(G1, frame(EVERYBODY, A, 1));
+        w.turn();
+        w.ports.list.iter_mut().for_each(|queue| queue.moved = true);
+        w.turn(); // all have seen it
+        w.ports.list.iter_mut().for_each(|queue| queue.looked_at = 0);
+        for n in 0..10 {
+            w.sends(UPLINK, frame(A, B, n));
+            w.turn();
+            w.turn.look_again(&mut w.ports);
+        }
+        let looked_at: usize = w.ports.list[2..].iter().map(|queue| queue.looked_at).sum();
+        assert_eq!((w.got(G1).len(), looked_at), (10, 0));
+    });
+}
+
+#[test]
+fn a_port_is_watched_for_some_turns_and_then_asked_to_wake_the_worker() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.sends(G1, frame(EVERYBODY, A, 1));
+        w.turn();
+        for _ in 0..1000 {
+            w.turn.look_again(&mut w.ports);
+            w.turn();
+        }
+        assert_eq!(w.ports.of(G1).asked_for_frames, 1);
+        assert!(w.ports.of(G1).looked_at < 200);
+        w.ports.of(G1).sent.push_back((VirtioNetHdr::default(), frame(EVERYBODY, A, 2)));
+        w.turn.handle_kick(NOW, &mut w.engine, G1);
+        w.turn();
+        assert_eq!(w.got(UPLINK), [1, 2]);
+    });
+}
+
+#[test]
+fn a_frame_that_comes_while_the_port_is_asked_to_wake_the_worker_is_read() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.turn();
+        w.ports.of(G1).sent.push_back((VirtioNetHdr::default(), frame(EVERYBODY, A, 1)));
+        assert!(w.turn.rest(&mut w.ports), "the worker must not wait");
+        w.turn();
+        assert_eq!(w.got(UPLINK), [1]);
+    });
+}
+
+#[test]
+fn a_guest_that_makes_room_and_says_nothing_is_fed_with_the_next_turn() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.ports.of(G1).slots = Some(0);
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.turn();
+        w.ports.of(G1).slots = Some(5);
+        w.turn();
+        assert_eq!(w.got(G1), [], "nothing says that it did");
+        w.ports.of(G1).moved = true;
+        w.turn();
+        assert_eq!(w.got(G1), [1]);
+    });
+}
+
+/// What peers and worker do in a world where a peer says something only if it was asked to.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    /// A peer sends this many frames.
+    Sends(PortId, u16),
+    /// A guest takes what is in its ring, and has room for this many frames then.
+    Takes(PortId, usize),
+    /// The worker takes a turn; `true`: it polls, `false`: it would have waited.
+    Turn(bool),
+    /// The driver of a guest goes, or comes back.
+    Link(PortId, bool),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    let guest = || prop_oneof![Just(G1), Just(G2)];
+    let port = || prop_oneof![Just(UPLINK), Just(G1), Just(G2)];
+    prop_oneof![
+        3 => (port(), 1..10_u16).prop_map(|(port, n)| Happening::Sends(port, n)),
+        2 => (guest(), 0..5_usize).prop_map(|(port, n)| Happening::Takes(port, n)),
+        4 => any::<bool>().prop_map(Happening::Turn),
+        1 => (guest(), any::<bool>()).prop_map(|(port, up)| Happening::Link(port, up)),
+    ]
+}
+
+impl Worker<'_> {
+    fn happens(&mut self, what: Happening, number: &mut u16) {
+        match what {
+            Happening::Sends(port, n) => {
+                let station = [2, 0, 0, 0, 0, 1 + u8::try_from(port.0).unwrap()];
+                for _ in 0..n {
+                    let bytes = frame(EVERYBODY, station, *number);
+                    self.ports.of(port).sent.push_back((VirtioNetHdr::default(), bytes));
+                    *number += 1;
+                }
+                if port == UPLINK {
+                    self.turn.wake(UPLINK); // its descriptor is level-triggered
+                } else if std::mem::take(&mut self.ports.of(port).waits_for_frames) {
+                    self.turn.handle_kick(NOW, &mut self.engine, port);
+                }
+            }
+            Happening::Takes(port, room) => {
+                let queue = self.ports.of(port);
+                queue.slots = Some(room);
+                queue.moved = true;
+                if std::mem::take(&mut queue.waits_for_room) {
+                    self.turn.handle_kick(NOW, &mut self.engine, port);
+                }
+            }
+            Happening::Turn(polls) => {
+                if polls {
+                    self.turn.look_again(&mut self.ports);
+                } else if !self.turn.rest(&mut self.ports) {
+                    return; // it waits
+                }
+                self.turn();
+            }
+            Happening::Link(port, up) => {
+                let features = up.then_some(PortFeatures::ALL);
+                self.turn.set_features(NOW, &mut self.engine, port, features);
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_wake_up_is_lost_and_nothing_overtakes(happenings in vec(happening(), 0..200)) {
+        let config = TurnConfig { frames_per_port: 3, backlog_frames_max: 20 };
+        with_worker(config, 2, |w| {
+            [G1, G2].iter().for_each(|port| w.ports.of(*port).slots = Some(4));
+            let mut number = 0;
+            for what in &happenings {
+                w.happens(*what, &mut number);
+            }
+            // Now guests run, and the worker waits whenever it may.
+            for port in [G1, G2] {
+                w.happens(Happening::Link(port, true), &mut number);
+            }
+            for _ in 0..1000 {
+                w.happens(Happening::Turn(false), &mut number);
+                for port in [G1, G2] {
+                    if w.ports.of(port).slots == Some(0) {
+                        w.happens(Happening::Takes(port, 4), &mut number);
+                    }
+                }
+            }
+            for port in [UPLINK, G1, G2] {
+                assert!(w.ports.of(port).sent.is_empty(), "{port:?} was forgotten");
+                assert_eq!(w.turn.backlog_bytes(port), 0, "{port:?} has room");
+                let mut last = [None; 3];
+                for frame in w.ports.of(port).got.drain(..) {
+                    let from = usize::from(frame[11]) - 1;
+                    let n = Some(u16::from_be_bytes([frame[14], frame[15]]));
+                    assert!(n > last[from], "{n:?} after {last:?}");
+                    last[from] = n;
+                }
+            }
+        });
+    }
 }
 
 /// INV-20: promised bytes and a flood share a ring that is always full.

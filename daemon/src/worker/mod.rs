@@ -210,8 +210,8 @@ impl Worker {
     fn next_wait(&mut self) -> Option<EpollTimeout> {
         if self.polling.poll(self.now) {
             self.offer_core();
-            // Look at every port, and at the rest now and then.
-            self.turn.wake_all();
+            // Look at ports that had something lately, and at the rest now and then.
+            self.turn.look_again(&mut self.ports);
             self.turns = self.turns.wrapping_add(1);
             return self.turns.is_multiple_of(TURNS_PER_WAIT).then_some(EpollTimeout::ZERO);
         }

@@ -210,13 +210,12 @@ impl World<'_> {
         }
         let Some(engine) = engines.get_mut(usize::from(h)) else { return Ok(()) };
         let frames = self.with_turn(h, |turn, ports| {
-            turn.wake_all();
+            ports.wake(now, engine, turn);
             turn.run(now, engine, ports)
         })?;
         let cost = self.plan.host.turn_ns + self.plan.host.frame_ns * frames;
         self.hosts[usize::from(h)].busy_until = now + Duration::from_nanos(cost);
-        self.rest(engine, h);
-        Ok(())
+        self.rest(engine, h)
     }
 
     fn worker_place(&self, h: u8) -> Option<(usize, usize)> {
@@ -238,15 +237,10 @@ impl World<'_> {
     }
 
     /// When the worker wants its next turn.
-    fn rest(&mut self, engine: &Engine<'_>, h: u8) {
+    fn rest(&mut self, engine: &Engine<'_>, h: u8) -> Result<(), Stop> {
         let now = self.now;
+        let left = self.with_turn(h, |turn, ports| Ok(turn.rest(ports)))?;
         let host = &self.hosts[usize::from(h)];
-        let on_host = |n: &&super::node::Node| n.host == h;
-        let left = !host.uplink.is_empty()
-            || self.nodes[..self.plan.guests.len()]
-                .iter()
-                .filter(on_host)
-                .any(|n| !n.tx.is_empty());
         let due = engine.poll_timeout().map(|at| at.max(host.busy_until));
         let next = if left { Some(host.busy_until) } else { due };
         if !left && let Some((core, place)) = self.worker_place(h) {
@@ -261,6 +255,7 @@ impl World<'_> {
             host.turn_at = at;
             self.schedule(at, Event::Turn(h));
         }
+        Ok(())
     }
 
     /// Sends what the engine made.

@@ -54,6 +54,10 @@ pub(super) struct Node {
     pub(super) progress: bool,
     /// The host waits for room in the ring.
     pub(super) host_waits: bool,
+    /// The host asked to be told of its next frame.
+    pub(super) host_sleeps: bool,
+    /// It has told the host of a frame or of room.
+    pub(super) kicked: bool,
     pub(super) drop_ppm: u32,
     /// Its frames go past the host; or through it in fragments.
     pub(super) one_way: bool,
@@ -157,6 +161,8 @@ impl Node {
             link_up: true,
             progress: false,
             host_waits: false,
+            host_sleeps: false,
+            kicked: false,
             drop_ppm: 0,
             one_way: false,
             fragments: false,
@@ -312,9 +318,10 @@ impl World<'_> {
         let stuck = sent.len() == free;
         node.waits_for_host = stuck;
         let cost = node.frame_ns * (handled + sent.len()) as u64;
-        let kicks = (is_guest && !sent.is_empty() && node.link_up) || room_at_host;
+        let frames_for_host = is_guest && !sent.is_empty() && node.link_up && node.host_sleeps;
+        let kicks = frames_for_host || room_at_host;
+        node.kicked |= kicks;
         if is_guest {
-            node.progress |= kicks;
             self.send_from_guest(i, sent);
             if kicks {
                 self.schedule(now + INTERRUPT, Event::Turn(self.nodes[i].host));

@@ -3,6 +3,7 @@
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;
+use nightporter_core::time::Instant;
 use nightporter_core::turn::{Interrupted, Ports, Received, Sent, Step, Turn};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
@@ -47,6 +48,20 @@ impl HostPorts<'_, '_> {
         ports.iter().position(|p| *p == Some(port))
     }
 
+    /// The worker hears of what has come since its last turn.
+    pub(super) fn wake(&mut self, now: Instant, engine: &mut Engine<'_>, turn: &mut Turn) {
+        let host = &self.world.hosts[usize::from(self.host)];
+        if !host.uplink.is_empty() {
+            turn.wake(UPLINK);
+        }
+        let ports = host.ports.iter().zip(&mut self.world.nodes);
+        for (port, node) in ports.filter(|(port, _)| port.is_some()) {
+            if let Some(port) = port.filter(|_| std::mem::take(&mut node.kicked)) {
+                turn.handle_kick(now, engine, port);
+            }
+        }
+    }
+
     /// The turn ends with the next step if that was a stop.
     fn note(&mut self, result: Result<(), Stop>) {
         self.stop = self.stop.take().or(result.err());
@@ -65,7 +80,9 @@ impl Ports for HostPorts<'_, '_> {
             next.map(|(frame, forged)| (Tap::FromNet, frame, forged))
         } else {
             self.guest(port).and_then(|g| {
-                let frame = self.world.nodes[g].tx.pop_front()?;
+                let node = &mut self.world.nodes[g];
+                node.host_sleeps = false;
+                let frame = node.tx.pop_front()?;
                 Some((Tap::FromGuest(number(g)), frame, false))
             })
         };
@@ -105,8 +122,14 @@ impl Ports for HostPorts<'_, '_> {
         std::mem::take(&mut node.progress).then_some(node.rx.is_empty())
     }
 
-    fn wait_for_frames(&mut self, _port: PortId) -> bool {
-        false // every frame wakes the worker
+    fn wait_for_frames(&mut self, port: PortId) -> bool {
+        if port == UPLINK {
+            return false; // whatever comes there wakes the worker
+        }
+        let Some(g) = self.guest(port) else { return false };
+        let node = &mut self.world.nodes[g];
+        node.host_sleeps = true;
+        !node.tx.is_empty()
     }
 
     fn wait_for_room(&mut self, port: PortId, waits: bool) {
