@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use nightporterd::control::protocol::{Reply, Request};
+use nightporter_api::{Reply, Request};
 
 /// A connected client. One request at a time.
 #[derive(Debug)]

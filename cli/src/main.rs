@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use client::Client;
-use nightporterd::control::protocol::{FlowInfo, Reply, Request, Status};
+use nightporter_api::{FlowInfo, Reply, Request, Status};
 
 /// Shows and steers a running nightporterd.
 #[derive(Debug, Parser)]

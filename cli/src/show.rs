@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use nightporterd::control::protocol::{FlowInfo, PortStatus, Status};
+use nightporter_api::{FlowInfo, PortStatus, Status};
 
 /// The daemon, a line per port, and a line for each port that dropped something.
 pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
@@ -151,7 +151,7 @@ fn duration(s: u64) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use nightporterd::control::protocol::VmStatus;
+    use nightporter_api::VmStatus;
 
     use super::*;
 

@@ -1,4 +1,4 @@
-//! The daemon's parts, as a library for its binary, the CLI and the tests.
+//! The daemon's parts, as a library for its binary and the tests.
 //!
 //! Read `worker` first: it is the event loop. `unsafe` lives in `sys`, nowhere else.
 #![deny(unsafe_code)]

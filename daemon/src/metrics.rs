@@ -17,8 +17,8 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use crate::conn::{ACCEPTS_PER_TURN, Clients, Conn, accepted};
-use crate::control::protocol::{PortStatus, Status, VmStatus};
 use crate::worker::token::Token;
+use nightporter_api::{PortStatus, Status, VmStatus};
 
 /// Scrapes within this time get the same answer: everybody on the host may ask, and an answer
 /// takes a walk over all flows.

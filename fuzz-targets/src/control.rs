@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 use crate::noise;
 use arbitrary::{Arbitrary, Unstructured};
+use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request, Status};
 use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig};
 use nightporter_core::store::arena::Arena;
@@ -22,7 +23,6 @@ use nightporter_core::wire::emit::{CsumMode, TcpEmit};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::control::ControlServer;
-use nightporterd::control::protocol::{REQUEST_BYTES_MAX, Reply, Request, Status};
 use nightporterd::port::Port;
 use nightporterd::port::guest::GuestPort;
 use nightporterd::port::tap::TapPort;

@@ -2,7 +2,7 @@
 
 use super::ports::NamedPort;
 use super::*;
-use crate::control::protocol::{Reply, Request};
+use nightporter_api::{Reply, Request};
 
 impl Worker {
     pub(super) fn handle_control_listener(&mut self) {

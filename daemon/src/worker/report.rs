@@ -10,7 +10,7 @@ use nightporter_core::tcp::flow::{Flow, State};
 
 use super::ports::NamedPort;
 use super::*;
-use crate::control::protocol::{FlowInfo, FlowPage, PortStatus, Status, VmStatus};
+use nightporter_api::{FlowInfo, FlowPage, PortStatus, Status, VmStatus};
 
 /// Flows in one reply: some 300 KiB of JSON.
 const FLOWS_PER_PAGE: usize = 500;

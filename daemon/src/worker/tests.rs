@@ -65,7 +65,7 @@ impl World {
         self.worker.turn().unwrap();
     }
 
-    fn port(&self, port: usize) -> crate::control::protocol::PortStatus {
+    fn port(&self, port: usize) -> nightporter_api::PortStatus {
         self.worker.status(monotonic_now()).ports[port].clone()
     }
 }

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 
-use nightporterd::control::protocol::{FlowInfo, Reply, Request};
+use nightporter_api::{FlowInfo, Reply, Request};
 
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host};

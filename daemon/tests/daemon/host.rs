@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nightporterd::control::protocol::{PortStatus, Reply, Request, Status};
+use nightporter_api::{PortStatus, Reply, Request, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 
+use nightporter_api::{Reply, Request};
 use nightporter_core::drops::DropReason;
-use nightporterd::control::protocol::{Reply, Request};
 use pcap_file::pcap::PcapReader;
 
 use crate::guest::{Guest, PLAIN};

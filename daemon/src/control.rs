@@ -1,17 +1,15 @@
 //! The control socket's server: requests in, replies and streams out, none of it blocking.
 
-pub mod protocol;
-
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
 use nix::sys::epoll::{Epoll, EpollEvent};
 
 use crate::conn::{ACCEPTS_PER_TURN, Clients, Conn};
 use crate::vhost::listener::{Access, ListenError, Listener};
 use crate::worker::token::Token;
-use protocol::{REQUEST_BYTES_MAX, Reply, Request};
 
 /// Stream bytes that may wait for a client; then its capture buffers, and then it misses frames.
 const STREAM_PENDING_MAX: usize = 1 << 20;

@@ -3,6 +3,7 @@
 //! One JSON object per line each way, over the UNIX socket `daemon.control`. A client may send its
 //! next request when it has the reply to the last. After the reply [`Reply::Stream`] the rest of
 //! the connection is a byte stream: pcap or text, until either side closes.
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 
