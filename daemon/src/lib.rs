@@ -1,18 +1,18 @@
 //! The daemon's parts, as a library for its binary and the tests.
 //!
-//! Read `worker` first: it is the event loop. `unsafe` lives in `sys`, nowhere else.
+//! Read `worker` first: it is the event loop. `desk` is everything that is not a frame. `unsafe`
+//! lives in `sys`, nowhere else.
 #![deny(unsafe_code)]
 
 pub mod arena_file;
-pub mod capture;
 pub mod config;
-mod conn;
-pub mod control;
-mod metrics;
+pub mod desk;
 pub mod port;
 mod start;
 #[allow(unsafe_code)]
 mod sys;
+mod timer;
+mod token;
 pub mod vhost;
 pub mod worker;
 

@@ -16,16 +16,14 @@ use nix::unistd::{Group, Pid, User};
 
 use crate::arena_file::{self, ArenaLock, ArenaSize};
 use crate::config::{Config, DaemonConfig, UplinkConfig, VmConfig};
-use crate::control::ControlServer;
-use crate::metrics::MetricsServer;
+use crate::desk::{ControlServer, LinkWatch, MetricsServer};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
 use crate::sys;
+use crate::timer::monotonic_now;
 use crate::vhost::listener::Access;
-use crate::worker::links::LinkWatch;
-use crate::worker::timer::monotonic_now;
 use crate::worker::{Worker, WorkerConfig};
 
 /// Why the daemon could not start, or stopped. The text says what to do.

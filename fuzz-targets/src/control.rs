@@ -22,7 +22,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::emit::{CsumMode, TcpEmit};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
-use nightporterd::control::ControlServer;
+use nightporterd::desk::ControlServer;
 use nightporterd::port::Port;
 use nightporterd::port::guest::GuestPort;
 use nightporterd::port::tap::TapPort;

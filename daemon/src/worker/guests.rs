@@ -1,18 +1,29 @@
-//! What the worker does for vhost-user ports: their descriptors, their links, their kicks.
+//! What the data path does for vhost-user ports: their descriptors, their links, their kicks.
 
+use nightporter_core::port::PortId;
+use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
-use super::watch::Direction;
-use super::*;
+use super::data_path::DataPath;
+use crate::desk::Direction;
 use crate::port::vhost_user::VhostUserPort;
+use crate::token::Token;
 use crate::vhost::{Event, Source};
 
 /// EtherType of a reverse ARP (RFC 903).
 const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 
-impl Worker {
+impl DataPath {
     /// Something happened on a descriptor of a vhost-user port.
-    pub(super) fn handle_guest(&mut self, now: Instant, port: PortId, source: Source) {
+    pub(super) fn handle_guest(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        port: PortId,
+        source: Source,
+    ) {
         let Some(guest) = self.ports.guest_mut(port) else { return };
         match source {
             Source::Listener => guest.port.handle_listener(),
@@ -22,19 +33,19 @@ impl Worker {
                 self.turn.handle_kick(now, &mut self.engine, port);
             }
         }
-        self.handle_guest_events(now, port);
+        self.handle_guest_events(now, epoll, port);
     }
 
     /// Obeys what a vhost-user port reports.
-    pub(super) fn handle_guest_events(&mut self, now: Instant, port: PortId) {
+    pub(super) fn handle_guest_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
         while let Some(guest) = self.ports.guest_mut(port)
             && let Some(event) = guest.port.poll_event()
         {
             match event {
-                Event::Watch(source) => watch(&self.epoll, &guest.port, port, source),
+                Event::Watch(source) => watch(epoll, &guest.port, port, source),
                 Event::Unwatch(fd) => {
                     // ENOENT: it was replaced before we came to watch it.
-                    let _ = self.epoll.delete(&fd);
+                    let _ = epoll.delete(&fd);
                 }
                 Event::Link(features) => {
                     let vm = &self.ports.of(port).name;

@@ -66,7 +66,7 @@ impl World {
     }
 
     fn port(&self, port: usize) -> nightporter_api::PortStatus {
-        self.worker.status(monotonic_now()).ports[port].clone()
+        self.worker.desk.status(monotonic_now(), &self.worker.path).ports[port].clone()
     }
 }
 

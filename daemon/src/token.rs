@@ -1,5 +1,10 @@
 //! What an epoll event is about.
 
+use std::io;
+use std::os::fd::AsFd;
+
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+
 use crate::vhost::Source;
 
 /// The meaning of a descriptor in the worker's epoll set, packed into its 64 bits of user data.
@@ -72,6 +77,11 @@ impl Token {
             _ => panic!("{bits:#x} is not a token"),
         }
     }
+}
+
+/// Registers a descriptor for reading, level-triggered.
+pub(crate) fn watch_for(epoll: &Epoll, fd: &impl AsFd, token: Token) -> io::Result<()> {
+    Ok(epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.pack()))?)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use nightporter_core::time::Instant;
 
 /// Bytes of records that may wait for a slow reader; then frames are missed, and counted. A reader
 /// that loses its processor for 100 ms misses none at 2.6 Gbit/s. Taken only while it is slow.
-pub const BUFFER_BYTES_MAX: usize = 32 << 20;
+pub(super) const BUFFER_BYTES_MAX: usize = 32 << 20;
 /// Nanosecond pcap, as its first four bytes in host order say (draft-ietf-opsawg-pcap, section 4).
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
 /// Larger than any super-segment.
@@ -28,18 +28,18 @@ fn file_header() -> Vec<u8> {
 
 /// Frames of one port on their way to one client.
 #[derive(Debug)]
-pub struct Capture {
+pub(super) struct Capture {
     /// Wall-clock nanoseconds at instant zero: monotonic time alone means nothing in a file.
     epoch_ns: u64,
     buffer: Vec<u8>,
     /// Frames that found the buffer full.
-    pub missed: u64,
+    pub(super) missed: u64,
 }
 
 impl Capture {
     /// Starts at `now`, which is the wall clock's now.
     #[must_use]
-    pub fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
         let epoch_ns = wall_ns.saturating_sub(now.as_nanos());
@@ -49,12 +49,12 @@ impl Capture {
     /// Starts one that gives a moment the same time as `other` does: what captures of two ports
     /// say can then be put in order, turn by turn.
     #[must_use]
-    pub fn beside(other: &Self) -> Self {
+    pub(super) fn beside(other: &Self) -> Self {
         Self { epoch_ns: other.epoch_ns, buffer: file_header(), missed: 0 }
     }
 
     /// Records one frame, given in pieces.
-    pub fn record(&mut self, now: Instant, parts: &[&[u8]]) {
+    pub(super) fn record(&mut self, now: Instant, parts: &[&[u8]]) {
         let len: usize = parts.iter().map(|p| p.len()).sum();
         if self.buffer.len() + 16 + len > BUFFER_BYTES_MAX {
             self.missed += 1;
@@ -72,7 +72,7 @@ impl Capture {
     }
 
     /// What was written since the last call; first of all the file's header.
-    pub fn take(&mut self) -> Vec<u8> {
+    pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }
 }

@@ -1,78 +1,113 @@
 //! What operators ask of a running worker, and what it tells them.
 
-use super::ports::NamedPort;
-use super::*;
 use nightporter_api::{Reply, Request};
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
+use nightporter_core::time::Instant;
+use nix::sys::epoll::Epoll;
 
-impl Worker {
-    pub(super) fn handle_control_listener(&mut self) {
+use super::Desk;
+use crate::worker::data_path::DataPath;
+use crate::worker::ports::NamedPort;
+
+impl Desk {
+    pub(super) fn handle_control_listener(&mut self, epoll: &Epoll, path: &mut DataPath) {
         let Some(control) = &mut self.control else { return };
-        for place in control.handle_listener(&self.epoll) {
-            self.ports.watchers.remove(place);
+        for place in control.handle_listener(epoll) {
+            path.ports.watchers.remove(place);
         }
     }
 
     /// Serves as many requests of one client as are complete.
-    pub(super) fn handle_control_client(&mut self, now: Instant, place: u16) {
+    pub(super) fn handle_control_client(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &mut DataPath,
+        place: u16,
+    ) {
         let Some(mut control) = self.control.take() else { return };
         let mut alive = control.handle_client(place);
         while alive && let Some(request) = control.poll_request(place) {
             let reply = match request {
-                Ok(request) => self.execute(now, place, request),
+                Ok(request) => self.execute(now, path, place, request),
                 Err(reply) => reply,
             };
             control.reply(place, &reply);
-            alive = control.finish(&self.epoll, place);
+            alive = control.finish(epoll, place);
         }
-        if !alive || !control.finish(&self.epoll, place) {
+        if !alive || !control.finish(epoll, place) {
             control.close(place);
-            self.ports.watchers.remove(place);
+            path.ports.watchers.remove(place);
         }
         self.control = Some(control);
     }
 
-    pub(super) fn handle_metrics_client(&mut self, now: Instant, place: u16) {
+    pub(super) fn handle_metrics_client(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &DataPath,
+        place: u16,
+    ) {
         let Some(mut metrics) = self.metrics.take() else { return };
-        metrics.handle_client(&self.epoll, now, place, || self.status(now));
+        metrics.handle_client(epoll, now, place, || self.status(now, path));
         self.metrics = Some(metrics);
     }
 
-    fn execute(&mut self, now: Instant, place: u16, request: Request) -> Reply {
+    fn execute(&self, now: Instant, path: &mut DataPath, place: u16, request: Request) -> Reply {
         match request {
-            Request::Status {} => Reply::Status(self.status(now)),
-            Request::Flows { vm, from } => match vm.map(|vm| self.find_vm(&vm)).transpose() {
-                Ok(vm) => Reply::Flows(self.flow_page(now, from, vm)),
+            Request::Status {} => Reply::Status(self.status(now, path)),
+            Request::Flows { vm, from } => match vm.map(|vm| path.find_vm(&vm)).transpose() {
+                Ok(vm) => Reply::Flows(path.flow_page(now, from, vm)),
                 Err(reply) => reply,
             },
-            Request::Flow { id } => match self.engine.flow(index(id)) {
-                Some(found) => Reply::Flow(Box::new(self.flow_info(now, found))),
+            Request::Flow { id } => match path.engine.flow(index(id)) {
+                Some(found) => Reply::Flow(Box::new(path.flow_info(now, found))),
                 None => no_such_flow(id),
             },
-            Request::Trace { id } => match self.engine.flow(index(id)) {
+            Request::Trace { id } => match path.engine.flow(index(id)) {
                 Some(found) => {
-                    self.ports.watchers.add_trace(now, place, found);
+                    path.ports.watchers.add_trace(now, place, found);
                     Reply::Stream {}
                 }
                 None => no_such_flow(id),
             },
-            Request::Capture { port } => match self.ports.find(&port) {
-                None => self.no_such("port", &port, |_| true),
+            Request::Capture { port } => match path.ports.find(&port) {
+                None => path.no_such("port", &port, |_| true),
                 Some(port) => {
-                    self.ports.watchers.add_capture(now, place, port);
+                    path.ports.watchers.add_capture(now, place, port);
                     Reply::Stream {}
                 }
             },
-            Request::Offload { vm, on } => self.with_vm(&vm, |engine, id| {
+            Request::Offload { vm, on } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, on, "ack offload");
                 engine.set_offload(now, id, on);
             }),
-            Request::Drain { vm } => self.with_vm(&vm, |engine, id| {
+            Request::Drain { vm } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, "draining");
                 engine.drain(now, id);
             }),
         }
     }
 
+    /// Moves what watchers wrote to their clients.
+    pub(super) fn feed_watchers(&mut self, epoll: &Epoll, path: &mut DataPath) {
+        path.ports.watchers.note_states(&path.engine);
+        let Some(control) = &mut self.control else { return };
+        path.ports.watchers.drain(|place, take| match control.stream_room(place) {
+            None => false,
+            Some(false) => true,
+            Some(true) => {
+                let bytes = take();
+                control.stream(place, &bytes);
+                bytes.is_empty() || control.finish(epoll, place)
+            }
+        });
+    }
+}
+
+impl DataPath {
     fn with_vm(&mut self, name: &str, act: impl FnOnce(&mut Engine<'_>, PortId)) -> Reply {
         match self.find_vm(name) {
             Err(reply) => reply,
@@ -100,21 +135,6 @@ impl Worker {
                 format!("use one of: {names}")
             },
         }
-    }
-
-    /// Moves what watchers wrote to their clients.
-    pub(super) fn feed_watchers(&mut self) {
-        self.ports.watchers.note_states(&self.engine);
-        let Some(control) = &mut self.control else { return };
-        self.ports.watchers.drain(|place, take| match control.stream_room(place) {
-            None => false,
-            Some(false) => true,
-            Some(true) => {
-                let bytes = take();
-                control.stream(place, &bytes);
-                bytes.is_empty() || control.finish(&self.epoll, place)
-            }
-        });
     }
 }
 

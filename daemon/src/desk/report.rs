@@ -2,15 +2,18 @@
 
 use std::net::SocketAddr;
 
+use nightporter_api::{FlowInfo, FlowPage, PortStatus, Status, VmStatus};
 use nightporter_core::drops::DropReason;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
 use nightporter_core::limits::PAGE;
+use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::{Flow, State};
+use nightporter_core::time::Instant;
 
-use super::ports::NamedPort;
-use super::*;
-use nightporter_api::{FlowInfo, FlowPage, PortStatus, Status, VmStatus};
+use super::Desk;
+use crate::worker::data_path::DataPath;
+use crate::worker::ports::NamedPort;
 
 /// Flows in one reply: some 300 KiB of JSON.
 const FLOWS_PER_PAGE: usize = 500;
@@ -23,26 +26,28 @@ struct FlowSums {
     owed: u64,
 }
 
-impl Worker {
+impl Desk {
     /// One moment's numbers. Walks over all flows once.
-    pub(super) fn status(&self, now: Instant) -> Status {
-        let mut sums = vec![FlowSums::default(); self.ports.list.len()];
-        for (_, key, flow) in self.engine.flows() {
+    pub(crate) fn status(&self, now: Instant, path: &DataPath) -> Status {
+        let mut sums = vec![FlowSums::default(); path.ports.list.len()];
+        for (_, key, flow) in path.engine.flows() {
             let sum = &mut sums[usize::from(key.port)];
             sum.by_state[State::ALL.iter().position(|s| *s == flow.state()).unwrap_or(0)] += 1;
             sum.held_bytes += held_bytes(flow);
             sum.owed += u64::from(!flow.owes_nothing());
         }
-        let ports = self.ports.iter().zip(&sums);
+        let ports = path.ports.iter().zip(&sums);
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_s: now.since(self.started).as_millis() / 1000,
             stopping: self.stop.is_some(),
-            ports: ports.map(|((id, at), sums)| self.port_status(id, at, sums)).collect(),
+            ports: ports.map(|((id, at), sums)| path.port_status(id, at, sums)).collect(),
         }
     }
+}
 
+impl DataPath {
     fn port_status(&self, id: PortId, at: &NamedPort, sums: &FlowSums) -> PortStatus {
         let (stats, engine) = (self.turn.stats(id), self.engine.drops(id));
         let of_engine = |r: DropReason| engine.map_or(0, |drops| drops[r as usize]);

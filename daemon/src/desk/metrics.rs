@@ -16,8 +16,8 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::conn::{ACCEPTS_PER_TURN, Clients, Conn, accepted};
-use crate::worker::token::Token;
+use super::conn::{ACCEPTS_PER_TURN, Clients, Conn, accepted};
+use crate::token::Token;
 use nightporter_api::{PortStatus, Status, VmStatus};
 
 /// Scrapes within this time get the same answer: everybody on the host may ask, and an answer

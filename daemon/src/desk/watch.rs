@@ -15,7 +15,7 @@ use nightporter_core::trace::SegmentLine;
 use nightporter_core::wire::packet::Packet;
 use nightporter_core::wire::seq::Seq;
 
-use crate::capture::Capture;
+use super::capture::Capture;
 
 /// Bytes of trace that may wait for a slow reader; then lines are missed, and counted.
 const TRACE_BYTES_MAX: usize = 1 << 20;

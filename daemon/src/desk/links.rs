@@ -6,13 +6,19 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use nightporter_core::port::PortId;
+use nightporter_core::time::Instant;
+use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
+use nix::sys::epoll::Epoll;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
 };
 
-use super::*;
+use super::Desk;
+use crate::port::Port;
 use crate::port::tap::TapPort;
+use crate::worker::data_path::DataPath;
 
 /// The multicast group of link changes (linux/rtnetlink.h, RTMGRP_LINK).
 const LINK_GROUP: u32 = 1;
@@ -45,22 +51,19 @@ impl LinkWatch {
     }
 }
 
-impl Worker {
+impl Desk {
     /// Some interface changed: looks whether ours are all there, and whether lost ones are back.
-    pub(super) fn handle_links(&mut self) {
+    pub(super) fn handle_links(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         if let Some(links) = &self.links {
             links.clear();
         }
-        for id in (0..).map(PortId).take(self.ports.list.len()) {
-            let at = self.ports.of(id);
+        for id in (0..).map(PortId).take(path.ports.list.len()) {
+            let at = path.ports.of(id);
             match &at.port {
-                Port::Uplink(tap) if !tap.is_present() => {
-                    self.ports.lose(id);
-                    self.turn.set_features(self.now, &mut self.engine, id, None);
-                }
+                Port::Uplink(tap) if !tap.is_present() => path.lose(now, id),
                 Port::Lost(config) if if_nametoindex(config.ifname.as_str()).is_ok() => {
                     match TapPort::open(config) {
-                        Ok(tap) => self.regain(id, tap),
+                        Ok(tap) => path.regain(now, epoll, id, tap),
                         // Half made: the next change brings us back here.
                         Err(error) => tracing::debug!(port = %at.name, %error, "not back yet"),
                     }
@@ -68,17 +71,5 @@ impl Worker {
                 Port::Uplink(_) | Port::Guest(_) | Port::Lost(_) => {}
             }
         }
-    }
-
-    fn regain(&mut self, id: PortId, tap: TapPort) {
-        let at = self.ports.of_mut(id);
-        if let Err(error) = add(&self.epoll, &tap.fd(), Token::Uplink(id.0)) {
-            tracing::error!(port = %at.name, %error, "cannot wait for the interface");
-            return;
-        }
-        tracing::info!(port = %at.name, "the interface is back");
-        at.port = Port::Uplink(tap);
-        self.turn.set_features(self.now, &mut self.engine, id, Some(PortFeatures::ALL));
-        self.turn.wake(id);
     }
 }

@@ -7,9 +7,9 @@ use std::path::Path;
 use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
 use nix::sys::epoll::{Epoll, EpollEvent};
 
-use crate::conn::{ACCEPTS_PER_TURN, Clients, Conn};
+use super::conn::{ACCEPTS_PER_TURN, Clients, Conn};
+use crate::token::Token;
 use crate::vhost::listener::{Access, ListenError, Listener};
-use crate::worker::token::Token;
 
 /// Stream bytes that may wait for a client; then its capture buffers, and then it misses frames.
 const STREAM_PENDING_MAX: usize = 1 << 20;

@@ -1,0 +1,167 @@
+//! The desk: everything that is not a frame. Operators at the control socket, metrics, captures and
+//! traces; signals; interfaces that go and come back.
+//!
+//! It works between two turns, never in one: what an event asks for is done to the [`DataPath`] at
+//! once, and the turn that follows carries it out. Clients are bounded in number, in what they may
+//! ask in a row and in what they may leave unread, so that none of them holds up a turn for long;
+//! what takes longest is a walk over all flows, for a status.
+
+mod capture;
+mod commands;
+mod conn;
+mod control;
+mod links;
+mod metrics;
+mod report;
+mod watch;
+
+use std::io;
+
+use nightporter_core::time::{Duration, Instant};
+use nix::sys::epoll::Epoll;
+use nix::sys::signal::Signal;
+use nix::sys::signalfd::SignalFd;
+
+use crate::token::{Token, watch_for};
+use crate::worker::data_path::DataPath;
+pub use control::ControlServer;
+pub(crate) use links::LinkWatch;
+pub(crate) use metrics::MetricsServer;
+pub(crate) use watch::{Direction, Watchers};
+
+/// How often a stopping daemon looks whether it is done.
+const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A stop that waits for guests.
+#[derive(Debug)]
+struct Stop {
+    /// It happens then in any case.
+    deadline: Instant,
+    /// When to look again whether anything is still owed.
+    look_at: Instant,
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    drain_timeout: Duration,
+    started: Instant,
+    signals: Option<SignalFd>,
+    links: Option<LinkWatch>,
+    control: Option<ControlServer>,
+    metrics: Option<MetricsServer>,
+    /// Set once the daemon was told to stop.
+    stop: Option<Stop>,
+    stopped: bool,
+}
+
+impl Desk {
+    /// Without anybody to serve. A stop waits `drain_timeout` for guests.
+    pub(crate) fn new(now: Instant, drain_timeout: Duration) -> Self {
+        Self {
+            drain_timeout,
+            started: now,
+            signals: None,
+            links: None,
+            control: None,
+            metrics: None,
+            stop: None,
+            stopped: false,
+        }
+    }
+
+    /// The daemon has stopped.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// Stops gracefully at the first signal of `signals`, at once at the second.
+    pub(crate) fn set_signals(&mut self, epoll: &Epoll, signals: SignalFd) -> io::Result<()> {
+        watch_for(epoll, &signals, Token::Signal)?;
+        self.signals = Some(signals);
+        Ok(())
+    }
+
+    /// Notices interfaces that go and come back.
+    pub(crate) fn set_links(&mut self, epoll: &Epoll, links: LinkWatch) -> io::Result<()> {
+        watch_for(epoll, &links.fd(), Token::Links)?;
+        self.links = Some(links);
+        Ok(())
+    }
+
+    /// Serves operators from now on.
+    pub(crate) fn set_control(&mut self, epoll: &Epoll, control: ControlServer) -> io::Result<()> {
+        watch_for(epoll, &control.fd(), Token::ControlListener)?;
+        self.control = Some(control);
+        Ok(())
+    }
+
+    /// Serves metrics from now on.
+    pub(crate) fn set_metrics(&mut self, epoll: &Epoll, metrics: MetricsServer) -> io::Result<()> {
+        watch_for(epoll, &metrics.fd(), Token::MetricsListener)?;
+        self.metrics = Some(metrics);
+        Ok(())
+    }
+
+    /// Something happened that is not about a frame.
+    pub(crate) fn handle_event(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &mut DataPath,
+        token: Token,
+    ) {
+        match token {
+            Token::Signal => self.handle_signal(now, path),
+            Token::Links => self.handle_links(now, epoll, path),
+            Token::ControlListener => self.handle_control_listener(epoll, path),
+            Token::Control(place) => self.handle_control_client(now, epoll, path, place),
+            Token::MetricsListener => {
+                if let Some(metrics) = &mut self.metrics {
+                    metrics.handle_listener(epoll);
+                }
+            }
+            Token::Metrics(place) => self.handle_metrics_client(now, epoll, path, place),
+            Token::Timer | Token::Uplink(_) | Token::Guest(..) => {
+                unreachable!("the worker's own: {token:?}")
+            }
+        }
+    }
+
+    /// A turn is over: watchers get what they saw, and a stop may be done.
+    pub(crate) fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+        self.feed_watchers(epoll, path);
+        self.look_whether_done(now, path);
+    }
+
+    /// When it has something to do by itself.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.stop.as_ref().map(|stop| stop.look_at)
+    }
+
+    fn handle_signal(&mut self, now: Instant, path: &mut DataPath) {
+        let Some(Ok(Some(signal))) = self.signals.as_ref().map(SignalFd::read_signal) else {
+            return;
+        };
+        if signal.ssi_signo == Signal::SIGHUP as u32 {
+            tracing::warn!("SIGHUP: the configuration is read at the start only; restart for that");
+            return;
+        }
+        if self.stop.is_some() {
+            tracing::warn!(signal = signal.ssi_signo, "second signal: stopping at once");
+            self.stopped = true;
+            return;
+        }
+        tracing::info!(signal = signal.ssi_signo, "stopping: draining all VMs");
+        self.stop = Some(Stop { deadline: now + self.drain_timeout, look_at: now });
+        path.drain_all(now);
+    }
+
+    /// Ends a stop when nothing is owed any more, or the time is up.
+    fn look_whether_done(&mut self, now: Instant, path: &DataPath) {
+        let Some(stop) = self.stop.as_mut().filter(|stop| now >= stop.look_at) else { return };
+        stop.look_at = stop.deadline.min(now + STOP_LOOK_INTERVAL);
+        let late = now >= stop.deadline;
+        self.stopped |= late || path.owed() == 0;
+    }
+}

@@ -1,0 +1,87 @@
+//! The data path: the engine, its turns and its ports. What goes on between turns (`desk`) calls
+//! it.
+
+use nightporter_core::engine::{AddPortError, Engine};
+use nightporter_core::port::{PortConfig, PortFeatures, PortId};
+use nightporter_core::time::Instant;
+use nightporter_core::turn::{Turn, TurnConfig};
+use nix::sys::epoll::Epoll;
+
+use super::ports::WorkerPorts;
+use crate::port::Port;
+use crate::port::tap::TapPort;
+use crate::token::{Token, watch_for};
+
+/// See the module doc.
+#[derive(Debug)]
+pub(crate) struct DataPath {
+    pub(crate) engine: Engine<'static>,
+    pub(crate) turn: Turn,
+    pub(crate) ports: WorkerPorts,
+}
+
+impl DataPath {
+    /// Without ports.
+    pub(crate) fn new(now: Instant, engine: Engine<'static>) -> Self {
+        Self { engine, turn: Turn::new(TurnConfig::default()), ports: WorkerPorts::new(now) }
+    }
+
+    /// Adds a port. Errors: see [`AddPortError`].
+    pub(crate) fn add_port(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        port: Port,
+        config: PortConfig,
+    ) -> Result<(), AddPortError> {
+        let name = config.name.clone();
+        let id = self.turn.add_port(now, &mut self.engine, config)?;
+        self.ports.add(id, name, port);
+        if let Port::Uplink(tap) = &self.ports.of(id).port {
+            watch_for(epoll, &tap.fd(), Token::Uplink(id.0))
+                .map_err(|_| AddPortError::TooManyPorts)?;
+            // The kernel's half of a tap takes everything.
+            self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
+        }
+        self.handle_guest_events(now, epoll, id);
+        Ok(())
+    }
+
+    /// One turn; how many frames it moved.
+    pub(crate) fn turn(&mut self, now: Instant) -> u64 {
+        self.ports.now = now;
+        let frames = self.turn.run(now, &mut self.engine, &mut self.ports);
+        frames.expect("nothing interrupts a turn here")
+    }
+
+    /// The interface behind an uplink is gone.
+    pub(crate) fn lose(&mut self, now: Instant, port: PortId) {
+        self.ports.lose(port);
+        self.turn.set_features(now, &mut self.engine, port, None);
+    }
+
+    /// It is back.
+    pub(crate) fn regain(&mut self, now: Instant, epoll: &Epoll, port: PortId, tap: TapPort) {
+        let at = self.ports.of_mut(port);
+        if let Err(error) = watch_for(epoll, &tap.fd(), Token::Uplink(port.0)) {
+            tracing::error!(port = %at.name, %error, "cannot wait for the interface");
+            return;
+        }
+        tracing::info!(port = %at.name, "the interface is back");
+        at.port = Port::Uplink(tap);
+        self.turn.set_features(now, &mut self.engine, port, Some(PortFeatures::ALL));
+    }
+
+    /// No VM gets new promises.
+    pub(crate) fn drain_all(&mut self, now: Instant) {
+        for (port, _) in self.ports.iter().filter(|(_, at)| at.port.is_guest()) {
+            self.engine.drain(now, port);
+        }
+    }
+
+    /// Connections with a byte, FIN or RST that somebody is still owed.
+    pub(crate) fn owed(&self) -> u32 {
+        let vms = self.ports.iter().filter_map(|(port, _)| self.engine.vm(port));
+        vms.map(|vm| vm.owing_flows).sum()
+    }
+}
