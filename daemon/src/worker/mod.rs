@@ -26,8 +26,11 @@ use crate::token::{Token, watch_for};
 use data_path::DataPath;
 use polling::Polling;
 
-/// While polling, turns between two looks at everything that is not a port.
-const TURNS_PER_WAIT: u32 = 16;
+/// While polling, frames between two looks at all events, which wake ports that are asleep. A look
+/// costs as much as two or three frames. A turn counts for [`FRAMES_OF_A_TURN`] besides.
+const FRAMES_PER_LOOK: u64 = 256;
+/// So that a worker which polls for nothing looks every 16 turns.
+const FRAMES_OF_A_TURN: u64 = 16;
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 64;
 
@@ -51,8 +54,8 @@ pub struct Worker {
     /// The time of this turn.
     now: Instant,
     polling: Polling,
-    /// Turns that polled, modulo 2^32.
-    turns: u32,
+    /// Frames, and turns as if they were some, since the last look at all events.
+    since_look: u64,
 }
 
 impl Worker {
@@ -70,7 +73,7 @@ impl Worker {
             events: [EpollEvent::empty(); EVENTS_MAX],
             now,
             polling: Polling::new(config.busy_poll, now),
-            turns: 0,
+            since_look: 0,
         })
     }
 
@@ -125,6 +128,9 @@ impl Worker {
     }
 
     fn turn_after(&mut self, wait: Option<EpollTimeout>) -> io::Result<()> {
+        if wait.is_some() {
+            self.since_look = 0;
+        }
         let count = match wait {
             None => 0,
             Some(timeout) => match self.epoll.wait(&mut self.events, timeout) {
@@ -150,8 +156,8 @@ impl Worker {
             self.offer_core();
             // Look at ports that had something lately, and at the rest now and then.
             self.path.turn.look_again(&mut self.path.ports);
-            self.turns = self.turns.wrapping_add(1);
-            return self.turns.is_multiple_of(TURNS_PER_WAIT).then_some(EpollTimeout::ZERO);
+            let looks = self.since_look >= FRAMES_PER_LOOK;
+            return looks.then_some(EpollTimeout::ZERO);
         }
         let left_over = self.path.turn.rest(&mut self.path.ports);
         Some(if left_over { EpollTimeout::ZERO } else { EpollTimeout::NONE })
@@ -182,7 +188,9 @@ impl Worker {
 
     /// Everything that is due.
     fn service(&mut self, now: Instant) {
-        if self.path.turn(now) > 0 {
+        let frames = self.path.turn(now);
+        self.since_look += FRAMES_OF_A_TURN + frames;
+        if frames > 0 {
             self.polling.handle_work(now);
         }
         self.desk.after_turn(now, &self.epoll, &mut self.path);
