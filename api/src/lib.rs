@@ -141,20 +141,9 @@ pub struct VmStatus {
     pub promised_bytes: u64,
     /// Bytes acknowledged to remotes that the guest has not acknowledged.
     pub held_bytes: u64,
-    /// Payload bytes ever acknowledged ahead of the guest.
-    pub early_acked_bytes: u64,
-    /// ACKs made on the guest's behalf.
-    pub acks_made: u64,
-    /// Pure ACKs of the guest that went no further.
-    pub acks_absorbed: u64,
-    /// Frames handed to the guest again.
-    pub local_retransmissions: u64,
-    /// Connections that were ever offloaded.
-    pub flows_offloaded: u64,
-    /// Connections that were not, for lack of budget or table space.
-    pub flows_refused: u64,
-    /// Connections that were reset from here.
-    pub flows_aborted: u64,
+    /// What is counted since the daemon started, by name: `core/src/counters.rs` lists them all.
+    #[serde(flatten)]
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// Some connections, in order of their numbers.

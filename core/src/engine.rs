@@ -22,6 +22,7 @@ mod restart;
 
 use std::collections::VecDeque;
 
+use crate::counters::VmCounters;
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
 use crate::flow::syn_cache::SynCache;
@@ -36,7 +37,7 @@ use crate::tcp::FlowContext;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
-use crate::tcp::vm::{RunningClock, Vm, VmCounters};
+use crate::tcp::vm::{RunningClock, Vm};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::virtio_net::VirtioNetHdr;

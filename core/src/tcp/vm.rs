@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::counters::VmCounters;
 use crate::flow::table::FlowId;
 use crate::limits::{BUDGET_FOR_FIRST_WINDOWS, REFUSALS_PER_VM, RUNNING_CREDIT_MAX, T_REFUSED};
 use crate::time::{Duration, Instant};
@@ -85,25 +86,6 @@ impl RunningClock {
             }
         }
     }
-}
-
-/// Counters of one VM, read by status and metrics.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct VmCounters {
-    /// Payload bytes acknowledged to remotes ahead of the guest.
-    pub early_acked_bytes: u64,
-    /// ACKs made by H.
-    pub acks_made: u64,
-    /// Pure ACKs of the guest that went no further.
-    pub acks_absorbed: u64,
-    /// Frames handed to the guest again.
-    pub local_retransmissions: u64,
-    /// Flows that reached `On`.
-    pub flows_offloaded: u64,
-    /// Flows refused or let go for lack of budget, record or table space.
-    pub flows_refused: u64,
-    /// Flows reset by H (SNOOP-32, LIFE-05, LIFE-09).
-    pub flows_aborted: u64,
 }
 
 /// The shared state of one VM's flows.

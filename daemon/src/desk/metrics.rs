@@ -5,6 +5,7 @@ use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
+use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::{Epoll, EpollEvent};
@@ -228,26 +229,11 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_offload", offload, Gauge), |vm| {
             vec![(vec![], gauge(u64::from(vm.offload && !vm.draining)))]
         })?;
-        type Get = fn(&VmStatus) -> u64;
-        let counters: [(&str, &str, Get); 7] = [
-            ("early_acked_bytes", "Payload acknowledged ahead of the guest", |vm| {
-                vm.early_acked_bytes
-            }),
-            ("early_acks", "ACKs made on the guest's behalf", |vm| vm.acks_made),
-            ("absorbed_acks", "Pure ACKs of the guest that went no further", |vm| vm.acks_absorbed),
-            ("local_retransmissions", "Frames handed to the guest again", |vm| {
-                vm.local_retransmissions
-            }),
-            ("flows_offloaded", "Connections that were offloaded", |vm| vm.flows_offloaded),
-            ("flows_refused", "Connections that lacked budget or table space", |vm| {
-                vm.flows_refused
-            }),
-            ("flows_aborted", "Connections reset from here", |vm| vm.flows_aborted),
-        ];
-        for (name, help, get) in counters {
-            let name = format!("nightporter_{name}");
-            self.vm_family(e, (&name, help, Counter), |vm| {
-                vec![(vec![], ConstCounter::new(get(vm)))]
+        for counter in VmCounters::ALL {
+            let name = format!("nightporter_{}", counter.metric);
+            self.vm_family(e, (&name, counter.help(), Counter), |vm| {
+                let n = vm.counters.get(counter.name).copied().unwrap_or(0);
+                vec![(vec![], ConstCounter::new(n))]
             })?;
         }
         Ok(())

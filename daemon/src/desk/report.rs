@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use nightporter_api::{FlowInfo, FlowPage, PortStatus, Status, VmStatus};
+use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
@@ -73,6 +74,7 @@ impl DataPath {
     fn vm_status(&self, id: PortId, sums: &FlowSums) -> Option<VmStatus> {
         let vm = self.engine.vm(id)?;
         let states = State::ALL.iter().zip(sums.by_state);
+        let names = VmCounters::ALL.iter().map(|counter| counter.name.to_owned());
         Some(VmStatus {
             offload: vm.offload,
             draining: vm.draining,
@@ -81,13 +83,7 @@ impl DataPath {
             budget_bytes: vm.budget_pages * PAGE as u64,
             promised_bytes: vm.reserved_pages * PAGE as u64,
             held_bytes: sums.held_bytes,
-            early_acked_bytes: vm.counters.early_acked_bytes,
-            acks_made: vm.counters.acks_made,
-            acks_absorbed: vm.counters.acks_absorbed,
-            local_retransmissions: vm.counters.local_retransmissions,
-            flows_offloaded: vm.counters.flows_offloaded,
-            flows_refused: vm.counters.flows_refused,
-            flows_aborted: vm.counters.flows_aborted,
+            counters: names.zip(vm.counters.values()).collect(),
         })
     }
 

@@ -119,7 +119,7 @@ fn bytes_are_acknowledged_before_the_guest_does_and_held_until_it_has() {
     w.guest_sends(6, 1001, &[]);
     w.host.until("guest", |g| g.vm.as_ref().is_some_and(|vm| vm.held_bytes == 0));
     let vm = w.host.port("guest").vm.unwrap();
-    assert_eq!((vm.early_acked_bytes, vm.flows["on"], vm.owed_flows), (1000, 1, 0));
+    assert_eq!((vm.counters["early_acked_bytes"], vm.flows["on"], vm.owed_flows), (1000, 1, 0));
     assert_eq!(w.flow().held_bytes, 0);
 }
 
@@ -136,7 +136,9 @@ fn promised_bytes_are_not_starved_by_what_waits_for_the_ring() {
     for n in 0..10 {
         w.remote_sends(1 + 1000 * n, 6, &[7; 1000]);
     }
-    w.host.until("guest", |g| g.vm.as_ref().is_some_and(|vm| vm.early_acked_bytes == 10_000));
+    w.host.until("guest", |g| {
+        g.vm.as_ref().is_some_and(|vm| vm.counters["early_acked_bytes"] == 10_000)
+    });
     w.guest.receive(room);
     w.guest.offer(40);
     w.guest.receive(40);

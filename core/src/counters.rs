@@ -1,0 +1,56 @@
+//! What is counted for a VM: one list for the fields, the operator's names and the metrics.
+
+/// A counter as operators see it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Counter {
+    /// In the control protocol.
+    pub name: &'static str,
+    /// In the metrics, without prefix and suffix.
+    pub metric: &'static str,
+    doc: &'static str,
+}
+
+impl Counter {
+    /// What it counts, without a full stop.
+    #[must_use]
+    pub fn help(&self) -> &'static str {
+        self.doc.trim().trim_end_matches('.')
+    }
+}
+
+macro_rules! vm_counters {
+    ($(#[doc = $doc:literal] $name:ident = $metric:literal,)+) => {
+        /// Counters of one VM since its port was added.
+        #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+        pub struct VmCounters { $(#[doc = $doc] pub $name: u64,)+ }
+
+        impl VmCounters {
+            /// Every counter, in declaration order.
+            pub const ALL: &[Counter] =
+                &[$(Counter { name: stringify!($name), metric: $metric, doc: $doc },)+];
+
+            /// Every value, in the order of [`Self::ALL`].
+            #[must_use]
+            pub fn values(&self) -> [u64; Self::ALL.len()] {
+                [$(self.$name,)+]
+            }
+        }
+    };
+}
+
+vm_counters! {
+    /// Payload bytes acknowledged ahead of the guest.
+    early_acked_bytes = "early_acked_bytes",
+    /// ACKs made on the guest's behalf.
+    acks_made = "early_acks",
+    /// Pure ACKs of the guest that went no further.
+    acks_absorbed = "absorbed_acks",
+    /// Frames handed to the guest again.
+    local_retransmissions = "local_retransmissions",
+    /// Connections that were offloaded.
+    flows_offloaded = "flows_offloaded",
+    /// Connections refused or let go for lack of budget, record or table space.
+    flows_refused = "flows_refused",
+    /// Connections reset from here.
+    flows_aborted = "flows_aborted",
+}
