@@ -13,9 +13,11 @@ use nightporter_core::store::arena::Arena;
 use nightporter_core::store::flow_store::recover;
 use nightporter_core::store::record::{L2Header, Record, name_hash};
 use nightporter_core::time::{Duration, Instant};
+use nightporter_core::turn::{Ports, Received, Sent, Turn, TurnConfig};
 use nightporter_core::wire::packet::{
     IpAddr16, IpVersion, Packet, ipv4_header_ok, tcp_checksum_ok,
 };
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use zerocopy::IntoBytes;
 
 const RECORDS_MAX: usize = 6;
@@ -182,28 +184,30 @@ fn restarts(memory: &mut [u8], guest_is_there: bool) {
     let mut now = Instant::from_millis(1_000_000);
     let config = EngineConfig { flows_max: 64, hash_seeds: [1, 2, 3, 4] };
     let mut engine = Engine::new(now, config, arena);
-    let uplink = PortConfig::uplink("uplink");
-    engine.add_port(now, uplink).expect("an uplink");
+    let (mut turn, mut ends) = (Turn::new(TurnConfig::default()), Ends::default());
+    let uplink = turn.add_port(now, &mut engine, PortConfig::uplink("uplink"));
+    let all = Some(PortFeatures::ALL);
+    turn.set_features(now, &mut engine, uplink.expect("an uplink"), all);
     let guest =
         GuestConfig { ack_offload: true, budget_bytes: 0, flows_max: 64, ..GuestConfig::default() };
-    let port = engine.add_port(now, PortConfig::guest(VM, guest)).expect("a guest");
+    let port = turn.add_port(now, &mut engine, PortConfig::guest(VM, guest)).expect("a guest");
     let flows = engine.handle_restart(now);
     assert!(flows <= RECORDS_MAX);
     let features = Some(PortFeatures::default());
     if guest_is_there {
-        engine.set_port_features(now, port, features);
+        turn.set_features(now, &mut engine, port, features);
     }
-    let mut frames = drains(&mut engine, now, port);
+    let uninterrupted = "nothing interrupts it";
+    turn.run(now, &mut engine, &mut ends).expect(uninterrupted);
     let end = now + T_ABORT + T_ABORT + Duration::from_secs(1);
     let mut timers = 0;
     while let Some(at) = engine.poll_timeout().filter(|at| *at <= end) {
         now = now.max(at);
-        engine.handle_guest_progress(now, port, true);
-        engine.handle_timeout(now);
-        frames += drains(&mut engine, now, port);
+        turn.run(now, &mut engine, &mut ends).expect(uninterrupted);
         timers += 1;
         assert!(timers <= TIMERS_PER_FLOW * (1 + flows), "a timer storm");
     }
+    let frames = ends.frames;
     assert!(frames <= FRAMES_PER_FLOW * flows, "{frames} frames for {flows} flows");
     assert_eq!(engine.arena().free_pages(), engine.arena().pages_total(), "a page was kept");
     if guest_is_there {
@@ -212,29 +216,41 @@ fn restarts(memory: &mut [u8], guest_is_there: bool) {
     }
 }
 
-/// Takes out all there is; each frame must be one that a receiver can take.
-fn drains(engine: &mut Engine<'_>, now: Instant, port: PortId) -> usize {
-    let mut frames = 0;
-    let right = |bytes: Vec<u8>| {
+/// Both ends: they take all there is, and each frame must be one that a receiver can take.
+#[derive(Default)]
+struct Ends {
+    frames: usize,
+}
+
+impl Ports for Ends {
+    fn receive(&mut self, _: PortId, _: &mut [u8]) -> Received {
+        Received::Empty
+    }
+
+    fn send(&mut self, _: PortId, _: &VirtioNetHdr, parts: &[&[u8]], _waited: bool) -> Sent {
+        self.frames += 1;
+        let bytes = parts.concat();
         // A layer-2 header that is none makes a frame that goes nowhere.
-        let Ok(packet) = Packet::parse(&bytes) else { return };
-        let Some((ip, tcp)) = packet.tcp() else { return };
+        let Ok(packet) = Packet::parse(&bytes) else { return Sent::Done };
+        let Some((ip, tcp)) = packet.tcp() else { return Sent::Done };
         assert!(ipv4_header_ok(&bytes, ip) && tcp_checksum_ok(&bytes, ip, tcp), "{packet}");
         assert!(tcp.flags.rst() && tcp.payload_len == 0, "{packet}");
-    };
-    engine.handle_batch_end(now);
-    loop {
-        let before = frames;
-        while let Some(made) = engine.poll_transmit(now) {
-            right(made.parts().concat());
-            frames += 1;
-        }
-        while let Some(made) = engine.poll_delivery(now, port, 65_562) {
-            right(made.parts().concat());
-            frames += 1;
-        }
-        if frames == before {
-            return frames;
-        }
+        Sent::Done
     }
+
+    fn room(&mut self, _: PortId, want: usize) -> usize {
+        want
+    }
+
+    fn progress(&mut self, _: PortId) -> Option<bool> {
+        Some(true)
+    }
+
+    fn wait_for_frames(&mut self, _: PortId) -> bool {
+        false
+    }
+
+    fn wait_for_room(&mut self, _: PortId, _: bool) {}
+
+    fn flush(&mut self, _: PortId) {}
 }
