@@ -5,7 +5,7 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::CE;
-use crate::tcp::receiver::Range;
+use crate::tcp::receiver::{Place, Range};
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
 
@@ -165,19 +165,15 @@ impl Flow {
         Ok(())
     }
 
-    /// SNOOP-15. Valid exactly where Linux says so; everything else in window is challenged.
+    /// SNOOP-15: an RST that is not exact and yet in the window is challenged.
     fn on_rst_from_net(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) -> Fate {
-        let n = self.receiver.stream().all();
-        let exact = seq == n
-            || self.receiver.out_of_order().max_end().is_some_and(|end| seq == end)
-            || (self.receiver.is_closed() && seq + 1 == n);
-        if exact {
+        if self.receiver.takes_reset(seq) {
             if self.receiver.on_reset() {
                 self.sender.on_reset_waits(cx.running()); // T_rst begins
             }
             return Fate::Absorbed;
         }
-        if (self.receiver.next()..self.receiver.edge()).contains(&seq) {
+        if self.receiver.is_in_window(seq) {
             self.challenge_ack(cx);
         }
         Fate::Drop(DropReason::BadRst)
@@ -190,55 +186,46 @@ impl Flow {
         f: &mut Frame<'_>,
         r: Range,
     ) -> Option<Fate> {
-        let tcp = f.tcp;
-        let (rcv_nxt, edge) = (self.receiver.next(), self.receiver.edge());
-        let fin_recorded = self.receiver.is_closed();
-        let next = rcv_nxt + u64::from(fin_recorded);
-        let new_fin = r.fin && !fin_recorded && r.end == rcv_nxt;
-        if r.len() == 0 && !r.fin {
-            if r.seq + 1 == next {
-                return Some(self.on_keepalive_from_net(cx, f));
-            }
-            if r.seq < rcv_nxt || r.seq > edge.max(next) {
-                self.challenge_ack(cx);
-                return Some(Fate::Drop(DropReason::OutOfWindow));
-            }
-            return None;
-        }
-        // Up to the FIN: a keepalive behind it may carry an octet (RFC 9293 section 3.8.4).
-        if r.end <= next && !new_fin {
-            let current = r.end + u64::from(r.fin) >= self.receiver.acks.sent();
-            if current && (self.outbound.ack_in_range(tcp) || self.believes(cx, tcp, false)) {
-                let new = self.on_ack_from_net(r.seq, tcp);
-                self.outbound.note_ack_to_guest(new);
-            }
-            if r.len() <= 1 && r.seq + 1 == next && !r.fin {
-                return Some(self.on_keepalive_from_net(cx, f));
-            }
-            if r.len() > 0 {
-                // Its last octet may be in the place of a FIN that is not acknowledged.
-                let end = r.end.min(rcv_nxt);
-                self.ack_now(cx, (r.seq < end).then_some((r.seq, end)));
-            } else {
-                self.challenge_ack(cx); // R's FIN once more (SNOOP-14)
-            }
-            return Some(Fate::Drop(DropReason::Duplicate));
-        }
+        let place = self.receiver.place(r);
         // R probes a window that it sees shut; for a silent G nobody answers (LIFE-05), not even by
         // taking the octet where something is left of the field's unit.
-        let beyond = r.seq > edge || (r.len() > 0 && r.seq >= edge);
-        let probe = r.len() == 1 || (r.len() > 0 && beyond);
+        let probe = r.len() == 1 || (r.len() > 0 && place == Place::Outside);
         let unanswered =
             probe && self.window_shut() && !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
-        if beyond || unanswered {
-            if r.len() == 0 {
-                self.challenge_ack(cx);
-            } else if !unanswered {
-                self.ack_now(cx, None);
-            }
-            return Some(Fate::Drop(DropReason::OutOfWindow));
+        match place {
+            Place::Keepalive => return Some(self.on_keepalive_from_net(cx, f)),
+            Place::Old => return Some(self.on_old_segment(cx, f, r)),
+            Place::Window if !unanswered => return None,
+            Place::Outside if r.len() == 0 => self.challenge_ack(cx),
+            Place::Outside if !unanswered => self.ack_now(cx, None),
+            Place::Window | Place::Outside => {}
         }
-        None
+        Some(Fate::Drop(DropReason::OutOfWindow))
+    }
+
+    /// All of the segment is there: R may not have got the ACK (SNOOP-11, SNOOP-37).
+    fn on_old_segment(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+        r: Range,
+    ) -> Fate {
+        let current = r.end + u64::from(r.fin) >= self.receiver.acks.sent();
+        if current && (self.outbound.ack_in_range(f.tcp) || self.believes(cx, f.tcp, false)) {
+            let new = self.on_ack_from_net(r.seq, f.tcp);
+            self.outbound.note_ack_to_guest(new);
+        }
+        if self.receiver.is_keepalive(r) {
+            return self.on_keepalive_from_net(cx, f);
+        }
+        if r.len() > 0 {
+            // Its last octet may be in the place of a FIN that is not acknowledged.
+            let end = r.end.min(self.receiver.next());
+            self.ack_now(cx, (r.seq < end).then_some((r.seq, end)));
+        } else {
+            self.challenge_ack(cx); // R's FIN once more (SNOOP-14)
+        }
+        Fate::Drop(DropReason::Duplicate)
     }
 
     /// R asks whether anybody is there: keepalive, or probe of a closed window (SNOOP-35,

@@ -37,6 +37,19 @@ impl Range {
     }
 }
 
+/// Where a segment lies in R's stream.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Place {
+    /// Empty, and one below the next number: R asks for an ACK (SNOOP-36).
+    Keepalive,
+    /// All of it is there (SNOOP-11, SNOOP-37).
+    Old,
+    /// Beyond the edge; or empty, and not at a number of the window.
+    Outside,
+    /// In the window, at least in part (SNOOP-02).
+    Window,
+}
+
 /// H as the receiver for R.
 ///
 /// Order: `next <= edge`, and, unless the flow is parked, `edge <= reserved_edge()`.
@@ -177,6 +190,44 @@ impl Receiver {
     #[inline]
     pub(crate) const fn reset_waits(&self) -> bool {
         self.reset_waits
+    }
+
+    /// The segment asks for an ACK and brings nothing: it begins one below the next number, and has
+    /// an octet at most. That may lie in the place of R's FIN (RFC 9293 section 3.8.4).
+    pub(crate) fn is_keepalive(&self, r: Range) -> bool {
+        r.len() <= 1 && !r.fin && r.seq + 1 == self.stream().all()
+    }
+
+    /// Where a segment lies.
+    pub(crate) fn place(&self, r: Range) -> Place {
+        let next = self.stream().all();
+        if self.is_keepalive(r) && r.len() == 0 {
+            return Place::Keepalive;
+        }
+        if r.len() == 0 && !r.fin {
+            let outside = r.seq < self.next || r.seq > self.edge.max(next);
+            return if outside { Place::Outside } else { Place::Window };
+        }
+        let new_fin = r.fin && !self.is_closed() && r.end == self.next;
+        if r.end <= next && !new_fin {
+            return Place::Old;
+        }
+        let beyond = r.seq > self.edge || (r.len() > 0 && r.seq >= self.edge);
+        if beyond { Place::Outside } else { Place::Window }
+    }
+
+    /// An RST counts exactly where Linux says so: at the next number, at the end of a range that is
+    /// held, and at R's FIN (SNOOP-15).
+    pub(crate) fn takes_reset(&self, seq: u64) -> bool {
+        let next = self.stream().all();
+        seq == next
+            || self.out_of_order.max_end().is_some_and(|end| seq == end)
+            || (self.is_closed() && seq + 1 == next)
+    }
+
+    /// A byte may lie there.
+    pub(crate) fn is_in_window(&self, seq: u64) -> bool {
+        (self.next..self.edge).contains(&seq)
     }
 
     /// The first run of bytes of a segment that R had sent before, for its DSACK: below `next`, or
@@ -465,3 +516,6 @@ pub(crate) struct Taken {
     /// The part that R had sent before.
     pub(crate) duplicate: Option<(u64, u64)>,
 }
+
+#[cfg(test)]
+mod tests;

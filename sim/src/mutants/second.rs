@@ -31,8 +31,8 @@ mutations! { SECOND:
         if let Some(r)"
     => "";
 
-    "a FIN on a segment whose data is already there is forgotten", "SNOOP-14", "tcp/from_net.rs",
-    "let new_fin = [[r.fin && !fin_recorded && r.end == rcv_nxt]];"
+    "a FIN on a segment whose data is already there is forgotten", "SNOOP-14", "tcp/receiver.rs",
+    "let new_fin = [[r.fin && !self.is_closed() && r.end == self.next]];"
     => "false";
 
     "evidence of life counts for all the time before it", "SNOOP-32", "tcp/vm.rs",
@@ -378,7 +378,7 @@ mutations! { SECOND:
     => "";
 
     "an RST in window is not challenged", "SNOOP-15", "tcp/from_net.rs",
-    "if [[(self.receiver.next()..self.receiver.edge()).contains(&seq)]] {"
+    "if [[self.receiver.is_in_window(seq)]] {"
     => "false";
 
     "an out-of-order segment never becomes in order", "INV-18", "tcp/receiver.rs",

@@ -190,8 +190,7 @@ mutations! { FIRST:
     => "self.receiver.reset_waits()";
 
     "an RST of R anywhere is believed", "SNOOP-15", "tcp/from_net.rs",
-    "if [[exact]] {
-            if self.receiver.on_reset() {"
+    "if [[self.receiver.takes_reset(seq)]] {"
     => "true";
 
     "a flow leaves the path while R may still send beyond G's window", "INV-05", "tcp/flow.rs",
