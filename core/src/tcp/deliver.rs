@@ -31,7 +31,7 @@ const IP_LEN_MAX: u64 = 65_535;
 impl Flow {
     /// The flow has, or may have, something for G: it joins its VM's delivery list.
     pub(super) fn want_delivery(&mut self, cx: &mut FlowContext<'_, '_>) {
-        if !self.sender.is_listed() && self.has_delivery(cx) && self.sender.enter_list() {
+        if !self.sender.is_listed() && self.has_delivery() && self.sender.enter_list() {
             cx.vm.ready.push_back(cx.id);
             if !std::mem::replace(&mut cx.vm.announced, true) {
                 cx.ready_ports.push_back(PortId(cx.key.port));
@@ -39,15 +39,15 @@ impl Flow {
         }
     }
 
-    fn has_delivery(&mut self, cx: &FlowContext<'_, '_>) -> bool {
+    fn has_delivery(&self) -> bool {
         if !self.standing.is_live() {
             return self.standing.is_guest_untold();
         }
         if self.outbound.ack_to_guest_due() || self.rst_ready() {
             return true;
         }
-        let (sender, sending) = self.sending(cx);
-        sender.has_something(&sending)
+        let (stream, mss) = (self.receiver.stream(), self.options.mss_to_guest.into());
+        self.sender.has_something(stream, mss, &self.losses)
     }
 
     fn rst_ready(&self) -> bool {

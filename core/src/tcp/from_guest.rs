@@ -5,7 +5,7 @@ use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::sender::GuestAck;
 use crate::tcp::{Fate, FlowContext, Frame};
-use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
+use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
     /// A frame of G that is not a SYN, in whatever state the flow is.
@@ -98,7 +98,7 @@ impl Flow {
             ack,
             edge: ack + (u64::from(tcp.window) << self.options.shift_g),
             pure: tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN),
-            sack: if self.options.sack { tcp.options.sack } else { SackBlocks::default() },
+            sack: self.options.sack.then_some(&tcp.options.sack),
         };
         let (sender, mut sending) = self.sending(cx);
         sender.on_ack(&said, &mut sending);

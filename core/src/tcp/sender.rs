@@ -61,14 +61,14 @@ pub(crate) struct Segment {
 
 /// An acknowledgement of G that can be true.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct GuestAck {
+pub(crate) struct GuestAck<'a> {
     pub(crate) ack: u64,
     /// The right edge that it shows.
     pub(crate) edge: u64,
     /// It came without data and without a FIN.
     pub(crate) pure: bool,
-    /// Empty if SACK was not negotiated.
-    pub(crate) sack: SackBlocks,
+    /// None if SACK was not negotiated.
+    pub(crate) sack: Option<&'a SackBlocks>,
 }
 
 /// H as the sender to G.
@@ -174,11 +174,11 @@ impl Sender {
     }
 
     /// There is something for G.
-    pub(crate) fn has_something(&self, s: &Sending<'_>) -> bool {
+    pub(crate) fn has_something(&self, stream: Stream, mss: u64, losses: &Losses) -> bool {
         self.probe_due
-            || self.retransmission_due(s.losses)
-            || self.fresh_bytes(s) > 0
-            || self.fin_due(s.stream)
+            || self.retransmission_due(losses)
+            || self.fresh_bytes(stream, mss, losses) > 0
+            || self.fin_due(stream)
     }
 
     /// A range is to be handed to G again.
@@ -187,9 +187,9 @@ impl Sender {
     }
 
     /// Bytes not handed over yet that G's window takes, SWS avoidance applied (SNOOP-27).
-    fn fresh_bytes(&self, s: &Sending<'_>) -> u64 {
-        let held = s.stream.end.saturating_sub(self.next);
-        let slow_start = s.losses.of_guest().map_or(u64::MAX, Recovery::in_flight_max);
+    fn fresh_bytes(&self, stream: Stream, mss: u64, losses: &Losses) -> u64 {
+        let held = stream.end.saturating_sub(self.next);
+        let slow_start = losses.of_guest().map_or(u64::MAX, Recovery::in_flight_max);
         let edge = self.edge.min(self.una.saturating_add(slow_start));
         let room = edge.saturating_sub(self.next);
         if room >= held {
@@ -198,7 +198,7 @@ impl Sender {
         // RFC 9293 section 3.8.6.2.1: a full segment, or half of G's window. With nothing in
         // flight `room` is the whole window, so this never waits for an ACK that will not come.
         let window = self.edge.saturating_sub(self.una);
-        let useful = room >= s.mss || room * 2 >= window;
+        let useful = room >= mss || room * 2 >= window;
         if useful { room } else { 0 }
     }
 
@@ -234,7 +234,7 @@ impl Sender {
     }
 
     /// G's acknowledgement and window, at least `una`.
-    pub(crate) fn on_ack(&mut self, a: &GuestAck, s: &mut Sending<'_>) {
+    pub(crate) fn on_ack(&mut self, a: &GuestAck<'_>, s: &mut Sending<'_>) {
         let moved = a.edge != self.edge;
         self.edge = a.edge;
         if s.timers.is_probing() {
@@ -249,7 +249,9 @@ impl Sender {
         } else if a.pure {
             self.on_duplicate_ack(moved, a.ack, s);
         }
-        self.on_sack(&a.sack, s);
+        if let Some(sack) = a.sack {
+            self.on_sack(sack, s);
+        }
         self.wait(s, moved);
     }
 
@@ -389,7 +391,7 @@ impl Sender {
     /// The next bytes that G was not handed yet, at most `payload_max`, or the FIN alone.
     #[must_use]
     pub(crate) fn poll_fresh(&mut self, payload_max: u64, s: &mut Sending<'_>) -> Option<Segment> {
-        let fresh = self.fresh_bytes(s).min(payload_max);
+        let fresh = self.fresh_bytes(s.stream, s.mss, s.losses).min(payload_max);
         let some = fresh > 0 || self.fin_due(s.stream);
         some.then(|| self.segment(self.next, self.next + fresh, s))
     }

@@ -371,13 +371,13 @@ impl Turn {
             let _ = ports.progress(port);
         }
         if self.slots.of(port).features.is_some() {
-            waits = self.give(now, engine, ports, port, &mut frames)?;
+            waits = self.fill_receive_ring(now, engine, ports, port, &mut frames)?;
             // Ask for a wake-up, then look once more: only if that finds nothing new was the
             // question asked in time. Looking takes buffers, so finding them asks again.
             while let Some(room) = waits {
                 ports.wait_for_room(port, true);
                 let sent = self.slots.of(port).stats.frames_to_port;
-                waits = self.give(now, engine, ports, port, &mut frames)?;
+                waits = self.fill_receive_ring(now, engine, ports, port, &mut frames)?;
                 if waits == Some(room) && self.slots.of(port).stats.frames_to_port == sent {
                     break;
                 }
@@ -397,7 +397,7 @@ impl Turn {
 
     /// Moves what waits for the ring and deliveries, in turn. A delivery goes behind what waits.
     /// `Some`: something waits for more than this much room.
-    fn give<P: Ports>(
+    fn fill_receive_ring<P: Ports>(
         &mut self,
         now: Instant,
         engine: &mut Engine<'_>,

@@ -297,11 +297,11 @@ mutations! { SECOND:
     => "false";
 
     "SWS avoidance toward G waits for a window that never comes", "SNOOP-27", "tcp/sender.rs",
-    "let useful = room >= s.mss || [[room * 2 >= window]];"
+    "let useful = room >= mss || [[room * 2 >= window]];"
     => "false";
 
     "silly segments to G", "SNOOP-27", "tcp/sender.rs",
-    "let useful = [[room >= s.mss || room * 2 >= window]];"
+    "let useful = [[room >= mss || room * 2 >= window]];"
     => "true";
 
     "a local timeout repeats all at once", "SNOOP-29", "tcp/sender/recovery.rs",

@@ -90,7 +90,7 @@ mutations! { FIRST:
     "bytes that G has SACKed are let go", "INV-03", "tcp/from_guest.rs",
     "[[sender.on_ack(&said, &mut sending);]]"
     => "sender.on_ack(&said, &mut sending);
-        let top = said.sack.as_slice().iter().map(|(_, to)| to.unwrap(una)).max();
+        let top = tcp.options.sack.as_slice().iter().map(|(_, to)| to.unwrap(una)).max();
         self.store.release(cx.arena, top.unwrap_or(una));";
 
     "R's FIN is acknowledged before G has", "INV-04", "tcp/flow.rs",

@@ -60,7 +60,8 @@ impl Bench {
         let seq = |n: u64| Seq::wrap(FIRST + n);
         let blocks: Vec<_> = sack.iter().map(|&(from, to)| (seq(from), seq(to))).collect();
         let ack = FIRST + ack;
-        let said = GuestAck { ack, edge: ack + 10_000, pure: true, sack: SackBlocks::new(&blocks) };
+        let said =
+            GuestAck { ack, edge: ack + 10_000, pure: true, sack: Some(&SackBlocks::new(&blocks)) };
         self.with(|sender, s| sender.on_ack(&said, s));
     }
 }
