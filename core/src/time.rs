@@ -70,6 +70,12 @@ impl Instant {
         (self.as_millis() & u64::from(u32::MAX)).try_into().unwrap_or(u32::MAX)
     }
 
+    /// The low bits of the hour it is in; they repeat after seven years.
+    #[must_use]
+    pub(crate) fn low_hours(self) -> u16 {
+        (self.as_secs() / 3600 % (1 << 16)).try_into().unwrap_or(0)
+    }
+
     /// Time from `earlier` to `self`; zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {

@@ -217,7 +217,7 @@ impl Engine<'_> {
         let syn_g = SynInfo::learn(tcp, ip.version);
         if let Some(id) = self.flows.lookup(&key) {
             let Some(flow) = self.flows.get_mut(id) else { return };
-            if flow.on_syn_copy_from_guest(syn_g, client, tcp) {
+            if flow.on_syn_copy_from_guest(now, syn_g, client, tcp) {
                 return; // a retransmission of the SYN that made this flow
             }
             if !client && self.outlives_syn_ack(now, id, &key, tcp) {
@@ -260,7 +260,7 @@ impl Engine<'_> {
             State::Handshake | State::Pass => false,
         };
         self.with_flow(now, id, |flow, _| {
-            flow.on_tsval_of_syn_from_guest(tcp);
+            flow.on_tsval_of_syn_from_guest(now, tcp);
             outlives(flow)
         })
         .unwrap_or(false)

@@ -96,7 +96,7 @@ impl Flow {
         cx: &mut FlowContext<'_, '_>,
         buf: &mut [u8; TcpEmit::MAX_LEN],
     ) -> Delivery {
-        let seq = self.sender.pure_ack_seq();
+        let seq = self.sender.pure_ack_seq(self.receiver.passed());
         self.deliver_bare(cx, buf, seq, TcpFlags::ACK)
     }
 

@@ -32,7 +32,10 @@ impl Flow {
         let tcp = f.tcp;
         self.template.learn_from_guest(f.l2(), f.ip);
         if let Some(ts) = tcp.options.timestamps {
-            self.timestamps.on_tsval_from_guest(ts.tsval);
+            if self.timestamps.is_guest_outdated(cx.now) {
+                self.owe_ack(cx); // see `ack_now`
+            }
+            self.timestamps.on_tsval_from_guest(cx.now, ts.tsval);
         }
         if tcp.flags.contains(TcpFlags::RST) {
             return self.on_rst_from_guest(cx);

@@ -97,7 +97,7 @@ impl Flow {
             if self.outbound.is_old_ack(tcp) {
                 return Fate::Drop(DropReason::Duplicate);
             }
-            let seq = self.sender.pure_ack_seq();
+            let seq = self.sender.pure_ack_seq(self.receiver.passed());
             self.gate_to_guest(f, seq);
             return Fate::Pass;
         }
@@ -122,10 +122,7 @@ impl Flow {
         let taken = self.receiver.on_data(range, f.payload(), &mut self.store, cx.arena);
         let taken = match taken {
             Ok(taken) => taken,
-            Err(reason) => {
-                self.owe_ack(cx);
-                return Fate::Drop(reason);
-            }
+            Err(reason) => return self.refuse(cx, range, reason),
         };
         cx.vm.counters.early_acked_bytes += taken.advanced;
         self.receiver.note_filled(self.options.mss_to_guest.into());
@@ -345,7 +342,7 @@ impl Flow {
 
     /// Data goes to G past the store, behind all that is held and without a gap.
     fn pass_data(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
-        let passed = self.receiver.next().max(self.receiver.passed());
+        let passed = self.receiver.stream().all().max(self.receiver.passed());
         if self.sender.una() < self.delivery_end() || range.seq > passed {
             return self.refuse(cx, range, DropReason::Draining);
         }
@@ -353,7 +350,7 @@ impl Flow {
             self.receiver.on_fin(range.end);
         }
         let fin = self.receiver.fin();
-        if range.end > fin || (range.fin && range.end != fin) {
+        if (range.end > fin && range.len() > 0) || (range.fin && range.end != fin) {
             // Behind R's FIN, or a second one: G must not know more of its end than we.
             return self.refuse(cx, range, DropReason::OutOfWindow);
         }

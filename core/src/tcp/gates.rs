@@ -89,8 +89,7 @@ impl Flow {
         }
         edit.set_flags(flags);
         edit.nop_out_sack();
-        if let Some(ts) = tcp.options.timestamps {
-            self.timestamps.on_tsval_from_guest(ts.tsval);
+        if tcp.options.timestamps.is_some() {
             let shown = self.timestamps.to_net();
             edit.set_timestamps(shown.tsval, shown.tsecr);
         }
@@ -98,7 +97,11 @@ impl Flow {
     }
 
     /// EMIT-R for a pure ACK that H makes, with SACK blocks (SNOOP-10) behind `dsack` (SNOOP-11).
+    /// While G's clock is outdated there is none: G's next segment brings a new one.
     pub(super) fn ack_now(&mut self, cx: &mut FlowContext<'_, '_>, dsack: Option<(u64, u64)>) {
+        if self.options.timestamps && self.timestamps.is_guest_outdated(cx.now) {
+            return;
+        }
         let seq = self.outbound.pure_ack_seq(self.options.shift_r);
         self.emit_to_net(cx, seq, TcpFlags::ACK, dsack);
         cx.vm.counters.acks_made += 1;
@@ -186,7 +189,10 @@ impl Flow {
         if self.options.ecn && ip.tos & ECN_MASK == CE {
             edit.set_ecn(ECT0);
         }
-        if let Some(sack) = self.losses.of_net_mut().filter(|_| !tcp.options.sack.is_empty()) {
+        if self.outbound.is_old_ack(tcp) {
+            edit.nop_out_sack(); // below the newer ACK these blocks would be DSACKs
+        } else if let Some(sack) = self.losses.of_net_mut().filter(|_| !tcp.options.sack.is_empty())
+        {
             sack.on_shown(); // it carries them itself
         }
         self.outbound.on_ack_shown(self.sack_to_guest_due());
@@ -211,7 +217,7 @@ impl Flow {
     /// EMIT-G for an ACK of R that is for G to judge: only its sequence number and TSval, which G
     /// looks at first, are ours.
     pub(super) fn gate_unseen_to_guest(&mut self, f: &mut Frame<'_>) {
-        let seq = self.sender.pure_ack_seq();
+        let seq = self.sender.pure_ack_seq(self.receiver.passed());
         let mut edit = TcpEdit::new(f.bytes, f.ip, f.tcp, f.hdr.needs_csum());
         edit.set_seq(Seq::wrap(seq));
         if let Some(ts) = f.tcp.options.timestamps {

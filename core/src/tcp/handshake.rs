@@ -17,7 +17,13 @@ const NOT_IN_THIRD_ACK: TcpFlags =
 impl Flow {
     /// G's SYN or SYN-ACK that made this flow has come again: what it offers now counts as well.
     /// `false`: it is another one.
-    pub(crate) fn on_syn_copy_from_guest(&mut self, syn: SynInfo, client: bool, tcp: &Tcp) -> bool {
+    pub(crate) fn on_syn_copy_from_guest(
+        &mut self,
+        now: Instant,
+        syn: SynInfo,
+        client: bool,
+        tcp: &Tcp,
+    ) -> bool {
         let unchanged = self.outbound.isn() == syn.isn && self.outbound.guest_is_client() == client;
         if !unchanged || self.state() == State::Abort {
             return false;
@@ -25,14 +31,14 @@ impl Flow {
         if let Some(&offers) = self.standing.offers() {
             self.standing.learn(Offers { g: syn.after(offers.g), ..offers });
         }
-        self.on_tsval_of_syn_from_guest(tcp);
+        self.on_tsval_of_syn_from_guest(now, tcp);
         true
     }
 
     /// A SYN or SYN-ACK of G passes: R sees its clock (INV-08).
-    pub(crate) fn on_tsval_of_syn_from_guest(&mut self, tcp: &Tcp) {
+    pub(crate) fn on_tsval_of_syn_from_guest(&mut self, now: Instant, tcp: &Tcp) {
         if let Some(ts) = tcp.options.timestamps {
-            self.timestamps.on_tsval_from_guest(ts.tsval);
+            self.timestamps.on_tsval_from_guest(now, ts.tsval);
         }
     }
 

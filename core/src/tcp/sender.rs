@@ -147,10 +147,11 @@ impl Sender {
         self.retransmissions
     }
 
-    /// The sequence number of a segment without data that G takes (K-01, K-06).
+    /// The sequence number of a segment without data that G takes (K-01, K-06): behind all that
+    /// reaches G before it, also what passed the store up to `passed`.
     #[inline]
-    pub(crate) fn pure_ack_seq(&self) -> u64 {
-        self.sent.min(self.edge).max(self.una)
+    pub(crate) fn pure_ack_seq(&self, passed: u64) -> u64 {
+        self.sent.max(passed).min(self.edge).max(self.una)
     }
 
     /// The sequence number of a keepalive or probe: G answers it.

@@ -14,13 +14,21 @@ fn newest(a: u32, b: u32) -> u32 {
     if older(a, b) { b } else { a }
 }
 
+/// A clock that was last seen in the hour `at_h` may have gone half way round.
+fn outdated(now: Instant, at_h: u16) -> bool {
+    let hours = u64::from(now.low_hours().wrapping_sub(at_h));
+    Duration::from_secs(hours * 3600) >= limits::PAWS_IDLE
+}
+
 /// What H echoes, and what it has shown.
 #[derive(Debug, Default)]
 pub(crate) struct TimestampState {
     /// R's TSval to echo.
     recent: u32,
-    /// Second at which `recent` was taken; after 24 days PAWS lets go.
-    recent_at_s: u32,
+    /// Hour in which `recent` was taken; after 24 days PAWS lets go.
+    recent_at_h: u16,
+    /// Hour in which G's clock was last seen; after 24 days R lets go of `to_net`, too.
+    to_net_at_h: u16,
     /// Highest TSval emitted to R; every one of them came from G.
     to_net: u32,
     /// Highest TSval emitted to G; every one of them came from R.
@@ -56,10 +64,9 @@ impl TimestampState {
     /// newest is no old one. Nor is any other if the newest is 0, as some put into a SYN although
     /// their clock stands elsewhere, or so old itself that R's clock may have gone half round.
     pub(crate) fn is_current(&self, now: Instant, tsval: u32, ticks: i32) -> bool {
-        let idle_s = now.second().saturating_sub(self.recent_at_s);
         Seq(self.recent).after(Seq(tsval)) <= ticks
             || self.recent == 0
-            || Duration::from_secs(idle_s.into()) >= limits::PAWS_IDLE
+            || outdated(now, self.recent_at_h)
     }
 
     /// The TSvals of two SYNs.
@@ -81,9 +88,9 @@ impl TimestampState {
         self.to_net = tsval;
     }
 
-    /// The flow is taken on: `recent` is as old as this.
+    /// The flow is taken on: what is known of both clocks is as old as this.
     pub(crate) fn on_taken_on(&mut self, now: Instant) {
-        self.recent_at_s = now.second();
+        (self.recent_at_h, self.to_net_at_h) = (now.low_hours(), now.low_hours());
     }
 
     /// A TSval of R that H echoes from now on.
@@ -92,7 +99,7 @@ impl TimestampState {
             self.to_guest = tsval; // void or outdated for G as well
         }
         self.recent = tsval;
-        self.recent_at_s = now.second();
+        self.recent_at_h = now.low_hours();
     }
 
     /// The TSecr that came with R's newest (ack, window).
@@ -105,10 +112,17 @@ impl TimestampState {
         self.to_guest = newest(self.to_guest, tsval);
     }
 
+    /// G was silent for so long that R has let go of its clock (PAWS). R would take what H shows
+    /// now for G's newest, and what G says next for old.
+    pub(crate) fn is_guest_outdated(&self, now: Instant) -> bool {
+        outdated(now, self.to_net_at_h)
+    }
+
     /// A TSval of G; H's own ACKs use the newest (EMIT-R). A 0 in G's SYN-ACK says nothing of its
-    /// clock: R takes it for void (`tcp_paws_check`).
-    pub(crate) fn on_tsval_from_guest(&mut self, tsval: u32) {
-        let void = self.to_net == 0;
+    /// clock: R takes it for void (`tcp_paws_check`), as it does an outdated one.
+    pub(crate) fn on_tsval_from_guest(&mut self, now: Instant, tsval: u32) {
+        let void = self.to_net == 0 || self.is_guest_outdated(now);
         self.to_net = if void { tsval } else { newest(self.to_net, tsval) };
+        self.to_net_at_h = now.low_hours();
     }
 }

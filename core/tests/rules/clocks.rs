@@ -155,6 +155,31 @@ fn a_clock_that_is_heard_of_does_not_become_outdated() {
     assert_eq!(r.sends("1001:2001 ack 1"), Verdict::Absorbed);
 }
 
+/// Found by simulation (seed 621): R was shown the old one for as long as G's stood in the other
+/// half, and echoed what G had not sent. Nor does H answer with it: R would take it for G's newest,
+/// and drop what G says next.
+#[test]
+fn inv_08_an_outdated_clock_of_the_guest_is_replaced_too() {
+    let (w, r, g) = warm();
+    g.sends("1:101 ack 1001 <ts 5000>");
+    r.takes_all();
+    w.0.borrow_mut().conns[0].monitor.lenient = true; // the clock stands a little lower now
+    days_pass(&w, 25, || {
+        r.sends("1001 ack 101");
+    });
+    g.takes_all();
+    assert_eq!(r.sends("1001:2001 ack 101"), Verdict::Absorbed);
+    r.gets_nothing();
+    g.gets("1001:2001 ack 101");
+    g.sends("101 ack 2001 <ts 4000>");
+    r.gets("101 ack 2001 <ts 4000>");
+    r.sends("2001:3001 ack 101");
+    r.gets("101 ack 3001 <ts 4000>");
+    // Of what it says from then on the newest counts.
+    g.sends("101:201 ack 3001 <ts 3900>");
+    r.gets("101:201 ack 3001 <ts 4000>");
+}
+
 #[test]
 fn snoop_05_every_segment_in_place_moves_the_echo() {
     let (w, r, g) = warm();

@@ -282,6 +282,21 @@ fn snoop_10_the_limit_of_ranges_never_blocks_the_stream() {
     assert_eq!(flow(&w, |f| f.out_of_order().len()), limits::OOO_RANGES_MAX);
 }
 
+/// Found by simulation (seeds 1342, 1382, 2681): those of one batch got one ACK together, so that R
+/// counted fewer than it had sent behind the hole (RFC 5681 section 4.2).
+#[test]
+fn snoop_10_each_segment_beyond_the_limit_of_ranges_is_answered() {
+    let (_, r, _) = warm();
+    for n in 0..limits::OOO_RANGES_MAX as i64 {
+        let at = 10_001 + 200 * n;
+        r.sends(&format!("{at}:{}", at + 100));
+    }
+    r.takes_all();
+    r.sends_all(&["40001:40101", "40201:40301", "40401:40501"]);
+    let acks: Vec<u32> = r.takes_all().iter().map(|seen| seen.ack()).collect();
+    assert_eq!(acks, [1001; 3]);
+}
+
 #[test]
 fn snoop_11_old_and_overlapping() {
     let (_, r, g) = warm();
@@ -351,6 +366,33 @@ fn snoop_13_urgent_data_inside_bulk_keeps_its_place() {
     g.gets("4002:5002");
     g.sends("ack 5002");
     assert_eq!(w.state(), Some(State::On));
+}
+
+/// In front of what is in the ring already G would take it for an old one (K-01).
+#[test]
+fn com_30_an_ack_of_r_comes_behind_the_urgent_data_that_passed() {
+    let (_, r, g) = warm();
+    g.sends("1:101 ack 1001");
+    r.takes_all();
+    r.sends("U. 1001:1011 ack 1 urg 10");
+    r.sends("1011 ack 101");
+    g.gets("U. 1001:1011 urg 10");
+    g.gets("1011 ack 101");
+}
+
+/// Found by simulation (seed 9571): it counted as data behind the FIN, and R was answered.
+#[test]
+fn snoop_13_an_ack_with_urg_behind_the_fin_passes_and_asks_for_nothing() {
+    let (_, r, g) = warm();
+    g.sends("1:101 ack 1001");
+    r.takes_all();
+    r.sends("F. 1001:1001 ack 1");
+    g.gets("F. 1001:1001");
+    g.sends("101 ack 1002");
+    r.takes_all();
+    r.sends("U. 1002 ack 101 urg 1");
+    g.gets("U. 1002 ack 101 urg 1");
+    r.gets_nothing();
 }
 
 #[test]

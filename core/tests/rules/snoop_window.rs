@@ -260,6 +260,10 @@ fn snoop_36_a_keepalive_carries_nothing_stale_to_the_guest() {
     r.sends("1000 ack 1001 win 64000 <ts 100>");
     let seen = g.gets_last_any();
     assert_eq!((seen.range(), seen.ack(), seen.window()), ((1000, 1000), 2001, 32_000));
+    // Found by simulation (seed 4834): its blocks, below the newer ACK, were DSACKs to G.
+    r.sends("1000 ack 1001 <sack 1501:2001>");
+    let seen = g.gets_last_any();
+    assert_eq!((seen.range(), seen.ack(), seen.sack().len()), ((1000, 1000), 2001, 0));
     // And one that acknowledges what G never sent goes nowhere.
     r.is_forged("1000 ack 9001");
     g.gets_nothing();
