@@ -92,7 +92,7 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>) {
     let echoes = &mut h.quality.echoes;
     echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece()));
     if let Some(ts) = clocks.filter(|_| sure && s.seq <= ack_to)
-        && echoes.recent.is_none_or(|before| Seq(ts.tsval).ge(Seq(before)))
+        && echoes.recent.is_none_or(|before| before == 0 || Seq(ts.tsval).ge(Seq(before)))
     {
         echoes.recent = Some(ts.tsval);
     }

@@ -321,8 +321,37 @@ impl Plan {
             FaultKind::Destroy { guest } => self.ends_at(conn, guest) && f.at <= until,
             _ => false,
         };
+        // Nobody repeats the RST of a guest that has moved: its host knows it no more.
+        let untold = |f: &Fault| match f.kind {
+            FaultKind::Migrate { guest } => {
+                self.ends_at(conn, guest) && f.at <= until && self.may_lose_to_remote(conn, f.at)
+            }
+            _ => false,
+        };
         let lost = moments.arena_lost && moments.betrayed.contains(&conn);
-        self.expects_streams_of(conn) && !lost && !self.faults.iter().any(destroyed)
+        let any = |is_so: &dyn Fn(&Fault) -> bool| self.faults.iter().any(is_so);
+        self.expects_streams_of(conn) && !lost && !any(&destroyed) && !any(&untold)
+    }
+
+    /// The path from the host to the connection's remote loses frames at `at`.
+    fn may_lose_to_remote(&self, conn: usize, at: Instant) -> bool {
+        let ends = [self.conns[conn].client, self.conns[conn].server];
+        let loses = |f: &Fault| match f.kind {
+            FaultKind::Loss { remote, to_host: false, .. }
+            | FaultKind::BurstLoss { remote, to_host: false, .. }
+            | FaultKind::Corrupt { remote, to_host: false, .. }
+            | FaultKind::Cut { remote, to_host: false } => ends.contains(&Machine::Remote(remote)),
+            _ => false,
+        };
+        self.faults.iter().any(|f| loses(f) && overlaps(f, [at, at]))
+    }
+
+    /// R's packets have headers that the host does not understand: its data passes uncut to G, in
+    /// the window that R was shown before (SNOOP-13). G's own may be smaller.
+    pub(super) fn passes_uncut(&self, conn: usize, to: Machine) -> bool {
+        let conn = &self.conns[conn];
+        let from = if conn.client == to { conn.server } else { conn.client };
+        conn.v6 && self.stack_of(from).quirks.extension_header
     }
 
     /// Which complaints of `machine` about the connection count: it was there for `span`.

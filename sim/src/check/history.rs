@@ -89,6 +89,8 @@ pub struct History {
     /// Some of what G sends goes past the host, or through it in fragments: R has heard more of G
     /// than the host.
     pub past: bool,
+    /// The newest ACK of R that G was sent for what went past the host then.
+    pub unseen_ack_to_guest: u64,
     /// When R sent its first RST.
     pub reset_at: Option<Instant>,
     /// Both ends are guests of one host: what is between the two flows is not seen.
@@ -163,6 +165,7 @@ impl History {
             heard_from_guest: Instant::ZERO,
             forgotten: false,
             past: false,
+            unseen_ack_to_guest: 0,
             reset_at: None,
             opaque,
             hostile: [false; 2],
@@ -307,16 +310,12 @@ impl History {
             return None;
         }
         self.note_choice(from, tcp);
-        let seq = self.unwrap(from, tcp.seq, self.end(from).end);
+        // Who means harm may say of its own numbers what it likes.
+        let near = if from == Side::R { self.end(from).ack_to } else { self.end(from).end };
+        let seq = self.unwrap(from, tcp.seq, near.max(BASE + 1));
         self.idles = self.asks && !flags.fin() && seq + 1 == self.end(Side::R).ack_to;
-        if flags.rst() && self.is_of_earlier(seq) {
-            return None;
-        }
         if flags.rst() {
-            self.end_mut(from).reset = true;
-            if from == Side::R {
-                self.reset_at.get_or_insert(at);
-            }
+            self.note_reset(at, from, seq);
             return None;
         }
         let mut end = seq + u64::from(tcp.payload_len);
@@ -360,6 +359,17 @@ impl History {
         }
     }
 
+    /// An RST; one of a connection before on these ports ends nothing.
+    fn note_reset(&mut self, at: Instant, from: Side, seq: u64) {
+        if self.is_of_earlier(from, seq) {
+            return;
+        }
+        self.end_mut(from).reset = true;
+        if from == Side::R {
+            self.reset_at.get_or_insert(at);
+        }
+    }
+
     /// After a long silence of an end less is known of it.
     fn note_silence(&mut self, at: Instant, from: Side) {
         let heard_at = match from {
@@ -395,6 +405,9 @@ impl History {
 
     /// G sent a segment that the host does not see.
     pub fn on_past(&mut self, tcp: &Tcp) {
+        if tcp.flags.syn() && self.next.is_some() {
+            self.on_syn(Side::G, tcp); // the connection before it on these ports is over
+        }
         self.past = true;
         let end = self.unwrap(Side::G, tcp.seq, self.end(Side::G).end);
         let end = end + u64::from(tcp.payload_len) + u64::from(tcp.flags.fin());
@@ -470,11 +483,12 @@ impl History {
         if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
             self.owed_since = None;
         }
-        let (is_open, is_earlier) = (self.is_open(), self.is_of_earlier(o.seq));
+        let (is_open, is_earlier) = (self.is_open(), self.is_of_earlier(o.to.other(), o.seq));
+        let is_refused = self.is_refused(o);
         let e = self.end_mut(o.to);
         e.frames_to += 1;
         e.bytes_to += u64::from(o.tcp.payload_len);
-        if o.tcp.flags.rst() && is_earlier {
+        if o.tcp.flags.rst() && (is_earlier || is_refused) {
             return;
         }
         if o.tcp.flags.rst() {
@@ -491,6 +505,11 @@ impl History {
             let newer = e.tsval_to.is_none_or(|before| Seq(before).lt(Seq(ts.tsval)));
             e.tsval_to = if newer { Some(ts.tsval) } else { e.tsval_to };
         }
+        let sent = self.end(Side::R).end_to;
+        if let Some(ack) = o.ack.filter(|&ack| o.to == Side::G && self.past && ack > sent) {
+            self.unseen_ack_to_guest = ack;
+        }
+        let e = self.end_mut(o.to);
         // G refuses an ACK of what it has not sent.
         let refused = o.to == Side::G && o.ack.is_some_and(|ack| ack > e.end);
         if let Some(ack) = o.ack.filter(|_| !refused) {

@@ -44,7 +44,8 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         return Err("an RST to R that nothing asked for".to_owned());
     }
     let aborted = h.state == Some(State::Abort);
-    if o.to == Side::G && o.gated && o.tcp.flags.rst() && !cause && !aborted {
+    let late = o.waited && h.is_refused(o); // it was for the connection before
+    if o.to == Side::G && o.gated && o.tcp.flags.rst() && !cause && !aborted && !late {
         return Err("an RST to G that nothing asked for".to_owned());
     }
     if o.to != Side::G || !o.gated || !o.tcp.flags.rst() || !r.reset || !h.is_open() {

@@ -189,6 +189,7 @@ impl Observer {
             return Ok(());
         };
         self.touched.push(name);
+        h.spare = self.spare[usize::from(name.guest)];
         if matches!(t.tap, Tap::ToNet | Tap::ToGuest(_)) {
             return self.on_segment_out(t, name, from_guest, fingerprint(t, ip), (ip, tcp));
         }

@@ -25,8 +25,12 @@ pub(crate) struct News {
 pub(super) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     let flags = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST;
     let plain = tcp.payload_len == 0 && !tcp.flags.intersects(flags);
-    let in_place = h.unwrap(Side::R, tcp.seq, h.end(Side::R).end) >= h.end(Side::R).end;
-    let heard = h.unwrap(Side::G, tcp.ack, h.end(Side::R).acked) <= h.end(Side::G).end;
+    // One beyond the window that R was shown is to be answered (RFC 9293 section 3.10.7.4): what R
+    // sends behind the octet of a window probe.
+    let r = h.end(Side::R);
+    let in_place = (r.end..=r.edge_to).contains(&h.unwrap(Side::R, tcp.seq, r.end));
+    // Of what G sent past the host only G knows that it is no odd ACK (SNOOP-42).
+    let heard = h.unwrap(Side::G, tcp.ack, r.acked) <= r.end_to;
     if from == Side::R && !(plain && in_place && heard) {
         h.quality.news.asked += 1;
     }

@@ -97,10 +97,11 @@ impl Out<'_> {
         self.tcp.payload_len == 0 && self.tcp.flags.ack() && !self.tcp.flags.intersects(flags)
     }
 
-    /// Data from the store that was sent before.
+    /// Data from the store that was sent before; what R was not told is there R itself repeats.
     #[must_use]
     pub fn is_repeat(&self, h: &History) -> bool {
         self.gated
+            && (self.to == Side::R || self.end <= h.end(Side::R).ack_to)
             && !self.is_verbatim()
             && self.tcp.payload_len > 1
             && self.end <= h.end(self.to).end_to

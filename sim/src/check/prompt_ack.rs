@@ -8,12 +8,17 @@
 //! hole is answered by an ACK of its own within that time, for R counts them (RFC 5681 section
 //! 4.2).
 //!
-//! The host must hold the bytes of a segment that G would take, with four exceptions. R repeats
+//! The host must hold the bytes of a segment that G would take, with five exceptions. R repeats
 //! these segments, or G acknowledges them itself:
 //! - bytes beyond the edge that R had been shown when they came (SNOOP-02);
 //! - a segment whose ACK is older than a whole window of R (SNOOP-03; RFC 5961 section 5.2);
 //! - a segment that the host does not understand, which passes to G (SNOOP-13, COM-04);
-//! - a segment that begins another range when there are [`RANGES_MAX`] out of order (SNOOP-10).
+//! - a segment that begins another range when there are [`RANGES_MAX`] out of order (SNOOP-10);
+//! - the data of a flow that was idle for [`PARKED_AFTER`], and so has given its place back, while
+//!   its VM's budget has none for it, or G has yet to acknowledge what passed to it (SNOOP-39).
+//!
+//! And nobody speaks for a G whose clock has gone half round since it was heard (RFC 7323 section
+//! 5.5).
 //!
 //! Of two captures this cannot be judged: they do not say which flow is with offload while it is
 //! silent.
@@ -32,6 +37,10 @@ const WITHIN: Duration = Duration::from_millis(10);
 /// SNOOP-10 has 64. The host may hold more ranges than are counted here: it may also take the
 /// segments that it need not.
 const RANGES_MAX: usize = 32;
+/// 24 days (`TCP_PAWS_24DAYS`), which the host counts in whole hours.
+const CLOCK_AGE: Duration = Duration::from_secs((24 * 24 - 1) * 3600);
+/// An idle flow gives its place back (`T_PARK`).
+const PARKED_AFTER: Duration = Duration::from_secs(1);
 
 /// What R is owed.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +51,17 @@ pub(crate) struct Waiting {
     behind_hole: VecDeque<Instant>,
     /// R's bytes that the host must hold.
     held: Ranges,
+    /// When the flow was last heard of, by a segment of whomever.
+    heard_at: Instant,
+    /// It may have no place, for it was idle and has acknowledged nothing early since.
+    parked: bool,
+}
+
+/// Any whole segment, also one in another's name.
+pub(super) fn on_any(h: &mut History, at: Instant) {
+    let waiting = &mut h.quality.waiting;
+    waiting.parked |= at.since(waiting.heard_at) >= PARKED_AFTER;
+    waiting.heard_at = at;
 }
 
 /// A segment came in, and is in the history.
@@ -63,7 +83,9 @@ fn hold(h: &mut History, s: &In<'_>) {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     let window = r.edge.saturating_sub(r.acked);
     let old = s.ack + window < r.acked;
-    if !h.is_on() || !s.counts || old || is_foreign(s.ip, s.tcp) {
+    let idle = h.quality.waiting.parked || s.at.since(h.quality.waiting.heard_at) >= PARKED_AFTER;
+    let no_place = !h.may_reserve(r.edge_to.saturating_sub(g.acked)) || g.end_to > g.acked;
+    if !h.is_on() || !s.counts || old || is_foreign(s.ip, s.tcp) || idle && no_place {
         return;
     }
     let next = r.ack_to.max(g.acked);
@@ -78,8 +100,10 @@ fn hold(h: &mut History, s: &In<'_>) {
 
 /// `o` has left, and is not yet in the history.
 pub(super) fn after_out(h: &mut History, o: &Out<'_>) {
+    let early = o.ack.is_some_and(|ack| ack > h.end(Side::G).acked);
     if o.to == Side::R {
         h.quality.waiting.behind_hole.pop_front();
+        h.quality.waiting.parked &= !early;
     }
 }
 
@@ -95,7 +119,8 @@ pub(super) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let taken = h.quality.waiting.held.end_of_run(told.max(acked));
     // Nobody answers a probe for a guest that is long silent, nor takes its octet (INV-19).
     let probe = taken == told + 1 && taken > acked;
-    if !h.is_twinned() || probe || taken <= told {
+    let outdated = h.timestamps() && now.since(h.heard_from_guest) >= CLOCK_AGE;
+    if !h.is_twinned() || probe || taken <= told || outdated {
         h.quality.waiting.since = None;
         return Ok(());
     }

@@ -32,6 +32,7 @@ pub(crate) struct Quality {
 pub(crate) fn on_any(h: &mut History, at: Instant, from: Side, (ip, tcp): (&Ip, &Tcp)) {
     h.quality.fields.note_network(from, ip);
     odd_acks::on_in(h, at, from, tcp);
+    prompt_ack::on_any(h, at);
     news::on_in(h, from, tcp);
 }
 

@@ -44,6 +44,8 @@ pub(crate) struct Recovery {
     missed_at: Option<Instant>,
     /// What was out when a recovery began; it is over when G has that.
     end: u64,
+    /// The host may begin one later than it must, and so end it later: below this at the latest.
+    may_end: u64,
     /// What was offered again in it.
     again: Vec<(u64, u64)>,
     /// What a timeout offers again: from the next byte on, up to where.
@@ -66,11 +68,14 @@ impl Recovery {
         self.timeouts == 0 && una >= self.end && una >= self.slow_to
     }
 
-    fn begin(&mut self, now: Instant, out_to: u64) {
+    /// After a timeout duplicate ACKs may be those of what was under way before it, and name no
+    /// loss (RFC 6582 section 3.2); `sure`: these do.
+    fn begin(&mut self, now: Instant, out_to: u64, sure: bool) {
+        self.may_end = self.may_end.max(out_to);
         if self.una >= self.end {
             self.end = out_to;
             self.again.clear();
-            self.missed_at = Some(now);
+            self.missed_at = sure.then_some(now);
         }
     }
 }
@@ -90,7 +95,8 @@ pub(super) fn on_driver_back(h: &mut History, now: Instant) {
     q.again.clear();
     q.una = una;
     if out_to > una {
-        (q.end, q.missed_at, q.burst) = (out_to, Some(now), (una, out_to));
+        (q.end, q.may_end) = (out_to, out_to);
+        (q.missed_at, q.burst) = (Some(now), (una, out_to));
     }
 }
 
@@ -119,11 +125,11 @@ pub(super) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     {
         q.duplicates += 1;
         if q.duplicates == 3 {
-            q.begin(s.at, out_to);
+            q.begin(s.at, out_to, una >= q.slow_to);
         }
     }
     if let Some(top) = top {
-        q.begin(s.at, top);
+        q.begin(s.at, top, true);
     }
 }
 
@@ -190,10 +196,11 @@ pub(super) fn on_out(h: &History, o: &Out<'_>, clock: &GuestClock) -> Ensure {
     if o.to != Side::G || !o.is_stored() || !h.is_twinned() || o.end > h.end(Side::G).end_to {
         return Ok(());
     }
+    // What the host has not acknowledged it does not hold: R itself offers it again.
     let una = h.end(Side::G).acked;
     let in_burst = (q.burst.0..q.burst.1).contains(&o.seq);
-    let asked = una < q.end;
-    if in_burst || asked || o.seq > una || o.end <= una {
+    let asked = una < q.end.max(q.may_end);
+    if in_burst || asked || o.seq > una || o.end <= una || o.end > h.end(Side::R).ack_to {
         return Ok(());
     }
     match q.offered {

@@ -41,8 +41,8 @@ const PAGES_BESIDES: u64 = 3;
 pub(crate) struct Windows {
     /// Since when R has had no window although G shows one.
     held_back_since: Option<Instant>,
-    /// R's newest segment with data that counts.
-    data_at: Instant,
+    /// When R sent the first segment with data since then.
+    asked_at: Option<Instant>,
     /// A window update left and may have been lost.
     updated_at: Option<Instant>,
     /// The newest segment to R was one of the host's.
@@ -51,12 +51,19 @@ pub(crate) struct Windows {
     stunted_at: Instant,
 }
 
+impl History {
+    /// The VM's budget has room for a window of so many bytes, and for one to grow by.
+    pub(super) fn may_reserve(&self, bytes: u64) -> bool {
+        self.spare >= (bytes.div_ceil(PAGE_BYTES) + PAGES_BESIDES) * PAGE_BYTES
+    }
+}
+
 pub(super) fn on_in(h: &mut History, s: &In<'_>) {
     if s.from == Side::R && (s.tcp.payload_len > 0 || s.tcp.flags.fin()) {
         h.quality.windows.updated_at = None;
     }
     if s.from == Side::R && s.tcp.payload_len > 1 && s.counts {
-        h.quality.windows.data_at = s.at;
+        h.quality.windows.asked_at.get_or_insert(s.at);
     }
 }
 
@@ -66,8 +73,7 @@ pub(super) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let on = h.is_twinned() && h.state == Some(State::On);
     let window = g.edge.saturating_sub(g.acked);
     let roomy = now.since(h.cramped_at) > WITHIN && window <= HELD_MAX / 2;
-    let own = r.edge_to.saturating_sub(g.acked).div_ceil(PAGE_BYTES);
-    let stunted = h.spare < (own + PAGES_BESIDES) * PAGE_BYTES;
+    let stunted = !h.may_reserve(r.edge_to.saturating_sub(g.acked));
     let stunted_at = if stunted { now } else { h.quality.windows.stunted_at };
     let grows = h.heard_from_guest > stunted_at.max(h.cramped_at);
     let shut = r.edge_to < next + SEGMENT && roomy && grows;
@@ -83,12 +89,13 @@ pub(super) fn on_step(h: &mut History, now: Instant) -> Ensure {
         return Err("a window update was not repeated to a silent R".to_owned());
     }
     if !held_back {
-        windows.held_back_since = None;
+        (windows.held_back_since, windows.asked_at) = (None, None);
         return Ok(());
     }
     let since = *windows.held_back_since.get_or_insert(now);
-    let asked = shut || windows.data_at > since; // else R does not want more, as far as is known
-    match asked && now.since(since) > WITHIN {
+    // An R that sends nothing does not want more, as far as is known.
+    let asked_at = if shut { Some(since) } else { windows.asked_at };
+    match asked_at.is_some_and(|at| now.since(at.max(since)) > WITHIN) {
         true => Err("R is held back although G shows a window".to_owned()),
         false => Ok(()),
     }

@@ -14,16 +14,16 @@ mutations! { SECOND:
 
     "the PAWS clock is never refreshed", "SNOOP-04", "tcp/timestamps.rs",
     "self.recent = tsval;
-        [[self.recent_at_s = now.second();]]"
+        [[self.recent_at_h = now.low_hours();]]"
     => "";
 
     "PAWS never lets an outdated timestamp go", "SNOOP-04", "tcp/timestamps.rs",
-    "|| [[Duration::from_secs(idle_s.into()) >= limits::PAWS_IDLE]]"
+    "|| [[outdated(now, self.recent_at_h)]]"
     => "false";
 
     "a TSval of 0 in a SYN counts as R's clock", "SNOOP-04", "tcp/timestamps.rs",
     "|| [[self.recent == 0]]
-            || Duration"
+            || outdated"
     => "false";
 
     "after a driver reset nothing is offered before a local timeout", "LIFE-04", "tcp/sender.rs",

@@ -207,7 +207,7 @@ mutations! { FIRST:
     => "false";
 
     "pure ACKs of R are dropped", "COM-30", "tcp/from_net.rs",
-    "let seq = self.sender.pure_ack_seq();
+    "let seq = self.sender.pure_ack_seq(self.receiver.passed());
             self.gate_to_guest(f, seq);
             [[return Fate::Pass;]]"
     => "return Fate::Drop(DropReason::Duplicate);";

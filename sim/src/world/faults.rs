@@ -12,6 +12,8 @@ use crate::plan::{FaultKind, Machine, StackKind};
 use crate::stack::packet::{Segment, build};
 use crate::wire::{Packet, TcpFlags};
 
+/// A clock that is so near to its wrap, in ticks, may be 0 when a forged segment comes.
+const NEARLY_WRAPPED: u32 = 1 << 16;
 /// A migration waits so long for the guest to be drained (LIFE-06).
 const MIGRATION_DEADLINE: Duration = Duration::from_secs(2);
 /// How often it looks.
@@ -451,7 +453,9 @@ impl World<'_> {
         match self.random.below(7) {
             0 => spoil = true,
             6 => match &mut forged.timestamps {
-                Some(ts) if knows_paws && ts.0 >= 1 << 20 => ts.0 = ts.0.wrapping_sub(1 << 20),
+                Some(ts) if knows_paws && (1 << 20..u32::MAX - NEARLY_WRAPPED).contains(&ts.0) => {
+                    ts.0 -= 1 << 20;
+                }
                 _ => spoil = true,
             },
             1 => forged.seq = (next + far).0,

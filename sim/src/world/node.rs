@@ -204,7 +204,8 @@ impl Node {
     pub(super) fn reboot(&mut self, plan: &Plan, now: Instant) {
         for mut end in self.stack.ends() {
             let over = matches!(end.outcome, Outcome::Closed | Outcome::Reset);
-            let waits = end.outcome == Outcome::Waiting && plan.conns[end.conn].reuse.is_some();
+            // Who has not heard of a connection listens for it again.
+            let waits = end.outcome == Outcome::Waiting;
             if plan.conns[end.conn].opens_at < now && !waits {
                 end.outcome = if over { end.outcome } else { Outcome::Reset };
                 end.over_at = end.over_at.or(Some(now));

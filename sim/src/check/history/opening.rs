@@ -9,9 +9,16 @@ impl History {
         self.next = conn.or(self.next);
     }
 
-    /// The number lies before this connection: it is of one that had its ports before.
-    pub(super) fn is_of_earlier(&self, seq: u64) -> bool {
-        self.next.is_some() && self.is_open() && seq < BASE
+    /// The number of `side` lies before this connection: it is of one that had its ports before.
+    pub(super) fn is_of_earlier(&self, side: Side, seq: u64) -> bool {
+        self.next.is_some() && self.end(side).isn.is_some() && seq < BASE
+    }
+
+    /// An RST for a G that has opened anew on these ports: while it waits for R's SYN-ACK it
+    /// believes one that acknowledges its SYN (RFC 9293 section 3.10.7.3), and no other.
+    pub(in crate::check) fn is_refused(&self, o: &Out<'_>) -> bool {
+        let opens = self.end(Side::R).isn.is_none() && self.end(Side::G).isn.is_some();
+        o.to == Side::G && self.next.is_some() && opens && o.ack != Some(BASE + 1)
     }
 
     /// Somebody answered, or nobody could.
@@ -42,8 +49,10 @@ impl History {
             return; // another cookie, for a SYN that is answered for
         }
         let answers = if same { std::mem::take(&mut self.answers) } else { Vec::new() };
-        // A SYN of G, or its SYN-ACK to R's SYN, begins a connection unless it repeats itself.
-        if from == Side::G && self.end(Side::G).isn != Some(isn) {
+        // A SYN of G, or its SYN-ACK to R's SYN, begins a connection unless it repeats itself; the
+        // answer to another SYN does, whatever number G begins with.
+        let other = answer && !same && self.end(Side::R).isn.is_some();
+        if from == Side::G && (self.end(Side::G).isn != Some(isn) || other) {
             self.begin_anew();
         }
         if answer {
