@@ -337,7 +337,8 @@ mutations! { SECOND:
     => "if self.options.timestamps { 2 } else { 4 }";
 
     "G's SACK blocks go on to R", "COM-22", "tcp/gates.rs",
-    "[[edit.nop_out_sack();]]"
+    "edit.set_flags(flags);
+        [[edit.nop_out_sack();]]"
     => "";
 
     "R's SACK never reaches G", "COM-30", "tcp/outbound.rs",
