@@ -127,6 +127,9 @@ struct MutantsArgs {
     /// Else who is known to notice is asked first, and others only if they do not any more.
     #[arg(long)]
     anew: bool,
+    /// Only mutations whose names contain this. Several times for more; the record keeps the rest.
+    #[arg(long)]
+    only: Vec<String>,
     /// Also mutations by chance, of what `cargo mutants --list --json` wrote; only reported.
     #[arg(long)]
     list: Option<PathBuf>,
@@ -438,7 +441,7 @@ fn mutants(args: MutantsArgs) -> anyhow::Result<ExitCode> {
         limit: Duration::MAX,
         jobs,
     });
-    let hunt = Hunt { seeds: args.seeds, anew: args.anew, jobs, chance };
+    let hunt = Hunt { seeds: args.seeds, anew: args.anew, only: args.only, jobs, chance };
     let lost = hunt_all(&root, &dir, &hunt, |line| say!("{line}"))?;
     if lost.is_empty() {
         say!("every mutation was noticed by those that are to notice it");

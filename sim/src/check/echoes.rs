@@ -108,7 +108,8 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let echoed = o.tcp.options.timestamps.filter(|_| h.timestamps()).map(|ts| ts.tsecr);
     if o.to == Side::R {
         return match (echoed, echoes.recent) {
-            (Some(ts), Some(recent)) if Seq(ts).lt(Seq(recent)) => {
+            // A TS.Recent of 0 is void: any other may replace it (`tcp_paws_check`).
+            (Some(ts), Some(recent)) if recent != 0 && Seq(ts).lt(Seq(recent)) => {
                 Err(format!("echo of {ts} to R, {recent} is due"))
             }
             _ => Ok(()),

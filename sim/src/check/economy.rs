@@ -1,15 +1,15 @@
 //! ECONOMY (SNOOP-29): G is not given more again than its twin would be. A remote whose timer ran
-//! out sends what is first, and the rest as G acknowledges (RFC 5681 section 3.1): besides that
-//! first segment, what G never asked for is not offered again by more than [`BYTES_MAX`] before G
-//! says anything. How often a timer may run out is RECOVERY's to judge: a silent G is offered its
-//! segment for hours. What G asks for by duplicates or SACK may be as much as it lost, and a new
-//! ring has lost all of it.
+//! out sends what is first, and the rest as G acknowledges, twice as much as each ACK says
+//! (RFC 5681 section 3.1): besides that first segment, what G never asked for is not offered again
+//! by more than that, or [`BYTES_MAX`], before G says anything. How often a timer may run out is
+//! RECOVERY's to judge: a silent G is offered its segment for hours. What G asks for by duplicates
+//! or SACK may be as much as it lost, and a new ring has lost all of it.
 //!
 //! Nor in more pieces: while more is there, G gets a full segment, or half of its window (SNOOP-27;
 //! RFC 9293 section 3.8.6.2.1), or what its ring has room for.
 
 use super::Ensure;
-use super::history::{History, Side};
+use super::history::{BASE, History, Side};
 use super::out::{In, Out};
 
 /// A super-segment.
@@ -22,11 +22,17 @@ const FRAME: u64 = 1400;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Again {
     bytes: u64,
+    /// G's newest ACK, and by how much it has moved since the last such byte.
+    acked: u64,
+    moved: u64,
 }
 
 pub(super) fn on_in(h: &mut History, s: &In<'_>) {
     if s.from == Side::G {
-        h.quality.again.bytes = 0;
+        let (acked, before) = (h.end(Side::G).acked, h.quality.again);
+        let moved = if before.bytes == 0 { before.moved } else { 0 };
+        let moved = moved + acked - before.acked.clamp(BASE, acked);
+        h.quality.again = Again { bytes: 0, acked, moved };
     }
 }
 
@@ -44,7 +50,7 @@ pub(super) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         ));
     }
     let bytes = h.quality.again.bytes + repeated(h, o);
-    match bytes > BYTES_MAX && repeated(h, o) > 0 {
+    match bytes > BYTES_MAX.max(2 * h.quality.again.moved) && repeated(h, o) > 0 {
         true => Err(format!("{bytes} bytes offered again to a G that asked for none")),
         false => Ok(()),
     }
