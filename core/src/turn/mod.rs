@@ -12,10 +12,10 @@
 //! 1. what a command has made is sent;
 //! 2. the engine learns which guests have shown life, of those that have yet to see something;
 //! 3. timers that are due run, and what they made is sent;
-//! 4. every port that is awake is read, at most [`TurnConfig::frames_per_port`] of them and
-//!    about [`BYTES_PER_PORT`], so that no port keeps the others waiting, nor a guest for what was
-//!    read; each frame goes where its verdict says, and what the engine made of it is sent before
-//!    the next frame can overtake it;
+//! 4. every port that is awake is read, in the order of their numbers, at most
+//!    [`TurnConfig::frames_per_port`] frames and about [`BYTES_PER_PORT`], so that no port keeps the
+//!    others waiting, nor a guest for what was read; each frame goes where its verdict says, and
+//!    what the engine made of it is sent before the next frame can overtake it;
 //! 5. the batch ends, and what the engine made then is sent;
 //! 6. every guest that was read, that a frame was meant for or that has deliveries gets what waits
 //!    for it, as far as its ring has room: a frame of the backlog and a delivery from the store in
@@ -81,7 +81,7 @@ impl Default for TurnConfig {
 pub struct Turn {
     config: TurnConfig,
     slots: Slots,
-    /// Ports to read, in the order of their turns.
+    /// Ports to read.
     awake: VecDeque<PortId>,
     /// Ports without frames in the last turn, not yet asked to wake the worker.
     watched: Vec<PortId>,
@@ -226,6 +226,8 @@ impl Turn {
             self.transmit(now, engine, ports)?;
         }
         let mut frames = 0;
+        // Not as they woke: who reads captures knows by this what came first in a turn.
+        self.awake.make_contiguous().sort_unstable_by_key(|port| port.0);
         for _ in 0..self.awake.len() {
             let Some(port) = self.awake.pop_front() else { break };
             frames += self.read(now, engine, ports, port)?;

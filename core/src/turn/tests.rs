@@ -195,6 +195,18 @@ fn every_port_has_its_turn_and_a_busy_one_goes_on_in_the_next() {
 }
 
 #[test]
+fn who_wakes_last_is_read_first_if_its_number_is_lower() {
+    with_worker(TurnConfig::default(), 2, |w| {
+        w.turn();
+        assert!(!w.turn.rest(&mut w.ports));
+        w.sends(G2, frame(EVERYBODY, B, 2));
+        w.sends(UPLINK, frame(EVERYBODY, [2, 0, 0, 0, 0, 0xc], 0));
+        w.turn();
+        assert_eq!(w.got(G1), [0, 2], "captures of one turn are read in this order");
+    });
+}
+
+#[test]
 fn what_finds_a_full_ring_waits_its_turn_and_is_bounded() {
     let config = TurnConfig { backlog_frames_max: 3, ..TurnConfig::default() };
     with_worker(config, 1, |w| {
