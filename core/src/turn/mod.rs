@@ -13,9 +13,9 @@
 //! 2. the engine learns which guests have shown life, of those that have yet to see something;
 //! 3. timers that are due run, and what they made is sent;
 //! 4. every port that is awake is read, in the order of their numbers, at most
-//!    [`TurnConfig::frames_per_port`] frames and about [`BYTES_PER_PORT`], so that no port keeps the
-//!    others waiting, nor a guest for what was read; each frame goes where its verdict says, and
-//!    what the engine made of it is sent before the next frame can overtake it;
+//!    [`TurnConfig::frames_per_port`] frames and about [`BYTES_PER_PORT`], so that no port keeps
+//!    the others waiting, nor a guest for what was read; each frame goes where its verdict says,
+//!    and what the engine made of it is sent before the next frame can overtake it;
 //! 5. the batch ends, and what the engine made then is sent;
 //! 6. every guest that was read, that a frame was meant for or that has deliveries gets what waits
 //!    for it, as far as its ring has room: a frame of the backlog and a delivery from the store in

@@ -51,17 +51,24 @@ pub(crate) struct Waiting {
     behind_hole: VecDeque<Instant>,
     /// R's bytes that the host must hold.
     held: Ranges,
-    /// When the flow was last heard of, by a segment of whomever.
-    heard_at: Instant,
+    /// When the flow was last heard of, by a segment of whomever; `None` before the first.
+    heard_at: Option<Instant>,
     /// It may have no place, for it was idle and has acknowledged nothing early since.
     parked: bool,
+}
+
+impl Waiting {
+    /// The flow had time to give its place back by `at`, or did so earlier.
+    fn may_be_parked(&self, at: Instant) -> bool {
+        self.parked || self.heard_at.is_some_and(|heard| at.since(heard) >= PARKED_AFTER)
+    }
 }
 
 /// Any whole segment, also one in another's name.
 pub(super) fn on_any(h: &mut History, at: Instant) {
     let waiting = &mut h.quality.waiting;
-    waiting.parked |= at.since(waiting.heard_at) >= PARKED_AFTER;
-    waiting.heard_at = at;
+    waiting.parked = waiting.may_be_parked(at);
+    waiting.heard_at = Some(at);
 }
 
 /// A segment came in, and is in the history.
@@ -83,7 +90,7 @@ fn hold(h: &mut History, s: &In<'_>) {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     let window = r.edge.saturating_sub(r.acked);
     let old = s.ack + window < r.acked;
-    let idle = h.quality.waiting.parked || s.at.since(h.quality.waiting.heard_at) >= PARKED_AFTER;
+    let idle = h.quality.waiting.may_be_parked(s.at);
     let no_place = !h.may_reserve(r.edge_to.saturating_sub(g.acked)) || g.end_to > g.acked;
     if !h.is_on() || !s.counts || old || is_foreign(s.ip, s.tcp) || idle && no_place {
         return;
