@@ -1,5 +1,5 @@
 //! Both sides of one guest's connections: captures of the uplink and of its port, and what the
-//! trace checker (`nightporter_sim::trace`) finds in them.
+//! trace checker (`nightporter_check::trace`) finds in them.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use nightporter_check::trace::{self, Options, Report};
 use nightporter_guest::bootline::Nic;
-use nightporter_sim::trace::{self, Options, Report};
 use serde_json::Value;
 
 use crate::daemon::Daemon;

@@ -11,13 +11,13 @@ use std::path::Path;
 use anyhow::Context as _;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::check::{Tap, Tapped};
-use crate::frame::Frame;
 use crate::plan::{FaultKind, Machine, Plan, StackKind};
 use crate::report::write_pcap;
 use crate::stack::address::machine_of;
-use crate::wire::{F_NEEDS_CSUM, GSO_NONE, on_wire};
 use crate::world::{Recorder, World};
+use nightporter_check::frame::Frame;
+use nightporter_check::tap::{Tap, Tapped};
+use nightporter_check::wire::{F_NEEDS_CSUM, GSO_NONE, on_wire};
 
 /// Writes `seed-N-with-remote.pcap`, `-with-guest`, `-without-remote` and `-without-guest`.
 ///

@@ -5,12 +5,11 @@
 #![forbid(unsafe_code)]
 
 pub mod captures;
-pub mod check;
 pub mod figures;
-pub mod frame;
 pub mod link;
 pub mod long;
 pub mod mutants;
+pub mod observer;
 pub mod plan;
 pub mod random;
 pub mod report;
@@ -20,6 +19,4 @@ pub mod sched;
 pub mod shrink;
 pub mod stack;
 pub mod swarm;
-pub mod trace;
-pub mod wire;
 pub mod world;

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::{Duration, Instant};
 
-use crate::frame::Frame;
 use crate::plan::{FaultKind, LinkPlan};
 use crate::random::Random;
-use crate::wire::{IpVersion, Packet, written};
+use nightporter_check::frame::Frame;
+use nightporter_check::wire::{IpVersion, Packet, written};
 
 /// Bytes that a frame costs on the wire besides itself: preamble, check sequence, gap.
 const WIRE_OVERHEAD: u64 = 24;

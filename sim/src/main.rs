@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use nightporter_check::trace::{self, Options};
+use nightporter_check::weight::SEEDS_MIN;
 use nightporter_sim::captures;
-use nightporter_sim::check::weight::SEEDS_MIN;
 use nightporter_sim::figures;
 use nightporter_sim::long;
 use nightporter_sim::mutants::hunt::{Hunt, hunt_all};
@@ -18,7 +19,6 @@ use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
 use nightporter_sim::scale;
 use nightporter_sim::shrink::shrink;
-use nightporter_sim::trace::{self, Options};
 
 /// As `println!`, but for a reader that has left: `nightporter-sim plan 5 | head`.
 macro_rules! say {

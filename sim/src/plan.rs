@@ -7,7 +7,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use serde::{Deserialize, Serialize};
 
-use crate::wire::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6};
+use nightporter_check::wire::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6};
 
 /// A machine: a VM on the host under test, or a remote on the network.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]

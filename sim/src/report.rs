@@ -12,8 +12,9 @@ use nightporter_core::wire::packet::{Packet, Seq};
 use pcap_file::pcap::{PcapHeader, PcapPacket, PcapWriter};
 use pcap_file::{DataLink, TsResolution};
 
-use crate::check::{FlowName, Tap, Tapped, flow_of};
+use crate::observer::flow_of;
 use crate::world::Recorder;
+use nightporter_check::tap::{FlowName, Tap, Tapped};
 
 /// Remembers frames for a report.
 pub struct Packets {

@@ -8,18 +8,16 @@ use std::time::Instant as Clock;
 
 use anyhow::Context as _;
 
-use crate::check::Violation;
-use crate::check::excuse::Excuses;
-use crate::check::reach::Reach;
-use crate::check::weight::Weight;
+use crate::observer::excuse::Excuses;
 use crate::plan::Plan;
 use crate::report::Packets;
 use crate::world::{RunEnd, World};
+use nightporter_check::reach::Reach;
+use nightporter_check::rule::{Rule, Violation};
+use nightporter_check::weight::Weight;
 
 /// Packets of the flow that a failure shows.
 const PACKETS_SHOWN: usize = 50;
-/// INV-18: the only one that is about liveness.
-const LIVENESS: u8 = 18;
 
 /// What is wrong, and so how the program exits.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -43,12 +41,12 @@ impl Failure {
         }
     }
 
-    /// Names the class and, but for crashes, the invariant: what a smaller plan must fail with too.
+    /// Names the class and, but for crashes, the rule: what a smaller plan must fail with too.
     #[must_use]
     pub fn kind(&self) -> String {
         match self {
             Self::Crash(_) => "crash".to_owned(),
-            Self::Safety(v) | Self::Liveness(v) => format!("INV-{:02}", v.invariant),
+            Self::Safety(v) | Self::Liveness(v) => v.rule.id().to_owned(),
         }
     }
 }
@@ -71,7 +69,7 @@ pub fn run_plan(plan: &Plan) -> Result<RunEnd, Failure> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(end) => match end.violation.clone() {
             None => Ok(end),
-            Some(v) if v.invariant == LIVENESS => Err(Failure::Liveness(v)),
+            Some(v) if v.rule == Rule::Liveness => Err(Failure::Liveness(v)),
             Some(v) => Err(Failure::Safety(v)),
         },
         Err(panic) => {

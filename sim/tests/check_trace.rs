@@ -1,13 +1,18 @@
-//! `check-trace` as an operator calls it: what it prints, and how it exits.
+//! The checkers of two captures on those of simulated runs; and `check-trace` as an operator calls
+//! it: what it prints, and how it exits.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use nightporter_sim::stack::packet::{Segment, build};
-use nightporter_sim::wire::TcpFlags;
-use pcap_file::pcap::{PcapPacket, PcapWriter};
+use nightporter_check::rule::Rule;
+use nightporter_check::trace::{self, Options, Report};
+use nightporter_check::wire::{Packet, Segment, TcpFlags, build};
+use nightporter_sim::plan::{FaultKind, Machine, Plan, StackKind, StackPlan, Workload};
+use nightporter_sim::report::{Packets, write_pcap};
+use nightporter_sim::world::World;
+use pcap_file::pcap::{PcapPacket, PcapReader, PcapWriter};
 
 const G_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
 
@@ -61,4 +66,111 @@ fn it_exits_with_0_11_or_2_and_says_why() {
     std::fs::write(&broken, "This is a text, and no capture.").unwrap();
     let (code, _, error) = check(&broken, &sent);
     assert_eq!((code, error.contains("remote side: not a pcap file")), (2, true), "{error}");
+}
+
+/// The captures of a run, and what has to be known besides.
+struct Captures {
+    /// The remote's side, the guests' side.
+    paths: [PathBuf; 2],
+    options: Options,
+}
+
+impl Captures {
+    fn check(&self) -> Report {
+        let [remote, guest] = self.paths.each_ref().map(|path| File::open(path).unwrap());
+        trace::check(remote, guest, &self.options).unwrap()
+    }
+
+    /// Exchanges two words in the payload of the last long segment to a guest: the checksum stays
+    /// right. Whether there was one.
+    fn tamper(&self) -> bool {
+        let mut frames = read(&self.paths[1]);
+        let guests = &self.options.guests;
+        let is_it = |frame: &[u8]| {
+            let is_guest = |at: usize| guests.iter().any(|mac| frame[at..at + 6] == *mac);
+            let packet = Packet::parse(frame).ok()?;
+            let (_, tcp) = packet.tcp()?;
+            let at = tcp.payload_offset as usize;
+            let right = is_guest(0)
+                && !is_guest(6)
+                && tcp.payload_len > 100
+                && frame[at..at + 2] != frame[at + 2..at + 4];
+            right.then_some(at)
+        };
+        let last = frames.iter_mut().rev().find_map(|(_, frame)| Some((is_it(frame)?, frame)));
+        let Some((at, frame)) = last else { return false };
+        frame[at..at + 4].rotate_left(2);
+        let frames = frames.iter().map(|(ns, bytes)| (*ns, bytes.as_slice()));
+        write_pcap(&self.paths[1], frames).unwrap();
+        true
+    }
+}
+
+fn read(path: &Path) -> Vec<(u64, Vec<u8>)> {
+    let mut reader = PcapReader::new(File::open(path).unwrap()).unwrap();
+    let mut frames = Vec::new();
+    while let Some(packet) = reader.next_packet() {
+        let packet = packet.unwrap();
+        let ns = u64::try_from(packet.timestamp.as_nanos()).unwrap();
+        frames.push((ns, packet.data.into_owned()));
+    }
+    frames
+}
+
+/// Runs what has no events that captures cannot tell of, with both captures.
+fn simulated(seed: u64) -> Option<Captures> {
+    let mut plan = Plan::from_seed(seed);
+    // Long streams show a reader of captures nothing that short ones do not.
+    for conn in &mut plan.conns {
+        if let Workload::Bulk { up, down } | Workload::HalfClose { up, down } = &mut conn.workload {
+            (*up, *down) = ((*up).min(150_000), (*down).min(150_000));
+        }
+    }
+    let silent = |kind: FaultKind| {
+        matches!(
+            kind,
+            FaultKind::Crash { .. }
+                | FaultKind::Destroy { .. }
+                | FaultKind::Migrate { .. }
+                | FaultKind::Forge { .. }
+                | FaultKind::OneWay { .. }
+        )
+    };
+    let mut stacks =
+        plan.guests.iter().map(|g| &g.stack).chain(plan.remotes.iter().map(|r| &r.stack));
+    // Behind extension headers all passes as it is, and is not compared.
+    let odd = |s: &StackPlan| s.kind == StackKind::Hostile || s.quirks.extension_header;
+    // Of connections that follow each other on the same ports captures do not say whose a late
+    // RST is.
+    let reused = plan.conns.iter().any(|conn| conn.reuse.is_some());
+    if reused || stacks.any(odd) || plan.faults.iter().any(|f| silent(f.kind)) {
+        return None;
+    }
+    let mut packets = Packets::new(None, 0);
+    assert_eq!(World::new(&plan, true, Some(&mut packets)).run().violation, None, "seed {seed}");
+    let base = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("simulated-{seed}"));
+    let guests = (0..u16::try_from(plan.guests.len()).unwrap())
+        .map(|g| Machine::Guest(g).address().mac)
+        .collect();
+    let options = Options { guests, offload: true, whole: true };
+    Some(Captures { paths: packets.write(&base).unwrap(), options })
+}
+
+#[test]
+fn simulated_runs_pass_until_a_frame_is_tampered_with() {
+    let (mut runs, mut offloaded, mut tampered) = (0, 0, 0);
+    for captures in (0..60).filter_map(simulated) {
+        let report = captures.check();
+        assert_eq!(report.findings, [], "{report:?}");
+        (runs, offloaded) = (runs + 1, offloaded + report.offloaded);
+        if captures.tamper() {
+            let findings = captures.check().findings;
+            assert_eq!(findings.len(), 1, "run {runs}: {findings:?}");
+            let rule = findings[0].violation.rule;
+            assert!([Rule::BytesToGuest, Rule::Immutable].contains(&rule), "{findings:?}");
+            tampered += 1;
+        }
+        captures.paths.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    }
+    assert!(runs >= 10 && offloaded >= 20 && tampered >= 5, "{runs} {offloaded} {tampered}");
 }

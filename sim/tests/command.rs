@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use nightporter_check::rule::{Rule, Violation};
 use nightporter_core::time::Instant;
 use nightporter_sim::plan::{Plan, Workload};
 use nightporter_sim::run::Failure;
@@ -76,15 +77,11 @@ fn what_hangs_is_told_with_its_packets_its_plan_and_both_captures_and_made_small
 
 #[test]
 fn exit_codes_tell_crash_safety_and_liveness_apart() {
-    let violation = |invariant| nightporter_sim::check::Violation {
-        invariant,
-        what: String::new(),
-        flow: None,
-    };
+    let violation = |rule| Violation { rule, what: String::new(), flow: None };
     let codes = [
         Failure::Crash(String::new()),
-        Failure::Safety(violation(3)),
-        Failure::Liveness(violation(18)),
+        Failure::Safety(violation(Rule::Held)),
+        Failure::Liveness(violation(Rule::Liveness)),
     ];
     assert_eq!(codes.map(|failure| failure.exit_code()), [10, 11, 12]);
     assert_eq!(sim(&["run", "--seeds", "many"]).status.code(), Some(2));

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use nightporter_core::time::{Duration, Instant};
 
 use super::scene::Scene;
-use crate::check::{Tap, Tapped};
-use crate::frame::Frame;
 use crate::plan::{Machine, Plan};
 use crate::random::Random;
 use crate::stack::{EndReport, Outcome};
 use crate::world::{Recorder, RunEnd, World};
+use nightporter_check::frame::Frame;
+use nightporter_check::tap::{Tap, Tapped};
 
 /// How long one transfer took.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

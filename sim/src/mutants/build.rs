@@ -1,4 +1,4 @@
-//! A copy of `core` and `sim` with all mutations in it, built once.
+//! A copy of `core` and the simulator with all mutations in it, built once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher as _};
@@ -16,6 +16,9 @@ pub const VARIABLE: &str = "NIGHTPORTER_MUTANT";
 /// Set for tests: the first panic ends the program and names the test, past libtest's capture.
 /// More failures would only take time. The simulator's panics are caught by itself.
 pub const FIRST_PANIC: &str = "NIGHTPORTER_FIRST_PANIC";
+
+/// What is copied: `core`, and what runs it.
+const MEMBERS: [&str; 3] = ["core", "check", "sim"];
 
 /// What is added to the copy of `core`.
 const MODULE: &str = r#"
@@ -73,7 +76,7 @@ struct Workshop<'a> {
     target: PathBuf,
 }
 
-/// Copies `core` and `sim` below `dir`, with `edits`, and builds them.
+/// Copies [`MEMBERS`] below `dir`, with `edits`, and builds them.
 ///
 /// # Errors
 /// What could not be read, written or built.
@@ -138,7 +141,7 @@ impl Workshop<'_> {
     /// `core/src`.
     fn lay_out(&self, hasher: &mut DefaultHasher) -> anyhow::Result<BTreeMap<String, String>> {
         let mut sources = BTreeMap::new();
-        for (file, text) in files(self.root, &["core", "sim"])? {
+        for (file, text) in files(self.root, &MEMBERS)? {
             hasher.write(text.as_bytes());
             match file.strip_prefix("core/src/") {
                 Some(file) => drop(sources.insert(file.to_owned(), text)),
@@ -148,7 +151,7 @@ impl Workshop<'_> {
         let manifest = std::fs::read_to_string(self.root.join("Cargo.toml"))?;
         let (head, rest) = manifest.split_once("members = [").context("no members")?;
         let (_, tail) = rest.split_once("]\n").context("no end of members")?;
-        let manifest = format!("{head}members = [\"core\", \"sim\"]\n{tail}");
+        let manifest = format!("{head}members = {MEMBERS:?}\n{tail}");
         put(&self.copy.join("Cargo.toml"), &manifest)?;
         std::fs::copy(self.root.join("Cargo.lock"), self.copy.join("Cargo.lock"))?;
         Ok(sources)

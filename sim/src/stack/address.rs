@@ -2,7 +2,7 @@
 
 use super::ConnId;
 use crate::plan::{ConnPlan, Machine};
-use crate::wire::IpAddr16;
+use nightporter_check::wire::IpAddr16;
 
 /// Connections between the same two machines differ in the client's port, from this one on.
 const CLIENT_PORT_FIRST: u16 = 1024;

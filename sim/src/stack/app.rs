@@ -8,9 +8,9 @@
 
 use nightporter_core::time::{Duration, Instant};
 
-use super::pattern::Stream;
 use super::{ConnId, EndReport, Outcome};
 use crate::plan::{ConnPlan, Machine, Workload};
+use nightporter_check::stream::Stream;
 
 /// A connection without traffic for so long asks whether the other is still there.
 pub const KEEPALIVE: Duration = Duration::from_secs(20);

@@ -4,9 +4,9 @@ use etherparse::checksum::Sum16BitWords;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::address::{Address, Key};
-use super::pattern::Stream;
-use crate::frame::Frame;
-use crate::wire::{
+use nightporter_check::frame::Frame;
+use nightporter_check::stream::Stream;
+use nightporter_check::wire::{
     ETHERTYPE_IPV4, ETHERTYPE_IPV6, F_NEEDS_CSUM, GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6,
     IpAddr16, IpVersion, PROTOCOL_TCP, TcpFlags, pseudo_header, unfinished, written,
 };

@@ -15,12 +15,12 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use super::address::{Address, Key, Ports};
 use super::emit::{ETHERNET, Options, Route, Segment};
 use super::neighbor;
-use super::pattern::Stream;
 use super::{ConnId, EndReport, Stack};
-use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine};
 use crate::random::Random;
-use crate::wire::{Packet, TcpFlags, written};
+use nightporter_check::frame::Frame;
+use nightporter_check::stream::Stream;
+use nightporter_check::wire::{Packet, TcpFlags, written};
 
 /// Frames it sends in its life, besides answers to ARP and to SYNs.
 const FRAMES_MAX: u32 = 1000;

@@ -5,8 +5,6 @@ pub mod app;
 mod emit;
 mod hostile;
 mod neighbor;
-pub mod packet;
-pub mod pattern;
 mod shell;
 mod smoltcp;
 mod strict;
@@ -15,9 +13,9 @@ use nightporter_core::time::Instant;
 
 use self::shell::Shell;
 pub use self::strict::MAYBE_NETWORK;
-use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, Offloads, StackKind, StackPlan};
 use crate::random::Random;
+use nightporter_check::frame::Frame;
 
 /// Number of a connection: its index in [`crate::plan::Plan::conns`].
 pub type ConnId = usize;

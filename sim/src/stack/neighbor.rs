@@ -3,7 +3,7 @@
 
 use super::address::{Address, Key};
 use super::emit::ETHERNET;
-use crate::wire::{
+use nightporter_check::wire::{
     ETHERTYPE_ARP, ETHERTYPE_IPV6, Ip, IpAddr16, IpVersion, L4, Net, Packet, pseudo_header, written,
 };
 

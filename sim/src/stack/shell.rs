@@ -10,11 +10,11 @@ use nightporter_core::time::{Duration, Instant};
 
 use super::address::{Key, Ports};
 use super::app::{App, Phase, Socket};
-use super::pattern::Stream;
 use super::{Complaint, ConnId, EndReport, Stack};
-use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, Offloads, Reuse};
-use crate::wire::{Net, Packet};
+use nightporter_check::frame::Frame;
+use nightporter_check::stream::Stream;
+use nightporter_check::wire::{Net, Packet};
 
 /// A client uses the ports of one in TIME-WAIT again after this time (Linux `tcp_tw_reuse`: 1 s).
 const REUSE_AFTER: Duration = Duration::from_secs(1);

@@ -23,12 +23,12 @@ use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr, IpEndpoint};
 
 use super::address::{Address, PREFIX};
 use super::app::{KEEPALIVE, Phase, Received, Socket, USER_TIMEOUT};
-use super::pattern::Stream;
 use super::shell::{Ends, Tcp};
-use crate::frame::Frame;
 use crate::plan::{Machine, StackPlan};
 use crate::random::Random;
-use crate::wire::{F_DATA_VALID, PROTOCOL_TCP, Packet, pseudo_header, written};
+use nightporter_check::frame::Frame;
+use nightporter_check::stream::Stream;
+use nightporter_check::wire::{F_DATA_VALID, PROTOCOL_TCP, Packet, pseudo_header, written};
 
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;

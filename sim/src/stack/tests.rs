@@ -7,10 +7,10 @@ use nightporter_core::time::{Duration, Instant};
 
 use super::app::USER_TIMEOUT;
 use super::{Complaint, EndReport, MAYBE_NETWORK, Outcome, Stack, build};
-use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, Offloads, Quirks, Reuse, StackKind, StackPlan, Workload};
 use crate::random::Random;
-use crate::wire::{Packet, written};
+use nightporter_check::frame::Frame;
+use nightporter_check::wire::{Packet, written};
 
 const CLIENT: Machine = Machine::Remote(0);
 const SERVER: Machine = Machine::Guest(0);

@@ -6,11 +6,11 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::Turn;
 
 use super::{Engines, Event, Stop, World};
-use crate::check::Event as Seen;
-use crate::frame::Frame;
 use crate::plan::{FaultKind, Machine, StackKind};
-use crate::stack::packet::{Segment, build};
-use crate::wire::{Packet, TcpFlags};
+use nightporter_check::event::Event as Seen;
+use nightporter_check::frame::Frame;
+use nightporter_check::wire::{Packet, TcpFlags};
+use nightporter_check::wire::{Segment, build};
 
 /// A clock that is so near to its wrap, in ticks, may be 0 when a forged segment comes.
 const NEARLY_WRAPPED: u32 = 1 << 16;

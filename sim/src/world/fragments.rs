@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::frame::Frame;
+use nightporter_check::frame::Frame;
 
 /// Bytes before an IPv4 packet.
 const ETHERNET: usize = 14;
@@ -101,8 +101,8 @@ impl Fragments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stack::packet::{Segment, build};
-    use crate::wire::{Packet, ipv4_header_ok, tcp_checksum_ok};
+    use nightporter_check::wire::{Packet, ipv4_header_ok, tcp_checksum_ok};
+    use nightporter_check::wire::{Segment, build};
 
     #[test]
     fn halves_come_together_again_in_any_order_and_with_right_checksums() {

@@ -9,11 +9,11 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
 
 use super::{Engines, Event, Member, Stop, World, merge};
-use crate::check::HostView;
-use crate::frame::Frame;
 use crate::plan::{Fault, FaultKind, Machine, Offloads, Plan};
 use crate::stack::address::machine_of;
-use crate::wire::on_wire;
+use nightporter_check::frame::Frame;
+use nightporter_check::observer::HostView;
+use nightporter_check::wire::on_wire;
 
 /// The uplink is always the first port.
 pub(super) const UPLINK: PortId = PortId(0);
@@ -120,7 +120,7 @@ impl World<'_> {
         let now = self.now;
         let again = now > Instant::ZERO;
         if again {
-            self.event(crate::check::Event::Restarted { arena: survived });
+            self.event(nightporter_check::event::Event::Restarted { arena: survived });
         }
         for (h, engine) in engines.iter_mut().enumerate() {
             for g in 0..self.plan.guests.len() {
@@ -283,7 +283,7 @@ impl World<'_> {
             Some((0, arena)) => {
                 let arena = *arena;
                 self.dies_in = None;
-                self.event(crate::check::Event::Crashed);
+                self.event(nightporter_check::event::Event::Crashed);
                 self.count("daemon crashes");
                 let back_at = self.back_at;
                 self.schedule(back_at, Event::Restart);

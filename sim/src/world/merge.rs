@@ -5,8 +5,8 @@
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::frame::Frame;
-use crate::wire::{F_DATA_VALID, F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
+use nightporter_check::frame::Frame;
+use nightporter_check::wire::{F_DATA_VALID, F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
 
 /// TCP flags that may differ between two segments that are merged; the rest is plain ACKs.
 const FIN: u8 = 0x01;
@@ -163,8 +163,8 @@ fn finish(frame: &mut Frame, l: Layout, gso: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stack::packet::{Segment, build};
-    use crate::wire::{Packet, TcpFlags, ipv4_header_ok, on_wire};
+    use nightporter_check::wire::{Packet, TcpFlags, ipv4_header_ok, on_wire};
+    use nightporter_check::wire::{Segment, build};
 
     fn segment(v6: bool, seq: u32, flags: TcpFlags, payload: &[u8]) -> Frame {
         let s = Segment {

@@ -22,18 +22,20 @@ use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::check::excuse::Excuses;
-use crate::check::reach::Reach;
-use crate::check::weight::Weight;
-use crate::check::{Observer, Tap, Tapped, Violation};
-use crate::frame::Frame;
 use crate::link::Link;
+use crate::observer::Observer;
+use crate::observer::excuse::Excuses;
 use crate::plan::{FaultKind, Machine, Plan};
 use crate::random::Random;
 use crate::sched::Core;
 use crate::stack::{Complaint, EndReport, Outcome};
-use crate::wire::{Ip, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
 use host::Host;
+use nightporter_check::frame::Frame;
+use nightporter_check::reach::Reach;
+use nightporter_check::rule::Violation;
+use nightporter_check::tap::{Tap, Tapped};
+use nightporter_check::weight::Weight;
+use nightporter_check::wire::{Ip, Packet, Tcp, ipv4_header_ok, tcp_checksum_ok};
 use node::Node;
 
 /// What watches a run and decides nothing.
@@ -302,7 +304,7 @@ impl<'r> World<'r> {
             self.nodes.iter().flat_map(|n| -> Vec<_> { of(n) }).collect();
         let ends = self.ends();
         let observer = self.observer.as_mut()?;
-        observer.on_end(self.now, ended, &ends, &complaints).err()
+        observer.on_end(ended, &ends, &complaints).err()
     }
 
     fn live(&mut self, engines: &mut Engines<'_>) -> Stop {
@@ -448,7 +450,7 @@ impl<'r> World<'r> {
         }
     }
 
-    fn event(&mut self, event: crate::check::Event) {
+    fn event(&mut self, event: nightporter_check::event::Event) {
         if let Some(observer) = &mut self.observer {
             observer.on_event(self.now, event);
         }

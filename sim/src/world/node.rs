@@ -6,13 +6,13 @@ use nightporter_core::time::{Duration, Instant};
 
 use super::fragments::{self, Fragments};
 use super::{CoreOf, Event, Member, World};
-use crate::frame::Frame;
 use crate::plan::{Machine, Plan, Policy, StackKind, StackPlan};
 use crate::random::Random;
 use crate::sched::{Core, Entity};
 use crate::stack::address::machine_of;
 use crate::stack::{self, EndReport, Outcome, Stack};
-use crate::wire::on_wire;
+use nightporter_check::frame::Frame;
+use nightporter_check::wire::on_wire;
 
 /// Frames a machine handles before others can have the core.
 const FRAMES_PER_STEP: usize = 16;

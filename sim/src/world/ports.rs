@@ -9,9 +9,10 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::host::UPLINK;
 use super::{Stop, World};
-use crate::check::{Tap, Violation};
-use crate::frame::Frame;
-use crate::wire::{F_DATA_VALID, on_wire};
+use nightporter_check::frame::Frame;
+use nightporter_check::rule::{Rule, Violation};
+use nightporter_check::tap::Tap;
+use nightporter_check::wire::{F_DATA_VALID, on_wire};
 
 /// A view of the world.
 pub(super) struct HostPorts<'w, 'r> {
@@ -151,7 +152,7 @@ impl Ports for HostPorts<'_, '_> {
         let Some(g) = self.guest(port) else { return };
         if self.feeds {
             let what = "a delivery that the guest's driver does not take".to_owned();
-            self.note(Err(Stop::Violated(Violation { invariant: 22, what, flow: None })));
+            self.note(Err(Stop::Violated(Violation { rule: Rule::Checksums, what, flow: None })));
         }
         let whole = Frame { hdr: *hdr, bytes: parts.concat() };
         self.world.cut(g, &whole, &on_wire(whole.clone()));

@@ -9,7 +9,7 @@ use super::complaints::maybe_network;
 use super::conn::{Conn, Stage};
 use super::incoming::Incoming;
 use super::send::Ack;
-use crate::wire::{Seq, TcpFlags};
+use nightporter_check::wire::{Seq, TcpFlags};
 
 /// Answers to what is not acceptable and carries no data: one in this time
 /// (`tcp_invalid_ratelimit`).

@@ -6,15 +6,15 @@ use super::super::ConnId;
 use super::super::app::{KEEPALIVE, Phase, Received, Socket, USER_TIMEOUT};
 use super::super::emit::{Options, Route, Segment};
 use super::super::neighbor::TooBig;
-use super::super::pattern::Stream;
 use super::Shared;
 use super::incoming::{Incoming, wrap};
 use super::ranges::Place;
 use super::receive::Receiver;
 use super::send::{Piece, Sender};
-use crate::frame::Frame;
 use crate::plan::{Offloads, StackPlan};
-use crate::wire::{Ip, Tcp, TcpFlags};
+use nightporter_check::frame::Frame;
+use nightporter_check::stream::Stream;
+use nightporter_check::wire::{Ip, Tcp, TcpFlags};
 
 /// How long an old connection answers for itself (`TCP_TIMEWAIT_LEN`).
 const TIME_WAIT: Duration = Duration::from_secs(60);

@@ -8,7 +8,7 @@ use super::Shared;
 use super::complaints::maybe_network;
 use super::conn::{Agreed, Conn, Stage};
 use super::incoming::{Incoming, wrap};
-use crate::wire::{TcpFlags, TcpOptions};
+use nightporter_check::wire::{TcpFlags, TcpOptions};
 
 /// Widest shift there is (RFC 7323 section 2.3).
 const SHIFT_MAX: u8 = 14;

@@ -3,9 +3,9 @@
 use super::super::emit::TCP_CHECKSUM_AT;
 use super::complaints::maybe_network;
 use super::ranges::Place;
-use crate::frame::Frame;
 use crate::plan::Offloads;
-use crate::wire::{
+use nightporter_check::frame::Frame;
+use nightporter_check::wire::{
     F_DATA_VALID, Ip, PROTOCOL_TCP, Seq, Tcp, TcpFlags, Timestamps, ipv4_header_ok, pseudo_header,
     unfinished, written,
 };

@@ -34,10 +34,10 @@ use super::address::{Address, Key};
 use super::emit::{Look, Route, Segment};
 use super::neighbor;
 use super::shell::{Ends, Tcp};
-use crate::frame::Frame;
 use crate::plan::{Machine, Offloads, StackPlan};
 use crate::random::Random;
-use crate::wire::{Ip, Net, Packet, Tcp as TcpHeader, TcpFlags};
+use nightporter_check::frame::Frame;
+use nightporter_check::wire::{Ip, Net, Packet, Tcp as TcpHeader, TcpFlags};
 
 /// How far apart the initial sequence numbers of connections with the same ports are.
 const ISN_STEP: u32 = 0x1000_0000;

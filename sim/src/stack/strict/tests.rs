@@ -8,13 +8,13 @@ use nightporter_core::time::{Duration, Instant};
 use super::super::address::{Key, Ports};
 use super::super::app::{KEEPALIVE, USER_TIMEOUT};
 use super::super::emit::{Options, Route, Segment};
-use super::super::pattern::Stream;
 use super::super::shell::Shell;
 use super::super::{Outcome, Stack};
 use super::{MAYBE_NETWORK, Strict};
-use crate::frame::Frame;
 use crate::plan::{ConnPlan, Machine, Quirks, StackKind, StackPlan, Workload};
-use crate::wire::{GSO_TCPV4, Packet, TcpFlags};
+use nightporter_check::frame::Frame;
+use nightporter_check::stream::Stream;
+use nightporter_check::wire::{GSO_TCPV4, Packet, TcpFlags};
 
 const PEER: Machine = Machine::Remote(0);
 const OWN: Machine = Machine::Guest(0);

@@ -1,0 +1,122 @@
+//! One end of a flow: what it sent into the host, and what the host sent to it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::history::BASE;
+
+/// R or G; the other one is `Side::other`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Side {
+    /// The remote.
+    R,
+    /// The guest.
+    G,
+}
+
+impl Side {
+    /// The other end.
+    #[must_use]
+    pub const fn other(self) -> Self {
+        match self {
+            Self::R => Self::G,
+            Self::G => Self::R,
+        }
+    }
+}
+
+/// What an end offered in its SYN or SYN-ACK.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Offer {
+    /// Longest segment.
+    pub mss: Option<u16>,
+    /// Window shift.
+    pub scale: Option<u8>,
+    /// Timestamps.
+    pub timestamps: bool,
+    /// SACK-Permitted.
+    pub sack: bool,
+    /// Options that are not ours to understand, whatever the other end says to them.
+    pub odd: bool,
+    /// MPTCP; without an echo it is ordinary TCP (SNOOP-21).
+    pub mptcp: bool,
+}
+
+/// One end: what it sent into the host, and what the host sent to it.
+#[derive(Clone, Debug)]
+pub struct End {
+    /// Its initial sequence number, once seen.
+    pub isn: Option<u32>,
+    /// See [`Offer`].
+    pub offer: Offer,
+    /// End of its stream so far, SYN and FIN counted.
+    pub end: u64,
+    /// Its FIN.
+    pub fin: Option<u64>,
+    /// Highest ACK it sent, the edge that came with the newest, and the highest edge.
+    pub acked: u64,
+    /// What it acknowledged before, lately: a probe made then may have waited since.
+    pub acked_before: BTreeSet<u64>,
+    /// See `acked`.
+    pub edge: u64,
+    /// See `acked`.
+    pub edge_max: u64,
+    /// TSvals it sent.
+    pub tsvals: BTreeSet<u32>,
+    /// It sent an RST.
+    pub reset: bool,
+    /// Frames, and payload bytes in them, that it sent.
+    pub frames: u64,
+    /// See `frames`.
+    pub bytes: u64,
+    /// Highest ACK, edge and TSval it was sent.
+    pub ack_to: u64,
+    /// See `ack_to`.
+    pub edge_to: u64,
+    /// See `ack_to`.
+    pub tsval_to: Option<u32>,
+    /// End of what it was sent, SYN and FIN counted.
+    pub end_to: u64,
+    /// It was sent an RST.
+    pub reset_to: bool,
+    /// Frames, and payload bytes in them, that it was sent.
+    pub frames_to: u64,
+    /// See `frames_to`.
+    pub bytes_to: u64,
+    /// Of frames that came out unchanged, the last few: one that the host made may look the same,
+    /// and have been taken for one of them.
+    pub(crate) came_out: VecDeque<u64>,
+    /// Fingerprints of frames for it that may still come out unchanged, oldest first, and whether
+    /// they count.
+    pub(crate) unchanged: VecDeque<(u64, bool)>,
+    /// Bytes it was sent from `copies_from` on, for streams whose bytes nobody knows beforehand.
+    pub(crate) copies: BTreeMap<u64, u8>,
+}
+
+impl End {
+    pub(crate) fn new() -> Self {
+        Self {
+            isn: None,
+            offer: Offer::default(),
+            end: BASE,
+            fin: None,
+            acked: BASE,
+            edge: BASE,
+            edge_max: BASE,
+            tsvals: BTreeSet::new(),
+            reset: false,
+            frames: 0,
+            bytes: 0,
+            ack_to: BASE,
+            edge_to: BASE,
+            tsval_to: None,
+            end_to: BASE,
+            reset_to: false,
+            frames_to: 0,
+            bytes_to: 0,
+            came_out: VecDeque::new(),
+            unchanged: VecDeque::new(),
+            acked_before: BTreeSet::new(),
+            copies: BTreeMap::new(),
+        }
+    }
+}

@@ -1,0 +1,546 @@
+//! What was seen of one flow at both sides of the port, unwrapped to 64 bits.
+//!
+//! R is the remote, G the guest. Everything here follows from frames at the taps and from what
+//! stacks do by the standards; what the engine thinks is asked for in one place only (`state`).
+
+mod opening;
+
+use nightporter_core::tcp::flow::State;
+use nightporter_core::time::{Duration, Instant};
+
+pub use crate::end::{End, Offer, Side};
+use crate::out::{In, Out};
+use crate::rules::early_acceptance::{self, Acceptable};
+use crate::rules::quality::{self, Quality};
+use crate::stream::Stream;
+use crate::tap::{FlowName, Tapped};
+use crate::wire::{Ip, Seq, Tcp, TcpFlags};
+
+/// Relative numbers are unwrapped around this, so that one below the first is positive too.
+pub const BASE: u64 = 1 << 32;
+/// Frames remembered per direction that may still come out unchanged.
+const UNCHANGED_MAX: usize = 1 << 17;
+
+/// Frames remembered that came out unchanged.
+const CAME_OUT_MAX: usize = 4;
+/// A connection that is idle for so long is forgotten (LIFE-02: an hour).
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(3600);
+/// A clock that was heard so long ago may have gone half way round (`TCP_PAWS_24DAYS`).
+const PAWS_AGE: Duration = Duration::from_secs(24 * 24 * 3600);
+/// Repetitions further apart than this are not of one retransmission.
+const ROUND: Duration = Duration::from_millis(50);
+
+/// See the module doc.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// Which flow, and of which connection.
+    pub name: FlowName,
+    /// See `name`.
+    pub conn: Option<usize>,
+    /// Both ends speak classic ECN.
+    pub ecn: bool,
+    /// Time to live of what G sent last.
+    pub ttl: Option<u8>,
+    /// When the VM last had less budget to spare than a connection may want.
+    pub cramped_at: Instant,
+    /// Bytes of the VM's budget that are free for more than first windows.
+    pub spare: u64,
+    /// G takes nothing for minutes: all is repeated to it again and again.
+    pub deaf: bool,
+    /// G takes window back now and then.
+    pub shrinks: bool,
+    /// Longest IP packet that G's port takes.
+    pub mtu: Option<u16>,
+    /// What the rules about time and quality remember.
+    pub(crate) quality: Quality,
+    /// R, then G.
+    pub ends: [End; 2],
+    /// What R's and G's streams hold, if it is known.
+    pub streams: Option<[Stream; 2]>,
+    /// There is no engine to ask: what the flow's state may be follows from its frames.
+    pub offline: bool,
+    /// What the engine said after its last step; `None`: not tracked.
+    pub state: Option<State>,
+    /// The flow is, or was, with offload in this incarnation.
+    pub was_on: bool,
+    /// A promise was broken by a crash, or its guest is gone: both sides must be told.
+    pub broken: bool,
+    /// It was a crash that broke the promise.
+    pub broken_by_crash: bool,
+    /// The engine was taken away from it: a crash, a reboot, a move.
+    pub interrupted: bool,
+    /// Both sides must see an RST, or R alone.
+    pub must_reset: bool,
+    /// Until when R, and G, must have been told by then.
+    pub tell_by: [Option<Instant>; 2],
+    /// See `must_reset`.
+    pub must_tell_r: bool,
+    /// A middlebox reset it.
+    pub killed: bool,
+    /// R's newest segment brings at most an octet: it asks for an answer.
+    pub asks: bool,
+    /// It does, and with nothing but that: a keepalive, just before what is acknowledged.
+    pub idles: bool,
+    /// When R last sent anything.
+    heard_from_remote: Instant,
+    /// When G last sent anything.
+    pub heard_from_guest: Instant,
+    /// G was silent for so long that the host forgot the flow, and the edge it showed.
+    pub forgotten: bool,
+    /// Some of what G sends goes past the host, or through it in fragments: R has heard more of G
+    /// than the host.
+    pub past: bool,
+    /// The newest ACK of R that G was sent for what went past the host then.
+    pub unseen_ack_to_guest: u64,
+    /// When R sent its first RST.
+    pub reset_at: Option<Instant>,
+    /// Both ends are guests of one host: what is between the two flows is not seen.
+    pub opaque: bool,
+    /// R, or G, means harm: nothing is expected for it, and less of what comes from it.
+    pub hostile: [bool; 2],
+    /// What a conforming G would have accepted by now (INV-25).
+    pub acceptable: Acceptable,
+    /// End of the newest segment that came with CE and was accepted (INV-24).
+    pub ce_at: Option<u64>,
+    /// R has sent CE since its last CWR.
+    pub ce_seen: bool,
+    /// Since when G has been owed bytes and offered none (INV-18).
+    pub owed_since: Option<Instant>,
+    /// Since when the guest has been paused.
+    pub paused_since: Option<Instant>,
+    /// Since when it has been so with a frame to look at.
+    pub silent_since: Option<Instant>,
+    /// How many times it was sent something again since then, and when last.
+    pub repeats_in_pause: u32,
+    /// See `repeats_in_pause`.
+    pub repeated_at: Instant,
+    /// Bytes below this were found in the store (INV-03).
+    pub read_to: u64,
+    /// Initial sequence numbers of G's answers to one SYN of R, with what they offered: G may take
+    /// the ACK of any (SYN cookies).
+    answers: Vec<(u32, Offer)>,
+    /// SYN of R that no SYN-ACK has answered.
+    syn: Option<(u32, Offer, Option<u32>)>,
+    /// The connection that the newest SYN is part of, and whether G is its client: another one than
+    /// `conn` if its ports are used again.
+    next: Option<(usize, bool)>,
+    /// Connections of these ports before this one that were answered.
+    pub earlier: Vec<usize>,
+}
+
+impl History {
+    /// Nothing was seen yet.
+    #[must_use]
+    pub fn new(
+        name: FlowName,
+        conn: Option<usize>,
+        opaque: bool,
+        streams: Option<[Stream; 2]>,
+    ) -> Self {
+        Self {
+            name,
+            conn,
+            ecn: false,
+            ttl: None,
+            cramped_at: Instant::ZERO,
+            spare: 0,
+            deaf: false,
+            shrinks: false,
+            mtu: None,
+            quality: Quality::default(),
+            ends: [End::new(), End::new()],
+            streams,
+            offline: false,
+            state: None,
+            was_on: false,
+            broken: false,
+            broken_by_crash: false,
+            interrupted: false,
+            must_reset: false,
+            tell_by: [None; 2],
+            must_tell_r: false,
+            killed: false,
+            asks: false,
+            idles: false,
+            heard_from_remote: Instant::ZERO,
+            heard_from_guest: Instant::ZERO,
+            forgotten: false,
+            past: false,
+            unseen_ack_to_guest: 0,
+            reset_at: None,
+            opaque,
+            hostile: [false; 2],
+            acceptable: Acceptable::default(),
+            ce_at: None,
+            ce_seen: false,
+            paused_since: None,
+            owed_since: None,
+            silent_since: None,
+            repeats_in_pause: 0,
+            repeated_at: Instant::ZERO,
+            read_to: BASE,
+            answers: Vec::new(),
+            syn: None,
+            next: None,
+            earlier: Vec::new(),
+        }
+    }
+
+    /// One end.
+    #[must_use]
+    pub fn end(&self, side: Side) -> &End {
+        &self.ends[side as usize]
+    }
+
+    fn end_mut(&mut self, side: Side) -> &mut End {
+        &mut self.ends[side as usize]
+    }
+
+    /// Both initial sequence numbers are known.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.ends.iter().all(|e| e.isn.is_some())
+    }
+
+    /// With offload; offline an open flow that nobody says passes counts as one.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        let may_be = self.offline && self.state.is_none() && self.is_open();
+        may_be || matches!(self.state, Some(State::On | State::Drain))
+    }
+
+    /// Both ends offered timestamps.
+    #[must_use]
+    pub fn timestamps(&self) -> bool {
+        self.ends.iter().all(|e| e.offer.timestamps)
+    }
+
+    /// Both ends offered SACK.
+    #[must_use]
+    pub fn sack(&self) -> bool {
+        self.ends.iter().all(|e| e.offer.sack)
+    }
+
+    /// Somebody offered what is not ours to understand.
+    #[must_use]
+    pub fn odd(&self) -> bool {
+        self.ends.iter().any(|e| e.offer.odd) || self.ends.iter().all(|e| e.offer.mptcp)
+    }
+
+    /// The shift of windows that `side` sends.
+    #[must_use]
+    pub fn shift(&self, side: Side) -> u8 {
+        let both = self.ends.iter().all(|e| e.offer.scale.is_some());
+        self.end(side).offer.scale.filter(|_| both).map_or(0, |s| s.min(14))
+    }
+
+    /// A sequence number of `side`, unwrapped near `near`.
+    #[must_use]
+    pub fn unwrap(&self, side: Side, seq: Seq, near: u64) -> u64 {
+        Seq(seq.0.wrapping_sub(self.end(side).isn.unwrap_or(0))).unwrap(near)
+    }
+
+    /// Bytes that R was told are safe and that G has not acknowledged: up to where, or nothing.
+    #[must_use]
+    pub fn promised(&self) -> Option<u64> {
+        let (r, g) = (self.end(Side::R), self.end(Side::G));
+        let promised = r.ack_to.min(r.fin.unwrap_or(u64::MAX));
+        (promised > g.acked && !r.reset && !r.reset_to).then_some(promised)
+    }
+
+    /// Between two guests of one host not all is seen, and who means harm is owed nothing.
+    #[must_use]
+    pub fn is_judged(&self) -> bool {
+        !self.opaque && self.hostile == [false; 2]
+    }
+
+    /// R has acknowledged what G sent past the host.
+    #[must_use]
+    pub(crate) fn net_has_unseen(&self) -> bool {
+        let r = self.end(Side::R);
+        self.past && r.acked > r.end_to
+    }
+
+    /// A frame came in that counts for nothing; it may be passed on, though. If it is not whole
+    /// its receiver will refuse it, whatever state the flow is in.
+    pub(crate) fn on_in_forged(&mut self, from: Side, fingerprint: u64, whole: bool) {
+        self.may_pass(from, fingerprint, false, !whole);
+    }
+
+    /// What comes in now may come out as it is, whatever it is.
+    pub(crate) fn may_pass_any(&self) -> bool {
+        // What comes behind the second FIN may find the flow gone.
+        let is_over = self.ends.iter().all(|e| e.fin.is_some());
+        !self.is_on() || self.offline || is_over
+    }
+
+    fn may_pass(&mut self, from: Side, fingerprint: u64, counts: bool, in_any_state: bool) {
+        self.end_mut(from).frames += 1;
+        if self.may_pass_any() || in_any_state {
+            let queue = &mut self.end_mut(from.other()).unchanged;
+            if queue.len() == UNCHANGED_MAX {
+                queue.pop_front();
+            }
+            queue.push_back((fingerprint, counts));
+        }
+    }
+
+    /// A frame came in from `from`, and counts: it is whole, and really from there. Returns it
+    /// unless it is a SYN or RST.
+    pub(crate) fn on_in<'a>(
+        &mut self,
+        t: &Tapped<'a>,
+        from: Side,
+        ip: &'a Ip,
+        tcp: &'a Tcp,
+        fingerprint: u64,
+    ) -> Option<In<'a>> {
+        let at = t.at;
+        self.may_pass(from, fingerprint, true, tcp.flags.syn());
+        let begins = tcp.flags.syn() && !tcp.flags.ack();
+        self.note_silence(at, from);
+        self.asks = from == Side::R && tcp.payload_len <= 1 && !begins;
+        self.idles = false;
+        if from == Side::G {
+            (self.heard_from_guest, self.ttl) = (at, Some(ip.ttl));
+        }
+        let flags = tcp.flags;
+        if flags.syn() {
+            self.on_syn(from, tcp);
+            return None;
+        }
+        self.end_mut(from).bytes += u64::from(tcp.payload_len);
+        if let Some(ts) = tcp.options.timestamps {
+            self.end_mut(from).tsvals.insert(ts.tsval);
+        }
+        if !self.is_open() {
+            return None;
+        }
+        self.note_choice(from, tcp);
+        // Who means harm may say of its own numbers what it likes.
+        let near = if from == Side::R { self.end(from).ack_to } else { self.end(from).end };
+        let seq = self.unwrap(from, tcp.seq, near.max(BASE + 1));
+        self.idles = self.asks && !flags.fin() && seq + 1 == self.end(Side::R).ack_to;
+        if flags.rst() {
+            self.note_reset(at, from, seq);
+            return None;
+        }
+        let mut end = seq + u64::from(tcp.payload_len);
+        if flags.fin() {
+            self.end_mut(from).fin = Some(end);
+            end += 1;
+        }
+        let mut counts = true;
+        if from == Side::R {
+            counts = early_acceptance::on_segment_from_net(self, tcp, seq, end);
+            self.note_congestion(ip, tcp, seq, end, counts);
+        }
+        let shift = self.shift(from);
+        let ack = self.unwrap(from.other(), tcp.ack, self.end(from).acked);
+        let e = self.end_mut(from);
+        e.end = e.end.max(end);
+        if flags.ack() && ack >= e.acked && ack < e.acked + (1 << 30) {
+            e.acked_before.insert(e.acked);
+            e.acked_before = e.acked_before.split_off(&ack.saturating_sub(1 << 21));
+            e.acked = ack;
+            e.edge = ack + (u64::from(tcp.window) << shift);
+            e.edge_max = e.edge_max.max(e.edge);
+            let acked = e.acked;
+            e.copies = e.copies.split_off(&acked.saturating_sub(1 << 21));
+        }
+        let end = seq + u64::from(tcp.payload_len);
+        let s = In { at, from, bytes: t.bytes, ip, tcp, seq, end, ack, counts };
+        quality::on_in(self, &s);
+        Some(s)
+    }
+
+    /// R says which of G's SYN-ACKs it has taken.
+    fn note_choice(&mut self, from: Side, tcp: &Tcp) {
+        let chosen = |a: &&(u32, Offer)| a.0.wrapping_add(1) == tcp.ack.0;
+        if from == Side::R
+            && self.end(Side::R).acked == BASE
+            && let Some(&(isn, offer)) = self.answers.iter().find(chosen)
+        {
+            let g = self.end_mut(Side::G);
+            (g.isn, g.offer) = (Some(isn), offer);
+        }
+    }
+
+    /// An RST; one of a connection before on these ports ends nothing.
+    fn note_reset(&mut self, at: Instant, from: Side, seq: u64) {
+        if self.is_of_earlier(from, seq) {
+            return;
+        }
+        self.end_mut(from).reset = true;
+        if from == Side::R {
+            self.reset_at.get_or_insert(at);
+        }
+    }
+
+    /// After a long silence of an end less is known of it.
+    fn note_silence(&mut self, at: Instant, from: Side) {
+        let heard_at = match from {
+            Side::R => std::mem::replace(&mut self.heard_from_remote, at),
+            Side::G => self.heard_from_guest,
+        };
+        let silent = at.since(heard_at);
+        self.forgotten |= silent > FORGOTTEN_AFTER && self.is_open();
+        if silent > PAWS_AGE {
+            self.end_mut(from.other()).tsval_to = None;
+            if from == Side::R {
+                self.quality.echoes.forget();
+                self.acceptable.recent = None;
+            }
+        }
+    }
+
+    fn note_congestion(&mut self, ip: &Ip, tcp: &Tcp, seq: u64, end: u64, counts: bool) {
+        let next = self.end(Side::R).ack_to;
+        if tcp.flags.contains(TcpFlags::CWR) {
+            // On what is dropped, or was there already, it may not be seen.
+            self.ce_at = None;
+            self.ce_seen &= !counts || end <= next;
+        }
+        self.ce_seen |= ip.tos & 3 == 3;
+        // Ahead of a hole too: ECE does not wait for what is missing (SNOOP-19). Nothing beyond the
+        // window is accepted, a probe of a closed one neither.
+        let taken = counts && end > next && end <= self.end(Side::R).edge_to;
+        if ip.tos & 3 == 3 && self.is_on() && taken && tcp.payload_len > 0 {
+            self.ce_at = Some(if seq == next { end } else { next });
+        }
+    }
+
+    /// G sent a segment that the host does not see.
+    pub(crate) fn on_past(&mut self, tcp: &Tcp) {
+        if tcp.flags.syn() && self.next.is_some() {
+            self.on_syn(Side::G, tcp); // the connection before it on these ports is over
+        }
+        self.past = true;
+        let end = self.unwrap(Side::G, tcp.seq, self.end(Side::G).end);
+        let end = end + u64::from(tcp.payload_len) + u64::from(tcp.flags.fin());
+        let g = self.end_mut(Side::G);
+        g.tsvals.extend(tcp.options.timestamps.map(|ts| ts.tsval));
+        g.end = if g.isn.is_some() { g.end.max(end) } else { g.end };
+    }
+
+    /// A frame that came in goes out in pieces.
+    pub(crate) fn on_cut(&mut self, to: Side, whole: u64, pieces: Vec<u64>) {
+        let queue = &mut self.end_mut(to).unchanged;
+        let Some(at) = queue.iter().position(|f| f.0 == whole) else { return };
+        let later = queue.split_off(at + 1);
+        let counts = queue.pop_back().is_some_and(|f| f.1);
+        queue.extend(pieces.into_iter().map(|piece| (piece, counts)));
+        queue.extend(later);
+    }
+
+    /// Whether the frame with this fingerprint came in and goes out as it was, and if so whether it
+    /// counts. Those before it are lost then, for order is kept; but for those that do not count,
+    /// because the host may have made a frame like a later one.
+    pub(crate) fn was_unchanged(&mut self, to: Side, fingerprint: u64) -> Option<bool> {
+        let was_on = self.was_on;
+        let end = self.end_mut(to);
+        let Some(at) = end.unchanged.iter().position(|f| f.0 == fingerprint) else {
+            return (was_on && end.came_out.contains(&fingerprint)).then_some(true);
+        };
+        if end.came_out.len() == CAME_OUT_MAX {
+            end.came_out.pop_front();
+        }
+        end.came_out.push_back(fingerprint);
+        if at == 0 {
+            return end.unchanged.pop_front().map(|f| f.1);
+        }
+        let later = end.unchanged.split_off(at + 1);
+        let found = end.unchanged.pop_back();
+        end.unchanged.retain(|(_, counts)| !counts);
+        end.unchanged.extend(later);
+        found.map(|f| f.1)
+    }
+
+    /// A frame in the flow's terms.
+    #[must_use]
+    pub(crate) fn out<'a>(
+        &self,
+        t: &Tapped<'a>,
+        to: Side,
+        gated: bool,
+        ip: &'a Ip,
+        tcp: &'a Tcp,
+    ) -> Out<'a> {
+        let from = tcp.payload_offset as usize;
+        let payload = &t.bytes[from..from + tcp.payload_len as usize];
+        let seq = self.unwrap(to.other(), tcp.seq, self.end(to).end_to.max(BASE + 1));
+        let ack = tcp.flags.ack().then(|| self.unwrap(to, tcp.ack, self.end(to).ack_to));
+        let shift = if tcp.flags.syn() { 0 } else { self.shift(to.other()) };
+        let edge = ack.unwrap_or(BASE) + (u64::from(tcp.window) << shift);
+        let end = seq + u64::from(tcp.payload_len);
+        let (at, waited, hdr, bytes) = (t.at, t.waited, t.hdr, t.bytes);
+        Out { at, to, gated, waited, hdr, bytes, ip, tcp, payload, seq, end, ack, edge }
+    }
+
+    /// A frame left, and was checked.
+    pub(crate) fn on_out(&mut self, o: &Out<'_>) {
+        quality::after_out(self, o);
+        let known = self.streams.is_some() || self.offline;
+        self.was_on |= self.is_on() && o.gated;
+        if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {
+            let round = o.at.since(self.repeated_at) > ROUND;
+            self.repeats_in_pause += u32::from(round);
+            self.repeated_at = o.at;
+        }
+        if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
+            self.owed_since = None;
+        }
+        let (is_open, is_earlier) = (self.is_open(), self.is_of_earlier(o.to.other(), o.seq));
+        let is_refused = self.is_refused(o);
+        let e = self.end_mut(o.to);
+        e.frames_to += 1;
+        e.bytes_to += u64::from(o.tcp.payload_len);
+        if o.tcp.flags.rst() && (is_earlier || is_refused) {
+            return;
+        }
+        if o.tcp.flags.rst() {
+            // One of G's own may lie where R does not believe it.
+            let believed = !is_open || (e.acked..=e.end_to).contains(&o.seq);
+            e.reset_to |= o.gated || o.to == Side::G || believed;
+            return;
+        }
+        // Another SYN in a connection that is open is for its receiver to refuse.
+        let isn = self.end(o.to.other()).isn;
+        let takes = !o.tcp.flags.syn() || !self.is_open() || isn == Some(o.tcp.seq.0);
+        let e = self.end_mut(o.to);
+        if let Some(ts) = o.tcp.options.timestamps.filter(|_| takes) {
+            let newer = e.tsval_to.is_none_or(|before| Seq(before).lt(Seq(ts.tsval)));
+            e.tsval_to = if newer { Some(ts.tsval) } else { e.tsval_to };
+        }
+        let sent = self.end(Side::R).end_to;
+        if let Some(ack) = o.ack.filter(|&ack| o.to == Side::G && self.past && ack > sent) {
+            self.unseen_ack_to_guest = ack;
+        }
+        let e = self.end_mut(o.to);
+        // G refuses an ACK of what it has not sent.
+        let refused = o.to == Side::G && o.ack.is_some_and(|ack| ack > e.end);
+        if let Some(ack) = o.ack.filter(|_| !refused) {
+            e.ack_to = e.ack_to.max(ack);
+            e.edge_to = e.edge_to.max(o.edge);
+        }
+        let syn = u64::from(o.tcp.flags.syn());
+        e.end_to = e.end_to.max(o.end + syn + u64::from(o.tcp.flags.fin()));
+        if !known && o.gated && !o.is_verbatim() {
+            for (at, byte) in (o.seq..).zip(o.payload) {
+                e.copies.entry(at).or_insert(*byte);
+            }
+        }
+    }
+
+    /// The byte that was sent to `to` before as number `at`, if that is remembered.
+    #[must_use]
+    pub(crate) fn copy_of(&self, to: Side, at: u64) -> Option<u8> {
+        self.end(to).copies.get(&at).copied()
+    }
+}
+
+/// A byte's offset in its stream: the first after the SYN is number 0.
+#[must_use]
+pub fn offset(at: u64) -> u64 {
+    at.saturating_sub(BASE + 1)
+}

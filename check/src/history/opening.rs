@@ -1,0 +1,125 @@
+//! How a connection begins, and one after another on the same ports.
+
+use super::*;
+use crate::stream::streams_of;
+
+impl History {
+    /// A SYN, or what answers one, of this connection came; `None`: of none that there is.
+    pub fn note_next(&mut self, conn: Option<(usize, bool)>) {
+        self.next = conn.or(self.next);
+    }
+
+    /// The number of `side` lies before this connection: it is of one that had its ports before.
+    pub(super) fn is_of_earlier(&self, side: Side, seq: u64) -> bool {
+        self.next.is_some() && self.end(side).isn.is_some() && seq < BASE
+    }
+
+    /// An RST for a G that has opened anew on these ports: while it waits for R's SYN-ACK it
+    /// believes one that acknowledges its SYN (RFC 9293 section 3.10.7.3), and no other.
+    pub(crate) fn is_refused(&self, o: &Out<'_>) -> bool {
+        let opens = self.end(Side::R).isn.is_none() && self.end(Side::G).isn.is_some();
+        o.to == Side::G && self.next.is_some() && opens && o.ack != Some(BASE + 1)
+    }
+
+    /// Somebody answered, or nobody could.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        self.is_open() || self.ends.iter().all(|e| e.frames_to == 0)
+    }
+
+    pub(super) fn on_syn(&mut self, from: Side, tcp: &Tcp) {
+        let o = &tcp.options;
+        let offer = Offer {
+            mss: o.mss,
+            scale: o.window_scale,
+            timestamps: o.timestamps.is_some(),
+            sack: o.sack_permitted,
+            odd: o.unknown || o.malformed,
+            mptcp: o.mptcp,
+        };
+        let tsval = o.timestamps.map(|t| t.tsval);
+        let isn = tcp.seq.0;
+        if !tcp.flags.ack() && from == Side::R {
+            self.syn = Some((isn, offer, tsval));
+            return;
+        }
+        let answer = from == Side::G && tcp.flags.ack();
+        let same = answer && self.end(Side::R).isn.is_some_and(|r| r.wrapping_add(1) == tcp.ack.0);
+        if same && self.end(Side::R).acked > BASE && self.end(Side::G).isn != Some(isn) {
+            return; // another cookie, for a SYN that is answered for
+        }
+        let answers = if same { std::mem::take(&mut self.answers) } else { Vec::new() };
+        // A SYN of G, or its SYN-ACK to R's SYN, begins a connection unless it repeats itself; the
+        // answer to another SYN does, whatever number G begins with.
+        let other = answer && !same && self.end(Side::R).isn.is_some();
+        if from == Side::G && (self.end(Side::G).isn != Some(isn) || other) {
+            self.begin_anew();
+        }
+        if answer {
+            self.answers = answers;
+            self.answers.push((isn, offer));
+        }
+        let (is_new, is_open) = (self.end(from).isn.is_none(), self.is_open());
+        let window = u64::from(tcp.window);
+        let e = self.end_mut(from);
+        if is_new || e.isn == Some(isn) {
+            e.tsvals.extend(tsval);
+        }
+        if is_new || e.isn == Some(isn) && !is_open {
+            (e.isn, e.offer) = (Some(isn), offer);
+            e.end = e.end.max(BASE + 1);
+            if tcp.flags.ack() {
+                e.acked = e.acked.max(BASE + 1);
+                e.edge = BASE + 1 + window;
+                e.edge_max = e.edge_max.max(e.edge);
+            }
+        }
+        if answer {
+            self.note_answered(tcp);
+        }
+    }
+
+    /// G has answered a SYN of R.
+    fn note_answered(&mut self, tcp: &Tcp) {
+        if let Some((isn, offer, tsval)) = self.syn
+            && isn.wrapping_add(1) == tcp.ack.0
+        {
+            let r = self.end_mut(Side::R);
+            if r.isn != Some(isn) {
+                // What a repeated SYN offers is not what G has taken.
+                (r.isn, r.offer, r.end) = (Some(isn), offer, r.end.max(BASE + 1));
+            }
+            r.tsvals.extend(tsval);
+        }
+    }
+
+    /// Another connection begins: of the last one only what concerns the machines stays.
+    fn begin_anew(&mut self) {
+        let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
+        let mut earlier = std::mem::take(&mut self.earlier);
+        earlier.extend(self.conn.filter(|_| self.is_answered()));
+        let conn = self.next.map(|next| next.0).or(self.conn);
+        let streams = self.next.map(|next| streams_of(next.0, next.1));
+        let streams = self.streams.map(|old| streams.unwrap_or(old));
+        *self = Self {
+            ecn: self.ecn,
+            hostile: self.hostile,
+            ttl: self.ttl,
+            cramped_at: self.cramped_at,
+            deaf: self.deaf,
+            shrinks: self.shrinks,
+            mtu: self.mtu,
+            offline: self.offline,
+            state: self.state,
+            paused_since: self.paused_since,
+            silent_since: self.silent_since,
+            syn: self.syn,
+            next: self.next,
+            earlier,
+            ..Self::new(self.name, conn, self.opaque, streams)
+        };
+        for (end, waiting) in self.ends.iter_mut().zip(waiting) {
+            end.unchanged = waiting;
+        }
+    }
+}

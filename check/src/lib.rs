@@ -1,0 +1,24 @@
+//! `nightporter-check`: what a connection did, from frames alone, and the rules that judge it.
+//!
+//! One oracle for all who watch a host: the simulator, the tests on real guests, the tests of the
+//! core, fuzzing. [`wire`] reads frames, and shares no code with the core; [`history`] is what one
+//! flow did; [`rule`] has the names of the rules, each a file in `rules`. Two front doors:
+//! [`observer`] watches a host at work, with its engine, and [`trace`] two captures of one.
+#![forbid(unsafe_code)]
+
+mod end;
+pub mod event;
+pub mod frame;
+mod guest_clock;
+pub mod history;
+pub mod observer;
+mod out;
+mod ranges;
+pub mod reach;
+pub mod rule;
+mod rules;
+pub mod stream;
+pub mod tap;
+pub mod trace;
+pub mod weight;
+pub mod wire;

@@ -1,0 +1,21 @@
+//! INV-11, acceptable ACK numbers: none of what its receiver has not sent.
+//!
+//! G judges its own ACKs: those of an R that means harm may go on to it as they are.
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::Out;
+
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let Some(ack) = o.ack.filter(|_| o.gated && h.is_open()) else { return Ok(()) };
+    let sent = h.end(o.to).end;
+    if ack > sent && !o.tcp.flags.rst() && !is_for_g_to_judge(h, o, ack) {
+        return Err(format!("ACK of {} bytes that {:?} never sent", ack - sent, o.to));
+    }
+    Ok(())
+}
+
+/// R itself says so, and lies.
+pub(crate) fn is_for_g_to_judge(h: &History, o: &Out<'_>, ack: u64) -> bool {
+    o.to == Side::G && h.hostile[Side::R as usize] && ack <= h.end(Side::R).acked
+}

@@ -1,0 +1,24 @@
+//! INV-07, ACK numbers that the host emits never decrease, in either direction.
+//!
+//! G's SYN-ACK, which it repeats until it has seen R's answer, passes as it is: R answers it with
+//! an ACK that completes G's handshake. And of what G sends past the host R's own ACKs go on to G
+//! before the host says as much.
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::Out;
+use crate::wire::TcpFlags;
+
+const SYN_OR_RST: TcpFlags = TcpFlags::SYN.union(TcpFlags::RST);
+
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let Some(ack) = o.ack.filter(|_| o.gated && !o.tcp.flags.intersects(SYN_OR_RST)) else {
+        return Ok(());
+    };
+    let before = h.end(o.to).ack_to;
+    let unseen = o.to == Side::G && before == h.unseen_ack_to_guest;
+    if ack < before && !unseen {
+        return Err(format!("ACK {} bytes back, to {:?}", before - ack, o.to));
+    }
+    Ok(())
+}

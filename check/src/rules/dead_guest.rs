@@ -1,0 +1,32 @@
+//! INV-19, no answer for the dead: nothing but RSTs in the name of a guest that is destroyed, and
+//! no answer to who asks in the name of one that has been silent for longer than `T_paused`. Data
+//! that R repeats is acknowledged again: that was promised.
+
+use nightporter_core::limits::{T_ALIVE, T_PAUSED};
+use nightporter_core::time::Duration;
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::Out;
+
+/// A probe may be answered just in time, and leave a little later.
+const GRACE: Duration = Duration::from_secs(2);
+
+pub(crate) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
+    if o.to != Side::R || !o.gated || o.tcp.flags.rst() {
+        return Ok(());
+    }
+    if destroyed {
+        return Err("a segment in the name of a guest that is gone".to_owned());
+    }
+    let r = h.end(Side::R);
+    let shut = r.edge_to <= r.ack_to + (1 << h.shift(Side::G));
+    let patience = if h.idles && !shut { T_ALIVE } else { T_PAUSED };
+    match h.silent_since {
+        Some(since) if h.asks && o.at.since(since) > patience + GRACE => {
+            let ms = o.at.since(since).as_millis();
+            Err(format!("an answer for a guest that has been silent for {ms} ms"))
+        }
+        _ => Ok(()),
+    }
+}

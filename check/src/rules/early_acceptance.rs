@@ -1,0 +1,94 @@
+//! INV-25, early acceptance is a subset: the host acknowledges only what a conforming G would have
+//! accepted, given the same segments and, but for its size, the window the host showed.
+//!
+//! The model takes the segments that came in from R whole and in R's own name, refuses what
+//! RFC 9293 section 3.10.7.4, RFC 5961 and RFC 7323 refuse, and joins the rest.
+
+use super::Ensure;
+use crate::history::{BASE, History, Side};
+use crate::out::Out;
+use crate::ranges::Ranges;
+use crate::wire::{Seq, Tcp};
+
+/// A TSval may be as many ticks older than TS.Recent (`tcp_paws_check` of Linux 6.18). R's own
+/// clock never goes back, so only delayed segments are older.
+const AGE_MAX: i32 = 1;
+
+/// Ranges of R's stream that a conforming G would have.
+#[derive(Clone, Debug, Default)]
+pub struct Acceptable {
+    ranges: Ranges,
+    /// TS.Recent of RFC 7323 section 4.3.
+    pub(crate) recent: Option<u32>,
+}
+
+impl Acceptable {
+    /// It has the place `at`, which may be a FIN's.
+    pub(crate) fn has(&self, at: u64) -> bool {
+        self.ranges.has(at)
+    }
+
+    /// By how many ticks a TSval of R is older than TS.Recent, which 0 leaves void.
+    fn age(&self, tsval: u32) -> i32 {
+        let recent = self.recent.filter(|recent| *recent != 0);
+        recent.map_or(0, |recent| Seq(recent).after(Seq(tsval)))
+    }
+
+    /// PAWS refuses a segment with this clock.
+    pub(crate) fn refuses_clock(&self, tcp: &Tcp) -> bool {
+        tcp.options.timestamps.is_some_and(|ts| self.age(ts.tsval) > AGE_MAX)
+    }
+
+    /// How many pieces there are.
+    pub(crate) fn ranges_count(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// End of what is there without a hole.
+    pub(crate) fn end(&self) -> u64 {
+        self.ranges.end_of_run(BASE + 1)
+    }
+}
+
+/// A segment of R as a conforming G sees it; `false`: it drops the segment.
+pub(crate) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64) -> bool {
+    if !tcp.flags.ack() {
+        return false;
+    }
+    let ack_to = h.end(Side::R).ack_to;
+    if h.timestamps() {
+        let Some(ts) = tcp.options.timestamps else { return false };
+        let age = h.acceptable.age(ts.tsval);
+        if age > AGE_MAX {
+            return false;
+        }
+        // An old duplicate is dropped before its clock is read.
+        let acceptable = end > ack_to || (end == seq && seq >= ack_to);
+        if seq <= ack_to.max(BASE + 1) && acceptable && age <= 0 {
+            h.acceptable.recent = Some(ts.tsval);
+        }
+    }
+    let (r, g) = (h.end(Side::R), h.end(Side::G));
+    let ack = h.unwrap(Side::G, tcp.ack, r.acked);
+    let (sent, edge) = (g.end, r.edge_to.max(g.edge_max));
+    if ack > sent || seq > edge || (seq == edge && tcp.payload_len > 0) {
+        return false;
+    }
+    let to = end.min(edge + u64::from(tcp.flags.fin()));
+    if to > seq {
+        h.acceptable.ranges.insert(seq.max(BASE + 1), to);
+    }
+    true
+}
+
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let Some(ack) = o.ack.filter(|_| o.to == Side::R && o.gated && h.is_open()) else {
+        return Ok(());
+    };
+    // What G itself acknowledged it has accepted.
+    let acceptable = h.acceptable.end().max(h.end(Side::G).acked);
+    if ack > acceptable && !o.tcp.flags.rst() {
+        return Err(format!("ACK {} bytes beyond what G would accept", ack - acceptable));
+    }
+    Ok(())
+}

@@ -1,0 +1,73 @@
+//! ECONOMY (SNOOP-29): G is not given more again than its twin would be. A remote whose timer ran
+//! out sends what is first, and the rest as G acknowledges, twice as much as each ACK says
+//! (RFC 5681 section 3.1): besides that first segment, what G never asked for is not offered again
+//! by more than that, or [`BYTES_MAX`], before G says anything. How often a timer may run out is
+//! RECOVERY's to judge: a silent G is offered its segment for hours. What G asks for by duplicates
+//! or SACK may be as much as it lost, and a new ring has lost all of it.
+//!
+//! Nor in more pieces: while more is there, G gets a full segment, or half of its window (SNOOP-27;
+//! RFC 9293 section 3.8.6.2.1), or what its ring has room for.
+
+use super::Ensure;
+use crate::history::{BASE, History, Side};
+use crate::out::{In, Out};
+
+/// A super-segment.
+const BYTES_MAX: u64 = 64 * 1024;
+
+/// Bytes of a frame that would just fit where room is made for a full frame.
+const FRAME: u64 = 1400;
+
+/// Bytes offered again since G said anything, the segments of timers not counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Again {
+    bytes: u64,
+    /// G's newest ACK, and by how much it has moved since the last such byte.
+    acked: u64,
+    moved: u64,
+}
+
+pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
+    if s.from == Side::G {
+        let (acked, before) = (h.end(Side::G).acked, h.quality.again);
+        let moved = if before.bytes == 0 { before.moved } else { 0 };
+        let moved = moved + acked - before.acked.clamp(BASE, acked);
+        h.quality.again = Again { bytes: 0, acked, moved };
+    }
+}
+
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let (g, r) = (h.end(Side::G), h.end(Side::R));
+    let fresh = o.is_stored() && h.is_twinned() && !o.waited && o.seq >= g.end_to;
+    let window = g.edge.saturating_sub(g.acked);
+    let small =
+        (o.end - o.seq) < h.segment_for_guest().1.min(FRAME) && 2 * (o.end - o.seq) < window;
+    if fresh && small && o.end < h.in_order().min(r.ack_to) {
+        let left = h.in_order().min(r.ack_to) - o.end;
+        return Err(format!(
+            "{} bytes in a segment for G, and {left} more are there",
+            o.end - o.seq
+        ));
+    }
+    let bytes = h.quality.again.bytes + repeated(h, o);
+    match bytes > BYTES_MAX.max(2 * h.quality.again.moved) && repeated(h, o) > 0 {
+        true => Err(format!("{bytes} bytes offered again to a G that asked for none")),
+        false => Ok(()),
+    }
+}
+
+/// `o` has left, and is not yet in the history.
+pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
+    h.quality.again.bytes += repeated(h, o);
+}
+
+/// Bytes of `o` that G was offered before and did not ask for, the segment of a timer not counted.
+fn repeated(h: &History, o: &Out<'_>) -> u64 {
+    if !o.is_stored() || !h.is_twinned() || h.is_asked_for() {
+        return 0;
+    }
+    let g = h.end(Side::G);
+    let is_first = (o.seq..o.end).contains(&g.acked);
+    let of_timer = if is_first { h.segment_for_guest().0 } else { 0 };
+    g.end_to.min(o.end).saturating_sub(o.seq + of_timer)
+}

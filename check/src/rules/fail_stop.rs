@@ -1,0 +1,51 @@
+//! INV-21, fail-stop: when a promise can no longer be kept both sides are told; nobody is left to
+//! believe in a stream with a hole.
+
+use nightporter_core::limits::T_RST;
+use nightporter_core::tcp::flow::State;
+use nightporter_core::time::{Duration, Instant};
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::Out;
+
+/// After a restart R hears at once, and G in the time a busy guest needs to take a frame.
+pub(crate) const TELL_R: Duration = Duration::from_secs(1);
+/// See [`TELL_R`].
+pub(crate) const TELL_G: Duration = Duration::from_secs(10);
+
+/// Who is owed an RST has had it by the time it says anything itself.
+pub(crate) fn on_in(at: Instant, h: &History, from: Side) -> Ensure {
+    let told = |side: Side| h.end(side).reset_to || h.end(side).reset;
+    match h.tell_by[from as usize] {
+        Some(by) if at > by && !told(from) && h.is_judged() => {
+            Err(format!("after a restart {from:?} was not told in time"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// No RST without a cause; and what R was promised comes before R's own RST (SNOOP-15), for as
+/// long as T_rst.
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let (r, g) = (h.end(Side::R), h.end(Side::G));
+    // H's own reason counts while G has its CPU: a paused guest is waited for (SNOOP-32).
+    let given_up = h.state == Some(State::Abort) && h.paused_since.is_none();
+    let cause = r.reset || g.reset || h.broken || h.interrupted || given_up;
+    if o.to == Side::R && o.gated && o.tcp.flags.rst() && !cause && h.streams.is_some() {
+        return Err("an RST to R that nothing asked for".to_owned());
+    }
+    let aborted = h.state == Some(State::Abort);
+    let late = o.waited && h.is_refused(o); // it was for the connection before
+    if o.to == Side::G && o.gated && o.tcp.flags.rst() && !cause && !aborted && !late {
+        return Err("an RST to G that nothing asked for".to_owned());
+    }
+    if o.to != Side::G || !o.gated || !o.tcp.flags.rst() || !r.reset || !h.is_open() {
+        return Ok(());
+    }
+    let soon = h.reset_at.is_some_and(|at| o.at.since(at) < T_RST);
+    if soon && !h.broken && !h.interrupted && g.acked < r.ack_to.min(r.fin.unwrap_or(u64::MAX)) {
+        return Err(format!("an RST before {} promised bytes", r.ack_to - g.acked));
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! PROMPT-ACK (SNOOP-06, SNOOP-07): R never waits longer for an ACK than with G alone on a perfect
+//! host, plus a bound.
+//!
+//! The twin acknowledges in-order data when G has run and seen it. A flow with offload is held to
+//! more: bytes that the host must hold are acknowledged within [`WITHIN`] of their coming, or of
+//! the coming of the last byte before them, whether G runs or not; and bytes that G has
+//! acknowledged itself, its FIN included, are within the same time. Each segment that lies behind a
+//! hole is answered by an ACK of its own within that time, for R counts them (RFC 5681 section
+//! 4.2).
+//!
+//! The host must hold the bytes of a segment that G would take, with five exceptions. R repeats
+//! these segments, or G acknowledges them itself:
+//! - bytes beyond the edge that R had been shown when they came (SNOOP-02);
+//! - a segment whose ACK is older than a whole window of R (SNOOP-03; RFC 5961 section 5.2);
+//! - a segment that the host does not understand, which passes to G (SNOOP-13, COM-04);
+//! - a segment that begins another range when there are [`RANGES_MAX`] out of order (SNOOP-10);
+//! - the data of a flow that was idle for [`PARKED_AFTER`], and so has given its place back, while
+//!   its VM's budget has none for it, or G has yet to acknowledge what passed to it (SNOOP-39).
+//!
+//! And nobody speaks for a G whose clock has gone half round since it was heard (RFC 7323 section
+//! 5.5).
+//!
+//! Of two captures this cannot be judged: they do not say which flow is with offload while it is
+//! silent.
+
+use std::collections::VecDeque;
+
+use nightporter_core::time::{Duration, Instant};
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::{In, Out, is_foreign};
+use crate::ranges::Ranges;
+
+/// The longest an ACK may wait (SNOOP-07), and no more.
+const WITHIN: Duration = Duration::from_millis(10);
+/// SNOOP-10 has 64. The host may hold more ranges than are counted here: it may also take the
+/// segments that it need not.
+const RANGES_MAX: usize = 32;
+/// 24 days (`TCP_PAWS_24DAYS`), which the host counts in whole hours.
+const CLOCK_AGE: Duration = Duration::from_secs((24 * 24 - 1) * 3600);
+/// An idle flow gives its place back (`T_PARK`).
+const PARKED_AFTER: Duration = Duration::from_secs(1);
+
+/// What R is owed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Waiting {
+    /// Since when, and what it had been told then.
+    since: Option<(Instant, u64)>,
+    /// When each segment came behind a hole that has not been answered.
+    behind_hole: VecDeque<Instant>,
+    /// R's bytes that the host must hold.
+    held: Ranges,
+    /// When the flow was last heard of, by a segment of whomever; `None` before the first.
+    heard_at: Option<Instant>,
+    /// It may have no place, for it was idle and has acknowledged nothing early since.
+    parked: bool,
+}
+
+impl Waiting {
+    /// The flow had time to give its place back by `at`, or did so earlier.
+    fn may_be_parked(&self, at: Instant) -> bool {
+        self.parked || self.heard_at.is_some_and(|heard| at.since(heard) >= PARKED_AFTER)
+    }
+}
+
+/// Any whole segment, also one in another's name.
+pub(crate) fn on_any(h: &mut History, at: Instant) {
+    let waiting = &mut h.quality.waiting;
+    waiting.parked = waiting.may_be_parked(at);
+    waiting.heard_at = Some(at);
+}
+
+/// A segment came in, and is in the history.
+pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
+    if s.from == Side::G {
+        return;
+    }
+    let r = h.end(Side::R);
+    let behind = s.end > s.seq + 1 && s.seq > h.in_order() && s.end <= r.edge_to;
+    let sure = s.counts && s.ack == r.acked && s.ack <= h.end(Side::G).end && r.fin.is_none();
+    if behind && sure && s.tcp.options.understood() && h.is_twinned() {
+        h.quality.waiting.behind_hole.push_back(s.at);
+    }
+    hold(h, s);
+}
+
+/// Notes which bytes of R's segment the host must hold.
+fn hold(h: &mut History, s: &In<'_>) {
+    let (r, g) = (h.end(Side::R), h.end(Side::G));
+    let window = r.edge.saturating_sub(r.acked);
+    let old = s.ack + window < r.acked;
+    let idle = h.quality.waiting.may_be_parked(s.at);
+    let no_place = !h.may_reserve(r.edge_to.saturating_sub(g.acked)) || g.end_to > g.acked;
+    if !h.is_on() || !s.counts || old || is_foreign(s.ip, s.tcp) || idle && no_place {
+        return;
+    }
+    let next = r.ack_to.max(g.acked);
+    let (from, to) = (s.seq.max(next), s.end.min(r.edge_to));
+    let held = &mut h.quality.waiting.held;
+    held.forget_below(next);
+    let joins = from <= held.end_of_run(next) || held.touches(from, to);
+    if from < to && (joins || held.len() < RANGES_MAX) {
+        held.insert(from, to);
+    }
+}
+
+/// `o` has left, and is not yet in the history.
+pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
+    let early = o.ack.is_some_and(|ack| ack > h.end(Side::G).acked);
+    if o.to == Side::R {
+        h.quality.waiting.behind_hole.pop_front();
+        h.quality.waiting.parked &= !early;
+    }
+}
+
+pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
+    if !h.is_twinned() {
+        h.quality.waiting.behind_hole.clear();
+    }
+    let oldest = h.quality.waiting.behind_hole.front();
+    if oldest.is_some_and(|at| now.since(*at) > WITHIN) {
+        return Err("a segment behind a hole was not answered".to_owned());
+    }
+    let (told, acked) = (h.end(Side::R).ack_to, h.end(Side::G).acked);
+    let taken = h.quality.waiting.held.end_of_run(told.max(acked));
+    // Nobody answers a probe for a guest that is long silent, nor takes its octet (INV-19).
+    let probe = taken == told + 1 && taken > acked;
+    let outdated = h.timestamps() && now.since(h.heard_from_guest) >= CLOCK_AGE;
+    if !h.is_twinned() || probe || taken <= told || outdated {
+        h.quality.waiting.since = None;
+        return Ok(());
+    }
+    let since = &mut h.quality.waiting.since;
+    match *since {
+        Some((at, before)) if before == told => {
+            let waited = now.since(at);
+            if waited > WITHIN {
+                let ms = waited.as_millis();
+                return Err(format!("{} bytes not acknowledged for {ms} ms", taken - told));
+            }
+        }
+        _ => *since = Some((now, told)),
+    }
+    Ok(())
+}

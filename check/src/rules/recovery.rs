@@ -1,0 +1,243 @@
+//! RECOVERY (SNOOP-14, SNOOP-27 to SNOOP-29, LIFE-04): what G lost is offered to it again, in time
+//! and not before.
+//!
+//! The host stands where a remote without loss or distance would: whatever G asks for it has. With
+//! G's ring empty, so that there is room, a window that takes it, and a processor for the worker,
+//! - new bytes, and R's FIN behind the last, are offered within [`AT_ONCE`];
+//! - a byte that G asks for (three duplicate ACKs, a SACK block, the first ACK within a recovery;
+//!   RFC 6582, RFC 6675), or that lay in a ring when the driver was reset, is within the same time;
+//! - a byte that G says nothing of is within twice the timeout of SNOOP-29, which starts at 250 ms
+//!   of G's running time, doubles to 2 s, and starts again when G has moved.
+//!
+//! And a byte is not offered again for want of an ACK before G has run for [`NOT_BEFORE`]: a paused
+//! guest has lost nothing. Of captures this cannot be judged: they do not show rings.
+
+use nightporter_core::time::{Duration, Instant};
+
+use super::Ensure;
+use crate::guest_clock::GuestClock;
+use crate::history::{BASE, History, Side};
+use crate::out::{In, Out};
+
+/// A turn of the worker, and what may keep it.
+const AT_ONCE: Duration = Duration::from_millis(20);
+/// A little less than the 250 ms of SNOOP-29: running time is measured from two places.
+const NOT_BEFORE: Duration = Duration::from_millis(200);
+/// The first timeout, and the longest.
+const TIMEOUT_MS: (u64, u64) = (250, 2_000);
+/// What a timer may be late.
+const LATE: Duration = Duration::from_millis(150);
+
+/// What G was offered, and what it said.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recovery {
+    /// G's newest ACK and edge.
+    una: u64,
+    edge: u64,
+    /// When the byte `una` was offered last, or became the first; and G's running time then.
+    offered: Option<(Instant, Duration)>,
+    /// How often it was offered again.
+    timeouts: u32,
+    /// ACKs that repeat `una`.
+    duplicates: u32,
+    /// G misses the byte `una`, and has not been offered it since then.
+    missed_at: Option<Instant>,
+    /// What was out when a recovery began; it is over when G has that.
+    end: u64,
+    /// The host may begin one later than it must, and so end it later: below this at the latest.
+    may_end: u64,
+    /// What was offered again in it.
+    again: Vec<(u64, u64)>,
+    /// What a timeout offers again: from the next byte on, up to where.
+    burst: (u64, u64),
+    /// Up to here a timeout sends by slow start: what is new may wait.
+    slow_to: u64,
+    /// Since when there are new bytes that were not offered.
+    fresh_since: Option<Instant>,
+    /// G sent something: timers may start anew.
+    heard_at: Instant,
+}
+
+impl Recovery {
+    fn has_been_offered(&self, at: u64) -> bool {
+        self.again.iter().any(|(from, to)| (*from..*to).contains(&at))
+    }
+
+    /// While it repeats, and in the slow start behind a timeout, what is new may wait.
+    fn is_calm(&self, una: u64) -> bool {
+        self.timeouts == 0 && una >= self.end && una >= self.slow_to
+    }
+
+    /// After a timeout duplicate ACKs may be those of what was under way before it, and name no
+    /// loss (RFC 6582 section 3.2); `sure`: these do.
+    fn begin(&mut self, now: Instant, out_to: u64, sure: bool) {
+        self.may_end = self.may_end.max(out_to);
+        if self.una >= self.end {
+            self.end = out_to;
+            self.again.clear();
+            self.missed_at = sure.then_some(now);
+        }
+    }
+}
+
+impl History {
+    /// G asks for something, or its rings are new.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.end(Side::G).acked < self.quality.recovery.end
+    }
+}
+
+/// The rings of G were set up again: what was in them is gone.
+pub(crate) fn on_driver_back(h: &mut History, now: Instant) {
+    let out_to = h.end(Side::G).end_to;
+    let una = h.end(Side::G).acked;
+    let q = &mut h.quality.recovery;
+    q.again.clear();
+    q.una = una;
+    if out_to > una {
+        (q.end, q.may_end) = (out_to, out_to);
+        (q.missed_at, q.burst) = (Some(now), (una, out_to));
+    }
+}
+
+pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
+    if s.from == Side::R {
+        return;
+    }
+    let (una, edge, out_to) = (h.end(Side::G).acked, h.end(Side::G).edge, h.end(Side::G).end_to);
+    // With SACK a recovery is over when all is there that was below the highest block.
+    let blocks = s.tcp.options.sack.as_slice().iter().filter_map(|(from, to)| {
+        let (from, to) = (h.unwrap(Side::R, *from, una), h.unwrap(Side::R, *to, una));
+        (from > una && to > from && to <= out_to).then_some(to)
+    });
+    let top = blocks.max().filter(|_| h.sack());
+    let q = &mut h.quality.recovery;
+    let moved = std::mem::replace(&mut q.edge, edge) != edge;
+    q.heard_at = s.at;
+    if una > q.una {
+        q.una = una;
+        (q.duplicates, q.timeouts, q.missed_at) = (0, 0, None);
+        q.offered = (out_to > una).then(|| (s.at, clock.ran(s.at)));
+        if una < q.end && out_to > una {
+            q.missed_at = (!q.has_been_offered(una)).then_some(s.at);
+        }
+    } else if s.ack == una && s.tcp.payload_len == 0 && !s.tcp.flags.fin() && !moved && out_to > una
+    {
+        q.duplicates += 1;
+        if q.duplicates == 3 {
+            q.begin(s.at, out_to, una >= q.slow_to);
+        }
+    }
+    if let Some(top) = top {
+        q.begin(s.at, top, true);
+    }
+}
+
+/// End of what R was told is there and G is owed: R's bytes, and the FIN behind the last.
+fn owed_to(h: &History) -> u64 {
+    let r = h.end(Side::R);
+    let in_order = h.in_order().min(r.ack_to);
+    let fin = r.fin.filter(|fin| *fin == in_order && h.acceptable.has(*fin));
+    in_order + u64::from(fin.is_some())
+}
+
+/// New bytes, and R's FIN, that G's window takes and that nothing keeps from being offered.
+pub(crate) fn fresh_bytes(h: &History) -> Option<u64> {
+    let g = h.end(Side::G);
+    let (una, out_to, end) = (g.acked, g.end_to.max(g.acked), owed_to(h));
+    let room = g.edge.min(end).saturating_sub(out_to);
+    let fits =
+        room >= h.segment_for_guest().0 || room > 0 && (out_to <= una || out_to + room == end);
+    (fits && h.quality.recovery.is_calm(una)).then_some(room)
+}
+
+pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {
+    let times = clock.idle_since().zip(clock.served_since());
+    let Some((idle, served)) = times.filter(|_| h.is_twinned() && h.paused_since.is_none()) else {
+        h.quality.recovery.fresh_since = None;
+        return Ok(());
+    };
+    let fresh = fresh_bytes(h);
+    let g = h.end(Side::G);
+    let (una, out_to, edge, end) = (g.acked, g.end_to.max(g.acked), g.edge, owed_to(h));
+    let in_order = h.in_order().min(h.end(Side::R).ack_to);
+    let q = &mut h.quality.recovery;
+    match fresh {
+        None => q.fresh_since = None,
+        Some(room) if now.since((*q.fresh_since.get_or_insert(now)).max(served)) > AT_ONCE => {
+            return Err(format!("{room} new bytes that G's window takes were not offered"));
+        }
+        Some(_) => {}
+    }
+    let takes = edge > una && una < end && out_to > una;
+    if !takes {
+        return Ok(());
+    }
+    // A FIN is not asked for: R's own would wait for a timer too.
+    let missed = q.missed_at.filter(|_| una < in_order);
+    if missed.is_some_and(|at| now.since(at.max(served)) > AT_ONCE) {
+        return Err(format!("byte {} that G lost was not offered again", una - BASE));
+    }
+    let (first, most) = TIMEOUT_MS;
+    let timeout = (first << q.timeouts.min(8)).min(most);
+    let bound = Duration::from_nanos(2 * timeout * 1_000_000 + LATE.as_nanos());
+    match q.offered {
+        Some((at, _)) if now.since(at.max(idle).max(q.heard_at)) > bound => {
+            let ms = now.since(at).as_millis();
+            Err(format!("byte {} was not offered again for {ms} ms", una - BASE))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Nothing is offered again too soon.
+pub(crate) fn on_out(h: &History, o: &Out<'_>, clock: &GuestClock) -> Ensure {
+    let q = &h.quality.recovery;
+    if o.to != Side::G || !o.is_stored() || !h.is_twinned() || o.end > h.end(Side::G).end_to {
+        return Ok(());
+    }
+    // What the host has not acknowledged it does not hold: R itself offers it again.
+    let una = h.end(Side::G).acked;
+    let in_burst = (q.burst.0..q.burst.1).contains(&o.seq);
+    let asked = una < q.end.max(q.may_end);
+    if in_burst || asked || o.seq > una || o.end <= una || o.end > h.end(Side::R).ack_to {
+        return Ok(());
+    }
+    match q.offered {
+        Some((_, ran)) if since(clock.ran(o.at), ran) < NOT_BEFORE => {
+            let ms = since(clock.ran(o.at), ran).as_millis();
+            Err(format!("byte {} was offered again when G had run for {ms} ms", una - BASE))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `o` has left, and is not yet in the history.
+pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
+    let end = o.end + u64::from(o.tcp.flags.fin());
+    if o.to != Side::G || !o.gated || end == o.seq || o.tcp.flags.rst() {
+        return;
+    }
+    let (una, out_to) = (h.end(Side::G).acked, h.end(Side::G).end_to);
+    let q = &mut h.quality.recovery;
+    if o.seq >= out_to {
+        q.fresh_since = None;
+    }
+    if o.seq < out_to {
+        q.again.push((o.seq, end));
+    }
+    if (o.seq..end).contains(&una) {
+        if o.seq < out_to {
+            q.timeouts += 1;
+            (q.burst, q.slow_to) = ((end, out_to), out_to);
+        }
+        q.offered = Some((o.at, clock.ran(o.at)));
+        q.missed_at = None;
+    } else if (q.burst.0..q.burst.1).contains(&o.seq) {
+        q.burst.0 = end;
+    }
+}
+
+fn since(now: Duration, then: Duration) -> Duration {
+    Duration::from_nanos(now.as_nanos().saturating_sub(then.as_nanos()))
+}

@@ -1,0 +1,32 @@
+//! INV-05, the right edge shown to R never moves left.
+//!
+//! That holds too when a flow leaves the path and G shows its own edge again, unless G is one that
+//! takes window back, or shows R its own past the host already. With window scaling an edge that
+//! may not grow cannot be written for every ACK; it may then show up to one unit less
+//! (ARCHITECTURE, "Decisions"). Toward G the edge is R's own.
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::Out;
+use crate::wire::TcpFlags;
+
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let shown = h.end(Side::R).edge_max;
+    if o.to == Side::G && o.gated && !o.tcp.flags.rst() && h.is_open() && o.edge > shown {
+        return Err(format!("G is shown {} bytes more than R has", o.edge - shown));
+    }
+    let handshake = o.tcp.flags.intersects(TcpFlags::SYN.union(TcpFlags::RST));
+    let closed = h.ends.iter().all(|e| e.fin.is_some());
+    let reset = h.ends.iter().any(|e| e.reset || e.reset_to);
+    let left = !h.was_on || h.interrupted || h.broken || h.shrinks || h.forgotten || h.past;
+    let left = !o.gated && (left || closed || reset);
+    if o.to != Side::R || left || o.ack.is_none() || handshake {
+        return Ok(());
+    }
+    let before = h.end(Side::R).edge_to;
+    let unit = 1 << h.shift(Side::G);
+    if o.edge + unit - 1 < before {
+        return Err(format!("right edge {} bytes to the left", before - o.edge));
+    }
+    Ok(())
+}

@@ -1,0 +1,38 @@
+//! INV-10, acceptable sequence numbers: every segment emitted lies in its receiver's window as the
+//! receiver would compute it, but for probes one below and repetitions of what is not acknowledged.
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::Out;
+
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    if o.gated && o.tcp.flags.rst() && o.to == Side::R && h.is_open() {
+        // RFC 5961: exact, or R only asks again. Later ones answer whatever place R then names.
+        let r = h.end(Side::R);
+        let exact = r.reset_to || r.reset || o.seq >= r.acked && o.seq <= r.end_to;
+        let exact = exact || h.net_has_unseen(); // only R knows the end of that
+        return if exact { Ok(()) } else { Err("an RST that R will not believe".to_owned()) };
+    }
+    if !o.gated || o.tcp.flags.rst() || o.tcp.flags.syn() || !h.is_open() {
+        return Ok(());
+    }
+    let (receiver, source) = (h.end(o.to), h.end(o.to.other()));
+    let end = o.end + u64::from(o.tcp.flags.fin());
+    if end > source.end.max(receiver.acked) {
+        return Err(format!("{} bytes to {:?} that nobody sent", end - source.end, o.to));
+    }
+    // What R sends with odd options passes, and G takes it before the host does; and while an ACK
+    // waits for the ring G may take window back, and give it again.
+    // And of what goes past the host only R knows the end.
+    let unseen = o.to == Side::R && h.net_has_unseen();
+    if h.hostile[Side::R as usize] || h.shrinks || unseen {
+        return Ok(());
+    }
+    let pure = o.tcp.payload_len == 0 && !o.tcp.flags.fin();
+    let probe = o.seq + 1 == receiver.acked || receiver.acked_before.contains(&(o.seq + 1));
+    // One that waited for the ring was made for a window that G has moved since.
+    if pure && o.seq < receiver.acked && !probe && !o.waited {
+        return Err(format!("a pure ACK {} below its window", receiver.acked - o.seq));
+    }
+    Ok(())
+}

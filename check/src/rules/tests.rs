@@ -1,0 +1,695 @@
+//! Written traces that the rules about time and quality refuse, and others that they accept.
+
+use nightporter_core::tcp::flow::State;
+use nightporter_core::time::Instant;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+
+use super::turns::Turns;
+use super::{check_out, quality, recovery};
+use crate::guest_clock::GuestClock;
+use crate::history::{History, Side};
+use crate::rule::Rule;
+use crate::tap::{FlowName, Tap, Tapped};
+use crate::wire::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Packet, Segment, TcpFlags, build};
+
+/// Initial sequence numbers of R and G; all numbers below are relative to them.
+const ISN: [u32; 2] = [0xffff_fd00, 77_000];
+const PUSH: TcpFlags = TcpFlags::ACK.union(TcpFlags::PSH);
+
+/// One flow, and what its checkers said first.
+struct Scene {
+    now: Instant,
+    h: History,
+    clock: GuestClock,
+    turns: Turns,
+    wrong: Option<Rule>,
+    hdr: VirtioNetHdr,
+}
+
+/// A segment of R or G with relative numbers.
+fn seg(from: Side, seq: u32, ack: u32) -> Segment {
+    let (src, dst) = ([10, 0, 0, 2], [10, 0, 0, 1]);
+    let (src, dst) = if from == Side::R { (src, dst) } else { (dst, src) };
+    let clocks = if from == Side::R { (100, 500) } else { (500, 100) };
+    Segment {
+        src: src.into(),
+        dst: dst.into(),
+        src_port: 1,
+        dst_port: 1,
+        seq: ISN[from as usize].wrapping_add(seq),
+        ack: ISN[from.other() as usize].wrapping_add(ack),
+        flags: TcpFlags::ACK,
+        window: 500,
+        timestamps: Some(clocks),
+        ..Segment::default()
+    }
+}
+
+/// An ACK of the host that leaves the edge where it was, but for rounding.
+fn told(ack: u32) -> Segment {
+    let left = (64_001 - ack).div_ceil(128);
+    with(seg(Side::G, 1, ack), |x| x.window = u16::try_from(left).expect("a field"))
+}
+
+fn with(mut segment: Segment, change: impl FnOnce(&mut Segment)) -> Segment {
+    change(&mut segment);
+    segment
+}
+
+impl Scene {
+    /// An open connection with timestamps, SACK and windows in units of 128 bytes, with offload.
+    fn open() -> Self {
+        let name = FlowName { guest: 0, guest_port: 1, remote: [0; 16], remote_port: 1 };
+        let mut s = Self {
+            now: Instant::from_secs(1),
+            h: History::new(name, Some(0), false, None),
+            clock: GuestClock::default(),
+            turns: Turns::default(),
+            wrong: None,
+            hdr: VirtioNetHdr::default(),
+        };
+        s.h.mtu = Some(1500);
+        let offer = vec![2, 4, 5, 180, 3, 3, 7, 4, 2, 1, 1, 1];
+        let syn = |from, ack, flags| {
+            with(seg(from, 0, ack), |x| (x.flags, x.options) = (flags, offer.clone()))
+        };
+        s.sees(Side::R, &syn(Side::R, 0, TcpFlags::SYN), &[]);
+        s.leaves(Side::G, &syn(Side::R, 0, TcpFlags::SYN), &[]);
+        s.sees(Side::G, &syn(Side::G, 1, TcpFlags::SYN | TcpFlags::ACK), &[]);
+        s.leaves(Side::R, &syn(Side::G, 1, TcpFlags::SYN | TcpFlags::ACK), &[]);
+        (s.h.state, s.h.was_on) = (Some(State::On), true);
+        s.net_sends(&seg(Side::R, 1, 1), &[]);
+        s.guest_sends(&seg(Side::G, 1, 1), &[]);
+        s.net_gets(&told(1), &[]);
+        s
+    }
+
+    /// R has sent `bytes`, was told, and G was offered them.
+    fn promised(bytes: usize) -> Self {
+        let mut s = Self::open();
+        let end = u32::try_from(bytes).expect("a segment") + 1;
+        s.net_sends(&seg(Side::R, 1, 1), &vec![7; bytes]);
+        s.net_gets(&told(end), &[]);
+        s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &vec![7; bytes]);
+        s
+    }
+
+    fn sees(&mut self, from: Side, segment: &Segment, payload: &[u8]) {
+        let bytes = build(segment, payload);
+        let packet = Packet::parse(&bytes).expect("well-formed");
+        let (ip, tcp) = packet.tcp().expect("TCP");
+        let tap = if from == Side::R { Tap::FromNet } else { Tap::FromGuest(0) };
+        let t = tapped(self.now, tap, self.hdr, &bytes, &packet);
+        // Nothing here leaves as it came.
+        if let Some(s) = self.h.on_in(&t, from, ip, tcp, 0) {
+            recovery::on_in(&mut self.h, &s, &self.clock);
+        }
+        quality::on_any(&mut self.h, self.now, from, (ip, tcp));
+        self.turns.on_step(&self.h);
+    }
+
+    fn leaves(&mut self, to: Side, segment: &Segment, payload: &[u8]) {
+        let bytes = build(segment, payload);
+        let packet = Packet::parse(&bytes).expect("well-formed");
+        let (ip, tcp) = packet.tcp().expect("TCP");
+        let tap = if to == Side::R { Tap::ToNet } else { Tap::ToGuest(0) };
+        let t = tapped(self.now, tap, self.hdr, &bytes, &packet);
+        let o = self.h.out(&t, to, !tcp.flags.syn(), ip, tcp);
+        let said = check_out(&self.h, &o, false)
+            .map_err(|(rule, _)| rule)
+            .and_then(|()| recovery::on_out(&self.h, &o, &self.clock).map_err(|_| Rule::Recovery))
+            .and(self.turns.on_out(&self.h, &o).map_err(|_| Rule::Turns));
+        self.wrong = self.wrong.or(said.err());
+        if to == Side::G {
+            self.clock.on_given(self.now);
+            if o.is_stored() {
+                self.clock.on_stored();
+            }
+        }
+        recovery::after_out(&mut self.h, &o, &self.clock);
+        self.h.on_out(&o);
+        self.turns.on_step(&self.h);
+    }
+
+    fn net_sends(&mut self, segment: &Segment, payload: &[u8]) {
+        self.sees(Side::R, segment, payload);
+    }
+
+    /// In R's name.
+    fn forger_sends(&mut self, segment: &Segment, payload: &[u8]) {
+        let bytes = build(segment, payload);
+        let packet = Packet::parse(&bytes).expect("well-formed");
+        quality::on_any(&mut self.h, self.now, Side::R, packet.tcp().expect("TCP"));
+    }
+
+    fn guest_sends(&mut self, segment: &Segment, payload: &[u8]) {
+        self.clock.on_seen(self.now, usize::MAX);
+        self.sees(Side::G, segment, payload);
+    }
+
+    fn net_gets(&mut self, segment: &Segment, payload: &[u8]) {
+        self.leaves(Side::R, segment, payload);
+    }
+
+    fn guest_gets(&mut self, segment: &Segment, payload: &[u8]) {
+        self.leaves(Side::G, segment, payload);
+    }
+
+    /// G has seen everything and says nothing; then so many milliseconds pass.
+    fn seen_and_ms(&mut self, ms: u64) {
+        self.clock.on_seen(self.now, usize::MAX);
+        self.ms(ms);
+    }
+
+    fn ms(&mut self, ms: u64) {
+        for _ in 0..ms {
+            self.now = Instant::from_nanos(self.now.as_nanos() + 1_000_000);
+            let said = quality::on_step(&mut self.h, self.now, &self.clock);
+            self.wrong = self.wrong.or(said.err().map(|(rule, _)| rule));
+        }
+    }
+
+    #[track_caller]
+    fn refused_by(&self, rule: Rule) {
+        assert_eq!(self.wrong, Some(rule));
+    }
+
+    #[track_caller]
+    fn accepted(&self) {
+        assert_eq!(self.wrong, None);
+    }
+}
+
+fn tapped<'a>(
+    at: Instant,
+    tap: Tap,
+    hdr: VirtioNetHdr,
+    bytes: &'a [u8],
+    packet: &'a Packet,
+) -> Tapped<'a> {
+    Tapped { at, host: 0, tap, hdr, bytes, packet: Some(packet), forged: false, waited: false }
+}
+
+#[test]
+fn what_is_acknowledged_offered_and_taken_at_once_is_in_order() {
+    let mut s = Scene::promised(1000);
+    s.seen_and_ms(5);
+    s.guest_sends(&seg(Side::G, 1, 1001), &[]);
+    s.ms(1000);
+    s.accepted();
+}
+
+#[test]
+fn data_in_order_that_is_not_acknowledged_while_the_guest_sleeps() {
+    let mut s = Scene::open();
+    s.guest_gets(&seg(Side::R, 1, 1), &[]); // lies in its ring unseen
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+    s.ms(10);
+    s.accepted();
+    s.ms(2);
+    s.refused_by(Rule::PromptAck);
+}
+
+/// R's newest ACK is 60001, and its window 12800.
+fn long_acked() -> Scene {
+    let mut s = Scene::open();
+    for n in 0..2 {
+        let segment = with(seg(Side::G, 1 + 30_000 * n, 1), |x| x.flags = PUSH);
+        s.guest_sends(&segment, &vec![7; 30_000]);
+        s.net_gets(&segment, &vec![7; 30_000]);
+    }
+    s.net_sends(&with(seg(Side::R, 1, 60_001), |x| x.window = 100), &[]);
+    s
+}
+
+#[test]
+fn data_with_an_ack_older_than_a_window_is_not_owed_an_ack() {
+    for (ack, owed) in [(60_001 - 12_800, true), (60_001 - 12_801, false)] {
+        let mut s = long_acked();
+        s.net_sends(&with(seg(Side::R, 1, ack), |x| x.window = 100), &[7; 100]);
+        s.ms(12);
+        if owed { s.refused_by(Rule::PromptAck) } else { s.accepted() }
+    }
+}
+
+#[test]
+fn urgent_data_is_not_owed_an_ack_before_the_guest_has_it() {
+    let mut s = Scene::open();
+    let urgent = with(seg(Side::R, 1, 1), |x| {
+        (x.flags, x.urgent) = (TcpFlags::ACK | TcpFlags::URG, 100);
+    });
+    s.net_sends(&urgent, &[7; 100]);
+    s.guest_gets(&urgent, &[7; 100]);
+    s.net_sends(&seg(Side::R, 101, 1), &[7; 100]);
+    s.ms(12);
+    s.accepted();
+    s.guest_sends(&seg(Side::G, 1, 101), &[]);
+    s.ms(12);
+    s.refused_by(Rule::PromptAck);
+}
+
+#[test]
+fn data_beyond_the_edge_is_not_owed_an_ack() {
+    let mut s = Scene::open();
+    s.h.ends[Side::G as usize].edge_max += 10_000; // G would take it
+    s.net_sends(&seg(Side::R, 1, 1), &vec![7; 32_000]);
+    s.net_sends(&seg(Side::R, 32_001, 1), &vec![7; 34_000]);
+    s.net_gets(&told(64_001), &[]);
+    s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 100), &[]);
+    s.ms(12);
+    s.accepted();
+}
+
+#[test]
+fn of_ranges_out_of_order_some_are_owed_an_ack_when_the_hole_is_filled() {
+    for (ranges, filled, owed) in [(60, 20, true), (60, 40, false)] {
+        let mut s = Scene::open();
+        let place = |n: u32| 1 + 200 * n;
+        for n in 0..ranges {
+            s.net_sends(&seg(Side::R, place(n) + 100, 1), &[7; 100]);
+            s.net_gets(&told(1), &[]);
+        }
+        for n in 0..filled {
+            s.net_sends(&seg(Side::R, place(n), 1), &[7; 100]);
+            s.net_gets(&told(place(n + 1)), &[]);
+        }
+        s.net_sends(&seg(Side::R, place(filled), 1), &[7; 100]);
+        s.net_gets(&told(place(filled) + 100), &[]);
+        s.ms(12);
+        if owed { s.refused_by(Rule::PromptAck) } else { s.accepted() }
+    }
+}
+
+#[test]
+fn what_the_guest_acknowledged_itself_and_r_does_not_hear() {
+    let mut s = Scene::promised(100);
+    s.net_sends(&with(seg(Side::R, 101, 1), |x| x.flags = PUSH | TcpFlags::FIN), &[]);
+    s.guest_gets(&with(seg(Side::R, 101, 1), |x| x.flags = TcpFlags::ACK | TcpFlags::FIN), &[]);
+    s.guest_sends(&seg(Side::G, 1, 102), &[]);
+    s.ms(12);
+    s.refused_by(Rule::PromptAck);
+}
+
+#[test]
+fn a_segment_of_the_guest_leaves_with_its_own_header() {
+    let mut s = Scene::open();
+    let written = with(seg(Side::G, 1, 1), |x| (x.flags, x.ecn) = (PUSH | TcpFlags::CWR, 2));
+    s.guest_sends(&written, b"hello");
+    s.net_gets(&written, b"hello");
+    s.accepted();
+    for change in [
+        |x: &mut Segment| x.flags = TcpFlags::ACK | TcpFlags::CWR,
+        |x: &mut Segment| x.flags = PUSH,
+        |x: &mut Segment| x.ecn = 0,
+        |x: &mut Segment| x.urgent = 1,
+    ] {
+        let mut s = Scene::open();
+        s.guest_sends(&written, b"hello");
+        s.net_gets(&with(written.clone(), change), b"hello");
+        s.refused_by(Rule::Fields);
+    }
+}
+
+#[test]
+fn the_last_byte_there_is_must_be_pushed() {
+    let mut s = Scene::open();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+    s.net_gets(&told(101), &[]);
+    s.guest_gets(&seg(Side::R, 1, 1), &[7; 100]);
+    s.refused_by(Rule::Fields);
+}
+
+#[test]
+fn a_ttl_that_r_never_sent() {
+    let mut s = Scene::open();
+    s.h.quality = quality::Quality::default();
+    s.guest_gets(&seg(Side::R, 1, 1), &[]);
+    s.refused_by(Rule::Fields);
+}
+
+#[test]
+fn a_super_segment_says_exactly_what_it_is() {
+    let gso = VirtioNetHdr {
+        flags: F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        gso_size: 1448,
+        hdr_len: 66,
+        ..VirtioNetHdr::default()
+    };
+    let run = |hdr: VirtioNetHdr| {
+        let mut s = Scene::open();
+        s.net_sends(&seg(Side::R, 1, 1), &[7; 4000]);
+        s.net_gets(&told(4001), &[]);
+        s.hdr = hdr;
+        s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &[7; 4000]);
+        s
+    };
+    run(gso).accepted();
+    run(VirtioNetHdr { hdr_len: 54, ..gso }).refused_by(Rule::Fields);
+    run(VirtioNetHdr { gso_type: GSO_TCPV6, ..gso }).refused_by(Rule::Fields);
+    run(VirtioNetHdr { gso_size: 1460, ..gso }).refused_by(Rule::Fields);
+    run(VirtioNetHdr { gso_type: 0, gso_size: 0, ..gso }).refused_by(Rule::Fields);
+}
+
+#[test]
+fn an_old_echo_toward_r() {
+    let mut s = Scene::open();
+    s.net_sends(&with(seg(Side::R, 1, 1), |x| x.timestamps = Some((140, 500))), &[7; 100]);
+    s.net_gets(&told(101), &[]); // still 100
+    s.refused_by(Rule::Echo);
+}
+
+#[test]
+fn an_old_echo_toward_the_guest() {
+    let mut s = Scene::open();
+    s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.timestamps = Some((900, 100))), &[]);
+    s.net_sends(&with(seg(Side::R, 1, 1), |x| x.timestamps = Some((100, 900))), &[7; 100]);
+    s.net_gets(&with(told(101), |x| x.timestamps = Some((900, 100))), &[]);
+    let mut stale = s.h.clone();
+    s.guest_gets(
+        &with(seg(Side::R, 1, 1), |x| (x.flags, x.timestamps) = (PUSH, Some((100, 900)))),
+        &[7; 100],
+    );
+    s.accepted();
+    std::mem::swap(&mut s.h, &mut stale);
+    s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &[7; 100]);
+    s.refused_by(Rule::Echo);
+}
+
+#[test]
+fn a_duplicate_is_answered_by_a_dsack() {
+    for dsack in [true, false] {
+        let mut s = Scene::promised(100);
+        s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+        let block = (ISN[0].wrapping_add(1), ISN[0].wrapping_add(101));
+        let blocks = if dsack { vec![block] } else { Vec::new() };
+        s.net_gets(&with(told(101), |x| x.sack = blocks), &[]);
+        if dsack { s.accepted() } else { s.refused_by(Rule::Duplicates) }
+    }
+}
+
+#[test]
+fn of_two_copies_of_a_byte_the_first_counts() {
+    let mut s = Scene::open();
+    s.h.hostile = [true, false];
+    s.net_sends(&seg(Side::R, 2, 1), &[1; 100]);
+    s.net_sends(&seg(Side::R, 1, 1), &[2; 101]);
+    s.net_gets(&told(102), &[]);
+    s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &[2; 101]);
+    s.refused_by(Rule::Duplicates);
+}
+
+#[test]
+fn the_edge_moves_by_segments() {
+    let mut s = Scene::promised(100);
+    s.net_gets(&with(seg(Side::G, 1, 101), |x| x.window = 600), &[]);
+    s.accepted();
+    s.net_gets(&with(seg(Side::G, 1, 101), |x| x.window = 602), &[]);
+    s.refused_by(Rule::Window);
+}
+
+#[test]
+fn r_is_not_held_back_while_the_guest_has_room() {
+    let mut s = Scene::open();
+    s.h.spare = 1 << 20;
+    s.net_sends(&seg(Side::R, 1, 1), &vec![7; 60_000]);
+    s.net_sends(&seg(Side::R, 60_001, 1), &vec![7; 4_000]);
+    s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 0), &[]);
+    s.guest_gets(&seg(Side::R, 1, 1), &[7; 1448]);
+    s.guest_sends(&seg(Side::G, 1, 64_001), &[]);
+    s.ms(100);
+    s.refused_by(Rule::Window);
+}
+
+#[test]
+fn odd_segments_are_answered_twice_a_second_at_most() {
+    let mut s = Scene::promised(100);
+    for (ms, fine) in [(0, true), (600, true), (100, false)] {
+        s.seen_and_ms(1);
+        s.guest_sends(&seg(Side::G, 1, 101), &[]);
+        s.ms(ms);
+        s.net_sends(&with(seg(Side::R, 5, 0), |x| x.flags = TcpFlags::SYN), &[]);
+        s.net_gets(&told(101), &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::OddAcks) }
+    }
+}
+
+#[test]
+fn data_with_an_old_clock_is_answered_each_time() {
+    for (clock, fine) in [(98, true), (99, false)] {
+        let mut s = Scene::promised(100);
+        for _ in 0..2 {
+            let odd = with(seg(Side::R, 101, 70_000), |x| x.timestamps = Some((clock, 500)));
+            s.forger_sends(&odd, &[7; 100]);
+            s.net_gets(&told(101), &[]);
+        }
+        if fine { s.accepted() } else { s.refused_by(Rule::OddAcks) }
+    }
+}
+
+#[test]
+fn what_the_remote_knows_is_said_three_times_only_if_it_asks() {
+    for asked in [true, false] {
+        let mut s = Scene::promised(100);
+        s.guest_sends(&seg(Side::G, 1, 101), &[]);
+        for _ in 0..3 {
+            if asked {
+                s.net_sends(&seg(Side::R, 100, 1), &[]); // a keepalive
+            }
+            s.net_gets(&told(101), &[]);
+        }
+        if asked { s.accepted() } else { s.refused_by(Rule::News) }
+    }
+}
+
+#[test]
+fn new_bytes_and_a_fin_are_offered_at_once() {
+    let mut s = Scene::open();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+    s.net_gets(&told(101), &[]);
+    s.ms(25);
+    s.refused_by(Rule::Recovery);
+
+    let mut s = Scene::promised(100);
+    s.guest_sends(&seg(Side::G, 1, 101), &[]);
+    s.net_sends(&with(seg(Side::R, 101, 1), |x| x.flags = PUSH | TcpFlags::FIN), &[]);
+    s.ms(25);
+    s.refused_by(Rule::Recovery);
+}
+
+#[test]
+fn three_duplicates_ask_for_a_byte() {
+    for again in [true, false] {
+        let mut s = Scene::promised(1000);
+        for _ in 0..3 {
+            s.guest_sends(&seg(Side::G, 1, 1), &[]);
+        }
+        if again {
+            s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &[7; 1000]);
+        }
+        s.seen_and_ms(25);
+        if again { s.accepted() } else { s.refused_by(Rule::Recovery) }
+    }
+}
+
+#[test]
+fn a_silent_guest_is_offered_the_byte_again_neither_early_nor_late() {
+    let again = with(seg(Side::R, 1, 1), |x| x.flags = PUSH);
+    let mut s = Scene::promised(1000);
+    s.ms(60_000); // it has not run
+    s.accepted();
+    s.seen_and_ms(100);
+    s.guest_gets(&again, &[7; 1000]);
+    s.refused_by(Rule::Recovery);
+
+    let mut s = Scene::promised(1000);
+    s.seen_and_ms(255);
+    s.guest_gets(&again, &[7; 1000]);
+    s.seen_and_ms(600);
+    s.accepted();
+    s.ms(700);
+    s.refused_by(Rule::Recovery);
+}
+
+#[test]
+fn what_lay_in_a_ring_is_offered_again_when_the_ring_is_new() {
+    let mut s = Scene::promised(1000);
+    s.clock.on_driver_gone(s.now);
+    s.ms(20);
+    assert!(s.clock.on_driver_back(s.now));
+    recovery::on_driver_back(&mut s.h, s.now);
+    s.ms(15);
+    s.accepted();
+    s.ms(10);
+    s.refused_by(Rule::Recovery);
+}
+
+#[test]
+fn a_timeout_does_not_send_everything_again() {
+    let mut s = Scene::open();
+    for n in 0..2 {
+        let place = 1 + 31_000 * n;
+        s.net_sends(&seg(Side::R, place, 1), &vec![7; 31_000]);
+        s.net_gets(&with(seg(Side::G, 1, place + 31_000), |x| x.window = 1000), &[]);
+        s.h.ends[Side::G as usize].edge += 31_000;
+        s.hdr = VirtioNetHdr {
+            flags: F_NEEDS_CSUM,
+            gso_type: GSO_TCPV4,
+            gso_size: 1448,
+            ..VirtioNetHdr::default()
+        };
+        s.guest_gets(&with(seg(Side::R, place, 1), |x| x.flags = PUSH), &vec![7; 31_000]);
+        s.hdr = VirtioNetHdr::default();
+    }
+    s.accepted();
+    s.seen_and_ms(255);
+    let first = with(seg(Side::R, 1, 1), |x| x.flags = PUSH);
+    s.hdr = VirtioNetHdr { flags: F_NEEDS_CSUM, gso_type: GSO_TCPV4, gso_size: 1448, ..s.hdr };
+    s.guest_gets(&first, &vec![7; 31_000]);
+    s.guest_gets(&with(seg(Side::R, 31_001, 1), |x| x.flags = PUSH), &vec![7; 31_000]);
+    s.accepted();
+    s.ms(510);
+    s.guest_gets(&first, &vec![7; 31_000]);
+    s.refused_by(Rule::Economy);
+}
+
+#[test]
+fn a_flow_that_waits_while_another_gets_its_turns() {
+    let mut waits = Scene::open();
+    waits.h.name.guest_port = 2;
+    waits.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+    waits.net_gets(&told(101), &[]);
+    let mut s = Scene::open();
+    s.turns = waits.turns.clone();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 4344]);
+    s.net_gets(&told(4345), &[]);
+    for place in [1, 1449] {
+        s.guest_gets(&seg(Side::R, place, 1), &[7; 1448]);
+    }
+    s.accepted();
+    s.guest_gets(&with(seg(Side::R, 2897, 1), |x| x.flags = PUSH), &[7; 1448]);
+    s.refused_by(Rule::Turns);
+}
+
+/// G has sent 300 bytes, of which R misses the first hundred; what R says of them.
+fn r_misses_a_hundred() -> (Scene, Vec<(u32, u32)>) {
+    let mut s = Scene::open();
+    s.guest_sends(&seg(Side::G, 1, 1), &[7; 300]);
+    s.net_gets(&seg(Side::G, 1, 1), &[7; 300]);
+    (s, vec![(ISN[1] + 101, ISN[1] + 301)])
+}
+
+#[test]
+fn r_says_by_sack_what_it_has_and_the_guest_hears_of_it() {
+    for told_first in [true, false] {
+        let (mut s, sack) = r_misses_a_hundred();
+        s.net_sends(&with(seg(Side::R, 1, 1), |x| x.sack = sack.clone()), &[7; 100]);
+        s.net_gets(&with(told(101), |x| x.seq += 300), &[]);
+        if told_first {
+            s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.sack = sack), &[]);
+        }
+        s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &[7; 100]);
+        if told_first { s.accepted() } else { s.refused_by(Rule::Echo) }
+    }
+    let (mut s, sack) = r_misses_a_hundred();
+    s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.sack = sack), &[]); // R did not say so
+    s.refused_by(Rule::Echo);
+}
+
+#[test]
+fn urgent_bytes_reach_the_guest_as_r_wrote_them() {
+    let urgent = with(seg(Side::R, 1, 1), |x| (x.flags, x.urgent) = (PUSH | TcpFlags::URG, 5));
+    let run = |segment: &Segment| {
+        let mut s = Scene::open();
+        s.net_sends(&urgent, &[7; 100]);
+        s.guest_gets(segment, &[7; 100]);
+        s
+    };
+    run(&urgent).accepted();
+    run(&with(urgent.clone(), |x| x.urgent = 6)).refused_by(Rule::Fields);
+    run(&with(urgent.clone(), |x| x.flags = TcpFlags::ACK | TcpFlags::URG))
+        .refused_by(Rule::Fields);
+    run(&with(urgent.clone(), |x| x.flags = PUSH)).refused_by(Rule::Fields);
+    let mut s = Scene::open();
+    s.net_sends(&urgent, &[7; 100]);
+    s.net_gets(&told(101), &[]); // G has not got them
+    s.refused_by(Rule::Fields);
+}
+
+#[test]
+fn each_segment_behind_a_hole_has_an_ack_of_its_own() {
+    for answers in [2, 1] {
+        let mut s = Scene::open();
+        for n in 2..4 {
+            s.net_sends(&seg(Side::R, 100 * n + 1, 1), &[7; 100]);
+        }
+        for _ in 0..answers {
+            s.net_gets(&told(1), &[]);
+        }
+        s.ms(12);
+        if answers == 2 { s.accepted() } else { s.refused_by(Rule::PromptAck) }
+    }
+}
+
+#[test]
+fn no_small_segments_while_more_is_there() {
+    let mut s = Scene::open();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 3000]);
+    s.net_gets(&told(3001), &[]);
+    s.guest_gets(&seg(Side::R, 1, 1), &[7; 100]);
+    s.refused_by(Rule::Economy);
+}
+
+#[test]
+fn r_has_half_of_the_guests_window_while_the_vm_has_budget() {
+    for spare in [0, 8 << 20] {
+        let mut s = Scene::open();
+        s.h.spare = spare;
+        s.net_sends(&seg(Side::R, 1, 1), &vec![7; 40_000]);
+        s.net_gets(&told(40_001), &[]);
+        s.guest_gets(&seg(Side::R, 1, 1), &[7; 1448]);
+        s.sees(Side::G, &with(seg(Side::G, 1, 1), |x| x.window = 1000), &[]);
+        s.ms(10);
+        s.net_sends(&seg(Side::R, 40_001, 1), &[7; 1000]);
+        s.net_gets(&told(41_001), &[]);
+        s.ms(60);
+        if spare == 0 { s.accepted() } else { s.refused_by(Rule::Window) }
+    }
+}
+
+#[test]
+fn a_silent_guest_is_offered_its_one_segment_for_hours() {
+    let mut s = Scene::promised(1448);
+    let again = with(seg(Side::R, 1, 1), |x| x.flags = PUSH);
+    let mut ms = 255;
+    for _ in 0..60 {
+        s.seen_and_ms(ms);
+        s.guest_gets(&again, &[7; 1448]);
+        ms = (2 * ms).min(2000);
+    }
+    s.accepted();
+}
+
+#[test]
+fn a_window_update_is_repeated_but_no_ack_of_data() {
+    for update in [false, true] {
+        let mut s = Scene::open();
+        s.net_sends(&seg(Side::R, 1, 1), &vec![7; 60_000]);
+        s.net_sends(&seg(Side::R, 60_001, 1), &vec![7; 4_000]);
+        s.guest_gets(&seg(Side::R, 1, 1), &[7; 1448]); // lies in its ring unseen
+        if update {
+            s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 0), &[]);
+        }
+        s.net_gets(&seg(Side::G, 1, 64_001), &[]);
+        s.ms(300);
+        if update { s.refused_by(Rule::Window) } else { s.accepted() }
+    }
+}
+
+#[test]
+fn what_the_host_does_not_hold_passes_unpushed() {
+    let mut s = Scene::open();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+    s.guest_gets(&seg(Side::R, 1, 1), &[7; 100]);
+    s.accepted();
+}

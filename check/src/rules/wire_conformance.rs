@@ -1,0 +1,18 @@
+//! INV-14, wire conformance. Without congestion offload G's own congestion control is the wire's:
+//! the host must not add to it. It emits no data toward R but what G has just sent, once each.
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::Out;
+
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    if o.to != Side::R || o.tcp.payload_len == 0 {
+        return Ok(());
+    }
+    let (sent, emitted) = (h.end(Side::G).bytes, h.end(Side::R).bytes_to);
+    let after = emitted + u64::from(o.tcp.payload_len);
+    if after > sent {
+        return Err(format!("{after} bytes on the wire, G has sent {sent}"));
+    }
+    Ok(())
+}
