@@ -99,7 +99,14 @@ impl Host {
             // What one transfer learns about the way must not help or hurt the next one.
             sysctl("net/ipv4/tcp_no_metrics_save", "1")?;
             paths.iter().chain(&[HOST_SUBNET]).try_for_each(|&path| {
-                ip(&format!("address add {}/{PREFIX} dev eth0", remote_address(path)))
+                let address = remote_address(path);
+                let [a, b, c, _] = address.octets();
+                ip(&format!("address add {address}/{PREFIX} dev eth0 noprefixroute"))?;
+                // Linux's default, whatever this host prefers: BBR, for one, paces, and takes a
+                // guest that waits for its core for a slow path. A namespace may not choose its own.
+                ip(&format!(
+                    "route add {a}.{b}.{c}.0/{PREFIX} dev eth0 src {address} congctl cubic"
+                ))
             })
         })?;
         let host = Ipv4Addr::new(10, 77, HOST_SUBNET, 2);
