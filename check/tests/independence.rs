@@ -35,7 +35,7 @@ const ALLOWED: &[&str] = &[
     "wire::virtio_net::VirtioNetHdr",
 ];
 
-/// Of the simulator, what drives the engine or prints its own words, and so may read frames with it.
+/// Of the simulator, what drives the engine or prints its own words, and may read frames with it.
 const DRIVERS: &[&str] = &["sim/src/figures", "sim/src/report.rs", "sim/src/scale.rs"];
 
 /// What the rest may name of how the core reads and makes frames.

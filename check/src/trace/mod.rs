@@ -1,7 +1,7 @@
 //! What two captures of a run say: one of the uplink, one of a guest's port.
 //!
-//! An [`observer`](crate::observer) watches frames and an engine. Here there are frames only, from a
-//! real host or a simulated one, so what the engine thought has to follow from them: a segment
+//! An [`observer`](crate::observer) watches frames and an engine. Here there are frames only, from
+//! a real host or a simulated one, so what the engine thought has to follow from them: a segment
 //! that leaves exactly as it came in was passed on, unless its flow owes the guest bytes; any
 //! other of an open connection was made or edited by a flow with offload. Streams are not known
 //! either; bytes are compared with what their sender sent into the other capture. A flow is

@@ -213,7 +213,7 @@ impl Workshop<'_> {
 }
 
 /// The text files below `folders` of `root`, by their path below it.
-fn files(root: &Path, folders: &[&str]) -> anyhow::Result<BTreeMap<String, String>> {
+pub(super) fn files(root: &Path, folders: &[&str]) -> anyhow::Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     let mut left: Vec<String> = folders.iter().map(|&f| f.to_owned()).collect();
     while let Some(folder) = left.pop() {

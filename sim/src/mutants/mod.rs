@@ -10,6 +10,7 @@ pub mod chance;
 pub mod hunt;
 pub mod judge;
 pub mod known;
+mod place;
 mod second;
 pub mod source;
 pub mod survey;
@@ -21,11 +22,12 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 pub use table::{Mutation, all};
 
 use build::{Built, Edits};
 use judge::{by_seeds, by_tests};
+use source::Edit;
 
 /// Processor seconds after which a program of tests is taken for one without an end.
 const TESTS_LIMIT_S: u64 = 12;
@@ -35,12 +37,20 @@ const BATCH: usize = 8;
 /// The changes of the table, by file. Numbers count from 1.
 ///
 /// # Errors
-/// A place that does not occur exactly once: the table is older than the source.
+/// A place that is not found, or not once: the table is older than the source.
 pub fn table_edits(root: &Path) -> anyhow::Result<Edits> {
+    let sources = build::files(&root.join("core"), &["src"])?;
+    let functions: Vec<_> =
+        sources.iter().flat_map(|(file, source)| place::functions(file, source)).collect();
     let mut edits = Edits::new();
     for (i, m) in all().enumerate() {
-        let source = std::fs::read_to_string(root.join("core/src").join(m.file))?;
-        edits.entry(m.file.to_owned()).or_default().push(m.edit(i + 1, &source)?);
+        let found = place::find(&functions, m.function, m.place)
+            .with_context(|| format!("\"{}\" in {}: mend the table", m.name, m.function))?;
+        let statement = sources[found.file][found.range.clone()].ends_with(';');
+        let instead = found.rename(m.instead);
+        let with = if statement { instead } else { format!("({instead})") };
+        let file = found.file.strip_prefix("src/").unwrap_or(found.file).to_owned();
+        edits.entry(file).or_default().push(Edit { n: i + 1, range: found.range, with });
     }
     Ok(edits)
 }

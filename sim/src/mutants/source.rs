@@ -89,16 +89,18 @@ fn line_of(text: &str) -> usize {
 
 /// A function that is not inside another.
 #[derive(Clone, Debug, Eq, PartialEq)]
-struct Body {
+pub(super) struct Body {
+    /// Its name.
+    pub(super) name: Range<usize>,
     /// What is between its braces.
-    range: Range<usize>,
+    pub(super) range: Range<usize>,
     /// `const` functions cannot ask which mutation is on, and the versions of one that returns
     /// `impl Trait` would be of different types.
     switchable: bool,
 }
 
 /// All functions of a source file, in order.
-fn bodies(source: &str) -> Vec<Body> {
+pub(super) fn bodies(source: &str) -> Vec<Body> {
     let code = blanked(source);
     let is_word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
     let mut found = Vec::new();
@@ -113,7 +115,9 @@ fn bodies(source: &str) -> Vec<Body> {
         let Some(close) = closing_brace(&code, open) else { continue };
         let is_const = code[..begin].trim_end().ends_with("const");
         let opaque = code[begin..open].rsplit_once("->").is_some_and(|(_, t)| t.contains("impl "));
-        found.push(Body { range: open + 1..close, switchable: !is_const && !opaque });
+        let len = code[begin + 3..].bytes().take_while(|b| is_word(*b)).count();
+        let name = begin + 3..begin + 3 + len;
+        found.push(Body { name, range: open + 1..close, switchable: !is_const && !opaque });
         at = close;
     }
     found
@@ -167,7 +171,7 @@ fn blanked(source: &str) -> String {
 }
 
 /// Bytes of the comment, string or character that `rest` begins with; 0 if it begins with neither.
-fn token_to_blank(rest: &[u8]) -> usize {
+pub(super) fn token_to_blank(rest: &[u8]) -> usize {
     let until = |what: &[u8], from: usize| {
         let tail = rest.get(from..).unwrap_or_default();
         let found = tail.windows(what.len()).position(|w| w == what);

@@ -1,5 +1,5 @@
 //! What must hold when a run is over: what applications read, what strict stacks complain of, who
-//! was told, that nothing hangs. All of it is known from the machines and the plan, not from frames.
+//! was told, that nothing hangs. All of it is known from machines and plan, not from frames.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,8 @@ use crate::stack::{Complaint, EndReport, MAYBE_NETWORK, Outcome};
 /// What a rule says: nothing, or what it saw.
 type Ensure = Result<(), String>;
 
-/// INV-01. What a guest's application read: a beginning of what the other wrote, all of it at a close.
+/// INV-01. What a guest's application read: a beginning of what the other wrote, and at a close
+/// all of it.
 pub(super) fn bytes_to_guest(plan: &Plan, ends: &[EndReport], lost: &BTreeSet<usize>) -> Ensure {
     applications(plan, ends, lost, |machine| matches!(machine, Machine::Guest(_)))
 }
@@ -135,7 +136,8 @@ pub(super) fn fail_stop(plan: &Plan, h: &History, ends: &[EndReport], moments: &
     Ok(())
 }
 
-/// INV-18. Nothing hangs, and nothing is reset without a cause. What was excused is added to `excuses`.
+/// INV-18. Nothing hangs, and nothing is reset without a cause. What was excused is added to
+/// `excuses`.
 pub(super) fn liveness(
     plan: &Plan,
     ended: bool,
