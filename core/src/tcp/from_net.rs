@@ -97,7 +97,8 @@ impl Flow {
             if self.outbound.is_old_ack(tcp) {
                 return Fate::Drop(DropReason::Duplicate);
             }
-            let seq = self.sender.pure_ack_seq(self.receiver.passed());
+            // Not behind data of a SYN that passed, if R itself counts it as not sent.
+            let seq = self.sender.pure_ack_seq(self.receiver.passed().min(range.seq));
             self.gate_to_guest(f, seq);
             return Fate::Pass;
         }

@@ -246,6 +246,24 @@ fn com_26_data_on_the_syn_is_never_stored() {
 }
 
 #[test]
+fn com_26_data_on_the_syn_that_the_guest_did_not_take_is_before_no_ack() {
+    let setup = Setup::new();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn_spec("S 0:500", &setup);
+    g.gets_syn();
+    g.sends_syn_spec("S. ack 1", &setup);
+    r.gets_syn();
+    w.0.borrow_mut().conns[0].monitor.lenient = true; // the SYN counts one before its data
+    r.sends("1 ack 1");
+    g.gets("1 ack 1");
+    g.sends("F. 1 ack 1");
+    r.takes_all();
+    r.sends("1 ack 2");
+    g.gets("1 ack 2");
+}
+
+#[test]
 fn com_28_a_third_ack_that_does_not_fit_passes() {
     for third in ["2 ack 1", "1 ack 2", "1:101 ack 1 <opt 1c040000>", "F. 1 ack 1"] {
         let setup = Setup::new().small();
