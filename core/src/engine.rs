@@ -33,11 +33,11 @@ use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::store::record::name_hash;
 use crate::switch::Switch;
-use crate::tcp::FlowContext;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
 use crate::tcp::vm::{RunningClock, Vm};
+use crate::tcp::{Ended, Fate, FlowContext};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::virtio_net::VirtioNetHdr;
@@ -129,6 +129,8 @@ pub struct Engine<'m> {
     ready_ports: VecDeque<PortId>,
     /// The header of the frame last polled for a guest.
     made: [u8; TcpEmit::MAX_LEN],
+    /// See [`Self::set_prediction`].
+    predicts: bool,
 }
 
 impl<'m> Engine<'m> {
@@ -147,6 +149,7 @@ impl<'m> Engine<'m> {
             ack_list: Vec::new(),
             ready_ports: VecDeque::new(),
             made: [0; TcpEmit::MAX_LEN],
+            predicts: true,
         }
     }
 
@@ -263,6 +266,12 @@ impl<'m> Engine<'m> {
         }
     }
 
+    /// Whether ordinary segments take the predicted path, as they do from the start. It changes
+    /// what a packet costs, and nothing else: only tests have a reason to turn it off.
+    pub fn set_prediction(&mut self, on: bool) {
+        self.predicts = on;
+    }
+
     /// Makes no new promises for this VM until [`Self::set_offload`]; see [`Self::is_drained`].
     pub fn drain(&mut self, now: Instant, port: PortId) {
         if let Some(p) = self.port_mut(port) {
@@ -371,6 +380,27 @@ impl<'m> Engine<'m> {
         Some(result)
     }
 
+    /// As [`Self::with_flow`] for a frame. The flow ends that event itself: it knows what an
+    /// ordinary segment leaves as it was.
+    fn with_frame(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        f: impl FnOnce(&mut Flow, &mut FlowContext<'_, 'm>) -> Ended,
+    ) -> Option<Fate> {
+        let (flow, mut cx) = self.flow_and_context(now, id)?;
+        let was = flow.state();
+        let Ended { fate, wake_at } = f(flow, &mut cx);
+        let class = flow.class_if_new(was);
+        if let Some(at) = wake_at {
+            self.timers.schedule(id, at);
+        }
+        if let Some(class) = class {
+            self.flows.set_class(id, class);
+        }
+        Some(fate)
+    }
+
     /// A flow, and what it may touch besides itself.
     fn flow_and_context(
         &mut self,
@@ -389,6 +419,7 @@ impl<'m> Engine<'m> {
             out: &mut self.out,
             ack_list: &mut self.ack_list,
             ready_ports: &mut self.ready_ports,
+            predicts: self.predicts,
         };
         Some((flow, cx))
     }

@@ -60,6 +60,7 @@ impl Instant {
 
     /// The second it is in, where four bytes must do.
     #[must_use]
+    #[inline]
     pub(crate) fn second(self) -> u32 {
         u32::try_from(self.as_secs()).unwrap_or(u32::MAX)
     }

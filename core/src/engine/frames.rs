@@ -147,7 +147,7 @@ impl Engine<'_> {
             return Fate::Pass;
         }
         let Some(id) = self.flows.lookup(&key) else { return Fate::Pass };
-        self.with_flow(now, id, |flow, cx| flow.on_frame_from_guest(cx, f)).unwrap_or(Fate::Pass)
+        self.with_frame(now, id, |flow, cx| flow.on_frame_from_guest(cx, f)).unwrap_or(Fate::Pass)
     }
 
     fn process_from_net(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
@@ -167,11 +167,11 @@ impl Engine<'_> {
         }
         let Some(id) = id else { return Fate::Pass };
         let mut completed = false;
-        let fate = self.with_flow(now, id, |flow, cx| {
+        let fate = self.with_frame(now, id, |flow, cx| {
             let was = flow.state();
-            let fate = flow.on_frame_from_net(cx, f);
+            let ended = flow.on_frame_from_net(cx, f);
             completed = was == State::Handshake && flow.is_live();
-            fate
+            ended
         });
         if completed {
             self.syn_cache.take(&key); // copies of the SYN that were seen until now are answered

@@ -63,6 +63,7 @@ impl Engine<'_> {
             out: &mut self.out,
             ack_list: &mut self.ack_list,
             ready_ports: &mut self.ready_ports,
+            predicts: self.predicts,
         };
         flow.reset_after_restart(&mut cx);
     }

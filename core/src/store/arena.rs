@@ -355,6 +355,7 @@ impl<'m> Arena<'m> {
     }
 
     /// Commits every word that changes with traffic; for when, see [`Self::commit_rcv_nxt`].
+    #[inline]
     pub fn commit(&mut self, id: RecordId, p: &Progress) {
         let raw = self.raw(id);
         compiler_fence(Ordering::Release);
@@ -410,6 +411,7 @@ impl<'m> Arena<'m> {
     }
 
     /// Copies `bytes` to `offset` of a page, in which they must fit.
+    #[inline]
     pub fn write(&mut self, page: PageId, offset: usize, bytes: &[u8]) {
         let place = &mut self.pages[page.index()][offset..offset + bytes.len()];
         place.copy_from_slice(bytes);

@@ -51,6 +51,7 @@ impl FlowStore {
     /// `false`, with nothing written and no page taken, if the arena has too few pages or the
     /// window would span more than [`FLOW_BUFFER_MAX`].
     #[must_use]
+    #[inline]
     pub fn write(&mut self, arena: &mut Arena<'_>, rec: RecordId, seq: u64, bytes: &[u8]) -> bool {
         if bytes.is_empty() {
             return true; // it holds nothing, so it must not keep the page it points into
@@ -132,6 +133,7 @@ impl FlowStore {
         page_no & (self.slots.len() - 1)
     }
 
+    #[inline]
     fn page_at(&self, page_no: u64) -> Option<PageId> {
         let within = self.held > 0 && page_no >= self.first && page_no <= self.last();
         if within { self.slots[self.slot(page_no)] } else { None }

@@ -30,6 +30,7 @@ const IP_LEN_MAX: u64 = 65_535;
 
 impl Flow {
     /// The flow has, or may have, something for G: it joins its VM's delivery list.
+    #[inline(always)]
     pub(super) fn want_delivery(&mut self, cx: &mut FlowContext<'_, '_>) {
         if !self.sender.is_listed() && self.has_delivery() && self.sender.enter_list() {
             cx.vm.ready.push_back(cx.id);
@@ -39,6 +40,7 @@ impl Flow {
         }
     }
 
+    #[inline]
     fn has_delivery(&self) -> bool {
         if !self.standing.is_live() {
             return self.standing.is_guest_untold();

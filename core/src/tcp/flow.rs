@@ -19,7 +19,6 @@ use crate::store::arena::RecordId;
 use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
 use crate::store::record::{FLAG_TS, Record};
-use crate::tcp::FlowContext;
 use crate::tcp::losses::Losses;
 use crate::tcp::options::{Negotiated, Offers};
 use crate::tcp::outbound::Outbound;
@@ -31,6 +30,7 @@ pub use crate::tcp::state::{State, Why};
 use crate::tcp::template::Template;
 use crate::tcp::timers::Timers;
 use crate::tcp::timestamps::TimestampState;
+use crate::tcp::{Ended, Fate, FlowContext};
 use crate::time::Instant;
 use crate::wire::seq::Seq;
 
@@ -195,6 +195,7 @@ impl Flow {
 
     /// H owes nobody any byte, FIN, RST or acknowledgement: a stop now loses nothing.
     #[must_use]
+    #[inline]
     pub fn owes_nothing(&self) -> bool {
         if !self.standing.is_live() {
             return !self.standing.is_guest_untold();
@@ -275,15 +276,23 @@ impl Flow {
         self.assert_order();
     }
 
+    /// The event of a frame ends.
+    pub(super) fn end_frame(&mut self, cx: &mut FlowContext<'_, '_>, fate: Fate) -> Ended {
+        self.after_event(cx);
+        Ended { fate, wake_at: self.wake_at(cx) }
+    }
+
     /// The earliest wall-clock instant at which a timer may be due, if the wheel does not wake the
     /// flow by then.
+    #[inline]
     pub(crate) fn wake_at(&mut self, cx: &FlowContext<'_, '_>) -> Option<Instant> {
         let at = self.next_deadline(cx);
         self.timers.wake_at(at).then_some(at)
     }
 
     /// Counts the flow among those of its VM that owe something, or no longer.
-    fn note_owing(&mut self, cx: &mut FlowContext<'_, '_>) {
+    #[inline(always)]
+    pub(super) fn note_owing(&mut self, cx: &mut FlowContext<'_, '_>) {
         let owing = !self.owes_nothing();
         if owing != self.owing {
             self.owing = owing;
@@ -297,7 +306,7 @@ impl Flow {
     }
 
     /// The orders that always hold; called after every event in debug builds.
-    fn assert_order(&self) {
+    pub(super) fn assert_order(&self) {
         if !self.standing.is_live() {
             return;
         }

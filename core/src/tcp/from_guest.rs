@@ -4,23 +4,37 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::sender::GuestAck;
-use crate::tcp::{Fate, FlowContext, Frame};
+use crate::tcp::{Ended, Fate, FlowContext, Frame};
 use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
     /// A frame of G that is not a SYN, in whatever state the flow is.
+    #[inline(never)]
     pub(crate) fn on_frame_from_guest(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         f: &mut Frame<'_>,
-    ) -> Fate {
+    ) -> Ended {
         self.timers.on_seen(cx.now);
-        match self.state() {
+        if let Some(ended) = self.on_predicted_from_guest(cx, f) {
+            return ended;
+        }
+        self.on_any_frame_from_guest(cx, f)
+    }
+
+    #[inline(never)]
+    fn on_any_frame_from_guest(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+    ) -> Ended {
+        let fate = match self.state() {
             State::Handshake => self.on_handshake_from_guest(cx, f),
             State::On | State::Drain => self.on_segment_from_guest(cx, f),
-            State::Pass => Fate::Pass,
+            State::Pass => return Ended { fate: Fate::Pass, wake_at: None }, // as from the net
             State::Abort => self.on_segment_in_abort(cx, true, f.tcp),
-        }
+        };
+        self.end_frame(cx, fate)
     }
 
     /// A segment from G while `On` or `Drain`; never a SYN.
@@ -93,6 +107,18 @@ impl Flow {
         if ack < una || ack > self.ack_limit_from_guest(cx) {
             return; // old, or an optimistic ACK: no state of ours moves (SNOOP-24, S-31)
         }
+        self.take_ack_from_guest(cx, tcp, ack);
+    }
+
+    /// An acknowledgement that can be true.
+    #[inline(always)]
+    pub(super) fn take_ack_from_guest(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        tcp: &Tcp,
+        ack: u64,
+    ) {
+        let una = self.sender.una();
         let bytes_end = ack.min(self.receiver.fin()); // one more is R's FIN
         if ack > una && self.receiver.on_taken_by_guest(bytes_end) {
             self.owe_ack(cx);
@@ -114,7 +140,8 @@ impl Flow {
     }
 
     /// The highest ACK that can be true: what was delivered, or passed to G by other means.
-    fn ack_limit_from_guest(&self, cx: &FlowContext<'_, '_>) -> u64 {
+    #[inline]
+    pub(super) fn ack_limit_from_guest(&self, cx: &FlowContext<'_, '_>) -> u64 {
         let fragments = cx.vm.fragment_at.is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);
         let passed = if fragments { self.receiver.edge() } else { self.receiver.passed() };
         self.sender.sent().max(passed).min(self.receiver.fin().saturating_add(1))
@@ -128,6 +155,7 @@ impl Flow {
     }
 
     /// An ACK whose point is its window (SNOOP-34); repeated once in case it is lost.
+    #[inline(always)]
     pub(super) fn maybe_window_update(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.receiver.window_update_due(&self.terms()) {
             self.ack_now(cx, None);

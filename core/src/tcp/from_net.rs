@@ -5,24 +5,35 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::CE;
-use crate::tcp::receiver::{Place, Range};
-use crate::tcp::{Fate, FlowContext, Frame};
+use crate::tcp::receiver::{Place, Range, Taken};
+use crate::tcp::{Ended, Fate, FlowContext, Frame};
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
 
 impl Flow {
     /// A frame of R, in whatever state the flow is. A SYN comes here only if H answers it.
+    #[inline(never)]
     pub(crate) fn on_frame_from_net(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         f: &mut Frame<'_>,
-    ) -> Fate {
+    ) -> Ended {
         self.timers.on_seen(cx.now);
-        match self.state() {
+        if let Some(ended) = self.on_predicted_from_net(cx, f) {
+            return ended;
+        }
+        self.on_any_frame_from_net(cx, f)
+    }
+
+    #[inline(never)]
+    fn on_any_frame_from_net(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>) -> Ended {
+        let fate = match self.state() {
             State::Handshake => self.on_handshake_from_net(cx, f),
             State::On | State::Drain => self.on_segment_from_net(cx, f),
-            State::Pass => Fate::Pass,
+            // It owes nothing and waits for nothing, and this changes neither.
+            State::Pass => return Ended { fate: Fate::Pass, wake_at: None },
             State::Abort => self.on_segment_in_abort(cx, false, f.tcp),
-        }
+        };
+        self.end_frame(cx, fate)
     }
 
     /// A segment from R while `On` or `Drain`.
@@ -125,19 +136,30 @@ impl Flow {
             Ok(taken) => taken,
             Err(reason) => return self.refuse(cx, range, reason),
         };
+        self.after_accepting(cx, range, taken);
+        Fate::Absorbed
+    }
+
+    /// The buffer grows, and an ACK for data is due: now, or at the end of the batch.
+    #[inline(always)]
+    pub(super) fn after_accepting(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        range: Range,
+        taken: Taken,
+    ) {
         cx.vm.counters.early_acked_bytes += taken.advanced;
-        self.receiver.note_filled(self.options.mss_to_guest.into());
+        let mss = self.options.mss_to_guest.into();
+        self.receiver.note_filled(mss);
         self.grow_buffer(cx);
         if range.len() > 0 {
             self.timers.on_window_shown();
-            let mss = self.options.mss_to_guest.into();
             if self.receiver.acks.on_segment(range.len(), mss, taken.plain) {
                 self.ack_now(cx, taken.duplicate);
             } else {
                 self.owe_ack(cx);
             }
         }
-        Fate::Absorbed
     }
 
     /// RFC 7323 section 5: a segment without a timestamp, or with an old one, is not R's.
@@ -252,7 +274,8 @@ impl Flow {
     }
 
     /// RFC 7323 section 4.3: the earliest unacknowledged segment's TSval is the one to echo.
-    fn update_ts_recent(&mut self, cx: &FlowContext<'_, '_>, tcp: &Tcp, seq: u64) {
+    #[inline]
+    pub(super) fn update_ts_recent(&mut self, cx: &FlowContext<'_, '_>, tcp: &Tcp, seq: u64) {
         if let Some(ts) = tcp.options.timestamps
             && self.options.timestamps
             && self.timestamps.is_current(cx.now, ts.tsval, 0)
@@ -263,34 +286,40 @@ impl Flow {
     }
 
     /// R's (ack, window, SACK). Whether G should know of it.
-    fn on_ack_from_net(&mut self, seq: u64, tcp: &Tcp) -> bool {
+    #[inline(always)]
+    pub(super) fn on_ack_from_net(&mut self, seq: u64, tcp: &Tcp) -> bool {
         let Some(update) = self.outbound.on_ack(seq, tcp, self.options.shift_r) else {
             return false;
         };
         if let Some(ts) = tcp.options.timestamps {
             self.timestamps.on_echo_from_net(ts.tsecr);
         }
-        self.on_sack_from_net(update.advanced, tcp.options.sack) || update.new
+        self.on_sack_from_net(update.advanced, &tcp.options.sack) || update.new
     }
 
     /// R's SACK blocks, which belong to its newest acknowledgement number. Whether G should know of
     /// them: the same blocks twice would look like a duplicate ACK.
-    fn on_sack_from_net(&mut self, ack_advanced: bool, sack: SackBlocks) -> bool {
+    #[inline(always)]
+    fn on_sack_from_net(&mut self, ack_advanced: bool, sack: &SackBlocks) -> bool {
+        if sack.is_empty() && self.losses.of_net().is_none() {
+            return false; // nearly always
+        }
         let known = self.losses.of_net().map_or(SackBlocks::default(), |known| known.blocks());
         let new = if sack.is_empty() {
             ack_advanced && !known.is_empty()
         } else {
-            ack_advanced || sack != known
+            ack_advanced || *sack != known
         };
         if !self.options.sack || !new {
             return false;
         }
-        self.losses.of_net_or_new().on_blocks(sack);
+        self.losses.of_net_or_new().on_blocks(*sack);
         self.losses.forget(self.sender.una());
         !sack.is_empty()
     }
 
     /// An ACK leaves at the end of the batch, unless a segment of G carries it first.
+    #[inline]
     pub(super) fn owe_ack(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.receiver.acks.owe() {
             cx.ack_list.push(cx.id);

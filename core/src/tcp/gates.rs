@@ -103,7 +103,11 @@ impl Flow {
             return;
         }
         let seq = self.outbound.pure_ack_seq(self.options.shift_r);
-        self.emit_to_net(cx, seq, TcpFlags::ACK, dsack);
+        if dsack.is_none() && self.receiver.out_of_order().is_empty() {
+            self.emit_plain_ack(cx, seq);
+        } else {
+            self.emit_to_net(cx, seq, TcpFlags::ACK, dsack);
+        }
         cx.vm.counters.acks_made += 1;
     }
 
@@ -121,11 +125,29 @@ impl Flow {
         flags: TcpFlags,
         dsack: Option<(u64, u64)>,
     ) {
+        let mut sack = [(Seq(0), Seq(0)); 4];
+        let rst = flags.contains(TcpFlags::RST);
+        let sack_len = if rst { 0 } else { self.sack_blocks(dsack, &mut sack) };
+        self.emit_bare_to_net(cx, seq, flags, &sack[..sack_len]);
+    }
+
+    /// What [`Self::emit_to_net`] does for an ACK without blocks, in a straight line.
+    #[inline(never)]
+    fn emit_plain_ack(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
+        self.emit_bare_to_net(cx, seq, TcpFlags::ACK, &[]);
+    }
+
+    #[inline(always)]
+    fn emit_bare_to_net(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        seq: u64,
+        flags: TcpFlags,
+        sack: &[(Seq, Seq)],
+    ) {
         let rst = flags.contains(TcpFlags::RST);
         let ack = self.ack_to_net();
         let window = if rst { 0 } else { self.advertise_window() };
-        let mut sack = [(Seq(0), Seq(0)); 4];
-        let sack_len = if rst { 0 } else { self.sack_blocks(dsack, &mut sack) };
         let ece = if self.receiver.ece() && !rst { TcpFlags::ECE } else { TcpFlags(0) };
         let (src, dst) = (cx.key.g_addr, cx.key.r_addr);
         let made = cx.out.push();
@@ -146,18 +168,20 @@ impl Flow {
             flags: flags.union(ece),
             window,
             timestamps: self.options.timestamps.then_some(self.timestamps.to_net()),
-            sack: &sack[..sack_len],
+            sack,
             ip_id: 0,
         }
         .emit(&mut made.bytes, 0, CsumMode::Full(&[]));
         self.receiver.acks.on_sent(ack);
     }
 
+    #[inline]
     fn advertise_window(&mut self) -> u16 {
         let terms = self.terms();
         self.receiver.advertise_window(&terms)
     }
 
+    #[inline]
     fn sack_blocks(&self, dsack: Option<(u64, u64)>, out: &mut [(Seq, Seq); 4]) -> usize {
         let held = self.receiver.out_of_order();
         if !self.options.sack || (dsack.is_none() && held.is_empty()) {

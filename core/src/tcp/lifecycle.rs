@@ -85,6 +85,7 @@ impl Flow {
 
     /// Brings the record up to date. The payload is in the store; what H made of the event leaves
     /// only when it is polled, so this lies between the two (INV-03: payload, commit record, ACK).
+    #[inline(always)]
     pub(super) fn commit(&self, cx: &mut FlowContext<'_, '_>) {
         let Some(rec) = self.receiver.record() else { return };
         let progress = Progress {
@@ -132,6 +133,7 @@ impl Flow {
 
     /// The buffer grows with what R sends and G shows (SNOOP-39). If it must stay too short for
     /// good, the flow lets go.
+    #[inline(always)]
     pub(super) fn grow_buffer(&mut self, cx: &mut FlowContext<'_, '_>) {
         if !self.standing.is_on() || self.is_parked() {
             return;
@@ -279,12 +281,14 @@ impl Flow {
     }
 
     /// The earliest wall-clock instant at which a timer may be due.
+    #[inline]
     pub(super) fn next_deadline(&self, cx: &FlowContext<'_, '_>) -> Instant {
         let running = cx.vm.clock.is_running();
         self.timers.next(cx.now, cx.running(), running).min(self.end())
     }
 
     /// When the entry's time is over, unless it is used before then.
+    #[inline]
     fn end(&self) -> Instant {
         let span = match self.state() {
             State::Handshake => limits::T_HANDSHAKE,
@@ -349,6 +353,7 @@ impl Flow {
     }
 
     /// Waits for what G owes; see [`crate::tcp::sender::Sender::wait`].
+    #[inline(always)]
     pub(super) fn wait_for_guest(&mut self, cx: &FlowContext<'_, '_>, restart: bool) {
         let (sender, mut sending) = self.sending(cx);
         sender.wait(&mut sending, restart);

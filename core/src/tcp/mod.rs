@@ -18,6 +18,8 @@
 //! **A gate** ([`gates`]) writes every header: for R the receiver's acknowledgement and window, for
 //! G the sender's sequence number beside what R has acknowledged.
 //!
+//! **What is ordinary** takes a straight way through both ([`predicted`]).
+//!
 //! **In and out.** [`handshake`] learns the [`options`], [`lifecycle`] takes a flow on when all is
 //! understood and lets it go when nothing is owed; [`state`] has every transition, [`timers`] what
 //! a flow waits for. Everything else is forwarded verbatim.
@@ -54,6 +56,7 @@ mod lifecycle;
 mod losses;
 pub mod options;
 mod outbound;
+mod predicted;
 mod receiver;
 mod sender;
 pub mod state;
@@ -89,6 +92,8 @@ pub(crate) struct FlowContext<'a, 'm> {
     pub(crate) out: &'a mut OutQueue,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
     pub(crate) ready_ports: &'a mut VecDeque<PortId>,
+    /// The predicted path may be taken.
+    pub(crate) predicts: bool,
 }
 
 impl FlowContext<'_, '_> {
@@ -110,6 +115,7 @@ pub(crate) struct Frame<'a> {
 
 impl Frame<'_> {
     /// Everything before the IP header.
+    #[inline]
     pub(crate) fn l2(&self) -> &[u8] {
         &self.bytes[..usize::from(self.eth.len)]
     }
@@ -123,6 +129,7 @@ impl Frame<'_> {
 
     /// COM-13: vouched for by a host-local producer, or verified here.
     /// The IP header's own nobody vouches for, and G looks at it first (INV-25).
+    #[inline(always)]
     pub(crate) fn checksum_ok(&self) -> bool {
         let vouched_for = self.hdr.needs_csum() || self.hdr.flags & F_DATA_VALID != 0;
         ipv4_header_ok(self.bytes, self.ip)
@@ -136,6 +143,13 @@ pub(crate) const RST_ACK: TcpFlags = TcpFlags::RST.union(TcpFlags::ACK);
 /// A distance inside one frame or flow buffer, far below what `usize` holds.
 pub(crate) fn index(distance: u64) -> usize {
     usize::try_from(distance).unwrap_or(usize::MAX)
+}
+
+/// The end of a frame's event on a flow.
+pub(crate) struct Ended {
+    pub(crate) fate: Fate,
+    /// The timing wheel is to wake the flow then, or earlier.
+    pub(crate) wake_at: Option<Instant>,
 }
 
 /// What becomes of the frame itself.

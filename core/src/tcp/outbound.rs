@@ -156,16 +156,33 @@ impl Outbound {
     }
 
     /// The sequence number of an ACK of H that R takes (K-01, K-06).
+    #[inline]
     pub(crate) fn pure_ack_seq(&self, shift: u8) -> u64 {
         self.sent().min(self.edge(shift)).max(self.una)
     }
 
     /// RFC 5961 section 5.2, with what R was really sent (SNOOP-03, INV-12).
+    #[inline]
     pub(crate) fn ack_in_range(&self, tcp: &Tcp) -> bool {
         let ack = tcp.ack.unwrap(self.una);
         tcp.flags.contains(TcpFlags::ACK)
             && ack <= self.sent()
             && ack + u64::from(self.window_max) >= self.una
+    }
+
+    /// R's (ack, window) is the one it has shown before.
+    #[inline]
+    pub(crate) fn is_known(&self, tcp: &Tcp) -> bool {
+        tcp.ack == Seq::wrap(self.una) && tcp.window == self.window
+    }
+
+    /// A segment brings what R has shown before: all that [`Self::on_ack`] does then.
+    #[inline]
+    pub(crate) fn on_known_ack(&mut self, seq: u64) {
+        let newer = Seq::wrap(seq).gt(self.window_seq) || self.window == 0;
+        if newer {
+            self.window_seq = Seq::wrap(seq);
+        }
     }
 
     /// The ACK is older than one that G was shown.
@@ -209,6 +226,7 @@ impl Outbound {
     }
 
     /// R's (ack, window), by the rule of RFC 9293 section 3.10.7.4. `None`: an old ACK.
+    #[inline]
     pub(crate) fn on_ack(&mut self, seq: u64, tcp: &Tcp, shift: u8) -> Option<AckUpdate> {
         let ack = tcp.ack.unwrap(self.una);
         if ack < self.una {

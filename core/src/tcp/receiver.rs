@@ -225,6 +225,16 @@ impl Receiver {
             || (self.is_closed() && seq + 1 == next)
     }
 
+    /// The segment is next, as a whole, and nothing that came before makes it unusual.
+    #[inline]
+    pub(crate) fn expects(&self, r: Range) -> bool {
+        r.seq == self.next
+            && r.end <= self.edge
+            && self.fin == NONE
+            && self.out_of_order.is_empty()
+            && !self.reset_waits
+    }
+
     /// A byte may lie there.
     pub(crate) fn is_in_window(&self, seq: u64) -> bool {
         (self.next..self.edge).contains(&seq)
@@ -284,6 +294,14 @@ impl Receiver {
         Ok(Taken { advanced, plain, duplicate })
     }
 
+    /// A segment that was expected ([`Self::expects`]) is in the store.
+    #[inline]
+    pub(crate) fn on_expected(&mut self, range: Range) -> Taken {
+        self.next = range.end;
+        self.early_acked_bytes += range.len();
+        Taken { advanced: range.len(), plain: true, duplicate: None }
+    }
+
     /// Copies `bytes` for `[from, to)` into the store; the first copy of a byte wins (INV-15).
     fn keep(
         &mut self,
@@ -333,6 +351,7 @@ impl Receiver {
 
     /// G has acknowledged bytes below `end`. `true`: some reached it past H (fragments, urgent
     /// data), so that they are acknowledged now.
+    #[inline]
     pub(crate) fn on_taken_by_guest(&mut self, end: u64) -> bool {
         let past = end > self.next;
         if past {
@@ -371,6 +390,12 @@ impl Receiver {
         self.answer_awaited = awaited;
     }
 
+    /// R waits for G's answer.
+    #[inline]
+    pub(crate) const fn is_answer_awaited(&self) -> bool {
+        self.answer_awaited
+    }
+
     /// G has answered. Whether R waits for that.
     #[must_use]
     pub(crate) fn on_answer(&mut self) -> bool {
@@ -380,6 +405,7 @@ impl Receiver {
     // --- Edge and reservation ------------------------------------------------------------------
 
     /// The window field for the next segment to R; moves the edge if that is worth a segment.
+    #[inline]
     pub(crate) fn advertise_window(&mut self, t: &Terms) -> u16 {
         let shift = t.scale;
         let mut field = self.field_for(t, self.edge_wanted(t));
@@ -427,6 +453,7 @@ impl Receiver {
     }
 
     /// The store ran, or nearly, into its bound.
+    #[inline]
     pub(crate) fn note_filled(&mut self, mss: u64) {
         if self.edge - self.next.min(self.edge) < mss {
             self.filled = true;
@@ -443,13 +470,13 @@ impl Receiver {
     /// time slice. Bytes that G has not accepted are held and repeated either way, and a G that
     /// never accepts ends in a reset of both sides; only the amount differs.
     #[must_use]
+    #[inline(always)]
     pub(crate) fn grow_buffer(&mut self, t: &Terms, vm: &mut Vm) -> bool {
         let now = u64::from(self.buffer_bytes);
         let slack = t.rounding_slack();
         let shown = t.guest_edge.saturating_sub(t.guest_una);
         if shown > now {
-            self.grow(t, vm, shown + slack);
-            return !self.is_short(t, vm, shown);
+            return self.follow_guest(t, vm, shown);
         }
         let roomy = vm.reserved_pages < vm.budget_pages / 2;
         if now + slack < limits::FLOW_BUFFER_INITIAL && self.early_acked_bytes > 0 {
@@ -465,7 +492,15 @@ impl Receiver {
         true
     }
 
+    /// G shows more than the buffer has room for. `false`: it stays short of that, for good.
+    #[cold]
+    fn follow_guest(&mut self, t: &Terms, vm: &mut Vm, shown: u64) -> bool {
+        self.grow(t, vm, shown + t.rounding_slack());
+        !self.is_short(t, vm, shown)
+    }
+
     /// Grows toward room for `bytes`, rounding slack included, by as much as the VM has for it.
+    #[cold]
     fn grow(&mut self, t: &Terms, vm: &mut Vm, bytes: u64) {
         let mut bytes = t.useful_buffer(bytes);
         let own = u64::from(self.reserved_pages);

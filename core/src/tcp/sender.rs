@@ -175,6 +175,7 @@ impl Sender {
     }
 
     /// There is something for G.
+    #[inline]
     pub(crate) fn has_something(&self, stream: Stream, mss: u64, losses: &Losses) -> bool {
         self.probe_due
             || self.retransmission_due(losses)
@@ -188,6 +189,7 @@ impl Sender {
     }
 
     /// Bytes not handed over yet that G's window takes, SWS avoidance applied (SNOOP-27).
+    #[inline]
     fn fresh_bytes(&self, stream: Stream, mss: u64, losses: &Losses) -> u64 {
         let held = stream.end.saturating_sub(self.next);
         let slow_start = losses.of_guest().map_or(u64::MAX, Recovery::in_flight_max);
@@ -235,6 +237,7 @@ impl Sender {
     }
 
     /// G's acknowledgement and window, at least `una`.
+    #[inline(always)]
     pub(crate) fn on_ack(&mut self, a: &GuestAck<'_>, s: &mut Sending<'_>) {
         let moved = a.edge != self.edge;
         self.edge = a.edge;
@@ -256,6 +259,7 @@ impl Sender {
         self.wait(s, moved);
     }
 
+    #[inline]
     fn on_progress(&mut self, ack: u64, s: &mut Sending<'_>) {
         let acked = ack - self.una;
         self.una = ack;
@@ -285,6 +289,7 @@ impl Sender {
     }
 
     /// A SACK block above `una` is a hole: H delivers in order, so nothing was merely late.
+    #[inline]
     fn on_sack(&mut self, sack: &SackBlocks, s: &mut Sending<'_>) {
         let mut hole_end = u64::MAX;
         let mut top = self.una;
@@ -355,8 +360,16 @@ impl Sender {
         self.listed
     }
 
+    /// [`Self::wait`] has nothing to do if no more happened than that bytes came for G: their like
+    /// are under way to it, or wait although its window is open.
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.next > self.una || (self.edge > self.next && self.stuck_since != Instant::MAX)
+    }
+
     /// Waits for what G owes: an acknowledgement while bytes are out, room while its window is
     /// shut, not for ever behind a waiting RST. `restart`: G has just moved.
+    #[inline]
     pub(crate) fn wait(&mut self, s: &mut Sending<'_>, restart: bool) {
         let owed = self.una < s.stream.all();
         if !owed {

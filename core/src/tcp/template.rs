@@ -3,6 +3,9 @@
 use crate::limits::L2_MAX;
 use crate::wire::packet::Ip;
 
+/// Bytes of an Ethernet header without tags.
+const ETHERNET: u8 = 14;
+
 /// What H's frames look like below TCP, copied from the newest frames seen (COM-10).
 ///
 /// There is one L2 header, G's: frames to G carry it turned round. G does not look at the source
@@ -19,7 +22,7 @@ pub(crate) struct Template {
     tos_to_net: u8,
     /// DSCP and ECN bits of frames to G.
     tos_to_guest: u8,
-    /// IPv6 flow label of frames to R: 20 bits, big-endian.
+    /// IPv6 flow label of frames to R: 20 bits, little-endian.
     label_to_net: [u8; 3],
     /// IPv6 flow label of frames to G.
     label_to_guest: [u8; 3],
@@ -27,6 +30,7 @@ pub(crate) struct Template {
 
 impl Template {
     /// Takes over the lower layers of a frame of G; `l2` is everything before the IP header.
+    #[inline]
     pub(super) fn learn_from_guest(&mut self, l2: &[u8], ip: &Ip) {
         self.set_l2(l2);
         self.ttl_to_net = ip.ttl;
@@ -35,6 +39,7 @@ impl Template {
     }
 
     /// Takes over the network layer of a frame of R.
+    #[inline]
     pub(super) fn learn_from_net(&mut self, ip: &Ip) {
         self.ttl_to_guest = ip.ttl;
         self.tos_to_guest = ip.tos;
@@ -76,13 +81,13 @@ impl Template {
     /// IPv6 flow label of frames to R.
     pub(super) fn label_to_net(&self) -> u32 {
         let [a, b, c] = self.label_to_net;
-        u32::from_be_bytes([0, a, b, c])
+        u32::from_le_bytes([a, b, c, 0])
     }
 
     /// IPv6 flow label of frames to G.
     pub(super) fn label_to_guest(&self) -> u32 {
         let [a, b, c] = self.label_to_guest;
-        u32::from_be_bytes([0, a, b, c])
+        u32::from_le_bytes([a, b, c, 0])
     }
 
     /// Bytes of the L2 header: at most 22.
@@ -97,7 +102,15 @@ impl Template {
         t
     }
 
+    #[inline]
     fn set_l2(&mut self, l2: &[u8]) {
+        if let (Some(to), Some(untagged)) =
+            (self.l2.first_chunk_mut(), l2.as_array::<{ ETHERNET as usize }>())
+        {
+            *to = *untagged; // nearly always: two moves instead of a call
+            self.l2_len = ETHERNET;
+            return;
+        }
         if let (Some(to), Ok(len)) = (self.l2.get_mut(..l2.len()), u8::try_from(l2.len())) {
             to.copy_from_slice(l2);
             self.l2_len = len;
@@ -105,7 +118,8 @@ impl Template {
     }
 }
 
+#[inline]
 fn label(flow_label: u32) -> [u8; 3] {
-    let [_, a, b, c] = flow_label.to_be_bytes();
+    let [a, b, c, _] = flow_label.to_le_bytes();
     [a, b, c]
 }

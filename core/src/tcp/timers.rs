@@ -65,6 +65,7 @@ impl Timers {
     }
 
     /// The end of `span` after the last frame.
+    #[inline]
     pub(crate) fn idle_until(&self, span: Duration) -> Instant {
         // One more, for `seen_at_s` is rounded down.
         Instant::from_secs(u64::from(self.seen_at_s) + 1) + span
@@ -78,6 +79,7 @@ impl Timers {
 
     /// The earliest instant of the wall clock at which something may be due. `running`: the running
     /// clock, and whether it goes by itself.
+    #[inline]
     pub(crate) fn next(&self, now: Instant, running: Instant, runs: bool) -> Instant {
         if self.guest == Instant::MAX {
             return self.window_update;
@@ -86,6 +88,12 @@ impl Timers {
         let left = self.guest.since(running);
         let floor = if runs { limits::TIMER_FLOOR } else { limits::TIMER_FLOOR_PAUSED };
         (now + left.max(floor)).min(self.window_update)
+    }
+
+    /// Nothing is waited for: what is next is the end of the flow's idle time.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.guest == Instant::MAX && self.window_update == Instant::MAX
     }
 
     /// A frame of the flow was seen.
@@ -100,11 +108,13 @@ impl Timers {
     }
 
     /// G makes progress: the next timeout is the first again.
+    #[inline]
     pub(crate) fn on_guest_progress(&mut self) {
         self.timeouts = 0;
     }
 
     /// R has heard of the window.
+    #[inline]
     pub(crate) fn on_window_shown(&mut self) {
         self.window_update = Instant::MAX;
     }
@@ -116,6 +126,7 @@ impl Timers {
     }
 
     /// Waits for `what` from G, at most until `latest`. `restart`: G has just moved.
+    #[inline]
     pub(crate) fn wait_for_guest(
         &mut self,
         what: FromGuest,
@@ -141,6 +152,7 @@ impl Timers {
     }
 
     /// G has acknowledged something: nothing is waited for until [`Self::wait_for_guest`].
+    #[inline]
     pub(crate) fn stop_waiting_for_guest(&mut self) {
         self.guest = Instant::MAX;
     }
@@ -158,6 +170,7 @@ impl Timers {
 
     /// Whether the timing wheel must be asked to wake the flow at `at`.
     #[must_use]
+    #[inline]
     pub(crate) fn wake_at(&mut self, at: Instant) -> bool {
         let earlier = at < self.wheel;
         if earlier {
@@ -181,6 +194,7 @@ impl Timers {
     }
 
     /// How long G is given: local RTO (SNOOP-29) or persist interval (SNOOP-31), running time.
+    #[inline]
     fn guest_timeout(&self) -> Duration {
         let (first, most) = if self.probing {
             (limits::PERSIST_MIN, limits::PERSIST_MAX)

@@ -16,8 +16,8 @@ fn newest(a: u32, b: u32) -> u32 {
 
 /// A clock that was last seen in the hour `at_h` may have gone half way round.
 fn outdated(now: Instant, at_h: u16) -> bool {
-    let hours = u64::from(now.low_hours().wrapping_sub(at_h));
-    Duration::from_secs(hours * 3600) >= limits::PAWS_IDLE
+    const IDLE_H: u64 = limits::PAWS_IDLE.as_nanos() / Duration::from_secs(3600).as_nanos();
+    u64::from(now.low_hours().wrapping_sub(at_h)) >= IDLE_H
 }
 
 /// What H echoes, and what it has shown.

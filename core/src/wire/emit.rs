@@ -84,6 +84,24 @@ impl TcpEmit<'_> {
         payload_len: usize,
         csum: CsumMode<'_>,
     ) -> usize {
+        match (self.version, self.l2.as_array::<ETHERNET>(), self.sack) {
+            // Nearly every segment. Where everything is, is then known to the compiler.
+            (IpVersion::V4, Some(l2), []) => {
+                let usual = TcpEmit { version: IpVersion::V4, l2, sack: &[], ..*self };
+                usual.put(buf, payload_len, csum)
+            }
+            _ => (*self).put_any(buf, payload_len, csum),
+        }
+    }
+
+    /// By value, or what the usual segment is made of would have to be in memory as well.
+    #[inline(never)]
+    fn put_any(self, buf: &mut [u8; HEADER_MAX], payload_len: usize, csum: CsumMode<'_>) -> usize {
+        self.put(buf, payload_len, csum)
+    }
+
+    #[inline(always)]
+    fn put(&self, buf: &mut [u8; HEADER_MAX], payload_len: usize, csum: CsumMode<'_>) -> usize {
         let (l2, rest) = buf.split_at_mut(self.l2.len());
         match (self.l2.as_array::<ETHERNET>(), l2.as_mut_array::<ETHERNET>()) {
             (Some(from), Some(to)) => *to = *from, // two moves instead of a call

@@ -172,7 +172,7 @@ mutations! { SECOND:
     => "let fills = from == self.next;
         if fills { arena.commit_rcv_nxt(rec, to); }";
 
-    "pages go before the record says that G has their bytes", "LIFE-09", "on_ack_from_guest",
+    "pages go before the record says that G has their bytes", "LIFE-09", "take_ack_from_guest",
     "cx.arena.commit_guest_una(rec, bytes_end);"
     => "self.store.release(cx.arena, bytes_end); cx.arena.commit_guest_una(rec, bytes_end);";
 

@@ -62,7 +62,7 @@ mutations! { FIRST:
             [[Fate::Absorbed]]"
     => "Fate::Pass";
 
-    "bytes that G has SACKed are let go", "INV-03", "on_ack_from_guest",
+    "bytes that G has SACKed are let go", "INV-03", "take_ack_from_guest",
     "sender.on_ack(&said, &mut sending);"
     => "sender.on_ack(&said, &mut sending);
         let top = tcp.options.sack.as_slice().iter().map(|(_, to)| to.unwrap(una)).max();
@@ -122,7 +122,7 @@ mutations! { FIRST:
     "self.standing.abort(Why::Restart, [[true]]);"
     => "false";
 
-    "pages are let go before G has acknowledged all of them", "INV-03", "on_ack_from_guest",
+    "pages are let go before G has acknowledged all of them", "INV-03", "take_ack_from_guest",
     "self.store.release(cx.arena, bytes_end);"
     => "self.store.release(cx.arena, bytes_end + 16_384);";
 
@@ -138,7 +138,7 @@ mutations! { FIRST:
     "t.guest_una + u64::from(self.buffer_bytes)"
     => "t.guest_una + u64::from(self.buffer_bytes) + 65_536";
 
-    "G's window is read with R's scale", "COM-20", "on_ack_from_guest",
+    "G's window is read with R's scale", "COM-20", "take_ack_from_guest",
     "u64::from(tcp.window) << self.options.shift_g"
     => "u64::from(tcp.window) << self.options.shift_r";
 
@@ -244,7 +244,7 @@ mutations! { FIRST:
     "client.has(SynInfo::HAS_UNKNOWN)"
     => "false";
 
-    "what G sends on a flow that passes is edited", "INV-17", "on_frame_from_guest",
+    "what G sends on a flow that passes is edited", "INV-17", "on_any_frame_from_guest",
     "Fate::Pass"
     => "self.on_segment_from_guest(cx, f)";
 

@@ -51,6 +51,7 @@ impl Terms {
 
 impl Receiver {
     /// The most that a window field can say of an edge.
+    #[inline]
     pub(super) fn field_for(&self, t: &Terms, edge: u64) -> u64 {
         let window = edge.saturating_sub(t.ack);
         (window >> t.scale).min(u64::from(u16::MAX))
@@ -58,6 +59,7 @@ impl Receiver {
 
     /// The edge H would like to show: as it is, unless it can move by a useful amount
     /// (receiver SWS avoidance, RFC 9293 section 3.8.6.2.2).
+    #[inline]
     pub(super) fn edge_wanted(&self, t: &Terms) -> u64 {
         if !t.on || self.reset_waits {
             return self.edge;
@@ -77,6 +79,7 @@ impl Receiver {
 
     /// R is short of window and a segment would give it more (SNOOP-34): more than a field can say
     /// of the edge it knows, or R would get a duplicate ACK, and take the third for a loss.
+    #[inline]
     pub(crate) fn window_update_due(&self, t: &Terms) -> bool {
         let left = self.edge.saturating_sub(self.next);
         let field = self.field_for(t, self.edge_wanted(t));
@@ -87,6 +90,7 @@ impl Receiver {
 
     /// R sees no window because what is left is less than a field's unit, and by now the
     /// reservation covers the whole unit, which is worth a segment.
+    #[inline]
     fn unit_is_free(&self, t: &Terms) -> bool {
         let unit = t.rounding_slack();
         let on = t.on && !self.reset_waits;

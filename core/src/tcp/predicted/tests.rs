@@ -1,0 +1,293 @@
+//! Two engines are given the same frames, one with prediction and one without, and compared after
+//! each of them: what they sent, and all they know.
+
+use crate::engine::{Engine, EngineConfig, Transmit};
+use crate::port::{GuestConfig, PortConfig, PortFeatures, PortId};
+use crate::store::arena::Arena;
+use crate::time::{Duration, Instant};
+use crate::wire::emit::{CsumMode, TcpEmit};
+use crate::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags, Timestamps};
+use crate::wire::virtio_net::VirtioNetHdr;
+use proptest::prelude::*;
+use zerocopy::IntoBytes;
+
+const UPLINK: PortId = PortId(0);
+const GUEST: PortId = PortId(1);
+const PAGES: usize = 64;
+/// R's first byte, and G's. R's numbers wrap after two segments.
+const FIRST: [u32; 2] = [0xffff_f001, 0x7fff_ffff];
+/// Window scale and SACK-Permitted of both SYNs, in whole words.
+const SYN_OPTIONS: [u8; 12] = [2, 4, 0x05, 0xb4, 1, 3, 3, 7, 4, 2, 1, 1];
+
+/// What a connection has besides its segments.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    v6: bool,
+    timestamps: bool,
+    ecn: bool,
+    budget_pages: usize,
+}
+
+/// A segment near what is expected: in most steps it is that, or off in one place.
+#[derive(Clone, Copy, Debug)]
+struct Wish {
+    /// Of the stream's next byte, and of the acknowledgement.
+    seq_off: i32,
+    ack_off: i32,
+    len: usize,
+    /// Besides ACK.
+    flags: u16,
+    window: u16,
+    ts_off: i32,
+    /// None, the negotiated timestamps, or those that were not negotiated.
+    odd_timestamps: bool,
+    sack: bool,
+    tos: u8,
+    broken: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    FromNet(Wish),
+    FromGuest(Wish),
+    BatchEnd,
+    /// The guest's ring takes so many frames, and perhaps the guest sees them.
+    Deliver(usize, bool),
+    Millis(u32),
+    Days(u64),
+}
+
+/// One engine, and what it was told and said.
+struct Side<'m> {
+    engine: Engine<'m>,
+    now: Instant,
+    shape: Shape,
+    /// Relative to [`FIRST`]: what R and G send next, and the end of what G was given.
+    next: [u32; 2],
+    given: u32,
+    said: Vec<String>,
+}
+
+impl<'m> Side<'m> {
+    fn new(memory: &'m mut [u8], shape: Shape, predicts: bool) -> Self {
+        let now = Instant::from_secs(1_000);
+        let arena = Arena::format(memory, 4, PAGES, 1).unwrap();
+        let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
+        let mut engine = Engine::new(now, config, arena);
+        engine.set_prediction(predicts);
+        let guest = GuestConfig {
+            mac: Some([2, 0, 0, 0, 0, 2]),
+            ack_offload: true,
+            budget_bytes: (shape.budget_pages * crate::limits::PAGE) as u64,
+            ..GuestConfig::default()
+        };
+        engine.add_port(now, PortConfig::uplink("uplink")).unwrap();
+        engine.add_port(now, PortConfig::guest("guest", guest)).unwrap();
+        let features = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+        engine.set_port_features(now, GUEST, Some(features));
+        let mut side = Self { engine, now, shape, next: [0; 2], given: 0, said: Vec::new() };
+        let ecn = if shape.ecn { TcpFlags::ECE } else { TcpFlags::NONE };
+        let cwr = if shape.ecn { TcpFlags::CWR } else { TcpFlags::NONE };
+        side.sends(UPLINK, TcpFlags::SYN | ecn | cwr, Wish::PLAIN, &SYN_OPTIONS);
+        side.sends(GUEST, TcpFlags::SYN | TcpFlags::ACK | ecn, Wish::PLAIN, &SYN_OPTIONS);
+        side.sends(UPLINK, TcpFlags::ACK, Wish::PLAIN, &[]);
+        side
+    }
+
+    /// A segment of either end. A SYN has options for a payload, which its header then covers.
+    fn sends(&mut self, from: PortId, flags: TcpFlags, wish: Wish, options: &[u8]) {
+        let (me, other) = if from == UPLINK { (0, 1) } else { (1, 0) };
+        let syn = u32::from(flags.syn());
+        let acked = if from == UPLINK { self.next[1] } else { self.given };
+        let seq = FIRST[me].wrapping_add(self.next[me]).wrapping_add_signed(wish.seq_off);
+        let ack = FIRST[other].wrapping_add(acked).wrapping_add_signed(wish.ack_off);
+        let ack = if flags.ack() { ack } else { 0 };
+        let host = |n: u8| match self.shape.v6 {
+            true => IpAddr16([0x20, 1, 13, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, n]),
+            false => IpAddr16::from_v4([10, 0, 0, n]),
+        };
+        let ethertype = if self.shape.v6 { [0x86, 0xdd] } else { [8, 0] };
+        let (mine, theirs) = if from == UPLINK { (1, 2) } else { (2, 1) };
+        let l2 = [[2, 0, 0, 0, 0, theirs], [2, 0, 0, 0, 0, mine]].concat();
+        let l2 = [&l2[..], &ethertype].concat();
+        let ms = u32::try_from(self.now.as_millis() % (1 << 32)).unwrap();
+        let ts = Timestamps { tsval: ms.wrapping_add_signed(wish.ts_off), tsecr: ms };
+        let blocks = [(Seq(ack.wrapping_add(2000)), Seq(ack.wrapping_add(3000)))];
+        let payload: Vec<u8> =
+            (0..wish.len).map(|i| seq.wrapping_add(small(i)).to_be_bytes()[3]).collect();
+        let emit = TcpEmit {
+            l2: &l2,
+            version: if self.shape.v6 { IpVersion::V6 } else { IpVersion::V4 },
+            src: host(mine),
+            dst: host(theirs),
+            tos: wish.tos,
+            ttl: 64,
+            flow_label: 7,
+            src_port: if from == UPLINK { 40_000 } else { 80 },
+            dst_port: if from == UPLINK { 80 } else { 40_000 },
+            seq: Seq(seq.wrapping_sub(syn)),
+            ack: Seq(ack),
+            flags,
+            window: wish.window,
+            timestamps: (self.shape.timestamps != wish.odd_timestamps).then_some(ts),
+            sack: if wish.sack { &blocks } else { &[] },
+            ip_id: 0,
+        };
+        let body = if options.is_empty() { &payload[..] } else { options };
+        let mut header = [0; TcpEmit::MAX_LEN];
+        let mode = if options.is_empty() { CsumMode::Full(&[body]) } else { CsumMode::Partial };
+        let len = emit.emit(&mut header, body.len(), mode);
+        let mut hdr = VirtioNetHdr::default();
+        if !options.is_empty() {
+            hdr = emit.partial_hdr(len, body.len(), u16::MAX);
+            let ip = if self.shape.v6 { 40 } else { 20 };
+            header[14 + ip + 12] += u8::try_from(options.len() / 4 * 16).unwrap();
+        }
+        let mut frame = [&header[..len], body].concat();
+        if wish.broken {
+            *frame.last_mut().unwrap() ^= 1;
+        }
+        let verdict = self.engine.handle_frame(self.now, from, &mut hdr, &mut frame);
+        self.said.push(format!("{verdict:?} {hdr:?} {frame:?}"));
+        self.transmits();
+    }
+
+    fn transmits(&mut self) {
+        while let Some(made) = self.engine.poll_transmit(self.now) {
+            self.said.push(text(&made));
+        }
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::FromNet(wish) => {
+                self.sends(UPLINK, TcpFlags::ACK | TcpFlags(wish.flags), wish, &[]);
+                if wish.seq_off == 0 {
+                    self.next[0] += small(wish.len);
+                }
+            }
+            Step::FromGuest(wish) => {
+                self.sends(GUEST, TcpFlags::ACK | TcpFlags(wish.flags), wish, &[]);
+                if wish.seq_off == 0 {
+                    self.next[1] += small(wish.len);
+                }
+            }
+            Step::BatchEnd => {
+                self.engine.handle_batch_end(self.now);
+                self.transmits();
+            }
+            Step::Deliver(frames, sees) => {
+                for _ in 0..frames {
+                    let Some(made) = self.engine.poll_delivery(self.now, GUEST, 65_562) else {
+                        break;
+                    };
+                    let payload: usize = made.parts()[1..].iter().map(|part| part.len()).sum();
+                    let tcp = &made.parts()[0][14 + if self.shape.v6 { 40 } else { 20 }..];
+                    let seq = u32::from_be_bytes(tcp[4..8].try_into().unwrap());
+                    let end = seq.wrapping_sub(FIRST[0]) + small(payload);
+                    self.given = self.given.max(end);
+                    self.said.push(text(&made));
+                }
+                self.engine.handle_guest_progress(self.now, GUEST, sees);
+            }
+            Step::Millis(ms) => self.pass(Duration::from_millis(ms.into())),
+            Step::Days(days) => self.pass(Duration::from_secs(days * 86_400)),
+        }
+    }
+
+    fn pass(&mut self, span: Duration) {
+        self.now = self.now + span;
+        self.engine.handle_timeout(self.now);
+        self.transmits();
+    }
+
+    /// All there is to see of it.
+    fn state(&self) -> String {
+        let engine = &self.engine;
+        let flows: Vec<_> = engine.flows().collect();
+        let records: Vec<_> = engine.arena().records().collect();
+        let timeout = engine.poll_timeout();
+        format!("{:#?}\n{flows:#?}\n{records:#?}\n{timeout:?}\n{:?}", self.said, engine.vm(GUEST))
+    }
+}
+
+fn text(made: &Transmit<'_>) -> String {
+    format!("{made:?}")
+}
+
+fn small(len: usize) -> u32 {
+    u32::try_from(len).unwrap()
+}
+
+impl Wish {
+    const PLAIN: Self = Self {
+        seq_off: 0,
+        ack_off: 0,
+        len: 0,
+        flags: 0,
+        window: 500,
+        ts_off: 0,
+        odd_timestamps: false,
+        sack: false,
+        tos: 0,
+        broken: false,
+    };
+}
+
+/// What is expected, or off in one place.
+fn wish(lens: &'static [usize]) -> impl Strategy<Value = Wish> {
+    let off = prop_oneof![(-3_i32..4), (-3000_i32..3000)];
+    (prop::sample::select(lens), 0_u8..24, off, any::<u16>()).prop_map(|(len, what, off, any)| {
+        let plain = Wish { len, ..Wish::PLAIN };
+        match what {
+            0 => Wish { seq_off: off, ..plain },
+            1 => Wish { ack_off: off, ..plain },
+            2 => Wish { flags: any & 0xff, ..plain },
+            3 => Wish { window: any, ..plain },
+            4 => Wish { ts_off: off, ..plain },
+            5 => Wish { odd_timestamps: true, ..plain },
+            6 => Wish { sack: true, ..plain },
+            7 => Wish { tos: 3, ..plain },
+            8 => Wish { broken: true, ..plain },
+            9 => Wish { flags: 8, ..plain },
+            10 => Wish { window: 0, ..plain },
+            _ => plain,
+        }
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => wish(&[1448, 1448, 1448, 700, 4000, 1, 2, 0]).prop_map(Step::FromNet),
+        6 => wish(&[0, 0, 0, 0, 300]).prop_map(Step::FromGuest),
+        4 => Just(Step::BatchEnd),
+        4 => (0_usize..4, any::<bool>()).prop_map(|(n, sees)| Step::Deliver(n, sees)),
+        2 => (0_u32..400).prop_map(Step::Millis),
+        1 => prop_oneof![Just(2_000), Just(20_000)].prop_map(Step::Millis),
+        1 => prop_oneof![9 => Just(0_u64), 1 => Just(25)].prop_map(Step::Days),
+    ]
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    (any::<[bool; 3]>(), prop_oneof![Just(PAGES), Just(8)])
+        .prop_map(|([v6, ts, ecn], pages)| Shape { v6, timestamps: ts, ecn, budget_pages: pages })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #[test]
+    fn a_flow_is_the_same_with_and_without_prediction(
+        shape in shape(),
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let words = Arena::layout_len(4, PAGES) / 8;
+        let mut memory = [vec![0_u64; words], vec![0_u64; words]];
+        let [with, without] = memory.each_mut().map(|m| m.as_mut_bytes());
+        let mut sides = [Side::new(with, shape, true), Side::new(without, shape, false)];
+        for step in steps {
+            sides.iter_mut().for_each(|side| side.step(step));
+            let [with, without] = sides.each_ref().map(Side::state);
+            prop_assert_eq!(with, without, "after {:?}", step);
+        }
+    }
+}
