@@ -235,6 +235,9 @@ impl<S: Setting> Observer<S> {
         let Ok(packet) = Packet::parse(bytes) else { return };
         let Some((name, _)) = self.setting.flow_of(&packet, Tap::FromGuest(g)) else { return };
         if let (Some(h), Some((_, tcp))) = (self.flows.get_mut(&name), packet.tcp()) {
+            if tcp.flags.syn() {
+                self.setting.begins_again(h, tcp);
+            }
             h.on_past(tcp);
         }
     }
