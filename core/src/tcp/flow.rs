@@ -290,6 +290,13 @@ impl Flow {
         self.timers.wake_at(at).then_some(at)
     }
 
+    /// As [`Self::wake_at`] for a flow whose idle time will end no earlier than it did before.
+    #[inline]
+    pub(super) fn wake_for_timers(&mut self, cx: &FlowContext<'_, '_>) -> Option<Instant> {
+        let at = self.timers.next(cx.now, cx.running(), cx.vm.clock.is_running());
+        self.timers.wake_at(at).then_some(at)
+    }
+
     /// Counts the flow among those of its VM that owe something, or no longer.
     #[inline(always)]
     pub(super) fn note_owing(&mut self, cx: &mut FlowContext<'_, '_>) {

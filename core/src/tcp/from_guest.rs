@@ -127,7 +127,7 @@ impl Flow {
             ack,
             edge: ack + (u64::from(tcp.window) << self.options.shift_g),
             pure: tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN),
-            sack: self.options.sack.then_some(&tcp.options.sack),
+            sack: Some(&tcp.options.sack).filter(|sack| self.options.sack && !sack.is_empty()),
         };
         let (sender, mut sending) = self.sending(cx);
         sender.on_ack(&said, &mut sending);

@@ -17,6 +17,7 @@ struct Known {
 
 impl Losses {
     /// There is something to know.
+    #[inline]
     pub(crate) const fn any(&self) -> bool {
         self.0.is_some()
     }

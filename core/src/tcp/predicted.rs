@@ -127,9 +127,8 @@ impl Flow {
         self.commit(cx);
         self.note_owing(cx);
         self.assert_order();
-        // A flow that waits for nothing is woken when its idle time ends, and that has only moved
-        // away from now.
-        let wake_at = if self.timers.is_idle() { None } else { self.wake_at(cx) };
+        // The end of its idle time has only moved away from now: the wheel knows an earlier one.
+        let wake_at = if self.timers.is_idle() { None } else { self.wake_for_timers(cx) };
         Ended { fate, wake_at }
     }
 
@@ -153,7 +152,7 @@ impl Flow {
             && tcp.payload_len == 0
             && (self.outbound.una()..=self.outbound.accepted()).contains(&seq)
             && ack > self.sender.una()
-            && ack <= self.ack_limit_from_guest(cx)
+            && ack <= self.sender.sent()
             && ack <= self.receiver.next()
             && !self.receiver.has_fin()
             && !self.receiver.is_answer_awaited()

@@ -67,7 +67,7 @@ pub(crate) struct GuestAck<'a> {
     pub(crate) edge: u64,
     /// It came without data and without a FIN.
     pub(crate) pure: bool,
-    /// None if SACK was not negotiated.
+    /// None if SACK was not negotiated, or there are no blocks.
     pub(crate) sack: Option<&'a SackBlocks>,
 }
 
@@ -192,6 +192,9 @@ impl Sender {
     #[inline]
     fn fresh_bytes(&self, stream: Stream, mss: u64, losses: &Losses) -> u64 {
         let held = stream.end.saturating_sub(self.next);
+        if held == 0 {
+            return 0;
+        }
         let slow_start = losses.of_guest().map_or(u64::MAX, Recovery::in_flight_max);
         let edge = self.edge.min(self.una.saturating_add(slow_start));
         let room = edge.saturating_sub(self.next);
@@ -269,6 +272,13 @@ impl Sender {
         s.timers.on_guest_progress();
         self.stuck_since = if ack < s.stream.all() { s.running } else { Instant::MAX };
         s.timers.stop_waiting_for_guest();
+        if s.losses.any() {
+            self.on_progress_of_recovery(ack, acked, s);
+        }
+    }
+
+    #[inline(never)]
+    fn on_progress_of_recovery(&mut self, ack: u64, acked: u64, s: &mut Sending<'_>) {
         let to = self.segment_end(ack, s);
         if s.losses.of_guest_mut().is_some_and(|r| r.on_progress(ack, acked, self.sent, to)) {
             s.losses.forget(ack);

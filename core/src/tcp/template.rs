@@ -109,8 +109,13 @@ impl Template {
         {
             *to = *untagged; // nearly always: two moves instead of a call
             self.l2_len = ETHERNET;
-            return;
+        } else {
+            self.set_tagged_l2(l2);
         }
+    }
+
+    #[inline(never)] // or the compiler makes one copy of any length out of both
+    fn set_tagged_l2(&mut self, l2: &[u8]) {
         if let (Some(to), Ok(len)) = (self.l2.get_mut(..l2.len()), u8::try_from(l2.len())) {
             to.copy_from_slice(l2);
             self.l2_len = len;

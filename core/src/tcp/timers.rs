@@ -201,6 +201,9 @@ impl Timers {
         } else {
             (limits::LOCAL_RTO_MIN, limits::LOCAL_RTO_MAX)
         };
+        if self.timeouts == 0 {
+            return first;
+        }
         let backed_off = first.saturating_mul(1 << self.timeouts.min(10));
         if backed_off > most { most } else { backed_off }
     }
