@@ -196,8 +196,11 @@ impl Engine<'_> {
             return;
         }
         let mut syn = SynInfo::learn(tcp, ip.version);
-        if let Some(flow) = id.and_then(|id| self.flows.get_mut(id)) {
-            syn = flow.on_syn_from_net(syn);
+        match id.and_then(|id| Some((id, self.flows.get_mut(id)?))) {
+            // What follows is of another connection, even if G's answer takes another path.
+            Some((id, flow)) if flow.is_over() => self.remove_flow(id),
+            Some((_, flow)) => syn = flow.on_syn_from_net(syn),
+            None => {}
         }
         if !self.wants_flows(port) {
             return;

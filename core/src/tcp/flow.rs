@@ -116,6 +116,11 @@ impl Flow {
         if self.receiver.reset_waits() { Why::Reset } else { self.standing.why() }
     }
 
+    /// R has reset the connection, and G was told: there is nothing to say to anybody.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state() == State::Abort && self.why() == Why::Reset && !self.standing.is_guest_untold()
+    }
+
     /// In the path: `On` or `Drain`.
     #[inline]
     pub(crate) fn is_live(&self) -> bool {

@@ -176,6 +176,22 @@ fn snoop_15_where_an_rst_is_valid() {
 }
 
 #[test]
+fn snoop_17_a_remote_that_has_reset_opens_anew_though_the_answer_takes_another_path() {
+    let (w, r, g) = Setup::new().small().established();
+    warms_up(&r, &g);
+    r.sends("R 1001");
+    g.gets("R. 1001");
+    r.is_forged("S 500000");
+    assert_eq!(g.takes_all().len(), 1);
+    // The guest's SYN-ACK is not seen here.
+    r.is_forged("500001 ack 700001");
+    r.is_forged("500001:500101 ack 700001");
+    assert_eq!(g.takes_all().len(), 2);
+    r.gets_nothing();
+    assert_eq!(w.state(), None);
+}
+
+#[test]
 fn snoop_15_a_megabyte_is_read_before_the_reset() {
     let (w, r, g) = Setup { budget_bytes: 8 << 20, ..Setup::new() }.established();
     warms_up(&r, &g);
