@@ -261,10 +261,10 @@ impl History {
         self.past && r.acked > r.end_to
     }
 
-    /// A frame came in that counts for nothing; it may be passed on, though. If it is not whole
-    /// its receiver will refuse it, whatever state the flow is in.
-    pub(crate) fn on_in_forged(&mut self, from: Side, fingerprint: u64, whole: bool) {
-        self.may_pass(from, fingerprint, false, !whole);
+    /// A frame came in that counts for nothing; it may be passed on, though. `in_any_state`: it is
+    /// broken or a SYN, and its receiver will refuse it.
+    pub(crate) fn on_in_forged(&mut self, from: Side, fingerprint: u64, in_any_state: bool) {
+        self.may_pass(from, fingerprint, false, in_any_state);
     }
 
     /// What comes in now may come out as it is, whatever it is.

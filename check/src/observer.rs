@@ -172,7 +172,7 @@ impl<S: Setting> Observer<S> {
         // Who means harm may have told the forger what to forge.
         let forged = t.forged && !h.hostile[Side::R as usize];
         if forged || !whole {
-            h.on_in_forged(from, fingerprint, whole);
+            h.on_in_forged(from, fingerprint, !whole || tcp.flags.syn());
         } else if let Some(s) = h.on_in(t, from, ip, tcp, fingerprint) {
             recovery::on_in(h, &s, &self.clocks[usize::from(name.guest)]);
         }
@@ -437,6 +437,11 @@ impl<S: Setting> Observer<S> {
     /// What every flow did.
     pub fn flows(&self) -> impl Iterator<Item = &History> {
         self.flows.values()
+    }
+
+    /// What a flow did, for who knows it better.
+    pub fn flow_mut(&mut self, name: FlowName) -> Option<&mut History> {
+        self.flows.get_mut(&name)
     }
 
     /// What it was told of the run.

@@ -25,5 +25,21 @@ pub mod wire;
 #[cfg(test)]
 extern crate self as nightporter_core;
 #[cfg(test)]
-#[path = "../tests/common/mod.rs"]
-mod common;
+#[allow(dead_code, unreachable_pub, unused_imports, reason = "these tests use a part of it")]
+#[allow(clippy::cast_possible_truncation, reason = "tests take numbers apart")]
+#[path = "../tests/common"]
+mod common {
+    #[path = "unwatched.rs"]
+    pub mod monitor;
+    pub mod random;
+    pub mod segment;
+    pub mod setup;
+    pub mod world;
+
+    pub use self::{
+        random::Random,
+        segment::Seen,
+        setup::Setup,
+        world::{Peer, Side, World},
+    };
+}

@@ -3,9 +3,6 @@
 
 mod common;
 
-use std::cell::Cell;
-use std::collections::VecDeque;
-
 use common::segment::pattern_bytes;
 use common::setup::ALL_FEATURES;
 use common::world::{Peer, mac};
@@ -13,71 +10,12 @@ use common::{Random, Setup, Side, World};
 use nightporter_core::port::PortFeatures;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Duration;
+use nightporter_testkit::device::{Wire, clock_ms, set_clock_ms};
 use proptest::prelude::*;
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
-use smoltcp::phy::{
-    Checksum, ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TxToken,
-};
 use smoltcp::socket::tcp;
 use smoltcp::time::Instant;
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr};
-
-thread_local! {
-    /// What the ends' timestamp clocks show: smoltcp asks a plain function.
-    static CLOCK_MS: Cell<u32> = const { Cell::new(0) };
-}
-
-fn clock_ms() -> u32 {
-    CLOCK_MS.get()
-}
-
-/// The two ends of a wire, as smoltcp's device.
-#[derive(Default)]
-struct Wire {
-    arrived: VecDeque<Vec<u8>>,
-    sent: Vec<Vec<u8>>,
-}
-
-struct Arrived(Vec<u8>);
-struct Sent<'a>(&'a mut Vec<Vec<u8>>);
-
-impl RxToken for Arrived {
-    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
-        f(&self.0)
-    }
-}
-
-impl TxToken for Sent<'_> {
-    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let mut frame = vec![0; len];
-        let result = f(&mut frame);
-        self.0.push(frame);
-        result
-    }
-}
-
-impl Device for Wire {
-    type RxToken<'a> = Arrived;
-    type TxToken<'a> = Sent<'a>;
-
-    fn receive(&mut self, _now: Instant) -> Option<(Arrived, Sent<'_>)> {
-        Some((Arrived(self.arrived.pop_front()?), Sent(&mut self.sent)))
-    }
-
-    fn transmit(&mut self, _now: Instant) -> Option<Sent<'_>> {
-        Some(Sent(&mut self.sent))
-    }
-
-    fn capabilities(&self) -> DeviceCapabilities {
-        let mut checksum = ChecksumCapabilities::default();
-        checksum.tcp = Checksum::Tx; // partial checksums come in; the monitor checks them
-        let mut capabilities = DeviceCapabilities::default();
-        capabilities.medium = Medium::Ethernet;
-        capabilities.max_transmission_unit = 1514;
-        capabilities.checksum = checksum;
-        capabilities
-    }
-}
 
 /// One end: its stack, and an application that writes a known stream and reads all it can.
 struct Party {
@@ -99,7 +37,7 @@ struct Party {
 
 impl Party {
     fn new(peer: &Peer<'_>, host: u8, goal: usize, buffers: [usize; 2], seed: u64) -> Self {
-        let mut wire = Wire::default();
+        let mut wire = Wire::new(1500, false); // the monitor checks them
         let mut config = Config::new(EthernetAddress(mac(host)).into());
         config.random_seed = seed;
         let mut iface = Interface::new(config, &mut wire, Instant::ZERO);
@@ -147,7 +85,7 @@ impl Party {
             left -= got.expect("can receive");
         }
         while written < goal && socket.can_send() {
-            let at = u32::try_from(written + 1).expect("a short stream");
+            let at = i64::try_from(written + 1).expect("a short stream");
             let piece = pattern_bytes(side as u32, at, (goal - written).min(4096));
             written += socket.send_slice(&piece).expect("can send");
         }
@@ -233,7 +171,7 @@ fn run(case: &Case) -> Outcome {
             (case.loss, case.guest_loss) = (0, 0);
             world.0.borrow_mut().rings[0].lossy = false;
         }
-        CLOCK_MS.set(u32::try_from(ms).expect("short"));
+        set_clock_ms(u32::try_from(ms).expect("short"));
         let now = i64::try_from(ms).expect("short");
         let running = ms < 20 || ms % case.runs.1 < case.runs.0;
         remote.poll(now);

@@ -23,7 +23,7 @@ pub(crate) struct News {
 
 /// Any whole segment, also one in another's name.
 pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
-    let flags = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST;
+    let flags = TcpFlags::SYN | TcpFlags::FIN | TcpFlags::RST | TcpFlags::URG;
     let plain = tcp.payload_len == 0 && !tcp.flags.intersects(flags);
     // One beyond the window that R was shown is to be answered (RFC 9293 section 3.10.7.4): what R
     // sends behind the octet of a window probe.

@@ -299,7 +299,7 @@ impl Flow {
         let print = fingerprint(s.bytes, s.ip);
         h.ends[s.from as usize].frames += u64::from(s.tcp.payload_len / SEGMENT);
         if !ipv4_header_ok(s.bytes, s.ip) || !(tcp_checksum_ok(s.bytes, s.ip) || s.partial()) {
-            h.on_in_forged(s.from, print, false);
+            h.on_in_forged(s.from, print, true);
             return;
         }
         let isn = h.end(Side::G).isn;

@@ -23,7 +23,9 @@ pub mod world;
 #[allow(unused_imports, reason = "as above")]
 pub use self::{
     random::Random,
-    segment::{Seen, Spec},
+    segment::Seen,
     setup::Setup,
     world::{Peer, Side, World},
 };
+#[allow(unused_imports, reason = "as above")]
+pub use nightporter_testkit::segment::Spec;

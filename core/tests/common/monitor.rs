@@ -1,386 +1,214 @@
-//! The invariants of the specification, checked on everything that leaves the engine.
+//! The rules of `nightporter-check`, asked about every frame and every step of a trace.
 //!
-//! The monitor knows what each end sent and what each end was sent, never what the engine thinks,
-//! but for one question: are the bytes below an ACK to R held? For that it reads the store and
-//! compares byte by byte.
+//! They judge by what each end sent and was sent, never by what the engine thinks, but for one
+//! question: are the bytes below an ACK to R held?
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::rc::Rc;
 
-use super::segment::{Seen, pattern};
 use super::setup::Setup;
 use super::world::Side;
+use nightporter_check::event::Event;
+use nightporter_check::history::{self, History};
+use nightporter_check::observer::{HostView, Observer, Setting};
+use nightporter_check::rule::{Rule, Violation};
+use nightporter_check::stream::streams_of;
+use nightporter_check::tap::{FlowName, Tap, Tapped};
+use nightporter_check::wire::{Packet, Tcp};
 use nightporter_core::engine::Engine;
+use nightporter_core::flow::key::FlowKey;
 use nightporter_core::port::PortId;
-use nightporter_core::tcp::flow::{Flow, State};
-use nightporter_core::wire::checksum::{Checksum, sum};
-use nightporter_core::wire::packet::{Ip, IpVersion, Seq, Tcp, tcp_pseudo_header};
+use nightporter_core::time::Instant;
+use nightporter_core::wire::ip::{IpAddr16, IpVersion};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-/// Relative numbers are unwrapped around this, so that one below the first is positive too.
-const BASE: u64 = 1 << 32;
+/// These ask how long a guest has run, which a trace does not play to the end.
+const OF_TIME: [Rule; 2] = [Rule::Recovery, Rule::Liveness];
 
-/// What one end has sent, and what it was sent.
-#[derive(Debug)]
-struct Half {
-    /// End of its stream so far, SYN and FIN counted.
-    end: u64,
-    /// Its FIN.
-    fin: Option<u64>,
-    /// Highest ACK it sent, and the edge that came with the newest.
-    acked: u64,
-    edge: u64,
-    /// Its newest ACK, true or not.
-    said: u32,
-    /// TSvals it sent.
-    tsvals: BTreeSet<u32>,
-    /// Bytes it sent that are not the pattern; the first copy counts.
-    bytes: BTreeMap<u64, u8>,
-    /// Highest ACK, edge and TSval it was sent.
-    ack_to: u64,
-    edge_to: u64,
-    tsval_to: Option<u32>,
-    /// End of what it was sent.
-    end_to: u64,
+/// Guest ports of a world at most.
+const GUESTS_MAX: usize = 8;
+
+/// One connection, as the rules have to know it.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Address and TCP port of R and of G.
+    pub ends: [(IpAddr16, u16); 2],
+    pub setup: Setup,
+    pub vlan: u64,
+    /// Not judged; see `World::set_lenient`.
+    pub lenient: bool,
+}
+
+/// All connections of a world, shared with it.
+#[derive(Clone, Debug, Default)]
+pub struct Connections(Rc<RefCell<Vec<Known>>>);
+
+impl Connections {
+    /// The one with these ends, and whether `own` is G.
+    fn find(&self, own: (IpAddr16, u16), other: (IpAddr16, u16)) -> Option<(usize, bool)> {
+        let conns = self.0.borrow();
+        let is = |c: &Known| c.ends == [other, own] || c.ends == [own, other];
+        let n = conns.iter().rposition(is)?;
+        Some((n, conns[n].ends[Side::G as usize] == own))
+    }
+
+    fn of(&self, name: FlowName) -> Option<(usize, bool)> {
+        let remote = (IpAddr16(name.remote), name.remote_port);
+        let conns = self.0.borrow();
+        let at = |c: &Known| {
+            let [r, g] = c.ends;
+            (g.1 == name.guest_port && r == remote) || (r.1 == name.guest_port && g == remote)
+        };
+        let n = conns.iter().rposition(at)?;
+        Some((n, conns[n].ends[Side::R as usize] == remote))
+    }
+}
+
+impl Setting for Connections {
+    fn flow_of(&self, packet: &Packet, tap: Tap) -> Option<(FlowName, bool)> {
+        let (ip, tcp) = packet.tcp()?;
+        let (src, dst) = ((ip.src, tcp.src_port), (ip.dst, tcp.dst_port));
+        let from_guest = matches!(tap, Tap::ToNet | Tap::FromGuest(_));
+        let (own, remote) = if from_guest { (src, dst) } else { (dst, src) };
+        let (_, is_g) = self.find(own, remote)?;
+        let guest = match tap {
+            Tap::FromGuest(g) | Tap::ToGuest(g) => g,
+            Tap::FromNet | Tap::ToNet if is_g => 0,
+            Tap::FromNet | Tap::ToNet => return None,
+        };
+        let name = FlowName { guest, guest_port: own.1, remote: remote.0.0, remote_port: remote.1 };
+        Some((name, from_guest))
+    }
+
+    fn begins(&self, name: FlowName, _: &Tcp) -> Option<History> {
+        let (n, is_g) = self.of(name)?;
+        let setup = &self.0.borrow()[n].setup;
+        let mut h = History::new(name, None, setup.remote_is_vm, Some(streams_of(0, is_g)));
+        h.mtu = Some(setup.mtu);
+        h.ecn = setup.ecn;
+        Some(h)
+    }
+
+    fn key_of(&self, name: FlowName, port: PortId) -> FlowKey {
+        let (n, is_g) = self.of(name).expect("it has a name");
+        let known = &self.0.borrow()[n];
+        FlowKey {
+            g_addr: known.ends[usize::from(is_g)].0,
+            r_addr: IpAddr16(name.remote),
+            vlan: known.vlan,
+            g_port: name.guest_port,
+            r_port: name.remote_port,
+            port: port.0,
+            version: if known.setup.v6 { IpVersion::V6 } else { IpVersion::V4 },
+        }
+    }
+
+    fn flows_max(&self, _: usize) -> u32 {
+        u32::MAX
+    }
+
+    fn guests(&self) -> usize {
+        GUESTS_MAX
+    }
+}
+
+/// A frame on its way, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Passing<'a> {
+    pub at: Instant,
+    pub tap: Tap,
+    pub hdr: VirtioNetHdr,
+    pub bytes: &'a [u8],
+    /// Somebody else sent it, or it is broken.
+    pub forged: bool,
 }
 
 /// See the module doc.
 #[derive(Debug)]
 pub struct Monitor {
-    halves: [Half; 2],
-    isn_r: u32,
-    ts: bool,
-    sack: bool,
-    shift: [u8; 2],
-    /// Window scale, timestamps, SACK of the ends that made their offers themselves.
-    offers: [Option<(Option<u8>, bool, bool)>; 2],
-    /// Bytes that other copies may differ from: content is then only checked for INV-15.
-    emitted: BTreeMap<u64, u8>,
-    custom: bool,
-    /// An RST went to this end: what follows is no stream any more.
-    reset: [bool; 2],
-    /// The streams end here: reset, forgotten, restarted.
-    pub lenient: bool,
-    /// What goes in is not worth checking what comes out.
-    pub blind: bool,
-    /// The edge may not even move left by less than the unit of the window field. It must do so
-    /// (and may, RFC 7323 section 2.4) once rounding up would promise more than is reserved.
-    pub strict_edge: bool,
-    /// G sends past the engine, which does not know at once how far (SNOOP-42).
-    pub unseen: bool,
-    /// The handshake is over.
-    settled: bool,
-    /// Bytes below this were found in the store, and how often it was looked into.
-    read_to: u64,
-    settled_count: u32,
+    connections: Connections,
+    observer: Observer<Connections>,
 }
 
 impl Monitor {
-    pub fn new(setup: &Setup) -> Self {
-        let half = || Half {
-            end: BASE,
-            fin: None,
-            acked: BASE,
-            edge: BASE,
-            said: 0,
-            tsvals: BTreeSet::new(),
-            bytes: BTreeMap::new(),
-            ack_to: BASE,
-            edge_to: BASE,
-            tsval_to: None,
-            end_to: BASE,
-        };
-        let scaled = setup.scale[0].is_some() && setup.scale[1].is_some();
-        let shift = |i: usize| setup.scale[i].filter(|_| scaled).map_or(0, |s| s.min(14));
-        Self {
-            halves: [half(), half()],
-            isn_r: setup.isn[0],
-            ts: Setup::both(setup.ts),
-            sack: Setup::both(setup.sack),
-            shift: [shift(0), shift(1)],
-            offers: [None; 2],
-            emitted: BTreeMap::new(),
-            custom: false,
-            reset: [false; 2],
-            lenient: false,
-            blind: false,
-            strict_edge: false,
-            unseen: false,
-            settled: false,
-            read_to: BASE,
-            settled_count: 0,
-        }
+    pub fn new() -> Self {
+        let connections = Connections::default();
+        Self { observer: Observer::new(connections.clone()), connections }
     }
 
-    /// An end of which nothing was known sent its SYN or SYN-ACK.
-    pub fn on_offer(&mut self, side: Side, tcp: &Tcp) {
-        let o = &tcp.options;
-        if side == Side::R {
-            self.isn_r = tcp.seq.0;
-        }
-        self.offers[side as usize] =
-            Some((o.window_scale, o.timestamps.is_some(), o.sack_permitted));
-        if let [Some(r), Some(g)] = self.offers {
-            let shift = |own: Option<u8>, other: Option<u8>| {
-                own.filter(|_| other.is_some()).map_or(0, |s| s.min(14))
-            };
-            self.shift = [shift(r.0, g.0), shift(g.0, r.0)];
-            self.ts = r.1 && g.1;
-            self.sack = r.2 && g.2;
-        }
+    pub fn add(&self, known: Known) {
+        self.connections.0.borrow_mut().push(known);
     }
 
-    /// The window shift of an end.
-    pub fn shift(&self, side: Side) -> u8 {
-        self.shift[side as usize]
+    /// A test may have given the ends of a connection other addresses.
+    pub fn set_ends(&self, conn: usize, ends: [(IpAddr16, u16); 2]) {
+        self.connections.0.borrow_mut()[conn].ends = ends;
     }
 
-    /// An end sent a segment. One with a bad checksum counts for nothing but its timestamp, and
-    /// the ACK of a liar is not believed.
-    pub fn on_sent(&mut self, side: Side, seen: &Seen, bad: bool, lies: bool) {
-        let tcp = seen.tcp();
-        let half = &mut self.halves[side as usize];
-        if let Some(ts) = tcp.options.timestamps {
-            half.tsvals.insert(ts.tsval);
-        }
-        let seq = unwrap(tcp.seq.0.wrapping_sub(seen.isn[0]), half.end);
-        if tcp.flags.rst() && !bad && seq == half.end {
-            self.reset[side as usize] = true; // it wants nothing any more
-        }
-        if bad || tcp.flags.rst() {
-            return;
-        }
-        let mut end = seq + u64::from(tcp.payload_len);
-        for (at, byte) in (seq..).zip(seen.payload()) {
-            if *byte != pattern(side as u32, low(at)) || half.bytes.contains_key(&at) {
-                self.custom = true;
-                half.bytes.entry(at).or_insert(*byte);
-            }
-        }
-        if tcp.flags.fin() {
-            half.fin = Some(end);
-            end += 1;
-        }
-        half.end = half.end.max(end + u64::from(tcp.flags.syn()));
-        half.said = tcp.ack.0.wrapping_sub(seen.isn[1]);
-        if tcp.flags.ack() && !lies {
-            let ack = unwrap(tcp.ack.0.wrapping_sub(seen.isn[1]), half.acked);
-            let shift = if tcp.flags.syn() { 0 } else { self.shift[side as usize] };
-            if ack >= half.acked && ack < half.acked + (1 << 30) {
-                half.acked = ack;
-                half.edge = ack + (u64::from(tcp.window) << shift);
-            }
-        }
+    /// Something happens that is no frame.
+    pub fn on_event(&mut self, at: Instant, event: Event) {
+        self.observer.on_event(at, event);
     }
 
-    /// A frame goes to `to`. `gated`: H made it or let it through a gate; else it was forwarded as
-    /// it came in, and only what holds of any forwarding is checked.
-    pub fn on_emitted(&mut self, to: Side, seen: &Seen, gated: bool) -> Result<(), String> {
-        if self.blind {
-            return Ok(());
-        }
-        checksums_right(seen)?;
-        let tcp = seen.tcp();
-        if tcp.flags.rst() {
-            self.reset[to as usize] = true;
-            return Ok(());
-        }
-        if tcp.flags.syn() {
-            self.note_tsval(to, seen);
-            return Ok(());
-        }
-        self.settled = true;
-        if self.lenient || !gated {
-            self.note_forwarded(to, seen);
-            return Ok(());
-        }
-        let has_ts = tcp.options.timestamps.is_some();
-        ensure(has_ts == self.ts, "timestamps on every segment or on none (COM-21)")?;
-        let may_sack = self.sack || tcp.options.sack.is_empty();
-        ensure(may_sack, "SACK was not agreed on (COM-22)")?;
-        self.check_tsval(to, seen)?;
-        if tcp.flags.ack() {
-            self.check_ack(to, seen)?;
-        }
-        self.check_bytes(to, seen)
+    /// See `World::set_lenient`.
+    pub fn set_lenient(&self, conn: usize, lenient: bool) {
+        self.connections.0.borrow_mut()[conn].lenient = lenient;
     }
 
-    fn note_tsval(&mut self, to: Side, seen: &Seen) {
-        if let Some(ts) = seen.tcp().options.timestamps {
-            self.halves[to as usize].tsval_to = Some(ts.tsval);
+    /// A frame goes into the engine, or out of it.
+    pub fn on_frame(&mut self, p: Passing<'_>) -> Result<(), Violation> {
+        let packet = Packet::parse(p.bytes).ok();
+        let Passing { at, tap, hdr, bytes, forged } = p;
+        let packet = packet.as_ref();
+        let t = Tapped { at, host: 0, tap, hdr, bytes, packet, forged, waited: false };
+        let result = self.observer.on_frame(&t);
+        let name = packet.and_then(|packet| self.connections.flow_of(packet, tap));
+        if let Some(h) = name.and_then(|(name, _)| self.observer.flow_mut(name)) {
+            let g = h.end(history::Side::G);
+            h.shrinks |= h.is_open() && g.edge + (1 << h.shift(history::Side::G)) <= g.edge_max;
         }
+        self.unless_lenient(result)
     }
 
-    fn note_forwarded(&mut self, to: Side, seen: &Seen) {
-        self.note_tsval(to, seen);
-        let half = &mut self.halves[to as usize];
-        let ack = unwrap(seen.ack(), half.ack_to);
-        half.ack_to = half.ack_to.max(ack);
-        half.edge_to = half.edge_to.max(ack + u64::from(seen.window()));
-        let from = unwrap(seen.range().0, half.end_to);
-        half.end_to = half.end_to.max(from + u64::from(seen.tcp().seq_len()));
+    /// `guest` sent a frame that the engine does not see.
+    pub fn on_unseen(&mut self, guest: u16, bytes: &[u8]) {
+        self.observer.on_past(guest, bytes);
     }
 
-    /// INV-08 and INV-09.
-    fn check_tsval(&mut self, to: Side, seen: &Seen) -> Result<(), String> {
-        let Some(ts) = seen.tcp().options.timestamps else { return Ok(()) };
-        let authentic = self.halves[to.other() as usize].tsvals.contains(&ts.tsval);
-        ensure(authentic, "TSval that its owner never sent (INV-09)")?;
-        let half = &mut self.halves[to as usize];
-        let newest = half.tsval_to.replace(ts.tsval);
-        // A 0, as some put into a SYN, counts for nothing (`tcp_paws_check`).
-        let monotone = newest.is_none_or(|b| b == 0 || Seq(b).le(Seq(ts.tsval)));
-        ensure(monotone, "TSval moved back (INV-08)")
+    /// `guest` runs: it has seen all there is.
+    pub fn on_seen(&mut self, at: Instant, guest: u16) {
+        self.observer.on_seen(at, guest, usize::MAX);
     }
 
-    /// INV-04, INV-05, INV-07, INV-11.
-    fn check_ack(&mut self, to: Side, seen: &Seen) -> Result<(), String> {
-        let guest_acked = self.halves[Side::G as usize].acked;
-        let said = self.halves[Side::R as usize].said;
-        let half = &mut self.halves[to as usize];
-        let ack = unwrap(seen.ack(), half.ack_to);
-        let bare = seen.tcp().payload_len == 0;
-        if to == Side::G && bare && seen.ack() == said && (ack > half.end || self.unseen) {
-            return Ok(()); // R's own word, for G to judge
-        }
-        ensure(ack >= half.ack_to, "ACK moved back (INV-07)")?;
-        ensure(ack <= half.end, "ACK of what was never sent (INV-11)")?;
-        half.ack_to = ack;
-        let edge = ack + u64::from(seen.window());
-        if to == Side::R {
-            let unit = 1 << self.shift[Side::G as usize];
-            let least = half.edge_to - if self.strict_edge { 0 } else { unit - 1 };
-            ensure(edge >= least, "right edge moved left (INV-05)")?;
-            half.edge_to = half.edge_to.max(edge);
-            let fin_early = half.fin.is_some_and(|fin| ack > fin) && guest_acked < ack;
-            ensure(!fin_early, "FIN acknowledged before G did (INV-04)")?;
-        }
-        Ok(())
-    }
-
-    /// INV-01, INV-02, INV-10, INV-13, INV-15.
-    fn check_bytes(&mut self, to: Side, seen: &Seen) -> Result<(), String> {
-        let source = &self.halves[to.other() as usize];
-        let receiver = &self.halves[to as usize];
-        let from = unwrap(seen.range().0, receiver.end_to);
-        let len = u64::from(seen.tcp().payload_len);
-        let end = from + len + u64::from(seen.tcp().flags.fin());
-        ensure(end <= source.end.max(receiver.acked), "sequence range of nobody (INV-10)")?;
-        if seen.tcp().flags.fin() {
-            ensure(source.fin == Some(from + len), "a FIN in the wrong place")?;
-        }
-        if to == Side::G && end > receiver.end_to {
-            let fits = end <= receiver.edge;
-            ensure(fits, &format!("new bytes beyond G's edge {} (INV-13)", receiver.edge - BASE))?;
-        }
-        for (at, byte) in (from..).zip(seen.payload()) {
-            let expected = source.bytes.get(&at).copied().unwrap_or(pattern_at(to.other(), at));
-            ensure(self.custom || *byte == expected, "a byte was changed (INV-01, INV-02)")?;
-            if self.custom && to == Side::G {
-                let first = *self.emitted.entry(at).or_insert(*byte);
-                ensure(first == *byte, "two copies of a byte differ (INV-15)")?;
-            }
-        }
-        if len == 0 && !seen.tcp().flags.fin() && to == Side::R {
-            let probe = from + 1 == receiver.acked;
-            let fits = from >= receiver.acked && from <= source.end;
-            ensure(
-                probe || fits || self.unseen,
-                "sequence of a pure ACK is unacceptable (INV-10)",
-            )?;
-        }
-        let half = &mut self.halves[to as usize];
-        half.end_to = half.end_to.max(end);
-        Ok(())
-    }
-
-    /// Between events: INV-03 by reading the store, INV-06 by counting.
+    /// The engine has done all there is to do.
     pub fn on_settled(
         &mut self,
-        flow: Option<&Flow>,
+        at: Instant,
         engine: &Engine<'_>,
-        port: u16,
-    ) -> Result<(), String> {
-        let r = &self.halves[Side::R as usize];
-        let g = &self.halves[Side::G as usize];
-        if let Some(vm) = engine.vm(PortId(port)) {
-            ensure(vm.reserved_pages <= vm.budget_pages, "reserved more than the budget (INV-06)")?;
-        }
-        if self.blind || self.lenient || self.reset[0] || !self.settled {
-            return Ok(());
-        }
-        let promised = r.ack_to.min(r.fin.unwrap_or(u64::MAX));
-        if promised <= g.acked {
-            return Ok(());
-        }
-        let Some(flow) = flow.filter(|f| matches!(f.state(), State::On | State::Drain)) else {
-            return Err(format!("{} bytes promised and no flow (INV-03)", promised - g.acked));
-        };
-        let held = flow.stats().guest_una..flow.stats().rcv_nxt;
-        let una = unwrap(low(held.start).wrapping_sub(self.isn_r), g.acked);
-        ensure(una <= g.acked, "bytes were let go before G acknowledged them (INV-03)")?;
-        ensure(una + (held.end - held.start) >= promised, "a promise nobody holds (INV-03)")?;
-        // What is newly promised every time, all of it now and then: this is most of the time of
-        // the tests.
-        self.settled_count += 1;
-        let all = self.settled_count.is_multiple_of(64);
-        let from = if all { una } else { self.read_to.clamp(una, promised) };
-        self.read_to = promised;
-        let start = held.start + (from - una);
-        let end = held.start + (promised - una);
-        let mut at = from;
-        for byte in flow.store().slices(engine.arena(), start, end).flatten() {
-            let right = self.custom || *byte == pattern_at(Side::R, at);
-            ensure(right, "the store holds another byte than R sent (INV-03)")?;
-            at += 1;
-        }
-        ensure(at == promised, "fewer bytes in the store than it should hold (INV-03)")
+        ports: &[Option<PortId>],
+    ) -> Result<(), Violation> {
+        let view = HostView { host: 0, engine, ports, worker_runs_since: at, any_flow: true };
+        let result = self.observer.on_step(at, &view);
+        self.unless_lenient(result)
     }
 
-    /// End of what R was promised, relative.
-    pub fn acked_to(&self, side: Side) -> u32 {
-        low(self.halves[side as usize].ack_to)
+    /// `side` of a connection tells lies, or writes other bytes than the pattern: nothing is
+    /// expected for a liar, and a stream of other bytes must only not contradict itself.
+    pub fn distrust(&mut self, bytes: &[u8], tap: Tap, side: Side, lies: bool) {
+        let name = Packet::parse(bytes).ok().and_then(|p| self.connections.flow_of(&p, tap));
+        let Some(h) = name.and_then(|(name, _)| self.observer.flow_mut(name)) else { return };
+        if lies {
+            h.hostile[side as usize] = true;
+        } else {
+            h.streams = None;
+        }
     }
-}
 
-fn pattern_at(side: Side, at: u64) -> u8 {
-    pattern(side as u32, low(at))
-}
-
-fn low(n: u64) -> u32 {
-    Seq::wrap(n).0
-}
-
-fn unwrap(relative: u32, near: u64) -> u64 {
-    Seq(relative).unwrap(near)
-}
-
-fn ensure(ok: bool, what: &str) -> Result<(), String> {
-    if ok { Ok(()) } else { Err(what.to_owned()) }
-}
-
-/// INV-22: full and right, or partial and said so.
-pub fn checksums_right(seen: &Seen) -> Result<(), String> {
-    let (ip, tcp) = seen.packet.tcp().ok_or("no TCP segment")?;
-    let start = usize::from(ip.payload_offset);
-    let segment = &seen.bytes[start..ip.end as usize];
-    if ip.version == IpVersion::V4 {
-        let mut header = Checksum::new(0);
-        header.add_bytes(&seen.bytes[usize::from(ip.header_offset)..start]);
-        ensure(header.finish() == 0, "IPv4 header checksum (INV-22)")?;
+    fn unless_lenient(&self, result: Result<(), Violation>) -> Result<(), Violation> {
+        result.or_else(|v| {
+            let conn = v.flow.and_then(|name| self.connections.of(name));
+            let lenient = conn.is_some_and(|(n, _)| self.connections.0.borrow()[n].lenient);
+            if lenient || OF_TIME.contains(&v.rule) { Ok(()) } else { Err(v) }
+        })
     }
-    let field = u16::from_be_bytes([segment[16], segment[17]]);
-    if seen.hdr.needs_csum() {
-        let pseudo = Checksum::new(pseudo(ip, segment.len())).fold();
-        ensure(field == pseudo, "partial checksum is not the pseudo-header's (INV-22)")?;
-        let placed = usize::from(seen.hdr.csum_start) == start && seen.hdr.csum_offset == 16;
-        ensure(placed, "the virtio header points elsewhere (INV-22)")?;
-        let whole = !seen.hdr.is_gso() || seen.hdr.gso_size > 0;
-        return ensure(whole, "a super-segment without a size");
-    }
-    ensure(!seen.hdr.is_gso(), "a super-segment with a full checksum")?;
-    let total = Checksum::new(sum(segment, pseudo(ip, segment.len()))).finish();
-    ensure(total == 0, &format!("TCP checksum of {tcp} (INV-22)"))
-}
-
-fn pseudo(ip: &Ip, len: usize) -> u64 {
-    tcp_pseudo_header(ip.version, ip.src, ip.dst, u32::try_from(len).expect("small"))
 }

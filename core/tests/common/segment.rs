@@ -1,151 +1,20 @@
-//! Segments as text: `P. 1:1001 ack 1 win 65536 <ts 10 5> <sack 2001:3001>`.
-//!
-//! The words, in any order; what is left out is chosen when sending and not looked at when
-//! expecting:
-//!
-//! | word | meaning |
-//! |---|---|
-//! | `.` `P.` `F.` `S` `R.` ... | flags; left out: an ACK, PSH optional |
-//! | `1:1001` or `1001` | sequence range; left out: what comes next |
-//! | `ack 1` | left out: as in the segment before |
-//! | `win 65536`, `edge 65537` | window in bytes, or where it ends |
-//! | `<ts 10 5>` `<ts - 5>` `<nots>` | TSval and TSecr, relative to the two clocks |
-//! | `<sack 2001:3001 ...>` | blocks; left out when expecting: none |
-//! | `<opt 1e03..>` | raw option bytes |
-//! | `fill A` | payload of this byte instead of the stream's pattern |
-//! | `urg 5` | URG and the pointer |
-//! | `ce` `ect0` `notect` | ECN codepoint |
-//! | `badsum` `pad` `partial` `gso 1000` `ipopt` | what the frame is wrapped in |
+//! What comes out of the engine, compared with what a trace expects; frames changed by hand.
 
-use nightporter_core::wire::checksum::{Checksum, update16};
-use nightporter_core::wire::packet::{Eth, IpVersion, Packet, Tcp, TcpFlags, tcp_pseudo_header};
+use etherparse::checksum::Sum16BitWords;
+use nightporter_check::stream::streams_of;
+use nightporter_check::wire::{self, written};
+use nightporter_core::wire::packet::{Packet, Tcp, TcpFlags};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporter_testkit::segment::Spec;
 
-/// A segment to send or to expect. Sequence numbers are relative.
-#[derive(Clone, Debug, Default)]
-pub struct Spec {
-    pub flags: Option<TcpFlags>,
-    pub seq: Option<(i64, i64)>,
-    pub ack: Option<i64>,
-    pub window: Option<u32>,
-    pub edge: Option<i64>,
-    pub tsval: Option<u32>,
-    pub tsecr: Option<u32>,
-    pub no_ts: bool,
-    pub sack: Vec<(i64, i64)>,
-    pub raw_options: Vec<u8>,
-    pub fill: Option<u8>,
-    pub urgent: Option<u16>,
-    pub ecn: Option<u8>,
-    pub bad_checksum: bool,
-    pub padded: bool,
-    pub partial: bool,
-    pub gso: Option<u16>,
-    pub ip_options: bool,
-}
-
-impl Spec {
-    /// Reads the text form; panics on a word it does not know, since that is a broken test.
-    pub fn parse(text: &str) -> Self {
-        let mut spec = Self::default();
-        let mut rest = text.trim();
-        while !rest.is_empty() {
-            let after;
-            if let Some(option) = rest.strip_prefix('<') {
-                let (option, tail) = option.split_once('>').expect("an option ends with >");
-                spec.option(option);
-                after = tail;
-            } else {
-                let (word, tail) = rest.split_once(' ').unwrap_or((rest, ""));
-                after = spec.word(word, tail.trim_start());
-            }
-            rest = after.trim_start();
-        }
-        spec
-    }
-
-    fn word<'t>(&mut self, word: &str, tail: &'t str) -> &'t str {
-        let mut tail = tail;
-        let mut argument = || {
-            let (word, rest) = tail.split_once(' ').unwrap_or((tail, ""));
-            tail = rest;
-            word.to_owned()
-        };
-        let number = |s: &str| s.parse::<i64>().unwrap_or_else(|_| panic!("`{s}`: no number"));
-        match word {
-            "ack" => self.ack = Some(number(&argument())),
-            "win" => self.window = Some(argument().parse().expect("a window")),
-            "edge" => self.edge = Some(number(&argument())),
-            "fill" => self.fill = argument().bytes().next(),
-            "urg" => self.urgent = Some(argument().parse().expect("a pointer")),
-            "gso" => self.gso = Some(argument().parse().expect("a size")),
-            "ce" => self.ecn = Some(3),
-            "ect0" => self.ecn = Some(2),
-            "notect" => self.ecn = Some(0),
-            "badsum" => self.bad_checksum = true,
-            "pad" => self.padded = true,
-            "partial" => self.partial = true,
-            "ipopt" => self.ip_options = true,
-            _ if word.starts_with(|c: char| c.is_ascii_digit() || c == '-') => {
-                let (from, to) = word.split_once(':').unwrap_or((word, word));
-                self.seq = Some((number(from), number(to)));
-            }
-            _ => self.flags = Some(flags(word)),
-        }
-        tail
-    }
-
-    fn option(&mut self, text: &str) {
-        let mut words = text.split_whitespace();
-        match words.next() {
-            Some("ts") => {
-                self.tsval = words.next().and_then(|w| w.parse().ok());
-                self.tsecr = words.next().and_then(|w| w.parse().ok());
-            }
-            Some("nots") => self.no_ts = true,
-            Some("sack") => {
-                let range = |w: &str| w.split_once(':').map(|(a, b)| (a.parse(), b.parse()));
-                for (a, b) in words.map(|w| range(w).expect("a:b")) {
-                    self.sack.push((a.expect("a number"), b.expect("a number")));
-                }
-            }
-            Some("opt") => {
-                let hex: String = words.collect();
-                let byte = |i: usize| u8::from_str_radix(&hex[i..i + 2], 16).expect("hex");
-                self.raw_options = (0..hex.len()).step_by(2).map(byte).collect();
-            }
-            other => panic!("option {other:?}"),
-        }
-    }
-}
-
-fn flags(word: &str) -> TcpFlags {
-    word.chars().fold(TcpFlags::NONE, |sum, c| {
-        sum | match c {
-            '.' => TcpFlags::ACK,
-            'S' => TcpFlags::SYN,
-            'F' => TcpFlags::FIN,
-            'R' => TcpFlags::RST,
-            'P' => TcpFlags::PSH,
-            'U' => TcpFlags::URG,
-            'E' => TcpFlags::ECE,
-            'W' => TcpFlags::CWR,
-            'e' => TcpFlags::AE,
-            '0' => TcpFlags::NONE,
-            _ => panic!("`{word}`: no word of a segment"),
-        }
-    })
-}
-
-/// Byte `offset` (relative to the ISN, modulo 2^32) of the stream with this `salt`.
-pub fn pattern(salt: u32, offset: u32) -> u8 {
-    let x = (offset ^ salt).wrapping_mul(0x9e37_79b1);
-    (x >> 24) as u8 ^ (x >> 13) as u8
-}
-
-/// `len` bytes of the stream from `offset` on.
-pub fn pattern_bytes(salt: u32, offset: u32, len: usize) -> Vec<u8> {
-    (offset..).take(len).map(|at| pattern(salt, at)).collect()
+/// `len` bytes of the stream of R (0) or G (1) from number `first` on, relative to the ISN. What is
+/// before a stream is rubbish.
+pub fn pattern_bytes(side: u32, first: i64, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    let rubbish = usize::try_from(1 - first).unwrap_or(0).min(len);
+    let stream = streams_of(0, true)[side as usize];
+    stream.fill(u64::try_from(first - 1).unwrap_or(0), &mut bytes[rubbish..]);
+    bytes
 }
 
 /// A frame that came out of the engine.
@@ -204,7 +73,7 @@ impl Seen {
         check(
             "flags",
             match want.flags {
-                Some(flags) => tcp.flags.without(TcpFlags::PSH) == flags.without(TcpFlags::PSH),
+                Some(want) => (tcp.flags.0 ^ want.0) & !TcpFlags::PSH.0 == 0,
                 None => tcp.flags.ack() && !tcp.flags.intersects(!usual),
             },
         )?;
@@ -247,42 +116,6 @@ impl Seen {
     }
 }
 
-/// Adds TCP options behind those a frame has; `options` must fill whole words.
-pub fn insert_options(frame: &mut Vec<u8>, options: &[u8]) {
-    if options.is_empty() {
-        return;
-    }
-    let packet = Packet::parse(frame).expect("our own frame");
-    let (_, tcp) = packet.tcp().expect("TCP");
-    let at = tcp.payload_offset as usize;
-    let l4 = usize::from(packet.tcp().expect("TCP").0.payload_offset);
-    frame.splice(at..at, options.iter().copied());
-    frame[l4 + 12] += u8::try_from(options.len() / 4 * 16).expect("fits a header");
-    lengthen(frame, options.len());
-    fix_tcp_checksum(frame);
-}
-
-/// Adds an IPv4 record-route option, of which nothing is filled in.
-pub fn insert_ip_options(frame: &mut Vec<u8>, l2_len: usize) {
-    assert_eq!(frame[l2_len], 0x45, "IPv4 without options");
-    frame.splice(l2_len + 20..l2_len + 20, [7, 7, 4, 0, 0, 0, 0, 0]);
-    frame[l2_len] = 0x47;
-    lengthen(frame, 8);
-}
-
-/// The IP header counts `more` bytes.
-fn lengthen(frame: &mut [u8], more: usize) {
-    let more = u16::try_from(more).expect("small");
-    let l2 = usize::from(Eth::parse(frame).expect("Ethernet").len);
-    let v4 = frame[l2] >> 4 == 4;
-    let at = if v4 { l2 + 2 } else { l2 + 4 };
-    let len = u16::from_be_bytes([frame[at], frame[at + 1]]) + more;
-    frame[at..at + 2].copy_from_slice(&len.to_be_bytes());
-    if v4 {
-        fix_ip_checksum(frame, l2);
-    }
-}
-
 /// Cuts an IPv4 frame in two fragments; the first holds `first` bytes of IP payload.
 pub fn fragments(frame: &[u8], first: usize) -> [Vec<u8>; 2] {
     let payload = &frame[34..];
@@ -302,38 +135,20 @@ pub fn fragments(frame: &[u8], first: usize) -> [Vec<u8>; 2] {
 
 /// Recomputes the checksum of an IPv4 header that starts at `l2`.
 pub fn fix_ip_checksum(frame: &mut [u8], l2: usize) {
-    let header = usize::from(frame[l2] & 15) * 4;
+    let header = l2..l2 + usize::from(frame[l2] & 15) * 4;
     frame[l2 + 10..l2 + 12].fill(0);
-    let mut sum = Checksum::new(0);
-    sum.add_bytes(&frame[l2..l2 + header]);
-    let check = sum.finish();
-    frame[l2 + 10..l2 + 12].copy_from_slice(&check.to_be_bytes());
+    let sum = Sum16BitWords::new().add_slice(&frame[header]);
+    frame[l2 + 10..l2 + 12].copy_from_slice(&written(&sum));
 }
 
 /// Recomputes the TCP checksum from nothing.
 pub fn fix_tcp_checksum(frame: &mut [u8]) {
-    let l2 = usize::from(Eth::parse(frame).expect("Ethernet").len);
-    let (version, at, end) = if frame[l2] >> 4 == 4 {
-        let total = usize::from(u16::from_be_bytes([frame[l2 + 2], frame[l2 + 3]]));
-        (IpVersion::V4, l2 + usize::from(frame[l2] & 15) * 4, l2 + total)
-    } else {
-        let payload = usize::from(u16::from_be_bytes([frame[l2 + 4], frame[l2 + 5]]));
-        (IpVersion::V6, l2 + 40, l2 + 40 + payload)
-    };
-    let packet = Packet::parse(frame).expect("parses");
-    let nightporter_core::wire::packet::Net::Ip(ip) = packet.net else { panic!("IP") };
-    let len = u32::try_from(end - at).expect("small");
+    let packet = wire::Packet::parse(frame).expect("parses");
+    let wire::Net::Ip(ip) = packet.net else { panic!("IP") };
+    let (at, end) = (usize::from(ip.payload_offset), ip.end as usize);
     frame[at + 16..at + 18].fill(0);
-    let mut sum = Checksum::new(tcp_pseudo_header(version, ip.src, ip.dst, len));
-    sum.add_bytes(&frame[at..end]);
-    let check = sum.finish();
-    frame[at + 16..at + 18].copy_from_slice(&check.to_be_bytes());
-}
-
-/// Overwrites a 16-bit word of the TCP header at `l4` and keeps the full checksum right.
-pub fn put_tcp_word(frame: &mut [u8], l4: usize, at: usize, word: u16) {
-    let old = u16::from_be_bytes([frame[l4 + at], frame[l4 + at + 1]]);
-    frame[l4 + at..l4 + at + 2].copy_from_slice(&word.to_be_bytes());
-    let check = update16(u16::from_be_bytes([frame[l4 + 16], frame[l4 + 17]]), old, word);
-    frame[l4 + 16..l4 + 18].copy_from_slice(&check.to_be_bytes());
+    let len = u32::try_from(end - at).expect("small");
+    let pseudo = wire::pseudo_header(ip.version, ip.src, ip.dst, wire::PROTOCOL_TCP, len);
+    let check = written(&pseudo.add_slice(&frame[at..end]));
+    frame[at + 16..at + 18].copy_from_slice(&check);
 }

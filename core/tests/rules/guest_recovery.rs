@@ -3,6 +3,7 @@
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use crate::{GUEST, flow, sends_segments, warms_up};
+use nightporter_check::event::Event;
 use nightporter_core::port::PortFeatures;
 
 /// Without offloads: a frame is a segment.
@@ -175,15 +176,19 @@ fn life_04_a_new_ring_gets_what_was_in_the_old_one_without_waiting_for_a_timeout
     let (w, r, g) = plain(Setup::new());
     loses_a_flight(&r, &g, 60);
     for _ in 0..2 {
+        w.happens(Event::DriverReset(0));
         w.engine(|e, now| e.set_port_features(now, GUEST, None));
         g.gets_nothing();
+        w.happens(Event::DriverBack(0));
         w.engine(|e, now| e.set_port_features(now, GUEST, Some(PortFeatures::default())));
         assert_eq!(ranges(&g), segments(1001, 61_001));
     }
     // A recovery that went step by step does not hold it back.
     w.after_ms(250);
     assert_eq!(ranges(&g), segments(1001, 2001));
+    w.happens(Event::DriverReset(0));
     w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    w.happens(Event::DriverBack(0));
     w.engine(|e, now| e.set_port_features(now, GUEST, Some(PortFeatures::default())));
     assert_eq!(ranges(&g), segments(1001, 61_001));
     g.sends("ack 61001");

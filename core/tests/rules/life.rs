@@ -4,6 +4,7 @@ use crate::common::segment::pattern_bytes;
 use crate::common::world::{Peer, mac};
 use crate::common::{Setup, Spec, World};
 use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
+use nightporter_check::event::Event;
 use nightporter_core::engine::Verdict;
 use nightporter_core::limits;
 use nightporter_core::port::{PortConfig, PortId};
@@ -182,7 +183,7 @@ fn life_02_only_what_owes_nothing_makes_room() {
     let (r, g) = &idle;
     r.takes_all();
     g.takes_all();
-    w.0.borrow_mut().conns[1].monitor.lenient = true;
+    w.set_lenient(1, true);
     r.sends("1001:2001 ack 1");
     g.gets_last("1001:2001 ack 1");
     drop(newcomers);
@@ -264,6 +265,7 @@ fn life_05_a_guest_that_is_gone_is_not_kept_alive() {
     r.takes_all();
     r.sends("1001:2001 ack 1");
     r.gets("501 ack 2001");
+    w.happens(Event::Destroyed(0));
     w.engine(|e, now| e.handle_guest_gone(now, GUEST));
     r.gets("R. 501 ack 2001");
     // What is under way from R meets an exact RST.
@@ -346,6 +348,7 @@ fn life_05_a_removed_port_resets_its_flows_and_frees_its_place() {
     g.stops(0);
     r.sends("1:1001");
     r.takes_all();
+    w.happens(Event::Destroyed(0));
     w.0.borrow_mut().rings.clear();
     w.engine(|e, now| e.remove_port(now, GUEST));
     r.gets("R. 1 ack 1001");
@@ -447,7 +450,7 @@ fn life_09_a_promise_that_cannot_be_kept_is_broken_aloud() {
             let states: Vec<_> = (0..3).map(|n| w.flow(n, |f| f.state())).collect();
             assert_eq!(states, [None, Some(State::Abort), Some(State::Abort)]);
             for (n, (r, g)) in pairs.iter().enumerate().skip(1) {
-                w.0.borrow_mut().conns[n].monitor.lenient = true;
+                w.set_lenient(n, true);
                 w.after_ms(5);
                 r.sends("1001 ack 1");
                 r.gets("R. 1");
@@ -476,7 +479,7 @@ fn life_09_a_guest_that_comes_back_later_gets_its_reset_then() {
     let w = setup.reopens_in(memory.as_mut_bytes());
     w.engine(|e, now| e.set_port_features(now, GUEST, None));
     let (r, g) = w.pair(&setup);
-    w.0.borrow_mut().conns[0].monitor.lenient = true;
+    w.set_lenient(0, true);
     w.engine(|e, now| e.handle_restart(now));
     r.gets("R. 1 ack 1001");
     g.gets_nothing();
@@ -532,9 +535,7 @@ fn life_09_a_lower_flow_limit_after_the_restart_hides_no_broken_promise() {
     let lower = Setup { flows_max: 2, ..setup };
     let w = lower.reopens_in(memory.as_mut_bytes());
     let pairs: Vec<_> = (0..3).map(|_| w.pair(&lower)).collect();
-    for conn in &mut w.0.borrow_mut().conns {
-        conn.monitor.lenient = true;
-    }
+    (0..3).for_each(|conn| w.set_lenient(conn, true));
     assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
     for (r, _) in &pairs {
         r.gets("R. 1 ack 1001");

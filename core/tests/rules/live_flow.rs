@@ -4,6 +4,7 @@ use crate::common::segment::pattern_bytes;
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use crate::{GUEST, flow, from_uplink, warms_up};
+use nightporter_check::event::Event;
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Verdict;
 use nightporter_core::limits;
@@ -231,7 +232,7 @@ fn snoop_17_a_remote_that_began_anew_comes_through() {
         let again = Setup { isn: [777, 888_000], ..Setup::new() };
         let (r2, g2) = w.pair(&again);
         r2.end(|end| end.tcp_port = 40_000);
-        w.0.borrow_mut().conns[1].monitor.blind = true; // it takes the old one's for its own
+        (0..2).for_each(|conn| w.set_lenient(conn, true)); // it takes the old one's for its own
         r2.sends_syn();
         if guest_knows {
             g.sends("1 ack 1001");
@@ -309,6 +310,7 @@ fn life_06_connections_that_were_drained_and_owe_nothing_are_left_alone() {
         r2.gets_last("ack 2001");
         // H has shown more than G: nothing is owed, but they are not out of the path.
         assert_eq!(w.flow(0, |f| (f.state(), f.owes_nothing())), Some((State::Drain, true)));
+        w.happens(Event::Destroyed(0));
         if removed {
             w.0.borrow_mut().rings.clear();
             w.engine(|e, now| e.remove_port(now, GUEST));
@@ -327,6 +329,7 @@ fn life_06_connections_that_were_drained_and_owe_nothing_are_left_alone() {
 #[test]
 fn life_05_connections_of_a_guest_that_was_not_drained_are_reset() {
     let (w, r, _) = warm();
+    w.happens(Event::Destroyed(0));
     w.0.borrow_mut().rings.clear();
     w.engine(|e, now| e.remove_port(now, GUEST));
     r.gets("R. 1 ack 1001");
@@ -336,7 +339,7 @@ fn life_05_connections_of_a_guest_that_was_not_drained_are_reset() {
 fn snoop_32_a_refusal_is_remembered_for_an_hour() {
     let (w, r, g) = warm();
     r.sends("1001:2001");
-    w.0.borrow_mut().conns[0].monitor.lenient = true; // the promise will be broken
+    w.set_lenient(0, true); // the promise will be broken
     while w.state() != Some(State::Abort) {
         w.after_ms(1000);
         g.takes_all();

@@ -309,7 +309,7 @@ fn snoop_32_a_guest_that_refuses_is_reset_with_r_and_remembered() {
         if w.state() == Some(State::On) {
             g.sends("1 ack 1001");
         }
-        w.0.borrow_mut().conns[0].monitor.lenient = true; // the promise is about to be broken
+        w.set_lenient(0, true); // the promise is about to be broken
     }
     assert!(tries >= 15, "{tries}");
     assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Abort, Why::GuestRefuses));

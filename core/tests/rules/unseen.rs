@@ -67,7 +67,7 @@ fn what_g_sends_by_another_path_does_not_stall() {
     let (w, r, g) = warm();
     // Each ACK of R reaches G at once, with its window and echo; no data comes from R.
     for n in 1..=20_i64 {
-        g.sends_unseen(&format!("{}:{} ack 1001", 1000 * n - 999, 1000 * n + 1));
+        g.sends_unseen(&format!("{}:{} ack 1001 <ts 77 ->", 1000 * n - 999, 1000 * n + 1));
         r.sends(&format!("1001 ack {} win {} <ts - 77>", 1000 * n + 1, 6400 * n));
         g.gets(&format!("1001 ack {} win {} <ts - 77>", 1000 * n + 1, 6400 * n));
     }
@@ -164,7 +164,7 @@ fn bytes_that_g_acknowledges_elsewhere_end_in_a_reset_of_both() {
     insists(&w, &r, &g, "2001:3001 ack 1001");
     assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Drain, Why::Asymmetric));
     let edge = flow(&w, |f| f.stats().edge_to_net);
-    w.0.borrow_mut().conns[0].monitor.lenient = true; // the promise is about to be broken
+    w.set_lenient(0, true); // the promise is about to be broken
     w.after_ms(limits::REFUSED_RUNNING.as_millis() + 5000);
     assert_eq!(flow(&w, |f| (f.state(), f.stats().edge_to_net)), (State::Abort, edge));
     assert!(r.gets_last_any().tcp().flags.rst());

@@ -155,7 +155,7 @@ fn com_32_a_vm_that_goes_away_resets_the_other() {
     r.sends("1:1001 ack 1");
     r.takes_all();
     let port = w.guest_port();
-    w.0.borrow_mut().conns[0].monitor.lenient = true;
+    w.set_lenient(0, true);
     w.engine(|e, now| e.handle_guest_gone(now, port));
     assert!(r.gets_last_any().tcp().flags.rst());
     g.gets_nothing();

@@ -18,7 +18,7 @@ pub const VARIABLE: &str = "NIGHTPORTER_MUTANT";
 pub const FIRST_PANIC: &str = "NIGHTPORTER_FIRST_PANIC";
 
 /// What is copied: `core`, and what runs it.
-const MEMBERS: [&str; 3] = ["core", "check", "sim"];
+const MEMBERS: [&str; 4] = ["core", "check", "testkit", "sim"];
 
 /// What is added to the copy of `core`.
 const MODULE: &str = r#"

@@ -9,14 +9,11 @@
 //!   only its FIN outstanding for [`USER_TIMEOUT`] is reset.
 //! - A listening socket that gets an RST after its SYN-ACK listens again. Here it is over.
 
-use std::cell::Cell;
-use std::collections::VecDeque;
-
 use etherparse::checksum::Sum16BitWords;
 use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporter_testkit::device::{Wire, clock_ms, set_clock_ms};
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet, SocketStorage};
-use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{self, State};
 use smoltcp::time::{Duration, Instant as Micros};
 use smoltcp::wire::{EthernetAddress, IpAddress, IpCidr, IpEndpoint};
@@ -30,23 +27,12 @@ use nightporter_check::frame::Frame;
 use nightporter_check::stream::Stream;
 use nightporter_check::wire::{F_DATA_VALID, PROTOCOL_TCP, Packet, pseudo_header, written};
 
-/// Bytes of an Ethernet header.
-const ETHERNET: usize = 14;
 /// Bytes of an IPv4 and a TCP header: an MSS of n is an MTU of n + 40 to smoltcp.
 const HEADERS: u16 = 40;
 /// Its buffers are memory, not numbers.
 const BUFFER_MAX: usize = 1 << 20;
 /// Where the checksum is in a TCP header.
 const TCP_CHECKSUM_AT: usize = 16;
-
-thread_local! {
-    /// What the timestamp clock of the machine at work shows: smoltcp asks a plain function.
-    static CLOCK_MS: Cell<u32> = const { Cell::new(0) };
-}
-
-fn clock_ms() -> u32 {
-    CLOCK_MS.get()
-}
 
 /// A machine with smoltcp.
 pub(super) struct Smoltcp {
@@ -79,7 +65,7 @@ impl Smoltcp {
         let mut random = Random::new(seed, "smoltcp");
         let address = machine.address();
         let mtu = plan.mss.map_or(mtu, |mss| mtu.min(mss.saturating_add(HEADERS)));
-        let mut wire = Wire { mtu, arrived: None, sent: VecDeque::new() };
+        let mut wire = Wire::new(mtu, true);
         let mut config = Config::new(EthernetAddress(address.mac).into());
         config.random_seed = random.bits();
         let mut iface = Interface::new(config, &mut wire, Micros::ZERO);
@@ -116,7 +102,7 @@ impl Smoltcp {
 
     #[expect(clippy::cast_possible_truncation, reason = "the clock wraps")]
     fn set_clock(&self, now: Instant) {
-        CLOCK_MS.set(self.clock_from.wrapping_add(now.as_millis() as u32));
+        set_clock_ms(self.clock_from.wrapping_add(now.as_millis() as u32));
     }
 }
 
@@ -144,13 +130,13 @@ impl Tcp for Smoltcp {
         self.set_clock(now);
         settle_checksum(&mut frame);
         let Some(conn) = conn else {
-            self.wire.arrived = Some(frame.bytes);
+            self.wire.arrived.push_back(frame.bytes);
             self.iface.poll_ingress_single(micros(now), &mut self.wire, &mut self.nobody);
             return;
         };
         let was_closing = conn.state() == State::LastAck;
         let is_reset = was_closing && is_reset(&frame.bytes);
-        self.wire.arrived = Some(frame.bytes);
+        self.wire.arrived.push_back(frame.bytes);
         self.iface.poll_ingress_single(micros(now), &mut self.wire, &mut conn.set);
         if was_closing && conn.state() == State::Closed {
             conn.end = Some(if is_reset { Phase::Reset } else { Phase::Closed });
@@ -280,51 +266,6 @@ impl Socket for Conn {
 
     fn abort(&mut self) {
         self.socket().abort();
-    }
-}
-
-/// smoltcp's device: a frame that waits to be taken, and frames that were made.
-struct Wire {
-    mtu: u16,
-    arrived: Option<Vec<u8>>,
-    sent: VecDeque<Vec<u8>>,
-}
-
-struct Arrived(Vec<u8>);
-struct Sent<'a>(&'a mut VecDeque<Vec<u8>>);
-
-impl RxToken for Arrived {
-    fn consume<R, F: FnOnce(&[u8]) -> R>(self, f: F) -> R {
-        f(&self.0)
-    }
-}
-
-impl TxToken for Sent<'_> {
-    fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        let mut frame = vec![0; len];
-        let result = f(&mut frame);
-        self.0.push_back(frame);
-        result
-    }
-}
-
-impl Device for Wire {
-    type RxToken<'a> = Arrived;
-    type TxToken<'a> = Sent<'a>;
-
-    fn receive(&mut self, _now: Micros) -> Option<(Arrived, Sent<'_>)> {
-        Some((Arrived(self.arrived.take()?), Sent(&mut self.sent)))
-    }
-
-    fn transmit(&mut self, _now: Micros) -> Option<Sent<'_>> {
-        Some(Sent(&mut self.sent))
-    }
-
-    fn capabilities(&self) -> DeviceCapabilities {
-        let mut capabilities = DeviceCapabilities::default();
-        capabilities.medium = Medium::Ethernet;
-        capabilities.max_transmission_unit = usize::from(self.mtu) + ETHERNET;
-        capabilities
     }
 }
 
