@@ -70,7 +70,7 @@ figures: simulator ## the figures of the vSnoop paper in virtual time, into targ
 
 scale: ## one host with up to 10,000 guests and 1,000,000 flows: memory, events per second, cost per packet
 	@.ci/packages $(PACKAGES_BUILD)
-	@cargo run --quiet --release --locked -p nightporter-sim -- scale
+	@cargo bench --quiet --locked -p nightporter-core --bench scale
 
 simulator:
 	@.ci/packages $(PACKAGES_BUILD)

@@ -36,7 +36,7 @@ const ALLOWED: &[&str] = &[
 ];
 
 /// Of the simulator, what drives the engine or prints its own words, and may read frames with it.
-const DRIVERS: &[&str] = &["sim/src/figures", "sim/src/report.rs", "sim/src/scale.rs"];
+const DRIVERS: &[&str] = &["sim/src/figures", "sim/src/report.rs"];
 
 /// What the rest may name of how the core reads and makes frames.
 const ALLOWED_OF_WIRE: &[&str] =

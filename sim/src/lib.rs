@@ -14,7 +14,6 @@ pub mod plan;
 pub mod random;
 pub mod report;
 pub mod run;
-pub mod scale;
 pub mod sched;
 pub mod shrink;
 pub mod stack;

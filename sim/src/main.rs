@@ -17,7 +17,6 @@ use nightporter_sim::mutants::hunt::{Hunt, hunt_all};
 use nightporter_sim::mutants::survey;
 use nightporter_sim::plan::Plan;
 use nightporter_sim::run::{Totals, explain, run_plan, run_seeds};
-use nightporter_sim::scale;
 use nightporter_sim::shrink::shrink;
 
 /// As `println!`, but for a reader that has left: `nightporter-sim plan 5 | head`.
@@ -78,18 +77,6 @@ enum Command {
         /// Seeds at a time; as many as there are processors.
         #[arg(long)]
         jobs: Option<usize>,
-    },
-    /// Measure one host with many guests and flows: memory, events per second, cost per packet.
-    Scale {
-        /// At most so many guests; each with a flow at least.
-        #[arg(long, default_value_t = 10_000, value_parser = up_to(60_000))]
-        guests: u32,
-        /// At most so many flows; a million take half a gigabyte.
-        #[arg(long, default_value_t = 1_000_000, value_parser = up_to(4_000_000))]
-        flows: u32,
-        /// Just these numbers, as JSON.
-        #[arg(long)]
-        one: bool,
     },
     /// Check two captures of one run, taken with `nightporter capture` at the same time.
     CheckTrace(TraceArgs),
@@ -234,7 +221,6 @@ fn main() -> ExitCode {
             })
         }
         Command::Long { seeds, cpu_hours, state, jobs } => run_long(seeds, cpu_hours, &state, jobs),
-        Command::Scale { guests, flows, one } => print_scale(guests, flows, one),
         Command::CheckTrace(args) => check_trace(&args),
         Command::Coverage { seeds, jobs: wanted } => {
             say!("{}", run_seeds(0..seeds, Plan::from_seed, jobs(wanted), false).reach.table());
@@ -277,21 +263,6 @@ fn read_plan(path: &Path) -> anyhow::Result<Plan> {
     let plan: Plan = serde_json::from_slice(&bytes).with_context(no_plan)?;
     plan.check().map_err(anyhow::Error::msg).with_context(no_plan)?;
     Ok(plan)
-}
-
-fn up_to(max: i64) -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=max)
-}
-
-fn print_scale(guests: u32, flows: u32, one: bool) -> anyhow::Result<ExitCode> {
-    let [guests, flows] = [guests, flows].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-    if one {
-        anyhow::ensure!(guests <= flows, "a flow for each guest at least");
-        say!("{}", serde_json::to_string(&scale::measure(guests, flows)?)?);
-    } else {
-        scale::print(guests, flows, |line| say!("{line}"))?;
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 fn run(args: &RunArgs) -> anyhow::Result<ExitCode> {
