@@ -22,3 +22,5 @@ pub mod tap;
 pub mod trace;
 pub mod weight;
 pub mod wire;
+
+pub use rules::checksums::on_out as checksums;

@@ -4,8 +4,8 @@
 //! moved 10 MB each way between two Linux kernels: of every kind of segment the first and the
 //! longest. Super-segments are cut to 266 bytes and their IP length with them.
 
-use nightporter_core::wire::emit::{CsumMode, TcpEmit};
-use nightporter_core::wire::packet::{IpAddr16, IpVersion, Packet};
+use nightporter_check::frame::Frame;
+use nightporter_check::wire::{IpAddr16, Packet, Segment};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 const LAB: &[u8] = include_bytes!("../captures/lab.pcap");
@@ -38,31 +38,31 @@ fn lab() -> impl Iterator<Item = &'static [u8]> {
 fn dressed_up(frame: &'static [u8]) -> Option<(VirtioNetHdr, Vec<u8>)> {
     let packet = Packet::parse(frame).ok()?;
     let (ip, tcp) = packet.tcp()?;
-    let (macs, tags) = (&frame[..12], [0x88, 0xa8, 0, 5, 0x81, 0, 0x20, 7, 0x86, 0xdd]);
     let v6 = |addr: IpAddr16| {
-        IpAddr16([&[0xfd; 12][..], &addr.v4_bytes()].concat().try_into().expect("16"))
+        let bytes: [u8; 16] = [&[0xfd; 12][..], &addr.v4_bytes()].concat().try_into().ok()?;
+        Some(bytes.into())
     };
-    let emit = TcpEmit {
-        l2: &[macs, &tags].concat(),
-        version: IpVersion::V6,
-        src: v6(ip.src),
-        dst: v6(ip.dst),
-        tos: ip.tos | 2,
+    let mac = |at: usize| frame[at..].first_chunk().copied();
+    let segment = Segment {
+        dst_mac: mac(0)?,
+        src_mac: mac(6)?,
+        tags: vec![[0x88, 0xa8, 0, 5], [0x81, 0, 0x20, 7]],
+        src: v6(ip.src)?,
+        dst: v6(ip.dst)?,
+        ecn: ip.tos | 2,
         ttl: ip.ttl,
         flow_label: 0xabcde,
         src_port: tcp.src_port,
         dst_port: tcp.dst_port,
-        seq: tcp.seq,
-        ack: tcp.ack,
+        seq: tcp.seq.0,
+        ack: tcp.ack.0,
         flags: tcp.flags,
         window: tcp.window,
-        timestamps: tcp.options.timestamps,
-        sack: &[(tcp.seq + 1, tcp.seq + 9)],
-        ip_id: 0,
+        timestamps: tcp.options.timestamps.map(|ts| (ts.tsval, ts.tsecr)),
+        sack: vec![(tcp.seq.0.wrapping_add(1), tcp.seq.0.wrapping_add(9))],
+        offload: Some(GSO_SIZE),
+        ..Segment::default()
     };
-    let payload = &frame[tcp.payload_offset as usize..ip.end as usize];
-    let mut header = [0; TcpEmit::MAX_LEN];
-    let len = emit.emit(&mut header, payload.len(), CsumMode::Partial);
-    let hdr = emit.partial_hdr(len, payload.len(), GSO_SIZE);
-    Some((hdr, [&header[..len], payload].concat()))
+    let Frame { hdr, bytes } = segment.frame(&frame[tcp.payload_offset as usize..ip.end as usize]);
+    Some((hdr, bytes))
 }

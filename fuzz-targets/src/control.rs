@@ -15,12 +15,11 @@ use std::path::PathBuf;
 use crate::noise;
 use arbitrary::{Arbitrary, Unstructured};
 use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request, Status};
+use nightporter_check::wire::{Segment, TcpFlags};
 use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::wire::emit::{CsumMode, TcpEmit};
-use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::desk::ControlServer;
 use nightporterd::port::Port;
@@ -354,33 +353,22 @@ fn vm() -> Port {
 
 /// A segment of connection `n`, of R or of G; numbers are relative to zero.
 fn segment(from: [u8; 6], n: u16, flags: TcpFlags, seq: u32, ack: u32, len: u16) -> Vec<u8> {
-    let end = |mac: [u8; 6]| {
-        let port = if mac == R { 40_000 + n } else { 80 };
-        (mac, IpAddr16::from_v4([10, 0, 0, mac[5]]), port)
-    };
-    let (to, from) = (end(if from == R { G } else { R }), end(from));
-    let emit = TcpEmit {
-        l2: &[&to.0[..], &from.0, &[8, 0]].concat(),
-        version: IpVersion::V4,
-        src: from.1,
-        dst: to.1,
-        tos: 0,
-        ttl: 64,
-        flow_label: 0,
-        src_port: from.2,
-        dst_port: to.2,
-        seq: Seq(seq),
-        ack: Seq(ack),
+    let port = |mac| if mac == R { 40_000 + n } else { 80 };
+    let to = if from == R { G } else { R };
+    let segment = Segment {
+        src_mac: from,
+        dst_mac: to,
+        src: [10, 0, 0, from[5]].into(),
+        dst: [10, 0, 0, to[5]].into(),
+        src_port: port(from),
+        dst_port: port(to),
+        seq,
+        ack,
         flags,
         window: 20_000,
-        timestamps: None,
-        sack: &[],
-        ip_id: 0,
+        ..Segment::default()
     };
-    let payload = vec![7; len.into()];
-    let mut header = [0; TcpEmit::MAX_LEN];
-    let header_len = emit.emit(&mut header, payload.len(), CsumMode::Full(&[&payload]));
-    [&header[..header_len], &payload].concat()
+    segment.frame(&vec![7; len.into()]).bytes
 }
 
 /// One connection to the control socket.

@@ -5,7 +5,11 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use super::Ensure;
 use crate::wire::{Ip, PROTOCOL_TCP, ipv4_header_ok, pseudo_header, unfinished, written};
 
-pub(crate) fn on_out(hdr: &VirtioNetHdr, bytes: &[u8], ip: &Ip) -> Ensure {
+/// A frame that leaves, with what its virtio header says of it.
+///
+/// # Errors
+/// What is wrong.
+pub fn on_out(hdr: &VirtioNetHdr, bytes: &[u8], ip: &Ip) -> Ensure {
     let wrong = |what: &str| Err(what.to_owned());
     let start = usize::from(ip.payload_offset);
     let segment = &bytes[start..ip.end as usize];

@@ -1,9 +1,11 @@
-//! Segments by wish: numbers relative to where the connection stands, made into frames by hand, so
-//! that nothing of what is tested makes what it is tested with.
+//! Segments by wish: numbers relative to where the connection stands, made into frames by code
+//! that is not the core's: nothing of what is tested makes what it is tested with.
 
 use arbitrary::Arbitrary;
-use nightporter_core::wire::checksum::{Checksum, fold, pseudo_header_v4, sum};
-use nightporter_core::wire::virtio_net::{F_NEEDS_CSUM, GSO_NONE, GSO_TCPV4, VirtioNetHdr};
+use nightporter_check::frame::Frame;
+use nightporter_check::stream::Stream;
+use nightporter_check::wire::{self, TcpFlags};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 pub(super) const FIN: u8 = 1;
 pub(super) const SYN: u8 = 2;
@@ -19,7 +21,6 @@ pub(super) const MSS: u16 = 1000;
 /// Longest payload in one frame.
 const SUPER_MAX: u16 = 64_000;
 const ETHERNET: usize = 14;
-const TCP: u8 = 6;
 
 /// A number of the connection.
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -229,76 +230,46 @@ impl Segment {
 
     /// The frame, and what a tap says about it.
     pub(super) fn frame(&self, from: Address, to: Address) -> (VirtioNetHdr, Vec<u8>) {
-        let ip_options: &[u8] =
-            if matches!(self.extra, Extra::IpOption) { &[7, 7, 4, 0, 0, 0, 0, 0] } else { &[] };
+        let record_route = matches!(self.extra, Extra::IpOption);
         let mut options = self.options.clone();
         if let Extra::Option(kind) = self.extra {
             options.extend([kind, 4, 0, 0]);
         }
         options.truncate(40);
-        let tcp_len = 20 + options.len() + self.payload.len();
-        let ip_len = 20 + ip_options.len() + tcp_len;
-        let mut frame = Vec::with_capacity(ETHERNET + ip_len);
-        frame.extend(to.mac);
-        frame.extend(from.mac);
-        frame.extend([8, 0, 0x45 + octet(ip_options.len() / 4)]);
-        frame.push(if let Extra::Ecn(bits) = self.extra { bits & 3 } else { 0 });
-        frame.extend(word(ip_len).to_be_bytes());
-        frame.extend([0, 7, 0x40, 0, 64, TCP, 0, 0]);
-        frame.extend(from.ip);
-        frame.extend(to.ip);
-        frame.extend(ip_options);
-        let l4 = frame.len();
-        let check = Checksum::new(sum(&frame[ETHERNET..], 0)).finish();
-        frame[ETHERNET + 10..ETHERNET + 12].copy_from_slice(&check.to_be_bytes());
-        frame.extend(from.port.to_be_bytes());
-        frame.extend(to.port.to_be_bytes());
-        frame.extend(self.seq.to_be_bytes());
-        frame.extend(self.ack.to_be_bytes());
-        frame.extend([octet((5 + options.len() / 4) << 4), self.flags]);
-        frame.extend(self.window.to_be_bytes());
-        frame.extend([0, 0, 0, if self.flags & URG != 0 { 5 } else { 0 }]);
-        frame.extend(options);
-        let header_len = frame.len();
-        frame.extend(&self.payload);
-        let pseudo = pseudo_header_v4(from.ip, to.ip, TCP, word(tcp_len).into());
-        let mut hdr = VirtioNetHdr::default();
-        let check = if self.is_offloaded() {
-            let gso = self.payload.len() > usize::from(MSS);
-            hdr = VirtioNetHdr {
-                flags: F_NEEDS_CSUM,
-                gso_type: if gso { GSO_TCPV4 } else { GSO_NONE },
-                hdr_len: word(header_len),
-                gso_size: if gso { MSS } else { 0 },
-                csum_start: word(l4),
-                csum_offset: 16,
-            };
-            fold(pseudo)
-        } else {
-            let right = Checksum::new(sum(&frame[l4..], pseudo)).finish();
-            if self.is_corrupt() { right ^ 0x40 } else { right }
+        let segment = wire::Segment {
+            src_mac: from.mac,
+            dst_mac: to.mac,
+            src: from.ip.into(),
+            dst: to.ip.into(),
+            ecn: if let Extra::Ecn(bits) = self.extra { bits & 3 } else { 0 },
+            id: 7,
+            ip_options: if record_route { vec![7, 7, 4, 0, 0, 0, 0, 0] } else { Vec::new() },
+            src_port: from.port,
+            dst_port: to.port,
+            seq: self.seq,
+            ack: self.ack,
+            flags: TcpFlags(self.flags.into()),
+            window: self.window,
+            urgent: if self.flags & URG != 0 { 5 } else { 0 },
+            options,
+            offload: self.is_offloaded().then_some(MSS),
+            ..wire::Segment::default()
         };
-        frame[l4 + 16..l4 + 18].copy_from_slice(&check.to_be_bytes());
-        if matches!(self.extra, Extra::Padding) {
-            frame.resize(frame.len().max(60), 0xee);
+        let Frame { hdr, mut bytes } = segment.frame(&self.payload);
+        if self.is_corrupt() {
+            let checksum = ETHERNET + 20 + segment.ip_options.len() + 16;
+            bytes[checksum + 1] ^= 0x40;
         }
-        (hdr, frame)
+        if matches!(self.extra, Extra::Padding) {
+            bytes.resize(bytes.len().max(60), 0xee);
+        }
+        (hdr, bytes)
     }
 }
 
 /// Byte `at` of the stream of one end and all behind it; `other` are not the right ones.
 pub(super) fn stream(at: u64, len: u16, other: bool) -> Vec<u8> {
-    let byte = |at: u64| {
-        let x = at.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        x.to_be_bytes()[0] ^ x.to_be_bytes()[4] ^ if other { 0x5a } else { 0 }
-    };
-    (at..).take(len.into()).map(byte).collect()
-}
-
-fn octet(n: usize) -> u8 {
-    u8::try_from(n).expect("a header field")
-}
-
-fn word(n: usize) -> u16 {
-    u16::try_from(n).expect("a header field")
+    let mut bytes = vec![0; len.into()];
+    Stream::of(0, other).fill(at, &mut bytes);
+    bytes
 }

@@ -1,10 +1,11 @@
 //! Frames in, frames out, and time, as the daemon would have them; each step is judged.
 
-use super::model::{G, How, Model, Out, R, Seen, checksums_right, place};
+use super::model::{G, How, Model, Out, R, Seen, place};
 use super::segment::{
     Base, CWR, ECE, Extra, Len, SYN, Segment, Ts, Window, Wish, stream, timestamps,
 };
 use super::{Conn, G_ADDRESS, GUEST, UPLINK, World};
+use nightporter_check::wire;
 use nightporter_core::engine::{Transmit, Verdict};
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Duration;
@@ -196,7 +197,9 @@ impl World<'_, '_> {
             return; // in passing, and not for long
         }
         if !corrupt {
-            checksums_right(&hdr, frame, &packet);
+            let whole = wire::Packet::parse(frame).expect("it came out");
+            let (ip, _) = whole.tcp().expect("it came out");
+            assert_eq!(nightporter_check::checksums(&hdr, frame, ip), Ok(()), "INV-22");
         }
         let conn = self.conn_of(frame).expect("one of ours");
         let from = tcp.payload_offset as usize;
