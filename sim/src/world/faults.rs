@@ -372,6 +372,7 @@ impl World<'_> {
         let node = &mut self.nodes[usize::from(guest)];
         if node.link_up && !node.paused && !node.destroyed {
             node.tx.extend(frames);
+            node.kicked |= node.host_sleeps;
             let host = node.host;
             self.schedule(self.now, Event::Turn(host));
         }

@@ -83,7 +83,8 @@ impl Fragments {
                 break;
             }
             let end = (ETHERNET + usize::from(field(&part.bytes, 2))).min(part.bytes.len());
-            whole.extend(&part.bytes[ETHERNET + 20..end]);
+            // A broken one may say that it is shorter than its header.
+            whole.extend(part.bytes.get(ETHERNET + 20..end).unwrap_or_default());
             ended = field(&part.bytes, 6) & MORE == 0;
         }
         if !ended {
