@@ -245,8 +245,11 @@ impl Sender {
         let moved = a.edge != self.edge;
         self.edge = a.edge;
         if s.timers.is_probing() {
-            // G answers: it is slow, not dead. Once it takes bytes again, all counts anew.
-            self.stuck_since = Instant::MAX;
+            // G answers: it is slow, not dead. Once it takes bytes again, all counts anew. R, which
+            // has reset, waits for no slow G either (T_rst).
+            if !s.reset_waits {
+                self.stuck_since = Instant::MAX;
+            }
             if a.edge > self.next {
                 s.timers.on_guest_progress();
             }

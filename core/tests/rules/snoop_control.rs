@@ -281,6 +281,28 @@ fn snoop_15_a_guest_that_was_slow_before_the_reset_has_its_time_from_then_on() {
     assert_eq!(resets(), 1);
 }
 
+/// Found by simulation: a guest whose application did not read answered each probe, and each answer
+/// gave it another half minute.
+#[test]
+fn snoop_15_a_guest_whose_window_stays_shut_is_reset_all_the_same() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    g.takes_all();
+    g.sends("ack 1001 win 0");
+    r.sends("1001:2001");
+    r.sends("R 2001");
+    let mut resets = 0;
+    for _ in 0..(limits::T_RST.as_millis() + 8000) / 500 {
+        w.after_ms(500);
+        let seen = g.takes_all();
+        resets += seen.iter().filter(|s| s.tcp().flags.rst()).count();
+        if resets == 0 && !seen.is_empty() {
+            g.sends("ack 1001 win 0"); // it is alive
+        }
+    }
+    assert_eq!(resets, 1);
+}
+
 #[test]
 fn snoop_16_what_a_guest_acknowledges_behind_its_reset_takes_nothing_back() {
     let (w, r, g) = Setup::new().established();
