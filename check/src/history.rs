@@ -45,10 +45,16 @@ pub struct History {
     pub cramped_at: Instant,
     /// Bytes of the VM's budget that are free for more than first windows.
     pub spare: u64,
+    /// As much as when R was last told anything.
+    pub spare_told: u64,
     /// G takes nothing for minutes: all is repeated to it again and again.
     pub deaf: bool,
     /// G takes window back now and then.
     pub shrinks: bool,
+    /// R is known not to.
+    pub net_keeps_window: bool,
+    /// Somebody sends G fragments: what it acknowledges the host may not have seen.
+    pub fragments: bool,
     /// Longest IP packet that G's port takes.
     pub mtu: Option<u16>,
     /// What the rules about time and quality remember.
@@ -94,6 +100,8 @@ pub struct History {
     pub unseen_ack_to_guest: u64,
     /// When R sent its first RST.
     pub reset_at: Option<Instant>,
+    /// And it lay where the host must believe it.
+    pub reset_is_exact: bool,
     /// Both ends are guests of one host: what is between the two flows is not seen.
     pub opaque: bool,
     /// R, or G, means harm: nothing is expected for it, and less of what comes from it.
@@ -144,8 +152,11 @@ impl History {
             ttl: None,
             cramped_at: Instant::ZERO,
             spare: 0,
+            spare_told: 0,
             deaf: false,
             shrinks: false,
+            net_keeps_window: false,
+            fragments: false,
             mtu: None,
             quality: Quality::default(),
             ends: [End::new(), End::new()],
@@ -168,6 +179,7 @@ impl History {
             past: false,
             unseen_ack_to_guest: 0,
             reset_at: None,
+            reset_is_exact: false,
             opaque,
             hostile: [false; 2],
             acceptable: Acceptable::default(),
@@ -374,6 +386,7 @@ impl History {
         self.end_mut(from).reset = true;
         if from == Side::R {
             self.reset_at.get_or_insert(at);
+            self.reset_is_exact |= seq == self.acceptable.end() && seq == self.end(Side::R).ack_to;
         }
     }
 
@@ -489,6 +502,9 @@ impl History {
         }
         if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
             self.owed_since = None;
+        }
+        if o.to == Side::R {
+            self.spare_told = self.spare;
         }
         let (is_open, is_earlier) = (self.is_open(), self.is_of_earlier(o.to.other(), o.seq));
         let is_refused = self.is_refused(o);

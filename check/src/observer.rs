@@ -20,8 +20,8 @@ use crate::reach::{Happening, Reach};
 use crate::rule::{Rule, Violation};
 use crate::rules::turns::Turns;
 use crate::rules::{
-    PAGE_BYTES, budget, check_out, checksums, fail_stop, held, isolation, liveness, quality,
-    recovery,
+    PAGE_BYTES, budget, check_out, checksums, fail_stop, held, isolation, liveness, parked,
+    quality, recovery,
 };
 use crate::tap::{FlowName, Tap, Tapped, fingerprint};
 use crate::weight::Weight;
@@ -309,6 +309,8 @@ impl<S: Setting> Observer<S> {
             let clock = &mut self.clocks[usize::from(name.guest)];
             clock.on_worker(view.worker_runs_since);
             quality::on_step(h, now, clock).map_err(|(rule, what)| wrong(rule)(what))?;
+            let parked = flow.is_some_and(|flow| flow.is_parked());
+            parked::on_step(h, now, parked).map_err(wrong(Rule::Parked))?;
             self.turns[usize::from(name.guest)].on_step(h);
         }
         Ok(())

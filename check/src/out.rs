@@ -6,13 +6,17 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use crate::history::{History, Side};
 use crate::wire::{Ip, IpVersion, Tcp, TcpFlags};
 
-/// Bytes of an IPv6 header without extension headers.
+/// Bytes of an IP header without options or extension headers.
+const V4_HEADER: u16 = 20;
+/// See [`V4_HEADER`].
 const V6_HEADER: u16 = 40;
 
 /// Urgent, or with options or extension headers that are not the host's to understand.
 pub(crate) fn is_foreign(ip: &Ip, tcp: &Tcp) -> bool {
-    let extended = ip.version == IpVersion::V6 && ip.payload_offset - ip.header_offset > V6_HEADER;
-    extended || !tcp.options.understood() || tcp.flags.contains(TcpFlags::URG)
+    let plain = if ip.version == IpVersion::V4 { V4_HEADER } else { V6_HEADER };
+    ip.payload_offset - ip.header_offset > plain
+        || !tcp.options.understood()
+        || tcp.flags.contains(TcpFlags::URG)
 }
 
 /// A segment that came in, whole and from whom it says, in the flow's terms; no SYN, no RST.

@@ -38,6 +38,17 @@ impl Ranges {
         self.0.range(..=place).next_back().map_or(place, |(_, to)| place.max(*to))
     }
 
+    /// How many begin above `place`.
+    pub(crate) fn above(&self, place: u64) -> usize {
+        self.0.range(place + 1..).count()
+    }
+
+    /// How many that begin above `place` have something of `others`.
+    pub(crate) fn runs_with(&self, others: &Self, place: u64) -> usize {
+        let has = |(from, to): &(&u64, &u64)| others.0.range(**from..**to).next().is_some();
+        self.0.range(place + 1..).filter(has).count()
+    }
+
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.0.len()

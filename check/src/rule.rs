@@ -60,6 +60,8 @@ rules! {
     OddAcks "ODD-ACKS" "Answers to odd segments are limited.";
     Turns "TURNS" "Flows take turns at a ring.";
     News "NEWS" "ACKs that nobody asked for say something new.";
+    Endings "ENDINGS" "What ends for one end ends for the other, and for the host.";
+    Parked "PARKED" "An idle flow gives its place back, and no other does.";
 }
 
 impl fmt::Display for Rule {

@@ -46,6 +46,7 @@ impl History {
         let answer = from == Side::G && tcp.flags.ack();
         let same = answer && self.end(Side::R).isn.is_some_and(|r| r.wrapping_add(1) == tcp.ack.0);
         if same && self.end(Side::R).acked > BASE && self.end(Side::G).isn != Some(isn) {
+            self.end_mut(from).tsvals.extend(tsval); // its clock all the same
             return; // another cookie, for a SYN that is answered for
         }
         let answers = if same { std::mem::take(&mut self.answers) } else { Vec::new() };
@@ -108,6 +109,8 @@ impl History {
             cramped_at: self.cramped_at,
             deaf: self.deaf,
             shrinks: self.shrinks,
+            net_keeps_window: self.net_keeps_window,
+            fragments: self.fragments,
             mtu: self.mtu,
             offline: self.offline,
             state: self.state,

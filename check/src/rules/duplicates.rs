@@ -1,5 +1,6 @@
-//! DUPLICATES: what R sends a second time is answered by a DSACK (RFC 2883 section 4; SNOOP-11),
-//! and of two copies of a byte that differ the first is the one that G gets (INV-15).
+//! DUPLICATES: what R sends a second time is answered by a DSACK (RFC 2883 section 4; SNOOP-11), be
+//! it acknowledged or held behind a hole; and of two copies of a byte that differ the first is the
+//! one that G gets (INV-15).
 //!
 //! The second is for remotes that mean harm; a segment that may be refused for another reason
 //! leaves its bytes undecided.
@@ -19,7 +20,7 @@ const BYTES_MAX: usize = 1 << 16;
 /// See the module doc.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Copies {
-    /// A segment all of which R was told is there: it is due to be told so.
+    /// A segment all of which is there: R is due to be told so.
     again: Option<(u64, u64)>,
     /// First copy of each byte in the window; `None` where it may not have been taken.
     first: BTreeMap<u64, Option<u8>>,
@@ -38,11 +39,20 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let all_there = s.tcp.payload_len > 1 && s.end <= r.ack_to && s.seq > BASE;
     let plain = s.tcp.flags.0 & !(TcpFlags::PSH | TcpFlags::ECE | TcpFlags::CWR).0;
     let plain = plain == TcpFlags::ACK.0 && s.tcp.options.understood();
-    let due = all_there && plain && s.counts && h.sack() && !r.reset;
+    let due = all_there || is_held(h, s);
+    let due = due && plain && s.counts && h.sack() && !r.reset;
     h.quality.copies.again = due.then_some((s.seq, s.end));
     if h.hostile[Side::R as usize] {
         note_copies(h, s, plain);
     }
+}
+
+/// The host must hold all of it, behind a hole, since before it came.
+fn is_held(h: &History, s: &In<'_>) -> bool {
+    let r = h.end(Side::R);
+    let sure = s.ack == r.acked && s.end <= r.edge_to && r.fin.is_none() && h.is_twinned();
+    let behind = s.tcp.payload_len > 1 && s.seq > h.in_order().max(r.ack_to);
+    sure && behind && h.quality.waiting.holds(s.seq, s.end)
 }
 
 fn note_copies(h: &mut History, s: &In<'_>, plain: bool) {

@@ -2,13 +2,14 @@
 //! accepted, given the same segments and, but for its size, the window the host showed.
 //!
 //! The model takes the segments that came in from R whole and in R's own name, refuses what
-//! RFC 9293 section 3.10.7.4, RFC 5961 and RFC 7323 refuse, and joins the rest.
+//! RFC 9293 section 3.10.7.4, RFC 5961 and RFC 7323 refuse, and joins the rest. Of two ends of a
+//! stream the first counts (SNOOP-14).
 
 use super::Ensure;
 use crate::history::{BASE, History, Side};
 use crate::out::Out;
 use crate::ranges::Ranges;
-use crate::wire::{Seq, Tcp};
+use crate::wire::{Seq, Tcp, TcpFlags};
 
 /// A TSval may be as many ticks older than TS.Recent (`tcp_paws_check` of Linux 6.18). R's own
 /// clock never goes back, so only delayed segments are older.
@@ -20,7 +21,12 @@ pub struct Acceptable {
     ranges: Ranges,
     /// TS.Recent of RFC 7323 section 4.3.
     pub(crate) recent: Option<u32>,
+    /// The first end of R's stream that was certainly taken: nothing lies behind it.
+    fin: Option<u64>,
 }
+
+/// With more ranges out of order than this the next may be refused (SNOOP-10 has 64).
+const RANGES_MAX: usize = 32;
 
 impl Acceptable {
     /// It has the place `at`, which may be a FIN's.
@@ -37,6 +43,11 @@ impl Acceptable {
     /// PAWS refuses a segment with this clock.
     pub(crate) fn refuses_clock(&self, tcp: &Tcp) -> bool {
         tcp.options.timestamps.is_some_and(|ts| self.age(ts.tsval) > AGE_MAX)
+    }
+
+    /// How many pieces above `place` have something of `held`.
+    pub(crate) fn runs_with(&self, held: &Ranges, place: u64) -> usize {
+        self.ranges.runs_with(held, place)
     }
 
     /// How many pieces there are.
@@ -75,6 +86,14 @@ pub(crate) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
         return false;
     }
     let to = end.min(edge + u64::from(tcp.flags.fin()));
+    let to = to.min(h.acceptable.fin.map_or(u64::MAX, |fin| fin + 1));
+    let plain = tcp.options.understood() && !tcp.flags.contains(TcpFlags::URG);
+    let certain = plain && ack == r.acked && end <= r.edge_to && !r.reset && h.is_on();
+    let last = end > seq && h.acceptable.ranges.above(end - 1) == 0;
+    let room = h.acceptable.ranges.len() < RANGES_MAX && !h.acceptable.has(end - 1);
+    if tcp.flags.fin() && certain && last && room {
+        h.acceptable.fin.get_or_insert(end - 1);
+    }
     if to > seq {
         h.acceptable.ranges.insert(seq.max(BASE + 1), to);
     }

@@ -14,6 +14,7 @@ pub(crate) mod early_acceptance;
 pub(crate) mod early_fin;
 pub(crate) mod echoes;
 pub(crate) mod economy;
+pub(crate) mod endings;
 pub(crate) mod fail_stop;
 pub(crate) mod field_by_field;
 pub(crate) mod foreign_options;
@@ -24,6 +25,7 @@ pub(crate) mod liveness;
 pub(crate) mod news;
 pub(crate) mod odd_acks;
 pub(crate) mod one_endpoint;
+pub(crate) mod parked;
 pub(crate) mod prompt_ack;
 pub(crate) mod pure_pass;
 pub(crate) mod quality;
@@ -54,6 +56,11 @@ pub(crate) const PAGE_BYTES: u64 = 16 * 1024;
 /// Asks every rule that looks at frames on their way out.
 pub(crate) fn check_out(h: &History, o: &Out<'_>, gone: bool) -> Verdict {
     dead_guest::on_out(h, o, gone).map_err(|what| (Rule::DeadGuest, what))?;
+    // Not even such a guest speaks for R (SNOOP-24).
+    let for_liar = h.hostile == [false, true] && !h.opaque && !h.fragments && o.to == Side::R;
+    if for_liar && !h.past {
+        return ack_numbers::on_out(h, o).map_err(|what| (Rule::AckNumbers, what));
+    }
     // Nobody speaks for a guest that means harm, and to a remote that does anything may be said.
     if h.opaque || h.hostile[Side::G as usize] || h.hostile[o.to as usize] {
         return Ok(());

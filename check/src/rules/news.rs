@@ -2,6 +2,8 @@
 //! for certain (RFC 5681 section 3.2). R gets one for each of its segments that asks for it; one
 //! that nobody asked for says something new, but for the repeated window update (SNOOP-34).
 //!
+//! G gets an ACK of R for each that R sent, and not for one that another has overtaken (COM-30).
+//!
 //! Found by tshark, not by a seed: "Duplicate ACK" and "Spurious Retransmission" at the uplink.
 
 use super::Ensure;
@@ -19,6 +21,16 @@ pub(crate) struct News {
     /// Segments of R that may each be answered by the same again.
     asked: u32,
     again: u32,
+    /// What G was told last, and R's empty segments since then: each may go on to it.
+    last_to_guest: Option<(u64, u64)>,
+    from_net: u32,
+}
+
+impl News {
+    /// R has sent what may be answered by what it knows.
+    pub(super) fn is_asked(&self) -> bool {
+        self.asked > 0
+    }
 }
 
 /// Any whole segment, also one in another's name.
@@ -31,12 +43,20 @@ pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     let in_place = (r.end..=r.edge_to).contains(&h.unwrap(Side::R, tcp.seq, r.end));
     // Of what G sent past the host only G knows that it is no odd ACK (SNOOP-42).
     let heard = h.unwrap(Side::G, tcp.ack, r.acked) <= r.end_to;
+    // An ACK that another has overtaken says nothing (COM-30), if nothing else is to be said of it.
+    let old = plain && in_place && h.unwrap(Side::G, tcp.ack, r.acked) < r.acked;
     if from == Side::R && !(plain && in_place && heard) {
         h.quality.news.asked += 1;
+    }
+    if from == Side::R && tcp.payload_len <= 1 && !old {
+        h.quality.news.from_net += 1;
     }
 }
 
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    if tells_guest_again(h, o) && h.is_twinned() && !o.waited && h.quality.news.from_net == 0 {
+        return Err("an ACK to G that says nothing new, and that R did not send".to_owned());
+    }
     let again = h.quality.news.again + 1;
     match is_old(h, o) && h.is_twinned() && h.quality.news.asked == 0 && again > MAX {
         true => Err(format!("{again} ACKs in a row that say nothing new and answer nothing")),
@@ -47,18 +67,30 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
 /// `o` has left, and is not yet in the history.
 pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     if o.to == Side::G {
+        let again = tells_guest_again(h, o);
+        let news = &mut h.quality.news;
+        news.from_net = if again { news.from_net.saturating_sub(1) } else { 0 };
+        news.last_to_guest = o.ack.map(|ack| (ack, o.edge));
         return;
     }
     let old = is_old(h, o);
     let news = &mut h.quality.news;
     let last = o.ack.map(|ack| (ack, o.edge));
     if news.last != last {
-        *news = News { last, ..News::default() };
+        (news.last, news.asked, news.again) = (last, 0, 0);
     } else if old && news.asked > 0 {
         news.asked -= 1;
     } else if old {
         news.again += 1;
     }
+}
+
+/// The same to G; what it has to answer aside, for that has a number that G has acknowledged.
+fn tells_guest_again(h: &History, o: &Out<'_>) -> bool {
+    let same = o.ack.is_some() && h.quality.news.last_to_guest == o.ack.map(|ack| (ack, o.edge));
+    let asks = o.seq < h.end(Side::G).acked;
+    let blocks = !o.tcp.options.sack.as_slice().is_empty();
+    o.to == Side::G && o.gated && o.is_pure() && same && !asks && !blocks
 }
 
 /// A pure ACK with nothing in it that the last frame to R did not say.

@@ -4,7 +4,9 @@
 //! The twin acknowledges in-order data when G has run and seen it. A flow with offload is held to
 //! more: bytes that the host must hold are acknowledged within [`WITHIN`] of their coming, or of
 //! the coming of the last byte before them, whether G runs or not; and bytes that G has
-//! acknowledged itself, its FIN included, are within the same time. Each segment that lies behind a
+//! acknowledged itself, its FIN included, are within the same time. An ACK speaks for two segments
+//! that came in order at most (RFC 9293 section 3.8.6.3), and with SACK for as many ranges behind
+//! the hole as there is room for. Each segment that lies behind a
 //! hole is answered by an ACK of its own within that time, for R counts them (RFC 5681 section
 //! 4.2).
 //!
@@ -25,6 +27,7 @@
 
 use std::collections::VecDeque;
 
+use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
@@ -34,6 +37,8 @@ use crate::ranges::Ranges;
 
 /// The longest an ACK may wait (SNOOP-07), and no more.
 const WITHIN: Duration = Duration::from_millis(10);
+/// Segments that one ACK may speak for (SNOOP-07).
+const SEGMENTS_MAX: usize = 2;
 /// SNOOP-10 has 64. The host may hold more ranges than are counted here: it may also take the
 /// segments that it need not.
 const RANGES_MAX: usize = 32;
@@ -49,6 +54,8 @@ pub(crate) struct Waiting {
     since: Option<(Instant, u64)>,
     /// When each segment came behind a hole that has not been answered.
     behind_hole: VecDeque<Instant>,
+    /// Ends of segments that came in order, with nothing behind a hole, and are not acknowledged.
+    plain: VecDeque<u64>,
     /// R's bytes that the host must hold.
     held: Ranges,
     /// When the flow was last heard of, by a segment of whomever; `None` before the first.
@@ -61,6 +68,21 @@ impl Waiting {
     /// The flow had time to give its place back by `at`, or did so earlier.
     fn may_be_parked(&self, at: Instant) -> bool {
         self.parked || self.heard_at.is_some_and(|heard| at.since(heard) >= PARKED_AFTER)
+    }
+
+    /// How long nothing was heard of the flow.
+    pub(super) fn idle_for(&self, now: Instant) -> Duration {
+        self.heard_at.map_or(Duration::ZERO, |at| now.since(at))
+    }
+
+    /// Something may be held behind a hole at `next`.
+    pub(super) fn has_beyond(&self, next: u64) -> bool {
+        self.held.above(next) > 0
+    }
+
+    /// The host must hold `[from, to)`.
+    pub(super) fn holds(&self, from: u64, to: u64) -> bool {
+        self.held.end_of_run(from) >= to
     }
 }
 
@@ -100,8 +122,31 @@ fn hold(h: &mut History, s: &In<'_>) {
     let held = &mut h.quality.waiting.held;
     held.forget_below(next);
     let joins = from <= held.end_of_run(next) || held.touches(from, to);
+    let in_order = s.seq == held.end_of_run(next) && s.end == to && held.above(s.seq) == 0;
     if from < to && (joins || held.len() < RANGES_MAX) {
         held.insert(from, to);
+        if in_order {
+            h.quality.waiting.plain.push_back(s.end);
+        }
+    }
+}
+
+/// An ACK speaks for what it should, and not for more.
+pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
+    let Some(ack) = o.ack.filter(|_| o.to == Side::R && o.gated && h.is_twinned()) else {
+        return Ok(());
+    };
+    let waiting = &h.quality.waiting;
+    let count = waiting.plain.iter().filter(|end| **end <= ack).count();
+    if count > SEGMENTS_MAX && h.state == Some(State::On) && ack > h.end(Side::G).acked {
+        return Err(format!("one ACK for {count} segments"));
+    }
+    let room = if h.timestamps() { 3 } else { 4 };
+    let ranges = h.acceptable.runs_with(&waiting.held, ack).min(room);
+    let said = o.tcp.options.sack.as_slice().len();
+    match o.is_pure() && h.sack() && said < ranges {
+        true => Err(format!("{said} SACK blocks, and {ranges} ranges are there")),
+        false => Ok(()),
     }
 }
 
@@ -109,14 +154,17 @@ fn hold(h: &mut History, s: &In<'_>) {
 pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     let early = o.ack.is_some_and(|ack| ack > h.end(Side::G).acked);
     if o.to == Side::R {
-        h.quality.waiting.behind_hole.pop_front();
-        h.quality.waiting.parked &= !early;
+        let waiting = &mut h.quality.waiting;
+        waiting.behind_hole.pop_front();
+        waiting.parked &= !early;
+        waiting.plain.retain(|end| o.ack.is_none_or(|ack| *end > ack));
     }
 }
 
 pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     if !h.is_twinned() {
         h.quality.waiting.behind_hole.clear();
+        h.quality.waiting.plain.clear();
     }
     let oldest = h.quality.waiting.behind_hole.front();
     if oldest.is_some_and(|at| now.since(*at) > WITHIN) {

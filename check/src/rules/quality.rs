@@ -4,8 +4,8 @@
 use nightporter_core::time::Instant;
 
 use super::{
-    Ensure, Verdict, duplicates, echoes, economy, field_by_field, first_wrong, news, odd_acks,
-    prompt_ack, recovery, windows,
+    Ensure, Verdict, duplicates, echoes, economy, endings, field_by_field, first_wrong, news,
+    odd_acks, prompt_ack, recovery, windows,
 };
 use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
@@ -25,6 +25,9 @@ pub(crate) struct Quality {
     pub(crate) recovery: recovery::Recovery,
     pub(crate) again: economy::Again,
     pub(crate) news: news::News,
+    pub(crate) endings: endings::Endings,
+    /// The flow had no place in the store after the last step.
+    pub(crate) parked: bool,
 }
 
 /// A whole segment came in, perhaps in another's name: it may be believed.
@@ -38,17 +41,18 @@ pub(crate) fn on_any(h: &mut History, at: Instant, from: Side, (ip, tcp): (&Ip, 
 /// A segment came in; all that follows from itself is in the history.
 pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     field_by_field::on_in(h, s);
+    duplicates::on_in(h, s); // before PROMPT-ACK notes what is held now
     prompt_ack::on_in(h, s);
     echoes::on_in(h, s);
-    duplicates::on_in(h, s);
     windows::on_in(h, s);
     economy::on_in(h, s);
 }
 
 /// Rules that need frames alone, for flows between honest ends.
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Verdict {
-    let checks: [(Rule, Ensure); 7] = [
+    let checks: [(Rule, Ensure); 8] = [
         (Rule::Fields, field_by_field::on_out(h, o)),
+        (Rule::PromptAck, prompt_ack::on_out(h, o)),
         (Rule::Echo, echoes::on_out(h, o)),
         (Rule::Duplicates, duplicates::on_out(h, o)),
         (Rule::OddAcks, odd_acks::on_out(h, o)),
@@ -74,6 +78,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Verdict {
     prompt_ack::on_step(h, now).map_err(|what| (Rule::PromptAck, what))?;
     windows::on_step(h, now).map_err(|what| (Rule::Window, what))?;
+    endings::on_step(h, now, clock).map_err(|what| (Rule::Endings, what))?;
     recovery::on_step(h, now, clock).map_err(|what| (Rule::Recovery, what))
 }
 

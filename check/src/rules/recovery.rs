@@ -9,8 +9,14 @@
 //! - a byte that G says nothing of is within twice the timeout of SNOOP-29, which starts at 250 ms
 //!   of G's running time, doubles to 2 s, and starts again when G has moved.
 //!
-//! And a byte is not offered again for want of an ACK before G has run for [`NOT_BEFORE`]: a paused
-//! guest has lost nothing. Of captures this cannot be judged: they do not show rings.
+//! A G whose window is shut is probed within twice the interval of SNOOP-31, which starts at 200 ms
+//! and doubles to a minute; one that takes nothing for [`REFUSES`] of its running time is given up
+//! (SNOOP-32). Behind a timeout what was under way comes as fast as G acknowledges, twice as much
+//! each time.
+//!
+//! And a byte is not offered again for want of an ACK before G has run for [`NOT_BEFORE`], nor then
+//! before twice that, and so on: a paused guest has lost nothing. Of captures this cannot be
+//! judged: they do not show rings.
 
 use nightporter_core::time::{Duration, Instant};
 
@@ -25,8 +31,12 @@ const AT_ONCE: Duration = Duration::from_millis(20);
 const NOT_BEFORE: Duration = Duration::from_millis(200);
 /// The first timeout, and the longest.
 const TIMEOUT_MS: (u64, u64) = (250, 2_000);
-/// What a timer may be late.
-const LATE: Duration = Duration::from_millis(150);
+/// The interval between two probes, at first and at most.
+const PERSIST_MS: (u64, u64) = (200, 60_000);
+/// Two minutes of running time and fifteen timeouts (SNOOP-32), and the longest timeout besides.
+const REFUSES: Duration = Duration::from_secs(135);
+/// What a timer may be late: it looks at a ring that says nothing every 100 ms.
+const LATE: Duration = Duration::from_millis(300);
 
 /// What G was offered, and what it said.
 #[derive(Clone, Debug, Default)]
@@ -34,8 +44,13 @@ pub(crate) struct Recovery {
     /// G's newest ACK and edge.
     una: u64,
     edge: u64,
+    /// End of what G was offered. An empty segment may lie beyond: what waited for a ring that was
+    /// set up again counts for the host (K-01).
+    out_to: u64,
     /// When the byte `una` was offered last, or became the first; and G's running time then.
     offered: Option<(Instant, Duration)>,
+    /// That frame waited outside the ring: it was made earlier.
+    waited: bool,
     /// How often it was offered again.
     timeouts: u32,
     /// ACKs that repeat `una`.
@@ -48,6 +63,15 @@ pub(crate) struct Recovery {
     may_end: u64,
     /// What was offered again in it.
     again: Vec<(u64, u64)>,
+    /// Of those that `timeouts` counts, those for want of an ACK.
+    by_timer: u32,
+    /// How often G's shut window was probed, and when last; or since when it is shut.
+    probes: Option<(u32, Instant)>,
+    /// How long G had run when the byte `una` was offered first, or became the first.
+    stuck: Option<Duration>,
+    /// Bytes by which G has moved since a timeout, and when it did last; it named no loss since.
+    slow_moved: (u64, Instant),
+    slow: bool,
     /// What a timeout offers again: from the next byte on, up to where.
     burst: (u64, u64),
     /// Up to here a timeout sends by slow start: what is new may wait.
@@ -71,11 +95,17 @@ impl Recovery {
     /// After a timeout duplicate ACKs may be those of what was under way before it, and name no
     /// loss (RFC 6582 section 3.2); `sure`: these do.
     fn begin(&mut self, now: Instant, out_to: u64, sure: bool) {
-        self.may_end = self.may_end.max(out_to);
+        self.slow = false;
+        let before = self.may_end;
+        self.may_end = before.max(out_to);
         if self.una >= self.end {
             self.end = out_to;
-            self.again.clear();
-            self.missed_at = sure.then_some(now);
+            // The host may be in the one before, and repeats nothing twice in it.
+            if self.una >= before {
+                self.again.clear();
+            }
+            let missed = sure && !self.has_been_offered(self.una);
+            self.missed_at = missed.then_some(now);
         }
     }
 }
@@ -89,9 +119,9 @@ impl History {
 
 /// The rings of G were set up again: what was in them is gone.
 pub(crate) fn on_driver_back(h: &mut History, now: Instant) {
-    let out_to = h.end(Side::G).end_to;
     let una = h.end(Side::G).acked;
     let q = &mut h.quality.recovery;
+    let out_to = q.out_to;
     q.again.clear();
     q.una = una;
     if out_to > una {
@@ -104,7 +134,8 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     if s.from == Side::R {
         return;
     }
-    let (una, edge, out_to) = (h.end(Side::G).acked, h.end(Side::G).edge, h.end(Side::G).end_to);
+    let (una, edge, out_to) =
+        (h.end(Side::G).acked, h.end(Side::G).edge, h.quality.recovery.out_to);
     // With SACK a recovery is over when all is there that was below the highest block.
     let blocks = s.tcp.options.sack.as_slice().iter().filter_map(|(from, to)| {
         let (from, to) = (h.unwrap(Side::R, *from, una), h.unwrap(Side::R, *to, una));
@@ -114,7 +145,15 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     let q = &mut h.quality.recovery;
     let moved = std::mem::replace(&mut q.edge, edge) != edge;
     q.heard_at = s.at;
+    if moved {
+        q.by_timer = 0; // a window that opens again: the host begins anew
+    }
+    q.una = q.una.max(BASE + 1); // its SYN-ACK, which is no answer to data
     if una > q.una {
+        q.by_timer = 0;
+        q.stuck = (out_to > una).then(|| clock.ran(s.at));
+        let more = una - q.una;
+        q.slow_moved = if una < q.slow_to { (q.slow_moved.0 + more, s.at) } else { (0, s.at) };
         q.una = una;
         (q.duplicates, q.timeouts, q.missed_at) = (0, 0, None);
         q.offered = (out_to > una).then(|| (s.at, clock.ran(s.at)));
@@ -125,7 +164,10 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     {
         q.duplicates += 1;
         if q.duplicates == 3 {
-            q.begin(s.at, out_to, una >= q.slow_to);
+            // What a timeout has yet to repeat is none of it.
+            let end = if una < q.slow_to { q.burst.0.clamp(una, out_to) } else { out_to };
+            q.begin(s.at, end, una >= q.slow_to);
+            q.may_end = q.may_end.max(out_to);
         }
     }
     if let Some(top) = top {
@@ -144,7 +186,8 @@ fn owed_to(h: &History) -> u64 {
 /// New bytes, and R's FIN, that G's window takes and that nothing keeps from being offered.
 pub(crate) fn fresh_bytes(h: &History) -> Option<u64> {
     let g = h.end(Side::G);
-    let (una, out_to, end) = (g.acked, g.end_to.max(g.acked), owed_to(h));
+    let (una, end) = (g.acked, owed_to(h));
+    let out_to = h.quality.recovery.out_to.max(una);
     let room = g.edge.min(end).saturating_sub(out_to);
     let fits =
         room >= h.segment_for_guest().0 || room > 0 && (out_to <= una || out_to + room == end);
@@ -157,9 +200,10 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
         h.quality.recovery.fresh_since = None;
         return Ok(());
     };
-    let fresh = fresh_bytes(h);
+    let (fresh, least) = (fresh_bytes(h), h.segment_for_guest().0.max(h.segment_for_guest().1));
     let g = h.end(Side::G);
-    let (una, out_to, edge, end) = (g.acked, g.end_to.max(g.acked), g.edge, owed_to(h));
+    let (una, edge, end) = (g.acked, g.edge, owed_to(h));
+    let out_to = h.quality.recovery.out_to.max(una);
     let in_order = h.in_order().min(h.end(Side::R).ack_to);
     let q = &mut h.quality.recovery;
     match fresh {
@@ -169,9 +213,21 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
         }
         Some(_) => {}
     }
+    is_probed(q, now, edge <= una && out_to <= una && una < end, idle)?;
     let takes = edge > una && una < end && out_to > una;
     if !takes {
+        q.stuck = None;
         return Ok(());
+    }
+    let ran = |then: Duration| since(clock.ran(now), then);
+    if q.stuck.is_some_and(|then| ran(then) > REFUSES) {
+        return Err(format!("a guest that does not take byte {} was not given up", una - BASE));
+    }
+    let slow = (una + 2 * least).min(q.slow_to).min(edge.saturating_sub(least));
+    let doubles = q.slow && q.slow_moved.0 >= least && una < q.slow_to && q.burst.0 > una;
+    if doubles && q.burst.0 < slow && now.since(q.slow_moved.1.max(served)) > AT_ONCE {
+        let next = q.burst.0 - BASE;
+        return Err(format!("byte {next} waits behind a timeout although G has moved"));
     }
     // A FIN is not asked for: R's own would wait for a timer too.
     let missed = q.missed_at.filter(|_| una < in_order);
@@ -190,21 +246,37 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     }
 }
 
+/// A shut window with bytes behind it is probed, less and less often.
+fn is_probed(q: &mut Recovery, now: Instant, shut: bool, idle: Instant) -> Ensure {
+    if !shut {
+        q.probes = None;
+        return Ok(());
+    }
+    let (probes, at) = *q.probes.get_or_insert((0, now));
+    let interval = (PERSIST_MS.0 << probes.min(20)).min(PERSIST_MS.1);
+    let bound = Duration::from_nanos(2 * interval * 1_000_000 + LATE.as_nanos());
+    match now.since(at.max(idle).max(q.heard_at)) > bound {
+        true => Err(format!("a shut window was not probed for {} ms", now.since(at).as_millis())),
+        false => Ok(()),
+    }
+}
+
 /// Nothing is offered again too soon.
 pub(crate) fn on_out(h: &History, o: &Out<'_>, clock: &GuestClock) -> Ensure {
     let q = &h.quality.recovery;
-    if o.to != Side::G || !o.is_stored() || !h.is_twinned() || o.end > h.end(Side::G).end_to {
+    if o.to != Side::G || !o.is_stored() || !h.is_twinned() || o.end > q.out_to {
         return Ok(());
     }
     // What the host has not acknowledged it does not hold: R itself offers it again.
     let una = h.end(Side::G).acked;
     let in_burst = (q.burst.0..q.burst.1).contains(&o.seq);
     let asked = una < q.end.max(q.may_end);
-    if in_burst || asked || o.seq > una || o.end <= una || o.end > h.end(Side::R).ack_to {
+    if in_burst || asked || q.waited || o.seq > una || o.end <= una || o.end > h.end(Side::R).ack_to
+    {
         return Ok(());
     }
     match q.offered {
-        Some((_, ran)) if since(clock.ran(o.at), ran) < NOT_BEFORE => {
+        Some((_, ran)) if since(clock.ran(o.at), ran) < not_before(q.by_timer) => {
             let ms = since(clock.ran(o.at), ran).as_millis();
             Err(format!("byte {} was offered again when G had run for {ms} ms", una - BASE))
         }
@@ -214,12 +286,20 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, clock: &GuestClock) -> Ensure {
 
 /// `o` has left, and is not yet in the history.
 pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
+    // What looks like a frame that came in is offered too.
     let end = o.end + u64::from(o.tcp.flags.fin());
-    if o.to != Side::G || !o.gated || end == o.seq || o.tcp.flags.rst() {
+    let acked = h.end(Side::G).acked;
+    if o.to == Side::G && o.gated && o.is_pure() && o.seq + 1 == acked {
+        let probes = &mut h.quality.recovery.probes;
+        *probes = probes.map(|(count, _)| (count + 1, o.at));
+    }
+    if o.to != Side::G || end == o.seq || o.tcp.flags.rst() {
         return;
     }
-    let (una, out_to) = (h.end(Side::G).acked, h.end(Side::G).end_to);
+    let una = h.end(Side::G).acked;
     let q = &mut h.quality.recovery;
+    let out_to = q.out_to;
+    q.out_to = q.out_to.max(end);
     if o.seq >= out_to {
         q.fresh_since = None;
     }
@@ -227,15 +307,25 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
         q.again.push((o.seq, end));
     }
     if (o.seq..end).contains(&una) {
+        q.stuck = q.stuck.or(Some(clock.ran(o.at)));
         if o.seq < out_to {
+            let in_burst = (q.burst.0..q.burst.1).contains(&o.seq);
+            if !in_burst && una >= q.end.max(q.may_end) {
+                (q.by_timer, q.slow_moved.0, q.slow) = (q.by_timer + 1, 0, true);
+            }
             q.timeouts += 1;
             (q.burst, q.slow_to) = ((end, out_to), out_to);
         }
         q.offered = Some((o.at, clock.ran(o.at)));
-        q.missed_at = None;
+        (q.missed_at, q.waited) = (None, o.waited);
     } else if (q.burst.0..q.burst.1).contains(&o.seq) {
         q.burst.0 = end;
     }
+}
+
+/// A little less than the timeout after so many in a row.
+fn not_before(by_timer: u32) -> Duration {
+    Duration::from_nanos(NOT_BEFORE.as_nanos() << by_timer.min(3))
 }
 
 fn since(now: Duration, then: Duration) -> Duration {

@@ -15,6 +15,14 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     if o.to == Side::G && o.gated && !o.tcp.flags.rst() && h.is_open() && o.edge > shown {
         return Err(format!("G is shown {} bytes more than R has", o.edge - shown));
     }
+    let unit = 1 << h.shift(Side::R);
+    let honest =
+        h.net_keeps_window && h.hostile == [false; 2] && h.was_on && !h.interrupted && !h.past;
+    let to_guest = o.to == Side::G && o.gated && !o.waited && o.ack.is_some() && h.is_open();
+    if to_guest && honest && !o.tcp.flags.rst() && o.edge + unit <= h.end(Side::G).edge_to {
+        let left = h.end(Side::G).edge_to - o.edge;
+        return Err(format!("G is shown an edge {left} bytes to the left, and R did not move it"));
+    }
     let handshake = o.tcp.flags.intersects(TcpFlags::SYN.union(TcpFlags::RST));
     let closed = h.ends.iter().all(|e| e.fin.is_some());
     let reset = h.ends.iter().any(|e| e.reset || e.reset_to);

@@ -264,6 +264,7 @@ fn data_beyond_the_edge_is_not_owed_an_ack() {
 fn of_ranges_out_of_order_some_are_owed_an_ack_when_the_hole_is_filled() {
     for (ranges, filled, owed) in [(60, 20, true), (60, 40, false)] {
         let mut s = Scene::open();
+        s.h.ends[0].offer.sack = false;
         let place = |n: u32| 1 + 200 * n;
         for n in 0..ranges {
             s.net_sends(&seg(Side::R, place(n) + 100, 1), &[7; 100]);
@@ -388,6 +389,87 @@ fn a_duplicate_is_answered_by_a_dsack() {
     }
 }
 
+/// SACK blocks, relative.
+fn blocks(relative: &[(u32, u32)]) -> Vec<(u32, u32)> {
+    let number = |n: u32| ISN[0].wrapping_add(n);
+    relative.iter().map(|(from, to)| (number(*from), number(*to))).collect()
+}
+
+#[test]
+fn a_duplicate_of_what_is_held_is_answered_by_a_dsack() {
+    for said in [&[(201, 301), (201, 401)][..], &[(201, 401)]] {
+        let mut s = Scene::open();
+        s.net_sends(&seg(Side::R, 201, 1), &[7; 100]);
+        s.net_gets(&with(told(1), |x| x.sack = blocks(&[(201, 301)])), &[]);
+        s.net_sends(&seg(Side::R, 301, 1), &[7; 100]);
+        s.net_gets(&with(told(1), |x| x.sack = blocks(&[(201, 401)])), &[]);
+        s.net_sends(&seg(Side::R, 201, 1), &[7; 100]);
+        s.net_gets(&with(told(1), |x| x.sack = blocks(said)), &[]);
+        if said.len() == 2 { s.accepted() } else { s.refused_by(Rule::Duplicates) }
+    }
+}
+
+#[test]
+fn an_ack_speaks_for_two_segments() {
+    for count in [2, 3] {
+        let mut s = Scene::open();
+        for n in 0..count {
+            s.net_sends(&seg(Side::R, 1 + 100 * n, 1), &[7; 100]);
+        }
+        s.net_gets(&told(1 + 100 * count), &[]);
+        if count == 2 { s.accepted() } else { s.refused_by(Rule::PromptAck) }
+    }
+}
+
+#[test]
+fn an_ack_says_all_that_lies_behind_the_hole() {
+    for said in [&[(401, 501), (201, 301)][..], &[(401, 501)]] {
+        let mut s = Scene::open();
+        s.net_sends(&seg(Side::R, 201, 1), &[7; 100]);
+        s.net_gets(&with(told(1), |x| x.sack = blocks(&[(201, 301)])), &[]);
+        s.net_sends(&seg(Side::R, 401, 1), &[7; 100]);
+        s.net_gets(&with(told(1), |x| x.sack = blocks(said)), &[]);
+        if said.len() == 2 { s.accepted() } else { s.refused_by(Rule::PromptAck) }
+    }
+}
+
+#[test]
+fn an_ack_that_another_has_overtaken_does_not_reach_the_guest() {
+    for (ack, fine) in [(101, true), (51, false)] {
+        let mut s = Scene::open();
+        s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.flags = PUSH), &[7; 100]);
+        s.net_gets(&with(told(1), |x| x.flags = PUSH), &[7; 100]);
+        s.net_sends(&seg(Side::R, 1, 101), &[]);
+        s.guest_gets(&seg(Side::R, 1, 101), &[]);
+        s.net_sends(&seg(Side::R, 1, ack), &[]);
+        s.guest_gets(&seg(Side::R, 1, 101), &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::News) }
+    }
+}
+
+#[test]
+fn the_edge_that_the_guest_is_shown_goes_left_only_if_the_remote_moves_it() {
+    for shrinks in [true, false] {
+        let mut s = Scene::promised(100);
+        s.h.net_keeps_window = !shrinks;
+        let less = with(seg(Side::R, 101, 1), |x| x.window = 400);
+        s.net_sends(&less, &[]);
+        s.guest_gets(&less, &[]);
+        if shrinks { s.accepted() } else { s.refused_by(Rule::RightEdge) }
+    }
+}
+
+#[test]
+fn a_reset_of_the_guest_reaches_the_remote_at_once() {
+    let mut s = Scene::promised(100);
+    s.guest_sends(&with(seg(Side::G, 1, 101), |x| x.flags = TcpFlags::RST), &[]);
+    s.h.state = Some(State::Abort);
+    s.ms(1);
+    s.accepted();
+    s.ms(20);
+    s.refused_by(Rule::Endings);
+}
+
 #[test]
 fn of_two_copies_of_a_byte_the_first_counts() {
     let mut s = Scene::open();
@@ -507,8 +589,18 @@ fn a_silent_guest_is_offered_the_byte_again_neither_early_nor_late() {
     s.guest_gets(&again, &[7; 1000]);
     s.seen_and_ms(600);
     s.accepted();
-    s.ms(700);
+    s.ms(800);
     s.refused_by(Rule::Recovery);
+
+    // The next time it gets twice as long.
+    for (ms, fine) in [(350, false), (450, true)] {
+        let mut s = Scene::promised(1000);
+        s.seen_and_ms(255);
+        s.guest_gets(&again, &[7; 1000]);
+        s.seen_and_ms(ms);
+        s.guest_gets(&again, &[7; 1000]);
+        if fine { s.accepted() } else { s.refused_by(Rule::Recovery) }
+    }
 }
 
 #[test]
@@ -620,6 +712,7 @@ fn urgent_bytes_reach_the_guest_as_r_wrote_them() {
 fn each_segment_behind_a_hole_has_an_ack_of_its_own() {
     for answers in [2, 1] {
         let mut s = Scene::open();
+        s.h.ends[0].offer.sack = false;
         for n in 2..4 {
             s.net_sends(&seg(Side::R, 100 * n + 1, 1), &[7; 100]);
         }

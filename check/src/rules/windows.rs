@@ -69,7 +69,8 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
 
 pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
-    let next = h.in_order();
+    // What the host refused, urgent data behind bytes, R sends again.
+    let next = h.in_order().min(r.ack_to.max(g.acked));
     let on = h.is_twinned() && h.state == Some(State::On);
     let window = g.edge.saturating_sub(g.acked);
     let roomy = now.since(h.cramped_at) > WITHIN && window <= HELD_MAX / 2;
@@ -125,12 +126,14 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
         return;
     }
     let before = h.end(Side::R).edge_to;
-    let was_stuck = before < h.in_order() + 2;
+    let was_stuck = before < h.in_order() + SEGMENT;
     // What acknowledges something new R makes come again itself: it repeats what it has sent.
-    let only_opens = o.is_pure() && o.ack == Some(h.end(Side::R).ack_to);
+    // An answer R would ask for again.
+    let asked = h.quality.news.is_asked();
+    let only_opens = o.is_pure() && o.ack == Some(h.end(Side::R).ack_to) && !asked;
     let opens = only_opens && o.gated && was_stuck && o.edge >= before + SEGMENT;
     let again = h.quality.windows.updated_at.is_some() && o.gated;
-    let on = h.is_twinned();
+    let on = h.is_twinned() && h.state == Some(State::On);
     let windows = &mut h.quality.windows;
     windows.gated = o.gated;
     windows.updated_at = (opens && on && !again).then_some(o.at);

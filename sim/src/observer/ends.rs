@@ -58,7 +58,13 @@ pub(super) fn bytes_to_net(plan: &Plan, ends: &[EndReport], lost: &BTreeSet<usiz
 }
 
 /// What a stranger's segments cause, besides what a network may.
-const FORGED: [&str; 3] = ["ACK of something not sent", "data after FIN", "more than the MSS"];
+const FORGED: [&str; 5] = [
+    "ACK of something not sent",
+    "data after FIN",
+    "more than the MSS",
+    "neither ACK nor RST",
+    "no timestamp",
+];
 
 /// INV-16. Strict stacks refuse what Linux refuses, and count it.
 pub(super) fn one_endpoint(
@@ -81,6 +87,7 @@ pub(super) fn one_endpoint(
         excuses.critics_judged_in_part += u64::from(!matches!(judged, Judged::All | Judged::No));
         // smoltcp scales the window of a repeated SYN-ACK, and sends too much.
         let too_much = plan.has_smoltcp(e.conn) || plan.passes_uncut(e.conn, e.machine);
+        let urges = plan.urges(e.conn, e.machine);
         let counts = |c: &Complaint| match judged {
             Judged::All => true,
             Judged::NotNetwork => !is_network(c),
@@ -89,7 +96,7 @@ pub(super) fn one_endpoint(
             }
             Judged::NotWindow => !is_network(c) && !is_window(c),
             Judged::No => false,
-        } && !(too_much && is_window(c));
+        } && !(too_much && is_window(c) || urges && c.cause == "URG");
         let its = |m: Machine, c: &Complaint| m == e.machine && c.conn == e.conn;
         if let Some((machine, c)) = complaints.iter().find(|(m, c)| its(*m, c) && counts(c)) {
             let Complaint { conn, cause, count } = c;

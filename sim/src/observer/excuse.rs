@@ -349,9 +349,18 @@ impl Plan {
     /// R's packets have headers that the host does not understand: its data passes uncut to G, in
     /// the window that R was shown before (SNOOP-13). G's own may be smaller.
     pub(super) fn passes_uncut(&self, conn: usize, to: Machine) -> bool {
+        let quirks = self.stack_of(self.other_end(conn, to)).quirks;
+        if self.conns[conn].v6 { quirks.extension_header } else { quirks.ip_options }
+    }
+
+    /// What the other end of `to` sends is urgent now and then.
+    pub(super) fn urges(&self, conn: usize, to: Machine) -> bool {
+        self.stack_of(self.other_end(conn, to)).quirks.urgent
+    }
+
+    fn other_end(&self, conn: usize, of: Machine) -> Machine {
         let conn = &self.conns[conn];
-        let from = if conn.client == to { conn.server } else { conn.client };
-        conn.v6 && self.stack_of(from).quirks.extension_header
+        if conn.client == of { conn.server } else { conn.client }
     }
 
     /// Which complaints of `machine` about the connection count: it was there for `span`.

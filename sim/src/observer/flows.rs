@@ -8,7 +8,7 @@ use nightporter_check::wire::{IpAddr16, IpVersion, Packet, Tcp};
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::port::PortId;
 
-use crate::plan::{ConnPlan, Fault, FaultKind, Machine, Plan, StackKind, StackPlan};
+use crate::plan::{ConnPlan, FaultKind, Machine, Plan, StackKind, StackPlan};
 use crate::stack::address::{Ports, machine_of};
 
 /// The flow a segment belongs to, and whether the guest sent it. At the uplink the guest is the
@@ -65,9 +65,12 @@ impl Setting for Plan {
         let opaque = matches!(other, Machine::Guest(_));
         let mut h = History::new(name, Some(conn), opaque, (!hostile).then_some(streams));
         h.hostile = [means_harm(other), means_harm(guest)];
-        let shrinks = |f: &Fault| f.kind == FaultKind::ShrinkWindow { machine: guest };
+        let shrinks =
+            |machine| self.faults.iter().any(|f| f.kind == FaultKind::ShrinkWindow { machine });
+        let hostile_remote = |r: &crate::plan::RemotePlan| r.stack.kind == StackKind::Hostile;
         h.mtu = Some(self.guests[usize::from(name.guest)].mtu);
-        h.shrinks = self.faults.iter().any(shrinks);
+        (h.shrinks, h.net_keeps_window) = (shrinks(guest), !shrinks(other));
+        h.fragments = self.remotes.iter().any(hostile_remote);
         h.deaf = self.is_deaf(conn);
         h.ecn = self.stack_of(client).ecn && self.stack_of(server).ecn;
         Some(h)

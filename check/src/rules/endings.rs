@@ -1,0 +1,64 @@
+//! ENDINGS: a connection that ends for one end ends for the other, and for the host.
+//!
+//! - An RST of G leaves for R at once (SNOOP-16); one of R that waits behind bytes reaches G when
+//!   that has run for [`WAITS_MAX`] at the latest (SNOOP-15).
+//! - A flow of which both FINs are acknowledged, and both ends know it, is out of the path
+//!   (LIFE-03).
+
+use nightporter_core::limits::T_RST;
+use nightporter_core::tcp::flow::State;
+use nightporter_core::time::{Duration, Instant};
+
+use super::Ensure;
+use crate::guest_clock::GuestClock;
+use crate::history::{History, Side};
+
+/// A turn of the worker.
+const WITHIN: Duration = Duration::from_millis(10);
+/// T_rst, and the longest time between two looks of a timer.
+const WAITS_MAX: Duration = Duration::from_nanos(T_RST.as_nanos() + 5_000_000_000);
+
+/// What has ended, and since when.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Endings {
+    /// G has reset it.
+    reset_since: Option<Instant>,
+    /// How long G had run when R reset it.
+    net_reset: Option<Duration>,
+    /// Both FINs are acknowledged.
+    closed_since: Option<Instant>,
+}
+
+/// Between two steps of the host.
+pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {
+    let (r, g) = (h.end(Side::R), h.end(Side::G));
+    let known = h.hostile == [false; 2] && !h.opaque && !h.past && !h.interrupted && !h.broken;
+    let known = known && h.was_on && h.is_open() && !h.killed;
+    let e = h.quality.endings;
+    let since = |is_so: bool, before: Option<Instant>| {
+        if known && is_so { before.or(Some(now)) } else { None }
+    };
+    let first = e.reset_since.is_some() || h.state == Some(State::Abort);
+    let untold = g.reset && first && !r.reset && !r.reset_to;
+    let reset_since = since(untold, e.reset_since);
+    let fins = r.fin.is_some_and(|fin| g.acked > fin && r.ack_to > fin)
+        && g.fin.is_some_and(|fin| r.acked > fin && g.ack_to > fin);
+    let closed = fins && !r.reset && !g.reset && matches!(h.state, Some(State::On | State::Drain));
+    let closed_since = since(closed, e.closed_since);
+    let live = matches!(h.state, Some(State::On | State::Drain));
+    let waits = known && live && r.reset && h.reset_is_exact && !g.reset && !g.reset_to;
+    let waits = waits && h.paused_since.is_none(); // a pause counts for nothing
+    let net_reset = waits.then(|| e.net_reset.unwrap_or(clock.ran(now)));
+    h.quality.endings = Endings { reset_since, net_reset, closed_since };
+    if reset_since.is_some_and(|at| now.since(at) > WITHIN) {
+        return Err("R was not told that G has reset".to_owned());
+    }
+    if closed_since.is_some_and(|at| now.since(at) > WITHIN) {
+        return Err("a connection that both ends have closed is still in the path".to_owned());
+    }
+    let ran = |then: Duration| clock.ran(now).as_nanos().saturating_sub(then.as_nanos());
+    match net_reset.is_some_and(|then| ran(then) > WAITS_MAX.as_nanos()) {
+        true => Err("R's RST did not reach G".to_owned()),
+        false => Ok(()),
+    }
+}
