@@ -85,17 +85,14 @@ impl Link {
     pub fn send(&mut self, now: Instant, mut frame: Frame, out: &mut Vec<(Instant, Frame)>) {
         let Some(held_back) = self.suffer(&mut frame) else { return };
         let Some(arrival) = self.carry(now, frame.bytes.len() as u64) else { return };
-        let twice = self.chance(|f| match f {
-            FaultKind::Duplicate { ppm, .. } => ppm,
-            _ => 0,
-        });
+        let copy = self.copied_after();
         let at = arrival + held_back;
         if held_back == Duration::ZERO {
             self.last_arrival = at;
         }
-        if twice {
+        if let Some(after) = copy {
             self.counters.duplicated += 1;
-            out.push((at + Duration::from_micros(1), frame.clone()));
+            out.push((at + after, frame.clone()));
         }
         out.push((at, frame));
     }
@@ -134,6 +131,21 @@ impl Link {
             self.corrupt(&mut frame.bytes);
         }
         Some(self.hold_back())
+    }
+
+    /// How long after a frame its copy comes, if it has one.
+    fn copied_after(&mut self) -> Option<Duration> {
+        let mut after = None;
+        for i in 0..self.faults.len() {
+            if let FaultKind::Duplicate { ppm, delay_us, .. } = self.faults[i]
+                && ppm > 0
+                && self.random.ppm(ppm)
+            {
+                let late = if delay_us > 0 { self.random.below(delay_us.into()) } else { 0 };
+                after = Some(Duration::from_micros(1 + late));
+            }
+        }
+        after
     }
 
     fn hold_back(&mut self) -> Duration {
@@ -272,7 +284,7 @@ mod tests {
         for fault in [
             FaultKind::Loss { remote, to_host, ppm: all },
             FaultKind::Cut { remote, to_host },
-            FaultKind::Duplicate { remote, to_host, ppm: all },
+            FaultKind::Duplicate { remote, to_host, ppm: all, delay_us: 0 },
             FaultKind::Corrupt { remote, to_host, ppm: all },
             FaultKind::Mtu { remote, to_host, mtu: 900 },
             FaultKind::Reorder { remote, to_host, ppm: all, delay_us: 100 },

@@ -36,7 +36,7 @@ pub struct Plan {
     pub vlan: Option<u16>,
     /// Connections.
     pub conns: Vec<ConnPlan>,
-    /// What goes wrong, and when; all of it is over at `heal_at`.
+    /// What goes wrong, and when; all that begins before `heal_at` is over then.
     pub faults: Vec<Fault>,
     /// From here on nothing is lost, every guest runs, and all must make progress.
     #[serde(with = "nanos")]
@@ -251,6 +251,7 @@ pub struct StackPlan {
 
 /// Lawful, and rare.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default)]
 pub struct Quirks {
     /// What its timestamp clock shows when a connection begins, or by chance.
     pub clock_first: Option<u32>,
@@ -258,6 +259,18 @@ pub struct Quirks {
     pub syn_cookies: bool,
     /// Its IPv6 packets have a destination options header.
     pub extension_header: bool,
+    /// Its IPv4 packets have options.
+    pub ip_options: bool,
+    /// Some of what it writes is urgent, in line.
+    pub urgent: bool,
+    /// The timestamp of its SYN or SYN-ACK is 0, wherever its clock stands.
+    pub no_clock_in_syn: bool,
+    /// A SYN that it repeats offers nothing but its MSS.
+    pub plain_second_syn: bool,
+    /// Lost bytes leave again in super-segments if its driver cuts them (`tcp_retransmit_skb`).
+    pub resends_whole: bool,
+    /// In a sleep of days it asks every half hour whether the other end is still there.
+    pub asks_in_sleep: bool,
 }
 
 /// A stack nobody here wrote, ours that does what it cannot, or one that means harm.
@@ -333,7 +346,8 @@ pub enum Workload {
         /// Client to server.
         up: u64,
     },
-    /// A little each way, then nothing for `idle_s` seconds but keepalives, then a little again.
+    /// A little each way, then nothing for `idle_s` seconds but keepalives, then a little again;
+    /// more of it after a sleep of days.
     Idle {
         /// Seconds of silence; with more than a day of them there are no keepalives.
         idle_s: u32,
@@ -363,8 +377,14 @@ pub enum FaultKind {
     BurstLoss { remote: u16, to_host: bool, ppm: u32, burst_frames: u32 },
     /// A frame is held back by up to `delay_us`.
     Reorder { remote: u16, to_host: bool, ppm: u32, delay_us: u32 },
-    /// A frame arrives twice.
-    Duplicate { remote: u16, to_host: bool, ppm: u32 },
+    /// A frame arrives twice, the second time by up to `delay_us` later.
+    Duplicate {
+        remote: u16,
+        to_host: bool,
+        ppm: u32,
+        #[serde(default)]
+        delay_us: u32,
+    },
     /// A bit is flipped. Checksums then fail, but for chance 2^-16 with several bits: one bit only.
     Corrupt { remote: u16, to_host: bool, ppm: u32 },
     /// ECN-capable packets are marked CE.

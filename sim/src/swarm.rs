@@ -4,6 +4,7 @@
 //! is left (Groce et al., "Swarm testing", ISSTA 2012): two features that mask each other are
 //! rarely both there, and rare combinations are.
 
+mod later;
 mod rare;
 
 use nightporter_core::limits::PAGE;
@@ -113,7 +114,7 @@ impl Swarm {
             self.absence(&mut plan, span_ms);
         }
         plan.add_rare(&carriers, self.v6_percent, span_ms);
-        plan
+        plan.with_later()
     }
 
     /// Connections that carry weight, in nearly all seeds: where no megabytes of R's cross a flow
@@ -348,6 +349,7 @@ impl Swarm {
             clock_first: self.random.percent(30).then(|| self.random.pick(&clocks)),
             syn_cookies: self.random.percent(15),
             extension_header: all_strict && self.random.percent(10),
+            ..Quirks::default()
         }
     }
 
@@ -532,7 +534,7 @@ impl Swarm {
                 let delay_us = self.random.pick(&[100, 2_000, 30_000]);
                 FaultKind::Reorder { remote, to_host, ppm, delay_us }
             }
-            3 => FaultKind::Duplicate { remote, to_host, ppm },
+            3 => FaultKind::Duplicate { remote, to_host, ppm, delay_us: 0 },
             4 => FaultKind::Corrupt { remote, to_host, ppm: ppm / 4 },
             5 => FaultKind::Mark { remote, to_host, ppm },
             6 => FaultKind::Mtu { remote, to_host, mtu: self.random.pick(&[600, 1000, 1400]) },

@@ -21,6 +21,8 @@ pub const USER_TIMEOUT: Duration = Duration::from_secs(150);
 
 /// What [`Workload::Idle`] writes before and after its silence.
 const LITTLE: u64 = 100;
+/// And after one of days: enough for somebody to come between.
+const AFTER_SLEEP: u64 = 60_000;
 
 /// How far a TCP connection is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -238,7 +240,7 @@ impl App {
                 if awake {
                     self.wakes_at = None;
                 }
-                if awake || self.report.written > LITTLE { 2 * LITTLE } else { LITTLE }
+                if awake || self.report.written > LITTLE { u64::MAX } else { LITTLE }
             }
         }
     }
@@ -283,6 +285,7 @@ impl Workload {
                 [request.max(1) * u64::from(count), response.max(1) * u64::from(count)]
             }
             Self::Reset { up } => [up, 0],
+            Self::Idle { .. } if self.is_patient() => [LITTLE + AFTER_SLEEP; 2],
             Self::Idle { .. } => [2 * LITTLE; 2],
         }
     }

@@ -22,6 +22,8 @@ const TTL: u8 = 64;
 /// Next header: destination options (RFC 8200 section 4.6); one that is padding, before TCP.
 const DESTINATION_OPTIONS: u8 = 60;
 const EXTENSION: [u8; 8] = [PROTOCOL_TCP, 0, 1, 4, 0, 0, 0, 0];
+/// Options of IPv4: padding (RFC 791 section 3.1).
+const V4_OPTIONS: [u8; 4] = [1, 1, 1, 0];
 
 /// From where to where a connection's segments go.
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +34,7 @@ pub(super) struct Route {
     dst: IpAddr16,
     src_port: u16,
     dst_port: u16,
-    /// With a destination options header.
+    /// With a destination options header, or options of IPv4.
     pub(super) extension: bool,
     pub(super) look: Look,
 }
@@ -85,21 +87,26 @@ impl Route {
         matches!(self.version, IpVersion::V6)
     }
 
-    /// Bytes of its IPv6 extension headers.
+    /// Bytes of its IPv6 extension headers, or IPv4 options.
     pub(super) const fn extension_len(&self) -> i64 {
-        if self.extension { 8 } else { 0 }
+        match self.version {
+            _ if !self.extension => 0,
+            IpVersion::V4 => 4,
+            IpVersion::V6 => 8,
+        }
     }
 
     /// Bytes of IP and TCP headers without options.
     pub(super) const fn headers(&self) -> i64 {
         match self.version {
-            IpVersion::V4 => 40,
+            IpVersion::V4 => 40 + self.extension_len(),
             IpVersion::V6 => 60 + self.extension_len(),
         }
     }
 
     const fn ip_len(&self) -> usize {
         match self.version {
+            IpVersion::V4 if self.extension => 20 + V4_OPTIONS.len(),
             IpVersion::V4 => 20,
             IpVersion::V6 if self.extension => 40 + EXTENSION.len(),
             IpVersion::V6 => 40,
@@ -114,6 +121,8 @@ pub(super) struct Segment<'a> {
     pub(super) ack: u32,
     pub(super) flags: TcpFlags,
     pub(super) window: u16,
+    /// Urgent pointer.
+    pub(super) urgent: u16,
     /// A multiple of four bytes, at most 40.
     pub(super) options: &'a [u8],
     /// Routers may mark it instead of dropping it.
@@ -178,6 +187,7 @@ impl Segment<'_> {
         h[8..12].copy_from_slice(&self.ack.to_be_bytes());
         h[12..14].copy_from_slice(&(words << 12 | self.flags.0).to_be_bytes());
         h[14..16].copy_from_slice(&self.window.to_be_bytes());
+        h[18..20].copy_from_slice(&self.urgent.to_be_bytes());
         h[TCP..].copy_from_slice(self.options);
     }
 
@@ -187,12 +197,15 @@ impl Segment<'_> {
         match route.version {
             IpVersion::V4 => {
                 let len = u16::try_from(h.len() + tcp_len).expect("at most 64 KiB");
-                h[..2].copy_from_slice(&[0x45, tos]);
+                h[..2].copy_from_slice(&[if route.extension { 0x46 } else { 0x45 }, tos]);
                 h[2..4].copy_from_slice(&len.to_be_bytes());
                 h[4..6].copy_from_slice(&self.id.to_be_bytes());
                 h[6..10].copy_from_slice(&[0x40, 0, ttl, PROTOCOL_TCP]); // DF
                 h[12..16].copy_from_slice(&route.src.v4_bytes());
                 h[16..20].copy_from_slice(&route.dst.v4_bytes());
+                if route.extension {
+                    h[20..].copy_from_slice(&V4_OPTIONS);
+                }
                 let check = written(&Sum16BitWords::new().add_slice(h));
                 h[10..12].copy_from_slice(&check);
             }

@@ -54,12 +54,14 @@ pub(super) struct Hostile {
 struct Conn {
     route: Route,
     isn: u32,
-    /// Its own next sequence number, if it cared.
+    /// Its own next sequence number, as the peer says.
     seq: u32,
     /// The peer's next.
     ack: u32,
     /// The peer's newest timestamp.
     tsval: u32,
+    /// Its own clock, if it has shown one: without, a segment may count for nothing.
+    clock: Option<u32>,
     is_client: bool,
     /// A SYN came, or a SYN-ACK.
     is_open: bool,
@@ -108,7 +110,8 @@ impl Hostile {
         if self.random.percent(60) {
             options.sack_permitted();
         }
-        if self.random.percent(60) {
+        let clock = self.random.percent(60).then_some(tsval);
+        if let Some(tsval) = clock {
             options.timestamps(tsval, conn.tsval);
         }
         if self.random.percent(60) {
@@ -131,7 +134,7 @@ impl Hostile {
         };
         self.out.push_back(segment.frame(&conn.route));
         if let Some(conn) = self.conns.get_mut(&key) {
-            conn.seq = conn.isn.wrapping_add(1);
+            (conn.seq, conn.clock) = (conn.isn.wrapping_add(1), clock);
         }
     }
 
@@ -142,6 +145,9 @@ impl Hostile {
         let first = tcp.flags.syn() && !conn.is_open;
         conn.is_open |= tcp.flags.syn();
         conn.ack = (tcp.seq + tcp.seq_len()).0;
+        if tcp.flags.ack() && !tcp.flags.syn() {
+            conn.seq = tcp.ack.0;
+        }
         conn.tsval = tcp.options.timestamps.map_or(0, |ts| ts.tsval);
         first && !conn.is_client
     }
@@ -160,6 +166,7 @@ impl Hostile {
                 0..=3 => self.segment(key),
                 4 => self.optimist(key),
                 5 => self.ack_division(key),
+                6 if self.random.percent(30) => self.two_ends(key),
                 6 => self.overlaps(key),
                 7 => self.syn_flood(key),
                 8 => self.fragments(key),
@@ -277,6 +284,25 @@ impl Hostile {
         self.send(segment.frame(&conn.route));
     }
 
+    /// `len` bytes, `off` behind its next place, of its stream number `n`; with `fin` its last.
+    fn data(&mut self, key: Key, off: u32, len: usize, n: usize, fin: bool) {
+        let conn = self.conn(key);
+        let mut options = Options::default();
+        if let Some(clock) = conn.clock {
+            options.timestamps(clock, conn.tsval);
+        }
+        let segment = Segment {
+            seq: conn.seq.wrapping_add(off),
+            ack: conn.ack,
+            flags: if fin { TcpFlags::ACK | TcpFlags::FIN } else { TcpFlags::ACK },
+            window: 65_535,
+            options: options.bytes(),
+            payload: (len > 0).then_some((Stream::of(n, true), 0, len)),
+            ..Segment::default()
+        };
+        self.send(segment.frame(&conn.route));
+    }
+
     /// Acknowledges what has not come yet.
     fn optimist(&mut self, key: Key) {
         let ack = self.conn(key).ack.wrapping_add(self.random.pick(&[1, 1448, 14_480, 100_000]));
@@ -293,22 +319,25 @@ impl Hostile {
         }
     }
 
-    /// Sends the same place twice with different bytes.
+    /// Sends the same place twice with different bytes, and perhaps what lies before it.
     fn overlaps(&mut self, key: Key) {
-        let conn = self.conn(key);
-        let from = conn.seq.wrapping_add(self.random.pick(&[0, 10, 1000]));
+        let gap = self.random.pick(&[0, 10, 1000]);
         for n in 0..2_u32 {
             let off = if self.random.percent(50) { 0 } else { n * 50 };
-            let segment = Segment {
-                seq: from.wrapping_add(off),
-                ack: conn.ack,
-                flags: TcpFlags::ACK,
-                window: 65_535,
-                payload: Some((Stream::of(n as usize, true), 0, 100)),
-                ..Segment::default()
-            };
-            self.send(segment.frame(&conn.route));
+            self.data(key, gap + off, 100, n as usize, false);
         }
+        if self.random.percent(50) {
+            self.data(key, 0, gap as usize, 2, false);
+        }
+    }
+
+    /// Ends its stream in two places, with bytes between them, and then sends what lies before.
+    fn two_ends(&mut self, key: Key) {
+        self.data(key, 50, 50, 0, true);
+        self.data(key, 100, 50, 0, true);
+        self.data(key, 0, 50, 0, false);
+        let fin = self.random.percent(50);
+        self.data(key, 100, 50, 1, fin);
     }
 
     /// Asks for connections that it does not want.
@@ -523,7 +552,9 @@ impl Stack for Hostile {
         let key = Key { peer: address.ip(plan.v6).0, own_port, peer_port };
         let route = Route::new(&self.address, &key, address.mac);
         let isn = self.bits();
-        let conn = Conn { route, isn, seq: isn, ack: 0, tsval: 0, is_client, is_open: false };
+        let clock = None;
+        let conn =
+            Conn { route, isn, seq: isn, ack: 0, tsval: 0, clock, is_client, is_open: false };
         self.conns.insert(key, conn);
         if is_client {
             self.opens.insert((plan.opens_at, key));

@@ -6,7 +6,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::Turn;
 
 use super::{Engines, Event, Stop, World};
-use crate::plan::{FaultKind, Machine, StackKind};
+use crate::plan::{Fault, FaultKind, Machine, StackKind};
 use nightporter_check::event::Event as Seen;
 use nightporter_check::frame::Frame;
 use nightporter_check::wire::{Packet, TcpFlags};
@@ -14,6 +14,8 @@ use nightporter_check::wire::{Segment, build};
 
 /// A clock that is so near to its wrap, in ticks, may be 0 when a forged segment comes.
 const NEARLY_WRAPPED: u32 = 1 << 16;
+/// In the window, and nowhere that counts.
+const IN_WINDOW: u32 = 333;
 /// A migration waits so long for the guest to be drained (LIFE-06).
 const MIGRATION_DEADLINE: Duration = Duration::from_secs(2);
 /// How often it looks.
@@ -49,7 +51,7 @@ impl World<'_> {
     pub(super) fn start_fault(&mut self, engines: &mut Engines<'_>, i: usize) -> Result<(), Stop> {
         let fault = self.plan.faults[i].clone();
         self.count(fault.kind.name());
-        let end = (fault.at + fault.lasts).min(self.plan.heal_at);
+        let end = self.over_at(&fault);
         let mut lasts = true;
         match fault.kind {
             kind if kind.link().is_some() => {
@@ -115,6 +117,12 @@ impl World<'_> {
             self.schedule(end, Event::FaultEnds(i));
         }
         Ok(())
+    }
+
+    /// When a fault ends: at the healing, if it did not begin later.
+    fn over_at(&self, fault: &Fault) -> Instant {
+        let (at, heal_at) = (fault.at, self.plan.heal_at);
+        if at < heal_at { (at + fault.lasts).min(heal_at) } else { at + fault.lasts }
     }
 
     pub(super) fn end_fault(&mut self, engines: &mut Engines<'_>, i: usize) -> Result<(), Stop> {
@@ -298,7 +306,7 @@ impl World<'_> {
     /// Another frame of a stranger.
     pub(super) fn go_on_with_fault(&mut self, i: usize) {
         let fault = self.plan.faults[i].clone();
-        if self.now >= (fault.at + fault.lasts).min(self.plan.heal_at) {
+        if self.now >= self.over_at(&fault) {
             return;
         }
         let per_ms = match fault.kind {
@@ -449,12 +457,12 @@ impl World<'_> {
         let mut spoil = false;
         let payload = vec![0x5a; usize::try_from(self.random.below(1000)).unwrap_or(0)];
         // A stack without PAWS would take the segment with the old clock, offload or not; and while
-        // the newest one is 0, which is void, every stack takes any.
-        let knows_paws = self.plan.guests[usize::from(guest)].stack.kind == StackKind::Strict;
-        match self.random.below(7) {
+        // the newest one is 0, which is void, every stack takes any. And not all know RFC 5961.
+        let is_strict = self.plan.guests[usize::from(guest)].stack.kind == StackKind::Strict;
+        match self.random.below(if is_strict { 11 } else { 7 }) {
             0 => spoil = true,
             6 => match &mut forged.timestamps {
-                Some(ts) if knows_paws && (1 << 20..u32::MAX - NEARLY_WRAPPED).contains(&ts.0) => {
+                Some(ts) if is_strict && (1 << 20..u32::MAX - NEARLY_WRAPPED).contains(&ts.0) => {
                     ts.0 -= 1 << 20;
                 }
                 _ => spoil = true,
@@ -463,12 +471,18 @@ impl World<'_> {
             2 => forged.seq = (next - far).0,
             3 => (forged.seq, forged.flags) = ((next + far).0, TcpFlags::RST),
             4 => forged.ack = (tcp.ack + far).0,
+            7 if forged.timestamps.is_some() => forged.timestamps = None,
+            7 => spoil = true,
+            8 => forged.flags = TcpFlags::NONE,
+            9 => (forged.seq, forged.flags) = ((next + IN_WINDOW).0, TcpFlags::RST),
+            10 => (forged.seq, forged.flags) = ((next + IN_WINDOW).0, TcpFlags::SYN),
             _ => {
                 // A SYN on a live connection: a challenge at most (RFC 5961).
                 (forged.seq, forged.flags) = ((next + far).0, TcpFlags::SYN | TcpFlags::ACK);
             }
         }
-        let payload = if forged.flags == TcpFlags::ACK { &payload[..] } else { &[] };
+        let is_data = matches!(forged.flags, TcpFlags::ACK | TcpFlags::NONE);
+        let payload = if is_data { &payload[..] } else { &[] };
         let mut bytes = build(&forged, payload);
         if spoil && let Some(last) = bytes.last_mut() {
             *last ^= 0x55;

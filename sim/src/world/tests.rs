@@ -94,7 +94,7 @@ fn every_kind_of_fault() -> Vec<FaultKind> {
         FaultKind::Loss { remote, to_host, ppm },
         FaultKind::BurstLoss { remote, to_host, ppm, burst_frames: 3 },
         FaultKind::Reorder { remote, to_host, ppm, delay_us: 500 },
-        FaultKind::Duplicate { remote, to_host, ppm },
+        FaultKind::Duplicate { remote, to_host, ppm, delay_us: 0 },
         FaultKind::Corrupt { remote, to_host, ppm },
         FaultKind::Mark { remote, to_host, ppm: 1_000_000 },
         FaultKind::Mtu { remote, to_host, mtu: 600 },

@@ -3,7 +3,7 @@
 use nightporter_core::time::{Duration, Instant};
 
 use super::super::ConnId;
-use super::super::app::{KEEPALIVE, Phase, Received, Socket, USER_TIMEOUT};
+use super::super::app::{Phase, Received, Socket, USER_TIMEOUT};
 use super::super::emit::{Options, Route, Segment};
 use super::super::neighbor::TooBig;
 use super::Shared;
@@ -26,6 +26,14 @@ const SUPER_MAX: i64 = 65_535 - 40 - 60;
 /// Bytes of the longest SACK option.
 const SACK_LEN: Place = 36;
 
+/// A byte in so many is urgent.
+const URGENT_EVERY: Place = 1 << 18;
+
+/// It has such a byte.
+const fn is_urgent(piece: &Piece) -> bool {
+    piece.from / URGENT_EVERY != piece.to / URGENT_EVERY
+}
+
 /// What a connection does that does not follow from the plan alone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Habits {
@@ -37,8 +45,10 @@ pub(super) struct Habits {
     pub(super) probes_with_byte: bool,
     /// Which it is.
     pub(super) conn: ConnId,
-    /// Nobody asks whether the other end is still there.
+    /// It does not give up on an end that says nothing.
     pub(super) patient: bool,
+    /// After so long a silence it asks whether the other end is still there.
+    pub(super) asks_after: Option<Duration>,
     /// It does not complain: remains of an earlier connection may come.
     pub(super) forgives: bool,
     /// What the peer writes.
@@ -135,7 +145,7 @@ impl Conn {
             ts_recent: 0,
             ts_recent_at: now,
             cookies: Vec::new(),
-            send: Sender::new(plan.send_bytes, plan.first_segments),
+            send: Sender::new(plan.send_bytes, plan.first_segments, plan.quirks.resends_whole),
             recv: Receiver::new(plan.receive_bytes, own_mss.into(), plan.first_segments),
             stream: None,
             syn_due: false,
@@ -266,8 +276,7 @@ impl Conn {
             Stage::Listen | Stage::Over => None,
             Stage::TimeWait { until } => Some(until),
             Stage::SynSent | Stage::SynReceived | Stage::Synchronized => {
-                let asks = self.send.timer().is_none() && !self.habits.patient;
-                let ask_at = asks.then(|| self.asks_at());
+                let ask_at = self.asks_at().filter(|_| self.send.timer().is_none());
                 let timers = [self.send.timer(), self.recv.timer(), self.dead_at(), ask_at];
                 timers.into_iter().flatten().min()
             }
@@ -281,8 +290,8 @@ impl Conn {
         (self.send.timer().is_some() || !patient).then(|| since + USER_TIMEOUT)
     }
 
-    fn asks_at(&self) -> Instant {
-        self.heard_at.max(self.asked_at) + KEEPALIVE
+    fn asks_at(&self) -> Option<Instant> {
+        self.habits.asks_after.map(|after| self.heard_at.max(self.asked_at) + after)
     }
 
     /// Says goodbye, and is over.
@@ -295,6 +304,8 @@ impl Conn {
     }
 
     fn transmit(&mut self, now: Instant, shared: &mut Shared) {
+        let blocks = self.agreed.sack && self.recv.has_blocks();
+        self.send.options = if blocks { SACK_LEN } else { 0 };
         if self.send.timer().is_some_and(|at| at <= now) {
             self.send.on_timeout(now);
         }
@@ -308,7 +319,7 @@ impl Conn {
         if self.recv.ack_is_due(now) {
             self.transmit_ack(now, shared);
         }
-        if self.send.timer().is_none() && !self.habits.patient && now >= self.asks_at() {
+        if self.send.timer().is_none() && self.asks_at().is_some_and(|at| at <= now) {
             self.asked_at = now;
             let at = self.send.nxt - 1;
             self.put(now, shared, TcpFlags::ACK, at, None, false);
@@ -319,7 +330,7 @@ impl Conn {
     fn piece_max(&self, offloads: Offloads) -> i64 {
         let family = if self.route.is_v6() { offloads.tso6 } else { offloads.tso4 };
         let ecn = offloads.ecn || !self.send.cwr_due;
-        if family && ecn { SUPER_MAX } else { 1 }
+        if family && ecn && !self.plan.quirks.urgent { SUPER_MAX } else { 1 }
     }
 
     pub(super) fn transmit_ack(&mut self, now: Instant, shared: &mut Shared) {
@@ -343,6 +354,9 @@ impl Conn {
         if has_data {
             self.recv.on_answer();
         }
+        if has_data && self.plan.quirks.urgent && is_urgent(piece) {
+            flags = flags | TcpFlags::URG;
+        }
         let ect = self.agreed.ecn && has_data && !piece.again;
         let payload = has_data.then_some((piece.from, piece.to));
         self.put(now, shared, flags, piece.from, payload, ect);
@@ -363,8 +377,8 @@ impl Conn {
         if self.agreed.timestamps {
             options.timestamps(self.clock(now), self.ts_recent);
         }
-        let room = payload.is_none_or(|(from, to)| to - from + SACK_LEN <= self.send.segment());
-        if self.agreed.sack && room {
+        // A segment with blocks has less payload (`tcp_current_mss`).
+        if self.agreed.sack && (payload.is_none() || self.send.options > 0) {
             let blocks = self.recv.sack(options.sack_room());
             let peer = self.peer_isn;
             options.sack(blocks.iter().map(|b| (wrap(b.0, peer), wrap(b.1, peer))));
@@ -376,11 +390,13 @@ impl Conn {
             (stream, (from - 1).unsigned_abs(), usize::try_from(to - from).expect("64 KiB"))
         });
         let mss = u16::try_from(self.send.segment()).unwrap_or(u16::MAX);
+        let urgent = if flags.contains(TcpFlags::URG) { payload.map_or(0, |(.., n)| n) } else { 0 };
         let segment = Segment {
             seq: wrap(seq, self.habits.isn),
             ack: wrap(self.recv.nxt, self.peer_isn),
             flags,
             window,
+            urgent: u16::try_from(urgent).unwrap_or(u16::MAX),
             options: options.bytes(),
             ect,
             payload,

@@ -58,11 +58,15 @@ impl Conn {
     fn syn_options(&self, now: Instant, is_answer: bool) -> Options {
         let mut options = Options::default();
         options.mss(self.own_mss);
+        if !is_answer && self.syns_sent > 0 && self.plan.quirks.plain_second_syn {
+            return options;
+        }
         if self.plan.sack && (!is_answer || self.agreed.sack) {
             options.sack_permitted();
         }
         if self.plan.timestamps && (!is_answer || self.agreed.timestamps) {
-            options.timestamps(self.clock(now), self.ts_recent);
+            let said = !self.plan.quirks.no_clock_in_syn;
+            options.timestamps(if said { self.clock(now) } else { 0 }, self.ts_recent);
         }
         if let Some(shift) = self.plan.window_scale
             && (!is_answer || self.scales)

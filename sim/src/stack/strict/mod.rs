@@ -24,23 +24,26 @@ mod tests;
 
 use std::collections::VecDeque;
 
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 
 use self::complaints::Complaints;
 pub use self::complaints::MAYBE_NETWORK;
 use self::conn::{Conn, Habits};
 use super::Complaint;
 use super::address::{Address, Key};
+use super::app::KEEPALIVE;
 use super::emit::{Look, Route, Segment};
 use super::neighbor;
 use super::shell::{Ends, Tcp};
-use crate::plan::{Machine, Offloads, StackPlan};
+use crate::plan::{Machine, Offloads, Quirks, StackPlan};
 use crate::random::Random;
 use nightporter_check::frame::Frame;
 use nightporter_check::wire::{Ip, Net, Packet, Tcp as TcpHeader, TcpFlags};
 
 /// How far apart the initial sequence numbers of connections with the same ports are.
 const ISN_STEP: u32 = 0x1000_0000;
+/// Less than the hour after which the host forgets who says nothing (LIFE-02).
+const KEEPALIVE_IN_SLEEP: Duration = Duration::from_secs(1800);
 
 /// A machine with our TCP.
 pub(super) struct Strict {
@@ -113,12 +116,17 @@ impl Strict {
             probes_with_byte: self.random.percent(50),
             conn: ends.conn,
             patient: ends.patient,
+            asks_after: match ends.patient {
+                false => Some(KEEPALIVE),
+                true => self.plan.quirks.asks_in_sleep.then_some(KEEPALIVE_IN_SLEEP),
+            },
             forgives: reused,
             expected: ends.expected,
         };
         let mut route = Route::new(&self.address, &ends.key(), ends.peer.address().mac);
         route.look = self.look();
-        route.extension = ends.v6 && self.plan.quirks.extension_header;
+        let Quirks { extension_header, ip_options, .. } = self.plan.quirks;
+        route.extension = if ends.v6 { extension_header } else { ip_options };
         Conn::new(now, &self.plan, route, habits, self.mtu)
     }
 

@@ -300,6 +300,11 @@ impl Receiver {
         blocks
     }
 
+    /// [`Self::sack`] has something to say.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.twice.is_some() || !self.early.is_empty()
+    }
+
     /// How far right the newest early data reaches, for an RST (RFC 5961 section 3.2 as in Linux).
     pub(super) fn early_end(&self) -> Option<Place> {
         self.early.end()

@@ -68,6 +68,10 @@ pub(super) struct Sender {
     closing: bool,
     buffer: i64,
     mss: i64,
+    /// Bytes of the SACK option that a segment has now.
+    pub(super) options: i64,
+    /// What is lost goes out again in super-segments.
+    resends_whole: bool,
     /// Right edge of the peer's window, and the widest it ever was.
     edge: Place,
     window_max: i64,
@@ -101,7 +105,7 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    pub(super) fn new(buffer: usize, first_segments: Option<u16>) -> Self {
+    pub(super) fn new(buffer: usize, first_segments: Option<u16>, resends_whole: bool) -> Self {
         let first_segments = first_segments.map_or(INITIAL_SEGMENTS, i64::from);
         Self {
             una: 0,
@@ -110,6 +114,8 @@ impl Sender {
             closing: false,
             buffer: i64::try_from(buffer).unwrap_or(i64::MAX).max(1),
             mss: MSS_DEFAULT,
+            options: 0,
+            resends_whole,
             edge: 1,
             window_max: 0,
             window: 0,
@@ -367,7 +373,7 @@ impl Sender {
 
     /// The next piece of at most `len` bytes (a multiple of the MSS, if it is not less).
     pub(super) fn next(&mut self, now: Instant, len: i64) -> Option<Piece> {
-        if let Some(piece) = self.next_lost() {
+        if let Some(piece) = self.next_lost(if self.resends_whole { len } else { 1 }) {
             self.must_resend = false;
             self.resent_to = piece.to + i64::from(piece.fin);
             self.sample = None;
@@ -413,7 +419,8 @@ impl Sender {
     pub(super) fn segment(&self) -> i64 {
         let half =
             if self.window_max > MSS_DEFAULT { self.window_max / 2 } else { self.window_max };
-        if half > 0 { self.mss.min(half.max(PIECE_MIN)) } else { self.mss }
+        let mss = (self.mss - self.options).max(PIECE_MIN);
+        if half > 0 { mss.min(half.max(PIECE_MIN)) } else { mss }
     }
 
     /// What is on its way (`pipe` of RFC 6675).
@@ -443,16 +450,19 @@ impl Sender {
         }
     }
 
-    fn next_lost(&self) -> Option<Piece> {
+    /// `len`: as for [`Self::next`].
+    fn next_lost(&self, len: i64) -> Option<Piece> {
         let (from, sacked_from) = self.sacked.hole(self.una.max(self.resent_to));
         let lost_to = self.lost_to();
-        let open = self.congestion.window - self.in_flight() > 0;
-        if from >= lost_to || !(open || self.must_resend) {
+        let open = self.congestion.window - self.in_flight();
+        if from >= lost_to || !(open > 0 || self.must_resend) {
             return None;
         }
+        let segment = self.segment();
+        let most = (len.min(open).min(lost_to - from) / segment).max(1) * segment;
         // The first goes out even if the window was taken back meanwhile.
-        let edge = if from == self.una { from + self.mss } else { self.edge };
-        let to = (from + self.segment()).min(self.written).min(self.nxt).min(edge);
+        let edge = if from == self.una { self.edge.max(from + self.mss) } else { self.edge };
+        let to = (from + most).min(self.written).min(self.nxt).min(edge);
         let to = to.min(sacked_from.unwrap_or(to));
         let fin = self.closing && to == self.written && self.nxt > to && to < edge;
         let push = to == self.written;
@@ -481,7 +491,11 @@ impl Sender {
     }
 
     /// K-06, `tcp_acceptable_seq`: where an empty segment may be, with windows in units of `unit`.
+    /// The octet of a probe does not count (`snd_nxt` of BSD, which is what probes so).
     pub(super) fn empty_at(&self, unit: i64) -> Place {
+        if self.probed && self.edge <= self.una {
+            return self.una;
+        }
         if self.edge >= self.nxt || self.nxt - self.edge < unit { self.nxt } else { self.edge }
     }
 }
