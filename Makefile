@@ -6,7 +6,8 @@ export CARGO_TARGET_DIR := $(abspath $(TARGET))
 # Debian packages by the door that needs them.
 PACKAGES_BUILD := gcc libc6-dev
 PACKAGES_GUESTS := qemu-system-x86 user-mode-linux iproute2 cpio
-PACKAGES_BENCH := valgrind dpdk-dev
+PACKAGES_COUNTS := valgrind
+PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
 
 # What `make demo` shows: the two cases that say most, unless one is asked for.
@@ -36,6 +37,7 @@ demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|qu
 	@$(TARGET)/release/nightporter-lab demo $(DEMO)
 
 test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
+	-@.ci/packages $(PACKAGES_COUNTS)
 	@.ci/test
 
 sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step
@@ -78,7 +80,7 @@ simulator:
 
 bench: ## instructions and nanoseconds per packet, bytes per flow, forwarding beside DPDK's net_vhost
 	@.ci/packages $(PACKAGES_BUILD)
-	-@.ci/packages $(PACKAGES_BENCH)
+	-@.ci/packages $(PACKAGES_COUNTS) $(PACKAGES_BENCH)
 	cargo bench --locked -p nightporter-core --bench packet
 	cargo bench --locked -p nightporterd --bench forwarding
 

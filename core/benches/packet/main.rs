@@ -1,27 +1,32 @@
-//! What a packet costs in `core`, and what a flow weighs.
+//! What a packet costs, and what a flow weighs.
 //!
-//! Without arguments this is a driver: for each row it runs itself twice, as it is for nanoseconds
-//! and under callgrind for instructions. Only [`counted`] counts in both: what the worker does with
-//! a batch of one packet, which is `handle_frame`, `handle_batch_end`, and `poll_transmit` until
-//! there is no more. The paths:
+//! The bench drives the worker's turn (`core::turn`) over ports in memory. Its paths:
 //!
-//! - `early-ack`: a data segment of an offloaded flow is stored, and its ACK to the remote made;
+//! - `early-ack`: a data segment of an offloaded flow is read, stored, acknowledged to the remote
+//!   and given to the guest;
 //! - `guest-ack`: the guest's pure ACK of such a segment releases the bytes and goes no further;
 //! - `pass`: a data segment of a flow that must not be touched (MPTCP) is forwarded.
 //!
-//! Before the counting starts all flows of a row are in the table and have carried a segment. Then
-//! packets go to flow after flow in strides, so that with many flows none is in a cache. With one
-//! flow, [`BATCH`] segments are in its store at a time. Checksums are partial, as a tap hands them
-//! over, so no payload is summed up. An offloaded flow is promised at least 80 KiB. That is only
-//! address space here, but valgrind has no 80 GB of it: at 1,000,000 flows half are offloaded, and
-//! the others are in the same table and pass for lack of budget.
+//! **Instructions** are counted by callgrind, over turns of one frame each; they are exact. `engine`
+//! is the part of [`ENGINE`]: judging the frame, and making and routing the ACK. `turn` is all of
+//! the turn, reading and delivery too. Copies of the payload are left out: the path is counted with
+//! both of [`PAYLOADS`], and the straight line through the two is read at 0 bytes.
 //!
-//! `instructions` leaves out the copy of the payload: `early-ack` is counted with both of
-//! [`PAYLOADS`], and the straight line through the two is read at 0 bytes.
-//! `instructions_with_copy` is at the larger one. `flow_bytes` is what the process grew by (RSS)
-//! from before the engine was made until 1,000,000 offloaded flows were idle, for each; they were
-//! opened at 100,000 per second of the engine's time.
+//! **Nanoseconds** are a frame's share of a turn of [`BATCH`] full frames, the median of many.
+//! Before the counting starts all flows of a row are in the table and have carried a segment. Then
+//! packets go to flow after flow in strides, so that with many flows none is in a cache. With 32
+//! flows the work is the same, and all of it is in a cache; with one flow a turn needs fewer ACKs.
+//! Checksums are partial, as a tap hands them over, so no payload is summed up. An offloaded flow is
+//! promised at least 80 KiB; that is address space here, and no memory.
+//!
+//! `flow_bytes` is what the process grew by (RSS) from before the engine was made until 1,000,000
+//! offloaded flows were idle, for each; they were opened at 100,000 per second of the engine's time.
+//!
+//! `cargo bench -p nightporter-core --bench packet -- counts` counts the instructions alone and
+//! compares them with `counts.txt`: see [`ratchet`].
 
+mod callgrind;
+mod ratchet;
 mod world;
 
 use std::hint::black_box;
@@ -33,40 +38,52 @@ use serde_json::{Value, json};
 use world::{Frame, Outcome, World};
 
 const PATHS: [&str; 3] = ["early-ack", "guest-ack", "pass"];
-/// Flows in the table.
-const FLOWS: [usize; 3] = [1, 10_000, FLOWS_MAX];
+/// Flows in the table of the rows that are timed.
+const FLOWS: [usize; 4] = [1, BATCH, 10_000, FLOWS_MAX];
 const FLOWS_MAX: usize = 1_000_000;
-/// Most of them that are offloaded in a row that is counted; see the header.
-const OFFLOADED_MAX: usize = 500_000;
 /// Payload bytes of a data segment: a full one on Ethernet as Linux sends it, and half of it.
 const PAYLOADS: [usize; 2] = [1448, 724];
-/// Packets between two looks at the clock.
+/// Frames of a turn that is timed.
 const BATCH: usize = 32;
-/// Batches that are timed; the median counts.
-const BATCHES_TIMED: usize = 4_000;
-/// Batches whose instructions are counted.
-const BATCHES_COUNTED: usize = 100;
+/// Turns that are timed.
+const TURNS_TIMED: usize = 4_000;
+/// Turns, of one frame each, whose instructions are counted.
+const TURNS_COUNTED: usize = 3_200;
 /// From flow to flow; has no divisor in common with any of [`FLOWS`].
 const STRIDE: usize = 618_033;
+/// What of the engine makes `engine` in a row; `poll_delivery` is for the guest's ring.
+const ENGINE: [&str; 3] = ["handle_frame", "handle_batch_end", "poll_transmit"];
 
 type Error = Box<dyn std::error::Error>;
 
+/// One row's numbers, on the command line of the process that measures it.
+#[derive(Clone, Copy)]
+struct Row {
+    flows: usize,
+    payload: usize,
+    /// Frames of a turn.
+    batch: usize,
+    turns: usize,
+}
+
 /// The only function under measurement; callgrind finds it by its name.
 #[inline(never)]
-fn counted(world: &mut World, frames: &mut [Frame]) -> Outcome {
-    black_box(world.process(black_box(frames)))
+fn counted(world: &mut World) -> Outcome {
+    black_box(black_box(world).turn())
 }
 
 /// [`counted`], timed: nanoseconds per frame.
-fn timed(world: &mut World, frames: &mut [Frame], expected: Outcome) -> f64 {
+fn timed(world: &mut World, frames: Vec<Frame>, expected: Outcome) -> f64 {
+    let count = frames.len();
+    world.lay(frames);
     #[expect(clippy::disallowed_types, reason = "the bench has a clock, what it measures has not")]
     let start = std::time::Instant::now();
-    let outcome = counted(world, frames);
+    let outcome = counted(world);
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    let ns = start.elapsed().as_nanos() as f64 / frames.len() as f64;
-    let made = outcome.made; // an absorbed ACK may open the window, which makes a frame
-    assert!(made >= expected.made, "{made} frames were made, not {}", expected.made);
-    assert_eq!(Outcome { made: expected.made, ..outcome }, expected, "this is not the path");
+    let ns = start.elapsed().as_nanos() as f64 / count as f64;
+    // An absorbed ACK may open the window, which makes a frame.
+    assert!(outcome.to_net >= expected.to_net, "{outcome:?} is not {expected:?}");
+    assert_eq!(outcome.to_guest, expected.to_guest, "this is not the path");
     ns
 }
 
@@ -78,51 +95,43 @@ fn resident_bytes() -> Result<usize, Error> {
 }
 
 /// One row, as a process of its own: prints the median time per packet and the bytes per flow.
-fn run(
-    path: &str,
-    flows: usize,
-    offloaded: usize,
-    payload: usize,
-    batches: usize,
-) -> Result<(), Error> {
+fn run(path: &str, row: Row) -> Result<(), Error> {
+    let Row { flows, payload, batch, turns } = row;
     let before = resident_bytes()?;
-    let mut world = World::new(flows, offloaded, path == "pass");
-    let used = if path == "pass" { flows } else { offloaded };
+    let mut world = World::new(flows, path == "pass");
     let flow_bytes = (resident_bytes()? - before) / flows - World::OWN_BYTES_PER_FLOW;
-    let acked = Outcome { absorbed: BATCH, made: BATCH, ..Outcome::default() };
-    let absorbed = Outcome { absorbed: BATCH, ..Outcome::default() };
-    let forwarded = Outcome { forwarded: BATCH, ..Outcome::default() };
-    let mut times = Vec::with_capacity(batches);
-    for batch in 0..batches {
+    let acks = if flows < batch { 1 } else { batch };
+    let acked = Outcome { to_net: acks, to_guest: batch };
+    let absorbed = Outcome::default();
+    let passed = Outcome { to_guest: batch, to_net: 0 };
+    let mut times = Vec::with_capacity(turns);
+    for turn in 0..turns {
         world.tick();
-        let flow = |i: usize| (batch * BATCH + i) * STRIDE % used;
-        let (mut data, mut acks): (Vec<Frame>, Vec<Frame>) =
-            (0..BATCH).map(|i| (world.data(flow(i), payload), world.guest_ack(flow(i)))).unzip();
-        if path == "pass" {
-            times.push(timed(&mut world, &mut data, forwarded));
-            continue;
-        }
-        if path == "early-ack" {
-            times.push(timed(&mut world, &mut data, acked));
-        } else {
-            assert_eq!(world.process(&mut data), acked, "early acknowledgement");
-        }
-        world.deliver();
-        if path == "guest-ack" {
-            times.push(timed(&mut world, &mut acks, absorbed));
-        } else {
-            world.process(&mut acks);
+        let flow = |i: usize| (turn * batch + i) * STRIDE % flows;
+        let (data, acks): (Vec<Frame>, Vec<Frame>) =
+            (0..batch).map(|i| (world.data(flow(i), payload), world.guest_ack(flow(i)))).unzip();
+        match path {
+            "pass" => times.push(timed(&mut world, data, passed)),
+            "early-ack" => {
+                times.push(timed(&mut world, data, acked));
+                world.lay_and_turn(acks);
+            }
+            _ => {
+                world.lay_and_turn(data);
+                times.push(timed(&mut world, acks, absorbed));
+            }
         }
     }
     times.sort_by(f64::total_cmp);
-    println!("{}", json!({ "ns": times[batches / 2], "flow_bytes": flow_bytes }));
+    println!("{}", json!({ "ns": times[turns / 2], "flow_bytes": flow_bytes }));
     Ok(())
 }
 
 /// Runs this program for one row, perhaps under another one; returns what it prints.
-fn child(prefix: &[&str], path: &str, numbers: [usize; 4]) -> Result<Value, Error> {
+fn child(prefix: &[&str], path: &str, row: Row) -> Result<Value, Error> {
     let this = env::current_exe()?.display().to_string();
     let command = [prefix, &[&this, path]].concat();
+    let numbers = [row.flows, row.payload, row.batch, row.turns];
     let output = Command::new(command[0])
         .args(&command[1..])
         .args(numbers.map(|n| n.to_string()))
@@ -135,44 +144,35 @@ fn child(prefix: &[&str], path: &str, numbers: [usize; 4]) -> Result<Value, Erro
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
-/// Instructions per packet, by callgrind; its profile stays in `dir` for `callgrind_annotate`.
-fn instructions(dir: &Path, path: &str, flows: usize, payload: usize) -> Result<f64, Error> {
-    let profile = dir.join(format!("callgrind.{path}.{flows}.{payload}.out"));
-    let out_file = format!("--callgrind-out-file={}", profile.display());
-    let callgrind = [
-        "valgrind",
-        "--quiet",
-        "--tool=callgrind",
-        "--toggle-collect=*packet::counted*",
-        &out_file,
-    ];
-    child(&callgrind, path, [flows, flows.min(OFFLOADED_MAX), payload, BATCHES_COUNTED])?;
-    let text = fs::read_to_string(&profile)?;
-    let total = text.lines().find_map(|l| l.strip_prefix("totals: ")).ok_or("no totals")?;
-    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    Ok(total.trim().parse::<f64>()? / (BATCHES_COUNTED * BATCH) as f64)
+/// Instructions per packet.
+#[derive(Clone, Copy)]
+struct Instructions {
+    engine: f64,
+    turn: f64,
 }
 
-/// Measures and prints one row.
-fn row(dir: &Path, path: &str, flows: usize) -> Result<Value, Error> {
-    let [full, half] = PAYLOADS;
-    let native = child(&[], path, [flows, flows.min(OFFLOADED_MAX), full, BATCHES_TIMED])?;
-    let ns = native["ns"].as_f64().ok_or("no time")?;
-    let with_copy = instructions(dir, path, flows, full)?;
-    let without = if path == "early-ack" {
-        2.0 * instructions(dir, path, flows, half)? - with_copy // `full` is twice `half`
-    } else {
-        with_copy
-    };
-    println!("{path:<10} {flows:>9} {without:>13.0} {with_copy:>10.0} {ns:>7.0}");
-    Ok(json!({ "path": path, "flows": flows, "instructions": without.round(), "ns": ns.round(),
-               "instructions_with_copy": with_copy.round() }))
-}
-
-/// Bytes of an idle flow.
-fn flow_bytes() -> Result<u64, Error> {
-    let row = child(&[], "early-ack", [FLOWS_MAX, FLOWS_MAX, PAYLOADS[0], 1])?;
-    Ok(row["flow_bytes"].as_u64().ok_or("no bytes")?)
+/// Counts a path with one flow. The profiles stay in `dir` for `callgrind_annotate`.
+fn instructions(dir: &Path, path: &str) -> Result<Instructions, Error> {
+    let [full, half] = PAYLOADS.map(|payload| -> Result<Instructions, Error> {
+        let file = dir.join(format!("callgrind.{path}.{payload}.out"));
+        let out_file = format!("--callgrind-out-file={}", file.display());
+        let collect = "--toggle-collect=*packet::counted*";
+        let valgrind = ["valgrind", "--quiet", "--tool=callgrind", collect, &out_file];
+        child(&valgrind, path, Row { flows: 1, payload, batch: 1, turns: TURNS_COUNTED })?;
+        let text = fs::read_to_string(&file)?;
+        let per_turn = |sum: u64| {
+            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+            let per_turn = sum as f64 / TURNS_COUNTED as f64;
+            per_turn
+        };
+        let turn = callgrind::total(&text).ok_or("no totals")?;
+        let engine = callgrind::inclusive(&text, &ENGINE);
+        Ok(Instructions { engine: per_turn(engine), turn: per_turn(turn) })
+    });
+    let (full, half) = (full?, half?);
+    // `full` is twice `half`.
+    let without_payload = |f: fn(&Instructions) -> f64| 2.0 * f(&half) - f(&full);
+    Ok(Instructions { engine: without_payload(|i| i.engine), turn: without_payload(|i| i.turn) })
 }
 
 /// Prints whether `value` is small enough.
@@ -181,27 +181,52 @@ fn aim(what: &str, value: f64, at_most: f64) {
     println!("{what}: {value:.1}, aim at most {at_most}: {verdict}");
 }
 
-fn drive() -> Result<(), Error> {
-    let dir: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench");
+/// Where profiles and results go.
+fn directory() -> Result<PathBuf, Error> {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("bench");
     fs::create_dir_all(&dir)?;
-    println!("path           flows  instructions  with copy      ns   (per packet)");
-    let mut rows = Vec::new();
+    Ok(dir)
+}
+
+fn drive() -> Result<(), Error> {
+    let dir = directory()?;
+    let mut counts = Vec::new();
+    println!(
+        "path        engine    turn   (instructions per packet, without the payload's copies)"
+    );
+    for path in PATHS {
+        let of = instructions(&dir, path)?;
+        println!("{path:<10} {:>7.0} {:>7.0}", of.engine, of.turn);
+        counts.push(of);
+    }
+    println!("\npath           flows      ns   (per packet, in turns of {BATCH})");
+    let mut times = Vec::new();
     for path in PATHS {
         for flows in FLOWS {
-            rows.push(row(&dir, path, flows)?);
+            let row = Row { flows, payload: PAYLOADS[0], batch: BATCH, turns: TURNS_TIMED };
+            let ns = child(&[], path, row)?["ns"].as_f64().ok_or("no time")?;
+            println!("{path:<10} {flows:>9} {ns:>7.0}");
+            times.push((path, flows, ns));
         }
     }
-    let flow_bytes = flow_bytes()?;
+    let row = Row { flows: FLOWS_MAX, payload: PAYLOADS[0], batch: 1, turns: 1 };
+    let flow_bytes = child(&[], "early-ack", row)?["flow_bytes"].as_f64().ok_or("no bytes")?;
     println!();
-    let early_ack = |row: usize, what: &str| rows[row][what].as_f64().unwrap_or(f64::NAN);
-    aim("instructions of early-ack without the copy", early_ack(0, "instructions"), 600.0);
-    for what in ["instructions", "ns"] {
-        let ratio = early_ack(FLOWS.len() - 1, what) / early_ack(0, what);
-        aim(&format!("{what} of early-ack, {FLOWS_MAX} flows to 1"), ratio, 2.0);
+    for ((path, of), at_most) in PATHS.iter().zip(&counts).zip([700.0, 500.0, 300.0]) {
+        aim(&format!("instructions of {path} in the engine"), of.engine, at_most);
     }
-    #[expect(clippy::cast_precision_loss, reason = "a small number")]
-    aim("bytes of an idle offloaded flow", flow_bytes as f64, 512.0);
-    let result = json!({ "core": rows, "flow_bytes": flow_bytes, "forwarding": null });
+    let (few, many) = (times[1].2, times[FLOWS.len() - 1].2);
+    aim(&format!("ns of early-ack, {FLOWS_MAX} flows to {BATCH}"), many / few, 2.5);
+    aim("bytes of an idle offloaded flow", flow_bytes, 512.0);
+    let counts = PATHS.iter().zip(counts).map(
+        |(path, of)| json!({ "path": path, "engine": of.engine.round(), "turn": of.turn.round() }),
+    );
+    let times = times
+        .iter()
+        .map(|(path, flows, ns)| json!({ "path": path, "flows": flows, "ns": ns.round() }));
+    let result = json!({ "instructions": counts.collect::<Value>(),
+                         "nanoseconds": times.collect::<Value>(),
+                         "flow_bytes": flow_bytes, "forwarding": null });
     fs::write(dir.join("result.json"), serde_json::to_string_pretty(&result)? + "\n")?;
     Ok(())
 }
@@ -210,9 +235,11 @@ fn main() -> Result<(), Error> {
     let args: Vec<String> = env::args().skip(1).filter(|a| a != "--bench").collect();
     match &args[..] {
         [] => drive(),
-        [path, flows, offloaded, payload, batches] => {
-            run(path, flows.parse()?, offloaded.parse()?, payload.parse()?, batches.parse()?)
+        [counts] if counts == "counts" => ratchet::check(&directory()?),
+        [path, flows, payload, batch, turns] => {
+            let (flows, payload) = (flows.parse()?, payload.parse()?);
+            run(path, Row { flows, payload, batch: batch.parse()?, turns: turns.parse()? })
         }
-        _ => Err("arguments: none, or PATH FLOWS OFFLOADED PAYLOAD BATCHES".into()),
+        _ => Err("arguments: none, `counts`, or PATH FLOWS PAYLOAD BATCH TURNS".into()),
     }
 }

@@ -1,10 +1,11 @@
-//! An engine with many flows, and the frames that keep them going.
+//! An engine with many flows, the turn around it, and the frames that keep them going.
 
-use nightporter_core::engine::{Engine, EngineConfig, Verdict};
+use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::limits::PAGE;
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
+use nightporter_core::turn::{Ports, Received, Sent, Turn, TurnConfig};
 use nightporter_core::wire::emit::{CsumMode, TcpEmit};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags, Timestamps};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -25,8 +26,8 @@ const SYN_OPTIONS: [u8; 8] = [2, 4, 0x05, 0xb4, 4, 2, 1, 1];
 const MPTCP_OPTION: [u8; 12] = [30, 12, 0x01, 0x81, 1, 2, 3, 4, 5, 6, 7, 8];
 /// Arena pages per flow: the smallest window a flow reserves, at any alignment.
 const PAGES_PER_FLOW: usize = 5;
-/// Larger than any frame.
-const ROOM: usize = 65_550;
+const UPLINK: PortId = PortId(0);
+const GUEST_PORT: PortId = PortId(1);
 
 /// A frame on its way into the engine.
 pub(crate) struct Frame {
@@ -35,17 +36,57 @@ pub(crate) struct Frame {
     bytes: Vec<u8>,
 }
 
-/// What became of some frames.
+/// Frames that left in a turn.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Outcome {
-    /// Verdict `Forward`.
-    pub(crate) forwarded: usize,
-    /// Verdict `Absorbed`.
-    pub(crate) absorbed: usize,
-    /// Any other verdict.
-    pub(crate) other: usize,
-    /// Frames the engine made.
-    pub(crate) made: usize,
+    /// By the uplink.
+    pub(crate) to_net: usize,
+    /// By the guest's ring.
+    pub(crate) to_guest: usize,
+}
+
+/// The ports of the turn: frames of one port to read, and room for any number of frames.
+#[derive(Default)]
+struct Queues {
+    unread: Vec<Frame>,
+    /// How many of `unread` were read.
+    read: usize,
+    sent: Outcome,
+}
+
+impl Ports for Queues {
+    fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received {
+        let Some(frame) = self.unread.get(self.read).filter(|frame| frame.port == port) else {
+            return Received::Empty;
+        };
+        self.read += 1;
+        buf[..frame.bytes.len()].copy_from_slice(&frame.bytes);
+        Received::Frame(frame.hdr, frame.bytes.len())
+    }
+
+    fn send(&mut self, port: PortId, _: &VirtioNetHdr, _: &[&[u8]], _waited: bool) -> Sent {
+        match port {
+            UPLINK => self.sent.to_net += 1,
+            _ => self.sent.to_guest += 1,
+        }
+        Sent::Done
+    }
+
+    fn room(&mut self, _: PortId, want: usize) -> usize {
+        want
+    }
+
+    fn progress(&mut self, _: PortId) -> Option<bool> {
+        Some(true)
+    }
+
+    fn wait_for_frames(&mut self, _: PortId) -> bool {
+        false
+    }
+
+    fn wait_for_room(&mut self, _: PortId, _: bool) {}
+
+    fn flush(&mut self, _: PortId) {}
 }
 
 /// An engine whose arena can back the promises of `offloaded` flows. Pages nobody writes take no
@@ -66,9 +107,9 @@ fn engine(now: Instant, offloaded: usize) -> Engine<'static> {
 /// An uplink, a guest and their connections, one per remote address.
 pub(crate) struct World {
     engine: Engine<'static>,
+    turn: Turn,
+    ports: Queues,
     now: Instant,
-    uplink: PortId,
-    guest: PortId,
     /// Per flow: bytes the remote has sent.
     sent_bytes: Vec<u32>,
 }
@@ -78,34 +119,31 @@ impl World {
     pub(crate) const OWN_BYTES_PER_FLOW: usize = size_of::<u32>();
 
     /// A world in which `flows` connections were made, one per tick, and each has carried a
-    /// segment. There is budget for the first `offloaded`. With `mptcp` none may be touched.
-    pub(crate) fn new(flows: usize, offloaded: usize, mptcp: bool) -> Self {
+    /// segment. With `mptcp` none may be touched.
+    pub(crate) fn new(flows: usize, mptcp: bool) -> Self {
         let now = Instant::from_millis(1);
-        let mut engine = engine(now, offloaded);
-        let features = Some(PortFeatures { csum: true, tso4: true, tso6: true, ecn: true });
-        let mut port = |config| {
-            let port = engine.add_port(now, config).expect("an empty engine has room");
-            engine.set_port_features(now, port, features);
-            port
-        };
+        let mut engine = engine(now, flows);
+        let mut turn = Turn::new(TurnConfig::default());
         let vm = GuestConfig {
             mac: Some([2, 0, 0, 0, 0, 2]),
             ack_offload: true,
-            budget_bytes: (offloaded * PAGES_PER_FLOW * PAGE) as u64,
+            budget_bytes: (flows * PAGES_PER_FLOW * PAGE) as u64,
             flows_max: 1 << 20,
             ..GuestConfig::default()
         };
-        let uplink = port(PortConfig::uplink("uplink"));
-        let guest = port(PortConfig::guest("guest", vm));
-        let mut world = Self { engine, now, uplink, guest, sent_bytes: vec![0; flows] };
+        for config in [PortConfig::uplink("uplink"), PortConfig::guest("guest", vm)] {
+            let port = turn.add_port(now, &mut engine, config).expect("an empty engine has room");
+            turn.set_features(now, &mut engine, port, Some(PortFeatures::ALL));
+        }
+        let ports = Queues::default();
+        let mut world = Self { engine, turn, ports, now, sent_bytes: vec![0; flows] };
         for flow in 0..flows {
             world.tick();
             world.shake_hands(flow, mptcp);
             let data = world.data(flow, 64);
-            world.process(&mut [data]);
-            world.deliver();
+            world.lay_and_turn(vec![data]);
             let ack = world.guest_ack(flow);
-            world.process(&mut [ack]);
+            world.lay_and_turn(vec![ack]);
         }
         world
     }
@@ -115,19 +153,20 @@ impl World {
         if mptcp {
             options.extend(MPTCP_OPTION);
         }
-        let syn = self.syn(flow, self.uplink, TcpFlags::SYN, &options);
-        let syn_ack = self.syn(flow, self.guest, TcpFlags::SYN | TcpFlags::ACK, &options);
-        let ack = self.segment(flow, self.uplink, TcpFlags::ACK, &[]);
-        for frame in [syn, syn_ack, ack] {
-            let outcome = self.process(&mut [frame]);
-            assert_eq!(outcome.absorbed + outcome.made, 0, "a handshake passes as it is");
+        let syn = self.syn(flow, UPLINK, TcpFlags::SYN, &options);
+        let syn_ack = self.syn(flow, GUEST_PORT, TcpFlags::SYN | TcpFlags::ACK, &options);
+        let ack = self.segment(flow, UPLINK, TcpFlags::ACK, &[]);
+        for (frame, to_net, to_guest) in [(syn, 0, 1), (syn_ack, 1, 0), (ack, 0, 1)] {
+            let outcome = self.lay_and_turn(vec![frame]);
+            let expected = Outcome { to_net, to_guest };
+            assert_eq!(outcome, expected, "a handshake passes as it is");
         }
     }
 
     /// The next data segment of the remote.
     pub(crate) fn data(&mut self, flow: usize, len: usize) -> Frame {
         let payload = vec![0x5a; len];
-        let frame = self.segment(flow, self.uplink, TcpFlags::ACK, &payload);
+        let frame = self.segment(flow, UPLINK, TcpFlags::ACK, &payload);
         self.sent_bytes[flow] =
             self.sent_bytes[flow].wrapping_add(u32::try_from(len).expect("small"));
         frame
@@ -135,31 +174,28 @@ impl World {
 
     /// The guest acknowledges all that the remote has sent.
     pub(crate) fn guest_ack(&self, flow: usize) -> Frame {
-        self.segment(flow, self.guest, TcpFlags::ACK, &[])
+        self.segment(flow, GUEST_PORT, TcpFlags::ACK, &[])
     }
 
-    /// The guest takes all there is for it.
-    pub(crate) fn deliver(&mut self) {
-        while self.engine.poll_delivery(self.now, self.guest, ROOM).is_some() {}
-        self.engine.handle_guest_progress(self.now, self.guest, true);
+    /// Lays `frames`, all of one port, there to be read.
+    pub(crate) fn lay(&mut self, frames: Vec<Frame>) {
+        self.ports = Queues { unread: frames, ..Queues::default() };
     }
 
-    /// The worker's turn for each of `frames`, alone in its batch.
+    /// A turn of the worker, in which it reads what was laid there.
     #[inline(never)]
-    pub(crate) fn process(&mut self, frames: &mut [Frame]) -> Outcome {
-        let mut outcome = Outcome::default();
-        for frame in frames {
-            match self.engine.handle_frame(self.now, frame.port, &mut frame.hdr, &mut frame.bytes) {
-                Verdict::Forward(_) => outcome.forwarded += 1,
-                Verdict::Absorbed => outcome.absorbed += 1,
-                _ => outcome.other += 1,
-            }
-            self.engine.handle_batch_end(self.now);
-            while self.engine.poll_transmit(self.now).is_some() {
-                outcome.made += 1;
-            }
-        }
-        outcome
+    pub(crate) fn turn(&mut self) -> Outcome {
+        self.turn.wake(self.ports.unread[0].port);
+        let result = self.turn.run(self.now, &mut self.engine, &mut self.ports);
+        result.expect("nothing interrupts it");
+        assert!(!self.turn.rest(&mut self.ports), "all was read");
+        self.ports.sent
+    }
+
+    /// Both.
+    pub(crate) fn lay_and_turn(&mut self, frames: Vec<Frame>) -> Outcome {
+        self.lay(frames);
+        self.turn()
     }
 
     /// 10 microseconds go by, and timers run.
@@ -184,7 +220,7 @@ impl World {
         let syn = u32::from(flags.syn());
         let remote_next = ISN_REMOTE.wrapping_add(1).wrapping_add(self.sent_bytes[flow]);
         let guest_next = ISN_GUEST.wrapping_add(1);
-        let from_guest = from == self.guest;
+        let from_guest = from == GUEST_PORT;
         let (l2, src, dst, seq, ack) = if from_guest {
             (&L2_TO_NET, GUEST, remote, guest_next.wrapping_sub(syn), remote_next)
         } else {

@@ -18,6 +18,7 @@ use crate::wire::virtio_net::VirtioNetHdr;
 impl Engine<'_> {
     /// A frame came in on `port`. It may be edited in place (never in length); on `Forward` and
     /// `Flood` the caller sends it on, with `hdr`.
+    #[inline(never)] // so that a profile shows it, and it costs the same wherever it is called
     pub fn handle_frame(
         &mut self,
         now: Instant,

@@ -15,6 +15,7 @@ const TIMERS_PER_CALL: usize = 4096;
 
 impl Engine<'_> {
     /// The end of a batch of frames: pending ACKs become due (SNOOP-07).
+    #[inline(never)] // as `handle_frame`
     pub fn handle_batch_end(&mut self, now: Instant) {
         while let Some(id) = self.ack_list.pop() {
             let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
@@ -47,6 +48,7 @@ impl Engine<'_> {
     /// For a remote that is another VM of this host it first passes the inbound pipe there, which
     /// may absorb it.
     #[must_use]
+    #[inline(never)] // as `handle_frame`
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
         while let Some(place) = self.out.pop() {
             let origin = self.out.at(place).origin;
