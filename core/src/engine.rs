@@ -55,9 +55,6 @@ pub enum Verdict {
     Drop(DropReason),
 }
 
-/// Pieces of one made frame at most: the headers and the pages a 64 KiB payload can touch.
-pub const TRANSMIT_PARTS_MAX: usize = 8;
-
 /// A frame the engine made, ready for `port`: a header and, for deliveries, stored payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Transmit<'a> {
@@ -67,7 +64,7 @@ pub struct Transmit<'a> {
     pub ingress: PortId,
     /// Checksum and segmentation state, already within what a guest port's features allow.
     pub hdr: VirtioNetHdr,
-    parts: [&'a [u8]; TRANSMIT_PARTS_MAX],
+    parts: [&'a [u8]; limits::TRANSMIT_PARTS_MAX],
     parts_len: u8,
 }
 
@@ -108,9 +105,6 @@ struct Port {
     vm: Vm,
     drops: [u64; DropReason::ALL.len()],
 }
-
-/// Ethernet's.
-const MTU_DEFAULT: u16 = 1500;
 
 /// One worker's switch, flows and store. See the module doc for the drain order.
 #[derive(Debug)]
@@ -169,6 +163,7 @@ impl<'m> Engine<'m> {
         }
         let slot = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
         let id = PortId(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
+        let mtu = config.as_guest().map(|g| g.mtu).filter(|&mtu| mtu != 0);
         let vm = Vm {
             name_hash: name_hash(&config.name),
             offload: config.as_guest().is_some_and(|g| g.ack_offload),
@@ -176,7 +171,7 @@ impl<'m> Engine<'m> {
             budget_pages,
             reserved_pages: 0,
             owing_flows: 0,
-            mtu: config.as_guest().map(|g| g.mtu).filter(|&mtu| mtu != 0).unwrap_or(MTU_DEFAULT),
+            mtu: mtu.unwrap_or(limits::MTU_DEFAULT),
             clock: RunningClock::new(now),
             ready: VecDeque::new(),
             announced: false,
@@ -445,7 +440,6 @@ impl<'m> Engine<'m> {
     /// The entry that makes room for a new handshake, if one must. Handshakes nobody has completed
     /// have a quota and replace each other within it: whoever floods replaces his own (LIFE-01).
     fn victim(&mut self, port: u16) -> Option<FlowId> {
-        const STEPS_MAX: u32 = 64;
         let flows_max = self.port(PortId(port))?.config.as_guest()?.flows_max;
         let unproven = self.flows.len_of_class(port, Class::Unproven);
         let oldest = |engine: &Self, class| engine.flows.of_class(port, class).next();
@@ -457,7 +451,7 @@ impl<'m> Engine<'m> {
         }
         let parked = |f: &Flow| f.state() == State::On && f.is_parked() && f.quiescent();
         oldest(self, Class::Spent)
-            .or_else(|| self.flows.find_unused(port, Class::Live, STEPS_MAX, parked))
+            .or_else(|| self.flows.find_unused(port, Class::Live, limits::VICTIM_STEPS_MAX, parked))
             .or_else(|| oldest(self, Class::Unproven))
     }
 }

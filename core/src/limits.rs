@@ -35,6 +35,8 @@ pub const OOO_RANGES_MAX: usize = 64;
 pub const L2_MAX: usize = 6 + 6 + 2 * 4 + 2;
 /// The longest frame: a super-segment of 64 KiB behind an L2 header, and then some.
 pub const FRAME_BYTES_MAX: usize = 68 * 1024;
+/// A guest's MTU unless it is configured: Ethernet's.
+pub const MTU_DEFAULT: u16 = 1500;
 /// Bytes after which no more is read from a port in a turn. A guest works on what it got while the
 /// next turn reads; 64 super-segments first, 4 MB, made both wait for each other.
 pub const BYTES_PER_PORT: usize = 128 * 1024;
@@ -49,6 +51,15 @@ pub const FRAMES_PER_PORT: usize = 64;
 /// drivers/net/tun.c).
 pub const BACKLOG_FRAMES_MAX: usize = 1000;
 
+/// Pieces of a frame that the engine made: the headers and the pages that 64 KiB of payload touch,
+/// which are five at most.
+pub const TRANSMIT_PARTS_MAX: usize = 8;
+/// Timers run per call of `handle_timeout`; the rest comes with the next call at once (LIFE-11).
+pub const TIMERS_PER_CALL: usize = 4096;
+/// Turns in a row without a frame after which a port is not read again unless it wakes the worker.
+/// A read of an empty port costs some 50 ns; 64 turns are longer than the usual window of polling.
+pub const IDLE_TURNS_MAX: u8 = 64;
+
 /// Flow entries per VM unless configured otherwise (LIFE-01).
 pub const FLOWS_PER_VM: u32 = 16_384;
 /// The part of a VM's flow entries that handshakes may take which nobody has completed: 2048 of
@@ -60,6 +71,8 @@ pub const FLOWS_PER_VM: u32 = 16_384;
 pub const fn handshakes_max(flows_max: u32) -> u32 {
     if flows_max < 16 { 1 } else { flows_max / 8 }
 }
+/// Flows of a VM looked at for one that may go, when a new one needs its place (LIFE-02).
+pub const VICTIM_STEPS_MAX: u32 = 64;
 /// Flow entries one table can address: `FlowId` has 22 index bits, the last index is a marker.
 pub const FLOWS_MAX: u32 = (1 << 22) - 1;
 /// SYN records per guest port: 1024 x 32 B = 32 KiB, taken at the first SYN (LIFE-01).

@@ -1,7 +1,8 @@
 //! What the engine wants sent, and when it wants to be woken.
 
 use crate::drops::DropReason;
-use crate::engine::{Engine, TRANSMIT_PARTS_MAX, Transmit, Verdict};
+use crate::engine::{Engine, Transmit, Verdict};
+use crate::limits::{TIMERS_PER_CALL, TRANSMIT_PARTS_MAX};
 use crate::port::PortId;
 use crate::tcp::flow::Flow;
 use crate::tcp::{Delivery, FlowContext};
@@ -9,9 +10,6 @@ use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::packet::{Eth, Packet};
 use crate::wire::virtio_net::VirtioNetHdr;
-
-/// Timers run per call of `handle_timeout`; the rest comes with the next call at once (LIFE-11).
-const TIMERS_PER_CALL: usize = 4096;
 
 impl Engine<'_> {
     /// The end of a batch of frames: pending ACKs become due (SNOOP-07).

@@ -1,6 +1,6 @@
 //! Frames for G: what the sender gives next, in what this ring and driver take (COM-17).
 
-use crate::engine::TRANSMIT_PARTS_MAX;
+use crate::limits::TRANSMIT_PARTS_MAX;
 use crate::port::PortId;
 use crate::tcp::flow::{Flow, Why};
 use crate::tcp::sender::Segment;

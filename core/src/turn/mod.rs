@@ -47,7 +47,9 @@ pub use slots::PortStats;
 
 use crate::drops::DropReason;
 use crate::engine::{AddPortError, Engine, Verdict};
-use crate::limits::{BACKLOG_FRAMES_MAX, BYTES_PER_PORT, FRAME_BYTES_MAX, FRAMES_PER_PORT};
+use crate::limits::{
+    BACKLOG_FRAMES_MAX, BYTES_PER_PORT, FRAME_BYTES_MAX, FRAMES_PER_PORT, IDLE_TURNS_MAX,
+};
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
 use crate::wire::virtio_net::VirtioNetHdr;
@@ -56,10 +58,6 @@ use std::collections::VecDeque;
 
 /// What a delivery gets of the ring that goes behind other frames: a full frame of Ethernet.
 const FULL_FRAME: usize = 1514;
-
-/// Turns in a row without a frame after which a port is not read again unless it wakes the worker.
-/// A read of an empty port costs some 50 ns; 64 turns are longer than the usual window of polling.
-pub const IDLE_TURNS_MAX: u8 = 64;
 
 /// How much of what a turn does.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::TRANSMIT_PARTS_MAX;
+use nightporter_core::limits::TRANSMIT_PARTS_MAX;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::libc;

@@ -1,5 +1,6 @@
 //! What we offer: virtio feature bits, protocol features, and the configuration space.
 
+use nightporter_core::limits::MTU_DEFAULT;
 use nightporter_core::port::PortFeatures;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
@@ -81,8 +82,6 @@ const PROTOCOL: Protocol = Protocol::MQ
 const LINK_UP: u16 = 1;
 /// Smallest MTU of IPv4 (RFC 791) and of the specification.
 pub const MTU_MIN: u16 = 68;
-/// What a front-end that offers the MTU feature by itself reads from us if nothing is configured.
-const MTU_DEFAULT: u16 = 1500;
 /// Length of `struct virtio_net_config` as of virtio 1.2.
 const CONFIG_LEN: usize = 24;
 
@@ -132,6 +131,7 @@ impl Offer {
         all[0..6].copy_from_slice(&self.mac.unwrap_or_default());
         all[6..8].copy_from_slice(&LINK_UP.to_le_bytes());
         all[8..10].copy_from_slice(&self.queue_pairs.to_le_bytes());
+        // A front-end that offers the MTU feature by itself reads it, configured or not.
         all[10..12].copy_from_slice(&self.mtu.unwrap_or(MTU_DEFAULT).to_le_bytes());
         (offset..offset + len).map(|at| all.get(at).copied().unwrap_or(0)).collect()
     }
