@@ -40,6 +40,9 @@ pub const MTU_DEFAULT: u16 = 1500;
 /// Bytes after which no more is read from a port in a turn. A guest works on what it got while the
 /// next turn reads; 64 super-segments first, 4 MB, made both wait for each other.
 pub const BYTES_PER_PORT: usize = 128 * 1024;
+/// Bytes of backlog and store after which a guest gets no more in a turn. Twice what a port may
+/// bring, so that what waits becomes less while as much comes in.
+pub const BYTES_PER_GUEST: u64 = 2 * BYTES_PER_PORT as u64;
 /// Bytes of frames that wait for the ring of one guest: 64 super-segments of 64 KiB.
 pub const BACKLOG_BYTES_MAX: usize = 4 << 20;
 

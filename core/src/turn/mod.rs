@@ -18,8 +18,8 @@
 //!    and what the engine made of it is sent before the next frame can overtake it;
 //! 5. the batch ends, and what the engine made then is sent;
 //! 6. every guest that was read, that a frame was meant for or that has deliveries gets what waits
-//!    for it, as far as its ring has room: a frame of the backlog and a delivery from the store in
-//!    turn, for a flood of the one must not starve the other;
+//!    for it, as far as its ring has room, and about [`BYTES_PER_GUEST`]: a frame of the backlog and
+//!    a delivery from the store in turn, for a flood of the one must not starve the other;
 //! 7. and is shown all of it together.
 //!
 //! A frame that its receiver does not take as it is (a partial checksum, a super-segment) is
@@ -39,6 +39,7 @@
 
 pub mod adapt;
 pub mod backlog;
+mod feed;
 mod ports;
 mod slots;
 
@@ -55,9 +56,6 @@ use crate::time::Instant;
 use crate::wire::virtio_net::VirtioNetHdr;
 use slots::{Reading, Slot, Slots};
 use std::collections::VecDeque;
-
-/// What a delivery gets of the ring that goes behind other frames: a full frame of Ethernet.
-const FULL_FRAME: usize = 1514;
 
 /// How much of what a turn does.
 #[derive(Clone, Copy, Debug)]
@@ -236,11 +234,12 @@ impl Turn {
         while let Some(port) = engine.poll_ready() {
             self.slots.touch(port);
         }
-        // To feed one touches no other.
-        for i in 0..self.slots.touched.len() {
+        // To feed one touches no other, but perhaps itself again.
+        let touched = self.slots.touched.len();
+        for i in 0..touched {
             frames += self.feed(now, engine, ports, self.slots.touched[i])?;
         }
-        self.slots.touched.clear();
+        self.slots.touched.drain(..touched);
         Ok(frames)
     }
 
@@ -356,84 +355,6 @@ impl Turn {
         }
         result.map(|()| frames as u64)
     }
-
-    /// Gives a guest what waits for it, as far as it has room, and shows it all of this turn.
-    fn feed<P: Ports>(
-        &mut self,
-        now: Instant,
-        engine: &mut Engine<'_>,
-        ports: &mut P,
-        port: PortId,
-    ) -> Result<u64, Interrupted> {
-        let (mut frames, mut waits) = (0, None);
-        if !self.slots.of(port).unseen {
-            // What its ring shows of before is no life: it had nothing to see.
-            let _ = ports.progress(port);
-        }
-        if self.slots.of(port).features.is_some() {
-            waits = self.fill_receive_ring(now, engine, ports, port, &mut frames)?;
-            // Ask for a wake-up, then look once more: only if that finds nothing new was the
-            // question asked in time. Looking takes buffers, so finding them asks again.
-            while let Some(room) = waits {
-                ports.wait_for_room(port, true);
-                let sent = self.slots.of(port).stats.frames_to_port;
-                waits = self.fill_receive_ring(now, engine, ports, port, &mut frames)?;
-                if waits == Some(room) && self.slots.of(port).stats.frames_to_port == sent {
-                    break;
-                }
-            }
-        }
-        ports.flush(port);
-        let slot = self.slots.of_mut(port);
-        slot.touched = false;
-        slot.waits = waits.is_some();
-        let meant = std::mem::take(&mut slot.meant);
-        if (meant || slot.waits) && !slot.unseen {
-            slot.unseen = true;
-            self.unseen.push(port);
-        }
-        Ok(frames)
-    }
-
-    /// Moves what waits for the ring and deliveries, in turn. A delivery goes behind what waits.
-    /// `Some`: something waits for more than this much room.
-    fn fill_receive_ring<P: Ports>(
-        &mut self,
-        now: Instant,
-        engine: &mut Engine<'_>,
-        ports: &mut P,
-        port: PortId,
-        frames: &mut u64,
-    ) -> Result<Option<usize>, Interrupted> {
-        loop {
-            let slot = self.slots.of_mut(port);
-            let moved = slot.move_waiting(ports);
-            let behind = !slot.backlog.is_empty();
-            *frames += u64::from(moved);
-            if behind && !moved {
-                engine.handle_no_room(now, port);
-                return Ok(Some(ports.room(port, FRAME_BYTES_MAX)));
-            }
-            if !behind && !wants_delivery(engine, port) {
-                ports.wait_for_room(port, false);
-                return Ok(None);
-            }
-            let room = if behind { FULL_FRAME } else { ports.room(port, FRAME_BYTES_MAX) };
-            if let Some(made) = engine.poll_delivery(now, port, room) {
-                self.slots.transmit(ports, &made);
-                *frames += 1;
-                ports.after_step(engine, Step::Delivery)?;
-            } else if !behind {
-                // What was ready may have found nothing to say after all.
-                return Ok(wants_delivery(engine, port).then_some(room));
-            }
-        }
-    }
-}
-
-/// Whether the engine has, or may have, something for the guest of `port`.
-fn wants_delivery(engine: &Engine<'_>, port: PortId) -> bool {
-    engine.vm(port).is_some_and(|vm| !vm.ready.is_empty())
 }
 
 #[cfg(test)]
