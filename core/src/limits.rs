@@ -171,6 +171,9 @@ pub const TIMER_FLOOR_PAUSED: Duration = Duration::from_millis(100);
 pub const PAWS_IDLE: Duration = Duration::from_secs(24 * 24 * 3600);
 /// A TSval may be this much older than the newest (`TCP_PAWS_WINDOW` of Linux 6.18).
 pub const PAWS_TICKS: i32 = 1;
+/// A guest with unseen frames is looked at for signs of life after this, and whenever a timer is
+/// due: as often as the timing wheel ticks, and far more often than [`RUNNING_CREDIT_MAX`].
+pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
 /// Evidence of running counts at most this much time per piece: a guest that shows life once in
 /// 100 ms has not run for 100 ms.
 pub const RUNNING_CREDIT_MAX: Duration = Duration::from_millis(10);

@@ -10,7 +10,9 @@
 //! looked at:
 //!
 //! 1. what a command has made is sent;
-//! 2. the engine learns which guests have shown life, of those that have yet to see something;
+//! 2. the engine learns which guests have shown life, of those that have yet to see something. They
+//!    are looked at once in [`PROGRESS_INTERVAL`] and before timers run; those that are awake or
+//!    wait for room, each time;
 //! 3. timers that are due run, and what they made is sent;
 //! 4. every port that is awake is read, in the order of their numbers, at most
 //!    [`TurnConfig::frames_per_port`] frames and about [`BYTES_PER_PORT`], so that no port keeps
@@ -18,8 +20,8 @@
 //!    and what the engine made of it is sent before the next frame can overtake it;
 //! 5. the batch ends, and what the engine made then is sent;
 //! 6. every guest that was read, that a frame was meant for or that has deliveries gets what waits
-//!    for it, as far as its ring has room, and about [`BYTES_PER_GUEST`]: a frame of the backlog and
-//!    a delivery from the store in turn, for a flood of the one must not starve the other;
+//!    for it, as far as its ring has room and about `BYTES_PER_GUEST`: a frame of the backlog and a
+//!    delivery from the store in turn, for a flood of the one must not starve the other;
 //! 7. and is shown all of it together.
 //!
 //! A frame that its receiver does not take as it is (a partial checksum, a super-segment) is
@@ -50,6 +52,7 @@ use crate::drops::DropReason;
 use crate::engine::{AddPortError, Engine, Verdict};
 use crate::limits::{
     BACKLOG_FRAMES_MAX, BYTES_PER_PORT, FRAME_BYTES_MAX, FRAMES_PER_PORT, IDLE_TURNS_MAX,
+    PROGRESS_INTERVAL,
 };
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
@@ -83,6 +86,8 @@ pub struct Turn {
     watched: Vec<PortId>,
     /// Guests that have yet to see something, or to make room for it.
     unseen: Vec<PortId>,
+    /// When all of them are next looked at.
+    look_at: Instant,
     /// The frame that is being read.
     frame: Box<[u8]>,
 }
@@ -93,7 +98,8 @@ impl Turn {
     pub fn new(config: TurnConfig) -> Self {
         let frame = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
         let slots = Slots::default();
-        Self { config, slots, awake: VecDeque::new(), watched: vec![], unseen: vec![], frame }
+        let (awake, look_at) = (VecDeque::new(), Instant::ZERO);
+        Self { config, slots, awake, watched: vec![], unseen: vec![], look_at, frame }
     }
 
     /// What the peer of `port` takes; `None` while the link is down.
@@ -215,8 +221,9 @@ impl Turn {
         ports: &mut P,
     ) -> Result<u64, Interrupted> {
         self.transmit(now, engine, ports)?;
-        self.note_progress(now, engine, ports);
-        if engine.poll_timeout().is_some_and(|at| at <= now) {
+        let timers_due = engine.poll_timeout().is_some_and(|at| at <= now);
+        self.note_progress(now, engine, ports, timers_due);
+        if timers_due {
             engine.handle_timeout(now);
             ports.after_step(engine, Step::Timers)?;
             self.transmit(now, engine, ports)?;
@@ -286,12 +293,25 @@ impl Turn {
         Ok(())
     }
 
-    /// Tells the engine which guests have shown that they run. Who has seen everything is not
-    /// looked at again, who may have made room for what waits is fed.
-    fn note_progress<P: Ports>(&mut self, now: Instant, engine: &mut Engine<'_>, ports: &mut P) {
-        let Self { slots, unseen, .. } = self;
+    /// Tells the engine which guests have shown that they run. Those that have seen everything are
+    /// not looked at again, those that may have made room for what waits are fed.
+    fn note_progress<P: Ports>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<'_>,
+        ports: &mut P,
+        timers_due: bool,
+    ) {
+        let Self { slots, unseen, look_at, .. } = self;
+        let all = timers_due || now >= *look_at;
+        if all {
+            *look_at = now + PROGRESS_INTERVAL;
+        }
         unseen.retain(|&port| {
             let slot = slots.of_mut(port);
+            if !all && !slot.waits && slot.reading != Reading::Awake {
+                return true; // passed over
+            }
             if slot.features.is_none() {
                 slot.unseen = false; // it went with the link
                 return false;

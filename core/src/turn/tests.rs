@@ -10,6 +10,7 @@ use crate::common::setup::Setup;
 use crate::engine::EngineConfig;
 use crate::port::GuestConfig;
 use crate::store::arena::Arena;
+use crate::time::Duration;
 
 const NOW: Instant = Instant::from_secs(1000);
 const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
@@ -358,6 +359,44 @@ fn a_frame_that_comes_while_the_port_is_asked_to_wake_the_worker_is_read() {
         assert!(w.turn.rest(&mut w.ports), "the worker must not wait");
         w.turn();
         assert_eq!(w.got(UPLINK), [1]);
+    });
+}
+
+#[test]
+fn guests_that_have_yet_to_see_something_are_looked_at_once_a_millisecond() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.turn();
+        assert!(!w.turn.rest(&mut w.ports));
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.turn();
+        w.ports.of(G1).looked_at = 0;
+        for us in 0..100 {
+            let now = NOW + Duration::from_micros(40 * us);
+            w.turn.run(now, &mut w.engine, &mut w.ports).unwrap();
+        }
+        assert_eq!(w.ports.of(G1).looked_at, 3, "in 4 ms, the first of them when it was given it");
+    });
+}
+
+#[test]
+fn what_waits_for_a_guest_is_fed_over_several_turns() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.ports.of(G1).slots = Some(0);
+        for _ in 0..30 {
+            let big = [frame(EVERYBODY, A, 1), vec![0; 60_000]].concat();
+            w.sends(UPLINK, big);
+            w.turn();
+        }
+        *w.ports.of(G1) = Queue { moved: true, ..Queue::default() };
+        w.turn();
+        assert_eq!(w.got(G1).len(), 5, "more than 256 KiB, by less than one frame");
+        assert!(w.turn.rest(&mut w.ports), "the worker must not wait");
+        assert_eq!(w.ports.of(G1).flushed, 1, "the guest works on what it got meanwhile");
+        for _ in 0..5 {
+            w.turn();
+        }
+        assert_eq!(w.got(G1).len(), 25);
+        assert!(!w.turn.rest(&mut w.ports));
     });
 }
 
