@@ -19,9 +19,11 @@
 mod frames;
 mod polls;
 mod restart;
+mod staged;
 
 use std::collections::VecDeque;
 
+pub use self::staged::Staged;
 use crate::counters::VmCounters;
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
@@ -293,6 +295,12 @@ impl<'m> Engine<'m> {
     /// All tracked flows, in slot order.
     pub fn flows(&self) -> impl Iterator<Item = (FlowId, &FlowKey, &Flow)> {
         self.flows.iter()
+    }
+
+    /// How many flows are tracked.
+    #[must_use]
+    pub fn flows_len(&self) -> u32 {
+        self.flows.len()
     }
 
     /// The flow with this key, if it is tracked.

@@ -2,15 +2,16 @@
 //! pipe.
 
 use crate::drops::DropReason;
-use crate::engine::{Engine, Verdict};
+use crate::engine::{Engine, Port, Staged, Verdict};
 use crate::flow::key::FlowKey;
-use crate::flow::table::FlowId;
+use crate::flow::table::{FlowId, HashedKey};
 use crate::port::PortId;
 use crate::switch::{Mac, Out};
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::options::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
+use crate::wire::glance::macs;
 use crate::wire::packet::{Ip, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack};
 use crate::wire::segment::validate_hdr;
 use crate::wire::virtio_net::VirtioNetHdr;
@@ -18,7 +19,6 @@ use crate::wire::virtio_net::VirtioNetHdr;
 impl Engine<'_> {
     /// A frame came in on `port`. It may be edited in place (never in length); on `Forward` and
     /// `Flood` the caller sends it on, with `hdr`.
-    #[inline(never)] // so that a profile shows it, and it costs the same wherever it is called
     pub fn handle_frame(
         &mut self,
         now: Instant,
@@ -26,7 +26,34 @@ impl Engine<'_> {
         hdr: &mut VirtioNetHdr,
         frame: &mut [u8],
     ) -> Verdict {
-        let verdict = self.process_frame(now, port, hdr, frame).unwrap_or_else(Verdict::Drop);
+        let staged = self.stage(now, port, frame);
+        self.handle_staged(now, port, hdr, frame, &staged)
+    }
+
+    /// The same for a frame that was staged, and is as it was then.
+    #[inline(never)] // so that a profile shows it, and it costs the same wherever it is called
+    pub fn handle_staged(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        hdr: &mut VirtioNetHdr,
+        frame: &mut [u8],
+        staged: &Staged,
+    ) -> Verdict {
+        let Some(from) = self.port(port) else { return Verdict::Drop(DropReason::PortDown) };
+        let result = if from.config.is_guest() {
+            self.process_from_guest(now, port, hdr, frame, staged)
+        } else {
+            match self.find_way(now, port, frame, staged) {
+                Some((out, None)) => {
+                    self.note_given(now, port, Some(out));
+                    return Verdict::Forward(out);
+                }
+                Some((out, Some(id))) => self.process_toward_flow(now, out, id, hdr, frame),
+                None => self.process_from_uplink(now, port, hdr, frame),
+            }
+        };
+        let verdict = result.unwrap_or_else(Verdict::Drop);
         match verdict {
             Verdict::Drop(reason) => self.count_drop(port, reason),
             Verdict::Forward(out) => self.note_given(now, port, Some(out)),
@@ -36,66 +63,125 @@ impl Engine<'_> {
         verdict
     }
 
-    /// One more thing that a guest has yet to see before it counts as alive by itself again;
-    /// without `out`, all of them but `ingress` have.
-    pub(super) fn note_given(&mut self, now: Instant, ingress: PortId, out: Option<PortId>) {
-        let (ingress, count) = (usize::from(ingress.0), self.ports.len());
-        let ports = out.map_or(0..count, |PortId(to)| usize::from(to)..usize::from(to) + 1);
-        for i in ports.filter(|i| out.is_some() || *i != ingress) {
-            if let Some(Some(p)) = self.ports.get_mut(i)
-                && p.config.is_guest()
-            {
-                p.vm.clock.on_forwarded(now);
-            }
+    /// Where a frame from the network goes, and the flow that has to do with it, if one has.
+    /// Most frames are found this way, and those that go on as they are are looked at no closer.
+    /// `None`: this frame has to be looked at.
+    #[inline(always)]
+    fn find_way(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        frame: &[u8],
+        staged: &Staged,
+    ) -> Option<(PortId, Option<FlowId>)> {
+        let key = staged.flow.as_ref()?;
+        let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
+        self.switch.learn(now, port, untagged, src);
+        match self.switch.lookup(now, port, untagged, dst) {
+            Out::Port(out) if out.0 == key.key.port => Some((out, self.flow_in_path(now, key))),
+            _ => None,
         }
     }
 
-    fn process_frame(
+    /// One more thing that a guest has yet to see before it counts as alive by itself again;
+    /// without `out`, all of them but `ingress` have.
+    #[inline]
+    pub(super) fn note_given(&mut self, now: Instant, ingress: PortId, out: Option<PortId>) {
+        let note = |port: &mut Option<Port>| {
+            if let Some(port) = port.as_mut().filter(|port| port.config.is_guest()) {
+                port.vm.clock.on_forwarded(now);
+            }
+        };
+        if let Some(out) = out {
+            self.ports.get_mut(usize::from(out.0)).into_iter().for_each(note);
+        } else {
+            let (before, after) = self.ports.split_at_mut(usize::from(ingress.0));
+            before.iter_mut().chain(after.iter_mut().skip(1)).for_each(note);
+        }
+    }
+
+    #[inline(never)] // what is forwarded as it is need not pay for this
+    fn process_toward_flow(
+        &mut self,
+        now: Instant,
+        out: PortId,
+        id: FlowId,
+        hdr: &VirtioNetHdr,
+        frame: &mut [u8],
+    ) -> Result<Verdict, DropReason> {
+        let packet = Packet::parse(frame)?;
+        let Some((ip, tcp)) = packet.tcp() else { return Ok(Verdict::Forward(out)) };
+        let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
+        verdict(out, self.process_from_net(now, id, &mut f))
+    }
+
+    #[inline(never)] // likewise
+    fn process_from_uplink(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        hdr: &VirtioNetHdr,
+        frame: &mut [u8],
+    ) -> Result<Verdict, DropReason> {
+        let packet = parse(frame)?;
+        self.switch.learn(now, port, packet.eth.vlan, packet.eth.src);
+        match self.egress(now, port, packet.eth.vlan, packet.eth.dst)? {
+            Some(out) => self.process_toward(now, out, hdr, frame, &packet),
+            None => Ok(Verdict::Flood),
+        }
+    }
+
+    #[inline(never)] // likewise
+    fn process_from_guest(
         &mut self,
         now: Instant,
         port: PortId,
         hdr: &mut VirtioNetHdr,
         frame: &mut [u8],
+        staged: &Staged,
     ) -> Result<Verdict, DropReason> {
-        let Some(guest) = self.port(port).map(|p| p.config.is_guest()) else {
-            return Err(DropReason::PortDown);
-        };
-        let parsed = Packet::parse(frame);
         // By reference, here and below: a `Packet` is too large to move about.
-        let packet = parsed.as_ref().map_err(|&reason| reason)?;
-        if matches!(packet.net, Net::Ip(Ip { l4: L4::MalformedTcp, .. })) {
-            return Err(DropReason::MalformedHeader); // as any receiver would (COM-03)
-        }
-        if guest {
-            *hdr = validate_hdr(hdr, frame, packet)?;
-            self.switch.check_source(now, port, packet)?;
-            if let Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, dst, .. }) = packet.net
-                && let Some(p) = self.port_mut(port)
-            {
-                p.vm.fragment_from_guest = Some((now, dst));
-            }
-            if let Some((ip, tcp)) = packet.tcp() {
-                let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
-                match self.process_from_guest(now, port, &mut f) {
-                    Fate::Pass => {}
-                    Fate::Absorbed => return Ok(Verdict::Absorbed),
-                    Fate::Drop(reason) => return Err(reason),
+        let packet = &parse(frame)?;
+        *hdr = validate_hdr(hdr, frame, packet)?;
+        self.switch.check_source(now, port, packet)?;
+        let mut edited = false;
+        if let Some((ip, tcp)) = packet.tcp() {
+            let key = || self.flows.hashed(FlowKey::from_guest(port.0, &packet.eth, ip, tcp));
+            let key = staged.flow.unwrap_or_else(key);
+            let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
+            if tcp.flags.contains(TcpFlags::SYN) {
+                self.on_syn_from_guest(now, key.key, &f);
+            } else if let Some(id) = self.flow_in_path(now, &key) {
+                let fate =
+                    self.with_frame(now, id, |flow, cx| flow.on_frame_from_guest(cx, &mut f));
+                match fate {
+                    Some(Fate::Absorbed) => return Ok(Verdict::Absorbed),
+                    Some(Fate::Drop(reason)) => return Err(reason),
+                    Some(Fate::Pass) | None => edited = true, // an emission gate may have done it
                 }
             }
-        } else {
-            self.switch.learn(now, port, packet.eth.vlan, packet.eth.src);
+        } else if let Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, dst, .. }) = packet.net
+            && let Some(p) = self.port_mut(port)
+        {
+            p.vm.fragment_from_guest = Some((now, dst));
         }
         let Some(out) = self.egress(now, port, packet.eth.vlan, packet.eth.dst)? else {
             return Ok(Verdict::Flood);
         };
-        if !self.port(out).is_some_and(|p| p.config.is_guest()) {
-            return Ok(Verdict::Forward(out));
+        if edited {
+            let packet = Packet::parse(frame)?;
+            return self.process_toward(now, out, hdr, frame, &packet);
         }
-        if guest {
-            // An emission gate may have edited it.
-            return self.process_toward_guest(now, out, hdr, frame, &Packet::parse(frame)?);
-        }
-        self.process_toward_guest(now, out, hdr, frame, packet)
+        self.process_toward(now, out, hdr, frame, packet)
+    }
+
+    /// The flow with this key, if it has anything to do with its frames. Most frames that are
+    /// forwarded as they are leave the engine behind this: they are of no flow, or of one that is
+    /// out of the path.
+    #[inline(always)]
+    fn flow_in_path(&mut self, now: Instant, key: &HashedKey) -> Option<FlowId> {
+        let (id, flow) = self.flows.lookup_hashed(key)?;
+        (!flow.on_passing(now)).then_some(id)
     }
 
     /// Where the switch sends a frame; `None` is everywhere.
@@ -113,8 +199,9 @@ impl Engine<'_> {
         }
     }
 
-    /// What the inbound pipe of a flow makes of a frame on its way to the guest of `out`.
-    pub(super) fn process_toward_guest(
+    /// A frame on its way to `out`; if a guest is there, the inbound pipe of a flow may edit or
+    /// absorb it.
+    pub(super) fn process_toward(
         &mut self,
         now: Instant,
         out: PortId,
@@ -122,51 +209,32 @@ impl Engine<'_> {
         frame: &mut [u8],
         packet: &Packet,
     ) -> Result<Verdict, DropReason> {
-        match &packet.net {
-            Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, .. }) => {
-                if let Some(p) = self.port_mut(out) {
-                    p.vm.fragment_at = Some(now);
-                }
-            }
-            Net::Ip(ip @ Ip { l4: L4::Tcp(tcp), .. }) => {
-                let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
-                return match self.process_from_net(now, out, &mut f) {
-                    Fate::Pass => Ok(Verdict::Forward(out)),
-                    Fate::Absorbed => Ok(Verdict::Absorbed),
-                    Fate::Drop(reason) => Err(reason),
-                };
-            }
-            _ => {}
+        let Some(Some(port)) = self.ports.get_mut(usize::from(out.0)) else {
+            return Ok(Verdict::Forward(out));
+        };
+        if !port.config.is_guest() {
+            return Ok(Verdict::Forward(out));
         }
-        Ok(Verdict::Forward(out))
+        let Some((ip, tcp)) = packet.tcp() else {
+            if let Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, .. }) = packet.net {
+                port.vm.fragment_at = Some(now);
+            }
+            return Ok(Verdict::Forward(out));
+        };
+        let key = &self.flows.hashed(FlowKey::from_net(out.0, &packet.eth, ip, tcp));
+        let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
+        let fate = if tcp.flags.contains(TcpFlags::SYN) {
+            self.process_syn_from_net(now, out, key, &mut f)
+        } else if let Some(id) = self.flow_in_path(now, key) {
+            self.process_from_net(now, id, &mut f)
+        } else {
+            Fate::Pass
+        };
+        verdict(out, fate)
     }
 
-    fn process_from_guest(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
-        let key = FlowKey::from_guest(port.0, f.eth, f.ip, f.tcp);
-        if f.tcp.flags.contains(TcpFlags::SYN) {
-            self.on_syn_from_guest(now, key, f);
-            return Fate::Pass;
-        }
-        let Some(id) = self.flows.lookup(&key) else { return Fate::Pass };
-        self.with_frame(now, id, |flow, cx| flow.on_frame_from_guest(cx, f)).unwrap_or(Fate::Pass)
-    }
-
-    fn process_from_net(&mut self, now: Instant, port: PortId, f: &mut Frame<'_>) -> Fate {
-        let key = FlowKey::from_net(port.0, f.eth, f.ip, f.tcp);
-        let id = self.flows.lookup(&key);
-        let other = TcpFlags::ACK.union(TcpFlags::RST);
-        let pure_syn = f.tcp.flags.contains(TcpFlags::SYN) && !f.tcp.flags.intersects(other);
-        if pure_syn {
-            // SNOOP-17: for a flow that owes something H answers, else G.
-            let owes = |f: &Flow| f.is_live() && !f.holds_nothing();
-            if !id.and_then(|id| self.flows.get(id)).is_some_and(owes) {
-                if f.checksum_ok() {
-                    self.on_syn_from_net(now, port, key, id, f.ip, f.tcp);
-                } // else G will drop it; nothing is learned from it
-                return Fate::Pass;
-            }
-        }
-        let Some(id) = id else { return Fate::Pass };
+    /// A frame of R for a flow that is in the path, or in its handshake.
+    fn process_from_net(&mut self, now: Instant, id: FlowId, f: &mut Frame<'_>) -> Fate {
         let mut completed = false;
         let fate = self.with_frame(now, id, |flow, cx| {
             let was = flow.state();
@@ -174,10 +242,31 @@ impl Engine<'_> {
             completed = was == State::Handshake && flow.is_live();
             ended
         });
-        if completed {
-            self.syn_cache.take(&key); // copies of the SYN that were seen until now are answered
+        if completed && let Some(key) = self.flows.key(id) {
+            self.syn_cache.take(key); // copies of the SYN that were seen until now are answered
         }
         fate.unwrap_or(Fate::Pass)
+    }
+
+    fn process_syn_from_net(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        key: &HashedKey,
+        f: &mut Frame<'_>,
+    ) -> Fate {
+        let id = self.flows.lookup_hashed(key).map(|(id, _)| id);
+        if !f.tcp.flags.intersects(TcpFlags::ACK.union(TcpFlags::RST)) {
+            // SNOOP-17: for a flow that owes something H answers, else G.
+            let owes = |f: &Flow| f.is_live() && !f.holds_nothing();
+            if !id.and_then(|id| self.flows.get(id)).is_some_and(owes) {
+                if f.checksum_ok() {
+                    self.on_syn_from_net(now, port, key.key, id, f.ip, f.tcp);
+                } // else G will drop it; nothing is learned from it
+                return Fate::Pass;
+            }
+        }
+        id.map_or(Fate::Pass, |id| self.process_from_net(now, id, f))
     }
 
     /// R's SYN leaves 32 bytes in the SYN cache; the flow comes with G's answer (LIFE-01).
@@ -272,5 +361,25 @@ impl Engine<'_> {
 
     fn wants_flows(&self, port: PortId) -> bool {
         self.port(port).is_some_and(|p| p.vm.offload && !p.vm.draining)
+    }
+}
+
+/// What is in a frame, unless any receiver would drop it (COM-03).
+#[inline]
+fn parse(frame: &[u8]) -> Result<Packet, DropReason> {
+    match Packet::parse(frame)? {
+        Packet { net: Net::Ip(Ip { l4: L4::MalformedTcp, .. }), .. } => {
+            Err(DropReason::MalformedHeader)
+        }
+        packet => Ok(packet),
+    }
+}
+
+/// What becomes of a frame on its way to `out`.
+fn verdict(out: PortId, fate: Fate) -> Result<Verdict, DropReason> {
+    match fate {
+        Fate::Pass => Ok(Verdict::Forward(out)),
+        Fate::Absorbed => Ok(Verdict::Absorbed),
+        Fate::Drop(reason) => Err(reason),
     }
 }

@@ -13,8 +13,15 @@ use crate::wire::virtio_net::VirtioNetHdr;
 
 impl Engine<'_> {
     /// The end of a batch of frames: pending ACKs become due (SNOOP-07).
-    #[inline(never)] // as `handle_frame`
+    #[inline]
     pub fn handle_batch_end(&mut self, now: Instant) {
+        if !self.ack_list.is_empty() {
+            self.make_pending_acks(now);
+        }
+    }
+
+    #[inline(never)] // as `handle_staged`
+    fn make_pending_acks(&mut self, now: Instant) {
         while let Some(id) = self.ack_list.pop() {
             let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
             let was = flow.state();
@@ -45,17 +52,27 @@ impl Engine<'_> {
     ///
     /// For a remote that is another VM of this host it first passes the inbound pipe there, which
     /// may absorb it.
+    #[inline]
     #[must_use]
-    #[inline(never)] // as `handle_frame`
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
-        while let Some(place) = self.out.pop() {
+        let place = self.out.pop()?;
+        self.route_next(now, place)
+    }
+
+    #[inline(never)] // as `handle_staged`
+    fn route_next(&mut self, now: Instant, mut place: usize) -> Option<Transmit<'_>> {
+        loop {
             let origin = self.out.at(place).origin;
             let port = match self.route_made(now, place) {
                 Ok(Verdict::Forward(port)) => Some(port),
                 Ok(Verdict::Flood) => None,
-                Ok(Verdict::Absorbed) => continue,
+                Ok(Verdict::Absorbed) => {
+                    place = self.out.pop()?;
+                    continue;
+                }
                 Ok(Verdict::Drop(reason)) | Err(reason) => {
                     self.count_drop(origin, reason);
+                    place = self.out.pop()?;
                     continue;
                 }
             };
@@ -65,7 +82,6 @@ impl Engine<'_> {
             let hdr = VirtioNetHdr::default();
             return Some(Transmit { port, ingress: origin, hdr, parts, parts_len: 1 });
         }
-        None
     }
 
     /// Where a frame in `self.out` goes; another VM's inbound pipe may edit or absorb it.
@@ -76,13 +92,14 @@ impl Engine<'_> {
             return Ok(Verdict::Flood);
         };
         if !self.port(out).is_some_and(|p| p.config.is_guest()) {
-            return Ok(Verdict::Forward(out));
+            return Ok(Verdict::Forward(out)); // before it is parsed
         }
         // Out of the queue while that pipe looks at it, for that may add to the queue.
         let mut made = *self.out.at(place);
         let frame = &mut made.bytes[..made.len];
         let packet = Packet::parse(frame)?;
-        let verdict = self.process_toward_guest(now, out, &VirtioNetHdr::default(), frame, &packet);
+        let hdr = VirtioNetHdr::default();
+        let verdict = self.process_toward(now, out, &hdr, frame, &packet);
         *self.out.at_mut(place) = made;
         verdict
     }

@@ -36,6 +36,12 @@ impl Index {
         self.0[self.shard(hash)].find(hash, is_it)
     }
 
+    /// The word that a look-up of this hash reads first.
+    pub(super) fn first_word(&self, hash: u64) -> u64 {
+        let shard = &self.0[self.shard(hash)];
+        shard.words.get(shard.home(hash)).copied().unwrap_or(0)
+    }
+
     /// Adds a slot whose key is not there yet.
     pub(super) fn insert(&mut self, hash: u64, slot: u32) {
         self.0[self.shard(hash)].insert(hash, slot);

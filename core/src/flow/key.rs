@@ -3,6 +3,7 @@
 use core::fmt;
 use core::hash::{Hash, Hasher};
 
+use crate::wire::glance::Glance;
 use crate::wire::packet::{Eth, Ip, IpAddr16, IpVersion, Tcp};
 
 /// The identity of a flow, seen from its guest port.
@@ -58,21 +59,58 @@ impl FlowKey {
     }
 }
 
+impl FlowKey {
+    /// The flow of an untagged segment that the guest of `port` sent.
+    #[inline]
+    #[must_use]
+    pub fn of_glance_from_guest(port: u16, it: &Glance) -> Self {
+        Self {
+            g_addr: it.src,
+            r_addr: it.dst,
+            vlan: 0,
+            g_port: it.src_port,
+            r_port: it.dst_port,
+            port,
+            version: it.version,
+        }
+    }
+
+    /// The flow of an untagged segment on its way to the guest of `port`.
+    #[inline]
+    #[must_use]
+    pub fn of_glance_from_net(port: u16, it: &Glance) -> Self {
+        Self {
+            g_addr: it.dst,
+            r_addr: it.src,
+            vlan: 0,
+            g_port: it.dst_port,
+            r_port: it.src_port,
+            port,
+            version: it.version,
+        }
+    }
+}
+
 impl Hash for FlowKey {
-    /// In two wide words for IPv4, three for IPv6: the flow index hashes once per packet. What this
-    /// leaves out, it leaves to `eq`.
+    /// In one wide word for IPv4 without VLANs, three for IPv6: the flow index hashes once per
+    /// packet. What this leaves out, it leaves to `eq`.
+    #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [g, r] = [self.g_addr, self.r_addr].map(|addr| u128::from_le_bytes(addr.0));
+        let ports = [self.g_port, self.r_port, self.port].map(u128::from);
+        let ports = ports[0] << 32 | ports[1] << 16 | ports[2];
         match self.version {
             // The first 12 bytes are the same in all IPv4 addresses; the others are on top here.
-            IpVersion::V4 => state.write_u128(g >> 64 << 64 | r >> 64),
+            IpVersion::V4 => state.write_u128(g >> 96 << 96 | r >> 96 << 64 | ports),
             IpVersion::V6 => {
                 state.write_u128(g);
                 state.write_u128(r);
+                state.write_u128(ports);
             }
         }
-        let ports = [self.g_port, self.r_port, self.port].map(u128::from);
-        state.write_u128(ports[0] << 96 | ports[1] << 80 | ports[2] << 64 | u128::from(self.vlan));
+        if self.vlan != 0 {
+            state.write_u64(self.vlan);
+        }
     }
 }
 

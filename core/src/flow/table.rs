@@ -13,6 +13,8 @@
 //! The order of slots and rings depends only on the calls made, so a replay of the same calls
 //! visits flows in the same order whatever the hash seeds are.
 
+use core::hint::black_box;
+
 use ahash::RandomState;
 
 use super::index::Index;
@@ -23,6 +25,8 @@ use crate::limits::FLOWS_MAX;
 const CHUNK: usize = 256;
 const INDEX_BITS: u32 = 22;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+/// A slot that does not exist.
+const NOWHERE: u32 = INDEX_MASK;
 
 /// A flow of one [`FlowTable`]: slot index (22 bits) and the slot's generation (8 bits).
 ///
@@ -48,6 +52,15 @@ impl FlowId {
     fn generation(self) -> u32 {
         self.0 >> INDEX_BITS
     }
+}
+
+/// A key, and the hash that one table gives it.
+#[derive(Clone, Copy, Debug)]
+pub struct HashedKey {
+    pub(crate) key: FlowKey,
+    hash: u64,
+    /// The slot where the flow most likely is.
+    likely: u32,
 }
 
 /// Why there is no entry for a new flow; it must be PASS.
@@ -178,13 +191,61 @@ impl<T> FlowTable<T> {
         self.port_mut(port).flows_max = flows_max;
     }
 
+    /// What [`Self::lookup_hashed`] takes.
+    #[must_use]
+    pub fn hashed(&self, key: FlowKey) -> HashedKey {
+        HashedKey { key, hash: self.hasher.hash_one(key), likely: NOWHERE }
+    }
+
+    /// Fetches where a look-up of `key` begins from memory.
+    pub fn fetch_index(&self, key: &HashedKey) {
+        black_box(self.index.first_word(key.hash));
+    }
+
+    /// Fetches the slot of what is most likely the flow with this key, and notes it in the key.
+    /// Returns the flow.
+    #[inline]
+    pub fn fetch_slot(&self, key: &mut HashedKey) -> Option<&T> {
+        key.likely = self.index.find(key.hash, |_| true)?;
+        let slot = slot(&self.chunks, key.likely);
+        black_box((slot.key.g_port, slot.used));
+        slot.value.as_ref()
+    }
+
+    /// The number of the slot that [`Self::fetch_slot`] noted, and the flow in it.
+    #[inline]
+    #[must_use]
+    pub fn fetched(&self, key: &HashedKey) -> Option<(usize, &T)> {
+        Some((key.likely as usize, self.slot_at(key.likely)?.value.as_ref()?))
+    }
+
     /// The flow with this key. Counts as a use for eviction.
     #[must_use]
     pub fn lookup(&mut self, key: &FlowKey) -> Option<FlowId> {
-        let index = self.find(self.hasher.hash_one(key), key)?;
+        self.lookup_hashed(&self.hashed(*key)).map(|(id, _)| id)
+    }
+
+    /// The same, and its state.
+    #[inline(always)]
+    #[must_use]
+    pub fn lookup_hashed(&mut self, key: &HashedKey) -> Option<(FlowId, &mut T)> {
+        let mut index = match key.likely {
+            NOWHERE => self.index.find(key.hash, |_| true)?,
+            likely => likely,
+        };
+        // Two keys seldom have the same half of a hash, and flows seldom go within a batch.
+        let is_it = |slot: &Slot<T>| slot.key == key.key && slot.value.is_some();
+        if !self.slot_at(index).is_some_and(is_it) {
+            index = self.find_again(key)?;
+        }
         let slot = slot_mut(&mut self.chunks, index);
         slot.used = true;
-        Some(FlowId::new(index, slot.generation))
+        Some((FlowId::new(index, slot.generation), slot.value.as_mut()?))
+    }
+
+    #[cold]
+    fn find_again(&self, key: &HashedKey) -> Option<u32> {
+        self.find(key.hash, &key.key)
     }
 
     /// The same for who only looks: does not count as a use.
@@ -388,6 +449,11 @@ impl<T> FlowTable<T> {
     #[inline]
     fn find(&self, hash: u64, key: &FlowKey) -> Option<u32> {
         self.index.find(hash, |i| slot(&self.chunks, i).key == *key)
+    }
+
+    #[inline]
+    fn slot_at(&self, index: u32) -> Option<&Slot<T>> {
+        self.chunks.get(index as usize / CHUNK)?.get(index as usize % CHUNK)
     }
 
     fn slot_of(&self, id: FlowId) -> Option<&Slot<T>> {

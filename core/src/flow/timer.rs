@@ -15,6 +15,8 @@
 //!
 //! Buckets are doubly linked lists through one array of links indexed by the flow's slot.
 
+use core::hint::black_box;
+
 use super::table::FlowId;
 use crate::time::{Duration, Instant};
 
@@ -89,6 +91,11 @@ impl TimerWheel {
             self.unlink(id);
         }
         self.link(id, at);
+    }
+
+    /// Fetches the place of the flow in slot `index` from memory.
+    pub fn fetch(&self, index: usize) {
+        black_box(self.links.get(index).map(|links| links.at));
     }
 
     /// The flow has no deadline any more. Call before the flow is removed.

@@ -35,6 +35,7 @@
 //! `[guest_una, rcv_nxt)` of a valid record are read, and those were written before `rcv_nxt` was
 //! committed.
 
+use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use zerocopy::FromBytes;
@@ -365,6 +366,12 @@ impl<'m> Arena<'m> {
         put(&raw[record::NET_NXT], p.net_nxt);
         put(&raw[record::EDGE_TO_NET], p.edge_to_net);
         put(&raw[record::TS_EMIT], record::ts_word(p.ts_emit_r, p.ts_emit_g));
+    }
+
+    /// Fetches what a segment reads and writes of a record from memory.
+    pub(crate) fn fetch(&self, id: RecordId) {
+        let raw = self.raw(id);
+        black_box((record::load(raw, record::STATE), record::load(raw, record::NAME_HASH)));
     }
 
     // --- Pages ---------------------------------------------------------------------------------

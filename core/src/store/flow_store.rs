@@ -5,6 +5,7 @@
 //! caller's knowledge (`[g.una, rcv_nxt)` and its out-of-order ranges), and so is that the first
 //! copy wins (INV-15): a second write to the same address overwrites.
 
+use core::hint::black_box;
 use std::collections::BTreeMap;
 
 use super::arena::{Arena, PageId, RecordId};
@@ -111,6 +112,11 @@ impl FlowStore {
             at += (end - offset) as u64;
             Some(&arena.page(page?)[offset..end])
         })
+    }
+
+    /// Fetches the page table from memory.
+    pub(crate) fn fetch(&self) {
+        black_box(self.slots.first().copied().flatten());
     }
 
     /// Gives every page back.

@@ -269,6 +269,13 @@ impl Switch {
         if out == Out::Port(ingress) { Out::Drop(DropReason::Hairpin) } else { out }
     }
 
+    /// Where a frame for `dst` most likely goes, if a frame lately went there.
+    #[inline]
+    #[must_use]
+    pub fn peek(&self, now: Instant, vlan: VlanStack, dst: Mac) -> Option<PortId> {
+        self.found.recall(now, mac_key(vlan_id(vlan), dst))
+    }
+
     fn search(&mut self, now: Instant, key: u64, dst: Mac) -> Out {
         if is_group(dst) {
             return if is_link_constrained(dst) {

@@ -14,8 +14,10 @@
 //! All sequence numbers are unwrapped to 64 bits (COM-01) and start above 2^32, so that subtraction
 //! of a window can never underflow. `docs/spec.md` draws them, and the states.
 
+use core::hint::black_box;
+
 use crate::flow::table::Class;
-use crate::store::arena::RecordId;
+use crate::store::arena::{Arena, RecordId};
 use crate::store::flow_store::FlowStore;
 use crate::store::ranges::Ranges;
 use crate::store::record::{FLAG_TS, Record};
@@ -125,6 +127,17 @@ impl Flow {
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.standing.is_live()
+    }
+
+    /// A frame of the flow was seen. `true`: the flow is out of the path, and that is all there is
+    /// to do about it.
+    #[inline]
+    pub(crate) fn on_passing(&mut self, now: Instant) -> bool {
+        let passes = self.state() == State::Pass;
+        if passes {
+            self.timers.on_seen(now);
+        }
+        passes
     }
 
     /// What the two ends agreed on.
@@ -253,6 +266,28 @@ impl Flow {
             losses: &mut self.losses,
         };
         (&mut self.sender, work)
+    }
+
+    /// Fetches the flow from memory: a value of every cache line that a segment needs.
+    pub(crate) fn fetch(&self) {
+        black_box((
+            self.receiver.next(),
+            self.sender.una(),
+            self.outbound.una(),
+            self.store.held_pages(),
+            self.timestamps.recent(),
+            self.timers.seen_at_s(),
+            self.template.ttl_to_net(),
+            self.options.mss_to_guest,
+        ));
+    }
+
+    /// Fetches what the flow points to.
+    pub(crate) fn fetch_held(&self, arena: &Arena<'_>) {
+        self.store.fetch();
+        if let Some(record) = self.receiver.record() {
+            arena.fetch(record);
+        }
     }
 
     /// The end of a batch of frames: the ACK that was put off is due (SNOOP-07).

@@ -53,6 +53,7 @@ impl OutQueue {
     }
 
     /// The place of the next frame, valid until the next call of this.
+    #[inline]
     pub(crate) fn pop(&mut self) -> Option<usize> {
         if self.polled == self.made {
             (self.polled, self.made) = (0, 0);

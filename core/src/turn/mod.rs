@@ -15,9 +15,11 @@
 //!    wait for room, each time;
 //! 3. timers that are due run, and what they made is sent;
 //! 4. every port that is awake is read, in the order of their numbers, at most
-//!    [`TurnConfig::frames_per_port`] frames and about [`BYTES_PER_PORT`], so that no port keeps
-//!    the others waiting, nor a guest for what was read; each frame goes where its verdict says,
-//!    and what the engine made of it is sent before the next frame can overtake it;
+//!    [`TurnConfig::frames_per_port`] frames and about `BYTES_PER_PORT`, so that no port keeps the
+//!    others waiting, nor a guest for what was read. If there are many flows they are read
+//!    in batches, which the engine looks through before the first frame is worked on
+//!    ([`Engine::stage`]). Then each frame goes where its verdict says, and what the engine made of
+//!    it is sent before the next frame can overtake it;
 //! 5. the batch ends, and what the engine made then is sent;
 //! 6. every guest that was read, that a frame was meant for or that has deliveries gets what waits
 //!    for it, as far as its ring has room and about `BYTES_PER_GUEST`: a frame of the backlog and a
@@ -41,22 +43,23 @@
 
 pub mod adapt;
 pub mod backlog;
+mod batch;
 mod feed;
 mod ports;
+mod read;
 mod slots;
 
 pub use ports::{Interrupted, Ports, Received, Sent, Step};
 pub use slots::PortStats;
 
-use crate::drops::DropReason;
-use crate::engine::{AddPortError, Engine, Verdict};
+use crate::engine::{AddPortError, Engine};
 use crate::limits::{
-    BACKLOG_FRAMES_MAX, BYTES_PER_PORT, FRAME_BYTES_MAX, FRAMES_PER_PORT, IDLE_TURNS_MAX,
-    PROGRESS_INTERVAL,
+    BACKLOG_FRAMES_MAX, FLOWS_IN_CACHE, FRAMES_PER_PORT, IDLE_TURNS_MAX, PROGRESS_INTERVAL,
 };
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
 use crate::wire::virtio_net::VirtioNetHdr;
+use batch::{Batch, Read};
 use slots::{Reading, Slot, Slots};
 use std::collections::VecDeque;
 
@@ -67,11 +70,17 @@ pub struct TurnConfig {
     pub frames_per_port: usize,
     /// Frames that may wait for the ring of one guest; the next is dropped.
     pub backlog_frames_max: usize,
+    /// With fewer flows each frame is a batch of its own.
+    pub flows_in_cache: u32,
 }
 
 impl Default for TurnConfig {
     fn default() -> Self {
-        Self { frames_per_port: FRAMES_PER_PORT, backlog_frames_max: BACKLOG_FRAMES_MAX }
+        Self {
+            frames_per_port: FRAMES_PER_PORT,
+            backlog_frames_max: BACKLOG_FRAMES_MAX,
+            flows_in_cache: FLOWS_IN_CACHE,
+        }
     }
 }
 
@@ -88,18 +97,23 @@ pub struct Turn {
     unseen: Vec<PortId>,
     /// When all of them are next looked at.
     look_at: Instant,
-    /// The frame that is being read.
-    frame: Box<[u8]>,
+    /// The frames that are being read.
+    batch: Batch,
 }
 
 impl Turn {
     /// Without ports.
     #[must_use]
     pub fn new(config: TurnConfig) -> Self {
-        let frame = vec![0; FRAME_BYTES_MAX].into_boxed_slice();
-        let slots = Slots::default();
-        let (awake, look_at) = (VecDeque::new(), Instant::ZERO);
-        Self { config, slots, awake, watched: vec![], unseen: vec![], look_at, frame }
+        Self {
+            config,
+            slots: Slots::default(),
+            awake: VecDeque::new(),
+            watched: vec![],
+            unseen: vec![],
+            look_at: Instant::ZERO,
+            batch: Batch::new(),
+        }
     }
 
     /// What the peer of `port` takes; `None` while the link is down.
@@ -263,16 +277,8 @@ impl Turn {
         hdr: VirtioNetHdr,
         frame: &mut [u8],
     ) -> Result<(), Interrupted> {
-        let mut hdr = hdr;
-        self.slots.of_mut(from).stats.count_from_port(frame.len());
-        match engine.handle_frame(now, from, &mut hdr, frame) {
-            Verdict::Forward(to) => self.slots.send(ports, to, &hdr, &[frame]),
-            Verdict::Flood => self.slots.flood(ports, from, &hdr, &[frame]),
-            // A drop is counted by the engine.
-            Verdict::Absorbed | Verdict::Drop(_) => {}
-        }
-        ports.after_step(engine, Step::Frame)?;
-        self.transmit(now, engine, ports)
+        let staged = engine.stage(now, from, frame);
+        self.work(now, engine, ports, from, Read { hdr, bytes: frame, staged: &staged })
     }
 
     /// Sends what the engine made of the last event, before the next one overtakes it. To be called
@@ -327,53 +333,6 @@ impl Turn {
             }
             stays
         });
-    }
-
-    /// Reads a bounded number of frames, and sends on what the engine lets pass.
-    fn read<P: Ports>(
-        &mut self,
-        now: Instant,
-        engine: &mut Engine<'_>,
-        ports: &mut P,
-        port: PortId,
-    ) -> Result<u64, Interrupted> {
-        // Out of `self` meanwhile, which sends what is in it.
-        let mut frame = std::mem::take(&mut self.frame);
-        let (mut frames, mut bytes) = (0, 0);
-        let (mut result, mut reading) = (Ok(()), Reading::Awake);
-        while frames < self.config.frames_per_port && bytes < BYTES_PER_PORT && result.is_ok() {
-            match ports.receive(port, &mut frame) {
-                Received::Frame(_, len @ FRAME_BYTES_MAX..) => {
-                    bytes += len;
-                    self.slots.of_mut(port).stats.count_drops(DropReason::TooBig, 1);
-                }
-                Received::Frame(hdr, len) => {
-                    bytes += len;
-                    result = self.handle_frame(now, engine, ports, port, hdr, &mut frame[..len]);
-                }
-                Received::Empty => {
-                    reading = Reading::Watched;
-                    break;
-                }
-                Received::Gone => {
-                    reading = Reading::Asleep;
-                    self.slots.of_mut(port).link_down();
-                    break;
-                }
-            }
-            frames += 1;
-        }
-        self.frame = frame;
-        self.slots.touch(port);
-        let slot = self.slots.of_mut(port);
-        slot.idle_turns = if frames == 0 { slot.idle_turns.saturating_add(1) } else { 0 };
-        slot.reading = reading;
-        match reading {
-            Reading::Awake => self.awake.push_back(port),
-            Reading::Watched => self.watched.push(port),
-            Reading::Asleep => {}
-        }
-        result.map(|()| frames as u64)
     }
 }
 

@@ -55,6 +55,10 @@ pub trait Ports {
     /// Reads the next frame of `port` into `buf`.
     fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received;
 
+    /// A frame that was read from `port` is about to be worked on: behind everything that came of
+    /// the frames before it, although [`Self::receive`] may have returned it long before.
+    fn enters(&mut self, _port: PortId, _hdr: &VirtioNetHdr, _frame: &[u8]) {}
+
     /// Sends one frame, given in pieces, whose header the peer of `port` takes. `waited`: it was in
     /// the backlog before.
     fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], waited: bool) -> Sent;

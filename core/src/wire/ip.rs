@@ -48,7 +48,8 @@ impl IpAddr16 {
     #[inline]
     #[must_use]
     pub const fn from_v4(a: [u8; 4]) -> Self {
-        Self([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a[0], a[1], a[2], a[3]])
+        // As a number, because the compiler moves an array that is spelt out byte by byte.
+        Self((0xffff << 80 | (u32::from_le_bytes(a) as u128) << 96).to_le_bytes())
     }
 
     /// The last four bytes: the IPv4 address if this is one.
@@ -203,6 +204,17 @@ pub(super) fn usual_v4(frame: &[u8], start: usize) -> Option<Ip> {
     Some(assemble_v4(h, start..l4_start, end, L4::Tcp(tcp)))
 }
 
+/// The addresses and the segment of what [`usual_v4`] reads, whatever the TCP options are.
+#[inline(always)]
+pub(super) fn glance_v4(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr16, &[u8])> {
+    let h: &[u8; V4_HEADER] = frame.get(start..)?.first_chunk()?;
+    if h[0] != 0x45 || is_fragment(h) || h[9] != PROTOCOL_TCP {
+        return None;
+    }
+    let segment = frame.get(start + V4_HEADER..start + usize::from(be16(h, 2)))?;
+    Some((IpAddr16::from_v4(array(&h[12..16])), IpAddr16::from_v4(array(&h[16..20])), segment))
+}
+
 /// More fragments follow, or this is not the first.
 #[inline(always)]
 fn is_fragment(h: &[u8; V4_HEADER]) -> bool {
@@ -272,6 +284,18 @@ pub(super) fn usual_v6(frame: &[u8], start: usize) -> Option<Ip> {
     let end = l4_start + usize::from(be16(h, 4));
     let tcp = tcp::parse_usual(frame.get(l4_start..end)?, l4_start)?;
     Some(assemble_v6(h, start..l4_start, end, L4::Tcp(tcp)))
+}
+
+/// The addresses and the segment of what [`usual_v6`] reads, whatever the TCP options are.
+#[inline(always)]
+pub(super) fn glance_v6(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr16, &[u8])> {
+    let h: &[u8; V6_HEADER] = frame.get(start..)?.first_chunk()?;
+    if h[0] >> 4 != 6 || h[6] != PROTOCOL_TCP || mapped_v4(h) {
+        return None;
+    }
+    let l4_start = start + V6_HEADER;
+    let segment = frame.get(l4_start..l4_start + usize::from(be16(h, 4)))?;
+    Some((IpAddr16(array(&h[8..24])), IpAddr16(array(&h[24..40])), segment))
 }
 
 /// An address is v4-mapped, which never belongs on a wire (RFC 4942 section 2.2) and would look

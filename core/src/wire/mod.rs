@@ -8,6 +8,7 @@
 pub mod checksum;
 pub mod edit;
 pub mod emit;
+pub mod glance;
 pub mod ip;
 pub mod packet;
 #[cfg(test)]

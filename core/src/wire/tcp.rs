@@ -377,6 +377,14 @@ pub(super) fn parse_usual(segment: &[u8], start: usize) -> Option<Tcp> {
     Some(assemble(h, options, start, segment.len()))
 }
 
+/// The ports and the flags of what [`parse`] would read.
+#[inline(always)]
+pub(super) fn glance(segment: &[u8]) -> Option<(u16, u16, TcpFlags)> {
+    let h: &[u8; HEADER] = segment.first_chunk()?;
+    let sane = (HEADER..=segment.len()).contains(&header_len(h));
+    sane.then(|| (be16(h, 0), be16(h, 2), flags(h)))
+}
+
 /// Bytes of the header, by its data offset.
 #[inline(always)]
 fn header_len(h: &[u8; HEADER]) -> usize {

@@ -7,7 +7,6 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::data_path::DataPath;
-use crate::desk::Direction;
 use crate::port::vhost_user::VhostUserPort;
 use crate::token::Token;
 use crate::vhost::{Event, Source};
@@ -72,7 +71,6 @@ impl DataPath {
         frame[22..28].copy_from_slice(&mac);
         frame[32..38].copy_from_slice(&mac);
         self.ports.now = now;
-        self.ports.watchers.see(now, port, Direction::FromPort, &[&frame]);
         let (engine, ports, hdr) = (&mut self.engine, &mut self.ports, VirtioNetHdr::default());
         // Nothing interrupts a turn here.
         let _ = self.turn.handle_frame(now, engine, ports, port, hdr, &mut frame);

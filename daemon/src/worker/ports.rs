@@ -75,14 +75,14 @@ impl WorkerPorts {
 impl Ports for WorkerPorts {
     fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received {
         let received = self.of_mut(port).port.receive(buf);
-        match received {
-            Received::Frame(_, len) => {
-                self.watchers.see(self.now, port, Direction::FromPort, &[&buf[..len]]);
-            }
-            Received::Gone => self.lose(port),
-            Received::Empty => {}
+        if received == Received::Gone {
+            self.lose(port);
         }
         received
+    }
+
+    fn enters(&mut self, port: PortId, _: &VirtioNetHdr, frame: &[u8]) {
+        self.watchers.see(self.now, port, Direction::FromPort, &[frame]);
     }
 
     fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], _waited: bool) -> Sent {

@@ -73,6 +73,7 @@ impl Host {
         let uplink = PortConfig::uplink("uplink");
         let mut turn = Turn::new(TurnConfig {
             frames_per_port: plan.host.turn_frames,
+            flows_in_cache: 0,
             backlog_frames_max: plan.host.backlog_frames,
         });
         let port = turn.add_port(now, &mut engine, uplink).expect("the first port");

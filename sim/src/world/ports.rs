@@ -1,5 +1,7 @@
 //! The ports of a host as the turn of its worker sees them: the queue of the uplink, guests' rings.
 
+use std::collections::VecDeque;
+
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;
@@ -18,6 +20,9 @@ use nightporter_check::wire::{F_DATA_VALID, on_wire};
 pub(super) struct HostPorts<'w, 'r> {
     world: &'w mut World<'r>,
     host: u8,
+    /// Of frames that were read and are not yet worked on: where they are seen to enter, and
+    /// whether they are forged.
+    read: VecDeque<(Tap, bool)>,
     /// The batch has ended: what goes to guests now are deliveries, and what has waited.
     feeds: bool,
     /// Why the turn does not go on.
@@ -32,7 +37,8 @@ impl<'r> World<'r> {
         act: impl FnOnce(&mut Turn, &mut HostPorts<'_, 'r>) -> Result<T, Interrupted>,
     ) -> Result<T, Stop> {
         let mut turn = self.hosts[usize::from(h)].turn.take().expect("of a daemon that runs");
-        let mut ports = HostPorts { world: self, host: h, feeds: false, stop: None };
+        let mut ports =
+            HostPorts { world: self, host: h, read: VecDeque::new(), feeds: false, stop: None };
         let result = act(&mut turn, &mut ports);
         let stop = ports.stop.take();
         self.hosts[usize::from(h)].turn = Some(turn);
@@ -88,9 +94,15 @@ impl Ports for HostPorts<'_, '_> {
             })
         };
         let Some((tap, frame, forged)) = next else { return Received::Empty };
-        self.tap(tap, &frame, forged);
+        self.read.push_back((tap, forged));
         buf[..frame.bytes.len()].copy_from_slice(&frame.bytes);
         Received::Frame(frame.hdr, frame.bytes.len())
+    }
+
+    fn enters(&mut self, _: PortId, hdr: &VirtioNetHdr, frame: &[u8]) {
+        // Others come in by commands, and are made of nothing that was read.
+        let Some((tap, forged)) = self.read.pop_front() else { return };
+        self.tap(tap, &Frame { hdr: *hdr, bytes: frame.to_vec() }, forged);
     }
 
     fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], waited: bool) -> Sent {

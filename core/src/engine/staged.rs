@@ -1,0 +1,90 @@
+//! Looking ahead: the flows of all frames of a batch are fetched from memory before the first frame
+//! is worked on.
+//!
+//! With many flows a packet mostly waits for memory: for the index, then for the flow, then for
+//! what the flow points to, each address known only when the one before it has arrived. Frames of a
+//! batch do not wait for each other, so here every step is done for all of them before the next,
+//! and the processor has many cache lines under way at a time. A fetch is a plain load of a value
+//! that nobody uses.
+//!
+//! Nothing changes here, and where a flow seems to be is a guess that the work checks: an earlier
+//! frame of the batch may change which flows there are, and behind which port a guest is.
+
+use crate::engine::Engine;
+use crate::flow::key::FlowKey;
+use crate::flow::table::HashedKey;
+use crate::port::PortId;
+use crate::time::Instant;
+use crate::wire::glance::{Glance, macs};
+use crate::wire::packet::VlanStack;
+
+/// Frames from which on a batch is fetched for.
+const FETCH_FRAMES_MIN: usize = 4;
+
+/// What a glance at a frame has shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Staged {
+    /// The flow of a frame that [`Glance`] understands. If it came from the network: a flow of the
+    /// guest to whom such frames went lately.
+    pub(super) flow: Option<HashedKey>,
+}
+
+impl Engine<'_> {
+    /// Looks at a frame that came in on `port`.
+    #[inline(never)] // as `handle_staged`
+    #[must_use]
+    pub fn stage(&self, now: Instant, port: PortId, frame: &[u8]) -> Staged {
+        match Glance::v4(frame) {
+            Some(glance) => self.stage_segment(now, port, frame, &glance),
+            None => self.stage_v6(now, port, frame),
+        }
+    }
+
+    #[inline(never)] // the compiler would mix both families up, byte by byte
+    fn stage_v6(&self, now: Instant, port: PortId, frame: &[u8]) -> Staged {
+        match Glance::v6(frame) {
+            Some(glance) => self.stage_segment(now, port, frame, &glance),
+            None => Staged { flow: None },
+        }
+    }
+
+    #[inline(always)]
+    fn stage_segment(&self, now: Instant, port: PortId, frame: &[u8], it: &Glance) -> Staged {
+        let is_guest = self.port(port).is_some_and(|p| p.config.is_guest());
+        let key = if is_guest {
+            FlowKey::of_glance_from_guest(port.0, it)
+        } else {
+            let (dst, _) = macs(frame);
+            let Some(out) = self.switch.peek(now, VlanStack::default(), dst) else {
+                return Staged { flow: None };
+            };
+            FlowKey::of_glance_from_net(out.0, it)
+        };
+        Staged { flow: Some(self.flows.hashed(key)) }
+    }
+
+    /// Fetches what the work on these frames will read. With a few there is little to gain.
+    pub fn fetch(&self, batch: &mut [Staged]) {
+        if batch.len() >= FETCH_FRAMES_MIN {
+            self.fetch_flows(batch);
+        }
+    }
+
+    #[inline(never)] // as `handle_staged`
+    fn fetch_flows(&self, batch: &mut [Staged]) {
+        for key in batch.iter().filter_map(|staged| staged.flow.as_ref()) {
+            self.flows.fetch_index(key);
+        }
+        for key in batch.iter_mut().filter_map(|staged| staged.flow.as_mut()) {
+            if let Some(flow) = self.flows.fetch_slot(key) {
+                flow.fetch();
+            }
+        }
+        for key in batch.iter().filter_map(|staged| staged.flow.as_ref()) {
+            if let Some((index, flow)) = self.flows.fetched(key) {
+                flow.fetch_held(&self.arena);
+                self.timers.fetch(index);
+            }
+        }
+    }
+}
