@@ -103,7 +103,8 @@ impl Host {
                 let [a, b, c, _] = address.octets();
                 ip(&format!("address add {address}/{PREFIX} dev eth0 noprefixroute"))?;
                 // Linux's default, whatever this host prefers: BBR, for one, paces, and takes a
-                // guest that waits for its core for a slow path. A namespace may not choose its own.
+                // guest that waits for its core for a slow path. A namespace may not choose its
+                // own.
                 ip(&format!(
                     "route add {a}.{b}.{c}.0/{PREFIX} dev eth0 src {address} congctl cubic"
                 ))
