@@ -4,6 +4,7 @@
 use crate::engine::{Engine, EngineConfig, Transmit};
 use crate::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
+use crate::tcp::flow::{State, Why};
 use crate::time::{Duration, Instant};
 use crate::wire::emit::{CsumMode, TcpEmit};
 use crate::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags, Timestamps};
@@ -79,6 +80,7 @@ impl<'m> Side<'m> {
             mac: Some([2, 0, 0, 0, 0, 2]),
             ack_offload: true,
             budget_bytes: (shape.budget_pages * crate::limits::PAGE) as u64,
+            flows_max: 16,
             ..GuestConfig::default()
         };
         engine.add_port(now, PortConfig::uplink("uplink")).unwrap();
@@ -91,6 +93,8 @@ impl<'m> Side<'m> {
         side.sends(UPLINK, TcpFlags::SYN | ecn | cwr, Wish::PLAIN, &SYN_OPTIONS);
         side.sends(GUEST, TcpFlags::SYN | TcpFlags::ACK | ecn, Wish::PLAIN, &SYN_OPTIONS);
         side.sends(UPLINK, TcpFlags::ACK, Wish::PLAIN, &[]);
+        let flow = side.engine.flows().next().expect("a handshake makes a flow").2;
+        assert_eq!((flow.state(), flow.why()), (State::On, Why::Nothing));
         side
     }
 
