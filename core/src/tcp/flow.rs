@@ -118,9 +118,12 @@ impl Flow {
         if self.receiver.reset_waits() { Why::Reset } else { self.standing.why() }
     }
 
-    /// R has reset the connection, and G was told: there is nothing to say to anybody.
+    /// The connection was reset, and nobody is owed a word: G was told, and has acknowledged all
+    /// that R believes delivered.
     pub(crate) fn is_over(&self) -> bool {
-        self.state() == State::Abort && self.why() == Why::Reset && !self.standing.is_guest_untold()
+        self.state() == State::Abort
+            && !self.standing.is_guest_untold()
+            && self.sender.una() >= self.receiver.next()
     }
 
     /// In the path: `On` or `Drain`.

@@ -108,8 +108,7 @@ impl Flow {
             if self.outbound.is_old_ack(tcp) {
                 return Fate::Drop(DropReason::Duplicate);
             }
-            // Not behind data of a SYN that passed, if R itself counts it as not sent.
-            let seq = self.sender.pure_ack_seq(self.receiver.passed().min(range.seq));
+            let seq = self.sender.pure_ack_seq(self.receiver.passed());
             self.gate_to_guest(f, seq);
             return Fate::Pass;
         }

@@ -186,6 +186,7 @@ impl Flow {
     /// R's third ACK, or its first data: learns from it what R shows.
     fn learn_third_ack_from_net(&mut self, tcp: &Tcp) {
         let Some((_, shift_r)) = self.standing.offers().map(Offers::shifts) else { return };
+        self.receiver.on_third_ack_from_net();
         self.outbound.on_third_ack_from_net(tcp, shift_r);
         if let Some(ts) = tcp.options.timestamps {
             self.timestamps.on_third_ack_from_net(ts);

@@ -260,6 +260,12 @@ impl Receiver {
         self.passed = passed;
     }
 
+    /// R's third ACK begins where G's SYN-ACK ends: data of its SYN that G did not acknowledge R
+    /// counts as not sent.
+    pub(crate) fn on_third_ack_from_net(&mut self) {
+        self.passed = self.next;
+    }
+
     /// G's third ACK shows R the first edge.
     pub(crate) fn on_third_ack_from_guest(&mut self, edge: u64) {
         self.edge = edge;

@@ -264,6 +264,22 @@ fn com_26_data_on_the_syn_that_the_guest_did_not_take_is_before_no_ack() {
 }
 
 #[test]
+fn com_26_nor_is_it_before_an_ack_that_h_makes() {
+    let setup = Setup::new();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn_spec("S 0:500", &setup);
+    g.gets_syn();
+    g.sends_syn_spec("S. ack 1 win 400", &setup);
+    r.gets_syn();
+    w.set_lenient(0, true);
+    r.sends("1 ack 1");
+    g.gets("1 ack 1");
+    r.sends("101:201 ack 1 win 77"); // out of order, with a new window for the guest
+    g.gets("1 ack 1");
+}
+
+#[test]
 fn com_28_a_third_ack_that_does_not_fit_passes() {
     for third in ["2 ack 1", "1 ack 2", "1:101 ack 1 <opt 1c040000>", "F. 1 ack 1"] {
         let setup = Setup::new().small();

@@ -435,3 +435,20 @@ fn snoop_19_one_mark_one_reaction() {
     g.gets("1:1001 ce");
     drop(w);
 }
+
+#[test]
+fn snoop_16_a_forged_syn_does_not_end_the_answers_to_a_remote_that_the_guest_has_reset() {
+    let (w, r, g) = Setup::new().small().established();
+    warms_up(&r, &g);
+    r.sends("1001:2001");
+    r.takes_all(); // it was told of 1000 bytes that the guest does not acknowledge
+    g.takes_all();
+    g.sends("R. 1 ack 1001");
+    r.takes_all(); // the RST, which the network loses
+    r.is_forged("S 500000"); // by anybody who knows the addresses
+    g.takes_all();
+    r.is_forged("2001:3001 ack 1");
+    g.gets_nothing();
+    r.gets("R. 1");
+    assert_eq!(w.state(), Some(State::Abort));
+}

@@ -45,6 +45,9 @@ struct Wish {
     sack: bool,
     tos: u8,
     broken: bool,
+    /// An option that H does not know.
+    option: bool,
+    ttl: u8,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +59,11 @@ enum Step {
     Deliver(usize, bool),
     Millis(u32),
     Days(u64),
+    /// R goes on where H expects it.
+    Resync,
+    Syn,
+    RingReset,
+    Drain,
 }
 
 /// One engine, and what it was told and said.
@@ -125,8 +133,8 @@ impl<'m> Side<'m> {
             src: host(mine),
             dst: host(theirs),
             tos: wish.tos,
-            ttl: 64,
-            flow_label: 7,
+            ttl: wish.ttl,
+            flow_label: wish.ttl.into(),
             src_port: if from == UPLINK { 40_000 } else { 80 },
             dst_port: if from == UPLINK { 80 } else { 40_000 },
             seq: Seq(seq.wrapping_sub(syn)),
@@ -137,7 +145,8 @@ impl<'m> Side<'m> {
             sack: if wish.sack { &blocks } else { &[] },
             ip_id: 0,
         };
-        let body = if options.is_empty() { &payload[..] } else { options };
+        let options = if wish.option { &[28, 4, 0, 0][..] } else { options };
+        let body = &[options, &payload].concat()[..];
         let mut header = [0; TcpEmit::MAX_LEN];
         let mode = if options.is_empty() { CsumMode::Full(&[body]) } else { CsumMode::Partial };
         let len = emit.emit(&mut header, body.len(), mode);
@@ -195,6 +204,19 @@ impl<'m> Side<'m> {
                 self.engine.handle_guest_progress(self.now, GUEST, sees);
             }
             Step::Millis(ms) => self.pass(Duration::from_millis(ms.into())),
+            Step::Resync => {
+                if let Some((_, _, flow)) = self.engine.flows().next() {
+                    self.next[0] =
+                        crate::wire::seq::Seq::wrap(flow.receiver.next()).0.wrapping_sub(FIRST[0]);
+                }
+            }
+            Step::Syn => self.sends(UPLINK, TcpFlags::SYN, Wish::PLAIN, &SYN_OPTIONS),
+            Step::Drain => self.engine.drain(self.now, GUEST),
+            Step::RingReset => {
+                let features = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+                self.engine.set_port_features(self.now, GUEST, None);
+                self.engine.set_port_features(self.now, GUEST, Some(features));
+            }
             Step::Days(days) => self.pass(Duration::from_secs(days * 86_400)),
         }
     }
@@ -235,18 +257,26 @@ impl Wish {
         sack: false,
         tos: 0,
         broken: false,
+        option: false,
+        ttl: 64,
     };
 }
 
 /// What is expected, or off in one place.
 fn wish(lens: &'static [usize]) -> impl Strategy<Value = Wish> {
     let off = prop_oneof![(-3_i32..4), (-3000_i32..3000)];
-    (prop::sample::select(lens), 0_u8..24, off, any::<u16>()).prop_map(|(len, what, off, any)| {
+    (prop::sample::select(lens), 0_u8..60, off, any::<u16>()).prop_map(|(len, what, off, any)| {
         let plain = Wish { len, ..Wish::PLAIN };
         match what {
             0 => Wish { seq_off: off, ..plain },
             1 => Wish { ack_off: off, ..plain },
-            2 => Wish { flags: any & 0xff, ..plain },
+            2 if any & 15 == 0 => Wish { flags: any >> 4 & 0xff, ..plain },
+            2 | 13 | 14 => Wish {
+                flags: [0x40, 0x80, 0xc0, 0x20, 1, 0x100, 9, 0x48][usize::from(any & 7)],
+                ..plain
+            },
+            11 => Wish { option: true, ..plain },
+            12 => Wish { ttl: 65 + (any & 1) as u8, ..plain },
             3 => Wish { window: any, ..plain },
             4 => Wish { ts_off: off, ..plain },
             5 => Wish { odd_timestamps: true, ..plain },
@@ -262,13 +292,16 @@ fn wish(lens: &'static [usize]) -> impl Strategy<Value = Wish> {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        8 => wish(&[1448, 1448, 1448, 700, 4000, 1, 2, 0]).prop_map(Step::FromNet),
+        8 => wish(&[1448, 1448, 1448, 700, 4000, 20000, 1, 2, 0]).prop_map(Step::FromNet),
         6 => wish(&[0, 0, 0, 0, 300]).prop_map(Step::FromGuest),
         4 => Just(Step::BatchEnd),
         4 => (0_usize..4, any::<bool>()).prop_map(|(n, sees)| Step::Deliver(n, sees)),
         2 => (0_u32..400).prop_map(Step::Millis),
         1 => prop_oneof![Just(2_000), Just(20_000)].prop_map(Step::Millis),
-        1 => prop_oneof![9 => Just(0_u64), 1 => Just(25)].prop_map(Step::Days),
+        6 => Just(Step::Resync),
+        1 => prop_oneof![8 => Just(Step::Resync), 1 => Just(Step::Syn), 1 => Just(Step::RingReset)],
+        1 => prop_oneof![80 => Just(Step::Resync), 1 => Just(Step::Drain)],
+        1 => prop_oneof![19 => Just(0_u64), 1 => Just(25)].prop_map(Step::Days),
     ]
 }
 
@@ -282,7 +315,7 @@ proptest! {
     #[test]
     fn a_flow_is_the_same_with_and_without_prediction(
         shape in shape(),
-        steps in prop::collection::vec(step(), 1..60),
+        steps in prop::collection::vec(step(), 1..150),
     ) {
         let words = Arena::layout_len(4, PAGES) / 8;
         let mut memory = [vec![0_u64; words], vec![0_u64; words]];
