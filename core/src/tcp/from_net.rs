@@ -212,7 +212,13 @@ impl Flow {
         let unanswered =
             probe && self.window_shut() && !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
         match place {
-            Place::Keepalive => return Some(self.on_keepalive_from_net(cx, f)),
+            Place::Keepalive => {
+                // For R, whose FIN is not acknowledged, this is its next number.
+                if r.seq >= self.receiver.acks.sent() {
+                    self.update_ts_recent(cx, f.tcp, r.seq);
+                }
+                return Some(self.on_keepalive_from_net(cx, f));
+            }
             Place::Old => return Some(self.on_old_segment(cx, f, r)),
             Place::Window if !unanswered => return None,
             Place::Outside if r.len() == 0 => self.challenge_ack(cx),

@@ -199,6 +199,16 @@ fn snoop_05_every_segment_in_place_moves_the_echo() {
 }
 
 #[test]
+fn snoop_05_so_does_an_ack_in_the_place_of_a_fin_that_is_not_acknowledged() {
+    let (_w, r, g) = warm();
+    g.stops(0);
+    r.sends("F. 1001:1101 <ts 1010>");
+    r.gets("1 ack 1101 <ts - 1010>");
+    r.sends("1101 ack 1 <ts 1020>");
+    r.gets("1 ack 1101 <ts - 1020>");
+}
+
+#[test]
 fn what_g_is_echoed_is_of_the_newest_segment() {
     let (_, r, g) = warm();
     for n in 0..5_i64 {
