@@ -244,10 +244,6 @@ mutations! { FIRST:
     "client.has(SynInfo::HAS_UNKNOWN)"
     => "false";
 
-    "what G sends on a flow that passes is edited", "INV-17", "on_any_frame_from_guest",
-    "Fate::Pass"
-    => "self.on_segment_from_guest(cx, f)";
-
     "a VM gets one flow more than it may have", "INV-20", "set_quota",
     "self.port_mut(port).flows_max = [[flows_max]];"
     => "flows_max + 1";
