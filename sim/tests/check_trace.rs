@@ -166,7 +166,7 @@ fn simulated_runs_pass_until_a_frame_is_tampered_with() {
         if captures.tamper() {
             let findings = captures.check().findings;
             assert_eq!(findings.len(), 1, "run {runs}: {findings:?}");
-            // R's own segment, of which nothing fits, passes as it is, and now is not that any more.
+            // R's own segment, of which nothing fits, passes as it is; now it is not that any more.
             let rules = [Rule::BytesToGuest, Rule::Immutable, Rule::DeliveryFits];
             assert!(rules.contains(&findings[0].violation.rule), "{findings:?}");
             tampered += 1;
