@@ -125,7 +125,7 @@ pub struct Engine<'m> {
     ready_ports: VecDeque<PortId>,
     /// The header of the frame last polled for a guest.
     made: [u8; TcpEmit::MAX_LEN],
-    /// See [`Self::set_prediction`].
+    /// Ordinary segments take the predicted path (`tcp::predicted`). Tests turn it off.
     predicts: bool,
 }
 
@@ -263,9 +263,10 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// Whether ordinary segments take the predicted path, as they do from the start. It changes
-    /// what a packet costs, and nothing else: only tests have a reason to turn it off.
-    pub fn set_prediction(&mut self, on: bool) {
+    /// Whether ordinary segments take the predicted path, as they do from the start: it changes
+    /// what a packet costs, and nothing else.
+    #[cfg(test)]
+    pub(crate) fn set_prediction(&mut self, on: bool) {
         self.predicts = on;
     }
 

@@ -10,8 +10,8 @@
 //! rule out: the same parts, in the same order. Only the store is written earlier, for a segment
 //! that finds no page takes the ordinary way too.
 //!
-//! **How we know.** [`crate::engine::Engine::set_prediction`] turns it off. A test gives two
-//! engines the same frames, one with prediction and one without, and compares them after each.
+//! **How we know.** A test gives two engines the same frames, one with prediction and one without
+//! (`Engine::set_prediction`), and compares them after each.
 
 use crate::tcp::flow::Flow;
 use crate::tcp::gates::CE;

@@ -6,8 +6,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use super::setup::Setup;
-use super::world::Side;
+use super::world::{Known, Passing, Side};
 use nightporter_check::event::Event;
 use nightporter_check::history::{self, History};
 use nightporter_check::observer::{HostView, Observer, Setting};
@@ -20,24 +19,12 @@ use nightporter_core::flow::key::FlowKey;
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nightporter_core::wire::ip::{IpAddr16, IpVersion};
-use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 /// These ask how long a guest has run, which a trace does not play to the end.
 const OF_TIME: [Rule; 2] = [Rule::Recovery, Rule::Liveness];
 
 /// Guest ports of a world at most.
 const GUESTS_MAX: usize = 8;
-
-/// One connection, as the rules have to know it.
-#[derive(Clone, Debug)]
-pub struct Known {
-    /// Address and TCP port of R and of G.
-    pub ends: [(IpAddr16, u16); 2],
-    pub setup: Setup,
-    pub vlan: u64,
-    /// Not judged; see `World::set_lenient`.
-    pub lenient: bool,
-}
 
 /// All connections of a world, shared with it.
 #[derive(Clone, Debug, Default)]
@@ -110,17 +97,6 @@ impl Setting for Connections {
     fn guests(&self) -> usize {
         GUESTS_MAX
     }
-}
-
-/// A frame on its way, and what is known of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Passing<'a> {
-    pub at: Instant,
-    pub tap: Tap,
-    pub hdr: VirtioNetHdr,
-    pub bytes: &'a [u8],
-    /// Somebody else sent it, or it is broken.
-    pub forged: bool,
 }
 
 /// See the module doc.

@@ -1,31 +1,14 @@
 //! In place of [`monitor`](super::monitor) for tests inside the core: the rules know its types only
 //! from outside. What these tests look at they judge themselves.
 
-use super::setup::Setup;
-use super::world::Side;
+use super::world::{Known, Passing, Side};
 use crate::engine::Engine;
 use crate::port::PortId;
 use crate::time::Instant;
 use crate::wire::ip::IpAddr16;
-use crate::wire::virtio_net::VirtioNetHdr;
 use nightporter_check::event::Event;
 use nightporter_check::rule::Violation;
 use nightporter_check::tap::Tap;
-
-pub struct Known {
-    pub ends: [(IpAddr16, u16); 2],
-    pub setup: Setup,
-    pub vlan: u64,
-    pub lenient: bool,
-}
-
-pub struct Passing<'a> {
-    pub at: Instant,
-    pub tap: Tap,
-    pub hdr: VirtioNetHdr,
-    pub bytes: &'a [u8],
-    pub forged: bool,
-}
 
 #[derive(Debug)]
 pub struct Monitor;

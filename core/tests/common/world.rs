@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::rc::Rc;
 
-use super::monitor::{Known, Monitor, Passing};
+use super::monitor::Monitor;
 use super::segment::{Seen, pattern_bytes};
 use super::setup::Setup;
 use nightporter_check::event::Event;
@@ -49,6 +49,28 @@ pub enum How {
     Lies,
     /// Somebody else sent it.
     Forged,
+}
+
+/// One connection, as the rules have to know it.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Address and TCP port of R and of G.
+    pub ends: [(IpAddr16, u16); 2],
+    pub setup: Setup,
+    pub vlan: u64,
+    /// Not judged; see `World::set_lenient`.
+    pub lenient: bool,
+}
+
+/// A frame on its way, and what is known of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Passing<'a> {
+    pub at: Instant,
+    pub tap: Tap,
+    pub hdr: VirtioNetHdr,
+    pub bytes: &'a [u8],
+    /// Somebody else sent it, or it is broken.
+    pub forged: bool,
 }
 
 /// One end of a connection.
