@@ -116,6 +116,14 @@ pub struct Engine<'m> {
     flows: FlowTable<Flow>,
     syn_cache: SynCache<SynInfo>,
     timers: TimerWheel,
+    common: Common<'m>,
+    /// The header of the frame last polled for a guest.
+    made: [u8; TcpEmit::MAX_LEN],
+}
+
+/// What all flows share.
+#[derive(Debug)]
+struct Common<'m> {
     arena: Arena<'m>,
     /// Segments made for R, to be routed by `poll_transmit`.
     out: OutQueue,
@@ -123,8 +131,6 @@ pub struct Engine<'m> {
     ack_list: Vec<FlowId>,
     /// Ports whose VMs have been given something to deliver, each once; see `Vm::announced`.
     ready_ports: VecDeque<PortId>,
-    /// The header of the frame last polled for a guest.
-    made: [u8; TcpEmit::MAX_LEN],
     /// Ordinary segments take the predicted path (`tcp::predicted`). Tests turn it off.
     predicts: bool,
 }
@@ -140,12 +146,14 @@ impl<'m> Engine<'m> {
             flows: FlowTable::new(config.flows_max, config.hash_seeds),
             syn_cache: SynCache::new(config.hash_seeds),
             timers: TimerWheel::new(now),
-            arena,
-            out: OutQueue::default(),
-            ack_list: Vec::new(),
-            ready_ports: VecDeque::new(),
+            common: Common {
+                arena,
+                out: OutQueue::default(),
+                ack_list: Vec::new(),
+                ready_ports: VecDeque::new(),
+                predicts: true,
+            },
             made: [0; TcpEmit::MAX_LEN],
-            predicts: true,
         }
     }
 
@@ -160,7 +168,7 @@ impl<'m> Engine<'m> {
         }
         let budget_pages = config.as_guest().map_or(0, |g| g.budget_bytes / limits::PAGE as u64);
         let promised: u64 = self.ports.iter().flatten().map(|p| p.vm.budget_pages).sum();
-        if promised + budget_pages > self.arena.pages_total() as u64 {
+        if promised + budget_pages > self.common.arena.pages_total() as u64 {
             return Err(AddPortError::BudgetExceedsArena);
         }
         let slot = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
@@ -267,7 +275,7 @@ impl<'m> Engine<'m> {
     /// what a packet costs, and nothing else.
     #[cfg(test)]
     pub(crate) fn set_prediction(&mut self, on: bool) {
-        self.predicts = on;
+        self.common.predicts = on;
     }
 
     /// Makes no new promises for this VM until [`Self::set_offload`]; see [`Self::is_drained`].
@@ -332,7 +340,7 @@ impl<'m> Engine<'m> {
     /// Where the bytes are that were acknowledged ahead of a guest.
     #[must_use]
     pub fn arena(&self) -> &Arena<'m> {
-        &self.arena
+        &self.common.arena
     }
 
     /// The VM of `port`: budget, reservation, counters, whether offload is on.
@@ -375,8 +383,9 @@ impl<'m> Engine<'m> {
         let result = f(flow, &mut cx);
         flow.after_event(&mut cx);
         let class = flow.class_if_new(was);
-        if let Some(at) = flow.wake_at(&cx) {
-            self.timers.schedule(id, at);
+        let wake_at = flow.wake_at(&cx);
+        if wake_at < Instant::MAX {
+            self.timers.schedule(id, wake_at);
         }
         if let Some(class) = class {
             self.flows.set_class(id, class);
@@ -394,37 +403,32 @@ impl<'m> Engine<'m> {
     ) -> Option<Fate> {
         let (flow, mut cx) = self.flow_and_context(now, id)?;
         let was = flow.state();
-        let Ended { fate, wake_at } = f(flow, &mut cx);
+        let ended = f(flow, &mut cx);
         let class = flow.class_if_new(was);
-        if let Some(at) = wake_at {
-            self.timers.schedule(id, at);
+        Some(self.end_frame(id, ended, class))
+    }
+
+    /// What the wheel and the table have to know when the event of a frame has ended.
+    #[inline(always)]
+    fn end_frame(&mut self, id: FlowId, ended: Ended, class: Option<Class>) -> Fate {
+        if ended.wake_at < Instant::MAX {
+            self.timers.schedule(id, ended.wake_at);
         }
         if let Some(class) = class {
             self.flows.set_class(id, class);
         }
-        Some(fate)
+        ended.fate
     }
 
     /// A flow, and what it may touch besides itself.
+    #[inline(always)]
     fn flow_and_context(
         &mut self,
         now: Instant,
         id: FlowId,
     ) -> Option<(&mut Flow, FlowContext<'_, 'm>)> {
         let (key, flow) = self.flows.entry_mut(id)?;
-        let port = self.ports.get_mut(usize::from(key.port))?.as_mut()?;
-        let cx = FlowContext {
-            now,
-            id,
-            key,
-            arena: &mut self.arena,
-            vm: &mut port.vm,
-            features: port.features.unwrap_or_default(),
-            out: &mut self.out,
-            ack_list: &mut self.ack_list,
-            ready_ports: &mut self.ready_ports,
-            predicts: self.predicts,
-        };
+        let cx = context(now, id, key, &mut self.ports, &mut self.common)?;
         Some((flow, cx))
     }
 
@@ -434,7 +438,7 @@ impl<'m> Engine<'m> {
         self.timers.cancel(id);
         if let Some((key, flow)) = self.flows.remove(id) {
             let port = self.ports[usize::from(key.port)].as_mut();
-            flow.dispose(&mut self.arena, port.map(|port| &mut port.vm));
+            flow.dispose(&mut self.common.arena, port.map(|port| &mut port.vm));
         }
     }
 
@@ -463,6 +467,30 @@ impl<'m> Engine<'m> {
             .or_else(|| self.flows.find_unused(port, Class::Live, limits::VICTIM_STEPS_MAX, parked))
             .or_else(|| oldest(self, Class::Unproven))
     }
+}
+
+/// What a flow may touch besides itself.
+#[inline(always)]
+fn context<'a, 'm>(
+    now: Instant,
+    id: FlowId,
+    key: &'a FlowKey,
+    ports: &'a mut [Option<Port>],
+    common: &'a mut Common<'m>,
+) -> Option<FlowContext<'a, 'm>> {
+    let port = ports.get_mut(usize::from(key.port))?.as_mut()?;
+    Some(FlowContext {
+        now,
+        id,
+        key,
+        arena: &mut common.arena,
+        vm: &mut port.vm,
+        features: port.features.unwrap_or_default(),
+        out: &mut common.out,
+        ack_list: &mut common.ack_list,
+        ready_ports: &mut common.ready_ports,
+        predicts: common.predicts,
+    })
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! pipe.
 
 use crate::drops::DropReason;
-use crate::engine::{Engine, Port, Staged, Verdict};
+use crate::engine::{Engine, Port, Staged, Verdict, context};
 use crate::flow::key::FlowKey;
 use crate::flow::table::{FlowId, HashedKey};
 use crate::port::PortId;
@@ -12,9 +12,16 @@ use crate::tcp::options::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
 use crate::wire::glance::macs;
-use crate::wire::packet::{Ip, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack};
+use crate::wire::ip::{V4_HEADER, V6_HEADER};
+use crate::wire::packet::{Ip, IpVersion, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack};
 use crate::wire::segment::validate_hdr;
+use crate::wire::tcp::TCP_CHECKSUM_AT;
 use crate::wire::virtio_net::VirtioNetHdr;
+
+/// Bytes of an Ethernet header without tags.
+const ETHERNET: usize = 14;
+/// The longest frame of an acknowledgement that a flow expects: IPv6, and TCP with timestamps.
+const EXPECTED_ACK_MAX: usize = ETHERNET + V6_HEADER + 32;
 
 impl Engine<'_> {
     /// A frame came in on `port`. It may be edited in place (never in length); on `Forward` and
@@ -42,16 +49,24 @@ impl Engine<'_> {
     ) -> Verdict {
         let Some(from) = self.port(port) else { return Verdict::Drop(DropReason::PortDown) };
         let result = if from.config.is_guest() {
-            self.process_from_guest(now, port, hdr, frame, staged)
-        } else {
-            match self.find_way(now, port, frame, staged) {
-                Some((out, None)) => {
+            match &staged.flow {
+                Some(key) if self.takes_from_guest(now, port, key, hdr, frame) => {
+                    return Verdict::Absorbed;
+                }
+                _ => self.process_from_guest(now, port, hdr, frame, staged),
+            }
+        } else if let Some(key) = self.find_way(now, port, frame, staged) {
+            let out = PortId(key.key.port);
+            match self.offer_to_flow(now, key, hdr, frame, ETHERNET) {
+                Some((_, true)) => return Verdict::Absorbed,
+                Some((id, false)) => self.process_toward_flow(now, out, id, hdr, frame),
+                None => {
                     self.note_given(now, port, Some(out));
                     return Verdict::Forward(out);
                 }
-                Some((out, Some(id))) => self.process_toward_flow(now, out, id, hdr, frame),
-                None => self.process_from_uplink(now, port, hdr, frame),
             }
+        } else {
+            self.process_from_uplink(now, port, hdr, frame)
         };
         let verdict = result.unwrap_or_else(Verdict::Drop);
         match verdict {
@@ -63,24 +78,25 @@ impl Engine<'_> {
         verdict
     }
 
-    /// Where a frame from the network goes, and the flow that has to do with it, if one has.
-    /// Most frames are found this way, and those that go on as they are are looked at no closer.
-    /// `None`: this frame has to be looked at.
+    /// The flow, if it is there, of a frame from the network, and with it the port to which the
+    /// frame goes. Most frames are found this way. `None`: this frame has to be looked at.
     #[inline(always)]
-    fn find_way(
+    fn find_way<'s>(
         &mut self,
         now: Instant,
         port: PortId,
         frame: &[u8],
-        staged: &Staged,
-    ) -> Option<(PortId, Option<FlowId>)> {
+        staged: &'s Staged,
+    ) -> Option<&'s HashedKey> {
         let key = staged.flow.as_ref()?;
-        let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
-        self.switch.learn(now, port, untagged, src);
-        match self.switch.lookup(now, port, untagged, dst) {
-            Out::Port(out) if out.0 == key.key.port => Some((out, self.flow_in_path(now, key))),
-            _ => None,
+        if staged.switch_then != Some(self.switch.changes()) {
+            let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
+            self.switch.learn(now, port, untagged, src);
+            if self.switch.lookup(now, port, untagged, dst) != Out::Port(PortId(key.key.port)) {
+                return None;
+            }
         }
+        Some(key)
     }
 
     /// One more thing that a guest has yet to see before it counts as alive by itself again;
@@ -100,7 +116,30 @@ impl Engine<'_> {
         }
     }
 
-    #[inline(never)] // what is forwarded as it is need not pay for this
+    /// Offers a frame on its way to the guest of `key`, with a layer-2 header of `l2_len` bytes, to
+    /// its flow: whether that took it, as the one that it expected. `None`: no flow is in the path.
+    #[inline(always)]
+    fn offer_to_flow(
+        &mut self,
+        now: Instant,
+        key: &HashedKey,
+        hdr: &VirtioNetHdr,
+        frame: &[u8],
+        l2_len: usize,
+    ) -> Option<(FlowId, bool)> {
+        let (id, key, flow) = self.flows.lookup_hashed(key)?;
+        if flow.on_passing(now) {
+            return None;
+        }
+        let mut cx = context(now, id, key, &mut self.ports, &mut self.common)?;
+        let ended = flow.on_expected_from_net(&mut cx, frame, l2_len, hdr.is_vouched_for());
+        let Some(ended) = ended else { return Some((id, false)) };
+        let class = flow.class_if_new(State::On);
+        self.end_frame(id, ended, class);
+        Some((id, true))
+    }
+
+    #[inline(never)] // what is expected, or forwarded as it is, need not pay for this
     fn process_toward_flow(
         &mut self,
         now: Instant,
@@ -113,6 +152,33 @@ impl Engine<'_> {
         let Some((ip, tcp)) = packet.tcp() else { return Ok(Verdict::Forward(out)) };
         let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
         verdict(out, self.process_from_net(now, id, &mut f))
+    }
+
+    /// Takes G's acknowledgement, if that is what the frame is, and its flow expects it. `false`:
+    /// nothing has changed but what the switch knows of G.
+    #[inline(always)]
+    fn takes_from_guest(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        key: &HashedKey,
+        hdr: &VirtioNetHdr,
+        frame: &[u8],
+    ) -> bool {
+        let (_, src) = macs(frame);
+        if frame.len() > EXPECTED_ACK_MAX
+            || !is_usual_hdr(hdr, key.key.version)
+            || self.switch.check_ip_source(now, port, src, key.key.g_addr).is_err()
+        {
+            return false;
+        }
+        let Some((id, key, flow)) = self.flows.lookup_hashed(key) else { return false };
+        let cx = context(now, id, key, &mut self.ports, &mut self.common);
+        let ended = cx.and_then(|mut cx| flow.on_expected_from_guest(&mut cx, frame, ETHERNET));
+        let Some(ended) = ended else { return false };
+        let class = flow.class_if_new(State::On);
+        self.end_frame(id, ended, class);
+        true
     }
 
     #[inline(never)] // likewise
@@ -152,8 +218,12 @@ impl Engine<'_> {
             if tcp.flags.contains(TcpFlags::SYN) {
                 self.on_syn_from_guest(now, key.key, &f);
             } else if let Some(id) = self.flow_in_path(now, &key) {
-                let fate =
-                    self.with_frame(now, id, |flow, cx| flow.on_frame_from_guest(cx, &mut f));
+                let tagged = !f.eth.vlan.is_empty(); // others were offered to the flow before
+                let fate = self.with_frame(now, id, |flow, cx| {
+                    let l2_len = f.l2().len();
+                    let expected = tagged.then(|| flow.on_expected_from_guest(cx, f.bytes, l2_len));
+                    expected.flatten().unwrap_or_else(|| flow.on_frame_from_guest(cx, &mut f))
+                });
                 match fate {
                     Some(Fate::Absorbed) => return Ok(Verdict::Absorbed),
                     Some(Fate::Drop(reason)) => return Err(reason),
@@ -180,7 +250,7 @@ impl Engine<'_> {
     /// out of the path.
     #[inline(always)]
     fn flow_in_path(&mut self, now: Instant, key: &HashedKey) -> Option<FlowId> {
-        let (id, flow) = self.flows.lookup_hashed(key)?;
+        let (id, _, flow) = self.flows.lookup_hashed(key)?;
         (!flow.on_passing(now)).then_some(id)
     }
 
@@ -225,10 +295,12 @@ impl Engine<'_> {
         let mut f = Frame { bytes: frame, hdr, eth: &packet.eth, ip, tcp };
         let fate = if tcp.flags.contains(TcpFlags::SYN) {
             self.process_syn_from_net(now, out, key, &mut f)
-        } else if let Some(id) = self.flow_in_path(now, key) {
-            self.process_from_net(now, id, &mut f)
         } else {
-            Fate::Pass
+            match self.offer_to_flow(now, key, hdr, f.bytes, f.l2().len()) {
+                Some((_, true)) => Fate::Absorbed,
+                Some((id, false)) => self.process_from_net(now, id, &mut f),
+                None => Fate::Pass,
+            }
         };
         verdict(out, fate)
     }
@@ -255,7 +327,7 @@ impl Engine<'_> {
         key: &HashedKey,
         f: &mut Frame<'_>,
     ) -> Fate {
-        let id = self.flows.lookup_hashed(key).map(|(id, _)| id);
+        let id = self.flows.lookup_hashed(key).map(|(id, ..)| id);
         if !f.tcp.flags.intersects(TcpFlags::ACK.union(TcpFlags::RST)) {
             // SNOOP-17: for a flow that owes something H answers, else G.
             let owes = |f: &Flow| f.is_live() && !f.holds_nothing();
@@ -373,6 +445,18 @@ fn parse(frame: &[u8]) -> Result<Packet, DropReason> {
         }
         packet => Ok(packet),
     }
+}
+
+/// A guest says no more of its untagged TCP frame than that the checksum is yet to be finished:
+/// [`validate_hdr`] would find nothing wrong with it.
+#[inline(always)]
+fn is_usual_hdr(hdr: &VirtioNetHdr, version: IpVersion) -> bool {
+    let l4_start = match version {
+        IpVersion::V4 => ETHERNET + V4_HEADER,
+        IpVersion::V6 => ETHERNET + V6_HEADER,
+    };
+    let usual = usize::from(hdr.csum_start) == l4_start && hdr.csum_offset == TCP_CHECKSUM_AT;
+    !hdr.is_gso() && (usual || !hdr.needs_csum())
 }
 
 /// What becomes of a frame on its way to `out`.

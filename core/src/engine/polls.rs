@@ -15,14 +15,14 @@ impl Engine<'_> {
     /// The end of a batch of frames: pending ACKs become due (SNOOP-07).
     #[inline]
     pub fn handle_batch_end(&mut self, now: Instant) {
-        if !self.ack_list.is_empty() {
+        if !self.common.ack_list.is_empty() {
             self.make_pending_acks(now);
         }
     }
 
     #[inline(never)] // as `handle_staged`
     fn make_pending_acks(&mut self, now: Instant) {
-        while let Some(id) = self.ack_list.pop() {
+        while let Some(id) = self.common.ack_list.pop() {
             let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
             let was = flow.state();
             flow.on_batch_end(&mut cx);
@@ -55,38 +55,38 @@ impl Engine<'_> {
     #[inline]
     #[must_use]
     pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit<'_>> {
-        let place = self.out.pop()?;
+        let place = self.common.out.pop()?;
         self.route_next(now, place)
     }
 
     #[inline(never)] // as `handle_staged`
     fn route_next(&mut self, now: Instant, mut place: usize) -> Option<Transmit<'_>> {
         loop {
-            let origin = self.out.at(place).origin;
+            let origin = self.common.out.at(place).origin;
             let port = match self.route_made(now, place) {
                 Ok(Verdict::Forward(port)) => Some(port),
                 Ok(Verdict::Flood) => None,
                 Ok(Verdict::Absorbed) => {
-                    place = self.out.pop()?;
+                    place = self.common.out.pop()?;
                     continue;
                 }
                 Ok(Verdict::Drop(reason)) | Err(reason) => {
                     self.count_drop(origin, reason);
-                    place = self.out.pop()?;
+                    place = self.common.out.pop()?;
                     continue;
                 }
             };
             self.note_given(now, origin, port);
             let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
-            parts[0] = self.out.at(place).frame();
+            parts[0] = self.common.out.at(place).frame();
             let hdr = VirtioNetHdr::default();
             return Some(Transmit { port, ingress: origin, hdr, parts, parts_len: 1 });
         }
     }
 
-    /// Where a frame in `self.out` goes; another VM's inbound pipe may edit or absorb it.
+    /// Where a frame in `self.common.out` goes; another VM's inbound pipe may edit or absorb it.
     fn route_made(&mut self, now: Instant, place: usize) -> Result<Verdict, DropReason> {
-        let made = self.out.at(place);
+        let made = self.common.out.at(place);
         let eth = Eth::parse(made.frame())?;
         let Some(out) = self.egress(now, made.origin, eth.vlan, eth.dst)? else {
             return Ok(Verdict::Flood);
@@ -95,12 +95,12 @@ impl Engine<'_> {
             return Ok(Verdict::Forward(out)); // before it is parsed
         }
         // Out of the queue while that pipe looks at it, for that may add to the queue.
-        let mut made = *self.out.at(place);
+        let mut made = *self.common.out.at(place);
         let frame = &mut made.bytes[..made.len];
         let packet = Packet::parse(frame)?;
         let hdr = VirtioNetHdr::default();
         let verdict = self.process_toward(now, out, &hdr, frame, &packet);
-        *self.out.at_mut(place) = made;
+        *self.common.out.at_mut(place) = made;
         verdict
     }
 
@@ -108,7 +108,7 @@ impl Engine<'_> {
     /// what its ring has no room for is the caller's to come back for.
     #[must_use]
     pub fn poll_ready(&mut self) -> Option<PortId> {
-        let port = self.ready_ports.pop_front()?;
+        let port = self.common.ready_ports.pop_front()?;
         if let Some(p) = self.port_mut(port) {
             p.vm.announced = false;
         }
@@ -168,7 +168,7 @@ impl Engine<'_> {
         parts[0] = &self.made[..d.header_len];
         let mut n = 1;
         if let Some(flow) = self.flows.get(id).filter(|_| d.from < d.to) {
-            for piece in flow.store().slices(&self.arena, d.from, d.to) {
+            for piece in flow.store().slices(&self.common.arena, d.from, d.to) {
                 parts[usize::from(n)] = piece;
                 n += 1;
             }

@@ -16,27 +16,27 @@ impl Engine<'_> {
     /// Call once, after the ports were added. A guest that connects later gets its RST then.
     pub fn handle_restart(&mut self, now: Instant) -> usize {
         let mut reset = 0;
-        for found in recover(&mut self.arena) {
+        for found in recover(&mut self.common.arena) {
             let record = found.record;
             let mut store = found.store;
-            store.clear(&mut self.arena);
+            store.clear(&mut self.common.arena);
             let port = self.port_named(record.name_hash);
             let owed = record.rcv_nxt > record.guest_una;
             let (true, Some(port)) = (owed, port) else {
-                self.arena.free_record(found.id);
+                self.common.arena.free_record(found.id);
                 continue;
             };
             let key = FlowKey { port: port.0, ..record.key };
             if self.flows.lookup(&key).is_some() {
                 // Its record was found before. We never write two of one flow.
-                self.arena.free_record(found.id);
+                self.common.arena.free_record(found.id);
                 continue;
             }
             reset += 1;
             if !self.flows.has_room(key.port) {
                 // The limit is lower than it was. R hears of it now; G, when R answers it.
                 self.tell_remote(now, &key, Flow::recovered(now, &record, None));
-                self.arena.free_record(found.id);
+                self.common.arena.free_record(found.id);
                 continue;
             }
             // The record stays until the entry goes: another crash before then tells them again.
@@ -57,13 +57,13 @@ impl Engine<'_> {
             now,
             id: FlowId::NONE,
             key,
-            arena: &mut self.arena,
+            arena: &mut self.common.arena,
             vm: &mut port.vm,
             features: port.features.unwrap_or_default(),
-            out: &mut self.out,
-            ack_list: &mut self.ack_list,
-            ready_ports: &mut self.ready_ports,
-            predicts: self.predicts,
+            out: &mut self.common.out,
+            ack_list: &mut self.common.ack_list,
+            ready_ports: &mut self.common.ready_ports,
+            predicts: self.common.predicts,
         };
         flow.reset_after_restart(&mut cx);
     }

@@ -27,6 +27,13 @@ pub struct Staged {
     /// The flow of a frame that [`Glance`] understands. If it came from the network: a flow of the
     /// guest to whom such frames went lately.
     pub(super) flow: Option<HashedKey>,
+    /// [`Switch::changes`](crate::switch::Switch::changes) when the switch was to send the frame to
+    /// that guest and had nothing to learn from it.
+    pub(super) switch_then: Option<u32>,
+}
+
+impl Staged {
+    const NOTHING: Self = Self { flow: None, switch_then: None };
 }
 
 impl Engine<'_> {
@@ -44,23 +51,22 @@ impl Engine<'_> {
     fn stage_v6(&self, now: Instant, port: PortId, frame: &[u8]) -> Staged {
         match Glance::v6(frame) {
             Some(glance) => self.stage_segment(now, port, frame, &glance),
-            None => Staged { flow: None },
+            None => Staged::NOTHING,
         }
     }
 
     #[inline(always)]
     fn stage_segment(&self, now: Instant, port: PortId, frame: &[u8], it: &Glance) -> Staged {
         let is_guest = self.port(port).is_some_and(|p| p.config.is_guest());
-        let key = if is_guest {
-            FlowKey::of_glance_from_guest(port.0, it)
-        } else {
-            let (dst, _) = macs(frame);
-            let Some(out) = self.switch.peek(now, VlanStack::default(), dst) else {
-                return Staged { flow: None };
-            };
-            FlowKey::of_glance_from_net(out.0, it)
-        };
-        Staged { flow: Some(self.flows.hashed(key)) }
+        if is_guest {
+            let key = self.flows.hashed(FlowKey::of_glance_from_guest(port.0, it));
+            return Staged { flow: Some(key), switch_then: None };
+        }
+        let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
+        let Some(out) = self.switch.peek(now, untagged, dst) else { return Staged::NOTHING };
+        let key = self.flows.hashed(FlowKey::of_glance_from_net(out.0, it));
+        let known = out != port && self.switch.is_taught(now, port, untagged, src);
+        Staged { flow: Some(key), switch_then: known.then(|| self.switch.changes()) }
     }
 
     /// Fetches what the work on these frames will read. With a few there is little to gain.
@@ -82,7 +88,7 @@ impl Engine<'_> {
         }
         for key in batch.iter().filter_map(|staged| staged.flow.as_ref()) {
             if let Some((index, flow)) = self.flows.fetched(key) {
-                flow.fetch_held(&self.arena);
+                flow.fetch_held(&self.common.arena);
                 self.timers.fetch(index);
             }
         }

@@ -222,30 +222,36 @@ impl<T> FlowTable<T> {
     /// The flow with this key. Counts as a use for eviction.
     #[must_use]
     pub fn lookup(&mut self, key: &FlowKey) -> Option<FlowId> {
-        self.lookup_hashed(&self.hashed(*key)).map(|(id, _)| id)
+        self.lookup_hashed(&self.hashed(*key)).map(|(id, ..)| id)
     }
 
-    /// The same, and its state.
+    /// The same, its key and its state.
     #[inline(always)]
     #[must_use]
-    pub fn lookup_hashed(&mut self, key: &HashedKey) -> Option<(FlowId, &mut T)> {
-        let mut index = match key.likely {
+    pub fn lookup_hashed(&mut self, key: &HashedKey) -> Option<(FlowId, &FlowKey, &mut T)> {
+        let index = match key.likely {
             NOWHERE => self.index.find(key.hash, |_| true)?,
             likely => likely,
         };
         // Two keys seldom have the same half of a hash, and flows seldom go within a batch.
         let is_it = |slot: &Slot<T>| slot.key == key.key && slot.value.is_some();
         if !self.slot_at(index).is_some_and(is_it) {
-            index = self.find_again(key)?;
+            return self.lookup_again(key);
         }
-        let slot = slot_mut(&mut self.chunks, index);
-        slot.used = true;
-        Some((FlowId::new(index, slot.generation), slot.value.as_mut()?))
+        self.use_slot(index)
     }
 
     #[cold]
-    fn find_again(&self, key: &HashedKey) -> Option<u32> {
-        self.find(key.hash, &key.key)
+    fn lookup_again(&mut self, key: &HashedKey) -> Option<(FlowId, &FlowKey, &mut T)> {
+        let index = self.find(key.hash, &key.key)?;
+        self.use_slot(index)
+    }
+
+    #[inline(always)]
+    fn use_slot(&mut self, index: u32) -> Option<(FlowId, &FlowKey, &mut T)> {
+        let slot = slot_mut(&mut self.chunks, index);
+        slot.used = true;
+        Some((FlowId::new(index, slot.generation), &slot.key, slot.value.as_mut()?))
     }
 
     /// The same for who only looks: does not count as a use.

@@ -94,6 +94,8 @@ pub struct Switch {
     found: Memo,
     /// What uplinks taught.
     taught: Memo,
+    /// How often that was forgotten.
+    changes: u32,
 }
 
 impl Switch {
@@ -109,6 +111,7 @@ impl Switch {
             hasher: RandomState::with_seeds(seeds[0], seeds[1], seeds[2], seeds[3]),
             found: Memo::new(),
             taught: Memo::new(),
+            changes: 0,
         }
     }
 
@@ -188,24 +191,51 @@ impl Switch {
         port: PortId,
         packet: &Packet,
     ) -> Result<(), DropReason> {
-        let Some(guest) = self.guest_mut(port) else { return Ok(()) };
-        let mac = packet.eth.src;
-        if guest.mac != Some(mac) {
-            let may_learn = guest.mac.is_none() && !is_group(mac) && mac != [0; 6];
-            if !may_learn || self.guest_with(mac).is_some() {
-                return Err(DropReason::SpoofedMac);
-            }
-            self.bind(mac, port);
-            if let Some(guest) = self.guest_mut(port) {
-                guest.mac = Some(mac);
-            }
+        if self.guest_mut(port).is_none() {
+            return Ok(());
         }
+        let mac = packet.eth.src;
+        self.check_mac(port, mac)?;
         match packet.net {
             Net::Ip(ip) => self.check_ip(now, port, ip.src),
             Net::Arp(arp) if arp.sender_mac != mac => Err(DropReason::SpoofedMac),
             Net::Arp(arp) => self.check_ip(now, port, IpAddr16::from(arp.sender_ip)),
             Net::Other => Ok(()),
         }
+    }
+
+    /// The same for a packet with this source.
+    #[inline]
+    pub fn check_ip_source(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        mac: Mac,
+        ip: IpAddr16,
+    ) -> Result<(), DropReason> {
+        self.check_mac(port, mac)?;
+        self.check_ip(now, port, ip)
+    }
+
+    #[inline]
+    fn check_mac(&mut self, port: PortId, mac: Mac) -> Result<(), DropReason> {
+        match self.guest_mut(port) {
+            Some(guest) if guest.mac != Some(mac) => self.learn_guest(port, mac),
+            _ => Ok(()),
+        }
+    }
+
+    #[inline(never)]
+    fn learn_guest(&mut self, port: PortId, mac: Mac) -> Result<(), DropReason> {
+        let known = self.guest_mut(port).is_none_or(|guest| guest.mac.is_some());
+        if known || is_group(mac) || mac == [0; 6] || self.guest_with(mac).is_some() {
+            return Err(DropReason::SpoofedMac);
+        }
+        self.bind(mac, port);
+        if let Some(guest) = self.guest_mut(port) {
+            guest.mac = Some(mac);
+        }
+        Ok(())
     }
 
     /// Whether `ip` is on the guest port's list, or was learned from it (COM-11).
@@ -243,7 +273,7 @@ impl Switch {
                 let moved = entry.get().port != port;
                 *entry.get_mut() = MacEntry { key, port, seen: now };
                 if moved {
-                    self.found.forget();
+                    self.forget_found();
                 }
                 self.taught.note(now, key, port, Instant::MAX);
             }
@@ -274,6 +304,21 @@ impl Switch {
     #[must_use]
     pub fn peek(&self, now: Instant, vlan: VlanStack, dst: Mac) -> Option<PortId> {
         self.found.recall(now, mac_key(vlan_id(vlan), dst))
+    }
+
+    /// A frame from `mac` that came in on `port` teaches nothing.
+    #[inline]
+    #[must_use]
+    pub fn is_taught(&self, now: Instant, port: PortId, vlan: VlanStack, mac: Mac) -> bool {
+        self.taught.recall(now, mac_key(vlan_id(vlan), mac)) == Some(port)
+    }
+
+    /// While this is the same, and at the same time, [`Self::peek`] and [`Self::is_taught`] stay
+    /// true.
+    #[inline]
+    #[must_use]
+    pub const fn changes(&self) -> u32 {
+        self.changes
     }
 
     fn search(&mut self, now: Instant, key: u64, dst: Mac) -> Out {
@@ -340,7 +385,7 @@ impl Switch {
     }
 
     fn bind(&mut self, mac: Mac, port: PortId) {
-        self.found.forget();
+        self.forget_found();
         let key = mac_key(GUEST_VLAN, mac);
         let bound = MacEntry { key, port, seen: Instant::ZERO };
         match self.entry(key) {
@@ -364,9 +409,14 @@ impl Switch {
         )
     }
 
+    fn forget_found(&mut self) {
+        self.found.forget();
+        self.changes = self.changes.wrapping_add(1);
+    }
+
     fn retain_macs(&mut self, keep: impl Fn(&MacEntry) -> bool) {
         self.macs.retain(|entry| keep(entry));
-        self.found.forget();
+        self.forget_found();
         self.taught.forget();
         self.learned = self.macs.iter().filter(|entry| !is_guest_key(entry.key)).count();
     }

@@ -325,19 +325,22 @@ impl Flow {
         Ended { fate, wake_at: self.wake_at(cx) }
     }
 
-    /// The earliest wall-clock instant at which a timer may be due, if the wheel does not wake the
-    /// flow by then.
+    /// The earliest wall-clock instant at which a timer may be due; `Instant::MAX` if the wheel
+    /// wakes the flow by then.
     #[inline]
-    pub(crate) fn wake_at(&mut self, cx: &FlowContext<'_, '_>) -> Option<Instant> {
+    pub(crate) fn wake_at(&mut self, cx: &FlowContext<'_, '_>) -> Instant {
         let at = self.next_deadline(cx);
-        self.timers.wake_at(at).then_some(at)
+        self.timers.wake_at(at)
     }
 
     /// As [`Self::wake_at`] for a flow whose idle time will end no earlier than it did before.
     #[inline]
-    pub(super) fn wake_for_timers(&mut self, cx: &FlowContext<'_, '_>) -> Option<Instant> {
+    pub(super) fn wake_for_timers(&mut self, cx: &FlowContext<'_, '_>) -> Instant {
+        if self.timers.is_idle() {
+            return Instant::MAX; // the wheel knows that end
+        }
         let at = self.timers.next(cx.now, cx.running(), cx.vm.clock.is_running());
-        self.timers.wake_at(at).then_some(at)
+        self.timers.wake_at(at)
     }
 
     /// Counts the flow among those of its VM that owe something, or no longer.

@@ -5,7 +5,8 @@ use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::sender::GuestAck;
 use crate::tcp::{Ended, Fate, FlowContext, Frame};
-use crate::wire::packet::{Tcp, TcpFlags};
+use crate::time::Instant;
+use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
 
 impl Flow {
     /// A frame of G that is not a SYN, in whatever state the flow is.
@@ -16,22 +17,11 @@ impl Flow {
         f: &mut Frame<'_>,
     ) -> Ended {
         self.timers.on_seen(cx.now);
-        if let Some(ended) = self.on_predicted_from_guest(cx, f) {
-            return ended;
-        }
-        self.on_any_frame_from_guest(cx, f)
-    }
-
-    #[inline(never)]
-    fn on_any_frame_from_guest(
-        &mut self,
-        cx: &mut FlowContext<'_, '_>,
-        f: &mut Frame<'_>,
-    ) -> Ended {
         let fate = match self.state() {
             State::Handshake => self.on_handshake_from_guest(cx, f),
             State::On | State::Drain => self.on_segment_from_guest(cx, f),
-            State::Pass => return Ended { fate: Fate::Pass, wake_at: None }, // as from the net
+            // As from the net.
+            State::Pass => return Ended { fate: Fate::Pass, wake_at: Instant::MAX },
             State::Abort => self.on_segment_in_abort(cx, true, f.tcp),
         };
         self.end_frame(cx, fate)
@@ -44,7 +34,7 @@ impl Flow {
         f: &mut Frame<'_>,
     ) -> Fate {
         let tcp = f.tcp;
-        self.template.learn_from_guest(f.l2(), f.ip);
+        self.template.learn_from_guest(f.l2(), f.ip.tos, f.ip.ttl, f.ip.flow_label);
         if let Some(ts) = tcp.options.timestamps {
             if self.timestamps.is_guest_outdated(cx.now) {
                 self.owe_ack(cx); // see `ack_now`
@@ -107,28 +97,29 @@ impl Flow {
         if ack < una || ack > self.ack_limit_from_guest(cx) {
             return; // old, or an optimistic ACK: no state of ours moves (SNOOP-24, S-31)
         }
-        self.take_ack_from_guest(cx, tcp, ack);
+        let pure = tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN);
+        let sack = Some(&tcp.options.sack).filter(|sack| self.options.sack && !sack.is_empty());
+        self.take_ack_from_guest(cx, ack, tcp.window, pure, sack);
     }
 
-    /// An acknowledgement that can be true.
+    /// An acknowledgement that can be true. `pure`: it came without data and without a FIN; `sack`:
+    /// if SACK was negotiated, and there are blocks.
     #[inline(always)]
     pub(super) fn take_ack_from_guest(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
-        tcp: &Tcp,
         ack: u64,
+        window: u16,
+        pure: bool,
+        sack: Option<&SackBlocks>,
     ) {
         let una = self.sender.una();
         let bytes_end = ack.min(self.receiver.fin()); // one more is R's FIN
         if ack > una && self.receiver.on_taken_by_guest(bytes_end) {
             self.owe_ack(cx);
         }
-        let said = GuestAck {
-            ack,
-            edge: ack + (u64::from(tcp.window) << self.options.shift_g),
-            pure: tcp.payload_len == 0 && !tcp.flags.contains(TcpFlags::FIN),
-            sack: Some(&tcp.options.sack).filter(|sack| self.options.sack && !sack.is_empty()),
-        };
+        let edge = ack + (u64::from(window) << self.options.shift_g);
+        let said = GuestAck { ack, edge, pure, sack };
         let (sender, mut sending) = self.sending(cx);
         sender.on_ack(&said, &mut sending);
         if ack > una {

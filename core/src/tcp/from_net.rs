@@ -7,7 +7,8 @@ use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::CE;
 use crate::tcp::receiver::{Place, Range, Taken};
 use crate::tcp::{Ended, Fate, FlowContext, Frame};
-use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
+use crate::time::Instant;
+use crate::wire::packet::{SackBlocks, Seq, Tcp, TcpFlags, Timestamps};
 
 impl Flow {
     /// A frame of R, in whatever state the flow is. A SYN comes here only if H answers it.
@@ -18,19 +19,11 @@ impl Flow {
         f: &mut Frame<'_>,
     ) -> Ended {
         self.timers.on_seen(cx.now);
-        if let Some(ended) = self.on_predicted_from_net(cx, f) {
-            return ended;
-        }
-        self.on_any_frame_from_net(cx, f)
-    }
-
-    #[inline(never)]
-    fn on_any_frame_from_net(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>) -> Ended {
         let fate = match self.state() {
             State::Handshake => self.on_handshake_from_net(cx, f),
             State::On | State::Drain => self.on_segment_from_net(cx, f),
             // It owes nothing and waits for nothing, and this changes neither.
-            State::Pass => return Ended { fate: Fate::Pass, wake_at: None },
+            State::Pass => return Ended { fate: Fate::Pass, wake_at: Instant::MAX },
             State::Abort => self.on_segment_in_abort(cx, false, f.tcp),
         };
         self.end_frame(cx, fate)
@@ -73,7 +66,7 @@ impl Flow {
         if let Some(fate) = self.out_of_window(cx, f, range) {
             return fate;
         }
-        if !self.outbound.ack_in_range(tcp) {
+        if !self.outbound.ack_in_range(tcp.ack) {
             let bare = range.len() == 0 && !range.fin && !needs_verbatim(f);
             if let Some(fate) = self.on_unseen(cx, f, bare) {
                 return fate;
@@ -91,14 +84,14 @@ impl Flow {
     ) -> Fate {
         let tcp = f.tcp;
         self.outbound.on_seen();
-        self.template.learn_from_net(f.ip);
+        self.template.learn_from_net(f.ip.tos, f.ip.ttl, f.ip.flow_label);
         self.update_ts_recent(cx, tcp, range.seq);
         if self.options.ecn {
             let marked = f.ip.tos & CE == CE && range.len() > 0;
             self.receiver.on_congestion_marks(tcp.flags.contains(TcpFlags::CWR), marked);
         }
-        self.outbound.on_segment_from_net(tcp);
-        let new = self.on_ack_from_net(range.seq, tcp);
+        self.outbound.on_segment_from_net(tcp.flags);
+        let new = self.on_ack_of_segment(range.seq, tcp);
         if needs_verbatim(f) {
             self.outbound.note_ack_to_guest(new);
             return self.on_verbatim_from_net(cx, f, range);
@@ -236,8 +229,8 @@ impl Flow {
         r: Range,
     ) -> Fate {
         let current = r.end + u64::from(r.fin) >= self.receiver.acks.sent();
-        if current && (self.outbound.ack_in_range(f.tcp) || self.believes(cx, f.tcp, false)) {
-            let new = self.on_ack_from_net(r.seq, f.tcp);
+        if current && (self.outbound.ack_in_range(f.tcp.ack) || self.believes(cx, f.tcp, false)) {
+            let new = self.on_ack_of_segment(r.seq, f.tcp);
             self.outbound.note_ack_to_guest(new);
         }
         if self.receiver.is_keepalive(r) {
@@ -259,7 +252,7 @@ impl Flow {
         let shut = self.window_shut();
         let patience = if shut { limits::T_PAUSED } else { limits::T_ALIVE };
         if self.sender.una() >= self.delivery_end() && !shut {
-            if !(self.outbound.ack_in_range(f.tcp) || self.believes(cx, f.tcp, false)) {
+            if !(self.outbound.ack_in_range(f.tcp.ack) || self.believes(cx, f.tcp, false)) {
                 self.challenge_ack(cx);
                 return Fate::Drop(DropReason::BadAck);
             }
@@ -291,20 +284,31 @@ impl Flow {
     }
 
     /// R's (ack, window, SACK). Whether G should know of it.
-    #[inline(always)]
-    pub(super) fn on_ack_from_net(&mut self, seq: u64, tcp: &Tcp) -> bool {
-        let Some(update) = self.outbound.on_ack(seq, tcp, self.options.shift_r) else {
+    fn on_ack_of_segment(&mut self, seq: u64, tcp: &Tcp) -> bool {
+        let options = &tcp.options;
+        self.on_ack_from_net(seq, tcp.ack, tcp.window, options.timestamps, &options.sack)
+    }
+
+    /// The same, in parts.
+    pub(super) fn on_ack_from_net(
+        &mut self,
+        seq: u64,
+        ack: Seq,
+        window: u16,
+        timestamps: Option<Timestamps>,
+        sack: &SackBlocks,
+    ) -> bool {
+        let Some(update) = self.outbound.on_ack(seq, ack, window, self.options.shift_r) else {
             return false;
         };
-        if let Some(ts) = tcp.options.timestamps {
+        if let Some(ts) = timestamps {
             self.timestamps.on_echo_from_net(ts.tsecr);
         }
-        self.on_sack_from_net(update.advanced, &tcp.options.sack) || update.new
+        self.on_sack_from_net(update.advanced, sack) || update.new
     }
 
     /// R's SACK blocks, which belong to its newest acknowledgement number. Whether G should know of
     /// them: the same blocks twice would look like a duplicate ACK.
-    #[inline(always)]
     fn on_sack_from_net(&mut self, ack_advanced: bool, sack: &SackBlocks) -> bool {
         if sack.is_empty() && self.losses.of_net().is_none() {
             return false; // nearly always

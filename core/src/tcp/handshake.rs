@@ -62,7 +62,7 @@ impl Flow {
 
     /// The first frame of G: its SYN or SYN-ACK. `false`: it acknowledges what R never sent.
     pub(crate) fn on_first_from_guest(&mut self, offers: &Offers, f: &Frame<'_>) -> bool {
-        self.template.learn_from_guest(f.l2(), f.ip);
+        self.template.learn_from_guest(f.l2(), f.ip.tos, f.ip.ttl, f.ip.flow_label);
         self.outbound.guest_is_client() || self.on_syn_ack_from_guest(offers, f.tcp)
     }
 
@@ -106,7 +106,7 @@ impl Flow {
         cx: &mut FlowContext<'_, '_>,
         f: &mut Frame<'_>,
     ) -> Fate {
-        self.template.learn_from_guest(f.l2(), f.ip);
+        self.template.learn_from_guest(f.l2(), f.ip.tos, f.ip.ttl, f.ip.flow_label);
         if !self.is_third_ack_from_guest(f.tcp) {
             if !f.tcp.flags.contains(TcpFlags::RST) {
                 self.pass(cx.now, Why::Ambiguous);
@@ -125,7 +125,7 @@ impl Flow {
         cx: &mut FlowContext<'_, '_>,
         f: &mut Frame<'_>,
     ) -> Fate {
-        self.template.learn_from_net(f.ip);
+        self.template.learn_from_net(f.ip.tos, f.ip.ttl, f.ip.flow_label);
         if !f.checksum_ok() {
             return Fate::Pass; // G will drop it; nothing is learned from it
         }

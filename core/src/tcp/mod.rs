@@ -78,7 +78,7 @@ use crate::tcp::gates::OutQueue;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::{Eth, Ip, Tcp, TcpFlags, ipv4_header_ok, tcp_checksum_ok};
-use crate::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
+use crate::wire::virtio_net::VirtioNetHdr;
 pub(crate) use deliver::Delivery;
 
 /// What a flow may touch besides itself.
@@ -131,9 +131,8 @@ impl Frame<'_> {
     /// The IP header's own nobody vouches for, and G looks at it first (INV-25).
     #[inline(always)]
     pub(crate) fn checksum_ok(&self) -> bool {
-        let vouched_for = self.hdr.needs_csum() || self.hdr.flags & F_DATA_VALID != 0;
         ipv4_header_ok(self.bytes, self.ip)
-            && (vouched_for || tcp_checksum_ok(self.bytes, self.ip, self.tcp))
+            && (self.hdr.is_vouched_for() || tcp_checksum_ok(self.bytes, self.ip, self.tcp))
     }
 }
 
@@ -148,8 +147,8 @@ pub(crate) fn index(distance: u64) -> usize {
 /// The end of a frame's event on a flow.
 pub(crate) struct Ended {
     pub(crate) fate: Fate,
-    /// The timing wheel is to wake the flow then, or earlier.
-    pub(crate) wake_at: Option<Instant>,
+    /// The timing wheel is to wake the flow then, or earlier; `Instant::MAX` if it knows.
+    pub(crate) wake_at: Instant,
 }
 
 /// What becomes of the frame itself.

@@ -163,17 +163,15 @@ impl Outbound {
 
     /// RFC 5961 section 5.2, with what R was really sent (SNOOP-03, INV-12).
     #[inline]
-    pub(crate) fn ack_in_range(&self, tcp: &Tcp) -> bool {
-        let ack = tcp.ack.unwrap(self.una);
-        tcp.flags.contains(TcpFlags::ACK)
-            && ack <= self.sent()
-            && ack + u64::from(self.window_max) >= self.una
+    pub(crate) fn ack_in_range(&self, ack: Seq) -> bool {
+        let ack = ack.unwrap(self.una);
+        ack <= self.sent() && ack + u64::from(self.window_max) >= self.una
     }
 
     /// R's (ack, window) is the one it has shown before.
     #[inline]
-    pub(crate) fn is_known(&self, tcp: &Tcp) -> bool {
-        tcp.ack == Seq::wrap(self.una) && tcp.window == self.window
+    pub(crate) fn is_known(&self, ack: Seq, window: u16) -> bool {
+        ack == Seq::wrap(self.una) && window == self.window
     }
 
     /// A segment brings what R has shown before: all that [`Self::on_ack`] does then.
@@ -227,12 +225,18 @@ impl Outbound {
 
     /// R's (ack, window), by the rule of RFC 9293 section 3.10.7.4. `None`: an old ACK.
     #[inline]
-    pub(crate) fn on_ack(&mut self, seq: u64, tcp: &Tcp, shift: u8) -> Option<AckUpdate> {
-        let ack = tcp.ack.unwrap(self.una);
+    pub(crate) fn on_ack(
+        &mut self,
+        seq: u64,
+        ack: Seq,
+        window: u16,
+        shift: u8,
+    ) -> Option<AckUpdate> {
+        let ack = ack.unwrap(self.una);
         if ack < self.una {
             return None;
         }
-        let bytes = u32::from(tcp.window) << shift;
+        let bytes = u32::from(window) << shift;
         let edge = ack + u64::from(bytes);
         let shown = self.edge(shift);
         let newer_segment = Seq::wrap(seq).gt(self.window_seq);
@@ -240,7 +244,7 @@ impl Outbound {
         let advanced = ack > self.una;
         self.una = ack;
         if newer {
-            self.window = tcp.window;
+            self.window = window;
             self.window_seq = Seq::wrap(seq);
             self.window_max = self.window_max.max(bytes);
         }
@@ -248,8 +252,9 @@ impl Outbound {
     }
 
     /// An acceptable segment of R: what it says of congestion on the way to it.
-    pub(crate) fn on_segment_from_net(&mut self, tcp: &Tcp) {
-        self.ece_to_guest = tcp.flags.contains(TcpFlags::ECE);
+    #[inline]
+    pub(crate) fn on_segment_from_net(&mut self, flags: TcpFlags) {
+        self.ece_to_guest = flags.contains(TcpFlags::ECE);
     }
 
     /// R's newest (ack, window) is for G, if `new`.

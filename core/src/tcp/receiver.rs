@@ -19,6 +19,7 @@ use crate::tcp::receiver::window::Terms;
 use crate::tcp::sender::Stream;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
+use crate::wire::seq::Seq;
 
 /// "No such sequence number": above anything 64-bit unwrapping can reach.
 const NONE: u64 = u64::MAX;
@@ -223,6 +224,12 @@ impl Receiver {
         seq == next
             || self.out_of_order.max_end().is_some_and(|end| seq == end)
             || (self.is_closed() && seq + 1 == next)
+    }
+
+    /// This is the next sequence number.
+    #[inline]
+    pub(crate) fn is_next(&self, seq: Seq) -> bool {
+        seq == Seq::wrap(self.next)
     }
 
     /// The segment is next, as a whole, and nothing that came before makes it unusual.

@@ -1,7 +1,6 @@
 //! What is below TCP in the frames that H makes (COM-10).
 
 use crate::limits::L2_MAX;
-use crate::wire::packet::Ip;
 
 /// Bytes of an Ethernet header without tags.
 const ETHERNET: u8 = 14;
@@ -31,19 +30,19 @@ pub(crate) struct Template {
 impl Template {
     /// Takes over the lower layers of a frame of G; `l2` is everything before the IP header.
     #[inline]
-    pub(super) fn learn_from_guest(&mut self, l2: &[u8], ip: &Ip) {
+    pub(super) fn learn_from_guest(&mut self, l2: &[u8], tos: u8, ttl: u8, flow_label: u32) {
         self.set_l2(l2);
-        self.ttl_to_net = ip.ttl;
-        self.tos_to_net = ip.tos;
-        self.label_to_net = label(ip.flow_label);
+        self.ttl_to_net = ttl;
+        self.tos_to_net = tos;
+        self.label_to_net = label(flow_label);
     }
 
     /// Takes over the network layer of a frame of R.
     #[inline]
-    pub(super) fn learn_from_net(&mut self, ip: &Ip) {
-        self.ttl_to_guest = ip.ttl;
-        self.tos_to_guest = ip.tos;
-        self.label_to_guest = label(ip.flow_label);
+    pub(super) fn learn_from_net(&mut self, tos: u8, ttl: u8, flow_label: u32) {
+        self.ttl_to_guest = ttl;
+        self.tos_to_guest = tos;
+        self.label_to_guest = label(flow_label);
     }
 
     /// The L2 header of frames to R, tags and EtherType included.

@@ -168,15 +168,16 @@ impl Timers {
         self.window_update = Instant::MAX;
     }
 
-    /// Whether the timing wheel must be asked to wake the flow at `at`.
+    /// When the timing wheel must be asked to wake the flow, which wants it `at`; `Instant::MAX` if
+    /// it need not be asked.
     #[must_use]
     #[inline]
-    pub(crate) fn wake_at(&mut self, at: Instant) -> bool {
-        let earlier = at < self.wheel;
-        if earlier {
-            self.wheel = at;
+    pub(crate) fn wake_at(&mut self, at: Instant) -> Instant {
+        if at >= self.wheel {
+            return Instant::MAX;
         }
-        earlier
+        self.wheel = at;
+        at
     }
 
     /// What is due. The timer is off then.

@@ -195,23 +195,28 @@ pub(super) fn parse_v4(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
 /// As [`parse_v4`] for TCP in the layout nearly all packets have, and `None` for any other.
 #[inline(always)]
 pub(super) fn usual_v4(frame: &[u8], start: usize) -> Option<Ip> {
-    let h: &[u8; V4_HEADER] = frame.get(start..)?.first_chunk()?;
-    if h[0] != 0x45 || is_fragment(h) || h[9] != PROTOCOL_TCP {
-        return None;
-    }
-    let (l4_start, end) = (start + V4_HEADER, start + usize::from(be16(h, 2)));
-    let tcp = tcp::parse_usual(frame.get(l4_start..end)?, l4_start)?;
-    Some(assemble_v4(h, start..l4_start, end, L4::Tcp(tcp)))
+    let (h, segment) = usual_header_v4(frame, start)?;
+    let l4_start = start + V4_HEADER;
+    let tcp = tcp::parse_usual(segment, l4_start)?;
+    Some(assemble_v4(h, start..l4_start, l4_start + segment.len(), L4::Tcp(tcp)))
 }
 
-/// The addresses and the segment of what [`usual_v4`] reads, whatever the TCP options are.
+/// The header of an IPv4 packet that has no options and is no fragment, and the TCP segment that it
+/// carries. `None` for any other packet.
 #[inline(always)]
-pub(super) fn glance_v4(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr16, &[u8])> {
+pub(super) fn usual_header_v4(frame: &[u8], start: usize) -> Option<(&[u8; V4_HEADER], &[u8])> {
     let h: &[u8; V4_HEADER] = frame.get(start..)?.first_chunk()?;
     if h[0] != 0x45 || is_fragment(h) || h[9] != PROTOCOL_TCP {
         return None;
     }
     let segment = frame.get(start + V4_HEADER..start + usize::from(be16(h, 2)))?;
+    Some((h, segment))
+}
+
+/// The addresses and the segment of what [`usual_v4`] reads, whatever the TCP options are.
+#[inline(always)]
+pub(super) fn glance_v4(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr16, &[u8])> {
+    let (h, segment) = usual_header_v4(frame, start)?;
     Some((IpAddr16::from_v4(array(&h[12..16])), IpAddr16::from_v4(array(&h[16..20])), segment))
 }
 
@@ -276,25 +281,29 @@ pub(super) fn parse_v6(frame: &[u8], start: usize) -> Result<Ip, DropReason> {
 /// As [`parse_v6`] for TCP in the layout nearly all packets have, and `None` for any other.
 #[inline(always)]
 pub(super) fn usual_v6(frame: &[u8], start: usize) -> Option<Ip> {
-    let h: &[u8; V6_HEADER] = frame.get(start..)?.first_chunk()?;
-    if h[0] >> 4 != 6 || h[6] != PROTOCOL_TCP || mapped_v4(h) {
-        return None;
-    }
+    let (h, segment) = usual_header_v6(frame, start)?;
     let l4_start = start + V6_HEADER;
-    let end = l4_start + usize::from(be16(h, 4));
-    let tcp = tcp::parse_usual(frame.get(l4_start..end)?, l4_start)?;
-    Some(assemble_v6(h, start..l4_start, end, L4::Tcp(tcp)))
+    let tcp = tcp::parse_usual(segment, l4_start)?;
+    Some(assemble_v6(h, start..l4_start, l4_start + segment.len(), L4::Tcp(tcp)))
 }
 
-/// The addresses and the segment of what [`usual_v6`] reads, whatever the TCP options are.
+/// The header of an IPv6 packet without extension headers, and the TCP segment that it carries.
+/// `None` for any other packet.
 #[inline(always)]
-pub(super) fn glance_v6(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr16, &[u8])> {
+pub(super) fn usual_header_v6(frame: &[u8], start: usize) -> Option<(&[u8; V6_HEADER], &[u8])> {
     let h: &[u8; V6_HEADER] = frame.get(start..)?.first_chunk()?;
     if h[0] >> 4 != 6 || h[6] != PROTOCOL_TCP || mapped_v4(h) {
         return None;
     }
     let l4_start = start + V6_HEADER;
     let segment = frame.get(l4_start..l4_start + usize::from(be16(h, 4)))?;
+    Some((h, segment))
+}
+
+/// The addresses and the segment of what [`usual_v6`] reads, whatever the TCP options are.
+#[inline(always)]
+pub(super) fn glance_v6(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr16, &[u8])> {
+    let (h, segment) = usual_header_v6(frame, start)?;
     Some((IpAddr16(array(&h[8..24])), IpAddr16(array(&h[24..40])), segment))
 }
 
@@ -403,7 +412,7 @@ pub fn ipv4_header_ok(frame: &[u8], ip: &Ip) -> bool {
 
 /// The words of an IPv4 header add up to all ones, which looks the same in either byte order.
 #[inline(always)]
-fn is_intact(header: &[u8]) -> bool {
+pub(super) fn is_intact(header: &[u8]) -> bool {
     let words = header.as_chunks().0.iter().map(|&word| u64::from(u32::from_ne_bytes(word)));
     checksum::fold(words.sum()) == 0xffff
 }

@@ -1,7 +1,8 @@
 //! Wire formats: views that are checked once, representations that emit, checksums, segmentation.
 //!
 //! A frame is read by [`packet::Packet::parse`], which checks every offset once and copies the few
-//! fields anybody asks for. Frames are then changed in place by [`edit::TcpEdit`], made afresh by
+//! fields anybody asks for. An acknowledgement and data, and nothing else, are read straight from
+//! it by [`plain::Plain`]. Frames are then changed in place by [`edit::TcpEdit`], made afresh by
 //! [`emit::TcpEmit`], or cut up by [`segment::Segmenter`]. Nothing here allocates or panics on what
 //! a guest or the network sent.
 
@@ -11,6 +12,7 @@ pub mod emit;
 pub mod glance;
 pub mod ip;
 pub mod packet;
+pub mod plain;
 #[cfg(test)]
 pub(crate) mod samples;
 pub mod segment;

@@ -12,8 +12,10 @@ pub const HEADER: usize = 20;
 pub(super) const FLAGS_AT: usize = 12;
 /// Where the window is in the TCP header.
 pub(super) const WINDOW_AT: usize = 14;
-/// Where the checksum is in the TCP header.
-pub(super) const CHECKSUM_AT: usize = 16;
+/// Where the checksum is in the TCP header, as a virtio-net header has it.
+pub const TCP_CHECKSUM_AT: u16 = 16;
+/// The same.
+pub(super) const CHECKSUM_AT: usize = TCP_CHECKSUM_AT as usize;
 
 /// Option kind: end of options.
 pub(super) const KIND_END: u8 = 0;

@@ -410,7 +410,7 @@ mutations! { SECOND:
 
     "after a restart the record stays for ever", "LIFE-09", "handle_restart",
     "let (true, Some(port)) = (owed, port) else {
-                [[self.arena.free_record(found.id);]]"
+                [[self.common.arena.free_record(found.id);]]"
     => "";
 
     "a SYN-ACK of G replaces a flow that owes", "LIFE-01", "on_syn_from_guest",

@@ -139,8 +139,8 @@ mutations! { FIRST:
     => "t.guest_una + u64::from(self.buffer_bytes) + 65_536";
 
     "G's window is read with R's scale", "COM-20", "take_ack_from_guest",
-    "u64::from(tcp.window) << self.options.shift_g"
-    => "u64::from(tcp.window) << self.options.shift_r";
+    "u64::from(window) << self.options.shift_g"
+    => "u64::from(window) << self.options.shift_r";
 
     "bytes for G beyond its window by one", "INV-13", "fresh_bytes",
     "if useful { [[room]] } else { 0 }"

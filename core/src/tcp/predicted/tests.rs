@@ -1,11 +1,12 @@
 //! Two engines are given the same frames, one with prediction and one without, and compared after
 //! each of them: what they sent, and all they know.
 
-use crate::engine::{Engine, EngineConfig, Transmit};
+use crate::engine::{Engine, EngineConfig, Transmit, Verdict};
 use crate::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::tcp::flow::{State, Why};
 use crate::time::{Duration, Instant};
+use crate::wire::checksum;
 use crate::wire::emit::{CsumMode, TcpEmit};
 use crate::wire::packet::{IpAddr16, IpVersion, Seq, TcpFlags, Timestamps};
 use crate::wire::virtio_net::VirtioNetHdr;
@@ -26,6 +27,10 @@ struct Shape {
     v6: bool,
     timestamps: bool,
     ecn: bool,
+    /// All frames have a VLAN tag.
+    tagged: bool,
+    /// R is another guest of this host.
+    neighbours: bool,
     budget_pages: usize,
 }
 
@@ -45,8 +50,14 @@ struct Wish {
     sack: bool,
     tos: u8,
     broken: bool,
+    /// The TTL is not the one that the IP header's checksum covers.
+    bad_header: bool,
+    /// The checksum is partial.
+    partial: bool,
     /// An option that H does not know.
     option: bool,
+    /// IPv4 options.
+    ip_option: bool,
     ttl: u8,
 }
 
@@ -91,9 +102,14 @@ impl<'m> Side<'m> {
             flows_max: 16,
             ..GuestConfig::default()
         };
-        engine.add_port(now, PortConfig::uplink("uplink")).unwrap();
+        let r = match shape.neighbours {
+            true => PortConfig::guest("r", GuestConfig { flows_max: 16, ..GuestConfig::default() }),
+            false => PortConfig::uplink("uplink"),
+        };
+        engine.add_port(now, r).unwrap();
         engine.add_port(now, PortConfig::guest("guest", guest)).unwrap();
         let features = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
+        engine.set_port_features(now, UPLINK, Some(features));
         engine.set_port_features(now, GUEST, Some(features));
         let mut side = Self { engine, now, shape, next: [0; 2], given: 0, said: Vec::new() };
         let ecn = if shape.ecn { TcpFlags::ECE } else { TcpFlags::NONE };
@@ -121,7 +137,8 @@ impl<'m> Side<'m> {
         let ethertype = if self.shape.v6 { [0x86, 0xdd] } else { [8, 0] };
         let (mine, theirs) = if from == UPLINK { (1, 2) } else { (2, 1) };
         let l2 = [[2, 0, 0, 0, 0, theirs], [2, 0, 0, 0, 0, mine]].concat();
-        let l2 = [&l2[..], &ethertype].concat();
+        let tag: &[u8] = if self.shape.tagged { &[0x81, 0, 0, 7] } else { &[] };
+        let l2 = [&l2[..], tag, &ethertype].concat();
         let ms = u32::try_from(self.now.as_millis() % (1 << 32)).unwrap();
         let ts = Timestamps { tsval: ms.wrapping_add_signed(wish.ts_off), tsecr: ms };
         let blocks = [(Seq(ack.wrapping_add(2000)), Seq(ack.wrapping_add(3000)))];
@@ -148,21 +165,36 @@ impl<'m> Side<'m> {
         let options = if wish.option { &[28, 4, 0, 0][..] } else { options };
         let body = &[options, &payload].concat()[..];
         let mut header = [0; TcpEmit::MAX_LEN];
-        let mode = if options.is_empty() { CsumMode::Full(&[body]) } else { CsumMode::Partial };
+        let partial = wish.partial || !options.is_empty();
+        let mode = if partial { CsumMode::Partial } else { CsumMode::Full(&[body]) };
         let len = emit.emit(&mut header, body.len(), mode);
         let mut hdr = VirtioNetHdr::default();
-        if !options.is_empty() {
+        if partial {
             hdr = emit.partial_hdr(len, body.len(), u16::MAX);
-            let ip = if self.shape.v6 { 40 } else { 20 };
-            header[14 + ip + 12] += u8::try_from(options.len() / 4 * 16).unwrap();
         }
+        header[self.tcp_at() + 12] += u8::try_from(options.len() / 4 * 16).unwrap();
         let mut frame = [&header[..len], body].concat();
+        if wish.ip_option && !self.shape.v6 {
+            add_ip_option(&mut frame, l2.len());
+            hdr.csum_start += if partial { 4 } else { 0 };
+        }
+        if wish.bad_header && !self.shape.v6 {
+            frame[l2.len() + 8] += 1;
+        }
         if wish.broken {
             *frame.last_mut().unwrap() ^= 1;
         }
         let verdict = self.engine.handle_frame(self.now, from, &mut hdr, &mut frame);
-        self.said.push(format!("{verdict:?} {hdr:?} {frame:?}"));
+        self.said.push(match verdict {
+            Verdict::Forward(_) | Verdict::Flood => format!("{verdict:?} {hdr:?} {frame:?}"),
+            Verdict::Absorbed | Verdict::Drop(_) => format!("{verdict:?}"),
+        });
         self.transmits();
+    }
+
+    /// Where the TCP header is in a frame.
+    fn tcp_at(&self) -> usize {
+        14 + if self.shape.tagged { 4 } else { 0 } + if self.shape.v6 { 40 } else { 20 }
     }
 
     fn transmits(&mut self) {
@@ -190,12 +222,13 @@ impl<'m> Side<'m> {
                 self.transmits();
             }
             Step::Deliver(frames, sees) => {
+                let tcp_at = self.tcp_at();
                 for _ in 0..frames {
                     let Some(made) = self.engine.poll_delivery(self.now, GUEST, 65_562) else {
                         break;
                     };
                     let payload: usize = made.parts()[1..].iter().map(|part| part.len()).sum();
-                    let tcp = &made.parts()[0][14 + if self.shape.v6 { 40 } else { 20 }..];
+                    let tcp = &made.parts()[0][tcp_at..];
                     let seq = u32::from_be_bytes(tcp[4..8].try_into().unwrap());
                     let end = seq.wrapping_sub(FIRST[0]) + small(payload);
                     self.given = self.given.max(end);
@@ -237,6 +270,17 @@ impl<'m> Side<'m> {
     }
 }
 
+/// Four bytes of IPv4 options: no operations.
+fn add_ip_option(frame: &mut Vec<u8>, ip_at: usize) {
+    frame.splice(ip_at + 20..ip_at + 20, [1; 4]);
+    frame[ip_at] += 1;
+    let len = u16::from_be_bytes([frame[ip_at + 2], frame[ip_at + 3]]) + 4;
+    frame[ip_at + 2..ip_at + 4].copy_from_slice(&len.to_be_bytes());
+    frame[ip_at + 10..ip_at + 12].fill(0);
+    let check = !checksum::fold(checksum::sum(&frame[ip_at..ip_at + 24], 0));
+    frame[ip_at + 10..ip_at + 12].copy_from_slice(&check.to_be_bytes());
+}
+
 fn text(made: &Transmit<'_>) -> String {
     format!("{made:?}")
 }
@@ -257,7 +301,10 @@ impl Wish {
         sack: false,
         tos: 0,
         broken: false,
+        bad_header: false,
+        partial: false,
         option: false,
+        ip_option: false,
         ttl: 64,
     };
 }
@@ -266,7 +313,7 @@ impl Wish {
 fn wish(lens: &'static [usize]) -> impl Strategy<Value = Wish> {
     let off = prop_oneof![(-3_i32..4), (-3000_i32..3000)];
     (prop::sample::select(lens), 0_u8..60, off, any::<u16>()).prop_map(|(len, what, off, any)| {
-        let plain = Wish { len, ..Wish::PLAIN };
+        let plain = Wish { len, partial: any & 1 == 1, ..Wish::PLAIN };
         match what {
             0 => Wish { seq_off: off, ..plain },
             1 => Wish { ack_off: off, ..plain },
@@ -283,6 +330,8 @@ fn wish(lens: &'static [usize]) -> impl Strategy<Value = Wish> {
             6 => Wish { sack: true, ..plain },
             7 => Wish { tos: 3, ..plain },
             8 => Wish { broken: true, ..plain },
+            15 => Wish { bad_header: true, ..plain },
+            16 => Wish { ip_option: true, ..plain },
             9 => Wish { flags: 8, ..plain },
             10 => Wish { window: 0, ..plain },
             _ => plain,
@@ -306,8 +355,12 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
-    (any::<[bool; 3]>(), prop_oneof![Just(PAGES), Just(8)])
-        .prop_map(|([v6, ts, ecn], pages)| Shape { v6, timestamps: ts, ecn, budget_pages: pages })
+    (any::<[bool; 3]>(), 0..8_u8, prop_oneof![Just(PAGES), Just(8)]).prop_map(
+        |([v6, timestamps, ecn], place, budget_pages)| {
+            let (tagged, neighbours) = (place & 6 == 6, place & 5 == 5);
+            Shape { v6, timestamps, ecn, tagged, neighbours, budget_pages }
+        },
+    )
 }
 
 proptest! {
