@@ -126,6 +126,10 @@ impl Engine<'_> {
         room: usize,
     ) -> Option<Transmit<'_>> {
         self.port(port).filter(|p| p.config.is_guest() && p.features.is_some())?;
+        if room < TcpEmit::MAX_LEN {
+            self.handle_no_room(now, port); // not even a bare ACK is sure to fit
+            return None;
+        }
         let listed = self.port(port)?.vm.ready.len();
         let mut found = None;
         for _ in 0..listed {
