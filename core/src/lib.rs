@@ -31,6 +31,7 @@ extern crate self as nightporter_core;
 mod common {
     #[path = "unwatched.rs"]
     pub mod monitor;
+    pub mod outside;
     pub mod random;
     pub mod segment;
     pub mod setup;

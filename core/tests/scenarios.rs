@@ -353,10 +353,10 @@ fn s_21_icmp_goes_to_the_guest_as_it_is() {
     frame.extend([3, 4, 0, 0, 0, 0, 0x05, 0x14]);
     frame.extend(&quoted[14..42]);
     fix_ip_checksum(&mut frame, 14);
-    let uplink = w.0.borrow().uplink;
+    let uplink = w.0.borrow().outside.uplink;
     let verdict = w.frame(uplink, VirtioNetHdr::default(), &frame);
     assert_eq!(verdict, Verdict::Forward(w.guest_port()));
-    assert_eq!(w.0.borrow().strays, [(Some(w.guest_port()), frame)]);
+    assert_eq!(w.0.borrow().outside.strays, [(w.guest_port(), frame)]);
     assert_eq!(w.state(), Some(State::On));
 }
 
@@ -488,7 +488,7 @@ fn s_27_fragments() {
     g.gets("1:1001");
     g.sends("ack 1001");
     r.takes_all();
-    let uplink = w.0.borrow().uplink;
+    let uplink = w.0.borrow().outside.uplink;
     let whole = r.frame_of("1001:2001");
     for frame in fragments(&whole, 800) {
         let verdict = w.frame(uplink, VirtioNetHdr::default(), &frame);

@@ -162,14 +162,14 @@ fn run(case: &Case) -> Outcome {
     let mut guest = Party::new(&g, 1, case.bytes[1], case.buffers, random.next());
     guest.read_rate = case.read_rate;
     guest.expected = case.bytes[0];
-    world.0.borrow_mut().rings[0].lossy = true;
+    world.0.borrow_mut().outside.rings[0].lossy = true;
     opens(case, &mut remote, &mut guest);
     let (mut acked_ms, mut read_ms) = (0, u64::MAX);
     let mut case = case.clone();
     for ms in 0..300_000_u64 {
         if ms == HEALED_MS {
             (case.loss, case.guest_loss) = (0, 0);
-            world.0.borrow_mut().rings[0].lossy = false;
+            world.0.borrow_mut().outside.rings[0].lossy = false;
         }
         set_clock_ms(u32::try_from(ms).expect("short"));
         let now = i64::try_from(ms).expect("short");
@@ -248,7 +248,7 @@ fn arrivals(peer: &Peer<'_>) -> Vec<Vec<u8>> {
 
 /// ARP, by its source.
 fn strays(world: &World<'_>, remote: &mut Wire, guest: &mut Wire) {
-    for (_, frame) in world.0.borrow_mut().strays.drain(..) {
+    for (_, frame) in world.0.borrow_mut().outside.strays.drain(..) {
         let to = if frame[6..12] == mac(2) { &mut *guest } else { &mut *remote };
         to.arrived.push_back(frame);
     }

@@ -237,20 +237,4 @@ impl Ports for Ends {
         assert!(tcp.flags.rst() && tcp.payload_len == 0, "{packet}");
         Sent::Done
     }
-
-    fn room(&mut self, _: PortId, want: usize) -> usize {
-        want
-    }
-
-    fn progress(&mut self, _: PortId) -> Option<bool> {
-        Some(true)
-    }
-
-    fn wait_for_frames(&mut self, _: PortId) -> bool {
-        false
-    }
-
-    fn wait_for_room(&mut self, _: PortId, _: bool) {}
-
-    fn flush(&mut self, _: PortId) {}
 }

@@ -71,22 +71,6 @@ impl Ports for Queues {
         }
         Sent::Done
     }
-
-    fn room(&mut self, _: PortId, want: usize) -> usize {
-        want
-    }
-
-    fn progress(&mut self, _: PortId) -> Option<bool> {
-        Some(true)
-    }
-
-    fn wait_for_frames(&mut self, _: PortId) -> bool {
-        false
-    }
-
-    fn wait_for_room(&mut self, _: PortId, _: bool) {}
-
-    fn flush(&mut self, _: PortId) {}
 }
 
 /// An engine whose arena can back the promises of `offloaded` flows. Pages nobody writes take no

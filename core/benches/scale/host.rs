@@ -54,10 +54,6 @@ impl Ports for Queues {
         Sent::Done
     }
 
-    fn room(&mut self, _: PortId, want: usize) -> usize {
-        want
-    }
-
     fn progress(&mut self, port: PortId) -> Option<bool> {
         std::mem::take(&mut self.given[usize::from(port.0)]).then_some(true)
     }
@@ -65,10 +61,6 @@ impl Ports for Queues {
     fn wait_for_frames(&mut self, port: PortId) -> bool {
         !self.arrived[usize::from(port.0)].is_empty()
     }
-
-    fn wait_for_room(&mut self, _: PortId, _: bool) {}
-
-    fn flush(&mut self, _: PortId) {}
 }
 
 pub(super) struct Host {

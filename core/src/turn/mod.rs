@@ -52,7 +52,7 @@ mod slots;
 pub use ports::{Interrupted, Ports, Received, Sent, Step};
 pub use slots::PortStats;
 
-use crate::engine::{AddPortError, Engine};
+use crate::engine::{AddPortError, Engine, Verdict};
 use crate::limits::{
     BACKLOG_FRAMES_MAX, FLOWS_IN_CACHE, FRAMES_PER_PORT, IDLE_TURNS_MAX, PROGRESS_INTERVAL,
 };
@@ -264,7 +264,7 @@ impl Turn {
         Ok(frames)
     }
 
-    /// One frame comes in at `from`, by whatever way.
+    /// One frame comes in at `from`, by whatever way. What the engine decided is done.
     ///
     /// # Errors
     /// See [`Self::run`].
@@ -276,7 +276,7 @@ impl Turn {
         from: PortId,
         hdr: VirtioNetHdr,
         frame: &mut [u8],
-    ) -> Result<(), Interrupted> {
+    ) -> Result<Verdict, Interrupted> {
         let staged = engine.stage(now, from, frame);
         self.work(now, engine, ports, from, Read { hdr, bytes: frame, staged: &staged })
     }

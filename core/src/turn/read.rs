@@ -50,7 +50,7 @@ impl Turn {
             frames += batch.len();
             batch.stage(now, engine, port);
             for i in 0..batch.len() {
-                result = self.work(now, engine, ports, port, batch.read(i));
+                result = self.work(now, engine, ports, port, batch.read(i)).map(drop);
                 if result.is_err() {
                     break;
                 }
@@ -77,22 +77,24 @@ impl Turn {
         ports: &mut P,
         from: PortId,
         frame: Read<'_>,
-    ) -> Result<(), Interrupted> {
+    ) -> Result<Verdict, Interrupted> {
         let Read { mut hdr, bytes, staged } = frame;
         ports.enters(from, &hdr, bytes);
         let stats = &mut self.slots.of_mut(from).stats;
         if bytes.len() >= FRAME_BYTES_MAX {
             stats.count_drops(DropReason::TooBig, 1);
-            return Ok(());
+            return Ok(Verdict::Drop(DropReason::TooBig));
         }
         stats.count_from_port(bytes.len());
-        match engine.handle_staged(now, from, &mut hdr, bytes, staged) {
+        let verdict = engine.handle_staged(now, from, &mut hdr, bytes, staged);
+        match verdict {
             Verdict::Forward(to) => self.slots.send(ports, to, &hdr, &[bytes]),
             Verdict::Flood => self.slots.flood(ports, from, &hdr, &[bytes]),
             // A drop is counted by the engine.
             Verdict::Absorbed | Verdict::Drop(_) => {}
         }
         ports.after_step(engine, Step::Frame)?;
-        self.transmit(now, engine, ports)
+        self.transmit(now, engine, ports)?;
+        Ok(verdict)
     }
 }

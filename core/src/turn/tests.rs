@@ -539,7 +539,7 @@ fn inv_20_a_flood_and_promised_bytes_take_turns() {
             ports.of(UPLINK).sent.push_back((VirtioNetHdr::default(), frame(EVERYBODY, A, n)));
         }
         turn.wake(UPLINK);
-        turn.run(inner.now, &mut inner.engine, &mut ports).unwrap();
+        turn.run(inner.outside.now, &mut inner.engine, &mut ports).unwrap();
         for frame in ports.of(G1).got.drain(..) {
             *if frame.len() == 60 { &mut flood } else { &mut promised } += 1;
         }

@@ -15,6 +15,7 @@
 #![allow(clippy::cast_possible_truncation, reason = "tests take numbers apart")]
 
 pub mod monitor;
+pub mod outside;
 pub mod random;
 pub mod segment;
 pub mod setup;

@@ -2,25 +2,20 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::rc::Rc;
 
 use super::monitor::Monitor;
-use super::segment::{Seen, pattern_bytes};
+use super::outside::{Outside, Ring};
+use super::segment::Seen;
 use super::setup::Setup;
 use nightporter_check::event::Event;
-use nightporter_check::frame::Frame;
-use nightporter_check::rule::Violation;
 use nightporter_check::tap::Tap;
-use nightporter_check::wire::{Segment, TcpFlags};
-use nightporter_core::drops::DropReason;
 use nightporter_core::engine::{Engine, Verdict};
-use nightporter_core::flow::key::FlowKey;
-use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::port::{PortConfig, PortFeatures, PortId};
 use nightporter_core::tcp::flow::{Flow, State};
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::trace::SegmentLine;
-use nightporter_core::wire::packet::{IpAddr16, IpVersion, Packet, Seq};
+use nightporter_core::turn::{Turn, TurnConfig};
+use nightporter_core::wire::packet::{IpAddr16, Packet};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_testkit::segment::Spec;
 
@@ -103,34 +98,12 @@ pub struct Conn {
     pub setup: Setup,
 }
 
-/// A guest port's ring.
-#[derive(Debug)]
-pub struct Ring {
-    pub port: PortId,
-    /// Frames it takes before the guest runs again; `None`: the guest is on its CPU.
-    pub slots: Option<usize>,
-    /// Bytes of its largest buffer.
-    pub room: usize,
-    /// When it is full, what is merely forwarded is lost; else there is a backlog without end.
-    pub lossy: bool,
-}
-
-/// The engine and everything around it.
+/// The engine, its turn and everything around them.
 #[derive(Debug)]
 pub struct Inner<'m> {
     pub engine: Engine<'m>,
-    pub now: Instant,
-    pub setup: Setup,
-    pub uplink: PortId,
-    pub rings: Vec<Ring>,
-    pub conns: Vec<Conn>,
-    pub monitor: Monitor,
-    pub trace: Vec<String>,
-    /// Told of each frame of a connection as it leaves the engine: connection, receiver, and where
-    /// the frame's acknowledgement is on the receiver's stream.
-    pub watcher: Option<fn(usize, Side, u32)>,
-    /// Frames that belong to no connection.
-    pub strays: Vec<(Option<PortId>, Vec<u8>)>,
+    pub turn: Turn,
+    pub outside: Outside,
 }
 
 /// Handle on the world; clones are the same world.
@@ -152,15 +125,11 @@ pub const fn mac(n: u8) -> [u8; 6] {
 
 impl<'m> World<'m> {
     /// A world around `engine`, with an uplink, a guest port and, if R is a VM, another.
-    pub fn new(mut engine: Engine<'m>, setup: Setup) -> Self {
-        let now = setup.start;
-        let uplink = PortConfig::uplink("uplink");
-        let uplink = engine.add_port(now, uplink).expect("an uplink");
-        let inner = Inner {
-            engine,
-            now,
+    pub fn new(engine: Engine<'m>, setup: Setup) -> Self {
+        let outside = Outside {
+            now: setup.start,
             setup: setup.clone(),
-            uplink,
+            uplink: PortId(0),
             rings: Vec::new(),
             conns: Vec::new(),
             monitor: Monitor::new(),
@@ -168,7 +137,10 @@ impl<'m> World<'m> {
             watcher: None,
             strays: Vec::new(),
         };
-        let world = Self(Rc::new(RefCell::new(inner)));
+        let turn = Turn::new(TurnConfig::default());
+        let world = Self(Rc::new(RefCell::new(Inner { engine, turn, outside })));
+        let uplink = world.add_port(PortConfig::uplink("uplink"), PortFeatures::ALL);
+        world.0.borrow_mut().outside.uplink = uplink;
         world.add_guest("guest", mac(1));
         if setup.remote_is_vm {
             world.add_guest("remote", mac(2));
@@ -178,20 +150,42 @@ impl<'m> World<'m> {
 
     /// Another guest port.
     pub fn add_guest(&self, name: &str, mac: [u8; 6]) -> PortId {
-        let inner = &mut *self.0.borrow_mut();
-        let config = inner.setup.guest_config(mac);
-        let port = inner
-            .engine
-            .add_port(inner.now, PortConfig::guest(name, config))
-            .expect("a guest port");
-        inner.engine.set_port_features(inner.now, port, Some(inner.setup.features));
-        inner.rings.push(Ring { port, slots: None, room: 65_562, lossy: false });
+        let setup = self.0.borrow().outside.setup.clone();
+        let port = self.add_port(PortConfig::guest(name, setup.guest_config(mac)), setup.features);
+        let ring = Ring { port, slots: None, lossy: false, given: false };
+        self.0.borrow_mut().outside.rings.push(ring);
         port
+    }
+
+    /// A port whose guest is on its CPU all the time, or an uplink.
+    pub fn add_port(&self, config: PortConfig, features: PortFeatures) -> PortId {
+        let Inner { engine, turn, outside } = &mut *self.0.borrow_mut();
+        let port = turn.add_port(outside.now, engine, config).expect("a port");
+        turn.set_features(outside.now, engine, port, Some(features));
+        port
+    }
+
+    /// The driver of a guest takes this from now on; `None`: it is gone.
+    pub fn set_features(&self, port: PortId, features: Option<PortFeatures>) {
+        let inner = &mut *self.0.borrow_mut();
+        let Inner { engine, turn, outside } = inner;
+        turn.set_features(outside.now, engine, port, features);
+        inner.settle();
+    }
+
+    /// The VM behind the first guest port is destroyed, and the port goes with it.
+    pub fn guest_is_destroyed(&self) {
+        let inner = &mut *self.0.borrow_mut();
+        let Inner { engine, turn, outside } = inner;
+        outside.monitor.on_event(outside.now, Event::Destroyed(0));
+        let ring = outside.rings.remove(0);
+        turn.remove_port(outside.now, engine, ring.port);
+        inner.settle();
     }
 
     /// The guest port of G.
     pub fn guest_port(&self) -> PortId {
-        self.0.borrow().rings[0].port
+        self.0.borrow().outside.rings[0].port
     }
 
     /// The ends of a connection that nobody has opened yet.
@@ -202,8 +196,8 @@ impl<'m> World<'m> {
 
     /// As [`Self::pair`], with G behind `port`, whose MAC is number `guest`.
     pub fn pair_at(&self, setup: &Setup, port: PortId, guest: u8) -> (Peer<'m>, Peer<'m>) {
-        let inner = &mut *self.0.borrow_mut();
-        let n = u8::try_from(inner.conns.len()).expect("few connections");
+        let outside = &mut self.0.borrow_mut().outside;
+        let n = u8::try_from(outside.conns.len()).expect("few connections");
         let ip = |host: u8| {
             let v6 = core::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, host.into());
             if setup.v6 { IpAddr16(v6.octets()) } else { IpAddr16::from_v4([10, 0, 0, host]) }
@@ -224,21 +218,21 @@ impl<'m> World<'m> {
             ttl: 64,
             inbox: VecDeque::new(),
         };
-        let remote_port = if setup.remote_is_vm { inner.rings[1].port } else { inner.uplink };
+        let remote_port = if setup.remote_is_vm { outside.rings[1].port } else { outside.uplink };
         let r = end(Side::R, remote_port, 2, 40_000 + u16::from(n));
         let g = end(Side::G, port, guest, 80);
         let ends = [&r, &g].map(|end| (end.ip, end.tcp_port));
-        inner.conns.push(Conn { ends: [r, g], setup: setup.clone() });
-        let vlan = inner.key(inner.conns.len() - 1).vlan;
-        inner.monitor.add(Known { ends, setup: setup.clone(), vlan, lenient: false });
-        let conn = inner.conns.len() - 1;
+        outside.conns.push(Conn { ends: [r, g], setup: setup.clone() });
+        let conn = outside.conns.len() - 1;
+        let vlan = outside.key(conn).vlan;
+        outside.monitor.add(Known { ends, setup: setup.clone(), vlan, lenient: false });
         let peer = |side| Peer { world: self.clone(), conn, side };
         (peer(Side::R), peer(Side::G))
     }
 
     /// A connection by the world's own setup, after its handshake.
     pub fn connects(&self) -> (Peer<'m>, Peer<'m>) {
-        let setup = self.0.borrow().setup.clone();
+        let setup = self.0.borrow().outside.setup.clone();
         let (r, g) = self.pair(&setup);
         self.handshake(&r, &g);
         (r, g)
@@ -246,7 +240,7 @@ impl<'m> World<'m> {
 
     /// SYN, SYN-ACK, ACK; leaves both inboxes empty.
     pub fn handshake(&self, r: &Peer<'m>, g: &Peer<'m>) {
-        let guest_is_client = self.0.borrow().conns[r.conn].setup.guest_is_client;
+        let guest_is_client = self.0.borrow().outside.conns[r.conn].setup.guest_is_client;
         let (client, server) = if guest_is_client { (g, r) } else { (r, g) };
         client.sends_syn();
         server.gets_syn();
@@ -262,7 +256,7 @@ impl<'m> World<'m> {
 
     /// Lets time go by; timers run when they are due.
     pub fn after_ms(&self, ms: u64) {
-        let target = self.0.borrow().now + Duration::from_millis(ms);
+        let target = self.now() + Duration::from_millis(ms);
         self.until(target);
     }
 
@@ -272,42 +266,41 @@ impl<'m> World<'m> {
         loop {
             let inner = &mut *self.0.borrow_mut();
             let next = inner.engine.poll_timeout().filter(|at| *at <= target);
-            let Some(at) = next else {
-                inner.now = target;
-                inner.settle();
-                return;
-            };
-            inner.now = inner.now.max(at);
-            inner.guests_show_life();
-            inner.engine.handle_timeout(inner.now);
+            inner.outside.now = next.map_or(target, |at| at.max(inner.outside.now));
             inner.settle();
+            if next.is_none() {
+                return;
+            }
             wakes += 1;
-            assert!(wakes < 100_000, "timer storm:\n{}", inner.trace_text());
+            assert!(wakes < 100_000, "timer storm:\n{}", inner.outside.trace_text());
         }
     }
 
     /// The clock.
     pub fn now(&self) -> Instant {
-        self.0.borrow().now
+        self.0.borrow().outside.now
     }
 
     /// Something about the engine.
     pub fn engine<T>(&self, f: impl FnOnce(&mut Engine<'m>, Instant) -> T) -> T {
         let inner = &mut *self.0.borrow_mut();
-        let result = f(&mut inner.engine, inner.now);
+        let result = f(&mut inner.engine, inner.outside.now);
         inner.settle();
         result
     }
 
     /// The guest of ring `n` gets up to this many more frames before it runs again.
     pub fn ring_takes(&self, n: usize, slots: usize) {
-        self.0.borrow_mut().rings[n].slots = Some(slots);
+        let Inner { turn, outside, .. } = &mut *self.0.borrow_mut();
+        outside.rings[n].slots = Some(slots);
+        turn.wake(outside.rings[n].port);
     }
 
     /// The guest of ring `n` runs and takes all there is.
     pub fn guest_runs(&self, n: usize) {
         let inner = &mut *self.0.borrow_mut();
-        inner.rings[n].slots = None;
+        inner.outside.rings[n].slots = None;
+        inner.turn.wake(inner.outside.rings[n].port);
         inner.settle();
     }
 
@@ -321,20 +314,20 @@ impl<'m> World<'m> {
 
     /// The rules learn of something that is no frame, before the engine does.
     pub fn happens(&self, event: Event) {
-        let inner = &mut *self.0.borrow_mut();
-        inner.monitor.on_event(inner.now, event);
+        let outside = &mut self.0.borrow_mut().outside;
+        outside.monitor.on_event(outside.now, event);
     }
 
     /// A connection is not judged from here on (its streams end here, or what goes in is not worth
     /// checking what comes out), or it is again.
     pub fn set_lenient(&self, conn: usize, lenient: bool) {
-        self.0.borrow().monitor.set_lenient(conn, lenient);
+        self.0.borrow().outside.monitor.set_lenient(conn, lenient);
     }
 
     /// The flow of a connection.
     pub fn flow<T>(&self, conn: usize, f: impl FnOnce(&Flow) -> T) -> Option<T> {
         let inner = self.0.borrow();
-        let key = inner.key(conn);
+        let key = inner.outside.key(conn);
         inner.engine.find_flow(&key).map(f)
     }
 
@@ -345,92 +338,34 @@ impl<'m> World<'m> {
 
     /// Everything that happened, a line per segment.
     pub fn trace(&self) -> String {
-        self.0.borrow().trace_text()
+        self.0.borrow().outside.trace_text()
     }
 }
 
 impl Inner<'_> {
-    /// The flow key of a connection, seen from G.
-    pub fn key(&self, conn: usize) -> FlowKey {
-        let [r, g] = &self.conns[conn].ends;
-        let mut tags = [0; 8];
-        for (slot, tag) in tags.chunks_mut(4).zip(&self.conns[conn].setup.vlan) {
-            slot.copy_from_slice(tag);
-        }
-        FlowKey {
-            g_addr: g.ip,
-            r_addr: r.ip,
-            vlan: u64::from_be_bytes(tags) & 0xffff_0fff_ffff_0fff,
-            g_port: g.tcp_port,
-            r_port: r.tcp_port,
-            port: g.port.0,
-            version: if self.conns[conn].setup.v6 { IpVersion::V6 } else { IpVersion::V4 },
-        }
-    }
-
-    /// All lines so far, for the message of a failure.
-    pub fn trace_text(&self) -> String {
-        let skipped = self.trace.len().saturating_sub(100);
-        let lines = self.trace[skipped..].join("\n");
-        if skipped == 0 { lines } else { format!("... {skipped} lines before\n{lines}") }
-    }
-
-    /// Guests on their CPU have seen everything delivered.
-    fn guests_show_life(&mut self) {
-        for (n, ring) in (0..).zip(&self.rings).filter(|(_, r)| r.slots.is_none()) {
-            self.engine.handle_guest_progress(self.now, ring.port, true);
-            self.monitor.on_seen(self.now, n);
-        }
-    }
-
-    /// The drain order of the engine's module doc, until nothing is left to do.
+    /// Turns of the worker, until nothing is left to do.
     pub fn settle(&mut self) {
-        self.engine.handle_batch_end(self.now);
+        let Self { engine, turn, outside } = self;
         loop {
-            let mut quiet = !self.made_leaves();
-            for n in 0..self.rings.len() {
-                while self.rings[n].slots != Some(0) {
-                    let Ring { port, room, .. } = self.rings[n];
-                    let Some(out) = self.engine.poll_delivery(self.now, port, room) else { break };
-                    let (hdr, bytes) = (out.hdr, out.parts().concat());
-                    assert!(bytes.len() <= room, "a frame of {} for {room}", bytes.len());
-                    self.delivered(n, port, hdr, bytes);
-                    quiet = false;
-                }
+            turn.run(outside.now, engine, outside).expect("nothing interrupts it");
+            for ring in outside.rings.iter_mut().filter(|ring| ring.given) {
+                ring.given = false; // it looks at once
+                turn.wake(ring.port);
             }
-            if quiet {
+            if !turn.rest(outside) {
                 break;
             }
-            self.guests_show_life();
         }
-        let ports: Vec<_> = self.rings.iter().map(|ring| Some(ring.port)).collect();
-        let verdict = self.monitor.on_settled(self.now, &self.engine, &ports);
-        self.expect(verdict);
-        for ring in &self.rings {
+        let ports: Vec<_> = outside.rings.iter().map(|ring| Some(ring.port)).collect();
+        let verdict = outside.monitor.on_settled(outside.now, engine, &ports);
+        outside.expect(verdict);
+        for ring in &outside.rings {
             // What is counted is what a walk finds.
-            let of_port = self.engine.flows().filter(|(_, key, _)| key.port == ring.port.0);
+            let of_port = engine.flows().filter(|(_, key, _)| key.port == ring.port.0);
             let owing = of_port.filter(|(_, _, flow)| !flow.owes_nothing()).count();
-            let counted = self.engine.vm(ring.port).map_or(0, |vm| vm.owing_flows as usize);
-            assert_eq!(counted, owing, "flows that owe\n{}", self.trace_text());
+            let counted = engine.vm(ring.port).map_or(0, |vm| vm.owing_flows as usize);
+            assert_eq!(counted, owing, "flows that owe\n{}", outside.trace_text());
         }
-    }
-
-    /// What the engine made of the last event leaves. Whether there was something.
-    fn made_leaves(&mut self) -> bool {
-        let mut any = false;
-        while let Some(out) = self.engine.poll_transmit(self.now) {
-            let (port, hdr, bytes) = (out.port, out.hdr, out.parts().concat());
-            self.emitted(port, hdr, bytes);
-            any = true;
-        }
-        any
-    }
-
-    fn delivered(&mut self, ring: usize, port: PortId, hdr: VirtioNetHdr, bytes: Vec<u8>) {
-        if let Some(slots) = &mut self.rings[ring].slots {
-            *slots = slots.saturating_sub(1);
-        }
-        self.emitted(Some(port), hdr, bytes);
     }
 
     /// A frame goes in; what comes out of it directly is delivered.
@@ -443,153 +378,39 @@ impl Inner<'_> {
         &mut self,
         port: PortId,
         hdr: VirtioNetHdr,
-        bytes: Vec<u8>,
+        mut bytes: Vec<u8>,
         forged: bool,
     ) -> Verdict {
-        let tap = self.ring_of(port).map_or(Tap::FromNet, Tap::FromGuest);
-        self.passes(tap, hdr, &bytes, forged);
-        let verdict = self.judge_frame(port, hdr, bytes);
-        self.made_leaves();
-        verdict
-    }
-
-    fn judge_frame(&mut self, port: PortId, hdr: VirtioNetHdr, bytes: Vec<u8>) -> Verdict {
-        let (mut hdr, mut frame) = (hdr, bytes.clone());
-        let verdict = self.engine.handle_frame(self.now, port, &mut hdr, &mut frame);
-        assert_eq!(frame.len(), bytes.len(), "an edit changed the length (COM-15)");
-        if let Verdict::Forward(out) = verdict {
-            if let Some(ring) = self.rings.iter().position(|r| r.port == out) {
-                if self.rings[ring].lossy && self.rings[ring].slots == Some(0) {
-                    self.engine.count_drop(out, DropReason::QueueFull);
-                    return verdict;
-                }
-                self.delivered(ring, out, hdr, frame);
-            } else {
-                self.emitted(Some(out), hdr, frame);
-            }
-        } else if verdict == Verdict::Flood {
-            self.emitted(None, hdr, frame);
-        }
-        verdict
+        let Self { engine, turn, outside } = self;
+        let tap = outside.ring_of(port).map_or(Tap::FromNet, Tap::FromGuest);
+        outside.passes(tap, hdr, &bytes, forged);
+        let verdict = turn.handle_frame(outside.now, engine, outside, port, hdr, &mut bytes);
+        verdict.expect("nothing interrupts it")
     }
 
     /// A frame of a TCP of its own, which picks its numbers and options itself.
     pub fn relay(&mut self, port: PortId, bytes: Vec<u8>) -> Verdict {
-        if let Some((conn, side)) = self.conn_of(&bytes) {
+        let outside = &mut self.outside;
+        if let Some((conn, side)) = outside.conn_of(&bytes) {
             let packet = Packet::parse(&bytes).expect("it has a connection");
             let tcp = *packet.tcp().expect("it has a connection").1;
-            let Conn { ends, .. } = &mut self.conns[conn];
+            let Conn { ends, .. } = &mut outside.conns[conn];
             if tcp.flags.syn() {
                 ends[side as usize].isn = tcp.seq.0;
             }
             let isn = [ends[side as usize].isn, ends[side.other() as usize].isn];
             let (hdr, shift) = (VirtioNetHdr::default(), ends[side as usize].shift);
             let seen = Seen { hdr, bytes: bytes.clone(), packet, isn, clock: [0; 2], shift };
-            self.note(conn, if side == Side::R { "R>" } else { "G>" }, &seen);
+            outside.note(conn, if side == Side::R { "R>" } else { "G>" }, &seen);
         }
         self.take_frame(port, VirtioNetHdr::default(), bytes)
     }
-
-    /// The guest behind a port.
-    fn ring_of(&self, port: PortId) -> Option<u16> {
-        (0..).zip(&self.rings).find(|(_, ring)| ring.port == port).map(|(n, _)| n)
-    }
-
-    /// Which connection a frame belongs to, and who sent it.
-    fn conn_of(&self, bytes: &[u8]) -> Option<(usize, Side)> {
-        let packet = Packet::parse(bytes).ok()?;
-        let (ip, tcp) = packet.tcp()?;
-        let is = |end: &End, ip, port| end.ip == ip && end.tcp_port == port;
-        self.conns.iter().enumerate().rev().find_map(|(n, conn)| {
-            let [r, g] = &conn.ends;
-            let tags = packet.eth.vlan.tags().iter().zip(&conn.setup.vlan);
-            let vlan = packet.eth.vlan.tags().len() == conn.setup.vlan.len()
-                && tags.clone().all(|(a, b)| a[3] == b[3]);
-            let from = |s: &End, d: &End| {
-                is(s, ip.src, tcp.src_port) && is(d, ip.dst, tcp.dst_port) && vlan
-            };
-            if from(r, g) { Some((n, Side::R)) } else { from(g, r).then_some((n, Side::G)) }
-        })
-    }
-
-    /// A frame left the engine: checked, written down, put into its receiver's inbox.
-    fn emitted(&mut self, port: Option<PortId>, hdr: VirtioNetHdr, bytes: Vec<u8>) {
-        let Some((conn, from)) = self.conn_of(&bytes) else {
-            self.strays.push((port, bytes));
-            return;
-        };
-        let to = from.other();
-        let packet = Packet::parse(&bytes).expect("it has a connection");
-        let (sender, receiver) = {
-            let ends = &self.conns[conn].ends;
-            (&ends[from as usize], &ends[to as usize])
-        };
-        let seen = Seen {
-            hdr,
-            bytes,
-            packet,
-            isn: [sender.isn, receiver.isn],
-            clock: [sender.clock, receiver.clock],
-            shift: sender.shift,
-        };
-        let direction = if to == Side::R { ">R" } else { ">G" };
-        self.note(conn, direction, &seen);
-        let port_ok = port.is_none() || port == Some(receiver_port(&self.conns[conn], to));
-        assert!(port_ok, "to port {port:?}\n{}", self.trace_text());
-        let ring = self.ring_of(receiver_port(&self.conns[conn], to));
-        let tap = ring.map_or(Tap::ToNet, Tap::ToGuest);
-        self.passes(tap, hdr, &seen.bytes, false);
-        if let Some(watcher) = self.watcher {
-            watcher(conn, to, seen.ack());
-        }
-        let end = &mut self.conns[conn].ends[to as usize];
-        if let Some(ts) = seen.tcp().options.timestamps
-            && (end.ts_seen == 0 || Seq(ts.tsval).gt(Seq(end.ts_seen)))
-        {
-            end.ts_seen = ts.tsval;
-        }
-        end.inbox.push_back(seen);
-    }
-
-    pub fn note(&mut self, conn: usize, direction: &str, seen: &Seen) {
-        let line = SegmentLine {
-            direction,
-            tcp: seen.tcp(),
-            seq_base: Seq(seen.isn[0]),
-            ack_base: Seq(seen.isn[1]),
-        };
-        let ms = self.now.since(self.setup.start).as_nanos() / 1000;
-        let mut text = format!("{:6}.{:03} ", ms / 1000, ms % 1000);
-        if self.conns.len() > 1 {
-            let _ = write!(text, "#{conn} ");
-        }
-        let _ = write!(text, "{line}");
-        self.trace.push(text);
-    }
-
-    fn passes(&mut self, tap: Tap, hdr: VirtioNetHdr, bytes: &[u8], forged: bool) {
-        for (n, conn) in self.conns.iter().enumerate() {
-            self.monitor.set_ends(n, conn.ends.each_ref().map(|end| (end.ip, end.tcp_port)));
-        }
-        let verdict = self.monitor.on_frame(Passing { at: self.now, tap, hdr, bytes, forged });
-        self.expect(verdict);
-    }
-
-    fn expect(&self, verdict: Result<(), Violation>) {
-        if let Err(broken) = verdict {
-            panic!("{broken}\n{}", self.trace_text());
-        }
-    }
-}
-
-fn receiver_port(conn: &Conn, to: Side) -> PortId {
-    conn.ends[to as usize].port
 }
 
 impl<'m> Peer<'m> {
     /// Something about this end.
     pub fn end<T>(&self, f: impl FnOnce(&mut End) -> T) -> T {
-        f(&mut self.world.0.borrow_mut().conns[self.conn].ends[self.side as usize])
+        f(&mut self.world.0.borrow_mut().outside.conns[self.conn].ends[self.side as usize])
     }
 
     /// Sends one segment, alone in its batch.
@@ -632,25 +453,25 @@ impl<'m> Peer<'m> {
 
     /// It sends a segment by another path: the engine does not see it, the other end gets it.
     pub fn sends_unseen(&self, text: &str) {
-        let inner = &mut *self.world.0.borrow_mut();
-        inner.send_unseen(self.conn, self.side, &Spec::parse(text));
+        let outside = &mut self.world.0.borrow_mut().outside;
+        outside.send_unseen(self.conn, self.side, &Spec::parse(text));
     }
 
     /// The frame of a segment, not sent.
     pub fn frame_of(&self, text: &str) -> Vec<u8> {
-        self.world.0.borrow().frame(self.conn, self.side, &Spec::parse(text)).1
+        self.world.0.borrow().outside.frame(self.conn, self.side, &Spec::parse(text)).1
     }
 
     /// Sends its SYN, by the setup.
     pub fn sends_syn(&self) {
-        let setup = self.world.0.borrow().conns[self.conn].setup.clone();
+        let setup = self.world.0.borrow().outside.conns[self.conn].setup.clone();
         let flags = if setup.ecn { "SEW" } else { "S" };
         self.sends_syn_spec(flags, &setup);
     }
 
     /// Sends its SYN-ACK, by the setup.
     pub fn sends_syn_ack(&self) {
-        let setup = self.world.0.borrow().conns[self.conn].setup.clone();
+        let setup = self.world.0.borrow().outside.conns[self.conn].setup.clone();
         let flags = if setup.ecn { "SE. ack 1" } else { "S. ack 1" };
         self.sends_syn_spec(flags, &setup);
     }
@@ -735,7 +556,7 @@ impl<'m> Peer<'m> {
     fn ring(&self) -> usize {
         let port = self.end(|end| end.port);
         let inner = self.world.0.borrow();
-        inner.rings.iter().position(|r| r.port == port).expect("a guest")
+        inner.outside.rings.iter().position(|r| r.port == port).expect("a guest")
     }
 
     fn next(&self) -> Option<Seen> {
@@ -748,48 +569,21 @@ impl<'m> Peer<'m> {
 }
 
 impl Inner<'_> {
-    /// See [`Peer::sends_unseen`].
-    fn send_unseen(&mut self, conn: usize, side: Side, spec: &Spec) {
-        let (hdr, bytes) = self.frame(conn, side, spec);
-        let seen = self.seen(conn, side, hdr, &bytes).expect("TCP");
-        self.note(conn, "G)", &seen);
-        let port = self.conns[conn].ends[side as usize].port;
-        let ring = self.ring_of(port).expect("a guest");
-        self.monitor.on_unseen(ring, &seen.bytes);
-        let end = &mut self.conns[conn].ends[side as usize];
-        end.next = spec.seq.map_or(end.next, |(_, to)| end.next.max(to));
-        end.acked = spec.ack.unwrap_or(end.acked);
-    }
-
-    /// What `side` sends, as the other end would see it.
-    fn seen(&self, conn: usize, side: Side, hdr: VirtioNetHdr, bytes: &[u8]) -> Option<Seen> {
-        let ends = &self.conns[conn].ends;
-        let (sender, receiver) = (&ends[side as usize], &ends[side.other() as usize]);
-        let packet = Packet::parse(bytes).ok().filter(|p| p.tcp().is_some())?;
-        Some(Seen {
-            hdr,
-            bytes: bytes.to_vec(),
-            packet,
-            isn: [sender.isn, receiver.isn],
-            clock: [sender.clock, receiver.clock],
-            shift: sender.shift,
-        })
-    }
-
     /// Builds and sends a segment.
     pub fn send(&mut self, conn: usize, side: Side, spec: &Spec, how: How) -> Verdict {
-        let (hdr, bytes) = self.frame(conn, side, spec);
-        if let Some(seen) = self.seen(conn, side, hdr, &bytes) {
+        let outside = &mut self.outside;
+        let (hdr, bytes) = outside.frame(conn, side, spec);
+        if let Some(seen) = outside.seen(conn, side, hdr, &bytes) {
             let direction = if side == Side::R { "R>" } else { "G>" };
-            self.note(conn, direction, &seen);
+            outside.note(conn, direction, &seen);
             if how != How::Forged {
                 let lies = how == How::Lies;
                 if lies || spec.fill.is_some() {
-                    let port = self.conns[conn].ends[side as usize].port;
-                    let tap = self.ring_of(port).map_or(Tap::FromNet, Tap::FromGuest);
-                    self.monitor.distrust(&bytes, tap, side, lies);
+                    let port = outside.conns[conn].ends[side as usize].port;
+                    let tap = outside.ring_of(port).map_or(Tap::FromNet, Tap::FromGuest);
+                    outside.monitor.distrust(&bytes, tap, side, lies);
                 }
-                let end = &mut self.conns[conn].ends[side as usize];
+                let end = &mut outside.conns[conn].ends[side as usize];
                 let tcp = seen.tcp();
                 let occupied = i64::from(tcp.flags.syn()) + i64::from(tcp.flags.fin());
                 if let Some((_, to)) = spec.seq {
@@ -800,83 +594,7 @@ impl Inner<'_> {
                 end.acked = spec.ack.filter(|_| !lies).unwrap_or(end.acked);
             }
         }
-        let port = self.conns[conn].ends[side as usize].port;
+        let port = outside.conns[conn].ends[side as usize].port;
         self.take_frame_of(port, hdr, bytes, how == How::Forged)
-    }
-
-    /// The frame a spec stands for.
-    pub fn frame(&self, conn: usize, side: Side, spec: &Spec) -> (VirtioNetHdr, Vec<u8>) {
-        let Conn { ends, setup, .. } = &self.conns[conn];
-        let (from, to) = (&ends[side as usize], &ends[side.other() as usize]);
-        let low = |n: i64| u32::try_from(n & 0xffff_ffff).expect("masked");
-        let (first, end) = spec.seq.unwrap_or((from.next, from.next));
-        let len = usize::try_from(end - first).expect("a range");
-        let syn = spec.flags.is_some_and(TcpFlags::syn);
-        let mut flags = spec.flags.unwrap_or(TcpFlags::ACK);
-        if spec.urgent.is_some() {
-            flags = flags | TcpFlags::URG;
-        }
-        let shift = if syn { 0 } else { from.shift };
-        let ack = spec.ack.unwrap_or(from.acked);
-        let window = spec.window.unwrap_or_else(|| match spec.edge {
-            Some(edge) => u32::try_from(edge - ack).expect("an edge right of the ack"),
-            None => from.window,
-        });
-        let both_ts = Setup::both(setup.ts);
-        let ts_on = !spec.no_ts && (syn || both_ts);
-        let ms = self.now.since(self.setup.start).as_millis();
-        let elapsed = u32::try_from(ms & 0xffff_ffff).expect("masked");
-        let timestamps = ts_on.then(|| {
-            let tsval = from.clock.wrapping_add(spec.tsval.unwrap_or(elapsed));
-            (tsval, spec.tsecr.map_or(from.ts_seen, |e| to.clock.wrapping_add(e)))
-        });
-        let seq_of =
-            |&(a, b): &(i64, i64)| (to.isn.wrapping_add(low(a)), to.isn.wrapping_add(low(b)));
-        let offload = spec.gso.or(spec.partial.then_some(u16::MAX));
-        let segment = Segment {
-            src_mac: from.mac,
-            dst_mac: to.mac,
-            tags: setup.vlan.clone(),
-            src: from.ip.to_ip(),
-            dst: to.ip.to_ip(),
-            ecn: spec.ecn.unwrap_or(0),
-            ttl: from.ttl,
-            flow_label: 0x1234,
-            id: 7,
-            ip_options: if spec.ip_options { vec![7, 7, 4, 0, 0, 0, 0, 0] } else { Vec::new() },
-            src_port: from.tcp_port,
-            dst_port: to.tcp_port,
-            seq: from.isn.wrapping_add(low(first)),
-            ack: if flags.ack() { to.isn.wrapping_add(low(ack)) } else { 0 },
-            flags,
-            window: u16::try_from(window >> shift).expect("the shift can say this window"),
-            urgent: spec.urgent.unwrap_or(0),
-            timestamps,
-            sack: spec.sack.iter().map(seq_of).take(if ts_on { 3 } else { 4 }).collect(),
-            last_options: spec.raw_options.clone(),
-            offload,
-            ..Segment::default()
-        };
-        let payload = match spec.fill {
-            Some(byte) => vec![byte; len],
-            None => pattern_bytes(side as u32, first, len),
-        };
-        let Frame { hdr, mut bytes } = segment.frame(&payload);
-        // Tests inside the core have a header type of their own.
-        let hdr = VirtioNetHdr {
-            flags: hdr.flags,
-            gso_type: hdr.gso_type,
-            hdr_len: hdr.hdr_len,
-            gso_size: hdr.gso_size,
-            csum_start: hdr.csum_start,
-            csum_offset: hdr.csum_offset,
-        };
-        if spec.bad_checksum {
-            *bytes.last_mut().expect("not empty") ^= 0x40;
-        }
-        if spec.padded {
-            bytes.resize(bytes.len().max(60), 0xee);
-        }
-        (hdr, bytes)
     }
 }

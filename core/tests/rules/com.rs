@@ -44,11 +44,11 @@ fn com_01_five_gibibytes_wrap_twice() {
     w.set_lenient(0, true); // byte by byte it would take minutes
     let (hdr, mut data) = {
         let inner = w.0.borrow();
-        inner.frame(0, crate::common::Side::R, &Spec::parse("1001:65001 gso 1000"))
+        inner.outside.frame(0, crate::common::Side::R, &Spec::parse("1001:65001 gso 1000"))
     };
     let mut ack = g.frame_of("1 ack 1001");
     let inner = &mut *w.0.borrow_mut();
-    let (now, uplink) = (inner.now, inner.uplink);
+    let (now, uplink) = (inner.outside.now, inner.outside.uplink);
     let engine = &mut inner.engine;
     let rcv_nxt = |e: &nightporter_core::engine::Engine<'_>| {
         e.flows().next().expect("a flow").2.stats().rcv_nxt
@@ -245,7 +245,8 @@ fn com_09_ipv6_headers_before_tcp() {
         assert_eq!(verdict, Verdict::Forward(GUEST), "{count}");
         r.gets_nothing();
         let passed = g.takes_all().pop().map(|s| s.bytes);
-        let passed = passed.or_else(|| w.0.borrow_mut().strays.pop().map(|(_, bytes)| bytes));
+        let passed =
+            passed.or_else(|| w.0.borrow_mut().outside.strays.pop().map(|(_, bytes)| bytes));
         assert_eq!(passed, Some(frame), "{count}");
         assert_eq!(flow(&w, |f| f.held_bytes()), 0);
     }
@@ -293,11 +294,7 @@ fn com_11_only_the_guests_own_addresses_are_offloaded() {
     // Listed: anything else is dropped, also as a SYN-ACK.
     let mut config = setup.guest_config(mac(3));
     config.ips = Some(vec!["10.0.0.3".parse().expect("an address")]);
-    let port = w.engine(|e, now| {
-        let port = e.add_port(now, PortConfig::guest("listed", config)).expect("a port");
-        e.set_port_features(now, port, Some(ALL_FEATURES));
-        port
-    });
+    let port = w.add_port(PortConfig::guest("listed", config), ALL_FEATURES);
     let (_, g) = w.pair_at(&setup, port, 3);
     g.end(|end| end.ip = IpAddr16::from_v4([10, 0, 0, 77]));
     assert_eq!(g.sends_syn_spec("S", &setup), Verdict::Drop(DropReason::SpoofedIp));
@@ -337,7 +334,7 @@ fn com_12_a_tunnel_is_not_looked_into() {
     frame.extend(&inner);
     fix_ip_checksum(&mut frame, 14);
     assert_eq!(from_uplink(&w, &frame), Verdict::Forward(GUEST));
-    assert_eq!(w.0.borrow().strays, [(Some(GUEST), frame)]);
+    assert_eq!(w.0.borrow().outside.strays, [(GUEST, frame)]);
     r.gets_nothing();
     assert_eq!(flow(&w, |f| f.held_bytes()), 0);
 }
@@ -348,7 +345,7 @@ fn com_13_a_checksum_somebody_vouches_for_is_not_computed_again() {
     r.sends("1:1001 partial");
     r.gets("1 ack 1001");
     let checked = VirtioNetHdr { flags: F_DATA_VALID, ..VirtioNetHdr::default() };
-    let uplink = w.0.borrow().uplink;
+    let uplink = w.0.borrow().outside.uplink;
     let frame = r.frame_of("1001:2001 badsum");
     w.set_lenient(0, true);
     assert_eq!(w.frame(uplink, checked, &frame), Verdict::Absorbed);
@@ -401,14 +398,14 @@ fn com_17_stored_bytes_leave_as_the_driver_takes_them_now() {
     r.sends("1:20001 gso 1000");
     r.sends("20001:40001 gso 1000");
     let plain = PortFeatures::default();
-    w.engine(|e, now| e.set_port_features(now, GUEST, Some(plain)));
+    w.set_features(GUEST, Some(plain));
     g.runs();
     let seen = g.takes_all();
     assert_eq!(seen.iter().map(|s| s.payload().len()).sum::<usize>(), 40_000);
     assert!(seen.iter().all(|s| s.payload().len() <= 1000 && s.hdr == VirtioNetHdr::default()));
     // And back: one frame again, with a checksum left to the guest.
     g.sends("ack 40001");
-    w.engine(|e, now| e.set_port_features(now, GUEST, Some(ALL_FEATURES)));
+    w.set_features(GUEST, Some(ALL_FEATURES));
     r.sends("40001:60001 gso 1000");
     let seen = g.gets("40001:60001");
     assert!(seen.hdr.needs_csum() && seen.hdr.is_gso());

@@ -177,19 +177,19 @@ fn life_04_a_new_ring_gets_what_was_in_the_old_one_without_waiting_for_a_timeout
     loses_a_flight(&r, &g, 60);
     for _ in 0..2 {
         w.happens(Event::DriverReset(0));
-        w.engine(|e, now| e.set_port_features(now, GUEST, None));
+        w.set_features(GUEST, None);
         g.gets_nothing();
         w.happens(Event::DriverBack(0));
-        w.engine(|e, now| e.set_port_features(now, GUEST, Some(PortFeatures::default())));
+        w.set_features(GUEST, Some(PortFeatures::default()));
         assert_eq!(ranges(&g), segments(1001, 61_001));
     }
     // A recovery that went step by step does not hold it back.
     w.after_ms(250);
     assert_eq!(ranges(&g), segments(1001, 2001));
     w.happens(Event::DriverReset(0));
-    w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    w.set_features(GUEST, None);
     w.happens(Event::DriverBack(0));
-    w.engine(|e, now| e.set_port_features(now, GUEST, Some(PortFeatures::default())));
+    w.set_features(GUEST, Some(PortFeatures::default()));
     assert_eq!(ranges(&g), segments(1001, 61_001));
     g.sends("ack 61001");
     w.after_ms(5000);
@@ -202,7 +202,7 @@ fn life_04_a_driver_that_negotiates_anew_has_not_seen_what_is_in_its_ring() {
     g.stops(100);
     sends_segments(&r, 1001, 5);
     g.takes_all();
-    w.engine(|e, now| e.set_port_features(now, GUEST, Some(Setup::new().features)));
+    w.set_features(GUEST, Some(Setup::new().features));
     w.after_ms(30_000);
     g.gets_nothing();
     assert_eq!(flow(&w, |f| f.stats().local_retransmissions), 0);
@@ -218,12 +218,12 @@ fn life_04_a_guest_without_a_driver_is_waited_for() {
     g.stops(0);
     r.sends("1001:2001");
     r.gets("ack 2001");
-    w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    w.set_features(GUEST, None);
     w.after_ms(600_000);
     r.gets_nothing();
     r.sends("2000 ack 1");
     r.gets_nothing(); // nobody is there who could be alive
-    w.engine(|e, now| e.set_port_features(now, GUEST, Some(PortFeatures::default())));
+    w.set_features(GUEST, Some(PortFeatures::default()));
     g.runs();
     g.gets("1001:2001");
     g.sends("ack 2001");

@@ -36,7 +36,7 @@ fn life_01_a_flood_of_syns_costs_a_fixed_amount_of_memory() {
             crate::common::segment::fix_tcp_checksum(&mut frame);
             w.frame(GUEST, VirtioNetHdr::default(), &frame);
         }
-        w.0.borrow_mut().strays.clear();
+        w.0.borrow_mut().outside.strays.clear();
         if n % 100 == 0 {
             // The live flow goes on.
             let at = 1001 + i64::from(n) / 100 * 10;
@@ -66,7 +66,7 @@ fn floods_with_answered_syns(w: &World<'_>, attempts: u32) {
             crate::common::segment::fix_tcp_checksum(&mut frame);
             w.frame(port, VirtioNetHdr::default(), &frame);
         }
-        w.0.borrow_mut().strays.clear();
+        w.0.borrow_mut().outside.strays.clear();
     }
 }
 
@@ -240,12 +240,12 @@ fn life_04_a_driver_that_is_reset_gets_everything_again() {
     sends_segments(&r, 1001, 5);
     r.takes_all();
     assert_eq!(g.takes_all().len(), 5); // in a ring that is gone now
-    w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    w.set_features(GUEST, None);
     r.sends("6001:7001 ack 1001");
     r.gets_last("1001 ack 7001");
     w.after_ms(5000);
     g.gets_nothing();
-    w.engine(|e, now| e.set_port_features(now, GUEST, Some(Setup::new().features)));
+    w.set_features(GUEST, Some(Setup::new().features));
     let seen = g.takes_all();
     let stream: Vec<u8> = seen.iter().flat_map(|s| s.payload().to_vec()).collect();
     assert!(stream == pattern_bytes(0, 1001, 6000));
@@ -348,9 +348,7 @@ fn life_05_a_removed_port_resets_its_flows_and_frees_its_place() {
     g.stops(0);
     r.sends("1:1001");
     r.takes_all();
-    w.happens(Event::Destroyed(0));
-    w.0.borrow_mut().rings.clear();
-    w.engine(|e, now| e.remove_port(now, GUEST));
+    w.guest_is_destroyed();
     r.gets("R. 1 ack 1001");
     assert_eq!(w.0.borrow().engine.flows().count(), 0);
     let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().free_records()));
@@ -477,14 +475,14 @@ fn life_09_a_guest_that_comes_back_later_gets_its_reset_then() {
         g.gets("1:1001");
     }
     let w = setup.reopens_in(memory.as_mut_bytes());
-    w.engine(|e, now| e.set_port_features(now, GUEST, None));
+    w.set_features(GUEST, None);
     let (r, g) = w.pair(&setup);
     w.set_lenient(0, true);
     w.engine(|e, now| e.handle_restart(now));
     r.gets("R. 1 ack 1001");
     g.gets_nothing();
     w.after_ms(2000);
-    w.engine(|e, now| e.set_port_features(now, GUEST, Some(setup.features)));
+    w.set_features(GUEST, Some(setup.features));
     g.gets("R. 1001");
 }
 
@@ -570,7 +568,7 @@ fn life_11_the_host_was_suspended() {
     g.takes_all();
     // An hour is missing; the guest was as still as the host.
     let target = w.now() + Duration::from_secs(3600);
-    w.0.borrow_mut().now = target;
+    w.0.borrow_mut().outside.now = target;
     w.until(target + Duration::from_millis(1));
     g.gets_nothing();
     assert_eq!(w.state(), Some(State::On));

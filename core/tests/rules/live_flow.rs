@@ -310,12 +310,11 @@ fn life_06_connections_that_were_drained_and_owe_nothing_are_left_alone() {
         r2.gets_last("ack 2001");
         // H has shown more than G: nothing is owed, but they are not out of the path.
         assert_eq!(w.flow(0, |f| (f.state(), f.owes_nothing())), Some((State::Drain, true)));
-        w.happens(Event::Destroyed(0));
         if removed {
-            w.0.borrow_mut().rings.clear();
-            w.engine(|e, now| e.remove_port(now, GUEST));
+            w.guest_is_destroyed();
             assert_eq!(w.0.borrow().engine.flows().count(), 0);
         } else {
+            w.happens(Event::Destroyed(0));
             w.engine(|e, now| e.handle_guest_gone(now, GUEST));
             assert_eq!(w.flow(0, |f| f.state()), Some(State::Pass));
         }
@@ -329,9 +328,7 @@ fn life_06_connections_that_were_drained_and_owe_nothing_are_left_alone() {
 #[test]
 fn life_05_connections_of_a_guest_that_was_not_drained_are_reset() {
     let (w, r, _) = warm();
-    w.happens(Event::Destroyed(0));
-    w.0.borrow_mut().rings.clear();
-    w.engine(|e, now| e.remove_port(now, GUEST));
+    w.guest_is_destroyed();
     r.gets("R. 1 ack 1001");
 }
 

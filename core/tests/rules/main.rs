@@ -53,7 +53,7 @@ fn warms_up(r: &Peer<'_>, g: &Peer<'_>) {
 
 /// A raw frame from the uplink.
 fn from_uplink(w: &World<'_>, frame: &[u8]) -> Verdict {
-    let uplink = w.0.borrow().uplink;
+    let uplink = w.0.borrow().outside.uplink;
     w.frame(uplink, VirtioNetHdr::default(), frame)
 }
 

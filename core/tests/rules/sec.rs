@@ -5,7 +5,7 @@ use crate::common::{Random, Setup, World};
 use crate::{GUEST, flow, from_uplink, warms_up};
 use nightporter_core::engine::Verdict;
 use nightporter_core::limits;
-use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::port::PortConfig;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::wire::packet::IpAddr16;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -169,11 +169,7 @@ fn sec_06_a_guest_behind_a_list_opens_only_for_its_own_address() {
     let w: World<'_> = setup.opens();
     let mut config = setup.guest_config(mac(4));
     config.ips = Some(vec!["10.0.0.4".parse().expect("an address")]);
-    let port: PortId = w.engine(|e, now| {
-        let port = e.add_port(now, PortConfig::guest("listed", config)).expect("a port");
-        e.set_port_features(now, port, Some(setup.features));
-        port
-    });
+    let port = w.add_port(PortConfig::guest("listed", config), setup.features);
     let (r, g) = w.pair_at(&setup, port, 4);
     w.set_lenient(0, true); // the world has no ring for this port
     g.sends_syn_spec("S", &Setup { guest_is_client: true, ..setup.clone() });

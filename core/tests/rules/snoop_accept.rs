@@ -155,7 +155,7 @@ fn snoop_04_a_jump_of_the_clock_is_no_storm() {
     g.takes_all();
     // LIFE-11: an hour at once, and the guest had no chance to run.
     let target = w.now() + Duration::from_secs(3600);
-    w.0.borrow_mut().now = target;
+    w.0.borrow_mut().outside.now = target;
     w.engine(|engine, now| {
         let mut calls = 0;
         while engine.poll_timeout().is_some_and(|at| at <= now) {
@@ -208,7 +208,7 @@ fn snoop_07_data_of_the_guest_carries_the_ack() {
     send(inner, R, "16001:17001");
     send(inner, G, "1:101 ack 16001");
     inner.settle();
-    let all: Vec<_> = inner.conns[0].ends[0].inbox.drain(..).collect();
+    let all: Vec<_> = inner.outside.conns[0].ends[0].inbox.drain(..).collect();
     assert_eq!(all.len(), 1);
     assert_eq!((all[0].range(), all[0].ack()), ((1, 101), 17_001));
 }

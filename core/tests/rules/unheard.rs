@@ -35,7 +35,7 @@ fn com_17_a_change_of_features_in_mid_flow_repeats_nothing() {
     r.sends("1:1001");
     g.gets("1:1001");
     let fewer = PortFeatures { tso4: false, ..ALL_FEATURES };
-    w.engine(|engine, now| engine.set_port_features(now, GUEST, Some(fewer)));
+    w.set_features(GUEST, Some(fewer));
     g.gets_nothing();
     r.sends("1001:2001");
     g.gets("1001:2001");
@@ -166,7 +166,7 @@ fn life_09_a_reset_that_has_not_left_is_not_lost() {
         r.sends("1:1001");
         let mut reset = g.frame_of("R 1");
         let inner = &mut *w.0.borrow_mut();
-        let (now, mut hdr) = (inner.now, Default::default());
+        let (now, mut hdr) = (inner.outside.now, Default::default());
         let verdict = inner.engine.handle_frame(now, GUEST, &mut hdr, &mut reset);
         assert_eq!(verdict, Verdict::Absorbed);
     }

@@ -125,7 +125,7 @@ fn com_32_closing_leaves_nothing_behind() {
     r.sends("1002 ack 502");
     g.gets_last("1002 ack 502");
     assert_eq!(states(&w), [State::Pass, State::Pass]);
-    let ports: Vec<_> = w.0.borrow().rings.iter().map(|ring| ring.port).collect();
+    let ports: Vec<_> = w.0.borrow().outside.rings.iter().map(|ring| ring.port).collect();
     for port in ports {
         assert_eq!(w.engine(|e, _| e.vm(port).map(|vm| vm.reserved_pages)), Some(0));
     }
@@ -165,11 +165,11 @@ fn com_32_a_vm_that_goes_away_resets_the_other() {
 fn com_32_super_segments_between_a_driver_with_and_one_without() {
     let (w, r, g) = pair();
     let port = w.guest_port();
-    w.engine(|e, now| e.set_port_features(now, port, Some(PortFeatures::default())));
+    w.set_features(port, Some(PortFeatures::default()));
     r.sends("1:20001 ack 1 gso 1000");
     let seen = g.takes_all();
     assert!(seen.iter().all(|s| s.payload().len() <= 1000 && !s.hdr.needs_csum()));
     assert_eq!(seen.iter().map(|s| s.payload().len()).sum::<usize>(), 20_000);
     r.gets_last("1 ack 20001");
-    w.engine(|e, now| e.set_port_features(now, port, Some(ALL_FEATURES)));
+    w.set_features(port, Some(ALL_FEATURES));
 }

@@ -179,7 +179,7 @@ fn life_09_a_kill_between_any_two_stores_leaves_every_promise_in_the_arena() {
         LOG.set(Some(Vec::new()));
         successor.memory.copy_from_slice(&fresh);
         successor.copy.copy_from_slice(&fresh);
-        w.0.borrow_mut().watcher = Some(on_emitted);
+        w.0.borrow_mut().outside.watcher = Some(on_emitted);
         let pairs = [(); CONNECTIONS].map(|()| w.connects());
         let mut sent = [1; CONNECTIONS];
         for _ in 0..EVENTS {
