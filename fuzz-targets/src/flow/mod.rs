@@ -23,8 +23,10 @@ use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::store::flow_store::recover;
 use nightporter_core::time::{Duration, Instant};
+use nightporter_core::turn::{Turn, TurnConfig};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion, Seq};
 use segment::{ACK, Address, CWR, ECE, Extra, Len, MSS, SYN, Segment, Window, Wish, timestamps};
+use world::{Handed, Left, Replaced};
 use zerocopy::IntoBytes;
 
 const CONNS: usize = 2;
@@ -158,6 +160,16 @@ struct Rest {
     link: bool,
     trace: bool,
     ops: usize,
+    /// The process ends in the middle of the step.
+    dies: bool,
+    /// The flows after the last step, the frame that is worked on, and what has left in this step.
+    seen: [Option<Seen>; CONNS],
+    handed: Option<Handed>,
+    left: Vec<Left>,
+    /// A frame that has left is being cut for its driver.
+    adapts: bool,
+    /// Frames that the engine made in this operation.
+    frames: usize,
 }
 
 struct Conn {
@@ -202,6 +214,25 @@ impl Rest {
             link: true,
             trace: std::env::var_os("NIGHTPORTER_FUZZ_TRACE").is_some(),
             ops: 0,
+            dies: false,
+            seen: [None, None],
+            handed: None,
+            left: Vec::new(),
+            adapts: false,
+            frames: 0,
+        }
+    }
+
+    fn key(&self, conn: usize) -> FlowKey {
+        let address = &self.conns[conn].address;
+        FlowKey {
+            g_addr: IpAddr16::from_v4(G_ADDRESS.ip),
+            r_addr: IpAddr16::from_v4(address.ip),
+            vlan: 0,
+            g_port: G_ADDRESS.port,
+            r_port: address.port,
+            port: GUEST.0,
+            version: IpVersion::V4,
         }
     }
 
@@ -228,6 +259,7 @@ impl Rest {
 
 struct World<'m, 's> {
     engine: Engine<'m>,
+    turn: Turn,
     s: &'s mut Rest,
 }
 
@@ -236,8 +268,9 @@ impl<'m, 's> World<'m, 's> {
     fn new(arena: Arena<'m>, s: &'s mut Rest) -> Self {
         let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
         let mut engine = Engine::new(s.now, config, arena);
+        let mut turn = Turn::new(TurnConfig::default());
         let uplink = PortConfig::uplink("uplink");
-        assert_eq!(engine.add_port(s.now, uplink), Ok(UPLINK));
+        assert_eq!(turn.add_port(s.now, &mut engine, uplink), Ok(UPLINK));
         let guest = GuestConfig {
             mac: Some(G_ADDRESS.mac),
             ack_offload: true,
@@ -245,14 +278,17 @@ impl<'m, 's> World<'m, 's> {
             flows_max: 8,
             ..GuestConfig::default()
         };
-        assert_eq!(engine.add_port(s.now, PortConfig::guest("vm", guest)), Ok(GUEST));
-        let mut world = Self { engine, s };
-        let owed: Vec<bool> =
-            world.s.conns.iter().map(|c| c.model.owed()).map(|(a, b)| a < b).collect();
-        world.engine.handle_restart(world.s.now);
-        let features = world.s.link.then_some(world.s.features);
-        world.engine.set_port_features(world.s.now, GUEST, features);
-        world.transmits();
+        let guest = PortConfig::guest("vm", guest);
+        assert_eq!(turn.add_port(s.now, &mut engine, guest), Ok(GUEST));
+        turn.set_features(s.now, &mut engine, UPLINK, Some(PortFeatures::ALL));
+        let owed: Vec<bool> = s.conns.iter().map(|c| c.model.owed()).map(|(a, b)| a < b).collect();
+        engine.handle_restart(s.now);
+        turn.set_features(s.now, &mut engine, GUEST, Some(s.features));
+        s.dies = false;
+        let link = s.link.then_some(s.features);
+        let mut world = Self { engine, turn, s };
+        world.set_features(link);
+        world.settles();
         for (conn, owed) in world.s.conns.iter_mut().zip(owed) {
             assert!(!owed || conn.model.reset[R], "R was not told (INV-21)");
             conn.model.owed_to_g |= owed;
@@ -291,7 +327,10 @@ impl<'m, 's> World<'m, 's> {
                 Span::Tenths(n) => Duration::from_millis(100).saturating_mul(n.into()),
                 Span::Seconds(n) => Duration::from_secs(n.into()),
             }),
-            Op::Ring(slots) => self.s.slots = if slots < 128 { slots.into() } else { usize::MAX },
+            Op::Ring(slots) => {
+                self.s.slots = if slots < 128 { slots.into() } else { usize::MAX };
+                self.turn.wake(GUEST);
+            }
             Op::Paused(paused) => self.s.paused = paused,
             Op::Connect(how) => self.connects(&how),
             Op::Rare(rare) => return self.obeys_rare(rare),
@@ -312,34 +351,26 @@ impl<'m, 's> World<'m, 's> {
             Rare::Drain => self.engine.drain(now, GUEST),
             Rare::Crash => return true,
             Rare::CrashWithin(wish) => {
-                self.hands_in(R, 0, wish);
+                self.s.dies = true;
+                self.sends(R, 0, wish);
                 return true;
             }
         }
         false
     }
 
+    /// The turn is not told that a link is down: what is forwarded then counts as given.
     fn set_features(&mut self, features: Option<PortFeatures>) {
         self.s.link = features.is_some();
-        self.s.features = features.unwrap_or(self.s.features);
-        self.engine.set_port_features(self.s.now, GUEST, features);
-    }
-
-    fn key(&self, conn: usize) -> FlowKey {
-        let address = &self.s.conns[conn].address;
-        FlowKey {
-            g_addr: IpAddr16::from_v4(G_ADDRESS.ip),
-            r_addr: IpAddr16::from_v4(address.ip),
-            vlan: 0,
-            g_port: G_ADDRESS.port,
-            r_port: address.port,
-            port: GUEST.0,
-            version: IpVersion::V4,
+        match features {
+            Some(_) => self.turn.set_features(self.s.now, &mut self.engine, GUEST, features),
+            None => self.engine.set_port_features(self.s.now, GUEST, None),
         }
+        self.s.features = features.unwrap_or(self.s.features);
     }
 
     fn seen(&self, conn: usize) -> Option<Seen> {
-        self.engine.find_flow(&self.key(conn)).map(Seen::of)
+        self.engine.find_flow(&self.s.key(conn)).map(Seen::of)
     }
 
     // --- Handshakes ----------------------------------------------------------------------------
@@ -357,7 +388,7 @@ impl<'m, 's> World<'m, 's> {
         let shift = how.offers.map(|o| o.scale.filter(|_| scaled).map_or(0, |s| s.min(14)));
         let agreed = Agreed { timestamps: both(|o| o.timestamps), sack: both(|o| o.sack), shift };
         // A SYN with the number of the flow that is there would be that flow's, once more.
-        let there = self.engine.find_flow(&self.key(n)).map(|flow| flow.stats().guest_isn);
+        let there = self.engine.find_flow(&self.s.key(n)).map(|flow| flow.stats().guest_isn);
         let conn = &mut self.s.conns[n];
         conn.isn[G] = conn.isn[G].wrapping_add(u32::from(there == Some(Seq(conn.isn[G]))));
         let isn = conn.isn;
@@ -389,16 +420,9 @@ impl<'m, 's> World<'m, 's> {
                     extra: Extra::Nothing,
                 };
                 self.s.conns[n].model.shakes = true;
-                self.takes_in(from, n, &segment);
-                let is = self.engine.find_flow(&self.key(n)).map(|flow| flow.stats().guest_isn);
-                if is.is_some()
-                    && is == there
-                    && let Some(old) = old
-                {
-                    self.s.conns[n].model = old;
-                }
+                let old = old.map(|model| Replaced { model, guest_isn: there });
+                self.takes_in(from, n, segment, old);
                 self.s.conns[n].model.shakes = false;
-                self.transmits();
             }
         }
     }
@@ -435,7 +459,7 @@ impl<'m, 's> World<'m, 's> {
         let records = flows().filter(|f| f.stats().has_record).count();
         assert_eq!(arena.free_records() + records, self.s.size.0, "a record is lost or doubled");
         for conn in 0..CONNS {
-            let flow = engine.find_flow(&self.key(conn));
+            let flow = engine.find_flow(&self.s.key(conn));
             let seen = flow.map(Seen::of);
             self.s.conns[conn].model.check(flow.zip(seen.as_ref()), arena);
         }

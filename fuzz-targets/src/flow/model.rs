@@ -3,6 +3,11 @@
 //! Numbers are those of the engine's 64-bit space, so that nothing wraps. The model believes the
 //! engine in one thing only: which bytes it says it has taken. From then on they are owed, as they
 //! came.
+//!
+//! Why it is not one of the rules of `nightporter-check`: these follow a connection by its frames,
+//! and hardly any holds while both ends jump, forge, shrink their windows and lie by wish. This
+//! compares the engine's own account (`FlowStats`) and its store with what went in, step by step:
+//! whatever the ends say, the account moves by that alone, and the store has what it says.
 
 use std::collections::BTreeSet;
 
@@ -86,6 +91,8 @@ pub(super) struct Seen {
     pub(super) net_una: u64,
     pub(super) net_nxt: u64,
     pub(super) ooo_end: Option<u64>,
+    pub(super) guest_isn: Seq,
+    pub(super) reset_waits: bool,
     /// Bytes that the flow says it has.
     held: Spans,
 }
@@ -111,6 +118,8 @@ impl Seen {
             net_una: at.net_una,
             net_nxt: at.net_nxt,
             ooo_end: flow.out_of_order().max_end(),
+            guest_isn: at.guest_isn,
+            reset_waits: at.reset_waits,
             held,
         }
     }

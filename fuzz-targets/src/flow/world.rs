@@ -4,18 +4,22 @@ use super::model::{G, How, Model, Out, R, Seen, place};
 use super::segment::{
     Base, CWR, ECE, Extra, Len, SYN, Segment, Ts, Window, Wish, stream, timestamps,
 };
-use super::{Conn, G_ADDRESS, GUEST, UPLINK, World};
+use super::{CONNS, Conn, G_ADDRESS, GUEST, Rest, UPLINK, World};
 use nightporter_check::wire;
-use nightporter_core::engine::{Transmit, Verdict};
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::Duration;
-use nightporter_core::wire::packet::{Packet, Seq};
+use nightporter_core::turn::{Interrupted, Ports, Received, Sent, Step};
+use nightporter_core::wire::packet::{Packet, Seq, Tcp};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 /// Wake-ups in one stretch of time: a paused guest's timers are looked at every 100 ms.
 const WAKES_MAX: usize = 5000;
 /// Frames out of one step: a window of the smallest segments, and its acknowledgements.
 const FRAMES_MAX: usize = 20_000;
+/// Bytes of the largest buffer of the guest's ring.
+const ROOM: usize = 65_562;
 
 impl World<'_, '_> {
     // --- Frames in -----------------------------------------------------------------------------
@@ -25,13 +29,8 @@ impl World<'_, '_> {
     }
 
     pub(super) fn sends(&mut self, from: usize, conn: usize, wish: Wish) {
-        self.hands_in(from, conn, wish);
-        self.transmits();
-    }
-
-    pub(super) fn hands_in(&mut self, from: usize, conn: usize, wish: Wish) {
         let segment = self.segment(from, conn, &wish);
-        self.takes_in(from, conn, &segment);
+        self.takes_in(from, conn, segment, None);
     }
 
     /// The timestamp clock of an end: milliseconds.
@@ -82,137 +81,48 @@ impl World<'_, '_> {
         }
     }
 
-    /// A frame comes in; what comes out of it directly goes on.
-    pub(super) fn takes_in(&mut self, from: usize, conn: usize, segment: &Segment) {
+    /// A frame comes in. `old`: the model of the connection that it ends, if it does.
+    pub(super) fn takes_in(
+        &mut self,
+        from: usize,
+        conn: usize,
+        segment: Segment,
+        old: Option<Replaced>,
+    ) {
         let (near, far, port) = if from == R {
             (self.s.conns[conn].address, G_ADDRESS, UPLINK)
         } else {
             (G_ADDRESS, self.s.conns[conn].address, GUEST)
         };
-        let (mut hdr, original) = segment.frame(near, far);
-        let packet = Packet::parse(&original).expect("made by the book");
-        let (_, tcp) = packet.tcp().expect("made by the book");
+        let (hdr, bytes) = segment.frame(near, far);
+        let packet = Packet::parse(&bytes).expect("made by the book");
+        let tcp = *packet.tcp().expect("made by the book").1;
         if self.s.trace {
             eprintln!("  {} {packet}", if from == R { "R>" } else { "G>" });
         }
-        let before = self.seen(conn);
-        self.s.conns[conn].model.on_sent(from, tcp, segment.is_corrupt());
-        let mut frame = original.clone();
-        let verdict = self.engine.handle_frame(self.s.now, port, &mut hdr, &mut frame);
-        let after = self.seen(conn);
-        if self.s.trace {
-            eprintln!("     {verdict:?} {after:?}");
+        self.s.conns[conn].model.on_sent(from, &tcp, segment.is_corrupt());
+        self.s.frames = 0;
+        self.s.seen = self.s.see(&self.engine);
+        let mut frame = bytes.clone();
+        self.s.handed = Some(Handed { from, conn, segment, bytes, tcp, old });
+        let Self { engine, turn, s } = self;
+        let result = turn.handle_frame(s.now, engine, *s, port, hdr, &mut frame);
+        if s.trace {
+            eprintln!("     {result:?} {:?}", s.seen[conn]);
         }
-        let model = &mut self.s.conns[conn].model;
-        let was_gated = before.as_ref().is_some_and(Seen::is_gated);
-        let is_gated = after.as_ref().is_some_and(Seen::is_gated);
-        if segment.flags & SYN != 0 {
-            model.on_syn(was_gated, is_gated);
-        }
-        if let (Some(before), Some(after)) = (&before, &after)
-            && (is_gated || was_gated && after.state == State::Pass)
-            && !model.lost
-        {
-            let payload = &segment.payload;
-            match from {
-                R => model.on_from_net(before, after, tcp, payload, segment.is_corrupt()),
-                _ => model.on_from_guest(before, after, tcp),
-            }
-        }
-        if from == R
-            && self.engine.find_flow(&self.key(conn)).is_some_and(|f| f.stats().reset_waits)
-        {
-            self.s.conns[conn].model.reset[R] = true; // it wants nothing any more
-        }
-        if let Verdict::Forward(_) | Verdict::Flood = verdict {
-            assert_eq!(frame.len(), original.len(), "an edit changed the length (COM-15)");
-            let edited = was_gated || (is_gated && !segment.payload.is_empty());
-            let how = if edited { How::Gated } else { How::Verbatim };
-            assert!(edited || frame == original, "changed in passing (INV-17)");
-            let at = tcp.payload_offset as usize;
-            assert!(frame[at..] == original[at..], "a byte was changed (INV-01, INV-02)");
-            self.emitted(1 - from, after.as_ref(), how, hdr, &frame, segment.is_corrupt());
-        }
+        assert_eq!(result.is_err(), s.dies, "only the end of the process interrupts it");
     }
 
-    // --- Frames out ----------------------------------------------------------------------------
-
-    pub(super) fn transmits(&mut self) {
-        let mut frames = 0;
-        while let Some((hdr, frame)) = self.engine.poll_transmit(self.s.now).map(copy) {
-            let conn = self.conn_of(&frame);
-            let at = conn.and_then(|conn| self.seen(conn));
-            self.emitted(R, at.as_ref(), How::Made, hdr, &frame, false);
-            frames += 1;
-            assert!(frames <= FRAMES_MAX, "no end of frames (INV-18)");
-        }
-    }
-
-    fn delivers(&mut self) -> bool {
-        let mut any = false;
-        let mut frames = 0;
-        while self.s.slots > 0 && self.s.link {
-            let before = [0, 1].map(|conn| self.seen(conn));
-            let room = 65_562;
-            let Some(made) = self.engine.poll_delivery(self.s.now, GUEST, room) else { break };
-            let (hdr, frame) = copy(made);
-            assert!(frame.len() <= room, "a frame of {} bytes", frame.len());
-            let f = self.s.features;
-            assert!(f.csum || !hdr.needs_csum(), "a partial checksum for none (COM-17)");
-            assert!(f.tso4 || !hdr.is_gso(), "a super-segment for none (COM-17)");
-            if self.s.slots != usize::MAX {
-                self.s.slots -= 1;
-            }
-            let at = self.conn_of(&frame).and_then(|conn| before[conn].clone());
-            self.emitted(G, at.as_ref(), How::Made, hdr, &frame, false);
-            any = true;
-            frames += 1;
-            assert!(frames <= FRAMES_MAX, "no end of frames (INV-18)");
-        }
-        any
-    }
-
-    fn conn_of(&self, frame: &[u8]) -> Option<usize> {
-        let packet = Packet::parse(frame).ok()?;
-        let (_, tcp) = packet.tcp()?;
-        let is = |c: &Conn| c.address.port == tcp.src_port || c.address.port == tcp.dst_port;
-        self.s.conns.iter().position(is)
-    }
-
-    fn emitted(
-        &mut self,
-        to: usize,
-        at: Option<&Seen>,
-        how: How,
-        hdr: VirtioNetHdr,
-        frame: &[u8],
-        corrupt: bool,
-    ) {
-        let packet = Packet::parse(frame).expect("it came out");
-        let (_, tcp) = packet.tcp().expect("it came out");
-        if self.s.trace {
-            eprintln!("  {} {how:?} {packet}", if to == R { ">R" } else { ">G" });
-        }
-        if corrupt && to == G {
-            return; // in passing, and not for long
-        }
-        if !corrupt {
-            let whole = wire::Packet::parse(frame).expect("it came out");
-            let (ip, _) = whole.tcp().expect("it came out");
-            assert_eq!(nightporter_check::checksums(&hdr, frame, ip), Ok(()), "INV-22");
-        }
-        let conn = self.conn_of(frame).expect("one of ours");
-        let from = tcp.payload_offset as usize;
-        let payload = &frame[from..from + tcp.payload_len as usize];
-        self.s.conns[conn].model.on_emitted(to, at, how, &Out { tcp, payload });
-    }
-
-    /// The drain order of the engine, until nothing is left to do.
+    /// Turns of the worker, until nothing is left to do.
     pub(super) fn settles(&mut self) {
-        self.engine.handle_batch_end(self.s.now);
-        self.transmits();
-        while self.delivers() {
-            self.transmits();
+        let Self { engine, turn, s } = self;
+        s.frames = 0;
+        s.seen = s.see(engine);
+        loop {
+            turn.run(s.now, engine, *s).expect("nothing interrupts it");
+            if !turn.rest(*s) {
+                break;
+            }
         }
     }
 
@@ -224,27 +134,185 @@ impl World<'_, '_> {
         let mut wakes = 0;
         while let Some(at) = self.engine.poll_timeout().filter(|at| *at <= target) {
             self.s.now = self.s.now.max(at);
-            self.shows_life();
-            let before = [0, 1].map(|conn| self.seen(conn));
-            self.engine.handle_timeout(self.s.now);
-            for (conn, before) in before.iter().enumerate() {
-                if let (Some(before), Some(after)) = (before, self.seen(conn))
-                    && after.is_gated()
-                {
-                    self.s.conns[conn].model.on_nothing(before, &after);
-                }
-            }
             self.settles();
             wakes += 1;
             assert!(wakes <= WAKES_MAX, "a timer storm");
         }
         self.s.now = target;
     }
+}
 
-    fn shows_life(&mut self) {
-        if !self.s.paused {
-            self.engine.handle_guest_progress(self.s.now, GUEST, true);
+/// A frame on its way in.
+pub(super) struct Handed {
+    from: usize,
+    conn: usize,
+    segment: Segment,
+    bytes: Vec<u8>,
+    tcp: Tcp,
+    old: Option<Replaced>,
+}
+
+/// A connection that a handshake takes the place of, unless the flow that was there stays.
+pub(super) struct Replaced {
+    pub(super) model: Model,
+    pub(super) guest_isn: Option<Seq>,
+}
+
+/// A frame on its way out: whether to R or G, its header and its bytes.
+pub(super) type Left = (usize, VirtioNetHdr, Vec<u8>);
+
+/// Both ends take every frame; the guest's ring has room for deliveries when its input says so. A
+/// frame is judged when the step that made it is over, with the engine before and after.
+impl Ports for Rest {
+    fn receive(&mut self, _: PortId, _: &mut [u8]) -> Received {
+        Received::Empty
+    }
+
+    fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], _waited: bool) -> Sent {
+        if !self.adapts {
+            self.left.push((if port == UPLINK { R } else { G }, *hdr, parts.concat()));
         }
+        Sent::Done
+    }
+
+    fn room(&mut self, _: PortId, want: usize) -> usize {
+        if self.slots > 0 { want.min(ROOM) } else { 0 }
+    }
+
+    fn progress(&mut self, _: PortId) -> Option<bool> {
+        (!self.paused).then_some(true)
+    }
+
+    /// What is judged is what the engine said, and not how the turn cuts it.
+    fn before_adapting(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]]) {
+        assert!(self.handed.is_some(), "a frame that the driver does not take (COM-17)");
+        let _ = self.send(port, hdr, parts, false);
+        self.adapts = true;
+    }
+
+    fn after_step(&mut self, engine: &Engine<'_>, step: Step) -> Result<(), Interrupted> {
+        let now = self.see(engine);
+        let before = std::mem::replace(&mut self.seen, now);
+        self.adapts = false;
+        match step {
+            Step::Timers => self.judge_timers(&before),
+            Step::Frame => {
+                self.judge_frame(&before);
+                if self.dies {
+                    return Err(Interrupted);
+                }
+            }
+            Step::BatchEnd => {}
+            Step::Made => {
+                let now = self.seen.clone();
+                self.judge_made(&now);
+            }
+            Step::Delivery => {
+                self.slots -= usize::from(self.slots != usize::MAX);
+                self.judge_made(&before);
+            }
+        }
+        assert!(self.left.is_empty(), "a frame that nothing made");
+        Ok(())
+    }
+}
+
+impl Rest {
+    /// The flows of both connections.
+    pub(super) fn see(&self, engine: &Engine<'_>) -> [Option<Seen>; CONNS] {
+        std::array::from_fn(|conn| engine.find_flow(&self.key(conn)).map(Seen::of))
+    }
+
+    fn judge_timers(&mut self, before: &[Option<Seen>; CONNS]) {
+        for (conn, before) in before.iter().enumerate() {
+            if let (Some(before), Some(after)) = (before, &self.seen[conn])
+                && after.is_gated()
+            {
+                self.conns[conn].model.on_nothing(before, after);
+            }
+        }
+    }
+
+    /// The frame that was handed in, and what passed on of it.
+    fn judge_frame(&mut self, before: &[Option<Seen>; CONNS]) {
+        let handed = self.handed.take().expect("a frame");
+        let Handed { from, conn, segment, bytes: original, tcp, old } = handed;
+        let (before, after) = (&before[conn], self.seen[conn].clone());
+        let model = &mut self.conns[conn].model;
+        let was_gated = before.as_ref().is_some_and(Seen::is_gated);
+        let is_gated = after.as_ref().is_some_and(Seen::is_gated);
+        if segment.flags & SYN != 0 {
+            model.on_syn(was_gated, is_gated);
+        }
+        if let (Some(before), Some(after)) = (before, &after)
+            && (is_gated || was_gated && after.state == State::Pass)
+            && !model.lost
+        {
+            let payload = &segment.payload;
+            match from {
+                R => model.on_from_net(before, after, &tcp, payload, segment.is_corrupt()),
+                _ => model.on_from_guest(before, after, &tcp),
+            }
+        }
+        if from == R && after.as_ref().is_some_and(|after| after.reset_waits) {
+            model.reset[R] = true; // it wants nothing any more
+        }
+        if let Some((to, hdr, frame)) = self.left.pop() {
+            assert_eq!(to, 1 - from, "back where it came from");
+            assert_eq!(frame.len(), original.len(), "an edit changed the length (COM-15)");
+            let edited = was_gated || (is_gated && !segment.payload.is_empty());
+            let how = if edited { How::Gated } else { How::Verbatim };
+            assert!(edited || frame == original, "changed in passing (INV-17)");
+            let at = tcp.payload_offset as usize;
+            assert!(frame[at..] == original[at..], "a byte was changed (INV-01, INV-02)");
+            self.judge_left((to, hdr, frame), after.as_ref(), how, segment.is_corrupt());
+        }
+        let guest_isn = after.map(|after| after.guest_isn);
+        if let Some(old) = old
+            && guest_isn.is_some()
+            && guest_isn == old.guest_isn
+        {
+            self.conns[conn].model = old.model;
+        }
+    }
+
+    /// Frames of the engine's own; `at`: the flows when they left.
+    fn judge_made(&mut self, at: &[Option<Seen>; CONNS]) {
+        for left in std::mem::take(&mut self.left) {
+            self.frames += 1;
+            assert!(self.frames <= FRAMES_MAX, "no end of frames (INV-18)");
+            let at = self.conn_of(&left.2).and_then(|conn| at[conn].as_ref());
+            self.judge_left(left, at, How::Made, false);
+        }
+    }
+
+    fn conn_of(&self, frame: &[u8]) -> Option<usize> {
+        let packet = Packet::parse(frame).ok()?;
+        let (_, tcp) = packet.tcp()?;
+        let is = |c: &Conn| c.address.port == tcp.src_port || c.address.port == tcp.dst_port;
+        self.conns.iter().position(is)
+    }
+
+    fn judge_left(&mut self, left: Left, at: Option<&Seen>, how: How, corrupt: bool) {
+        let (to, hdr, frame) = left;
+        assert!(frame.len() <= ROOM, "a frame of {} bytes", frame.len());
+        let packet = Packet::parse(&frame).expect("it came out");
+        let (_, tcp) = packet.tcp().expect("it came out");
+        if self.trace {
+            eprintln!("  {} {how:?} {packet}", if to == R { ">R" } else { ">G" });
+        }
+        if corrupt && to == G {
+            return; // in passing, and not for long
+        }
+        if !corrupt {
+            let whole = wire::Packet::parse(&frame).expect("it came out");
+            let (ip, _) = whole.tcp().expect("it came out");
+            assert_eq!(nightporter_check::checksums(&hdr, &frame, ip), Ok(()), "INV-22");
+        }
+        let conn = self.conn_of(&frame).expect("one of ours");
+        let from = tcp.payload_offset as usize;
+        let payload = &frame[from..from + tcp.payload_len as usize];
+        self.conns[conn].model.on_emitted(to, at, how, &Out { tcp, payload });
     }
 }
 
@@ -273,8 +341,4 @@ fn numbers(model: &Model, seen: Option<&Seen>, from: usize, base: Base) -> (u64,
             Base::Odd => (model.first[from], place(s.fin, s.rcv_nxt) + 1),
         }
     }
-}
-
-fn copy(made: Transmit<'_>) -> (VirtioNetHdr, Vec<u8>) {
-    (made.hdr, made.parts().concat())
 }
