@@ -35,6 +35,41 @@ fn com_17_no_packet_for_g_is_larger_than_its_ports_mtu() {
 }
 
 #[test]
+fn com_17_a_super_segment_fills_an_ip_packet_with_whole_segments() {
+    for (n, mss) in (0..4).flat_map(|n| [536, 1000, 1024, 1448, 8900].map(|mss| (n, mss))) {
+        let (v6, ts) = (n & 1 != 0, n & 2 != 0);
+        let (_, r, g) = Setup { mss, mtu: 9000, v6, ts: [ts; 2], ..Setup::new() }.established();
+        g.shows_window(1 << 20);
+        warms_up(&r, &g);
+        g.stops(0);
+        r.sends("1001:61001 ack 1 gso 500");
+        r.sends("61001:121001 ack 1 gso 500");
+        g.runs();
+        let longest = g.takes_all().remove(0).bytes.len() - 14;
+        let whole = longest <= 65_535 && longest + usize::from(mss) > 65_535;
+        assert!(whole, "an IP packet of {longest}: MSS {mss}, v6 {v6}, timestamps {ts}");
+    }
+}
+
+#[test]
+fn com_17_a_super_segment_fills_the_ring_that_has_less_room() {
+    for n in 0..8 {
+        let (v6, ts, tagged) = (n & 1 != 0, n & 2 != 0, n & 4 != 0);
+        let vlan = if tagged { vec![[0x81, 0, 0, 5]] } else { vec![] };
+        let (w, r, g) = Setup { v6, ts: [ts; 2], vlan, ..Setup::new() }.small().established();
+        g.stops(0);
+        r.sends("1:20001 ack 1 gso 1000");
+        let port = w.guest_port();
+        for room in [200, 3000] {
+            let len = w.engine(|engine, now| {
+                engine.poll_delivery(now, port, room).map(|made| made.parts().concat().len())
+            });
+            assert_eq!(len, Some(room), "v6 {v6}, timestamps {ts}, tag {tagged}");
+        }
+    }
+}
+
+#[test]
 fn com_17_super_segments_of_the_family_that_the_driver_takes() {
     for n in 0..8 {
         let (v6, tso4, tso6) = (n & 1 != 0, n & 2 != 0, n & 4 != 0);
@@ -184,6 +219,19 @@ fn com_30_of_sack_blocks_that_wait_the_newest_reach_g_with_their_own_ack() {
     r.sends("4001:5001 ack 5001");
     g.runs();
     g.gets_all(&["3001:5001 ack 5001"]);
+}
+
+/// Found when these tests came to take the worker's turns: ACKs for a full ring went to the backlog
+/// one by one.
+#[test]
+fn com_30_an_ack_waits_for_room_like_data() {
+    let (w, r, g) = one_way_has_a_hole(Setup::new());
+    g.stops(0);
+    r.sends("1001:2001 ack 1001 <sack 2001:3001>");
+    let port = w.guest_port();
+    assert!(w.engine(|engine, now| engine.poll_delivery(now, port, 60).is_none()));
+    g.runs();
+    g.gets_all(&["1001 ack 1001 <sack 2001:3001>", "1001:2001 ack 1001"]);
 }
 
 #[test]
