@@ -1,6 +1,6 @@
 //! A sample of cargo-mutants' list: who noticed what, in a file that knows how far it came.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant as Clock};
@@ -231,8 +231,9 @@ pub fn table(drawn: &[Listed], state: &State) -> String {
     }
     let noticed = 100.0 * (tests + seeds) as f64 / judged.max(1) as f64;
     let _ = writeln!(text, "\n{noticed:.1} % of those judged were noticed. Not noticed:\n");
-    for m in drawn.iter().filter(|m| state.fates.get(&m.name) == Some(&Fate::Survived)) {
-        let _ = writeln!(text, "- {}", m.name);
+    let survived = drawn.iter().filter(|m| state.fates.get(&m.name) == Some(&Fate::Survived));
+    for name in survived.map(|m| &m.name).collect::<BTreeSet<_>>() {
+        let _ = writeln!(text, "- {name}");
     }
     text
 }
