@@ -63,7 +63,7 @@ fuzz: ## every fuzz target for FUZZ_SECONDS=60 each; needs a nightly compiler an
 	@.ci/packages $(PACKAGES_BUILD)
 	@.ci/fuzz
 
-coverage: ## lines of core, and events in each state, that SEEDS worlds reach; needs rustup's llvm-tools
+coverage: ## lines of core, and events in each state, that SEEDS worlds reach
 	@.ci/packages $(PACKAGES_BUILD)
 	@.ci/coverage $(SEEDS)
 
