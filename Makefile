@@ -21,7 +21,7 @@ CPU_HOURS ?= 6
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build demo test sim sim-long mutants mutants-independent tshark coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build demo test sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ tshark: SEEDS := 200
 tshark: simulator ## what tshark's expert says of SEEDS=200 worlds with the offload, and without
 	@.ci/packages $(PACKAGES_TSHARK)
 	@.ci/tshark seeds 0 $(SEEDS)
+
+tshark-guests: setup ## the same of the captures of `make test`'s real guests; one of them is without
+	@.ci/packages $(PACKAGES_TSHARK)
+	@cargo build --quiet --release --locked -p nightporterd -p nightporter -p nightporter-guest -p nightporter-lab
+	@.ci/tshark guests
 
 fuzz: ## every fuzz target for FUZZ_SECONDS=60 each; needs a nightly compiler and cargo-fuzz
 	@.ci/packages $(PACKAGES_BUILD)
