@@ -159,6 +159,32 @@ fn a_full_ring_costs_a_flow_no_turn() {
     }
 }
 
+/// Found by simulation: an acknowledgement went in place of bytes, and was larger than the room.
+#[test]
+fn a_full_ring_costs_a_flow_no_turn_though_an_acknowledgement_is_due_too() {
+    let setup = Setup { features: PortFeatures::default(), ..Setup::new() };
+    let w = setup.opens();
+    let pairs: Vec<_> = (0..2).map(|_| w.connects()).collect();
+    for (r, g) in &pairs {
+        g.sends("1:1001");
+        r.gets("1:1001");
+    }
+    w.ring_takes(0, 0);
+    for (r, _) in &pairs {
+        r.sends("1:1001 ack 1001");
+        r.sends("1001:2001 ack 1001");
+        r.takes_all();
+    }
+    let port = w.guest_port();
+    for _ in 0..4 {
+        w.ring_takes(0, 1);
+        assert!(w.engine(|engine, now| engine.poll_delivery(now, port, 60).is_none()));
+    }
+    for (_, g) in &pairs {
+        g.gets_all(&["1:1001 ack 1001", "1001:2001 ack 1001"]);
+    }
+}
+
 /// G has sent five segments, of which R misses the second, and R's ACKs are in its data.
 fn one_way_has_a_hole(setup: Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
     let (w, r, g) = setup.small().established();

@@ -72,6 +72,10 @@ mutations! { SECOND:
     "self.port_mut(port)?.vm.ready.rotate_right(1);"
     => "";
 
+    "in a ring without room an ACK takes the turn of a flow's bytes", "SNOOP-27", "poll_delivery",
+    "room < TcpEmit::MAX_LEN"
+    => "false";
+
     "what is urgent reaches G unmarked", "SNOOP-13", "gate_to_guest",
     "edit.set_ack(Seq::wrap(self.outbound.una()));"
     => "edit.set_ack(Seq::wrap(self.outbound.una()));
