@@ -175,7 +175,8 @@ pub const T_HANDSHAKE: Duration = Duration::from_secs(75);
 pub const ABORT_RST_INTERVAL: Duration = Duration::from_millis(1);
 /// A running-time timer is looked at again after at least this much wall time.
 pub const TIMER_FLOOR: Duration = Duration::from_millis(2);
-/// And after at least this much while the guest shows no life: a paused VM must cost nothing.
+/// And after at least this much while the guest shows no life, then after twice as long, and so on:
+/// a paused VM must cost nothing, and one that took what it was given be seen to.
 pub const TIMER_FLOOR_PAUSED: Duration = Duration::from_millis(100);
 /// Older `ts.recent` does not count for PAWS: 24 days (SNOOP-04, RFC 7323 section 5.5).
 pub const PAWS_IDLE: Duration = Duration::from_secs(24 * 24 * 3600);

@@ -15,10 +15,10 @@ use crate::history::{History, Side};
 
 /// A turn of the worker.
 const WITHIN: Duration = Duration::from_millis(10);
-/// T_rst, and the longest time between two looks of a timer. The host's clock of a guest lags
-/// behind ours: it learns at its next turn only that G took a frame without a kick, and counts no
-/// more than `RUNNING_CREDIT_MAX` until then. In seed 385 timers of 2 s came after 2.2 to 3.0 s.
-const WAITS_MAX: Duration = Duration::from_nanos(T_RST.as_nanos() * 4 / 3 + 5_000_000_000);
+/// T_rst, and what the host's clock of a guest lags behind ours: of the time until it next looks
+/// whether the guest took a frame, up to a tenth of a second or as long as the guest has shown no
+/// life, it counts no more than `RUNNING_CREDIT_MAX`.
+const WAITS_MAX: Duration = Duration::from_nanos(T_RST.as_nanos() + 5_000_000_000);
 
 /// What has ended, and since when.
 #[derive(Clone, Copy, Debug, Default)]

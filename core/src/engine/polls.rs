@@ -136,7 +136,9 @@ impl Engine<'_> {
             let id = self.port_mut(port)?.vm.ready.pop_front()?;
             let mut header = [0; TcpEmit::MAX_LEN];
             let poll = |flow: &mut Flow, cx: &mut FlowContext<'_, '_>| {
-                flow.poll_delivery(cx, &mut header, room)
+                let made = flow.poll_delivery(cx, &mut header, room)?;
+                cx.vm.clock.on_delivery(now); // before the flow asks to be woken
+                Some(made)
             };
             let delivery = self.with_flow(now, id, poll);
             if let Some(Some(delivery)) = delivery {
@@ -155,7 +157,6 @@ impl Engine<'_> {
             self.handle_no_room(now, port);
         }
         let (id, delivery) = found?;
-        self.port_mut(port)?.vm.clock.on_delivery(now);
         Some(self.assemble(port, id, delivery))
     }
 

@@ -339,7 +339,7 @@ impl Flow {
         if self.timers.is_idle() {
             return Instant::MAX; // the wheel knows that end
         }
-        let at = self.timers.next(cx.now, cx.running(), cx.vm.clock.is_running());
+        let at = self.timers.next(cx.now, cx.running(), cx.vm.clock.stood_for(cx.now));
         self.timers.wake_at(at)
     }
 

@@ -283,8 +283,8 @@ impl Flow {
     /// The earliest wall-clock instant at which a timer may be due.
     #[inline]
     pub(super) fn next_deadline(&self, cx: &FlowContext<'_, '_>) -> Instant {
-        let running = cx.vm.clock.is_running();
-        self.timers.next(cx.now, cx.running(), running).min(self.end())
+        let stood_for = cx.vm.clock.stood_for(cx.now);
+        self.timers.next(cx.now, cx.running(), stood_for).min(self.end())
     }
 
     /// When the entry's time is over, unless it is used before then.

@@ -78,16 +78,25 @@ impl Timers {
     }
 
     /// The earliest instant of the wall clock at which something may be due. `running`: the running
-    /// clock, and whether it goes by itself.
+    /// clock, and for how long it has stood.
     #[inline]
-    pub(crate) fn next(&self, now: Instant, running: Instant, runs: bool) -> Instant {
+    pub(crate) fn next(
+        &self,
+        now: Instant,
+        running: Instant,
+        stood_for: Option<Duration>,
+    ) -> Instant {
         if self.guest == Instant::MAX {
             return self.window_update;
         }
-        // The running clock may lag: then we look again after what is left.
         let left = self.guest.since(running);
-        let floor = if runs { limits::TIMER_FLOOR } else { limits::TIMER_FLOOR_PAUSED };
-        (now + left.max(floor)).min(self.window_update)
+        let after = match stood_for {
+            None => left.max(limits::TIMER_FLOOR),
+            // The guest may have seen all long ago, and nobody has looked since: then its time has
+            // been counted too short. Who is paused is looked at less and less often.
+            Some(stood) => left.min(stood).max(limits::TIMER_FLOOR_PAUSED),
+        };
+        (now + after).min(self.window_update)
     }
 
     /// Nothing is waited for: what is next is the end of the flow's idle time.

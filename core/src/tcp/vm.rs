@@ -65,10 +65,11 @@ impl RunningClock {
         Instant::ZERO + self.elapsed + live
     }
 
-    /// Time passes by itself: the guest is idle, nothing it was given is unseen.
+    /// How long the clock has stood, or the guest shown no life; `None`: time passes by itself, the
+    /// guest is idle, and nothing it was given is unseen.
     #[must_use]
-    pub fn is_running(&self) -> bool {
-        self.drained
+    pub fn stood_for(&self, now: Instant) -> Option<Duration> {
+        (!self.drained).then(|| now.since(self.at))
     }
 
     /// The guest was alive within the last `span` of wall time (`T_alive`, `T_paused`).
@@ -205,7 +206,7 @@ mod tests {
         for happens in paused {
             let mut clock = RunningClock::new(at(100));
             clock.on_delivery(at(110));
-            assert!(!clock.is_running());
+            assert_eq!(clock.stood_for(at(111)), Some(Duration::from_secs(1)));
             happens(&mut clock, at(140));
             // It ran for ten seconds before the pause.
             assert!(clock.now(at(149)).since(at(10)) <= RUNNING_CREDIT_MAX);

@@ -107,6 +107,40 @@ fn snoop_29_the_fin_is_repeated_as_well() {
     r.gets_last("ack 2002");
 }
 
+/// Found by simulation: on a host with nothing else to do nobody looked before the timeout, and a
+/// guest that had taken all at once was given twice as long.
+#[test]
+fn snoop_29_a_guest_that_is_silent_is_looked_at_before_its_timeout() {
+    let (w, r, g) = plain(Setup::new());
+    g.stops(9);
+    r.sends("1001:2001");
+    r.gets("ack 2001");
+    g.gets("1001:2001");
+    w.0.borrow_mut().outside.rings[0].slots = None; // it has taken that, as the next look shows
+    w.after_ms(335);
+    g.gets_nothing();
+    w.after_ms(10);
+    g.gets("1001:2001");
+}
+
+/// And a paused one costs less and less.
+#[test]
+fn snoop_32_a_guest_that_shows_no_life_is_looked_at_less_and_less_often() {
+    let (w, r, g) = plain(Setup::new());
+    g.stops(9);
+    r.sends("1001:2001");
+    r.gets("ack 2001");
+    let (begins, mut looks) = (w.now(), Vec::new());
+    while looks.len() < 6 {
+        let at = w.engine(|engine, _| engine.poll_timeout()).expect("it waits");
+        looks.push(at.since(begins).as_millis());
+        w.after_ms(at.since(w.now()).as_millis());
+    }
+    assert_eq!(looks, [100, 200, 400, 650, 900, 1150], "a timeout of 250 ms is left");
+    g.gets("1001:2001");
+    g.gets_nothing();
+}
+
 #[test]
 fn snoop_29_a_super_segment_is_repeated_by_its_first_segment() {
     let (w, r, g) = Setup::new().small().established();

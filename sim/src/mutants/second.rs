@@ -267,6 +267,10 @@ mutations! { SECOND:
     "if backed_off > most { most } else { backed_off }"
     => "backed_off";
 
+    "nobody looks before its timeout what a silent guest has taken", "SNOOP-29", "next",
+    "left.min(stood).max(limits::TIMER_FLOOR_PAUSED)"
+    => "left.max(limits::TIMER_FLOOR_PAUSED)";
+
     "a guest that refuses is never given up", "SNOOP-32", "on_guest_timeout",
     "tried && stuck >= limits::REFUSED_RUNNING"
     => "false";
