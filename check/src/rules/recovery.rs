@@ -296,9 +296,12 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
     if o.to != Side::G || end == o.seq || o.tcp.flags.rst() {
         return;
     }
-    let una = h.end(Side::G).acked;
+    let (una, edge) = (h.end(Side::G).acked, h.end(Side::G).edge);
     let q = &mut h.quality.recovery;
     let out_to = q.out_to;
+    if out_to == 0 {
+        q.edge = edge; // as its SYN-ACK showed it: its first ACK may be a duplicate
+    }
     q.out_to = q.out_to.max(end);
     if o.seq >= out_to {
         q.fresh_since = None;

@@ -59,6 +59,14 @@ fn with(mut segment: Segment, change: impl FnOnce(&mut Segment)) -> Segment {
 impl Scene {
     /// An open connection with timestamps, SACK and windows in units of 128 bytes, with offload.
     fn open() -> Self {
+        let mut s = Self::opening();
+        s.guest_sends(&seg(Side::G, 1, 1), &[]);
+        s.net_gets(&told(1), &[]);
+        s
+    }
+
+    /// G has sent its SYN-ACK, and nothing besides.
+    fn opening() -> Self {
         let name = FlowName { guest: 0, guest_port: 1, remote: [0; 16], remote_port: 1 };
         let mut s = Self {
             now: Instant::from_secs(1),
@@ -71,7 +79,10 @@ impl Scene {
         s.h.mtu = Some(1500);
         let offer = vec![2, 4, 5, 180, 3, 3, 7, 4, 2, 1, 1, 1];
         let syn = |from, ack, flags| {
-            with(seg(from, 0, ack), |x| (x.flags, x.options) = (flags, offer.clone()))
+            with(seg(from, 0, ack), |x| {
+                (x.flags, x.options) = (flags, offer.clone());
+                x.window <<= 7; // not yet in units
+            })
         };
         s.sees(Side::R, &syn(Side::R, 0, TcpFlags::SYN), &[]);
         s.leaves(Side::G, &syn(Side::R, 0, TcpFlags::SYN), &[]);
@@ -79,8 +90,6 @@ impl Scene {
         s.leaves(Side::R, &syn(Side::G, 1, TcpFlags::SYN | TcpFlags::ACK), &[]);
         (s.h.state, s.h.was_on) = (Some(State::On), true);
         s.net_sends(&seg(Side::R, 1, 1), &[]);
-        s.guest_sends(&seg(Side::G, 1, 1), &[]);
-        s.net_gets(&told(1), &[]);
         s
     }
 
@@ -575,6 +584,20 @@ fn three_duplicates_ask_for_a_byte() {
 }
 
 #[test]
+fn the_first_ack_of_a_server_may_be_a_duplicate() {
+    let mut s = Scene::opening();
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 1000]);
+    s.net_gets(&told(1001), &[]);
+    let again = with(seg(Side::R, 1, 1), |x| x.flags = PUSH);
+    s.guest_gets(&again, &[7; 1000]);
+    for _ in 0..3 {
+        s.guest_sends(&seg(Side::G, 1, 1), &[]);
+    }
+    s.guest_gets(&again, &[7; 1000]);
+    s.accepted();
+}
+
+#[test]
 fn a_silent_guest_is_offered_the_byte_again_neither_early_nor_late() {
     let again = with(seg(Side::R, 1, 1), |x| x.flags = PUSH);
     let mut s = Scene::promised(1000);
@@ -651,16 +674,20 @@ fn a_flow_that_waits_while_another_gets_its_turns() {
     waits.h.name.guest_port = 2;
     waits.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
     waits.net_gets(&told(101), &[]);
-    let mut s = Scene::open();
-    s.turns = waits.turns.clone();
-    s.net_sends(&seg(Side::R, 1, 1), &[7; 4344]);
-    s.net_gets(&told(4345), &[]);
-    for place in [1, 1449] {
-        s.guest_gets(&seg(Side::R, place, 1), &[7; 1448]);
+    // What another guest of the host sends may pass the store.
+    for from_guest in [true, false] {
+        let mut s = Scene::open();
+        s.turns = waits.turns.clone();
+        s.h.opaque = from_guest;
+        s.net_sends(&seg(Side::R, 1, 1), &[7; 4344]);
+        s.net_gets(&told(4345), &[]);
+        for place in [1, 1449] {
+            s.guest_gets(&seg(Side::R, place, 1), &[7; 1448]);
+        }
+        s.accepted();
+        s.guest_gets(&with(seg(Side::R, 2897, 1), |x| x.flags = PUSH), &[7; 1448]);
+        if from_guest { s.accepted() } else { s.refused_by(Rule::Turns) }
     }
-    s.accepted();
-    s.guest_gets(&with(seg(Side::R, 2897, 1), |x| x.flags = PUSH), &[7; 1448]);
-    s.refused_by(Rule::Turns);
 }
 
 /// G has sent 300 bytes, of which R misses the first hundred; what R says of them.

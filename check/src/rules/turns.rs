@@ -3,7 +3,8 @@
 //! A flow waits while it has new bytes that G's window takes and is offered none. No other flow of
 //! the same guest is offered bytes more than [`TURNS_MAX`] times meanwhile: by turns it would be
 //! once, behind those that waited before. Frames that were made earlier, and waited outside the
-//! ring, do not count; nor does what passes G past the store. Captures do not show rings.
+//! ring, do not count; nor does what passes G past the store, as all may that comes from another
+//! guest of the host: what enters there is not seen. Captures do not show rings.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +52,7 @@ impl Turns {
         if o.tcp.payload_len > 0 || o.tcp.flags.fin() || !o.tcp.options.sack.as_slice().is_empty() {
             self.waiting.remove(&h.name); // this was its turn
         }
-        let held = o.is_stored() && !o.waited && o.end <= h.end(Side::R).ack_to;
+        let held = o.is_stored() && !o.waited && !h.opaque && o.end <= h.end(Side::R).ack_to;
         if !held {
             return Ok(());
         }
