@@ -125,7 +125,7 @@ impl Swarm {
         remotes: &mut [RemotePlan],
         span_ms: u64,
     ) -> Vec<ConnPlan> {
-        if self.random.percent(2) {
+        if self.random.percent(1) {
             return Vec::new();
         }
         let (guest, remote) = (self.index(guests.len()), self.index(remotes.len()));
@@ -137,7 +137,7 @@ impl Swarm {
             }
         }
         (g.ack_offload, g.flows_max) = (true, g.flows_max.max(16));
-        if self.random.percent(96) {
+        if self.random.percent(98) {
             g.budget_bytes = g.budget_bytes.max(24 * PAGE as u64);
         }
         if g.stack.kind == StackKind::Smoltcp && r.stack.kind == StackKind::Smoltcp {

@@ -85,7 +85,7 @@ impl Conn {
         }
         if old || beyond {
             if old && s.has_content() {
-                self.recv.on_data(now, s.seq, s.end, s.segment.try_into().unwrap_or(0));
+                self.recv.on_data(now, s.seq, s.end);
             }
             self.challenge(now, s);
         }
@@ -182,7 +182,8 @@ impl Conn {
         }
         if s.end > s.seq {
             self.compare(shared, s);
-            self.recv.on_data(now, s.seq, s.end, s.segment.try_into().unwrap_or(0));
+            self.recv.measure(s.segment.try_into().unwrap_or(0), s.flags.psh() || s.flags.fin());
+            self.recv.on_data(now, s.seq, s.end);
         }
         if s.flags.fin() {
             if self.recv.fin.is_some_and(|fin| fin != s.end) {

@@ -13,6 +13,11 @@ const ACK_DELAY: Duration = Duration::from_millis(40);
 const QUICK_ACKS: i64 = 16;
 /// The window shown at first, whatever the buffer (65,535 less what does not fit whole segments).
 const WINDOW_FIRST: i64 = 65_535;
+/// Payload of a full segment while nothing is known, and the least (`TCP_MSS_DEFAULT`,
+/// `TCP_MIN_MSS`).
+const MSS_DEFAULT: i64 = 536;
+/// See [`MSS_DEFAULT`].
+const MSS_MIN: i64 = 88;
 
 /// Whether an ACK is owed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -43,9 +48,11 @@ pub(super) struct Receiver {
     /// How far the window may grow by now (`rcv_ssthresh`).
     grown: i64,
     shift: u8,
-    /// The peer's MSS as seen, and our own as offered.
+    /// The peer's MSS as seen (`rcv_mss`), and our own as offered.
     mss_seen: i64,
     mss: i64,
+    /// The last segment's bytes, if it was smaller and may have been a full one all the same.
+    smaller: i64,
     /// Where the peer's FIN is.
     pub(super) fin: Option<Place>,
     /// Offset in the stream of the first byte that was wrong.
@@ -75,8 +82,9 @@ impl Receiver {
             buffer,
             grown: window,
             shift: 0,
-            mss_seen: mss.min(536),
+            mss_seen: mss.min(window / 2).clamp(MSS_MIN, MSS_DEFAULT),
             mss: mss.min(buffer),
+            smaller: 0,
             fin: None,
             wrong_at: None,
             ack_due: AckDue::No,
@@ -129,9 +137,21 @@ impl Receiver {
 
     // --- Segments ------------------------------------------------------------------------------
 
-    /// Takes the data of an acceptable segment; on a wire it is in pieces of `segment` bytes.
-    pub(super) fn on_data(&mut self, now: Instant, from: Place, to: Place, segment: i64) {
-        self.mss_seen = self.mss_seen.max(segment.min(self.mss));
+    /// `tcp_measure_rcv_mss`: data came that on a wire is in pieces of `segment` bytes. A full
+    /// segment is as long as the longest, or as two in a row that are smaller; one that is
+    /// `pushed` may just be the end of what there was.
+    pub(super) fn measure(&mut self, segment: i64, pushed: bool) {
+        let before = std::mem::take(&mut self.smaller);
+        if segment >= self.mss_seen {
+            self.mss_seen = segment.min(self.mss);
+        } else if segment >= MSS_DEFAULT || segment >= MSS_MIN && !pushed {
+            self.smaller = segment;
+            self.mss_seen = if segment == before { segment } else { self.mss_seen };
+        }
+    }
+
+    /// Takes the data of an acceptable segment.
+    pub(super) fn on_data(&mut self, now: Instant, from: Place, to: Place) {
         if to <= self.nxt {
             self.on_twice(from, to);
             return;
@@ -271,10 +291,11 @@ impl Receiver {
     /// `__tcp_select_window`.
     fn window_wanted(&self) -> i64 {
         let full = if self.shrinking { self.buffer / 4 } else { self.buffer };
+        let mss = self.mss_seen.min(full);
         let mut free = full - self.unread();
         if free < full / 2 {
             free = free / self.unit() * self.unit();
-            if free < full / 16 || free < self.mss.min(full) {
+            if free < full / 16 || free < mss {
                 return 0;
             }
         }
@@ -282,8 +303,8 @@ impl Receiver {
         if self.shift > 0 {
             return (free + self.unit() - 1) / self.unit() * self.unit();
         }
-        let stays = self.window > free - self.mss && self.window <= free;
-        if stays { self.window } else { (free / self.mss * self.mss).max(free.min(self.mss)) }
+        let stays = self.window > free - mss && self.window <= free;
+        if stays { self.window } else { free / mss * mss }
     }
 
     /// The SACK option: what came twice, then what came early, the newest first (RFC 2018, 2883).

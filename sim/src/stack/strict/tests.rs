@@ -433,6 +433,24 @@ fn a_stale_window_on_late_data_is_taken_if_its_number_is_higher() {
     assert_eq!(t.sent(), ["10101:10101 ack 2001"]); // K-06 shows it
 }
 
+#[test]
+fn a_window_without_scale_is_a_multiple_of_the_segments_that_come_and_not_of_the_mss() {
+    let mut t =
+        Trace::open(StackPlan { receive_bytes: 1400, window_scale: None, ..plan() }, 100_000);
+    t.stack.set_reading(false);
+    t.gets(seg(1, 969));
+    assert_eq!(t.window(), 432); // what is left, for it is never taken back
+    t.stack.set_reading(true);
+    t.gets(seg(969, 1269));
+    assert_eq!(t.window(), 968); // by the MSS 432 would stay, for ever
+    t.gets(seg(1269, 1569));
+    t.waits(ms(40));
+    assert_eq!(t.window(), 1200); // the second of 300 bytes: such are full
+    t.gets(seg(1569, 1769).flags(TcpFlags::ACK | TcpFlags::PSH));
+    t.gets(seg(1769, 1969).flags(TcpFlags::ACK | TcpFlags::PSH));
+    assert_eq!(t.window(), 1200); // and these need not be
+}
+
 // --- K-06: a window taken back -------------------------------------------------------------------
 
 #[test]
