@@ -50,6 +50,11 @@ impl Acceptable {
         self.ranges.runs_with(held, place)
     }
 
+    /// It may have something beyond `place`.
+    pub(crate) fn has_beyond(&self, place: u64) -> bool {
+        self.ranges.above(place) > 0
+    }
+
     /// How many pieces there are.
     pub(crate) fn ranges_count(&self) -> usize {
         self.ranges.len()

@@ -1,9 +1,14 @@
 //! ODD-ACKS (COM-31, RFC 5961 section 7): answers to segments that no connection in order has are
 //! limited, one in half a second; else two such ends, or a forger, could keep a storm going.
 //!
+//! But the first is answered, for an honest R learns by it where it is: an RST in the window that
+//! is not exact (RFC 5961 section 3.2; SNOOP-15), and a SYN while the host owes G bytes (section 4;
+//! SNOOP-17; else it is G's to answer). Nothing is said of one that another ACK may have limited.
+//!
 //! PAWS comes before the ACK is looked at (SNOOP-01), and its answer to a segment with data is not
 //! limited (SNOOP-04, COM-31): such a segment is not odd.
 
+use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
@@ -13,12 +18,21 @@ use crate::wire::Tcp;
 
 /// A little less than the 500 ms of COM-31: the host counts in milliseconds.
 const INTERVAL: Duration = Duration::from_millis(498);
+/// And a little more.
+const LIMITED: Duration = Duration::from_millis(502);
+
+/// A challenge ACK leaves with the batch.
+const WITHIN: Duration = Duration::from_millis(10);
 
 /// The last such segment, and when the last was answered.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Odd {
     pending: Option<Instant>,
     answered_at: Option<Instant>,
+    /// When R was last sent an ACK by itself: it may have answered something odd.
+    acked_at: Option<Instant>,
+    /// Since when R is owed an answer.
+    owed_since: Option<Instant>,
 }
 
 /// Any whole segment, also one in another's name.
@@ -34,7 +48,31 @@ pub(crate) fn on_in(h: &mut History, at: Instant, from: Side, tcp: &Tcp) {
         && seq < r.edge_to;
     let old = h.timestamps() && tcp.payload_len > 0 && h.acceptable.refuses_clock(tcp);
     let odd = from == Side::R && open && (begins || future) && !old;
-    h.quality.odd.pending = odd.then_some(at);
+    let next = h.in_order().max(r.ack_to);
+    let inside = seq > next && seq < r.edge_to && !h.acceptable.has_beyond(next);
+    let reset = tcp.flags.rst() && !begins && inside && r.fin.is_none();
+    let syn = begins && !tcp.flags.ack() && h.promised().is_some() && !r.reset;
+    let limited = h.quality.odd.acked_at.is_some_and(|before| at.since(before) < LIMITED);
+    let owed = from == Side::R && h.is_twinned() && h.state == Some(State::On) && !limited;
+    let owed = owed && (reset || syn) && h.silent_since.is_none();
+    let odd_acks = &mut h.quality.odd;
+    odd_acks.pending = odd.then_some(at);
+    if owed {
+        odd_acks.owed_since.get_or_insert(at);
+    }
+}
+
+/// Between two steps of the host.
+pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
+    if !h.is_twinned() {
+        h.quality.odd.owed_since = None;
+    }
+    match h.quality.odd.owed_since {
+        Some(at) if now.since(at) > WITHIN => {
+            Err("an RST or SYN of R in the window was not challenged".to_owned())
+        }
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
@@ -52,10 +90,10 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
 pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     if o.to == Side::R {
         let answers = is_answer(h, o);
-        h.quality.odd.pending = None;
-        if answers {
-            h.quality.odd.answered_at = Some(o.at);
-        }
+        let odd = &mut h.quality.odd;
+        (odd.pending, odd.owed_since) = (None, None);
+        odd.acked_at = if o.is_pure() { Some(o.at) } else { odd.acked_at };
+        odd.answered_at = if answers { Some(o.at) } else { odd.answered_at };
     }
 }
 

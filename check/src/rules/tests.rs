@@ -526,6 +526,21 @@ fn odd_segments_are_answered_twice_a_second_at_most() {
 }
 
 #[test]
+fn a_reset_or_a_syn_in_the_window_is_challenged() {
+    let (rst, syn) = (TcpFlags::RST, TcpFlags::SYN);
+    for (flags, answered) in [(rst, true), (rst, false), (syn, true), (syn, false)] {
+        let mut s = Scene::promised(100);
+        s.seen_and_ms(600);
+        s.forger_sends(&with(seg(Side::R, 2000, 1), |x| x.flags = flags), &[]);
+        if answered {
+            s.net_gets(&told(101), &[]);
+        }
+        s.ms(15);
+        if answered { s.accepted() } else { s.refused_by(Rule::OddAcks) }
+    }
+}
+
+#[test]
 fn data_with_an_old_clock_is_answered_each_time() {
     for (clock, fine) in [(98, true), (99, false)] {
         let mut s = Scene::promised(100);

@@ -15,6 +15,8 @@ use crate::stack::app::USER_TIMEOUT;
 
 /// The client resets it (`Workload::Reset`).
 pub(super) const APPLICATION: &str = "its application";
+/// Its host told the remotes of what it owed.
+pub(super) const MIGRATED: &str = "guest migrated";
 /// So many connections for each place in the narrowest queue are a crowd.
 const CROWD: usize = 5;
 /// So many are one in which connections fail.
@@ -322,15 +324,13 @@ impl Plan {
             _ => false,
         };
         // Nobody repeats the RST of a guest that has moved: its host knows it no more.
-        let untold = |f: &Fault| match f.kind {
-            FaultKind::Migrate { guest } => {
-                self.ends_at(conn, guest) && f.at <= until && self.may_lose_to_remote(conn, f.at)
-            }
-            _ => false,
+        let untold = |(at, guest, why): &(Instant, Option<u16>, &str)| {
+            let its = guest.is_some_and(|g| self.ends_at(conn, g));
+            its && *why == MIGRATED && *at <= until && self.may_lose_to_remote(conn, *at)
         };
         let lost = moments.arena_lost && moments.betrayed.contains(&conn);
-        let any = |is_so: &dyn Fn(&Fault) -> bool| self.faults.iter().any(is_so);
-        self.expects_streams_of(conn) && !lost && !any(&destroyed) && !any(&untold)
+        let gone = self.faults.iter().any(destroyed) || moments.all.iter().any(untold);
+        self.expects_streams_of(conn) && !lost && !gone
     }
 
     /// The path from the host to the connection's remote loses frames at `at`.

@@ -19,7 +19,7 @@ use nightporter_core::time::Instant;
 
 use crate::plan::{Machine, Plan};
 use crate::stack::{Complaint, EndReport};
-use excuse::{Excuses, Moments};
+use excuse::{Excuses, MIGRATED, Moments};
 pub use flows::flow_of;
 
 /// Watches a run of a plan.
@@ -90,7 +90,7 @@ impl Observer {
             }
             Event::Rebooted(g) => moments.all.push((now, Some(g), "guest rebooted")),
             Event::Destroyed(g) => moments.all.push((now, Some(g), "guest destroyed")),
-            Event::Migrated(g) => moments.all.push((now, Some(g), "guest migrated")),
+            Event::Migrated(g) => moments.all.push((now, Some(g), MIGRATED)),
             _ => {}
         }
         self.watched.on_event(now, event);

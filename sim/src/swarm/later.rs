@@ -26,7 +26,7 @@ struct Later {
 /// What may happen, and to how many of a hundred seeds with a guest that fits.
 type Kind = (&'static str, u32, fn(&mut Later));
 
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 18] = [
     ("conversation with losses in the guest", 8, Later::lossy_conversation),
     ("upload with losses in the guest", 8, Later::lossy_upload),
     ("deaf for a moment", 7, Later::deaf),
@@ -41,6 +41,10 @@ const KINDS: [Kind; 14] = [
     ("does not read for minutes", 4, Later::shut_for_minutes),
     ("little room, and silence", 4, Later::little_room),
     ("reset behind bytes", 4, Later::reset_behind_bytes),
+    ("a window update is lost", 4, Later::lost_window_update),
+    ("copies behind holes", 5, Later::copies_behind_holes),
+    ("an MSS for another path", 4, Later::mss_of_another_path),
+    ("takes nothing for minutes", 3, Later::refuses),
 ];
 
 impl Plan {
@@ -247,12 +251,17 @@ impl Later {
             return;
         }
         let (guest, remote) = (self.guest, self.remote(Quirks::default()));
-        let g = &mut self.plan.guests[usize::from(guest)];
-        g.stack.receive_bytes = g.stack.receive_bytes.min(400_000);
-        let up = g.stack.receive_bytes as u64 + g.budget_bytes.min(4 << 20) + 100_000;
+        let up = self.more_than_is_held();
         self.upload(remote, 0, Workload::Bulk { up, down: 0 });
         let kind = FaultKind::StopReading { machine: Machine::Guest(guest) };
         self.fault(2_000, Duration::from_secs(500), kind);
+    }
+
+    /// More bytes than guest and host hold together for an application that does not read.
+    fn more_than_is_held(&mut self) -> u64 {
+        let g = &mut self.plan.guests[usize::from(self.guest)];
+        g.stack.receive_bytes = g.stack.receive_bytes.min(400_000);
+        g.stack.receive_bytes as u64 + g.budget_bytes.min(4 << 20) + 100_000
     }
 
     /// All is taken, little room is left, and nothing happens for seconds.
@@ -264,5 +273,56 @@ impl Later {
         self.upload(remote, 0, Workload::RequestResponse { request, response: 100, count: 2 });
         let kind = FaultKind::StopReading { machine: Machine::Guest(guest) };
         self.fault(0, Duration::from_secs(5), kind);
+    }
+
+    /// Its window was shut, and R does not hear that it is open: nobody but the host repeats that
+    /// before R's next probe.
+    fn lost_window_update(&mut self) {
+        let (guest, remote) = (self.guest, self.remote(Quirks::default()));
+        let up = self.more_than_is_held();
+        self.upload(remote, 0, Workload::Bulk { up, down: 0 });
+        let kind = FaultKind::StopReading { machine: Machine::Guest(guest) };
+        self.fault(2_000, Duration::from_millis(2_000), kind);
+        let kind = FaultKind::Cut { remote, to_host: false };
+        self.fault(1_950_000, Duration::from_millis(400), kind);
+    }
+
+    /// R's segments come twice, the second time while one before them is missing.
+    fn copies_behind_holes(&mut self) {
+        let remote = self.remote(Quirks::default());
+        self.stack().sack = true;
+        let r = self.remote_mut(remote);
+        (r.to_host.delay_us, r.from_host.delay_us, r.stack.sack) = (2_000, 2_000, true);
+        self.upload(remote, 0, Workload::Bulk { up: 1_500_000, down: 0 });
+        let lasts = Duration::from_secs(2);
+        self.fault(0, lasts, FaultKind::Loss { remote, to_host: true, ppm: 20_000 });
+        let (ppm, delay_us) = (300_000, 300);
+        self.fault(0, lasts, FaultKind::Duplicate { remote, to_host: true, ppm, delay_us });
+    }
+
+    /// It offers an MSS that its port does not take (a route by another card with larger packets),
+    /// in both families.
+    fn mss_of_another_path(&mut self) {
+        let mtu = self.plan.guests[usize::from(self.guest)].mtu;
+        let guests = self.plan.guests.iter().map(|g| g.mtu);
+        let paths = self.plan.remotes.iter().flat_map(|r| [r.to_host.mtu, r.from_host.mtu]);
+        // Who may send larger packets would do so, and none would come.
+        if mtu < 1500 || guests.chain(paths).any(|other| other > mtu) {
+            return;
+        }
+        let remote = self.remote(Quirks::default());
+        self.stack().mss = Some(mtu + 500);
+        for v6 in [false, true] {
+            self.upload(remote, 0, Workload::Bulk { up: 300_000, down: 0 });
+            self.plan.conns.last_mut().expect("just added").v6 = v6;
+        }
+    }
+
+    /// It runs, and takes nothing, for longer than it is given (SNOOP-32).
+    fn refuses(&mut self) {
+        let (guest, remote) = (self.guest, self.remote(Quirks::default()));
+        self.upload(remote, 0, Workload::Bulk { up: 2_500_000, down: 0 });
+        let kind = FaultKind::DropDelivered { guest, ppm: 1_000_000 };
+        self.fault(4_000, Duration::from_secs(240), kind);
     }
 }
