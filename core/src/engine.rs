@@ -71,6 +71,14 @@ pub struct Transmit<'a> {
 }
 
 impl<'a> Transmit<'a> {
+    /// A whole frame, without payload.
+    #[inline]
+    fn of_header(port: Option<PortId>, ingress: PortId, frame: &'a [u8]) -> Self {
+        let mut parts: [&[u8]; limits::TRANSMIT_PARTS_MAX] = [&[]; limits::TRANSMIT_PARTS_MAX];
+        parts[0] = frame;
+        Self { port, ingress, hdr: VirtioNetHdr::default(), parts, parts_len: 1 }
+    }
+
     /// The frame's bytes, in order: L2 to L4 headers first, then payload pieces.
     #[must_use]
     pub fn parts(&self) -> &[&'a [u8]] {
@@ -379,10 +387,10 @@ impl<'m> Engine<'m> {
         f: impl FnOnce(&mut Flow, &mut FlowContext<'_, 'm>) -> R,
     ) -> Option<R> {
         let (flow, mut cx) = self.flow_and_context(now, id)?;
-        let was = flow.state();
+        let was_live = flow.is_live();
         let result = f(flow, &mut cx);
         flow.after_event(&mut cx);
-        let class = flow.class_if_new(was);
+        let class = flow.class_if_new(was_live);
         let wake_at = flow.wake_at(&cx);
         if wake_at < Instant::MAX {
             self.timers.schedule(id, wake_at);
@@ -402,9 +410,9 @@ impl<'m> Engine<'m> {
         f: impl FnOnce(&mut Flow, &mut FlowContext<'_, 'm>) -> Ended,
     ) -> Option<Fate> {
         let (flow, mut cx) = self.flow_and_context(now, id)?;
-        let was = flow.state();
+        let was_live = flow.is_live();
         let ended = f(flow, &mut cx);
-        let class = flow.class_if_new(was);
+        let class = flow.class_if_new(was_live);
         Some(self.end_frame(id, ended, class))
     }
 
@@ -485,7 +493,7 @@ fn context<'a, 'm>(
         key,
         arena: &mut common.arena,
         vm: &mut port.vm,
-        features: port.features.unwrap_or_default(),
+        features: &port.features,
         out: &mut common.out,
         ack_list: &mut common.ack_list,
         ready_ports: &mut common.ready_ports,

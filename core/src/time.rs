@@ -58,11 +58,11 @@ impl Instant {
         self.0 / 1_000_000_000
     }
 
-    /// The second it is in, where four bytes must do.
+    /// The low bits of the second it is in; they repeat after 136 years.
     #[must_use]
     #[inline]
     pub(crate) fn second(self) -> u32 {
-        u32::try_from(self.as_secs()).unwrap_or(u32::MAX)
+        (self.as_secs() & u64::from(u32::MAX)).try_into().unwrap_or(u32::MAX)
     }
 
     /// The low bits of the millisecond it is in.

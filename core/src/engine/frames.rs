@@ -47,27 +47,58 @@ impl Engine<'_> {
         frame: &mut [u8],
         staged: &Staged,
     ) -> Verdict {
-        let Some(from) = self.port(port) else { return Verdict::Drop(DropReason::PortDown) };
-        let result = if from.config.is_guest() {
-            match &staged.flow {
-                Some(key) if self.takes_from_guest(now, port, key, hdr, frame) => {
-                    return Verdict::Absorbed;
-                }
-                _ => self.process_from_guest(now, port, hdr, frame, staged),
-            }
-        } else if let Some(key) = self.find_way(now, port, frame, staged) {
-            let out = PortId(key.key.port);
-            match self.offer_to_flow(now, key, hdr, frame, ETHERNET) {
-                Some((_, true)) => return Verdict::Absorbed,
-                Some((id, false)) => self.process_toward_flow(now, out, id, hdr, frame),
-                None => {
-                    self.note_given(now, port, Some(out));
-                    return Verdict::Forward(out);
-                }
-            }
+        let way = if staged.switch_then == self.switch.changes() {
+            staged.flow.as_ref()
         } else {
-            self.process_from_uplink(now, port, hdr, frame)
+            let Some(from) = self.port(port) else { return Verdict::Drop(DropReason::PortDown) };
+            if from.config.is_guest() {
+                return self.handle_from_guest(now, port, hdr, frame, staged);
+            }
+            self.find_way(now, port, frame, staged)
         };
+        let Some(key) = way else {
+            let result = self.process_from_uplink(now, port, hdr, frame);
+            return self.count(now, port, result);
+        };
+        let out = PortId(key.key.port);
+        match self.offer_to_flow(now, key, hdr, frame, ETHERNET) {
+            Some((_, true)) => Verdict::Absorbed,
+            Some((id, false)) => {
+                let result = self.process_toward_flow(now, out, id, hdr, frame);
+                self.count(now, port, result)
+            }
+            None => {
+                self.note_given(now, port, Some(out));
+                Verdict::Forward(out)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn handle_from_guest(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        hdr: &mut VirtioNetHdr,
+        frame: &mut [u8],
+        staged: &Staged,
+    ) -> Verdict {
+        if let Some(key) = &staged.flow
+            && self.takes_from_guest(now, port, key, hdr, frame)
+        {
+            return Verdict::Absorbed;
+        }
+        let result = self.process_from_guest(now, port, hdr, frame, staged);
+        self.count(now, port, result)
+    }
+
+    /// Counts a drop, and what a guest has yet to see.
+    fn count(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        result: Result<Verdict, DropReason>,
+    ) -> Verdict {
         let verdict = result.unwrap_or_else(Verdict::Drop);
         match verdict {
             Verdict::Drop(reason) => self.count_drop(port, reason),
@@ -78,9 +109,8 @@ impl Engine<'_> {
         verdict
     }
 
-    /// The flow, if it is there, of a frame from the network, and with it the port to which the
-    /// frame goes. Most frames are found this way. `None`: this frame has to be looked at.
-    #[inline(always)]
+    /// The key of a frame from the network, and with it the port to which the frame goes. `None`:
+    /// this frame has to be looked at.
     fn find_way<'s>(
         &mut self,
         now: Instant,
@@ -89,14 +119,10 @@ impl Engine<'_> {
         staged: &'s Staged,
     ) -> Option<&'s HashedKey> {
         let key = staged.flow.as_ref()?;
-        if staged.switch_then != Some(self.switch.changes()) {
-            let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
-            self.switch.learn(now, port, untagged, src);
-            if self.switch.lookup(now, port, untagged, dst) != Out::Port(PortId(key.key.port)) {
-                return None;
-            }
-        }
-        Some(key)
+        let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
+        self.switch.learn(now, port, untagged, src);
+        let out = self.switch.lookup(now, port, untagged, dst);
+        (out == Out::Port(PortId(key.key.port))).then_some(key)
     }
 
     /// One more thing that a guest has yet to see before it counts as alive by itself again;
@@ -134,7 +160,7 @@ impl Engine<'_> {
         let mut cx = context(now, id, key, &mut self.ports, &mut self.common)?;
         let ended = flow.on_expected_from_net(&mut cx, frame, l2_len, hdr.is_vouched_for());
         let Some(ended) = ended else { return Some((id, false)) };
-        let class = flow.class_if_new(State::On);
+        let class = flow.class_if_new(true);
         self.end_frame(id, ended, class);
         Some((id, true))
     }
@@ -176,7 +202,7 @@ impl Engine<'_> {
         let cx = context(now, id, key, &mut self.ports, &mut self.common);
         let ended = cx.and_then(|mut cx| flow.on_expected_from_guest(&mut cx, frame, ETHERNET));
         let Some(ended) = ended else { return false };
-        let class = flow.class_if_new(State::On);
+        let class = flow.class_if_new(true);
         self.end_frame(id, ended, class);
         true
     }

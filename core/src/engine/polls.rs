@@ -8,7 +8,8 @@ use crate::tcp::flow::Flow;
 use crate::tcp::{Delivery, FlowContext};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
-use crate::wire::packet::{Eth, Packet};
+use crate::wire::glance::untagged_dst;
+use crate::wire::packet::{Eth, Packet, VlanStack};
 use crate::wire::virtio_net::VirtioNetHdr;
 
 impl Engine<'_> {
@@ -24,9 +25,9 @@ impl Engine<'_> {
     fn make_pending_acks(&mut self, now: Instant) {
         while let Some(id) = self.common.ack_list.pop() {
             let Some((flow, mut cx)) = self.flow_and_context(now, id) else { continue };
-            let was = flow.state();
+            let was_live = flow.is_live();
             flow.on_batch_end(&mut cx);
-            if let Some(class) = flow.class_if_new(was) {
+            if let Some(class) = flow.class_if_new(was_live) {
                 self.flows.set_class(id, class);
             }
         }
@@ -60,7 +61,27 @@ impl Engine<'_> {
     }
 
     #[inline(never)] // as `handle_staged`
-    fn route_next(&mut self, now: Instant, mut place: usize) -> Option<Transmit<'_>> {
+    fn route_next(&mut self, now: Instant, place: usize) -> Option<Transmit<'_>> {
+        let Some(uplink) = self.uplink_of_made(now, place) else {
+            return self.route_any(now, place);
+        };
+        let made = self.common.out.at(place);
+        Some(Transmit::of_header(Some(uplink), made.origin, made.frame()))
+    }
+
+    /// The uplink behind which the remote of a frame in `self.out` is, as nearly all are. `None`:
+    /// it may be anywhere.
+    #[inline(always)]
+    fn uplink_of_made(&self, now: Instant, place: usize) -> Option<PortId> {
+        let made = self.common.out.at(place);
+        let dst = untagged_dst(made.frame())?;
+        let out = self.switch.peek(now, VlanStack::default(), dst)?;
+        let is_uplink = |out| self.port(out).is_some_and(|port| !port.config.is_guest());
+        (out != made.origin && is_uplink(out)).then_some(out)
+    }
+
+    #[inline(never)]
+    fn route_any(&mut self, now: Instant, mut place: usize) -> Option<Transmit<'_>> {
         loop {
             let origin = self.common.out.at(place).origin;
             let port = match self.route_made(now, place) {
@@ -77,10 +98,7 @@ impl Engine<'_> {
                 }
             };
             self.note_given(now, origin, port);
-            let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
-            parts[0] = self.common.out.at(place).frame();
-            let hdr = VirtioNetHdr::default();
-            return Some(Transmit { port, ingress: origin, hdr, parts, parts_len: 1 });
+            return Some(Transmit::of_header(port, origin, self.common.out.at(place).frame()));
         }
     }
 

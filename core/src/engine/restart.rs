@@ -1,11 +1,10 @@
 //! After a restart: promises a predecessor made and this process cannot keep (LIFE-09, INV-21).
 
-use crate::engine::Engine;
+use crate::engine::{Engine, context};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::port::PortId;
 use crate::store::flow_store::recover;
-use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
 use crate::time::Instant;
 
@@ -50,22 +49,10 @@ impl Engine<'_> {
 
     /// The reset of a flow that has no place in the table.
     fn tell_remote(&mut self, now: Instant, key: &FlowKey, mut flow: Flow) {
-        let Some(port) = self.ports.get_mut(usize::from(key.port)).and_then(Option::as_mut) else {
-            return;
-        };
-        let mut cx = FlowContext {
-            now,
-            id: FlowId::NONE,
-            key,
-            arena: &mut self.common.arena,
-            vm: &mut port.vm,
-            features: port.features.unwrap_or_default(),
-            out: &mut self.common.out,
-            ack_list: &mut self.common.ack_list,
-            ready_ports: &mut self.common.ready_ports,
-            predicts: self.common.predicts,
-        };
-        flow.reset_after_restart(&mut cx);
+        let cx = context(now, FlowId::NONE, key, &mut self.ports, &mut self.common);
+        if let Some(mut cx) = cx {
+            flow.reset_after_restart(&mut cx);
+        }
     }
 
     fn port_named(&self, hash: u64) -> Option<PortId> {

@@ -28,12 +28,12 @@ pub struct Staged {
     /// guest to whom such frames went lately.
     pub(super) flow: Option<HashedKey>,
     /// [`Switch::changes`](crate::switch::Switch::changes) when the switch was to send the frame to
-    /// that guest and had nothing to learn from it.
-    pub(super) switch_then: Option<u32>,
+    /// that guest and had nothing to learn from it; else 0.
+    pub(super) switch_then: u64,
 }
 
 impl Staged {
-    const NOTHING: Self = Self { flow: None, switch_then: None };
+    const NOTHING: Self = Self { flow: None, switch_then: 0 };
 }
 
 impl Engine<'_> {
@@ -60,13 +60,13 @@ impl Engine<'_> {
         let is_guest = self.port(port).is_some_and(|p| p.config.is_guest());
         if is_guest {
             let key = self.flows.hashed(FlowKey::of_glance_from_guest(port.0, it));
-            return Staged { flow: Some(key), switch_then: None };
+            return Staged { flow: Some(key), switch_then: 0 };
         }
         let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
         let Some(out) = self.switch.peek(now, untagged, dst) else { return Staged::NOTHING };
         let key = self.flows.hashed(FlowKey::of_glance_from_net(out.0, it));
         let known = out != port && self.switch.is_taught(now, port, untagged, src);
-        Staged { flow: Some(key), switch_then: known.then(|| self.switch.changes()) }
+        Staged { flow: Some(key), switch_then: if known { self.switch.changes() } else { 0 } }
     }
 
     /// Fetches what the work on these frames will read. With a few there is little to gain.

@@ -234,11 +234,10 @@ impl<T> FlowTable<T> {
             likely => likely,
         };
         // Two keys seldom have the same half of a hash, and flows seldom go within a batch.
-        let is_it = |slot: &Slot<T>| slot.key == key.key && slot.value.is_some();
-        if !self.slot_at(index).is_some_and(is_it) {
-            return self.lookup_again(key);
+        match self.slot_at(index) {
+            Some(slot) if slot.key == key.key && slot.value.is_some() => self.use_slot(index),
+            _ => self.lookup_again(key),
         }
-        self.use_slot(index)
     }
 
     #[cold]

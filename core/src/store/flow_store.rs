@@ -58,15 +58,35 @@ impl FlowStore {
             return true; // it holds nothing, so it must not keep the page it points into
         }
         let offset = offset_in_page(seq);
-        if offset + bytes.len() <= PAGE
-            && let Some(page) = self.page_at(seq / PAGE_BYTES)
-        {
-            // An append to a page that is held: nearly every call.
-            self.end = self.end.max(seq + bytes.len() as u64);
-            arena.write(page, offset, bytes);
-            return true;
+        if offset + bytes.len() <= PAGE {
+            // Within one page, which is held, or the first one: nearly every call.
+            if let Some(page) = self.page_at(seq / PAGE_BYTES) {
+                self.end = self.end.max(seq + bytes.len() as u64);
+                arena.write(page, offset, bytes);
+                return true;
+            }
+            if self.held == 0 && !self.slots.is_empty() {
+                return self.write_first(arena, rec, seq, bytes);
+            }
         }
         self.write_and_take_pages(arena, rec, seq, bytes)
+    }
+
+    /// [`Self::write_and_take_pages`] for bytes within one page, when none is held.
+    fn write_first(
+        &mut self,
+        arena: &mut Arena<'_>,
+        rec: RecordId,
+        seq: u64,
+        bytes: &[u8],
+    ) -> bool {
+        let page_no = seq / PAGE_BYTES;
+        let Some(page) = arena.alloc_page(rec, page_no) else { return false };
+        let slot = self.slot(page_no);
+        self.slots[slot] = Some(page);
+        (self.first, self.end, self.held) = (page_no, seq + bytes.len() as u64, 1);
+        arena.write(page, offset_in_page(seq), bytes);
+        true
     }
 
     /// Gives back every page whose bytes are all below `upto`, and all pages if nothing at or
@@ -121,6 +141,9 @@ impl FlowStore {
 
     /// Gives every page back.
     pub fn clear(&mut self, arena: &mut Arena<'_>) {
+        if self.held == 1 {
+            self.drop_page(arena, self.last()); // it is the last, unless after a restart
+        }
         if self.held > 0 {
             for page_no in self.first..=self.last() {
                 self.drop_page(arena, page_no);

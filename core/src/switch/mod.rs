@@ -94,8 +94,8 @@ pub struct Switch {
     found: Memo,
     /// What uplinks taught.
     taught: Memo,
-    /// How often that was forgotten.
-    changes: u32,
+    /// How often that was forgotten, from 1 on.
+    changes: u64,
 }
 
 impl Switch {
@@ -111,7 +111,7 @@ impl Switch {
             hasher: RandomState::with_seeds(seeds[0], seeds[1], seeds[2], seeds[3]),
             found: Memo::new(),
             taught: Memo::new(),
-            changes: 0,
+            changes: 1,
         }
     }
 
@@ -213,11 +213,16 @@ impl Switch {
         mac: Mac,
         ip: IpAddr16,
     ) -> Result<(), DropReason> {
+        if let Some(guest) = self.guest_mut(port)
+            && guest.mac.is_some_and(|known| mac_key(0, known) == mac_key(0, mac))
+            && guest.uses(now, ip)
+        {
+            return Ok(()); // nearly always
+        }
         self.check_mac(port, mac)?;
         self.check_ip(now, port, ip)
     }
 
-    #[inline]
     fn check_mac(&mut self, port: PortId, mac: Mac) -> Result<(), DropReason> {
         match self.guest_mut(port) {
             Some(guest) if guest.mac != Some(mac) => self.learn_guest(port, mac),
@@ -313,11 +318,11 @@ impl Switch {
         self.taught.recall(now, mac_key(vlan_id(vlan), mac)) == Some(port)
     }
 
-    /// While this is the same, and at the same time, [`Self::peek`] and [`Self::is_taught`] stay
-    /// true.
+    /// While this is the same, what [`Self::peek`] and [`Self::is_taught`] said at the same time
+    /// holds. Never 0.
     #[inline]
     #[must_use]
-    pub const fn changes(&self) -> u32 {
+    pub const fn changes(&self) -> u64 {
         self.changes
     }
 
@@ -341,10 +346,7 @@ impl Switch {
 
     fn check_ip(&mut self, now: Instant, port: PortId, ip: IpAddr16) -> Result<(), DropReason> {
         let Some(guest) = self.guest_mut(port) else { return Ok(()) };
-        if let Ips::Learned(learned) = &mut guest.ips
-            && let Some(known) = learned.iter_mut().find(|(known, _)| *known == ip)
-        {
-            known.1 = now;
+        if guest.uses(now, ip) {
             return Ok(());
         }
         if guest.owns(ip) || needs_no_list(ip) {
@@ -411,7 +413,7 @@ impl Switch {
 
     fn forget_found(&mut self) {
         self.found.forget();
-        self.changes = self.changes.wrapping_add(1);
+        self.changes += 1;
     }
 
     fn retain_macs(&mut self, keep: impl Fn(&MacEntry) -> bool) {
@@ -423,6 +425,21 @@ impl Switch {
 }
 
 impl GuestPort {
+    /// The IP is the first of its list, or was learned and is used now.
+    #[inline]
+    fn uses(&mut self, now: Instant, ip: IpAddr16) -> bool {
+        match &mut self.ips {
+            Ips::Listed(list) => list.first() == Some(&ip),
+            Ips::Learned(learned) => {
+                let known = learned.iter_mut().find(|(known, _)| *known == ip);
+                known.is_some_and(|(_, at)| {
+                    *at = now;
+                    true
+                })
+            }
+        }
+    }
+
     fn owns(&self, ip: IpAddr16) -> bool {
         match &self.ips {
             Ips::Listed(list) => list.binary_search(&ip).is_ok(),

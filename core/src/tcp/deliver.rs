@@ -105,7 +105,8 @@ impl Flow {
     /// What one frame may carry into this ring, given the features negotiated now (COM-17).
     fn frame_limit(&self, cx: &FlowContext<'_, '_>, room: usize) -> Limit {
         let v4 = cx.key.version == IpVersion::V4;
-        let tso = cx.features.csum && if v4 { cx.features.tso4 } else { cx.features.tso6 };
+        let features = cx.features.unwrap_or_default();
+        let tso = features.csum && if v4 { features.tso4 } else { features.tso6 };
         let options = if self.options.timestamps { 12 } else { 0 };
         let ip_tcp = if v4 { 40 } else { 60 } + options;
         let mss = u64::from(self.options.mss_to_guest);
@@ -130,7 +131,7 @@ impl Flow {
             flags = flags.union(TcpFlags::FIN);
         }
         let len = index(to - from);
-        let header_len = if cx.features.csum {
+        let header_len = if cx.features.is_some_and(|f| f.csum) {
             self.emit_to_guest(cx, buf, from, flags, len, CsumMode::Partial)
         } else {
             let mut parts: [&[u8]; TRANSMIT_PARTS_MAX - 1] = [&[]; TRANSMIT_PARTS_MAX - 1];
@@ -144,7 +145,7 @@ impl Flow {
     }
 
     fn virtio_hdr(&self, cx: &FlowContext<'_, '_>, len: u64, mss: u64) -> VirtioNetHdr {
-        if !cx.features.csum {
+        if !cx.features.is_some_and(|f| f.csum) {
             return VirtioNetHdr::default();
         }
         let v4 = cx.key.version == IpVersion::V4;

@@ -183,9 +183,10 @@ impl Flow {
         self.standing.class()
     }
 
-    /// [`Self::class`], if it may have changed since the flow was in state `was`.
-    pub(crate) fn class_if_new(&self, was: State) -> Option<Class> {
-        (self.state() != was || was == State::Abort).then(|| self.class())
+    /// [`Self::class`], unless the flow is in the path, as it was before the event if `was_live`.
+    #[inline]
+    pub(crate) fn class_if_new(&self, was_live: bool) -> Option<Class> {
+        (!was_live || !self.is_live()).then(|| self.class())
     }
 
     /// The acknowledgement number for R: every byte held, and R's FIN once G has it (INV-04).
@@ -271,10 +272,13 @@ impl Flow {
         (&mut self.sender, work)
     }
 
-    /// Fetches the flow from memory: a value of every cache line that a segment needs.
+    /// Fetches the flow from memory: a value of every cache line that a segment needs, wherever in
+    /// a line the flow begins.
     pub(crate) fn fetch(&self) {
         black_box((
+            self.standing.is_on(),
             self.receiver.next(),
+            self.receiver.acks.sent(),
             self.sender.una(),
             self.outbound.una(),
             self.store.held_pages(),

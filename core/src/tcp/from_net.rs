@@ -290,6 +290,7 @@ impl Flow {
     }
 
     /// The same, in parts.
+    #[inline(never)] // most segments bring no news
     pub(super) fn on_ack_from_net(
         &mut self,
         seq: u64,

@@ -99,6 +99,7 @@ impl Flow {
 
     /// EMIT-R for a pure ACK that H makes, with SACK blocks (SNOOP-10) behind `dsack` (SNOOP-11).
     /// While G's clock is outdated there is none: G's next segment brings a new one.
+    #[inline(never)]
     pub(super) fn ack_now(&mut self, cx: &mut FlowContext<'_, '_>, dsack: Option<(u64, u64)>) {
         if self.options.timestamps && self.timestamps.is_guest_outdated(cx.now) {
             return;
@@ -119,6 +120,7 @@ impl Flow {
     }
 
     /// EMIT-R for any header-only segment. An RST carries ACK but no window to speak of.
+    #[inline(never)]
     pub(super) fn emit_to_net(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -133,7 +135,7 @@ impl Flow {
     }
 
     /// What [`Self::emit_to_net`] does for an ACK without blocks, in a straight line.
-    #[inline(never)]
+    #[inline(always)]
     fn emit_plain_ack(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
         self.emit_bare_to_net(cx, seq, TcpFlags::ACK, &[]);
     }
@@ -150,14 +152,13 @@ impl Flow {
         let ack = self.ack_to_net();
         let window = if rst { 0 } else { self.advertise_window() };
         let ece = if self.receiver.ece() && !rst { TcpFlags::ECE } else { TcpFlags(0) };
-        let (src, dst) = (cx.key.g_addr, cx.key.r_addr);
         let made = cx.out.push();
         made.origin = PortId(cx.key.port);
         made.len = TcpEmit {
             l2: self.template.l2_to_net(),
             version: cx.key.version,
-            src,
-            dst,
+            src: cx.key.g_addr,
+            dst: cx.key.r_addr,
             // A pure ACK is Not-ECT (RFC 3168 section 6.1.4).
             tos: self.template.tos_to_net() & !ECN_MASK,
             ttl: self.template.ttl_to_net(),

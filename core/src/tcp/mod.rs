@@ -88,7 +88,8 @@ pub(crate) struct FlowContext<'a, 'm> {
     pub(crate) key: &'a FlowKey,
     pub(crate) arena: &'a mut Arena<'m>,
     pub(crate) vm: &'a mut Vm,
-    pub(crate) features: PortFeatures,
+    /// What G's driver takes.
+    pub(crate) features: &'a Option<PortFeatures>,
     pub(crate) out: &'a mut OutQueue,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
     pub(crate) ready_ports: &'a mut VecDeque<PortId>,

@@ -63,10 +63,15 @@ impl Flow {
             let new = self.on_ack_from_net(seq, p.ack(), p.window(), ts, &SackBlocks::default());
             self.outbound.note_ack_to_guest(new);
         }
+        Some(self.after_expected(cx, r))
+    }
+
+    #[inline(never)] // or the compiler has too few registers for both halves
+    fn after_expected(&mut self, cx: &mut FlowContext<'_, '_>, r: Range) -> Ended {
         let taken = self.receiver.on_expected(r);
         self.after_accepting(cx, r, taken);
         let waits = self.sender.is_waiting();
-        Some(self.end_predicted(cx, waits))
+        self.end_predicted(cx, waits)
     }
 
     /// It is next in order, wholly in the window, and has no more than data, an acknowledgement of

@@ -52,6 +52,14 @@ pub fn macs(frame: &[u8]) -> ([u8; 6], [u8; 6]) {
     frame.first_chunk::<12>().map_or_else(Default::default, |h| (array(&h[..6]), array(&h[6..])))
 }
 
+/// Who an IP packet without tags is for.
+#[inline]
+#[must_use]
+pub fn untagged_dst(frame: &[u8]) -> Option<[u8; 6]> {
+    let h: &[u8; ETHERNET] = frame.first_chunk()?;
+    matches!(be16(h, 12), ETHERTYPE_IPV4 | ETHERTYPE_IPV6).then(|| array(&h[..6]))
+}
+
 /// Where layer 3 starts in a frame of this type, without tags.
 #[inline]
 fn after(frame: &[u8], ethertype: u16) -> Option<usize> {

@@ -155,7 +155,7 @@ impl<'a> Plain<'a> {
     /// The TCP checksum, pseudo-header included, is right (COM-13).
     #[inline(never)] // nearly always somebody vouches for it
     #[must_use]
-    pub fn is_checksum_ok(&self) -> bool {
+    pub fn is_checksum_ok(self) -> bool {
         let len = u32::try_from(self.segment.len()).unwrap_or(u32::MAX);
         let pseudo = match self.ip {
             Header::V4(h) => {

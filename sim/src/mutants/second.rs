@@ -90,8 +90,8 @@ mutations! { SECOND:
     => "l4 + 20";
 
     "the other family's TSO decides what G takes", "COM-17", "frame_limit",
-    "if v4 { cx.features.tso4 } else { cx.features.tso6 }"
-    => "if v4 { cx.features.tso6 } else { cx.features.tso4 }";
+    "if v4 { features.tso4 } else { features.tso6 }"
+    => "if v4 { features.tso6 } else { features.tso4 }";
 
     "TSO of the wrong family to G", "COM-17", "virtio_hdr",
     "GSO_NONE

@@ -82,6 +82,11 @@ impl Receiver {
     #[inline]
     pub(crate) fn window_update_due(&self, t: &Terms) -> bool {
         let left = self.edge.saturating_sub(self.next);
+        let gain_max = (t.guest_una + u64::from(self.buffer_bytes)).saturating_sub(self.edge);
+        let enough = left >= t.rounding_slack().max(u64::from(self.buffer_bytes) / 2);
+        if enough && gain_max < left && self.record.is_some() {
+            return false; // nearly always
+        }
         let field = self.field_for(t, self.edge_wanted(t));
         let gain = (t.ack + (field << t.scale)).saturating_sub(self.edge);
         let short = left < u64::from(self.buffer_bytes) / 2 || gain >= left;
