@@ -151,6 +151,19 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
+    #[test]
+    fn a_look_up_seldom_goes_far() {
+        let mut index = Index::new(1000);
+        for slot in 0..1000 {
+            // By 2^64 over the golden ratio, which spreads them evenly.
+            index.insert(u64::from(slot + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15), slot);
+        }
+        let shard = &index.0[0];
+        let held = (0..shard.words.len()).filter(|&at| shard.words[at] != 0);
+        let far: usize = held.map(|at| shard.distance(shard.home(shard.words[at]), at)).sum();
+        assert!(far < 4 * 1000, "{far} words of 1,000 entries are read in vain");
+    }
+
     proptest! {
         /// Hashes of few values, so that runs of full places are long, collide, and go round.
         #[test]

@@ -550,7 +550,6 @@ impl Receiver {
     /// The flow is reset: R is owed nothing any more.
     pub(crate) fn on_abort(&mut self) {
         self.reset_waits = false;
-        self.acks.on_abort();
     }
 }
 

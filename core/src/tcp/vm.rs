@@ -240,5 +240,8 @@ mod tests {
         for port in 0..=last {
             assert_eq!(vm.refuses(Instant::ZERO, remote, port), port > 0);
         }
+        let hour = Instant::ZERO + T_REFUSED;
+        assert!(vm.refuses(hour, remote, last));
+        assert!(!vm.refuses(hour + Duration::from_millis(1), remote, last));
     }
 }

@@ -197,6 +197,37 @@ fn every_port_has_its_turn_and_a_busy_one_goes_on_in_the_next() {
 }
 
 #[test]
+fn a_port_with_large_frames_is_read_by_their_bytes() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        for n in 0..5 {
+            w.sends(UPLINK, [frame(EVERYBODY, A, n), vec![0; 60_000]].concat());
+        }
+        w.turn();
+        assert_eq!(w.got(G1), [0, 1, 2], "128 KiB, and the frame that is more");
+        w.turn();
+        assert_eq!(w.got(G1), [3, 4]);
+    });
+}
+
+#[test]
+fn what_a_guest_did_before_it_was_given_something_is_no_sign_of_life() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.turn();
+        w.ports.of(G1).moved = true;
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.turn();
+        let mut is_alive = |ms| {
+            let now = NOW + Duration::from_millis(ms);
+            w.turn.run(now, &mut w.engine, &mut w.ports).unwrap();
+            w.ports.of(G1).moved = true;
+            w.engine.vm(G1).unwrap().clock.alive_within(now, Duration::from_secs(1))
+        };
+        assert!(!is_alive(5000), "it was given a frame and has not moved");
+        assert!(is_alive(6000), "now it has");
+    });
+}
+
+#[test]
 fn who_wakes_last_is_read_first_if_its_number_is_lower() {
     with_worker(TurnConfig::default(), 2, |w| {
         w.turn();

@@ -325,6 +325,16 @@ fn life_06_connections_that_were_drained_and_owe_nothing_are_left_alone() {
     }
 }
 
+/// R may still send into the window that H has shown, and G has not.
+#[test]
+fn life_06_a_flow_that_only_g_has_closed_stays_in_the_path() {
+    let (w, r, g) = warm();
+    g.sends("F. 1:1 ack 1001");
+    r.sends("1001 ack 2");
+    w.engine(|e, now| e.drain(now, GUEST));
+    assert_eq!(w.flow(0, |f| (f.state(), f.owes_nothing())), Some((State::Drain, true)));
+}
+
 #[test]
 fn life_05_connections_of_a_guest_that_was_not_drained_are_reset() {
     let (w, r, _) = warm();

@@ -324,3 +324,15 @@ fn snoop_32_a_guest_that_refuses_is_reset_with_r_and_remembered() {
     w.handshake(&r2, &g2);
     assert_eq!(w.flow(1, |f| f.state()), Some(State::Pass));
 }
+
+#[test]
+fn snoop_31_the_window_of_a_guest_that_is_owed_nothing_is_not_probed() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.sends("ack 1001 win 0");
+    w.after_ms(60_000);
+    g.gets_nothing();
+    r.sends("1001:1101");
+    w.after_ms(1000);
+    g.gets("1000 ack 1");
+}

@@ -4,7 +4,7 @@
 use crate::common::setup::ALL_FEATURES;
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
-use crate::{GUEST, flow, sends_segments};
+use crate::{GUEST, flow, sends_segments, warms_up};
 use nightporter_core::engine::Verdict;
 use nightporter_core::port::PortFeatures;
 use nightporter_core::tcp::flow::State;
@@ -172,6 +172,21 @@ fn life_09_a_reset_that_has_not_left_is_not_lost() {
     }
     let w = setup.reopens_in(memory.as_mut_bytes());
     assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
+    let aborted = w.engine(|engine, _| engine.vm(GUEST).map(|vm| vm.counters.flows_aborted));
+    assert_eq!(aborted, Some(1));
+}
+
+/// The bytes are held, but G is off its CPU and has none of them.
+#[test]
+fn snoop_24_g_cannot_acknowledge_what_it_was_not_given() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(0);
+    r.sends("1001:2001");
+    g.lies("1 ack 2001");
+    assert_eq!(w.flow(0, |f| f.held_bytes()), Some(1000));
+    g.runs();
+    g.gets("1001:2001");
 }
 
 #[test]

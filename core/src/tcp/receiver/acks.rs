@@ -73,11 +73,6 @@ impl Acks {
         self.listed = false;
     }
 
-    /// The flow is reset: R is owed no ACK any more.
-    pub(super) fn on_abort(&mut self) {
-        self.due = false;
-    }
-
     /// An ACK is due at the end of the batch. `true`: the flow enters the engine's ACK list.
     #[must_use]
     pub(crate) fn owe(&mut self) -> bool {

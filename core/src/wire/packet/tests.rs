@@ -335,6 +335,7 @@ fn com_09_what_else_ipv6_may_carry() {
     assert_eq!(l4(17, &[0; 8]), L4::Udp);
     assert_eq!(l4(58, &[0; 8]), L4::Icmp);
     assert_eq!(l4(59, &[]), L4::Other);
+    assert_eq!(l4(60, &extension(59, 8, 0)), L4::Other, "nothing behind the chain");
     assert_eq!(l4(50, &[0; 8]), L4::Opaque);
     assert_eq!(l4(6, &[]), L4::Opaque, "payload length 0: a jumbogram");
     assert_eq!(l4(0, &[]), L4::Opaque, "payload length 0: a jumbogram");
