@@ -228,6 +228,20 @@ fn what_a_guest_did_before_it_was_given_something_is_no_sign_of_life() {
 }
 
 #[test]
+fn what_waits_outside_the_ring_has_not_been_seen() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.ports.of(G1).slots = Some(1);
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.sends(UPLINK, frame(EVERYBODY, A, 2));
+        w.turn();
+        w.ports.of(G1).moved = true; // it has seen the first
+        w.turn.run(NOW + Duration::from_secs(5), &mut w.engine, &mut w.ports).unwrap();
+        let (later, second) = (NOW + Duration::from_secs(60), Duration::from_secs(1));
+        assert!(!w.engine.vm(G1).unwrap().clock.alive_within(later, second));
+    });
+}
+
+#[test]
 fn who_wakes_last_is_read_first_if_its_number_is_lower() {
     with_worker(TurnConfig::default(), 2, |w| {
         w.turn();

@@ -264,3 +264,12 @@ fn life_04_a_guest_without_a_driver_is_waited_for() {
     r.sends("2001:3001 ack 1");
     r.gets_last("ack 3001");
 }
+
+/// RFC 2883: the first block may name what G had before.
+#[test]
+fn snoop_29_a_block_that_reports_a_duplicate_hides_no_hole() {
+    let (_, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 5);
+    g.sends("ack 2001 <sack 1001:2001 3001:6001>");
+    assert_eq!(ranges(&g), segments(2001, 3001));
+}

@@ -509,3 +509,17 @@ fn a_stale_syn_ack_does_not_spare_a_guest_its_reset() {
     w.handshake(&r, &g);
     assert_eq!(w.flow(1, |f| f.state()), Some(State::On));
 }
+
+#[test]
+fn com_28_nothing_but_gs_third_ack_completes_its_own_connection() {
+    for text in ["R. 1 ack 1", "1 ack 2", "2 ack 1", "F. 1 ack 1", "U. 1:2 ack 1 urg 1", "P 1:2"] {
+        let setup = Setup { guest_is_client: true, ..Setup::new() };
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        w.set_lenient(0, true);
+        g.sends_syn();
+        r.sends_syn_ack();
+        g.sends(text);
+        assert_ne!(w.state(), Some(State::On), "{text}");
+    }
+}
