@@ -580,3 +580,17 @@ fn life_11_the_host_was_suspended() {
     let spec = Spec::parse("6001:7001");
     assert_eq!(r.sends_spec(&spec), Verdict::Absorbed);
 }
+
+#[test]
+fn life_02_a_handshake_that_nobody_completes_has_its_time() {
+    let setup = Setup::new();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn();
+    g.sends_syn_ack();
+    let flows = || w.engine(|engine, _| engine.flows().count());
+    w.after_ms(limits::T_HANDSHAKE.as_millis() - 1000);
+    assert_eq!(flows(), 1);
+    w.after_ms(2000);
+    assert_eq!(flows(), 0);
+}
