@@ -145,7 +145,9 @@ impl Engine<'_> {
     ) -> Option<Transmit<'_>> {
         self.port(port).filter(|p| p.config.is_guest() && p.features.is_some())?;
         if room < TcpEmit::MAX_LEN {
-            self.handle_no_room(now, port); // not even a bare ACK is sure to fit
+            // Not even a bare ACK is sure to fit. Whose turn it is keeps that, or who comes first
+            // in a ring with little room would always do so.
+            self.handle_no_room(now, port);
             return None;
         }
         let listed = self.port(port)?.vm.ready.len();
@@ -162,12 +164,6 @@ impl Engine<'_> {
             if let Some(Some(delivery)) = delivery {
                 self.made = header;
                 found = Some((id, delivery));
-                break;
-            }
-            if self.flows.get(id).is_some_and(Flow::is_listed) {
-                // It has something, but no room: the others would fare no better, and its turn
-                // stays its own, or who comes first in a ring with little room would always do so.
-                self.port_mut(port)?.vm.ready.rotate_right(1);
                 break;
             }
         }

@@ -173,11 +173,6 @@ impl Flow {
         self.receiver.record().is_none()
     }
 
-    /// The flow stands in its VM's delivery list.
-    pub(crate) const fn is_listed(&self) -> bool {
-        self.sender.is_listed()
-    }
-
     /// What the entry is worth when the table is full.
     pub(crate) fn class(&self) -> Class {
         self.standing.class()

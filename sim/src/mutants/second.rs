@@ -68,10 +68,6 @@ mutations! { SECOND:
     "cx.vm.ready.push_back(cx.id);"
     => "cx.vm.ready.push_front(cx.id);";
 
-    "a full ring costs a flow its turn", "SNOOP-27", "poll_delivery",
-    "self.port_mut(port)?.vm.ready.rotate_right(1);"
-    => "";
-
     "in a ring without room an ACK takes the turn of a flow's bytes", "SNOOP-27", "poll_delivery",
     "room < TcpEmit::MAX_LEN"
     => "false";

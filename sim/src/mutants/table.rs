@@ -65,7 +65,7 @@ mutations! { FIRST:
     "bytes that G has SACKed are let go", "INV-03", "take_ack_from_guest",
     "sender.on_ack(&said, &mut sending);"
     => "sender.on_ack(&said, &mut sending);
-        let top = tcp.options.sack.as_slice().iter().map(|(_, to)| to.unwrap(una)).max();
+        let top = sack.and_then(|s| s.as_slice().iter().map(|(_, to)| to.unwrap(una)).max());
         self.store.release(cx.arena, top.unwrap_or(una));";
 
     "R's FIN is acknowledged before G has", "INV-04", "fin_acked_by_guest",
