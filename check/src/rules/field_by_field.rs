@@ -4,7 +4,7 @@
 //!
 //! Toward R (EMIT-R, COM-15): a segment of G with data leaves with the header G wrote, but for ACK,
 //! window, echoed timestamps, ECE and SACK blocks: VLAN tags, TTL, DSCP, ECN, flow label, PSH, CWR,
-//! URG, options and identification are G's.
+//! URG, options and identification are G's. Its SACK blocks are not for R.
 //!
 //! Toward G (SNOOP-13): what is urgent or has options that the host does not understand reaches G
 //! with the TCP header R wrote, but for ACK, window and timestamps; no urgent byte reaches it
@@ -137,6 +137,9 @@ fn to_net(h: &History, o: &Out<'_>) -> Ensure {
     }
     if o.tcp.payload_len == 0 && !o.tcp.flags.fin() {
         return Ok(());
+    }
+    if !o.tcp.options.sack.as_slice().is_empty() {
+        return Err("a segment of G to R with SACK blocks, which are not for R".to_owned());
     }
     let header = kept(o.bytes, o.ip, o.tcp);
     let same = |w: &&Written| (w.0, w.1) == (o.seq, o.tcp.payload_len);

@@ -321,6 +321,16 @@ fn a_segment_of_the_guest_leaves_with_its_own_header() {
 }
 
 #[test]
+fn sack_blocks_of_the_guest_are_not_for_r() {
+    let mut s = Scene::promised(1000);
+    let block = |x: &mut Segment| (x.flags, x.sack) = (PUSH, blocks(&[(501, 1001)]));
+    s.guest_sends(&with(seg(Side::G, 1, 1), block), b"hello");
+    s.accepted();
+    s.net_gets(&with(told(1001), block), b"hello");
+    s.refused_by(Rule::Fields);
+}
+
+#[test]
 fn the_last_byte_there_is_must_be_pushed() {
     let mut s = Scene::open();
     s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
