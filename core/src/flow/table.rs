@@ -13,8 +13,6 @@
 //! The order of slots and rings depends only on the calls made, so a replay of the same calls
 //! visits flows in the same order whatever the hash seeds are.
 
-use core::hint::black_box;
-
 use ahash::RandomState;
 
 use super::index::Index;
@@ -197,19 +195,22 @@ impl<T> FlowTable<T> {
         HashedKey { key, hash: self.hasher.hash_one(key), likely: NOWHERE }
     }
 
-    /// Fetches where a look-up of `key` begins from memory.
-    pub fn fetch_index(&self, key: &HashedKey) {
-        black_box(self.index.first_word(key.hash));
+    /// Reads where a look-up of `key` begins.
+    #[inline]
+    #[must_use]
+    pub fn fetch_index(&self, key: &HashedKey) -> u64 {
+        self.index.first_word(key.hash)
     }
 
-    /// Fetches the slot of what is most likely the flow with this key, and notes it in the key.
-    /// Returns the flow.
+    /// Reads the slot of what is most likely the flow with this key, and notes it in the key.
+    /// Returns the flow and what was read.
     #[inline]
-    pub fn fetch_slot(&self, key: &mut HashedKey) -> Option<&T> {
+    #[must_use]
+    pub fn fetch_slot(&self, key: &mut HashedKey) -> Option<(&T, u64)> {
         key.likely = self.index.find(key.hash, |_| true)?;
         let slot = slot(&self.chunks, key.likely);
-        black_box((slot.key.g_port, slot.used));
-        slot.value.as_ref()
+        let read = u64::from(slot.key.g_port) ^ u64::from(slot.used);
+        Some((slot.value.as_ref()?, read))
     }
 
     /// The number of the slot that [`Self::fetch_slot`] noted, and the flow in it.

@@ -15,8 +15,6 @@
 //!
 //! Buckets are doubly linked lists through one array of links indexed by the flow's slot.
 
-use core::hint::black_box;
-
 use super::table::FlowId;
 use crate::time::{Duration, Instant};
 
@@ -93,9 +91,11 @@ impl TimerWheel {
         self.link(id, at);
     }
 
-    /// Fetches the place of the flow in slot `index` from memory.
-    pub fn fetch(&self, index: usize) {
-        black_box(self.links.get(index).map(|links| links.at));
+    /// Reads the place of the flow in slot `index`.
+    #[inline]
+    #[must_use]
+    pub fn fetch(&self, index: usize) -> u64 {
+        self.links.get(index).map_or(0, |links| links.at.into())
     }
 
     /// The flow has no deadline any more. Call before the flow is removed.

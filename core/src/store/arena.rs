@@ -35,7 +35,6 @@
 //! `[guest_una, rcv_nxt)` of a valid record are read, and those were written before `rcv_nxt` was
 //! committed.
 
-use core::hint::black_box;
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use zerocopy::FromBytes;
@@ -102,7 +101,7 @@ impl PageId {
         core::num::NonZeroU32::new(n).map(Self)
     }
 
-    fn index(self) -> usize {
+    pub(super) fn index(self) -> usize {
         self.0.get() as usize - 1
     }
 }
@@ -368,10 +367,11 @@ impl<'m> Arena<'m> {
         put(&raw[record::TS_EMIT], record::ts_word(p.ts_emit_r, p.ts_emit_g));
     }
 
-    /// Fetches what a segment reads and writes of a record from memory.
-    pub(crate) fn fetch(&self, id: RecordId) {
+    /// Reads a word of what a segment reads and writes of a record, in each cache line.
+    #[inline]
+    pub(crate) fn fetch(&self, id: RecordId) -> u64 {
         let raw = self.raw(id);
-        black_box((record::load(raw, record::STATE), record::load(raw, record::NAME_HASH)));
+        record::load(raw, record::STATE) ^ record::load(raw, record::NAME_HASH)
     }
 
     // --- Pages ---------------------------------------------------------------------------------

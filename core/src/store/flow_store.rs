@@ -5,7 +5,6 @@
 //! caller's knowledge (`[g.una, rcv_nxt)` and its out-of-order ranges), and so is that the first
 //! copy wins (INV-15): a second write to the same address overwrites.
 
-use core::hint::black_box;
 use std::collections::BTreeMap;
 
 use super::arena::{Arena, PageId, RecordId};
@@ -134,9 +133,10 @@ impl FlowStore {
         })
     }
 
-    /// Fetches the page table from memory.
-    pub(crate) fn fetch(&self) {
-        black_box(self.slots.first().copied().flatten());
+    /// Reads the page table.
+    #[inline]
+    pub(crate) fn fetch(&self) -> u64 {
+        self.slots.first().copied().flatten().map_or(0, |page| page.index() as u64)
     }
 
     /// Gives every page back.
