@@ -486,6 +486,28 @@ fn life_09_a_guest_that_comes_back_later_gets_its_reset_then() {
     g.gets("R. 1001");
 }
 
+/// With timestamps where they were agreed on (RFC 7323 section 3.2).
+#[test]
+fn life_09_the_reset_of_a_successor_is_of_the_connections_family_and_has_its_options() {
+    for n in 0..4 {
+        let (v6, ts) = (n & 1 != 0, n & 2 != 0);
+        let setup = Setup { v6, ts: [ts; 2], ..Setup::new() };
+        let mut memory = vec![0_u64; setup.memory_len() / 8];
+        {
+            let w = setup.opens_in(memory.as_mut_bytes());
+            let (r, g) = w.connects();
+            g.stops(0);
+            r.sends("1:1001");
+        }
+        let w = setup.reopens_in(memory.as_mut_bytes());
+        let (r, _) = w.pair(&setup);
+        w.set_lenient(0, true);
+        assert_eq!(w.engine(|engine, now| engine.handle_restart(now)), 1);
+        let reset = r.gets("R. 1 ack 1001");
+        assert_eq!(reset.tcp().options.timestamps.is_some(), ts, "v6 {v6}");
+    }
+}
+
 #[test]
 fn life_09_the_arena_of_another_vm_is_not_mistaken() {
     let setup = Setup::new();

@@ -77,13 +77,16 @@ fn snoop_25_a_window_probe_of_the_guest_reaches_r() {
 
 #[test]
 fn snoop_25_plain_acks_and_duplicates_are_not_traffic() {
-    let (_, r, g) = warm();
+    let (w, r, g) = warm();
     sends_segments(&r, 1001, 4);
     r.takes_all();
+    let absorbed = || flow(&w, |f| f.stats().absorbed_acks);
+    let before = absorbed();
     for text in ["1 ack 2001", "1 ack 2001", "1 ack 2001 <sack 3001:4001>", "1 ack 5001"] {
         g.sends(text);
     }
     assert!(r.takes_all().iter().all(|s| s.sack().is_empty() && s.ack() == 5001));
+    assert_eq!(absorbed() - before, 4);
 }
 
 #[test]
