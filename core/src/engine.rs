@@ -392,12 +392,7 @@ impl<'m> Engine<'m> {
         flow.after_event(&mut cx);
         let class = flow.class_if_new(was_live);
         let wake_at = flow.wake_at(&cx);
-        if wake_at < Instant::MAX {
-            self.timers.schedule(id, wake_at);
-        }
-        if let Some(class) = class {
-            self.flows.set_class(id, class);
-        }
+        self.end_event(id, wake_at, class);
         Some(result)
     }
 
@@ -413,19 +408,19 @@ impl<'m> Engine<'m> {
         let was_live = flow.is_live();
         let ended = f(flow, &mut cx);
         let class = flow.class_if_new(was_live);
-        Some(self.end_frame(id, ended, class))
+        self.end_event(id, ended.wake_at, class);
+        Some(ended.fate)
     }
 
-    /// What the wheel and the table have to know when the event of a frame has ended.
+    /// What the wheel and the table have to know when an event on a flow has ended.
     #[inline(always)]
-    fn end_frame(&mut self, id: FlowId, ended: Ended, class: Option<Class>) -> Fate {
-        if ended.wake_at < Instant::MAX {
-            self.timers.schedule(id, ended.wake_at);
+    fn end_event(&mut self, id: FlowId, wake_at: Instant, class: Option<Class>) {
+        if wake_at < Instant::MAX {
+            self.timers.schedule(id, wake_at);
         }
         if let Some(class) = class {
             self.flows.set_class(id, class);
         }
-        ended.fate
     }
 
     /// A flow, and what it may touch besides itself.

@@ -161,7 +161,7 @@ impl Engine<'_> {
         let ended = flow.on_expected_from_net(&mut cx, frame, l2_len, hdr.is_vouched_for());
         let Some(ended) = ended else { return Some((id, false)) };
         let class = flow.class_if_new(true);
-        self.end_frame(id, ended, class);
+        self.end_event(id, ended.wake_at, class);
         Some((id, true))
     }
 
@@ -203,7 +203,7 @@ impl Engine<'_> {
         let ended = cx.and_then(|mut cx| flow.on_expected_from_guest(&mut cx, frame, ETHERNET));
         let Some(ended) = ended else { return false };
         let class = flow.class_if_new(true);
-        self.end_frame(id, ended, class);
+        self.end_event(id, ended.wake_at, class);
         true
     }
 
