@@ -164,6 +164,14 @@ impl Scene {
         self.leaves(Side::G, segment, payload);
     }
 
+    /// 31,000 bytes, cut by the guest.
+    fn guest_gets_super_segment(&mut self, place: u32, flags: TcpFlags) {
+        let (flags_of_hdr, gso_type, gso_size) = (F_NEEDS_CSUM, GSO_TCPV4, 1448);
+        self.hdr = VirtioNetHdr { flags: flags_of_hdr, gso_type, gso_size, ..self.hdr };
+        self.guest_gets(&with(seg(Side::R, place, 1), |x| x.flags = flags), &vec![7; 31_000]);
+        self.hdr = VirtioNetHdr::default();
+    }
+
     /// G has seen everything and says nothing; then so many milliseconds pass.
     fn seen_and_ms(&mut self, ms: u64) {
         self.clock.on_seen(self.now, usize::MAX);
@@ -664,32 +672,46 @@ fn what_lay_in_a_ring_is_offered_again_when_the_ring_is_new() {
     s.refused_by(Rule::Recovery);
 }
 
-#[test]
-fn a_timeout_does_not_send_everything_again() {
+/// G is offered so many super-segments of 31,000 bytes, one by one.
+fn offered(count: u32) -> Scene {
     let mut s = Scene::open();
-    for n in 0..2 {
+    for n in 0..count {
         let place = 1 + 31_000 * n;
         s.net_sends(&seg(Side::R, place, 1), &vec![7; 31_000]);
         s.net_gets(&with(seg(Side::G, 1, place + 31_000), |x| x.window = 1000), &[]);
         s.h.ends[Side::G as usize].edge += 31_000;
-        s.hdr = VirtioNetHdr {
-            flags: F_NEEDS_CSUM,
-            gso_type: GSO_TCPV4,
-            gso_size: 1448,
-            ..VirtioNetHdr::default()
-        };
-        s.guest_gets(&with(seg(Side::R, place, 1), |x| x.flags = PUSH), &vec![7; 31_000]);
-        s.hdr = VirtioNetHdr::default();
+        s.guest_gets_super_segment(place, PUSH);
     }
     s.accepted();
+    s
+}
+
+#[test]
+fn a_timeout_does_not_send_everything_again() {
+    let mut s = offered(2);
     s.seen_and_ms(255);
-    let first = with(seg(Side::R, 1, 1), |x| x.flags = PUSH);
-    s.hdr = VirtioNetHdr { flags: F_NEEDS_CSUM, gso_type: GSO_TCPV4, gso_size: 1448, ..s.hdr };
-    s.guest_gets(&first, &vec![7; 31_000]);
-    s.guest_gets(&with(seg(Side::R, 31_001, 1), |x| x.flags = PUSH), &vec![7; 31_000]);
+    s.guest_gets_super_segment(1, TcpFlags::ACK);
+    s.guest_gets_super_segment(31_001, PUSH);
     s.accepted();
     s.ms(510);
-    s.guest_gets(&first, &vec![7; 31_000]);
+    s.guest_gets_super_segment(1, TcpFlags::ACK);
+    s.refused_by(Rule::Economy);
+}
+
+#[test]
+fn what_an_ack_behind_a_timeout_allows_may_come_in_two_parts() {
+    let mut s = offered(8);
+    s.seen_and_ms(255);
+    s.guest_gets_super_segment(1, TcpFlags::ACK);
+    let acked = with(seg(Side::G, 1, 62_001), |x| x.window = 2000);
+    s.guest_sends(&acked, &[]); // 124,000 bytes
+    s.guest_gets_super_segment(62_001, TcpFlags::ACK);
+    s.guest_sends(&acked, &[]);
+    for n in 3..6 {
+        s.guest_gets_super_segment(1 + 31_000 * n, TcpFlags::ACK);
+    }
+    s.accepted();
+    s.guest_gets_super_segment(186_001, TcpFlags::ACK);
     s.refused_by(Rule::Economy);
 }
 
