@@ -854,6 +854,25 @@ fn a_window_update_is_repeated_but_no_ack_of_data() {
 }
 
 #[test]
+fn a_keepalive_of_the_guest_is_no_window_update() {
+    for again in [TcpFlags::ACK, PUSH] {
+        let mut s = Scene::open();
+        s.guest_sends(&seg(Side::G, 1, 1), &[7; 100]);
+        s.net_gets(&told(1), &[7; 100]);
+        s.net_sends(&seg(Side::R, 1, 101), &vec![7; 60_000]);
+        s.net_sends(&seg(Side::R, 60_001, 101), &vec![7; 4_000]);
+        s.guest_gets(&seg(Side::R, 1, 101), &[7; 1448]); // lies in its ring unseen
+        s.net_gets(&with(seg(Side::G, 101, 64_001), |x| x.window = 0), &[]);
+        s.net_gets(&seg(Side::G, 101, 64_001), &[]);
+        s.ms(100);
+        let keepalive = again == TcpFlags::ACK;
+        s.net_gets(&seg(Side::G, if keepalive { 100 } else { 101 }, 64_001), &[]);
+        s.ms(200);
+        if keepalive { s.refused_by(Rule::Window) } else { s.accepted() }
+    }
+}
+
+#[test]
 fn what_the_host_does_not_hold_passes_unpushed() {
     let mut s = Scene::open();
     s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);

@@ -9,7 +9,8 @@
 //! - The edge moves by a segment, or by what rounding up to the field's unit makes of it, and not
 //!   by small steps (RFC 9293 section 3.8.6.2.2; SNOOP-08).
 //! - A window update, which acknowledges nothing new, is sent once more if R stays silent
-//!   (SNOOP-34): it may have been lost.
+//!   (SNOOP-34): it may have been lost. A keepalive of G, or what R has, does not count: R answers
+//!   it and does not look at its window (RFC 9293 section 3.10.7.4).
 //!
 //! Of two captures the second is judged; the others need to know that a flow is with offload.
 
@@ -132,9 +133,14 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     let asked = h.quality.news.is_asked();
     let only_opens = o.is_pure() && o.ack == Some(h.end(Side::R).ack_to) && !asked;
     let opens = only_opens && o.gated && was_stuck && o.edge >= before + SEGMENT;
-    let again = h.quality.windows.updated_at.is_some() && o.gated;
+    let acked = h.end(Side::R).acked;
+    let is_read = o.seq >= acked || o.end + u64::from(o.tcp.flags.fin()) > acked;
     let on = h.is_twinned() && h.state == Some(State::On);
     let windows = &mut h.quality.windows;
     windows.gated = o.gated;
-    windows.updated_at = (opens && on && !again).then_some(o.at);
+    let waits = windows.updated_at.filter(|_| on);
+    windows.updated_at = match waits {
+        Some(at) => (!is_read && o.gated).then_some(at),
+        None => (opens && on).then_some(o.at),
+    };
 }

@@ -57,9 +57,10 @@ impl Flow {
         let seq = tcp.seq.unwrap(self.outbound.newest());
         let fin = tcp.flags.contains(TcpFlags::FIN);
         let fate = if tcp.payload_len > 0 || fin {
-            self.outbound.on_data_from_guest(seq + u64::from(tcp.payload_len), fin);
+            let end = seq + u64::from(tcp.payload_len);
+            self.outbound.on_data_from_guest(end, fin);
             let partial = f.hdr.needs_csum();
-            self.gate_to_net(f.bytes, f.ip, tcp, partial);
+            self.gate_to_net(f.bytes, f.ip, tcp, partial, end + u64::from(fin));
             Fate::Pass
         } else {
             self.on_pure_ack_from_guest(cx, seq);

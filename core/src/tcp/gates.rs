@@ -6,6 +6,7 @@
 use crate::port::PortId;
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::RemoteSack;
+use crate::tcp::receiver::window::Terms;
 use crate::tcp::{FlowContext, Frame, RST_ACK};
 use crate::wire::edit::TcpEdit;
 use crate::wire::emit::{CsumMode, TcpEmit};
@@ -76,9 +77,17 @@ impl OutQueue {
 
 impl Flow {
     /// EMIT-R for a segment of G with data or FIN: edited in place, length unchanged (COM-15).
-    pub(super) fn gate_to_net(&mut self, frame: &mut [u8], ip: &Ip, tcp: &Tcp, partial: bool) {
+    /// It ends at `end`.
+    pub(super) fn gate_to_net(
+        &mut self,
+        frame: &mut [u8],
+        ip: &Ip,
+        tcp: &Tcp,
+        partial: bool,
+        end: u64,
+    ) {
         let ack = self.ack_to_net();
-        let window = self.advertise_window();
+        let window = self.advertise_window(end > self.outbound.una());
         let mut flags = tcp.flags.without(TcpFlags::ECE);
         if self.receiver.ece() {
             flags = flags.union(TcpFlags::ECE);
@@ -131,13 +140,14 @@ impl Flow {
         let mut sack = [(Seq(0), Seq(0)); 4];
         let rst = flags.contains(TcpFlags::RST);
         let sack_len = if rst { 0 } else { self.sack_blocks(dsack, &mut sack) };
-        self.emit_bare_to_net(cx, seq, flags, &sack[..sack_len]);
+        let is_read = seq >= self.outbound.una();
+        self.emit_bare_to_net(cx, seq, flags, &sack[..sack_len], is_read);
     }
 
     /// What [`Self::emit_to_net`] does for an ACK without blocks, in a straight line.
     #[inline(always)]
     fn emit_plain_ack(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
-        self.emit_bare_to_net(cx, seq, TcpFlags::ACK, &[]);
+        self.emit_bare_to_net(cx, seq, TcpFlags::ACK, &[], true);
     }
 
     #[inline(always)]
@@ -147,10 +157,11 @@ impl Flow {
         seq: u64,
         flags: TcpFlags,
         sack: &[(Seq, Seq)],
+        is_read: bool,
     ) {
         let rst = flags.contains(TcpFlags::RST);
         let ack = self.ack_to_net();
-        let window = if rst { 0 } else { self.advertise_window() };
+        let window = if rst { 0 } else { self.advertise_window(is_read) };
         let ece = if self.receiver.ece() && !rst { TcpFlags::ECE } else { TcpFlags(0) };
         let made = cx.out.push();
         made.origin = PortId(cx.key.port);
@@ -177,10 +188,12 @@ impl Flow {
         self.receiver.acks.on_sent(ack);
     }
 
+    /// The window field for R. `is_read`: R does not have all of the segment. Else it answers, and
+    /// does not look at the window (RFC 9293 section 3.10.7.4): what has opened is not shown by it.
     #[inline]
-    fn advertise_window(&mut self) -> u16 {
+    fn advertise_window(&mut self, is_read: bool) -> u16 {
         let terms = self.terms();
-        self.receiver.advertise_window(&terms)
+        self.receiver.advertise_window(&Terms { on: terms.on && is_read, ..terms })
     }
 
     #[inline]

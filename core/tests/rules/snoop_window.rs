@@ -74,6 +74,33 @@ fn snoop_34_the_reopened_window_is_said_twice() {
     r.gets_nothing();
 }
 
+/// Found by simulation (seed 2768): the window opened in a segment that R answers without a look at
+/// its window, and R's answer was taken for news of it.
+#[test]
+fn snoop_34_what_r_does_not_read_shows_no_window() {
+    for said in ["100", "1:101"] {
+        let (w, r, g) = Setup::new().established();
+        warms_up(&r, &g);
+        g.sends("1:101 ack 1001");
+        r.gets("1:101 ack 1001");
+        r.sends("1001 ack 101");
+        g.gets("1001 ack 101");
+        g.stops(1);
+        let end = fills_window(&r, 1001);
+        g.runs();
+        let acked = i64::from(g.gets_last_any().range().1);
+        r.takes_all();
+        // A keepalive or window probe of G; or what it repeats although R has acknowledged it.
+        g.sends(&format!("{said} ack {acked}"));
+        assert_eq!(r.gets(&format!("{said} ack {end}")).window(), 0);
+        let update = r.gets(&format!("101 ack {end}"));
+        assert!(update.window() >= 1000);
+        r.sends(&format!("{end} ack 101"));
+        w.after_ms(limits::WINDOW_UPDATE_REPEAT.as_millis() + 1);
+        assert_eq!(r.gets(&format!("101 ack {end}")).window(), update.window());
+    }
+}
+
 /// Found by simulation: what was left of a window of less than a unit hid the unit that G had made
 /// room for, and R had to ask.
 #[test]
