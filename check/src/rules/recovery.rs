@@ -5,7 +5,8 @@
 //! G's ring empty, so that there is room, a window that takes it, and a processor for the worker,
 //! - new bytes, and R's FIN behind the last, are offered within [`AT_ONCE`];
 //! - a byte that G asks for (three duplicate ACKs, a SACK block, the first ACK within a recovery;
-//!   RFC 6582, RFC 6675), or that lay in a ring when the driver was reset, is within the same time;
+//!   RFC 6582, RFC 6675), or that lay in a ring when the driver was reset, is within the same time.
+//!   A duplicate with SACK blocks asks by these: that of what came twice for nothing (RFC 2883);
 //! - a byte that G says nothing of is within twice the timeout of SNOOP-29, which starts at 250 ms
 //!   of G's running time, doubles to 2 s, and starts again when G has moved.
 //!
@@ -144,6 +145,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
         (from > una && to > from && to <= out_to).then_some(to)
     });
     let top = blocks.max().filter(|_| h.sack());
+    let says_more = h.sack() && !s.tcp.options.sack.as_slice().is_empty();
     let q = &mut h.quality.recovery;
     let moved = std::mem::replace(&mut q.edge, edge) != edge;
     q.heard_at = s.at;
@@ -165,7 +167,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     } else if s.ack == una && s.tcp.payload_len == 0 && !s.tcp.flags.fin() && !moved && out_to > una
     {
         q.duplicates += 1;
-        if q.duplicates == 3 {
+        if q.duplicates == 3 && !says_more {
             // What a timeout has yet to repeat is none of it.
             let end = if una < q.slow_to { q.burst.0.clamp(una, out_to) } else { out_to };
             q.begin(s.at, end, una >= q.slow_to);

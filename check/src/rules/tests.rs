@@ -617,6 +617,24 @@ fn three_duplicates_ask_for_a_byte() {
 }
 
 #[test]
+fn what_came_twice_asks_for_nothing() {
+    let mut s = Scene::promised(1000);
+    s.guest_sends(&seg(Side::G, 1, 1001), &[]);
+    s.net_sends(&seg(Side::R, 1001, 1), &[7; 1000]);
+    s.net_gets(&told(2001), &[]);
+    let next = with(seg(Side::R, 1001, 1), |x| x.flags = PUSH);
+    s.guest_gets(&next, &[7; 1000]);
+    for _ in 0..3 {
+        let twice = vec![(ISN[0].wrapping_add(1), ISN[0].wrapping_add(1001))];
+        s.guest_sends(&with(seg(Side::G, 1, 1001), |x| x.sack = twice), &[]);
+    }
+    s.seen_and_ms(25);
+    s.accepted();
+    s.guest_gets(&next, &[7; 1000]);
+    s.refused_by(Rule::Recovery);
+}
+
+#[test]
 fn the_first_ack_of_a_server_may_be_a_duplicate() {
     let mut s = Scene::opening();
     s.net_sends(&seg(Side::R, 1, 1), &[7; 1000]);

@@ -257,7 +257,7 @@ impl Sender {
         if a.ack > self.una {
             self.on_progress(a.ack, s);
         } else if a.pure {
-            self.on_duplicate_ack(moved, a.ack, s);
+            self.on_duplicate_ack(moved, a, s);
         }
         if let Some(sack) = a.sack {
             self.on_sack(sack, s);
@@ -288,16 +288,17 @@ impl Sender {
         }
     }
 
-    /// Three duplicates mean a loss inside G (SNOOP-29).
-    fn on_duplicate_ack(&mut self, window_moved: bool, ack: u64, s: &mut Sending<'_>) {
+    /// Three duplicates mean a loss inside G (SNOOP-29). One with SACK blocks says by these what is
+    /// missing; if nothing is, it is the answer to what came twice (RFC 2883 section 4.1).
+    fn on_duplicate_ack(&mut self, window_moved: bool, a: &GuestAck<'_>, s: &mut Sending<'_>) {
         let recovering = s.losses.of_guest().is_some_and(|r| r.is_under_way(self.una));
-        if window_moved || self.next <= self.una || recovering {
+        if window_moved || self.sent <= self.una || recovering {
             return;
         }
         self.dup_acks = self.dup_acks.saturating_add(1);
-        if self.dup_acks == 3 {
-            let to = self.segment_end(ack, s);
-            s.losses.of_guest_or_new().begin(ack, to, self.next);
+        if self.dup_acks == 3 && a.sack.is_none() {
+            let to = self.segment_end(a.ack, s);
+            s.losses.of_guest_or_new().begin(a.ack, to, self.next);
         }
     }
 

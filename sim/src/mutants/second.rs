@@ -300,7 +300,7 @@ mutations! { SECOND:
     => "";
 
     "G's window update during recovery counts as a duplicate ACK", "SNOOP-29", "on_duplicate_ack",
-    "if [[window_moved]] || self.next <= self.una || recovering {"
+    "if [[window_moved]] || self.sent <= self.una || recovering {"
     => "false";
 
     "no duplicate ACK for a hole", "SNOOP-07", "on_data",
