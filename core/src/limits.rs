@@ -134,6 +134,11 @@ pub const FLOW_BYTES_IDLE: usize =
 
 /// Challenge and odd ACKs: at most one per flow in this time (COM-31).
 pub const ODD_ACK_INTERVAL: Duration = Duration::from_millis(500);
+/// A host that controls a guest's congestion says so this often (FLOOD-28).
+pub const HEARTBEAT_PERIOD: Duration = Duration::from_millis(500);
+/// A guest that has heard nothing for so long has stopped flooding (FLOOD-28): three heartbeats in
+/// a row may be lost.
+pub const HEARTBEAT_STALE: Duration = Duration::from_secs(2);
 /// Local retransmission toward G: first timeout, in running time (SNOOP-29).
 pub const LOCAL_RTO_MIN: Duration = Duration::from_millis(250);
 /// Local retransmission toward G: longest timeout, in running time (SNOOP-29).

@@ -18,7 +18,7 @@ pub(crate) fn start() -> Result<()> {
         let mut chunk = vec![1; 1 << 18]; // touched, as the data port's buffers are
         for stream in listener.incoming() {
             if let Err(error) = stream.and_then(|stream| request(&stream, &mut chunk)) {
-                eprintln!("nightporter-guest: HTTP: {error}");
+                eprintln!("nightporter-lab-guest: HTTP: {error}");
             }
         }
     });

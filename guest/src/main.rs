@@ -15,13 +15,13 @@ mod service;
 
 fn main() {
     if std::process::id() != 1 {
-        eprintln!("nightporter-guest is the init of a lab guest; it does nothing elsewhere");
+        eprintln!("nightporter-lab-guest is the init of a lab guest; it does nothing elsewhere");
         std::process::exit(1);
     }
     let error = match agent::run() {
         Ok(never) => match never {},
         Err(error) => error,
     };
-    eprintln!("nightporter-guest: {error:#}");
+    eprintln!("nightporter-lab-guest: {error:#}");
     boot::power_off();
 }

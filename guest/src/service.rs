@@ -36,7 +36,7 @@ fn serve(listener: &TcpListener) {
         // A failed connection is the host's finding (it sees no verdict), not ours to survive by.
         let outcome = listener.accept().and_then(|(stream, _)| connection(stream));
         if let Err(error) = outcome {
-            eprintln!("nightporter-guest: data connection: {error}");
+            eprintln!("nightporter-lab-guest: data connection: {error}");
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What a guest boots: Debian's kernel by package download (not installed), and an initramfs that
-//! holds `nightporter-guest` as its init and the virtio modules. Cached under `target/lab`.
+//! holds `nightporter-lab-guest` as its init and the virtio modules. Cached under `target/lab`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -147,21 +147,21 @@ fn download_kernel(dir: &Path) -> Result<()> {
     fs::rename(&unpacked, dir).with_context(|| format!("creating {}", dir.display()))
 }
 
-/// Builds `nightporter-guest` as one static file: it is alone in its initramfs. It has a target
+/// Builds `nightporter-lab-guest` as one static file: it is alone in its initramfs. It has a target
 /// directory of its own because its linker flags differ; when nothing changed this takes no time.
 fn guest_binary(target_dir: &Path) -> Result<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut build = Command::new(&cargo);
     build
         .args(["rustc", "--quiet", "--release", "--locked", "--package", "nightporter-guest"])
-        .args(["--bin", "nightporter-guest", "--target-dir"])
+        .args(["--bin", "nightporter-lab-guest", "--target-dir"])
         .arg(target_dir)
         .args(["--", "-C", "target-feature=+crt-static", "-C", "strip=symbols"])
         .current_dir(source_root());
     let out = build.output().with_context(|| format!("{cargo} is not installed?"))?;
     let error = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.success(), "building nightporter-guest: {}", error.trim());
-    Ok(target_dir.join("release/nightporter-guest"))
+    ensure!(out.status.success(), "building nightporter-lab-guest: {}", error.trim());
+    Ok(target_dir.join("release/nightporter-lab-guest"))
 }
 
 fn pack_initramfs(agent: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {

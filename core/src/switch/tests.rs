@@ -82,6 +82,18 @@ fn group_addresses_flood_and_link_constrained_ones_stop_here() {
 }
 
 #[test]
+fn flood_28_nobody_but_the_host_can_send_a_guest_a_heartbeat() {
+    let mut switch = switch();
+    let heartbeat = crate::wire::heartbeat::DESTINATION;
+    for from in [UPLINK, A, B] {
+        for vlan in [untagged(), tagged(7)] {
+            let out = switch.lookup(T0, from, vlan, heartbeat);
+            assert_eq!(out, Out::Drop(DropReason::ReservedGroup));
+        }
+    }
+}
+
+#[test]
 fn what_is_behind_an_uplink_is_learned_per_vlan_and_forgotten_after_300_s() {
     let mut switch = switch();
     switch.learn(T0, UPLINK, tagged(7), MAC_FAR);

@@ -10,6 +10,7 @@ pub mod checksum;
 pub mod edit;
 pub mod emit;
 pub mod glance;
+pub mod heartbeat;
 pub mod ip;
 pub mod packet;
 pub mod plain;

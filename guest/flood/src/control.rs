@@ -1,0 +1,70 @@
+//! `flood on` and `flood off`: starting a watcher in the background, and ending it.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, geteuid};
+
+use crate::record::Place;
+use crate::watch;
+
+/// What a watcher prints once it hears heartbeats.
+pub const READY: &str = "watching";
+
+/// Starts a watcher that outlives the caller; what to say of it.
+///
+/// # Errors
+/// It cannot be started.
+pub fn on(place: &Place, segments: u32) -> Result<String> {
+    as_root()?;
+    if place.try_lock()?.is_none() {
+        return Ok("It is on already.".to_owned());
+    }
+    let tool = std::env::current_exe().context("finding this program")?;
+    let mut keeper = Command::new(tool)
+        .args(["flood", "watch", "--segments", &segments.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(File::create(place.log()).with_context(|| place.log().display().to_string())?)
+        .process_group(0) // a terminal's ^C is not for it
+        .spawn()
+        .context("starting the watcher")?;
+    let mut line = String::new();
+    BufReader::new(keeper.stdout.take().context("it was piped")?).read_line(&mut line)?;
+    if line.trim() != READY {
+        keeper.wait()?;
+        bail!("{}", fs::read_to_string(place.log())?.trim());
+    }
+    Ok("On: connections flood as soon as a host says that it controls congestion \
+        (nightporter-guest flood status)."
+        .to_owned())
+}
+
+/// Ends the watcher, if there is one, and undoes everything that is recorded.
+///
+/// # Errors
+/// Something cannot be undone.
+pub fn off(place: &Place) -> Result<String> {
+    as_root()?;
+    let was_on = place.try_lock()?.is_none();
+    if was_on {
+        let watcher = place.read()?.watcher.context("the watcher has only just started: again")?;
+        match kill(Pid::from_raw(watcher), Signal::SIGTERM) {
+            Ok(()) | Err(Errno::ESRCH) => {}
+            Err(errno) => return Err(errno).context("ending the watcher"),
+        }
+    }
+    let _lock = place.wait_for_lock()?;
+    watch::undo(place)?;
+    Ok(if was_on { "Off, and everything is undone." } else { "It was off." }.to_owned())
+}
+
+fn as_root() -> Result<()> {
+    ensure!(geteuid().is_root(), "only root may change routes: run this with sudo");
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! `nightporter-guest`: what runs on the guests of a Nightporter host.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use nightporter_flood::control::{self, READY};
+use nightporter_flood::record::Place;
+use nightporter_flood::{status, watch};
+
+/// The guest's part of Nightporter. Nothing of it is needed; some of it makes a guest faster.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+enum Arguments {
+    /// Hand over all there is to send at once, while the host controls congestion.
+    #[command(subcommand)]
+    Flood(Flood),
+}
+
+#[derive(Debug, Subcommand)]
+enum Flood {
+    /// Watch for the host's heartbeat in the background, and flood while it lasts.
+    On(Depth),
+    /// Stop watching, and undo everything.
+    Off,
+    /// What is in force, and what limits how much a connection hands over at once.
+    Status,
+    /// The same as `on`, in the foreground; ends, and undoes everything, on SIGTERM.
+    Watch {
+        #[command(flatten)]
+        depth: Depth,
+        /// Be the watcher of this process.
+        #[arg(long, hide = true)]
+        keeper: Option<u32>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, clap::Args)]
+struct Depth {
+    /// What a new connection hands over before its first acknowledgement. More costs memory of the
+    /// guest; less makes it wait for its core more often.
+    #[arg(long, value_name = "SEGMENTS", default_value_t = 1000,
+          value_parser = clap::value_parser!(u32).range(11..=65_535))]
+    segments: u32,
+}
+
+fn main() -> ExitCode {
+    let Arguments::Flood(command) = Arguments::parse();
+    match run(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nightporter-guest: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Flood) -> Result<()> {
+    let place = Place::of_this_namespace()?;
+    match command {
+        Flood::On(depth) => say(&control::on(&place, depth.segments)?),
+        Flood::Off => say(&control::off(&place)?),
+        Flood::Status => say(status::status(&place)?.trim_end()),
+        Flood::Watch { depth, keeper: Some(keeper) } => {
+            watch::watch(&place, depth.segments, keeper, || say(READY))?;
+        }
+        Flood::Watch { depth, keeper: None } => {
+            if watch::keep(&place, depth.segments)?.is_none() {
+                say("It is on already.");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Prints a line. Whoever reads may have gone: a watcher's `on` has.
+fn say(line: &str) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+}

@@ -1,0 +1,161 @@
+//! `flood status`: what is in force, and what limits how much a connection hands over at once.
+
+use std::fmt::Write as _;
+use std::fs;
+
+use anyhow::Result;
+
+use crate::plan::{Plan, plan};
+use crate::record::{Place, Record};
+use crate::rtnl::Rtnl;
+use crate::slow_start;
+
+/// What a guest looks like to [`text`].
+#[derive(Debug)]
+struct Seen {
+    watched: bool,
+    record: Record,
+    plan: Plan,
+    slow_start: String,
+    /// Largest send buffer, bytes (`tcp_wmem`).
+    send_buffer: u64,
+    /// `tcp_limit_output_bytes`.
+    tsq: u64,
+}
+
+/// The text for an operator.
+///
+/// # Errors
+/// Routes or settings cannot be read.
+pub fn status(place: &Place) -> Result<String> {
+    let record = place.read()?;
+    let nics = record.live.iter().filter_map(|name| nix::net::if_::if_nametoindex(&**name).ok());
+    let segments = record.segments.unwrap_or_default();
+    let plan = plan(&Rtnl::open()?.routes()?, &record.routes, &nics.collect(), segments)?;
+    Ok(text(&Seen {
+        watched: place.is_watched()?,
+        plan,
+        slow_start: slow_start::read()?,
+        send_buffer: sysctl("tcp_wmem")?,
+        tsq: sysctl("tcp_limit_output_bytes")?,
+        record,
+    }))
+}
+
+fn text(seen: &Seen) -> String {
+    let mut out = String::new();
+    let routes = &seen.record.routes;
+    let flooding = !routes.is_empty();
+    let state = match (seen.watched, seen.record.live.is_empty()) {
+        (true, false) => "on, a host controls congestion",
+        (true, true) => "on, but no host says that it controls congestion: nothing floods",
+        (false, _) if flooding => "off, BUT NOT UNDONE: run `nightporter-guest flood off`",
+        (false, _) => "off",
+    };
+    let _ = writeln!(out, "flooding     {state}");
+    let _ = writeln!(out, "heard on     {}", or_none(&seen.record.live.join(", ")));
+    for (i, route) in routes.iter().enumerate() {
+        let head = if i == 0 { "routes" } else { "" };
+        let before = route.before.map_or("none".to_owned(), |n| n.to_string());
+        let (name, ours) = (&route.name, route.ours);
+        let _ = writeln!(out, "{head:12} {name}: initcwnd {ours}, before {before}");
+    }
+    if !flooding {
+        let _ = writeln!(out, "routes       none floods");
+    }
+    for (name, reason) in &seen.plan.left_alone {
+        let _ = writeln!(out, "left alone   {name}: {reason}");
+    }
+    let whose = match (&seen.record.slow_start, seen.record.live.is_empty()) {
+        (Some(before), _) => format!("ours, before {before}"),
+        (None, true) => "not ours".to_owned(),
+        (None, false) if seen.slow_start == "0" => "not ours".to_owned(),
+        (None, false) => "left alone: other networks are reached by other NICs too".to_owned(),
+    };
+    let now = &seen.slow_start;
+    let _ = writeln!(out, "while idle   tcp_slow_start_after_idle {now} ({whose})");
+    let at_first = seen.record.segments.unwrap_or(10);
+    let (buffer, tsq) = (seen.send_buffer, seen.tsq);
+    let limits = [
+        "the least of: the window that the remote shows (ss -tin: snd_wnd);".to_owned(),
+        format!("{at_first} segments at first (flood on --segments);"),
+        format!("{buffer} bytes of send buffer, headers included (net.ipv4.tcp_wmem);"),
+        format!("{tsq} bytes that the host has not taken yet (net.ipv4.tcp_limit_output_bytes)"),
+    ];
+    let _ = writeln!(out, "depth        {}", limits.join("\n             "));
+    out
+}
+
+fn or_none(text: &str) -> &str {
+    if text.is_empty() { "no interface" } else { text }
+}
+
+/// The last number of a setting in net.ipv4.
+fn sysctl(name: &str) -> Result<u64> {
+    let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"))?;
+    Ok(text.split_whitespace().next_back().unwrap_or_default().parse()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::RouteRecord;
+
+    fn seen() -> Seen {
+        Seen {
+            watched: true,
+            record: Record::default(),
+            plan: Plan::default(),
+            slow_start: "1".to_owned(),
+            send_buffer: 4_194_304,
+            tsq: 1_048_576,
+        }
+    }
+
+    #[test]
+    fn a_guest_that_floods() {
+        let mut seen = seen();
+        let name = "default metric 100".to_owned();
+        seen.record = Record {
+            watcher: Some(4711),
+            segments: Some(1000),
+            live: vec!["eth0".to_owned()],
+            routes: vec![RouteRecord { name, before: None, ours: 1000 }],
+            slow_start: Some("1".to_owned()),
+        };
+        seen.slow_start = "0".to_owned();
+        let reason = "another route has the same destination and metric";
+        seen.plan.left_alone = vec![("10.1.0.0/16".to_owned(), reason)];
+        assert_eq!(
+            text(&seen),
+            "\
+flooding     on, a host controls congestion
+heard on     eth0
+routes       default metric 100: initcwnd 1000, before none
+left alone   10.1.0.0/16: another route has the same destination and metric
+while idle   tcp_slow_start_after_idle 0 (ours, before 1)
+depth        the least of: the window that the remote shows (ss -tin: snd_wnd);
+             1000 segments at first (flood on --segments);
+             4194304 bytes of send buffer, headers included (net.ipv4.tcp_wmem);
+             1048576 bytes that the host has not taken yet (net.ipv4.tcp_limit_output_bytes)
+"
+        );
+    }
+
+    #[test]
+    fn a_guest_whose_host_is_silent() {
+        let text = text(&seen());
+        assert!(text.starts_with("flooding     on, but no host says"), "{text}");
+        assert!(text.contains("routes       none floods"), "{text}");
+        assert!(text.contains("tcp_slow_start_after_idle 1 (not ours)"), "{text}");
+    }
+
+    #[test]
+    fn what_a_dead_watcher_left_is_said_loudly() {
+        let mut seen = Seen { watched: false, ..seen() };
+        assert!(text(&seen).starts_with("flooding     off\n"));
+        let name = "default".to_owned();
+        seen.record.routes = vec![RouteRecord { name, before: None, ours: 1000 }];
+        assert!(text(&seen).starts_with("flooding     off, BUT NOT UNDONE"));
+    }
+}

@@ -1,0 +1,243 @@
+//! The watcher: waits for heartbeats, and makes routes follow them; and its keeper.
+//!
+//! Two processes, so that no single death leaves a guest flooding with nobody to stop it (see the
+//! crate's doc): the keeper starts the watcher and waits. If the watcher ends in any other way than
+//! by SIGTERM or SIGINT, the keeper undoes what it did. If the keeper dies, the kernel sends the
+//! watcher SIGTERM.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result, bail};
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::wire::heartbeat::{self, Heartbeat};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{LinkAddr, recvfrom};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::{Pid, getppid};
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
+
+use crate::beats::{Beats, Nic};
+use crate::plan::plan;
+use crate::record::{Place, Record};
+use crate::rtnl::{Changes, Rtnl};
+use crate::slow_start;
+
+/// Rounds of reading and changing routes before somebody else is said to change them back.
+const ROUNDS_MAX: usize = 5;
+/// `sll_pkttype` of a frame to a group (packet(7), include/uapi/linux/if_packet.h).
+const PACKET_MULTICAST: u8 = 2;
+
+/// Runs a watcher until it is told to stop, and undoes what it left. `None` if one runs already.
+///
+/// # Errors
+/// It cannot be started, or died.
+pub fn keep(place: &Place, segments: u32) -> Result<Option<()>> {
+    let Some(lock) = place.try_lock()? else { return Ok(None) };
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT] {
+        signals.add(signal);
+    }
+    signals.thread_block()?; // the watcher inherits this, and adds nothing
+    let tool = std::env::current_exe().context("finding this program")?;
+    let mut watcher = Command::new(tool)
+        .args(["flood", "watch", "--keeper", &std::process::id().to_string()])
+        .args(["--segments", &segments.to_string()])
+        // The lock is this description's: it is held until both have ended.
+        .stdin(lock.as_fd().try_clone_to_owned()?)
+        .spawn()
+        .context("starting the watcher")?;
+    let pid = Pid::from_raw(i32::try_from(watcher.id())?);
+    let status = loop {
+        if let Some(status) = watcher.try_wait()? {
+            break status;
+        }
+        match signals.wait()? {
+            Signal::SIGTERM | Signal::SIGINT => kill(pid, Signal::SIGTERM)?,
+            _ => {}
+        }
+    };
+    undo(place)?;
+    died_of(status).map(Some)
+}
+
+fn died_of(status: ExitStatus) -> Result<()> {
+    if !status.success() {
+        bail!("the watcher died ({status}); what it had changed is undone");
+    }
+    Ok(())
+}
+
+/// The watcher itself. `ready` is called once it hears heartbeats.
+///
+/// # Errors
+/// Something of the kernel is missing or fails. The keeper undoes what was changed.
+pub fn watch(place: &Place, segments: u32, keeper: u32, ready: impl FnOnce()) -> Result<()> {
+    prctl::set_pdeathsig(Signal::SIGTERM)?;
+    if getppid() != Pid::from_raw(i32::try_from(keeper)?) {
+        bail!("the keeper has gone");
+    }
+    // In time even on a busy core. Where that is not allowed, as well as any process.
+    let _ = rustix::process::nice(-10);
+    let mut stop = SigSet::empty();
+    stop.add(Signal::SIGTERM);
+    stop.add(Signal::SIGINT);
+    stop.thread_block()?;
+    let stop = SignalFd::with_flags(&stop, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
+    let ears = heartbeats()?;
+    let changes = Changes::open()?;
+    let rtnl = Rtnl::open()?;
+    let mut beats = Beats::default();
+    let mut live = BTreeSet::new();
+    follow(place, &rtnl, &live, segments)?; // what a watcher before left
+    ready();
+    while stop.read_signal()?.is_none() {
+        wait(&[ears.as_fd(), changes.as_fd(), stop.as_fd()], beats.poll_timeout())?;
+        hear(&ears, &mut beats)?;
+        beats.handle_timeout(now()?);
+        let heard = beats.nics();
+        // Both are asked: a change that is not taken wakes the next round at once.
+        if changes.take()? | (heard != live) {
+            tell(&live, &heard);
+            live = heard;
+            follow(place, &rtnl, &live, segments)?;
+        }
+    }
+    undo(place)
+}
+
+/// Undoes all that is recorded.
+///
+/// # Errors
+/// A route cannot be changed back.
+pub fn undo(place: &Place) -> Result<()> {
+    let mut record = place.read()?;
+    apply(place, &mut record, &Rtnl::open()?, &BTreeSet::new(), 0)?;
+    place.write(&Record::default())
+}
+
+fn follow(place: &Place, rtnl: &Rtnl, live: &BTreeSet<Nic>, segments: u32) -> Result<()> {
+    let mut record = place.read()?;
+    record.watcher = Some(i32::try_from(std::process::id())?);
+    record.segments = Some(segments);
+    record.live = live.iter().map(|nic| name(*nic)).collect();
+    apply(place, &mut record, rtnl, live, segments)
+}
+
+/// Makes routes and the setting what they should be, and records what is to be undone: what is
+/// going to change before it is changed, what has been changed back afterwards.
+fn apply(
+    place: &Place,
+    record: &mut Record,
+    rtnl: &Rtnl,
+    live: &BTreeSet<Nic>,
+    segments: u32,
+) -> Result<()> {
+    let mut refused = BTreeSet::new();
+    for _ in 0..ROUNDS_MAX {
+        let mut plan = plan(&rtnl.routes()?, &record.routes, live, segments)?;
+        plan.steps.retain(|step| !refused.contains(&step.from.name()));
+        let slow_start = record.slow_start.as_deref();
+        let now = slow_start::read()?;
+        let (write, before) = slow_start::plan(&now, slow_start, plan.only_live);
+        if plan.steps.is_empty() && write.is_none() {
+            (record.routes, record.slow_start) = (plan.records, before);
+            return place.write(record);
+        }
+        let new = plan.records.iter().filter(|new| !record.routes.contains(new));
+        let new: Vec<_> = new.cloned().collect();
+        record.routes.extend(new);
+        if before.is_some() {
+            record.slow_start = before;
+        }
+        place.write(record)?;
+        for step in &plan.steps {
+            if let Err(error) = rtnl.change(step) {
+                eprintln!("{error:#}"); // perhaps it has gone since it was read
+                if step.to.initcwnd() == Some(segments) {
+                    refused.insert(step.from.name()); // it does not flood, and the others do
+                }
+            }
+        }
+        if let Some(value) = write {
+            slow_start::write(&value)?;
+        }
+    }
+    bail!(
+        "routes were changed {ROUNDS_MAX} times and are not as they should be: who else sets them?"
+    )
+}
+
+/// Hears heartbeats on every interface of the namespace.
+fn heartbeats() -> Result<OwnedFd> {
+    let protocol = u32::from(heartbeat::ETHERTYPE.to_be()).try_into()?;
+    socket_with(
+        AddressFamily::PACKET,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        Some(Protocol::from_raw(protocol)),
+    )
+    .context("listening for heartbeats (packet(7)): run this as root")
+}
+
+fn hear(ears: &OwnedFd, beats: &mut Beats) -> Result<()> {
+    use std::os::fd::AsRawFd;
+    let mut frame = [0; heartbeat::FRAME_BYTES];
+    loop {
+        match recvfrom::<LinkAddr>(ears.as_raw_fd(), &mut frame) {
+            Ok((length, Some(from))) if from.pkttype() == PACKET_MULTICAST => {
+                if let Some(beat) = Heartbeat::parse(&frame[..length]) {
+                    beats.heard(now()?, Nic::try_from(from.ifindex())?, beat);
+                }
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return Ok(()),
+            // Of an interface that went down; the others go on.
+            Err(Errno::ENETDOWN) => {}
+            Err(errno) => return Err(errno).context("hearing heartbeats"),
+        }
+    }
+}
+
+fn wait(on: &[std::os::fd::BorrowedFd<'_>], until: Option<Instant>) -> Result<()> {
+    let mut fds: Vec<_> = on.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
+    let timeout = match until {
+        None => PollTimeout::NONE,
+        // Rounded up: it is not woken before there is something to do.
+        Some(until) => {
+            let ns = until.since(now()?).as_nanos();
+            PollTimeout::try_from(ns.div_ceil(1_000_000)).unwrap_or(PollTimeout::MAX)
+        }
+    };
+    match poll(&mut fds, timeout) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(errno) => Err(errno).context("waiting"),
+    }
+}
+
+/// The time since boot, sleep included: a host that was silent meanwhile was silent.
+fn now() -> Result<Instant> {
+    let time = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+    let seconds = u64::try_from(time.tv_sec())?;
+    Ok(Instant::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec())?))
+}
+
+fn tell(before: &BTreeSet<Nic>, after: &BTreeSet<Nic>) {
+    for nic in after.difference(before) {
+        eprintln!("{}: the host controls congestion, connections flood", name(*nic));
+    }
+    for nic in before.difference(after) {
+        eprintln!("{}: no host controls congestion, new connections do not flood", name(*nic));
+    }
+}
+
+/// An interface's name, as far as it has one.
+fn name(nic: Nic) -> String {
+    let name = nix::net::if_::if_indextoname(nic).ok();
+    name.and_then(|name| name.into_string().ok()).unwrap_or_else(|| format!("interface {nic}"))
+}

@@ -1,0 +1,4 @@
+//! The tool beside a host that the test plays, in a network namespace of its own. Needs root.
+
+mod flooding;
+mod world;
