@@ -1,6 +1,7 @@
 //! NEWS: an ACK that says what the one before said means a loss to its sender, the third of them
-//! for certain (RFC 5681 section 3.2). R gets one for each of its segments that asks for it; one
-//! that nobody asked for says something new, but for the repeated window update (SNOOP-34).
+//! for certain (RFC 5681 section 3.2). R gets one for each of its segments that asks for it, also
+//! by an old clock (RFC 7323 section 5.3); one that nobody asked for says something new, but for
+//! the repeated window update (SNOOP-34).
 //!
 //! G gets an ACK of R for each that R sent, and not for one that another has overtaken (COM-30).
 //!
@@ -45,7 +46,8 @@ pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     let heard = h.unwrap(Side::G, tcp.ack, r.acked) <= r.end_to;
     // An ACK that another has overtaken says nothing (COM-30), if nothing else is to be said of it.
     let old = plain && in_place && h.unwrap(Side::G, tcp.ack, r.acked) < r.acked;
-    if from == Side::R && !(plain && in_place && heard) {
+    let refused = h.timestamps() && h.acceptable.refuses_clock(tcp);
+    if from == Side::R && (refused || !(plain && in_place && heard)) {
         h.quality.news.asked += 1;
     }
     if from == Side::R && tcp.payload_len <= 1 && !old {

@@ -587,6 +587,19 @@ fn what_the_remote_knows_is_said_three_times_only_if_it_asks() {
 }
 
 #[test]
+fn an_ack_with_an_old_clock_asks_for_an_answer() {
+    for (tsval, asks) in [(98, true), (99, false)] {
+        let mut s = Scene::promised(100);
+        s.guest_sends(&seg(Side::G, 1, 101), &[]);
+        for _ in 0..3 {
+            s.net_sends(&with(seg(Side::R, 101, 1), |x| x.timestamps = Some((tsval, 500))), &[]);
+            s.net_gets(&told(101), &[]);
+        }
+        if asks { s.accepted() } else { s.refused_by(Rule::News) }
+    }
+}
+
+#[test]
 fn new_bytes_and_a_fin_are_offered_at_once() {
     let mut s = Scene::open();
     s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
@@ -731,6 +744,29 @@ fn what_an_ack_behind_a_timeout_allows_may_come_in_two_parts() {
     s.accepted();
     s.guest_gets_super_segment(186_001, TcpFlags::ACK);
     s.refused_by(Rule::Economy);
+}
+
+/// Its MSS is larger than what its port takes: a segment is of 1448 bytes.
+#[test]
+fn behind_a_timeout_a_guest_that_moves_is_offered_two_segments() {
+    for given in [2, 1] {
+        let mut s = Scene::open();
+        s.h.ends[Side::G as usize].offer.mss = Some(2000);
+        s.net_sends(&seg(Side::R, 1, 1), &[7; 11_584]);
+        s.net_gets(&told(11_585), &[]);
+        let offer = |s: &mut Scene, n: u32| {
+            let flags = if n == 7 { PUSH } else { TcpFlags::ACK };
+            s.guest_gets(&with(seg(Side::R, 1 + 1448 * n, 1), |x| x.flags = flags), &[7; 1448]);
+        };
+        (0..8).for_each(|n| offer(&mut s, n));
+        s.seen_and_ms(255);
+        offer(&mut s, 0);
+        s.guest_sends(&seg(Side::G, 1, 2897), &[]);
+        (2..2 + given).for_each(|n| offer(&mut s, n));
+        s.accepted();
+        s.seen_and_ms(25);
+        if given == 2 { s.accepted() } else { s.refused_by(Rule::Recovery) }
+    }
 }
 
 #[test]

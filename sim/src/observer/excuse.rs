@@ -396,6 +396,9 @@ impl Plan {
                     | FaultKind::Reorder { .. }
                     | FaultKind::Forge { .. }
                     | FaultKind::OneWay { .. } // its frames overtake each other
+                    // So do copies that come two ticks later, of what the guest itself dropped
+                    // (seed 6583): an old clock on something new (`PAWS_TICKS`).
+                    | FaultKind::Duplicate { delay_us: 1_001.., .. }
             )
         }) {
             Judged::NotNetwork
