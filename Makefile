@@ -7,6 +7,7 @@ export CARGO_TARGET_DIR := $(abspath $(TARGET))
 PACKAGES_BUILD := gcc libc6-dev
 PACKAGES_GUESTS := qemu-system-x86 user-mode-linux iproute2 cpio
 PACKAGES_COUNTS := valgrind
+PACKAGES_FLOOD := clang libbpf-dev libelf-dev zlib1g-dev
 PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
 
@@ -31,6 +32,7 @@ setup: ## install the Debian packages that building, the guests and the tests ne
 
 build: ## release build of everything
 	@.ci/packages $(PACKAGES_BUILD)
+	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked --workspace
 
 demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan
@@ -38,6 +40,7 @@ demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|qu
 
 test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
 	-@.ci/packages $(PACKAGES_COUNTS)
+	-@.ci/packages $(PACKAGES_FLOOD)
 	@.ci/test
 
 sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step

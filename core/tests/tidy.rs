@@ -20,8 +20,13 @@ const LONG_FILES: &[(&str, usize)] = &[];
 /// Ratchet: functions over [`FUNCTION_LINES_MAX`] as `file:function`, with their length today.
 const LONG_FUNCTIONS: &[(&str, usize)] = &[];
 /// Ratchet: the only files that may contain `unsafe`.
-const UNSAFE_FILES: &[&str] =
-    &["daemon/src/sys.rs", "guest/src/bpf.rs", "guest/src/ioctl.rs", "lab/src/sys.rs"];
+const UNSAFE_FILES: &[&str] = &[
+    "daemon/src/sys.rs",
+    "guest/flood/src/libbpf.rs",
+    "guest/src/bpf.rs",
+    "guest/src/ioctl.rs",
+    "lab/src/sys.rs",
+];
 
 /// Words that promise what no test measures, or mark work left undone, with what to do instead.
 const BANNED: &[(&str, &str)] = &[

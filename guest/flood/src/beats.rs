@@ -20,19 +20,22 @@ pub type Nic = u32;
 #[derive(Debug, Default)]
 pub struct Beats(BTreeMap<Nic, Beat>);
 
-#[derive(Debug)]
-struct Beat {
-    until: Instant,
-    epoch: NonZeroU64,
+/// What the last heartbeat of a NIC means.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Beat {
+    /// When it is stale.
+    pub until: Instant,
+    /// The host's.
+    pub epoch: NonZeroU64,
 }
 
 impl Beats {
-    /// The NICs by which connections may flood now, with the epoch of their host.
-    pub fn live(&self) -> impl Iterator<Item = (Nic, NonZeroU64)> {
-        self.0.iter().map(|(nic, beat)| (*nic, beat.epoch))
+    /// The NICs by which connections may flood now.
+    pub fn live(&self) -> impl Iterator<Item = (Nic, Beat)> {
+        self.0.iter().map(|(nic, beat)| (*nic, *beat))
     }
 
-    /// The same without the epochs.
+    /// The same, without what was heard.
     #[must_use]
     pub fn nics(&self) -> BTreeSet<Nic> {
         self.0.keys().copied().collect()
@@ -76,7 +79,7 @@ mod tests {
         let mut beats = Beats::default();
         assert_eq!(beats.poll_timeout(), None);
         beats.heard(T0, 2, GOES);
-        assert!(beats.live().eq([(2, GOES.epoch)]));
+        assert!(beats.live().eq([(2, Beat { until: ms(1750), epoch: GOES.epoch })]));
         beats.heard(ms(500), 2, GOES);
         assert_eq!(beats.poll_timeout(), Some(ms(2250)));
         beats.handle_timeout(ms(2249));

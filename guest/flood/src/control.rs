@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 
 use crate::record::Place;
-use crate::watch;
+use crate::watch::{self, How};
 
 /// What a watcher prints once it hears heartbeats.
 pub const READY: &str = "watching";
@@ -20,14 +20,15 @@ pub const READY: &str = "watching";
 ///
 /// # Errors
 /// It cannot be started.
-pub fn on(place: &Place, segments: u32) -> Result<String> {
+pub fn on(place: &Place, how: How) -> Result<String> {
     as_root()?;
     if place.try_lock()?.is_none() {
         return Ok("It is on already.".to_owned());
     }
     let tool = std::env::current_exe().context("finding this program")?;
     let mut keeper = Command::new(tool)
-        .args(["flood", "watch", "--segments", &segments.to_string()])
+        .args(["flood", "watch"])
+        .args(how.arguments())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(File::create(place.log()).with_context(|| place.log().display().to_string())?)
@@ -53,8 +54,9 @@ pub fn off(place: &Place) -> Result<String> {
     as_root()?;
     let was_on = place.try_lock()?.is_none();
     if was_on {
-        let watcher = place.read()?.watcher.context("the watcher has only just started: again")?;
-        match kill(Pid::from_raw(watcher), Signal::SIGTERM) {
+        let keeper = place.keeper()?.context("it has only just started: try again")?;
+        // It may have ended since; the lock is held until its watcher has, too.
+        match kill(Pid::from_raw(keeper), Signal::SIGTERM) {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(errno) => return Err(errno).context("ending the watcher"),
         }

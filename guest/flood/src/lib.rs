@@ -21,6 +21,8 @@
 //! - [`route`] and [`rtnl`] are rtnetlink(7). A route is sent back as the kernel gave it, attribute
 //!   by attribute, but for the one metric. That is why no library parses it and no `ip` prints it:
 //!   what these do not know, they would lose.
+//! - [`np_flood`] is another way: connections flood by a congestion control of their own, and
+//!   routes stay as they are. Its program sees by itself when the last heartbeat grows stale.
 //! - [`watch`] is the process that waits for heartbeats, and its keeper.
 //!
 //! # What holds whatever happens
@@ -34,6 +36,9 @@
 
 pub mod beats;
 pub mod control;
+#[cfg(np_flood)]
+mod libbpf;
+pub mod np_flood;
 pub mod plan;
 pub mod record;
 pub mod route;

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 use nightporter_flood::control::{self, READY};
 use nightporter_flood::record::Place;
+use nightporter_flood::watch::How;
 use nightporter_flood::{status, watch};
 
 /// The guest's part of Nightporter. Nothing of it is needed; some of it makes a guest faster.
@@ -21,7 +22,7 @@ enum Arguments {
 #[derive(Debug, Subcommand)]
 enum Flood {
     /// Watch for the host's heartbeat in the background, and flood while it lasts.
-    On(Depth),
+    On(Options),
     /// Stop watching, and undo everything.
     Off,
     /// What is in force, and what limits how much a connection hands over at once.
@@ -29,7 +30,7 @@ enum Flood {
     /// The same as `on`, in the foreground; ends, and undoes everything, on SIGTERM.
     Watch {
         #[command(flatten)]
-        depth: Depth,
+        options: Options,
         /// Be the watcher of this process.
         #[arg(long, hide = true)]
         keeper: Option<u32>,
@@ -37,12 +38,23 @@ enum Flood {
 }
 
 #[derive(Clone, Copy, Debug, clap::Args)]
-struct Depth {
+struct Options {
     /// What a new connection hands over before its first acknowledgement. More costs memory of the
     /// guest; less makes it wait for its core more often.
     #[arg(long, value_name = "SEGMENTS", default_value_t = 1000,
           value_parser = clap::value_parser!(u32).range(11..=65_535))]
     segments: u32,
+    /// Leave routes alone: only connections under the congestion control `np_flood` flood, which is
+    /// there as long as this runs. They choose it by setsockopt(TCP_CONGESTION), or all do by the
+    /// setting net.ipv4.tcp_congestion_control.
+    #[arg(long)]
+    np_flood: bool,
+}
+
+impl From<Options> for How {
+    fn from(options: Options) -> Self {
+        Self { segments: options.segments, np_flood: options.np_flood }
+    }
 }
 
 fn main() -> ExitCode {
@@ -59,14 +71,14 @@ fn main() -> ExitCode {
 fn run(command: Flood) -> Result<()> {
     let place = Place::of_this_namespace()?;
     match command {
-        Flood::On(depth) => say(&control::on(&place, depth.segments)?),
+        Flood::On(options) => say(&control::on(&place, options.into())?),
         Flood::Off => say(&control::off(&place)?),
         Flood::Status => say(status::status(&place)?.trim_end()),
-        Flood::Watch { depth, keeper: Some(keeper) } => {
-            watch::watch(&place, depth.segments, keeper, || say(READY))?;
+        Flood::Watch { options, keeper: Some(keeper) } => {
+            watch::watch(&place, options.into(), keeper, || say(READY))?;
         }
-        Flood::Watch { depth, keeper: None } => {
-            if watch::keep(&place, depth.segments)?.is_none() {
+        Flood::Watch { options, keeper: None } => {
+            if watch::keep(&place, options.into())?.is_none() {
                 say("It is on already.");
             }
         }

@@ -2,7 +2,7 @@
 //! network namespace, and a lock beside it that the watcher holds while it lives.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -14,10 +14,12 @@ use serde::{Deserialize, Serialize};
 /// Everything that was changed and is not undone yet, and who watches over it.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Record {
-    /// Process of the watcher, who undoes all of this on SIGTERM.
+    /// Process of the watcher.
     pub watcher: Option<i32>,
     /// The initial window that it gives routes.
     pub segments: Option<u32>,
+    /// Connections flood by the congestion control `np_flood`, and routes are left alone.
+    pub np_flood: bool,
     /// Names of the interfaces by which connections flood now.
     pub live: Vec<String>,
     /// Routes with an initial window of ours.
@@ -53,9 +55,7 @@ impl Place {
     pub fn of_this_namespace() -> Result<Self> {
         let dir = std::env::var_os("RUNTIME_DIRECTORY")
             .map_or_else(|| PathBuf::from("/run/nightporter-guest"), PathBuf::from);
-        let namespace = "/proc/thread-self/ns/net";
-        let inode = fs::metadata(namespace).context(namespace)?.ino();
-        Ok(Self(dir.join(format!("flood-{inode}.json"))))
+        Ok(Self(dir.join(format!("flood-{}.json", namespace()?))))
     }
 
     /// What is recorded: nothing if nothing was changed.
@@ -125,6 +125,25 @@ impl Place {
         }
     }
 
+    /// Says in the lock's file who holds it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn sign(lock: &Lock) -> Result<()> {
+        let mut file: &File = lock;
+        file.set_len(0)?;
+        file.write_all(std::process::id().to_string().as_bytes()).context("signing the lock")
+    }
+
+    /// The process that signed the lock last.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn keeper(&self) -> Result<Option<i32>> {
+        let text = fs::read_to_string(self.lock_path()).context("reading the lock")?;
+        Ok(text.parse().ok())
+    }
+
     /// Where a watcher in the background writes what it has to say.
     #[must_use]
     pub fn log(&self) -> PathBuf {
@@ -134,6 +153,15 @@ impl Place {
     fn lock_path(&self) -> PathBuf {
         self.0.with_extension("lock")
     }
+}
+
+/// The number of the caller's network namespace.
+///
+/// # Errors
+/// No `/proc`.
+pub fn namespace() -> Result<u64> {
+    let path = "/proc/thread-self/ns/net";
+    Ok(fs::metadata(path).context(path)?.ino())
 }
 
 fn lock(file: File, how: FlockArg) -> Result<Option<Lock>> {

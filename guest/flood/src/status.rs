@@ -5,6 +5,7 @@ use std::fs;
 
 use anyhow::Result;
 
+use crate::np_flood;
 use crate::plan::{Plan, plan};
 use crate::record::{Place, Record};
 use crate::rtnl::Rtnl;
@@ -17,6 +18,8 @@ struct Seen {
     record: Record,
     plan: Plan,
     slow_start: String,
+    /// `np_flood` can be chosen, and the congestion control of connections that choose none.
+    np_flood: (bool, String),
     /// Largest send buffer, bytes (`tcp_wmem`).
     send_buffer: u64,
     /// `tcp_limit_output_bytes`.
@@ -36,6 +39,7 @@ pub fn status(place: &Place) -> Result<String> {
         watched: place.is_watched()?,
         plan,
         slow_start: slow_start::read()?,
+        np_flood: (np_flood::is_registered()?, text_of("tcp_congestion_control")?),
         send_buffer: sysctl("tcp_wmem")?,
         tsq: sysctl("tcp_limit_output_bytes")?,
         record,
@@ -66,6 +70,14 @@ fn text(seen: &Seen) -> String {
     for (name, reason) in &seen.plan.left_alone {
         let _ = writeln!(out, "left alone   {name}: {reason}");
     }
+    let (there, default) = &seen.np_flood;
+    let whether = match (seen.record.np_flood, there) {
+        (true, true) => "connections that use it flood; routes are left alone",
+        (true, false) => "NOT THERE, although it was asked for",
+        (false, true) => "there, and hears no heartbeat from here: it is CUBIC",
+        (false, false) => "not loaded (flood on --np-flood)",
+    };
+    let _ = writeln!(out, "np_flood     {whether}; the default is {default}");
     let whose = match (&seen.record.slow_start, seen.record.live.is_empty()) {
         (Some(before), _) => format!("ours, before {before}"),
         (None, true) => "not ours".to_owned(),
@@ -92,8 +104,11 @@ fn or_none(text: &str) -> &str {
 
 /// The last number of a setting in net.ipv4.
 fn sysctl(name: &str) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"))?;
-    Ok(text.split_whitespace().next_back().unwrap_or_default().parse()?)
+    Ok(text_of(name)?.split_whitespace().next_back().unwrap_or_default().parse()?)
+}
+
+fn text_of(name: &str) -> Result<String> {
+    Ok(fs::read_to_string(format!("/proc/sys/net/ipv4/{name}"))?.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -107,6 +122,7 @@ mod tests {
             record: Record::default(),
             plan: Plan::default(),
             slow_start: "1".to_owned(),
+            np_flood: (false, "cubic".to_owned()),
             send_buffer: 4_194_304,
             tsq: 1_048_576,
         }
@@ -119,6 +135,7 @@ mod tests {
         seen.record = Record {
             watcher: Some(4711),
             segments: Some(1000),
+            np_flood: false,
             live: vec!["eth0".to_owned()],
             routes: vec![RouteRecord { name, before: None, ours: 1000 }],
             slow_start: Some("1".to_owned()),
@@ -133,6 +150,7 @@ flooding     on, a host controls congestion
 heard on     eth0
 routes       default metric 100: initcwnd 1000, before none
 left alone   10.1.0.0/16: another route has the same destination and metric
+np_flood     not loaded (flood on --np-flood); the default is cubic
 while idle   tcp_slow_start_after_idle 0 (ours, before 1)
 depth        the least of: the window that the remote shows (ss -tin: snd_wnd);
              1000 segments at first (flood on --segments);
@@ -148,6 +166,15 @@ depth        the least of: the window that the remote shows (ss -tin: snd_wnd);
         assert!(text.starts_with("flooding     on, but no host says"), "{text}");
         assert!(text.contains("routes       none floods"), "{text}");
         assert!(text.contains("tcp_slow_start_after_idle 1 (not ours)"), "{text}");
+    }
+
+    #[test]
+    fn np_flood_is_there_or_is_missed() {
+        let mut seen = seen();
+        seen.record.np_flood = true;
+        assert!(text(&seen).contains("np_flood     NOT THERE"));
+        seen.np_flood.0 = true;
+        assert!(text(&seen).contains("np_flood     connections that use it flood"));
     }
 
     #[test]

@@ -23,6 +23,7 @@ use nix::unistd::{Pid, getppid};
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 
 use crate::beats::{Beats, Nic};
+use crate::np_flood::NpFlood;
 use crate::plan::plan;
 use crate::record::{Place, Record};
 use crate::rtnl::{Changes, Rtnl};
@@ -33,12 +34,32 @@ const ROUNDS_MAX: usize = 5;
 /// `sll_pkttype` of a frame to a group (packet(7), include/uapi/linux/if_packet.h).
 const PACKET_MULTICAST: u8 = 2;
 
+/// How a guest floods.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// What a new connection hands over before its first acknowledgement.
+    pub segments: u32,
+    /// By the congestion control `np_flood` of single connections, not by routes.
+    pub np_flood: bool,
+}
+
+impl How {
+    /// The command line that says so.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        let mut arguments = vec!["--segments".to_owned(), self.segments.to_string()];
+        arguments.extend(self.np_flood.then(|| "--np-flood".to_owned()));
+        arguments
+    }
+}
+
 /// Runs a watcher until it is told to stop, and undoes what it left. `None` if one runs already.
 ///
 /// # Errors
 /// It cannot be started, or died.
-pub fn keep(place: &Place, segments: u32) -> Result<Option<()>> {
+pub fn keep(place: &Place, how: How) -> Result<Option<()>> {
     let Some(lock) = place.try_lock()? else { return Ok(None) };
+    Place::sign(&lock)?;
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGCHLD, Signal::SIGTERM, Signal::SIGINT] {
         signals.add(signal);
@@ -47,7 +68,7 @@ pub fn keep(place: &Place, segments: u32) -> Result<Option<()>> {
     let tool = std::env::current_exe().context("finding this program")?;
     let mut watcher = Command::new(tool)
         .args(["flood", "watch", "--keeper", &std::process::id().to_string()])
-        .args(["--segments", &segments.to_string()])
+        .args(how.arguments())
         // The lock is this description's: it is held until both have ended.
         .stdin(lock.as_fd().try_clone_to_owned()?)
         .spawn()
@@ -77,7 +98,7 @@ fn died_of(status: ExitStatus) -> Result<()> {
 ///
 /// # Errors
 /// Something of the kernel is missing or fails. The keeper undoes what was changed.
-pub fn watch(place: &Place, segments: u32, keeper: u32, ready: impl FnOnce()) -> Result<()> {
+pub fn watch(place: &Place, how: How, keeper: u32, ready: impl FnOnce()) -> Result<()> {
     prctl::set_pdeathsig(Signal::SIGTERM)?;
     if getppid() != Pid::from_raw(i32::try_from(keeper)?) {
         bail!("the keeper has gone");
@@ -94,18 +115,22 @@ pub fn watch(place: &Place, segments: u32, keeper: u32, ready: impl FnOnce()) ->
     let rtnl = Rtnl::open()?;
     let mut beats = Beats::default();
     let mut live = BTreeSet::new();
-    follow(place, &rtnl, &live, segments)?; // what a watcher before left
+    follow(place, &rtnl, &live, how)?; // what a watcher before left
+    let mut np_flood = how.np_flood.then(NpFlood::load).transpose()?;
     ready();
     while stop.read_signal()?.is_none() {
         wait(&[ears.as_fd(), changes.as_fd(), stop.as_fd()], beats.poll_timeout())?;
         hear(&ears, &mut beats)?;
         beats.handle_timeout(now()?);
+        if let Some(np_flood) = &mut np_flood {
+            np_flood.tell(&beats, how.segments)?;
+        }
         let heard = beats.nics();
         // Both are asked: a change that is not taken wakes the next round at once.
         if changes.take()? | (heard != live) {
             tell(&live, &heard);
             live = heard;
-            follow(place, &rtnl, &live, segments)?;
+            follow(place, &rtnl, &live, how)?;
         }
     }
     undo(place)
@@ -121,12 +146,15 @@ pub fn undo(place: &Place) -> Result<()> {
     place.write(&Record::default())
 }
 
-fn follow(place: &Place, rtnl: &Rtnl, live: &BTreeSet<Nic>, segments: u32) -> Result<()> {
+fn follow(place: &Place, rtnl: &Rtnl, live: &BTreeSet<Nic>, how: How) -> Result<()> {
     let mut record = place.read()?;
     record.watcher = Some(i32::try_from(std::process::id())?);
-    record.segments = Some(segments);
+    record.segments = Some(how.segments);
+    record.np_flood = how.np_flood;
     record.live = live.iter().map(|nic| name(*nic)).collect();
-    apply(place, &mut record, rtnl, live, segments)
+    let no_route = BTreeSet::new();
+    let by_route = if how.np_flood { &no_route } else { live };
+    apply(place, &mut record, rtnl, by_route, how.segments)
 }
 
 /// Makes routes and the setting what they should be, and records what is to be undone: what is

@@ -25,7 +25,7 @@ fn end(pid: u32, signal: Signal) {
 fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
     World::run(|mut world| {
         let before = routes();
-        let mut tool = world.watch();
+        let mut tool = world.watch("");
         assert!(world.first_flight(FAR, None) <= ORDINARY, "nobody has said anything yet");
         assert_eq!(routes(), before);
         world.host_says(true);
@@ -73,14 +73,14 @@ fn flood_28_no_single_death_leaves_a_guest_flooding() {
     World::run(|mut world| {
         let before = routes();
         // The watcher is killed: its keeper undoes what it did, and says so.
-        let mut keeper = world.watch();
+        let mut keeper = world.watch("");
         world.host_says(true);
         world.until_routes("flooding", floods);
         end(world.record().watcher.unwrap().try_into().unwrap(), Signal::SIGKILL);
         assert!(!keeper.child.wait().unwrap().success());
         assert_eq!((routes(), slow_start()), (before.clone(), "1".to_owned()));
         // The keeper is killed: the watcher undoes it.
-        let mut keeper = world.watch();
+        let mut keeper = world.watch("");
         world.host_says(true);
         world.until_routes("flooding", floods);
         keeper.child.kill().unwrap();
@@ -88,7 +88,7 @@ fn flood_28_no_single_death_leaves_a_guest_flooding() {
         world.until_routes("the end", |now| now == before);
         // Both are: it is said, and whoever comes next undoes it.
         world.says("flood off"); // waits for the watcher
-        let mut keeper = world.watch();
+        let mut keeper = world.watch("");
         world.host_says(true);
         world.until_routes("flooding", floods);
         let watcher = world.record().watcher.unwrap().try_into().unwrap();

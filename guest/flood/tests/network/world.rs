@@ -52,6 +52,7 @@ pub(crate) struct World {
     changes: Changes,
     dir: PathBuf,
     port: u16,
+    epoch: NonZeroU64,
 }
 
 /// A connection of the guest, as the remote knows it.
@@ -120,12 +121,23 @@ impl World {
         // A probe of the tail would add a segment to a flight.
         std::fs::write("/proc/sys/net/ipv4/tcp_early_retrans", "0").unwrap();
         std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno").unwrap();
-        Self { host, changes: Changes::open().unwrap(), dir, port: 1000 }
+        Self {
+            host,
+            changes: Changes::open().unwrap(),
+            dir,
+            port: 1000,
+            epoch: NonZeroU64::new(9).unwrap(),
+        }
+    }
+
+    /// The host's daemon is replaced: it knows no connection any more.
+    pub(crate) fn another_daemon_starts(&mut self) {
+        self.epoch = self.epoch.checked_add(1).unwrap();
     }
 
     /// The host says something.
     pub(crate) fn host_says(&mut self, controls: bool) -> Instant {
-        let beat = Heartbeat { controls, epoch: NonZeroU64::new(9).unwrap() };
+        let beat = Heartbeat { controls, epoch: self.epoch };
         self.send(&beat.emit());
         Instant::now()
     }
@@ -143,8 +155,8 @@ impl World {
     }
 
     /// `flood watch`, once it hears heartbeats.
-    pub(crate) fn watch(&self) -> Watch {
-        let mut command = self.command("flood watch");
+    pub(crate) fn watch(&self, options: &str) -> Watch {
+        let mut command = self.command(format!("flood watch {options}").trim());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
