@@ -64,6 +64,8 @@ pub const FLOWS_IN_CACHE: u32 = 2048;
 /// drivers/net/tun.c).
 pub const BACKLOG_FRAMES_MAX: usize = 1000;
 
+/// Bytes that leave for R at once at most, however fast the path is: a super-segment.
+pub const PACED_BURST_MAX: u64 = 64 * 1024;
 /// Pieces of a frame that the engine made: the headers and the pages that 64 KiB of payload touch,
 /// which are five at most.
 pub const TRANSMIT_PARTS_MAX: usize = 8;
@@ -105,6 +107,11 @@ pub const AHEAD_WINDOWS: u64 = 4;
 pub const RESTART_SEGMENTS: u64 = 10;
 /// ACKs that are sent at once at the beginning of a connection, as Linux does (SNOOP-07).
 pub const QUICK_ACKS: u8 = 16;
+/// Runs of bytes kept of what is under way to R, for each of its segments: SACK blocks that would
+/// cut it into more are ignored. An honest R cuts at segments.
+pub const SENT_RUNS_PER_SEGMENT: u64 = 2;
+/// And so many are kept of whatever is under way: 16 runs of 24 bytes.
+pub const SENT_RUNS_MIN: u64 = 16;
 /// Refusals remembered per VM (SNOOP-32).
 pub const REFUSALS_PER_VM: usize = 64;
 /// Entries the switch learns from uplinks: 8192 x 32 B = 256 KiB.
@@ -143,6 +150,13 @@ pub const HEARTBEAT_STALE: Duration = Duration::from_secs(2);
 pub const LOCAL_RTO_MIN: Duration = Duration::from_millis(250);
 /// Local retransmission toward G: longest timeout, in running time (SNOOP-29).
 pub const LOCAL_RTO_MAX: Duration = Duration::from_secs(2);
+/// Retransmission timeout toward R before the first round trip is known (RFC 6298 section 2.1).
+pub const WIRE_RTO_INITIAL: Duration = Duration::from_secs(1);
+/// It is at least this much longer than the smoothed round trip: in place of the second that RFC
+/// 6298 section 2.4 recommends, as Linux has it (`TCP_RTO_MIN`). It covers delayed ACKs (FLOOD-23).
+pub const WIRE_RTO_VARIANCE_MIN: Duration = Duration::from_millis(200);
+/// The longest; RFC 6298 section 2.5 wants no less than 60 s. Linux: `TCP_RTO_MAX`.
+pub const WIRE_RTO_MAX: Duration = Duration::from_secs(120);
 /// Window probe toward G: first interval, in running time (SNOOP-31).
 pub const PERSIST_MIN: Duration = Duration::from_millis(200);
 /// Window probe toward G: longest interval, in running time (SNOOP-31).

@@ -1,0 +1,108 @@
+//! What a congestion controller is, and which there are.
+
+use core::fmt::Debug;
+
+use crate::congestion::cubic::Cubic;
+use crate::congestion::pacer::Gain;
+use crate::congestion::reno::Reno;
+use crate::time::{Duration, Instant};
+
+/// What an acknowledgement tells a controller.
+#[derive(Clone, Copy, Debug)]
+pub struct Ack {
+    /// When it came.
+    pub now: Instant,
+    /// Bytes that R has for the first time, acknowledged or SACKed. Bytes are counted and never
+    /// ACKs, so that an R that splits its ACKs gains nothing (RFC 3465).
+    pub delivered: u64,
+    /// The highest acknowledgement, this one included.
+    pub una: u64,
+    /// End of what was sent: where a round that begins now will end.
+    pub next: u64,
+    /// The round trip of what it acknowledges, if that was sent once.
+    pub rtt: Option<Duration>,
+    /// The smoothed round trip.
+    pub srtt: Duration,
+}
+
+/// How many bytes may be under way.
+///
+/// The sender asks it after every event and never lets more be under way, but for what `prr` and
+/// the loss probe allow. It calls [`Self::on_ack`] only for a window that was used (`validation`)
+/// and that nothing reduces at the moment, and the others once for each event of their kind.
+pub trait Controller: Debug + Send {
+    /// Bytes that may be under way.
+    fn cwnd(&self) -> u64;
+
+    /// Slow start ends at this window; after a reduction it is the window to arrive at.
+    fn ssthresh(&self) -> u64;
+
+    /// How fast a window may leave.
+    fn pacing_gain(&self) -> Gain {
+        if self.cwnd() < self.ssthresh() { Gain::SLOW_START } else { Gain::AVOIDANCE }
+    }
+
+    /// R has got more, and the window was used.
+    fn on_ack(&mut self, ack: &Ack);
+
+    /// For this long nothing was to be sent, or R showed no room: time that does not count.
+    fn on_unused(&mut self, span: Duration);
+
+    /// Something was lost or marked; `in_use`: bytes of the window that were really under way
+    /// (RFC 7661 section 4.4.1). Sets `ssthresh`, and `cwnd` to it.
+    fn on_congestion(&mut self, now: Instant, in_use: u64);
+
+    /// The retransmission timeout has passed: one segment, then slow start (RFC 5681 section 3.1).
+    /// `first`: the first timeout of these bytes, which alone sets `ssthresh`.
+    fn on_timeout(&mut self, now: Instant, in_use: u64, first: bool);
+
+    /// Nothing was sent for so long that the window says little about the path: it is `cwnd` now
+    /// (RFC 5681 section 4.1).
+    fn on_idle(&mut self, cwnd: u64);
+
+    /// The last reduction was for nothing: what was thought lost had arrived (RFC 5682, RFC 4015).
+    fn on_spurious(&mut self);
+
+    /// Segments are of this size from now on (RFC 1191).
+    fn on_mss(&mut self, mss: u64);
+}
+
+/// The controllers there are.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Algorithm {
+    /// RFC 9438; what Linux does by default.
+    #[default]
+    Cubic,
+    /// RFC 5681 and RFC 6582.
+    Reno,
+}
+
+impl Algorithm {
+    /// Every controller.
+    pub const ALL: [Self; 2] = [Self::Cubic, Self::Reno];
+
+    /// The stable lower-case name used by configuration and metrics.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::Reno => "reno",
+        }
+    }
+
+    /// A controller for segments of `mss` bytes that begins with a window of `cwnd`.
+    #[must_use]
+    pub fn controller(self, mss: u64, cwnd: u64) -> Box<dyn Controller> {
+        match self {
+            Self::Cubic => Box::new(Cubic::new(mss, cwnd)),
+            Self::Reno => Box::new(Reno::new(mss, cwnd)),
+        }
+    }
+}
+
+/// The initial window: ten segments, but no more than 14,600 bytes unless two segments are (RFC
+/// 6928 section 2). One, if the SYN or SYN-ACK was lost more than once.
+#[must_use]
+pub fn initial_window(mss: u64, handshake_was_lost: bool) -> u64 {
+    if handshake_was_lost { mss } else { (10 * mss).min(14_600.max(2 * mss)) }
+}

@@ -1,0 +1,265 @@
+//! When a window is reduced, and how it comes back: once for everything that is lost or marked in
+//! a round trip (RFC 5681 section 3.2, RFC 6582, RFC 3168 section 6.1.2).
+//!
+//! ```text
+//!            lost                    all sent before it is acknowledged
+//!   Open ----------> Recovery -----------------------------------------> Open
+//!     |  marked                        the same
+//!     +------------> Reduction ----------------------------------------> Open
+//!     |                  | lost: Recovery, not reduced again
+//!     |  timeout (from any)            the same
+//!     +------------> Timeout ------------------------------------------> Open
+//! ```
+//!
+//! In `Recovery` and `Reduction` [`Prr`] says what may be sent, else the controller's window does.
+//! A retransmission that is lost begins a recovery anew (RFC 5681 section 4.3).
+
+use crate::congestion::controller::{Ack, Controller};
+use crate::congestion::prr::{Progress, Prr};
+use crate::congestion::sender::SenderConfig;
+use crate::congestion::validation::Validation;
+use crate::time::{Duration, Instant};
+
+/// Where the window stands.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Phase {
+    /// It grows with what is acknowledged.
+    Open,
+    /// Something was marked; the window arrives at `ssthresh` within a round trip.
+    Reduction,
+    /// Something was lost, and is sent again.
+    Recovery,
+    /// The retransmission timeout has passed: slow start from one segment.
+    Timeout,
+}
+
+/// What an ACK, or the reordering timer, has brought.
+#[derive(Clone, Copy, Debug)]
+pub struct News {
+    /// For the controller.
+    pub ack: Ack,
+    /// By how many bytes the acknowledgement moved.
+    pub acked: u64,
+    /// Bytes from the oldest unacknowledged to the newest sent, before this.
+    pub flight_before: u64,
+    /// Bytes SACKed before this.
+    pub sacked_before: u64,
+    /// Bytes under way, after this.
+    pub in_flight: u64,
+    /// Something was found lost just now.
+    pub lost: bool,
+    /// And some of it had been sent again.
+    pub lost_again: bool,
+    /// R says that something was marked (ECE).
+    pub marked: bool,
+}
+
+/// The congestion state of one sender.
+#[derive(Debug)]
+pub struct Episode {
+    controller: Box<dyn Controller>,
+    validation: Validation,
+    phase: Phase,
+    /// What was sent when the phase began: it ends when this is acknowledged.
+    until: u64,
+    prr: Prr,
+    mss: u64,
+    initial_window: u64,
+    /// The last ACK: time since then in which the window was not used does not count.
+    judged_at: Instant,
+    /// R and H understand congestion marks.
+    ecn: bool,
+    /// R is to be told that the window was reduced, for whatever reason (CWR, RFC 3168 section
+    /// 6.1.2).
+    cwr_due: bool,
+    /// Marks count again once more than this is acknowledged: R has got CWR then.
+    marks_count_from: u64,
+}
+
+impl Episode {
+    /// The initial window.
+    #[must_use]
+    pub fn new(now: Instant, config: &SenderConfig) -> Self {
+        let SenderConfig { algorithm, mss, initial_window, ecn, .. } = *config;
+        Self {
+            controller: algorithm.controller(mss, initial_window),
+            validation: Validation::new(now),
+            phase: Phase::Open,
+            until: 0,
+            prr: Prr::default(),
+            mss,
+            initial_window,
+            judged_at: now,
+            ecn,
+            cwr_due: false,
+            marks_count_from: 0,
+        }
+    }
+
+    /// The controller: its window, and how fast it may leave.
+    #[must_use]
+    pub fn controller(&self) -> &dyn Controller {
+        self.controller.as_ref()
+    }
+
+    /// Where the window stands.
+    #[must_use]
+    pub const fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Something lost is being repaired.
+    #[must_use]
+    pub const fn is_repairing(&self) -> bool {
+        matches!(self.phase, Phase::Recovery | Phase::Timeout)
+    }
+
+    /// What is lost below this belongs to the repair that is under way.
+    #[must_use]
+    pub fn repairs_below(&self) -> u64 {
+        if self.is_repairing() { self.until } else { 0 }
+    }
+
+    /// Bytes that may be sent while `in_flight` are under way.
+    #[must_use]
+    pub fn allowance(&self, in_flight: u64) -> u64 {
+        match self.phase {
+            Phase::Recovery | Phase::Reduction => self.prr.budget(),
+            Phase::Open | Phase::Timeout => self.controller.cwnd().saturating_sub(in_flight),
+        }
+    }
+
+    /// The next new data carries CWR; asking for it answers it.
+    #[must_use]
+    pub const fn take_cwr(&mut self) -> bool {
+        core::mem::replace(&mut self.cwr_due, false)
+    }
+
+    /// An ACK, or the reordering timer. `true`: a repair is complete.
+    pub fn on_news(&mut self, n: &News) -> bool {
+        let Ack { now, una, next, delivered, srtt, .. } = n.ack;
+        let over = self.phase != Phase::Open && una >= self.until;
+        let repaired = over && self.is_repairing();
+        if over {
+            self.phase = Phase::Open;
+        }
+        self.validation.on_ack(now, delivered, una, next, srtt);
+        if n.lost {
+            self.on_loss(n);
+        } else if n.marked && self.ecn && una > self.marks_count_from && self.phase == Phase::Open {
+            self.begin(Phase::Reduction, n);
+        }
+        match self.phase {
+            // An ACK that moves nothing, SACK or not, widens no window (RFC 5681 section 3.2).
+            // Nor does the one that completes a repair (RFC 6582 section 3.2).
+            Phase::Open if !repaired => self.grow(&Ack { delivered: n.acked, ..n.ack }),
+            // What was SACKed before the timeout is not counted again (RFC 3465 section 2.3).
+            Phase::Timeout if n.acked > 0 => self.controller.on_ack(&n.ack),
+            Phase::Open | Phase::Timeout => return repaired,
+            Phase::Recovery | Phase::Reduction => self.prr.on_ack(&Progress {
+                delivered,
+                in_flight: n.in_flight,
+                ssthresh: self.controller.ssthresh(),
+                safe: n.acked > 0 && !n.lost,
+                mss: self.mss,
+            }),
+        }
+        self.judged_at = now;
+        repaired
+    }
+
+    fn on_loss(&mut self, n: &News) {
+        match self.phase {
+            Phase::Open => self.begin(Phase::Recovery, n),
+            // Reduced already for this round trip.
+            Phase::Reduction => self.phase = Phase::Recovery,
+            Phase::Recovery if n.lost_again => self.begin(Phase::Recovery, n),
+            Phase::Recovery | Phase::Timeout => {}
+        }
+    }
+
+    fn begin(&mut self, phase: Phase, n: &News) {
+        self.reduce(n.ack.now, n.flight_before, n.ack.next);
+        self.phase = phase;
+        self.until = n.ack.next;
+        self.prr = Prr::new(n.flight_before - n.sacked_before);
+    }
+
+    fn reduce(&mut self, now: Instant, flight: u64, next: u64) {
+        let in_use = self.validation.in_use(flight, self.controller.cwnd());
+        self.controller.on_congestion(now, in_use);
+        self.note_reduction(next);
+    }
+
+    fn note_reduction(&mut self, next: u64) {
+        self.validation.on_reduction(next);
+        self.cwr_due = self.ecn;
+        self.marks_count_from = next;
+    }
+
+    fn grow(&mut self, ack: &Ack) {
+        let used = self.validation.is_used(self.controller.cwnd());
+        if self.validation.on_judged(ack.now, used) {
+            let half = self.controller.cwnd() / 2;
+            self.controller.on_idle(half.max(self.initial_window));
+        }
+        if used {
+            self.controller.on_ack(ack);
+        } else {
+            self.controller.on_unused(ack.now.since(self.judged_at));
+        }
+    }
+
+    /// A probe has repaired a loss that nothing else showed (RFC 8985 section 7.4.2).
+    pub fn on_repaired_by_probe(&mut self, now: Instant, flight: u64, next: u64) {
+        if self.phase == Phase::Open {
+            self.reduce(now, flight.max(self.mss), next);
+        }
+    }
+
+    /// The retransmission timeout. `flight`: bytes sent and not acknowledged; `next`: end of what
+    /// was sent; `first`: these bytes have not timed out before.
+    pub fn on_timeout(&mut self, now: Instant, flight: u64, next: u64, first: bool) {
+        let in_use = self.validation.in_use(flight, self.controller.cwnd());
+        self.controller.on_timeout(now, in_use, first);
+        self.note_reduction(next);
+        self.phase = Phase::Timeout;
+        self.until = next;
+    }
+
+    /// The last reduction was for nothing.
+    pub fn on_spurious(&mut self) {
+        self.controller.on_spurious();
+        self.phase = Phase::Open;
+        self.cwr_due = false;
+    }
+
+    /// So much was sent, new or again.
+    pub fn on_sent(&mut self, bytes: u64) {
+        if matches!(self.phase, Phase::Recovery | Phase::Reduction) {
+            self.prr.on_sent(bytes);
+        }
+    }
+
+    /// Data waits for the window, or for its pace.
+    pub const fn on_pressed(&mut self) {
+        self.validation.on_pressed();
+    }
+
+    /// Nothing was under way for `idle`: the window halves with each timeout of it, down to the
+    /// initial one (RFC 5681 section 4.1; halving is RFC 2861's, and Linux's).
+    pub fn on_idle(&mut self, idle: Duration, rto: Duration) {
+        let timeouts = (idle.as_nanos() / rto.as_nanos().max(1)).min(63);
+        if timeouts > 0 {
+            let cwnd = self.controller.cwnd();
+            let restart = self.initial_window.min(cwnd);
+            self.controller.on_idle((cwnd >> timeouts).max(restart));
+        }
+    }
+
+    /// Segments are of this size from now on.
+    pub fn on_mss(&mut self, mss: u64) {
+        self.mss = mss;
+        self.controller.on_mss(mss);
+    }
+}

@@ -1,0 +1,170 @@
+//! Pacing: a window does not leave as one burst, also not when G has just handed over a megabyte.
+//!
+//! The rate is a little more than the window in a round trip, so that acknowledgements and not the
+//! pacer decide in the long run. Credit for what was not sent is bounded by a burst, which is what
+//! a fast path sends in a millisecond: on a path with a round trip shorter than that nothing waits.
+
+use crate::limits::PACED_BURST_MAX as BURST_MAX;
+use crate::time::{Duration, Instant};
+
+/// Bursts are as long as what leaves in this time at the paced rate.
+const BURST_TIME: Duration = Duration::from_millis(1);
+
+/// How fast, relative to a window in a round trip: a fraction.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Gain(pub u64, pub u64);
+
+impl Gain {
+    /// Twice as fast: the window doubles in a round trip of slow start.
+    pub const SLOW_START: Self = Self(2, 1);
+    /// A fifth faster: ACKs that come unevenly must not leave the path idle.
+    pub const AVOIDANCE: Self = Self(6, 5);
+}
+
+/// When the next segment may leave.
+#[derive(Clone, Copy, Debug)]
+pub struct Pacer {
+    /// Bytes that had left at `at` and were not yet due.
+    owed: u64,
+    at: Instant,
+    /// Time that a byte takes at the newest rate, in 2^-20 ns; zero before the first round trip.
+    byte_time: u64,
+    /// Bytes that may leave at once, and of a segment.
+    burst: u64,
+    mss: u64,
+}
+
+/// A fraction of a nanosecond: 2^-20.
+const FINE_BITS: u32 = 20;
+const FINE_MASK: u128 = (1 << FINE_BITS) - 1;
+/// Longer round trips and pauses count as 18 minutes: times a gain they fit 64 bits.
+const SPAN_MAX: Duration = Duration::from_nanos(1 << 40);
+/// A window that no flow has.
+const CWND_MAX: u64 = 1 << 40;
+
+fn fine(span: Duration) -> u64 {
+    span.min(SPAN_MAX).as_nanos() << FINE_BITS
+}
+
+impl Default for Pacer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Pacer {
+    /// No rate is known: nothing waits.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { owed: 0, at: Instant::ZERO, byte_time: 0, burst: BURST_MAX, mss: 0 }
+    }
+
+    /// When the next segment may leave; in the past if nothing waits.
+    #[must_use]
+    pub fn next(&self) -> Instant {
+        let wait = self.owed.saturating_sub(self.burst.saturating_sub(self.mss));
+        // Rounded up; the product alone may be longer than 64 bits.
+        let time = (u128::from(self.byte_time) * u128::from(wait) + FINE_MASK) >> FINE_BITS;
+        self.at + Duration::from_nanos(u64::try_from(time).unwrap_or(u64::MAX))
+    }
+
+    /// Bytes that may leave now: a burst, less what has left lately.
+    #[must_use]
+    pub fn available(&self, now: Instant) -> u64 {
+        self.burst.saturating_sub(self.owed(now))
+    }
+
+    /// The rate from now on: `gain * cwnd / srtt`.
+    pub fn set_rate(&mut self, now: Instant, cwnd: u64, srtt: Duration, gain: Gain, mss: u64) {
+        self.settle(now);
+        let time = fine(srtt) * gain.1;
+        self.byte_time = time / (cwnd.clamp(1, CWND_MAX) * gain.0);
+        let in_time = (BURST_TIME.as_nanos() << FINE_BITS) / self.byte_time.max(1);
+        self.burst = in_time.clamp(2 * mss, BURST_MAX.max(2 * mss));
+        self.mss = mss;
+    }
+
+    /// So much has left.
+    pub fn on_sent(&mut self, now: Instant, bytes: u64) {
+        self.settle(now);
+        self.owed += bytes;
+    }
+
+    fn owed(&self, now: Instant) -> u64 {
+        if self.byte_time == 0 {
+            return 0;
+        }
+        self.owed.saturating_sub(fine(now.since(self.at)) / self.byte_time)
+    }
+
+    fn settle(&mut self, now: Instant) {
+        self.owed = self.owed(now);
+        self.at = self.at.max(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends segments of `mss` whenever the pacer lets them, and says when each left, in us.
+    fn departures(pacer: &mut Pacer, mut now: Instant, mss: u64, count: usize) -> Vec<u64> {
+        let start = now;
+        let mut left = vec![];
+        for _ in 0..count {
+            now = now.max(pacer.next());
+            assert!(pacer.available(now) >= mss, "{} available", pacer.available(now));
+            pacer.on_sent(now, mss);
+            left.push(now.since(start).as_nanos() / 1000);
+        }
+        left
+    }
+
+    #[test]
+    fn a_window_is_spread_over_its_round_trip() {
+        // 100 segments of 1000 bytes in 100 ms, twice as fast: one every 500 us after a burst of
+        // two, for a millisecond's worth is two segments.
+        let mut pacer = Pacer::new();
+        pacer.set_rate(Instant::ZERO, 100_000, Duration::from_millis(100), Gain::SLOW_START, 1000);
+        assert_eq!(pacer.available(Instant::from_secs(7)), 2000);
+        let left = departures(&mut pacer, Instant::from_secs(7), 1000, 6);
+        assert_eq!(left, [0, 0, 500, 1000, 1500, 2000]);
+    }
+
+    #[test]
+    fn without_a_round_trip_nothing_waits() {
+        let mut pacer = Pacer::new();
+        assert_eq!(departures(&mut pacer, Instant::from_secs(7), 1448, 10), [0; 10]);
+    }
+
+    #[test]
+    fn a_pause_buys_a_burst_and_no_more() {
+        let mut pacer = Pacer::new();
+        pacer.set_rate(Instant::ZERO, 1_250_000, Duration::from_millis(10), Gain::AVOIDANCE, 1448);
+        pacer.on_sent(Instant::from_secs(7), 1448);
+        // 150 KB in a millisecond are more than a burst.
+        assert_eq!(pacer.available(Instant::from_secs(8)), BURST_MAX);
+        let left = departures(&mut pacer, Instant::from_secs(8), 1448, 100);
+        let at_once = left.iter().filter(|us| **us == 0).count() as u64;
+        assert_eq!(at_once, BURST_MAX / 1448);
+        // 100 segments at 1.2 * 125 MB/s take 965 us, less what the burst was.
+        assert!((500..=560).contains(left.last().unwrap()), "{left:?}");
+    }
+
+    #[test]
+    fn on_a_short_path_a_whole_window_is_less_than_a_burst() {
+        let mut pacer = Pacer::new();
+        pacer.set_rate(Instant::ZERO, 14_480, Duration::from_micros(100), Gain::AVOIDANCE, 1448);
+        assert_eq!(departures(&mut pacer, Instant::from_secs(7), 1448, 10), [0; 10]);
+    }
+
+    #[test]
+    fn what_left_at_a_slow_rate_is_paid_for_at_the_new_one() {
+        let (mut pacer, now) = (Pacer::new(), Instant::from_secs(7));
+        pacer.set_rate(now, 1000, Duration::from_millis(100), Gain::AVOIDANCE, 1000);
+        pacer.on_sent(now, 3000); // of which 2000 are a burst
+        assert_eq!(pacer.next().since(now), Duration::from_nanos(166_666_667));
+        pacer.set_rate(now, 100_000, Duration::from_millis(100), Gain::AVOIDANCE, 1000);
+        assert_eq!(pacer.next().since(now), Duration::from_nanos(1_666_667));
+    }
+}

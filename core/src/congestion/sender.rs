@@ -1,0 +1,408 @@
+//! The sender toward the network: what is sent next, what again, and what it waits for.
+//!
+//! It is a machine without I/O. The caller says what G has handed over ([`Sender::on_offered`]),
+//! what R says ([`Sender::on_ack`]) and when [`Sender::timeout`] has come
+//! ([`Sender::on_timeout`]); then it asks [`Sender::poll`] for segments until there is none.
+//!
+//! **What leaves**, in this order: a segment that a timer owes (the first after a timeout, a loss
+//! probe, a window probe), what is lost, what is new. The first ignores window and pace, one
+//! segment at a time; the others keep within both. New data besides ends at R's edge.
+//!
+//! **One timer at a time** (RFC 8985 section 8): the reordering timer, else the loss probe, else
+//! the retransmission timeout; or the window probe while R shows no room and nothing is under way.
+
+mod evidence;
+mod send;
+mod timer;
+
+use crate::congestion::controller::{Ack, Algorithm, Controller};
+use crate::congestion::episode::{Episode, News, Phase};
+use crate::congestion::pacer::Pacer;
+use crate::congestion::rack::{LossProbe, ProbeAnswer, Rack};
+use crate::congestion::rtt::RttEstimator;
+use crate::congestion::scoreboard::Scoreboard;
+use crate::time::{Duration, Instant};
+use timer::Timers;
+pub use timer::Waits;
+
+/// What a sender begins with.
+#[derive(Clone, Copy, Debug)]
+pub struct SenderConfig {
+    /// Which controller.
+    pub algorithm: Algorithm,
+    /// Bytes of a segment.
+    pub mss: u64,
+    /// Bytes that may leave before anything is known ([`super::controller::initial_window`]).
+    pub initial_window: u64,
+    /// R sends SACK blocks.
+    pub sack: bool,
+    /// R understands congestion marks, and so do the segments' headers.
+    pub ecn: bool,
+}
+
+/// A segment to send: bytes `[from, to)`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Segment {
+    /// First byte.
+    pub from: u64,
+    /// End; `from` for a window probe, which is empty and begins one below `una`.
+    pub to: u64,
+    /// It was sent before: not ECN-capable, and its time is not the first (RFC 3168 section 6.1.5).
+    pub again: bool,
+    /// It carries CWR.
+    pub cwr: bool,
+}
+
+/// An acknowledgement of R that can be true: `ack` is at most what was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct NetAck<'a> {
+    /// Everything below has arrived.
+    pub ack: u64,
+    /// SACK blocks in the order in which they came, a DSACK among them.
+    pub blocks: &'a [(u64, u64)],
+    /// The right edge that R shows.
+    pub edge: u64,
+    /// R says that something was marked.
+    pub ece: bool,
+    /// It came alone, and shows the same edge: a duplicate, if it acknowledges nothing new (RFC
+    /// 5681 section 2).
+    pub bare: bool,
+}
+
+/// A segment that a timer owes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Due {
+    Nothing,
+    /// After a timeout: the first that is lost.
+    First,
+    /// So many new segments, to see whether a timeout was for nothing.
+    Fresh(u8),
+    /// A loss probe.
+    Probe,
+    /// A probe of R's closed window.
+    WindowProbe,
+}
+
+/// Whether a timeout was for nothing (F-RTO, RFC 5682 section 3).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Doubt {
+    /// It was not, or nobody knows.
+    None,
+    /// The first segment was sent again, and nothing was heard since.
+    Begun,
+    /// More was acknowledged, new segments were sent, and copies wait for the next ACK.
+    Tested,
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub struct Sender {
+    board: Scoreboard,
+    rack: Rack,
+    probe: LossProbe,
+    rtt: RttEstimator,
+    episode: Episode,
+    pacer: Pacer,
+    timers: Timers,
+    due: Due,
+    doubt: Doubt,
+    /// The newest ACK brought something that a timeout thought lost, and that left once.
+    originals: bool,
+    sack: bool,
+    mss: u64,
+    /// End of what G has handed over.
+    end: u64,
+    /// R's right edge.
+    net_edge: u64,
+    /// Duplicate ACKs since the last one that was none, of an R without SACK.
+    duplicates: u64,
+    /// When something last left.
+    sent_at: Instant,
+    /// Segments that left more than once.
+    retransmissions: u64,
+}
+
+impl Sender {
+    /// Nothing was sent; G's next byte is `first`, and R takes bytes below `edge`.
+    #[must_use]
+    pub fn new(now: Instant, first: u64, edge: u64, config: &SenderConfig) -> Self {
+        let SenderConfig { mss, sack, .. } = *config;
+        Self {
+            board: Scoreboard::new(first, mss),
+            rack: Rack::default(),
+            probe: LossProbe::default(),
+            rtt: RttEstimator::new(),
+            episode: Episode::new(now, config),
+            pacer: Pacer::new(),
+            timers: Timers::default(),
+            due: Due::Nothing,
+            doubt: Doubt::None,
+            originals: false,
+            sack,
+            mss,
+            end: first,
+            net_edge: edge,
+            duplicates: 0,
+            sent_at: now,
+            retransmissions: 0,
+        }
+    }
+
+    // --- What it knows -------------------------------------------------------------------------
+
+    /// Everything below is acknowledged.
+    #[must_use]
+    pub const fn una(&self) -> u64 {
+        self.board.una()
+    }
+
+    /// Everything below was sent.
+    #[must_use]
+    pub const fn next(&self) -> u64 {
+        self.board.next()
+    }
+
+    /// End of what G has handed over.
+    #[must_use]
+    pub const fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Bytes that are under way, as far as is known. Without SACK each duplicate ACK speaks of a
+    /// segment that has arrived.
+    #[must_use]
+    pub const fn in_flight(&self) -> u64 {
+        self.board.pipe().saturating_sub(self.duplicates * self.mss)
+    }
+
+    /// Where every byte is that was sent and not acknowledged.
+    #[must_use]
+    pub const fn board(&self) -> &Scoreboard {
+        &self.board
+    }
+
+    /// The controller.
+    #[must_use]
+    pub fn controller(&self) -> &dyn Controller {
+        self.episode.controller()
+    }
+
+    /// Where the window stands.
+    #[must_use]
+    pub const fn phase(&self) -> Phase {
+        self.episode.phase()
+    }
+
+    /// Round trips.
+    #[must_use]
+    pub const fn rtt(&self) -> &RttEstimator {
+        &self.rtt
+    }
+
+    /// Segments that left more than once.
+    #[must_use]
+    pub const fn retransmissions(&self) -> u64 {
+        self.retransmissions
+    }
+
+    /// When [`Self::on_timeout`] has something to do.
+    #[must_use]
+    pub const fn timeout(&self) -> Instant {
+        self.timers.at()
+    }
+
+    /// What it waits for then.
+    #[must_use]
+    pub const fn waits(&self) -> Waits {
+        self.timers.waits()
+    }
+
+    /// When [`Self::poll`] has something that the pace holds back now.
+    #[must_use]
+    pub fn paced_until(&self) -> Instant {
+        self.pacer.next()
+    }
+
+    // --- What happens --------------------------------------------------------------------------
+
+    /// G has handed over everything below `end`.
+    pub fn on_offered(&mut self, now: Instant, end: u64) {
+        self.end = self.end.max(end);
+        self.arm(now);
+    }
+
+    /// An acknowledgement of R, at least `una`.
+    pub fn on_ack(&mut self, now: Instant, a: &NetAck<'_>) {
+        if a.ack < self.una() || a.ack > self.next() {
+            return; // the caller judges these (INV-12)
+        }
+        let before = self.flight_now();
+        let dsack = evidence::is_dsack(a);
+        if dsack {
+            self.rack.on_dsack(a.ack, self.next());
+        }
+        let (news, sample) = self.take(now, a);
+        self.net_edge = a.edge;
+        if let Some(sample) = sample {
+            self.rtt.on_sample(now, sample);
+            self.probe.on_sample();
+        }
+        let moved = news.acked > 0;
+        if moved {
+            self.rtt.on_progress();
+            self.timers.restart(now);
+        } else if before.flight == 0 && self.net_edge > self.next() {
+            self.rtt.on_progress(); // R shows room again
+        }
+        let duplicate = a.bare && !moved && a.blocks.is_empty() && before.flight > 0;
+        if self.probe.on_ack(a.ack, dsack, duplicate) == ProbeAnswer::Repaired {
+            self.episode.on_repaired_by_probe(now, before.flight, self.next());
+        }
+        if self.doubt != Doubt::None && self.is_timeout_spurious(now, moved) {
+            self.episode.on_spurious();
+        }
+        let (delivered, lost) = self.find_losses(now, news, duplicate, before.una);
+        self.tell(
+            now,
+            before,
+            Arrived { delivered, acked: news.acked, sample, marked: a.ece },
+            lost,
+        );
+        self.arm(now);
+    }
+
+    /// [`Self::timeout`] has come.
+    pub fn on_timeout(&mut self, now: Instant) {
+        match self.timers.poll(now) {
+            None | Some(Waits::Nothing) => return,
+            Some(Waits::Reordering) => {
+                let before = self.flight_now();
+                let lost = self.detect(now);
+                self.tell(now, before, Arrived::default(), lost);
+            }
+            Some(Waits::Probe) => self.due = Due::Probe,
+            Some(Waits::Retransmission) => self.on_retransmission_timeout(now),
+            Some(Waits::Window) => {
+                self.rtt.on_timeout();
+                self.due = Due::WindowProbe;
+            }
+        }
+        self.arm(now);
+    }
+
+    fn on_retransmission_timeout(&mut self, now: Instant) {
+        let first = self.rtt.backoffs() == 0;
+        let flight = self.board.flight();
+        let doubtful = self.sack && !self.episode.is_repairing();
+        self.doubt = if doubtful { Doubt::Begun } else { Doubt::None };
+        self.give_up_what_is_late(now, self.next());
+        self.duplicates = 0;
+        self.rtt.on_timeout();
+        self.episode.on_timeout(now, flight, self.next(), first);
+        self.due = Due::First;
+        self.set_pace(now);
+        self.timers.no_reordering();
+    }
+
+    /// Segments are of `mss` bytes from now on (FLOOD-39, FLOOD-40). What is under way and too long
+    /// is cut when it is sent again.
+    pub fn set_mss(&mut self, mss: u64) {
+        self.mss = mss;
+        self.board.set_mss(mss);
+        self.episode.on_mss(mss);
+    }
+
+    // --- Inside --------------------------------------------------------------------------------
+
+    fn flight_now(&self) -> Before {
+        Before { una: self.una(), flight: self.board.flight(), sacked: self.board.sacked() }
+    }
+
+    /// Tells the congestion state what has arrived, and what was found lost.
+    fn tell(&mut self, now: Instant, before: Before, arrived: Arrived, lost: Lost) {
+        let news = News {
+            ack: Ack {
+                now,
+                delivered: arrived.delivered,
+                una: self.una(),
+                next: self.next(),
+                rtt: arrived.sample,
+                srtt: self.rtt.srtt().unwrap_or_default(),
+            },
+            acked: arrived.acked,
+            flight_before: before.flight,
+            sacked_before: before.sacked,
+            in_flight: self.in_flight(),
+            lost: lost.some,
+            lost_again: lost.again,
+            marked: arrived.marked,
+        };
+        if self.episode.on_news(&news) {
+            self.rack.on_recovered();
+            self.duplicates = 0;
+        }
+        self.set_pace(now);
+    }
+
+    fn set_pace(&mut self, now: Instant) {
+        if let Some(srtt) = self.rtt.srtt() {
+            let controller = self.episode.controller();
+            let window = match self.episode.phase() {
+                Phase::Recovery | Phase::Reduction => controller.ssthresh(),
+                Phase::Open | Phase::Timeout => controller.cwnd(),
+            };
+            self.pacer.set_rate(now, window, srtt, controller.pacing_gain(), self.mss);
+        }
+    }
+
+    /// What is waited for from now on.
+    fn arm(&mut self, now: Instant) {
+        let rto = self.rtt.rto();
+        if self.board.flight() == 0 {
+            let shut = self.end > self.next() && self.net_edge <= self.next();
+            self.timers.wait_for_window(now, shut.then_some(rto));
+            return;
+        }
+        let may_probe = self.sack
+            && self.episode.phase() == Phase::Open
+            && self.board.sacked() == 0
+            && self.probe.is_allowed()
+            && self.due == Due::Nothing;
+        let single = self.board.flight() <= self.mss;
+        let probe = may_probe.then(|| LossProbe::delay(&self.rtt, single));
+        self.timers.wait_for_ack(rto, probe);
+    }
+}
+
+/// What was under way before an event.
+#[derive(Clone, Copy, Debug)]
+struct Before {
+    una: u64,
+    flight: u64,
+    sacked: u64,
+}
+
+/// What an ACK has brought.
+#[derive(Clone, Copy, Debug, Default)]
+struct Arrived {
+    /// Bytes that R has for the first time.
+    delivered: u64,
+    /// By how many bytes the acknowledgement moved.
+    acked: u64,
+    /// A round trip.
+    sample: Option<Duration>,
+    /// R says that something was marked.
+    marked: bool,
+}
+
+/// What was found lost just now.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lost {
+    /// Something.
+    some: bool,
+    /// And some of it had been sent again.
+    again: bool,
+}
+
+#[cfg(test)]
+mod tests;

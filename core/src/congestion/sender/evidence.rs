@@ -1,0 +1,163 @@
+//! What an ACK, or silence, says of each segment.
+
+use super::{Doubt, Due, Lost, NetAck, Sender};
+use crate::congestion::episode::Phase;
+use crate::congestion::rack::DUP_THRESHOLD;
+use crate::congestion::scoreboard::{Delivered, Piece, State};
+use crate::time::{Duration, Instant};
+
+impl Sender {
+    /// What the ACK says of each byte, and the round trip of the newest it is the first to speak
+    /// of.
+    pub(super) fn take(&mut self, now: Instant, a: &NetAck<'_>) -> (Delivered, Option<Duration>) {
+        let timed_out = self.episode.repairs_below();
+        let mut originals = false;
+        let Self { board, rack, rtt, .. } = self;
+        let mut sample = Some(Duration::from_nanos(u64::MAX));
+        let blocks = if self.sack { a.blocks } else { &[] };
+        let news = board.on_ack(a.ack, blocks, |p| {
+            rack.on_delivered(now, p, rtt);
+            if p.again {
+                // Karn: an ACK that a copy may have brought says nothing of what it also covers.
+                if p.to <= a.ack {
+                    sample = None;
+                }
+            } else if let Some(shortest) = &mut sample {
+                *shortest = (*shortest).min(now.since(p.sent_at));
+            }
+            originals |= !p.again && p.to <= timed_out;
+        });
+        self.originals = originals;
+        (news, sample.filter(|rtt| *rtt < Duration::from_nanos(u64::MAX)))
+    }
+
+    /// After a timeout: whether it came too early, for what it thought lost arrives although it was
+    /// not sent again (F-RTO, RFC 5682 section 3). The first ACK that moves lets two new segments
+    /// out instead of copies; the second tells.
+    pub(super) fn is_timeout_spurious(&mut self, now: Instant, moved: bool) -> bool {
+        let more = self.end.min(self.net_edge) > self.next();
+        let over = self.una() >= self.episode.repairs_below();
+        match core::mem::replace(&mut self.doubt, Doubt::None) {
+            Doubt::Begun if moved && more && !over => {
+                self.doubt = Doubt::Tested;
+                self.board.unmark_lost();
+                self.due = Due::Fresh(2);
+                false
+            }
+            Doubt::Tested if self.originals => true,
+            Doubt::Tested => {
+                self.give_up_what_is_late(now, self.episode.repairs_below());
+                false
+            }
+            Doubt::Begun | Doubt::None => false,
+        }
+    }
+
+    /// What is lost, by what an ACK says: the bytes that arrived by it, and the losses.
+    /// `una_before`: before the ACK.
+    pub(super) fn find_losses(
+        &mut self,
+        now: Instant,
+        news: Delivered,
+        duplicate: bool,
+        una_before: u64,
+    ) -> (u64, Lost) {
+        if !self.sack {
+            let delivered = self.count_duplicates(duplicate, news.acked);
+            let some = self.is_lost_by_duplicates(duplicate, news.acked > 0);
+            return (delivered, Lost { some, again: false });
+        }
+        let lost =
+            if self.board.may_have_gaps(una_before) { self.detect(now) } else { Lost::default() };
+        (news.bytes, lost)
+    }
+
+    /// RACK's judgement of what is under way (RFC 8985 section 6.2, step 5).
+    pub(super) fn detect(&mut self, now: Instant) -> Lost {
+        self.timers.no_reordering();
+        let at_once =
+            self.episode.is_repairing() || self.board.sacked() >= DUP_THRESHOLD * self.mss;
+        let window = self.rack.reordering_window(&self.rtt, at_once);
+        let Self { board, rack, timers, .. } = self;
+        let mut again = false;
+        let lost = board.mark_lost(|p| match rack.lost_at(p, window) {
+            Some(at) if at <= now => {
+                again |= p.again;
+                true
+            }
+            Some(at) => {
+                timers.wait_for_reordered(at);
+                false
+            }
+            None => false,
+        });
+        Lost { some: lost > 0, again }
+    }
+
+    /// Duplicate ACKs of an R without SACK: each speaks of a segment that has arrived (RFC 5681
+    /// section 3.2). How many bytes have arrived by this ACK, those that duplicates spoke of not
+    /// counted twice (RFC 9937 section 5).
+    fn count_duplicates(&mut self, duplicate: bool, acked: u64) -> u64 {
+        if acked > 0 {
+            let counted = self.duplicates.min((acked / self.mss).saturating_sub(1));
+            let over = self.una() >= self.episode.repairs_below();
+            self.duplicates = if over { 0 } else { self.duplicates - counted };
+            return acked - counted * self.mss;
+        }
+        if !duplicate || (self.duplicates + 1) * self.mss > self.board.pipe() {
+            return 0;
+        }
+        self.duplicates += 1;
+        self.mss
+    }
+
+    /// The third duplicate ACK means a loss, and while that is repaired each partial
+    /// acknowledgement another (RFC 6582 section 3.2).
+    fn is_lost_by_duplicates(&mut self, duplicate: bool, moved: bool) -> bool {
+        let third = duplicate && self.duplicates == DUP_THRESHOLD && !self.episode.is_repairing();
+        let partial = moved
+            && self.episode.phase() == Phase::Recovery
+            && self.una() < self.episode.repairs_below();
+        (third || partial) && self.board.mark_first_lost() > 0
+    }
+
+    /// The retransmission timeout: of what lies below `end`, all that left more than a round trip
+    /// ago is lost (RFC 8985 section 6.3); without SACK everything is. An R that has SACKed the
+    /// first byte and does not acknowledge it has thrown it away (RFC 2018 section 8).
+    pub(super) fn give_up_what_is_late(&mut self, now: Instant, end: u64) {
+        if self.board.pieces().next().is_some_and(|p| p.state == State::Sacked) {
+            self.board.forget_sacks();
+        }
+        let window = self.rack.reordering_window(&self.rtt, true);
+        let (una, rack, sack) = (self.una(), self.rack, self.sack);
+        let is_lost = |p: &Piece| !sack || rack.is_lost_at_timeout(p, una, now, window);
+        self.board.mark_lost(|p| p.to <= end && is_lost(p));
+    }
+}
+
+/// The first block reports what came twice: it lies below the acknowledgement, or within the second
+/// (RFC 2883 section 4).
+pub(super) fn is_dsack(a: &NetAck<'_>) -> bool {
+    match a.blocks {
+        [(_, to), ..] if *to <= a.ack => true,
+        [(from, to), (outer_from, outer_to), ..] => outer_from <= from && to <= outer_to,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_below_the_acknowledgement_or_within_the_second_is_a_dsack() {
+        let dsack = |ack, blocks: &[(u64, u64)]| {
+            is_dsack(&NetAck { ack, blocks, edge: 9000, ece: false, bare: true })
+        };
+        assert!(dsack(2000, &[(1000, 2000)]));
+        assert!(dsack(2000, &[(4000, 5000), (3000, 6000)]));
+        assert!(!dsack(2000, &[]) && !dsack(2000, &[(3000, 4000)]));
+        assert!(!dsack(2000, &[(3000, 4000), (5000, 6000)]));
+        assert!(!dsack(2000, &[(3000, 5000), (4000, 6000)]));
+    }
+}

@@ -1,0 +1,112 @@
+//! Which segment leaves next.
+
+use super::{Due, Segment, Sender};
+use crate::time::Instant;
+
+impl Sender {
+    /// The next segment, of at most `room` bytes; new data not beyond `cut`, where a segment of G
+    /// ends (FLOOD-07).
+    #[must_use]
+    pub fn poll(&mut self, now: Instant, room: u64, cut: u64) -> Option<Segment> {
+        let segment = self.poll_due(now).or_else(|| self.poll_allowed(now, room, cut))?;
+        let bytes = segment.to - segment.from;
+        if bytes > 0 {
+            if segment.again {
+                self.retransmissions += 1;
+                self.board.on_sent_again(segment.from, segment.to, now);
+                if segment.from == self.una() {
+                    self.timers.restart(now); // its ACK takes a round trip from here
+                }
+            } else {
+                self.board.on_sent(segment.to, now);
+            }
+            self.episode.on_sent(bytes);
+            self.pacer.on_sent(now, bytes);
+            self.sent_at = now;
+            self.timers.on_sent(now);
+        }
+        self.arm(now);
+        Some(segment)
+    }
+
+    /// What a timer owes.
+    fn poll_due(&mut self, now: Instant) -> Option<Segment> {
+        match core::mem::replace(&mut self.due, Due::Nothing) {
+            Due::Nothing => None,
+            Due::First => {
+                let (from, to) = self.board.first_lost()?;
+                Some(self.copy(from, to.min(from + self.mss)))
+            }
+            Due::Fresh(left) => {
+                self.due = if left > 1 { Due::Fresh(left - 1) } else { Due::Nothing };
+                self.fresh(self.mss, u64::MAX)
+            }
+            Due::Probe => {
+                let fresh = self.end.min(self.net_edge).min(self.next() + self.mss);
+                let segment = if fresh > self.next() {
+                    Segment { from: self.next(), to: fresh, again: false, cwr: false }
+                } else {
+                    let from = self.next().saturating_sub(self.mss).max(self.una());
+                    self.copy(from, self.next())
+                };
+                self.probe.on_sent(segment.to.max(self.next()), segment.again);
+                self.timers.restart(now); // RFC 8985 section 7.3
+                Some(segment)
+            }
+            Due::WindowProbe => {
+                let at = self.una() - 1;
+                Some(Segment { from: at, to: at, again: true, cwr: false })
+            }
+        }
+    }
+
+    fn copy(&self, from: u64, to: u64) -> Segment {
+        Segment { from, to, again: true, cwr: false }
+    }
+
+    /// What window and pace allow.
+    fn poll_allowed(&mut self, now: Instant, room: u64, cut: u64) -> Option<Segment> {
+        let idle = self.board.flight() == 0 && self.end > self.next();
+        if idle {
+            self.episode.on_idle(now.since(self.sent_at), self.rtt.rto());
+            self.set_pace(now);
+            self.sent_at = now;
+        }
+        let lost = self.board.first_lost();
+        if lost.is_none() && self.end <= self.next() {
+            return None;
+        }
+        let paced = self.pacer.available(now) < self.mss;
+        let allowance = self.episode.allowance(self.in_flight());
+        let most = allowance.min(self.pacer.available(now)).min(room);
+        if paced || allowance < self.mss.min(self.wanted(lost)) {
+            self.episode.on_pressed();
+            return None;
+        }
+        let whole = (most / self.mss * self.mss).max(self.mss.min(room));
+        if let Some((from, to)) = lost {
+            return Some(self.copy(from, to.min(from + whole)));
+        }
+        self.fresh(whole, cut)
+    }
+
+    /// Bytes of the segment that would be next.
+    fn wanted(&self, lost: Option<(u64, u64)>) -> u64 {
+        lost.map_or(self.end - self.next(), |(from, to)| to - from)
+    }
+
+    /// New data, of `whole` bytes at most. The part of R's window that is less than a segment waits
+    /// while something is under way (RFC 9293 section 3.8.6.2.1).
+    fn fresh(&mut self, whole: u64, cut: u64) -> Option<Segment> {
+        let from = self.next();
+        let handed_over = self.end.min(cut.max(from));
+        let mut to = handed_over.min(from + whole);
+        if to > self.net_edge {
+            let room = self.net_edge.saturating_sub(from);
+            let full = room / self.mss * self.mss;
+            to = from + if full == 0 && self.board.flight() == 0 { room } else { full };
+        }
+        let some = to > from;
+        some.then(|| Segment { from, to, again: false, cwr: self.episode.take_cwr() })
+    }
+}

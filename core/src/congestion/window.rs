@@ -1,0 +1,239 @@
+//! A congestion window with slow start (RFC 5681 section 3.1) and HyStart++ (RFC 9406): what
+//! [`super::reno`] and [`super::cubic`] share.
+//!
+//! HyStart++ in short: a round is what was sent while the round before was acknowledged. When the
+//! shortest round trip of a round is clearly longer than that of the one before, a queue is
+//! building up. Then the window grows at a quarter of the pace ("conservative slow start") for five
+//! rounds, and slow start is over; or it goes on, should the round trip become shorter again.
+
+use crate::congestion::controller::Ack;
+use crate::time::Duration;
+
+/// An increase of the round trip below this is noise (RFC 9406 section 4.3).
+const RTT_THRESHOLD_MIN: Duration = Duration::from_millis(4);
+/// And above this it never is.
+const RTT_THRESHOLD_MAX: Duration = Duration::from_millis(16);
+/// In between the threshold is the last round's shortest round trip divided by this.
+const RTT_DIVISOR: u64 = 8;
+/// Round trips of a round that must be known before it says anything.
+const SAMPLES_MIN: u8 = 8;
+/// Conservative slow start grows so many times slower.
+const CONSERVATIVE_DIVISOR: u64 = 4;
+/// Rounds of conservative slow start before slow start is over.
+const CONSERVATIVE_ROUNDS: u8 = 5;
+
+/// A reduced window has room for two segments (RFC 5681 section 3.1).
+const SSTHRESH_SEGMENTS_MIN: u64 = 2;
+
+/// Longer than any round trip.
+const NEVER: Duration = Duration::from_nanos(u64::MAX);
+
+/// Bytes that may be under way, and how they become more until something is lost.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    cwnd: u64,
+    ssthresh: u64,
+    mss: u64,
+    /// Rounds of the first slow start; later ones know where they end.
+    rounds: Rounds,
+    /// Before the last reduction: `cwnd` and `ssthresh`, should it have been for nothing.
+    before: (u64, u64),
+}
+
+impl Window {
+    /// A window of `cwnd` bytes, in slow start.
+    #[must_use]
+    pub fn new(mss: u64, cwnd: u64) -> Self {
+        let ssthresh = u64::MAX;
+        Self { cwnd, ssthresh, mss, rounds: Rounds::new(), before: (cwnd, ssthresh) }
+    }
+
+    /// Bytes that may be under way.
+    #[must_use]
+    pub const fn cwnd(&self) -> u64 {
+        self.cwnd
+    }
+
+    /// Where slow start ends.
+    #[must_use]
+    pub const fn ssthresh(&self) -> u64 {
+        self.ssthresh
+    }
+
+    /// Bytes of a segment.
+    #[must_use]
+    pub const fn mss(&self) -> u64 {
+        self.mss
+    }
+
+    /// Below `ssthresh`.
+    #[must_use]
+    pub const fn is_in_slow_start(&self) -> bool {
+        self.cwnd < self.ssthresh
+    }
+
+    /// Slow start takes of an ACK what it can use. Returns the delivered bytes that are left over
+    /// for congestion avoidance.
+    ///
+    /// All delivered bytes count, however many one ACK covers (`L` is infinite): RFC 9406 section
+    /// 4.2 says so for a paced sender, and an R that merges segments acknowledges 64 KiB at once.
+    #[must_use]
+    pub fn slow_start(&mut self, ack: &Ack) -> u64 {
+        if !self.is_in_slow_start() {
+            return ack.delivered;
+        }
+        let slower = if self.rounds.on_ack(ack) { CONSERVATIVE_DIVISOR } else { 1 };
+        let growth = (ack.delivered / slower).min(self.ssthresh - self.cwnd);
+        self.cwnd += growth;
+        if self.rounds.are_over() {
+            self.ssthresh = self.cwnd;
+            self.rounds.end();
+        }
+        if self.is_in_slow_start() { 0 } else { ack.delivered - growth * slower }
+    }
+
+    /// Congestion avoidance adds `bytes`.
+    pub fn grow(&mut self, bytes: u64) {
+        self.cwnd = self.cwnd.saturating_add(bytes);
+    }
+
+    /// A reduction to `ssthresh`, or two segments.
+    pub fn reduce(&mut self, ssthresh: u64) {
+        self.before = (self.cwnd, self.ssthresh);
+        self.ssthresh = ssthresh.max(SSTHRESH_SEGMENTS_MIN * self.mss);
+        self.cwnd = self.ssthresh;
+        self.rounds.end();
+    }
+
+    /// A timeout: slow start from one segment to `ssthresh`. `None`: to where it was to end anyway.
+    pub fn collapse(&mut self, ssthresh: Option<u64>) {
+        if let Some(ssthresh) = ssthresh {
+            self.reduce(ssthresh);
+        }
+        self.cwnd = self.mss;
+        self.rounds.end();
+    }
+
+    /// A window of `cwnd`, after a pause. Three quarters of what it was is where slow start ends,
+    /// for that much the path once carried (RFC 7661 section 4.4.3).
+    pub fn restart(&mut self, cwnd: u64) {
+        if cwnd < self.cwnd {
+            if !self.is_in_slow_start() {
+                self.ssthresh = self.ssthresh.max(self.cwnd / 4 * 3);
+            }
+            self.cwnd = cwnd;
+        }
+    }
+
+    /// The last reduction is undone.
+    pub fn undo(&mut self) {
+        let (cwnd, ssthresh) = self.before;
+        self.cwnd = self.cwnd.max(cwnd);
+        self.ssthresh = ssthresh;
+    }
+
+    /// Segments are of this size from now on; the window stays what it is in bytes, but no less
+    /// than one of them.
+    pub fn set_mss(&mut self, mss: u64) {
+        self.mss = mss;
+        self.cwnd = self.cwnd.max(mss);
+    }
+}
+
+/// The rounds of HyStart++.
+#[derive(Clone, Copy, Debug)]
+struct Rounds {
+    /// The round ends when this is acknowledged.
+    end: u64,
+    /// Shortest round trip of the round before.
+    before: Duration,
+    /// Shortest of this round so far.
+    shortest: Duration,
+    /// Round trips measured in this round.
+    samples: u8,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Phase {
+    Fast,
+    /// So many rounds are left; `baseline`: below this round trip the increase was none.
+    Conservative {
+        left: u8,
+        baseline: Duration,
+    },
+    /// Slow start has ended in some way: HyStart++ is for the first one.
+    Over,
+}
+
+impl Rounds {
+    const fn new() -> Self {
+        Self { end: 0, before: NEVER, shortest: NEVER, samples: 0, phase: Phase::Fast }
+    }
+
+    const fn end(&mut self) {
+        self.phase = Phase::Over;
+    }
+
+    /// Five conservative rounds are complete.
+    const fn are_over(&self) -> bool {
+        matches!(self.phase, Phase::Conservative { left: 0, .. })
+    }
+
+    /// An ACK in slow start. `true`: it counts as conservative.
+    fn on_ack(&mut self, ack: &Ack) -> bool {
+        if self.phase == Phase::Over {
+            return false;
+        }
+        if self.end == 0 {
+            self.end = ack.next; // the first round
+        }
+        if let Some(rtt) = ack.rtt {
+            self.samples = self.samples.saturating_add(1);
+            if rtt < self.shortest {
+                self.shortest = rtt;
+            }
+        }
+        if self.samples >= SAMPLES_MIN {
+            self.judge();
+        }
+        let conservative = matches!(self.phase, Phase::Conservative { .. });
+        if ack.una >= self.end {
+            self.next_round(ack.next);
+        }
+        conservative
+    }
+
+    fn next_round(&mut self, end: u64) {
+        self.end = end;
+        self.before = self.shortest;
+        self.shortest = NEVER;
+        self.samples = 0;
+        if let Phase::Conservative { left, .. } = &mut self.phase {
+            *left = left.saturating_sub(1);
+        }
+    }
+
+    /// Enough of this round is known.
+    fn judge(&mut self) {
+        match self.phase {
+            Phase::Fast if self.before < NEVER && self.shortest >= self.limit() => {
+                let baseline = self.shortest;
+                self.phase = Phase::Conservative { left: CONSERVATIVE_ROUNDS, baseline };
+            }
+            Phase::Conservative { baseline, .. } if self.shortest < baseline => {
+                self.phase = Phase::Fast;
+            }
+            _ => {}
+        }
+    }
+
+    /// A round trip that is clearly longer than those of the last round.
+    fn limit(&self) -> Duration {
+        let share = Duration::from_nanos(self.before.as_nanos() / RTT_DIVISOR);
+        self.before + share.clamp(RTT_THRESHOLD_MIN, RTT_THRESHOLD_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests;
