@@ -25,6 +25,13 @@
 //! The arena outlives its process in the kernel's page cache: a store that has executed is there
 //! for the next process whatever kills this one. It does not outlive the host (LIFE-10).
 //!
+//! # Pages that are lent
+//!
+//! A page may be used without an owner, for bytes that somebody else still has: what a guest has
+//! sent and R has not acknowledged. Its owner word stays zero, so that a restarted daemon finds the
+//! page free, whatever its number is and whatever is in it. It can never be taken for promised
+//! bytes of the other direction, whose page numbers may be the same.
+//!
 //! # Whose bytes are in a page (SEC-10)
 //!
 //! Invariant: a page that is in use holds only zeros and bytes of its owner's VM. A page that goes
@@ -69,6 +76,8 @@ const SIZES: u64 = ((record::WORDS as u64 * 8) << 32) | PAGE as u64;
 /// Words of a page descriptor. Owner: record index + 1 (low half; 0 is free), generation (high).
 const OWNER: usize = 0;
 const PAGE_NO: usize = 1;
+/// In place of its number: the page is lent. A stream that ends there does not exist.
+const LENT: u64 = u64::MAX;
 
 type RawDesc = [AtomicU64; DESC_WORDS];
 type RawPage = [u8; PAGE];
@@ -379,6 +388,26 @@ impl<'m> Arena<'m> {
     /// A page for stream bytes `[page_no * PAGE, (page_no + 1) * PAGE)` of a flow, or `None` if all
     /// are in use. It holds nothing of another VM (SEC-10).
     pub fn alloc_page(&mut self, owner: RecordId, page_no: u64) -> Option<PageId> {
+        let raw = self.raw(owner);
+        debug_assert_ne!(record::load(raw, record::STATE), 0, "page for a free record");
+        let owner_word = u64::from(record::generation(raw)) << 32 | (u64::from(owner.index()) + 1);
+        let page = self.take_page(self.vm_of(owner))?;
+        let desc = &self.descs[page.index()];
+        put(&desc[PAGE_NO], page_no);
+        put(&desc[OWNER], owner_word);
+        Some(page)
+    }
+
+    /// A page for bytes of the VM with this `name_hash` that need not survive, or `None` if all are
+    /// in use. It holds nothing of another VM (SEC-10), and is free after a restart.
+    pub fn lend_page(&mut self, vm: u64) -> Option<PageId> {
+        let page = self.take_page(vm)?;
+        put(&self.descs[page.index()][PAGE_NO], LENT);
+        Some(page)
+    }
+
+    /// A page without an owner that holds nothing but bytes of `vm`.
+    fn take_page(&mut self, vm: u64) -> Option<PageId> {
         let page = if let Some(page) = self.free_pages.pop() {
             page
         } else {
@@ -389,24 +418,21 @@ impl<'m> Arena<'m> {
             self.page_vm.push(0);
             page
         };
-        let raw = self.raw(owner);
-        debug_assert_ne!(record::load(raw, record::STATE), 0, "page for a free record");
-        let owner_word = u64::from(record::generation(raw)) << 32 | (u64::from(owner.index()) + 1);
-        let vm = self.vm_of(owner);
         if self.page_vm[page.index()] != vm {
             self.write(page, 0, &[0; PAGE]);
             self.page_vm[page.index()] = vm;
         }
-        let desc = &self.descs[page.index()];
-        put(&desc[PAGE_NO], page_no);
-        put(&desc[OWNER], owner_word);
         Some(page)
     }
 
     /// Gives a page back. Its bytes stay until another VM gets it, or this one overwrites them.
     pub fn free_page(&mut self, page: PageId) {
         let desc = &self.descs[page.index()];
-        debug_assert_ne!(desc[OWNER].load(Ordering::Relaxed), 0, "page freed twice");
+        let lent = u64::from_le(desc[PAGE_NO].load(Ordering::Relaxed)) == LENT;
+        debug_assert!(lent || desc[OWNER].load(Ordering::Relaxed) != 0, "page freed twice");
+        if lent {
+            put(&desc[PAGE_NO], 0);
+        }
         put(&desc[OWNER], 0);
         self.free_pages.push(page);
     }

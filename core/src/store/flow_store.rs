@@ -18,6 +18,31 @@ const SPAN_MAX: u64 = pages_for(FLOW_BUFFER_MAX);
 /// come and go does not allocate; a longer one is given back.
 const SLOTS_MIN: usize = 8;
 
+/// Whose pages a store takes.
+#[derive(Clone, Copy, Debug)]
+pub enum Owner {
+    /// A record: its bytes are promised, and a restarted daemon finds them.
+    Record(RecordId),
+    /// Nobody: the VM with this `name_hash` still has the bytes, and a restarted daemon finds the
+    /// pages free.
+    Lent(u64),
+}
+
+impl Owner {
+    fn take_page(self, arena: &mut Arena<'_>, page_no: u64) -> Option<PageId> {
+        match self {
+            Self::Record(record) => arena.alloc_page(record, page_no),
+            Self::Lent(vm) => arena.lend_page(vm),
+        }
+    }
+}
+
+impl From<RecordId> for Owner {
+    fn from(record: RecordId) -> Self {
+        Self::Record(record)
+    }
+}
+
 /// A window of a flow's stream in arena pages. 40 bytes, and no heap before the first byte.
 #[derive(Debug, Default)]
 pub struct FlowStore {
@@ -46,13 +71,19 @@ impl FlowStore {
         self.held
     }
 
-    /// Copies `bytes` to address `seq`, into pages owned by `rec`.
+    /// Copies `bytes` to address `seq`, into pages of `owner`.
     ///
     /// `false`, with nothing written and no page taken, if the arena has too few pages or the
     /// window would span more than [`FLOW_BUFFER_MAX`].
     #[must_use]
     #[inline]
-    pub fn write(&mut self, arena: &mut Arena<'_>, rec: RecordId, seq: u64, bytes: &[u8]) -> bool {
+    pub fn write(
+        &mut self,
+        arena: &mut Arena<'_>,
+        owner: impl Into<Owner>,
+        seq: u64,
+        bytes: &[u8],
+    ) -> bool {
         if bytes.is_empty() {
             return true; // it holds nothing, so it must not keep the page it points into
         }
@@ -65,22 +96,16 @@ impl FlowStore {
                 return true;
             }
             if self.held == 0 && !self.slots.is_empty() {
-                return self.write_first(arena, rec, seq, bytes);
+                return self.write_first(arena, owner.into(), seq, bytes);
             }
         }
-        self.write_and_take_pages(arena, rec, seq, bytes)
+        self.write_and_take_pages(arena, owner.into(), seq, bytes)
     }
 
     /// [`Self::write_and_take_pages`] for bytes within one page, when none is held.
-    fn write_first(
-        &mut self,
-        arena: &mut Arena<'_>,
-        rec: RecordId,
-        seq: u64,
-        bytes: &[u8],
-    ) -> bool {
+    fn write_first(&mut self, arena: &mut Arena<'_>, owner: Owner, seq: u64, bytes: &[u8]) -> bool {
         let page_no = seq / PAGE_BYTES;
-        let Some(page) = arena.alloc_page(rec, page_no) else { return false };
+        let Some(page) = owner.take_page(arena, page_no) else { return false };
         let slot = self.slot(page_no);
         self.slots[slot] = Some(page);
         (self.first, self.end, self.held) = (page_no, seq + bytes.len() as u64, 1);
@@ -209,7 +234,7 @@ impl FlowStore {
     fn write_and_take_pages(
         &mut self,
         arena: &mut Arena<'_>,
-        rec: RecordId,
+        owner: Owner,
         seq: u64,
         bytes: &[u8],
     ) -> bool {
@@ -230,7 +255,7 @@ impl FlowStore {
         for page_no in from_page..=to_page {
             let slot = self.slot(page_no);
             if self.slots[slot].is_none() {
-                self.slots[slot] = arena.alloc_page(rec, page_no);
+                self.slots[slot] = owner.take_page(arena, page_no);
                 self.held += 1;
             }
             let page = self.slots[slot].expect("counted as free above");

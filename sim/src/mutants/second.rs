@@ -191,11 +191,11 @@ mutations! { SECOND:
     "put(&desc[PAGE_NO], page_no);"
     => "put(&desc[OWNER], owner_word); put(&desc[PAGE_NO], page_no);";
 
-    "a page is counted as used before its owner is cleared", "LIFE-09", "alloc_page",
+    "a page is counted as used before its owner is cleared", "LIFE-09", "take_page",
     "put(&self.descs.get(used)?[OWNER], 0);"
     => "";
 
-    "a page that changes hands keeps its bytes", "SEC-10", "alloc_page",
+    "a page that changes hands keeps its bytes", "SEC-10", "take_page",
     "self.write(page, 0, &[0; PAGE]);"
     => "";
 

@@ -352,6 +352,34 @@ fn sec_10_no_byte_of_one_vm_is_in_a_page_of_another() {
 }
 
 #[test]
+fn sec_10_a_lent_page_is_zeroed_for_another_vm_too_and_is_handed_out_once() {
+    let mut mem = memory(1, 1);
+    let mut arena = Arena::format(&mut mem, 1, 1, 9).unwrap();
+    let a = arena.alloc_record(&record("a")).unwrap();
+    let (hash_a, hash_b) = (name_hash("a"), name_hash("b"));
+    for (vm, seen) in [(hash_a, 0), (hash_a, 1), (hash_b, 0), (hash_a, 0)] {
+        let page = arena.lend_page(vm).unwrap();
+        assert_eq!(arena.page(page), &[seen; PAGE]);
+        arena.write(page, 0, &[1; PAGE]);
+        assert_eq!((arena.lend_page(vm), arena.alloc_page(a, 7)), (None, None));
+        assert_eq!((arena.free_pages(), arena.owned_pages().count()), (0, 0));
+        arena.free_page(page);
+    }
+    let page = arena.alloc_page(a, 7).unwrap();
+    assert_eq!((arena.page(page), arena.owned_pages().count()), (&[1; PAGE], 1));
+}
+
+#[test]
+#[should_panic(expected = "page freed twice")]
+fn a_lent_page_is_not_freed_twice() {
+    let mut mem = memory(1, 1);
+    let mut arena = Arena::format(&mut mem, 1, 1, 9).unwrap();
+    let page = arena.lend_page(name_hash("a")).unwrap();
+    arena.free_page(page);
+    arena.free_page(page);
+}
+
+#[test]
 fn formatting_touches_the_header_only() {
     let mut mem = memory(100, 10);
     drop(Arena::format(&mut mem, 100, 10, 9).unwrap());
