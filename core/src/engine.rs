@@ -185,6 +185,7 @@ impl<'m> Engine<'m> {
         let vm = Vm {
             name_hash: name_hash(&config.name),
             offload: config.as_guest().is_some_and(|g| g.ack_offload),
+            congestion_offload: false,
             draining: false,
             budget_pages,
             reserved_pages: 0,
@@ -276,6 +277,14 @@ impl<'m> Engine<'m> {
             p.vm.draining = false;
         } else {
             self.drain_flows(now, port);
+        }
+    }
+
+    /// Keeps what flows of this VM send from now on. Congestion offload is being built: nobody but
+    /// a test asks for it.
+    pub fn set_congestion_offload(&mut self, port: PortId, on: bool) {
+        if let Some(p) = self.port_mut(port) {
+            p.vm.congestion_offload = on;
         }
     }
 

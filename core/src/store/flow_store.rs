@@ -76,7 +76,7 @@ impl FlowStore {
     /// `false`, with nothing written and no page taken, if the arena has too few pages or the
     /// window would span more than [`FLOW_BUFFER_MAX`].
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn write(
         &mut self,
         arena: &mut Arena<'_>,

@@ -363,6 +363,10 @@ impl Flow {
         debug_assert!(receiver.acks.sent() <= t.ack, "acked beyond what is held (INV-03)");
         let backed = self.is_parked() || receiver.edge() <= receiver.reserved_edge(&t);
         debug_assert!(backed, "an edge nothing is reserved for (INV-06)");
+        if let Some(flooded) = self.losses.flooded() {
+            let kept = flooded.store().held_pages();
+            debug_assert!(kept <= flooded.reserved_pages(), "more kept than reserved");
+        }
         let held = self.store.held_pages();
         debug_assert!(held <= receiver.reserved_pages(), "more held than reserved");
     }

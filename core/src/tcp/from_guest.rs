@@ -57,6 +57,10 @@ impl Flow {
         let seq = tcp.seq.unwrap(self.outbound.newest());
         let fin = tcp.flags.contains(TcpFlags::FIN);
         let fate = if tcp.payload_len > 0 || fin {
+            if let Err(reason) = self.keep_from_guest(cx, f, seq) {
+                self.maybe_window_update(cx);
+                return Fate::Drop(reason);
+            }
             let end = seq + u64::from(tcp.payload_len);
             self.outbound.on_data_from_guest(end, fin);
             let partial = f.hdr.needs_csum();

@@ -91,7 +91,7 @@ impl Flow {
             self.receiver.on_congestion_marks(tcp.flags.contains(TcpFlags::CWR), marked);
         }
         self.outbound.on_segment_from_net(tcp.flags);
-        let new = self.on_ack_of_segment(range.seq, tcp);
+        let new = self.on_ack_of_segment(cx, range.seq, tcp);
         if needs_verbatim(f) {
             self.outbound.note_ack_to_guest(new);
             return self.on_verbatim_from_net(cx, f, range);
@@ -230,7 +230,7 @@ impl Flow {
     ) -> Fate {
         let current = r.end + u64::from(r.fin) >= self.receiver.acks.sent();
         if current && (self.outbound.ack_in_range(f.tcp.ack) || self.believes(cx, f.tcp, false)) {
-            let new = self.on_ack_of_segment(r.seq, f.tcp);
+            let new = self.on_ack_of_segment(cx, r.seq, f.tcp);
             self.outbound.note_ack_to_guest(new);
         }
         if self.receiver.is_keepalive(r) {
@@ -284,15 +284,16 @@ impl Flow {
     }
 
     /// R's (ack, window, SACK). Whether G should know of it.
-    fn on_ack_of_segment(&mut self, seq: u64, tcp: &Tcp) -> bool {
+    fn on_ack_of_segment(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64, tcp: &Tcp) -> bool {
         let options = &tcp.options;
-        self.on_ack_from_net(seq, tcp.ack, tcp.window, options.timestamps, &options.sack)
+        self.on_ack_from_net(cx, seq, tcp.ack, tcp.window, options.timestamps, &options.sack)
     }
 
     /// The same, in parts.
     #[inline(never)] // most segments bring no news
     pub(super) fn on_ack_from_net(
         &mut self,
+        cx: &mut FlowContext<'_, '_>,
         seq: u64,
         ack: Seq,
         window: u16,
@@ -304,6 +305,9 @@ impl Flow {
         };
         if let Some(ts) = timestamps {
             self.timestamps.on_echo_from_net(ts.tsecr);
+        }
+        if let Some(flooded) = self.losses.flooded_mut() {
+            flooded.on_ack(self.outbound.una(), self.outbound.accepted(), cx.arena, cx.vm);
         }
         self.on_sack_from_net(update.advanced, sack) || update.new
     }

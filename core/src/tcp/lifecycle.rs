@@ -117,6 +117,9 @@ impl Flow {
     /// Store and reservation go back; the record stays.
     fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.store.clear(arena);
+        if let Some(flooded) = self.losses.flooded_mut() {
+            flooded.release(arena, vm);
+        }
         self.losses.clear();
         self.receiver.release(vm);
     }
@@ -125,9 +128,13 @@ impl Flow {
     pub(crate) fn dispose(mut self, arena: &mut Arena<'_>, vm: Option<&mut Vm>) {
         self.store.clear(arena);
         self.free_record(arena);
+        let flooded = self.losses.flooded_mut();
         if let Some(vm) = vm {
+            flooded.into_iter().for_each(|flooded| flooded.release(arena, vm));
             self.receiver.release(vm);
             vm.owing_flows -= u32::from(self.is_counted_as_owing());
+        } else if let Some(flooded) = flooded {
+            flooded.clear(arena);
         }
     }
 
@@ -309,7 +316,10 @@ impl Flow {
             if over && self.owes_nothing() {
                 return true;
             }
-            if self.holds_nothing() && self.receiver.guest_has_room(&self.terms()) {
+            if !self.keeps_bytes()
+                && self.holds_nothing()
+                && self.receiver.guest_has_room(&self.terms())
+            {
                 self.give_back(cx); // it parks
             }
             self.timers.on_seen(cx.now);

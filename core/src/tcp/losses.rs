@@ -1,6 +1,8 @@
-//! Where both pipes remember losses: in one box, for most flows have none.
+//! Where both pipes remember losses, and the outbound one what it keeps of G's bytes: in one box,
+//! for most flows have none.
 
 use crate::tcp::outbound::RemoteSack;
+use crate::tcp::outbound::flooded::Flooded;
 use crate::tcp::sender::Recovery;
 
 /// What there is to know while segments are missing.
@@ -13,6 +15,8 @@ struct Known {
     guest: Recovery,
     /// Of bytes of G that R has not got.
     net: RemoteSack,
+    /// The bytes of G that are kept, with congestion offload.
+    flooded: Option<Box<Flooded>>,
 }
 
 impl Losses {
@@ -20,6 +24,20 @@ impl Losses {
     #[inline]
     pub(crate) const fn any(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// What is kept of G's bytes.
+    #[inline]
+    pub(crate) fn flooded(&self) -> Option<&Flooded> {
+        self.0.as_ref()?.flooded.as_deref()
+    }
+
+    pub(crate) fn flooded_mut(&mut self) -> Option<&mut Flooded> {
+        self.0.as_mut()?.flooded.as_deref_mut()
+    }
+
+    pub(crate) fn flooded_or_new(&mut self) -> &mut Flooded {
+        self.0.get_or_insert_default().flooded.get_or_insert_default()
     }
 
     /// What G has not got.
@@ -52,13 +70,15 @@ impl Losses {
 
     /// Without losses there is nothing to remember of them; G has everything below `guest_una`.
     pub(crate) fn forget(&mut self, guest_una: u64) {
-        let over = |known: &Known| known.guest.is_over(guest_una) && known.net.is_over();
+        let over = |known: &Known| {
+            known.guest.is_over(guest_una) && known.net.is_over() && known.flooded.is_none()
+        };
         if self.0.as_deref().is_some_and(over) {
             self.0 = None;
         }
     }
 
-    /// The flow leaves the path.
+    /// The flow leaves the path. What is kept was given back before.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }

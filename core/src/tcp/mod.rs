@@ -32,6 +32,7 @@
 //! | `receiver/acks` | what was acknowledged to R, and what is to be |
 //! | `sender`, `sender/recovery` | what G has and is given next, G's edge, what it lost |
 //! | `outbound` | what R has of G's bytes, R's window and SACK blocks |
+//! | `outbound/flooded` | what is kept of G's bytes, with congestion offload |
 //! | `state`, `timers`, `timestamps`, `template`, `options` | what their names say |
 //!
 //! Their fields are private. `losses` is a box for what most flows do not have.

@@ -1,17 +1,18 @@
-//! The outbound pipe, G to R: counters only, for bytes leave as they come.
+//! The outbound pipe, G to R: counters, for bytes leave as they come.
 //!
-//! Until congestion offload gives it a store, a receiver for G and a sender with a controller,
-//! three numbers are one: what R was sent ([`Outbound::sent`]), what was taken from G
-//! ([`Outbound::accepted`]), and what G's numbers are unwrapped by ([`Outbound::newest`]). Who
-//! reads them says which is meant. Congestion offload adds to this file:
+//! Until congestion offload gives it a receiver for G and a sender with a controller, beside the
+//! store that tests can ask for ([`flooded`]), three numbers are one: what R was sent
+//! ([`Outbound::sent`]), what was taken from G ([`Outbound::accepted`]), and what G's numbers are
+//! unwrapped by ([`Outbound::newest`]). Who reads them says which is meant. Congestion offload adds
+//! to this file:
 //!
 //! - an edge of H's own toward G. Today G is shown R's window ([`Outbound::window`]).
-//! - a store. Its pages must not be found as promised bytes after a restart: the owner word of a
-//!   page needs its direction (`store/arena.rs`).
 //! - a queue of frames with payload. The one for R (`gates`) holds headers alone, and
 //!   `Engine::poll_transmit` asks for no room.
 //! - pacing, finer than the wheel's tick of 1 ms (`flow/timer.rs`), and ICMP errors (SNOOP-43),
 //!   which reach no flow today.
+
+pub(crate) mod flooded;
 
 use crate::limits;
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};

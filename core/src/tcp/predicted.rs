@@ -60,7 +60,8 @@ impl Flow {
         if known {
             self.outbound.on_known_ack(seq);
         } else {
-            let new = self.on_ack_from_net(seq, p.ack(), p.window(), ts, &SackBlocks::default());
+            let sack = SackBlocks::default();
+            let new = self.on_ack_from_net(cx, seq, p.ack(), p.window(), ts, &sack);
             self.outbound.note_ack_to_guest(new);
         }
         Some(self.after_expected(cx, r))

@@ -1,6 +1,7 @@
 //! What the operator, the simulator's judges and tests may know of a flow.
 
 use crate::tcp::flow::Flow;
+use crate::tcp::outbound::flooded::Flooded;
 use crate::wire::seq::Seq;
 
 /// A flow's numbers at one moment. Sequence numbers are unwrapped (COM-01) and named as in the
@@ -17,8 +18,10 @@ pub struct FlowStats {
     pub fin_from_net: Option<u64>,
     /// Bytes H may hold and promise for this flow at once.
     pub buffer_bytes: u32,
-    /// Store pages reserved for them.
+    /// Store pages reserved, for R's bytes and G's.
     pub reserved_pages: u32,
+    /// Of these, for bytes of G that R has not acknowledged.
+    pub kept_pages: u32,
     /// A record of the arena says what the flow has promised.
     pub has_record: bool,
     /// R's RST waits behind the bytes that are held.
@@ -60,13 +63,15 @@ impl Flow {
     #[must_use]
     pub fn stats(&self) -> FlowStats {
         let (receiver, sender, outbound) = (&self.receiver, &self.sender, &self.outbound);
+        let kept_pages = self.losses.flooded().map_or(0, Flooded::reserved_pages);
         FlowStats {
             rcv_nxt: receiver.next(),
             acked_to_net: receiver.acks.sent(),
             edge_to_net: receiver.edge(),
             fin_from_net: receiver.has_fin().then_some(receiver.fin()),
             buffer_bytes: receiver.buffer_bytes(),
-            reserved_pages: receiver.reserved_pages(),
+            reserved_pages: receiver.reserved_pages() + kept_pages,
+            kept_pages,
             has_record: receiver.record().is_some(),
             reset_waits: receiver.reset_waits(),
             guest_una: sender.una(),

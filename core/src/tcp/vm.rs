@@ -96,6 +96,8 @@ pub struct Vm {
     pub name_hash: u64,
     /// Ack offload is wanted.
     pub offload: bool,
+    /// What its flows send is kept: congestion offload is being built. Only tests ask for it.
+    pub congestion_offload: bool,
     /// No new promises: the daemon is stopping or the operator drains the VM.
     pub draining: bool,
     /// Store pages this VM may reserve (INV-06).
@@ -221,6 +223,7 @@ mod tests {
         let mut vm = Vm {
             name_hash: 0,
             offload: true,
+            congestion_offload: false,
             draining: false,
             budget_pages: 0,
             reserved_pages: 0,

@@ -1,0 +1,159 @@
+use super::*;
+use crate::common::segment::pattern_bytes;
+use crate::common::setup::Setup;
+use crate::common::world::{Peer, Side, World};
+use crate::engine::Verdict;
+
+/// A connection of a VM whose bytes are kept.
+fn established(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
+    let (w, r, g) = setup.established();
+    let port = w.guest_port();
+    w.engine(|e, _| e.set_congestion_offload(port, true));
+    (w, r, g)
+}
+
+/// The bytes of G that are kept, and what the VM's account and the arena have to do with them.
+fn kept(w: &World<'_>, from: i64, to: i64) -> Vec<u8> {
+    let port = w.guest_port();
+    w.engine(|e, _| {
+        let (_, _, flow) = e.flows().next().expect("a flow");
+        let stats = flow.stats();
+        let inbound = stats.reserved_pages - stats.kept_pages;
+        let vm = e.vm(port).expect("a VM");
+        assert_eq!(vm.reserved_pages, u64::from(inbound + stats.kept_pages));
+        let Some(flooded) = flow.losses.flooded() else { return vec![] };
+        assert_eq!(flooded.reserved_pages(), stats.kept_pages);
+        let held = flow.store().held_pages() + flooded.store().held_pages();
+        assert_eq!(e.arena().free_pages() + held as usize, e.arena().pages_total());
+        let first = flow.stats().net_una; // relative to this, for G's ISN is the setup's
+        let at = |n: i64| first.wrapping_add_signed(n - from);
+        flooded.store().slices(e.arena(), at(from), at(to)).flatten().copied().collect()
+    })
+}
+
+fn kept_pages(w: &World<'_>) -> u32 {
+    w.flow(0, |f| f.stats().kept_pages).unwrap_or(0)
+}
+
+#[test]
+fn flood_03_what_the_guest_sends_is_kept_until_r_has_acknowledged_it() {
+    let (w, r, g) = established(&Setup::new());
+    assert_eq!(kept_pages(&w), 0, "it has sent nothing");
+    g.sends_all(&["1:1001", "1001:2001"]);
+    r.gets("1:1001");
+    r.gets("1001:2001");
+    assert_eq!(kept(&w, 1, 2001), pattern_bytes(Side::G as u32, 1, 2000));
+    r.sends("ack 1501");
+    g.gets("ack 1501");
+    assert_eq!(kept(&w, 1501, 2001), pattern_bytes(Side::G as u32, 1501, 500));
+    g.sends("2001:3001");
+    r.gets("2001:3001");
+    assert_eq!(kept(&w, 1501, 3001), pattern_bytes(Side::G as u32, 1501, 1500));
+    r.sends("ack 3001");
+    g.gets("ack 3001");
+    assert_eq!(kept_pages(&w), 0);
+}
+
+#[test]
+fn nothing_is_acknowledged_to_the_guest_but_by_r() {
+    let (w, r, g) = established(&Setup::new());
+    g.sends("1:1001");
+    r.gets("1:1001");
+    w.after_ms(10_000);
+    g.gets_nothing();
+    g.sends("1:1001"); // it repeats, as it would without H
+    r.gets("1:1001");
+    assert_eq!(kept(&w, 1, 1001), pattern_bytes(Side::G as u32, 1, 1000));
+}
+
+#[test]
+fn the_first_copy_of_a_byte_is_kept_and_new_bytes_behind_it() {
+    let (w, r, g) = established(&Setup::new());
+    g.sends("1:1001");
+    g.sends("501:1501 fill 7");
+    r.takes_all();
+    let expected = [pattern_bytes(Side::G as u32, 1, 1000), vec![b'7'; 500]].concat();
+    assert_eq!(kept(&w, 1, 1501), expected);
+}
+
+#[test]
+fn a_hole_is_left_to_the_guest_to_fill() {
+    let (w, r, g) = established(&Setup::new());
+    g.sends("1:1001");
+    assert_eq!(g.sends("2001:3001"), Verdict::Drop(DropReason::OutOfOrderLimit));
+    g.sends("1001:2001");
+    r.gets("1:1001");
+    r.gets("1001:2001");
+    assert_eq!(kept(&w, 1, 2001), pattern_bytes(Side::G as u32, 1, 2000));
+}
+
+#[test]
+fn bytes_that_were_under_way_before_are_not_taken_over() {
+    let (w, r, g) = Setup::new().established();
+    g.sends("1:1001");
+    let port = w.guest_port();
+    w.engine(|e, _| e.set_congestion_offload(port, true));
+    g.sends("1001:2001");
+    r.takes_all();
+    assert_eq!(kept_pages(&w), 0);
+    r.sends("ack 2001");
+    g.takes_all();
+    g.sends("2001:3001");
+    r.gets("2001:3001");
+    assert_eq!(kept(&w, 2001, 3001), pattern_bytes(Side::G as u32, 2001, 1000));
+}
+
+#[test]
+fn inv_06_without_a_place_a_segment_is_lost_and_nothing_else() {
+    // The budget has room for the first window, and a page or two.
+    let (_, r, g) = established(&Setup { budget_bytes: 7 << 14, ..Setup::new() });
+    let mut next = 1;
+    let full = loop {
+        let verdict = g.sends(&format!("{next}:{}", next + 1000));
+        if verdict == Verdict::Drop(DropReason::NoStore) {
+            break next;
+        }
+        next += 1000;
+        assert!(next < 100_000, "the budget never ends");
+    };
+    r.takes_all();
+    r.sends(&format!("ack {full}"));
+    g.takes_all();
+    g.sends(&format!("{full}:{}", full + 1000));
+    r.gets(&format!("{full}:{}", full + 1000));
+}
+
+#[test]
+fn everything_goes_back_however_a_connection_ends() {
+    type End = fn(&World<'static>, &Peer<'static>, &Peer<'static>);
+    let ends: [(&str, End); 5] = [
+        ("RST of R", |_, r, _| {
+            r.sends("R 1");
+        }),
+        ("RST of G", |_, _, g| {
+            g.sends("R. 1001 ack 1");
+        }),
+        ("the VM hangs up", |w, _, _| {
+            let port = w.guest_port();
+            w.engine(|e, now| e.handle_guest_gone(now, port));
+        }),
+        ("the VM goes", |w, _, _| {
+            let port = w.guest_port();
+            w.engine(|e, now| e.remove_port(now, port));
+        }),
+        ("R acknowledges, and time", |w, r, _| {
+            r.sends("ack 1001");
+            w.after_ms(3000);
+        }),
+    ];
+    for (how, end) in ends {
+        let (w, r, g) = established(&Setup::new());
+        g.sends("1:1001");
+        r.takes_all();
+        assert_eq!(kept_pages(&w), 2, "{how}");
+        end(&w, &r, &g);
+        let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().pages_total()));
+        assert_eq!(free.0, free.1, "{how}");
+        assert_eq!(kept_pages(&w), 0, "{how}");
+    }
+}
