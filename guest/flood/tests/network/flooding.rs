@@ -2,23 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 
-use crate::world::{FAR, MSS, NEAR, World, ip, routes, slow_start};
+use crate::world::{FAR, MSS, NEAR, World, ip, routes, signal_process, slow_start};
 
 /// The initial window of RFC 6928, as Linux has it: ten segments.
 const ORDINARY: u32 = 10 * MSS;
+/// The default route, and the one to the guest's own network.
+const BOTH: usize = 2;
 /// FLOOD-28.
 const STALE: Duration = Duration::from_secs(2);
-
-fn floods(routes: &str) -> bool {
-    routes.matches("initcwnd 1000").count() == 2 // the default route and the guest's own network
-}
-
-fn end(pid: u32, signal: Signal) {
-    kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
-}
 
 #[test]
 #[ignore = "needs root: it makes a tap"]
@@ -30,7 +23,7 @@ fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
         assert_eq!(routes(), before);
         world.host_says(true);
         tool.until_said("np0: the host controls congestion");
-        world.until_routes("flooding", floods);
+        world.until_flooding(BOTH);
         for remote in [FAR, NEAR] {
             let flight = world.first_flight(remote, None);
             assert!(flight > 500 * MSS, "{remote}: {flight}");
@@ -40,10 +33,10 @@ fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
         world.exchange(&mut at_rest);
         let last = world.host_says(true);
         // And then never again: the guest was moved to a plain bridge.
-        world.until_routes("the end", |now| now == before);
-        let took = last.elapsed();
+        let took = world.until_flooding(0) - last;
         assert!(took > STALE - Duration::from_millis(400), "too soon: {took:?}");
         assert!(took <= STALE, "too late: {took:?}");
+        assert_eq!(routes(), before);
         for remote in [FAR, NEAR] {
             let flight = world.first_flight(remote, None);
             assert!((MSS..=ORDINARY).contains(&flight), "{remote}: {flight}");
@@ -54,14 +47,14 @@ fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
         assert!((MSS..100 * MSS).contains(&flight), "a connection that was idle: {flight}");
         // It comes back, and a host that says stop is obeyed without waiting.
         world.host_says(true);
-        world.until_routes("flooding", floods);
+        world.until_flooding(BOTH);
         let stop = world.host_says(false);
-        world.until_routes("the end", |now| now == before);
-        assert!(stop.elapsed() < STALE / 2, "{:?}", stop.elapsed());
+        let took = world.until_flooding(0) - stop;
+        assert!(took < STALE / 2, "{took:?}");
         // SIGTERM while it floods: everything is undone.
         world.host_says(true);
-        world.until_routes("flooding", floods);
-        end(tool.child.id(), Signal::SIGTERM);
+        world.until_flooding(BOTH);
+        signal_process(tool.child.id(), Signal::SIGTERM);
         assert!(tool.child.wait().unwrap().success());
         assert_eq!((routes(), slow_start()), (before, "1".to_owned()));
     });
@@ -75,31 +68,30 @@ fn flood_28_no_single_death_leaves_a_guest_flooding() {
         // The watcher is killed: its keeper undoes what it did, and says so.
         let mut keeper = world.watch("");
         world.host_says(true);
-        world.until_routes("flooding", floods);
-        end(world.record().watcher.unwrap().try_into().unwrap(), Signal::SIGKILL);
+        world.until_flooding(BOTH);
+        world.signal_watcher(Signal::SIGKILL);
         assert!(!keeper.child.wait().unwrap().success());
         assert_eq!((routes(), slow_start()), (before.clone(), "1".to_owned()));
         // The keeper is killed: the watcher undoes it.
         let mut keeper = world.watch("");
         world.host_says(true);
-        world.until_routes("flooding", floods);
+        world.until_flooding(BOTH);
         keeper.child.kill().unwrap();
         keeper.child.wait().unwrap();
-        world.until_routes("the end", |now| now == before);
+        world.until_flooding(0);
         // Both are: it is said, and whoever comes next undoes it.
         world.says("flood off"); // waits for the watcher
         let mut keeper = world.watch("");
         world.host_says(true);
-        world.until_routes("flooding", floods);
-        let watcher = world.record().watcher.unwrap().try_into().unwrap();
-        end(keeper.child.id(), Signal::SIGSTOP); // so that it cannot undo anything
-        end(watcher, Signal::SIGKILL);
+        world.until_flooding(BOTH);
+        signal_process(keeper.child.id(), Signal::SIGSTOP); // so that it cannot undo anything
+        world.signal_watcher(Signal::SIGKILL);
         keeper.child.kill().unwrap();
         keeper.child.wait().unwrap();
         world.until_nobody_watches();
         let status = world.says("flood status");
         assert!(status.starts_with("flooding     off, BUT NOT UNDONE"), "{status}");
-        assert!(floods(&routes()));
+        assert_eq!(routes().matches("initcwnd 1000").count(), BOTH);
         world.says("flood off");
         assert_eq!((routes(), slow_start()), (before, "1".to_owned()));
     });
@@ -116,7 +108,7 @@ fn on_and_off_do_the_same_twice_and_status_says_which_is_in_force() {
         let status = world.says("flood status");
         assert!(status.starts_with("flooding     on, but no host says"), "{status}");
         world.host_says(true);
-        world.until_routes("flooding", floods);
+        world.until_flooding(BOTH);
         let status = world.says("flood status");
         assert!(status.contains("flooding     on, a host controls congestion\n"), "{status}");
         assert!(status.contains("heard on     np0\n"), "{status}");
@@ -160,7 +152,7 @@ fn flood_28_all_routes_by_the_link_flood_and_no_other_and_all_come_back_as_they_
         let before = routes();
         world.says("flood on");
         world.host_says(true);
-        world.until_routes("flooding", |now| now.matches("initcwnd 1000").count() >= 9);
+        world.until_flooding(9);
         let now = routes();
         let elsewhere = ["10.4.", "10.6.", "10.7.", "10.8.", "fd02:", "fd03:", "fe80:", "\t"];
         for line in now.lines() {
@@ -184,18 +176,18 @@ fn flood_28_a_route_that_changes_under_it_floods_too_and_stays_changed() {
     World::run(|mut world| {
         world.says("flood on");
         world.host_says(true);
-        world.until_routes("flooding", floods);
+        world.until_flooding(BOTH);
         let changed = Instant::now();
         ip("route replace default via 10.0.0.3 dev np0 metric 100");
-        world.until_routes("flooding again", |now| floods(now) && now.contains("10.0.0.3"));
-        assert!(changed.elapsed() < STALE, "{:?}", changed.elapsed());
+        assert!(world.until_flooding(BOTH) - changed < STALE);
+        assert!(routes().contains("10.0.0.3"), "{}", routes());
         // The link goes down and comes up: the kernel made the routes anew.
         ip("link set np0 down");
-        world.until_routes("the end", |now| !now.contains("initcwnd"));
+        world.until_flooding(0);
         ip("link set np0 up");
         ip("route add default via 10.0.0.1 dev np0 metric 100");
         world.host_says(true);
-        world.until_routes("flooding again", floods);
+        world.until_flooding(BOTH);
         let mine = "route change default via 10.0.0.3 dev np0 metric 100 initcwnd 5000";
         ip(mine);
         world.says("flood off");

@@ -2,6 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use nightporter_flood::np_flood::is_registered;
+use nix::sys::signal::Signal;
+
 use crate::world::{FAR, MSS, World, routes, slow_start};
 
 const ORDINARY: u32 = 10 * MSS;
@@ -57,6 +60,18 @@ fn flood_28_np_flood_is_cubic_without_a_heartbeat_and_each_connection_ends_its_o
         let status = world.says("flood status");
         assert!(status.contains("np_flood     connections that use it flood"), "{status}");
         world.says("flood off");
-        assert!(!nightporter_flood::np_flood::is_registered().unwrap());
+        assert!(!is_registered().unwrap());
+        // A killed watcher leaves it registered, without heartbeats; the next takes it over.
+        let mut killed = world.watch("--np-flood");
+        world.signal_watcher(Signal::SIGKILL);
+        assert!(!killed.child.wait().unwrap().success());
+        assert!(is_registered().unwrap());
+        assert!(world.first_flight(FAR, NP_FLOOD) <= ORDINARY);
+        let mut next = world.watch("--np-flood");
+        world.host_says(true);
+        next.until_said("np0: the host controls congestion");
+        assert!(world.first_flight(FAR, NP_FLOOD) > 500 * MSS);
+        world.says("flood off");
+        assert!(!is_registered().unwrap());
     });
 }

@@ -17,14 +17,16 @@ use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::heartbeat::Heartbeat;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_flood::record::Record;
-use nightporter_flood::rtnl::Changes;
+use nightporter_flood::rtnl::{Changes, Rtnl};
 use nightporterd::config::{UplinkConfig, UplinkKind};
 use nightporterd::port::tap::TapPort;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, connect, setsockopt, socket, sockopt,
 };
+use nix::unistd::Pid;
 
 const TOOL: &str = env!("CARGO_BIN_EXE_nightporter-guest");
 /// Of the guest.
@@ -181,6 +183,11 @@ impl World {
         serde_json::from_slice(&std::fs::read(self.file("json")).unwrap()).unwrap()
     }
 
+    /// Sends it to the watcher, not to its keeper.
+    pub(crate) fn signal_watcher(&self, signal: Signal) {
+        signal_process(self.record().watcher.unwrap().try_into().unwrap(), signal);
+    }
+
     /// Waits until no watcher and no keeper is left.
     pub(crate) fn until_nobody_watches(&self) {
         std::fs::File::open(self.file("lock")).unwrap().lock().unwrap();
@@ -192,13 +199,19 @@ impl World {
         files.next().expect("the tool has written it")
     }
 
-    /// Waits for the routes to be like that.
-    pub(crate) fn until_routes(&self, what: &str, like_that: impl Fn(&str) -> bool) {
+    /// Waits until so many routes flood; the time at which they do.
+    pub(crate) fn until_flooding(&self, count: usize) -> Instant {
+        let rtnl = Rtnl::open().unwrap();
         let deadline = Instant::now() + PATIENCE;
-        while !like_that(&routes()) {
-            let patience = deadline.saturating_duration_since(Instant::now());
-            assert!(!patience.is_zero(), "{what} never came: {}", routes());
-            readable(self.changes.as_fd(), patience);
+        loop {
+            let flooding = rtnl.routes().unwrap();
+            let flooding = flooding.iter().filter(|route| route.initcwnd() == Some(1000)).count();
+            let now = Instant::now();
+            if flooding == count {
+                return now;
+            }
+            assert!(now < deadline, "{flooding} routes flood, not {count}: {}", routes());
+            readable(self.changes.as_fd(), deadline - now);
             self.changes.take().unwrap();
         }
     }
@@ -358,6 +371,10 @@ pub(crate) fn ip(arguments: &str) -> String {
 /// Whether idle connections give up their window, in this namespace.
 pub(crate) fn slow_start() -> String {
     nightporter_flood::slow_start::read().unwrap()
+}
+
+pub(crate) fn signal_process(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
 }
 
 fn readable(fd: BorrowedFd<'_>, at_most: Duration) {
