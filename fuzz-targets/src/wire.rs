@@ -3,9 +3,12 @@
 //!
 //! Input: a mode byte, [`EDIT_LEN`] bytes that say what is edited, a virtio-net header, a frame.
 
+use std::num::NonZeroU64;
+
 use nightporter_core::wire::checksum::{Checksum, update16, update32};
 use nightporter_core::wire::edit::TcpEdit;
 use nightporter_core::wire::emit::{CsumMode, TcpEmit};
+use nightporter_core::wire::heartbeat::Heartbeat;
 use nightporter_core::wire::packet::{
     Eth, Ip, IpVersion, Net, Packet, Seq, Tcp, TcpFlags, TcpOptions, ipv4_header_ok,
     tcp_checksum_ok, tcp_pseudo_header,
@@ -38,6 +41,7 @@ pub fn run(data: &[u8]) {
         let options = &frame[..frame.len().min(OPTIONS_MAX)];
         options_are_bounded(&TcpOptions::parse(options, syn), options);
     }
+    heartbeat_says_the_same(frame);
     let mut frame = frame.to_vec();
     if mode & REPAIR != 0 {
         repair(&mut frame);
@@ -52,15 +56,25 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Frames of a real capture, each with right checksums and as a super-segment.
+/// Frames of a real capture, each with right checksums and as a super-segment; and a heartbeat.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let edit: [u8; EDIT_LEN] = std::array::from_fn(|i| u8::try_from(7 * i).unwrap_or(0));
-    let frames = captures::frames();
+    let mut frames = captures::frames();
+    let beat = Heartbeat { controls: true, epoch: NonZeroU64::MIN };
+    frames.push((VirtioNetHdr::default(), beat.emit().to_vec()));
     let input = |mode: u8, frame: &(VirtioNetHdr, Vec<u8>)| {
         [&[mode][..], &edit, &frame.0.emit(), &frame.1].concat()
     };
     frames.iter().flat_map(|f| [input(0, f), input(REPAIR, f)]).collect()
+}
+
+/// A heartbeat that is understood is what the host would send, but for its source and its end.
+fn heartbeat_says_the_same(frame: &[u8]) {
+    if let Some(beat) = Heartbeat::parse(frame) {
+        let sent = beat.emit();
+        assert_eq!((&frame[..6], &frame[12..28]), (&sent[..6], &sent[12..28]));
+    }
 }
 
 /// Every way to a checksum gives the same, also in pieces and by increments.

@@ -48,9 +48,13 @@ fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
         // It comes back, and a host that says stop is obeyed without waiting.
         world.host_says(true);
         world.until_flooding(BOTH);
+        let mut floods_already = world.open(FAR, None);
         let stop = world.host_says(false);
         let took = world.until_flooding(0) - stop;
         assert!(took < STALE / 2, "{took:?}");
+        // Nothing in Linux takes its window from a connection: this is said, not hidden.
+        let flight = world.flight(&mut floods_already);
+        assert!(flight > 10 * ORDINARY, "a connection that floods already: {flight}");
         // SIGTERM while it floods: everything is undone.
         world.host_says(true);
         world.until_flooding(BOTH);
