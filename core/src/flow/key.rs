@@ -194,6 +194,27 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn keys_that_differ_in_one_place_hash_differently() {
+        let v4 = key(1);
+        let [v6, other] = [1, 2].map(|n| IpAddr16(Ipv6Addr::new(n, 0, 0, 0, 0, 0, 0, 0).octets()));
+        let v6 = FlowKey { g_addr: v6, r_addr: v6, version: IpVersion::V6, ..v4 };
+        for (key, addr) in [(v4, IpAddr16::from_v4([10, 9, 9, 9])), (v6, other)] {
+            let keys = [
+                key,
+                FlowKey { vlan: 7, ..key },
+                FlowKey { vlan: 8, ..key },
+                FlowKey { g_addr: addr, ..key },
+                FlowKey { r_addr: addr, ..key },
+                FlowKey { g_port: 7, ..key },
+                FlowKey { r_port: 7, ..key },
+                FlowKey { port: 7, ..key },
+            ];
+            let hashes: std::collections::BTreeSet<_> = keys.iter().map(hash_of).collect();
+            assert_eq!(hashes.len(), keys.len());
+        }
+    }
+
+    #[test]
     fn the_same_segment_on_two_vlans_is_two_flows_and_priority_is_not_looked_at() {
         let vlan_of = |tci: [u8; 2]| {
             let mut segment = v4_segment(b"x");
@@ -204,6 +225,8 @@ pub(crate) mod tests {
         assert_ne!(on(vlan_of([0, 7])), on(vlan_of([0, 8])));
         assert_eq!(on(vlan_of([0, 7])), on(vlan_of([0xa0, 7])));
         assert_eq!(on(vlan_of([0, 7])).to_string(), "port 3 vlan 7 10.0.0.2:80 <-> 10.0.0.0:1");
+        let both = vlan_of([0, 7]) | vlan_of([0, 8]) >> 32;
+        assert_eq!(on(both).to_string(), "port 3 vlan 7.8 10.0.0.2:80 <-> 10.0.0.0:1");
         assert_eq!(key(1).to_string(), "port 3 10.0.0.2:80 <-> 10.0.0.0:1");
     }
 

@@ -75,3 +75,17 @@ impl Batch {
         self.frames.last().map_or(0, |(_, at)| at.end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_full_by_its_frames_or_by_its_bytes() {
+        let mut batch = Batch::new();
+        batch.push(VirtioNetHdr::default(), 60);
+        assert!(batch.room(1).is_none() && batch.room(2).is_some());
+        batch.push(VirtioNetHdr::default(), BATCH_BYTES - 60);
+        assert!(batch.room(BATCH_FRAMES).is_none());
+    }
+}

@@ -31,6 +31,8 @@ struct Queue {
     waits_for_frames: bool,
     /// It has shown life since it was last asked.
     moved: bool,
+    /// It has yet to see some of what it got.
+    lags: bool,
     flushed: usize,
     asked_for_frames: usize,
     looked_at: usize,
@@ -84,7 +86,7 @@ impl Ports for Queues {
     fn progress(&mut self, port: PortId) -> Option<bool> {
         let queue = self.of(port);
         queue.looked_at += 1;
-        std::mem::take(&mut queue.moved).then_some(true)
+        std::mem::take(&mut queue.moved).then_some(!queue.lags)
     }
 
     fn wait_for_frames(&mut self, port: PortId) -> bool {
@@ -238,6 +240,21 @@ fn what_waits_outside_the_ring_has_not_been_seen() {
         w.turn.run(NOW + Duration::from_secs(5), &mut w.engine, &mut w.ports).unwrap();
         let (later, second) = (NOW + Duration::from_secs(60), Duration::from_secs(1));
         assert!(!w.engine.vm(G1).unwrap().clock.alive_within(later, second));
+    });
+}
+
+#[test]
+fn a_guest_that_has_seen_a_part_is_looked_at_again() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.turn();
+        for (ms, lags) in [(5, true), (10, false)] {
+            (w.ports.of(G1).moved, w.ports.of(G1).lags) = (true, lags);
+            let now = NOW + Duration::from_millis(ms);
+            w.turn.run(now, &mut w.engine, &mut w.ports).unwrap();
+        }
+        let (later, second) = (NOW + Duration::from_secs(60), Duration::from_secs(1));
+        assert!(w.engine.vm(G1).unwrap().clock.alive_within(later, second), "it has seen all");
     });
 }
 
@@ -563,13 +580,8 @@ proptest! {
     }
 }
 
-/// INV-20: promised bytes and a flood share a ring that is always full.
-#[test]
-fn inv_20_a_flood_and_promised_bytes_take_turns() {
-    let (w, r, g) = Setup::new().established();
-    g.stops(0);
-    r.sends("1:20001");
-    let inner = &mut *w.0.borrow_mut();
+/// A turn over an uplink and a guest of an engine that a trace has brought somewhere.
+fn turn_of_our_own() -> (Turn, Queues) {
     let mut turn = Turn::new(TurnConfig::default());
     let mut ports = Queues::default();
     for port in [UPLINK, G1] {
@@ -577,6 +589,30 @@ fn inv_20_a_flood_and_promised_bytes_take_turns() {
         turn.slots.of_mut(port).features = Some(PortFeatures::ALL);
         ports.list.push(Queue::default());
     }
+    (turn, ports)
+}
+
+#[test]
+fn what_a_guest_is_given_from_the_store_counts_as_work_of_the_turn() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:1001");
+    let inner = &mut *w.0.borrow_mut();
+    let (mut turn, mut ports) = turn_of_our_own();
+    ports.of(UPLINK).sent.push_back((VirtioNetHdr::default(), frame(EVERYBODY, A, 1)));
+    turn.wake(UPLINK);
+    let frames = turn.run(inner.outside.now, &mut inner.engine, &mut ports).unwrap();
+    assert_eq!((frames, ports.of(G1).got.len()), (2, 2), "one was read, one was made");
+}
+
+/// INV-20: promised bytes and a flood share a ring that is always full.
+#[test]
+fn inv_20_a_flood_and_promised_bytes_take_turns() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:20001");
+    let inner = &mut *w.0.borrow_mut();
+    let (mut turn, mut ports) = turn_of_our_own();
     let (mut flood, mut promised) = (0, 0);
     for _ in 0..20 {
         ports.of(G1).slots = Some(2);

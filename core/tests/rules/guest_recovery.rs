@@ -129,6 +129,30 @@ fn snoop_29_duplicates_count_from_the_acknowledgement_on() {
 }
 
 #[test]
+fn snoop_29_a_partial_ack_with_blocks_names_its_first_hole_first() {
+    let (_w, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 6);
+    for _ in 0..3 {
+        g.sends("ack 1001");
+    }
+    assert_eq!(ranges(&g), segments(1001, 2001));
+    g.sends("ack 2001 <sack 4001:5001>");
+    assert_eq!(ranges(&g), segments(2001, 3001));
+}
+
+#[test]
+fn snoop_16_what_g_lost_is_forgotten_with_the_connection_that_it_resets() {
+    let (w, r, g) = plain(Setup::new());
+    loses_a_flight(&r, &g, 6);
+    for _ in 0..3 {
+        g.sends("ack 1001");
+    }
+    assert!(flow(&w, |f| f.stats().has_losses));
+    g.sends("R. 1 ack 1001");
+    assert!(flow(&w, |f| !f.stats().has_losses));
+}
+
+#[test]
 fn snoop_29_the_fin_is_repeated_as_well() {
     let (w, r, g) = plain(Setup::new());
     r.sends("1001:2001");

@@ -74,6 +74,23 @@ fn snoop_34_the_reopened_window_is_said_twice() {
     r.gets_nothing();
 }
 
+#[test]
+fn snoop_34_who_drains_says_the_reopened_window_once() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(1);
+    let end = fills_window(&r, 1001);
+    g.runs();
+    let acked = i64::from(g.gets_last_any().range().1);
+    r.takes_all();
+    g.sends(&format!("ack {acked}"));
+    r.gets(&format!("ack {end}"));
+    w.engine(|engine, now| engine.drain(now, GUEST));
+    w.after_ms(limits::WINDOW_UPDATE_REPEAT.as_millis() + 1);
+    assert_eq!(w.state(), Some(State::Drain));
+    r.gets_nothing();
+}
+
 /// Found by simulation (seed 2768): the window opened in a segment that R answers without a look at
 /// its window, and R's answer was taken for news of it.
 #[test]
@@ -123,6 +140,28 @@ fn snoop_34_a_coarse_unit_is_shown_as_soon_as_there_is_room_for_it() {
     }
     assert!(acked < end);
     assert_eq!(r.gets_last(&format!("ack {end}")).window(), 1 << 14);
+}
+
+#[test]
+fn snoop_34_a_window_that_is_shut_to_the_byte_is_not_said_again_before_it_opens() {
+    let (w, r, g) = coarse().established();
+    warms_up(&r, &g);
+    g.stops(1);
+    let end = fills_window(&r, 1001);
+    // What is left of the buffer and no field can say.
+    let rest = flow(&w, |f| f.stats().edge_to_net - f.stats().rcv_nxt);
+    r.sends(&format!("{end}:{}", end + i64::try_from(rest).expect("small")));
+    let shut = |f: &Flow| f.stats().edge_to_net == f.stats().rcv_nxt;
+    assert!(flow(&w, shut));
+    g.runs();
+    g.takes_all();
+    r.takes_all();
+    let mut acked = 1001;
+    while flow(&w, shut) {
+        r.gets_nothing();
+        acked += 500;
+        g.sends(&format!("ack {acked}"));
+    }
 }
 
 #[test]

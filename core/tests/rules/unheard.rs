@@ -5,10 +5,14 @@ use crate::common::setup::ALL_FEATURES;
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use crate::{GUEST, flow, sends_segments, warms_up};
+use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Verdict;
+use nightporter_core::limits;
 use nightporter_core::port::PortFeatures;
 use nightporter_core::tcp::flow::State;
+use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::{GSO_NONE, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
+use nightporter_testkit::segment::Spec;
 use zerocopy::IntoBytes;
 
 #[test]
@@ -263,4 +267,140 @@ fn snoop_04_old_data_is_always_answered_and_an_old_ack_twice_a_second_at_most() 
         (0..3).for_each(|_| assert!(matches!(r.is_forged(old), Verdict::Drop(_))));
         assert_eq!(r.takes_all().len(), answers, "{old}");
     }
+}
+
+#[test]
+fn com_28_a_syn_ack_of_r_that_is_repeated_is_known_and_another_is_not_understood() {
+    for (words, on) in [("S. ack 1", true), ("S. 5000:5000 ack 1", false)] {
+        let setup = Setup { guest_is_client: true, ..Setup::new() };
+        let (w, r, g) = opened_by_guest(&setup);
+        r.sends_syn_spec(words, &setup);
+        g.gets_syn();
+        g.sends("1 ack 1");
+        assert_eq!(w.state() == Some(State::On), on, "{words}");
+    }
+}
+
+#[test]
+fn life_02_who_is_out_of_the_path_is_remembered_for_longer_than_who_has_closed() {
+    let syn_options = ["fd 04 12 34", ""]; // nobody understands it: the connection passes
+    let (w, _r, _g) = Setup { syn_options, ..Setup::new() }.established();
+    w.after_ms(limits::T_IDLE.as_millis() - 10_000);
+    assert_eq!(w.state(), Some(State::Pass));
+    w.after_ms(30_000);
+    assert_eq!(w.state(), None);
+}
+
+#[test]
+fn snoop_04_the_clock_of_a_new_connection_is_not_outdated_however_long_the_daemon_has_run() {
+    let start = Instant::from_secs(40 * 24 * 3600);
+    let (_w, r, _g) = Setup { start, ..Setup::new() }.established();
+    let old = format!("1:1001 ack 1 <ts {}>", 0_u32.wrapping_sub(1000));
+    assert_eq!(r.is_forged(&old), Verdict::Drop(DropReason::Paws));
+}
+
+#[test]
+fn snoop_15_a_reset_that_waits_shortens_no_timeout() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001");
+    g.gets("1:1001");
+    r.sends("R 1001");
+    w.after_ms(200);
+    g.gets_nothing();
+    w.after_ms(51);
+    g.gets("1:1001");
+}
+
+#[test]
+fn com_20_who_names_no_mss_takes_the_smallest_of_its_family() {
+    for (v6, mss) in [(false, 536), (true, 1220)] {
+        let setup = Setup { v6, ..Setup::new() };
+        let w = setup.opens();
+        let (r, g) = w.pair(&setup);
+        r.sends_syn();
+        g.gets_syn();
+        g.sends_spec(&Spec { no_ts: true, ..Spec::parse("S. 0:0 ack 1") });
+        r.gets_syn();
+        r.sends("1 ack 1 <nots>");
+        assert_eq!(flow(&w, |f| f.options().mss_to_guest), mss);
+    }
+}
+
+#[test]
+fn snoop_14_data_behind_the_fin_is_dropped_and_counted() {
+    let (_w, r, _g) = Setup::new().established();
+    r.sends("F. 1:1001");
+    assert_eq!(r.is_forged("1002:2002"), Verdict::Drop(DropReason::OutOfWindow));
+    assert_eq!(r.is_forged("501:2001"), Verdict::Absorbed, "what lies before it came twice");
+    r.gets_last("ack 1001 <sack 501:1001>");
+}
+
+#[test]
+fn snoop_35_a_guest_that_is_off_its_cpu_with_a_full_ring_does_not_count_as_alive() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:1001");
+    w.after_ms(limits::T_ALIVE.as_millis() + 1000);
+    r.takes_all();
+    r.sends("1000"); // a keepalive
+    r.gets_nothing();
+}
+
+#[test]
+fn a_flow_is_found_by_the_number_that_the_operator_is_shown() {
+    let (w, _r, _g) = Setup::new().established();
+    w.engine(|engine, _| {
+        let (id, ..) = engine.flows().next().expect("a flow");
+        assert_eq!(engine.flow(id.index()).map(|(found, ..)| found), Some(id));
+        assert!(engine.flow(id.index() + 1).is_none());
+    });
+}
+
+#[test]
+fn snoop_39_the_buffer_for_a_remote_that_sends_nothing_does_not_grow() {
+    let (w, _r, g) = Setup::new().established();
+    let reserved = || w.engine(|engine, _| engine.vm(GUEST).map(|vm| vm.reserved_pages));
+    let before = reserved();
+    g.sends("1:1001");
+    assert_eq!(reserved(), before);
+}
+
+#[test]
+fn snoop_39_a_flow_that_has_just_grown_to_what_g_shows_stays() {
+    let (w, r, g) = Setup::new().established();
+    let mut at = 1;
+    for _ in 0..14 {
+        sends_segments(&r, at, 50);
+        at += 50_000;
+        g.sends(&format!("ack {at}"));
+    }
+    g.sends(&format!("ack {at} win 300032"));
+    assert_eq!(flow(&w, |f| (f.state(), f.stats().buffer_bytes)), (State::On, 300_032));
+}
+
+#[test]
+fn snoop_16_a_reset_is_not_answered_with_a_reset() {
+    let (w, r, g) = Setup::new().established();
+    g.sends("R. 1 ack 1");
+    r.gets("R. 1 ack 1");
+    w.after_ms(10_000);
+    for peer in [&r, &g] {
+        peer.sends("R. 1 ack 1");
+        r.gets_nothing();
+        g.gets_nothing();
+    }
+}
+
+#[test]
+fn com_26_r_may_take_data_of_the_syn_of_g() {
+    let setup = Setup { guest_is_client: true, ..Setup::new() };
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    w.set_lenient(0, true); // the SYN counts one before its data
+    g.sends_syn_spec("S 0:500", &setup);
+    r.gets_syn();
+    r.sends_syn_spec("S. ack 501", &setup);
+    g.gets_syn();
+    g.sends("501 ack 1");
+    assert_eq!(w.state(), Some(State::On));
 }

@@ -163,6 +163,14 @@ fn a_deadline_at_the_end_of_time_is_kept_and_can_be_taken_back() {
 }
 
 #[test]
+fn a_flow_that_waits_for_the_end_of_time_can_be_woken_earlier() {
+    let mut wheel = TimerWheel::new(ms(7));
+    wheel.schedule(id(0), Instant::MAX);
+    wheel.schedule(id(0), ms(1000));
+    assert_eq!(wheel.expired(ms(1000)), Some(id(0)));
+}
+
+#[test]
 fn life_11_a_jump_of_an_hour_wakes_each_due_flow_once_and_does_bounded_work_per_call() {
     const FLOWS: u32 = 100_000;
     let mut wheel = TimerWheel::new(ms(0));

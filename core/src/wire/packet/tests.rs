@@ -387,6 +387,8 @@ fn com_10_up_to_two_vlan_tags_are_looked_behind() {
     }
     let cut = [&L2_V4[..12], &[0x81, 0, 0, 1]].concat();
     assert_eq!(Packet::parse(&cut), Err(DropReason::Truncated), "no EtherType behind the tag");
+    let bare = [&cut[..], &[0x88, 0xcc]].concat();
+    assert_eq!(Packet::parse(&bare).map(|packet| packet.eth.ethertype), Ok(0x88cc));
 }
 
 #[test]

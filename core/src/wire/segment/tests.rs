@@ -236,6 +236,16 @@ fn a_checksum_may_be_the_last_two_bytes_of_a_frame() {
 }
 
 #[test]
+fn a_checksum_that_lies_outside_its_frame_is_not_completed() {
+    for (csum_offset, fits) in [(6, true), (7, false), (8, false)] {
+        let mut hdr =
+            VirtioNetHdr { flags: F_NEEDS_CSUM, csum_start: 12, csum_offset, ..Default::default() };
+        let done = complete_checksum(&mut hdr, &mut [0; 20]);
+        assert_eq!(done.is_ok(), fits, "{csum_offset}: {done:?}");
+    }
+}
+
+#[test]
 fn com_12_the_inner_checksum_of_a_tunnel_may_be_completed_but_no_outer_header_touched() {
     let (mut frame, hdr) = udp(&[0; 60]);
     let inner = VirtioNetHdr { csum_start: 70, csum_offset: 16, ..hdr };
