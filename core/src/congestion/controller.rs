@@ -12,8 +12,8 @@ use crate::time::{Duration, Instant};
 pub struct Ack {
     /// When it came.
     pub now: Instant,
-    /// Bytes that R has for the first time, acknowledged or SACKed. Bytes are counted and never
-    /// ACKs, so that an R that splits its ACKs gains nothing (RFC 3465).
+    /// Bytes that may widen the window. Bytes are counted and never ACKs, so that an R that splits
+    /// its ACKs gains nothing (RFC 3465).
     pub delivered: u64,
     /// The highest acknowledgement, this one included.
     pub una: u64,

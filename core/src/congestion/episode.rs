@@ -14,7 +14,7 @@
 //! In `Recovery` and `Reduction` [`Prr`] says what may be sent, else the controller's window does.
 //! A retransmission that is lost begins a recovery anew (RFC 5681 section 4.3).
 
-use crate::congestion::controller::{Ack, Controller};
+use crate::congestion::controller::{Ack, Controller, initial_window};
 use crate::congestion::prr::{Progress, Prr};
 use crate::congestion::sender::SenderConfig;
 use crate::congestion::validation::Validation;
@@ -36,10 +36,12 @@ pub enum Phase {
 /// What an ACK, or the reordering timer, has brought.
 #[derive(Clone, Copy, Debug)]
 pub struct News {
-    /// For the controller.
+    /// For the controller; `delivered` is by how many bytes the acknowledgement moved.
     pub ack: Ack,
-    /// By how many bytes the acknowledgement moved.
-    pub acked: u64,
+    /// Bytes that R has for the first time, acknowledged or SACKed.
+    pub delivered: u64,
+    /// Of them those that were sent more than once.
+    pub copies: u64,
     /// Bytes from the oldest unacknowledged to the newest sent, before this.
     pub flight_before: u64,
     /// Bytes SACKed before this.
@@ -48,8 +50,10 @@ pub struct News {
     pub in_flight: u64,
     /// Something was found lost just now.
     pub lost: bool,
-    /// And some of it had been sent again.
+    /// And some of it had been sent again since the last reduction.
     pub lost_again: bool,
+    /// And some of it lies beyond what is being repaired.
+    pub lost_beyond: bool,
     /// R says that something was marked (ECE).
     pub marked: bool,
 }
@@ -62,11 +66,15 @@ pub struct Episode {
     phase: Phase,
     /// What was sent when the phase began: it ends when this is acknowledged.
     until: u64,
+    /// Something beyond was lost: it was sent after the reduction, and is a congestion of its own.
+    lost_beyond: bool,
     prr: Prr,
     mss: u64,
     initial_window: u64,
     /// The last ACK: time since then in which the window was not used does not count.
     judged_at: Instant,
+    /// The last reduction.
+    reduced_at: Instant,
     /// R and H understand congestion marks.
     ecn: bool,
     /// R is to be told that the window was reduced, for whatever reason (CWR, RFC 3168 section
@@ -86,10 +94,12 @@ impl Episode {
             validation: Validation::new(now),
             phase: Phase::Open,
             until: 0,
+            lost_beyond: false,
             prr: Prr::default(),
             mss,
             initial_window,
             judged_at: now,
+            reduced_at: Instant::ZERO,
             ecn,
             cwr_due: false,
             marks_count_from: 0,
@@ -120,6 +130,18 @@ impl Episode {
         if self.is_repairing() { self.until } else { 0 }
     }
 
+    /// End of what was sent when the phase began.
+    #[must_use]
+    pub const fn until(&self) -> u64 {
+        self.until
+    }
+
+    /// When the window was last reduced.
+    #[must_use]
+    pub const fn reduced_at(&self) -> Instant {
+        self.reduced_at
+    }
+
     /// Bytes that may be sent while `in_flight` are under way.
     #[must_use]
     pub fn allowance(&self, in_flight: u64) -> u64 {
@@ -137,30 +159,32 @@ impl Episode {
 
     /// An ACK, or the reordering timer. `true`: a repair is complete.
     pub fn on_news(&mut self, n: &News) -> bool {
-        let Ack { now, una, next, delivered, srtt, .. } = n.ack;
+        let Ack { now, una, next, delivered: acked, srtt, .. } = n.ack;
         let over = self.phase != Phase::Open && una >= self.until;
         let repaired = over && self.is_repairing();
         if over {
             self.phase = Phase::Open;
         }
-        self.validation.on_ack(now, delivered, una, next, srtt);
-        if n.lost {
+        self.validation.on_ack(now, n.delivered, una, next, srtt);
+        if n.lost || (over && self.lost_beyond) {
             self.on_loss(n);
         } else if n.marked && self.ecn && una > self.marks_count_from && self.phase == Phase::Open {
             self.begin(Phase::Reduction, n);
         }
         match self.phase {
             // An ACK that moves nothing, SACK or not, widens no window (RFC 5681 section 3.2).
-            // Nor does the one that completes a repair (RFC 6582 section 3.2).
-            Phase::Open if !repaired => self.grow(&Ack { delivered: n.acked, ..n.ack }),
-            // What was SACKed before the timeout is not counted again (RFC 3465 section 2.3).
-            Phase::Timeout if n.acked > 0 => self.controller.on_ack(&n.ack),
-            Phase::Open | Phase::Timeout => return repaired,
+            // Nor does one that completes a repair (RFC 6582 section 3.2), or reduces the window.
+            Phase::Open if !repaired && self.reduced_at < now => self.grow(n),
+            // What had arrived before the timeout is not counted (RFC 3465 section 2.3).
+            Phase::Timeout if acked > 0 => {
+                self.controller.on_ack(&Ack { delivered: n.copies, ..n.ack });
+            }
+            Phase::Open | Phase::Timeout => {}
             Phase::Recovery | Phase::Reduction => self.prr.on_ack(&Progress {
-                delivered,
+                delivered: n.delivered,
                 in_flight: n.in_flight,
                 ssthresh: self.controller.ssthresh(),
-                safe: n.acked > 0 && !n.lost,
+                safe: acked > 0 && !n.lost,
                 mss: self.mss,
             }),
         }
@@ -171,34 +195,40 @@ impl Episode {
     fn on_loss(&mut self, n: &News) {
         match self.phase {
             Phase::Open => self.begin(Phase::Recovery, n),
-            // Reduced already for this round trip.
-            Phase::Reduction => self.phase = Phase::Recovery,
-            Phase::Recovery if n.lost_again => self.begin(Phase::Recovery, n),
-            Phase::Recovery | Phase::Timeout => {}
+            Phase::Recovery | Phase::Timeout if n.lost_again => self.begin(Phase::Recovery, n),
+            Phase::Recovery | Phase::Timeout => self.lost_beyond |= n.lost_beyond,
+            Phase::Reduction => {
+                self.phase = Phase::Recovery; // reduced already for this round trip
+                self.lost_beyond |= n.lost_beyond;
+            }
         }
     }
 
     fn begin(&mut self, phase: Phase, n: &News) {
-        self.reduce(n.ack.now, n.flight_before, n.ack.next);
-        self.phase = phase;
-        self.until = n.ack.next;
+        let Ack { now, una, next, .. } = n.ack;
+        self.reduce(now, n.flight_before, next);
+        self.phase = if una < next { phase } else { Phase::Open }; // over already
+        self.until = next;
         self.prr = Prr::new(n.flight_before - n.sacked_before);
     }
 
     fn reduce(&mut self, now: Instant, flight: u64, next: u64) {
         let in_use = self.validation.in_use(flight, self.controller.cwnd());
         self.controller.on_congestion(now, in_use);
-        self.note_reduction(next);
+        self.note_reduction(now, next);
     }
 
-    fn note_reduction(&mut self, next: u64) {
+    fn note_reduction(&mut self, now: Instant, next: u64) {
+        self.reduced_at = now;
+        self.lost_beyond = false;
         self.validation.on_reduction(next);
         self.cwr_due = self.ecn;
         self.marks_count_from = next;
     }
 
-    fn grow(&mut self, ack: &Ack) {
-        let used = self.validation.is_used(self.controller.cwnd());
+    fn grow(&mut self, n: &News) {
+        let ack = &n.ack;
+        let used = self.validation.is_used(n.flight_before, self.controller.cwnd());
         if self.validation.on_judged(ack.now, used) {
             let half = self.controller.cwnd() / 2;
             self.controller.on_idle(half.max(self.initial_window));
@@ -213,7 +243,7 @@ impl Episode {
     /// A probe has repaired a loss that nothing else showed (RFC 8985 section 7.4.2).
     pub fn on_repaired_by_probe(&mut self, now: Instant, flight: u64, next: u64) {
         if self.phase == Phase::Open {
-            self.reduce(now, flight.max(self.mss), next);
+            self.reduce(now, flight, next);
         }
     }
 
@@ -222,7 +252,7 @@ impl Episode {
     pub fn on_timeout(&mut self, now: Instant, flight: u64, next: u64, first: bool) {
         let in_use = self.validation.in_use(flight, self.controller.cwnd());
         self.controller.on_timeout(now, in_use, first);
-        self.note_reduction(next);
+        self.note_reduction(now, next);
         self.phase = Phase::Timeout;
         self.until = next;
     }
@@ -231,7 +261,6 @@ impl Episode {
     pub fn on_spurious(&mut self) {
         self.controller.on_spurious();
         self.phase = Phase::Open;
-        self.cwr_due = false;
     }
 
     /// So much was sent, new or again.
@@ -246,9 +275,13 @@ impl Episode {
         self.validation.on_pressed();
     }
 
-    /// Nothing was under way for `idle`: the window halves with each timeout of it, down to the
-    /// initial one (RFC 5681 section 4.1; halving is RFC 2861's, and Linux's).
-    pub fn on_idle(&mut self, idle: Duration, rto: Duration) {
+    /// Nothing is under way, and the last segment left at `sent_at`: the window halves with each
+    /// timeout since, down to the initial one (RFC 5681 section 4.1; halving is RFC 2861's, and
+    /// Linux's).
+    pub fn on_idle(&mut self, now: Instant, sent_at: Instant, rto: Duration) {
+        self.controller.on_unused(now.since(self.judged_at));
+        self.judged_at = now;
+        let idle = now.since(sent_at);
         let timeouts = (idle.as_nanos() / rto.as_nanos().max(1)).min(63);
         if timeouts > 0 {
             let cwnd = self.controller.cwnd();
@@ -260,6 +293,7 @@ impl Episode {
     /// Segments are of this size from now on.
     pub fn on_mss(&mut self, mss: u64) {
         self.mss = mss;
+        self.initial_window = self.initial_window.min(initial_window(mss, false));
         self.controller.on_mss(mss);
     }
 }

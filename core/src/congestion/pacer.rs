@@ -94,6 +94,9 @@ impl Pacer {
         if self.byte_time == 0 {
             return 0;
         }
+        if now <= self.at {
+            return self.owed; // settled just now
+        }
         self.owed.saturating_sub(fine(now.since(self.at)) / self.byte_time)
     }
 

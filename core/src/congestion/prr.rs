@@ -150,6 +150,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_due_is_rounded_up() {
+        let mut prr = Prr::new(3000);
+        let ack =
+            Progress { delivered: 1000, in_flight: 1500, ssthresh: 1000, safe: false, mss: MSS };
+        prr.on_ack(&ack);
+        prr.on_sent(1);
+        prr.on_ack(&ack);
+        assert_eq!(prr.budget(), 666); // 2000 * 1000 / 3000, less what was sent
+    }
+
+    #[test]
     fn at_its_end_what_is_under_way_is_ssthresh() {
         for ssthresh in [7, 10, 14] {
             let last = recovery(1, ssthresh);

@@ -160,13 +160,13 @@ impl LossProbe {
         self.measured = false;
     }
 
-    /// An acknowledgement of all below `ack` (section 7.4.2). `dsack`: it reports that the last
-    /// segment came twice; `duplicate`: it says nothing new and has no SACK blocks.
-    pub fn on_ack(&mut self, ack: u64, dsack: bool, duplicate: bool) -> ProbeAnswer {
+    /// An acknowledgement of all below `ack` (section 7.4.2). `twice`: it reports that what ends
+    /// there came twice; `duplicate`: it says nothing new and has no SACK blocks.
+    pub fn on_ack(&mut self, ack: u64, twice: Option<u64>, duplicate: bool) -> ProbeAnswer {
         let Some((end, copy)) = self.out.filter(|(end, _)| ack >= *end) else {
             return ProbeAnswer::None;
         };
-        let answer = if !copy || dsack {
+        let answer = if !copy || twice == Some(end) {
             ProbeAnswer::Unneeded
         } else if ack > end {
             ProbeAnswer::Repaired

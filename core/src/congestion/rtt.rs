@@ -22,7 +22,7 @@ pub struct RttEstimator {
     min: [Duration; 2],
     /// When this window began.
     min_since: Instant,
-    /// Timeouts in a row: each doubles the next (RFC 6298 section 5.5).
+    /// Timeouts since the last sample: each doubles the next (RFC 6298 section 5.5).
     backoffs: u8,
 }
 
@@ -58,13 +58,13 @@ impl RttEstimator {
         (min < NEVER).then_some(min)
     }
 
-    /// Timeouts in a row.
+    /// Timeouts since the last sample, or since R has shown room.
     #[must_use]
     pub const fn backoffs(&self) -> u8 {
         self.backoffs
     }
 
-    /// How long to wait for an acknowledgement, doubled for each timeout in a row.
+    /// How long to wait for an acknowledgement, doubled for each timeout.
     #[must_use]
     pub fn rto(&self) -> Duration {
         let rto = match self.srtt() {
@@ -77,7 +77,9 @@ impl RttEstimator {
         rto.saturating_mul(1 << self.backoffs.min(20)).min(WIRE_RTO_MAX)
     }
 
-    /// A round trip was measured (RFC 6298 sections 2.2 and 2.3).
+    /// A round trip was measured (RFC 6298 sections 2.2 and 2.3). That alone ends the doubling: an
+    /// ACK that a copy may have brought does not, or a path that has become longer than the timeout
+    /// would see every segment twice (Karn's algorithm, its second half).
     pub fn on_sample(&mut self, now: Instant, rtt: Duration) {
         let sample = rtt.as_nanos().max(1);
         let (srtt, variance) = (self.srtt.as_nanos(), self.variance.as_nanos());
@@ -94,10 +96,11 @@ impl RttEstimator {
             self.min_since = now;
         }
         self.min[0] = self.min[0].min(rtt);
+        self.backoffs = 0;
     }
 
-    /// R has acknowledged something new: the next timeout is the first again.
-    pub const fn on_progress(&mut self) {
+    /// R shows room again: the next probe of its window is the first.
+    pub const fn on_room(&mut self) {
         self.backoffs = 0;
     }
 
@@ -156,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn timeouts_double_up_to_two_minutes_until_there_is_progress() {
+    fn timeouts_double_up_to_two_minutes_until_a_round_trip_is_measured() {
         let mut rtt = RttEstimator::new();
         rtt.on_sample(Instant::ZERO, ms(100));
         let mut seen = vec![];
@@ -166,8 +169,8 @@ mod tests {
         }
         let doubled = [300, 600, 1200, 2400, 4800, 9600, 19_200, 38_400, 76_800, 120_000, 120_000];
         assert_eq!(seen, doubled);
-        rtt.on_progress();
-        assert_eq!(rtt.rto(), ms(300));
+        rtt.on_sample(Instant::ZERO, ms(100));
+        assert_eq!(rtt.rto(), us(275_000 + 25_000));
     }
 
     #[test]

@@ -22,7 +22,6 @@ use crate::congestion::rack::{LossProbe, ProbeAnswer, Rack};
 use crate::congestion::rtt::RttEstimator;
 use crate::congestion::scoreboard::Scoreboard;
 use crate::time::{Duration, Instant};
-use timer::Timers;
 pub use timer::Waits;
 
 /// What a sender begins with.
@@ -103,21 +102,31 @@ pub struct Sender {
     rtt: RttEstimator,
     episode: Episode,
     pacer: Pacer,
-    timers: Timers,
     due: Due,
     doubt: Doubt,
-    /// The newest ACK brought something that a timeout thought lost, and that left once.
-    originals: bool,
     sack: bool,
     mss: u64,
     /// End of what G has handed over.
     end: u64,
     /// R's right edge.
     net_edge: u64,
-    /// Duplicate ACKs since the last one that was none, of an R without SACK.
+    /// Of an R without SACK: duplicate ACKs that speak of segments beyond `una`...
     duplicates: u64,
+    /// ...which were sent before this: when `una` moved last, or the recovery began...
+    duplicates_end: u64,
+    /// ...and do not mean a loss until more than this is acknowledged (RFC 6582 section 3.2: copies
+    /// of what had arrived make duplicates too).
+    recover: u64,
     /// When something last left.
     sent_at: Instant,
+    /// The timeout counts from here: the last ACK that moved, the last timeout or copy of the first
+    /// segment, or the first segment that left when nothing was under way (RFC 6298 section 5).
+    since: Instant,
+    /// What has not arrived by then, and was to before something else, is lost; never, while
+    /// nothing is merely late.
+    reordering: Instant,
+    /// The first segment under way has timed out already.
+    timed_out: bool,
     /// Segments that left more than once.
     retransmissions: u64,
 }
@@ -134,16 +143,19 @@ impl Sender {
             rtt: RttEstimator::new(),
             episode: Episode::new(now, config),
             pacer: Pacer::new(),
-            timers: Timers::default(),
             due: Due::Nothing,
             doubt: Doubt::None,
-            originals: false,
             sack,
             mss,
             end: first,
             net_edge: edge,
             duplicates: 0,
+            duplicates_end: first,
+            recover: 0,
             sent_at: now,
+            since: now,
+            reordering: Instant::MAX,
+            timed_out: false,
             retransmissions: 0,
         }
     }
@@ -207,14 +219,14 @@ impl Sender {
 
     /// When [`Self::on_timeout`] has something to do.
     #[must_use]
-    pub const fn timeout(&self) -> Instant {
-        self.timers.at()
+    pub fn timeout(&self) -> Instant {
+        self.deadline().1
     }
 
     /// What it waits for then.
     #[must_use]
-    pub const fn waits(&self) -> Waits {
-        self.timers.waits()
+    pub fn waits(&self) -> Waits {
+        self.deadline().0
     }
 
     /// When [`Self::poll`] has something that the pace holds back now.
@@ -227,8 +239,10 @@ impl Sender {
 
     /// G has handed over everything below `end`.
     pub fn on_offered(&mut self, now: Instant, end: u64) {
+        if self.end == self.una() {
+            self.since = now; // if R shows no room it is asked after a timeout from here
+        }
         self.end = self.end.max(end);
-        self.arm(now);
     }
 
     /// An acknowledgement of R, at least `una`.
@@ -237,61 +251,70 @@ impl Sender {
             return; // the caller judges these (INV-12)
         }
         let before = self.flight_now();
-        let dsack = evidence::is_dsack(a);
-        if dsack {
+        let dsack = evidence::dsack(a);
+        if dsack.is_some() {
             self.rack.on_dsack(a.ack, self.next());
         }
-        let (news, sample) = self.take(now, a);
+        let was_shut = self.is_shut();
+        let mut arrived = self.take(now, a);
         self.net_edge = a.edge;
-        if let Some(sample) = sample {
+        if let Some(sample) = arrived.sample {
             self.rtt.on_sample(now, sample);
             self.probe.on_sample();
         }
-        let moved = news.acked > 0;
+        let moved = arrived.acked > 0;
         if moved {
-            self.rtt.on_progress();
-            self.timers.restart(now);
-        } else if before.flight == 0 && self.net_edge > self.next() {
-            self.rtt.on_progress(); // R shows room again
+            self.on_moved(now);
+        } else if was_shut && !self.is_shut() {
+            self.rtt.on_room();
         }
         let duplicate = a.bare && !moved && a.blocks.is_empty() && before.flight > 0;
-        if self.probe.on_ack(a.ack, dsack, duplicate) == ProbeAnswer::Repaired {
+        let twice = dsack.map(|(_, to)| to);
+        if self.probe.on_ack(a.ack, twice, duplicate) == ProbeAnswer::Repaired {
             self.episode.on_repaired_by_probe(now, before.flight, self.next());
         }
-        if self.doubt != Doubt::None && self.is_timeout_spurious(now, moved) {
+        if self.doubt != Doubt::None && self.is_timeout_spurious(now, arrived.originals, moved) {
             self.episode.on_spurious();
         }
-        let (delivered, lost) = self.find_losses(now, news, duplicate, before.una);
-        self.tell(
-            now,
-            before,
-            Arrived { delivered, acked: news.acked, sample, marked: a.ece },
-            lost,
-        );
-        self.arm(now);
+        if !self.sack {
+            arrived.delivered = self.count_duplicates(duplicate, arrived.acked);
+        }
+        let lost = self.find_losses(now, duplicate, moved, before.una);
+        self.tell(now, before, &arrived, lost);
+    }
+
+    /// More is acknowledged.
+    fn on_moved(&mut self, now: Instant) {
+        self.since = now; // RFC 6298 section 5.3
+        self.timed_out = false;
+        self.duplicates_end = self.next();
     }
 
     /// [`Self::timeout`] has come.
     pub fn on_timeout(&mut self, now: Instant) {
-        match self.timers.poll(now) {
-            None | Some(Waits::Nothing) => return,
-            Some(Waits::Reordering) => {
-                let before = self.flight_now();
-                let lost = self.detect(now);
-                self.tell(now, before, Arrived::default(), lost);
-            }
-            Some(Waits::Probe) => self.due = Due::Probe,
-            Some(Waits::Retransmission) => self.on_retransmission_timeout(now),
-            Some(Waits::Window) => {
+        let (waits, at) = self.deadline();
+        if at > now {
+            return;
+        }
+        if waits == Waits::Reordering {
+            let before = self.flight_now();
+            let lost = self.detect(now);
+            return self.tell(now, before, &Arrived::default(), lost);
+        }
+        self.since = now;
+        match waits {
+            Waits::Nothing | Waits::Reordering => {}
+            Waits::Probe => self.due = Due::Probe,
+            Waits::Retransmission => self.on_retransmission_timeout(now),
+            Waits::Window => {
                 self.rtt.on_timeout();
                 self.due = Due::WindowProbe;
             }
         }
-        self.arm(now);
     }
 
     fn on_retransmission_timeout(&mut self, now: Instant) {
-        let first = self.rtt.backoffs() == 0;
+        let first = !core::mem::replace(&mut self.timed_out, true);
         let flight = self.board.flight();
         let doubtful = self.sack && !self.episode.is_repairing();
         self.doubt = if doubtful { Doubt::Begun } else { Doubt::None };
@@ -301,7 +324,7 @@ impl Sender {
         self.episode.on_timeout(now, flight, self.next(), first);
         self.due = Due::First;
         self.set_pace(now);
-        self.timers.no_reordering();
+        self.reordering = Instant::MAX;
     }
 
     /// Segments are of `mss` bytes from now on (FLOOD-39, FLOOD-40). What is under way and too long
@@ -319,27 +342,31 @@ impl Sender {
     }
 
     /// Tells the congestion state what has arrived, and what was found lost.
-    fn tell(&mut self, now: Instant, before: Before, arrived: Arrived, lost: Lost) {
+    fn tell(&mut self, now: Instant, before: Before, arrived: &Arrived, lost: Lost) {
+        let repaired_below = self.episode.repairs_below();
         let news = News {
             ack: Ack {
                 now,
-                delivered: arrived.delivered,
+                delivered: arrived.acked,
                 una: self.una(),
                 next: self.next(),
                 rtt: arrived.sample,
                 srtt: self.rtt.srtt().unwrap_or_default(),
             },
-            acked: arrived.acked,
+            delivered: arrived.delivered,
+            copies: arrived.copies,
             flight_before: before.flight,
             sacked_before: before.sacked,
             in_flight: self.in_flight(),
             lost: lost.some,
             lost_again: lost.again,
+            lost_beyond: lost.beyond,
             marked: arrived.marked,
         };
         if self.episode.on_news(&news) {
             self.rack.on_recovered();
             self.duplicates = 0;
+            self.recover = repaired_below;
         }
         self.set_pace(now);
     }
@@ -353,24 +380,6 @@ impl Sender {
             };
             self.pacer.set_rate(now, window, srtt, controller.pacing_gain(), self.mss);
         }
-    }
-
-    /// What is waited for from now on.
-    fn arm(&mut self, now: Instant) {
-        let rto = self.rtt.rto();
-        if self.board.flight() == 0 {
-            let shut = self.end > self.next() && self.net_edge <= self.next();
-            self.timers.wait_for_window(now, shut.then_some(rto));
-            return;
-        }
-        let may_probe = self.sack
-            && self.episode.phase() == Phase::Open
-            && self.board.sacked() == 0
-            && self.probe.is_allowed()
-            && self.due == Due::Nothing;
-        let single = self.board.flight() <= self.mss;
-        let probe = may_probe.then(|| LossProbe::delay(&self.rtt, single));
-        self.timers.wait_for_ack(rto, probe);
     }
 }
 
@@ -387,6 +396,10 @@ struct Before {
 struct Arrived {
     /// Bytes that R has for the first time.
     delivered: u64,
+    /// Of them those that were sent again.
+    copies: u64,
+    /// Something that a timeout thought lost, and that left once.
+    originals: bool,
     /// By how many bytes the acknowledgement moved.
     acked: u64,
     /// A round trip.
@@ -400,8 +413,10 @@ struct Arrived {
 struct Lost {
     /// Something.
     some: bool,
-    /// And some of it had been sent again.
+    /// And some of it had been sent again since the window was reduced.
     again: bool,
+    /// And some of it lies beyond what is being repaired.
+    beyond: bool,
 }
 
 #[cfg(test)]

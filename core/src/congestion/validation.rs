@@ -52,12 +52,13 @@ impl Validation {
         (most > 0).then_some(most)
     }
 
-    /// The window may grow: there was always more to send, and half of it at least was under way
-    /// in a round trip (section 4.3).
+    /// The window may grow: data waited for it, and half of it at least is under way, or was
+    /// delivered in a round trip (section 4.3). What was delivered alone would halve the pace of
+    /// slow start: it is that of the round before.
     #[must_use]
-    pub fn is_used(&self, cwnd: u64) -> bool {
+    pub fn is_used(&self, flight: u64, cwnd: u64) -> bool {
         let pressed = self.pressed[0] || self.pressed[1];
-        pressed && self.pipe_ack().is_none_or(|bytes| bytes.saturating_mul(2) >= cwnd)
+        pressed && self.pipe_ack().is_none_or(|bytes| bytes.max(flight) * 2 >= cwnd)
     }
 
     /// Bytes of the window that were really used: what a reduction starts from (section 4.4.1).
@@ -123,17 +124,18 @@ mod tests {
     #[test]
     fn a_window_of_which_half_is_delivered_in_a_round_trip_is_used() {
         let mut v = Validation::new(at(0));
-        assert!(!v.is_used(20_000), "nothing waited for it");
+        assert!(!v.is_used(0, 20_000), "nothing waited for it");
         v.on_pressed();
-        assert!(v.is_used(20_000), "nothing is known: it may grow");
+        assert!(v.is_used(0, 20_000), "nothing is known: it may grow");
         v.on_ack(at(100), 9_999, 10_000, 10_000, SRTT);
-        assert!(!v.is_used(20_000) && v.is_used(19_998));
+        assert!(!v.is_used(0, 20_000) && v.is_used(0, 19_998));
+        assert!(v.is_used(10_000, 20_000), "half of it is under way");
         v.on_pressed();
         v.on_ack(at(150), 5_000, 9_999, 35_000, SRTT); // in the middle of a round
         assert_eq!(v.pipe_ack(), Some(9_999));
         v.on_ack(at(200), 6_000, 30_000, 40_000, SRTT);
         assert_eq!(v.pipe_ack(), Some(11_000));
-        assert!(v.is_used(20_000));
+        assert!(v.is_used(0, 20_000));
     }
 
     #[test]
@@ -143,7 +145,7 @@ mod tests {
         for round in 1..=3 {
             v.on_ack(at(round * 100), 20_000, round * 20_000, round * 20_000, SRTT);
         }
-        assert!(!v.is_used(20_000), "for two rounds nothing waited");
+        assert!(!v.is_used(0, 20_000), "for two rounds nothing waited");
     }
 
     #[test]

@@ -97,11 +97,11 @@ impl Window {
         self.cwnd = self.cwnd.saturating_add(bytes);
     }
 
-    /// A reduction to `ssthresh`, or two segments.
+    /// A reduction to `ssthresh`, or two segments; never to more than there was.
     pub fn reduce(&mut self, ssthresh: u64) {
         self.before = (self.cwnd, self.ssthresh);
         self.ssthresh = ssthresh.max(SSTHRESH_SEGMENTS_MIN * self.mss);
-        self.cwnd = self.ssthresh;
+        self.cwnd = self.cwnd.min(self.ssthresh);
         self.rounds.end();
     }
 

@@ -86,10 +86,10 @@ fn one_probe_at_a_time_and_a_round_trip_measured_in_between() {
     probe.on_sent(5000, true);
     probe.on_sample();
     assert!(!probe.is_allowed(), "one is out");
-    assert_eq!(probe.on_ack(5000, true, false), ProbeAnswer::Unneeded);
+    assert_eq!(probe.on_ack(5000, Some(5000), false), ProbeAnswer::Unneeded);
     assert!(probe.is_allowed());
     probe.on_sent(6000, true);
-    assert_eq!(probe.on_ack(6000, true, false), ProbeAnswer::Unneeded);
+    assert_eq!(probe.on_ack(6000, Some(6000), false), ProbeAnswer::Unneeded);
     assert!(!probe.is_allowed(), "nothing was measured since");
 }
 
@@ -101,10 +101,12 @@ fn what_an_ack_says_of_a_probe() {
         probe.on_sent(5000, copy);
         probe.on_ack(ack, dsack, duplicate)
     };
-    assert_eq!(answer(true, 4999, true, false), ProbeAnswer::None, "of what came before");
-    assert_eq!(answer(false, 5000, false, false), ProbeAnswer::Unneeded, "it was new");
-    assert_eq!(answer(true, 5000, false, false), ProbeAnswer::None, "which of the two?");
-    assert_eq!(answer(true, 5000, true, false), ProbeAnswer::Unneeded, "both");
-    assert_eq!(answer(true, 5000, false, true), ProbeAnswer::Unneeded, "both, without SACK");
-    assert_eq!(answer(true, 5001, false, false), ProbeAnswer::Repaired, "the copy alone");
+    assert_eq!(answer(true, 4999, Some(5000), false), ProbeAnswer::None, "of what came before");
+    assert_eq!(answer(false, 5000, None, false), ProbeAnswer::Unneeded, "it was new");
+    assert_eq!(answer(true, 5000, None, false), ProbeAnswer::None, "which of the two?");
+    assert_eq!(answer(true, 5000, Some(5000), false), ProbeAnswer::Unneeded, "both");
+    assert_eq!(answer(true, 5000, None, true), ProbeAnswer::Unneeded, "both, without SACK");
+    assert_eq!(answer(true, 5001, None, false), ProbeAnswer::Repaired, "the copy alone");
+    let other = answer(true, 5001, Some(3000), false);
+    assert_eq!(other, ProbeAnswer::Repaired, "something else came twice");
 }

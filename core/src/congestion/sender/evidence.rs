@@ -1,23 +1,29 @@
 //! What an ACK, or silence, says of each segment.
 
-use super::{Doubt, Due, Lost, NetAck, Sender};
+use super::{Arrived, Doubt, Due, Lost, NetAck, Sender};
 use crate::congestion::episode::Phase;
 use crate::congestion::rack::DUP_THRESHOLD;
-use crate::congestion::scoreboard::{Delivered, Piece, State};
+use crate::congestion::scoreboard::{Piece, State};
 use crate::time::{Duration, Instant};
 
 impl Sender {
     /// What the ACK says of each byte, and the round trip of the newest it is the first to speak
     /// of.
-    pub(super) fn take(&mut self, now: Instant, a: &NetAck<'_>) -> (Delivered, Option<Duration>) {
+    pub(super) fn take(&mut self, now: Instant, a: &NetAck<'_>) -> Arrived {
         let timed_out = self.episode.repairs_below();
-        let mut originals = false;
+        let (mut originals, mut copies) = (false, 0);
+        // While a timeout may have been for nothing, so may the copy: then its ACK is that of the
+        // original, and says nothing of when what arrives now has left.
+        let doubtful = self.doubt != Doubt::None;
         let Self { board, rack, rtt, .. } = self;
         let mut sample = Some(Duration::from_nanos(u64::MAX));
         let blocks = if self.sack { a.blocks } else { &[] };
         let news = board.on_ack(a.ack, blocks, |p| {
-            rack.on_delivered(now, p, rtt);
+            if !(p.again && doubtful) {
+                rack.on_delivered(now, p, rtt);
+            }
             if p.again {
+                copies += p.to - p.from;
                 // Karn: an ACK that a copy may have brought says nothing of what it also covers.
                 if p.to <= a.ack {
                     sample = None;
@@ -27,14 +33,23 @@ impl Sender {
             }
             originals |= !p.again && p.to <= timed_out;
         });
-        self.originals = originals;
-        (news, sample.filter(|rtt| *rtt < Duration::from_nanos(u64::MAX)))
+        let sample = sample.filter(|rtt| *rtt < Duration::from_nanos(u64::MAX));
+        let (delivered, acked) = (news.bytes, news.acked);
+        Arrived { delivered, copies, originals, acked, sample, marked: a.ece }
     }
 
     /// After a timeout: whether it came too early, for what it thought lost arrives although it was
     /// not sent again (F-RTO, RFC 5682 section 3). The first ACK that moves lets two new segments
     /// out instead of copies; the second tells.
-    pub(super) fn is_timeout_spurious(&mut self, now: Instant, moved: bool) -> bool {
+    pub(super) fn is_timeout_spurious(
+        &mut self,
+        now: Instant,
+        originals: bool,
+        moved: bool,
+    ) -> bool {
+        if matches!(self.due, Due::Fresh(_)) {
+            self.due = Due::Nothing;
+        }
         let more = self.end.min(self.net_edge) > self.next();
         let over = self.una() >= self.episode.repairs_below();
         match core::mem::replace(&mut self.doubt, Doubt::None) {
@@ -44,7 +59,7 @@ impl Sender {
                 self.due = Due::Fresh(2);
                 false
             }
-            Doubt::Tested if self.originals => true,
+            Doubt::Tested if originals => true,
             Doubt::Tested => {
                 self.give_up_what_is_late(now, self.episode.repairs_below());
                 false
@@ -53,58 +68,62 @@ impl Sender {
         }
     }
 
-    /// What is lost, by what an ACK says: the bytes that arrived by it, and the losses.
-    /// `una_before`: before the ACK.
+    /// What is lost, by what an ACK says. `una_before`: before the ACK.
     pub(super) fn find_losses(
         &mut self,
         now: Instant,
-        news: Delivered,
         duplicate: bool,
+        moved: bool,
         una_before: u64,
-    ) -> (u64, Lost) {
+    ) -> Lost {
         if !self.sack {
-            let delivered = self.count_duplicates(duplicate, news.acked);
-            let some = self.is_lost_by_duplicates(duplicate, news.acked > 0);
-            return (delivered, Lost { some, again: false });
+            return Lost { some: self.is_lost_by_duplicates(duplicate, moved), ..Lost::default() };
         }
-        let lost =
-            if self.board.may_have_gaps(una_before) { self.detect(now) } else { Lost::default() };
-        (news.bytes, lost)
+        if self.board.may_have_gaps(una_before) { self.detect(now) } else { Lost::default() }
     }
 
     /// RACK's judgement of what is under way (RFC 8985 section 6.2, step 5).
     pub(super) fn detect(&mut self, now: Instant) -> Lost {
-        self.timers.no_reordering();
         let at_once =
             self.episode.is_repairing() || self.board.sacked() >= DUP_THRESHOLD * self.mss;
         let window = self.rack.reordering_window(&self.rtt, at_once);
-        let Self { board, rack, timers, .. } = self;
-        let mut again = false;
+        let (reduced_at, until) = (self.episode.reduced_at(), self.episode.until());
+        let Self { board, rack, .. } = self;
+        let (mut again, mut beyond, mut late) = (false, false, None);
         let lost = board.mark_lost(|p| match rack.lost_at(p, window) {
             Some(at) if at <= now => {
-                again |= p.again;
+                again |= p.again && p.sent_at >= reduced_at;
+                beyond |= p.from >= until;
                 true
             }
-            Some(at) => {
-                timers.wait_for_reordered(at);
+            at => {
+                late = late.max(at);
                 false
             }
-            None => false,
         });
-        Lost { some: lost > 0, again }
+        self.reordering = late.unwrap_or(Instant::MAX); // the last of them counts
+        Lost { some: lost > 0, again, beyond }
     }
 
     /// Duplicate ACKs of an R without SACK: each speaks of a segment that has arrived (RFC 5681
     /// section 3.2). How many bytes have arrived by this ACK, those that duplicates spoke of not
-    /// counted twice (RFC 9937 section 5).
-    fn count_duplicates(&mut self, duplicate: bool, acked: u64) -> u64 {
+    /// counted twice (RFC 9937 section 5). An R that makes them up gains no more than what was
+    /// under way (RFC 5681 section 3.2, step 4; SEC-03).
+    pub(super) fn count_duplicates(&mut self, duplicate: bool, acked: u64) -> u64 {
         if acked > 0 {
             let counted = self.duplicates.min((acked / self.mss).saturating_sub(1));
             let over = self.una() >= self.episode.repairs_below();
             self.duplicates = if over { 0 } else { self.duplicates - counted };
             return acked - counted * self.mss;
         }
-        if !duplicate || (self.duplicates + 1) * self.mss > self.board.pipe() {
+        let most = match self.episode.phase() {
+            // Two may let new segments out (RFC 3042 section 2), the third means a loss.
+            Phase::Open | Phase::Reduction if self.una() > self.recover => DUP_THRESHOLD,
+            Phase::Open | Phase::Reduction => DUP_THRESHOLD - 1,
+            Phase::Recovery => (self.duplicates_end - self.una()) / self.mss,
+            Phase::Timeout => 0, // copies of what had arrived make them too
+        };
+        if !duplicate || self.duplicates >= most {
             return 0;
         }
         self.duplicates += 1;
@@ -115,6 +134,9 @@ impl Sender {
     /// acknowledgement another (RFC 6582 section 3.2).
     fn is_lost_by_duplicates(&mut self, duplicate: bool, moved: bool) -> bool {
         let third = duplicate && self.duplicates == DUP_THRESHOLD && !self.episode.is_repairing();
+        if third {
+            self.duplicates_end = self.next();
+        }
         let partial = moved
             && self.episode.phase() == Phase::Recovery
             && self.una() < self.episode.repairs_below();
@@ -135,14 +157,15 @@ impl Sender {
     }
 }
 
-/// The first block reports what came twice: it lies below the acknowledgement, or within the second
-/// (RFC 2883 section 4).
-pub(super) fn is_dsack(a: &NetAck<'_>) -> bool {
-    match a.blocks {
+/// What the first block reports to have come twice: it lies below the acknowledgement, or within
+/// the second (RFC 2883 section 4).
+pub(super) fn dsack(a: &NetAck<'_>) -> Option<(u64, u64)> {
+    let twice = match a.blocks {
         [(_, to), ..] if *to <= a.ack => true,
         [(from, to), (outer_from, outer_to), ..] => outer_from <= from && to <= outer_to,
         _ => false,
-    }
+    };
+    twice.then(|| a.blocks[0])
 }
 
 #[cfg(test)]
@@ -152,7 +175,7 @@ mod tests {
     #[test]
     fn a_block_below_the_acknowledgement_or_within_the_second_is_a_dsack() {
         let dsack = |ack, blocks: &[(u64, u64)]| {
-            is_dsack(&NetAck { ack, blocks, edge: 9000, ece: false, bare: true })
+            dsack(&NetAck { ack, blocks, edge: 9000, ece: false, bare: true }).is_some()
         };
         assert!(dsack(2000, &[(1000, 2000)]));
         assert!(dsack(2000, &[(4000, 5000), (3000, 6000)]));

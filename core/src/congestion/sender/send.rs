@@ -8,55 +8,56 @@ impl Sender {
     /// ends (FLOOD-07).
     #[must_use]
     pub fn poll(&mut self, now: Instant, room: u64, cut: u64) -> Option<Segment> {
-        let segment = self.poll_due(now).or_else(|| self.poll_allowed(now, room, cut))?;
+        let due = if self.due == Due::Nothing { None } else { self.poll_due(room, cut) };
+        let segment = match due {
+            Some(segment) => segment,
+            None => self.poll_allowed(now, room, cut)?,
+        };
         let bytes = segment.to - segment.from;
-        if bytes > 0 {
-            if segment.again {
-                self.retransmissions += 1;
-                self.board.on_sent_again(segment.from, segment.to, now);
-                if segment.from == self.una() {
-                    self.timers.restart(now); // its ACK takes a round trip from here
-                }
-            } else {
-                self.board.on_sent(segment.to, now);
-            }
-            self.episode.on_sent(bytes);
-            self.pacer.on_sent(now, bytes);
-            self.sent_at = now;
-            self.timers.on_sent(now);
+        if bytes == 0 {
+            return Some(segment); // a window probe
         }
-        self.arm(now);
+        if segment.from == self.una() {
+            self.since = now; // its ACK takes a round trip from here
+        }
+        if segment.again {
+            self.retransmissions += 1;
+            self.board.on_sent_again(segment.from, segment.to, now);
+        } else {
+            self.board.on_sent(segment.to, now);
+        }
+        self.episode.on_sent(bytes);
+        self.pacer.on_sent(now, bytes);
+        self.sent_at = now;
         Some(segment)
     }
 
-    /// What a timer owes.
-    fn poll_due(&mut self, now: Instant) -> Option<Segment> {
+    /// What a timer owes, should it be wanted still.
+    fn poll_due(&mut self, room: u64, cut: u64) -> Option<Segment> {
+        let whole = self.mss.min(room);
         match core::mem::replace(&mut self.due, Due::Nothing) {
             Due::Nothing => None,
             Due::First => {
                 let (from, to) = self.board.first_lost()?;
-                Some(self.copy(from, to.min(from + self.mss)))
+                Some(self.copy(from, to.min(from + whole)))
             }
             Due::Fresh(left) => {
                 self.due = if left > 1 { Due::Fresh(left - 1) } else { Due::Nothing };
-                self.fresh(self.mss, u64::MAX)
+                self.fresh(whole, cut)
             }
-            Due::Probe => {
-                let fresh = self.end.min(self.net_edge).min(self.next() + self.mss);
-                let segment = if fresh > self.next() {
-                    Segment { from: self.next(), to: fresh, again: false, cwr: false }
-                } else {
-                    let from = self.next().saturating_sub(self.mss).max(self.una());
+            Due::Probe if self.board.flight() > 0 => {
+                let segment = self.fresh(whole, cut).unwrap_or_else(|| {
+                    let from = self.next().saturating_sub(whole).max(self.una());
                     self.copy(from, self.next())
-                };
-                self.probe.on_sent(segment.to.max(self.next()), segment.again);
-                self.timers.restart(now); // RFC 8985 section 7.3
+                });
+                self.probe.on_sent(segment.to, segment.again);
                 Some(segment)
             }
-            Due::WindowProbe => {
+            Due::WindowProbe if self.is_shut() => {
                 let at = self.una() - 1;
                 Some(Segment { from: at, to: at, again: true, cwr: false })
             }
+            Due::Probe | Due::WindowProbe => None, // an ACK came in between
         }
     }
 
@@ -66,23 +67,25 @@ impl Sender {
 
     /// What window and pace allow.
     fn poll_allowed(&mut self, now: Instant, room: u64, cut: u64) -> Option<Segment> {
-        let idle = self.board.flight() == 0 && self.end > self.next();
-        if idle {
-            self.episode.on_idle(now.since(self.sent_at), self.rtt.rto());
-            self.set_pace(now);
-            self.sent_at = now;
-        }
         let lost = self.board.first_lost();
-        if lost.is_none() && self.end <= self.next() {
+        if lost.is_none() && self.end.min(self.net_edge) <= self.next() {
             return None;
         }
-        let paced = self.pacer.available(now) < self.mss;
+        if self.board.flight() == 0 {
+            self.episode.on_idle(now, self.sent_at, self.rtt.rto());
+            self.set_pace(now);
+        }
         let allowance = self.episode.allowance(self.in_flight());
-        let most = allowance.min(self.pacer.available(now)).min(room);
-        if paced || allowance < self.mss.min(self.wanted(lost)) {
+        if allowance < self.mss.min(self.wanted(lost)) {
             self.episode.on_pressed();
             return None;
         }
+        let paced = self.pacer.available(now);
+        if paced < self.mss {
+            self.episode.on_pressed();
+            return None;
+        }
+        let most = allowance.min(paced).min(room);
         let whole = (most / self.mss * self.mss).max(self.mss.min(room));
         if let Some((from, to)) = lost {
             return Some(self.copy(from, to.min(from + whole)));

@@ -4,6 +4,8 @@ use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+mod hard;
+
 const MSS: u64 = 1000;
 /// G's first byte: the stream passes 2^32 on the wire after 4 KB.
 const FIRST: u64 = (2 << 32) - 4096;
