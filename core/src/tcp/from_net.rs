@@ -365,6 +365,10 @@ impl Flow {
     ) -> Fate {
         let urgent = f.tcp.flags.contains(TcpFlags::URG);
         self.standing.drain(if urgent { Why::Urgent } else { Why::Options });
+        let bare = range.len() == 0 && !range.fin && !urgent && f.tcp.options.understood();
+        if bare && self.outbound.is_old_ack(f.tcp) {
+            return Fate::Drop(DropReason::Duplicate); // its IP options do not make it news
+        }
         self.pass_data(cx, f, range)
     }
 

@@ -214,6 +214,20 @@ fn com_06_flag_combinations() {
     }
 }
 
+/// Found by simulation (seed 9681): it went on with R's newest acknowledgement, a duplicate for G.
+#[test]
+fn com_30_an_old_ack_with_ip_options_is_old_all_the_same() {
+    let (_, r, g) = Setup::new().small().established();
+    warms_up(&r, &g);
+    // H has shown more than G does now, so that the flow stays in the path.
+    g.sends_all(&["1:1001 ack 1001 win 2000", "1001:2001 ack 1001 win 2000"]);
+    r.gets_all(&["1:1001", "1001:2001"]);
+    r.sends("1001 ack 2001 ipopt");
+    g.gets("1001 ack 2001");
+    r.sends("1001 ack 1001 ipopt");
+    g.gets_nothing();
+}
+
 #[test]
 fn com_07_ip_options_are_not_acknowledged_early() {
     let (w, r, g) = Setup::new().established();
