@@ -91,6 +91,8 @@ pub struct History {
     heard_from_remote: Instant,
     /// When G last sent anything.
     pub heard_from_guest: Instant,
+    /// G has opened anew on these ports before it acknowledged all that R was told is safe.
+    pub(crate) owed_before: bool,
     /// G was silent for so long that the host forgot the flow, and the edge it showed.
     pub forgotten: bool,
     /// Some of what G sends goes past the host, or through it in fragments: R has heard more of G
@@ -175,6 +177,7 @@ impl History {
             idles: false,
             heard_from_remote: Instant::ZERO,
             heard_from_guest: Instant::ZERO,
+            owed_before: false,
             forgotten: false,
             past: false,
             unseen_ack_to_guest: 0,
@@ -345,10 +348,13 @@ impl History {
         let mut counts = true;
         if from == Side::R {
             counts = early_acceptance::on_segment_from_net(self, tcp, seq, end);
-            self.note_congestion(ip, tcp, seq, end, counts);
         }
         let shift = self.shift(from);
         let ack = self.unwrap(from.other(), tcp.ack, self.end(from).acked);
+        if from == Side::R {
+            let refused = !counts || tcp.flags.ack() && self.is_long_acked(ack);
+            self.note_congestion(ip, tcp, seq, end, !refused);
+        }
         let e = self.end_mut(from);
         e.end = e.end.max(end);
         if flags.ack() && ack >= e.acked && ack < e.acked + (1 << 30) {
@@ -405,6 +411,13 @@ impl History {
                 self.acceptable.recent = None;
             }
         }
+    }
+
+    /// An ACK of R older than a whole window: its segment is refused (SNOOP-03; RFC 5961 section
+    /// 5.2).
+    pub(crate) fn is_long_acked(&self, ack: u64) -> bool {
+        let r = self.end(Side::R);
+        ack + r.edge.saturating_sub(r.acked) < r.acked
     }
 
     fn note_congestion(&mut self, ip: &Ip, tcp: &Tcp, seq: u64, end: u64, counts: bool) {

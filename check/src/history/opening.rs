@@ -10,7 +10,7 @@ impl History {
     }
 
     /// The number of `side` lies before this connection: it is of one that had its ports before.
-    pub(super) fn is_of_earlier(&self, side: Side, seq: u64) -> bool {
+    pub(crate) fn is_of_earlier(&self, side: Side, seq: u64) -> bool {
         self.next.is_some() && self.end(side).isn.is_some() && seq < BASE
     }
 
@@ -102,6 +102,7 @@ impl History {
         let conn = self.next.map(|next| next.0).or(self.conn);
         let streams = self.next.map(|next| streams_of(next.0, next.1));
         let streams = self.streams.map(|old| streams.unwrap_or(old));
+        let owed_before = self.was_on && self.promised().is_some();
         *self = Self {
             ecn: self.ecn,
             hostile: self.hostile,
@@ -116,6 +117,7 @@ impl History {
             state: self.state,
             paused_since: self.paused_since,
             silent_since: self.silent_since,
+            owed_before,
             syn: self.syn,
             next: self.next,
             earlier,

@@ -32,6 +32,9 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     // H's own reason counts while G has its CPU: a paused guest is waited for (SNOOP-32).
     let given_up = h.state == Some(State::Abort) && h.paused_since.is_none();
     let cause = r.reset || g.reset || h.broken || h.interrupted || given_up;
+    // G has forgotten bytes that R believes delivered (SNOOP-17).
+    let forgotten = h.owed_before && h.is_of_earlier(Side::G, o.seq);
+    let cause = cause || o.to == Side::R && forgotten;
     if o.to == Side::R && o.gated && o.tcp.flags.rst() && !cause && h.streams.is_some() {
         return Err("an RST to R that nothing asked for".to_owned());
     }

@@ -110,8 +110,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
 /// Notes which bytes of R's segment the host must hold.
 fn hold(h: &mut History, s: &In<'_>) {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
-    let window = r.edge.saturating_sub(r.acked);
-    let old = s.ack + window < r.acked;
+    let old = h.is_long_acked(s.ack);
     let idle = h.quality.waiting.may_be_parked(s.at);
     let no_place = !h.may_reserve(r.edge_to.saturating_sub(g.acked)) || g.end_to > g.acked;
     if !h.is_on() || !s.counts || old || is_foreign(s.ip, s.tcp) || idle && no_place {
@@ -162,7 +161,8 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 }
 
 pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
-    if !h.is_twinned() {
+    let outdated = h.timestamps() && now.since(h.heard_from_guest) >= CLOCK_AGE;
+    if !h.is_twinned() || outdated {
         h.quality.waiting.behind_hole.clear();
         h.quality.waiting.plain.clear();
     }
@@ -174,7 +174,6 @@ pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let taken = h.quality.waiting.held.end_of_run(told.max(acked));
     // Nobody answers a probe for a guest that is long silent, nor takes its octet (INV-19).
     let probe = taken == told + 1 && taken > acked;
-    let outdated = h.timestamps() && now.since(h.heard_from_guest) >= CLOCK_AGE;
     if !h.is_twinned() || probe || taken <= told || outdated {
         h.quality.waiting.since = None;
         return Ok(());

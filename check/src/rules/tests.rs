@@ -853,6 +853,22 @@ fn each_segment_behind_a_hole_has_an_ack_of_its_own() {
 }
 
 #[test]
+fn nobody_acknowledges_for_a_guest_whose_clock_is_outdated() {
+    for idle_days in [25, 0] {
+        let mut s = Scene::open();
+        s.now = Instant::from_secs(2 + idle_days * 24 * 3600);
+        s.h.spare = 8 << 20;
+        for n in 0..3 {
+            s.net_sends(&seg(Side::R, 1 + 100 * n, 1), &[7; 100]);
+        }
+        s.ms(1);
+        s.guest_sends(&seg(Side::G, 1, 101), &[]);
+        s.net_gets(&told(301), &[]);
+        if idle_days > 0 { s.accepted() } else { s.refused_by(Rule::PromptAck) }
+    }
+}
+
+#[test]
 fn no_small_segments_while_more_is_there() {
     let mut s = Scene::open();
     s.net_sends(&seg(Side::R, 1, 1), &[7; 3000]);
