@@ -15,7 +15,7 @@
 
 use std::collections::VecDeque;
 
-use crate::limits::{SENT_RUNS_MIN, SENT_RUNS_PER_SEGMENT};
+use crate::limits::{SENT_RUNS_MAX, SENT_RUNS_MIN, SENT_RUNS_PER_SEGMENT};
 use crate::time::Instant;
 
 /// Where the bytes of a run are.
@@ -280,7 +280,7 @@ impl Scoreboard {
     /// SACK is advice (RFC 2018 section 8), so that what is ignored breaks nothing.
     fn may_cut(&self) -> bool {
         let segments = self.flight() / self.mss.max(1);
-        let most = SENT_RUNS_MIN.max(segments * SENT_RUNS_PER_SEGMENT);
+        let most = (segments * SENT_RUNS_PER_SEGMENT).clamp(SENT_RUNS_MIN, SENT_RUNS_MAX);
         (self.runs.len() as u64) < most
     }
 

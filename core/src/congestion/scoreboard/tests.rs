@@ -308,3 +308,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn sec_03_an_r_that_sacks_every_other_segment_of_a_large_window_makes_no_endless_list() {
+    let mut board = Scoreboard::new(0, 1000);
+    board.on_sent(5_000_000, Instant::from_secs(9));
+    for i in 0..2500 {
+        let from = 2000 * i + 1000;
+        let _ = board.on_ack(0, &[(from, from + 1000)], |_| {});
+    }
+    // The last block that is taken cuts twice.
+    assert_eq!(board.runs() as u64, SENT_RUNS_MAX + 1);
+}
