@@ -39,6 +39,8 @@ pub struct History {
     pub conn: Option<usize>,
     /// Both ends speak classic ECN.
     pub ecn: bool,
+    /// The host sends for G (congestion offload): not all leaves as G sent it.
+    pub floods: bool,
     /// Time to live of what G sent last.
     pub ttl: Option<u8>,
     /// When the VM last had less budget to spare than a connection may want.
@@ -151,6 +153,7 @@ impl History {
             name,
             conn,
             ecn: false,
+            floods: false,
             ttl: None,
             cramped_at: Instant::ZERO,
             spare: 0,

@@ -10,7 +10,8 @@
 //! **Drain order.** After each `handle_*` call or command: a frame whose verdict is
 //! `Forward`/`Flood` is sent, then what `poll_transmit(now)` gives until `None`; it is older than
 //! the next frame, and R must not see acknowledgements out of order. After a batch of them:
-//! `handle_batch_end(now)`, `poll_transmit(now)` once more, then for every guest port with room
+//! `poll_departure(now)` for what guests have handed over, `handle_batch_end(now)` for the ACKs
+//! that no data has carried, `poll_transmit(now)` once more, then for every guest port with room
 //! that `poll_ready()` has named `poll_delivery(now, port, room)` until `None`, then
 //! `poll_timeout()` for the next wake-up. Where older frames wait for the ring, one of them and one
 //! delivery go in turn, the delivery behind them all: nothing overtakes, and a flood does not
@@ -125,8 +126,10 @@ pub struct Engine<'m> {
     syn_cache: SynCache<SynInfo>,
     timers: TimerWheel,
     common: Common<'m>,
-    /// The header of the frame last polled for a guest.
+    /// The header of the frame last polled for a guest, or of its bytes for R.
     made: [u8; TcpEmit::MAX_LEN],
+    /// The last frame from one guest to another, as a whole.
+    whole: Vec<u8>,
 }
 
 /// What all flows share.
@@ -156,12 +159,13 @@ impl<'m> Engine<'m> {
             timers: TimerWheel::new(now),
             common: Common {
                 arena,
-                out: OutQueue::default(),
+                out: OutQueue::new(now),
                 ack_list: Vec::new(),
                 ready_ports: VecDeque::new(),
                 predicts: true,
             },
             made: [0; TcpEmit::MAX_LEN],
+            whole: vec![],
         }
     }
 
@@ -280,8 +284,8 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// Keeps what flows of this VM send from now on. Congestion offload is being built: nobody but
-    /// a test asks for it.
+    /// H sends for the flows of this VM from now on, or no longer. Congestion offload is being
+    /// built: nobody but a test asks for it.
     pub fn set_congestion_offload(&mut self, port: PortId, on: bool) {
         if let Some(p) = self.port_mut(port) {
             p.vm.congestion_offload = on;
@@ -448,6 +452,7 @@ impl<'m> Engine<'m> {
     /// there is nobody left to owe it to.
     fn remove_flow(&mut self, id: FlowId) {
         self.timers.cancel(id);
+        self.common.out.departures.cancel(id);
         if let Some((key, flow)) = self.flows.remove(id) {
             let port = self.ports[usize::from(key.port)].as_mut();
             flow.dispose(&mut self.common.arena, port.map(|port| &mut port.vm));

@@ -46,6 +46,9 @@ pub const BATCH_BYTES: usize = 32 * 1024;
 /// Bytes of backlog and store after which a guest gets no more in a turn. Twice what a port may
 /// bring, so that what waits becomes less while as much comes in.
 pub const BYTES_PER_GUEST: u64 = 2 * BYTES_PER_PORT as u64;
+/// Bytes that guests have handed over, and that leave for their remotes in a turn: the rest leaves
+/// in the next, so that reading is not kept waiting.
+pub const BYTES_OF_DEPARTURES: usize = 1024 * 1024;
 /// Bytes of frames that wait for the ring of one guest: 64 super-segments of 64 KiB.
 pub const BACKLOG_BYTES_MAX: usize = 4 << 20;
 
@@ -71,6 +74,9 @@ pub const PACED_BURST_MAX: u64 = 64 * 1024;
 pub const TRANSMIT_PARTS_MAX: usize = 8;
 /// Timers run per call of `handle_timeout`; the rest comes with the next call at once (LIFE-11).
 pub const TIMERS_PER_CALL: usize = 4096;
+/// Retransmission timeouts toward R in a row after which H stops sending for G, whose own copies
+/// flow again (FLOOD-23): as many as Linux tries (`tcp_retries2`), a quarter of an hour.
+pub const WIRE_TIMEOUTS_MAX: u8 = 15;
 /// Turns in a row without a frame after which a port is not read again unless it wakes the worker.
 /// A read of an empty port costs some 50 ns; 64 turns are longer than the usual window of polling.
 pub const IDLE_TURNS_MAX: u8 = 64;
@@ -107,6 +113,8 @@ pub const AHEAD_WINDOWS: u64 = 4;
 pub const RESTART_SEGMENTS: u64 = 10;
 /// ACKs that are sent at once at the beginning of a connection, as Linux does (SNOOP-07).
 pub const QUICK_ACKS: u8 = 16;
+/// Ends of segments of G that are remembered, to send small ones as they came (FLOOD-07): 8 KiB.
+pub const SEGMENT_ENDS_MAX: usize = 1024;
 /// Runs of bytes kept of what is under way to R, for each of its segments: SACK blocks that would
 /// cut it into more are ignored. An honest R cuts at segments.
 pub const SENT_RUNS_PER_SEGMENT: u64 = 2;

@@ -113,6 +113,7 @@ impl History {
             net_keeps_window: self.net_keeps_window,
             fragments: self.fragments,
             mtu: self.mtu,
+            floods: self.floods,
             offline: self.offline,
             state: self.state,
             paused_since: self.paused_since,

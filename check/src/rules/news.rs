@@ -92,7 +92,7 @@ fn tells_guest_again(h: &History, o: &Out<'_>) -> bool {
     let same = o.ack.is_some() && h.quality.news.last_to_guest == o.ack.map(|ack| (ack, o.edge));
     let asks = o.seq < h.end(Side::G).acked;
     let blocks = !o.tcp.options.sack.as_slice().is_empty();
-    o.to == Side::G && o.gated && o.is_pure() && same && !asks && !blocks
+    o.to == Side::G && o.gated && o.is_pure() && same && !asks && !blocks && !h.floods
 }
 
 /// A pure ACK with nothing in it that the last frame to R did not say.

@@ -2,8 +2,10 @@
 
 use crate::drops::DropReason;
 use crate::engine::{Engine, Transmit, Verdict};
+use crate::flow::table::FlowId;
 use crate::limits::{TIMERS_PER_CALL, TRANSMIT_PARTS_MAX};
 use crate::port::PortId;
+use crate::store::flow_store::FlowStore;
 use crate::tcp::flow::Flow;
 use crate::tcp::{Delivery, FlowContext};
 use crate::time::Instant;
@@ -35,6 +37,7 @@ impl Engine<'_> {
 
     /// Timers that are due at `now` run, at most [`TIMERS_PER_CALL`] of them.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.wake_senders(now);
         for _ in 0..TIMERS_PER_CALL {
             let Some(id) = self.timers.expired(now) else { return };
             if self.with_flow(now, id, |flow, cx| flow.on_timeout(cx)) == Some(true) {
@@ -43,10 +46,21 @@ impl Engine<'_> {
         }
     }
 
+    fn wake_senders(&mut self, now: Instant) {
+        for _ in 0..TIMERS_PER_CALL {
+            let Some(id) = self.common.out.departures.expired(now) else { return };
+            self.with_flow(now, id, |flow, cx| flow.on_sender_woken(cx));
+        }
+    }
+
     /// The next instant at which [`Self::handle_timeout`] has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.next()
+        let flows = self.timers.next();
+        if self.common.out.departures.is_asleep() {
+            return flows; // nearly always
+        }
+        flows.into_iter().chain(self.common.out.departures.next()).min()
     }
 
     /// The next frame the engine made itself (ACK, RST, probe, window update), routed to a port.
@@ -74,10 +88,14 @@ impl Engine<'_> {
     #[inline(always)]
     fn uplink_of_made(&self, now: Instant, place: usize) -> Option<PortId> {
         let made = self.common.out.at(place);
-        let dst = untagged_dst(made.frame())?;
-        let out = self.switch.peek(now, VlanStack::default(), dst)?;
+        self.uplink_of(now, made.origin, made.frame())
+    }
+
+    #[inline(always)]
+    fn uplink_of(&self, now: Instant, origin: PortId, frame: &[u8]) -> Option<PortId> {
+        let out = self.switch.peek(now, VlanStack::default(), untagged_dst(frame)?)?;
         let is_uplink = |out| self.port(out).is_some_and(|port| !port.config.is_guest());
-        (out != made.origin && is_uplink(out)).then_some(out)
+        (out != origin && is_uplink(out)).then_some(out)
     }
 
     #[inline(never)]
@@ -104,21 +122,106 @@ impl Engine<'_> {
 
     /// Where a frame in `self.common.out` goes; another VM's inbound pipe may edit or absorb it.
     fn route_made(&mut self, now: Instant, place: usize) -> Result<Verdict, DropReason> {
-        let made = self.common.out.at(place);
-        let eth = Eth::parse(made.frame())?;
-        let Some(out) = self.egress(now, made.origin, eth.vlan, eth.dst)? else {
+        // Out of the queue while that pipe looks at it, for that may add to the queue.
+        let mut made = *self.common.out.at(place);
+        let frame = &mut made.bytes[..made.len];
+        let verdict = self.route(now, made.origin, &VirtioNetHdr::default(), frame);
+        *self.common.out.at_mut(place) = made;
+        verdict
+    }
+
+    /// Where a frame goes that H has made; another VM's inbound pipe may edit or absorb it.
+    fn route(
+        &mut self,
+        now: Instant,
+        origin: PortId,
+        hdr: &VirtioNetHdr,
+        frame: &mut [u8],
+    ) -> Result<Verdict, DropReason> {
+        let eth = Eth::parse(frame)?;
+        let Some(out) = self.egress(now, origin, eth.vlan, eth.dst)? else {
             return Ok(Verdict::Flood);
         };
         if !self.port(out).is_some_and(|p| p.config.is_guest()) {
             return Ok(Verdict::Forward(out)); // before it is parsed
         }
-        // Out of the queue while that pipe looks at it, for that may add to the queue.
-        let mut made = *self.common.out.at(place);
-        let frame = &mut made.bytes[..made.len];
         let packet = Packet::parse(frame)?;
-        let hdr = VirtioNetHdr::default();
-        let verdict = self.process_toward(now, out, &hdr, frame, &packet);
-        *self.common.out.at_mut(place) = made;
+        self.process_toward(now, out, hdr, frame, &packet)
+    }
+
+    /// Whether [`Self::poll_departure`] may have something.
+    #[inline]
+    #[must_use]
+    pub fn wants_departure(&self) -> bool {
+        self.common.out.departures.any()
+    }
+
+    /// The next bytes of a guest that H sends to their remote, in a frame; flows take turns.
+    ///
+    /// For a remote that is another VM of this host it first passes the inbound pipe there, which
+    /// may absorb it.
+    #[must_use]
+    pub fn poll_departure(&mut self, now: Instant) -> Option<Transmit<'_>> {
+        let (id, origin, departure, way) = loop {
+            let (id, origin, departure) = self.next_departure(now)?;
+            let header = &self.made[..departure.header_len];
+            if let Some(uplink) = self.uplink_of(now, origin, header) {
+                break (id, origin, departure, Way::Parts(uplink));
+            }
+            match self.route_departure(now, id, origin, &departure) {
+                Ok(Verdict::Forward(port)) => {
+                    break (id, origin, departure, Way::Whole(Some(port)));
+                }
+                Ok(Verdict::Flood) => break (id, origin, departure, Way::Whole(None)),
+                Ok(Verdict::Absorbed) => {}
+                Ok(Verdict::Drop(reason)) | Err(reason) => self.count_drop(origin, reason),
+            }
+        };
+        Some(match way {
+            Way::Parts(uplink) => {
+                let store = self.flows.get(id).and_then(Flow::departing);
+                self.assemble(Some(uplink), origin, &departure, store)
+            }
+            Way::Whole(port) => {
+                self.note_given(now, origin, port);
+                Transmit { hdr: departure.hdr, ..Transmit::of_header(port, origin, &self.whole) }
+            }
+        })
+    }
+
+    /// The next flow that has something to send, what it is, and on behalf of which port.
+    fn next_departure(&mut self, now: Instant) -> Option<(FlowId, PortId, Delivery)> {
+        loop {
+            let id = self.common.out.departures.pop()?;
+            let mut header = [0; TcpEmit::MAX_LEN];
+            let poll = |flow: &mut Flow, cx: &mut FlowContext<'_, '_>| {
+                let made = flow.poll_departure(cx, &mut header)?;
+                Some((PortId(cx.key.port), made))
+            };
+            if let Some((origin, departure)) = self.with_flow(now, id, poll).flatten() {
+                self.made = header;
+                return Some((id, origin, departure));
+            }
+        }
+    }
+
+    /// Where a departure goes that is not for an uplink, put together for whoever looks at it.
+    fn route_departure(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        origin: PortId,
+        d: &Delivery,
+    ) -> Result<Verdict, DropReason> {
+        // Out of `self` while another VM's inbound pipe looks at it.
+        let mut whole = std::mem::take(&mut self.whole);
+        whole.clear();
+        whole.extend_from_slice(&self.made[..d.header_len]);
+        if let Some(store) = self.flows.get(id).and_then(Flow::departing) {
+            store.slices(&self.common.arena, d.from, d.to).for_each(|p| whole.extend_from_slice(p));
+        }
+        let verdict = self.route(now, origin, &d.hdr, &mut whole);
+        self.whole = whole;
         verdict
     }
 
@@ -171,7 +274,8 @@ impl Engine<'_> {
             self.handle_no_room(now, port);
         }
         let (id, delivery) = found?;
-        Some(self.assemble(port, id, delivery))
+        let store = self.flows.get(id).map(Flow::store);
+        Some(self.assemble(Some(port), port, &delivery, store))
     }
 
     /// The ring of `port` takes nothing more. If something is due to its guest, that has yet to be
@@ -182,16 +286,32 @@ impl Engine<'_> {
         }
     }
 
-    fn assemble(&self, port: PortId, id: crate::flow::table::FlowId, d: Delivery) -> Transmit<'_> {
+    /// The frame whose header was made last, with its bytes in `store`.
+    #[inline(always)]
+    fn assemble(
+        &self,
+        port: Option<PortId>,
+        ingress: PortId,
+        d: &Delivery,
+        store: Option<&FlowStore>,
+    ) -> Transmit<'_> {
         let mut parts: [&[u8]; TRANSMIT_PARTS_MAX] = [&[]; TRANSMIT_PARTS_MAX];
         parts[0] = &self.made[..d.header_len];
         let mut n = 1;
-        if let Some(flow) = self.flows.get(id).filter(|_| d.from < d.to) {
-            for piece in flow.store().slices(&self.common.arena, d.from, d.to) {
+        if let Some(store) = store.filter(|_| d.from < d.to) {
+            for piece in store.slices(&self.common.arena, d.from, d.to) {
                 parts[usize::from(n)] = piece;
                 n += 1;
             }
         }
-        Transmit { port: Some(port), ingress: port, hdr: d.hdr, parts, parts_len: n }
+        Transmit { port, ingress, hdr: d.hdr, parts, parts_len: n }
     }
+}
+
+/// How a departure leaves.
+enum Way {
+    /// By an uplink, its bytes from their pages.
+    Parts(PortId),
+    /// By a guest's port or, without one, by all: it was put together.
+    Whole(Option<PortId>),
 }

@@ -2,7 +2,9 @@
 //!
 //! # Primer
 //!
-//! Time is counted in ticks of 1 ms. A deadline is rounded up to its tick, so nothing fires early.
+//! Time is counted in ticks: of 1 ms for flows ([`TimerWheel`]), of 64 us for senders toward R,
+//! whose pace is finer ([`PaceWheel`]). A deadline is rounded up to its tick, so nothing fires
+//! early. What follows is said of 1 ms.
 //!
 //! - The fine level has a bucket per tick for the next 4096 ticks. A bucket holds one tick only.
 //! - The coarse level has a bucket per block of 4096 ticks (4.1 s) for the next 4096 blocks (4.7
@@ -47,9 +49,10 @@ struct TimerLinks {
 const UNSCHEDULED: TimerLinks = TimerLinks { prev: NONE, next: NONE, at: 0 };
 const _: () = assert!(size_of::<TimerLinks>() == crate::limits::FLOW_TIMER_BYTES);
 
-/// Deadlines of flows. The caller keeps one per flow: its earliest.
+/// Deadlines of flows, with a tick of so many nanoseconds. The caller keeps one per flow: its
+/// earliest.
 #[derive(Debug)]
-pub struct TimerWheel {
+pub struct Wheel<const TICK_NS: u64> {
     links: Vec<TimerLinks>,
     /// First flow of each bucket: fine level, then coarse level.
     heads: Box<[u32]>,
@@ -59,7 +62,13 @@ pub struct TimerWheel {
     tick: u64,
 }
 
-impl TimerWheel {
+/// What flows wait for.
+pub type TimerWheel = Wheel<1_000_000>;
+
+/// What senders toward R wait for.
+pub type PaceWheel = Wheel<65_536>;
+
+impl<const TICK_NS: u64> Wheel<TICK_NS> {
     /// An empty wheel whose time starts at `now`.
     #[must_use]
     pub fn new(now: Instant) -> Self {
@@ -68,7 +77,7 @@ impl TimerWheel {
             heads: vec![NONE; 2 * BUCKETS as usize].into_boxed_slice(),
             fine: Bitmap::default(),
             coarse: Bitmap::default(),
-            tick: now.as_millis(),
+            tick: now.as_nanos() / TICK_NS,
         }
     }
 
@@ -80,7 +89,7 @@ impl TimerWheel {
         if self.links.len() <= id.index() {
             self.links.resize(id.index() + 1, UNSCHEDULED);
         }
-        let at = tick_of(at).clamp(self.tick, self.tick.saturating_add(FAR_TICKS - 1));
+        let at = Self::tick_of(at).clamp(self.tick, self.tick.saturating_add(FAR_TICKS - 1));
         let links = self.links[id.index()];
         if links.prev != NONE {
             if self.full_tick(links.at) <= at {
@@ -112,7 +121,7 @@ impl TimerWheel {
     /// after `now` and the caller comes back after it has done something else.
     #[must_use]
     pub fn expired(&mut self, now: Instant) -> Option<FlowId> {
-        let target = now.as_millis();
+        let target = now.as_nanos() / TICK_NS;
         for _ in 0..MOVES_MAX {
             let block = self.tick >> BLOCK_BITS;
             if let Some(id) = self.first(BUCKETS + low_bits(block)) {
@@ -134,10 +143,18 @@ impl TimerWheel {
         None
     }
 
+    /// No flow has a deadline.
+    #[inline]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.fine.summary | self.coarse.summary == 0
+    }
+
     /// When [`Self::expired`] has something to do; `None` if no flow has a deadline.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
-        Some(self.next_tick()).filter(|&t| t != NEVER).map(Instant::from_millis)
+        let tick = Some(self.next_tick()).filter(|&tick| tick != NEVER);
+        tick.map(|tick| Instant::from_nanos(tick.saturating_mul(TICK_NS)))
     }
 
     /// The tick at which the first fine bucket is due or the first coarse one is to be sorted in;
@@ -155,6 +172,10 @@ impl TimerWheel {
     fn full_tick(&self, at: u32) -> u64 {
         let ahead = at.wrapping_sub(low_half(self.tick)).cast_signed();
         self.tick.saturating_add_signed(i64::from(ahead))
+    }
+
+    fn tick_of(at: Instant) -> u64 {
+        (at + Duration::from_nanos(TICK_NS - 1)).as_nanos() / TICK_NS
     }
 
     fn first(&self, bucket: u32) -> Option<FlowId> {
@@ -244,10 +265,6 @@ impl Bitmap {
         let found_bit = found * 64 + self.words[found as usize].trailing_zeros();
         Some((found_bit.wrapping_sub(from) % BUCKETS).into())
     }
-}
-
-fn tick_of(at: Instant) -> u64 {
-    (at + Duration::from_nanos(999_999)).as_millis()
 }
 
 fn low_half(tick: u64) -> u32 {

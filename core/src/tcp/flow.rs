@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! R --> Receiver --> store --> Sender --> G      inbound
-//! R <-- Outbound <------------------------ G      outbound: counters, until it gets a store
+//! R <-- Outbound <------------------------ G      outbound: counters, or a pipe (`flooded`)
 //! ```
 //!
 //! Each part has its file and private fields: only `receiver` moves the edge shown to R, only
@@ -171,6 +171,11 @@ impl Flow {
         self.receiver.record().is_none()
     }
 
+    /// It has a place for bytes of R, or of G.
+    pub(super) fn has_place(&self) -> bool {
+        !self.is_parked() || self.losses.flooded().is_some()
+    }
+
     /// What the entry is worth when the table is full.
     pub(crate) fn class(&self) -> Class {
         self.standing.class()
@@ -234,7 +239,9 @@ impl Flow {
             return self.owes_nothing();
         }
         let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
-        self.holds_nothing() && (closed || self.sender.edge() >= self.receiver.edge())
+        !self.keeps_bytes()
+            && self.holds_nothing()
+            && (closed || self.sender.edge() >= self.receiver.edge())
     }
 
     /// What the window for R depends on, besides the receiver.
@@ -364,8 +371,7 @@ impl Flow {
         let backed = self.is_parked() || receiver.edge() <= receiver.reserved_edge(&t);
         debug_assert!(backed, "an edge nothing is reserved for (INV-06)");
         if let Some(flooded) = self.losses.flooded() {
-            let kept = flooded.store().held_pages();
-            debug_assert!(kept <= flooded.reserved_pages(), "more kept than reserved");
+            flooded.assert_order(self.outbound.una(), self.outbound.sent());
         }
         let held = self.store.held_pages();
         debug_assert!(held <= receiver.reserved_pages(), "more held than reserved");

@@ -3,6 +3,7 @@
 use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::receiver::Range;
 use crate::tcp::sender::GuestAck;
 use crate::tcp::{Ended, Fate, FlowContext, Frame};
 use crate::time::Instant;
@@ -54,18 +55,16 @@ impl Flow {
         self.sender.on_established();
         self.on_ack_from_guest(cx, tcp);
         self.grow_buffer(cx); // before anything shows a window
-        let seq = tcp.seq.unwrap(self.outbound.newest());
+        let seq = tcp.seq.unwrap(self.outbound.sent());
         let fin = tcp.flags.contains(TcpFlags::FIN);
         let fate = if tcp.payload_len > 0 || fin {
-            if let Err(reason) = self.keep_from_guest(cx, f, seq) {
-                self.maybe_window_update(cx);
-                return Fate::Drop(reason);
-            }
-            let end = seq + u64::from(tcp.payload_len);
-            self.outbound.on_data_from_guest(end, fin);
-            let partial = f.hdr.needs_csum();
-            self.gate_to_net(f.bytes, f.ip, tcp, partial, end + u64::from(fin));
-            Fate::Pass
+            let range = Range { seq, end: seq + u64::from(tcp.payload_len), fin };
+            self.take_over(cx, f, range).unwrap_or_else(|| {
+                self.outbound.on_sent(range.end, fin);
+                let partial = f.hdr.needs_csum();
+                self.gate_to_net(f.bytes, f.ip, tcp, partial, range.end + u64::from(fin));
+                Fate::Pass
+            })
         } else {
             self.on_pure_ack_from_guest(cx, seq);
             Fate::Absorbed
@@ -79,13 +78,16 @@ impl Flow {
 
     /// SNOOP-25: absorbed. R gets an ACK only for a probe of G, or for the answer to its own.
     fn on_pure_ack_from_guest(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
-        if seq < self.outbound.una() {
+        if seq < self.outbound.una() && self.keeps_bytes() {
+            // It missed an ACK, or its window is shut: H shows it what there is (FLOOD-15).
+            self.outbound.note_ack_to_guest(true);
+        } else if seq < self.outbound.una() {
             // A keepalive or window probe of G: R has to answer it.
             let probe = self.outbound.una() - 1;
             self.emit_to_net(cx, probe, TcpFlags::ACK, None);
             return;
         }
-        if seq <= self.outbound.accepted() {
+        if seq <= self.outbound.sent() {
             self.outbound.on_seen(); // G denies to have sent more: this is its SND.NXT
         }
         if self.receiver.on_answer() {

@@ -90,8 +90,10 @@ impl Flow {
             let marked = f.ip.tos & CE == CE && range.len() > 0;
             self.receiver.on_congestion_marks(tcp.flags.contains(TcpFlags::CWR), marked);
         }
-        self.outbound.on_segment_from_net(tcp.flags);
-        let new = self.on_ack_of_segment(cx, range.seq, tcp);
+        let hidden = self.keeps_bytes();
+        let marks = if hidden { TcpFlags::ACK } else { tcp.flags };
+        self.outbound.on_segment_from_net(marks);
+        let new = self.on_ack_of_segment(cx, range, tcp);
         if needs_verbatim(f) {
             self.outbound.note_ack_to_guest(new);
             return self.on_verbatim_from_net(cx, f, range);
@@ -100,6 +102,14 @@ impl Flow {
             // Pure ACKs are information for G's own sending: 1:1 (COM-30), old ones aside (INV-07).
             if self.outbound.is_old_ack(tcp) {
                 return Fate::Drop(DropReason::Duplicate);
+            }
+            if hidden {
+                // H sends for G: what is new G is told, and nothing of what is lost (FLOOD-09).
+                if let Some(ts) = tcp.options.timestamps {
+                    self.timestamps.on_tsval_from_net(ts.tsval);
+                }
+                self.outbound.note_ack_to_guest(new);
+                return Fate::Absorbed;
             }
             let seq = self.sender.pure_ack_seq(self.receiver.passed());
             self.gate_to_guest(f, seq);
@@ -182,6 +192,7 @@ impl Flow {
         if self.receiver.takes_reset(seq) {
             if self.receiver.on_reset() {
                 self.sender.on_reset_waits(cx.running()); // T_rst begins
+                self.hand_back(cx); // R takes no more
             }
             return Fate::Absorbed;
         }
@@ -230,7 +241,7 @@ impl Flow {
     ) -> Fate {
         let current = r.end + u64::from(r.fin) >= self.receiver.acks.sent();
         if current && (self.outbound.ack_in_range(f.tcp.ack) || self.believes(cx, f.tcp, false)) {
-            let new = self.on_ack_of_segment(cx, r.seq, f.tcp);
+            let new = self.on_ack_of_segment(cx, r, f.tcp);
             self.outbound.note_ack_to_guest(new);
         }
         if self.receiver.is_keepalive(r) {
@@ -284,16 +295,18 @@ impl Flow {
     }
 
     /// R's (ack, window, SACK). Whether G should know of it.
-    fn on_ack_of_segment(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64, tcp: &Tcp) -> bool {
-        let options = &tcp.options;
-        self.on_ack_from_net(cx, seq, tcp.ack, tcp.window, options.timestamps, &options.sack)
+    fn on_ack_of_segment(&mut self, cx: &mut FlowContext<'_, '_>, range: Range, tcp: &Tcp) -> bool {
+        let (options, edge) = (&tcp.options, self.outbound.edge(self.options.shift_r));
+        let (ts, sack) = (options.timestamps, &options.sack);
+        let new = self.on_ack_from_net(range.seq, tcp.ack, tcp.window, ts, sack);
+        self.on_ack_for_flooded(cx, range, tcp, edge);
+        new
     }
 
     /// The same, in parts.
     #[inline(never)] // most segments bring no news
     pub(super) fn on_ack_from_net(
         &mut self,
-        cx: &mut FlowContext<'_, '_>,
         seq: u64,
         ack: Seq,
         window: u16,
@@ -306,9 +319,6 @@ impl Flow {
         if let Some(ts) = timestamps {
             self.timestamps.on_echo_from_net(ts.tsecr);
         }
-        if let Some(flooded) = self.losses.flooded_mut() {
-            flooded.on_ack(self.outbound.una(), self.outbound.accepted(), cx.arena, cx.vm);
-        }
         self.on_sack_from_net(update.advanced, sack) || update.new
     }
 
@@ -317,6 +327,9 @@ impl Flow {
     fn on_sack_from_net(&mut self, ack_advanced: bool, sack: &SackBlocks) -> bool {
         if sack.is_empty() && self.losses.of_net().is_none() {
             return false; // nearly always
+        }
+        if self.losses.flooded().is_some() {
+            return false; // H repeats what is lost
         }
         let known = self.losses.of_net().map_or(SackBlocks::default(), |known| known.blocks());
         let new = if sack.is_empty() {
@@ -420,6 +433,6 @@ impl Flow {
     }
 }
 
-fn needs_verbatim(f: &Frame<'_>) -> bool {
+pub(super) fn needs_verbatim(f: &Frame<'_>) -> bool {
     f.tcp.flags.contains(TcpFlags::URG) || !f.tcp.options.understood() || f.ip.options
 }

@@ -3,15 +3,19 @@
 //! EMIT-R keeps frames for R consistent with H's promises; EMIT-G makes frames for G look like
 //! those of one remote endpoint. `docs/spec.md` has a table of each; K-01 to K-06 say why.
 
+use crate::flow::key::FlowKey;
 use crate::port::PortId;
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::RemoteSack;
+use crate::tcp::outbound::departures::Departures;
 use crate::tcp::receiver::window::Terms;
 use crate::tcp::{FlowContext, Frame, RST_ACK};
+use crate::time::Instant;
 use crate::wire::edit::TcpEdit;
 use crate::wire::emit::{CsumMode, TcpEmit};
 use crate::wire::packet::{Ip, SackBlocks, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
+use crate::wire::virtio_net::VirtioNetHdr;
 
 /// The ECN bits of TOS and traffic class.
 const ECN_MASK: u8 = 0b11;
@@ -36,14 +40,21 @@ impl ToNet {
 
 /// Frames for R, first made, first polled. They are built in place and stay there until the queue
 /// is empty; as many places as were ever needed at once are kept.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OutQueue {
     places: Vec<ToNet>,
     made: usize,
     polled: usize,
+    /// Who has more for R than headers.
+    pub(crate) departures: Departures,
 }
 
 impl OutQueue {
+    /// Nothing is for R.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { places: vec![], made: 0, polled: 0, departures: Departures::new(now) }
+    }
+
     /// A place for the next frame, with what was there before.
     fn push(&mut self) -> &mut ToNet {
         if self.made == self.places.len() {
@@ -159,23 +170,56 @@ impl Flow {
         sack: &[(Seq, Seq)],
         is_read: bool,
     ) {
+        let made = cx.out.push();
+        made.origin = PortId(cx.key.port);
+        let header = self.header_to_net(cx.key, seq, flags, sack, is_read);
+        made.len = header.emit(&mut made.bytes, 0, CsumMode::Full(&[]));
+    }
+
+    /// EMIT-R for bytes that H sends for G: the header, to `buf`. Its length, and what the next one
+    /// to handle the frame has to know.
+    pub(super) fn emit_data_to_net(
+        &mut self,
+        cx: &FlowContext<'_, '_>,
+        buf: &mut [u8; TcpEmit::MAX_LEN],
+        seq: u64,
+        flags: TcpFlags,
+        payload_len: usize,
+        mss: u16,
+    ) -> (usize, VirtioNetHdr) {
+        let is_read = seq >= self.outbound.una(); // but for a probe
+        let header = self.header_to_net(cx.key, seq, flags, &[], is_read);
+        let len = header.emit(buf, payload_len, CsumMode::Partial);
+        (len, header.partial_hdr(len, payload_len, mss))
+    }
+
+    /// EMIT-R for any segment that H makes: what R is told now, and the newest TSval that G showed
+    /// (FLOOD-35, FLOOD-41).
+    #[inline(always)]
+    fn header_to_net<'a>(
+        &'a mut self,
+        key: &FlowKey,
+        seq: u64,
+        flags: TcpFlags,
+        sack: &'a [(Seq, Seq)],
+        is_read: bool,
+    ) -> TcpEmit<'a> {
         let rst = flags.contains(TcpFlags::RST);
         let ack = self.ack_to_net();
         let window = if rst { 0 } else { self.advertise_window(is_read) };
         let ece = if self.receiver.ece() && !rst { TcpFlags::ECE } else { TcpFlags(0) };
-        let made = cx.out.push();
-        made.origin = PortId(cx.key.port);
-        made.len = TcpEmit {
+        self.receiver.acks.on_sent(ack);
+        TcpEmit {
             l2: self.template.l2_to_net(),
-            version: cx.key.version,
-            src: cx.key.g_addr,
-            dst: cx.key.r_addr,
-            // A pure ACK is Not-ECT (RFC 3168 section 6.1.4).
+            version: key.version,
+            src: key.g_addr,
+            dst: key.r_addr,
+            // A pure ACK is Not-ECT (RFC 3168 section 6.1.4), and data of H is so far.
             tos: self.template.tos_to_net() & !ECN_MASK,
             ttl: self.template.ttl_to_net(),
             flow_label: self.template.label_to_net(),
-            src_port: cx.key.g_port,
-            dst_port: cx.key.r_port,
+            src_port: key.g_port,
+            dst_port: key.r_port,
             seq: Seq::wrap(seq),
             ack: Seq::wrap(ack),
             flags: flags.union(ece),
@@ -184,8 +228,6 @@ impl Flow {
             sack,
             ip_id: 0,
         }
-        .emit(&mut made.bytes, 0, CsumMode::Full(&[]));
-        self.receiver.acks.on_sent(ack);
     }
 
     /// The window field for R. `is_read`: R does not have all of the segment. Else it answers, and
@@ -220,7 +262,7 @@ impl Flow {
         edit.set_seq(Seq::wrap(seq));
         edit.set_ack(Seq::wrap(self.outbound.una()));
         // With a new sequence number, G would believe an old window (K-05).
-        edit.set_window(self.outbound.window());
+        edit.set_window(self.window_to_guest());
         if let Some(ts) = tcp.options.timestamps {
             self.timestamps.on_tsval_from_net(ts.tsval);
             edit.set_timestamps(self.timestamps.to_guest().tsval, ts.tsecr);
@@ -235,6 +277,15 @@ impl Flow {
             sack.on_shown(); // it carries them itself
         }
         self.outbound.on_ack_shown(self.sack_to_guest_due());
+    }
+
+    /// The window field for G: R's own, unless H sends for G (FLOOD-14).
+    #[inline(always)]
+    fn window_to_guest(&mut self) -> u16 {
+        match self.losses.flooded_mut() {
+            None => self.outbound.window(),
+            Some(flooded) => flooded.window(self.outbound.una(), self.options.shift_r),
+        }
     }
 
     /// SACK blocks of R wait for a pure ACK to G.
@@ -285,7 +336,12 @@ impl Flow {
             other => other,
         };
         self.outbound.on_ack_shown(false);
-        let sack = self.sack_to_guest(flags == TcpFlags::ACK && payload_len == 0);
+        let (window, sack) = if self.losses.any() {
+            let pure = flags == TcpFlags::ACK && payload_len == 0;
+            (self.window_to_guest(), self.sack_to_guest(pure))
+        } else {
+            (self.outbound.window(), SackBlocks::default()) // nearly always
+        };
         let echo = self.outbound.ece_to_guest() && !flags.contains(TcpFlags::RST);
         let flags = if echo { flags.union(TcpFlags::ECE) } else { flags };
         let (src, dst) = (cx.key.r_addr, cx.key.g_addr);
@@ -302,7 +358,7 @@ impl Flow {
             seq: Seq::wrap(seq),
             ack: Seq::wrap(self.outbound.una()),
             flags,
-            window: self.outbound.window(),
+            window,
             timestamps: self.options.timestamps.then_some(self.timestamps.to_guest()),
             sack: sack.as_slice(),
             ip_id: 0,

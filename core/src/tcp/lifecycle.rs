@@ -107,6 +107,16 @@ impl Flow {
         self.free_record(cx.arena);
     }
 
+    /// Idle: what R needs a place for comes later. What G has handed over stays until R has it.
+    fn park(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if self.keeps_bytes() {
+            self.release_inbound(cx.arena, cx.vm);
+            self.free_record(cx.arena);
+        } else {
+            self.give_back(cx);
+        }
+    }
+
     fn free_record(&mut self, arena: &mut Arena<'_>) {
         if let Some(rec) = self.receiver.record() {
             self.receiver.set_record(None);
@@ -116,11 +126,15 @@ impl Flow {
 
     /// Store and reservation go back; the record stays.
     fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
-        self.store.clear(arena);
+        self.release_inbound(arena, vm);
         if let Some(flooded) = self.losses.flooded_mut() {
             flooded.release(arena, vm);
         }
         self.losses.clear();
+    }
+
+    fn release_inbound(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
+        self.store.clear(arena);
         self.receiver.release(vm);
     }
 
@@ -163,7 +177,7 @@ impl Flow {
     #[inline]
     pub(crate) fn settle_drain(&mut self, cx: &mut FlowContext<'_, '_>) {
         // Neither closing nor draining: nearly every event.
-        if self.outbound.fin_from_guest() || self.standing.draining().is_some() {
+        if self.outbound.fin_sent() || self.standing.draining().is_some() {
             self.leave_if_quiescent(cx);
         }
     }
@@ -270,7 +284,7 @@ impl Flow {
                 self.sender.on_ack_in_abort(tcp.ack.unwrap(self.sender.sent()));
                 self.standing.tell_guest(true);
             } else if self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL) {
-                let seq = tcp.ack.unwrap(self.outbound.newest());
+                let seq = tcp.ack.unwrap(self.outbound.sent());
                 self.emit_to_net(cx, seq, RST_ACK, None);
             }
         }
@@ -301,7 +315,7 @@ impl Flow {
             State::Handshake => limits::T_HANDSHAKE,
             State::Abort => limits::T_ABORT,
             State::Pass if self.why() == Why::Closed => limits::T_LINGER,
-            _ if !self.is_parked() => limits::T_PARK,
+            _ if self.has_place() => limits::T_PARK,
             _ => limits::T_IDLE,
         };
         self.timers.idle_until(span)
@@ -312,15 +326,12 @@ impl Flow {
         self.timers.on_wheel();
         if self.end() <= cx.now {
             // What R may send beyond G's own window after this, G drops and R repeats.
-            let over = self.is_parked() || !self.is_live();
+            let over = !self.has_place() || !self.is_live();
             if over && self.owes_nothing() {
                 return true;
             }
-            if !self.keeps_bytes()
-                && self.holds_nothing()
-                && self.receiver.guest_has_room(&self.terms())
-            {
-                self.give_back(cx); // it parks
+            if self.holds_nothing() && self.receiver.guest_has_room(&self.terms()) {
+                self.park(cx);
             }
             self.timers.on_seen(cx.now);
         }

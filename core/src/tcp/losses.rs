@@ -36,8 +36,12 @@ impl Losses {
         self.0.as_mut()?.flooded.as_deref_mut()
     }
 
-    pub(crate) fn flooded_or_new(&mut self) -> &mut Flooded {
-        self.0.get_or_insert_default().flooded.get_or_insert_default()
+    pub(crate) fn begin_flooded(&mut self, flooded: Flooded) {
+        self.0.get_or_insert_default().flooded = Some(Box::new(flooded));
+    }
+
+    pub(crate) fn take_flooded(&mut self) -> Option<Box<Flooded>> {
+        self.0.as_mut()?.flooded.take()
     }
 
     /// What G has not got.

@@ -5,7 +5,7 @@
 //! # Theory of operation
 //!
 //! A [`flow::Flow`] is two pipes. Inbound, R to G: a [`receiver`], the store, a [`sender`].
-//! Outbound, G to R: counters ([`outbound`]), until congestion offload gives it the same parts.
+//! Outbound, G to R: counters ([`outbound`]), and with congestion offload the same parts.
 //!
 //! **A segment of R** ([`from_net`]) that G's kernel would accept is copied into the store, then
 //! acknowledged with a window that is reserved (`receiver`). The bytes go to G inside G's own
@@ -13,7 +13,8 @@
 //! cumulative ACK. What G drops, H retransmits.
 //!
 //! **A segment of G** ([`from_guest`]): its ACK moves the sender; if it is a pure ACK it is
-//! absorbed. Its data passes the gate for R.
+//! absorbed. Its data passes the gate for R; with congestion offload it is stored, and leaves when
+//! the path has room for it ([`depart`]).
 //!
 //! **A gate** ([`gates`]) writes every header: for R the receiver's acknowledgement and window, for
 //! G the sender's sequence number beside what R has acknowledged.
@@ -48,6 +49,7 @@
 //! 5. A flow enters PASS only when it owes nobody anything.
 
 mod deliver;
+mod depart;
 pub mod flow;
 mod from_guest;
 mod from_net;

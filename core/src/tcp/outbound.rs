@@ -1,18 +1,15 @@
-//! The outbound pipe, G to R: counters, for bytes leave as they come.
+//! The outbound pipe, G to R: what R was sent and what it says of that.
 //!
-//! Until congestion offload gives it a receiver for G and a sender with a controller, beside the
-//! store that tests can ask for ([`flooded`]), three numbers are one: what R was sent
-//! ([`Outbound::sent`]), what was taken from G ([`Outbound::accepted`]), and what G's numbers are
-//! unwrapped by ([`Outbound::newest`]). Who reads them says which is meant. Congestion offload adds
-//! to this file:
+//! Without congestion offload these counters are the whole pipe: bytes leave as they come, so that
+//! what R was sent ([`Outbound::sent`]) is what G has handed over. With it the pipe is what the
+//! inbound one is, with a receiver that faces G, a store and a sender that faces R; they are behind
+//! one box ([`flooded`]), for most flows only receive. There G may be far ahead of `sent`.
 //!
-//! - an edge of H's own toward G. Today G is shown R's window ([`Outbound::window`]).
-//! - a queue of frames with payload. The one for R (`gates`) holds headers alone, and
-//!   `Engine::poll_transmit` asks for no room.
-//! - pacing, finer than the wheel's tick of 1 ms (`flow/timer.rs`), and ICMP errors (SNOOP-43),
-//!   which reach no flow today.
+//! Missing still: ICMP errors, which reach no flow (SNOOP-43).
 
+pub(crate) mod departures;
 pub(crate) mod flooded;
+mod intake;
 
 use crate::limits;
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
@@ -32,8 +29,8 @@ pub(crate) struct AckUpdate {
 pub(crate) struct Outbound {
     /// Highest acknowledgement from R (and the newest G has been shown).
     una: u64,
-    /// End of what G was seen to send, FIN included. All of it was forwarded.
-    accepted: u64,
+    /// End of what R was sent, FIN included.
+    sent: u64,
     /// G's initial sequence number; a SYN of G with another one starts a new connection.
     isn: Seq,
     /// Low bits of the sequence of the segment that showed `window` (RFC 9293 SND.WL1).
@@ -48,8 +45,8 @@ pub(crate) struct Outbound {
     unseen_acks: u8,
     /// G opened the connection.
     guest_is_client: bool,
-    /// G has sent its FIN: the last byte of `accepted`.
-    fin_from_guest: bool,
+    /// R was sent G's FIN: the last of what is below `sent`.
+    fin_sent: bool,
     /// R's newest segment carried ECE, for G as the sender (INV-24).
     ece_to_guest: bool,
     /// The newest (ack, window) of R has not reached G yet (COM-30).
@@ -61,7 +58,7 @@ impl Outbound {
     pub(crate) fn new(isn: Seq, first: u64, guest_is_client: bool) -> Self {
         Self {
             una: first,
-            accepted: first,
+            sent: first,
             isn,
             window_seq: Seq(0),
             window_max: 0,
@@ -69,7 +66,7 @@ impl Outbound {
             window: 0,
             unseen_acks: 0,
             guest_is_client,
-            fin_from_guest: false,
+            fin_sent: false,
             ece_to_guest: false,
             ack_to_guest_due: false,
         }
@@ -86,21 +83,11 @@ impl Outbound {
         self.una
     }
 
-    /// End of what R was sent, FIN included: the sequence number of what H sends it by itself.
+    /// End of what R was sent, FIN included: the sequence number of what H sends it by itself, and
+    /// what G's numbers are unwrapped by (COM-01).
     #[inline]
     pub(crate) const fn sent(&self) -> u64 {
-        self.accepted
-    }
-
-    /// End of what was taken from G, FIN included.
-    pub(crate) const fn accepted(&self) -> u64 {
-        self.accepted
-    }
-
-    /// The newest of G's numbers: its others are unwrapped by it (COM-01).
-    #[inline]
-    pub(crate) const fn newest(&self) -> u64 {
-        self.accepted
+        self.sent
     }
 
     /// G's initial sequence number.
@@ -129,15 +116,15 @@ impl Outbound {
         self.unseen_acks
     }
 
-    /// G has sent its FIN.
+    /// R was sent G's FIN.
     #[inline]
-    pub(crate) const fn fin_from_guest(&self) -> bool {
-        self.fin_from_guest
+    pub(crate) const fn fin_sent(&self) -> bool {
+        self.fin_sent
     }
 
     /// R has acknowledged G's FIN.
     pub(crate) const fn fin_acked(&self) -> bool {
-        self.fin_from_guest && self.una == self.accepted
+        self.fin_sent && self.una == self.sent
     }
 
     /// R's newest segment carried ECE.
@@ -202,7 +189,7 @@ impl Outbound {
         let windows = 1 + limits::AHEAD_WINDOWS * shown;
         let end = self.una + u64::from(self.window_max) * windows;
         tcp.flags.contains(TcpFlags::ACK)
-            && !self.fin_from_guest
+            && !self.fin_sent
             && (self.sent() + 1..=end).contains(&ack)
     }
 
@@ -210,7 +197,7 @@ impl Outbound {
     /// is not scaled (RFC 7323 section 2.2), but in all that it will be shown with.
     pub(crate) fn on_syn_ack_from_net(&mut self, ack: u64, sent: u64, tcp: &Tcp, shift: u8) {
         self.una = ack;
-        self.accepted = sent;
+        self.sent = sent;
         self.window = tcp.window >> shift;
         self.window_max = u32::from(tcp.window);
         self.window_seq = tcp.seq;
@@ -218,7 +205,7 @@ impl Outbound {
 
     /// R's third ACK acknowledges G's SYN-ACK.
     pub(crate) fn on_third_ack_from_net(&mut self, tcp: &Tcp, shift: u8) {
-        self.una = self.accepted;
+        self.una = self.sent;
         self.window = tcp.window;
         self.window_max = u32::from(tcp.window) << shift;
         self.window_seq = tcp.seq;
@@ -268,12 +255,12 @@ impl Outbound {
         self.ack_to_guest_due = more;
     }
 
-    /// G has sent everything below `end`, and a FIN behind it.
-    pub(crate) fn on_data_from_guest(&mut self, end: u64, fin: bool) {
+    /// R is sent everything below `end`, and G's FIN behind it if `fin`.
+    pub(crate) fn on_sent(&mut self, end: u64, fin: bool) {
         if fin {
-            self.fin_from_guest = true;
+            self.fin_sent = true;
         }
-        self.accepted = self.accepted.max(end + u64::from(fin));
+        self.sent = self.sent.max(end + u64::from(fin));
     }
 
     /// A pure ACK of G went no further.
@@ -292,7 +279,7 @@ impl Outbound {
             self.unseen_acks += 1;
         }
         if self.sends_unseen() {
-            self.accepted = tcp.ack.unwrap(self.una);
+            self.sent = tcp.ack.unwrap(self.una);
         }
         self.sends_unseen()
     }
@@ -312,7 +299,7 @@ impl Outbound {
 
     /// The orders that always hold.
     pub(crate) fn assert_order(&self) {
-        debug_assert!(self.una <= self.accepted, "ACK beyond what was sent (INV-12)");
+        debug_assert!(self.una <= self.sent, "ACK beyond what was sent (INV-12)");
     }
 }
 

@@ -60,8 +60,7 @@ impl Flow {
         if known {
             self.outbound.on_known_ack(seq);
         } else {
-            let sack = SackBlocks::default();
-            let new = self.on_ack_from_net(cx, seq, p.ack(), p.window(), ts, &sack);
+            let new = self.on_ack_from_net(seq, p.ack(), p.window(), ts, &SackBlocks::default());
             self.outbound.note_ack_to_guest(new);
         }
         Some(self.after_expected(cx, r))
@@ -95,7 +94,7 @@ impl Flow {
             && self.receiver.expects(r)
             && current
             && !(self.options.ecn && p.tos() & CE == CE)
-            && (known || self.outbound.ack_in_range(p.ack()))
+            && (known || (self.outbound.ack_in_range(p.ack()) && self.losses.flooded().is_none()))
             && p.is_header_ok()
     }
 
@@ -131,7 +130,7 @@ impl Flow {
     /// It acknowledges more of the bytes that G was given, while nothing is known to be lost.
     #[inline(always)]
     fn predicts_from_guest(&self, cx: &FlowContext<'_, '_>, p: &Plain<'_>, ack: u64) -> bool {
-        let seq = p.seq().unwrap(self.outbound.newest());
+        let seq = p.seq().unwrap(self.outbound.sent());
         let timely = match (self.options.timestamps, p.timestamps()) {
             (true, Some(_)) => !self.timestamps.is_guest_outdated(cx.now),
             (expected, there) => !expected && there.is_none(),
@@ -139,7 +138,7 @@ impl Flow {
         cx.predicts
             && self.standing.is_on()
             && p.payload().is_empty()
-            && (self.outbound.una()..=self.outbound.accepted()).contains(&seq)
+            && (self.outbound.una()..=self.outbound.sent()).contains(&seq)
             && ack > self.sender.una()
             && ack <= self.sender.sent()
             && ack <= self.receiver.next()

@@ -42,7 +42,7 @@ pub struct FlowStats {
     pub guest_isn: Seq,
     /// Highest acknowledgement of R.
     pub net_una: u64,
-    /// End of what G was seen to send, FIN included.
+    /// End of what R was sent, FIN included.
     pub net_nxt: u64,
     /// ACKs of R in a row for what G was not seen to send.
     pub unseen_acks: u8,
@@ -82,7 +82,7 @@ impl Flow {
             guest_is_established: sender.is_established(),
             guest_isn: outbound.isn(),
             net_una: outbound.una(),
-            net_nxt: outbound.accepted(),
+            net_nxt: outbound.sent(),
             unseen_acks: outbound.unseen_acks(),
             ts_recent: self.timestamps.recent(),
             early_acked_bytes: receiver.early_acked_bytes(),

@@ -10,6 +10,9 @@
 //!    did see, nor an ACK of G that denies them, H believes R. After a fragment of G to R, at once.
 //!    The flow drains for good: R's timestamps and windows come from two sides now.
 //!
+//! While H sends for G, G judges nothing (FLOOD-08): it may have handed over what R was not sent.
+//! An ACK for that goes no further; three of them, and H sends no longer.
+//!
 //! The bytes held are held on: if G acknowledges them by the other path alone, they end in a reset
 //! of both sides (SNOOP-32), for nothing shows H that G has them.
 
@@ -35,7 +38,7 @@ impl Flow {
             self.leave(cx, self.standing.why());
             return Some(Fate::Pass);
         }
-        if bare && self.outbound.is_plausible(f.tcp) {
+        if bare && self.outbound.is_plausible(f.tcp) && !self.keeps_bytes() {
             self.gate_unseen_to_guest(f);
             return Some(Fate::Pass);
         }
@@ -44,12 +47,13 @@ impl Flow {
     }
 
     /// Counts a plausible ACK above what H saw G send. `true`: it is believed.
-    pub(super) fn believes(&mut self, cx: &FlowContext<'_, '_>, tcp: &Tcp, bare: bool) -> bool {
+    pub(super) fn believes(&mut self, cx: &mut FlowContext<'_, '_>, tcp: &Tcp, bare: bool) -> bool {
         let fragments = cx.vm.fragment_from_guest.is_some_and(|(at, remote)| {
             remote == cx.key.r_addr && cx.now.since(at) <= limits::T_FRAGMENT
         });
         let believed = self.outbound.on_unseen_ack(tcp, bare, fragments);
         if believed {
+            self.hand_back(cx);
             self.drain(Why::Asymmetric);
         }
         believed

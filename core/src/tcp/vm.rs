@@ -96,7 +96,7 @@ pub struct Vm {
     pub name_hash: u64,
     /// Ack offload is wanted.
     pub offload: bool,
-    /// What its flows send is kept: congestion offload is being built. Only tests ask for it.
+    /// H sends for its flows: congestion offload is being built. Only tests ask for it.
     pub congestion_offload: bool,
     /// No new promises: the daemon is stopping or the operator drains the VM.
     pub draining: bool,

@@ -20,7 +20,8 @@
 //!    in batches, which the engine looks through before the first frame is worked on
 //!    ([`Engine::stage`]). Then each frame goes where its verdict says, and what the engine made of
 //!    it is sent before the next frame can overtake it;
-//! 5. the batch ends, and what the engine made then is sent;
+//! 5. what guests have handed over is sent as far as their senders allow, which carries ACKs of the
+//!    batch. The batch ends, and what the engine made then is sent;
 //! 6. every guest that was read, that a frame was meant for or that has deliveries gets what waits
 //!    for it, as far as its ring has room and about `BYTES_PER_GUEST`: a frame of the backlog and a
 //!    delivery from the store in turn, for a flood of the one must not starve the other;
@@ -54,7 +55,8 @@ pub use slots::PortStats;
 
 use crate::engine::{AddPortError, Engine, Verdict};
 use crate::limits::{
-    BACKLOG_FRAMES_MAX, FLOWS_IN_CACHE, FRAMES_PER_PORT, IDLE_TURNS_MAX, PROGRESS_INTERVAL,
+    BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, FLOWS_IN_CACHE, FRAMES_PER_PORT, IDLE_TURNS_MAX,
+    PROGRESS_INTERVAL,
 };
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
@@ -99,6 +101,8 @@ pub struct Turn {
     look_at: Instant,
     /// The frames that are being read.
     batch: Batch,
+    /// The last turn has left something to send.
+    departures_left: bool,
 }
 
 impl Turn {
@@ -113,6 +117,7 @@ impl Turn {
             unseen: vec![],
             look_at: Instant::ZERO,
             batch: Batch::new(),
+            departures_left: false,
         }
     }
 
@@ -205,7 +210,7 @@ impl Turn {
     #[must_use]
     pub fn rest<P: Ports>(&mut self, ports: &mut P) -> bool {
         self.settle_watched(ports, 0);
-        !self.awake.is_empty() || !self.slots.touched.is_empty()
+        !self.awake.is_empty() || !self.slots.touched.is_empty() || self.departures_left
     }
 
     /// Watched ports with fewer idle turns are awake again, others asleep.
@@ -249,9 +254,13 @@ impl Turn {
             let Some(port) = self.awake.pop_front() else { break };
             frames += self.read(now, engine, ports, port)?;
         }
+        if engine.wants_departure() {
+            frames += self.depart(now, engine, ports)?;
+        }
         engine.handle_batch_end(now);
         ports.after_step(engine, Step::BatchEnd)?;
         self.transmit(now, engine, ports)?;
+        self.departures_left = engine.wants_departure();
         while let Some(port) = engine.poll_ready() {
             self.slots.touch(port);
         }
@@ -297,6 +306,26 @@ impl Turn {
             ports.after_step(engine, Step::Made)?;
         }
         Ok(())
+    }
+
+    /// Sends what guests have handed over, as much as one turn takes; how many frames that are.
+    #[inline(never)] // few turns have any
+    fn depart<P: Ports>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<'_>,
+        ports: &mut P,
+    ) -> Result<u64, Interrupted> {
+        let (mut frames, mut bytes) = (0, 0);
+        while bytes < BYTES_OF_DEPARTURES
+            && let Some(made) = engine.poll_departure(now)
+        {
+            self.slots.transmit(ports, &made);
+            bytes += made.parts().iter().map(|part| part.len()).sum::<usize>();
+            frames += 1;
+            ports.after_step(engine, Step::Departure)?;
+        }
+        Ok(frames)
     }
 
     /// Tells the engine which guests have shown that they run. Those that have seen everything are

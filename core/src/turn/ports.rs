@@ -40,6 +40,8 @@ pub enum Step {
     BatchEnd,
     /// A frame that the engine made has gone out.
     Made,
+    /// Bytes that a guest has handed over have gone to their remote.
+    Departure,
     /// Stored bytes have gone to a guest.
     Delivery,
 }

@@ -73,6 +73,7 @@ impl Setting for Connections {
         let mut h = History::new(name, None, setup.remote_is_vm, Some(streams_of(0, is_g)));
         h.mtu = Some(setup.mtu);
         h.ecn = setup.ecn;
+        h.floods = setup.floods;
         Some(h)
     }
 

@@ -43,6 +43,8 @@ pub struct Setup {
     pub remote_is_vm: bool,
     /// Ack offload wanted.
     pub offload: bool,
+    /// Congestion offload wanted.
+    pub floods: bool,
     /// Budget of each VM in bytes.
     pub budget_bytes: u64,
     /// Flow entries of each VM.
@@ -75,6 +77,7 @@ impl Setup {
             guest_is_client: false,
             remote_is_vm: false,
             offload: true,
+            floods: false,
             budget_bytes: 8 << 20,
             flows_max: 64,
             features: ALL_FEATURES,

@@ -13,6 +13,7 @@ mod common;
 mod budget;
 mod clocks;
 mod com;
+mod flood;
 mod guest_frames;
 mod guest_recovery;
 mod handshake;

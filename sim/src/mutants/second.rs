@@ -243,11 +243,11 @@ mutations! { SECOND:
     "may_resume && self.owes_nothing() && copied"
     => "false";
 
-    "a FIN of G never ends the flow", "LIFE-03", "on_data_from_guest",
-    "self.fin_from_guest = true;"
+    "a FIN of G never ends the flow", "LIFE-03", "on_sent",
+    "self.fin_sent = true;"
     => "";
 
-    "what was taken from G ends before its FIN", "EMIT-R", "on_data_from_guest",
+    "what was taken from G ends before its FIN", "EMIT-R", "on_sent",
     "end + u64::from(fin)"
     => "end";
 
@@ -332,7 +332,7 @@ mutations! { SECOND:
     => "self.due = false;";
 
     "R's window on a pure ACK to G is not the newest", "COM-30", "gate_to_guest",
-    "edit.set_window(self.outbound.window());"
+    "edit.set_window(self.window_to_guest());"
     => "";
 
     "R's window is believed whatever segment brings it", "COM-30", "on_ack",

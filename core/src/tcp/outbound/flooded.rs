@@ -1,111 +1,311 @@
-//! The outbound pipe as a pipe: what G hands over is kept until R has acknowledged it.
+//! The outbound pipe as a pipe: G hands over what it has, H sends it to R as the path allows.
 //!
-//! The first part of congestion offload (ARCHITECTURE, "Congestion offload: the design"): the mode,
-//! the store and its place. What is kept leaves at once still, as in a flow without it, and G
-//! repeats what is lost. Its place is taken as it comes; a place for all that G may send comes with
-//! an edge of H's own toward G.
+//! ```text
+//! R <-- congestion::Sender <-- store <-- Intake <-- G
+//! ```
+//!
+//! ARCHITECTURE has the design ("Congestion offload: the design"). This box is there from the first
+//! segment of G for which the flow is taken over until the flow is handed back; without it bytes
+//! leave as they come. `from_guest` and `from_net` tell it what happens, `depart` makes its frames.
 //!
 //! **End to end.** Nothing here acknowledges anything: G frees its bytes by R's own
 //! acknowledgement. So these need not survive H: their pages are lent (`store/arena.rs`).
+//!
+//! **A FIN** is a number of the stream like a byte, so that the sender need not know of it.
 
+use crate::congestion::controller::initial_window;
+use crate::congestion::sender::NetAck;
+use crate::congestion::{Algorithm, Segment, Sender, SenderConfig};
 use crate::drops::DropReason;
+use crate::limits;
 use crate::store::arena::Arena;
-use crate::store::flow_store::{FlowStore, Owner};
+use crate::store::flow_store::FlowStore;
 use crate::tcp::flow::Flow;
+use crate::tcp::from_net::needs_verbatim;
+use crate::tcp::outbound::intake::{Handed, Intake, Room};
+use crate::tcp::receiver::Range;
 use crate::tcp::vm::Vm;
-use crate::tcp::{FlowContext, Frame, index};
+use crate::tcp::{Fate, FlowContext, Frame};
+use crate::time::Instant;
+use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
 
-/// What of G's bytes is kept. Behind a box: most flows only receive.
-#[derive(Debug, Default)]
+/// What a flow is that H sends for. Behind a box: most flows only receive.
+#[derive(Debug)]
 pub(crate) struct Flooded {
-    /// The bytes from R's acknowledgement to the end of what G has handed over.
+    /// What H has of G's bytes.
+    intake: Intake,
+    /// The bytes that R has not acknowledged.
     store: FlowStore,
-    /// Pages of the VM's budget taken for them (INV-06).
-    reserved_pages: u32,
+    /// How they leave.
+    sender: Sender,
+    /// Payload bytes of a segment.
+    mss: u64,
+    /// It is in [`crate::tcp::outbound::departures::Departures`], for its turn.
+    listed: bool,
+    /// When the wheel wakes it, at the latest.
+    wheel: Instant,
 }
 
 impl Flooded {
+    /// R takes bytes below `edge`.
+    fn new(now: Instant, intake: Intake, edge: u64, mss: u64, sack: bool) -> Self {
+        let first = intake.accepted();
+        let config = SenderConfig {
+            algorithm: Algorithm::default(),
+            mss,
+            initial_window: initial_window(mss, false),
+            sack,
+            ecn: false,
+        };
+        Self {
+            intake,
+            store: FlowStore::default(),
+            sender: Sender::new(now, first, edge, &config),
+            mss,
+            listed: false,
+            wheel: Instant::MAX,
+        }
+    }
+
     /// The bytes.
     pub(crate) const fn store(&self) -> &FlowStore {
         &self.store
     }
 
+    /// Payload bytes of a segment.
+    pub(in crate::tcp) const fn mss(&self) -> u64 {
+        self.mss
+    }
+
     /// Pages taken for them.
     pub(crate) const fn reserved_pages(&self) -> u32 {
-        self.reserved_pages
+        self.intake.reserved_pages()
     }
 
-    /// Keeps `bytes`, which begin at `from`; all before `una` has gone.
-    fn keep(
+    /// R has yet to acknowledge something that G has handed over.
+    pub(crate) const fn keeps_bytes(&self) -> bool {
+        self.sender.una() < self.intake.accepted()
+    }
+
+    /// Takes what G hands over.
+    fn on_data(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
-        una: u64,
-        from: u64,
-        bytes: &[u8],
+        handed: &Handed<'_>,
     ) -> Result<(), DropReason> {
-        let needed = FlowStore::pages_for(from + bytes.len() as u64 - una);
-        let more = needed.saturating_sub(self.reserved_pages.into());
-        if !cx.vm.reserve(more) {
-            return Err(DropReason::NoStore);
-        }
-        self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
-        let lent = Owner::Lent(cx.vm.name_hash);
-        let kept = self.store.write(cx.arena, lent, from, bytes);
-        if kept { Ok(()) } else { Err(DropReason::NoStore) }
+        let una = self.sender.una();
+        let result = self.intake.on_data(cx, &mut self.store, una, handed);
+        self.sender.on_offered(cx.now, self.intake.accepted());
+        result
     }
 
-    /// R has everything below `una`; G has handed over everything below `accepted`.
-    pub(crate) fn on_ack(&mut self, una: u64, accepted: u64, arena: &mut Arena<'_>, vm: &mut Vm) {
-        self.store.release(arena, una);
-        if una >= accepted {
-            self.release(arena, vm);
+    /// R's acknowledgement, which moves `una`.
+    fn on_ack(&mut self, cx: &mut FlowContext<'_, '_>, ack: &NetAck<'_>) {
+        self.sender.on_ack(cx.now, ack);
+        self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
+        let (una, next) = (self.sender.una(), self.sender.next());
+        let (cwnd, srtt) = (self.sender.controller().cwnd(), self.sender.rtt().srtt());
+        self.intake.open(cx.vm, &Room { una, next, net_edge: ack.edge, cwnd, srtt });
+    }
+
+    /// The wheel has come to the flow's place. `false`: R has been silent for so long that G may
+    /// try by itself (FLOOD-23).
+    fn on_wheel(&mut self, now: Instant) -> bool {
+        self.wheel = Instant::MAX;
+        if self.sender.timeout() <= now {
+            self.sender.on_timeout(now);
+        }
+        let under_way = self.sender.una() < self.sender.next();
+        !under_way || self.sender.rtt().backoffs() < limits::WIRE_TIMEOUTS_MAX
+    }
+
+    /// The window field for G.
+    pub(in crate::tcp) fn window(&mut self, una: u64, shift: u8) -> u16 {
+        self.intake.window(una, shift)
+    }
+
+    /// Segments are of `mss` bytes from now on.
+    fn set_mss(&mut self, mss: u64) {
+        if mss != self.mss {
+            self.mss = mss;
+            self.sender.set_mss(mss);
+        }
+    }
+
+    /// The next segment, of at most `room` bytes, and whether it ends what G wrote.
+    pub(in crate::tcp) fn poll(&mut self, now: Instant, room: u64) -> Option<(Segment, bool)> {
+        self.listed = false;
+        let cut = self.intake.cut(self.sender.next());
+        let segment = self.sender.poll(now, room, cut)?;
+        self.intake.on_sent(self.sender.next());
+        let push = segment.to == cut || segment.to >= self.intake.bytes_end();
+        Some((segment, push))
+    }
+
+    /// End of G's bytes, and whether a FIN follows.
+    pub(in crate::tcp) const fn end(&self) -> (u64, bool) {
+        (self.intake.bytes_end(), self.intake.is_closed())
+    }
+
+    /// Its turn comes, or a time is waited for.
+    pub(in crate::tcp) fn arm(&mut self, cx: &mut FlowContext<'_, '_>, may_send: bool) {
+        if may_send && !core::mem::replace(&mut self.listed, true) {
+            cx.out.departures.push(cx.id);
+        }
+        let mut at = self.sender.timeout();
+        if !may_send && self.sender.paced_until() > cx.now {
+            at = at.min(self.sender.paced_until());
+        }
+        if at < self.wheel {
+            self.wheel = at;
+            cx.out.departures.wake(cx.id, at);
         }
     }
 
     /// Everything goes back.
     pub(crate) fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.store.clear(arena);
-        vm.unreserve(core::mem::take(&mut self.reserved_pages).into());
+        self.intake.release(vm);
     }
 
     /// The same for a flow whose VM is gone.
     pub(crate) fn clear(&mut self, arena: &mut Arena<'_>) {
         self.store.clear(arena);
     }
+
+    /// The orders that always hold; `una`, `sent`: the counters beside this box.
+    pub(in crate::tcp) fn assert_order(&self, una: u64, sent: u64) {
+        let Self { sender, intake, store, .. } = self;
+        debug_assert!((sender.una(), sender.next()) == (una, sent), "who is right?");
+        debug_assert!(sender.end() == intake.accepted(), "what G has handed over");
+        debug_assert!(store.held_pages() <= intake.reserved_pages(), "more kept than reserved");
+    }
 }
 
 impl Flow {
-    /// Bytes of G are kept that R has not acknowledged.
-    pub(crate) fn keeps_bytes(&self) -> bool {
-        self.losses.flooded().is_some_and(|flooded| flooded.reserved_pages > 0)
+    /// G's bytes, if H sends them.
+    pub(crate) fn departing(&self) -> Option<&FlowStore> {
+        self.losses.flooded().map(Flooded::store)
     }
 
-    /// A data segment of G, which begins at `seq`: what of it is new is kept, if the VM wants that.
-    /// An error: it is to be dropped, as if the network had lost it. G repeats it.
-    pub(in crate::tcp) fn keep_from_guest(
+    /// R has yet to acknowledge something that H sends for G. Until then R's ACKs are H's affair.
+    pub(crate) fn keeps_bytes(&self) -> bool {
+        self.losses.flooded().is_some_and(Flooded::keeps_bytes)
+    }
+
+    /// A segment of G with data or a FIN, if H sends for it. `None`: it leaves as it comes.
+    pub(in crate::tcp) fn take_over(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         f: &Frame<'_>,
-        seq: u64,
-    ) -> Result<(), DropReason> {
+        range: Range,
+    ) -> Option<Fate> {
         if !cx.vm.congestion_offload && self.losses.flooded().is_none() {
-            return Ok(()); // nearly always
+            return None; // nearly always
         }
-        let (una, accepted) = (self.outbound.una(), self.outbound.accepted());
-        // Taken over only while no byte is under way of which H has no copy (COM-28, mirrored).
-        let through = una == accepted && seq == accepted && self.standing.is_on();
-        if self.losses.flooded().is_none() && !through {
-            return Ok(());
+        self.settle_flooded(cx, needs_verbatim(f));
+        if self.losses.flooded().is_none() {
+            self.begin_flooded(cx, f, range)?;
         }
-        if seq > accepted {
-            return Err(DropReason::OutOfOrderLimit); // nothing is held behind a hole yet
+        if needs_verbatim(f) {
+            return Some(Fate::Drop(DropReason::Draining)); // its turn comes behind what is kept
         }
-        let payload = f.payload();
-        let known = index(accepted - seq);
-        if known >= payload.len() {
-            return Ok(()); // a copy
+        let una = self.outbound.una();
+        if range.end + u64::from(range.fin) <= una && !self.keeps_bytes() {
+            return None; // a keepalive: R answers
         }
-        self.losses.flooded_or_new().keep(cx, una, accepted, &payload[known..])
+        let own = u64::from(self.options.mss_to_net);
+        let full = if f.hdr.is_gso() { u64::from(f.hdr.gso_size).min(own) } else { own };
+        let flooded = self.losses.flooded_mut()?;
+        if f.hdr.is_gso() {
+            flooded.set_mss(full); // G may know of a narrow path
+        }
+        let result = flooded.on_data(cx, &Handed { range, payload: f.payload(), full });
+        flooded.arm(cx, true);
+        if range.seq < una || result == Err(DropReason::OutOfWindow) {
+            // G does not know what R said (FLOOD-04, FLOOD-15).
+            self.outbound.note_ack_to_guest(true);
+        }
+        Some(result.map_or_else(Fate::Drop, |()| Fate::Absorbed))
+    }
+
+    /// H sends for G from here on, if nothing is under way of which H has no copy (COM-28,
+    /// mirrored), G goes on behind that, and there is a place.
+    fn begin_flooded(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &Frame<'_>,
+        r: Range,
+    ) -> Option<()> {
+        let sent = self.outbound.sent();
+        let may = cx.vm.congestion_offload
+            && self.standing.is_on()
+            && self.outbound.una() == sent
+            && r.seq == sent
+            && r.len() > 0
+            && !self.outbound.fin_sent()
+            && !self.receiver.reset_waits()
+            && !needs_verbatim(f);
+        let edge = self.outbound.edge(self.options.shift_r);
+        let intake = may.then(|| Intake::new(cx.vm, sent, edge)).flatten()?;
+        let (mss, sack) = (self.options.mss_to_net.into(), self.options.sack);
+        self.losses.begin_flooded(Flooded::new(cx.now, intake, edge, mss, sack));
+        Some(())
+    }
+
+    /// What R acknowledges, shows and has SACKed; `edge`: the right edge that it showed before.
+    pub(in crate::tcp) fn on_ack_for_flooded(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        range: Range,
+        tcp: &Tcp,
+        edge: u64,
+    ) {
+        let una = self.outbound.una();
+        let shown = self.outbound.edge(self.options.shift_r);
+        let Some(flooded) = self.losses.flooded_mut() else { return };
+        let mut blocks = [(0, 0); SackBlocks::MAX];
+        let sack = tcp.options.sack.as_slice();
+        for (block, (from, to)) in blocks.iter_mut().zip(sack) {
+            *block = (from.unwrap(una), to.unwrap(una));
+        }
+        let ack = NetAck {
+            ack: tcp.ack.unwrap(una),
+            blocks: &blocks[..sack.len()],
+            edge: shown,
+            ece: tcp.flags.contains(TcpFlags::ECE),
+            bare: range.len() == 0 && !range.fin && shown == edge,
+        };
+        flooded.on_ack(cx, &ack);
+        flooded.arm(cx, true);
+        self.settle_flooded(cx, false);
+    }
+
+    /// The wheel of senders has woken the flow.
+    pub(crate) fn on_sender_woken(&mut self, cx: &mut FlowContext<'_, '_>) {
+        let Some(flooded) = self.losses.flooded_mut() else { return };
+        if flooded.on_wheel(cx.now) {
+            flooded.arm(cx, true);
+        } else {
+            self.hand_back(cx);
+        }
+    }
+
+    /// H is to send for G no longer: the flow is handed back as soon as nothing is kept.
+    fn settle_flooded(&mut self, cx: &mut FlowContext<'_, '_>, verbatim: bool) {
+        let wanted = cx.vm.congestion_offload && self.standing.is_on() && !verbatim;
+        if !wanted && !self.keeps_bytes() {
+            self.hand_back(cx);
+        }
+    }
+
+    /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.
+    pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if let Some(mut flooded) = self.losses.take_flooded() {
+            flooded.release(cx.arena, cx.vm);
+            let edge = self.outbound.edge(self.options.shift_r);
+            self.outbound.note_ack_to_guest(flooded.intake.is_short_of(edge));
+        }
     }
 }
 

@@ -1,0 +1,50 @@
+//! Frames for R of what G has handed over: what the sender gives next, in what a path to R takes.
+//!
+//! The mirror of `deliver`. The header is made when the frame leaves (FLOOD-35): its
+//! acknowledgement, window and timestamps are those of now.
+
+use crate::tcp::deliver::Delivery;
+use crate::tcp::flow::Flow;
+use crate::tcp::{FlowContext, index};
+use crate::wire::emit::TcpEmit;
+use crate::wire::packet::{IpVersion, TcpFlags};
+
+/// The IP total length field bounds a super-segment.
+const IP_LEN_MAX: u64 = 65_535;
+
+impl Flow {
+    /// The flow's turn: the next frame of bytes for R. Its header is written to `buf`.
+    #[must_use]
+    pub(crate) fn poll_departure(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        buf: &mut [u8; TcpEmit::MAX_LEN],
+    ) -> Option<Delivery> {
+        let room = self.payload_max(cx);
+        let flooded = self.losses.flooded_mut()?;
+        let found = flooded.poll(cx.now, room);
+        flooded.arm(cx, found.is_some());
+        let (segment, push) = found?;
+        let (bytes_end, closed) = flooded.end();
+        let mss = u16::try_from(flooded.mss()).unwrap_or(u16::MAX);
+        let to = segment.to.min(bytes_end);
+        let fin = closed && segment.to > bytes_end;
+        let mut flags = TcpFlags::ACK;
+        for (is_set, flag) in
+            [(push, TcpFlags::PSH), (fin, TcpFlags::FIN), (segment.cwr, TcpFlags::CWR)]
+        {
+            flags = if is_set { flags.union(flag) } else { flags };
+        }
+        self.outbound.on_sent(to, fin);
+        let len = index(to - segment.from);
+        let (header_len, hdr) = self.emit_data_to_net(cx, buf, segment.from, flags, len, mss);
+        Some(Delivery { hdr, header_len, from: segment.from, to })
+    }
+
+    /// Bytes that one frame may carry, as whole segments.
+    fn payload_max(&self, cx: &FlowContext<'_, '_>) -> u64 {
+        let ip = if cx.key.version == IpVersion::V4 { 20 } else { 40 };
+        let tcp = if self.options.timestamps { 32 } else { 20 };
+        IP_LEN_MAX - ip - tcp
+    }
+}

@@ -1,0 +1,229 @@
+//! The receiver of the outbound pipe: what H has of G's bytes, beyond what R was sent (FLOOD-04 to
+//! FLOOD-07).
+//!
+//! The mirror of [`crate::tcp::receiver`], with one difference: it acknowledges nothing. What it
+//! takes is still G's, and what it does not take G repeats.
+//!
+//! **The edge that G is shown** (FLOOD-13 to FLOOD-15) never moves left, and never lies beyond the
+//! highest that R has shown: so a flow can be handed back at any time. In between it is what has a
+//! place, and no more than the path takes in a while ([`QUEUE_TIME`]).
+
+use std::collections::VecDeque;
+
+use crate::drops::DropReason;
+use crate::limits;
+use crate::store::flow_store::{FlowStore, Owner};
+use crate::store::ranges::Ranges;
+use crate::tcp::receiver::Range;
+use crate::tcp::vm::Vm;
+use crate::tcp::{FlowContext, index};
+use crate::time::Duration;
+
+/// G may be ahead of what R was sent by what the path takes in this time: 50 ms, which keep G's own
+/// retransmission timer quiet (FLOOD-17), and 100 ms in which G may be off its core.
+const QUEUE_TIME: Duration = Duration::from_millis(150);
+
+/// A segment of G.
+#[derive(Debug)]
+pub(crate) struct Handed<'a> {
+    pub(super) range: Range,
+    pub(super) payload: &'a [u8],
+    /// Bytes of a full segment, of which it may be several.
+    pub(super) full: u64,
+}
+
+/// H as the receiver for G.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    /// End of what is there in order, FIN included.
+    accepted: u64,
+    /// G's FIN is the last of that.
+    fin: bool,
+    /// Ranges above `accepted` that are there.
+    out_of_order: Ranges,
+    /// Where G ended a segment that is not full: what follows is not joined to it.
+    ends: VecDeque<u64>,
+    /// Pages of the VM's budget taken for all of it (INV-06).
+    reserved_pages: u32,
+    /// The right edge that G is shown.
+    edge: u64,
+    /// What it was when a header last said it.
+    edge_shown: u64,
+    /// The highest that R has shown.
+    net_edge: u64,
+}
+
+/// What G may be shown room for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    /// R has acknowledged everything below, and was sent everything below `next`.
+    pub(super) una: u64,
+    pub(super) next: u64,
+    /// R's newest right edge.
+    pub(super) net_edge: u64,
+    /// Bytes that may be under way in a round trip, and how long one takes; none while unknown.
+    pub(super) cwnd: u64,
+    pub(super) srtt: Option<Duration>,
+}
+
+impl Room {
+    /// The edge that R and the path allow.
+    fn wanted(&self, net_edge: u64) -> u64 {
+        let of_path = self.srtt.map_or(0, |srtt| {
+            let bytes = u128::from(self.cwnd) * u128::from(QUEUE_TIME.as_nanos());
+            u64::try_from(bytes / u128::from(srtt.as_nanos().max(1))).unwrap_or(u64::MAX)
+        });
+        let queue = of_path.clamp(limits::FLOW_BUFFER_MIN, limits::FLOW_BUFFER_MAX);
+        net_edge.min(self.next + queue).min(self.una + limits::FLOW_BUFFER_MAX / 2)
+    }
+}
+
+impl Intake {
+    /// G's next byte is `first`, and it was shown `edge`. `None`: there is no place for that, or
+    /// for as much of it as a first window is (FLOOD-13).
+    pub(super) fn new(vm: &mut Vm, first: u64, edge: u64) -> Option<Self> {
+        let bytes = (edge - first).min(limits::FLOW_BUFFER_MIN);
+        let pages = FlowStore::pages_for(bytes);
+        let taken = pages > 0 && vm.reserve(pages);
+        taken.then(|| Self {
+            accepted: first,
+            fin: false,
+            out_of_order: Ranges::default(),
+            ends: VecDeque::new(),
+            reserved_pages: u32::try_from(pages).unwrap_or(u32::MAX),
+            edge,
+            edge_shown: edge,
+            net_edge: edge,
+        })
+    }
+
+    /// End of what is there in order, FIN included.
+    pub(super) const fn accepted(&self) -> u64 {
+        self.accepted
+    }
+
+    /// G's FIN is there, in order.
+    pub(super) const fn is_closed(&self) -> bool {
+        self.fin
+    }
+
+    /// End of the bytes that are there in order.
+    pub(super) const fn bytes_end(&self) -> u64 {
+        self.accepted - self.fin as u64
+    }
+
+    /// Pages taken.
+    pub(super) const fn reserved_pages(&self) -> u32 {
+        self.reserved_pages
+    }
+
+    /// How far a segment that begins at `from` may reach.
+    pub(super) fn cut(&self, from: u64) -> u64 {
+        self.ends.iter().copied().find(|end| *end > from).unwrap_or(u64::MAX)
+    }
+
+    /// R was sent everything below `sent`.
+    pub(super) fn on_sent(&mut self, sent: u64) {
+        while self.ends.front().is_some_and(|end| *end <= sent) {
+            self.ends.pop_front();
+        }
+    }
+
+    /// Takes what of a segment is new; R has acknowledged everything below `una`. An error: it is
+    /// to be dropped, as if the network had lost it.
+    pub(super) fn on_data(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        store: &mut FlowStore,
+        una: u64,
+        h: &Handed<'_>,
+    ) -> Result<(), DropReason> {
+        let Range { seq, end, fin } = h.range;
+        if self.fin {
+            return if end < self.accepted { Ok(()) } else { Err(DropReason::OutOfWindow) };
+        }
+        let (from, end) = (seq.max(self.accepted), end.min(self.edge));
+        if from < end {
+            let fills = from == self.accepted;
+            if !fills && !self.out_of_order.has_room_for(from, end) {
+                return Err(DropReason::OutOfOrderLimit);
+            }
+            self.reserve(cx.vm, una, end)?;
+            // All of it, for none of these bytes can have left (INV-15).
+            let lent = Owner::Lent(cx.vm.name_hash);
+            if !store.write(cx.arena, lent, from, &h.payload[index(from - seq)..index(end - seq)]) {
+                return Err(DropReason::NoStore);
+            }
+            if !(end - seq).is_multiple_of(h.full) {
+                self.note_end(end);
+            }
+            if fills {
+                self.accepted = self.out_of_order.contiguous_from(end);
+                self.out_of_order.remove_below(self.accepted);
+            } else {
+                self.out_of_order.insert(from, end);
+            }
+        }
+        if h.range.end > end {
+            return Err(DropReason::OutOfWindow); // a probe, or G minds no window (FLOOD-06)
+        }
+        if fin && end == self.accepted {
+            // Out of order it does not count: G repeats it.
+            self.fin = true;
+            self.accepted += 1;
+        }
+        Ok(())
+    }
+
+    /// A place for bytes up to `end`: what G was shown may have been more than there is now.
+    fn reserve(&mut self, vm: &mut Vm, una: u64, end: u64) -> Result<(), DropReason> {
+        let more = FlowStore::pages_for(end - una).saturating_sub(self.reserved_pages.into());
+        if more > vm.spare() || !vm.reserve(more) {
+            return Err(DropReason::NoStore);
+        }
+        self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+        Ok(())
+    }
+
+    /// Moves the edge by what R, the path and the VM's budget allow now. The acknowledgement of R
+    /// that moves it shows it to G.
+    pub(super) fn open(&mut self, vm: &mut Vm, room: &Room) {
+        self.net_edge = self.net_edge.max(room.net_edge);
+        let (una, own) = (room.una, u64::from(self.reserved_pages));
+        let wanted = room.wanted(self.net_edge);
+        let more = FlowStore::pages_for(wanted.saturating_sub(una)).saturating_sub(own);
+        let more = more.min(vm.growth(own));
+        if more > 0 && vm.reserve(more) {
+            self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+        }
+        let held = una + u64::from(self.reserved_pages).saturating_sub(1) * limits::PAGE as u64;
+        self.edge = self.edge.max(wanted.min(held));
+    }
+
+    /// The window field for G behind an acknowledgement of `una`. Rounded down it shows less than a
+    /// unit less (RFC 7323 section 2.4).
+    pub(super) fn window(&mut self, una: u64, shift: u8) -> u16 {
+        self.edge_shown = self.edge;
+        u16::try_from(self.edge.saturating_sub(una) >> shift).unwrap_or(u16::MAX)
+    }
+
+    /// R shows more than G was shown.
+    pub(super) const fn is_short_of(&self, net_edge: u64) -> bool {
+        self.edge_shown < net_edge
+    }
+
+    /// A segment of G that is not full ends here. Who writes so many of them does not mind if some
+    /// are joined.
+    fn note_end(&mut self, end: u64) {
+        let newest = self.ends.back().is_none_or(|last| *last < end);
+        if newest && self.ends.len() < limits::SEGMENT_ENDS_MAX {
+            self.ends.push_back(end);
+        }
+    }
+
+    /// The pages go back, and what was out of order.
+    pub(super) fn release(&mut self, vm: &mut Vm) {
+        self.out_of_order.clear();
+        vm.unreserve(core::mem::take(&mut self.reserved_pages).into());
+    }
+}

@@ -1,0 +1,293 @@
+//! FLOOD: H sends for G, as its path to R allows.
+
+use crate::GUEST;
+use crate::common::world::Peer;
+use crate::common::{Setup, World};
+use nightporter_core::drops::DropReason;
+use nightporter_core::engine::Verdict;
+use nightporter_core::port::PortId;
+
+/// A connection of a VM for which H sends.
+fn floods(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
+    let w = Setup { floods: true, ..setup.clone() }.opens();
+    let (r, g) = w.connects();
+    (w, r, g)
+}
+
+/// G hands over `[from, to)` in segments of 1000 bytes, in one batch.
+fn hands_over(g: &Peer<'_>, from: i64, to: i64) {
+    let texts: Vec<_> = (from..to).step_by(1000).map(|at| format!("{at}:{}", at + 1000)).collect();
+    g.sends_all(&texts.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+#[test]
+fn flood_19_the_first_flight_is_the_initial_window_whatever_g_hands_over() {
+    let (_, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001 ack 1"]);
+    r.sends("ack 10001");
+    let second: Vec<_> = r.takes_all().iter().map(|seen| seen.range()).collect();
+    assert_eq!(second, [(10001, 30001)], "slow start: two for one");
+}
+
+#[test]
+fn flood_03_a_frame_is_taken_over_whole_and_g_is_acknowledged_by_r_alone() {
+    let (w, r, g) = floods(&Setup::new());
+    assert_eq!(g.sends("1:1001"), Verdict::Absorbed);
+    r.gets("P. 1:1001 ack 1");
+    w.after_ms(100);
+    g.gets_nothing();
+    r.sends("ack 1001");
+    g.gets("1 ack 1001");
+}
+
+#[test]
+fn flood_04_copies_of_g_go_no_further() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 3001);
+    r.gets_all(&["1:3001"]);
+    w.after_ms(100);
+    hands_over(&g, 1, 3001);
+    g.sends("2001:4001 fill 7");
+    let seen = r.gets("3001:4001 fill 7");
+    assert!(seen.tcp().flags.psh());
+    r.gets_nothing();
+}
+
+#[test]
+fn flood_05_what_lies_behind_a_hole_of_g_waits_until_g_fills_it() {
+    let (_, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    g.sends("2001:3001");
+    g.sends("3001:4001");
+    r.gets_all(&["1:1001"]);
+    g.sends("1001:2001");
+    r.gets_all(&["1001:4001"]);
+}
+
+#[test]
+fn flood_07_small_segments_of_g_are_not_joined() {
+    let (_, r, g) = floods(&Setup::new());
+    g.sends_all(&["1:2", "2:3", "3:1003", "1003:2003", "2003:2004"]);
+    r.gets_all(&["P. 1:2", "P. 2:3", "P. 3:2004"]);
+}
+
+#[test]
+fn flood_08_an_ack_for_what_r_was_not_sent_reaches_nobody() {
+    let (_, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001"]);
+    assert_eq!(r.lies("ack 20001"), Verdict::Drop(DropReason::BadAck));
+    r.gets_all(&["10001 ack 1"]);
+    g.gets_nothing();
+}
+
+#[test]
+fn flood_09_a_loss_is_repaired_and_hidden_from_g() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 10_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    for end in [6001, 7001, 8001, 9001] {
+        r.sends(&format!("ack 4001 <sack 5001:{end}>"));
+    }
+    r.gets_all(&["4001:5001"]);
+    g.gets_all(&["1 ack 4001"]);
+    r.sends("ack 9001");
+    r.sends("ack 10001");
+    g.gets_all(&["1 ack 9001", "1 ack 10001"]);
+    r.gets_nothing();
+}
+
+#[test]
+fn flood_09_marks_and_blocks_of_r_do_not_reach_g_on_data_either() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 3001);
+    w.after_ms(10);
+    r.sends("1:1001 ack 1 <sack 2001:3001>");
+    let seen = g.gets("1:1001 ack 1");
+    assert!(seen.sack().is_empty());
+    g.gets_nothing();
+}
+
+#[test]
+fn flood_10_the_answer_to_a_keepalive_of_g_goes_on_to_it() {
+    let (_, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    r.gets("1:1001");
+    r.sends("ack 1001");
+    g.gets("ack 1001");
+    g.sends("1000");
+    r.gets("1000 ack 1");
+    r.sends("ack 1001");
+    g.gets("ack 1001");
+}
+
+#[test]
+fn flood_14_g_is_shown_what_has_a_place_and_never_more_than_r_shows() {
+    // A budget of 40 pages, of which G's bytes get what is left over.
+    let setup = Setup { budget_bytes: 40 << 14, ..Setup::new() };
+    let (w, r, g) = floods(&setup);
+    r.shows_window(4 << 20);
+    let mut acked = 1;
+    for _ in 0..40 {
+        let next = g.end(|end| end.next);
+        hands_over(&g, next, next + 8000);
+        w.after_ms(10);
+        let sent = r.takes_all().last().map_or(acked, |seen| i64::from(seen.range().1));
+        acked = acked.max(sent);
+        r.sends(&format!("ack {acked}"));
+    }
+    let last = g.takes_all().pop().expect("ACKs");
+    let room = last.ack() + last.window() - u32::try_from(acked).expect("small");
+    assert!((64_000..1 << 20).contains(&room), "G has room for {room}");
+}
+
+#[test]
+fn flood_15_h_answers_a_g_that_asks_for_what_r_has_said() {
+    let (_, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.takes_all();
+    r.sends("ack 1001");
+    g.gets_all(&["ack 1001"]);
+    g.sends("1000"); // a probe, or its ACK was lost
+    g.gets_all(&["ack 1001"]);
+    g.sends("1:1001");
+    g.gets_all(&["ack 1001"]);
+}
+
+#[test]
+fn flood_21_a_tail_that_is_lost_is_probed_for_then_timed_out() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    r.gets("1:1001");
+    w.after_ms(10);
+    r.sends("ack 1001");
+    hands_over(&g, 1001, 4001);
+    r.gets_all(&["1001:3001"]);
+    w.after_ms(5);
+    r.gets_all(&["3001:4001"]);
+    w.after_ms(100);
+    r.gets_all(&["3001:4001"]);
+    w.after_ms(400);
+    r.gets("1001:2001");
+    g.gets_all(&["ack 1001"]);
+}
+
+#[test]
+fn flood_23_whom_r_has_left_for_long_is_given_back_to_g() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    w.after_ms(60_000);
+    assert_eq!(g.sends("1:1001"), Verdict::Absorbed);
+    w.after_ms(40 * 60_000);
+    r.takes_all();
+    assert_ne!(g.sends("1:1001"), Verdict::Absorbed);
+    r.gets_all(&["1:1001"]);
+}
+
+#[test]
+fn flood_26_a_window_is_spread_over_the_round_trip() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    w.after_ms(100);
+    r.takes_all();
+    r.sends("ack 10001"); // 20,000 bytes in 50 ms: 2,000 at once, and one segment each 2.5 ms
+    r.gets_all(&["10001:12001"]);
+    w.after_ms(2);
+    r.gets_nothing();
+    w.after_ms(1);
+    r.gets_all(&["12001:13001"]);
+    w.after_ms(97);
+    let last = r.takes_all().pop().expect("a window");
+    assert_eq!(last.range().1, 30_001);
+}
+
+#[test]
+fn flood_34_an_ack_overtakes_what_waits_with_the_number_of_what_r_was_sent() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001 ack 1"]);
+    r.sends("1:1001");
+    r.gets_all(&["10001 ack 1001"]);
+    w.after_ms(5);
+    r.sends("ack 10001");
+    let seen = r.gets_last_any(); // what leaves later says what is true then (FLOOD-35)
+    assert_eq!(seen.ack(), 1001);
+}
+
+#[test]
+fn flood_36_a_fin_leaves_behind_all_data_and_is_repeated() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends_all(&["1:1001", "F. 1001:2001"]);
+    r.gets_all(&["F. 1:2001"]);
+    w.after_ms(10);
+    r.sends("ack 2001");
+    w.after_ms(2000);
+    let again = r.takes_all();
+    assert!(again.iter().all(|seen| seen.tcp().flags.fin() && seen.range() == (2001, 2001)));
+    assert!(!again.is_empty());
+    r.sends("ack 2002");
+    g.gets_last("1 ack 2002");
+}
+
+#[test]
+fn flood_37_a_reset_of_g_is_exact_for_r_and_nothing_follows_it() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001"]);
+    g.sends("R. 40001");
+    r.gets_all(&["R. 10001 ack 1"]);
+    w.after_ms(3000);
+    r.gets_nothing();
+}
+
+#[test]
+fn flood_38_urgent_data_waits_for_all_that_is_kept_and_passes() {
+    let (_, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    r.gets("1:1001");
+    assert_eq!(g.sends("1001:1011 urg 10"), Verdict::Drop(DropReason::Draining));
+    r.sends("ack 1001");
+    g.sends("1001:1011 urg 10");
+    r.gets_all(&["U. 1001:1011 urg 10"]);
+    r.sends("ack 1011");
+    assert_eq!(g.sends("1011:2011"), Verdict::Absorbed);
+}
+
+#[test]
+fn flood_32_a_vm_that_wants_it_no_longer_gets_its_flows_back_when_nothing_is_under_way() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    w.engine(|engine, _| engine.set_congestion_offload(GUEST, false));
+    r.gets_all(&["1:10001"]);
+    r.sends("ack 10001");
+    r.gets_all(&["10001:20001"]);
+    r.sends("ack 20001");
+    assert_eq!(g.sends("20001:21001"), Verdict::Forward(PortId(0)));
+    r.gets_all(&["20001:21001"]);
+}
+
+#[test]
+fn flood_39_segments_become_as_small_as_those_of_g() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:4001 gso 1000");
+    assert_eq!(r.gets("1:4001").hdr.gso_size, 1000);
+    g.sends("1:4001 gso 500"); // an ICMP error has told it
+    w.after_ms(3000);
+    let last = r.takes_all().pop().expect("a copy");
+    assert_eq!(last.payload().len(), 500);
+}
+
+#[test]
+fn com_32_to_another_vm_bytes_go_through_both_pipes() {
+    let (w, r, g) = floods(&Setup { remote_is_vm: true, ..Setup::new() });
+    hands_over(&g, 1, 40_001);
+    for _ in 0..20 {
+        let seen = r.takes_all();
+        let Some(last) = seen.last() else { break };
+        r.sends(&format!("ack {}", last.range().1));
+        w.after_ms(1);
+    }
+    g.gets_last("ack 40001");
+}
