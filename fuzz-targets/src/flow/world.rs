@@ -203,6 +203,7 @@ impl Ports for Rest {
                 }
             }
             Step::BatchEnd => {}
+            Step::Departure => unreachable!("nobody here has congestion offload"),
             Step::Made => {
                 let now = self.seen.clone();
                 self.judge_made(&now);

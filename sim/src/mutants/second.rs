@@ -124,8 +124,8 @@ mutations! { SECOND:
     => "";
 
     "a timer runs one turn of the wheel late", "SNOOP-29", "schedule",
-    "tick_of(at)"
-    => "tick_of(at) + u64::from(BUCKETS)";
+    "Self::tick_of(at)"
+    => "Self::tick_of(at) + u64::from(BUCKETS)";
 
     "no fast retransmission toward G", "SNOOP-29", "on_duplicate_ack",
     "self.dup_acks == 3"

@@ -370,16 +370,6 @@ fn sec_10_a_lent_page_is_zeroed_for_another_vm_too_and_is_handed_out_once() {
 }
 
 #[test]
-#[should_panic(expected = "page freed twice")]
-fn a_lent_page_is_not_freed_twice() {
-    let mut mem = memory(1, 1);
-    let mut arena = Arena::format(&mut mem, 1, 1, 9).unwrap();
-    let page = arena.lend_page(name_hash("a")).unwrap();
-    arena.free_page(page);
-    arena.free_page(page);
-}
-
-#[test]
 fn formatting_touches_the_header_only() {
     let mut mem = memory(100, 10);
     drop(Arena::format(&mut mem, 100, 10, 9).unwrap());
