@@ -69,7 +69,7 @@ impl Flow {
             self.on_pure_ack_from_guest(cx, seq);
             Fate::Absorbed
         };
-        if self.fin_acked_by_guest() && !fin_acked_before && fate == Fate::Absorbed {
+        if self.fin_acked_by_guest() && !fin_acked_before && fate != Fate::Pass {
             self.ack_now(cx, None); // SNOOP-25 (b)
         }
         self.maybe_window_update(cx);

@@ -41,7 +41,7 @@ impl Flow {
         let terms = self.terms();
         let taken = self.receiver.reserve_edge(&terms, cx.vm) && self.take_record(cx);
         if !taken {
-            self.give_back(cx);
+            self.park(cx);
         }
         taken
     }

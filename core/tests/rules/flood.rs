@@ -291,3 +291,69 @@ fn com_32_to_another_vm_bytes_go_through_both_pipes() {
     }
     g.gets_last("ack 40001");
 }
+
+#[test]
+fn com_13_h_makes_no_right_checksum_of_a_wrong_one_of_g() {
+    let (_, r, g) = floods(&Setup::new());
+    assert_eq!(g.sends("1:1001 badsum"), Verdict::Drop(DropReason::BadChecksum));
+    r.gets_nothing();
+    assert_eq!(g.sends("1:1001"), Verdict::Absorbed);
+    r.gets("1:1001");
+}
+
+#[test]
+fn inv_06_what_g_has_handed_over_stays_when_r_finds_no_place() {
+    let (w, r, g) = floods(&Setup { budget_bytes: 12 << 14, ..Setup::new() });
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(2500);
+    r.takes_all();
+    assert!(!w.flow(0, |f| f.stats().has_record).expect("a flow"), "parked");
+    let _others = w.connects();
+    r.sends("1:1001");
+    assert!(!w.flow(0, |f| f.stats().has_record).expect("a flow"), "no place");
+    assert!(w.flow(0, |f| f.stats().kept_pages > 0).expect("a flow"));
+    r.takes_all();
+    r.sends("1001 ack 10001");
+    assert_eq!(r.takes_all().first().expect("a segment").range().0, 10_001);
+}
+
+#[test]
+fn flood_32_a_flow_is_handed_back_although_g_never_pauses() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 60_001);
+    w.engine(|engine, _| engine.set_congestion_offload(GUEST, false));
+    let (mut sent, mut edge) = (1, 64_000);
+    for _ in 0..100 {
+        w.after_ms(10);
+        // Something is always under way, as long as G hands over more.
+        let more = r.takes_all().iter().map(|seen| i64::from(seen.range().1)).max();
+        let acked = more.filter(|&more| more > sent).map_or(sent, |more| more - 1000);
+        sent = more.unwrap_or(sent).max(sent);
+        r.sends(&format!("ack {acked}"));
+        if let Some(ack) = g.takes_all().pop() {
+            edge = i64::from(ack.ack() + ack.window()).max(edge);
+        }
+        let mut next = g.end(|end| end.next);
+        while next + 1000 <= edge {
+            if g.sends(&format!("{next}:{}", next + 1000)) == Verdict::Forward(PortId(0)) {
+                return;
+            }
+            next += 1000;
+        }
+    }
+    panic!("H never lets go");
+}
+
+#[test]
+fn snoop_25_r_learns_of_its_fin_from_a_segment_that_waits_its_turn_too() {
+    let (_, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    r.gets("1:1001");
+    r.sends("F. 1:1001");
+    g.gets_all(&["F. 1:1001"]);
+    r.takes_all();
+    let urgent = g.sends("1001:1011 ack 1002 urg 10");
+    assert_eq!(urgent, Verdict::Drop(DropReason::Draining));
+    r.gets_all(&["1001 ack 1002"]);
+}

@@ -103,9 +103,13 @@ impl Flooded {
     fn on_ack(&mut self, cx: &mut FlowContext<'_, '_>, ack: &NetAck<'_>) {
         self.sender.on_ack(cx.now, ack);
         self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
+    }
+
+    /// G may hand over more, as far as R's edge.
+    fn open(&mut self, vm: &mut Vm, net_edge: u64) {
         let (una, next) = (self.sender.una(), self.sender.next());
         let (cwnd, srtt) = (self.sender.controller().cwnd(), self.sender.rtt().srtt());
-        self.intake.open(cx.vm, &Room { una, next, net_edge: ack.edge, cwnd, srtt });
+        self.intake.open(vm, &Room { una, next, net_edge, cwnd, srtt });
     }
 
     /// The wheel has come to the flow's place. `false`: R has been silent for so long that G may
@@ -210,6 +214,9 @@ impl Flow {
         if needs_verbatim(f) {
             return Some(Fate::Drop(DropReason::Draining)); // its turn comes behind what is kept
         }
+        if !f.checksum_ok() {
+            return Some(Fate::Drop(DropReason::BadChecksum)); // H would make it a right one
+        }
         let una = self.outbound.una();
         if range.end + u64::from(range.fin) <= una && !self.keeps_bytes() {
             return None; // a keepalive: R answers
@@ -238,8 +245,7 @@ impl Flow {
         r: Range,
     ) -> Option<()> {
         let sent = self.outbound.sent();
-        let may = cx.vm.congestion_offload
-            && self.standing.is_on()
+        let may = self.wants_flooded(cx)
             && self.outbound.una() == sent
             && r.seq == sent
             && r.len() > 0
@@ -263,6 +269,7 @@ impl Flow {
     ) {
         let una = self.outbound.una();
         let shown = self.outbound.edge(self.options.shift_r);
+        let wanted = self.wants_flooded(cx);
         let Some(flooded) = self.losses.flooded_mut() else { return };
         let mut blocks = [(0, 0); SackBlocks::MAX];
         let sack = tcp.options.sack.as_slice();
@@ -277,6 +284,9 @@ impl Flow {
             bare: range.len() == 0 && !range.fin && shown == edge,
         };
         flooded.on_ack(cx, &ack);
+        if wanted {
+            flooded.open(cx.vm, shown);
+        } // else G comes to an end of what it may hand over, and the flow to its hand-back
         flooded.arm(cx, true);
         self.settle_flooded(cx, false);
     }
@@ -291,10 +301,14 @@ impl Flow {
         }
     }
 
-    /// H is to send for G no longer: the flow is handed back as soon as nothing is kept.
+    /// H is to send for G.
+    fn wants_flooded(&self, cx: &FlowContext<'_, '_>) -> bool {
+        cx.vm.congestion_offload && self.standing.is_on()
+    }
+
+    /// If H is to send for G no longer the flow is handed back as soon as nothing is kept.
     fn settle_flooded(&mut self, cx: &mut FlowContext<'_, '_>, verbatim: bool) {
-        let wanted = cx.vm.congestion_offload && self.standing.is_on() && !verbatim;
-        if !wanted && !self.keeps_bytes() {
+        if (verbatim || !self.wants_flooded(cx)) && !self.keeps_bytes() {
             self.hand_back(cx);
         }
     }
