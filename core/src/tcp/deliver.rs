@@ -26,7 +26,7 @@ struct Limit {
 }
 
 /// The IP total length field bounds a super-segment.
-const IP_LEN_MAX: u64 = 65_535;
+pub(super) const IP_LEN_MAX: u64 = 65_535;
 
 impl Flow {
     /// The flow has, or may have, something for G: it joins its VM's delivery list.
@@ -107,12 +107,18 @@ impl Flow {
         let v4 = cx.key.version == IpVersion::V4;
         let features = cx.features.unwrap_or_default();
         let tso = features.csum && if v4 { features.tso4 } else { features.tso6 };
-        let options = if self.options.timestamps { 12 } else { 0 };
-        let ip_tcp = if v4 { 40 } else { 60 } + options;
+        let ip_tcp = self.ip_tcp_len(cx);
         let mss = u64::from(self.options.mss_to_guest);
         let room = (room as u64).saturating_sub(u64::from(self.template.l2_len()) + ip_tcp);
         let payload = if tso { (IP_LEN_MAX - ip_tcp) / mss * mss } else { mss };
         Limit { payload: payload.min(room), mss }
+    }
+
+    /// Bytes of the IP and TCP headers of a segment with data, in either direction.
+    #[inline(always)]
+    pub(super) fn ip_tcp_len(&self, cx: &FlowContext<'_, '_>) -> u64 {
+        let options = if self.options.timestamps { 12 } else { 0 };
+        options + if cx.key.version == IpVersion::V4 { 40 } else { 60 }
     }
 
     fn deliver(

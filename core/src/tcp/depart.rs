@@ -3,14 +3,11 @@
 //! The mirror of `deliver`. The header is made when the frame leaves (FLOOD-35): its
 //! acknowledgement, window and timestamps are those of now.
 
-use crate::tcp::deliver::Delivery;
+use crate::tcp::deliver::{Delivery, IP_LEN_MAX};
 use crate::tcp::flow::Flow;
 use crate::tcp::{FlowContext, index};
 use crate::wire::emit::TcpEmit;
-use crate::wire::packet::{IpVersion, TcpFlags};
-
-/// The IP total length field bounds a super-segment.
-const IP_LEN_MAX: u64 = 65_535;
+use crate::wire::packet::TcpFlags;
 
 impl Flow {
     /// The flow's turn: the next frame of bytes for R. Its header is written to `buf`.
@@ -20,7 +17,7 @@ impl Flow {
         cx: &mut FlowContext<'_, '_>,
         buf: &mut [u8; TcpEmit::MAX_LEN],
     ) -> Option<Delivery> {
-        let room = self.payload_max(cx);
+        let room = IP_LEN_MAX - self.ip_tcp_len(cx);
         let flooded = self.losses.flooded_mut()?;
         let found = flooded.poll(cx.now, room);
         flooded.arm(cx, found.is_some());
@@ -39,12 +36,5 @@ impl Flow {
         let len = index(to - segment.from);
         let (header_len, hdr) = self.emit_data_to_net(cx, buf, segment.from, flags, len, mss);
         Some(Delivery { hdr, header_len, from: segment.from, to })
-    }
-
-    /// Bytes that one frame may carry, as whole segments.
-    fn payload_max(&self, cx: &FlowContext<'_, '_>) -> u64 {
-        let ip = if cx.key.version == IpVersion::V4 { 20 } else { 40 };
-        let tcp = if self.options.timestamps { 32 } else { 20 };
-        IP_LEN_MAX - ip - tcp
     }
 }

@@ -107,7 +107,8 @@ impl Flow {
         self.free_record(cx.arena);
     }
 
-    /// Idle: what R needs a place for comes later. What G has handed over stays until R has it.
+    /// Idle, or without a place: R's bytes get one later. What G has handed over stays until R has
+    /// it.
     fn park(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.keeps_bytes() {
             self.release_inbound(cx.arena, cx.vm);
