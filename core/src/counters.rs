@@ -53,4 +53,22 @@ vm_counters! {
     flows_refused = "flows_refused",
     /// Connections reset from here.
     flows_aborted = "flows_aborted",
+    /// Payload bytes sent to remotes for the guest, each counted once.
+    sent_for_guest_bytes = "sent_for_guest_bytes",
+    /// Segments of them.
+    sent_for_guest_segments = "sent_for_guest_segments",
+    /// Segments sent to remotes again for the guest.
+    remote_retransmissions = "remote_retransmissions",
+    /// Retransmission timeouts toward remotes.
+    remote_timeouts = "remote_timeouts",
+    /// ACKs of remotes that went no further: the host repeats what they miss.
+    acks_hidden = "hidden_acks",
+    /// Segments that the guest repeated although the host has them.
+    guest_copies = "absorbed_guest_copies",
+    /// Times that the host began to send for a connection.
+    flows_flooded = "flows_flooded",
+    /// Segments that left as the guest sent them, for want of a place to keep them.
+    floods_refused = "floods_refused",
+    /// Times that a connection was given back to the guest's own congestion control.
+    flows_handed_back = "flows_handed_back",
 }

@@ -189,7 +189,9 @@ impl<'m> Engine<'m> {
         let vm = Vm {
             name_hash: name_hash(&config.name),
             offload: config.as_guest().is_some_and(|g| g.ack_offload),
-            congestion_offload: false,
+            congestion_offload: config.as_guest().is_some_and(|g| g.congestion_offload),
+            congestion_control: config.as_guest().map(|g| g.congestion_control).unwrap_or_default(),
+            flooded_flows: 0,
             draining: false,
             budget_pages,
             reserved_pages: 0,
@@ -284,12 +286,19 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// H sends for the flows of this VM from now on, or no longer. Congestion offload is being
-    /// built: nobody but a test asks for it.
+    /// Turns congestion offload of a VM on: H sends for its flows from their next data on. Or off:
+    /// a flow is handed back once R has acknowledged what H has of it.
     pub fn set_congestion_offload(&mut self, port: PortId, on: bool) {
-        if let Some(p) = self.port_mut(port) {
+        if let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) {
             p.vm.congestion_offload = on;
         }
+    }
+
+    /// Whether H controls the congestion of what the guest of `port` sends, so that the guest may
+    /// flood: what its heartbeat says (FLOOD-28).
+    #[must_use]
+    pub fn controls_congestion(&self, port: PortId) -> bool {
+        self.vm(port).is_some_and(Vm::controls_congestion)
     }
 
     /// Whether ordinary segments take the predicted path, as they do from the start: it changes

@@ -2,6 +2,8 @@
 
 use core::net::IpAddr;
 
+use crate::congestion::Algorithm;
+
 /// A port of the switch. Stable until the port is removed; then reused.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortId(pub u16);
@@ -51,6 +53,10 @@ pub struct GuestConfig {
     pub ips: Option<Vec<IpAddr>>,
     /// Ack offload wanted.
     pub ack_offload: bool,
+    /// Congestion offload wanted, for connections that have ack offload.
+    pub congestion_offload: bool,
+    /// The congestion control by which the host sends for the guest.
+    pub congestion_control: Algorithm,
     /// Most bytes this VM's flows may hold and promise together (INV-06).
     pub budget_bytes: u64,
     /// Most flow entries this VM may have (LIFE-01).

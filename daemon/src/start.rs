@@ -176,6 +176,7 @@ fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), Sta
         budget_bytes: vm.budget,
         flows_max: vm.flows_max,
         mtu: vm.mtu,
+        ..GuestConfig::default()
     };
     add_port(
         worker,

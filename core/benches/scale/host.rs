@@ -89,6 +89,7 @@ impl Host {
             budget_bytes: (pages_each * PAGE) as u64,
             flows_max: u32::try_from(flows_each).unwrap_or(u32::MAX),
             mtu: 1500,
+            ..GuestConfig::default()
         };
         let features = Some(PortFeatures { csum: true, tso4: true, tso6: true, ecn: true });
         let started = Clock::now();

@@ -19,7 +19,7 @@ impl Flow {
     ) -> Option<Delivery> {
         let room = IP_LEN_MAX - self.ip_tcp_len(cx);
         let flooded = self.losses.flooded_mut()?;
-        let found = flooded.poll(cx.now, room);
+        let found = flooded.poll(cx, room);
         flooded.arm(cx, found.is_some());
         let (segment, push) = found?;
         let (bytes_end, closed) = flooded.end();

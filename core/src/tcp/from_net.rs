@@ -109,6 +109,7 @@ impl Flow {
                     self.timestamps.on_tsval_from_net(ts.tsval);
                 }
                 self.outbound.note_ack_to_guest(new);
+                cx.vm.counters.acks_hidden += u64::from(!new);
                 return Fate::Absorbed;
             }
             let seq = self.sender.pure_ack_seq(self.receiver.passed());

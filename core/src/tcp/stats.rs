@@ -2,6 +2,7 @@
 
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::flooded::Flooded;
+use crate::time::Duration;
 use crate::wire::seq::Seq;
 
 /// A flow's numbers at one moment. Sequence numbers are unwrapped (COM-01) and named as in the
@@ -22,6 +23,8 @@ pub struct FlowStats {
     pub reserved_pages: u32,
     /// Of these, for bytes of G that R has not acknowledged.
     pub kept_pages: u32,
+    /// H sends for G.
+    pub flooded: Option<FloodStats>,
     /// A record of the arena says what the flow has promised.
     pub has_record: bool,
     /// R's RST waits behind the bytes that are held.
@@ -58,6 +61,29 @@ pub struct FlowStats {
     pub seen_at_s: u32,
 }
 
+/// How H sends for the guest of one flow.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct FloodStats {
+    /// What G has handed over and R has not acknowledged, FIN included.
+    pub kept_bytes: u64,
+    /// Of these, what was not sent yet.
+    pub unsent_bytes: u64,
+    /// Bytes that are under way to R, as far as is known.
+    pub in_flight_bytes: u64,
+    /// Bytes that may be under way.
+    pub cwnd_bytes: u64,
+    /// Slow start ends at this window; `u64::MAX` before the first loss.
+    pub ssthresh_bytes: u64,
+    /// The smoothed round trip between H and R; none before the first.
+    pub srtt: Option<Duration>,
+    /// Payload bytes of a segment.
+    pub mss: u64,
+    /// Frames that were sent again since H began to send.
+    pub retransmissions: u64,
+    /// Timeouts since R was last heard.
+    pub timeouts_in_a_row: u8,
+}
+
 impl Flow {
     /// The flow's numbers now.
     #[must_use]
@@ -72,6 +98,7 @@ impl Flow {
             buffer_bytes: receiver.buffer_bytes(),
             reserved_pages: receiver.reserved_pages() + kept_pages,
             kept_pages,
+            flooded: self.losses.flooded().map(Flooded::stats),
             has_record: receiver.record().is_some(),
             reset_waits: receiver.reset_waits(),
             guest_una: sender.una(),

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use crate::congestion::Algorithm;
 use crate::counters::VmCounters;
 use crate::flow::table::FlowId;
 use crate::limits::{BUDGET_FOR_FIRST_WINDOWS, REFUSALS_PER_VM, RUNNING_CREDIT_MAX, T_REFUSED};
@@ -96,8 +97,12 @@ pub struct Vm {
     pub name_hash: u64,
     /// Ack offload is wanted.
     pub offload: bool,
-    /// H sends for its flows: congestion offload is being built. Only tests ask for it.
+    /// H is to send for its flows.
     pub congestion_offload: bool,
+    /// How it sends for them.
+    pub congestion_control: Algorithm,
+    /// Flows for which H sends.
+    pub flooded_flows: u32,
     /// No new promises: the daemon is stopping or the operator drains the VM.
     pub draining: bool,
     /// Store pages this VM may reserve (INV-06).
@@ -153,6 +158,12 @@ impl Vm {
     #[must_use]
     pub fn growth_max(&self) -> u64 {
         (self.budget_pages - self.budget_pages / BUDGET_FOR_FIRST_WINDOWS) / 2
+    }
+
+    /// H controls the congestion of what the guest sends: it may flood.
+    #[must_use]
+    pub const fn controls_congestion(&self) -> bool {
+        self.congestion_offload && self.offload && !self.draining
     }
 
     /// The guest would not take what came from `remote` for `g_port`: no offload for them for
@@ -224,6 +235,8 @@ mod tests {
             name_hash: 0,
             offload: true,
             congestion_offload: false,
+            congestion_control: Algorithm::default(),
+            flooded_flows: 0,
             draining: false,
             budget_pages: 0,
             reserved_pages: 0,

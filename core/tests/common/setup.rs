@@ -133,9 +133,11 @@ impl Setup {
             mac: Some(mac),
             ips: None,
             ack_offload: self.offload,
+            congestion_offload: self.floods,
             budget_bytes: self.budget_bytes,
             flows_max: self.flows_max,
             mtu: self.mtu,
+            ..GuestConfig::default()
         }
     }
 

@@ -152,7 +152,6 @@ impl<'m> World<'m> {
     pub fn add_guest(&self, name: &str, mac: [u8; 6]) -> PortId {
         let setup = self.0.borrow().outside.setup.clone();
         let port = self.add_port(PortConfig::guest(name, setup.guest_config(mac)), setup.features);
-        self.0.borrow_mut().engine.set_congestion_offload(port, setup.floods);
         let ring = Ring { port, slots: None, lossy: false, given: false };
         self.0.borrow_mut().outside.rings.push(ring);
         port

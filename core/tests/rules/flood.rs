@@ -357,3 +357,29 @@ fn snoop_25_r_learns_of_its_fin_from_a_segment_that_waits_its_turn_too() {
     assert_eq!(urgent, Verdict::Drop(DropReason::Draining));
     r.gets_all(&["1001 ack 1002"]);
 }
+
+#[test]
+fn an_operator_sees_what_h_sends_for_a_vm() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 10_001);
+    g.sends("1:1001");
+    r.takes_all();
+    w.after_ms(10);
+    r.sends("ack 1001");
+    r.sends("ack 1001 <sack 2001:6001>");
+    r.takes_all();
+    w.after_ms(1000);
+    let vm = |w: &World<'_>| w.engine(|e, _| e.vm(GUEST).map(|vm| (vm.counters, vm.flooded_flows)));
+    let (counters, flooded) = vm(&w).expect("a VM");
+    assert_eq!((counters.flows_flooded, flooded), (1, 1));
+    assert_eq!((counters.sent_for_guest_bytes, counters.sent_for_guest_segments), (10_000, 10));
+    assert_eq!((counters.acks_hidden, counters.guest_copies), (1, 1));
+    assert!(counters.remote_retransmissions > 1 && counters.remote_timeouts > 0);
+    let stats = w.flow(0, |f| f.stats().flooded).flatten().expect("H sends for it");
+    assert_eq!((stats.kept_bytes, stats.unsent_bytes), (9000, 0));
+    w.engine(|engine, _| engine.set_congestion_offload(GUEST, false));
+    r.sends("ack 10001");
+    let (counters, flooded) = vm(&w).expect("a VM");
+    assert_eq!((counters.flows_handed_back, flooded), (1, 0));
+    assert!(!w.engine(|engine, _| engine.controls_congestion(GUEST)));
+}

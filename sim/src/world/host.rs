@@ -103,6 +103,7 @@ impl Host {
             budget_bytes: guest.budget_bytes,
             flows_max: guest.flows_max,
             mtu: guest.mtu,
+            ..GuestConfig::default()
         };
         let config = PortConfig::guest(format!("guest{g}"), config);
         let turn = self.turn.as_mut().expect("of a daemon that runs");

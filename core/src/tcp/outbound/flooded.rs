@@ -14,8 +14,9 @@
 //! **A FIN** is a number of the stream like a byte, so that the sender need not know of it.
 
 use crate::congestion::controller::initial_window;
-use crate::congestion::sender::NetAck;
-use crate::congestion::{Algorithm, Segment, Sender, SenderConfig};
+use crate::congestion::sender::{NetAck, Waits};
+use crate::congestion::{Segment, Sender, SenderConfig};
+use crate::counters::VmCounters;
 use crate::drops::DropReason;
 use crate::limits;
 use crate::store::arena::Arena;
@@ -24,6 +25,7 @@ use crate::tcp::flow::Flow;
 use crate::tcp::from_net::needs_verbatim;
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
 use crate::tcp::receiver::Range;
+use crate::tcp::stats::FloodStats;
 use crate::tcp::vm::Vm;
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::time::Instant;
@@ -48,10 +50,12 @@ pub(crate) struct Flooded {
 
 impl Flooded {
     /// R takes bytes below `edge`.
-    fn new(now: Instant, intake: Intake, edge: u64, mss: u64, sack: bool) -> Self {
+    fn new(cx: &mut FlowContext<'_, '_>, intake: Intake, edge: u64, mss: u64, sack: bool) -> Self {
+        cx.vm.counters.flows_flooded += 1;
+        cx.vm.flooded_flows += 1;
         let first = intake.accepted();
         let config = SenderConfig {
-            algorithm: Algorithm::default(),
+            algorithm: cx.vm.congestion_control,
             mss,
             initial_window: initial_window(mss, false),
             sack,
@@ -60,7 +64,7 @@ impl Flooded {
         Self {
             intake,
             store: FlowStore::default(),
-            sender: Sender::new(now, first, edge, &config),
+            sender: Sender::new(cx.now, first, edge, &config),
             mss,
             listed: false,
             wheel: Instant::MAX,
@@ -114,9 +118,11 @@ impl Flooded {
 
     /// The wheel has come to the flow's place. `false`: R has been silent for so long that G may
     /// try by itself (FLOOD-23).
-    fn on_wheel(&mut self, now: Instant) -> bool {
+    fn on_wheel(&mut self, now: Instant, vm: &mut Vm) -> bool {
         self.wheel = Instant::MAX;
         if self.sender.timeout() <= now {
+            let counts = self.sender.waits() == Waits::Retransmission;
+            vm.counters.remote_timeouts += u64::from(counts);
             self.sender.on_timeout(now);
         }
         let under_way = self.sender.una() < self.sender.next();
@@ -137,13 +143,44 @@ impl Flooded {
     }
 
     /// The next segment, of at most `room` bytes, and whether it ends what G wrote.
-    pub(in crate::tcp) fn poll(&mut self, now: Instant, room: u64) -> Option<(Segment, bool)> {
+    pub(in crate::tcp) fn poll(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        room: u64,
+    ) -> Option<(Segment, bool)> {
         self.listed = false;
         let cut = self.intake.cut(self.sender.next());
-        let segment = self.sender.poll(now, room, cut)?;
+        let segment = self.sender.poll(cx.now, room, cut)?;
+        self.count(&mut cx.vm.counters, &segment);
         self.intake.on_sent(self.sender.next());
         let push = segment.to == cut || segment.to >= self.intake.bytes_end();
         Some((segment, push))
+    }
+
+    fn count(&self, counters: &mut VmCounters, s: &Segment) {
+        let segments = (s.to - s.from).div_ceil(self.mss);
+        if s.again {
+            counters.remote_retransmissions += segments;
+        } else {
+            counters.sent_for_guest_bytes += s.to.min(self.intake.bytes_end()) - s.from;
+            counters.sent_for_guest_segments += segments;
+        }
+    }
+
+    /// What there is to know of it.
+    pub(crate) fn stats(&self) -> FloodStats {
+        let Self { sender, intake, .. } = self;
+        FloodStats {
+            kept_bytes: intake.accepted() - sender.una(),
+            unsent_bytes: intake.accepted() - sender.next(),
+            in_flight_bytes: sender.in_flight(),
+            cwnd_bytes: sender.controller().cwnd(),
+            ssthresh_bytes: sender.controller().ssthresh(),
+            srtt: sender.rtt().srtt(),
+            mss: self.mss,
+            retransmissions: sender.retransmissions(),
+            timeouts_in_a_row: sender.rtt().backoffs(),
+        }
     }
 
     /// End of G's bytes, and whether a FIN follows.
@@ -170,6 +207,7 @@ impl Flooded {
     pub(crate) fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.store.clear(arena);
         self.intake.release(vm);
+        vm.flooded_flows -= 1;
     }
 
     /// The same for a flow whose VM is gone.
@@ -227,6 +265,8 @@ impl Flow {
         if f.hdr.is_gso() {
             flooded.set_mss(full); // G may know of a narrow path
         }
+        let is_copy = range.end <= flooded.intake.accepted() && range.seq < range.end;
+        cx.vm.counters.guest_copies += u64::from(is_copy);
         let result = flooded.on_data(cx, &Handed { range, payload: f.payload(), full });
         flooded.arm(cx, true);
         if range.seq < una || result == Err(DropReason::OutOfWindow) {
@@ -253,9 +293,11 @@ impl Flow {
             && !self.receiver.reset_waits()
             && !needs_verbatim(f);
         let edge = self.outbound.edge(self.options.shift_r);
-        let intake = may.then(|| Intake::new(cx.vm, sent, edge)).flatten()?;
+        let intake = may.then(|| Intake::new(cx.vm, sent, edge))?;
+        cx.vm.counters.floods_refused += u64::from(intake.is_none());
+        let intake = intake?;
         let (mss, sack) = (self.options.mss_to_net.into(), self.options.sack);
-        self.losses.begin_flooded(Flooded::new(cx.now, intake, edge, mss, sack));
+        self.losses.begin_flooded(Flooded::new(cx, intake, edge, mss, sack));
         Some(())
     }
 
@@ -294,7 +336,7 @@ impl Flow {
     /// The wheel of senders has woken the flow.
     pub(crate) fn on_sender_woken(&mut self, cx: &mut FlowContext<'_, '_>) {
         let Some(flooded) = self.losses.flooded_mut() else { return };
-        if flooded.on_wheel(cx.now) {
+        if flooded.on_wheel(cx.now, cx.vm) {
             flooded.arm(cx, true);
         } else {
             self.hand_back(cx);
@@ -317,6 +359,7 @@ impl Flow {
     pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
         if let Some(mut flooded) = self.losses.take_flooded() {
             flooded.release(cx.arena, cx.vm);
+            cx.vm.counters.flows_handed_back += 1;
             let edge = self.outbound.edge(self.options.shift_r);
             self.outbound.note_ack_to_guest(flooded.intake.is_short_of(edge));
         }
