@@ -49,6 +49,14 @@ pub enum Request {
         /// On or off.
         on: bool,
     },
+    /// Congestion offload of one VM on, for its connections that have ack offload, or off:
+    /// [`Reply::Done`].
+    CongestionOffload {
+        /// Name of the VM.
+        vm: String,
+        /// On or off.
+        on: bool,
+    },
     /// No new promises for this VM: [`Reply::Done`]. [`VmStatus::owed_flows`] tells when all
     /// are kept. `Offload` with `on` ends it.
     Drain {
@@ -129,6 +137,11 @@ pub struct PortStatus {
 pub struct VmStatus {
     /// On for new connections.
     pub offload: bool,
+    /// Congestion offload is wanted.
+    pub congestion_offload: bool,
+    /// The host controls the congestion of what the guest sends, and says so in its heartbeats:
+    /// both offloads are on, and the VM is not draining.
+    pub controls_congestion: bool,
     /// No new promises are made, until the offload is turned on again.
     pub draining: bool,
     /// Connections with a byte, FIN or RST that somebody is still owed; 0 is drained.
@@ -206,4 +219,29 @@ pub struct FlowInfo {
     pub acks_absorbed: u64,
     /// Whole seconds since a frame of it was seen.
     pub idle_s: u32,
+    /// How the host sends for the guest, if it does (congestion offload).
+    pub sends: Option<SendInfo>,
+}
+
+/// How the host sends what the guest has handed over.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct SendInfo {
+    /// Handed over, and not acknowledged by the remote.
+    pub kept_bytes: u64,
+    /// Of these, not sent yet.
+    pub unsent_bytes: u64,
+    /// Under way to the remote, as far as is known.
+    pub in_flight_bytes: u64,
+    /// Bytes that may be under way: the congestion window.
+    pub cwnd_bytes: u64,
+    /// Slow start ends at this window; `None` before the first loss.
+    pub ssthresh_bytes: Option<u64>,
+    /// The smoothed round trip between host and remote; `None` before the first.
+    pub srtt_us: Option<u64>,
+    /// Payload bytes of a segment.
+    pub mss: u64,
+    /// Frames that were sent again.
+    pub retransmissions: u64,
+    /// Timeouts since the remote was last heard.
+    pub timeouts_in_a_row: u8,
 }

@@ -68,6 +68,14 @@ enum Command {
         /// The VM.
         vm: String,
     },
+    /// Turns congestion offload of a VM on or off: for its connections that have ack offload, the
+    /// host sends what the guest hands over.
+    CongestionOffload {
+        /// on or off.
+        switch: Switch,
+        /// The VM.
+        vm: String,
+    },
     /// Makes no new promises for a VM, and waits until all are kept; `offload on` ends it.
     Drain {
         /// The VM.
@@ -82,6 +90,12 @@ enum Command {
 enum Switch {
     On,
     Off,
+}
+
+impl Switch {
+    const fn is_on(self) -> bool {
+        matches!(self, Self::On)
+    }
 }
 
 fn main() -> ExitCode {
@@ -122,8 +136,10 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::Capture { port, file } => capture(client, port, file),
         Command::Offload { switch, vm } => {
-            let on = matches!(switch, Switch::On);
-            done(&mut client, &Request::Offload { vm: vm.clone(), on })
+            done(&mut client, &Request::Offload { vm: vm.clone(), on: switch.is_on() })
+        }
+        Command::CongestionOffload { switch, vm } => {
+            done(&mut client, &Request::CongestionOffload { vm: vm.clone(), on: switch.is_on() })
         }
         Command::Drain { vm, no_wait } => {
             done(&mut client, &Request::Drain { vm: vm.clone() })?;

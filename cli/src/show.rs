@@ -11,8 +11,21 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     writeln!(out, "nightporterd {}, pid {}, up {up}{stopping}", status.version, status.pid)?;
     writeln!(out)?;
     let mut rows = vec![
-        ["PORT", "KIND", "LINK", "OFFLOAD", "FLOWS", "ON", "HELD", "BUDGET", "IN", "OUT", "DROPS"]
-            .map(String::from),
+        [
+            "PORT",
+            "KIND",
+            "LINK",
+            "OFFLOAD",
+            "CONGESTION",
+            "FLOWS",
+            "ON",
+            "HELD",
+            "BUDGET",
+            "IN",
+            "OUT",
+            "DROPS",
+        ]
+        .map(String::from),
     ];
     rows.extend(status.ports.iter().map(port_row));
     table(out, &rows)?;
@@ -23,26 +36,35 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     Ok(())
 }
 
-fn port_row(port: &PortStatus) -> [String; 11] {
-    let (mut offload, mut flows, mut on) = (String::from("-"), String::from("-"), "-".into());
-    let (mut held, mut budget) = (String::from("-"), String::from("-"));
-    if let Some(vm) = &port.vm {
-        offload = match (vm.draining, vm.owed_flows, vm.offload) {
-            (true, 0, _) => "drained".into(),
-            (true, ..) => "draining".into(),
-            (false, _, true) => "on".into(),
-            (false, _, false) => "off".into(),
+fn port_row(port: &PortStatus) -> [String; 12] {
+    let of_vm = port.vm.as_ref().map_or(["-"; 6].map(String::from), |vm| {
+        let offload = match (vm.draining, vm.owed_flows, vm.offload) {
+            (true, 0, _) => "drained",
+            (true, ..) => "draining",
+            (false, _, true) => "on",
+            (false, _, false) => "off",
         };
-        flows = vm.flows.values().sum::<u64>().to_string();
-        on = vm.flows.get("on").copied().unwrap_or(0).to_string();
-        held = bytes(vm.held_bytes);
-        budget = bytes(vm.budget_bytes);
-    }
+        let congestion = match (vm.controls_congestion, vm.congestion_offload) {
+            (true, _) => "on",
+            (false, true) => "paused", // there is no ack offload now
+            (false, false) => "off",
+        };
+        [
+            offload.into(),
+            congestion.into(),
+            vm.flows.values().sum::<u64>().to_string(),
+            vm.flows.get("on").copied().unwrap_or(0).to_string(),
+            bytes(vm.held_bytes),
+            bytes(vm.budget_bytes),
+        ]
+    });
+    let [offload, congestion, flows, on, held, budget] = of_vm;
     [
         port.name.clone(),
         port.kind.clone(),
         if port.link { "up".into() } else { "down".into() },
         offload,
+        congestion,
         flows,
         on,
         held,
@@ -101,7 +123,22 @@ pub(crate) fn flow(out: &mut dyn Write, f: &FlowInfo) -> io::Result<()> {
         ("local retransmissions", f.local_retransmissions.to_string()),
         ("guest's ACKs absorbed", f.acks_absorbed.to_string()),
     ];
-    for (name, value) in rows {
+    let sends = f.sends.as_ref().map(|s| {
+        let rtt =
+            s.srtt_us.map_or("not known".into(), |us| format!("{}.{:03} ms", us / 1000, us % 1000));
+        [
+            ("kept for the remote", bytes(s.kept_bytes)),
+            ("not yet sent", bytes(s.unsent_bytes)),
+            ("under way", bytes(s.in_flight_bytes)),
+            ("congestion window", bytes(s.cwnd_bytes)),
+            ("slow start threshold", s.ssthresh_bytes.map_or("none".into(), bytes)),
+            ("round trip", rtt),
+            ("mss to the remote", s.mss.to_string()),
+            ("retransmissions", s.retransmissions.to_string()),
+            ("timeouts in a row", s.timeouts_in_a_row.to_string()),
+        ]
+    });
+    for (name, value) in rows.into_iter().chain(sends.into_iter().flatten()) {
         writeln!(out, "  {name:<28} {value}")?;
     }
     Ok(())
@@ -178,6 +215,7 @@ mod tests {
         };
         let vm = VmStatus {
             offload: true,
+            congestion_offload: true,
             flows: BTreeMap::from([("on".into(), 3), ("pass".into(), 1)]),
             held_bytes: 2048,
             budget_bytes: 64 << 20,
@@ -202,9 +240,9 @@ mod tests {
             String::from_utf8(text).unwrap(),
             "nightporterd 1.2.3, pid 7, up 1 min 1 s\n\
              \n\
-             PORT  KIND  LINK  OFFLOAD  FLOWS  ON  HELD  BUDGET  IN    OUT  DROPS\n\
-             lan   tap   up    -        -      -   -     -       5.0M  0    2\n\
-             web1  vm    down  on       4      3   2.0K  64M     0     0    0\n\
+             PORT  KIND  LINK  OFFLOAD  CONGESTION  FLOWS  ON  HELD  BUDGET  IN    OUT  DROPS\n\
+             lan   tap   up    -        -           -      -   -     -       5.0M  0    2\n\
+             web1  vm    down  on       paused      4      3   2.0K  64M     0     0    0\n\
              lan dropped: hairpin 2\n"
         );
     }

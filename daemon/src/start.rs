@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::num::NonZeroU64;
 use std::path::Path;
 
 use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
@@ -66,9 +67,11 @@ fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
     let daemon = &config.daemon;
     let signals = signals().map_err(|e| vec![error(e, "report this")])?;
     raise_file_limit();
+    let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
     let worker_config = WorkerConfig {
         busy_poll: Duration::from_micros(daemon.busy_poll_us),
         drain_timeout: Duration::from_secs(daemon.drain_timeout_s),
+        epoch,
     };
     let (engine, arena_lock) = engine(config).map_err(|e| vec![e])?;
     let mut worker = Worker::new(worker_config, engine)
@@ -101,9 +104,18 @@ fn engine(config: &Config) -> Result<(Engine<'static>, ArenaLock), StartError> {
     let size = ArenaSize::new(config.budget_sum(), config.flows_sum());
     let (arena, lock) =
         arena_file::open(&config.daemon.arena, size).map_err(|e| StartError(e.to_string()))?;
-    let hash_seeds = random().map_err(|e| error(format!("/dev/urandom: {e}"), "mount /dev"))?;
+    let hash_seeds = random().map_err(|e| no_chance(&e))?;
     let engine_config = EngineConfig { flows_max: config.flows_sum(), hash_seeds };
     Ok((Engine::new(monotonic_now(), engine_config, arena), lock))
+}
+
+/// A number that no daemon has had before.
+fn epoch() -> std::io::Result<NonZeroU64> {
+    random().map(|words| NonZeroU64::new(words[0]).unwrap_or(NonZeroU64::MIN))
+}
+
+fn no_chance(e: &std::io::Error) -> StartError {
+    error(format!("/dev/urandom: {e}"), "mount /dev")
 }
 
 /// Numbers that nobody can guess.
@@ -173,10 +185,11 @@ fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), Sta
         mac: vm.mac,
         ips: vm.ips.clone(),
         ack_offload: vm.ack_offload,
+        congestion_offload: vm.congestion_offload,
+        congestion_control: vm.congestion_control,
         budget_bytes: vm.budget,
         flows_max: vm.flows_max,
         mtu: vm.mtu,
-        ..GuestConfig::default()
     };
     add_port(
         worker,

@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Read, Write};
+use std::num::NonZeroU64;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -65,6 +66,7 @@ enum Line {
     Trace(u8),
     Capture(Name),
     Offload(Name, bool),
+    CongestionOffload(Name, bool),
     Drain(Name),
     /// One of the above with a byte of it changed.
     Changed(Plain, u8, u8),
@@ -110,6 +112,9 @@ impl Line {
             Self::Trace(id) => Request::Trace { id: (*id).into() },
             Self::Capture(port) => Request::Capture { port: port.text() },
             Self::Offload(vm, on) => Request::Offload { vm: vm.text(), on: *on },
+            Self::CongestionOffload(vm, on) => {
+                Request::CongestionOffload { vm: vm.text(), on: *on }
+            }
             Self::Drain(vm) => Request::Drain { vm: vm.text() },
             Self::Changed(plain, at, byte) => {
                 let plain = match plain {
@@ -174,6 +179,7 @@ struct Host {
     wires: [File; 2],
     /// What was last asked of the VM.
     offload: bool,
+    congestion_offload: bool,
     draining: bool,
 }
 
@@ -186,7 +192,8 @@ impl Host {
         let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
         let engine = Engine::new(Instant::ZERO, config, arena);
         let busy_poll = Duration::from_secs(1 << 30);
-        let config = WorkerConfig { busy_poll, drain_timeout: Duration::ZERO };
+        let config =
+            WorkerConfig { busy_poll, drain_timeout: Duration::ZERO, epoch: NonZeroU64::MIN };
         let mut worker = Worker::new(config, engine).expect("a worker");
         let path = temporary("control");
         worker.set_control(ControlServer::new(&path).expect("a socket")).expect("epoll");
@@ -212,7 +219,14 @@ impl Host {
         });
         worker.add_port(vm(), PortConfig::guest(VM, GuestConfig::default())).expect("a port");
         let socket = socket.expect("it is there");
-        let mut host = Self { worker, socket, wires, offload: true, draining: false };
+        let mut host = Self {
+            worker,
+            socket,
+            wires,
+            offload: true,
+            congestion_offload: false,
+            draining: false,
+        };
         host.looks();
         (0..FLOWS).for_each(|n| host.connects(n));
         let status = Client::new(&mut host).asks_status(&mut host);
@@ -225,6 +239,7 @@ impl Host {
     fn resets(&mut self) {
         let mut client = Client::new(self);
         client.sends(&Line::Offload(Name::Vm, true).bytes());
+        client.sends(&Line::CongestionOffload(Name::Vm, false).bytes());
         self.looks();
         client.listens(self);
         assert!(self.offload && !self.draining, "the offload is not on");
@@ -306,7 +321,9 @@ impl Host {
                 Reply::Stream {} => PORTS.contains(&port.as_str()),
                 _ => is_error && !PORTS.contains(&port.as_str()),
             },
-            Request::Offload { vm, .. } | Request::Drain { vm } => match reply {
+            Request::Offload { vm, .. }
+            | Request::CongestionOffload { vm, .. }
+            | Request::Drain { vm } => match reply {
                 Reply::Done {} => vm == VM,
                 _ => is_error && vm != VM,
             },
@@ -317,6 +334,7 @@ impl Host {
                 self.offload = on;
                 self.draining &= !on;
             }
+            Request::CongestionOffload { vm, on } if vm == VM => self.congestion_offload = on,
             Request::Drain { vm } if vm == VM => self.draining = true,
             _ => {}
         }
@@ -325,7 +343,13 @@ impl Host {
     fn is_right(&self, status: &Status) -> bool {
         let names = status.ports.iter().map(|p| p.name.as_str()).eq(PORTS);
         let vm = status.ports[2].vm.as_ref();
-        names && vm.is_some_and(|vm| (vm.offload, vm.draining) == (self.offload, self.draining))
+        names
+            && vm.is_some_and(|vm| {
+                let controls = self.offload && self.congestion_offload && !self.draining;
+                (vm.offload, vm.draining) == (self.offload, self.draining)
+                    && (vm.congestion_offload, vm.controls_congestion)
+                        == (self.congestion_offload, controls)
+            })
     }
 }
 

@@ -60,6 +60,7 @@ use crate::limits::{
 };
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
+use crate::wire::heartbeat::Heartbeat;
 use crate::wire::virtio_net::VirtioNetHdr;
 use batch::{Batch, Read};
 use slots::{Reading, Slot, Slots};
@@ -198,7 +199,27 @@ impl Turn {
     /// The guest of `port` says that it sent frames or made room, which shows that it runs.
     pub fn handle_kick(&mut self, now: Instant, engine: &mut Engine<'_>, port: PortId) {
         self.wake(port);
+        self.slots.of_mut(port).beat = None;
         engine.handle_guest_progress(now, port, false);
+    }
+
+    /// Tells guests who controls their congestion (FLOOD-28), past the switch; the next turn shows
+    /// it to them. A heartbeat waits for a guest off its core, never two alike: one is given again
+    /// only after the guest has shown life.
+    pub fn send_heartbeats<P: Ports>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<'_>,
+        ports: &mut P,
+        beats: &[(PortId, Heartbeat)],
+    ) {
+        self.note_progress(now, engine, ports, true);
+        for &(port, beat) in beats {
+            let slot = self.slots.of_mut(port);
+            if slot.features.is_some() && slot.beat.replace(beat) != Some(beat) {
+                self.slots.send(ports, port, &VirtioNetHdr::default(), &[&beat.emit()]);
+            }
+        }
     }
 
     /// Before a turn of a worker that polls: ports that had frames lately are awake again.
@@ -352,6 +373,7 @@ impl Turn {
                 return false;
             }
             let Some(drained) = ports.progress(port) else { return true };
+            slot.beat = None;
             // What waits outside the ring is unseen too.
             let drained = drained && slot.backlog.is_empty();
             engine.handle_guest_progress(now, port, drained);

@@ -6,6 +6,7 @@ use super::ports::{Ports, Sent};
 use crate::drops::DropReason;
 use crate::engine::Transmit;
 use crate::port::{PortFeatures, PortId};
+use crate::wire::heartbeat::Heartbeat;
 use crate::wire::virtio_net::VirtioNetHdr;
 
 /// What went through a port. `from_port`: it entered the switch there; `to_port`: it left there.
@@ -60,6 +61,8 @@ pub(super) struct Slot {
     pub(super) unseen: bool,
     /// Something waits for room in its ring.
     pub(super) waits: bool,
+    /// The last heartbeat, until its guest has shown life.
+    pub(super) beat: Option<Heartbeat>,
 }
 
 /// Whether there may be frames to read.
@@ -87,6 +90,7 @@ impl Slot {
             meant: false,
             unseen: false,
             waits: false,
+            beat: None,
         }
     }
 
@@ -131,6 +135,7 @@ impl Slot {
     pub(super) fn link_down(&mut self) {
         self.features = None;
         self.waits = false;
+        self.beat = None;
         let lost = self.backlog.clear();
         self.stats.count_drops(DropReason::PortDown, lost);
     }

@@ -211,6 +211,50 @@ fn a_port_with_large_frames_is_read_by_their_bytes() {
     });
 }
 
+/// Has `beat` said to guest 1, `ms` after the beginning; how many heartbeats it has got since.
+fn beats(w: &mut Worker<'_>, ms: u64, controls: bool) -> usize {
+    let now = NOW + Duration::from_millis(ms);
+    let beat = Heartbeat { controls, epoch: core::num::NonZeroU64::new(7).unwrap() };
+    w.turn.send_heartbeats(now, &mut w.engine, &mut w.ports, &[(G1, beat)]);
+    w.turn.run(now, &mut w.engine, &mut w.ports).unwrap();
+    let got = std::mem::take(&mut w.ports.of(G1).got);
+    got.iter().filter(|frame| Heartbeat::parse(frame) == Some(beat)).count()
+}
+
+#[test]
+fn flood_28_a_guest_off_its_core_gets_one_heartbeat_and_no_more_until_it_runs() {
+    with_worker(TurnConfig::default(), 2, |w| {
+        assert_eq!(beats(w, 0, true), 1);
+        assert_eq!(w.ports.of(G1).flushed, 1, "and is shown it");
+        assert_eq!(beats(w, 500, true), 0);
+        assert_eq!(beats(w, 1000, true), 0);
+        w.ports.of(G1).moved = true;
+        assert_eq!(beats(w, 1500, true), 1);
+        assert_eq!(beats(w, 2000, true), 0);
+        w.turn.handle_kick(NOW, &mut w.engine, G1); // it sends, so it runs
+        assert_eq!(beats(w, 2500, true), 1);
+        assert_eq!(beats(w, 2600, false), 1, "what is new is said at once");
+        assert_eq!(beats(w, 3000, false), 0);
+        assert!(w.got(UPLINK).is_empty() && w.got(G2).is_empty());
+    });
+}
+
+#[test]
+fn flood_28_a_heartbeat_waits_for_a_full_ring_and_none_for_a_link_that_is_down() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.ports.of(G1).slots = Some(0);
+        assert_eq!(beats(w, 0, true), 0);
+        assert_eq!(w.turn.backlog_bytes(G1), 60);
+        assert_eq!(beats(w, 500, true), 0);
+        assert_eq!(w.turn.backlog_bytes(G1), 60);
+        w.turn.set_features(NOW, &mut w.engine, G1, None);
+        assert_eq!(beats(w, 1000, true), 0);
+        w.ports.of(G1).slots = None;
+        w.turn.set_features(NOW, &mut w.engine, G1, Some(PortFeatures::ALL));
+        assert_eq!(beats(w, 1500, true), 1, "the new ring has not had it");
+    });
+}
+
 #[test]
 fn what_a_guest_did_before_it_was_given_something_is_no_sign_of_life() {
     with_worker(TurnConfig::default(), 1, |w| {

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use nightporter_core::congestion::Algorithm;
+
 pub use reader::{Problem, Problems};
 
 /// Where the daemon keeps its sockets and its arena unless told otherwise.
@@ -132,6 +134,13 @@ pub struct VmConfig {
     /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch port;
     /// `nightporter offload on|off VM` changes it at run time for new connections.
     pub ack_offload: bool,
+    /// Send TCP for this guest: it hands over all it has, the host sends it by a congestion
+    /// control of its own. Default `false`. Only for connections with ack offload. A guest gains
+    /// by it when it floods (`nightporter-guest flood on`); the host's heartbeat tells it that it
+    /// may. `nightporter congestion-offload on|off VM` changes it at run time.
+    pub congestion_offload: bool,
+    /// How the host sends for this guest: `"cubic"` (default) or `"reno"`.
+    pub congestion_control: Algorithm,
     /// Bytes that may be held and promised for this guest together, over all its flows. Default
     /// `64M`; 1M to 64G. Cost: that much memory, allocated at start. Formula: rate x the longest
     /// wait for the CPU: 10 Gbit/s x 50 ms = 60M. Too small: flows beyond it run without the

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 
+use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{FLOWS_MAX, FLOWS_PER_VM, VM_BUDGET};
 use toml::de::DeValue;
 
@@ -167,6 +168,12 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         ack_offload: s
             .get("ack_offload", "write ack_offload = true or false", boolean)
             .unwrap_or(true),
+        congestion_offload: s
+            .get("congestion_offload", "write congestion_offload = true or false", boolean)
+            .unwrap_or(false),
+        congestion_control: s
+            .get("congestion_control", "write \"cubic\" or \"reno\"", algorithm)
+            .unwrap_or_default(),
         budget: s
             .get("budget", "write bytes, or a string as in \"64M\"", bytes(MIB..=64 * GIB))
             .unwrap_or(VM_BUDGET),
@@ -179,6 +186,10 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
             .and_then(|n| u32::try_from(n).ok())
             .unwrap_or(FLOWS_PER_VM),
     };
+    if config.congestion_offload && !config.ack_offload {
+        let what = "needs ack_offload = true".into();
+        s.problem("congestion_offload", what, "turn both on, or congestion_offload off");
+    }
     unique.add("socket", config.socket.display().to_string(), &s);
     if let Some(mac) = config.mac {
         unique.add("mac", mac.map(|b| format!("{b:02x}")).join(":"), &s);
@@ -274,6 +285,12 @@ fn uplink_kind(v: &DeValue<'_>) -> Result<UplinkKind, String> {
         "macvtap" => Ok(UplinkKind::Macvtap),
         _ => Err(format!("{} is not a kind of uplink", shown(v))),
     }
+}
+
+fn algorithm(v: &DeValue<'_>) -> Result<Algorithm, String> {
+    let s = string(v)?;
+    let found = Algorithm::ALL.into_iter().find(|algorithm| algorithm.label() == s);
+    found.ok_or_else(|| format!("{} is not a congestion control", shown(v)))
 }
 
 fn mac(v: &DeValue<'_>) -> Result<[u8; 6], String> {

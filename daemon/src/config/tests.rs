@@ -35,6 +35,7 @@ fn the_shortest_useful_file_gets_the_documented_defaults() {
     let vm = &c.vms[0];
     assert_eq!(vm.socket, Path::new("/run/nightporter/web1.sock"));
     assert_eq!((vm.mtu, vm.queue_pairs, vm.ack_offload), (1500, 1, true));
+    assert_eq!((vm.congestion_offload, vm.congestion_control), (false, Algorithm::Cubic));
     assert_eq!((vm.budget, vm.flows_max), (64 << 20, 16384));
     assert_eq!((vm.mac, &vm.ips), (None, &None));
 }
@@ -69,6 +70,8 @@ fn every_key_is_read() {
         mtu = 9000
         queue_pairs = 2
         ack_offload = false
+        congestion_offload = false
+        congestion_control = "reno"
         budget = "1G"
         flows_max = 1_000
         "#,
@@ -83,6 +86,7 @@ fn every_key_is_read() {
     assert_eq!(vm.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
     assert_eq!(vm.ips.as_ref().unwrap().len(), 2);
     assert_eq!((vm.mtu, vm.queue_pairs, vm.ack_offload), (9000, 2, false));
+    assert_eq!((vm.congestion_offload, vm.congestion_control), (false, Algorithm::Reno));
     assert_eq!((vm.budget, vm.flows_max), (1 << 30, 1000));
     assert_eq!(c.budget_sum(), 1 << 30);
 }
@@ -96,7 +100,8 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
     assert_eq!(
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, socket, \
-         mac, ips, mtu, queue_pairs, ack_offload, budget, flows_max"
+         mac, ips, mtu, queue_pairs, ack_offload, congestion_offload, congestion_control, \
+         budget, flows_max"
     );
     assert_eq!(
         errors("[[vms]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n"),
@@ -173,6 +178,22 @@ fn a_vm_may_not_sit_on_the_control_socket() {
         errors("[daemon]\ncontrol = \"/s\"\n[[vm]]\nname = \"a\"\nsocket = \"/s\"\n"),
         "np.toml:3: vm.a.socket: \"/s\" is already used by daemon.control\n    \
          fix: give each its own"
+    );
+}
+
+#[test]
+fn congestion_offload_is_for_connections_with_ack_offload() {
+    let vm = |more: &str| format!("[[vm]]\nname = \"a\"\n{more}\ncongestion_offload = true\n");
+    assert!(parse(&vm("")).unwrap().vms[0].congestion_offload);
+    assert_eq!(
+        errors(&vm("ack_offload = false")),
+        "np.toml:1: vm.a.congestion_offload: needs ack_offload = true\n    \
+         fix: turn both on, or congestion_offload off"
+    );
+    assert_eq!(
+        errors(&vm("congestion_control = \"bbr\"")),
+        "np.toml:3: vm.a.congestion_control: \"bbr\" is not a congestion control\n    \
+         fix: write \"cubic\" or \"reno\""
     );
 }
 

@@ -84,6 +84,10 @@ impl Desk {
                 tracing::info!(vm, on, "ack offload");
                 engine.set_offload(now, id, on);
             }),
+            Request::CongestionOffload { vm, on } => path.with_vm(&vm, |engine, id| {
+                tracing::info!(vm, on, "congestion offload");
+                engine.set_congestion_offload(id, on);
+            }),
             Request::Drain { vm } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, "draining");
                 engine.drain(now, id);
@@ -113,6 +117,7 @@ impl DataPath {
             Err(reply) => reply,
             Ok(port) => {
                 act(&mut self.engine, port);
+                self.heartbeats.handle_change();
                 Reply::Done {}
             }
         }

@@ -229,6 +229,10 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_offload", offload, Gauge), |vm| {
             vec![(vec![], gauge(u64::from(vm.offload && !vm.draining)))]
         })?;
+        let congestion = "Whether the host controls the congestion of what the guest sends";
+        self.vm_family(e, ("nightporter_congestion_offload", congestion, Gauge), |vm| {
+            vec![(vec![], gauge(u64::from(vm.controls_congestion)))]
+        })?;
         for counter in VmCounters::ALL {
             let name = format!("nightporter_{}", counter.metric);
             self.vm_family(e, (&name, counter.help(), Counter), |vm| {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use nightporter_api::{FlowInfo, FlowPage, PortStatus, Status, VmStatus};
+use nightporter_api::{FlowInfo, FlowPage, PortStatus, SendInfo, Status, VmStatus};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::flow::key::FlowKey;
@@ -10,6 +10,7 @@ use nightporter_core::flow::table::FlowId;
 use nightporter_core::limits::PAGE;
 use nightporter_core::port::PortId;
 use nightporter_core::tcp::flow::{Flow, State};
+use nightporter_core::tcp::stats::FloodStats;
 use nightporter_core::time::Instant;
 
 use super::Desk;
@@ -77,6 +78,8 @@ impl DataPath {
         let names = VmCounters::ALL.iter().map(|counter| counter.name.to_owned());
         Some(VmStatus {
             offload: vm.offload,
+            congestion_offload: vm.congestion_offload,
+            controls_congestion: vm.controls_congestion(),
             draining: vm.draining,
             owed_flows: sums.owed,
             flows: states.map(|(s, n)| (s.label().into(), n)).collect(),
@@ -132,7 +135,22 @@ impl DataPath {
             local_retransmissions: at.local_retransmissions.into(),
             acks_absorbed: at.absorbed_acks.into(),
             idle_s: now_s.wrapping_sub(at.seen_at_s),
+            sends: at.flooded.map(send_info),
         }
+    }
+}
+
+fn send_info(at: FloodStats) -> SendInfo {
+    SendInfo {
+        kept_bytes: at.kept_bytes,
+        unsent_bytes: at.unsent_bytes,
+        in_flight_bytes: at.in_flight_bytes,
+        cwnd_bytes: at.cwnd_bytes,
+        ssthresh_bytes: Some(at.ssthresh_bytes).filter(|&bytes| bytes < u64::MAX),
+        srtt_us: at.srtt.map(|srtt| srtt.as_nanos() / 1000),
+        mss: at.mss,
+        retransmissions: at.retransmissions,
+        timeouts_in_a_row: at.timeouts_in_a_row,
     }
 }
 

@@ -1,12 +1,15 @@
 //! The data path: the engine, its turns and its ports. What goes on between turns (`desk`) calls
 //! it.
 
+use std::num::NonZeroU64;
+
 use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortFeatures, PortId};
 use nightporter_core::time::Instant;
 use nightporter_core::turn::{Turn, TurnConfig};
 use nix::sys::epoll::Epoll;
 
+use super::heartbeats::Heartbeats;
 use super::ports::WorkerPorts;
 use crate::port::Port;
 use crate::port::tap::TapPort;
@@ -18,12 +21,18 @@ pub(crate) struct DataPath {
     pub(crate) engine: Engine<'static>,
     pub(crate) turn: Turn,
     pub(crate) ports: WorkerPorts,
+    pub(crate) heartbeats: Heartbeats,
 }
 
 impl DataPath {
     /// Without ports.
-    pub(crate) fn new(now: Instant, engine: Engine<'static>) -> Self {
-        Self { engine, turn: Turn::new(TurnConfig::default()), ports: WorkerPorts::new(now) }
+    pub(crate) fn new(now: Instant, engine: Engine<'static>, epoch: NonZeroU64) -> Self {
+        Self {
+            engine,
+            turn: Turn::new(TurnConfig::default()),
+            ports: WorkerPorts::new(now),
+            heartbeats: Heartbeats::new(epoch),
+        }
     }
 
     /// Adds a port. Errors: see [`AddPortError`].
@@ -54,6 +63,18 @@ impl DataPath {
         frames.expect("nothing interrupts a turn here")
     }
 
+    /// Tells guests whether this host controls their congestion, when it is time.
+    pub(crate) fn send_heartbeats(&mut self, now: Instant) {
+        let Self { engine, turn, ports, heartbeats } = self;
+        if heartbeats.poll_timeout().is_some_and(|at| at <= now) {
+            ports.now = now;
+            let vms = ports.iter().filter(|(_, at)| at.port.is_guest());
+            let beats =
+                heartbeats.beat(now, vms.map(|(id, _)| (id, engine.controls_congestion(id))));
+            turn.send_heartbeats(now, engine, ports, &beats);
+        }
+    }
+
     /// The interface behind an uplink is gone.
     pub(crate) fn lose(&mut self, now: Instant, port: PortId) {
         self.ports.lose(port);
@@ -77,6 +98,7 @@ impl DataPath {
         for (port, _) in self.ports.iter().filter(|(_, at)| at.port.is_guest()) {
             self.engine.drain(now, port);
         }
+        self.heartbeats.handle_change();
     }
 
     /// Connections with a byte, FIN or RST that somebody is still owed.

@@ -6,10 +6,12 @@
 
 pub(crate) mod data_path;
 mod guests;
+mod heartbeats;
 mod polling;
 pub(crate) mod ports;
 
 use std::io;
+use std::num::NonZeroU64;
 
 use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortId};
@@ -41,6 +43,8 @@ pub struct WorkerConfig {
     pub busy_poll: Duration,
     /// How long a stop waits for guests.
     pub drain_timeout: Duration,
+    /// This daemon's in heartbeats (FLOOD-28): none before it had the same.
+    pub epoch: NonZeroU64,
 }
 
 /// See the module doc.
@@ -66,7 +70,7 @@ impl Worker {
         watch_for(&epoll, &timer.fd(), Token::Timer)?;
         let now = monotonic_now();
         Ok(Self {
-            path: DataPath::new(now, engine),
+            path: DataPath::new(now, engine, config.epoch),
             desk: Desk::new(now, config.drain_timeout),
             epoll,
             timer,
@@ -188,13 +192,16 @@ impl Worker {
 
     /// Everything that is due.
     fn service(&mut self, now: Instant) {
+        self.path.send_heartbeats(now);
         let frames = self.path.turn(now);
         self.since_look += FRAMES_OF_A_TURN + frames;
         if frames > 0 {
             self.polling.handle_work(now);
         }
         self.desk.after_turn(now, &self.epoll, &mut self.path);
-        let deadlines = [self.path.engine.poll_timeout(), self.desk.poll_timeout()];
+        let DataPath { engine, heartbeats, .. } = &self.path;
+        let deadlines =
+            [engine.poll_timeout(), heartbeats.poll_timeout(), self.desk.poll_timeout()];
         self.timer.set(deadlines.into_iter().flatten().min());
     }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use nightporter_core::engine::EngineConfig;
@@ -32,7 +33,11 @@ impl World {
         let (arena, lock) = arena_file::open(&dir.join("arena"), size).unwrap();
         let config = EngineConfig { flows_max: 1, hash_seeds: [1, 2, 3, 4] };
         let engine = Engine::new(monotonic_now(), config, arena);
-        let config = WorkerConfig { busy_poll: Duration::ZERO, drain_timeout: Duration::ZERO };
+        let config = WorkerConfig {
+            busy_poll: Duration::ZERO,
+            drain_timeout: Duration::ZERO,
+            epoch: NonZeroU64::MIN,
+        };
         let mut worker = Worker::new(config, engine).unwrap();
         let mut peers = Vec::new();
         for port in 0..ports {

@@ -1,5 +1,6 @@
 //! A TCP connection between two guests, seen from outside: promises, and what becomes of them.
 
+use nightporter_core::wire::heartbeat::Heartbeat;
 use nix::sys::signal::Signal;
 
 use nightporter_api::{FlowInfo, Reply, Request};
@@ -16,17 +17,22 @@ const ISN_G: u32 = 5_000_001;
 const MSS: &[u8] = &[2, 4, 0x05, 0xb4];
 
 /// A host with a remote and a guest, whose connection has just been established.
-struct World {
+pub(crate) struct World {
     dir: Dir,
-    host: Host,
-    remote: Guest,
-    guest: Guest,
+    pub(crate) host: Host,
+    pub(crate) remote: Guest,
+    pub(crate) guest: Guest,
 }
 
 impl World {
     fn connected(daemon: &str) -> Self {
+        Self::connected_with(daemon, "")
+    }
+
+    /// With more in the guest's section of the configuration.
+    pub(crate) fn connected_with(daemon: &str, guest: &str) -> Self {
         let dir = Dir::new();
-        let ports = dir.vm("remote", "ack_offload = false") + &dir.vm("guest", "");
+        let ports = dir.vm("remote", "ack_offload = false") + &dir.vm("guest", guest);
         let config = dir.configure(&format!("metrics = \"off\"\n{daemon}"), &ports);
         let host = Host::start(&dir, &config);
         let mut remote = Guest::boot(&dir.join("remote"), PLAIN);
@@ -37,7 +43,7 @@ impl World {
         guest.send_plain(&hello(G));
         remote.receive(1);
         remote.send_plain(&hello(R));
-        guest.receive(1);
+        segments(&mut guest);
         let mut world = Self { dir, host, remote, guest };
         world.shake_hands();
         world
@@ -55,26 +61,31 @@ impl World {
     }
 
     /// A segment of R; positions count payload from 1, as in a packet trace.
-    fn remote_sends(&mut self, seq: u32, ack: u32, payload: &[u8]) {
+    pub(crate) fn remote_sends(&mut self, seq: u32, ack: u32, payload: &[u8]) {
         let flags = if payload.is_empty() { ACK } else { ACK | PSH };
         let (seq, ack) = (ISN_R.wrapping_add(seq), ISN_G.wrapping_add(ack));
         let segment = Segment { flags, seq, ack, window: 64_000, payload, ..Segment::default() };
         self.remote.send_plain(&segment.frame(R, G));
     }
 
-    fn guest_sends(&mut self, seq: u32, ack: u32, payload: &[u8]) {
+    pub(crate) fn guest_sends(&mut self, seq: u32, ack: u32, payload: &[u8]) {
         let (seq, ack) = (ISN_G.wrapping_add(seq), ISN_R.wrapping_add(ack));
         let segment =
             Segment { flags: ACK, seq, ack, window: 64_000, payload, ..Segment::default() };
         self.guest.send_plain(&segment.frame(G, R));
     }
 
-    fn at_guest(&mut self) -> Seen {
-        one(self.guest.receive(1))
+    pub(crate) fn at_guest(&mut self) -> Seen {
+        one(segments(&mut self.guest))
     }
 
-    fn at_remote(&mut self) -> Seen {
+    pub(crate) fn at_remote(&mut self) -> Seen {
         one(self.remote.receive(1))
+    }
+
+    /// The sequence number of a position in what the guest sends.
+    pub(crate) fn position_of_guest(&self, position: u32) -> u32 {
+        ISN_G.wrapping_add(position)
     }
 
     /// R sends 1,000 bytes, H acknowledges them, and G, which gets them, says nothing.
@@ -88,7 +99,7 @@ impl World {
         assert_eq!(self.at_guest().payload, [7; 1000]);
     }
 
-    fn flow(&self) -> FlowInfo {
+    pub(crate) fn flow(&self) -> FlowInfo {
         match self.host.ask(&Request::Flows { vm: Some("guest".into()), from: 0 }) {
             Reply::Flows(page) => page.flows.into_iter().next().expect("a flow"),
             other => panic!("{other:?}"),
@@ -102,6 +113,17 @@ fn hello(who: End) -> Vec<u8> {
     frame.extend([0x88, 0xb5]); // "local experimental" (IEEE 802)
     frame.resize(60, 0);
     frame
+}
+
+/// The next frames that are no heartbeats.
+fn segments(guest: &mut Guest) -> Vec<Vec<u8>> {
+    loop {
+        let mut frames = guest.receive(1);
+        frames.retain(|frame| Heartbeat::parse(frame).is_none());
+        if !frames.is_empty() {
+            return frames;
+        }
+    }
 }
 
 fn one(frames: Vec<Vec<u8>>) -> Seen {

@@ -134,6 +134,7 @@ fn the_metrics_name_every_port_and_every_reason() {
         "nightporter_absorbed_acks_total{port=\"web1\"} 0\n",
         "nightporter_local_retransmissions_total{port=\"web1\"} 0\n",
         "nightporter_offload{port=\"web1\"} 1\n",
+        "nightporter_congestion_offload{port=\"web1\"} 0\n",
         "nightporter_link_up{port=\"web1\"} 0\n",
     ] {
         assert!(answer.contains(series), "{series} is not in\n{answer}");

@@ -1,0 +1,115 @@
+//! The heartbeat of congestion offload (FLOOD-28): when which guest is told that this host controls
+//! its congestion, or does not any more. The frame and how a guest takes it is
+//! `core::wire::heartbeat`'s.
+//!
+//! Only who has congestion offload is told anything. When that ends the guest is told to stop, at
+//! once and once: if that is lost, silence says the same.
+
+use std::num::NonZeroU64;
+
+use nightporter_core::limits::HEARTBEAT_PERIOD;
+use nightporter_core::port::PortId;
+use nightporter_core::time::Instant;
+use nightporter_core::wire::heartbeat::Heartbeat;
+
+/// See the module doc.
+#[derive(Debug)]
+pub(crate) struct Heartbeats {
+    /// The next one, begun whenever control of a guest begins: connections of a time without were
+    /// the guest's own to control.
+    epoch: NonZeroU64,
+    /// What is told to each guest, by the port's number.
+    told: Vec<Option<Heartbeat>>,
+    /// When they are told again.
+    due: Instant,
+}
+
+impl Heartbeats {
+    /// The first epoch is `epoch`.
+    pub(crate) const fn new(epoch: NonZeroU64) -> Self {
+        Self { epoch, told: Vec::new(), due: Instant::ZERO }
+    }
+
+    /// When to [`Self::beat`].
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        (self.due < Instant::MAX).then_some(self.due)
+    }
+
+    /// A guest may have to be told something else.
+    pub(crate) const fn handle_change(&mut self) {
+        self.due = Instant::ZERO;
+    }
+
+    /// What to tell guests now, by whether the host controls the congestion of each.
+    pub(crate) fn beat(
+        &mut self,
+        now: Instant,
+        vms: impl Iterator<Item = (PortId, bool)>,
+    ) -> Vec<(PortId, Heartbeat)> {
+        let Self { epoch, told, due } = self;
+        *due = Instant::MAX;
+        let mut beats = Vec::new();
+        for (port, controls) in vms {
+            let at = usize::from(port.0);
+            if told.len() <= at {
+                told.resize(at + 1, None);
+            }
+            let beat = match (told[at], controls) {
+                (None, false) => continue,
+                (None, true) => {
+                    let begun = *epoch;
+                    *epoch = begun.checked_add(1).unwrap_or(NonZeroU64::MIN);
+                    Heartbeat { controls, epoch: begun }
+                }
+                (Some(before), _) => Heartbeat { controls, ..before },
+            };
+            told[at] = controls.then_some(beat);
+            if controls {
+                *due = now + HEARTBEAT_PERIOD;
+            }
+            beats.push((port, beat));
+        }
+        beats
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nightporter_core::time::Duration;
+
+    const T0: Instant = Instant::from_secs(1000);
+
+    fn epoch(n: u64) -> NonZeroU64 {
+        NonZeroU64::new(n).unwrap()
+    }
+
+    fn says(port: u16, controls: bool, n: u64) -> (PortId, Heartbeat) {
+        (PortId(port), Heartbeat { controls, epoch: epoch(n) })
+    }
+
+    fn beat(h: &mut Heartbeats, now: Instant, controls: [bool; 2]) -> Vec<(PortId, Heartbeat)> {
+        h.beat(now, [PortId(1), PortId(4)].into_iter().zip(controls))
+    }
+
+    #[test]
+    fn flood_28_only_guests_with_congestion_offload_are_told_and_every_half_second() {
+        let mut h = Heartbeats::new(epoch(70));
+        assert_eq!(h.poll_timeout(), Some(Instant::ZERO), "it looks once");
+        assert_eq!(beat(&mut h, T0, [false, true]), [says(4, true, 70)]);
+        assert_eq!(h.poll_timeout(), Some(T0 + Duration::from_millis(500)));
+        assert_eq!(beat(&mut h, T0, [false, true]), [says(4, true, 70)]);
+        assert_eq!(beat(&mut h, T0, [false, false]), [says(4, false, 70)]);
+        assert_eq!(h.poll_timeout(), None, "there is nobody to tell anything");
+        h.handle_change();
+        assert!(beat(&mut h, T0, [false, false]).is_empty());
+    }
+
+    #[test]
+    fn flood_28_control_that_begins_again_is_another_epoch() {
+        let mut h = Heartbeats::new(NonZeroU64::MAX);
+        assert_eq!(beat(&mut h, T0, [true, true]), [says(1, true, u64::MAX), says(4, true, 1)]);
+        beat(&mut h, T0, [false, true]);
+        assert_eq!(beat(&mut h, T0, [true, true]), [says(1, true, 2), says(4, true, 1)]);
+    }
+}
