@@ -24,6 +24,7 @@ mod staged;
 
 use std::collections::VecDeque;
 
+pub use self::polls::Departure;
 pub use self::staged::Staged;
 use crate::counters::VmCounters;
 use crate::drops::DropReason;

@@ -49,6 +49,8 @@ pub const BYTES_PER_GUEST: u64 = 2 * BYTES_PER_PORT as u64;
 /// Bytes that guests have handed over, and that leave for their remotes in a turn: the rest leaves
 /// in the next, so that reading is not kept waiting.
 pub const BYTES_OF_DEPARTURES: usize = 1024 * 1024;
+/// And frames at most: 1 MiB of a guest's small segments would be a million.
+pub const FRAMES_OF_DEPARTURES: u64 = 1024;
 /// Bytes of frames that wait for the ring of one guest: 64 super-segments of 64 KiB.
 pub const BACKLOG_BYTES_MAX: usize = 4 << 20;
 
@@ -77,6 +79,9 @@ pub const TIMERS_PER_CALL: usize = 4096;
 /// Retransmission timeouts toward R in a row after which H stops sending for G, whose own copies
 /// flow again (FLOOD-23): as many as Linux tries (`tcp_retries2`), a quarter of an hour.
 pub const WIRE_TIMEOUTS_MAX: u8 = 15;
+/// Probes of a window that R has taken back after which H stops sending for G: 200 ms more than the
+/// round trip, doubled each time, are 6 s. G knows of the window then, and probes it by itself.
+pub const WINDOW_PROBES_MAX: u8 = 5;
 /// Turns in a row without a frame after which a port is not read again unless it wakes the worker.
 /// A read of an empty port costs some 50 ns; 64 turns are longer than the usual window of polling.
 pub const IDLE_TURNS_MAX: u8 = 64;
@@ -163,6 +168,8 @@ pub const LOCAL_RTO_MIN: Duration = Duration::from_millis(250);
 pub const LOCAL_RTO_MAX: Duration = Duration::from_secs(2);
 /// Retransmission timeout toward R before the first round trip is known (RFC 6298 section 2.1).
 pub const WIRE_RTO_INITIAL: Duration = Duration::from_secs(1);
+/// The same if the SYN or SYN-ACK had to be repeated (RFC 6298 section 5.7).
+pub const WIRE_RTO_AFTER_SYN: Duration = Duration::from_secs(3);
 /// It is at least this much longer than the smoothed round trip: in place of the second that RFC
 /// 6298 section 2.4 recommends, as Linux has it (`TCP_RTO_MIN`). It covers delayed ACKs (FLOOD-23).
 pub const WIRE_RTO_VARIANCE_MIN: Duration = Duration::from_millis(200);

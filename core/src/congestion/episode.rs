@@ -151,6 +151,11 @@ impl Episode {
         }
     }
 
+    /// The next new data carries CWR, if marks were negotiated.
+    pub const fn owe_cwr(&mut self) {
+        self.cwr_due = self.ecn;
+    }
+
     /// The next new data carries CWR; asking for it answers it.
     #[must_use]
     pub const fn take_cwr(&mut self) -> bool {

@@ -4,7 +4,7 @@
 //! by Karn's rule never from a range that was sent twice. Timestamps are no help, for the TSvals on
 //! the wire are G's: they say when G handed the bytes over, not when they left.
 
-use crate::limits::{WIRE_RTO_INITIAL, WIRE_RTO_MAX, WIRE_RTO_VARIANCE_MIN};
+use crate::limits::{WIRE_RTO_AFTER_SYN, WIRE_RTO_INITIAL, WIRE_RTO_MAX, WIRE_RTO_VARIANCE_MIN};
 use crate::time::{Duration, Instant};
 
 /// The shortest round trip is forgotten after one to two of these: a path may have become longer.
@@ -22,6 +22,8 @@ pub struct RttEstimator {
     min: [Duration; 2],
     /// When this window began.
     min_since: Instant,
+    /// The timeout before the first sample.
+    initial: Duration,
     /// Timeouts since the last sample: each doubles the next (RFC 6298 section 5.5).
     backoffs: u8,
 }
@@ -41,6 +43,7 @@ impl RttEstimator {
             variance: Duration::ZERO,
             min: [NEVER; 2],
             min_since: Instant::ZERO,
+            initial: WIRE_RTO_INITIAL,
             backoffs: 0,
         }
     }
@@ -68,7 +71,7 @@ impl RttEstimator {
     #[must_use]
     pub fn rto(&self) -> Duration {
         let rto = match self.srtt() {
-            None => WIRE_RTO_INITIAL,
+            None => self.initial,
             Some(srtt) => {
                 let variance = self.variance.saturating_mul(4);
                 srtt + variance.max(WIRE_RTO_VARIANCE_MIN)
@@ -97,6 +100,11 @@ impl RttEstimator {
         }
         self.min[0] = self.min[0].min(rtt);
         self.backoffs = 0;
+    }
+
+    /// The SYN timed out, so the timeout may be shorter than the round trip.
+    pub const fn on_syn_timeout(&mut self) {
+        self.initial = WIRE_RTO_AFTER_SYN;
     }
 
     /// R shows room again: the next probe of its window is the first.

@@ -327,6 +327,17 @@ impl Sender {
         self.reordering = Instant::MAX;
     }
 
+    /// The SYN or SYN-ACK was sent again: until a round trip is known the timeout is longer (RFC
+    /// 6298 section 5.7).
+    pub const fn on_syn_timeout(&mut self) {
+        self.rtt.on_syn_timeout();
+    }
+
+    /// Somebody else has reduced the window, and R has yet to be told.
+    pub const fn owe_cwr(&mut self) {
+        self.episode.owe_cwr();
+    }
+
     /// Segments are of `mss` bytes from now on (FLOOD-39, FLOOD-40). What is under way and too long
     /// is cut when it is sent again.
     pub fn set_mss(&mut self, mss: u64) {

@@ -165,32 +165,25 @@ impl Engine<'_> {
     /// For a remote that is another VM of this host it first passes the inbound pipe there, which
     /// may absorb it.
     #[must_use]
-    pub fn poll_departure(&mut self, now: Instant) -> Option<Transmit<'_>> {
-        let (id, origin, departure, way) = loop {
-            let (id, origin, departure) = self.next_departure(now)?;
-            let header = &self.made[..departure.header_len];
-            if let Some(uplink) = self.uplink_of(now, origin, header) {
-                break (id, origin, departure, Way::Parts(uplink));
-            }
-            match self.route_departure(now, id, origin, &departure) {
-                Ok(Verdict::Forward(port)) => {
-                    break (id, origin, departure, Way::Whole(Some(port)));
-                }
-                Ok(Verdict::Flood) => break (id, origin, departure, Way::Whole(None)),
-                Ok(Verdict::Absorbed) => {}
-                Ok(Verdict::Drop(reason)) | Err(reason) => self.count_drop(origin, reason),
+    pub fn poll_departure(&mut self, now: Instant) -> Option<Departure<'_>> {
+        let (id, origin, made) = self.next_departure(now)?;
+        let header = &self.made[..made.header_len];
+        if let Some(uplink) = self.uplink_of(now, origin, header) {
+            let store = self.flows.get(id).and_then(Flow::departing);
+            return Some(Departure::Given(self.assemble(Some(uplink), origin, &made, store)));
+        }
+        let port = match self.route_departure(now, id, origin, &made) {
+            Ok(Verdict::Forward(port)) => Some(port),
+            Ok(Verdict::Flood) => None,
+            Ok(Verdict::Absorbed) => return Some(Departure::Taken(self.whole.len())),
+            Ok(Verdict::Drop(reason)) | Err(reason) => {
+                self.count_drop(origin, reason);
+                return Some(Departure::Taken(self.whole.len()));
             }
         };
-        Some(match way {
-            Way::Parts(uplink) => {
-                let store = self.flows.get(id).and_then(Flow::departing);
-                self.assemble(Some(uplink), origin, &departure, store)
-            }
-            Way::Whole(port) => {
-                self.note_given(now, origin, port);
-                Transmit { hdr: departure.hdr, ..Transmit::of_header(port, origin, &self.whole) }
-            }
-        })
+        self.note_given(now, origin, port);
+        let frame = Transmit::of_header(port, origin, &self.whole);
+        Some(Departure::Given(Transmit { hdr: made.hdr, ..frame }))
     }
 
     /// The next flow that has something to send, what it is, and on behalf of which port.
@@ -312,10 +305,11 @@ impl Engine<'_> {
     }
 }
 
-/// How a departure leaves.
-enum Way {
-    /// By an uplink, its bytes from their pages.
-    Parts(PortId),
-    /// By a guest's port or, without one, by all: it was put together.
-    Whole(Option<PortId>),
+/// Bytes of a guest that leave for their remote.
+#[derive(Clone, Copy, Debug)]
+pub enum Departure<'a> {
+    /// The caller sends this frame.
+    Given(Transmit<'a>),
+    /// A frame of so many bytes: another VM's inbound pipe took it, or it was dropped and counted.
+    Taken(usize),
 }

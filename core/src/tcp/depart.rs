@@ -5,6 +5,7 @@
 
 use crate::tcp::deliver::{Delivery, IP_LEN_MAX};
 use crate::tcp::flow::Flow;
+use crate::tcp::gates::DataToNet;
 use crate::tcp::{FlowContext, index};
 use crate::wire::emit::TcpEmit;
 use crate::wire::packet::TcpFlags;
@@ -23,7 +24,7 @@ impl Flow {
         flooded.arm(cx, found.is_some());
         let (segment, push) = found?;
         let (bytes_end, closed) = flooded.end();
-        let mss = u16::try_from(flooded.mss()).unwrap_or(u16::MAX);
+        let mss = u16::try_from(flooded.wire_mss()).unwrap_or(u16::MAX);
         let to = segment.to.min(bytes_end);
         let fin = closed && segment.to > bytes_end;
         let mut flags = TcpFlags::ACK;
@@ -34,7 +35,8 @@ impl Flow {
         }
         self.outbound.on_sent(to, fin);
         let len = index(to - segment.from);
-        let (header_len, hdr) = self.emit_data_to_net(cx, buf, segment.from, flags, len, mss);
+        let data = DataToNet { seq: segment.from, flags, len, mss, again: segment.again };
+        let (header_len, hdr) = self.emit_data_to_net(cx, buf, &data);
         Some(Delivery { hdr, header_len, from: segment.from, to })
     }
 }

@@ -8,6 +8,7 @@ use crate::port::PortId;
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::departures::Departures;
+use crate::tcp::outbound::flooded::Flooded;
 use crate::tcp::receiver::window::Terms;
 use crate::tcp::{FlowContext, Frame, RST_ACK};
 use crate::time::Instant;
@@ -22,6 +23,18 @@ const ECN_MASK: u8 = 0b11;
 const ECT0: u8 = 0b10;
 /// Both ECN bits: congestion experienced.
 pub(crate) const CE: u8 = 0b11;
+
+/// What H sends R of G's bytes in one frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DataToNet {
+    pub(crate) seq: u64,
+    pub(crate) flags: TcpFlags,
+    /// Bytes of it, and of a segment.
+    pub(crate) len: usize,
+    pub(crate) mss: u16,
+    /// R was sent them before, or it is a probe.
+    pub(crate) again: bool,
+}
 
 /// A header-only frame H made for R, to be routed from `origin`'s side of the switch.
 #[derive(Clone, Copy, Debug)]
@@ -182,15 +195,16 @@ impl Flow {
         &mut self,
         cx: &FlowContext<'_, '_>,
         buf: &mut [u8; TcpEmit::MAX_LEN],
-        seq: u64,
-        flags: TcpFlags,
-        payload_len: usize,
-        mss: u16,
+        d: &DataToNet,
     ) -> (usize, VirtioNetHdr) {
-        let is_read = seq >= self.outbound.una(); // but for a probe
-        let header = self.header_to_net(cx.key, seq, flags, &[], is_read);
-        let len = header.emit(buf, payload_len, CsumMode::Partial);
-        (len, header.partial_hdr(len, payload_len, mss))
+        let capable = self.options.ecn && !d.again && d.len > 0;
+        // Of a copy or probe R may have all, and then it does not look at the window.
+        let mut header = self.header_to_net(cx.key, d.seq, d.flags, &[], !d.again);
+        if capable {
+            header.tos |= ECT0; // RFC 3168 section 6.1.5: copies and probes are not
+        }
+        let len = header.emit(buf, d.len, CsumMode::Partial);
+        (len, header.partial_hdr(len, d.len, d.mss))
     }
 
     /// EMIT-R for any segment that H makes: what R is told now, and the newest TSval that G showed
@@ -214,7 +228,7 @@ impl Flow {
             version: key.version,
             src: key.g_addr,
             dst: key.r_addr,
-            // A pure ACK is Not-ECT (RFC 3168 section 6.1.4), and data of H is so far.
+            // A pure ACK is Not-ECT (RFC 3168 section 6.1.4).
             tos: self.template.tos_to_net() & !ECN_MASK,
             ttl: self.template.ttl_to_net(),
             flow_label: self.template.label_to_net(),
@@ -270,7 +284,11 @@ impl Flow {
         if self.options.ecn && ip.tos & ECN_MASK == CE {
             edit.set_ecn(ECT0);
         }
-        if self.outbound.is_old_ack(tcp) {
+        if self.losses.flooded().is_some() {
+            // Blocks and marks answer what H has sent, if only what it sent twice (FLOOD-09).
+            edit.nop_out_sack();
+            edit.set_flags(tcp.flags.without(TcpFlags::ECE));
+        } else if self.outbound.is_old_ack(tcp) {
             edit.nop_out_sack(); // below the newer ACK these blocks would be DSACKs
         } else if let Some(sack) = self.losses.of_net_mut().filter(|_| !tcp.options.sack.is_empty())
         {
@@ -288,13 +306,21 @@ impl Flow {
         }
     }
 
-    /// SACK blocks of R wait for a pure ACK to G.
+    /// SACK blocks of R, or of H for what it misses, wait for a pure ACK to G.
     pub(super) fn sack_to_guest_due(&self) -> bool {
         self.losses.of_net().is_some_and(RemoteSack::is_due)
+            || self.losses.flooded().is_some_and(Flooded::owes_duplicate)
     }
 
     /// The SACK blocks of R for a segment to G: all that are new, on a pure ACK.
     fn sack_to_guest(&mut self, pure_ack: bool) -> SackBlocks {
+        let room = if self.options.sack { 4 - usize::from(self.options.timestamps) } else { 0 };
+        if let Some(flooded) = self.losses.flooded_mut().filter(|f| pure_ack && f.owes_duplicate())
+        {
+            let blocks = flooded.duplicate(room);
+            self.outbound.note_ack_to_guest(flooded.owes_duplicate());
+            return blocks;
+        }
         match self.losses.of_net_mut() {
             Some(sack) if pure_ack && sack.is_due() => {
                 sack.on_shown();

@@ -30,6 +30,7 @@ impl Flow {
         }
         if let Some(&offers) = self.standing.offers() {
             self.standing.learn(Offers { g: syn.after(offers.g), ..offers });
+            self.outbound.on_syn_copy();
         }
         self.on_tsval_of_syn_from_guest(now, tcp);
         true

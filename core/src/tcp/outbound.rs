@@ -43,6 +43,8 @@ pub(crate) struct Outbound {
     window: u16,
     /// ACKs of R in a row for what H did not see G send (`unseen`).
     unseen_acks: u8,
+    /// Times that G has repeated its SYN or SYN-ACK, until its first data is sent for it.
+    syn_copies: u8,
     /// G opened the connection.
     guest_is_client: bool,
     /// R was sent G's FIN: the last of what is below `sent`.
@@ -65,6 +67,7 @@ impl Outbound {
             absorbed_acks: 0,
             window: 0,
             unseen_acks: 0,
+            syn_copies: 0,
             guest_is_client,
             fin_sent: false,
             ece_to_guest: false,
@@ -261,6 +264,16 @@ impl Outbound {
             self.fin_sent = true;
         }
         self.sent = self.sent.max(end + u64::from(fin));
+    }
+
+    /// G repeats its SYN or SYN-ACK.
+    pub(crate) fn on_syn_copy(&mut self) {
+        self.syn_copies = self.syn_copies.saturating_add(1);
+    }
+
+    /// How often G has; the first window alone depends on it (FLOOD-19).
+    pub(crate) fn take_syn_copies(&mut self) -> u8 {
+        core::mem::take(&mut self.syn_copies)
     }
 
     /// A pure ACK of G went no further.

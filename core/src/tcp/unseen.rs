@@ -11,7 +11,8 @@
 //!    The flow drains for good: R's timestamps and windows come from two sides now.
 //!
 //! While H sends for G, G judges nothing (FLOOD-08): it may have handed over what R was not sent.
-//! An ACK for that goes no further; three of them, and H sends no longer.
+//! An ACK for that goes no further, and counts for nothing. Three for what G has not even handed
+//! over, and H sends no longer.
 //!
 //! The bytes held are held on: if G acknowledges them by the other path alone, they end in a reset
 //! of both sides (SNOOP-32), for nothing shows H that G has them.
@@ -48,6 +49,10 @@ impl Flow {
 
     /// Counts a plausible ACK above what H saw G send. `true`: it is believed.
     pub(super) fn believes(&mut self, cx: &mut FlowContext<'_, '_>, tcp: &Tcp, bare: bool) -> bool {
+        let ack = tcp.ack.unwrap(self.outbound.una());
+        if self.losses.flooded().is_some_and(|flooded| ack <= flooded.accepted()) {
+            return false;
+        }
         let fragments = cx.vm.fragment_from_guest.is_some_and(|(at, remote)| {
             remote == cx.key.r_addr && cx.now.since(at) <= limits::T_FRAGMENT
         });

@@ -53,10 +53,10 @@ mod slots;
 pub use ports::{Interrupted, Ports, Received, Sent, Step};
 pub use slots::PortStats;
 
-use crate::engine::{AddPortError, Engine, Verdict};
+use crate::engine::{AddPortError, Departure, Engine, Verdict};
 use crate::limits::{
-    BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, FLOWS_IN_CACHE, FRAMES_PER_PORT, IDLE_TURNS_MAX,
-    PROGRESS_INTERVAL,
+    BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, FLOWS_IN_CACHE, FRAMES_OF_DEPARTURES, FRAMES_PER_PORT,
+    IDLE_TURNS_MAX, PROGRESS_INTERVAL,
 };
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
@@ -339,10 +339,16 @@ impl Turn {
     ) -> Result<u64, Interrupted> {
         let (mut frames, mut bytes) = (0, 0);
         while bytes < BYTES_OF_DEPARTURES
-            && let Some(made) = engine.poll_departure(now)
+            && frames < FRAMES_OF_DEPARTURES
+            && let Some(departure) = engine.poll_departure(now)
         {
-            self.slots.transmit(ports, &made);
-            bytes += made.parts().iter().map(|part| part.len()).sum::<usize>();
+            bytes += match departure {
+                Departure::Given(made) => {
+                    self.slots.transmit(ports, &made);
+                    made.parts().iter().map(|part| part.len()).sum()
+                }
+                Departure::Taken(bytes) => bytes,
+            };
             frames += 1;
             ports.after_step(engine, Step::Departure)?;
         }

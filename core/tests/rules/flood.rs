@@ -4,8 +4,9 @@ use crate::GUEST;
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::Verdict;
+use nightporter_core::engine::{Departure, Verdict};
 use nightporter_core::port::PortId;
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 /// A connection of a VM for which H sends.
 fn floods(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
@@ -61,8 +62,41 @@ fn flood_05_what_lies_behind_a_hole_of_g_waits_until_g_fills_it() {
     g.sends("2001:3001");
     g.sends("3001:4001");
     r.gets_all(&["1:1001"]);
+    g.gets_nothing(); // the network of G may only have changed their order
     g.sends("1001:2001");
     r.gets_all(&["1001:4001"]);
+    g.gets_nothing();
+}
+
+#[test]
+fn flood_05_the_third_segment_behind_a_hole_makes_three_duplicate_acks_for_g() {
+    for sack in [true, false] {
+        let (_, r, g) = floods(&Setup { sack: [sack; 2], ..Setup::new() });
+        g.sends_all(&["1:1001", "2001:3001", "3001:4001"]);
+        g.gets_nothing();
+        g.sends("4001:5001");
+        g.gets_all(&[if sack { "1 ack 1 <sack 2001:5001>" } else { "1 ack 1" }; 3]);
+        g.sends("5001:6001");
+        g.gets_nothing();
+        g.sends("1001:2001");
+        g.gets_nothing();
+        r.gets_last("1001:6001");
+    }
+}
+
+#[test]
+fn flood_05_g_is_told_of_the_next_hole_when_it_has_filled_one() {
+    let (_, r, g) = floods(&Setup::new());
+    g.sends_all(&["1:1001", "2001:3001", "4001:7001 gso 1000"]);
+    g.gets_all(&["1 ack 1 <sack 4001:7001 2001:3001>"; 3]);
+    g.sends("1001:2001");
+    g.gets_all(&["1 ack 1 <sack 4001:7001>"; 3]);
+    r.takes_all();
+    r.sends("ack 3001");
+    g.gets("1 ack 3001");
+    g.sends("3001:4001");
+    r.gets_all(&["3001:7001"]);
+    g.gets_nothing();
 }
 
 #[test]
@@ -303,7 +337,7 @@ fn com_13_h_makes_no_right_checksum_of_a_wrong_one_of_g() {
 
 #[test]
 fn inv_06_what_g_has_handed_over_stays_when_r_finds_no_place() {
-    let (w, r, g) = floods(&Setup { budget_bytes: 12 << 14, ..Setup::new() });
+    let (w, r, g) = floods(&Setup { budget_bytes: 14 << 14, ..Setup::new() });
     hands_over(&g, 1, 40_001);
     r.gets_all(&["1:10001"]);
     w.after_ms(2500);
@@ -382,4 +416,191 @@ fn an_operator_sees_what_h_sends_for_a_vm() {
     let (counters, flooded) = vm(&w).expect("a VM");
     assert_eq!((counters.flows_handed_back, flooded), (1, 0));
     assert!(!w.engine(|engine, _| engine.controls_congestion(GUEST)));
+}
+
+#[test]
+fn flood_09_a_window_that_g_does_not_see_grow_makes_no_ack() {
+    let (_, r, g) = floods(&Setup { sack: [false; 2], ..Setup::new() });
+    hands_over(&g, 1, 10_001);
+    r.gets_all(&["1:10001"]);
+    for more in 0..4 {
+        r.shows_window((1 << 20) + (more << 14));
+        r.sends("ack 1");
+    }
+    assert_eq!(g.takes_all().len(), 1, "the first lets G see more, the others no more than that");
+}
+
+#[test]
+fn flood_08_acks_for_what_waits_at_h_are_not_believed_however_many_come() {
+    let (_, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001"]);
+    for _ in 0..4 {
+        assert_eq!(r.lies("ack 20001"), Verdict::Drop(DropReason::BadAck));
+    }
+    g.gets_nothing();
+    r.takes_all();
+    r.sends("ack 10001");
+    assert_eq!(r.takes_all().first().expect("the next window").range().0, 10_001);
+}
+
+#[test]
+fn flood_07_no_segment_is_longer_than_those_of_g() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends_all(&["1:701", "701:1401", "1401:2101"]);
+    r.gets_all(&["1:701", "701:1401", "1401:2101"]);
+    w.after_ms(3000);
+    let copies = r.takes_all();
+    assert!(!copies.is_empty());
+    for seen in copies {
+        assert!(seen.payload().len() <= 700 || seen.hdr.gso_size == 700, "{}", seen.tcp());
+    }
+}
+
+#[test]
+fn inv_20_a_departure_that_another_vm_takes_counts_as_one() {
+    let (w, _, g) = floods(&Setup { remote_is_vm: true, ..Setup::new() });
+    w.set_lenient(0, true);
+    let mut frame = g.frame_of("1:1001");
+    let taken = w.engine(|engine, now| {
+        engine.handle_frame(now, GUEST, &mut VirtioNetHdr::default(), &mut frame);
+        matches!(engine.poll_departure(now), Some(Departure::Taken(1000..)))
+    });
+    assert!(taken, "the caller knows what it has cost");
+}
+
+#[test]
+fn snoop_34_a_copy_shows_r_no_window_that_it_counts_on() {
+    let (w, r, g) = floods(&Setup { budget_bytes: 14 << 14, ..Setup::new() });
+    g.sends("1:1001");
+    r.gets("1:1001");
+    for at in (1..20_001).step_by(1000) {
+        r.sends(&format!("{at}:{} ack 1", at + 1000));
+    }
+    g.takes_all();
+    g.sends("1001 ack 20001"); // more room, and R has enough of it not to be told
+    let edge = || w.flow(0, |f| f.stats().edge_to_net).expect("a flow");
+    let before = edge();
+    r.takes_all();
+    w.after_ms(1500);
+    assert!(r.takes_all().iter().any(|seen| seen.range() == (1, 1001)), "a copy");
+    assert!(edge() < before + 128, "but for what rounding adds");
+    r.sends("ack 1001");
+    g.sends("1001:2001");
+    r.gets("1001:2001");
+    assert!(edge() > before + 1000);
+}
+
+#[test]
+fn flood_12_a_window_that_r_takes_back_for_long_is_g_s_to_probe() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(0);
+    r.sends("ack 10001");
+    g.gets_all(&["ack 10001"]);
+    w.after_ms(1000);
+    r.gets_last("10000"); // a probe of H
+    assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
+    w.after_ms(10_000);
+    assert_eq!(g.sends("10001:11001"), Verdict::Forward(PortId(0)));
+    r.gets_last("10001:11001");
+    r.sends("ack 10001");
+    g.gets_last("ack 10001 win 0");
+}
+
+#[test]
+fn flood_09_what_r_says_of_copies_of_h_does_not_reach_g() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    w.after_ms(1500);
+    assert_eq!(r.takes_all().len(), 2, "one was for nothing");
+    r.sends("ack 1001");
+    r.sends("ack 1001 <sack 1:1001>");
+    g.gets_all(&["ack 1001", "ack 1001"]); // without blocks
+}
+
+#[test]
+fn flood_06_a_segment_too_far_ahead_costs_no_pages() {
+    let setup =
+        Setup { scale: [Some(11); 2], budget_bytes: 48 << 20, arena: (3072, 64), ..Setup::new() };
+    let (w, r, g) = floods(&setup);
+    r.shows_window(64 << 20);
+    r.sends("ack 1");
+    g.takes_all();
+    g.sends("1:1001");
+    let reserved = || w.engine(|e, _| e.vm(GUEST).expect("a VM").reserved_pages);
+    let before = reserved();
+    let ahead = g.sends("34000001:34001001");
+    assert_eq!((ahead, reserved()), (Verdict::Drop(DropReason::NoStore), before));
+}
+
+#[test]
+fn inv_20_the_first_window_of_a_sender_does_not_take_that_of_a_receiver() {
+    let (w, _, g) = floods(&Setup { budget_bytes: 10 << 14, ..Setup::new() });
+    assert_ne!(g.sends("1:1001"), Verdict::Absorbed);
+    w.connects();
+    assert!(w.flow(1, |f| f.stats().has_record).expect("a flow"), "in the path");
+}
+
+#[test]
+fn flood_19_after_lost_syns_the_first_window_is_one_segment_and_the_timeout_three_seconds() {
+    let setup = Setup { floods: true, sack: [false; 2], ..Setup::new() };
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn();
+    g.gets_syn();
+    for ms in [1000, 2000, 0] {
+        g.sends_syn_ack();
+        w.after_ms(ms);
+    }
+    r.takes_all();
+    r.sends("1 ack 1");
+    g.takes_all();
+    hands_over(&g, 1, 5001);
+    r.gets_all(&["1:1001"]);
+    w.after_ms(2900);
+    r.gets_nothing();
+    w.after_ms(200);
+    r.gets_all(&["1:1001"]);
+}
+
+#[test]
+fn flood_24_a_mark_reduces_the_window_once_and_g_never_sees_it() {
+    let (w, r, g) = floods(&Setup { ecn: true, ..Setup::new() });
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001 ect0"]);
+    w.after_ms(10);
+    r.sends("E. ack 5001");
+    r.sends("E. ack 10001");
+    w.after_ms(10);
+    let next = r.takes_all();
+    let flags: Vec<_> = next.iter().map(|seen| seen.tcp().flags.cwr()).collect();
+    assert!(flags.len() > 1 && flags.iter().filter(|cwr| **cwr).count() == 1, "{flags:?}");
+    assert!(flags[0] && next[0].payload().len() == 1000, "the next new data, one segment");
+    let sent: i64 = next.iter().map(|seen| seen.payload().len() as i64).sum();
+    assert!(sent < 10_000, "less than the window was: {sent}");
+    for seen in g.takes_all() {
+        assert!(!seen.tcp().flags.ece());
+    }
+    w.after_ms(3000);
+    let copies = r.takes_all();
+    assert!(
+        copies.iter().any(|seen| seen.packet.tcp().expect("TCP").0.tos & 3 == 0),
+        "a copy is not ECN-capable"
+    );
+}
+
+#[test]
+fn flood_24_the_answer_of_g_to_a_mark_from_before_reaches_r() {
+    let (w, r, g) = floods(&Setup { ecn: true, ..Setup::new() });
+    w.engine(|engine, _| engine.set_congestion_offload(GUEST, false));
+    g.sends("1:1001");
+    r.gets("1:1001");
+    r.sends("E. ack 1001");
+    g.gets("E. ack 1001");
+    w.engine(|engine, _| engine.set_congestion_offload(GUEST, true));
+    g.sends("W. 1001:2001");
+    r.gets("W. 1001:2001");
 }

@@ -109,7 +109,13 @@ impl Sender {
             let full = room / self.mss * self.mss;
             to = from + if full == 0 && self.board.flight() == 0 { room } else { full };
         }
-        let some = to > from;
-        some.then(|| Segment { from, to, again: false, cwr: self.episode.take_cwr() })
+        if to <= from {
+            return None;
+        }
+        let cwr = self.episode.take_cwr();
+        if cwr {
+            to = to.min(from + self.mss); // in no super-segment, whose parts would all carry it
+        }
+        Some(Segment { from, to, again: false, cwr })
     }
 }

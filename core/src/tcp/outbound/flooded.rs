@@ -42,6 +42,8 @@ pub(crate) struct Flooded {
     sender: Sender,
     /// Payload bytes of a segment.
     mss: u64,
+    /// The longest segment of G: its MTU may be smaller than its MSS option says (FLOOD-07).
+    longest: u64,
     /// It is in [`crate::tcp::outbound::departures::Departures`], for its turn.
     listed: bool,
     /// When the wheel wakes it, at the latest.
@@ -50,22 +52,16 @@ pub(crate) struct Flooded {
 
 impl Flooded {
     /// R takes bytes below `edge`.
-    fn new(cx: &mut FlowContext<'_, '_>, intake: Intake, edge: u64, mss: u64, sack: bool) -> Self {
+    fn new(cx: &mut FlowContext<'_, '_>, intake: Intake, edge: u64, config: &SenderConfig) -> Self {
         cx.vm.counters.flows_flooded += 1;
         cx.vm.flooded_flows += 1;
         let first = intake.accepted();
-        let config = SenderConfig {
-            algorithm: cx.vm.congestion_control,
-            mss,
-            initial_window: initial_window(mss, false),
-            sack,
-            ecn: false,
-        };
         Self {
             intake,
             store: FlowStore::default(),
-            sender: Sender::new(cx.now, first, edge, &config),
-            mss,
+            sender: Sender::new(cx.now, first, edge, config),
+            mss: config.mss,
+            longest: 0,
             listed: false,
             wheel: Instant::MAX,
         }
@@ -76,14 +72,19 @@ impl Flooded {
         &self.store
     }
 
-    /// Payload bytes of a segment.
-    pub(in crate::tcp) const fn mss(&self) -> u64 {
-        self.mss
+    /// Payload bytes of a segment on the wire.
+    pub(in crate::tcp) fn wire_mss(&self) -> u64 {
+        self.mss.min(self.longest)
     }
 
     /// Pages taken for them.
     pub(crate) const fn reserved_pages(&self) -> u32 {
         self.intake.reserved_pages()
+    }
+
+    /// End of what G has handed over, in order.
+    pub(in crate::tcp) const fn accepted(&self) -> u64 {
+        self.intake.accepted()
     }
 
     /// R has yet to acknowledge something that G has handed over.
@@ -117,7 +118,8 @@ impl Flooded {
     }
 
     /// The wheel has come to the flow's place. `false`: R has been silent for so long that G may
-    /// try by itself (FLOOD-23).
+    /// try by itself (FLOOD-23); or has shown no room although it had shown G some before, so that
+    /// only R's own answers keep G waiting (FLOOD-12).
     fn on_wheel(&mut self, now: Instant, vm: &mut Vm) -> bool {
         self.wheel = Instant::MAX;
         if self.sender.timeout() <= now {
@@ -125,13 +127,32 @@ impl Flooded {
             vm.counters.remote_timeouts += u64::from(counts);
             self.sender.on_timeout(now);
         }
-        let under_way = self.sender.una() < self.sender.next();
-        !under_way || self.sender.rtt().backoffs() < limits::WIRE_TIMEOUTS_MAX
+        let backoffs = self.sender.rtt().backoffs();
+        match self.sender.waits() {
+            Waits::Nothing => true,
+            Waits::Window => backoffs < limits::WINDOW_PROBES_MAX,
+            _ => backoffs < limits::WIRE_TIMEOUTS_MAX,
+        }
     }
 
     /// The window field for G.
     pub(in crate::tcp) fn window(&mut self, una: u64, shift: u8) -> u16 {
         self.intake.window(una, shift)
+    }
+
+    /// G is to be told of a hole in what it has handed over.
+    pub(in crate::tcp) const fn owes_duplicate(&self) -> bool {
+        self.intake.owes_duplicate()
+    }
+
+    /// The blocks of the ACK that tells it, at most `room`.
+    pub(in crate::tcp) fn duplicate(&mut self, room: usize) -> SackBlocks {
+        self.intake.duplicate(room)
+    }
+
+    /// G would see a larger window than it was shown.
+    pub(in crate::tcp) fn opens(&self, una: u64, shift: u8) -> bool {
+        self.intake.opens(una, shift)
     }
 
     /// Segments are of `mss` bytes from now on.
@@ -259,9 +280,11 @@ impl Flow {
         if range.end + u64::from(range.fin) <= una && !self.keeps_bytes() {
             return None; // a keepalive: R answers
         }
-        let own = u64::from(self.options.mss_to_net);
-        let full = if f.hdr.is_gso() { u64::from(f.hdr.gso_size).min(own) } else { own };
+        let own = self.own_mss();
+        let gso = f.hdr.is_gso().then_some(u64::from(f.hdr.gso_size));
+        let full = gso.map_or(own, |gso| gso.min(own));
         let flooded = self.losses.flooded_mut()?;
+        flooded.longest = flooded.longest.max(gso.unwrap_or(range.len()).max(1));
         if f.hdr.is_gso() {
             flooded.set_mss(full); // G may know of a narrow path
         }
@@ -269,10 +292,10 @@ impl Flow {
         cx.vm.counters.guest_copies += u64::from(is_copy);
         let result = flooded.on_data(cx, &Handed { range, payload: f.payload(), full });
         flooded.arm(cx, true);
-        if range.seq < una || result == Err(DropReason::OutOfWindow) {
-            // G does not know what R said (FLOOD-04, FLOOD-15).
-            self.outbound.note_ack_to_guest(true);
-        }
+        let owes_duplicate = flooded.owes_duplicate();
+        // G does not know what R said (FLOOD-04, FLOOD-15), or what H misses.
+        let unknown = range.seq < una || result == Err(DropReason::OutOfWindow);
+        self.outbound.note_ack_to_guest(unknown || owes_duplicate);
         Some(result.map_or_else(Fate::Drop, |()| Fate::Absorbed))
     }
 
@@ -296,8 +319,23 @@ impl Flow {
         let intake = may.then(|| Intake::new(cx.vm, sent, edge))?;
         cx.vm.counters.floods_refused += u64::from(intake.is_none());
         let intake = intake?;
-        let (mss, sack) = (self.options.mss_to_net.into(), self.options.sack);
-        self.losses.begin_flooded(Flooded::new(cx, intake, edge, mss, sack));
+        let (mss, syn_copies) = (self.own_mss(), self.outbound.take_syn_copies());
+        let config = SenderConfig {
+            algorithm: cx.vm.congestion_control,
+            mss,
+            initial_window: initial_window(mss, syn_copies > 1),
+            sack: self.options.sack,
+            ecn: self.options.ecn,
+        };
+        let mut flooded = Flooded::new(cx, intake, edge, &config);
+        if syn_copies > 0 {
+            flooded.sender.on_syn_timeout();
+        }
+        if f.tcp.flags.contains(TcpFlags::CWR) {
+            flooded.sender.owe_cwr(); // G has reduced its window, and R waits for this
+        }
+        self.losses.begin_flooded(flooded);
+        self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
         Some(())
     }
 
@@ -341,6 +379,11 @@ impl Flow {
         } else {
             self.hand_back(cx);
         }
+    }
+
+    /// What both ends said that they take: G's own MTU is likely that of its way out.
+    fn own_mss(&self) -> u64 {
+        self.options.mss_to_net.min(self.options.mss_to_guest).into()
     }
 
     /// H is to send for G.

@@ -18,10 +18,15 @@ use crate::tcp::receiver::Range;
 use crate::tcp::vm::Vm;
 use crate::tcp::{FlowContext, index};
 use crate::time::Duration;
+use crate::wire::packet::SackBlocks;
+use crate::wire::seq::Seq;
 
 /// G may be ahead of what R was sent by what the path takes in this time: 50 ms, which keep G's own
 /// retransmission timer quiet (FLOOD-17), and 100 ms in which G may be off its core.
 const QUEUE_TIME: Duration = Duration::from_millis(150);
+
+/// Duplicate ACKs by which a sender knows of a loss (RFC 5681 section 3.2).
+const DUPLICATES: u64 = 3;
 
 /// A segment of G.
 #[derive(Debug)]
@@ -41,6 +46,9 @@ pub(crate) struct Intake {
     fin: bool,
     /// Ranges above `accepted` that are there.
     out_of_order: Ranges,
+    /// Segments that came behind a hole, and ACKs that are to tell G of it.
+    behind: u64,
+    duplicates_due: u64,
     /// Where G ended a segment that is not full: what follows is not joined to it.
     ends: VecDeque<u64>,
     /// Pages of the VM's budget taken for all of it (INV-06).
@@ -84,11 +92,13 @@ impl Intake {
     pub(super) fn new(vm: &mut Vm, first: u64, edge: u64) -> Option<Self> {
         let bytes = (edge - first).min(limits::FLOW_BUFFER_MIN);
         let pages = FlowStore::pages_for(bytes);
-        let taken = pages > 0 && vm.reserve(pages);
+        let taken = pages > 0 && pages <= vm.spare() && vm.reserve(pages);
         taken.then(|| Self {
             accepted: first,
             fin: false,
             out_of_order: Ranges::default(),
+            behind: 0,
+            duplicates_due: 0,
             ends: VecDeque::new(),
             reserved_pages: u32::try_from(pages).unwrap_or(u32::MAX),
             edge,
@@ -148,6 +158,9 @@ impl Intake {
             if !fills && !self.out_of_order.has_room_for(from, end) {
                 return Err(DropReason::OutOfOrderLimit);
             }
+            if end - una > limits::FLOW_BUFFER_MAX / 2 {
+                return Err(DropReason::NoStore); // R showed more than H keeps for one flow
+            }
             self.reserve(cx.vm, una, end)?;
             // All of it, for none of these bytes can have left (INV-15).
             let lent = Owner::Lent(cx.vm.name_hash);
@@ -160,8 +173,10 @@ impl Intake {
             if fills {
                 self.accepted = self.out_of_order.contiguous_from(end);
                 self.out_of_order.remove_below(self.accepted);
+                self.note_hole(self.accepted > end, 0);
             } else {
                 self.out_of_order.insert(from, end);
+                self.note_hole(false, (end - from).div_ceil(h.full));
             }
         }
         if h.range.end > end {
@@ -173,6 +188,39 @@ impl Intake {
             self.accepted += 1;
         }
         Ok(())
+    }
+
+    /// Three segments behind a hole tell G of it, and a hole that is not the last of the next one:
+    /// as a receiver does that had these bytes alone (FLOOD-05, RFC 5681 section 3.2).
+    fn note_hole(&mut self, filled: bool, segments: u64) {
+        if self.out_of_order.is_empty() {
+            (self.behind, self.duplicates_due) = (0, 0);
+            return;
+        }
+        let before = self.behind;
+        self.behind += segments;
+        let third = before < DUPLICATES && self.behind >= DUPLICATES;
+        if third || (filled && before >= DUPLICATES) {
+            self.duplicates_due = DUPLICATES;
+        }
+    }
+
+    /// G is to be told of a hole by a duplicate ACK.
+    pub(super) const fn owes_duplicate(&self) -> bool {
+        self.duplicates_due > 0
+    }
+
+    /// What such an ACK says is there, in `room` blocks.
+    pub(super) fn duplicate(&mut self, room: usize) -> SackBlocks {
+        self.duplicates_due = self.duplicates_due.saturating_sub(1);
+        let mut blocks = [(Seq(0), Seq(0)); SackBlocks::MAX];
+        let mut n = 0;
+        for (slot, (from, to)) in blocks.iter_mut().zip(self.out_of_order.newest_first().take(room))
+        {
+            *slot = (Seq::wrap(from), Seq::wrap(to));
+            n += 1;
+        }
+        SackBlocks::new(&blocks[..n])
     }
 
     /// A place for bytes up to `end`: what G was shown may have been more than there is now.
@@ -205,6 +253,12 @@ impl Intake {
     pub(super) fn window(&mut self, una: u64, shift: u8) -> u16 {
         self.edge_shown = self.edge;
         u16::try_from(self.edge.saturating_sub(una) >> shift).unwrap_or(u16::MAX)
+    }
+
+    /// The window field for G would be larger than when it was last shown.
+    pub(super) fn opens(&self, una: u64, shift: u8) -> bool {
+        let field = |edge: u64| edge.saturating_sub(una) >> shift;
+        field(self.edge) > field(self.edge_shown)
     }
 
     /// R shows more than G was shown.
