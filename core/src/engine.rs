@@ -196,6 +196,8 @@ impl<'m> Engine<'m> {
             draining: false,
             budget_pages,
             reserved_pages: 0,
+            lent_pages: 0,
+            uncontrolled_at: None,
             owing_flows: 0,
             mtu: mtu.unwrap_or(limits::MTU_DEFAULT),
             clock: RunningClock::new(now),
@@ -298,8 +300,8 @@ impl<'m> Engine<'m> {
     /// Whether H controls the congestion of what the guest of `port` sends, so that the guest may
     /// flood: what its heartbeat says (FLOOD-28).
     #[must_use]
-    pub fn controls_congestion(&self, port: PortId) -> bool {
-        self.vm(port).is_some_and(Vm::controls_congestion)
+    pub fn controls_congestion(&self, now: Instant, port: PortId) -> bool {
+        self.vm(port).is_some_and(|vm| vm.controls_congestion(now))
     }
 
     /// Whether ordinary segments take the predicted path, as they do from the start: it changes

@@ -49,6 +49,8 @@ pub const BYTES_PER_GUEST: u64 = 2 * BYTES_PER_PORT as u64;
 /// Bytes that guests have handed over, and that leave for their remotes in a turn: the rest leaves
 /// in the next, so that reading is not kept waiting.
 pub const BYTES_OF_DEPARTURES: usize = 1024 * 1024;
+/// Bytes that one VM sends to remotes before the next one does (FLOOD-16): a super-segment.
+pub const TURN_BYTES: i64 = 64 * 1024;
 /// And frames at most: 1 MiB of a guest's small segments would be a million.
 pub const FRAMES_OF_DEPARTURES: u64 = 1024;
 /// Bytes of frames that wait for the ring of one guest: 64 super-segments of 64 KiB.
@@ -128,6 +130,9 @@ pub const SENT_RUNS_MIN: u64 = 16;
 /// And so many at most: an ACK with SACK blocks looks at each, and R chooses how many there are.
 /// 2048 holes are the losses of one segment in 100 of a window of 290 MB.
 pub const SENT_RUNS_MAX: u64 = 4096;
+/// First windows of senders that must be free, or a VM's guest is told to flood no more (FLOOD-28):
+/// so many connections may begin until it has heard that.
+pub const FLOODING_PLACES: u64 = 8;
 /// Refusals remembered per VM (SNOOP-32).
 pub const REFUSALS_PER_VM: usize = 64;
 /// Entries the switch learns from uplinks: 8192 x 32 B = 256 KiB.
@@ -188,6 +193,9 @@ pub const REFUSED_RUNNING: Duration = Duration::from_secs(120);
 /// A guest port and remote that were refused get no offload this long (SNOOP-32): a firewall rule
 /// may have changed by then, and one more refusal an hour costs R one connection.
 pub const T_REFUSED: Duration = Duration::from_secs(3600);
+/// A guest that has begun what H cannot control is told not to flood for so long (FLOOD-28): what
+/// it has in flight then is its own affair.
+pub const T_UNCONTROLLED: Duration = Duration::from_secs(10);
 /// Keepalives of R are answered for a silent G this long (T_alive, SNOOP-36).
 pub const T_ALIVE: Duration = Duration::from_secs(10);
 /// Window probes of R are answered for a paused G this long (T_paused, LIFE-05).

@@ -327,6 +327,13 @@ impl Sender {
         self.reordering = Instant::MAX;
     }
 
+    /// Segments longer than the newest size did not get through, which says nothing of congestion
+    /// (RFC 1191 section 6.5): they are sent again.
+    pub fn on_too_long(&mut self) {
+        let mss = self.mss;
+        self.board.mark_lost(|p| p.to - p.from > mss);
+    }
+
     /// The SYN or SYN-ACK was sent again: until a round trip is known the timeout is longer (RFC
     /// 6298 section 5.7).
     pub const fn on_syn_timeout(&mut self) {

@@ -12,8 +12,11 @@ use crate::tcp::options::{Offers, SynInfo};
 use crate::tcp::{Fate, Frame};
 use crate::time::Instant;
 use crate::wire::glance::macs;
+use crate::wire::icmp::TooBig;
 use crate::wire::ip::{V4_HEADER, V6_HEADER};
-use crate::wire::packet::{Ip, IpVersion, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack};
+use crate::wire::packet::{
+    Eth, Ip, IpVersion, L4, Net, PROTOCOL_TCP, Packet, Tcp, TcpFlags, VlanStack,
+};
 use crate::wire::segment::validate_hdr;
 use crate::wire::tcp::TCP_CHECKSUM_AT;
 use crate::wire::virtio_net::VirtioNetHdr;
@@ -312,8 +315,14 @@ impl Engine<'_> {
             return Ok(Verdict::Forward(out));
         }
         let Some((ip, tcp)) = packet.tcp() else {
-            if let Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, .. }) = packet.net {
-                port.vm.fragment_at = Some(now);
+            match packet.net {
+                Net::Ip(Ip { l4: L4::Fragment, protocol: PROTOCOL_TCP, .. }) => {
+                    port.vm.fragment_at = Some(now);
+                }
+                Net::Ip(ref ip) if ip.l4 == L4::Icmp && port.vm.flooded_flows > 0 => {
+                    self.on_icmp(now, out, frame, &packet.eth, ip);
+                }
+                _ => {}
             }
             return Ok(Verdict::Forward(out));
         };
@@ -329,6 +338,25 @@ impl Engine<'_> {
             }
         };
         verdict(out, fate)
+    }
+
+    /// An ICMP error on its way to a guest for which H sends: it may be about what H has sent
+    /// (FLOOD-39). It goes on in any case.
+    #[cold]
+    fn on_icmp(&mut self, now: Instant, out: PortId, frame: &[u8], eth: &Eth, ip: &Ip) {
+        let Some(it) = TooBig::parse(frame, ip) else { return };
+        let key = FlowKey {
+            g_addr: it.src,
+            r_addr: it.dst,
+            vlan: eth.vlan.key(),
+            g_port: it.src_port,
+            r_port: it.dst_port,
+            port: out.0,
+            version: ip.version,
+        };
+        if let Some(id) = self.flows.lookup(&key) {
+            self.with_flow(now, id, |flow, cx| flow.on_too_big(cx, &it));
+        }
     }
 
     /// A frame of R for a flow that is in the path, or in its handshake.
@@ -433,6 +461,7 @@ impl Engine<'_> {
             self.with_flow(now, id, |_, _| ());
         } else if let Some(p) = self.port_mut(port) {
             p.vm.counters.flows_refused += 1;
+            p.vm.uncontrolled_at = Some(now);
         }
     }
 

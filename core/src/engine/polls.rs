@@ -7,7 +7,7 @@ use crate::limits::{TIMERS_PER_CALL, TRANSMIT_PARTS_MAX};
 use crate::port::PortId;
 use crate::store::flow_store::FlowStore;
 use crate::tcp::flow::Flow;
-use crate::tcp::{Delivery, FlowContext};
+use crate::tcp::{Delivery, FlowContext, index};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
 use crate::wire::glance::untagged_dst;
@@ -197,6 +197,8 @@ impl Engine<'_> {
             };
             if let Some((origin, departure)) = self.with_flow(now, id, poll).flatten() {
                 self.made = header;
+                let bytes = departure.header_len + index(departure.to - departure.from);
+                self.common.out.departures.on_sent(origin, bytes);
                 return Some((id, origin, departure));
             }
         }

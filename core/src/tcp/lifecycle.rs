@@ -14,6 +14,13 @@ use crate::wire::packet::{Tcp, TcpFlags};
 impl Flow {
     /// The third ACK was seen: take the flow on if everything it needs is there (COM-28).
     pub(super) fn go_on(&mut self, cx: &mut FlowContext<'_, '_>) {
+        self.accept_offers(cx);
+        if !self.is_live() && cx.vm.congestion_offload {
+            cx.vm.uncontrolled_at = Some(cx.now); // H will not send for it
+        }
+    }
+
+    fn accept_offers(&mut self, cx: &mut FlowContext<'_, '_>) {
         let Some(offers) = self.standing.offers().copied() else { return };
         match offers.negotiate(self.outbound.guest_is_client(), cx.key.version, cx.vm.mtu) {
             Ok(options) => self.options = options,

@@ -4,8 +4,6 @@
 //! what R was sent ([`Outbound::sent`]) is what G has handed over. With it the pipe is what the
 //! inbound one is, with a receiver that faces G, a store and a sender that faces R; they are behind
 //! one box ([`flooded`]), for most flows only receive. There G may be far ahead of `sent`.
-//!
-//! Missing still: ICMP errors, which reach no flow (SNOOP-43).
 
 pub(crate) mod departures;
 pub(crate) mod flooded;

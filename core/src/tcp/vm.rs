@@ -5,7 +5,10 @@ use std::collections::VecDeque;
 use crate::congestion::Algorithm;
 use crate::counters::VmCounters;
 use crate::flow::table::FlowId;
-use crate::limits::{BUDGET_FOR_FIRST_WINDOWS, REFUSALS_PER_VM, RUNNING_CREDIT_MAX, T_REFUSED};
+use crate::limits::{
+    BUDGET_FOR_FIRST_WINDOWS, FLOODING_PLACES, FLOW_BUFFER_MIN, REFUSALS_PER_VM,
+    RUNNING_CREDIT_MAX, T_REFUSED, T_UNCONTROLLED, pages_for,
+};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
 
@@ -109,6 +112,10 @@ pub struct Vm {
     pub budget_pages: u64,
     /// Store pages its flows have reserved.
     pub reserved_pages: u64,
+    /// Of these, pages for bytes of the guest, which have half of the budget at most.
+    pub lent_pages: u64,
+    /// When the guest last sent, or began, something that H could not control.
+    pub uncontrolled_at: Option<Instant>,
     /// Flows that owe somebody a byte, a FIN or an RST.
     pub owing_flows: u32,
     /// Largest IP packet the guest takes, in bytes.
@@ -160,10 +167,42 @@ impl Vm {
         (self.budget_pages - self.budget_pages / BUDGET_FOR_FIRST_WINDOWS) / 2
     }
 
-    /// H controls the congestion of what the guest sends: it may flood.
+    /// Takes `pages` for bytes that the guest hands over, of what is left when all promises are
+    /// kept. `false`: there are not so many.
     #[must_use]
-    pub const fn controls_congestion(&self) -> bool {
-        self.congestion_offload && self.offload && !self.draining
+    pub fn lend(&mut self, pages: u64) -> bool {
+        let lent = pages <= self.lendable() && self.reserve(pages);
+        self.lent_pages += if lent { pages } else { 0 };
+        lent
+    }
+
+    /// Such pages come back.
+    pub fn take_back(&mut self, pages: u64) {
+        self.lent_pages -= pages;
+        self.unreserve(pages);
+    }
+
+    /// By how many such pages a flow that has `own` may grow, as [`Self::growth`].
+    #[must_use]
+    pub fn lendable_growth(&self, own: u64) -> u64 {
+        self.lendable().saturating_sub(own) / 2
+    }
+
+    fn lendable(&self) -> u64 {
+        self.spare().min((self.budget_pages / 2).saturating_sub(self.lent_pages))
+    }
+
+    /// H controls the congestion of what the guest sends: it may flood. Not while H has no place
+    /// for the next connections, nor for a while after it could not control one (FLOOD-28).
+    #[must_use]
+    pub fn controls_congestion(&self, now: Instant) -> bool {
+        let lately = self.uncontrolled_at.is_some_and(|at| now.since(at) < T_UNCONTROLLED);
+        let places = FLOODING_PLACES * pages_for(FLOW_BUFFER_MIN);
+        self.congestion_offload
+            && self.offload
+            && !self.draining
+            && !lately
+            && self.lendable() >= places.min(self.budget_pages / 8)
     }
 
     /// The guest would not take what came from `remote` for `g_port`: no offload for them for
@@ -240,6 +279,8 @@ mod tests {
             draining: false,
             budget_pages: 0,
             reserved_pages: 0,
+            lent_pages: 0,
+            uncontrolled_at: None,
             owing_flows: 0,
             mtu: 1500,
             clock: RunningClock::new(Instant::ZERO),

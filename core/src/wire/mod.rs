@@ -11,6 +11,7 @@ pub mod edit;
 pub mod emit;
 pub mod glance;
 pub mod heartbeat;
+pub mod icmp;
 pub mod ip;
 pub mod packet;
 pub mod plain;

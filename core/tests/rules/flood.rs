@@ -1,11 +1,13 @@
 //! FLOOD: H sends for G, as its path to R allows.
 
 use crate::GUEST;
-use crate::common::world::Peer;
+use crate::common::segment::Seen;
+use crate::common::world::{Peer, mac};
 use crate::common::{Setup, World};
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::{Departure, Verdict};
 use nightporter_core::port::PortId;
+use nightporter_core::wire::checksum::Checksum;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 /// A connection of a VM for which H sends.
@@ -415,7 +417,7 @@ fn an_operator_sees_what_h_sends_for_a_vm() {
     r.sends("ack 10001");
     let (counters, flooded) = vm(&w).expect("a VM");
     assert_eq!((counters.flows_handed_back, flooded), (1, 0));
-    assert!(!w.engine(|engine, _| engine.controls_congestion(GUEST)));
+    assert!(!w.engine(|engine, now| engine.controls_congestion(now, GUEST)));
 }
 
 #[test]
@@ -539,9 +541,14 @@ fn flood_06_a_segment_too_far_ahead_costs_no_pages() {
 #[test]
 fn inv_20_the_first_window_of_a_sender_does_not_take_that_of_a_receiver() {
     let (w, _, g) = floods(&Setup { budget_bytes: 10 << 14, ..Setup::new() });
+    let controls = || w.engine(|engine, now| engine.controls_congestion(now, GUEST));
+    assert!(controls());
     assert_ne!(g.sends("1:1001"), Verdict::Absorbed);
+    assert!(!controls(), "G sends what H does not control");
     w.connects();
     assert!(w.flow(1, |f| f.stats().has_record).expect("a flow"), "in the path");
+    w.after_ms(11_000);
+    assert!(controls());
 }
 
 #[test]
@@ -603,4 +610,135 @@ fn flood_24_the_answer_of_g_to_a_mark_from_before_reaches_r() {
     w.engine(|engine, _| engine.set_congestion_offload(GUEST, true));
     g.sends("W. 1001:2001");
     r.gets("W. 1001:2001");
+}
+
+#[test]
+fn flood_28_a_guest_that_opens_what_h_does_not_understand_is_told_to_flood_no_more() {
+    let setup = Setup { floods: true, syn_options: ["", "1e04aabb"], ..Setup::new() };
+    let w = setup.opens();
+    let controls = || w.engine(|engine, now| engine.controls_congestion(now, GUEST));
+    assert!(controls());
+    w.connects();
+    assert!(!controls());
+}
+
+#[test]
+fn flood_16_vms_take_turns_by_bytes_whatever_the_number_of_their_flows() {
+    let setup = Setup { floods: true, ..Setup::new() };
+    let w = setup.opens();
+    let second = w.add_guest("second", mac(3));
+    let vms = (0..10).map(|_| (GUEST, 1)).chain([(second, 3)]).enumerate();
+    let mut frames: Vec<_> = vms
+        .map(|(conn, (port, address))| {
+            let (r, g) = w.pair_at(&setup, port, address);
+            w.set_lenient(conn, true); // what is handed over below does not pass its eyes
+            w.handshake(&r, &g);
+            (port, g.frame_of("1:9001"))
+        })
+        .collect();
+    let sent = w.engine(|engine, now| {
+        for (port, frame) in &mut frames {
+            engine.handle_frame(now, *port, &mut VirtioNetHdr::default(), frame);
+        }
+        let mut sent = vec![];
+        while let Some(Departure::Given(made)) = engine.poll_departure(now) {
+            sent.push(made.ingress);
+        }
+        sent
+    });
+    let place = sent.iter().position(|port| *port == second).expect("its turn");
+    assert_eq!((sent.len(), place), (11, 8), "64 KiB are seven frames and a bit");
+}
+
+#[test]
+fn flood_16_a_flow_whose_path_becomes_slow_gives_pages_back() {
+    let (w, r, g) = floods(&Setup::new());
+    r.shows_window(1 << 20);
+    let mut acked = 1;
+    let mut round = |ms| {
+        let next = g.end(|end| end.next);
+        hands_over(&g, next, next + 20_000);
+        w.after_ms(ms);
+        let sent = r.takes_all().last().map_or(acked, |seen| i64::from(seen.range().1));
+        acked = acked.max(sent);
+        r.sends(&format!("ack {acked}"));
+        g.takes_all();
+        w.flow(0, |f| f.stats().kept_pages).expect("a flow")
+    };
+    let most = (0..12).map(|_| round(1)).max().expect("rounds");
+    assert!(most > 40, "{most} pages");
+    let last = (0..60).map(|_| round(200)).min().expect("rounds");
+    assert!(last < most / 2, "{last} of {most} pages");
+}
+
+/// An ICMP error of a router: the segment of G that begins with byte `at` is longer than `mtu`.
+fn too_big(w: &World<'_>, g: &Peer<'_>, at: i64, mtu: u16) -> Verdict {
+    let frame = g.frame_of(&format!("{at}:{}", at + 1000));
+    let mut icmp = vec![3, 4, 0, 0, 0, 0];
+    icmp.extend(mtu.to_be_bytes());
+    icmp.extend(&frame[14..14 + 28]);
+    let mut error = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 0, 9, 10, 0, 0, 1];
+    error[3] = u8::try_from(error.len() + icmp.len()).expect("short");
+    let mut sum = Checksum::default();
+    sum.add_bytes(&error);
+    error[10..12].copy_from_slice(&sum.finish().to_be_bytes());
+    let ethernet = [&mac(1)[..], &mac(9)[..], &[8, 0][..]].concat();
+    let bytes = [ethernet, error, icmp].concat();
+    w.frame(PortId(0), VirtioNetHdr::default(), &bytes)
+}
+
+#[test]
+fn flood_39_what_is_too_long_for_the_path_is_sent_again_in_smaller_segments() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    assert_eq!(too_big(&w, &g, 20_001, 700), Verdict::Forward(GUEST), "not under way");
+    r.gets_nothing();
+    assert_eq!(too_big(&w, &g, 1, 700), Verdict::Forward(GUEST), "for G to know of, too");
+    let copies = r.takes_all();
+    let from = copies.iter().map(|seen| seen.range().0).min();
+    let to = copies.iter().map(|seen| seen.range().1).max();
+    assert_eq!((from, to), (Some(1), Some(10_001)), "at once, and nothing else");
+    let longest = |seen: &Seen| match usize::from(seen.hdr.gso_size) {
+        0 => seen.payload().len(),
+        gso => gso,
+    };
+    assert!(copies.iter().all(|seen| longest(seen) <= 700 - 52), "IP, TCP and timestamps");
+    r.sends("ack 10001");
+    w.after_ms(20);
+    let next = r.takes_all();
+    assert!(next.iter().all(|seen| longest(seen) <= 648));
+    let bytes: usize = next.iter().map(|seen| seen.payload().len()).sum();
+    assert_eq!(bytes, 10_000, "the window did not shrink");
+}
+
+#[test]
+fn flood_40_segments_that_never_get_through_become_smaller_by_themselves() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:101");
+    w.after_ms(10);
+    r.takes_all();
+    r.sends("ack 101");
+    g.sends_all(&["101:1101", "1101:2101"]);
+    w.after_ms(2000);
+    let last = r.takes_all().pop().expect("a copy");
+    assert!((100..=536).contains(&last.payload().len()), "{}", last.tcp());
+    r.sends("ack 2101");
+    g.sends("2101:3101");
+    let seen = r.takes_all().pop().expect("new data");
+    assert!(seen.hdr.gso_size == 536 || seen.payload().len() <= 536);
+}
+
+#[test]
+fn flood_40_a_path_that_has_carried_such_segments_is_only_slow() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 3001);
+    w.after_ms(10);
+    r.takes_all();
+    r.sends("ack 3001");
+    hands_over(&g, 3001, 6001);
+    w.after_ms(3000);
+    let last = r.takes_all().pop().expect("a copy");
+    assert_eq!(last.payload().len(), 1000);
 }

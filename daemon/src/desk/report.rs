@@ -44,13 +44,13 @@ impl Desk {
             pid: std::process::id(),
             uptime_s: now.since(self.started).as_millis() / 1000,
             stopping: self.stop.is_some(),
-            ports: ports.map(|((id, at), sums)| path.port_status(id, at, sums)).collect(),
+            ports: ports.map(|((id, at), sums)| path.port_status(now, id, at, sums)).collect(),
         }
     }
 }
 
 impl DataPath {
-    fn port_status(&self, id: PortId, at: &NamedPort, sums: &FlowSums) -> PortStatus {
+    fn port_status(&self, now: Instant, id: PortId, at: &NamedPort, sums: &FlowSums) -> PortStatus {
         let (stats, engine) = (self.turn.stats(id), self.engine.drops(id));
         let of_engine = |r: DropReason| engine.map_or(0, |drops| drops[r as usize]);
         let count = |r| stats.drops(r) + of_engine(r) + at.port.drops(r);
@@ -68,18 +68,18 @@ impl DataPath {
             drops: drops.filter(|(_, n)| *n > 0).collect(),
             captures,
             captures_missed,
-            vm: self.vm_status(id, sums),
+            vm: self.vm_status(now, id, sums),
         }
     }
 
-    fn vm_status(&self, id: PortId, sums: &FlowSums) -> Option<VmStatus> {
+    fn vm_status(&self, now: Instant, id: PortId, sums: &FlowSums) -> Option<VmStatus> {
         let vm = self.engine.vm(id)?;
         let states = State::ALL.iter().zip(sums.by_state);
         let names = VmCounters::ALL.iter().map(|counter| counter.name.to_owned());
         Some(VmStatus {
             offload: vm.offload,
             congestion_offload: vm.congestion_offload,
-            controls_congestion: vm.controls_congestion(),
+            controls_congestion: vm.controls_congestion(now),
             draining: vm.draining,
             owed_flows: sums.owed,
             flows: states.map(|(s, n)| (s.label().into(), n)).collect(),

@@ -70,7 +70,7 @@ impl DataPath {
             ports.now = now;
             let vms = ports.iter().filter(|(_, at)| at.port.is_guest());
             let beats =
-                heartbeats.beat(now, vms.map(|(id, _)| (id, engine.controls_congestion(id))));
+                heartbeats.beat(now, vms.map(|(id, _)| (id, engine.controls_congestion(now, id))));
             turn.send_heartbeats(now, engine, ports, &beats);
         }
     }

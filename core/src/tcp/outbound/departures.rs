@@ -1,40 +1,88 @@
 //! Whose turn it is to send to R, and who waits for a time: what the senders of all flows share.
+//!
+//! **Turns** (FLOOD-16). VMs take turns by deficit: each sends about [`TURN_BYTES`], whatever its
+//! frames are, and what a frame was too long is taken off its next turn (Shreedhar and Varghese,
+//! "Efficient fair queuing using deficit round-robin", 1996). So a VM with a thousand flows gets no
+//! more than one with a single flow. The flows of a VM send a frame each in turn.
 
 use std::collections::VecDeque;
 
 use crate::flow::table::FlowId;
 use crate::flow::timer::PaceWheel;
+use crate::limits::TURN_BYTES;
+use crate::port::PortId;
 use crate::time::Instant;
 
-/// Flows with a sender toward R, in the order of their turns.
+/// The flows of one VM that may have something to send, in the order of their turns.
+#[derive(Debug, Default)]
+struct Line {
+    /// Each once.
+    due: VecDeque<FlowId>,
+    /// Bytes that the VM may send before the next one does.
+    credit: i64,
+    /// It is in `turns`.
+    listed: bool,
+}
+
+/// Flows with a sender toward R.
 #[derive(Debug)]
 pub(crate) struct Departures {
-    /// They may have something to send, each once.
-    due: VecDeque<FlowId>,
-    /// When others may: after a timeout, or when the pace lets more go.
+    /// By the number of the VM's port.
+    lines: Vec<Line>,
+    /// VMs in the order of their turns.
+    turns: VecDeque<u16>,
+    /// When others may send: after a timeout, or when the pace lets more go.
     wheel: PaceWheel,
 }
 
 impl Departures {
     /// Nobody sends.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { due: VecDeque::new(), wheel: PaceWheel::new(now) }
+        Self { lines: vec![], turns: VecDeque::new(), wheel: PaceWheel::new(now) }
     }
 
     /// Somebody may have something to send.
     #[inline]
     pub(crate) fn any(&self) -> bool {
-        !self.due.is_empty()
+        !self.turns.is_empty()
     }
 
     /// Whose turn it is.
     pub(crate) fn pop(&mut self) -> Option<FlowId> {
-        self.due.pop_front()
+        loop {
+            let port = *self.turns.front()?;
+            let line = &mut self.lines[usize::from(port)];
+            if line.due.is_empty() {
+                line.listed = false;
+                line.credit = line.credit.min(0); // who pauses saves nothing up
+                self.turns.pop_front();
+            } else if line.credit > 0 {
+                return line.due.pop_front();
+            } else {
+                line.credit += TURN_BYTES;
+                self.turns.rotate_left(1);
+            }
+        }
     }
 
-    /// It is this flow's turn behind all others'.
-    pub(super) fn push(&mut self, id: FlowId) {
-        self.due.push_back(id);
+    /// A frame of so many bytes has left for a flow of this VM.
+    pub(crate) fn on_sent(&mut self, port: PortId, bytes: usize) {
+        if let Some(line) = self.lines.get_mut(usize::from(port.0)) {
+            line.credit -= i64::try_from(bytes).unwrap_or(i64::MAX);
+        }
+    }
+
+    /// It is this flow's turn behind those of all others of its VM.
+    pub(super) fn push(&mut self, port: u16, id: FlowId) {
+        let place = usize::from(port);
+        if place >= self.lines.len() {
+            self.lines.resize_with(place + 1, Line::default);
+        }
+        let line = &mut self.lines[place];
+        line.due.push_back(id);
+        if !core::mem::replace(&mut line.listed, true) {
+            self.turns.push_back(port);
+        }
     }
 
     /// The flow is to be woken at `at`, or earlier.

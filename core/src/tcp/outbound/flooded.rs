@@ -29,7 +29,12 @@ use crate::tcp::stats::FloodStats;
 use crate::tcp::vm::Vm;
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::time::Instant;
-use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
+use crate::wire::icmp::TooBig;
+use crate::wire::packet::{IpVersion, SackBlocks, Tcp, TcpFlags};
+
+/// What every path takes in a segment (RFC 9293 section 3.7.1).
+const V4_MSS_MIN: u64 = 536;
+const V6_MSS_MIN: u64 = 1220;
 
 /// What a flow is that H sends for. Behind a box: most flows only receive.
 #[derive(Debug)]
@@ -44,6 +49,10 @@ pub(crate) struct Flooded {
     mss: u64,
     /// The longest segment of G: its MTU may be smaller than its MSS option says (FLOOD-07).
     longest: u64,
+    /// R has acknowledged a segment as long as this...
+    proven: u64,
+    /// ...and will prove that they may be longer by acknowledging this.
+    proof: Option<(u64, u64)>,
     /// It is in [`crate::tcp::outbound::departures::Departures`], for its turn.
     listed: bool,
     /// When the wheel wakes it, at the latest.
@@ -62,6 +71,8 @@ impl Flooded {
             sender: Sender::new(cx.now, first, edge, config),
             mss: config.mss,
             longest: 0,
+            proven: 0,
+            proof: None,
             listed: false,
             wheel: Instant::MAX,
         }
@@ -107,6 +118,9 @@ impl Flooded {
     /// R's acknowledgement, which moves `una`.
     fn on_ack(&mut self, cx: &mut FlowContext<'_, '_>, ack: &NetAck<'_>) {
         self.sender.on_ack(cx.now, ack);
+        if let Some((_, mss)) = self.proof.take_if(|(end, _)| *end <= self.sender.una()) {
+            self.proven = mss;
+        }
         self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
     }
 
@@ -158,8 +172,26 @@ impl Flooded {
     /// Segments are of `mss` bytes from now on.
     fn set_mss(&mut self, mss: u64) {
         if mss != self.mss {
+            self.proof = self.proof.filter(|_| mss > self.mss); // copies are shorter from here on
             self.mss = mss;
             self.sender.set_mss(mss);
+        }
+    }
+
+    /// R has twice in a row not acknowledged segments that are longer than any it ever did: perhaps
+    /// they do not get through, and no router says so (FLOOD-40, RFC 4821 section 7.7).
+    fn mss_of_black_hole(&self, least: u64) -> Option<u64> {
+        let mss = self.proven.max(least);
+        let under_way = self.sender.una() < self.sender.next();
+        (under_way && self.sender.rtt().backoffs() >= 2 && mss < self.wire_mss()).then_some(mss)
+    }
+
+    /// Notes the first of the longest segments that is on its way: its acknowledgement proves that
+    /// such segments get through.
+    fn note_longest(&mut self, s: &Segment) {
+        let mss = self.wire_mss();
+        if mss > self.proven && self.proof.is_none() && s.to - s.from >= mss {
+            self.proof = Some((s.from + mss, mss));
         }
     }
 
@@ -173,6 +205,7 @@ impl Flooded {
         let cut = self.intake.cut(self.sender.next());
         let segment = self.sender.poll(cx.now, room, cut)?;
         self.count(&mut cx.vm.counters, &segment);
+        self.note_longest(&segment);
         self.intake.on_sent(self.sender.next());
         let push = segment.to == cut || segment.to >= self.intake.bytes_end();
         Some((segment, push))
@@ -212,7 +245,7 @@ impl Flooded {
     /// Its turn comes, or a time is waited for.
     pub(in crate::tcp) fn arm(&mut self, cx: &mut FlowContext<'_, '_>, may_send: bool) {
         if may_send && !core::mem::replace(&mut self.listed, true) {
-            cx.out.departures.push(cx.id);
+            cx.out.departures.push(cx.key.port, cx.id);
         }
         let mut at = self.sender.timeout();
         if !may_send && self.sender.paced_until() > cx.now {
@@ -317,7 +350,10 @@ impl Flow {
             && !needs_verbatim(f);
         let edge = self.outbound.edge(self.options.shift_r);
         let intake = may.then(|| Intake::new(cx.vm, sent, edge))?;
-        cx.vm.counters.floods_refused += u64::from(intake.is_none());
+        if intake.is_none() {
+            cx.vm.counters.floods_refused += 1;
+            cx.vm.uncontrolled_at = Some(cx.now);
+        }
         let intake = intake?;
         let (mss, syn_copies) = (self.own_mss(), self.outbound.take_syn_copies());
         let config = SenderConfig {
@@ -375,6 +411,11 @@ impl Flow {
     pub(crate) fn on_sender_woken(&mut self, cx: &mut FlowContext<'_, '_>) {
         let Some(flooded) = self.losses.flooded_mut() else { return };
         if flooded.on_wheel(cx.now, cx.vm) {
+            let least = if cx.key.version == IpVersion::V4 { V4_MSS_MIN } else { V6_MSS_MIN };
+            if let Some(mss) = flooded.mss_of_black_hole(least) {
+                self.lower_mss(mss);
+            }
+            let Some(flooded) = self.losses.flooded_mut() else { return };
             flooded.arm(cx, true);
         } else {
             self.hand_back(cx);
@@ -384,6 +425,29 @@ impl Flow {
     /// What both ends said that they take: G's own MTU is likely that of its way out.
     fn own_mss(&self) -> u64 {
         self.options.mss_to_net.min(self.options.mss_to_guest).into()
+    }
+
+    /// A router has dropped a segment of this flow (FLOOD-39): if it is one that is under way, H
+    /// sends smaller ones from here on, and what is too long again. The path is not congested.
+    pub(crate) fn on_too_big(&mut self, cx: &mut FlowContext<'_, '_>, it: &TooBig) {
+        let una = self.outbound.una();
+        let under_way = (una..self.outbound.sent()).contains(&it.seq.unwrap(una));
+        let mss = u64::from(it.mtu).saturating_sub(self.ip_tcp_len(cx));
+        if under_way && self.lower_mss(mss) {
+            let Some(flooded) = self.losses.flooded_mut() else { return };
+            flooded.sender.on_too_long();
+            flooded.arm(cx, true);
+        }
+    }
+
+    /// Segments to R are of at most `mss` bytes for good. `false`: they are.
+    fn lower_mss(&mut self, mss: u64) -> bool {
+        let Some(flooded) = self.losses.flooded_mut().filter(|f| mss < f.wire_mss()) else {
+            return false;
+        };
+        flooded.set_mss(mss);
+        self.options.mss_to_net = u16::try_from(mss).unwrap_or(u16::MAX);
+        true
     }
 
     /// H is to send for G.

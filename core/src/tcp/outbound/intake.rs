@@ -92,7 +92,7 @@ impl Intake {
     pub(super) fn new(vm: &mut Vm, first: u64, edge: u64) -> Option<Self> {
         let bytes = (edge - first).min(limits::FLOW_BUFFER_MIN);
         let pages = FlowStore::pages_for(bytes);
-        let taken = pages > 0 && pages <= vm.spare() && vm.reserve(pages);
+        let taken = pages > 0 && vm.lend(pages);
         taken.then(|| Self {
             accepted: first,
             fin: false,
@@ -226,7 +226,7 @@ impl Intake {
     /// A place for bytes up to `end`: what G was shown may have been more than there is now.
     fn reserve(&mut self, vm: &mut Vm, una: u64, end: u64) -> Result<(), DropReason> {
         let more = FlowStore::pages_for(end - una).saturating_sub(self.reserved_pages.into());
-        if more > vm.spare() || !vm.reserve(more) {
+        if !vm.lend(more) {
             return Err(DropReason::NoStore);
         }
         self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
@@ -240,12 +240,23 @@ impl Intake {
         let (una, own) = (room.una, u64::from(self.reserved_pages));
         let wanted = room.wanted(self.net_edge);
         let more = FlowStore::pages_for(wanted.saturating_sub(una)).saturating_sub(own);
-        let more = more.min(vm.growth(own));
-        if more > 0 && vm.reserve(more) {
+        let more = more.min(vm.lendable_growth(own));
+        if more > 0 && vm.lend(more) {
             self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
         }
         let held = una + u64::from(self.reserved_pages).saturating_sub(1) * limits::PAGE as u64;
         self.edge = self.edge.max(wanted.min(held));
+        self.shrink(vm, una);
+    }
+
+    /// Pages that are behind no byte below the edge go back, but for a first window: the path has
+    /// become slower, and others have a use for them (FLOOD-16).
+    fn shrink(&mut self, vm: &mut Vm, una: u64) {
+        let used = self.edge.saturating_sub(una).max(limits::FLOW_BUFFER_MIN);
+        let used = u32::try_from(FlowStore::pages_for(used)).unwrap_or(u32::MAX);
+        let free = self.reserved_pages.saturating_sub(used);
+        self.reserved_pages -= free;
+        vm.take_back(free.into());
     }
 
     /// The window field for G behind an acknowledgement of `una`. Rounded down it shows less than a
@@ -278,6 +289,6 @@ impl Intake {
     /// The pages go back, and what was out of order.
     pub(super) fn release(&mut self, vm: &mut Vm) {
         self.out_of_order.clear();
-        vm.unreserve(core::mem::take(&mut self.reserved_pages).into());
+        vm.take_back(core::mem::take(&mut self.reserved_pages).into());
     }
 }
