@@ -12,7 +12,7 @@ PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
 
 # What `make demo` shows: the two cases that say most, unless one is asked for.
-DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK))
+DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK)) $(if $(FULL),--full)
 
 SEEDS ?= 500
 SAMPLE ?= 1000
@@ -35,7 +35,7 @@ build: ## release build of everything
 	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked --workspace
 
-demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan
+demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1
 	@$(TARGET)/release/nightporter-lab demo $(DEMO)
 
 test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts

@@ -72,6 +72,21 @@ impl Agent {
                 let (seen, dropped) = dropper.context("this NIC drops nothing")?.counts()?;
                 Ok(Reply::Dropped { seen, dropped })
             }
+            Command::Run { program, arguments } => {
+                let run = std::process::Command::new(&program).args(arguments).output();
+                let run = run.with_context(|| program.clone())?;
+                let output = [run.stdout, run.stderr].concat();
+                let output = String::from_utf8_lossy(&output).into_owned();
+                Ok(Reply::Ran { ok: run.status.success(), output })
+            }
+            Command::Read { path } => {
+                let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+                Ok(Reply::Text { text })
+            }
+            Command::Write { path, text } => {
+                std::fs::write(&path, text).with_context(|| path.clone())?;
+                Ok(Reply::Ok)
+            }
             Command::DriverUnbind { nic } => {
                 self.droppers[nic] = None;
                 nic::unbind(self.nic_name(nic)?)?;

@@ -18,12 +18,20 @@ const MODULES: &str = "/modules";
 /// is small only because of that would make the host look good.
 const TCP_RMEM: &str = "4096 131072 6291456";
 
+/// The same for the send buffer. What a guest hands over at once is no more than this.
+const TCP_WMEM: &str = "4096 16384 4194304";
+
+/// Where programs keep what they need while they run.
+const RUN: &str = "/run";
+
 /// Mounts the kernel's file systems, loads the modules and reads the command line.
 pub(crate) fn bring_up() -> Result<Bootline> {
     for (kind, target) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
         mount_at(kind, target)?;
     }
+    fs::create_dir_all(RUN).context(RUN)?;
     load_modules()?;
+    fs::write("/proc/sys/net/ipv4/tcp_wmem", TCP_WMEM).context("tcp_wmem")?;
     fs::write("/proc/sys/net/ipv4/tcp_rmem", TCP_RMEM).context("tcp_rmem")?;
     let cmdline = fs::read_to_string("/proc/cmdline").context("reading /proc/cmdline")?;
     cmdline.parse()

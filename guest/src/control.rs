@@ -33,6 +33,25 @@ pub enum Command {
         /// Index of the NIC.
         nic: usize,
     },
+    /// Run a program of the guest to its end. Answer: [`Reply::Ran`].
+    Run {
+        /// Its file.
+        program: String,
+        /// Its arguments.
+        arguments: Vec<String>,
+    },
+    /// Read a file, as of `/proc`. Answer: [`Reply::Text`].
+    Read {
+        /// Its path.
+        path: String,
+    },
+    /// Write into a file that is there, as of `/proc/sys`.
+    Write {
+        /// Its path.
+        path: String,
+        /// What to write.
+        text: String,
+    },
     /// Take the virtio-net driver off the NIC's device (sysfs `unbind`).
     DriverUnbind {
         /// Index of the NIC.
@@ -82,6 +101,18 @@ pub enum Reply {
         seen: u64,
         /// Frames it dropped.
         dropped: u64,
+    },
+    /// A program has ended.
+    Ran {
+        /// With exit code 0.
+        ok: bool,
+        /// What it said.
+        output: String,
+    },
+    /// What a file holds.
+    Text {
+        /// All of it.
+        text: String,
     },
     /// The command failed; the guest goes on.
     Error {

@@ -13,6 +13,7 @@
 
 use std::hash::Hasher;
 use std::io::{self, Read, Write};
+use std::ops::Range;
 
 /// TCP port every lab guest listens on.
 pub const PORT: u16 = 5001;
@@ -30,7 +31,7 @@ const MAGIC: u32 = 0x4e50_5831; // "NPX1"
 pub enum Service {
     /// The guest reads, answers, hashes, answers.
     Sink,
-    /// The guest sends `bytes` bytes of [`fill`] with the header's `hash` as seed, then closes.
+    /// The guest sends `bytes` bytes of a [`Source`] with the header's `hash` as seed, then closes.
     Source,
     /// The guest sends back what it reads.
     Echo,
@@ -141,6 +142,51 @@ pub fn fill(seed: u64, out: &mut [u8]) {
     }
 }
 
+/// What guests send: a piece of one stream of [`fill`], which the seed chooses. So a guest makes
+/// the stream once, and nothing of that is part of a transfer.
+#[derive(Debug, Default)]
+pub struct Source(Vec<u8>);
+
+impl Source {
+    /// Pieces begin at one of so many words of the stream.
+    const STARTS: u64 = 1 << 16;
+
+    /// Nothing yet.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Makes enough for a [`Self::piece`].
+    pub fn reach(&mut self, seed: u64, bytes: usize) {
+        if !self.reaches(seed, bytes) {
+            let end = Self::range(seed, bytes).end;
+            self.0.resize(end.next_multiple_of(1 << 20), 0);
+            fill(0, &mut self.0);
+        }
+    }
+
+    /// It has what a [`Self::piece`] needs.
+    #[must_use]
+    pub fn reaches(&self, seed: u64, bytes: usize) -> bool {
+        Self::range(seed, bytes).end <= self.0.len()
+    }
+
+    /// The `bytes` bytes of this seed.
+    ///
+    /// # Panics
+    /// Before [`Self::reach`].
+    #[must_use]
+    pub fn piece(&self, seed: u64, bytes: usize) -> &[u8] {
+        &self.0[Self::range(seed, bytes)]
+    }
+
+    fn range(seed: u64, bytes: usize) -> Range<usize> {
+        let start = 8 * usize::try_from(seed % Self::STARTS).expect("below STARTS");
+        start..start + bytes
+    }
+}
+
 /// One step of splitmix64.
 pub fn splitmix64(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -184,6 +230,16 @@ mod tests {
         let mut raw = Vec::new();
         verdict.write_to(&mut raw).expect("writes");
         assert_eq!(Verdict::read_from(&mut raw.as_slice()).expect("reads"), verdict);
+    }
+
+    #[test]
+    fn a_piece_is_the_same_whatever_was_sent_before_and_another_for_another_seed() {
+        let (mut short, mut long) = (Source::new(), Source::new());
+        short.reach(7, 100);
+        long.reach(65_535, 3_000_000);
+        let piece = short.piece(7, 100);
+        assert_eq!(long.piece(7, 100), piece);
+        assert_ne!(long.piece(8, 100), piece);
     }
 
     #[test]

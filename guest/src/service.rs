@@ -2,12 +2,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::Mutex;
+use std::sync::{Mutex, RwLock};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use nightporter_guest::data::{self, Header, READ_ALL, Service, Verdict};
+use nightporter_guest::data::{self, Header, READ_ALL, Service, Source, Verdict};
 
 use crate::nic;
 
@@ -15,7 +15,12 @@ use crate::nic;
 const WORKERS: usize = 8;
 
 /// Largest payload a guest keeps, bytes: a bound on its memory.
-const PAYLOAD_MAX: u64 = 64 << 20;
+const PAYLOAD_MAX: u64 = 100_000_000;
+
+/// What is sent. Read by all connections at a time.
+static SOURCE: RwLock<Source> = RwLock::new(Source::new());
+
+const LOCK: &str = "no panics under this lock";
 
 /// Buffers are reused, so that page faults are not part of a measured transfer.
 static BUFFERS: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
@@ -51,11 +56,16 @@ fn connection(mut stream: TcpStream) -> io::Result<()> {
     let length = usize::try_from(header.bytes).expect("PAYLOAD_MAX fits usize");
     match header.service {
         Service::Sink => with_buffer(length, |buffer| sink(&mut stream, header, buffer, accepted)),
-        Service::Source => with_buffer(length, |buffer| {
-            data::fill(header.hash, buffer);
-            stream.write_all(buffer)?;
+        Service::Source => {
+            let mut source = SOURCE.read().expect(LOCK);
+            if !source.reaches(header.hash, length) {
+                drop(source);
+                SOURCE.write().expect(LOCK).reach(header.hash, length);
+                source = SOURCE.read().expect(LOCK);
+            }
+            stream.write_all(source.piece(header.hash, length))?;
             finish(&mut stream)
-        }),
+        }
         Service::Echo => echo(&mut stream, header.bytes),
     }
 }
@@ -101,7 +111,7 @@ fn finish(stream: &mut TcpStream) -> io::Result<()> {
 
 /// Lends a buffer of `length` bytes whose pages have been touched.
 fn with_buffer<T>(length: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
-    let mut free = BUFFERS.lock().expect("no panics under this lock");
+    let mut free = BUFFERS.lock().expect(LOCK);
     let best = (0..free.len()).max_by_key(|&i| free[i].len());
     let mut buffer = best.map(|i| free.swap_remove(i)).unwrap_or_default();
     drop(free);
@@ -109,6 +119,6 @@ fn with_buffer<T>(length: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
         buffer.resize(length, 1); // not 0: zeroed memory may come untouched from the kernel
     }
     let result = use_it(&mut buffer[..length]);
-    BUFFERS.lock().expect("no panics under this lock").push(buffer);
+    BUFFERS.lock().expect(LOCK).push(buffer);
     result
 }

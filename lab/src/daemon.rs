@@ -17,6 +17,9 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 /// How long it may take to end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
+/// Its file in the run's directory.
+const CONFIGURATION: &str = "nightporter.toml";
+
 /// A running daemon.
 #[derive(Debug)]
 pub struct Daemon {
@@ -32,11 +35,9 @@ impl Daemon {
     /// # Errors
     /// It was not built, or ended; the message holds the end of its log.
     pub fn start(uplink: &str, vms: &[(String, Nic)], dir: &Path, log: &Path) -> Result<Self> {
-        let config = dir.join("nightporter.toml");
+        let config = dir.join(CONFIGURATION);
         fs::write(&config, configuration(uplink, vms, dir)).context("writing the configuration")?;
-        let mut command = Command::new(sibling("nightporterd")?);
-        command.arg("--config").arg(&config).stdin(Stdio::null());
-        let process = Process::spawn("nightporterd", command, log)?;
+        let process = launch(&config, log)?;
         let control = dir.join("control.sock");
         let mut daemon = Self { process, control: control.clone(), dir: dir.to_owned() };
         let mut sockets: Vec<PathBuf> = vms.iter().map(|(name, _)| daemon.socket(name)).collect();
@@ -64,6 +65,14 @@ impl Daemon {
         self.cli(&["offload", if on { "on" } else { "off" }, vm]).map(drop)
     }
 
+    /// Turns congestion offload of one guest on or off, with the operator's tool.
+    ///
+    /// # Errors
+    /// The tool's, and the end of the daemon.
+    pub fn set_congestion_offload(&mut self, vm: &str, on: bool) -> Result<()> {
+        self.cli(&["congestion-offload", if on { "on" } else { "off" }, vm]).map(drop)
+    }
+
     /// Runs `nightporter` with these arguments; its output.
     ///
     /// # Errors
@@ -86,6 +95,23 @@ impl Daemon {
         let mut command = Command::new(sibling("nightporter")?);
         command.arg("--control").arg(&self.control).args(["capture", port, "-w"]).arg(file);
         Process::spawn("nightporter capture", command, log)
+    }
+
+    /// Kills it, as a crash would, and starts it again with what it has left; returns when that
+    /// answers.
+    ///
+    /// # Errors
+    /// It did not start again.
+    pub fn crash(&mut self, log: &Path) -> Result<()> {
+        self.process.kill();
+        self.process = launch(&self.dir.join(CONFIGURATION), log)?;
+        let deadline = Instant::now() + START_LIMIT;
+        while self.cli(&["status"]).is_err() {
+            self.process.check_alive()?;
+            ensure!(Instant::now() < deadline, "nightporterd did not answer in {START_LIMIT:?}");
+            thread::sleep(Duration::from_millis(5)); // polls two conditions: socket, child
+        }
+        Ok(())
     }
 
     /// Fails when the daemon has ended.
@@ -113,6 +139,12 @@ impl Daemon {
         ensure!(status.success(), "nightporterd ended with {status}");
         Ok(())
     }
+}
+
+fn launch(config: &Path, log: &Path) -> Result<Process> {
+    let mut command = Command::new(sibling("nightporterd")?);
+    command.arg("--config").arg(config).stdin(Stdio::null());
+    Process::spawn("nightporterd", command, log)
 }
 
 /// One uplink and the guests' ports; everything else is as it is by default.

@@ -1,4 +1,5 @@
-//! `make demo`: three real guests on one core, three paths into one of them, interleaved.
+//! `make demo`: three real guests on one core; uploads into one of them and downloads from it, over
+//! several paths, interleaved.
 
 use std::fs;
 use std::path::Path;
@@ -11,12 +12,14 @@ use nightporter_guest::data::splitmix64;
 
 use crate::accel::Accel;
 use crate::cpus::{Awake, Cores};
+use crate::download::download;
+use crate::flood::Flood;
 use crate::image::{Image, log_dir, source_root};
 use crate::link::Link;
 use crate::process::{self, CpuUse};
 use crate::progress::Progress;
 use crate::report::checks::checks;
-use crate::report::{Cell, Cost, Gain, GuestShare, Path3, Report, Row, Sample};
+use crate::report::{Cell, Cost, Direction, Gain, GuestShare, Path3, Report, Row, Sample};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
 use crate::transfer::{Outcome, Upload};
@@ -25,11 +28,14 @@ use crate::world::{Net, World, address, guest_name};
 
 /// Guests on the contended core, as in the papers' experiments.
 const GUESTS: usize = 3;
-/// The guest that receives.
+/// The guest at the other end of all transfers.
 const RECEIVER: u8 = 0;
 
 const SIZES: [usize; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
 const BULK: usize = 50_000_000;
+/// Sizes of downloads, and more that take longer.
+const DOWN_SIZES: [usize; 3] = [10_000, 100_000, 1_000_000];
+const DOWN_SIZES_MORE: [usize; 2] = [10_000_000, 100_000_000];
 /// Repetitions of the bulk row, and what they take: not all of the time is for the others.
 const BULK_ROUNDS: usize = 15;
 const BULK_TIME: Duration = Duration::from_secs(35);
@@ -56,8 +62,14 @@ pub struct Options {
     pub time: Duration,
     /// Sizes of the transfers, bytes; `None`: 10 KB to 10 MB, and without competition 50 MB.
     pub sizes: Option<Vec<usize>>,
-    /// The paths, in table order.
+    /// Who sends: one after the other, each for its share of the time.
+    pub directions: Vec<Direction>,
+    /// The paths of uploads, in table order.
     pub paths: Vec<Path3>,
+    /// The paths of downloads.
+    pub down_paths: Vec<Path3>,
+    /// Downloads of more than 1 MB too.
+    pub full: bool,
     /// `None` probes.
     pub accel: Option<Accel>,
     /// Seed of payloads, moments and the order within a round.
@@ -119,19 +131,21 @@ fn run_case(
     let places = Places { sockets: run_dir.path(), logs: &logs };
     progress
         .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
-    let with_daemon = options.paths.iter().any(|&path| path != Path3::Tap);
+    let with_daemon = all_paths(options).any(|path| path != Path3::Tap);
     let guests = [(Vmm::Qemu(accel), image); GUESTS];
     let world = World::start(&guests, with_daemon, Some(link), places)?;
     let mut lab = Lab::new(world, scheduler);
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
+    lab.warm_up_downloads(options)?;
     let competition = Competition::start(scheduler, cores, &lab.world.guests, &run_dir)?;
     lab.start_load()?;
     let before = lab.clock()?;
     let cells = lab.measure(options, progress)?;
     let guests = lab.guest_shares(&before)?;
     progress.step("checking both sides' captures of one more upload of each size");
-    let traces = lab.check_traces(&options.paths, &logs);
+    let up = options.directions.contains(&Direction::Up);
+    let traces = lab.check_traces(if up { &options.paths } else { &[] }, &logs);
     progress.step("cleaning up");
     drop(competition);
     let link_measured = lab.world.link();
@@ -172,6 +186,8 @@ pub(crate) struct Lab {
     origin: Instant,
     loops_per_ms: u64,
     offload: Option<bool>,
+    congestion_offload: bool,
+    flood: Option<Flood>,
     /// The guest's interrupts when they were last told.
     interrupts: u64,
 }
@@ -179,7 +195,16 @@ pub(crate) struct Lab {
 impl Lab {
     pub(crate) fn new(world: World, scheduler: Scheduler) -> Self {
         let origin = Instant::now();
-        Self { world, scheduler, origin, loops_per_ms: 0, offload: None, interrupts: 0 }
+        Self {
+            world,
+            scheduler,
+            origin,
+            loops_per_ms: 0,
+            offload: None,
+            congestion_offload: false,
+            flood: None,
+            interrupts: 0,
+        }
     }
 
     /// Lets every path carry data once (caches, translated code), then finds out how fast a vCPU
@@ -203,6 +228,23 @@ impl Lab {
         match self.world.guests[usize::from(RECEIVER)].call(&Command::Calibrate)? {
             Reply::Calibrated { loops_per_ms } => self.loops_per_ms = loops_per_ms,
             other => bail!("calibrate was answered with {other:?}"),
+        }
+        Ok(())
+    }
+
+    /// The same for downloads. The guest makes what it sends.
+    fn warm_up_downloads(&mut self, options: &Options) -> Result<()> {
+        if !options.directions.contains(&Direction::Down) {
+            return Ok(());
+        }
+        let sizes = sizes(Direction::Down, options);
+        for &path in &options.down_paths {
+            for &bytes in &sizes {
+                self.select(path)?;
+                let outcome = self.fetch(path, bytes, u64::MAX);
+                let outcome = outcome.with_context(|| format!("first download over {path}"))?;
+                ensure!(outcome.hash_ok, "the first download over {path} arrived damaged");
+            }
         }
         Ok(())
     }
@@ -245,37 +287,49 @@ impl Lab {
 
     fn measure(&mut self, options: &Options, progress: &mut Progress) -> Result<Vec<Cell>> {
         let mut random = options.seed;
-        if let Some(sizes) = &options.sizes {
-            let rounds = (options.transfers, options.time);
-            return self.rounds(rounds, sizes, options, &mut random, progress);
+        let share = options.time / u32::try_from(options.directions.len().max(1))?;
+        let mut cells = Vec::new();
+        for &direction in &options.directions {
+            let bulk = direction == Direction::Up
+                && self.scheduler == Scheduler::Idle
+                && options.sizes.is_none();
+            let time = share.saturating_sub(if bulk { BULK_TIME } else { Duration::ZERO });
+            let plan = Rounds { direction, most: options.transfers, time };
+            let all = sizes(direction, options);
+            cells.extend(self.rounds(plan, &all, options, &mut random, progress)?);
+            if bulk {
+                let most = options.transfers.min(BULK_ROUNDS);
+                let plan = Rounds { direction, most, time: BULK_TIME };
+                cells.extend(self.rounds(plan, &[BULK], options, &mut random, progress)?);
+            }
         }
-        let bulk = self.scheduler == Scheduler::Idle;
-        let time = options.time.saturating_sub(if bulk { BULK_TIME } else { Duration::ZERO });
-        let rounds = (options.transfers, time);
-        let mut cells = self.rounds(rounds, &SIZES, options, &mut random, progress)?;
-        if bulk {
-            let rounds = (options.transfers.min(BULK_ROUNDS), BULK_TIME);
-            cells.extend(self.rounds(rounds, &[BULK], options, &mut random, progress)?);
-        }
+        self.select(Path3::Off)?; // nothing floods any more
         Ok(cells)
     }
 
-    /// Rounds of one transfer for each path and size in random order, at most so many and as long
-    /// as there is time. In a round all paths start at the same moment of the guests' cycle; from
-    /// round to round it moves on by the golden section of the cycle, so that any number of
-    /// rounds covers the cycle evenly (Weyl's sequence).
+    /// Rounds of one transfer for each path and size, at most so many and as long as there is time.
+    /// Uploads are in random order. Downloads of a path are together, because it takes a guest a
+    /// while to flood in another way; every second round goes through the paths backwards. In a
+    /// round all paths start at the same moment of the guests' cycle; from round to round it moves
+    /// on by the golden section of the cycle, so that any number of rounds covers the cycle evenly
+    /// (Weyl's sequence).
     fn rounds(
         &mut self,
-        (most, time): (usize, Duration),
+        plan: Rounds,
         sizes: &[usize],
         options: &Options,
         random: &mut u64,
         progress: &mut Progress,
     ) -> Result<Vec<Cell>> {
+        let Rounds { direction, most, time } = plan;
         let start = Instant::now();
+        let paths = match direction {
+            Direction::Up => &options.paths,
+            Direction::Down => &options.down_paths,
+        };
         let mut cells: Vec<Cell> = sizes
             .iter()
-            .flat_map(|&bytes| options.paths.iter().map(move |&path| new_cell(path, bytes)))
+            .flat_map(|&bytes| paths.iter().map(move |&path| new_cell(direction, path, bytes)))
             .collect();
         let firsts: Vec<f64> = sizes.iter().map(|_| fraction(random)).collect();
         let mut failed = 0;
@@ -283,11 +337,18 @@ impl Lab {
             if round > 0 && start.elapsed() > time {
                 break;
             }
-            for index in shuffled(cells.len(), random) {
+            let mut order = shuffled(cells.len(), random);
+            if direction == Direction::Down {
+                let backwards = round % 2 == 1;
+                let place = |path| if backwards { paths.len() - 1 - path } else { path };
+                order.sort_by_key(|index| place(index % paths.len())); // stable
+            }
+            for index in order {
                 let cell = &mut cells[index];
-                let text = format!("{} bytes over {}", cell.bytes, cell.path);
+                let word = if direction == Direction::Up { "up" } else { "down" };
+                let text = format!("{} bytes {word} over {}", cell.bytes, cell.path);
                 progress.update(seconds(start.elapsed()), seconds(time), &text);
-                let part = (firsts[index / options.paths.len()] + GOLDEN * round as f64).fract();
+                let part = (firsts[index / paths.len()] + GOLDEN * round as f64).fract();
                 failed += usize::from(!self.one(cell, round, part, random)?);
                 if failed > FAILURES_MAX {
                     bail!("too many failed transfers: {:?}", cells[index].failures);
@@ -299,13 +360,18 @@ impl Lab {
 
     /// One transfer that starts at this part of the guests' cycle; whether it came through.
     fn one(&mut self, cell: &mut Cell, round: usize, part: f64, random: &mut u64) -> Result<bool> {
-        let upload = Upload::new(cell.bytes, splitmix64(random));
+        let seed = splitmix64(random);
+        let upload = (cell.direction == Direction::Up).then(|| Upload::new(cell.bytes, seed));
         self.select(cell.path)?;
         let cycle = self.cycle();
         let phase = cycle.mul_f64(part);
         let before = self.costs()?;
         self.wait_for(phase);
-        match self.send(cell.path, &upload) {
+        let outcome = match &upload {
+            Some(upload) => self.send(cell.path, upload),
+            None => self.fetch(cell.path, cell.bytes, seed),
+        };
+        match outcome {
             Ok(outcome) => {
                 let cost = self.cost_since(&before, &outcome)?;
                 cell.samples.push(Sample { round, phase, outcome, cost });
@@ -345,7 +411,7 @@ impl Lab {
         let after = self.costs()?;
         let [vcpu, vmm, daemon] = [0, 1, 2].map(|i| after[i].time.saturating_sub(before[i].time));
         let interrupts = outcome.guest_interrupts.saturating_sub(self.interrupts);
-        self.interrupts = outcome.guest_interrupts;
+        self.interrupts = self.interrupts.max(outcome.guest_interrupts);
         let vcpu_switches = after[0].switches.saturating_sub(before[0].switches);
         Ok(Cost { interrupts, vcpu, vcpu_switches, vmm, daemon })
     }
@@ -368,18 +434,36 @@ impl Lab {
         Ok(lines)
     }
 
-    /// Turns the receiver's offload on or off as the path needs it.
+    /// Turns the offloads on or off, and the guest's flood, as the path needs it.
     pub(crate) fn select(&mut self, path: Path3) -> Result<()> {
-        let on = path == Path3::AckOffload;
-        if path != Path3::Tap && self.offload != Some(on) {
-            self.world.daemon()?.set_offload(&guest_name(RECEIVER), on)?;
-            self.offload = Some(on);
+        let flood = match path {
+            Path3::Tap | Path3::Off | Path3::AckOffload => None,
+            Path3::FloodRoute => Some(Flood::Route),
+            Path3::FloodBpf => Some(Flood::Bpf),
+        };
+        let guest = guest_name(RECEIVER);
+        if path != Path3::Tap && self.offload != Some(path != Path3::Off) {
+            self.world.daemon()?.set_offload(&guest, path != Path3::Off)?;
+            self.offload = Some(path != Path3::Off);
+        }
+        if path != Path3::Tap && self.congestion_offload != flood.is_some() {
+            self.world.daemon()?.set_congestion_offload(&guest, flood.is_some())?;
+            self.congestion_offload = flood.is_some();
+        }
+        if self.flood != flood {
+            self.world.guests[usize::from(RECEIVER)].flood(flood)?;
+            self.flood = flood;
         }
         Ok(())
     }
 
     pub(crate) fn send(&self, path: Path3, upload: &Upload) -> Result<Outcome> {
         self.world.remote().enter(|| upload.send(receiver(path), TRANSFER_LIMIT))
+    }
+
+    fn fetch(&self, path: Path3, bytes: usize, seed: u64) -> Result<Outcome> {
+        let (from, limit) = (receiver(path), TRANSFER_LIMIT);
+        self.world.remote().enter(|| download(from, bytes, seed, limit))
     }
 }
 
@@ -388,14 +472,38 @@ pub(crate) fn receiver(path: Path3) -> std::net::Ipv4Addr {
     address(RECEIVER, if path == Path3::Tap { Net::Tap } else { Net::Nightporter })
 }
 
+/// How much of one direction is measured at a time.
+struct Rounds {
+    direction: Direction,
+    most: usize,
+    time: Duration,
+}
+
+/// The sizes of one direction's transfers.
+fn sizes(direction: Direction, options: &Options) -> Vec<usize> {
+    match (&options.sizes, direction) {
+        (Some(sizes), _) => sizes.clone(),
+        (None, Direction::Up) => SIZES.to_vec(),
+        (None, Direction::Down) => {
+            let more = if options.full { &DOWN_SIZES_MORE[..] } else { &[] };
+            [&DOWN_SIZES[..], more].concat()
+        }
+    }
+}
+
+/// The paths of all directions.
+fn all_paths(options: &Options) -> impl Iterator<Item = Path3> {
+    options.paths.iter().chain(&options.down_paths).copied()
+}
+
 /// A moment, and what each guest's vCPU had had of its core by then.
 struct Clock {
     at: Instant,
     vcpu: Vec<CpuUse>,
 }
 
-fn new_cell(path: Path3, bytes: usize) -> Cell {
-    Cell { path, bytes, samples: Vec::new(), failures: Vec::new() }
+fn new_cell(direction: Direction, path: Path3, bytes: usize) -> Cell {
+    Cell { direction, path, bytes, samples: Vec::new(), failures: Vec::new() }
 }
 
 fn seconds(time: Duration) -> usize {

@@ -1,5 +1,6 @@
 //! What a guest boots: Debian's kernel by package download (not installed), and an initramfs that
-//! holds `nightporter-lab-guest` as its init and the virtio modules. Cached under `target/lab`.
+//! holds `nightporter-lab-guest` as its init, `nightporter-guest` and the virtio modules. Cached
+//! under `target/lab`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,6 +30,9 @@ const MODULES: [&str; 8] = [
 /// What Debian's user-mode Linux does not have built in, in load order.
 const UML_MODULES: [&str; 3] =
     ["net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net"];
+
+/// `nightporter-guest` in a guest.
+pub const GUEST_TOOL: &str = "/bin/nightporter-guest";
 
 const UML: &str = "/usr/bin/linux.uml";
 const UML_MODULE_BASE: &str = "/usr/lib/uml/modules";
@@ -94,9 +98,13 @@ impl Image {
     }
 
     fn pack(kernel: PathBuf, initramfs: PathBuf, modules: &[PathBuf]) -> Result<Self> {
-        let agent = guest_binary(&cache_dir().join("guest"))?;
-        let agent = fs::read(&agent).with_context(|| format!("reading {}", agent.display()))?;
-        write_whole(&initramfs, &pack_initramfs(&agent, modules)?)?;
+        let built = |package, binary| -> Result<Vec<u8>> {
+            let file = guest_binary(package, binary, &cache_dir().join("guest"))?;
+            fs::read(&file).with_context(|| format!("reading {}", file.display()))
+        };
+        let agent = built("nightporter-guest", "nightporter-lab-guest")?;
+        let tool = built("nightporter-flood", "nightporter-guest")?;
+        write_whole(&initramfs, &pack_initramfs(&agent, &tool, modules)?)?;
         Ok(Self { kernel, initramfs })
     }
 }
@@ -147,24 +155,25 @@ fn download_kernel(dir: &Path) -> Result<()> {
     fs::rename(&unpacked, dir).with_context(|| format!("creating {}", dir.display()))
 }
 
-/// Builds `nightporter-lab-guest` as one static file: it is alone in its initramfs. It has a target
-/// directory of its own because its linker flags differ; when nothing changed this takes no time.
-fn guest_binary(target_dir: &Path) -> Result<PathBuf> {
+/// Builds a program for guests as one static file: their initramfs has no libraries. It has a
+/// target directory of its own because its linker flags differ; when nothing changed this takes no
+/// time.
+fn guest_binary(package: &str, binary: &str, target_dir: &Path) -> Result<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut build = Command::new(&cargo);
     build
-        .args(["rustc", "--quiet", "--release", "--locked", "--package", "nightporter-guest"])
-        .args(["--bin", "nightporter-lab-guest", "--target-dir"])
+        .args(["rustc", "--quiet", "--release", "--locked", "--package", package])
+        .args(["--bin", binary, "--target-dir"])
         .arg(target_dir)
         .args(["--", "-C", "target-feature=+crt-static", "-C", "strip=symbols"])
         .current_dir(source_root());
     let out = build.output().with_context(|| format!("{cargo} is not installed?"))?;
     let error = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.success(), "building nightporter-lab-guest: {}", error.trim());
-    Ok(target_dir.join("release/nightporter-lab-guest"))
+    ensure!(out.status.success(), "building {binary}: {}", error.trim());
+    Ok(target_dir.join("release").join(binary))
 }
 
-fn pack_initramfs(agent: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {
+fn pack_initramfs(agent: &[u8], tool: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     archive.directory("dev");
     archive.character_device("dev/console", 5, 1);
@@ -174,6 +183,8 @@ fn pack_initramfs(agent: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {
         let content = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         archive.file(&format!("modules/{order:02}-{name}"), &content);
     }
+    archive.directory("bin");
+    archive.file(&GUEST_TOOL[1..], tool);
     archive.file("init", agent);
     Ok(archive.finish())
 }

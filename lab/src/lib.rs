@@ -16,7 +16,8 @@
 //! | [`captures`] | both sides of a guest's connections, and what the trace checker says |
 //! | [`cpus`], [`sched`] | which cores are whose; how the guests compete for theirs |
 //! | [`world`] | all of the above put together |
-//! | [`transfer`] | one timed and verified upload |
+//! | [`transfer`], [`download`] | one timed and verified upload; the same the other way |
+//! | [`flood`] | a guest that floods, by its tool |
 //! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the three-path comparison |
 //! | [`outside`] | the same uploads by a client that is not ours |
@@ -29,6 +30,8 @@ pub mod captures;
 pub mod cpus;
 pub mod daemon;
 pub mod demo;
+pub mod download;
+pub mod flood;
 pub mod guest;
 pub mod host;
 pub mod image;

@@ -10,7 +10,7 @@ use nightporter_lab::image::Image;
 use nightporter_lab::link::Link;
 use nightporter_lab::outside;
 use nightporter_lab::process;
-use nightporter_lab::report::Path3;
+use nightporter_lab::report::{Direction, Path3};
 use nightporter_lab::scenario;
 use nightporter_lab::sched::Scheduler;
 
@@ -24,8 +24,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Three guests on one core; uploads into one of them over three paths, interleaved. Without
-    /// a scheduler and a link: `eevdf` over `lan`, then `strict30` over `metro`.
+    /// Three guests on one core; uploads into one of them and downloads from it over several paths,
+    /// interleaved. Without a scheduler and a link: `eevdf` over `lan`, then `strict30` over
+    /// `metro`.
     Demo {
         /// How the guests compete.
         #[arg(long, value_enum)]
@@ -42,9 +43,23 @@ enum Command {
         /// Only these sizes, bytes. The default ends at 10 MB; without competition at 50 MB.
         #[arg(long, value_delimiter = ',')]
         sizes: Option<Vec<usize>>,
-        /// Only these paths.
+        /// Who sends.
+        #[arg(long, value_enum, value_delimiter = ',', default_value = "up,down")]
+        directions: Vec<Direction>,
+        /// Only these paths of uploads.
         #[arg(long, value_enum, value_delimiter = ',', default_value = "tap,off,ack-offload")]
         paths: Vec<Path3>,
+        /// Only these paths of downloads.
+        #[arg(
+            long,
+            value_enum,
+            value_delimiter = ',',
+            default_value = "tap,off,flood-route,flood-bpf"
+        )]
+        down_paths: Vec<Path3>,
+        /// Downloads of 10 and 100 MB too.
+        #[arg(long)]
+        full: bool,
         /// Do not probe for KVM but use this.
         #[arg(long, value_enum)]
         accel: Option<Accel>,
@@ -93,11 +108,30 @@ fn cases(sched: Option<Scheduler>, link: Option<Link>) -> Vec<(Scheduler, Link)>
 
 fn main() {
     let passed = match Arguments::parse().command {
-        Command::Demo { sched, link, transfers, seconds, sizes, paths, accel, seed } => {
-            let cases = cases(sched, link);
-            let time = Duration::from_secs(seconds);
-            demo::run(&Options { cases, transfers, time, sizes, paths, accel, seed })
-        }
+        Command::Demo {
+            sched,
+            link,
+            transfers,
+            seconds,
+            sizes,
+            directions,
+            paths,
+            down_paths,
+            full,
+            accel,
+            seed,
+        } => demo::run(&Options {
+            cases: cases(sched, link),
+            transfers,
+            time: Duration::from_secs(seconds),
+            sizes,
+            directions,
+            paths,
+            down_paths,
+            full,
+            accel,
+            seed,
+        }),
         Command::Outside { sched: scheduler, link, bytes, rounds, accel } => {
             outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
         }

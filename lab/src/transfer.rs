@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use nightporter_guest::data::{self, Header, READ_ALL, Service, Verdict};
+use nightporter_guest::data::{self, Header, READ_ALL, Service, Source, Verdict};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, SockaddrIn, TimestampingFlag, Timestamps, recvmsg, setsockopt,
@@ -26,7 +26,7 @@ use nix::sys::socket::{
 use crate::sys;
 
 /// What one upload took.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Outcome {
     /// connect() until it returned.
     pub connect: Duration,
@@ -207,9 +207,13 @@ pub fn fetch(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> Res
     let mut stream = open(address, &header, limit)?;
     let mut got = Vec::with_capacity(bytes);
     stream.read_to_end(&mut got).context("receiving")?;
-    let mut expected = vec![0; bytes];
-    data::fill(seed, &mut expected);
-    ensure!(got == expected, "{} bytes came, and not the {bytes} asked for", got.len());
+    let mut source = Source::new();
+    source.reach(seed, bytes);
+    ensure!(
+        got == source.piece(seed, bytes),
+        "{} bytes came, and not the {bytes} asked for",
+        got.len()
+    );
     Ok(())
 }
 
@@ -236,13 +240,19 @@ pub fn echo(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> Resu
 fn open(address: Ipv4Addr, header: &Header, limit: Duration) -> Result<TcpStream> {
     let peer = SocketAddr::from((address, data::PORT));
     let mut stream = TcpStream::connect_timeout(&peer, limit).context("connecting")?;
+    request(&mut stream, header, limit)?;
+    Ok(stream)
+}
+
+/// Says what the connection is for.
+pub(crate) fn request(stream: &mut TcpStream, header: &Header, limit: Duration) -> Result<()> {
     stream.set_write_timeout(Some(limit))?;
     stream.set_read_timeout(Some(limit))?;
     stream.write_all(&header.to_bytes()).context("sending")?;
     if header.service == Service::Source {
         stream.shutdown(Shutdown::Write)?;
     }
-    Ok(stream)
+    Ok(())
 }
 
 /// Makes the kernel put a timestamp into the socket's error queue when the last byte of a send()

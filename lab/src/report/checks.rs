@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::stats::Ratio;
-use super::{Gain, Path3, Row};
+use super::{Direction, Gain, Path3, Row};
 use crate::link::Link;
 use crate::sched::Scheduler;
 
@@ -33,6 +33,10 @@ const ACKED_BOUND: &str = "the guest answers the SYN and opens its window itself
 const DELIVERED_BOUND: &str = "the guest has to run to answer the SYN, to take the data and to \
     answer; a transfer that fits into one turn of the guest waits for one turn on every path";
 
+const FLOODED_BOUND: &str = "the guest has to run to answer the SYN, to read the request and to \
+    write; and the window that the remote shows at first, 64 KB, is all that it can hand over at \
+    once";
+
 /// Which time of a [`Gain`] a promise is about.
 #[derive(Debug, Clone, Copy)]
 enum Time {
@@ -52,6 +56,18 @@ fn wanted_gains(scheduler: Scheduler, link: Link) -> &'static [(usize, Time, f64
         ],
         (Scheduler::Eevdf, Link::Lan) => {
             &[(100_000, Time::Acked, 15.0), (100_000, Time::Delivered, 1.4)]
+        }
+        _ => &[],
+    }
+}
+
+/// What the goodput of downloads must gain over tap when the guest floods: bytes, times as much.
+fn wanted_of_floods(scheduler: Scheduler, link: Link) -> &'static [(usize, f64)] {
+    match (scheduler, link) {
+        (Scheduler::Strict30, Link::Metro) => &[(100_000, 1.3), (1_000_000, 1.8)],
+        (Scheduler::Eevdf, Link::Lan) => &[(100_000, 1.3), (1_000_000, 1.3)],
+        (Scheduler::Rr30, Link::Lan) => {
+            &[(10_000, 3.2), (100_000, 3.2), (1_000_000, 3.2), (100_000_000, 1.31)]
         }
         _ => &[],
     }
@@ -77,9 +93,20 @@ pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) ->
     for &(bytes, time, wanted) in wanted_gains(scheduler, link) {
         let of_this =
             |g: &&Gain| (g.path, g.over, g.bytes) == (Path3::AckOffload, Path3::Tap, bytes);
-        checks.extend(gains.iter().find(of_this).map(|gain| gained(gain, time, wanted)));
+        let found = gains.iter().filter(|g| g.direction == Direction::Up).find(of_this);
+        checks.extend(found.map(|gain| gained(gain, time, wanted)));
     }
-    checks.extend(gains.iter().map(not_slower));
+    for &(bytes, wanted) in wanted_of_floods(scheduler, link) {
+        let of_this = |g: &&Gain| g.direction == Direction::Down && g.bytes == bytes;
+        let floods = gains.iter().filter(of_this).filter(|g| g.path.is_flood());
+        checks.extend(floods.filter(|g| g.over == Path3::Tap).map(|gain| flooded(gain, wanted)));
+    }
+    // Two ways to flood are no alternatives, and a host is only as fast as its guest is scheduled.
+    let compared = |g: &&Gain| match g.direction {
+        Direction::Up => true,
+        Direction::Down => !g.over.is_flood() && scheduler == Scheduler::Idle,
+    };
+    checks.extend(gains.iter().filter(compared).map(not_slower));
     checks
 }
 
@@ -93,9 +120,19 @@ fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
     Check { bound: (!ok).then_some(bound), ..check(what, ratio, wanted, ok) }
 }
 
+fn flooded(gain: &Gain, wanted: f64) -> Check {
+    let what = format!("{} down, goodput: {} over {}", size(gain.bytes), gain.path, gain.over);
+    let ok = gain.delivered.ratio >= wanted;
+    let bound = (!ok).then_some(FLOODED_BOUND);
+    Check { bound, ..check(what, gain.delivered, wanted, ok) }
+}
+
 fn not_slower(gain: &Gain) -> Check {
-    let what =
-        format!("{}, delivered: {} not slower than {}", size(gain.bytes), gain.path, gain.over);
+    let (path, over) = (gain.path, gain.over);
+    let what = match gain.direction {
+        Direction::Up => format!("{}, delivered: {path} not slower than {over}", size(gain.bytes)),
+        Direction::Down => format!("{} down: {path} not slower than {over}", size(gain.bytes)),
+    };
     check(what, gain.delivered, NEVER_WORSE, gain.delivered.high >= NEVER_WORSE)
 }
 

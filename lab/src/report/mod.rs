@@ -29,8 +29,22 @@ pub enum Path3 {
     Tap,
     /// Nightporter with the offload off.
     Off,
-    /// Nightporter with the offload on.
+    /// Nightporter with ack offload.
     AckOffload,
+    /// With congestion offload too, and a guest whose routes flood.
+    FloodRoute,
+    /// The same, and a guest that floods by `np_flood`.
+    FloodBpf,
+}
+
+/// Who sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Direction {
+    /// The remote: an upload into the guest.
+    Up,
+    /// The guest: a download from it.
+    Down,
 }
 
 impl Path3 {
@@ -41,7 +55,15 @@ impl Path3 {
             Self::Tap => "tap",
             Self::Off => "off",
             Self::AckOffload => "ack-offload",
+            Self::FloodRoute => "flood-route",
+            Self::FloodBpf => "flood-bpf",
         }
+    }
+
+    /// The guest floods.
+    #[must_use]
+    pub const fn is_flood(self) -> bool {
+        matches!(self, Self::FloodRoute | Self::FloodBpf)
     }
 }
 
@@ -89,6 +111,8 @@ impl Sample {
 /// All transfers of one size over one path.
 #[derive(Debug, Clone)]
 pub struct Cell {
+    /// Who sends.
+    pub direction: Direction,
     /// The path.
     pub path: Path3,
     /// Size of each transfer, bytes on the wire.
@@ -102,6 +126,7 @@ pub struct Cell {
 /// One row of `result.json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
+    direction: Direction,
     path: Path3,
     bytes: usize,
     /// Transfers tried.
@@ -196,6 +221,7 @@ impl Row {
             round3(sum / samples.len() as f64)
         };
         Some(Self {
+            direction: cell.direction,
             path: cell.path,
             bytes: cell.bytes,
             n: samples.len() + cell.failures.len(),
@@ -223,6 +249,7 @@ impl Row {
 /// How much faster one path is than another at one size, by medians.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Gain {
+    direction: Direction,
     path: Path3,
     over: Path3,
     bytes: usize,
@@ -244,10 +271,12 @@ impl Gain {
             let values: Vec<_> = pairs.iter().map(|(over, s)| (value(over), value(s))).collect();
             Ratio::of_medians(&values)
         };
+        let kind = |row: &Row| (row.direction, row.bytes);
         Some(Self {
+            direction: row.direction,
             path: row.path,
             over: over.path,
-            bytes: (row.bytes == over.bytes).then_some(row.bytes)?,
+            bytes: (kind(row) == kind(over)).then_some(row.bytes)?,
             connect: ratio(|s| s.connect_ms)?,
             acked: ratio(|s| s.acked_ms)?,
             connect_acked: ratio(|s| s.connect_ms + s.acked_ms)?,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::checks::{Check, size};
 use super::stats::{Quantiles, Ratio};
-use super::{Gain, Path3, Report, Row};
+use super::{Direction, Gain, Path3, Report, Row};
 use crate::sched::Scheduler;
 
 impl Report {
@@ -12,16 +12,18 @@ impl Report {
     #[must_use]
     pub fn table(&self) -> String {
         let mut out = format!("\n{}\n{LEGEND}", self.headline());
-        let mut bytes = 0;
+        let mut kind = (Direction::Up, 0);
         for row in &self.rows {
-            if row.bytes != bytes {
-                bytes = row.bytes;
-                let _ = writeln!(out, "\n{:>7}{}", size(bytes), HEADER);
+            if (row.direction, row.bytes) != kind {
+                if (row.direction, kind.0) == (Direction::Down, Direction::Up) {
+                    out.push_str(DOWN_LEGEND);
+                }
+                kind = (row.direction, row.bytes);
+                let _ = writeln!(out, "\n{:>7}{}", size(row.bytes), HEADER);
             }
-            let gain = self
-                .gains
-                .iter()
-                .find(|g| (g.path, g.over, g.bytes) == (row.path, Path3::Tap, row.bytes));
+            let gain = self.gains.iter().find(|g| {
+                (g.direction, g.bytes) == kind && (g.path, g.over) == (row.path, Path3::Tap)
+            });
             let _ = writeln!(out, "{}", times_line(row, gain));
         }
         let _ = writeln!(out, "\n{COSTS}");
@@ -56,7 +58,7 @@ impl Report {
             _ => "",
         };
         format!(
-            "Uploads over a {}{link} into one of three guests that share a core ({}, {}).\n\
+            "Transfers over a {}{link} with one of three guests that share a core ({}, {}).\n\
              {load}.{artefact}",
             self.link, self.scheduler, self.accel
         )
@@ -72,6 +74,12 @@ const LEGEND: &str = "
   gain       times faster than tap by medians, and its 95 % interval
 ";
 
+const DOWN_LEGEND: &str = "
+Downloads from the same guest: it sends.
+  acked      connect() has returned ... the remote's application has read everything
+  delivered  the remote calls connect() ... the same
+";
+
 const HEADER: &str = "   \
     connect         acked          both          delivered                    gain
 path          p50  mean    p50  mean    p50  mean    p10   p50   p90  mean   \
@@ -81,7 +89,7 @@ const COSTS: &str = "What one transfer cost (means): interrupts of the guest's N
     ms of CPU of the receiver's vCPU
 (under load: its share of the core) and how often it was switched to, of its VMM's other threads, of
 the daemon
-                  interrupts   vCPU  switches     VMM  daemon   hashes";
+                       interrupts   vCPU  switches     VMM  daemon   hashes";
 
 fn times_line(row: &Row, gain: Option<&Gain>) -> String {
     let two = |q: &Quantiles| format!("{} {}", ms(q.p50), ms(q.mean));
@@ -105,8 +113,9 @@ fn times_line(row: &Row, gain: Option<&Gain>) -> String {
 fn cost_line(row: &Row) -> String {
     let cost = &row.cost;
     format!(
-        "{:>6} {:11} {:9.0} {:6.1} {:9.1} {:7.2} {:7.2}   {}/{}",
+        "{:>6} {:4} {:11} {:9.0} {:6.1} {:9.1} {:7.2} {:7.2}   {}/{}",
         size(row.bytes),
+        if row.direction == Direction::Up { "up" } else { "down" },
         row.path.name(),
         cost.interrupts,
         cost.vcpu_ms,

@@ -15,7 +15,13 @@ pub(super) fn cell(path: Path3, bytes: usize, acked_ms: u64, delivered_ms: u64) 
     };
     let cost = Cost { interrupts: 7, ..Cost::default() };
     let sample = |round| Sample { round, phase: Duration::ZERO, outcome, cost };
-    Cell { path, bytes, samples: (0..30).map(sample).collect(), failures: Vec::new() }
+    Cell {
+        direction: Direction::Up,
+        path,
+        bytes,
+        samples: (0..30).map(sample).collect(),
+        failures: Vec::new(),
+    }
 }
 
 pub(super) fn rows(cells: &[Cell]) -> Vec<Row> {
