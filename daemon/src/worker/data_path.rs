@@ -68,9 +68,9 @@ impl DataPath {
         let Self { engine, turn, ports, heartbeats } = self;
         if heartbeats.poll_timeout().is_some_and(|at| at <= now) {
             ports.now = now;
-            let vms = ports.iter().filter(|(_, at)| at.port.is_guest());
-            let beats =
-                heartbeats.beat(now, vms.map(|(id, _)| (id, engine.controls_congestion(now, id))));
+            let vms = ports.iter().filter_map(|(id, _)| Some((id, engine.vm(id)?)));
+            let vms = vms.map(|(id, vm)| (id, vm.congestion_offload, vm.controls_congestion(now)));
+            let beats = heartbeats.beat(now, vms);
             turn.send_heartbeats(now, engine, ports, &beats);
         }
     }

@@ -2,8 +2,9 @@
 //! its congestion, or does not any more. The frame and how a guest takes it is
 //! `core::wire::heartbeat`'s.
 //!
-//! Only who has congestion offload is told anything. When that ends the guest is told to stop, at
-//! once and once: if that is lost, silence says the same.
+//! Only who has congestion offload is told anything. When the host controls it no longer the guest
+//! is told to stop, once: if that is lost, silence says the same. A command is obeyed at once; what
+//! the engine finds by itself (no place for the next connections, say) is noticed within a period.
 
 use std::num::NonZeroU64;
 
@@ -40,16 +41,20 @@ impl Heartbeats {
         self.due = Instant::ZERO;
     }
 
-    /// What to tell guests now, by whether the host controls the congestion of each.
+    /// What to tell guests now. Of each: whether it is to have congestion offload, and whether the
+    /// host controls its congestion.
     pub(crate) fn beat(
         &mut self,
         now: Instant,
-        vms: impl Iterator<Item = (PortId, bool)>,
+        vms: impl Iterator<Item = (PortId, bool, bool)>,
     ) -> Vec<(PortId, Heartbeat)> {
         let Self { epoch, told, due } = self;
         *due = Instant::MAX;
         let mut beats = Vec::new();
-        for (port, controls) in vms {
+        for (port, wanted, controls) in vms {
+            if wanted {
+                *due = now + HEARTBEAT_PERIOD;
+            }
             let at = usize::from(port.0);
             if told.len() <= at {
                 told.resize(at + 1, None);
@@ -64,9 +69,6 @@ impl Heartbeats {
                 (Some(before), _) => Heartbeat { controls, ..before },
             };
             told[at] = controls.then_some(beat);
-            if controls {
-                *due = now + HEARTBEAT_PERIOD;
-            }
             beats.push((port, beat));
         }
         beats
@@ -89,7 +91,8 @@ mod tests {
     }
 
     fn beat(h: &mut Heartbeats, now: Instant, controls: [bool; 2]) -> Vec<(PortId, Heartbeat)> {
-        h.beat(now, [PortId(1), PortId(4)].into_iter().zip(controls))
+        let vms = [PortId(1), PortId(4)].into_iter().zip(controls);
+        h.beat(now, vms.map(|(port, controls)| (port, controls, controls)))
     }
 
     #[test]
@@ -103,6 +106,18 @@ mod tests {
         assert_eq!(h.poll_timeout(), None, "there is nobody to tell anything");
         h.handle_change();
         assert!(beat(&mut h, T0, [false, false]).is_empty());
+    }
+
+    #[test]
+    fn flood_28_what_the_engine_finds_by_itself_is_said_once_and_looked_at_each_period() {
+        let mut h = Heartbeats::new(epoch(70));
+        let mut beat = |controls| h.beat(T0, [(PortId(1), true, controls)].into_iter());
+        assert_eq!(beat(true), [says(1, true, 70)]);
+        assert_eq!(beat(false), [says(1, false, 70)]);
+        assert!(beat(false).is_empty());
+        assert_eq!(beat(true), [says(1, true, 71)]);
+        beat(false);
+        assert_eq!(h.poll_timeout(), Some(T0 + HEARTBEAT_PERIOD), "it may come back");
     }
 
     #[test]
