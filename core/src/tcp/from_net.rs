@@ -66,11 +66,10 @@ impl Flow {
         if let Some(fate) = self.out_of_window(cx, f, range) {
             return fate;
         }
-        if !self.outbound.ack_in_range(tcp.ack) {
-            let bare = range.len() == 0 && !range.fin && !needs_verbatim(f);
-            if let Some(fate) = self.on_unseen(cx, f, bare) {
-                return fate;
-            }
+        if !self.outbound.ack_in_range(tcp.ack)
+            && let Some(fate) = self.on_unseen(cx, f, is_bare(f, range))
+        {
+            return fate;
         }
         self.on_valid_segment(cx, f, range)
     }
@@ -382,8 +381,7 @@ impl Flow {
     ) -> Fate {
         let urgent = f.tcp.flags.contains(TcpFlags::URG);
         self.standing.drain(if urgent { Why::Urgent } else { Why::Options });
-        let bare = range.len() == 0 && !range.fin && !urgent && f.tcp.options.understood();
-        if bare && self.outbound.is_old_ack(f.tcp) {
+        if is_bare(f, range) && self.outbound.is_old_ack(f.tcp) {
             return Fate::Drop(DropReason::Duplicate); // its IP options do not make it news
         }
         self.pass_data(cx, f, range)
@@ -439,4 +437,10 @@ impl Flow {
 
 pub(super) fn needs_verbatim(f: &Frame<'_>) -> bool {
     f.tcp.flags.contains(TcpFlags::URG) || !f.tcp.options.understood() || f.ip.options
+}
+
+/// An ACK and nothing else, whatever is in its IP header.
+fn is_bare(f: &Frame<'_>, range: Range) -> bool {
+    let plain = !f.tcp.flags.contains(TcpFlags::URG) && f.tcp.options.understood();
+    plain && range.len() == 0 && !range.fin
 }

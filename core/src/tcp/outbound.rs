@@ -279,15 +279,17 @@ impl Outbound {
         self.absorbed_acks += 1;
     }
 
-    /// Counts a plausible ACK above what was seen. `true`: it is believed, and G has sent so much.
+    /// Counts a plausible ACK above what was seen; one that is not `bare`, with data or FIN, if G
+    /// was shown one before. `true`: it is believed, and G has sent so much.
     pub(crate) fn on_unseen_ack(&mut self, tcp: &Tcp, bare: bool, fragments: bool) -> bool {
         if !self.is_plausible(tcp) {
             return false;
         }
+        let insists = tcp.payload_len > 1 || tcp.flags.contains(TcpFlags::FIN);
         if fragments {
             self.unseen_acks = limits::AHEAD_ACKS;
-        } else if bare && self.unseen_acks < limits::AHEAD_ACKS {
-            self.unseen_acks += 1;
+        } else if bare || insists && self.unseen_acks > 0 {
+            self.unseen_acks = limits::AHEAD_ACKS.min(self.unseen_acks + 1);
         }
         if self.sends_unseen() {
             self.sent = tcp.ack.unwrap(self.una);

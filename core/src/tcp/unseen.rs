@@ -5,10 +5,12 @@
 //! 1. An ACK above what H saw G send is plausible as far as R's windows allowed G to send.
 //! 2. A plausible ACK without data goes on to G, so that its transmission does not stall. G refuses
 //!    one for what it has not sent by an ACK with its SND.NXT (RFC 5961 section 5.2), which H sees.
-//!    Data that comes with a plausible ACK is not taken: H's ACK makes R say again what it has.
-//! 3. After [`limits::AHEAD_ACKS`] of them in a row, with neither an ACK of R in between for what H
-//!    did see, nor an ACK of G that denies them, H believes R. After a fragment of G to R, at once.
-//!    The flow drains for good: R's timestamps and windows come from two sides now.
+//!    Data that comes with a plausible ACK is not taken: H's ACK makes R say again what it has, if
+//!    R takes its clock for new enough (`tcp_disordered_ack_check` of Linux 6.18).
+//! 3. After [`limits::AHEAD_ACKS`] of them in a row, data behind the first counted, with neither an
+//!    ACK of R in between for what H did see, nor an ACK of G that denies them, H believes R. After
+//!    a fragment of G to R, at once. The flow drains for good: R's timestamps and windows come from
+//!    two sides now.
 //!
 //! While H sends for G, G judges nothing (FLOOD-08): it may have handed over what R was not sent.
 //! An ACK for that goes no further, and counts for nothing. Three for what G has not even handed
@@ -24,8 +26,8 @@ use crate::tcp::{Fate, FlowContext, Frame};
 use crate::wire::packet::Tcp;
 
 impl Flow {
-    /// An acceptable segment of R whose ACK is out of range; `bare`: nothing but an ACK. `None`: it
-    /// is in range now.
+    /// An acceptable segment of R whose ACK is out of range; `bare`: nothing but an ACK, with IP
+    /// options or without. `None`: it is in range now.
     pub(super) fn on_unseen(
         &mut self,
         cx: &mut FlowContext<'_, '_>,

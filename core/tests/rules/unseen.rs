@@ -187,6 +187,44 @@ fn bytes_that_g_acknowledges_elsewhere_end_in_a_reset_of_both() {
     assert!(g.gets_last_any().tcp().flags.rst());
 }
 
+/// Found by simulation (seed 21542): none of R's ACKs counted, and G gave up after 150 seconds.
+#[test]
+fn an_ack_with_ip_options_tells_of_another_path_too() {
+    let (w, r, g) = warm();
+    g.sends_unseen("1:1001 ack 1001");
+    for _ in 0..3 {
+        r.sends("1001 ack 1001 ipopt");
+        g.gets("1001 ack 1001");
+    }
+    assert_eq!(flow(&w, |f| f.why()), Why::Asymmetric);
+}
+
+/// Found by simulation (seed 21542): G's FIN goes another way. The clock of H's answers is older
+/// than the FIN's, so that R drops them in silence, and its next ACK comes only when G asks for it
+/// by a keepalive, which looks as if G had not sent the FIN.
+#[test]
+fn data_with_such_an_ack_counts_once_the_guest_has_seen_one() {
+    let (w, r, g) = warm();
+    g.sends_unseen("F. 1 ack 1001");
+    r.sends("1101 ack 2");
+    g.gets("1001 ack 2");
+    for _ in 0..2 {
+        w.after_ms(600);
+        assert_eq!(w.state(), Some(State::On));
+        r.sends("1001:1101 ack 2");
+    }
+    g.gets("1001:1101 ack 2");
+    assert_eq!(flow(&w, |f| f.why()), Why::Asymmetric);
+    // Before that it says nothing: G has had no word in it.
+    let (w, r, g) = warm();
+    for _ in 0..4 {
+        w.after_ms(600);
+        r.is_forged("1001:1101 ack 2");
+    }
+    g.gets_nothing();
+    assert_eq!(w.state(), Some(State::On));
+}
+
 #[test]
 fn snoop_42_also_after_the_guest_was_proven() {
     // It acknowledged here, and does so no more: drained after five seconds of running time.
