@@ -23,7 +23,7 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, Why};
 use crate::tcp::{Fate, FlowContext, Frame};
-use crate::wire::packet::Tcp;
+use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
     /// An acceptable segment of R whose ACK is out of range; `bare`: nothing but an ACK, with IP
@@ -38,6 +38,8 @@ impl Flow {
             if !self.may_leave_unseen() {
                 return None;
             }
+            // Behind R's CWR no ACK of H echoes a mark any more (SNOOP-19).
+            self.receiver.on_congestion_marks(f.tcp.flags.contains(TcpFlags::CWR), false);
             self.leave(cx, self.standing.why());
             return Some(Fate::Pass);
         }

@@ -225,6 +225,25 @@ fn data_with_such_an_ack_counts_once_the_guest_has_seen_one() {
     assert_eq!(w.state(), Some(State::On));
 }
 
+/// Found by simulation (seed 28267): H's last ACK echoed the mark once more.
+#[test]
+fn snoop_19_the_answer_to_a_mark_counts_also_on_the_segment_with_which_the_flow_leaves() {
+    let (w, r, g) = Setup { ecn: true, ..Setup::new() }.established();
+    r.sends("1:1001 ce");
+    r.gets("E. 1 ack 1001");
+    g.gets("1:1001");
+    g.sends("1 ack 1001");
+    g.sends_unseen("1:1001 ack 1001");
+    for _ in 0..2 {
+        r.sends("1001 ack 1001");
+        g.gets("1001 ack 1001");
+    }
+    r.sends("W. 1001:1101 ack 1001");
+    g.gets("W. 1001:1101 ack 1001");
+    r.gets(". 1001 ack 1001");
+    assert_eq!(w.state(), Some(State::Pass));
+}
+
 #[test]
 fn snoop_42_also_after_the_guest_was_proven() {
     // It acknowledged here, and does so no more: drained after five seconds of running time.
