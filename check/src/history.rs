@@ -49,6 +49,8 @@ pub struct History {
     pub spare: u64,
     /// As much as when R was last told anything.
     pub spare_told: u64,
+    /// As much as when R last said anything, before the host has looked at that.
+    pub(crate) spare_when_heard: u64,
     /// G takes nothing for minutes: all is repeated to it again and again.
     pub deaf: bool,
     /// G takes window back now and then.
@@ -102,6 +104,9 @@ pub struct History {
     pub past: bool,
     /// The newest ACK of R that G was sent for what went past the host then.
     pub unseen_ack_to_guest: u64,
+    /// R's newest ACK of what G had sent by then: the host's own say no more. Of an R that lies a
+    /// later one may wait for the ring until it is true.
+    pub(crate) ack_of_sent: u64,
     /// When R sent its first RST.
     pub reset_at: Option<Instant>,
     /// And it lay where the host must believe it.
@@ -158,6 +163,7 @@ impl History {
             cramped_at: Instant::ZERO,
             spare: 0,
             spare_told: 0,
+            spare_when_heard: 0,
             deaf: false,
             shrinks: false,
             net_keeps_window: false,
@@ -184,6 +190,7 @@ impl History {
             forgotten: false,
             past: false,
             unseen_ack_to_guest: 0,
+            ack_of_sent: BASE + 1,
             reset_at: None,
             reset_is_exact: false,
             opaque,
@@ -319,8 +326,9 @@ impl History {
         self.note_silence(at, from);
         self.asks = from == Side::R && tcp.payload_len <= 1 && !begins;
         self.idles = false;
-        if from == Side::G {
-            (self.heard_from_guest, self.ttl) = (at, Some(ip.ttl));
+        match from {
+            Side::R => self.spare_when_heard = self.spare,
+            Side::G => (self.heard_from_guest, self.ttl) = (at, Some(ip.ttl)),
         }
         let flags = tcp.flags;
         if flags.syn() {
@@ -360,19 +368,29 @@ impl History {
         }
         let e = self.end_mut(from);
         e.end = e.end.max(end);
-        if flags.ack() && ack >= e.acked && ack < e.acked + (1 << 30) {
-            e.acked_before.insert(e.acked);
-            e.acked_before = e.acked_before.split_off(&ack.saturating_sub(1 << 21));
-            e.acked = ack;
-            e.edge = ack + (u64::from(tcp.window) << shift);
-            e.edge_max = e.edge_max.max(e.edge);
-            let acked = e.acked;
-            e.copies = e.copies.split_off(&acked.saturating_sub(1 << 21));
+        if flags.ack() {
+            self.note_ack(from, ack, u64::from(tcp.window) << shift);
         }
         let end = seq + u64::from(tcp.payload_len);
         let s = In { at, from, bytes: t.bytes, ip, tcp, seq, end, ack, counts };
         quality::on_in(self, &s);
         Some(s)
+    }
+
+    /// An end acknowledges what is below `ack`, and shows a window.
+    fn note_ack(&mut self, from: Side, ack: u64, window: u64) {
+        if from == Side::R && ack <= self.end(Side::G).end {
+            self.ack_of_sent = self.ack_of_sent.max(ack);
+        }
+        let e = self.end_mut(from);
+        if (e.acked..e.acked + (1 << 30)).contains(&ack) {
+            e.acked_before.insert(e.acked);
+            e.acked_before = e.acked_before.split_off(&ack.saturating_sub(1 << 21));
+            e.acked = ack;
+            e.edge = ack + window;
+            e.edge_max = e.edge_max.max(e.edge);
+            e.copies = e.copies.split_off(&ack.saturating_sub(1 << 21));
+        }
     }
 
     /// R says which of G's SYN-ACKs it has taken.
@@ -548,9 +566,11 @@ impl History {
         if let Some(ack) = o.ack.filter(|&ack| o.to == Side::G && self.past && ack > sent) {
             self.unseen_ack_to_guest = ack;
         }
+        let lies = self.hostile[Side::R as usize];
+        let said = if lies { self.ack_of_sent } else { u64::MAX };
         let e = self.end_mut(o.to);
         // G refuses an ACK of what it has not sent.
-        let refused = o.to == Side::G && o.ack.is_some_and(|ack| ack > e.end);
+        let refused = o.to == Side::G && o.ack.is_some_and(|ack| ack > e.end.min(said));
         if let Some(ack) = o.ack.filter(|_| !refused) {
             e.ack_to = e.ack_to.max(ack);
             e.edge_to = e.edge_to.max(o.edge);

@@ -91,6 +91,8 @@ impl History {
                 (r.isn, r.offer, r.end) = (Some(isn), offer, r.end.max(BASE + 1));
             }
             r.tsvals.extend(tsval);
+            // What has come since then is newer.
+            self.acceptable.recent = self.acceptable.recent.or(tsval);
         }
     }
 
@@ -103,6 +105,9 @@ impl History {
         let streams = self.next.map(|next| streams_of(next.0, next.1));
         let streams = self.streams.map(|old| streams.unwrap_or(old));
         let owed_before = self.was_on && self.promised().is_some();
+        // Of a SYN-ACK that went past the host R may echo the clock.
+        let g = self.end_mut(Side::G);
+        let unseen = g.isn.is_none().then(|| std::mem::take(&mut g.tsvals));
         *self = Self {
             ecn: self.ecn,
             hostile: self.hostile,
@@ -127,5 +132,6 @@ impl History {
         for (end, waiting) in self.ends.iter_mut().zip(waiting) {
             end.unchanged = waiting;
         }
+        self.end_mut(Side::G).tsvals = unseen.unwrap_or_default();
     }
 }

@@ -90,7 +90,10 @@ pub(crate) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     if ack > sent || seq > edge || (seq == edge && tcp.payload_len > 0) {
         return false;
     }
-    let to = end.min(edge + u64::from(tcp.flags.fin()));
+    // An ACK older than a window refuses its segment (RFC 5961 section 5.2). Of data the host's own
+    // ACK says whether it did; a FIN has to wait for G's.
+    let old_fin = tcp.flags.fin() && h.is_long_acked(ack);
+    let to = (end - u64::from(old_fin)).min(edge + u64::from(tcp.flags.fin()));
     let to = to.min(h.acceptable.fin.map_or(u64::MAX, |fin| fin + 1));
     let plain = tcp.options.understood() && !tcp.flags.contains(TcpFlags::URG);
     let certain = plain && ack == r.acked && end <= r.edge_to && !r.reset && h.is_on();

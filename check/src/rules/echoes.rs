@@ -86,12 +86,14 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
         && s.tcp.options.understood();
     let clocks = s.tcp.options.timestamps;
     let ack_to = r.ack_to;
+    // What the host has, though R was not told, is a duplicate, and refused (RFC 7323 section 5.3).
+    let again = s.end > s.seq && h.quality.waiting.holds(s.seq, s.end);
     let blocks_sure = sure && h.is_twinned() && h.sack() && !h.floods;
     let bare = s.end == s.seq && !s.tcp.flags.fin();
     h.quality.echoes.sack.note(blocks_sure, bare, s.ack, s.tcp.options.sack);
     let echoes = &mut h.quality.echoes;
     echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece()));
-    if let Some(ts) = clocks.filter(|_| sure && s.seq <= ack_to)
+    if let Some(ts) = clocks.filter(|_| sure && !again && s.seq <= ack_to)
         && echoes.recent.is_none_or(|before| before == 0 || Seq(ts.tsval).ge(Seq(before)))
     {
         echoes.recent = Some(ts.tsval);

@@ -41,9 +41,9 @@ pub(crate) fn on_any(h: &mut History, at: Instant, from: Side, (ip, tcp): (&Ip, 
 /// A segment came in; all that follows from itself is in the history.
 pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     field_by_field::on_in(h, s);
-    duplicates::on_in(h, s); // before PROMPT-ACK notes what is held now
+    duplicates::on_in(h, s);
+    echoes::on_in(h, s); // both before PROMPT-ACK notes what is held now
     prompt_ack::on_in(h, s);
-    echoes::on_in(h, s);
     windows::on_in(h, s);
     economy::on_in(h, s);
 }

@@ -45,6 +45,16 @@ fn seg(from: Side, seq: u32, ack: u32) -> Segment {
     }
 }
 
+/// R's SYN, or G's SYN-ACK.
+fn syn(from: Side) -> Segment {
+    let server = from == Side::G;
+    with(seg(from, 0, u32::from(server)), |x| {
+        x.flags = if server { TcpFlags::SYN | TcpFlags::ACK } else { TcpFlags::SYN };
+        x.options = vec![2, 4, 5, 180, 3, 3, 7, 4, 2, 1, 1, 1];
+        x.window <<= 7; // not yet in units
+    })
+}
+
 /// An ACK of the host that leaves the edge where it was, but for rounding.
 fn told(ack: u32) -> Segment {
     let left = (64_001 - ack).div_ceil(128);
@@ -65,8 +75,16 @@ impl Scene {
         s
     }
 
-    /// G has sent its SYN-ACK, and nothing besides.
+    /// R has completed the handshake, and sent nothing besides.
     fn opening() -> Self {
+        let mut s = Self::asked();
+        s.answers();
+        s.net_sends(&seg(Side::R, 1, 1), &[]);
+        s
+    }
+
+    /// R's SYN has reached G.
+    fn asked() -> Self {
         let name = FlowName { guest: 0, guest_port: 1, remote: [0; 16], remote_port: 1 };
         let mut s = Self {
             now: Instant::from_secs(1),
@@ -77,20 +95,16 @@ impl Scene {
             hdr: VirtioNetHdr::default(),
         };
         s.h.mtu = Some(1500);
-        let offer = vec![2, 4, 5, 180, 3, 3, 7, 4, 2, 1, 1, 1];
-        let syn = |from, ack, flags| {
-            with(seg(from, 0, ack), |x| {
-                (x.flags, x.options) = (flags, offer.clone());
-                x.window <<= 7; // not yet in units
-            })
-        };
-        s.sees(Side::R, &syn(Side::R, 0, TcpFlags::SYN), &[]);
-        s.leaves(Side::G, &syn(Side::R, 0, TcpFlags::SYN), &[]);
-        s.sees(Side::G, &syn(Side::G, 1, TcpFlags::SYN | TcpFlags::ACK), &[]);
-        s.leaves(Side::R, &syn(Side::G, 1, TcpFlags::SYN | TcpFlags::ACK), &[]);
-        (s.h.state, s.h.was_on) = (Some(State::On), true);
-        s.net_sends(&seg(Side::R, 1, 1), &[]);
+        s.sees(Side::R, &syn(Side::R), &[]);
+        s.leaves(Side::G, &syn(Side::R), &[]);
         s
+    }
+
+    /// G's SYN-ACK has reached R.
+    fn answers(&mut self) {
+        self.sees(Side::G, &syn(Side::G), &[]);
+        self.leaves(Side::R, &syn(Side::G), &[]);
+        (self.h.state, self.h.was_on) = (Some(State::On), true);
     }
 
     /// R has sent `bytes`, was told, and G was offered them.
@@ -387,6 +401,19 @@ fn an_old_echo_toward_r() {
     s.refused_by(Rule::Echo);
 }
 
+/// Seed 27533: both copies came in one batch.
+#[test]
+fn the_clock_of_what_the_host_has_is_not_echoed() {
+    for (end, fine) in [(101, true), (102, false)] {
+        let mut s = Scene::open();
+        s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+        let again = with(seg(Side::R, 1, 1), |x| x.timestamps = Some((101, 500)));
+        s.net_sends(&again, &vec![7; end as usize - 1]);
+        s.net_gets(&with(told(end), |x| x.sack = blocks(&[(1, 101)])), &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::Echo) }
+    }
+}
+
 #[test]
 fn an_old_echo_toward_the_guest() {
     let mut s = Scene::open();
@@ -508,6 +535,55 @@ fn of_two_copies_of_a_byte_the_first_counts() {
     s.refused_by(Rule::Duplicates);
 }
 
+/// Seed 11587: a third ACK without a clock leaves the SYN's to be the newest.
+#[test]
+fn a_byte_older_than_the_syn_is_no_first_copy() {
+    for (clock, fine) in [(98, true), (99, false)] {
+        let mut s = Scene::asked();
+        s.h.hostile = [true, false];
+        s.answers();
+        s.net_sends(&with(seg(Side::R, 1, 1), |x| x.timestamps = None), &[]);
+        s.net_sends(&with(seg(Side::R, 2, 1), |x| x.timestamps = Some((clock, 500))), &[1; 100]);
+        s.net_sends(&seg(Side::R, 1, 1), &[2; 101]);
+        s.net_gets(&told(102), &[]);
+        s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &[2; 101]);
+        if fine { s.accepted() } else { s.refused_by(Rule::Duplicates) }
+    }
+}
+
+/// Seed 13219: it becomes true while it waits for the ring, and says nothing of what the host says.
+#[test]
+fn an_ack_of_the_future_is_a_lying_remotes_own() {
+    for lies in [true, false] {
+        let mut s = Scene::open();
+        s.h.hostile = [lies, false];
+        s.net_sends(&seg(Side::R, 1, 51), &[]);
+        s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.flags = PUSH), &[7; 100]);
+        s.net_gets(&with(told(1), |x| x.flags = PUSH), &[7; 100]);
+        s.guest_gets(&seg(Side::R, 1, 51), &[]);
+        s.guest_gets(&seg(Side::R, 1, 1), &[]);
+        if lies { s.accepted() } else { s.refused_by(Rule::AckOrder) }
+    }
+}
+
+/// Seed 22679: the host sees another SYN-ACK than the one that R has got.
+#[test]
+fn r_may_echo_the_clock_of_a_syn_ack_that_went_past_the_host() {
+    for (echo, fine) in [(400, true), (401, false)] {
+        let mut s = Scene::asked();
+        let bytes = build(&with(syn(Side::G), |x| x.timestamps = Some((400, 100))), &[]);
+        let packet = Packet::parse(&bytes).expect("well-formed");
+        s.h.on_past(packet.tcp().expect("TCP").1);
+        s.answers();
+        let data = with(seg(Side::R, 1, 1), |x| {
+            (x.flags, x.timestamps) = (PUSH, Some((100, echo)));
+        });
+        s.net_sends(&data, &[7; 100]);
+        s.guest_gets(&data, &[7; 100]);
+        if fine { s.accepted() } else { s.refused_by(Rule::TsvalOwner) }
+    }
+}
+
 #[test]
 fn the_edge_moves_by_segments() {
     let mut s = Scene::promised(100);
@@ -528,6 +604,59 @@ fn r_is_not_held_back_while_the_guest_has_room() {
     s.guest_sends(&seg(Side::G, 1, 64_001), &[]);
     s.ms(100);
     s.refused_by(Rule::Window);
+}
+
+/// An R with 64,000 bytes under way, and no window left. G has yet to see the first of them.
+fn shut() -> Scene {
+    let mut s = Scene::open();
+    s.h.spare = 8 << 20;
+    s.net_sends(&seg(Side::R, 1, 1), &vec![7; 60_000]);
+    s.net_sends(&seg(Side::R, 60_001, 1), &vec![7; 4_000]);
+    s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 0), &[]);
+    s.guest_gets(&seg(Side::R, 1, 1), &[7; 1448]);
+    s.ms(1);
+    s
+}
+
+/// Seed 11985: G's own field could not say it either.
+#[test]
+fn less_than_a_unit_of_the_window_field_holds_nobody_back() {
+    for (units, fine) in [(1, true), (2, false)] {
+        let mut s = shut();
+        s.h.ends[Side::G as usize].offer.scale = Some(14);
+        s.guest_sends(&with(seg(Side::G, 1, 64_001), |x| x.window = units), &[]);
+        s.ms(60);
+        if fine { s.accepted() } else { s.refused_by(Rule::Window) }
+    }
+}
+
+/// Seed 20562: of a VM without budget R had less than half, and wanted no more, for a minute.
+#[test]
+fn r_is_held_back_from_the_moment_on_at_which_the_window_can_grow() {
+    let mut s = shut();
+    let more = with(seg(Side::G, 1, 1), |x| x.window = 1000);
+    s.sees(Side::G, &more, &[]);
+    s.h.cramped_at = s.now;
+    s.ms(200);
+    s.sees(Side::G, &more, &[]);
+    s.ms(50);
+    s.accepted();
+    s.ms(2);
+    s.refused_by(Rule::Window);
+}
+
+/// Seed 17891: the flow has grown by it when R is answered.
+#[test]
+fn of_what_other_flows_give_back_r_may_hear_when_it_asks() {
+    for freed in [true, false] {
+        let mut s = shut();
+        s.ms(30);
+        s.h.spare += u64::from(freed) << 17;
+        s.net_sends(&seg(Side::R, 64_001, 1), &[7]);
+        s.h.spare -= 1 << 18;
+        s.net_gets(&with(seg(Side::G, 1, 64_001), |x| x.window = 100), &[]);
+        if freed { s.accepted() } else { s.refused_by(Rule::Liveness) }
+    }
 }
 
 #[test]
@@ -612,6 +741,15 @@ fn new_bytes_and_a_fin_are_offered_at_once() {
     s.net_sends(&with(seg(Side::R, 101, 1), |x| x.flags = PUSH | TcpFlags::FIN), &[]);
     s.ms(25);
     s.refused_by(Rule::Recovery);
+
+    // Its ACK is older than a window, so that the host refuses it (seed 23493).
+    for (ack, owed) in [(60_001 - 12_800, true), (60_001 - 12_801, false)] {
+        let mut s = long_acked();
+        let fin = with(seg(Side::R, 1, ack), |x| x.flags = PUSH | TcpFlags::FIN);
+        s.net_sends(&with(fin, |x| x.window = 100), &[]);
+        s.seen_and_ms(25);
+        if owed { s.refused_by(Rule::Recovery) } else { s.accepted() }
+    }
 }
 
 #[test]

@@ -41,7 +41,9 @@ const PAGES_BESIDES: u64 = 3;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Windows {
     /// Since when R has had no window although G shows one.
-    held_back_since: Option<Instant>,
+    shut_since: Option<Instant>,
+    /// Since when it has had less than half of G's although the VM has budget to spare.
+    small_since: Option<Instant>,
     /// When R sent the first segment with data since then.
     asked_at: Option<Instant>,
     /// A window update left and may have been lost.
@@ -80,8 +82,10 @@ pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     let grows = h.heard_from_guest > stunted_at.max(h.cramped_at);
     let shut = r.edge_to < next + SEGMENT && roomy && grows;
     let small = r.edge_to < next + window / 2 && h.spare > SPARE * window + SPARE_LEAST;
-    let more = g.edge > r.edge_to + 2 * h.segment_for_guest().0.max(SEGMENT);
-    let held_back = on && (shut || small) && more && r.fin.is_none();
+    // G itself could not say less than a unit of its window field more.
+    let unit = 1 << h.shift(Side::G);
+    let more = g.edge > r.edge_to + unit.max(2 * h.segment_for_guest().0.max(SEGMENT));
+    let may = on && more && r.fin.is_none();
     let windows = &mut h.quality.windows;
     windows.stunted_at = stunted_at;
     if !on {
@@ -90,14 +94,19 @@ pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     if windows.updated_at.is_some_and(|at| now.since(at) > REPEATED_WITHIN) {
         return Err("a window update was not repeated to a silent R".to_owned());
     }
-    if !held_back {
-        (windows.held_back_since, windows.asked_at) = (None, None);
-        return Ok(());
+    let since = |what: &mut Option<Instant>, holds: bool| {
+        *what = what.or(Some(now)).filter(|_| holds);
+        *what
+    };
+    let shut_since = since(&mut windows.shut_since, may && shut);
+    let small_since = since(&mut windows.small_since, may && small);
+    if !(may && (shut || small)) {
+        windows.asked_at = None;
     }
-    let since = *windows.held_back_since.get_or_insert(now);
     // An R that sends nothing does not want more, as far as is known.
-    let asked_at = if shut { Some(since) } else { windows.asked_at };
-    match asked_at.is_some_and(|at| now.since(at.max(since)) > WITHIN) {
+    let wanted_since = small_since.zip(windows.asked_at).map(|(since, asked)| since.max(asked));
+    let late = |since: Option<Instant>| since.is_some_and(|at| now.since(at) > WITHIN);
+    match late(shut_since) || late(wanted_since) {
         true => Err("R is held back although G shows a window".to_owned()),
         false => Ok(()),
     }
