@@ -56,7 +56,7 @@ pub(super) struct Conn {
     begun: bool,
     /// The peer's FIN came.
     fin_came: bool,
-    /// Since when only its FIN is outstanding.
+    /// Since when only its FIN, or its RST, is outstanding.
     closing_since: Option<Instant>,
 }
 
@@ -204,14 +204,25 @@ impl Conn {
         self.end.get_or_insert(end);
     }
 
-    /// Resets a connection whose FIN nobody acknowledges.
+    /// Resets a connection whose FIN nobody acknowledges. One whose RST waits for a neighbour that
+    /// does not answer is forgotten: smoltcp would ask for the neighbour twice a second, for ever.
     fn give_up(&mut self, now: Instant) {
-        let closing = matches!(self.state(), State::FinWait1 | State::Closing | State::LastAck);
-        if !closing || self.socket().send_queue() > 0 {
+        let closing = match self.state() {
+            State::FinWait1 | State::Closing | State::LastAck => self.socket().send_queue() == 0,
+            State::Closed => self.socket().remote_endpoint().is_some(),
+            _ => false,
+        };
+        if !closing {
             self.closing_since = None;
         } else if now >= *self.closing_since.get_or_insert(now) + USER_TIMEOUT {
             self.closing_since = None;
-            self.socket().abort();
+            if self.state() == State::Closed {
+                self.set.remove(self.handle);
+                let nothing = || tcp::SocketBuffer::new(vec![]);
+                self.handle = self.set.add(tcp::Socket::new(nothing(), nothing()));
+            } else {
+                self.socket().abort();
+            }
         }
     }
 }
