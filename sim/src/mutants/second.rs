@@ -437,4 +437,32 @@ mutations! { SECOND:
     "if [[!same]] {
             merged.bits |= Self::AMBIGUOUS;"
     => "false";
+
+    "a window that opens in a keepalive of G counts as shown", "SNOOP-34", "emit_to_net",
+    "seq >= self.outbound.una()"
+    => "true";
+
+    "a window that opens in what G repeats counts as shown", "SNOOP-34", "gate_to_net",
+    "end > self.outbound.una()"
+    => "true";
+
+    "three DSACKs of G are a loss", "SNOOP-29", "on_duplicate_ack",
+    "a.sack.is_none()"
+    => "true";
+
+    "duplicates behind a timeout count from the next bytes on", "SNOOP-29", "on_duplicate_ack",
+    "self.sent <= self.una"
+    => "self.next <= self.una";
+
+    "an old ACK with IP options goes on to G", "COM-30", "on_verbatim_from_net",
+    "is_bare(f, range) && self.outbound.is_old_ack(f.tcp)"
+    => "false";
+
+    "an ACK with IP options tells nothing of another path", "SNOOP-42", "on_segment_from_net",
+    "is_bare(f, range)"
+    => "is_bare(f, range) && !f.ip.options";
+
+    "data tells nothing of another path", "SNOOP-42", "on_unseen_ack",
+    "insists && self.unseen_acks > 0"
+    => "false";
 }
