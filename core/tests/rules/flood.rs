@@ -742,3 +742,11 @@ fn flood_40_a_path_that_has_carried_such_segments_is_only_slow() {
     let last = r.takes_all().pop().expect("a copy");
     assert_eq!(last.payload().len(), 1000);
 }
+
+#[test]
+fn inv_09_where_g_opened_an_ack_of_h_echoes_what_rs_syn_ack_echoed() {
+    let setup = Setup { guest_is_client: true, window: [2000, 60_000], ..Setup::new() };
+    let (_, _, g) = floods(&setup);
+    g.sends("1:3001"); // a byte beyond the window: G is told where it ends
+    g.gets("1:1 ack 1 <ts 0 0>");
+}

@@ -72,6 +72,7 @@ impl Setting for Plan {
         (h.shrinks, h.net_keeps_window) = (shrinks(guest), !shrinks(other));
         h.fragments = self.remotes.iter().any(hostile_remote);
         h.deaf = self.is_deaf(conn);
+        h.floods = self.guests[usize::from(name.guest)].congestion_offload;
         h.ecn = self.stack_of(client).ecn && self.stack_of(server).ecn;
         Some(h)
     }
