@@ -38,7 +38,7 @@ enum Command {
         #[arg(long, default_value_t = 100)]
         transfers: usize,
         /// Seconds for the transfers of one case.
-        #[arg(long, default_value_t = 100)]
+        #[arg(long, default_value_t = 90)]
         seconds: u64,
         /// Only these sizes, bytes. The default ends at 10 MB; without competition at 50 MB.
         #[arg(long, value_delimiter = ',')]
