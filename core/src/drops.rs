@@ -43,6 +43,8 @@ drop_reasons! {
     ReservedGroup = "reserved_group",
     /// The frame would leave by the port it came from.
     Hairpin = "hairpin",
+    /// The VM sends, or is sent, more than its rate limit.
+    RateLimit = "rate_limit",
     /// The destination port has no driver listening (link down, driver reset).
     PortDown = "port_down",
     /// The destination queue and its backlog are full.

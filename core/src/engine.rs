@@ -19,12 +19,15 @@
 
 mod frames;
 mod polls;
+mod rates;
 mod restart;
 mod staged;
 
 use std::collections::VecDeque;
 
 pub use self::polls::Departure;
+pub use self::rates::Direction;
+use self::rates::Rates;
 pub use self::staged::Staged;
 use crate::counters::VmCounters;
 use crate::drops::DropReason;
@@ -127,6 +130,7 @@ pub struct Engine<'m> {
     syn_cache: SynCache<SynInfo>,
     timers: TimerWheel,
     common: Common<'m>,
+    rates: Rates,
     /// The header of the frame last polled for a guest, or of its bytes for R.
     made: [u8; TcpEmit::MAX_LEN],
     /// The last frame from one guest to another, as a whole.
@@ -165,6 +169,7 @@ impl<'m> Engine<'m> {
                 ready_ports: VecDeque::new(),
                 predicts: true,
             },
+            rates: Rates::default(),
             made: [0; TcpEmit::MAX_LEN],
             whole: vec![],
         }
@@ -203,6 +208,7 @@ impl<'m> Engine<'m> {
             clock: RunningClock::new(now),
             ready: VecDeque::new(),
             announced: false,
+            deliveries_held: false,
             fragment_at: None,
             fragment_from_guest: None,
             refused: VecDeque::new(),
@@ -228,6 +234,9 @@ impl<'m> Engine<'m> {
         self.handle_guest_gone(now, port);
         for class in [Class::Unproven, Class::Live, Class::Spent] {
             self.for_each(port, class, |engine, id| engine.remove_flow(id));
+        }
+        for way in [Direction::FromGuest, Direction::ToGuest] {
+            self.set_rate_limit(now, port, way, None);
         }
         self.syn_cache.remove_port(port.0);
         self.switch.remove_port(port);

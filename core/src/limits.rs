@@ -196,6 +196,8 @@ pub const T_REFUSED: Duration = Duration::from_secs(3600);
 /// A guest that has begun what H cannot control is told not to flood for so long (FLOOD-28): what
 /// it has in flight then is its own affair.
 pub const T_UNCONTROLLED: Duration = Duration::from_secs(10);
+/// A VM with a rate limit may be so far ahead of it by what only passes; the next frame is dropped.
+pub const LIMIT_DEBT_MAX: Duration = Duration::from_millis(50);
 /// Keepalives of R are answered for a silent G this long (T_alive, SNOOP-36).
 pub const T_ALIVE: Duration = Duration::from_secs(10);
 /// Window probes of R are answered for a paused G this long (T_paused, LIFE-05).

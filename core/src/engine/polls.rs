@@ -1,7 +1,7 @@
 //! What the engine wants sent, and when it wants to be woken.
 
 use crate::drops::DropReason;
-use crate::engine::{Engine, Transmit, Verdict};
+use crate::engine::{Direction, Engine, Port, Transmit, Verdict};
 use crate::flow::table::FlowId;
 use crate::limits::{TIMERS_PER_CALL, TRANSMIT_PARTS_MAX};
 use crate::port::PortId;
@@ -41,6 +41,9 @@ impl Engine<'_> {
             // An empty wheel stands still: the first sender after a long pause may be woken early.
             self.wake_senders(now);
         }
+        if self.rates.any() {
+            self.lift_limits(now);
+        }
         for _ in 0..TIMERS_PER_CALL {
             let Some(id) = self.timers.expired(now) else { return };
             if self.with_flow(now, id, |flow, cx| flow.on_timeout(cx)) == Some(true) {
@@ -61,10 +64,11 @@ impl Engine<'_> {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let flows = self.timers.next();
-        if self.common.out.departures.is_asleep() {
+        if self.common.out.departures.is_asleep() && !self.rates.any() {
             return flows; // nearly always
         }
-        flows.into_iter().chain(self.common.out.departures.next()).min()
+        let departures = self.common.out.departures.next();
+        flows.into_iter().chain(departures).chain(self.rates.next()).min()
     }
 
     /// The next frame the engine made itself (ACK, RST, probe, window update), routed to a port.
@@ -199,6 +203,9 @@ impl Engine<'_> {
                 self.made = header;
                 let bytes = departure.header_len + index(departure.to - departure.from);
                 self.common.out.departures.on_sent(origin, bytes);
+                if self.rates.any() {
+                    self.charge(now, origin, Direction::FromGuest, bytes);
+                }
                 return Some((id, origin, departure));
             }
         }
@@ -245,7 +252,8 @@ impl Engine<'_> {
         port: PortId,
         room: usize,
     ) -> Option<Transmit<'_>> {
-        self.port(port).filter(|p| p.config.is_guest() && p.features.is_some())?;
+        let may = |p: &&Port| p.features.is_some() && !p.vm.deliveries_held;
+        self.port(port).filter(|p| p.config.is_guest()).filter(may)?;
         if room < TcpEmit::MAX_LEN {
             // Not even a bare ACK is sure to fit. Whose turn it is keeps that, or who comes first
             // in a ring with little room would always do so.
@@ -273,6 +281,10 @@ impl Engine<'_> {
             self.handle_no_room(now, port);
         }
         let (id, delivery) = found?;
+        if self.rates.any() {
+            let bytes = delivery.header_len + index(delivery.to - delivery.from);
+            self.charge(now, port, Direction::ToGuest, bytes);
+        }
         let store = self.flows.get(id).map(Flow::store);
         Some(self.assemble(Some(port), port, &delivery, store))
     }

@@ -221,6 +221,9 @@ impl Flow {
 
     /// Gives everything back and passes from here on.
     fn step_aside(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
+        if cx.vm.congestion_offload && why != Why::Closed {
+            cx.vm.uncontrolled_at = Some(cx.now); // and G may flood it
+        }
         self.receiver.on_left();
         self.sender.stop();
         self.give_back(cx);

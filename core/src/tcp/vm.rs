@@ -126,6 +126,8 @@ pub struct Vm {
     pub ready: VecDeque<FlowId>,
     /// The worker is going to be told that `ready` has something.
     pub announced: bool,
+    /// What is in `ready` waits, for the VM's rate is limited.
+    pub deliveries_held: bool,
     /// When a TCP fragment last passed to this guest (COM-08, SNOOP-24).
     pub fragment_at: Option<Instant>,
     /// When a TCP fragment of this guest last passed, and to which remote (SNOOP-42).
@@ -286,6 +288,7 @@ mod tests {
             clock: RunningClock::new(Instant::ZERO),
             ready: VecDeque::new(),
             announced: false,
+            deliveries_held: false,
             fragment_at: None,
             fragment_from_guest: None,
             refused: VecDeque::new(),

@@ -108,5 +108,5 @@ impl Turn {
 
 /// Whether the engine has, or may have, something for the guest of `port`.
 fn wants_delivery(engine: &Engine<'_>, port: PortId) -> bool {
-    engine.vm(port).is_some_and(|vm| !vm.ready.is_empty())
+    engine.vm(port).is_some_and(|vm| !vm.ready.is_empty() && !vm.deliveries_held)
 }

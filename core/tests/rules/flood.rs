@@ -5,8 +5,9 @@ use crate::common::segment::Seen;
 use crate::common::world::{Peer, mac};
 use crate::common::{Setup, World};
 use nightporter_core::drops::DropReason;
-use nightporter_core::engine::{Departure, Verdict};
+use nightporter_core::engine::{Departure, Direction, Verdict};
 use nightporter_core::port::PortId;
+use nightporter_core::tcp::flow::State;
 use nightporter_core::wire::checksum::Checksum;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
@@ -743,10 +744,86 @@ fn flood_40_a_path_that_has_carried_such_segments_is_only_slow() {
     assert_eq!(last.payload().len(), 1000);
 }
 
+/// A VM may send, or be sent, so many bytes in a second.
+fn limits(w: &World<'_>, direction: Direction, bytes_per_s: u64) {
+    w.engine(|e, now| e.set_rate_limit(now, GUEST, direction, Some(bytes_per_s)));
+}
+
 #[test]
-fn inv_09_where_g_opened_an_ack_of_h_echoes_what_rs_syn_ack_echoed() {
-    let setup = Setup { guest_is_client: true, window: [2000, 60_000], ..Setup::new() };
-    let (_, _, g) = floods(&setup);
-    g.sends("1:3001"); // a byte beyond the window: G is told where it ends
-    g.gets("1:1 ack 1 <ts 0 0>");
+fn flood_16_a_vm_with_a_limit_sends_no_faster() {
+    let (w, r, g) = floods(&Setup::new());
+    r.shows_window(1 << 20);
+    limits(&w, Direction::FromGuest, 1_000_000);
+    let (mut acked, mut last) = (1, 0);
+    for ms in 0..700 {
+        let next = g.end(|end| end.next);
+        if next < acked + 50_000 {
+            hands_over(&g, next, next + 10_000);
+        }
+        w.after_ms(1);
+        let sent = r.takes_all().iter().map(|seen| i64::from(seen.range().1)).max();
+        acked = acked.max(sent.unwrap_or(acked));
+        r.sends(&format!("ack {acked}"));
+        g.takes_all();
+        last = if ms == 199 { acked } else { last };
+    }
+    let bytes = acked - last;
+    assert!((440_000..500_001).contains(&bytes), "{bytes} bytes in half a second");
+}
+
+#[test]
+fn flood_16_bytes_for_a_guest_with_a_limit_wait_in_the_store() {
+    let (w, r, g) = Setup::new().established();
+    limits(&w, Direction::ToGuest, 100_000);
+    for at in (1..30_001).step_by(1000) {
+        r.sends(&format!("{at}:{}", at + 1000));
+    }
+    assert_eq!(r.gets_last_any().ack(), 30_001, "acknowledged at once");
+    let end = || g.takes_all().iter().map(|seen| seen.range().1).max().expect("data");
+    let at_once = end();
+    w.after_ms(1000);
+    assert_eq!((at_once, end()), (2001, 30_001), "two of these are a burst");
+}
+
+#[test]
+fn flood_16_what_only_passes_is_dropped_beyond_a_limit() {
+    let (w, r, g) = Setup { offload: false, ..Setup::new() }.established();
+    limits(&w, Direction::FromGuest, 100_000);
+    let verdicts: Vec<_> =
+        (0..20).map(|n| g.sends(&format!("{}:{}", 1 + n * 1000, 1001 + n * 1000))).collect();
+    let passed = verdicts.iter().filter(|verdict| **verdict == Verdict::Forward(PortId(0))).count();
+    assert!((5..10).contains(&passed), "50 ms and a burst, not {passed}");
+    assert_eq!(verdicts[19], Verdict::Drop(DropReason::RateLimit));
+    assert_eq!(r.takes_all().len(), passed);
+}
+
+#[test]
+fn flood_07_copies_of_small_segments_are_not_as_small() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends_all(&["1:11", "11:21", "21:31"]);
+    r.takes_all();
+    w.after_ms(3000);
+    assert!(r.takes_all().iter().all(|seen| seen.hdr.gso_size == 0));
+}
+
+#[test]
+fn flood_28_a_window_that_is_shut_is_no_want_of_a_place() {
+    let (w, r, g) = floods(&Setup::new());
+    r.shows_window(0);
+    r.sends("ack 1");
+    g.takes_all();
+    g.sends("1:2");
+    assert!(w.engine(|engine, now| engine.controls_congestion(now, GUEST)));
+}
+
+#[test]
+fn flood_28_a_guest_is_told_of_a_flow_that_leaves_the_path() {
+    let (w, r, g) = floods(&Setup::new());
+    let controls = || w.engine(|engine, now| engine.controls_congestion(now, GUEST));
+    g.sends("1:1001");
+    r.sends("1001 ack 1001 <opt 1e04aabb>");
+    g.takes_all();
+    g.shows_window(1 << 20);
+    g.sends("1001 ack 1");
+    assert_eq!((w.state(), controls()), (Some(State::Pass), false));
 }

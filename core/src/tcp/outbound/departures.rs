@@ -22,6 +22,8 @@ struct Line {
     credit: i64,
     /// It is in `turns`.
     listed: bool,
+    /// It has no turns for now.
+    held: bool,
 }
 
 /// Flows with a sender toward R.
@@ -52,7 +54,7 @@ impl Departures {
         loop {
             let port = *self.turns.front()?;
             let line = &mut self.lines[usize::from(port)];
-            if line.due.is_empty() {
+            if line.due.is_empty() || line.held {
                 line.listed = false;
                 line.credit = line.credit.min(0); // who pauses saves nothing up
                 self.turns.pop_front();
@@ -80,8 +82,17 @@ impl Departures {
         }
         let line = &mut self.lines[place];
         line.due.push_back(id);
-        if !core::mem::replace(&mut line.listed, true) {
+        if !line.held && !core::mem::replace(&mut line.listed, true) {
             self.turns.push_back(port);
+        }
+    }
+
+    /// The VM sends nothing from now on, or again: its rate is limited.
+    pub(crate) fn hold(&mut self, port: PortId, held: bool) {
+        let Some(line) = self.lines.get_mut(usize::from(port.0)) else { return };
+        line.held = held;
+        if !held && !line.due.is_empty() && !core::mem::replace(&mut line.listed, true) {
+            self.turns.push_back(port.0);
         }
     }
 

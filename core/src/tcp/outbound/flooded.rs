@@ -49,6 +49,8 @@ pub(crate) struct Flooded {
     mss: u64,
     /// The longest segment of G: its MTU may be smaller than its MSS option says (FLOOD-07).
     longest: u64,
+    /// What the path was found to take.
+    ceiling: u64,
     /// R has acknowledged a segment as long as this...
     proven: u64,
     /// ...and will prove that they may be longer by acknowledging this.
@@ -71,6 +73,7 @@ impl Flooded {
             sender: Sender::new(cx.now, first, edge, config),
             mss: config.mss,
             longest: 0,
+            ceiling: u64::MAX,
             proven: 0,
             proof: None,
             listed: false,
@@ -85,7 +88,7 @@ impl Flooded {
 
     /// Payload bytes of a segment on the wire.
     pub(in crate::tcp) fn wire_mss(&self) -> u64 {
-        self.mss.min(self.longest)
+        self.mss.min(self.longest.max(V4_MSS_MIN)) // small ones say nothing of the MTU
     }
 
     /// Pages taken for them.
@@ -171,11 +174,18 @@ impl Flooded {
 
     /// Segments are of `mss` bytes from now on.
     fn set_mss(&mut self, mss: u64) {
+        let mss = mss.min(self.ceiling);
         if mss != self.mss {
             self.proof = self.proof.filter(|_| mss > self.mss); // copies are shorter from here on
             self.mss = mss;
             self.sender.set_mss(mss);
         }
+    }
+
+    /// However long those of G are.
+    fn lower_mss(&mut self, mss: u64) {
+        self.ceiling = mss;
+        self.set_mss(mss);
     }
 
     /// R has twice in a row not acknowledged segments that are longer than any it ever did: perhaps
@@ -280,8 +290,7 @@ impl Flooded {
 
 impl Flow {
     /// G's bytes, if H sends them.
-    #[must_use]
-    pub fn departing(&self) -> Option<&FlowStore> {
+    pub(crate) fn departing(&self) -> Option<&FlowStore> {
         self.losses.flooded().map(Flooded::store)
     }
 
@@ -351,7 +360,7 @@ impl Flow {
             && !needs_verbatim(f);
         let edge = self.outbound.edge(self.options.shift_r);
         let intake = may.then(|| Intake::new(cx.vm, sent, edge))?;
-        if intake.is_none() {
+        if intake.is_none() && edge > sent {
             cx.vm.counters.floods_refused += 1;
             cx.vm.uncontrolled_at = Some(cx.now);
         }
@@ -414,9 +423,8 @@ impl Flow {
         if flooded.on_wheel(cx.now, cx.vm) {
             let least = if cx.key.version == IpVersion::V4 { V4_MSS_MIN } else { V6_MSS_MIN };
             if let Some(mss) = flooded.mss_of_black_hole(least) {
-                self.lower_mss(mss);
+                flooded.lower_mss(mss);
             }
-            let Some(flooded) = self.losses.flooded_mut() else { return };
             flooded.arm(cx, true);
         } else {
             self.hand_back(cx);
@@ -434,21 +442,14 @@ impl Flow {
         let una = self.outbound.una();
         let under_way = (una..self.outbound.sent()).contains(&it.seq.unwrap(una));
         let mss = u64::from(it.mtu).saturating_sub(self.ip_tcp_len(cx));
-        if under_way && self.lower_mss(mss) {
-            let Some(flooded) = self.losses.flooded_mut() else { return };
-            flooded.sender.on_too_long();
-            flooded.arm(cx, true);
-        }
-    }
-
-    /// Segments to R are of at most `mss` bytes for good. `false`: they are.
-    fn lower_mss(&mut self, mss: u64) -> bool {
-        let Some(flooded) = self.losses.flooded_mut().filter(|f| mss < f.wire_mss()) else {
-            return false;
+        let Some(flooded) = self.losses.flooded_mut().filter(|f| under_way && mss < f.wire_mss())
+        else {
+            return;
         };
-        flooded.set_mss(mss);
-        self.options.mss_to_net = u16::try_from(mss).unwrap_or(u16::MAX);
-        true
+        flooded.lower_mss(mss);
+        flooded.sender.on_too_long();
+        flooded.arm(cx, true);
+        self.options.mss_to_net = u16::try_from(mss).unwrap_or(u16::MAX); // for good
     }
 
     /// H is to send for G.

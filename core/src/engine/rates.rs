@@ -1,0 +1,149 @@
+//! Rate limits: how fast a VM sends to others, and is sent to.
+//!
+//! What H sends by itself waits for its turn: bytes that a guest has handed over, and bytes in the
+//! store for it. Then the store fills, and the window closes that their sender is shown. What only
+//! passes is counted, and dropped while the VM is more than [`LIMIT_DEBT_MAX`] ahead of its rate:
+//! H has no queue for it. ACKs that H makes cost nothing.
+//!
+//! Nobody without a limit comes by any of this.
+
+use crate::congestion::pacer::{Gain, Pacer};
+use crate::drops::DropReason;
+use crate::engine::{Engine, Verdict};
+use crate::limits::{LIMIT_DEBT_MAX, MTU_DEFAULT};
+use crate::port::PortId;
+use crate::time::{Duration, Instant};
+
+/// Which of a VM's two directions.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Direction {
+    /// What it sends.
+    FromGuest,
+    /// What is sent to it.
+    ToGuest,
+}
+
+/// The limits of all VMs.
+#[derive(Debug, Default)]
+pub(super) struct Rates {
+    /// There is any.
+    any: bool,
+    /// By the number of the VM's port.
+    of_ports: Vec<[Option<Pacer>; 2]>,
+    /// Who waits, and until when.
+    waiting: Vec<(Instant, PortId, Direction)>,
+}
+
+impl Rates {
+    /// Some VM has a limit.
+    #[inline]
+    pub(super) const fn any(&self) -> bool {
+        self.any
+    }
+
+    /// When the first that waits may go on.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.waiting.iter().map(|(at, ..)| *at).min()
+    }
+
+    fn of(&mut self, port: PortId, direction: Direction) -> Option<&mut Pacer> {
+        self.of_ports.get_mut(usize::from(port.0))?[direction as usize].as_mut()
+    }
+
+    fn set(&mut self, port: PortId, direction: Direction, pacer: Option<Pacer>) {
+        let place = usize::from(port.0);
+        if place >= self.of_ports.len() {
+            self.of_ports.resize_with(place + 1, Default::default);
+        }
+        self.of_ports[place][direction as usize] = pacer;
+        self.any = self.of_ports.iter().flatten().any(Option::is_some);
+    }
+
+    /// So many bytes go. When the next may, if that is later.
+    fn charge(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        direction: Direction,
+        bytes: usize,
+    ) -> Option<Instant> {
+        let pacer = self.of(port, direction)?;
+        pacer.on_sent(now, bytes as u64);
+        Some(pacer.next()).filter(|at| *at > now)
+    }
+}
+
+impl Engine<'_> {
+    /// From now on the VM of `port` sends, or is sent, so many bytes of frames in a second; without
+    /// a number, as many as there are. A burst may be a millisecond's worth, or a frame.
+    pub fn set_rate_limit(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        direction: Direction,
+        bytes_per_s: Option<u64>,
+    ) {
+        let pacer = bytes_per_s.filter(|_| self.vm(port).is_some()).map(|rate| {
+            let mut pacer = Pacer::new();
+            pacer.set_rate(now, rate, Duration::from_secs(1), Gain(1, 1), MTU_DEFAULT.into());
+            pacer
+        });
+        self.rates.set(port, direction, pacer);
+        self.rates.waiting.retain(|(_, other, way)| (*other, *way) != (port, direction));
+        self.hold(port, direction, false);
+    }
+
+    /// A frame of H's own leaves for the VM of `port`, or from it. The next ones may have to wait.
+    #[cold]
+    pub(super) fn charge(&mut self, now: Instant, port: PortId, way: Direction, bytes: usize) {
+        if let Some(until) = self.rates.charge(now, port, way, bytes) {
+            self.hold(port, way, true);
+            self.rates.waiting.push((until, port, way));
+        }
+    }
+
+    /// Those that may go on do.
+    #[cold]
+    pub(super) fn lift_limits(&mut self, now: Instant) {
+        while let Some(n) = self.rates.waiting.iter().position(|(at, ..)| *at <= now) {
+            let (_, port, way) = self.rates.waiting.swap_remove(n);
+            self.hold(port, way, false);
+        }
+    }
+
+    fn hold(&mut self, port: PortId, way: Direction, held: bool) {
+        if way == Direction::FromGuest {
+            return self.common.out.departures.hold(port, held);
+        }
+        let Some(p) = self.port_mut(port) else { return };
+        let lifted = std::mem::replace(&mut p.vm.deliveries_held, held) && !held;
+        if lifted && !p.vm.ready.is_empty() && !std::mem::replace(&mut p.vm.announced, true) {
+            self.common.ready_ports.push_back(port);
+        }
+    }
+
+    /// What becomes of a frame of `len` bytes with this verdict, now that there are limits: to be
+    /// asked for each that passes.
+    #[inline]
+    pub fn limited(&mut self, now: Instant, from: PortId, len: usize, verdict: Verdict) -> Verdict {
+        if self.rates.any() { self.police(now, from, len, verdict) } else { verdict }
+    }
+
+    #[cold]
+    fn police(&mut self, now: Instant, from: PortId, len: usize, verdict: Verdict) -> Verdict {
+        let to = match verdict {
+            Verdict::Forward(out) => Some(out),
+            Verdict::Flood => None, // of broadcasts only who sends them pays
+            Verdict::Absorbed | Verdict::Drop(_) => return verdict,
+        };
+        let ends = [(Some(from), Direction::FromGuest), (to, Direction::ToGuest)];
+        for (port, way) in ends.into_iter().filter_map(|(port, way)| Some((port?, way))) {
+            if self.rates.of(port, way).is_some_and(|p| p.next() > now + LIMIT_DEBT_MAX) {
+                self.count_drop(from, DropReason::RateLimit);
+                return Verdict::Drop(DropReason::RateLimit);
+            }
+            let _ = self.rates.charge(now, port, way, len);
+        }
+        verdict
+    }
+}
