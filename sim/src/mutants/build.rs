@@ -1,7 +1,9 @@
 //! A copy of `core` and the simulator with all mutations in it, built once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
 use std::hash::{DefaultHasher, Hasher as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -69,11 +71,16 @@ pub struct Built {
     pub version: String,
 }
 
+/// A mutation may be what a lint forbids; a compiler error it is not. The dependencies are compiled
+/// as they are elsewhere, and so only once.
+const COMPILER: &str = "#!/bin/sh\nexec \"$@\" --cap-lints=allow\n";
+
 /// The folders of a build.
 struct Workshop<'a> {
     root: &'a Path,
     copy: PathBuf,
     target: PathBuf,
+    compiler: PathBuf,
 }
 
 /// Copies [`MEMBERS`] below `dir`, with `edits`, and builds them.
@@ -81,7 +88,8 @@ struct Workshop<'a> {
 /// # Errors
 /// What could not be read, written or built.
 pub fn build(root: &Path, dir: &Path, mut edits: Edits) -> anyhow::Result<Built> {
-    let shop = Workshop { root, copy: dir.join("source"), target: dir.join("target") };
+    let (copy, target) = (dir.join("source"), dir.join("target"));
+    let shop = Workshop { root, copy, target, compiler: dir.join("compiler") };
     let mut hasher = DefaultHasher::new();
     let sources = shop.lay_out(&mut hasher)?;
     let version = format!("{:016x}", hasher.finish());
@@ -103,7 +111,7 @@ pub fn build(root: &Path, dir: &Path, mut edits: Edits) -> anyhow::Result<Built>
         edits.values_mut().for_each(|edits| edits.retain(|e| !broken.contains(&e.n)));
         uncompilable.extend(broken);
     }
-    shop.cargo(&["build", "--package", "nightporter-sim"], &[])?;
+    shop.cargo(&["build", "--package=nightporter-sim", "--profile=sim"])?;
     let simulator = shop.target.join("sim/nightporter-sim");
     let (tests, core) = (shop.tests()?, shop.copy.join("core"));
     Ok(Built { simulator, tests, core, left_out, uncompilable, version })
@@ -154,36 +162,41 @@ impl Workshop<'_> {
         let manifest = format!("{head}members = {MEMBERS:?}\n{tail}");
         put(&self.copy.join("Cargo.toml"), &manifest)?;
         std::fs::copy(self.root.join("Cargo.lock"), self.copy.join("Cargo.lock"))?;
+        put(&self.compiler, COMPILER)?;
+        std::fs::set_permissions(&self.compiler, Permissions::from_mode(0o755))?;
         Ok(sources)
     }
 
-    fn command(&self, args: &[&str], more: &[&str]) -> Command {
+    fn command(&self, args: &[&str]) -> anyhow::Result<Command> {
         let mut cargo = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-        cargo.args(args).args(["--quiet", "--profile", "sim"]).args(more);
-        // A mutation may be what a lint forbids; a compiler error it is not.
-        cargo.env("RUSTFLAGS", "--cap-lints=allow").env("CARGO_TARGET_DIR", &self.target);
-        cargo.current_dir(&self.copy);
-        cargo
+        cargo.args(args).arg("--quiet");
+        cargo.env("RUSTC_WORKSPACE_WRAPPER", &self.compiler);
+        let everybodys = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+        let everybodys = everybodys.unwrap_or_else(|| self.root.join("target"));
+        cargo.env("CARGO_BUILD_BUILD_DIR", std::path::absolute(everybodys)?);
+        cargo.env("CARGO_TARGET_DIR", &self.target).current_dir(&self.copy);
+        Ok(cargo)
     }
 
-    fn cargo(&self, args: &[&str], more: &[&str]) -> anyhow::Result<()> {
-        let status = self.command(args, more).status().context("run cargo")?;
+    fn cargo(&self, args: &[&str]) -> anyhow::Result<()> {
+        let status = self.command(args)?.status().context("run cargo")?;
         ensure!(status.success(), "the mutated core does not build: see above");
         Ok(())
     }
 
     /// Cargo's messages, and whether all went well.
-    fn messages(&self, args: &[&str], more: &[&str]) -> anyhow::Result<(Vec<Message>, bool)> {
-        let more: Vec<&str> = more.iter().copied().chain(["--message-format=json"]).collect();
-        let output = self.command(args, &more).output().context("run cargo")?;
+    fn messages(&self, args: &[&str]) -> anyhow::Result<(Vec<Message>, bool)> {
+        let mut cargo = self.command(args)?;
+        let output = cargo.arg("--message-format=json").output().context("run cargo")?;
         let text = String::from_utf8_lossy(&output.stdout);
         let messages = text.lines().filter_map(|line| serde_json::from_str(line).ok());
         Ok((messages.collect(), output.status.success()))
     }
 
-    /// The mutations that the compiler's errors speak of.
+    /// The mutations that the compiler's errors speak of. The profile is that of lints, which have
+    /// compiled the dependencies in the same way.
     fn check(&self, mutated: &BTreeMap<String, Mutated>) -> anyhow::Result<BTreeSet<usize>> {
-        let (messages, well) = self.messages(&["check", "--package", "nightporter-core"], &[])?;
+        let (messages, well) = self.messages(&["check", "--package=nightporter-core"])?;
         let mut broken = BTreeSet::new();
         for error in messages.into_iter().filter_map(|m| m.message).filter(|d| d.level == "error") {
             let primary = error.spans.iter().filter(|s| s.is_primary);
@@ -200,8 +213,8 @@ impl Workshop<'_> {
     }
 
     fn tests(&self) -> anyhow::Result<Vec<PathBuf>> {
-        let args = ["test", "--package", "nightporter-core"];
-        let (messages, well) = self.messages(&args, &["--no-run", "--lib", "--tests"])?;
+        let what = ["--package=nightporter-core", "--lib", "--tests", "--profile=sim"];
+        let (messages, well) = self.messages(&[&["test", "--no-run"], &what[..]].concat())?;
         ensure!(well, "the tests of the mutated core do not build");
         let programs: BTreeMap<String, PathBuf> = messages
             .into_iter()
