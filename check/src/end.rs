@@ -54,6 +54,8 @@ pub struct End {
     pub fin: Option<u64>,
     /// Highest ACK it sent, the edge that came with the newest, and the highest edge.
     pub acked: u64,
+    /// Highest ACK of what it had not been sent, if that is known for a lie.
+    pub lied: u64,
     /// What it acknowledged before, lately: a probe made then may have waited since.
     pub acked_before: BTreeSet<u64>,
     /// See `acked`.
@@ -100,6 +102,7 @@ impl End {
             end: BASE,
             fin: None,
             acked: BASE,
+            lied: BASE,
             edge: BASE,
             edge_max: BASE,
             tsvals: BTreeSet::new(),

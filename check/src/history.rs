@@ -39,8 +39,10 @@ pub struct History {
     pub conn: Option<usize>,
     /// Both ends speak classic ECN.
     pub ecn: bool,
-    /// The host sends for G (congestion offload): not all leaves as G sent it.
+    /// The host may send for G (congestion offload): not all leaves as G sent it.
     pub floods: bool,
+    /// It does so now, says the engine.
+    pub is_flooded: bool,
     /// Time to live of what G sent last.
     pub ttl: Option<u8>,
     /// When the VM last had less budget to spare than a connection may want.
@@ -159,6 +161,7 @@ impl History {
             conn,
             ecn: false,
             floods: false,
+            is_flooded: false,
             ttl: None,
             cramped_at: Instant::ZERO,
             spare: 0,
@@ -382,26 +385,18 @@ impl History {
         if from == Side::R && ack <= self.end(Side::G).end {
             self.ack_of_sent = self.ack_of_sent.max(ack);
         }
+        let lies = self.floods && from == Side::R && !self.past && ack > self.end(from).end_to;
         let e = self.end_mut(from);
-        if (e.acked..e.acked + (1 << 30)).contains(&ack) {
+        if lies {
+            // Of what the host has kept so far, or nobody sent (FLOOD-08); G may come to judge it.
+            (e.lied, e.edge_max) = (e.lied.max(ack), e.edge_max.max(ack + window));
+        } else if (e.acked..e.acked + (1 << 30)).contains(&ack) {
             e.acked_before.insert(e.acked);
             e.acked_before = e.acked_before.split_off(&ack.saturating_sub(1 << 21));
             e.acked = ack;
             e.edge = ack + window;
             e.edge_max = e.edge_max.max(e.edge);
             e.copies = e.copies.split_off(&ack.saturating_sub(1 << 21));
-        }
-    }
-
-    /// R says which of G's SYN-ACKs it has taken.
-    fn note_choice(&mut self, from: Side, tcp: &Tcp) {
-        let chosen = |a: &&(u32, Offer)| a.0.wrapping_add(1) == tcp.ack.0;
-        if from == Side::R
-            && self.end(Side::R).acked == BASE
-            && let Some(&(isn, offer)) = self.answers.iter().find(chosen)
-        {
-            let g = self.end_mut(Side::G);
-            (g.isn, g.offer) = (Some(isn), offer);
         }
     }
 

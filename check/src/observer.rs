@@ -292,6 +292,7 @@ impl<S: Setting> Observer<S> {
             let (Some(h), Some(port)) = (self.flows.get_mut(&name), port) else { continue };
             let flow = view.engine.find_flow(&self.setting.key_of(name, port));
             h.state = flow.map(|f| f.state());
+            h.is_flooded = flow.is_some_and(|f| f.departing().is_some());
             match h.state {
                 Some(_) => self.tracked.insert(name),
                 None => self.tracked.remove(&name),

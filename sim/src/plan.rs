@@ -181,6 +181,12 @@ pub struct GuestPlan {
     pub flows_max: u32,
     /// Ack offload is on.
     pub ack_offload: bool,
+    /// The host sends for it (congestion offload).
+    #[serde(default)]
+    pub congestion_offload: bool,
+    /// By NewReno instead of CUBIC.
+    #[serde(default)]
+    pub new_reno: bool,
     /// Processor time per received frame, in nanoseconds.
     pub frame_ns: u64,
     /// Its TCP.
@@ -271,6 +277,27 @@ pub struct Quirks {
     pub resends_whole: bool,
     /// In a sleep of days it asks every half hour whether the other end is still there.
     pub asks_in_sleep: bool,
+    /// What it sends is not its congestion window's affair.
+    pub floods: Floods,
+    /// It acknowledges in a hundred pieces what came at once (RFC 3465 section 2.3's ACK division).
+    pub splits_acks: bool,
+    /// Now and then it acknowledges what cannot have been sent yet.
+    pub acks_ahead: bool,
+    /// Now and then it throws away what it has SACKed (RFC 2018 section 8).
+    pub reneges: bool,
+}
+
+/// How a guest floods (`guest/flood`).
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub enum Floods {
+    /// It does not.
+    #[default]
+    No,
+    /// A route says that the first window has 1,000 segments, and after a pause again; losses
+    /// reduce it.
+    Route,
+    /// Nothing reduces it (`np_flood`).
+    Always,
 }
 
 /// A stack nobody here wrote, ours that does what it cannot, or one that means harm.

@@ -4,6 +4,7 @@
 //! is left (Groce et al., "Swarm testing", ISSTA 2012): two features that mask each other are
 //! rarely both there, and rare combinations are.
 
+mod floods;
 mod later;
 mod rare;
 
@@ -41,7 +42,9 @@ impl Plan {
     #[must_use]
     pub fn without_offload(seed: u64) -> Self {
         let mut plan = Self::from_seed(seed);
-        plan.guests.iter_mut().for_each(|guest| guest.ack_offload = false);
+        for guest in &mut plan.guests {
+            (guest.ack_offload, guest.congestion_offload) = (false, false);
+        }
         // When these are over the offload is on.
         let turns_on =
             |kind| matches!(kind, FaultKind::OffloadOff { .. } | FaultKind::Drain { .. });
@@ -114,7 +117,7 @@ impl Swarm {
             self.absence(&mut plan, span_ms);
         }
         plan.add_rare(&carriers, self.v6_percent, span_ms);
-        plan.with_later()
+        plan.with_later().with_floods()
     }
 
     /// Connections that carry weight, in nearly all seeds: where no megabytes of R's cross a flow
@@ -263,6 +266,8 @@ impl Swarm {
             budget_bytes: budget_pages * PAGE as u64,
             flows_max: self.random.pick(&[3, 16, 256, 256]),
             ack_offload: self.random.percent(95),
+            congestion_offload: false,
+            new_reno: false,
             frame_ns: self.random.pick(&[500, 2_000, 20_000]),
             stack: self.stack(kinds, mtu),
         }

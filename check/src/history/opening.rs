@@ -80,6 +80,18 @@ impl History {
         }
     }
 
+    /// R says which of G's SYN-ACKs it has taken.
+    pub(super) fn note_choice(&mut self, from: Side, tcp: &Tcp) {
+        let chosen = |a: &&(u32, Offer)| a.0.wrapping_add(1) == tcp.ack.0;
+        if from == Side::R
+            && self.end(Side::R).acked == BASE
+            && let Some(&(isn, offer)) = self.answers.iter().find(chosen)
+        {
+            let g = self.end_mut(Side::G);
+            (g.isn, g.offer) = (Some(isn), offer);
+        }
+    }
+
     /// G has answered a SYN of R.
     fn note_answered(&mut self, tcp: &Tcp) {
         if let Some((isn, offer, tsval)) = self.syn

@@ -32,6 +32,7 @@ pub(crate) fn on_step(
     let mut flows = vec![Entries::default(); ports.len()];
     for (_, key, flow) in engine.flows() {
         held += u64::from(flow.store().held_pages());
+        held += flow.departing().map_or(0, |store| u64::from(store.held_pages()));
         let guest = ports.iter().position(|p| *p == Some(PortId(key.port)));
         if let Some(entries) = guest.and_then(|g| flows.get_mut(g)) {
             entries.all += 1;

@@ -91,6 +91,9 @@ impl Flow {
         let r = unwrapped_isn(offers.r.isn) + 1;
         self.outbound.on_syn_ack_from_net(ack, sent, tcp, offers.shifts().1);
         self.begin(offers, r, r, r + u64::from(tcp.payload_len));
+        if let Some(ts) = tcp.options.timestamps {
+            self.timestamps.on_echo_from_net(ts.tsecr);
+        }
         true
     }
 

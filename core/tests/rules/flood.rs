@@ -744,6 +744,14 @@ fn flood_40_a_path_that_has_carried_such_segments_is_only_slow() {
     assert_eq!(last.payload().len(), 1000);
 }
 
+#[test]
+fn inv_09_where_g_opened_an_ack_of_h_echoes_what_rs_syn_ack_echoed() {
+    let setup = Setup { guest_is_client: true, window: [2000, 60_000], ..Setup::new() };
+    let (_, _, g) = floods(&setup);
+    g.sends("1:3001"); // a byte beyond the window: G is told where it ends
+    g.gets("1:1 ack 1 <ts 0 0>");
+}
+
 /// A VM may send, or be sent, so many bytes in a second.
 fn limits(w: &World<'_>, direction: Direction, bytes_per_s: u64) {
     w.engine(|e, now| e.set_rate_limit(now, GUEST, direction, Some(bytes_per_s)));

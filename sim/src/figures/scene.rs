@@ -158,6 +158,8 @@ impl Scene {
             budget_bytes: BUDGET_BYTES,
             flows_max: 4096,
             ack_offload: self.mode == Mode::Offload,
+            congestion_offload: false,
+            new_reno: false,
             frame_ns: GUEST_FRAME_NS,
             stack: stack(),
         }

@@ -157,8 +157,10 @@ pub(super) fn liveness(
         let excuse = plan.reset_excuse(e.conn, span, moments);
         // Without keepalives nobody notices that the other end is gone.
         let patient = plan.conns[e.conn].workload.is_patient() && excuse.is_some();
-        let may_hang =
-            patient || !plan.expects_end_of(e.conn, span[1], moments) || plan.may_deadlock(e.conn);
+        let may_hang = patient
+            || !plan.expects_end_of(e.conn, span[1], moments)
+            || plan.may_deadlock(e.conn)
+            || plan.acknowledges_ahead(e.conn);
         let counts = u64::from(excuse != Some(APPLICATION));
         excuses.ends += counts;
         excuses.may_reset += counts * u64::from(excuse.is_some());

@@ -232,6 +232,7 @@ impl Plan {
             (self.is_in_step(conn) && gives_up, "a crowd in step"),
             (self.may_miss_neighbor(conn, span), "smoltcp looks for a neighbour"),
             (self.may_deadlock(conn), "smoltcp's deadlock"),
+            (self.acknowledges_ahead(conn), "an end that acknowledges what it does not have"),
         ];
         rest.iter().find(|(is_so, _)| *is_so).map(|(_, why)| *why)
     }
@@ -250,6 +251,13 @@ impl Plan {
     /// A guest of the connection takes nothing for minutes, and is sent it all again.
     pub(super) fn is_deaf(&self, conn: usize) -> bool {
         self.is_away(conn, [Instant::ZERO, Instant::MAX])
+    }
+
+    /// An end of it says to have what it may never get: where the host does not send for the guest,
+    /// the guest believes it.
+    pub(super) fn acknowledges_ahead(&self, conn: usize) -> bool {
+        let conn = &self.conns[conn];
+        [conn.client, conn.server].iter().any(|m| self.stack_of(*m).quirks.acks_ahead)
     }
 
     /// smoltcp asks for one neighbour at a time: while it looks for one that is gone it may not
@@ -412,7 +420,11 @@ impl Plan {
             FaultKind::OneWay { guest, .. } => machine == Machine::Guest(guest),
             _ => false,
         };
-        if !self.expects_streams_of(conn) || moments.met(self, conn, lingers, true).is_some() {
+        let lies = self.acknowledges_ahead(conn);
+        if lies
+            || !self.expects_streams_of(conn)
+            || moments.met(self, conn, lingers, true).is_some()
+        {
             Judged::No
         } else if self.faults.iter().filter(met).any(forged) {
             Judged::NotForged

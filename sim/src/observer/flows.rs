@@ -70,8 +70,11 @@ impl Setting for Plan {
         let hostile_remote = |r: &crate::plan::RemotePlan| r.stack.kind == StackKind::Hostile;
         h.mtu = Some(self.guests[usize::from(name.guest)].mtu);
         (h.shrinks, h.net_keeps_window) = (shrinks(guest), !shrinks(other));
-        h.fragments = self.remotes.iter().any(hostile_remote);
+        let hostile_neighbor = |g: u16| guest != Machine::Guest(g) && means_harm(Machine::Guest(g));
+        h.fragments = self.remotes.iter().any(hostile_remote)
+            || (0..=u16::MAX).take(self.guests.len()).any(hostile_neighbor);
         h.deaf = self.is_deaf(conn);
+        h.floods = self.guests[usize::from(name.guest)].congestion_offload;
         h.ecn = self.stack_of(client).ecn && self.stack_of(server).ecn;
         Some(h)
     }

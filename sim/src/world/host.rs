@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use nightporter_core::congestion::Algorithm;
 use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use nightporter_core::store::arena::Arena;
@@ -103,7 +104,8 @@ impl Host {
             budget_bytes: guest.budget_bytes,
             flows_max: guest.flows_max,
             mtu: guest.mtu,
-            ..GuestConfig::default()
+            congestion_offload: guest.congestion_offload,
+            congestion_control: if guest.new_reno { Algorithm::Reno } else { Algorithm::Cubic },
         };
         let config = PortConfig::guest(format!("guest{g}"), config);
         let turn = self.turn.as_mut().expect("of a daemon that runs");

@@ -44,6 +44,8 @@ pub(crate) fn small() -> Plan {
             budget_bytes: 8 << 20,
             flows_max: 64,
             ack_offload: true,
+            congestion_offload: false,
+            new_reno: false,
             frame_ns: 2_000,
             stack: stack.clone(),
         }],

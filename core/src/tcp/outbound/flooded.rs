@@ -290,7 +290,8 @@ impl Flooded {
 
 impl Flow {
     /// G's bytes, if H sends them.
-    pub(crate) fn departing(&self) -> Option<&FlowStore> {
+    #[must_use]
+    pub fn departing(&self) -> Option<&FlowStore> {
         self.losses.flooded().map(Flooded::store)
     }
 

@@ -21,14 +21,16 @@ pub(super) struct Congestion {
     mss: i64,
     /// Sent before the first acknowledgement, and after a long silence.
     pub(super) first_segments: i64,
+    /// Nothing reduces it.
+    pub(super) steady: bool,
     /// Window and threshold before the newest reaction, and the millisecond of it.
     undo: Option<(i64, i64, u64)>,
 }
 
 impl Congestion {
-    pub(super) fn new(mss: i64, first_segments: i64) -> Self {
+    pub(super) fn new(mss: i64, first_segments: i64, steady: bool) -> Self {
         let window = first_segments * mss;
-        Self { window, threshold: i64::MAX, mss, first_segments, undo: None }
+        Self { window, threshold: i64::MAX, mss, first_segments, steady, undo: None }
     }
 
     /// `bytes` were acknowledged while the window was the limit.
@@ -43,8 +45,10 @@ impl Congestion {
     /// `in_flight` was too much, says a CE mark.
     pub(super) fn on_mark(&mut self, in_flight: i64) {
         self.undo = None;
-        self.threshold = (in_flight / 2).max(2 * self.mss);
-        self.window = self.threshold;
+        if !self.steady {
+            self.threshold = (in_flight / 2).max(2 * self.mss);
+            self.window = self.threshold;
+        }
     }
 
     /// `in_flight` was too much, says a loss; it is repaired from now on.
@@ -59,7 +63,9 @@ impl Congestion {
         if !again {
             self.on_loss(now, in_flight);
         }
-        self.window = self.mss;
+        if !self.steady {
+            self.window = self.mss;
+        }
     }
 
     /// Nothing was sent for more than a timeout: what is known of the path is old.
@@ -149,7 +155,7 @@ mod tests {
 
     #[test]
     fn the_window_doubles_in_slow_start_and_then_grows_by_a_segment_per_round_trip() {
-        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS);
+        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS, false);
         assert_eq!(cc.window, 10_000);
         (0..10).for_each(|_| cc.on_ack(1000));
         assert_eq!(cc.window, 20_000);
@@ -161,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_reaction_to_nothing_is_taken_back_once() {
-        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS);
+        let mut cc = Congestion::new(1000, INITIAL_SEGMENTS, false);
         cc.on_timeout(Instant::from_secs(2), 10_000, false);
         assert_eq!(cc.window, 1000);
         assert!(!cc.undoes(2000));

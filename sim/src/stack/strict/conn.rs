@@ -11,7 +11,7 @@ use super::incoming::{Incoming, wrap};
 use super::ranges::Place;
 use super::receive::Receiver;
 use super::send::{Piece, Sender};
-use crate::plan::{Offloads, StackPlan};
+use crate::plan::{Offloads, Quirks, StackPlan};
 use nightporter_check::frame::Frame;
 use nightporter_check::stream::Stream;
 use nightporter_check::wire::{Ip, Tcp, TcpFlags};
@@ -145,8 +145,8 @@ impl Conn {
             ts_recent: 0,
             ts_recent_at: now,
             cookies: Vec::new(),
-            send: Sender::new(plan.send_bytes, plan.first_segments, plan.quirks.resends_whole),
-            recv: Receiver::new(plan.receive_bytes, own_mss.into(), plan.first_segments),
+            send: Sender::new(plan),
+            recv: Receiver::new(plan, own_mss.into()),
             stream: None,
             syn_due: false,
             syns_sent: 0,
@@ -335,7 +335,23 @@ impl Conn {
 
     pub(super) fn transmit_ack(&mut self, now: Instant, shared: &mut Shared) {
         let at = self.send.empty_at(self.recv.unit());
+        let Quirks { splits_acks, acks_ahead, .. } = self.plan.quirks;
+        if splits_acks {
+            for part in self.recv.parts() {
+                self.put_ack(now, shared, at, part);
+            }
+        }
         self.put(now, shared, TcpFlags::ACK, at, None, false);
+        if let Some(ahead) = self.recv.ahead(self.own_mss.into()).filter(|_| acks_ahead) {
+            self.put_ack(now, shared, at, ahead);
+        }
+    }
+
+    /// An acknowledgement of something else than all there is.
+    fn put_ack(&mut self, now: Instant, shared: &mut Shared, at: Place, ack: Place) {
+        let nxt = std::mem::replace(&mut self.recv.nxt, ack);
+        self.put(now, shared, TcpFlags::ACK, at, None, false);
+        self.recv.nxt = nxt;
     }
 
     fn put_piece(&mut self, now: Instant, shared: &mut Shared, piece: &Piece) {

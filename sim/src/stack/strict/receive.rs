@@ -6,6 +6,7 @@
 use nightporter_core::time::{Duration, Instant};
 
 use super::ranges::{Place, Ranges};
+use crate::plan::StackPlan;
 
 /// How long an ACK waits for company (`TCP_DELACK_MIN`).
 const ACK_DELAY: Duration = Duration::from_millis(40);
@@ -18,6 +19,17 @@ const WINDOW_FIRST: i64 = 65_535;
 const MSS_DEFAULT: i64 = 536;
 /// See [`MSS_DEFAULT`].
 const MSS_MIN: i64 = 88;
+
+/// Who changes its mind keeps so many segments that came early.
+const RENEGES_AFTER: u32 = 60;
+/// Pieces that who splits ACKs makes of one.
+const PARTS: i64 = 100;
+/// Segments that a sender may have on its way besides what was acknowledged: the first window
+/// (RFC 6928), limited transmit, a loss probe.
+const FLIGHT_BESIDES: i64 = 14;
+
+/// Bytes after which who acknowledges ahead begins to.
+const LIES_AFTER: Place = 20_000;
 
 /// Whether an ACK is owed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -63,12 +75,16 @@ pub(super) struct Receiver {
     shrinking: bool,
     /// CE was seen and not yet answered by CWR.
     pub(super) echo: bool,
+    /// See [`crate::plan::Quirks`].
+    reneges: bool,
+    /// Segments that came early.
+    came_early: u32,
 }
 
 impl Receiver {
-    pub(super) fn new(buffer: usize, mss: i64, first_segments: Option<u16>) -> Self {
-        let buffer = i64::try_from(buffer).unwrap_or(i64::MAX).clamp(1, 1 << 30);
-        let first = first_segments.map_or(WINDOW_FIRST, |n| i64::from(n) * mss);
+    pub(super) fn new(plan: &StackPlan, mss: i64) -> Self {
+        let buffer = i64::try_from(plan.receive_bytes).unwrap_or(i64::MAX).clamp(1, 1 << 30);
+        let first = plan.first_segments.map_or(WINDOW_FIRST, |n| i64::from(n) * mss);
         let window = buffer.min(first);
         Self {
             nxt: 1,
@@ -91,6 +107,8 @@ impl Receiver {
             quick: (window / (2 * mss.max(1))).clamp(2, QUICK_ACKS),
             shrinking: false,
             echo: false,
+            reneges: plan.quirks.reneges,
+            came_early: 0,
         }
     }
 
@@ -168,6 +186,10 @@ impl Receiver {
             self.recent.insert(0, from);
             self.recent.truncate(4);
             self.ack_now();
+            self.came_early += 1;
+            if self.reneges && self.came_early.is_multiple_of(RENEGES_AFTER) {
+                self.early.clear();
+            }
             return;
         }
         if from < self.nxt {
@@ -227,6 +249,19 @@ impl Receiver {
 
     pub(super) fn ack_now(&mut self) {
         self.ack_due = AckDue::Now;
+    }
+
+    /// What who splits ACKs acknowledges before all of it.
+    pub(super) fn parts(&self) -> impl Iterator<Item = Place> + use<> {
+        let (from, new) = (self.acked, self.nxt - self.acked);
+        (1..PARTS.min(new)).map(move |n| from + new * n / PARTS.min(new))
+    }
+
+    /// Inside the window, and beyond what a sender can have sent that doubles what is on its way in
+    /// a round trip.
+    pub(super) fn ahead(&self, mss: i64) -> Option<Place> {
+        let ahead = self.nxt + self.nxt + FLIGHT_BESIDES * mss;
+        (self.nxt > LIES_AFTER && ahead < self.edge()).then_some(ahead)
     }
 
     /// Now if more than one segment is not acknowledged or the connection is young; else soon.

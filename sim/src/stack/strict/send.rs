@@ -8,11 +8,14 @@ use nightporter_core::time::Instant;
 
 use super::congestion::{Congestion, INITIAL_SEGMENTS, RoundTrip};
 use super::ranges::{Place, Ranges};
+use crate::plan::{Floods, StackPlan};
 
 /// Duplicate ACKs, or segments beyond a hole, that mean a loss.
 const DUPLICATES: i64 = 3;
 /// Default MSS (RFC 9293 section 3.7.1), and below which Linux does not halve a window.
 const MSS_DEFAULT: i64 = 536;
+/// The first window of who floods (`guest/flood`: `initcwnd`).
+const FLOOD_SEGMENTS: i64 = 1000;
 /// Smallest piece Linux makes of a tiny window (68 bytes with headers of 40).
 const PIECE_MIN: i64 = 28;
 
@@ -105,17 +108,21 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    pub(super) fn new(buffer: usize, first_segments: Option<u16>, resends_whole: bool) -> Self {
-        let first_segments = first_segments.map_or(INITIAL_SEGMENTS, i64::from);
+    pub(super) fn new(plan: &StackPlan) -> Self {
+        let first_segments = match plan.quirks.floods {
+            Floods::No => plan.first_segments.map_or(INITIAL_SEGMENTS, i64::from),
+            Floods::Route | Floods::Always => FLOOD_SEGMENTS,
+        };
+        let steady = plan.quirks.floods == Floods::Always;
         Self {
             una: 0,
             nxt: 0,
             written: 1,
             closing: false,
-            buffer: i64::try_from(buffer).unwrap_or(i64::MAX).max(1),
+            buffer: i64::try_from(plan.send_bytes).unwrap_or(i64::MAX).max(1),
             mss: MSS_DEFAULT,
             options: 0,
-            resends_whole,
+            resends_whole: plan.quirks.resends_whole,
             edge: 1,
             window_max: 0,
             window: 0,
@@ -126,7 +133,7 @@ impl Sender {
             duplicates: 0,
             inflated: 0,
             must_resend: false,
-            congestion: Congestion::new(MSS_DEFAULT, first_segments),
+            congestion: Congestion::new(MSS_DEFAULT, first_segments, steady),
             was_limited: false,
             round_trip: RoundTrip::new(),
             sample: None,
@@ -190,7 +197,8 @@ impl Sender {
         (self.window, self.window_from, self.edge) = (window, seq, 1 + window);
         self.window_max = window;
         self.mss = mss;
-        self.congestion = Congestion::new(mss, self.congestion.first_segments);
+        let Congestion { first_segments, steady, .. } = self.congestion;
+        self.congestion = Congestion::new(mss, first_segments, steady);
         (self.timer, self.sent_at) = (None, now);
     }
 

@@ -11,7 +11,7 @@ use super::super::emit::{Options, Route, Segment};
 use super::super::shell::Shell;
 use super::super::{Outcome, Stack};
 use super::{MAYBE_NETWORK, Strict};
-use crate::plan::{ConnPlan, Machine, Quirks, StackKind, StackPlan, Workload};
+use crate::plan::{ConnPlan, Floods, Machine, Quirks, StackKind, StackPlan, Workload};
 use nightporter_check::frame::Frame;
 use nightporter_check::stream::Stream;
 use nightporter_check::wire::{GSO_TCPV4, Packet, TcpFlags};
@@ -561,6 +561,57 @@ fn without_sack_three_duplicates_and_partial_acks_say_the_same() {
 fn an_old_linux_begins_with_three_segments() {
     let t = Trace::open(StackPlan { first_segments: Some(3), ..plan() }, 100_000);
     assert_eq!(t.sent(), ["1:1001 ack 1", "1001:2001 ack 1", "2001:3001 ack 1"]);
+}
+
+fn with(quirks: Quirks) -> StackPlan {
+    StackPlan { quirks, ..plan() }
+}
+
+#[test]
+fn who_floods_sends_all_that_the_window_takes_and_one_kind_of_them_after_a_loss_as_well() {
+    for (floods, after_loss) in [(Floods::Route, 20..40), (Floods::Always, 59..60)] {
+        let quirks = Quirks { floods, ..Quirks::default() };
+        let plan = StackPlan { timestamps: false, ..with(quirks) };
+        let mut t = Trace::open(plan, 1_000_000);
+        assert_eq!(t.sent().len(), 59, "60,000 bytes in segments of 1,012");
+        t.waits(ms(300));
+        t.gets(seg(1, 1).ack(1 + 59 * 1012));
+        let sent = t.sent().len();
+        assert!(after_loss.contains(&sent), "{floods:?}: {sent}");
+    }
+}
+
+#[test]
+fn who_splits_acks_makes_a_hundred_of_one() {
+    let quirks = Quirks { splits_acks: true, ..Quirks::default() };
+    let mut t = Trace::open(with(quirks), 0);
+    t.gets(seg(1, 1001));
+    let acks = t.sent();
+    assert_eq!(
+        (acks.len(), acks[0].as_str(), acks[99].as_str()),
+        (100, "2:2 ack 11", "2:2 ack 1001")
+    );
+}
+
+#[test]
+fn who_reneges_takes_later_what_it_has_said_to_have() {
+    let quirks = Quirks { reneges: true, ..Quirks::default() };
+    let mut t = Trace::open(StackPlan { receive_bytes: 100_000, ..with(quirks) }, 0);
+    for n in 0..60 {
+        t.gets(seg(1001 + n * 1000, 2001 + n * 1000));
+    }
+    t.gets(seg(1, 1001));
+    assert_eq!(t.sent(), ["2:2 ack 1001"], "nothing is left of what was SACKed");
+}
+
+#[test]
+fn who_acknowledges_ahead_names_bytes_that_nobody_can_have_sent() {
+    let quirks = Quirks { acks_ahead: true, ..Quirks::default() };
+    let mut t = Trace::open(StackPlan { receive_bytes: 65_535, ..with(quirks) }, 0);
+    for n in 0..21 {
+        t.gets(seg(1 + n * 1000, 1001 + n * 1000));
+    }
+    assert_eq!(t.sent(), ["2:2 ack 21001", "2:2 ack 56170"]);
 }
 
 #[test]
