@@ -385,11 +385,16 @@ impl History {
         if from == Side::R && ack <= self.end(Side::G).end {
             self.ack_of_sent = self.ack_of_sent.max(ack);
         }
-        let lies = self.floods && from == Side::R && !self.past && ack > self.end(from).end_to;
+        let floods = self.floods && from == Side::R;
+        let lies = floods && !self.past && ack > self.end(from).end_to;
         let e = self.end_mut(from);
+        if floods {
+            // R has shown that, whether its number is old, true or a lie that another path hides.
+            e.edge_max = e.edge_max.max(ack + window);
+        }
         if lies {
             // Of what the host has kept so far, or nobody sent (FLOOD-08); G may come to judge it.
-            (e.lied, e.edge_max) = (e.lied.max(ack), e.edge_max.max(ack + window));
+            e.lied = e.lied.max(ack);
         } else if (e.acked..e.acked + (1 << 30)).contains(&ack) {
             e.acked_before.insert(e.acked);
             e.acked_before = e.acked_before.split_off(&ack.saturating_sub(1 << 21));

@@ -14,7 +14,7 @@ use crate::accel::Accel;
 use crate::cpus::{Awake, Cores};
 use crate::download::download;
 use crate::flood::Flood;
-use crate::image::{Image, log_dir, source_root};
+use crate::image::{Image, NO_NP_FLOOD, log_dir, source_root};
 use crate::link::Link;
 use crate::process::{self, CpuUse};
 use crate::progress::Progress;
@@ -89,6 +89,12 @@ pub fn run(options: &Options) -> Result<bool> {
     let _awake = Awake::hold();
     progress.step("preparing the guests' kernel and initramfs");
     let image = Image::for_qemu()?;
+    let mut options = options.clone();
+    if !image.np_flood && options.down_paths.contains(&Path3::FloodBpf) {
+        options.down_paths.retain(|&path| path != Path3::FloodBpf);
+        eprintln!("no downloads over {}: {NO_NP_FLOOD}", Path3::FloodBpf);
+    }
+    let options = &options;
     let accel = match options.accel {
         Some(accel) => accel,
         None => {

@@ -44,7 +44,12 @@ pub struct Image {
     pub kernel: PathBuf,
     /// Initramfs with the modules for `kernel`.
     pub initramfs: PathBuf,
+    /// The guest's tool has `np_flood`: there was what it takes to build it.
+    pub np_flood: bool,
 }
+
+/// Why a guest's tool has no `np_flood`.
+pub const NO_NP_FLOOD: &str = "no clang, libbpf-dev, libelf-dev or zlib1g-dev here";
 
 /// The top of the source tree.
 #[must_use]
@@ -98,14 +103,14 @@ impl Image {
     }
 
     fn pack(kernel: PathBuf, initramfs: PathBuf, modules: &[PathBuf]) -> Result<Self> {
-        let built = |package, binary| -> Result<Vec<u8>> {
-            let file = guest_binary(package, binary, &cache_dir().join("guest"))?;
-            fs::read(&file).with_context(|| format!("reading {}", file.display()))
-        };
+        let built = |package, binary| guest_binary(package, binary, &cache_dir().join("guest"));
+        let read =
+            |file: &Path| fs::read(file).with_context(|| format!("reading {}", file.display()));
         let agent = built("nightporter-guest", "nightporter-lab-guest")?;
         let tool = built("nightporter-flood", "nightporter-guest")?;
-        write_whole(&initramfs, &pack_initramfs(&agent, &tool, modules)?)?;
-        Ok(Self { kernel, initramfs })
+        write_whole(&initramfs, &pack_initramfs(&read(&agent)?, &read(&tool)?, modules)?)?;
+        let version = run(&tool.to_string_lossy(), &["--version"])?;
+        Ok(Self { kernel, initramfs, np_flood: version.contains(" with np_flood") })
     }
 }
 

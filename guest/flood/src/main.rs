@@ -10,9 +10,15 @@ use nightporter_flood::record::Place;
 use nightporter_flood::watch::How;
 use nightporter_flood::{status, watch};
 
+const VERSION: &str = if cfg!(np_flood) {
+    concat!(env!("CARGO_PKG_VERSION"), " with np_flood")
+} else {
+    concat!(env!("CARGO_PKG_VERSION"), " without np_flood")
+};
+
 /// The guest's part of Nightporter. Nothing of it is needed; some of it makes a guest faster.
 #[derive(Debug, Parser)]
-#[command(version, about)]
+#[command(version = VERSION, about)]
 enum Arguments {
     /// Hand over all there is to send at once, while the host controls congestion.
     #[command(subcommand)]
