@@ -140,7 +140,8 @@ pub struct VmStatus {
     /// Congestion offload is wanted.
     pub congestion_offload: bool,
     /// The host controls the congestion of what the guest sends, and says so in its heartbeats:
-    /// both offloads are on, and the VM is not draining.
+    /// both offloads are on, the VM is not draining, there is a place for its next connections, and
+    /// it has sent nothing lately that the host cannot control.
     pub controls_congestion: bool,
     /// No new promises are made, until the offload is turned on again.
     pub draining: bool,

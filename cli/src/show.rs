@@ -46,7 +46,7 @@ fn port_row(port: &PortStatus) -> [String; 12] {
         };
         let congestion = match (vm.controls_congestion, vm.congestion_offload) {
             (true, _) => "on",
-            (false, true) => "paused", // there is no ack offload now
+            (false, true) => "paused", // `VmStatus::controls_congestion` says why
             (false, false) => "off",
         };
         [

@@ -19,7 +19,7 @@ use crate::link::Link;
 use crate::process::{self, CpuUse};
 use crate::progress::Progress;
 use crate::report::checks::checks;
-use crate::report::{Cell, Cost, Direction, Gain, GuestShare, Path3, Report, Row, Sample};
+use crate::report::{Cell, Cost, Direction, Gain, GuestShare, NetPath, Report, Row, Sample};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
 use crate::transfer::{Outcome, Upload};
@@ -65,9 +65,9 @@ pub struct Options {
     /// Who sends: one after the other, each for its share of the time.
     pub directions: Vec<Direction>,
     /// The paths of uploads, in table order.
-    pub paths: Vec<Path3>,
+    pub paths: Vec<NetPath>,
     /// The paths of downloads.
-    pub down_paths: Vec<Path3>,
+    pub down_paths: Vec<NetPath>,
     /// Downloads of more than 1 MB too.
     pub full: bool,
     /// `None` probes.
@@ -90,9 +90,9 @@ pub fn run(options: &Options) -> Result<bool> {
     progress.step("preparing the guests' kernel and initramfs");
     let image = Image::for_qemu()?;
     let mut options = options.clone();
-    if !image.np_flood && options.down_paths.contains(&Path3::FloodBpf) {
-        options.down_paths.retain(|&path| path != Path3::FloodBpf);
-        eprintln!("no downloads over {}: {NO_NP_FLOOD}", Path3::FloodBpf);
+    if !image.np_flood && options.down_paths.contains(&NetPath::FloodBpf) {
+        options.down_paths.retain(|&path| path != NetPath::FloodBpf);
+        eprintln!("no downloads over {}: {NO_NP_FLOOD}", NetPath::FloodBpf);
     }
     let options = &options;
     let accel = match options.accel {
@@ -137,7 +137,7 @@ fn run_case(
     let places = Places { sockets: run_dir.path(), logs: &logs };
     progress
         .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
-    let with_daemon = all_paths(options).any(|path| path != Path3::Tap);
+    let with_daemon = all_paths(options).any(|path| path != NetPath::Tap);
     let guests = [(Vmm::Qemu(accel), image); GUESTS];
     let world = World::start(&guests, with_daemon, Some(link), places)?;
     let mut lab = Lab::new(world, scheduler);
@@ -216,9 +216,9 @@ impl Lab {
     /// Lets every path carry data once (caches, translated code), then finds out how fast a vCPU
     /// is while the others are idle.
     pub(crate) fn warm_up(&mut self) -> Result<()> {
-        let mut paths = vec![Path3::Tap];
+        let mut paths = vec![NetPath::Tap];
         if self.world.daemon.is_some() {
-            paths.extend([Path3::Off, Path3::AckOffload]);
+            paths.extend([NetPath::Off, NetPath::AckOffload]);
         }
         for path in paths {
             for bytes in [SIZES[0], SIZES[2], SIZES[3]] {
@@ -309,7 +309,7 @@ impl Lab {
                 cells.extend(self.rounds(plan, &[BULK], options, &mut random, progress)?);
             }
         }
-        self.select(Path3::Off)?; // nothing floods any more
+        self.select(NetPath::Off)?; // nothing floods any more
         Ok(cells)
     }
 
@@ -424,16 +424,16 @@ impl Lab {
 
     /// Captures one more upload of each size while the guests compete, after everything was
     /// measured because that costs time, and has the trace checker judge them. What it looked at.
-    fn check_traces(&mut self, paths: &[Path3], dir: &Path) -> Result<Vec<String>> {
+    fn check_traces(&mut self, paths: &[NetPath], dir: &Path) -> Result<Vec<String>> {
         let mut lines = Vec::new();
-        for &path in paths.iter().filter(|&&path| path != Path3::Tap) {
+        for &path in paths.iter().filter(|&&path| path != NetPath::Tap) {
             self.select(path)?;
             let captures = self.world.capture(RECEIVER, dir)?;
             for bytes in TRACED {
                 let outcome = self.send(path, &Upload::new(bytes, bytes as u64))?;
                 ensure!(outcome.hash_ok, "a captured upload over {path} arrived damaged");
             }
-            let report = captures.check(self.world.daemon()?, path == Path3::AckOffload, None)?;
+            let report = captures.check(self.world.daemon()?, path == NetPath::AckOffload, None)?;
             ensure!(report.flows == TRACED.len() as u64, "connections are missing: {report}");
             lines.push(format!("Captures, {path}: {report}"));
         }
@@ -441,18 +441,18 @@ impl Lab {
     }
 
     /// Turns the offloads on or off, and the guest's flood, as the path needs it.
-    pub(crate) fn select(&mut self, path: Path3) -> Result<()> {
+    pub(crate) fn select(&mut self, path: NetPath) -> Result<()> {
         let flood = match path {
-            Path3::Tap | Path3::Off | Path3::AckOffload => None,
-            Path3::FloodRoute => Some(Flood::Route),
-            Path3::FloodBpf => Some(Flood::Bpf),
+            NetPath::Tap | NetPath::Off | NetPath::AckOffload => None,
+            NetPath::FloodRoute => Some(Flood::Route),
+            NetPath::FloodBpf => Some(Flood::Bpf),
         };
         let guest = guest_name(RECEIVER);
-        if path != Path3::Tap && self.offload != Some(path != Path3::Off) {
-            self.world.daemon()?.set_offload(&guest, path != Path3::Off)?;
-            self.offload = Some(path != Path3::Off);
+        if path != NetPath::Tap && self.offload != Some(path != NetPath::Off) {
+            self.world.daemon()?.set_offload(&guest, path != NetPath::Off)?;
+            self.offload = Some(path != NetPath::Off);
         }
-        if path != Path3::Tap && self.congestion_offload != flood.is_some() {
+        if path != NetPath::Tap && self.congestion_offload != flood.is_some() {
             self.world.daemon()?.set_congestion_offload(&guest, flood.is_some())?;
             self.congestion_offload = flood.is_some();
         }
@@ -463,19 +463,19 @@ impl Lab {
         Ok(())
     }
 
-    pub(crate) fn send(&self, path: Path3, upload: &Upload) -> Result<Outcome> {
+    pub(crate) fn send(&self, path: NetPath, upload: &Upload) -> Result<Outcome> {
         self.world.remote().enter(|| upload.send(receiver(path), TRANSFER_LIMIT))
     }
 
-    fn fetch(&self, path: Path3, bytes: usize, seed: u64) -> Result<Outcome> {
+    fn fetch(&self, path: NetPath, bytes: usize, seed: u64) -> Result<Outcome> {
         let (from, limit) = (receiver(path), TRANSFER_LIMIT);
         self.world.remote().enter(|| download(from, bytes, seed, limit))
     }
 }
 
 /// The receiving guest's address on a path.
-pub(crate) fn receiver(path: Path3) -> std::net::Ipv4Addr {
-    address(RECEIVER, if path == Path3::Tap { Net::Tap } else { Net::Nightporter })
+pub(crate) fn receiver(path: NetPath) -> std::net::Ipv4Addr {
+    address(RECEIVER, if path == NetPath::Tap { Net::Tap } else { Net::Nightporter })
 }
 
 /// How much of one direction is measured at a time.
@@ -498,7 +498,7 @@ fn sizes(direction: Direction, options: &Options) -> Vec<usize> {
 }
 
 /// The paths of all directions.
-fn all_paths(options: &Options) -> impl Iterator<Item = Path3> {
+fn all_paths(options: &Options) -> impl Iterator<Item = NetPath> {
     options.paths.iter().chain(&options.down_paths).copied()
 }
 
@@ -508,7 +508,7 @@ struct Clock {
     vcpu: Vec<CpuUse>,
 }
 
-fn new_cell(direction: Direction, path: Path3, bytes: usize) -> Cell {
+fn new_cell(direction: Direction, path: NetPath, bytes: usize) -> Cell {
     Cell { direction, path, bytes, samples: Vec::new(), failures: Vec::new() }
 }
 

@@ -19,7 +19,7 @@
 //! | [`transfer`], [`download`] | one timed and verified upload; the same the other way |
 //! | [`flood`] | a guest that floods, by its tool |
 //! | [`scenario`] | the tests on real guests |
-//! | [`demo`], [`report`], [`progress`] | the three-path comparison |
+//! | [`demo`], [`report`], [`progress`] | the comparison of paths |
 //! | [`outside`] | the same uploads by a client that is not ours |
 //!
 //! Nothing is named in the host's own network namespace, so there is nothing to clean up there:

@@ -10,7 +10,7 @@ use nightporter_lab::image::Image;
 use nightporter_lab::link::Link;
 use nightporter_lab::outside;
 use nightporter_lab::process;
-use nightporter_lab::report::{Direction, Path3};
+use nightporter_lab::report::{Direction, NetPath};
 use nightporter_lab::scenario;
 use nightporter_lab::sched::Scheduler;
 
@@ -48,7 +48,7 @@ enum Command {
         directions: Vec<Direction>,
         /// Only these paths of uploads.
         #[arg(long, value_enum, value_delimiter = ',', default_value = "tap,off,ack-offload")]
-        paths: Vec<Path3>,
+        paths: Vec<NetPath>,
         /// Only these paths of downloads.
         #[arg(
             long,
@@ -56,7 +56,7 @@ enum Command {
             value_delimiter = ',',
             default_value = "tap,off,flood-route,flood-bpf"
         )]
-        down_paths: Vec<Path3>,
+        down_paths: Vec<NetPath>,
         /// Downloads of 10 and 100 MB too.
         #[arg(long)]
         full: bool,

@@ -14,7 +14,7 @@ use crate::demo::{GOLDEN, Lab, receiver};
 use crate::image::{Image, log_dir};
 use crate::link::Link;
 use crate::process;
-use crate::report::Path3;
+use crate::report::NetPath;
 use crate::report::stats::{Quantiles, Ratio};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
@@ -63,7 +63,7 @@ pub fn run(options: &Options) -> Result<()> {
             let competition =
                 Competition::start(options.scheduler, &cores, &lab.world.guests, &run_dir)?;
             lab.start_load()?;
-            for path in [Path3::Tap, Path3::AckOffload] {
+            for path in [NetPath::Tap, NetPath::AckOffload] {
                 compare(&mut lab, path, options, &file.to_string_lossy())?;
             }
             drop(competition);
@@ -73,7 +73,7 @@ pub fn run(options: &Options) -> Result<()> {
     })
 }
 
-fn compare(lab: &mut Lab, path: Path3, options: &Options, file: &str) -> Result<()> {
+fn compare(lab: &mut Lab, path: NetPath, options: &Options, file: &str) -> Result<()> {
     lab.select(path)?;
     let mut pairs = Vec::new();
     for round in 0..options.rounds {
@@ -107,7 +107,7 @@ fn compare(lab: &mut Lab, path: Path3, options: &Options, file: &str) -> Result<
 }
 
 /// One upload by curl; its `time_total`, ms.
-fn curl(path: Path3, file: &str) -> Result<f64> {
+fn curl(path: NetPath, file: &str) -> Result<f64> {
     let url = format!("http://{}:{HTTP_PORT}/", receiver(path));
     let mut command = Command::new("curl");
     // The header turns off the round trip of "100 Continue", which an upload of the lab has not.

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::stats::Ratio;
-use super::{Direction, Gain, Path3, Row};
+use super::{Direction, Gain, NetPath, Row};
 use crate::link::Link;
 use crate::sched::Scheduler;
 
@@ -36,6 +36,9 @@ const DELIVERED_BOUND: &str = "the guest has to run to answer the SYN, to take t
 const FLOODED_BOUND: &str = "the guest has to run to answer the SYN, to read the request and to \
     write; and the window that the remote shows at first, 64 KB, is all that it can hand over at \
     once";
+
+const FLOOD_BPF_BOUND: &str = "nobody has found out yet why np_flood gains less than routes that \
+    flood do";
 
 /// Which time of a [`Gain`] a promise is about.
 #[derive(Debug, Clone, Copy)]
@@ -92,14 +95,14 @@ pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) ->
     }
     for &(bytes, time, wanted) in wanted_gains(scheduler, link) {
         let of_this =
-            |g: &&Gain| (g.path, g.over, g.bytes) == (Path3::AckOffload, Path3::Tap, bytes);
+            |g: &&Gain| (g.path, g.over, g.bytes) == (NetPath::AckOffload, NetPath::Tap, bytes);
         let found = gains.iter().filter(|g| g.direction == Direction::Up).find(of_this);
         checks.extend(found.map(|gain| gained(gain, time, wanted)));
     }
     for &(bytes, wanted) in wanted_of_floods(scheduler, link) {
         let of_this = |g: &&Gain| g.direction == Direction::Down && g.bytes == bytes;
         let floods = gains.iter().filter(of_this).filter(|g| g.path.is_flood());
-        checks.extend(floods.filter(|g| g.over == Path3::Tap).map(|gain| flooded(gain, wanted)));
+        checks.extend(floods.filter(|g| g.over == NetPath::Tap).map(|gain| flooded(gain, wanted)));
     }
     // Two ways to flood are no alternatives, and a host is only as fast as its guest is scheduled.
     let compared = |g: &&Gain| match g.direction {
@@ -123,7 +126,8 @@ fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
 fn flooded(gain: &Gain, wanted: f64) -> Check {
     let what = format!("{} down, goodput: {} over {}", size(gain.bytes), gain.path, gain.over);
     let ok = gain.delivered.ratio >= wanted;
-    let bound = (!ok).then_some(FLOODED_BOUND);
+    let bound = if gain.path == NetPath::FloodRoute { FLOODED_BOUND } else { FLOOD_BPF_BOUND };
+    let bound = (!ok).then_some(bound);
     Check { bound, ..check(what, gain.delivered, wanted, ok) }
 }
 
@@ -163,8 +167,8 @@ mod tests {
 
     #[test]
     fn a_gain_of_fourteen_is_not_fifteen() {
-        let tap = cell(Path3::Tap, 100_000, 56, 60);
-        let on = cell(Path3::AckOffload, 100_000, 4, 40);
+        let tap = cell(NetPath::Tap, 100_000, 56, 60);
+        let on = cell(NetPath::AckOffload, 100_000, 4, 40);
         let cells = [tap, on];
         assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &cells), [true, false, true, true]);
         assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [true, true], "promises nothing more");
@@ -172,18 +176,18 @@ mod tests {
 
     #[test]
     fn a_wrong_hash_or_a_failed_transfer_breaks_the_first_promise() {
-        let mut bad = cell(Path3::Tap, 100_000, 120, 130);
+        let mut bad = cell(NetPath::Tap, 100_000, 120, 130);
         bad.samples[7].outcome.hash_ok = false;
         assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[bad]), [false]);
-        let mut failed = cell(Path3::Tap, 100_000, 120, 130);
+        let mut failed = cell(NetPath::Tap, 100_000, 120, 130);
         failed.failures.push("timed out".to_owned());
         assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[failed]), [false]);
     }
 
     #[test]
     fn a_path_is_slower_only_if_its_whole_interval_is() {
-        let tap = cell(Path3::Tap, 1_000_000, 9, 10);
-        let mut off = cell(Path3::Off, 1_000_000, 9, 11);
+        let tap = cell(NetPath::Tap, 1_000_000, 9, 10);
+        let mut off = cell(NetPath::Off, 1_000_000, 9, 11);
         assert_eq!(kept(Scheduler::Idle, Link::Lan, &[tap.clone(), off.clone()]), [true, false]);
         for sample in off.samples.iter_mut().step_by(2) {
             sample.outcome.delivered = Duration::from_millis(9);

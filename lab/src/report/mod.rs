@@ -24,7 +24,7 @@ use stats::{Quantiles, Ratio, round3};
 /// A way from the remote host into the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Path3 {
+pub enum NetPath {
     /// QEMU's own tap on a Linux bridge.
     Tap,
     /// Nightporter with the offload off.
@@ -47,7 +47,7 @@ pub enum Direction {
     Down,
 }
 
-impl Path3 {
+impl NetPath {
     /// Its name, as in `result.json`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -67,7 +67,7 @@ impl Path3 {
     }
 }
 
-impl std::fmt::Display for Path3 {
+impl std::fmt::Display for NetPath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name())
     }
@@ -114,7 +114,7 @@ pub struct Cell {
     /// Who sends.
     pub direction: Direction,
     /// The path.
-    pub path: Path3,
+    pub path: NetPath,
     /// Size of each transfer, bytes on the wire.
     pub bytes: usize,
     /// Those that came through.
@@ -127,7 +127,7 @@ pub struct Cell {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Row {
     direction: Direction,
-    path: Path3,
+    path: NetPath,
     bytes: usize,
     /// Transfers tried.
     n: usize,
@@ -250,8 +250,8 @@ impl Row {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Gain {
     direction: Direction,
-    path: Path3,
-    over: Path3,
+    path: NetPath,
+    over: NetPath,
     bytes: usize,
     connect: Ratio,
     acked: Ratio,

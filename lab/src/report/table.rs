@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::checks::{Check, size};
 use super::stats::{Quantiles, Ratio};
-use super::{Direction, Gain, Path3, Report, Row};
+use super::{Direction, Gain, NetPath, Report, Row};
 use crate::sched::Scheduler;
 
 impl Report {
@@ -22,7 +22,7 @@ impl Report {
                 let _ = writeln!(out, "\n{:>7}{}", size(row.bytes), HEADER);
             }
             let gain = self.gains.iter().find(|g| {
-                (g.direction, g.bytes) == kind && (g.path, g.over) == (row.path, Path3::Tap)
+                (g.direction, g.bytes) == kind && (g.path, g.over) == (row.path, NetPath::Tap)
             });
             let _ = writeln!(out, "{}", times_line(row, gain));
         }

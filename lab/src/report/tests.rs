@@ -3,7 +3,7 @@
 use super::*;
 
 /// A cell of 30 transfers that all took the same.
-pub(super) fn cell(path: Path3, bytes: usize, acked_ms: u64, delivered_ms: u64) -> Cell {
+pub(super) fn cell(path: NetPath, bytes: usize, acked_ms: u64, delivered_ms: u64) -> Cell {
     let outcome = Outcome {
         connect: Duration::from_millis(1),
         acked: Duration::from_millis(acked_ms),
@@ -31,22 +31,22 @@ pub(super) fn rows(cells: &[Cell]) -> Vec<Row> {
 #[test]
 fn a_gain_is_over_the_paths_before_and_of_the_same_size() {
     let rows = rows(&[
-        cell(Path3::Tap, 100_000, 20, 30),
-        cell(Path3::Off, 100_000, 10, 15),
-        cell(Path3::Tap, 1_000_000, 200, 300),
+        cell(NetPath::Tap, 100_000, 20, 30),
+        cell(NetPath::Off, 100_000, 10, 15),
+        cell(NetPath::Tap, 1_000_000, 200, 300),
     ]);
     let gains = Gain::all(&rows);
     let [gain] = gains.as_slice() else { panic!("{gains:?}") };
-    assert_eq!((gain.path, gain.over, gain.bytes), (Path3::Off, Path3::Tap, 100_000));
+    assert_eq!((gain.path, gain.over, gain.bytes), (NetPath::Off, NetPath::Tap, 100_000));
     assert_eq!((gain.connect.ratio, gain.acked.ratio), (1.0, 2.0));
     assert_eq!((gain.connect_acked.ratio, gain.delivered.ratio), (1.909, 2.0));
 }
 
 #[test]
 fn a_round_in_which_one_path_failed_counts_for_neither() {
-    let mut tap = cell(Path3::Tap, 100_000, 20, 30);
+    let mut tap = cell(NetPath::Tap, 100_000, 20, 30);
     tap.samples[4].outcome.delivered = Duration::from_secs(60);
-    let mut off = cell(Path3::Off, 100_000, 10, 15);
+    let mut off = cell(NetPath::Off, 100_000, 10, 15);
     off.samples.remove(4);
     let gains = Gain::all(&rows(&[tap, off]));
     assert_eq!(gains[0].delivered, Ratio { ratio: 2.0, low: 2.0, high: 2.0 });
@@ -54,7 +54,8 @@ fn a_round_in_which_one_path_failed_counts_for_neither() {
 
 #[test]
 fn the_json_has_the_documented_shape() {
-    let rows = rows(&[cell(Path3::Tap, 100_000, 40, 60), cell(Path3::AckOffload, 100_000, 4, 60)]);
+    let rows =
+        rows(&[cell(NetPath::Tap, 100_000, 40, 60), cell(NetPath::AckOffload, 100_000, 4, 60)]);
     let share = GuestShare { cpu_percent: 33.0, switches_per_s: 11.0, load_done_percent: 20 };
     let report = Report {
         scheduler: Scheduler::Strict30,

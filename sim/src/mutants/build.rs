@@ -171,9 +171,9 @@ impl Workshop<'_> {
         let mut cargo = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
         cargo.args(args).arg("--quiet");
         cargo.env("RUSTC_WORKSPACE_WRAPPER", &self.compiler);
-        let everybodys = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-        let everybodys = everybodys.unwrap_or_else(|| self.root.join("target"));
-        cargo.env("CARGO_BUILD_BUILD_DIR", std::path::absolute(everybodys)?);
+        let shared = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+        let shared = shared.unwrap_or_else(|| self.root.join("target"));
+        cargo.env("CARGO_BUILD_BUILD_DIR", std::path::absolute(shared)?);
         cargo.env("CARGO_TARGET_DIR", &self.target).current_dir(&self.copy);
         Ok(cargo)
     }
