@@ -11,8 +11,8 @@ use super::build::{Built, FIRST_PANIC, VARIABLE};
 
 /// Processor seconds for each seed, on average, after which a run is taken for one without an end.
 const SEED_LIMIT_S: u64 = 2;
-/// Address space of a run in KiB; a mutation may ask for all there is. The tests of `rules` need 7 GiB
-/// together: none gives back the arena that it leaks, most of which is never touched.
+/// Address space of a run in KiB; a mutation may ask for all there is. The tests of `rules` need
+/// 7 GiB together: none gives back the arena that it leaks, most of which is never touched.
 const MEMORY_KIB: u64 = 16 << 20;
 
 /// How a mutation was noticed.
