@@ -12,6 +12,19 @@ use serde::{Deserialize, Serialize};
 /// Longest request, in bytes, with its newline.
 pub const REQUEST_BYTES_MAX: usize = 4096;
 
+/// Highest rate limit of a VM, in Mbit/s; the lowest is 1.
+pub const RATE_LIMIT_MBIT_S_MAX: u32 = 100_000;
+
+/// Which of a VM's two directions.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Direction {
+    /// What it sends, to the network and to other VMs.
+    FromGuest,
+    /// What is sent to it.
+    ToGuest,
+}
+
 /// What a client can ask for.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
@@ -56,6 +69,15 @@ pub enum Request {
         vm: String,
         /// On or off.
         on: bool,
+    },
+    /// Another rate limit for one VM: [`Reply::Done`].
+    RateLimit {
+        /// Name of the VM.
+        vm: String,
+        /// Which of its two.
+        direction: Direction,
+        /// In Mbit/s, 1 to [`RATE_LIMIT_MBIT_S_MAX`]; `None` is no limit.
+        mbit_s: Option<u32>,
     },
     /// No new promises for this VM: [`Reply::Done`]. [`VmStatus::owed_flows`] tells when all
     /// are kept. `Offload` with `on` ends it.
@@ -145,6 +167,10 @@ pub struct VmStatus {
     pub controls_congestion: bool,
     /// No new promises are made, until the offload is turned on again.
     pub draining: bool,
+    /// What it may send, in Mbit/s; `None` is no limit.
+    pub rate_limit_from_guest_mbit_s: Option<u32>,
+    /// What it may be sent, in Mbit/s; `None` is no limit.
+    pub rate_limit_to_guest_mbit_s: Option<u32>,
     /// Connections with a byte, FIN or RST that somebody is still owed; 0 is drained.
     pub owed_flows: u64,
     /// Tracked connections by state; all states are named.

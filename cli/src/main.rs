@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use client::Client;
-use nightporter_api::{FlowInfo, Reply, Request, Status};
+use nightporter_api::{Direction, FlowInfo, RATE_LIMIT_MBIT_S_MAX, Reply, Request, Status};
 
 /// Shows and steers a running nightporterd.
 #[derive(Debug, Parser)]
@@ -76,6 +76,16 @@ enum Command {
         /// The VM.
         vm: String,
     },
+    /// Limits what a VM sends, or is sent, in a second.
+    RateLimit {
+        /// The direction.
+        direction: Way,
+        /// Mbit/s (10^6 bits), 1 to 100000; or off.
+        #[arg(value_name = "MBIT_S|off", value_parser = rate)]
+        limit: Rate,
+        /// The VM.
+        vm: String,
+    },
     /// Makes no new promises for a VM, and waits until all are kept; `offload on` ends it.
     Drain {
         /// The VM.
@@ -90,6 +100,38 @@ enum Command {
 enum Switch {
     On,
     Off,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Way {
+    FromGuest,
+    ToGuest,
+}
+
+impl From<Way> for Direction {
+    fn from(way: Way) -> Self {
+        match way {
+            Way::FromGuest => Self::FromGuest,
+            Way::ToGuest => Self::ToGuest,
+        }
+    }
+}
+
+/// Mbit/s; `None` is no limit.
+#[derive(Clone, Copy, Debug)]
+struct Rate(Option<u32>);
+
+fn rate(text: &str) -> Result<Rate, String> {
+    let good = |rate: &u32| (1..=RATE_LIMIT_MBIT_S_MAX).contains(rate);
+    match text {
+        "off" => Ok(Rate(None)),
+        text => text
+            .parse()
+            .ok()
+            .filter(good)
+            .map(|rate| Rate(Some(rate)))
+            .ok_or_else(|| format!("write Mbit/s, 1 to {RATE_LIMIT_MBIT_S_MAX}, or off")),
+    }
 }
 
 impl Switch {
@@ -140,6 +182,10 @@ fn run(arguments: &Arguments) -> Result<()> {
         }
         Command::CongestionOffload { switch, vm } => {
             done(&mut client, &Request::CongestionOffload { vm: vm.clone(), on: switch.is_on() })
+        }
+        Command::RateLimit { direction, limit, vm } => {
+            let (direction, mbit_s) = ((*direction).into(), limit.0);
+            done(&mut client, &Request::RateLimit { vm: vm.clone(), direction, mbit_s })
         }
         Command::Drain { vm, no_wait } => {
             done(&mut client, &Request::Drain { vm: vm.clone() })?;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use nightporter_api::{FlowInfo, PortStatus, Status};
 
-/// The daemon, a line per port, and a line for each port that dropped something.
+/// The daemon, a line per port, a line for each that dropped something, and one for each limit.
 pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     let stopping = if status.stopping { ", stopping" } else { "" };
     let up = duration(status.uptime_s);
@@ -32,6 +32,15 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     for port in status.ports.iter().filter(|p| !p.drops.is_empty()) {
         let drops: Vec<_> = port.drops.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
         writeln!(out, "{} dropped: {}", port.name, drops.join(", "))?;
+    }
+    for (name, vm) in status.ports.iter().filter_map(|p| Some((&p.name, p.vm.as_ref()?))) {
+        let ways = [
+            (vm.rate_limit_from_guest_mbit_s, "from it"),
+            (vm.rate_limit_to_guest_mbit_s, "to it"),
+        ];
+        for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
+            writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
+        }
     }
     Ok(())
 }
@@ -219,6 +228,7 @@ mod tests {
             flows: BTreeMap::from([("on".into(), 3), ("pass".into(), 1)]),
             held_bytes: 2048,
             budget_bytes: 64 << 20,
+            rate_limit_to_guest_mbit_s: Some(100),
             ..VmStatus::default()
         };
         let web1 = PortStatus {
@@ -243,7 +253,8 @@ mod tests {
              PORT  KIND  LINK  OFFLOAD  CONGESTION  FLOWS  ON  HELD  BUDGET  IN    OUT  DROPS\n\
              lan   tap   up    -        -           -      -   -     -       5.0M  0    2\n\
              web1  vm    down  on       paused      4      3   2.0K  64M     0     0    0\n\
-             lan dropped: hairpin 2\n"
+             lan dropped: hairpin 2\n\
+             web1 has a limit of 100 Mbit/s to it\n"
         );
     }
 }

@@ -6,8 +6,8 @@ use std::io::{ErrorKind, Read};
 use std::num::NonZeroU64;
 use std::path::Path;
 
-use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
-use nightporter_core::port::{GuestConfig, PortConfig};
+use nightporter_core::engine::{AddPortError, Direction, Engine, EngineConfig};
+use nightporter_core::port::{GuestConfig, PortConfig, PortId};
 use nightporter_core::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -167,7 +167,7 @@ fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
 
 fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartError> {
     let tap = TapPort::open(uplink).map_err(|e| StartError(e.to_string()))?;
-    add_port(worker, Port::Uplink(tap), PortConfig::uplink(&uplink.name))
+    add_port(worker, Port::Uplink(tap), PortConfig::uplink(&uplink.name)).map(|_| ())
 }
 
 fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), StartError> {
@@ -191,11 +191,11 @@ fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), Sta
         flows_max: vm.flows_max,
         mtu: vm.mtu,
     };
-    add_port(
-        worker,
-        Port::Guest(Box::new(GuestPort::new(port))),
-        PortConfig::guest(&vm.name, config),
-    )
+    let port = Port::Guest(Box::new(GuestPort::new(port)));
+    let id = add_port(worker, port, PortConfig::guest(&vm.name, config))?;
+    worker.set_rate_limit(id, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
+    worker.set_rate_limit(id, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
+    Ok(())
 }
 
 /// Who may connect to the VMs' sockets.
@@ -228,7 +228,7 @@ fn make_parent(path: &Path) -> Result<(), StartError> {
     }
 }
 
-fn add_port(worker: &mut Worker, port: Port, config: PortConfig) -> Result<(), StartError> {
+fn add_port(worker: &mut Worker, port: Port, config: PortConfig) -> Result<PortId, StartError> {
     let name = config.name.clone();
     worker.add_port(port, config).map_err(|e| match e {
         AddPortError::MacTaken => error(format!("{name}: the MAC is taken"), "choose another"),

@@ -15,7 +15,9 @@ use std::path::PathBuf;
 
 use crate::noise;
 use arbitrary::{Arbitrary, Unstructured};
-use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request, Status};
+use nightporter_api::{
+    Direction, RATE_LIMIT_MBIT_S_MAX, REQUEST_BYTES_MAX, Reply, Request, Status,
+};
 use nightporter_check::wire::{Segment, TcpFlags};
 use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig};
@@ -67,6 +69,7 @@ enum Line {
     Capture(Name),
     Offload(Name, bool),
     CongestionOffload(Name, bool),
+    RateLimit(Name, bool, Option<u32>),
     Drain(Name),
     /// One of the above with a byte of it changed.
     Changed(Plain, u8, u8),
@@ -114,6 +117,10 @@ impl Line {
             Self::Offload(vm, on) => Request::Offload { vm: vm.text(), on: *on },
             Self::CongestionOffload(vm, on) => {
                 Request::CongestionOffload { vm: vm.text(), on: *on }
+            }
+            Self::RateLimit(vm, from_guest, mbit_s) => {
+                let direction = if *from_guest { Direction::FromGuest } else { Direction::ToGuest };
+                Request::RateLimit { vm: vm.text(), direction, mbit_s: *mbit_s }
             }
             Self::Drain(vm) => Request::Drain { vm: vm.text() },
             Self::Changed(plain, at, byte) => {
@@ -240,6 +247,8 @@ impl Host {
         let mut client = Client::new(self);
         client.sends(&Line::Offload(Name::Vm, true).bytes());
         client.sends(&Line::CongestionOffload(Name::Vm, false).bytes());
+        client.sends(&Line::RateLimit(Name::Vm, false, None).bytes());
+        client.sends(&Line::RateLimit(Name::Vm, true, None).bytes());
         self.looks();
         client.listens(self);
         assert!(self.offload && !self.draining, "the offload is not on");
@@ -321,6 +330,13 @@ impl Host {
                 Reply::Stream {} => PORTS.contains(&port.as_str()),
                 _ => is_error && !PORTS.contains(&port.as_str()),
             },
+            Request::RateLimit { vm, mbit_s, .. } => {
+                let good = mbit_s.is_none_or(|rate| (1..=RATE_LIMIT_MBIT_S_MAX).contains(&rate));
+                match reply {
+                    Reply::Done {} => vm == VM && good,
+                    _ => is_error && (vm != VM || !good),
+                }
+            }
             Request::Offload { vm, .. }
             | Request::CongestionOffload { vm, .. }
             | Request::Drain { vm } => match reply {

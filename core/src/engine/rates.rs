@@ -23,13 +23,20 @@ pub enum Direction {
     ToGuest,
 }
 
+/// One limit of a VM.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    bytes_per_s: u64,
+    pacer: Pacer,
+}
+
 /// The limits of all VMs.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
     /// There is any.
     any: bool,
     /// By the number of the VM's port.
-    of_ports: Vec<[Option<Pacer>; 2]>,
+    of_ports: Vec<[Option<Limit>; 2]>,
     /// Who waits, and until when.
     waiting: Vec<(Instant, PortId, Direction)>,
 }
@@ -47,15 +54,16 @@ impl Rates {
     }
 
     fn of(&mut self, port: PortId, direction: Direction) -> Option<&mut Pacer> {
-        self.of_ports.get_mut(usize::from(port.0))?[direction as usize].as_mut()
+        let limit = self.of_ports.get_mut(usize::from(port.0))?[direction as usize].as_mut();
+        limit.map(|limit| &mut limit.pacer)
     }
 
-    fn set(&mut self, port: PortId, direction: Direction, pacer: Option<Pacer>) {
+    fn set(&mut self, port: PortId, direction: Direction, limit: Option<Limit>) {
         let place = usize::from(port.0);
         if place >= self.of_ports.len() {
             self.of_ports.resize_with(place + 1, Default::default);
         }
-        self.of_ports[place][direction as usize] = pacer;
+        self.of_ports[place][direction as usize] = limit;
         self.any = self.of_ports.iter().flatten().any(Option::is_some);
     }
 
@@ -74,6 +82,13 @@ impl Rates {
 }
 
 impl Engine<'_> {
+    /// What [`Self::set_rate_limit`] has set.
+    #[must_use]
+    pub fn rate_limit(&self, port: PortId, direction: Direction) -> Option<u64> {
+        let limits = self.rates.of_ports.get(usize::from(port.0))?;
+        limits[direction as usize].map(|limit| limit.bytes_per_s)
+    }
+
     /// From now on the VM of `port` sends, or is sent, so many bytes of frames in a second; without
     /// a number, as many as there are. A burst may be a millisecond's worth, or a frame.
     pub fn set_rate_limit(
@@ -83,12 +98,12 @@ impl Engine<'_> {
         direction: Direction,
         bytes_per_s: Option<u64>,
     ) {
-        let pacer = bytes_per_s.filter(|_| self.vm(port).is_some()).map(|rate| {
-            let mut pacer = Pacer::new();
-            pacer.set_rate(now, rate, Duration::from_secs(1), Gain(1, 1), MTU_DEFAULT.into());
-            pacer
+        let limit = bytes_per_s.filter(|_| self.vm(port).is_some()).map(|bytes_per_s| {
+            let (mut pacer, second) = (Pacer::new(), Duration::from_secs(1));
+            pacer.set_rate(now, bytes_per_s, second, Gain(1, 1), MTU_DEFAULT.into());
+            Limit { bytes_per_s, pacer }
         });
-        self.rates.set(port, direction, pacer);
+        self.rates.set(port, direction, limit);
         self.rates.waiting.retain(|(_, other, way)| (*other, *way) != (port, direction));
         self.hold(port, direction, false);
     }
@@ -139,7 +154,7 @@ impl Engine<'_> {
         let ends = [(Some(from), Direction::FromGuest), (to, Direction::ToGuest)];
         for (port, way) in ends.into_iter().filter_map(|(port, way)| Some((port?, way))) {
             if self.rates.of(port, way).is_some_and(|p| p.next() > now + LIMIT_DEBT_MAX) {
-                self.count_drop(from, DropReason::RateLimit);
+                self.count_drop(port, DropReason::RateLimit);
                 return Verdict::Drop(DropReason::RateLimit);
             }
             let _ = self.rates.charge(now, port, way, len);

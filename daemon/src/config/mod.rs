@@ -141,6 +141,11 @@ pub struct VmConfig {
     pub congestion_offload: bool,
     /// How the host sends for this guest: `"cubic"` (default) or `"reno"`.
     pub congestion_control: Algorithm,
+    /// What the guest may send in a second, to the network and to other VMs, in Mbit (10^6 bits) of
+    /// frames. Default: no limit; 1 to 100000. `nightporter rate-limit` changes it at run time.
+    pub rate_limit_from_guest_mbit_s: Option<u32>,
+    /// Likewise, what may be sent to it.
+    pub rate_limit_to_guest_mbit_s: Option<u32>,
     /// Bytes that may be held and promised for this guest together, over all its flows. Default
     /// `64M`; 1M to 64G. Cost: that much memory, allocated at start. Formula: rate x the longest
     /// wait for the CPU: 10 Gbit/s x 50 ms = 60M. Too small: flows beyond it run without the

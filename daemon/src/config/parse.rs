@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 
+use nightporter_api::RATE_LIMIT_MBIT_S_MAX;
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{FLOWS_MAX, FLOWS_PER_VM, VM_BUDGET};
 use toml::de::DeValue;
@@ -174,6 +175,8 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         congestion_control: s
             .get("congestion_control", "write \"cubic\" or \"reno\"", algorithm)
             .unwrap_or_default(),
+        rate_limit_from_guest_mbit_s: rate_limit(&mut s, "rate_limit_from_guest_mbit_s"),
+        rate_limit_to_guest_mbit_s: rate_limit(&mut s, "rate_limit_to_guest_mbit_s"),
         budget: s
             .get("budget", "write bytes, or a string as in \"64M\"", bytes(MIB..=64 * GIB))
             .unwrap_or(VM_BUDGET),
@@ -196,6 +199,12 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
     }
     s.finish();
     config
+}
+
+fn rate_limit(s: &mut Section<'_, '_>, key: &'static str) -> Option<u32> {
+    let range = 1..=RATE_LIMIT_MBIT_S_MAX.into();
+    let limit = s.get(key, "give Mbit/s, or leave it out for no limit", integer(range));
+    limit.and_then(|n| u32::try_from(n).ok())
 }
 
 fn port_name(s: &mut Section<'_, '_>, unique: &mut Unique) -> String {

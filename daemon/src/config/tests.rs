@@ -36,6 +36,8 @@ fn the_shortest_useful_file_gets_the_documented_defaults() {
     assert_eq!(vm.socket, Path::new("/run/nightporter/web1.sock"));
     assert_eq!((vm.mtu, vm.queue_pairs, vm.ack_offload), (1500, 1, true));
     assert_eq!((vm.congestion_offload, vm.congestion_control), (false, Algorithm::Cubic));
+    let limits = (vm.rate_limit_from_guest_mbit_s, vm.rate_limit_to_guest_mbit_s);
+    assert_eq!(limits, (None, None));
     assert_eq!((vm.budget, vm.flows_max), (64 << 20, 16384));
     assert_eq!((vm.mac, &vm.ips), (None, &None));
 }
@@ -72,6 +74,8 @@ fn every_key_is_read() {
         ack_offload = false
         congestion_offload = false
         congestion_control = "reno"
+        rate_limit_from_guest_mbit_s = 100
+        rate_limit_to_guest_mbit_s = 1
         budget = "1G"
         flows_max = 1_000
         "#,
@@ -87,6 +91,8 @@ fn every_key_is_read() {
     assert_eq!(vm.ips.as_ref().unwrap().len(), 2);
     assert_eq!((vm.mtu, vm.queue_pairs, vm.ack_offload), (9000, 2, false));
     assert_eq!((vm.congestion_offload, vm.congestion_control), (false, Algorithm::Reno));
+    let limits = (vm.rate_limit_from_guest_mbit_s, vm.rate_limit_to_guest_mbit_s);
+    assert_eq!(limits, (Some(100), Some(1)));
     assert_eq!((vm.budget, vm.flows_max), (1 << 30, 1000));
     assert_eq!(c.budget_sum(), 1 << 30);
 }
@@ -101,7 +107,7 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, socket, \
          mac, ips, mtu, queue_pairs, ack_offload, congestion_offload, congestion_control, \
-         budget, flows_max"
+         rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
     );
     assert_eq!(
         errors("[[vms]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n"),

@@ -1,7 +1,7 @@
 //! What operators ask of a running worker, and what it tells them.
 
-use nightporter_api::{Reply, Request};
-use nightporter_core::engine::Engine;
+use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request};
+use nightporter_core::engine::{self, Engine};
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nix::sys::epoll::Epoll;
@@ -88,6 +88,26 @@ impl Desk {
                 tracing::info!(vm, on, "congestion offload");
                 engine.set_congestion_offload(id, on);
             }),
+            Request::RateLimit { vm, direction, mbit_s } => {
+                if mbit_s.is_some_and(|rate| !(1..=RATE_LIMIT_MBIT_S_MAX).contains(&rate)) {
+                    return Reply::Error {
+                        what: "that is not a rate limit".into(),
+                        fix: format!("give 1 to {RATE_LIMIT_MBIT_S_MAX} Mbit/s, or none"),
+                    };
+                }
+                let way = match direction {
+                    Direction::FromGuest => engine::Direction::FromGuest,
+                    Direction::ToGuest => engine::Direction::ToGuest,
+                };
+                path.find_vm(&vm).map_or_else(
+                    |reply| reply,
+                    |port| {
+                        tracing::info!(vm, ?direction, mbit_s, "rate limit");
+                        path.set_rate_limit(now, port, way, mbit_s);
+                        Reply::Done {}
+                    },
+                )
+            }
             Request::Drain { vm } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, "draining");
                 engine.drain(now, id);

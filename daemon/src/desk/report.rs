@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use nightporter_api::{FlowInfo, FlowPage, PortStatus, SendInfo, Status, VmStatus};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
+use nightporter_core::engine::Direction;
 use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
 use nightporter_core::limits::PAGE;
@@ -81,6 +82,8 @@ impl DataPath {
             congestion_offload: vm.congestion_offload,
             controls_congestion: vm.controls_congestion(now),
             draining: vm.draining,
+            rate_limit_from_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::FromGuest),
+            rate_limit_to_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::ToGuest),
             owed_flows: sums.owed,
             flows: states.map(|(s, n)| (s.label().into(), n)).collect(),
             budget_bytes: vm.budget_pages * PAGE as u64,

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU64;
 
-use nightporter_core::engine::{AddPortError, Engine};
+use nightporter_core::engine::{AddPortError, Direction, Engine};
 use nightporter_core::port::{PortConfig, PortFeatures, PortId};
 use nightporter_core::time::Instant;
 use nightporter_core::turn::{Turn, TurnConfig};
@@ -14,6 +14,9 @@ use super::ports::WorkerPorts;
 use crate::port::Port;
 use crate::port::tap::TapPort;
 use crate::token::{Token, watch_for};
+
+/// 10^6 bits.
+const BYTES_PER_MBIT: u64 = 125_000;
 
 /// See the module doc.
 #[derive(Debug)]
@@ -35,14 +38,14 @@ impl DataPath {
         }
     }
 
-    /// Adds a port. Errors: see [`AddPortError`].
+    /// Adds a port; its number. Errors: see [`AddPortError`].
     pub(crate) fn add_port(
         &mut self,
         now: Instant,
         epoll: &Epoll,
         port: Port,
         config: PortConfig,
-    ) -> Result<(), AddPortError> {
+    ) -> Result<PortId, AddPortError> {
         let name = config.name.clone();
         let id = self.turn.add_port(now, &mut self.engine, config)?;
         self.ports.add(id, name, port);
@@ -53,7 +56,7 @@ impl DataPath {
             self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
         self.handle_guest_events(now, epoll, id);
-        Ok(())
+        Ok(id)
     }
 
     /// One turn; how many frames it moved.
@@ -73,6 +76,24 @@ impl DataPath {
             let beats = heartbeats.beat(now, vms);
             turn.send_heartbeats(now, engine, ports, &beats);
         }
+    }
+
+    /// A VM's rate limit in Mbit/s; `None` is none.
+    pub(crate) fn rate_limit_mbit_s(&self, port: PortId, way: Direction) -> Option<u32> {
+        let limit = self.engine.rate_limit(port, way)? / BYTES_PER_MBIT;
+        Some(u32::try_from(limit).unwrap_or(u32::MAX))
+    }
+
+    /// Another rate limit for a VM.
+    pub(crate) fn set_rate_limit(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        way: Direction,
+        mbit_s: Option<u32>,
+    ) {
+        let bytes_per_s = mbit_s.map(|rate| u64::from(rate) * BYTES_PER_MBIT);
+        self.engine.set_rate_limit(now, port, way, bytes_per_s);
     }
 
     /// The interface behind an uplink is gone.

@@ -13,7 +13,7 @@ pub(crate) mod ports;
 use std::io;
 use std::num::NonZeroU64;
 
-use nightporter_core::engine::{AddPortError, Engine};
+use nightporter_core::engine::{AddPortError, Direction, Engine};
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nix::errno::Errno;
@@ -98,9 +98,14 @@ impl Worker {
         self.desk.set_metrics(&self.epoll, metrics)
     }
 
-    /// Adds a port. Errors: see [`AddPortError`].
-    pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<(), AddPortError> {
+    /// Adds a port; its number. Errors: see [`AddPortError`].
+    pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<PortId, AddPortError> {
         self.path.add_port(monotonic_now(), &self.epoll, port, config)
+    }
+
+    /// What a VM may send, or be sent, in Mbit/s; without a number, all there is.
+    pub(crate) fn set_rate_limit(&mut self, port: PortId, way: Direction, mbit_s: Option<u32>) {
+        self.path.set_rate_limit(monotonic_now(), port, way, mbit_s);
     }
 
     /// Looks for promises that a predecessor left in the arena; call after all ports were added.

@@ -10,6 +10,7 @@ mod flows;
 mod forwarding;
 mod guest;
 mod host;
+mod limits;
 mod operators;
 mod segment;
 mod starting;
