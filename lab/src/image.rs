@@ -160,22 +160,26 @@ fn download_kernel(dir: &Path) -> Result<()> {
     fs::rename(&unpacked, dir).with_context(|| format!("creating {}", dir.display()))
 }
 
-/// Builds a program for guests as one static file: their initramfs has no libraries. It has a
-/// target directory of its own because its linker flags differ; when nothing changed this takes no
-/// time.
+/// Builds a program for guests as one static file: their initramfs has no libraries. The profile is
+/// the lab's own, and so are the dependencies; only the last link differs, and has a target
+/// directory of its own. When nothing changed this takes no time.
 fn guest_binary(package: &str, binary: &str, target_dir: &Path) -> Result<PathBuf> {
+    let profile = if cfg!(debug_assertions) { "sim" } else { "release" };
+    let shared = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    let shared = source_root().join(shared.unwrap_or_else(|| "target".into()));
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let mut build = Command::new(&cargo);
     build
-        .args(["rustc", "--quiet", "--release", "--locked", "--package", package])
+        .args(["rustc", "--quiet", "--locked", "--profile", profile, "--package", package])
         .args(["--bin", binary, "--target-dir"])
         .arg(target_dir)
         .args(["--", "-C", "target-feature=+crt-static", "-C", "strip=symbols"])
+        .env("CARGO_BUILD_BUILD_DIR", shared)
         .current_dir(source_root());
     let out = build.output().with_context(|| format!("{cargo} is not installed?"))?;
     let error = String::from_utf8_lossy(&out.stderr);
     ensure!(out.status.success(), "building {binary}: {}", error.trim());
-    Ok(target_dir.join("release").join(binary))
+    Ok(target_dir.join(profile).join(binary))
 }
 
 fn pack_initramfs(agent: &[u8], tool: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {
