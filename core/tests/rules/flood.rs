@@ -177,7 +177,8 @@ fn flood_14_g_is_shown_what_has_a_place_and_never_more_than_r_shows() {
     }
     let last = g.takes_all().pop().expect("ACKs");
     let room = last.ack() + last.window() - u32::try_from(acked).expect("small");
-    assert!((64_000..1 << 20).contains(&room), "G has room for {room}");
+    let kept = w.flow(0, |f| f.stats().kept_pages).expect("a flow");
+    assert!((64_000..=kept << 14).contains(&room), "G has room for {room} in {kept} pages");
 }
 
 #[test]
@@ -649,6 +650,27 @@ fn flood_16_vms_take_turns_by_bytes_whatever_the_number_of_their_flows() {
     });
     let place = sent.iter().position(|port| *port == second).expect("its turn");
     assert_eq!((sent.len(), place), (11, 8), "64 KiB are seven frames and a bit");
+}
+
+#[test]
+fn flood_14_the_edge_that_g_is_shown_stays_where_it_was_when_the_path_becomes_slow() {
+    let (w, r, g) = floods(&Setup::new());
+    r.shows_window(1 << 20);
+    let (mut acked, mut edge) = (1, 0);
+    for round in 0..40 {
+        let next = g.end(|end| end.next);
+        hands_over(&g, next, next + 20_000);
+        w.after_ms(if round < 12 { 1 } else { 200 });
+        let sent = r.takes_all().last().map_or(acked, |seen| i64::from(seen.range().1));
+        acked = acked.max(sent);
+        r.sends(&format!("ack {acked}"));
+        for seen in g.takes_all() {
+            let shown = seen.ack() + seen.window();
+            assert!(shown + 128 > edge, "{shown} after {edge}"); // a unit of the window field
+            edge = edge.max(shown);
+        }
+    }
+    assert!(edge > 1 << 20, "{edge}");
 }
 
 #[test]

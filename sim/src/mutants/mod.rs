@@ -12,6 +12,7 @@ pub mod judge;
 pub mod known;
 mod place;
 mod second;
+mod sending;
 pub mod source;
 pub mod survey;
 mod table;

@@ -3,10 +3,11 @@
 //! A place is named by a function and by a piece of it, in which `[[` and `]]` mark what is
 //! replaced, if that is not all of it; `place.rs` says how it is looked for.
 //!
-//! The first fifteen were given with the specification. Five of them are about
-//! congestion offload, which is not there yet: they name what today's code has in their place.
+//! The first fifteen were given with the specification. Five of them are about sending: they name
+//! what ack offload has in its place, and [`super::sending`] has those of congestion offload.
 
 use super::second::SECOND;
+use super::sending::SENDING;
 
 /// One way to break `core`.
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +37,7 @@ pub(super) use mutations;
 
 /// All mutations. Numbers in reports count from 1, in this order.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    FIRST.iter().chain(SECOND)
+    FIRST.iter().chain(SECOND).chain(SENDING)
 }
 
 mutations! { FIRST:

@@ -117,5 +117,10 @@ fn everything_goes_back_however_a_connection_ends() {
         let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().pages_total()));
         assert_eq!(free.0, free.1, "{how}");
         assert_eq!(kept_pages(&w), 0, "{how}");
+        let port = w.guest_port();
+        let account = |w: &World<'_>| {
+            w.engine(|e, _| e.vm(port).map_or((0, 0), |vm| (vm.reserved_pages, vm.lent_pages)))
+        };
+        assert_eq!(account(&w), (0, 0), "{how}: what others of the VM may take");
     }
 }

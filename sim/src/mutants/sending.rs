@@ -1,0 +1,263 @@
+//! The mutations of congestion offload: what a sender of record can get wrong toward the network,
+//! and H toward the guest that it sends for. See [`super::table`] for how a place is written.
+
+use super::table::{Mutation, mutations};
+
+mutations! { SENDING:
+    "a loss leaves the window as it is", "FLOOD-21", "reduce",
+    "self.controller.on_congestion(now, in_use);"
+    => "";
+
+    "two losses of one window reduce it twice", "FLOOD-21", "on_loss",
+    "Phase::Recovery | Phase::Timeout => [[self.lost_beyond |= n.lost_beyond]],"
+    => "self.begin(Phase::Recovery, n)";
+
+    "a loss in the window after the one that is repaired reduces nothing", "FLOOD-21", "on_news",
+    "n.lost || (over && self.lost_beyond)"
+    => "n.lost";
+
+    "NewReno does not halve", "FLOOD-21", "on_congestion",
+    "self.window.reduce(in_use / 2);"
+    => "self.window.reduce(in_use);";
+
+    "CUBIC makes room for newcomers after every loss", "FLOOD-21", "on_reduction",
+    "self.w_max = if [[converges]] {"
+    => "true";
+
+    "a reduction lets the whole new window out at once", "FLOOD-21", "allowance",
+    "self.prr.budget()"
+    => "self.controller.cwnd().saturating_sub(in_flight)";
+
+    "a timeout leaves the window as it is", "FLOOD-23", "collapse",
+    "self.cwnd = self.mss;"
+    => "";
+
+    "timeouts do not double", "FLOOD-23", "rto",
+    "rto.saturating_mul(1 << self.backoffs.min(20))"
+    => "rto";
+
+    "each timeout of the same bytes lowers ssthresh", "FLOOD-23", "on_retransmission_timeout",
+    "!core::mem::replace(&mut self.timed_out, true)"
+    => "true";
+
+    "the ACK of a copy is a round trip", "FLOOD-23", "take",
+    "sample = None;"
+    => "sample = sample.map(|least| least.min(now.since(p.sent_at)));";
+
+    "the timeout counts from the first segment, whatever is acknowledged", "FLOOD-23", "on_moved",
+    "self.since = now;"
+    => "";
+
+    "a timeout for nothing is never undone", "FLOOD-21", "on_spurious",
+    "self.controller.on_spurious();"
+    => "";
+
+    "every timeout is for nothing", "FLOOD-21", "is_timeout_spurious",
+    "Doubt::Tested if [[originals]] => true,"
+    => "true";
+
+    "SACKed bytes are sent again after a timeout", "FLOOD-21", "give_up_what_is_late",
+    "self.board.pieces().next().is_some_and(|p| p.state == State::Sacked)"
+    => "true";
+
+    "the tail is not probed", "FLOOD-21", "may_probe",
+    "self.probe.is_allowed()"
+    => "false";
+
+    "a loss that a probe has repaired reduces nothing", "FLOOD-21", "on_repaired_by_probe",
+    "self.reduce(now, flight, next);"
+    => "";
+
+    "what three others overtake is lost however often they only come late", "FLOOD-21",
+    "reordering_window",
+    "at_once && !self.reordering_seen"
+    => "at_once";
+
+    "without SACK a partial ACK names no next hole", "FLOOD-21", "is_lost_by_duplicates",
+    "[[(third || partial)]] && self.board.mark_first_lost() > 0"
+    => "third";
+
+    "an R that makes up duplicate ACKs gets a segment for each", "SEC-03", "count_duplicates",
+    "!duplicate || self.duplicates >= most"
+    => "!duplicate";
+
+    "each ACK counts as a segment, however little it acknowledges", "SEC-03", "tell",
+    "delivered: [[arrived.acked]],"
+    => "if arrived.acked > 0 { self.mss } else { 0 }";
+
+    "a mark reduces nothing", "FLOOD-24", "on_news",
+    "self.begin(Phase::Reduction, n);"
+    => "";
+
+    "each ACK with ECE reduces the window", "FLOOD-24", "on_news",
+    "una > self.marks_count_from && self.phase == Phase::Open"
+    => "true";
+
+    "CWR is never sent", "FLOOD-24", "note_reduction",
+    "self.cwr_due = self.ecn;"
+    => "";
+
+    "CWR is on every part of a super-segment", "FLOOD-24", "fresh",
+    "to = to.min(from + self.mss);"
+    => "";
+
+    "a copy is ECN-capable", "FLOOD-24", "emit_data_to_net",
+    "self.options.ecn && !d.again && d.len > 0"
+    => "self.options.ecn && d.len > 0";
+
+    "an idle sender keeps its window", "FLOOD-25", "poll_allowed",
+    "self.episode.on_idle(now, self.sent_at, self.rtt.rto());"
+    => "";
+
+    "a window that is not used grows", "FLOOD-25", "is_used",
+    "pressed && self.pipe_ack().is_none_or(|bytes| bytes.max(flight) * 2 >= cwnd)"
+    => "true";
+
+    "a window leaves as one burst", "FLOOD-26", "poll_allowed",
+    "paced < self.mss"
+    => "false";
+
+    "who waits for the pace is not woken", "FLOOD-26", "arm",
+    "at = at.min(self.sender.paced_until());"
+    => "";
+
+    "bytes beyond R's edge leave", "FLOOD-12", "fresh",
+    "to > self.net_edge"
+    => "false";
+
+    "a shut window of R is not probed", "FLOOD-12", "deadline",
+    "let shut = [[self.is_shut()]];"
+    => "false";
+
+    "an R that has taken its window back is probed for ever", "FLOOD-12", "on_wheel",
+    "backoffs < limits::WINDOW_PROBES_MAX"
+    => "true";
+
+    "an R that is long silent is never left to G", "FLOOD-32", "on_wheel",
+    "backoffs < limits::WIRE_TIMEOUTS_MAX"
+    => "true";
+
+    "the first window after lost SYNs is ten segments", "FLOOD-19", "begin_flooded",
+    "syn_copies > 1"
+    => "false";
+
+    "what was too long for the path is not sent again", "FLOOD-39", "on_too_big",
+    "flooded.sender.on_too_long();"
+    => "";
+
+    "an ICMP error about bytes that are not under way is believed", "FLOOD-39", "on_too_big",
+    "under_way && mss < f.wire_mss()"
+    => "mss < f.wire_mss()";
+
+    "a path's MTU may be less than any path has", "FLOOD-39", "parse",
+    "mtu: [[mtu.max(least)]]"
+    => "mtu";
+
+    "a black hole is never noticed", "FLOOD-40", "on_sender_woken",
+    "flooded.lower_mss(mss);"
+    => "";
+
+    "a slow path is taken for a black hole", "FLOOD-40", "mss_of_black_hole",
+    "self.proven.max(least)"
+    => "least";
+
+    "of two copies of G's bytes the last is sent", "INV-15", "on_data",
+    "!store.write(cx.arena, lent, from, &h.payload[index(from - seq)..index(end - seq)])"
+    => "{ let from = seq.max(una);
+          !store.write(cx.arena, lent, from, &h.payload[index(from - seq)..index(end - seq)]) }";
+
+    "small segments of G are joined", "FLOOD-07", "on_data",
+    "self.note_end(end);"
+    => "";
+
+    "G is not told of a hole in what it hands over", "FLOOD-05", "note_hole",
+    "self.duplicates_due = DUPLICATES;"
+    => "";
+
+    "G's FIN is forgotten when its data is taken", "FLOOD-36", "on_data",
+    "fin && end == self.accepted"
+    => "false";
+
+    "a copy of G's FIN is none", "FLOOD-36", "poll_departure",
+    "closed && segment.to > bytes_end"
+    => "closed && segment.to > bytes_end && !segment.again";
+
+    "the edge that G is shown moves left", "FLOOD-14", "open",
+    "self.edge = self.edge.max(wanted.min(held));"
+    => "self.edge = wanted.min(held);";
+
+    "G is shown room that R has not", "FLOOD-14", "wanted",
+    "net_edge.min(self.next + queue)"
+    => "(self.next + queue)";
+
+    "G is shown room that has no place", "FLOOD-14", "open",
+    "self.edge.max([[wanted.min(held)]])"
+    => "wanted";
+
+    "lent pages are not given back", "INV-06", "release",
+    "vm.take_back(core::mem::take(&mut self.reserved_pages).into());"
+    => "";
+
+    "pages of a path that has become slow stay taken", "FLOOD-16", "open",
+    "self.shrink(vm, una);"
+    => "";
+
+    "what G has handed over goes when its flow is parked", "INV-06", "park",
+    "self.keeps_bytes()"
+    => "false";
+
+    "H takes over while bytes are under way of which it has no copy", "FLOOD-33", "begin_flooded",
+    "self.outbound.una() == sent"
+    => "true";
+
+    "H lets go of what R has not acknowledged", "FLOOD-32", "settle_flooded",
+    "(verbatim || !self.wants_flooded(cx)) && !self.keeps_bytes()"
+    => "(verbatim || !self.wants_flooded(cx))";
+
+    "urgent data of G overtakes what is kept", "FLOOD-38", "take_over",
+    "if [[needs_verbatim(f)]] {
+            return Some(Fate::Drop(DropReason::Draining));"
+    => "false";
+
+    "a wrong checksum of G becomes a right one", "COM-13", "take_over",
+    "!f.checksum_ok()"
+    => "false";
+
+    "who asks for what R has acknowledged hears nothing", "FLOOD-15", "take_over",
+    "let unknown = [[range.seq < una]] || result == Err(DropReason::OutOfWindow);"
+    => "false";
+
+    "H acknowledges to G what R has not", "INV-12", "emit_to_guest",
+    "Seq::wrap(self.outbound.una())"
+    => "Seq::wrap(self.losses.flooded().map_or(self.outbound.una(), Flooded::accepted))";
+
+    "R's duplicate ACKs for H reach G", "FLOOD-09", "on_valid_segment",
+    "if [[hidden]] {"
+    => "false";
+
+    "R's marks for H reach G", "FLOOD-09", "on_valid_segment",
+    "if self.losses.flooded().is_some() { TcpFlags::ACK } else { tcp.flags }"
+    => "tcp.flags";
+
+    "ACKs for what still waits at H are believed", "FLOOD-08", "believes",
+    "self.losses.flooded().is_some_and(|flooded| ack <= flooded.accepted())"
+    => "false";
+
+    "what H sends for G echoes no clock", "INV-09", "emit_data_to_net",
+    "self.header_to_net(cx.key, d.seq, d.flags, &[], !d.again)"
+    => "{ let mut header = self.header_to_net(cx.key, d.seq, d.flags, &[], !d.again);
+          header.timestamps.iter_mut().for_each(|shown| shown.tsecr = 0);
+          header }";
+
+    "VMs do not take turns", "FLOOD-16", "pop",
+    "self.turns.rotate_left(1);"
+    => "";
+
+    "what leaves is not taken off a VM's turn", "FLOOD-16", "on_sent",
+    "line.credit -= i64::try_from(bytes).unwrap_or(i64::MAX);"
+    => "";
+
+    "what passes a VM's limit is never too much", "FLOOD-16", "police",
+    "p.next() > now + LIMIT_DEBT_MAX"
+    => "false";
+}
