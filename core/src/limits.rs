@@ -82,7 +82,8 @@ pub const TIMERS_PER_CALL: usize = 4096;
 /// flow again (FLOOD-23): as many as Linux tries (`tcp_retries2`), a quarter of an hour.
 pub const WIRE_TIMEOUTS_MAX: u8 = 15;
 /// Probes of a window that R has taken back after which H stops sending for G: 200 ms more than the
-/// round trip, doubled each time, are 6 s. G knows of the window then, and probes it by itself.
+/// round trip, doubled each time, are 6 s. G knows of the window then, and probes it by itself. So
+/// many timeouts end it too for a flow that is to be handed back.
 pub const WINDOW_PROBES_MAX: u8 = 5;
 /// Turns in a row without a frame after which a port is not read again unless it wakes the worker.
 /// A read of an empty port costs some 50 ns; 64 turns are longer than the usual window of polling.

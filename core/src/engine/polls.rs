@@ -267,7 +267,12 @@ impl Engine<'_> {
             let mut header = [0; TcpEmit::MAX_LEN];
             let poll = |flow: &mut Flow, cx: &mut FlowContext<'_, '_>| {
                 let made = flow.poll_delivery(cx, &mut header, room)?;
-                cx.vm.clock.on_delivery(now); // before the flow asks to be woken
+                // Before the flow asks to be woken.
+                if flow.only_tells(&made) {
+                    cx.vm.clock.on_forwarded(now);
+                } else {
+                    cx.vm.clock.on_delivery(now);
+                }
                 Some(made)
             };
             let delivery = self.with_flow(now, id, poll);

@@ -92,6 +92,12 @@ impl Flow {
         self.outbound.ack_to_guest_due().then(|| self.deliver_ack(cx, buf))
     }
 
+    /// A frame without bytes for which nothing waits: what R says, as if it had passed.
+    #[inline]
+    pub(crate) fn only_tells(&self, made: &Delivery) -> bool {
+        made.to == 0 && self.timers.is_idle()
+    }
+
     /// R's newest (ack, window) by itself (COM-30).
     fn deliver_ack(
         &mut self,

@@ -406,7 +406,11 @@ impl Flow {
     /// Data goes to G past the store, behind all that is held and without a gap.
     fn pass_data(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let passed = self.receiver.stream().all().max(self.receiver.passed());
-        if self.sender.una() < self.delivery_end() || range.seq > passed {
+        let waits = self.sender.una() < self.delivery_end() || range.seq > passed;
+        if waits && is_bare(f, range) {
+            return Fate::Drop(DropReason::Draining); // G is told what it says; R asks for nothing
+        }
+        if waits {
             return self.refuse(cx, range, DropReason::Draining);
         }
         if range.fin {

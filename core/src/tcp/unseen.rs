@@ -13,8 +13,9 @@
 //!    two sides now.
 //!
 //! While H sends for G, G judges nothing (FLOOD-08): it may have handed over what R was not sent.
-//! An ACK for that goes no further, and counts for nothing. Three for what G has not even handed
-//! over, and H sends no longer.
+//! An ACK for that goes no further. It counts if G has sent a fragment, or if it comes although H
+//! has repeated what R, by its own account, has; and one for what G has not even handed over
+//! counts always. Believed, it ends what H sends for G.
 //!
 //! The bytes held are held on: if G acknowledges them by the other path alone, they end in a reset
 //! of both sides (SNOOP-32), for nothing shows H that G has them.
@@ -22,6 +23,7 @@
 use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, Why};
+use crate::tcp::outbound::flooded::Flooded;
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::wire::packet::{Tcp, TcpFlags};
 
@@ -53,13 +55,14 @@ impl Flow {
 
     /// Counts a plausible ACK above what H saw G send. `true`: it is believed.
     pub(super) fn believes(&mut self, cx: &mut FlowContext<'_, '_>, tcp: &Tcp, bare: bool) -> bool {
-        let ack = tcp.ack.unwrap(self.outbound.una());
-        if self.losses.flooded().is_some_and(|flooded| ack <= flooded.accepted()) {
-            return false;
-        }
         let fragments = cx.vm.fragment_from_guest.is_some_and(|(at, remote)| {
             remote == cx.key.r_addr && cx.now.since(at) <= limits::T_FRAGMENT
         });
+        let ack = tcp.ack.unwrap(self.outbound.una());
+        let kept = |f: &Flooded| ack <= f.accepted() && !f.repeats_in_vain();
+        if !fragments && self.losses.flooded().is_some_and(kept) {
+            return false;
+        }
         let believed = self.outbound.on_unseen_ack(tcp, bare, fragments);
         if believed {
             self.hand_back(cx);

@@ -228,6 +228,19 @@ fn com_30_an_old_ack_with_ip_options_is_old_all_the_same() {
     g.gets_nothing();
 }
 
+/// Found by simulation (seed 35615): it lay behind a gap of R's data, and R got an ACK for it, the
+/// same every time.
+#[test]
+fn com_30_an_ack_with_ip_options_that_may_not_pass_is_not_answered() {
+    let (w, r, g) = Setup::new().small().established();
+    g.sends("1:1001");
+    r.gets("1:1001");
+    r.sends("2001 ack 1001 ipopt"); // 1:2001 was lost
+    g.gets("1 ack 1001");
+    r.gets_nothing();
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Drain, Why::Options));
+}
+
 #[test]
 fn com_07_ip_options_are_not_acknowledged_early() {
     let (w, r, g) = Setup::new().established();

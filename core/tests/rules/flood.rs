@@ -1,7 +1,7 @@
 //! FLOOD: H sends for G, as its path to R allows.
 
 use crate::GUEST;
-use crate::common::segment::Seen;
+use crate::common::segment::{Seen, fragments};
 use crate::common::world::{Peer, mac};
 use crate::common::{Setup, World};
 use nightporter_core::drops::DropReason;
@@ -179,6 +179,32 @@ fn flood_14_g_is_shown_what_has_a_place_and_never_more_than_r_shows() {
     let room = last.ack() + last.window() - u32::try_from(acked).expect("small");
     let kept = w.flow(0, |f| f.stats().kept_pages).expect("a flow");
     assert!((64_000..=kept << 14).contains(&room), "G has room for {room} in {kept} pages");
+}
+
+/// Found by simulation (seed 32889): the window of R's SYN-ACK has no unit. H took it for one that
+/// has, and rounded the edge down once more with each ACK.
+#[test]
+fn inv_05_g_sees_the_edge_of_a_syn_ack_move_left_by_less_than_a_unit() {
+    // No page is left for a larger window.
+    let budget_bytes = 20 << 14;
+    let setup = Setup { floods: true, guest_is_client: true, budget_bytes, ..Setup::new() };
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    g.sends_syn();
+    r.gets_syn();
+    r.sends_syn_spec("S. ack 1 win 65535", &setup);
+    assert_eq!(g.gets_syn().window(), 65_535);
+    g.sends("1 ack 1");
+    r.gets("1 ack 1");
+    hands_over(&g, 1, 10_001);
+    r.takes_all();
+    for acked in [1001, 2001, 3501, 10_001] {
+        r.shows_window(80_000);
+        r.sends(&format!("ack {acked}"));
+        let seen = g.takes_all().pop().expect("an ACK");
+        let edge = seen.ack() + seen.window();
+        assert!((65_536 - 127..65_536 + (16 << 10)).contains(&edge), "{acked}: edge {edge}");
+    }
 }
 
 #[test]
@@ -383,6 +409,21 @@ fn flood_32_a_flow_is_handed_back_although_g_never_pauses() {
     panic!("H never lets go");
 }
 
+/// Found by simulation (seed 36497): R had been shown more by G's fragments than by a host that
+/// drained, and sent its ACKs from there. They counted for nothing, and G gave up.
+#[test]
+fn flood_32_a_flow_to_be_handed_back_does_not_wait_long_for_a_silent_r() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    w.engine(|engine, _| engine.set_congestion_offload(GUEST, false));
+    w.after_ms(20_000);
+    assert_eq!(g.sends("1:1001"), Verdict::Absorbed);
+    w.after_ms(40_000);
+    r.takes_all();
+    assert_eq!(g.sends("1:1001"), Verdict::Forward(PortId(0)));
+    r.gets("1:1001");
+}
+
 #[test]
 fn snoop_25_r_learns_of_its_fin_from_a_segment_that_waits_its_turn_too() {
     let (_, r, g) = floods(&Setup::new());
@@ -394,6 +435,25 @@ fn snoop_25_r_learns_of_its_fin_from_a_segment_that_waits_its_turn_too() {
     let urgent = g.sends("1001:1011 ack 1002 urg 10");
     assert_eq!(urgent, Verdict::Drop(DropReason::Draining));
     r.gets_all(&["1001 ack 1002"]);
+}
+
+/// Found by simulation (seed 36572): ACKs every 60 ms let T_rst of another flow last for 43 s.
+#[test]
+fn what_h_tells_a_guest_of_its_remote_does_not_stop_the_guest_s_clock() {
+    let w = Setup { floods: true, ..Setup::new() }.opens();
+    let (r, g) = w.connects();
+    let (remote, sender) = w.connects();
+    hands_over(&sender, 1, 10_001);
+    remote.takes_all();
+    r.sends("1:1001");
+    g.gets("1:1001"); // and says nothing
+    w.after_ms(110);
+    for n in 1..=8 {
+        w.after_ms(40);
+        remote.sends(&format!("ack {}", n * 1000 + 1));
+        sender.gets(&format!("ack {}", n * 1000 + 1));
+    }
+    g.gets("1:1001");
 }
 
 #[test]
@@ -446,6 +506,46 @@ fn flood_08_acks_for_what_waits_at_h_are_not_believed_however_many_come() {
     r.takes_all();
     r.sends("ack 10001");
     assert_eq!(r.takes_all().first().expect("the next window").range().0, 10_001);
+}
+
+/// Found by simulation (seed 35680): G sent its copies as fragments, and R's ACKs of them counted
+/// for nothing until G gave up.
+#[test]
+fn flood_08_a_fragment_of_g_explains_an_ack_for_what_waits_at_h() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001"]);
+    for frame in fragments(&g.frame_of("10001:11001"), 800) {
+        assert!(matches!(w.frame(GUEST, VirtioNetHdr::default(), &frame), Verdict::Forward(_)));
+    }
+    g.sends_unseen("10001:11001");
+    r.sends("1 ack 11001");
+    g.gets("1 ack 11001");
+    assert_eq!(w.state(), Some(State::Pass));
+    g.sends("11001:12001");
+    r.gets_last("11001:12001");
+}
+
+/// The same by another NIC: all that tells H is that R, when H repeats what it kept, says again and
+/// again that it has more.
+#[test]
+fn flood_08_an_ack_for_what_waits_at_h_is_believed_once_h_repeats_in_vain() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001"]);
+    g.sends_unseen("1:1001");
+    g.sends_unseen("10001:11001");
+    for n in 0..4 {
+        assert_eq!(r.sends("1 ack 11001"), Verdict::Drop(DropReason::BadAck), "{n}");
+    }
+    for answered in 1..=3 {
+        w.after_ms(2000 << answered);
+        assert!(r.takes_all().iter().any(|seen| seen.range().0 == 1), "a copy");
+        let verdict = r.sends("1 ack 11001");
+        assert_eq!(verdict == Verdict::Drop(DropReason::BadAck), answered < 3, "{answered}");
+    }
+    g.gets("1 ack 11001");
+    assert_eq!(w.state(), Some(State::Pass));
 }
 
 #[test]

@@ -106,6 +106,11 @@ impl Flooded {
         self.sender.una() < self.intake.accepted()
     }
 
+    /// R has not acknowledged what H repeated when it was silent.
+    pub(in crate::tcp) const fn repeats_in_vain(&self) -> bool {
+        self.sender.rtt().backoffs() > 0
+    }
+
     /// Takes what G hands over.
     fn on_data(
         &mut self,
@@ -128,16 +133,17 @@ impl Flooded {
     }
 
     /// G may hand over more, as far as R's edge.
-    fn open(&mut self, vm: &mut Vm, net_edge: u64) {
+    fn open(&mut self, vm: &mut Vm) {
         let (una, next) = (self.sender.una(), self.sender.next());
         let (cwnd, srtt) = (self.sender.controller().cwnd(), self.sender.rtt().srtt());
-        self.intake.open(vm, &Room { una, next, net_edge, cwnd, srtt });
+        self.intake.open(vm, &Room { una, next, cwnd, srtt });
     }
 
     /// The wheel has come to the flow's place. `false`: R has been silent for so long that G may
-    /// try by itself (FLOOD-23); or has shown no room although it had shown G some before, so that
-    /// only R's own answers keep G waiting (FLOOD-12).
-    fn on_wheel(&mut self, now: Instant, vm: &mut Vm) -> bool {
+    /// try by itself (FLOOD-23), sooner if the flow is to be handed back anyway; or has shown no
+    /// room although it had shown G some before, so that only R's own answers keep G waiting
+    /// (FLOOD-12).
+    fn on_wheel(&mut self, now: Instant, vm: &mut Vm, wanted: bool) -> bool {
         self.wheel = Instant::MAX;
         if self.sender.timeout() <= now {
             let counts = self.sender.waits() == Waits::Retransmission;
@@ -147,8 +153,8 @@ impl Flooded {
         let backoffs = self.sender.rtt().backoffs();
         match self.sender.waits() {
             Waits::Nothing => true,
-            Waits::Window => backoffs < limits::WINDOW_PROBES_MAX,
-            _ => backoffs < limits::WIRE_TIMEOUTS_MAX,
+            waits if wanted && waits != Waits::Window => backoffs < limits::WIRE_TIMEOUTS_MAX,
+            _ => backoffs < limits::WINDOW_PROBES_MAX,
         }
     }
 
@@ -359,8 +365,9 @@ impl Flow {
             && !self.outbound.fin_sent()
             && !self.receiver.reset_waits()
             && !needs_verbatim(f);
-        let edge = self.outbound.edge(self.options.shift_r);
-        let intake = may.then(|| Intake::new(cx.vm, sent, edge))?;
+        let shift = self.options.shift_r;
+        let edge = self.outbound.edge(shift);
+        let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift))?;
         if intake.is_none() && edge > sent {
             cx.vm.counters.floods_refused += 1;
             cx.vm.uncontrolled_at = Some(cx.now);
@@ -411,8 +418,9 @@ impl Flow {
             bare: range.len() == 0 && !range.fin && shown == edge,
         };
         flooded.on_ack(cx, &ack);
+        flooded.intake.on_net_edge(shown);
         if wanted {
-            flooded.open(cx.vm, shown);
+            flooded.open(cx.vm);
         } // else G comes to an end of what it may hand over, and the flow to its hand-back
         flooded.arm(cx, true);
         self.settle_flooded(cx, false);
@@ -420,8 +428,9 @@ impl Flow {
 
     /// The wheel of senders has woken the flow.
     pub(crate) fn on_sender_woken(&mut self, cx: &mut FlowContext<'_, '_>) {
+        let wanted = self.wants_flooded(cx);
         let Some(flooded) = self.losses.flooded_mut() else { return };
-        if flooded.on_wheel(cx.now, cx.vm) {
+        if flooded.on_wheel(cx.now, cx.vm, wanted) {
             let least = if cx.key.version == IpVersion::V4 { V4_MSS_MIN } else { V6_MSS_MIN };
             if let Some(mss) = flooded.mss_of_black_hole(least) {
                 flooded.lower_mss(mss);

@@ -53,7 +53,7 @@ pub(crate) struct Intake {
     ends: VecDeque<u64>,
     /// Pages of the VM's budget taken for all of it (INV-06).
     reserved_pages: u32,
-    /// The right edge that G is shown.
+    /// The right edge that G is shown, as far as R has shown as much.
     edge: u64,
     /// What it was when a header last said it.
     edge_shown: u64,
@@ -67,8 +67,6 @@ pub(super) struct Room {
     /// R has acknowledged everything below, and was sent everything below `next`.
     pub(super) una: u64,
     pub(super) next: u64,
-    /// R's newest right edge.
-    pub(super) net_edge: u64,
     /// Bytes that may be under way in a round trip, and how long one takes; none while unknown.
     pub(super) cwnd: u64,
     pub(super) srtt: Option<Duration>,
@@ -87,9 +85,11 @@ impl Room {
 }
 
 impl Intake {
-    /// G's next byte is `first`, and it was shown `edge`. `None`: there is no place for that, or
-    /// for as much of it as a first window is (FLOOD-13).
-    pub(super) fn new(vm: &mut Vm, first: u64, edge: u64) -> Option<Self> {
+    /// G's next byte is `first`, and R's newest edge is `edge`, in units of `1 << shift` bytes: G
+    /// may have been shown almost a unit more, by the field of a SYN-ACK, which has no unit, or
+    /// before R rounded its edge down. `None`: there is no place for that, or for as much of it as
+    /// a first window is (FLOOD-13).
+    pub(super) fn new(vm: &mut Vm, first: u64, edge: u64, shift: u8) -> Option<Self> {
         let bytes = (edge - first).min(limits::FLOW_BUFFER_MIN);
         let pages = FlowStore::pages_for(bytes);
         let taken = pages > 0 && vm.lend(pages);
@@ -101,7 +101,7 @@ impl Intake {
             duplicates_due: 0,
             ends: VecDeque::new(),
             reserved_pages: u32::try_from(pages).unwrap_or(u32::MAX),
-            edge,
+            edge: edge + (1 << shift) - 1,
             edge_shown: edge,
             net_edge: edge,
         })
@@ -120,6 +120,11 @@ impl Intake {
     /// End of the bytes that are there in order.
     pub(super) const fn bytes_end(&self) -> u64 {
         self.accepted - self.fin as u64
+    }
+
+    /// The right edge that G is shown.
+    fn edge(&self) -> u64 {
+        self.edge.min(self.net_edge)
     }
 
     /// Pages taken.
@@ -152,7 +157,7 @@ impl Intake {
         if self.fin {
             return if end < self.accepted { Ok(()) } else { Err(DropReason::OutOfWindow) };
         }
-        let (from, end) = (seq.max(self.accepted), end.min(self.edge));
+        let (from, end) = (seq.max(self.accepted), end.min(self.edge()));
         if from < end {
             let fills = from == self.accepted;
             if !fills && !self.out_of_order.has_room_for(from, end) {
@@ -233,10 +238,14 @@ impl Intake {
         Ok(())
     }
 
+    /// R has shown this right edge.
+    pub(super) fn on_net_edge(&mut self, edge: u64) {
+        self.net_edge = self.net_edge.max(edge);
+    }
+
     /// Moves the edge by what R, the path and the VM's budget allow now. The acknowledgement of R
     /// that moves it shows it to G.
     pub(super) fn open(&mut self, vm: &mut Vm, room: &Room) {
-        self.net_edge = self.net_edge.max(room.net_edge);
         let (una, own) = (room.una, u64::from(self.reserved_pages));
         let wanted = room.wanted(self.net_edge);
         let more = FlowStore::pages_for(wanted.saturating_sub(una)).saturating_sub(own);
@@ -252,7 +261,7 @@ impl Intake {
     /// Pages that are behind no byte below the edge go back, but for a first window: the path has
     /// become slower, and others have a use for them (FLOOD-16).
     fn shrink(&mut self, vm: &mut Vm, una: u64) {
-        let used = self.edge.saturating_sub(una).max(limits::FLOW_BUFFER_MIN);
+        let used = self.edge().saturating_sub(una).max(limits::FLOW_BUFFER_MIN);
         let used = u32::try_from(FlowStore::pages_for(used)).unwrap_or(u32::MAX);
         let free = self.reserved_pages.saturating_sub(used);
         self.reserved_pages -= free;
@@ -262,14 +271,14 @@ impl Intake {
     /// The window field for G behind an acknowledgement of `una`. Rounded down it shows less than a
     /// unit less (RFC 7323 section 2.4).
     pub(super) fn window(&mut self, una: u64, shift: u8) -> u16 {
-        self.edge_shown = self.edge;
-        u16::try_from(self.edge.saturating_sub(una) >> shift).unwrap_or(u16::MAX)
+        self.edge_shown = self.edge();
+        u16::try_from(self.edge_shown.saturating_sub(una) >> shift).unwrap_or(u16::MAX)
     }
 
     /// The window field for G would be larger than when it was last shown.
     pub(super) fn opens(&self, una: u64, shift: u8) -> bool {
         let field = |edge: u64| edge.saturating_sub(una) >> shift;
-        field(self.edge) > field(self.edge_shown)
+        field(self.edge()) > field(self.edge_shown)
     }
 
     /// R shows more than G was shown.
