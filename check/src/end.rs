@@ -56,6 +56,8 @@ pub struct End {
     pub acked: u64,
     /// Highest ACK of what it had not been sent, if that is known for a lie.
     pub lied: u64,
+    /// It has sent SACK blocks that its own ACK contradicts.
+    pub(crate) odd_sack: bool,
     /// What it acknowledged before, lately: a probe made then may have waited since.
     pub acked_before: BTreeSet<u64>,
     /// See `acked`.
@@ -103,6 +105,7 @@ impl End {
             fin: None,
             acked: BASE,
             lied: BASE,
+            odd_sack: false,
             edge: BASE,
             edge_max: BASE,
             tsvals: BTreeSet::new(),

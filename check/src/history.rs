@@ -11,6 +11,7 @@ use nightporter_core::time::{Duration, Instant};
 pub use crate::end::{End, Offer, Side};
 use crate::out::{In, Out};
 use crate::rules::early_acceptance::{self, Acceptable};
+use crate::rules::one_endpoint::has_odd_block;
 use crate::rules::quality::{self, Quality};
 use crate::stream::Stream;
 use crate::tap::{FlowName, Tapped};
@@ -372,6 +373,7 @@ impl History {
         let e = self.end_mut(from);
         e.end = e.end.max(end);
         if flags.ack() {
+            self.end_mut(from).odd_sack |= has_odd_block(self, from.other(), tcp, ack);
             self.note_ack(from, ack, u64::from(tcp.window) << shift);
         }
         let end = seq + u64::from(tcp.payload_len);
@@ -386,13 +388,13 @@ impl History {
             self.ack_of_sent = self.ack_of_sent.max(ack);
         }
         let floods = self.floods && from == Side::R;
-        let lies = floods && !self.past && ack > self.end(from).end_to;
+        let can_have = if self.past { self.end(from.other()).end } else { self.end(from).end_to };
         let e = self.end_mut(from);
         if floods {
             // R has shown that, whether its number is old, true or a lie that another path hides.
             e.edge_max = e.edge_max.max(ack + window);
         }
-        if lies {
+        if floods && ack > can_have {
             // Of what the host has kept so far, or nobody sent (FLOOD-08); G may come to judge it.
             e.lied = e.lied.max(ack);
         } else if (e.acked..e.acked + (1 << 30)).contains(&ack) {
@@ -566,7 +568,7 @@ impl History {
         if let Some(ack) = o.ack.filter(|&ack| o.to == Side::G && self.past && ack > sent) {
             self.unseen_ack_to_guest = ack;
         }
-        let lies = self.hostile[Side::R as usize];
+        let lies = self.hostile[Side::R as usize] || self.end(Side::R).lied > BASE;
         let said = if lies { self.ack_of_sent } else { u64::MAX };
         let e = self.end_mut(o.to);
         // G refuses an ACK of what it has not sent.

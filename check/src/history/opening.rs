@@ -89,6 +89,8 @@ impl History {
         {
             let g = self.end_mut(Side::G);
             (g.isn, g.offer) = (Some(isn), offer);
+            // What of the others it was sent is counted from another number.
+            self.end_mut(Side::R).end_to = BASE + 1;
         }
     }
 

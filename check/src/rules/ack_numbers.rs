@@ -18,6 +18,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
 /// R itself says so, and lies.
 pub(crate) fn is_for_g_to_judge(h: &History, o: &Out<'_>, ack: u64) -> bool {
     let r = h.end(Side::R);
-    let lie = ack > h.end(Side::G).end && ack <= r.lied; // not even G has sent it
+    // Not even G has sent it, or had when the frame was made.
+    let lie = ack <= r.lied && (ack > h.end(Side::G).end || o.waited);
     o.to == Side::G && (lie || h.hostile[Side::R as usize] && ack <= r.acked)
 }

@@ -102,8 +102,9 @@ pub(crate) fn on_segment_from_net(h: &mut History, tcp: &Tcp, seq: u64, end: u64
     if tcp.flags.fin() && certain && last && room {
         h.acceptable.fin.get_or_insert(end - 1);
     }
-    if to > seq {
-        h.acceptable.ranges.insert(seq.max(BASE + 1), to);
+    let from = seq.max(BASE + 1);
+    if to > from {
+        h.acceptable.ranges.insert(from, to); // one of a connection before lies below
     }
     true
 }

@@ -100,7 +100,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         return Ok(());
     }
     let fields = layer3(o.ip);
-    if o.ip.ttl == 0 || !h.quality.fields.network[o.to.other() as usize].contains(&fields) {
+    if !h.quality.fields.network[o.to.other() as usize].contains(&fields) {
         let (ttl, dscp, label) = fields;
         return Err(format!("to {:?}: TTL {ttl}, DSCP {dscp}, label {label}", o.to));
     }

@@ -24,6 +24,8 @@ struct Scene {
     turns: Turns,
     wrong: Option<Rule>,
     hdr: VirtioNetHdr,
+    /// What leaves has waited for the ring.
+    waited: bool,
 }
 
 /// A segment of R or G with relative numbers.
@@ -93,6 +95,7 @@ impl Scene {
             turns: Turns::default(),
             wrong: None,
             hdr: VirtioNetHdr::default(),
+            waited: false,
         };
         s.h.mtu = Some(1500);
         s.sees(Side::R, &syn(Side::R), &[]);
@@ -137,6 +140,7 @@ impl Scene {
         let (ip, tcp) = packet.tcp().expect("TCP");
         let tap = if to == Side::R { Tap::ToNet } else { Tap::ToGuest(0) };
         let t = tapped(self.now, tap, self.hdr, &bytes, &packet);
+        let t = Tapped { waited: self.waited, ..t };
         let o = self.h.out(&t, to, !tcp.flags.syn(), ip, tcp);
         let said = check_out(&self.h, &o, false)
             .map_err(|(rule, _)| rule)
@@ -564,6 +568,49 @@ fn an_ack_of_the_future_is_a_lying_remotes_own() {
         s.guest_gets(&seg(Side::R, 1, 1), &[]);
         if lies { s.accepted() } else { s.refused_by(Rule::AckOrder) }
     }
+}
+
+/// Seed 37737: G had not handed it over when R said so, and has when it gets the ACK.
+#[test]
+fn a_lie_that_waits_for_the_ring_may_become_one_of_what_the_host_has() {
+    for waited in [true, false] {
+        let mut s = Scene::open();
+        s.h.floods = true;
+        s.net_sends(&seg(Side::R, 1, 51), &[]);
+        s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.flags = PUSH), &[7; 100]);
+        s.waited = waited;
+        s.guest_gets(&seg(Side::R, 1, 51), &[]);
+        if waited { s.accepted() } else { s.refused_by(Rule::UnsentAck) }
+    }
+}
+
+/// Seed 33000: R acknowledges what is missing, as if to be sent more.
+#[test]
+fn blocks_that_r_itself_contradicts_are_no_fault_of_the_host() {
+    for lies in [true, false] {
+        let mut s = Scene::open();
+        let sent = with(seg(Side::G, 1, 1), |x| x.flags = PUSH);
+        s.guest_sends(&sent, &[7; 300]);
+        s.net_gets(&with(told(1), |x| x.flags = PUSH), &[7; 300]);
+        let number = |n: u32| ISN[1].wrapping_add(n);
+        let says = |ack| with(seg(Side::R, 1, ack), |x| x.sack = vec![(number(151), number(301))]);
+        s.net_sends(&says(if lies { 201 } else { 101 }), &[]);
+        s.net_sends(&seg(Side::R, 1, 201), &[]);
+        s.guest_gets(&says(201), &[]);
+        if lies { s.accepted() } else { s.refused_by(Rule::OneEndpoint) }
+    }
+}
+
+/// Seed 38192: it hid what came after it.
+#[test]
+fn a_late_segment_of_the_connection_before_takes_no_place() {
+    let mut s = Scene::open();
+    s.net_sends(&with(seg(Side::R, 1, 1), |x| x.seq = x.seq.wrapping_sub(1 << 20)), &[7; 100]);
+    s.net_gets(&told(1), &[]);
+    s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+    s.net_gets(&told(101), &[]);
+    s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.flags = PUSH), &[7; 100]);
+    s.accepted();
 }
 
 /// Seed 22679: the host sees another SYN-ACK than the one that R has got.

@@ -34,6 +34,8 @@ pub struct Eth {
     pub src: [u8; 6],
     /// Bytes with its VLAN tags: layer 3 starts here.
     pub len: usize,
+    /// Types and numbers of these, without priorities; of two the outer is in the upper half.
+    pub vlan: u64,
 }
 
 /// Layer 3.
@@ -107,9 +109,11 @@ impl Packet {
         let (dst, rest) = frame.split_first_chunk().ok_or(Unreadable)?;
         let (src, rest) = rest.split_first_chunk().ok_or(Unreadable)?;
         let mut ether_type = EtherType(u16::from_be_bytes(*rest.first_chunk().ok_or(Unreadable)?));
-        let mut len = ETHERNET;
+        let (mut len, mut vlan) = (ETHERNET, 0);
         while matches!(ether_type, EtherType::VLAN_TAGGED_FRAME | EtherType::PROVIDER_BRIDGING) {
             let tag = SingleVlanSlice::from_slice(&frame[len..]).map_err(|_| Unreadable)?;
+            let number = u64::from(tag.vlan_identifier().value());
+            vlan = vlan << 32 | u64::from(ether_type.0) << 16 | number;
             ether_type = tag.ether_type();
             len += tag.header_slice().len();
         }
@@ -119,7 +123,7 @@ impl Packet {
             EtherType::ARP => Arp::read(&frame[len..])?,
             _ => Net::Other,
         };
-        Ok(Self { eth: Eth { dst: *dst, src: *src, len }, net })
+        Ok(Self { eth: Eth { dst: *dst, src: *src, len, vlan }, net })
     }
 
     /// The segment and the packet it came in.

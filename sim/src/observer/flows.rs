@@ -51,7 +51,8 @@ pub(super) fn machine_of_side(h: &History, plan: &Plan, side: Side) -> Option<Ma
 
 impl Setting for Plan {
     fn flow_of(&self, packet: &Packet, tap: Tap) -> Option<(FlowName, bool)> {
-        flow_of(packet, tap)
+        // A frame whose tag was broken on the way is of another VLAN, and no machine takes it.
+        flow_of(packet, tap).filter(|_| packet.eth.vlan == self.tag())
     }
 
     fn begins(&self, name: FlowName, tcp: &Tcp) -> Option<History> {
@@ -93,8 +94,7 @@ impl Setting for Plan {
         FlowKey {
             g_addr: address.ip(v6),
             r_addr: IpAddr16(name.remote),
-            // What names the plan's VLAN: type and number of the outer tag.
-            vlan: self.vlan.map_or(0, |id| (0x8100_0000 | u64::from(id)) << 32),
+            vlan: self.tag() << 32,
             g_port: name.guest_port,
             r_port: name.remote_port,
             port: port.0,
@@ -116,6 +116,11 @@ impl Setting for Plan {
 }
 
 impl Plan {
+    /// What names its VLAN: type and number of the tag.
+    fn tag(&self) -> u64 {
+        self.vlan.map_or(0, |id| 0x8100_0000 | u64::from(id))
+    }
+
     /// The TCP of a machine.
     pub(super) fn stack_of(&self, machine: Machine) -> &StackPlan {
         match machine {
