@@ -240,7 +240,7 @@ mutations! { SENDING:
     => "tcp.flags";
 
     "ACKs for what still waits at H are believed", "FLOOD-08", "believes",
-    "self.losses.flooded().is_some_and(|flooded| ack <= flooded.accepted())"
+    "self.losses.flooded().is_some_and(kept)"
     => "false";
 
     "what H sends for G echoes no clock", "INV-09", "emit_data_to_net",
