@@ -92,7 +92,9 @@ impl Rtnl {
             self.send(RTM_GETROUTE, NLM_F_DUMP, &body)?;
             self.answers(|kind, flags, body| {
                 steady &= flags & NLM_F_DUMP_INTR == 0;
-                if kind == RTM_NEWROUTE {
+                // A kernel that does not know a family lists those of all families instead
+                // (net/core/rtnetlink.c, rtnl_dump_all): one without IPv6 has each route twice.
+                if kind == RTM_NEWROUTE && body.first() == Some(&family) {
                     routes.push(Route::parse(body)?);
                 }
                 Ok(kind == NLMSG_DONE)
