@@ -76,6 +76,14 @@ fn wanted_of_floods(scheduler: Scheduler, link: Link) -> &'static [(usize, f64)]
     }
 }
 
+/// What the best small download must gain over tap when the guest floods: the vFlood poster's best.
+fn wanted_of_the_best(scheduler: Scheduler, link: Link) -> Option<f64> {
+    (scheduler == Scheduler::Rr30 && link == Link::Lan).then_some(12.5)
+}
+
+/// A download that is no larger is a small flow, bytes.
+const SMALL_MAX: usize = 1_000_000;
+
 /// What the rows must show in this case. Rows that were not measured promise nothing.
 #[must_use]
 pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) -> Vec<Check> {
@@ -103,6 +111,16 @@ pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) ->
         let of_this = |g: &&Gain| g.direction == Direction::Down && g.bytes == bytes;
         let floods = gains.iter().filter(of_this).filter(|g| g.path.is_flood());
         checks.extend(floods.filter(|g| g.over == NetPath::Tap).map(|gain| flooded(gain, wanted)));
+    }
+    if let Some(wanted) = wanted_of_the_best(scheduler, link) {
+        let small = |g: &&Gain| g.direction == Direction::Down && g.bytes <= SMALL_MAX;
+        let floods = gains.iter().filter(small).filter(|g| g.path.is_flood());
+        let over_tap = floods.filter(|g| g.over == NetPath::Tap);
+        let best = over_tap.max_by(|a, b| a.delivered.ratio.total_cmp(&b.delivered.ratio));
+        checks.extend(best.map(|gain| {
+            let check = flooded(gain, wanted);
+            Check { what: format!("best of small downloads: {}", check.what), ..check }
+        }));
     }
     // Two ways to flood are no alternatives, and a host is only as fast as its guest is scheduled.
     let compared = |g: &&Gain| match g.direction {
@@ -172,6 +190,22 @@ mod tests {
         let cells = [tap, on];
         assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &cells), [true, false, true, true]);
         assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [true, true], "promises nothing more");
+    }
+
+    #[test]
+    fn each_small_download_gains_and_the_best_of_them_more() {
+        let down = |cell: Cell| Cell { direction: Direction::Down, ..cell };
+        let cells =
+            [(10_000, 10, 120), (100_000, 20, 80)].into_iter().flat_map(|(bytes, on, tap)| {
+                [cell(NetPath::Tap, bytes, tap, tap), cell(NetPath::FloodRoute, bytes, on, on)]
+                    .map(down)
+            });
+        let mut cells: Vec<Cell> = cells.collect();
+        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [true, true, true, false]);
+        cells.truncate(2);
+        cells[0] = down(cell(NetPath::Tap, 10_000, 130, 130));
+        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [true, true, true]);
+        assert_eq!(kept(Scheduler::Quota30, Link::Lan, &cells), [true]);
     }
 
     #[test]
