@@ -4,6 +4,7 @@
 //! SINK    host: header, payload            guest: READ_ALL, verdict
 //! SOURCE  host: header                     guest: payload, FIN
 //! ECHO    host: header, payload            guest: the same payload, FIN
+//! POUR    host: header                     guest: payload, until the host ends the connection
 //! ```
 //!
 //! SINK times a transfer on the sender's clock: the guest's application writes the one byte
@@ -35,6 +36,8 @@ pub enum Service {
     Source,
     /// The guest sends back what it reads.
     Echo,
+    /// The guest sends until the connection is ended.
+    Pour,
 }
 
 /// First bytes of a connection.
@@ -42,9 +45,10 @@ pub enum Service {
 pub struct Header {
     /// What the connection is for.
     pub service: Service,
-    /// Payload bytes that follow the header (SINK, ECHO) or that the guest shall send (SOURCE).
+    /// Payload bytes that follow the header (SINK, ECHO) or that the guest shall send (SOURCE);
+    /// POUR: unused.
     pub bytes: u64,
-    /// SINK: [`hash`] of the payload. SOURCE: seed of the payload. ECHO: unused.
+    /// SINK: [`hash`] of the payload. SOURCE: seed of the payload. Else unused.
     pub hash: u64,
 }
 
@@ -61,6 +65,7 @@ impl Header {
             Service::Sink => 0,
             Service::Source => 1,
             Service::Echo => 2,
+            Service::Pour => 3,
         };
         out[8..16].copy_from_slice(&self.bytes.to_be_bytes());
         out[16..24].copy_from_slice(&self.hash.to_be_bytes());
@@ -78,6 +83,7 @@ impl Header {
             (MAGIC, 0) => Service::Sink,
             (MAGIC, 1) => Service::Source,
             (MAGIC, 2) => Service::Echo,
+            (MAGIC, 3) => Service::Pour,
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "not a lab header")),
         };
         Ok(Self { service, bytes: be_u64(&raw[8..16]), hash: be_u64(&raw[16..24]) })
@@ -123,6 +129,13 @@ impl Verdict {
         let [hash, read_ns, interrupts] = [1, 9, 17].map(|at| be_u64(&raw[at..at + 8]));
         Ok(Self { hash_ok: raw[0] == 1, hash, read_ns, interrupts })
     }
+}
+
+/// The same bytes again and again until the other side ends the connection.
+pub fn pour(stream: &mut impl Write) {
+    let mut chunk = vec![0; 64 << 10];
+    fill(0, &mut chunk);
+    while stream.write_all(&chunk).is_ok() {}
 }
 
 /// The 64-bit xxHash of a payload: cheap without SIMD, so that it is cheap under TCG too.
@@ -210,7 +223,7 @@ mod tests {
 
     #[test]
     fn a_header_reads_back_as_written() {
-        for service in [Service::Sink, Service::Source, Service::Echo] {
+        for service in [Service::Sink, Service::Source, Service::Echo, Service::Pour] {
             let header = Header { service, bytes: 0x0102_0304_0506, hash: 0xdead_beef_0bad_cafe };
             let read = Header::read_from(&mut header.to_bytes().as_slice()).expect("reads");
             assert_eq!(read, header);

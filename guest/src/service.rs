@@ -67,6 +67,10 @@ fn connection(mut stream: TcpStream) -> io::Result<()> {
             finish(&mut stream)
         }
         Service::Echo => echo(&mut stream, header.bytes),
+        Service::Pour => {
+            data::pour(&mut stream);
+            Ok(())
+        }
     }
 }
 

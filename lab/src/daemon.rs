@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::bootline::Nic;
+use serde_json::Value;
 
 use crate::process::{CpuUse, Process, run};
 
@@ -71,6 +72,16 @@ impl Daemon {
     /// The tool's, and the end of the daemon.
     pub fn set_congestion_offload(&mut self, vm: &str, on: bool) -> Result<()> {
         self.cli(&["congestion-offload", if on { "on" } else { "off" }, vm]).map(drop)
+    }
+
+    /// A counter of the first guest.
+    ///
+    /// # Errors
+    /// Those of [`Self::cli`]; there is none of that name.
+    pub fn vm_counter(&mut self, name: &str) -> Result<u64> {
+        let status = self.cli(&["--json", "status"])?;
+        let status: Value = serde_json::from_str(&status).context("reading the status")?;
+        status["ports"][1]["vm"][name].as_u64().with_context(|| format!("no {name} in {status}"))
     }
 
     /// Runs `nightporter` with these arguments; its output.

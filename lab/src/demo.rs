@@ -19,7 +19,9 @@ use crate::link::Link;
 use crate::process::{self, CpuUse};
 use crate::progress::Progress;
 use crate::report::checks::checks;
-use crate::report::{Cell, Cost, Direction, Gain, GuestShare, NetPath, Report, Row, Sample};
+use crate::report::{
+    Cell, Cost, Direction, Gain, GuestShare, GuestTcp, NetPath, Report, Row, Sample,
+};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
 use crate::transfer::{Outcome, Upload};
@@ -139,16 +141,17 @@ fn run_case(
         .step(&format!("{scheduler} over {link}: booting three guests under QEMU with {accel}"));
     let with_daemon = all_paths(options).any(|path| path != NetPath::Tap);
     let guests = [(Vmm::Qemu(accel), image); GUESTS];
-    let world = World::start(&guests, with_daemon, Some(link), places)?;
+    let world = World::start(&guests, with_daemon, Some(link.shape()), places)?;
     let mut lab = Lab::new(world, scheduler);
     progress.step("warming up, calibrating the guests' load");
     lab.warm_up()?;
     lab.warm_up_downloads(options)?;
     let competition = Competition::start(scheduler, cores, &lab.world.guests, &run_dir)?;
     lab.start_load()?;
-    let before = lab.clock()?;
+    let before = (lab.clock()?, lab.guest_tcp()?);
     let cells = lab.measure(options, progress)?;
-    let guests = lab.guest_shares(&before)?;
+    let guests = lab.guest_shares(&before.0)?;
+    let guest_tcp = lab.guest_tcp()?.since(&before.1);
     progress.step("checking both sides' captures of one more upload of each size");
     let up = options.directions.contains(&Direction::Up);
     let traces = lab.check_traces(if up { &options.paths } else { &[] }, &logs);
@@ -172,6 +175,7 @@ fn run_case(
         host_kernel: host_kernel()?,
         cores: cores.others.len() + 1,
         guests,
+        guest_tcp,
         checks: checks(scheduler, link, &rows, &gains),
         rows,
         gains,
@@ -284,6 +288,16 @@ impl Lab {
             shares.push(GuestShare { cpu_percent, switches_per_s, load_done_percent });
         }
         Ok(shares)
+    }
+
+    /// What the guest's TCP has counted so far.
+    fn guest_tcp(&mut self) -> Result<GuestTcp> {
+        let guest = &mut self.world.guests[usize::from(RECEIVER)];
+        Ok(GuestTcp {
+            timeouts: guest.counter("TCPTimeouts")?,
+            loss_probes: guest.counter("TCPLossProbes")?,
+            losses_probed: guest.counter("TCPLossProbeRecovery")?,
+        })
     }
 
     fn clock(&self) -> Result<Clock> {

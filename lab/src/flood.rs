@@ -24,10 +24,11 @@ const CONGESTION_CONTROL: &str = "/proc/sys/net/ipv4/tcp_congestion_control";
 const HEARD_LIMIT: Duration = Duration::from_secs(20);
 
 impl Guest {
-    /// Floods in this way from now on, or not at all. Returns when it hears its host.
+    /// Floods in this way from now on, or not at all. Returns when it hears its host, and its
+    /// routes flood if they have to.
     ///
     /// # Errors
-    /// The tool's; no heartbeat comes.
+    /// The tool's; no heartbeat comes, or the routes are left alone.
     pub fn flood(&mut self, how: Option<Flood>) -> Result<()> {
         self.tool(&["flood", "off"])?;
         let control = if how == Some(Flood::Bpf) { "np_flood" } else { "cubic" };
@@ -38,12 +39,17 @@ impl Guest {
         }
         let path = CONGESTION_CONTROL.to_owned();
         self.call(&Command::Write { path, text: control.to_owned() })?;
+        let Some(how) = how else { return Ok(()) };
         let deadline = Instant::now() + HEARD_LIMIT;
-        while how.is_some() && !self.tool(&["flood", "status"])?.starts_with("flooding     on,") {
-            ensure!(Instant::now() < deadline, "the guest hears no heartbeat");
+        loop {
+            let status = self.tool(&["flood", "status"])?;
+            let route = how == Flood::Bpf || status.contains(": initcwnd ");
+            if route && status.starts_with("flooding     on,") {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "the guest does not flood: {status}");
             thread::sleep(Duration::from_millis(20)); // polls what the guest hears
         }
-        Ok(())
     }
 
     /// Runs `nightporter-guest` in the guest; its output.

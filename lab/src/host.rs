@@ -17,19 +17,23 @@ use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context, Result};
 use nightporter_guest::bootline::{Mac, Neighbour, Nic};
 use nix::sched::{CloneFlags, setns, unshare};
 
-use crate::link::{DelayLine, Link, Measured};
+use crate::link::watch::Watch;
+use crate::link::{DelayLine, Measured, Shape};
 use crate::process::run;
 use crate::sys;
 
 /// Ethernet address of the remote host.
 pub const REMOTE_MAC: Mac = Mac([0x02, 0x4e, 0x50, 0, 0, 1]);
+
+/// Last number of the remote host's address that is farther away, where there is one.
+pub const FAR: u8 = 2;
 
 /// Prefix length of every path's subnet.
 pub const PREFIX: u8 = 24;
@@ -43,11 +47,11 @@ const HOST_SUBNET: u8 = 0;
 #[derive(Debug)]
 pub struct Host {
     remote: Remote,
-    _line: Option<DelayLine>,
+    line: Option<DelayLine>,
     measured: Option<Measured>,
 }
 
-/// The remote host's network namespace; clones are the same one.
+/// A network namespace, the remote host's say; clones are the same one.
 #[derive(Debug, Clone)]
 pub struct Remote {
     namespace: Arc<File>,
@@ -82,7 +86,7 @@ impl Host {
     ///
     /// # Errors
     /// No permission, no iproute2, or a link that is not what it should be.
-    pub fn create(paths: &[u8], link: Option<Link>) -> Result<Self> {
+    pub fn create(paths: &[u8], link: Option<Shape>) -> Result<Self> {
         unshare(CloneFlags::CLONE_NEWNET).context("making a network namespace")?;
         ip("link set lo up")?;
         ip(&format!("link add {BRIDGE} type bridge stp_state 0 mcast_snooping 0"))?;
@@ -90,7 +94,7 @@ impl Host {
         let remote = Remote { namespace: Arc::new(new_namespace()?) };
         let line = match link {
             Some(link) => Some(connect_over(link, &remote)?),
-            None => connect(&remote).map(|()| None)?,
+            None => cable(&remote, "remote").map(|()| None)?,
         };
         ip(&format!("link set remote master {BRIDGE} up"))?;
         remote.enter(|| -> Result<()> {
@@ -98,28 +102,44 @@ impl Host {
             ip(&format!("link set eth0 address {REMOTE_MAC} up"))?;
             // What one transfer learns about the way must not help or hurt the next one.
             sysctl("net/ipv4/tcp_no_metrics_save", "1")?;
-            paths.iter().chain(&[HOST_SUBNET]).try_for_each(|&path| {
-                let address = remote_address(path);
-                let [a, b, c, _] = address.octets();
-                ip(&format!("address add {address}/{PREFIX} dev eth0 noprefixroute"))?;
-                // Linux's default, whatever this host prefers: BBR, for one, paces, and takes a
-                // guest that waits for its core for a slow path. A namespace may not choose its
-                // own.
-                ip(&format!(
-                    "route add {a}.{b}.{c}.0/{PREFIX} dev eth0 src {address} congctl cubic"
-                ))
-            })
+            let mut subnets = paths.iter().chain(&[HOST_SUBNET]);
+            subnets.try_for_each(|&path| join_subnet(remote_address(path)))
         })?;
         let host = Ipv4Addr::new(10, 77, HOST_SUBNET, 2);
         ip(&format!("address add {host}/{PREFIX} dev {BRIDGE}"))?;
         let measured = line.as_ref().map(|line| line.calibrate(&remote, host)).transpose()?;
-        Ok(Self { remote, _line: line, measured })
+        Ok(Self { remote, line, measured })
     }
 
     /// What the link was found to do, if there is one.
     #[must_use]
     pub fn measured(&self) -> Option<Measured> {
         self.measured
+    }
+
+    /// What the line has seen of connections.
+    #[must_use]
+    pub fn watch(&self) -> Option<&Mutex<Watch>> {
+        self.line.as_ref().map(DelayLine::watch)
+    }
+
+    /// Makes a machine with a stack of its own on the bridge, a Linux without hypervisor, and the
+    /// remote host known to it.
+    ///
+    /// # Errors
+    /// Those of ip(8).
+    pub fn add_machine(&self, name: &str, nic: &Nic) -> Result<Remote> {
+        let machine = Remote { namespace: Arc::new(new_namespace()?) };
+        cable(&machine, name)?;
+        ip(&format!("link set {name} master {BRIDGE} up"))?;
+        machine.enter(|| -> Result<()> {
+            ip("link set lo up")?;
+            ip(&format!("link set eth0 address {} up", nic.mac))?;
+            sysctl("net/ipv4/tcp_no_metrics_save", "1")?;
+            join_subnet(nic.address)
+        })?;
+        self.remote.know(nic)?;
+        Ok(machine)
     }
 
     /// Makes a tap with virtio-net headers and puts it on the bridge.
@@ -165,18 +185,42 @@ impl Remote {
     }
 }
 
-/// A cable without delay.
-fn connect(remote: &Remote) -> Result<()> {
+/// A cable without delay, `name` at the bridge's end.
+fn cable(remote: &Remote, name: &str) -> Result<()> {
     // ip(8) takes a path for a namespace; it is our child, so it can open our descriptors.
     let namespace = format!("/proc/{}/fd/{}", std::process::id(), remote.namespace.as_raw_fd());
-    ip("link add remote type veth peer name eth0")?;
+    ip(&format!("link add {name} type veth peer name eth0"))?;
     ip(&format!("link set eth0 netns {namespace}"))
 }
 
-fn connect_over(link: Link, remote: &Remote) -> Result<DelayLine> {
-    let theirs = remote.enter(|| sys::make_tap("eth0")).context("making the remote's tap")?;
-    let ours = sys::make_tap("remote").context("making the link's tap")?;
+fn connect_over(link: Shape, remote: &Remote) -> Result<DelayLine> {
+    let theirs = remote.enter(|| sys::make_tap("eth0", true)).context("making the remote's tap")?;
+    let ours = sys::make_tap("remote", !link.by_frame).context("making the link's tap")?;
+    if link.by_frame {
+        // The queue is the line's.
+        ip("link set remote txqueuelen 20000")?;
+    }
     DelayLine::start(link, [theirs, ours])
+}
+
+/// Gives the calling thread's machine this address.
+///
+/// # Errors
+/// Those of ip(8).
+pub(crate) fn add_address(address: Ipv4Addr) -> Result<()> {
+    ip(&format!("address add {address}/{PREFIX} dev eth0 noprefixroute"))
+}
+
+/// Gives it this address too, and the way to its subnet.
+///
+/// # Errors
+/// Those of ip(8).
+pub(crate) fn join_subnet(address: Ipv4Addr) -> Result<()> {
+    add_address(address)?;
+    let [a, b, c, _] = address.octets();
+    // Linux's default, whatever this host prefers: BBR, for one, paces, and takes a guest that
+    // waits for its core for a slow path. A namespace may not choose its own.
+    ip(&format!("route add {a}.{b}.{c}.0/{PREFIX} dev eth0 src {address} congctl cubic"))
 }
 
 /// A network namespace nobody is in yet.
@@ -193,7 +237,7 @@ fn ip(arguments: &str) -> Result<()> {
 }
 
 /// Sets a sysctl of the calling thread's network namespace.
-fn sysctl(name: &str, value: &str) -> Result<()> {
+pub(crate) fn sysctl(name: &str, value: &str) -> Result<()> {
     let path = Path::new("/proc/sys").join(name);
     fs::write(&path, value).with_context(|| format!("writing {}", path.display()))
 }

@@ -20,6 +20,7 @@
 //! | [`flood`] | a guest that floods, by its tool |
 //! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the comparison of paths |
+//! | [`compare`] | congestion offload beside Linux's own CUBIC, over one bottleneck |
 //! | [`outside`] | the same uploads by a client that is not ours |
 //!
 //! Nothing is named in the host's own network namespace, so there is nothing to clean up there:
@@ -27,6 +28,7 @@
 
 pub mod accel;
 pub mod captures;
+pub mod compare;
 pub mod cpus;
 pub mod daemon;
 pub mod demo;

@@ -9,14 +9,13 @@
 //! takes its time on it (its bits over the rate), one frame after the other, and arrives one delay
 //! later. Super-segments stay whole, as between two virtual machines, but take as long as their
 //! segments would. The buffer before the wire is deep: a sender's whole window fits, so the line
-//! loses nothing and what a run measures is delay, not luck.
+//! loses nothing and what a run measures is delay, not luck. A [`Shape`] may say otherwise.
 //!
 //! The thread is SCHED_FIFO, because a wire does not wait for a core. Timers and wake-ups add to
 //! its delay all the same, on a virtual machine 0.1 ms or more. [`DelayLine::calibrate`] takes that
 //! off the delay again, and says what the link really does, through both kernels' stacks, before
 //! anybody relies on it.
 
-use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
@@ -24,8 +23,8 @@ use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -38,6 +37,11 @@ use serde::Serialize;
 
 use crate::host::Remote;
 use crate::sys;
+use watch::Watch;
+use wire::Wire;
+
+pub mod watch;
+mod wire;
 
 /// What is between the remote host and the guests' host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
@@ -52,6 +56,13 @@ pub enum Link {
 }
 
 impl Link {
+    /// A line that loses nothing.
+    #[must_use]
+    pub fn shape(self) -> Shape {
+        let (rate, round_trip) = (self.rate(), self.round_trip());
+        Shape { rate, round_trip, queue: None, loss: 0.0, far: Duration::ZERO, by_frame: false }
+    }
+
     /// Bits per second.
     #[must_use]
     pub fn rate(self) -> u64 {
@@ -79,15 +90,27 @@ impl fmt::Display for Link {
     }
 }
 
-/// Bytes that may wait for a direction, and be under way on it: more than a sender's largest
-/// window (Linux: `tcp_wmem`, 4 MiB, and as much again in flight).
-const BUFFER_BYTES: usize = 32 << 20;
+/// What a line does to frames.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Shape {
+    /// Bits per second, each way.
+    pub rate: u64,
+    /// There and back, without queues.
+    pub round_trip: Duration,
+    /// How long a frame to the remote may have to wait for the wire: one that would have to wait
+    /// longer is lost. `None`: as deep a buffer as there has to be.
+    pub queue: Option<Duration>,
+    /// The share of the frames with data to the remote that is lost by chance.
+    pub loss: f64,
+    /// What frames to [`crate::host::FAR`] take longer, behind the queue.
+    pub far: Duration,
+    /// Super-segments to the remote are cut before they meet the queue, and connections are
+    /// watched ([`watch`]).
+    pub by_frame: bool,
+}
+
 /// A super-segment of 64 KiB with its headers, and then some.
 const FRAME_BYTES_MAX: usize = 68 * 1024;
-/// Length of a virtio-net header in front of each frame of a tap.
-const VNET_LEN: usize = 10;
-/// Preamble, checksum and gap of a frame on Ethernet (IEEE 802.3): bytes beyond the frame itself.
-const FRAME_OVERHEAD: usize = 24;
 /// Frames taken from one tap before the other has its turn.
 const FRAMES_PER_TURN: usize = 64;
 /// A packet is handed over up to so much early: no timer is worth setting for less.
@@ -97,68 +120,11 @@ const SHORT_NS: u64 = 1_000_000;
 /// Above everything else that the lab starts.
 const PRIORITY: i32 = 50;
 
-/// One direction, as a function of time. Times are nanoseconds from any one moment.
-#[derive(Debug)]
-struct Wire {
-    rate: u64,
-    /// The last bit that was accepted has left by then.
-    free_at: u64,
-    /// When each frame arrives, oldest first.
-    frames: VecDeque<(u64, Vec<u8>)>,
-    bytes: usize,
-    lost: u64,
-}
-
-impl Wire {
-    fn new(link: Link) -> Self {
-        Self { rate: link.rate(), free_at: 0, frames: VecDeque::new(), bytes: 0, lost: 0 }
-    }
-
-    /// A packet of a tap begins its way, behind those before it; `delay` from its end to there.
-    fn accept(&mut self, now: u64, delay: u64, packet: &[u8]) {
-        if self.bytes + packet.len() > BUFFER_BYTES {
-            self.lost += 1;
-            return;
-        }
-        let bits = 8 * wire_bytes(packet) as u64;
-        self.free_at = self.free_at.max(now) + bits * 1_000_000_000 / self.rate;
-        self.frames.push_back((self.free_at + delay, packet.to_vec()));
-        self.bytes += packet.len();
-    }
-
-    /// When the next packet arrives.
-    fn due(&self) -> Option<u64> {
-        self.frames.front().map(|&(at, _)| at)
-    }
-
-    /// The next packet, if it has arrived.
-    fn arrived(&mut self, now: u64) -> Option<Vec<u8>> {
-        let packet = self.frames.pop_front_if(|(at, _)| *at <= now)?.1;
-        self.bytes -= packet.len();
-        Some(packet)
-    }
-}
-
-/// What a packet of a tap takes on an Ethernet: a super-segment is as many frames as its
-/// virtio-net header says, each with headers of its own.
-fn wire_bytes(packet: &[u8]) -> usize {
-    let field = |at: usize| {
-        packet.get(at..at + 2).map_or(0, |b| usize::from(u16::from_le_bytes([b[0], b[1]])))
-    };
-    let frame = packet.len().saturating_sub(VNET_LEN);
-    // struct virtio_net_hdr: flags, gso_type, hdr_len, gso_size.
-    let (headers, segment) = (field(2), field(4));
-    let frames = match segment {
-        0 => 1,
-        _ => frame.saturating_sub(headers).div_ceil(segment).max(1),
-    };
-    frame + (frames - 1) * headers + frames * FRAME_OVERHEAD
-}
-
 /// A running line. It ends when this is dropped.
 #[derive(Debug)]
 pub struct DelayLine {
-    link: Link,
+    shape: Shape,
+    watch: Arc<Mutex<Watch>>,
     /// There and back, ns: what is left of it beside what the machine adds.
     delay: Arc<AtomicU64>,
     stop: Option<UnixStream>,
@@ -170,18 +136,25 @@ impl DelayLine {
     ///
     /// # Errors
     /// No descriptors.
-    pub fn start(link: Link, taps: [File; 2]) -> Result<Self> {
+    pub fn start(shape: Shape, taps: [File; 2]) -> Result<Self> {
         let (ours, theirs) = UnixStream::pair()?;
-        let delay = Arc::new(AtomicU64::new(nanos(link.round_trip())));
-        let shared = Arc::clone(&delay);
+        let delay = Arc::new(AtomicU64::new(nanos(shape.round_trip)));
+        let watch = Arc::new(Mutex::new(Watch::default()));
+        let shared = (Arc::clone(&delay), Arc::clone(&watch));
         let thread = thread::spawn(move || {
             // Without the right to it the line is late at times; `calibrate` tells.
             let _ = sys::set_fifo(0, PRIORITY);
-            if let Err(error) = carry(link, &shared, taps, &theirs) {
+            if let Err(error) = carry(shape, &shared.0, &shared.1, taps, &theirs) {
                 eprintln!("the delay line ended: {error:#}");
             }
         });
-        Ok(Self { link, delay, stop: Some(ours), thread: Some(thread) })
+        Ok(Self { shape, watch, delay, stop: Some(ours), thread: Some(thread) })
+    }
+
+    /// What it has seen of connections, if its shape is by frame.
+    #[must_use]
+    pub fn watch(&self) -> &Mutex<Watch> {
+        &self.watch
     }
 
     /// Takes what the machine adds off the delay, then measures the link from `remote` to `host`,
@@ -196,9 +169,9 @@ impl DelayLine {
             self.shorten(remote, host)?;
             let found = Measured {
                 round_trip_ms: ping(remote, host, PINGS)?.as_secs_f64() * 1e3,
-                rate_mbit_s: throughput(self.link, remote, host)? / PAYLOAD_SHARE / 1e6,
+                rate_mbit_s: throughput(self.shape.rate, remote, host)? / PAYLOAD_SHARE / 1e6,
             };
-            match judge(self.link, found) {
+            match judge(self.shape, found) {
                 Err(_) if tries < TRIES => {}
                 result => return result.map(|()| found),
             }
@@ -208,7 +181,7 @@ impl DelayLine {
     /// Finds the shortest delay with which the round trip is not too short, by bisection: the
     /// machine's own share jumps where a timer becomes worth setting.
     fn shorten(&self, remote: &Remote, host: Ipv4Addr) -> Result<()> {
-        let nominal = self.link.round_trip();
+        let nominal = self.shape.round_trip;
         let mut enough = nanos(nominal);
         let mut short = enough.saturating_sub(SHORTER_MAX_NS);
         for _ in 0..BISECTIONS {
@@ -234,10 +207,16 @@ impl Drop for DelayLine {
 }
 
 /// Moves frames until `stop` hangs up.
-fn carry(link: Link, delay: &AtomicU64, mut taps: [File; 2], stop: &UnixStream) -> Result<()> {
+fn carry(
+    shape: Shape,
+    delay: &AtomicU64,
+    watch: &Mutex<Watch>,
+    mut taps: [File; 2],
+    stop: &UnixStream,
+) -> Result<()> {
     let start = Instant::now();
     let now = || nanos(start.elapsed());
-    let mut wires = [Wire::new(link), Wire::new(link)];
+    let mut wires = [Wire::from_remote(shape), Wire::to_remote(shape)];
     let mut packet = vec![0; FRAME_BYTES_MAX];
     loop {
         let due = wires.iter().filter_map(Wire::due).min();
@@ -252,11 +231,16 @@ fn carry(link: Link, delay: &AtomicU64, mut taps: [File; 2], stop: &UnixStream) 
         for from in 0..2 {
             if ready[from] {
                 let delay = one_way(from, delay.load(Ordering::Relaxed));
-                take(&mut taps[from], &mut wires[from], &mut packet, now(), delay)?;
+                let mut watch = (shape.by_frame && from == 1).then(|| watch.lock().expect("whole"));
+                let watch = watch.as_deref_mut();
+                take(&mut taps[from], &mut wires[from], &mut packet, now(), delay, watch)?;
             }
         }
         for from in 0..2 {
             while let Some(packet) = wires[from].arrived(now() + TIMER_NS) {
+                if shape.by_frame && from == 0 {
+                    watch.lock().expect("whole").answer_leaves(&packet);
+                }
                 // An interface that is down, or whose queue is full, loses it as a wire would.
                 let _ = taps[1 - from].write_vectored(&[IoSlice::new(&packet)]);
             }
@@ -278,10 +262,22 @@ fn wants(fd: BorrowedFd<'_>) -> PollFd<'_> {
     PollFd::new(fd, PollFlags::POLLIN)
 }
 
-fn take(tap: &mut File, wire: &mut Wire, packet: &mut [u8], now: u64, delay: u64) -> Result<()> {
+fn take(
+    tap: &mut File,
+    wire: &mut Wire,
+    packet: &mut [u8],
+    now: u64,
+    delay: u64,
+    mut watch: Option<&mut Watch>,
+) -> Result<()> {
     for _ in 0..FRAMES_PER_TURN {
         match tap.read(packet) {
-            Ok(len) => wire.accept(now, delay, &packet[..len]),
+            Ok(len) => {
+                let waits = wire.accept(now, delay, &packet[..len]);
+                if let Some(watch) = &mut watch {
+                    watch.data_came(now, &packet[..len], waits);
+                }
+            }
             Err(e) if e.kind() == ErrorKind::WouldBlock => break,
             Err(e) => return Err(e).context("reading from a tap"),
         }
@@ -320,15 +316,15 @@ const TRIES: usize = 3;
 /// Whether a link is what its name says: the round trip within 5 % and 0.25 ms, the rate within
 /// 5 %. Only above 1 Gbit/s may it be slower: there a thread and two stacks on one core are the
 /// limit.
-fn judge(link: Link, found: Measured) -> Result<()> {
-    let nominal = link.round_trip().as_secs_f64() * 1e3;
-    let rate = link.rate() as f64 / 1e6;
-    let slow = link.rate() <= 1_000_000_000 && found.rate_mbit_s < 0.95 * rate;
+fn judge(shape: Shape, found: Measured) -> Result<()> {
+    let nominal = shape.round_trip.as_secs_f64() * 1e3;
+    let rate = shape.rate as f64 / 1e6;
+    let slow = shape.rate <= 1_000_000_000 && found.rate_mbit_s < 0.95 * rate;
     let (early, late) = (0.95 * nominal, 1.05 * nominal + ROUND_TRIP_EXTRA);
     let right = (early..=late).contains(&found.round_trip_ms);
     ensure!(
         right && !slow && found.rate_mbit_s < 1.05 * rate,
-        "the link {link} should take {nominal} ms and {rate} Mbit/s; it was found to take \
+        "the link should take {nominal} ms and {rate} Mbit/s; it was found to take \
          {:.3} ms and {:.0} Mbit/s: is the machine busy?",
         found.round_trip_ms,
         found.rate_mbit_s
@@ -369,8 +365,8 @@ fn ping(remote: &Remote, host: Ipv4Addr, pings: usize) -> Result<Duration> {
 }
 
 /// Bits per second of TCP payload, of the second half of what takes half a second, or is 64 MB.
-fn throughput(link: Link, remote: &Remote, host: Ipv4Addr) -> Result<f64> {
-    let half = usize::try_from(link.rate() / 8 / 4)?.min(32_000_000);
+fn throughput(rate: u64, remote: &Remote, host: Ipv4Addr) -> Result<f64> {
+    let half = usize::try_from(rate / 8 / 4)?.min(32_000_000);
     let listener = TcpListener::bind((host, PORT))?;
     let to = SocketAddr::from((host, PORT));
     let mut sender =
@@ -404,56 +400,6 @@ fn throughput(link: Link, remote: &Remote, host: Ipv4Addr) -> Result<f64> {
 mod tests {
     use super::*;
 
-    const WAY: u64 = 20_000_000;
-
-    /// A packet as a tap gives it: a virtio-net header and so many bytes.
-    fn packet(headers: u16, segment: u16, frame: usize) -> Vec<u8> {
-        let mut packet = vec![0; VNET_LEN + frame];
-        packet[2..4].copy_from_slice(&headers.to_le_bytes());
-        packet[4..6].copy_from_slice(&segment.to_le_bytes());
-        packet
-    }
-
-    #[test]
-    fn a_frame_takes_its_bits_and_one_way_of_delay() {
-        let mut wire = Wire::new(Link::Wan);
-        // 1250 bytes on the wire: 0.1 ms at 100 Mbit/s.
-        wire.accept(1_000, WAY, &packet(0, 0, 1226));
-        assert_eq!(wire.due(), Some(1_000 + 100_000 + WAY));
-        assert_eq!(wire.arrived(20_100_999), None);
-        assert_eq!(wire.arrived(20_101_000).map(|p| p.len()), Some(1236));
-        assert_eq!((wire.due(), wire.bytes), (None, 0));
-    }
-
-    #[test]
-    fn frames_follow_each_other_and_none_waits_for_a_wire_that_is_free() {
-        let mut wire = Wire::new(Link::Wan);
-        for now in [0, 0, 50_000, 1_000_000] {
-            wire.accept(now, WAY, &packet(0, 0, 1226));
-        }
-        let at: Vec<u64> = wire.frames.iter().map(|(at, _)| at - WAY).collect();
-        assert_eq!(at, [100_000, 200_000, 300_000, 1_100_000]);
-    }
-
-    #[test]
-    fn a_super_segment_takes_as_long_as_its_segments() {
-        let segments = 44 * (66 + 1448 + FRAME_OVERHEAD);
-        assert_eq!(wire_bytes(&packet(66, 1448, 66 + 44 * 1448)), segments);
-        assert_eq!(wire_bytes(&packet(66, 1448, 66 + 43 * 1448 + 1)), segments - 1447);
-        assert_eq!(wire_bytes(&packet(0, 0, 60)), 84);
-        assert_eq!(wire_bytes(&packet(66, 1448, 10)), 10 + FRAME_OVERHEAD, "shorter than it says");
-    }
-
-    #[test]
-    fn a_full_buffer_loses_the_newest() {
-        let mut wire = Wire::new(Link::Wan);
-        for _ in 0..1000 {
-            wire.accept(0, WAY, &packet(66, 1448, 65_000));
-        }
-        assert_eq!(wire.frames.len() as u64 + wire.lost, 1000);
-        assert!(wire.bytes <= BUFFER_BYTES && wire.lost > 0);
-    }
-
     #[test]
     fn a_short_delay_is_on_one_way_and_a_long_one_on_both() {
         assert_eq!([one_way(0, 90_000), one_way(1, 90_000)], [0, 90_000]);
@@ -463,11 +409,11 @@ mod tests {
     #[test]
     fn a_line_that_is_slower_faster_or_later_than_its_name_is_refused() {
         let found = |round_trip_ms, rate_mbit_s| Measured { round_trip_ms, rate_mbit_s };
-        assert!(judge(Link::Metro, found(10.1, 990.0)).is_ok());
-        assert!(judge(Link::Lan, found(0.2, 4000.0)).is_ok(), "a slow machine");
+        assert!(judge(Link::Metro.shape(), found(10.1, 990.0)).is_ok());
+        assert!(judge(Link::Lan.shape(), found(0.2, 4000.0)).is_ok(), "a slow machine");
         for bad in [found(9.4, 990.0), found(10.8, 990.0), found(10.1, 940.0), found(10.1, 1060.0)]
         {
-            assert!(judge(Link::Metro, bad).is_err(), "{bad:?}");
+            assert!(judge(Link::Metro.shape(), bad).is_err(), "{bad:?}");
         }
     }
 }

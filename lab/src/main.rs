@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use nightporter_lab::accel::Accel;
+use nightporter_lab::compare::{self, Cell, Which};
 use nightporter_lab::demo::{self, Options};
 use nightporter_lab::image::Image;
 use nightporter_lab::link::Link;
@@ -85,6 +86,28 @@ enum Command {
         #[arg(long, value_enum, default_value = "tcg")]
         accel: Accel,
     },
+    /// Congestion offload beside Linux's own CUBIC, over one bottleneck: goodput, losses, fairness.
+    Compare {
+        /// Only these kinds of cells.
+        #[arg(long, value_enum, value_delimiter = ',', default_value = "alone,beside,far")]
+        which: Vec<Which>,
+        /// Only up to this rate, Mbit/s. More than 100 want a machine that does nothing else.
+        #[arg(long, default_value_t = 100)]
+        rate_most: u64,
+        /// One cell instead: rate in Mbit/s, round trip in ms, queue in bandwidth-delay products,
+        /// loss in percent, as 20,20,1,0.
+        #[arg(long)]
+        cell: Option<Cell>,
+        /// Runs of each arm of a cell.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Seconds of a run; otherwise as the cell needs it.
+        #[arg(long)]
+        seconds: Option<u64>,
+        /// Where the result goes instead of `target/compare/result.json`.
+        #[arg(long)]
+        out: Option<PathBuf>,
+    },
     /// The tests on real guests, with libtest's output.
     Test {
         /// Only those whose name contains this.
@@ -134,6 +157,14 @@ fn main() {
         }),
         Command::Outside { sched: scheduler, link, bytes, rounds, accel } => {
             outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
+        }
+        Command::Compare { which, rate_most, cell, rounds, seconds, out } => {
+            let cells = match cell {
+                None => Cell::all(&which, rate_most),
+                Some(cell) => vec![cell],
+            };
+            let time = seconds.map(Duration::from_secs);
+            compare::run(&compare::Options { cells, rounds, time, out })
         }
         Command::Prepare => Image::for_qemu().map(|_| true),
         Command::Test { filter, captures } => scenario::run_all(&filter, captures.as_deref()),

@@ -57,7 +57,7 @@ pub fn run(options: &Options) -> Result<()> {
         let inside = scope.spawn(|| -> Result<()> {
             let places = Places { sockets: run_dir.path(), logs: &logs };
             let guests = [(Vmm::Qemu(options.accel), &image); 3];
-            let world = World::start(&guests, true, Some(options.link), places)?;
+            let world = World::start(&guests, true, Some(options.link.shape()), places)?;
             let mut lab = Lab::new(world, options.scheduler);
             lab.warm_up()?;
             let competition =

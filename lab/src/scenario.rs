@@ -34,7 +34,7 @@ const MB: usize = 1_000_000;
 type Run = fn(&mut World) -> Result<()>;
 
 /// Name, VMM by kind, what happens in the world.
-const SCENARIOS: [(&str, Kind, Run); 10] = [
+const SCENARIOS: [(&str, Kind, Run); 11] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
@@ -43,6 +43,7 @@ const SCENARIOS: [(&str, Kind, Run); 10] = [
     ("frames_lost_inside_the_guest_are_invisible_to_the_remote", Kind::Qemu, lossy_guest),
     ("offload_off_is_a_plain_switch_port", Kind::Qemu, offload_off),
     ("what_routes_flood_arrives_whole_and_nobody_repeats_anything", Kind::Qemu, flood_by_routes),
+    ("routes_of_a_guest_without_ipv6_flood_too", Kind::Uml, flood_by_routes),
     ("what_np_flood_floods_arrives_whole", Kind::Qemu, flood_by_bpf),
     ("a_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed),
 ];
@@ -261,13 +262,6 @@ fn complaints(world: &mut World) -> Result<[u64; 5]> {
     ])
 }
 
-/// A counter of the guest's VM.
-fn vm_counter(world: &mut World, name: &str) -> Result<u64> {
-    let status = world.daemon()?.cli(&["--json", "status"])?;
-    let status: Value = serde_json::from_str(&status).context("reading the daemon's status")?;
-    status["ports"][1]["vm"][name].as_u64().with_context(|| format!("no {name} in {status}"))
-}
-
 fn flood_by_routes(world: &mut World) -> Result<()> {
     flood(world, Flood::Route)?;
     let before = complaints(world)?;
@@ -275,7 +269,7 @@ fn flood_by_routes(world: &mut World) -> Result<()> {
     ten_megabytes_each_way(world)?;
     let after = complaints(world)?;
     ensure!(before == after, "complaints rose from {before:?} to {after:?}");
-    let sent = vm_counter(world, "sent_for_guest_bytes")?;
+    let sent = world.daemon()?.vm_counter("sent_for_guest_bytes")?;
     ensure!(sent >= 30_000_000, "the daemon has sent {sent} bytes only of three times 10 MB");
     world.guests[0].flood(None)
 }
@@ -283,7 +277,7 @@ fn flood_by_routes(world: &mut World) -> Result<()> {
 fn flood_by_bpf(world: &mut World) -> Result<()> {
     flood(world, Flood::Bpf)?;
     fetch_whole(world, 10 * MB, 10)?;
-    let sent = vm_counter(world, "sent_for_guest_bytes")?;
+    let sent = world.daemon()?.vm_counter("sent_for_guest_bytes")?;
     ensure!(sent >= 10_000_000, "the daemon has sent {sent} bytes only of 10 MB");
     world.guests[0].flood(None)
 }
@@ -295,7 +289,7 @@ fn daemon_killed(world: &mut World) -> Result<()> {
     thread::scope(|scope| {
         let fetching =
             scope.spawn(move || remote.enter(|| download(nightporter(), 100 * MB, 11, LIMIT)));
-        while vm_counter(world, "sent_for_guest_bytes")? < 10_000_000 {
+        while world.daemon()?.vm_counter("sent_for_guest_bytes")? < 10_000_000 {
             ensure!(!fetching.is_finished(), "the download was over before the daemon was killed");
         }
         let log = log_dir("a_download_goes_on_when_its_daemon_was_killed")?.join("second.log");

@@ -48,8 +48,9 @@ mod ioctl {
 const TUN_OFFLOADS: u64 = 0x01 | 0x02 | 0x04 | 0x08;
 
 /// Makes a tap `name` in the calling thread's network namespace, whose packets carry virtio-net
-/// headers and may be super-segments. It lives as long as the descriptor, which does not block.
-pub(crate) fn make_tap(name: &str) -> io::Result<File> {
+/// headers. Those that it gives may be super-segments, or else are cut by the kernel. It lives as
+/// long as the descriptor, which does not block.
+pub(crate) fn make_tap(name: &str, super_segments: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
     let file = options.open("/dev/net/tun")?;
@@ -66,7 +67,8 @@ pub(crate) fn make_tap(name: &str) -> io::Result<File> {
     // its argument by value.
     unsafe {
         ioctl::tun_set_iff(file.as_raw_fd(), pointer.addr() as u64)?;
-        ioctl::tun_set_offload(file.as_raw_fd(), TUN_OFFLOADS)?;
+        let offloads = if super_segments { TUN_OFFLOADS } else { 0 };
+        ioctl::tun_set_offload(file.as_raw_fd(), offloads)?;
     }
     Ok(file)
 }
@@ -88,6 +90,23 @@ pub(crate) fn tcp_retransmits(socket: &impl AsRawFd) -> io::Result<u32> {
     };
     Errno::result(result)?;
     Ok(info.tcpi_total_retrans)
+}
+
+/// Bounds a socket's rate, bytes per second: its segments are paced from now on.
+pub(crate) fn set_pacing(socket: &impl AsRawFd, rate: u32) -> io::Result<()> {
+    let size = libc::socklen_t::try_from(mem::size_of_val(&rate)).expect("four");
+    // SAFETY: the kernel reads `size` bytes of `rate`, which outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MAX_PACING_RATE,
+            (&raw const rate).cast(),
+            size,
+        )
+    };
+    Errno::result(result)?;
+    Ok(())
 }
 
 /// Makes the child get SIGKILL when the thread that spawns it ends, and puts it into a process

@@ -10,7 +10,7 @@ use crate::captures::Captures;
 use crate::daemon::Daemon;
 use crate::host::{self, Host, Remote, guest_nic};
 use crate::image::Image;
-use crate::link::{Link, Measured};
+use crate::link::{Measured, Shape};
 use crate::vmm::{Attach, Guest, Places, Spec, Vmm};
 
 /// A TCG guest boots in two seconds on an idle machine.
@@ -30,7 +30,7 @@ pub enum Net {
 
 impl Net {
     /// Number of its subnet.
-    fn subnet(self) -> u8 {
+    pub(crate) fn subnet(self) -> u8 {
         match self {
             Self::Tap => 1,
             Self::Nightporter => 2,
@@ -76,7 +76,7 @@ impl World {
     pub fn start(
         guests: &[(Vmm, &Image)],
         with_daemon: bool,
-        link: Option<Link>,
+        link: Option<Shape>,
         places: Places<'_>,
     ) -> Result<Self> {
         let host = Host::create(&[Net::Tap.subnet(), Net::Nightporter.subnet()], link)?;
@@ -96,6 +96,12 @@ impl World {
     #[must_use]
     pub fn remote(&self) -> &Remote {
         self.host.remote()
+    }
+
+    /// The host's side of the network.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        &self.host
     }
 
     /// What the link was found to do.

@@ -314,6 +314,8 @@ pub struct Report {
     pub cores: usize,
     /// What each guest got of the contended core.
     pub guests: Vec<GuestShare>,
+    /// What the TCP of the guest at the other end counted.
+    pub guest_tcp: GuestTcp,
     /// One row per path and size.
     pub rows: Vec<Row>,
     /// How much faster than the paths before it each path is.
@@ -323,6 +325,29 @@ pub struct Report {
     /// The other cases of the same run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<Self>,
+}
+
+/// Counters of a guest's kernel (`TcpExt`), over all paths.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct GuestTcp {
+    /// `TCPTimeouts`.
+    pub timeouts: u64,
+    /// `TCPLossProbes`: last segments sent again because no answer had come.
+    pub loss_probes: u64,
+    /// `TCPLossProbeRecovery`: probes that were taken to have repaired a loss.
+    pub losses_probed: u64,
+}
+
+impl GuestTcp {
+    /// What has been counted since.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            timeouts: self.timeouts - before.timeouts,
+            loss_probes: self.loss_probes - before.loss_probes,
+            losses_probed: self.losses_probed - before.losses_probed,
+        }
+    }
 }
 
 /// What a guest got of the contended core.

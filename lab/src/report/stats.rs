@@ -42,7 +42,7 @@ fn quantile(sorted: &[f64], per_mille: usize) -> f64 {
 }
 
 /// Microseconds and bytes per millisecond are as fine as a result needs to be.
-pub(super) fn round3(value: f64) -> f64 {
+pub(crate) fn round3(value: f64) -> f64 {
     (value * 1000.0).round() / 1000.0
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::checks::{Check, size};
 use super::stats::{Quantiles, Ratio};
-use super::{Direction, Gain, NetPath, Report, Row};
+use super::{Direction, Gain, GuestTcp, NetPath, Report, Row};
 use crate::sched::Scheduler;
 
 impl Report {
@@ -30,6 +30,12 @@ impl Report {
         for row in &self.rows {
             let _ = writeln!(out, "{}", cost_line(row));
         }
+        let GuestTcp { timeouts, loss_probes, losses_probed } = self.guest_tcp;
+        let _ = writeln!(
+            out,
+            "The guest's TCP, over all paths: {timeouts} timeouts, {loss_probes} loss probes, of \
+             which it took {losses_probed} for a loss repaired."
+        );
         if !self.checks.is_empty() {
             out.push_str("\nWhat this run had to show (medians; in brackets the 95 % interval):\n");
         }

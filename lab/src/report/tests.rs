@@ -65,6 +65,7 @@ fn the_json_has_the_documented_shape() {
         host_kernel: "6.1".to_owned(),
         cores: 2,
         guests: vec![share; 3],
+        guest_tcp: GuestTcp::default(),
         gains: Gain::all(&rows),
         rows,
         checks: Vec::new(),

@@ -1,0 +1,236 @@
+//! `nightporter-lab compare`: a host that sends for a flooding guest beside Linux's own CUBIC, over
+//! the same bottleneck.
+//!
+//! ```text
+//!   remote namespace                               host namespace
+//!   ┌──────────┐   delay line: rate, delay,   ┌──────────────────────────────────────────┐
+//!   │ readers  ╪═  queue by frame, chance  ═══╪═ bridge ═╤═ nightporterd ══ UML guest    │
+//!   └──────────┘                              │          └═ veth ═ Linux, a namespace    │
+//!                                             └──────────────────────────────────────────┘
+//! ```
+//!
+//! Both senders are the same program ([`nightporter_guest::data::pour`]) with the same send buffer.
+//! The guest is user-mode Linux, whose routes flood: what the remote sees of it is the host's
+//! congestion control. The Linux beside it is the lab's own kernel with `cubic`, in a namespace.
+//! Arms of a cell are run in turn, round by round. [`cells`] says which there are.
+
+mod cells;
+mod flows;
+mod report;
+
+use std::net::{Ipv4Addr, SocketAddrV4};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nightporter_guest::control::Command;
+use nightporter_guest::data;
+
+use crate::cpus::Awake;
+use crate::flood::Flood;
+use crate::host::{self, FAR, guest_nic, remote_address};
+use crate::image::{Image, log_dir, source_root};
+use crate::link::watch;
+use crate::process;
+use crate::progress::Progress;
+use crate::rundir::RunDir;
+use crate::sys;
+use crate::vmm::{Places, Vmm};
+use crate::world::{Net, World, address, guest_name};
+use cells::{Arm, Who};
+pub use cells::{Cell, Which};
+use flows::{Received, Server};
+use report::{ArmReport, CellReport, Report};
+
+/// What to compare.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// One after the other, each in a world of its own.
+    pub cells: Vec<Cell>,
+    /// How often each arm of a cell is run.
+    pub rounds: usize,
+    /// How long a run of an arm is; `None`: as its cell needs it.
+    pub time: Option<Duration>,
+    /// Where the result goes.
+    pub out: Option<PathBuf>,
+}
+
+/// Subnet of the Linux that sends by itself.
+const BARE: u8 = 3;
+
+/// Largest send and receive buffers on all sides, bytes: no cell's window meets them.
+const BUFFERS: &str = "4096 131072 33554432";
+/// What TCP may hold in a guest, pages: its default is for its memory and may be less than that.
+const GUEST_TCP_PAGES: &str = "16384 16384 16384";
+
+/// Below the line's thread.
+const PRIORITY: i32 = 10;
+
+/// Between two runs, beside what the queue still holds: ends of connections get through.
+const PAUSE: Duration = Duration::from_millis(300);
+
+/// Runs the cells, prints a table and writes `target/compare/result.json`; whether all cells
+/// showed what they had to.
+///
+/// # Errors
+/// Whatever kept it from finishing.
+pub fn run(options: &Options) -> Result<bool> {
+    process::die_cleanly_on_signals()?;
+    let _awake = Awake::hold();
+    let image = Image::for_uml()?;
+    // Linux answers an ACK within the line's thread; daemon and guest shall not wait for whatever
+    // else runs on this machine. Children inherit it.
+    sys::set_fifo(0, PRIORITY).context("SCHED_FIFO")?;
+    let mut progress = Progress::start();
+    let mut cells = Vec::new();
+    for (index, cell) in options.cells.iter().enumerate() {
+        let (image, progress) = (&image, &mut progress);
+        progress.step(&format!("{} of {}: {cell}", index + 1, options.cells.len()));
+        // A thread of its own, because a world takes its thread into its network namespace.
+        let report = thread::scope(|scope| {
+            let inside = scope.spawn(move || run_cell(cell, options, image, progress));
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        println!("{}", report.line());
+        cells.push(report);
+    }
+    let report = Report { cells };
+    println!("{}", report.table());
+    let path = match &options.out {
+        Some(path) => path.clone(),
+        None => source_root().join("target/compare/result.json"),
+    };
+    report.write_json(&path)?;
+    println!("All of it, with every run: {}", path.display());
+    Ok(report.kept())
+}
+
+/// A cell's world.
+struct Bench {
+    world: World,
+    server: Server,
+}
+
+fn run_cell(
+    cell: &Cell,
+    options: &Options,
+    image: &Image,
+    progress: &mut Progress,
+) -> Result<CellReport> {
+    let run_dir = RunDir::create()?;
+    let places = Places { sockets: run_dir.path(), logs: &log_dir("compare")? };
+    let mut bench = Bench::start(cell, image, places)?;
+    let time = options.time.unwrap_or(cell.time);
+    let mut arms: Vec<ArmReport> = cell.arms.iter().map(ArmReport::new).collect();
+    for round in 0..options.rounds {
+        // The first of one round is the last of the next.
+        let mut order: Vec<usize> = (0..arms.len()).collect();
+        order.rotate_left(round % arms.len());
+        for index in order {
+            let arm = &cell.arms[index];
+            progress.update(round, options.rounds, &arm.name);
+            let runs = bench.run(cell, arm, time)?;
+            arms[index].runs.push(runs);
+        }
+    }
+    let link = bench.world.link().context("a line was measured")?;
+    bench.world.stop()?;
+    Ok(CellReport::new(cell, link, time, arms))
+}
+
+impl Bench {
+    fn start(cell: &Cell, image: &Image, places: Places<'_>) -> Result<Self> {
+        let guests = [(Vmm::Uml, image)];
+        let mut world = World::start(&guests, true, Some(cell.shape()), places)?;
+        let nic = guest_nic(0, BARE);
+        let bare = world.host().add_machine("bare", &nic)?;
+        for machine in [&bare, world.remote()] {
+            machine.enter(|| -> Result<()> {
+                host::sysctl("net/ipv4/tcp_wmem", BUFFERS)?;
+                host::sysctl("net/ipv4/tcp_rmem", BUFFERS)
+            })?;
+        }
+        world.remote().enter(|| -> Result<()> {
+            // The host made its way to the subnets of paths only.
+            host::join_subnet(remote_address(BARE))?;
+            host::add_address(reader_address(BARE, true))?;
+            host::add_address(reader_address(Net::Nightporter.subnet(), true))
+        })?;
+        let server = Server::start(&bare, nic.address)?;
+        let guest = &mut world.guests[0];
+        for (name, text) in [("tcp_wmem", BUFFERS), ("tcp_mem", GUEST_TCP_PAGES)] {
+            let path = format!("/proc/sys/net/ipv4/{name}");
+            guest.call(&Command::Write { path, text: text.to_owned() })?;
+        }
+        // User-mode Linux 6.1 may fall asleep with an interrupt pending, and sleeps until its next
+        // signal, 0.05 to 0.4 s on a busy machine, its ring full of acknowledgements. So it has a
+        // timer every 10 ms: loads work in such periods, and this one has as good as no work.
+        guest.call(&Command::LoadStart { loops_per_ms: 100, percent: 1 })?;
+        world.daemon()?.set_congestion_offload(&guest_name(0), true)?;
+        world.guests[0].flood(Some(Flood::Route))?;
+        Ok(Self { world, server })
+    }
+
+    /// One run of an arm: all of its flows at once.
+    fn run(&mut self, cell: &Cell, arm: &Arm, time: Duration) -> Result<Vec<Run>> {
+        let before = self.world.daemon()?.vm_counter("sent_for_guest_bytes")?;
+        let remote = self.world.remote();
+        let received: Vec<Received> = thread::scope(|scope| {
+            let flows: Vec<_> = arm
+                .flows
+                .iter()
+                .map(|&(who, far)| {
+                    let (sender, reader) = self.addresses(who, far);
+                    scope.spawn(move || remote.enter(|| flows::receive(sender, reader, time)))
+                })
+                .collect();
+            let ended = flows.into_iter().map(|flow| flow.join().expect("does not panic"));
+            ended.collect::<Result<_>>()
+        })?;
+        let queue = cell.shape().queue.unwrap_or_default();
+        thread::sleep(PAUSE + queue + cell.round_trip); // what was under way gets through
+        let mut watch = self.world.host().watch().context("a line")?.lock().expect("no panics");
+        let runs = received.into_iter().map(|received| {
+            let wire = watch.take(received.sender, received.reader);
+            Ok(Run { wire: wire.context("the line saw no data")?, received })
+        });
+        let runs: Vec<Run> = runs.collect::<Result<_>>()?;
+        watch.clear();
+        drop(watch);
+        self.check_who_sent(arm, &runs, before)?;
+        Ok(runs)
+    }
+
+    /// The host has sent for the guest all that came from it.
+    fn check_who_sent(&mut self, arm: &Arm, runs: &[Run], before: u64) -> Result<()> {
+        let ours = arm.flows.iter().zip(runs).filter(|((who, _), _)| *who == Who::Nightporter);
+        let bytes: u64 = ours.map(|(_, run)| run.received.bytes()).sum();
+        let sent = self.world.daemon()?.vm_counter("sent_for_guest_bytes")? - before;
+        ensure!(sent >= bytes, "the host has sent {sent} bytes only, the remote has got {bytes}");
+        Ok(())
+    }
+
+    /// Of a flow: its sender's, and the reader's.
+    fn addresses(&self, who: Who, far: bool) -> (SocketAddrV4, SocketAddrV4) {
+        let (sender, path) = match who {
+            Who::Linux | Who::LinuxPaced => (guest_nic(0, BARE).address, BARE),
+            Who::Nightporter => (address(0, Net::Nightporter), Net::Nightporter.subnet()),
+        };
+        let port = if who == Who::LinuxPaced { self.server.paced_port() } else { data::PORT };
+        (SocketAddrV4::new(sender, port), SocketAddrV4::new(reader_address(path, far), 0))
+    }
+}
+
+/// One flow of one run: as its reader and as the line saw it.
+#[derive(Debug)]
+struct Run {
+    received: Received,
+    wire: watch::Flow,
+}
+
+/// The remote host's address on this subnet, or the one that is farther away.
+fn reader_address(path: u8, far: bool) -> Ipv4Addr {
+    let [a, b, c, d] = remote_address(path).octets();
+    Ipv4Addr::new(a, b, c, if far { FAR } else { d })
+}
