@@ -121,6 +121,8 @@ pub struct Status {
     pub uptime_s: u64,
     /// It was told to stop, and waits for its guests.
     pub stopping: bool,
+    /// Log lines that were not written: nobody took them, or one port had too many.
+    pub log_lines_lost: u64,
     /// Uplinks, then VMs, in the order of the configuration.
     pub ports: Vec<PortStatus>,
 }
@@ -175,6 +177,8 @@ pub struct VmStatus {
     pub owed_flows: u64,
     /// Tracked connections by state; all states are named.
     pub flows: BTreeMap<String, u64>,
+    /// Times that memory which its VMM shares was not there, which took down the port.
+    pub memory_faults: u64,
     /// Bytes of store that the VM may use.
     pub budget_bytes: u64,
     /// Bytes of it that are set aside for what was promised, held or not.

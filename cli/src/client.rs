@@ -1,11 +1,29 @@
 //! A connection to the daemon's control socket.
 
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use nightporter_api::{Reply, Request};
+
+/// How long a daemon may take to answer: a status of a million flows takes milliseconds.
+const LIMIT: Duration = Duration::from_secs(5);
+const STANDS: &str = " for 5 s: nightporterd stands\n    \
+     fix: see its log; if it does not go on, restart it";
+
+/// Connects, unless the daemon takes no connections and so many wait that one more has to wait for
+/// a place.
+fn connect_in_time(path: &Path) -> io::Result<UnixStream> {
+    let (to, from) = mpsc::channel();
+    let path = path.to_owned();
+    // std has no timeout for this; the thread ends with the process.
+    thread::spawn(move || to.send(UnixStream::connect(path)));
+    from.recv_timeout(LIMIT).unwrap_or_else(|_| Err(ErrorKind::TimedOut.into()))
+}
 
 /// A connected client. One request at a time.
 #[derive(Debug)]
@@ -16,9 +34,10 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to the daemon that listens at `path`.
     pub(crate) fn connect(path: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(path).map_err(|e| {
+        let stream = connect_in_time(path).map_err(|e| {
             let shown = path.display();
             match e.kind() {
+                ErrorKind::TimedOut => anyhow!("nobody takes the connection to {shown}{STANDS}"),
                 ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
                     "nightporterd is not running: nobody listens at {shown}\n    \
                      fix: start it (nightporterd --config FILE), or give its daemon.control with \
@@ -31,6 +50,9 @@ impl Client {
                 _ => anyhow!("cannot connect to {shown}: {e}"),
             }
         })?;
+        stream
+            .set_read_timeout(Some(LIMIT))
+            .and_then(|()| stream.set_write_timeout(Some(LIMIT)))?;
         Ok(Self { stream: BufReader::new(stream) })
     }
 
@@ -38,9 +60,13 @@ impl Client {
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
-        self.stream.get_mut().write_all(&line).context("the daemon has gone")?;
+        let stands = |e: io::Error| match e.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => anyhow!("no answer{STANDS}"),
+            _ => anyhow!("the daemon has gone: {e}"),
+        };
+        self.stream.get_mut().write_all(&line).map_err(stands)?;
         line.clear();
-        self.stream.read_until(b'\n', &mut line).context("the daemon has gone")?;
+        self.stream.read_until(b'\n', &mut line).map_err(stands)?;
         if line.is_empty() {
             bail!("the daemon has gone");
         }
@@ -53,7 +79,11 @@ impl Client {
     /// Sends a request whose answer is a stream, and returns that.
     pub(crate) fn stream(mut self, request: &Request) -> Result<impl Read + use<>> {
         match self.ask(request)? {
-            Reply::Stream {} => Ok(self.stream),
+            Reply::Stream {} => {
+                // There may be nothing to see for as long as it takes.
+                self.stream.get_ref().set_read_timeout(None)?;
+                Ok(self.stream)
+            }
             other => bail!("not a stream but {other:?}"),
         }
     }

@@ -38,9 +38,15 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
             (vm.rate_limit_from_guest_mbit_s, "from it"),
             (vm.rate_limit_to_guest_mbit_s, "to it"),
         ];
+        if vm.memory_faults > 0 {
+            writeln!(out, "{name} went down {} times: its memory was not there", vm.memory_faults)?;
+        }
         for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
             writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
         }
+    }
+    if status.log_lines_lost > 0 {
+        writeln!(out, "{} log lines were lost", status.log_lines_lost)?;
     }
     Ok(())
 }
@@ -242,6 +248,7 @@ mod tests {
             pid: 7,
             uptime_s: 61,
             stopping: false,
+            log_lines_lost: 0,
             ports: vec![lan, web1],
         };
         let mut text = Vec::new();

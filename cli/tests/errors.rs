@@ -68,6 +68,18 @@ fn a_daemon_that_dies_or_speaks_otherwise_is_an_error() {
 }
 
 #[test]
+fn a_daemon_that_stands_is_an_error_after_five_seconds() {
+    let path = std::env::temp_dir().join(format!("np-cli-{}-stands", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let output = nightporter(path.to_str().unwrap(), &["status"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(said.starts_with("nightporter: no answer for 5 s: nightporterd stands\n"), "{said}");
+    drop(listener);
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
 fn done_is_silent_and_json_is_the_daemons() {
     let socket = answering("done", "{\"done\":{}}\n");
     let output = nightporter(socket.to_str().unwrap(), &["offload", "off", "a"]);

@@ -5,8 +5,11 @@
 #![deny(unsafe_code)]
 
 pub mod arena_file;
+pub mod closer;
 pub mod config;
 pub mod desk;
+mod faults;
+pub mod log;
 pub mod port;
 mod start;
 #[allow(unsafe_code)]
@@ -16,4 +19,4 @@ mod token;
 pub mod vhost;
 pub mod worker;
 
-pub use start::{StartError, run};
+pub use start::{StartError, block_signals, run};

@@ -1,12 +1,14 @@
 //! `nightporterd`: reads the command line and the configuration, and runs the daemon.
 
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use nightporterd::config::Config;
+use nightporterd::log::Log;
 use tracing_subscriber::EnvFilter;
 
 /// The Nightporter daemon: a vhost-user network back-end that acknowledges TCP for guests that wait
@@ -36,7 +38,7 @@ fn main() -> ExitCode {
     let config = match Config::load(&arguments.config, &overrides) {
         Ok(config) => config,
         Err(problems) => {
-            eprintln!("{problems}");
+            complain(&problems);
             return ExitCode::FAILURE;
         }
     };
@@ -44,18 +46,35 @@ fn main() -> ExitCode {
         println!("{}: {}", arguments.config.display(), config.summary());
         return ExitCode::SUCCESS;
     }
+    if let Err(error) = nightporterd::block_signals() {
+        complain(&error);
+    }
+    let log = match Log::start() {
+        Ok(log) => log,
+        Err(error) => {
+            complain(&error);
+            return ExitCode::FAILURE;
+        }
+    };
+    let writer = log.clone();
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(&config.daemon.log))
-        .with_writer(std::io::stderr)
+        .with_writer(move || writer.clone())
         .with_ansi(std::io::stderr().is_terminal())
+        .log_internal_errors(false)
         .init();
-    match nightporterd::run(&config) {
+    let result = nightporterd::run(&config);
+    log.flush();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(problems) => {
-            for problem in problems {
-                eprintln!("{problem}");
-            }
+            problems.iter().for_each(complain);
             ExitCode::FAILURE
         }
     }
+}
+
+/// Where nobody reads this, nobody does.
+fn complain(what: &impl Display) {
+    let _ = writeln!(std::io::stderr(), "{what}");
 }

@@ -10,6 +10,7 @@ use nightporter_core::engine::{AddPortError, Direction, Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortId};
 use nightporter_core::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::prctl::set_dumpable;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -65,7 +66,11 @@ pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
 
 fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
     let daemon = &config.daemon;
-    let signals = signals().map_err(|e| vec![error(e, "report this")])?;
+    let signals = block_signals()
+        .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
+        .map_err(|e| vec![error(e, "report this")])?;
+    // A core dump would hold what guests send and receive.
+    let _ = set_dumpable(false);
     raise_file_limit();
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
     let worker_config = WorkerConfig {
@@ -86,7 +91,10 @@ fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
     }
     match vm_access(daemon) {
         Err(e) => check(Err(e)),
-        Ok(access) => config.vms.iter().for_each(|vm| check(open_vm(&mut worker, vm, access))),
+        Ok(access) => {
+            let limited = memory_is_limited();
+            config.vms.iter().for_each(|vm| check(open_vm(&mut worker, vm, access, limited)));
+        }
     }
     check(open_metrics(&mut worker, daemon));
     check(place(daemon));
@@ -126,14 +134,51 @@ fn random() -> std::io::Result<[u64; 4]> {
     Ok(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
 }
 
-/// Blocks the signals that are meant for the daemon, so that they arrive as events.
-fn signals() -> nix::Result<SignalFd> {
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGTERM);
-    set.add(Signal::SIGINT);
-    set.add(Signal::SIGHUP);
+/// Blocks all signals but those that say that the program is wrong, are meant for the terminal, or
+/// do nothing: the others arrive as events, and none of them kills. To be called before the first
+/// thread is made, so that it holds for all.
+///
+/// # Errors
+/// None that is known.
+pub fn block_signals() -> nix::Result<SigSet> {
+    let mut set = SigSet::all();
+    for wrong in [
+        Signal::SIGABRT,
+        Signal::SIGBUS,
+        Signal::SIGFPE,
+        Signal::SIGILL,
+        Signal::SIGQUIT,
+        Signal::SIGSEGV,
+        Signal::SIGSYS,
+        Signal::SIGTRAP,
+    ] {
+        set.remove(wrong);
+    }
+    for harmless in [
+        Signal::SIGCHLD,
+        Signal::SIGCONT,
+        Signal::SIGPIPE, // ignored by Rust's runtime; blocked, each would be an event
+        Signal::SIGTSTP,
+        Signal::SIGTTIN,
+        Signal::SIGTTOU,
+        Signal::SIGURG,
+        Signal::SIGWINCH,
+    ] {
+        set.remove(harmless);
+    }
     set.thread_block()?;
-    SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
+    Ok(set)
+}
+
+/// Whether the control group of this process, or one above it, has a limit of memory
+/// (Documentation/admin-guide/cgroup-v2.rst, `memory.max`).
+fn memory_is_limited() -> bool {
+    let Ok(own) = std::fs::read_to_string("/proc/self/cgroup") else { return false };
+    let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
+    Path::new("/sys/fs/cgroup").join(own).ancestors().any(|group| {
+        let limit = std::fs::read_to_string(group.join("memory.max"));
+        limit.is_ok_and(|limit| limit.trim() != "max")
+    })
 }
 
 /// A VM takes about ten descriptors, and the usual soft limit is 1024.
@@ -170,7 +215,12 @@ fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartEr
     add_port(worker, Port::Uplink(tap), PortConfig::uplink(&uplink.name)).map(|_| ())
 }
 
-fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), StartError> {
+fn open_vm(
+    worker: &mut Worker,
+    vm: &VmConfig,
+    access: Access,
+    memory_is_limited: bool,
+) -> Result<(), StartError> {
     make_parent(&vm.socket)?;
     let port = VhostUserPort::new(&VhostUserConfig {
         name: vm.name.clone(),
@@ -179,6 +229,8 @@ fn open_vm(worker: &mut Worker, vm: &VmConfig, access: Access) -> Result<(), Sta
         mac: vm.mac,
         mtu: Some(vm.mtu),
         queue_pairs: vm.queue_pairs,
+        allow_unsealed_memory: vm.allow_unsealed_memory,
+        memory_is_limited,
     })
     .map_err(|e| error(format!("vm {}: {e}", vm.name), "or choose another vm.socket"))?;
     let config = GuestConfig {

@@ -1,12 +1,18 @@
-//! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, and
-//! a shared mapping. The rest of the daemon contains no `unsafe`.
+//! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, a
+//! shared mapping, what core dumps hold, and the handler of SIGBUS. The rest of the daemon contains
+//! no `unsafe`.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use nix::errno::Errno;
 use nix::libc;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use vm_memory::MmapRegion;
+
+use crate::faults;
 
 /// One `ifreq` (netdevice(7)), always with a name.
 pub(crate) struct IfReq(libc::ifreq);
@@ -128,9 +134,61 @@ pub(crate) fn map_forever(fd: BorrowedFd<'_>, len: usize) -> io::Result<&'static
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
+    keep_range_out_of_dumps(start, len);
     // SAFETY: the mapping is `len` bytes, page-aligned, zeroed or u8 data (any bit pattern is a
     // u8), never unmapped, and nothing else has a reference into it: the caller holds the file's
     // lock, and the file was allocated to `len`, so no access faults.
     // JUSTIFICATION: the arena is used as plain memory on the fast path.
     Ok(unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), len) })
+}
+
+/// Core dumps do not hold this mapping.
+pub(crate) fn keep_out_of_dumps(map: &MmapRegion) {
+    keep_range_out_of_dumps(map.as_ptr().cast(), map.size());
+}
+
+/// Nothing is lost if the kernel does not know how.
+fn keep_range_out_of_dumps(start: *mut libc::c_void, len: usize) {
+    // SAFETY: MADV_DONTDUMP changes no memory, only what a core dump holds, wherever it points.
+    // JUSTIFICATION: nix and rustix leave madvise unsafe, for what other advice does.
+    let _ = unsafe { libc::madvise(start, len, libc::MADV_DONTDUMP) };
+}
+
+/// From now on a SIGBUS in a mapping that [`faults`] knows puts zeros there; see its module doc.
+pub(crate) fn handle_bus_errors() -> io::Result<()> {
+    let flags = SaFlags::SA_SIGINFO | SaFlags::SA_ONSTACK;
+    let action = SigAction::new(SigHandler::SigAction(on_bus_error), flags, SigSet::empty());
+    // SAFETY: the handler calls nothing but mmap and sigaction, which are async-signal-safe, and
+    // reads atomics; it keeps errno.
+    // JUSTIFICATION: nothing else tells a fault in memory of others from one of our own.
+    unsafe { sigaction(Signal::SIGBUS, &action) }?;
+    Ok(())
+}
+
+extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    let errno = Errno::last();
+    // SAFETY: with SA_SIGINFO the kernel gives a whole siginfo_t, and for SIGBUS it has an address.
+    // JUSTIFICATION: there is no other way to learn where the fault is.
+    let address = unsafe { (*info).si_addr() }.addr();
+    let mended = faults::note(address).is_some_and(|(start, len)| put_zeros(start, len));
+    if !mended {
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        // SAFETY: the default action runs no code of ours: the access faults again and ends us.
+        // JUSTIFICATION: a fault in memory of our own is a bug and must not be hidden.
+        let _ = unsafe { sigaction(Signal::SIGBUS, &default) };
+    }
+    errno.set();
+}
+
+/// Replaces the pages at `start` by private zeros; whether that worked.
+fn put_zeros(start: usize, len: usize) -> bool {
+    // Zeros are charged to us page by page as they are written to, not when they are mapped.
+    let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let at = std::ptr::with_exposed_provenance_mut(start);
+    // SAFETY: the range lies in a mapping of a front-end's file that exists as long as it is on the
+    // list. All access to it is volatile and expects others to change it at any time; it stays
+    // mapped, readable and writable throughout, and its owner unmaps it whole.
+    // JUSTIFICATION: the access that faulted can only go on if there is memory.
+    let got = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    got == at
 }

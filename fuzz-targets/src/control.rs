@@ -385,6 +385,8 @@ fn vm() -> Port {
         mac: None,
         mtu: None,
         queue_pairs: 1,
+        allow_unsealed_memory: true,
+        memory_is_limited: false,
     };
     let port = VhostUserPort::new(&config).expect("a port");
     std::fs::remove_file(&socket).expect("the socket");

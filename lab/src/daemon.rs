@@ -12,6 +12,7 @@ use nightporter_guest::bootline::Nic;
 use serde_json::Value;
 
 use crate::process::{CpuUse, Process, run};
+use crate::vmm::Vmm;
 
 /// How long the daemon may take to listen.
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -20,6 +21,17 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Its file in the run's directory.
 const CONFIGURATION: &str = "nightporter.toml";
+
+/// A VM that has a port.
+#[derive(Clone, Debug)]
+pub struct Vm {
+    /// The port's name.
+    pub name: String,
+    /// What the guest uses it with.
+    pub nic: Nic,
+    /// Who runs it.
+    pub vmm: Vmm,
+}
 
 /// A running daemon.
 #[derive(Debug)]
@@ -31,17 +43,17 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts nightporterd with its sockets and arena in `dir`, an uplink on the tap `uplink`, and
-    /// a port for every `(name, nic)`. Returns when all sockets are there.
+    /// a port for every VM. Returns when all sockets are there.
     ///
     /// # Errors
     /// It was not built, or ended; the message holds the end of its log.
-    pub fn start(uplink: &str, vms: &[(String, Nic)], dir: &Path, log: &Path) -> Result<Self> {
+    pub fn start(uplink: &str, vms: &[Vm], dir: &Path, log: &Path) -> Result<Self> {
         let config = dir.join(CONFIGURATION);
         fs::write(&config, configuration(uplink, vms, dir)).context("writing the configuration")?;
         let process = launch(&config, log)?;
         let control = dir.join("control.sock");
         let mut daemon = Self { process, control: control.clone(), dir: dir.to_owned() };
-        let mut sockets: Vec<PathBuf> = vms.iter().map(|(name, _)| daemon.socket(name)).collect();
+        let mut sockets: Vec<PathBuf> = vms.iter().map(|vm| daemon.socket(&vm.name)).collect();
         sockets.push(control);
         let deadline = Instant::now() + START_LIMIT;
         while !sockets.iter().all(|s| s.exists()) {
@@ -159,19 +171,20 @@ fn launch(config: &Path, log: &Path) -> Result<Process> {
 }
 
 /// One uplink and the guests' ports; everything else is as it is by default.
-fn configuration(uplink: &str, vms: &[(String, Nic)], dir: &Path) -> String {
+fn configuration(uplink: &str, vms: &[Vm], dir: &Path) -> String {
     let dir = dir.display();
     let mut text = format!(
         "[daemon]\ncontrol = \"{dir}/control.sock\"\narena = \"{dir}/arena\"\nmetrics = \"off\"\n\
          drain_timeout_s = 2\nlog = \"debug\"\n\n\
          [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
     );
-    for (name, nic) in vms {
-        let Nic { mac, address, .. } = nic;
+    for Vm { name, nic: Nic { mac, address, .. }, vmm } in vms {
+        // User-mode Linux has its memory in a temporary file.
+        let unsealed = *vmm == Vmm::Uml;
         let _ = write!(
             text,
             "\n[[vm]]\nname = \"{name}\"\nsocket = \"{dir}/{name}.sock\"\nmac = \"{mac}\"\n\
-             ips = [\"{address}\"]\n"
+             ips = [\"{address}\"]\nallow_unsealed_memory = {unsealed}\n"
         );
     }
     text

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::captures::Captures;
-use crate::daemon::Daemon;
+use crate::daemon::{Daemon, Vm};
 use crate::host::{self, Host, Remote, guest_nic};
 use crate::image::Image;
 use crate::link::{Measured, Shape};
@@ -81,7 +81,7 @@ impl World {
     ) -> Result<Self> {
         let host = Host::create(&[Net::Tap.subnet(), Net::Nightporter.subnet()], link)?;
         let count = u8::try_from(guests.len()).context("a handful of guests")?;
-        let daemon = with_daemon.then(|| start_daemon(&host, count, places)).transpose()?;
+        let daemon = with_daemon.then(|| start_daemon(&host, guests, places)).transpose()?;
         let mut world = Self { guests: Vec::new(), daemon, host };
         for (index, (vmm, image)) in (0..count).zip(guests) {
             world.guests.push(world.start_guest(index, *vmm, image, places)?);
@@ -152,10 +152,14 @@ impl World {
     }
 }
 
-fn start_daemon(host: &Host, guests: u8, places: Places<'_>) -> Result<Daemon> {
+fn start_daemon(host: &Host, guests: &[(Vmm, &Image)], places: Places<'_>) -> Result<Daemon> {
     host.add_tap("uplink")?;
-    let vms: Vec<_> = (0..guests)
-        .map(|index| (guest_name(index), guest_nic(index, Net::Nightporter.subnet())))
+    let vms: Vec<_> = (0..)
+        .zip(guests)
+        .map(|(index, (vmm, _))| {
+            let nic = guest_nic(index, Net::Nightporter.subnet());
+            Vm { name: guest_name(index), nic, vmm: *vmm }
+        })
         .collect();
     Daemon::start("uplink", &vms, places.sockets, &places.logs.join("nightporterd.log"))
 }

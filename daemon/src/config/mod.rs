@@ -131,6 +131,9 @@ pub struct VmConfig {
     /// Pairs of queues offered to the guest. Default 1, at most 8. One worker serves all of them,
     /// so more than one helps only guests whose kernel needs a queue per vCPU.
     pub queue_pairs: u16,
+    /// Take guest memory in files that can shrink (without F_SEAL_SHRINK). Default `false`. QEMU's
+    /// `memory-backend-memfd` is sealed; `memory-backend-file` and user-mode Linux are not.
+    pub allow_unsealed_memory: bool,
     /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch port;
     /// `nightporter offload on|off VM` changes it at run time for new connections.
     pub ack_offload: bool,

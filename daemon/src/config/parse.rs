@@ -166,6 +166,9 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
             .get("queue_pairs", "use 1 unless the guest needs a queue per vCPU", integer(1..=8))
             .and_then(|n| u16::try_from(n).ok())
             .unwrap_or(1),
+        allow_unsealed_memory: s
+            .get("allow_unsealed_memory", "write allow_unsealed_memory = true or false", boolean)
+            .unwrap_or(false),
         ack_offload: s
             .get("ack_offload", "write ack_offload = true or false", boolean)
             .unwrap_or(true),

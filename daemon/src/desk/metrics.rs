@@ -192,6 +192,9 @@ impl Collector for Snapshot {
         let backlog = "Bytes that wait for a guest to post receive buffers";
         self.family(e, ("nightporter_backlog_bytes", backlog, Gauge), |p| one(p.backlog_bytes))?;
         self.encode_vms(e)?;
+        let lost = "Log lines that were not written";
+        let lost = e.encode_descriptor("nightporter_log_lines_lost", lost, None, Counter)?;
+        ConstCounter::new(self.0.log_lines_lost).encode(lost)?;
         let mut uptime =
             e.encode_descriptor("nightporter_uptime_seconds", "Since the start", None, Gauge)?;
         let uptime_s = i64::try_from(self.0.uptime_s).unwrap_or(i64::MAX);
@@ -232,6 +235,10 @@ impl Snapshot {
         let congestion = "Whether the host controls the congestion of what the guest sends";
         self.vm_family(e, ("nightporter_congestion_offload", congestion, Gauge), |vm| {
             vec![(vec![], gauge(u64::from(vm.controls_congestion)))]
+        })?;
+        let faults = "Times that memory which the VMM shares was not there; the port went down";
+        self.vm_family(e, ("nightporter_memory_faults", faults, Counter), |vm| {
+            vec![(vec![], ConstCounter::new(vm.memory_faults))]
         })?;
         for counter in VmCounters::ALL {
             let name = format!("nightporter_{}", counter.metric);

@@ -147,6 +147,10 @@ impl Desk {
             tracing::warn!("SIGHUP: the configuration is read at the start only; restart for that");
             return;
         }
+        if ![Signal::SIGTERM as u32, Signal::SIGINT as u32].contains(&signal.ssi_signo) {
+            tracing::warn!(signal = signal.ssi_signo, "a signal that means nothing here");
+            return;
+        }
         if self.stop.is_some() {
             tracing::warn!(signal = signal.ssi_signo, "second signal: stopping at once");
             self.stopped = true;

@@ -15,6 +15,7 @@ use nightporter_core::tcp::stats::FloodStats;
 use nightporter_core::time::Instant;
 
 use super::Desk;
+use crate::log;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
 
@@ -45,6 +46,7 @@ impl Desk {
             pid: std::process::id(),
             uptime_s: now.since(self.started).as_millis() / 1000,
             stopping: self.stop.is_some(),
+            log_lines_lost: log::lines_lost(),
             ports: ports.map(|((id, at), sums)| path.port_status(now, id, at, sums)).collect(),
         }
     }
@@ -69,11 +71,17 @@ impl DataPath {
             drops: drops.filter(|(_, n)| *n > 0).collect(),
             captures,
             captures_missed,
-            vm: self.vm_status(now, id, sums),
+            vm: self.vm_status(now, id, at, sums),
         }
     }
 
-    fn vm_status(&self, now: Instant, id: PortId, sums: &FlowSums) -> Option<VmStatus> {
+    fn vm_status(
+        &self,
+        now: Instant,
+        id: PortId,
+        at: &NamedPort,
+        sums: &FlowSums,
+    ) -> Option<VmStatus> {
         let vm = self.engine.vm(id)?;
         let states = State::ALL.iter().zip(sums.by_state);
         let names = VmCounters::ALL.iter().map(|counter| counter.name.to_owned());
@@ -86,6 +94,7 @@ impl DataPath {
             rate_limit_to_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::ToGuest),
             owed_flows: sums.owed,
             flows: states.map(|(s, n)| (s.label().into(), n)).collect(),
+            memory_faults: at.port.memory_faults(),
             budget_bytes: vm.budget_pages * PAGE as u64,
             promised_bytes: vm.reserved_pages * PAGE as u64,
             held_bytes: sums.held_bytes,

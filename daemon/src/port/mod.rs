@@ -49,6 +49,15 @@ impl Port {
         }
     }
 
+    /// Times that memory which the VM's front-end shares was not there.
+    #[must_use]
+    pub fn memory_faults(&self) -> u64 {
+        match self {
+            Self::Guest(guest) => guest.port.stats().memory_faults,
+            Self::Uplink(_) | Self::Lost(_) => 0,
+        }
+    }
+
     /// Reads one frame into `buf`.
     pub fn receive(&mut self, buf: &mut [u8]) -> Received {
         match self {

@@ -25,9 +25,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use tracing::{debug, info, warn};
 
+use crate::faults;
+use crate::log::Limit;
 use crate::vhost::features::{MTU_MIN, Offer};
 use crate::vhost::listener::{Access, ListenError, Listener};
-use crate::vhost::protocol::{Broken, Channel, Message, Refusal, Reply};
+use crate::vhost::protocol::{self, Broken, Channel, Message, Refusal, Reply};
 use crate::vhost::queue::{Polled, PushError};
 use crate::vhost::ring::RingFault;
 use crate::vhost::session::Session;
@@ -57,6 +59,10 @@ pub struct VhostUserConfig {
     pub mtu: Option<u16>,
     /// Queue pairs, 1 to [`QUEUE_PAIRS_MAX`].
     pub queue_pairs: u16,
+    /// Guest memory may be of files that can shrink (no F_SEAL_SHRINK).
+    pub allow_unsealed_memory: bool,
+    /// This process may use only so much memory: warn of guest memory that is charged to it.
+    pub memory_is_limited: bool,
 }
 
 /// Why a port could not be made.
@@ -90,6 +96,8 @@ pub struct VhostUserStats {
     pub truncated: u64,
     /// Frames from the guest longer than the caller's buffer, dropped.
     pub too_big: u64,
+    /// Times that memory of the front-end was not there, which took down the port.
+    pub memory_faults: u64,
 }
 
 /// One VM's port. See the module's doc.
@@ -101,6 +109,11 @@ pub struct VhostUserPort {
     connection: Option<(Channel, Session)>,
     events: VecDeque<Event>,
     stats: VhostUserStats,
+    allows_unsealed_memory: bool,
+    memory_is_limited: bool,
+    /// [`faults::count`] when this port was last looked at.
+    faults_seen: u64,
+    log: Limit,
 }
 
 impl VhostUserPort {
@@ -120,6 +133,10 @@ impl VhostUserPort {
             connection: None,
             events: VecDeque::from([Event::Watch(Source::Listener)]),
             stats: VhostUserStats::default(),
+            allows_unsealed_memory: config.allow_unsealed_memory,
+            memory_is_limited: config.memory_is_limited,
+            faults_seen: faults::count(),
+            log: Limit::new(),
         })
     }
 
@@ -179,7 +196,9 @@ impl VhostUserPort {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(error) => {
-                    warn!(port = self.name, %error, "accept failed");
+                    if self.log.allows() {
+                        warn!(port = self.name, %error, "accept failed");
+                    }
                     return;
                 }
             };
@@ -188,10 +207,15 @@ impl VhostUserPort {
                 self.disconnect("the front-end is gone and another one connects");
             }
             if self.connection.is_some() {
-                warn!(port = self.name, "a second front-end was turned away");
+                if self.log.allows() {
+                    warn!(port = self.name, "a second front-end was turned away");
+                }
+                drop(protocol::hang_up(stream));
                 continue;
             }
-            if let Err(error) = self.connect(stream) {
+            if let Err(error) = self.connect(stream)
+                && self.log.allows()
+            {
                 warn!(port = self.name, %error, "a front-end could not connect");
             }
         }
@@ -210,17 +234,11 @@ impl VhostUserPort {
                 Err(broken) => Err(broken),
             };
             while let Some(event) = session.poll_event() {
-                match event {
-                    Event::RingBroken { vring, fault } => {
-                        self.stats.ring_faults += 1;
-                        warn!(port = self.name, vring, %fault, "a queue is out of use");
-                    }
-                    Event::Link(Some(_)) => {
-                        let features = format!("{:#x}", session.features());
-                        let sealed = session.memory.is_sealed();
-                        info!(port = self.name, features, sealed, "the driver is there");
-                    }
-                    _ => {}
+                self.stats.ring_faults += u64::from(matches!(event, Event::RingBroken { .. }));
+                if matches!(event, Event::RingBroken { .. } | Event::Link(Some(_)))
+                    && self.log.allows()
+                {
+                    report(&self.name, session, &event, self.memory_is_limited);
                 }
                 self.events.push_back(event);
             }
@@ -228,13 +246,24 @@ impl VhostUserPort {
                 Ok(None) => {}
                 Ok(Some(refusal)) => {
                     self.stats.refused += 1;
-                    warn!(port = self.name, refusal, "a vhost-user message was refused");
+                    if self.log.allows() {
+                        warn!(port = self.name, refusal, "a vhost-user message was refused");
+                    }
                 }
                 Err(broken) => {
                     self.stats.refused += u64::from(matches!(broken, Broken::Refused { .. }));
                     self.disconnect(&broken.to_string());
                 }
             }
+        }
+    }
+
+    /// Somewhere memory that a front-end gave us was not there. If it was this one's, it goes.
+    pub fn handle_faults(&mut self) {
+        self.faults_seen = faults::count();
+        if self.connection.as_ref().is_some_and(|(_, session)| session.has_faulted()) {
+            self.stats.memory_faults += 1;
+            self.disconnect("memory that it shares is not there (SIGBUS)");
         }
     }
 
@@ -336,6 +365,12 @@ impl VhostUserPort {
         for _ in 0..DROPS_PER_POLL {
             let queue = session.vrings.get_mut(2 * pair + 1)?.usable()?;
             match queue.poll_frame(&session.memory, hdr_len, buf) {
+                // Zeros instead of the guest's bytes must not leave as if they were these.
+                Ok(Polled::Frame(..))
+                    if faults::count() != self.faults_seen && session.has_faulted() =>
+                {
+                    return None;
+                }
                 Ok(Polled::Frame(hdr, len)) => return Some((hdr, len)),
                 Ok(Polled::Empty) => return None,
                 Ok(Polled::Truncated) => self.stats.truncated += 1,
@@ -367,20 +402,29 @@ impl VhostUserPort {
         self.events.pop_front()
     }
 
+    /// Whether there may be one more line about this port; see [`Limit`].
+    pub(crate) fn may_log(&mut self) -> bool {
+        self.log.allows()
+    }
+
     fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
         let peer = socket_peercred(&stream).map_or(0, |cred| cred.pid.as_raw_nonzero().get());
         let channel = Channel::new(stream)?;
-        self.connection = Some((channel, Session::new(self.offer)));
+        self.connection = Some((channel, Session::new(self.offer, self.allows_unsealed_memory)));
         self.stats.connections += 1;
         self.events.push_back(Event::Connected);
         self.events.push_back(Event::Watch(Source::Connection));
-        info!(port = self.name, peer, "a front-end connected");
+        if self.log.allows() {
+            info!(port = self.name, peer, "a front-end connected");
+        }
         Ok(())
     }
 
     fn disconnect(&mut self, reason: &str) {
         let Some((channel, session)) = self.connection.take() else { return };
-        info!(port = self.name, reason, "the front-end disconnected");
+        if self.log.allows() {
+            info!(port = self.name, reason, "the front-end disconnected");
+        }
         self.events.extend(session.close());
         self.events.push_back(Event::Unwatch(channel.into_fd()));
         self.events.push_back(Event::Disconnected(reason.to_owned()));
@@ -417,8 +461,32 @@ impl VhostUserPort {
         let Some((_, session)) = &mut self.connection else { return };
         session.vrings[index].fail(fault);
         self.stats.ring_faults += 1;
-        warn!(port = self.name, vring, %fault, "a queue is out of use");
+        if self.log.allows() {
+            warn!(port = self.name, vring, %fault, "a queue is out of use");
+        }
         self.events.push_back(Event::RingBroken { vring, fault });
+    }
+}
+
+/// Says what happened to a port, if an operator should know.
+fn report(port: &str, session: &Session, event: &Event, memory_is_limited: bool) {
+    match event {
+        Event::RingBroken { vring, fault } => {
+            warn!(port, vring, %fault, "a queue is out of use");
+        }
+        Event::Link(Some(_)) => {
+            let features = format!("{:#x}", session.features());
+            let sealed = session.memory.is_sealed();
+            info!(port, features, sealed, "the driver is there");
+            if memory_is_limited && !session.memory.is_allocated() {
+                warn!(
+                    port,
+                    "guest memory is not preallocated: pages that the daemon touches first count \
+                     against its own memory limit (see docs/configuration.md, \"Memory\")"
+                );
+            }
+        }
+        _ => {}
     }
 }
 

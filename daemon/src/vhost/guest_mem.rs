@@ -8,19 +8,24 @@
 //! it first.
 //!
 //! What is checked: a region must lie inside its file when it is mapped (`fstat`), so that a size
-//! that lies cannot make us fault. What cannot be checked: a front-end (never a guest) that
-//! truncates the file later takes us down with SIGBUS, unless the file is sealed against shrinking,
-//! which QEMU's memfd back-ends are. [`GuestMemory::is_sealed`] tells the operator.
+//! that lies cannot make us fault, and the file must be sealed against shrinking, as that of QEMU's
+//! `memory-backend-memfd` is, unless the configuration says otherwise. Memory can go missing all
+//! the same: a file that has no room left for a page that nobody has touched, a hole that is
+//! punched. Then the access finds zeros, and the port goes down (`faults`).
 
 use std::cell::Cell;
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64};
+use std::sync::{Arc, Once};
 
 use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
+
+use crate::closer::{self, Foreign};
+use crate::faults::Listed;
+use crate::sys;
 
 /// Regions of one guest at most: a PC with every DIMM slot hot-plugged has fewer.
 pub const REGIONS_MAX: usize = 64;
@@ -50,6 +55,15 @@ pub enum MemError {
     /// More than [`REGIONS_MAX`].
     #[error("more than {REGIONS_MAX} regions")]
     TooMany,
+    /// [`crate::faults`] has a place for so many.
+    #[error("all VMs together have too many regions")]
+    NoPlace,
+    /// Whoever has the file can take the memory away.
+    #[error(
+        "the guest's memory can shrink: use memory-backend-memfd (QEMU), whose memory is sealed, \
+         or set vm.allow_unsealed_memory = true"
+    )]
+    Unsealed,
     /// No such region to remove.
     #[error("no such region")]
     Unknown,
@@ -67,8 +81,22 @@ pub enum MemError {
 #[derive(Clone, Debug)]
 pub struct Window {
     map: Arc<MmapRegion>,
+    /// Dropped after `map`.
+    keeper: Arc<Keeper>,
     at: usize,
     len: usize,
+}
+
+/// Keeps a mapping until nobody uses it any more, and then has it unmapped on another thread.
+#[derive(Debug)]
+struct Keeper(Option<(Listed, Arc<MmapRegion>)>);
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if let Some(last) = self.0.take() {
+            closer::later(last);
+        }
+    }
 }
 
 impl Window {
@@ -76,7 +104,10 @@ impl Window {
     ///
     /// The mapping starts at the file's own block size (hugetlbfs accepts nothing else), so an
     /// offset inside a huge page works.
-    pub fn map(file: OwnedFd, offset: u64, len: u64) -> Result<Self, MemError> {
+    pub fn map(file: impl Into<Foreign>, offset: u64, len: u64) -> Result<Self, MemError> {
+        static HANDLER: Once = Once::new();
+        HANDLER.call_once(|| sys::handle_bus_errors().expect("SIGBUS can be handled"));
+        let file = file.into();
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MemError::BadRange)?;
         let stat = fstat(&file).map_err(std::io::Error::from)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -91,10 +122,22 @@ impl Window {
         // Rounded up for munmap of huge pages, but never past the end of the file.
         let stop = end.checked_next_multiple_of(block).map_or(file_len, |e| e.min(file_len));
         let size = usize::try_from(stop - start).map_err(|_| MemError::BadRange)?;
-        let map = MmapRegion::from_file(FileOffset::new(File::from(file), start), size)
+        let file = File::from(file.into_inner());
+        let map = MmapRegion::from_file(FileOffset::new(file, start), size)
             .map_err(|e| MemError::Map(e.to_string()))?;
+        sys::keep_out_of_dumps(&map);
+        let block = usize::try_from(block).map_err(|_| MemError::BadRange)?;
+        let (at, map) = (map.as_ptr().expose_provenance(), Arc::new(map));
+        let listed = Listed::new(at, size, block).ok_or(MemError::NoPlace)?;
+        let keeper = Arc::new(Keeper(Some((listed, Arc::clone(&map)))));
         let narrow = |n: u64| usize::try_from(n).map_err(|_| MemError::BadRange);
-        Ok(Self { map: Arc::new(map), at: narrow(offset - start)?, len: narrow(len)? })
+        Ok(Self { map, keeper, at: narrow(offset - start)?, len: narrow(len)? })
+    }
+
+    /// Whether some of the mapping was not there when it was used.
+    #[must_use]
+    pub(crate) fn has_faulted(&self) -> bool {
+        self.keeper.0.as_ref().is_some_and(|(listed, _)| listed.has_faulted())
     }
 
     /// Length in bytes.
@@ -116,7 +159,8 @@ impl Window {
         let end = at.checked_add(len)?;
         let at = self.at + at;
         let aligned = self.map.as_ptr().addr().wrapping_add(at).is_multiple_of(align);
-        (end <= self.len && aligned).then(|| Self { map: Arc::clone(&self.map), at, len })
+        let (map, keeper) = (Arc::clone(&self.map), Arc::clone(&self.keeper));
+        (end <= self.len && aligned).then(|| Self { map, keeper, at, len })
     }
 
     /// The bytes `at..at + len`; `None` if they are not all inside.
@@ -155,15 +199,27 @@ struct Region {
     len: u64,
     bytes: Window,
     sealed: bool,
+    /// All of the file has its memory.
+    allocated: bool,
+}
+
+/// Whether nobody can shrink a file.
+#[must_use]
+pub fn is_sealed(file: impl AsFd) -> bool {
+    fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
 }
 
 impl Region {
-    fn map(spec: &VhostUserMemoryRegion, file: OwnedFd) -> Result<Self, MemError> {
+    fn map(spec: &VhostUserMemoryRegion, file: Foreign) -> Result<Self, MemError> {
         let (guest, user, len) = (spec.guest_phys_addr, spec.user_addr, spec.memory_size);
         guest.checked_add(len).ok_or(MemError::BadRange)?;
         user.checked_add(len).ok_or(MemError::BadRange)?;
-        let sealed = fcntl_get_seals(&file).is_ok_and(|s| s.contains(SealFlags::SHRINK));
-        Ok(Self { guest, user, len, bytes: Window::map(file, spec.mmap_offset, len)?, sealed })
+        let stat = fstat(&file).map_err(std::io::Error::from)?;
+        // `st_blocks` counts in 512 bytes whatever the file system.
+        let allocated = stat.st_blocks.saturating_mul(512) >= stat.st_size;
+        let sealed = is_sealed(&file);
+        let bytes = Window::map(file, spec.mmap_offset, len)?;
+        Ok(Self { guest, user, len, bytes, sealed, allocated })
     }
 
     const fn is(&self, spec: &VhostUserMemoryRegion) -> bool {
@@ -183,8 +239,8 @@ pub struct GuestMemory {
 
 impl GuestMemory {
     /// Maps a whole table (SET_MEM_TABLE); pairs of region and the file behind it.
-    pub fn new(
-        table: impl IntoIterator<Item = (VhostUserMemoryRegion, OwnedFd)>,
+    pub fn new<F: Into<Foreign>>(
+        table: impl IntoIterator<Item = (VhostUserMemoryRegion, F)>,
     ) -> Result<Self, MemError> {
         let mut memory = Self::default();
         for (spec, file) in table {
@@ -205,10 +261,27 @@ impl GuestMemory {
         self.regions.iter().all(|r| r.sealed)
     }
 
+    /// Whether every page was there before we came; else those that we are the first to touch are
+    /// charged to us.
+    #[must_use]
+    pub fn is_allocated(&self) -> bool {
+        self.regions.iter().all(|r| r.allocated)
+    }
+
+    /// Whether some of it was not there when it was used.
+    #[must_use]
+    pub(crate) fn has_faulted(&self) -> bool {
+        self.regions.iter().any(|r| r.bytes.has_faulted())
+    }
+
     /// Adds one region (ADD_MEM_REG). One that is already there is replaced: a front-end that was
     /// reset may tell us again.
-    pub fn add(&mut self, spec: &VhostUserMemoryRegion, file: OwnedFd) -> Result<(), MemError> {
-        let region = Region::map(spec, file)?;
+    pub fn add(
+        &mut self,
+        spec: &VhostUserMemoryRegion,
+        file: impl Into<Foreign>,
+    ) -> Result<(), MemError> {
+        let region = Region::map(spec, file.into())?;
         if let Some(known) = self.regions.iter_mut().find(|r| r.is(spec)) {
             *known = region;
             return Ok(());

@@ -14,10 +14,11 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserInflight;
 
 use super::guest_mem::{MemError, Window};
+use crate::closer::Foreign;
 
 const VERSION: u16 = 1;
 const HEADER_LEN: usize = 16;
@@ -42,19 +43,27 @@ impl InflightLog {
     /// Makes an empty log file for GET_INFLIGHT_FD: the file and its size in bytes.
     pub fn create(queues: u16, queue_size: u16) -> std::io::Result<(OwnedFd, u64)> {
         let len = (region_len(queue_size) * usize::from(queues)) as u64;
-        let file = memfd_create("vhost-inflight", MemfdFlags::CLOEXEC)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("vhost-inflight", flags)?;
         ftruncate(&file, len)?;
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((file, len))
     }
 
     /// Maps the log that SET_INFLIGHT_FD hands over.
-    pub fn open(file: OwnedFd, spec: &VhostUserInflight) -> Result<Self, MemError> {
+    pub fn open(file: impl Into<Foreign>, spec: &VhostUserInflight) -> Result<Self, MemError> {
         let need = (region_len(spec.queue_size) * usize::from(spec.num_queues)) as u64;
         if need == 0 || spec.mmap_size < need {
             return Err(MemError::BadRange);
         }
         let file = Window::map(file, spec.mmap_offset, need)?;
         Ok(Self { file, queues: spec.num_queues, queue_size: spec.queue_size })
+    }
+
+    /// Whether some of it was not there when it was used.
+    #[must_use]
+    pub(crate) fn has_faulted(&self) -> bool {
+        self.file.has_faulted()
     }
 
     /// The log of queue `index` with `size` descriptors; `None` if it has no place for them.

@@ -17,11 +17,10 @@
 //! 1. **The guest: not at all.** Every value from guest memory is copied once and then checked. A
 //!    ring that lies is out of use until its driver resets it; nothing else suffers.
 //! 2. **The front-end: not with our memory or our time.** Any bytes and descriptors in any order
-//!    are refused or obeyed; nothing blocks. Three things a hostile front-end process (not its
-//!    guest) can still do, and no back-end that maps its memory can prevent: truncate an unsealed
-//!    memory file under us (SIGBUS), back memory with a file system that never answers (a stall),
-//!    and clear O_NONBLOCK on an eventfd that it has filled (a stall). Who may start a VMM on a
-//!    port of this daemon can stop the daemon.
+//!    are refused or obeyed. Memory that it takes away takes down its own port (`faults`), and what
+//!    it made us hold is closed by another thread (`closer`). Two things a hostile front-end
+//!    process (not its guest) can still do: back memory with a file system that never answers, and
+//!    clear O_NONBLOCK on an eventfd that it has filled. Both stall the worker.
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
 pub mod features;
@@ -34,9 +33,9 @@ pub mod ring;
 pub mod session;
 pub mod vring;
 
-use std::os::fd::OwnedFd;
-
 use nightporter_core::port::PortFeatures;
+
+use crate::closer::Foreign;
 
 /// What a worker waits for on behalf of a port: the meaning of a wake-up.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -60,7 +59,7 @@ pub enum Event {
     Watch(Source),
     /// Stop waiting for this descriptor, then drop it. It must leave the epoll set before it is
     /// closed: the front-end holds the same open file, so closing ours does not remove it.
-    Unwatch(OwnedFd),
+    Unwatch(Foreign),
     /// What the driver accepts; `None` while the first queue pair does not run.
     Link(Option<PortFeatures>),
     /// A queue runs. Look at it now: there may be no kick for what is already there.

@@ -9,6 +9,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
@@ -18,6 +19,8 @@ use rustix::net::{
 };
 use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE};
 use vm_memory::ByteValued;
+
+use crate::closer::Foreign;
 
 /// Header bytes.
 pub const HEADER_LEN: usize = 12;
@@ -107,7 +110,7 @@ pub struct Message {
     /// The payload, possibly longer than the request needs (UML 6.1's SET_MEM_TABLE is).
     pub payload: Vec<u8>,
     /// Descriptors; those that nobody takes are closed.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<Foreign>,
 }
 
 impl Message {
@@ -133,7 +136,7 @@ impl Message {
     }
 
     /// The first descriptor.
-    pub fn take_fd(&mut self) -> Result<OwnedFd, Refusal> {
+    pub fn take_fd(&mut self) -> Result<Foreign, Refusal> {
         if self.fds.is_empty() {
             return Err(Refusal::NoDescriptor);
         }
@@ -163,7 +166,7 @@ pub struct Channel {
     stream: UnixStream,
     /// Header and payload as far as they have come.
     bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<Foreign>,
 }
 
 impl Channel {
@@ -179,10 +182,10 @@ impl Channel {
         self.stream.as_fd()
     }
 
-    /// Gives the socket back, to be taken out of an epoll set before it is closed.
+    /// Hangs up, and gives the socket back, to be taken out of an epoll set before it is closed.
     #[must_use]
-    pub fn into_fd(self) -> OwnedFd {
-        self.stream.into()
+    pub fn into_fd(self) -> Foreign {
+        hang_up(self.stream)
     }
 
     /// The next whole message; `None` if more has to arrive first.
@@ -254,7 +257,7 @@ impl Channel {
         let got = recvmsg(&self.stream, &mut to, &mut control, flags).map_err(io::Error::from)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds);
+                self.fds.extend(fds.map(Foreign::from));
             }
         }
         if got.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > FDS_MAX {
@@ -270,6 +273,14 @@ impl Channel {
         let fds = std::mem::take(&mut self.fds);
         Message { code, need_reply: flags & F_NEED_REPLY != 0, payload, fds }
     }
+}
+
+/// Ends a connection. To be closed later: descriptors that nobody has read are closed with it.
+#[must_use]
+pub fn hang_up(stream: UnixStream) -> Foreign {
+    // It may have hung up itself.
+    let _ = stream.shutdown(Shutdown::Both);
+    OwnedFd::from(stream).into()
 }
 
 /// The payload size that a header announces. Errors: it is not the header of a request.

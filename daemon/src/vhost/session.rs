@@ -16,7 +16,7 @@
 //! frames discarded, but UML disables rings whose memory it is about to free.
 
 use std::collections::VecDeque;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use nightporter_core::port::PortFeatures;
 use vhost::vhost_user::message::{
@@ -27,13 +27,14 @@ use vhost::vhost_user::message::{
 use vm_memory::ByteValued;
 
 use super::features::{self, MTU_MIN, Offer, bit};
-use super::guest_mem::{GuestMemory, REGIONS_MAX};
+use super::guest_mem::{self, GuestMemory, MemError, REGIONS_MAX};
 use super::inflight::InflightLog;
 use super::protocol::{FDS_MAX, Message, Refusal, Reply};
 use super::queue::{Layout, Queue};
 use super::ring::{QUEUE_SIZE_MAX, Ring, RingAddrs, RingFault};
 use super::vring::{Kick, Notifier, Vring};
 use super::{Event, Source};
+use crate::closer::Foreign;
 
 /// SET_VRING_KICK, _CALL and _ERR: the queue's index is in the low byte, and this bit says that no
 /// descriptor comes along.
@@ -46,6 +47,8 @@ const CONFIG_READ_MAX: u32 = 256;
 #[derive(Debug)]
 pub struct Session {
     offer: Offer,
+    /// Memory may be of files that can shrink.
+    allows_unsealed: bool,
     protocol: Protocol,
     /// SET_FEATURES; `None` before it and after a reset.
     features: Option<u64>,
@@ -59,7 +62,7 @@ pub struct Session {
     pub layout: Layout,
     inflight: Option<InflightLog>,
     /// Never written to; UML resets the device when it closes.
-    backend_req: Option<OwnedFd>,
+    backend_req: Option<Foreign>,
     link: Option<PortFeatures>,
     events: VecDeque<Event>,
 }
@@ -67,9 +70,10 @@ pub struct Session {
 impl Session {
     /// A front-end has just connected.
     #[must_use]
-    pub fn new(offer: Offer) -> Self {
+    pub fn new(offer: Offer, allows_unsealed: bool) -> Self {
         Self {
             offer,
+            allows_unsealed,
             protocol: Protocol::empty(),
             features: None,
             status: 0,
@@ -147,6 +151,12 @@ impl Session {
         }
         self.set_link(None);
         self.events
+    }
+
+    /// Whether memory that the front-end gave us was not there when it was used.
+    #[must_use]
+    pub(crate) fn has_faulted(&self) -> bool {
+        self.memory.has_faulted() || self.inflight.as_ref().is_some_and(InflightLog::has_faulted)
     }
 
     /// A ring's guest broke the rules.
@@ -270,6 +280,7 @@ impl Session {
         }
         let at = |i| size_of::<VhostUserMemory>() + i * size_of::<VhostUserMemoryRegion>();
         let regions: Result<Vec<_>, _> = (0..count).map(|i| message.body(at(i))).collect();
+        message.fds.iter().take(count).try_for_each(|file| self.check_seal(file))?;
         self.memory = GuestMemory::new(regions?.into_iter().zip(message.fds))?;
         self.remap();
         Ok(())
@@ -277,9 +288,15 @@ impl Session {
 
     fn add_region(&mut self, mut message: Message) -> Result<(), Refusal> {
         let file = message.take_fd()?;
+        self.check_seal(&file)?;
         self.memory.add(&*message.body::<VhostUserSingleMemoryRegion>(0)?, file)?;
         self.remap();
         Ok(())
+    }
+
+    fn check_seal(&self, file: &Foreign) -> Result<(), MemError> {
+        let good = self.allows_unsealed || guest_mem::is_sealed(file);
+        if good { Ok(()) } else { Err(MemError::Unsealed) }
     }
 
     /// Newer front-ends send a descriptor along; it is closed with the message.

@@ -1,7 +1,7 @@
 //! One virtqueue as the messages describe it: addresses, sizes, descriptors, and the running queue.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::Errno;
@@ -9,17 +9,18 @@ use rustix::io::Errno;
 use super::protocol::Refusal;
 use super::queue::Queue;
 use super::ring::{RingAddrs, RingFault};
+use crate::closer::Foreign;
 
 /// An eventfd (or pipe) shared with the front-end: eight bytes per notification.
 #[derive(Debug)]
-pub struct Notifier(OwnedFd);
+pub struct Notifier(Foreign);
 
 impl Notifier {
     /// Takes a descriptor over and makes it non-blocking, also for the front-end, which has the
     /// same open file: front-ends we know wait for theirs with epoll or KVM.
     ///
     /// Refused: files and devices, which cannot be waited for, and which a write would change.
-    pub fn new(fd: OwnedFd) -> Result<Self, Refusal> {
+    pub fn new(fd: Foreign) -> Result<Self, Refusal> {
         let kind = FileType::from_raw_mode(fstat(&fd).map_err(io::Error::from)?.st_mode);
         // An eventfd is an anonymous inode and has no type.
         if !matches!(kind, FileType::Unknown | FileType::Fifo | FileType::Socket) {
@@ -38,7 +39,7 @@ impl Notifier {
 
     /// Gives the descriptor back, to be taken out of an epoll set before it is closed.
     #[must_use]
-    pub fn into_fd(self) -> OwnedFd {
+    pub fn into_fd(self) -> Foreign {
         self.0
     }
 

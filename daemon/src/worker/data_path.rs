@@ -25,6 +25,8 @@ pub(crate) struct DataPath {
     pub(crate) turn: Turn,
     pub(crate) ports: WorkerPorts,
     pub(crate) heartbeats: Heartbeats,
+    /// `faults::count` when ports were last looked at for it.
+    pub(super) faults_seen: u64,
 }
 
 impl DataPath {
@@ -35,6 +37,7 @@ impl DataPath {
             turn: Turn::new(TurnConfig::default()),
             ports: WorkerPorts::new(now),
             heartbeats: Heartbeats::new(epoch),
+            faults_seen: 0,
         }
     }
 
@@ -68,7 +71,7 @@ impl DataPath {
 
     /// Tells guests whether this host controls their congestion, when it is time.
     pub(crate) fn send_heartbeats(&mut self, now: Instant) {
-        let Self { engine, turn, ports, heartbeats } = self;
+        let Self { engine, turn, ports, heartbeats, .. } = self;
         if heartbeats.poll_timeout().is_some_and(|at| at <= now) {
             ports.now = now;
             let vms = ports.iter().filter_map(|(id, _)| Some((id, engine.vm(id)?)));

@@ -7,6 +7,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
 use super::data_path::DataPath;
+use crate::faults;
 use crate::port::vhost_user::VhostUserPort;
 use crate::token::Token;
 use crate::vhost::{Event, Source};
@@ -47,8 +48,10 @@ impl DataPath {
                     let _ = epoll.delete(&fd);
                 }
                 Event::Link(features) => {
-                    let vm = &self.ports.of(port).name;
-                    tracing::info!(vm, up = features.is_some(), "link");
+                    if guest.port.may_log() {
+                        let vm = &self.ports.of(port).name;
+                        tracing::info!(vm, up = features.is_some(), "link");
+                    }
                     self.turn.set_features(now, &mut self.engine, port, features);
                 }
                 Event::RingStarted(_) => self.turn.wake(port),
@@ -57,6 +60,20 @@ impl DataPath {
                 // started (LIFE-05).
                 Event::Disconnected(_) => self.engine.handle_guest_gone(now, port),
                 Event::Rarp(mac) => self.announce(now, port, mac),
+            }
+        }
+    }
+
+    /// Takes down ports whose front-ends took memory away, if there was a fault since last time.
+    pub(super) fn handle_faults(&mut self, now: Instant, epoll: &Epoll) {
+        let count = faults::count();
+        if std::mem::replace(&mut self.faults_seen, count) == count {
+            return;
+        }
+        for port in (0..).map(PortId).take(self.ports.list.len()) {
+            if let Some(guest) = self.ports.guest_mut(port) {
+                guest.port.handle_faults();
+                self.handle_guest_events(now, epoll, port);
             }
         }
     }

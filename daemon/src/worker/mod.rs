@@ -199,6 +199,7 @@ impl Worker {
     fn service(&mut self, now: Instant) {
         self.path.send_heartbeats(now);
         let frames = self.path.turn(now);
+        self.path.handle_faults(now, &self.epoll);
         self.since_look += FRAMES_OF_A_TURN + frames;
         if frames > 0 {
             self.polling.handle_work(now);

@@ -24,7 +24,7 @@ use crate::host::LIMIT;
 /// Bytes of one receive buffer, and of one place for a frame to send.
 const BUFFER: u64 = 2048;
 const QUEUE_SIZE: u16 = 256;
-const RAM_LEN: u64 = 8 << 20;
+pub(crate) const RAM_LEN: u64 = 8 << 20;
 const RX_BUFFERS: u64 = GUEST_BASE + (1 << 20);
 /// Places of 64 KiB for frames to send, one per descriptor.
 const TX_FRAMES: u64 = GUEST_BASE + (2 << 20);
@@ -59,9 +59,13 @@ fn state(index: u32, num: u32) -> Vec<u8> {
 impl Guest {
     /// Connects to a port and brings its link up; no receive buffers are offered yet.
     pub(crate) fn boot(socket: &Path, features: u64) -> Self {
+        Self::boot_in(socket, features, Ram::new(usize::try_from(RAM_LEN).unwrap()))
+    }
+
+    /// Likewise, in memory of [`RAM_LEN`] bytes.
+    pub(crate) fn boot_in(socket: &Path, features: u64, ram: Rc<Ram>) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let ram = Ram::new(usize::try_from(RAM_LEN).unwrap());
         let rx = Driver::new(&ram, GUEST_BASE + 0x1_0000, QUEUE_SIZE);
         let tx = Driver::new(&ram, GUEST_BASE + 0x2_0000, QUEUE_SIZE);
         let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
@@ -190,6 +194,11 @@ impl Guest {
         used.into_iter().map(|(_, len)| frame(len)).collect()
     }
 
+    /// Kicks a queue, whatever the device has asked for.
+    pub(crate) fn kicks(&self, queue: usize) {
+        rustix::io::write(&self.kick[queue], &1_u64.to_ne_bytes()).unwrap();
+    }
+
     /// Kicks, if the device has asked for one since `old` was the index.
     fn kick(&self, queue: usize, old: u16) {
         fence(Ordering::SeqCst);
@@ -201,7 +210,7 @@ impl Guest {
             !driver.kicks_are_off()
         };
         if wanted {
-            rustix::io::write(&self.kick[queue], &1_u64.to_ne_bytes()).unwrap();
+            self.kicks(queue);
         }
     }
 }

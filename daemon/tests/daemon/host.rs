@@ -95,6 +95,23 @@ impl Host {
         Self { child, control: dir.join("control") }
     }
 
+    /// Starts the daemon with another log, and waits until it answers.
+    pub(crate) fn start_with_log(dir: &Dir, config: &Path, log: Stdio) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_nightporterd"))
+            .arg("--config")
+            .arg(config)
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let host = Self { child, control: dir.join("control") };
+        let start = Instant::now();
+        while UnixStream::connect(&host.control).is_err() {
+            assert!(start.elapsed() < LIMIT, "it does not listen");
+        }
+        host.status(); // it answers when it has started
+        host
+    }
+
     pub(crate) fn connect(&self) -> UnixStream {
         let stream = UnixStream::connect(&self.control).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();

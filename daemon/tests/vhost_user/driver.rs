@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 
 /// Where guest memory begins, for the guest. Far from zero, so that a file offset cannot pass.
@@ -26,11 +26,25 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
+    /// As QEMU has it: nobody can shrink it.
     pub(crate) fn new(len: usize) -> Rc<Self> {
-        let file = File::from(memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
+        let ram = Self::unsealed(len);
+        fcntl_add_seals(&ram.file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        ram
+    }
+
+    /// Likewise, of a size that its owner may change.
+    pub(crate) fn unsealed(len: usize) -> Rc<Self> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("ram", flags).unwrap());
         ftruncate(&file, len as u64).unwrap();
         let map = FileOffset::new(file.try_clone().unwrap(), 0);
         Rc::new(Self { file, map: MmapRegion::from_file(map, len).unwrap() })
+    }
+
+    /// Takes all of it away. Whoever touches it then gets SIGBUS, the test too.
+    pub(crate) fn cut(&self) {
+        ftruncate(&self.file, 0).unwrap();
     }
 
     pub(crate) fn fd(&self) -> OwnedFd {

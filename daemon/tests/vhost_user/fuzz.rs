@@ -6,9 +6,10 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporterd::closer;
 use nightporterd::port::vhost_user::VhostUserPort;
 use proptest::prelude::*;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::pipe::pipe;
 
 use crate::world::{FrontEnd, LINUX, Req, World, new_eventfd, port};
@@ -74,8 +75,10 @@ fn make(fds: &[Fd], pipe_end: &OwnedFd) -> Vec<OwnedFd> {
         Fd::Pipe => pipe_end.try_clone().unwrap(),
         Fd::Eventfd => new_eventfd(),
         Fd::Memfd(len) => {
-            let file = memfd_create("fuzz", MemfdFlags::CLOEXEC).unwrap();
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let file = memfd_create("fuzz", flags).unwrap();
             ftruncate(&file, u64::from(*len)).unwrap();
+            fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
             file
         }
         Fd::Null => std::fs::File::open("/dev/null").unwrap().into(),
@@ -140,6 +143,7 @@ fn run(port: &mut VhostUserPort, mut front: FrontEnd, steps: &[Step]) {
     while port.poll_event().is_some() {}
     assert!(port.link().is_none());
     drop(writer);
+    closer::flush();
     assert!(is_at_end(&reader), "a descriptor was kept after the connection ended");
 }
 

@@ -61,6 +61,8 @@ pub(crate) fn config(socket: PathBuf) -> VhostUserConfig {
         mac: Some([2, 0, 0, 0, 0, 7]),
         mtu: None,
         queue_pairs: 1,
+        allow_unsealed_memory: false,
+        memory_is_limited: false,
     }
 }
 
@@ -309,6 +311,14 @@ impl World {
         let (payload, _) = self.ask(Req::GET_VRING_BASE, &vring_state(index, 0));
         assert_eq!(payload[..4], index.to_ne_bytes());
         u32::from_ne_bytes(payload[4..8].try_into().unwrap())
+    }
+
+    /// Another port, to which the front-end has just connected.
+    pub(crate) fn anew(&mut self, config: VhostUserConfig) {
+        self.socket = socket_path();
+        let socket = self.socket.clone();
+        self.port = VhostUserPort::new(&VhostUserConfig { socket, ..config }).unwrap();
+        self.front = FrontEnd::connect(&mut self.port, &self.socket);
     }
 
     /// The front-end goes and comes back; nothing is negotiated.

@@ -21,6 +21,7 @@ use crate::noise;
 use arbitrary::{Arbitrary, Unstructured};
 use ask::{Ask, Bits, Fd, Fds, Number, Region, halves, is_question};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporterd::closer;
 use nightporterd::port::vhost_user::{VhostUserConfig, VhostUserPort};
 use nightporterd::vhost::listener::Access;
 use nightporterd::vhost::{Event, Source};
@@ -142,6 +143,8 @@ impl Host {
             mac: Some([2, 0, 0, 0, 0, 1]),
             mtu: Some(1500),
             queue_pairs: PAIRS,
+            allow_unsealed_memory: true,
+            memory_is_limited: false,
         };
         let port = VhostUserPort::new(&config).expect("a port");
         let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -164,7 +167,7 @@ impl Host {
                     assert!(before.is_none_or(|b| b == source), "woken for {before:?} as well");
                 }
                 Event::Unwatch(fd) => {
-                    self.watched.remove(&fd.as_raw_fd());
+                    self.watched.remove(&fd.as_fd().as_raw_fd());
                 }
                 Event::Connected => self.connected = true,
                 Event::Disconnected(_) => self.connected = false,
@@ -478,6 +481,7 @@ impl Front {
         host.works();
         assert!(!host.connected && !host.link, "it has not noticed");
         assert_eq!(host.watched.len(), 1, "the listener alone");
+        closer::flush();
         let sealed = fcntl_add_seals(&self.memory, SealFlags::WRITE);
         assert_eq!(sealed, Ok(()), "a mapping was kept");
         self.expect_nobodys_bytes();

@@ -1,0 +1,123 @@
+//! What becomes of an access to memory that a front-end shares with us and that is not there: its
+//! file was cut, or a hole in it finds no room on its file system (SIGBUS).
+//!
+//! Every mapping of a front-end's file is listed here while it exists. The signal's handler looks
+//! up the address, has zeros mapped over the page and marks the mapping; the access then goes on.
+//! The worker asks [`count`] after each turn whether that happened, and takes down the port whose
+//! mapping is marked. A fault anywhere else is a bug of ours, and ends the process as it should.
+//!
+//! The handler runs in the middle of whatever touched the memory, so the list is made of atomics at
+//! fixed places, and the lock on its free places is never taken there.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Mappings of all front-ends together: 256 VMs with as many regions as they may have (64).
+const MAPPINGS_MAX: usize = 256 * 64;
+
+/// Where one mapping is.
+struct Place {
+    start: AtomicUsize,
+    /// Bytes; 0 while the place is free.
+    len: AtomicUsize,
+    /// What the kernel maps at a time, from `start` on: a page, or a huge one.
+    block: AtomicUsize,
+    faulted: AtomicBool,
+}
+
+impl Place {
+    const fn new() -> Self {
+        Self {
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            block: AtomicUsize::new(0),
+            faulted: AtomicBool::new(false),
+        }
+    }
+}
+
+static PLACES: [Place; MAPPINGS_MAX] = [const { Place::new() }; MAPPINGS_MAX];
+/// Places from here on were never used.
+static UNUSED: AtomicUsize = AtomicUsize::new(0);
+/// Places below that are free again.
+static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Faults so far, in all mappings.
+#[inline]
+pub(crate) fn count() -> u64 {
+    COUNT.load(Ordering::Relaxed)
+}
+
+/// A mapping on the list, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct Listed(usize);
+
+impl Listed {
+    /// Lists the `len` bytes at `start`, which the kernel maps in blocks of `block` bytes. `None`:
+    /// the list is full.
+    pub(crate) fn new(start: usize, len: usize, block: usize) -> Option<Self> {
+        let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = free.pop().or_else(|| {
+            let at = UNUSED.load(Ordering::Relaxed);
+            (at < MAPPINGS_MAX).then(|| UNUSED.fetch_add(1, Ordering::Release))
+        })?;
+        let place = &PLACES[at];
+        place.start.store(start, Ordering::Relaxed);
+        place.block.store(block, Ordering::Relaxed);
+        place.faulted.store(false, Ordering::Relaxed);
+        place.len.store(len, Ordering::Release);
+        Some(Self(at))
+    }
+
+    /// Whether some of it was not there.
+    pub(crate) fn has_faulted(&self) -> bool {
+        PLACES[self.0].faulted.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        PLACES[self.0].len.store(0, Ordering::Release);
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).push(self.0);
+    }
+}
+
+/// The memory at `address` is not there: marks its mapping. What to map zeros over, as an address
+/// and a length; `None` if no mapping is there. Called by the signal's handler.
+pub(crate) fn note(address: usize) -> Option<(usize, usize)> {
+    let places = PLACES.get(..UNUSED.load(Ordering::Acquire))?;
+    places.iter().find_map(|place| {
+        let len = place.len.load(Ordering::Acquire);
+        let start = place.start.load(Ordering::Relaxed);
+        let at = address.checked_sub(start).filter(|at| *at < len)?;
+        place.faulted.store(true, Ordering::Relaxed);
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        let block = place.block.load(Ordering::Relaxed);
+        let from = at / block * block;
+        Some((start + from, block.min(len - from)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // Addresses that no process has: the other tests' mappings are on the same list.
+    const NOWHERE: usize = usize::MAX / 2;
+
+    #[test]
+    fn a_fault_is_for_the_block_of_the_mapping_that_it_is_in() {
+        let low = Listed::new(NOWHERE, 0x5000, 0x1000).unwrap();
+        let high = Listed::new(NOWHERE + 0x10_0000, 0x5800, 0x2000).unwrap();
+        assert_eq!(note(NOWHERE - 1), None);
+        assert_eq!(note(NOWHERE + 0x5000), None);
+        assert_eq!(note(NOWHERE + 0x10_1fff), Some((NOWHERE + 0x10_0000, 0x2000)));
+        assert!(high.has_faulted() && !low.has_faulted());
+        assert_eq!(note(NOWHERE + 0x10_57ff), Some((NOWHERE + 0x10_4000, 0x1800)), "its end");
+        drop(high);
+        assert_eq!(note(NOWHERE + 0x10_1fff), None, "it is no mapping of ours any more");
+        let again = Listed::new(NOWHERE + 0x10_0000, 0x1000, 0x1000).unwrap();
+        assert!(!again.has_faulted());
+    }
+}
