@@ -1,7 +1,5 @@
 //! What a congestion controller is, and which there are.
 
-use core::fmt::Debug;
-
 use crate::congestion::cubic::Cubic;
 use crate::congestion::pacer::Gain;
 use crate::congestion::reno::Reno;
@@ -30,7 +28,7 @@ pub struct Ack {
 /// The sender asks it after every event and never lets more be under way, but for what `prr` and
 /// the loss probe allow. It calls [`Self::on_ack`] only for a window that was used (`validation`)
 /// and that nothing reduces at the moment, and the others once for each event of their kind.
-pub trait Controller: Debug + Send {
+pub trait Controller {
     /// Bytes that may be under way.
     fn cwnd(&self) -> u64;
 
@@ -67,37 +65,113 @@ pub trait Controller: Debug + Send {
     fn on_mss(&mut self, mss: u64);
 }
 
-/// The controllers there are.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Algorithm {
-    /// RFC 9438; what Linux does by default.
-    #[default]
-    Cubic,
-    /// RFC 5681 and RFC 6582.
-    Reno,
+/// Makes [`Algorithm`] and [`AnyController`] of a list of types and their labels.
+macro_rules! controllers {
+    ($($(#[$doc:meta])* $name:ident = $label:literal,)*) => {
+        /// The controllers there are.
+        #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+        pub enum Algorithm {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Algorithm {
+            /// Every controller.
+            pub const ALL: [Self; [$($label),*].len()] = [$(Self::$name),*];
+
+            /// The stable lower-case name used by configuration and metrics.
+            #[must_use]
+            pub const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$name => $label,)*
+                }
+            }
+
+            /// A controller for segments of `mss` bytes that begins with a window of `cwnd`.
+            #[must_use]
+            pub fn controller(self, mss: u64, cwnd: u64) -> AnyController {
+                match self {
+                    $(Self::$name => AnyController::$name($name::new(mss, cwnd)),)*
+                }
+            }
+        }
+
+        /// A controller of any kind. No trait object, for every segment and ACK asks for its window
+        /// several times.
+        #[derive(Clone, Debug)]
+        pub enum AnyController {
+            $(#[doc = $label] $name($name),)*
+        }
+
+        impl Controller for AnyController {
+            fn cwnd(&self) -> u64 {
+                match self {
+                    $(Self::$name(c) => c.cwnd(),)*
+                }
+            }
+
+            fn ssthresh(&self) -> u64 {
+                match self {
+                    $(Self::$name(c) => c.ssthresh(),)*
+                }
+            }
+
+            fn pacing_gain(&self) -> Gain {
+                match self {
+                    $(Self::$name(c) => c.pacing_gain(),)*
+                }
+            }
+
+            fn on_ack(&mut self, ack: &Ack) {
+                match self {
+                    $(Self::$name(c) => c.on_ack(ack),)*
+                }
+            }
+
+            fn on_unused(&mut self, span: Duration) {
+                match self {
+                    $(Self::$name(c) => c.on_unused(span),)*
+                }
+            }
+
+            fn on_congestion(&mut self, now: Instant, in_use: u64) {
+                match self {
+                    $(Self::$name(c) => c.on_congestion(now, in_use),)*
+                }
+            }
+
+            fn on_timeout(&mut self, now: Instant, in_use: u64, first: bool) {
+                match self {
+                    $(Self::$name(c) => c.on_timeout(now, in_use, first),)*
+                }
+            }
+
+            fn on_idle(&mut self, cwnd: u64) {
+                match self {
+                    $(Self::$name(c) => c.on_idle(cwnd),)*
+                }
+            }
+
+            fn on_spurious(&mut self) {
+                match self {
+                    $(Self::$name(c) => c.on_spurious(),)*
+                }
+            }
+
+            fn on_mss(&mut self, mss: u64) {
+                match self {
+                    $(Self::$name(c) => c.on_mss(mss),)*
+                }
+            }
+        }
+    };
 }
 
-impl Algorithm {
-    /// Every controller.
-    pub const ALL: [Self; 2] = [Self::Cubic, Self::Reno];
-
-    /// The stable lower-case name used by configuration and metrics.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Cubic => "cubic",
-            Self::Reno => "reno",
-        }
-    }
-
-    /// A controller for segments of `mss` bytes that begins with a window of `cwnd`.
-    #[must_use]
-    pub fn controller(self, mss: u64, cwnd: u64) -> Box<dyn Controller> {
-        match self {
-            Self::Cubic => Box::new(Cubic::new(mss, cwnd)),
-            Self::Reno => Box::new(Reno::new(mss, cwnd)),
-        }
-    }
+controllers! {
+    /// RFC 9438; what Linux does by default.
+    #[default]
+    Cubic = "cubic",
+    /// RFC 5681 and RFC 6582.
+    Reno = "reno",
 }
 
 /// The initial window: ten segments, but no more than 14,600 bytes unless two segments are (RFC

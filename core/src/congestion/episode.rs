@@ -14,7 +14,7 @@
 //! In `Recovery` and `Reduction` [`Prr`] says what may be sent, else the controller's window does.
 //! A retransmission that is lost begins a recovery anew (RFC 5681 section 4.3).
 
-use crate::congestion::controller::{Ack, Controller, initial_window};
+use crate::congestion::controller::{Ack, AnyController, Controller, initial_window};
 use crate::congestion::prr::{Progress, Prr};
 use crate::congestion::sender::SenderConfig;
 use crate::congestion::validation::Validation;
@@ -61,7 +61,7 @@ pub struct News {
 /// The congestion state of one sender.
 #[derive(Debug)]
 pub struct Episode {
-    controller: Box<dyn Controller>,
+    controller: AnyController,
     validation: Validation,
     phase: Phase,
     /// What was sent when the phase began: it ends when this is acknowledged.
@@ -108,8 +108,8 @@ impl Episode {
 
     /// The controller: its window, and how fast it may leave.
     #[must_use]
-    pub fn controller(&self) -> &dyn Controller {
-        self.controller.as_ref()
+    pub const fn controller(&self) -> &AnyController {
+        &self.controller
     }
 
     /// Where the window stands.

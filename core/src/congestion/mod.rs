@@ -37,7 +37,8 @@
 //!
 //! # A new controller
 //!
-//! A file with a type that implements [`Controller`], and a line in [`controller::Algorithm`].
+//! A file with a type that implements [`Controller`], and a line in the list at the end of
+//! [`controller`].
 
 pub mod controller;
 pub mod cubic;
@@ -52,7 +53,7 @@ pub mod sender;
 pub mod validation;
 pub mod window;
 
-pub use controller::{Ack, Algorithm, Controller};
+pub use controller::{Ack, Algorithm, AnyController, Controller};
 pub use sender::{Segment, Sender, SenderConfig};
 
 #[cfg(test)]

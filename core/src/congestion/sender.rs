@@ -15,7 +15,7 @@ mod evidence;
 mod send;
 mod timer;
 
-use crate::congestion::controller::{Ack, Algorithm, Controller};
+use crate::congestion::controller::{Ack, Algorithm, AnyController, Controller};
 use crate::congestion::episode::{Episode, News, Phase};
 use crate::congestion::pacer::Pacer;
 use crate::congestion::rack::{LossProbe, ProbeAnswer, Rack};
@@ -195,7 +195,7 @@ impl Sender {
 
     /// The controller.
     #[must_use]
-    pub fn controller(&self) -> &dyn Controller {
+    pub const fn controller(&self) -> &AnyController {
         self.episode.controller()
     }
 

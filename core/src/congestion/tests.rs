@@ -93,10 +93,10 @@ fn a_timeout_for_nothing_gives_the_window_back() {
         let now = Instant::from_secs(9);
         c.on_congestion(now, 100 * MSS);
         let (rtt, reduced) = (Duration::from_millis(50), c.cwnd());
-        let before = rounds(c.as_mut(), rtt, 10);
+        let before = rounds(&mut c, rtt, 10);
         let mut other = algorithm.controller(MSS, 100 * MSS);
         other.on_congestion(now, 100 * MSS);
-        rounds(other.as_mut(), rtt, 10);
+        rounds(&mut other, rtt, 10);
         c.on_timeout(Instant::from_secs(78), c.cwnd(), true);
         c.on_timeout(Instant::from_secs(79), c.cwnd(), false);
         assert_eq!(c.cwnd(), MSS);
@@ -104,8 +104,7 @@ fn a_timeout_for_nothing_gives_the_window_back() {
         assert_eq!((Some(&c.cwnd()), c.ssthresh()), (before.last(), reduced));
         // And goes on as if nothing had happened.
         let later = Instant::from_secs(80);
-        let (a, b) =
-            (rounds_from(c.as_mut(), later, rtt, 5), rounds_from(other.as_mut(), later, rtt, 5));
+        let (a, b) = (rounds_from(&mut c, later, rtt, 5), rounds_from(&mut other, later, rtt, 5));
         assert_eq!(a, b, "{}", algorithm.label());
     }
 }

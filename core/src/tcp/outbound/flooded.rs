@@ -15,7 +15,7 @@
 
 use crate::congestion::controller::initial_window;
 use crate::congestion::sender::{NetAck, Waits};
-use crate::congestion::{Segment, Sender, SenderConfig};
+use crate::congestion::{Controller, Segment, Sender, SenderConfig};
 use crate::counters::VmCounters;
 use crate::drops::DropReason;
 use crate::limits;
