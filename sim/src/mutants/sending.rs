@@ -113,7 +113,7 @@ mutations! { SENDING:
     "pressed && self.pipe_ack().is_none_or(|bytes| bytes.max(flight) * 2 >= cwnd)"
     => "true";
 
-    "a window leaves as one burst", "FLOOD-26", "poll_allowed",
+    "a window leaves as one burst", "FLOOD-26", "permitted",
     "paced < self.mss"
     => "false";
 

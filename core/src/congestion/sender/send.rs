@@ -61,20 +61,28 @@ impl Sender {
         }
     }
 
+    /// [`Self::poll`] may have something; it has not if there is nothing to send, or window or pace
+    /// hold it back.
+    #[must_use]
+    pub fn may_send(&mut self, now: Instant) -> bool {
+        let lost = self.board.first_lost();
+        self.due != Due::Nothing
+            || (self.has_work(lost)
+                && (self.board.flight() == 0 || self.permitted(now, lost).is_some()))
+    }
+
     fn copy(&self, from: u64, to: u64) -> Segment {
         Segment { from, to, again: true, cwr: false }
     }
 
-    /// What window and pace allow.
-    fn poll_allowed(&mut self, now: Instant, room: u64, cut: u64) -> Option<Segment> {
-        let lost = self.board.first_lost();
-        if lost.is_none() && self.end.min(self.net_edge) <= self.next() {
-            return None;
-        }
-        if self.board.flight() == 0 {
-            self.episode.on_idle(now, self.sent_at, self.rtt.rto());
-            self.set_pace(now);
-        }
+    /// There is something to send again, or something new that R has room for.
+    const fn has_work(&self, lost: Option<(u64, u64)>) -> bool {
+        let next = self.next();
+        lost.is_some() || (self.end > next && self.net_edge > next)
+    }
+
+    /// Bytes that window and pace allow. None: they hold back a segment.
+    fn permitted(&mut self, now: Instant, lost: Option<(u64, u64)>) -> Option<u64> {
         let allowance = self.episode.allowance(self.in_flight());
         if allowance < self.mss.min(self.wanted(lost)) {
             self.episode.on_pressed();
@@ -85,7 +93,20 @@ impl Sender {
             self.episode.on_pressed();
             return None;
         }
-        let most = allowance.min(paced).min(room);
+        Some(allowance.min(paced))
+    }
+
+    /// What window and pace allow.
+    fn poll_allowed(&mut self, now: Instant, room: u64, cut: u64) -> Option<Segment> {
+        let lost = self.board.first_lost();
+        if !self.has_work(lost) {
+            return None;
+        }
+        if self.board.flight() == 0 {
+            self.episode.on_idle(now, self.sent_at, self.rtt.rto());
+            self.set_pace(now);
+        }
+        let most = self.permitted(now, lost)?.min(room);
         let whole = (most / self.mss * self.mss).max(self.mss.min(room));
         if let Some((from, to)) = lost {
             return Some(self.copy(from, to.min(from + whole)));

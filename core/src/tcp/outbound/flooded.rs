@@ -258,8 +258,9 @@ impl Flooded {
         (self.intake.bytes_end(), self.intake.is_closed())
     }
 
-    /// Its turn comes, or a time is waited for.
+    /// Its turn comes, or a time is waited for. `may_send`: there may be something to send.
     pub(in crate::tcp) fn arm(&mut self, cx: &mut FlowContext<'_, '_>, may_send: bool) {
+        let may_send = may_send && self.sender.may_send(cx.now);
         if may_send && !core::mem::replace(&mut self.listed, true) {
             cx.out.departures.push(cx.key.port, cx.id);
         }
