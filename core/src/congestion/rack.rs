@@ -16,6 +16,9 @@ const PERSIST: u8 = 16;
 /// What a probe of a single segment waits longer: R may delay its ACK (`TLP.max_ack_delay`). As
 /// Linux has it, and the longest delay of a Linux receiver.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(200);
+/// What any other probe waits longer: within a host or a rack a core that is busy for a moment
+/// takes longer than a round trip (Linux: `TCP_TIMEOUT_MIN_US`).
+const TIMEOUT_MIN: Duration = Duration::from_millis(2);
 /// When a probe is due before the first round trip was measured (section 7.2).
 const PROBE_INITIAL: Duration = Duration::from_secs(1);
 
@@ -145,8 +148,7 @@ impl LossProbe {
     #[must_use]
     pub fn delay(rtt: &RttEstimator, single_segment: bool) -> Duration {
         let Some(srtt) = rtt.srtt() else { return PROBE_INITIAL };
-        let delay = srtt.saturating_mul(2);
-        if single_segment { delay + MAX_ACK_DELAY } else { delay }
+        srtt.saturating_mul(2) + if single_segment { MAX_ACK_DELAY } else { TIMEOUT_MIN }
     }
 
     /// A round trip was measured.

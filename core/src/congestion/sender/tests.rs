@@ -257,7 +257,7 @@ fn a_lone_overtaker_means_a_loss_only_a_quarter_of_a_round_trip_later() {
 }
 
 #[test]
-fn flood_21_the_tail_is_probed_after_two_round_trips_and_no_timeout_comes() {
+fn flood_21_the_tail_is_probed_after_two_round_trips_and_2_ms_and_no_timeout_comes() {
     let trace = Trace::run(
         &reno(),
         us,
@@ -265,11 +265,11 @@ fn flood_21_the_tail_is_probed_after_two_round_trips_and_no_timeout_comes() {
              > 0:10000
          100 ack 2000
          101 ack 8000
-         300 wait
+         2300 wait
              > again 9000:10000
-         402 ack 8000 9000:10000
+         2402 ack 8000 9000:10000
              > again 8000:9000
-         503 ack 10000",
+         2503 ack 10000",
     );
     assert_eq!(trace.sender.rtt().backoffs(), 0);
 }
@@ -545,9 +545,9 @@ fn a_probe_is_no_new_data_that_r_has_no_room_for() {
         "0    offer 20000
               > 0:10000
          100  ack 8000 edge 10000
-         290  wait
+         2290 wait
               > again 9000:10000
-         350  wait",
+         2350 wait",
     );
 }
 
