@@ -1,6 +1,7 @@
 //! What a trace starts from: addresses, options of both ends, budget. Everything can be switched.
 
 use super::world::{Peer, Side, World};
+use nightporter_core::congestion::Algorithm;
 use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::limits::PAGE;
 use nightporter_core::port::{GuestConfig, PortFeatures};
@@ -45,6 +46,8 @@ pub struct Setup {
     pub offload: bool,
     /// Congestion offload wanted.
     pub floods: bool,
+    /// By which H sends for G.
+    pub algorithm: Algorithm,
     /// Budget of each VM in bytes.
     pub budget_bytes: u64,
     /// Flow entries of each VM.
@@ -78,6 +81,7 @@ impl Setup {
             remote_is_vm: false,
             offload: true,
             floods: false,
+            algorithm: Algorithm::default(),
             budget_bytes: 8 << 20,
             flows_max: 64,
             features: ALL_FEATURES,
@@ -134,10 +138,10 @@ impl Setup {
             ips: None,
             ack_offload: self.offload,
             congestion_offload: self.floods,
+            congestion_control: self.algorithm,
             budget_bytes: self.budget_bytes,
             flows_max: self.flows_max,
             mtu: self.mtu,
-            ..GuestConfig::default()
         }
     }
 

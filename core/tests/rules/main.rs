@@ -20,6 +20,7 @@ mod handshake;
 mod life;
 mod live_flow;
 mod sec;
+mod sender;
 mod snoop_accept;
 mod snoop_control;
 mod snoop_guest;
