@@ -12,8 +12,10 @@ pub mod captures;
 pub mod config;
 pub mod control;
 pub mod flow;
+pub mod icmp;
 pub mod messages;
 pub mod rings;
+pub mod sender;
 pub mod wire;
 
 /// A target: what `cargo fuzz` calls it, what it does, and where it starts from.
@@ -30,6 +32,8 @@ pub struct Target {
 /// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "wire", run: wire::run, seeds: wire::seeds },
+    Target { name: "icmp", run: icmp::run, seeds: icmp::seeds },
+    Target { name: "sender", run: sender::run, seeds: sender::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
     Target { name: "flow", run: flow::run, seeds: flow::seeds },

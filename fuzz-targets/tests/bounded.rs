@@ -93,6 +93,16 @@ fn frames_of_any_content_are_survived() {
 }
 
 #[test]
+fn what_a_router_says_of_a_segment_is_read_as_it_was_meant() {
+    survives("icmp", 4000);
+}
+
+#[test]
+fn no_remote_makes_a_sender_send_more_than_its_window_or_stop() {
+    survives("sender", 2000);
+}
+
+#[test]
 fn an_arena_in_any_state_is_taken_over_or_refused() {
     survives("arena", 800);
 }
