@@ -5,12 +5,18 @@
 //! - `early-ack`: a data segment of an offloaded flow is read, stored, acknowledged to the remote
 //!   and given to the guest;
 //! - `guest-ack`: the guest's pure ACK of such a segment releases the bytes and goes no further;
-//! - `pass`: a data segment of a flow that must not be touched (MPTCP) is forwarded.
+//! - `pass`: a data segment of a flow that must not be touched (MPTCP) is forwarded;
+//! - `hand-over`: a data segment of a guest that floods is stored until there is room for it;
+//! - `net-ack`: the remote's ACK of such a segment is judged and shown to the guest, and lets the
+//!   next one leave ([`floods`]).
 //!
 //! **Instructions** are counted by callgrind, over turns of one frame each; they are exact.
 //! `engine` is the part of [`ENGINE`]: judging the frame, and making and routing the ACK. `turn` is
-//! all of the turn, reading and delivery too. Copies of the payload are left out: the path is
-//! counted with both of [`PAYLOADS`], and the straight line through the two is read at 0 bytes.
+//! all of the turn, reading and delivery too; `departure` is what of it makes frames of what guests
+//! have handed over, `delivery` what of it gives frames to the guest. A sent segment (`send`) is a
+//! `hand-over` and all departures of both its paths, `net-ack` the rest, with the ACK for the
+//! guest. Copies of the payload are left out: the path is counted with both of [`PAYLOADS`], and
+//! the straight line through the two is read at 0 bytes.
 //!
 //! **Nanoseconds** are a frame's share of a turn of [`BATCH`] full frames, the median of many.
 //! Before the counting starts all flows of a row are in the table and have carried a segment. Then
@@ -27,6 +33,7 @@
 //! compares them with `counts.txt`: see [`ratchet`].
 
 mod callgrind;
+mod floods;
 mod ratchet;
 mod world;
 
@@ -36,9 +43,13 @@ use std::process::{Command, Stdio};
 use std::{env, fs};
 
 use serde_json::{Value, json};
-use world::{Frame, Outcome, World};
+use world::{Frame, Kind, Outcome, World};
 
 const PATHS: [&str; 3] = ["early-ack", "guest-ack", "pass"];
+/// Those of a guest that floods, of which only the instructions are counted.
+const FLOOD_PATHS: [&str; 2] = ["hand-over", "net-ack"];
+/// Flows of the load.
+const LOAD_FLOWS: usize = 10_000;
 /// Flows in the table of the rows that are timed.
 const FLOWS: [usize; 4] = [1, BATCH, 10_000, FLOWS_MAX];
 const FLOWS_MAX: usize = 1_000_000;
@@ -74,19 +85,26 @@ fn counted(world: &mut World) -> Outcome {
     black_box(black_box(world).turn())
 }
 
-/// [`counted`], timed: nanoseconds per frame.
-fn timed(world: &mut World, frames: Vec<Frame>, expected: Outcome) -> f64 {
-    let count = frames.len();
-    world.lay(frames);
+/// What it returns, and how many nanoseconds it took.
+fn stopwatch<T>(it: impl FnOnce() -> T) -> (T, f64) {
     #[expect(clippy::disallowed_types, reason = "the bench has a clock, what it measures has not")]
     let start = std::time::Instant::now();
-    let outcome = counted(world);
+    let result = it();
     #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-    let ns = start.elapsed().as_nanos() as f64 / count as f64;
+    let ns = start.elapsed().as_nanos() as f64;
+    (result, ns)
+}
+
+/// [`counted`], timed: nanoseconds per frame.
+fn timed(world: &mut World, frames: Vec<Frame>, expected: Outcome) -> f64 {
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    let count = frames.len() as f64;
+    world.lay(frames);
+    let (outcome, ns) = stopwatch(|| counted(world));
     // An absorbed ACK may open the window, which makes a frame.
     assert!(outcome.to_net >= expected.to_net, "{outcome:?} is not {expected:?}");
     assert_eq!(outcome.to_guest, expected.to_guest, "this is not the path");
-    ns
+    ns / count
 }
 
 /// Bytes of memory this process has in use.
@@ -100,7 +118,7 @@ fn resident_bytes() -> Result<usize, Error> {
 fn run(path: &str, row: Row) -> Result<(), Error> {
     let Row { flows, payload, batch, turns } = row;
     let before = resident_bytes()?;
-    let mut world = World::new(flows, path == "pass");
+    let mut world = World::new(flows, if path == "pass" { Kind::Passed } else { Kind::Offloaded });
     let flow_bytes = (resident_bytes()? - before) / flows - World::OWN_BYTES_PER_FLOW;
     // Of one flow a turn makes one ACK and one super-segment.
     let made = if flows < batch { 1 } else { batch };
@@ -130,19 +148,46 @@ fn run(path: &str, row: Row) -> Result<(), Error> {
     Ok(())
 }
 
+/// A row of a guest that floods.
+fn run_flood(path: &str, payload: usize, turns: usize) {
+    let mut world = World::new(1, Kind::Floods(payload));
+    floods::warm_up(&mut world, 0, payload);
+    let acked = Outcome { to_net: 1, to_guest: 1 };
+    for _ in 0..turns {
+        world.wait(floods::CYCLE);
+        floods::top_up(&mut world, 0, payload);
+        let data = vec![world.handed(0, payload)];
+        let ack = vec![world.net_ack(0, payload)];
+        if path == "hand-over" {
+            timed(&mut world, data, Outcome::default());
+            world.departed();
+            world.lay_and_turn(ack);
+        } else {
+            world.lay_and_turn(data);
+            timed(&mut world, ack, acked);
+            world.departed();
+        }
+    }
+}
+
 /// Runs this program for one row, perhaps under another one; returns what it prints.
 fn child(prefix: &[&str], path: &str, row: Row) -> Result<Value, Error> {
+    let numbers = [row.flows, row.payload, row.batch, row.turns].map(|n| n.to_string());
+    let [flows, payload, batch, turns] = &numbers;
+    spawn(prefix, &[path, flows, payload, batch, turns])
+}
+
+/// Runs this program with such arguments, perhaps under another one.
+fn spawn(prefix: &[&str], arguments: &[&str]) -> Result<Value, Error> {
     let this = env::current_exe()?.display().to_string();
-    let command = [prefix, &[&this, path]].concat();
-    let numbers = [row.flows, row.payload, row.batch, row.turns];
+    let command = [prefix, &[&this], arguments].concat();
     let output = Command::new(command[0])
         .args(&command[1..])
-        .args(numbers.map(|n| n.to_string()))
         .stderr(Stdio::inherit())
         .output()
         .map_err(|e| format!("{}: {e}", command[0]))?;
     if !output.status.success() {
-        return Err(format!("{path} {numbers:?} failed: {}", output.status).into());
+        return Err(format!("{arguments:?} failed: {}", output.status).into());
     }
     Ok(serde_json::from_slice(&output.stdout)?)
 }
@@ -151,6 +196,8 @@ fn child(prefix: &[&str], path: &str, row: Row) -> Result<Value, Error> {
 #[derive(Clone, Copy)]
 struct Instructions {
     engine: f64,
+    departure: f64,
+    delivery: f64,
     turn: f64,
 }
 
@@ -170,12 +217,27 @@ fn instructions(dir: &Path, path: &str) -> Result<Instructions, Error> {
         };
         let turn = callgrind::total(&text).ok_or("no totals")?;
         let engine = callgrind::inclusive(&text, &ENGINE);
-        Ok(Instructions { engine: per_turn(engine), turn: per_turn(turn) })
+        let [departure, delivery] = ["poll_departure", "poll_delivery"]
+            .map(|method| per_turn(callgrind::inclusive(&text, &[method])));
+        Ok(Instructions { engine: per_turn(engine), departure, delivery, turn: per_turn(turn) })
     });
     let (full, half) = (full?, half?);
     // `full` is twice `half`.
     let without_payload = |f: fn(&Instructions) -> f64| 2.0 * f(&half) - f(&full);
-    Ok(Instructions { engine: without_payload(|i| i.engine), turn: without_payload(|i| i.turn) })
+    Ok(Instructions {
+        engine: without_payload(|i| i.engine),
+        departure: without_payload(|i| i.departure),
+        delivery: without_payload(|i| i.delivery),
+        turn: without_payload(|i| i.turn),
+    })
+}
+
+/// Instructions of a segment that is sent for a guest, and of the ACK of its remote.
+fn flood_instructions(dir: &Path) -> Result<[(&'static str, f64); 2], Error> {
+    let [hand_over, net_ack] = FLOOD_PATHS.map(|path| instructions(dir, path));
+    let (hand_over, net_ack) = (hand_over?, net_ack?);
+    let send = hand_over.engine + hand_over.departure + net_ack.departure;
+    Ok([("send", send), ("net-ack", net_ack.engine + net_ack.delivery)])
 }
 
 /// Prints whether `value` is small enough.
@@ -202,6 +264,10 @@ fn drive() -> Result<(), Error> {
         println!("{path:<10} {:>7.0} {:>7.0}", of.engine, of.turn);
         counts.push(of);
     }
+    let flood = flood_instructions(&dir)?;
+    for (row, count) in flood {
+        println!("{row:<10} {count:>7.0}");
+    }
     println!("\npath           flows      ns   (per packet, in turns of {BATCH})");
     let mut times = Vec::new();
     for path in PATHS {
@@ -214,9 +280,13 @@ fn drive() -> Result<(), Error> {
     }
     let row = Row { flows: FLOWS_MAX, payload: PAYLOADS[0], batch: 1, turns: 1 };
     let flow_bytes = child(&[], "early-ack", row)?["flow_bytes"].as_f64().ok_or("no bytes")?;
-    println!();
+    let load = spawn(&[], &["load", &LOAD_FLOWS.to_string()])?;
+    println!("\nload of {LOAD_FLOWS} paced flows: {load}\n");
     for ((path, of), at_most) in PATHS.iter().zip(&counts).zip([700.0, 500.0, 300.0]) {
         aim(&format!("instructions of {path} in the engine"), of.engine, at_most);
+    }
+    for ((row, count), at_most) in flood.into_iter().zip([500.0, 400.0]) {
+        aim(&format!("instructions of {row}"), count, at_most);
     }
     let (few, many) = (times[1].2, times[FLOWS.len() - 1].2);
     aim(&format!("ns of early-ack, {FLOWS_MAX} flows to {BATCH}"), many / few, 2.5);
@@ -224,10 +294,11 @@ fn drive() -> Result<(), Error> {
     let counts = PATHS.iter().zip(counts).map(
         |(path, of)| json!({ "path": path, "engine": of.engine.round(), "turn": of.turn.round() }),
     );
+    let flood = flood.map(|(row, count)| json!({ "path": row, "engine": count.round() }));
     let times = times
         .iter()
         .map(|(path, flows, ns)| json!({ "path": path, "flows": flows, "ns": ns.round() }));
-    let result = json!({ "instructions": counts.collect::<Value>(),
+    let result = json!({ "instructions": counts.chain(flood).collect::<Value>(), "load": load,
                          "nanoseconds": times.collect::<Value>(),
                          "flow_bytes": flow_bytes, "forwarding": null });
     fs::write(dir.join("result.json"), serde_json::to_string_pretty(&result)? + "\n")?;
@@ -239,6 +310,12 @@ fn main() -> Result<(), Error> {
     match &args[..] {
         [] => drive(),
         [counts] if counts == "counts" => ratchet::check(&directory()?),
+        [load, flows] if load == "load" => floods::run_load(flows.parse()?),
+        [path, _, payload, _, turns] if FLOOD_PATHS.contains(&path.as_str()) => {
+            run_flood(path, payload.parse()?, turns.parse()?);
+            println!("{}", json!({}));
+            Ok(())
+        }
         [path, flows, payload, batch, turns] => {
             let (flows, payload) = (flows.parse()?, payload.parse()?);
             run(path, Row { flows, payload, batch: batch.parse()?, turns: turns.parse()? })

@@ -168,6 +168,7 @@ impl Engine<'_> {
     ///
     /// For a remote that is another VM of this host it first passes the inbound pipe there, which
     /// may absorb it.
+    #[inline(never)] // as `handle_staged`
     #[must_use]
     pub fn poll_departure(&mut self, now: Instant) -> Option<Departure<'_>> {
         let (id, origin, made) = self.next_departure(now)?;
