@@ -208,6 +208,16 @@ fn inv_05_g_sees_the_edge_of_a_syn_ack_move_left_by_less_than_a_unit() {
 }
 
 #[test]
+fn flood_14_a_unit_that_may_be_hidden_is_shown_only_once_r_has_shown_it() {
+    let (_, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 10_001);
+    r.takes_all();
+    r.shows_window(492 * 128);
+    r.sends("ack 1001"); // R's edge stays where it was, but for rounding
+    g.gets(&format!("ack 1001 win {}", 492 * 128));
+}
+
+#[test]
 fn flood_15_h_answers_a_g_that_asks_for_what_r_has_said() {
     let (_, r, g) = floods(&Setup::new());
     hands_over(&g, 1, 20_001);

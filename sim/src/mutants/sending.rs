@@ -186,9 +186,9 @@ mutations! { SENDING:
     "self.edge = self.edge.max(wanted.min(held));"
     => "self.edge = wanted.min(held);";
 
-    "G is shown room that R has not", "FLOOD-14", "wanted",
-    "net_edge.min(self.next + queue)"
-    => "(self.next + queue)";
+    "G is shown room that R has not", "FLOOD-14", "edge",
+    "self.edge.min(self.net_edge)"
+    => "self.edge";
 
     "G is shown room that has no place", "FLOOD-14", "open",
     "self.edge.max([[wanted.min(held)]])"
