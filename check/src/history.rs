@@ -568,8 +568,12 @@ impl History {
         if let Some(ack) = o.ack.filter(|&ack| o.to == Side::G && self.past && ack > sent) {
             self.unseen_ack_to_guest = ack;
         }
-        let lies = self.hostile[Side::R as usize] || self.end(Side::R).lied > BASE;
-        let said = if lies { self.ack_of_sent } else { u64::MAX };
+        let r = self.end(Side::R);
+        let said = match self.hostile[Side::R as usize] {
+            true => self.ack_of_sent,
+            false if r.lied > BASE => r.acked, // a lie of what the host keeps lies below G's end
+            false => u64::MAX,
+        };
         let e = self.end_mut(o.to);
         // G refuses an ACK of what it has not sent.
         let refused = o.to == Side::G && o.ack.is_some_and(|ack| ack > e.end.min(said));
@@ -578,7 +582,9 @@ impl History {
             e.edge_to = e.edge_to.max(o.edge);
         }
         let syn = u64::from(o.tcp.flags.syn());
-        e.end_to = e.end_to.max(o.end + syn + u64::from(o.tcp.flags.fin()));
+        if takes {
+            e.end_to = e.end_to.max(o.end + syn + u64::from(o.tcp.flags.fin()));
+        }
         if !known && o.gated && !o.is_verbatim() {
             for (at, byte) in (o.seq..).zip(o.payload) {
                 e.copies.entry(at).or_insert(*byte);

@@ -6,7 +6,7 @@
 //! (ARCHITECTURE, "Decisions"). Toward G the edge is R's own.
 
 use super::Ensure;
-use crate::history::{History, Side};
+use crate::history::{BASE, History, Side};
 use crate::out::Out;
 use crate::wire::TcpFlags;
 
@@ -27,6 +27,8 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let closed = h.ends.iter().all(|e| e.fin.is_some());
     let reset = h.ends.iter().any(|e| e.reset || e.reset_to);
     let left = !h.was_on || h.interrupted || h.broken || h.shrinks || h.forgotten || h.past;
+    // A third lie in a row is believed: the flow leaves at once, whatever it has shown (SNOOP-42).
+    let left = left || h.end(Side::R).lied > BASE;
     let left = !o.gated && (left || closed || reset);
     if o.to != Side::R || left || o.ack.is_none() || handshake {
         return Ok(());
