@@ -455,7 +455,8 @@ pub enum FaultKind {
     /// A middlebox resets a connection of the guest: an exact RST to either side in the other's
     /// name.
     Kill { guest: u16 },
-    /// Somebody sends forged segments with the addresses of live connections (SEC-04).
+    /// Somebody sends forged segments with the addresses of live connections (SEC-04); with a
+    /// `per_ms` of 0 one in 600 ms, all of the newest connection.
     Forge { guest: u16, per_ms: u32 },
 }
 

@@ -5,9 +5,13 @@
 //! is not exact (RFC 5961 section 3.2; SNOOP-15), and a SYN while the host owes G bytes (section 4;
 //! SNOOP-17; else it is G's to answer). Nothing is said of one that another ACK may have limited.
 //!
+//! For a guest that has been silent for longer than `T_paused` nobody answers them (INV-19), but a
+//! SYN: that R began anew it must learn.
+//!
 //! PAWS comes before the ACK is looked at (SNOOP-01), and its answer to a segment with data is not
 //! limited (SNOOP-04, COM-31): such a segment is not odd.
 
+use nightporter_core::limits::T_PAUSED;
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
@@ -24,6 +28,9 @@ const LIMITED: Duration = Duration::from_millis(502);
 /// A challenge ACK leaves with the batch.
 const WITHIN: Duration = Duration::from_millis(10);
 
+/// An answer that is just in time leaves a little later.
+const GRACE: Duration = Duration::from_secs(2);
+
 /// The last such segment, and when the last was answered.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Odd {
@@ -33,6 +40,10 @@ pub(crate) struct Odd {
     acked_at: Option<Instant>,
     /// Since when R is owed an answer.
     owed_since: Option<Instant>,
+    /// The last segment that only a guest which shows life has answered.
+    for_living: Option<Instant>,
+    /// R's last segment with data, which is acknowledged again in any case.
+    data_at: Option<Instant>,
 }
 
 /// Any whole segment, also one in another's name.
@@ -55,8 +66,16 @@ pub(crate) fn on_in(h: &mut History, at: Instant, from: Side, tcp: &Tcp) {
     let limited = h.quality.odd.acked_at.is_some_and(|before| at.since(before) < LIMITED);
     let owed = from == Side::R && h.is_twinned() && h.state == Some(State::On) && !limited;
     let owed = owed && (reset || syn) && h.silent_since.is_none();
+    if from == Side::R {
+        h.asks &= tcp.payload_len <= 1 && !begins; // R is answered as if it had sent that itself
+    }
+    let for_living = odd && (!begins || tcp.flags.ack()) || reset;
     let odd_acks = &mut h.quality.odd;
     odd_acks.pending = odd.then_some(at);
+    odd_acks.for_living = for_living.then_some(at);
+    if from == Side::R && tcp.payload_len > 0 && !odd {
+        odd_acks.data_at = Some(at);
+    }
     if owed {
         odd_acks.owed_since.get_or_insert(at);
     }
@@ -77,6 +96,13 @@ pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
 
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let answers = is_answer(h, o);
+    let odd = &h.quality.odd;
+    let for_living = odd.for_living == Some(o.at) && odd.data_at != Some(o.at) && is_old(h, o);
+    let silent = h.silent_since.map_or(Duration::ZERO, |since| o.at.since(since));
+    if for_living && silent > T_PAUSED + GRACE {
+        let s = silent.as_millis() / 1000;
+        return Err(format!("an odd segment answered for a guest that is silent for {s} s"));
+    }
     match h.quality.odd.answered_at {
         Some(at) if answers && !h.interrupted && o.at.since(at) < INTERVAL => {
             let ms = o.at.since(at).as_millis();
@@ -99,6 +125,9 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 
 /// It comes at once and says nothing new: what was due for another reason would.
 fn is_answer(h: &History, o: &Out<'_>) -> bool {
-    let old = o.ack == Some(h.end(Side::R).ack_to);
-    o.to == Side::R && o.gated && h.quality.odd.pending == Some(o.at) && o.is_pure() && old
+    h.quality.odd.pending == Some(o.at) && is_old(h, o)
+}
+
+fn is_old(h: &History, o: &Out<'_>) -> bool {
+    o.to == Side::R && o.gated && o.is_pure() && o.ack == Some(h.end(Side::R).ack_to)
 }

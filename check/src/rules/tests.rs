@@ -735,6 +735,19 @@ fn a_reset_or_a_syn_in_the_window_is_challenged() {
 }
 
 #[test]
+fn an_odd_segment_is_not_answered_for_a_guest_that_is_long_silent() {
+    let (rst, syn) = (TcpFlags::RST, TcpFlags::SYN);
+    for (flags, seconds, fine) in [(rst, 61, true), (rst, 63, false), (syn, 63, true)] {
+        let mut s = Scene::promised(100);
+        (s.h.silent_since, s.h.paused_since) = (Some(s.now), Some(s.now));
+        s.ms(seconds * 1000);
+        s.forger_sends(&with(seg(Side::R, 2000, 1), |x| x.flags = flags), &[]);
+        s.net_gets(&told(101), &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::OddAcks) }
+    }
+}
+
+#[test]
 fn data_with_an_old_clock_is_answered_each_time() {
     for (clock, fine) in [(98, true), (99, false)] {
         let mut s = Scene::promised(100);

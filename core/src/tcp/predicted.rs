@@ -9,7 +9,9 @@
 //!
 //! **Why it is the same.** Each path is the ordinary one without the branches that its conditions
 //! rule out: the same parts, in the same order. Only the store is written earlier, for a segment
-//! that finds no page takes the ordinary path too.
+//! that finds no page takes the ordinary path too. But for this: where H sends for G (congestion
+//! offload), an acknowledgement that R has given before tells H's sender nothing here, and G is
+//! shown no more room by it; in the ordinary path it is one that moves nothing. Seed 12 shows it.
 //!
 //! **How we know.** A test gives two engines the same frames, one with prediction and one without
 //! (`Engine::set_prediction`), and compares them after each.

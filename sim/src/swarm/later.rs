@@ -26,7 +26,7 @@ struct Later {
 /// What may happen, and to how many of a hundred seeds with a guest that fits.
 type Kind = (&'static str, u32, fn(&mut Later));
 
-const KINDS: [Kind; 18] = [
+const KINDS: [Kind; 21] = [
     ("conversation with losses in the guest", 8, Later::lossy_conversation),
     ("upload with losses in the guest", 8, Later::lossy_upload),
     ("deaf for a moment", 7, Later::deaf),
@@ -45,6 +45,9 @@ const KINDS: [Kind; 18] = [
     ("copies behind holes", 5, Later::copies_behind_holes),
     ("an MSS for another path", 4, Later::mss_of_another_path),
     ("takes nothing for minutes", 3, Later::refuses),
+    ("a window that opens among data", 4, Later::opens_among_data),
+    ("a stranger while bytes wait", 4, Later::stranger),
+    ("a stranger in a long pause", 4, Later::stranger_in_pause),
 ];
 
 impl Plan {
@@ -91,6 +94,14 @@ impl Later {
         let (to_host, from_host, offloads) = (link, link, Offloads::NONE);
         self.plan.remotes.push(RemotePlan { to_host, from_host, stack, offloads, shares: None });
         u16::try_from(self.plan.remotes.len() - 1).unwrap_or(0)
+    }
+
+    /// The same, with a round trip of 2 ms.
+    fn remote_2_ms_away(&mut self) -> u16 {
+        let remote = self.remote(Quirks::default());
+        let r = self.remote_mut(remote);
+        (r.to_host.delay_us, r.from_host.delay_us) = (1_000, 1_000);
+        remote
     }
 
     fn remote_mut(&mut self, remote: u16) -> &mut RemotePlan {
@@ -324,5 +335,42 @@ impl Later {
         self.upload(remote, 0, Workload::Bulk { up: 2_500_000, down: 0 });
         let kind = FaultKind::DropDelivered { guest, ppm: 1_000_000 };
         self.fault(4_000, Duration::from_secs(240), kind);
+    }
+
+    /// R's application reads at last, while R sends and its segments overtake each other: what left
+    /// before shows a smaller window.
+    fn opens_among_data(&mut self) {
+        let remote = self.remote_2_ms_away();
+        self.upload(remote, 0, Workload::Bulk { up: 4_000_000, down: 150_000 });
+        let kind = FaultKind::StopReading { machine: Machine::Remote(remote) };
+        self.fault(0, Duration::from_millis(40), kind);
+        let kind = FaultKind::Reorder { remote, to_host: true, ppm: 200_000, delay_us: 1_500 };
+        self.fault(0, Duration::from_secs(1), kind);
+    }
+
+    /// All that R has sent is held for a guest that loses it; then somebody forges segments, so
+    /// seldom that each is owed its answer.
+    fn stranger(&mut self) {
+        let (guest, remote) = (self.guest, self.remote_2_ms_away());
+        self.upload(
+            remote,
+            0,
+            Workload::RequestResponse { request: 9_000, response: 9, count: 99 },
+        );
+        let kind = FaultKind::DropDelivered { guest, ppm: 1_000_000 };
+        self.fault(30_000, Duration::from_secs(9), kind);
+        self.fault(1_000_000, Duration::from_secs(8), FaultKind::Forge { guest, per_ms: 0 });
+    }
+
+    /// The same in a pause, after which nobody is answered any more in the guest's name.
+    fn stranger_in_pause(&mut self) {
+        let (guest, remote) = (self.guest, self.remote_2_ms_away());
+        self.upload(
+            remote,
+            0,
+            Workload::RequestResponse { request: 9_000, response: 9, count: 99 },
+        );
+        self.fault(30_000, Duration::from_secs(80), FaultKind::Pause { guest });
+        self.fault(64_000_000, Duration::from_secs(15), FaultKind::Forge { guest, per_ms: 0 });
     }
 }

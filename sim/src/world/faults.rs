@@ -29,6 +29,9 @@ pub(super) struct Known {
     pub(super) packet: Packet,
 }
 
+/// A forger who is in no hurry waits so long: no answer is limited (COM-31).
+const SELDOM: Duration = Duration::from_millis(600);
+
 /// Remembers the newest segment of each of a few connections.
 pub(super) fn note_known(known: &mut Vec<Known>, packet: Option<&Packet>) {
     let Some(packet) = packet else { return };
@@ -315,12 +318,15 @@ impl World<'_> {
                 per_ms
             }
             FaultKind::Forge { guest, per_ms } => {
-                self.forge(guest);
+                self.forge(guest, per_ms == 0);
                 per_ms
             }
             _ => return,
         };
-        let wait = Duration::from_nanos(1_000_000 / u64::from(per_ms.max(1)));
+        let wait = match per_ms {
+            0 => SELDOM,
+            _ => Duration::from_nanos(1_000_000 / u64::from(per_ms)),
+        };
         self.schedule(self.now + wait, Event::FaultGoesOn(i));
     }
 
@@ -427,17 +433,18 @@ impl World<'_> {
     }
 
     /// A segment in R's name that a strict receiver must refuse (SEC-04).
-    fn forge(&mut self, guest: u16) {
-        if self.known.is_empty() {
-            return;
-        }
-        let at = usize::try_from(self.random.below(self.known.len() as u64)).unwrap_or(0);
-        let packet = self.known[at].packet;
+    fn forge(&mut self, guest: u16, of_newest: bool) {
+        let mac = Machine::Guest(guest).address().mac;
+        let mut known = self.known.iter().map(|k| k.packet);
+        let packet = if of_newest {
+            known.find(|p| p.eth.dst == mac)
+        } else if self.known.is_empty() {
+            None
+        } else {
+            known.nth(usize::try_from(self.random.below(self.known.len() as u64)).unwrap_or(0))
+        };
+        let Some(packet) = packet.filter(|p| p.eth.dst == mac) else { return };
         let Some((ip, tcp)) = packet.tcp() else { return };
-        let is_here = packet.eth.dst == Machine::Guest(guest).address().mac;
-        if !is_here {
-            return;
-        }
         let next = tcp.seq + tcp.seq_len();
         let mut forged = Segment {
             src_mac: packet.eth.src,
