@@ -23,7 +23,8 @@ impl Sender {
                 rack.on_delivered(now, p, rtt);
             }
             if p.again {
-                copies += p.to - p.from;
+                // What R may have thrown away, and was not sent since, is no copy that arrives.
+                copies += if p.state == State::Flying { p.to - p.from } else { 0 };
                 // Karn: an ACK that a copy may have brought says nothing of what it also covers.
                 if p.to <= a.ack {
                     sample = None;

@@ -572,6 +572,29 @@ fn an_r_that_takes_back_what_it_had_gets_it_again() {
 }
 
 #[test]
+fn what_r_says_again_that_it_had_before_a_timeout_widens_no_window() {
+    // R has thrown away the first 4000 of what it SACKed, and after the timeout SACKs the rest
+    // anew: one copy has arrived, so two leave (RFC 3465 section 2.3).
+    Trace::run(
+        &reno(),
+        ms,
+        "0    offer 1000
+              > 0:1000
+         100  ack 1000
+         1000 offer 11000
+              > 1000:11000
+         1100 ack 1000 1000:11000
+         1290 wait
+              > again 1000:2000
+         1500 ack 2000 5000:11000
+              > again 2000:4000
+         1600 ack 4000 5000:11000
+              > again 4000:5000
+         1700 ack 11000",
+    );
+}
+
+#[test]
 fn a_timeout_that_was_only_a_delay_is_undone() {
     // F-RTO: the acknowledgement of 2000 may be that of the copy, so two new segments leave. That
     // of 3000 is of a segment that left once: the window is what it was.
