@@ -21,7 +21,7 @@ use crate::rule::{Rule, Violation};
 use crate::rules::turns::Turns;
 use crate::rules::{
     PAGE_BYTES, budget, check_out, checksums, fail_stop, held, isolation, liveness, parked,
-    quality, recovery,
+    quality, recovery, senders,
 };
 use crate::tap::{FlowName, Tap, Tapped, fingerprint};
 use crate::weight::Weight;
@@ -213,7 +213,8 @@ impl<S: Setting> Observer<S> {
         let wrong = whole
             .map_err(|what| (Rule::Checksums, what))
             .and_then(|()| check_out(h, &o, gone))
-            .and_then(|()| recovery::on_out(h, &o, clock).map_err(|what| (Rule::Recovery, what)));
+            .and_then(|()| recovery::on_out(h, &o, clock).map_err(|what| (Rule::Recovery, what)))
+            .and_then(|()| senders::on_out(h, &o).map_err(|what| (Rule::WireConformance, what)));
         let turn = self.turns[guest].on_out(h, &o).map_err(|what| (Rule::Turns, what));
         let wrong = wrong.and(turn);
         if o.is_stored() {

@@ -31,6 +31,7 @@ pub(crate) mod pure_pass;
 pub(crate) mod quality;
 pub(crate) mod recovery;
 pub(crate) mod right_edge;
+pub(crate) mod senders;
 pub(crate) mod sequence_numbers;
 #[cfg(test)]
 mod tests;

@@ -5,7 +5,7 @@ use nightporter_core::time::Instant;
 
 use super::{
     Ensure, Verdict, duplicates, echoes, economy, endings, field_by_field, first_wrong, news,
-    odd_acks, prompt_ack, recovery, windows,
+    odd_acks, prompt_ack, recovery, senders, windows,
 };
 use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
@@ -26,6 +26,7 @@ pub(crate) struct Quality {
     pub(crate) again: economy::Again,
     pub(crate) news: news::News,
     pub(crate) endings: endings::Endings,
+    pub(crate) sending: senders::Sending,
     /// The flow had no place in the store after the last step.
     pub(crate) parked: bool,
 }
@@ -46,6 +47,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     prompt_ack::on_in(h, s);
     windows::on_in(h, s);
     economy::on_in(h, s);
+    senders::on_in(h, s);
 }
 
 /// Rules that need frames alone, for flows between honest ends.

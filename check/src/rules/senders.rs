@@ -1,0 +1,526 @@
+//! INV-14 for flows with congestion offload: what the host sends for a guest is what one conforming
+//! sender would send, judged from the frames at the wire alone, with arithmetic of its own (FLOOD-12,
+//! FLOOD-19 to FLOOD-26).
+//!
+//! **Window.** The widest that a conforming sender may have: ten segments at first (RFC 6928), then
+//! what R acknowledges more while slow start may last; after a reduction CUBIC's curve (RFC 9438) or
+//! a segment in a round trip, whichever is more. Only a window that is used grows (RFC 7661). The
+//! first copy of a round trip, or the first mark, leaves seven tenths of what was used.
+//!
+//! **Under way** is what has left and that R has not; new data keeps it within the window. When the
+//! window is reduced all that left before may be lost, so it begins at nothing, and grows again by
+//! what leaves; until R has acknowledged what had left, that follows what arrives: a segment for
+//! each, and one more for each ACK that moves (RFC 9937), or twice as much after a timeout.
+//!
+//! **Besides**: no new byte beyond R's window; no copy before anything can have been heard of the
+//! first; no copy that is ECN-capable or carries CWR, and CWR on new data after a mark (RFC 3168);
+//! timeouts back off (RFC 6298); a burst is no longer than 64 KiB (FLOOD-26).
+
+use std::collections::BTreeMap;
+
+use nightporter_core::time::{Duration, Instant};
+
+use super::Ensure;
+use crate::history::{History, Side};
+use crate::out::{In, Out};
+use crate::wire::TcpFlags;
+
+/// Segments and bytes of a first window (RFC 6928 section 2).
+const FIRST_SEGMENTS: u64 = 10;
+const FIRST_BYTES: u64 = 14_600;
+/// What a reduction leaves, in tenths (RFC 9438 section 4.6), and two segments at least.
+const LEFT_TENTHS: u64 = 7;
+/// Segments that may leave beyond a window: two to see whether a timeout was for nothing (RFC 5682),
+/// a loss probe (RFC 8985), the first of a repair.
+const BESIDES: u64 = 4;
+/// RFC 9438's constant, segments per second cubed.
+const CUBIC: f64 = 0.4;
+/// The shortest retransmission timeout, nearly.
+const TIMEOUT_MIN: Duration = Duration::from_millis(190);
+/// Timeouts of so much need not double any more (RFC 6298 section 2.5).
+const TIMEOUT_LONG: Duration = Duration::from_secs(55);
+/// So late may a worker be that shares its processor.
+const LATE: Duration = Duration::from_millis(100);
+/// For so long, and three round trips, a window counts as used that was (RFC 7661 section 4.2).
+const USED_FOR: Duration = Duration::from_secs(1);
+/// The longest burst.
+const BURST: u64 = 1 << 16;
+
+/// The widest window of a conforming sender.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    size: u64,
+    /// Slow start may go on to here.
+    slow_to: u64,
+    /// When it was last reduced, and from what.
+    reduced: Option<(Instant, u64)>,
+    /// What RFC 5681 makes of it since then.
+    reno: f64,
+}
+
+impl Window {
+    fn reduce(&mut self, at: Instant, used: u64, mss: u64) {
+        self.reduced = Some((at, self.size));
+        self.size = (self.size.min(used) * LEFT_TENTHS / 10).max(2 * mss).min(self.size);
+        (self.slow_to, self.reno) = (self.size, self.size as f64);
+    }
+
+    /// `bytes` more are acknowledged, and all of it was used.
+    #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "bytes")]
+    fn grow(&mut self, at: Instant, bytes: u64, mss: u64) {
+        if self.size < self.slow_to {
+            self.size = self.slow_to.min(self.size + bytes);
+            self.reno = self.size as f64;
+            return;
+        }
+        self.reno += bytes as f64 * mss as f64 / self.size as f64;
+        let most = self.curve(at, mss).max(self.reno).min(1e15) as u64;
+        self.size = self.size.max(most.min(self.size + bytes));
+    }
+
+    /// RFC 9438's window: the larger of the curve that is flat where the window was reduced, and of
+    /// the one that is flat where it was left. No curve of a narrower window lies above both.
+    fn curve(&self, at: Instant, mss: u64) -> f64 {
+        let Some((reduced_at, before)) = self.reduced else { return 0.0 };
+        let t = at.since(reduced_at).as_nanos() as f64 / 1e9;
+        let (before, mss) = (before as f64, mss as f64);
+        let k = (0.3 * before / (CUBIC * mss)).cbrt();
+        let cube = |t: f64| CUBIC * mss * t.powi(3);
+        (before + cube(t - k)).max(0.7 * before + cube(t))
+    }
+}
+
+/// Bytes that left together.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    end: u64,
+    /// When they left last.
+    at: Instant,
+    /// They left more than once.
+    copied: bool,
+    /// They have left since the window was last reduced.
+    counts: bool,
+    sacked: bool,
+}
+
+/// A repair, or the round trip of a mark: since the window was last reduced.
+#[derive(Clone, Copy, Debug)]
+struct Repair {
+    /// Until this is acknowledged.
+    until: u64,
+    /// Bytes that left, that arrived, and ACKs that moved.
+    sent: u64,
+    arrived: u64,
+    moves: u64,
+    /// What the window is if the timeout that has begun it was for nothing.
+    undo: Option<Window>,
+}
+
+/// Copies of the first byte with nothing heard in between.
+#[derive(Clone, Copy, Debug)]
+struct Silence {
+    first: u64,
+    last: Instant,
+    gap: Option<Duration>,
+}
+
+/// An ACK of R.
+#[derive(Clone, Copy, Debug)]
+struct Heard<'a> {
+    at: Instant,
+    ack: u64,
+    blocks: &'a [(u64, u64)],
+    /// It came without data.
+    alone: bool,
+    /// It speaks of a mark, and whether that is certainly believed.
+    marked: bool,
+    sure: bool,
+}
+
+/// A segment, or super-segment, for R.
+#[derive(Clone, Copy, Debug)]
+struct Left {
+    at: Instant,
+    from: u64,
+    to: u64,
+    /// Bytes of its segments.
+    size: u64,
+    /// The highest edge that R has shown.
+    edge: u64,
+    /// It is ECN-capable, or carries CWR.
+    capable: bool,
+    cwr: bool,
+}
+
+/// What is known of a sender, since it took over from its guest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sending {
+    /// There is one.
+    on: bool,
+    /// Bytes of a full segment.
+    mss: u64,
+    /// R answers with SACK; else duplicate ACKs since `una` moved count.
+    sack: bool,
+    duplicates: u64,
+    /// Marks were agreed on.
+    ecn: bool,
+    una: u64,
+    next: u64,
+    /// By first byte, from `una` to `next`.
+    pieces: BTreeMap<u64, Piece>,
+    /// Bytes under way, of pieces that count.
+    under_way: u64,
+    window: Window,
+    repair: Option<Repair>,
+    /// The first byte, when it last timed out.
+    timed_out: Option<u64>,
+    /// A mark waits for its CWR; marks count again when this is acknowledged.
+    cwr_due: bool,
+    marks_from: u64,
+    /// ECN-capable segments have left.
+    capable: bool,
+    moved_at: Option<Instant>,
+    sent_at: Option<Instant>,
+    shortest: Option<Duration>,
+    longest: Duration,
+    /// A round trip was measured since the last timeout.
+    measured: bool,
+    silence: Option<Silence>,
+    burst: u64,
+    /// Most that was between `una` and `next` since `most_since`, and in the time before.
+    most: [u64; 2],
+    most_since: Option<Instant>,
+}
+
+fn first_window(mss: u64) -> u64 {
+    (FIRST_SEGMENTS * mss).min(FIRST_BYTES.max(2 * mss))
+}
+
+impl Sending {
+    fn begin(una: u64, mss: u64, sack: bool, ecn: bool) -> Self {
+        let window = Window { size: first_window(mss), slow_to: u64::MAX, ..Window::default() };
+        Self { on: true, mss, sack, ecn, una, next: una, window, ..Self::default() }
+    }
+
+    // --- What is under way ---------------------------------------------------------------------
+
+    /// Makes a piece begin at `at`.
+    fn cut(&mut self, at: u64) {
+        if let Some((_, piece)) = self.pieces.range_mut(..at).next_back()
+            && piece.end > at
+        {
+            let rest = *piece;
+            piece.end = at;
+            self.pieces.insert(at, rest);
+        }
+    }
+
+    /// Changes the pieces of `[from, to)`, each with its length.
+    fn change(&mut self, from: u64, to: u64, mut f: impl FnMut(&mut Piece, u64)) {
+        self.cut(from);
+        self.cut(to);
+        for (start, piece) in self.pieces.range_mut(from..to) {
+            let len = piece.end - start;
+            self.under_way -= if piece.counts && !piece.sacked { len } else { 0 };
+            f(piece, len);
+            self.under_way += if piece.counts && !piece.sacked { len } else { 0 };
+        }
+    }
+
+    fn sacked(&self) -> u64 {
+        self.pieces.iter().filter(|(_, p)| p.sacked).map(|(from, p)| p.end - from).sum()
+    }
+
+    fn note_flight(&mut self, at: Instant) {
+        let period = USED_FOR.max(self.longest.saturating_mul(3));
+        if at.since(*self.most_since.get_or_insert(at)) > period {
+            (self.most, self.most_since) = ([0, self.most[0]], Some(at));
+        }
+        self.most[0] = self.most[0].max(self.next - self.una);
+    }
+
+    fn used(&self) -> u64 {
+        self.most[0].max(self.most[1])
+    }
+
+    // --- What R says ---------------------------------------------------------------------------
+
+    /// What R has for the first time, and whether some of it had left once, before the repair.
+    fn take(&mut self, at: Instant, ack: u64, blocks: &[(u64, u64)]) -> (u64, bool) {
+        let (mut new, mut original, mut measures, mut sent_at) = (0, false, true, None);
+        self.change(self.una, ack, |p, len| {
+            measures &= !p.copied;
+            sent_at = sent_at.max((!p.sacked).then_some(p.at));
+            new += if p.sacked { 0 } else { len };
+            original |= !p.sacked && !p.copied && !p.counts;
+            p.sacked = true;
+        });
+        self.pieces = self.pieces.split_off(&ack);
+        for &(left, right) in blocks {
+            self.change(left, right, |p, len| {
+                new += if p.sacked { 0 } else { len };
+                original |= !p.sacked && !p.copied && !p.counts;
+                p.sacked = true;
+            });
+        }
+        if let Some(took) = sent_at.map(|sent_at| at.since(sent_at)).filter(|_| measures) {
+            self.shortest = Some(self.shortest.map_or(took, |before| before.min(took)));
+            self.longest = self.longest.max(took);
+            self.measured = true;
+        }
+        (new, original)
+    }
+
+    fn on_ack(&mut self, heard: &Heard<'_>) {
+        let Heard { at, ack, marked, .. } = *heard;
+        if ack > self.next || ack < self.una {
+            return;
+        }
+        let true_blocks = heard.blocks.iter().filter(|_| self.sack);
+        let blocks: Vec<(u64, u64)> = true_blocks
+            .copied()
+            .filter(|(from, to)| ack <= *from && from < to && *to <= self.next)
+            .collect();
+        self.note_flight(at);
+        let used = 2 * self.used() + 2 * BESIDES * self.mss >= self.window.size;
+        let (moved, is_alone) = (ack - self.una, heard.alone && self.una < self.next);
+        let (mut new, original) = self.take(at, ack, &blocks);
+        (self.una, self.silence) = (ack, None);
+        if moved > 0 {
+            (self.moved_at, self.duplicates, self.timed_out) = (Some(at), 0, None);
+        } else if is_alone && !self.sack {
+            (self.duplicates, new) = (self.duplicates + 1, self.mss);
+        }
+        if let Some(repair) = &mut self.repair {
+            repair.arrived += new;
+            repair.moves += u64::from(moved > 0);
+            let undo = repair.undo.filter(|_| original);
+            if undo.is_some() || repair.until <= ack {
+                self.window = undo.unwrap_or(self.window);
+                self.repair = None;
+                self.change(ack, self.next, |p, _| p.counts = true);
+            }
+        }
+        if used {
+            self.window.grow(at, moved, self.mss);
+        }
+        let marked = marked && self.ecn && self.capable;
+        if marked && ack > self.marks_from && self.repair.is_none() {
+            self.reduce(at, new, None);
+            self.cwr_due = heard.sure;
+            self.repair = self.repair.filter(|_| ack < self.next);
+        }
+    }
+
+    // --- Reductions ----------------------------------------------------------------------------
+
+    /// Once for all that is lost or marked in a round trip; `arrived` since it was noticed.
+    fn reduce(&mut self, at: Instant, arrived: u64, undo: Option<Window>) {
+        self.window.reduce(at, self.used(), self.mss);
+        self.marks_from = self.next;
+        self.begin_repair(arrived, undo);
+    }
+
+    fn begin_repair(&mut self, arrived: u64, undo: Option<Window>) {
+        self.change(self.una, self.next, |p, _| p.counts = false);
+        self.repair = Some(Repair { until: self.next, sent: 0, arrived, moves: 0, undo });
+    }
+
+    /// A copy of `[from, to)` leaves: what is it an answer to?
+    fn note_copy(&mut self, at: Instant, from: u64, to: u64) {
+        let copied = || self.pieces.range(from..to);
+        let again = copied().any(|(_, p)| p.copied && p.counts);
+        let left_at = copied().next().map(|(_, p)| p.at);
+        let heard_at = self.moved_at.max(left_at);
+        let quiet = heard_at.is_none_or(|heard_at| at.since(heard_at) >= TIMEOUT_MIN);
+        let (is_timeout, sacked) = (from == self.una && quiet, self.sacked());
+        let is_probe = to == self.next && sacked == 0 && self.duplicates == 0;
+        self.measured &= !is_timeout;
+        let timed_out = self.timed_out == Some(from);
+        match self.repair {
+            None if is_probe => return,
+            Some(_) if !again => return,
+            // What has timed out before does so again.
+            _ if is_timeout && timed_out => self.begin_repair(0, None),
+            // Nothing was heard: it may only be late.
+            None if is_timeout && sacked == 0 => self.reduce(at, 0, Some(self.window)),
+            // What has arrived so far has bought something already.
+            _ => self.reduce(at, sacked + self.duplicates * self.mss, None),
+        }
+        if is_timeout {
+            self.timed_out = Some(from);
+        }
+    }
+
+    // --- What leaves ---------------------------------------------------------------------------
+
+    fn on_sent(&mut self, left: &Left) -> Ensure {
+        let Left { at, from, to, capable, cwr, .. } = *left;
+        let beyond = to.saturating_sub(self.next.max(left.edge));
+        if beyond > 0 {
+            return Err(format!("{beyond} bytes to R beyond its window"));
+        }
+        self.after_a_pause(at);
+        let is_copy = from < self.next;
+        if is_copy {
+            if capable || cwr {
+                return Err("a copy to R that is ECN-capable, or carries CWR".to_owned());
+            }
+            self.cut(from);
+            self.cut(to);
+            self.not_too_early(at, from, to)?;
+            self.note_copy(at, from, to);
+            self.backs_off(at, from)?;
+            self.change(from, to, |p, _| {
+                (p.at, p.copied, p.counts, p.sacked) = (at, true, true, false);
+            });
+        } else {
+            if capable && !self.ecn {
+                return Err("an ECN-capable segment to R that was not agreed on".to_owned());
+            }
+            if std::mem::replace(&mut self.cwr_due, false) && !cwr {
+                return Err("new data without CWR after R spoke of a mark".to_owned());
+            }
+            self.capable |= capable;
+            self.marks_from = if cwr { self.marks_from.max(from) } else { self.marks_from };
+            self.add(left);
+        }
+        let len = to - from;
+        self.burst = if self.sent_at == Some(at) { self.burst + len } else { len };
+        self.sent_at = Some(at);
+        self.note_flight(at);
+        if self.burst > BURST.max(2 * self.mss) + 2 * self.mss {
+            return Err(format!("{} bytes to R at once", self.burst));
+        }
+        self.follows_arrivals(len)?;
+        if is_copy { Ok(()) } else { self.is_within_window() }
+    }
+
+    /// After a pause of more than any timeout the window is half of what it was, or that of the
+    /// beginning (RFC 5681 section 4.1).
+    fn after_a_pause(&mut self, at: Instant) {
+        let idle = self.sent_at.map_or(Duration::ZERO, |sent_at| at.since(sent_at));
+        let long = self.longest.saturating_mul(6) + Duration::from_millis(500);
+        if self.una == self.next && self.measured && idle > long {
+            let w = &mut self.window;
+            w.slow_to = w.slow_to.max(w.size);
+            w.size = w.size.min((w.size / 2).max(first_window(self.mss)));
+        }
+    }
+
+    /// New bytes: the segments of a frame.
+    fn add(&mut self, left: &Left) {
+        let mut from = self.next;
+        while from < left.to {
+            let end = (from + left.size).min(left.to);
+            let piece = Piece { end, at: left.at, copied: false, counts: true, sacked: false };
+            self.pieces.insert(from, piece);
+            from = end;
+        }
+        self.under_way += left.to - self.next;
+        self.next = left.to;
+    }
+
+    fn is_within_window(&self) -> Ensure {
+        if !self.sack && self.repair.is_some() {
+            return Ok(()); // what is under way is a guess
+        }
+        let besides = if self.moved_at.is_some() { BESIDES } else { 0 };
+        let (have, most) = (self.under_way, self.window.size);
+        match have <= most + besides * self.mss {
+            true => Ok(()),
+            false => Err(format!("{have} bytes under way to R in a window of {most}")),
+        }
+    }
+
+    /// `len` bytes leave; of a repair no more than what arrives has bought.
+    fn follows_arrivals(&mut self, len: u64) -> Ensure {
+        let Some(repair) = &mut self.repair else { return Ok(()) };
+        repair.sent += len;
+        let more = repair.arrived.max(repair.moves * self.mss);
+        let (sent, most) = (repair.sent, repair.arrived + more + BESIDES * self.mss);
+        match sent <= most {
+            true => Ok(()),
+            false => Err(format!("{sent} bytes to R in a repair, {most} may leave")),
+        }
+    }
+
+    fn not_too_early(&self, at: Instant, from: u64, to: u64) -> Ensure {
+        let pieces = self.pieces.range(from..to).filter(|(_, p)| !p.sacked);
+        let spans = pieces.map(|(_, p)| at.since(p.at)).min().zip(self.shortest);
+        match spans {
+            Some((span, shortest)) if span.saturating_mul(2) < shortest => {
+                let [span, shortest] = [span, shortest].map(|span| span.as_nanos() / 1000);
+                Err(format!("again after {span} us, on a path of {shortest} us"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn backs_off(&mut self, at: Instant, from: u64) -> Ensure {
+        if from != self.una {
+            return Ok(());
+        }
+        let before = self.silence.filter(|s| s.first == from);
+        let gap = before.map(|s| at.since(s.last));
+        self.silence = Some(Silence { first: from, last: at, gap });
+        let (Some(gap), Some(before)) = (gap, before.and_then(|s| s.gap)) else { return Ok(()) };
+        let doubled = (gap + LATE).as_nanos() * 10 >= before.as_nanos() * 19;
+        if doubled || gap >= TIMEOUT_LONG {
+            return Ok(());
+        }
+        let [gap, before] = [gap, before].map(|span| span.as_millis());
+        Err(format!("the same again after {gap} ms, and before that after {before} ms"))
+    }
+}
+
+/// The largest payload of a segment to R.
+fn mss(h: &History) -> u64 {
+    let default = if h.name.remote[..10] == [0; 10] { 536 } else { 1220 };
+    let mss = h.end(Side::R).offer.mss.map_or(default, u64::from).max(88);
+    mss - if h.timestamps() { 12 } else { 0 }
+}
+
+fn is_judged(h: &History) -> bool {
+    h.conn.is_some() && h.is_flooded && h.is_judged() && !h.past
+}
+
+/// R says something.
+pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
+    if !h.quality.sending.on || s.from != Side::R || !s.tcp.flags.ack() {
+        return;
+    }
+    let near = |seq| h.unwrap(Side::G, seq, s.ack);
+    let blocks = s.tcp.options.sack.as_slice().iter();
+    let blocks: Vec<(u64, u64)> = blocks.map(|&(from, to)| (near(from), near(to))).collect();
+    let (alone, marked) = (s.end == s.seq, s.tcp.flags.contains(TcpFlags::ECE));
+    let (at, ack, sure) = (s.at, s.ack, s.counts);
+    h.quality.sending.on_ack(&Heard { at, ack, blocks: &blocks, alone, marked, sure });
+}
+
+/// Something leaves; it is not yet in the history.
+pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
+    if o.to != Side::R {
+        return Ok(());
+    }
+    h.quality.sending.on &= is_judged(h);
+    let plain = o.gated && !o.tcp.flags.intersects(TcpFlags::SYN | TcpFlags::RST);
+    let (from, to) = (o.seq, o.end + u64::from(o.tcp.flags.fin()));
+    if !plain || from == to || !is_judged(h) {
+        return Ok(());
+    }
+    let (mss, edge) = (mss(h), h.end(Side::R).edge_max);
+    if !h.quality.sending.on && from >= h.end(Side::R).end_to {
+        h.quality.sending = Sending::begin(from, mss, h.sack(), h.ecn);
+    }
+    let sending = &mut h.quality.sending;
+    if !sending.on || to <= sending.una {
+        return Ok(()); // what nobody waits for: a keepalive
+    }
+    let size = if o.hdr.is_gso() { o.hdr.gso_size.into() } else { mss };
+    let (capable, cwr) = (matches!(o.ip.tos & 3, 1 | 2), o.tcp.flags.contains(TcpFlags::CWR));
+    sending.on_sent(&Left { at: o.at, from, to, size, edge, capable, cwr })
+}
+
+#[cfg(test)]
+mod tests;

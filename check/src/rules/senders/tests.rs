@@ -1,0 +1,198 @@
+use super::*;
+
+const MSS: u64 = 1000;
+
+/// What the rule says of a trace. A line is a time in ms and what happens then:
+///
+/// ```text
+/// 0   > 0:10000                   bytes leave; `ect`, `cwr`: their marks
+/// 100 ack 2000 3000:4000          R acknowledges, with SACK blocks; `ece`
+/// ```
+fn judged(ecn: bool, script: &str) -> Result<(), String> {
+    let mut sending = Sending::begin(0, MSS, true, ecn);
+    for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let mut words = line.split_whitespace();
+        let ms = words.next().and_then(|ms| ms.parse().ok()).expect(line);
+        let at = Instant::from_secs(9) + Duration::from_millis(ms);
+        let (what, rest) = (words.next().expect(line), words.collect::<Vec<_>>());
+        let ranges = rest.iter().filter_map(|word| word.split_once(':'));
+        let number = |word: &str| word.parse::<u64>().expect(line);
+        let ranges: Vec<(u64, u64)> = ranges.map(|(a, b)| (number(a), number(b))).collect();
+        let says = |word| rest.contains(&word);
+        if what == "ack" {
+            let (ack, marked) = (number(rest[0]), says("ece"));
+            let heard = Heard { at, ack, blocks: &ranges, alone: true, marked, sure: true };
+            sending.on_ack(&heard);
+            continue;
+        }
+        let ((from, to), edge) = (ranges[0], 1_000_000);
+        let (capable, cwr) = (says("ect"), says("cwr"));
+        sending
+            .on_sent(&Left { at, from, to, size: MSS, edge, capable, cwr })
+            .map_err(|what| format!("{line}: {what}"))?;
+    }
+    Ok(())
+}
+
+fn is_fine(script: &str) {
+    assert_eq!(judged(false, script), Ok(()));
+}
+
+fn is_wrong(script: &str, what: &str) {
+    let said = judged(false, script).expect_err(script);
+    assert!(said.ends_with(what), "{said}");
+    let last = script.lines().map(str::trim).rfind(|line| !line.is_empty()).expect("a line");
+    assert!(said.starts_with(last), "{said}");
+}
+
+/// A window of 20 segments after a round trip, and the ninth lost of those sent then.
+const A_LOSS: &str = "
+    0   > 0:10000
+    100 ack 10000
+    100 > 10000:30000
+    200 ack 18000
+    200 > 30000:46000
+    201 ack 18000 19000:30000";
+
+#[test]
+fn ten_segments_leave_at_first_and_no_more() {
+    is_fine("0 > 0:10000");
+    is_wrong("0 > 0:11000", "11000 bytes under way to R in a window of 10000");
+}
+
+#[test]
+fn in_slow_start_a_window_grows_by_what_is_acknowledged() {
+    is_fine("0 > 0:10000\n 100 ack 5000\n 100 > 10000:20000");
+    is_wrong(
+        "0 > 0:10000\n 100 ack 5000\n 100 > 10000:30000",
+        "25000 bytes under way to R in a window of 15000",
+    );
+}
+
+#[test]
+fn nothing_leaves_beyond_the_edge_of_r() {
+    is_wrong("0 > 999000:1000001", "1 bytes to R beyond its window");
+}
+
+#[test]
+fn a_burst_is_64_kib() {
+    let grown = "
+        0   > 0:10000
+        100 ack 10000
+        100 > 10000:30000
+        200 ack 30000
+        200 > 30000:70000
+        300 ack 70000";
+    is_fine(&format!("{grown}\n 300 > 70000:130000\n 301 > 130000:150000"));
+    is_wrong(&format!("{grown}\n 300 > 70000:150000"), "80000 bytes to R at once");
+}
+
+#[test]
+fn what_is_lost_leaves_again_as_other_segments_arrive() {
+    is_fine(&format!(
+        "{A_LOSS}\n 201 > 18000:19000\n 250 ack 18000 19000:46000\n 250 > 46000:60000"
+    ));
+    // Eleven had arrived when the repair began: 22 segments and four, if each ACK moved.
+    is_wrong(
+        &format!("{A_LOSS}\n 201 > 18000:19000\n 202 > 46000:72000"),
+        "27000 bytes to R in a repair, 26000 may leave",
+    );
+}
+
+#[test]
+fn after_a_loss_a_window_is_seven_tenths_of_what_was_used() {
+    // 28 segments were under way, so 19.6 are left, and a segment more each round trip.
+    let over = "201 > 18000:19000\n 300 ack 46000";
+    is_fine(&format!("{A_LOSS}\n {over}\n 300 > 46000:69000"));
+    is_wrong(
+        &format!("{A_LOSS}\n {over}\n 300 > 46000:72000"),
+        "26000 bytes under way to R in a window of 20900",
+    );
+}
+
+#[test]
+fn a_copy_that_is_lost_reduces_the_window_again() {
+    let again = "
+        201 > 18000:19000
+        310 ack 18000 19000:46000
+        310 > 18000:19000
+        420 ack 46000";
+    is_fine(&format!("{A_LOSS}\n {again}\n 420 > 46000:62000"));
+    is_wrong(
+        &format!("{A_LOSS}\n {again}\n 420 > 46000:65000"),
+        "19000 bytes under way to R in a window of 13888",
+    );
+}
+
+#[test]
+fn after_a_timeout_two_leave_for_each_that_arrives() {
+    let silence = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:30000\n 700 > 10000:11000";
+    is_fine(&format!("{silence}\n 800 ack 11000\n 800 > 11000:13000"));
+    is_wrong(
+        &format!("{silence}\n 800 ack 11000\n 800 > 11000:17000"),
+        "7000 bytes to R in a repair, 6000 may leave",
+    );
+}
+
+#[test]
+fn a_timeout_that_was_for_nothing_is_undone() {
+    let silence = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:30000\n 700 > 10000:11000";
+    is_fine(&format!("{silence}\n 701 ack 12000\n 702 ack 30000\n 702 > 30000:68000"));
+}
+
+#[test]
+fn timeouts_double() {
+    let twice = "0 > 0:1000\n 300 > 0:1000\n 600 > 0:1000";
+    is_fine(&format!("{twice}\n 1200 > 0:1000\n 2400 > 0:1000"));
+    is_wrong(
+        &format!("{twice}\n 1200 > 0:1000\n 1800 > 0:1000"),
+        "the same again after 600 ms, and before that after 600 ms",
+    );
+}
+
+#[test]
+fn no_copy_leaves_before_anything_can_have_been_heard() {
+    let sent = "0 > 0:1000\n 100 ack 1000\n 200 > 1000:3000";
+    is_wrong(&format!("{sent}\n 240 > 1000:2000"), "again after 40000 us, on a path of 100000 us");
+}
+
+#[test]
+fn after_a_pause_the_window_is_half_of_what_it_was() {
+    let pause = "
+        0   > 0:10000
+        100 ack 10000
+        100 > 10000:30000
+        200 ack 30000
+        200 > 30000:70000
+        300 ack 70000";
+    is_fine(&format!("{pause}\n 5000 > 70000:114000"));
+    is_wrong(
+        &format!("{pause}\n 5000 > 70000:120000"),
+        "50000 bytes under way to R in a window of 40000",
+    );
+}
+
+#[test]
+fn a_mark_reduces_the_window_and_the_next_new_data_says_so() {
+    let mark = "0 > 0:10000 ect\n 100 ack 10000\n 100 > 10000:30000 ect\n 200 ack 20000 ece";
+    let fine = format!("{mark}\n 200 > 30000:31000 ect cwr\n 201 > 31000:36000 ect");
+    assert_eq!(judged(true, &fine), Ok(()));
+    let said = judged(true, &format!("{mark}\n 200 > 30000:31000 ect")).expect_err("no CWR");
+    assert!(said.ends_with("new data without CWR after R spoke of a mark"), "{said}");
+    // All that was under way is acknowledged: 14 segments are left of 20.
+    let over = "200 > 30000:31000 ect cwr\n 300 ack 31000";
+    assert_eq!(judged(true, &format!("{mark}\n {over}\n 300 > 31000:49000 ect")), Ok(()));
+    let said = judged(true, &format!("{mark}\n {over}\n 300 > 31000:52000 ect"));
+    let said = said.expect_err("no reduction");
+    assert!(said.contains("21000 bytes under way to R in a window of 14"), "{said}");
+}
+
+#[test]
+fn only_new_data_is_ecn_capable_and_only_where_that_was_agreed_on() {
+    is_wrong("0 > 0:1000 ect", "an ECN-capable segment to R that was not agreed on");
+    for mark in ["ect", "cwr"] {
+        let said = judged(true, &format!("0 > 0:1000 ect\n 900 > 0:1000 {mark}"));
+        let said = said.expect_err("a copy");
+        assert!(said.ends_with("a copy to R that is ECN-capable, or carries CWR"), "{said}");
+    }
+}
