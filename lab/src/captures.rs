@@ -98,7 +98,8 @@ impl Captures {
             File::open(&side.file).with_context(|| format!("opening {}", side.file.display()))
         };
         let [remote, guest_side] = &self.sides;
-        let options = Options { guests: vec![self.guest_mac], offload, whole: true };
+        let guests = vec![self.guest_mac];
+        let options = Options { guests, offload, sends: false, whole: true };
         let report = trace::check(open(remote)?, open(guest_side)?, &options)?;
         let found: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
         ensure!(

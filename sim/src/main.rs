@@ -173,6 +173,9 @@ struct TraceArgs {
     /// Ack offload was off all the time.
     #[arg(long)]
     offload_off: bool,
+    /// The host may have sent for the guests: they have congestion offload.
+    #[arg(long)]
+    sends: bool,
     /// Both captures go on to the end: what one has after the other's last frame counts too.
     #[arg(long)]
     whole: bool,
@@ -245,7 +248,8 @@ fn mac(text: &str) -> Result<[u8; 6], String> {
 fn check_trace(args: &TraceArgs) -> anyhow::Result<ExitCode> {
     let open = |path: &Path| File::open(path).with_context(|| format!("open {}", path.display()));
     let guests = args.guest_mac.clone();
-    let options = Options { guests, offload: !args.offload_off, whole: args.whole };
+    let TraceArgs { sends, whole, .. } = *args;
+    let options = Options { guests, offload: !args.offload_off, sends, whole };
     let report = trace::check(open(&args.remote)?, open(&args.guest)?, &options)?;
     report.findings.iter().for_each(|finding| say!("{finding}"));
     say!("{report}");

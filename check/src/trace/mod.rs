@@ -30,6 +30,9 @@
 //! with that, frames of one time are put in order (`read::Merged`). Captures by other means, or of
 //! two clocks, look as if effects came before their causes.
 //!
+//! **A host that sends for its guests** ([`Options::sends`]): as in a simulated run, but that nothing
+//! judges how fast it sends (INV-14), for captures do not say when it does so.
+//!
 //! Fragments are not put together: flows between addresses that send any are left out.
 
 mod bytes;
@@ -83,6 +86,8 @@ pub struct Options {
     pub guests: Vec<[u8; 6]>,
     /// Ack offload may have been on; if not, every segment must pass as it is.
     pub offload: bool,
+    /// The host may have sent for the guests (congestion offload).
+    pub sends: bool,
     /// Both captures go on to the end. Otherwise what one has after the end of the other does not
     /// count, and a record that is cut off is forgiven.
     pub whole: bool,
@@ -238,7 +243,7 @@ impl<'o> Checker<'o> {
         let key = (own, FlowName { guest, guest_port, remote: remote.0, remote_port });
         let begins = tcp.flags.syn() && !tcp.flags.ack();
         if begins && is_input && !self.fragmented.contains(&(own, remote)) {
-            self.flows.entry(key).or_insert_with(|| Flow::new(key.1, self.options.offload));
+            self.flows.entry(key).or_insert_with(|| Flow::new(key.1, self.options));
         }
         // Both captures must have its first segment, or one of them began later.
         let flow = self.flows.get_mut(&key).filter(|flow| begins || flow.begun);
@@ -277,10 +282,11 @@ impl<'o> Checker<'o> {
 }
 
 impl Flow {
-    fn new(name: FlowName, offload: bool) -> Self {
+    fn new(name: FlowName, options: &Options) -> Self {
         let mut history = History::new(name, None, false, None);
         history.offline = true;
-        history.state = (!offload).then_some(State::Pass);
+        history.floods = options.sends;
+        history.state = (!options.offload && !options.sends).then_some(State::Pass);
         let [r, g, given] = [FIRST; 3].map(Bytes::new);
         Self {
             history,

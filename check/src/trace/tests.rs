@@ -15,7 +15,7 @@ const ISN: [u32; 2] = [0xffff_ff00, 77_000];
 const SCALE: u8 = 7;
 
 fn options() -> Options {
-    Options { guests: vec![G_MAC], offload: true, whole: true }
+    Options { guests: vec![G_MAC], offload: true, sends: false, whole: true }
 }
 
 /// Both captures while they are made, a frame a millisecond.
