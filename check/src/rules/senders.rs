@@ -1,10 +1,10 @@
 //! INV-14 for flows with congestion offload: what the host sends for a guest is what one conforming
-//! sender would send, judged from the frames at the wire alone, with arithmetic of its own (FLOOD-12,
-//! FLOOD-19 to FLOOD-26).
+//! sender would send, judged from the frames at the wire alone, with arithmetic of its own
+//! (FLOOD-12, FLOOD-19, FLOOD-21 and FLOOD-23 to FLOOD-26).
 //!
 //! **Window.** The widest that a conforming sender may have: ten segments at first (RFC 6928), then
-//! what R acknowledges more while slow start may last; after a reduction CUBIC's curve (RFC 9438) or
-//! a segment in a round trip, whichever is more. Only a window that is used grows (RFC 7661). The
+//! what R acknowledges more while slow start may last; after a reduction CUBIC's curve (RFC
+//! 9438) or a segment in a round trip, whichever is more. Only a window that is used grows (RFC 7661). The
 //! first copy of a round trip, or the first mark, leaves seven tenths of what was used.
 //!
 //! **Under way** is what has left and that R has not; new data keeps it within the window. When the
@@ -30,8 +30,8 @@ const FIRST_SEGMENTS: u64 = 10;
 const FIRST_BYTES: u64 = 14_600;
 /// What a reduction leaves, in tenths (RFC 9438 section 4.6), and two segments at least.
 const LEFT_TENTHS: u64 = 7;
-/// Segments that may leave beyond a window: two to see whether a timeout was for nothing (RFC 5682),
-/// a loss probe (RFC 8985), the first of a repair.
+/// Segments that may leave beyond a window: two to see whether a timeout was for nothing (RFC
+/// 5682), a loss probe (RFC 8985), the first of a repair.
 const BESIDES: u64 = 4;
 /// RFC 9438's constant, segments per second cubed.
 const CUBIC: f64 = 0.4;

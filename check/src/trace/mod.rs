@@ -30,8 +30,8 @@
 //! with that, frames of one time are put in order (`read::Merged`). Captures by other means, or of
 //! two clocks, look as if effects came before their causes.
 //!
-//! **A host that sends for its guests** ([`Options::sends`]): as in a simulated run, but that nothing
-//! judges how fast it sends (INV-14), for captures do not say when it does so.
+//! **A host that sends for its guests** ([`Options::sends`]): as in a simulated run, but that
+//! nothing judges how fast it sends (INV-14), for captures do not say when it does so.
 //!
 //! Fragments are not put together: flows between addresses that send any are left out.
 
