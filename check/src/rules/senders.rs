@@ -3,8 +3,8 @@
 //! (FLOOD-12, FLOOD-19, FLOOD-21 and FLOOD-23 to FLOOD-26).
 //!
 //! **Window.** The widest that a conforming sender may have: ten segments at first (RFC 6928), then
-//! what R acknowledges more while slow start may last; after a reduction CUBIC's curve (RFC
-//! 9438) or a segment in a round trip, whichever is more. Only a window that is used grows (RFC 7661). The
+//! what R acknowledges more while slow start may last; after a reduction CUBIC's curve (RFC 9438),
+//! or a segment in a round trip if that is more. Only a window that is used grows (RFC 7661). The
 //! first copy of a round trip, or the first mark, leaves seven tenths of what was used.
 //!
 //! **Under way** is what has left and that R has not; new data keeps it within the window. When the
