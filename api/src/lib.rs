@@ -123,6 +123,8 @@ pub struct Status {
     pub stopping: bool,
     /// Log lines that were not written: nobody took them, or one port had too many.
     pub log_lines_lost: u64,
+    /// Turns of the worker that took longer than a second.
+    pub stalls: u64,
     /// Uplinks, then VMs, in the order of the configuration.
     pub ports: Vec<PortStatus>,
 }
@@ -179,6 +181,8 @@ pub struct VmStatus {
     pub flows: BTreeMap<String, u64>,
     /// Times that memory which its VMM shares was not there, which took down the port.
     pub memory_faults: u64,
+    /// Times that a descriptor of its VMM kept the daemon waiting, which took down the port.
+    pub blocked: u64,
     /// Bytes of store that the VM may use.
     pub budget_bytes: u64,
     /// Bytes of it that are set aside for what was promised, held or not.

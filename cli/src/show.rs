@@ -41,9 +41,19 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         if vm.memory_faults > 0 {
             writeln!(out, "{name} went down {} times: its memory was not there", vm.memory_faults)?;
         }
+        if vm.blocked > 0 {
+            writeln!(
+                out,
+                "{name} went down {} times: its VMM kept the daemon waiting",
+                vm.blocked
+            )?;
+        }
         for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
             writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
         }
+    }
+    if status.stalls > 0 {
+        writeln!(out, "{} turns took longer than a second", status.stalls)?;
     }
     if status.log_lines_lost > 0 {
         writeln!(out, "{} log lines were lost", status.log_lines_lost)?;
@@ -249,6 +259,7 @@ mod tests {
             uptime_s: 61,
             stopping: false,
             log_lines_lost: 0,
+            stalls: 0,
             ports: vec![lan, web1],
         };
         let mut text = Vec::new();

@@ -43,10 +43,16 @@ static UNUSED: AtomicUsize = AtomicUsize::new(0);
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Faults so far, in all mappings.
+/// Faults so far, in all mappings, and descriptors that kept the worker waiting.
 #[inline]
 pub(crate) fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
+}
+
+/// A descriptor of a front-end kept the worker waiting: ports are looked at as after a fault.
+#[cold]
+pub(crate) fn raise() {
+    COUNT.fetch_add(1, Ordering::Relaxed);
 }
 
 /// A mapping on the list, as long as this lives.

@@ -17,6 +17,7 @@ mod sys;
 mod timer;
 mod token;
 pub mod vhost;
+mod watchdog;
 pub mod worker;
 
 pub use start::{StartError, block_signals, run};

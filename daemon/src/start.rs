@@ -26,6 +26,7 @@ use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
 use crate::sys;
 use crate::timer::monotonic_now;
 use crate::vhost::listener::Access;
+use crate::watchdog;
 use crate::worker::{Worker, WorkerConfig};
 
 /// Why the daemon could not start, or stopped. The text says what to do.
@@ -71,6 +72,7 @@ fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
         .map_err(|e| vec![error(e, "report this")])?;
     // A core dump would hold what guests send and receive.
     let _ = set_dumpable(false);
+    watchdog::start().map_err(|e| vec![error(e, "allow more threads")])?;
     raise_file_limit();
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
     let worker_config = WorkerConfig {
@@ -92,8 +94,7 @@ fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
     match vm_access(daemon) {
         Err(e) => check(Err(e)),
         Ok(access) => {
-            let limited = memory_is_limited();
-            config.vms.iter().for_each(|vm| check(open_vm(&mut worker, vm, access, limited)));
+            open_vms(&mut worker, config, access).into_iter().for_each(|e| check(Err(e)));
         }
     }
     check(open_metrics(&mut worker, daemon));
@@ -213,6 +214,21 @@ fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
 fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartError> {
     let tap = TapPort::open(uplink).map_err(|e| StartError(e.to_string()))?;
     add_port(worker, Port::Uplink(tap), PortConfig::uplink(&uplink.name)).map(|_| ())
+}
+
+/// Opens the ports of all VMs. One that cannot be opened, as when somebody has its socket's path,
+/// does not keep the others away; only if there is none at all it is an error.
+fn open_vms(worker: &mut Worker, config: &Config, access: Access) -> Vec<StartError> {
+    let limited = memory_is_limited();
+    let open = |vm| open_vm(worker, vm, access, limited).err();
+    let failed: Vec<_> = config.vms.iter().filter_map(open).collect();
+    if failed.len() == config.vms.len() {
+        return failed;
+    }
+    for e in failed {
+        tracing::error!("{e}\n    this VM has no port until the daemon is started again");
+    }
+    Vec::new()
 }
 
 fn open_vm(

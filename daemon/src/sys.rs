@@ -192,3 +192,15 @@ fn put_zeros(start: usize, len: usize) -> bool {
     let got = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     got == at
 }
+
+/// From now on `signal` ends a call that waits (EINTR), and does nothing else.
+pub(crate) fn let_interrupt(signal: Signal) -> io::Result<()> {
+    let handler = SigHandler::Handler(do_nothing);
+    let action = SigAction::new(handler, SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing.
+    // JUSTIFICATION: a signal that is ignored interrupts nothing.
+    unsafe { sigaction(signal, &action) }?;
+    Ok(())
+}
+
+extern "C" fn do_nothing(_: libc::c_int) {}

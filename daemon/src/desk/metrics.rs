@@ -195,6 +195,9 @@ impl Collector for Snapshot {
         let lost = "Log lines that were not written";
         let lost = e.encode_descriptor("nightporter_log_lines_lost", lost, None, Counter)?;
         ConstCounter::new(self.0.log_lines_lost).encode(lost)?;
+        let stalls = "Turns of the worker that took longer than a second";
+        let stalls = e.encode_descriptor("nightporter_stalls", stalls, None, Counter)?;
+        ConstCounter::new(self.0.stalls).encode(stalls)?;
         let mut uptime =
             e.encode_descriptor("nightporter_uptime_seconds", "Since the start", None, Gauge)?;
         let uptime_s = i64::try_from(self.0.uptime_s).unwrap_or(i64::MAX);
@@ -239,6 +242,11 @@ impl Snapshot {
         let faults = "Times that memory which the VMM shares was not there; the port went down";
         self.vm_family(e, ("nightporter_memory_faults", faults, Counter), |vm| {
             vec![(vec![], ConstCounter::new(vm.memory_faults))]
+        })?;
+        let blocked =
+            "Times that a descriptor of the VMM kept the daemon waiting; the port went down";
+        self.vm_family(e, ("nightporter_blocked", blocked, Counter), |vm| {
+            vec![(vec![], ConstCounter::new(vm.blocked))]
         })?;
         for counter in VmCounters::ALL {
             let name = format!("nightporter_{}", counter.metric);

@@ -16,6 +16,7 @@ use nightporter_core::time::Instant;
 
 use super::Desk;
 use crate::log;
+use crate::watchdog;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
 
@@ -47,6 +48,7 @@ impl Desk {
             uptime_s: now.since(self.started).as_millis() / 1000,
             stopping: self.stop.is_some(),
             log_lines_lost: log::lines_lost(),
+            stalls: watchdog::stalls(),
             ports: ports.map(|((id, at), sums)| path.port_status(now, id, at, sums)).collect(),
         }
     }
@@ -82,7 +84,7 @@ impl DataPath {
         at: &NamedPort,
         sums: &FlowSums,
     ) -> Option<VmStatus> {
-        let vm = self.engine.vm(id)?;
+        let (vm, device) = (self.engine.vm(id)?, at.port.device().unwrap_or_default());
         let states = State::ALL.iter().zip(sums.by_state);
         let names = VmCounters::ALL.iter().map(|counter| counter.name.to_owned());
         Some(VmStatus {
@@ -94,7 +96,8 @@ impl DataPath {
             rate_limit_to_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::ToGuest),
             owed_flows: sums.owed,
             flows: states.map(|(s, n)| (s.label().into(), n)).collect(),
-            memory_faults: at.port.memory_faults(),
+            memory_faults: device.memory_faults,
+            blocked: device.blocked,
             budget_bytes: vm.budget_pages * PAGE as u64,
             promised_bytes: vm.reserved_pages * PAGE as u64,
             held_bytes: sums.held_bytes,

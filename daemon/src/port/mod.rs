@@ -11,6 +11,7 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use crate::config::UplinkConfig;
 use guest::GuestPort;
 use tap::TapPort;
+use vhost_user::VhostUserStats;
 
 /// A port of the switch.
 #[derive(Debug)]
@@ -49,12 +50,12 @@ impl Port {
         }
     }
 
-    /// Times that memory which the VM's front-end shares was not there.
+    /// Counters of the device, if a VM is behind it.
     #[must_use]
-    pub fn memory_faults(&self) -> u64 {
+    pub fn device(&self) -> Option<VhostUserStats> {
         match self {
-            Self::Guest(guest) => guest.port.stats().memory_faults,
-            Self::Uplink(_) | Self::Lost(_) => 0,
+            Self::Guest(guest) => Some(guest.port.stats()),
+            Self::Uplink(_) | Self::Lost(_) => None,
         }
     }
 

@@ -98,6 +98,8 @@ pub struct VhostUserStats {
     pub too_big: u64,
     /// Times that memory of the front-end was not there, which took down the port.
     pub memory_faults: u64,
+    /// Times that a descriptor of the front-end kept the worker waiting, which took down the port.
+    pub blocked: u64,
 }
 
 /// One VM's port. See the module's doc.
@@ -258,12 +260,17 @@ impl VhostUserPort {
         }
     }
 
-    /// Somewhere memory that a front-end gave us was not there. If it was this one's, it goes.
+    /// Somewhere memory that a front-end gave us was not there, or a descriptor kept us waiting. If
+    /// it was this one's, it goes.
     pub fn handle_faults(&mut self) {
         self.faults_seen = faults::count();
-        if self.connection.as_ref().is_some_and(|(_, session)| session.has_faulted()) {
+        let Some((_, session)) = &self.connection else { return };
+        if session.has_faulted() {
             self.stats.memory_faults += 1;
             self.disconnect("memory that it shares is not there (SIGBUS)");
+        } else if session.has_blocked() {
+            self.stats.blocked += 1;
+            self.disconnect("an eventfd of its own, without O_NONBLOCK, kept the daemon waiting");
         }
     }
 

@@ -7,6 +7,8 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
 /// Who may connect: connecting takes write permission on the socket.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Access {
@@ -56,13 +58,17 @@ impl Listener {
             if !found.file_type().is_socket() {
                 return Err(ListenError::NotASocket(path.to_path_buf()));
             }
-            match UnixStream::connect(path) {
+            match knock(path) {
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                     fs::remove_file(path).map_err(io("remove the stale socket"))?;
                 }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                // So many wait there already that one more would have to wait for a place.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(ListenError::Taken(path.to_path_buf()));
+                }
                 Err(e) => return Err(io("ask who listens there")(e)),
-                Ok(_) => return Err(ListenError::Taken(path.to_path_buf())),
+                Ok(()) => return Err(ListenError::Taken(path.to_path_buf())),
             }
         }
         let socket = UnixListener::bind(path).map_err(io("listen"))?;
@@ -99,6 +105,13 @@ impl Listener {
             }
         }
     }
+}
+
+/// Connects to `path`, if that takes no waiting, and goes away again.
+fn knock(path: &Path) -> io::Result<()> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
 impl Drop for Listener {

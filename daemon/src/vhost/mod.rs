@@ -18,9 +18,10 @@
 //!    ring that lies is out of use until its driver resets it; nothing else suffers.
 //! 2. **The front-end: not with our memory or our time.** Any bytes and descriptors in any order
 //!    are refused or obeyed. Memory that it takes away takes down its own port (`faults`), and what
-//!    it made us hold is closed by another thread (`closer`). Two things a hostile front-end
-//!    process (not its guest) can still do: back memory with a file system that never answers, and
-//!    clear O_NONBLOCK on an eventfd that it has filled. Both stall the worker.
+//!    it made us hold is closed by another thread (`closer`). One thing a hostile front-end
+//!    process (not its guest) can still do is to back memory with a file system that never answers,
+//!    which stalls the worker. Clearing O_NONBLOCK on an eventfd that it has filled does so for a
+//!    second (`watchdog`).
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
 pub mod features;

@@ -159,6 +159,12 @@ impl Session {
         self.memory.has_faulted() || self.inflight.as_ref().is_some_and(InflightLog::has_faulted)
     }
 
+    /// Whether a descriptor of the front-end kept us waiting.
+    #[must_use]
+    pub(crate) fn has_blocked(&self) -> bool {
+        self.vrings.iter().any(Vring::blocks)
+    }
+
     /// A ring's guest broke the rules.
     pub fn fail(&mut self, vring: u16, fault: RingFault) {
         self.vrings[usize::from(vring)].fail(fault);

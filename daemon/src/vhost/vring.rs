@@ -1,5 +1,6 @@
 //! One virtqueue as the messages describe it: addresses, sizes, descriptors, and the running queue.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -10,10 +11,15 @@ use super::protocol::Refusal;
 use super::queue::Queue;
 use super::ring::{RingAddrs, RingFault};
 use crate::closer::Foreign;
+use crate::faults;
 
 /// An eventfd (or pipe) shared with the front-end: eight bytes per notification.
 #[derive(Debug)]
-pub struct Notifier(Foreign);
+pub struct Notifier {
+    fd: Foreign,
+    /// It kept us waiting until we were interrupted: it is not used any more.
+    blocks: Cell<bool>,
+}
 
 impl Notifier {
     /// Takes a descriptor over and makes it non-blocking, also for the front-end, which has the
@@ -28,25 +34,40 @@ impl Notifier {
         }
         let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
-        Ok(Self(fd))
+        Ok(Self { fd, blocks: Cell::new(false) })
     }
 
     /// The descriptor, to wait for.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 
     /// Gives the descriptor back, to be taken out of an epoll set before it is closed.
     #[must_use]
     pub fn into_fd(self) -> Foreign {
-        self.0
+        self.fd
+    }
+
+    /// Whether the front-end took O_NONBLOCK away, so that it kept us waiting (`watchdog`).
+    #[must_use]
+    pub fn blocks(&self) -> bool {
+        self.blocks.get()
+    }
+
+    fn has_blocked(&self) {
+        self.blocks.set(true);
+        faults::raise();
     }
 
     /// Notifies. If the counter or pipe is full, a notification is pending anyway; if the other
     /// end is gone, the connection will say so.
     pub fn notify(&self) {
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+        if !self.blocks.get()
+            && rustix::io::write(&self.fd, &1_u64.to_ne_bytes()) == Err(Errno::INTR)
+        {
+            self.has_blocked();
+        }
     }
 
     /// Takes what is pending, so that a level-triggered wait goes quiet. `false`: it never will,
@@ -54,9 +75,13 @@ impl Notifier {
     #[must_use]
     pub fn clear(&self) -> bool {
         let mut count = [0; 512];
-        match rustix::io::read(&self.0, &mut count) {
+        match rustix::io::read(&self.fd, &mut count) {
             Ok(len) => len > 0,
-            Err(error) => error == Errno::AGAIN || error == Errno::INTR,
+            Err(Errno::INTR) => {
+                self.has_blocked();
+                true
+            }
+            Err(error) => error == Errno::AGAIN,
         }
     }
 }
@@ -100,6 +125,16 @@ pub struct Vring {
 }
 
 impl Vring {
+    /// Whether one of its descriptors kept us waiting.
+    #[must_use]
+    pub fn blocks(&self) -> bool {
+        let kick = match &self.kick {
+            Kick::Fd(kick) => Some(kick),
+            Kick::None | Kick::Polled => None,
+        };
+        [kick, self.call.as_ref(), self.err.as_ref()].into_iter().flatten().any(Notifier::blocks)
+    }
+
     /// Whether everything is there that a ring needs to run, but for being enabled.
     #[must_use]
     pub const fn is_configured(&self) -> bool {

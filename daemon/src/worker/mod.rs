@@ -25,6 +25,7 @@ use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer};
 use crate::port::Port;
 use crate::timer::{Timer, monotonic_now};
 use crate::token::{Token, watch_for};
+use crate::watchdog;
 use data_path::DataPath;
 use polling::Polling;
 
@@ -142,12 +143,16 @@ impl Worker {
         }
         let count = match wait {
             None => 0,
-            Some(timeout) => match self.epoll.wait(&mut self.events, timeout) {
-                Err(Errno::EINTR) => 0,
-                result => result?,
-            },
+            Some(timeout) => {
+                watchdog::handle_rest();
+                match self.epoll.wait(&mut self.events, timeout) {
+                    Err(Errno::EINTR) => 0,
+                    result => result?,
+                }
+            }
         };
         let now = monotonic_now();
+        watchdog::handle_turn(now);
         self.now = now;
         if count > 0 {
             self.polling.handle_work(now);

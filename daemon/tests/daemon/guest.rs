@@ -4,7 +4,7 @@
 //! something and then reads the device's wish), a full fence stands between the two.
 
 use std::collections::VecDeque;
-use std::io::{IoSlice, Read};
+use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -15,6 +15,7 @@ use std::sync::atomic::{Ordering, fence};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::vhost::features::bit;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vhost::vhost_user::message::FrontendReq as Req;
 
@@ -192,6 +193,31 @@ impl Guest {
             self.ram.read(at, len as usize)[VirtioNetHdr::LEN_MRG..].to_vec()
         };
         used.into_iter().map(|(_, len)| frame(len)).collect()
+    }
+
+    /// Half of a message that takes nothing, with descriptors.
+    pub(crate) fn says_half(stream: &UnixStream, fds: &[BorrowedFd<'_>]) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        let code = u32::from(Req::SET_OWNER).to_ne_bytes();
+        let sent = sendmsg(stream, &[IoSlice::new(&code)], &mut control, SendFlags::NOSIGNAL);
+        assert_eq!(sent.unwrap(), 4);
+    }
+
+    /// And the rest of it.
+    pub(crate) fn says_the_rest(mut stream: &UnixStream) {
+        stream.write_all(&[1_u32.to_ne_bytes(), [0; 4]].concat()).unwrap();
+    }
+
+    /// Whoever signals that there are frames has to wait from now on: the eventfd is full, and has
+    /// no O_NONBLOCK.
+    pub(crate) fn stuffs_its_signal(&self) {
+        // Not while the device signals, which it may just do.
+        while rustix::io::write(&self.call[0], &(u64::MAX - 1).to_ne_bytes()).is_err() {
+            let _ = rustix::io::read(&self.call[0], &mut [0; 8]);
+        }
+        fcntl_setfl(&self.call[0], OFlags::empty()).unwrap();
     }
 
     /// Kicks a queue, whatever the device has asked for.

@@ -8,8 +8,9 @@ mod congestion;
 mod driver;
 mod flows;
 mod forwarding;
-mod guest;
 #[allow(dead_code)] // shared with the attacks, which use more of it
+mod guest;
+#[allow(dead_code)]
 mod host;
 mod limits;
 mod operators;

@@ -66,6 +66,16 @@ fn all_that_is_in_the_way_is_named_at_once() {
 }
 
 #[test]
+fn one_socket_path_that_is_taken_keeps_no_other_vm_away() {
+    let dir = Dir::new();
+    let _a = std::os::unix::net::UnixListener::bind(dir.join("a")).unwrap();
+    let config = dir.configure("metrics = \"off\"", &(dir.vm("a", "") + &dir.vm("b", "")));
+    let host = Host::start(&dir, &config);
+    let names: Vec<_> = host.status().ports.into_iter().map(|port| port.name).collect();
+    assert_eq!(names, ["b"]);
+}
+
+#[test]
 fn the_command_line_wins_over_the_file() {
     let dir = Dir::new();
     let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));

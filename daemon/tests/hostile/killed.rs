@@ -9,51 +9,15 @@ use std::process::Stdio;
 use std::rc::Rc;
 use std::time::Instant;
 
-use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::signal::Signal;
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::pipe::pipe;
 
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
-use crate::guest::{EVENTS, Guest, PLAIN, RAM_LEN};
+use crate::guest::{Guest, PLAIN, RAM_LEN};
 use crate::host::{Dir, Host, LIMIT};
+use crate::street::{QUIET, Street};
 use crate::world::{LINUX, RAM_LEN as WORLD_RAM_LEN, Req, World, config, mem_table, region};
-
-const QUIET: &str = "metrics = \"off\"";
-
-/// A host with a VM that means harm, two that do not, and these two.
-struct Street {
-    dir: Dir,
-    host: Host,
-    neighbours: [Guest; 2],
-}
-
-impl Street {
-    /// With more in the section of the VM that means harm.
-    fn new(bad: &str) -> Self {
-        let dir = Dir::new();
-        let plain = "ack_offload = false";
-        let ports = dir.vm("bad", bad) + &dir.vm("a", plain) + &dir.vm("b", plain);
-        let host = Host::start(&dir, &dir.configure(QUIET, &ports));
-        let neighbours = ["a", "b"].map(|name| {
-            let mut guest = Guest::boot(&dir.join(name), EVENTS);
-            guest.offer(64);
-            guest
-        });
-        Self { dir, host, neighbours }
-    }
-
-    /// The neighbours still hear each other.
-    fn goes_on(&mut self) {
-        let [a, b] = &mut self.neighbours;
-        let mut frame = [[0xff; 6], [2, 0, 0, 0, 0, 1]].concat();
-        frame.extend([0x88, 0xb5]); // "local experimental" (IEEE 802)
-        frame.resize(60, 7);
-        a.send(&[(VirtioNetHdr::default(), frame.clone())]);
-        assert_eq!(b.receive(1), [frame]);
-        b.offer(1);
-    }
-}
 
 #[test]
 fn a_guest_whose_memory_is_cut_off_loses_its_own_port_and_nobody_else_anything() {

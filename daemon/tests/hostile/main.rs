@@ -1,6 +1,7 @@
 //! Front-ends, guests and others who mean harm, against a whole daemon: whatever they do, other VMs
 //! and the operator go on. What a port makes of nonsense is in `vhost_user/malicious.rs`.
 
+mod blocked;
 #[allow(dead_code)] // shared with the tests of the rings, which use more of it
 #[path = "../vhost_user/driver.rs"]
 mod driver;
@@ -11,6 +12,7 @@ mod guest;
 #[path = "../daemon/host.rs"]
 mod host;
 mod killed;
+mod street;
 #[allow(dead_code)]
 #[path = "../vhost_user/world.rs"]
 mod world;

@@ -1,0 +1,72 @@
+//! Notices a turn that stands, and interrupts what it waits for.
+//!
+//! The worker calls nothing that waits but its own `epoll_wait`; a front-end can make other calls
+//! wait all the same, as by taking O_NONBLOCK from an eventfd that it has filled. When a turn is
+//! longer than [`LIMIT`] the worker gets a signal that does nothing but end such a call with EINTR.
+//! Whoever made the call knows whose descriptor it was, and takes that port down.
+//!
+//! Cost: two stores a turn, and a thread that wakes twice a second.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration as StdDuration;
+
+use nightporter_core::time::{Duration, Instant};
+use nix::sys::pthread::{pthread_kill, pthread_self};
+use nix::sys::signal::Signal;
+
+use crate::sys;
+use crate::timer::monotonic_now;
+
+/// Longer turns than this stand: work is bounded to a few milliseconds a turn.
+const LIMIT: Duration = Duration::from_secs(1);
+/// How often it looks.
+const LOOK_INTERVAL: StdDuration = StdDuration::from_millis(500);
+
+/// When this turn began, in nanoseconds; 0 while the worker waits for events.
+static TURN: AtomicU64 = AtomicU64::new(0);
+/// Turns that stood.
+static STALLS: AtomicU64 = AtomicU64::new(0);
+
+/// Turns that took longer than a second.
+pub(crate) fn stalls() -> u64 {
+    STALLS.load(Ordering::Relaxed)
+}
+
+/// The worker is about to wait for events.
+#[inline]
+pub(crate) fn handle_rest() {
+    TURN.store(0, Ordering::Relaxed);
+}
+
+/// The worker begins a turn.
+#[inline]
+pub(crate) fn handle_turn(now: Instant) {
+    TURN.store(now.as_nanos(), Ordering::Relaxed);
+}
+
+/// From now on the calling thread is watched. Errors: there can be no more threads.
+pub(crate) fn start() -> io::Result<()> {
+    sys::let_interrupt(Signal::SIGURG)?;
+    let worker = pthread_self();
+    thread::Builder::new().name("watchdog".into()).spawn(move || {
+        let mut noticed = 0;
+        loop {
+            thread::sleep(LOOK_INTERVAL);
+            let turn = TURN.load(Ordering::Relaxed);
+            let stands = turn != 0 && monotonic_now().since(Instant::from_nanos(turn)) > LIMIT;
+            if !stands {
+                continue;
+            }
+            if std::mem::replace(&mut noticed, turn) != turn {
+                STALLS.fetch_add(1, Ordering::Relaxed);
+                tracing::error!("a turn takes longer than a second");
+            }
+            if pthread_kill(worker, Signal::SIGURG).is_err() {
+                return; // it is gone
+            }
+        }
+    })?;
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! A VM that means harm among VMs that do not.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+
+use crate::guest::{EVENTS, Guest};
+use crate::host::{Dir, Host};
+
+pub(crate) const QUIET: &str = "metrics = \"off\"";
+
+/// A host with a VM that means harm, two that do not, and these two.
+pub(crate) struct Street {
+    pub(crate) dir: Dir,
+    pub(crate) host: Host,
+    neighbours: [Guest; 2],
+}
+
+impl Street {
+    /// With more in the section of the VM that means harm.
+    pub(crate) fn new(bad: &str) -> Self {
+        let dir = Dir::new();
+        let plain = "ack_offload = false";
+        let ports = dir.vm("bad", bad) + &dir.vm("a", plain) + &dir.vm("b", plain);
+        let host = Host::start(&dir, &dir.configure(QUIET, &ports));
+        let neighbours = ["a", "b"].map(|name| {
+            let mut guest = Guest::boot(&dir.join(name), EVENTS);
+            guest.offer(64);
+            guest
+        });
+        Self { dir, host, neighbours }
+    }
+
+    /// The neighbours still hear each other.
+    pub(crate) fn goes_on(&mut self) {
+        let [a, b] = &mut self.neighbours;
+        let mut frame = [[0xff; 6], [2, 0, 0, 0, 0, 1]].concat();
+        frame.extend([0x88, 0xb5]); // "local experimental" (IEEE 802)
+        frame.resize(60, 7);
+        a.send(&[(VirtioNetHdr::default(), frame.clone())]);
+        assert_eq!(b.receive(1), [frame]);
+        b.offer(1);
+    }
+}
+
+/// Connects, or says that this would take waiting.
+pub(crate) fn connect_at_once(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
