@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nightporter_guest::control::Command;
 
 use crate::captures::Captures;
 use crate::daemon::{Daemon, Vm};
@@ -86,8 +87,14 @@ impl World {
         for (index, (vmm, image)) in (0..count).zip(guests) {
             world.guests.push(world.start_guest(index, *vmm, image, places)?);
         }
-        for guest in &mut world.guests {
+        for (guest, (vmm, _)) in world.guests.iter_mut().zip(guests) {
             guest.wait_ready(BOOT_LIMIT)?;
+            if *vmm == Vmm::Uml {
+                // On a busy machine user-mode Linux 6.1 sleeps until its next signal at times, with
+                // its ring full of frames: 0.05 to 0.4 s, enough for a timeout of its TCP. A load
+                // of as good as nothing is a timer every 10 ms.
+                guest.call(&Command::LoadStart { loops_per_ms: 100, percent: 1 })?;
+            }
         }
         Ok(world)
     }

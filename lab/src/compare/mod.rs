@@ -163,10 +163,6 @@ impl Bench {
             let path = format!("/proc/sys/net/ipv4/{name}");
             guest.call(&Command::Write { path, text: text.to_owned() })?;
         }
-        // User-mode Linux 6.1 may fall asleep with an interrupt pending, and sleeps until its next
-        // signal, 0.05 to 0.4 s on a busy machine, its ring full of acknowledgements. So it has a
-        // timer every 10 ms: loads work in such periods, and this one has as good as no work.
-        guest.call(&Command::LoadStart { loops_per_ms: 100, percent: 1 })?;
         world.daemon()?.set_congestion_offload(&guest_name(0), true)?;
         world.guests[0].flood(Some(Flood::Route))?;
         Ok(Self { world, server })
