@@ -154,7 +154,8 @@ impl<S: Setting> Observer<S> {
             return Ok(());
         };
         self.touched.push(name);
-        h.spare = self.spare[usize::from(name.guest)];
+        let guest = usize::from(name.guest);
+        (h.spare, h.silent_since) = (self.spare[guest], self.silent_since[guest]);
         if matches!(t.tap, Tap::ToNet | Tap::ToGuest(_)) {
             return self.on_segment_out(t, name, from_guest, (ip, tcp));
         }
@@ -208,7 +209,7 @@ impl<S: Setting> Observer<S> {
             // broken frame that waited for the ring since before there was a flow.
             return Ok(());
         }
-        (h.cramped_at, h.silent_since) = (self.cramped_at[guest], self.silent_since[guest]);
+        h.cramped_at = self.cramped_at[guest];
         let clock = &mut self.clocks[guest];
         let wrong = whole
             .map_err(|what| (Rule::Checksums, what))

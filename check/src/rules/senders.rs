@@ -425,7 +425,9 @@ impl Sending {
         if !self.sack && self.repair.is_some() {
             return Ok(()); // what is under way is a guess
         }
-        let besides = if self.moved_at.is_some() { BESIDES } else { 0 };
+        // Duplicate ACKs let new segments out before anything is acknowledged (RFC 3042).
+        let heard = self.moved_at.is_some() || self.duplicates > 0;
+        let besides = if heard { BESIDES } else { 0 };
         let (have, most) = (self.under_way, self.window.size);
         match have <= most + besides * self.mss {
             true => Ok(()),
@@ -504,7 +506,8 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
         return Ok(());
     }
     h.quality.sending.on &= is_judged(h);
-    let plain = o.gated && !o.tcp.flags.intersects(TcpFlags::SYN | TcpFlags::RST);
+    // Not only what the host certainly made: it may look as G's own segment did.
+    let plain = !o.tcp.flags.intersects(TcpFlags::SYN | TcpFlags::RST);
     let (from, to) = (o.seq, o.end + u64::from(o.tcp.flags.fin()));
     if !plain || from == to || !is_judged(h) {
         return Ok(());

@@ -151,6 +151,14 @@ impl Host {
         }
     }
 
+    /// Waits until the log's thread has given up a line.
+    pub(crate) fn until_a_line_is_lost(&self) {
+        let start = Instant::now();
+        while self.status().log_lines_lost == 0 {
+            assert!(start.elapsed() < LIMIT, "no line was lost");
+        }
+    }
+
     pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap());
         kill(pid, signal).unwrap();

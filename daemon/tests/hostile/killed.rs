@@ -81,7 +81,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
     let host = Host::start_with_log(&dir, &config, full.into());
     let _guest = Guest::boot(&dir.join("a"), PLAIN);
     host.until("a", |port| port.link);
-    assert!(host.status().log_lines_lost > 0);
+    host.until_a_line_is_lost();
     host.signal(Signal::SIGTERM);
     assert_eq!(host.wait(), Some(0));
 }
