@@ -83,7 +83,7 @@ figures: simulator ## the figures of the vSnoop paper in virtual time, into targ
 
 scale: ## one host with up to 10,000 guests and 1,000,000 flows: memory, events per second, cost per packet
 	@.ci/packages $(PACKAGES_BUILD)
-	@cargo bench --quiet --locked -p nightporter-core --bench scale
+	@cargo bench --quiet --locked -p nightporter-bench --bench scale
 
 simulator:
 	@.ci/packages $(PACKAGES_BUILD)
@@ -92,7 +92,7 @@ simulator:
 bench: ## instructions and nanoseconds per packet, bytes per flow, forwarding beside DPDK's net_vhost
 	@.ci/packages $(PACKAGES_BUILD)
 	-@.ci/packages $(PACKAGES_COUNTS) $(PACKAGES_BENCH)
-	cargo bench --locked -p nightporter-core --bench packet
+	cargo bench --locked -p nightporter-bench --bench packet
 	cargo bench --locked -p nightporterd --bench forwarding
 
 fmt: ## format the sources

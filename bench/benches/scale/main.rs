@@ -10,9 +10,7 @@
 //! strides, so that of many flows none is in a cache. Checksums are partial, as a tap hands them
 //! over.
 //!
-//! `cargo bench -p nightporter-core --bench scale -- --guests N --flows N` keeps to smaller rows.
-
-#![expect(clippy::disallowed_types, reason = "the bench has a clock, what it measures has not")]
+//! `cargo bench -p nightporter-bench --bench scale -- --guests N --flows N` keeps to smaller rows.
 
 mod host;
 
