@@ -179,6 +179,8 @@ pub struct VmStatus {
     pub owed_flows: u64,
     /// Tracked connections by state; all states are named.
     pub flows: BTreeMap<String, u64>,
+    /// VMMs find its socket; if not, something else has its path.
+    pub listens: bool,
     /// Times that memory which its VMM shares was not there, which took down the port.
     pub memory_faults: u64,
     /// Times that a descriptor of its VMM kept the daemon waiting, which took down the port.

@@ -38,6 +38,9 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
             (vm.rate_limit_from_guest_mbit_s, "from it"),
             (vm.rate_limit_to_guest_mbit_s, "to it"),
         ];
+        if !vm.listens {
+            writeln!(out, "{name} has no socket: something else is at its path")?;
+        }
         if vm.memory_faults > 0 {
             writeln!(out, "{name} went down {} times: its memory was not there", vm.memory_faults)?;
         }
@@ -239,6 +242,7 @@ mod tests {
             ..PortStatus::default()
         };
         let vm = VmStatus {
+            listens: true,
             offload: true,
             congestion_offload: true,
             flows: BTreeMap::from([("on".into(), 3), ("pass".into(), 1)]),

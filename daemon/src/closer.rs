@@ -1,105 +1,264 @@
-//! Where a front-end's descriptors and mappings go: to a thread that closes them.
+//! Where a front-end's descriptors and mappings go: to threads that close them.
 //!
 //! A `close()` may wait for what is behind the descriptor, for a peer that never reads or a file
 //! system that never answers, and an `munmap()` of gigabytes takes its time. The worker waits for
-//! neither. What comes from a front-end is a [`Foreign`] from the moment it arrives.
+//! neither. What comes from a front-end is a [`Foreign`] from the moment it arrives, and belongs to
+//! an [`Owner`], the port that it came to.
+//!
+//! One thread closes everything, as long as nothing keeps it. When it stands, another one goes on
+//! with what belongs to others: no two close things of one owner, so that an owner makes one of
+//! them stand at most. An owner of whom too much waits gets no more: its port takes no connections
+//! and no descriptors until some of it is closed ([`Owner::is_behind`]).
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::Duration as StdDuration;
 
+use nightporter_core::time::{Duration, Instant};
 use rustix::net::sockopt::set_socket_linger;
 
-/// Things that may wait to be closed. A front-end that connects again and again makes a dozen a
-/// time; a closer that does not stand takes microseconds for each.
-const WAITING_MAX: usize = 4096;
+use crate::timer::monotonic_now;
 
+/// Things of one owner that may wait. A front-end that goes leaves some 200 behind: 64 regions and
+/// four descriptors for each of 16 queues. A thread that does not stand takes microseconds for
+/// each.
+const THINGS_MAX: usize = 512;
+/// Threads at most, and so owners that may make one stand without hurting others.
+const THREADS_MAX: usize = 64;
+/// A thread that takes longer than this for one thing stands.
+const LIMIT: Duration = Duration::from_millis(200);
 /// How long [`flush`] waits.
-const FLUSH_LIMIT: Duration = Duration::from_secs(20);
+const FLUSH_LIMIT: StdDuration = StdDuration::from_secs(20);
 
-enum Thing {
+/// Whose things they are: a port.
+#[derive(Clone, Debug)]
+pub struct Owner(Arc<Account>);
+
+#[derive(Debug)]
+struct Account {
+    name: String,
+    /// What of it is not yet closed.
+    things: AtomicUsize,
+}
+
+impl Owner {
+    /// For what comes to the port `name`.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self(Arc::new(Account { name: name.into(), things: AtomicUsize::new(0) }))
+    }
+
+    /// So much waits to be closed that there must be no more.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.0.things.load(Ordering::Relaxed) >= THINGS_MAX
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+enum What {
     Fd(OwnedFd),
     Other(Box<dyn Any + Send>),
 }
 
-/// Things that were left open for ever, because the closer stands and too many wait for it.
-static LEFT_OPEN: AtomicU64 = AtomicU64::new(0);
+struct Thing {
+    /// Nobody's are closed one by one too.
+    owner: Option<Owner>,
+    what: What,
+}
 
-/// Closes or unmaps `thing`, on another thread.
-pub(crate) fn later(thing: impl Any + Send) {
-    send(Thing::Other(Box::new(thing)));
+impl Thing {
+    fn is_of(&self, owner: Option<&Owner>) -> bool {
+        match (&self.owner, owner) {
+            (Some(a), Some(b)) => a.is(b),
+            (a, b) => a.is_none() && b.is_none(),
+        }
+    }
+
+    fn close(self) {
+        match self.what {
+            What::Fd(fd) => {
+                // Or a TCP socket with unsent data keeps us here for as long as its owner says.
+                // ENOTSOCK for everything else.
+                let _ = set_socket_linger(&fd, None);
+            }
+            What::Other(thing) => drop(thing),
+        }
+    }
+}
+
+/// A thread that closes something: whose, and since when.
+struct Busy {
+    thread: usize,
+    owner: Option<Owner>,
+    since: Instant,
+    /// Somebody was told that it stands.
+    noticed: bool,
+}
+
+struct State {
+    waiting: VecDeque<Thing>,
+    busy: Vec<Busy>,
+    /// Threads, busy ones and those that wait for something to close.
+    threads: usize,
+    idle: usize,
+    /// Numbers of threads so far.
+    numbers: usize,
+}
+
+static STATE: Mutex<State> = Mutex::new(State {
+    waiting: VecDeque::new(),
+    busy: Vec::new(),
+    threads: 0,
+    idle: 0,
+    numbers: 0,
+});
+static WORK: Condvar = Condvar::new();
+
+fn lock() -> MutexGuard<'static, State> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl State {
+    /// The place of the oldest thing that a thread may close: nobody is at another one of its
+    /// owner's.
+    fn next(&self) -> Option<usize> {
+        let taken = |thing: &Thing| self.busy.iter().any(|busy| thing.is_of(busy.owner.as_ref()));
+        self.waiting.iter().position(|thing| !taken(thing))
+    }
+
+    /// Whether something waits that only another thread can close.
+    fn needs_help(&self, now: Instant) -> bool {
+        self.idle == 0
+            && self.threads < THREADS_MAX
+            && self.busy.iter().all(|busy| now.since(busy.since) > LIMIT)
+            && self.next().is_some()
+    }
+
+    /// Starts another thread, if one is needed. Without any, as when it was refused, the caller has
+    /// to do it.
+    fn help(&mut self, now: Instant) -> Option<VecDeque<Thing>> {
+        if !self.needs_help(now) {
+            return None;
+        }
+        self.numbers += 1;
+        let (number, closer) = (self.numbers, thread::Builder::new().name("closer".into()));
+        if closer.spawn(move || run(number)).is_ok() {
+            self.threads += 1;
+        }
+        (self.threads == 0).then(|| std::mem::take(&mut self.waiting))
+    }
+}
+
+/// Closes or unmaps `thing` of `owner`, on another thread.
+pub(crate) fn later(owner: Option<Owner>, thing: impl Any + Send) {
+    send(owner, What::Other(Box::new(thing)));
 }
 
 /// Waits until everything so far is closed: for tests, which look whether it is.
 pub fn flush() {
     let (done, wait) = sync_channel::<()>(0);
-    later(done);
+    later(None, done);
     let _ = wait.recv_timeout(FLUSH_LIMIT);
 }
 
-fn send(thing: Thing) {
-    static CLOSER: OnceLock<Option<SyncSender<Thing>>> = OnceLock::new();
-    let closer = CLOSER.get_or_init(|| {
-        let (to, from) = sync_channel(WAITING_MAX);
-        let closer = thread::Builder::new().name("closer".into());
-        closer.spawn(move || run(&from)).ok().map(|_| to)
-    });
-    // Without a thread, as when it was refused, the caller has to do it.
-    let Some(closer) = closer else { return };
-    if let Err(TrySendError::Full(thing)) = closer.try_send(thing) {
-        std::mem::forget(thing);
-        let count = LEFT_OPEN.fetch_add(1, Ordering::Relaxed) + 1;
-        if count.is_power_of_two() {
-            tracing::error!(count, "a descriptor of a front-end does not close; others wait");
+/// Now and then: looks whether threads stand, and others are needed.
+pub(crate) fn look() {
+    let now = monotonic_now();
+    let mut state = lock();
+    for busy in &mut state.busy {
+        if now.since(busy.since) > LIMIT && !std::mem::replace(&mut busy.noticed, true) {
+            let port = busy.owner.as_ref().map_or("", |owner| &owner.0.name);
+            tracing::error!(port, "something that the front-end passed does not close");
         }
     }
+    let left = state.help(now);
+    drop(state);
+    left.into_iter().flatten().for_each(Thing::close);
 }
 
-fn run(things: &Receiver<Thing>) {
-    for thing in things {
-        match thing {
-            Thing::Fd(fd) => {
-                // Or a TCP socket with unsent data keeps us here for as long as its owner says.
-                // ENOTSOCK for everything else.
-                let _ = set_socket_linger(&fd, None);
+fn send(owner: Option<Owner>, what: What) {
+    if let Some(Owner(account)) = &owner {
+        account.things.fetch_add(1, Ordering::Relaxed);
+    }
+    let mut state = lock();
+    state.waiting.push_back(Thing { owner, what });
+    let left = state.help(monotonic_now());
+    drop(state);
+    WORK.notify_one();
+    left.into_iter().flatten().for_each(Thing::close);
+}
+
+fn run(thread: usize) {
+    let mut state = lock();
+    loop {
+        if let Some(thing) = state.next().and_then(|at| state.waiting.remove(at)) {
+            let owner = thing.owner.clone();
+            let busy = Busy { thread, owner, since: monotonic_now(), noticed: false };
+            state.busy.push(busy);
+            drop(state);
+            thing.close();
+            state = lock();
+            let at = state.busy.iter().position(|busy| busy.thread == thread);
+            let busy = state.busy.swap_remove(at.expect("it was put there"));
+            if let Some(Owner(account)) = busy.owner {
+                account.things.fetch_sub(1, Ordering::Relaxed);
             }
-            Thing::Other(thing) => drop(thing),
+        } else if state.idle > 0 {
+            state.threads -= 1; // one that waits is enough
+            return;
+        } else {
+            state.idle += 1;
+            state = WORK.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
         }
     }
 }
 
 /// A descriptor of a front-end, or one whose closing closes some.
 #[derive(Debug)]
-pub struct Foreign(Option<OwnedFd>);
+pub struct Foreign {
+    fd: Option<OwnedFd>,
+    owner: Option<Owner>,
+}
 
 impl Foreign {
-    /// The descriptor, for somebody who closes it elsewhere than on the worker.
+    /// What came to a port.
     #[must_use]
-    pub(crate) fn into_inner(mut self) -> OwnedFd {
-        self.0.take().expect("it is taken once")
+    pub(crate) fn of(owner: &Owner, fd: OwnedFd) -> Self {
+        Self { fd: Some(fd), owner: Some(owner.clone()) }
+    }
+
+    /// The descriptor, for somebody who closes it elsewhere than on the worker; and whose it is.
+    #[must_use]
+    pub(crate) fn into_inner(mut self) -> (OwnedFd, Option<Owner>) {
+        (self.fd.take().expect("it is taken once"), self.owner.take())
     }
 }
 
 impl From<OwnedFd> for Foreign {
     fn from(fd: OwnedFd) -> Self {
-        Self(Some(fd))
+        Self { fd: Some(fd), owner: None }
     }
 }
 
 impl AsFd for Foreign {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_ref().expect("it is taken at its end").as_fd()
+        self.fd.as_ref().expect("it is taken at its end").as_fd()
     }
 }
 
 impl Drop for Foreign {
     fn drop(&mut self) {
-        if let Some(fd) = self.0.take() {
-            send(Thing::Fd(fd));
+        if let Some(fd) = self.fd.take() {
+            send(self.owner.take(), What::Fd(fd));
         }
     }
 }

@@ -11,7 +11,9 @@ pub mod desk;
 mod faults;
 pub mod log;
 pub mod port;
+mod resting;
 mod start;
+mod supervisor;
 #[allow(unsafe_code)]
 mod sys;
 mod timer;

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{ErrorKind, Read};
 use std::num::NonZeroU64;
 use std::path::Path;
+use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Direction, Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortId};
@@ -22,7 +23,8 @@ use crate::desk::{ControlServer, LinkWatch, MetricsServer};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
-use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
+use crate::port::vhost_user::{PortError, VhostUserConfig, VhostUserPort};
+use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
 use crate::vhost::listener::Access;
@@ -50,9 +52,16 @@ fn error(what: impl fmt::Display, fix: &str) -> StartError {
 /// # Errors
 /// Everything that keeps it from starting, found in one go; or one error of the running worker.
 pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
-    let (mut worker, arena_lock) = start(config)?;
+    let supervisor = Supervisor::from_env().map_err(|e| {
+        vec![error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it")]
+    })?;
+    let supervisor = supervisor.map(Arc::new);
+    let (mut worker, arena_lock) = start(config, supervisor.clone())?;
     tracing::info!("ready: {}", config.summary());
-    worker.run().map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
+    supervisor.iter().for_each(|supervisor| supervisor.is_ready());
+    worker
+        .run(|| supervisor.iter().for_each(|supervisor| supervisor.is_stopping()))
+        .map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
     match worker.owed() {
         0 => {
             if let Err(e) = arena_lock.remove() {
@@ -65,14 +74,17 @@ pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
     Ok(())
 }
 
-fn start(config: &Config) -> Result<(Worker, ArenaLock), Vec<StartError>> {
+fn start(
+    config: &Config,
+    supervisor: Option<Arc<Supervisor>>,
+) -> Result<(Worker, ArenaLock), Vec<StartError>> {
     let daemon = &config.daemon;
     let signals = block_signals()
         .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
         .map_err(|e| vec![error(e, "report this")])?;
     // A core dump would hold what guests send and receive.
     let _ = set_dumpable(false);
-    watchdog::start().map_err(|e| vec![error(e, "allow more threads")])?;
+    watchdog::start(supervisor).map_err(|e| vec![error(e, "allow more threads")])?;
     raise_file_limit();
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
     let worker_config = WorkerConfig {
@@ -216,29 +228,38 @@ fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartEr
     add_port(worker, Port::Uplink(tap), PortConfig::uplink(&uplink.name)).map(|_| ())
 }
 
-/// Opens the ports of all VMs. One that cannot be opened, as when somebody has its socket's path,
-/// does not keep the others away; only if there is none at all it is an error.
+/// Opens the ports of all VMs. One whose socket cannot be made, as when somebody has its path, does
+/// not keep the others away, and is tried again; only if there is none at all it is an error.
 fn open_vms(worker: &mut Worker, config: &Config, access: Access) -> Vec<StartError> {
     let limited = memory_is_limited();
-    let open = |vm| open_vm(worker, vm, access, limited).err();
-    let failed: Vec<_> = config.vms.iter().filter_map(open).collect();
-    if failed.len() == config.vms.len() {
-        return failed;
+    let mut problems = Vec::new();
+    for vm in &config.vms {
+        match open_vm(worker, vm, access, limited) {
+            Ok(None) => {}
+            Ok(Some(e)) => problems.push((e, "it is tried again every second")),
+            Err(e) => problems.push((e, "it has no port until the daemon is started again")),
+        }
     }
-    for e in failed {
-        tracing::error!("{e}\n    this VM has no port until the daemon is started again");
+    if problems.len() == config.vms.len() {
+        return problems.into_iter().map(|(e, _)| e).collect();
+    }
+    for (e, next) in problems {
+        tracing::error!("{e}\n    {next}");
     }
     Vec::new()
 }
 
+/// Opens the port of a VM. `Some`: it has no socket yet.
 fn open_vm(
     worker: &mut Worker,
     vm: &VmConfig,
     access: Access,
     memory_is_limited: bool,
-) -> Result<(), StartError> {
+) -> Result<Option<StartError>, StartError> {
     make_parent(&vm.socket)?;
-    let port = VhostUserPort::new(&VhostUserConfig {
+    let explain =
+        |e: PortError| error(format!("vm {}: {e}", vm.name), "or choose another vm.socket");
+    let mut port = VhostUserPort::without_socket(&VhostUserConfig {
         name: vm.name.clone(),
         socket: vm.socket.clone(),
         access,
@@ -248,7 +269,8 @@ fn open_vm(
         allow_unsealed_memory: vm.allow_unsealed_memory,
         memory_is_limited,
     })
-    .map_err(|e| error(format!("vm {}: {e}", vm.name), "or choose another vm.socket"))?;
+    .map_err(explain)?;
+    let without_socket = port.listen().err().map(|e| explain(e.into()));
     let config = GuestConfig {
         mac: vm.mac,
         ips: vm.ips.clone(),
@@ -263,7 +285,7 @@ fn open_vm(
     let id = add_port(worker, port, PortConfig::guest(&vm.name, config))?;
     worker.set_rate_limit(id, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
     worker.set_rate_limit(id, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
-    Ok(())
+    Ok(without_socket)
 }
 
 /// Who may connect to the VMs' sockets.

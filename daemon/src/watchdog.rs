@@ -3,11 +3,13 @@
 //! The worker calls nothing that waits but its own `epoll_wait`; a front-end can make other calls
 //! wait all the same, as by taking O_NONBLOCK from an eventfd that it has filled. When a turn is
 //! longer than [`LIMIT`] the worker gets a signal that does nothing but end such a call with EINTR.
-//! Whoever made the call knows whose descriptor it was, and takes that port down.
+//! Whoever made the call knows whose descriptor it was, and takes that port down. As long as no
+//! turn stands systemd is told so; when it hears nothing it restarts us.
 //!
 //! Cost: two stores a turn, and a thread that wakes twice a second.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration as StdDuration;
@@ -16,6 +18,8 @@ use nightporter_core::time::{Duration, Instant};
 use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
 
+use crate::closer;
+use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
 
@@ -46,17 +50,24 @@ pub(crate) fn handle_turn(now: Instant) {
     TURN.store(now.as_nanos(), Ordering::Relaxed);
 }
 
-/// From now on the calling thread is watched. Errors: there can be no more threads.
-pub(crate) fn start() -> io::Result<()> {
+/// From now on the calling thread is watched, and `supervisor` told about it. Errors: there can be
+/// no more threads.
+pub(crate) fn start(supervisor: Option<Arc<Supervisor>>) -> io::Result<()> {
     sys::let_interrupt(Signal::SIGURG)?;
     let worker = pthread_self();
+    // Only who wants to know how we are.
+    let supervisor = supervisor.filter(|supervisor| supervisor.period().is_some());
+    let period = supervisor.as_ref().and_then(|supervisor| supervisor.period());
+    let interval = period.map_or(LOOK_INTERVAL, |period| LOOK_INTERVAL.min(period / 3));
     thread::Builder::new().name("watchdog".into()).spawn(move || {
         let mut noticed = 0;
         loop {
-            thread::sleep(LOOK_INTERVAL);
+            thread::sleep(interval);
+            closer::look();
             let turn = TURN.load(Ordering::Relaxed);
             let stands = turn != 0 && monotonic_now().since(Instant::from_nanos(turn)) > LIMIT;
             if !stands {
+                supervisor.iter().for_each(|supervisor| supervisor.lives());
                 continue;
             }
             if std::mem::replace(&mut noticed, turn) != turn {

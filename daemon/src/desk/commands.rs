@@ -7,14 +7,25 @@ use nightporter_core::time::Instant;
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
+use crate::token::Token;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
 
 impl Desk {
-    pub(super) fn handle_control_listener(&mut self, epoll: &Epoll, path: &mut DataPath) {
+    pub(super) fn handle_control_listener(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &mut DataPath,
+    ) {
         let Some(control) = &mut self.control else { return };
-        for place in control.handle_listener(epoll) {
+        let (places, taken) = control.handle_listener(epoll);
+        for place in places {
             path.ports.watchers.remove(place);
+        }
+        if taken.is_err() {
+            let _ = epoll.delete(control.fd());
+            self.resting.add(now, Token::ControlListener);
         }
     }
 

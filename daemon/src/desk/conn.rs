@@ -118,17 +118,15 @@ impl<S: Read + Write + AsFd> Conn<S> {
     }
 }
 
-/// The next connection out of an `accept()`; `None` when there is no more now.
-pub(crate) fn accepted<S>(result: io::Result<S>) -> Option<S> {
+/// The next connection out of an `accept()`; `None` when there is no more now. Errors: there may
+/// be, but not for us.
+pub(crate) fn accepted<S>(result: io::Result<S>) -> io::Result<Option<S>> {
+    // Interrupted or aborted by the peer: the listener stays readable if there are more.
+    let none = [ErrorKind::WouldBlock, ErrorKind::Interrupted, ErrorKind::ConnectionAborted];
     match result {
-        Ok(stream) => Some(stream),
-        Err(e) => {
-            // Interrupted or aborted by the peer: the listener stays readable if there are more.
-            if e.kind() != ErrorKind::WouldBlock {
-                tracing::warn!("accept: {e}");
-            }
-            None
-        }
+        Ok(stream) => Ok(Some(stream)),
+        Err(e) if none.contains(&e.kind()) => Ok(None),
+        Err(e) => Err(e),
     }
 }
 
@@ -143,6 +141,14 @@ pub(crate) struct Clients<C> {
 impl<C> Clients<C> {
     pub(crate) fn new() -> Self {
         Self { places: [const { None }; CLIENTS_MAX], clock: 0 }
+    }
+
+    /// Takes out the client that was unused for longest; its place.
+    pub(crate) fn remove_idlest(&mut self) -> Option<u16> {
+        let taken = (0..).zip(&self.places).filter_map(|(i, p)| Some((i, p.as_ref()?.0)));
+        let (place, _) = taken.min_by_key(|(_, used)| *used)?;
+        self.remove(place);
+        Some(place)
     }
 
     /// Puts a client into a free place, or into that of the one unused for longest.
@@ -228,5 +234,7 @@ mod tests {
         clients.remove(5);
         assert_eq!(clients.insert(100), 5);
         assert_eq!(clients.insert(101), 2);
+        assert_eq!(clients.remove_idlest(), Some(3));
+        assert_eq!(Clients::<()>::new().remove_idlest(), None);
     }
 }

@@ -1,6 +1,7 @@
 //! The control socket's server: requests in, replies and streams out, none of it blocking.
 
-use std::os::fd::BorrowedFd;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
@@ -19,6 +20,9 @@ const STREAM_PENDING_MAX: usize = 1 << 20;
 pub struct ControlServer {
     listener: Listener,
     clients: Clients<Client>,
+    /// A descriptor that is given up for a client when there is no other: whatever uses them all,
+    /// an operator finds somebody to ask.
+    reserve: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -32,18 +36,33 @@ impl ControlServer {
     /// Listens at `path`, for our own user only. Errors: see [`ListenError`].
     pub fn new(path: &Path) -> Result<Self, ListenError> {
         let access = Access { mode: Some(0o600), ..Access::default() };
-        Ok(Self { listener: Listener::bind(path, access)?, clients: Clients::new() })
+        let listener = Listener::bind(path, access)?;
+        let reserve = listener.fd().try_clone_to_owned().ok();
+        Ok(Self { listener, clients: Clients::new(), reserve })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.listener.fd()
     }
 
-    /// Takes in who waits on the listener. Returns the places that have a new client.
-    pub(crate) fn handle_listener(&mut self, epoll: &Epoll) -> Vec<u16> {
+    /// Takes in who waits on the listener. Returns the places that have another client now. An
+    /// error: somebody waits there still, and cannot be taken in.
+    pub(crate) fn handle_listener(&mut self, epoll: &Epoll) -> (Vec<u16>, io::Result<()>) {
         let mut places = Vec::new();
         for _ in 0..ACCEPTS_PER_TURN {
-            let Ok(Some(stream)) = self.listener.accept() else { break };
+            let stream = match self.listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => break,
+                Err(_) if self.reserve.take().is_some() => continue,
+                // The one unused for longest makes room.
+                Err(error) => match self.clients.remove_idlest() {
+                    Some(place) => {
+                        places.push(place);
+                        continue;
+                    }
+                    None => return (places, Err(error)),
+                },
+            };
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
@@ -55,10 +74,10 @@ impl ControlServer {
                 epoll.add(c.conn.fd(), event)
             });
             if added != Some(Ok(())) {
-                self.clients.remove(place);
+                self.close(place);
             }
         }
-        places
+        (places, Ok(()))
     }
 
     /// Something happened on the connection at `place`. `false`: it is broken.
@@ -132,5 +151,8 @@ impl ControlServer {
 
     pub(crate) fn close(&mut self, place: u16) {
         self.clients.remove(place);
+        if self.reserve.is_none() {
+            self.reserve = self.listener.fd().try_clone_to_owned().ok();
+        }
     }
 }

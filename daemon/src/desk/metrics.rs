@@ -18,7 +18,9 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
 use super::conn::{ACCEPTS_PER_TURN, Clients, Conn, accepted};
+use crate::log::Limit;
 use crate::token::Token;
+use crate::vhost::listener::somebody_waits;
 use nightporter_api::{PortStatus, Status, VmStatus};
 
 /// Scrapes within this time get the same answer: everybody on the host may ask, and an answer
@@ -34,24 +36,36 @@ pub(crate) struct MetricsServer {
     clients: Clients<Conn<TcpStream>>,
     /// The last answer to a scrape, and when it was made.
     rendered: Option<(Instant, String)>,
+    log: Limit,
 }
 
 impl MetricsServer {
     pub(crate) fn new(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, clients: Clients::new(), rendered: None })
+        Ok(Self { listener, clients: Clients::new(), rendered: None, log: Limit::new() })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// Takes in who waits on the listener.
-    pub(crate) fn handle_listener(&mut self, epoll: &Epoll) {
+    /// Takes in who waits on the listener. Errors: somebody waits there still, and cannot be taken
+    /// in.
+    pub(crate) fn handle_listener(&mut self, epoll: &Epoll) -> io::Result<()> {
         for _ in 0..ACCEPTS_PER_TURN {
             let accepted = accepted(self.listener.accept().map(|(stream, _)| stream));
-            let Some(stream) = accepted else { return };
+            let stream = match accepted {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return Ok(()),
+                Err(_) if !somebody_waits(&self.listener) => return Ok(()),
+                Err(error) => {
+                    if self.log.allows() {
+                        tracing::warn!(%error, "metrics: takes no connections for a second");
+                    }
+                    return Err(error);
+                }
+            };
             if stream.set_nonblocking(true).is_err() {
                 continue;
             }
@@ -64,6 +78,7 @@ impl MetricsServer {
                 self.clients.remove(place);
             }
         }
+        Ok(())
     }
 
     /// Something happened on the connection at `place`; a complete request gets `status()`.

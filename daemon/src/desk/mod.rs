@@ -22,6 +22,7 @@ use nix::sys::epoll::Epoll;
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
+use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
 pub use control::ControlServer;
@@ -50,6 +51,8 @@ pub(crate) struct Desk {
     links: Option<LinkWatch>,
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
+    /// Listeners that take nobody in for now.
+    resting: Resting<Token>,
     /// Set once the daemon was told to stop.
     stop: Option<Stop>,
     stopped: bool,
@@ -65,9 +68,15 @@ impl Desk {
             links: None,
             control: None,
             metrics: None,
+            resting: Resting::new(),
             stop: None,
             stopped: false,
         }
+    }
+
+    /// The daemon was told to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.is_some()
     }
 
     /// The daemon has stopped.
@@ -114,11 +123,14 @@ impl Desk {
         match token {
             Token::Signal => self.handle_signal(now, path),
             Token::Links => self.handle_links(now, epoll, path),
-            Token::ControlListener => self.handle_control_listener(epoll, path),
+            Token::ControlListener => self.handle_control_listener(now, epoll, path),
             Token::Control(place) => self.handle_control_client(now, epoll, path, place),
             Token::MetricsListener => {
-                if let Some(metrics) = &mut self.metrics {
-                    metrics.handle_listener(epoll);
+                if let Some(metrics) = &mut self.metrics
+                    && metrics.handle_listener(epoll).is_err()
+                {
+                    let _ = epoll.delete(metrics.fd());
+                    self.resting.add(now, Token::MetricsListener);
                 }
             }
             Token::Metrics(place) => self.handle_metrics_client(now, epoll, path, place),
@@ -131,12 +143,25 @@ impl Desk {
     /// A turn is over: watchers get what they saw, and a stop may be done.
     pub(crate) fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         self.feed_watchers(epoll, path);
+        self.wake_listeners(now, epoll);
         self.look_whether_done(now, path);
+    }
+
+    fn wake_listeners(&mut self, now: Instant, epoll: &Epoll) {
+        for token in self.resting.take_due(now) {
+            let control = self.control.as_ref().map(ControlServer::fd);
+            let metrics = self.metrics.as_ref().map(MetricsServer::fd);
+            let fd = if token == Token::ControlListener { control } else { metrics };
+            if fd.is_some_and(|fd| watch_for(epoll, &fd, token).is_err()) {
+                self.resting.add(now, token);
+            }
+        }
     }
 
     /// When it has something to do by itself.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.stop.as_ref().map(|stop| stop.look_at)
+        let stop = self.stop.as_ref().map(|stop| stop.look_at);
+        [stop, self.resting.poll_timeout()].into_iter().flatten().min()
     }
 
     fn handle_signal(&mut self, now: Instant, path: &mut DataPath) {

@@ -96,6 +96,7 @@ impl DataPath {
             rate_limit_to_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::ToGuest),
             owed_flows: sums.owed,
             flows: states.map(|(s, n)| (s.label().into(), n)).collect(),
+            listens: at.port.listens(),
             memory_faults: device.memory_faults,
             blocked: device.blocked,
             budget_bytes: vm.budget_pages * PAGE as u64,

@@ -50,6 +50,12 @@ impl Port {
         }
     }
 
+    /// Whether a VM is behind it, or can come: its socket exists.
+    #[must_use]
+    pub fn listens(&self) -> bool {
+        matches!(self, Self::Guest(guest) if guest.port.listens())
+    }
+
     /// Counters of the device, if a VM is behind it.
     #[must_use]
     pub fn device(&self) -> Option<VhostUserStats> {

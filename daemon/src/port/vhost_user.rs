@@ -25,6 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use tracing::{debug, info, warn};
 
+use crate::closer::Owner;
 use crate::faults;
 use crate::log::Limit;
 use crate::vhost::features::{MTU_MIN, Offer};
@@ -40,6 +41,8 @@ use crate::vhost::{Event, Source};
 pub const QUEUE_PAIRS_MAX: u16 = 128;
 /// Messages handled per wake-up, so that one front-end cannot keep the worker to itself.
 const MESSAGES_PER_TURN: usize = 64;
+/// Connections taken in per wake-up: one who connects all the time must not keep the worker either.
+const ACCEPTS_PER_TURN: usize = 16;
 /// Chains dropped in one poll before it says that there is nothing.
 const DROPS_PER_POLL: usize = 64;
 
@@ -106,7 +109,10 @@ pub struct VhostUserStats {
 #[derive(Debug)]
 pub struct VhostUserPort {
     name: String,
-    listener: Listener,
+    socket: PathBuf,
+    access: Access,
+    /// `None`: somebody else has its path.
+    listener: Option<Listener>,
     offer: Offer,
     connection: Option<(Channel, Session)>,
     events: VecDeque<Event>,
@@ -116,11 +122,20 @@ pub struct VhostUserPort {
     /// [`faults::count`] when this port was last looked at.
     faults_seen: u64,
     log: Limit,
+    /// Of what front-ends pass.
+    owner: Owner,
 }
 
 impl VhostUserPort {
     /// Listens. Errors: see [`PortError`].
     pub fn new(config: &VhostUserConfig) -> Result<Self, PortError> {
+        let mut port = Self::without_socket(config)?;
+        port.listen()?;
+        Ok(port)
+    }
+
+    /// Does not listen yet. Errors: see [`PortError`].
+    pub fn without_socket(config: &VhostUserConfig) -> Result<Self, PortError> {
         let (mac, mtu, queue_pairs) = (config.mac, config.mtu, config.queue_pairs);
         if queue_pairs == 0 || queue_pairs > QUEUE_PAIRS_MAX {
             return Err(PortError::QueuePairs(queue_pairs));
@@ -130,16 +145,45 @@ impl VhostUserPort {
         }
         Ok(Self {
             name: config.name.clone(),
-            listener: Listener::bind(&config.socket, config.access)?,
+            socket: config.socket.clone(),
+            access: config.access,
+            listener: None,
             offer: Offer { mac, mtu, queue_pairs },
             connection: None,
-            events: VecDeque::from([Event::Watch(Source::Listener)]),
+            events: VecDeque::new(),
             stats: VhostUserStats::default(),
             allows_unsealed_memory: config.allow_unsealed_memory,
             memory_is_limited: config.memory_is_limited,
             faults_seen: faults::count(),
             log: Limit::new(),
+            owner: Owner::new(&config.name),
         })
+    }
+
+    /// Makes the socket. If that fails [`Self::listen_again`] is to be called after a while.
+    /// Errors: see [`ListenError`].
+    pub fn listen(&mut self) -> Result<(), ListenError> {
+        let listener = Listener::bind(&self.socket, self.access).inspect_err(|_| {
+            self.events.push_back(Event::Rest);
+        })?;
+        self.listener = Some(listener);
+        self.events.push_back(Event::Watch(Source::Listener));
+        Ok(())
+    }
+
+    /// It has rested (see [`Event::Rest`]).
+    pub fn listen_again(&mut self) {
+        if self.listener.is_some() {
+            self.events.push_back(Event::Watch(Source::Listener));
+        } else if self.listen().is_ok() {
+            info!(port = self.name, "the path of its socket is free, and open now");
+        }
+    }
+
+    /// Whether front-ends find its socket.
+    #[must_use]
+    pub const fn listens(&self) -> bool {
+        self.listener.is_some()
     }
 
     /// Counters.
@@ -176,7 +220,7 @@ impl VhostUserPort {
     #[must_use]
     pub fn fd(&self, source: Source) -> Option<BorrowedFd<'_>> {
         match source {
-            Source::Listener => Some(self.listener.fd()),
+            Source::Listener => Some(self.listener.as_ref()?.fd()),
             Source::Connection => Some(self.connection.as_ref()?.0.fd()),
             Source::Kick(vring) => self.connection.as_ref()?.1.kick_fd(vring),
         }
@@ -193,16 +237,15 @@ impl VhostUserPort {
     /// Something waits at the listener. A second front-end is turned away as long as the first one
     /// is connected.
     pub fn handle_listener(&mut self) {
-        loop {
-            let stream = match self.listener.accept() {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(listener) = &self.listener else { return };
+            if self.owner.is_behind() {
+                return self.rest("what front-ends passed before does not close");
+            }
+            let stream = match listener.accept() {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
-                Err(error) => {
-                    if self.log.allows() {
-                        warn!(port = self.name, %error, "accept failed");
-                    }
-                    return;
-                }
+                Err(error) => return self.rest(&error.to_string()),
             };
             // A VM that was killed and started again may be here before we heard of its death.
             if self.connection.as_ref().is_some_and(|(channel, _)| has_hung_up(channel)) {
@@ -212,7 +255,7 @@ impl VhostUserPort {
                 if self.log.allows() {
                     warn!(port = self.name, "a second front-end was turned away");
                 }
-                drop(protocol::hang_up(stream));
+                drop(protocol::hang_up(stream, &self.owner));
                 continue;
             }
             if let Err(error) = self.connect(stream)
@@ -229,6 +272,9 @@ impl VhostUserPort {
             let Some((channel, session)) = &mut self.connection else { return };
             let outcome = match channel.receive() {
                 Ok(None) => return,
+                Ok(Some(message)) if !message.fds.is_empty() && self.owner.is_behind() => {
+                    Err(Broken::Behind)
+                }
                 Ok(Some(message)) => {
                     debug!(port = self.name, message = message.name(), "vhost-user");
                     answer(channel, session, message)
@@ -416,7 +462,7 @@ impl VhostUserPort {
 
     fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
         let peer = socket_peercred(&stream).map_or(0, |cred| cred.pid.as_raw_nonzero().get());
-        let channel = Channel::new(stream)?;
+        let channel = Channel::new(stream, self.owner.clone())?;
         self.connection = Some((channel, Session::new(self.offer, self.allows_unsealed_memory)));
         self.stats.connections += 1;
         self.events.push_back(Event::Connected);
@@ -425,6 +471,14 @@ impl VhostUserPort {
             info!(port = self.name, peer, "a front-end connected");
         }
         Ok(())
+    }
+
+    /// Takes no connections for a while.
+    fn rest(&mut self, reason: &str) {
+        if self.log.allows() {
+            warn!(port = self.name, reason, "takes no connections for a second");
+        }
+        self.events.push_back(Event::Rest);
     }
 
     fn disconnect(&mut self, reason: &str) {

@@ -7,8 +7,10 @@
 //! that a guest may change under us, and no `unsafe`. Whoever needs to look at a value twice copies
 //! it first.
 //!
-//! What is checked: a region must lie inside its file when it is mapped (`fstat`), so that a size
-//! that lies cannot make us fault, and the file must be sealed against shrinking, as that of QEMU's
+//! What is checked: the file must be memory itself (tmpfs, a memfd, hugetlbfs), because a page of
+//! any other may have to be fetched, by a file system that never answers, and no signal ends that
+//! wait. A region must lie inside its file when it is mapped (`fstat`), so that a size that lies
+//! cannot make us fault, and the file must be sealed against shrinking, as that of QEMU's
 //! `memory-backend-memfd` is, unless the configuration says otherwise. Memory can go missing all
 //! the same: a file that has no room left for a page that nobody has touched, a hole that is
 //! punched. Then the access finds zeros, and the port goes down (`faults`).
@@ -19,11 +21,11 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64};
 use std::sync::{Arc, Once};
 
-use rustix::fs::{FileType, SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
-use crate::closer::{self, Foreign};
+use crate::closer::{self, Foreign, Owner};
 use crate::faults::Listed;
 use crate::sys;
 
@@ -38,9 +40,10 @@ pub enum MemError {
     /// A length of zero, or an end beyond 2^64.
     #[error("a region is empty or wraps around")]
     BadRange,
-    /// Only files, memfds and hugetlbfs files have a size that can be checked.
-    #[error("the descriptor is not a file with a size")]
-    NotAFile,
+    /// Whoever touches it may have to wait for a disk, or for ever for a file system that does not
+    /// answer.
+    #[error("the descriptor is not memory: use a memfd, or a file on tmpfs or hugetlbfs")]
+    NotMemory,
     /// The region is larger than what backs it.
     #[error("the region ends at {end:#x} of a file of {file_len:#x} bytes")]
     BeyondFile {
@@ -89,12 +92,12 @@ pub struct Window {
 
 /// Keeps a mapping until nobody uses it any more, and then has it unmapped on another thread.
 #[derive(Debug)]
-struct Keeper(Option<(Listed, Arc<MmapRegion>)>);
+struct Keeper(Option<(Listed, Arc<MmapRegion>)>, Option<Owner>);
 
 impl Drop for Keeper {
     fn drop(&mut self) {
         if let Some(last) = self.0.take() {
-            closer::later(last);
+            closer::later(self.1.take(), last);
         }
     }
 }
@@ -109,10 +112,10 @@ impl Window {
         HANDLER.call_once(|| sys::handle_bus_errors().expect("SIGBUS can be handled"));
         let file = file.into();
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MemError::BadRange)?;
-        let stat = fstat(&file).map_err(std::io::Error::from)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(MemError::NotAFile);
+        if !is_memory(&file) {
+            return Err(MemError::NotMemory);
         }
+        let stat = fstat(&file).map_err(std::io::Error::from)?;
         let file_len = u64::try_from(stat.st_size).unwrap_or(0);
         if end > file_len {
             return Err(MemError::BeyondFile { end, file_len });
@@ -122,14 +125,14 @@ impl Window {
         // Rounded up for munmap of huge pages, but never past the end of the file.
         let stop = end.checked_next_multiple_of(block).map_or(file_len, |e| e.min(file_len));
         let size = usize::try_from(stop - start).map_err(|_| MemError::BadRange)?;
-        let file = File::from(file.into_inner());
-        let map = MmapRegion::from_file(FileOffset::new(file, start), size)
+        let (file, owner) = file.into_inner();
+        let map = MmapRegion::from_file(FileOffset::new(File::from(file), start), size)
             .map_err(|e| MemError::Map(e.to_string()))?;
         sys::keep_out_of_dumps(&map);
         let block = usize::try_from(block).map_err(|_| MemError::BadRange)?;
         let (at, map) = (map.as_ptr().expose_provenance(), Arc::new(map));
         let listed = Listed::new(at, size, block).ok_or(MemError::NoPlace)?;
-        let keeper = Arc::new(Keeper(Some((listed, Arc::clone(&map)))));
+        let keeper = Arc::new(Keeper(Some((listed, Arc::clone(&map))), owner));
         let narrow = |n: u64| usize::try_from(n).map_err(|_| MemError::BadRange);
         Ok(Self { map, keeper, at: narrow(offset - start)?, len: narrow(len)? })
     }
@@ -203,6 +206,13 @@ struct Region {
     allocated: bool,
 }
 
+/// Whether a file's pages are its storage. Only the files of tmpfs and hugetlbfs, memfds among
+/// them, know of seals (fcntl(2)); unlike that of `fstat` the question is never passed to a file
+/// system.
+fn is_memory(file: impl AsFd) -> bool {
+    fcntl_get_seals(file).is_ok()
+}
+
 /// Whether nobody can shrink a file.
 #[must_use]
 pub fn is_sealed(file: impl AsFd) -> bool {
@@ -214,6 +224,9 @@ impl Region {
         let (guest, user, len) = (spec.guest_phys_addr, spec.user_addr, spec.memory_size);
         guest.checked_add(len).ok_or(MemError::BadRange)?;
         user.checked_add(len).ok_or(MemError::BadRange)?;
+        if !is_memory(&file) {
+            return Err(MemError::NotMemory);
+        }
         let stat = fstat(&file).map_err(std::io::Error::from)?;
         // `st_blocks` counts in 512 bytes whatever the file system.
         let allocated = stat.st_blocks.saturating_mul(512) >= stat.st_size;

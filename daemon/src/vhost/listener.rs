@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 /// Who may connect: connecting takes write permission on the socket.
@@ -101,10 +102,19 @@ impl Listener {
                 // The other end gave up while it waited (accept(2)).
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // A descriptor is wanted (EMFILE) before the kernel looks whether anybody waits.
+                Err(_) if !somebody_waits(&self.socket) => return Ok(None),
                 Err(e) => return Err(e),
             }
         }
     }
+}
+
+/// Whether there is a connection to accept.
+pub(crate) fn somebody_waits(listener: &impl AsFd) -> bool {
+    let mut fds = [PollFd::new(listener, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
 /// Connects to `path`, if that takes no waiting, and goes away again.

@@ -18,10 +18,10 @@
 //!    ring that lies is out of use until its driver resets it; nothing else suffers.
 //! 2. **The front-end: not with our memory or our time.** Any bytes and descriptors in any order
 //!    are refused or obeyed. Memory that it takes away takes down its own port (`faults`), and what
-//!    it made us hold is closed by another thread (`closer`). One thing a hostile front-end
-//!    process (not its guest) can still do is to back memory with a file system that never answers,
-//!    which stalls the worker. Clearing O_NONBLOCK on an eventfd that it has filled does so for a
-//!    second (`watchdog`).
+//!    it made us hold is closed by other threads (`closer`). Memory that is not memory, but a file
+//!    of a file system that may never answer, is refused ([`guest_mem`]). One thing a hostile
+//!    front-end process (not its guest) can still do is to clear O_NONBLOCK on an eventfd that it
+//!    has filled, which stalls the worker for a second (`watchdog`).
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
 pub mod features;
@@ -58,6 +58,9 @@ pub enum Event {
     Disconnected(String),
     /// Wait for this source from now on; `VhostUserPort::fd` has its descriptor.
     Watch(Source),
+    /// Stop waiting for the listener, and call `VhostUserPort::listen_again` after a while: now it
+    /// could only be tried again and again.
+    Rest,
     /// Stop waiting for this descriptor, then drop it. It must leave the epoll set before it is
     /// closed: the front-end holds the same open file, so closing ours does not remove it.
     Unwatch(Foreign),

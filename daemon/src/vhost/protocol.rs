@@ -20,7 +20,7 @@ use rustix::net::{
 use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE};
 use vm_memory::ByteValued;
 
-use crate::closer::Foreign;
+use crate::closer::{Foreign, Owner};
 
 /// Header bytes.
 pub const HEADER_LEN: usize = 12;
@@ -95,6 +95,9 @@ pub enum Broken {
     /// The front-end does not read its replies.
     #[error("the front-end does not read its replies")]
     Stuffed,
+    /// It passes descriptors, and too many of those before do not close.
+    #[error("what the front-end passed before does not close")]
+    Behind,
     /// The socket failed.
     #[error("{0}")]
     Io(#[from] io::Error),
@@ -164,16 +167,18 @@ impl Reply {
 #[derive(Debug)]
 pub struct Channel {
     stream: UnixStream,
+    /// Of what comes in.
+    owner: Owner,
     /// Header and payload as far as they have come.
     bytes: Vec<u8>,
     fds: Vec<Foreign>,
 }
 
 impl Channel {
-    /// Takes over a connection and makes it non-blocking.
-    pub fn new(stream: UnixStream) -> io::Result<Self> {
+    /// Takes over a connection to `owner` and makes it non-blocking.
+    pub fn new(stream: UnixStream, owner: Owner) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Ok(Self { stream, bytes: Vec::new(), fds: Vec::new() })
+        Ok(Self { stream, owner, bytes: Vec::new(), fds: Vec::new() })
     }
 
     /// The socket, to wait for.
@@ -185,7 +190,7 @@ impl Channel {
     /// Hangs up, and gives the socket back, to be taken out of an epoll set before it is closed.
     #[must_use]
     pub fn into_fd(self) -> Foreign {
-        hang_up(self.stream)
+        hang_up(self.stream, &self.owner)
     }
 
     /// The next whole message; `None` if more has to arrive first.
@@ -257,7 +262,7 @@ impl Channel {
         let got = recvmsg(&self.stream, &mut to, &mut control, flags).map_err(io::Error::from)?;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                self.fds.extend(fds.map(Foreign::from));
+                self.fds.extend(fds.map(|fd| Foreign::of(&self.owner, fd)));
             }
         }
         if got.flags.contains(ReturnFlags::CTRUNC) || self.fds.len() > FDS_MAX {
@@ -275,12 +280,13 @@ impl Channel {
     }
 }
 
-/// Ends a connection. To be closed later: descriptors that nobody has read are closed with it.
+/// Ends a connection to `owner`. To be closed later: descriptors that nobody has read are closed
+/// with it.
 #[must_use]
-pub fn hang_up(stream: UnixStream) -> Foreign {
+pub fn hang_up(stream: UnixStream, owner: &Owner) -> Foreign {
     // It may have hung up itself.
     let _ = stream.shutdown(Shutdown::Both);
-    OwnedFd::from(stream).into()
+    Foreign::of(owner, stream.into())
 }
 
 /// The payload size that a header announces. Errors: it is not the header of a request.

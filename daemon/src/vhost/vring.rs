@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use rustix::io::Errno;
 
 use super::protocol::Refusal;
@@ -27,7 +27,10 @@ impl Notifier {
     ///
     /// Refused: files and devices, which cannot be waited for, and which a write would change.
     pub fn new(fd: Foreign) -> Result<Self, Refusal> {
-        let kind = FileType::from_raw_mode(fstat(&fd).map_err(io::Error::from)?.st_mode);
+        // What `fstat` asks, a file system of its own may never answer; it is not asked here.
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let stat = statx(&fd, c"", flags, StatxFlags::TYPE).map_err(io::Error::from)?;
+        let kind = FileType::from_raw_mode(stat.stx_mode.into());
         // An eventfd is an anonymous inode and has no type.
         if !matches!(kind, FileType::Unknown | FileType::Fifo | FileType::Socket) {
             return Err(Refusal::BadDescriptor);

@@ -13,6 +13,7 @@ use super::heartbeats::Heartbeats;
 use super::ports::WorkerPorts;
 use crate::port::Port;
 use crate::port::tap::TapPort;
+use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 
 /// 10^6 bits.
@@ -25,6 +26,8 @@ pub(crate) struct DataPath {
     pub(crate) turn: Turn,
     pub(crate) ports: WorkerPorts,
     pub(crate) heartbeats: Heartbeats,
+    /// VMs whose sockets take no connections for now.
+    pub(super) resting: Resting<PortId>,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
 }
@@ -37,6 +40,7 @@ impl DataPath {
             turn: Turn::new(TurnConfig::default()),
             ports: WorkerPorts::new(now),
             heartbeats: Heartbeats::new(epoch),
+            resting: Resting::new(),
             faults_seen: 0,
         }
     }

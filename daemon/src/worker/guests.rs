@@ -43,6 +43,11 @@ impl DataPath {
         {
             match event {
                 Event::Watch(source) => watch(epoll, &guest.port, port, source),
+                Event::Rest => {
+                    // ENOENT: it was not watched, because it does not exist yet.
+                    let _ = guest.port.fd(Source::Listener).map(|fd| epoll.delete(fd));
+                    self.resting.add(now, port);
+                }
                 Event::Unwatch(fd) => {
                     // ENOENT: it was replaced before we came to watch it.
                     let _ = epoll.delete(&fd);
@@ -60,6 +65,16 @@ impl DataPath {
                 // started (LIFE-05).
                 Event::Disconnected(_) => self.engine.handle_guest_gone(now, port),
                 Event::Rarp(mac) => self.announce(now, port, mac),
+            }
+        }
+    }
+
+    /// Listeners that have rested are open again.
+    pub(super) fn wake_listeners(&mut self, now: Instant, epoll: &Epoll) {
+        for port in self.resting.take_due(now) {
+            if let Some(guest) = self.ports.guest_mut(port) {
+                guest.port.listen_again();
+                self.handle_guest_events(now, epoll, port);
             }
         }
     }

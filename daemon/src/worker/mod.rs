@@ -117,10 +117,17 @@ impl Worker {
         }
     }
 
-    /// Works until it is told to stop.
-    pub(crate) fn run(&mut self) -> io::Result<()> {
+    /// Works until it is told to stop, and calls `stopping` then, before guests get what they are
+    /// owed.
+    pub(crate) fn run(&mut self, stopping: impl FnOnce()) -> io::Result<()> {
+        let mut stopping = Some(stopping);
         while !self.desk.is_stopped() {
             self.turn()?;
+            if self.desk.is_stopping()
+                && let Some(stopping) = stopping.take()
+            {
+                stopping();
+            }
         }
         Ok(())
     }
@@ -205,14 +212,19 @@ impl Worker {
         self.path.send_heartbeats(now);
         let frames = self.path.turn(now);
         self.path.handle_faults(now, &self.epoll);
+        self.path.wake_listeners(now, &self.epoll);
         self.since_look += FRAMES_OF_A_TURN + frames;
         if frames > 0 {
             self.polling.handle_work(now);
         }
         self.desk.after_turn(now, &self.epoll, &mut self.path);
-        let DataPath { engine, heartbeats, .. } = &self.path;
-        let deadlines =
-            [engine.poll_timeout(), heartbeats.poll_timeout(), self.desk.poll_timeout()];
+        let DataPath { engine, heartbeats, resting, .. } = &self.path;
+        let deadlines = [
+            engine.poll_timeout(),
+            heartbeats.poll_timeout(),
+            resting.poll_timeout(),
+            self.desk.poll_timeout(),
+        ];
         self.timer.set(deadlines.into_iter().flatten().min());
     }
 

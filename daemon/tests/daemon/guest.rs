@@ -205,6 +205,13 @@ impl Guest {
         assert_eq!(sent.unwrap(), 4);
     }
 
+    /// GET_FEATURES, and waits for the answer.
+    pub(crate) fn asks_for_features(mut stream: &UnixStream) {
+        let words = [u32::from(Req::GET_FEATURES), 1, 0];
+        stream.write_all(&words.map(u32::to_ne_bytes).concat()).unwrap();
+        stream.read_exact(&mut [0; 20]).unwrap();
+    }
+
     /// And the rest of it.
     pub(crate) fn says_the_rest(mut stream: &UnixStream) {
         stream.write_all(&[1_u32.to_ne_bytes(), [0; 4]].concat()).unwrap();

@@ -71,15 +71,30 @@ pub(crate) struct Host {
     control: PathBuf,
 }
 
+/// The daemon with this configuration.
+pub(crate) fn command(config: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nightporterd"));
+    command.arg("--config").arg(config);
+    command
+}
+
+/// Likewise, after a shell has run `before`.
+pub(crate) fn command_after(before: &str, config: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command.arg("-c").arg(format!("{before}; exec \"$0\" --config \"$1\""));
+    command.arg(env!("CARGO_BIN_EXE_nightporterd")).arg(config);
+    command
+}
+
 impl Host {
     /// Starts the daemon and waits until it says that it is ready.
     pub(crate) fn start(dir: &Dir, config: &Path) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_nightporterd"))
-            .arg("--config")
-            .arg(config)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::start_as(dir, &mut command(config))
+    }
+
+    /// Likewise, in another way.
+    pub(crate) fn start_as(dir: &Dir, command: &mut Command) -> Self {
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut said = String::new();
         loop {
@@ -97,19 +112,28 @@ impl Host {
 
     /// Starts the daemon with another log, and waits until it answers.
     pub(crate) fn start_with_log(dir: &Dir, config: &Path, log: Stdio) -> Self {
-        let child = Command::new(env!("CARGO_BIN_EXE_nightporterd"))
-            .arg("--config")
-            .arg(config)
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let host = Self { child, control: dir.join("control") };
+        Self::start_unheard(dir, command(config).stderr(log))
+    }
+
+    /// Starts the daemon, and waits until it answers.
+    pub(crate) fn start_unheard(dir: &Dir, command: &mut Command) -> Self {
+        let host = Self { child: command.spawn().unwrap(), control: dir.join("control") };
         let start = Instant::now();
         while UnixStream::connect(&host.control).is_err() {
             assert!(start.elapsed() < LIMIT, "it does not listen");
         }
         host.status(); // it answers when it has started
         host
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// How many descriptors it has.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
     pub(crate) fn connect(&self) -> UnixStream {

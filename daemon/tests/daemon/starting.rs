@@ -1,6 +1,11 @@
 //! What an operator reads when the daemon does not start.
 
-use crate::host::{Dir, Host, run};
+use std::os::unix::net::UnixDatagram;
+
+use nix::sys::signal::Signal;
+
+use crate::guest::{Guest, PLAIN};
+use crate::host::{Dir, Host, LIMIT, command, run};
 
 /// What it said on its way out.
 fn refusal(config: &std::path::Path) -> String {
@@ -66,13 +71,40 @@ fn all_that_is_in_the_way_is_named_at_once() {
 }
 
 #[test]
-fn one_socket_path_that_is_taken_keeps_no_other_vm_away() {
+fn one_socket_path_that_is_taken_keeps_no_other_vm_away_and_is_opened_when_it_is_free() {
     let dir = Dir::new();
-    let _a = std::os::unix::net::UnixListener::bind(dir.join("a")).unwrap();
+    let taken = std::os::unix::net::UnixListener::bind(dir.join("a")).unwrap();
     let config = dir.configure("metrics = \"off\"", &(dir.vm("a", "") + &dir.vm("b", "")));
     let host = Host::start(&dir, &config);
     let names: Vec<_> = host.status().ports.into_iter().map(|port| port.name).collect();
-    assert_eq!(names, ["b"]);
+    assert_eq!(names, ["a", "b"]);
+    let listens = |name: &str| host.port(name).vm.unwrap().listens;
+    assert!(!listens("a") && listens("b"));
+    drop(taken);
+    host.until("a", |port| port.vm.as_ref().is_some_and(|vm| vm.listens));
+    let _guest = Guest::boot(&dir.join("a"), PLAIN);
+    host.until("a", |port| port.link);
+}
+
+#[test]
+fn systemd_hears_that_the_daemon_is_ready_lives_and_stops() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let systemd = UnixDatagram::bind(dir.join("notify")).unwrap();
+    systemd.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut command = command(&config);
+    command.env("NOTIFY_SOCKET", dir.join("notify")).env("WATCHDOG_USEC", "30000");
+    let host = Host::start_as(&dir, &mut command);
+    let until = |what: &str| {
+        let mut said = [0; 50];
+        while systemd.recv(&mut said).map(|n| &said[..n]).unwrap() != what.as_bytes() {}
+    };
+    until("READY=1");
+    until("WATCHDOG=1");
+    until("WATCHDOG=1");
+    host.signal(Signal::SIGTERM);
+    until("STOPPING=1");
+    assert_eq!(host.wait(), Some(0));
 }
 
 #[test]

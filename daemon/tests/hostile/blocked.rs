@@ -1,16 +1,20 @@
 //! What used to stop the worker, and every VM's network with it.
 
 use std::io::{ErrorKind, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_linger;
+use rustix::pipe::pipe;
 
 use crate::guest::{Guest, PLAIN};
-use crate::host::{Dir, run};
+use crate::host::{Dir, Host, LIMIT, command_after, run};
 use crate::street::{QUIET, Street};
 
 #[test]
@@ -55,6 +59,77 @@ fn a_descriptor_whose_closing_waits_holds_up_nobody() {
     street.goes_on();
     street.host.signal(Signal::SIGTERM);
     assert_eq!(street.host.wait(), Some(0));
+}
+
+/// A socket in whose queue another one waits that nobody can defuse: closing it takes an hour.
+fn unclosable() -> (UnixStream, TcpStream) {
+    let (stream, peer) = lingering();
+    let (outer, inner) = UnixStream::pair().unwrap();
+    Guest::says_half(&inner, &[stream.as_fd()]);
+    (outer, peer)
+}
+
+/// Passes a descriptor to the front-end's socket at `path`, and goes.
+fn pass(path: &Path, fd: OwnedFd) {
+    let front = UnixStream::connect(path).unwrap();
+    Guest::says_half(&front, &[fd.as_fd()]);
+    drop(fd);
+    Guest::says_the_rest(&front);
+}
+
+#[test]
+fn who_makes_a_closer_stand_keeps_only_what_is_its_own_from_being_closed() {
+    let dir = Dir::new();
+    let config = dir.configure(QUIET, &(dir.vm("bad", "") + &dir.vm("good", "")));
+    let host = Host::start(&dir, &config);
+    let (outer, _peer) = unclosable();
+    pass(&dir.join("bad"), outer.into());
+    for _ in 0..3 {
+        let (reader, writer) = pipe().unwrap();
+        pass(&dir.join("good"), writer);
+        let mut fds = [PollFd::new(&reader, PollFlags::IN)];
+        let limit = Timespec { tv_sec: i64::try_from(LIMIT.as_secs()).unwrap(), tv_nsec: 0 };
+        assert_eq!(poll(&mut fds, Some(&limit)).unwrap(), 1, "it is closed");
+    }
+    // And it cannot use up our descriptors by what is never closed.
+    for _ in 0..3000 {
+        let _ = crate::street::connect_at_once(&dir.join("bad"));
+        if host.descriptors() > 1000 {
+            break;
+        }
+    }
+    host.status();
+    assert!(host.descriptors() < 1000, "{} descriptors", host.descriptors());
+    pass(&dir.join("good"), pipe().unwrap().1);
+    host.signal(Signal::SIGTERM);
+    assert_eq!(host.wait(), Some(0));
+}
+
+#[test]
+fn without_descriptors_operators_are_served_and_nobody_is_told_so_all_the_time() {
+    let dir = Dir::new();
+    let vms: String = (0..30).map(|n| dir.vm(&format!("vm{n}"), "")).collect();
+    let config = dir.configure("metrics = \"127.0.0.1:0\"", &vms);
+    // Some twelve of its own, a listener for each VM, and six connections.
+    let mut command = command_after("ulimit -n 48", &config);
+    let host = Host::start_unheard(&dir, command.stderr(Stdio::null()));
+    let fronts: Vec<_> =
+        (0..30).map(|n| UnixStream::connect(dir.join(&format!("vm{n}"))).unwrap()).collect();
+    // Those who found no place wait in front of sockets that rest.
+    let mut requests = 0;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        host.status();
+        requests += 1;
+    }
+    let status = host.status();
+    assert!(requests > 100, "{requests} answers");
+    assert_eq!(status.log_lines_lost, 0);
+    // The last is served as soon as there are descriptors again.
+    let (last, others) = fronts.split_last().unwrap();
+    others.iter().for_each(|front| front.shutdown(Shutdown::Both).unwrap());
+    last.set_read_timeout(Some(LIMIT)).unwrap();
+    Guest::asks_for_features(last);
 }
 
 #[test]

@@ -2,20 +2,25 @@
 //! promised").
 
 use std::fs::File;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::net::UnixStream;
-use std::process::Stdio;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use nightporterd::port::vhost_user::VhostUserConfig;
 use nix::sys::signal::Signal;
-use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::fs::{OFlags, fcntl_get_seals, fcntl_setfl};
 use rustix::pipe::pipe;
 
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
 use crate::guest::{Guest, PLAIN, RAM_LEN};
-use crate::host::{Dir, Host, LIMIT};
+use crate::host::{Dir, Host, LIMIT, command_after};
 use crate::street::{QUIET, Street};
 use crate::world::{LINUX, RAM_LEN as WORLD_RAM_LEN, Req, World, config, mem_table, region};
 
@@ -39,6 +44,129 @@ fn a_guest_whose_memory_is_cut_off_loses_its_own_port_and_nobody_else_anything()
     street.host.until("bad", |port| port.link);
 }
 
+/// A file system in memory, of which only root can have one.
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn mount(at: PathBuf, size: &str) -> Option<Self> {
+        std::fs::create_dir(&at).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(&at);
+        mount.status().unwrap().success().then(|| Self(at))
+    }
+
+    /// Leaves no room in it.
+    fn fill(&self) {
+        let mut ballast = File::create(self.0.join("ballast")).unwrap();
+        while ballast.write(&[1; 4096]).is_ok_and(|n| n > 0) {}
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_guest_that_offers_a_page_for_which_there_is_no_room_loses_its_own_port() {
+    let mut street = Street::new("allow_unsealed_memory = true");
+    let Some(tmpfs) = Tmpfs::mount(street.dir.join("small"), "1M") else { return };
+    let path = tmpfs.0.join("ram");
+    let file = File::options().read(true).write(true).create_new(true).open(path).unwrap();
+    // An honest VMM and an ordinary guest: its rings are in memory, its buffers not yet.
+    let ram = Ram::of(file, usize::try_from(RAM_LEN).unwrap());
+    let mut bad = Guest::boot_in(&street.dir.join("bad"), PLAIN, ram);
+    bad.offer(8);
+    tmpfs.fill();
+    street.goes_on(); // a broadcast
+    let port = street.host.until("bad", |port| !port.link);
+    assert_eq!(port.vm.unwrap().memory_faults, 1);
+    street.goes_on();
+}
+
+#[test]
+fn memory_that_may_have_to_be_fetched_is_not_taken() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("ram-{}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    if fcntl_get_seals(&file).is_ok() {
+        return; // all of this host's files are in memory
+    }
+    let mut world = World::connected(1);
+    let config = config(world.socket.clone());
+    world.anew(VhostUserConfig { allow_unsealed_memory: true, ..config });
+    world.negotiate(LINUX);
+    let ram = Ram::of(file, WORLD_RAM_LEN);
+    let table = mem_table(&[region(GUEST_BASE, WORLD_RAM_LEN as u64, USER_BASE, 0)]);
+    assert!(!world.is_obeyed(Req::SET_MEM_TABLE, &table, &[ram.fd()]));
+}
+
+/// Lines of the log.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(line)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn memory_that_would_count_against_our_limit_is_warned_of() {
+    for (limited, allocated, warns) in
+        [(true, false, true), (true, true, false), (false, false, false)]
+    {
+        let (lines, mut world) = (Lines::default(), World::connected(1));
+        let config = config(world.socket.clone());
+        world.anew(VhostUserConfig { memory_is_limited: limited, ..config });
+        if allocated {
+            let all = world.ram.all();
+            world.ram.write(GUEST_BASE, &all);
+        }
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(log, || {
+            world.negotiate(LINUX);
+            world.set_memory();
+            world.start_rings();
+        });
+        assert!(world.link().is_some());
+        let said = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(said.contains("the driver is there"), "{said}");
+        assert_eq!(said.contains("guest memory is not preallocated"), warns, "{said}");
+    }
+}
+
+#[test]
+fn the_process_can_be_neither_dumped_nor_read_by_its_own_user() {
+    const NOBODY: u32 = 65534;
+    let dir = Dir::new();
+    let config = dir.configure(QUIET, &dir.vm("a", ""));
+    let is_root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
+    // Everybody can reach it there.
+    let program = std::env::temp_dir().join(format!("np-dumpable-{}", std::process::id()));
+    std::fs::copy(env!("CARGO_BIN_EXE_nightporterd"), &program).unwrap();
+    // As long as a child of another test has what we wrote it with.
+    let busy = |e: &std::io::Error| e.kind() == ErrorKind::ExecutableFileBusy;
+    while Command::new(&program).arg("--version").output().is_err_and(|e| busy(&e)) {}
+    let mut command = Command::new(&program);
+    command.arg("--config").arg(&config);
+    if is_root {
+        chown(dir.join(""), Some(NOBODY), Some(NOBODY)).unwrap();
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let host = Host::start_as(&dir, &mut command);
+    std::fs::remove_file(&program).unwrap();
+    // The kernel gives what a process that can be dumped has in /proc to its user (proc(5)).
+    let owner = std::fs::metadata(format!("/proc/{}/maps", host.pid())).unwrap().uid();
+    assert_eq!(owner, 0);
+}
+
 #[test]
 fn memory_that_can_shrink_is_taken_only_if_the_configuration_says_so() {
     for (allowed, sealed, taken) in
@@ -46,10 +174,7 @@ fn memory_that_can_shrink_is_taken_only_if_the_configuration_says_so() {
     {
         let mut world = World::connected(1);
         let config = config(world.socket.clone());
-        world.anew(nightporterd::port::vhost_user::VhostUserConfig {
-            allow_unsealed_memory: allowed,
-            ..config
-        });
+        world.anew(VhostUserConfig { allow_unsealed_memory: allowed, ..config });
         world.negotiate(LINUX);
         let ram = if sealed { Ram::new(WORLD_RAM_LEN) } else { Ram::unsealed(WORLD_RAM_LEN) };
         let table = mem_table(&[region(GUEST_BASE, WORLD_RAM_LEN as u64, USER_BASE, 0)]);
@@ -84,6 +209,20 @@ fn a_log_that_cannot_be_written_ends_nothing() {
     host.until_a_line_is_lost();
     host.signal(Signal::SIGTERM);
     assert_eq!(host.wait(), Some(0));
+}
+
+#[test]
+fn a_daemon_without_standard_error_or_whose_reader_is_gone_works() {
+    for (before, log) in [("exec 2>&-", Stdio::null()), ("true", pipe().unwrap().1.into())] {
+        let dir = Dir::new();
+        let config = dir.configure(QUIET, &dir.vm("a", ""));
+        let mut command = command_after(before, &config);
+        let host = Host::start_unheard(&dir, command.stderr(log));
+        let _guest = Guest::boot(&dir.join("a"), PLAIN);
+        host.until("a", |port| port.link);
+        host.signal(Signal::SIGTERM);
+        assert_eq!(host.wait(), Some(0), "{before}");
+    }
 }
 
 /// A pipe that takes nothing more, and nobody reads.

@@ -36,7 +36,11 @@ impl Ram {
     /// Likewise, of a size that its owner may change.
     pub(crate) fn unsealed(len: usize) -> Rc<Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = File::from(memfd_create("ram", flags).unwrap());
+        Self::of(File::from(memfd_create("ram", flags).unwrap()), len)
+    }
+
+    /// In a file of whatever kind.
+    pub(crate) fn of(file: File, len: usize) -> Rc<Self> {
         ftruncate(&file, len as u64).unwrap();
         let map = FileOffset::new(file.try_clone().unwrap(), 0);
         Rc::new(Self { file, map: MmapRegion::from_file(map, len).unwrap() })

@@ -174,6 +174,7 @@ impl Host {
                 Event::Link(features) => self.link = features.is_some(),
                 Event::RingStarted(n) => self.turns(n, true),
                 Event::RingStopped(n) => self.turns(n, false),
+                Event::Rest => self.port.listen_again(), // a second later
                 Event::RingBroken { .. } | Event::Rarp(_) => {}
             }
         }

@@ -1,0 +1,61 @@
+//! Listeners that rest. One that cannot take anybody in, because the process has no descriptor left
+//! for another connection, say, stays readable: it would be tried again and again, and say so each
+//! time. It is left alone for a while instead.
+
+use nightporter_core::time::{Duration, Instant};
+
+/// How long they rest.
+const REST: Duration = Duration::from_secs(1);
+
+/// Whoever rests now.
+#[derive(Debug)]
+pub(crate) struct Resting<T> {
+    list: Vec<T>,
+    /// When all of them are woken.
+    due: Instant,
+}
+
+impl<T: PartialEq> Resting<T> {
+    pub(crate) const fn new() -> Self {
+        Self { list: Vec::new(), due: Instant::ZERO }
+    }
+
+    /// When to [`Self::take_due`].
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        (!self.list.is_empty()).then_some(self.due)
+    }
+
+    /// It rests from now on, for a second or less.
+    pub(crate) fn add(&mut self, now: Instant, who: T) {
+        if self.list.is_empty() {
+            self.due = now + REST;
+        }
+        if !self.list.contains(&who) {
+            self.list.push(who);
+        }
+    }
+
+    /// Those who have rested.
+    #[must_use]
+    pub(crate) fn take_due(&mut self, now: Instant) -> Vec<T> {
+        if now >= self.due { std::mem::take(&mut self.list) } else { Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_cannot_go_on_is_woken_after_a_second_and_together_with_others() {
+        let (mut resting, start) = (Resting::new(), Instant::from_secs(1000));
+        assert_eq!(resting.poll_timeout(), None);
+        resting.add(start, 'a');
+        resting.add(start + Duration::from_millis(600), 'b');
+        resting.add(start + Duration::from_millis(700), 'a');
+        assert_eq!(resting.poll_timeout(), Some(start + REST));
+        assert_eq!(resting.take_due(start + Duration::from_millis(999)), []);
+        assert_eq!(resting.take_due(start + REST), ['a', 'b']);
+        assert_eq!(resting.poll_timeout(), None);
+    }
+}

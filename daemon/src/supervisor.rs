@@ -1,0 +1,105 @@
+//! What systemd is told (sd_notify(3), sd_watchdog_enabled(3)): that the daemon is ready, that it
+//! is stopping, and, if the unit has `WatchdogSec=`, that the worker does not stand. Without
+//! systemd there is nobody to tell.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
+
+/// Somebody who started us and wants to know.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    socket: UnixDatagram,
+    /// How often it wants to hear that we live.
+    period: Option<Duration>,
+}
+
+impl Supervisor {
+    /// As our environment has it; `None`: there is nobody. Errors: nobody listens there.
+    pub(crate) fn from_env() -> io::Result<Option<Self>> {
+        let Some(address) = env::var_os("NOTIFY_SOCKET") else { return Ok(None) };
+        let of = |name: &str| env::var(name).ok();
+        let period = period(of("WATCHDOG_USEC"), of("WATCHDOG_PID"), std::process::id());
+        Self::connect(&address, period).map(Some)
+    }
+
+    fn connect(address: &OsStr, period: Option<Duration>) -> io::Result<Self> {
+        let socket = UnixDatagram::unbound()?;
+        // It reads when it comes to it; nobody waits for that.
+        socket.set_nonblocking(true)?;
+        let address = match address.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            _ => SocketAddr::from_pathname(address)?,
+        };
+        socket.connect_addr(&address)?;
+        Ok(Self { socket, period })
+    }
+
+    /// It hears that we live at least this often, if it wants to.
+    pub(crate) const fn period(&self) -> Option<Duration> {
+        self.period
+    }
+
+    /// The worker does not stand.
+    pub(crate) fn lives(&self) {
+        self.say("WATCHDOG=1");
+    }
+
+    /// Everything has started.
+    pub(crate) fn is_ready(&self) {
+        self.say("READY=1");
+    }
+
+    /// Guests get what they are owed, then we end.
+    pub(crate) fn is_stopping(&self) {
+        self.say("STOPPING=1");
+    }
+
+    /// Whoever does not listen does not hear it.
+    fn say(&self, what: &str) {
+        let _ = self.socket.send(what.as_bytes());
+    }
+}
+
+/// What the watchdog's variables mean for the process `own`.
+fn period(usec: Option<String>, pid: Option<String>, own: u32) -> Option<Duration> {
+    if pid.is_some_and(|pid| pid.parse() != Ok(own)) {
+        return None; // they are for somebody else
+    }
+    let usec = usec?.parse().ok().filter(|usec| *usec > 0)?;
+    Some(Duration::from_micros(usec))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watchdog_is_for_the_process_that_it_names() {
+        let some = |text: &str| Some(text.to_owned());
+        assert_eq!(period(some("3000"), None, 7), Some(Duration::from_millis(3)));
+        assert_eq!(period(some("3000"), some("7"), 7), Some(Duration::from_millis(3)));
+        assert_eq!(period(some("3000"), some("8"), 7), None);
+        assert_eq!(period(some("0"), None, 7), None);
+        assert_eq!(period(some("soon"), None, 7), None);
+        assert_eq!(period(None, None, 7), None);
+    }
+
+    #[test]
+    fn an_address_may_be_a_path_or_a_name_without_a_file() {
+        let name = format!("nightporter-test-{}", std::process::id());
+        let at = SocketAddr::from_abstract_name(&name).unwrap();
+        let systemd = UnixDatagram::bind_addr(&at).unwrap();
+        let ours = Supervisor::connect(OsStr::new(&format!("@{name}")), None).unwrap();
+        ours.is_ready();
+        ours.is_stopping();
+        let mut said = [0; 20];
+        assert_eq!(systemd.recv(&mut said).map(|n| &said[..n]).unwrap(), b"READY=1");
+        assert_eq!(systemd.recv(&mut said).map(|n| &said[..n]).unwrap(), b"STOPPING=1");
+        assert!(Supervisor::connect(OsStr::new("/nowhere/notify"), None).is_err());
+    }
+}
