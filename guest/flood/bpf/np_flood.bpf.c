@@ -69,6 +69,8 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	struct dst_entry *sk_dst_cache;
+	unsigned long sk_pacing_rate;
+	unsigned long sk_max_pacing_rate;
 } KERNEL;
 
 /* A struct sock is the beginning of it, but that is not said here. */
@@ -202,11 +204,25 @@ void BPF_PROG(np_init, struct sock *sk)
 	steer(sk); /* now, for the send buffer is sized by it next */
 }
 
-/* The kernel asks this before it looks at the window, whenever it is going to send. */
+/*
+ * The kernel asks this before it looks at the window, whenever it is going to send.
+ *
+ * It cuts segments to what the pacing rate makes of a millisecond, and lets two of them, or as much
+ * again, wait below TCP (tcp_tso_autosize(), tcp_small_queue_check()). That rate is the window over
+ * the round trip, of which a guest that lost its core in the handshake believes that it takes
+ * hundreds of milliseconds: a flood would leave in pieces of 8 KB, and each two would wait for the
+ * device. The host paces. So here nothing does but what the application asked for
+ * (SO_MAX_PACING_RATE); the next acknowledgement after the flood sets the rate anew.
+ */
 SEC("struct_ops/np_min_tso_segs")
 __u32 BPF_PROG(np_min_tso_segs, struct sock *sk)
 {
+	struct conn *conn;
+
 	steer(sk);
+	conn = known(sk);
+	if (conn && conn->floods)
+		sk->sk_pacing_rate = sk->sk_max_pacing_rate;
 	return 2; /* as net.ipv4.tcp_min_tso_segs */
 }
 

@@ -22,6 +22,11 @@ fn flood_28_np_flood_is_cubic_without_a_heartbeat_and_each_connection_ends_its_o
         world.host_says(true);
         watch.until_said("np0: the host controls congestion");
         assert!(world.first_flight(FAR, NP_FLOOD) > 500 * MSS);
+        // And in long pieces, however slow the handshake was.
+        world.host_says(true);
+        let mut slow = world.open_slowly(FAR, NP_FLOOD, Duration::from_millis(150));
+        assert!(world.flight(&mut slow) > 500 * MSS);
+        assert!(slow.longest > 40 * MSS, "{}", slow.longest);
         // Others do not flood, nor does one whose beginning the host has not seen.
         assert!(world.first_flight(FAR, None) <= ORDINARY);
         world.host_says(true);

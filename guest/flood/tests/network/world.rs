@@ -66,6 +66,8 @@ pub(crate) struct Connection {
     first: Segment,
     /// Bytes that the guest has sent, as captured at the host's end of the link.
     sent: u32,
+    /// Bytes of its longest segment in a flight.
+    pub(crate) longest: u32,
 }
 
 /// A tool in the foreground.
@@ -218,6 +220,16 @@ impl World {
 
     /// The guest opens a connection, under this congestion control or its default.
     pub(crate) fn open(&mut self, remote: Ipv4Addr, control: Option<&str>) -> Connection {
+        self.open_slowly(remote, control, Duration::ZERO)
+    }
+
+    /// The same, and the remote takes so long to answer.
+    pub(crate) fn open_slowly(
+        &mut self,
+        remote: Ipv4Addr,
+        control: Option<&str>,
+        round_trip: Duration,
+    ) -> Connection {
         self.port += 1;
         let to = SockaddrIn::from(SocketAddrV4::new(remote, self.port));
         let control = control.map(OsString::from);
@@ -232,12 +244,13 @@ impl World {
         });
         let syn = self.next_segment(self.port);
         assert!(syn.syn && syn.payload == 0, "{syn:?}");
+        self.hear_nothing(round_trip);
         self.reply(&syn, 1, true);
         let stream = opening.join().unwrap();
         stream.set_nonblocking(true).unwrap();
         let first = self.next_segment(self.port); // the third of the handshake
         assert_eq!((first.sequence, first.payload), (syn.sequence.wrapping_add(1), 0));
-        let mut connection = Connection { stream, port: self.port, first, sent: 0 };
+        let mut connection = Connection { stream, port: self.port, first, sent: 0, longest: 0 };
         self.acknowledge(&mut connection); // only now is the window scaled, and wide
         connection
     }
@@ -254,6 +267,7 @@ impl World {
                 return connection.sent - before; // a timeout of the guest: the flight is over
             }
             connection.sent = connection.sent.max(end);
+            connection.longest = connection.longest.max(segment.payload);
         }
     }
 
@@ -294,6 +308,15 @@ impl World {
                 }
                 Received::Gone => panic!("the tap has gone"),
             }
+        }
+    }
+
+    /// What comes within so long is lost.
+    fn hear_nothing(&mut self, time: Duration) {
+        let deadline = Instant::now() + time;
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            readable(self.host.fd(), left);
+            self.host.receive(&mut vec![0; 70_000]);
         }
     }
 
