@@ -7,6 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use anyhow::{Context, Result, anyhow};
 use nightporter_guest::bootline::Bootline;
 use nightporter_guest::control::{Command, Reply};
+use nightporter_guest::netstat;
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::load::Load;
@@ -79,9 +80,12 @@ impl Agent {
                 let output = String::from_utf8_lossy(&output).into_owned();
                 Ok(Reply::Ran { ok: run.status.success(), output })
             }
-            Command::Read { path } => {
-                let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
-                Ok(Reply::Text { text })
+            Command::Netstat { names } => {
+                let text = std::fs::read_to_string(netstat::FILE)?;
+                let one = |name: &String| {
+                    netstat::counted(&text, name).with_context(|| format!("no counter {name}"))
+                };
+                Ok(Reply::Counted { values: names.iter().map(one).collect::<Result<_>>()? })
             }
             Command::Write { path, text } => {
                 std::fs::write(&path, text).with_context(|| path.clone())?;

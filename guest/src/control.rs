@@ -40,10 +40,10 @@ pub enum Command {
         /// Its arguments.
         arguments: Vec<String>,
     },
-    /// Read a file, as of `/proc`. Answer: [`Reply::Text`].
-    Read {
-        /// Its path.
-        path: String,
+    /// What the guest's TCP has counted ([`crate::netstat`]). Answer: [`Reply::Counted`].
+    Netstat {
+        /// How the counters' names begin.
+        names: Vec<String>,
     },
     /// Write into a file that is there, as of `/proc/sys`.
     Write {
@@ -109,10 +109,10 @@ pub enum Reply {
         /// What it said.
         output: String,
     },
-    /// What a file holds.
-    Text {
-        /// All of it.
-        text: String,
+    /// Counters of TCP, each a sum.
+    Counted {
+        /// In the order of the names.
+        values: Vec<u64>,
     },
     /// The command failed; the guest goes on.
     Error {

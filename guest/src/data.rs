@@ -5,12 +5,15 @@
 //! SOURCE  host: header                     guest: payload, FIN
 //! ECHO    host: header, payload            guest: the same payload, FIN
 //! POUR    host: header                     guest: payload, until the host ends the connection
+//! BOTH    host: header, payload            guest: payload at the same time, verdict, FIN
 //! ```
 //!
 //! SINK times a transfer on the sender's clock: the guest's application writes the one byte
 //! [`READ_ALL`] the moment it has read everything, *then* hashes what it read and writes its
 //! [`Verdict`]. The hash therefore never inflates the delivered time. The reply leaves in the
 //! time slice in which the last byte was read and costs one trip back, the same on every path.
+//! BOTH says [`READ_ALL`] in a UDP datagram to the host's address and port of the connection, where
+//! it would wait behind the guest's own payload.
 
 use std::hash::Hasher;
 use std::io::{self, Read, Write};
@@ -38,6 +41,9 @@ pub enum Service {
     Echo,
     /// The guest sends until the connection is ended.
     Pour,
+    /// Both send `bytes` bytes at the same time: the guest those of a [`Source`] with the header's
+    /// `hash` as seed, the host those of [`the next seed`](Header::seed_of_host).
+    Both,
 }
 
 /// First bytes of a connection.
@@ -45,10 +51,10 @@ pub enum Service {
 pub struct Header {
     /// What the connection is for.
     pub service: Service,
-    /// Payload bytes that follow the header (SINK, ECHO) or that the guest shall send (SOURCE);
-    /// POUR: unused.
+    /// Payload bytes that follow the header (SINK, ECHO, BOTH) or that the guest shall send
+    /// (SOURCE, BOTH); POUR: unused.
     pub bytes: u64,
-    /// SINK: [`hash`] of the payload. SOURCE: seed of the payload. Else unused.
+    /// SINK: [`hash`] of the payload. SOURCE, BOTH: seed of the guest's payload. Else unused.
     pub hash: u64,
 }
 
@@ -66,10 +72,17 @@ impl Header {
             Service::Source => 1,
             Service::Echo => 2,
             Service::Pour => 3,
+            Service::Both => 4,
         };
         out[8..16].copy_from_slice(&self.bytes.to_be_bytes());
         out[16..24].copy_from_slice(&self.hash.to_be_bytes());
         out
+    }
+
+    /// BOTH: seed of what the host sends.
+    #[must_use]
+    pub const fn seed_of_host(&self) -> u64 {
+        self.hash.wrapping_add(1)
     }
 
     /// Reads one header.
@@ -84,6 +97,7 @@ impl Header {
             (MAGIC, 1) => Service::Source,
             (MAGIC, 2) => Service::Echo,
             (MAGIC, 3) => Service::Pour,
+            (MAGIC, 4) => Service::Both,
             _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "not a lab header")),
         };
         Ok(Self { service, bytes: be_u64(&raw[8..16]), hash: be_u64(&raw[16..24]) })
@@ -223,7 +237,8 @@ mod tests {
 
     #[test]
     fn a_header_reads_back_as_written() {
-        for service in [Service::Sink, Service::Source, Service::Echo, Service::Pour] {
+        let all = [Service::Sink, Service::Source, Service::Echo, Service::Pour, Service::Both];
+        for service in all {
             let header = Header { service, bytes: 0x0102_0304_0506, hash: 0xdead_beef_0bad_cafe };
             let read = Header::read_from(&mut header.to_bytes().as_slice()).expect("reads");
             assert_eq!(read, header);

@@ -12,3 +12,4 @@
 pub mod bootline;
 pub mod control;
 pub mod data;
+pub mod netstat;

@@ -1,13 +1,15 @@
-//! The data port: sink, source and echo (`nightporter_guest::data`).
+//! The data port: sink, source, echo and both at once (`nightporter_guest::data`).
 
-use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::{Mutex, RwLock};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
 use nightporter_guest::data::{self, Header, READ_ALL, Service, Source, Verdict};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::nic;
 
@@ -57,21 +59,27 @@ fn connection(mut stream: TcpStream) -> io::Result<()> {
     match header.service {
         Service::Sink => with_buffer(length, |buffer| sink(&mut stream, header, buffer, accepted)),
         Service::Source => {
-            let mut source = SOURCE.read().expect(LOCK);
-            if !source.reaches(header.hash, length) {
-                drop(source);
-                SOURCE.write().expect(LOCK).reach(header.hash, length);
-                source = SOURCE.read().expect(LOCK);
-            }
-            stream.write_all(source.piece(header.hash, length))?;
+            stream.write_all(source(header.hash, length).piece(header.hash, length))?;
             finish(&mut stream)
         }
+        Service::Both => with_buffer(length, |buffer| both(&mut stream, header, buffer, accepted)),
         Service::Echo => echo(&mut stream, header.bytes),
         Service::Pour => {
             data::pour(&mut stream);
             Ok(())
         }
     }
+}
+
+/// The source, which has so many bytes of this seed.
+fn source(seed: u64, length: usize) -> RwLockReadGuard<'static, Source> {
+    let source = SOURCE.read().expect(LOCK);
+    if source.reaches(seed, length) {
+        return source;
+    }
+    drop(source);
+    SOURCE.write().expect(LOCK).reach(seed, length);
+    SOURCE.read().expect(LOCK)
 }
 
 fn sink(
@@ -87,6 +95,52 @@ fn sink(
     let interrupts = nic::interrupts()?;
     Verdict { hash_ok: hash == header.hash, hash, read_ns, interrupts }.write_to(stream)?;
     finish(stream)
+}
+
+/// Sends its own payload while it reads the host's into `buffer`.
+fn both(
+    stream: &mut TcpStream,
+    header: Header,
+    buffer: &mut [u8],
+    accepted: Instant,
+) -> io::Result<()> {
+    let length = buffer.len();
+    drop(source(header.seed_of_host(), length)); // the longer one or the shorter: both are there
+    let source = source(header.hash, length);
+    let ours = source.piece(header.hash, length);
+    let bell = UdpSocket::bind((stream.local_addr()?.ip(), 0))?;
+    stream.set_nonblocking(true)?;
+    let (mut sent, mut got, mut read_ns) = (0, 0, 0);
+    while sent < length || got < length {
+        let mut wanted = PollFlags::empty();
+        wanted.set(PollFlags::POLLOUT, sent < length);
+        wanted.set(PollFlags::POLLIN, got < length);
+        poll(&mut [PollFd::new(stream.as_fd(), wanted)], PollTimeout::NONE)?;
+        if sent < length {
+            sent += moved(stream.write(&ours[sent..]))?;
+        }
+        if got < length {
+            got += moved(stream.read(&mut buffer[got..]))?;
+            if got == length {
+                bell.send_to(&[READ_ALL], stream.peer_addr()?)?;
+                read_ns = u64::try_from(accepted.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            }
+        }
+    }
+    stream.set_nonblocking(false)?;
+    let hash_ok = source.piece(header.seed_of_host(), length) == buffer;
+    let interrupts = nic::interrupts()?;
+    Verdict { hash_ok, hash: 0, read_ns, interrupts }.write_to(stream)?;
+    finish(stream)
+}
+
+/// Bytes that a call moved which does not wait; the end of the stream is too early.
+fn moved(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
+        result => result,
+    }
 }
 
 fn echo(stream: &mut TcpStream, bytes: u64) -> io::Result<()> {

@@ -1,5 +1,7 @@
 //! `make demo`: three real guests on one core; uploads into one of them and downloads from it, over
-//! several paths, interleaved.
+//! several paths, interleaved; and transfers both ways at once.
+
+mod rounds;
 
 use std::fs;
 use std::path::Path;
@@ -8,25 +10,26 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
-use nightporter_guest::data::splitmix64;
 
 use crate::accel::Accel;
 use crate::cpus::{Awake, Cores};
-use crate::download::download;
-use crate::flood::Flood;
+use crate::download::{both, download};
+use crate::flood::{Complaints, Flood};
 use crate::image::{Image, NO_NP_FLOOD, log_dir, source_root};
 use crate::link::Link;
 use crate::process::{self, CpuUse};
 use crate::progress::Progress;
-use crate::report::checks::checks;
-use crate::report::{
-    Cell, Cost, Direction, Gain, GuestShare, GuestTcp, NetPath, Report, Row, Sample,
-};
+use crate::report::both::BothWays;
+use crate::report::checks::{checks, of_both_ways, of_troubles};
+use crate::report::{Direction, Gain, GuestShare, GuestTcp, NetPath, Report, Row};
 use crate::rundir::RunDir;
 use crate::sched::{Competition, Scheduler};
 use crate::transfer::{Outcome, Upload};
 use crate::vmm::{Places, Vmm};
 use crate::world::{Net, World, address, guest_name};
+
+pub(crate) use rounds::GOLDEN;
+use rounds::{BOTH_BYTES, Measured};
 
 /// Guests on the contended core, as in the papers' experiments.
 const GUESTS: usize = 3;
@@ -34,13 +37,9 @@ const GUESTS: usize = 3;
 const RECEIVER: u8 = 0;
 
 const SIZES: [usize; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
-const BULK: usize = 50_000_000;
-/// Sizes of downloads, and more that take longer.
+/// Sizes of downloads, and more that take longer. Nobody competes: the first of those too.
 const DOWN_SIZES: [usize; 3] = [10_000, 100_000, 1_000_000];
 const DOWN_SIZES_MORE: [usize; 2] = [10_000_000, 100_000_000];
-/// Repetitions of the bulk row, and what they take: not all of the time is for the others.
-const BULK_ROUNDS: usize = 15;
-const BULK_TIME: Duration = Duration::from_secs(35);
 /// Sizes that are captured for the trace checker.
 const TRACED: [usize; 3] = [10_000, 100_000, 1_000_000];
 
@@ -50,8 +49,6 @@ const TRANSFER_LIMIT: Duration = Duration::from_secs(60);
 const PAUSE_MIN: Duration = Duration::from_millis(30);
 /// Moments to start at are spread over so long where the guests' cycle has no fixed length.
 const CYCLE: Duration = Duration::from_millis(90);
-/// Failed transfers after which a run is given up.
-const FAILURES_MAX: usize = 10;
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -149,7 +146,8 @@ fn run_case(
     let competition = Competition::start(scheduler, cores, &lab.world.guests, &run_dir)?;
     lab.start_load()?;
     let before = (lab.clock()?, lab.guest_tcp()?);
-    let cells = lab.measure(options, progress)?;
+    lab.complaints = lab.world.complaints(usize::from(RECEIVER))?;
+    let Measured { cells, both, troubles } = lab.measure(options, progress)?;
     let guests = lab.guest_shares(&before.0)?;
     let guest_tcp = lab.guest_tcp()?.since(&before.1);
     progress.step("checking both sides' captures of one more upload of each size");
@@ -159,7 +157,7 @@ fn run_case(
     drop(competition);
     let link_measured = lab.world.link();
     lab.world.stop()?;
-    for failure in cells.iter().flat_map(|c| &c.failures) {
+    for failure in cells.iter().chain(&both).flat_map(|c| &c.failures) {
         eprintln!("failed transfer: {failure}");
     }
     for line in traces.context("the trace checker")? {
@@ -167,6 +165,10 @@ fn run_case(
     }
     let rows: Vec<Row> = cells.iter().filter_map(Row::of).collect();
     let gains = Gain::all(&rows);
+    let both_ways = BothWays::of(&both, &gains);
+    let mut checks = checks(scheduler, link, &rows, &gains);
+    checks.extend(of_both_ways(&both_ways));
+    checks.extend(of_troubles(&troubles));
     Ok(Report {
         scheduler,
         link,
@@ -176,9 +178,11 @@ fn run_case(
         cores: cores.others.len() + 1,
         guests,
         guest_tcp,
-        checks: checks(scheduler, link, &rows, &gains),
+        troubles,
+        checks,
         rows,
         gains,
+        both_ways,
         others: Vec::new(),
     })
 }
@@ -200,6 +204,8 @@ pub(crate) struct Lab {
     flood: Option<Flood>,
     /// The guest's interrupts when they were last told.
     interrupts: u64,
+    /// What had gone wrong when that was last noted.
+    complaints: Complaints,
 }
 
 impl Lab {
@@ -214,6 +220,7 @@ impl Lab {
             congestion_offload: false,
             flood: None,
             interrupts: 0,
+            complaints: Complaints::default(),
         }
     }
 
@@ -247,13 +254,19 @@ impl Lab {
         if !options.directions.contains(&Direction::Down) {
             return Ok(());
         }
-        let sizes = sizes(Direction::Down, options);
+        let sizes = sizes(Direction::Down, self.scheduler, options);
+        let both_paths = options.both_paths();
         for &path in &options.down_paths {
+            self.select(path)?;
             for &bytes in &sizes {
-                self.select(path)?;
                 let outcome = self.fetch(path, bytes, u64::MAX);
                 let outcome = outcome.with_context(|| format!("first download over {path}"))?;
                 ensure!(outcome.hash_ok, "the first download over {path} arrived damaged");
+            }
+            if both_paths.contains(&path) {
+                let (guest, limit) = (receiver(path), TRANSFER_LIMIT);
+                let first = self.world.remote().enter(|| both(guest, BOTH_BYTES, 0, limit));
+                first.with_context(|| format!("first transfer both ways over {path}"))?;
             }
         }
         Ok(())
@@ -293,118 +306,14 @@ impl Lab {
     /// What the guest's TCP has counted so far.
     fn guest_tcp(&mut self) -> Result<GuestTcp> {
         let guest = &mut self.world.guests[usize::from(RECEIVER)];
-        Ok(GuestTcp {
-            timeouts: guest.counter("TCPTimeouts")?,
-            loss_probes: guest.counter("TCPLossProbes")?,
-            losses_probed: guest.counter("TCPLossProbeRecovery")?,
-        })
+        let names = ["TCPTimeouts", "TCPLossProbes", "TCPLossProbeRecovery"];
+        let [timeouts, loss_probes, losses_probed] = guest.counted(names)?;
+        Ok(GuestTcp { timeouts, loss_probes, losses_probed })
     }
 
     fn clock(&self) -> Result<Clock> {
         let vcpu = self.world.guests.iter().map(|guest| Ok(guest.cpu_use()?.0));
         Ok(Clock { vcpu: vcpu.collect::<Result<_>>()?, at: Instant::now() })
-    }
-
-    fn measure(&mut self, options: &Options, progress: &mut Progress) -> Result<Vec<Cell>> {
-        let mut random = options.seed;
-        let share = options.time / u32::try_from(options.directions.len().max(1))?;
-        let mut cells = Vec::new();
-        for &direction in &options.directions {
-            let bulk = direction == Direction::Up
-                && self.scheduler == Scheduler::Idle
-                && options.sizes.is_none();
-            let time = share.saturating_sub(if bulk { BULK_TIME } else { Duration::ZERO });
-            let plan = Rounds { direction, most: options.transfers, time };
-            let all = sizes(direction, options);
-            cells.extend(self.rounds(plan, &all, options, &mut random, progress)?);
-            if bulk {
-                let most = options.transfers.min(BULK_ROUNDS);
-                let plan = Rounds { direction, most, time: BULK_TIME };
-                cells.extend(self.rounds(plan, &[BULK], options, &mut random, progress)?);
-            }
-        }
-        self.select(NetPath::Off)?; // nothing floods any more
-        Ok(cells)
-    }
-
-    /// Rounds of one transfer for each path and size, at most so many and as long as there is time.
-    /// Uploads are in random order. Downloads of a path are together, because it takes a guest a
-    /// while to flood in another way; every second round goes through the paths backwards. In a
-    /// round all paths start at the same moment of the guests' cycle; from round to round it moves
-    /// on by the golden section of the cycle, so that any number of rounds covers the cycle evenly
-    /// (Weyl's sequence).
-    fn rounds(
-        &mut self,
-        plan: Rounds,
-        sizes: &[usize],
-        options: &Options,
-        random: &mut u64,
-        progress: &mut Progress,
-    ) -> Result<Vec<Cell>> {
-        let Rounds { direction, most, time } = plan;
-        let start = Instant::now();
-        let paths = match direction {
-            Direction::Up => &options.paths,
-            Direction::Down => &options.down_paths,
-        };
-        let mut cells: Vec<Cell> = sizes
-            .iter()
-            .flat_map(|&bytes| paths.iter().map(move |&path| new_cell(direction, path, bytes)))
-            .collect();
-        let firsts: Vec<f64> = sizes.iter().map(|_| fraction(random)).collect();
-        let mut failed = 0;
-        for round in 0..most {
-            if round > 0 && start.elapsed() > time {
-                break;
-            }
-            let mut order = shuffled(cells.len(), random);
-            if direction == Direction::Down {
-                let backwards = round % 2 == 1;
-                let place = |path| if backwards { paths.len() - 1 - path } else { path };
-                order.sort_by_key(|index| place(index % paths.len())); // stable
-            }
-            for index in order {
-                let cell = &mut cells[index];
-                let word = if direction == Direction::Up { "up" } else { "down" };
-                let text = format!("{} bytes {word} over {}", cell.bytes, cell.path);
-                progress.update(seconds(start.elapsed()), seconds(time), &text);
-                let part = (firsts[index / paths.len()] + GOLDEN * round as f64).fract();
-                failed += usize::from(!self.one(cell, round, part, random)?);
-                if failed > FAILURES_MAX {
-                    bail!("too many failed transfers: {:?}", cells[index].failures);
-                }
-            }
-        }
-        Ok(cells)
-    }
-
-    /// One transfer that starts at this part of the guests' cycle; whether it came through.
-    fn one(&mut self, cell: &mut Cell, round: usize, part: f64, random: &mut u64) -> Result<bool> {
-        let seed = splitmix64(random);
-        let upload = (cell.direction == Direction::Up).then(|| Upload::new(cell.bytes, seed));
-        self.select(cell.path)?;
-        let cycle = self.cycle();
-        let phase = cycle.mul_f64(part);
-        let before = self.costs()?;
-        self.wait_for(phase);
-        let outcome = match &upload {
-            Some(upload) => self.send(cell.path, upload),
-            None => self.fetch(cell.path, cell.bytes, seed),
-        };
-        match outcome {
-            Ok(outcome) => {
-                let cost = self.cost_since(&before, &outcome)?;
-                cell.samples.push(Sample { round, phase, outcome, cost });
-            }
-            Err(error) => {
-                if let Some(daemon) = &mut self.world.daemon {
-                    daemon.check_alive()?;
-                }
-                cell.failures.push(format!("{}, {} bytes: {error:#}", cell.path, cell.bytes));
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     /// How long it takes until all guests have had their turn, or what is taken for it.
@@ -419,21 +328,6 @@ impl Lab {
         let cycles = least.saturating_sub(phase).div_duration_f64(cycle).ceil();
         let at = self.origin + phase + cycle.mul_f64(cycles);
         thread::sleep(at.saturating_duration_since(Instant::now())); // the point of it
-    }
-
-    fn costs(&self) -> Result<[CpuUse; 3]> {
-        let (vcpu, vmm) = self.world.guests[usize::from(RECEIVER)].cpu_use()?;
-        let daemon = self.world.daemon.as_ref().map(|daemon| daemon.cpu_use()).transpose()?;
-        Ok([vcpu, vmm, daemon.unwrap_or_default()])
-    }
-
-    fn cost_since(&mut self, before: &[CpuUse; 3], outcome: &Outcome) -> Result<Cost> {
-        let after = self.costs()?;
-        let [vcpu, vmm, daemon] = [0, 1, 2].map(|i| after[i].time.saturating_sub(before[i].time));
-        let interrupts = outcome.guest_interrupts.saturating_sub(self.interrupts);
-        self.interrupts = self.interrupts.max(outcome.guest_interrupts);
-        let vcpu_switches = after[0].switches.saturating_sub(before[0].switches);
-        Ok(Cost { interrupts, vcpu, vcpu_switches, vmm, daemon })
     }
 
     /// Captures one more upload of each size while the guests compete, after everything was
@@ -492,21 +386,18 @@ pub(crate) fn receiver(path: NetPath) -> std::net::Ipv4Addr {
     address(RECEIVER, if path == NetPath::Tap { Net::Tap } else { Net::Nightporter })
 }
 
-/// How much of one direction is measured at a time.
-struct Rounds {
-    direction: Direction,
-    most: usize,
-    time: Duration,
-}
-
 /// The sizes of one direction's transfers.
-fn sizes(direction: Direction, options: &Options) -> Vec<usize> {
+fn sizes(direction: Direction, scheduler: Scheduler, options: &Options) -> Vec<usize> {
     match (&options.sizes, direction) {
         (Some(sizes), _) => sizes.clone(),
         (None, Direction::Up) => SIZES.to_vec(),
         (None, Direction::Down) => {
-            let more = if options.full { &DOWN_SIZES_MORE[..] } else { &[] };
-            [&DOWN_SIZES[..], more].concat()
+            let more = match (options.full, scheduler) {
+                (true, _) => DOWN_SIZES_MORE.len(),
+                (false, Scheduler::Idle) => 1,
+                (false, _) => 0,
+            };
+            [&DOWN_SIZES[..], &DOWN_SIZES_MORE[..more]].concat()
         }
     }
 }
@@ -520,30 +411,4 @@ fn all_paths(options: &Options) -> impl Iterator<Item = NetPath> {
 struct Clock {
     at: Instant,
     vcpu: Vec<CpuUse>,
-}
-
-fn new_cell(direction: Direction, path: NetPath, bytes: usize) -> Cell {
-    Cell { direction, path, bytes, samples: Vec::new(), failures: Vec::new() }
-}
-
-fn seconds(time: Duration) -> usize {
-    usize::try_from(time.as_secs()).unwrap_or(usize::MAX)
-}
-
-/// The golden section's fractional part.
-pub(crate) const GOLDEN: f64 = 0.618_033_988_749_895;
-
-/// A number from 0 up to 1.
-fn fraction(random: &mut u64) -> f64 {
-    (splitmix64(random) % 1_000_000) as f64 / 1e6
-}
-
-/// 0 … length-1 in random order (Fisher and Yates).
-fn shuffled(length: usize, random: &mut u64) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..length).collect();
-    for i in (1..length).rev() {
-        let j = splitmix64(random) % (i as u64 + 1);
-        order.swap(i, usize::try_from(j).expect("below length"));
-    }
-    order
 }

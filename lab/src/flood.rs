@@ -1,13 +1,16 @@
 //! A guest that floods, by its tool: `nightporter-guest`.
 
+use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
+use nightporter_guest::netstat;
 
 use crate::image::GUEST_TOOL;
 use crate::vmm::Guest;
+use crate::world::World;
 
 /// How a guest floods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,42 +68,44 @@ impl Guest {
         }
     }
 
-    /// A counter of the guest's kernel, as `TCPTimeouts` of `TcpExt`.
+    /// What the guest's TCP has counted, by how the counters' names begin.
     ///
     /// # Errors
-    /// There is none of that name.
-    pub fn counter(&mut self, name: &str) -> Result<u64> {
-        match self.call(&Command::Read { path: NETSTAT.to_owned() })? {
-            Reply::Text { text } => counter(&text, name),
-            other => bail!("read was answered with {other:?}"),
+    /// There is none of such a name.
+    pub fn counted<const N: usize>(&mut self, names: [&str; N]) -> Result<[u64; N]> {
+        let names = names.map(str::to_owned).to_vec();
+        match self.call(&Command::Netstat { names })? {
+            Reply::Counted { values } => values.try_into().ok().context("a number for each name"),
+            other => bail!("netstat was answered with {other:?}"),
         }
     }
 }
 
-/// The kernel's counters of TCP, for the caller's namespace.
-pub const NETSTAT: &str = "/proc/thread-self/net/netstat";
-
-/// A counter of `TcpExt` by its name, from a text like [`NETSTAT`]'s.
-///
-/// # Errors
-/// There is none.
-pub fn counter(netstat: &str, name: &str) -> Result<u64> {
-    let mut lines = netstat.lines().filter(|line| line.starts_with("TcpExt:"));
-    let (names, values) = lines.next().zip(lines.next()).context("no TcpExt")?;
-    let found = names.split(' ').zip(values.split(' ')).find(|(is, _)| *is == name);
-    let (_, value) = found.with_context(|| format!("no counter {name}"))?;
-    Ok(value.parse()?)
+/// What no good citizen makes rise.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Complaints {
+    /// The guest's `TCPTimeouts`.
+    pub guest_timeouts: u64,
+    /// The remote's `PAWSEstab`: segments whose timestamps had been overtaken.
+    pub remote_paws: u64,
+    /// The remote's `TCPACKSkipped...`: answers to segments that were out of place, and so often
+    /// that it stopped answering.
+    pub remote_acks_skipped: u64,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counters_are_found_by_their_names() {
-        let text =
-            "TcpExt: SyncookiesSent TCPTimeouts\nTcpExt: 0 12\nIpExt: InNoRoutes\nIpExt: 1\n";
-        assert_eq!(counter(text, "TCPTimeouts").expect("is there"), 12);
-        assert!(counter(text, "InNoRoutes").is_err());
+impl World {
+    /// What the TCPs of a guest and of the remote have found wrong so far.
+    ///
+    /// # Errors
+    /// The guest does not answer.
+    pub fn complaints(&mut self, guest: usize) -> Result<Complaints> {
+        let remote = self.remote().enter(|| fs::read_to_string(netstat::FILE))?;
+        let of = |name| netstat::counted(&remote, name).with_context(|| format!("no {name}"));
+        let [guest_timeouts] = self.guests[guest].counted(["TCPTimeouts"])?;
+        Ok(Complaints {
+            guest_timeouts,
+            remote_paws: of("PAWSEstab")?,
+            remote_acks_skipped: of("TCPACKSkipped")?,
+        })
     }
 }

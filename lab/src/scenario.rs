@@ -17,8 +17,8 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::accel::Accel;
-use crate::download::download;
-use crate::flood::{Flood, NETSTAT, counter};
+use crate::download::{both, download};
+use crate::flood::Flood;
 use crate::image::{Image, NO_NP_FLOOD, log_dir};
 use crate::process;
 use crate::rundir::RunDir;
@@ -34,7 +34,7 @@ const MB: usize = 1_000_000;
 type Run = fn(&mut World) -> Result<()>;
 
 /// Name, VMM by kind, what happens in the world.
-const SCENARIOS: [(&str, Kind, Run); 11] = [
+const SCENARIOS: [(&str, Kind, Run); 12] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
@@ -45,7 +45,8 @@ const SCENARIOS: [(&str, Kind, Run); 11] = [
     ("what_routes_flood_arrives_whole_and_nobody_repeats_anything", Kind::Qemu, flood_by_routes),
     ("routes_of_a_guest_without_ipv6_flood_too", Kind::Uml, flood_by_routes),
     ("what_np_flood_floods_arrives_whole", Kind::Qemu, flood_by_bpf),
-    ("a_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed),
+    ("a_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_routes),
+    ("a_np_flood_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_bpf),
 ];
 
 /// Needless retransmissions that a 50 MB upload may have on a busy host. Beside six busy loops on
@@ -249,42 +250,51 @@ fn fetch_whole(world: &World, bytes: usize, seed: u64) -> Result<Duration> {
     Ok(outcome.delivered)
 }
 
-/// What no good citizen makes rise: timeouts of the guest, and what a remote finds wrong.
-fn complaints(world: &mut World) -> Result<[u64; 5]> {
-    let remote = world.remote().enter(|| fs::read_to_string(NETSTAT))?;
-    let of = |name| counter(&remote, name);
-    Ok([
-        world.guests[0].counter("TCPTimeouts")?,
-        of("PAWSEstab")?,
-        of("TCPACKSkippedSeq")?,
-        of("TCPACKSkippedPAWS")?,
-        of("TCPACKSkippedChallenge")?,
-    ])
-}
-
 fn flood_by_routes(world: &mut World) -> Result<()> {
     flood(world, Flood::Route)?;
-    let before = complaints(world)?;
+    let before = world.complaints(0)?;
     fetch_whole(world, 10 * MB, 9)?;
     ten_megabytes_each_way(world)?;
-    let after = complaints(world)?;
+    both_ways(world, 10 * MB, 13)?;
+    let after = world.complaints(0)?;
     ensure!(before == after, "complaints rose from {before:?} to {after:?}");
     let sent = world.daemon()?.vm_counter("sent_for_guest_bytes")?;
-    ensure!(sent >= 30_000_000, "the daemon has sent {sent} bytes only of three times 10 MB");
+    ensure!(sent >= 40_000_000, "the daemon has sent {sent} bytes only of four times 10 MB");
     world.guests[0].flood(None)
 }
 
 fn flood_by_bpf(world: &mut World) -> Result<()> {
     flood(world, Flood::Bpf)?;
+    let before = world.complaints(0)?;
     fetch_whole(world, 10 * MB, 10)?;
+    both_ways(world, 10 * MB, 12)?;
+    let after = world.complaints(0)?;
+    ensure!(before == after, "complaints rose from {before:?} to {after:?}");
     let sent = world.daemon()?.vm_counter("sent_for_guest_bytes")?;
-    ensure!(sent >= 10_000_000, "the daemon has sent {sent} bytes only of 10 MB");
+    ensure!(sent >= 20_000_000, "the daemon has sent {sent} bytes only of twice 10 MB");
     world.guests[0].flood(None)
 }
 
+/// One connection that carries so many bytes each way at the same time.
+fn both_ways(world: &World, bytes: usize, seed: u64) -> Result<()> {
+    let outcome = world.remote().enter(|| both(nightporter(), bytes, seed, LIMIT));
+    let outcome = outcome.context("both ways at once")?;
+    ensure!(outcome.up.hash_ok, "the guest read something else than was sent");
+    ensure!(outcome.down.hash_ok, "the remote read something else than the guest had to send");
+    Ok(())
+}
+
+fn daemon_killed_by_routes(world: &mut World) -> Result<()> {
+    daemon_killed(world, Flood::Route)
+}
+
+fn daemon_killed_by_bpf(world: &mut World) -> Result<()> {
+    daemon_killed(world, Flood::Bpf)
+}
+
 /// The guest has every byte that the remote has not acknowledged, and sends it by itself.
-fn daemon_killed(world: &mut World) -> Result<()> {
-    flood(world, Flood::Route)?;
+fn daemon_killed(world: &mut World, how: Flood) -> Result<()> {
+    flood(world, how)?;
     let remote = world.remote().clone();
     thread::scope(|scope| {
         let fetching =
@@ -292,7 +302,7 @@ fn daemon_killed(world: &mut World) -> Result<()> {
         while world.daemon()?.vm_counter("sent_for_guest_bytes")? < 10_000_000 {
             ensure!(!fetching.is_finished(), "the download was over before the daemon was killed");
         }
-        let log = log_dir("a_download_goes_on_when_its_daemon_was_killed")?.join("second.log");
+        let log = log_dir("when_its_daemon_was_killed")?.join("second.log");
         world.daemon()?.crash(&log)?;
         let outcome = fetching.join().expect("does not panic").context("download")?;
         ensure!(outcome.hash_ok, "the remote read something else than the guest had to send");

@@ -255,9 +255,33 @@ pub(crate) fn request(stream: &mut TcpStream, header: &Header, limit: Duration) 
     Ok(())
 }
 
+/// Waits for the stamp of the last of `bytes` bytes that were sent.
+///
+/// # Errors
+/// The connection failed, or the limit passed.
+pub(crate) fn wait_for_ack_stamp(
+    stream: &TcpStream,
+    bytes: usize,
+    limit: Duration,
+) -> Result<SystemTime> {
+    let last_byte = u32::try_from(bytes - 1)?;
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = PollTimeout::try_from(deadline.saturating_duration_since(Instant::now()))?;
+        // An error queue that is not empty is always told.
+        ensure!(
+            poll(&mut [PollFd::new(stream.as_fd(), PollFlags::empty())], left)? > 0,
+            "what was sent is not acknowledged after {limit:?}"
+        );
+        if let Some(stamp) = ack_stamp(stream, last_byte)? {
+            return Ok(stamp);
+        }
+    }
+}
+
 /// Makes the kernel put a timestamp into the socket's error queue when the last byte of a send()
 /// is acknowledged, with that byte's offset. (Linux Documentation/networking/timestamping.rst.)
-fn ask_for_ack_stamp(stream: &TcpStream) -> Result<()> {
+pub(crate) fn ask_for_ack_stamp(stream: &TcpStream) -> Result<()> {
     let flags = TimestampingFlag::from_bits_retain(libc::SOF_TIMESTAMPING_TX_ACK)
         | TimestampingFlag::SOF_TIMESTAMPING_SOFTWARE
         | TimestampingFlag::SOF_TIMESTAMPING_OPT_ID

@@ -3,8 +3,9 @@
 
 use serde::Serialize;
 
-use super::stats::Ratio;
-use super::{Direction, Gain, NetPath, Row};
+use super::both::BothWays;
+use super::stats::{Ratio, round3};
+use super::{Direction, Gain, NetPath, Row, Trouble};
 use crate::link::Link;
 use crate::sched::Scheduler;
 
@@ -28,6 +29,9 @@ pub struct Check {
 /// No path may be slower than this, as a share of the speed of the paths before it.
 const NEVER_WORSE: f64 = 0.95;
 
+/// What each way of a transfer both ways at once keeps at least of the gain that it has alone.
+const KEPT: f64 = 0.9;
+
 const ACKED_BOUND: &str = "the guest answers the SYN and opens its window itself; and the daemon, \
     the sender, the link and QEMU's main threads share the other cores";
 const DELIVERED_BOUND: &str = "the guest has to run to answer the SYN, to take the data and to \
@@ -36,9 +40,6 @@ const DELIVERED_BOUND: &str = "the guest has to run to answer the SYN, to take t
 const FLOODED_BOUND: &str = "the guest has to run to answer the SYN, to read the request and to \
     write; and the window that the remote shows at first, 64 KB, is all that it can hand over at \
     once";
-
-const FLOOD_BPF_BOUND: &str = "nobody has found out yet why np_flood gains less than routes that \
-    flood do";
 
 /// Which time of a [`Gain`] a promise is about.
 #[derive(Debug, Clone, Copy)]
@@ -91,15 +92,7 @@ pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) ->
     let tried: usize = rows.iter().map(|r| r.n).sum();
     if tried > 0 {
         let right: usize = rows.iter().map(|r| r.hash_ok).sum();
-        let measured = right as f64 / tried as f64;
-        checks.push(Check {
-            what: "share of transfers whose hash was right".to_owned(),
-            measured,
-            interval: None,
-            wanted: 1.0,
-            ok: right == tried,
-            bound: None,
-        });
+        checks.push(share("share of transfers whose hash was right", right, tried));
     }
     for &(bytes, time, wanted) in wanted_gains(scheduler, link) {
         let of_this =
@@ -131,6 +124,59 @@ pub fn checks(scheduler: Scheduler, link: Link, rows: &[Row], gains: &[Gain]) ->
     checks
 }
 
+/// What transfers both ways at once must show: each way keeps its gain.
+#[must_use]
+pub fn of_both_ways(both_ways: &Option<BothWays>) -> Vec<Check> {
+    let Some(both) = both_ways else { return Vec::new() };
+    let (right, tried) = both.rows.iter().fold((0, 0), |(r, t), row| (r + row.hash_ok, t + row.n));
+    let mut checks = vec![share("share of transfers both ways whose hash was right", right, tried)];
+    checks.extend(both.kept.iter().map(|kept| {
+        let what = format!(
+            "{} both ways at once, {}: gain of {} over that of {} alone",
+            size(kept.bytes),
+            kept.direction,
+            kept.path,
+            kept.alone
+        );
+        check(what, kept.delivered, KEPT, kept.delivered.high >= KEPT)
+    }));
+    checks
+}
+
+/// What no path of downloads may make rise. Guests whose core is taken away have timeouts by
+/// themselves: no more of the looks may have found one than over `tap`.
+#[must_use]
+pub fn of_troubles(troubles: &[Trouble]) -> Vec<Check> {
+    let without = |t: &Trouble| round3((t.looks - t.looks_with_timeouts) as f64 / t.looks as f64);
+    let tap = troubles.iter().find(|t| t.path == NetPath::Tap).map_or(1.0, without);
+    let floods = troubles.iter().filter(|t| t.path.is_flood() && t.looks > 0);
+    let of = |t: &Trouble| {
+        let (clean, looks) = (t.looks - t.looks_with_remote, t.looks);
+        let remote = format!(
+            "share of looks after downloads over {} that found PAWSEstab and TCPACKSkipped of the \
+             remote as before",
+            t.path
+        );
+        let guest = Check {
+            what: format!("the same of TCPTimeouts of the guest, over {}", t.path),
+            measured: without(t),
+            interval: None,
+            wanted: tap,
+            ok: without(t) >= tap,
+            bound: None,
+        };
+        [share(&remote, clean, looks), guest]
+    };
+    floods.flat_map(of).collect()
+}
+
+/// All of them must be right.
+fn share(what: &str, right: usize, tried: usize) -> Check {
+    let measured = right as f64 / tried as f64;
+    let what = what.to_owned();
+    Check { what, measured, interval: None, wanted: 1.0, ok: right == tried, bound: None }
+}
+
 fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
     let (word, ratio, bound) = match time {
         Time::Acked => ("acked", gain.acked, ACKED_BOUND),
@@ -144,8 +190,7 @@ fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
 fn flooded(gain: &Gain, wanted: f64) -> Check {
     let what = format!("{} down, goodput: {} over {}", size(gain.bytes), gain.path, gain.over);
     let ok = gain.delivered.ratio >= wanted;
-    let bound = if gain.path == NetPath::FloodRoute { FLOODED_BOUND } else { FLOOD_BPF_BOUND };
-    let bound = (!ok).then_some(bound);
+    let bound = (!ok).then_some(FLOODED_BOUND);
     Check { bound, ..check(what, gain.delivered, wanted, ok) }
 }
 
@@ -216,6 +261,47 @@ mod tests {
         let mut failed = cell(NetPath::Tap, 100_000, 120, 130);
         failed.failures.push("timed out".to_owned());
         assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[failed]), [false]);
+    }
+
+    #[test]
+    fn each_way_of_a_transfer_both_ways_keeps_nine_tenths_of_its_gain() {
+        let way = |direction, path, ms| {
+            let cell = Cell { direction, ..cell(path, 1_000_000, ms, ms) };
+            [cell.clone(), cell]
+        };
+        let (up, down) = (Direction::Up, Direction::Down);
+        let alone = [
+            way(up, NetPath::Tap, 100),
+            way(up, NetPath::AckOffload, 50), // 2x
+            way(down, NetPath::Tap, 120),
+            way(down, NetPath::FloodRoute, 30), // 4x
+        ];
+        let alone = Gain::all(&rows(&alone.map(|[cell, _]| cell)));
+        let kept = |down_ms| {
+            let cells = [
+                way(up, NetPath::Tap, 180),
+                way(down, NetPath::Tap, 180),
+                way(up, NetPath::FloodRoute, 90), // 2x
+                way(down, NetPath::FloodRoute, down_ms),
+            ];
+            let both = BothWays::of(&cells.map(|[cell, _]| cell), &alone);
+            of_both_ways(&both).iter().map(|c| (c.measured, c.ok)).collect::<Vec<_>>()
+        };
+        assert_eq!(kept(45), [(1.0, true), (1.0, true), (1.0, true)]);
+        assert_eq!(kept(60), [(1.0, true), (1.0, true), (0.75, false)]);
+        assert!(of_both_ways(&None).is_empty());
+    }
+
+    #[test]
+    fn what_the_remote_finds_wrong_breaks_a_promise_and_a_guests_timeout_does_if_tap_has_fewer() {
+        let quiet = Trouble { looks: 10, ..Trouble::none(NetPath::Tap) };
+        let flood = Trouble { path: NetPath::FloodRoute, looks_with_timeouts: 1, ..quiet };
+        let of = |all: &[Trouble]| of_troubles(all).iter().map(|c| c.ok).collect::<Vec<_>>();
+        assert_eq!(of(&[quiet, flood]), [true, false]);
+        assert_eq!(of(&[Trouble { looks_with_timeouts: 2, ..quiet }, flood]), [true, true]);
+        let paws = Trouble { looks_with_remote: 1, looks_with_timeouts: 0, ..flood };
+        assert_eq!(of(&[quiet, paws]), [false, true]);
+        assert!(of(&[quiet]).is_empty(), "what is not ours is not judged");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! What a demo found: tables for people and `result.json` for programs.
 //!
-//! [`stats`] sums up, [`checks`] judges, `table` writes it down.
+//! [`stats`] sums up, [`both`] those of transfers both ways at once, [`checks`] judges,
+//! `table` writes it down.
 
+pub mod both;
 pub mod checks;
 pub mod stats;
 mod table;
@@ -15,9 +17,11 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::accel::Accel;
+use crate::flood::Complaints;
 use crate::link::{Link, Measured};
 use crate::sched::Scheduler;
 use crate::transfer::Outcome;
+use both::BothWays;
 use checks::Check;
 use stats::{Quantiles, Ratio, round3};
 
@@ -73,6 +77,12 @@ impl std::fmt::Display for NetPath {
     }
 }
 
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if *self == Self::Up { "up" } else { "down" })
+    }
+}
+
 /// What one transfer cost, from before it to after its verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
@@ -121,6 +131,14 @@ pub struct Cell {
     pub samples: Vec<Sample>,
     /// Those that did not, and why.
     pub failures: Vec<String>,
+}
+
+impl Cell {
+    /// Without transfers yet.
+    #[must_use]
+    pub const fn new(direction: Direction, path: NetPath, bytes: usize) -> Self {
+        Self { direction, path, bytes, samples: Vec::new(), failures: Vec::new() }
+    }
 }
 
 /// One row of `result.json`.
@@ -320,6 +338,11 @@ pub struct Report {
     pub rows: Vec<Row>,
     /// How much faster than the paths before it each path is.
     pub gains: Vec<Gain>,
+    /// Transfers both ways at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub both_ways: Option<BothWays>,
+    /// What went wrong over each path of downloads.
+    pub troubles: Vec<Trouble>,
     /// What the demo must show in this case, and whether it did.
     pub checks: Vec<Check>,
     /// The other cases of the same run.
@@ -347,6 +370,55 @@ impl GuestTcp {
             loss_probes: self.loss_probes - before.loss_probes,
             losses_probed: self.losses_probed - before.losses_probed,
         }
+    }
+}
+
+/// What the TCPs of guest and remote found wrong while the guest sent over one path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Trouble {
+    /// The path.
+    pub path: NetPath,
+    /// How often was looked: after the downloads of three rounds, and after three transfers
+    /// both ways.
+    pub looks: usize,
+    /// Looks that found a new timeout of the guest.
+    pub looks_with_timeouts: usize,
+    /// Looks that found something new at the remote.
+    pub looks_with_remote: usize,
+    /// `TCPTimeouts` of the guest.
+    pub guest_timeouts: u64,
+    /// `PAWSEstab` of the remote.
+    pub remote_paws: u64,
+    /// `TCPACKSkipped...` of the remote.
+    pub remote_acks_skipped: u64,
+}
+
+impl Trouble {
+    /// Nobody has looked yet.
+    #[must_use]
+    pub const fn none(path: NetPath) -> Self {
+        Self {
+            path,
+            looks: 0,
+            looks_with_timeouts: 0,
+            looks_with_remote: 0,
+            guest_timeouts: 0,
+            remote_paws: 0,
+            remote_acks_skipped: 0,
+        }
+    }
+
+    /// One more look.
+    pub fn add(&mut self, before: &Complaints, now: &Complaints) {
+        let timeouts = now.guest_timeouts - before.guest_timeouts;
+        let paws = now.remote_paws - before.remote_paws;
+        let skipped = now.remote_acks_skipped - before.remote_acks_skipped;
+        self.looks += 1;
+        self.looks_with_timeouts += usize::from(timeouts > 0);
+        self.looks_with_remote += usize::from(paws + skipped > 0);
+        self.guest_timeouts += timeouts;
+        self.remote_paws += paws;
+        self.remote_acks_skipped += skipped;
     }
 }
 

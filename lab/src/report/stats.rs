@@ -101,6 +101,19 @@ impl Ratio {
         let [low, high] = [25, 975].map(|per_mille| round3(quantile(&ratios, per_mille)));
         Some(Self { ratio: round3(ratio(&all)), low, high })
     }
+
+    /// This ratio over another of other transfers. The interval is put together from both, which
+    /// are independent, on the scale of logarithms (Zou and Donner, Statistics in Medicine 27,
+    /// 2008: how far each estimate is from the end that counts, squared and added).
+    #[must_use]
+    pub fn over(self, other: Self) -> Self {
+        let log = |ratio: f64, end: f64| (ratio / end).ln();
+        let ratio = self.ratio / other.ratio;
+        let below = f64::hypot(log(self.ratio, self.low), log(other.ratio, other.high));
+        let above = f64::hypot(log(self.ratio, self.high), log(other.ratio, other.low));
+        let (low, high) = (ratio * (-below).exp(), ratio * above.exp());
+        Self { ratio: round3(ratio), low: round3(low), high: round3(high) }
+    }
 }
 
 #[cfg(test)]
@@ -122,6 +135,18 @@ mod tests {
         let ratio = Ratio::of_medians(&pairs).expect("pairs");
         assert_eq!(ratio, Ratio { ratio: 3.0, low: 3.0, high: 3.0 });
         assert_eq!(Ratio::of_medians(&[]), None);
+    }
+
+    #[test]
+    fn a_ratio_of_ratios_is_less_sure_than_each() {
+        let sure = Ratio { ratio: 2.0, low: 2.0, high: 2.0 };
+        let twice = Ratio { ratio: 4.0, low: 2.0, high: 8.0 };
+        assert_eq!(twice.over(sure), Ratio { ratio: 2.0, low: 1.0, high: 4.0 });
+        assert_eq!(sure.over(twice), Ratio { ratio: 0.5, low: 0.25, high: 1.0 });
+        let both = twice.over(twice);
+        assert_eq!((both.ratio, both.low), (1.0, round3(0.5_f64.powf(2.0_f64.sqrt()))));
+        let few = Ratio { ratio: 2.0, low: 0.0, high: f64::INFINITY };
+        assert_eq!(few.over(sure), Ratio { ratio: 1.0, low: 0.0, high: f64::INFINITY });
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
+use super::both::BothWays;
 use super::checks::{Check, size};
 use super::stats::{Quantiles, Ratio};
-use super::{Direction, Gain, GuestTcp, NetPath, Report, Row};
+use super::{Direction, Gain, GuestTcp, NetPath, Report, Row, Trouble};
 use crate::sched::Scheduler;
 
 impl Report {
@@ -26,6 +27,9 @@ impl Report {
             });
             let _ = writeln!(out, "{}", times_line(row, gain));
         }
+        if let Some(both) = &self.both_ways {
+            both_ways(&mut out, both);
+        }
         let _ = writeln!(out, "\n{COSTS}");
         for row in &self.rows {
             let _ = writeln!(out, "{}", cost_line(row));
@@ -36,6 +40,16 @@ impl Report {
             "The guest's TCP, over all paths: {timeouts} timeouts, {loss_probes} loss probes, of \
              which it took {losses_probed} for a loss repaired."
         );
+        for trouble in &self.troubles {
+            let Trouble { path, looks, guest_timeouts: timeouts, .. } = trouble;
+            let (paws, skipped) = (trouble.remote_paws, trouble.remote_acks_skipped);
+            let _ = writeln!(
+                out,
+                "{looks:4} looks after downloads over {:11}: {timeouts} timeouts of the guest; \
+                 {paws} PAWSEstab and {skipped} TCPACKSkipped of the remote.",
+                path.name()
+            );
+        }
         if !self.checks.is_empty() {
             out.push_str("\nWhat this run had to show (medians; in brackets the 95 % interval):\n");
         }
@@ -114,6 +128,17 @@ fn times_line(row: &Row, gain: Option<&Gain>) -> String {
         of(|g| g.delivered),
     );
     line.trim_end().to_owned()
+}
+
+fn both_ways(out: &mut String, both: &BothWays) {
+    let Some(bytes) = both.rows.first().map(|row| size(row.bytes)) else { return };
+    let _ =
+        writeln!(out, "\nBoth ways at once, {bytes} each, over one connection.\n       {HEADER}");
+    for row in &both.rows {
+        let kind = |g: &&Gain| (g.direction, g.path) == (row.direction, row.path);
+        let line = times_line(row, both.gains.iter().find(kind));
+        let _ = writeln!(out, "{line}  {}", row.direction);
+    }
 }
 
 fn cost_line(row: &Row) -> String {

@@ -56,6 +56,7 @@ fn a_round_in_which_one_path_failed_counts_for_neither() {
 fn the_json_has_the_documented_shape() {
     let rows =
         rows(&[cell(NetPath::Tap, 100_000, 40, 60), cell(NetPath::AckOffload, 100_000, 4, 60)]);
+    let both = [NetPath::Tap, NetPath::FloodRoute].map(|path| cell(path, 1_000_000, 9, 10));
     let share = GuestShare { cpu_percent: 33.0, switches_per_s: 11.0, load_done_percent: 20 };
     let report = Report {
         scheduler: Scheduler::Strict30,
@@ -67,6 +68,8 @@ fn the_json_has_the_documented_shape() {
         guests: vec![share; 3],
         guest_tcp: GuestTcp::default(),
         gains: Gain::all(&rows),
+        both_ways: BothWays::of(&both, &Gain::all(&rows)),
+        troubles: vec![Trouble::none(NetPath::Tap)],
         rows,
         checks: Vec::new(),
         others: Vec::new(),
@@ -88,6 +91,16 @@ fn the_json_has_the_documented_shape() {
         (&4.0.into(), &7.0.into())
     );
     assert_eq!(json["gains"][0]["acked"]["ratio"], 10.0);
+    let both = &json["both_ways"];
+    assert_eq!(
+        (&both["rows"][1]["direction"], &both["rows"][1]["bytes"]),
+        (&"up".into(), &1_000_000.into())
+    );
+    assert!(both["rows"][1]["goodput_mb_s"]["p50"].is_number(), "{both}");
+    assert_eq!(
+        (&both["gains"][0]["over"], &json["troubles"][0]["path"]),
+        (&"tap".into(), &"tap".into())
+    );
     let lines = report.table();
     assert!(lines.lines().all(|line| line.chars().count() <= 120), "{lines}");
 }
