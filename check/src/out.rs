@@ -82,10 +82,13 @@ impl Out<'_> {
         self.tcp.payload_len == 1 && (self.end == h.end(self.to).acked || in_place_of_fin)
     }
 
-    /// Not from the store: what nobody understands passes at once, wherever it lies (SNOOP-13).
+    /// Not from the store: what nobody understands passes at once, wherever it lies (SNOOP-13). A
+    /// bare ACK is an ACK, whatever is in its IP header.
     #[must_use]
     pub(crate) fn is_verbatim(&self) -> bool {
-        is_foreign(self.ip, self.tcp)
+        let urgent = self.tcp.flags.contains(TcpFlags::URG);
+        let bare = self.is_pure() && self.tcp.options.understood() && !urgent;
+        is_foreign(self.ip, self.tcp) && !bare
     }
 
     /// Bytes for G that the host held, and not an octet that only asks for an answer.

@@ -60,6 +60,9 @@ impl Flow {
         let fate = if tcp.payload_len > 0 || fin {
             let range = Range { seq, end: seq + u64::from(tcp.payload_len), fin };
             self.take_over(cx, f, range).unwrap_or_else(|| {
+                if range.end <= self.outbound.una() {
+                    self.timers.on_guest_asks();
+                }
                 self.outbound.on_sent(range.end, fin);
                 let partial = f.hdr.needs_csum();
                 self.gate_to_net(f.bytes, f.ip, tcp, partial, range.end + u64::from(fin));
@@ -83,6 +86,7 @@ impl Flow {
             self.outbound.note_ack_to_guest(true);
         } else if seq < self.outbound.una() {
             // A keepalive or window probe of G: R has to answer it.
+            self.timers.on_guest_asks();
             let probe = self.outbound.una() - 1;
             self.emit_to_net(cx, probe, TcpFlags::ACK, None);
             return;

@@ -94,8 +94,12 @@ impl Flow {
         self.outbound.on_segment_from_net(marks);
         let new = self.on_ack_of_segment(cx, range, tcp);
         if needs_verbatim(f) {
-            self.outbound.note_ack_to_guest(new);
-            return self.on_verbatim_from_net(cx, f, range);
+            let urgent = tcp.flags.contains(TcpFlags::URG);
+            self.standing.drain(if urgent { Why::Urgent } else { Why::Options });
+            if !is_bare(f, range) {
+                self.outbound.note_ack_to_guest(new);
+                return self.pass_data(cx, f, range);
+            } // else its number is to be one that G takes (K-01), as of any ACK
         }
         if range.len() == 0 && !range.fin {
             // Pure ACKs are information for G's own sending: 1:1 (COM-30), old ones aside (INV-07).
@@ -111,9 +115,7 @@ impl Flow {
                 cx.vm.counters.acks_hidden += u64::from(!new);
                 return Fate::Absorbed;
             }
-            let seq = self.sender.pure_ack_seq(self.receiver.passed());
-            self.gate_to_guest(f, seq);
-            return Fate::Pass;
+            return self.pass_ack(f);
         }
         self.outbound.note_ack_to_guest(new);
         if let Some(ts) = tcp.options.timestamps {
@@ -221,15 +223,50 @@ impl Flow {
                 if r.seq >= self.receiver.acks.sent() {
                     self.update_ts_recent(cx, f.tcp, r.seq);
                 }
-                return Some(self.on_keepalive_from_net(cx, f));
+                let fate = self.on_keepalive_from_net(cx, f);
+                return Some(if fate == Fate::Pass {
+                    fate
+                } else {
+                    self.answer_guest(cx, f, r, fate)
+                });
             }
             Place::Old => return Some(self.on_old_segment(cx, f, r)),
             Place::Window if !unanswered => return None,
-            Place::Outside if r.len() == 0 => self.challenge_ack(cx),
+            Place::Outside if r.len() == 0 => {
+                self.challenge_ack(cx);
+                return Some(self.answer_guest(cx, f, r, Fate::Drop(DropReason::OutOfWindow)));
+            }
             Place::Outside if !unanswered => self.ack_now(cx, None),
             Place::Window | Place::Outside => {}
         }
         Some(Fate::Drop(DropReason::OutOfWindow))
+    }
+
+    /// A bare ACK that H need not read, for it lies below H's next number. If G has asked whether R
+    /// is there it is the answer, and where G is it lies in the window: between the two H has
+    /// taken octets, by which R probes a window that is shut.
+    fn answer_guest(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &mut Frame<'_>,
+        r: Range,
+        fate: Fate,
+    ) -> Fate {
+        let taken = (self.sender.una()..self.receiver.next()).contains(&r.seq);
+        let in_range = self.outbound.ack_in_range(f.tcp.ack) && !self.outbound.is_old_ack(f.tcp);
+        if !(self.timers.guest_asks() && taken && in_range && is_bare(f, r)) || self.keeps_bytes() {
+            return fate;
+        }
+        self.on_ack_of_segment(cx, r, f.tcp);
+        self.pass_ack(f)
+    }
+
+    /// R's pure ACK goes on to G.
+    fn pass_ack(&mut self, f: &mut Frame<'_>) -> Fate {
+        self.timers.on_guest_answered();
+        let seq = self.sender.pure_ack_seq(self.receiver.passed());
+        self.gate_to_guest(f, seq);
+        Fate::Pass
     }
 
     /// All of the segment is there: R may not have got the ACK (SNOOP-11, SNOOP-37).
@@ -371,22 +408,6 @@ impl Flow {
         }
     }
 
-    /// URG, an option or IP option H does not understand: nothing of it, nor behind it, is
-    /// acknowledged early. It reaches G only behind everything held (SNOOP-13, COM-04, COM-07).
-    fn on_verbatim_from_net(
-        &mut self,
-        cx: &mut FlowContext<'_, '_>,
-        f: &mut Frame<'_>,
-        range: Range,
-    ) -> Fate {
-        let urgent = f.tcp.flags.contains(TcpFlags::URG);
-        self.standing.drain(if urgent { Why::Urgent } else { Why::Options });
-        if is_bare(f, range) && self.outbound.is_old_ack(f.tcp) {
-            return Fate::Drop(DropReason::Duplicate); // its IP options do not make it news
-        }
-        self.pass_data(cx, f, range)
-    }
-
     /// There is no place for the data of a parked flow: G takes it by itself, as in `Pass`, inside
     /// its own window. R repeats the bytes that G has no room for.
     fn pass_unheld(
@@ -403,13 +424,12 @@ impl Flow {
         }
     }
 
-    /// Data goes to G past the store, behind all that is held and without a gap.
+    /// Data goes to G past the store, behind all that is held and without a gap. So does what has
+    /// URG, an option or IP option that H does not understand: nothing of it, nor behind it, is
+    /// acknowledged early (SNOOP-13, COM-04, COM-07).
     fn pass_data(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let passed = self.receiver.stream().all().max(self.receiver.passed());
         let waits = self.sender.una() < self.delivery_end() || range.seq > passed;
-        if waits && is_bare(f, range) {
-            return Fate::Drop(DropReason::Draining); // G is told what it says; R asks for nothing
-        }
         if waits {
             return self.refuse(cx, range, DropReason::Draining);
         }

@@ -44,6 +44,8 @@ pub(crate) struct Timers {
     probing: bool,
     /// Consecutive timeouts without progress of G: each doubles the next.
     timeouts: u8,
+    /// G waits for R: its keepalive or probe went on, and no ACK of R to it since.
+    guest_asks: bool,
 }
 
 impl Timers {
@@ -56,6 +58,7 @@ impl Timers {
             seen_at_s: now.second(),
             probing: false,
             timeouts: 0,
+            guest_asks: false,
         }
     }
 
@@ -75,6 +78,11 @@ impl Timers {
     #[inline]
     pub(crate) const fn is_probing(&self) -> bool {
         self.probing
+    }
+
+    /// G waits for R's answer.
+    pub(crate) const fn guest_asks(&self) -> bool {
+        self.guest_asks
     }
 
     /// The earliest instant of the wall clock at which something may be due. `running`: the running
@@ -120,6 +128,17 @@ impl Timers {
     #[inline]
     pub(crate) fn on_guest_progress(&mut self) {
         self.timeouts = 0;
+    }
+
+    /// A keepalive or probe of G went on to R, which has to answer it.
+    pub(crate) fn on_guest_asks(&mut self) {
+        self.guest_asks = true;
+    }
+
+    /// An ACK of R went on to G.
+    #[inline]
+    pub(crate) fn on_guest_answered(&mut self) {
+        self.guest_asks = false;
     }
 
     /// R has heard of the window.

@@ -12,10 +12,11 @@
 //!    a fragment of G to R, at once. The flow drains for good: R's timestamps and windows come from
 //!    two sides now.
 //!
-//! While H sends for G, G judges nothing (FLOOD-08): it may have handed over what R was not sent.
-//! An ACK for that goes no further. It counts if G has sent a fragment, or if it comes although H
-//! has repeated what R, by its own account, has; and one for what G has not even handed over
-//! counts always. Believed, it ends what H sends for G.
+//! While H sends for G, G judges nothing (FLOOD-08): it may have handed over what R was not sent,
+//! because it waits, or because H has dropped it. An ACK for that goes no further. It counts if G
+//! has sent a fragment since H began, or if it comes although H has repeated what R, by its own
+//! account, has; and one for what G has not even handed over counts always. Believed, it ends what
+//! H sends for G.
 //!
 //! The bytes held are held on: if G acknowledges them by the other path alone, they end in a reset
 //! of both sides (SNOOP-32), for nothing shows H that G has them.
@@ -25,6 +26,7 @@ use crate::limits;
 use crate::tcp::flow::{Flow, Why};
 use crate::tcp::outbound::flooded::Flooded;
 use crate::tcp::{Fate, FlowContext, Frame};
+use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
@@ -45,7 +47,10 @@ impl Flow {
             self.leave(cx, self.standing.why());
             return Some(Fate::Pass);
         }
-        if bare && self.outbound.is_plausible(f.tcp) && !self.keeps_bytes() {
+        // Of what G has sent, and H has dropped, G would believe it.
+        let ack = f.tcp.ack.unwrap(self.outbound.una());
+        let shown = self.losses.flooded().is_some_and(|flooded| flooded.has_shown(ack));
+        if bare && self.outbound.is_plausible(f.tcp) && !self.keeps_bytes() && !shown {
             self.gate_unseen_to_guest(f);
             return Some(Fate::Pass);
         }
@@ -55,8 +60,10 @@ impl Flow {
 
     /// Counts a plausible ACK above what H saw G send. `true`: it is believed.
     pub(super) fn believes(&mut self, cx: &mut FlowContext<'_, '_>, tcp: &Tcp, bare: bool) -> bool {
+        // What G has sent H for R since then it may have sent past H besides.
+        let since = self.losses.flooded().map_or(Instant::ZERO, Flooded::since);
         let fragments = cx.vm.fragment_from_guest.is_some_and(|(at, remote)| {
-            remote == cx.key.r_addr && cx.now.since(at) <= limits::T_FRAGMENT
+            remote == cx.key.r_addr && cx.now.since(at) <= limits::T_FRAGMENT && at >= since
         });
         let ack = tcp.ack.unwrap(self.outbound.una());
         let kept = |f: &Flooded| ack <= f.accepted() && !f.repeats_in_vain();

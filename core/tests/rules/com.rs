@@ -241,6 +241,23 @@ fn com_30_an_ack_with_ip_options_that_may_not_pass_is_not_answered() {
     assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Drain, Why::Options));
 }
 
+/// Found by simulation (seeds 38973, 40080): R's data with such options passes, and what G has no
+/// room for it drops. R's ACK had its number from behind that, and G dropped it too: it took R for
+/// dead, because nothing answered its keepalives.
+#[test]
+fn com_30_an_ack_with_ip_options_has_a_number_that_g_takes() {
+    let (_, r, g) = Setup::new().small().established();
+    warms_up(&r, &g);
+    g.sends("1:1001 ack 1001 win 1024");
+    r.gets("1:1001");
+    r.sends("1001:2001 ack 1 ipopt");
+    g.gets("1001:2001");
+    r.sends("2001:3001 ack 1 ipopt");
+    g.gets("2001:3001"); // beyond its window
+    r.sends("3001 ack 1001 ipopt");
+    g.gets("2025 ack 1001"); // the edge
+}
+
 #[test]
 fn com_07_ip_options_are_not_acknowledged_early() {
     let (w, r, g) = Setup::new().established();

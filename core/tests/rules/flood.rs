@@ -536,6 +536,33 @@ fn flood_08_a_fragment_of_g_explains_an_ack_for_what_waits_at_h() {
     r.gets_last("11001:12001");
 }
 
+/// Found by simulation (seeds 41726, 42464): R lies, and G had sent it a fragment before. G would
+/// let go of bytes that H had yet to send.
+#[test]
+fn flood_08_a_fragment_from_before_h_sends_explains_nothing_of_what_waits_at_it() {
+    let (w, r, g) = floods(&Setup::new());
+    w.frame(GUEST, VirtioNetHdr::default(), &fragments(&g.frame_of("1:1001"), 800)[0]);
+    w.after_ms(10);
+    hands_over(&g, 1, 40_001);
+    r.gets_all(&["1:10001"]);
+    assert_eq!(r.lies("1 ack 20001"), Verdict::Drop(DropReason::BadAck));
+    g.gets_nothing();
+}
+
+/// Found by simulation (seeds 44463, 47608): H keeps nothing, so G judged R's lies; but G had sent
+/// H more, which H had dropped.
+#[test]
+fn flood_08_a_lie_about_what_h_has_dropped_is_not_for_g_to_judge() {
+    let (_, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 5_001);
+    r.takes_all();
+    r.sends("1 ack 5001");
+    g.takes_all();
+    assert_eq!(g.sends("5001:6001 badsum"), Verdict::Drop(DropReason::BadChecksum));
+    assert_eq!(r.lies("1 ack 6001"), Verdict::Drop(DropReason::BadAck));
+    g.gets_nothing();
+}
+
 /// The same by another NIC: all that tells H is that R, when H repeats what it kept, says again and
 /// again that it has more.
 #[test]

@@ -314,6 +314,26 @@ fn snoop_36_a_stopped_guest_is_found_out() {
     assert!((9..=10).contains(&answered), "{answered}");
 }
 
+/// Found by simulation (seed 43908): R's answers were older than the octets by which it probed the
+/// window, and H had taken those. G gave R up.
+#[test]
+fn snoop_36_the_answer_to_a_keepalive_of_g_may_be_older_than_what_h_has_taken() {
+    for octets in [1_i64, 2] {
+        let (_, r, g) = Setup::new().small().established();
+        warms_up(&r, &g);
+        g.sends("ack 1001 win 0");
+        r.sends(&format!("1001:{}", 1001 + octets));
+        r.takes_all();
+        g.takes_all();
+        g.sends("0 ack 1001 win 0");
+        r.gets(&format!("0 ack {}", 1001 + octets));
+        r.sends("1001 ack 1");
+        g.gets("1001 ack 1");
+        r.sends("1001 ack 1");
+        g.gets_nothing(); // it has asked once
+    }
+}
+
 #[test]
 fn snoop_36_a_keepalive_carries_nothing_stale_to_the_guest() {
     let (w, r, g) = Setup::new().established();

@@ -454,8 +454,12 @@ mutations! { SECOND:
     "self.sent <= self.una"
     => "self.next <= self.una";
 
-    "an old ACK with IP options goes on to G", "COM-30", "on_verbatim_from_net",
-    "is_bare(f, range) && self.outbound.is_old_ack(f.tcp)"
+    "an ACK with IP options goes on to G with its own number", "COM-30", "on_valid_segment",
+    "!is_bare(f, range)"
+    => "true";
+
+    "R's answer to G's keepalive must be next in order", "SNOOP-36", "answer_guest",
+    "self.timers.guest_asks() && taken"
     => "false";
 
     "an ACK with IP options tells nothing of another path", "SNOOP-42", "on_segment_from_net",

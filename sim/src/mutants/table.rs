@@ -176,7 +176,7 @@ mutations! { FIRST:
     => "false";
 
     "pure ACKs of R are dropped", "COM-30", "on_valid_segment",
-    "return Fate::Pass;"
+    "return self.pass_ack(f);"
     => "return Fate::Drop(DropReason::Duplicate);";
 
     "R hears nothing of a window that has opened", "SNOOP-34", "maybe_window_update",

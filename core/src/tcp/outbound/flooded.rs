@@ -59,6 +59,10 @@ pub(crate) struct Flooded {
     listed: bool,
     /// When the wheel wakes it, at the latest.
     wheel: Instant,
+    /// Since when H sends for G.
+    since: Instant,
+    /// End of what G has sent H since then, whether H took it or not.
+    shown: u64,
 }
 
 impl Flooded {
@@ -78,7 +82,19 @@ impl Flooded {
             proof: None,
             listed: false,
             wheel: Instant::MAX,
+            since: cx.now,
+            shown: first,
         }
+    }
+
+    /// Since when H sends for G.
+    pub(in crate::tcp) const fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// G has sent H what is below `end`, whether H took it or not.
+    pub(in crate::tcp) const fn has_shown(&self, end: u64) -> bool {
+        end <= self.shown
     }
 
     /// The bytes.
@@ -320,6 +336,9 @@ impl Flow {
         self.settle_flooded(cx, needs_verbatim(f));
         if self.losses.flooded().is_none() {
             self.begin_flooded(cx, f, range)?;
+        }
+        if let Some(flooded) = self.losses.flooded_mut() {
+            flooded.shown = flooded.shown.max(range.end + u64::from(range.fin));
         }
         if needs_verbatim(f) {
             return Some(Fate::Drop(DropReason::Draining)); // its turn comes behind what is kept
