@@ -56,6 +56,12 @@ pub struct End {
     pub acked: u64,
     /// Highest ACK of what it had not been sent, if that is known for a lie.
     pub lied: u64,
+    /// Such ACKs: one that waits for the ring may be true by the time it leaves, and those behind
+    /// it are lower.
+    pub(crate) lies: BTreeSet<u64>,
+    /// Highest ACK that came in a segment which the host has read: not beyond its window
+    /// (SNOOP-02).
+    pub(crate) heard: u64,
     /// It has sent SACK blocks that its own ACK contradicts.
     pub(crate) odd_sack: bool,
     /// What it acknowledged before, lately: a probe made then may have waited since.
@@ -105,6 +111,8 @@ impl End {
             fin: None,
             acked: BASE,
             lied: BASE,
+            heard: BASE,
+            lies: BTreeSet::new(),
             odd_sack: false,
             edge: BASE,
             edge_max: BASE,

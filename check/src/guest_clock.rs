@@ -13,17 +13,33 @@ const CREDIT: Duration = Duration::from_millis(10);
 pub(crate) struct GuestClock {
     /// Frames in its ring, and of each whether it brought stored bytes: others' frames never end,
     /// and do not keep an idle guest's time standing.
-    unseen: VecDeque<bool>,
-    /// How many of them did.
-    stored: usize,
+    unseen: VecDeque<Stored>,
+    /// How many of them may have, and how many certainly did.
+    stored: [usize; 2],
     /// Since when there are none; `None` also while it has no driver.
     idle_since: Option<Instant>,
-    ran: Duration,
-    /// Up to when `ran` counts.
-    at: Instant,
+    /// At least and at most: time may stand for what may have been stored.
+    ran: [Duration; 2],
+    /// Up to when each of them counts.
+    at: [Instant; 2],
     has_driver: bool,
     /// Since when its host's worker has had a processor.
     worker_runs_since: Instant,
+}
+
+/// Whether a frame brought bytes that the host held.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Stored {
+    No,
+    /// Between two guests of one host what only passes looks like it.
+    Perhaps,
+    Surely,
+}
+
+impl Stored {
+    const fn counts(self) -> [bool; 2] {
+        [!matches!(self, Self::No), matches!(self, Self::Surely)]
+    }
 }
 
 impl Default for GuestClock {
@@ -31,10 +47,10 @@ impl Default for GuestClock {
         let (ran, at) = (Duration::ZERO, Instant::ZERO);
         Self {
             unseen: VecDeque::new(),
-            stored: 0,
+            stored: [0; 2],
             idle_since: Some(at),
-            ran,
-            at,
+            ran: [ran; 2],
+            at: [at; 2],
             has_driver: true,
             worker_runs_since: at,
         }
@@ -45,23 +61,28 @@ impl GuestClock {
     /// A frame was put into its ring.
     pub(crate) fn on_given(&mut self, now: Instant) {
         self.settle(now);
-        self.unseen.push_back(false);
+        self.unseen.push_back(Stored::No);
         self.idle_since = None;
     }
 
-    /// What was put there last brought bytes from the store.
-    pub(crate) fn on_stored(&mut self) {
+    /// What was put there last brought bytes from the store, certainly if `sure`.
+    pub(crate) fn on_stored(&mut self, sure: bool) {
         if let Some(newest) = self.unseen.back_mut() {
-            *newest = true;
-            self.stored += 1;
+            *newest = if sure { Stored::Surely } else { Stored::Perhaps };
+            for (stored, counts) in self.stored.iter_mut().zip(newest.counts()) {
+                *stored += usize::from(counts);
+            }
         }
     }
 
     /// It has taken `frames` from its ring.
     pub(crate) fn on_seen(&mut self, now: Instant, frames: usize) {
         self.on_life(now);
-        let seen = self.unseen.drain(..frames.min(self.unseen.len()));
-        self.stored -= seen.filter(|stored| *stored).count();
+        for seen in self.unseen.drain(..frames.min(self.unseen.len())) {
+            for (stored, counts) in self.stored.iter_mut().zip(seen.counts()) {
+                *stored -= usize::from(counts);
+            }
+        }
         if self.unseen.is_empty() && self.has_driver {
             self.idle_since.get_or_insert(now);
         }
@@ -70,16 +91,18 @@ impl GuestClock {
     /// It has sent something.
     pub(crate) fn on_life(&mut self, now: Instant) {
         self.settle(now);
-        let since = now.since(self.at);
-        self.ran += if since < CREDIT { since } else { CREDIT };
-        self.at = now;
+        for (ran, at) in self.ran.iter_mut().zip(&mut self.at) {
+            let since = now.since(*at);
+            *ran += if since < CREDIT { since } else { CREDIT };
+            *at = now;
+        }
     }
 
     /// What was in its rings is gone, and nothing can be put there.
     pub(crate) fn on_driver_gone(&mut self, now: Instant) {
         self.settle(now);
         self.unseen.clear();
-        self.stored = 0;
+        self.stored = [0; 2];
         (self.idle_since, self.has_driver) = (None, false);
     }
 
@@ -89,7 +112,7 @@ impl GuestClock {
     pub(crate) fn on_driver_back(&mut self, now: Instant) -> bool {
         let was_gone = !std::mem::replace(&mut self.has_driver, true);
         if was_gone {
-            self.at = now;
+            self.at = [now; 2];
             self.idle_since = Some(now);
         }
         was_gone
@@ -113,21 +136,39 @@ impl GuestClock {
         self.idle_since.map(|since| since.max(self.worker_runs_since))
     }
 
-    /// How long it has run.
+    /// Since when its host's worker has had a processor.
     #[must_use]
-    pub(crate) fn ran(&self, now: Instant) -> Duration {
-        let live = if self.runs() { now.since(self.at) } else { Duration::ZERO };
-        self.ran + live
+    pub(crate) fn worker_runs_since(&self) -> Instant {
+        self.worker_runs_since
     }
 
-    fn runs(&self) -> bool {
-        self.has_driver && self.stored == 0
+    /// How long it has run, at least.
+    #[must_use]
+    pub(crate) fn ran(&self, now: Instant) -> Duration {
+        self.ran_by(0, now)
+    }
+
+    /// The same, at most.
+    #[must_use]
+    pub(crate) fn may_have_run(&self, now: Instant) -> Duration {
+        self.ran_by(1, now)
+    }
+
+    fn ran_by(&self, which: usize, now: Instant) -> Duration {
+        let since = now.since(self.at[which]);
+        self.ran[which] + if self.runs(which) { since } else { Duration::ZERO }
+    }
+
+    fn runs(&self, which: usize) -> bool {
+        self.has_driver && self.stored[which] == 0
     }
 
     fn settle(&mut self, now: Instant) {
-        if self.runs() {
-            self.ran += now.since(self.at);
-            self.at = now;
+        for which in 0..2 {
+            if self.runs(which) {
+                self.ran[which] += now.since(self.at[which]);
+                self.at[which] = now;
+            }
         }
     }
 }
@@ -145,13 +186,24 @@ mod tests {
         let mut clock = GuestClock::default();
         clock.on_given(ms(50));
         clock.on_given(ms(100));
-        clock.on_stored();
+        clock.on_stored(true);
         assert_eq!(clock.ran(ms(5_000)), Duration::from_millis(100));
         clock.on_life(ms(5_000));
         assert_eq!(clock.ran(ms(6_000)), Duration::from_millis(110), "a sign of life is little");
         clock.on_seen(ms(6_000), 2);
         assert_eq!(clock.idle_since(), Some(ms(6_000)));
         assert_eq!(clock.ran(ms(6_050)), Duration::from_millis(170));
+    }
+
+    /// Seeds 41032, 43041: data between two guests, which had no place, came to one that was
+    /// paused.
+    #[test]
+    fn time_may_pass_for_one_that_was_perhaps_given_stored_bytes() {
+        let mut clock = GuestClock::default();
+        clock.on_given(ms(100));
+        clock.on_stored(false);
+        let ran = [clock.ran(ms(500)), clock.may_have_run(ms(500))];
+        assert_eq!(ran, [100, 500].map(Duration::from_millis));
     }
 
     #[test]
@@ -171,13 +223,13 @@ mod tests {
     fn without_a_driver_nothing_counts_until_it_is_back() {
         let mut clock = GuestClock::default();
         clock.on_given(ms(1));
-        clock.on_stored();
+        clock.on_stored(true);
         clock.on_driver_gone(ms(2));
         assert_eq!((clock.idle_since(), clock.ran(ms(500))), (None, Duration::from_millis(1)));
         assert!(clock.on_driver_back(ms(500)));
         assert_eq!(clock.ran(ms(510)), Duration::from_millis(11));
         clock.on_given(ms(510));
-        clock.on_stored();
+        clock.on_stored(true);
         assert!(!clock.on_driver_back(ms(515)), "its ring was there, and what is in it");
         assert_eq!((clock.idle_since(), clock.ran(ms(600))), (None, Duration::from_millis(11)));
     }

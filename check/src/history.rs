@@ -353,6 +353,10 @@ impl History {
         if flags.ack() {
             self.end_mut(from).odd_sack |= has_odd_block(self, from.other(), tcp, ack);
             self.note_ack(from, ack, u64::from(tcp.window) << shift);
+            let e = self.end_mut(from);
+            if counts && seq <= e.edge_to {
+                e.heard = e.heard.max(ack);
+            }
         }
         let end = seq + u64::from(tcp.payload_len);
         let s = In { at, from, bytes: t.bytes, ip, tcp, seq, end, ack, counts };
@@ -375,6 +379,8 @@ impl History {
         if floods && ack > can_have {
             // Of what the host has kept so far, or nobody sent (FLOOD-08); G may come to judge it.
             e.lied = e.lied.max(ack);
+            e.lies.insert(ack);
+            e.lies = e.lies.split_off(&e.acked.saturating_sub(1 << 21));
         } else if (e.acked..e.acked + (1 << 30)).contains(&ack) {
             e.acked_before.insert(e.acked);
             e.acked_before = e.acked_before.split_off(&ack.saturating_sub(1 << 21));
@@ -435,6 +441,11 @@ impl History {
         if ip.tos & 3 == 3 && self.is_on() && taken && tcp.payload_len > 0 {
             self.ce_at = Some(if seq == next { end } else { next });
         }
+    }
+
+    /// G's first SYN, or SYN-ACK, goes past the host: R may echo its clock (seed 50284).
+    pub(crate) fn on_past_syn(&mut self, tcp: &Tcp) {
+        self.end_mut(Side::G).tsvals.extend(tcp.options.timestamps.map(|ts| ts.tsval));
     }
 
     /// G sent a segment that the host does not see.
@@ -519,9 +530,11 @@ impl History {
             false if r.lied > BASE => r.acked, // a lie of what the host keeps lies below G's end
             false => u64::MAX,
         };
+        // G may judge a lie by more than it had sent when that came (seed 37737).
+        let lie = o.waited && o.ack.is_some_and(|ack| r.lies.contains(&ack));
         let e = self.end_mut(o.to);
         // G refuses an ACK of what it has not sent.
-        let refused = o.to == Side::G && o.ack.is_some_and(|ack| ack > e.end.min(said));
+        let refused = o.to == Side::G && (lie || o.ack.is_some_and(|ack| ack > e.end.min(said)));
         if let Some(ack) = o.ack.filter(|_| !refused) {
             e.ack_to = e.ack_to.max(ack);
             e.edge_to = e.edge_to.max(o.edge);

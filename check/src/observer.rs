@@ -219,7 +219,7 @@ impl<S: Setting> Observer<S> {
         let turn = self.turns[guest].on_out(h, &o).map_err(|what| (Rule::Turns, what));
         let wrong = wrong.and(turn);
         if o.is_stored() {
-            clock.on_stored();
+            clock.on_stored(!h.opaque && o.end <= h.end(Side::R).ack_to);
         }
         recovery::after_out(h, &o, clock);
         self.weight.on_out(h, &o, &t.hdr);
@@ -236,7 +236,13 @@ impl<S: Setting> Observer<S> {
     pub fn on_past(&mut self, g: u16, bytes: &[u8]) {
         let Ok(packet) = Packet::parse(bytes) else { return };
         let Some((name, _)) = self.setting.flow_of(&packet, Tap::FromGuest(g)) else { return };
-        if let (Some(h), Some((_, tcp))) = (self.flows.get_mut(&name), packet.tcp()) {
+        let Some((_, tcp)) = packet.tcp() else { return };
+        if !self.flows.contains_key(&name) && tcp.flags.syn() {
+            if let Some(mut h) = self.setting.begins(name, tcp) {
+                h.on_past_syn(tcp);
+                self.flows.insert(name, h);
+            }
+        } else if let Some(h) = self.flows.get_mut(&name) {
             if tcp.flags.syn() {
                 self.setting.begins_again(h, tcp);
             }
@@ -268,12 +274,16 @@ impl<S: Setting> Observer<S> {
         let all = self.steps.is_multiple_of(LOOK_AT_ALL);
         let of_host = |rule| move |what| Violation { rule, what, flow: None };
         budget::on_step(view.engine, view.ports, all).map_err(of_host(Rule::Budget))?;
+        let no_record = view.engine.arena().free_records() == 0;
         let rooms = self.cramped_at.iter_mut().zip(&mut self.spare);
         for (port, (at, spare)) in view.ports.iter().zip(rooms) {
             let vm = port.and_then(|p| view.engine.vm(p));
             // A quarter is kept for first windows.
             let free = |budget: u64, reserved| (budget - budget / 4).saturating_sub(reserved);
             *spare = vm.map_or(0, |vm| free(vm.budget_pages, vm.reserved_pages) * PAGE_BYTES);
+            if no_record {
+                *spare = 0; // a place is nothing without one (seed 39596: an arena of four)
+            }
             if vm.is_some_and(|vm| vm.budget_pages < vm.reserved_pages + CRAMPED_PAGES) {
                 *at = now;
             }

@@ -173,6 +173,13 @@ impl Core {
     /// Machine `i` does not run at all, or does again.
     pub fn set_paused(&mut self, now: Instant, i: usize, on: bool) {
         self.settle(now);
+        if self.tasks[i].paused && !on && (self.tasks[i].awake || self.tasks[i].bursting) {
+            // A pause is no claim to what the others ran meanwhile, whether they want to run now or
+            // not (seed 38881).
+            let others = self.tasks.iter().map(|t| t.vruntime_ns).max();
+            self.tasks[i].vruntime_ns = others.unwrap_or(0);
+            self.enqueue(i);
+        }
         self.tasks[i].paused = on;
         if (on && self.current == Some(i)) || (!on && self.current.is_none()) {
             self.pick(now);

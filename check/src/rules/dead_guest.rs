@@ -21,9 +21,13 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
     }
     let r = h.end(Side::R);
     let shut = r.edge_to <= r.ack_to + (1 << h.shift(Side::G));
-    let patience = if h.idles && !shut { T_ALIVE } else { T_PAUSED };
+    // A keepalive with an ACK of what went past the host is an odd segment (seed 46875).
+    let idles = h.idles && !h.net_has_unseen();
+    let patience = if idles && !shut { T_ALIVE } else { T_PAUSED };
+    // What the host sends of G's bytes by its own clock is no answer (FLOOD-23; seed 41164).
+    let is_answer = !(h.floods && (o.tcp.payload_len > 0 || o.tcp.flags.fin()));
     match h.silent_since {
-        Some(since) if h.asks && o.at.since(since) > patience + GRACE => {
+        Some(since) if h.asks && is_answer && o.at.since(since) > patience + GRACE => {
             let ms = o.at.since(since).as_millis();
             Err(format!("an answer for a guest that has been silent for {ms} ms"))
         }

@@ -54,6 +54,8 @@ impl SackOfNet {
             (self.newest, self.due) = (Some(blocks), any && !bare);
         } else if sure && any && self.newest.is_some_and(|newest| newest != blocks) {
             (self.newest, self.due) = (Some(blocks), !bare);
+        } else if sure && any && bare {
+            self.due = false; // it brings the blocks that are known (seed 43601)
         } else if !sure && (moved || any) {
             (self.newest, self.due) = (None, false);
         }
@@ -72,8 +74,10 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
         return;
     }
     let (r, g) = (h.end(Side::R), h.end(Side::G));
-    // R's FIN once more is a duplicate to the host, though R was not told.
-    let empty = s.end == s.seq && s.seq == r.ack_to && !s.tcp.flags.fin();
+    // R's FIN once more is a duplicate to the host, though R was not told; and an ACK from before
+    // what the host has by now is out of its window (seed 40783).
+    let next = r.ack_to.max(h.in_order());
+    let empty = s.end == s.seq && s.seq == next && !s.tcp.flags.fin();
     let new = s.end > r.ack_to || empty;
     let in_window = s.seq <= r.edge_to && s.end <= r.edge_to && !r.reset;
     let heard = s.ack == r.acked && s.ack <= g.end;

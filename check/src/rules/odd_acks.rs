@@ -123,9 +123,10 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     }
 }
 
-/// It comes at once and says nothing new: what was due for another reason would.
+/// It comes at once and says nothing new: what was due for another reason would. One whose number
+/// is beyond what G sent is none: the host believes that G sends past it, and leaves (SNOOP-42).
 fn is_answer(h: &History, o: &Out<'_>) -> bool {
-    h.quality.odd.pending == Some(o.at) && is_old(h, o)
+    h.quality.odd.pending == Some(o.at) && is_old(h, o) && o.seq <= h.end(Side::G).end
 }
 
 fn is_old(h: &History, o: &Out<'_>) -> bool {

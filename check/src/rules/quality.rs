@@ -79,7 +79,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 /// Rules about time, between two steps of the host.
 pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Verdict {
     prompt_ack::on_step(h, now).map_err(|what| (Rule::PromptAck, what))?;
-    windows::on_step(h, now).map_err(|what| (Rule::Window, what))?;
+    windows::on_step(h, now, clock).map_err(|what| (Rule::Window, what))?;
     odd_acks::on_step(h, now).map_err(|what| (Rule::OddAcks, what))?;
     endings::on_step(h, now, clock).map_err(|what| (Rule::Endings, what))?;
     recovery::on_step(h, now, clock).map_err(|what| (Rule::Recovery, what))

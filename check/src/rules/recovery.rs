@@ -50,7 +50,8 @@ pub(crate) struct Recovery {
     /// End of what G was offered. An empty segment may lie beyond: what waited for a ring that was
     /// set up again counts for the host (K-01).
     out_to: u64,
-    /// When the byte `una` was offered last, or became the first; and G's running time then.
+    /// When the byte `una` was offered last, or became the first; and the most that G had run
+    /// then.
     offered: Option<(Instant, Duration)>,
     /// That frame waited outside the ring: it was made earlier.
     waited: bool,
@@ -160,7 +161,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
         q.slow_moved = if una < q.slow_to { (q.slow_moved.0 + more, s.at) } else { (0, s.at) };
         q.una = una;
         (q.duplicates, q.timeouts, q.missed_at) = (0, 0, None);
-        q.offered = (out_to > una).then(|| (s.at, clock.ran(s.at)));
+        q.offered = (out_to > una).then(|| (s.at, clock.may_have_run(s.at)));
         if una < q.end && out_to > una {
             q.missed_at = (!q.has_been_offered(una)).then_some(s.at);
         }
@@ -282,8 +283,8 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, clock: &GuestClock) -> Ensure {
         return Ok(());
     }
     match q.offered {
-        Some((_, ran)) if since(clock.ran(o.at), ran) < not_before(q.by_timer) => {
-            let ms = since(clock.ran(o.at), ran).as_millis();
+        Some((_, ran)) if since(clock.may_have_run(o.at), ran) < not_before(q.by_timer) => {
+            let ms = since(clock.may_have_run(o.at), ran).as_millis();
             Err(format!("byte {} was offered again when G had run for {ms} ms", una - BASE))
         }
         _ => Ok(()),
@@ -327,7 +328,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
             q.timeouts += 1;
             (q.burst, q.slow_to) = ((end, out_to), out_to);
         }
-        q.offered = Some((o.at, clock.ran(o.at)));
+        q.offered = Some((o.at, clock.may_have_run(o.at)));
         (q.missed_at, q.waited) = (None, o.waited);
     } else if (q.burst.0..q.burst.1).contains(&o.seq) {
         q.burst.0 = end;

@@ -150,7 +150,7 @@ impl Scene {
         if to == Side::G {
             self.clock.on_given(self.now);
             if o.is_stored() {
-                self.clock.on_stored();
+                self.clock.on_stored(true);
             }
         }
         recovery::after_out(&mut self.h, &o, &self.clock);

@@ -9,8 +9,9 @@
 //! - The edge moves by a segment, or by what rounding up to the field's unit makes of it, and not
 //!   by small steps (RFC 9293 section 3.8.6.2.2; SNOOP-08).
 //! - A window update, which acknowledges nothing new, is sent once more if R stays silent
-//!   (SNOOP-34): it may have been lost. A keepalive of G, or what R has, does not count: R answers
-//!   it and does not look at its window (RFC 9293 section 3.10.7.4).
+//!   (SNOOP-34) and the worker has a processor: it may have been lost. A keepalive of G, or what R
+//!   has, does not count: R answers it and does not look at its window (RFC 9293 section
+//!   3.10.7.4).
 //!
 //! Of two captures the second is judged; the others need to know that a flow is with offload.
 
@@ -18,6 +19,7 @@ use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use super::{Ensure, PAGE_BYTES};
+use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
 use crate::out::{In, Out};
 
@@ -70,7 +72,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     }
 }
 
-pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
+pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensure {
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     // What the host refused, urgent data behind bytes, R sends again.
     let next = h.in_order().min(r.ack_to.max(g.acked));
@@ -91,7 +93,8 @@ pub(crate) fn on_step(h: &mut History, now: Instant) -> Ensure {
     if !on {
         windows.updated_at = None;
     }
-    if windows.updated_at.is_some_and(|at| now.since(at) > REPEATED_WITHIN) {
+    let served = now.since(clock.worker_runs_since()) > WITHIN;
+    if served && windows.updated_at.is_some_and(|at| now.since(at) > REPEATED_WITHIN) {
         return Err("a window update was not repeated to a silent R".to_owned());
     }
     let since = |what: &mut Option<Instant>, holds: bool| {

@@ -232,6 +232,7 @@ impl Plan {
             (self.is_in_step(conn) && gives_up, "a crowd in step"),
             (self.may_miss_neighbor(conn, span), "smoltcp looks for a neighbour"),
             (self.may_deadlock(conn), "smoltcp's deadlock"),
+            (gives_up && self.is_stuffed(conn, span), "no room for what passes uncut"),
             (self.acknowledges_ahead(conn), "an end that acknowledges what it does not have"),
         ];
         rest.iter().find(|(is_so, _)| *is_so).map(|(_, why)| *why)
@@ -251,6 +252,19 @@ impl Plan {
     /// A guest of the connection takes nothing for minutes, and is sent it all again.
     pub(super) fn is_deaf(&self, conn: usize) -> bool {
         self.is_away(conn, [Instant::ZERO, Instant::MAX])
+    }
+
+    /// R's packets pass uncut, and G, which shows less room than the host has shown before, drops
+    /// what does not fit (SNOOP-13). Once it reads again R repeats that when its timer says so,
+    /// which by then waits for longer than R has patience (seeds 38973, 40080).
+    fn is_stuffed(&self, conn: usize, span: [Instant; 2]) -> bool {
+        self.faults.iter().any(|f| match f.kind {
+            FaultKind::StopReading { machine: machine @ Machine::Guest(g) } => {
+                let its = self.ends_at(conn, g) && self.passes_uncut(conn, machine);
+                its && overlaps(f, span) && 2 * f.lasts.as_nanos() > USER_TIMEOUT.as_nanos()
+            }
+            _ => false,
+        })
     }
 
     /// An end of it says to have what it may never get: where the host does not send for the guest,
@@ -394,6 +408,18 @@ impl Plan {
         if conn.client == of { conn.server } else { conn.client }
     }
 
+    /// A machine that is paused at `until`, when it would forget a connection, does so when it is
+    /// back, and has met by then what waits in its ring (seed 41187).
+    fn lingers_until(&self, machine: Machine, until: Instant) -> Instant {
+        let covers = |f: &&Fault| match f.kind {
+            FaultKind::Pause { guest } => {
+                machine == Machine::Guest(guest) && (f.at..=f.at + f.lasts).contains(&until)
+            }
+            _ => false,
+        };
+        self.faults.iter().filter(covers).map(|f| f.at + f.lasts).max().unwrap_or(until)
+    }
+
     /// Which complaints of `machine` about the connection count: it was there for `span`.
     pub(super) fn judges(
         &self,
@@ -405,7 +431,7 @@ impl Plan {
         let ends = [self.conns[conn].client, self.conns[conn].server];
         let of = |kind: FaultKind| kind.machines().into_iter().flatten();
         let its = |kind: FaultKind| of(kind).any(|m| ends.contains(&m));
-        let lingers = [span[0], span[1] + LINGER];
+        let lingers = [span[0], self.lingers_until(machine, span[1] + LINGER)];
         let met = |f: &&Fault| overlaps(f, lingers);
         let any = |is_it: fn(FaultKind) -> bool| {
             self.faults.iter().filter(met).any(|f| its(f.kind) && is_it(f.kind))

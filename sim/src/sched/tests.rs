@@ -8,7 +8,7 @@ fn run(core: &mut Core, ms: u64) -> Vec<(u64, u64)> {
     let mut got = vec![(0, 0); core.tasks.len()];
     let mut last = vec![BURST.as_nanos(); core.tasks.len()]; // nobody has work before
     let end = Instant::from_millis(ms);
-    let mut now = Instant::ZERO;
+    let mut now = core.settled_at;
     while now < end {
         let next = core.poll_timeout().unwrap_or(end).min(end).max(now);
         if let Some(c) = core.current() {
@@ -87,6 +87,28 @@ fn a_paused_machine_never_runs_and_the_others_have_its_time() {
     assert_eq!((got[0].0, got[1].0 / 1_000_000), (0, 994), "all but the first burst's coming");
     core.dedicate();
     assert!(core.is_running(1) && !core.is_running(0) && core.poll_timeout().is_none());
+}
+
+#[test]
+fn a_machine_that_is_resumed_has_its_share_and_no_more() {
+    let mut core = Core::new(Policy::Fair { slice_us: 3_000 }, &[BUSY; 2]);
+    run(&mut core, 10);
+    core.set_paused(Instant::from_millis(10), 0, true);
+    run(&mut core, 3_000);
+    core.set_paused(Instant::from_millis(3_000), 0, false);
+    let got = run(&mut core, 3_100);
+    assert!((47..=53).contains(&(got[0].0 / 1_000_000)), "{got:?}");
+    // Nor if nobody else wants to run when it comes back.
+    let mut core = Core::new(Policy::Fair { slice_us: 3_000 }, &[BUSY, IDLE]);
+    core.set_paused(Instant::ZERO, 0, true);
+    core.wake(Instant::ZERO, 1);
+    run(&mut core, 3_000);
+    core.idle(Instant::from_millis(3_000), 1);
+    core.set_paused(Instant::from_millis(3_000), 0, false);
+    run(&mut core, 3_010);
+    core.wake(Instant::from_millis(3_010), 1);
+    let got = run(&mut core, 3_110);
+    assert!((44..=56).contains(&(got[0].0 / 1_000_000)), "{got:?}");
 }
 
 #[test]
