@@ -31,13 +31,15 @@ drop_reasons! {
     Truncated = "truncated",
     /// A header field contradicts another (IHL, data offset, total length).
     MalformedHeader = "malformed_header",
-    /// The virtio-net header asks for something the frame cannot give (offsets, GSO type or size).
+    /// The virtio-net header asks for something the frame cannot give (offsets, GSO type or size),
+    /// or for a super-segment of more than 512 segments, or one to a group.
     MalformedVirtioHeader = "malformed_virtio_header",
     /// The IPv4 header or TCP checksum is wrong and no trusted party vouched for it.
     BadChecksum = "bad_checksum",
     /// The source MAC is not the one this port may use.
     SpoofedMac = "spoofed_mac",
-    /// The source IP is not on this port's list, is on another's, or is none a host can have.
+    /// The source IP is not on this port's list, is on another's, or is none a host can have; or
+    /// the port has a list, and the frame speaks for others or says what cannot be checked.
     SpoofedIp = "spoofed_ip",
     /// The destination is a group address that bridges do not forward (802.1D).
     ReservedGroup = "reserved_group",
@@ -45,11 +47,14 @@ drop_reasons! {
     Hairpin = "hairpin",
     /// The VM sends, or is sent, more than its rate limit.
     RateLimit = "rate_limit",
+    /// The VM sends more frames to groups than others should get: 1,000 at once, 10,000 a second.
+    Storm = "storm",
     /// The destination port has no driver listening (link down, driver reset).
     PortDown = "port_down",
     /// The destination queue and its backlog are full.
     QueueFull = "queue_full",
-    /// The frame does not fit the destination and may not be segmented (no GSO metadata).
+    /// The frame does not fit the destination and may not be segmented (no GSO metadata), or is
+    /// longer than 9,234 bytes and for a group.
     TooBig = "too_big",
     /// A flow in ABORT answers nothing but challenge ACKs.
     FlowAborted = "flow_aborted",

@@ -40,6 +40,7 @@ use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::store::record::name_hash;
 use crate::switch::Switch;
+use crate::switch::storm::Storm;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
@@ -118,6 +119,7 @@ struct Port {
     config: PortConfig,
     features: Option<PortFeatures>,
     vm: Vm,
+    storm: Storm,
     drops: [u64; DropReason::ALL.len()],
 }
 
@@ -219,7 +221,8 @@ impl<'m> Engine<'m> {
             added.map_err(|_| AddPortError::MacTaken)?;
             self.flows.set_quota(id.0, guest.flows_max);
         }
-        let port = Port { config, features: None, vm, drops: [0; DropReason::ALL.len()] };
+        let drops = [0; DropReason::ALL.len()];
+        let port = Port { config, features: None, vm, storm: Storm::new(), drops };
         if slot == self.ports.len() {
             self.ports.push(Some(port));
         } else {

@@ -1,6 +1,7 @@
 //! Listeners that rest. One that cannot take anybody in, because the process has no descriptor left
 //! for another connection, say, stays readable: it would be tried again and again, and say so each
-//! time. It is left alone for a while instead.
+//! time. It is left alone for a while instead. So is a front-end whose messages take more than
+//! their share.
 
 use nightporter_core::time::{Duration, Instant};
 

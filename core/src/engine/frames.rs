@@ -5,6 +5,7 @@ use crate::drops::DropReason;
 use crate::engine::{Engine, Port, Staged, Verdict, context};
 use crate::flow::key::FlowKey;
 use crate::flow::table::{FlowId, HashedKey};
+use crate::limits::GROUP_BYTES_MAX;
 use crate::port::PortId;
 use crate::switch::{Mac, Out};
 use crate::tcp::flow::{Flow, State, Why};
@@ -61,14 +62,14 @@ impl Engine<'_> {
         };
         let Some(key) = way else {
             let result = self.process_from_uplink(now, port, hdr, frame);
-            return self.count(now, port, result);
+            return self.count(now, port, result, frame);
         };
         let out = PortId(key.key.port);
         match self.offer_to_flow(now, key, hdr, frame, ETHERNET) {
             Some((_, true)) => Verdict::Absorbed,
             Some((id, false)) => {
                 let result = self.process_toward_flow(now, out, id, hdr, frame);
-                self.count(now, port, result)
+                self.count(now, port, result, frame)
             }
             None => {
                 self.note_given(now, port, Some(out));
@@ -92,7 +93,7 @@ impl Engine<'_> {
             return Verdict::Absorbed;
         }
         let result = self.process_from_guest(now, port, hdr, frame, staged);
-        self.count(now, port, result)
+        self.count(now, port, result, frame)
     }
 
     /// Counts a drop, and what a guest has yet to see.
@@ -101,15 +102,44 @@ impl Engine<'_> {
         now: Instant,
         port: PortId,
         result: Result<Verdict, DropReason>,
+        frame: &[u8],
     ) -> Verdict {
         let verdict = result.unwrap_or_else(Verdict::Drop);
         match verdict {
             Verdict::Drop(reason) => self.count_drop(port, reason),
             Verdict::Forward(out) => self.note_given(now, port, Some(out)),
-            Verdict::Flood => self.note_given(now, port, None),
+            Verdict::Flood => return self.flood(now, port, frame),
             Verdict::Absorbed => {}
         }
         verdict
+    }
+
+    /// Whether `port` gets a frame that is flooded and did not come from there. A guest whose MAC
+    /// is known has no other station behind it, so what is for an unknown one is not for it.
+    #[must_use]
+    pub fn is_flooded(&self, port: PortId, frame: &[u8]) -> bool {
+        is_group(frame) || self.switch.may_be_behind(port)
+    }
+
+    /// A frame is for many: bounded, because all of them have to take it.
+    #[cold]
+    fn flood(&mut self, now: Instant, ingress: PortId, frame: &[u8]) -> Verdict {
+        let storms = |p: &mut Port| p.config.is_guest() && !p.storm.allows(now);
+        let reason = match is_group(frame) {
+            true if frame.len() > GROUP_BYTES_MAX => Some(DropReason::TooBig),
+            true if self.port_mut(ingress).is_some_and(storms) => Some(DropReason::Storm),
+            _ => None,
+        };
+        if let Some(reason) = reason {
+            self.count_drop(ingress, reason);
+            return Verdict::Drop(reason);
+        }
+        for port in (0..).map(PortId).take(self.ports.len()) {
+            if port != ingress && self.is_flooded(port, frame) {
+                self.note_given(now, ingress, Some(port));
+            }
+        }
+        Verdict::Flood
     }
 
     /// The key of a frame from the network, and with it the port to which the frame goes. `None`:
@@ -240,6 +270,9 @@ impl Engine<'_> {
         *hdr = validate_hdr(hdr, frame, packet)?;
         self.switch.check_source(now, port, packet)?;
         let mut edited = false;
+        if packet.tcp().is_none() {
+            self.switch.check_claims(port, packet, frame)?;
+        }
         if let Some((ip, tcp)) = packet.tcp() {
             let key = || self.flows.hashed(FlowKey::from_guest(port.0, &packet.eth, ip, tcp));
             let key = staged.flow.unwrap_or_else(key);
@@ -521,4 +554,9 @@ fn verdict(out: PortId, fate: Fate) -> Result<Verdict, DropReason> {
         Fate::Absorbed => Ok(Verdict::Absorbed),
         Fate::Drop(reason) => Err(reason),
     }
+}
+
+/// Whether a frame is for a group. One without an address is for nobody.
+fn is_group(frame: &[u8]) -> bool {
+    frame.first().is_some_and(|first| first & 1 != 0)
 }

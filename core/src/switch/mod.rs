@@ -7,13 +7,16 @@
 //!   (COM-11), and may use any that is on nobody's list: it may be a router or a container node.
 //!   Frames from addresses it does not own are forwarded and not offloaded.
 //!
-//! Frames to group addresses and to unknown ones are flooded; VLAN tags are left alone. Learning
-//! from a guest trusts it once: give untrusted guests a MAC and IPs in the configuration. Neighbour
-//! discovery is checked by its IPv6 source address, not by the addresses inside.
+//! Frames to group addresses are flooded, those to unknown ones too, but not to guests whose MAC is
+//! known; VLAN tags are left alone. Learning from a guest trusts it once: give untrusted guests a
+//! MAC and IPs in the configuration. What those with a list say is looked at more closely
+//! (`claims`).
 
 use core::net::IpAddr;
 
+mod claims;
 mod memo;
+pub mod storm;
 
 use ahash::RandomState;
 use hashbrown::HashTable;
@@ -183,6 +186,14 @@ impl Switch {
         }
     }
 
+    /// Whether a station of which nothing is known may be behind `port`: it is an uplink, or its
+    /// guest has not said yet which MAC it has.
+    #[must_use]
+    pub fn may_be_behind(&self, port: PortId) -> bool {
+        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
+        guest.is_none_or(|guest| guest.mac.is_none())
+    }
+
     /// Whether a frame from `port` may claim to come from where it says. Learns a guest's first
     /// MAC and IPs; everything may come from an uplink.
     pub fn check_source(
@@ -349,7 +360,7 @@ impl Switch {
         if guest.uses(now, ip) {
             return Ok(());
         }
-        if guest.owns(ip) || needs_no_list(ip) {
+        if guest.owns(ip) || guest.needs_no_list(ip) {
             return Ok(());
         }
         if !is_host_address(ip) || self.is_listed_anywhere(ip) {
@@ -362,6 +373,17 @@ impl Switch {
             }
             _ => Err(DropReason::SpoofedIp),
         }
+    }
+
+    fn has_list(&self, port: PortId) -> bool {
+        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
+        guest.is_some_and(GuestPort::has_list)
+    }
+
+    /// Whether `ip` is on the list of `port`, or made of its MAC.
+    fn owns_by_list(&self, port: PortId, ip: IpAddr16) -> bool {
+        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
+        guest.is_some_and(|guest| guest.owns(ip) || guest.is_own_link_local(ip))
     }
 
     fn is_listed_anywhere(&self, ip: IpAddr16) -> bool {
@@ -440,6 +462,23 @@ impl GuestPort {
         }
     }
 
+    const fn has_list(&self) -> bool {
+        matches!(self.ips, Ips::Listed(_))
+    }
+
+    fn is_own_link_local(&self, ip: IpAddr16) -> bool {
+        self.mac.is_some_and(|mac| claims::link_local_of(mac) == ip)
+    }
+
+    /// Sources every host uses before or beside its addresses: 0.0.0.0 (DHCP, RFC 5227 probes),
+    /// `::` (DAD, RFC 4862) and IPv6 link-local (fe80::/10). If it has a list, its link-local
+    /// address is the one that its MAC makes, and [`Switch::check_claims`] knows what may be said
+    /// without an address.
+    fn needs_no_list(&self, ip: IpAddr16) -> bool {
+        let is_link_local = ip.0[0] == 0xfe && ip.0[1] & 0xc0 == 0x80;
+        ip.is_unspecified() || is_link_local && (!self.has_list() || self.is_own_link_local(ip))
+    }
+
     fn owns(&self, ip: IpAddr16) -> bool {
         match &self.ips {
             Ips::Listed(list) => list.binary_search(&ip).is_ok(),
@@ -459,12 +498,6 @@ fn learn_ip(learned: &mut Vec<(IpAddr16, Instant)>, now: Instant, ip: IpAddr16) 
     if let Some(oldest) = oldest.filter(|(_, seen)| now.since(*seen) >= LEARNED_IP_AGE) {
         *oldest = (ip, now);
     }
-}
-
-/// Sources every host uses before or beside its addresses: 0.0.0.0 (DHCP, RFC 5227 probes), `::`
-/// (DAD, RFC 4862) and IPv6 link-local (fe80::/10).
-fn needs_no_list(ip: IpAddr16) -> bool {
-    ip.is_unspecified() || (ip.0[0] == 0xfe && ip.0[1] & 0xc0 == 0x80)
 }
 
 /// Whether a host can have this address at all (RFC 1122 section 3.2.1.3, RFC 4291 section 2.7).

@@ -154,8 +154,10 @@ fn sec_06_a_bound_guest_uses_its_own_addresses_only() {
 #[test]
 fn every_guest_may_start_up_dhcp_probes_dad_and_link_local() {
     let mut switch = switch();
-    let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
-    for (port, mac) in [(A, MAC_A), (B, MAC_B)] {
+    let any = IpAddr::from(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1));
+    for (port, mac, link_local) in
+        [(A, MAC_A, claims::link_local_of(MAC_A).to_ip()), (B, MAC_B, any)]
+    {
         for packet in [
             from(mac, Ipv4Addr::UNSPECIFIED),
             from(mac, Ipv6Addr::UNSPECIFIED),
@@ -167,6 +169,8 @@ fn every_guest_may_start_up_dhcp_probes_dad_and_link_local() {
         assert!(!switch.is_own_ip(port, own(Ipv4Addr::UNSPECIFIED)));
         assert!(!switch.is_own_ip(port, own(link_local)));
     }
+    let of_another = switch.check_source(T0, A, &from(MAC_A, any));
+    assert_eq!(of_another, Err(DropReason::SpoofedIp), "it has a list");
 }
 
 #[test]

@@ -14,7 +14,7 @@ pub struct Backlog {
 }
 
 impl Backlog {
-    /// For so many frames, and [`BACKLOG_BYTES_MAX`].
+    /// For so many frames, and [`BACKLOG_BYTES_MAX`] or what all queues together leave free.
     #[must_use]
     pub fn new(frames_max: usize) -> Self {
         Self { frames: VecDeque::new(), frames_max, bytes: 0 }
@@ -32,10 +32,12 @@ impl Backlog {
         self.bytes
     }
 
-    /// Takes a copy of a frame; `false` if the queue is full.
-    pub fn push(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> bool {
+    /// Takes a copy of a frame, for which all queues together have `free` bytes; `false` if the
+    /// queue is full.
+    pub fn push(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]], free: usize) -> bool {
         let len: usize = parts.iter().map(|p| p.len()).sum();
-        if self.frames.len() >= self.frames_max || self.bytes + len > BACKLOG_BYTES_MAX {
+        let bytes_max = BACKLOG_BYTES_MAX.min(free);
+        if self.frames.len() >= self.frames_max || self.bytes + len > bytes_max {
             return false;
         }
         self.bytes += len;
@@ -69,12 +71,13 @@ mod tests {
     use super::*;
 
     const FRAMES_MAX: usize = 1000;
+    const FREE: usize = usize::MAX;
 
     #[test]
     fn frames_come_out_in_order_and_count_their_bytes() {
         let mut b = Backlog::new(FRAMES_MAX);
-        assert!(b.push(&VirtioNetHdr::default(), &[b"ab", b"c"]));
-        assert!(b.push(&VirtioNetHdr::default(), &[b"defg"]));
+        assert!(b.push(&VirtioNetHdr::default(), &[b"ab", b"c"], FREE));
+        assert!(b.push(&VirtioNetHdr::default(), &[b"defg"], FREE));
         let (hdr, first) = b.pop().unwrap();
         assert_eq!((b.bytes(), &*first), (4, &b"abc"[..]));
         b.put_back(hdr, first);
@@ -88,13 +91,13 @@ mod tests {
     fn the_queue_is_bounded_in_frames_and_in_bytes() {
         let mut b = Backlog::new(FRAMES_MAX);
         for _ in 0..FRAMES_MAX {
-            assert!(b.push(&VirtioNetHdr::default(), &[&[0; 60]]));
+            assert!(b.push(&VirtioNetHdr::default(), &[&[0; 60]], FREE));
         }
-        assert!(!b.push(&VirtioNetHdr::default(), &[&[0; 60]]));
+        assert!(!b.push(&VirtioNetHdr::default(), &[&[0; 60]], FREE));
         b.clear();
         let big = vec![0; 65_000];
-        let fit = (0..FRAMES_MAX).take_while(|_| b.push(&VirtioNetHdr::default(), &[&big]));
+        let fit = (0..FRAMES_MAX).take_while(|_| b.push(&VirtioNetHdr::default(), &[&big], FREE));
         assert_eq!(fit.count(), BACKLOG_BYTES_MAX / 65_000);
-        assert!(b.push(&VirtioNetHdr::default(), &[&[0; 60]]), "a small one still fits");
+        assert!(b.push(&VirtioNetHdr::default(), &[&[0; 60]], FREE), "a small one still fits");
     }
 }

@@ -41,6 +41,10 @@ impl Turn {
             // Ask for a wake-up, then look once more: only if that finds nothing new was the
             // question asked in time. Looking takes buffers, so finding them asks again.
             while let Left::Waits(_) = left {
+                if ports.has_spent(port) {
+                    left = Left::More;
+                    break;
+                }
                 ports.wait_for_room(port, true);
                 let (before, sent) = (left, self.slots.of(port).stats.frames_to_port);
                 left = self.fill_receive_ring(now, engine, ports, port, enough, &mut frames)?;
@@ -76,8 +80,8 @@ impl Turn {
         frames: &mut u64,
     ) -> Result<Left, Interrupted> {
         loop {
+            let moved = self.slots.move_waiting(ports, port);
             let slot = self.slots.of_mut(port);
-            let moved = slot.move_waiting(ports);
             let behind = !slot.backlog.is_empty();
             let is_enough = slot.stats.bytes_to_port >= enough;
             *frames += u64::from(moved);

@@ -16,7 +16,9 @@
 //! 3. timers that are due run, and what they made is sent;
 //! 4. every port that is awake is read, in the order of their numbers, at most
 //!    [`TurnConfig::frames_per_port`] frames and about `BYTES_PER_PORT`, so that no port keeps the
-//!    others waiting, nor a guest for what was read. If there are many flows they are read
+//!    others waiting, nor a guest for what was read. What they become counts too: copies for all
+//!    who get a broadcast, pieces of a super-segment (`COPIES_PER_PORT`), and what the port itself
+//!    says was enough ([`Received::Spent`]). If there are many flows they are read
 //!    in batches, which the engine looks through before the first frame is worked on
 //!    ([`Engine::stage`]). Then each frame goes where its verdict says, and what the engine made of
 //!    it is sent before the next frame can overtake it;
@@ -165,9 +167,8 @@ impl Turn {
     /// The port is gone for good, with its VM.
     pub fn remove_port(&mut self, now: Instant, engine: &mut Engine<'_>, port: PortId) {
         engine.remove_port(now, port);
-        let slot = self.slots.of_mut(port);
-        slot.link_down();
-        slot.stats = PortStats::default();
+        self.slots.link_down(port);
+        self.slots.of_mut(port).stats = PortStats::default();
     }
 
     /// The peer of `port` takes this from now on; `None`: its link is down.
@@ -178,11 +179,10 @@ impl Turn {
         port: PortId,
         features: Option<PortFeatures>,
     ) {
-        let slot = self.slots.of_mut(port);
         if features.is_none() {
-            slot.link_down();
+            self.slots.link_down(port);
         }
-        slot.features = features;
+        self.slots.of_mut(port).features = features;
         engine.set_port_features(now, port, features);
         self.wake(port); // something may have waited for the link
     }

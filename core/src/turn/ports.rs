@@ -12,6 +12,8 @@ pub enum Received {
     Frame(VirtioNetHdr, usize),
     /// Nothing there now.
     Empty,
+    /// There may be more, in the next turn: what there was has been enough work for this one.
+    Spent,
     /// The port no longer exists.
     Gone,
 }
@@ -70,6 +72,12 @@ pub trait Ports {
     /// Bytes of the longest frame up to `want` that the guest has room for.
     fn room(&mut self, _port: PortId, want: usize) -> usize {
         want
+    }
+
+    /// Whether it is not the guest that keeps it from getting more, but the work that its ring has
+    /// made in this turn.
+    fn has_spent(&mut self, _port: PortId) -> bool {
+        false
     }
 
     /// Whether the guest has shown life since the last call. `Some(true)`: and it has seen all that

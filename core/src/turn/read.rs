@@ -6,7 +6,7 @@ use super::ports::{Interrupted, Ports, Received, Step};
 use super::slots::Reading;
 use crate::drops::DropReason;
 use crate::engine::{Engine, Verdict};
-use crate::limits::{BATCH_FRAMES, BYTES_PER_PORT, FRAME_BYTES_MAX};
+use crate::limits::{BATCH_FRAMES, BYTES_PER_PORT, COPIES_PER_PORT, FRAME_BYTES_MAX};
 use crate::port::PortId;
 use crate::time::Instant;
 
@@ -19,15 +19,21 @@ impl Turn {
         ports: &mut P,
         port: PortId,
     ) -> Result<u64, Interrupted> {
+        if self.slots.of(port).debt > 0 {
+            self.repay(port);
+            return Ok(0);
+        }
         // Out of `self` meanwhile, which sends what is in it.
         let mut batch = std::mem::take(&mut self.batch);
         let few = engine.flows_len() < self.config.flows_in_cache;
         let frames_max = if few { 1 } else { BATCH_FRAMES };
         let (mut frames, mut bytes) = (0, 0);
         let (mut result, mut reading) = (Ok(()), Reading::Awake);
+        self.slots.copied = 0;
         while reading == Reading::Awake
             && frames < self.config.frames_per_port
             && bytes < BYTES_PER_PORT
+            && self.slots.copied < COPIES_PER_PORT
             && result.is_ok()
         {
             batch.clear();
@@ -42,6 +48,7 @@ impl Turn {
                     }
                     Received::Empty => reading = Reading::Watched,
                     Received::Gone => reading = Reading::Asleep,
+                    Received::Spent => bytes = BYTES_PER_PORT, // the loops end
                 }
                 if reading != Reading::Awake {
                     break;
@@ -58,15 +65,27 @@ impl Turn {
         }
         self.batch = batch;
         self.slots.touch(port);
+        if self.slots.copied > COPIES_PER_PORT {
+            self.slots.of_mut(port).debt = self.slots.copied - COPIES_PER_PORT;
+        }
         let slot = self.slots.of_mut(port);
         slot.idle_turns = if frames == 0 { slot.idle_turns.saturating_add(1) } else { 0 };
         slot.reading = reading;
         match reading {
             Reading::Awake => self.awake.push_back(port),
             Reading::Watched => self.watched.push(port),
-            Reading::Asleep => slot.link_down(),
+            Reading::Asleep => self.slots.link_down(port),
         }
         result.map(|()| frames as u64)
+    }
+
+    /// A port whose frames became more copies than a turn should make is not read until as many
+    /// turns have passed as they would have taken.
+    #[cold]
+    fn repay(&mut self, port: PortId) {
+        let slot = self.slots.of_mut(port);
+        slot.debt = slot.debt.saturating_sub(COPIES_PER_PORT);
+        self.awake.push_back(port);
     }
 
     /// Judges a frame that came in at `from`, and sends it and what was made of it.
@@ -90,7 +109,10 @@ impl Turn {
         let verdict = engine.limited(now, from, bytes.len(), verdict);
         match verdict {
             Verdict::Forward(to) => self.slots.send(ports, to, &hdr, &[bytes]),
-            Verdict::Flood => self.slots.flood(ports, from, &hdr, &[bytes]),
+            Verdict::Flood => {
+                let gets = |port| engine.is_flooded(port, bytes);
+                self.slots.flood(ports, from, &hdr, &[bytes], gets);
+            }
             // A drop is counted by the engine.
             Verdict::Absorbed | Verdict::Drop(_) => {}
         }

@@ -5,6 +5,7 @@ use super::backlog::Backlog;
 use super::ports::{Ports, Sent};
 use crate::drops::DropReason;
 use crate::engine::Transmit;
+use crate::limits::{BACKLOGS_BYTES_MAX, COPY_COST};
 use crate::port::{PortFeatures, PortId};
 use crate::wire::heartbeat::Heartbeat;
 use crate::wire::virtio_net::VirtioNetHdr;
@@ -61,6 +62,8 @@ pub(super) struct Slot {
     pub(super) unseen: bool,
     /// Something waits for room in its ring.
     pub(super) waits: bool,
+    /// Bytes of copies that its frames became, beyond what a turn should make.
+    pub(super) debt: usize,
     /// The last heartbeat, until its guest has shown life.
     pub(super) beat: Option<Heartbeat>,
 }
@@ -90,12 +93,20 @@ impl Slot {
             meant: false,
             unseen: false,
             waits: false,
+            debt: 0,
             beat: None,
         }
     }
 
-    /// Gives a frame to the port, or to the backlog, or drops and counts it.
-    fn offer<P: Ports>(&mut self, ports: &mut P, hdr: &VirtioNetHdr, parts: &[&[u8]]) {
+    /// Gives a frame to the port, or to the backlog, or drops and counts it. All backlogs have
+    /// `waiting` bytes.
+    fn offer<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        waiting: &mut usize,
+        hdr: &VirtioNetHdr,
+        parts: &[&[u8]],
+    ) {
         let sent = if self.backlog.is_empty() {
             ports.send(self.id, hdr, parts, false)
         } else {
@@ -104,21 +115,32 @@ impl Slot {
         match sent {
             Sent::Done => self.count_sent(parts.iter().map(|p| p.len()).sum()),
             Sent::Dropped(reason) => self.stats.count_drops(reason, 1),
-            Sent::Gone => self.link_down(),
+            Sent::Gone => self.link_down(waiting),
             // An uplink has no queue here: the kernel's was full.
-            Sent::Full if self.is_guest && self.backlog.push(hdr, parts) => {}
-            Sent::Full => self.stats.count_drops(DropReason::QueueFull, 1),
+            Sent::Full => self.wait(waiting, hdr, parts),
         }
     }
 
-    /// Moves the oldest frame of the backlog. `false`: there is none, or no room for it.
-    pub(super) fn move_waiting<P: Ports>(&mut self, ports: &mut P) -> bool {
+    #[inline(never)] // few frames have to
+    fn wait(&mut self, waiting: &mut usize, hdr: &VirtioNetHdr, parts: &[&[u8]]) {
+        let (before, free) = (self.backlog.bytes(), BACKLOGS_BYTES_MAX - *waiting);
+        if self.is_guest && self.backlog.push(hdr, parts, free) {
+            *waiting += self.backlog.bytes() - before;
+        } else {
+            self.stats.count_drops(DropReason::QueueFull, 1);
+        }
+    }
+
+    #[inline(never)]
+    fn move_waiting<P: Ports>(&mut self, ports: &mut P, waiting: &mut usize) -> bool {
         let Some((hdr, frame)) = self.backlog.pop() else { return false };
+        *waiting -= frame.len();
         match ports.send(self.id, &hdr, &[&frame], true) {
             Sent::Done => self.count_sent(frame.len()),
             Sent::Dropped(reason) => self.stats.count_drops(reason, 1),
-            Sent::Gone => self.link_down(),
+            Sent::Gone => self.link_down(waiting),
             Sent::Full => {
+                *waiting += frame.len();
                 self.backlog.put_back(hdr, frame);
                 return false;
             }
@@ -131,8 +153,8 @@ impl Slot {
         self.stats.bytes_to_port += bytes as u64;
     }
 
-    /// Nobody takes frames any more; those that wait are lost.
-    pub(super) fn link_down(&mut self) {
+    fn link_down(&mut self, waiting: &mut usize) {
+        *waiting -= self.backlog.bytes();
         self.features = None;
         self.waits = false;
         self.beat = None;
@@ -148,6 +170,10 @@ pub(super) struct Slots {
     /// Guests that the turn ends with: they were read, a frame was meant for them, or there may be
     /// something to give them.
     pub(super) touched: Vec<PortId>,
+    /// Bytes of copies that frames have become since it was set to 0 (`COPIES_PER_PORT`).
+    pub(super) copied: usize,
+    /// Bytes of all backlogs.
+    waiting: usize,
     adapter: Adapter,
 }
 
@@ -158,6 +184,18 @@ impl Slots {
 
     pub(super) fn of_mut(&mut self, port: PortId) -> &mut Slot {
         &mut self.list[usize::from(port.0)]
+    }
+
+    /// Nobody takes frames of `port` any more; those that wait are lost.
+    pub(super) fn link_down(&mut self, port: PortId) {
+        self.list[usize::from(port.0)].link_down(&mut self.waiting);
+    }
+
+    /// Moves the oldest frame of the backlog of `port`. `false`: there is none, or no room for it.
+    #[inline]
+    pub(super) fn move_waiting<P: Ports>(&mut self, ports: &mut P, port: PortId) -> bool {
+        let slot = &mut self.list[usize::from(port.0)];
+        !slot.backlog.is_empty() && slot.move_waiting(ports, &mut self.waiting)
     }
 
     /// This turn ends with feeding `port`, if it is a guest's, and showing it all.
@@ -180,30 +218,37 @@ impl Slots {
             return self.of_mut(to).stats.count_drops(DropReason::PortDown, 1);
         };
         self.touch(to);
-        let Self { list, adapter, .. } = self;
+        let Self { list, adapter, copied, waiting, .. } = self;
         let slot = &mut list[usize::from(to.0)];
         slot.meant = true;
         if fits(features, hdr) {
-            return slot.offer(ports, hdr, parts);
+            return slot.offer(ports, waiting, hdr, parts);
         }
         ports.before_adapting(to, hdr, parts);
-        let offer = |hdr: &_, frame: &_| slot.offer(ports, hdr, &[frame]);
+        let offer = |hdr: &_, frame: &[u8]| {
+            *copied += frame.len() + COPY_COST;
+            slot.offer(ports, waiting, hdr, &[frame]);
+        };
         if let Err(reason) = adapter.adapt(hdr, parts, offer) {
             slot.stats.count_drops(reason, 1);
         }
     }
 
-    /// Sends a frame out of every port that is up, but `from`.
+    /// Sends a frame out of every port that is up and `gets` it, but `from`.
+    #[inline(never)]
     pub(super) fn flood<P: Ports>(
         &mut self,
         ports: &mut P,
         from: PortId,
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
+        gets: impl Fn(PortId) -> bool,
     ) {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
         for slot in 0..self.list.len() {
             let Slot { id, features, .. } = self.list[slot];
-            if id != from && features.is_some() {
+            if id != from && features.is_some() && gets(id) {
+                self.copied += len + COPY_COST;
                 self.send(ports, id, hdr, parts);
             }
         }
@@ -213,7 +258,7 @@ impl Slots {
     pub(super) fn transmit<P: Ports>(&mut self, ports: &mut P, made: &Transmit<'_>) {
         match made.port {
             Some(to) => self.send(ports, to, &made.hdr, made.parts()),
-            None => self.flood(ports, made.ingress, &made.hdr, made.parts()),
+            None => self.flood(ports, made.ingress, &made.hdr, made.parts(), |_| true),
         }
     }
 }

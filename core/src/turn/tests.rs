@@ -17,6 +17,8 @@ const NOW: Instant = Instant::from_secs(1000);
 const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
 const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 const EVERYBODY: [u8; 6] = [0xff; 6];
+/// A station of which nobody has heard.
+const UNKNOWN: [u8; 6] = [0x52, 0, 0, 0, 0, 9];
 
 /// One port: what its peer has sent and not been read, and what it got.
 #[derive(Debug, Default)]
@@ -37,6 +39,8 @@ struct Queue {
     asked_for_frames: usize,
     looked_at: usize,
     gone: bool,
+    /// It is read no further in this turn, and takes nothing.
+    spent: bool,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +67,9 @@ impl Ports for Queues {
         if queue.gone {
             return Received::Gone;
         }
+        if queue.spent {
+            return Received::Spent;
+        }
         let Some((hdr, frame)) = queue.sent.pop_front() else { return Received::Empty };
         let len = frame.len().min(buf.len());
         buf[..len].copy_from_slice(&frame[..len]);
@@ -71,7 +78,7 @@ impl Ports for Queues {
 
     fn send(&mut self, port: PortId, _: &VirtioNetHdr, parts: &[&[u8]], _waited: bool) -> Sent {
         let queue = self.of(port);
-        if queue.slots == Some(0) {
+        if queue.slots == Some(0) || queue.spent {
             return Sent::Full;
         }
         queue.slots = queue.slots.map(|n| n - 1);
@@ -81,6 +88,10 @@ impl Ports for Queues {
 
     fn room(&mut self, port: PortId, want: usize) -> usize {
         if self.of(port).slots == Some(0) { 0 } else { want }
+    }
+
+    fn has_spent(&mut self, port: PortId) -> bool {
+        self.of(port).spent
     }
 
     fn progress(&mut self, port: PortId) -> Option<bool> {
@@ -202,7 +213,7 @@ fn every_port_has_its_turn_and_a_busy_one_goes_on_in_the_next() {
 fn a_port_with_large_frames_is_read_by_their_bytes() {
     with_worker(TurnConfig::default(), 1, |w| {
         for n in 0..5 {
-            w.sends(UPLINK, [frame(EVERYBODY, A, n), vec![0; 60_000]].concat());
+            w.sends(UPLINK, [frame(UNKNOWN, A, n), vec![0; 60_000]].concat());
         }
         w.turn();
         assert_eq!(w.got(G1), [0, 1, 2], "128 KiB, and the frame that is more");
@@ -311,6 +322,117 @@ fn who_wakes_last_is_read_first_if_its_number_is_lower() {
         w.sends(UPLINK, frame(EVERYBODY, [2, 0, 0, 0, 0, 0xc], 0));
         w.turn();
         assert_eq!(w.got(G1), [0, 2], "captures of one turn are read in this order");
+    });
+}
+
+#[test]
+fn a_port_that_has_had_its_share_goes_on_in_the_next_turn() {
+    with_worker(TurnConfig::default(), 2, |w| {
+        w.ports.of(G1).spent = true;
+        w.sends(G1, frame(EVERYBODY, A, 1));
+        w.sends(UPLINK, frame(EVERYBODY, B, 2));
+        w.turn();
+        assert_eq!((w.got(G1), w.got(G2)), (vec![], vec![2]), "nothing out of it, nothing in");
+        assert!(!w.ports.of(G1).waits_for_room, "it has room");
+        assert!(w.turn.rest(&mut w.ports), "there is something to do");
+        w.ports.of(G1).spent = false;
+        w.turn();
+        assert_eq!((w.got(G1), w.got(G2)), (vec![2], vec![1]));
+        assert!(!w.turn.rest(&mut w.ports));
+    });
+}
+
+#[test]
+fn a_guest_that_broadcasts_all_the_time_is_heard_now_and_then() {
+    with_worker(TurnConfig::default(), 2, |w| {
+        (0..2000).for_each(|n| w.sends(G1, frame(EVERYBODY, A, n)));
+        w.sends(G2, frame(EVERYBODY, B, 5000));
+        for _ in 0..40 {
+            w.turn();
+        }
+        assert_eq!(w.got(G2).len(), 1000);
+        assert_eq!(w.engine.drops(G1).unwrap()[DropReason::Storm as usize], 1000);
+        assert!(w.got(G1) == [5000], "the other one's");
+    });
+}
+
+/// A broadcast of 9,000 bytes, with a number in it.
+fn long_broadcast(src: [u8; 6], n: u16) -> Vec<u8> {
+    let mut long = frame(EVERYBODY, src, n);
+    long.resize(9000, 0);
+    long
+}
+
+#[test]
+fn broadcasts_for_many_take_the_turns_that_their_copies_take() {
+    with_worker(TurnConfig::default(), 100, |w| {
+        let (uplink, bad, good) = (PortId(0), PortId(1), PortId(2));
+        (0..10).for_each(|n| w.sends(bad, long_broadcast(A, n)));
+        // Two frames become 200 copies, almost two megabytes: they are the share of two turns.
+        for turn in 0..10 {
+            w.sends(good, frame(UNKNOWN, B, 1000 + turn));
+            w.turn();
+            let got = w.got(uplink);
+            assert_eq!(got.last(), Some(&(1000 + turn)), "the innocent's");
+            assert_eq!(got.len(), if turn % 2 == 0 { 3 } else { 1 }, "turn {turn}");
+        }
+        let got: Vec<_> = w.got(PortId(100)).into_iter().filter(|n| *n < 1000).collect();
+        assert_eq!(got, (0..10).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_broadcast_longer_than_any_is_dropped() {
+    with_worker(TurnConfig::default(), 2, |w| {
+        let mut frame = frame(EVERYBODY, A, 1);
+        frame.resize(crate::limits::GROUP_BYTES_MAX + 1, 0);
+        w.sends(PortId(1), frame.clone());
+        frame.truncate(crate::limits::GROUP_BYTES_MAX);
+        frame[15] = 2;
+        w.sends(PortId(1), frame);
+        w.turn();
+        assert_eq!(w.got(PortId(2)), [2]);
+    });
+}
+
+#[test]
+fn all_that_waits_for_full_rings_is_bounded_and_shared() {
+    const GUESTS: u16 = 30;
+    with_worker(TurnConfig::default(), GUESTS, |w| {
+        let guests = || (1..=GUESTS).map(PortId);
+        guests().for_each(|port| w.ports.of(port).slots = Some(0));
+        let waits = |w: &mut Worker<'_>, n| {
+            w.sends(PortId(0), long_broadcast(A, n));
+            w.turn();
+            guests().map(|port| w.turn.backlog_bytes(port)).collect::<Vec<_>>()
+        };
+        let waiting = (0..300).map(|n| waits(w, n)).last().unwrap();
+        let sum: usize = waiting.iter().sum();
+        let max = crate::limits::BACKLOGS_BYTES_MAX;
+        assert!((max - max / 16..=max).contains(&sum), "{sum} of {max}");
+        let (least, most) = (waiting.iter().min().unwrap(), waiting.iter().max().unwrap());
+        assert!(most - least <= 9000, "{least} to {most}");
+        // What one gives back is there for the others.
+        w.turn.set_features(NOW, &mut w.engine, PortId(1), None);
+        let now = (300..310).map(|n| waits(w, n)).last().unwrap();
+        assert!(now[0] == 0 && now[1] > waiting[1]);
+    });
+}
+
+#[test]
+fn what_is_for_an_unknown_station_goes_where_one_may_be() {
+    with_worker(TurnConfig::default(), 3, |w| {
+        w.sends(PortId(1), frame(EVERYBODY, A, 1));
+        w.turn();
+        (0..4).for_each(|port| drop(w.got(PortId(port))));
+        w.sends(PortId(0), frame(UNKNOWN, [0x52, 0, 0, 0, 0, 1], 2));
+        w.turn();
+        assert_eq!(w.got(PortId(1)), [], "its guest's MAC is another");
+        assert_eq!((w.got(PortId(2)), w.got(PortId(3))), (vec![2], vec![2]), "they said nothing");
+        w.sends(PortId(2), frame(UNKNOWN, B, 3));
+        w.turn();
+        assert_eq!((w.got(PortId(0)), w.got(PortId(1))), (vec![3], vec![]));
+        assert_eq!(w.got(PortId(3)), [3]);
     });
 }
 
@@ -491,7 +613,7 @@ fn what_waits_for_a_guest_is_fed_over_several_turns() {
     with_worker(TurnConfig::default(), 1, |w| {
         w.ports.of(G1).slots = Some(0);
         for _ in 0..30 {
-            let big = [frame(EVERYBODY, A, 1), vec![0; 60_000]].concat();
+            let big = [frame(UNKNOWN, A, 1), vec![0; 60_000]].concat();
             w.sends(UPLINK, big);
             w.turn();
         }

@@ -12,9 +12,12 @@ use crate::drops::DropReason;
 use core::cmp::Ordering;
 
 /// Smallest `gso_size` taken from a guest: the smallest MSS Linux sends with (48,
-/// `TCP_MIN_SND_MSS`) less a full set of options. It bounds into how many frames 64 KiB can be
-/// made to explode.
+/// `TCP_MIN_SND_MSS`) less a full set of options.
 pub const GSO_SIZE_MIN: u16 = 8;
+
+/// Segments of one super-segment from a guest: 64 KiB in segments of 128 bytes. With the smallest
+/// MTU that Linux learns from the path (552, `net.ipv4.route.min_pmtu`) there are 128.
+pub const SEGMENTS_MAX: u32 = 512;
 
 /// Where the checksum is in a UDP header.
 const UDP_CHECKSUM_AT: u16 = 6;
@@ -22,8 +25,9 @@ const UDP_CHECKSUM_AT: u16 = 6;
 /// Checks what a guest says about its frame, and returns what may be believed (COM-16).
 ///
 /// The result has only NEEDS_CSUM of the flags (a guest vouches for nothing), its checksum field
-/// lies behind the IP header, and it is a super-segment only if the frame is TCP with more payload
-/// than `gso_size`. `hdr_len` and [`GSO_ECN`] are made from the frame.
+/// lies behind the IP header, and it is a super-segment only if the frame is TCP to one receiver
+/// with more payload than `gso_size`, and no more than [`SEGMENTS_MAX`] times as much. `hdr_len`
+/// and [`GSO_ECN`] are made from the frame.
 ///
 /// # Errors
 /// [`DropReason::MalformedVirtioHeader`].
@@ -66,7 +70,14 @@ pub fn validate_hdr(
             IpVersion::V4 => GSO_TCPV4,
             IpVersion::V6 => GSO_TCPV6,
         };
-        if hdr.gso_type & !GSO_ECN != family || hdr.gso_size < GSO_SIZE_MIN {
+        let segments = tcp.payload_len.div_ceil(u32::from(hdr.gso_size).max(1));
+        // Nor has TCP anything to say to a group (RFC 9293 section 3.9.2.3).
+        let is_group = packet.eth.dst[0] & 1 != 0;
+        if hdr.gso_type & !GSO_ECN != family
+            || hdr.gso_size < GSO_SIZE_MIN
+            || segments > SEGMENTS_MAX
+            || is_group
+        {
             return Err(BAD);
         }
         if tcp.payload_len > u32::from(hdr.gso_size) {

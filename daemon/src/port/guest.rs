@@ -48,15 +48,21 @@ impl GuestPort {
     /// Reads one frame from whichever transmit queue has one.
     pub fn receive(&mut self, buf: &mut [u8]) -> Received {
         self.disarm();
-        let pairs = self.pairs();
+        let (pairs, mut spent) = (self.pairs(), false);
         for _ in 0..pairs {
             let pair = self.next;
             self.next = if pair + 1 < pairs { pair + 1 } else { 0 }; // `%` would divide
             if let Some((hdr, len)) = self.port.poll_from_guest(pair, buf) {
                 return Received::Frame(hdr, len);
             }
+            spent |= self.port.has_spent_from_guest(pair);
         }
-        Received::Empty
+        if spent { Received::Spent } else { Received::Empty }
+    }
+
+    /// Whether the guest may have more room than it seems.
+    pub fn has_spent(&mut self) -> bool {
+        self.port.has_spent_to_guest(PAIR_TO_GUEST)
     }
 
     /// Puts one frame into the receive queue.

@@ -1,6 +1,7 @@
 //! Ports: what frames come in by and leave by.
 
 pub mod guest;
+mod messages;
 pub mod tap;
 pub mod vhost_user;
 

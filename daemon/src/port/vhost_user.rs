@@ -21,16 +21,17 @@ use std::path::PathBuf;
 
 use nightporter_core::port::PortFeatures;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use tracing::{debug, info, warn};
 
+use super::messages::{self, Costs};
 use crate::closer::Owner;
 use crate::faults;
 use crate::log::Limit;
+use crate::timer::monotonic_now;
 use crate::vhost::features::{MTU_MIN, Offer};
 use crate::vhost::listener::{Access, ListenError, Listener};
-use crate::vhost::protocol::{self, Broken, Channel, Message, Refusal, Reply};
+use crate::vhost::protocol::{self, Broken, Channel};
 use crate::vhost::queue::{Polled, PushError};
 use crate::vhost::ring::RingFault;
 use crate::vhost::session::Session;
@@ -43,8 +44,6 @@ pub const QUEUE_PAIRS_MAX: u16 = 128;
 const MESSAGES_PER_TURN: usize = 64;
 /// Connections taken in per wake-up: one who connects all the time must not keep the worker either.
 const ACCEPTS_PER_TURN: usize = 16;
-/// Chains dropped in one poll before it says that there is nothing.
-const DROPS_PER_POLL: usize = 64;
 
 /// What a port is made of.
 #[derive(Clone, Debug)]
@@ -124,6 +123,7 @@ pub struct VhostUserPort {
     log: Limit,
     /// Of what front-ends pass.
     owner: Owner,
+    costs: Costs,
 }
 
 impl VhostUserPort {
@@ -157,23 +157,28 @@ impl VhostUserPort {
             faults_seen: faults::count(),
             log: Limit::new(),
             owner: Owner::new(&config.name),
+            costs: Costs::default(),
         })
     }
 
-    /// Makes the socket. If that fails [`Self::listen_again`] is to be called after a while.
+    /// Makes the socket. If that fails [`Self::go_on`] is to be called after a while.
     /// Errors: see [`ListenError`].
     pub fn listen(&mut self) -> Result<(), ListenError> {
         let listener = Listener::bind(&self.socket, self.access).inspect_err(|_| {
-            self.events.push_back(Event::Rest);
+            self.events.push_back(Event::Rest(Source::Listener));
         })?;
         self.listener = Some(listener);
         self.events.push_back(Event::Watch(Source::Listener));
         Ok(())
     }
 
-    /// It has rested (see [`Event::Rest`]).
-    pub fn listen_again(&mut self) {
-        if self.listener.is_some() {
+    /// A source has rested (see [`Event::Rest`]).
+    pub fn go_on(&mut self, source: Source) {
+        if source != Source::Listener {
+            if self.fd(source).is_some() {
+                self.events.push_back(Event::Watch(source));
+            }
+        } else if self.listener.is_some() {
             self.events.push_back(Event::Watch(Source::Listener));
         } else if self.listen().is_ok() {
             info!(port = self.name, "the path of its socket is free, and open now");
@@ -248,7 +253,7 @@ impl VhostUserPort {
                 Err(error) => return self.rest(&error.to_string()),
             };
             // A VM that was killed and started again may be here before we heard of its death.
-            if self.connection.as_ref().is_some_and(|(channel, _)| has_hung_up(channel)) {
+            if self.connection.as_ref().is_some_and(|(channel, _)| channel.has_hung_up()) {
                 self.disconnect("the front-end is gone and another one connects");
             }
             if self.connection.is_some() {
@@ -270,6 +275,7 @@ impl VhostUserPort {
     pub fn handle_connection(&mut self) {
         for _ in 0..MESSAGES_PER_TURN {
             let Some((channel, session)) = &mut self.connection else { return };
+            let (link, mut cost) = (session.link(), 0);
             let outcome = match channel.receive() {
                 Ok(None) => return,
                 Ok(Some(message)) if !message.fds.is_empty() && self.owner.is_behind() => {
@@ -277,10 +283,14 @@ impl VhostUserPort {
                 }
                 Ok(Some(message)) => {
                     debug!(port = self.name, message = message.name(), "vhost-user");
-                    answer(channel, session, message)
+                    cost = messages::cost_of(&message);
+                    messages::answer(channel, session, message)
                 }
                 Err(broken) => Err(broken),
             };
+            if session.link() != link {
+                cost += messages::COST_OF_LINK;
+            }
             while let Some(event) = session.poll_event() {
                 self.stats.ring_faults += u64::from(matches!(event, Event::RingBroken { .. }));
                 if matches!(event, Event::RingBroken { .. } | Event::Link(Some(_)))
@@ -303,6 +313,20 @@ impl VhostUserPort {
                     self.disconnect(&broken.to_string());
                 }
             }
+            if cost > 0 {
+                return self.spend(cost);
+            }
+        }
+    }
+
+    /// A message was costly: the next one is for the next turn, or if there were too many lately,
+    /// for a later time.
+    fn spend(&mut self, cost: u32) {
+        if self.costs.add(monotonic_now(), cost) && self.connection.is_some() {
+            if self.log.allows() {
+                warn!(port = self.name, "maps memory or changes its link all the time: it waits");
+            }
+            self.events.push_back(Event::Rest(Source::Connection));
         }
     }
 
@@ -413,10 +437,12 @@ impl VhostUserPort {
     ) -> Option<(VirtioNetHdr, usize)> {
         let (_, session) = self.connection.as_mut()?;
         let hdr_len = session.layout.hdr_len;
-        // A guest could offer chains without a frame for ever. `enable_kicks_from_guest` tells the
-        // worker to come back.
-        for _ in 0..DROPS_PER_POLL {
+        loop {
             let queue = session.vrings.get_mut(2 * pair + 1)?.usable()?;
+            // A guest could offer chains without a frame for ever, or frames in a thousand crumbs.
+            if queue.has_spent() {
+                return None;
+            }
             match queue.poll_frame(&session.memory, hdr_len, buf) {
                 // Zeros instead of the guest's bytes must not leave as if they were these.
                 Ok(Polled::Frame(..))
@@ -434,7 +460,19 @@ impl VhostUserPort {
                 }
             }
         }
-        None
+    }
+
+    /// Whether [`Self::poll_from_guest`] would say that there is nothing although there may be: the
+    /// queue's share of this turn is used up. A flush begins the next.
+    #[must_use]
+    pub fn has_spent_from_guest(&mut self, pair: usize) -> bool {
+        self.has_spent(2 * pair + 1)
+    }
+
+    /// The same for [`Self::push_to_guest`], which then says that there is no room.
+    #[must_use]
+    pub fn has_spent_to_guest(&mut self, pair: usize) -> bool {
+        self.has_spent(2 * pair)
     }
 
     /// Whether the driver of this pair's receive queue has moved since the last call: evidence that
@@ -478,7 +516,7 @@ impl VhostUserPort {
         if self.log.allows() {
             warn!(port = self.name, reason, "takes no connections for a second");
         }
-        self.events.push_back(Event::Rest);
+        self.events.push_back(Event::Rest(Source::Listener));
     }
 
     fn disconnect(&mut self, reason: &str) {
@@ -496,6 +534,12 @@ impl VhostUserPort {
         if session.vrings.get_mut(vring).is_some_and(Vring::flush) {
             self.stats.signals += 1;
         }
+    }
+
+    fn has_spent(&mut self, vring: usize) -> bool {
+        let Some((_, session)) = &mut self.connection else { return false };
+        let queue = session.vrings.get_mut(vring).and_then(Vring::usable);
+        queue.is_some_and(|queue| queue.has_spent())
     }
 
     fn enable_kicks(&mut self, vring: usize) -> bool {
@@ -549,34 +593,4 @@ fn report(port: &str, session: &Session, event: &Event, memory_is_limited: bool)
         }
         _ => {}
     }
-}
-
-/// Handles one message and replies. `Some` is why it was refused.
-fn answer(
-    channel: &Channel,
-    session: &mut Session,
-    message: Message,
-) -> Result<Option<String>, Broken> {
-    let (code, name, need_reply) = (message.code, message.name(), message.need_reply);
-    let ack = |value: u64| channel.reply(code, &Reply::of(value));
-    let outcome = session.handle(message);
-    // Asked afterwards: UML 6.1 waits for the acknowledgement of the very SET_PROTOCOL_FEATURES
-    // that negotiates it.
-    let wants_ack = need_reply && session.acknowledges();
-    match outcome {
-        Ok(Some(reply)) => channel.reply(code, &reply).map(|()| None),
-        Ok(None) if wants_ack => ack(0).map(|()| None),
-        Ok(None) => Ok(None),
-        Err(refusal) if wants_ack => ack(1).map(|()| Some(format!("{name}: {refusal}"))),
-        // No request that we did not offer needs to end the connection.
-        Err(refusal @ Refusal::Unsupported(_)) => Ok(Some(format!("{name}: {refusal}"))),
-        Err(refusal) => Err(Broken::Refused { request: name, refusal }),
-    }
-}
-
-/// Whether the other end has closed, even if its last messages still wait to be read.
-fn has_hung_up(channel: &Channel) -> bool {
-    let mut fds = [PollFd::from_borrowed_fd(channel.fd(), PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }

@@ -58,9 +58,9 @@ pub enum Event {
     Disconnected(String),
     /// Wait for this source from now on; `VhostUserPort::fd` has its descriptor.
     Watch(Source),
-    /// Stop waiting for the listener, and call `VhostUserPort::listen_again` after a while: now it
-    /// could only be tried again and again.
-    Rest,
+    /// Stop waiting for this source, and call `VhostUserPort::go_on` after a while: now it could
+    /// only be tried again and again, or takes more than its share.
+    Rest(Source),
     /// Stop waiting for this descriptor, then drop it. It must leave the epoll set before it is
     /// closed: the front-end holds the same open file, so closing ours does not remove it.
     Unwatch(Foreign),

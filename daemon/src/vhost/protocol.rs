@@ -13,6 +13,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -185,6 +186,14 @@ impl Channel {
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.stream.as_fd()
+    }
+
+    /// Whether the other end has closed, even if its last messages still wait to be read.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
     /// Hangs up, and gives the socket back, to be taken out of an epoll set before it is closed.

@@ -17,6 +17,13 @@ use super::ring::{Buffer, Ring, RingFault};
 /// groups of 1 and 8 moved fewer frames than 32 and 128 in all of five interleaved runs but one.
 const PUBLISH_EVERY: u16 = 64;
 
+/// Chains and buffers of a queue that are looked at in a turn: 64 frames of 32 buffers. A chain
+/// that was begun is finished, so it may be one more chain.
+pub const WORK_PER_TURN: usize = 2048;
+/// A receive chain of more buffers than this has so many bytes in each of them, on average: a frame
+/// of 64 KiB is written in 4,096 pieces at most.
+const CRUMBS: usize = 16;
+
 /// How frames lie in a chain, by negotiation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Layout {
@@ -73,13 +80,15 @@ pub struct Queue {
     pieces: VecDeque<Piece>,
     /// Bytes in all held chains.
     held_len: usize,
+    /// Chains and buffers that were looked at since the queue was last flushed.
+    pub work: usize,
 }
 
 impl Queue {
     /// A queue on a ring that was just started.
     #[must_use]
     pub const fn new(ring: Ring) -> Self {
-        Self { ring, held: VecDeque::new(), pieces: VecDeque::new(), held_len: 0 }
+        Self { ring, held: VecDeque::new(), pieces: VecDeque::new(), held_len: 0, work: 0 }
     }
 
     /// Takes the next frame from the guest: copies it into `buf` and completes its chain.
@@ -91,6 +100,7 @@ impl Queue {
         buf: &mut [u8],
     ) -> Result<Polled, RingFault> {
         let Some(head) = self.ring.take()? else { return Ok(Polled::Empty) };
+        self.work += 1;
         let polled = match self.ring.single(head)? {
             Some(buffer) if !buffer.writable => read_single(memory, buffer, hdr_len, buf),
             _ => None,
@@ -128,6 +138,9 @@ impl Queue {
     ) -> Result<Result<(), PushError>, RingFault> {
         let total = layout.hdr_len + parts.iter().map(|p| p.len()).sum::<usize>();
         if self.held.is_empty() {
+            if self.has_spent() {
+                return Ok(Err(PushError::Full));
+            }
             let Some(head) = self.ring.take()? else { return Ok(Err(PushError::Full)) };
             let start = &start_bytes(hdr, 1)[..layout.hdr_len];
             if let Some(buffer) = self.ring.single(head)?
@@ -144,7 +157,7 @@ impl Queue {
 
     /// Reads a frame out of a chain of any form.
     fn read_chain(
-        &self,
+        &mut self,
         memory: &GuestMemory,
         head: u16,
         hdr_len: usize,
@@ -152,7 +165,9 @@ impl Queue {
     ) -> Result<Polled, RingFault> {
         let mut hdr = [0; VirtioNetHdr::LEN_MRG];
         let (mut hdr_have, mut len, mut fits) = (0, 0_usize, true);
-        self.ring.walk(memory, head, |buffer| {
+        let Self { ring, work, .. } = self;
+        ring.walk(memory, head, |buffer| {
+            *work += 1;
             if buffer.writable {
                 return Err(RingFault::WrongDirection);
             }
@@ -225,7 +240,7 @@ impl Queue {
         layout: Layout,
         need: usize,
     ) -> Result<usize, RingFault> {
-        while self.held_len < need && (layout.merge || self.held.is_empty()) {
+        while self.held_len < need && (layout.merge || self.held.is_empty()) && !self.has_spent() {
             let Some(head) = self.ring.take()? else { break };
             self.hold(memory, head, layout.hdr_len)?;
         }
@@ -235,11 +250,18 @@ impl Queue {
         })
     }
 
+    /// Whether looking at chains was enough work until the next flush.
+    #[must_use]
+    pub const fn has_spent(&self) -> bool {
+        self.work >= WORK_PER_TURN
+    }
+
     /// Keeps the chain at `head` to fill it later.
     fn hold(&mut self, memory: &GuestMemory, head: u16, hdr_len: usize) -> Result<(), RingFault> {
         let mut held = Held { head, len: 0, first: (0, 0), more: 0 };
-        let pieces = &mut self.pieces;
-        self.ring.walk(memory, head, |buffer| {
+        let Self { ring, pieces, work, .. } = self;
+        ring.walk(memory, head, |buffer| {
+            *work += 1;
             if !buffer.writable {
                 return Err(RingFault::WrongDirection);
             }
@@ -256,8 +278,9 @@ impl Queue {
             held.len += piece.1;
             Ok(())
         })?;
-        // Virtio 1.2 section 5.1.6.3.1: every buffer holds at least the header.
-        if held.len < hdr_len {
+        // Virtio 1.2 section 5.1.6.3.1: every buffer holds at least the header. And who offers
+        // crumbs makes us write 64 KiB in as many pieces.
+        if held.len < hdr_len || held.more > CRUMBS && held.len < held.more * CRUMBS {
             return Err(RingFault::BufferTooSmall);
         }
         self.held_len += held.len;

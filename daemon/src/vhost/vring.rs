@@ -164,6 +164,7 @@ impl Vring {
     /// Publishes, and signals if the driver wants it; whether it was signalled.
     pub fn flush(&mut self) -> bool {
         let Some(queue) = self.usable() else { return false };
+        queue.work = 0;
         queue.ring.publish();
         let wanted = queue.ring.wants_signal();
         match &self.call {

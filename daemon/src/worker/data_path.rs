@@ -15,6 +15,7 @@ use crate::port::Port;
 use crate::port::tap::TapPort;
 use crate::resting::Resting;
 use crate::token::{Token, watch_for};
+use crate::vhost::Source;
 
 /// 10^6 bits.
 const BYTES_PER_MBIT: u64 = 125_000;
@@ -26,8 +27,8 @@ pub(crate) struct DataPath {
     pub(crate) turn: Turn,
     pub(crate) ports: WorkerPorts,
     pub(crate) heartbeats: Heartbeats,
-    /// VMs whose sockets take no connections for now.
-    pub(super) resting: Resting<PortId>,
+    /// Of VMs: sockets that take no connections, and connections that are not read, for now.
+    pub(super) resting: Resting<(PortId, Source)>,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
 }

@@ -43,10 +43,10 @@ impl DataPath {
         {
             match event {
                 Event::Watch(source) => watch(epoll, &guest.port, port, source),
-                Event::Rest => {
+                Event::Rest(source) => {
                     // ENOENT: it was not watched, because it does not exist yet.
-                    let _ = guest.port.fd(Source::Listener).map(|fd| epoll.delete(fd));
-                    self.resting.add(now, port);
+                    let _ = guest.port.fd(source).map(|fd| epoll.delete(fd));
+                    self.resting.add(now, (port, source));
                 }
                 Event::Unwatch(fd) => {
                     // ENOENT: it was replaced before we came to watch it.
@@ -69,11 +69,11 @@ impl DataPath {
         }
     }
 
-    /// Listeners that have rested are open again.
-    pub(super) fn wake_listeners(&mut self, now: Instant, epoll: &Epoll) {
-        for port in self.resting.take_due(now) {
+    /// Sources that have rested are waited for again.
+    pub(super) fn wake_resting(&mut self, now: Instant, epoll: &Epoll) {
+        for (port, source) in self.resting.take_due(now) {
             if let Some(guest) = self.ports.guest_mut(port) {
-                guest.port.listen_again();
+                guest.port.go_on(source);
                 self.handle_guest_events(now, epoll, port);
             }
         }

@@ -212,7 +212,7 @@ impl Worker {
         self.path.send_heartbeats(now);
         let frames = self.path.turn(now);
         self.path.handle_faults(now, &self.epoll);
-        self.path.wake_listeners(now, &self.epoll);
+        self.path.wake_resting(now, &self.epoll);
         self.since_look += FRAMES_OF_A_TURN + frames;
         if frames > 0 {
             self.polling.handle_work(now);

@@ -99,6 +99,10 @@ impl Ports for WorkerPorts {
         self.guest_mut(port).map_or(0, |guest| guest.room(want))
     }
 
+    fn has_spent(&mut self, port: PortId) -> bool {
+        self.guest_mut(port).is_some_and(GuestPort::has_spent)
+    }
+
     fn progress(&mut self, port: PortId) -> Option<bool> {
         self.guest_mut(port)?.progress()
     }

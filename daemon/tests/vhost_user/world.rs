@@ -371,7 +371,7 @@ pub(crate) fn text(event: &Event) -> String {
     match event {
         Event::Watch(Source::Kick(vring)) => format!("watch {vring}"),
         Event::Watch(source) => format!("watch {source:?}"),
-        Event::Rest => "rest".to_owned(),
+        Event::Rest(source) => format!("rest {source:?}"),
         Event::Unwatch(_) => "unwatch".to_owned(),
         Event::Link(link) => format!("link {}", if link.is_some() { "up" } else { "down" }),
         Event::RingStarted(vring) => format!("started {vring}"),

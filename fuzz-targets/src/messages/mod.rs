@@ -174,7 +174,7 @@ impl Host {
                 Event::Link(features) => self.link = features.is_some(),
                 Event::RingStarted(n) => self.turns(n, true),
                 Event::RingStopped(n) => self.turns(n, false),
-                Event::Rest => self.port.listen_again(), // a second later
+                Event::Rest(source) => self.port.go_on(source), // a second later
                 Event::RingBroken { .. } | Event::Rarp(_) => {}
             }
         }

@@ -175,6 +175,18 @@ fn com_16_each_lie_about_a_tcp_super_segment_is_refused() {
 }
 
 #[test]
+fn com_16_a_super_segment_is_for_one_receiver_and_of_so_many_segments() {
+    let most = usize::try_from(SEGMENTS_MAX).unwrap() * usize::from(GSO_SIZE_MIN);
+    let (frame, hdr) = v4_segment(&vec![7; most]).partial_frame(GSO_SIZE_MIN);
+    assert_eq!(validate(&hdr, &frame), Ok(hdr));
+    let (frame, hdr) = v4_segment(&vec![7; most + 1]).partial_frame(GSO_SIZE_MIN);
+    assert_eq!(validate(&hdr, &frame), Err(DropReason::MalformedVirtioHeader));
+    let (mut frame, hdr) = v4_segment(&[7; 3000]).partial_frame(1000);
+    frame[..6].fill(0xff);
+    assert_eq!(validate(&hdr, &frame), Err(DropReason::MalformedVirtioHeader));
+}
+
+#[test]
 fn com_16_what_can_be_known_from_the_frame_is_not_taken_from_the_guest() {
     let s = v4_segment(&[7; 3000]);
     let (frame, honest) = s.partial_frame(1000);

@@ -306,6 +306,7 @@ impl World {
                     assert!(!patience.is_zero(), "the guest says nothing");
                     readable(self.host.fd(), patience);
                 }
+                Received::Spent => {}
                 Received::Gone => panic!("the tap has gone"),
             }
         }

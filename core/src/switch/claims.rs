@@ -1,0 +1,229 @@
+//! What a guest with a list of addresses may say besides: only what is understood passes.
+//!
+//! Its source MAC and IP were checked before ([`Switch::check_source`]). Here is what they do not
+//! show: frames in which an address may be that nobody looks at (ARP of other hardware, what lies
+//! behind three VLAN tags, EtherTypes that we do not read), the addresses inside ARP and neighbour
+//! discovery (RFC 4861), and those who speak for routers.
+
+use super::{Mac, Switch};
+use crate::drops::DropReason;
+use crate::port::PortId;
+use crate::wire::ip::IpVersion;
+use crate::wire::packet::{Ip, IpAddr16, L4, Net, Packet};
+
+/// EtherType of a reverse ARP (RFC 903): a VMM has one sent for a guest that has moved.
+const ETHERTYPE_RARP: u16 = 0x8035;
+/// Where the sender's and the target's MAC are in it.
+const RARP_MACS: [usize; 2] = [8, 18];
+
+const PROTOCOL_IGMP: u8 = 2;
+const PROTOCOL_ICMP_V6: u8 = 58;
+/// Extension headers of IPv6: behind one at which the walk ended there may be anything.
+const V6_EXTENSIONS: [u8; 3] = [0, 43, 60];
+/// Where a server of DHCP listens.
+const DHCP_SERVER: [u8; 2] = [0, 67];
+
+/// Types of ICMPv6 (RFC 4861 section 4).
+const ROUTER_ADVERTISEMENT: u8 = 134;
+const NEIGHBOR_SOLICITATION: u8 = 135;
+const NEIGHBOR_ADVERTISEMENT: u8 = 136;
+const REDIRECT: u8 = 137;
+/// Where the target is in a neighbour solicitation or advertisement.
+const TARGET_AT: usize = 8;
+
+impl Switch {
+    /// Whether a frame from `port` that is no TCP says nothing but what is its guest's to say. True
+    /// for uplinks, and for guests without a list.
+    ///
+    /// # Errors
+    /// [`DropReason::SpoofedIp`].
+    #[inline(never)] // most frames are TCP
+    pub fn check_claims(
+        &self,
+        port: PortId,
+        packet: &Packet,
+        frame: &[u8],
+    ) -> Result<(), DropReason> {
+        let owns = |ip| self.owns_by_list(port, ip);
+        let is_fine = match &packet.net {
+            _ if !self.has_list(port) => true,
+            Net::Other => is_own_rarp(packet, frame),
+            // Who has no address yet asks whether somebody has the one that it is going to use.
+            Net::Arp(arp) if arp.sender_ip.is_unspecified() => owns(arp.target_ip.into()),
+            Net::Arp(_) => true,
+            Net::Ip(ip) if ip.version == IpVersion::V4 => {
+                !ip.src.is_unspecified() || asks_for_an_address(ip, frame)
+            }
+            Net::Ip(ip) if ip.l4 == L4::Icmp => says_own(ip, frame, owns),
+            // Nobody listens to neighbour discovery in fragments (RFC 6980).
+            Net::Ip(ip) => {
+                let hides = ip.l4 == L4::Opaque
+                    && (V6_EXTENSIONS.contains(&ip.protocol) || ip.protocol == PROTOCOL_ICMP_V6);
+                !hides && !ip.src.is_unspecified()
+            }
+        };
+        if is_fine { Ok(()) } else { Err(DropReason::SpoofedIp) }
+    }
+}
+
+/// The link-local address that a MAC makes (RFC 4291 appendix A).
+pub(super) fn link_local_of(mac: Mac) -> IpAddr16 {
+    let [a, b, c, d, e, f] = mac;
+    IpAddr16([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+
+fn is_own_rarp(packet: &Packet, frame: &[u8]) -> bool {
+    let body = frame.get(usize::from(packet.eth.len)..).unwrap_or_default();
+    let is_own = |at: usize| body.get(at..at + 6) == Some(&packet.eth.src);
+    packet.eth.ethertype == ETHERTYPE_RARP && RARP_MACS.into_iter().all(is_own)
+}
+
+/// A guest without an address asks DHCP for one, and says to which groups it belongs.
+fn asks_for_an_address(ip: &Ip, frame: &[u8]) -> bool {
+    let port_at = usize::from(ip.payload_offset) + 2;
+    match ip.l4 {
+        L4::Udp => frame.get(port_at..port_at + 2) == Some(&DHCP_SERVER),
+        _ => ip.protocol == PROTOCOL_IGMP,
+    }
+}
+
+/// Whether a message of ICMPv6 speaks for nobody else.
+fn says_own(ip: &Ip, frame: &[u8], owns: impl Fn(IpAddr16) -> bool) -> bool {
+    let message = frame.get(usize::from(ip.payload_offset)..).unwrap_or_default();
+    let target = || {
+        let target = message.get(TARGET_AT..TARGET_AT + 16)?;
+        target.try_into().ok().map(IpAddr16)
+    };
+    match message.first() {
+        None | Some(&(ROUTER_ADVERTISEMENT | REDIRECT)) => false,
+        // Without an address of its own it asks whether its next one is taken, else for others'.
+        Some(&NEIGHBOR_SOLICITATION) if !ip.src.is_unspecified() => true,
+        Some(&(NEIGHBOR_SOLICITATION | NEIGHBOR_ADVERTISEMENT)) => target().is_some_and(owns),
+        Some(_) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::packet::TPID_8021Q;
+    use core::net::{IpAddr, Ipv6Addr};
+
+    const UPLINK: PortId = PortId(0);
+    const LISTED: PortId = PortId(1);
+    const LEARNED: PortId = PortId(2);
+    const MAC: Mac = [0x52, 0x54, 0, 1, 2, 3];
+    const OTHER: Mac = [0x52, 0x54, 0, 9, 9, 9];
+    const V4: [u8; 4] = [10, 0, 0, 10];
+    const V6: [u8; 16] = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).octets();
+    const FOREIGN_V6: [u8; 16] = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).octets();
+    const LINK_LOCAL: [u8; 16] =
+        Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0x00ff, 0xfe01, 0x0203).octets();
+
+    fn switch() -> Switch {
+        let mut switch = Switch::new([1, 2, 3, 4]);
+        let list = [IpAddr::from(V4), IpAddr::from(V6)];
+        switch.add_guest(LISTED, Some(MAC), Some(&list)).unwrap();
+        switch.add_guest(LEARNED, Some(OTHER), None).unwrap();
+        switch
+    }
+
+    /// Whether a frame with this EtherType and body passes both checks at `port`.
+    fn passes_at(port: PortId, mac: Mac, ethertype: u16, body: &[u8]) -> bool {
+        let frame = [&[0xff; 6][..], &mac, &ethertype.to_be_bytes(), body].concat();
+        let (mut switch, packet) = (switch(), Packet::parse(&frame).unwrap());
+        let now = crate::time::Instant::from_secs(1000);
+        let checked = switch.check_source(now, port, &packet);
+        checked.and_then(|()| switch.check_claims(port, &packet, &frame)).is_ok()
+    }
+
+    fn passes(ethertype: u16, body: &[u8]) -> bool {
+        assert!(passes_at(UPLINK, MAC, ethertype, body), "whatever comes from the network");
+        passes_at(LISTED, MAC, ethertype, body)
+    }
+
+    fn arp(hardware: u16, sender: [u8; 4], target: [u8; 4]) -> Vec<u8> {
+        let hardware = hardware.to_be_bytes();
+        [&hardware[..], &[8, 0, 6, 4, 0, 1], &MAC, &sender, &[0; 6], &target].concat()
+    }
+
+    fn v4(src: [u8; 4], protocol: u8, body: &[u8]) -> Vec<u8> {
+        let len = u8::try_from(20 + body.len()).unwrap();
+        let head = [0x45, 0, 0, len, 0, 0, 0, 0, 64, protocol, 0, 0];
+        [&head[..], &src, &[255; 4], body].concat()
+    }
+
+    fn v6(src: [u8; 16], next: u8, body: &[u8]) -> Vec<u8> {
+        let len = u8::try_from(body.len()).unwrap();
+        let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).octets();
+        [&[0x60, 0, 0, 0, 0, len, next, 255][..], &src, &all_nodes, body].concat()
+    }
+
+    fn nd(kind: u8, target: [u8; 16]) -> Vec<u8> {
+        [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &target].concat()
+    }
+
+    #[test]
+    fn arp_speaks_of_ethernet_and_for_its_own_addresses() {
+        const ARP: u16 = 0x0806;
+        const NOBODY: [u8; 4] = [0; 4];
+        assert!(passes(ARP, &arp(1, V4, [10, 0, 0, 99])));
+        assert!(!passes(ARP, &arp(6, V4, [10, 0, 0, 99])), "hardware of IEEE 802");
+        assert!(!passes(ARP, &arp(1, [10, 0, 0, 11], V4)));
+        assert!(passes(ARP, &arp(1, NOBODY, V4)), "a probe (RFC 5227)");
+        assert!(!passes(ARP, &arp(1, NOBODY, [10, 0, 0, 1])), "of somebody's address");
+        assert!(passes_at(LEARNED, OTHER, ARP, &arp(6, V4, V4)), "it has no list");
+    }
+
+    #[test]
+    fn what_nobody_reads_does_not_pass() {
+        let tags: Vec<u8> = [[0, 1], TPID_8021Q.to_be_bytes()].concat().repeat(2);
+        let hidden = [&tags[..], &[0, 1, 8, 0], &v4([10, 0, 0, 11], 17, &[0; 8])].concat();
+        assert!(!passes(TPID_8021Q, &hidden), "behind three tags");
+        assert!(!passes(0x8847, &[0; 40]), "MPLS may have IP inside");
+        assert!(!passes(0x0026, &[0xaa, 0xaa, 3, 0, 0, 0, 8, 0]), "so may a frame of 802.3");
+        assert!(passes_at(LEARNED, OTHER, 0x8847, &[0; 40]));
+        let rarp =
+            |mac: Mac| [&[0, 1, 8, 0, 6, 4, 0, 3][..], &MAC, &[0; 4], &mac, &[0; 4]].concat();
+        assert!(passes(ETHERTYPE_RARP, &rarp(MAC)), "it has moved");
+        assert!(!passes(ETHERTYPE_RARP, &rarp(OTHER)));
+    }
+
+    #[test]
+    fn who_has_no_address_asks_for_one_and_says_nothing_else() {
+        const NONE: [u8; 16] = [0; 16];
+        assert!(passes(0x0800, &v4([0; 4], 17, &[0, 68, 0, 67, 0, 8, 0, 0])));
+        assert!(!passes(0x0800, &v4([0; 4], 17, &[0, 68, 0, 53, 0, 8, 0, 0])));
+        assert!(passes(0x0800, &v4([0; 4], 2, &[0x22; 8])), "IGMP");
+        assert!(!passes(0x0800, &v4([0; 4], 1, &[8; 8])));
+        assert!(passes(0x86dd, &v6(NONE, 58, &nd(143, NONE))), "a report of MLD");
+        assert!(!passes(0x86dd, &v6(NONE, 17, &[0; 8])));
+    }
+
+    #[test]
+    fn nobody_speaks_for_a_router_or_for_a_neighbour() {
+        let from = |src, kind, target| passes(0x86dd, &v6(src, 58, &nd(kind, target)));
+        assert!(!from(LINK_LOCAL, ROUTER_ADVERTISEMENT, [0; 16]));
+        assert!(!from(LINK_LOCAL, REDIRECT, V6));
+        assert!(from(V6, NEIGHBOR_SOLICITATION, FOREIGN_V6), "where is it?");
+        assert!(from([0; 16], NEIGHBOR_SOLICITATION, V6), "is it taken?");
+        assert!(!from([0; 16], NEIGHBOR_SOLICITATION, FOREIGN_V6), "nobody is to have it");
+        assert!(from(LINK_LOCAL, NEIGHBOR_ADVERTISEMENT, V6));
+        assert!(from(V6, NEIGHBOR_ADVERTISEMENT, LINK_LOCAL));
+        assert!(!from(V6, NEIGHBOR_ADVERTISEMENT, FOREIGN_V6));
+        assert!(!passes(0x86dd, &v6(V6, 58, &[NEIGHBOR_ADVERTISEMENT, 0])), "cut short");
+        let behind = [&[58, 0, 0, 0, 0, 0, 0, 0][..], &nd(ROUTER_ADVERTISEMENT, [0; 16])].concat();
+        assert!(!passes(0x86dd, &v6(V6, 60, &behind)), "an option in front changes nothing");
+        let twice = [&[0, 0, 0, 0, 0, 0, 0, 0][..], &behind].concat();
+        assert!(!passes(0x86dd, &v6(V6, 0, &twice)), "nor a chain that we do not follow");
+    }
+
+    #[test]
+    fn a_link_local_address_is_made_of_the_mac_or_listed() {
+        let foreign = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1).octets();
+        assert_eq!(link_local_of(MAC), IpAddr16(LINK_LOCAL));
+        assert!(passes(0x86dd, &v6(LINK_LOCAL, 17, &[0; 8])));
+        assert!(!passes(0x86dd, &v6(foreign, 17, &[0; 8])));
+        assert!(passes_at(LEARNED, OTHER, 0x86dd, &v6(foreign, 17, &[0; 8])));
+    }
+}
