@@ -351,6 +351,12 @@ impl<'m> Engine<'m> {
         self.flows.iter()
     }
 
+    /// How many places for flows there are so far, taken or free: [`Self::flow`] knows those below.
+    #[must_use]
+    pub fn flow_places(&self) -> usize {
+        self.flows.slots()
+    }
+
     /// How many flows are tracked.
     #[must_use]
     pub fn flows_len(&self) -> u32 {

@@ -136,7 +136,8 @@ impl State {
 
     /// Whether something waits that only another thread can close.
     fn needs_help(&self, now: Instant) -> bool {
-        self.idle == 0
+        // One that has just begun, or was just woken, is neither busy nor idle.
+        self.busy.len() == self.threads
             && self.threads < THREADS_MAX
             && self.busy.iter().all(|busy| now.since(busy.since) > LIMIT)
             && self.next().is_some()

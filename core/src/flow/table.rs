@@ -366,6 +366,12 @@ impl<T> FlowTable<T> {
         self.slot_of(id).filter(|s| s.value.is_some()).map(|s| &s.key)
     }
 
+    /// How many slots there are so far, taken or free: [`Self::at`] knows those below.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.len()).sum()
+    }
+
     /// All flows in slot order.
     pub fn iter(&self) -> impl Iterator<Item = (FlowId, &FlowKey, &T)> {
         (0_u32..).zip(self.chunks.iter().flatten()).filter_map(|(index, s)| {

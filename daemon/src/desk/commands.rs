@@ -40,6 +40,11 @@ impl Desk {
         let Some(mut control) = self.control.take() else { return };
         let mut alive = control.handle_client(place);
         while alive && let Some(request) = control.poll_request(place) {
+            if matches!(request, Ok(Request::Status {})) && !self.knows_status(path) {
+                control.hold(place);
+                self.waiting.push(place);
+                break;
+            }
             let reply = match request {
                 Ok(request) => self.execute(now, path, place, request),
                 Err(reply) => reply,
@@ -62,8 +67,37 @@ impl Desk {
         place: u16,
     ) {
         let Some(mut metrics) = self.metrics.take() else { return };
-        metrics.handle_client(epoll, now, place, || self.status(now, path));
+        let status = || self.knows_status(path).then(|| self.status(now, path));
+        metrics.handle_client(epoll, now, place, status);
         self.metrics = Some(metrics);
+    }
+
+    /// Whether the connections have been counted now; else that has begun, and goes on after this
+    /// turn.
+    fn knows_status(&mut self, path: &DataPath) -> bool {
+        if self.census.is_counting() {
+            return false; // others wait for it too
+        }
+        self.census.begin();
+        self.census.go_on(&path.engine)
+    }
+
+    /// The connections have been counted: who has waited for that is told.
+    pub(super) fn report(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+        let status = self.status(now, path);
+        if let Some(metrics) = &mut self.metrics {
+            metrics.handle_status(epoll, now, &status);
+        }
+        let reply = Reply::Status(status);
+        for place in std::mem::take(&mut self.waiting) {
+            if let Some(control) = &mut self.control
+                && control.release(place)
+            {
+                control.reply(place, &reply);
+                // It may have asked for more.
+                self.handle_control_client(now, epoll, path, place);
+            }
+        }
     }
 
     fn execute(&self, now: Instant, path: &mut DataPath, place: u16, request: Request) -> Reply {

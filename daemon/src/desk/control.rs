@@ -30,6 +30,8 @@ struct Client {
     conn: Conn<UnixStream>,
     /// After [`Reply::Stream`] it is not listened to any more.
     streaming: bool,
+    /// Its last request is not answered yet.
+    held: bool,
 }
 
 impl ControlServer {
@@ -67,7 +69,7 @@ impl ControlServer {
                 continue;
             }
             let conn = Conn::new(stream, REQUEST_BYTES_MAX);
-            let place = self.clients.insert(Client { conn, streaming: false });
+            let place = self.clients.insert(Client { conn, streaming: false, held: false });
             places.push(place);
             let added = self.clients.at(place).map(|c| {
                 let event = EpollEvent::new(c.conn.interest(), Token::Control(place).pack());
@@ -94,7 +96,7 @@ impl ControlServer {
     /// The next request of the client at `place`, if one is complete and the last was answered.
     pub(crate) fn poll_request(&mut self, place: u16) -> Option<Result<Request, Reply>> {
         let client = self.clients.at(place)?;
-        if client.streaming || client.conn.pending() > 0 {
+        if client.streaming || client.held || client.conn.pending() > 0 {
             return None;
         }
         if let Some(line) = client.conn.take_until(b"\n") {
@@ -111,6 +113,18 @@ impl ControlServer {
             }));
         }
         None
+    }
+
+    /// The request of the client at `place` is answered later.
+    pub(crate) fn hold(&mut self, place: u16) {
+        if let Some(client) = self.clients.at(place) {
+            client.held = true;
+        }
+    }
+
+    /// It is answered now. `false`: that client is gone.
+    pub(crate) fn release(&mut self, place: u16) -> bool {
+        self.clients.at(place).is_some_and(|client| std::mem::take(&mut client.held))
     }
 
     /// Answers the client at `place`.
@@ -137,8 +151,8 @@ impl ControlServer {
 
     /// Writes what is queued for `place`. `false`: the connection is closed now.
     pub(crate) fn finish(&mut self, epoll: &Epoll, place: u16) -> bool {
-        let Some(Client { conn, .. }) = self.clients.at(place) else { return false };
-        let mut alive = conn.flush().is_ok() && !conn.is_done();
+        let Some(Client { conn, held, .. }) = self.clients.at(place) else { return false };
+        let mut alive = conn.flush().is_ok() && (*held || !conn.is_done());
         if alive {
             let mut event = EpollEvent::new(conn.interest(), Token::Control(place).pack());
             alive = epoll.modify(conn.fd(), &mut event).is_ok();

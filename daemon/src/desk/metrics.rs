@@ -36,6 +36,8 @@ pub(crate) struct MetricsServer {
     clients: Clients<Conn<TcpStream>>,
     /// The last answer to a scrape, and when it was made.
     rendered: Option<(Instant, String)>,
+    /// Places of clients whose scrape waits for a status.
+    waiting: Vec<u16>,
     log: Limit,
 }
 
@@ -43,7 +45,13 @@ impl MetricsServer {
     pub(crate) fn new(address: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
-        Ok(Self { listener, clients: Clients::new(), rendered: None, log: Limit::new() })
+        Ok(Self {
+            listener,
+            clients: Clients::new(),
+            rendered: None,
+            waiting: Vec::new(),
+            log: Limit::new(),
+        })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -70,6 +78,7 @@ impl MetricsServer {
                 continue;
             }
             let place = self.clients.insert(Conn::new(stream, REQUEST_BYTES_MAX));
+            self.waiting.retain(|waits| *waits != place);
             let added = self.clients.at(place).map(|conn| {
                 let event = EpollEvent::new(conn.interest(), Token::Metrics(place).pack());
                 epoll.add(conn.fd(), event)
@@ -81,35 +90,67 @@ impl MetricsServer {
         Ok(())
     }
 
-    /// Something happened on the connection at `place`; a complete request gets `status()`.
+    /// Something happened on the connection at `place`; a complete request gets `status()`, or, if
+    /// that is not known yet, waits for [`Self::handle_status`].
     pub(crate) fn handle_client(
         &mut self,
         epoll: &Epoll,
         now: Instant,
         place: u16,
-        status: impl FnOnce() -> Status,
+        status: impl FnOnce() -> Option<Status>,
     ) {
-        let Self { clients, rendered, .. } = self;
+        let Self { clients, rendered, waiting, .. } = self;
         let Some(conn) = clients.at(place) else { return };
         let mut alive = conn.fill().is_ok();
         if let Some(head) = conn.take_until(b"\r\n\r\n") {
             let fresh = |r: &&(Instant, String)| now.since(r.0) < RENDER_INTERVAL;
-            conn.queue(&match (is_scrape(&head), rendered.as_ref().filter(fresh)) {
-                (Err(refusal), _) => refusal,
-                (Ok(()), Some((_, text))) => scrape(text),
-                (Ok(()), None) => scrape(&rendered.insert((now, render(status()))).1),
-            });
-            conn.close_when_flushed();
+            let answer = match (is_scrape(&head), rendered.as_ref().filter(fresh)) {
+                (Err(refusal), _) => Some(refusal),
+                (Ok(()), Some((_, text))) => Some(scrape(text)),
+                (Ok(()), None) => {
+                    status().map(|status| scrape(&rendered.insert((now, render(status))).1))
+                }
+            };
+            match answer {
+                Some(answer) => {
+                    conn.queue(&answer);
+                    conn.close_when_flushed();
+                }
+                None => waiting.push(place),
+            }
         } else if conn.is_overfull() {
             conn.queue(&response("431 Request Header Fields Too Large", "text/plain", ""));
             conn.close_when_flushed();
         }
-        alive = alive && conn.flush().is_ok() && !conn.is_done();
+        let waits = waiting.contains(&place);
+        alive = alive && conn.flush().is_ok() && (waits || !conn.is_done());
+        self.finish(epoll, place, alive);
+    }
+
+    /// Those who wait for it get the status of now.
+    pub(crate) fn handle_status(&mut self, epoll: &Epoll, now: Instant, status: &Status) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let answer = scrape(&self.rendered.insert((now, render(status.clone()))).1);
+        for place in std::mem::take(&mut self.waiting) {
+            let Some(conn) = self.clients.at(place) else { continue };
+            conn.queue(&answer);
+            conn.close_when_flushed();
+            let alive = conn.flush().is_ok() && !conn.is_done();
+            self.finish(epoll, place, alive);
+        }
+    }
+
+    /// Waits for what comes next on the connection at `place`, or forgets it.
+    fn finish(&mut self, epoll: &Epoll, place: u16, mut alive: bool) {
+        let Some(conn) = self.clients.at(place) else { return };
         if alive {
             let mut event = EpollEvent::new(conn.interest(), Token::Metrics(place).pack());
             alive = epoll.modify(conn.fd(), &mut event).is_ok();
         }
         if !alive {
+            self.waiting.retain(|waits| *waits != place);
             self.clients.remove(place);
         }
     }

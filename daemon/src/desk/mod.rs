@@ -3,10 +3,12 @@
 //!
 //! It works between two turns, never in one: what an event asks for is done to the [`DataPath`] at
 //! once, and the turn that follows carries it out. Clients are bounded in number, in what they may
-//! ask in a row and in what they may leave unread, so that none of them holds up a turn for long;
-//! what takes longest is a walk over all flows, for a status.
+//! ask in a row and in what they may leave unread, so that none of them holds up a turn for long. A
+//! status, which is about all flows, waits for a count that takes as many turns as it needs
+//! (`census`).
 
 mod capture;
+mod census;
 mod commands;
 mod conn;
 mod control;
@@ -25,6 +27,7 @@ use nix::sys::signalfd::SignalFd;
 use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
+use census::Census;
 pub use control::ControlServer;
 pub(crate) use links::LinkWatch;
 pub(crate) use metrics::MetricsServer;
@@ -51,6 +54,9 @@ pub(crate) struct Desk {
     links: Option<LinkWatch>,
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
+    census: Census,
+    /// Who waits for a status until it is done: control clients, by their places.
+    waiting: Vec<u16>,
     /// Listeners that take nobody in for now.
     resting: Resting<Token>,
     /// Set once the daemon was told to stop.
@@ -68,10 +74,18 @@ impl Desk {
             links: None,
             control: None,
             metrics: None,
+            census: Census::default(),
+            waiting: Vec::new(),
             resting: Resting::new(),
             stop: None,
             stopped: false,
         }
+    }
+
+    /// Connections are being counted, as when there are many and somebody has asked.
+    #[cfg(test)]
+    pub(crate) fn begin_census(&mut self) {
+        self.census.begin();
     }
 
     /// The daemon was told to stop.
@@ -143,6 +157,9 @@ impl Desk {
     /// A turn is over: watchers get what they saw, and a stop may be done.
     pub(crate) fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         self.feed_watchers(epoll, path);
+        if self.census.is_counting() && self.census.go_on(&path.engine) {
+            self.report(now, epoll, path);
+        }
         self.wake_listeners(now, epoll);
         self.look_whether_done(now, path);
     }
@@ -161,7 +178,8 @@ impl Desk {
     /// When it has something to do by itself.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
-        [stop, self.resting.poll_timeout()].into_iter().flatten().min()
+        let counts = self.census.is_counting().then_some(Instant::ZERO);
+        [stop, counts, self.resting.poll_timeout()].into_iter().flatten().min()
     }
 
     fn handle_signal(&mut self, now: Instant, path: &mut DataPath) {

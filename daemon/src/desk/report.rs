@@ -15,6 +15,7 @@ use nightporter_core::tcp::stats::FloodStats;
 use nightporter_core::time::Instant;
 
 use super::Desk;
+use super::census::FlowSums;
 use crate::log;
 use crate::watchdog;
 use crate::worker::data_path::DataPath;
@@ -23,25 +24,10 @@ use crate::worker::ports::NamedPort;
 /// Flows in one reply: some 300 KiB of JSON.
 const FLOWS_PER_PAGE: usize = 500;
 
-/// Sums over the flows of one port.
-#[derive(Clone, Debug, Default)]
-struct FlowSums {
-    by_state: [u64; State::ALL.len()],
-    held_bytes: u64,
-    owed: u64,
-}
-
 impl Desk {
-    /// One moment's numbers. Walks over all flows once.
+    /// One moment's numbers; of connections, what the census has counted last.
     pub(crate) fn status(&self, now: Instant, path: &DataPath) -> Status {
-        let mut sums = vec![FlowSums::default(); path.ports.list.len()];
-        for (_, key, flow) in path.engine.flows() {
-            let sum = &mut sums[usize::from(key.port)];
-            sum.by_state[State::ALL.iter().position(|s| *s == flow.state()).unwrap_or(0)] += 1;
-            sum.held_bytes += held_bytes(flow);
-            sum.owed += u64::from(!flow.owes_nothing());
-        }
-        let ports = path.ports.iter().zip(&sums);
+        let status = |(id, at)| path.port_status(now, id, at, &self.census.of(id));
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -49,7 +35,7 @@ impl Desk {
             stopping: self.stop.is_some(),
             log_lines_lost: log::lines_lost(),
             stalls: watchdog::stalls(),
-            ports: ports.map(|((id, at), sums)| path.port_status(now, id, at, sums)).collect(),
+            ports: path.ports.iter().map(status).collect(),
         }
     }
 }
@@ -171,7 +157,7 @@ fn send_info(at: FloodStats) -> SendInfo {
 }
 
 /// Bytes in the store; a flow outside `On` and `Drain` has none, whatever its numbers say.
-fn held_bytes(flow: &Flow) -> u64 {
+pub(super) fn held_bytes(flow: &Flow) -> u64 {
     match flow.state() {
         State::On | State::Drain => flow.held_bytes(),
         State::Handshake | State::Pass | State::Abort => 0,

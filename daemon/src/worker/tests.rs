@@ -2,7 +2,9 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::num::NonZeroU64;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use nightporter_core::engine::EngineConfig;
@@ -183,4 +185,26 @@ fn a_frame_longer_than_any_is_dropped_and_counted() {
     w.turn();
     assert!(w.received(1).is_empty());
     assert_eq!(w.port(0).drops["too_big"], 1);
+}
+
+#[test]
+fn a_status_that_waits_for_a_count_of_connections_is_given_when_it_is_done() {
+    let mut w = World::new("census", 1);
+    let path = w.dir.join("control");
+    w.worker.set_control(ControlServer::new(&path).unwrap()).unwrap();
+    let mut client = UnixStream::connect(&path).unwrap();
+    let mut line = serde_json::to_vec(&nightporter_api::Request::Status {}).unwrap();
+    line.push(b'\n');
+    client.write_all(&line.repeat(2)).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    w.turn(); // it is taken in
+    w.worker.desk.begin_census();
+    w.turn(); // it asks; the count goes on after that
+    let mut said = String::new();
+    client.read_to_string(&mut said).unwrap();
+    let answers: Vec<_> = said.lines().map(serde_json::from_str).collect();
+    assert!(matches!(
+        answers[..],
+        [Ok(nightporter_api::Reply::Status(_)), Ok(nightporter_api::Reply::Status(_))]
+    ));
 }

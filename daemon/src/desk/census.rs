@@ -1,0 +1,125 @@
+//! How many connections the VMs have, and in which states: counted some at a time, between turns,
+//! because a look at a million of them takes as long as a hundred turns.
+
+use nightporter_core::engine::Engine;
+use nightporter_core::port::PortId;
+use nightporter_core::tcp::flow::State;
+
+use super::report::held_bytes;
+
+/// Places for connections that are looked at in one go, some 50 us. With no more of them a count is
+/// done as soon as it is wanted.
+const PLACES_PER_TURN: usize = 1024;
+
+/// Sums over the connections of one port.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FlowSums {
+    pub(super) by_state: [u64; State::ALL.len()],
+    pub(super) held_bytes: u64,
+    pub(super) owed: u64,
+}
+
+/// One place for a connection, if there is one in it.
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    port: usize,
+    state: usize,
+    held_bytes: u64,
+    owed: bool,
+}
+
+/// See the module doc. A count that has begun goes on with every [`Self::go_on`] until it is done.
+#[derive(Debug, Default)]
+pub(super) struct Census {
+    sums: Vec<FlowSums>,
+    /// The next place, while a count goes on.
+    at: Option<usize>,
+}
+
+impl Census {
+    /// A count goes on.
+    pub(super) const fn is_counting(&self) -> bool {
+        self.at.is_some()
+    }
+
+    /// What was counted last, or so far.
+    pub(super) fn of(&self, port: PortId) -> FlowSums {
+        self.sums.get(usize::from(port.0)).cloned().unwrap_or_default()
+    }
+
+    /// Begins to count, if no count goes on; those who want one together get the same.
+    pub(super) fn begin(&mut self) {
+        if self.at.is_none() {
+            self.sums.clear();
+            self.at = Some(0);
+        }
+    }
+
+    /// Counts some more. `true`: it is done.
+    pub(super) fn go_on(&mut self, engine: &Engine<'_>) -> bool {
+        self.count(engine.flow_places(), |place| {
+            let (_, key, flow) = engine.flow(place)?;
+            Some(Found {
+                port: usize::from(key.port),
+                state: State::ALL.iter().position(|s| *s == flow.state()).unwrap_or(0),
+                held_bytes: held_bytes(flow),
+                owed: !flow.owes_nothing(),
+            })
+        })
+    }
+
+    fn count(&mut self, places: usize, look: impl Fn(usize) -> Option<Found>) -> bool {
+        let Some(from) = self.at else { return false };
+        let to = places.min(from + PLACES_PER_TURN);
+        for found in (from..to).filter_map(look) {
+            if self.sums.len() <= found.port {
+                self.sums.resize_with(found.port + 1, FlowSums::default);
+            }
+            let sum = &mut self.sums[found.port];
+            sum.by_state[found.state] += 1;
+            sum.held_bytes += found.held_bytes;
+            sum.owed += u64::from(found.owed);
+        }
+        self.at = (to < places).then_some(to);
+        self.at.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_takes_as_many_turns_as_there_are_thousands() {
+        let mut census = Census::default();
+        // Every third place is free; the rest are of two ports by turns.
+        let look = |place| {
+            let found = Found { port: place % 2, state: 1, held_bytes: 10, owed: place % 4 == 0 };
+            (place % 3 > 0).then_some(found)
+        };
+        assert!(!census.count(5000, look), "nobody wants it");
+        for _ in 0..2 {
+            census.begin();
+            let mut turns = 1;
+            while !census.count(5000, look) {
+                census.begin(); // it goes on
+                turns += 1;
+            }
+            assert_eq!(turns, 5);
+            assert!(!census.is_counting());
+            let [a, b] = [0, 1].map(|port| census.of(PortId(port)));
+            assert_eq!(a.by_state[1] + b.by_state[1], 3333);
+            assert_eq!((a.held_bytes, b.owed), (10 * a.by_state[1], 0));
+            assert!(a.owed > 0 && census.of(PortId(9)).by_state[1] == 0);
+        }
+    }
+
+    #[test]
+    fn with_few_places_it_is_done_at_once() {
+        let mut census = Census::default();
+        census.begin();
+        assert!(census.count(0, |_| None));
+        census.begin();
+        assert!(census.count(PLACES_PER_TURN, |_| None));
+    }
+}
