@@ -3,15 +3,16 @@
 //!
 //! # Theory of operation
 //!
-//! **Flooding** is an ordinary Linux TCP with a large initial window: routes get an `initcwnd`, and
-//! connections keep their window while idle (`tcp_slow_start_after_idle`). Nothing else of TCP
-//! changes. Loss, ECN and timeouts still shrink the window of who sees them; a host that controls
-//! congestion hides them, and holds the guest back by the receive window.
+//! **Flooding** is an ordinary Linux TCP with a large initial window: routes get an `initcwnd`,
+//! connections keep their window while idle (`tcp_slow_start_after_idle`) and do not cut what they
+//! send to the pace that the window means (`tcp_min_tso_segs`). Nothing else of TCP changes. Loss,
+//! ECN and timeouts still shrink the window of who sees them; a host that controls congestion hides
+//! them, and holds the guest back by the receive window.
 //!
 //! **It is only right while a host does its part.** So all of it hangs on the host's heartbeat:
 //!
 //! ```text
-//! heartbeats ──> beats ──live NICs──> plan ──steps──> rtnl (routes), slow_start (sysctl)
+//! heartbeats ──> beats ──live NICs──> plan ──steps──> rtnl (routes), settings (sysctl)
 //!                 clock              routes, records
 //! ```
 //!
@@ -43,6 +44,6 @@ pub mod plan;
 pub mod record;
 pub mod route;
 pub mod rtnl;
-pub mod slow_start;
+pub mod settings;
 pub mod status;
 pub mod watch;

@@ -26,6 +26,15 @@ pub struct Record {
     pub routes: Vec<RouteRecord>,
     /// What `tcp_slow_start_after_idle` was, if it is ours now.
     pub slow_start: Option<String>,
+    /// What `tcp_min_tso_segs` was, if it is ours now.
+    pub pieces: Option<String>,
+}
+
+impl Record {
+    /// What those of [`crate::settings::ALL`] were that are ours now.
+    pub(crate) fn settings(&mut self) -> [&mut Option<String>; 2] {
+        [&mut self.slow_start, &mut self.pieces]
+    }
 }
 
 /// A route that was given an initial window.

@@ -9,7 +9,7 @@ use crate::np_flood;
 use crate::plan::{Plan, plan};
 use crate::record::{Place, Record};
 use crate::rtnl::Rtnl;
-use crate::slow_start;
+use crate::settings::{PIECES, SLOW_START, Setting};
 
 /// What a guest looks like to [`text`].
 #[derive(Debug)]
@@ -17,7 +17,8 @@ struct Seen {
     watched: bool,
     record: Record,
     plan: Plan,
-    slow_start: String,
+    slow_start: Option<String>,
+    pieces: Option<String>,
     /// `np_flood` can be chosen, and the congestion control of connections that choose none.
     np_flood: (bool, String),
     /// Largest send buffer, bytes (`tcp_wmem`).
@@ -38,7 +39,8 @@ pub fn status(place: &Place) -> Result<String> {
     Ok(text(&Seen {
         watched: place.is_watched()?,
         plan,
-        slow_start: slow_start::read()?,
+        slow_start: SLOW_START.read()?,
+        pieces: PIECES.read()?,
         np_flood: (np_flood::is_registered()?, text_of("tcp_congestion_control")?),
         send_buffer: sysctl("tcp_wmem")?,
         tsq: sysctl("tcp_limit_output_bytes")?,
@@ -78,14 +80,10 @@ fn text(seen: &Seen) -> String {
         (false, false) => "not loaded (flood on --np-flood)",
     };
     let _ = writeln!(out, "np_flood     {whether}; the default is {default}");
-    let whose = match (&seen.record.slow_start, seen.record.live.is_empty()) {
-        (Some(before), _) => format!("ours, before {before}"),
-        (None, true) => "not ours".to_owned(),
-        (None, false) if seen.slow_start == "0" => "not ours".to_owned(),
-        (None, false) => "left alone: other networks are reached by other NICs too".to_owned(),
-    };
-    let now = &seen.slow_start;
-    let _ = writeln!(out, "while idle   tcp_slow_start_after_idle {now} ({whose})");
+    let idle = setting(&SLOW_START, &seen.slow_start, &seen.record.slow_start, seen);
+    let _ = writeln!(out, "while idle   tcp_slow_start_after_idle {idle}");
+    let pieces = setting(&PIECES, &seen.pieces, &seen.record.pieces, seen);
+    let _ = writeln!(out, "in pieces    tcp_min_tso_segs {pieces}");
     let at_first = seen.record.segments.unwrap_or(10);
     let (buffer, tsq) = (seen.send_buffer, seen.tsq);
     let limits = [
@@ -96,6 +94,24 @@ fn text(seen: &Seen) -> String {
     ];
     let _ = writeln!(out, "depth        {}", limits.join("\n             "));
     out
+}
+
+/// What a setting is, and whose it is.
+fn setting(
+    setting: &Setting,
+    now: &Option<String>,
+    before: &Option<String>,
+    seen: &Seen,
+) -> String {
+    let Some(now) = now else { return "is not there".to_owned() };
+    match (before, seen.record.live.is_empty() || seen.record.np_flood) {
+        (Some(before), _) => format!("{now} (ours, before {before})"),
+        (None, true) => format!("{now} (not ours)"),
+        (None, false) if setting.is_ours(now) => format!("{now} (not ours)"),
+        (None, false) => {
+            format!("{now} (left alone: other networks are reached by other NICs too)")
+        }
+    }
 }
 
 fn or_none(text: &str) -> &str {
@@ -121,7 +137,8 @@ mod tests {
             watched: true,
             record: Record::default(),
             plan: Plan::default(),
-            slow_start: "1".to_owned(),
+            slow_start: Some("1".to_owned()),
+            pieces: Some("2".to_owned()),
             np_flood: (false, "cubic".to_owned()),
             send_buffer: 4_194_304,
             tsq: 1_048_576,
@@ -139,8 +156,9 @@ mod tests {
             live: vec!["eth0".to_owned()],
             routes: vec![RouteRecord { name, before: None, ours: 1000 }],
             slow_start: Some("1".to_owned()),
+            pieces: None,
         };
-        seen.slow_start = "0".to_owned();
+        seen.slow_start = Some("0".to_owned());
         let reason = "another route has the same destination and metric";
         seen.plan.left_alone = vec![("10.1.0.0/16".to_owned(), reason)];
         assert_eq!(
@@ -152,6 +170,7 @@ routes       default metric 100: initcwnd 1000, before none
 left alone   10.1.0.0/16: another route has the same destination and metric
 np_flood     not loaded (flood on --np-flood); the default is cubic
 while idle   tcp_slow_start_after_idle 0 (ours, before 1)
+in pieces    tcp_min_tso_segs 2 (left alone: other networks are reached by other NICs too)
 depth        the least of: the window that the remote shows (ss -tin: snd_wnd);
              1000 segments at first (flood on --segments);
              4194304 bytes of send buffer, headers included (net.ipv4.tcp_wmem);

@@ -27,7 +27,7 @@ use crate::np_flood::NpFlood;
 use crate::plan::plan;
 use crate::record::{Place, Record};
 use crate::rtnl::{Changes, Rtnl};
-use crate::slow_start;
+use crate::settings;
 
 /// Rounds of reading and changing routes before somebody else is said to change them back.
 const ROUNDS_MAX: usize = 5;
@@ -157,7 +157,7 @@ fn follow(place: &Place, rtnl: &Rtnl, live: &BTreeSet<Nic>, how: How) -> Result<
     apply(place, &mut record, rtnl, by_route, how.segments)
 }
 
-/// Makes routes and the setting what they should be, and records what is to be undone: what is
+/// Makes routes and settings what they should be, and records what is to be undone: what is
 /// going to change before it is changed, what has been changed back afterwards.
 fn apply(
     place: &Place,
@@ -170,18 +170,25 @@ fn apply(
     for _ in 0..ROUNDS_MAX {
         let mut plan = plan(&rtnl.routes()?, &record.routes, live, segments)?;
         plan.steps.retain(|step| !refused.contains(&step.from.name()));
-        let slow_start = record.slow_start.as_deref();
-        let now = slow_start::read()?;
-        let (write, before) = slow_start::plan(&now, slow_start, plan.only_live);
-        if plan.steps.is_empty() && write.is_none() {
-            (record.routes, record.slow_start) = (plan.records, before);
+        let mut settings = Vec::new(); // what to write, and what was there before
+        for (setting, before) in settings::ALL.into_iter().zip(record.settings()) {
+            let now = setting.read()?;
+            settings.push(setting.plan(now.as_deref(), before.as_deref(), plan.only_live));
+        }
+        if plan.steps.is_empty() && settings.iter().all(|(write, _)| write.is_none()) {
+            record.routes = plan.records;
+            for (was, (_, before)) in record.settings().into_iter().zip(settings) {
+                *was = before;
+            }
             return place.write(record);
         }
         let new = plan.records.iter().filter(|new| !record.routes.contains(new));
         let new: Vec<_> = new.cloned().collect();
         record.routes.extend(new);
-        if before.is_some() {
-            record.slow_start = before;
+        for (was, (_, before)) in record.settings().into_iter().zip(&settings) {
+            if before.is_some() {
+                was.clone_from(before);
+            }
         }
         place.write(record)?;
         for step in &plan.steps {
@@ -192,8 +199,10 @@ fn apply(
                 }
             }
         }
-        if let Some(value) = write {
-            slow_start::write(&value)?;
+        for (setting, (write, _)) in settings::ALL.into_iter().zip(settings) {
+            if let Some(value) = write {
+                setting.write(&value)?;
+            }
         }
     }
     bail!(

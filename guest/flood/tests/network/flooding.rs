@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::world::{FAR, MSS, NEAR, World, ip, routes, signal_process, slow_start};
+use crate::world::{FAR, MSS, NEAR, World, ip, pieces, routes, signal_process, slow_start};
 
 /// The initial window of RFC 6928, as Linux has it: ten segments.
 const ORDINARY: u32 = 10 * MSS;
@@ -28,7 +28,12 @@ fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
             let flight = world.first_flight(remote, None);
             assert!(flight > 500 * MSS, "{remote}: {flight}");
         }
-        assert_eq!(slow_start(), "0");
+        assert_eq!((slow_start(), pieces()), ("0".to_owned(), "44".to_owned()));
+        // In long pieces, however slow the handshake was.
+        world.host_says(true);
+        let mut slow = world.open_slowly(FAR, None, Duration::from_millis(150));
+        assert!(world.flight(&mut slow) > 500 * MSS);
+        assert!(slow.longest > 40 * MSS, "{}", slow.longest);
         let mut at_rest = world.open(FAR, None);
         world.exchange(&mut at_rest);
         let last = world.host_says(true);
@@ -41,7 +46,7 @@ fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
             let flight = world.first_flight(remote, None);
             assert!((MSS..=ORDINARY).contains(&flight), "{remote}: {flight}");
         }
-        assert_eq!(slow_start(), "1");
+        assert_eq!((slow_start(), pieces()), ("1".to_owned(), "2".to_owned()));
         let flight = world.flight(&mut at_rest);
         // Half of its window has gone with each timeout that it was idle.
         assert!((MSS..100 * MSS).contains(&flight), "a connection that was idle: {flight}");
@@ -61,6 +66,7 @@ fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
         signal_process(tool.child.id(), Signal::SIGTERM);
         assert!(tool.child.wait().unwrap().success());
         assert_eq!((routes(), slow_start()), (before, "1".to_owned()));
+        assert_eq!(pieces(), "2");
     });
 }
 

@@ -394,7 +394,11 @@ pub(crate) fn ip(arguments: &str) -> String {
 
 /// Whether idle connections give up their window, in this namespace.
 pub(crate) fn slow_start() -> String {
-    nightporter_flood::slow_start::read().unwrap()
+    nightporter_flood::settings::SLOW_START.read().unwrap().unwrap()
+}
+
+pub(crate) fn pieces() -> String {
+    nightporter_flood::settings::PIECES.read().unwrap().unwrap()
 }
 
 pub(crate) fn signal_process(pid: u32, signal: Signal) {
