@@ -165,7 +165,7 @@ fn run_case(
     }
     let rows: Vec<Row> = cells.iter().filter_map(Row::of).collect();
     let gains = Gain::all(&rows);
-    let both_ways = BothWays::of(&both, &gains);
+    let both_ways = BothWays::of(&both, &rows, &gains);
     let mut checks = checks(scheduler, link, &rows, &gains);
     checks.extend(of_both_ways(&both_ways));
     checks.extend(of_troubles(&troubles));

@@ -379,14 +379,18 @@ fn throughput(rate: u64, remote: &Remote, host: Ipv4Addr) -> Result<f64> {
     thread::scope(|scope| {
         let sending = scope.spawn(move || sender.write_all(&vec![0; 2 * half]));
         let mut chunk = vec![0; 1 << 18];
-        let (mut got, mut start) = (0, None);
+        let (mut got, mut start, mut caught_up) = (0, None, false);
         loop {
-            got += match receiver.read(&mut chunk).context("measuring the rate")? {
-                0 => break,
-                len => len,
-            };
-            if got >= half && start.is_none() {
-                start = Some((got, Instant::now()));
+            let len = receiver.read(&mut chunk).context("measuring the rate")?;
+            if len == 0 {
+                break;
+            }
+            got += len;
+            // What waits here when the clock starts would count as if it came afterwards: the
+            // clock starts when a read has found less than it had room for.
+            if (half..half + half / 2).contains(&got) && !caught_up {
+                caught_up = len < chunk.len();
+                start = (caught_up || start.is_none()).then(|| (got, Instant::now())).or(start);
             }
         }
         let (before, at) = start.context("the connection ended early")?;

@@ -29,12 +29,15 @@ pub struct Kept {
     pub bytes: usize,
     /// Gain of goodput both ways at once over the gain alone.
     pub delivered: Ratio,
+    /// Goodput both ways at once over the goodput alone, by the two paths themselves: where this is
+    /// kept and the gain is not, `tap` is faster both ways at once.
+    pub goodput: Ratio,
 }
 
 impl BothWays {
     /// Sums up; `None` if there were no such transfers.
     #[must_use]
-    pub fn of(cells: &[Cell], alone: &[Gain]) -> Option<Self> {
+    pub fn of(cells: &[Cell], one_way: &[Row], alone: &[Gain]) -> Option<Self> {
         let rows: Vec<Row> = cells.iter().filter_map(Row::of).collect();
         let gains = Gain::all(&rows);
         let kept = gains.iter().filter_map(|gain| {
@@ -44,12 +47,16 @@ impl BothWays {
             };
             let kind = |g: &Gain| (g.direction, g.over, g.bytes);
             let alone = alone.iter().find(|a| kind(a) == kind(gain) && a.path == path)?;
+            let both = rows.iter().find(|r| (r.direction, r.path) == (gain.direction, gain.path));
+            let mut one_way = one_way.iter().filter(|r| r.direction == gain.direction);
+            let one_way = one_way.find(|r| (r.path, r.bytes) == (path, gain.bytes))?;
             Some(Kept {
                 direction: gain.direction,
                 path: gain.path,
                 alone: path,
                 bytes: gain.bytes,
                 delivered: gain.delivered.over(alone.delivered),
+                goodput: Gain::of(both?, one_way)?.delivered,
             })
         });
         let kept = kept.collect();

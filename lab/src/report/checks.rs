@@ -132,11 +132,12 @@ pub fn of_both_ways(both_ways: &Option<BothWays>) -> Vec<Check> {
     let mut checks = vec![share("share of transfers both ways whose hash was right", right, tried)];
     checks.extend(both.kept.iter().map(|kept| {
         let what = format!(
-            "{} both ways at once, {}: gain of {} over that of {} alone",
+            "{} both ways at once, {}: gain of {} over that of {} alone (their goodput: {:.2})",
             size(kept.bytes),
             kept.direction,
             kept.path,
-            kept.alone
+            kept.alone,
+            kept.goodput.ratio
         );
         check(what, kept.delivered, KEPT, kept.delivered.high >= KEPT)
     }));
@@ -276,7 +277,8 @@ mod tests {
             way(down, NetPath::Tap, 120),
             way(down, NetPath::FloodRoute, 30), // 4x
         ];
-        let alone = Gain::all(&rows(&alone.map(|[cell, _]| cell)));
+        let one_way = rows(&alone.map(|[cell, _]| cell));
+        let alone = Gain::all(&one_way);
         let kept = |down_ms| {
             let cells = [
                 way(up, NetPath::Tap, 180),
@@ -284,7 +286,9 @@ mod tests {
                 way(up, NetPath::FloodRoute, 90), // 2x
                 way(down, NetPath::FloodRoute, down_ms),
             ];
-            let both = BothWays::of(&cells.map(|[cell, _]| cell), &alone);
+            let both = BothWays::of(&cells.map(|[cell, _]| cell), &one_way, &alone);
+            let kept = both.as_ref().map(|both| both.kept[1].goodput.ratio);
+            assert_eq!(kept, Some(round3(30.0 / down_ms as f64)));
             of_both_ways(&both).iter().map(|c| (c.measured, c.ok)).collect::<Vec<_>>()
         };
         assert_eq!(kept(45), [(1.0, true), (1.0, true), (1.0, true)]);

@@ -68,7 +68,7 @@ fn the_json_has_the_documented_shape() {
         guests: vec![share; 3],
         guest_tcp: GuestTcp::default(),
         gains: Gain::all(&rows),
-        both_ways: BothWays::of(&both, &Gain::all(&rows)),
+        both_ways: BothWays::of(&both, &rows, &Gain::all(&rows)),
         troubles: vec![Trouble::none(NetPath::Tap)],
         rows,
         checks: Vec::new(),
