@@ -11,6 +11,8 @@ use crate::plan::{
 };
 use crate::random::Random;
 
+const DAY_S: u32 = 24 * 3600;
+
 /// So many of a hundred seeds have it.
 const PERCENT: u32 = 30;
 
@@ -60,9 +62,13 @@ impl Plan {
             queue_frames: random.pick(&[10, 30, 100, 400]),
             ..link
         };
+        // Who has acknowledged what it lost may be sent the same again for as long as the world is.
+        let lasts =
+            |c: &ConnPlan| matches!(c.workload, Workload::Idle { idle_s } if idle_s > DAY_S);
+        let days = self.conns.iter().any(lasts);
         let quirks = Quirks {
             splits_acks: random.percent(15),
-            acks_ahead: random.percent(15),
+            acks_ahead: random.percent(15) && !days,
             reneges: random.percent(15),
             ..Quirks::default()
         };
