@@ -277,7 +277,7 @@ impl Sender {
             self.episode.on_spurious();
         }
         if !self.sack {
-            arrived.delivered = self.count_duplicates(duplicate, arrived.acked);
+            arrived.delivered = self.count_duplicates(now, duplicate, arrived.acked);
         }
         let lost = self.find_losses(now, duplicate, moved, before.una);
         self.tell(now, before, &arrived, lost);
@@ -338,6 +338,12 @@ impl Sender {
     /// 6298 section 5.7).
     pub const fn on_syn_timeout(&mut self) {
         self.rtt.on_syn_timeout();
+    }
+
+    /// Somebody else has sent until now: duplicate ACKs may be about copies of that, and mean no
+    /// loss before more is acknowledged (RFC 6582 section 3.2).
+    pub const fn on_earlier_sender(&mut self) {
+        self.recover = self.una();
     }
 
     /// Somebody else has reduced the window, and R has yet to be told.

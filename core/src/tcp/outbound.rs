@@ -91,6 +91,11 @@ impl Outbound {
         self.sent
     }
 
+    /// R was sent some of G's stream (as far as a wrapped number tells).
+    pub(crate) fn has_sent(&self) -> bool {
+        Seq::wrap(self.sent) != self.isn + 1
+    }
+
     /// G's initial sequence number.
     pub(crate) const fn isn(&self) -> Seq {
         self.isn
@@ -234,7 +239,11 @@ impl Outbound {
         self.una = ack;
         if newer {
             self.window = window;
-            self.window_seq = Seq::wrap(seq);
+            // A window that is believed for its size alone, and is that of an older segment, makes
+            // none of those in between newer.
+            if newer_segment || advanced {
+                self.window_seq = Seq::wrap(seq);
+            }
             self.window_max = self.window_max.max(bytes);
         }
         Some(AckUpdate { advanced, new: advanced || (newer && edge != shown) })

@@ -58,6 +58,19 @@ fn flood_04_copies_of_g_go_no_further() {
     r.gets_nothing();
 }
 
+/// Found by simulation (seed 937): R had acknowledged everything, and G had not heard it.
+#[test]
+fn flood_04_copies_of_g_go_no_further_when_nothing_is_kept_either() {
+    let (_, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    r.gets("1:1001");
+    r.sends("ack 1001");
+    g.gets("ack 1001");
+    assert_eq!(g.sends("1:1001"), Verdict::Absorbed);
+    r.gets_nothing();
+    g.gets("1 ack 1001");
+}
+
 #[test]
 fn flood_05_what_lies_behind_a_hole_of_g_waits_until_g_fills_it() {
     let (_, r, g) = floods(&Setup::new());

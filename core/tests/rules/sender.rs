@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use crate::GUEST;
 use crate::common::world::Peer;
 use crate::common::{Setup, World};
 use nightporter_core::congestion::Algorithm;
@@ -382,4 +383,82 @@ fn flood_21_over_a_short_path_a_probe_waits_two_milliseconds_more() {
     r.gets_nothing();
     after_us(200);
     r.gets_all(&["2001:3001"]);
+}
+
+/// An R without SACK that has 1:4001, of which it has told G more than once.
+fn after_copies_of_g() -> (Peer<'static>, Peer<'static>) {
+    let w = Setup { floods: true, sack: [false; 2], ..Setup::new() }.opens();
+    let (r, g) = w.connects();
+    let floods = |wanted| w.engine(|engine, _| engine.set_congestion_offload(GUEST, wanted));
+    floods(false);
+    g.sends("1:4001 gso 1000");
+    g.sends("1:4001 gso 1000"); // it was off its core for longer than its timeout
+    r.takes_all();
+    r.sends("ack 4001");
+    floods(true);
+    g.sends("4001:9001 gso 1000");
+    r.gets_all(&["4001:9001"]);
+    (r, g)
+}
+
+/// Found by simulation (seed 937): four ACKs of copies that G had sent itself.
+#[test]
+fn flood_21_duplicates_that_speak_of_what_g_sent_before_mean_no_loss() {
+    let (r, _g) = after_copies_of_g();
+    for _ in 0..4 {
+        r.sends("ack 4001");
+    }
+    r.gets_nothing();
+}
+
+/// RFC 6582 section 3.2: from the first new acknowledgement on they count.
+#[test]
+fn flood_21_later_duplicates_mean_a_loss_again() {
+    let (r, _g) = after_copies_of_g();
+    for _ in 0..4 {
+        r.sends("ack 5001");
+    }
+    r.gets_all(&["5001:6001"]);
+}
+
+/// Found by simulation (seed 928): each such part had brought a copy of the rest of the segment.
+#[test]
+fn flood_22_a_copy_that_is_acknowledged_in_parts_does_not_leave_again() {
+    let w = Setup { floods: true, sack: [false; 2], ..Setup::new() }.opens();
+    let (r, g) = w.connects();
+    g.sends("1:10001 gso 1000");
+    r.gets_all(&["1:10001"]);
+    w.after_ms(50);
+    for _ in 0..3 {
+        r.sends("ack 1");
+    }
+    r.gets_all(&["1:1001"]);
+    w.after_ms(50);
+    for part in ["ack 251", "ack 501", "ack 751"] {
+        r.sends(part);
+        r.gets_nothing();
+    }
+    r.sends("ack 1001"); // what is next is lost too
+    r.gets_all(&["1001:2001"]);
+}
+
+/// Found by simulation (seed 49828): they were about copies before it.
+#[test]
+fn flood_21_duplicates_that_come_sooner_than_any_answer_mean_no_loss() {
+    let w = Setup { floods: true, sack: [false; 2], ..Setup::new() }.opens();
+    let (r, g) = w.connects();
+    g.sends("1:1001");
+    r.gets_all(&["1:1001"]);
+    w.after_ms(50);
+    r.sends("ack 1001");
+    g.sends("1001:6001 gso 1000");
+    w.after_ms(30);
+    r.takes_all();
+    for _ in 0..4 {
+        r.sends("ack 1001");
+    }
+    r.gets_nothing();
+    w.after_ms(21);
+    r.sends("ack 1001");
+    r.gets_all(&["1001:2001"]);
 }

@@ -75,6 +75,17 @@ fn snoop_25_a_window_probe_of_the_guest_reaches_r() {
     g.gets("1001 ack 1002 win 64000");
 }
 
+/// Found by simulation (seed 1711): the repeated segment showed more room than what R had sent
+/// before it and behind it in the stream, and seemed to be the newest.
+#[test]
+fn inv_05_a_late_segment_of_r_takes_no_window_back() {
+    let (_, r, g) = warm();
+    r.sends("3001:4001 ack 1 win 64000");
+    r.sends("1001:2001 ack 1 win 96000");
+    r.sends("2001:3001 ack 1 win 64000");
+    assert_eq!(g.gets_last("P. 2001:4001 ack 1").window(), 96_000);
+}
+
 #[test]
 fn snoop_25_plain_acks_and_duplicates_are_not_traffic() {
     let (w, r, g) = warm();

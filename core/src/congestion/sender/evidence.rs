@@ -110,7 +110,7 @@ impl Sender {
     /// section 3.2). How many bytes have arrived by this ACK, those that duplicates spoke of not
     /// counted twice (RFC 9937 section 5). An R that makes them up gains no more than what was
     /// under way (RFC 5681 section 3.2, step 4; SEC-03).
-    pub(super) fn count_duplicates(&mut self, duplicate: bool, acked: u64) -> u64 {
+    pub(super) fn count_duplicates(&mut self, now: Instant, duplicate: bool, acked: u64) -> u64 {
         if acked > 0 {
             let counted = self.duplicates.min((acked / self.mss).saturating_sub(1));
             let over = self.una() >= self.episode.repairs_below();
@@ -119,7 +119,7 @@ impl Sender {
         }
         let most = match self.episode.phase() {
             // Two may let new segments out (RFC 3042 section 2), the third means a loss.
-            Phase::Open | Phase::Reduction if self.una() > self.recover => DUP_THRESHOLD,
+            Phase::Open | Phase::Reduction if self.may_miss_first(now) => DUP_THRESHOLD,
             Phase::Open | Phase::Reduction => DUP_THRESHOLD - 1,
             Phase::Recovery => (self.duplicates_end - self.una()) / self.mss,
             Phase::Timeout => 0, // copies of what had arrived make them too
@@ -131,8 +131,17 @@ impl Sender {
         self.mss
     }
 
+    /// Duplicate ACKs may speak of the first segment under way: it left at least a round trip ago,
+    /// and they are not about what was sent again before it (RFC 6582 section 3.2).
+    fn may_miss_first(&self, now: Instant) -> bool {
+        let shortest = self.rtt.min().unwrap_or_default();
+        let first = self.board.pieces().next();
+        self.una() > self.recover && first.is_none_or(|p| p.sent_at + shortest <= now)
+    }
+
     /// The third duplicate ACK means a loss, and while that is repaired each partial
-    /// acknowledgement another (RFC 6582 section 3.2).
+    /// acknowledgement another (RFC 6582 section 3.2), but not of what has left again for this
+    /// repair: R may acknowledge a copy in parts.
     fn is_lost_by_duplicates(&mut self, duplicate: bool, moved: bool) -> bool {
         let third = duplicate && self.duplicates == DUP_THRESHOLD && !self.episode.is_repairing();
         if third {
@@ -140,8 +149,15 @@ impl Sender {
         }
         let partial = moved
             && self.episode.phase() == Phase::Recovery
-            && self.una() < self.episode.repairs_below();
+            && self.una() < self.episode.repairs_below()
+            && !self.is_first_repaired();
         (third || partial) && self.board.mark_first_lost() > 0
+    }
+
+    /// The first bytes under way have left again since the window was reduced.
+    fn is_first_repaired(&self) -> bool {
+        let reduced_at = self.episode.reduced_at();
+        self.board.pieces().next().is_some_and(|p| p.again && p.sent_at >= reduced_at)
     }
 
     /// The retransmission timeout: of what lies below `end`, all that left more than a round trip

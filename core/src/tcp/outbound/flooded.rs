@@ -347,7 +347,8 @@ impl Flow {
             return Some(Fate::Drop(DropReason::BadChecksum)); // H would make it a right one
         }
         let una = self.outbound.una();
-        if range.end + u64::from(range.fin) <= una && !self.keeps_bytes() {
+        let is_old = range.end + u64::from(range.fin) <= una;
+        if is_old && range.len() <= 1 && !self.keeps_bytes() {
             return None; // a keepalive: R answers
         }
         let own = self.own_mss();
@@ -407,6 +408,9 @@ impl Flow {
         }
         if f.tcp.flags.contains(TcpFlags::CWR) {
             flooded.sender.owe_cwr(); // G has reduced its window, and R waits for this
+        }
+        if self.outbound.has_sent() {
+            flooded.sender.on_earlier_sender();
         }
         self.losses.begin_flooded(flooded);
         self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
