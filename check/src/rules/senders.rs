@@ -73,7 +73,7 @@ impl Window {
             self.reno = self.size as f64;
             return;
         }
-        self.reno += bytes as f64 * mss as f64 / self.size as f64;
+        self.reno += bytes as f64 * mss as f64 / self.reno;
         let most = self.curve(at, mss).max(self.reno).min(1e15) as u64;
         self.size = self.size.max(most.min(self.size + bytes));
     }
@@ -162,6 +162,8 @@ pub(crate) struct Sending {
     /// R answers with SACK; else duplicate ACKs since `una` moved count.
     sack: bool,
     duplicates: u64,
+    /// End of what had left when there were three: from `una` to here a loss was heard of.
+    alarmed: u64,
     /// Marks were agreed on.
     ecn: bool,
     una: u64,
@@ -172,6 +174,10 @@ pub(crate) struct Sending {
     under_way: u64,
     window: Window,
     repair: Option<Repair>,
+    /// A repair that a timeout for nothing would end, if the host thinks so too.
+    doubted: Option<Repair>,
+    /// Bytes that the newest acknowledgement was the first to speak of.
+    newest: u64,
     /// The first byte, when it last timed out.
     timed_out: Option<u64>,
     /// A mark waits for its CWR; marks count again when this is acknowledged.
@@ -247,26 +253,27 @@ impl Sending {
 
     /// What R has for the first time, and whether some of it had left once, before the repair.
     fn take(&mut self, at: Instant, ack: u64, blocks: &[(u64, u64)]) -> (u64, bool) {
-        let (mut new, mut original, mut measures, mut sent_at) = (0, false, true, None);
-        self.change(self.una, ack, |p, len| {
-            measures &= !p.copied;
-            sent_at = sent_at.max((!p.sacked).then_some(p.at));
+        let (mut new, mut original, mut sent_at) = (0, false, None);
+        let mut take = |p: &mut Piece, len| {
+            sent_at = sent_at.max((!p.sacked && !p.copied).then_some(p.at));
             new += if p.sacked { 0 } else { len };
             original |= !p.sacked && !p.copied && !p.counts;
             p.sacked = true;
+        };
+        let mut measures = true;
+        self.change(self.una, ack, |p, len| {
+            measures &= !p.copied;
+            take(p, len);
         });
         self.pieces = self.pieces.split_off(&ack);
         for &(left, right) in blocks {
-            self.change(left, right, |p, len| {
-                new += if p.sacked { 0 } else { len };
-                original |= !p.sacked && !p.copied && !p.counts;
-                p.sacked = true;
-            });
+            self.change(left, right, &mut take);
         }
-        if let Some(took) = sent_at.map(|sent_at| at.since(sent_at)).filter(|_| measures) {
+        // A path is no longer than what R had by now, even if a copy made it say so.
+        if let Some(took) = sent_at.map(|sent_at| at.since(sent_at)) {
             self.shortest = Some(self.shortest.map_or(took, |before| before.min(took)));
-            self.longest = self.longest.max(took);
-            self.measured = true;
+            self.longest = if measures { self.longest.max(took) } else { self.longest };
+            self.measured |= measures;
         }
         (new, original)
     }
@@ -284,23 +291,29 @@ impl Sending {
         self.note_flight(at);
         let used = 2 * self.used() + 2 * BESIDES * self.mss >= self.window.size;
         let (moved, is_alone) = (ack - self.una, heard.alone && self.una < self.next);
+        let sacked = self.sacked();
         let (mut new, original) = self.take(at, ack, &blocks);
+        self.newest = (new + sacked).saturating_sub(self.sacked());
         (self.una, self.silence) = (ack, None);
         if moved > 0 {
             (self.moved_at, self.duplicates, self.timed_out) = (Some(at), 0, None);
         } else if is_alone && !self.sack {
             (self.duplicates, new) = (self.duplicates + 1, self.mss);
+            self.alarmed = if self.duplicates == 3 { self.next } else { self.alarmed };
         }
-        if let Some(repair) = &mut self.repair {
+        for repair in self.repair.iter_mut().chain(&mut self.doubted) {
             repair.arrived += new;
             repair.moves += u64::from(moved > 0);
+        }
+        if let Some(repair) = self.repair {
             let undo = repair.undo.filter(|_| original);
             if undo.is_some() || repair.until <= ack {
                 self.window = undo.unwrap_or(self.window);
-                self.repair = None;
+                (self.repair, self.doubted) = (None, Some(repair));
                 self.change(ack, self.next, |p, _| p.counts = true);
             }
         }
+        self.doubted = self.doubted.filter(|repair| ack < repair.until);
         if used {
             self.window.grow(at, moved, self.mss);
         }
@@ -344,8 +357,15 @@ impl Sending {
             _ if is_timeout && timed_out => self.begin_repair(0, None),
             // Nothing was heard: it may only be late.
             None if is_timeout && sacked == 0 => self.reduce(at, 0, Some(self.window)),
-            // What has arrived so far has bought something already.
-            _ => self.reduce(at, sacked + self.duplicates * self.mss, None),
+            // What has arrived so far has bought something already, the newest ACK with what it
+            // acknowledges too (RFC 9937: `DeliveredData`).
+            _ => self.reduce(at, sacked + self.newest + self.duplicates * self.mss, None),
+        }
+        // What the host does not think was for nothing goes on.
+        let goes_on = self.doubted.take_if(|doubted| from < doubted.until);
+        if let (Some(repair), Some(before)) = (&mut self.repair, goes_on) {
+            let Repair { sent, arrived, moves, .. } = before;
+            *repair = Repair { sent, arrived, moves, ..*repair };
         }
         if is_timeout {
             self.timed_out = Some(from);
@@ -437,8 +457,10 @@ impl Sending {
 
     /// `len` bytes leave; of a repair no more than what arrives has bought.
     fn follows_arrivals(&mut self, len: u64) -> Ensure {
-        let Some(repair) = &mut self.repair else { return Ok(()) };
-        repair.sent += len;
+        for repair in self.repair.iter_mut().chain(&mut self.doubted) {
+            repair.sent += len;
+        }
+        let Some(repair) = self.repair else { return Ok(()) };
         let more = repair.arrived.max(repair.moves * self.mss);
         let (sent, most) = (repair.sent, repair.arrived + more + BESIDES * self.mss);
         match sent <= most {
@@ -448,6 +470,9 @@ impl Sending {
     }
 
     fn not_too_early(&self, at: Instant, from: u64, to: u64) -> Ensure {
+        if self.is_found_lost(from) {
+            return Ok(());
+        }
         let pieces = self.pieces.range(from..to).filter(|(_, p)| !p.sacked);
         let spans = pieces.map(|(_, p)| at.since(p.at)).min().zip(self.shortest);
         match spans {
@@ -457,6 +482,15 @@ impl Sending {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Without SACK an acknowledgement of a part of what is repaired, or is yet to be, says that
+    /// what follows is lost (RFC 6582 section 3.2), whenever that left, but once.
+    fn is_found_lost(&self, from: u64) -> bool {
+        let repaired = self.pieces.get(&from).is_some_and(|p| p.copied && p.counts);
+        let until = self.repair.map_or(0, |repair| repair.until).max(self.alarmed);
+        let partial = from == self.una && from < until && self.duplicates == 0;
+        !self.sack && partial && !repaired
     }
 
     fn backs_off(&mut self, at: Instant, from: u64) -> Ensure {
@@ -500,6 +534,11 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     h.quality.sending.on_ack(&Heard { at, ack, blocks: &blocks, alone, marked, sure });
 }
 
+/// Between two steps of the host.
+pub(crate) fn on_step(h: &mut History) {
+    h.quality.sending.on &= is_judged(h); // one that takes over again begins anew
+}
+
 /// Something leaves; it is not yet in the history.
 pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
     if o.to != Side::R {
@@ -517,6 +556,8 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
         h.quality.sending = Sending::begin(from, mss, h.sack(), h.ecn);
     }
     let sending = &mut h.quality.sending;
+    // What left as it came, behind a hole, is G's own: the host has just let go of the flow.
+    sending.on &= o.gated || from <= sending.next;
     if !sending.on || to <= sending.una {
         return Ok(()); // what nobody waits for: a keepalive
     }

@@ -9,7 +9,10 @@ const MSS: u64 = 1000;
 /// 100 ack 2000 3000:4000          R acknowledges, with SACK blocks; `ece`
 /// ```
 fn judged(ecn: bool, script: &str) -> Result<(), String> {
-    let mut sending = Sending::begin(0, MSS, true, ecn);
+    judge(Sending::begin(0, MSS, true, ecn), script)
+}
+
+fn judge(mut sending: Sending, script: &str) -> Result<(), String> {
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let mut words = line.split_whitespace();
         let ms = words.next().and_then(|ms| ms.parse().ok()).expect(line);
@@ -156,6 +159,17 @@ fn no_copy_leaves_before_anything_can_have_been_heard() {
     is_wrong(&format!("{sent}\n 240 > 1000:2000"), "again after 40000 us, on a path of 100000 us");
 }
 
+/// Seed 41142: R delays the ACKs of a single segment, and SACKs at once.
+#[test]
+fn a_path_is_as_short_as_blocks_say_too() {
+    let sent = "0 > 0:2000\n 100 ack 2000\n 200 > 2000:5000";
+    is_fine(&format!("{sent}\n 210 ack 2000 3000:4000\n 215 > 2000:3000"));
+    is_wrong(
+        &format!("{sent}\n 210 ack 2000 3000:4000\n 220 > 5000:6000\n 224 > 5000:6000"),
+        "again after 4000 us, on a path of 10000 us",
+    );
+}
+
 #[test]
 fn after_a_pause_the_window_is_half_of_what_it_was() {
     let pause = "
@@ -186,6 +200,58 @@ fn a_mark_reduces_the_window_and_the_next_new_data_says_so() {
     let said = judged(true, &format!("{mark}\n {over}\n 300 > 31000:59000 ect"));
     let said = said.expect_err("no reduction");
     assert!(said.contains("28000 bytes under way to R in a window of 21"), "{said}");
+}
+
+fn without_sack(script: &str) -> Result<(), String> {
+    judge(Sending::begin(0, MSS, false, false), script)
+}
+
+/// Seeds 47331 and 928: RFC 6582 has no regard for when what follows left, but it leaves once.
+#[test]
+fn without_sack_a_partial_acknowledgement_brings_one_copy_of_what_follows() {
+    let repair = "
+        0   > 0:10000
+        100 ack 10000
+        100 > 10000:20000
+        180 > 20000:25000
+        200 ack 10000
+        201 ack 10000
+        202 ack 10000
+        202 > 10000:11000
+        203 ack 20000
+        203 > 20000:21000";
+    assert_eq!(without_sack(repair), Ok(()));
+    let said = without_sack(&format!("{repair}\n 204 ack 20500\n 204 > 20500:21000"));
+    let said = said.expect_err("again");
+    assert!(said.ends_with("again after 1000 us, on a path of 100000 us"), "{said}");
+}
+
+/// Seed 1867: the pace had held back the copy that the duplicates brought.
+#[test]
+fn a_repair_may_begin_with_what_follows_a_partial_acknowledgement() {
+    let sent = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:20000\n 180 > 20000:25000";
+    let heard = "200 ack 10000\n 201 ack 10000\n 202 ack 10000\n 203 ack 20000";
+    assert_eq!(without_sack(&format!("{sent}\n {heard}\n 204 > 20000:21000")), Ok(()));
+}
+
+/// Seed 44436: an original came late, and the host thinks nothing of it.
+#[test]
+fn a_timeout_may_go_on_where_it_was_perhaps_for_nothing() {
+    let silence = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:30000\n 700 > 10000:11000";
+    let copies = "800 ack 11000\n 800 > 11000:13000\n 900 ack 13000\n 900 > 13000:17000";
+    let late = "1000 ack 24000\n 1001 ack 25000";
+    is_fine(&format!("{silence}\n {copies}\n {late}\n 1001 > 25000:30000\n 1001 > 30000:33000"));
+}
+
+/// Seed 49940: the acknowledgement that names a loss has brought much besides (RFC 9937).
+#[test]
+fn what_the_newest_ack_acknowledges_buys_as_much_of_a_repair() {
+    let sent = "0 > 0:10000\n 100 ack 10000\n 100 > 10000:30000\n 200 ack 25000 28000:30000";
+    is_fine(&format!("{sent}\n 200 > 25000:28000\n 200 > 30000:41000"));
+    is_wrong(
+        &format!("{sent}\n 200 > 25000:28000\n 200 > 30000:66000"),
+        "39000 bytes to R in a repair, 38000 may leave",
+    );
 }
 
 #[test]
