@@ -59,14 +59,16 @@ fn chains_that_are_no_frames_take_turns_too() {
     let mut world = World::running(LINUX);
     offer_crumbs(&mut world, false, 256); // 256 KiB
     let (mut port, mut buf) = (GuestPort::new(world.port), vec![0; FRAME_MAX]);
-    let mut dropped = 0;
+    let (mut dropped, mut turns) = (0, 1);
     while port.receive(&mut buf) == Received::Spent {
+        turns += 1;
         let now = port.port.stats().too_big;
         assert!(now - dropped <= WORK_PER_TURN as u64 / CRUMBS + 1, "{dropped} to {now}");
         dropped = now;
         port.flush();
     }
     assert_eq!(port.port.stats().too_big, u64::from(QUEUE_SIZE));
+    assert!(turns >= u64::from(QUEUE_SIZE) * CRUMBS / (2 * WORK_PER_TURN as u64), "{turns} turns");
 }
 
 #[test]
