@@ -70,9 +70,9 @@ impl Captures {
         bail!("frames passed each of {STARTS_MAX} times that captures of {name} were started")
     }
 
-    /// Ends both at the same moment and checks them; `offload`: it may have been on. Without a
-    /// finding the files are removed, after copies were kept as `KEEP-remote.pcap` and
-    /// `KEEP-guest.pcap`.
+    /// Ends both at the same moment and checks them; `offload`, `sends`: ack offload may have been
+    /// on, and the host may have sent for its guest. Without a finding the files are removed, after
+    /// copies were kept as `KEEP-remote.pcap` and `KEEP-guest.pcap`.
     ///
     /// # Errors
     /// What the checker found, or why it could not be asked. A capture that missed frames cannot
@@ -80,7 +80,7 @@ impl Captures {
     pub fn check(
         mut self,
         daemon: &mut Daemon,
-        offload: bool,
+        [offload, sends]: [bool; 2],
         keep: Option<&Path>,
     ) -> Result<Report> {
         let guest = self.sides[1].port.clone();
@@ -99,7 +99,7 @@ impl Captures {
         };
         let [remote, guest_side] = &self.sides;
         let guests = vec![self.guest_mac];
-        let options = Options { guests, offload, sends: false, whole: true };
+        let options = Options { guests, offload, sends, whole: true };
         let report = trace::check(open(remote)?, open(guest_side)?, &options)?;
         let found: Vec<String> = report.findings.iter().map(ToString::to_string).collect();
         ensure!(

@@ -341,7 +341,8 @@ impl Lab {
                 let outcome = self.send(path, &Upload::new(bytes, bytes as u64))?;
                 ensure!(outcome.hash_ok, "a captured upload over {path} arrived damaged");
             }
-            let report = captures.check(self.world.daemon()?, path == NetPath::AckOffload, None)?;
+            let report =
+                captures.check(self.world.daemon()?, [path == NetPath::AckOffload, false], None)?;
             ensure!(report.flows == TRACED.len() as u64, "connections are missing: {report}");
             lines.push(format!("Captures, {path}: {report}"));
         }

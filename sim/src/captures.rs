@@ -43,12 +43,16 @@ pub fn write(seed: u64, out: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+impl FaultKind {
+    /// Something that the host does for the guest is off while it lasts, and on when it is over.
+    pub(crate) fn turns_off(self) -> bool {
+        matches!(self, Self::OffloadOff { .. } | Self::FloodsOff { .. } | Self::Drain { .. })
+    }
+}
+
 /// It neither turns the offload on or off, nor sends segments in an honest machine's name.
 fn leaves_twins_alike(kind: FaultKind) -> bool {
-    !matches!(
-        kind,
-        FaultKind::OffloadOff { .. } | FaultKind::Drain { .. } | FaultKind::Forge { .. }
-    )
+    !kind.turns_off() && !matches!(kind, FaultKind::Forge { .. })
 }
 
 struct Captures<'p> {

@@ -446,6 +446,8 @@ pub enum FaultKind {
     Crash { arena: bool, step: u32 },
     /// The operator turns ack offload off for the VM, and on again when it is over.
     OffloadOff { guest: u16 },
+    /// The same with congestion offload; it is on when that is over, whether it was before or not.
+    FloodsOff { guest: u16 },
     /// The operator drains the VM; it is over with `set_offload(on)`.
     Drain { guest: u16 },
     /// Connections that nobody answers fill the VM's flow table (eviction, LIFE-02).
@@ -487,6 +489,7 @@ impl FaultKind {
             Self::Crash { arena: true, .. } => "crash, arena survives",
             Self::Crash { arena: false, .. } => "crash, arena lost",
             Self::OffloadOff { .. } => "offload turned off",
+            Self::FloodsOff { .. } => "congestion offload turned off",
             Self::Drain { .. } => "guest drained",
             Self::FlowFlood { .. } => "flood of handshakes",
             Self::ManyAddresses { .. } => "addresses behind a guest",
@@ -531,6 +534,7 @@ impl FaultKind {
             | Self::DropDelivered { guest, .. }
             | Self::OneWay { guest, .. }
             | Self::OffloadOff { guest }
+            | Self::FloodsOff { guest }
             | Self::Drain { guest }
             | Self::Kill { guest }
             | Self::ManyAddresses { guest, .. }

@@ -48,9 +48,7 @@ impl Plan {
             (guest.ack_offload, guest.congestion_offload) = (false, false);
         }
         // When these are over the offload is on.
-        let turns_on =
-            |kind| matches!(kind, FaultKind::OffloadOff { .. } | FaultKind::Drain { .. });
-        plan.faults.retain(|fault| !turns_on(fault.kind));
+        plan.faults.retain(|fault| !fault.kind.turns_off());
         plan
     }
 }
@@ -614,7 +612,7 @@ mod tests {
             others.extend(plan.cores.iter().map(|c| name(format!("{:?}", c.policy))));
             others.extend(plan.guests.iter().map(|g| name(format!("{:?}", g.stack.kind))));
         }
-        assert_eq!(faults.len(), 27, "{faults:?}");
+        assert_eq!(faults.len(), 28, "{faults:?}");
         assert_eq!(others.len(), 5 + 5 + 3, "{others:?}");
     }
 }

@@ -35,7 +35,7 @@ impl Plan {
             self.let_flood(&mut random, chosen);
             let remote = self.behind_a_bottleneck(&mut random);
             self.downloads(&mut random, chosen, remote);
-            self.spoil(&mut random, remote);
+            self.spoil(&mut random, chosen, remote);
         }
         let pages = self.guests.iter().map(|g| g.budget_bytes / PAGE as u64).sum::<u64>();
         self.host.arena_pages = usize::try_from(pages).unwrap_or(0) + 8;
@@ -114,9 +114,9 @@ impl Plan {
         }
     }
 
-    /// Losses, marks and the like on the way to the remote and of its ACKs, as long as things go
-    /// wrong.
-    fn spoil(&mut self, random: &mut Random, remote: u16) {
+    /// Losses, marks and the like on the way to the remote and of its ACKs, and an operator who
+    /// turns it off and on, as long as things go wrong.
+    fn spoil(&mut self, random: &mut Random, guest: u16, remote: u16) {
         let ppm = random.pick(&[1_000, 10_000, 50_000]);
         let few = random.pick(&[1_000, 10_000]);
         let machine = Machine::Remote(remote);
@@ -130,6 +130,7 @@ impl Plan {
             (10, FaultKind::Rate { remote, to_host: false, rate_bps: 2_000_000 }),
             (10, FaultKind::Cut { remote, to_host: false }),
             (10, FaultKind::ShrinkWindow { machine }),
+            (15, FaultKind::FloodsOff { guest }),
         ];
         let span_us = self.heal_at.as_nanos() / 1000;
         for (percent, kind) in kinds {

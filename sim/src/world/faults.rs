@@ -96,10 +96,8 @@ impl World<'_> {
                     self.back_at = self.now + fault.lasts;
                 }
             }
-            FaultKind::OffloadOff { guest } => {
-                self.event(Seen::Offload(guest, false));
-                self.command(engines, guest, |_, e, now, port| e.set_offload(now, port, false))?;
-            }
+            FaultKind::OffloadOff { guest } => self.set_offload(engines, guest, false)?,
+            FaultKind::FloodsOff { guest } => self.set_floods(engines, guest, false)?,
             FaultKind::Drain { guest } => {
                 self.event(Seen::Draining(guest));
                 self.command(engines, guest, |_, e, now, port| e.drain(now, port))?;
@@ -140,9 +138,9 @@ impl World<'_> {
             FaultKind::ShrinkWindow { machine } => self.set_shrinking(machine, false),
             FaultKind::DropDelivered { guest, .. } => self.nodes[usize::from(guest)].drop_ppm = 0,
             FaultKind::OneWay { guest, fragments } => self.set_one_way(guest, fragments, false),
+            FaultKind::FloodsOff { guest } => self.set_floods(engines, guest, true)?,
             FaultKind::OffloadOff { guest } | FaultKind::Drain { guest } => {
-                self.event(Seen::Offload(guest, true));
-                self.command(engines, guest, |_, e, now, port| e.set_offload(now, port, true))?;
+                self.set_offload(engines, guest, true)?;
             }
             _ => {}
         }
@@ -162,6 +160,17 @@ impl World<'_> {
         for h in 0..self.hosts.len() {
             self.schedule(self.now, Event::Turn(u8::try_from(h).unwrap_or(0)));
         }
+    }
+
+    /// The host acknowledges early for a guest, or does so no longer.
+    fn set_offload(&mut self, engines: &mut Engines<'_>, guest: u16, on: bool) -> Result<(), Stop> {
+        self.event(Seen::Offload(guest, on));
+        self.command(engines, guest, |_, e, now, port| e.set_offload(now, port, on))
+    }
+
+    /// The host sends for a guest, or does so no longer.
+    fn set_floods(&mut self, engines: &mut Engines<'_>, guest: u16, on: bool) -> Result<(), Stop> {
+        self.command(engines, guest, |_, e, _, port| e.set_congestion_offload(port, on))
     }
 
     /// An operator's command for a guest's port, and what follows from it.

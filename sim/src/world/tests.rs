@@ -115,6 +115,7 @@ fn every_kind_of_fault() -> Vec<FaultKind> {
         FaultKind::Crash { arena: true, step: 3 },
         FaultKind::Crash { arena: false, step: 3 },
         FaultKind::OffloadOff { guest },
+        FaultKind::FloodsOff { guest },
         FaultKind::Drain { guest },
         FaultKind::FlowFlood { remote, guest, per_ms: 5 },
         FaultKind::ManyAddresses { guest, addresses: 40 },
@@ -130,6 +131,7 @@ fn every_kind_of_fault_happens_changes_the_run_and_breaks_no_promise() {
         (machine.kind, machine.ecn, machine.window_scale) = (StackKind::Strict, true, Some(2));
     }
     calm.conns[0].workload = Workload::Bulk { up: 400_000, down: 100_000 };
+    calm.guests[0].congestion_offload = true;
     let undisturbed = run(&calm);
     let mut names = std::collections::BTreeSet::new();
     for kind in every_kind_of_fault() {
