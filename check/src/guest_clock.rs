@@ -60,8 +60,6 @@ impl Default for GuestClock {
 impl GuestClock {
     /// A frame was put into its ring.
     pub(crate) fn on_given(&mut self, now: Instant) {
-        // Behind a migration nobody says that it has one (seed 47701).
-        let _ = self.on_driver_back(now);
         self.settle(now);
         self.unseen.push_back(Stored::No);
         self.idle_since = None;

@@ -29,18 +29,18 @@ pub use self::polls::Departure;
 pub use self::rates::Direction;
 use self::rates::Rates;
 pub use self::staged::Staged;
+use crate::bucket::Bucket;
 use crate::counters::VmCounters;
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
 use crate::flow::syn_cache::SynCache;
 use crate::flow::table::{Class, FlowId, FlowTable};
 use crate::flow::timer::TimerWheel;
-use crate::limits;
+use crate::limits::{self, GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL};
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::store::record::name_hash;
 use crate::switch::Switch;
-use crate::switch::storm::Storm;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
@@ -119,7 +119,8 @@ struct Port {
     config: PortConfig,
     features: Option<PortFeatures>,
     vm: Vm,
-    storm: Storm,
+    /// Storm control: others have to take what it sends to groups.
+    group_frames: Bucket,
     drops: [u64; DropReason::ALL.len()],
 }
 
@@ -222,7 +223,8 @@ impl<'m> Engine<'m> {
             self.flows.set_quota(id.0, guest.flows_max);
         }
         let drops = [0; DropReason::ALL.len()];
-        let port = Port { config, features: None, vm, storm: Storm::new(), drops };
+        let group_frames = Bucket::new(GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL);
+        let port = Port { config, features: None, vm, group_frames, drops };
         if slot == self.ports.len() {
             self.ports.push(Some(port));
         } else {

@@ -7,6 +7,7 @@
 //! Read [`engine`] first: it is the front door and states the drain order.
 #![forbid(unsafe_code)]
 
+pub mod bucket;
 pub mod congestion;
 pub mod counters;
 pub mod drops;

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration as StdDuration;
 
+use nightporter_core::bucket::Bucket;
 use nightporter_core::time::{Duration, Instant};
 
 use crate::timer::monotonic_now;
@@ -19,7 +20,7 @@ const LINES_MAX: usize = 1024;
 /// How long [`Log::flush`] waits for it.
 const FLUSH_LIMIT: StdDuration = StdDuration::from_secs(1);
 /// Lines about one port in a row: a VM that starts or stops takes ten.
-const BURST: u32 = 50;
+const BURST: u64 = 50;
 /// Then one in this time.
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -94,15 +95,11 @@ fn run(messages: &Receiver<Message>) {
 
 /// How many lines somebody outside may cause.
 #[derive(Debug)]
-pub(crate) struct Limit {
-    left: u32,
-    /// When the last was given back.
-    at: Instant,
-}
+pub(crate) struct Limit(Bucket);
 
 impl Limit {
     pub(crate) const fn new() -> Self {
-        Self { left: BURST, at: Instant::ZERO }
+        Self(Bucket::new(BURST, INTERVAL))
     }
 
     /// Whether a line may be written now. If not, it counts as lost.
@@ -111,13 +108,7 @@ impl Limit {
     }
 
     fn allows_at(&mut self, now: Instant) -> bool {
-        let due = now.since(self.at).as_nanos() / INTERVAL.as_nanos();
-        if due > 0 {
-            self.left = BURST.min(self.left + u32::try_from(due).unwrap_or(BURST).min(BURST));
-            self.at = now;
-        }
-        let allows = self.left > 0;
-        self.left -= u32::from(allows);
+        let allows = self.0.allows(now);
         LOST.fetch_add(u64::from(!allows), Ordering::Relaxed);
         allows
     }

@@ -12,13 +12,13 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::Mutex;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nightporter_guest::data::{self, Header, READ_ALL, Service, Source, Verdict};
 
 use crate::sys;
-use crate::transfer::{Outcome, ask_for_ack_stamp, request, wait_for_ack_stamp};
+use crate::transfer::{Opened, Outcome, request, wait_for_ack_stamp};
 
 /// What guests send, made once.
 static SOURCE: Mutex<Source> = Mutex::new(Source::new());
@@ -76,15 +76,7 @@ pub fn both(address: Ipv4Addr, bytes: usize, seed: u64, limit: Duration) -> Resu
     source.reach(header.seed_of_host(), bytes);
     let message = [&header.to_bytes(), source.piece(header.seed_of_host(), bytes)].concat();
     let mut got = vec![1; bytes]; // its pages have been touched
-    let peer = SocketAddr::from((address, data::PORT));
-    let start = Instant::now();
-    let mut stream = TcpStream::connect_timeout(&peer, limit).context("connecting")?;
-    let connect = start.elapsed();
-    let connected = SystemTime::now(); // the clock of the kernel's packet timestamps
-    stream.set_write_timeout(Some(limit))?;
-    stream.set_read_timeout(Some(limit))?;
-    stream.set_nodelay(true)?;
-    ask_for_ack_stamp(&stream)?;
+    let Opened { mut stream, start, connect, connected } = Opened::to(address, limit)?;
     let bell = UdpSocket::bind(stream.local_addr()?).context("a port for the guest's word")?;
     bell.set_read_timeout(Some(limit))?;
     let mut sender = stream.try_clone()?;

@@ -83,17 +83,40 @@ impl Upload {
     /// # Errors
     /// The connection failed, or took longer than `limit`.
     pub fn connect(&self, address: Ipv4Addr, limit: Duration) -> Result<Sending<'_>> {
+        let Opened { stream, start, connect, connected } = Opened::to(address, limit)?;
+        let upload = self;
+        Ok(Sending { upload, stream, limit, start, connect, connected, acked: None, read: None })
+    }
+}
+
+/// A connection to the guest's service whose sender wants to know when its last byte is
+/// acknowledged.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) stream: TcpStream,
+    /// The call of connect(), and how long it took.
+    pub(crate) start: Instant,
+    pub(crate) connect: Duration,
+    /// Its return, on the clock of the kernel's packet timestamps.
+    pub(crate) connected: SystemTime,
+}
+
+impl Opened {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// It failed, or took longer than `limit`.
+    pub(crate) fn to(address: Ipv4Addr, limit: Duration) -> Result<Self> {
         let peer = SocketAddr::from((address, data::PORT));
         let start = Instant::now();
         let stream = TcpStream::connect_timeout(&peer, limit).context("connecting")?;
         let connect = start.elapsed();
-        let connected = SystemTime::now(); // the clock of the kernel's packet timestamps
+        let connected = SystemTime::now();
         stream.set_write_timeout(Some(limit))?;
         stream.set_read_timeout(Some(limit))?;
         stream.set_nodelay(true)?;
         ask_for_ack_stamp(&stream)?;
-        let upload = self;
-        Ok(Sending { upload, stream, limit, start, connect, connected, acked: None, read: None })
+        Ok(Self { stream, start, connect, connected })
     }
 }
 
@@ -281,7 +304,7 @@ pub(crate) fn wait_for_ack_stamp(
 
 /// Makes the kernel put a timestamp into the socket's error queue when the last byte of a send()
 /// is acknowledged, with that byte's offset. (Linux Documentation/networking/timestamping.rst.)
-pub(crate) fn ask_for_ack_stamp(stream: &TcpStream) -> Result<()> {
+fn ask_for_ack_stamp(stream: &TcpStream) -> Result<()> {
     let flags = TimestampingFlag::from_bits_retain(libc::SOF_TIMESTAMPING_TX_ACK)
         | TimestampingFlag::SOF_TIMESTAMPING_SOFTWARE
         | TimestampingFlag::SOF_TIMESTAMPING_OPT_ID

@@ -124,7 +124,7 @@ impl Engine<'_> {
     /// A frame is for many: bounded, because all of them have to take it.
     #[cold]
     fn flood(&mut self, now: Instant, ingress: PortId, frame: &[u8]) -> Verdict {
-        let storms = |p: &mut Port| p.config.is_guest() && !p.storm.allows(now);
+        let storms = |p: &mut Port| p.config.is_guest() && !p.group_frames.allows(now);
         let reason = match is_group(frame) {
             true if frame.len() > GROUP_BYTES_MAX => Some(DropReason::TooBig),
             true if self.port_mut(ingress).is_some_and(storms) => Some(DropReason::Storm),

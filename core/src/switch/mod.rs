@@ -16,7 +16,6 @@ use core::net::IpAddr;
 
 mod claims;
 mod memo;
-pub mod storm;
 
 use ahash::RandomState;
 use hashbrown::HashTable;

@@ -11,7 +11,7 @@ use crate::plan::{
 };
 use crate::random::Random;
 
-const DAY_S: u32 = 24 * 3600;
+pub(super) const DAY_S: u32 = 24 * 3600;
 
 /// So many of a hundred seeds have it.
 const PERCENT: u32 = 30;

@@ -85,6 +85,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::swarm::floods::DAY_S;
 
     fn seeds_with(world: impl Fn(&Plan) -> bool) -> usize {
         (0..500).filter(|&seed| world(&Plan::from_seed(seed))).count()
@@ -92,7 +93,6 @@ mod tests {
 
     #[test]
     fn five_hundred_seeds_have_every_world_a_few_times() {
-        const DAY_S: u32 = 86_400;
         let sleeps =
             |c: &ConnPlan| matches!(c.workload, Workload::Idle { idle_s } if idle_s > 24 * DAY_S);
         let far = |plan: &Plan| {

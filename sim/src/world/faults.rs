@@ -306,12 +306,14 @@ impl World<'_> {
             return Ok(());
         }
         self.event(Seen::Migrated(guest));
-        self.remove_port(engines, guest)?;
+        let removed = self.remove_port(engines, guest);
+        // It has left, also if the daemon dies of that (seed 47701).
         self.nodes[i].host = 1;
         self.nodes[i].clear_rings();
         self.nodes[i].link_up = false;
-        self.hosts[1].add_guest(&mut engines[1], &self.plan, self.now, i);
         self.schedule(self.now + DOWNTIME, Event::DriverIsBack(guest));
+        removed?;
+        self.hosts[1].add_guest(&mut engines[1], &self.plan, self.now, i);
         Ok(())
     }
 
