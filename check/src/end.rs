@@ -37,6 +37,8 @@ pub struct Offer {
     pub sack: bool,
     /// Options that are not ours to understand, whatever the other end says to them.
     pub odd: bool,
+    /// Congestion marks, or that it accepts them (COM-23).
+    pub marks: bool,
     /// MPTCP; without an echo it is ordinary TCP (SNOOP-21).
     pub mptcp: bool,
 }

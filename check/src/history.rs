@@ -246,6 +246,12 @@ impl History {
         self.ends.iter().all(|e| e.offer.sack)
     }
 
+    /// Both ends agreed on congestion marks.
+    #[must_use]
+    pub fn marks(&self) -> bool {
+        self.ends.iter().all(|e| e.offer.marks)
+    }
+
     /// Somebody offered what is not ours to understand.
     #[must_use]
     pub fn odd(&self) -> bool {
@@ -413,8 +419,8 @@ impl History {
         self.forgotten |= silent > FORGOTTEN_AFTER && self.is_open();
         if silent > PAWS_AGE {
             self.end_mut(from.other()).tsval_to = None;
+            self.quality.echoes.forget(from);
             if from == Side::R {
-                self.quality.echoes.forget();
                 self.acceptable.recent = None;
             }
         }

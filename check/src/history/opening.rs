@@ -29,12 +29,16 @@ impl History {
 
     pub(super) fn on_syn(&mut self, from: Side, tcp: &Tcp) {
         let o = &tcp.options;
+        // A SYN offers with ECE and CWR, a SYN-ACK accepts with ECE alone (RFC 3168, 6.1.1).
+        let both = TcpFlags::ECE | TcpFlags::CWR;
+        let accepts = tcp.flags.ece() && !tcp.flags.intersects(TcpFlags::CWR | TcpFlags::AE);
         let offer = Offer {
             mss: o.mss,
             scale: o.window_scale,
             timestamps: o.timestamps.is_some(),
             sack: o.sack_permitted,
             odd: o.unknown || o.malformed,
+            marks: if tcp.flags.ack() { accepts } else { tcp.flags.contains(both) },
             mptcp: o.mptcp,
         };
         let tsval = o.timestamps.map(|t| t.tsval);

@@ -5,12 +5,18 @@
 //! or G's round trips would be those of the first segment, and its window would not be reduced.
 //! R's SACK blocks reach G before any bytes that come after them, or G would send again what R has;
 //! and none that R did not say.
+//!
+//! The clock that either end is shown is the newest of the other (EMIT-R, EMIT-G, FLOOD-41).
+//!
+//! While the host sends for G, marks and SACK blocks of R answer the host (FLOOD-09): G hears of
+//! neither, but of what is behind a hole in what it has handed over (FLOOD-05). That R's marks are
+//! obeyed then INV-14 says.
 
 use std::collections::VecDeque;
 
 use super::Ensure;
 use crate::history::{History, Side};
-use crate::out::{In, Out};
+use crate::out::{In, Out, is_foreign};
 use crate::wire::{Sack, Seq, TcpFlags};
 
 /// SACK options of R that are remembered: a capture has all of a turn before what left in it.
@@ -23,6 +29,8 @@ pub(crate) struct Echoes {
     recent: Option<u32>,
     /// TSecr and ECE of R's newest segment, if that certainly counted.
     from_net: Option<(Option<u32>, bool)>,
+    /// The newest clock of R's and G's segments that certainly counted.
+    newest: [Option<u32>; 2],
     sack: SackOfNet,
 }
 
@@ -63,21 +71,45 @@ impl SackOfNet {
 }
 
 impl Echoes {
-    /// R's clock may have gone half way round since (RFC 7323 section 5.5).
-    pub(crate) fn forget(&mut self) {
-        *self = Self::default();
+    /// The clock of `side` may have gone half way round since (RFC 7323 section 5.5).
+    pub(crate) fn forget(&mut self, side: Side) {
+        match side {
+            Side::R => *self = Self { newest: [None, self.newest[1]], ..Self::default() },
+            Side::G => self.newest[1] = None,
+        }
+    }
+
+    fn note_clock(&mut self, side: Side, tsval: u32) {
+        let newest = &mut self.newest[side as usize];
+        if newest.is_none_or(|before| before == 0 || Seq(tsval).ge(Seq(before))) {
+            *newest = Some(tsval);
+        }
+    }
+
+    /// `side` is shown an older clock of the other than that has shown.
+    fn is_stale(&self, to: Side, shown: u32) -> bool {
+        let newest = self.newest[to.other() as usize].filter(|newest| *newest != 0);
+        newest.is_some_and(|newest| Seq(shown).lt(Seq(newest)))
     }
 }
 
 pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
-    if s.from == Side::G || !s.tcp.flags.ack() {
+    let clock = s.tcp.options.timestamps.map(|ts| ts.tsval).filter(|_| !is_foreign(s.ip, s.tcp));
+    if s.from == Side::G {
+        clock.into_iter().for_each(|tsval| h.quality.echoes.note_clock(Side::G, tsval));
+        return;
+    }
+    if !s.tcp.flags.ack() {
         return;
     }
     let (r, g) = (h.end(Side::R), h.end(Side::G));
     // R's FIN once more is a duplicate to the host, though R was not told; and an ACK from before
     // what the host has by now is out of its window (seed 40783).
     let next = r.ack_to.max(h.in_order());
-    let empty = s.end == s.seq && s.seq == next && !s.tcp.flags.fin();
+    // Nor is one in the place of R's FIN, that R sends from there if its window ends there
+    // (`tcp_acceptable_seq`): a receiver that has the FIN takes it for a keepalive (seed 75).
+    let closed = r.fin.is_some_and(|fin| s.seq <= fin);
+    let empty = s.end == s.seq && s.seq == next && !s.tcp.flags.fin() && !closed;
     let new = s.end > r.ack_to || empty;
     let in_window = s.seq <= r.edge_to && s.end <= r.edge_to && !r.reset;
     let heard = s.ack == r.acked && s.ack <= g.end;
@@ -92,15 +124,26 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let ack_to = r.ack_to;
     // What the host has, though R was not told, is a duplicate, and refused (RFC 7323 section 5.3).
     let again = s.end > s.seq && h.quality.waiting.holds(s.seq, s.end);
+    let flooded = h.is_flooded;
     let blocks_sure = sure && h.is_twinned() && h.sack() && !h.floods;
     let bare = s.end == s.seq && !s.tcp.flags.fin();
     h.quality.echoes.sack.note(blocks_sure, bare, s.ack, s.tcp.options.sack);
     let echoes = &mut h.quality.echoes;
-    echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece()));
+    echoes.from_net = sure.then(|| (clocks.map(|ts| ts.tsecr), s.tcp.flags.ece() && !flooded));
+    if sure && !again {
+        clock.into_iter().for_each(|tsval| echoes.note_clock(Side::R, tsval));
+    }
     if let Some(ts) = clocks.filter(|_| sure && !again && s.seq <= ack_to)
         && echoes.recent.is_none_or(|before| before == 0 || Seq(ts.tsval).ge(Seq(before)))
     {
         echoes.recent = Some(ts.tsval);
+    }
+}
+
+/// Between two steps of the host: R's marks are the host's affair once it sends for G.
+pub(crate) fn on_step(h: &mut History) {
+    if let Some((_, ece)) = h.quality.echoes.from_net.as_mut().filter(|_| h.is_flooded) {
+        *ece = false;
     }
 }
 
@@ -111,7 +154,16 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         return Ok(());
     }
     let echoes = &h.quality.echoes;
-    let echoed = o.tcp.options.timestamps.filter(|_| h.timestamps()).map(|ts| ts.tsecr);
+    let clocks = o.tcp.options.timestamps.filter(|_| h.timestamps());
+    let echoed = clocks.map(|ts| ts.tsecr);
+    if let Some(ts) = clocks.filter(|ts| !o.waited && echoes.is_stale(o.to, ts.tsval))
+        && h.is_twinned()
+    {
+        return Err(format!(
+            "clock {} to {:?}, the other end has shown a newer one",
+            ts.tsval, o.to
+        ));
+    }
     if o.to == Side::R {
         return match (echoed, echoes.recent) {
             // A TS.Recent of 0 is void: any other may replace it (`tcp_paws_check`).
@@ -122,13 +174,16 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         };
     }
     sack_to_guest(h, o)?;
+    if h.is_flooded && h.is_twinned() && !o.waited && o.tcp.flags.ece() {
+        return Err("ECE to G, for which the host sends".to_owned());
+    }
     let Some((ts, ece)) = echoes.from_net.filter(|_| o.is_stored() && !o.waited) else {
         return Ok(());
     };
     if echoed.is_some() && ts.is_some() && echoed != ts {
         return Err(format!("echo of {echoed:?} to G, R said {ts:?}"));
     }
-    if h.ecn && !h.floods && ece != o.tcp.flags.ece() {
+    if h.ecn && ece != o.tcp.flags.ece() {
         return Err(format!("ECE of R is {ece}, toward G it is {}", !ece));
     }
     Ok(())
@@ -139,7 +194,12 @@ fn sack_to_guest(h: &History, o: &Out<'_>) -> Ensure {
     if o.waited {
         return Ok(()); // made before R said more
     }
-    // With congestion offload H tells G of what it misses itself (FLOOD-05).
+    // With congestion offload H tells G of what it misses itself (FLOOD-05), and R has not got.
+    let end = h.end(Side::R).end_to;
+    let is_sent = |block: &(Seq, Seq)| h.unwrap(Side::G, block.0, end) < end;
+    if h.is_flooded && h.is_twinned() && blocks.as_slice().iter().any(is_sent) {
+        return Err("SACK blocks to G of what the host has sent for it".to_owned());
+    }
     if !blocks.as_slice().is_empty() && !sack.said.contains(&blocks) && !h.floods {
         return Err("SACK blocks to G that R did not send".to_owned());
     }

@@ -4,11 +4,12 @@
 //!
 //! Toward R (EMIT-R, COM-15): a segment of G with data leaves with the header G wrote, but for ACK,
 //! window, echoed timestamps, ECE and SACK blocks: VLAN tags, TTL, DSCP, ECN, flow label, PSH, CWR,
-//! URG, options and identification are G's. Its SACK blocks are not for R.
+//! URG, options and identification are G's. Its SACK blocks are not for R. What the host makes for
+//! R by itself has a header of its own ([`made`]).
 //!
-//! Toward G (SNOOP-13): what is urgent or has options that the host does not understand reaches G
-//! with the TCP header R wrote, but for ACK, window and timestamps; no urgent byte reaches it
-//! otherwise, nor is acknowledged before G has it.
+//! Toward G (SNOOP-13, COM-04, COM-07, COM-09): what is urgent or has options that the host does
+//! not understand, of TCP or of IP, reaches G with the TCP header R wrote, but for ACK, window and
+//! timestamps; no such byte reaches it otherwise, nor is acknowledged before G has it.
 //!
 //! Toward G (EMIT-G): the last byte that the host holds is pushed (SNOOP-12); no segment is longer
 //! than G's MSS and its port's MTU allow (COM-20), and the virtio header says exactly what it is
@@ -16,6 +17,8 @@
 //!
 //! Of two captures the last of these are not judged: they do not have virtio headers, nor say how
 //! much the host held when it made a segment.
+
+mod made;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -43,8 +46,8 @@ pub(crate) struct Fields {
     from_guest: VecDeque<Written>,
     /// TCP headers of what R sent and the host does not understand, likewise.
     from_net: VecDeque<Written>,
-    /// Bytes that R has sent as urgent, and not otherwise.
-    urgent: Vec<(u64, u64)>,
+    /// Bytes that R has sent as urgent, or with such options, and not otherwise.
+    foreign: Vec<(u64, u64)>,
 }
 
 impl Fields {
@@ -65,20 +68,20 @@ fn layer3(ip: &Ip) -> (u8, u8, u32) {
 pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     let (promised, acked) = (h.end(Side::R).ack_to, h.end(Side::G).acked);
     let fields = &mut h.quality.fields;
-    fields.urgent.retain(|(_, to)| *to > acked);
+    fields.foreign.retain(|(_, to)| *to > acked);
     if s.from == Side::R {
-        let urgent = s.tcp.flags.contains(TcpFlags::URG);
-        if is_foreign(s.ip, s.tcp) {
+        let foreign = is_foreign(s.ip, s.tcp);
+        if foreign {
             remember(
                 &mut fields.from_net,
                 (s.seq, s.tcp.payload_len, kept_tcp(s.bytes, s.ip, s.tcp)),
             );
         }
-        if s.end > s.seq && !urgent {
-            fields.urgent.retain(|(from, to)| s.end <= *from || *to <= s.seq);
-        } else if s.end > s.seq && s.counts && s.seq >= promised && fields.urgent.len() < REMEMBERED
-        {
-            fields.urgent.push((s.seq, s.end));
+        let known = &mut fields.foreign;
+        if s.end > s.seq && !foreign {
+            known.retain(|(from, to)| s.end <= *from || *to <= s.seq);
+        } else if s.end > s.seq && s.counts && s.seq >= promised && known.len() < REMEMBERED {
+            known.push((s.seq, s.end));
         }
     } else if s.tcp.payload_len > 0 || s.tcp.flags.fin() {
         let header = kept(s.bytes, s.ip, s.tcp);
@@ -132,17 +135,16 @@ pub(crate) fn foreign_to_guest(h: &History, o: &Out<'_>) -> Ensure {
 
 fn to_net(h: &History, o: &Out<'_>) -> Ensure {
     let early = |at: u64| o.ack.is_some_and(|ack| ack > at) && h.end(Side::G).acked <= at;
-    if h.quality.fields.urgent.iter().any(|(from, _)| early(*from)) {
-        return Err("urgent bytes acknowledged before G has them".to_owned());
+    if h.quality.fields.foreign.iter().any(|(from, _)| early(*from)) {
+        return Err(
+            "bytes acknowledged before G has them: urgent, or of unknown options".to_owned()
+        );
     }
     if o.tcp.payload_len == 0 && !o.tcp.flags.fin() {
-        return Ok(());
+        return made::bare(h, o);
     }
     if !o.tcp.options.sack.as_slice().is_empty() {
         return Err("a segment of G to R with SACK blocks, which are not for R".to_owned());
-    }
-    if h.floods {
-        return Ok(()); // the host has made it
     }
     let header = kept(o.bytes, o.ip, o.tcp);
     let same = |w: &&Written| (w.0, w.1) == (o.seq, o.tcp.payload_len);
@@ -151,6 +153,7 @@ fn to_net(h: &History, o: &Out<'_>) -> Ensure {
     let unknown = h.offline && written.peek().is_none();
     match unknown || written.any(|w| w.2 == header) {
         true => Ok(()),
+        false if h.floods => made::data(h, o),
         false => Err("a segment to R with another header than G wrote".to_owned()),
     }
 }
@@ -159,8 +162,8 @@ fn to_guest(h: &History, o: &Out<'_>) -> Ensure {
     if !o.is_stored() {
         return Ok(());
     }
-    if h.quality.fields.urgent.iter().any(|(from, to)| o.seq < *to && *from < o.end) {
-        return Err("urgent bytes to G that are not marked so".to_owned());
+    if h.quality.fields.foreign.iter().any(|(from, to)| o.seq < *to && *from < o.end) {
+        return Err("bytes to G without the mark, or options, that R sent them with".to_owned());
     }
     if h.offline {
         return Ok(());
@@ -175,7 +178,7 @@ fn to_guest(h: &History, o: &Out<'_>) -> Ensure {
     sizes(h, o)
 }
 
-/// Length of a segment, and what the virtio header says of it.
+/// Length of a segment that the host makes, and what the virtio header says of it.
 fn sizes(h: &History, o: &Out<'_>) -> Ensure {
     let (hdr, v4) = (o.hdr, o.ip.version == IpVersion::V4);
     let (ip, default_mss, family) = if v4 { (20, 536, GSO_TCPV4) } else { (40, 1220, GSO_TCPV6) };
@@ -186,15 +189,20 @@ fn sizes(h: &History, o: &Out<'_>) -> Ensure {
     if hdr.needs_csum() && hdr.hdr_len != 0 && u32::from(hdr.hdr_len) != header {
         return Err(format!("hdr_len {} for {header} bytes of headers", hdr.hdr_len));
     }
-    let options = header - u32::from(o.ip.payload_offset) - TCP;
-    let mss = h.end(Side::G).offer.mss.map_or(default_mss, u32::from);
-    let by_mtu = h.mtu.map_or(u32::MAX, |mtu| u32::from(mtu).saturating_sub(ip + TCP));
-    let most = mss.min(by_mtu).max(MSS_MIN) - options;
+    let mss = h.end(o.to).offer.mss.map_or(default_mss, u32::from);
+    let mtu = h.mtu.filter(|_| o.to == Side::G);
+    let by_mtu = mtu.map_or(u32::MAX, |mtu| u32::from(mtu).saturating_sub(ip + TCP));
+    let most = mss.min(by_mtu).max(MSS_MIN) - options_len(o);
     let segment = if hdr.is_gso() { hdr.gso_size.into() } else { o.tcp.payload_len };
     if segment > most {
-        return Err(format!("{segment} bytes in a segment for G, which takes {most}"));
+        return Err(format!("{segment} bytes in a segment for {:?}, which takes {most}", o.to));
     }
     Ok(())
+}
+
+/// Bytes of TCP options.
+fn options_len(o: &Out<'_>) -> u32 {
+    o.tcp.payload_offset - u32::from(o.ip.payload_offset) - TCP
 }
 
 /// The same of the TCP header alone: the IP header may have lost a mark of congestion.

@@ -4,6 +4,10 @@
 //! the repeated window update (SNOOP-34).
 //!
 //! G gets an ACK of R for each that R sent, and not for one that another has overtaken (COM-30).
+//! While the host keeps what it sends for G, R's ACKs are its own affair (FLOOD-09): then one that
+//! says nothing new answers G, which repeats what R has acknowledged, asks, or has sent more than
+//! it was shown room for (FLOOD-04, FLOOD-15), or tells G of a hole in what it has handed over,
+//! with SACK blocks where these were agreed on (FLOOD-05).
 //!
 //! Found by tshark, not by a seed: "Duplicate ACK" and "Spurious Retransmission" at the uplink.
 
@@ -14,6 +18,8 @@ use crate::wire::{Tcp, TcpFlags};
 
 /// So many in a row are no sign of a loss yet.
 const MAX: u32 = 2;
+/// ACKs by which G knows of a hole (FLOOD-05).
+const DUPLICATES: u32 = 3;
 
 /// What R was told last, and how often it was told again.
 #[derive(Clone, Debug, Default)]
@@ -22,12 +28,20 @@ pub(crate) struct News {
     /// Segments of R that may each be answered by the same again.
     asked: u32,
     again: u32,
-    /// What G was told last, and R's empty segments since then: each may go on to it.
+    /// What G was told last, and segments since then that may each bring it the same again: R's
+    /// empty ones, which go on to it, and its own.
     last_to_guest: Option<(u64, u64)>,
     from_net: u32,
+    /// Duplicates that may still tell G of a hole, whatever it is told besides.
+    of_hole: u32,
 }
 
 impl News {
+    /// G may be told what it was told.
+    fn may_repeat(&self) -> bool {
+        self.from_net + self.of_hole > 0
+    }
+
     /// R has sent what may be answered by what it knows.
     pub(super) fn is_asked(&self) -> bool {
         self.asked > 0
@@ -46,17 +60,35 @@ pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     let heard = h.unwrap(Side::G, tcp.ack, r.acked) <= r.end_to;
     // An ACK that another has overtaken says nothing (COM-30), if nothing else is to be said of it.
     let old = plain && in_place && h.unwrap(Side::G, tcp.ack, r.acked) < r.acked;
+    // What has left and R does not have is certainly kept.
+    let kept = h.is_flooded && r.acked < r.end_to;
     let refused = h.timestamps() && h.acceptable.refuses_clock(tcp);
     if from == Side::R && (refused || !(plain && in_place && heard)) {
         h.quality.news.asked += 1;
     }
-    if from == Side::R && tcp.payload_len <= 1 && !old {
+    if from == Side::R && tcp.payload_len <= 1 && !old && !kept {
         h.quality.news.from_net += 1;
+    }
+    if from == Side::G && h.floods {
+        note_from_guest(h, tcp);
     }
 }
 
+/// A segment of G may be answered by what it knows. What lies in the last unit of its window the
+/// host may not take: G was shown more than R had (FLOOD-14; seed 101824).
+fn note_from_guest(h: &mut History, tcp: &Tcp) {
+    let (r, shown) = (h.end(Side::R), h.end(Side::G).edge_to);
+    let seq = h.unwrap(Side::G, tcp.seq, r.acked);
+    let end = seq + u64::from(tcp.payload_len) + u64::from(tcp.flags.fin());
+    let asks = seq < r.acked || end + (1 << h.shift(Side::R)) > shown;
+    let may_have_hole = end > seq && !h.sack();
+    let news = &mut h.quality.news;
+    news.from_net += u32::from(asks);
+    news.of_hole = if may_have_hole { DUPLICATES } else { news.of_hole };
+}
+
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
-    if tells_guest_again(h, o) && h.is_twinned() && !o.waited && h.quality.news.from_net == 0 {
+    if tells_guest_again(h, o) && h.is_twinned() && !o.waited && !h.quality.news.may_repeat() {
         return Err("an ACK to G that says nothing new, and that R did not send".to_owned());
     }
     let again = h.quality.news.again + 1;
@@ -71,7 +103,11 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
     if o.to == Side::G {
         let again = tells_guest_again(h, o);
         let news = &mut h.quality.news;
-        news.from_net = if again { news.from_net.saturating_sub(1) } else { 0 };
+        match (again, news.from_net) {
+            (true, 0) => news.of_hole = news.of_hole.saturating_sub(1),
+            (true, _) => news.from_net -= 1,
+            (false, _) => news.from_net = 0,
+        }
         news.last_to_guest = o.ack.map(|ack| (ack, o.edge));
         return;
     }
@@ -92,7 +128,7 @@ fn tells_guest_again(h: &History, o: &Out<'_>) -> bool {
     let same = o.ack.is_some() && h.quality.news.last_to_guest == o.ack.map(|ack| (ack, o.edge));
     let asks = o.seq < h.end(Side::G).acked;
     let blocks = !o.tcp.options.sack.as_slice().is_empty();
-    o.to == Side::G && o.gated && o.is_pure() && same && !asks && !blocks && !h.floods
+    o.to == Side::G && o.gated && o.is_pure() && same && !asks && !blocks
 }
 
 /// A pure ACK with nothing in it that the last frame to R did not say.

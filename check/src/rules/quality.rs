@@ -79,6 +79,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 /// Rules about time, between two steps of the host.
 pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Verdict {
     senders::on_step(h);
+    echoes::on_step(h);
     prompt_ack::on_step(h, now).map_err(|what| (Rule::PromptAck, what))?;
     windows::on_step(h, now, clock).map_err(|what| (Rule::Window, what))?;
     odd_acks::on_step(h, now).map_err(|what| (Rule::OddAcks, what))?;

@@ -12,6 +12,8 @@ use crate::rule::Rule;
 use crate::tap::{FlowName, Tap, Tapped};
 use crate::wire::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6, Packet, Segment, TcpFlags, build};
 
+mod flooded;
+
 /// Initial sequence numbers of R and G; all numbers below are relative to them.
 const ISN: [u32; 2] = [0xffff_fd00, 77_000];
 const PUSH: TcpFlags = TcpFlags::ACK.union(TcpFlags::PSH);
@@ -1032,6 +1034,27 @@ fn urgent_bytes_reach_the_guest_as_r_wrote_them() {
     s.net_sends(&urgent, &[7; 100]);
     s.net_gets(&told(101), &[]); // G has not got them
     s.refused_by(Rule::Fields);
+}
+
+#[test]
+fn bytes_with_options_of_ip_reach_the_guest_with_them_and_before_anybody_says_so() {
+    let odd = with(seg(Side::R, 1, 1), |x| (x.flags, x.ip_options) = (PUSH, vec![1; 4]));
+    let run = |leaves: fn(&mut Scene, &Segment)| {
+        let mut s = Scene::open();
+        s.net_sends(&odd, &[7; 100]);
+        leaves(&mut s, &odd);
+        s
+    };
+    run(|s, odd| s.guest_gets(odd, &[7; 100])).accepted();
+    run(|s, odd| s.guest_gets(&with(odd.clone(), |x| x.ip_options.clear()), &[7; 100]))
+        .refused_by(Rule::Fields);
+    run(|s, _| s.net_gets(&told(101), &[])).refused_by(Rule::Fields);
+    run(|s, odd| {
+        // R thinks better of it.
+        s.net_sends(&with(odd.clone(), |x| x.ip_options.clear()), &[7; 100]);
+        s.net_gets(&told(101), &[]);
+    })
+    .accepted();
 }
 
 #[test]

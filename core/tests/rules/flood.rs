@@ -612,6 +612,25 @@ fn flood_07_no_segment_is_longer_than_those_of_g() {
 }
 
 #[test]
+fn com_20_no_segment_is_longer_than_r_takes() {
+    let setup = Setup { floods: true, ..Setup::new() };
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn_spec("S", &Setup { mss: 700, ..setup.clone() });
+    g.gets_syn();
+    g.sends_syn_ack();
+    r.gets_syn();
+    r.sends("1 ack 1");
+    g.gets("1 ack 1");
+    g.sends_all(&["1:1001", "1001:2001"]);
+    let sent = r.takes_all();
+    assert_eq!(sent.last().map(|seen| seen.range().1), Some(2001));
+    for seen in sent {
+        assert!(seen.payload().len() <= 700 || seen.hdr.gso_size == 700, "{}", seen.tcp());
+    }
+}
+
+#[test]
 fn inv_20_a_departure_that_another_vm_takes_counts_as_one() {
     let (w, _, g) = floods(&Setup { remote_is_vm: true, ..Setup::new() });
     w.set_lenient(0, true);

@@ -1,0 +1,136 @@
+//! Of a guest that the host sends for.
+
+use super::*;
+
+/// G has handed over three full segments and a piece, of which R was sent the first two.
+fn flooded() -> Scene {
+    let mut s = Scene::open();
+    (s.h.floods, s.h.is_flooded) = (true, true);
+    for place in [1, 1449, 2897] {
+        s.guest_sends(&seg(Side::G, place, 1), &[7; 1448]);
+    }
+    s.guest_sends(&with(seg(Side::G, 4345, 1), |x| x.flags = PUSH), &[7; 100]);
+    s.net_gets(&made(1), &[7; 1448]);
+    s.net_gets(&made(1449), &[7; 1448]);
+    s
+}
+
+/// A segment of the host for R, and its header, which G has not written.
+fn made(place: u32) -> Segment {
+    with(told(1), |x| (x.seq, x.id) = (ISN[1].wrapping_add(place), 5))
+}
+
+#[test]
+fn what_the_host_sends_for_a_guest_has_a_header_of_its_own() {
+    let run = |change: fn(&mut Segment), len: usize| {
+        let mut s = flooded();
+        s.net_gets(&with(made(2897), change), &vec![7; len]);
+        s
+    };
+    run(|_| (), 1448).accepted();
+    run(|x| x.flags = PUSH, 1448).accepted();
+    run(|_| (), 1449).refused_by(Rule::Fields);
+    run(|x| x.flags = TcpFlags::ACK | TcpFlags::URG, 1448).refused_by(Rule::Fields);
+    run(|x| x.urgent = 1, 1448).refused_by(Rule::Fields);
+    run(|x| x.last_options = vec![30, 4, 0, 0], 1400).refused_by(Rule::Fields);
+    run(|x| x.ip_options = vec![1; 4], 1400).refused_by(Rule::Fields);
+    run(|x| x.ecn = 2, 1448).refused_by(Rule::Fields);
+}
+
+#[test]
+fn of_what_the_host_sends_new_bytes_are_ecn_capable_if_that_was_agreed_on() {
+    for (ecn, place, fine) in [(2, 2897, true), (0, 2897, false), (0, 1, true), (2, 1, false)] {
+        let mut s = flooded();
+        s.h.ends.iter_mut().for_each(|e| e.offer.marks = true);
+        s.h.ecn = true;
+        s.net_gets(&with(made(place), |x| x.ecn = ecn), &[7; 1448]);
+        if fine { s.accepted() } else { s.refused_by(Rule::Fields) }
+    }
+}
+
+#[test]
+fn cwr_is_on_one_segment() {
+    for gso_size in [0, 724] {
+        let mut s = flooded();
+        let gso_type = if gso_size > 0 { GSO_TCPV4 } else { 0 };
+        s.hdr = VirtioNetHdr { flags: F_NEEDS_CSUM, gso_type, gso_size, ..s.hdr };
+        let cwr = with(made(2897), |x| x.flags = TcpFlags::ACK | TcpFlags::CWR);
+        s.net_gets(&cwr, &[7; 1448]);
+        if gso_size == 0 { s.accepted() } else { s.refused_by(Rule::Fields) }
+    }
+}
+
+#[test]
+fn duplicate_acks_are_the_hosts_while_it_keeps_anything() {
+    let duplicate = |s: &mut Scene| {
+        s.net_sends(&seg(Side::R, 1, 1449), &[]);
+        s.guest_gets(&seg(Side::R, 1, 1449), &[]);
+    };
+    let mut s = flooded();
+    duplicate(&mut s);
+    s.accepted();
+    duplicate(&mut s);
+    s.refused_by(Rule::News);
+    let mut s = flooded();
+    duplicate(&mut s);
+    s.guest_sends(&seg(Side::G, 1, 1), &[7; 1448]); // G does not know that R has it
+    duplicate(&mut s);
+    s.accepted();
+    let mut s = flooded();
+    s.net_sends(&seg(Side::R, 1, 2897), &[]);
+    s.guest_gets(&seg(Side::R, 1, 2897), &[]);
+    s.h.is_flooded = false;
+    s.net_sends(&seg(Side::R, 1, 2897), &[]); // nothing is under way
+    s.guest_gets(&seg(Side::R, 1, 2897), &[]);
+    s.accepted();
+}
+
+#[test]
+fn marks_and_blocks_are_the_hosts_while_it_sends() {
+    let run = |flooded_: bool, change: fn(&mut Segment)| {
+        let mut s = flooded();
+        s.h.ecn = true;
+        let says = with(seg(Side::R, 1, 1), change);
+        if !flooded_ {
+            s.h.is_flooded = false;
+        }
+        s.net_sends(&says, &[7; 100]);
+        s.net_gets(&told(101), &[]);
+        s.guest_gets(&with(says, |x| x.flags = x.flags | TcpFlags::PSH), &[7; 100]);
+        s
+    };
+    let ece: fn(&mut Segment) = |x| x.flags = TcpFlags::ACK | TcpFlags::ECE;
+    run(false, ece).accepted();
+    run(true, ece).refused_by(Rule::Echo);
+    let sack: fn(&mut Segment) = |x| x.sack = vec![(ISN[1] + 1449, ISN[1] + 2897)];
+    run(false, sack).accepted();
+    run(true, sack).refused_by(Rule::Echo);
+}
+
+#[test]
+fn a_guest_is_told_of_holes_in_what_it_has_handed_over() {
+    let mut s = flooded();
+    s.guest_sends(&seg(Side::G, 5893, 1), &[7; 1448]);
+    let hole = with(seg(Side::R, 1, 1), |x| x.sack = vec![(ISN[1] + 5893, ISN[1] + 7341)]);
+    for _ in 0..3 {
+        s.guest_gets(&hole, &[]);
+    }
+    s.accepted();
+}
+
+#[test]
+fn clocks_are_the_newest() {
+    for (shown, fine) in [(520, true), (500, false)] {
+        let mut s = flooded();
+        s.guest_sends(&with(seg(Side::G, 4445, 1), |x| x.timestamps = Some((520, 100))), &[7; 100]);
+        s.net_gets(&with(made(2897), |x| x.timestamps = Some((shown, 100))), &[7; 1448]);
+        if fine { s.accepted() } else { s.refused_by(Rule::Echo) }
+    }
+    for (shown, fine) in [(120, true), (100, false)] {
+        let mut s = flooded();
+        s.net_sends(&with(seg(Side::R, 1, 1), |x| x.timestamps = Some((120, 500))), &[]);
+        s.net_sends(&with(seg(Side::R, 1, 1449), |x| x.timestamps = Some((120, 500))), &[]);
+        s.guest_gets(&with(seg(Side::R, 1, 1449), |x| x.timestamps = Some((shown, 500))), &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::Echo) }
+    }
+}
