@@ -260,4 +260,38 @@ mutations! { SENDING:
     "what passes a VM's limit is never too much", "FLOOD-16", "police",
     "p.next() > now + LIMIT_DEBT_MAX"
     => "false";
+
+    "R's SACK blocks for H reach G", "FLOOD-09", "on_sack_from_net",
+    "self.losses.flooded().is_some()"
+    => "false";
+
+    "R's clock reaches G only with R's data while H sends for it", "INV-08", "on_valid_segment",
+    "[[self.timestamps.on_tsval_from_net(ts.tsval);]]
+                }
+                self.outbound.note_ack_to_guest(new);
+                cx.vm"
+    => "";
+
+    "the clock of what G hands over does not reach R", "FLOOD-41", "on_segment_from_guest",
+    "self.timestamps.on_tsval_from_guest(cx.now, ts.tsval);"
+    => "if tcp.payload_len == 0 {
+            self.timestamps.on_tsval_from_guest(cx.now, ts.tsval);
+        }";
+
+    "H's segments are as long as those of G, whatever R takes", "COM-20", "own_mss",
+    "self.options.mss_to_net.min(self.options.mss_to_guest).into()"
+    => "self.options.mss_to_guest.into()";
+
+    "what H sends for G is not ECN-capable", "FLOOD-24", "emit_data_to_net",
+    "header.tos |= ECT0;"
+    => "";
+
+    "H's ACKs are as ECN-capable as G's data", "EMIT-R", "header_to_net",
+    "self.template.tos_to_net() & !ECN_MASK"
+    => "self.template.tos_to_net()";
+
+    "what H repeats for G is marked as urgent", "FLOOD-38", "poll_departure",
+    "let mut flags = TcpFlags::ACK;"
+    => "let urgent = if segment.again { TcpFlags::URG } else { TcpFlags::ACK };
+        let mut flags = TcpFlags::ACK.union(urgent);";
 }
