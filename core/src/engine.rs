@@ -19,6 +19,7 @@
 
 mod frames;
 mod polls;
+mod ports;
 mod rates;
 mod restart;
 mod staged;
@@ -26,25 +27,24 @@ mod staged;
 use std::collections::VecDeque;
 
 pub use self::polls::Departure;
+pub use self::ports::AddPortError;
 pub use self::rates::Direction;
 use self::rates::Rates;
 pub use self::staged::Staged;
 use crate::bucket::Bucket;
-use crate::counters::VmCounters;
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
 use crate::flow::syn_cache::SynCache;
 use crate::flow::table::{Class, FlowId, FlowTable};
 use crate::flow::timer::TimerWheel;
-use crate::limits::{self, GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL};
+use crate::limits;
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
-use crate::store::record::name_hash;
 use crate::switch::Switch;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
-use crate::tcp::vm::{RunningClock, Vm};
+use crate::tcp::vm::Vm;
 use crate::tcp::{Ended, Fate, FlowContext};
 use crate::time::Instant;
 use crate::wire::emit::TcpEmit;
@@ -90,19 +90,6 @@ impl<'a> Transmit<'a> {
     pub fn parts(&self) -> &[&'a [u8]] {
         &self.parts[..usize::from(self.parts_len)]
     }
-}
-
-/// Why a port could not be added.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum AddPortError {
-    /// Another port has this name: give each port its own.
-    NameTaken,
-    /// Another VM is configured with this MAC: give each its own.
-    MacTaken,
-    /// All port slots are in use: raise the limit or remove a port.
-    TooManyPorts,
-    /// The budgets of all VMs together exceed the arena: lower a budget or enlarge the arena.
-    BudgetExceedsArena,
 }
 
 /// How big the engine is, and its secrets.
@@ -175,78 +162,6 @@ impl<'m> Engine<'m> {
             rates: Rates::default(),
             made: [0; TcpEmit::MAX_LEN],
             whole: vec![],
-        }
-    }
-
-    /// Adds a port; frames may be given for it at once.
-    ///
-    /// # Errors
-    /// See [`AddPortError`]; nothing was added.
-    pub fn add_port(&mut self, now: Instant, config: PortConfig) -> Result<PortId, AddPortError> {
-        let taken = |p: &Port| p.config.name == config.name;
-        if self.ports.iter().flatten().any(taken) {
-            return Err(AddPortError::NameTaken);
-        }
-        let budget_pages = config.as_guest().map_or(0, |g| g.budget_bytes / limits::PAGE as u64);
-        let promised: u64 = self.ports.iter().flatten().map(|p| p.vm.budget_pages).sum();
-        if promised + budget_pages > self.common.arena.pages_total() as u64 {
-            return Err(AddPortError::BudgetExceedsArena);
-        }
-        let slot = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
-        let id = PortId(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
-        let mtu = config.as_guest().map(|g| g.mtu).filter(|&mtu| mtu != 0);
-        let vm = Vm {
-            name_hash: name_hash(&config.name),
-            offload: config.as_guest().is_some_and(|g| g.ack_offload),
-            congestion_offload: config.as_guest().is_some_and(|g| g.congestion_offload),
-            congestion_control: config.as_guest().map(|g| g.congestion_control).unwrap_or_default(),
-            flooded_flows: 0,
-            draining: false,
-            budget_pages,
-            reserved_pages: 0,
-            lent_pages: 0,
-            uncontrolled_at: None,
-            owing_flows: 0,
-            mtu: mtu.unwrap_or(limits::MTU_DEFAULT),
-            clock: RunningClock::new(now),
-            ready: VecDeque::new(),
-            announced: false,
-            deliveries_held: false,
-            fragment_at: None,
-            fragment_from_guest: None,
-            refused: VecDeque::new(),
-            counters: VmCounters::default(),
-        };
-        if let Some(guest) = config.as_guest() {
-            let added = self.switch.add_guest(id, guest.mac, guest.ips.as_deref());
-            added.map_err(|_| AddPortError::MacTaken)?;
-            self.flows.set_quota(id.0, guest.flows_max);
-        }
-        let drops = [0; DropReason::ALL.len()];
-        let group_frames = Bucket::new(GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL);
-        let port = Port { config, features: None, vm, group_frames, drops };
-        if slot == self.ports.len() {
-            self.ports.push(Some(port));
-        } else {
-            self.ports[slot] = Some(port);
-        }
-        Ok(id)
-    }
-
-    /// The port and its VM are gone for good (LIFE-05). Remotes it had promises to are told; drain
-    /// `poll_transmit` before the next call.
-    pub fn remove_port(&mut self, now: Instant, port: PortId) {
-        self.handle_guest_gone(now, port);
-        for class in [Class::Unproven, Class::Live, Class::Spent] {
-            self.for_each(port, class, |engine, id| engine.remove_flow(id));
-        }
-        for way in [Direction::FromGuest, Direction::ToGuest] {
-            self.set_rate_limit(now, port, way, None);
-        }
-        self.syn_cache.remove_port(port.0);
-        self.switch.remove_port(port);
-        if let Some(slot) = self.ports.get_mut(usize::from(port.0)) {
-            *slot = None;
         }
     }
 

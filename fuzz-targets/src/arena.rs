@@ -23,8 +23,8 @@ use zerocopy::IntoBytes;
 const RECORDS_MAX: usize = 6;
 const PAGES_MAX: usize = 6;
 const WORD: usize = 8;
-/// The word of the header that says how many records there are.
-const HEADER_RECORDS: usize = 3;
+/// The word of the header that says how many records may be used.
+const HEADER_RECORDS: usize = 8;
 /// Frames a flow may be worth to its two ends when it is reset, twice over for a repeated RST.
 const FRAMES_PER_FLOW: usize = 8;
 /// Timers a flow may need until it is forgotten.

@@ -92,3 +92,49 @@ fn life_02_an_aborted_entry_goes_when_it_has_told_the_guest_and_not_before() {
         assert_eq!(engine.vm(small).unwrap().owing_flows, 3);
     });
 }
+
+#[test]
+fn inv_06_a_smaller_budget_is_free_for_others_when_what_it_held_is() {
+    let mut memory = vec![0_u64; Arena::layout_len(1, 8) / 8];
+    let arena = Arena::format(zerocopy::IntoBytes::as_mut_bytes(&mut memory[..]), 1, 8, 1).unwrap();
+    let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
+    let mut engine = Engine::new(NOW, config, arena);
+    let pages = |n: u64| GuestConfig {
+        budget_bytes: n * limits::PAGE as u64,
+        flows_max: 8,
+        ack_offload: true,
+        ..GuestConfig::default()
+    };
+    let a = engine.add_port(NOW, PortConfig::guest("a", pages(5))).unwrap();
+    let b = engine.add_port(NOW, PortConfig::guest("b", pages(3))).unwrap();
+    assert_eq!(engine.set_guest(NOW, b, pages(4)), Err(AddPortError::BudgetExceedsArena));
+    assert!(engine.port_mut(a).unwrap().vm.reserve(4));
+    engine.set_guest(NOW, a, pages(1)).unwrap();
+    assert!(!engine.port_mut(a).unwrap().vm.reserve(1), "it has more than it may");
+    assert_eq!(engine.set_guest(NOW, b, pages(5)), Err(AddPortError::BudgetExceedsArena));
+    engine.set_guest(NOW, b, pages(4)).unwrap();
+    engine.port_mut(a).unwrap().vm.unreserve(4);
+    engine.set_guest(NOW, b, pages(7)).unwrap();
+    assert_eq!(engine.pages_promised(None), 8);
+}
+
+#[test]
+fn another_policy_for_a_vm_leaves_its_connections_and_drains_them_if_that_is_the_policy() {
+    with_engine(|engine, small| {
+        let on = engine.port_config(small).and_then(PortConfig::as_guest).unwrap().clone();
+        engine
+            .set_guest(NOW, small, GuestConfig { flows_max: 2, mtu: 9000, ..on.clone() })
+            .unwrap();
+        assert_eq!(engine.flows.len_of_port(small.0), 4);
+        assert!(!engine.flows.has_room(small.0));
+        assert_eq!(engine.vm(small).unwrap().mtu, 9000);
+        let states = |engine: &Engine<'_>| {
+            let of_small = engine.flows().filter(|(_, key, _)| key.port == small.0);
+            of_small.map(|(_, _, flow)| flow.state()).collect::<Vec<_>>()
+        };
+        assert_eq!(states(engine), [State::On; 4]);
+        engine.set_guest(NOW, small, GuestConfig { ack_offload: false, ..on }).unwrap();
+        assert_eq!(states(engine), [State::Pass; 4]);
+        assert_eq!(visited(engine), 4);
+    });
+}

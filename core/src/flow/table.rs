@@ -142,7 +142,8 @@ pub struct FlowTable<T> {
 
 impl<T> FlowTable<T> {
     /// An empty table of at most `capacity` flows (no more than [`FLOWS_MAX`]). `seeds` must be
-    /// unpredictable for remotes, or they choose keys that collide.
+    /// unpredictable for remotes, or they choose keys that collide. The index is made for that
+    /// many: with more of them ([`Self::set_capacity`]) its shards are longer.
     #[must_use]
     pub fn new(capacity: u32, seeds: [u64; 4]) -> Self {
         let capacity = capacity.min(FLOWS_MAX);
@@ -182,6 +183,11 @@ impl<T> FlowTable<T> {
     #[must_use]
     pub fn len_of_class(&self, port: u16, class: Class) -> u32 {
         self.ports.get(usize::from(port)).map_or(0, |p| p.rings[class as usize].len)
+    }
+
+    /// From now on there may be so many flows (no more than [`FLOWS_MAX`]). Those beyond stay.
+    pub fn set_capacity(&mut self, capacity: u32) {
+        self.capacity = capacity.min(FLOWS_MAX);
     }
 
     /// Lets a guest port have at most `flows_max` entries. Those beyond stay until removed.
@@ -283,7 +289,7 @@ impl<T> FlowTable<T> {
         if port.flows() >= port.flows_max {
             return Err(TableFull::Port);
         }
-        if self.len == self.capacity {
+        if self.len >= self.capacity {
             return Err(TableFull::Table);
         }
         let index = self.free.pop().unwrap_or(self.slots);

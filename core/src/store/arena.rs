@@ -10,6 +10,12 @@
 //!
 //! and hold indices only, never pointers, so that another process can map them anywhere.
 //!
+//! There are places for more records and pages than may be used: the memory may be a sparse file
+//! whose owner allocates of each kind what is needed now, from the first place on ([`ranges`]), and
+//! more later ([`Arena::resize`]). So an arena grows where it is, and nothing in it moves.
+//!
+//! [`ranges`]: Arena::ranges
+//!
 //! SIGKILL can hit between any two stores. What keeps the memory meaningful at every instant:
 //!
 //! 1. A record is valid if its state word is the checksum of its static words. The state word is
@@ -42,6 +48,8 @@
 //! `[guest_una, rcv_nxt)` of a valid record are read, and those were written before `rcv_nxt` was
 //! committed.
 
+mod size;
+
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use zerocopy::FromBytes;
@@ -51,7 +59,7 @@ use crate::limits::PAGE;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"NPARENA1");
 /// Raised whenever the layout or the meaning of a word changes.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const HEADER_BYTES: usize = 4096;
 const HEADER_WORDS: usize = HEADER_BYTES / 8;
 const DESC_WORDS: usize = 2;
@@ -62,6 +70,7 @@ mod header {
     pub(super) const VERSION: usize = 1;
     /// Record bytes (high half) and page bytes (low half).
     pub(super) const SIZES: usize = 2;
+    /// Places for records, and for pages.
     pub(super) const RECORDS: usize = 3;
     pub(super) const PAGES: usize = 4;
     pub(super) const INSTANCE: usize = 5;
@@ -69,6 +78,9 @@ mod header {
     pub(super) const RECORDS_USED: usize = 6;
     /// Pages from here on were never used.
     pub(super) const PAGES_USED: usize = 7;
+    /// How many of the places for records may be used, and of those for pages.
+    pub(super) const RECORDS_READY: usize = 8;
+    pub(super) const PAGES_READY: usize = 9;
 }
 
 const SIZES: u64 = ((record::WORDS as u64 * 8) << 32) | PAGE as u64;
@@ -128,6 +140,15 @@ pub enum ArenaError {
     WrongLength,
 }
 
+/// So many records and pages.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ArenaSize {
+    /// Connections that can be promised something at a time.
+    pub records: usize,
+    /// Pages of the store.
+    pub pages: usize,
+}
+
 /// Records and pages in memory that the caller owns. See the module doc.
 #[derive(Debug)]
 pub struct Arena<'m> {
@@ -135,6 +156,8 @@ pub struct Arena<'m> {
     records: &'m [RawRecord],
     descs: &'m [RawDesc],
     pages: &'m mut [RawPage],
+    /// How many of the places may be used.
+    ready: ArenaSize,
     /// Free records below the high-water mark, last freed on top.
     free_records: Vec<u32>,
     /// Free pages below the high-water mark, last freed (and still in the cache) on top.
@@ -180,7 +203,8 @@ impl<'m> Arena<'m> {
         pages: usize,
         instance: u64,
     ) -> Result<Self, ArenaError> {
-        let arena = Self::split(mem, records, pages)?;
+        let all = ArenaSize { records, pages };
+        let arena = Self::split(mem, all, all)?;
         // Until the magic is back, a kill leaves "not an arena" and never half of two.
         arena.put(header::MAGIC, 0);
         arena.put(header::VERSION, VERSION);
@@ -190,6 +214,8 @@ impl<'m> Arena<'m> {
         arena.put(header::INSTANCE, instance);
         arena.put(header::RECORDS_USED, 0);
         arena.put(header::PAGES_USED, 0);
+        arena.put(header::RECORDS_READY, records as u64);
+        arena.put(header::PAGES_READY, pages as u64);
         arena.put(header::MAGIC, MAGIC);
         Ok(arena)
     }
@@ -199,29 +225,16 @@ impl<'m> Arena<'m> {
     /// Records that are not valid and pages without a valid owner are free. Nothing but the header
     /// is trusted to make sense: any bytes give an error or a usable arena.
     pub fn open(mem: &'m mut [u8]) -> Result<Self, ArenaError> {
-        let (head, _) =
-            mem.split_first_chunk_mut::<HEADER_BYTES>().ok_or(ArenaError::NotAnArena)?;
-        let head = <[AtomicU64; HEADER_WORDS]>::mut_from_bytes(head)
-            .map_err(|_| ArenaError::Misaligned)?;
-        let word = |i: usize| u64::from_le(head[i].load(Ordering::Relaxed));
-        if word(header::MAGIC) != MAGIC {
-            return Err(ArenaError::NotAnArena);
-        }
-        if word(header::VERSION) != VERSION || word(header::SIZES) != SIZES {
-            return Err(ArenaError::OtherLayout);
-        }
-        let count = |i: usize| usize::try_from(word(i)).map_err(|_| ArenaError::WrongLength);
-        let (records, pages) = (count(header::RECORDS)?, count(header::PAGES)?);
-        let (records_used, pages_used) = (count(header::RECORDS_USED)?, count(header::PAGES_USED)?);
-        if records_used > records || pages_used > pages {
-            return Err(ArenaError::WrongLength);
-        }
-        let mut arena = Self::split(mem, records, pages)?;
+        let (places, ready) = Self::sizes_of(mem)?;
+        let mut arena = Self::split(mem, places, ready)?;
+        let pages_used = usize::try_from(arena.word(header::PAGES_USED)).unwrap_or(usize::MAX);
+        let records_used = arena.records_used();
         arena.rebuild_free_lists(records_used, pages_used);
         Ok(arena)
     }
 
-    fn split(mem: &'m mut [u8], records: usize, pages: usize) -> Result<Self, ArenaError> {
+    fn split(mem: &'m mut [u8], places: ArenaSize, ready: ArenaSize) -> Result<Self, ArenaError> {
+        let ArenaSize { records, pages } = places;
         let fits = u32::try_from(records).is_ok() && u32::try_from(pages).is_ok();
         let (Some(pages_at), Some(len), true) =
             (Self::pages_at(records, pages), Self::checked_len(records, pages), fits)
@@ -241,6 +254,7 @@ impl<'m> Arena<'m> {
             records: FromBytes::mut_from_bytes(record_bytes).map_err(|_| ArenaError::Misaligned)?,
             descs: FromBytes::mut_from_bytes(desc_bytes).map_err(|_| ArenaError::Misaligned)?,
             pages: FromBytes::mut_from_bytes(page_bytes).map_err(|_| ArenaError::Misaligned)?,
+            ready,
             free_records: Vec::new(),
             free_pages: Vec::new(),
             page_vm: Vec::new(),
@@ -280,19 +294,26 @@ impl<'m> Arena<'m> {
     /// Pages that can be allocated now.
     #[must_use]
     pub fn free_pages(&self) -> usize {
-        self.pages.len() - self.page_vm.len() + self.free_pages.len()
+        self.ready.pages - self.page_vm.len() + self.free_pages.len()
     }
 
     /// Records that can be allocated now.
     #[must_use]
     pub fn free_records(&self) -> usize {
-        self.records.len() - self.records_used() + self.free_records.len()
+        self.ready.records - self.records_used() + self.free_records.len()
     }
 
-    /// All pages, free or not.
+    /// All pages that may be used, free or not.
     #[must_use]
     pub fn pages_total(&self) -> usize {
-        self.pages.len()
+        self.ready.pages
+    }
+
+    /// How many records were ever in use at a time.
+    #[must_use]
+    pub fn records_used(&self) -> usize {
+        // Checked against the record count when the arena was opened.
+        usize::try_from(self.word(header::RECORDS_USED)).unwrap_or(usize::MAX)
     }
 
     /// The valid records, in index order: what a restarted daemon has to look after.
@@ -324,7 +345,7 @@ impl<'m> Arena<'m> {
             index
         } else {
             let used = self.records_used();
-            record::store(self.records.get(used)?, record::STATE, 0);
+            record::store(self.records[..self.ready.records].get(used)?, record::STATE, 0);
             compiler_fence(Ordering::Release);
             self.put(header::RECORDS_USED, used as u64 + 1);
             u32::try_from(used).ok()?
@@ -412,6 +433,9 @@ impl<'m> Arena<'m> {
             page
         } else {
             let used = self.page_vm.len();
+            if used == self.ready.pages {
+                return None;
+            }
             let page = PageId::new(used)?;
             put(&self.descs.get(used)?[OWNER], 0);
             self.put(header::PAGES_USED, used as u64 + 1);
@@ -468,11 +492,6 @@ impl<'m> Arena<'m> {
 
     fn put(&self, i: usize, value: u64) {
         put(&self.header[i], value);
-    }
-
-    fn records_used(&self) -> usize {
-        // Checked against the record count when the arena was opened.
-        usize::try_from(self.word(header::RECORDS_USED)).unwrap_or(usize::MAX)
     }
 
     /// The valid record that owns the page, if any.

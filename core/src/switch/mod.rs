@@ -157,11 +157,57 @@ impl Switch {
         Ok(())
     }
 
+    /// Other addresses for the guest behind `port`, as if it had just been added with them; of
+    /// those that are not configured it keeps what it has taught.
+    ///
+    /// # Errors
+    /// Nothing has changed.
+    pub fn set_guest(
+        &mut self,
+        port: PortId,
+        mac: Option<Mac>,
+        ips: Option<&[IpAddr]>,
+    ) -> Result<(), MacTaken> {
+        let holder = mac.and_then(|mac| self.guest_with(mac)).filter(|holder| *holder != port);
+        if let Some(holder) = holder
+            && self.guest_mut(holder).is_some_and(|other| other.mac_configured)
+        {
+            return Err(MacTaken(holder));
+        }
+        let Some(before) = self.guests.get_mut(usize::from(port.0)).and_then(Option::take) else {
+            return Ok(());
+        };
+        self.unlist(&before);
+        self.retain_macs(|entry| entry.port != port);
+        self.add_guest(port, mac, ips)?;
+        let taught = before.mac.filter(|mac_before| {
+            mac.is_none() && !before.mac_configured && self.guest_with(*mac_before).is_none()
+        });
+        if let Some(taught) = taught {
+            self.bind(taught, port);
+        }
+        if let Some(guest) = self.guest_mut(port) {
+            guest.mac = mac.or(taught);
+            if let (Ips::Learned(learned), Ips::Learned(known)) = (&mut guest.ips, before.ips) {
+                *learned = known;
+            }
+        }
+        Ok(())
+    }
+
     /// Forgets a port and every MAC behind it.
     pub fn remove_port(&mut self, port: PortId) {
         let guest = self.guests.get_mut(usize::from(port.0)).and_then(Option::take);
-        if let Some(GuestPort { ips: Ips::Listed(list), .. }) = guest {
-            for ip in list {
+        if let Some(guest) = guest {
+            self.unlist(&guest);
+        }
+        self.retain_macs(|entry| entry.port != port);
+    }
+
+    /// What was on the list of a guest is on one list less.
+    fn unlist(&mut self, guest: &GuestPort) {
+        if let Ips::Listed(list) = &guest.ips {
+            for &ip in list {
                 if let Entry::Occupied(mut entry) = self.listed_entry(ip) {
                     entry.get_mut().ports -= 1;
                     if entry.get().ports == 0 {
@@ -170,7 +216,6 @@ impl Switch {
                 }
             }
         }
-        self.retain_macs(|entry| entry.port != port);
     }
 
     /// Forgets what a guest port taught: the guest was replaced or restarted.

@@ -335,3 +335,35 @@ fn inv_20_an_address_flood_cannot_grow_the_table_or_push_anyone_out() {
     assert_eq!(switch.lookup(T0 + MAC_AGE, A, untagged(), [2; 6]), Out::Port(UPLINK));
     assert_eq!(switch.lookup(T0 + MAC_AGE, A, untagged(), MAC_FAR), Out::Port(UPLINK));
 }
+
+#[test]
+fn other_addresses_for_a_guest_count_at_once_and_what_it_taught_stays() {
+    let mut switch = Switch::new([1, 2, 3, 4]);
+    let [one, two] = [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]];
+    let ip = "10.0.0.7".parse().unwrap();
+    switch.add_guest(A, None, None).unwrap();
+    switch.add_guest(B, Some(two), Some(&[ip])).unwrap();
+    let says = |switch: &mut Switch, port, mac, ip: [u8; 4]| {
+        switch.check_ip_source(T0, port, mac, IpAddr16::from_v4(ip))
+    };
+    assert_eq!(says(&mut switch, A, one, [10, 0, 0, 1]), Ok(()));
+    assert_eq!(switch.set_guest(A, Some(two), None), Err(MacTaken(B)));
+    assert_eq!(switch.lookup(T0, UPLINK, VlanStack::default(), one), Out::Port(A));
+    switch.set_guest(A, None, None).unwrap();
+    assert_eq!(
+        switch.lookup(T0, UPLINK, VlanStack::default(), one),
+        Out::Port(A),
+        "it taught that"
+    );
+    assert!(switch.is_own_ip(A, IpAddr16::from_v4([10, 0, 0, 1])));
+    // The list of B goes: its address is free for A.
+    assert_eq!(says(&mut switch, A, one, [10, 0, 0, 7]), Err(DropReason::SpoofedIp));
+    switch.set_guest(B, Some(two), None).unwrap();
+    assert_eq!(says(&mut switch, A, one, [10, 0, 0, 7]), Ok(()));
+    // A gets another MAC: the one that it had is a stranger's.
+    let three = [2, 0, 0, 0, 0, 3];
+    switch.set_guest(A, Some(three), None).unwrap();
+    assert_eq!(says(&mut switch, A, one, [10, 0, 0, 1]), Err(DropReason::SpoofedMac));
+    assert_eq!(switch.lookup(T0, UPLINK, VlanStack::default(), three), Out::Port(A));
+    assert_eq!(switch.lookup(T0, UPLINK, VlanStack::default(), one), Out::Flood);
+}

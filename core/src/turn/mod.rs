@@ -168,7 +168,9 @@ impl Turn {
     pub fn remove_port(&mut self, now: Instant, engine: &mut Engine<'_>, port: PortId) {
         engine.remove_port(now, port);
         self.slots.link_down(port);
-        self.slots.of_mut(port).stats = PortStats::default();
+        let slot = self.slots.of_mut(port);
+        slot.stats = PortStats::default();
+        slot.debt = 0;
     }
 
     /// The peer of `port` takes this from now on; `None`: its link is down.

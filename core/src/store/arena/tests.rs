@@ -159,7 +159,7 @@ proptest! {
             if keep_header && at < HEADER_BYTES {
                 continue;
             }
-            let at = if at < HEADER_BYTES { at % 64 } else { at } & !7;
+            let at = if at < HEADER_BYTES { at % 80 } else { at } & !7;
             let value = if value % 3 == 0 { value % 8 } else { value };
             mem[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
@@ -168,7 +168,7 @@ proptest! {
             let flows = recover(&mut arena);
             let held: usize = flows.iter().map(|f| f.store.held_pages() as usize).sum();
             prop_assert_eq!(held + arena.free_pages(), arena.pages_total());
-            prop_assert_eq!(flows.len() + arena.free_records(), arena.records.len());
+            prop_assert_eq!(flows.len() + arena.free_records(), arena.ready.records);
             for flow in &flows {
                 let (from, to) = (flow.record.guest_una, flow.record.rcv_nxt);
                 if flow.complete {
@@ -271,9 +271,10 @@ fn what_is_not_an_arena_of_ours_is_named() {
     };
     assert_eq!(with(header::INSTANCE, 10), None);
     assert_eq!(with(header::MAGIC, 0), Some(ArenaError::NotAnArena));
-    assert_eq!(with(header::VERSION, 2), Some(ArenaError::OtherLayout));
+    assert_eq!(with(header::VERSION, VERSION + 1), Some(ArenaError::OtherLayout));
     assert_eq!(with(header::SIZES, SIZES + 1), Some(ArenaError::OtherLayout));
-    for word in [header::RECORDS, header::PAGES, header::RECORDS_USED, header::PAGES_USED] {
+    let counts = [header::RECORDS, header::PAGES, header::RECORDS_USED, header::PAGES_USED];
+    for word in counts.into_iter().chain([header::RECORDS_READY, header::PAGES_READY]) {
         for value in [100, 1 << 40, u64::MAX] {
             assert_eq!(with(word, value), Some(ArenaError::WrongLength), "{word} {value}");
         }
@@ -381,4 +382,56 @@ fn a_name_hashes_as_fnv_1a_says() {
     // From the FNV reference vectors.
     assert_eq!(name_hash(""), 0xcbf2_9ce4_8422_2325);
     assert_eq!(name_hash("foobar"), 0x8594_4171_f739_67e8);
+}
+
+#[test]
+fn an_arena_grows_where_it_is_and_its_successor_knows_how_far() {
+    let mut mem = memory(4, 5);
+    let mut arena = Arena::format(&mut mem, 4, 5, 9).unwrap();
+    let places = ArenaSize { records: 4, pages: 5 };
+    let [small, large] = [(1, 2), (3, 5)].map(|(records, pages)| ArenaSize { records, pages });
+    arena.resize(small);
+    let id = arena.alloc_record(&record("vm")).unwrap();
+    assert!(arena.alloc_record(&record("vm")).is_none());
+    let first = arena.alloc_page(id, 0).unwrap();
+    arena.write(first, 0, b"promised");
+    arena.alloc_page(id, 1).unwrap();
+    assert!(arena.alloc_page(id, 2).is_none() && arena.lend_page(7).is_none());
+    assert_eq!((arena.free_pages(), arena.free_records(), arena.pages_total()), (0, 0, 2));
+    arena.resize(large);
+    assert_eq!((arena.free_pages(), arena.free_records(), arena.pages_total()), (3, 2, 5));
+    arena.alloc_record(&record("vm")).unwrap();
+    arena.alloc_page(id, 2).unwrap();
+    drop(arena);
+    assert_eq!(Arena::sizes_of(&mem), Ok((places, large)));
+    let mut arena = Arena::open(&mut mem).unwrap();
+    assert_eq!((arena.free_pages(), arena.free_records(), arena.pages_total()), (2, 1, 5));
+    assert_eq!(&arena.page(first)[..8], b"promised");
+    arena.forget_pages();
+    arena.resize(ArenaSize { records: 2, pages: 1 });
+    assert_eq!((arena.free_pages(), arena.records().count()), (1, 2));
+    drop(arena);
+    let arena = Arena::open(&mut mem).unwrap();
+    assert_eq!((arena.free_pages(), arena.owned_pages().count()), (1, 0));
+}
+
+#[test]
+fn what_needs_memory_is_where_records_descriptors_and_pages_are() {
+    let places = ArenaSize { records: 100, pages: 1000 };
+    let all = Arena::layout_len(100, 1000);
+    let ranges = Arena::ranges(places, ArenaSize { records: 3, pages: 10 });
+    assert_eq!(ranges[0], 0..HEADER_BYTES + 3 * FLOW_RECORD_BYTES);
+    assert_eq!(ranges[1].start, HEADER_BYTES + 100 * FLOW_RECORD_BYTES);
+    assert_eq!((ranges[1].len(), ranges[2].len()), (160, 10 * PAGE));
+    assert_eq!(ranges[2].start, all - 1000 * PAGE);
+    assert_eq!(Arena::ranges(places, places)[2].end, all);
+}
+
+#[test]
+#[should_panic(expected = "they are in use")]
+fn an_arena_never_gets_smaller_than_what_is_in_use() {
+    let mut mem = memory(1, 2);
+    let mut arena = Arena::format(&mut mem, 1, 2, 9).unwrap();
+    arena.lend_page(7).unwrap();
+    arena.resize(ArenaSize { records: 1, pages: 0 });
 }

@@ -1,0 +1,161 @@
+//! Ports come, change and go.
+
+use std::collections::VecDeque;
+
+use super::{Direction, Engine, Port};
+use crate::bucket::Bucket;
+use crate::counters::VmCounters;
+use crate::drops::DropReason;
+use crate::flow::table::Class;
+use crate::limits::{self, GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL};
+use crate::port::{GuestConfig, PortConfig, PortId, PortKind};
+use crate::store::arena::ArenaSize;
+use crate::store::record::name_hash;
+use crate::tcp::vm::{RunningClock, Vm};
+use crate::time::Instant;
+
+/// Why a port could not be added.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum AddPortError {
+    /// Another port has this name: give each port its own.
+    NameTaken,
+    /// Another VM is configured with this MAC: give each its own.
+    MacTaken,
+    /// All port slots are in use: raise the limit or remove a port.
+    TooManyPorts,
+    /// The budgets of all VMs together exceed the arena: lower a budget or enlarge the arena.
+    BudgetExceedsArena,
+}
+
+/// Pages of the store that a VM may use.
+fn budget_pages(guest: &GuestConfig) -> u64 {
+    guest.budget_bytes / limits::PAGE as u64
+}
+
+fn mtu(guest: &GuestConfig) -> u16 {
+    if guest.mtu == 0 { limits::MTU_DEFAULT } else { guest.mtu }
+}
+
+impl Engine<'_> {
+    /// Adds a port; frames may be given for it at once.
+    ///
+    /// # Errors
+    /// See [`AddPortError`]; nothing was added.
+    pub fn add_port(&mut self, now: Instant, config: PortConfig) -> Result<PortId, AddPortError> {
+        let taken = |p: &Port| p.config.name == config.name;
+        if self.ports.iter().flatten().any(taken) {
+            return Err(AddPortError::NameTaken);
+        }
+        let budget_pages = config.as_guest().map_or(0, self::budget_pages);
+        if self.pages_promised(None) + budget_pages > self.common.arena.pages_total() as u64 {
+            return Err(AddPortError::BudgetExceedsArena);
+        }
+        let slot = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
+        let id = PortId(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
+        let vm = Vm {
+            name_hash: name_hash(&config.name),
+            offload: config.as_guest().is_some_and(|g| g.ack_offload),
+            congestion_offload: config.as_guest().is_some_and(|g| g.congestion_offload),
+            congestion_control: config.as_guest().map(|g| g.congestion_control).unwrap_or_default(),
+            flooded_flows: 0,
+            draining: false,
+            budget_pages,
+            reserved_pages: 0,
+            lent_pages: 0,
+            uncontrolled_at: None,
+            owing_flows: 0,
+            mtu: config.as_guest().map_or(limits::MTU_DEFAULT, mtu),
+            clock: RunningClock::new(now),
+            ready: VecDeque::new(),
+            announced: false,
+            deliveries_held: false,
+            fragment_at: None,
+            fragment_from_guest: None,
+            refused: VecDeque::new(),
+            counters: VmCounters::default(),
+        };
+        if let Some(guest) = config.as_guest() {
+            let added = self.switch.add_guest(id, guest.mac, guest.ips.as_deref());
+            added.map_err(|_| AddPortError::MacTaken)?;
+            self.flows.set_quota(id.0, guest.flows_max);
+        }
+        let drops = [0; DropReason::ALL.len()];
+        let group_frames = Bucket::new(GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL);
+        let port = Port { config, features: None, vm, group_frames, drops };
+        if slot == self.ports.len() {
+            self.ports.push(Some(port));
+        } else {
+            self.ports[slot] = Some(port);
+        }
+        Ok(id)
+    }
+
+    /// The port and its VM are gone for good (LIFE-05). Remotes it had promises to are told; drain
+    /// `poll_transmit` before the next call.
+    pub fn remove_port(&mut self, now: Instant, port: PortId) {
+        self.handle_guest_gone(now, port);
+        for class in [Class::Unproven, Class::Live, Class::Spent] {
+            self.for_each(port, class, |engine, id| engine.remove_flow(id));
+        }
+        for way in [Direction::FromGuest, Direction::ToGuest] {
+            self.set_rate_limit(now, port, way, None);
+        }
+        self.syn_cache.remove_port(port.0);
+        self.switch.remove_port(port);
+        if let Some(slot) = self.ports.get_mut(usize::from(port.0)) {
+            *slot = None;
+        }
+    }
+
+    /// Another policy for the VM behind `port`, from now on. Its connections stay: with a smaller
+    /// budget or table those that are there keep what they have, and those whose offload is turned
+    /// off drain. The MTU counts for new connections.
+    ///
+    /// # Errors
+    /// See [`AddPortError`]; nothing has changed.
+    pub fn set_guest(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        guest: GuestConfig,
+    ) -> Result<(), AddPortError> {
+        if self.vm(port).is_none() {
+            return Ok(());
+        }
+        let budget_pages = self::budget_pages(&guest);
+        if self.pages_promised(Some(port)) + budget_pages > self.common.arena.pages_total() as u64 {
+            return Err(AddPortError::BudgetExceedsArena);
+        }
+        let added = self.switch.set_guest(port, guest.mac, guest.ips.as_deref());
+        added.map_err(|_| AddPortError::MacTaken)?;
+        self.flows.set_quota(port.0, guest.flows_max);
+        if let Some(p) = self.port_mut(port) {
+            p.vm.budget_pages = budget_pages;
+            p.vm.congestion_offload = guest.congestion_offload;
+            p.vm.congestion_control = guest.congestion_control;
+            p.vm.mtu = mtu(&guest);
+            let offload = guest.ack_offload;
+            p.config.kind = PortKind::Guest(guest);
+            if p.vm.offload != offload {
+                self.set_offload(now, port, offload);
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on there may be so many flows, and the arena has memory for so much; see
+    /// [`Arena::resize`](crate::store::arena::Arena::resize).
+    pub fn resize(&mut self, flows_max: u32, arena: ArenaSize) {
+        self.flows.set_capacity(flows_max);
+        self.common.arena.resize(arena);
+    }
+
+    /// Pages that the VMs but `except` may use, or still do: a budget that became smaller is free
+    /// for others only when what it held is.
+    #[must_use]
+    pub fn pages_promised(&self, except: Option<PortId>) -> u64 {
+        let others = (0..).map(PortId).zip(&self.ports).filter(|(id, _)| Some(*id) != except);
+        let vms = others.filter_map(|(_, port)| Some(&port.as_ref()?.vm));
+        vms.map(|vm| vm.budget_pages.max(vm.reserved_pages)).sum()
+    }
+}
