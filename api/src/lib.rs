@@ -25,6 +25,56 @@ pub enum Direction {
     ToGuest,
 }
 
+/// Other ports for a running daemon, or other keys of them: all of it or nothing.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "what", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Change {
+    /// What the configuration file says now. Ports that a command added stay.
+    Reload {},
+    /// A VM comes.
+    AddVm {
+        /// Its name.
+        name: String,
+        /// Keys as in `[[vm]]`, with values as in TOML; strings need no quotes.
+        keys: BTreeMap<String, String>,
+    },
+    /// Other keys for a VM; its connections stay.
+    SetVm {
+        /// Its name.
+        name: String,
+        /// Likewise; an empty value is the default.
+        keys: BTreeMap<String, String>,
+    },
+    /// A VM goes, with its connections.
+    RemoveVm {
+        /// Its name.
+        name: String,
+    },
+    /// An uplink comes.
+    AddUplink {
+        /// Its name.
+        name: String,
+        /// Keys as in `[[uplink]]`.
+        keys: BTreeMap<String, String>,
+    },
+    /// An uplink goes.
+    RemoveUplink {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// What a change does.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Plan {
+    /// A line for each step; none if everything is as it should be.
+    pub steps: Vec<String>,
+    /// What only a restart can change; then nothing of the plan can be done.
+    pub needs_restart: Vec<String>,
+    /// It has been done.
+    pub done: bool,
+}
+
 /// What a client can ask for.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "cmd", rename_all = "snake_case", deny_unknown_fields)]
@@ -79,6 +129,14 @@ pub enum Request {
         /// In Mbit/s, 1 to [`RATE_LIMIT_MBIT_S_MAX`]; `None` is no limit.
         mbit_s: Option<u32>,
     },
+    /// Ports come, go and change: [`Reply::Plan`], when it is done.
+    Change {
+        /// How.
+        change: Change,
+        /// Only to be told what would be done.
+        #[serde(default)]
+        dry_run: bool,
+    },
     /// No new promises for this VM: [`Reply::Done`]. [`VmStatus::owed_flows`] tells when all
     /// are kept. `Offload` with `on` ends it.
     Drain {
@@ -97,6 +155,8 @@ pub enum Reply {
     Flows(FlowPage),
     /// To [`Request::Flow`].
     Flow(Box<FlowInfo>),
+    /// To [`Request::Change`].
+    Plan(Plan),
     /// A byte stream follows this line.
     Stream {},
     /// It is done, or under way.

@@ -12,8 +12,14 @@ use nightporter_api::{Reply, Request};
 
 /// How long a daemon may take to answer: a status of a million flows takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(5);
-const STANDS: &str = " for 5 s: nightporterd stands\n    \
-     fix: see its log; if it does not go on, restart it";
+
+/// Nothing has happened for so long.
+fn stands(limit: Duration) -> String {
+    format!(
+        " for {} s: nightporterd stands\n    fix: see its log; if it does not go on, restart it",
+        limit.as_secs()
+    )
+}
 
 /// Connects, unless the daemon takes no connections and so many wait that one more has to wait for
 /// a place.
@@ -29,6 +35,7 @@ fn connect_in_time(path: &Path) -> io::Result<UnixStream> {
 #[derive(Debug)]
 pub(crate) struct Client {
     stream: BufReader<UnixStream>,
+    limit: Duration,
 }
 
 impl Client {
@@ -37,7 +44,9 @@ impl Client {
         let stream = connect_in_time(path).map_err(|e| {
             let shown = path.display();
             match e.kind() {
-                ErrorKind::TimedOut => anyhow!("nobody takes the connection to {shown}{STANDS}"),
+                ErrorKind::TimedOut => {
+                    anyhow!("nobody takes the connection to {shown}{}", stands(LIMIT))
+                }
                 ErrorKind::NotFound | ErrorKind::ConnectionRefused => anyhow!(
                     "nightporterd is not running: nobody listens at {shown}\n    \
                      fix: start it (nightporterd --config FILE), or give its daemon.control with \
@@ -53,15 +62,24 @@ impl Client {
         stream
             .set_read_timeout(Some(LIMIT))
             .and_then(|()| stream.set_write_timeout(Some(LIMIT)))?;
-        Ok(Self { stream: BufReader::new(stream) })
+        Ok(Self { stream: BufReader::new(stream), limit: LIMIT })
+    }
+
+    /// An answer may take so long.
+    pub(crate) fn wait_for(&mut self, limit: Duration) -> Result<()> {
+        self.limit = limit;
+        Ok(self.stream.get_ref().set_read_timeout(Some(limit))?)
     }
 
     /// Sends one request and waits for its answer; an error of the daemon becomes one of ours.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
+        let limit = self.limit;
         let stands = |e: io::Error| match e.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => anyhow!("no answer{STANDS}"),
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                anyhow!("no answer{}", self::stands(limit))
+            }
             _ => anyhow!("the daemon has gone: {e}"),
         };
         self.stream.get_mut().write_all(&line).map_err(stands)?;

@@ -1,5 +1,6 @@
 //! `nightporter`: the operator's tool for a running `nightporterd`.
 
+mod changes;
 mod client;
 mod show;
 
@@ -86,6 +87,14 @@ enum Command {
         /// The VM.
         vm: String,
     },
+    /// VMs come, go and change, without a restart.
+    #[command(subcommand)]
+    Vm(changes::OfVm),
+    /// Uplinks come and go.
+    #[command(subcommand)]
+    Uplink(changes::OfUplink),
+    /// Makes the daemon what its configuration file says now: all of it, or nothing.
+    Reload(changes::Dry),
     /// Makes no new promises for a VM, and waits until all are kept; `offload on` ends it.
     Drain {
         /// The VM.
@@ -187,6 +196,9 @@ fn run(arguments: &Arguments) -> Result<()> {
             let (direction, mbit_s) = ((*direction).into(), limit.0);
             done(&mut client, &Request::RateLimit { vm: vm.clone(), direction, mbit_s })
         }
+        Command::Vm(of) => changes::change(client, json, of.as_change()),
+        Command::Uplink(of) => changes::change(client, json, of.as_change()),
+        Command::Reload(dry) => changes::change(client, json, dry.as_change()),
         Command::Drain { vm, no_wait } => {
             done(&mut client, &Request::Drain { vm: vm.clone() })?;
             if *no_wait { Ok(()) } else { wait_until_drained(&mut client, vm) }

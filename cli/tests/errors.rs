@@ -90,3 +90,31 @@ fn done_is_silent_and_json_is_the_daemons() {
     assert_eq!(output.stdout, b"[]\n");
     std::fs::remove_file(socket).unwrap();
 }
+
+#[test]
+fn a_plan_is_shown_line_by_line_and_what_stays_undone_is_said() {
+    let said = |name: &str, answer: &'static str, arguments: &[&str]| {
+        let socket = answering(name, answer);
+        let output = nightporter(socket.to_str().unwrap(), arguments);
+        std::fs::remove_file(socket).unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let done = "{\"plan\":{\"steps\":[\"+ vm c\"],\"needs_restart\":[],\"done\":true}}\n";
+    assert_eq!(said("add", done, &["vm", "add", "c", "mtu=9000"]), "+ vm c\n");
+    let nothing = "{\"plan\":{\"steps\":[],\"needs_restart\":[],\"done\":true}}\n";
+    assert_eq!(said("same", nothing, &["reload"]), "nothing to change\n");
+    let dry = "{\"plan\":{\"steps\":[\"- vm c\"],\
+               \"needs_restart\":[\"daemon.cpu 1 -> 2\"],\"done\":false}}\n";
+    assert_eq!(
+        said("dry", dry, &["reload", "--dry-run"]),
+        "- vm c\n! needs a restart: daemon.cpu 1 -> 2\n\
+         nothing was changed, and nothing of it would be\n"
+    );
+}
+
+#[test]
+fn a_key_without_a_value_is_told_how_to_be_written() {
+    let output = nightporter("/nowhere/control", &["vm", "set", "a", "mtu"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("write KEY=VALUE, as in mtu=9000"), "{}", stderr(&output));
+}

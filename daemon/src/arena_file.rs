@@ -1,39 +1,60 @@
 //! The file that holds the store, so that promises survive the process that made them (LIFE-09).
 //!
-//! The file at `daemon.arena` is always a whole arena or empty: another layout, as after a change
-//! of budgets, is made beside it and renamed over it. Its flock is held for as long as the daemon
-//! runs, so two daemons never share one.
+//! It is sparse: it has places for as much as there can ever be ([`PLACES`]), and memory for what
+//! budgets and flow limits add up to. So it grows and shrinks where it is, and is mapped once.
+//!
+//! The file at `daemon.arena` is always a whole arena or empty: a new one is made beside it and
+//! renamed over it. Its flock is held for as long as the daemon runs, so two daemons never share
+//! one.
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use nightporter_core::limits::PAGE;
-use nightporter_core::store::arena::{Arena, ArenaError};
-use nightporter_core::store::record::Record;
+use nightporter_core::limits::{FLOWS_MAX, PAGE};
+use nightporter_core::store::arena::{Arena, ArenaError, ArenaSize};
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, Flock, FlockArg, fallocate};
+use nix::libc;
 use nix::sys::statfs::{TMPFS_MAGIC, fstatfs};
+use nix::unistd::geteuid;
 
 use crate::config::reader::human_bytes;
 use crate::sys;
 
-/// Keeps other daemons away from the arena while it lives.
+/// Places in every arena: for a tebibyte of store, and as many records as there can be flows.
+pub const PLACES: ArenaSize = ArenaSize { records: FLOWS_MAX as usize, pages: 1 << 26 };
+
+/// The file, which keeps other daemons away from the arena while it lives.
 #[derive(Debug)]
-pub struct ArenaLock {
+pub struct ArenaFile {
     path: PathBuf,
-    _file: Flock<File>,
+    file: Flock<File>,
+    /// A predecessor has left nothing in it.
+    pub is_new: bool,
+    /// What it had memory for when it was opened.
+    pub size: ArenaSize,
 }
 
-impl ArenaLock {
+impl ArenaFile {
+    /// Takes memory for so much, if it has less.
+    ///
+    /// # Errors
+    /// See [`ArenaFileError`]; then nothing has changed.
+    pub fn grow(&self, size: ArenaSize) -> Result<(), ArenaFileError> {
+        allocate(&self.path, &self.file, size)
+    }
+
     /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
     /// with nothing.
     ///
     /// # Errors
     /// Those of unlink(2).
-    pub fn remove(self) -> io::Result<()> {
+    pub fn remove(&self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }
 }
@@ -70,90 +91,132 @@ pub enum ArenaFileError {
         /// Bytes needed.
         bytes: u64,
     },
+    /// Somebody else may have made it, or can put something else in its place.
+    #[error(
+        "arena {0}: {1}\n    \
+         fix: remove it, and let nobody but this user and root own and write its directory"
+    )]
+    NotOurs(PathBuf, &'static str),
     /// The operating system refuses.
     #[error("arena {0}: {1}\n    fix: choose another daemon.arena, or correct its permissions")]
     Io(PathBuf, io::Error),
 }
 
-/// Records and pages that budgets and flow limits add up to.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct ArenaSize {
-    /// Connections that can be promised something at a time.
-    pub records: usize,
-    /// Pages of the store.
-    pub pages: usize,
+/// What so many bytes of store and so many connections take.
+#[must_use]
+pub fn size_for(budget_bytes: u64, flows: u32) -> ArenaSize {
+    let pages = usize::try_from(budget_bytes.div_ceil(PAGE as u64));
+    ArenaSize { records: flows as usize, pages: pages.expect("64-bit Linux") }
 }
 
-impl ArenaSize {
-    /// For so many bytes of store and so many connections.
-    #[must_use]
-    pub fn new(budget_bytes: u64, flows: u32) -> Self {
-        let pages = usize::try_from(budget_bytes.div_ceil(PAGE as u64));
-        Self { records: flows as usize, pages: pages.expect("64-bit Linux") }
-    }
-
-    fn len(self) -> usize {
-        Arena::layout_len(self.records, self.pages)
-    }
+fn file_len() -> usize {
+    Arena::layout_len(PLACES.records, PLACES.pages)
 }
 
-/// Opens the arena at `path`, or makes one of `size`. What a predecessor promised there is kept.
+/// Opens the arena at `path`, or makes one of `size`. The records of a predecessor are kept, and
+/// what it promised too unless the store gets smaller: a restart resets the flows that were owed
+/// some (LIFE-09), and for that their records are enough.
 ///
 /// # Errors
 /// See [`ArenaFileError`]; then nothing was changed.
-pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaLock), ArenaFileError> {
-    let lock = lock(path)?;
-    warn_unless_tmpfs(path, &lock);
-    let old_len = lock.metadata().map_err(|e| ArenaFileError::Io(path.into(), e))?.len();
-    if old_len == 0 {
-        return make(path, size, &[]);
+pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
+    let io = |e| ArenaFileError::Io(path.into(), e);
+    let file = lock(path, false)?;
+    warn_unless_tmpfs(path, &file);
+    let len = file.metadata().map_err(io)?.len();
+    if len == 0 {
+        return make(path, size);
     }
-    let old_len = usize::try_from(old_len).expect("64-bit Linux");
-    allocate(path, &lock, old_len)?;
-    let memory =
-        sys::map_forever(lock.as_fd(), old_len).map_err(|e| ArenaFileError::Io(path.into(), e))?;
-    let old = Arena::open(memory).map_err(|e| match e {
+    let mut head = vec![0; usize::try_from(len).unwrap_or(usize::MAX).min(HEAD_BYTES)];
+    file.read_exact_at(&mut head, 0).map_err(io)?;
+    let explain = |e| match e {
         ArenaError::OtherLayout => ArenaFileError::OtherVersion(path.into()),
         ArenaError::NotAnArena | ArenaError::Misaligned | ArenaError::WrongLength => {
             ArenaFileError::NotAnArena(path.into())
         }
-    })?;
-    if old_len == size.len() && old.pages_total() == size.pages {
-        return Ok((old, ArenaLock { path: path.into(), _file: lock }));
+    };
+    let (places, before) = Arena::sizes_of(&head).map_err(explain)?;
+    if places != PLACES || len != file_len() as u64 {
+        return Err(explain(ArenaError::OtherLayout));
     }
-    // Bytes are not carried over: a restart resets the flows that were owed some (LIFE-09), and for
-    // that their records are enough.
-    let owed: Vec<Record> =
-        old.records().map(|(_, record)| record).filter(|r| r.rcv_nxt > r.guest_una).collect();
-    tracing::info!(owed = owed.len(), "the arena gets another size");
-    // Lower limits hide no promise: this arena has room for all, the one after it is as asked.
-    let size = ArenaSize { records: size.records.max(owed.len()), ..size };
-    make(path, size, &owed)
+    let size = ArenaSize { records: size.records.max(before.records), ..size };
+    let both = ArenaSize { pages: size.pages.max(before.pages), ..size };
+    allocate(path, &file, both)?;
+    let memory = sys::map_forever(file.as_fd(), file_len()).map_err(io)?;
+    let mut arena = Arena::open(memory).map_err(explain)?;
+    let is_new = arena.records().next().is_none();
+    if size.pages < before.pages {
+        arena.forget_pages();
+    }
+    arena.resize(size);
+    let [_, had_descs, had_pages] = Arena::ranges(PLACES, both);
+    let [_, descs, pages] = Arena::ranges(PLACES, size);
+    give_back(&file, descs.end..had_descs.end.next_multiple_of(HEAD_BYTES));
+    give_back(&file, pages.end..had_pages.end);
+    Ok((arena, ArenaFile { path: path.into(), file, is_new, size }))
 }
 
-/// Opens and locks the file, which is empty if it did not exist.
-fn lock(path: &Path) -> Result<Flock<File>, ArenaFileError> {
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(|e| ArenaFileError::Io(path.into(), e))?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, e)| match e {
-        Errno::EWOULDBLOCK => ArenaFileError::InUse(path.into()),
-        e => ArenaFileError::Io(path.into(), e.into()),
-    })
+/// The beginning of an arena, which says what it is.
+const HEAD_BYTES: usize = 4096;
+
+/// Opens and locks the file, which is empty if it did not exist. What is in it is believed, so it
+/// must be ours: made by this user for nobody else, under this name alone, where nobody else can
+/// put another one.
+fn lock(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
+    let io = |e: io::Error| ArenaFileError::Io(path.into(), e);
+    let not_ours = |why| Err(ArenaFileError::NotOurs(path.into(), why));
+    let own = geteuid().as_raw();
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("/"));
+    let dir = dir.metadata().map_err(io)?;
+    if ![0, own].contains(&dir.uid()) {
+        return not_ours("its directory belongs to somebody else");
+    }
+    // Others may write to a sticky one: they cannot replace what is ours there.
+    if dir.mode() & 0o022 != 0 && dir.mode() & STICKY == 0 {
+        return not_ours("others can write to its directory");
+    }
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options.create(!new).create_new(new).truncate(false);
+    let file = match options.open(path) {
+        Err(e) if e.raw_os_error() == Some(libc::ELOOP) => return not_ours("it is a link"),
+        result => result.map_err(io)?,
+    };
+    let meta = file.metadata().map_err(io)?;
+    if !meta.is_file() {
+        return Err(ArenaFileError::NotAnArena(path.into()));
+    }
+    if meta.uid() != own {
+        return not_ours("it belongs to somebody else");
+    }
+    if meta.mode() & 0o077 != 0 {
+        return not_ours("others can read or write it");
+    }
+    if meta.nlink() != 1 {
+        return not_ours("it has another name too");
+    }
+    let mut file = file;
+    for _ in 0..TRIES {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            // A daemon that was just killed has it until the kernel has taken its memory apart.
+            Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
+            Err((_, e)) => return Err(ArenaFileError::Io(path.into(), e.into())),
+        }
+        std::thread::sleep(BETWEEN_TRIES);
+    }
+    Err(ArenaFileError::InUse(path.into()))
 }
 
-/// Makes a fresh arena that holds `owed`, for which it has room, and puts it in the place of what
-/// is at `path`.
-fn make(
-    path: &Path,
-    size: ArenaSize,
-    owed: &[Record],
-) -> Result<(Arena<'static>, ArenaLock), ArenaFileError> {
+/// For the lock, two seconds.
+const TRIES: usize = 40;
+const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+
+/// Only who owns a file of such a directory may rename or remove it (inode(7), `S_ISVTX`).
+const STICKY: u32 = 0o1000;
+
+/// Makes a fresh arena and puts it in the place of what is at `path`.
+fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
     let error = |e: io::Error| ArenaFileError::Io(path.into(), e);
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
@@ -161,17 +224,16 @@ fn make(
     // Left by a daemon that was killed here; whoever holds the lock of `path` may remove it.
     let _ = std::fs::remove_file(&new);
     let result = (|| {
-        let lock = lock(&new)?;
-        allocate(path, &lock, size.len())?;
-        let memory = sys::map_forever(lock.as_fd(), size.len()).map_err(error)?;
+        let file = lock(&new, true)?;
+        allocate(path, &file, size)?;
+        file.set_len(file_len() as u64).map_err(error)?;
+        let memory = sys::map_forever(file.as_fd(), file_len()).map_err(error)?;
         let instance = u64::from(std::process::id());
-        let mut arena = Arena::format(memory, size.records, size.pages, instance)
+        let mut arena = Arena::format(memory, PLACES.records, PLACES.pages, instance)
             .expect("the mapping has just this length");
-        for record in owed {
-            arena.alloc_record(record).expect("the caller made room");
-        }
+        arena.resize(size);
         std::fs::rename(&new, path).map_err(error)?;
-        Ok((arena, ArenaLock { path: path.into(), _file: lock }))
+        Ok((arena, ArenaFile { path: path.into(), file, is_new: true, size }))
     })();
     if result.is_err() {
         let _ = std::fs::remove_file(&new);
@@ -179,15 +241,36 @@ fn make(
     result
 }
 
-/// Takes the file's memory now, so that a write to the mapping can never find none.
-fn allocate(path: &Path, file: &File, len: usize) -> Result<(), ArenaFileError> {
-    let bytes = i64::try_from(len).expect("budgets are bounded");
-    fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(|e| match e {
-        Errno::ENOSPC | Errno::ENOMEM => {
-            ArenaFileError::NoRoom { path: path.into(), bytes: len as u64 }
-        }
-        e => ArenaFileError::Io(path.into(), e.into()),
-    })
+/// Takes memory for so much now, so that a write to the mapping can never find none.
+fn allocate(path: &Path, file: &File, size: ArenaSize) -> Result<(), ArenaFileError> {
+    let no_room = |bytes: usize| ArenaFileError::NoRoom { path: path.into(), bytes: bytes as u64 };
+    if size.records > PLACES.records || size.pages > PLACES.pages {
+        return Err(no_room(size.pages.saturating_mul(PAGE)));
+    }
+    let ranges = Arena::ranges(PLACES, size);
+    let sum = ranges.iter().map(Range::len).sum();
+    for range in ranges.into_iter().filter(|range| !range.is_empty()) {
+        fallocate(file, FallocateFlags::empty(), bytes(range.start), bytes(range.len())).map_err(
+            |e| match e {
+                Errno::ENOSPC | Errno::ENOMEM => no_room(sum),
+                e => ArenaFileError::Io(path.into(), e.into()),
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// The kernel may have the memory of this range.
+fn give_back(file: &File, range: Range<usize>) {
+    if range.start < range.end {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        // Where that does not work nothing is lost but memory.
+        let _ = fallocate(file, flags, bytes(range.start), bytes(range.len()));
+    }
+}
+
+fn bytes(n: usize) -> i64 {
+    i64::try_from(n).expect("places are bounded")
 }
 
 fn warn_unless_tmpfs(path: &Path, file: &File) {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use nightporterd::config::Config;
+use nightporterd::config::{Config, Source};
 use nightporterd::log::Log;
 use tracing_subscriber::EnvFilter;
 
@@ -35,6 +35,8 @@ fn key_value(text: &str) -> Result<(String, String), String> {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let overrides: BTreeMap<_, _> = arguments.set.into_iter().collect();
+    // A reload reads it again, wherever the daemon is by then.
+    let path = std::path::absolute(&arguments.config).unwrap_or(arguments.config.clone());
     let config = match Config::load(&arguments.config, &overrides) {
         Ok(config) => config,
         Err(problems) => {
@@ -63,7 +65,7 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
         .init();
-    let result = nightporterd::run(&config);
+    let result = nightporterd::run(&config, Source { path, overrides });
     log.flush();
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -36,6 +36,11 @@ impl<T: PartialEq> Resting<T> {
         }
     }
 
+    /// Those who are no more.
+    pub(crate) fn forget(&mut self, is_gone: impl Fn(&T) -> bool) {
+        self.list.retain(|who| !is_gone(who));
+    }
+
     /// Those who have rested.
     #[must_use]
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<T> {

@@ -1,5 +1,6 @@
 //! From a checked configuration to a running worker, and down again.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -7,7 +8,7 @@ use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 
-use nightporter_core::engine::{AddPortError, Direction, Engine, EngineConfig};
+use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortId};
 use nightporter_core::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -17,8 +18,9 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Group, Pid, User};
 
-use crate::arena_file::{self, ArenaLock, ArenaSize};
-use crate::config::{Config, DaemonConfig, UplinkConfig, VmConfig};
+use crate::arena_file::{self, ArenaFile};
+use crate::change::{Preparer, Running};
+use crate::config::{Config, DaemonConfig, Source, UplinkConfig, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
@@ -51,12 +53,12 @@ fn error(what: impl fmt::Display, fix: &str) -> StartError {
 ///
 /// # Errors
 /// Everything that keeps it from starting, found in one go; or one error of the running worker.
-pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
+pub fn run(config: &Config, source: Source) -> Result<(), Vec<StartError>> {
     let supervisor = Supervisor::from_env().map_err(|e| {
         vec![error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it")]
     })?;
     let supervisor = supervisor.map(Arc::new);
-    let (mut worker, arena_lock) = start(config, supervisor.clone())?;
+    let (mut worker, arena) = start(config, source, supervisor.clone())?;
     tracing::info!("ready: {}", config.summary());
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());
     worker
@@ -64,7 +66,7 @@ pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
         .map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
     match worker.owed() {
         0 => {
-            if let Err(e) = arena_lock.remove() {
+            if let Err(e) = arena.remove() {
                 tracing::warn!("the empty arena cannot be removed: {e}");
             }
             tracing::info!("stopped; nobody is owed anything");
@@ -76,8 +78,9 @@ pub fn run(config: &Config) -> Result<(), Vec<StartError>> {
 
 fn start(
     config: &Config,
+    source: Source,
     supervisor: Option<Arc<Supervisor>>,
-) -> Result<(Worker, ArenaLock), Vec<StartError>> {
+) -> Result<(Worker, Arc<ArenaFile>), Vec<StartError>> {
     let daemon = &config.daemon;
     let signals = block_signals()
         .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
@@ -92,7 +95,8 @@ fn start(
         drain_timeout: Duration::from_secs(daemon.drain_timeout_s),
         epoch,
     };
-    let (engine, arena_lock) = engine(config).map_err(|e| vec![e])?;
+    let (engine, arena) = engine(config).map_err(|e| vec![e])?;
+    let arena = Arc::new(arena);
     let mut worker = Worker::new(worker_config, engine)
         .map_err(|e| vec![error(format!("no event loop: {e}"), "raise the limit of open files")])?;
     let mut problems = Vec::new();
@@ -110,24 +114,42 @@ fn start(
         }
     }
     check(open_metrics(&mut worker, daemon));
+    check(allow_changes(&mut worker, config, source, &arena));
     check(place(daemon));
     warn_of_large_mtus(config);
     if !problems.is_empty() {
+        if arena.is_new {
+            let _ = arena.remove(); // the memory of a daemon that does not run is nobody's
+        }
         return Err(problems);
     }
     worker.handle_restart();
-    Ok((worker, arena_lock))
+    Ok((worker, arena))
+}
+
+/// Ports may come, go and change. Before the worker has its place, which threads inherit.
+fn allow_changes(
+    worker: &mut Worker,
+    config: &Config,
+    source: Source,
+    arena: &Arc<ArenaFile>,
+) -> Result<(), StartError> {
+    let running =
+        Running { config: Arc::new(config.clone()), by_command: BTreeSet::new(), size: arena.size };
+    Preparer::start(source, Arc::clone(arena))
+        .and_then(|preparer| worker.set_changes(preparer, running))
+        .map_err(|e| error(e, "allow more threads and open files"))
 }
 
 /// The engine over its arena.
-fn engine(config: &Config) -> Result<(Engine<'static>, ArenaLock), StartError> {
+fn engine(config: &Config) -> Result<(Engine<'static>, ArenaFile), StartError> {
     make_parent(&config.daemon.arena)?;
-    let size = ArenaSize::new(config.budget_sum(), config.flows_sum());
-    let (arena, lock) =
+    let size = arena_file::size_for(config.budget_sum(), config.flows_sum());
+    let (arena, file) =
         arena_file::open(&config.daemon.arena, size).map_err(|e| StartError(e.to_string()))?;
     let hash_seeds = random().map_err(|e| no_chance(&e))?;
     let engine_config = EngineConfig { flows_max: config.flows_sum(), hash_seeds };
-    Ok((Engine::new(monotonic_now(), engine_config, arena), lock))
+    Ok((Engine::new(monotonic_now(), engine_config, arena), file))
 }
 
 /// A number that no daemon has had before.
@@ -185,7 +207,7 @@ pub fn block_signals() -> nix::Result<SigSet> {
 
 /// Whether the control group of this process, or one above it, has a limit of memory
 /// (Documentation/admin-guide/cgroup-v2.rst, `memory.max`).
-fn memory_is_limited() -> bool {
+pub(crate) fn memory_is_limited() -> bool {
     let Ok(own) = std::fs::read_to_string("/proc/self/cgroup") else { return false };
     let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
     Path::new("/sys/fs/cgroup").join(own).ancestors().any(|group| {
@@ -257,9 +279,21 @@ fn open_vm(
     memory_is_limited: bool,
 ) -> Result<Option<StartError>, StartError> {
     make_parent(&vm.socket)?;
-    let explain =
-        |e: PortError| error(format!("vm {}: {e}", vm.name), "or choose another vm.socket");
-    let mut port = VhostUserPort::without_socket(&VhostUserConfig {
+    let explain = |e: PortError| {
+        error(format!("vm {}: {e}", vm.name), "free that path, or choose another vm.socket")
+    };
+    let device = device_of(vm, access, memory_is_limited);
+    let mut port = VhostUserPort::without_socket(&device).map_err(explain)?;
+    let without_socket = port.listen().err().map(|e| explain(e.into()));
+    let port = Port::Guest(Box::new(GuestPort::new(port)));
+    let id = add_port(worker, port, PortConfig::guest(&vm.name, policy_of(vm)))?;
+    worker.set_rate_limits(id, vm);
+    Ok(without_socket)
+}
+
+/// The device of a VM.
+pub(crate) fn device_of(vm: &VmConfig, access: Access, memory_is_limited: bool) -> VhostUserConfig {
+    VhostUserConfig {
         name: vm.name.clone(),
         socket: vm.socket.clone(),
         access,
@@ -268,10 +302,12 @@ fn open_vm(
         queue_pairs: vm.queue_pairs,
         allow_unsealed_memory: vm.allow_unsealed_memory,
         memory_is_limited,
-    })
-    .map_err(explain)?;
-    let without_socket = port.listen().err().map(|e| explain(e.into()));
-    let config = GuestConfig {
+    }
+}
+
+/// What the engine has to know of it.
+pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
+    GuestConfig {
         mac: vm.mac,
         ips: vm.ips.clone(),
         ack_offload: vm.ack_offload,
@@ -280,16 +316,11 @@ fn open_vm(
         budget_bytes: vm.budget,
         flows_max: vm.flows_max,
         mtu: vm.mtu,
-    };
-    let port = Port::Guest(Box::new(GuestPort::new(port)));
-    let id = add_port(worker, port, PortConfig::guest(&vm.name, config))?;
-    worker.set_rate_limit(id, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
-    worker.set_rate_limit(id, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
-    Ok(without_socket)
+    }
 }
 
 /// Who may connect to the VMs' sockets.
-fn vm_access(daemon: &DaemonConfig) -> Result<Access, StartError> {
+pub(crate) fn vm_access(daemon: &DaemonConfig) -> Result<Access, StartError> {
     let missing = |kind: &str, name: &str| {
         let fix = format!("correct daemon.socket_{kind}, or create it");
         error(format!("there is no {kind} \"{name}\" on this host"), &fix)
@@ -308,7 +339,7 @@ fn vm_access(daemon: &DaemonConfig) -> Result<Access, StartError> {
 }
 
 /// Makes the directory of `path`, if its own parent exists.
-fn make_parent(path: &Path) -> Result<(), StartError> {
+pub(crate) fn make_parent(path: &Path) -> Result<(), StartError> {
     match path.parent().map(|dir| (dir, std::fs::create_dir(dir))) {
         Some((dir, Err(e))) if e.kind() != ErrorKind::AlreadyExists => {
             let fix = format!("mkdir -p {}", dir.display());

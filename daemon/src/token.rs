@@ -16,6 +16,8 @@ pub(crate) enum Token {
     Timer,
     /// An interface of the host changed.
     Links,
+    /// A change of ports is prepared.
+    Changes,
     /// Somebody connects to the control socket.
     ControlListener,
     /// A control client; the index of its place.
@@ -41,6 +43,7 @@ impl Token {
             Self::Signal => pack(1, 0, 0),
             Self::Timer => pack(2, 0, 0),
             Self::Links => pack(11, 0, 0),
+            Self::Changes => pack(12, 0, 0),
             Self::ControlListener => pack(3, 0, 0),
             Self::Control(i) => pack(4, i, 0),
             Self::MetricsListener => pack(5, 0, 0),
@@ -66,6 +69,7 @@ impl Token {
             1 => Self::Signal,
             2 => Self::Timer,
             11 => Self::Links,
+            12 => Self::Changes,
             3 => Self::ControlListener,
             4 => Self::Control(slot),
             5 => Self::MetricsListener,
@@ -94,6 +98,7 @@ mod tests {
             Token::Signal,
             Token::Timer,
             Token::Links,
+            Token::Changes,
             Token::ControlListener,
             Token::Control(u16::MAX),
             Token::MetricsListener,

@@ -330,6 +330,7 @@ impl Host {
                 Reply::Stream {} => PORTS.contains(&port.as_str()),
                 _ => is_error && !PORTS.contains(&port.as_str()),
             },
+            Request::Change { .. } => is_error, // this worker has no file to go by
             Request::RateLimit { vm, mbit_s, .. } => {
                 let good = mbit_s.is_none_or(|rate| (1..=RATE_LIMIT_MBIT_S_MAX).contains(&rate));
                 match reply {

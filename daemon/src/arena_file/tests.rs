@@ -1,9 +1,9 @@
 //! What a daemon finds at `daemon.arena`, and what it makes of it.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use nightporter_core::flow::key::FlowKey;
-use nightporter_core::store::record::{L2Header, name_hash};
+use nightporter_core::store::record::{L2Header, Record, name_hash};
 use nightporter_core::wire::packet::{IpAddr16, IpVersion};
 
 use super::*;
@@ -13,13 +13,18 @@ struct Dir(PathBuf);
 
 impl Dir {
     fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("np-arena-{}-{name}", std::process::id()));
+        let dir = PathBuf::from(format!("/dev/shm/np-arena-{}-{name}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
         Self(dir)
     }
 
     fn path(&self) -> PathBuf {
         self.0.join("arena")
+    }
+
+    /// Bytes of memory that the file has.
+    fn memory(&self) -> u64 {
+        std::fs::metadata(self.path()).unwrap().blocks() * 512
     }
 }
 
@@ -30,6 +35,12 @@ impl Drop for Dir {
 }
 
 const SMALL: ArenaSize = ArenaSize { records: 8, pages: 4 };
+
+/// What an arena of this size takes, in whole pages of memory.
+fn memory_of(size: ArenaSize) -> u64 {
+    let pages = Arena::ranges(PLACES, size).map(|r| r.end.div_ceil(4096) - r.start / 4096);
+    pages.iter().sum::<usize>() as u64 * 4096
+}
 
 /// A flow of guest "web1" that is owed `owed` bytes.
 fn record(owed: u64) -> Record {
@@ -70,7 +81,7 @@ fn a_missing_file_becomes_an_arena_that_only_its_owner_reads() {
     assert_eq!((arena.pages_total(), arena.records().count()), (4, 0));
     let meta = std::fs::metadata(dir.path()).unwrap();
     assert_eq!(meta.permissions().mode() & 0o777, 0o600);
-    assert_eq!(meta.len(), SMALL.len() as u64);
+    assert_eq!(dir.memory(), memory_of(SMALL));
 }
 
 #[test]
@@ -81,6 +92,20 @@ fn a_second_daemon_on_the_same_file_is_told_so() {
     assert!(matches!(e, ArenaFileError::InUse(_)), "{e}");
     drop(first);
     open(&dir.path(), SMALL).unwrap();
+}
+
+#[test]
+fn a_daemon_that_is_just_ending_is_waited_for() {
+    let dir = Dir::new("ending");
+    let first = open(&dir.path(), SMALL).unwrap();
+    let path = dir.path();
+    let second = std::thread::spawn(move || open(&path, SMALL).map(drop));
+    let start = std::time::Instant::now();
+    while start.elapsed() < 2 * BETWEEN_TRIES {
+        std::thread::yield_now(); // it finds the first one there
+    }
+    drop(first);
+    second.join().unwrap().unwrap();
 }
 
 #[test]
@@ -95,19 +120,51 @@ fn promises_outlive_their_daemon_in_an_arena_of_the_same_size() {
 }
 
 #[test]
-fn what_is_owed_is_carried_into_an_arena_of_another_size() {
-    let dir = Dir::new("other");
+fn a_larger_arena_keeps_all_that_was_promised_and_takes_no_more_memory_than_it_has_to() {
+    let dir = Dir::new("larger");
     let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();
-    arena.alloc_record(&record(0)).unwrap();
-    arena.alloc_record(&record(500)).unwrap();
+    let id = arena.alloc_record(&record(500)).unwrap();
+    let page = arena.alloc_page(id, 0).unwrap();
+    arena.write(page, 0, b"promised");
     drop((arena, lock));
     let larger = ArenaSize { records: 8, pages: 9 };
-    let (arena, _lock) = open(&dir.path(), larger).unwrap();
-    assert_eq!(arena.pages_total(), 9);
+    let (arena, lock) = open(&dir.path(), larger).unwrap();
+    assert_eq!((arena.pages_total(), dir.memory()), (9, memory_of(larger)));
     assert_eq!(arena.records().map(|(_, r)| r).collect::<Vec<_>>(), [record(500)]);
-    assert!(!dir.0.join("arena.new").exists());
+    assert_eq!(&arena.page(page)[..8], b"promised");
+    assert!(!lock.is_new && !dir.0.join("arena.new").exists());
     let e = open(&dir.path(), larger).unwrap_err();
-    assert!(matches!(e, ArenaFileError::InUse(_)), "the new file is locked too: {e}");
+    assert!(matches!(e, ArenaFileError::InUse(_)), "it is still locked: {e}");
+}
+
+#[test]
+fn a_smaller_arena_gives_its_memory_back_and_knows_who_was_owed_something() {
+    let dir = Dir::new("smaller");
+    let (mut arena, lock) = open(&dir.path(), ArenaSize { records: 8, pages: 400 }).unwrap();
+    let id = arena.alloc_record(&record(500)).unwrap();
+    assert!((0..300).all(|n| arena.alloc_page(id, n).is_some()));
+    drop((arena, lock));
+    let (arena, _lock) = open(&dir.path(), SMALL).unwrap();
+    assert_eq!((arena.pages_total(), dir.memory()), (4, memory_of(SMALL)));
+    assert_eq!(arena.records().map(|(_, r)| r).collect::<Vec<_>>(), [record(500)]);
+    assert_eq!(arena.free_pages(), 4);
+}
+
+#[test]
+fn an_arena_grows_while_it_is_used() {
+    let dir = Dir::new("grows");
+    let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();
+    let id = arena.alloc_record(&record(500)).unwrap();
+    (0..4).for_each(|n| assert!(arena.alloc_page(id, n).is_some()));
+    assert!(arena.alloc_page(id, 4).is_none());
+    let larger = ArenaSize { records: 9, pages: 5 };
+    lock.grow(larger).unwrap();
+    arena.resize(larger);
+    let page = arena.alloc_page(id, 4).unwrap();
+    arena.write(page, 0, &[7; PAGE]);
+    assert_eq!(dir.memory(), memory_of(larger));
+    let e = lock.grow(ArenaSize { pages: PLACES.pages + 1, ..larger }).unwrap_err();
+    assert!(matches!(e, ArenaFileError::NoRoom { .. }), "{e}");
 }
 
 #[test]
@@ -134,16 +191,61 @@ fn a_daemon_that_owes_nothing_leaves_nothing() {
 fn somebody_elses_file_is_left_alone() {
     let dir = Dir::new("file");
     std::fs::write(dir.path(), [7; 10_000]).unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o600)).unwrap();
     let e = open(&dir.path(), SMALL).unwrap_err();
     assert!(matches!(e, ArenaFileError::NotAnArena(_)), "{e}");
     assert_eq!(std::fs::read(dir.path()).unwrap(), [7; 10_000]);
 }
 
 #[test]
+fn an_arena_that_somebody_else_may_have_put_there_is_not_believed() {
+    let dir = Dir::new("planted");
+    let why = |dir: &Dir| match open(&dir.path(), SMALL).unwrap_err() {
+        ArenaFileError::NotOurs(_, why) => why,
+        other => panic!("{other}"),
+    };
+    let mode = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    drop(open(&dir.path(), SMALL).unwrap());
+    mode(&dir.path(), 0o660);
+    assert_eq!(why(&dir), "others can read or write it");
+    mode(&dir.path(), 0o600);
+    std::fs::hard_link(dir.path(), dir.0.join("other")).unwrap();
+    assert_eq!(why(&dir), "it has another name too");
+    std::fs::remove_file(dir.path()).unwrap();
+    std::os::unix::fs::symlink(dir.0.join("other"), dir.path()).unwrap();
+    assert_eq!(why(&dir), "it is a link");
+    std::fs::remove_file(dir.path()).unwrap();
+    mode(&dir.0, 0o777);
+    assert_eq!(why(&dir), "others can write to its directory");
+    mode(&dir.0, 0o1777);
+    open(&dir.path(), SMALL).unwrap();
+    mode(&dir.0, 0o700);
+    if geteuid().is_root() {
+        // As a local user could, whom the directory lets write.
+        std::os::unix::fs::chown(dir.path(), Some(65_534), None).unwrap();
+        assert_eq!(why(&dir), "it belongs to somebody else");
+        std::os::unix::fs::chown(&dir.0, Some(65_534), None).unwrap();
+        assert_eq!(why(&dir), "its directory belongs to somebody else");
+    }
+    // Nor is what stands where a new one is made.
+    std::fs::create_dir(dir.0.join("new")).unwrap();
+    let (target, new) = (dir.0.join("new/target"), dir.0.join("new/arena.new"));
+    std::fs::write(&target, "precious").unwrap();
+    std::os::unix::fs::symlink(&target, &new).unwrap();
+    open(&dir.0.join("new/arena"), SMALL).unwrap();
+    assert_eq!(std::fs::read_to_string(&target).unwrap(), "precious");
+}
+
+#[test]
 fn no_room_is_an_error_with_the_size_and_leaves_nothing_behind() {
     let dir = Dir::new("room");
-    // 64 TiB: no tmpfs has that.
+    // 64 TiB, for which there are no places.
     let size = ArenaSize { records: 8, pages: 1 << 32 };
+    assert!(matches!(open(&dir.path(), size), Err(ArenaFileError::NoRoom { .. })));
+    // A tebibyte, for which there are places.
+    let size = ArenaSize { pages: PLACES.pages, ..size };
     let e = open(&dir.path(), size).unwrap_err();
     assert!(matches!(e, ArenaFileError::NoRoom { .. } | ArenaFileError::Io(..)), "{e}");
     assert!(!dir.0.join("arena.new").exists());
@@ -152,6 +254,6 @@ fn no_room_is_an_error_with_the_size_and_leaves_nothing_behind() {
 
 #[test]
 fn the_size_follows_from_budgets_and_flows() {
-    assert_eq!(ArenaSize::new(64 << 20, 16384), ArenaSize { records: 16384, pages: 4096 });
-    assert_eq!(ArenaSize::new(1, 1).pages, 1);
+    assert_eq!(size_for(64 << 20, 16384), ArenaSize { records: 16384, pages: 4096 });
+    assert_eq!(size_for(1, 1).pages, 1);
 }

@@ -4,6 +4,7 @@
 //! operators, and a test holds the two together. Parsing lives in [`reader`] and in the private
 //! `parse` module.
 
+pub mod keys;
 mod parse;
 pub mod reader;
 
@@ -12,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use nightporter_core::congestion::Algorithm;
+use nightporter_core::limits::FLOWS_MAX;
 
 pub use reader::{Problem, Problems};
 
@@ -159,6 +161,22 @@ pub struct VmConfig {
     pub flows_max: u32,
 }
 
+/// Where a configuration comes from.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The file.
+    pub path: PathBuf,
+    /// Keys of `[daemon]` that win over it.
+    pub overrides: BTreeMap<String, String>,
+}
+
+impl Source {
+    /// Reads and checks it, now. Errors: as [`Config::load`].
+    pub fn load(&self) -> Result<Config, Problems> {
+        Config::load(&self.path, &self.overrides)
+    }
+}
+
 impl Config {
     /// Reads and checks `path`. `overrides` are `[daemon]` keys from the command line, by name.
     ///
@@ -205,7 +223,8 @@ impl Config {
     /// Connections that all VMs together may have tracked.
     #[must_use]
     pub fn flows_sum(&self) -> u32 {
-        self.vms.iter().map(|vm| vm.flows_max).sum()
+        let sum: u64 = self.vms.iter().map(|vm| u64::from(vm.flows_max)).sum();
+        u32::try_from(sum).unwrap_or(FLOWS_MAX).min(FLOWS_MAX)
     }
 
     /// Bytes of store that all VMs together may use.

@@ -1,16 +1,21 @@
 //! From TOML to [`Config`]: defaults, ranges, and the checks that span sections.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
 use std::path::PathBuf;
 
 use nightporter_api::RATE_LIMIT_MBIT_S_MAX;
 use nightporter_core::congestion::Algorithm;
-use nightporter_core::limits::{FLOWS_MAX, FLOWS_PER_VM, VM_BUDGET};
+use nightporter_core::limits::{FLOWS_PER_VM, PAGE, VM_BUDGET};
 use toml::de::DeValue;
 
-use super::reader::{Document, Problems, Section, boolean, bytes, integer, shown, string};
+use crate::arena_file::PLACES;
+
+use super::reader::{
+    Document, Problems, Section, boolean, bytes, human_bytes, integer, shown, string,
+};
 use super::{Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig};
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
@@ -21,6 +26,7 @@ const NAME_BYTES_MAX: usize = 32;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+const STORE_BYTES_MAX: u64 = PLACES.pages as u64 * PAGE as u64;
 
 pub(super) fn config(
     file: &str,
@@ -38,6 +44,27 @@ pub(super) fn config(
             Err(Problems { file: file.into(), list })
         }
     }
+}
+
+/// One VM out of `KEY=VALUE`s.
+pub(super) fn vm_of(keys: &BTreeMap<String, String>) -> Result<VmConfig, Problems> {
+    of("vm", keys, vm)
+}
+
+/// One uplink out of `KEY=VALUE`s.
+pub(super) fn uplink_of(keys: &BTreeMap<String, String>) -> Result<UplinkConfig, Problems> {
+    of("uplink", keys, uplink)
+}
+
+fn of<T>(
+    kind: &'static str,
+    keys: &BTreeMap<String, String>,
+    read: impl Fn(Section<'_, '_>, &mut Unique) -> T,
+) -> Result<T, Problems> {
+    let mut doc = Document::parse("", keys);
+    let it = read(doc.given(kind), &mut Unique::default());
+    let list = doc.problems;
+    if list.is_empty() { Ok(it) } else { Err(Problems { file: String::new(), list }) }
 }
 
 pub(super) fn known_keys() -> Vec<String> {
@@ -69,9 +96,10 @@ fn read(doc: &mut Document<'_>) -> Config {
         let what = "there is neither an [[uplink]] nor a [[vm]]".into();
         doc.problem(&(0..0), "", what, "add at least one [[vm]]; see examples/nightporter.toml");
     }
-    let flows: u64 = vms.iter().map(|vm| u64::from(vm.flows_max)).sum();
-    if flows > FLOWS_MAX.into() {
-        let what = format!("all vm.flows_max together are {flows}, and {FLOWS_MAX} is the most");
+    let budget: u64 = vms.iter().map(|vm| vm.budget).sum();
+    if budget > STORE_BYTES_MAX {
+        let (sum, most) = (human_bytes(budget), human_bytes(STORE_BYTES_MAX));
+        let what = format!("all vm.budget together are {sum}, and {most} is the most");
         doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
     }
     doc.only_sections(&["daemon", "uplink", "vm"]);
@@ -232,11 +260,16 @@ impl Unique {
     }
 
     fn check(self, doc: &mut Document<'_>) {
-        for (i, (key, value, label, span)) in self.seen.iter().enumerate() {
-            let same = |o: &&(_, String, String, Range<usize>)| o.0 == *key && o.1 == *value;
-            if let Some(first) = self.seen[..i].iter().find(same) {
-                let what = format!("\"{value}\" is already used by {}", first.2);
-                doc.problem(span, &format!("{label}.{key}"), what, "give each its own");
+        let mut first: BTreeMap<(&str, &str), &str> = BTreeMap::new();
+        for (key, value, label, span) in &self.seen {
+            match first.entry((*key, value)) {
+                Entry::Vacant(entry) => {
+                    entry.insert(label);
+                }
+                Entry::Occupied(entry) => {
+                    let what = format!("\"{value}\" is already used by {}", entry.get());
+                    doc.problem(span, &format!("{label}.{key}"), what, "give each its own");
+                }
             }
         }
     }
@@ -287,6 +320,15 @@ fn metrics(v: &DeValue<'_>, allow_remote: bool) -> Result<Option<SocketAddr>, St
 
 fn log(v: &DeValue<'_>) -> Result<String, String> {
     let s = string(v)?;
+    // A word that is no level is the name of a module to the filter: it would log nothing else.
+    let levels = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_one = |word: &str| {
+        let level = word.trim().to_ascii_lowercase();
+        word.contains(['=', ':', '[']) || levels.contains(&level.as_str())
+    };
+    if let Some(word) = s.split(',').find(|word| !is_one(word)) {
+        return Err(format!("\"{}\" is not a level", word.trim()));
+    }
     let filter = tracing_subscriber::EnvFilter::builder().parse(&s);
     filter.map(|_| s).map_err(|e| format!("{} is not a log filter: {e}", shown(v)))
 }
@@ -327,18 +369,27 @@ fn mac(v: &DeValue<'_>) -> Result<[u8; 6], String> {
 }
 
 fn ips(v: &DeValue<'_>) -> Result<Vec<IpAddr>, String> {
+    if let Some(text) = v.as_str() {
+        // On a command line: ips=192.0.2.7,2001:db8::7
+        let parse = |ip: &str| ip.trim().parse().map_err(|_| format!("{ip} is not an IP address"));
+        return text.split(',').map(parse).collect::<Result<Vec<_>, _>>().and_then(hosts);
+    }
     let list = v.as_array().ok_or_else(|| format!("{} is not a list", shown(v)))?;
     if list.is_empty() {
         return Err("is empty, which would block every packet of the guest".into());
     }
     let parse = |v: &DeValue<'_>| {
-        let ip = string(v)?.parse().map_err(|_| format!("{} is not an IP address", shown(v)))?;
-        if matches!(ip, IpAddr::V4(a) if a.is_multicast() || a.is_broadcast())
-            || matches!(ip, IpAddr::V6(a) if a.is_multicast())
-        {
-            return Err(format!("{ip} is not a unicast address"));
-        }
-        Ok(ip)
+        string(v)?.parse().map_err(|_| format!("{} is not an IP address", shown(v)))
     };
-    list.iter().map(|v| parse(v.get_ref())).collect()
+    let ips = list.iter().map(|v| parse(v.get_ref())).collect::<Result<Vec<_>, String>>();
+    ips.and_then(hosts)
+}
+
+/// What a host can have as its own.
+fn hosts(ips: Vec<IpAddr>) -> Result<Vec<IpAddr>, String> {
+    let bad = ips.iter().find(|ip| {
+        matches!(ip, IpAddr::V4(a) if a.is_multicast() || a.is_broadcast())
+            || matches!(ip, IpAddr::V6(a) if a.is_multicast())
+    });
+    bad.map_or_else(|| Ok(ips.clone()), |ip| Err(format!("{ip} is not a unicast address")))
 }

@@ -27,12 +27,20 @@ pub struct Problem {
     pub fix: String,
 }
 
+impl Problem {
+    /// Whether it was given on a command line.
+    #[must_use]
+    pub const fn is_of_a_flag(&self) -> bool {
+        matches!(self.place, Place::Flag(_))
+    }
+}
+
 /// Where a value was written.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Place {
     /// A line of the file, counted from 1.
     Line(usize),
-    /// `--set KEY=VALUE` on the command line.
+    /// `--set KEY=VALUE` on the daemon's command line, or `KEY=VALUE` of a command.
     Flag(String),
 }
 
@@ -153,6 +161,14 @@ impl<'i> Document<'i> {
         section
     }
 
+    /// A table of which the command line has everything.
+    pub(super) fn given(&mut self, name: &'static str) -> Section<'_, 'i> {
+        let mut section = Section::new(self, name, DeTable::default(), 0..0);
+        section.overrides = section.doc.overrides.clone();
+        section.flag = "";
+        section
+    }
+
     /// The tables of `[[name]]`, to be opened one by one with [`Self::open`].
     pub(super) fn tables(&mut self, name: &'static str) -> Vec<Spanned<DeValue<'i>>> {
         let Some(value) = self.root.remove(name) else { return Vec::new() };
@@ -195,6 +211,8 @@ pub(super) struct Section<'d, 'i> {
     pub(super) span: Range<usize>,
     table: DeTable<'i>,
     overrides: BTreeMap<String, String>,
+    /// What stands before those on the command line.
+    flag: &'static str,
     known: Vec<&'static str>,
 }
 
@@ -206,7 +224,7 @@ impl<'d, 'i> Section<'d, 'i> {
         span: Range<usize>,
     ) -> Self {
         let (label, overrides, known) = (kind.to_string(), BTreeMap::new(), Vec::new());
-        Self { doc, kind, label, span, table, overrides, known }
+        Self { doc, kind, label, span, table, overrides, flag: "--set ", known }
     }
 
     /// The value of `key`, or `None` if it is absent or wrong (then `fix` is reported).
@@ -225,7 +243,7 @@ impl<'d, 'i> Section<'d, 'i> {
             let value = value.unwrap_or_else(|_| DeValue::String(text.as_str().into()));
             return parse(&value)
                 .map_err(|what| {
-                    let place = Place::Flag(format!("--set {key}={text}"));
+                    let place = Place::Flag(format!("{}{key}={text}", self.flag));
                     self.doc.problems.push(Problem { place, key: label, what, fix: fix.into() });
                 })
                 .ok();
@@ -243,7 +261,7 @@ impl<'d, 'i> Section<'d, 'i> {
         fix: &str,
         parse: impl Fn(&DeValue<'_>) -> Result<T, String>,
     ) -> Option<T> {
-        if !self.table.contains_key(key) {
+        if !self.table.contains_key(key) && !self.overrides.contains_key(key) {
             self.problem(key, "is missing".into(), fix);
         }
         self.get(key, fix, parse)
@@ -264,7 +282,7 @@ impl<'d, 'i> Section<'d, 'i> {
         }
         for (key, value) in std::mem::take(&mut self.overrides) {
             self.doc.problems.push(Problem {
-                place: Place::Flag(format!("--set {key}={value}")),
+                place: Place::Flag(format!("{}{key}={value}", self.flag)),
                 fix: unknown_fix(&key, &self.known),
                 key: format!("{}.{key}", self.label),
                 what: "unknown key".into(),

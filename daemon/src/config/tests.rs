@@ -292,3 +292,85 @@ fn a_value_too_long_to_read_is_cut() {
     let errors = errors(&format!("[[vm]]\nname = \"{}\"\n", "n".repeat(100_000)));
     assert!(errors.len() < 500 && errors.contains("nnn..."), "{errors:.600}");
 }
+
+fn given(given: &[(&str, &str)]) -> BTreeMap<String, String> {
+    given.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+}
+
+#[test]
+fn a_configuration_that_is_written_down_reads_as_the_same() {
+    for text in [GOOD, include_str!("../../../examples/nightporter.toml"), "[[vm]]\nname = \"a\"\n"]
+    {
+        let config = parse(text).unwrap();
+        assert_eq!(parse(&config.to_text()).unwrap(), config);
+    }
+    let strange =
+        VmConfig { socket: "/a \"b\"\\\n\u{1b}".into(), ..parse(GOOD).unwrap().vms[0].clone() };
+    assert_eq!(strange.with(&BTreeMap::new()).unwrap(), strange);
+}
+
+#[test]
+fn every_key_is_written_down() {
+    let config = parse(GOOD).unwrap();
+    let tables = [
+        ("daemon", config.daemon.keys()),
+        ("uplink", config.uplinks[0].keys()),
+        ("vm", config.vms[0].keys()),
+    ];
+    let named = tables
+        .iter()
+        .flat_map(|(table, keys)| keys.iter().map(move |(key, _)| format!("{table}.{key}")));
+    let mut named: Vec<_> = named.collect();
+    let mut known = Config::known_keys();
+    named.sort();
+    known.sort();
+    assert_eq!(named, known);
+}
+
+#[test]
+fn a_vm_is_changed_key_by_key_and_an_empty_value_is_the_default() {
+    let vm =
+        VmConfig::of("web9", &given(&[("mac", "52:54:00:00:00:09"), ("budget", "8M")])).unwrap();
+    assert_eq!((vm.budget, vm.mtu, vm.name.as_str()), (8 << 20, 1500, "web9"));
+    let more = [("ips", "192.0.2.7, 2001:db8::7"), ("mtu", "9000"), ("mac", "")];
+    let other = vm.with(&given(&more)).unwrap();
+    assert_eq!((other.mac, other.mtu, other.budget), (None, 9000, 8 << 20));
+    assert_eq!(other.ips.as_ref().map(Vec::len), Some(2));
+    let differ = keys::differences(&vm.keys(), &other.keys());
+    assert_eq!(
+        differ,
+        [
+            ("mac", "\"52:54:00:00:00:09\"".into(), "none".into()),
+            ("ips", "none".into(), "[\"192.0.2.7\", \"2001:db8::7\"]".into()),
+            ("mtu", "1500".into(), "9000".into()),
+        ]
+    );
+    let wrong = vm.with(&given(&[("mtu", "7"), ("ipz", "1")])).unwrap_err().to_string();
+    assert!(wrong.contains("\nipz=1: vm.web9.ipz: unknown key\n"), "{wrong}");
+    assert!(wrong.starts_with("mtu=7: vm.web9.mtu: 7 is outside 68..=65535\n"), "{wrong}");
+    assert!(UplinkConfig::of("lan", &given(&[])).unwrap_err().to_string().contains("is missing"));
+}
+
+#[test]
+fn the_store_has_an_end_and_connections_may_be_promised_to_more_than_there_can_be() {
+    let vms = |n: usize, more: &str| {
+        (0..n).map(|n| format!("[[vm]]\nname = \"a{n}\"\n{more}")).collect::<String>()
+    };
+    assert_eq!(parse(&vms(256, "")).unwrap().flows_sum(), (1 << 22) - 1);
+    let errors = errors(&vms(17, "budget = \"64G\"\n"));
+    assert!(errors.contains("all vm.budget together are 1088G, and 1024G is the most"), "{errors}");
+}
+
+#[test]
+fn a_word_that_is_no_level_would_log_nothing() {
+    let log = |log: &str| parse(&format!("[daemon]\nlog = \"{log}\"\n{GOOD}"));
+    for good in
+        ["warn", "off", "INFO", "info,nightporterd::vhost=debug", "nightporterd=trace, warn"]
+    {
+        assert!(log(good).is_ok(), "{good}");
+    }
+    for bad in ["verbose", "info,nightporterd", ""] {
+        let said = log(bad).unwrap_err().to_string();
+        assert!(said.contains("is not a level"), "{said}");
+    }
+}

@@ -7,6 +7,7 @@ use nightporter_core::time::Instant;
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
+use super::changes::Asked;
 use crate::token::Token;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
@@ -22,6 +23,7 @@ impl Desk {
         let (places, taken) = control.handle_listener(epoll);
         for place in places {
             path.ports.watchers.remove(place);
+            self.changes.forget(place);
         }
         if taken.is_err() {
             let _ = epoll.delete(control.fd());
@@ -43,6 +45,14 @@ impl Desk {
             if matches!(request, Ok(Request::Status {})) && !self.knows_status(path) {
                 control.hold(place);
                 self.waiting.push(place);
+                break;
+            }
+            if let Ok(Request::Change { change, dry_run }) = &request
+                && self.cannot_change().is_none()
+            {
+                let (change, dry_run) = (change.clone(), *dry_run);
+                control.hold(place);
+                self.ask(path, Asked { place: Some(place), change, dry_run });
                 break;
             }
             let reply = match request {
@@ -100,7 +110,13 @@ impl Desk {
         }
     }
 
-    fn execute(&self, now: Instant, path: &mut DataPath, place: u16, request: Request) -> Reply {
+    fn execute(
+        &mut self,
+        now: Instant,
+        path: &mut DataPath,
+        place: u16,
+        request: Request,
+    ) -> Reply {
         match request {
             Request::Status {} => Reply::Status(self.status(now, path)),
             Request::Flows { vm, from } => match vm.map(|vm| path.find_vm(&vm)).transpose() {
@@ -125,39 +141,60 @@ impl Desk {
                     Reply::Stream {}
                 }
             },
-            Request::Offload { vm, on } => path.with_vm(&vm, |engine, id| {
-                tracing::info!(vm, on, "ack offload");
-                engine.set_offload(now, id, on);
-            }),
-            Request::CongestionOffload { vm, on } => path.with_vm(&vm, |engine, id| {
-                tracing::info!(vm, on, "congestion offload");
-                engine.set_congestion_offload(id, on);
-            }),
-            Request::RateLimit { vm, direction, mbit_s } => {
-                if mbit_s.is_some_and(|rate| !(1..=RATE_LIMIT_MBIT_S_MAX).contains(&rate)) {
-                    return Reply::Error {
-                        what: "that is not a rate limit".into(),
-                        fix: format!("give 1 to {RATE_LIMIT_MBIT_S_MAX} Mbit/s, or none"),
-                    };
-                }
-                let way = match direction {
-                    Direction::FromGuest => engine::Direction::FromGuest,
-                    Direction::ToGuest => engine::Direction::ToGuest,
-                };
-                path.find_vm(&vm).map_or_else(
-                    |reply| reply,
-                    |port| {
-                        tracing::info!(vm, ?direction, mbit_s, "rate limit");
-                        path.set_rate_limit(now, port, way, mbit_s);
-                        Reply::Done {}
-                    },
-                )
+            Request::Offload { vm, on } => {
+                self.changes.note(&vm, |config| config.ack_offload = on);
+                path.with_vm(&vm, |engine, id| {
+                    tracing::info!(vm, on, "ack offload");
+                    engine.set_offload(now, id, on);
+                })
             }
+            Request::CongestionOffload { vm, on } => {
+                self.changes.note(&vm, |config| config.congestion_offload = on);
+                path.with_vm(&vm, |engine, id| {
+                    tracing::info!(vm, on, "congestion offload");
+                    engine.set_congestion_offload(id, on);
+                })
+            }
+            Request::RateLimit { vm, direction, mbit_s } => {
+                self.limit_rate(now, path, &vm, direction, mbit_s)
+            }
+            Request::Change { .. } => self.cannot_change().expect("else it waits for its turn"),
             Request::Drain { vm } => path.with_vm(&vm, |engine, id| {
                 tracing::info!(vm, "draining");
                 engine.drain(now, id);
             }),
         }
+    }
+
+    fn limit_rate(
+        &mut self,
+        now: Instant,
+        path: &mut DataPath,
+        vm: &str,
+        direction: Direction,
+        mbit_s: Option<u32>,
+    ) -> Reply {
+        if mbit_s.is_some_and(|rate| !(1..=RATE_LIMIT_MBIT_S_MAX).contains(&rate)) {
+            return Reply::Error {
+                what: "that is not a rate limit".into(),
+                fix: format!("give 1 to {RATE_LIMIT_MBIT_S_MAX} Mbit/s, or none"),
+            };
+        }
+        let port = match path.find_vm(vm) {
+            Ok(port) => port,
+            Err(reply) => return reply,
+        };
+        tracing::info!(vm, ?direction, mbit_s, "rate limit");
+        let way = match direction {
+            Direction::FromGuest => engine::Direction::FromGuest,
+            Direction::ToGuest => engine::Direction::ToGuest,
+        };
+        path.set_rate_limit(now, port, way, mbit_s);
+        self.changes.note(vm, |config| match direction {
+            Direction::FromGuest => config.rate_limit_from_guest_mbit_s = mbit_s,
+            Direction::ToGuest => config.rate_limit_to_guest_mbit_s = mbit_s,
+        });
+        Reply::Done {}
     }
 
     /// Moves what watchers wrote to their clients.
@@ -195,7 +232,7 @@ impl DataPath {
     }
 
     fn no_such(&self, kind: &str, name: &str, is_one: impl Fn(&NamedPort) -> bool) -> Reply {
-        let names = self.ports.list.iter().filter(|at| is_one(at)).map(|at| at.name.as_str());
+        let names = self.ports.iter().filter(|(_, at)| is_one(at)).map(|(_, at)| at.name.as_str());
         let names = names.collect::<Vec<_>>().join(", ");
         Reply::Error {
             what: format!("there is no {kind} \"{name}\""),

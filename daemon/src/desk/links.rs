@@ -68,7 +68,7 @@ impl Desk {
                         Err(error) => tracing::debug!(port = %at.name, %error, "not back yet"),
                     }
                 }
-                Port::Uplink(_) | Port::Guest(_) | Port::Lost(_) => {}
+                Port::Uplink(_) | Port::Guest(_) | Port::Lost(_) | Port::Vacant => {}
             }
         }
     }

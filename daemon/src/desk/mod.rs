@@ -9,6 +9,7 @@
 
 mod capture;
 mod census;
+mod changes;
 mod commands;
 mod conn;
 mod control;
@@ -19,6 +20,7 @@ mod watch;
 
 use std::io;
 
+use nightporter_api::Change;
 use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::Epoll;
 use nix::sys::signal::Signal;
@@ -28,6 +30,7 @@ use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
 use census::Census;
+use changes::{Asked, Changes};
 pub use control::ControlServer;
 pub(crate) use links::LinkWatch;
 pub(crate) use metrics::MetricsServer;
@@ -57,6 +60,9 @@ pub(crate) struct Desk {
     census: Census,
     /// Who waits for a status until it is done: control clients, by their places.
     waiting: Vec<u16>,
+    changes: Changes,
+    /// Clients whose change has ended: they may have asked for more.
+    answered: Vec<u16>,
     /// Listeners that take nobody in for now.
     resting: Resting<Token>,
     /// Set once the daemon was told to stop.
@@ -76,6 +82,8 @@ impl Desk {
             metrics: None,
             census: Census::default(),
             waiting: Vec::new(),
+            changes: Changes::default(),
+            answered: Vec::new(),
             resting: Resting::new(),
             stop: None,
             stopped: false,
@@ -137,6 +145,7 @@ impl Desk {
         match token {
             Token::Signal => self.handle_signal(now, path),
             Token::Links => self.handle_links(now, epoll, path),
+            Token::Changes => self.handle_prepared(path),
             Token::ControlListener => self.handle_control_listener(now, epoll, path),
             Token::Control(place) => self.handle_control_client(now, epoll, path, place),
             Token::MetricsListener => {
@@ -160,6 +169,10 @@ impl Desk {
         if self.census.is_counting() && self.census.go_on(&path.engine) {
             self.report(now, epoll, path);
         }
+        self.go_on_changing(now, epoll, path);
+        for place in std::mem::take(&mut self.answered) {
+            self.handle_control_client(now, epoll, path, place);
+        }
         self.wake_listeners(now, epoll);
         self.look_whether_done(now, path);
     }
@@ -178,7 +191,8 @@ impl Desk {
     /// When it has something to do by itself.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
-        let counts = self.census.is_counting().then_some(Instant::ZERO);
+        let goes_on = self.census.is_counting() || self.changes.is_applying();
+        let counts = goes_on.then_some(Instant::ZERO);
         [stop, counts, self.resting.poll_timeout()].into_iter().flatten().min()
     }
 
@@ -187,7 +201,12 @@ impl Desk {
             return;
         };
         if signal.ssi_signo == Signal::SIGHUP as u32 {
-            tracing::warn!("SIGHUP: the configuration is read at the start only; restart for that");
+            tracing::info!("SIGHUP: reading the configuration");
+            let change = Change::Reload {};
+            match self.cannot_change() {
+                None => self.ask(path, Asked { place: None, change, dry_run: false }),
+                Some(refusal) => self.answer(None, refusal),
+            }
             return;
         }
         if ![Signal::SIGTERM as u32, Signal::SIGINT as u32].contains(&signal.ssi_signo) {

@@ -116,6 +116,16 @@ impl Watchers {
         self.list.retain(|w| w.place != place);
     }
 
+    /// The port is gone: who captured it, or traced a connection of it, at which places.
+    pub(crate) fn remove_port(&mut self, at: PortId) -> Vec<u16> {
+        let is_of = |what: &What| match what {
+            What::Port(port, _) => *port == at,
+            What::Flow(trace) => trace.key.port == at.0,
+        };
+        let gone = self.list.extract_if(.., |watcher| is_of(&watcher.what));
+        gone.map(|watcher| watcher.place).collect()
+    }
+
     /// Shows each watcher's place to `sink`, and how to take what was written for it. `false`: the
     /// client is gone, and so is the watcher.
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(u16, &mut dyn FnMut() -> Vec<u8>) -> bool) {

@@ -23,6 +23,8 @@ pub enum Port {
     Guest(Box<GuestPort>),
     /// An uplink whose interface disappeared, and may come back.
     Lost(UplinkConfig),
+    /// Nothing: it was removed, and another one may get its number.
+    Vacant,
 }
 
 impl Port {
@@ -39,6 +41,7 @@ impl Port {
             Self::Uplink(tap) => tap.config().kind.label(),
             Self::Guest(_) => "vm",
             Self::Lost(config) => config.kind.label(),
+            Self::Vacant => "none",
         }
     }
 
@@ -47,7 +50,7 @@ impl Port {
     pub fn drops(&self, reason: DropReason) -> u64 {
         match self {
             Self::Guest(guest) => guest.drops(reason),
-            Self::Uplink(_) | Self::Lost(_) => 0,
+            Self::Uplink(_) | Self::Lost(_) | Self::Vacant => 0,
         }
     }
 
@@ -62,7 +65,7 @@ impl Port {
     pub fn device(&self) -> Option<VhostUserStats> {
         match self {
             Self::Guest(guest) => Some(guest.port.stats()),
-            Self::Uplink(_) | Self::Lost(_) => None,
+            Self::Uplink(_) | Self::Lost(_) | Self::Vacant => None,
         }
     }
 
@@ -71,7 +74,7 @@ impl Port {
         match self {
             Self::Uplink(tap) => tap.receive(buf),
             Self::Guest(guest) => guest.receive(buf),
-            Self::Lost(_) => Received::Empty,
+            Self::Lost(_) | Self::Vacant => Received::Empty,
         }
     }
 
@@ -80,7 +83,7 @@ impl Port {
         match self {
             Self::Uplink(tap) => tap.send(hdr, parts),
             Self::Guest(guest) => guest.send(hdr, parts),
-            Self::Lost(_) => Sent::Dropped(DropReason::PortDown),
+            Self::Lost(_) | Self::Vacant => Sent::Dropped(DropReason::PortDown),
         }
     }
 }

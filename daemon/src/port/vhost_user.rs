@@ -14,6 +14,9 @@
 //!
 //! All calls are safe in any state: with no driver there is nothing to poll and no room.
 
+mod change;
+mod report;
+
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
@@ -113,6 +116,8 @@ pub struct VhostUserPort {
     /// `None`: somebody else has its path.
     listener: Option<Listener>,
     offer: Offer,
+    /// What the next front-end is offered.
+    next_offer: Offer,
     connection: Option<(Channel, Session)>,
     events: VecDeque<Event>,
     stats: VhostUserStats,
@@ -149,6 +154,7 @@ impl VhostUserPort {
             access: config.access,
             listener: None,
             offer: Offer { mac, mtu, queue_pairs },
+            next_offer: Offer { mac, mtu, queue_pairs },
             connection: None,
             events: VecDeque::new(),
             stats: VhostUserStats::default(),
@@ -296,7 +302,7 @@ impl VhostUserPort {
                 if matches!(event, Event::RingBroken { .. } | Event::Link(Some(_)))
                     && self.log.allows()
                 {
-                    report(&self.name, session, &event, self.memory_is_limited);
+                    report::report(&self.name, session, &event, self.memory_is_limited);
                 }
                 self.events.push_back(event);
             }
@@ -501,6 +507,7 @@ impl VhostUserPort {
     fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
         let peer = socket_peercred(&stream).map_or(0, |cred| cred.pid.as_raw_nonzero().get());
         let channel = Channel::new(stream, self.owner.clone())?;
+        self.offer = self.next_offer;
         self.connection = Some((channel, Session::new(self.offer, self.allows_unsealed_memory)));
         self.stats.connections += 1;
         self.events.push_back(Event::Connected);
@@ -570,27 +577,5 @@ impl VhostUserPort {
             warn!(port = self.name, vring, %fault, "a queue is out of use");
         }
         self.events.push_back(Event::RingBroken { vring, fault });
-    }
-}
-
-/// Says what happened to a port, if an operator should know.
-fn report(port: &str, session: &Session, event: &Event, memory_is_limited: bool) {
-    match event {
-        Event::RingBroken { vring, fault } => {
-            warn!(port, vring, %fault, "a queue is out of use");
-        }
-        Event::Link(Some(_)) => {
-            let features = format!("{:#x}", session.features());
-            let sealed = session.memory.is_sealed();
-            info!(port, features, sealed, "the driver is there");
-            if memory_is_limited && !session.memory.is_allocated() {
-                warn!(
-                    port,
-                    "guest memory is not preallocated: pages that the daemon touches first count \
-                     against its own memory limit (see docs/configuration.md, \"Memory\")"
-                );
-            }
-        }
-        _ => {}
     }
 }

@@ -11,6 +11,8 @@ use nix::sys::epoll::Epoll;
 
 use super::heartbeats::Heartbeats;
 use super::ports::WorkerPorts;
+use crate::closer;
+use crate::config::VmConfig;
 use crate::port::Port;
 use crate::port::tap::TapPort;
 use crate::resting::Resting;
@@ -67,6 +69,25 @@ impl DataPath {
         Ok(id)
     }
 
+    /// The port goes for good. Everything that knows it by its number hears of that here, so that
+    /// the next port may have the number; `desk` sees to who watched it.
+    pub(crate) fn remove_port(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
+        if let Some(guest) = self.ports.guest_mut(id) {
+            guest.port.close();
+        }
+        self.handle_guest_events(now, epoll, id);
+        self.turn.remove_port(now, &mut self.engine, id);
+        self.ports.now = now;
+        let told = self.turn.transmit(now, &mut self.engine, &mut self.ports);
+        told.expect("nothing interrupts a turn here"); // remotes of its connections hear of it now
+        if let Port::Uplink(tap) = self.ports.remove(id) {
+            let _ = epoll.delete(tap.fd());
+            closer::later(None, tap); // an interface that goes with it takes its time
+        }
+        self.resting.forget(|(port, _)| *port == id);
+        self.heartbeats.forget(id);
+    }
+
     /// One turn; how many frames it moved.
     pub(crate) fn turn(&mut self, now: Instant) -> u64 {
         self.ports.now = now;
@@ -102,6 +123,12 @@ impl DataPath {
     ) {
         let bytes_per_s = mbit_s.map(|rate| u64::from(rate) * BYTES_PER_MBIT);
         self.engine.set_rate_limit(now, port, way, bytes_per_s);
+    }
+
+    /// Both rate limits of a VM, as its configuration has them.
+    pub(crate) fn set_rate_limits(&mut self, now: Instant, port: PortId, vm: &VmConfig) {
+        self.set_rate_limit(now, port, Direction::FromGuest, vm.rate_limit_from_guest_mbit_s);
+        self.set_rate_limit(now, port, Direction::ToGuest, vm.rate_limit_to_guest_mbit_s);
     }
 
     /// The interface behind an uplink is gone.

@@ -37,7 +37,7 @@ impl DataPath {
     }
 
     /// Obeys what a vhost-user port reports.
-    pub(super) fn handle_guest_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
+    pub(crate) fn handle_guest_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
         while let Some(guest) = self.ports.guest_mut(port)
             && let Some(event) = guest.port.poll_event()
         {

@@ -41,6 +41,14 @@ impl Heartbeats {
         self.due = Instant::ZERO;
     }
 
+    /// Another guest may have this number: it has been told nothing.
+    pub(crate) fn forget(&mut self, port: PortId) {
+        if let Some(told) = self.told.get_mut(usize::from(port.0)) {
+            *told = None;
+        }
+        self.handle_change();
+    }
+
     /// What to tell guests now. Of each: whether it is to have congestion offload, and whether the
     /// host controls its congestion.
     pub(crate) fn beat(

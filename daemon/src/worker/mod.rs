@@ -13,7 +13,7 @@ pub(crate) mod ports;
 use std::io;
 use std::num::NonZeroU64;
 
-use nightporter_core::engine::{AddPortError, Direction, Engine};
+use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nix::errno::Errno;
@@ -21,6 +21,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signalfd::SignalFd;
 
+use crate::change::{Preparer, Running};
+use crate::config::VmConfig;
 use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer};
 use crate::port::Port;
 use crate::timer::{Timer, monotonic_now};
@@ -99,14 +101,19 @@ impl Worker {
         self.desk.set_metrics(&self.epoll, metrics)
     }
 
+    /// Ports may come, go and change from now on.
+    pub(crate) fn set_changes(&mut self, preparer: Preparer, running: Running) -> io::Result<()> {
+        self.desk.set_changes(&self.epoll, preparer, running)
+    }
+
     /// Adds a port; its number. Errors: see [`AddPortError`].
     pub fn add_port(&mut self, port: Port, config: PortConfig) -> Result<PortId, AddPortError> {
         self.path.add_port(monotonic_now(), &self.epoll, port, config)
     }
 
-    /// What a VM may send, or be sent, in Mbit/s; without a number, all there is.
-    pub(crate) fn set_rate_limit(&mut self, port: PortId, way: Direction, mbit_s: Option<u32>) {
-        self.path.set_rate_limit(monotonic_now(), port, way, mbit_s);
+    /// The rate limits of a VM.
+    pub(crate) fn set_rate_limits(&mut self, port: PortId, vm: &VmConfig) {
+        self.path.set_rate_limits(monotonic_now(), port, vm);
     }
 
     /// Looks for promises that a predecessor left in the arena; call after all ports were added.
@@ -200,6 +207,7 @@ impl Worker {
             Token::Guest(port, source) => path.handle_guest(now, epoll, PortId(port), source),
             Token::Signal
             | Token::Links
+            | Token::Changes
             | Token::ControlListener
             | Token::Control(_)
             | Token::MetricsListener

@@ -16,7 +16,8 @@ pub(crate) struct NamedPort {
     pub(crate) port: Port,
 }
 
-/// All ports of a worker, by their numbers; ports are never removed.
+/// All ports of a worker, by their numbers. A number whose port was removed is vacant until another
+/// port gets it.
 #[derive(Debug)]
 pub(crate) struct WorkerPorts {
     pub(crate) list: Vec<NamedPort>,
@@ -32,13 +33,30 @@ impl WorkerPorts {
 
     /// Adds what the engine calls `id`.
     pub(crate) fn add(&mut self, id: PortId, name: String, port: Port) {
-        assert_eq!(self.list.len(), usize::from(id.0), "the engine counts ports from 0 as we do");
-        self.list.push(NamedPort { name, port });
+        let new = NamedPort { name, port };
+        match self.list.get_mut(usize::from(id.0)) {
+            Some(at) => {
+                assert!(matches!(at.port, Port::Vacant), "the engine numbers ports as we do");
+                *at = new;
+            }
+            None => {
+                assert_eq!(self.list.len(), usize::from(id.0), "and from 0 on");
+                self.list.push(new);
+            }
+        }
+    }
+
+    /// Takes out what was behind `id`.
+    pub(crate) fn remove(&mut self, id: PortId) -> Port {
+        let at = self.of_mut(id);
+        at.name = String::new();
+        std::mem::replace(&mut at.port, Port::Vacant)
     }
 
     /// All ports and their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PortId, &NamedPort)> {
-        (0..).map(PortId).zip(&self.list)
+        let all = (0..).map(PortId).zip(&self.list);
+        all.filter(|(_, at)| !matches!(at.port, Port::Vacant))
     }
 
     pub(crate) fn of(&self, port: PortId) -> &NamedPort {
@@ -53,7 +71,7 @@ impl WorkerPorts {
     pub(crate) fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
         match &mut self.of_mut(port).port {
             Port::Guest(guest) => Some(guest),
-            Port::Uplink(_) | Port::Lost(_) => None,
+            Port::Uplink(_) | Port::Lost(_) | Port::Vacant => None,
         }
     }
 

@@ -13,7 +13,7 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::*;
-use crate::arena_file::{self, ArenaLock, ArenaSize};
+use crate::arena_file::{self, ArenaFile};
 use crate::port::tap::TapPort;
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
@@ -24,14 +24,14 @@ struct World {
     worker: Worker,
     peers: Vec<File>,
     dir: PathBuf,
-    _lock: ArenaLock,
+    _lock: ArenaFile,
 }
 
 impl World {
     fn new(name: &str, ports: usize) -> Self {
         let dir = std::env::temp_dir().join(format!("np-worker-{}-{name}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        let size = ArenaSize { records: 1, pages: 1 };
+        let size = arena_file::size_for(1, 1);
         let (arena, lock) = arena_file::open(&dir.join("arena"), size).unwrap();
         let config = EngineConfig { flows_max: 1, hash_seeds: [1, 2, 3, 4] };
         let engine = Engine::new(monotonic_now(), config, arena);

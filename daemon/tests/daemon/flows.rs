@@ -18,14 +18,14 @@ const MSS: &[u8] = &[2, 4, 0x05, 0xb4];
 
 /// A host with a remote and a guest, whose connection has just been established.
 pub(crate) struct World {
-    dir: Dir,
+    pub(crate) dir: Dir,
     pub(crate) host: Host,
     pub(crate) remote: Guest,
     pub(crate) guest: Guest,
 }
 
 impl World {
-    fn connected(daemon: &str) -> Self {
+    pub(crate) fn connected(daemon: &str) -> Self {
         Self::connected_with(daemon, "")
     }
 
@@ -89,7 +89,7 @@ impl World {
     }
 
     /// R sends 1,000 bytes, H acknowledges them, and G, which gets them, says nothing.
-    fn hold_1000_bytes(&mut self) {
+    pub(crate) fn hold_1000_bytes(&mut self) {
         // G has to be heard once after its SYN-ACK before H trusts the handshake (COM-29).
         self.guest_sends(1, 1, b"hello");
         assert_eq!(self.at_remote().payload, b"hello");

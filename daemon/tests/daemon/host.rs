@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nightporter_api::{PortStatus, Reply, Request, Status};
+use nightporter_api::{Change, Plan, PortStatus, Reply, Request, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -161,6 +161,27 @@ impl Host {
 
     pub(crate) fn port(&self, name: &str) -> PortStatus {
         self.status().ports.into_iter().find(|p| p.name == name).expect("a port of that name")
+    }
+
+    /// Ports come, go or change, now.
+    pub(crate) fn change(&self, change: Change) -> Plan {
+        match self.ask(&Request::Change { change, dry_run: false }) {
+            Reply::Plan(plan) => plan,
+            other => panic!("not done: {other:?}"),
+        }
+    }
+
+    /// Nothing changes; what the daemon says.
+    pub(crate) fn refuses(&self, change: Change) -> (String, String) {
+        match self.ask(&Request::Change { change, dry_run: false }) {
+            Reply::Error { what, fix } => (what, fix),
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
+    /// The names of its ports.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.status().ports.into_iter().map(|port| port.name).collect()
     }
 
     /// Waits until a port is in some state.

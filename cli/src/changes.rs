@@ -1,0 +1,149 @@
+//! Ports that come, go and change.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use nightporter_api::{Change, Plan, Reply, Request};
+
+use super::{Client, print, unexpected};
+
+/// How long a change may take: gigabytes of store are allocated for it.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Whether to do it.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct Dry {
+    /// Only show what would be done.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// `nightporter vm`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum OfVm {
+    /// A VM comes: `vm add web3 mac=52:54:00:00:00:03 budget=128M`. It is not in the configuration
+    /// file: a restart forgets it, a reload does not.
+    Add {
+        /// Its name.
+        name: String,
+        /// Keys as in [[vm]] of the configuration file.
+        #[arg(value_name = "KEY=VALUE", value_parser = key_value)]
+        keys: Vec<(String, String)>,
+        #[command(flatten)]
+        dry: Dry,
+    },
+    /// A VM gets other keys: `vm set web1 mtu=9000 mac=` (nothing is the default). Its connections
+    /// stay.
+    Set {
+        /// Its name.
+        name: String,
+        /// Keys as in [[vm]] of the configuration file.
+        #[arg(value_name = "KEY=VALUE", value_parser = key_value, required = true)]
+        keys: Vec<(String, String)>,
+        #[command(flatten)]
+        dry: Dry,
+    },
+    /// A VM goes, and its connections with it; `nightporter drain VM` before that spares them what
+    /// they are owed.
+    Remove {
+        /// Its name.
+        name: String,
+        #[command(flatten)]
+        dry: Dry,
+    },
+}
+
+/// `nightporter uplink`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum OfUplink {
+    /// An uplink comes: `uplink add lan2 kind=tap ifname=np1 bridge=br0`.
+    Add {
+        /// Its name.
+        name: String,
+        /// Keys as in [[uplink]] of the configuration file.
+        #[arg(value_name = "KEY=VALUE", value_parser = key_value, required = true)]
+        keys: Vec<(String, String)>,
+        #[command(flatten)]
+        dry: Dry,
+    },
+    /// An uplink goes.
+    Remove {
+        /// Its name.
+        name: String,
+        #[command(flatten)]
+        dry: Dry,
+    },
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, as in mtu=9000")?;
+    Ok((key.trim().into(), value.trim().into()))
+}
+
+fn map(keys: &[(String, String)]) -> BTreeMap<String, String> {
+    keys.iter().cloned().collect()
+}
+
+impl OfVm {
+    /// As the daemon is asked for it.
+    pub(crate) fn as_change(&self) -> (Change, Dry) {
+        match self {
+            Self::Add { name, keys, dry } => {
+                (Change::AddVm { name: name.clone(), keys: map(keys) }, *dry)
+            }
+            Self::Set { name, keys, dry } => {
+                (Change::SetVm { name: name.clone(), keys: map(keys) }, *dry)
+            }
+            Self::Remove { name, dry } => (Change::RemoveVm { name: name.clone() }, *dry),
+        }
+    }
+}
+
+impl OfUplink {
+    /// As the daemon is asked for it.
+    pub(crate) fn as_change(&self) -> (Change, Dry) {
+        match self {
+            Self::Add { name, keys, dry } => {
+                (Change::AddUplink { name: name.clone(), keys: map(keys) }, *dry)
+            }
+            Self::Remove { name, dry } => (Change::RemoveUplink { name: name.clone() }, *dry),
+        }
+    }
+}
+
+impl Dry {
+    /// A reload.
+    pub(crate) fn as_change(self) -> (Change, Self) {
+        (Change::Reload {}, self)
+    }
+}
+
+/// Asks for it, and shows what was or would be done.
+pub(crate) fn change(mut client: Client, json: bool, (change, dry): (Change, Dry)) -> Result<()> {
+    client.wait_for(LIMIT)?;
+    let plan = match client.ask(&Request::Change { change, dry_run: dry.dry_run })? {
+        Reply::Plan(plan) => plan,
+        other => return unexpected(&other),
+    };
+    print(json, &plan, |out| show(out, &plan))
+}
+
+fn show(out: &mut dyn Write, plan: &Plan) -> std::io::Result<()> {
+    for line in &plan.steps {
+        writeln!(out, "{line}")?;
+    }
+    for line in &plan.needs_restart {
+        writeln!(out, "! needs a restart: {line}")?;
+    }
+    match (plan.done, plan.steps.is_empty() && plan.needs_restart.is_empty()) {
+        (_, true) => writeln!(out, "nothing to change"),
+        (true, false) => Ok(()),
+        (false, false) if plan.needs_restart.is_empty() => {
+            writeln!(out, "nothing was changed: that is what would be done")
+        }
+        (false, false) => writeln!(out, "nothing was changed, and nothing of it would be"),
+    }
+}

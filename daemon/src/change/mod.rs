@@ -1,0 +1,135 @@
+//! Changes of a running daemon: ports that come, go and change (`nightporter vm`, `uplink`,
+//! `reload`).
+//!
+//! A change is planned, prepared and applied. Planned: the configuration that is wanted, and the
+//! steps that lead there from the one that runs ([`Plan`]); what only a restart can change refuses
+//! the whole plan. Prepared: memory, interfaces and sockets are there, so that nothing can fail any
+//! more. Both happen on a thread of their own ([`Preparer`]), for reading a file, making an
+//! interface and taking gigabytes of memory may wait. Applied: the worker takes one step between
+//! two turns (`desk::changes`). One change at a time.
+
+mod plan;
+mod prepare;
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use nightporter_api::Change;
+use nightporter_core::store::arena::ArenaSize;
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::arena_file::ArenaFile;
+use crate::config::{Config, Source};
+use crate::port::tap::TapPort;
+use crate::vhost::listener::{Access, Listener};
+
+pub use plan::{Plan, Step};
+
+/// What runs.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// As of the last change.
+    pub config: Arc<Config>,
+    /// Ports that a command added: they are not in the file, and a reload leaves them.
+    pub by_command: BTreeSet<String>,
+    /// What the arena has memory for: what was ever needed since the start.
+    pub size: ArenaSize,
+}
+
+/// What is to be prepared.
+#[derive(Debug)]
+pub struct Job {
+    /// What an operator wants.
+    pub change: Change,
+    /// Only to say what would happen.
+    pub dry_run: bool,
+    /// What runs.
+    pub running: Running,
+    /// Pages that VMs still use beyond their budgets, which became smaller.
+    pub excess_pages: u64,
+}
+
+/// It can be applied.
+#[derive(Debug)]
+pub struct Prepared {
+    /// The way to `target`.
+    pub plan: Plan,
+    /// What runs then.
+    pub target: Running,
+    /// For the uplinks that come, by their names.
+    pub taps: Vec<(String, TapPort)>,
+    /// For the VMs that come or move, by their names.
+    pub listeners: Vec<(String, Listener)>,
+    /// Who may connect to their sockets.
+    pub access: Access,
+    /// [`Job::dry_run`].
+    pub dry_run: bool,
+}
+
+/// It cannot, and nothing has changed.
+#[derive(Debug)]
+pub struct Refusal {
+    /// What is in the way.
+    pub what: String,
+    /// What to do about it.
+    pub fix: String,
+}
+
+/// The thread that prepares changes.
+#[derive(Debug)]
+pub struct Preparer {
+    jobs: SyncSender<Job>,
+    done: Receiver<Result<Prepared, Refusal>>,
+    wake: Arc<OwnedFd>,
+}
+
+impl Preparer {
+    /// For a daemon whose configuration comes from `source`. To be started before the worker gets
+    /// its core and its priority, which threads inherit.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(source: Source, arena: Arc<ArenaFile>) -> io::Result<Self> {
+        let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
+        let (jobs, from_worker) = sync_channel::<Job>(1);
+        let (to_worker, done) = sync_channel(1);
+        let wakes = Arc::clone(&wake);
+        std::thread::Builder::new().name("changes".into()).spawn(move || {
+            for job in from_worker {
+                // A mistake of ours refuses this change, and no other.
+                let prepare = AssertUnwindSafe(|| prepare::prepare(job, &source, &arena));
+                let result = catch_unwind(prepare).unwrap_or_else(|_| {
+                    let what = "the change could not be prepared: see the log".into();
+                    Err(Refusal { what, fix: "report this; nothing was changed".into() })
+                });
+                if to_worker.send(result).is_err() {
+                    return; // the daemon ends
+                }
+                let _ = rustix::io::write(&*wakes, &1_u64.to_ne_bytes());
+            }
+        })?;
+        Ok(Self { jobs, done, wake })
+    }
+
+    /// Readable when something is prepared.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// Begins with `job`; there must be no other.
+    pub fn begin(&self, job: Job) {
+        self.jobs.try_send(job).expect("one change at a time");
+    }
+
+    /// What has come of it.
+    #[must_use]
+    pub fn poll(&self) -> Option<Result<Prepared, Refusal>> {
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+        self.done.try_recv().ok()
+    }
+}

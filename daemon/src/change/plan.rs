@@ -1,0 +1,224 @@
+//! What has to be done to get from one configuration to another.
+
+use std::collections::BTreeMap;
+
+use crate::config::keys::{Keys, differences};
+use crate::config::{Config, UplinkConfig, VmConfig};
+
+/// Keys of `[daemon]` that are changed in a running daemon.
+const LIVE: [&str; 1] = ["drain_timeout_s"];
+/// Keys of a VM that its VMM is told when it connects, and not again.
+const AT_CONNECT: [&str; 3] = ["mac", "mtu", "queue_pairs"];
+
+/// One thing to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Step {
+    /// The VM's port goes; its connections end (LIFE-05).
+    RemoveVm(String),
+    /// The uplink goes.
+    RemoveUplink(String),
+    /// Other keys for a VM whose port stays: before, and from now on.
+    SetVm(Box<(VmConfig, VmConfig)>),
+    /// Another `daemon.drain_timeout_s`.
+    SetDrainTimeout(u64),
+    /// An uplink comes.
+    AddUplink(UplinkConfig),
+    /// A VM comes.
+    AddVm(Box<VmConfig>),
+}
+
+/// Steps in an order in which each of them can be taken.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Plan {
+    /// What is done.
+    pub steps: Vec<Step>,
+    /// For operators: a line for each step, in the same order.
+    pub lines: Vec<String>,
+    /// What cannot be done while the daemon runs: the plan is refused.
+    pub needs_restart: Vec<String>,
+}
+
+impl Plan {
+    /// From what runs to what is wanted, which fits together ([`Config::check`]).
+    #[must_use]
+    pub fn between(now: &Config, wanted: &Config) -> Self {
+        let mut plan = Self::default();
+        let (vms_now, vms) = (by_name(&now.vms, |v| &v.name), by_name(&wanted.vms, |v| &v.name));
+        let uplinks_now = by_name(&now.uplinks, |u| &u.name);
+        let uplinks = by_name(&wanted.uplinks, |u| &u.name);
+        plan.remove(now, &vms, &uplinks);
+        for vm in &wanted.vms {
+            if let Some(before) = vms_now.get(vm.name.as_str()) {
+                plan.set_vm(before, vm, &vms, now);
+            }
+        }
+        plan.set_daemon(now, wanted);
+        for uplink in &wanted.uplinks {
+            match uplinks_now.get(uplink.name.as_str()) {
+                Some(before) if *before == uplink => {}
+                Some(before) => plan.keep_uplink(before, uplink),
+                None => plan.add(Step::AddUplink(uplink.clone()), &uplink.name, uplink.keys()),
+            }
+        }
+        for vm in wanted.vms.iter().filter(|vm| !vms_now.contains_key(vm.name.as_str())) {
+            let default = VmConfig::of(&vm.name, &BTreeMap::new()).map(|vm| vm.keys());
+            let given = default.map_or_else(|_| vm.keys(), |default| given(&default, vm.keys()));
+            plan.add(Step::AddVm(Box::new(vm.clone())), &vm.name, given);
+        }
+        plan
+    }
+
+    fn remove(
+        &mut self,
+        now: &Config,
+        vms: &BTreeMap<&str, &VmConfig>,
+        uplinks: &BTreeMap<&str, &UplinkConfig>,
+    ) {
+        for name in
+            now.vms.iter().map(|vm| &vm.name).filter(|name| !vms.contains_key(name.as_str()))
+        {
+            self.steps.push(Step::RemoveVm(name.clone()));
+            self.lines.push(format!("- vm {name}: its connections end"));
+        }
+        let gone = now.uplinks.iter().map(|uplink| &uplink.name);
+        for name in gone.filter(|name| !uplinks.contains_key(name.as_str())) {
+            self.steps.push(Step::RemoveUplink(name.clone()));
+            self.lines.push(format!("- uplink {name}"));
+        }
+    }
+
+    fn set_vm(
+        &mut self,
+        before: &VmConfig,
+        vm: &VmConfig,
+        wanted: &BTreeMap<&str, &VmConfig>,
+        now: &Config,
+    ) {
+        let differ = differences(&before.keys(), &vm.keys());
+        if differ.is_empty() {
+            return;
+        }
+        // Who has it now gives it up in a step of its own, which may be a later one.
+        let holder = now.vms.iter().find(|other| {
+            let taken = other.socket == vm.socket || vm.mac.is_some() && other.mac == vm.mac;
+            other.name != vm.name && taken && wanted.contains_key(other.name.as_str())
+        });
+        if let Some(holder) = holder {
+            let (vm, holder) = (&vm.name, &holder.name);
+            self.needs_restart.push(format!("vm.{vm} gets what vm.{holder} has now (two changes)"));
+        }
+        let what: Vec<_> = differ
+            .iter()
+            .map(|(key, before, now)| {
+                let later =
+                    if AT_CONNECT.contains(key) { " (told when its VMM connects)" } else { "" };
+                format!("{key} {before} -> {now}{later}")
+            })
+            .collect();
+        self.lines.push(format!("~ vm {}: {}", vm.name, what.join(", ")));
+        self.steps.push(Step::SetVm(Box::new((before.clone(), vm.clone()))));
+    }
+
+    fn set_daemon(&mut self, now: &Config, wanted: &Config) {
+        for (key, before, after) in differences(&now.daemon.keys(), &wanted.daemon.keys()) {
+            if LIVE.contains(&key) {
+                self.steps.push(Step::SetDrainTimeout(wanted.daemon.drain_timeout_s));
+                self.lines.push(format!("~ daemon: {key} {before} -> {after}"));
+            } else {
+                self.needs_restart.push(format!("daemon.{key} {before} -> {after}"));
+            }
+        }
+    }
+
+    fn keep_uplink(&mut self, before: &UplinkConfig, uplink: &UplinkConfig) {
+        for (key, before, after) in differences(&before.keys(), &uplink.keys()) {
+            let name = &uplink.name;
+            self.needs_restart.push(format!("uplink.{name}.{key} {before} -> {after}"));
+        }
+    }
+
+    fn add(&mut self, step: Step, name: &str, keys: Keys) {
+        let kind = if matches!(step, Step::AddVm(_)) { "vm" } else { "uplink" };
+        let keys = keys.into_iter().filter(|(key, _)| *key != "name");
+        let keys: Vec<_> =
+            keys.filter_map(|(key, value)| Some(format!("{key} {}", value?))).collect();
+        let colon = if keys.is_empty() { "" } else { ": " };
+        self.lines.push(format!("+ {kind} {name}{colon}{}", keys.join(", ")));
+        self.steps.push(step);
+    }
+}
+
+/// What is not as by default.
+fn given(default: &Keys, keys: Keys) -> Keys {
+    default.iter().zip(keys).filter(|(default, key)| *default != key).map(|(_, key)| key).collect()
+}
+
+fn by_name<T>(list: &[T], name: impl Fn(&T) -> &String) -> BTreeMap<&str, &T> {
+    list.iter().map(|it| (name(it).as_str(), it)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        Config::parse("np.toml", text, &BTreeMap::new()).unwrap()
+    }
+
+    const NOW: &str = "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\n\
+                       [[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\nmac = \"52:54:00:00:00:0b\"\n";
+
+    #[test]
+    fn what_is_the_same_needs_no_step() {
+        assert_eq!(Plan::between(&config(NOW), &config(NOW)), Plan::default());
+    }
+
+    #[test]
+    fn who_goes_makes_room_before_others_change_and_come() {
+        let wanted = "[daemon]\ndrain_timeout_s = 3\n\
+                      [[uplink]]\nname = \"wan\"\nkind = \"tap\"\nifname = \"np1\"\n\
+                      [[vm]]\nname = \"a\"\nmac = \"52:54:00:00:00:0b\"\nmtu = 9000\n\
+                      budget = \"8M\"\n\
+                      [[vm]]\nname = \"c\"\nack_offload = false\n[[vm]]\nname = \"d\"\n";
+        let plan = Plan::between(&config(NOW), &config(wanted));
+        assert_eq!(
+            plan.lines,
+            [
+                "- vm b: its connections end",
+                "- uplink lan",
+                "~ vm a: mac none -> \"52:54:00:00:00:0b\" (told when its VMM connects), \
+                 mtu 1500 -> 9000 (told when its VMM connects), budget \"64M\" -> \"8M\"",
+                "~ daemon: drain_timeout_s 10 -> 3",
+                "+ uplink wan: kind \"tap\", ifname \"np1\", create true",
+                "+ vm c: ack_offload false",
+                "+ vm d",
+            ]
+        );
+        assert_eq!(plan.steps.len(), 7);
+        assert!(plan.needs_restart.is_empty());
+    }
+
+    #[test]
+    fn what_needs_a_restart_is_named() {
+        let wanted = NOW.replace("np0", "np1");
+        let wanted = format!("[daemon]\ncpu = 3\nlog = \"debug\"\n{wanted}");
+        assert_eq!(
+            Plan::between(&config(NOW), &config(&wanted)).needs_restart,
+            [
+                "daemon.cpu none -> 3",
+                "daemon.log \"info\" -> \"debug\"",
+                "uplink.lan.ifname \"np0\" -> \"np1\"",
+            ]
+        );
+        let taken = NOW.replace("name = \"a\"\n", "name = \"a\"\nmac = \"52:54:00:00:00:0b\"\n");
+        let taken = taken.replacen(
+            "0b\"\n[[vm]]\nname = \"b\"\nmac = \"52:54:00:00:00:0b\"",
+            "0b\"\n[[vm]]\nname = \"b\"",
+            1,
+        );
+        assert_eq!(
+            Plan::between(&config(NOW), &config(&taken)).needs_restart,
+            ["vm.a gets what vm.b has now (two changes)"]
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! From what an operator wants to what the worker can apply without fail.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use nightporter_api::Change;
+use nightporter_core::store::arena::ArenaSize;
+
+use super::{Job, Plan, Prepared, Refusal, Running, Step};
+use crate::arena_file::{self, ArenaFile};
+use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
+use crate::port::tap::TapPort;
+use crate::start::{make_parent, vm_access};
+use crate::vhost::listener::{Access, Listener};
+
+/// Plans `job`, and unless it is only to be shown, opens and allocates what it takes. What was
+/// opened for a change that is refused goes again; memory stays for the next one.
+pub(super) fn prepare(job: Job, source: &Source, arena: &ArenaFile) -> Result<Prepared, Refusal> {
+    let Job { change, dry_run, running, excess_pages } = job;
+    let mut target = target(&change, &running, source)?;
+    let plan = Plan::between(&running.config, &target.config);
+    let (taps, listeners, access) = (Vec::new(), Vec::new(), Access::default());
+    if dry_run {
+        return Ok(Prepared { plan, target, taps, listeners, access, dry_run });
+    }
+    if !plan.needs_restart.is_empty() {
+        return Err(Refusal {
+            what: format!("needs a restart: {}", plan.needs_restart.join("; ")),
+            fix: "put that back as it was, or restart nightporterd; nothing was changed".into(),
+        });
+    }
+    target.size = size(&running, &target.config, &plan, excess_pages);
+    arena.grow(target.size).map_err(|e| refusal(&e))?;
+    let access = vm_access(&target.config.daemon).map_err(|e| refusal(&e))?;
+    let mut prepared = Prepared { plan, target, taps, listeners, access, dry_run };
+    open(&mut prepared, &running.config)?;
+    Ok(prepared)
+}
+
+/// What is to run.
+fn target(change: &Change, running: &Running, source: &Source) -> Result<Running, Refusal> {
+    let mut target = running.clone();
+    if let Change::Reload {} = change {
+        let mut config = source.load().map_err(|e| problems(&e))?;
+        let is_new = |name: &String, config: &Config| {
+            let ports =
+                config.uplinks.iter().map(|u| &u.name).chain(config.vms.iter().map(|v| &v.name));
+            !ports.into_iter().any(|other| other == name)
+        };
+        target.by_command.retain(|name| is_new(name, &config));
+        let stays = |name: &String| target.by_command.contains(name);
+        let old = &running.config;
+        config.uplinks.extend(old.uplinks.iter().filter(|u| stays(&u.name)).cloned());
+        config.vms.extend(old.vms.iter().filter(|vm| stays(&vm.name)).cloned());
+        target.config = Arc::new(config);
+    } else {
+        let config = Arc::make_mut(&mut target.config);
+        match change {
+            Change::Reload {} => {}
+            Change::AddVm { name, keys } => {
+                config.vms.push(VmConfig::of(name, keys).map_err(|e| problems(&e))?);
+                target.by_command.insert(name.clone());
+            }
+            Change::SetVm { name, keys } => {
+                let vm = config.vms.iter_mut().find(|vm| vm.name == *name);
+                let vm = vm.ok_or_else(|| unknown("VM", name))?;
+                *vm = vm.with(keys).map_err(|e| problems(&e))?;
+            }
+            Change::RemoveVm { name } => {
+                let before = config.vms.len();
+                config.vms.retain(|vm| vm.name != *name);
+                if config.vms.len() == before {
+                    return Err(unknown("VM", name));
+                }
+                target.by_command.remove(name);
+            }
+            Change::AddUplink { name, keys } => {
+                config.uplinks.push(UplinkConfig::of(name, keys).map_err(|e| problems(&e))?);
+                target.by_command.insert(name.clone());
+            }
+            Change::RemoveUplink { name } => {
+                let before = config.uplinks.len();
+                config.uplinks.retain(|uplink| uplink.name != *name);
+                if config.uplinks.len() == before {
+                    return Err(unknown("uplink", name));
+                }
+                target.by_command.remove(name);
+            }
+        }
+    }
+    // A daemon without ports is fine as long as they can come.
+    if !(target.config.vms.is_empty() && target.config.uplinks.is_empty()) {
+        target.config.check().map_err(|e| problems(&e))?;
+    }
+    Ok(target)
+}
+
+/// What the arena needs: no less than it has, and while budgets get smaller both.
+fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> ArenaSize {
+    let smaller: u64 = plan
+        .steps
+        .iter()
+        .map(|step| match step {
+            Step::SetVm(both) => both.0.budget.saturating_sub(both.1.budget),
+            _ => 0,
+        })
+        .sum();
+    let needed = arena_file::size_for(wanted.budget_sum() + smaller, wanted.flows_sum());
+    let excess = usize::try_from(excess_pages).expect("64-bit Linux");
+    ArenaSize {
+        records: running.size.records.max(needed.records),
+        pages: running.size.pages.max(needed.pages + excess),
+    }
+}
+
+/// Opens the interfaces and sockets of who comes.
+fn open(prepared: &mut Prepared, now: &Config) -> Result<(), Refusal> {
+    let Prepared { plan, taps, listeners, access, .. } = prepared;
+    let mut freed: Vec<&PathBuf> = Vec::new();
+    for step in &plan.steps {
+        match step {
+            Step::RemoveVm(name) => {
+                freed.extend(now.vms.iter().filter(|vm| vm.name == *name).map(|vm| &vm.socket));
+            }
+            Step::RemoveUplink(_) | Step::SetDrainTimeout(_) => {}
+            Step::SetVm(both) if both.0.socket == both.1.socket => {}
+            Step::SetVm(both) => {
+                let (before, vm) = &**both;
+                listeners.extend(listen(vm, *access, &freed)?);
+                freed.push(&before.socket);
+            }
+            Step::AddUplink(uplink) => {
+                let tap = TapPort::open(uplink).map_err(|e| refusal(&e))?;
+                taps.push((uplink.name.clone(), tap));
+            }
+            Step::AddVm(vm) => listeners.extend(listen(vm, *access, &freed)?),
+        }
+    }
+    Ok(())
+}
+
+/// The socket of a VM; none yet, if a port that goes still has its path.
+fn listen(
+    vm: &VmConfig,
+    access: Access,
+    freed: &[&PathBuf],
+) -> Result<Option<(String, Listener)>, Refusal> {
+    if freed.contains(&&vm.socket) {
+        return Ok(None);
+    }
+    make_parent(&vm.socket).map_err(|e| refusal(&e))?;
+    let listener = Listener::bind(&vm.socket, access).map_err(|e| Refusal {
+        what: format!("vm {}: {e}", vm.name),
+        fix: "free that path, or choose another socket; nothing was changed".into(),
+    })?;
+    Ok(Some((vm.name.clone(), listener)))
+}
+
+fn unknown(kind: &str, name: &str) -> Refusal {
+    Refusal {
+        what: format!("there is no {kind} \"{name}\""),
+        fix: "nightporter status lists those there are".into(),
+    }
+}
+
+/// Of an error whose text has its fix in it.
+fn refusal(error: &impl std::fmt::Display) -> Refusal {
+    let text = error.to_string();
+    match text.split_once("\n    fix: ") {
+        Some((what, fix)) => {
+            Refusal { what: what.into(), fix: format!("{fix}; nothing was changed") }
+        }
+        None => Refusal { what: text, fix: "nothing was changed".into() },
+    }
+}
+
+/// Without lines if there is no file that they are of.
+fn problems(found: &Problems) -> Refusal {
+    if !found.file.is_empty() || found.list.iter().any(|problem| problem.is_of_a_flag()) {
+        return refusal(found);
+    }
+    let list = found.list.iter().map(|p| format!("{}: {}\n    fix: {}", p.key, p.what, p.fix));
+    refusal(&list.collect::<Vec<_>>().join("\n"))
+}

@@ -1,0 +1,175 @@
+//! A configuration as keys and values, as it would be written in the file: for what operators
+//! change at run time by `KEY=VALUE`, and to tell them what differs.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
+use std::path::Path;
+
+use super::reader::human_bytes;
+use super::{Config, DaemonConfig, Problems, UplinkConfig, VmConfig, parse};
+
+/// Keys of one table, and their values as TOML has them; `None` is not given.
+pub type Keys = Vec<(&'static str, Option<String>)>;
+
+/// What is not as it was: key, value before, value now.
+#[must_use]
+pub fn differences(before: &Keys, now: &Keys) -> Vec<(&'static str, String, String)> {
+    let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".into());
+    let pairs = before.iter().zip(now).filter(|(a, b)| a.1 != b.1);
+    pairs.map(|((key, before), (_, now))| (*key, shown(before), shown(now))).collect()
+}
+
+/// A string of TOML (toml.io, "Basic strings").
+fn quoted(value: impl Display) -> String {
+    let mut text = String::from("\"");
+    for c in value.to_string().chars() {
+        // Writing to a String cannot fail.
+        let _ = match c {
+            '"' | '\\' => write!(text, "\\{c}"),
+            c if c.is_control() => write!(text, "\\U{:08x}", u32::from(c)),
+            c => write!(text, "{c}"),
+        };
+    }
+    text + "\""
+}
+
+fn path(path: &Path) -> Option<String> {
+    Some(quoted(path.display()))
+}
+
+fn plain(value: impl Display) -> Option<String> {
+    Some(value.to_string())
+}
+
+fn mac(mac: [u8; 6]) -> String {
+    quoted(mac.map(|byte| format!("{byte:02x}")).join(":"))
+}
+
+impl DaemonConfig {
+    /// All keys of `[daemon]`.
+    #[must_use]
+    pub fn keys(&self) -> Keys {
+        vec![
+            ("control", path(&self.control)),
+            ("metrics", Some(self.metrics.map_or_else(|| quoted("off"), quoted))),
+            ("metrics_allow_remote", plain(self.metrics_allow_remote)),
+            ("arena", path(&self.arena)),
+            ("socket_user", self.socket_user.as_ref().map(quoted)),
+            ("socket_group", self.socket_group.as_ref().map(quoted)),
+            ("busy_poll_us", plain(self.busy_poll_us)),
+            ("cpu", self.cpu.map(|cpu| cpu.to_string())),
+            ("rt_priority", plain(self.rt_priority)),
+            ("log", Some(quoted(&self.log))),
+            ("drain_timeout_s", plain(self.drain_timeout_s)),
+        ]
+    }
+}
+
+impl UplinkConfig {
+    /// All keys of an `[[uplink]]`.
+    #[must_use]
+    pub fn keys(&self) -> Keys {
+        let tap = self.kind == super::UplinkKind::Tap;
+        vec![
+            ("name", Some(quoted(&self.name))),
+            ("kind", Some(quoted(self.kind.label()))),
+            ("ifname", Some(quoted(&self.ifname))),
+            ("create", tap.then(|| self.create.to_string())),
+            ("bridge", self.bridge.as_ref().map(quoted)),
+        ]
+    }
+
+    /// The uplink `name` with these keys.
+    ///
+    /// # Errors
+    /// All that is wrong with them.
+    pub fn of(name: &str, keys: &BTreeMap<String, String>) -> Result<Self, Problems> {
+        parse::uplink_of(&named(name, keys))
+    }
+}
+
+impl VmConfig {
+    /// All keys of a `[[vm]]`.
+    #[must_use]
+    pub fn keys(&self) -> Keys {
+        let ips = |ips: &Vec<std::net::IpAddr>| {
+            format!("[{}]", ips.iter().map(quoted).collect::<Vec<_>>().join(", "))
+        };
+        vec![
+            ("name", Some(quoted(&self.name))),
+            ("socket", path(&self.socket)),
+            ("mac", self.mac.map(mac)),
+            ("ips", self.ips.as_ref().map(ips)),
+            ("mtu", plain(self.mtu)),
+            ("queue_pairs", plain(self.queue_pairs)),
+            ("allow_unsealed_memory", plain(self.allow_unsealed_memory)),
+            ("ack_offload", plain(self.ack_offload)),
+            ("congestion_offload", plain(self.congestion_offload)),
+            ("congestion_control", Some(quoted(self.congestion_control.label()))),
+            (
+                "rate_limit_from_guest_mbit_s",
+                self.rate_limit_from_guest_mbit_s.map(|limit| limit.to_string()),
+            ),
+            (
+                "rate_limit_to_guest_mbit_s",
+                self.rate_limit_to_guest_mbit_s.map(|limit| limit.to_string()),
+            ),
+            ("budget", Some(quoted(human_bytes(self.budget)))),
+            ("flows_max", plain(self.flows_max)),
+        ]
+    }
+
+    /// The VM `name` with these keys; what is not given has its default.
+    ///
+    /// # Errors
+    /// All that is wrong with them.
+    pub fn of(name: &str, keys: &BTreeMap<String, String>) -> Result<Self, Problems> {
+        parse::vm_of(&named(name, keys))
+    }
+
+    /// The same VM with other values for these keys; an empty one is the default.
+    ///
+    /// # Errors
+    /// All that is wrong with them.
+    pub fn with(&self, keys: &BTreeMap<String, String>) -> Result<Self, Problems> {
+        let own = self.keys().into_iter().filter_map(|(key, value)| Some((key.into(), value?)));
+        let mut all: BTreeMap<String, String> = own.collect();
+        all.extend(keys.iter().map(|(key, value)| (key.clone(), value.clone())));
+        all.retain(|_, value| !value.trim().is_empty());
+        Self::of(&self.name, &all)
+    }
+}
+
+fn named(name: &str, keys: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let mut keys = keys.clone();
+    keys.insert("name".into(), quoted(name));
+    keys
+}
+
+impl Config {
+    /// The file that says the same.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        let mut table = |head: &str, keys: Keys| {
+            text += head;
+            for (key, value) in keys {
+                if let Some(value) = value {
+                    text += &format!("{key} = {value}\n");
+                }
+            }
+        };
+        table("[daemon]\n", self.daemon.keys());
+        self.uplinks.iter().for_each(|uplink| table("[[uplink]]\n", uplink.keys()));
+        self.vms.iter().for_each(|vm| table("[[vm]]\n", vm.keys()));
+        text
+    }
+
+    /// Whether its parts fit together, as after one of them has changed.
+    ///
+    /// # Errors
+    /// All that does not; the lines are those of [`Self::to_text`].
+    pub fn check(&self) -> Result<(), Problems> {
+        Self::parse("", &self.to_text(), &BTreeMap::new()).map(drop)
+    }
+}

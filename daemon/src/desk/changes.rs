@@ -1,0 +1,275 @@
+//! Ports come, go and change while the daemon runs: one change at a time, one step between two
+//! turns. How a change is planned and prepared is `change`'s.
+
+use std::collections::VecDeque;
+use std::io;
+
+use nightporter_api::{Change, Plan, Reply};
+use nightporter_core::limits::PAGE;
+use nightporter_core::port::PortConfig;
+use nightporter_core::time::{Duration, Instant};
+use nix::sys::epoll::Epoll;
+
+use super::Desk;
+use crate::change::{Job, Prepared, Preparer, Refusal, Running, Step};
+use crate::config::VmConfig;
+use crate::port::Port;
+use crate::port::guest::GuestPort;
+use crate::port::vhost_user::VhostUserPort;
+use crate::start::{device_of, memory_is_limited, policy_of};
+use crate::token::{Token, watch_for};
+use crate::worker::data_path::DataPath;
+
+/// Changes that may wait for the one that is under way.
+const WAITING_MAX: usize = 64;
+
+/// A change that somebody wants.
+#[derive(Debug)]
+pub(super) struct Asked {
+    /// The control client who waits for it; `None` is a signal.
+    pub(super) place: Option<u16>,
+    pub(super) change: Change,
+    pub(super) dry_run: bool,
+}
+
+/// A change that is being applied.
+#[derive(Debug)]
+struct Applying {
+    prepared: Prepared,
+    /// Steps taken.
+    at: usize,
+    /// What went wrong, which nothing should.
+    failed: Vec<String>,
+}
+
+/// See the module doc.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// `None`: this daemon cannot change.
+    parts: Option<(Preparer, Running)>,
+    waiting: VecDeque<Asked>,
+    /// Who waits for the one that is under way.
+    busy: Option<Option<u16>>,
+    applying: Option<Applying>,
+}
+
+impl Changes {
+    /// The client at `place` has gone; the change that it wanted goes on.
+    pub(super) fn forget(&mut self, place: u16) {
+        self.waiting.retain(|asked| asked.place != Some(place));
+        if self.busy == Some(Some(place)) {
+            self.busy = Some(None);
+        }
+    }
+
+    /// A step can be taken.
+    pub(super) const fn is_applying(&self) -> bool {
+        self.applying.is_some()
+    }
+
+    /// A command changed one key of a VM: the next reload puts it back.
+    pub(super) fn note(&mut self, vm: &str, set: impl FnOnce(&mut VmConfig)) {
+        if let Some((_, running)) = &mut self.parts {
+            let config = std::sync::Arc::make_mut(&mut running.config);
+            if let Some(at) = config.vms.iter_mut().find(|at| at.name == vm) {
+                set(at);
+            }
+        }
+    }
+}
+
+impl Desk {
+    /// Ports may change from now on.
+    pub(crate) fn set_changes(
+        &mut self,
+        epoll: &Epoll,
+        preparer: Preparer,
+        running: Running,
+    ) -> io::Result<()> {
+        watch_for(epoll, &preparer.fd(), Token::Changes)?;
+        self.changes.parts = Some((preparer, running));
+        Ok(())
+    }
+
+    /// Why there can be no change now.
+    pub(super) fn cannot_change(&self) -> Option<Reply> {
+        let (what, fix) = if self.stop.is_some() {
+            ("the daemon is stopping", "start it again with the ports that you want")
+        } else if self.changes.waiting.len() >= WAITING_MAX {
+            ("too many changes wait", "try again later")
+        } else if self.changes.parts.is_none() {
+            ("this daemon was started for ever", "restart it")
+        } else {
+            return None;
+        };
+        Some(refused(Refusal { what: what.into(), fix: fix.into() }))
+    }
+
+    /// Somebody wants a change, and there can be one: it waits for its turn.
+    pub(super) fn ask(&mut self, path: &DataPath, asked: Asked) {
+        self.changes.waiting.push_back(asked);
+        self.next_change(path);
+    }
+
+    /// Begins with the change that has waited longest, if none is under way.
+    fn next_change(&mut self, path: &DataPath) {
+        let Changes { parts, waiting, busy, .. } = &mut self.changes;
+        if busy.is_some() {
+            return;
+        }
+        let Some(Asked { place, change, dry_run }) = waiting.pop_front() else { return };
+        *busy = Some(place);
+        let Some((preparer, running)) = parts else { return };
+        let budgets = running.config.vms.iter().map(|vm| vm.budget / PAGE as u64);
+        let excess_pages = path.engine.pages_promised(None).saturating_sub(budgets.sum());
+        preparer.begin(Job { change, dry_run, running: running.clone(), excess_pages });
+    }
+
+    /// A change is prepared, or refused.
+    pub(super) fn handle_prepared(&mut self, path: &DataPath) {
+        let Some((preparer, _)) = &self.changes.parts else { return };
+        match preparer.poll() {
+            None => {}
+            Some(Ok(prepared)) if !prepared.dry_run => {
+                self.changes.applying = Some(Applying { prepared, at: 0, failed: Vec::new() });
+            }
+            Some(Ok(prepared)) => self.end_change(path, plan(&prepared, false)),
+            Some(Err(refusal)) => self.end_change(path, refused(refusal)),
+        }
+    }
+
+    /// Takes the next step of a change.
+    pub(super) fn go_on_changing(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+        let Some(mut applying) = self.changes.applying.take() else { return };
+        let Applying { prepared, at, failed } = &mut applying;
+        if *at == 0 {
+            let size = prepared.target.size;
+            let flows = u32::try_from(size.records).unwrap_or(u32::MAX);
+            path.engine.resize(flows, size);
+        }
+        if let Some(step) = prepared.plan.steps.get(*at).cloned() {
+            tracing::info!("changed: {}", prepared.plan.lines[*at]);
+            failed.extend(self.take_step(now, epoll, path, prepared, step).err());
+            *at += 1;
+            self.changes.applying = Some(applying);
+            return;
+        }
+        if let Some((_, running)) = &mut self.changes.parts {
+            *running = prepared.target.clone();
+        }
+        path.heartbeats.handle_change();
+        let reply = match failed.is_empty() {
+            true => plan(prepared, true),
+            false => refused(Refusal {
+                what: format!("it was done, but for: {}", failed.join("; ")),
+                fix: "report this".into(),
+            }),
+        };
+        self.end_change(path, reply);
+    }
+
+    fn take_step(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        path: &mut DataPath,
+        prepared: &mut Prepared,
+        step: Step,
+    ) -> Result<(), String> {
+        let port = |path: &DataPath, name: &str| {
+            path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))
+        };
+        match step {
+            Step::RemoveVm(name) | Step::RemoveUplink(name) => {
+                let id = port(path, &name)?;
+                path.remove_port(now, epoll, id);
+                for place in path.ports.watchers.remove_port(id) {
+                    if let Some(control) = &mut self.control {
+                        control.close(place);
+                    }
+                }
+            }
+            Step::SetDrainTimeout(seconds) => self.drain_timeout = Duration::from_secs(seconds),
+            Step::SetVm(both) => {
+                let (before, vm) = *both;
+                let id = port(path, &vm.name)?;
+                let device = device_of(&vm, prepared.access, memory_is_limited());
+                if let Some(guest) = path.ports.guest_mut(id) {
+                    guest.port.set(&device);
+                    if before.socket != vm.socket {
+                        let listener = taken(&mut prepared.listeners, &vm.name);
+                        guest.port.move_to(vm.socket.clone(), listener);
+                    }
+                }
+                path.handle_guest_events(now, epoll, id);
+                let set = path.engine.set_guest(now, id, policy_of(&vm));
+                set.map_err(|e| format!("vm {}: {e:?}", vm.name))?;
+                path.set_rate_limits(now, id, &vm);
+            }
+            Step::AddUplink(uplink) => {
+                let tap = taken(&mut prepared.taps, &uplink.name).ok_or("no interface")?;
+                let config = PortConfig::uplink(&uplink.name);
+                let added = path.add_port(now, epoll, Port::Uplink(tap), config);
+                added.map_err(|e| format!("uplink {}: {e:?}", uplink.name))?;
+            }
+            Step::AddVm(vm) => {
+                let explain = |e: &dyn std::fmt::Debug| format!("vm {}: {e:?}", vm.name);
+                let device = device_of(&vm, prepared.access, memory_is_limited());
+                let mut port = VhostUserPort::without_socket(&device).map_err(|e| explain(&e))?;
+                match taken(&mut prepared.listeners, &vm.name) {
+                    Some(listener) => port.take(listener),
+                    // If its path is not free yet, it is tried again.
+                    None => drop(port.listen()),
+                }
+                let config = PortConfig::guest(&vm.name, policy_of(&vm));
+                let port = Port::Guest(Box::new(GuestPort::new(port)));
+                let id = path.add_port(now, epoll, port, config).map_err(|e| explain(&e))?;
+                path.set_rate_limits(now, id, &vm);
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers who waits for the change that was under way, and begins with the next.
+    fn end_change(&mut self, path: &DataPath, reply: Reply) {
+        let place = self.changes.busy.take().flatten();
+        self.answer(place, reply);
+        self.next_change(path);
+    }
+
+    /// Tells who waits, or the log.
+    pub(super) fn answer(&mut self, place: Option<u16>, reply: Reply) {
+        match (place, reply) {
+            (Some(place), reply) => {
+                if let Some(control) = &mut self.control
+                    && control.release(place)
+                {
+                    control.reply(place, &reply);
+                    self.answered.push(place);
+                }
+            }
+            (None, Reply::Plan(plan)) => tracing::info!(steps = plan.steps.len(), "reloaded"),
+            (None, Reply::Error { what, fix }) => {
+                tracing::error!("nothing was changed: {what}\n    fix: {fix}");
+            }
+            (None, _) => {}
+        }
+    }
+}
+
+fn taken<T>(list: &mut Vec<(String, T)>, name: &str) -> Option<T> {
+    let at = list.iter().position(|(of, _)| of == name)?;
+    Some(list.swap_remove(at).1)
+}
+
+fn plan(prepared: &Prepared, done: bool) -> Reply {
+    Reply::Plan(Plan {
+        steps: prepared.plan.lines.clone(),
+        needs_restart: prepared.plan.needs_restart.clone(),
+        done,
+    })
+}
+
+fn refused(Refusal { what, fix }: Refusal) -> Reply {
+    Reply::Error { what, fix }
+}

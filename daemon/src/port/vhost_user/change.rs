@@ -1,0 +1,46 @@
+//! Another configuration for a port that runs.
+
+use std::path::PathBuf;
+
+use super::{VhostUserConfig, VhostUserPort};
+use crate::vhost::features::Offer;
+use crate::vhost::listener::Listener;
+use crate::vhost::{Event, Source};
+
+impl VhostUserPort {
+    /// From now on as in `config`, of which the socket is another matter ([`Self::move_to`]). What
+    /// a front-end was told when it connected holds until the next one.
+    pub fn set(&mut self, config: &VhostUserConfig) {
+        let VhostUserConfig { mac, mtu, queue_pairs, .. } = *config;
+        self.next_offer = Offer { mac, mtu, queue_pairs };
+        if self.connection.is_none() {
+            self.offer = self.next_offer;
+        }
+        self.access = config.access;
+        self.allows_unsealed_memory = config.allow_unsealed_memory;
+    }
+
+    /// Front-ends find it at another path from now on; one that is connected stays. Without a
+    /// listener the path is taken, and tried again.
+    pub fn move_to(&mut self, socket: PathBuf, listener: Option<Listener>) {
+        self.socket = socket;
+        // With the old one its place among what is waited for goes: nobody has a copy of it.
+        self.listener = None;
+        match listener {
+            Some(listener) => self.take(listener),
+            None => drop(self.listen()),
+        }
+    }
+
+    /// Listens there, as [`Self::listen`] would.
+    pub fn take(&mut self, listener: Listener) {
+        self.listener = Some(listener);
+        self.events.push_back(Event::Watch(Source::Listener));
+    }
+
+    /// The port goes: nobody finds it, and who is connected is not any more.
+    pub fn close(&mut self) {
+        self.listener = None;
+        self.disconnect("the VM was removed");
+    }
+}

@@ -1,0 +1,286 @@
+//! Ports come, go and change while others work.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+
+use nightporter_api::{Change, Reply, Request};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nix::net::if_::if_nametoindex;
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
+
+use crate::flows::World;
+use crate::guest::{EVENTS, Guest, PLAIN};
+use crate::host::{Dir, Host, LIMIT};
+use crate::segment::{End, RST};
+
+const A: End = End(1, 0);
+const B: End = End(2, 0);
+
+fn keys(given: &[(&str, &str)]) -> BTreeMap<String, String> {
+    given.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+}
+
+/// A VM whose socket is in `dir`.
+fn add(dir: &Dir, name: &str, more: &[(&str, &str)]) -> Change {
+    let mut keys = keys(more);
+    keys.insert("socket".into(), dir.join(name).to_str().unwrap().into());
+    keys.entry("budget".into()).or_insert("4M".into());
+    Change::AddVm { name: name.into(), keys }
+}
+
+fn remove(name: &str) -> Change {
+    Change::RemoveVm { name: name.into() }
+}
+
+fn set(name: &str, given: &[(&str, &str)]) -> Change {
+    Change::SetVm { name: name.into(), keys: keys(given) }
+}
+
+fn frame(from: End, to: [u8; 6]) -> (VirtioNetHdr, Vec<u8>) {
+    let mut frame = [to, from.mac()].concat();
+    frame.extend([0x88, 0xb5]); // "local experimental" (IEEE 802)
+    frame.resize(100, 0);
+    (VirtioNetHdr::default(), frame)
+}
+
+/// What the daemon says about a broken or another file.
+fn with_file(host: &Host, config: &Path, text: &str) -> (String, String) {
+    let before = std::fs::read_to_string(config).unwrap();
+    std::fs::write(config, text).unwrap();
+    let said = host.refuses(Change::Reload {});
+    std::fs::write(config, before).unwrap();
+    said
+}
+
+#[test]
+fn a_vm_comes_while_others_are_owed_bytes_and_the_store_grows_for_it() {
+    let mut world = World::connected("");
+    world.hold_1000_bytes();
+    let plan = world.host.change(add(&world.dir, "late", &[("budget", "32M"), ("mtu", "9000")]));
+    assert!(plan.done, "{plan:?}");
+    assert!(plan.steps[0].starts_with("+ vm late: socket "), "{plan:?}");
+    assert_eq!(world.host.port("late").vm.unwrap().budget_bytes, 32 << 20);
+    let mut late = Guest::boot(&world.dir.join("late"), PLAIN);
+    late.offer(8);
+    world.guest.send(&[frame(B, [0xff; 6])]);
+    assert_eq!(late.receive(1).len(), 1, "it is in the switch");
+    world.remote.receive(1);
+    // The connection goes on as if nothing had been.
+    assert_eq!(world.flow().held_bytes, 1000);
+    world.guest_sends(6, 1001, &[]);
+    world.remote_sends(1001, 6, b"more");
+    assert_eq!(world.at_guest().payload, b"more");
+    assert_eq!(world.flow().state, "on");
+}
+
+#[test]
+fn life_05_a_vm_goes_with_its_connections_and_another_gets_its_number() {
+    let mut world = World::connected("");
+    world.hold_1000_bytes();
+    let mut capture = BufReader::new(world.host.connect());
+    let asks = serde_json::to_vec(&Request::Capture { port: "guest".into() }).unwrap();
+    capture.get_mut().write_all(&[&asks[..], b"\n"].concat()).unwrap();
+    capture.read_until(b'\n', &mut Vec::new()).unwrap();
+    assert_eq!(world.host.change(remove("guest")).steps, ["- vm guest: its connections end"]);
+    assert_ne!(world.at_remote().flags & RST, 0, "it is told that the bytes are lost");
+    capture.read_to_end(&mut Vec::new()).unwrap(); // who watched it is told by the end
+    assert_eq!(world.host.names(), ["remote"]);
+    assert!(!world.dir.join("guest").exists(), "its socket has gone");
+    let (what, _) = world.host.refuses(remove("guest"));
+    assert_eq!(what, "there is no VM \"guest\"");
+
+    world.host.change(add(&world.dir, "next", &[]));
+    let next = world.host.port("next");
+    assert_eq!((next.frames_from_port, next.frames_to_port), (0, 0));
+    assert_eq!(next.vm.unwrap().counters["early_acked_bytes"], 0);
+    let mut guest = Guest::boot(&world.dir.join("next"), PLAIN);
+    guest.offer(8);
+    guest.send(&[frame(End(7, 0), [0xff; 6])]);
+    world.remote.receive(1);
+    // It may use the address of the one before it, and is another: nobody has had a word with it.
+    world.remote.send(&[frame(End(1, 40_001), End(7, 0).mac())]);
+    assert_eq!(guest.receive(1).len(), 1);
+}
+
+#[test]
+fn other_keys_of_a_vm_count_at_once_and_its_connections_stay() {
+    let mut world = World::connected("");
+    world.hold_1000_bytes();
+    let moved = world.dir.join("moved");
+    let given = [
+        ("budget", "1M"),
+        ("rate_limit_to_guest_mbit_s", "500"),
+        ("socket", moved.to_str().unwrap()),
+        ("mtu", "9000"),
+    ];
+    let plan = world.host.change(set("guest", &given));
+    assert!(plan.steps[0].contains("mtu 1500 -> 9000 (told when its VMM connects)"), "{plan:?}");
+    let vm = world.host.port("guest").vm.unwrap();
+    assert_eq!((vm.budget_bytes, vm.rate_limit_to_guest_mbit_s), (1 << 20, Some(500)));
+    assert!(moved.exists() && !world.dir.join("guest").exists());
+    assert_eq!(world.flow().held_bytes, 1000);
+    world.guest_sends(6, 1001, &[]);
+    world.remote_sends(1001, 6, b"more");
+    assert_eq!(world.at_guest().payload, b"more");
+    // An empty value is the default, and what is the same is no step.
+    world.host.change(set("guest", &[("rate_limit_to_guest_mbit_s", ""), ("mtu", "")]));
+    assert_eq!(world.host.port("guest").vm.unwrap().rate_limit_to_guest_mbit_s, None);
+    assert!(world.host.change(set("guest", &[("mtu", "1500")])).steps.is_empty());
+    let (what, fix) = world.host.refuses(set("guest", &[("mtu", "7")]));
+    assert_eq!(what, "mtu=7: vm.guest.mtu: 7 is outside 68..=65535");
+    assert!(fix.ends_with("nothing was changed"), "{fix}");
+    let (what, _) =
+        world.host.refuses(set("guest", &[("socket", world.dir.join("remote").to_str().unwrap())]));
+    assert!(what.contains("is already used by vm.remote"), "{what}");
+    drop(world.guest);
+    world.host.until("guest", |port| !port.link);
+    let _guest = Guest::boot(&moved, PLAIN);
+    world.host.until("guest", |port| port.link);
+}
+
+#[test]
+fn a_reload_does_what_the_file_says_and_leaves_what_commands_added() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &(dir.vm("a", "") + &dir.vm("b", "")));
+    let host = Host::start(&dir, &config);
+    host.change(add(&dir, "c", &[]));
+    host.change(set("a", &[("mtu", "9000")]));
+    let offload = Request::Offload { vm: "b".into(), on: false };
+    assert_eq!(host.ask(&offload), Reply::Done {});
+
+    let (what, _) = with_file(&host, &config, "[daemon]\nbudget = 1\n");
+    assert!(what.contains("np.toml:2: daemon.budget: unknown key"), "{what}");
+    let text = std::fs::read_to_string(&config).unwrap();
+    let (what, fix) = with_file(&host, &config, &text.replace("metrics", "cpu = 0\nmetrics"));
+    assert_eq!(what, "needs a restart: daemon.cpu none -> 0");
+    assert!(fix.ends_with("nothing was changed"), "{fix}");
+    assert_eq!(host.names(), ["a", "b", "c"]);
+
+    dir.configure("metrics = \"off\"\ndrain_timeout_s = 1", &(dir.vm("b", "") + &dir.vm("d", "")));
+    let dry = Request::Change { change: Change::Reload {}, dry_run: true };
+    let Reply::Plan(plan) = host.ask(&dry) else { panic!("no plan") };
+    assert!(!plan.done);
+    assert_eq!(
+        plan.steps[..3],
+        [
+            "- vm a: its connections end",
+            "~ vm b: ack_offload false -> true",
+            "~ daemon: drain_timeout_s 10 -> 1",
+        ]
+    );
+    assert!(plan.steps[3].starts_with("+ vm d: socket "), "{plan:?}");
+    assert_eq!(host.names(), ["a", "b", "c"], "nothing was done");
+    host.signal(Signal::SIGHUP);
+    let start = std::time::Instant::now();
+    while host.names() != ["d", "b", "c"] {
+        assert!(start.elapsed() < LIMIT, "{:?}", host.names());
+    }
+    assert!(host.port("b").vm.unwrap().offload);
+    assert!(host.change(Change::Reload {}).steps.is_empty());
+}
+
+#[test]
+fn all_of_a_change_is_done_or_nothing() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let host = Host::start(&dir, &config);
+    std::fs::write(dir.join("taken"), "precious").unwrap();
+    dir.configure("metrics = \"off\"", &(dir.vm("b", "") + &dir.vm("taken", "")));
+    let (what, fix) = host.refuses(Change::Reload {});
+    assert!(what.starts_with("vm taken: ") && what.contains("is not a socket"), "{what}");
+    assert!(fix.ends_with("nothing was changed"), "{fix}");
+    assert_eq!(host.names(), ["a"]);
+    assert!(!dir.join("b").exists(), "what was opened for it is gone");
+    // A tebibyte: no machine of ours has that.
+    let huge: String = (0..16).map(|n| dir.vm(&format!("h{n}"), "").replace("4M", "63G")).collect();
+    dir.configure("metrics = \"off\"", &(dir.vm("a", "") + &huge));
+    let (what, _) = host.refuses(Change::Reload {});
+    assert!(what.starts_with("there is no room for an arena of "), "{what}");
+    assert_eq!(host.names(), ["a"]);
+    // The path of who goes is free for who comes.
+    let moved = dir.vm("z", "").replace("/z\"", "/a\"");
+    dir.configure("metrics = \"off\"", &moved);
+    host.change(Change::Reload {});
+    let _guest = Guest::boot(&dir.join("a"), PLAIN);
+    host.until("z", |port| port.link);
+}
+
+#[test]
+fn a_hundred_vms_come_and_go_and_two_others_lose_no_frame() {
+    let dir = Dir::new();
+    let others: String = (0..100).map(|n| dir.vm(&format!("o{n}"), "")).collect();
+    let config =
+        dir.configure("metrics = \"off\"", &(dir.vm("a", "") + &dir.vm("b", "") + &others));
+    let text = std::fs::read_to_string(&config).unwrap();
+    std::fs::write(&config, text.replace("\"4M\"", "\"1M\"\nflows_max = 64")).unwrap();
+    let host = Host::start(&dir, &config);
+    let (mut a, mut b) = (Guest::boot(&dir.join("a"), EVENTS), Guest::boot(&dir.join("b"), EVENTS));
+    b.offer(128);
+    a.offer(8);
+    b.send(&[frame(B, A.mac())]);
+    a.receive(1);
+    let (mut sent, mut got) = (0, 0);
+    for n in 0..50 {
+        let name = format!("late{n}");
+        let mut stream = BufReader::new(host.connect());
+        for change in [add(&dir, &name, &[("budget", "2M")]), remove(&format!("o{n}"))] {
+            let request = Request::Change { change, dry_run: false };
+            let line = [serde_json::to_vec(&request).unwrap(), b"\n".to_vec()].concat();
+            stream.get_mut().write_all(&line).unwrap();
+            // Others work while the daemon changes.
+            a.send(&vec![frame(A, B.mac()); 64]);
+            sent += 64;
+            while got < sent {
+                let some = b.receive(1).len();
+                b.offer(some as u64);
+                got += some;
+            }
+            let mut reply = String::new();
+            stream.read_line(&mut reply).unwrap();
+            assert!(reply.contains("\"done\":true"), "{reply}");
+        }
+    }
+    let b_port = host.port("b");
+    assert_eq!((b_port.frames_to_port, got), (sent as u64, sent));
+    assert!(b_port.drops.is_empty(), "{b_port:?}");
+    assert_eq!(host.names().len(), 102);
+}
+
+#[test]
+#[ignore = "needs root: it makes taps"]
+fn an_uplink_comes_and_goes_and_its_interface_with_it() {
+    let thread = std::thread::spawn(|| {
+        // The namespace is this thread's, and goes with it and the daemon that it starts.
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let dir = Dir::new();
+        let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+        let host = Host::start(&dir, &config);
+        let mut a = Guest::boot(&dir.join("a"), PLAIN);
+        let lan = || {
+            let keys = keys(&[("kind", "tap"), ("ifname", "np0")]);
+            Change::AddUplink { name: "lan".into(), keys }
+        };
+        for _ in 0..2 {
+            host.change(lan());
+            assert!(host.port("lan").link && if_nametoindex("np0").is_ok());
+            a.send(&[frame(A, [0xff; 6])]);
+            host.until("lan", |port| port.frames_to_port == 1);
+            let (what, _) = host.refuses(lan());
+            assert!(what.contains("\"np0\" is already used by uplink.lan"), "{what}");
+            host.change(Change::RemoveUplink { name: "lan".into() });
+            assert_eq!(host.names(), ["a"]);
+            let start = std::time::Instant::now();
+            while if_nametoindex("np0").is_ok() {
+                assert!(start.elapsed() < LIMIT, "the interface stays");
+            }
+        }
+        let missing = keys(&[("kind", "macvtap"), ("ifname", "none0")]);
+        let change = Change::AddUplink { name: "lan".into(), keys: missing };
+        let (what, fix) = host.refuses(change);
+        assert_eq!(what, "uplink lan: there is no interface none0");
+        assert!(fix.ends_with("nothing was changed"), "{fix}");
+    });
+    thread.join().unwrap();
+}
