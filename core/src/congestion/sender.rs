@@ -318,7 +318,7 @@ impl Sender {
         let flight = self.board.flight();
         let doubtful = self.sack && !self.episode.is_repairing();
         self.doubt = if doubtful { Doubt::Begun } else { Doubt::None };
-        self.give_up_what_is_late(now, self.next());
+        self.give_up_what_is_late(now, self.next(), Instant::MAX);
         self.duplicates = 0;
         self.rtt.on_timeout();
         self.episode.on_timeout(now, flight, self.next(), first);

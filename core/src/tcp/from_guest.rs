@@ -64,6 +64,9 @@ impl Flow {
                     self.timers.on_guest_asks();
                 }
                 self.outbound.on_sent(range.end, fin);
+                if self.losses.any() {
+                    self.losses.on_sent(self.outbound.sent(), self.sender.una());
+                }
                 let partial = f.hdr.needs_csum();
                 self.gate_to_net(f.bytes, f.ip, tcp, partial, range.end + u64::from(fin));
                 Fate::Pass

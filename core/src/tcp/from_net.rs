@@ -153,8 +153,8 @@ impl Flow {
         taken: Taken,
     ) {
         cx.vm.counters.early_acked_bytes += taken.advanced;
-        let mss = self.options.mss_to_guest.into();
-        self.receiver.note_filled(mss);
+        let mss = u64::from(self.options.mss_to_guest);
+        self.receiver.note_filled(mss.max(1 << self.options.shift_g));
         self.grow_buffer(cx);
         if range.len() > 0 {
             self.timers.on_window_shown();
@@ -219,9 +219,13 @@ impl Flow {
             probe && self.window_shut() && !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
         match place {
             Place::Keepalive => {
-                // For R, whose FIN is not acknowledged, this is its next number.
+                // For R, whose FIN is not acknowledged, this is its next number, or its edge.
                 if r.seq >= self.receiver.acks.sent() {
                     self.update_ts_recent(cx, f.tcp, r.seq);
+                    if self.outbound.ack_in_range(f.tcp.ack) {
+                        let new = self.on_ack_of_segment(cx, r, f.tcp);
+                        self.outbound.note_ack_to_guest(new);
+                    }
                 }
                 let fate = self.on_keepalive_from_net(cx, f);
                 return Some(if fate == Fate::Pass {
@@ -252,7 +256,7 @@ impl Flow {
         r: Range,
         fate: Fate,
     ) -> Fate {
-        let taken = (self.sender.una()..self.receiver.next()).contains(&r.seq);
+        let taken = (self.sender.una()..=self.receiver.next()).contains(&r.seq);
         let in_range = self.outbound.ack_in_range(f.tcp.ack) && !self.outbound.is_old_ack(f.tcp);
         if !(self.timers.guest_asks() && taken && in_range && is_bare(f, r)) || self.keeps_bytes() {
             return fate;
@@ -441,8 +445,7 @@ impl Flow {
             // Behind R's FIN, or a second one: G must not know more of its end than we.
             return self.refuse(cx, range, DropReason::OutOfWindow);
         }
-        let end = range.end.min(self.receiver.edge()) + u64::from(range.fin);
-        self.receiver.on_passed(end);
+        self.receiver.on_passed(range.end + u64::from(range.fin)); // uncut: G may take all of it
         self.gate_to_guest(f, range.seq);
         Fate::Pass
     }

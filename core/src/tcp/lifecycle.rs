@@ -206,13 +206,14 @@ impl Flow {
         }
     }
 
-    /// Out of the path, owing nothing. R gets one more ACK if G shows it more than H did; and if G
-    /// sent past H, for then R may have taken H's last ACKs for old ones (PAWS).
+    /// Out of the path, owing nothing. R gets one more ACK if G shows it more than H did, unless it
+    /// has just asked G, who shows that itself (INV-19); and if G sent past H, for then R may have
+    /// taken H's last ACKs for old ones (PAWS).
     pub(super) fn leave(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
         let quiescent = self.quiescent() || self.may_leave_unseen();
         debug_assert!(quiescent, "left the path with promises open");
         let more = why != Why::Closed && self.sender.edge() > self.receiver.edge();
-        if self.outbound.sends_unseen() || more {
+        if self.outbound.sends_unseen() || (more && !self.receiver.is_answer_awaited()) {
             self.receiver.on_edge_of_guest(self.sender.edge());
             self.ack_now(cx, None);
         }

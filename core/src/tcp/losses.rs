@@ -17,6 +17,8 @@ struct Known {
     net: RemoteSack,
     /// The bytes of G that are kept, with congestion offload.
     flooded: Option<Box<Flooded>>,
+    /// End of what G had sent H when H let go of the flow, if R was not sent all of it yet.
+    unsent: u64,
 }
 
 impl Losses {
@@ -42,6 +44,24 @@ impl Losses {
 
     pub(crate) fn take_flooded(&mut self) -> Option<Box<Flooded>> {
         self.0.as_mut()?.flooded.take()
+    }
+
+    /// H lets go of the flow, and R was not sent all of what G has sent H, below `end`.
+    pub(crate) fn note_unsent(&mut self, end: u64) {
+        self.0.get_or_insert_default().unsent = end;
+    }
+
+    /// G has sent H what is below, and R was perhaps not sent all of it.
+    pub(crate) fn unsent(&self) -> u64 {
+        self.0.as_ref().map_or(0, |known| known.unsent)
+    }
+
+    /// R was sent everything below `sent`; G has everything below `guest_una`.
+    pub(crate) fn on_sent(&mut self, sent: u64, guest_una: u64) {
+        if let Some(known) = self.0.as_mut().filter(|known| known.unsent <= sent) {
+            known.unsent = 0;
+            self.forget(guest_una);
+        }
     }
 
     /// What G has not got.
@@ -75,7 +95,10 @@ impl Losses {
     /// Without losses there is nothing to remember of them; G has everything below `guest_una`.
     pub(crate) fn forget(&mut self, guest_una: u64) {
         let over = |known: &Known| {
-            known.guest.is_over(guest_una) && known.net.is_over() && known.flooded.is_none()
+            known.guest.is_over(guest_una)
+                && known.net.is_over()
+                && known.flooded.is_none()
+                && known.unsent == 0
         };
         if self.0.as_deref().is_some_and(over) {
             self.0 = None;

@@ -165,6 +165,11 @@ impl Offers {
         mtu: u16,
     ) -> Result<Negotiated, Why> {
         let (client, server) = if guest_is_client { (self.g, self.r) } else { (self.r, self.g) };
+        let clock = SynInfo::HAS_TIMESTAMPS;
+        if !guest_is_client && server.has(clock) && !client.has(clock) {
+            // G answers another copy of R's SYN, which has left the cache (COM-24, LIFE-01).
+            return Err(Why::Ambiguous);
+        }
         let (timestamps, sack, ecn) = negotiate(client, server)?;
         let (shift_g, shift_r) = self.shifts();
         let ip_tcp: u16 = if version == IpVersion::V4 { 40 } else { 60 };

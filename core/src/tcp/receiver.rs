@@ -465,10 +465,11 @@ impl Receiver {
         self.record = record;
     }
 
-    /// The store ran, or nearly, into its bound.
+    /// The store ran, or nearly, into its bound: less than `least` bytes are left, a segment, or
+    /// a unit of the window field, which R does not see.
     #[inline]
-    pub(crate) fn note_filled(&mut self, mss: u64) {
-        if self.edge - self.next.min(self.edge) < mss {
+    pub(crate) fn note_filled(&mut self, least: u64) {
+        if self.edge - self.next.min(self.edge) < least {
             self.filled = true;
         }
     }

@@ -258,6 +258,21 @@ fn com_30_an_ack_with_ip_options_has_a_number_that_g_takes() {
     g.gets("2025 ack 1001"); // the edge
 }
 
+/// Found by simulation (seed 80698): a segment that reached beyond the edge passed uncut, and G's
+/// ACK of all of it was taken for one of what it did not have.
+#[test]
+fn com_07_g_may_acknowledge_all_of_a_segment_that_passed_uncut() {
+    let (_, r, g) = Setup { window: [64_000, 4_000], ..Setup::new() }.small().established();
+    g.sends("1 ack 1 win 1024"); // less than H has shown, so that the flow stays
+    for text in ["1:1001", "1001:2001", "2001:3001", "3001:3501", "3501:4501"] {
+        r.sends(&format!("{text} ipopt"));
+        g.gets(text);
+    }
+    r.takes_all();
+    g.sends("ack 4501 win 1024");
+    r.gets_last("ack 4501");
+}
+
 #[test]
 fn com_07_ip_options_are_not_acknowledged_early() {
     let (w, r, g) = Setup::new().established();

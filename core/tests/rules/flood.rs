@@ -261,6 +261,38 @@ fn flood_21_a_tail_that_is_lost_is_probed_for_then_timed_out() {
     g.gets_all(&["ack 1001"]);
 }
 
+/// Found by simulation (seed 53263): new data left a moment before the timeout of what R had not
+/// acknowledged. In place of the timeout it left again, as a probe.
+#[test]
+fn flood_21_no_probe_repeats_what_has_just_left() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    w.after_ms(100);
+    r.sends("ack 1001");
+    g.sends("1001:2001");
+    w.after_ms(290);
+    g.sends("2001:3001");
+    r.gets_all(&["1:1001", "1001:2001", "2001:3001"]);
+    w.after_ms(40);
+    r.gets_all(&["1001:2001"]);
+}
+
+/// Found by simulation (seed 56876): R acknowledges the copy of a timeout in parts. With the second
+/// part the rest of it left again, as what the timeout had thought lost did.
+#[test]
+fn flood_21_what_a_timeout_has_repeated_does_not_leave_again_with_its_own_ack() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    w.after_ms(10);
+    r.sends("ack 1001");
+    hands_over(&g, 1001, 31_001);
+    w.after_ms(500); // a probe, then the timeout
+    assert_eq!(r.takes_all().last().expect("a copy").range(), (1001, 2001));
+    r.sends_all(&["ack 1401", "ack 1801"]);
+    let again: Vec<_> = r.takes_all().iter().map(|seen| seen.range().0).collect();
+    assert!(!again.is_empty() && again.iter().all(|from| *from >= 2001), "{again:?}");
+}
+
 #[test]
 fn flood_23_whom_r_has_left_for_long_is_given_back_to_g() {
     let (w, r, g) = floods(&Setup::new());
@@ -574,6 +606,51 @@ fn flood_08_a_lie_about_what_h_has_dropped_is_not_for_g_to_judge() {
     assert_eq!(g.sends("5001:6001 badsum"), Verdict::Drop(DropReason::BadChecksum));
     assert_eq!(r.lies("1 ack 6001"), Verdict::Drop(DropReason::BadAck));
     g.gets_nothing();
+}
+
+/// Found by simulation (seed 44463): the same of what H had, and had not sent, when it let go.
+#[test]
+fn flood_08_nor_is_one_about_what_h_had_yet_to_send_when_it_let_go() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    r.shows_window(0);
+    r.sends("ack 10001");
+    w.after_ms(12_000);
+    r.takes_all();
+    g.takes_all();
+    assert_eq!(r.lies("1 ack 15001"), Verdict::Drop(DropReason::BadAck));
+    g.gets_nothing();
+    r.shows_window(64_000);
+    r.sends("ack 10001");
+    g.gets("ack 10001");
+    g.sends("10001:11001");
+    r.gets_last("10001:11001");
+    assert_eq!(r.lies("1 ack 15001"), Verdict::Drop(DropReason::BadAck));
+    g.gets_nothing();
+}
+
+/// Found by simulation (seed 82955): R asked whether a guest was there that had been off its core
+/// for 20 s. The question brought it the newest ACK, so that the flow left, and that with an ACK.
+#[test]
+fn inv_19_a_flow_that_leaves_when_r_has_asked_leaves_the_answer_to_g() {
+    let (w, r, g) = floods(&Setup::new());
+    r.sends("1:101");
+    g.gets("1:101");
+    g.shows_window(400_000);
+    g.sends("1:1001 ack 101");
+    r.sends("101:151 ack 1001");
+    g.gets_last("101:151");
+    g.sends("1001:2001 ack 151"); // its edge is 50 bytes beyond that of H
+    r.takes_all();
+    g.stops(0);
+    r.sends("151 ack 2001"); // which G does not get
+    w.engine(|engine, now| engine.set_offload(now, GUEST, false));
+    w.after_ms(20_000);
+    r.takes_all();
+    assert_eq!(r.sends("150 ack 2001"), Verdict::Forward(GUEST));
+    assert_eq!(w.state(), Some(State::Pass));
+    r.gets_nothing();
 }
 
 /// The same by another NIC: all that tells H is that R, when H repeats what it kept, says again and

@@ -167,6 +167,23 @@ fn com_24_copies_of_a_syn_must_agree() {
     }
 }
 
+/// Found by simulation (seeds 85256, 87887): under a flood of SYNs the first copy left the cache,
+/// and G had taken it.
+#[test]
+fn com_24_an_answer_to_a_copy_that_h_does_not_know_is_not_for_h() {
+    let setup = Setup::new().small();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn_spec("S", &Setup { ts: [false; 2], ..setup.clone() });
+    g.gets_syn();
+    g.sends_syn_ack();
+    r.gets_syn();
+    r.sends("1 ack 1");
+    g.gets("1 ack 1");
+    g.end(|end| end.acked = 1);
+    assert!(!offloaded(&w, &r, &g));
+}
+
 #[test]
 fn com_24_ecn_may_be_dropped_on_the_second_syn_if_the_answer_has_none() {
     for (second, syn_ack, on) in

@@ -372,6 +372,24 @@ fn snoop_36_a_keepalive_with_an_octet_behind_a_delivered_fin_is_for_the_guest_to
     }
 }
 
+/// Found by simulation (seeds 86437, 108167): R's window ends below its FIN, so that is where its
+/// ACKs lie. H took them for keepalives, and G got neither an answer to its own, nor an ACK.
+#[test]
+fn snoop_36_what_r_says_from_below_a_fin_that_h_holds_is_no_keepalive() {
+    let (_, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.sends("1:1001 ack 1001");
+    r.sends("F. 1001:2001 ack 1");
+    g.takes_all(); // and G does not answer
+    r.takes_all();
+    r.sends("2001 ack 1001");
+    g.gets_last("ack 1001");
+    g.sends("1000 ack 1001");
+    r.gets_last("1000 ack 2001");
+    r.sends("2001 ack 1001");
+    g.gets_last("ack 1001");
+}
+
 #[test]
 fn snoop_37_a_lost_ack_makes_no_second_delivery() {
     let (_, r, g) = Setup::new().established();
@@ -430,6 +448,19 @@ fn snoop_39_r_need_not_wait_for_the_next_slice_of_a_guest_that_has_answered() {
     g.stops(0);
     let acked = sends_as_far_as_it_may(&r);
     assert!((1_000_000..=1_000_000 + 50_000).contains(&acked), "{acked}");
+}
+
+/// Found by simulation (seeds 45250, 85072): what was left of a unit of 16 KiB R could not see, and
+/// the window grew only when R's probes had filled it.
+#[test]
+fn snoop_39_a_rest_that_the_field_cannot_show_fills_the_buffer_too() {
+    let scale = [Some(7), Some(14)];
+    let setup = Setup { budget_bytes: 16 << 20, scale, ..Setup::new() };
+    let (_, r, g) = setup.established();
+    warms_up(&r, &g);
+    g.stops(0);
+    let acked = sends_as_far_as_it_may(&r);
+    assert!(acked > 900_000, "{acked}");
 }
 
 #[test]

@@ -62,7 +62,9 @@ impl Sender {
             }
             Doubt::Tested if originals => true,
             Doubt::Tested => {
-                self.give_up_what_is_late(now, self.episode.repairs_below());
+                // But for what has left again since then.
+                let spared = self.episode.reduced_at();
+                self.give_up_what_is_late(now, self.episode.repairs_below(), spared);
                 false
             }
             Doubt::Begun | Doubt::None => false,
@@ -163,13 +165,17 @@ impl Sender {
     /// The retransmission timeout: of what lies below `end`, all that left more than a round trip
     /// ago is lost (RFC 8985 section 6.3); without SACK everything is. An R that has SACKed the
     /// first byte and does not acknowledge it has thrown it away (RFC 2018 section 8).
-    pub(super) fn give_up_what_is_late(&mut self, now: Instant, end: u64) {
+    /// Copies that left at `spared` or later are on their way.
+    pub(super) fn give_up_what_is_late(&mut self, now: Instant, end: u64, spared: Instant) {
         if self.board.pieces().next().is_some_and(|p| p.state == State::Sacked) {
             self.board.forget_sacks();
         }
         let window = self.rack.reordering_window(&self.rtt, true);
         let (una, rack, sack) = (self.una(), self.rack, self.sack);
-        let is_lost = |p: &Piece| !sack || rack.is_lost_at_timeout(p, una, now, window);
+        let is_lost = |p: &Piece| {
+            let is_new = p.again && p.sent_at >= spared;
+            !sack || !is_new && rack.is_lost_at_timeout(p, una, now, window)
+        };
         self.board.mark_lost(|p| p.to <= end && is_lost(p));
     }
 }

@@ -40,8 +40,15 @@ impl Sender {
         }
         let single = self.board.flight() <= self.mss;
         let last = self.since.max(self.sent_at);
-        // In place of the timeout, should that come first (RFC 8985 section 7.2).
-        (Waits::Probe, (last + LossProbe::delay(&self.rtt, single)).min(timeout))
+        let probe = last + LossProbe::delay(&self.rtt, single);
+        // In place of the timeout, should that come first (RFC 8985 section 7.2); but for what left
+        // so lately that nothing can have been heard of it.
+        let heard = self.sent_at + self.rtt.srtt().unwrap_or_default() <= timeout;
+        if probe <= timeout || heard {
+            (Waits::Probe, probe.min(timeout))
+        } else {
+            (Waits::Retransmission, timeout)
+        }
     }
 
     /// All is acknowledged, and R has no room for what G has handed over.

@@ -403,6 +403,7 @@ impl Flow {
             ecn: self.options.ecn,
         };
         let mut flooded = Flooded::new(cx, intake, edge, &config);
+        flooded.shown = flooded.shown.max(self.losses.unsent());
         if syn_copies > 0 {
             flooded.sender.on_syn_timeout();
         }
@@ -503,6 +504,9 @@ impl Flow {
         if let Some(mut flooded) = self.losses.take_flooded() {
             flooded.release(cx.arena, cx.vm);
             cx.vm.counters.flows_handed_back += 1;
+            if flooded.shown > self.outbound.sent() {
+                self.losses.note_unsent(flooded.shown);
+            }
             let edge = self.outbound.edge(self.options.shift_r);
             self.outbound.note_ack_to_guest(flooded.intake.is_short_of(edge));
         }
