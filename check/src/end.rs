@@ -62,7 +62,7 @@ pub struct End {
     /// it are lower.
     pub(crate) lies: BTreeSet<u64>,
     /// Highest ACK that came in a segment which the host has read: not beyond its window
-    /// (SNOOP-02).
+    /// (SNOOP-02), and not of what it has sent before (seed 47690).
     pub(crate) heard: u64,
     /// It has sent SACK blocks that its own ACK contradicts.
     pub(crate) odd_sack: bool,
@@ -72,6 +72,8 @@ pub struct End {
     pub edge: u64,
     /// See `acked`.
     pub edge_max: u64,
+    /// The newest of its segments that shows a window (RFC 9293: SND.WL1), and its edge.
+    pub(crate) newest: (u64, u64),
     /// TSvals it sent.
     pub tsvals: BTreeSet<u32>,
     /// It sent an RST.
@@ -118,6 +120,7 @@ impl End {
             odd_sack: false,
             edge: BASE,
             edge_max: BASE,
+            newest: (BASE, BASE),
             tsvals: BTreeSet::new(),
             reset: false,
             frames: 0,

@@ -34,16 +34,18 @@ impl Frame {
         self
     }
 
-    /// Without its tag, if it has that of `vlan`.
+    /// Without its tag for a machine in `vlan`, whatever its priority; `None`: another VLAN's,
+    /// perhaps by a bit that flipped (seed 58216).
     #[must_use]
-    pub fn untagged(mut self, vlan: Option<u16>) -> Self {
-        let is_ours =
-            |v: u16| self.bytes.get(MACS..MACS + 4) == Some(&[TAG, v.to_be_bytes()].concat());
-        if vlan.is_some_and(is_ours) {
-            self.bytes.drain(MACS..MACS + 4);
-            self.move_headers(|n| n.saturating_sub(4));
+    pub fn untagged(mut self, vlan: Option<u16>) -> Option<Self> {
+        let tag = self.bytes.get(MACS..MACS + 4).filter(|tag| tag[..2] == TAG);
+        let Some((own, tag)) = vlan.zip(tag) else { return Some(self) };
+        if u16::from_be_bytes([tag[2] & 0xf, tag[3]]) != own {
+            return None;
         }
-        self
+        self.bytes.drain(MACS..MACS + 4);
+        self.move_headers(|n| n.saturating_sub(4));
+        Some(self)
     }
 
     fn move_headers(&mut self, by: impl Fn(u16) -> u16) {
@@ -70,7 +72,9 @@ mod tests {
             [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 0x81, 0, 1, 0x23, 12]
         );
         assert_eq!((tagged.hdr.csum_start, tagged.hdr.hdr_len), (38, 58));
-        assert_eq!(tagged.clone().untagged(Some(0x124)), tagged, "another VLAN's");
-        assert_eq!(tagged.untagged(Some(0x123)), frame);
+        assert_eq!(tagged.clone().untagged(Some(0x124)), None, "another VLAN's");
+        let urgent = frame.clone().tagged(Some(0xe123));
+        assert_eq!(urgent.untagged(Some(0x123)), Some(frame.clone()));
+        assert_eq!(tagged.untagged(Some(0x123)), Some(frame));
     }
 }

@@ -48,6 +48,9 @@ pub struct History {
     pub spare: u64,
     /// As much as when R was last told anything.
     pub spare_told: u64,
+    /// When the host last had a segment that makes it look for more room: not a stranger's, nor a
+    /// SYN-ACK that passes (seeds 45250, 82828).
+    pub(crate) looked_at: Instant,
     /// As much as when R last said anything, before the host has looked at that.
     pub(crate) spare_when_heard: u64,
     /// G takes nothing for minutes: all is repeated to it again and again.
@@ -91,7 +94,7 @@ pub struct History {
     /// It does, and with nothing but that: a keepalive, just before what is acknowledged.
     pub idles: bool,
     /// When R last sent anything.
-    heard_from_remote: Instant,
+    pub(crate) heard_from_remote: Instant,
     /// When G last sent anything.
     pub heard_from_guest: Instant,
     /// G has opened anew on these ports before it acknowledged all that R was told is safe.
@@ -163,6 +166,7 @@ impl History {
             cramped_at: Instant::ZERO,
             spare: 0,
             spare_told: 0,
+            looked_at: Instant::ZERO,
             spare_when_heard: 0,
             deaf: false,
             shrinks: false,
@@ -339,6 +343,7 @@ impl History {
             self.note_reset(at, from, seq);
             return None;
         }
+        self.looked_at = at;
         let mut end = seq + u64::from(tcp.payload_len);
         if flags.fin() {
             self.end_mut(from).fin = Some(end);
@@ -358,9 +363,9 @@ impl History {
         e.end = e.end.max(end);
         if flags.ack() {
             self.end_mut(from).odd_sack |= has_odd_block(self, from.other(), tcp, ack);
-            self.note_ack(from, ack, u64::from(tcp.window) << shift);
+            self.note_ack(from, seq, ack, u64::from(tcp.window) << shift);
             let e = self.end_mut(from);
-            if counts && seq <= e.edge_to {
+            if counts && seq <= e.edge_to && end >= e.ack_to {
                 e.heard = e.heard.max(ack);
             }
         }
@@ -371,7 +376,7 @@ impl History {
     }
 
     /// An end acknowledges what is below `ack`, and shows a window.
-    fn note_ack(&mut self, from: Side, ack: u64, window: u64) {
+    fn note_ack(&mut self, from: Side, seq: u64, ack: u64, window: u64) {
         if from == Side::R && ack <= self.end(Side::G).end {
             self.ack_of_sent = self.ack_of_sent.max(ack);
         }
@@ -392,6 +397,9 @@ impl History {
             e.acked_before = e.acked_before.split_off(&ack.saturating_sub(1 << 21));
             e.acked = ack;
             e.edge = ack + window;
+            if seq >= e.newest.0 {
+                e.newest = (seq, e.edge);
+            }
             e.edge_max = e.edge_max.max(e.edge);
             e.copies = e.copies.split_off(&ack.saturating_sub(1 << 21));
         }
@@ -501,7 +509,7 @@ impl History {
         if o.to == Side::G && (o.tcp.payload_len > 0 || o.tcp.flags.fin()) {
             self.owed_since = None;
         }
-        if o.to == Side::R {
+        if o.to == Side::R && self.looked_at == o.at {
             self.spare_told = self.spare;
         }
         let (is_open, is_earlier) = (self.is_open(), self.is_of_earlier(o.to.other(), o.seq));

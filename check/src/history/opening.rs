@@ -14,6 +14,12 @@ impl History {
         self.next.is_some() && self.end(side).isn.is_some() && seq < BASE
     }
 
+    /// The host does not know that G has opened anew past it, and speaks to R of the connection
+    /// before (seed 80044).
+    pub(crate) fn is_about_earlier(&self, o: &Out<'_>) -> bool {
+        self.past && o.ack.is_some_and(|ack| self.is_of_earlier(o.to, ack))
+    }
+
     /// An RST for a G that has opened anew on these ports: while it waits for R's SYN-ACK it
     /// believes one that acknowledges its SYN (RFC 9293 section 3.10.7.3), and no other.
     pub(crate) fn is_refused(&self, o: &Out<'_>) -> bool {
@@ -43,6 +49,11 @@ impl History {
         };
         let tsval = o.timestamps.map(|t| t.tsval);
         let isn = tcp.seq.0;
+        // R's answer to a SYN of G before this one (seed 87911); one to data on it is no such.
+        let own = self.end(Side::G).isn.map_or(0, |isn| tcp.ack.0.wrapping_sub(isn));
+        if from == Side::R && tcp.flags.ack() && own > 1 << 16 {
+            return;
+        }
         if !tcp.flags.ack() && from == Side::R {
             self.syn = Some((isn, offer, tsval));
             return;
@@ -118,8 +129,9 @@ impl History {
     fn begin_anew(&mut self) {
         let waiting = [0, 1].map(|i: usize| std::mem::take(&mut self.ends[i].unchanged));
         let mut earlier = std::mem::take(&mut self.earlier);
-        earlier.extend(self.conn.filter(|_| self.is_answered()));
         let conn = self.next.map(|next| next.0).or(self.conn);
+        // Not itself, of which only its SYN is known (seed 39898).
+        earlier.extend(self.conn.filter(|_| self.is_answered() && self.conn != conn));
         let streams = self.next.map(|next| streams_of(next.0, next.1));
         let streams = self.streams.map(|old| streams.unwrap_or(old));
         let owed_before = self.was_on && self.promised().is_some();

@@ -24,8 +24,9 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>, destroyed: bool) -> Ensure {
     }
     let r = h.end(Side::R);
     let shut = r.edge_to <= r.ack_to + (1 << h.shift(Side::G));
-    // A keepalive with an ACK of what went past the host is an odd segment (seed 46875).
-    let idles = h.idles && !h.net_has_unseen();
+    // A keepalive with an ACK of what went past the host is an odd segment (seed 46875); and after
+    // one a stranger's segment may be answered (105917).
+    let idles = h.idles && !h.net_has_unseen() && h.heard_from_remote == o.at;
     let patience = if idles && !shut { T_ALIVE } else { T_PAUSED };
     // What the host sends of G's bytes by its own clock is no answer (FLOOD-23; seed 41164).
     let is_answer = !(h.floods && (o.tcp.payload_len > 0 || o.tcp.flags.fin()));

@@ -88,8 +88,9 @@ impl Waiting {
 
 /// Any whole segment, also one in another's name.
 pub(crate) fn on_any(h: &mut History, at: Instant) {
+    let on = h.is_on(); // nobody parks during the handshake (seed 83219)
     let waiting = &mut h.quality.waiting;
-    waiting.parked = waiting.may_be_parked(at);
+    waiting.parked = on && waiting.may_be_parked(at);
     waiting.heard_at = Some(at);
 }
 

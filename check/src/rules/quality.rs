@@ -78,7 +78,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 
 /// Rules about time, between two steps of the host.
 pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Verdict {
-    senders::on_step(h);
+    senders::on_step(h).map_err(|what| (Rule::WireConformance, what))?;
     echoes::on_step(h);
     prompt_ack::on_step(h, now).map_err(|what| (Rule::PromptAck, what))?;
     windows::on_step(h, now, clock).map_err(|what| (Rule::Window, what))?;

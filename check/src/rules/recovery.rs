@@ -69,6 +69,9 @@ pub(crate) struct Recovery {
     again: Vec<(u64, u64)>,
     /// Of those that `timeouts` counts, those for want of an ACK.
     by_timer: u32,
+    /// G's window was shut and is open again: what is offered again now is so for that (seed
+    /// 86685).
+    reopened: bool,
     /// How often G's shut window was probed, and when last; or since when it is shut.
     probes: Option<(u32, Instant)>,
     /// How long G had run when the byte `una` was offered first, or became the first.
@@ -89,6 +92,15 @@ pub(crate) struct Recovery {
 impl Recovery {
     fn has_been_offered(&self, at: u64) -> bool {
         self.again.iter().any(|(from, to)| (*from..*to).contains(&at))
+    }
+
+    /// The byte before `una` may have timed out, and its copy have met a ring without room (seeds
+    /// 1129, 57806: the copies of other flows fill one of two frames): it was due, and the ring
+    /// has not been empty since.
+    fn has_waited_for_room(&self, now: Instant, clock: &GuestClock) -> bool {
+        let Some((at, ran)) = self.offered else { return false };
+        let due = since(clock.may_have_run(now), ran) >= not_before(self.by_timer);
+        due && clock.idle_since().is_none_or(|idle| idle > at)
     }
 
     /// While it repeats, and in the slow start behind a timeout, what is new may wait.
@@ -148,18 +160,23 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>, clock: &GuestClock) {
     let top = blocks.max().filter(|_| h.sack());
     let says_more = h.sack() && !s.tcp.options.sack.as_slice().is_empty();
     let q = &mut h.quality.recovery;
-    let moved = std::mem::replace(&mut q.edge, edge) != edge;
+    let before = std::mem::replace(&mut q.edge, edge);
+    let moved = before != edge;
+    q.reopened |= before > 0 && before <= una && edge > una;
     q.heard_at = s.at;
     if moved {
         q.by_timer = 0; // a window that opens again: the host begins anew
     }
     q.una = q.una.max(BASE + 1); // its SYN-ACK, which is no answer to data
     if una > q.una {
-        q.by_timer = 0;
+        (q.by_timer, q.reopened) = (0, false);
         q.stuck = (out_to > una).then(|| clock.ran(s.at));
         let more = una - q.una;
         q.slow_moved = if una < q.slow_to { (q.slow_moved.0 + more, s.at) } else { (0, s.at) };
         q.una = una;
+        if q.has_waited_for_room(s.at, clock) {
+            (q.burst, q.slow_to) = ((una, out_to), out_to);
+        }
         (q.duplicates, q.timeouts, q.missed_at) = (0, 0, None);
         q.offered = (out_to > una).then(|| (s.at, clock.may_have_run(s.at)));
         if una < q.end && out_to > una {
@@ -224,6 +241,7 @@ pub(crate) fn on_step(h: &mut History, now: Instant, clock: &GuestClock) -> Ensu
     let takes = edge > una && una < end && out_to > una;
     if !takes {
         q.stuck = None;
+        q.missed_at = q.missed_at.map(|_| now); // due from when there is a window (seed 3374)
         return Ok(());
     }
     let ran = |then: Duration| since(clock.ran(now), then);
@@ -322,7 +340,8 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>, clock: &GuestClock) {
         q.stuck = q.stuck.or(Some(clock.ran(o.at)));
         if o.seq < out_to {
             let in_burst = (q.burst.0..q.burst.1).contains(&o.seq);
-            if !in_burst && una >= q.end.max(q.may_end) {
+            let reopened = std::mem::take(&mut q.reopened);
+            if !in_burst && una >= q.end.max(q.may_end) && !reopened {
                 (q.by_timer, q.slow_moved.0, q.slow) = (q.by_timer + 1, 0, true);
             }
             q.timeouts += 1;

@@ -193,6 +193,10 @@ pub(crate) struct Sending {
     measured: bool,
     silence: Option<Silence>,
     burst: u64,
+    /// What G sent last, and when: it leaves as it comes if the host lets go of the flow just then.
+    handed: Option<(Instant, u64, u64)>,
+    /// What would be wrong of that if the host goes on.
+    doubtful: Option<String>,
     /// Most that was between `una` and `next` since `most_since`, and in the time before.
     most: [u64; 2],
     most_since: Option<Instant>,
@@ -523,6 +527,10 @@ fn is_judged(h: &History) -> bool {
 
 /// R says something.
 pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
+    if s.from == Side::G {
+        let to = s.end + u64::from(s.tcp.flags.fin());
+        h.quality.sending.handed = Some((s.at, s.seq, to));
+    }
     if !h.quality.sending.on || s.from != Side::R || !s.tcp.flags.ack() {
         return;
     }
@@ -535,8 +543,12 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
 }
 
 /// Between two steps of the host.
-pub(crate) fn on_step(h: &mut History) {
+pub(crate) fn on_step(h: &mut History) -> Ensure {
     h.quality.sending.on &= is_judged(h); // one that takes over again begins anew
+    match h.quality.sending.doubtful.take() {
+        Some(what) if h.quality.sending.on => Err(what),
+        _ => Ok(()), // it was G's own, sent by its own window (seeds 54825, 59016)
+    }
 }
 
 /// Something leaves; it is not yet in the history.
@@ -563,7 +575,13 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
     }
     let size = if o.hdr.is_gso() { o.hdr.gso_size.into() } else { mss };
     let (capable, cwr) = (matches!(o.ip.tos & 3, 1 | 2), o.tcp.flags.contains(TcpFlags::CWR));
-    sending.on_sent(&Left { at: o.at, from, to, size, edge, capable, cwr })
+    let handed = sending.handed == Some((o.at, from, to));
+    let sent = sending.on_sent(&Left { at: o.at, from, to, size, edge, capable, cwr });
+    if handed && sent.is_err() {
+        sending.doubtful = sent.err(); // the end of the step says whose it was
+        return Ok(());
+    }
+    sent
 }
 
 #[cfg(test)]

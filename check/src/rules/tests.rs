@@ -509,14 +509,19 @@ fn an_ack_that_another_has_overtaken_does_not_reach_the_guest() {
 
 #[test]
 fn the_edge_that_the_guest_is_shown_goes_left_only_if_the_remote_moves_it() {
+    let less = with(seg(Side::R, 101, 1), |x| x.window = 400);
     for shrinks in [true, false] {
         let mut s = Scene::promised(100);
         s.h.net_keeps_window = !shrinks;
-        let less = with(seg(Side::R, 101, 1), |x| x.window = 400);
         s.net_sends(&less, &[]);
         s.guest_gets(&less, &[]);
-        if shrinks { s.accepted() } else { s.refused_by(Rule::RightEdge) }
+        s.accepted(); // of two that the path has swapped the later one counts (seed 81296)
     }
+    let mut s = Scene::promised(100);
+    s.h.net_keeps_window = true;
+    s.net_sends(&seg(Side::R, 101, 1), &[]);
+    s.guest_gets(&less, &[]);
+    s.refused_by(Rule::RightEdge);
 }
 
 #[test]

@@ -329,6 +329,16 @@ impl Plan {
         })
     }
 
+    /// The reader takes window back, and so may lack a byte that smoltcp takes for sent: there it
+    /// finds the octet of smoltcp's keepalive (seed 58009).
+    pub(super) fn may_lack_what_it_had(&self, conn: usize, reader: Machine) -> bool {
+        let shrinks = self.faults.iter().any(|f| match f.kind {
+            FaultKind::ShrinkWindow { machine } => machine == reader,
+            _ => false,
+        });
+        shrinks && self.stack_of(self.other_end(conn, reader)).kind == StackKind::Smoltcp
+    }
+
     /// One end is smoltcp, whose SYN-ACK may never come.
     pub(super) fn has_smoltcp(&self, conn: usize) -> bool {
         self.ends_of(conn).any(|kind| kind == StackKind::Smoltcp)

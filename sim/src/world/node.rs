@@ -296,7 +296,7 @@ impl World<'_> {
                 *self.faults.entry("frames dropped in the guest").or_default() += 1;
                 continue;
             }
-            if let Some(frame) = node.incomplete.take(frame.untagged(vlan)) {
+            if let Some(frame) = frame.untagged(vlan).and_then(|f| node.incomplete.take(f)) {
                 node.stack.handle_frame(now, frame);
             }
         }

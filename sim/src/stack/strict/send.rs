@@ -4,7 +4,7 @@
 //! RFC 6675 says (by RFC 6582 without SACK), or by a timeout. Fast recovery does not notice the
 //! loss of what it sent again; the timeout does. There are no tail loss probes.
 
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 
 use super::congestion::{Congestion, INITIAL_SEGMENTS, RoundTrip};
 use super::ranges::{Place, Ranges};
@@ -284,6 +284,9 @@ impl Sender {
         self.sacked.remove_below(ack.ack);
         self.duplicates = 0;
         self.round_trip.on_progress();
+        if self.sample.is_none() && matches!(self.recovery, Recovery::Loss { .. }) {
+            self.take_clock(now, ack.sent_ms);
+        }
         self.take_sample(now);
         if ack.sent_ms.is_some_and(|sent| self.congestion.undoes(sent)) {
             self.recovery = Recovery::Open; // the original arrived: nothing was lost (RFC 3522)
@@ -312,6 +315,15 @@ impl Sender {
             let known = !self.sacked.is_empty() || self.resent_to > ack.ack;
             self.must_resend |= matches!(self.recovery, Recovery::Fast { .. }) && !known;
             self.resent_to = self.resent_to.max(ack.ack);
+        }
+    }
+
+    /// The echo of a clock measures copies too (RFC 7323 section 4.1): or who was paused for a
+    /// minute waits for as long each time (seed 59190).
+    fn take_clock(&mut self, now: Instant, sent_ms: Option<u64>) {
+        let took = sent_ms.and_then(|sent| now.as_millis().checked_sub(sent));
+        if let Some(ms) = took {
+            self.round_trip.measured(Duration::from_millis(ms));
         }
     }
 
@@ -353,8 +365,9 @@ impl Sender {
         self.recovery = Recovery::Loss { until: self.nxt };
         (self.resent_to, self.must_resend) = (self.una, true);
         (self.duplicates, self.inflated) = (0, 0);
-        if again {
-            self.sacked.clear(); // the peer may have changed its mind (RFC 2018 section 8)
+        // The peer may have changed its mind, or has: it SACKed this (RFC 2018 section 8).
+        if again || self.sacked.hole(self.una).0 != self.una {
+            self.sacked.clear();
         }
     }
 
