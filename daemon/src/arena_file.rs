@@ -50,12 +50,15 @@ impl ArenaFile {
     }
 
     /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
-    /// with nothing.
+    /// with nothing. What somebody put in its place stays.
     ///
     /// # Errors
     /// Those of unlink(2).
     pub fn remove(&self) -> io::Result<()> {
-        std::fs::remove_file(&self.path)
+        if is_named(&self.file, &self.path)? {
+            std::fs::remove_file(&self.path)?;
+        }
+        Ok(())
     }
 }
 
@@ -163,6 +166,27 @@ const HEAD_BYTES: usize = 4096;
 /// must be ours: made by this user for nobody else, under this name alone, where nobody else can
 /// put another one.
 fn lock(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
+    for _ in 0..TRIES {
+        let file = lock_once(path, new)?;
+        // While it was waited for, its daemon may have removed it, or put another in its place:
+        // the lock of a file without a name keeps nobody away.
+        match is_named(&file, path) {
+            Ok(true) => return Ok(file),
+            Ok(false) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+            Err(e) => return Err(ArenaFileError::Io(path.into(), e)),
+        }
+    }
+    Err(ArenaFileError::InUse(path.into()))
+}
+
+/// `path` is this very file's.
+fn is_named(file: &File, path: &Path) -> io::Result<bool> {
+    let (own, there) = (file.metadata()?, path.symlink_metadata()?);
+    Ok((own.dev(), own.ino(), own.nlink()) == (there.dev(), there.ino(), 1))
+}
+
+fn lock_once(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
     let io = |e: io::Error| ArenaFileError::Io(path.into(), e);
     let not_ours = |why| Err(ArenaFileError::NotOurs(path.into(), why));
     let own = geteuid().as_raw();

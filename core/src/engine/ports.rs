@@ -1,17 +1,14 @@
 //! Ports come, change and go.
 
-use std::collections::VecDeque;
-
 use super::{Direction, Engine, Port};
 use crate::bucket::Bucket;
-use crate::counters::VmCounters;
 use crate::drops::DropReason;
 use crate::flow::table::Class;
 use crate::limits::{self, GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL};
 use crate::port::{GuestConfig, PortConfig, PortId, PortKind};
 use crate::store::arena::ArenaSize;
 use crate::store::record::name_hash;
-use crate::tcp::vm::{RunningClock, Vm};
+use crate::tcp::vm::Vm;
 use crate::time::Instant;
 
 /// Why a port could not be added.
@@ -53,26 +50,12 @@ impl Engine<'_> {
         let slot = self.ports.iter().position(Option::is_none).unwrap_or(self.ports.len());
         let id = PortId(u16::try_from(slot).map_err(|_| AddPortError::TooManyPorts)?);
         let vm = Vm {
-            name_hash: name_hash(&config.name),
             offload: config.as_guest().is_some_and(|g| g.ack_offload),
             congestion_offload: config.as_guest().is_some_and(|g| g.congestion_offload),
             congestion_control: config.as_guest().map(|g| g.congestion_control).unwrap_or_default(),
-            flooded_flows: 0,
-            draining: false,
             budget_pages,
-            reserved_pages: 0,
-            lent_pages: 0,
-            uncontrolled_at: None,
-            owing_flows: 0,
             mtu: config.as_guest().map_or(limits::MTU_DEFAULT, mtu),
-            clock: RunningClock::new(now),
-            ready: VecDeque::new(),
-            announced: false,
-            deliveries_held: false,
-            fragment_at: None,
-            fragment_from_guest: None,
-            refused: VecDeque::new(),
-            counters: VmCounters::default(),
+            ..Vm::new(now, name_hash(&config.name))
         };
         if let Some(guest) = config.as_guest() {
             let added = self.switch.add_guest(id, guest.mac, guest.ips.as_deref());

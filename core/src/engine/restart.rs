@@ -1,18 +1,22 @@
 //! After a restart: promises a predecessor made and this process cannot keep (LIFE-09, INV-21).
 
-use crate::engine::{Engine, context};
+use crate::engine::{Common, Engine, context};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::port::PortId;
 use crate::store::flow_store::recover;
+use crate::store::record::Record;
+use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
+use crate::tcp::vm::Vm;
 use crate::time::Instant;
 
 impl Engine<'_> {
     /// Resets, on both sides, every flow of the arena that has bytes R believes delivered and G has
     /// not acknowledged. Flows that owed nothing are PASS from now on. Returns how many were reset.
     ///
-    /// Call once, after the ports were added. A guest that connects later gets its RST then.
+    /// Call once, after the ports were added. A guest that connects later gets its RST then. Of a
+    /// VM that has no port any more, as when a command added it, only R is told.
     pub fn handle_restart(&mut self, now: Instant) -> usize {
         let mut reset = 0;
         for found in recover(&mut self.common.arena) {
@@ -21,7 +25,13 @@ impl Engine<'_> {
             store.clear(&mut self.common.arena);
             let port = self.port_named(record.name_hash);
             let owed = record.rcv_nxt > record.guest_una;
-            let (true, Some(port)) = (owed, port) else {
+            if !owed {
+                self.common.arena.free_record(found.id);
+                continue;
+            }
+            let Some(port) = port else {
+                reset += 1;
+                self.tell_remote_of_nobody(now, &record);
                 self.common.arena.free_record(found.id);
                 continue;
             };
@@ -53,6 +63,25 @@ impl Engine<'_> {
         if let Some(mut cx) = cx {
             flow.reset_after_restart(&mut cx);
         }
+    }
+
+    /// The reset of a flow whose VM is not there. Nobody has the port that it comes from.
+    fn tell_remote_of_nobody(&mut self, now: Instant, record: &Record) {
+        let Ok(nobody) = u16::try_from(self.ports.len()) else { return };
+        let Common { arena, out, ack_list, ready_ports, predicts, .. } = &mut self.common;
+        let mut cx = FlowContext {
+            now,
+            id: FlowId::NONE,
+            key: &FlowKey { port: nobody, ..record.key },
+            arena,
+            vm: &mut Vm::new(now, record.name_hash),
+            features: &None,
+            out,
+            ack_list,
+            ready_ports,
+            predicts: *predicts,
+        };
+        Flow::recovered(now, record, None).reset_after_restart(&mut cx);
     }
 
     fn port_named(&self, hash: u64) -> Option<PortId> {

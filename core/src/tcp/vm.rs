@@ -6,7 +6,7 @@ use crate::congestion::Algorithm;
 use crate::counters::VmCounters;
 use crate::flow::table::FlowId;
 use crate::limits::{
-    BUDGET_FOR_FIRST_WINDOWS, FLOODING_PLACES, FLOW_BUFFER_MIN, REFUSALS_PER_VM,
+    BUDGET_FOR_FIRST_WINDOWS, FLOODING_PLACES, FLOW_BUFFER_MIN, MTU_DEFAULT, REFUSALS_PER_VM,
     RUNNING_CREDIT_MAX, T_REFUSED, T_UNCONTROLLED, pages_for,
 };
 use crate::time::{Duration, Instant};
@@ -139,6 +139,33 @@ pub struct Vm {
 }
 
 impl Vm {
+    /// Without a budget, and without any wish.
+    #[must_use]
+    pub fn new(now: Instant, name_hash: u64) -> Self {
+        Self {
+            name_hash,
+            offload: false,
+            congestion_offload: false,
+            congestion_control: Algorithm::default(),
+            flooded_flows: 0,
+            draining: false,
+            budget_pages: 0,
+            reserved_pages: 0,
+            lent_pages: 0,
+            uncontrolled_at: None,
+            owing_flows: 0,
+            mtu: MTU_DEFAULT,
+            clock: RunningClock::new(now),
+            ready: VecDeque::new(),
+            announced: false,
+            deliveries_held: false,
+            fragment_at: None,
+            fragment_from_guest: None,
+            refused: VecDeque::new(),
+            counters: VmCounters::default(),
+        }
+    }
+
     /// Takes `pages` from the budget; `false` and nothing taken if it does not reach.
     #[must_use]
     pub fn reserve(&mut self, pages: u64) -> bool {
@@ -272,28 +299,7 @@ mod tests {
 
     #[test]
     fn snoop_32_the_last_refusals_are_remembered_each() {
-        let mut vm = Vm {
-            name_hash: 0,
-            offload: true,
-            congestion_offload: false,
-            congestion_control: Algorithm::default(),
-            flooded_flows: 0,
-            draining: false,
-            budget_pages: 0,
-            reserved_pages: 0,
-            lent_pages: 0,
-            uncontrolled_at: None,
-            owing_flows: 0,
-            mtu: 1500,
-            clock: RunningClock::new(Instant::ZERO),
-            ready: VecDeque::new(),
-            announced: false,
-            deliveries_held: false,
-            fragment_at: None,
-            fragment_from_guest: None,
-            refused: VecDeque::new(),
-            counters: VmCounters::default(),
-        };
+        let mut vm = Vm::new(Instant::ZERO, 0);
         let remote = IpAddr16([7; 16]);
         let last = u16::try_from(REFUSALS_PER_VM).unwrap();
         (0..=last).for_each(|port| vm.refuse(Instant::ZERO, remote, port));

@@ -9,6 +9,7 @@ use nightporter_core::engine::Verdict;
 use nightporter_core::limits;
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::store::arena::Arena;
+use nightporter_core::store::record::Record;
 use nightporter_core::tcp::flow::{State, Why};
 use nightporter_core::time::Duration;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -529,7 +530,9 @@ fn life_09_the_arena_of_another_vm_is_not_mistaken() {
         .add_port(now, PortConfig::guest("another", setup.guest_config(mac(1))))
         .expect("a guest");
     engine.set_port_features(now, guest, Some(setup.features));
-    assert_eq!(engine.handle_restart(now), 0);
+    // Its remote is told, and nobody else.
+    assert_eq!(engine.handle_restart(now), 1);
+    assert!(engine.poll_transmit(now).is_some());
     assert!(engine.poll_transmit(now).is_none());
     assert!(engine.poll_delivery(now, PortId(1), 65_562).is_none());
     assert_eq!(engine.arena().free_pages(), 1024);
@@ -563,6 +566,29 @@ fn life_09_a_lower_flow_limit_after_the_restart_hides_no_broken_promise() {
     w.after_ms(121_000);
     let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().free_records()));
     assert_eq!(free, (1024, 128), "a record without an entry was kept");
+}
+
+/// A command had added the VM, so the next daemon does not know it.
+#[test]
+fn inv_21_remotes_of_a_vm_that_is_not_there_after_the_restart_are_told() {
+    let setup = Setup::new();
+    let mut memory = three_flows_owe_bytes(&setup);
+    let mut arena = Arena::open(memory.as_mut_bytes()).expect("an arena");
+    let ids: Vec<_> = arena.records().collect();
+    for (id, record) in ids {
+        arena.free_record(id);
+        let other = Record { name_hash: record.name_hash ^ 1, ..record };
+        arena.alloc_record(&other).expect("room");
+    }
+    drop(arena);
+    let w = setup.reopens_in(memory.as_mut_bytes());
+    let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
+    assert_eq!(w.engine(|e, now| e.handle_restart(now)), 3);
+    for (r, _) in &pairs {
+        r.gets("R. 1 ack 1001");
+    }
+    let free = w.engine(|e, _| (e.arena().free_pages(), e.arena().free_records()));
+    assert_eq!(free, (1024, 128));
 }
 
 #[test]

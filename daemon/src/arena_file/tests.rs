@@ -109,6 +109,30 @@ fn a_daemon_that_is_just_ending_is_waited_for() {
 }
 
 #[test]
+fn an_arena_that_its_daemon_removes_as_it_ends_is_not_taken_over() {
+    let dir = Dir::new("removed");
+    let first = open(&dir.path(), SMALL).unwrap();
+    let path = dir.path();
+    let second = std::thread::spawn(move || open(&path, SMALL));
+    let start = std::time::Instant::now();
+    while start.elapsed() < 2 * BETWEEN_TRIES {
+        std::thread::yield_now(); // it has opened the file, and waits for its lock
+    }
+    first.1.remove().unwrap();
+    drop(first);
+    let (_arena, second) = second.join().unwrap().unwrap();
+    let there = std::fs::metadata(dir.path()).unwrap();
+    assert_eq!(second.file.metadata().unwrap().ino(), there.ino());
+    let e = open(&dir.path(), SMALL).unwrap_err();
+    assert!(matches!(e, ArenaFileError::InUse(_)), "{e}");
+    // What is not its own stays.
+    std::fs::rename(dir.path(), dir.0.join("away")).unwrap();
+    std::fs::write(dir.path(), "precious").unwrap();
+    second.remove().unwrap();
+    assert!(dir.path().exists());
+}
+
+#[test]
 fn promises_outlive_their_daemon_in_an_arena_of_the_same_size() {
     let dir = Dir::new("same");
     let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();

@@ -61,6 +61,12 @@ fn target(change: &Change, running: &Running, source: &Source) -> Result<Running
                 config.vms.push(VmConfig::of(name, keys).map_err(|e| problems(&e))?);
                 target.by_command.insert(name.clone());
             }
+            Change::SetVm { keys, .. } if keys.contains_key("name") => {
+                return Err(Refusal {
+                    what: "a VM keeps its name".into(),
+                    fix: "add one with the other name, and remove this one".into(),
+                });
+            }
             Change::SetVm { name, keys } => {
                 let vm = config.vms.iter_mut().find(|vm| vm.name == *name);
                 let vm = vm.ok_or_else(|| unknown("VM", name))?;

@@ -165,11 +165,14 @@ impl Config {
         text
     }
 
-    /// Whether its parts fit together, as after one of them has changed.
+    /// Whether its parts fit together, as after one of them has changed. What runs may have
+    /// congestion offload without ack offload, for commands turn off one by one.
     ///
     /// # Errors
     /// All that does not; the lines are those of [`Self::to_text`].
     pub fn check(&self) -> Result<(), Problems> {
-        Self::parse("", &self.to_text(), &BTreeMap::new()).map(drop)
+        let mut config = self.clone();
+        config.vms.iter_mut().for_each(|vm| vm.ack_offload |= vm.congestion_offload);
+        Self::parse("", &config.to_text(), &BTreeMap::new()).map(drop)
     }
 }

@@ -217,6 +217,11 @@ pub(super) struct Section<'d, 'i> {
 }
 
 impl<'d, 'i> Section<'d, 'i> {
+    /// It is out of `KEY=VALUE`s, not of a file.
+    pub(super) fn is_of_a_command(&self) -> bool {
+        self.flag.is_empty()
+    }
+
     fn new(
         doc: &'d mut Document<'i>,
         kind: &'static str,

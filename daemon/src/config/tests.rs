@@ -195,6 +195,12 @@ fn a_vm_may_not_sit_on_the_control_socket() {
 fn congestion_offload_is_for_connections_with_ack_offload() {
     let vm = |more: &str| format!("[[vm]]\nname = \"a\"\n{more}\ncongestion_offload = true\n");
     assert!(parse(&vm("")).unwrap().vms[0].congestion_offload);
+    // Who runs may have the one without the other: a command turned it off.
+    let mut running = parse(&vm("")).unwrap();
+    running.vms[0].ack_offload = false;
+    running.check().unwrap();
+    let set = BTreeMap::from([("mtu".into(), "9000".into())]);
+    assert_eq!(running.vms[0].with(&set).unwrap().mtu, 9000);
     assert_eq!(
         errors(&vm("ack_offload = false")),
         "np.toml:1: vm.a.congestion_offload: needs ack_offload = true\n    \

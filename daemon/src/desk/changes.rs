@@ -94,7 +94,7 @@ impl Desk {
     /// Why there can be no change now.
     pub(super) fn cannot_change(&self) -> Option<Reply> {
         let (what, fix) = if self.stop.is_some() {
-            ("the daemon is stopping", "start it again with the ports that you want")
+            return Some(refused(stopping()));
         } else if self.changes.waiting.len() >= WAITING_MAX {
             ("too many changes wait", "try again later")
         } else if self.changes.parts.is_none() {
@@ -103,6 +103,14 @@ impl Desk {
             return None;
         };
         Some(refused(Refusal { what: what.into(), fix: fix.into() }))
+    }
+
+    /// The daemon stops: changes that wait are not made, and the one that is being prepared is
+    /// dropped when that is done.
+    pub(super) fn refuse_waiting(&mut self) {
+        for asked in std::mem::take(&mut self.changes.waiting) {
+            self.answer(asked.place, refused(stopping()));
+        }
     }
 
     /// Somebody wants a change, and there can be one: it waits for its turn.
@@ -130,6 +138,7 @@ impl Desk {
         let Some((preparer, _)) = &self.changes.parts else { return };
         match preparer.poll() {
             None => {}
+            Some(_) if self.stop.is_some() => self.end_change(path, refused(stopping())),
             Some(Ok(prepared)) if !prepared.dry_run => {
                 self.changes.applying = Some(Applying { prepared, at: 0, failed: Vec::new() });
             }
@@ -268,6 +277,13 @@ fn plan(prepared: &Prepared, done: bool) -> Reply {
         needs_restart: prepared.plan.needs_restart.clone(),
         done,
     })
+}
+
+fn stopping() -> Refusal {
+    Refusal {
+        what: "the daemon is stopping".into(),
+        fix: "start it again with the ports that you want".into(),
+    }
 }
 
 fn refused(Refusal { what, fix }: Refusal) -> Reply {

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
+use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent};
 
 use super::conn::{ACCEPTS_PER_TURN, Clients, Conn};
@@ -149,13 +150,21 @@ impl ControlServer {
         }
     }
 
-    /// Writes what is queued for `place`. `false`: the connection is closed now.
+    /// Writes what is queued for `place`. `false`: the connection is closed now. Who waits for an
+    /// answer is not listened to until then: what it sends, or that it goes, would wake us over and
+    /// over.
     pub(crate) fn finish(&mut self, epoll: &Epoll, place: u16) -> bool {
         let Some(Client { conn, held, .. }) = self.clients.at(place) else { return false };
         let mut alive = conn.flush().is_ok() && (*held || !conn.is_done());
         if alive {
             let mut event = EpollEvent::new(conn.interest(), Token::Control(place).pack());
-            alive = epoll.modify(conn.fd(), &mut event).is_ok();
+            alive = match *held {
+                true => matches!(epoll.delete(conn.fd()), Ok(()) | Err(Errno::ENOENT)),
+                false => match epoll.modify(conn.fd(), &mut event) {
+                    Err(Errno::ENOENT) => epoll.add(conn.fd(), event).is_ok(),
+                    result => result.is_ok(),
+                },
+            };
         }
         if !alive {
             self.close(place);

@@ -221,6 +221,7 @@ impl Desk {
         tracing::info!(signal = signal.ssi_signo, "stopping: draining all VMs");
         self.stop = Some(Stop { deadline: now + self.drain_timeout, look_at: now });
         path.drain_all(now);
+        self.refuse_waiting();
     }
 
     /// Ends a stop when nothing is owed any more, or the time is up.

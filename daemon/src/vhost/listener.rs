@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,13 @@ pub enum ListenError {
 /// A listening socket. Its file goes when it is dropped, unless someone else has replaced it.
 #[derive(Debug)]
 pub struct Listener {
+    /// Goes before the socket is closed: until then its inode is no other file's.
+    name: Name,
     socket: UnixListener,
+}
+
+#[derive(Debug)]
+struct Name {
     path: PathBuf,
     /// Device and inode of the file we made.
     identity: (u64, u64),
@@ -74,8 +80,8 @@ impl Listener {
         }
         let socket = UnixListener::bind(path).map_err(io("listen"))?;
         let made = fs::symlink_metadata(path).map_err(io("look at the socket"))?;
-        let listener =
-            Self { socket, path: path.to_path_buf(), identity: (made.dev(), made.ino()) };
+        let name = Name { path: path.to_path_buf(), identity: (made.dev(), made.ino()) };
+        let listener = Self { name, socket };
         listener.socket.set_nonblocking(true).map_err(io("make it non-blocking"))?;
         if access.uid.is_some() || access.gid.is_some() {
             chown(path, access.uid, access.gid).map_err(io("change its owner"))?;
@@ -91,6 +97,15 @@ impl Listener {
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Nobody finds it any more. Closing what is left closes the connections that wait there, with
+    /// all that was passed over them.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        let Self { name, socket } = self;
+        drop(name);
+        socket.into()
     }
 
     /// The next connection; `None` if nobody waits.
@@ -124,7 +139,7 @@ fn knock(path: &Path) -> io::Result<()> {
     Ok(connect(&socket, &SocketAddrUnix::new(path)?)?)
 }
 
-impl Drop for Listener {
+impl Drop for Name {
     fn drop(&mut self) {
         let there = fs::symlink_metadata(&self.path).map(|m| (m.dev(), m.ino()));
         if there.is_ok_and(|id| id == self.identity) {

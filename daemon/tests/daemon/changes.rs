@@ -131,6 +131,8 @@ fn other_keys_of_a_vm_count_at_once_and_its_connections_stay() {
     let (what, fix) = world.host.refuses(set("guest", &[("mtu", "7")]));
     assert_eq!(what, "mtu=7: vm.guest.mtu: 7 is outside 68..=65535");
     assert!(fix.ends_with("nothing was changed"), "{fix}");
+    let (what, _) = world.host.refuses(set("guest", &[("name", "other")]));
+    assert_eq!(what, "a VM keeps its name");
     let (what, _) =
         world.host.refuses(set("guest", &[("socket", world.dir.join("remote").to_str().unwrap())]));
     assert!(what.contains("is already used by vm.remote"), "{what}");
@@ -179,6 +181,20 @@ fn a_reload_does_what_the_file_says_and_leaves_what_commands_added() {
     }
     assert!(host.port("b").vm.unwrap().offload);
     assert!(host.change(Change::Reload {}).steps.is_empty());
+}
+
+#[test]
+fn a_vm_whose_ack_offload_is_off_for_now_keeps_nobody_from_changes() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", "congestion_offload = true"));
+    let host = Host::start(&dir, &config);
+    assert_eq!(host.ask(&Request::Offload { vm: "a".into(), on: false }), Reply::Done {});
+    host.change(add(&dir, "b", &[]));
+    host.change(set("a", &[("budget", "8M")]));
+    let vm = host.port("a").vm.unwrap();
+    assert!(!vm.offload && vm.congestion_offload);
+    host.change(Change::Reload {});
+    assert!(host.port("a").vm.unwrap().offload);
 }
 
 #[test]

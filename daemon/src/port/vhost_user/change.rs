@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::{VhostUserConfig, VhostUserPort};
+use crate::closer::Foreign;
 use crate::vhost::features::Offer;
 use crate::vhost::listener::Listener;
 use crate::vhost::{Event, Source};
@@ -24,8 +25,7 @@ impl VhostUserPort {
     /// listener the path is taken, and tried again.
     pub fn move_to(&mut self, socket: PathBuf, listener: Option<Listener>) {
         self.socket = socket;
-        // With the old one its place among what is waited for goes: nobody has a copy of it.
-        self.listener = None;
+        self.stop_listening();
         match listener {
             Some(listener) => self.take(listener),
             None => drop(self.listen()),
@@ -40,7 +40,15 @@ impl VhostUserPort {
 
     /// The port goes: nobody finds it, and who is connected is not any more.
     pub fn close(&mut self) {
-        self.listener = None;
+        self.stop_listening();
         self.disconnect("the VM was removed");
+    }
+
+    /// Who waits there may have passed anything: it is closed where it keeps nobody.
+    fn stop_listening(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            let fd = Foreign::of(&self.owner, listener.into_fd());
+            self.events.push_back(Event::Unwatch(fd));
+        }
     }
 }
