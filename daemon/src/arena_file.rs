@@ -41,12 +41,12 @@ pub struct ArenaFile {
 }
 
 impl ArenaFile {
-    /// Takes memory for so much, if it has less.
+    /// Takes memory for so much, if it has less. The arena uses no more than `now`.
     ///
     /// # Errors
-    /// See [`ArenaFileError`]; then nothing has changed.
-    pub fn grow(&self, size: ArenaSize) -> Result<(), ArenaFileError> {
-        allocate(&self.path, &self.file, size)
+    /// See [`ArenaFileError`]; then it has memory for `now`, as before.
+    pub fn grow(&self, now: ArenaSize, size: ArenaSize) -> Result<(), ArenaFileError> {
+        allocate(&self.path, &self.file, size).inspect_err(|_| give_back_beyond(&self.file, now))
     }
 
     /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
@@ -152,10 +152,8 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
         arena.forget_pages();
     }
     arena.resize(size);
-    let [_, had_descs, had_pages] = Arena::ranges(PLACES, both);
-    let [_, descs, pages] = Arena::ranges(PLACES, size);
-    give_back(&file, descs.end..had_descs.end.next_multiple_of(HEAD_BYTES));
-    give_back(&file, pages.end..had_pages.end);
+    // Also what was taken for a change that its daemon did not live to see.
+    give_back_beyond(&file, size);
     Ok((arena, ArenaFile { path: path.into(), file, is_new, size }))
 }
 
@@ -282,6 +280,13 @@ fn allocate(path: &Path, file: &File, size: ArenaSize) -> Result<(), ArenaFileEr
         )?;
     }
     Ok(())
+}
+
+/// The kernel may have what is beyond an arena of this size.
+fn give_back_beyond(file: &File, size: ArenaSize) {
+    for (used, all) in Arena::ranges(PLACES, size).into_iter().zip(Arena::ranges(PLACES, PLACES)) {
+        give_back(file, used.end.next_multiple_of(HEAD_BYTES)..all.end);
+    }
 }
 
 /// The kernel may have the memory of this range.

@@ -182,13 +182,18 @@ fn an_arena_grows_while_it_is_used() {
     (0..4).for_each(|n| assert!(arena.alloc_page(id, n).is_some()));
     assert!(arena.alloc_page(id, 4).is_none());
     let larger = ArenaSize { records: 9, pages: 5 };
-    lock.grow(larger).unwrap();
+    lock.grow(SMALL, larger).unwrap();
     arena.resize(larger);
     let page = arena.alloc_page(id, 4).unwrap();
     arena.write(page, 0, &[7; PAGE]);
     assert_eq!(dir.memory(), memory_of(larger));
-    let e = lock.grow(ArenaSize { pages: PLACES.pages + 1, ..larger }).unwrap_err();
+    let e = lock.grow(larger, ArenaSize { pages: PLACES.pages + 1, ..larger }).unwrap_err();
     assert!(matches!(e, ArenaFileError::NoRoom { .. }), "{e}");
+    // What its daemon took and did not come to use is given back by the next one.
+    lock.grow(larger, ArenaSize { records: 8, pages: 4000 }).unwrap();
+    drop((arena, lock));
+    let _opened = open(&dir.path(), larger).unwrap();
+    assert_eq!(dir.memory(), memory_of(larger));
 }
 
 #[test]

@@ -18,12 +18,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use nightporter_api::Change;
+use nightporter_api::{Change, Direction};
 use nightporter_core::store::arena::ArenaSize;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::arena_file::ArenaFile;
-use crate::config::{Config, Source};
+use crate::config::{Config, Source, VmConfig};
 use crate::port::tap::TapPort;
 use crate::vhost::listener::{Access, Listener};
 
@@ -68,6 +68,57 @@ pub struct Prepared {
     pub access: Access,
     /// [`Job::dry_run`].
     pub dry_run: bool,
+}
+
+impl Prepared {
+    /// A command changed that meanwhile: what came later holds.
+    pub fn note(&mut self, vm: &str, setting: Setting) {
+        setting.set(&mut self.target.config, vm);
+        for step in &mut self.plan.steps {
+            if let Step::SetVm(both) = step
+                && both.1.name == vm
+            {
+                setting.set_vm(&mut both.1);
+            }
+        }
+    }
+}
+
+/// What commands change of a VM at once.
+#[derive(Clone, Copy, Debug)]
+pub enum Setting {
+    /// `ack_offload`.
+    AckOffload(bool),
+    /// `congestion_offload`.
+    CongestionOffload(bool),
+    /// `rate_limit_from_guest_mbit_s`, `rate_limit_to_guest_mbit_s`.
+    RateLimit(Direction, Option<u32>),
+}
+
+impl Setting {
+    /// Sets it; `false`: there is no such VM.
+    pub fn set(self, config: &mut Arc<Config>, vm: &str) -> bool {
+        let at = Arc::make_mut(config).vms.iter_mut().find(|at| at.name == vm);
+        at.map(|at| self.set_vm(at)).is_some()
+    }
+
+    fn set_vm(self, vm: &mut VmConfig) {
+        match self {
+            Self::AckOffload(on) => vm.ack_offload = on,
+            Self::CongestionOffload(on) => vm.congestion_offload = on,
+            Self::RateLimit(Direction::FromGuest, limit) => vm.rate_limit_from_guest_mbit_s = limit,
+            Self::RateLimit(Direction::ToGuest, limit) => vm.rate_limit_to_guest_mbit_s = limit,
+        }
+    }
+
+    /// The later of both is enough.
+    #[must_use]
+    pub fn is_of_the_key_of(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::RateLimit(a, _), Self::RateLimit(b, _)) => a == b,
+            (a, b) => std::mem::discriminant(&a) == std::mem::discriminant(&b),
+        }
+    }
 }
 
 /// It cannot, and nothing has changed.

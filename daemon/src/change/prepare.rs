@@ -30,10 +30,11 @@ pub(super) fn prepare(job: Job, source: &Source, arena: &ArenaFile) -> Result<Pr
         });
     }
     target.size = size(&running, &target.config, &plan, excess_pages);
-    arena.grow(target.size).map_err(|e| refusal(&e))?;
     let access = vm_access(&target.config.daemon).map_err(|e| refusal(&e))?;
     let mut prepared = Prepared { plan, target, taps, listeners, access, dry_run };
     open(&mut prepared, &running.config)?;
+    // Last: nothing is allocated for what cannot be.
+    arena.grow(running.size, prepared.target.size).map_err(|e| refusal(&e))?;
     Ok(prepared)
 }
 

@@ -11,8 +11,7 @@ use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
-use crate::change::{Job, Prepared, Preparer, Refusal, Running, Step};
-use crate::config::VmConfig;
+use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Step};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::vhost_user::VhostUserPort;
@@ -51,6 +50,8 @@ pub(super) struct Changes {
     /// Who waits for the one that is under way.
     busy: Option<Option<u16>>,
     applying: Option<Applying>,
+    /// What commands changed while it was prepared.
+    notes: Vec<(String, Setting)>,
 }
 
 impl Changes {
@@ -67,13 +68,16 @@ impl Changes {
         self.applying.is_some()
     }
 
-    /// A command changed one key of a VM: the next reload puts it back.
-    pub(super) fn note(&mut self, vm: &str, set: impl FnOnce(&mut VmConfig)) {
-        if let Some((_, running)) = &mut self.parts {
-            let config = std::sync::Arc::make_mut(&mut running.config);
-            if let Some(at) = config.vms.iter_mut().find(|at| at.name == vm) {
-                set(at);
-            }
+    /// A command changed one key of a VM: the next reload puts it back, and the change that is
+    /// under way does not.
+    pub(super) fn note(&mut self, vm: &str, setting: Setting) {
+        let Some((_, running)) = &mut self.parts else { return };
+        let is_known = setting.set(&mut running.config, vm);
+        if let Some(applying) = &mut self.applying {
+            applying.prepared.note(vm, setting);
+        } else if self.busy.is_some() && is_known {
+            self.notes.retain(|(of, other)| of != vm || !other.is_of_the_key_of(setting));
+            self.notes.push((vm.into(), setting));
         }
     }
 }
@@ -136,14 +140,16 @@ impl Desk {
     /// A change is prepared, or refused.
     pub(super) fn handle_prepared(&mut self, path: &DataPath) {
         let Some((preparer, _)) = &self.changes.parts else { return };
-        match preparer.poll() {
-            None => {}
-            Some(_) if self.stop.is_some() => self.end_change(path, refused(stopping())),
-            Some(Ok(prepared)) if !prepared.dry_run => {
+        let Some(result) = preparer.poll() else { return };
+        let notes = std::mem::take(&mut self.changes.notes);
+        match result {
+            _ if self.stop.is_some() => self.end_change(path, refused(stopping())),
+            Ok(mut prepared) if !prepared.dry_run => {
+                notes.into_iter().for_each(|(vm, setting)| prepared.note(&vm, setting));
                 self.changes.applying = Some(Applying { prepared, at: 0, failed: Vec::new() });
             }
-            Some(Ok(prepared)) => self.end_change(path, plan(&prepared, false)),
-            Some(Err(refusal)) => self.end_change(path, refused(refusal)),
+            Ok(prepared) => self.end_change(path, plan(&prepared, false)),
+            Err(refusal) => self.end_change(path, refused(refusal)),
         }
     }
 

@@ -8,6 +8,7 @@ use nix::sys::epoll::Epoll;
 
 use super::Desk;
 use super::changes::Asked;
+use crate::change::Setting;
 use crate::token::Token;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
@@ -142,18 +143,18 @@ impl Desk {
                 }
             },
             Request::Offload { vm, on } => {
-                self.changes.note(&vm, |config| config.ack_offload = on);
-                path.with_vm(&vm, |engine, id| {
+                let reply = path.with_vm(&vm, |engine, id| {
                     tracing::info!(vm, on, "ack offload");
                     engine.set_offload(now, id, on);
-                })
+                });
+                self.note(&vm, Setting::AckOffload(on), reply)
             }
             Request::CongestionOffload { vm, on } => {
-                self.changes.note(&vm, |config| config.congestion_offload = on);
-                path.with_vm(&vm, |engine, id| {
+                let reply = path.with_vm(&vm, |engine, id| {
                     tracing::info!(vm, on, "congestion offload");
                     engine.set_congestion_offload(id, on);
-                })
+                });
+                self.note(&vm, Setting::CongestionOffload(on), reply)
             }
             Request::RateLimit { vm, direction, mbit_s } => {
                 self.limit_rate(now, path, &vm, direction, mbit_s)
@@ -190,11 +191,15 @@ impl Desk {
             Direction::ToGuest => engine::Direction::ToGuest,
         };
         path.set_rate_limit(now, port, way, mbit_s);
-        self.changes.note(vm, |config| match direction {
-            Direction::FromGuest => config.rate_limit_from_guest_mbit_s = mbit_s,
-            Direction::ToGuest => config.rate_limit_to_guest_mbit_s = mbit_s,
-        });
-        Reply::Done {}
+        self.note(vm, Setting::RateLimit(direction, mbit_s), Reply::Done {})
+    }
+
+    /// What a command did to a VM, unless it failed.
+    fn note(&mut self, vm: &str, setting: Setting, reply: Reply) -> Reply {
+        if reply == (Reply::Done {}) {
+            self.changes.note(vm, setting);
+        }
+        reply
     }
 
     /// Moves what watchers wrote to their clients.
