@@ -237,6 +237,13 @@ impl Flow {
             Place::Old => return Some(self.on_old_segment(cx, f, r)),
             Place::Window if !unanswered => return None,
             Place::Outside if r.len() == 0 => {
+                if self.is_repeating(r)
+                    && !self.outbound.ack_in_range(f.tcp.ack)
+                    && let Some(fate) = self.on_unseen(cx, f, is_bare(f, r))
+                {
+                    self.gate_unseen_to_guest(f); // which may pass, with a number that G takes
+                    return Some(fate);
+                }
                 self.challenge_ack(cx);
                 return Some(self.answer_guest(cx, f, r, Fate::Drop(DropReason::OutOfWindow)));
             }
@@ -244,6 +251,13 @@ impl Flow {
             Place::Window | Place::Outside => {}
         }
         Some(Fate::Drop(DropReason::OutOfWindow))
+    }
+
+    /// R has gone back to what it repeats, and sends its ACKs from there: no further than a window,
+    /// which is what a stranger has to hit elsewhere too.
+    fn is_repeating(&self, r: Range) -> bool {
+        let next = self.receiver.next();
+        r.seq < next && next <= r.seq + u64::from(self.receiver.buffer_bytes())
     }
 
     /// A bare ACK that H need not read, for it lies below H's next number. If G has asked whether R

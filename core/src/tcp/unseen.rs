@@ -2,7 +2,8 @@
 //!
 //! R's ACKs are then above what H saw. Without congestion offload G judges its own ACKs:
 //!
-//! 1. An ACK above what H saw G send is plausible as far as R's windows allowed G to send.
+//! 1. An ACK above what H saw G send is plausible as far as R's windows allowed G to send, in an
+//!    acceptable segment, or in a bare one from where R has gone back to repeat.
 //! 2. A plausible ACK without data goes on to G, so that its transmission does not stall. G refuses
 //!    one for what it has not sent by an ACK with its SND.NXT (RFC 5961 section 5.2), which H sees.
 //!    Data that comes with a plausible ACK is not taken: H's ACK makes R say again what it has, if
@@ -30,7 +31,7 @@ use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
-    /// An acceptable segment of R whose ACK is out of range; `bare`: nothing but an ACK, with IP
+    /// A segment of R whose ACK is out of range; `bare`: nothing but an ACK, with IP
     /// options or without. `None`: it is in range now.
     pub(super) fn on_unseen(
         &mut self,
