@@ -94,6 +94,9 @@ enum Command {
         /// Only up to this rate, Mbit/s. More than 100 want a machine that does nothing else.
         #[arg(long, default_value_t = 100)]
         rate_most: u64,
+        /// Fairness: a flow of ours beside so many of Linux.
+        #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
+        others: Vec<usize>,
         /// One cell instead: rate in Mbit/s, round trip in ms, queue in bandwidth-delay products,
         /// loss in percent, as 20,20,1,0.
         #[arg(long)]
@@ -158,9 +161,9 @@ fn main() {
         Command::Outside { sched: scheduler, link, bytes, rounds, accel } => {
             outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
         }
-        Command::Compare { which, rate_most, cell, rounds, seconds, out } => {
+        Command::Compare { which, rate_most, others, cell, rounds, seconds, out } => {
             let cells = match cell {
-                None => Cell::all(&which, rate_most),
+                None => Cell::all(&which, rate_most, &others),
                 Some(cell) => vec![cell],
             };
             let time = seconds.map(Duration::from_secs);

@@ -136,13 +136,13 @@ impl Cell {
         Self { which, far: FAR, arms, ..Self::alone(rate, round_trip, queue, 0.0, seconds) }
     }
 
-    /// All there are of these kinds, up to this rate in Mbit/s.
+    /// All there are of these kinds, up to this rate in Mbit/s, and beside so many others.
     #[must_use]
-    pub fn all(which: &[Which], rate_most: u64) -> Vec<Self> {
+    pub fn all(which: &[Which], rate_most: u64, others: &[usize]) -> Vec<Self> {
         let alone = ALONE.iter().filter(|(rate, ..)| *rate <= rate_most);
         let alone =
             alone.map(|&(rate, rtt, queue, loss, s)| Self::alone(rate, rtt, queue, loss, s));
-        let beside = [1, 2, 4, 8].map(|others| Self::beside(20, 20, 1.0, others, 40));
+        let beside = others.iter().map(|&others| Self::beside(20, 20, 1.0, others, 40));
         let mut all: Vec<Self> = alone.chain(beside).collect();
         all.push(Self::far(20, 20, 1.0, 60));
         all.retain(|cell| which.contains(&cell.which));
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn a_flow_of_ours_stands_beside_as_many_of_linux_as_a_flow_of_linux_does() {
-        for cell in Cell::all(&[Which::Beside], 20) {
+        for cell in Cell::all(&[Which::Beside], 20, &[1, 2, 4, 8]) {
             let linux = |arm: &Arm| arm.flows.iter().filter(|f| f.0 == Who::Linux).count();
             assert_eq!(cell.arms.iter().map(linux).collect::<Vec<_>>(), {
                 let others = cell.arms[0].flows.len() - 1;
