@@ -20,6 +20,8 @@ pub struct Setup {
     pub isn: [u32; 2],
     /// Payload bytes of a full segment, timestamps already subtracted.
     pub mss: u16,
+    /// G's MSS option says another number.
+    pub guest_mss: Option<u16>,
     /// Window shifts offered.
     pub scale: [Option<u8>; 2],
     /// Timestamps offered.
@@ -68,6 +70,7 @@ impl Setup {
         Self {
             isn: [0xffff_ff00, 10_000],
             mss: 1000,
+            guest_mss: None,
             scale: [Some(7), Some(7)],
             ts: [true; 2],
             sack: [true; 2],
@@ -148,7 +151,8 @@ impl Setup {
     /// The options of a SYN of `side`, whole words. The MSS is what leaves room for timestamps.
     pub fn options_of(&self, side: Side) -> Vec<u8> {
         let i = side as usize;
-        let mss = self.mss + if Self::both(self.ts) { 12 } else { 0 };
+        let mss = self.guest_mss.filter(|_| side == Side::G).unwrap_or(self.mss);
+        let mss = mss + if Self::both(self.ts) { 12 } else { 0 };
         let [hi, lo] = mss.to_be_bytes();
         let mut options = vec![2, 4, hi, lo];
         if self.sack[i] {

@@ -956,6 +956,21 @@ fn too_big(w: &World<'_>, g: &Peer<'_>, at: i64, mtu: u16) -> Verdict {
     w.frame(PortId(0), VirtioNetHdr::default(), &bytes)
 }
 
+/// What G takes says nothing of what its way out takes: it has chosen the length of its segments.
+#[test]
+fn flood_07_longer_segments_than_g_takes_itself_leave_whole_if_r_takes_them() {
+    let setup = Setup { guest_mss: Some(980), ..Setup::new() };
+    let (w, r, g) = floods(&setup);
+    hands_over(&g, 1, 4001);
+    let seen = r.takes_all();
+    let sizes: Vec<_> = seen.iter().map(|s| (s.range(), s.hdr.gso_size)).collect();
+    assert_eq!(sizes, [((1, 4001), 1000)]);
+    // A router that knows better is believed.
+    assert_eq!(too_big(&w, &g, 1, 700), Verdict::Forward(GUEST));
+    hands_over(&g, 4001, 6001);
+    assert!(r.takes_all().iter().all(|s| s.hdr.gso_size == 648 || s.payload().len() <= 648));
+}
+
 #[test]
 fn flood_39_what_is_too_long_for_the_path_is_sent_again_in_smaller_segments() {
     let (w, r, g) = floods(&Setup::new());

@@ -353,10 +353,13 @@ impl Flow {
         }
         let own = self.own_mss();
         let gso = f.hdr.is_gso().then_some(u64::from(f.hdr.gso_size));
-        let full = gso.map_or(own, |gso| gso.min(own));
+        let longest = gso.unwrap_or(range.len());
+        // Longer ones than G takes itself are G's decision (FLOOD-07).
+        let most = own.max(longest).min(self.options.mss_to_net.into());
+        let full = gso.map_or(most, |gso| gso.min(most));
         let flooded = self.losses.flooded_mut()?;
-        flooded.longest = flooded.longest.max(gso.unwrap_or(range.len()).max(1));
-        if f.hdr.is_gso() {
+        flooded.longest = flooded.longest.max(longest.max(1));
+        if f.hdr.is_gso() || longest > own {
             flooded.set_mss(full); // G may know of a narrow path
         }
         let is_copy = range.end <= flooded.intake.accepted() && range.seq < range.end;
