@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use nightporter_api::{Change, Plan, Reply, Request};
 
@@ -83,34 +83,46 @@ fn key_value(text: &str) -> Result<(String, String), String> {
     Ok((key.trim().into(), value.trim().into()))
 }
 
-fn map(keys: &[(String, String)]) -> BTreeMap<String, String> {
-    keys.iter().cloned().collect()
+fn map(keys: &[(String, String)]) -> Result<BTreeMap<String, String>> {
+    let mut map = BTreeMap::new();
+    for (key, value) in keys {
+        if map.insert(key.clone(), value.clone()).is_some() {
+            bail!("{key} is given twice\n    fix: give it once");
+        }
+    }
+    Ok(map)
 }
 
 impl OfVm {
     /// As the daemon is asked for it.
-    pub(crate) fn as_change(&self) -> (Change, Dry) {
-        match self {
+    ///
+    /// # Errors
+    /// A key is given twice.
+    pub(crate) fn as_change(&self) -> Result<(Change, Dry)> {
+        Ok(match self {
             Self::Add { name, keys, dry } => {
-                (Change::AddVm { name: name.clone(), keys: map(keys) }, *dry)
+                (Change::AddVm { name: name.clone(), keys: map(keys)? }, *dry)
             }
             Self::Set { name, keys, dry } => {
-                (Change::SetVm { name: name.clone(), keys: map(keys) }, *dry)
+                (Change::SetVm { name: name.clone(), keys: map(keys)? }, *dry)
             }
             Self::Remove { name, dry } => (Change::RemoveVm { name: name.clone() }, *dry),
-        }
+        })
     }
 }
 
 impl OfUplink {
     /// As the daemon is asked for it.
-    pub(crate) fn as_change(&self) -> (Change, Dry) {
-        match self {
+    ///
+    /// # Errors
+    /// A key is given twice.
+    pub(crate) fn as_change(&self) -> Result<(Change, Dry)> {
+        Ok(match self {
             Self::Add { name, keys, dry } => {
-                (Change::AddUplink { name: name.clone(), keys: map(keys) }, *dry)
+                (Change::AddUplink { name: name.clone(), keys: map(keys)? }, *dry)
             }
             Self::Remove { name, dry } => (Change::RemoveUplink { name: name.clone() }, *dry),
-        }
+        })
     }
 }
 
@@ -145,5 +157,18 @@ fn show(out: &mut dyn Write, plan: &Plan) -> std::io::Result<()> {
             writeln!(out, "nothing was changed: that is what would be done")
         }
         (false, false) => writeln!(out, "nothing was changed, and nothing of it would be"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_is_given_twice_is_refused() {
+        let keys = |text: &str| text.split(' ').map(|k| key_value(k).unwrap()).collect::<Vec<_>>();
+        assert_eq!(map(&keys("mtu=9000 budget=8M")).unwrap().len(), 2);
+        let error = map(&keys("mtu=9000 mtu=1500")).unwrap_err().to_string();
+        assert!(error.starts_with("mtu is given twice"), "{error}");
     }
 }

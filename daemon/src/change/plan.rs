@@ -57,7 +57,7 @@ impl Plan {
             match uplinks_now.get(uplink.name.as_str()) {
                 Some(before) if *before == uplink => {}
                 Some(before) => plan.keep_uplink(before, uplink),
-                None => plan.add(Step::AddUplink(uplink.clone()), &uplink.name, uplink.keys()),
+                None => plan.add_uplink(uplink, &now.uplinks),
             }
         }
         for vm in wanted.vms.iter().filter(|vm| !vms_now.contains_key(vm.name.as_str())) {
@@ -135,6 +135,16 @@ impl Plan {
             let name = &uplink.name;
             self.needs_restart.push(format!("uplink.{name}.{key} {before} -> {after}"));
         }
+    }
+
+    fn add_uplink(&mut self, uplink: &UplinkConfig, now: &[UplinkConfig]) {
+        // Its interface is opened before anybody goes.
+        if let Some(holder) = now.iter().find(|other| other.ifname == uplink.ifname) {
+            let (name, holder) = (&uplink.name, &holder.name);
+            self.needs_restart
+                .push(format!("uplink.{name} gets what uplink.{holder} has now (two changes)"));
+        }
+        self.add(Step::AddUplink(uplink.clone()), &uplink.name, uplink.keys());
     }
 
     fn add(&mut self, step: Step, name: &str, keys: Keys) {
@@ -219,6 +229,11 @@ mod tests {
         assert_eq!(
             Plan::between(&config(NOW), &config(&taken)).needs_restart,
             ["vm.a gets what vm.b has now (two changes)"]
+        );
+        let renamed = NOW.replace("name = \"lan\"", "name = \"wan\"");
+        assert_eq!(
+            Plan::between(&config(NOW), &config(&renamed)).needs_restart,
+            ["uplink.wan gets what uplink.lan has now (two changes)"]
         );
     }
 }
