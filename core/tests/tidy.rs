@@ -33,6 +33,7 @@ const BANNED: &[(&str, &str)] = &[
     ("FIXME", "fix it, or open an issue"),
     ("TODO", "do it, or open an issue"),
     ("dbg!", "use tracing, or a test"),
+    ("#[should_panic", "`make mutants` takes the first panic of core's tests for a mutation"),
     ("blazing", "give the number and its command"),
     ("seamless", "say what changes for the user"),
     ("state-of-the-art", "give the number and its command"),

@@ -426,12 +426,3 @@ fn what_needs_memory_is_where_records_descriptors_and_pages_are() {
     assert_eq!(ranges[2].start, all - 1000 * PAGE);
     assert_eq!(Arena::ranges(places, places)[2].end, all);
 }
-
-#[test]
-#[should_panic(expected = "they are in use")]
-fn an_arena_never_gets_smaller_than_what_is_in_use() {
-    let mut mem = memory(1, 2);
-    let mut arena = Arena::format(&mut mem, 1, 2, 9).unwrap();
-    arena.lend_page(7).unwrap();
-    arena.resize(ArenaSize { records: 1, pages: 0 });
-}
