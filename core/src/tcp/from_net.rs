@@ -241,7 +241,6 @@ impl Flow {
                     && !self.outbound.ack_in_range(f.tcp.ack)
                     && let Some(fate) = self.on_unseen(cx, f, is_bare(f, r))
                 {
-                    self.gate_unseen_to_guest(f); // which may pass, with a number that G takes
                     return Some(fate);
                 }
                 self.challenge_ack(cx);

@@ -31,8 +31,8 @@ use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
-    /// A segment of R whose ACK is out of range; `bare`: nothing but an ACK, with IP
-    /// options or without. `None`: it is in range now.
+    /// A segment of R whose ACK is out of range; `bare`: nothing but an ACK, with IP options or
+    /// without. `None`: it is in range now.
     pub(super) fn on_unseen(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -45,6 +45,9 @@ impl Flow {
             }
             // Behind R's CWR no ACK of H echoes a mark any more (SNOOP-19).
             self.receiver.on_congestion_marks(f.tcp.flags.contains(TcpFlags::CWR), false);
+            if bare {
+                self.gate_unseen_to_guest(f);
+            }
             self.leave(cx, self.standing.why());
             return Some(Fate::Pass);
         }

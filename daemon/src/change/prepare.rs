@@ -14,7 +14,7 @@ use crate::start::{make_parent, vm_access};
 use crate::vhost::listener::{Access, Listener};
 
 /// Plans `job`, and unless it is only to be shown, opens and allocates what it takes. What was
-/// opened for a change that is refused goes again; memory stays for the next one.
+/// opened or allocated for a change that is refused goes again.
 pub(super) fn prepare(job: Job, source: &Source, arena: &ArenaFile) -> Result<Prepared, Refusal> {
     let Job { change, dry_run, running, excess_pages } = job;
     let mut target = target(&change, &running, source)?;
