@@ -9,6 +9,10 @@ use crate::port::PortId;
 use crate::time::Instant;
 use crate::wire::packet::{IpAddr16, VlanStack};
 
+/// In place of a VLAN id in [`mac_key`]: a MAC that was heard, behind whatever tag, or of a guest
+/// that has gone. It says who may not take it over, and not where frames go.
+const ANY_VLAN: u16 = u16::MAX - 1;
+
 impl Switch {
     /// `mac` is behind the uplink `port` on this VLAN. Group addresses teach nothing, nor do frames
     /// of guest ports, whose MAC [`Self::check_source`] knows. Of a guest's MAC this is remembered
@@ -26,6 +30,22 @@ impl Switch {
         if is_guest_port || is_group(mac) {
             return;
         }
+        let any = mac_key(ANY_VLAN, mac);
+        // Behind a tag it is heard all the same.
+        if key != mac_key(0, mac) && self.note_heard(now, port, any).is_none() {
+            return;
+        }
+        let Some(moved) = self.note_heard(now, port, key) else { return };
+        if moved {
+            self.forget_found();
+        }
+        self.taught.note(now, key, port, Instant::MAX);
+    }
+
+    /// Somebody was heard at `port`. `Some(true)`: at another one before; `None`: the table is full
+    /// and nobody in it is forgotten. Those who are known keep their place: an address flood cannot
+    /// push them out.
+    fn note_heard(&mut self, now: Instant, port: PortId, key: u64) -> Option<bool> {
         if self.learned >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
             self.swept = now;
             self.retain_macs(|entry| is_guest_key(entry.key) || is_fresh(entry, now));
@@ -35,43 +55,73 @@ impl Switch {
             Entry::Occupied(mut entry) => {
                 let moved = entry.get().port != port;
                 *entry.get_mut() = MacEntry { key, port, seen: now };
-                if moved {
-                    self.forget_found();
-                }
-                self.taught.note(now, key, port, Instant::MAX);
+                Some(moved)
             }
-            // Those who are known keep their place: an address flood cannot push them out.
-            Entry::Vacant(_) if full => {}
+            Entry::Vacant(_) if full => None,
             Entry::Vacant(entry) => {
                 entry.insert(MacEntry { key, port, seen: now });
                 self.learned += 1;
-                self.taught.note(now, key, port, Instant::MAX);
+                Some(false)
             }
         }
     }
 
+    /// A guest uses this MAC for the first time. One that was heard at another port within
+    /// [`MAC_AGE`](crate::limits::MAC_AGE) is not taken from there by a frame.
     #[inline(never)]
-    pub(super) fn learn_guest(&mut self, port: PortId, mac: Mac) -> Result<(), DropReason> {
-        let known = self.guest_mut(port).is_none_or(|guest| guest.mac.is_some());
-        if known || is_group(mac) || mac == [0; 6] || self.guest_with(mac).is_some() {
-            return Err(DropReason::SpoofedMac);
+    pub(super) fn learn_guest(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        mac: Mac,
+    ) -> Result<(), DropReason> {
+        let heard = [0, ANY_VLAN].map(|vlan| self.find(mac_key(vlan, mac)));
+        let elsewhere =
+            heard.into_iter().flatten().any(|entry| entry.port != port && is_fresh(entry, now));
+        if !self.may_have(port, mac) {
+            Err(DropReason::SpoofedMac)
+        } else if elsewhere {
+            Err(DropReason::MacElsewhere)
+        } else {
+            self.bind_guest(port, mac);
+            Ok(())
         }
+    }
+
+    /// The VMM of `port` says that its guest has this MAC, and has just been moved here
+    /// (SEND_RARP). That counts more than what was heard elsewhere, and no more than what is
+    /// configured.
+    pub fn announce(&mut self, port: PortId, mac: Mac) {
+        if self.may_have(port, mac) {
+            self.bind_guest(port, mac);
+        }
+    }
+
+    /// Whether the guest of `port` has no MAC yet, and this one is nobody's.
+    fn may_have(&mut self, port: PortId, mac: Mac) -> bool {
+        let has_none = self.guest_mut(port).is_some_and(|guest| guest.mac.is_none());
+        has_none && !is_group(mac) && mac != [0; 6] && self.guest_with(mac).is_none()
+    }
+
+    fn bind_guest(&mut self, port: PortId, mac: Mac) {
         self.bind(mac, port);
         if let Some(guest) = self.guest_mut(port) {
             guest.mac = Some(mac);
         }
-        Ok(())
     }
 
-    /// Forgets what a guest port taught: the guest was replaced or restarted.
-    pub fn forget_learned(&mut self, port: PortId) {
+    /// Forgets what a guest port taught: the guest was replaced or restarted. Nobody else has its
+    /// MAC for as long as an uplink's would be kept.
+    pub fn forget_learned(&mut self, now: Instant, port: PortId) {
         let Some(guest) = self.guest_mut(port) else { return };
         if let Ips::Learned(learned) = &mut guest.ips {
             learned.clear();
         }
-        if !guest.mac_configured {
-            guest.mac = None;
+        if !guest.mac_configured
+            && let Some(mac) = guest.mac.take()
+        {
             self.retain_macs(|entry| entry.port != port);
+            self.note_heard(now, port, mac_key(ANY_VLAN, mac));
         }
     }
 }

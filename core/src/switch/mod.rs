@@ -1,7 +1,8 @@
 //! The learning switch: who is behind which port, and who may claim to be whom.
 //!
-//! - A guest port has one MAC: the configured one, or the first it used. It is static on every
-//!   VLAN: neither the uplink nor another guest can take it over, and the guest may use no other.
+//! - A guest port has one MAC: the configured one, the one that its VMM announced, or the first it
+//!   used, unless that was heard elsewhere within [`MAC_AGE`]. It is static on every VLAN: neither
+//!   the uplink nor another guest can take it over, and the guest may use no other.
 //! - Behind an uplink there may be any number of MACs, learned per VLAN, bounded and aged.
 //! - A guest port may use the IPs on its list. Without a list it owns the first few it uses
 //!   (COM-11), and may use any that is on nobody's list: it may be a router or a container node.
@@ -15,6 +16,7 @@
 use core::net::IpAddr;
 
 mod claims;
+mod isolation;
 mod learning;
 mod memo;
 
@@ -60,6 +62,7 @@ struct GuestPort {
     mac: Option<Mac>,
     mac_configured: bool,
     ips: Ips,
+    isolated: bool,
 }
 
 /// An IP on lists, and on how many: two guests may share one.
@@ -154,7 +157,8 @@ impl Switch {
         if self.guests.len() <= at {
             self.guests.resize_with(at + 1, || None);
         }
-        self.guests[at] = Some(GuestPort { mac, mac_configured: mac.is_some(), ips });
+        let mac_configured = mac.is_some();
+        self.guests[at] = Some(GuestPort { mac, mac_configured, ips, isolated: false });
         Ok(())
     }
 
@@ -189,6 +193,7 @@ impl Switch {
         }
         if let Some(guest) = self.guest_mut(port) {
             guest.mac = mac.or(taught);
+            guest.isolated = before.isolated;
             if let (Ips::Learned(learned), Ips::Learned(known)) = (&mut guest.ips, before.ips) {
                 *learned = known;
             }
@@ -239,7 +244,7 @@ impl Switch {
             return Ok(());
         }
         let mac = packet.eth.src;
-        self.check_mac(port, mac)?;
+        self.check_mac(now, port, mac)?;
         match packet.net {
             Net::Ip(ip) => self.check_ip(now, port, ip.src),
             Net::Arp(arp) if arp.sender_mac != mac => Err(DropReason::SpoofedMac),
@@ -263,13 +268,13 @@ impl Switch {
         {
             return Ok(()); // nearly always
         }
-        self.check_mac(port, mac)?;
+        self.check_mac(now, port, mac)?;
         self.check_ip(now, port, ip)
     }
 
-    fn check_mac(&mut self, port: PortId, mac: Mac) -> Result<(), DropReason> {
+    fn check_mac(&mut self, now: Instant, port: PortId, mac: Mac) -> Result<(), DropReason> {
         match self.guest_mut(port) {
-            Some(guest) if guest.mac != Some(mac) => self.learn_guest(port, mac),
+            Some(guest) if guest.mac != Some(mac) => self.learn_guest(now, port, mac),
             _ => Ok(()),
         }
     }
@@ -292,7 +297,11 @@ impl Switch {
             Some(port) => Out::Port(port),
             None => self.search(now, key, dst),
         };
-        if out == Out::Port(ingress) { Out::Drop(DropReason::Hairpin) } else { out }
+        match out {
+            Out::Port(port) if port == ingress => Out::Drop(DropReason::Hairpin),
+            Out::Port(port) if self.are_apart(ingress, port) => Out::Drop(DropReason::Isolated),
+            out => out,
+        }
     }
 
     /// Where a frame for `dst` most likely goes, if a frame lately went there.
