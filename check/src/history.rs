@@ -59,6 +59,8 @@ pub struct History {
     pub shrinks: bool,
     /// R is known not to.
     pub net_keeps_window: bool,
+    /// Since when R has shown no room.
+    pub(crate) shut_since: Option<Instant>,
     /// Somebody sends G fragments: what it acknowledges the host may not have seen.
     pub fragments: bool,
     /// Longest IP packet that G's port takes.
@@ -171,6 +173,7 @@ impl History {
             deaf: false,
             shrinks: false,
             net_keeps_window: false,
+            shut_since: None,
             fragments: false,
             mtu: None,
             quality: Quality::default(),
@@ -402,6 +405,14 @@ impl History {
             }
             e.edge_max = e.edge_max.max(e.edge);
             e.copies = e.copies.split_off(&ack.saturating_sub(1 << 21));
+        }
+    }
+
+    /// R may have shown no room, or some again.
+    pub(crate) fn note_shut(&mut self, at: Instant, from: Side) {
+        if from == Side::R {
+            let r = self.end(Side::R);
+            self.shut_since = (r.edge == r.acked).then(|| self.shut_since.unwrap_or(at));
         }
     }
 

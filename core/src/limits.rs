@@ -18,6 +18,8 @@ pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
 /// What a flow grows to while its G does not run, once G has proved to be ESTABLISHED (SNOOP-39):
 /// what R sends in 10 ms at 1 Gbit/s, so that it need not stop for G's next time slice.
 pub const FLOW_BUFFER_AHEAD_MAX: u64 = 1024 * 1024;
+/// G may be shown so much more room than R has shown (FLOOD-14): what it hands over in a slice.
+pub const OUTBOUND_AHEAD_MAX: u64 = 1024 * 1024;
 /// What a flow grows to because R filled what it had (SNOOP-39): more would only add delay.
 pub const FLOW_BUFFER_DOUBLED_MAX: u64 = 4 * 1024 * 1024;
 /// What a flow grows to because G itself shows as much: all that Linux shows with a `tcp_rmem` of

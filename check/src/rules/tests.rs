@@ -525,6 +525,39 @@ fn the_edge_that_the_guest_is_shown_goes_left_only_if_the_remote_moves_it() {
 }
 
 #[test]
+fn the_guest_is_shown_no_more_than_a_mebibyte_beyond_the_remotes_edge() {
+    for (floods, field) in [(false, 500), (true, 500 + 8192), (true, 500 + 8194), (false, 501)] {
+        let mut s = Scene::open();
+        s.h.floods = floods;
+        let shown = with(seg(Side::R, 1, 1), |x| x.window = field);
+        s.net_sends(&seg(Side::R, 1, 1), &[]);
+        s.guest_gets(&shown, &[]);
+        let fine = field == 500 || floods && field == 500 + 8192;
+        if fine { s.accepted() } else { s.refused_by(Rule::RightEdge) }
+    }
+}
+
+/// A remote that has been shut for so long the host leaves to the guest (FLOOD-12).
+#[test]
+fn what_the_guest_was_lent_and_has_used_goes_only_when_the_remote_has_been_shut_for_long() {
+    for (used, ms, fine) in [(true, 6000, true), (true, 100, false), (false, 100, true)] {
+        let mut s = Scene::open();
+        (s.h.floods, s.h.net_keeps_window) = (true, true);
+        s.net_sends(&with(seg(Side::R, 1, 1), |x| x.window = 0), &[]);
+        s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.window = 900), &[]);
+        if used {
+            s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.flags = PUSH), &[7; 1000]);
+        }
+        let shut = with(seg(Side::R, 1, 1), |x| x.window = 0);
+        s.net_sends(&shut, &[]);
+        s.ms(ms);
+        s.net_sends(&shut, &[]);
+        s.guest_gets(&shut, &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::RightEdge) }
+    }
+}
+
+#[test]
 fn a_reset_of_the_guest_reaches_the_remote_at_once() {
     let mut s = Scene::promised(100);
     s.guest_sends(&with(seg(Side::G, 1, 101), |x| x.flags = TcpFlags::RST), &[]);

@@ -123,13 +123,7 @@ impl Engine<'_> {
                     continue;
                 }
             };
-            match port {
-                Some(port) => self.note_given(now, port),
-                None => {
-                    let made = *self.common.out.at(place);
-                    self.note_flooded(now, origin, made.frame());
-                }
-            }
+            self.note_given(now, origin, port);
             return Some(Transmit::of_header(port, origin, self.common.out.at(place).frame()));
         }
     }
@@ -192,13 +186,7 @@ impl Engine<'_> {
                 return Some(Departure::Taken(self.whole.len()));
             }
         };
-        if let Some(port) = port {
-            self.note_given(now, port);
-        } else {
-            let whole = std::mem::take(&mut self.whole);
-            self.note_flooded(now, origin, &whole);
-            self.whole = whole;
-        }
+        self.note_given(now, origin, port);
         let frame = Transmit::of_header(port, origin, &self.whole);
         Some(Departure::Given(Transmit { hdr: made.hdr, ..frame }))
     }

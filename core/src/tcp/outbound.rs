@@ -41,8 +41,8 @@ pub(crate) struct Outbound {
     window: u16,
     /// ACKs of R in a row for what H did not see G send (`unseen`).
     unseen_acks: u8,
-    /// Times that G has repeated its SYN or SYN-ACK, until its first data is sent for it.
-    syn_copies: u8,
+    /// See [`Before`].
+    before: Before,
     /// G opened the connection.
     guest_is_client: bool,
     /// R was sent G's FIN: the last of what is below `sent`.
@@ -51,6 +51,49 @@ pub(crate) struct Outbound {
     ece_to_guest: bool,
     /// The newest (ack, window) of R has not reached G yet (COM-30).
     ack_to_guest_due: bool,
+}
+
+/// What the next sender for G has to know of the time before it. It is in one byte because a flow
+/// has no room for another: SYNs count until there is a sender, and the others from then on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Before(u8);
+
+impl Before {
+    /// There was a sender; the other bits say how many units G is ahead of R, or [`Self::LATE`].
+    const SENDER: u8 = 0x80;
+    /// R once let it wait for room.
+    const LATE: u8 = 0xff;
+    const UNIT: u64 = limits::OUTBOUND_AHEAD_MAX / 64;
+
+    /// Times that G has repeated its SYN or SYN-ACK: the first window depends on it (FLOOD-19).
+    pub(crate) const fn syn_copies(self) -> u8 {
+        if self.0 < Self::SENDER { self.0 } else { 0 }
+    }
+
+    /// Bytes by which G may believe that its room ends beyond R's, though nobody shows it now
+    /// (FLOOD-14).
+    pub(crate) fn lent(self) -> u64 {
+        let units = self.0 & !Self::SENDER;
+        if self.is_late() || units == self.0 { 0 } else { u64::from(units) * Self::UNIT }
+    }
+
+    /// R once let H wait for room.
+    pub(crate) const fn is_late(self) -> bool {
+        self.0 == Self::LATE
+    }
+
+    fn on_syn_copy(&mut self) {
+        if self.0 < Self::SENDER - 1 {
+            self.0 += 1;
+        }
+    }
+
+    /// H sends for G no longer. The room that G was shown, and has not used, ends `lent` bytes
+    /// beyond R's.
+    pub(crate) fn on_sender_gone(&mut self, lent: u64, late: bool) {
+        let units = u8::try_from(lent.div_ceil(Self::UNIT).min(64)).unwrap_or(64);
+        self.0 = if late { Self::LATE } else { Self::SENDER | units };
+    }
 }
 
 impl Outbound {
@@ -65,7 +108,7 @@ impl Outbound {
             absorbed_acks: 0,
             window: 0,
             unseen_acks: 0,
-            syn_copies: 0,
+            before: Before::default(),
             guest_is_client,
             fin_sent: false,
             ece_to_guest: false,
@@ -275,12 +318,17 @@ impl Outbound {
 
     /// G repeats its SYN or SYN-ACK.
     pub(crate) fn on_syn_copy(&mut self) {
-        self.syn_copies = self.syn_copies.saturating_add(1);
+        self.before.on_syn_copy();
     }
 
-    /// How often G has; the first window alone depends on it (FLOOD-19).
-    pub(crate) fn take_syn_copies(&mut self) -> u8 {
-        core::mem::take(&mut self.syn_copies)
+    /// What a sender for G has to know.
+    pub(crate) const fn before(&self) -> Before {
+        self.before
+    }
+
+    /// There is one, or none any more.
+    pub(crate) const fn before_mut(&mut self) -> &mut Before {
+        &mut self.before
     }
 
     /// A pure ACK of G went no further.

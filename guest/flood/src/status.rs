@@ -87,7 +87,7 @@ fn text(seen: &Seen) -> String {
     let at_first = seen.record.segments.unwrap_or(10);
     let (buffer, tsq) = (seen.send_buffer, seen.tsq);
     let limits = [
-        "the least of: the window that the remote shows (ss -tin: snd_wnd);".to_owned(),
+        "the least of: the window that the host shows (ss -tin: snd_wnd);".to_owned(),
         format!("{at_first} segments at first (flood on --segments);"),
         format!("{buffer} bytes of send buffer, headers included (net.ipv4.tcp_wmem);"),
         format!("{tsq} bytes that the host has not taken yet (net.ipv4.tcp_limit_output_bytes)"),
@@ -171,7 +171,7 @@ left alone   10.1.0.0/16: another route has the same destination and metric
 np_flood     not loaded (flood on --np-flood); the default is cubic
 while idle   tcp_slow_start_after_idle 0 (ours, before 1)
 in pieces    tcp_min_tso_segs 2 (left alone: other networks are reached by other NICs too)
-depth        the least of: the window that the remote shows (ss -tin: snd_wnd);
+depth        the least of: the window that the host shows (ss -tin: snd_wnd);
              1000 segments at first (flood on --segments);
              4194304 bytes of send buffer, headers included (net.ipv4.tcp_wmem);
              1048576 bytes that the host has not taken yet (net.ipv4.tcp_limit_output_bytes)

@@ -38,8 +38,7 @@ const DELIVERED_BOUND: &str = "the guest has to run to answer the SYN, to take t
     answer; a transfer that fits into one turn of the guest waits for one turn on every path";
 
 const FLOODED_BOUND: &str = "the guest has to run to answer the SYN, to read the request and to \
-    write; and the window that the remote shows at first, 64 KB, is all that it can hand over at \
-    once";
+    write, and has its own load beside that";
 
 /// Which time of a [`Gain`] a promise is about.
 #[derive(Debug, Clone, Copy)]

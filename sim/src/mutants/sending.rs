@@ -186,9 +186,37 @@ mutations! { SENDING:
     "self.edge = self.edge.max(wanted.min(held));"
     => "self.edge = wanted.min(held);";
 
-    "G is shown room that R has not", "FLOOD-14", "edge",
-    "self.edge.min(self.net_edge)"
-    => "self.edge";
+    "G is ahead of an R that has let H wait", "FLOOD-14", "on_wheel",
+    "self.keeps_pace &= waits != Waits::Window;"
+    => "";
+
+    "who was shown more than R shows is handed back", "FLOOD-32", "settle_flooded",
+    "let leaves = !self.wants_flooded(cx)[[ && !self.is_ahead()]];"
+    => "";
+
+    "G is ahead of an R that let the sender before wait", "FLOOD-14", "begin_flooded",
+    "flooded.keeps_pace = !before.is_late();"
+    => "";
+
+    "what G was lent before a pause is forgotten", "FLOOD-14", "begin_flooded",
+    "edge + before.lent()"
+    => "edge";
+
+    "who is to be handed back is shown more", "FLOOD-13", "take_over",
+    "[[wanted && ]]flooded.may_go_on"
+    => "";
+
+    "what an R that lets H wait has yet to make room for is shown", "FLOOD-14", "on_wheel",
+    "self.intake.wait_for_net();"
+    => "";
+
+    "G is shown more than a mebibyte beyond R", "FLOOD-14", "on_net_edge",
+    "edge + ahead"
+    => "edge + 2 * ahead";
+
+    "G is not told when the room it was lent ends", "FLOOD-12", "hand_back_now",
+    "self.outbound.note_ack_to_guest(ahead);"
+    => "";
 
     "G is shown room that has no place", "FLOOD-14", "open",
     "self.edge.max([[wanted.min(held)]])"
@@ -211,8 +239,8 @@ mutations! { SENDING:
     => "true";
 
     "H lets go of what R has not acknowledged", "FLOOD-32", "settle_flooded",
-    "(verbatim || !self.wants_flooded(cx)) && !self.keeps_bytes()"
-    => "(verbatim || !self.wants_flooded(cx))";
+    "(verbatim || leaves) && !self.keeps_bytes()"
+    => "verbatim || leaves";
 
     "urgent data of G overtakes what is kept", "FLOOD-38", "take_over",
     "if [[needs_verbatim(f)]] {

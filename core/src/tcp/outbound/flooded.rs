@@ -23,6 +23,7 @@ use crate::store::arena::Arena;
 use crate::store::flow_store::FlowStore;
 use crate::tcp::flow::Flow;
 use crate::tcp::from_net::needs_verbatim;
+use crate::tcp::outbound::Before;
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
 use crate::tcp::receiver::Range;
 use crate::tcp::stats::FloodStats;
@@ -63,6 +64,8 @@ pub(crate) struct Flooded {
     since: Instant,
     /// End of what G has sent H since then, whether H took it or not.
     shown: u64,
+    /// R has always made room for what H had for it: G may be ahead of R's edge.
+    keeps_pace: bool,
 }
 
 impl Flooded {
@@ -84,6 +87,7 @@ impl Flooded {
             wheel: Instant::MAX,
             since: cx.now,
             shown: first,
+            keeps_pace: true,
         }
     }
 
@@ -155,6 +159,16 @@ impl Flooded {
         self.intake.open(vm, &Room { una, next, cwnd, srtt });
     }
 
+    /// G has used half of what R has shown, of which nothing is heard yet, and may go on: perhaps
+    /// its time slice is over when R answers (FLOOD-13). `true`: it is to be told.
+    fn may_go_on(&mut self, vm: &mut Vm, shift: u8) -> bool {
+        let may = self.sender.rtt().srtt().is_none() && self.intake.is_half_used(self.sender.una());
+        if may {
+            self.open(vm);
+        }
+        may && self.intake.opens(self.sender.una(), shift)
+    }
+
     /// The wheel has come to the flow's place. `false`: R has been silent for so long that G may
     /// try by itself (FLOOD-23), sooner if the flow is to be handed back anyway; or has shown no
     /// room although it had shown G some before, so that only R's own answers keep G waiting
@@ -162,8 +176,12 @@ impl Flooded {
     fn on_wheel(&mut self, now: Instant, vm: &mut Vm, wanted: bool) -> bool {
         self.wheel = Instant::MAX;
         if self.sender.timeout() <= now {
-            let counts = self.sender.waits() == Waits::Retransmission;
-            vm.counters.remote_timeouts += u64::from(counts);
+            let waits = self.sender.waits();
+            vm.counters.remote_timeouts += u64::from(waits == Waits::Retransmission);
+            self.keeps_pace &= waits != Waits::Window;
+            if !self.keeps_pace {
+                self.intake.wait_for_net();
+            }
             self.sender.on_timeout(now);
         }
         let backoffs = self.sender.rtt().backoffs();
@@ -357,6 +375,7 @@ impl Flow {
         // Longer ones than G takes itself are G's decision (FLOOD-07).
         let most = own.max(longest).min(self.options.mss_to_net.into());
         let full = gso.map_or(most, |gso| gso.min(most));
+        let wanted = self.wants_flooded(cx);
         let flooded = self.losses.flooded_mut()?;
         flooded.longest = flooded.longest.max(longest.max(1));
         if f.hdr.is_gso() || longest > own {
@@ -367,9 +386,10 @@ impl Flow {
         let result = flooded.on_data(cx, &Handed { range, payload: f.payload(), full });
         flooded.arm(cx, true);
         let owes_duplicate = flooded.owes_duplicate();
+        let goes_on = wanted && flooded.may_go_on(cx.vm, self.options.shift_r);
         // G does not know what R said (FLOOD-04, FLOOD-15), or what H misses.
         let unknown = range.seq < una || result == Err(DropReason::OutOfWindow);
-        self.outbound.note_ack_to_guest(unknown || owes_duplicate);
+        self.outbound.note_ack_to_guest(unknown || owes_duplicate || goes_on);
         Some(result.map_or_else(Fate::Drop, |()| Fate::Absorbed))
     }
 
@@ -391,13 +411,16 @@ impl Flow {
             && !needs_verbatim(f);
         let shift = self.options.shift_r;
         let edge = self.outbound.edge(shift);
-        let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift))?;
-        if intake.is_none() && edge > sent {
+        let before = self.outbound.before();
+        let shown = edge + before.lent();
+        let intake = may.then(|| Intake::new(cx.vm, sent, shown, shift))?;
+        if intake.is_none() && shown > sent {
             cx.vm.counters.floods_refused += 1;
             cx.vm.uncontrolled_at = Some(cx.now);
         }
         let intake = intake?;
-        let (mss, syn_copies) = (self.own_mss(), self.outbound.take_syn_copies());
+        let (mss, syn_copies) = (self.own_mss(), before.syn_copies());
+        *self.outbound.before_mut() = Before::default();
         let config = SenderConfig {
             algorithm: cx.vm.congestion_control,
             mss,
@@ -416,6 +439,8 @@ impl Flow {
         if self.outbound.has_sent() {
             flooded.sender.on_earlier_sender();
         }
+        flooded.keeps_pace = !before.is_late();
+        flooded.intake.on_net_edge(sent, edge, flooded.keeps_pace, shift);
         self.losses.begin_flooded(flooded);
         self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
         Some(())
@@ -429,8 +454,8 @@ impl Flow {
         tcp: &Tcp,
         edge: u64,
     ) {
-        let una = self.outbound.una();
-        let shown = self.outbound.edge(self.options.shift_r);
+        let (una, shift) = (self.outbound.una(), self.options.shift_r);
+        let shown = self.outbound.edge(shift);
         let wanted = self.wants_flooded(cx);
         let Some(flooded) = self.losses.flooded_mut() else { return };
         let mut blocks = [(0, 0); SackBlocks::MAX];
@@ -446,7 +471,7 @@ impl Flow {
             bare: range.len() == 0 && !range.fin && shown == edge,
         };
         flooded.on_ack(cx, &ack);
-        flooded.intake.on_net_edge(shown);
+        flooded.intake.on_net_edge(una, shown, flooded.keeps_pace, shift);
         if wanted {
             flooded.open(cx.vm);
         } // else G comes to an end of what it may hand over, and the flow to its hand-back
@@ -465,7 +490,7 @@ impl Flow {
             }
             flooded.arm(cx, true);
         } else {
-            self.hand_back(cx);
+            self.hand_back_now(cx);
         }
     }
 
@@ -497,13 +522,40 @@ impl Flow {
 
     /// If H is to send for G no longer the flow is handed back as soon as nothing is kept.
     fn settle_flooded(&mut self, cx: &mut FlowContext<'_, '_>, verbatim: bool) {
-        if (verbatim || !self.wants_flooded(cx)) && !self.keeps_bytes() {
+        let leaves = !self.wants_flooded(cx) && !self.is_ahead();
+        if (verbatim || leaves) && !self.keeps_bytes() {
             self.hand_back(cx);
+        }
+    }
+
+    /// G was shown more room than R shows now, which H has promised.
+    fn is_ahead(&self) -> bool {
+        let (una, shift) = (self.outbound.una(), self.options.shift_r);
+        let shown = self.losses.flooded().map(|flooded| flooded.intake.shown(una, shift));
+        shown.is_some_and(|shown| shown > u64::from(self.outbound.window()))
+    }
+
+    /// As [`Self::hand_back`], even if G was shown more room than R shows: it is told.
+    fn hand_back_now(&mut self, cx: &mut FlowContext<'_, '_>) {
+        let ahead = self.is_ahead();
+        self.hand_back(cx);
+        self.outbound.note_ack_to_guest(ahead);
+    }
+
+    /// The box goes. G may not learn at once that it has no more room than R has.
+    pub(in crate::tcp) fn note_lent(&mut self) {
+        let (una, shift) = (self.outbound.una(), self.options.shift_r);
+        if let Some(flooded) = self.losses.flooded() {
+            let shown = flooded.intake.shown(una, shift) << shift;
+            let lent = (una + shown).saturating_sub(self.outbound.edge(shift));
+            let lent = if flooded.keeps_bytes() { 0 } else { lent };
+            self.outbound.before_mut().on_sender_gone(lent, !flooded.keeps_pace);
         }
     }
 
     /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.
     pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
+        self.note_lent();
         if let Some(mut flooded) = self.losses.take_flooded() {
             flooded.release(cx.arena, cx.vm);
             cx.vm.counters.flows_handed_back += 1;

@@ -4,9 +4,10 @@
 //! The mirror of [`crate::tcp::receiver`], with one difference: it acknowledges nothing. What it
 //! takes is still G's, and what it does not take G repeats.
 //!
-//! **The edge that G is shown** (FLOOD-13 to FLOOD-15) never moves left, and never lies beyond the
-//! highest that R has shown: so a flow can be handed back at any time. In between it is what has a
-//! place, and no more than the path takes in a while ([`QUEUE_TIME`]).
+//! **The edge that G is shown** (FLOOD-13 to FLOOD-15) never moves left. It is what has a place, no
+//! more than the path takes in a while ([`QUEUE_TIME`]), and as long as R keeps pace it may lie
+//! beyond R's own: G need not be there when R makes room. What lies beyond is lent: it ends with
+//! this box, unless G has used it.
 
 use std::collections::VecDeque;
 
@@ -53,12 +54,12 @@ pub(crate) struct Intake {
     ends: VecDeque<u64>,
     /// Pages of the VM's budget taken for all of it (INV-06).
     reserved_pages: u32,
-    /// The right edge that G is shown, as far as R has shown as much.
+    /// The right edge that G is shown.
     edge: u64,
     /// What it was when a header last said it.
     edge_shown: u64,
-    /// The highest that R has shown.
-    net_edge: u64,
+    /// The highest that it may be for R's sake.
+    limit: u64,
 }
 
 /// What G may be shown room for.
@@ -73,20 +74,20 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// The edge that R and the path allow.
-    fn wanted(&self, net_edge: u64) -> u64 {
-        let of_path = self.srtt.map_or(0, |srtt| {
+    /// The edge that the path allows, `limit` at most.
+    fn wanted(&self, limit: u64) -> u64 {
+        let of_path = self.srtt.map_or(limits::FLOW_BUFFER_INITIAL, |srtt| {
             let bytes = u128::from(self.cwnd) * u128::from(QUEUE_TIME.as_nanos());
             u64::try_from(bytes / u128::from(srtt.as_nanos().max(1))).unwrap_or(u64::MAX)
         });
         let queue = of_path.clamp(limits::FLOW_BUFFER_MIN, limits::FLOW_BUFFER_MAX);
-        net_edge.min(self.next + queue).min(self.una + limits::FLOW_BUFFER_MAX / 2)
+        limit.min(self.next + queue).min(self.una + limits::FLOW_BUFFER_MAX / 2)
     }
 }
 
 impl Intake {
-    /// G's next byte is `first`, and R's newest edge is `edge`, in units of `1 << shift` bytes: G
-    /// may have been shown almost a unit more, by the field of a SYN-ACK, which has no unit, or
+    /// G's next byte is `first`, and it may have been shown room up to `edge`, in units of
+    /// `1 << shift` bytes: almost a unit more by the field of a SYN-ACK, which has no unit, or
     /// before R rounded its edge down. `None`: there is no place for that, or for as much of it as
     /// a first window is (FLOOD-13).
     pub(super) fn new(vm: &mut Vm, first: u64, edge: u64, shift: u8) -> Option<Self> {
@@ -103,7 +104,7 @@ impl Intake {
             reserved_pages: u32::try_from(pages).unwrap_or(u32::MAX),
             edge: edge + (1 << shift) - 1,
             edge_shown: edge,
-            net_edge: edge,
+            limit: edge,
         })
     }
 
@@ -120,11 +121,6 @@ impl Intake {
     /// End of the bytes that are there in order.
     pub(super) const fn bytes_end(&self) -> u64 {
         self.accepted - self.fin as u64
-    }
-
-    /// The right edge that G is shown.
-    fn edge(&self) -> u64 {
-        self.edge.min(self.net_edge)
     }
 
     /// Pages taken.
@@ -157,7 +153,7 @@ impl Intake {
         if self.fin {
             return if end < self.accepted { Ok(()) } else { Err(DropReason::OutOfWindow) };
         }
-        let (from, end) = (seq.max(self.accepted), end.min(self.edge()));
+        let (from, end) = (seq.max(self.accepted), end.min(self.edge));
         if from < end {
             let fills = from == self.accepted;
             if !fills && !self.out_of_order.has_room_for(from, end) {
@@ -238,16 +234,29 @@ impl Intake {
         Ok(())
     }
 
-    /// R has shown this right edge.
-    pub(super) fn on_net_edge(&mut self, edge: u64) {
-        self.net_edge = self.net_edge.max(edge);
+    /// R has shown this right edge: as long as it keeps pace G may be ahead of that, as far as a
+    /// window field behind `una` can say so.
+    pub(super) fn on_net_edge(&mut self, una: u64, edge: u64, keeps_pace: bool, shift: u8) {
+        let ahead = if keeps_pace { limits::OUTBOUND_AHEAD_MAX } else { 0 };
+        let most = (una + (u64::from(u16::MAX) << shift)).max(edge);
+        self.limit = self.limit.max(most.min(edge + ahead));
+    }
+
+    /// R has let H wait: G is shown no more than it was, until R itself shows more.
+    pub(super) const fn wait_for_net(&mut self) {
+        self.limit = self.edge;
+    }
+
+    /// G has handed over half of what it was shown room for.
+    pub(super) const fn is_half_used(&self, una: u64) -> bool {
+        2 * self.accepted >= una + self.edge_shown
     }
 
     /// Moves the edge by what R, the path and the VM's budget allow now. The acknowledgement of R
     /// that moves it shows it to G.
     pub(super) fn open(&mut self, vm: &mut Vm, room: &Room) {
         let (una, own) = (room.una, u64::from(self.reserved_pages));
-        let wanted = room.wanted(self.net_edge);
+        let wanted = room.wanted(self.limit);
         let more = FlowStore::pages_for(wanted.saturating_sub(una)).saturating_sub(own);
         let more = more.min(vm.lendable_growth(own));
         if more > 0 && vm.lend(more) {
@@ -261,7 +270,7 @@ impl Intake {
     /// Pages that are behind no byte below the edge go back, but for a first window: the path has
     /// become slower, and others have a use for them (FLOOD-16).
     fn shrink(&mut self, vm: &mut Vm, una: u64) {
-        let used = self.edge().saturating_sub(una).max(limits::FLOW_BUFFER_MIN);
+        let used = self.edge.saturating_sub(una).max(limits::FLOW_BUFFER_MIN);
         let used = u32::try_from(FlowStore::pages_for(used)).unwrap_or(u32::MAX);
         let free = self.reserved_pages.saturating_sub(used);
         self.reserved_pages -= free;
@@ -271,14 +280,18 @@ impl Intake {
     /// The window field for G behind an acknowledgement of `una`. Rounded down it shows less than a
     /// unit less (RFC 7323 section 2.4).
     pub(super) fn window(&mut self, una: u64, shift: u8) -> u16 {
-        self.edge_shown = self.edge();
+        self.edge_shown = self.edge;
         u16::try_from(self.edge_shown.saturating_sub(una) >> shift).unwrap_or(u16::MAX)
+    }
+
+    /// The window field that G has seen last, behind an acknowledgement of `una` today.
+    pub(super) const fn shown(&self, una: u64, shift: u8) -> u64 {
+        self.edge_shown.saturating_sub(una) >> shift
     }
 
     /// The window field for G would be larger than when it was last shown.
     pub(super) fn opens(&self, una: u64, shift: u8) -> bool {
-        let field = |edge: u64| edge.saturating_sub(una) >> shift;
-        field(self.edge()) > field(self.edge_shown)
+        self.edge.saturating_sub(una) >> shift > self.shown(una, shift)
     }
 
     /// R shows more than G was shown.
