@@ -38,6 +38,9 @@ drop_reasons! {
     BadChecksum = "bad_checksum",
     /// The source MAC is not the one this port may use.
     SpoofedMac = "spoofed_mac",
+    /// A VM without a configured MAC uses one that was heard elsewhere within 300 s: behind an
+    /// uplink, or from a VM that has just gone.
+    MacElsewhere = "mac_elsewhere",
     /// The source IP is not on this port's list, is on another's, or is none a host can have; or
     /// the port has a list, and the frame speaks for others or says what cannot be checked.
     SpoofedIp = "spoofed_ip",
@@ -45,6 +48,8 @@ drop_reasons! {
     ReservedGroup = "reserved_group",
     /// The frame would leave by the port it came from.
     Hairpin = "hairpin",
+    /// From one VM to another, and one of them is isolated.
+    Isolated = "isolated",
     /// The VM sends, or is sent, more than its rate limit.
     RateLimit = "rate_limit",
     /// The VM sends more frames to groups than others should get: 1,000 at once, 10,000 a second.

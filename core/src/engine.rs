@@ -66,7 +66,7 @@ pub enum Verdict {
 /// A frame the engine made, ready for `port`: a header and, for deliveries, stored payload.
 #[derive(Clone, Copy, Debug)]
 pub struct Transmit<'a> {
-    /// Where it goes; `None` means out of every port but `ingress`.
+    /// Where it goes; `None` means wherever it [is flooded](Engine::is_flooded).
     pub port: Option<PortId>,
     /// The port on whose behalf it was made.
     pub ingress: PortId,
@@ -193,7 +193,7 @@ impl<'m> Engine<'m> {
         self.for_each(port, Class::Live, |engine, id| {
             engine.with_flow(now, id, |flow, cx| flow.on_guest_gone(cx));
         });
-        self.switch.forget_learned(port);
+        self.switch.forget_learned(now, port);
     }
 
     /// Evidence that the guest of `port` runs. `drained`: it has seen everything forwarded and

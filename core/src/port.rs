@@ -51,6 +51,8 @@ pub struct GuestConfig {
     pub mac: Option<[u8; 6]>,
     /// Anti-spoof: the only source IPs allowed. `None` learns (COM-11).
     pub ips: Option<Vec<IpAddr>>,
+    /// It reaches no other VM of this switch and none reaches it: only uplinks.
+    pub isolated: bool,
     /// Ack offload wanted.
     pub ack_offload: bool,
     /// Congestion offload wanted, for connections that have ack offload.

@@ -310,6 +310,7 @@ pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
     GuestConfig {
         mac: vm.mac,
         ips: vm.ips.clone(),
+        isolated: vm.isolated,
         ack_offload: vm.ack_offload,
         congestion_offload: vm.congestion_offload,
         congestion_control: vm.congestion_control,

@@ -72,7 +72,7 @@ impl Engine<'_> {
                 self.count(now, port, result, frame)
             }
             None => {
-                self.note_given(now, port, Some(out));
+                self.note_given(now, out);
                 Verdict::Forward(out)
             }
         }
@@ -96,6 +96,11 @@ impl Engine<'_> {
         self.count(now, port, result, frame)
     }
 
+    /// The VMM of a guest says that the guest has just been moved here, and has this MAC.
+    pub fn handle_announcement(&mut self, port: PortId, mac: Mac) {
+        self.switch.announce(port, mac);
+    }
+
     /// Counts a drop, and what a guest has yet to see.
     fn count(
         &mut self,
@@ -107,18 +112,20 @@ impl Engine<'_> {
         let verdict = result.unwrap_or_else(Verdict::Drop);
         match verdict {
             Verdict::Drop(reason) => self.count_drop(port, reason),
-            Verdict::Forward(out) => self.note_given(now, port, Some(out)),
+            Verdict::Forward(out) => self.note_given(now, out),
             Verdict::Flood => return self.flood(now, port, frame),
             Verdict::Absorbed => {}
         }
         verdict
     }
 
-    /// Whether `port` gets a frame that is flooded and did not come from there. A guest whose MAC
-    /// is known has no other station behind it, so what is for an unknown one is not for it.
+    /// Whether `port` gets a frame of `ingress` that is flooded. A guest whose MAC is known has no
+    /// other station behind it, so what is for an unknown one is not for it.
     #[must_use]
-    pub fn is_flooded(&self, port: PortId, frame: &[u8]) -> bool {
-        is_group(frame) || self.switch.may_be_behind(port)
+    pub fn is_flooded(&self, ingress: PortId, port: PortId, frame: &[u8]) -> bool {
+        port != ingress
+            && (is_group(frame) || self.switch.may_be_behind(port))
+            && !self.switch.are_apart(ingress, port)
     }
 
     /// A frame is for many: bounded, because all of them have to take it.
@@ -134,12 +141,18 @@ impl Engine<'_> {
             self.count_drop(ingress, reason);
             return Verdict::Drop(reason);
         }
+        self.note_flooded(now, ingress, frame);
+        Verdict::Flood
+    }
+
+    /// All who get a flooded frame have yet to see it.
+    #[cold]
+    pub(super) fn note_flooded(&mut self, now: Instant, ingress: PortId, frame: &[u8]) {
         for port in (0..).map(PortId).take(self.ports.len()) {
-            if port != ingress && self.is_flooded(port, frame) {
-                self.note_given(now, ingress, Some(port));
+            if self.is_flooded(ingress, port, frame) {
+                self.note_given(now, port);
             }
         }
-        Verdict::Flood
     }
 
     /// The key of a frame from the network, and with it the port to which the frame goes. `None`:
@@ -158,20 +171,12 @@ impl Engine<'_> {
         (out == Out::Port(PortId(key.key.port))).then_some(key)
     }
 
-    /// One more thing that a guest has yet to see before it counts as alive by itself again;
-    /// without `out`, all of them but `ingress` have.
+    /// One more thing that a guest has yet to see before it counts as alive by itself again.
     #[inline]
-    pub(super) fn note_given(&mut self, now: Instant, ingress: PortId, out: Option<PortId>) {
-        let note = |port: &mut Option<Port>| {
-            if let Some(port) = port.as_mut().filter(|port| port.config.is_guest()) {
-                port.vm.clock.on_forwarded(now);
-            }
-        };
-        if let Some(out) = out {
-            self.ports.get_mut(usize::from(out.0)).into_iter().for_each(note);
-        } else {
-            let (before, after) = self.ports.split_at_mut(usize::from(ingress.0));
-            before.iter_mut().chain(after.iter_mut().skip(1)).for_each(note);
+    pub(super) fn note_given(&mut self, now: Instant, out: PortId) {
+        let port = self.ports.get_mut(usize::from(out.0)).and_then(Option::as_mut);
+        if let Some(port) = port.filter(|port| port.config.is_guest()) {
+            port.vm.clock.on_forwarded(now);
         }
     }
 

@@ -123,7 +123,13 @@ impl Engine<'_> {
                     continue;
                 }
             };
-            self.note_given(now, origin, port);
+            match port {
+                Some(port) => self.note_given(now, port),
+                None => {
+                    let made = *self.common.out.at(place);
+                    self.note_flooded(now, origin, made.frame());
+                }
+            }
             return Some(Transmit::of_header(port, origin, self.common.out.at(place).frame()));
         }
     }
@@ -186,7 +192,13 @@ impl Engine<'_> {
                 return Some(Departure::Taken(self.whole.len()));
             }
         };
-        self.note_given(now, origin, port);
+        if let Some(port) = port {
+            self.note_given(now, port);
+        } else {
+            let whole = std::mem::take(&mut self.whole);
+            self.note_flooded(now, origin, &whole);
+            self.whole = whole;
+        }
         let frame = Transmit::of_header(port, origin, &self.whole);
         Some(Departure::Given(Transmit { hdr: made.hdr, ..frame }))
     }

@@ -1,7 +1,8 @@
 //! The learning switch: who is behind which port, and who may claim to be whom.
 //!
-//! - A guest port has one MAC: the configured one, or the first it used. It is static on every
-//!   VLAN: neither the uplink nor another guest can take it over, and the guest may use no other.
+//! - A guest port has one MAC: the configured one, the one that its VMM announced, or the first it
+//!   used, unless that was heard elsewhere within [`MAC_AGE`]. It is static on every VLAN: neither
+//!   the uplink nor another guest can take it over, and the guest may use no other.
 //! - Behind an uplink there may be any number of MACs, learned per VLAN, bounded and aged.
 //! - A guest port may use the IPs on its list. Without a list it owns the first few it uses
 //!   (COM-11), and may use any that is on nobody's list: it may be a router or a container node.
@@ -15,6 +16,8 @@
 use core::net::IpAddr;
 
 mod claims;
+mod isolation;
+mod learning;
 mod memo;
 
 use ahash::RandomState;
@@ -23,7 +26,7 @@ use hashbrown::hash_table::Entry;
 
 use self::memo::Memo;
 use crate::drops::DropReason;
-use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX};
+use crate::limits::MAC_AGE;
 use crate::port::PortId;
 use crate::time::Instant;
 use crate::wire::packet::{IpAddr16, Net, Packet, VlanStack};
@@ -59,6 +62,7 @@ struct GuestPort {
     mac: Option<Mac>,
     mac_configured: bool,
     ips: Ips,
+    isolated: bool,
 }
 
 /// An IP on lists, and on how many: two guests may share one.
@@ -153,7 +157,8 @@ impl Switch {
         if self.guests.len() <= at {
             self.guests.resize_with(at + 1, || None);
         }
-        self.guests[at] = Some(GuestPort { mac, mac_configured: mac.is_some(), ips });
+        let mac_configured = mac.is_some();
+        self.guests[at] = Some(GuestPort { mac, mac_configured, ips, isolated: false });
         Ok(())
     }
 
@@ -188,6 +193,7 @@ impl Switch {
         }
         if let Some(guest) = self.guest_mut(port) {
             guest.mac = mac.or(taught);
+            guest.isolated = before.isolated;
             if let (Ips::Learned(learned), Ips::Learned(known)) = (&mut guest.ips, before.ips) {
                 *learned = known;
             }
@@ -218,18 +224,6 @@ impl Switch {
         }
     }
 
-    /// Forgets what a guest port taught: the guest was replaced or restarted.
-    pub fn forget_learned(&mut self, port: PortId) {
-        let Some(guest) = self.guest_mut(port) else { return };
-        if let Ips::Learned(learned) = &mut guest.ips {
-            learned.clear();
-        }
-        if !guest.mac_configured {
-            guest.mac = None;
-            self.retain_macs(|entry| entry.port != port);
-        }
-    }
-
     /// Whether a station of which nothing is known may be behind `port`: it is an uplink, or its
     /// guest has not said yet which MAC it has.
     #[must_use]
@@ -250,7 +244,7 @@ impl Switch {
             return Ok(());
         }
         let mac = packet.eth.src;
-        self.check_mac(port, mac)?;
+        self.check_mac(now, port, mac)?;
         match packet.net {
             Net::Ip(ip) => self.check_ip(now, port, ip.src),
             Net::Arp(arp) if arp.sender_mac != mac => Err(DropReason::SpoofedMac),
@@ -274,28 +268,15 @@ impl Switch {
         {
             return Ok(()); // nearly always
         }
-        self.check_mac(port, mac)?;
+        self.check_mac(now, port, mac)?;
         self.check_ip(now, port, ip)
     }
 
-    fn check_mac(&mut self, port: PortId, mac: Mac) -> Result<(), DropReason> {
+    fn check_mac(&mut self, now: Instant, port: PortId, mac: Mac) -> Result<(), DropReason> {
         match self.guest_mut(port) {
-            Some(guest) if guest.mac != Some(mac) => self.learn_guest(port, mac),
+            Some(guest) if guest.mac != Some(mac) => self.learn_guest(now, port, mac),
             _ => Ok(()),
         }
-    }
-
-    #[inline(never)]
-    fn learn_guest(&mut self, port: PortId, mac: Mac) -> Result<(), DropReason> {
-        let known = self.guest_mut(port).is_none_or(|guest| guest.mac.is_some());
-        if known || is_group(mac) || mac == [0; 6] || self.guest_with(mac).is_some() {
-            return Err(DropReason::SpoofedMac);
-        }
-        self.bind(mac, port);
-        if let Some(guest) = self.guest_mut(port) {
-            guest.mac = Some(mac);
-        }
-        Ok(())
     }
 
     /// Whether `ip` is on the guest port's list, or was learned from it (COM-11).
@@ -304,46 +285,6 @@ impl Switch {
         match self.guests.get(usize::from(port.0)) {
             Some(Some(guest)) => guest.owns(ip),
             _ => false,
-        }
-    }
-
-    /// `mac` is behind the uplink `port` on this VLAN. Group addresses teach nothing, nor do frames
-    /// of guest ports, whose MAC [`Self::check_source`] knows. Of a guest's MAC this is remembered
-    /// for the time after the guest: while it is there, [`Self::lookup`] finds the guest.
-    #[inline]
-    pub fn learn(&mut self, now: Instant, port: PortId, vlan: VlanStack, mac: Mac) {
-        let key = mac_key(vlan_id(vlan), mac);
-        if self.taught.recall(now, key) != Some(port) {
-            self.learn_afresh(now, port, key, mac);
-        }
-    }
-
-    fn learn_afresh(&mut self, now: Instant, port: PortId, key: u64, mac: Mac) {
-        let is_guest_port = matches!(self.guests.get(usize::from(port.0)), Some(Some(_)));
-        if is_guest_port || is_group(mac) {
-            return;
-        }
-        if self.learned >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
-            self.swept = now;
-            self.retain_macs(|entry| is_guest_key(entry.key) || is_fresh(entry, now));
-        }
-        let full = self.learned >= MACS_MAX;
-        match self.entry(key) {
-            Entry::Occupied(mut entry) => {
-                let moved = entry.get().port != port;
-                *entry.get_mut() = MacEntry { key, port, seen: now };
-                if moved {
-                    self.forget_found();
-                }
-                self.taught.note(now, key, port, Instant::MAX);
-            }
-            // Those who are known keep their place: an address flood cannot push them out.
-            Entry::Vacant(_) if full => {}
-            Entry::Vacant(entry) => {
-                entry.insert(MacEntry { key, port, seen: now });
-                self.learned += 1;
-                self.taught.note(now, key, port, Instant::MAX);
-            }
         }
     }
 
@@ -356,7 +297,11 @@ impl Switch {
             Some(port) => Out::Port(port),
             None => self.search(now, key, dst),
         };
-        if out == Out::Port(ingress) { Out::Drop(DropReason::Hairpin) } else { out }
+        match out {
+            Out::Port(port) if port == ingress => Out::Drop(DropReason::Hairpin),
+            Out::Port(port) if self.are_apart(ingress, port) => Out::Drop(DropReason::Isolated),
+            out => out,
+        }
     }
 
     /// Where a frame for `dst` most likely goes, if a frame lately went there.
@@ -412,7 +357,7 @@ impl Switch {
         }
         match self.guest_mut(port).map(|guest| &mut guest.ips) {
             Some(Ips::Learned(learned)) => {
-                learn_ip(learned, now, ip);
+                learning::learn_ip(learned, now, ip);
                 Ok(())
             }
             _ => Err(DropReason::SpoofedIp),
@@ -528,19 +473,6 @@ impl GuestPort {
             Ips::Listed(list) => list.binary_search(&ip).is_ok(),
             Ips::Learned(learned) => learned.iter().any(|(known, _)| *known == ip),
         }
-    }
-}
-
-/// Adds a source IP, in place of one that was silent for [`LEARNED_IP_AGE`] if there is no room.
-/// If there is none of those either, the IP stays unknown: it is forwarded, not offloaded.
-fn learn_ip(learned: &mut Vec<(IpAddr16, Instant)>, now: Instant, ip: IpAddr16) {
-    if learned.len() < LEARNED_IPS_PER_PORT {
-        learned.push((ip, now));
-        return;
-    }
-    let oldest = learned.iter_mut().min_by_key(|(_, seen)| *seen);
-    if let Some(oldest) = oldest.filter(|(_, seen)| now.since(*seen) >= LEARNED_IP_AGE) {
-        *oldest = (ip, now);
     }
 }
 

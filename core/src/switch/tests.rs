@@ -1,6 +1,7 @@
 //! Who gets what, and who may claim what.
 
 use super::*;
+use crate::limits::{LEARNED_IP_AGE, MACS_MAX};
 use crate::time::Duration;
 use crate::wire::samples::{v4_segment, v6_segment};
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -66,6 +67,31 @@ fn a_known_guest_gets_its_frames_on_every_vlan_and_nobody_elses() {
         assert_eq!(switch.lookup(T0, B, vlan, MAC_A), Out::Port(A));
         assert_eq!(switch.lookup(T0, A, vlan, MAC_A), Out::Drop(DropReason::Hairpin));
         assert_eq!(switch.lookup(T0, A, vlan, MAC_FAR), Out::Flood);
+    }
+}
+
+#[test]
+fn an_isolated_guest_reaches_uplinks_and_no_other_guest_and_none_reaches_it() {
+    let mut switch = switch();
+    switch.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
+    switch.learn(T0, UPLINK, untagged(), MAC_FAR);
+    let apart = Out::Drop(DropReason::Isolated);
+    let ways = [(A, B, MAC_B), (B, A, MAC_A)];
+    let reach = |switch: &mut Switch| {
+        ways.map(|(from, to, mac)| (switch.lookup(T0, from, untagged(), mac), to))
+    };
+    let reached = |seen: [(Out, PortId); 2]| seen.map(|(out, to)| out == Out::Port(to));
+    assert_eq!(reached(reach(&mut switch)), [true; 2]);
+    for isolated in [A, B] {
+        switch.set_isolated(isolated, true);
+        assert_eq!(reach(&mut switch).map(|(out, _)| out), [apart; 2], "what was found before too");
+        assert_eq!(switch.lookup(T0, isolated, untagged(), MAC_FAR), Out::Port(UPLINK));
+        assert_eq!(switch.lookup(T0, UPLINK, untagged(), MAC_A), Out::Port(A));
+        assert!(!switch.are_apart(isolated, UPLINK) && !switch.are_apart(UPLINK, isolated));
+        switch.set_guest(A, Some(MAC_A), None).unwrap();
+        assert_eq!(reach(&mut switch).map(|(out, _)| out), [apart; 2], "other addresses");
+        switch.set_isolated(isolated, false);
+        assert_eq!(reached(reach(&mut switch)), [true; 2]);
     }
 }
 
@@ -307,13 +333,67 @@ fn a_removed_port_leaves_nothing_behind() {
 fn a_replaced_guest_may_have_new_addresses_unless_they_are_configured() {
     let mut switch = switch();
     switch.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
-    switch.forget_learned(B);
+    switch.forget_learned(T0, B);
     assert!(!switch.is_own_ip(B, own(v4(11))));
     assert_eq!(switch.lookup(T0, A, untagged(), MAC_B), Out::Flood);
     assert_eq!(switch.check_source(T0, B, &from(MAC_FAR, v4(12))), Ok(()));
-    switch.forget_learned(A);
+    switch.forget_learned(T0, A);
     assert_eq!(switch.lookup(T0, B, untagged(), MAC_A), Out::Port(A));
     assert!(switch.is_own_ip(A, own(v4(10))));
+}
+
+#[test]
+fn sec_06_no_frame_of_a_guest_takes_a_mac_that_was_heard_elsewhere() {
+    const MOVED: Result<(), DropReason> = Err(DropReason::MacElsewhere);
+    for vlan in [untagged(), tagged(7)] {
+        let mut switch = switch();
+        switch.learn(T0, UPLINK, vlan, MAC_FAR);
+        let mut claims = |ms: u64| {
+            let now = T0 + Duration::from_millis(ms);
+            switch.check_source(now, B, &from(MAC_FAR, v4(11)))
+        };
+        assert_eq!([claims(0), claims(299_999)], [MOVED; 2]);
+        assert_eq!(claims(300_000), Ok(()), "it was silent");
+        assert_eq!(switch.lookup(T0 + MAC_AGE, A, vlan, MAC_FAR), Out::Port(B));
+    }
+}
+
+#[test]
+fn a_mac_that_was_heard_elsewhere_gives_way_to_the_vmm_and_to_the_configuration() {
+    let mut announced = switch();
+    announced.learn(T0, UPLINK, untagged(), MAC_FAR);
+    announced.announce(B, MAC_FAR);
+    assert_eq!(announced.lookup(T0, A, untagged(), MAC_FAR), Out::Port(B));
+    assert_eq!(announced.check_source(T0, B, &from(MAC_FAR, v4(11))), Ok(()));
+    announced.announce(B, MAC_B);
+    announced.announce(A, MAC_B);
+    assert_eq!(announced.lookup(T0, UPLINK, untagged(), MAC_B), Out::Flood, "they have theirs");
+    announced.add_guest(PortId(7), None, None).unwrap();
+    announced.announce(PortId(7), MAC_A);
+    announced.announce(PortId(7), BROADCAST);
+    assert!(announced.may_be_behind(PortId(7)), "nobody's MAC, and none of a group");
+
+    let mut configured = switch();
+    configured.learn(T0, UPLINK, untagged(), MAC_FAR);
+    configured.set_guest(B, Some(MAC_FAR), None).unwrap();
+    assert_eq!(configured.check_source(T0, B, &from(MAC_FAR, v4(11))), Ok(()));
+    assert_eq!(configured.lookup(T0, A, untagged(), MAC_FAR), Out::Port(B));
+}
+
+#[test]
+fn sec_06_the_mac_of_a_guest_that_restarts_is_kept_for_it() {
+    const C: PortId = PortId(7);
+    let mut switch = switch();
+    switch.add_guest(C, None, None).unwrap();
+    switch.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
+    switch.forget_learned(T0, B);
+    let thief = switch.check_source(T0, C, &from(MAC_B, v4(12)));
+    assert_eq!(thief, Err(DropReason::MacElsewhere));
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_B), Out::Flood);
+    assert_eq!(switch.check_source(T0, B, &from(MAC_B, v4(11))), Ok(()));
+    switch.forget_learned(T0, B);
+    switch.remove_port(B);
+    assert_eq!(switch.check_source(T0, C, &from(MAC_B, v4(12))), Ok(()), "its port has gone");
 }
 
 #[test]

@@ -65,7 +65,7 @@ use crate::time::Instant;
 use crate::wire::heartbeat::Heartbeat;
 use crate::wire::virtio_net::VirtioNetHdr;
 use batch::{Batch, Read};
-use slots::{Reading, Slot, Slots};
+use slots::{Reading, Slot, Slots, Unknown};
 use std::collections::VecDeque;
 
 /// How much of what a turn does.
@@ -325,10 +325,19 @@ impl Turn {
         ports: &mut P,
     ) -> Result<(), Interrupted> {
         while let Some(made) = engine.poll_transmit(now) {
-            self.slots.transmit(ports, &made);
+            if let Some(unknown) = self.slots.transmit(ports, &made) {
+                self.flood_made(engine, ports, &unknown);
+            }
             ports.after_step(engine, Step::Made)?;
         }
         Ok(())
+    }
+
+    /// Sends what the engine made to wherever the switch would flood it.
+    #[cold]
+    fn flood_made<P: Ports>(&mut self, engine: &Engine<'_>, ports: &mut P, made: &Unknown) {
+        let gets = |port| engine.is_flooded(made.ingress, port, &made.frame);
+        self.slots.flood(ports, &made.hdr, &[&made.frame], gets);
     }
 
     /// Sends what guests have handed over, as much as one turn takes; how many frames that are.
@@ -346,8 +355,11 @@ impl Turn {
         {
             bytes += match departure {
                 Departure::Given(made) => {
-                    self.slots.transmit(ports, &made);
-                    made.parts().iter().map(|part| part.len()).sum()
+                    let len = made.parts().iter().map(|part| part.len()).sum();
+                    if let Some(unknown) = self.slots.transmit(ports, &made) {
+                        self.flood_made(engine, ports, &unknown);
+                    }
+                    len
                 }
                 Departure::Taken(bytes) => bytes,
             };

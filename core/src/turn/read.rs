@@ -110,8 +110,8 @@ impl Turn {
         match verdict {
             Verdict::Forward(to) => self.slots.send(ports, to, &hdr, &[bytes]),
             Verdict::Flood => {
-                let gets = |port| engine.is_flooded(port, bytes);
-                self.slots.flood(ports, from, &hdr, &[bytes], gets);
+                let gets = |port| engine.is_flooded(from, port, bytes);
+                self.slots.flood(ports, &hdr, &[bytes], gets);
             }
             // A drop is counted by the engine.
             Verdict::Absorbed | Verdict::Drop(_) => {}

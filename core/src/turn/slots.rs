@@ -163,6 +163,13 @@ impl Slot {
     }
 }
 
+/// A frame that the engine made for a station that nobody knows.
+pub(super) struct Unknown {
+    pub(super) ingress: PortId,
+    pub(super) hdr: VirtioNetHdr,
+    pub(super) frame: Vec<u8>,
+}
+
 /// All ports of a worker, by their numbers.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
@@ -234,12 +241,11 @@ impl Slots {
         }
     }
 
-    /// Sends a frame out of every port that is up and `gets` it, but `from`.
+    /// Sends a frame out of every port that is up and `gets` it.
     #[inline(never)]
     pub(super) fn flood<P: Ports>(
         &mut self,
         ports: &mut P,
-        from: PortId,
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
         gets: impl Fn(PortId) -> bool,
@@ -247,18 +253,29 @@ impl Slots {
         let len: usize = parts.iter().map(|part| part.len()).sum();
         for slot in 0..self.list.len() {
             let Slot { id, features, .. } = self.list[slot];
-            if id != from && features.is_some() && gets(id) {
+            if features.is_some() && gets(id) {
                 self.copied += len + COPY_COST;
                 self.send(ports, id, hdr, parts);
             }
         }
     }
 
-    /// Sends a frame that the engine made.
-    pub(super) fn transmit<P: Ports>(&mut self, ports: &mut P, made: &Transmit<'_>) {
-        match made.port {
-            Some(to) => self.send(ports, to, &made.hdr, made.parts()),
-            None => self.flood(ports, made.ingress, &made.hdr, made.parts(), |_| true),
-        }
+    /// Sends a frame that the engine made. `Some`: it is for a station that nobody knows, and the
+    /// engine has to say who gets it.
+    #[must_use]
+    pub(super) fn transmit<P: Ports>(
+        &mut self,
+        ports: &mut P,
+        made: &Transmit<'_>,
+    ) -> Option<Unknown> {
+        let Some(to) = made.port else {
+            return Some(Unknown {
+                ingress: made.ingress,
+                hdr: made.hdr,
+                frame: made.parts().concat(),
+            });
+        };
+        self.send(ports, to, &made.hdr, made.parts());
+        None
     }
 }

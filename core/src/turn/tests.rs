@@ -437,6 +437,29 @@ fn what_is_for_an_unknown_station_goes_where_one_may_be() {
 }
 
 #[test]
+fn what_an_isolated_guest_says_to_all_goes_to_uplinks_and_what_others_say_does_not_reach_it() {
+    with_worker(TurnConfig::default(), 0, |w| {
+        w.add(PortConfig::uplink("second"));
+        for (name, isolated) in [("alone", true), ("one", false), ("two", false)] {
+            let config = GuestConfig { isolated, ..GuestConfig::default() };
+            w.add(PortConfig::guest(name, config));
+        }
+        let got = |w: &mut Worker<'_>| [0, 1, 2, 3, 4].map(|port| !w.got(PortId(port)).is_empty());
+        for (to, from, expected) in [
+            (EVERYBODY, 2, [true, true, false, false, false]),
+            (UNKNOWN, 2, [true, true, false, false, false]),
+            (EVERYBODY, 3, [true, true, false, false, true]),
+            (UNKNOWN, 3, [true, true, false, false, true]),
+            (EVERYBODY, 0, [false, true, true, true, true]),
+        ] {
+            w.sends(PortId(from), frame(to, [2, 0, 0, 0, 0, from.to_be_bytes()[1]], 1));
+            w.turn();
+            assert_eq!(got(w), expected, "from port {from} to {to:?}");
+        }
+    });
+}
+
+#[test]
 fn what_finds_a_full_ring_waits_its_turn_and_is_bounded() {
     let config = TurnConfig { backlog_frames_max: 3, ..TurnConfig::default() };
     with_worker(config, 1, |w| {
@@ -769,6 +792,27 @@ fn what_a_guest_is_given_from_the_store_counts_as_work_of_the_turn() {
     turn.wake(UPLINK);
     let frames = turn.run(inner.outside.now, &mut inner.engine, &mut ports).unwrap();
     assert_eq!((frames, ports.of(G1).got.len()), (2, 2), "one was read, one was made");
+}
+
+/// The remote has not been heard of for so long that its reset is flooded.
+#[test]
+fn what_the_host_says_for_an_isolated_guest_reaches_no_other_guest_either() {
+    let (w, r, g) = Setup::new().established();
+    g.stops(0);
+    r.sends("1:1001");
+    w.after_ms(301_000);
+    let inner = &mut *w.0.borrow_mut();
+    let (mut turn, mut ports) = turn_of_our_own();
+    let (now, engine) = (inner.outside.now, &mut inner.engine);
+    let policy = engine.port_config(G1).and_then(PortConfig::as_guest).unwrap().clone();
+    engine.set_guest(now, G1, GuestConfig { isolated: true, ..policy }).unwrap();
+    engine.add_port(now, PortConfig::guest("silent", GuestConfig::default())).unwrap();
+    turn.slots.list.push(Slot::new(G2, true, 8));
+    turn.slots.of_mut(G2).features = Some(PortFeatures::ALL);
+    ports.list.push(Queue::default());
+    engine.handle_guest_gone(now, G1);
+    turn.transmit(now, engine, &mut ports).unwrap();
+    assert_eq!((ports.of(UPLINK).got.len(), ports.of(G2).got.len()), (1, 0));
 }
 
 /// INV-20: promised bytes and a flood share a ring that is always full.

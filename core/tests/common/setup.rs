@@ -139,6 +139,7 @@ impl Setup {
         GuestConfig {
             mac: Some(mac),
             ips: None,
+            isolated: false,
             ack_offload: self.offload,
             congestion_offload: self.floods,
             congestion_control: self.algorithm,

@@ -100,6 +100,7 @@ impl VmConfig {
             ("socket", path(&self.socket)),
             ("mac", self.mac.map(mac)),
             ("ips", self.ips.as_ref().map(ips)),
+            ("isolated", plain(self.isolated)),
             ("mtu", plain(self.mtu)),
             ("queue_pairs", plain(self.queue_pairs)),
             ("allow_unsealed_memory", plain(self.allow_unsealed_memory)),

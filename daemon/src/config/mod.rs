@@ -127,6 +127,9 @@ pub struct VmConfig {
     /// The only source IP addresses the guest may use (IPv4, IPv6, in any mix), besides link-local
     /// and unspecified ones, which need no list. Default: they are learned.
     pub ips: Option<Vec<IpAddr>>,
+    /// The guest reaches no other VM of this daemon and none reaches it: only uplinks. Default
+    /// `false`.
+    pub isolated: bool,
     /// Largest IP packet, in bytes, offered to the guest as its MTU. Default 1500; 68 to 65535.
     /// Above the uplink's own MTU, packets are lost on the way out.
     pub mtu: u16,

@@ -186,6 +186,7 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
             mac,
         ),
         ips: s.get("ips", "write a list, as in [\"192.0.2.7\", \"2001:db8::7\"]", ips),
+        isolated: s.get("isolated", "write isolated = true or false", boolean).unwrap_or(false),
         mtu: s
             .get("mtu", "use 1500, or the uplink's own MTU", integer(68..=65535))
             .and_then(|n| u16::try_from(n).ok())

@@ -103,6 +103,7 @@ impl DataPath {
         frame[22..28].copy_from_slice(&mac);
         frame[32..38].copy_from_slice(&mac);
         self.ports.now = now;
+        self.engine.handle_announcement(port, mac);
         let (engine, ports, hdr) = (&mut self.engine, &mut self.ports, VirtioNetHdr::default());
         // Nothing interrupts a turn here.
         let _ = self.turn.handle_frame(now, engine, ports, port, hdr, &mut frame);

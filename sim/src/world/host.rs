@@ -100,6 +100,7 @@ impl Host {
         let config = GuestConfig {
             mac: Some(machine.address().mac),
             ips: None,
+            isolated: false,
             ack_offload: guest.ack_offload,
             budget_bytes: guest.budget_bytes,
             flows_max: guest.flows_max,

@@ -1,0 +1,140 @@
+//! What frames teach the switch: which MACs are behind an uplink, which one a guest has.
+
+use hashbrown::hash_table::Entry;
+
+use super::{Ips, Mac, MacEntry, Switch, is_fresh, is_group, is_guest_key, mac_key, vlan_id};
+use crate::drops::DropReason;
+use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_SWEEP_INTERVAL, MACS_MAX};
+use crate::port::PortId;
+use crate::time::Instant;
+use crate::wire::packet::{IpAddr16, VlanStack};
+
+/// In place of a VLAN id in [`mac_key`]: a MAC that was heard, behind whatever tag, or of a guest
+/// that has gone. It says who may not take it over, and not where frames go.
+const ANY_VLAN: u16 = u16::MAX - 1;
+
+impl Switch {
+    /// `mac` is behind the uplink `port` on this VLAN. Group addresses teach nothing, nor do frames
+    /// of guest ports, whose MAC [`Self::check_source`] knows. Of a guest's MAC this is remembered
+    /// for the time after the guest: while it is there, [`Self::lookup`] finds the guest.
+    #[inline]
+    pub fn learn(&mut self, now: Instant, port: PortId, vlan: VlanStack, mac: Mac) {
+        let key = mac_key(vlan_id(vlan), mac);
+        if self.taught.recall(now, key) != Some(port) {
+            self.learn_afresh(now, port, key, mac);
+        }
+    }
+
+    fn learn_afresh(&mut self, now: Instant, port: PortId, key: u64, mac: Mac) {
+        let is_guest_port = matches!(self.guests.get(usize::from(port.0)), Some(Some(_)));
+        if is_guest_port || is_group(mac) {
+            return;
+        }
+        let any = mac_key(ANY_VLAN, mac);
+        // Behind a tag it is heard all the same.
+        if key != mac_key(0, mac) && self.note_heard(now, port, any).is_none() {
+            return;
+        }
+        let Some(moved) = self.note_heard(now, port, key) else { return };
+        if moved {
+            self.forget_found();
+        }
+        self.taught.note(now, key, port, Instant::MAX);
+    }
+
+    /// Somebody was heard at `port`. `Some(true)`: at another one before; `None`: the table is full
+    /// and nobody in it is forgotten. Those who are known keep their place: an address flood cannot
+    /// push them out.
+    fn note_heard(&mut self, now: Instant, port: PortId, key: u64) -> Option<bool> {
+        if self.learned >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
+            self.swept = now;
+            self.retain_macs(|entry| is_guest_key(entry.key) || is_fresh(entry, now));
+        }
+        let full = self.learned >= MACS_MAX;
+        match self.entry(key) {
+            Entry::Occupied(mut entry) => {
+                let moved = entry.get().port != port;
+                *entry.get_mut() = MacEntry { key, port, seen: now };
+                Some(moved)
+            }
+            Entry::Vacant(_) if full => None,
+            Entry::Vacant(entry) => {
+                entry.insert(MacEntry { key, port, seen: now });
+                self.learned += 1;
+                Some(false)
+            }
+        }
+    }
+
+    /// A guest uses this MAC for the first time. One that was heard at another port within
+    /// [`MAC_AGE`](crate::limits::MAC_AGE) is not taken from there by a frame.
+    #[inline(never)]
+    pub(super) fn learn_guest(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        mac: Mac,
+    ) -> Result<(), DropReason> {
+        let heard = [0, ANY_VLAN].map(|vlan| self.find(mac_key(vlan, mac)));
+        let elsewhere =
+            heard.into_iter().flatten().any(|entry| entry.port != port && is_fresh(entry, now));
+        if !self.may_have(port, mac) {
+            Err(DropReason::SpoofedMac)
+        } else if elsewhere {
+            Err(DropReason::MacElsewhere)
+        } else {
+            self.bind_guest(port, mac);
+            Ok(())
+        }
+    }
+
+    /// The VMM of `port` says that its guest has this MAC, and has just been moved here
+    /// (SEND_RARP). That counts more than what was heard elsewhere, and no more than what is
+    /// configured.
+    pub fn announce(&mut self, port: PortId, mac: Mac) {
+        if self.may_have(port, mac) {
+            self.bind_guest(port, mac);
+        }
+    }
+
+    /// Whether the guest of `port` has no MAC yet, and this one is nobody's.
+    fn may_have(&mut self, port: PortId, mac: Mac) -> bool {
+        let has_none = self.guest_mut(port).is_some_and(|guest| guest.mac.is_none());
+        has_none && !is_group(mac) && mac != [0; 6] && self.guest_with(mac).is_none()
+    }
+
+    fn bind_guest(&mut self, port: PortId, mac: Mac) {
+        self.bind(mac, port);
+        if let Some(guest) = self.guest_mut(port) {
+            guest.mac = Some(mac);
+        }
+    }
+
+    /// Forgets what a guest port taught: the guest was replaced or restarted. Nobody else has its
+    /// MAC for as long as an uplink's would be kept.
+    pub fn forget_learned(&mut self, now: Instant, port: PortId) {
+        let Some(guest) = self.guest_mut(port) else { return };
+        if let Ips::Learned(learned) = &mut guest.ips {
+            learned.clear();
+        }
+        if !guest.mac_configured
+            && let Some(mac) = guest.mac.take()
+        {
+            self.retain_macs(|entry| entry.port != port);
+            self.note_heard(now, port, mac_key(ANY_VLAN, mac));
+        }
+    }
+}
+
+/// Adds a source IP, in place of one that was silent for [`LEARNED_IP_AGE`] if there is no room.
+/// If there is none of those either, the IP stays unknown: it is forwarded, not offloaded.
+pub(super) fn learn_ip(learned: &mut Vec<(IpAddr16, Instant)>, now: Instant, ip: IpAddr16) {
+    if learned.len() < LEARNED_IPS_PER_PORT {
+        learned.push((ip, now));
+        return;
+    }
+    let oldest = learned.iter_mut().min_by_key(|(_, seen)| *seen);
+    if let Some(oldest) = oldest.filter(|(_, seen)| now.since(*seen) >= LEARNED_IP_AGE) {
+        *oldest = (ip, now);
+    }
+}
