@@ -12,6 +12,8 @@ use super::*;
 use crate::common::segment::pattern_bytes;
 use crate::common::{Peer, Random, Setup, Side, World};
 use crate::store::flow_store::recover;
+use crate::tcp::flow::unwrapped_isn;
+use crate::wire::seq::Seq;
 
 /// Plans, each with connections, losses and pauses of its own.
 const PLANS: u64 = 1000;
@@ -153,13 +155,28 @@ fn happens(w: &World<'_>, pairs: &[(Peer<'_>, Peer<'_>)], sent: &mut [i64], rand
     }
 }
 
+/// Memory of a predecessor: each page was of a record that is the first of its place again, and
+/// held what R sends first.
+fn used_memory(setup: &Setup) -> Vec<u64> {
+    let (pages, records) = setup.arena;
+    let mut memory = vec![0_u64; setup.memory_len() / 8];
+    let descs_at = HEADER_WORDS + records * record::WORDS;
+    let first = unwrapped_isn(Seq(setup.isn[0])) / PAGE as u64;
+    let descs = memory[descs_at..].chunks_exact_mut(DESC_WORDS).take(pages);
+    for ((n, desc), owner) in (0..).zip(descs).zip((1..=records as u64).cycle()) {
+        desc[OWNER] = (1_u64 << 32 | owner).to_le();
+        desc[PAGE_NO] = (first + n / records as u64).to_le();
+    }
+    memory
+}
+
 #[test]
 fn life_09_a_kill_between_any_two_stores_leaves_every_promise_in_the_arena() {
     let setup = Setup { arena: (16, 4), budget_bytes: 16 << 14, ..Setup::new() };
     let mut cuts = 0;
     for plan in 0..PLANS {
         let mut random = Random::new(plan + 1);
-        let mut memory = vec![0_u64; setup.memory_len() / 8];
+        let mut memory = used_memory(&setup);
         let address = memory.as_ptr().addr();
         let w = setup.opens_in(memory.as_mut_bytes());
         let mut successor = Successor {
@@ -174,7 +191,7 @@ fn life_09_a_kill_between_any_two_stores_leaves_every_promise_in_the_arena() {
             cuts: 0,
         };
         // As `format` left it.
-        let mut fresh = vec![0_u64; setup.memory_len() / 8];
+        let mut fresh = used_memory(&setup);
         drop(Arena::format(fresh.as_mut_bytes(), 4, 16, 1).expect("it fits"));
         LOG.set(Some(Vec::new()));
         successor.memory.copy_from_slice(&fresh);

@@ -371,6 +371,21 @@ fn sec_10_a_lent_page_is_zeroed_for_another_vm_too_and_is_handed_out_once() {
 }
 
 #[test]
+fn life_09_a_page_that_was_forgotten_is_lent_without_the_owner_it_had() {
+    let mut mem = memory(1, 1);
+    let mut arena = Arena::format(&mut mem, 1, 1, 9).unwrap();
+    let id = arena.alloc_record(&record("vm")).unwrap();
+    arena.alloc_page(id, 7).unwrap();
+    arena.forget_pages(); // the record stays: its R has yet to be told
+    arena.lend_page(name_hash("other")).unwrap();
+    assert_eq!(arena.owned_pages().count(), 0);
+    drop(arena);
+    let arena = Arena::open(&mut mem).unwrap();
+    assert_eq!((arena.records().count(), arena.owned_pages().count()), (1, 0));
+    assert_eq!(arena.free_pages(), 1);
+}
+
+#[test]
 fn formatting_touches_the_header_only() {
     let mut mem = memory(100, 10);
     drop(Arena::format(&mut mem, 100, 10, 9).unwrap());
