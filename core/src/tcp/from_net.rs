@@ -179,10 +179,11 @@ impl Flow {
             return if excused { Ok(()) } else { Err(DropReason::Paws) };
         };
         if !self.timestamps.is_current(cx.now, ts.tsval, limits::PAWS_TICKS) {
-            if tcp.payload_len > 0 {
-                self.ack_now(cx, None);
-            } else {
-                self.challenge_ack(cx);
+            match tcp.payload_len {
+                0 => self.challenge_ack(cx),
+                // It asks whether somebody is there: nobody says so for a silent G (INV-19).
+                1 if !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) => {}
+                _ => self.ack_now(cx, None),
             }
             return Err(DropReason::Paws);
         }

@@ -343,6 +343,27 @@ fn life_05_an_old_segment_is_not_answered_for_a_silent_guest() {
     r.gets("1 ack 2001");
 }
 
+/// Seed 112618: a stranger's octet, whose clock is long gone, was answered for ever.
+#[test]
+fn inv_19_an_octet_with_an_old_clock_is_not_answered_for_a_silent_guest() {
+    let (w, r, g) = Setup::new().established();
+    r.sends("1:1001 ack 1 <ts 100>");
+    g.sends("ack 1001");
+    r.takes_all();
+    g.stops(1);
+    r.sends("1001:2001 ack 1 <ts 200>");
+    r.gets_last("1 ack 2001");
+    w.after_ms(30_000);
+    r.is_forged("2000:2001 ack 1 <ts 50>");
+    r.gets("1 ack 2001");
+    w.after_ms(40_000);
+    r.is_forged("2000:2001 ack 1 <ts 50>");
+    r.gets_nothing();
+    // More than that is data that came late: R may miss the ACK (SNOOP-37).
+    r.is_forged("1000:2001 ack 1 <ts 50>");
+    r.gets("1 ack 2001");
+}
+
 #[test]
 fn life_05_a_removed_port_resets_its_flows_and_frees_its_place() {
     let (w, r, g) = Setup::new().established();

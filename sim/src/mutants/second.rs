@@ -191,6 +191,10 @@ mutations! { SECOND:
     "put(&desc[PAGE_NO], page_no);"
     => "put(&desc[OWNER], owner_word); put(&desc[PAGE_NO], page_no);";
 
+    "an octet with an old clock is answered for a guest that is long silent", "INV-19", "paws",
+    "!cx.vm.clock.alive_within(cx.now, limits::T_PAUSED)"
+    => "false";
+
     "a page is counted as used before its owner is cleared", "LIFE-09", "take_page",
     "put(&self.descs.get(used)?[OWNER], 0);"
     => "";
