@@ -25,7 +25,7 @@
 //! Of two captures this cannot be judged: they do not say which flow is with offload while it is
 //! silent.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
@@ -39,9 +39,9 @@ use crate::ranges::Ranges;
 const WITHIN: Duration = Duration::from_millis(10);
 /// Segments that one ACK may speak for (SNOOP-07).
 const SEGMENTS_MAX: usize = 2;
-/// SNOOP-10 has 64. The host may hold more ranges than are counted here: it may also take the
-/// segments that it need not.
-const RANGES_MAX: usize = 32;
+/// SNOOP-10. Segments that the host need not take, and may have taken, count too, each as a range
+/// of its own (seed 85347).
+const RANGES_MAX: usize = 64;
 /// 24 days (`TCP_PAWS_24DAYS`), which the host counts in whole hours.
 const CLOCK_AGE: Duration = Duration::from_secs((24 * 24 - 1) * 3600);
 /// An idle flow gives its place back (`T_PARK`).
@@ -58,6 +58,8 @@ pub(crate) struct Waiting {
     plain: VecDeque<u64>,
     /// R's bytes that the host must hold.
     held: Ranges,
+    /// First place and end of segments of R beyond those that it may hold.
+    maybe: BTreeMap<u64, u64>,
     /// When the flow was last heard of, by a segment of whomever; `None` before the first.
     heard_at: Option<Instant>,
     /// It may have no place, for it was idle and has acknowledged nothing early since.
@@ -77,7 +79,7 @@ impl Waiting {
 
     /// Something may be held behind a hole at `next`.
     pub(super) fn has_beyond(&self, next: u64) -> bool {
-        self.held.above(next) > 0
+        self.held.above(next) > 0 || self.maybe.values().any(|end| *end > next)
     }
 
     /// The host must hold `[from, to)`.
@@ -114,20 +116,30 @@ fn hold(h: &mut History, s: &In<'_>) {
     let old = h.is_long_acked(s.ack);
     let idle = h.quality.waiting.may_be_parked(s.at);
     let no_place = !h.may_reserve(r.edge_to.saturating_sub(g.acked)) || g.end_to > g.acked;
-    if !h.is_on() || !s.counts || old || is_foreign(s.ip, s.tcp) || idle && no_place {
-        return;
+    let refused = !s.counts || old || is_foreign(s.ip, s.tcp) || idle && no_place;
+    if !h.is_on() {
+        return; // data before the handshake is over lies in order
     }
     let next = r.ack_to.max(g.acked);
-    let (from, to) = (s.seq.max(next), s.end.min(r.edge_to));
-    let held = &mut h.quality.waiting.held;
+    let (edge, from) = (r.edge_to, s.seq.max(next));
+    let to = s.end.min(edge);
+    let Waiting { held, maybe, plain, .. } = &mut h.quality.waiting;
     held.forget_below(next);
+    maybe.retain(|_, end| *end > next);
     let joins = from <= held.end_of_run(next) || held.touches(from, to);
-    let in_order = s.seq == held.end_of_run(next) && s.end == to && held.above(s.seq) == 0;
-    if from < to && (joins || held.len() < RANGES_MAX) {
-        held.insert(from, to);
-        if in_order {
-            h.quality.waiting.plain.push_back(s.end);
+    let has_room = joins || held.len() + maybe.len() < RANGES_MAX;
+    if refused || from >= to || !has_room {
+        if s.end > from && from < edge {
+            let end = maybe.entry(from).or_default();
+            *end = s.end.max(*end);
         }
+        return;
+    }
+    let in_order = s.seq == held.end_of_run(next) && s.end == to && held.above(s.seq) == 0;
+    held.insert(from, to);
+    maybe.retain(|at, end| held.end_of_run(*at) < *end);
+    if in_order {
+        plain.push_back(s.end);
     }
 }
 
