@@ -47,6 +47,12 @@ pub trait Setting {
     /// Flow entries of a guest.
     fn flows_max(&self, guest: usize) -> u32;
 
+    /// Frames that the ring of a guest takes.
+    fn ring_slots(&self, guest: usize) -> usize {
+        let _ = guest;
+        usize::MAX
+    }
+
     /// How many guests there are.
     fn guests(&self) -> usize;
 
@@ -118,7 +124,7 @@ impl<S: Setting> Observer<S> {
             is_crowd: setting.is_crowd(),
             paused: vec![false; guests],
             silent_since: vec![None; guests],
-            clocks: vec![GuestClock::default(); guests],
+            clocks: (0..guests).map(|g| GuestClock::with_slots(setting.ring_slots(g))).collect(),
             turns: vec![Turns::default(); guests],
             cramped_at: vec![Instant::ZERO; guests],
             spare: vec![0; guests],

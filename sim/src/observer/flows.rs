@@ -106,6 +106,10 @@ impl Setting for Plan {
         self.guests[guest].flows_max
     }
 
+    fn ring_slots(&self, guest: usize) -> usize {
+        self.guests[guest].ring_slots
+    }
+
     fn guests(&self) -> usize {
         self.guests.len()
     }
