@@ -62,7 +62,9 @@ pub(crate) fn on_in(h: &mut History, from: Side, tcp: &Tcp) {
     let old = plain && in_place && h.unwrap(Side::G, tcp.ack, r.acked) < r.acked;
     // What has left and R does not have is certainly kept.
     let kept = h.is_flooded && r.acked < r.end_to;
-    let refused = h.timestamps() && h.acceptable.refuses_clock(tcp);
+    // One older than R's window is to be answered too (SNOOP-03; RFC 5961 section 5.2).
+    let too_old = plain && h.is_long_acked(h.unwrap(Side::G, tcp.ack, r.acked));
+    let refused = too_old || h.timestamps() && h.acceptable.refuses_clock(tcp);
     if from == Side::R && (refused || !(plain && in_place && heard)) {
         h.quality.news.asked += 1;
     }
