@@ -217,6 +217,12 @@ impl<S: Setting> Observer<S> {
         }
         h.cramped_at = self.cramped_at[guest];
         let clock = &mut self.clocks[guest];
+        if h.is_late(&o) {
+            if o.is_stored() {
+                clock.on_stored(false);
+            }
+            return Ok(());
+        }
         let wrong = whole
             .map_err(|what| (Rule::Checksums, what))
             .and_then(|()| check_out(h, &o, gone))

@@ -20,6 +20,12 @@ impl History {
         self.past && o.ack.is_some_and(|ack| self.is_of_earlier(o.to, ack))
     }
 
+    /// What the host made for the connection before, and what has waited for G's ring since then
+    /// (seed 91723).
+    pub(crate) fn is_late(&self, o: &Out<'_>) -> bool {
+        o.gated && o.waited && o.ack.is_some_and(|ack| self.is_of_earlier(o.to, ack))
+    }
+
     /// An RST for a G that has opened anew on these ports: while it waits for R's SYN-ACK it
     /// believes one that acknowledges its SYN (RFC 9293 section 3.10.7.3), and no other.
     pub(crate) fn is_refused(&self, o: &Out<'_>) -> bool {
