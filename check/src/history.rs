@@ -106,6 +106,8 @@ pub struct History {
     /// Some of what G sends goes past the host, or through it in fragments: R has heard more of G
     /// than the host.
     pub past: bool,
+    /// So did its SYN: the host may have the connection before on these ports.
+    pub(crate) opened_past: bool,
     /// The newest ACK of R that G was sent for what went past the host then.
     pub unseen_ack_to_guest: u64,
     /// R's newest ACK of what G had sent by then: the host's own say no more. Of an R that lies a
@@ -196,6 +198,7 @@ impl History {
             owed_before: false,
             forgotten: false,
             past: false,
+            opened_past: false,
             unseen_ack_to_guest: 0,
             ack_of_sent: BASE + 1,
             reset_at: None,
@@ -475,10 +478,12 @@ impl History {
 
     /// G sent a segment that the host does not see.
     pub(crate) fn on_past(&mut self, tcp: &Tcp) {
+        let isn = self.end(Side::G).isn;
         if tcp.flags.syn() && self.next.is_some() {
             self.on_syn(Side::G, tcp); // the connection before it on these ports is over
         }
         self.past = true;
+        self.opened_past |= self.end(Side::G).isn != isn;
         let end = self.unwrap(Side::G, tcp.seq, self.end(Side::G).end);
         let end = end + u64::from(tcp.payload_len) + u64::from(tcp.flags.fin());
         let g = self.end_mut(Side::G);

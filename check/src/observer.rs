@@ -400,7 +400,7 @@ impl<S: Setting> Observer<S> {
             // Whoever owes R anything tells it now; who was drained may go on (LIFE-06).
             let drained = h.state == Some(State::Drain) && h.promised().is_none();
             let on = matches!(h.state, Some(State::On | State::Drain)) && !drained;
-            h.must_tell_r |= on && !h.end(Side::R).reset;
+            h.must_tell_r |= on && !h.end(Side::R).reset && !h.opened_past;
             h.must_reset = false;
             h.broken |= h.promised().is_some();
             h.interrupted = true;

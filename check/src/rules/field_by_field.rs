@@ -99,7 +99,7 @@ fn remember(headers: &mut VecDeque<Written>, header: Written) {
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let other = TcpFlags::SYN | TcpFlags::RST;
     let made = o.gated && h.is_open() && h.was_on && !h.interrupted;
-    if !made || o.tcp.flags.intersects(other) {
+    if !made || h.is_about_earlier(o) || o.tcp.flags.intersects(other) {
         return Ok(());
     }
     let fields = layer3(o.ip);
