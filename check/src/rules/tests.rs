@@ -681,6 +681,19 @@ fn the_edge_moves_by_segments() {
 }
 
 #[test]
+fn the_edge_goes_with_what_the_guest_acknowledges_beyond_it() {
+    for (window, fine) in [(0, true), (1, false)] {
+        let mut s = Scene::promised(100);
+        s.net_gets(&with(seg(Side::G, 1, 101), |x| x.window = 500), &[]);
+        s.net_sends(&seg(Side::R, 101, 1), &vec![7; 40_000]);
+        s.net_sends(&seg(Side::R, 40_101, 1), &vec![7; 24_200]);
+        s.guest_sends(&seg(Side::G, 1, 64_301), &[]); // it passed uncut (SNOOP-13)
+        s.net_gets(&with(seg(Side::G, 1, 64_301), |x| x.window = window), &[]);
+        if fine { s.accepted() } else { s.refused_by(Rule::Window) }
+    }
+}
+
+#[test]
 fn r_is_not_held_back_while_the_guest_has_room() {
     let mut s = Scene::open();
     s.h.spare = 1 << 20;
