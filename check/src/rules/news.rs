@@ -126,7 +126,7 @@ pub(crate) fn after_out(h: &mut History, o: &Out<'_>) {
 }
 
 /// The same to G; what it has to answer aside, for that has a number that G has acknowledged.
-fn tells_guest_again(h: &History, o: &Out<'_>) -> bool {
+pub(super) fn tells_guest_again(h: &History, o: &Out<'_>) -> bool {
     let same = o.ack.is_some() && h.quality.news.last_to_guest == o.ack.map(|ack| (ack, o.edge));
     let asks = o.seq < h.end(Side::G).acked;
     let blocks = !o.tcp.options.sack.as_slice().is_empty();

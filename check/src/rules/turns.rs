@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::Ensure;
-use super::recovery;
+use super::{news, recovery};
 use crate::history::{History, Side};
 use crate::out::Out;
 use crate::tap::FlowName;
@@ -48,8 +48,11 @@ impl Turns {
         if o.to != Side::G {
             return Ok(());
         }
-        // Also what looks like a frame that came in.
-        if o.tcp.payload_len > 0 || o.tcp.flags.fin() || !o.tcp.options.sack.as_slice().is_empty() {
+        // Also what looks like a frame that came in; and what tells it of a hole in what it has
+        // handed over (FLOOD-05; seed 90696).
+        let of_hole = h.is_flooded && news::tells_guest_again(h, o);
+        let blocks = !o.tcp.options.sack.as_slice().is_empty();
+        if o.tcp.payload_len > 0 || o.tcp.flags.fin() || blocks || of_hole {
             self.waiting.remove(&h.name); // this was its turn
         }
         let held = o.is_stored() && !o.waited && !h.opaque && o.end <= h.end(Side::R).ack_to;

@@ -134,3 +134,31 @@ fn clocks_are_the_newest() {
         if fine { s.accepted() } else { s.refused_by(Rule::Echo) }
     }
 }
+
+#[test]
+fn what_tells_a_guest_of_a_hole_is_a_turn_of_its_flow() {
+    for tells in [true, false] {
+        let mut waits = flooded();
+        waits.h.name.guest_port = 2;
+        waits.h.ends[Side::R as usize].offer.sack = false;
+        waits.guest_gets(&seg(Side::R, 1, 1), &[]);
+        waits.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
+        waits.net_gets(&told(101), &[]);
+        let mut s = Scene::open();
+        s.turns = waits.turns.clone();
+        s.net_sends(&seg(Side::R, 1, 1), &[7; 4344]);
+        s.net_gets(&told(4345), &[]);
+        for place in [1, 1449] {
+            s.guest_gets(&seg(Side::R, place, 1), &[7; 1448]);
+        }
+        if tells {
+            waits.turns = s.turns.clone();
+            waits.guest_sends(&seg(Side::G, 5893, 1), &[7; 1448]);
+            waits.guest_gets(&seg(Side::R, 1, 1), &[]);
+            waits.accepted();
+            s.turns = waits.turns.clone();
+        }
+        s.guest_gets(&with(seg(Side::R, 2897, 1), |x| x.flags = PUSH), &[7; 1448]);
+        if tells { s.accepted() } else { s.refused_by(Rule::Turns) }
+    }
+}
