@@ -842,6 +842,18 @@ fn an_ack_with_an_old_clock_asks_for_an_answer() {
 }
 
 #[test]
+fn an_ack_older_than_a_window_asks_for_an_answer() {
+    for (ack, asks) in [(47_000, true), (47_300, false)] {
+        let mut s = long_acked();
+        for _ in 0..4 {
+            s.net_sends(&with(seg(Side::R, 1, ack), |x| x.window = 0), &[]);
+            s.net_gets(&with(told(1), |x| x.seq = ISN[1] + 60_001), &[]);
+        }
+        if asks { s.accepted() } else { s.refused_by(Rule::News) }
+    }
+}
+
+#[test]
 fn new_bytes_and_a_fin_are_offered_at_once() {
     let mut s = Scene::open();
     s.net_sends(&seg(Side::R, 1, 1), &[7; 100]);
@@ -854,18 +866,6 @@ fn new_bytes_and_a_fin_are_offered_at_once() {
     s.net_sends(&with(seg(Side::R, 101, 1), |x| x.flags = PUSH | TcpFlags::FIN), &[]);
     s.ms(25);
     s.refused_by(Rule::Recovery);
-#[test]
-fn an_ack_older_than_a_window_asks_for_an_answer() {
-    for (ack, asks) in [(47_000, true), (47_300, false)] {
-        let mut s = long_acked();
-        for _ in 0..4 {
-            s.net_sends(&with(seg(Side::R, 1, ack), |x| x.window = 0), &[]);
-            s.net_gets(&with(told(1), |x| x.seq = ISN[1] + 60_001), &[]);
-        }
-        if asks { s.accepted() } else { s.refused_by(Rule::News) }
-    }
-}
-
 
     // Its ACK is older than a window, so that the host refuses it (seed 23493).
     for (ack, owed) in [(60_001 - 12_800, true), (60_001 - 12_801, false)] {

@@ -238,6 +238,10 @@ mutations! { SENDING:
     "self.outbound.una() == sent"
     => "true";
 
+    "the last bytes that H sends for G are not pushed", "FLOOD-07", "poll",
+    "segment.to == cut || segment.to >= self.intake.bytes_end()"
+    => "segment.to == cut";
+
     "H lets go of what R has not acknowledged", "FLOOD-32", "settle_flooded",
     "(verbatim || leaves) && !self.keeps_bytes()"
     => "verbatim || leaves";

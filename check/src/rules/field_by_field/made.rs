@@ -4,7 +4,8 @@
 //! No field is anybody's but its own: nothing urgent, of options the timestamps that were agreed on
 //! and, on a bare ACK, SACK; no fragments. TTL, DSCP and flow label, which are G's, are judged with
 //! those of all frames. A segment is no longer than R takes; new bytes are ECN-capable if that was
-//! agreed on, and nothing else is; CWR comes in a segment of its own.
+//! agreed on, and nothing else is; CWR comes in a segment of its own; the last byte that there is
+//! is pushed.
 
 use super::{Ensure, options_len, sizes};
 use crate::history::{History, Side};
@@ -43,6 +44,12 @@ pub(super) fn data(h: &History, o: &Out<'_>) -> Ensure {
     }
     if h.offline {
         return Ok(()); // of a capture nobody knows how it was cut
+    }
+    // What ends with all that G has sent has nothing to wait for (RFC 9293 section 3.9.1).
+    let g = h.end(Side::G);
+    let last = o.tcp.payload_len > 0 && o.end == g.fin.unwrap_or(g.end);
+    if last && !o.tcp.flags.contains(TcpFlags::PSH) {
+        return Err("the last byte of G there is was not pushed".to_owned());
     }
     if o.hdr.is_gso() && o.tcp.flags.contains(TcpFlags::CWR) {
         return Err("CWR to R on more than a segment".to_owned());

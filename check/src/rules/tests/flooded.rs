@@ -38,6 +38,15 @@ fn what_the_host_sends_for_a_guest_has_a_header_of_its_own() {
 }
 
 #[test]
+fn the_last_byte_of_a_guest_there_is_must_be_pushed() {
+    for (flags, fine) in [(PUSH, true), (TcpFlags::ACK, false)] {
+        let mut s = flooded();
+        s.net_gets(&with(made(4345), |x| x.flags = flags), &[7; 100]);
+        if fine { s.accepted() } else { s.refused_by(Rule::Fields) }
+    }
+}
+
+#[test]
 fn of_what_the_host_sends_new_bytes_are_ecn_capable_if_that_was_agreed_on() {
     for (ecn, place, fine) in [(2, 2897, true), (0, 2897, false), (0, 1, true), (2, 1, false)] {
         let mut s = flooded();
