@@ -13,13 +13,17 @@
 //! each, and one more for each ACK that moves (RFC 9937), or twice as much after a timeout.
 //!
 //! **Besides**: no new byte beyond R's window; no copy before anything can have been heard of the
-//! first; no copy that is ECN-capable or carries CWR, and CWR on new data after a mark (RFC 3168);
-//! timeouts back off (RFC 6298); a burst is no longer than 64 KiB (FLOOD-26).
+//! first; no copy that is ECN-capable or carries CWR, and CWR on new data after a mark, once for
+//! all of a window (RFC 3168); timeouts back off (RFC 6298); a burst is no longer than 64 KiB
+//! (FLOOD-26).
+
+mod window;
 
 use std::collections::BTreeMap;
 
 use nightporter_core::time::{Duration, Instant};
 
+use self::window::Window;
 use super::Ensure;
 use crate::history::{History, Side};
 use crate::out::{In, Out};
@@ -28,13 +32,9 @@ use crate::wire::TcpFlags;
 /// Segments and bytes of a first window (RFC 6928 section 2).
 const FIRST_SEGMENTS: u64 = 10;
 const FIRST_BYTES: u64 = 14_600;
-/// What a reduction leaves, in tenths (RFC 9438 section 4.6), and two segments at least.
-const LEFT_TENTHS: u64 = 7;
 /// Segments that may leave beyond a window: two to see whether a timeout was for nothing (RFC
 /// 5682), a loss probe (RFC 8985), the first of a repair.
 const BESIDES: u64 = 4;
-/// RFC 9438's constant, segments per second cubed.
-const CUBIC: f64 = 0.4;
 /// The shortest retransmission timeout, nearly.
 const TIMEOUT_MIN: Duration = Duration::from_millis(190);
 /// Timeouts of so much need not double any more (RFC 6298 section 2.5).
@@ -45,50 +45,6 @@ const LATE: Duration = Duration::from_millis(100);
 const USED_FOR: Duration = Duration::from_secs(1);
 /// The longest burst.
 const BURST: u64 = 1 << 16;
-
-/// The widest window of a conforming sender.
-#[derive(Clone, Copy, Debug, Default)]
-struct Window {
-    size: u64,
-    /// Slow start may go on to here.
-    slow_to: u64,
-    /// When it was last reduced, and from what.
-    reduced: Option<(Instant, u64)>,
-    /// What RFC 5681 makes of it since then.
-    reno: f64,
-}
-
-impl Window {
-    fn reduce(&mut self, at: Instant, used: u64, mss: u64) {
-        self.reduced = Some((at, self.size));
-        self.size = (self.size.min(used) * LEFT_TENTHS / 10).max(2 * mss).min(self.size);
-        (self.slow_to, self.reno) = (self.size, self.size as f64);
-    }
-
-    /// `bytes` more are acknowledged, and all of it was used.
-    #[expect(clippy::cast_sign_loss, clippy::cast_possible_truncation, reason = "bytes")]
-    fn grow(&mut self, at: Instant, bytes: u64, mss: u64) {
-        if self.size < self.slow_to {
-            self.size = self.slow_to.min(self.size + bytes);
-            self.reno = self.size as f64;
-            return;
-        }
-        self.reno += bytes as f64 * mss as f64 / self.reno;
-        let most = self.curve(at, mss).max(self.reno).min(1e15) as u64;
-        self.size = self.size.max(most.min(self.size + bytes));
-    }
-
-    /// RFC 9438's window: the larger of the curve that is flat where the window was reduced, and of
-    /// the one that is flat where it was left. No curve of a narrower window lies above both.
-    fn curve(&self, at: Instant, mss: u64) -> f64 {
-        let Some((reduced_at, before)) = self.reduced else { return 0.0 };
-        let t = at.since(reduced_at).as_nanos() as f64 / 1e9;
-        let (before, mss) = (before as f64, mss as f64);
-        let k = (0.3 * before / (CUBIC * mss)).cbrt();
-        let cube = |t: f64| CUBIC * mss * t.powi(3);
-        (before + cube(t - k)).max(0.7 * before + cube(t))
-    }
-}
 
 /// Bytes that left together.
 #[derive(Clone, Copy, Debug)]
@@ -183,6 +139,8 @@ pub(crate) struct Sending {
     /// A mark waits for its CWR; marks count again when this is acknowledged.
     cwr_due: bool,
     marks_from: u64,
+    /// Where the newest CWR is: for what left before it the window was reduced.
+    reduced_for: Option<u64>,
     /// ECN-capable segments have left.
     capable: bool,
     moved_at: Option<Instant>,
@@ -208,7 +166,7 @@ fn first_window(mss: u64) -> u64 {
 
 impl Sending {
     fn begin(una: u64, mss: u64, sack: bool, ecn: bool) -> Self {
-        let window = Window { size: first_window(mss), slow_to: u64::MAX, ..Window::default() };
+        let window = Window::first(first_window(mss));
         Self { on: true, mss, sack, ecn, una, next: una, window, ..Self::default() }
     }
 
@@ -354,6 +312,9 @@ impl Sending {
         let is_probe = to == self.next && sacked == 0 && self.duplicates == 0;
         self.measured &= !is_timeout;
         let timed_out = self.timed_out == Some(from);
+        if is_timeout || again {
+            self.reduced_for = None; // a congestion of its own (RFC 5681 sections 3.1 and 4.3)
+        }
         match self.repair {
             None if is_probe => return,
             Some(_) if !again => return,
@@ -406,7 +367,9 @@ impl Sending {
                 return Err("new data without CWR after R spoke of a mark".to_owned());
             }
             self.capable |= capable;
-            self.marks_from = if cwr { self.marks_from.max(from) } else { self.marks_from };
+            if cwr {
+                self.note_reduced(from)?;
+            }
             self.add(left);
         }
         let len = to - from;
@@ -418,6 +381,17 @@ impl Sending {
         }
         self.follows_arrivals(len)?;
         if is_copy { Ok(()) } else { self.is_within_window() }
+    }
+
+    /// CWR leaves at `from`: the window is reduced once for all that is lost or marked of what was
+    /// under way (RFC 3168 section 6.1.2). The first segment may say it of G's own window.
+    fn note_reduced(&mut self, from: u64) -> Ensure {
+        self.marks_from = self.marks_from.max(from);
+        if self.reduced_for.is_some_and(|before| self.una < before) {
+            return Err("CWR to R twice for one window".to_owned());
+        }
+        self.reduced_for = self.sent_at.map(|_| from);
+        Ok(())
     }
 
     /// After a pause of more than any timeout the window is half of what it was, or that of the

@@ -202,6 +202,24 @@ fn a_mark_reduces_the_window_and_the_next_new_data_says_so() {
     assert!(said.contains("28000 bytes under way to R in a window of 21"), "{said}");
 }
 
+#[test]
+fn a_window_is_reduced_once_for_all_that_is_lost_of_it() {
+    let twice = "
+        0   > 0:10000 ect
+        100 ack 10000
+        100 > 10000:30000 ect
+        200 ack 18000 19000:28000
+        200 > 18000:19000
+        201 > 30000:31000 ect cwr
+        202 ack 18000 19000:28000 29000:30000
+        202 > 28000:29000";
+    assert_eq!(judged(true, &format!("{twice}\n 203 > 31000:32000 ect")), Ok(()));
+    let said = judged(true, &format!("{twice}\n 203 > 31000:32000 ect cwr")).expect_err("twice");
+    assert!(said.ends_with("CWR to R twice for one window"), "{said}");
+    let over = "203 > 31000:32000 ect\n 300 ack 31000";
+    assert_eq!(judged(true, &format!("{twice}\n {over}\n 301 > 32000:33000 ect cwr")), Ok(()));
+}
+
 fn without_sack(script: &str) -> Result<(), String> {
     judge(Sending::begin(0, MSS, false, false), script)
 }
