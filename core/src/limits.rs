@@ -92,7 +92,8 @@ pub const FLOWS_IN_CACHE: u32 = 2048;
 /// drivers/net/tun.c).
 pub const BACKLOG_FRAMES_MAX: usize = 1000;
 
-/// Bytes that leave for R at once at most, however fast the path is: a super-segment.
+/// Bytes that leave for R at once at most, unless its round trip is shorter than a millisecond: a
+/// super-segment.
 pub const PACED_BURST_MAX: u64 = 64 * 1024;
 /// Pieces of a frame that the engine made: the headers and the pages that 64 KiB of payload touch,
 /// which are five at most.

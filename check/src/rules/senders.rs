@@ -14,8 +14,8 @@
 //!
 //! **Besides**: no new byte beyond R's window; no copy before anything can have been heard of the
 //! first; no copy that is ECN-capable or carries CWR, and CWR on new data after a mark, once for
-//! all of a window (RFC 3168); timeouts back off (RFC 6298); a burst is no longer than 64 KiB
-//! (FLOOD-26).
+//! all of a window (RFC 3168); timeouts back off (RFC 6298); a burst is no longer than 64 KiB,
+//! unless a round trip is shorter than a millisecond (FLOOD-26).
 
 mod window;
 
@@ -43,8 +43,9 @@ const TIMEOUT_LONG: Duration = Duration::from_secs(55);
 const LATE: Duration = Duration::from_millis(100);
 /// For so long, and three round trips, a window counts as used that was (RFC 7661 section 4.2).
 const USED_FOR: Duration = Duration::from_secs(1);
-/// The longest burst.
+/// The longest burst, on a path with no shorter round trip than this.
 const BURST: u64 = 1 << 16;
+const SHORT: Duration = Duration::from_millis(1);
 
 /// Bytes that left together.
 #[derive(Clone, Copy, Debug)]
@@ -376,7 +377,8 @@ impl Sending {
         self.burst = if self.sent_at == Some(at) { self.burst + len } else { len };
         self.sent_at = Some(at);
         self.note_flight(at);
-        if self.burst > BURST.max(2 * self.mss) + 2 * self.mss {
+        let is_short = self.shortest.is_some_and(|took| took < SHORT);
+        if !is_short && self.burst > BURST.max(2 * self.mss) + 2 * self.mss {
             return Err(format!("{} bytes to R at once", self.burst));
         }
         self.follows_arrivals(len)?;

@@ -2,7 +2,8 @@
 //!
 //! The rate is a little more than the window in a round trip, so that acknowledgements and not the
 //! pacer decide in the long run. Credit for what was not sent is bounded by a burst, which is what
-//! a fast path sends in a millisecond: on a path with a round trip shorter than that nothing waits.
+//! the path takes in a millisecond, up to a super-segment. On a path with a round trip shorter than
+//! that nothing waits: ACKs come as soon as a timer would.
 
 use crate::limits::PACED_BURST_MAX as BURST_MAX;
 use crate::time::{Duration, Instant};
@@ -80,7 +81,8 @@ impl Pacer {
         let time = fine(srtt) * gain.1;
         self.byte_time = time / (cwnd.clamp(1, CWND_MAX) * gain.0);
         let in_time = (BURST_TIME.as_nanos() << FINE_BITS) / self.byte_time.max(1);
-        self.burst = in_time.clamp(2 * mss, BURST_MAX.max(2 * mss));
+        let most = if srtt < BURST_TIME { u64::MAX } else { BURST_MAX };
+        self.burst = in_time.clamp(2 * mss, most.max(2 * mss));
         self.mss = mss;
     }
 
@@ -138,6 +140,17 @@ mod tests {
     fn without_a_round_trip_nothing_waits() {
         let mut pacer = Pacer::new();
         assert_eq!(departures(&mut pacer, Instant::from_secs(7), 1448, 10), [0; 10]);
+    }
+
+    #[test]
+    fn on_a_short_path_a_window_is_the_burst() {
+        for (srtt_us, waits) in [(999, false), (1000, true)] {
+            let (mut pacer, now) = (Pacer::new(), Instant::from_secs(7));
+            let srtt = Duration::from_micros(srtt_us);
+            pacer.set_rate(now, 1_000_000, srtt, Gain::AVOIDANCE, 1000);
+            let last = departures(&mut pacer, now, 1000, 1000).pop();
+            assert_eq!(last.expect("departures") > 0, waits, "{srtt_us} us");
+        }
     }
 
     #[test]

@@ -117,6 +117,10 @@ mutations! { SENDING:
     "paced < self.mss"
     => "false";
 
+    "on a short path too a window waits for its pace", "FLOOD-26", "set_rate",
+    "if [[srtt < BURST_TIME]] { u64::MAX }"
+    => "false";
+
     "who waits for the pace is not woken", "FLOOD-26", "arm",
     "at = at.min(self.sender.paced_until());"
     => "";
@@ -191,8 +195,8 @@ mutations! { SENDING:
     => "";
 
     "who was shown more than R shows is handed back", "FLOOD-32", "settle_flooded",
-    "let leaves = !self.wants_flooded(cx)[[ && !self.is_ahead()]];"
-    => "";
+    "let leaves = !self.wants_flooded(cx) && [[!self.is_ahead()]];"
+    => "true";
 
     "G is ahead of an R that let the sender before wait", "FLOOD-14", "begin_flooded",
     "flooded.keeps_pace = !before.is_late();"
@@ -203,8 +207,8 @@ mutations! { SENDING:
     => "edge";
 
     "who is to be handed back is shown more", "FLOOD-13", "take_over",
-    "[[wanted && ]]flooded.may_go_on"
-    => "";
+    "[[wanted]] && flooded.may_go_on"
+    => "true";
 
     "what an R that lets H wait has yet to make room for is shown", "FLOOD-14", "on_wheel",
     "self.intake.wait_for_net();"

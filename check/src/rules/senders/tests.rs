@@ -88,6 +88,14 @@ fn a_burst_is_64_kib() {
         300 ack 70000";
     is_fine(&format!("{grown}\n 300 > 70000:130000\n 301 > 130000:150000"));
     is_wrong(&format!("{grown}\n 300 > 70000:150000"), "80000 bytes to R at once");
+    let short = "
+        0 > 0:10000
+        0 ack 10000
+        1 > 10000:30000
+        1 ack 30000
+        2 > 30000:70000
+        2 ack 70000";
+    is_fine(&format!("{short}\n 3 > 70000:150000"));
 }
 
 #[test]
