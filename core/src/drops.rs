@@ -48,6 +48,9 @@ drop_reasons! {
     ReservedGroup = "reserved_group",
     /// The frame would leave by the port it came from.
     Hairpin = "hairpin",
+    /// The frame is of a VLAN that its VM is not in, or has a tag although its VM is to know of
+    /// none.
+    Vlan = "vlan",
     /// From one VM to another, and one of them is isolated.
     Isolated = "isolated",
     /// The VM sends, or is sent, more than its rate limit.

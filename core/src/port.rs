@@ -51,6 +51,8 @@ pub struct GuestConfig {
     pub mac: Option<[u8; 6]>,
     /// Anti-spoof: the only source IPs allowed. `None` learns (COM-11).
     pub ips: Option<Vec<IpAddr>>,
+    /// The VLANs that it is in.
+    pub vlans: Vlans,
     /// It reaches no other VM of this switch and none reaches it: only uplinks.
     pub isolated: bool,
     /// Ack offload wanted.
@@ -65,6 +67,19 @@ pub struct GuestConfig {
     pub flows_max: u32,
     /// Largest IP packet the guest takes, bytes (virtio-net MTU); 0 is Ethernet's 1500.
     pub mtu: u16,
+}
+
+/// Which VLANs (IEEE 802.1Q) a VM is in.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Vlans {
+    /// Any: its frames pass as they are, with whatever tags.
+    #[default]
+    Any,
+    /// One, of which it knows nothing: the switch sees its frames with this tag, the guest without
+    /// ([`wire::vlan`](crate::wire::vlan)).
+    Access(u16),
+    /// These: its frames have the tag of one of them.
+    Trunk(Vec<u16>),
 }
 
 impl PortConfig {

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
-use nightporter_core::port::{GuestConfig, PortConfig, PortId};
+use nightporter_core::port::{GuestConfig, PortConfig, PortId, Vlans};
 use nightporter_core::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_dumpable;
@@ -285,7 +285,7 @@ fn open_vm(
     let device = device_of(vm, access, memory_is_limited);
     let mut port = VhostUserPort::without_socket(&device).map_err(explain)?;
     let without_socket = port.listen().err().map(|e| explain(e.into()));
-    let port = Port::Guest(Box::new(GuestPort::new(port)));
+    let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
     let id = add_port(worker, port, PortConfig::guest(&vm.name, policy_of(vm)))?;
     worker.set_rate_limits(id, vm);
     Ok(without_socket)
@@ -311,6 +311,11 @@ pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
         mac: vm.mac,
         ips: vm.ips.clone(),
         isolated: vm.isolated,
+        vlans: match (vm.vlan, &vm.trunk) {
+            (Some(vlan), _) => Vlans::Access(vlan),
+            (None, Some(trunk)) => Vlans::Trunk(trunk.clone()),
+            (None, None) => Vlans::Any,
+        },
         ack_offload: vm.ack_offload,
         congestion_offload: vm.congestion_offload,
         congestion_control: vm.congestion_control,

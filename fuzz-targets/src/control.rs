@@ -391,7 +391,7 @@ fn vm() -> Port {
     };
     let port = VhostUserPort::new(&config).expect("a port");
     std::fs::remove_file(&socket).expect("the socket");
-    Port::Guest(Box::new(GuestPort::new(port)))
+    Port::Guest(Box::new(GuestPort::new(port, None)))
 }
 
 /// A segment of connection `n`, of R or of G; numbers are relative to zero.

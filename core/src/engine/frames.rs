@@ -126,6 +126,7 @@ impl Engine<'_> {
         port != ingress
             && (is_group(frame) || self.switch.may_be_behind(port))
             && !self.switch.are_apart(ingress, port)
+            && Eth::parse(frame).is_ok_and(|eth| self.switch.is_in(port, eth.vlan))
     }
 
     /// A frame is for many: bounded, because all of them have to take it.

@@ -61,6 +61,7 @@ impl Engine<'_> {
             let added = self.switch.add_guest(id, guest.mac, guest.ips.as_deref());
             added.map_err(|_| AddPortError::MacTaken)?;
             self.switch.set_isolated(id, guest.isolated);
+            self.switch.set_vlans(id, guest.vlans.clone());
             self.flows.set_quota(id.0, guest.flows_max);
         }
         let drops = [0; DropReason::ALL.len()];
@@ -113,6 +114,7 @@ impl Engine<'_> {
         let added = self.switch.set_guest(port, guest.mac, guest.ips.as_deref());
         added.map_err(|_| AddPortError::MacTaken)?;
         self.switch.set_isolated(port, guest.isolated);
+        self.switch.set_vlans(port, guest.vlans.clone());
         self.flows.set_quota(port.0, guest.flows_max);
         if let Some(p) = self.port_mut(port) {
             p.vm.budget_pages = budget_pages;

@@ -13,7 +13,8 @@ use crate::time::Instant;
 
 impl Engine<'_> {
     /// Resets, on both sides, every flow of the arena that has bytes R believes delivered and G has
-    /// not acknowledged. Flows that owed nothing are PASS from now on. Returns how many were reset.
+    /// not acknowledged. Flows that owed nothing are PASS from now on. Returns how many were reset,
+    /// without those that had been by a predecessor.
     ///
     /// Call once, after the ports were added. A guest that connects later gets its RST then. Of a
     /// VM that has no port any more, as when a command added it, only R is told.
@@ -41,7 +42,7 @@ impl Engine<'_> {
                 self.common.arena.free_record(found.id);
                 continue;
             }
-            reset += 1;
+            reset += usize::from(!self.common.arena.note_told(found.id));
             if !self.flows.has_room(key.port) {
                 // The limit is lower than it was. R hears of it now; G, when R answers it.
                 self.tell_remote(now, &key, Flow::recovered(now, &record, None));

@@ -373,6 +373,14 @@ impl<'m> Arena<'m> {
         put(&self.raw(id)[record::RCV_NXT], seq);
     }
 
+    /// After a restart the sides of a record have been reset. Whether they had been before.
+    pub fn note_told(&mut self, id: RecordId) -> bool {
+        let raw = self.raw(id);
+        let before = record::load(raw, record::TOLD);
+        put(&raw[record::TOLD], 1);
+        before != 0
+    }
+
     /// Commits `g.una`. Call before the pages below it are released.
     pub fn commit_guest_una(&mut self, id: RecordId, seq: u64) {
         put(&self.raw(id)[record::GUEST_UNA], seq);

@@ -24,7 +24,8 @@ pub(super) const NET_NXT: usize = 4;
 pub(super) const EDGE_TO_NET: usize = 5;
 /// Last TSval emitted to R (low half) and to G (high half).
 pub(super) const TS_EMIT: usize = 6;
-// Word 7 is reserved and zero.
+/// 1 once both sides were reset after a restart: the next one repeats that, and does not count it.
+pub(super) const TOLD: usize = 7;
 /// First of the static words.
 pub(super) const STATIC: usize = 8;
 /// First static word: identity of the VM across restarts.
@@ -165,6 +166,7 @@ impl Record {
         store(raw, NET_NXT, self.net_nxt);
         store(raw, EDGE_TO_NET, self.edge_to_net);
         store(raw, TS_EMIT, ts_word(self.ts_emit_r, self.ts_emit_g));
+        store(raw, TOLD, 0);
         let mut c = Cursor { bytes: [0; STATIC_BYTES], at: 0 };
         c.put(&self.name_hash.to_le_bytes());
         c.put(&generation.to_le_bytes());

@@ -9,9 +9,11 @@
 //!   Frames from addresses it does not own are forwarded and not offloaded.
 //!
 //! Frames to group addresses are flooded, those to unknown ones too, but not to guests whose MAC is
-//! known; VLAN tags are left alone. Learning from a guest trusts it once: give untrusted guests a
-//! MAC and IPs in the configuration. What those with a list say is looked at more closely
-//! (`claims`).
+//! known, nor to those that are not in their VLAN (`vlans`) or are isolated (`isolation`).
+//!
+//! VLAN tags are left alone: the port of a guest that knows of none puts them in and takes them
+//! out. Learning from a guest trusts it once: give untrusted guests a MAC and IPs in the
+//! configuration. What those with a list say is looked at more closely (`claims`).
 
 use core::net::IpAddr;
 
@@ -19,6 +21,7 @@ mod claims;
 mod isolation;
 mod learning;
 mod memo;
+mod vlans;
 
 use ahash::RandomState;
 use hashbrown::HashTable;
@@ -27,9 +30,9 @@ use hashbrown::hash_table::Entry;
 use self::memo::Memo;
 use crate::drops::DropReason;
 use crate::limits::MAC_AGE;
-use crate::port::PortId;
+use crate::port::{PortId, Vlans};
 use crate::time::Instant;
-use crate::wire::packet::{IpAddr16, Net, Packet, VlanStack};
+use crate::wire::packet::{IpAddr16, Net, Packet, TPID_8021AD, VlanStack};
 
 /// A MAC address.
 pub type Mac = [u8; 6];
@@ -63,6 +66,7 @@ struct GuestPort {
     mac_configured: bool,
     ips: Ips,
     isolated: bool,
+    vlans: Vlans,
 }
 
 /// An IP on lists, and on how many: two guests may share one.
@@ -83,6 +87,9 @@ struct MacEntry {
 
 /// In place of a VLAN id in [`mac_key`]: a guest's MAC, on every VLAN.
 const GUEST_VLAN: u16 = u16::MAX;
+
+/// In a VLAN id: of a service provider (802.1ad), which is another VLAN.
+const SERVICE: u16 = 1 << 12;
 
 /// See the module doc.
 #[derive(Debug)]
@@ -158,7 +165,8 @@ impl Switch {
             self.guests.resize_with(at + 1, || None);
         }
         let mac_configured = mac.is_some();
-        self.guests[at] = Some(GuestPort { mac, mac_configured, ips, isolated: false });
+        let (isolated, vlans) = (false, Vlans::Any);
+        self.guests[at] = Some(GuestPort { mac, mac_configured, ips, isolated, vlans });
         Ok(())
     }
 
@@ -193,7 +201,7 @@ impl Switch {
         }
         if let Some(guest) = self.guest_mut(port) {
             guest.mac = mac.or(taught);
-            guest.isolated = before.isolated;
+            (guest.isolated, guest.vlans) = (before.isolated, before.vlans);
             if let (Ips::Learned(learned), Ips::Learned(known)) = (&mut guest.ips, before.ips) {
                 *learned = known;
             }
@@ -243,6 +251,7 @@ impl Switch {
         if self.guest_mut(port).is_none() {
             return Ok(());
         }
+        self.check_vlan(port, &packet.eth)?;
         let mac = packet.eth.src;
         self.check_mac(now, port, mac)?;
         match packet.net {
@@ -334,7 +343,10 @@ impl Switch {
                 Out::Flood
             };
         }
-        let guest = self.guest_with(dst).map(|port| (port, Instant::MAX));
+        let [.., vlan_low, vlan_high] = key.to_le_bytes();
+        let vlan = u16::from_le_bytes([vlan_low, vlan_high]);
+        let guest = self.guest_with(dst).filter(|port| self.is_in_id(*port, vlan));
+        let guest = guest.map(|port| (port, Instant::MAX));
         let found = guest.or_else(|| {
             let entry = self.find(key)?;
             is_fresh(entry, now).then_some((entry.port, entry.seen + MAC_AGE))
@@ -481,9 +493,13 @@ fn is_host_address(ip: IpAddr16) -> bool {
     !ip.is_multicast() && !ip.is_broadcast() && !ip.to_ip().is_loopback()
 }
 
-/// The id of the outer VLAN; 0 without one, and for a priority tag, which is the same.
+/// The id of the outer VLAN, with [`SERVICE`] if the tag is one of 802.1ad; 0 without one, and for
+/// a priority tag, which is the same.
 fn vlan_id(vlan: VlanStack) -> u16 {
-    (vlan.key() >> 32 & 0xfff) as u16
+    let outer = vlan.key() >> 32;
+    let id = (outer & 0xfff) as u16;
+    let is_service = outer >> 16 == u64::from(TPID_8021AD);
+    if is_service && id != 0 { id | SERVICE } else { id }
 }
 
 fn is_group(mac: Mac) -> bool {

@@ -20,9 +20,18 @@ fn untagged() -> VlanStack {
 }
 
 fn tagged(tci: u16) -> VlanStack {
+    behind(&[(0x8100, tci)], from(MAC_FAR, v4(1))).eth.vlan
+}
+
+/// The same frame behind these tags.
+fn behind(tags: &[(u16, u16)], packet: Packet) -> Packet {
     let mut segment = v4_segment(b"");
-    segment.l2.splice(12..12, [0x81, 0x00, tci.to_be_bytes()[0], tci.to_be_bytes()[1]]);
-    Packet::parse(&segment.frame()).unwrap().eth.vlan
+    segment.l2[..12].copy_from_slice(&[packet.eth.dst, packet.eth.src].concat());
+    let Net::Ip(ip) = packet.net else { panic!("not of {packet:?}") };
+    segment.addresses.0 = ip.src;
+    let tags = tags.iter().flat_map(|(tpid, tci)| [tpid.to_be_bytes(), tci.to_be_bytes()].concat());
+    segment.l2.splice(12..12, tags);
+    Packet::parse(&segment.frame()).unwrap()
 }
 
 /// A frame from `mac` with this source IP.
@@ -92,6 +101,63 @@ fn an_isolated_guest_reaches_uplinks_and_no_other_guest_and_none_reaches_it() {
         assert_eq!(reach(&mut switch).map(|(out, _)| out), [apart; 2], "other addresses");
         switch.set_isolated(isolated, false);
         assert_eq!(reached(reach(&mut switch)), [true; 2]);
+    }
+}
+
+#[test]
+fn a_guest_is_found_in_its_vlans_and_nowhere_else() {
+    let service = behind(&[(0x88a8, 7)], from(MAC_FAR, v4(1))).eth.vlan;
+    let ways = [untagged(), tagged(7), tagged(0xe007), tagged(8), service];
+    for (vlans, found) in [
+        (Vlans::Any, [true; 5]),
+        (Vlans::Access(7), [false, true, true, false, false]),
+        (Vlans::Trunk(vec![8, 9]), [false, false, false, true, false]),
+        (Vlans::Any, [true; 5]),
+    ] {
+        let mut switch = switch();
+        switch.set_vlans(A, vlans.clone());
+        for round in ["at first", "from memory"] {
+            for (vlan, found) in ways.into_iter().zip(found) {
+                let out = if found { Out::Port(A) } else { Out::Flood };
+                assert_eq!(
+                    switch.lookup(T0, UPLINK, vlan, MAC_A),
+                    out,
+                    "{vlan:?} {vlans:?} {round}"
+                );
+                assert_eq!(switch.is_in(A, vlan), found);
+            }
+        }
+    }
+    let mut switch = switch();
+    assert_eq!(switch.lookup(T0, UPLINK, tagged(7), MAC_A), Out::Port(A));
+    let before = switch.changes();
+    switch.set_vlans(A, Vlans::Access(8));
+    assert_ne!(switch.changes(), before, "who was staged is looked at again");
+    assert_eq!(switch.lookup(T0, UPLINK, tagged(7), MAC_A), Out::Flood);
+    switch.learn(T0, UPLINK, tagged(7), MAC_A);
+    assert_eq!(switch.lookup(T0, B, tagged(7), MAC_A), Out::Port(UPLINK), "another with its MAC");
+    assert_eq!(switch.lookup(T0, B, tagged(8), MAC_A), Out::Port(A));
+}
+
+#[test]
+fn a_guest_speaks_in_its_vlans_and_one_of_no_vlan_puts_in_no_tag_itself() {
+    const Q: u16 = 0x8100;
+    let tags: [&[_]; 6] = [&[], &[(Q, 7)], &[(Q, 8)], &[(0x88a8, 7)], &[(Q, 7), (Q, 9)], &[(Q, 0)]];
+    for (vlans, fine) in [
+        (Vlans::Any, [true; 6]),
+        (Vlans::Access(7), [false, true, false, false, false, false]),
+        (Vlans::Trunk(vec![7]), [false, true, false, false, true, false]),
+    ] {
+        let mut switch = switch();
+        switch.set_vlans(A, vlans.clone());
+        for (tags, fine) in tags.into_iter().zip(fine) {
+            let said = switch.check_source(T0, A, &behind(tags, from(MAC_A, v4(10))));
+            let expected = if fine { Ok(()) } else { Err(DropReason::Vlan) };
+            assert_eq!(said, expected, "{tags:x?} of {vlans:?}");
+        }
+        switch.set_guest(A, Some(MAC_A), None).unwrap();
+        let other = switch.check_source(T0, A, &behind(&[(Q, 8)], from(MAC_A, v4(10))));
+        assert_eq!(other.is_ok(), vlans == Vlans::Any, "other addresses");
     }
 }
 

@@ -9,7 +9,7 @@ use super::*;
 use crate::common::setup::Setup;
 use crate::drops::DropReason;
 use crate::engine::EngineConfig;
-use crate::port::GuestConfig;
+use crate::port::{GuestConfig, Vlans};
 use crate::store::arena::Arena;
 use crate::time::Duration;
 
@@ -813,6 +813,35 @@ fn what_the_host_says_for_an_isolated_guest_reaches_no_other_guest_either() {
     engine.handle_guest_gone(now, G1);
     turn.transmit(now, engine, &mut ports).unwrap();
     assert_eq!((ports.of(UPLINK).got.len(), ports.of(G2).got.len()), (1, 0));
+}
+
+#[test]
+fn what_is_said_to_all_of_a_vlan_goes_to_those_who_are_in_it() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        for (name, vlans) in [
+            ("seven", Vlans::Access(7)),
+            ("eight", Vlans::Access(8)),
+            ("both", Vlans::Trunk(vec![7, 8])),
+        ] {
+            w.add(PortConfig::guest(name, GuestConfig { vlans, ..GuestConfig::default() }));
+        }
+        for (tag, to) in [
+            (None, [true, false, false, false]),
+            (Some(7), [true, true, false, true]),
+            (Some(9), [true, false, false, false]),
+        ] {
+            for dst in [EVERYBODY, UNKNOWN] {
+                let mut frame = frame(dst, A, 1);
+                if let Some(tag) = tag {
+                    frame.splice(12..12, [0x81, 0, 0, tag]);
+                }
+                w.sends(UPLINK, frame);
+                w.turn();
+                let got = [1, 2, 3, 4].map(|port| !w.got(PortId(port)).is_empty());
+                assert_eq!(got, to, "{tag:?} to {dst:?}");
+            }
+        }
+    });
 }
 
 /// INV-20: promised bytes and a flood share a ring that is always full.

@@ -21,6 +21,7 @@ pub mod segment;
 pub mod seq;
 pub mod tcp;
 pub mod virtio_net;
+pub mod vlan;
 
 /// The big-endian `u16` at `b[at..]`.
 #[inline]

@@ -4,7 +4,7 @@ use super::world::{Peer, Side, World};
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::engine::{Engine, EngineConfig};
 use nightporter_core::limits::PAGE;
-use nightporter_core::port::{GuestConfig, PortFeatures};
+use nightporter_core::port::{GuestConfig, PortFeatures, Vlans};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::Instant;
 use zerocopy::IntoBytes;
@@ -140,6 +140,7 @@ impl Setup {
             mac: Some(mac),
             ips: None,
             isolated: false,
+            vlans: Vlans::Any,
             ack_offload: self.offload,
             congestion_offload: self.floods,
             congestion_control: self.algorithm,

@@ -589,6 +589,21 @@ fn life_09_a_lower_flow_limit_after_the_restart_hides_no_broken_promise() {
     assert_eq!(free, (1024, 128), "a record without an entry was kept");
 }
 
+#[test]
+fn life_09_a_second_restart_tells_them_again_and_counts_them_no_more() {
+    let setup = Setup::new();
+    let mut memory = three_flows_owe_bytes(&setup);
+    for counted in [3, 0] {
+        let w = setup.reopens_in(memory.as_mut_bytes());
+        let pairs: Vec<_> = (0..3).map(|_| w.pair(&setup)).collect();
+        (0..3).for_each(|conn| w.set_lenient(conn, true));
+        assert_eq!(w.engine(|e, now| e.handle_restart(now)), counted);
+        for (r, _) in &pairs {
+            r.gets("R. 1 ack 1001");
+        }
+    }
+}
+
 /// A command had added the VM, so the next daemon does not know it.
 #[test]
 fn inv_21_remotes_of_a_vm_that_is_not_there_after_the_restart_are_told() {

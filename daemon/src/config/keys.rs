@@ -100,6 +100,8 @@ impl VmConfig {
             ("socket", path(&self.socket)),
             ("mac", self.mac.map(mac)),
             ("ips", self.ips.as_ref().map(ips)),
+            ("vlan", self.vlan.map(|vlan| vlan.to_string())),
+            ("trunk", self.trunk.as_ref().map(|trunk| format!("{trunk:?}"))),
             ("isolated", plain(self.isolated)),
             ("mtu", plain(self.mtu)),
             ("queue_pairs", plain(self.queue_pairs)),

@@ -127,6 +127,12 @@ pub struct VmConfig {
     /// The only source IP addresses the guest may use (IPv4, IPv6, in any mix), besides link-local
     /// and unspecified ones, which need no list. Default: they are learned.
     pub ips: Option<Vec<IpAddr>>,
+    /// The VLAN of the guest, which knows nothing of it: its frames have this tag behind its port,
+    /// and no other frames reach it. Default: none; 1 to 4094. Not with `trunk`.
+    pub vlan: Option<u16>,
+    /// The VLANs whose tagged frames the guest sends and gets, and no others. Default: all frames
+    /// pass as they are, tagged or not.
+    pub trunk: Option<Vec<u16>>,
     /// The guest reaches no other VM of this daemon and none reaches it: only uplinks. Default
     /// `false`.
     pub isolated: bool,

@@ -186,6 +186,8 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
             mac,
         ),
         ips: s.get("ips", "write a list, as in [\"192.0.2.7\", \"2001:db8::7\"]", ips),
+        vlan: s.get("vlan", "give the number of one VLAN, 1 to 4094", vlan),
+        trunk: s.get("trunk", "write a list of VLANs, as in [10, 20]", trunk),
         isolated: s.get("isolated", "write isolated = true or false", boolean).unwrap_or(false),
         mtu: s
             .get("mtu", "use 1500, or the uplink's own MTU", integer(68..=65535))
@@ -225,6 +227,10 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
     if config.congestion_offload && !config.ack_offload && !s.is_of_a_command() {
         let what = "needs ack_offload = true".into();
         s.problem("congestion_offload", what, "turn both on, or congestion_offload off");
+    }
+    if config.vlan.is_some() && config.trunk.is_some() {
+        let fix = "use vlan for a guest that sees no tags, or trunk for one that does";
+        s.problem("trunk", "does not go with vlan".into(), fix);
     }
     unique.add("socket", config.socket.display().to_string(), &s);
     if let Some(mac) = config.mac {
@@ -385,6 +391,27 @@ fn ips(v: &DeValue<'_>) -> Result<Vec<IpAddr>, String> {
     };
     let ips = list.iter().map(|v| parse(v.get_ref())).collect::<Result<Vec<_>, String>>();
     ips.and_then(hosts)
+}
+
+/// IEEE 802.1Q: 0 is no VLAN, 4095 is reserved.
+fn vlan(v: &DeValue<'_>) -> Result<u16, String> {
+    let number = integer(1..=4094)(v)?;
+    u16::try_from(number).map_err(|e| e.to_string())
+}
+
+fn trunk(v: &DeValue<'_>) -> Result<Vec<u16>, String> {
+    if let Some(text) = v.as_str() {
+        // On a command line: trunk=10,20
+        let range = |vlan: &u16| (1..=4094).contains(vlan);
+        let parse = |vlan: &str| vlan.trim().parse().ok().filter(range);
+        let list = text.split(',').map(|vlan| parse(vlan).ok_or(format!("{vlan} is not a VLAN")));
+        return list.collect();
+    }
+    match v.as_array() {
+        None => vlan(v).map(|vlan| vec![vlan]),
+        Some(list) if list.is_empty() => Err("is empty: the guest would reach nobody".into()),
+        Some(list) => list.iter().map(|v| vlan(v.get_ref())).collect(),
+    }
 }
 
 /// What a host can have as its own.

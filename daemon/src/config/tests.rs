@@ -70,6 +70,7 @@ fn every_key_is_read() {
         socket = "/s"
         mac = "52:54:00:12:34:56"
         ips = ["192.0.2.7", "2001:db8::7"]
+        trunk = [10, 20]
         isolated = true
         mtu = 9000
         queue_pairs = 2
@@ -97,6 +98,7 @@ fn every_key_is_read() {
     let limits = (vm.rate_limit_from_guest_mbit_s, vm.rate_limit_to_guest_mbit_s);
     assert_eq!(limits, (Some(100), Some(1)));
     assert!(vm.allow_unsealed_memory && vm.isolated);
+    assert_eq!((vm.vlan, vm.trunk.as_deref()), (None, Some(&[10, 20][..])));
     assert_eq!((vm.budget, vm.flows_max), (1 << 30, 1000));
     assert_eq!(c.budget_sum(), 1 << 30);
 }
@@ -110,8 +112,8 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
     assert_eq!(
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, socket, \
-         mac, ips, isolated, mtu, queue_pairs, allow_unsealed_memory, ack_offload, \
-         congestion_offload, congestion_control, \
+         mac, ips, vlan, trunk, isolated, mtu, queue_pairs, allow_unsealed_memory, \
+         ack_offload, congestion_offload, congestion_control, \
          rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
     );
     assert_eq!(

@@ -211,6 +211,7 @@ impl Desk {
                 let device = device_of(&vm, prepared.access, memory_is_limited());
                 if let Some(guest) = path.ports.guest_mut(id) {
                     guest.port.set(&device);
+                    guest.set_vlan(vm.vlan);
                     if before.socket != vm.socket {
                         let listener = taken(&mut prepared.listeners, &vm.name);
                         guest.port.move_to(vm.socket.clone(), listener);
@@ -237,7 +238,7 @@ impl Desk {
                     None => drop(port.listen()),
                 }
                 let config = PortConfig::guest(&vm.name, policy_of(&vm));
-                let port = Port::Guest(Box::new(GuestPort::new(port)));
+                let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
                 let id = path.add_port(now, epoll, port, config).map_err(|e| explain(&e))?;
                 path.set_rate_limits(now, id, &vm);
             }

@@ -3,6 +3,7 @@
 use nightporter_core::drops::DropReason;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporter_core::wire::vlan::{self, Untagged};
 
 use super::vhost_user::VhostUserPort;
 use crate::vhost::queue::PushError;
@@ -16,6 +17,8 @@ const PAIR_TO_GUEST: usize = 0;
 pub struct GuestPort {
     /// The device.
     pub port: VhostUserPort,
+    /// What the guest knows nothing of: all behind this port sees its frames with this tag.
+    vlan: Option<u16>,
     /// The pair to be asked first, so that all have their turn.
     next: usize,
     /// Kicks for frames are asked for, as before a sleep.
@@ -25,10 +28,21 @@ pub struct GuestPort {
 }
 
 impl GuestPort {
-    /// Over a port that has just been made.
+    /// Over a port that has just been made, of a guest in a VLAN of which it knows nothing.
     #[must_use]
-    pub fn new(port: VhostUserPort) -> Self {
-        Self { port, next: 0, armed: false, waits_for_room: false }
+    pub fn new(port: VhostUserPort, vlan: Option<u16>) -> Self {
+        Self { port, vlan, next: 0, armed: false, waits_for_room: false }
+    }
+
+    /// The VLAN of which the guest knows nothing.
+    #[must_use]
+    pub fn vlan(&self) -> Option<u16> {
+        self.vlan
+    }
+
+    /// From now on it is this one.
+    pub fn set_vlan(&mut self, vlan: Option<u16>) {
+        self.vlan = vlan;
     }
 
     /// Frames of the guest that the device dropped for `reason`.
@@ -49,10 +63,15 @@ impl GuestPort {
     pub fn receive(&mut self, buf: &mut [u8]) -> Received {
         self.disarm();
         let (pairs, mut spent) = (self.pairs(), false);
+        let front = if self.vlan.is_some() { vlan::TAG } else { 0 };
         for _ in 0..pairs {
             let pair = self.next;
             self.next = if pair + 1 < pairs { pair + 1 } else { 0 }; // `%` would divide
-            if let Some((hdr, len)) = self.port.poll_from_guest(pair, buf) {
+            if let Some((mut hdr, len)) = self.port.poll_from_guest(pair, &mut buf[front..]) {
+                let len = front + len;
+                if let Some(vlan) = self.vlan {
+                    vlan::put(vlan, &mut hdr, &mut buf[..len]);
+                }
                 return Received::Frame(hdr, len);
             }
             spent |= self.port.has_spent_from_guest(pair);
@@ -67,6 +86,8 @@ impl GuestPort {
 
     /// Puts one frame into the receive queue.
     pub fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
+        let untagged = self.vlan.and_then(|_| Untagged::of(hdr, parts));
+        let (hdr, parts) = untagged.as_ref().map_or((hdr, parts), |it| (&it.hdr, it.parts()));
         match self.port.push_to_guest(PAIR_TO_GUEST, hdr, parts) {
             Ok(()) => Sent::Done,
             Err(PushError::Full) => Sent::Full,

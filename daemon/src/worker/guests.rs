@@ -3,6 +3,7 @@
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporter_core::wire::vlan;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 
@@ -95,18 +96,26 @@ impl DataPath {
 
     /// Broadcasts a reverse ARP from `mac`, which teaches switches where a migrated guest is now.
     fn announce(&mut self, now: Instant, port: PortId, mac: [u8; 6]) {
-        let mut frame = [0; 60];
+        let (mut bytes, mut hdr) = ([0; vlan::TAG + 60], VirtioNetHdr::default());
+        let frame = &mut bytes[vlan::TAG..];
         frame[..6].fill(0xff);
         frame[6..12].copy_from_slice(&mac);
         frame[12..14].copy_from_slice(&ETHERTYPE_RARP);
         frame[14..22].copy_from_slice(&[0, 1, 8, 0, 6, 4, 0, 3]);
         frame[22..28].copy_from_slice(&mac);
         frame[32..38].copy_from_slice(&mac);
+        let frame = match self.ports.guest_mut(port).and_then(|guest| guest.vlan()) {
+            None => frame,
+            Some(vlan) => {
+                vlan::put(vlan, &mut hdr, &mut bytes);
+                &mut bytes[..]
+            }
+        };
         self.ports.now = now;
         self.engine.handle_announcement(port, mac);
-        let (engine, ports, hdr) = (&mut self.engine, &mut self.ports, VirtioNetHdr::default());
+        let (engine, ports) = (&mut self.engine, &mut self.ports);
         // Nothing interrupts a turn here.
-        let _ = self.turn.handle_frame(now, engine, ports, port, hdr, &mut frame);
+        let _ = self.turn.handle_frame(now, engine, ports, port, hdr, frame);
     }
 }
 

@@ -76,29 +76,6 @@ fn a_vm_comes_while_others_are_owed_bytes_and_the_store_grows_for_it() {
 }
 
 #[test]
-fn a_vm_is_isolated_from_others_from_now_on_and_then_no_longer() {
-    let dir = Dir::new();
-    let host = Host::start(
-        &dir,
-        &dir.configure("metrics = \"off\"", &(dir.vm("a", "") + &dir.vm("b", ""))),
-    );
-    let [mut a, mut b] = ["a", "b"].map(|name| Guest::boot(&dir.join(name), PLAIN));
-    a.offer(8);
-    b.offer(8);
-    b.send(&[frame(B, [0xff; 6])]);
-    a.receive(1);
-    for (round, isolated) in (1..).zip(["a", "b"]) {
-        assert!(host.change(set(isolated, &[("isolated", "true")])).done);
-        a.send(&[frame(A, B.mac()), frame(A, [0xff; 6])]);
-        host.until("a", |a| a.drops.get("isolated") == Some(&round));
-        assert_eq!(b.received().len(), 0);
-        assert!(host.change(set(isolated, &[("isolated", "")])).done);
-        a.send(&[frame(A, B.mac()), frame(A, [0xff; 6])]);
-        assert_eq!(b.receive(2).len(), 2);
-    }
-}
-
-#[test]
 fn life_05_a_vm_goes_with_its_connections_and_another_gets_its_number() {
     let mut world = World::connected("");
     world.hold_1000_bytes();

@@ -31,8 +31,13 @@ impl World {
 
     /// With more in the guest's section of the configuration.
     pub(crate) fn connected_with(daemon: &str, guest: &str) -> Self {
+        Self::connected_of(daemon, "", guest)
+    }
+
+    fn connected_of(daemon: &str, remote: &str, guest: &str) -> Self {
         let dir = Dir::new();
-        let ports = dir.vm("remote", "ack_offload = false") + &dir.vm("guest", guest);
+        let remote = format!("ack_offload = false\n{remote}");
+        let ports = dir.vm("remote", &remote) + &dir.vm("guest", guest);
         let config = dir.configure(&format!("metrics = \"off\"\n{daemon}"), &ports);
         let host = Host::start(&dir, &config);
         let mut remote = Guest::boot(&dir.join("remote"), PLAIN);
@@ -143,6 +148,15 @@ fn bytes_are_acknowledged_before_the_guest_does_and_held_until_it_has() {
     let vm = w.host.port("guest").vm.unwrap();
     assert_eq!((vm.counters["early_acked_bytes"], vm.flows["on"], vm.owed_flows), (1000, 1, 0));
     assert_eq!(w.flow().held_bytes, 0);
+}
+
+#[test]
+fn a_vlan_of_which_both_know_nothing_changes_nothing() {
+    let mut w = World::connected_of("", "vlan = 7", "vlan = 7");
+    w.hold_1000_bytes();
+    assert_eq!((w.flow().held_bytes, w.flow().vlan), (1000, 0x8100_0007_0000_0000));
+    w.guest_sends(6, 1001, &[]);
+    w.host.until("guest", |g| g.vm.as_ref().is_some_and(|vm| vm.held_bytes == 0));
 }
 
 /// Found by simulation: as long as anything waited for the ring, nothing came from the store.

@@ -130,6 +130,11 @@ impl Guest {
         assert_eq!(reply[12..], [0; 8], "{request:?} is obeyed");
     }
 
+    /// Its VMM says that it has just been moved here.
+    pub(crate) fn is_announced(&mut self, mac: [u8; 6]) {
+        self.tell(Req::SEND_RARP, &[&mac[..], &[0; 2]].concat(), &[]);
+    }
+
     /// Offers `n` receive buffers of 2 KiB.
     pub(crate) fn offer(&mut self, n: u64) {
         let old = self.rx.avail_idx;

@@ -17,4 +17,5 @@ mod limits;
 mod operators;
 mod segment;
 mod starting;
+mod switch;
 mod uplinks;

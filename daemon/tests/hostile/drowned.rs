@@ -48,7 +48,7 @@ fn frames_per_turn(port: &mut GuestPort) -> Vec<u64> {
 fn frames_in_a_thousand_crumbs_take_turns() {
     let mut world = World::running(LINUX);
     offer_crumbs(&mut world, false, 64);
-    let turns = frames_per_turn(&mut GuestPort::new(world.port));
+    let turns = frames_per_turn(&mut GuestPort::new(world.port, None));
     assert_eq!(turns.iter().sum::<u64>(), u64::from(QUEUE_SIZE), "all of them arrive");
     let most = WORK_PER_TURN as u64 / CRUMBS + 1;
     assert!(turns.iter().all(|frames| *frames <= most), "{turns:?}");
@@ -58,7 +58,7 @@ fn frames_in_a_thousand_crumbs_take_turns() {
 fn chains_that_are_no_frames_take_turns_too() {
     let mut world = World::running(LINUX);
     offer_crumbs(&mut world, false, 256); // 256 KiB
-    let (mut port, mut buf) = (GuestPort::new(world.port), vec![0; FRAME_MAX]);
+    let (mut port, mut buf) = (GuestPort::new(world.port, None), vec![0; FRAME_MAX]);
     let (mut dropped, mut turns) = (0, 1);
     while port.receive(&mut buf) == Received::Spent {
         turns += 1;
@@ -75,7 +75,7 @@ fn chains_that_are_no_frames_take_turns_too() {
 fn a_receiver_with_crumbs_for_buffers_gets_its_frame_over_several_turns() {
     let mut world = World::running(LINUX);
     offer_crumbs(&mut world, true, 16); // 16 KiB a chain
-    let (mut port, frame) = (GuestPort::new(world.port), vec![7; 65_000]);
+    let (mut port, frame) = (GuestPort::new(world.port, None), vec![7; 65_000]);
     let mut turns = 1;
     while port.send(&VirtioNetHdr::default(), &[&frame]) == Sent::Full {
         assert!(port.has_spent(), "it is not the guest that has no room");

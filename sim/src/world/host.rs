@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::engine::{Engine, EngineConfig};
-use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId};
+use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures, PortId, Vlans};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
@@ -101,6 +101,7 @@ impl Host {
             mac: Some(machine.address().mac),
             ips: None,
             isolated: false,
+            vlans: Vlans::Any,
             ack_offload: guest.ack_offload,
             budget_bytes: guest.budget_bytes,
             flows_max: guest.flows_max,

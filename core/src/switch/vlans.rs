@@ -1,0 +1,44 @@
+//! Which guest is in which VLAN. A station is known by its VLAN and MAC; uplinks are in all VLANs.
+
+use super::{Switch, vlan_id};
+use crate::drops::DropReason;
+use crate::port::{PortId, Vlans};
+use crate::wire::packet::{Eth, VlanStack};
+
+impl Switch {
+    /// From now on the guest behind `port` is in these VLANs.
+    pub fn set_vlans(&mut self, port: PortId, vlans: Vlans) {
+        if let Some(guest) = self.guest_mut(port) {
+            guest.vlans = vlans;
+            self.forget_found();
+        }
+    }
+
+    /// Whether frames with these tags are for whoever is behind `port`.
+    #[must_use]
+    pub fn is_in(&self, port: PortId, vlan: VlanStack) -> bool {
+        self.is_in_id(port, vlan_id(vlan))
+    }
+
+    /// The same by [`vlan_id`].
+    pub(super) fn is_in_id(&self, port: PortId, vlan: u16) -> bool {
+        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
+        guest.is_none_or(|guest| match &guest.vlans {
+            Vlans::Any => true,
+            Vlans::Access(own) => *own == vlan,
+            Vlans::Trunk(own) => own.contains(&vlan),
+        })
+    }
+
+    /// Whether `port` may send a frame with these tags. One that is to know of no VLAN has the tag
+    /// that its port has put in, and no other.
+    pub(super) fn check_vlan(&self, port: PortId, eth: &Eth) -> Result<(), DropReason> {
+        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
+        let is_fine = match guest.map(|guest| &guest.vlans) {
+            None | Some(Vlans::Any) => true,
+            Some(Vlans::Access(_)) => self.is_in(port, eth.vlan) && eth.vlan.tags().len() == 1,
+            Some(Vlans::Trunk(_)) => self.is_in(port, eth.vlan),
+        };
+        if is_fine { Ok(()) } else { Err(DropReason::Vlan) }
+    }
+}
