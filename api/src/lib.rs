@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -104,6 +105,12 @@ pub enum Request {
     Capture {
         /// Name of a VM or an uplink.
         port: String,
+        /// Only so many bytes of each frame; `None`: all.
+        #[serde(default)]
+        snap_bytes: Option<u32>,
+        /// Only frames of these.
+        #[serde(default)]
+        only: Only,
     },
     /// Ack offload of one VM on, for new connections, or off: [`Reply::Done`].
     Offload {
@@ -143,6 +150,18 @@ pub enum Request {
         /// Name of the VM.
         vm: String,
     },
+}
+
+/// Which frames are captured: those that fit all that is given.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Only {
+    /// From or to this address: IP, and ARP.
+    #[serde(default)]
+    pub host: Option<IpAddr>,
+    /// From or to this port of TCP or UDP.
+    #[serde(default)]
+    pub port: Option<u16>,
 }
 
 /// What the daemon answers.
@@ -196,8 +215,12 @@ pub struct PortStatus {
     pub name: String,
     /// `vm`, `tap` or `macvtap`.
     pub kind: String,
-    /// Whether frames can pass: the interface is there, the guest's driver is running.
+    /// Whether frames can pass: the interface is there and has no `trouble`, the guest's driver is
+    /// running.
     pub link: bool,
+    /// Why the frames of an uplink get nowhere, or too far: it is down, or not in its bridge.
+    #[serde(default)]
+    pub trouble: Option<String>,
     /// Frames that entered the switch here. A super-segment is one frame.
     pub frames_from_port: u64,
     /// Their bytes.
@@ -237,7 +260,7 @@ pub struct VmStatus {
     pub rate_limit_to_guest_mbit_s: Option<u32>,
     /// Connections with a byte, FIN or RST that somebody is still owed; 0 is drained.
     pub owed_flows: u64,
-    /// Tracked connections by state; all states are named.
+    /// Tracked connections by state ([`FlowInfo::state`]); all states are named.
     pub flows: BTreeMap<String, u64>,
     /// VMMs find its socket; if not, something else has its path.
     pub listens: bool,
@@ -278,7 +301,8 @@ pub struct FlowInfo {
     pub remote: String,
     /// VLAN tags, outer in the high half; 0 is none.
     pub vlan: u64,
-    /// `handshake`, `on`, `drain`, `pass` or `abort`.
+    /// `handshake`, `on`, `drain`, `pass` or `abort`; or over, and soon forgotten: `closed` by both
+    /// sides, or `reset`.
     pub state: String,
     /// Why it is not, or no longer, `on`.
     pub why: String,

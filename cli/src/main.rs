@@ -1,20 +1,21 @@
 //! `nightporter`: the operator's tool for a running `nightporterd`.
 
+mod capture;
 mod changes;
 mod client;
+mod flows;
 mod show;
 
-use std::fs::File;
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use client::Client;
-use nightporter_api::{Direction, FlowInfo, RATE_LIMIT_MBIT_S_MAX, Reply, Request, Status};
+use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request, Status};
 
 /// Shows and steers a running nightporterd.
 #[derive(Debug, Parser)]
@@ -40,11 +41,7 @@ enum Command {
     /// The daemon and its ports.
     Status,
     /// Tracked TCP connections.
-    Flows {
-        /// Only those of this VM.
-        #[arg(long, value_name = "VM")]
-        vm: Option<String>,
-    },
+    Flows(flows::Options),
     /// One connection, by the number that `flows` shows.
     Flow {
         /// Its number.
@@ -55,13 +52,7 @@ enum Command {
     },
     /// The frames of a port, as a pcap file; end with Ctrl-C. Super-segments are one frame each,
     /// and checksums may still be partial.
-    Capture {
-        /// A VM or an uplink.
-        port: String,
-        /// The file; `-` is standard output, as for `| tcpdump -r -`.
-        #[arg(short = 'w', value_name = "FILE")]
-        file: PathBuf,
-    },
+    Capture(capture::Options),
     /// Turns ack offload of a VM on, for new connections, or off.
     Offload {
         /// on or off.
@@ -173,10 +164,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             let status = status(&mut client)?;
             print(json, &status, |out| show::status(out, &status))
         }
-        Command::Flows { vm } => {
-            let flows = flows(&mut client, vm.as_deref())?;
-            print(json, &flows, |out| show::flows(out, &flows))
-        }
+        Command::Flows(options) => flows::show(&mut client, json, options),
         Command::Flow { id, trace: false } => match client.ask(&Request::Flow { id: *id })? {
             Reply::Flow(flow) => print(json, &flow, |out| show::flow(out, &flow)),
             other => unexpected(&other),
@@ -185,7 +173,7 @@ fn run(arguments: &Arguments) -> Result<()> {
             let stream = client.stream(&Request::Trace { id: *id })?;
             copy(stream, io::stdout(), "the connection's VM")
         }
-        Command::Capture { port, file } => capture(client, port, file),
+        Command::Capture(options) => capture::capture(client, &arguments.control, options),
         Command::Offload { switch, vm } => {
             done(&mut client, &Request::Offload { vm: vm.clone(), on: switch.is_on() })
         }
@@ -238,32 +226,6 @@ fn status(client: &mut Client) -> Result<Status> {
         Reply::Status(status) => Ok(status),
         other => unexpected(&other),
     }
-}
-
-/// All pages of the list.
-fn flows(client: &mut Client, vm: Option<&str>) -> Result<Vec<FlowInfo>> {
-    let mut all = Vec::new();
-    let mut from = Some(0);
-    while let Some(at) = from {
-        match client.ask(&Request::Flows { vm: vm.map(Into::into), from: at })? {
-            Reply::Flows(page) => {
-                all.extend(page.flows);
-                from = page.next;
-            }
-            other => return unexpected(&other),
-        }
-    }
-    Ok(all)
-}
-
-fn capture(client: Client, port: &str, file: &Path) -> Result<()> {
-    let stream = client.stream(&Request::Capture { port: port.into() })?;
-    if file == Path::new("-") {
-        return copy(stream, io::stdout(), "the daemon");
-    }
-    let to = File::create(file).with_context(|| format!("cannot write {}", file.display()))?;
-    eprintln!("capturing {port} into {}; end with Ctrl-C", file.display());
-    copy(stream, to, "the daemon")
 }
 
 /// Copies what comes as it comes, so that a reader sees it at once.

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 
 use nightporter_api::{FlowInfo, PortStatus, Status};
 
+use crate::flows::OVER;
+
 /// The daemon, a line per port, a line for each that dropped something, and one for each limit.
 pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     let stopping = if status.stopping { ", stopping" } else { "" };
@@ -32,6 +34,9 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     for port in status.ports.iter().filter(|p| !p.drops.is_empty()) {
         let drops: Vec<_> = port.drops.iter().map(|(reason, n)| format!("{reason} {n}")).collect();
         writeln!(out, "{} dropped: {}", port.name, drops.join(", "))?;
+    }
+    for (port, trouble) in status.ports.iter().filter_map(|p| Some((p, p.trouble.as_ref()?))) {
+        writeln!(out, "{}: {trouble}", port.name)?;
     }
     for (name, vm) in status.ports.iter().filter_map(|p| Some((&p.name, p.vm.as_ref()?))) {
         let ways = [
@@ -80,7 +85,12 @@ fn port_row(port: &PortStatus) -> [String; 12] {
         [
             offload.into(),
             congestion.into(),
-            vm.flows.values().sum::<u64>().to_string(),
+            vm.flows
+                .iter()
+                .filter(|(state, _)| !is_over(state))
+                .map(|(_, n)| n)
+                .sum::<u64>()
+                .to_string(),
             vm.flows.get("on").copied().unwrap_or(0).to_string(),
             bytes(vm.held_bytes),
             bytes(vm.budget_bytes),
@@ -101,6 +111,10 @@ fn port_row(port: &PortStatus) -> [String; 12] {
         bytes(port.bytes_to_port),
         port.drops.values().sum::<u64>().to_string(),
     ]
+}
+
+fn is_over(state: &str) -> bool {
+    OVER.contains(&state)
 }
 
 /// A line per connection.
@@ -245,11 +259,17 @@ mod tests {
             listens: true,
             offload: true,
             congestion_offload: true,
-            flows: BTreeMap::from([("on".into(), 3), ("pass".into(), 1)]),
+            flows: BTreeMap::from([("on".into(), 3), ("pass".into(), 1), ("closed".into(), 7)]),
             held_bytes: 2048,
             budget_bytes: 64 << 20,
             rate_limit_to_guest_mbit_s: Some(100),
             ..VmStatus::default()
+        };
+        let wan = PortStatus {
+            name: "wan".into(),
+            kind: "tap".into(),
+            trouble: Some("np1 is not in br0".into()),
+            ..PortStatus::default()
         };
         let web1 = PortStatus {
             name: "web1".into(),
@@ -264,7 +284,7 @@ mod tests {
             stopping: false,
             log_lines_lost: 0,
             stalls: 0,
-            ports: vec![lan, web1],
+            ports: vec![lan, wan, web1],
         };
         let mut text = Vec::new();
         status(&mut text, &s).unwrap();
@@ -274,8 +294,10 @@ mod tests {
              \n\
              PORT  KIND  LINK  OFFLOAD  CONGESTION  FLOWS  ON  HELD  BUDGET  IN    OUT  DROPS\n\
              lan   tap   up    -        -           -      -   -     -       5.0M  0    2\n\
+             wan   tap   down  -        -           -      -   -     -       0     0    0\n\
              web1  vm    down  on       paused      4      3   2.0K  64M     0     0    0\n\
              lan dropped: hairpin 2\n\
+             wan: np1 is not in br0\n\
              web1 has a limit of 100 Mbit/s to it\n"
         );
     }

@@ -80,6 +80,51 @@ fn a_daemon_that_stands_is_an_error_after_five_seconds() {
 }
 
 #[test]
+fn a_capture_says_what_it_misses() {
+    let path = std::env::temp_dir().join(format!("np-cli-{}-capture", std::process::id()));
+    let listener = UnixListener::bind(&path).unwrap();
+    let daemon = thread::spawn(move || {
+        let accept = || BufReader::new(listener.accept().unwrap().0);
+        let (mut capture, mut asked) = (accept(), String::new());
+        capture.read_line(&mut asked).unwrap();
+        capture.get_mut().write_all(b"{\"stream\":{}}\nframes").unwrap();
+        let mut status = accept();
+        // It has said what it was told when it asks again.
+        for missed in [0, 7, 7] {
+            status.read_line(&mut String::new()).unwrap();
+            let port = nightporter_api::PortStatus {
+                name: "lan".into(),
+                captures_missed: missed,
+                ..nightporter_api::PortStatus::default()
+            };
+            let all = nightporter_api::Status {
+                version: String::new(),
+                pid: 1,
+                uptime_s: 0,
+                stopping: false,
+                log_lines_lost: 0,
+                stalls: 0,
+                ports: vec![port],
+            };
+            let mut line = serde_json::to_vec(&nightporter_api::Reply::Status(all)).unwrap();
+            line.push(b'\n');
+            status.get_mut().write_all(&line).unwrap();
+        }
+        asked
+    });
+    let arguments =
+        ["capture", "lan", "-w", "-", "-s", "96", "--host", "192.0.2.1", "--port", "80"];
+    let output = nightporter(path.to_str().unwrap(), &arguments);
+    std::fs::remove_file(path).unwrap();
+    assert_eq!(output.stdout, b"frames");
+    let asked = "{\"cmd\":\"capture\",\"port\":\"lan\",\"snap_bytes\":96,\
+                 \"only\":{\"host\":\"192.0.2.1\",\"port\":80}}\n";
+    assert_eq!(daemon.join().unwrap(), asked);
+    let said = stderr(&output);
+    assert_eq!(said.matches("captures of lan have missed 7 frames").count(), 1, "{said}");
+}
+
+#[test]
 fn done_is_silent_and_json_is_the_daemons() {
     let socket = answering("done", "{\"done\":{}}\n");
     let output = nightporter(socket.to_str().unwrap(), &["offload", "off", "a"]);

@@ -10,6 +10,7 @@ pub mod closer;
 pub mod config;
 pub mod desk;
 mod faults;
+mod host_check;
 pub mod log;
 pub mod port;
 mod resting;
@@ -23,4 +24,5 @@ pub mod vhost;
 mod watchdog;
 pub mod worker;
 
+pub use host_check::{Findings, check_host};
 pub use start::{StartError, block_signals, run};

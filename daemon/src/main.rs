@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -19,7 +19,8 @@ struct Arguments {
     /// The configuration file (TOML); see docs/configuration.md and examples/nightporter.toml.
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Only check the configuration: print a summary, or every mistake with its fix.
+    /// Only check the configuration, and whether this host has what it names: print a summary, or
+    /// every mistake with its fix.
     #[arg(long)]
     check: bool,
     /// A key of [daemon] that wins over the file, as in --set log=debug. May be repeated.
@@ -45,8 +46,7 @@ fn main() -> ExitCode {
         }
     };
     if arguments.check {
-        println!("{}: {}", arguments.config.display(), config.summary());
-        return ExitCode::SUCCESS;
+        return check(&arguments.config, &config);
     }
     if let Err(error) = nightporterd::block_signals() {
         complain(&error);
@@ -74,6 +74,18 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The configuration is good; so is the host, or not.
+fn check(path: &Path, config: &Config) -> ExitCode {
+    let found = nightporterd::check_host(config);
+    found
+        .warnings
+        .iter()
+        .chain(&found.problems)
+        .for_each(|what| complain(&format!("this host: {what}")));
+    println!("{}: {}", path.display(), config.summary());
+    if found.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Where nobody reads this, nobody does.

@@ -116,7 +116,7 @@ fn start(
     check(open_metrics(&mut worker, daemon));
     check(allow_changes(&mut worker, config, source, &arena));
     check(place(daemon));
-    warn_of_large_mtus(config);
+    large_mtus(config).iter().for_each(|warning| tracing::warn!("{warning}"));
     if !problems.is_empty() {
         if arena.is_new {
             let _ = arena.remove(); // the memory of a daemon that does not run is nobody's
@@ -369,17 +369,26 @@ fn add_port(worker: &mut Worker, port: Port, config: PortConfig) -> Result<PortI
     })
 }
 
-/// A guest that is told a larger MTU than an uplink has loses its large packets there.
-fn warn_of_large_mtus(config: &Config) {
-    for uplink in &config.uplinks {
+/// Guests that are told a larger MTU than an uplink has lose their large packets there.
+pub(crate) fn large_mtus(config: &Config) -> Vec<String> {
+    let mtu_of = |uplink: &UplinkConfig| {
         let path = format!("/sys/class/net/{}/mtu", uplink.ifname);
-        let mtu = std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
-        let Some(mtu) = mtu else { continue };
-        for vm in config.vms.iter().filter(|vm| vm.mtu > mtu) {
-            let (vm, vm_mtu, uplink) = (&vm.name, vm.mtu, &uplink.name);
-            tracing::warn!(vm, vm_mtu, uplink, mtu, "the VM's MTU is larger than the uplink's");
-        }
-    }
+        std::fs::read_to_string(path).ok()?.trim().parse::<u16>().ok()
+    };
+    let uplinks = config.uplinks.iter().filter_map(|uplink| Some((uplink, mtu_of(uplink)?)));
+    let larger = |(uplink, mtu): (&UplinkConfig, u16)| {
+        let vms: Vec<_> =
+            config.vms.iter().filter(|vm| vm.mtu > mtu).map(|vm| vm.name.as_str()).collect();
+        let (name, ifname) = (&uplink.name, &uplink.ifname);
+        (!vms.is_empty()).then(|| {
+            format!(
+                "uplink.{name} has an MTU of {mtu}, and less than {}: large packets vanish\n    \
+                 fix: ip link set {ifname} mtu N, or lower vm.mtu",
+                vms.join(", ")
+            )
+        })
+    };
+    uplinks.filter_map(larger).collect()
 }
 
 /// Puts the worker's thread where the configuration wants it.

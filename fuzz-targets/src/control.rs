@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use crate::noise;
 use arbitrary::{Arbitrary, Unstructured};
 use nightporter_api::{
-    Direction, RATE_LIMIT_MBIT_S_MAX, REQUEST_BYTES_MAX, Reply, Request, Status,
+    Direction, Only, RATE_LIMIT_MBIT_S_MAX, REQUEST_BYTES_MAX, Reply, Request, Status,
 };
 use nightporter_check::wire::{Segment, TcpFlags};
 use nightporter_core::engine::{Engine, EngineConfig};
@@ -113,7 +113,9 @@ impl Line {
             }
             Self::Flow(id) => Request::Flow { id: (*id).into() },
             Self::Trace(id) => Request::Trace { id: (*id).into() },
-            Self::Capture(port) => Request::Capture { port: port.text() },
+            Self::Capture(port) => {
+                Request::Capture { port: port.text(), snap_bytes: None, only: Only::default() }
+            }
             Self::Offload(vm, on) => Request::Offload { vm: vm.text(), on: *on },
             Self::CongestionOffload(vm, on) => {
                 Request::CongestionOffload { vm: vm.text(), on: *on }
@@ -326,7 +328,7 @@ impl Host {
                 Reply::Stream {} => *id < FLOWS.into(),
                 _ => is_error,
             },
-            Request::Capture { port } => match reply {
+            Request::Capture { port, .. } => match reply {
                 Reply::Stream {} => PORTS.contains(&port.as_str()),
                 _ => is_error && !PORTS.contains(&port.as_str()),
             },

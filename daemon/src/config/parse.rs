@@ -168,6 +168,9 @@ fn uplink(mut s: Section<'_, '_>, unique: &mut Unique) -> UplinkConfig {
         }
     }
     unique.add("ifname", ifname.clone(), &s);
+    if let Some(bridge) = &bridge {
+        unique.add("bridge", bridge.clone(), &s);
+    }
     s.finish();
     let kind = kind.unwrap_or(UplinkKind::Tap);
     UplinkConfig { name, kind, ifname, create: create.unwrap_or(true), bridge }
@@ -276,7 +279,11 @@ impl Unique {
                 }
                 Entry::Occupied(entry) => {
                     let what = format!("\"{value}\" is already used by {}", entry.get());
-                    doc.problem(span, &format!("{label}.{key}"), what, "give each its own");
+                    let fix = match *key {
+                        "bridge" => "keep one of them: two uplinks into one bridge make a loop",
+                        _ => "give each its own",
+                    };
+                    doc.problem(span, &format!("{label}.{key}"), what, fix);
                 }
             }
         }

@@ -186,6 +186,33 @@ mac = "52-54-00-00-00-01"
 }
 
 #[test]
+fn two_uplinks_into_one_bridge_are_refused_and_so_are_vlan_and_trunk_together() {
+    let uplink = |name: &str, ifname: &str| {
+        let keys = "kind = \"tap\"\nbridge = \"br0\"\n";
+        format!("[[uplink]]\nname = \"{name}\"\nifname = \"{ifname}\"\n{keys}")
+    };
+    assert_eq!(
+        errors(&(uplink("a", "np0") + &uplink("b", "np1"))),
+        "np.toml:6: uplink.b.bridge: \"br0\" is already used by uplink.a\n    \
+         fix: keep one of them: two uplinks into one bridge make a loop"
+    );
+    assert_eq!(
+        errors("[[vm]]\nname = \"a\"\nvlan = 7\ntrunk = [8]\n"),
+        "np.toml:1: vm.a.trunk: does not go with vlan\n    \
+         fix: use vlan for a guest that sees no tags, or trunk for one that does"
+    );
+    for (vlans, wrong) in [
+        ("vlan = 0", "vlan: 0 is outside 1..=4094"),
+        ("trunk = [4095]", "trunk: 4095 is outside 1..=4094"),
+        ("trunk = []", "trunk: is empty: the guest would reach nobody"),
+        ("trunk = \"7,x\"", "trunk: x is not a VLAN"),
+    ] {
+        let said = errors(&format!("[[vm]]\nname = \"a\"\n{vlans}\n"));
+        assert!(said.starts_with(&format!("np.toml:3: vm.a.{wrong}\n")), "{said}");
+    }
+}
+
+#[test]
 fn a_vm_may_not_sit_on_the_control_socket() {
     assert_eq!(
         errors("[daemon]\ncontrol = \"/s\"\n[[vm]]\nname = \"a\"\nsocket = \"/s\"\n"),

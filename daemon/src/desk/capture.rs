@@ -2,7 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use nightporter_api::Only;
 use nightporter_core::time::Instant;
+use nightporter_core::wire::packet::{Ip, L4, Net, Packet};
 
 /// Bytes of records that may wait for a slow reader; then frames are missed, and counted. A reader
 /// that loses its processor for 100 ms misses none at 2.6 Gbit/s. Taken only while it is slow.
@@ -26,11 +28,48 @@ fn file_header() -> Vec<u8> {
     h
 }
 
+/// What a client wants of each frame, and of which.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Taking {
+    pub(super) snap_bytes: Option<u32>,
+    pub(super) only: Only,
+}
+
+impl Taking {
+    fn wants(&self, parts: &[&[u8]]) -> bool {
+        if self.only == Only::default() {
+            return true;
+        }
+        let frame = parts.concat();
+        let Ok(packet) = Packet::parse(&frame) else { return false };
+        let (hosts, ports) = match packet.net {
+            Net::Ip(ip) => ([ip.src.to_ip(), ip.dst.to_ip()], ports_of(&ip, &frame)),
+            Net::Arp(arp) => ([arp.sender_ip.into(), arp.target_ip.into()], None),
+            Net::Other => return false,
+        };
+        self.only.host.is_none_or(|host| hosts.contains(&host))
+            && self.only.port.is_none_or(|port| ports.is_some_and(|ports| ports.contains(&port)))
+    }
+}
+
+fn ports_of(ip: &Ip, frame: &[u8]) -> Option<[u16; 2]> {
+    match ip.l4 {
+        L4::Tcp(tcp) => Some([tcp.src_port, tcp.dst_port]),
+        L4::Udp => {
+            let head = frame.get(usize::from(ip.payload_offset)..)?.first_chunk::<4>()?;
+            let [a, b, c, d] = *head;
+            Some([u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])])
+        }
+        _ => None,
+    }
+}
+
 /// Frames of one port on their way to one client.
 #[derive(Debug)]
 pub(super) struct Capture {
     /// Wall-clock nanoseconds at instant zero: monotonic time alone means nothing in a file.
     epoch_ns: u64,
+    taking: Taking,
     buffer: Vec<u8>,
     /// Frames that found the buffer full.
     pub(super) missed: u64,
@@ -39,24 +78,28 @@ pub(super) struct Capture {
 impl Capture {
     /// Starts at `now`, which is the wall clock's now.
     #[must_use]
-    pub(super) fn new(now: Instant) -> Self {
+    pub(super) fn new(now: Instant, taking: Taking) -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
         let epoch_ns = wall_ns.saturating_sub(now.as_nanos());
-        Self { epoch_ns, buffer: file_header(), missed: 0 }
+        Self { epoch_ns, taking, buffer: file_header(), missed: 0 }
     }
 
     /// Starts one that gives a moment the same time as `other` does: what captures of two ports
     /// say can then be put in order, turn by turn.
     #[must_use]
-    pub(super) fn beside(other: &Self) -> Self {
-        Self { epoch_ns: other.epoch_ns, buffer: file_header(), missed: 0 }
+    pub(super) fn beside(other: &Self, taking: Taking) -> Self {
+        Self { epoch_ns: other.epoch_ns, taking, buffer: file_header(), missed: 0 }
     }
 
-    /// Records one frame, given in pieces.
+    /// Records one frame, given in pieces, if it is wanted.
     pub(super) fn record(&mut self, now: Instant, parts: &[&[u8]]) {
+        if !self.taking.wants(parts) {
+            return;
+        }
         let len: usize = parts.iter().map(|p| p.len()).sum();
-        if self.buffer.len() + 16 + len > BUFFER_BYTES_MAX {
+        let kept = self.taking.snap_bytes.map_or(len, |most| len.min(most as usize));
+        if self.buffer.len() + 16 + kept > BUFFER_BYTES_MAX {
             self.missed += 1;
             return;
         }
@@ -64,10 +107,12 @@ impl Capture {
         let small = |n: u64| u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes();
         self.buffer.extend(small(ns / 1_000_000_000));
         self.buffer.extend(small(ns % 1_000_000_000));
+        self.buffer.extend(small(kept as u64));
         self.buffer.extend(small(len as u64));
-        self.buffer.extend(small(len as u64));
+        let end = self.buffer.len() + kept;
         for part in parts {
-            self.buffer.extend_from_slice(part);
+            let room = end - self.buffer.len();
+            self.buffer.extend_from_slice(&part[..part.len().min(room)]);
         }
     }
 
@@ -86,7 +131,7 @@ mod tests {
     #[test]
     fn another_implementation_reads_what_is_written() {
         let start = Instant::from_millis(7);
-        let mut capture = Capture::new(start);
+        let mut capture = Capture::new(start, Taking::default());
         capture.record(start, &[b"headers", b"payload"]);
         capture.record(Instant::from_millis(9), &[&[0x55; 65_000]]);
         let file = capture.take();
@@ -99,10 +144,53 @@ mod tests {
         assert!(reader.next_packet().is_none());
     }
 
+    /// IPv4, with these bytes behind its header.
+    fn packet(src: [u8; 4], dst: [u8; 4], protocol: u8, body: &[u8]) -> Vec<u8> {
+        let len = 20 + u8::try_from(body.len()).unwrap();
+        let head = [0x45, 0, 0, len, 0, 0, 0, 0, 64, protocol, 0, 0];
+        [&[2; 12][..], &[8, 0], &head, &src, &dst, body].concat()
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_taken_and_as_much_of_it() {
+        let (a, b) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        let udp = packet(a, b, 17, &[0, 53, 0x9c, 0x40, 0, 8, 0, 0]);
+        let tcp =
+            packet(b, a, 6, &[&[0x9c, 0x40, 0, 80][..], &[0; 8], &[0x50, 16], &[0; 6]].concat());
+        let icmp = packet(a, b, 1, &[8; 8]);
+        let arp =
+            [&[2; 12][..], &[8, 6, 0, 1, 8, 0, 6, 4, 0, 1], &[2; 6], &a, &[0; 6], &b].concat();
+        let other = [&[2; 12][..], &[0x88, 0xb5], &[0; 46]].concat();
+        let frames = [udp, tcp, icmp, arp, other];
+        let host = |ip: [u8; 4]| Some(ip.into());
+        for (only, taken) in [
+            (Only::default(), [true; 5]),
+            (Only { host: host(a), port: None }, [true, true, true, true, false]),
+            (Only { host: host([10, 0, 0, 3]), port: None }, [false; 5]),
+            (Only { host: None, port: Some(53) }, [true, false, false, false, false]),
+            (Only { host: None, port: Some(40_000) }, [true, true, false, false, false]),
+            (Only { host: host(b), port: Some(80) }, [false, true, false, false, false]),
+        ] {
+            for (frame, taken) in frames.iter().zip(taken) {
+                let mut capture =
+                    Capture::new(Instant::ZERO, Taking { snap_bytes: Some(20), only });
+                let (head, rest) = frame.split_at(14);
+                capture.record(Instant::ZERO, &[head, rest]);
+                let file = capture.take();
+                let first = PcapReader::new(&file[..])
+                    .unwrap()
+                    .next_packet()
+                    .map(|p| p.unwrap().into_owned());
+                let seen = first.map(|p| (p.data.to_vec(), p.orig_len as usize));
+                assert_eq!(seen, taken.then(|| (frame[..20].to_vec(), frame.len())), "{only:?}");
+            }
+        }
+    }
+
     #[test]
     fn captures_that_run_together_give_a_moment_the_same_time() {
-        let mut first = Capture::new(Instant::from_millis(7));
-        let mut second = Capture::beside(&first);
+        let mut first = Capture::new(Instant::from_millis(7), Taking::default());
+        let mut second = Capture::beside(&first, Taking::default());
         for capture in [&mut first, &mut second] {
             capture.record(Instant::from_millis(9), &[b"a frame"]);
         }
@@ -111,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_full_buffer_misses_whole_frames() {
-        let mut capture = Capture::new(Instant::ZERO);
+        let mut capture = Capture::new(Instant::ZERO, Taking::default());
         let frames = BUFFER_BYTES_MAX / 65_016 + 3;
         for _ in 0..frames {
             capture.record(Instant::ZERO, &[&[0; 65_000]]);

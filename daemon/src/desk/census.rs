@@ -3,9 +3,8 @@
 
 use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;
-use nightporter_core::tcp::flow::State;
 
-use super::report::held_bytes;
+use super::report::{STATES, held_bytes, state_of};
 
 /// Places for connections that are looked at in one go, some 50 us. With no more of them a count is
 /// done as soon as it is wanted.
@@ -14,7 +13,7 @@ const PLACES_PER_TURN: usize = 1024;
 /// Sums over the connections of one port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FlowSums {
-    pub(super) by_state: [u64; State::ALL.len()],
+    pub(super) by_state: [u64; STATES.len()],
     pub(super) held_bytes: u64,
     pub(super) owed: u64,
 }
@@ -61,7 +60,7 @@ impl Census {
             let (_, key, flow) = engine.flow(place)?;
             Some(Found {
                 port: usize::from(key.port),
-                state: State::ALL.iter().position(|s| *s == flow.state()).unwrap_or(0),
+                state: state_of(flow),
                 held_bytes: held_bytes(flow),
                 owed: !flow.owes_nothing(),
             })

@@ -227,6 +227,7 @@ impl Desk {
                 let config = PortConfig::uplink(&uplink.name);
                 let added = path.add_port(now, epoll, Port::Uplink(tap), config);
                 added.map_err(|e| format!("uplink {}: {e:?}", uplink.name))?;
+                self.handle_links(now, epoll, path);
             }
             Step::AddVm(vm) => {
                 let explain = |e: &dyn std::fmt::Debug| format!("vm {}: {e:?}", vm.name);

@@ -7,6 +7,7 @@ use nightporter_core::time::Instant;
 use nix::sys::epoll::Epoll;
 
 use super::Desk;
+use super::capture::Taking;
 use super::changes::Asked;
 use crate::change::Setting;
 use crate::token::Token;
@@ -135,10 +136,10 @@ impl Desk {
                 }
                 None => no_such_flow(id),
             },
-            Request::Capture { port } => match path.ports.find(&port) {
+            Request::Capture { port, snap_bytes, only } => match path.ports.find(&port) {
                 None => path.no_such("port", &port, |_| true),
                 Some(port) => {
-                    path.ports.watchers.add_capture(now, place, port);
+                    path.ports.watchers.add_capture(now, place, port, Taking { snap_bytes, only });
                     Reply::Stream {}
                 }
             },

@@ -1,8 +1,11 @@
-//! Interfaces that go and come back while the daemon runs.
+//! Interfaces that go and come back while the daemon runs, and what else is wrong with one.
 //!
-//! A tap says so itself when it is read or written; the descriptor of a deleted macvtap stays
-//! silent, and nothing but a notification tells that an interface is back.
+//! A tap says so itself when it is deleted; the descriptor of a deleted macvtap stays silent, and
+//! nothing but a notification (rtnetlink(7)) tells that an interface is back, is down, or has left
+//! its bridge. What the notifications say of all interfaces is kept: to ask the kernel would mean
+//! to wait for its lock of the network configuration.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -12,20 +15,51 @@ use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use nix::sys::epoll::Epoll;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
+    socket,
 };
 
 use super::Desk;
+use crate::config::UplinkConfig;
 use crate::port::Port;
 use crate::port::tap::TapPort;
 use crate::worker::data_path::DataPath;
+use crate::worker::ports::Trouble;
 
 /// The multicast group of link changes (linux/rtnetlink.h, RTMGRP_LINK).
 const LINK_GROUP: u32 = 1;
+/// Longer than a notification is.
+const MESSAGE_BYTES_MAX: usize = 32 << 10;
 
-/// A netlink socket that becomes readable when an interface changes.
+/// Bytes of `nlmsghdr`, `ifinfomsg` and `rtattr` (linux/netlink.h, linux/rtnetlink.h).
+const MESSAGE_HEADER: usize = 16;
+const LINK_HEADER: usize = 16;
+const ATTRIBUTE_HEADER: usize = 4;
+const NEW_LINK: u16 = 16;
+const DELETED_LINK: u16 = 17;
+const GET_LINK: u16 = 18;
+/// NLM_F_REQUEST | NLM_F_DUMP.
+const ALL: u16 = 0x301;
+/// IFLA_MASTER.
+const MASTER: u16 = 10;
+/// IFF_UP and IFF_RUNNING (linux/if.h).
+const UP: u32 = 1;
+const RUNNING: u32 = 0x40;
+
+/// An interface.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Link {
+    flags: u32,
+    /// The number of the bridge that it is a port of, or 0.
+    master: u32,
+}
+
+/// All interfaces, and a netlink socket that becomes readable when one changes.
 #[derive(Debug)]
-pub(crate) struct LinkWatch(OwnedFd);
+pub(crate) struct LinkWatch {
+    fd: OwnedFd,
+    links: BTreeMap<u32, Link>,
+}
 
 impl LinkWatch {
     pub(crate) fn new() -> io::Result<Self> {
@@ -33,29 +67,111 @@ impl LinkWatch {
         let protocol = SockProtocol::NetlinkRoute;
         let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, LINK_GROUP))?;
-        Ok(Self(fd))
+        let watch = Self { fd, links: BTreeMap::new() };
+        watch.ask_for_all()?;
+        Ok(watch)
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.fd.as_fd()
     }
 
-    /// Throws the messages away: what matters is that there were some.
-    fn clear(&self) {
-        let mut message = [0; 8192];
-        // ENOBUFS says that messages were lost, which is as good as having read them.
-        while matches!(
-            recv(self.0.as_raw_fd(), &mut message, MsgFlags::empty()),
-            Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR)
-        ) {}
+    /// The answer is read as notifications are.
+    fn ask_for_all(&self) -> io::Result<()> {
+        let mut request = [0; MESSAGE_HEADER + LINK_HEADER];
+        request[..4].copy_from_slice(&(MESSAGE_HEADER + LINK_HEADER).to_ne_bytes()[..4]);
+        request[4..6].copy_from_slice(&GET_LINK.to_ne_bytes());
+        request[6..8].copy_from_slice(&ALL.to_ne_bytes());
+        send(self.fd.as_raw_fd(), &request, MsgFlags::empty())?;
+        Ok(())
+    }
+
+    /// Takes in all that has been said.
+    fn read(&mut self) {
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        loop {
+            match recv(self.fd.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
+                Ok(len) => self.note_all(&bytes[..len]),
+                Err(Errno::EINTR) => {}
+                // Some were lost.
+                Err(Errno::ENOBUFS) => drop(self.ask_for_all()),
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn note_all(&mut self, mut messages: &[u8]) {
+        while let Some(head) = messages.first_chunk::<MESSAGE_HEADER>() {
+            let len = word(head, 0) as usize;
+            let Some(message) = messages.get(MESSAGE_HEADER..len) else { return };
+            self.note(u16::from_ne_bytes([head[4], head[5]]), message);
+            messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+
+    fn note(&mut self, kind: u16, message: &[u8]) {
+        let Some(head) = message.first_chunk::<LINK_HEADER>() else { return };
+        let (family, index) = (head[0], word(head, 4));
+        if family != 0 {
+            return; // AF_BRIDGE: what a bridge says of its port
+        }
+        match kind {
+            NEW_LINK => {
+                let master = attribute(&message[LINK_HEADER..], MASTER);
+                let master = master.and_then(|value| value.first_chunk().copied());
+                let master = master.map_or(0, u32::from_ne_bytes);
+                self.links.insert(index, Link { flags: word(head, 8), master });
+            }
+            DELETED_LINK => {
+                self.links.remove(&index);
+            }
+            _ => {}
+        }
+    }
+
+    /// What keeps an uplink's frames from getting anywhere, if something does; and the bridge that
+    /// it is in.
+    fn judge(&self, config: &UplinkConfig, index: u32) -> (Option<String>, u32) {
+        let Some(link) = self.links.get(&index) else { return (None, 0) };
+        let ifname = &config.ifname;
+        let wanted = config.bridge.as_deref();
+        let is_wanted = |name: &str| if_nametoindex(name).unwrap_or(0) == link.master;
+        let bridge = wanted.unwrap_or("its bridge");
+        let master = self.links.get(&link.master);
+        let trouble = match wanted {
+            _ if link.flags & UP == 0 => format!("{ifname} is down"),
+            _ if link.flags & RUNNING == 0 => format!("{ifname} has no carrier"),
+            Some(name) if link.master == 0 => format!("{ifname} is not in {name}"),
+            Some(name) if !is_wanted(name) => format!("{ifname} is in another bridge than {name}"),
+            _ if master.is_some_and(|master| master.flags & UP == 0) => format!("{bridge} is down"),
+            _ => return (None, link.master),
+        };
+        (Some(trouble), link.master)
+    }
+}
+
+fn word(bytes: &[u8; 16], at: usize) -> u32 {
+    u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+/// The value of the first attribute of this type.
+fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let head = bytes.first_chunk::<ATTRIBUTE_HEADER>()?;
+        let len = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let value = bytes.get(ATTRIBUTE_HEADER..len)?;
+        if u16::from_ne_bytes([head[2], head[3]]) == wanted {
+            return Some(value);
+        }
+        bytes = bytes.get(len.next_multiple_of(4)..)?;
     }
 }
 
 impl Desk {
     /// Some interface changed: looks whether ours are all there, and whether lost ones are back.
     pub(super) fn handle_links(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
-        if let Some(links) = &self.links {
-            links.clear();
+        if let Some(links) = &mut self.links {
+            links.read();
         }
         for id in (0..).map(PortId).take(path.ports.list.len()) {
             let at = path.ports.of(id);
@@ -70,6 +186,110 @@ impl Desk {
                 }
                 Port::Uplink(_) | Port::Guest(_) | Port::Lost(_) | Port::Vacant => {}
             }
+        }
+        self.judge_uplinks(path);
+    }
+
+    /// Notes what is wrong with uplinks, and says what has changed about that.
+    fn judge_uplinks(&self, path: &mut DataPath) {
+        let Some(links) = &self.links else { return };
+        let mut bridges: BTreeMap<u32, String> = BTreeMap::new();
+        for at in &mut path.ports.list {
+            let (trouble, bridge) = match &at.port {
+                Port::Uplink(tap) => links.judge(tap.config(), tap.index()),
+                Port::Lost(config) => (Some(format!("{} is gone", config.ifname)), 0),
+                Port::Guest(_) | Port::Vacant => continue,
+            };
+            let twin = (bridge != 0).then(|| bridges.insert(bridge, at.name.clone())).flatten();
+            let down = trouble.map(|what| Trouble { what, is_down: true });
+            let trouble = down.or_else(|| {
+                let what = format!("in the same bridge as {}: frames loop", twin?);
+                Some(Trouble { what, is_down: false })
+            });
+            if at.trouble != trouble {
+                match &trouble {
+                    Some(trouble) => tracing::warn!(uplink = %at.name, "{}", trouble.what),
+                    None => tracing::info!(uplink = %at.name, "the uplink works again"),
+                }
+                at.trouble = trouble;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::UplinkKind;
+
+    /// A notification, as the kernel (6.1) writes them.
+    fn message(kind: u16, family: u8, index: u32, flags: u32, master: Option<u32>) -> Vec<u8> {
+        let mut body =
+            [&[family, 0, 0, 0][..], &index.to_ne_bytes(), &flags.to_ne_bytes()].concat();
+        body.extend([0xff; 4]);
+        body.extend([8, 0, 3, 0, b'n', b'p', b'0', 0]); // IFLA_IFNAME
+        body.extend([5, 0, 16, 0, 6, 0, 0, 0]); // IFLA_OPERSTATE, and padding
+        if let Some(master) = master {
+            body.extend([8, 0, 10, 0]);
+            body.extend(master.to_ne_bytes());
+        }
+        let len = u32::try_from(MESSAGE_HEADER + body.len()).unwrap();
+        let head = [&len.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10]].concat();
+        [head, body].concat()
+    }
+
+    fn watch() -> LinkWatch {
+        let (fd, _) = rustix::pipe::pipe().unwrap();
+        LinkWatch { fd, links: BTreeMap::new() }
+    }
+
+    fn config(bridge: Option<&str>) -> UplinkConfig {
+        UplinkConfig {
+            name: "lan".into(),
+            kind: UplinkKind::Tap,
+            ifname: "np0".into(),
+            create: true,
+            bridge: bridge.map(Into::into),
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_and_nothing_else() {
+        let mut watch = watch();
+        let mut judge = |messages: &[Vec<u8>], bridge| {
+            watch.note_all(&messages.concat());
+            watch.judge(&config(bridge), 7)
+        };
+        let said = |text: &str, bridge| (Some(text.to_owned()), bridge);
+        let (both, master) = (UP | RUNNING, Some(9));
+        let br0 = message(NEW_LINK, 0, 9, UP, None);
+        assert_eq!(judge(&[], None), (None, 0), "nothing is known of it");
+        assert_eq!(judge(&[message(NEW_LINK, 0, 7, 0, None)], None), said("np0 is down", 0));
+        assert_eq!(
+            judge(&[message(NEW_LINK, 0, 7, UP, None)], None),
+            said("np0 has no carrier", 0)
+        );
+        assert_eq!(judge(&[message(NEW_LINK, 0, 7, both, None)], None), (None, 0));
+        assert_eq!(judge(&[], Some("no such br")), said("np0 is not in no such br", 0));
+        let joins = [br0, message(NEW_LINK, 0, 7, both, master)];
+        assert_eq!(judge(&joins, None), (None, 9));
+        let other = judge(&[], Some("no such br"));
+        assert_eq!(other, said("np0 is in another bridge than no such br", 9));
+        let down = message(NEW_LINK, 0, 9, 0, None);
+        assert_eq!(judge(&[down], None), said("its bridge is down", 9));
+        // What the bridge says of its port is not about the interface.
+        assert_eq!(judge(&[message(DELETED_LINK, 7, 7, both, master)], None).1, 9);
+        assert_eq!(judge(&[message(DELETED_LINK, 0, 7, both, None)], None), (None, 0));
+    }
+
+    #[test]
+    fn whatever_bytes_come_they_end() {
+        let whole = message(NEW_LINK, 0, 7, UP, Some(9));
+        for cut in 0..whole.len() {
+            watch().note_all(&whole[..cut]);
+            let mut broken = whole.clone();
+            broken[cut] = 0;
+            watch().note_all(&broken);
         }
     }
 }

@@ -10,7 +10,7 @@ use nightporter_core::flow::key::FlowKey;
 use nightporter_core::flow::table::FlowId;
 use nightporter_core::limits::PAGE;
 use nightporter_core::port::PortId;
-use nightporter_core::tcp::flow::{Flow, State};
+use nightporter_core::tcp::flow::{Flow, State, Why};
 use nightporter_core::tcp::stats::FloodStats;
 use nightporter_core::time::Instant;
 
@@ -50,7 +50,9 @@ impl DataPath {
         PortStatus {
             name: at.name.clone(),
             kind: at.port.kind().into(),
-            link: self.turn.features(id).is_some(),
+            link: self.turn.features(id).is_some()
+                && at.trouble.as_ref().is_none_or(|t| !t.is_down),
+            trouble: at.trouble.as_ref().map(|trouble| trouble.what.clone()),
             frames_from_port: stats.frames_from_port,
             bytes_from_port: stats.bytes_from_port,
             frames_to_port: stats.frames_to_port,
@@ -71,7 +73,7 @@ impl DataPath {
         sums: &FlowSums,
     ) -> Option<VmStatus> {
         let (vm, device) = (self.engine.vm(id)?, at.port.device().unwrap_or_default());
-        let states = State::ALL.iter().zip(sums.by_state);
+        let states = STATES.iter().zip(sums.by_state);
         let names = VmCounters::ALL.iter().map(|counter| counter.name.to_owned());
         Some(VmStatus {
             offload: vm.offload,
@@ -81,7 +83,7 @@ impl DataPath {
             rate_limit_from_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::FromGuest),
             rate_limit_to_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::ToGuest),
             owed_flows: sums.owed,
-            flows: states.map(|(s, n)| (s.label().into(), n)).collect(),
+            flows: states.map(|(s, n)| ((*s).into(), n)).collect(),
             listens: at.port.listens(),
             memory_faults: device.memory_faults,
             blocked: device.blocked,
@@ -118,7 +120,7 @@ impl DataPath {
             guest: SocketAddr::new(key.g_addr.to_ip(), key.g_port).to_string(),
             remote: SocketAddr::new(key.r_addr.to_ip(), key.r_port).to_string(),
             vlan: key.vlan,
-            state: flow.state().label().into(),
+            state: STATES[state_of(flow)].into(),
             why: flow.why().label().into(),
             guest_is_client: at.guest_is_client,
             held_bytes: held_bytes(flow),
@@ -153,6 +155,27 @@ fn send_info(at: FloodStats) -> SendInfo {
         mss: at.mss,
         retransmissions: at.retransmissions,
         timeouts_in_a_row: at.timeouts_in_a_row,
+    }
+}
+
+/// The states of a connection as operators see them: those of the core, and how one has ended.
+pub(super) const STATES: [&str; State::ALL.len() + 2] = {
+    let mut all = ["closed"; State::ALL.len() + 2];
+    let mut at = 0;
+    while at < State::ALL.len() {
+        all[at] = State::ALL[at].label();
+        at += 1;
+    }
+    all[at + 1] = "reset";
+    all
+};
+
+/// Which of [`STATES`] a connection is in.
+pub(super) fn state_of(flow: &Flow) -> usize {
+    match flow.state() {
+        State::Pass if flow.why() == Why::Closed => State::ALL.len(),
+        State::Abort if flow.owes_nothing() => State::ALL.len() + 1,
+        state => State::ALL.iter().position(|s| *s == state).unwrap_or(0),
     }
 }
 

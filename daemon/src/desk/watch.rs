@@ -15,7 +15,7 @@ use nightporter_core::trace::SegmentLine;
 use nightporter_core::wire::packet::Packet;
 use nightporter_core::wire::seq::Seq;
 
-use super::capture::Capture;
+use super::capture::{Capture, Taking};
 
 /// Bytes of trace that may wait for a slow reader; then lines are missed, and counted.
 const TRACE_BYTES_MAX: usize = 1 << 20;
@@ -92,12 +92,15 @@ impl Watchers {
         }
     }
 
-    pub(crate) fn add_capture(&mut self, now: Instant, place: u16, at: PortId) {
+    pub(super) fn add_capture(&mut self, now: Instant, place: u16, at: PortId, taking: Taking) {
         let running = self.list.iter().find_map(|watcher| match &watcher.what {
             What::Port(_, capture) => Some(capture),
             What::Flow(_) => None,
         });
-        let capture = running.map_or_else(|| Capture::new(now), Capture::beside);
+        let capture = match running {
+            Some(running) => Capture::beside(running, taking),
+            None => Capture::new(now, taking),
+        };
         self.list.push(Watcher { place, what: What::Port(at, capture) });
     }
 

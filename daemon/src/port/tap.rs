@@ -58,6 +58,12 @@ impl TapPort {
         &self.config
     }
 
+    /// The interface's number.
+    #[must_use]
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
     /// Whether the interface still is what it was when it was opened. The descriptor of a macvtap
     /// outlives its link and says nothing.
     #[must_use]

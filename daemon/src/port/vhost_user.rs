@@ -302,7 +302,8 @@ impl VhostUserPort {
                 if matches!(event, Event::RingBroken { .. } | Event::Link(Some(_)))
                     && self.log.allows()
                 {
-                    report::report(&self.name, session, &event, self.memory_is_limited);
+                    let limited = self.memory_is_limited;
+                    report::report(&self.name, session, &event, limited, self.offer.mtu);
                 }
                 self.events.push_back(event);
             }

@@ -14,6 +14,16 @@ use crate::port::guest::GuestPort;
 pub(crate) struct NamedPort {
     pub(crate) name: String,
     pub(crate) port: Port,
+    /// Of an uplink.
+    pub(crate) trouble: Option<Trouble>,
+}
+
+/// What is wrong with an uplink.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Trouble {
+    pub(crate) what: String,
+    /// Its frames get nowhere; else they get too far.
+    pub(crate) is_down: bool,
 }
 
 /// All ports of a worker, by their numbers. A number whose port was removed is vacant until another
@@ -33,7 +43,7 @@ impl WorkerPorts {
 
     /// Adds what the engine calls `id`.
     pub(crate) fn add(&mut self, id: PortId, name: String, port: Port) {
-        let new = NamedPort { name, port };
+        let new = NamedPort { name, port, trouble: None };
         match self.list.get_mut(usize::from(id.0)) {
             Some(at) => {
                 assert!(matches!(at.port, Port::Vacant), "the engine numbers ports as we do");

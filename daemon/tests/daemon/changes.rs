@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 
-use nightporter_api::{Change, Reply, Request};
+use nightporter_api::{Change, Only, Reply, Request};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};
@@ -80,7 +80,12 @@ fn life_05_a_vm_goes_with_its_connections_and_another_gets_its_number() {
     let mut world = World::connected("");
     world.hold_1000_bytes();
     let mut capture = BufReader::new(world.host.connect());
-    let asks = serde_json::to_vec(&Request::Capture { port: "guest".into() }).unwrap();
+    let asks = serde_json::to_vec(&Request::Capture {
+        port: "guest".into(),
+        snap_bytes: None,
+        only: Only::default(),
+    })
+    .unwrap();
     capture.get_mut().write_all(&[&asks[..], b"\n"].concat()).unwrap();
     capture.read_until(b'\n', &mut Vec::new()).unwrap();
     assert_eq!(world.host.change(remove("guest")).steps, ["- vm guest: its connections end"]);

@@ -2,6 +2,7 @@
 
 use std::os::unix::net::UnixDatagram;
 
+use nightporterd::vhost::features::bit;
 use nix::sys::signal::Signal;
 
 use crate::guest::{Guest, PLAIN};
@@ -29,6 +30,49 @@ fn check_says_what_it_found_and_starts_nothing() {
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.contains("np.toml:9: vm.a.mtu: 1 is outside 68..=65535\n    fix: "), "{said}");
+}
+
+#[test]
+fn check_says_what_this_host_lacks() {
+    let dir = Dir::new();
+    let lan = "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"npnone0\"\n";
+    let daemon = "socket_group = \"no-such-group\"\ncpu = 1000";
+    let said = |more: &str| {
+        let config = dir.configure(daemon, &format!("{lan}{more}\n{}", dir.vm("a", "")));
+        let output = run(&["--config", config.to_str().unwrap(), "--check"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stdout.ends_with(b"1 uplink, 1 VM, 4M of store\n"), "the file is good");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let all = said("bridge = \"npnone1\"");
+    for what in [
+        "this host: there is no group \"no-such-group\" on this host\n    fix: ",
+        "this host: daemon.cpu = 1000: ",
+        "this host: uplink.lan: there is no bridge npnone1\n    fix: ip link add npnone1",
+    ] {
+        assert!(all.contains(what), "{all}");
+    }
+    let missing = said("create = false");
+    assert!(missing.contains("uplink.lan: there is no interface npnone0"), "{missing}");
+    assert!(!said("").contains("npnone0"), "it is made");
+}
+
+#[test]
+fn a_guest_that_is_not_told_its_mtu_is_named_in_the_log() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", "mtu = 9000"));
+    let log = std::fs::File::create(dir.join("log")).unwrap();
+    let host = Host::start_with_log(&dir, &config, log.into());
+    let warnings = || {
+        let log = std::fs::read_to_string(dir.join("log")).unwrap();
+        log.lines().filter(|line| line.contains("the guest was not told its MTU")).count()
+    };
+    drop(Guest::boot(&dir.join("a"), PLAIN | bit::MTU));
+    host.until("a", |a| !a.link);
+    drop(Guest::boot(&dir.join("a"), PLAIN));
+    host.signal(Signal::SIGTERM);
+    assert_eq!(host.wait(), Some(0));
+    assert_eq!(warnings(), 1, "only who does not know it");
 }
 
 #[test]

@@ -1,14 +1,18 @@
 //! Taps and macvtaps in a network namespace of the test's own. Needs root.
 
+use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::process::Command;
 use std::thread;
 
+use nightporter_api::Change;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::config::{UplinkConfig, UplinkKind};
 use nightporterd::port::tap::TapPort;
 use nix::sched::{CloneFlags, unshare};
+
+use crate::host::{Dir, Host};
 
 /// Runs a test in a fresh network namespace.
 fn in_namespace(test: impl FnOnce() + Send + 'static) {
@@ -112,6 +116,56 @@ fn an_uplink_that_cannot_be_opened_says_what_to_do() {
         assert!(macvtap.contains("fix: ip link add link eth0 name mv0 type macvtap"), "{macvtap}");
         let other = message(&uplink(UplinkKind::Macvtap, "np2"));
         assert!(other.contains("np2 is no macvtap, or no udev runs"), "{other}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: it makes taps"]
+fn an_uplink_whose_frames_get_nowhere_is_down_and_says_why() {
+    in_namespace(|| {
+        ip("link add br0 type bridge");
+        ip("link set br0 up");
+        let dir = Dir::new();
+        let lan =
+            "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\nbridge = \"br0\"\n";
+        let config = dir.configure("metrics = \"off\"", &format!("{lan}{}", dir.vm("a", "")));
+        let host = Host::start(&dir, &config);
+        let up = || host.until("lan", |lan| lan.link && lan.trouble.is_none());
+        let wrong = |what: &str| {
+            let lan = host.until("lan", |lan| lan.trouble.as_deref() == Some(what));
+            assert!(!lan.link, "{lan:?}");
+        };
+        up();
+        for (does, what, undoes) in [
+            ("link set br0 down", "br0 is down", "link set br0 up"),
+            ("link set np0 nomaster", "np0 is not in br0", "link set np0 master br0"),
+            ("link set np0 down", "np0 is down", "link set np0 up"),
+        ] {
+            ip(does);
+            wrong(what);
+            ip(undoes);
+            up();
+        }
+        ip("link add br1 type bridge");
+        ip("link set np0 nomaster");
+        ip("link set np0 master br1");
+        wrong("np0 is in another bridge than br0");
+        ip("link set np0 nomaster");
+        ip("link set np0 master br0");
+        up();
+        ip("link del br0");
+        wrong("np0 is not in br0");
+        // Two of them in one bridge, into which somebody else has put them.
+        let keys = [("kind", "tap"), ("ifname", "np1")];
+        let keys = BTreeMap::from(keys.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        host.change(Change::AddUplink { name: "wan".into(), keys });
+        host.until("wan", |wan| wan.link);
+        ip("link set br1 up");
+        ip("link set np0 master br1");
+        ip("link set np1 master br1");
+        let wan = host.until("wan", |wan| wan.trouble.is_some());
+        assert_eq!(wan.trouble.unwrap(), "in the same bridge as lan: frames loop");
+        assert!(wan.link, "they get too far, but they get somewhere");
     });
 }
 

@@ -1,12 +1,20 @@
 //! What an operator should know of what happens to a port.
 
+use nightporter_core::limits::MTU_DEFAULT;
 use tracing::{info, warn};
 
 use crate::vhost::Event;
+use crate::vhost::features::bit;
 use crate::vhost::session::Session;
 
 /// Says what happened to a port, if an operator should know.
-pub(super) fn report(port: &str, session: &Session, event: &Event, memory_is_limited: bool) {
+pub(super) fn report(
+    port: &str,
+    session: &Session,
+    event: &Event,
+    memory_is_limited: bool,
+    mtu: Option<u16>,
+) {
     match event {
         Event::RingBroken { vring, fault } => {
             warn!(port, vring, %fault, "a queue is out of use");
@@ -15,6 +23,14 @@ pub(super) fn report(port: &str, session: &Session, event: &Event, memory_is_lim
             let features = format!("{:#x}", session.features());
             let sealed = session.memory.is_sealed();
             info!(port, features, sealed, "the driver is there");
+            if let Some(mtu) = mtu.filter(|mtu| *mtu != MTU_DEFAULT && !knows_mtu(session, *mtu)) {
+                warn!(
+                    port,
+                    mtu,
+                    "the guest was not told its MTU: set it in the guest, or tell the VMM \
+                     (QEMU: host_mtu={mtu} for its virtio-net-pci)"
+                );
+            }
             if memory_is_limited && !session.memory.is_allocated() {
                 warn!(
                     port,
@@ -25,4 +41,9 @@ pub(super) fn report(port: &str, session: &Session, event: &Event, memory_is_lim
         }
         _ => {}
     }
+}
+
+/// Whether the driver agreed to be told an MTU, by us or by a VMM that has said which one.
+fn knows_mtu(session: &Session, mtu: u16) -> bool {
+    session.features() & bit::MTU != 0 && session.mtu().is_none_or(|told| told == mtu)
 }

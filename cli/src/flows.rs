@@ -1,0 +1,141 @@
+//! `nightporter flows`: which connections are shown, in which order, once or again and again.
+
+use std::cmp::Reverse;
+use std::io::{self, Write};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use nightporter_api::{FlowInfo, Reply, Request};
+
+use crate::client::Client;
+use crate::{print, show, unexpected};
+
+/// States of a connection that is over, and soon forgotten.
+pub(crate) const OVER: [&str; 2] = ["closed", "reset"];
+/// From the top left corner on, and nothing below, as terminals understand it.
+const CLEAR: &str = "\x1b[H\x1b[2J";
+
+/// Which connections.
+#[derive(Debug, Default, Args)]
+pub(crate) struct Options {
+    /// Only those of this VM.
+    #[arg(long, value_name = "VM")]
+    vm: Option<String>,
+    /// Only those in this state.
+    #[arg(long, value_enum, value_name = "STATE")]
+    state: Option<State>,
+    /// Those that are over too; else they are hidden, but not with --state or --json.
+    #[arg(long)]
+    all: bool,
+    /// Which come first; by default as they are numbered.
+    #[arg(long, value_enum, value_name = "KEY")]
+    sort: Option<Key>,
+    /// Again every so many seconds, until Ctrl-C.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
+    watch: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum State {
+    Handshake,
+    On,
+    Drain,
+    Pass,
+    Abort,
+    Closed,
+    Reset,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Key {
+    /// Most bytes held for the guest.
+    Held,
+    /// Most bytes ever acknowledged ahead of the guest.
+    Early,
+    /// Longest silent.
+    Idle,
+}
+
+/// Shows connections.
+pub(crate) fn show(client: &mut Client, json: bool, options: &Options) -> Result<()> {
+    loop {
+        let mut flows = all(client, options.vm.as_deref())?;
+        options.select(&mut flows, json);
+        let again = options.watch.filter(|_| !json);
+        print(json, &flows, |out| {
+            if again.is_some() {
+                out.write_all(CLEAR.as_bytes())?;
+            }
+            show::flows(out, &flows)
+        })?;
+        let Some(seconds) = options.watch else { return Ok(()) };
+        io::stdout().flush()?;
+        thread::sleep(Duration::from_secs(seconds.max(1).into()));
+    }
+}
+
+impl Options {
+    fn select(&self, flows: &mut Vec<FlowInfo>, json: bool) {
+        match self.state {
+            Some(state) => {
+                let name = state.to_possible_value().map(|value| value.get_name().to_owned());
+                flows.retain(|flow| Some(&flow.state) == name.as_ref());
+            }
+            None if self.all || json => {}
+            None => flows.retain(|flow| !OVER.contains(&flow.state.as_str())),
+        }
+        match self.sort {
+            None => {}
+            Some(Key::Held) => flows.sort_by_key(|flow| Reverse(flow.held_bytes)),
+            Some(Key::Early) => flows.sort_by_key(|flow| Reverse(flow.early_acked_bytes)),
+            Some(Key::Idle) => flows.sort_by_key(|flow| Reverse(flow.idle_s)),
+        }
+    }
+}
+
+/// All pages of the list.
+fn all(client: &mut Client, vm: Option<&str>) -> Result<Vec<FlowInfo>> {
+    let mut all = Vec::new();
+    let mut from = Some(0);
+    while let Some(at) = from {
+        match client.ask(&Request::Flows { vm: vm.map(Into::into), from: at })? {
+            Reply::Flows(page) => {
+                all.extend(page.flows);
+                from = page.next;
+            }
+            other => return unexpected(&other),
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_over_is_hidden_until_it_is_asked_for_and_the_largest_come_first() {
+        let flow = |(id, state, held_bytes): (u64, &str, u64)| FlowInfo {
+            id,
+            state: state.into(),
+            held_bytes,
+            ..FlowInfo::default()
+        };
+        let ids = |options: Options, json: bool| {
+            let all =
+                [(1, "on", 5), (2, "closed", 0), (3, "pass", 0), (4, "on", 9), (5, "reset", 1)];
+            let mut flows = all.map(flow).to_vec();
+            options.select(&mut flows, json);
+            flows.iter().map(|flow| flow.id).collect::<Vec<_>>()
+        };
+        let every = || Options { all: true, ..Options::default() };
+        let of = |state| Options { state: Some(state), ..Options::default() };
+        assert_eq!(ids(Options::default(), false), [1, 3, 4]);
+        assert_eq!(ids(Options::default(), true), [1, 2, 3, 4, 5]);
+        assert_eq!(ids(every(), false), [1, 2, 3, 4, 5]);
+        assert_eq!((ids(of(State::On), false), ids(of(State::Reset), true)), (vec![1, 4], vec![5]));
+        assert_eq!(ids(Options { sort: Some(Key::Held), ..every() }, false), [4, 1, 5, 2, 3]);
+    }
+}
