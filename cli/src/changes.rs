@@ -2,15 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use nightporter_api::{Change, Plan, Reply, Request};
 
-use super::{Client, print, unexpected};
+use super::{Client, print, status, unexpected};
 
-/// How long a change may take: gigabytes of store are allocated for it.
+/// How long a change may take before somebody asks whether the daemon stands.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Whether to do it.
@@ -133,10 +134,23 @@ impl Dry {
     }
 }
 
-/// Asks for it, and shows what was or would be done.
-pub(crate) fn change(mut client: Client, json: bool, (change, dry): (Change, Dry)) -> Result<()> {
+/// Asks for it, and shows what was or would be done. Gigabytes of store may be allocated for it, on
+/// a thread that is not the one that answers others.
+pub(crate) fn change(
+    mut client: Client,
+    control: &Path,
+    json: bool,
+    (change, dry): (Change, Dry),
+) -> Result<()> {
     client.wait_for(LIMIT)?;
-    let plan = match client.ask(&Request::Change { change, dry_run: dry.dry_run })? {
+    let answers = || {
+        let mut other = Client::connect(control)?;
+        status(&mut other)?;
+        eprintln!("the change is still being prepared");
+        Ok(())
+    };
+    let request = Request::Change { change, dry_run: dry.dry_run };
+    let plan = match client.ask_as_long_as(&request, answers)? {
         Reply::Plan(plan) => plan,
         other => return unexpected(&other),
     };

@@ -73,6 +73,15 @@ impl Client {
 
     /// Sends one request and waits for its answer; an error of the daemon becomes one of ours.
     pub(crate) fn ask(&mut self, request: &Request) -> Result<Reply> {
+        self.ask_as_long_as(request, || bail!("nobody asked"))
+    }
+
+    /// The same, and waits longer as long as the daemon `answers` others.
+    pub(crate) fn ask_as_long_as(
+        &mut self,
+        request: &Request,
+        answers: impl Fn() -> Result<()>,
+    ) -> Result<Reply> {
         let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         let limit = self.limit;
@@ -84,7 +93,12 @@ impl Client {
         };
         self.stream.get_mut().write_all(&line).map_err(stands)?;
         line.clear();
-        self.stream.read_until(b'\n', &mut line).map_err(stands)?;
+        while let Err(e) = self.stream.read_until(b'\n', &mut line) {
+            let is_late = matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            if !is_late || answers().is_err() {
+                return Err(stands(e));
+            }
+        }
         if line.is_empty() {
             bail!("the daemon has gone");
         }
@@ -104,5 +118,36 @@ impl Client {
             }
             other => bail!("not a stream but {other:?}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn an_answer_is_awaited_as_long_as_others_get_theirs() {
+        let (ours, mut daemon) = UnixStream::pair().unwrap();
+        let mut client = Client { stream: BufReader::new(ours), limit: LIMIT };
+        client.wait_for(Duration::from_millis(1)).unwrap();
+        let asked = Cell::new(0);
+        let answers = || {
+            asked.set(asked.get() + 1);
+            if asked.get() == 2 {
+                (&daemon).write_all(b"{\"do")?;
+            } else if asked.get() == 3 {
+                (&daemon).write_all(b"ne\":{}}\n")?;
+            }
+            Ok(())
+        };
+        let reply = client.ask_as_long_as(&Request::Status {}, answers).unwrap();
+        assert_eq!((reply, asked.get()), (Reply::Done {}, 3));
+        let said = client.ask_as_long_as(&Request::Status {}, || bail!("it stands")).unwrap_err();
+        assert!(said.to_string().starts_with("no answer for 0 s: nightporterd stands"), "{said}");
+        let mut asked = [0; 34];
+        daemon.read_exact(&mut asked).unwrap();
+        assert_eq!(asked, *b"{\"cmd\":\"status\"}\n{\"cmd\":\"status\"}\n");
     }
 }

@@ -184,9 +184,9 @@ fn run(arguments: &Arguments) -> Result<()> {
             let (direction, mbit_s) = ((*direction).into(), limit.0);
             done(&mut client, &Request::RateLimit { vm: vm.clone(), direction, mbit_s })
         }
-        Command::Vm(of) => changes::change(client, json, of.as_change()?),
-        Command::Uplink(of) => changes::change(client, json, of.as_change()?),
-        Command::Reload(dry) => changes::change(client, json, dry.as_change()),
+        Command::Vm(of) => changes::change(client, &arguments.control, json, of.as_change()?),
+        Command::Uplink(of) => changes::change(client, &arguments.control, json, of.as_change()?),
+        Command::Reload(dry) => changes::change(client, &arguments.control, json, dry.as_change()),
         Command::Drain { vm, no_wait } => {
             done(&mut client, &Request::Drain { vm: vm.clone() })?;
             if *no_wait { Ok(()) } else { wait_until_drained(&mut client, vm) }

@@ -70,6 +70,28 @@ pub struct Prepared {
     pub dry_run: bool,
 }
 
+impl Running {
+    /// A step toward it failed: it runs without what that would have brought.
+    pub fn without(&mut self, step: &Step) {
+        let config = Arc::make_mut(&mut self.config);
+        let gone = match step {
+            // It is not there either way.
+            Step::RemoveVm(_) | Step::RemoveUplink(_) | Step::SetDrainTimeout(_) => return,
+            Step::SetVm(both) => {
+                let (before, now) = &**both;
+                let vms = config.vms.iter_mut().filter(|vm| vm.name == now.name);
+                vms.for_each(|vm| *vm = before.clone());
+                return;
+            }
+            Step::AddVm(vm) => &vm.name,
+            Step::AddUplink(uplink) => &uplink.name,
+        };
+        config.vms.retain(|vm| vm.name != *gone);
+        config.uplinks.retain(|uplink| uplink.name != *gone);
+        self.by_command.remove(gone);
+    }
+}
+
 impl Prepared {
     /// A command changed that meanwhile: what came later holds.
     pub fn note(&mut self, vm: &str, setting: Setting) {
@@ -182,5 +204,31 @@ impl Preparer {
     pub fn poll(&self) -> Option<Result<Prepared, Refusal>> {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
         self.done.try_recv().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_step_that_failed_would_have_brought_does_not_run() {
+        let config = |text: &str| {
+            let parsed = Config::parse("np.toml", text, &std::collections::BTreeMap::new());
+            Arc::new(parsed.unwrap())
+        };
+        let lan = "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\n";
+        let old = config("[[vm]]\nname = \"a\"\n[[vm]]\nname = \"b\"\n");
+        let new = format!("{lan}[[vm]]\nname = \"a\"\nmtu = 9000\n[[vm]]\nname = \"c\"\n");
+        let new = config(&new);
+        let size = crate::arena_file::size_for(old.budget_sum(), old.flows_sum());
+        let by_command = BTreeSet::from(["c".into()]);
+        let mut running = Running { config: Arc::clone(&new), by_command, size };
+        for step in &Plan::between(&old, &new).steps {
+            running.without(step);
+        }
+        let names: Vec<_> = running.config.vms.iter().map(|vm| (&*vm.name, vm.mtu)).collect();
+        assert_eq!((names, running.config.uplinks.len()), (vec![("a", 1500)], 0));
+        assert!(running.by_command.is_empty());
     }
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nightporter_api::Change;
 use nightporter_core::store::arena::ArenaSize;
@@ -9,9 +11,13 @@ use nightporter_core::store::arena::ArenaSize;
 use super::{Job, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
 use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
-use crate::port::tap::TapPort;
+use crate::port::tap::{OpenError, TapPort};
 use crate::start::{make_parent, vm_access};
 use crate::vhost::listener::{Access, Listener};
+
+/// How long an interface may take to close, and how often it is tried meanwhile.
+const CLOSING_MAX: Duration = Duration::from_secs(2);
+const CLOSING_LOOK: Duration = Duration::from_millis(10);
 
 /// Plans `job`, and unless it is only to be shown, opens and allocates what it takes. What was
 /// opened or allocated for a change that is refused goes again.
@@ -137,13 +143,24 @@ fn open(prepared: &mut Prepared, now: &Config) -> Result<(), Refusal> {
                 freed.push(&before.socket);
             }
             Step::AddUplink(uplink) => {
-                let tap = TapPort::open(uplink).map_err(|e| refusal(&e))?;
+                let tap = open_tap(uplink).map_err(|e| refusal(&e))?;
                 taps.push((uplink.name.clone(), tap));
             }
             Step::AddVm(vm) => listeners.extend(listen(vm, *access, &freed)?),
         }
     }
     Ok(())
+}
+
+/// Opens an interface. One whose uplink has just gone may still be closing, on a thread of its own.
+fn open_tap(uplink: &UplinkConfig) -> Result<TapPort, OpenError> {
+    let deadline = Instant::now() + CLOSING_MAX;
+    loop {
+        match TapPort::open(uplink) {
+            Err(e) if e.is_busy && Instant::now() < deadline => thread::sleep(CLOSING_LOOK),
+            result => return result,
+        }
+    }
 }
 
 /// The socket of a VM; none yet, if a port that goes still has its path.

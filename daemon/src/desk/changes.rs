@@ -164,7 +164,11 @@ impl Desk {
         }
         if let Some(step) = prepared.plan.steps.get(*at).cloned() {
             tracing::info!("changed: {}", prepared.plan.lines[*at]);
-            failed.extend(self.take_step(now, epoll, path, prepared, step).err());
+            if let Err(e) = self.take_step(now, epoll, path, prepared, step.clone()) {
+                tracing::error!("not done: {}: {e}", prepared.plan.lines[*at]);
+                prepared.target.without(&step);
+                failed.push(e);
+            }
             *at += 1;
             self.changes.applying = Some(applying);
             return;
@@ -236,7 +240,7 @@ impl Desk {
                 match taken(&mut prepared.listeners, &vm.name) {
                     Some(listener) => port.take(listener),
                     // If its path is not free yet, it is tried again.
-                    None => drop(port.listen()),
+                    None => port.listen_or_say_so(),
                 }
                 let config = PortConfig::guest(&vm.name, policy_of(&vm));
                 let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));

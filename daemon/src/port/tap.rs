@@ -33,6 +33,8 @@ pub struct OpenError {
     name: String,
     what: String,
     fix: String,
+    /// Somebody has it; that may be ourselves, of an uplink that has just gone.
+    pub(crate) is_busy: bool,
 }
 
 impl TapPort {
@@ -143,7 +145,12 @@ fn not_sent(e: &io::Error) -> Sent {
 
 fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
     let UplinkConfig { ifname, create, bridge, .. } = config;
-    let error = |what: String, fix: String| OpenError { name: config.name.clone(), what, fix };
+    let error = |what: String, fix: String| OpenError {
+        name: config.name.clone(),
+        what,
+        fix,
+        is_busy: false,
+    };
     let make = format!("ip tuntap add dev {ifname} mode tap vnet_hdr && ip link set {ifname} up");
     if !create && if_nametoindex(ifname.as_str()).is_err() {
         let what = format!("there is no interface {ifname}");
@@ -156,7 +163,8 @@ fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
     sys::tun_attach(&file, ifname).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) => {
             let what = format!("{ifname} is in use by another process");
-            error(what, "stop that process, or choose another interface".into())
+            let fix = "stop that process, or choose another interface".into();
+            OpenError { is_busy: true, ..error(what, fix) }
         }
         Some(libc::EINVAL) => {
             let what = format!("{ifname} exists and is not a single-queue tap");
@@ -189,7 +197,12 @@ fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
 
 fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
     let ifname = &config.ifname;
-    let error = |what: String, fix: String| OpenError { name: config.name.clone(), what, fix };
+    let error = |what: String, fix: String| OpenError {
+        name: config.name.clone(),
+        what,
+        fix,
+        is_busy: false,
+    };
     let make = format!(
         "ip link add link eth0 name {ifname} type macvtap mode passthru && \
          ip link set {ifname} up (with your network card for eth0)"
@@ -198,6 +211,7 @@ fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
         .map_err(|_| error(format!("there is no interface {ifname}"), make.clone()))?;
     let device = format!("/dev/tap{index}");
     let file = open_device(&device).map_err(|e| {
+        let is_busy = e.raw_os_error() == Some(libc::EBUSY);
         let (what, fix) = match e.raw_os_error() {
             Some(libc::EBUSY) => {
                 (format!("{ifname} is in use by another process"), "stop that process".into())
@@ -213,7 +227,7 @@ fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
             }
             _ => (format!("cannot open {device}: {e}"), make.clone()),
         };
-        error(what, fix)
+        OpenError { is_busy, ..error(what, fix) }
     })?;
     configure(&file, config)?;
     sys::interface_up(ifname).map_err(|e| {
@@ -231,5 +245,6 @@ fn configure(file: &File, config: &UplinkConfig) -> Result<(), OpenError> {
         name: config.name.clone(),
         what: format!("{} does not do virtio-net headers with offloads: {e}", config.ifname),
         fix: "use a kernel of 4.8 or later".into(),
+        is_busy: false,
     })
 }

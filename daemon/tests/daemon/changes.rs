@@ -270,6 +270,29 @@ fn a_hundred_vms_come_and_go_and_two_others_lose_no_frame() {
 }
 
 #[test]
+fn a_vm_that_cannot_be_listened_at_where_another_was_is_named_in_the_log_and_tried_again() {
+    let dir = Dir::new();
+    std::fs::create_dir(dir.join("sub")).unwrap();
+    let config = dir.configure(
+        "metrics = \"off\"",
+        &dir.vm("sub/b", "").replace("name = \"sub/b", "name = \"b"),
+    );
+    let log = std::fs::File::create(dir.join("log")).unwrap();
+    let host = Host::start_with_log(&dir, &config, log.into());
+    std::fs::remove_dir_all(dir.join("sub")).unwrap();
+    let other = std::fs::read_to_string(&config).unwrap().replace("name = \"b\"", "name = \"c\"");
+    std::fs::write(&config, other).unwrap();
+    assert!(host.change(Change::Reload {}).done);
+    assert!(!host.port("c").vm.unwrap().listens);
+    std::fs::create_dir(dir.join("sub")).unwrap();
+    host.until("c", |c| c.vm.as_ref().is_some_and(|vm| vm.listens));
+    host.signal(Signal::SIGTERM);
+    assert_eq!(host.wait(), Some(0));
+    let log = std::fs::read_to_string(dir.join("log")).unwrap();
+    assert!(log.contains("it has no socket yet, and tries again"), "{log}");
+}
+
+#[test]
 #[ignore = "needs root: it makes taps"]
 fn an_uplink_comes_and_goes_and_its_interface_with_it() {
     let thread = std::thread::spawn(|| {
@@ -296,6 +319,11 @@ fn an_uplink_comes_and_goes_and_its_interface_with_it() {
             while if_nametoindex("np0").is_ok() {
                 assert!(start.elapsed() < LIMIT, "the interface stays");
             }
+        }
+        // At once: its interface may still be closing.
+        for _ in 0..20 {
+            host.change(lan());
+            host.change(Change::RemoveUplink { name: "lan".into() });
         }
         let missing = keys(&[("kind", "macvtap"), ("ifname", "none0")]);
         let change = Change::AddUplink { name: "lan".into(), keys: missing };

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use tracing::warn;
+
 use super::{VhostUserConfig, VhostUserPort};
 use crate::closer::Foreign;
 use crate::vhost::features::Offer;
@@ -28,7 +30,14 @@ impl VhostUserPort {
         self.stop_listening();
         match listener {
             Some(listener) => self.take(listener),
-            None => drop(self.listen()),
+            None => self.listen_or_say_so(),
+        }
+    }
+
+    /// Listens, or says in the log why not; it is tried again every second.
+    pub fn listen_or_say_so(&mut self) {
+        if let Err(e) = self.listen() {
+            warn!(port = self.name, "it has no socket yet, and tries again: {e}");
         }
     }
 
