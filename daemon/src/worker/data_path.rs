@@ -31,6 +31,8 @@ pub(crate) struct DataPath {
     pub(crate) heartbeats: Heartbeats,
     /// Of VMs: sockets that take no connections, and connections that are not read, for now.
     pub(super) resting: Resting<(PortId, Source)>,
+    /// VMMs that may be heard in this turn.
+    pub(super) front_ends_left: u32,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
 }
@@ -44,6 +46,7 @@ impl DataPath {
             ports: WorkerPorts::new(now),
             heartbeats: Heartbeats::new(epoch),
             resting: Resting::new(),
+            front_ends_left: 0,
             faults_seen: 0,
         }
     }

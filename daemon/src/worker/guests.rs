@@ -16,6 +16,10 @@ use crate::vhost::{Event, Source};
 /// EtherType of a reverse ARP (RFC 903).
 const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 
+/// VMMs that are heard in one turn, however many have something to say: of each some messages, or
+/// one that takes long.
+const FRONT_ENDS_PER_TURN: u32 = 16;
+
 impl DataPath {
     /// Something happened on a descriptor of a vhost-user port.
     pub(super) fn handle_guest(
@@ -26,6 +30,11 @@ impl DataPath {
         source: Source,
     ) {
         let Some(guest) = self.ports.guest_mut(port) else { return };
+        if !matches!(source, Source::Kick(_)) {
+            // Who is passed over is named again: epoll's lists go round.
+            let Some(left) = self.front_ends_left.checked_sub(1) else { return };
+            self.front_ends_left = left;
+        }
         match source {
             Source::Listener => guest.port.handle_listener(),
             Source::Connection => guest.port.handle_connection(),
@@ -35,6 +44,11 @@ impl DataPath {
             }
         }
         self.handle_guest_events(now, epoll, port);
+    }
+
+    /// A turn begins.
+    pub(super) fn begin_turn(&mut self) {
+        self.front_ends_left = FRONT_ENDS_PER_TURN;
     }
 
     /// Obeys what a vhost-user port reports.

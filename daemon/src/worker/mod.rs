@@ -171,6 +171,7 @@ impl Worker {
         if count > 0 {
             self.polling.handle_work(now);
         }
+        self.path.begin_turn();
         for i in 0..count {
             self.handle_event(now, Token::unpack(self.events[i].data()));
         }

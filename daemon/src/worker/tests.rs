@@ -9,12 +9,16 @@ use std::path::PathBuf;
 
 use nightporter_core::engine::EngineConfig;
 use nightporter_core::limits::{FRAME_BYTES_MAX, FRAMES_PER_PORT};
+use nightporter_core::port::GuestConfig;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
 use super::*;
 use crate::arena_file::{self, ArenaFile};
+use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
+use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
+use crate::vhost::listener::Access;
 
 const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
 const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
@@ -207,4 +211,44 @@ fn a_status_that_waits_for_a_count_of_connections_is_given_when_it_is_done() {
         answers[..],
         [Ok(nightporter_api::Reply::Status(_)), Ok(nightporter_api::Reply::Status(_))]
     ));
+}
+
+#[test]
+fn front_ends_of_many_vms_take_turns() {
+    const VMS: usize = 40;
+    let mut w = World::new("front-ends", 0);
+    let connect = |n: usize, w: &mut World| {
+        let device = VhostUserConfig {
+            name: format!("vm{n}"),
+            socket: w.dir.join(format!("vm{n}")),
+            access: Access::default(),
+            mac: None,
+            mtu: None,
+            queue_pairs: 1,
+            allow_unsealed_memory: false,
+            memory_is_limited: false,
+        };
+        let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
+        let config = PortConfig::guest(&device.name, GuestConfig::default());
+        w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
+        let stream = UnixStream::connect(&device.socket).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        stream
+    };
+    let mut streams: Vec<_> = (0..VMS).map(|n| connect(n, &mut w)).collect();
+    for _ in 0..VMS {
+        w.worker.turn_at_once().unwrap();
+    }
+    // GET_FEATURES.
+    let ask = [1_u32, 1, 0].map(u32::to_ne_bytes).concat();
+    streams.iter_mut().for_each(|stream| stream.write_all(&ask).unwrap());
+    let mut answered = Vec::new();
+    while answered.iter().sum::<usize>() < VMS {
+        w.worker.turn_at_once().unwrap();
+        let has_answer = |mut stream: &UnixStream| stream.read(&mut [0; 20]).is_ok();
+        let now = streams.iter().filter(|stream| has_answer(stream)).count();
+        answered.push(now);
+        assert!(answered.len() < VMS, "{answered:?}");
+    }
+    assert_eq!(answered, [16, 16, 8], "nobody is passed over twice");
 }

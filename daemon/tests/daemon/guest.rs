@@ -190,6 +190,13 @@ impl Guest {
         frames
     }
 
+    /// Waits for frames, as in [`Self::receive`], and offers their buffers again.
+    pub(crate) fn hears(&mut self) -> Vec<Vec<u8>> {
+        let frames = self.receive(1);
+        self.offer(frames.len() as u64);
+        frames
+    }
+
     /// The frames that are there now. Each has a buffer: merging was not negotiated.
     pub(crate) fn received(&mut self) -> Vec<Vec<u8>> {
         let used = self.rx.used();

@@ -14,6 +14,7 @@ mod guest;
 #[path = "../daemon/host.rs"]
 mod host;
 mod killed;
+mod random;
 mod street;
 #[allow(dead_code)]
 #[path = "../vhost_user/world.rs"]

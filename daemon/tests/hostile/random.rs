@@ -1,0 +1,265 @@
+//! A front-end that does whatever comes to its mind: messages, ring contents, memory that goes, all
+//! from a seed. Beside it two VMs hear each other.
+//!
+//! In CI so many things are done, and each echo of the neighbours has to arrive. For hours, and for
+//! how long an echo takes: `NIGHTPORTER_HOSTILE_S=3600 NIGHTPORTER_HOSTILE_SEED=1 cargo test -p
+//! nightporterd --test hostile random -- --nocapture`, on a machine that does nothing else.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use nightporterd::vhost::features::bit;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vhost::vhost_user::message::FrontendReq as Req;
+
+use crate::driver::{GUEST_BASE, Ram, USER_BASE};
+use crate::guest::{Guest, PLAIN, RAM_LEN};
+use crate::street::Street;
+
+/// Things done in CI.
+const DEEDS: u64 = 3000;
+/// Between two echoes of the neighbours.
+const DEEDS_PER_ECHO: u64 = 10;
+const QUEUE_SIZE: u64 = 256;
+/// Where its rings are: descriptors, then the driver's area, then the device's.
+const RINGS: [u64; 2] = [GUEST_BASE + 0x1_0000, GUEST_BASE + 0x2_0000];
+const AVAIL: u64 = QUEUE_SIZE * 16;
+const USED: u64 = 0x8000;
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+
+    fn of<T: Copy>(&mut self, list: &[T]) -> T {
+        list[usize::try_from(self.below(list.len() as u64)).unwrap()]
+    }
+
+    /// A number as messages and rings have them.
+    fn word(&mut self) -> u64 {
+        let (near, bit) = (self.below(RAM_LEN), self.below(64));
+        let (small, any) = (self.below(4), self.next());
+        let usual = [QUEUE_SIZE, PLAIN, PLAIN | bit::EVENT_IDX, RAM_LEN, 1 << bit, any];
+        match self.below(4) {
+            0 => small,
+            1 => GUEST_BASE + near,
+            2 => USER_BASE + near,
+            _ => self.of(&usual),
+        }
+    }
+}
+
+struct Mallory {
+    random: Random,
+    socket: std::path::PathBuf,
+    stream: Option<UnixStream>,
+    ram: Rc<Ram>,
+    kick: OwnedFd,
+    avail_idx: [u16; 2],
+}
+
+fn words(list: &[u64]) -> Vec<u8> {
+    list.iter().copied().flat_map(u64::to_ne_bytes).collect()
+}
+
+/// Two numbers of 32 bits.
+fn pair(low: u64, high: u64) -> u64 {
+    low & 0xffff_ffff | high << 32
+}
+
+impl Mallory {
+    fn says(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+        let len = u32::try_from(payload.len()).unwrap();
+        let flags = self.random.of(&[1, 1, 1, 9, 5, 0]);
+        let mut bytes: Vec<u8> =
+            [code, flags, len].into_iter().flat_map(u32::to_ne_bytes).collect();
+        bytes.extend(payload);
+        self.sends(&bytes, fds);
+    }
+
+    /// What the socket does not take is lost; the daemon may have hung up long ago.
+    fn sends(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let Some(stream) = &self.stream else { return };
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        if sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags).is_err() {
+            self.stream = None;
+        }
+    }
+
+    fn connects(&mut self) {
+        self.stream = UnixStream::connect(&self.socket).ok();
+        self.avail_idx = [0; 2];
+    }
+
+    /// A connection whose rings run, most likely.
+    fn boots(&mut self) {
+        self.connects();
+        let ram = Rc::clone(&self.ram).fd();
+        let kick = self.kick.try_clone().unwrap();
+        let features =
+            PLAIN | self.random.of(&[0, bit::EVENT_IDX, bit::INDIRECT_DESC, bit::MRG_RXBUF]);
+        self.says(Req::SET_FEATURES.into(), &words(&[features]), &[]);
+        let table = words(&[1, GUEST_BASE, RAM_LEN, USER_BASE, 0]);
+        self.says(Req::SET_MEM_TABLE.into(), &table, &[ram.as_fd()]);
+        for (index, ring) in (0..).zip(RINGS) {
+            let user = ring - GUEST_BASE + USER_BASE;
+            let addr = words(&[index, user, user + USED, user + AVAIL, 0]);
+            let number = words(&[index]);
+            self.says(Req::SET_VRING_NUM.into(), &words(&[pair(index, QUEUE_SIZE)]), &[]);
+            self.says(Req::SET_VRING_BASE.into(), &words(&[pair(index, 0)]), &[]);
+            self.says(Req::SET_VRING_ADDR.into(), &addr, &[]);
+            self.says(Req::SET_VRING_CALL.into(), &number, &[kick.as_fd()]);
+            self.says(Req::SET_VRING_KICK.into(), &number, &[kick.as_fd()]);
+            self.says(Req::SET_VRING_ENABLE.into(), &words(&[pair(index, 1)]), &[]);
+        }
+    }
+
+    /// A message of anything, with descriptors of anything that does not wait.
+    fn babbles(&mut self) {
+        let code = u32::try_from(self.random.below(48)).unwrap();
+        let len = self.random.below(12);
+        let mut payload: Vec<u8> =
+            (0..len).flat_map(|_| self.random.word().to_ne_bytes()).collect();
+        payload
+            .truncate(payload.len().saturating_sub(usize::try_from(self.random.below(9)).unwrap()));
+        let count = self.random.of(&[0, 0, 1, 1, 1, 2, 5]);
+        let fds: Vec<OwnedFd> = (0..count).map(|_| self.descriptor()).collect();
+        self.says(code, &payload, &fds.iter().map(AsFd::as_fd).collect::<Vec<_>>());
+    }
+
+    fn descriptor(&mut self) -> OwnedFd {
+        match self.random.below(6) {
+            0 | 1 => self.ram.fd(),
+            2 => eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
+            3 => Ram::unsealed(4096).fd(),
+            4 => std::fs::File::open("/dev/null").unwrap().into(),
+            _ => self.kick.try_clone().unwrap(),
+        }
+    }
+
+    /// Descriptors of anything, offered in any order.
+    fn offers(&mut self) {
+        let queue = usize::try_from(self.random.below(2)).unwrap();
+        let ring = RINGS[queue];
+        for _ in 0..self.random.below(64) {
+            let at = ring + 16 * self.random.below(QUEUE_SIZE);
+            let usual = [0, 1, 12, 72, 1526, 4096, 65_562, 0xffff_ffff];
+            let (len, flags) = (self.random.of(&usual), self.random.below(8));
+            let addr = if self.random.below(8) > 0 {
+                GUEST_BASE + self.random.below(RAM_LEN)
+            } else {
+                self.random.word()
+            };
+            let next = self.random.below(QUEUE_SIZE + 2);
+            self.ram.write(at, &words(&[addr, pair(len, flags | next << 16)]));
+        }
+        let count = self.random.of(&[1, 1, 2, 17, 256, 300, 40_000]);
+        for n in 0..count.min(QUEUE_SIZE) {
+            let slot = (u64::from(self.avail_idx[queue]) + n) % QUEUE_SIZE;
+            let head = u16::try_from(self.random.below(QUEUE_SIZE + 1)).unwrap();
+            self.ram.set_u16(ring + AVAIL + 4 + 2 * slot, head);
+        }
+        self.avail_idx[queue] = self.avail_idx[queue].wrapping_add(u16::try_from(count).unwrap());
+        self.ram.set_u16(ring + AVAIL + 2, self.avail_idx[queue]);
+        self.kicks();
+    }
+
+    fn kicks(&self) {
+        let _ = rustix::io::write(&self.kick, &1_u64.to_ne_bytes());
+    }
+
+    /// Its memory says something else.
+    fn scribbles(&mut self) {
+        let at = self.random.of(&RINGS) + self.random.below(2 * USED);
+        let noise: Vec<u8> = (0..8).flat_map(|_| self.random.word().to_ne_bytes()).collect();
+        self.ram.write(at, &noise);
+        self.kicks();
+    }
+
+    fn punches_a_hole(&mut self) {
+        let (at, len) = (self.random.below(RAM_LEN), 1 + self.random.below(1 << 20));
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(self.ram.fd(), hole, at, len).unwrap();
+    }
+
+    fn does_something(&mut self) {
+        match self.random.below(40) {
+            0..2 => self.boots(),
+            2 => self.connects(),
+            3 => self.stream = None,
+            4 => {
+                let noise = words(&[self.random.next(), self.random.word()]);
+                let len = usize::try_from(self.random.below(16)).unwrap();
+                self.sends(&noise[..len], &[]);
+            }
+            5 => self.punches_a_hole(),
+            6 => self.ram = Ram::unsealed(usize::try_from(RAM_LEN).unwrap()),
+            7..17 => self.babbles(),
+            17..20 => self.scribbles(),
+            _ => self.offers(),
+        }
+    }
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
+
+/// The middle, one of a hundred, and the longest.
+fn shown(mut times: Vec<Duration>) -> String {
+    times.sort_unstable();
+    let at = |part: usize| times[(times.len() - 1) * part / 100];
+    format!("{} echoes: median {:?}, p99 {:?}, longest {:?}", times.len(), at(50), at(99), at(100))
+}
+
+#[test]
+fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
+    let mut street = Street::new("allow_unsealed_memory = true");
+    let seed = number("NIGHTPORTER_HOSTILE_SEED").unwrap_or(1);
+    let mut mallory = Mallory {
+        random: Random(seed),
+        socket: street.dir.join("bad"),
+        stream: None,
+        ram: Ram::unsealed(usize::try_from(RAM_LEN).unwrap()),
+        kick: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
+        avail_idx: [0; 2],
+    };
+    let alone = (0..500).map(|_| street.echo()).collect();
+    let limit = number("NIGHTPORTER_HOSTILE_S").map(Duration::from_secs);
+    let (start, mut deeds, mut beside) = (Instant::now(), 0, Vec::new());
+    while limit.map_or(deeds < DEEDS, |limit| start.elapsed() < limit) {
+        for _ in 0..DEEDS_PER_ECHO {
+            mallory.does_something();
+        }
+        deeds += DEEDS_PER_ECHO;
+        beside.push(street.echo());
+    }
+    eprintln!("seed {seed}, {deeds} deeds\nalone: {}\nbeside it: {}", shown(alone), shown(beside));
+    // And its port is there for one that means well.
+    drop(mallory);
+    street.host.until("bad", |bad| !bad.link);
+    let _guest = Guest::boot(&street.dir.join("bad"), PLAIN);
+    street.host.until("bad", |bad| bad.link);
+    assert!(street.host.port("bad").vm.is_some_and(|vm| vm.blocked == 0), "it made nobody wait");
+}
