@@ -84,6 +84,20 @@ impl World {
         one(segments(&mut self.guest))
     }
 
+    /// Waits until the guest is told that all below a position has arrived; before, it may be shown
+    /// more room.
+    pub(crate) fn until_guest_is_told(&mut self, position: u32) {
+        let (first, wanted) = (self.position_of_guest(1), self.position_of_guest(position));
+        loop {
+            let frames = segments(&mut self.guest);
+            let acks: Vec<_> = frames.iter().map(|frame| parse(frame).ack).collect();
+            assert!(acks.iter().all(|ack| [first, wanted].contains(ack)), "{acks:?}");
+            if acks.contains(&wanted) {
+                return;
+            }
+        }
+    }
+
     pub(crate) fn at_remote(&mut self) -> Seen {
         one(self.remote.receive(1))
     }
