@@ -15,17 +15,19 @@
 //! **Besides**: no new byte beyond R's window; no copy before anything can have been heard of the
 //! first; no copy that is ECN-capable or carries CWR, and CWR on new data after a mark, once for
 //! all of a window (RFC 3168); timeouts back off (RFC 6298); a burst is no longer than 64 KiB,
-//! unless a round trip is shorter than a millisecond (FLOOD-26).
+//! unless a round trip is shorter than a millisecond (FLOOD-26); a flow is let go when nothing is
+//! under way (FLOOD-32).
 
 mod window;
 
 use std::collections::BTreeMap;
 
+use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
 
 use self::window::Window;
 use super::Ensure;
-use crate::history::{History, Side};
+use crate::history::{BASE, History, Side};
 use crate::out::{In, Out};
 use crate::wire::TcpFlags;
 
@@ -154,6 +156,8 @@ pub(crate) struct Sending {
     burst: u64,
     /// What G sent last, and when: it leaves as it comes if the host lets go of the flow just then.
     handed: Option<(Instant, u64, u64)>,
+    /// It has left in this step, by whomever.
+    handed_left: bool,
     /// What would be wrong of that if the host goes on.
     doubtful: Option<String>,
     /// Most that was between `una` and `next` since `most_since`, and in the time before.
@@ -520,11 +524,29 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
 
 /// Between two steps of the host.
 pub(crate) fn on_step(h: &mut History) -> Ensure {
+    if is_let_go(h) {
+        let under_way = h.quality.sending.next - h.quality.sending.una;
+        return Err(format!("let go of a flow with {under_way} bytes under way to R"));
+    }
+    h.quality.sending.handed_left = false;
     h.quality.sending.on &= is_judged(h); // one that takes over again begins anew
     match h.quality.sending.doubtful.take() {
         Some(what) if h.quality.sending.on => Err(what),
         _ => Ok(()), // it was G's own, sent by its own window (seeds 54825, 59016)
     }
+}
+
+/// The host sends for G no longer, although R has yet to acknowledge what has left (FLOOD-32), and
+/// is neither silent nor shut, and has acknowledged nothing that G sent past the host (FLOOD-08,
+/// FLOOD-12, FLOOD-23).
+fn is_let_go(h: &History) -> bool {
+    let (sending, r) = (&h.quality.sending, h.end(Side::R));
+    let in_path = matches!(h.state, Some(State::On | State::Drain)) && h.is_twinned();
+    let gone = in_path && sending.on && !h.is_flooded && sending.una < sending.next;
+    // What R sends may go on to acknowledge nothing new (seed 95212).
+    let silent = sending.silence.is_some() || sending.timed_out.is_some();
+    let moved = r.edge < sending.next || r.lied > BASE;
+    gone && !silent && !moved && !sending.handed_left
 }
 
 /// Something leaves; it is not yet in the history.
@@ -552,6 +574,7 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
     let size = if o.hdr.is_gso() { o.hdr.gso_size.into() } else { mss };
     let (capable, cwr) = (matches!(o.ip.tos & 3, 1 | 2), o.tcp.flags.contains(TcpFlags::CWR));
     let handed = sending.handed == Some((o.at, from, to));
+    sending.handed_left |= handed;
     let sent = sending.on_sent(&Left { at: o.at, from, to, size, edge, capable, cwr });
     if handed && sent.is_err() {
         sending.doubtful = sent.err(); // the end of the step says whose it was

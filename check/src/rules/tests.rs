@@ -5,7 +5,7 @@ use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use super::turns::Turns;
-use super::{check_out, quality, recovery};
+use super::{check_out, quality, recovery, senders};
 use crate::guest_clock::GuestClock;
 use crate::history::{History, Side};
 use crate::rule::Rule;
@@ -147,7 +147,8 @@ impl Scene {
         let said = check_out(&self.h, &o, false)
             .map_err(|(rule, _)| rule)
             .and_then(|()| recovery::on_out(&self.h, &o, &self.clock).map_err(|_| Rule::Recovery))
-            .and(self.turns.on_out(&self.h, &o).map_err(|_| Rule::Turns));
+            .and(self.turns.on_out(&self.h, &o).map_err(|_| Rule::Turns))
+            .and(senders::on_out(&mut self.h, &o).map_err(|_| Rule::WireConformance));
         self.wrong = self.wrong.or(said.err());
         if to == Side::G {
             self.clock.on_given(self.now);

@@ -52,6 +52,7 @@ fn of_what_the_host_sends_new_bytes_are_ecn_capable_if_that_was_agreed_on() {
         let mut s = flooded();
         s.h.ends.iter_mut().for_each(|e| e.offer.marks = true);
         s.h.ecn = true;
+        drop(std::mem::take(&mut s.h.quality.sending)); // it took over without marks
         s.net_gets(&with(made(place), |x| x.ecn = ecn), &[7; 1448]);
         if fine { s.accepted() } else { s.refused_by(Rule::Fields) }
     }
@@ -141,6 +142,17 @@ fn clocks_are_the_newest() {
         s.net_sends(&with(seg(Side::R, 1, 1449), |x| x.timestamps = Some((120, 500))), &[]);
         s.guest_gets(&with(seg(Side::R, 1, 1449), |x| x.timestamps = Some((shown, 500))), &[]);
         if fine { s.accepted() } else { s.refused_by(Rule::Echo) }
+    }
+}
+
+#[test]
+fn a_flow_is_let_go_when_nothing_is_under_way() {
+    for (acked, fine) in [(2897, true), (1449, false)] {
+        let mut s = flooded();
+        s.net_sends(&seg(Side::R, 1, acked), &[]);
+        s.h.is_flooded = false;
+        s.ms(1);
+        if fine { s.accepted() } else { s.refused_by(Rule::WireConformance) }
     }
 }
 
