@@ -86,4 +86,13 @@ drop_reasons! {
     OutOfOrderLimit = "out_of_order_limit",
     /// Urgent data or an unknown option behind bytes that G has yet to take; R will send it again.
     Draining = "draining",
+    /// The datagram is no VXLAN: too short for its header, or it names no network.
+    NotVxlan = "not_vxlan",
+    /// The datagram is of another VXLAN network than the overlay.
+    UnknownVni = "unknown_vni",
+    /// The datagram comes from a host that is none of the overlay's peers.
+    UnknownPeer = "unknown_peer",
+    /// The tunnel's header says that there was congestion, and the sender of what is inside does
+    /// not understand marks (RFC 6040 section 4.2).
+    EcnMismatch = "ecn_mismatch",
 }

@@ -160,6 +160,11 @@ pub const FLOODING_PLACES: u64 = 8;
 pub const REFUSALS_PER_VM: usize = 64;
 /// Entries the switch learns from uplinks: 8192 x 32 B = 256 KiB.
 pub const MACS_MAX: usize = 8192;
+/// Bytes of datagrams that leave an overlay by one call: what UDP over IPv4 holds (65,535 less both
+/// headers).
+pub const OVERLAY_DATAGRAM_BYTES_MAX: usize = 65_507;
+/// Datagrams that leave by one call (`UDP_MAX_SEGMENTS`, linux/udp.h up to 6.8).
+pub const OVERLAY_DATAGRAMS_MAX: usize = 64;
 /// Source IPs that are learned of a guest port without a configured list; it owns these (COM-11).
 pub const LEARNED_IPS_PER_PORT: usize = 16;
 

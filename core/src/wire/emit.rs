@@ -247,7 +247,7 @@ impl TcpEmit<'_> {
 /// The GSO type of a super-segment with these flags: CWR belongs on its first segment only, which
 /// needs saying.
 #[must_use]
-pub(super) const fn gso_type(version: IpVersion, flags: TcpFlags) -> u8 {
+pub(crate) const fn gso_type(version: IpVersion, flags: TcpFlags) -> u8 {
     let family = match version {
         IpVersion::V4 => GSO_TCPV4,
         IpVersion::V6 => GSO_TCPV6,

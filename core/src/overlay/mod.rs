@@ -1,0 +1,186 @@
+//! The overlay: one Ethernet over many hosts, by VXLAN (RFC 7348).
+//!
+//! # Theory of operation
+//!
+//! An overlay is a port of the switch like an uplink, with many stations behind it. The switch
+//! knows that a station is behind this port; the [`Overlay`] knows behind which peer. So frames of
+//! the overlay go the way of all frames, with ack offload and congestion offload, and nothing there
+//! knows of tunnels. A frame from one peer never goes to another (split horizon): the switch sends
+//! no frame out of the port that it came in by.
+//!
+//! **Out.** [`Overlay::handle_frame`] says to whom: the peer of the destination, or all of them if
+//! it is a group or not known (head-end replication). What it becomes is [`Datagrams`]: TCP is cut
+//! to the inner MTU, checksums are finished. The source port of the outer UDP header tells flows
+//! apart for whoever spreads them over links; the outer ECN field is the inner one ([`ecn`]).
+//!
+//! **In.** [`Overlay::handle_datagram`] takes a frame of the own network from a known peer, learns
+//! that its sender is there, and combines the marks of both headers. What a checksum is worth that
+//! came over a virtual link, `arrival` says.
+//!
+//! A station that moves from one host to another is found with its first frame from there, as a VMM
+//! or a guest sends after a migration (gratuitous ARP, RARP).
+
+mod arrival;
+mod datagrams;
+pub mod ecn;
+mod stations;
+
+use core::net::IpAddr;
+use core::ops::RangeInclusive;
+
+use ahash::RandomState;
+
+pub use self::datagrams::{Batch, Datagrams};
+use self::ecn::Ecn;
+use self::stations::Stations;
+use crate::drops::DropReason;
+use crate::switch::Mac;
+use crate::time::Instant;
+use crate::wire::packet::{Ip, IpAddr16, L4, Net, Packet};
+use crate::wire::virtio_net::VirtioNetHdr;
+use crate::wire::vxlan;
+
+/// Source ports of outer headers (RFC 7348 section 5).
+pub const SOURCE_PORTS: RangeInclusive<u16> = 49_152..=65_535;
+
+/// Another host of the overlay, by its place in [`OverlayConfig::peers`].
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct PeerId(pub u16);
+
+/// An overlay.
+#[derive(Clone, Debug)]
+pub struct OverlayConfig {
+    /// Its number, up to [`vxlan::VNI_MAX`].
+    pub vni: u32,
+    /// The other hosts.
+    pub peers: Vec<IpAddr>,
+    /// Bytes of the longest IP packet on it: what the path between hosts takes, less the headers of
+    /// the tunnel.
+    pub mtu: u16,
+    /// Unpredictable to guests and peers.
+    pub hash_seeds: [u64; 4],
+}
+
+/// For whom a frame is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum To {
+    /// This peer.
+    Peer(PeerId),
+    /// All of them, a copy each.
+    All,
+}
+
+/// Where a frame goes, and what its outer headers say.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Route {
+    /// For whom.
+    pub to: To,
+    /// Alike for all frames of a flow: chooses the source port of the outer UDP header.
+    pub flow_hash: u64,
+    /// The outer ECN field.
+    pub ecn: Ecn,
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub struct Overlay {
+    vni: u32,
+    mtu: u16,
+    /// Sorted by address.
+    peers: Vec<(IpAddr16, PeerId)>,
+    stations: Stations,
+    hasher: RandomState,
+}
+
+impl Overlay {
+    /// An overlay on which nobody has spoken yet.
+    #[must_use]
+    pub fn new(config: &OverlayConfig) -> Self {
+        let [a, b, c, d] = config.hash_seeds;
+        let hasher = RandomState::with_seeds(a, b, c, d);
+        let peers = config.peers.iter().map(|&ip| IpAddr16::from(ip));
+        let mut peers: Vec<_> = peers.zip((0..).map(PeerId)).collect();
+        peers.sort_unstable();
+        let stations = Stations::new(hasher.clone());
+        Self { vni: config.vni, mtu: config.mtu, peers, stations, hasher }
+    }
+
+    /// The peer that has this address.
+    #[must_use]
+    pub fn peer(&self, ip: IpAddr) -> Option<PeerId> {
+        let ip = IpAddr16::from(ip);
+        let at = self.peers.binary_search_by_key(&ip, |(ip, _)| *ip).ok()?;
+        Some(self.peers[at].1)
+    }
+
+    /// A datagram came from a peer, with this ECN field in its outer header: the frame that is in
+    /// it, and what its header says of its checksum.
+    ///
+    /// # Errors
+    /// Why it is dropped.
+    pub fn handle_datagram<'d>(
+        &mut self,
+        now: Instant,
+        from: PeerId,
+        outer: Ecn,
+        datagram: &'d mut [u8],
+    ) -> Result<(VirtioNetHdr, &'d mut [u8]), DropReason> {
+        if vxlan::parse(datagram)? != self.vni {
+            return Err(DropReason::UnknownVni);
+        }
+        let frame = &mut datagram[vxlan::LEN..];
+        let packet = Packet::parse(frame)?;
+        self.stations.learn(now, packet.eth.src, from)?;
+        let inner = Ecn::of(&packet);
+        let ecn = inner.decapsulated(outer).ok_or(DropReason::EcnMismatch)?;
+        if let Net::Ip(ip) = &packet.net
+            && ecn != inner
+        {
+            ecn.put(frame, ip);
+        }
+        Ok((arrival::marks(frame, &packet, self.mtu), frame))
+    }
+
+    /// A frame is to leave by the overlay: where it goes, and the datagrams that it becomes.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn handle_frame<'f>(
+        &mut self,
+        now: Instant,
+        hdr: &VirtioNetHdr,
+        frame: &'f [u8],
+    ) -> Result<(Route, Datagrams<'f>), DropReason> {
+        let packet = Packet::parse(frame)?;
+        let to = self.stations.find(now, packet.eth.dst).map_or(To::All, To::Peer);
+        let route = Route { to, flow_hash: self.flow_hash(frame, &packet), ecn: Ecn::of(&packet) };
+        let header = vxlan::emit(self.vni);
+        Ok((route, Datagrams::new(header, hdr, frame, &packet, self.mtu)?))
+    }
+
+    /// From now on the station `mac` is behind `peer`, whatever frames say.
+    pub fn tell_station(&mut self, mac: Mac, peer: PeerId) {
+        self.stations.tell(mac, peer);
+    }
+
+    /// Of what names a flow: addresses and ports. Fragments have no ports, so that all of a packet
+    /// keep their order; what is not IP has MACs.
+    fn flow_hash(&self, frame: &[u8], packet: &Packet) -> u64 {
+        match &packet.net {
+            Net::Ip(ip) => self.hasher.hash_one((ip.src, ip.dst, ip.protocol, ports(frame, ip))),
+            Net::Arp(_) | Net::Other => self.hasher.hash_one((packet.eth.src, packet.eth.dst)),
+        }
+    }
+}
+
+/// Both ports of TCP or UDP, which have them at the same place.
+fn ports(frame: &[u8], ip: &Ip) -> [u8; 4] {
+    let l4 = frame.get(usize::from(ip.payload_offset)..ip.end as usize).unwrap_or_default();
+    match (&ip.l4, l4.first_chunk()) {
+        (L4::Tcp(_) | L4::Udp, Some(ports)) => *ports,
+        _ => [0; 4],
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Who is behind which peer: a bounded table of MACs, learned from frames or told.
+
+use ahash::RandomState;
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry;
+
+use super::PeerId;
+use crate::drops::DropReason;
+use crate::limits::{MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX};
+use crate::switch::Mac;
+use crate::time::Instant;
+
+#[derive(Clone, Copy, Debug)]
+struct Station {
+    mac: Mac,
+    peer: PeerId,
+    /// When it was last heard; `None`: it was told, and frames do not change it.
+    heard: Option<Instant>,
+}
+
+impl Station {
+    fn is_fresh(&self, now: Instant) -> bool {
+        self.heard.is_none_or(|heard| now.since(heard) < MAC_AGE)
+    }
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub(super) struct Stations {
+    table: HashTable<Station>,
+    hasher: RandomState,
+    swept: Instant,
+}
+
+impl Stations {
+    pub(super) fn new(hasher: RandomState) -> Self {
+        Self { table: HashTable::new(), hasher, swept: Instant::ZERO }
+    }
+
+    /// The peer behind which `mac` is.
+    pub(super) fn find(&self, now: Instant, mac: Mac) -> Option<PeerId> {
+        let found = self.table.find(self.hasher.hash_one(mac), |station| station.mac == mac);
+        found.filter(|station| station.is_fresh(now)).map(|station| station.peer)
+    }
+
+    /// A frame of `mac` came from `peer`. If the station was behind another it has moved, and who
+    /// sends to it next finds it there. Group addresses teach nothing.
+    ///
+    /// # Errors
+    /// [`DropReason::SpoofedMac`]: it was told where that station is, and it is not there.
+    pub(super) fn learn(&mut self, now: Instant, mac: Mac, peer: PeerId) -> Result<(), DropReason> {
+        if mac[0] & 1 != 0 {
+            return Ok(());
+        }
+        if self.table.len() >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
+            self.swept = now;
+            self.table.retain(|station| station.is_fresh(now));
+        }
+        let is_full = self.table.len() >= MACS_MAX;
+        match self.entry(mac) {
+            Entry::Occupied(mut entry) => {
+                let Station { heard: Some(heard), peer: at, .. } = entry.get_mut() else {
+                    let is_there = entry.get().peer == peer;
+                    return if is_there { Ok(()) } else { Err(DropReason::SpoofedMac) };
+                };
+                (*heard, *at) = (now, peer);
+            }
+            // Those who are known keep their place: an address flood cannot push them out.
+            Entry::Vacant(_) if is_full => {}
+            Entry::Vacant(entry) => {
+                entry.insert(Station { mac, peer, heard: Some(now) });
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on `mac` is behind `peer`, whatever frames say.
+    pub(super) fn tell(&mut self, mac: Mac, peer: PeerId) {
+        let station = Station { mac, peer, heard: None };
+        match self.entry(mac) {
+            Entry::Occupied(mut entry) => *entry.get_mut() = station,
+            Entry::Vacant(entry) => {
+                entry.insert(station);
+            }
+        }
+    }
+
+    fn entry(&mut self, mac: Mac) -> Entry<'_, Station> {
+        let hasher = &self.hasher;
+        self.table.entry(
+            hasher.hash_one(mac),
+            |station| station.mac == mac,
+            |station| hasher.hash_one(station.mac),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Duration;
+
+    const A: PeerId = PeerId(0);
+    const B: PeerId = PeerId(1);
+    const START: Instant = Instant::from_secs(1000);
+
+    fn stations() -> Stations {
+        Stations::new(RandomState::with_seeds(1, 2, 3, 4))
+    }
+
+    fn mac(n: u32) -> Mac {
+        let [a, b, c, d] = n.to_be_bytes();
+        [2, 0, a, b, c, d]
+    }
+
+    #[test]
+    fn a_station_is_where_it_was_last_heard_and_nowhere_after_five_minutes() {
+        let mut stations = stations();
+        assert_eq!(stations.find(START, mac(7)), None);
+        stations.learn(START, mac(7), A).unwrap();
+        assert_eq!(stations.find(START, mac(7)), Some(A));
+        let later = START + Duration::from_secs(299);
+        stations.learn(later, mac(7), B).unwrap();
+        assert_eq!(stations.find(later, mac(7)), Some(B), "it has moved");
+        assert_eq!(stations.find(later + MAC_AGE, mac(7)), None);
+    }
+
+    #[test]
+    fn a_station_that_was_told_is_nowhere_else_and_does_not_age() {
+        let mut stations = stations();
+        stations.learn(START, mac(7), B).unwrap();
+        stations.tell(mac(7), A);
+        assert_eq!(stations.learn(START, mac(7), A), Ok(()));
+        assert_eq!(stations.learn(START, mac(7), B), Err(DropReason::SpoofedMac));
+        assert_eq!(stations.find(START + MAC_AGE + MAC_AGE, mac(7)), Some(A));
+    }
+
+    #[test]
+    fn a_group_is_nobodys_station() {
+        let mut stations = stations();
+        stations.learn(START, [0xff; 6], A).unwrap();
+        assert_eq!(stations.find(START, [0xff; 6]), None);
+    }
+
+    #[test]
+    fn a_flood_of_addresses_takes_a_bounded_table_and_nobodys_place() {
+        let mut stations = stations();
+        let most = u32::try_from(MACS_MAX).unwrap();
+        (0..2 * most).for_each(|n| stations.learn(START, mac(n), A).unwrap());
+        assert_eq!(stations.table.len(), MACS_MAX);
+        assert_eq!(stations.find(START, mac(0)), Some(A));
+        assert_eq!(stations.find(START, mac(most)), None);
+        let later = START + MAC_AGE;
+        stations.learn(later, mac(most), B).unwrap();
+        assert_eq!(stations.find(later, mac(most)), Some(B), "there is room when those are gone");
+    }
+}

@@ -1,0 +1,267 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::limits::{OVERLAY_DATAGRAM_BYTES_MAX, OVERLAY_DATAGRAMS_MAX};
+use crate::wire::packet::{TcpFlags, tcp_checksum_ok};
+use crate::wire::samples::{Segment, arb_segment, v4_segment, v6_segment};
+
+const NOW: Instant = Instant::from_secs(7);
+const VNI: u32 = 0x0a_0b0c;
+const MTU: u16 = 1450;
+const PLAIN: VirtioNetHdr =
+    VirtioNetHdr { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0 };
+
+/// An overlay with the peers 192.0.2.9 (0) and 192.0.2.3 (1).
+fn overlay() -> Overlay {
+    Overlay::new(&OverlayConfig {
+        vni: VNI,
+        peers: ["192.0.2.9", "192.0.2.3"].map(|ip| ip.parse().unwrap()).into(),
+        mtu: MTU,
+        hash_seeds: [1, 2, 3, 4],
+    })
+}
+
+/// The payloads of the datagrams of each batch.
+type Batches = Vec<Vec<Vec<u8>>>;
+
+/// A frame as it leaves: where to, and in what.
+fn sent(hdr: &VirtioNetHdr, frame: &[u8]) -> Result<(Route, Batches), DropReason> {
+    let mut overlay = overlay();
+    let (route, mut datagrams) = overlay.handle_frame(NOW, hdr, frame)?;
+    let mut buf = vec![0; OVERLAY_DATAGRAM_BYTES_MAX];
+    let mut batches = Vec::new();
+    while let Some(batch) = datagrams.next_into(&mut buf) {
+        let bytes = &buf[..batch.len];
+        batches.push(bytes.chunks(batch.datagram.into()).map(<[u8]>::to_vec).collect());
+    }
+    Ok((route, batches))
+}
+
+/// What comes out at the peer of each datagram.
+fn arrived(batches: Batches) -> Vec<Vec<u8>> {
+    let mut peer = overlay();
+    let mut take = |mut datagram: Vec<u8>| {
+        let taken = peer.handle_datagram(NOW, PeerId(0), Ecn::NotEct, &mut datagram);
+        let (hdr, frame) = taken.unwrap();
+        assert_eq!(hdr, PLAIN, "checksums are whole");
+        frame.to_vec()
+    };
+    batches.into_iter().flatten().map(&mut take).collect()
+}
+
+fn payload_of(frame: &[u8]) -> Vec<u8> {
+    let packet = Packet::parse(frame).unwrap();
+    let (ip, tcp) = packet.tcp().unwrap();
+    assert!(tcp_checksum_ok(frame, ip, tcp));
+    assert!(frame.len() <= 14 + usize::from(MTU), "{} bytes", frame.len());
+    frame[tcp.payload_offset as usize..ip.end as usize].to_vec()
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|i| u8::try_from(i % 251).unwrap()).collect()
+}
+
+fn datagram(vni: u32, frame: &[u8]) -> Vec<u8> {
+    [&vxlan::emit(vni)[..], frame].concat()
+}
+
+#[test]
+fn a_frame_goes_through_the_tunnel_as_it_is_behind_a_header_of_its_network() {
+    let arp = [&[0xff; 6][..], &[2, 0, 0, 0, 0, 2, 8, 6, 0, 1, 8, 0, 6, 4], &[0; 28]].concat();
+    for frame in [v4_segment(b"x").frame(), v6_segment(&bytes(1378)).frame(), arp] {
+        let (_, batches) = sent(&PLAIN, &frame).unwrap();
+        assert_eq!(batches, [[datagram(VNI, &frame)]]);
+        assert_eq!(arrived(batches), [frame]);
+    }
+}
+
+#[test]
+fn a_partial_checksum_is_finished_before_it_leaves() {
+    for segment in [v4_segment(&bytes(700)), v6_segment(&bytes(700))] {
+        let (frame, hdr) = segment.partial_frame(1000);
+        let (_, batches) = sent(&hdr, &frame).unwrap();
+        assert_eq!(arrived(batches), [segment.frame()]);
+    }
+}
+
+#[test]
+fn a_super_segment_is_cut_at_the_inner_mtu_into_equal_datagrams_of_few_calls() {
+    for segment in [v4_segment(&bytes(64_000)), v6_segment(&bytes(64_000))] {
+        let (frame, hdr) = segment.partial_frame(1460);
+        let (_, batches) = sent(&hdr, &frame).unwrap();
+        assert_eq!(batches.len(), 2, "64,000 bytes and so many headers are more than a datagram");
+        for batch in &batches {
+            let len: usize = batch.iter().map(Vec::len).sum();
+            assert!(len <= OVERLAY_DATAGRAM_BYTES_MAX && batch.len() <= OVERLAY_DATAGRAMS_MAX);
+            let (last, others) = batch.split_last().unwrap();
+            assert!(others.iter().all(|it| it.len() == batch[0].len()));
+            assert!(last.len() <= batch[0].len());
+        }
+        let first = batches[0][0].len() - vxlan::LEN - 14;
+        assert_eq!(first, usize::from(MTU), "as long as may be");
+        let got: Vec<_> = arrived(batches).iter().flat_map(|frame| payload_of(frame)).collect();
+        assert_eq!(got, bytes(64_000));
+    }
+}
+
+#[test]
+fn segments_are_not_made_longer_than_their_sender_wants() {
+    let (frame, hdr) = v4_segment(&bytes(3000)).partial_frame(600);
+    let (_, batches) = sent(&hdr, &frame).unwrap();
+    let lens: Vec<_> = arrived(batches).iter().map(|frame| payload_of(frame).len()).collect();
+    assert_eq!(lens, [600; 5]);
+}
+
+#[test]
+fn small_segments_are_no_more_to_a_call_than_the_kernel_takes() {
+    let (frame, hdr) = v4_segment(&bytes(10 * 130)).partial_frame(10);
+    let (_, batches) = sent(&hdr, &frame).unwrap();
+    assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [64, 64, 2]);
+}
+
+#[test]
+fn tcp_that_is_too_long_is_cut_and_nothing_else_is() {
+    let segment = v4_segment(&bytes(1448)); // of a guest whose MTU is 1500
+    let (_, batches) = sent(&PLAIN, &segment.frame()).unwrap();
+    let lens: Vec<_> = arrived(batches).iter().map(|frame| payload_of(frame).len()).collect();
+    assert_eq!(lens, [1398, 50]);
+    let mut udp = segment.frame();
+    udp[23] = 17;
+    assert_eq!(sent(&PLAIN, &udp), Err(DropReason::TooBig));
+    let urgent = TcpFlags::ACK | TcpFlags::URG;
+    let urgent = Segment { flags: urgent, ..segment.clone() }.frame();
+    assert_eq!(sent(&PLAIN, &urgent), Err(DropReason::TooBig));
+    let mut broken = segment.frame();
+    *broken.last_mut().unwrap() ^= 1;
+    let what = "cutting gives it no right checksum";
+    assert_eq!(sent(&PLAIN, &broken), Err(DropReason::BadChecksum), "{what}");
+}
+
+#[test]
+fn who_is_known_gets_a_frame_alone_and_others_are_looked_for_everywhere() {
+    let mut overlay = overlay();
+    let to = |overlay: &mut Overlay, dst: Mac| {
+        let mut frame = v4_segment(b"x").frame();
+        frame[..6].copy_from_slice(&dst);
+        overlay.handle_frame(NOW, &PLAIN, &frame).unwrap().0.to
+    };
+    let station = [2, 0, 0, 0, 0, 2]; // who the segment is from
+    assert_eq!(to(&mut overlay, station), To::All);
+    for from in [PeerId(1), PeerId(0)] {
+        let mut datagram = datagram(VNI, &v4_segment(b"x").frame());
+        overlay.handle_datagram(NOW, from, Ecn::NotEct, &mut datagram).unwrap();
+        assert_eq!(to(&mut overlay, station), To::Peer(from), "where it was heard last");
+    }
+    assert_eq!(to(&mut overlay, [0xff; 6]), To::All);
+    overlay.tell_station(station, PeerId(1));
+    assert_eq!(to(&mut overlay, station), To::Peer(PeerId(1)));
+    let mut datagram = datagram(VNI, &v4_segment(b"x").frame());
+    let taken = overlay.handle_datagram(NOW, PeerId(0), Ecn::NotEct, &mut datagram);
+    assert_eq!(taken.map(|_| ()), Err(DropReason::SpoofedMac), "it was told better");
+}
+
+#[test]
+fn peers_are_known_by_their_addresses() {
+    let overlay = overlay();
+    let peer = |ip: &str| overlay.peer(ip.parse().unwrap());
+    assert_eq!(peer("192.0.2.9"), Some(PeerId(0)));
+    assert_eq!(peer("192.0.2.3"), Some(PeerId(1)));
+    assert_eq!(peer("::ffff:192.0.2.3"), Some(PeerId(1)), "as an IPv6 socket has it");
+    assert_eq!(peer("192.0.2.4"), None);
+}
+
+#[test]
+fn what_is_not_of_this_network_teaches_nothing() {
+    let mut overlay = overlay();
+    let frame = v4_segment(b"x").frame();
+    let mut drop = |mut bytes: Vec<u8>, outer| {
+        overlay.handle_datagram(NOW, PeerId(0), outer, &mut bytes).map(|_| ()).unwrap_err()
+    };
+    assert_eq!(drop(datagram(VNI + 1, &frame), Ecn::NotEct), DropReason::UnknownVni);
+    assert_eq!(drop(vec![0; 60], Ecn::NotEct), DropReason::NotVxlan);
+    assert_eq!(drop(datagram(VNI, &frame[..13]), Ecn::NotEct), DropReason::Truncated);
+    assert_eq!(drop(datagram(VNI, &frame[..40]), Ecn::NotEct), DropReason::Truncated);
+    let (route, _) = overlay.handle_frame(NOW, &PLAIN, &turned(&frame)).unwrap();
+    assert_eq!(route.to, To::All);
+}
+
+/// The frame with its MACs exchanged: an answer goes back to who sent it.
+fn turned(frame: &[u8]) -> Vec<u8> {
+    [&frame[6..12], &frame[..6], &frame[12..]].concat()
+}
+
+#[test]
+fn marks_of_the_path_between_hosts_reach_the_receiver() {
+    let segment = |tos| Segment { tos, ..v4_segment(b"x") }.frame();
+    let through = |tos, outer| {
+        let mut bytes = datagram(VNI, &segment(tos));
+        let taken = overlay().handle_datagram(NOW, PeerId(0), outer, &mut bytes).map(|_| ());
+        taken.map(|()| bytes[vxlan::LEN..].to_vec())
+    };
+    assert_eq!(through(2, Ecn::Ce), Ok(segment(3)), "ECT(0) is marked, its checksum mended");
+    assert_eq!(through(2, Ecn::NotEct), Ok(segment(2)));
+    assert_eq!(through(0, Ecn::Ect0), Ok(segment(0)));
+    assert_eq!(through(0, Ecn::Ce), Err(DropReason::EcnMismatch));
+    for tos in 0..4 {
+        let (route, _) = sent(&PLAIN, &segment(tos)).unwrap();
+        assert_eq!(route.ecn, Ecn::of_tos(tos), "on the way in it is copied");
+    }
+}
+
+#[test]
+fn frames_of_a_flow_have_one_source_port_and_flows_have_several() {
+    let hash = |segment: Segment| sent(&PLAIN, &segment.frame()).unwrap().0.flow_hash;
+    let flow = |port| Segment { ports: (port, 80), ..v4_segment(b"x") };
+    let later = Segment { payload: b"longer".to_vec(), ip_id: 7, tos: 2, ..flow(1000) };
+    assert_eq!(hash(flow(1000)), hash(later));
+    let mut hashes: Vec<_> = (1000..1064).map(|port| hash(flow(port)) % 16).collect();
+    hashes.sort_unstable();
+    hashes.dedup();
+    assert!(hashes.len() >= 12, "64 flows use {} of 16 ports", hashes.len());
+    let mut first = v4_segment(&bytes(100)).frame();
+    first[20] = 0x20; // more fragments follow
+    let mut other = first.clone();
+    other[34..38].fill(9); // what would be ports
+    let hash = |frame: &[u8]| overlay().flow_hash(frame, &Packet::parse(frame).unwrap());
+    assert_eq!(hash(&first), hash(&other), "fragments have no ports");
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_peer_sends_is_a_frame_or_a_drop(
+        mut bytes in prop::collection::vec(any::<u8>(), 0..200),
+        is_ours in any::<bool>(),
+        outer in 0..4_u8,
+    ) {
+        if is_ours && bytes.len() >= vxlan::LEN {
+            bytes[..vxlan::LEN].copy_from_slice(&vxlan::emit(VNI));
+        }
+        let _ = overlay().handle_datagram(NOW, PeerId(0), Ecn::of_tos(outer), &mut bytes);
+    }
+
+    #[test]
+    fn any_segment_arrives_with_all_its_bytes(segment in arb_segment(), mss in 8..3000_u16) {
+        let whole = segment.payload.clone();
+        let urgent = segment.flags.contains(TcpFlags::URG);
+        let (frame, hdr) = segment.partial_frame(mss);
+        match sent(&hdr, &frame) {
+            Ok((_, batches)) => {
+                let mut got = Vec::new();
+                for mut datagram in batches.into_iter().flatten() {
+                    let mut peer = overlay();
+                    // One checksum in 65,536 looks partial; it is right all the same.
+                    let (_, frame) =
+                        peer.handle_datagram(NOW, PeerId(0), Ecn::NotEct, &mut datagram).unwrap();
+                    let packet = Packet::parse(frame).unwrap();
+                    let (ip, tcp) = packet.tcp().unwrap();
+                    prop_assert!(tcp_checksum_ok(frame, ip, tcp));
+                    let l2_len = usize::from(packet.eth.len);
+                    prop_assert!(frame.len() - l2_len <= usize::from(MTU));
+                    got.extend_from_slice(&frame[tcp.payload_offset as usize..ip.end as usize]);
+                }
+                prop_assert_eq!(got, whole);
+            }
+            Err(reason) => prop_assert!(urgent && reason == DropReason::TooBig),
+        }
+    }
+}
