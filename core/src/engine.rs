@@ -40,7 +40,7 @@ use crate::flow::timer::TimerWheel;
 use crate::limits;
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
-use crate::switch::Switch;
+use crate::switch::Networks;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
@@ -115,7 +115,7 @@ struct Port {
 #[derive(Debug)]
 pub struct Engine<'m> {
     ports: Vec<Option<Port>>,
-    switch: Switch,
+    networks: Networks,
     flows: FlowTable<Flow>,
     syn_cache: SynCache<SynInfo>,
     timers: TimerWheel,
@@ -148,7 +148,7 @@ impl<'m> Engine<'m> {
     pub fn new(now: Instant, config: EngineConfig, arena: Arena<'m>) -> Self {
         Self {
             ports: Vec::new(),
-            switch: Switch::new(config.hash_seeds),
+            networks: Networks::new(config.hash_seeds),
             flows: FlowTable::new(config.flows_max, config.hash_seeds),
             syn_cache: SynCache::new(config.hash_seeds),
             timers: TimerWheel::new(now),
@@ -193,7 +193,7 @@ impl<'m> Engine<'m> {
         self.for_each(port, Class::Live, |engine, id| {
             engine.with_flow(now, id, |flow, cx| flow.on_guest_gone(cx));
         });
-        self.switch.forget_learned(now, port);
+        self.networks.of_mut(port).forget_learned(now, port);
     }
 
     /// Evidence that the guest of `port` runs. `drained`: it has seen everything forwarded and

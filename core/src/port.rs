@@ -33,6 +33,8 @@ pub struct PortConfig {
     pub name: String,
     /// What is behind it.
     pub kind: PortKind,
+    /// Frames go from port to port of one network. The first has no name.
+    pub network: String,
 }
 
 /// What is behind a port.
@@ -85,12 +87,18 @@ pub enum Vlans {
 impl PortConfig {
     /// A port to the network.
     pub fn uplink(name: impl Into<String>) -> Self {
-        Self { name: name.into(), kind: PortKind::Uplink }
+        Self { name: name.into(), kind: PortKind::Uplink, network: String::new() }
     }
 
     /// The port of a VM.
     pub fn guest(name: impl Into<String>, config: GuestConfig) -> Self {
-        Self { name: name.into(), kind: PortKind::Guest(config) }
+        Self { name: name.into(), kind: PortKind::Guest(config), network: String::new() }
+    }
+
+    /// The same port in another network.
+    #[must_use]
+    pub fn in_network(self, network: impl Into<String>) -> Self {
+        Self { network: network.into(), ..self }
     }
 
     /// The VM's policy, if one is behind the port.

@@ -1,11 +1,13 @@
 //! What `--check` says of the host that the configuration is for: what would keep the daemon from
 //! starting here, and what would not work.
 
+use std::net::UdpSocket;
+
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::config::{Config, UplinkConfig, UplinkKind};
+use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind};
 use crate::start::{large_mtus, vm_access};
 
 /// What was found, each with its fix.
@@ -24,6 +26,7 @@ pub fn check_host(config: &Config) -> Findings {
     problems.extend(vm_access(&config.daemon).err().map(|e| e.to_string()));
     problems.extend(config.daemon.cpu.and_then(missing_cpu));
     problems.extend(config.uplinks.iter().filter_map(missing_interface));
+    problems.extend(config.overlays.iter().filter_map(missing_address));
     Findings { problems, warnings: large_mtus(config) }
 }
 
@@ -36,7 +39,7 @@ fn missing_cpu(cpu: usize) -> Option<String> {
 }
 
 fn missing_interface(uplink: &UplinkConfig) -> Option<String> {
-    let UplinkConfig { name, kind, ifname, create, bridge } = uplink;
+    let UplinkConfig { name, kind, ifname, create, bridge, .. } = uplink;
     let is_missing = |ifname: &str| if_nametoindex(ifname).is_err();
     let fix = match bridge.as_deref().filter(|bridge| is_missing(bridge)) {
         Some(bridge) => {
@@ -51,4 +54,11 @@ fn missing_interface(uplink: &UplinkConfig) -> Option<String> {
     };
     let missing = is_missing(ifname);
     missing.then(|| format!("uplink.{name}: there is no interface {ifname}\n    fix: {fix}"))
+}
+
+fn missing_address(overlay: &OverlayConfig) -> Option<String> {
+    let (name, local) = (&overlay.name, overlay.local.ip());
+    let e = UdpSocket::bind((local, 0)).err()?;
+    let fix = "give local an address of this host: ip -br addr";
+    Some(format!("overlay.{name}: cannot use {local}: {e}\n    fix: {fix}"))
 }

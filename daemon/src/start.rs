@@ -20,10 +20,11 @@ use nix::unistd::{Group, Pid, User};
 
 use crate::arena_file::{self, ArenaFile};
 use crate::change::{Preparer, Running};
-use crate::config::{Config, DaemonConfig, Source, UplinkConfig, VmConfig};
+use crate::config::{Config, DaemonConfig, OverlayConfig, Source, UplinkConfig, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
+use crate::port::overlay::OverlayPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{PortError, VhostUserConfig, VhostUserPort};
 use crate::supervisor::Supervisor;
@@ -106,6 +107,9 @@ fn start(
     check(open_control(&mut worker, daemon));
     for uplink in &config.uplinks {
         check(open_uplink(&mut worker, uplink));
+    }
+    for overlay in &config.overlays {
+        check(open_overlay(&mut worker, overlay));
     }
     match vm_access(daemon) {
         Err(e) => check(Err(e)),
@@ -247,7 +251,24 @@ fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
 
 fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartError> {
     let tap = TapPort::open(uplink).map_err(|e| StartError(e.to_string()))?;
-    add_port(worker, Port::Uplink(tap), PortConfig::uplink(&uplink.name)).map(|_| ())
+    add_port(
+        worker,
+        Port::Uplink(tap),
+        PortConfig::uplink(&uplink.name).in_network(network_of(&uplink.network)),
+    )
+    .map(|_| ())
+}
+
+fn open_overlay(worker: &mut Worker, overlay: &OverlayConfig) -> Result<(), StartError> {
+    let hash_seeds = random().map_err(|e| no_chance(&e))?;
+    let port = OverlayPort::open(overlay, hash_seeds).map_err(|e| StartError(e.to_string()))?;
+    let port = Port::Overlay(Box::new(port));
+    add_port(
+        worker,
+        port,
+        PortConfig::uplink(&overlay.name).in_network(network_of(&overlay.network)),
+    )
+    .map(|_| ())
 }
 
 /// Opens the ports of all VMs. One whose socket cannot be made, as when somebody has its path, does
@@ -286,7 +307,11 @@ fn open_vm(
     let mut port = VhostUserPort::without_socket(&device).map_err(explain)?;
     let without_socket = port.listen().err().map(|e| explain(e.into()));
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
-    let id = add_port(worker, port, PortConfig::guest(&vm.name, policy_of(vm)))?;
+    let id = add_port(
+        worker,
+        port,
+        PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network)),
+    )?;
     worker.set_rate_limits(id, vm);
     Ok(without_socket)
 }
@@ -323,6 +348,11 @@ pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
         flows_max: vm.flows_max,
         mtu: vm.mtu,
     }
+}
+
+/// What the engine calls a network.
+pub(crate) fn network_of(name: &Option<String>) -> &str {
+    name.as_deref().unwrap_or_default()
 }
 
 /// Who may connect to the VMs' sockets.
@@ -369,26 +399,34 @@ fn add_port(worker: &mut Worker, port: Port, config: PortConfig) -> Result<PortI
     })
 }
 
-/// Guests that are told a larger MTU than an uplink has lose their large packets there.
+/// Guests that are told a larger MTU than an uplink or overlay of their network has lose their
+/// large packets there.
 pub(crate) fn large_mtus(config: &Config) -> Vec<String> {
-    let mtu_of = |uplink: &UplinkConfig| {
-        let path = format!("/sys/class/net/{}/mtu", uplink.ifname);
+    let mtu_of = |ifname: &String| {
+        let path = format!("/sys/class/net/{ifname}/mtu");
         std::fs::read_to_string(path).ok()?.trim().parse::<u16>().ok()
     };
-    let uplinks = config.uplinks.iter().filter_map(|uplink| Some((uplink, mtu_of(uplink)?)));
-    let larger = |(uplink, mtu): (&UplinkConfig, u16)| {
-        let vms: Vec<_> =
-            config.vms.iter().filter(|vm| vm.mtu > mtu).map(|vm| vm.name.as_str()).collect();
+    let uplinks = config.uplinks.iter().filter_map(|uplink| {
         let (name, ifname) = (&uplink.name, &uplink.ifname);
+        let fix = format!("ip link set {ifname} mtu N, or lower vm.mtu");
+        Some((format!("uplink.{name}"), &uplink.network, mtu_of(ifname)?, fix))
+    });
+    let overlays = config.overlays.iter().map(|overlay| {
+        let (name, fix) = (&overlay.name, "lower vm.mtu");
+        (format!("overlay.{name}"), &overlay.network, overlay.mtu, fix.to_owned())
+    });
+    let larger = |(port, network, mtu, fix): (String, &Option<String>, u16, String)| {
+        let vms = config.vms.iter().filter(|vm| vm.mtu > mtu && vm.network == *network);
+        let vms: Vec<_> = vms.map(|vm| vm.name.as_str()).collect();
         (!vms.is_empty()).then(|| {
+            let vms = vms.join(", ");
             format!(
-                "uplink.{name} has an MTU of {mtu}, and less than {}: large packets vanish\n    \
-                 fix: ip link set {ifname} mtu N, or lower vm.mtu",
-                vms.join(", ")
+                "{port} has an MTU of {mtu}, and less than {vms}: large packets vanish\n    \
+                 fix: {fix}"
             )
         })
     };
-    uplinks.filter_map(larger).collect()
+    uplinks.chain(overlays).filter_map(larger).collect()
 }
 
 /// Puts the worker's thread where the configuration wants it.

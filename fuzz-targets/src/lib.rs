@@ -14,6 +14,7 @@ pub mod control;
 pub mod flow;
 pub mod icmp;
 pub mod messages;
+pub mod overlay;
 pub mod rings;
 pub mod sender;
 pub mod wire;
@@ -33,6 +34,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "wire", run: wire::run, seeds: wire::seeds },
     Target { name: "icmp", run: icmp::run, seeds: icmp::seeds },
+    Target { name: "overlay", run: overlay::run, seeds: overlay::seeds },
     Target { name: "sender", run: sender::run, seeds: sender::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },

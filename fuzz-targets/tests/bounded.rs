@@ -98,6 +98,11 @@ fn what_a_router_says_of_a_segment_is_read_as_it_was_meant() {
 }
 
 #[test]
+fn whatever_goes_through_a_tunnel_takes_the_path_and_comes_out_as_a_frame() {
+    survives("overlay", 4000);
+}
+
+#[test]
 fn no_remote_makes_a_sender_send_more_than_its_window_or_stop() {
     survives("sender", 2000);
 }

@@ -51,7 +51,7 @@ impl Engine<'_> {
         frame: &mut [u8],
         staged: &Staged,
     ) -> Verdict {
-        let way = if staged.switch_then == self.switch.changes() {
+        let way = if staged.switch_then == self.networks.alone().changes() {
             staged.flow.as_ref()
         } else {
             let Some(from) = self.port(port) else { return Verdict::Drop(DropReason::PortDown) };
@@ -98,7 +98,7 @@ impl Engine<'_> {
 
     /// The VMM of a guest says that the guest has just been moved here, and has this MAC.
     pub fn handle_announcement(&mut self, port: PortId, mac: Mac) {
-        self.switch.announce(port, mac);
+        self.networks.of_mut(port).announce(port, mac);
     }
 
     /// Counts a drop, and what a guest has yet to see.
@@ -124,9 +124,9 @@ impl Engine<'_> {
     #[must_use]
     pub fn is_flooded(&self, ingress: PortId, port: PortId, frame: &[u8]) -> bool {
         port != ingress
-            && (is_group(frame) || self.switch.may_be_behind(port))
-            && !self.switch.are_apart(ingress, port)
-            && Eth::parse(frame).is_ok_and(|eth| self.switch.is_in(port, eth.vlan))
+            && !self.networks.are_apart(ingress, port)
+            && (is_group(frame) || self.networks.of(port).may_be_behind(port))
+            && Eth::parse(frame).is_ok_and(|eth| self.networks.of(port).is_in(port, eth.vlan))
     }
 
     /// A frame is for many: bounded, because all of them have to take it.
@@ -167,8 +167,9 @@ impl Engine<'_> {
     ) -> Option<&'s HashedKey> {
         let key = staged.flow.as_ref()?;
         let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
-        self.switch.learn(now, port, untagged, src);
-        let out = self.switch.lookup(now, port, untagged, dst);
+        let switch = self.networks.of_mut(port);
+        switch.learn(now, port, untagged, src);
+        let out = switch.lookup(now, port, untagged, dst);
         (out == Out::Port(PortId(key.key.port))).then_some(key)
     }
 
@@ -233,7 +234,7 @@ impl Engine<'_> {
         let (_, src) = macs(frame);
         if frame.len() > EXPECTED_ACK_MAX
             || !is_usual_hdr(hdr, key.key.version)
-            || self.switch.check_ip_source(now, port, src, key.key.g_addr).is_err()
+            || self.networks.of_mut(port).check_ip_source(now, port, src, key.key.g_addr).is_err()
         {
             return false;
         }
@@ -255,7 +256,7 @@ impl Engine<'_> {
         frame: &mut [u8],
     ) -> Result<Verdict, DropReason> {
         let packet = parse(frame)?;
-        self.switch.learn(now, port, packet.eth.vlan, packet.eth.src);
+        self.networks.of_mut(port).learn(now, port, packet.eth.vlan, packet.eth.src);
         match self.egress(now, port, packet.eth.vlan, packet.eth.dst)? {
             Some(out) => self.process_toward(now, out, hdr, frame, &packet),
             None => Ok(Verdict::Flood),
@@ -274,10 +275,10 @@ impl Engine<'_> {
         // By reference, here and below: a `Packet` is too large to move about.
         let packet = &parse(frame)?;
         *hdr = validate_hdr(hdr, frame, packet)?;
-        self.switch.check_source(now, port, packet)?;
+        self.networks.of_mut(port).check_source(now, port, packet)?;
         let mut edited = false;
         if packet.tcp().is_none() {
-            self.switch.check_claims(port, packet, frame)?;
+            self.networks.of_mut(port).check_claims(port, packet, frame)?;
         }
         if let Some((ip, tcp)) = packet.tcp() {
             let key = || self.flows.hashed(FlowKey::from_guest(port.0, &packet.eth, ip, tcp));
@@ -330,7 +331,7 @@ impl Engine<'_> {
         vlan: VlanStack,
         dst: Mac,
     ) -> Result<Option<PortId>, DropReason> {
-        match self.switch.lookup(now, ingress, vlan, dst) {
+        match self.networks.of_mut(ingress).lookup(now, ingress, vlan, dst) {
             Out::Port(out) => Ok(Some(out)),
             Out::Flood => Ok(None),
             Out::Drop(reason) => Err(reason),
@@ -484,7 +485,7 @@ impl Engine<'_> {
             self.with_flow(now, id, |flow, cx| flow.on_forgotten_by_guest(cx));
             self.remove_flow(id);
         }
-        if !self.wants_flows(port) || !self.switch.is_own_ip(port, ip.src) {
+        if !self.wants_flows(port) || !self.networks.of(port).is_own_ip(port, ip.src) {
             return;
         }
         let syn_r = self.syn_cache.take(&key);

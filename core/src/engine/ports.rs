@@ -57,11 +57,14 @@ impl Engine<'_> {
             mtu: config.as_guest().map_or(limits::MTU_DEFAULT, mtu),
             ..Vm::new(now, name_hash(&config.name))
         };
+        let switch = self.networks.join(id, &config.network);
         if let Some(guest) = config.as_guest() {
-            let added = self.switch.add_guest(id, guest.mac, guest.ips.as_deref());
-            added.map_err(|_| AddPortError::MacTaken)?;
-            self.switch.set_isolated(id, guest.isolated);
-            self.switch.set_vlans(id, guest.vlans.clone());
+            if switch.add_guest(id, guest.mac, guest.ips.as_deref()).is_err() {
+                self.networks.leave(id);
+                return Err(AddPortError::MacTaken);
+            }
+            switch.set_isolated(id, guest.isolated);
+            switch.set_vlans(id, guest.vlans.clone());
             self.flows.set_quota(id.0, guest.flows_max);
         }
         let drops = [0; DropReason::ALL.len()];
@@ -86,9 +89,9 @@ impl Engine<'_> {
             self.set_rate_limit(now, port, way, None);
         }
         self.syn_cache.remove_port(port.0);
-        self.switch.remove_port(port);
-        if let Some(slot) = self.ports.get_mut(usize::from(port.0)) {
-            *slot = None;
+        let slot = self.ports.get_mut(usize::from(port.0));
+        if slot.is_some_and(|slot| slot.take().is_some()) {
+            self.networks.leave(port);
         }
     }
 
@@ -111,10 +114,11 @@ impl Engine<'_> {
         if self.pages_promised(Some(port)) + budget_pages > self.common.arena.pages_total() as u64 {
             return Err(AddPortError::BudgetExceedsArena);
         }
-        let added = self.switch.set_guest(port, guest.mac, guest.ips.as_deref());
+        let switch = self.networks.of_mut(port);
+        let added = switch.set_guest(port, guest.mac, guest.ips.as_deref());
         added.map_err(|_| AddPortError::MacTaken)?;
-        self.switch.set_isolated(port, guest.isolated);
-        self.switch.set_vlans(port, guest.vlans.clone());
+        switch.set_isolated(port, guest.isolated);
+        switch.set_vlans(port, guest.vlans.clone());
         self.flows.set_quota(port.0, guest.flows_max);
         if let Some(p) = self.port_mut(port) {
             p.vm.budget_pages = budget_pages;

@@ -65,10 +65,11 @@ impl Engine<'_> {
             return Staged { flow: Some(key), switch_then: 0 };
         }
         let (untagged, (dst, src)) = (VlanStack::default(), macs(frame));
-        let Some(out) = self.switch.peek(now, untagged, dst) else { return Staged::NOTHING };
+        let switch = self.networks.alone();
+        let Some(out) = switch.peek(now, untagged, dst) else { return Staged::NOTHING };
         let key = self.flows.hashed(FlowKey::of_glance_from_net(out.0, it));
-        let known = out != port && self.switch.is_taught(now, port, untagged, src);
-        Staged { flow: Some(key), switch_then: if known { self.switch.changes() } else { 0 } }
+        let known = out != port && switch.is_taught(now, port, untagged, src);
+        Staged { flow: Some(key), switch_then: if known { switch.changes() } else { 0 } }
     }
 
     /// Fetches what the work on these frames will read. With a few there is little to gain.

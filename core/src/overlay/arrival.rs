@@ -38,7 +38,8 @@ pub(super) fn marks(frame: &[u8], packet: &Packet, mtu: u16) -> VirtioNetHdr {
         let l2_len = u32::from(packet.eth.len);
         let headers = tcp.payload_offset - l2_len;
         let gso_size = u32::from(mtu).saturating_sub(headers);
-        if tcp.payload_len > gso_size && gso_size > 0 {
+        let is_group = packet.eth.dst[0] & 1 != 0; // TCP has nothing to say to one
+        if tcp.payload_len > gso_size && gso_size > 0 && !is_group {
             hdr.gso_type = gso_type(ip.version, tcp.flags);
             hdr.gso_size = u16::try_from(gso_size).unwrap_or(u16::MAX);
             hdr.hdr_len = u16::try_from(tcp.payload_offset).unwrap_or(u16::MAX);

@@ -43,6 +43,16 @@ use crate::wire::vxlan;
 /// Source ports of outer headers (RFC 7348 section 5).
 pub const SOURCE_PORTS: RangeInclusive<u16> = 49_152..=65_535;
 
+/// Bytes of headers that the tunnel puts before an inner IP packet, between hosts with addresses
+/// like `local`: IP, UDP, VXLAN and the inner Ethernet header.
+#[must_use]
+pub const fn overhead(local: IpAddr) -> u16 {
+    match local {
+        IpAddr::V4(_) => 20 + 8 + 8 + 14,
+        IpAddr::V6(_) => 40 + 8 + 8 + 14,
+    }
+}
+
 /// Another host of the overlay, by its place in [`OverlayConfig::peers`].
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct PeerId(pub u16);
@@ -105,6 +115,12 @@ impl Overlay {
         Self { vni: config.vni, mtu: config.mtu, peers, stations, hasher }
     }
 
+    /// Bytes of the longest IP packet that leaves.
+    #[must_use]
+    pub const fn mtu(&self) -> u16 {
+        self.mtu
+    }
+
     /// The peer that has this address.
     #[must_use]
     pub fn peer(&self, ip: IpAddr) -> Option<PeerId> {
@@ -156,6 +172,11 @@ impl Overlay {
         let route = Route { to, flow_hash: self.flow_hash(frame, &packet), ecn: Ecn::of(&packet) };
         let header = vxlan::emit(self.vni);
         Ok((route, Datagrams::new(header, hdr, frame, &packet, self.mtu)?))
+    }
+
+    /// Another MTU for what leaves: some path takes less than was thought, or may take it again.
+    pub const fn set_mtu(&mut self, mtu: u16) {
+        self.mtu = mtu;
     }
 
     /// From now on the station `mac` is behind `peer`, whatever frames say.

@@ -21,6 +21,7 @@ mod claims;
 mod isolation;
 mod learning;
 mod memo;
+mod networks;
 mod vlans;
 
 use ahash::RandomState;
@@ -28,6 +29,7 @@ use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
 
 use self::memo::Memo;
+pub(crate) use self::networks::Networks;
 use crate::drops::DropReason;
 use crate::limits::MAC_AGE;
 use crate::port::{PortId, Vlans};

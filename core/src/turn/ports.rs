@@ -69,6 +69,12 @@ pub trait Ports {
     /// the backlog before.
     fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], waited: bool) -> Sent;
 
+    /// How many frames leave by `port` for one that is for everybody: an overlay sends one to each
+    /// peer.
+    fn copies(&self, _port: PortId) -> usize {
+        1
+    }
+
     /// Bytes of the longest frame up to `want` that the guest has room for.
     fn room(&mut self, _port: PortId, want: usize) -> usize {
         want

@@ -254,7 +254,7 @@ impl Slots {
         for slot in 0..self.list.len() {
             let Slot { id, features, .. } = self.list[slot];
             if features.is_some() && gets(id) {
-                self.copied += len + COPY_COST;
+                self.copied += ports.copies(id) * (len + COPY_COST);
                 self.send(ports, id, hdr, parts);
             }
         }

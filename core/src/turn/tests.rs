@@ -36,6 +36,8 @@ struct Queue {
     /// It has yet to see some of what it got.
     lags: bool,
     flushed: usize,
+    /// It sends so many of what is for everybody.
+    copies: usize,
     asked_for_frames: usize,
     looked_at: usize,
     gone: bool,
@@ -84,6 +86,10 @@ impl Ports for Queues {
         queue.slots = queue.slots.map(|n| n - 1);
         queue.got.push(parts.concat());
         Sent::Done
+    }
+
+    fn copies(&self, port: PortId) -> usize {
+        self.list[usize::from(port.0)].copies.max(1)
     }
 
     fn room(&mut self, port: PortId, want: usize) -> usize {
@@ -457,6 +463,51 @@ fn what_an_isolated_guest_says_to_all_goes_to_uplinks_and_what_others_say_does_n
             assert_eq!(got(w), expected, "from port {from} to {to:?}");
         }
     });
+}
+
+#[test]
+fn a_frame_stays_in_its_network_whoever_it_is_for() {
+    with_worker(TurnConfig::default(), 0, |w| {
+        let guest = |name| PortConfig::guest(name, GuestConfig::default());
+        w.add(PortConfig::uplink("red").in_network("red"));
+        w.add(guest("red-1").in_network("red"));
+        w.add(guest("red-2").in_network("red"));
+        w.add(guest("nameless"));
+        let got = |w: &mut Worker<'_>| [0, 1, 2, 3, 4].map(|port| !w.got(PortId(port)).is_empty());
+        let mac = |last| [2, 0, 0, 0, 0, last];
+        for (to, from, src, expected) in [
+            (EVERYBODY, 2, mac(2), [false, true, false, true, false]),
+            (UNKNOWN, 3, mac(3), [false, true, false, false, false]),
+            (EVERYBODY, 0, mac(9), [false, false, false, false, true]),
+            (mac(2), 3, mac(3), [false, false, true, false, false]),
+            (mac(2), 0, mac(9), [false, false, false, false, true]), // nobody has it there
+            (mac(9), 2, mac(2), [false, true, false, false, false]), // nor has it been heard here
+            (mac(2), 1, mac(9), [false, false, true, false, false]),
+            (mac(9), 3, mac(3), [false, true, false, false, false]),
+            (mac(3), 4, mac(2), [true, false, false, false, false]), // both MACs are in use there
+        ] {
+            w.sends(PortId(from), frame(to, src, 1));
+            w.turn();
+            assert_eq!(got(w), expected, "from port {from} to {to:?}");
+        }
+    });
+}
+
+#[test]
+fn a_frame_for_everybody_costs_its_sender_as_many_copies_as_an_overlay_makes() {
+    let read_in_a_turn = |copies| {
+        let mut read = 0;
+        with_worker(TurnConfig::default(), 1, |w| {
+            w.ports.of(UPLINK).copies = copies;
+            (0..60).for_each(|n| w.sends(G1, frame(EVERYBODY, A, n)));
+            w.turn();
+            read = w.got(UPLINK).len();
+        });
+        read
+    };
+    assert_eq!(read_in_a_turn(1), 60);
+    // 60 bytes and what a copy costs besides, 64 times, and a mebibyte of them a turn.
+    assert_eq!(read_in_a_turn(64), 52);
 }
 
 #[test]

@@ -53,6 +53,7 @@ impl Plan {
             }
         }
         plan.set_daemon(now, wanted);
+        plan.keep_overlays(now, wanted);
         for uplink in &wanted.uplinks {
             match uplinks_now.get(uplink.name.as_str()) {
                 Some(before) if *before == uplink => {}
@@ -98,9 +99,14 @@ impl Plan {
         if differ.is_empty() {
             return;
         }
+        if before.network != vm.network {
+            let [before, after] = [before, vm].map(|vm| vm.network.as_deref().unwrap_or("none"));
+            self.needs_restart.push(format!("vm.{}.network {before} -> {after}", vm.name));
+        }
         // Who has it now gives it up in a step of its own, which may be a later one.
         let holder = now.vms.iter().find(|other| {
-            let taken = other.socket == vm.socket || vm.mac.is_some() && other.mac == vm.mac;
+            let has_mac = vm.mac.is_some() && other.mac == vm.mac && other.network == vm.network;
+            let taken = other.socket == vm.socket || has_mac;
             other.name != vm.name && taken && wanted.contains_key(other.name.as_str())
         });
         if let Some(holder) = holder {
@@ -127,6 +133,25 @@ impl Plan {
             } else {
                 self.needs_restart.push(format!("daemon.{key} {before} -> {after}"));
             }
+        }
+    }
+
+    fn keep_overlays(&mut self, now: &Config, wanted: &Config) {
+        let (before, after) =
+            (by_name(&now.overlays, |o| &o.name), by_name(&wanted.overlays, |o| &o.name));
+        let mut needs = |what: String| self.needs_restart.push(what);
+        for (name, overlay) in &before {
+            match after.get(name) {
+                None => needs(format!("overlay.{name} goes")),
+                Some(wanted) => {
+                    for (key, before, after) in differences(&overlay.keys(), &wanted.keys()) {
+                        needs(format!("overlay.{name}.{key} {before} -> {after}"));
+                    }
+                }
+            }
+        }
+        for name in after.keys().filter(|name| !before.contains_key(*name)) {
+            needs(format!("overlay.{name} comes"));
         }
     }
 
@@ -229,6 +254,23 @@ mod tests {
         assert_eq!(
             Plan::between(&config(NOW), &config(&taken)).needs_restart,
             ["vm.a gets what vm.b has now (two changes)"]
+        );
+        let moved = NOW.replacen("name = \"a\"\n", "name = \"a\"\nnetwork = \"red\"\n", 1);
+        assert_eq!(
+            Plan::between(&config(NOW), &config(&moved)).needs_restart,
+            ["vm.a.network none -> red"]
+        );
+        let overlay = |name: &str, more: &str| {
+            let keys = "vni = 7\nlocal = \"192.0.2.1\"\npeers = [\"192.0.2.2\"]";
+            config(&format!("{NOW}[[overlay]]\nname = \"{name}\"\n{keys}\n{more}"))
+        };
+        assert_eq!(
+            Plan::between(&overlay("o", ""), &overlay("o", "mtu = 8950")).needs_restart,
+            ["overlay.o.mtu 1450 -> 8950"]
+        );
+        assert_eq!(
+            Plan::between(&overlay("o", ""), &overlay("p", "")).needs_restart,
+            ["overlay.o goes", "overlay.p comes"]
         );
         let renamed = NOW.replace("name = \"lan\"", "name = \"wan\"");
         assert_eq!(

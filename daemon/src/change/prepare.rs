@@ -50,9 +50,10 @@ fn target(change: &Change, running: &Running, source: &Source) -> Result<Running
     if let Change::Reload {} = change {
         let mut config = source.load().map_err(|e| problems(&e))?;
         let is_new = |name: &String, config: &Config| {
-            let ports =
-                config.uplinks.iter().map(|u| &u.name).chain(config.vms.iter().map(|v| &v.name));
-            !ports.into_iter().any(|other| other == name)
+            let uplinks = config.uplinks.iter().map(|uplink| &uplink.name);
+            let overlays = config.overlays.iter().map(|overlay| &overlay.name);
+            let mut ports = uplinks.chain(overlays).chain(config.vms.iter().map(|vm| &vm.name));
+            !ports.any(|other| other == name)
         };
         target.by_command.retain(|name| is_new(name, &config));
         let stays = |name: &String| target.by_command.contains(name);
@@ -102,7 +103,8 @@ fn target(change: &Change, running: &Running, source: &Source) -> Result<Running
         }
     }
     // A daemon without ports is fine as long as they can come.
-    if !(target.config.vms.is_empty() && target.config.uplinks.is_empty()) {
+    let Config { uplinks, overlays, vms, .. } = &*target.config;
+    if !(vms.is_empty() && uplinks.is_empty() && overlays.is_empty()) {
         target.config.check().map_err(|e| problems(&e))?;
     }
     Ok(target)

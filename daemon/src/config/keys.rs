@@ -20,7 +20,7 @@ pub fn differences(before: &Keys, now: &Keys) -> Vec<(&'static str, String, Stri
 }
 
 /// A string of TOML (toml.io, "Basic strings").
-fn quoted(value: impl Display) -> String {
+pub(super) fn quoted(value: impl Display) -> String {
     let mut text = String::from("\"");
     for c in value.to_string().chars() {
         // Writing to a String cannot fail.
@@ -37,7 +37,7 @@ fn path(path: &Path) -> Option<String> {
     Some(quoted(path.display()))
 }
 
-fn plain(value: impl Display) -> Option<String> {
+pub(super) fn plain(value: impl Display) -> Option<String> {
     Some(value.to_string())
 }
 
@@ -72,6 +72,7 @@ impl UplinkConfig {
         let tap = self.kind == super::UplinkKind::Tap;
         vec![
             ("name", Some(quoted(&self.name))),
+            ("network", self.network.as_ref().map(quoted)),
             ("kind", Some(quoted(self.kind.label()))),
             ("ifname", Some(quoted(&self.ifname))),
             ("create", tap.then(|| self.create.to_string())),
@@ -97,6 +98,7 @@ impl VmConfig {
         };
         vec![
             ("name", Some(quoted(&self.name))),
+            ("network", self.network.as_ref().map(quoted)),
             ("socket", path(&self.socket)),
             ("mac", self.mac.map(mac)),
             ("ips", self.ips.as_ref().map(ips)),
@@ -164,6 +166,7 @@ impl Config {
         };
         table("[daemon]\n", self.daemon.keys());
         self.uplinks.iter().for_each(|uplink| table("[[uplink]]\n", uplink.keys()));
+        self.overlays.iter().for_each(|overlay| table("[[overlay]]\n", overlay.keys()));
         self.vms.iter().for_each(|vm| table("[[vm]]\n", vm.keys()));
         text
     }

@@ -5,6 +5,7 @@
 //! `parse` module.
 
 pub mod keys;
+pub mod overlay;
 mod parse;
 pub mod reader;
 
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::FLOWS_MAX;
 
+pub use overlay::OverlayConfig;
 pub use reader::{Problem, Problems};
 
 /// Where the daemon keeps its sockets and its arena unless told otherwise.
@@ -27,6 +29,8 @@ pub struct Config {
     pub daemon: DaemonConfig,
     /// `[[uplink]]`, in file order. None is allowed: then VMs reach only each other.
     pub uplinks: Vec<UplinkConfig>,
+    /// `[[overlay]]`, in file order.
+    pub overlays: Vec<OverlayConfig>,
     /// `[[vm]]`, in file order.
     pub vms: Vec<VmConfig>,
 }
@@ -82,6 +86,9 @@ pub struct DaemonConfig {
 pub struct UplinkConfig {
     /// Unique name of the port, in metrics and in the CLI.
     pub name: String,
+    /// The network that the port belongs to: frames go from port to port of one network and never
+    /// into another. Default: the one that has no name.
+    pub network: Option<String>,
     /// `"tap"` or `"macvtap"`.
     pub kind: UplinkKind,
     /// The network interface: a tap (made if missing, see `create`) or an existing macvtap.
@@ -119,6 +126,9 @@ pub struct VmConfig {
     /// Unique name of the port: in metrics, in the CLI, and the VM's identity across restarts of
     /// the daemon, so do not reuse a name for another VM.
     pub name: String,
+    /// The network that the port belongs to: frames go from port to port of one network and never
+    /// into another. Default: the one that has no name.
+    pub network: Option<String>,
     /// vhost-user socket that the VMM connects to. Default `/run/nightporter/NAME.sock`.
     pub socket: PathBuf,
     /// The only source MAC the guest may use; also told to the guest where the VMM asks for it.
@@ -226,7 +236,11 @@ impl Config {
     pub fn summary(&self) -> String {
         let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
         let (uplinks, vms) = (count(self.uplinks.len(), "uplink"), count(self.vms.len(), "VM"));
-        format!("{uplinks}, {vms}, {} of store", reader::human_bytes(self.budget_sum()))
+        let overlays = match self.overlays.len() {
+            0 => String::new(),
+            n => count(n, "overlay") + ", ",
+        };
+        format!("{uplinks}, {overlays}{vms}, {} of store", reader::human_bytes(self.budget_sum()))
     }
 
     /// Connections that all VMs together may have tracked.

@@ -16,7 +16,7 @@ use crate::arena_file::PLACES;
 use super::reader::{
     Document, Problems, Section, boolean, bytes, human_bytes, integer, shown, string,
 };
-use super::{Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig};
+use super::{Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, overlay};
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -69,7 +69,7 @@ fn of<T>(
 
 pub(super) fn known_keys() -> Vec<String> {
     let overrides = BTreeMap::new();
-    let mut doc = Document::parse("[[uplink]]\n[[vm]]\n", &overrides);
+    let mut doc = Document::parse("[[uplink]]\n[[overlay]]\n[[vm]]\n", &overrides);
     read(&mut doc);
     doc.known
 }
@@ -86,13 +86,19 @@ fn read(doc: &mut Document<'_>) -> Config {
             uplinks.push(uplink(section, &mut unique));
         }
     }
+    let mut overlays = Vec::new();
+    for value in doc.tables("overlay") {
+        if let Some(section) = doc.open("overlay", value) {
+            overlays.push(overlay::read(section, &mut unique));
+        }
+    }
     let mut vms = Vec::new();
     for value in doc.tables("vm") {
         if let Some(section) = doc.open("vm", value) {
             vms.push(vm(section, &mut unique));
         }
     }
-    if uplinks.is_empty() && vms.is_empty() && doc.problems.is_empty() {
+    if uplinks.is_empty() && overlays.is_empty() && vms.is_empty() && doc.problems.is_empty() {
         let what = "there is neither an [[uplink]] nor a [[vm]]".into();
         doc.problem(&(0..0), "", what, "add at least one [[vm]]; see examples/nightporter.toml");
     }
@@ -102,9 +108,9 @@ fn read(doc: &mut Document<'_>) -> Config {
         let what = format!("all vm.budget together are {sum}, and {most} is the most");
         doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
     }
-    doc.only_sections(&["daemon", "uplink", "vm"]);
+    doc.only_sections(&["daemon", "uplink", "overlay", "vm"]);
     unique.check(doc);
-    Config { daemon, uplinks, vms }
+    Config { daemon, uplinks, overlays, vms }
 }
 
 fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
@@ -151,6 +157,7 @@ fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
 
 fn uplink(mut s: Section<'_, '_>, unique: &mut Unique) -> UplinkConfig {
     let name = port_name(&mut s, unique);
+    let network = network(&mut s);
     let ifname_fix = "give the interface's name, at most 15 bytes, as in \"np0\"";
     let ifname = s.require("ifname", ifname_fix, ifname).unwrap_or_default();
     let kind_fix = "write kind = \"tap\" or kind = \"macvtap\"";
@@ -173,12 +180,13 @@ fn uplink(mut s: Section<'_, '_>, unique: &mut Unique) -> UplinkConfig {
     }
     s.finish();
     let kind = kind.unwrap_or(UplinkKind::Tap);
-    UplinkConfig { name, kind, ifname, create: create.unwrap_or(true), bridge }
+    UplinkConfig { name, network, kind, ifname, create: create.unwrap_or(true), bridge }
 }
 
 fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
     let name = port_name(&mut s, unique);
     let config = VmConfig {
+        network: network(&mut s),
         socket: s
             .get("socket", "give an absolute path of at most 107 bytes", socket_path)
             .unwrap_or_else(|| PathBuf::from(RUN_DIR).join(format!("{name}.sock"))),
@@ -237,7 +245,9 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
     }
     unique.add("socket", config.socket.display().to_string(), &s);
     if let Some(mac) = config.mac {
-        unique.add("mac", mac.map(|b| format!("{b:02x}")).join(":"), &s);
+        let mac = mac.map(|b| format!("{b:02x}")).join(":");
+        let of = config.network.as_ref().map(|network| format!(" in network {network}"));
+        unique.add("mac", mac + &of.unwrap_or_default(), &s);
     }
     s.finish();
     config
@@ -249,7 +259,7 @@ fn rate_limit(s: &mut Section<'_, '_>, key: &'static str) -> Option<u32> {
     limit.and_then(|n| u32::try_from(n).ok())
 }
 
-fn port_name(s: &mut Section<'_, '_>, unique: &mut Unique) -> String {
+pub(super) fn port_name(s: &mut Section<'_, '_>, unique: &mut Unique) -> String {
     let fix = "give it a name of 1 to 32 letters, digits, `-`, `_` or `.`, as in \"web1\"";
     let name = s.require("name", fix, name).unwrap_or_default();
     if !name.is_empty() {
@@ -259,14 +269,20 @@ fn port_name(s: &mut Section<'_, '_>, unique: &mut Unique) -> String {
     name
 }
 
+/// Of every kind of port.
+pub(super) fn network(s: &mut Section<'_, '_>) -> Option<String> {
+    let fix = "name the network, as in \"red\", or leave it out for the one without a name";
+    s.get("network", fix, name)
+}
+
 /// Values that no two ports may share, and where each was given.
 #[derive(Default)]
-struct Unique {
+pub(super) struct Unique {
     seen: Vec<(&'static str, String, String, Range<usize>)>,
 }
 
 impl Unique {
-    fn add(&mut self, key: &'static str, value: String, s: &Section<'_, '_>) {
+    pub(super) fn add(&mut self, key: &'static str, value: String, s: &Section<'_, '_>) {
         self.seen.push((key, value, s.label.clone(), s.span.clone()));
     }
 

@@ -61,6 +61,7 @@ fn every_key_is_read() {
         drain_timeout_s = 2
         [[uplink]]
         name = "a"
+        network = "red"
         kind = "tap"
         ifname = "np0"
         create = false
@@ -90,6 +91,7 @@ fn every_key_is_read() {
     assert_eq!(d.metrics, Some("0.0.0.0:1".parse().unwrap()));
     assert_eq!((d.socket_user.as_deref(), d.socket_group.as_deref()), (Some("qemu"), Some("kvm")));
     assert_eq!((c.uplinks[0].create, c.uplinks[0].bridge.as_deref()), (false, Some("br0")));
+    assert_eq!((c.uplinks[0].network.as_deref(), &c.vms[0].network), (Some("red"), &None));
     let vm = &c.vms[0];
     assert_eq!(vm.mac, Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]));
     assert_eq!(vm.ips.as_ref().unwrap().len(), 2);
@@ -111,8 +113,8 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
     );
     assert_eq!(
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
-        "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, socket, \
-         mac, ips, vlan, trunk, isolated, mtu, queue_pairs, allow_unsealed_memory, \
+        "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
+         socket, mac, ips, vlan, trunk, isolated, mtu, queue_pairs, allow_unsealed_memory, \
          ack_offload, congestion_offload, congestion_control, \
          rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
     );
@@ -335,8 +337,12 @@ fn given(given: &[(&str, &str)]) -> BTreeMap<String, String> {
 
 #[test]
 fn a_configuration_that_is_written_down_reads_as_the_same() {
-    for text in [GOOD, include_str!("../../../examples/nightporter.toml"), "[[vm]]\nname = \"a\"\n"]
-    {
+    let examples = [
+        include_str!("../../../examples/nightporter.toml"),
+        include_str!("../../../examples/overlay-a.toml"),
+        include_str!("../../../examples/overlay-b.toml"),
+    ];
+    for text in examples.into_iter().chain([GOOD, "[[vm]]\nname = \"a\"\n"]) {
         let config = parse(text).unwrap();
         assert_eq!(parse(&config.to_text()).unwrap(), config);
     }
@@ -347,10 +353,12 @@ fn a_configuration_that_is_written_down_reads_as_the_same() {
 
 #[test]
 fn every_key_is_written_down() {
-    let config = parse(GOOD).unwrap();
+    let overlay = "vni = 1\nlocal = \"192.0.2.1\"\npeers = [\"192.0.2.2\"]\n";
+    let config = parse(&format!("{GOOD}\n[[overlay]]\nname = \"o\"\n{overlay}")).unwrap();
     let tables = [
         ("daemon", config.daemon.keys()),
         ("uplink", config.uplinks[0].keys()),
+        ("overlay", config.overlays[0].keys()),
         ("vm", config.vms[0].keys()),
     ];
     let named = tables

@@ -15,7 +15,7 @@ use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Step};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::vhost_user::VhostUserPort;
-use crate::start::{device_of, memory_is_limited, policy_of};
+use crate::start::{device_of, memory_is_limited, network_of, policy_of};
 use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
 
@@ -228,7 +228,8 @@ impl Desk {
             }
             Step::AddUplink(uplink) => {
                 let tap = taken(&mut prepared.taps, &uplink.name).ok_or("no interface")?;
-                let config = PortConfig::uplink(&uplink.name);
+                let config =
+                    PortConfig::uplink(&uplink.name).in_network(network_of(&uplink.network));
                 let added = path.add_port(now, epoll, Port::Uplink(tap), config);
                 added.map_err(|e| format!("uplink {}: {e:?}", uplink.name))?;
                 self.handle_links(now, epoll, path);
@@ -242,7 +243,8 @@ impl Desk {
                     // If its path is not free yet, it is tried again.
                     None => port.listen_or_say_so(),
                 }
-                let config = PortConfig::guest(&vm.name, policy_of(&vm));
+                let config =
+                    PortConfig::guest(&vm.name, policy_of(&vm)).in_network(network_of(&vm.network));
                 let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
                 let id = path.add_port(now, epoll, port, config).map_err(|e| explain(&e))?;
                 path.set_rate_limits(now, id, &vm);

@@ -184,7 +184,11 @@ impl Desk {
                         Err(error) => tracing::debug!(port = %at.name, %error, "not back yet"),
                     }
                 }
-                Port::Uplink(_) | Port::Guest(_) | Port::Lost(_) | Port::Vacant => {}
+                Port::Uplink(_)
+                | Port::Overlay(_)
+                | Port::Guest(_)
+                | Port::Lost(_)
+                | Port::Vacant => {}
             }
         }
         self.judge_uplinks(path);
@@ -198,7 +202,7 @@ impl Desk {
             let (trouble, bridge) = match &at.port {
                 Port::Uplink(tap) => links.judge(tap.config(), tap.index()),
                 Port::Lost(config) => (Some(format!("{} is gone", config.ifname)), 0),
-                Port::Guest(_) | Port::Vacant => continue,
+                Port::Overlay(_) | Port::Guest(_) | Port::Vacant => continue,
             };
             let twin = (bridge != 0).then(|| bridges.insert(bridge, at.name.clone())).flatten();
             let down = trouble.map(|what| Trouble { what, is_down: true });
@@ -246,6 +250,7 @@ mod tests {
     fn config(bridge: Option<&str>) -> UplinkConfig {
         UplinkConfig {
             name: "lan".into(),
+            network: None,
             kind: UplinkKind::Tap,
             ifname: "np0".into(),
             create: true,

@@ -2,15 +2,20 @@
 
 pub mod guest;
 mod messages;
+pub mod overlay;
 pub mod tap;
 pub mod vhost_user;
 
+use std::os::fd::BorrowedFd;
+
 use nightporter_core::drops::DropReason;
+use nightporter_core::time::Instant;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::config::UplinkConfig;
 use guest::GuestPort;
+use overlay::OverlayPort;
 use tap::TapPort;
 use vhost_user::VhostUserStats;
 
@@ -19,6 +24,8 @@ use vhost_user::VhostUserStats;
 pub enum Port {
     /// A tap or macvtap queue.
     Uplink(TapPort),
+    /// Other hosts, by VXLAN.
+    Overlay(Box<OverlayPort>),
     /// A VM behind vhost-user.
     Guest(Box<GuestPort>),
     /// An uplink whose interface disappeared, and may come back.
@@ -34,11 +41,12 @@ impl Port {
         matches!(self, Self::Guest(_))
     }
 
-    /// `vm`, `tap` or `macvtap`, for operators.
+    /// `vm`, `tap`, `macvtap` or `overlay`, for operators.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Uplink(tap) => tap.config().kind.label(),
+            Self::Overlay(_) => "overlay",
             Self::Guest(_) => "vm",
             Self::Lost(config) => config.kind.label(),
             Self::Vacant => "none",
@@ -49,6 +57,7 @@ impl Port {
     #[must_use]
     pub fn drops(&self, reason: DropReason) -> u64 {
         match self {
+            Self::Overlay(overlay) => overlay.drops(reason),
             Self::Guest(guest) => guest.drops(reason),
             Self::Uplink(_) | Self::Lost(_) | Self::Vacant => 0,
         }
@@ -65,23 +74,35 @@ impl Port {
     pub fn device(&self) -> Option<VhostUserStats> {
         match self {
             Self::Guest(guest) => Some(guest.port.stats()),
-            Self::Uplink(_) | Self::Lost(_) | Self::Vacant => None,
+            Self::Uplink(_) | Self::Overlay(_) | Self::Lost(_) | Self::Vacant => None,
+        }
+    }
+
+    /// The descriptor that says that there are frames, if it is not a VM's.
+    #[must_use]
+    pub fn uplink_fd(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Uplink(tap) => Some(tap.fd()),
+            Self::Overlay(overlay) => Some(overlay.fd()),
+            Self::Guest(_) | Self::Lost(_) | Self::Vacant => None,
         }
     }
 
     /// Reads one frame into `buf`.
-    pub fn receive(&mut self, buf: &mut [u8]) -> Received {
+    pub fn receive(&mut self, now: Instant, buf: &mut [u8]) -> Received {
         match self {
             Self::Uplink(tap) => tap.receive(buf),
+            Self::Overlay(overlay) => overlay.receive(now, buf),
             Self::Guest(guest) => guest.receive(buf),
             Self::Lost(_) | Self::Vacant => Received::Empty,
         }
     }
 
     /// Sends one frame, given in pieces, whose header the peer understands.
-    pub fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
+    pub fn send(&mut self, now: Instant, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
         match self {
             Self::Uplink(tap) => tap.send(hdr, parts),
+            Self::Overlay(overlay) => overlay.send(now, hdr, parts),
             Self::Guest(guest) => guest.send(hdr, parts),
             Self::Lost(_) | Self::Vacant => Sent::Dropped(DropReason::PortDown),
         }

@@ -84,6 +84,7 @@ impl TapPort {
     pub fn from_fd(fd: std::os::fd::OwnedFd) -> Self {
         let config = UplinkConfig {
             name: String::new(),
+            network: None,
             kind: UplinkKind::Tap,
             ifname: "no such if".into(),
             create: false,

@@ -62,10 +62,9 @@ impl DataPath {
         let name = config.name.clone();
         let id = self.turn.add_port(now, &mut self.engine, config)?;
         self.ports.add(id, name, port);
-        if let Port::Uplink(tap) = &self.ports.of(id).port {
-            watch_for(epoll, &tap.fd(), Token::Uplink(id.0))
-                .map_err(|_| AddPortError::TooManyPorts)?;
-            // The kernel's half of a tap takes everything.
+        if let Some(fd) = self.ports.of(id).port.uplink_fd() {
+            watch_for(epoll, &fd, Token::Uplink(id.0)).map_err(|_| AddPortError::TooManyPorts)?;
+            // The kernel's half of a tap takes everything, and an overlay cuts what is too long.
             self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
         self.handle_guest_events(now, epoll, id);
@@ -83,8 +82,11 @@ impl DataPath {
         self.ports.now = now;
         let told = self.turn.transmit(now, &mut self.engine, &mut self.ports);
         told.expect("nothing interrupts a turn here"); // remotes of its connections hear of it now
-        if let Port::Uplink(tap) = self.ports.remove(id) {
-            let _ = epoll.delete(tap.fd());
+        let port = self.ports.remove(id);
+        if let Some(fd) = port.uplink_fd() {
+            let _ = epoll.delete(fd);
+        }
+        if let Port::Uplink(tap) = port {
             closer::later(None, tap); // an interface that goes with it takes its time
         }
         self.resting.forget(|(port, _)| *port == id);

@@ -81,7 +81,7 @@ impl WorkerPorts {
     pub(crate) fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
         match &mut self.of_mut(port).port {
             Port::Guest(guest) => Some(guest),
-            Port::Uplink(_) | Port::Lost(_) | Port::Vacant => None,
+            Port::Uplink(_) | Port::Overlay(_) | Port::Lost(_) | Port::Vacant => None,
         }
     }
 
@@ -102,7 +102,8 @@ impl WorkerPorts {
 
 impl Ports for WorkerPorts {
     fn receive(&mut self, port: PortId, buf: &mut [u8]) -> Received {
-        let received = self.of_mut(port).port.receive(buf);
+        let now = self.now;
+        let received = self.of_mut(port).port.receive(now, buf);
         if received == Received::Gone {
             self.lose(port);
         }
@@ -114,13 +115,21 @@ impl Ports for WorkerPorts {
     }
 
     fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], _waited: bool) -> Sent {
-        let sent = self.of_mut(port).port.send(hdr, parts);
+        let now = self.now;
+        let sent = self.of_mut(port).port.send(now, hdr, parts);
         match sent {
             Sent::Done => self.watchers.see(self.now, port, Direction::ToPort, parts),
             Sent::Gone => self.lose(port),
             Sent::Full | Sent::Dropped(_) => {}
         }
         sent
+    }
+
+    fn copies(&self, port: PortId) -> usize {
+        match &self.of(port).port {
+            Port::Overlay(overlay) => overlay.copies(),
+            Port::Uplink(_) | Port::Guest(_) | Port::Lost(_) | Port::Vacant => 1,
+        }
     }
 
     fn room(&mut self, port: PortId, want: usize) -> usize {

@@ -134,3 +134,32 @@ fn a_guest_that_floods_does_not_keep_another_from_being_heard() {
     b.send(&[numbered(B, A, 7)]);
     assert_eq!(a.receive(1), [numbered(B, A, 7).1]);
 }
+
+#[test]
+fn no_frame_crosses_from_one_network_into_another() {
+    let dir = Dir::new();
+    let vm = |name, more: &str| dir.vm(name, &format!("ack_offload = false\n{more}"));
+    let (red, mac) = ("network = \"red\"\n", "mac = \"02:00:00:00:00:02\"");
+    let ports = vm("a", red) + &vm("b", &format!("{red}{mac}")) + &vm("c", "") + &vm("d", mac);
+    let config = dir.configure("metrics = \"off\"", &ports);
+    let _host = Host::start(&dir, &config);
+    let [mut a, mut b, mut c, mut d] = ["a", "b", "c", "d"].map(|name| {
+        let mut guest = Guest::boot(&dir.join(name), PLAIN);
+        guest.offer(8);
+        guest
+    });
+    let to_all = |from: End, n| {
+        let (hdr, frame) = numbered(from, B, n);
+        (hdr, [&[0xff; 6], &frame[6..]].concat())
+    };
+    // Both networks have stations with these two MACs.
+    a.send(&[to_all(A, 1), numbered(A, B, 2)]);
+    assert_eq!(b.receive(2), [to_all(A, 1).1, numbered(A, B, 2).1]);
+    c.send(&[to_all(A, 3), numbered(A, B, 4)]);
+    assert_eq!(d.receive(2), [to_all(A, 3).1, numbered(A, B, 4).1], "nothing came before");
+    b.send(&[to_all(B, 5), numbered(B, A, 6)]);
+    assert_eq!(a.receive(2), [to_all(B, 5).1, numbered(B, A, 6).1]);
+    d.send(&[to_all(B, 7), numbered(B, A, 8)]);
+    assert_eq!(c.receive(2), [to_all(B, 7).1, numbered(B, A, 8).1]);
+    assert!(a.received().is_empty() && b.received().is_empty());
+}

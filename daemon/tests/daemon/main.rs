@@ -15,6 +15,7 @@ mod guest;
 mod host;
 mod limits;
 mod operators;
+mod overlay;
 mod segment;
 mod starting;
 mod switch;

@@ -58,6 +58,22 @@ fn check_says_what_this_host_lacks() {
 }
 
 #[test]
+fn check_says_that_an_overlays_address_is_of_another_host() {
+    let dir = Dir::new();
+    let overlay = "[[overlay]]\nname = \"o\"\nvni = 7\nlocal = \"192.0.2.77\"\n\
+                   peers = [\"192.0.2.2\"]\n";
+    let config = dir.configure("", overlay);
+    let output = run(&["--config", config.to_str().unwrap(), "--check"]);
+    assert_eq!(output.status.code(), Some(1));
+    let (found, said) = (output.stdout, String::from_utf8(output.stderr).unwrap());
+    assert!(found.ends_with(b"0 uplinks, 1 overlay, 0 VMs, 0 of store\n"), "{found:?}");
+    assert!(
+        said.contains("overlay.o: cannot use 192.0.2.77: ") && said.contains("fix: "),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_guest_that_is_not_told_its_mtu_is_named_in_the_log() {
     let dir = Dir::new();
     let config = dir.configure("metrics = \"off\"", &dir.vm("a", "mtu = 9000"));

@@ -30,7 +30,8 @@ fn ip(arguments: &str) {
 }
 
 fn uplink(kind: UplinkKind, ifname: &str) -> UplinkConfig {
-    UplinkConfig { name: "lan".into(), kind, ifname: ifname.into(), create: true, bridge: None }
+    let (name, ifname) = ("lan".into(), ifname.into());
+    UplinkConfig { name, network: None, kind, ifname, create: true, bridge: None }
 }
 
 /// The next frame that is IPv4; the kernel sends some IPv6 of its own.

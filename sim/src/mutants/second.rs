@@ -104,7 +104,7 @@ mutations! { SECOND:
     => "0";
 
     "a connection is tracked for an address that is not the port's", "COM-11", "on_syn_from_guest",
-    "!self.switch.is_own_ip(port, ip.src)"
+    "!self.networks.of(port).is_own_ip(port, ip.src)"
     => "false";
 
     "a pure window update of G is not believed", "SNOOP-24", "on_ack",

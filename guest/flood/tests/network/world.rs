@@ -111,6 +111,7 @@ impl World {
     fn new(dir: PathBuf) -> Self {
         let tap = UplinkConfig {
             name: "lan".into(),
+            network: None,
             kind: UplinkKind::Tap,
             ifname: "np0".into(),
             create: true,

@@ -1,0 +1,395 @@
+//! An overlay as a port: frames in VXLAN datagrams, over UDP sockets of its own.
+//!
+//! One socket receives, at the port that peers know. A UDP socket has one source port, and the
+//! source port tells flows apart for whoever spreads them over links (RFC 7348 section 5), so there
+//! are [`SENDERS`] to send from. Datagrams of equal length leave by one call (UDP_SEGMENT) and
+//! arrive by one (UDP_GRO). What is in them is the core's business (`core/src/overlay`).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use nightporter_core::drops::DropReason;
+use nightporter_core::limits::OVERLAY_DATAGRAM_BYTES_MAX;
+use nightporter_core::overlay::ecn::Ecn;
+use nightporter_core::overlay::{self, Overlay, PeerId, SOURCE_PORTS, To, overhead};
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::turn::{Received, Sent};
+use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nix::errno::Errno;
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, connect, recvmsg, sendmsg,
+    setsockopt, sockopt,
+};
+use rustix::net::sockopt as option;
+
+use crate::config::OverlayConfig;
+use crate::config::overlay::MTU_MIN;
+
+/// Sockets to send from: as many links can share the flows. A power of two.
+const SENDERS: usize = 16;
+/// Bytes that may wait in the kernel for the worker: what 10 Gbit/s bring in 6 ms.
+const RECEIVE_BYTES: usize = 8 << 20;
+/// Datagrams without a frame that one call looks at; more wait for the next turn.
+const BAD_DATAGRAMS_MAX: usize = 64;
+/// How often the kernel is asked what a path takes, at most.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a path stays as narrow as it was found (`net.ipv4.route.mtu_expires`).
+const NARROW_FOR: Duration = Duration::from_secs(600);
+
+/// See the module doc.
+#[derive(Debug)]
+pub struct OverlayPort {
+    config: OverlayConfig,
+    overlay: Overlay,
+    receiver: UdpSocket,
+    senders: Vec<UdpSocket>,
+    peers: Vec<SockaddrStorage>,
+    /// Some path takes less than the configuration says, until then.
+    narrow_until: Option<Instant>,
+    /// When the kernel was last asked what a path takes.
+    asked: Option<Instant>,
+    inbox: Inbox,
+    outbox: Box<[u8]>,
+    /// A frame that was given in pieces.
+    whole: Vec<u8>,
+    drops: [u64; DropReason::ALL.len()],
+}
+
+/// Why an overlay could not be opened. The text says what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("overlay {name}: {what}\n    fix: {fix}")]
+pub struct OpenError {
+    name: String,
+    what: String,
+    fix: String,
+}
+
+impl OverlayPort {
+    /// Opens the sockets of `config`. `hash_seeds` must be unpredictable to guests and peers.
+    ///
+    /// # Errors
+    /// The address is not of this host, or its port is taken.
+    pub fn open(config: &OverlayConfig, hash_seeds: [u64; 4]) -> Result<Self, OpenError> {
+        let error = |what: String, fix: &str| OpenError {
+            name: config.name.clone(),
+            what,
+            fix: fix.into(),
+        };
+        let receiver = receiver(config.local).map_err(|e| {
+            let fix = match e.raw_os_error().map(Errno::from_raw) {
+                Some(Errno::EADDRNOTAVAIL) => "give local an address of this host: ip -br addr",
+                Some(Errno::EADDRINUSE) => {
+                    "a vxlan device or another daemon has that port: stop it, or choose another"
+                }
+                _ => "allow UDP sockets",
+            };
+            error(format!("cannot listen on {}: {e}", config.local), fix)
+        })?;
+        let senders = senders(config.local.ip()).map_err(|e| {
+            error(format!("cannot send from {}: {e}", config.local.ip()), "free some UDP ports")
+        })?;
+        let overlay = Overlay::new(&overlay::OverlayConfig {
+            vni: config.vni,
+            peers: config.peers.iter().map(SocketAddr::ip).collect(),
+            mtu: config.mtu,
+            hash_seeds,
+        });
+        Ok(Self {
+            overlay,
+            receiver,
+            senders,
+            peers: config.peers.iter().map(|&peer| SockaddrStorage::from(peer)).collect(),
+            narrow_until: None,
+            asked: None,
+            config: config.clone(),
+            inbox: Inbox::new(),
+            outbox: vec![0; OVERLAY_DATAGRAM_BYTES_MAX].into(),
+            whole: Vec::new(),
+            drops: [0; DropReason::ALL.len()],
+        })
+    }
+
+    /// What it was opened with.
+    #[must_use]
+    pub fn config(&self) -> &OverlayConfig {
+        &self.config
+    }
+
+    /// The descriptor to wait on.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.receiver.as_fd()
+    }
+
+    /// Datagrams that were dropped for `reason`.
+    #[must_use]
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.drops[reason as usize]
+    }
+
+    /// How many datagrams a frame becomes that is for everybody.
+    #[must_use]
+    pub fn copies(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Reads the next frame into `buf`, which should hold 64 KiB and an Ethernet header.
+    pub fn receive(&mut self, now: Instant, buf: &mut [u8]) -> Received {
+        for _ in 0..BAD_DATAGRAMS_MAX {
+            let Some(at) = self.inbox.pop() else {
+                match self.inbox.fill(&self.receiver) {
+                    Ok(Some(from)) => match self.overlay.peer(from) {
+                        Some(peer) => self.inbox.from = peer,
+                        None => self.drop_inbox(DropReason::UnknownPeer),
+                    },
+                    Ok(None) => self.drop_inbox(DropReason::UnknownPeer),
+                    Err(Errno::EINTR) => {}
+                    // Nothing else is wrong for longer than a datagram.
+                    Err(_) => return Received::Empty,
+                }
+                continue;
+            };
+            let Inbox { bytes, from, ecn, .. } = &mut self.inbox;
+            match self.overlay.handle_datagram(now, *from, *ecn, &mut bytes[at]) {
+                Ok((hdr, frame)) => {
+                    let len = frame.len().min(buf.len());
+                    buf[..len].copy_from_slice(&frame[..len]);
+                    return Received::Frame(hdr, len);
+                }
+                Err(reason) => self.drops[reason as usize] += 1,
+            }
+        }
+        Received::Spent
+    }
+
+    fn drop_inbox(&mut self, reason: DropReason) {
+        while self.inbox.pop().is_some() {
+            self.drops[reason as usize] += 1;
+        }
+    }
+
+    /// Sends one frame, given in pieces, to the peer behind which its receiver is, or to all.
+    pub fn send(&mut self, now: Instant, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
+        if self.narrow_until.is_some_and(|until| now >= until) {
+            self.narrow_until = None;
+            self.overlay.set_mtu(self.config.mtu);
+        }
+        let Self { overlay, senders, peers, outbox, whole, .. } = self;
+        let frame: &[u8] = if let [one] = parts {
+            one
+        } else {
+            whole.clear();
+            parts.iter().for_each(|part| whole.extend_from_slice(part));
+            whole
+        };
+        let (route, mut datagrams) = match overlay.handle_frame(now, hdr, frame) {
+            Ok(way) => way,
+            Err(reason) => return Sent::Dropped(reason),
+        };
+        let peers = match route.to {
+            To::Peer(PeerId(peer)) => std::slice::from_ref(&peers[usize::from(peer)]),
+            To::All => &peers[..],
+        };
+        let sender = &senders[usize::try_from(route.flow_hash).unwrap_or(0) % SENDERS];
+        let (mut sent, mut narrow) = (Sent::Done, None);
+        while let Some(batch) = datagrams.next_into(outbox) {
+            let bytes = &outbox[..batch.len];
+            for peer in peers {
+                if let Err(error) = post(sender, peer, bytes, batch.datagram, route.ecn) {
+                    sent = not_sent(error);
+                    narrow =
+                        (sent == Sent::Dropped(DropReason::TooBig)).then_some(*peer).or(narrow);
+                }
+            }
+        }
+        if let Some(peer) = narrow {
+            self.note_narrow(now, &peer);
+        }
+        sent
+    }
+
+    /// The path to `peer` does not take what the configuration says. What it takes counts for all
+    /// peers: TCP is cut to it from now on.
+    #[cold]
+    fn note_narrow(&mut self, now: Instant, peer: &SockaddrStorage) {
+        if self.asked.is_some_and(|asked| now.since(asked) < ASK_INTERVAL) {
+            return;
+        }
+        self.asked = Some(now);
+        let local = self.config.local.ip();
+        let Ok(path_mtu) = path_mtu(local, peer) else { return };
+        let mtu = path_mtu.saturating_sub(overhead(local)).max(MTU_MIN);
+        if mtu < self.overlay.mtu() {
+            let (name, configured) = (&self.config.name, self.config.mtu);
+            tracing::warn!(port = %name, %peer, mtu, configured, "the path takes less");
+            self.overlay.set_mtu(mtu);
+            self.narrow_until = Some(now + NARROW_FOR);
+        }
+    }
+}
+
+/// Datagrams of one peer that came by one call.
+#[derive(Debug)]
+struct Inbox {
+    bytes: Box<[u8]>,
+    /// Where those are that are still to be looked at.
+    left: Range<usize>,
+    /// Bytes of each but the last.
+    datagram: usize,
+    from: PeerId,
+    ecn: Ecn,
+    /// What the kernel says of them: their length, their ECN field.
+    control: Vec<u8>,
+}
+
+impl Inbox {
+    fn new() -> Self {
+        Self {
+            // The longest datagram there is, or as many as the kernel puts together.
+            bytes: vec![0; 1 << 16].into(),
+            left: 0..0,
+            datagram: 0,
+            from: PeerId(0),
+            ecn: Ecn::NotEct,
+            control: nix::cmsg_space!(i32, i32),
+        }
+    }
+
+    /// Where the next datagram is.
+    fn pop(&mut self) -> Option<Range<usize>> {
+        if self.left.is_empty() {
+            return None;
+        }
+        let at = self.left.start;
+        self.left.start = self.left.end.min(at + self.datagram);
+        Some(at..self.left.start)
+    }
+
+    /// Takes in what has arrived; from whom. Errors: nothing has.
+    fn fill(&mut self, socket: &UdpSocket) -> Result<Option<IpAddr>, Errno> {
+        let mut to = [io::IoSliceMut::new(&mut self.bytes)];
+        let flags = MsgFlags::MSG_DONTWAIT;
+        let fd = socket.as_raw_fd();
+        let got = recvmsg::<SockaddrStorage>(fd, &mut to, Some(&mut self.control), flags)?;
+        let len = got.bytes;
+        (self.datagram, self.ecn) = (len.max(1), Ecn::NotEct);
+        for said in got.cmsgs()? {
+            match said {
+                ControlMessageOwned::UdpGroSegments(n) if n > 0 => {
+                    self.datagram = usize::try_from(n).unwrap_or(len).max(1);
+                }
+                ControlMessageOwned::Ipv4Tos(tos) => self.ecn = Ecn::of_tos(tos),
+                ControlMessageOwned::Ipv6TClass(class) => {
+                    self.ecn = Ecn::of_tos(class.to_le_bytes()[0]);
+                }
+                _ => {}
+            }
+        }
+        let from = got.address.and_then(|address| {
+            let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
+            v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
+        });
+        self.left = 0..len;
+        Ok(from)
+    }
+}
+
+/// Sends datagrams that lie one behind the other.
+fn post(
+    socket: &UdpSocket,
+    peer: &SockaddrStorage,
+    bytes: &[u8],
+    datagram: u16,
+    ecn: Ecn,
+) -> Result<(), Errno> {
+    let (tos, class) = (ecn as u8, i32::from(ecn as u8));
+    let mark = if peer.as_sockaddr_in().is_some() {
+        ControlMessage::Ipv4Tos(&tos)
+    } else {
+        ControlMessage::Ipv6TClass(&class)
+    };
+    let send = |bytes: &[u8], said: &[ControlMessage<'_>]| loop {
+        let from = [io::IoSlice::new(bytes)];
+        match sendmsg(socket.as_raw_fd(), &from, said, MsgFlags::MSG_DONTWAIT, Some(peer)) {
+            Err(Errno::EINTR) => {}
+            result => return result.map(drop),
+        }
+    };
+    if bytes.len() <= datagram.into() {
+        return send(bytes, &[mark]);
+    }
+    match send(bytes, &[mark, ControlMessage::UdpGsoSegments(&datagram)]) {
+        // The device does not do checksums (net/ipv4/udp.c, udp_send_skb).
+        Err(Errno::EIO) => {
+            bytes.chunks(datagram.into()).try_for_each(|one| send(one, std::slice::from_ref(&mark)))
+        }
+        result => result,
+    }
+}
+
+/// What the errors of a call mean (udp(7), ip(7)).
+fn not_sent(error: Errno) -> Sent {
+    match error {
+        Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => Sent::Full,
+        // Of several datagrams too, if one is longer than the path takes.
+        Errno::EMSGSIZE | Errno::EINVAL => Sent::Dropped(DropReason::TooBig),
+        // No route, no link, a firewall: it may be otherwise with the next.
+        _ => Sent::Dropped(DropReason::PortDown),
+    }
+}
+
+/// Bytes of the longest IP packet on the way to `peer`, as far as the kernel knows.
+fn path_mtu(local: IpAddr, peer: &SockaddrStorage) -> io::Result<u16> {
+    let socket = UdpSocket::bind((local, 0))?;
+    connect(socket.as_raw_fd(), peer)?;
+    let mtu = if local.is_ipv4() { option::ip_mtu(&socket) } else { option::ipv6_mtu(&socket) }?;
+    Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
+}
+
+fn receiver(local: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = UdpSocket::bind(local)?;
+    socket.set_nonblocking(true)?;
+    setsockopt(&socket, sockopt::UdpGroSegment, &true)?;
+    if local.is_ipv4() {
+        option::set_ip_recvtos(&socket, true)?;
+    } else {
+        option::set_ipv6_recvtclass(&socket, true)?;
+    }
+    // Without CAP_NET_ADMIN as much as net.core.rmem_max allows.
+    if option::set_socket_recv_buffer_size_force(&socket, RECEIVE_BYTES).is_err() {
+        option::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES)?;
+    }
+    Ok(socket)
+}
+
+/// Sockets at the first source ports that are free.
+fn senders(local: IpAddr) -> io::Result<Vec<UdpSocket>> {
+    let mut senders = Vec::new();
+    for port in SOURCE_PORTS {
+        match UdpSocket::bind((local, port)) {
+            Ok(socket) => {
+                socket.set_nonblocking(true)?;
+                // Nobody reads what is sent to it: as little as the kernel keeps.
+                option::set_socket_recv_buffer_size(&socket, 0)?;
+                // The tunnel's packets are not cut on the way (RFC 7348 section 4.3).
+                match local {
+                    IpAddr::V4(_) => {
+                        option::set_ip_mtu_discover(&socket, option::Ipv4PathMtuDiscovery::DO)?;
+                    }
+                    IpAddr::V6(_) => {
+                        option::set_ipv6_mtu_discover(&socket, option::Ipv6PathMtuDiscovery::DO)?;
+                    }
+                }
+                senders.push(socket);
+            }
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => {}
+            Err(e) => return Err(e),
+        }
+        if senders.len() == SENDERS {
+            return Ok(senders);
+        }
+    }
+    Err(io::ErrorKind::AddrInUse.into())
+}

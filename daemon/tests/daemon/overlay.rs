@@ -1,0 +1,489 @@
+//! Overlays: a host's switch and VXLAN peers in network namespaces of the test's own. Needs root.
+//!
+//! Peers are sockets of the test, which see every datagram; the kernel's own `vxlan` device, which
+//! nobody here wrote; another daemon.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use nightporter_core::overlay::SOURCE_PORTS;
+use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustix::net::sockopt::set_ip_tos;
+
+use crate::guest::{Guest, PLAIN, SENDS_SUPER};
+use crate::host::{Dir, Host, LIMIT, command};
+use crate::segment::{ACK, End, PSH, SYN, Segment, parse};
+
+const VNI: u32 = 7;
+const BULK: usize = 8 << 20;
+
+/// A network namespace that goes with its descriptor.
+struct Namespace(File);
+
+impl Namespace {
+    fn new() -> Self {
+        let make = || {
+            unshare(CloneFlags::CLONE_NEWNET).unwrap();
+            File::open("/proc/thread-self/ns/net").unwrap()
+        };
+        let new = Self(thread::spawn(make).join().unwrap());
+        new.ip("link set lo up");
+        new
+    }
+
+    /// Runs `f` in it. Sockets and processes that it makes stay there.
+    fn enter<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
+            f()
+        };
+        thread::scope(|scope| scope.spawn(inside).join().unwrap())
+    }
+
+    fn tries_ip(&self, arguments: &str) -> Result<(), String> {
+        let run = || Command::new("ip").args(arguments.split(' ')).output().unwrap();
+        let output = self.enter(run);
+        if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {output:?}")) }
+    }
+
+    fn ip(&self, arguments: &str) {
+        self.tries_ip(arguments).unwrap();
+    }
+
+    /// A path that names it as long as it is there.
+    fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+
+    fn start(&self, dir: &Dir, config: &Path) -> Host {
+        self.enter(|| Host::start_as(dir, &mut command(config)))
+    }
+}
+
+/// Two hosts joined by a veth pair: 192.0.2.1 has v0, and 192.0.2.2 and .3 have v1; over IPv6 they
+/// are fd02::1 and fd02::2.
+fn two_hosts() -> (Namespace, Namespace) {
+    let (a, b) = (Namespace::new(), Namespace::new());
+    a.ip(&format!("link add v0 type veth peer name v1 netns {}", b.path()));
+    for (host, dev, n) in [(&a, "v0", 1), (&b, "v1", 2)] {
+        host.ip(&format!("addr add 192.0.2.{n}/24 dev {dev}"));
+        host.ip(&format!("addr add fd02::{n}/64 dev {dev} nodad"));
+        host.ip(&format!("link set {dev} up"));
+    }
+    b.ip("addr add 192.0.2.3/24 dev v1");
+    (a, b)
+}
+
+fn overlay(local: &str, peers: &str) -> String {
+    format!("[[overlay]]\nname = \"over\"\nvni = {VNI}\nlocal = \"{local}\"\npeers = [{peers}]\n")
+}
+
+const LAN: &str = "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\n";
+
+/// A peer that is a socket of the test.
+struct Peer(UdpSocket);
+
+impl Peer {
+    fn new(host: &Namespace, ip: &str) -> Self {
+        let socket = host.enter(|| UdpSocket::bind((ip, 4789)).unwrap());
+        socket.set_read_timeout(Some(LIMIT)).unwrap();
+        Self(socket)
+    }
+
+    fn sends(&self, frame: &[u8]) {
+        self.sends_bytes(&[&[8, 0, 0, 0, 0, 0, 7, 0], frame].concat());
+    }
+
+    fn sends_bytes(&self, datagram: &[u8]) {
+        self.0.send_to(datagram, "192.0.2.1:4789").unwrap();
+    }
+
+    /// The frame of the next datagram, and its source port.
+    fn gets(&self) -> (Vec<u8>, u16) {
+        let mut bytes = vec![0; 1 << 16];
+        let (len, from) = self.0.recv_from(&mut bytes).unwrap();
+        assert_eq!(bytes[..8], [8, 0, 0, 0, 0, 0, 7, 0]);
+        assert_eq!(from.ip().to_string(), "192.0.2.1");
+        assert!(SOURCE_PORTS.contains(&from.port()), "{from}");
+        (bytes[8..len].to_vec(), from.port())
+    }
+}
+
+/// A host with a VM, and its two peers, which are sockets.
+struct World {
+    dir: Dir,
+    host: Host,
+    peers: [Peer; 2],
+    /// Where the peers are.
+    b: Namespace,
+}
+
+fn world(vm: &str) -> World {
+    let (a, b) = two_hosts();
+    let dir = Dir::new();
+    let ports = overlay("192.0.2.1", "\"192.0.2.2\", \"192.0.2.3\"") + &dir.vm("a", vm);
+    let config = dir.configure("metrics = \"off\"", &ports);
+    let host = a.start(&dir, &config);
+    let peers = ["192.0.2.2", "192.0.2.3"].map(|ip| Peer::new(&b, ip));
+    World { dir, host, peers, b }
+}
+
+const VM: End = End(1, 40_001);
+const FAR: End = End(2, 80);
+
+/// A frame that is nothing but Ethernet, with a number in it.
+fn numbered(to: [u8; 6], from: End, n: u8) -> Vec<u8> {
+    let mut frame = [to, from.mac()].concat();
+    frame.extend([0x88, 0xb5, n]); // "local experimental" (IEEE 802)
+    frame.resize(60, 0);
+    frame
+}
+
+const ALL: [u8; 6] = [0xff; 6];
+
+/// The next frame that is IPv4, of a guest that is sent one at a time.
+fn next_ipv4(guest: &mut Guest) -> Vec<u8> {
+    loop {
+        let mut got = guest.receive(1);
+        got.retain(|frame| frame[12..14] == [8, 0]);
+        if let Some(frame) = got.pop() {
+            return frame;
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn frames_go_to_where_a_station_was_heard_and_never_from_peer_to_peer() {
+    let w = world("ack_offload = false");
+    let (host, [one, two]) = (&w.host, &w.peers);
+    let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
+    a.offer(16);
+    a.send_plain(&numbered(ALL, VM, 1));
+    for peer in [one, two] {
+        assert_eq!(peer.gets().0, numbered(ALL, VM, 1), "everybody gets what is for everybody");
+    }
+    a.send_plain(&numbered(FAR.mac(), VM, 2));
+    for peer in [one, two] {
+        assert_eq!(peer.gets().0, numbered(FAR.mac(), VM, 2), "and what is for somebody unknown");
+    }
+    one.sends(&numbered(ALL, FAR, 3));
+    assert_eq!(a.receive(1), [numbered(ALL, FAR, 3)]);
+    a.send_plain(&numbered(FAR.mac(), VM, 4));
+    assert_eq!(one.gets().0, numbered(FAR.mac(), VM, 4), "it is there");
+    // It moves, and says so.
+    two.sends(&numbered(ALL, FAR, 5));
+    assert_eq!(a.receive(1), [numbered(ALL, FAR, 5)]);
+    a.send_plain(&numbered(FAR.mac(), VM, 6));
+    // Nothing came before: neither what the other peer sent to all, nor what was for it alone.
+    assert_eq!(two.gets().0, numbered(FAR.mac(), VM, 6));
+    a.send_plain(&numbered(ALL, VM, 7));
+    for peer in [one, two] {
+        assert_eq!(peer.gets().0, numbered(ALL, VM, 7));
+    }
+    let over = host.port("over");
+    assert_eq!((over.kind.as_str(), over.link), ("overlay", true));
+    assert_eq!((over.frames_from_port, over.frames_to_port), (2, 5));
+    assert!(over.drops.is_empty(), "{:?}", over.drops);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn what_is_not_of_the_overlay_is_dropped_and_counted() {
+    let w = world("ack_offload = false");
+    let (host, [one, _], b) = (&w.host, &w.peers, &w.b);
+    let stranger = || UdpSocket::bind("192.0.2.2:5000").unwrap();
+    let frame = numbered(ALL, FAR, 1);
+    one.sends_bytes(&[&[8, 0, 0, 0, 0, 0, 8, 0], &frame[..]].concat());
+    one.sends_bytes(&[&[0, 0, 0, 0, 0, 0, 7, 0], &frame[..]].concat());
+    one.sends_bytes(&[8]);
+    one.sends(&frame[..13]);
+    b.ip("addr add 192.0.2.4/24 dev v1");
+    let other = b.enter(|| UdpSocket::bind("192.0.2.4:4789").unwrap());
+    other.send_to(&[8; 100], "192.0.2.1:4789").unwrap();
+    // A peer's frames count from whatever port it sends them.
+    let datagram = [&[8, 0, 0, 0, 0, 0, 7, 0], &frame[..]].concat();
+    b.enter(stranger).send_to(&datagram, "192.0.2.1:4789").unwrap();
+    let over = host.until("over", |over| over.frames_from_port == 1);
+    let expected = [("not_vxlan", 2), ("truncated", 1), ("unknown_peer", 1), ("unknown_vni", 1)];
+    assert_eq!(over.drops, expected.map(|(reason, n)| (reason.to_owned(), n)).into());
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_super_segment_of_a_guest_leaves_as_datagrams_and_marks_arrive() {
+    let w = world("ack_offload = false\nmtu = 1450");
+    let (host, [one, _]) = (&w.host, &w.peers);
+    let mut a = Guest::boot(&w.dir.join("a"), SENDS_SUPER);
+    a.offer(16);
+    one.sends(&numbered(VM.mac(), FAR, 1));
+    a.send_plain(&numbered(FAR.mac(), VM, 1)); // so that it is known by its MAC
+    one.gets();
+    let payload: Vec<u8> = (0..40_000).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let flags = ACK | PSH;
+    let segment =
+        Segment { flags, seq: 7, ack: 9, window: 500, payload: &payload, ..Segment::default() };
+    a.send(&[segment.super_frame(VM, FAR, 1460)]);
+    let (mut got, mut ports) = (Vec::new(), Vec::new());
+    while got.len() < payload.len() {
+        let (frame, port) = one.gets();
+        assert!(frame.len() <= 1464, "{} bytes", frame.len());
+        let seen = parse(&frame); // its checksums are right
+        assert_eq!(seen.seq as usize, 7 + got.len());
+        got.extend(seen.payload);
+        ports.push(port);
+    }
+    assert_eq!(got, payload);
+    ports.dedup();
+    assert_eq!(ports.len(), 1, "one flow, one source port");
+    // Congestion on the way between the hosts.
+    let mut marked = Segment { flags, payload: &payload[..10], ..segment }.frame(FAR, VM);
+    marked[15] = 2; // ECT(0); the sum of the header's words grows by two
+    let check = u16::from_be_bytes([marked[24], marked[25]]) - 2;
+    marked[24..26].copy_from_slice(&check.to_be_bytes());
+    set_ip_tos(&one.0, 3).unwrap();
+    one.sends(&marked);
+    let got = next_ipv4(&mut a);
+    parse(&got); // the header's checksum is right
+    assert_eq!(got[15], 3, "the guest is told of it");
+    one.sends(&numbered(VM.mac(), FAR, 2));
+    let over = host.until("over", |over| over.drops.contains_key("ecn_mismatch"));
+    assert_eq!(over.drops["ecn_mismatch"], 1, "who cannot be told so gets nothing");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn the_remotes_data_is_acknowledged_across_the_overlay_for_a_guest_that_is_silent() {
+    let w = world("mtu = 1450");
+    let [one, _] = &w.peers;
+    let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
+    a.offer(64);
+    one.sends(&numbered(ALL, FAR, 1));
+    a.send_plain(&numbered(FAR.mac(), VM, 1));
+    one.gets();
+    let of = |flags, seq, ack| Segment { flags, seq, ack, window: 64_000, ..Segment::default() };
+    let mss: &[u8] = &[2, 4, 0x05, 0x82];
+    one.sends(&Segment { options: mss, ..of(SYN, 100, 0) }.frame(FAR, VM));
+    assert_eq!(parse(&next_ipv4(&mut a)).flags, SYN);
+    a.send_plain(&Segment { options: mss, ..of(SYN | ACK, 500, 101) }.frame(VM, FAR));
+    assert_eq!(parse(&one.gets().0).flags, SYN | ACK);
+    one.sends(&of(ACK, 101, 501).frame(FAR, VM));
+    assert_eq!(parse(&next_ipv4(&mut a)).flags, ACK);
+    let payload = [7; 1400];
+    for n in 0..20 {
+        let data = Segment { payload: &payload, ..of(ACK | PSH, 101 + 1400 * n, 501) };
+        one.sends(&data.frame(FAR, VM));
+    }
+    let mut acked = 0;
+    while acked < 101 + 1400 * 20 {
+        acked = parse(&one.gets().0).ack; // the guest has said nothing
+    }
+}
+
+/// A connection from one namespace to an address in another; both its ends.
+fn connect(from: &Namespace, to: &Namespace, ip: &str) -> (TcpStream, TcpStream) {
+    let ip: std::net::IpAddr = ip.parse().unwrap();
+    let listener = to.enter(|| TcpListener::bind(SocketAddr::new(ip, 0)).unwrap());
+    let address = listener.local_addr().unwrap();
+    let near = from.enter(|| TcpStream::connect_timeout(&address, LIMIT).unwrap());
+    let (far, _) = listener.accept().unwrap();
+    for stream in [&near, &far] {
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.set_write_timeout(Some(LIMIT)).unwrap();
+    }
+    (near, far)
+}
+
+/// Sends [`BULK`] bytes, every one of which is looked at.
+fn carry(mut from: &TcpStream, mut to: &TcpStream) {
+    let bytes: Vec<u8> =
+        (0_u32..).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).take(BULK).collect();
+    thread::scope(|scope| {
+        scope.spawn(|| from.write_all(&bytes).unwrap());
+        let mut got = vec![0; BULK];
+        to.read_exact(&mut got).unwrap();
+        assert!(got == bytes, "the bytes are those that were sent");
+    });
+}
+
+/// What no conforming peer causes.
+fn nothing_was_wrong(host: &Host) {
+    let drops = host.port("over").drops;
+    let lost = ["queue_full"]; // a network may lose
+    assert!(drops.keys().all(|reason| lost.contains(&reason.as_str())), "{drops:?}");
+}
+
+/// A host whose LAN is a tap of its own kernel, 10.9.0.1 and fd09::1.
+fn host_with_lan(namespace: &Namespace, dir: &Dir, overlay: &str, n: u8) -> Host {
+    let config = dir.configure("metrics = \"off\"", &(LAN.to_owned() + overlay));
+    let host = namespace.start(dir, &config);
+    namespace.ip(&format!("addr add 10.9.0.{n}/24 dev np0"));
+    namespace.ip(&format!("addr add fd09::{n}/64 dev np0 nodad"));
+    host
+}
+
+/// The kernel's own tunnel endpoint on host b. `false`: there is none on this machine.
+fn vxlan_device(b: &Namespace, more: &str) -> bool {
+    let link = format!(
+        "link add vx0 mtu 1450 type vxlan id {VNI} dstport 4789 local 192.0.2.2 remote 192.0.2.1 \
+         {more}"
+    );
+    if let Err(error) = b.tries_ip(&link) {
+        eprintln!("SKIPPED: no vxlan device on this machine: {error}");
+        return false;
+    }
+    b.ip("addr add 10.9.0.2/24 dev vx0");
+    b.ip("addr add fd09::2/64 dev vx0 nodad");
+    b.ip("link set vx0 up");
+    true
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn tcp_goes_to_and_from_the_kernels_vxlan_device_with_all_offloads() {
+    for checksums in ["udpcsum", "noudpcsum"] {
+        let (a, b) = two_hosts();
+        let dir = Dir::new();
+        let host = host_with_lan(&a, &dir, &overlay("192.0.2.1", "\"192.0.2.2\""), 1);
+        a.ip("link set np0 mtu 1450");
+        if !vxlan_device(&b, checksums) {
+            return;
+        }
+        let (near, far) = connect(&a, &b, "10.9.0.2");
+        carry(&near, &far);
+        let over = host.port("over");
+        let segments = u64::try_from(BULK / 1398).unwrap();
+        assert!(over.frames_to_port < segments, "super-segments reach the tunnel: {over:?}");
+        carry(&far, &near);
+        let (near, far) = connect(&b, &a, "fd09::1");
+        carry(&near, &far);
+        carry(&far, &near);
+        nothing_was_wrong(&host);
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn two_daemons_are_one_ethernet_and_an_mtu_that_is_too_large_costs_tcp_nothing() {
+    for (one, two, mtu) in [("192.0.2.1", "192.0.2.2", 1450), ("fd02::1", "fd02::2", 1430)] {
+        let (a, b) = two_hosts();
+        let dirs = [Dir::new(), Dir::new()];
+        let host = host_with_lan(&a, &dirs[0], &overlay(one, &format!("\"{two}\"")), 1);
+        let other = host_with_lan(&b, &dirs[1], &overlay(two, &format!("\"{one}\"")), 2);
+        for (from, to, ip) in [(&a, &b, "10.9.0.2"), (&b, &a, "fd09::1")] {
+            let (near, far) = connect(from, to, ip); // both LANs have an MTU of 1500
+            carry(&near, &far);
+            carry(&far, &near);
+        }
+        nothing_was_wrong(&host);
+        nothing_was_wrong(&other);
+        let udp = a.enter(|| UdpSocket::bind("10.9.0.1:0").unwrap());
+        let sink = b.enter(|| UdpSocket::bind("10.9.0.2:0").unwrap());
+        sink.set_read_timeout(Some(LIMIT)).unwrap();
+        let address = sink.local_addr().unwrap();
+        let fits = mtu - 28;
+        udp.send_to(&vec![1; fits + 1], address).unwrap();
+        udp.send_to(&vec![2; fits], address).unwrap();
+        let mut got = [0; 2000];
+        let (len, _) = sink.recv_from(&mut got).unwrap();
+        assert_eq!((len, got[0]), (fits, 2), "of datagrams those that fit arrive");
+        assert_eq!(host.port("over").drops.get("too_big"), Some(&1));
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_path_that_takes_less_is_found_out_and_tcp_goes_on() {
+    let (a, b) = two_hosts();
+    let dirs = [Dir::new(), Dir::new()];
+    let host = host_with_lan(&a, &dirs[0], &overlay("192.0.2.1", "\"192.0.2.2\""), 1);
+    let _other = host_with_lan(&b, &dirs[1], &overlay("192.0.2.2", "\"192.0.2.1\""), 2);
+    a.ip("link set v0 mtu 1400");
+    let (near, far) = connect(&a, &b, "10.9.0.2");
+    carry(&near, &far);
+    assert!(host.port("over").drops.contains_key("too_big"));
+}
+
+/// tshark's capture of what is on the wire at host b.
+struct Capture(Child);
+
+impl Capture {
+    /// `None`: there is no tshark here.
+    fn start(b: &Namespace, file: &Path) -> Option<Self> {
+        let mut command = Command::new("tshark");
+        command
+            .args(["-q", "-i", "v1", "-B", "64", "-f", "udp", "-w"])
+            .arg(file)
+            .stderr(Stdio::piped());
+        let Ok(mut child) = b.enter(|| command.spawn()) else {
+            eprintln!("SKIPPED: there is no tshark on this machine");
+            return None;
+        };
+        let mut said = Vec::new();
+        let mut stderr = child.stderr.take().unwrap();
+        while !String::from_utf8_lossy(&said).contains("Capturing on") {
+            let mut byte = [0];
+            assert_eq!(stderr.read(&mut byte).unwrap(), 1, "tshark ended: {said:?}");
+            said.extend(byte);
+        }
+        thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        let start = Instant::now();
+        while !file.exists() {
+            assert!(start.elapsed() < LIMIT, "no capture");
+        }
+        Some(Self(child))
+    }
+
+    fn end(mut self) {
+        kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), Signal::SIGINT).unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// The numbers of the frames of `file` for which `filter` holds.
+fn frames(file: &Path, filter: &str) -> Vec<String> {
+    let mut tshark = Command::new("tshark");
+    tshark.args(["-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE", "-r"]).arg(file);
+    tshark.args(["-Y", filter, "-T", "fields", "-e", "frame.number"]);
+    let output = tshark.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn tshark_decodes_every_frame_on_the_wire() {
+    let (a, b) = two_hosts();
+    // As a network card would, each end of the link cuts what is too long for the wire.
+    a.ip("link set v0 gso_max_segs 1");
+    b.ip("link set v1 gso_max_segs 1");
+    let dir = Dir::new();
+    let host = host_with_lan(&a, &dir, &overlay("192.0.2.1", "\"192.0.2.2\""), 1);
+    if !vxlan_device(&b, "udpcsum") {
+        return;
+    }
+    let file = dir.join("wire.pcap");
+    let Some(capture) = Capture::start(&b, &file) else { return };
+    let (near, far) = connect(&a, &b, "10.9.0.2");
+    carry(&near, &far);
+    carry(&far, &near);
+    capture.end();
+    nothing_was_wrong(&host);
+    let ours = "ip.src == 192.0.2.1";
+    let data = frames(&file, &format!("{ours} and vxlan.vni == {VNI} and tcp.len > 0"));
+    assert!(data.len() >= BULK / 1398, "{} segments", data.len());
+    let not_ours = format!("{ours} and not vxlan.vni == {VNI}");
+    assert_eq!(frames(&file, &not_ours), [""; 0], "all of it is VXLAN");
+    let wrong = "_ws.malformed or ip.checksum.status == 0 or tcp.checksum.status == 0";
+    assert_eq!(frames(&file, &format!("{ours} and ({wrong})")), [""; 0]);
+    let cut = format!("{ours} and (ip.flags.df#1 == 0 or ip.flags.mf == 1 or frame.len > 1514)");
+    assert_eq!(frames(&file, &cut), [""; 0], "nobody on the way may cut it, nor need to");
+}
