@@ -204,7 +204,7 @@ pub struct Status {
     pub log_lines_lost: u64,
     /// Turns of the worker that took longer than a second.
     pub stalls: u64,
-    /// Uplinks, then VMs, in the order of the configuration.
+    /// Uplinks, overlays, then VMs, in the order of the configuration.
     pub ports: Vec<PortStatus>,
 }
 
@@ -213,7 +213,7 @@ pub struct Status {
 pub struct PortStatus {
     /// Its name in the configuration.
     pub name: String,
-    /// `vm`, `tap` or `macvtap`.
+    /// `vm`, `tap`, `macvtap` or `overlay`.
     pub kind: String,
     /// Whether frames can pass: the interface is there and has no `trouble`, the guest's driver is
     /// running.

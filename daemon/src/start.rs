@@ -109,7 +109,7 @@ fn start(
         check(open_uplink(&mut worker, uplink));
     }
     for overlay in &config.overlays {
-        check(open_overlay(&mut worker, overlay));
+        check(add_overlay(&mut worker, overlay));
     }
     match vm_access(daemon) {
         Err(e) => check(Err(e)),
@@ -251,24 +251,20 @@ fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
 
 fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartError> {
     let tap = TapPort::open(uplink).map_err(|e| StartError(e.to_string()))?;
-    add_port(
-        worker,
-        Port::Uplink(tap),
-        PortConfig::uplink(&uplink.name).in_network(network_of(&uplink.network)),
-    )
-    .map(|_| ())
+    let config = PortConfig::uplink(&uplink.name).in_network(network_of(&uplink.network));
+    add_port(worker, Port::Uplink(tap), config).map(|_| ())
 }
 
-fn open_overlay(worker: &mut Worker, overlay: &OverlayConfig) -> Result<(), StartError> {
+/// Opens the sockets of an overlay.
+pub(crate) fn open_overlay(overlay: &OverlayConfig) -> Result<OverlayPort, StartError> {
     let hash_seeds = random().map_err(|e| no_chance(&e))?;
-    let port = OverlayPort::open(overlay, hash_seeds).map_err(|e| StartError(e.to_string()))?;
-    let port = Port::Overlay(Box::new(port));
-    add_port(
-        worker,
-        port,
-        PortConfig::uplink(&overlay.name).in_network(network_of(&overlay.network)),
-    )
-    .map(|_| ())
+    OverlayPort::open(overlay, hash_seeds).map_err(|e| StartError(e.to_string()))
+}
+
+fn add_overlay(worker: &mut Worker, overlay: &OverlayConfig) -> Result<(), StartError> {
+    let port = Port::Overlay(Box::new(open_overlay(overlay)?));
+    let config = PortConfig::uplink(&overlay.name).in_network(network_of(&overlay.network));
+    add_port(worker, port, config).map(|_| ())
 }
 
 /// Opens the ports of all VMs. One whose socket cannot be made, as when somebody has its path, does
@@ -307,11 +303,8 @@ fn open_vm(
     let mut port = VhostUserPort::without_socket(&device).map_err(explain)?;
     let without_socket = port.listen().err().map(|e| explain(e.into()));
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
-    let id = add_port(
-        worker,
-        port,
-        PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network)),
-    )?;
+    let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
+    let id = add_port(worker, port, config)?;
     worker.set_rate_limits(id, vm);
     Ok(without_socket)
 }

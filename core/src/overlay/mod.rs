@@ -108,10 +108,7 @@ impl Overlay {
     pub fn new(config: &OverlayConfig) -> Self {
         let [a, b, c, d] = config.hash_seeds;
         let hasher = RandomState::with_seeds(a, b, c, d);
-        let peers = config.peers.iter().map(|&ip| IpAddr16::from(ip));
-        let mut peers: Vec<_> = peers.zip((0..).map(PeerId)).collect();
-        peers.sort_unstable();
-        let stations = Stations::new(hasher.clone());
+        let (peers, stations) = (numbered(&config.peers), Stations::new(hasher.clone()));
         Self { vni: config.vni, mtu: config.mtu, peers, stations, hasher }
     }
 
@@ -179,6 +176,13 @@ impl Overlay {
         self.mtu = mtu;
     }
 
+    /// Other peers from now on. Where stations are has to be heard, or told, again; until then what
+    /// is for them goes to all.
+    pub fn set_peers(&mut self, peers: &[IpAddr]) {
+        self.peers = numbered(peers);
+        self.stations = Stations::new(self.hasher.clone());
+    }
+
     /// From now on the station `mac` is behind `peer`, whatever frames say.
     pub fn tell_station(&mut self, mac: Mac, peer: PeerId) {
         self.stations.tell(mac, peer);
@@ -192,6 +196,14 @@ impl Overlay {
             Net::Arp(_) | Net::Other => self.hasher.hash_one((packet.eth.src, packet.eth.dst)),
         }
     }
+}
+
+/// Peers and their places, sorted by address.
+fn numbered(peers: &[IpAddr]) -> Vec<(IpAddr16, PeerId)> {
+    let peers = peers.iter().map(|&ip| IpAddr16::from(ip));
+    let mut peers: Vec<_> = peers.zip((0..).map(PeerId)).collect();
+    peers.sort_unstable();
+    peers
 }
 
 /// Both ports of TCP or UDP, which have them at the same place.

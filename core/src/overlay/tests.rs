@@ -171,6 +171,18 @@ fn peers_are_known_by_their_addresses() {
 }
 
 #[test]
+fn with_other_peers_stations_are_looked_for_again() {
+    let mut overlay = overlay();
+    let mut bytes = datagram(VNI, &v4_segment(b"x").frame());
+    overlay.handle_datagram(NOW, PeerId(1), Ecn::NotEct, &mut bytes).unwrap();
+    overlay.set_peers(&["192.0.2.3", "192.0.2.4"].map(|ip| ip.parse().unwrap()));
+    assert_eq!(overlay.peer("192.0.2.3".parse().unwrap()), Some(PeerId(0)));
+    assert_eq!(overlay.peer("192.0.2.9".parse().unwrap()), None);
+    let answer = turned(&v4_segment(b"x").frame());
+    assert_eq!(overlay.handle_frame(NOW, &PLAIN, &answer).unwrap().0.to, To::All);
+}
+
+#[test]
 fn what_is_not_of_this_network_teaches_nothing() {
     let mut overlay = overlay();
     let frame = v4_segment(b"x").frame();

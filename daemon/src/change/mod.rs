@@ -24,6 +24,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::arena_file::ArenaFile;
 use crate::config::{Config, Source, VmConfig};
+use crate::port::overlay::OverlayPort;
 use crate::port::tap::TapPort;
 use crate::vhost::listener::{Access, Listener};
 
@@ -62,6 +63,8 @@ pub struct Prepared {
     pub target: Running,
     /// For the uplinks that come, by their names.
     pub taps: Vec<(String, TapPort)>,
+    /// For the overlays that come, by their names.
+    pub overlays: Vec<(String, OverlayPort)>,
     /// For the VMs that come or move, by their names.
     pub listeners: Vec<(String, Listener)>,
     /// Who may connect to their sockets.
@@ -76,7 +79,11 @@ impl Running {
         let config = Arc::make_mut(&mut self.config);
         let gone = match step {
             // It is not there either way.
-            Step::RemoveVm(_) | Step::RemoveUplink(_) | Step::SetDrainTimeout(_) => return,
+            Step::RemoveVm(_)
+            | Step::RemoveUplink(_)
+            | Step::RemoveOverlay(_)
+            | Step::SetOverlay(_)
+            | Step::SetDrainTimeout(_) => return,
             Step::SetVm(both) => {
                 let (before, now) = &**both;
                 let vms = config.vms.iter_mut().filter(|vm| vm.name == now.name);
@@ -84,10 +91,12 @@ impl Running {
                 return;
             }
             Step::AddVm(vm) => &vm.name,
+            Step::AddOverlay(overlay) => &overlay.name,
             Step::AddUplink(uplink) => &uplink.name,
         };
         config.vms.retain(|vm| vm.name != *gone);
         config.uplinks.retain(|uplink| uplink.name != *gone);
+        config.overlays.retain(|overlay| overlay.name != *gone);
         self.by_command.remove(gone);
     }
 }

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use crate::config::keys::{Keys, differences};
-use crate::config::{Config, UplinkConfig, VmConfig};
+use crate::config::{Config, OverlayConfig, UplinkConfig, VmConfig};
 
 /// Keys of `[daemon]` that are changed in a running daemon.
 const LIVE: [&str; 1] = ["drain_timeout_s"];
+/// Keys of an overlay that are changed in a running daemon.
+const LIVE_OF_OVERLAYS: [&str; 2] = ["peers", "mtu"];
 /// Keys of a VM that its VMM is told when it connects, and not again.
 const AT_CONNECT: [&str; 3] = ["mac", "mtu", "queue_pairs"];
 
@@ -17,10 +19,16 @@ pub enum Step {
     RemoveVm(String),
     /// The uplink goes.
     RemoveUplink(String),
+    /// The overlay goes.
+    RemoveOverlay(String),
     /// Other keys for a VM whose port stays: before, and from now on.
     SetVm(Box<(VmConfig, VmConfig)>),
     /// Another `daemon.drain_timeout_s`.
     SetDrainTimeout(u64),
+    /// Other peers or another MTU for an overlay.
+    SetOverlay(Box<OverlayConfig>),
+    /// An overlay comes.
+    AddOverlay(Box<OverlayConfig>),
     /// An uplink comes.
     AddUplink(UplinkConfig),
     /// A VM comes.
@@ -47,13 +55,14 @@ impl Plan {
         let uplinks_now = by_name(&now.uplinks, |u| &u.name);
         let uplinks = by_name(&wanted.uplinks, |u| &u.name);
         plan.remove(now, &vms, &uplinks);
+        plan.remove_overlays(now, wanted);
         for vm in &wanted.vms {
             if let Some(before) = vms_now.get(vm.name.as_str()) {
                 plan.set_vm(before, vm, &vms, now);
             }
         }
         plan.set_daemon(now, wanted);
-        plan.keep_overlays(now, wanted);
+        plan.set_overlays(now, wanted);
         for uplink in &wanted.uplinks {
             match uplinks_now.get(uplink.name.as_str()) {
                 Some(before) if *before == uplink => {}
@@ -136,23 +145,47 @@ impl Plan {
         }
     }
 
-    fn keep_overlays(&mut self, now: &Config, wanted: &Config) {
-        let (before, after) =
-            (by_name(&now.overlays, |o| &o.name), by_name(&wanted.overlays, |o| &o.name));
-        let mut needs = |what: String| self.needs_restart.push(what);
-        for (name, overlay) in &before {
-            match after.get(name) {
-                None => needs(format!("overlay.{name} goes")),
-                Some(wanted) => {
-                    for (key, before, after) in differences(&overlay.keys(), &wanted.keys()) {
-                        needs(format!("overlay.{name}.{key} {before} -> {after}"));
-                    }
-                }
+    fn remove_overlays(&mut self, now: &Config, wanted: &Config) {
+        let after = by_name(&wanted.overlays, |o| &o.name);
+        for name in now.overlays.iter().map(|o| &o.name) {
+            if !after.contains_key(name.as_str()) {
+                self.steps.push(Step::RemoveOverlay(name.clone()));
+                self.lines.push(format!("- overlay {name}"));
             }
         }
-        for name in after.keys().filter(|name| !before.contains_key(*name)) {
-            needs(format!("overlay.{name} comes"));
+    }
+
+    fn set_overlays(&mut self, now: &Config, wanted: &Config) {
+        let before = by_name(&now.overlays, |o| &o.name);
+        for overlay in &wanted.overlays {
+            let name = &overlay.name;
+            let Some(before) = before.get(name.as_str()) else {
+                self.add_overlay(overlay, now);
+                continue;
+            };
+            let differ = differences(&before.keys(), &overlay.keys());
+            for (key, before, after) in &differ {
+                if !LIVE_OF_OVERLAYS.contains(key) {
+                    self.needs_restart.push(format!("overlay.{name}.{key} {before} -> {after}"));
+                }
+            }
+            let what = differ.iter().map(|(key, before, now)| format!("{key} {before} -> {now}"));
+            let what: Vec<_> = what.collect();
+            if !what.is_empty() {
+                self.lines.push(format!("~ overlay {name}: {}", what.join(", ")));
+                self.steps.push(Step::SetOverlay(Box::new(overlay.clone())));
+            }
         }
+    }
+
+    fn add_overlay(&mut self, overlay: &OverlayConfig, now: &Config) {
+        // Its sockets are opened before anybody goes.
+        if let Some(holder) = now.overlays.iter().find(|other| other.local == overlay.local) {
+            let (name, holder) = (&overlay.name, &holder.name);
+            self.needs_restart
+                .push(format!("overlay.{name} gets what overlay.{holder} has now (two changes)"));
+        }
+        self.add(Step::AddOverlay(Box::new(overlay.clone())), &overlay.name, overlay.keys());
     }
 
     fn keep_uplink(&mut self, before: &UplinkConfig, uplink: &UplinkConfig) {
@@ -173,7 +206,11 @@ impl Plan {
     }
 
     fn add(&mut self, step: Step, name: &str, keys: Keys) {
-        let kind = if matches!(step, Step::AddVm(_)) { "vm" } else { "uplink" };
+        let kind = match step {
+            Step::AddVm(_) => "vm",
+            Step::AddOverlay(_) => "overlay",
+            _ => "uplink",
+        };
         let keys = keys.into_iter().filter(|(key, _)| *key != "name");
         let keys: Vec<_> =
             keys.filter_map(|(key, value)| Some(format!("{key} {}", value?))).collect();
@@ -233,6 +270,33 @@ mod tests {
         assert!(plan.needs_restart.is_empty());
     }
 
+    fn overlay_text(name: &str, more: &str) -> String {
+        let keys = "vni = 7\nlocal = \"192.0.2.1\"\npeers = [\"192.0.2.2\"]";
+        format!("{NOW}[[overlay]]\nname = \"{name}\"\n{keys}\n{more}")
+    }
+
+    fn overlay(name: &str, more: &str) -> Config {
+        config(&overlay_text(name, more))
+    }
+
+    #[test]
+    fn overlays_come_go_and_get_other_peers() {
+        let plan = |now: &Config, wanted: &Config| Plan::between(now, wanted);
+        let peers = overlay_text("o", "").replace("[\"192.0.2.2\"]", "[\"192.0.2.3\"]");
+        let found = plan(&overlay("o", ""), &config(&(peers + "mtu = 8950\n")));
+        assert_eq!(
+            found.lines,
+            ["~ overlay o: peers [\"192.0.2.2:4789\"] -> [\"192.0.2.3:4789\"], mtu 1450 -> 8950"]
+        );
+        assert!(
+            matches!(&found.steps[..], [Step::SetOverlay(_)]) && found.needs_restart.is_empty()
+        );
+        let found = plan(&config(NOW), &overlay("o", ""));
+        let keys = "vni 7, local \"192.0.2.1:4789\", peers [\"192.0.2.2:4789\"], mtu 1450";
+        assert_eq!(found.lines, [format!("+ overlay o: {keys}")]);
+        assert_eq!(plan(&overlay("o", ""), &config(NOW)).lines, ["- overlay o"]);
+    }
+
     #[test]
     fn what_needs_a_restart_is_named() {
         let wanted = NOW.replace("np0", "np1");
@@ -260,17 +324,14 @@ mod tests {
             Plan::between(&config(NOW), &config(&moved)).needs_restart,
             ["vm.a.network none -> red"]
         );
-        let overlay = |name: &str, more: &str| {
-            let keys = "vni = 7\nlocal = \"192.0.2.1\"\npeers = [\"192.0.2.2\"]";
-            config(&format!("{NOW}[[overlay]]\nname = \"{name}\"\n{keys}\n{more}"))
-        };
+        let other = config(&overlay_text("o", "").replace("vni = 7", "vni = 8"));
         assert_eq!(
-            Plan::between(&overlay("o", ""), &overlay("o", "mtu = 8950")).needs_restart,
-            ["overlay.o.mtu 1450 -> 8950"]
+            Plan::between(&overlay("o", ""), &other).needs_restart,
+            ["overlay.o.vni 7 -> 8"]
         );
         assert_eq!(
             Plan::between(&overlay("o", ""), &overlay("p", "")).needs_restart,
-            ["overlay.o goes", "overlay.p comes"]
+            ["overlay.p gets what overlay.o has now (two changes)"]
         );
         let renamed = NOW.replace("name = \"lan\"", "name = \"wan\"");
         assert_eq!(

@@ -12,7 +12,7 @@ use super::{Job, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
 use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
 use crate::port::tap::{OpenError, TapPort};
-use crate::start::{make_parent, vm_access};
+use crate::start::{make_parent, open_overlay, vm_access};
 use crate::vhost::listener::{Access, Listener};
 
 /// How long an interface may take to close, and how often it is tried meanwhile.
@@ -23,21 +23,23 @@ const CLOSING_LOOK: Duration = Duration::from_millis(10);
 /// opened or allocated for a change that is refused goes again.
 pub(super) fn prepare(job: Job, source: &Source, arena: &ArenaFile) -> Result<Prepared, Refusal> {
     let Job { change, dry_run, running, excess_pages } = job;
-    let mut target = target(&change, &running, source)?;
+    let target = target(&change, &running, source)?;
     let plan = Plan::between(&running.config, &target.config);
-    let (taps, listeners, access) = (Vec::new(), Vec::new(), Access::default());
+    let (taps, overlays, listeners) = (Vec::new(), Vec::new(), Vec::new());
+    let mut prepared =
+        Prepared { plan, target, taps, overlays, listeners, access: Access::default(), dry_run };
     if dry_run {
-        return Ok(Prepared { plan, target, taps, listeners, access, dry_run });
+        return Ok(prepared);
     }
+    let Prepared { plan, target, access, .. } = &mut prepared;
     if !plan.needs_restart.is_empty() {
         return Err(Refusal {
             what: format!("needs a restart: {}", plan.needs_restart.join("; ")),
             fix: "put that back as it was, or restart nightporterd; nothing was changed".into(),
         });
     }
-    target.size = size(&running, &target.config, &plan, excess_pages);
-    let access = vm_access(&target.config.daemon).map_err(|e| refusal(&e))?;
-    let mut prepared = Prepared { plan, target, taps, listeners, access, dry_run };
+    target.size = size(&running, &target.config, plan, excess_pages);
+    *access = vm_access(&target.config.daemon).map_err(|e| refusal(&e))?;
     open(&mut prepared, &running.config)?;
     // Last: nothing is allocated for what cannot be.
     arena.grow(running.size, prepared.target.size).map_err(|e| refusal(&e))?;
@@ -130,14 +132,17 @@ fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> A
 
 /// Opens the interfaces and sockets of who comes.
 fn open(prepared: &mut Prepared, now: &Config) -> Result<(), Refusal> {
-    let Prepared { plan, taps, listeners, access, .. } = prepared;
+    let Prepared { plan, taps, overlays, listeners, access, .. } = prepared;
     let mut freed: Vec<&PathBuf> = Vec::new();
     for step in &plan.steps {
         match step {
             Step::RemoveVm(name) => {
                 freed.extend(now.vms.iter().filter(|vm| vm.name == *name).map(|vm| &vm.socket));
             }
-            Step::RemoveUplink(_) | Step::SetDrainTimeout(_) => {}
+            Step::RemoveUplink(_)
+            | Step::RemoveOverlay(_)
+            | Step::SetOverlay(_)
+            | Step::SetDrainTimeout(_) => {}
             Step::SetVm(both) if both.0.socket == both.1.socket => {}
             Step::SetVm(both) => {
                 let (before, vm) = &**both;
@@ -147,6 +152,10 @@ fn open(prepared: &mut Prepared, now: &Config) -> Result<(), Refusal> {
             Step::AddUplink(uplink) => {
                 let tap = open_tap(uplink).map_err(|e| refusal(&e))?;
                 taps.push((uplink.name.clone(), tap));
+            }
+            Step::AddOverlay(overlay) => {
+                let port = open_overlay(overlay).map_err(|e| refusal(&e))?;
+                overlays.push((overlay.name.clone(), port));
             }
             Step::AddVm(vm) => listeners.extend(listen(vm, *access, &freed)?),
         }

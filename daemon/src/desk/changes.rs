@@ -12,6 +12,7 @@ use nix::sys::epoll::Epoll;
 
 use super::Desk;
 use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Step};
+use crate::config::VmConfig;
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::vhost_user::VhostUserPort;
@@ -199,7 +200,7 @@ impl Desk {
             path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))
         };
         match step {
-            Step::RemoveVm(name) | Step::RemoveUplink(name) => {
+            Step::RemoveVm(name) | Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
                 let id = port(path, &name)?;
                 path.remove_port(now, epoll, id);
                 for place in path.ports.watchers.remove_port(id) {
@@ -226,6 +227,19 @@ impl Desk {
                 set.map_err(|e| format!("vm {}: {e:?}", vm.name))?;
                 path.set_rate_limits(now, id, &vm);
             }
+            Step::SetOverlay(overlay) => {
+                let id = port(path, &overlay.name)?;
+                if let Port::Overlay(at) = &mut path.ports.of_mut(id).port {
+                    at.set(&overlay);
+                }
+            }
+            Step::AddOverlay(overlay) => {
+                let opened = taken(&mut prepared.overlays, &overlay.name).ok_or("no socket")?;
+                let network = network_of(&overlay.network);
+                let config = PortConfig::uplink(&overlay.name).in_network(network);
+                let added = path.add_port(now, epoll, Port::Overlay(Box::new(opened)), config);
+                added.map_err(|e| format!("overlay {}: {e:?}", overlay.name))?;
+            }
             Step::AddUplink(uplink) => {
                 let tap = taken(&mut prepared.taps, &uplink.name).ok_or("no interface")?;
                 let config =
@@ -234,21 +248,7 @@ impl Desk {
                 added.map_err(|e| format!("uplink {}: {e:?}", uplink.name))?;
                 self.handle_links(now, epoll, path);
             }
-            Step::AddVm(vm) => {
-                let explain = |e: &dyn std::fmt::Debug| format!("vm {}: {e:?}", vm.name);
-                let device = device_of(&vm, prepared.access, memory_is_limited());
-                let mut port = VhostUserPort::without_socket(&device).map_err(|e| explain(&e))?;
-                match taken(&mut prepared.listeners, &vm.name) {
-                    Some(listener) => port.take(listener),
-                    // If its path is not free yet, it is tried again.
-                    None => port.listen_or_say_so(),
-                }
-                let config =
-                    PortConfig::guest(&vm.name, policy_of(&vm)).in_network(network_of(&vm.network));
-                let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
-                let id = path.add_port(now, epoll, port, config).map_err(|e| explain(&e))?;
-                path.set_rate_limits(now, id, &vm);
-            }
+            Step::AddVm(vm) => add_vm(now, epoll, path, prepared, &vm)?,
         }
         Ok(())
     }
@@ -278,6 +278,29 @@ impl Desk {
             (None, _) => {}
         }
     }
+}
+
+/// A VM comes.
+fn add_vm(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    prepared: &mut Prepared,
+    vm: &VmConfig,
+) -> Result<(), String> {
+    let explain = |e: &dyn std::fmt::Debug| format!("vm {}: {e:?}", vm.name);
+    let device = device_of(vm, prepared.access, memory_is_limited());
+    let mut port = VhostUserPort::without_socket(&device).map_err(|e| explain(&e))?;
+    match taken(&mut prepared.listeners, &vm.name) {
+        Some(listener) => port.take(listener),
+        // If its path is not free yet, it is tried again.
+        None => port.listen_or_say_so(),
+    }
+    let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
+    let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
+    let id = path.add_port(now, epoll, port, config).map_err(|e| explain(&e))?;
+    path.set_rate_limits(now, id, vm);
+    Ok(())
 }
 
 fn taken<T>(list: &mut Vec<(String, T)>, name: &str) -> Option<T> {

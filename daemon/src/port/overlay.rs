@@ -92,7 +92,7 @@ impl OverlayPort {
         })?;
         let overlay = Overlay::new(&overlay::OverlayConfig {
             vni: config.vni,
-            peers: config.peers.iter().map(SocketAddr::ip).collect(),
+            peers: addresses(config),
             mtu: config.mtu,
             hash_seeds,
         });
@@ -100,7 +100,7 @@ impl OverlayPort {
             overlay,
             receiver,
             senders,
-            peers: config.peers.iter().map(|&peer| SockaddrStorage::from(peer)).collect(),
+            peers: destinations(config),
             narrow_until: None,
             asked: None,
             config: config.clone(),
@@ -133,6 +133,18 @@ impl OverlayPort {
     #[must_use]
     pub fn copies(&self) -> usize {
         self.peers.len()
+    }
+
+    /// Other peers and another MTU from now on; the rest of `config` is as it was.
+    pub fn set(&mut self, config: &OverlayConfig) {
+        if self.config.peers != config.peers {
+            self.overlay.set_peers(&addresses(config));
+            self.peers = destinations(config);
+            self.inbox.left = 0..0; // from a peer that may have another place now
+        }
+        self.overlay.set_mtu(config.mtu);
+        self.narrow_until = None;
+        self.config = config.clone();
     }
 
     /// Reads the next frame into `buf`, which should hold 64 KiB and an Ethernet header.
@@ -228,6 +240,14 @@ impl OverlayPort {
             self.narrow_until = Some(now + NARROW_FOR);
         }
     }
+}
+
+fn addresses(config: &OverlayConfig) -> Vec<IpAddr> {
+    config.peers.iter().map(SocketAddr::ip).collect()
+}
+
+fn destinations(config: &OverlayConfig) -> Vec<SockaddrStorage> {
+    config.peers.iter().map(|&peer| SockaddrStorage::from(peer)).collect()
 }
 
 /// Datagrams of one peer that came by one call.

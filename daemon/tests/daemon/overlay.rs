@@ -12,6 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Instant;
 
+use nightporter_api::Change;
 use nightporter_core::overlay::SOURCE_PORTS;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::signal::{Signal, kill};
@@ -259,33 +260,101 @@ fn a_super_segment_of_a_guest_leaves_as_datagrams_and_marks_arrive() {
     assert_eq!(over.drops["ecn_mismatch"], 1, "who cannot be told so gets nothing");
 }
 
+/// A segment of a connection whose window is never small.
+fn segment(flags: u8, seq: u32, ack: u32, payload: &[u8]) -> Segment<'_> {
+    Segment { flags, seq, ack, window: 64_000, payload, ..Segment::default() }
+}
+
+/// A connection that the station at `peer` opens. Its first byte has number 101, the VM's 501.
+fn connected(a: &mut Guest, peer: &Peer) {
+    a.offer(64);
+    peer.sends(&numbered(ALL, FAR, 1));
+    a.send_plain(&numbered(FAR.mac(), VM, 1));
+    peer.gets();
+    let options: &[u8] = &[2, 4, 0x05, 0x82]; // an MSS of 1410
+    peer.sends(&Segment { options, ..segment(SYN, 100, 0, &[]) }.frame(FAR, VM));
+    assert_eq!(parse(&next_ipv4(a)).flags, SYN);
+    a.send_plain(&Segment { options, ..segment(SYN | ACK, 500, 101, &[]) }.frame(VM, FAR));
+    assert_eq!(parse(&peer.gets().0).flags, SYN | ACK);
+    peer.sends(&segment(ACK, 101, 501, &[]).frame(FAR, VM));
+    assert_eq!(parse(&next_ipv4(a)).flags, ACK);
+}
+
 #[test]
 #[ignore = "needs root: it makes network namespaces"]
 fn the_remotes_data_is_acknowledged_across_the_overlay_for_a_guest_that_is_silent() {
     let w = world("mtu = 1450");
     let [one, _] = &w.peers;
     let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
-    a.offer(64);
-    one.sends(&numbered(ALL, FAR, 1));
-    a.send_plain(&numbered(FAR.mac(), VM, 1));
-    one.gets();
-    let of = |flags, seq, ack| Segment { flags, seq, ack, window: 64_000, ..Segment::default() };
-    let mss: &[u8] = &[2, 4, 0x05, 0x82];
-    one.sends(&Segment { options: mss, ..of(SYN, 100, 0) }.frame(FAR, VM));
-    assert_eq!(parse(&next_ipv4(&mut a)).flags, SYN);
-    a.send_plain(&Segment { options: mss, ..of(SYN | ACK, 500, 101) }.frame(VM, FAR));
-    assert_eq!(parse(&one.gets().0).flags, SYN | ACK);
-    one.sends(&of(ACK, 101, 501).frame(FAR, VM));
-    assert_eq!(parse(&next_ipv4(&mut a)).flags, ACK);
-    let payload = [7; 1400];
+    connected(&mut a, one);
     for n in 0..20 {
-        let data = Segment { payload: &payload, ..of(ACK | PSH, 101 + 1400 * n, 501) };
-        one.sends(&data.frame(FAR, VM));
+        one.sends(&segment(ACK | PSH, 101 + 1400 * n, 501, &[7; 1400]).frame(FAR, VM));
     }
     let mut acked = 0;
     while acked < 101 + 1400 * 20 {
         acked = parse(&one.gets().0).ack; // the guest has said nothing
     }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn what_the_host_sends_for_a_guest_crosses_the_overlay() {
+    let w = world("mtu = 1450\ncongestion_offload = true");
+    let [one, _] = &w.peers;
+    let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
+    connected(&mut a, one);
+    let payload: Vec<u8> = (0..14_000).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let mut seq = 501;
+    for part in payload.chunks(1400) {
+        a.send_plain(&segment(ACK | PSH, seq, 101, part).frame(VM, FAR));
+        seq += 1400;
+    }
+    let (mut got, mut next) = (Vec::new(), 501);
+    while got.len() < payload.len() {
+        let seen = parse(&one.gets().0);
+        if seen.payload.is_empty() || seen.seq != next {
+            continue; // an ACK, or a copy
+        }
+        next += u32::try_from(seen.payload.len()).unwrap();
+        got.extend(seen.payload);
+        one.sends(&segment(ACK, 101, next, &[]).frame(FAR, VM));
+    }
+    assert_eq!(got, payload);
+    let vm = w.host.until("a", |a| {
+        a.vm.as_ref().is_some_and(|vm| vm.counters.contains_key("sent_for_guest_bytes"))
+    });
+    assert_eq!(vm.vm.unwrap().counters["sent_for_guest_bytes"], 14_000, "the host sent it");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_peer_comes_and_another_goes_while_the_daemon_runs() {
+    let w = world("ack_offload = false");
+    let [one, two] = &w.peers;
+    let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
+    a.offer(16);
+    let reload = |peers: &str| {
+        let ports = overlay("192.0.2.1", peers) + &w.dir.vm("a", "ack_offload = false");
+        w.dir.configure("metrics = \"off\"", &ports);
+        w.host.change(Change::Reload {}).steps.len()
+    };
+    assert_eq!(reload("\"192.0.2.3\""), 1);
+    a.send_plain(&numbered(ALL, VM, 1));
+    assert_eq!(two.gets().0, numbered(ALL, VM, 1));
+    one.sends(&numbered(ALL, FAR, 2));
+    w.host.until("over", |over| over.drops.get("unknown_peer") == Some(&1));
+    assert_eq!(reload("\"192.0.2.2\", \"192.0.2.3\""), 1);
+    a.send_plain(&numbered(ALL, VM, 3));
+    assert_eq!(one.gets().0, numbered(ALL, VM, 3), "and nothing of what came before");
+    one.sends(&numbered(ALL, FAR, 4));
+    assert_eq!(a.receive(1), [numbered(ALL, FAR, 4)]);
+    // The overlay goes and comes.
+    w.dir.configure("metrics = \"off\"", &w.dir.vm("a", "ack_offload = false"));
+    assert_eq!(w.host.change(Change::Reload {}).steps, ["- overlay over"]);
+    assert_eq!(w.host.names(), ["a"]);
+    assert_eq!(reload("\"192.0.2.2\""), 1);
+    a.send_plain(&numbered(ALL, VM, 5));
+    assert_eq!(one.gets().0, numbered(ALL, VM, 5));
 }
 
 /// A connection from one namespace to an address in another; both its ends.
