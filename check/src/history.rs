@@ -59,8 +59,9 @@ pub struct History {
     pub shrinks: bool,
     /// R is known not to.
     pub net_keeps_window: bool,
-    /// Since when R has shown no room.
-    pub(crate) shut_since: Option<Instant>,
+    /// R's newest acknowledgement of G, since when it has acknowledged no more, and that it had
+    /// acknowledged all that G had sent by then.
+    stands: (u64, Instant, bool),
     /// Somebody sends G fragments: what it acknowledges the host may not have seen.
     pub fragments: bool,
     /// Longest IP packet that G's port takes.
@@ -175,7 +176,7 @@ impl History {
             deaf: false,
             shrinks: false,
             net_keeps_window: false,
-            shut_since: None,
+            stands: (BASE, Instant::ZERO, true),
             fragments: false,
             mtu: None,
             quality: Quality::default(),
@@ -411,12 +412,17 @@ impl History {
         }
     }
 
-    /// R may have shown no room, or some again.
-    pub(crate) fn note_shut(&mut self, at: Instant, from: Side) {
-        if from == Side::R {
-            let r = self.end(Side::R);
-            self.shut_since = (r.edge == r.acked).then(|| self.shut_since.unwrap_or(at));
-        }
+    /// R may have acknowledged more, or G have sent the first that R has not.
+    pub(crate) fn note_progress(&mut self, at: Instant) {
+        let (before, since, had_all) = self.stands;
+        let (acked, end) = (self.end(Side::R).acked, self.end(Side::G).end);
+        let stands = acked == before && !had_all;
+        self.stands = (acked, if stands { since } else { at }, end <= acked);
+    }
+
+    /// For so long R has acknowledged nothing of what G has sent.
+    pub(crate) fn stood_for(&self, at: Instant) -> Duration {
+        at.since(self.stands.1)
     }
 
     /// An RST; one of a connection before on these ports ends nothing.

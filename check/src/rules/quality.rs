@@ -48,7 +48,7 @@ pub(crate) fn on_in(h: &mut History, s: &In<'_>) {
     windows::on_in(h, s);
     economy::on_in(h, s);
     senders::on_in(h, s);
-    h.note_shut(s.at, s.from);
+    h.note_progress(s.at);
 }
 
 /// Rules that need frames alone, for flows between honest ends.

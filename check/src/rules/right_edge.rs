@@ -15,9 +15,9 @@ use crate::wire::TcpFlags;
 
 /// So much more than R shows the host may show G.
 const AHEAD: u64 = 1 << 20;
-/// A host that has asked an R without room five times, at intervals that double, leaves the asking
-/// to its guest (FLOOD-12).
-const SHUT_LONG: Duration = Duration::from_secs(5);
+/// A host that has asked an R without room, or repeated to one that is silent, five times at
+/// intervals that double, may leave it to its guest (FLOOD-12, FLOOD-23, FLOOD-32).
+const STOOD_LONG: Duration = Duration::from_secs(5);
 
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let ahead = if h.floods { AHEAD + (1 << h.shift(Side::R)) } else { 0 };
@@ -26,10 +26,11 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
         return Err(format!("G is shown {} bytes more than it may be", o.edge - shown));
     }
     let unit = 1 << h.shift(Side::R);
-    // A flow is handed back at once, whatever G has used, if R has no room for long, and if R
-    // claims again and again what it was not sent: G may have sent it past the host (FLOOD-08).
-    let shut = h.shut_since.is_some_and(|since| o.at.since(since) >= SHUT_LONG);
-    let at_once = h.floods && (shut || h.end(Side::R).lied > BASE);
+    // A flow is handed back at once, whatever G has used, if R acknowledges nothing for long, and
+    // if it claims again and again what it was not sent: G may have sent it past the host
+    // (FLOOD-08).
+    let stood = h.stood_for(o.at) >= STOOD_LONG;
+    let at_once = h.floods && (stood || h.end(Side::R).lied > BASE);
     let honest = h.net_keeps_window && !at_once;
     let honest = honest && h.hostile == [false; 2] && h.was_on && !h.interrupted && !h.past;
     let to_guest = o.to == Side::G && o.gated && !o.waited && o.ack.is_some() && h.is_open();

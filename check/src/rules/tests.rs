@@ -538,14 +538,22 @@ fn the_guest_is_shown_no_more_than_a_mebibyte_beyond_the_remotes_edge() {
     }
 }
 
-/// A remote that has been shut for so long the host leaves to the guest (FLOOD-12).
+/// A remote that has been shut or silent for so long the host leaves to the guest (FLOOD-12,
+/// FLOOD-32: seed 95212).
 #[test]
-fn what_the_guest_was_lent_and_has_used_goes_only_when_the_remote_has_been_shut_for_long() {
-    for (used, ms, fine) in [(true, 6000, true), (true, 100, false), (false, 100, true)] {
+fn what_the_guest_has_used_of_a_loan_goes_only_when_the_remote_acknowledges_nothing() {
+    let cases = [
+        (true, 0, 6000, true),
+        (true, 0, 100, false),
+        (true, 6000, 100, false),
+        (false, 6000, 100, true),
+    ];
+    for (used, idle_ms, ms, fine) in cases {
         let mut s = Scene::open();
         (s.h.floods, s.h.net_keeps_window) = (true, true);
         s.net_sends(&with(seg(Side::R, 1, 1), |x| x.window = 0), &[]);
         s.guest_gets(&with(seg(Side::R, 1, 1), |x| x.window = 900), &[]);
+        s.ms(idle_ms);
         if used {
             s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.flags = PUSH), &[7; 1000]);
         }
