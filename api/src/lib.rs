@@ -204,6 +204,8 @@ pub struct Status {
     pub log_lines_lost: u64,
     /// Turns of the worker that took longer than a second.
     pub stalls: u64,
+    /// System calls that were refused: the daemon makes none of them.
+    pub refused_calls: u64,
     /// Uplinks, overlays, then VMs, in the order of the configuration.
     pub ports: Vec<PortStatus>,
 }

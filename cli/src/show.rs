@@ -63,6 +63,9 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     if status.stalls > 0 {
         writeln!(out, "{} turns took longer than a second", status.stalls)?;
     }
+    if status.refused_calls > 0 {
+        writeln!(out, "{} system calls were refused: see the log", status.refused_calls)?;
+    }
     if status.log_lines_lost > 0 {
         writeln!(out, "{} log lines were lost", status.log_lines_lost)?;
     }
@@ -284,6 +287,7 @@ mod tests {
             stopping: false,
             log_lines_lost: 0,
             stalls: 0,
+            refused_calls: 0,
             ports: vec![lan, wan, web1],
         };
         let mut text = Vec::new();

@@ -243,6 +243,22 @@ fn every_drop_reason_is_documented() {
     expect_none("add to docs/drop-reasons.md", &missing);
 }
 
+#[test]
+fn every_test_that_the_hardening_page_names_exists() {
+    let page = fs::read_to_string(root().join("docs/hardening.md")).expect("the page exists");
+    let is_one = |word: &&str| word.matches('_').count() >= 3 && !word.contains([' ', '.']);
+    let named = page.split('`').skip(1).step_by(2).filter(is_one);
+    // In the list of intruder.rs a test is a name and what it tries.
+    let files = repository();
+    let exists = |name: &str| {
+        let (function, entry) = (format!("fn {name}("), format!("\"{name}\""));
+        let has = |text: &str| text.contains(&function) || text.contains(&entry);
+        files.iter().any(|f| f.is_rust() && has(&f.text))
+    };
+    let missing: Vec<_> = named.filter(|name| !exists(name)).map(String::from).collect();
+    expect_none("docs/hardening.md names tests that do not exist", &missing);
+}
+
 /// Where the rules of the specification are.
 const SPEC: &str = "docs/spec.md";
 

@@ -14,6 +14,7 @@ mod host_check;
 pub mod log;
 pub mod port;
 mod resting;
+pub mod sandbox;
 mod start;
 mod supervisor;
 #[allow(unsafe_code)]

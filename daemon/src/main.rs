@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use nightporterd::config::{Config, Source};
 use nightporterd::log::Log;
+use nightporterd::sandbox;
 use tracing_subscriber::EnvFilter;
 
 /// The Nightporter daemon: a vhost-user network back-end that acknowledges TCP for guests that wait
@@ -51,6 +52,13 @@ fn main() -> ExitCode {
     if let Err(error) = nightporterd::block_signals() {
         complain(&error);
     }
+    let sandbox = match sandbox::enter(&config, &path) {
+        Ok(sandbox) => sandbox,
+        Err(error) => {
+            complain(&error);
+            return ExitCode::FAILURE;
+        }
+    };
     let log = match Log::start() {
         Ok(log) => log,
         Err(error) => {
@@ -65,7 +73,7 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
         .init();
-    let result = nightporterd::run(&config, Source { path, overrides });
+    let result = nightporterd::run(&config, Source { path, overrides }, &sandbox);
     log.flush();
     match result {
         Ok(()) => ExitCode::SUCCESS,

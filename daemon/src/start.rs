@@ -2,21 +2,20 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::ErrorKind;
 use std::num::NonZeroU64;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortId, Vlans};
 use nightporter_core::time::Duration;
 use nix::sched::{CpuSet, sched_setaffinity};
-use nix::sys::prctl::set_dumpable;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{Group, Pid, User};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
 use crate::change::{Preparer, Running};
@@ -27,6 +26,7 @@ use crate::port::guest::GuestPort;
 use crate::port::overlay::OverlayPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{PortError, VhostUserConfig, VhostUserPort};
+use crate::sandbox::Sandbox;
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
@@ -35,7 +35,7 @@ use crate::watchdog;
 use crate::worker::{Worker, WorkerConfig};
 
 /// Why the daemon could not start, or stopped. The text says what to do.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct StartError(String);
 
 impl fmt::Display for StartError {
@@ -46,7 +46,7 @@ impl fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-fn error(what: impl fmt::Display, fix: &str) -> StartError {
+pub(crate) fn error(what: impl fmt::Display, fix: &str) -> StartError {
     StartError(format!("{what}\n    fix: {fix}"))
 }
 
@@ -54,12 +54,12 @@ fn error(what: impl fmt::Display, fix: &str) -> StartError {
 ///
 /// # Errors
 /// Everything that keeps it from starting, found in one go; or one error of the running worker.
-pub fn run(config: &Config, source: Source) -> Result<(), Vec<StartError>> {
+pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec<StartError>> {
     let supervisor = Supervisor::from_env().map_err(|e| {
         vec![error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it")]
     })?;
     let supervisor = supervisor.map(Arc::new);
-    let (mut worker, arena) = start(config, source, supervisor.clone())?;
+    let (mut worker, arena) = start(config, source, sandbox, supervisor.clone())?;
     tracing::info!("ready: {}", config.summary());
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());
     worker
@@ -80,14 +80,13 @@ pub fn run(config: &Config, source: Source) -> Result<(), Vec<StartError>> {
 fn start(
     config: &Config,
     source: Source,
+    sandbox: &Sandbox,
     supervisor: Option<Arc<Supervisor>>,
 ) -> Result<(Worker, Arc<ArenaFile>), Vec<StartError>> {
     let daemon = &config.daemon;
     let signals = block_signals()
         .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
         .map_err(|e| vec![error(e, "report this")])?;
-    // A core dump would hold what guests send and receive.
-    let _ = set_dumpable(false);
     watchdog::start(supervisor).map_err(|e| vec![error(e, "allow more threads")])?;
     raise_file_limit();
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
@@ -111,16 +110,17 @@ fn start(
     for overlay in &config.overlays {
         check(add_overlay(&mut worker, overlay));
     }
-    match vm_access(daemon) {
+    match sandbox.access.clone() {
         Err(e) => check(Err(e)),
         Ok(access) => {
             open_vms(&mut worker, config, access).into_iter().for_each(|e| check(Err(e)));
         }
     }
     check(open_metrics(&mut worker, daemon));
-    check(allow_changes(&mut worker, config, source, &arena));
+    check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
     check(place(daemon));
     large_mtus(config).iter().for_each(|warning| tracing::warn!("{warning}"));
+    check(sandbox.close());
     if !problems.is_empty() {
         if arena.is_new {
             let _ = arena.remove(); // the memory of a daemon that does not run is nobody's
@@ -136,11 +136,12 @@ fn allow_changes(
     worker: &mut Worker,
     config: &Config,
     source: Source,
+    sandbox: Sandbox,
     arena: &Arc<ArenaFile>,
 ) -> Result<(), StartError> {
     let running =
         Running { config: Arc::new(config.clone()), by_command: BTreeSet::new(), size: arena.size };
-    Preparer::start(source, Arc::clone(arena))
+    Preparer::start(source, sandbox, Arc::clone(arena))
         .and_then(|preparer| worker.set_changes(preparer, running))
         .map_err(|e| error(e, "allow more threads and open files"))
 }
@@ -162,13 +163,14 @@ fn epoch() -> std::io::Result<NonZeroU64> {
 }
 
 fn no_chance(e: &std::io::Error) -> StartError {
-    error(format!("/dev/urandom: {e}"), "mount /dev")
+    error(format!("getrandom: {e}"), "report this")
 }
 
 /// Numbers that nobody can guess.
 fn random() -> std::io::Result<[u64; 4]> {
     let mut bytes = [0; 32];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    // So few come whole (getrandom(2)).
+    getrandom(&mut bytes, GetRandomFlags::empty())?;
     let (words, _) = bytes.as_chunks();
     Ok(std::array::from_fn(|i| u64::from_le_bytes(words[i])))
 }
@@ -209,9 +211,14 @@ pub fn block_signals() -> nix::Result<SigSet> {
     Ok(set)
 }
 
-/// Whether the control group of this process, or one above it, has a limit of memory
+/// Whether the control group of this process, or one above it, had a limit of memory at the start
 /// (Documentation/admin-guide/cgroup-v2.rst, `memory.max`).
 pub(crate) fn memory_is_limited() -> bool {
+    static IS_LIMITED: LazyLock<bool> = LazyLock::new(find_memory_limit);
+    *IS_LIMITED
+}
+
+fn find_memory_limit() -> bool {
     let Ok(own) = std::fs::read_to_string("/proc/self/cgroup") else { return false };
     let Some(own) = own.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
     Path::new("/sys/fs/cgroup").join(own).ancestors().any(|group| {
@@ -433,7 +440,7 @@ fn place(daemon: &DaemonConfig) -> Result<(), StartError> {
     if daemon.rt_priority > 0 {
         sys::set_realtime(daemon.rt_priority).map_err(|e| {
             let what = format!("rt_priority = {}: {e}", daemon.rt_priority);
-            error(what, "run as root or with CAP_SYS_NICE; in a cgroup give it cpu.rt_runtime_us")
+            error(what, "run as root or with LimitRTPRIO=; in a cgroup give it cpu.rt_runtime_us")
         })?;
     }
     Ok(())

@@ -1,10 +1,10 @@
 //! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, a
-//! shared mapping, what core dumps hold, and the handler of SIGBUS. The rest of the daemon contains
-//! no `unsafe`.
+//! shared mapping, what core dumps hold, and the handlers of SIGBUS and SIGSYS. The rest of the
+//! daemon contains no `unsafe`.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::libc;
@@ -12,7 +12,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use vm_memory::MmapRegion;
 
-use crate::faults;
+use crate::{faults, sandbox};
 
 /// One `ifreq` (netdevice(7)), always with a name.
 pub(crate) struct IfReq(libc::ifreq);
@@ -82,9 +82,14 @@ pub(crate) fn tun_configure(file: &File, hdr_len: usize) -> io::Result<()> {
 
 static ONE: libc::c_int = 1;
 
+/// Every socket takes the requests of netdevice(7); one of this family can do nothing else.
+fn any_socket() -> nix::Result<OwnedFd> {
+    socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)
+}
+
 /// Brings the interface up.
 pub(crate) fn interface_up(name: &str) -> io::Result<()> {
-    let control = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let control = any_socket()?;
     let mut request = IfReq::new(name)?;
     // SAFETY: the kernel reads and writes one ifreq that outlives the calls, and SIOCGIFFLAGS fills
     // `ifru_flags`, so it is the live field of the union.
@@ -99,7 +104,7 @@ pub(crate) fn interface_up(name: &str) -> io::Result<()> {
 
 /// Makes the interface with index `member` a port of `bridge`. EBUSY: it is in a bridge already.
 pub(crate) fn bridge_add(bridge: &str, member: u32) -> io::Result<()> {
-    let control = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    let control = any_socket()?;
     let mut request = IfReq::new(bridge)?;
     request.0.ifr_ifru.ifru_ifindex = libc::c_int::try_from(member).unwrap_or(0);
     // SAFETY: the kernel reads one ifreq that outlives the call.
@@ -201,6 +206,27 @@ pub(crate) fn let_interrupt(signal: Signal) -> io::Result<()> {
     // JUSTIFICATION: a signal that is ignored interrupts nothing.
     unsafe { sigaction(signal, &action) }?;
     Ok(())
+}
+
+/// From now on a system call that is refused fails with ENOSYS and is noted; see
+/// [`crate::sandbox`].
+pub(crate) fn handle_refused_calls() -> io::Result<()> {
+    let flags = SaFlags::SA_SIGINFO | SaFlags::SA_ONSTACK;
+    let action = SigAction::new(SigHandler::SigAction(on_refused_call), flags, SigSet::empty());
+    // SAFETY: the handler writes to atomics and to the context that it was given, nothing else.
+    // JUSTIFICATION: the kernel refuses without telling, or tells by this signal.
+    unsafe { sigaction(Signal::SIGSYS, &action) }?;
+    Ok(())
+}
+
+extern "C" fn on_refused_call(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: with SA_SIGINFO the kernel gives a ucontext_t that it reads again afterwards, and
+    // nobody else has it. RAX has the number of the call that was not made, and then its result
+    // (seccomp(2), SECCOMP_RET_TRAP; x86-64).
+    // JUSTIFICATION: there is no other way to give the call a result.
+    let rax = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RAX as usize] };
+    sandbox::note(std::mem::replace(rax, i64::from(-libc::ENOSYS)));
 }
 
 extern "C" fn do_nothing(_: libc::c_int) {}

@@ -19,6 +19,7 @@ use nix::sys::pthread::{pthread_kill, pthread_self};
 use nix::sys::signal::Signal;
 
 use crate::closer;
+use crate::sandbox;
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
@@ -60,10 +61,11 @@ pub(crate) fn start(supervisor: Option<Arc<Supervisor>>) -> io::Result<()> {
     let period = supervisor.as_ref().and_then(|supervisor| supervisor.period());
     let interval = period.map_or(LOOK_INTERVAL, |period| LOOK_INTERVAL.min(period / 3));
     thread::Builder::new().name("watchdog".into()).spawn(move || {
-        let mut noticed = 0;
+        let (mut noticed, mut refused) = (0, 0);
         loop {
             thread::sleep(interval);
             closer::look();
+            sandbox::report(&mut refused);
             let turn = TURN.load(Ordering::Relaxed);
             let stands = turn != 0 && monotonic_now().since(Instant::from_nanos(turn)) > LIMIT;
             if !stands {

@@ -26,6 +26,7 @@ use crate::arena_file::ArenaFile;
 use crate::config::{Config, Source, VmConfig};
 use crate::port::overlay::OverlayPort;
 use crate::port::tap::TapPort;
+use crate::sandbox::Sandbox;
 use crate::vhost::listener::{Access, Listener};
 
 pub use plan::{Plan, Step};
@@ -175,7 +176,7 @@ impl Preparer {
     ///
     /// # Errors
     /// The system's.
-    pub fn start(source: Source, arena: Arc<ArenaFile>) -> io::Result<Self> {
+    pub fn start(source: Source, sandbox: Sandbox, arena: Arc<ArenaFile>) -> io::Result<Self> {
         let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
         let (jobs, from_worker) = sync_channel::<Job>(1);
         let (to_worker, done) = sync_channel(1);
@@ -183,7 +184,7 @@ impl Preparer {
         std::thread::Builder::new().name("changes".into()).spawn(move || {
             for job in from_worker {
                 // A mistake of ours refuses this change, and no other.
-                let prepare = AssertUnwindSafe(|| prepare::prepare(job, &source, &arena));
+                let prepare = AssertUnwindSafe(|| prepare::prepare(job, &source, &sandbox, &arena));
                 let result = catch_unwind(prepare).unwrap_or_else(|_| {
                     let what = "the change could not be prepared: see the log".into();
                     Err(Refusal { what, fix: "report this; nothing was changed".into() })

@@ -1,5 +1,6 @@
 //! From what an operator wants to what the worker can apply without fail.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -12,8 +13,9 @@ use super::{Job, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
 use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
 use crate::port::tap::{OpenError, TapPort};
-use crate::start::{make_parent, open_overlay, vm_access};
-use crate::vhost::listener::{Access, Listener};
+use crate::sandbox::Sandbox;
+use crate::start::{make_parent, open_overlay};
+use crate::vhost::listener::{Access, ListenError, Listener};
 
 /// How long an interface may take to close, and how often it is tried meanwhile.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
@@ -21,17 +23,22 @@ const CLOSING_LOOK: Duration = Duration::from_millis(10);
 
 /// Plans `job`, and unless it is only to be shown, opens and allocates what it takes. What was
 /// opened or allocated for a change that is refused goes again.
-pub(super) fn prepare(job: Job, source: &Source, arena: &ArenaFile) -> Result<Prepared, Refusal> {
+pub(super) fn prepare(
+    job: Job,
+    source: &Source,
+    sandbox: &Sandbox,
+    arena: &ArenaFile,
+) -> Result<Prepared, Refusal> {
     let Job { change, dry_run, running, excess_pages } = job;
     let target = target(&change, &running, source)?;
     let plan = Plan::between(&running.config, &target.config);
+    let access = sandbox.access.clone().map_err(|e| refusal(&e))?;
     let (taps, overlays, listeners) = (Vec::new(), Vec::new(), Vec::new());
-    let mut prepared =
-        Prepared { plan, target, taps, overlays, listeners, access: Access::default(), dry_run };
+    let mut prepared = Prepared { plan, target, taps, overlays, listeners, access, dry_run };
     if dry_run {
         return Ok(prepared);
     }
-    let Prepared { plan, target, access, .. } = &mut prepared;
+    let Prepared { plan, target, .. } = &mut prepared;
     if !plan.needs_restart.is_empty() {
         return Err(Refusal {
             what: format!("needs a restart: {}", plan.needs_restart.join("; ")),
@@ -39,8 +46,7 @@ pub(super) fn prepare(job: Job, source: &Source, arena: &ArenaFile) -> Result<Pr
         });
     }
     target.size = size(&running, &target.config, plan, excess_pages);
-    *access = vm_access(&target.config.daemon).map_err(|e| refusal(&e))?;
-    open(&mut prepared, &running.config)?;
+    open(&mut prepared, &running.config, sandbox)?;
     // Last: nothing is allocated for what cannot be.
     arena.grow(running.size, prepared.target.size).map_err(|e| refusal(&e))?;
     Ok(prepared)
@@ -131,7 +137,7 @@ fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> A
 }
 
 /// Opens the interfaces and sockets of who comes.
-fn open(prepared: &mut Prepared, now: &Config) -> Result<(), Refusal> {
+fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), Refusal> {
     let Prepared { plan, taps, overlays, listeners, access, .. } = prepared;
     let mut freed: Vec<&PathBuf> = Vec::new();
     for step in &plan.steps {
@@ -146,7 +152,7 @@ fn open(prepared: &mut Prepared, now: &Config) -> Result<(), Refusal> {
             Step::SetVm(both) if both.0.socket == both.1.socket => {}
             Step::SetVm(both) => {
                 let (before, vm) = &**both;
-                listeners.extend(listen(vm, *access, &freed)?);
+                listeners.extend(listen(vm, *access, sandbox, &freed)?);
                 freed.push(&before.socket);
             }
             Step::AddUplink(uplink) => {
@@ -157,7 +163,7 @@ fn open(prepared: &mut Prepared, now: &Config) -> Result<(), Refusal> {
                 let port = open_overlay(overlay).map_err(|e| refusal(&e))?;
                 overlays.push((overlay.name.clone(), port));
             }
-            Step::AddVm(vm) => listeners.extend(listen(vm, *access, &freed)?),
+            Step::AddVm(vm) => listeners.extend(listen(vm, *access, sandbox, &freed)?),
         }
     }
     Ok(())
@@ -178,6 +184,7 @@ fn open_tap(uplink: &UplinkConfig) -> Result<TapPort, OpenError> {
 fn listen(
     vm: &VmConfig,
     access: Access,
+    sandbox: &Sandbox,
     freed: &[&PathBuf],
 ) -> Result<Option<(String, Listener)>, Refusal> {
     if freed.contains(&&vm.socket) {
@@ -186,7 +193,17 @@ fn listen(
     make_parent(&vm.socket).map_err(|e| refusal(&e))?;
     let listener = Listener::bind(&vm.socket, access).map_err(|e| Refusal {
         what: format!("vm {}: {e}", vm.name),
-        fix: "free that path, or choose another socket; nothing was changed".into(),
+        fix: match &e {
+            ListenError::Io { error, .. } if error.kind() == ErrorKind::PermissionDenied => {
+                let dirs = sandbox.dirs.iter().map(|dir| dir.display().to_string());
+                let dirs = dirs.collect::<Vec<_>>().join(" or ");
+                format!(
+                    "choose a socket under {dirs}, where the daemon may make some since its start, \
+                     or name its directory in daemon.socket_dirs and restart; nothing was changed"
+                )
+            }
+            _ => "free that path, or choose another socket; nothing was changed".into(),
+        },
     })?;
     Ok(Some((vm.name.clone(), listener)))
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::reader::human_bytes;
 use super::{Config, DaemonConfig, Problems, UplinkConfig, VmConfig, parse};
@@ -37,6 +37,11 @@ fn path(path: &Path) -> Option<String> {
     Some(quoted(path.display()))
 }
 
+fn list(paths: &[PathBuf]) -> String {
+    let quoted = paths.iter().map(|path| quoted(path.display()));
+    format!("[{}]", quoted.collect::<Vec<_>>().join(", "))
+}
+
 pub(super) fn plain(value: impl Display) -> Option<String> {
     Some(value.to_string())
 }
@@ -56,6 +61,7 @@ impl DaemonConfig {
             ("arena", path(&self.arena)),
             ("socket_user", self.socket_user.as_ref().map(quoted)),
             ("socket_group", self.socket_group.as_ref().map(quoted)),
+            ("socket_dirs", (!self.socket_dirs.is_empty()).then(|| list(&self.socket_dirs))),
             ("busy_poll_us", plain(self.busy_poll_us)),
             ("cpu", self.cpu.map(|cpu| cpu.to_string())),
             ("rt_priority", plain(self.rt_priority)),

@@ -59,6 +59,9 @@ pub struct DaemonConfig {
     pub socket_user: Option<String>,
     /// Group of the vhost-user sockets. Default: the daemon's own group.
     pub socket_group: Option<String>,
+    /// Directories in which VMs that come while the daemon runs may have their sockets, besides
+    /// those of `control`, `arena` and the VMs of the file. Default: none.
+    pub socket_dirs: Vec<PathBuf>,
     /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at once).
     /// It costs that much CPU after every burst and saves the wake-up (5 to 50 us) of frames that
     /// come within that time. The worker offers its core to others at every look, and does without

@@ -134,6 +134,9 @@ fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
             .unwrap_or_else(|| PathBuf::from(RUN_DIR).join("arena")),
         socket_user: s.get("socket_user", "give the name of a user, as in \"libvirt-qemu\"", name),
         socket_group: s.get("socket_group", "give the name of a group, as in \"kvm\"", name),
+        socket_dirs: s
+            .get("socket_dirs", "write a list of absolute paths, as in [\"/srv/vms\"]", paths)
+            .unwrap_or_default(),
         busy_poll_us: s
             .get("busy_poll_us", "use 0 for none, 50 for low latency", integer(0..=1_000_000))
             .unwrap_or(0),
@@ -327,6 +330,11 @@ fn ifname(v: &DeValue<'_>) -> Result<String, String> {
 fn path(v: &DeValue<'_>) -> Result<PathBuf, String> {
     let p = PathBuf::from(string(v)?);
     if p.is_absolute() { Ok(p) } else { Err(format!("{} is not an absolute path", shown(v))) }
+}
+
+fn paths(v: &DeValue<'_>) -> Result<Vec<PathBuf>, String> {
+    let list = v.as_array().ok_or_else(|| format!("{} is not a list", shown(v)))?;
+    list.iter().map(|v| path(v.get_ref())).collect()
 }
 
 fn socket_path(v: &DeValue<'_>) -> Result<PathBuf, String> {

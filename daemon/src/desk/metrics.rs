@@ -254,6 +254,9 @@ impl Collector for Snapshot {
         let stalls = "Turns of the worker that took longer than a second";
         let stalls = e.encode_descriptor("nightporter_stalls", stalls, None, Counter)?;
         ConstCounter::new(self.0.stalls).encode(stalls)?;
+        let refused = "System calls that were refused, because the daemon makes none of them";
+        let refused = e.encode_descriptor("nightporter_refused_calls", refused, None, Counter)?;
+        ConstCounter::new(self.0.refused_calls).encode(refused)?;
         let mut uptime =
             e.encode_descriptor("nightporter_uptime_seconds", "Since the start", None, Gauge)?;
         let uptime_s = i64::try_from(self.0.uptime_s).unwrap_or(i64::MAX);

@@ -17,6 +17,7 @@ use nightporter_core::time::Instant;
 use super::Desk;
 use super::census::FlowSums;
 use crate::log;
+use crate::sandbox;
 use crate::watchdog;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
@@ -35,6 +36,7 @@ impl Desk {
             stopping: self.stop.is_some(),
             log_lines_lost: log::lines_lost(),
             stalls: watchdog::stalls(),
+            refused_calls: sandbox::refused(),
             ports: path.ports.iter().map(status).collect(),
         }
     }

@@ -83,12 +83,13 @@ impl Listener {
         let name = Name { path: path.to_path_buf(), identity: (made.dev(), made.ino()) };
         let listener = Self { name, socket };
         listener.socket.set_nonblocking(true).map_err(io("make it non-blocking"))?;
-        if access.uid.is_some() || access.gid.is_some() {
-            chown(path, access.uid, access.gid).map_err(io("change its owner"))?;
-        }
+        // As long as it is ours.
         if let Some(mode) = access.mode {
             let mode = fs::Permissions::from_mode(mode);
             fs::set_permissions(path, mode).map_err(io("change its mode"))?;
+        }
+        if access.uid.is_some() || access.gid.is_some() {
+            chown(path, access.uid, access.gid).map_err(io("change its owner"))?;
         }
         Ok(listener)
     }

@@ -1,6 +1,6 @@
 //! A running nightporterd in a directory of its own.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Error, ErrorKind, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -86,6 +86,19 @@ pub(crate) fn command_after(before: &str, config: &Path) -> Command {
     command
 }
 
+/// A user who may do nothing.
+pub(crate) const NOBODY: u32 = 65534;
+
+/// A copy of the daemon where everybody can reach it.
+pub(crate) fn copy_for_everybody(name: &str) -> PathBuf {
+    let program = std::env::temp_dir().join(format!("np-{name}-{}", std::process::id()));
+    std::fs::copy(env!("CARGO_BIN_EXE_nightporterd"), &program).unwrap();
+    // As long as a child of another test has what we wrote it with.
+    let busy = |e: &Error| e.kind() == ErrorKind::ExecutableFileBusy;
+    while Command::new(&program).arg("--version").output().is_err_and(|e| busy(&e)) {}
+    program
+}
+
 impl Host {
     /// Starts the daemon and waits until it says that it is ready.
     pub(crate) fn start(dir: &Dir, config: &Path) -> Self {
@@ -154,7 +167,10 @@ impl Host {
 
     pub(crate) fn status(&self) -> Status {
         match self.ask(&Request::Status {}) {
-            Reply::Status(status) => status,
+            Reply::Status(status) => {
+                assert_eq!(status.refused_calls, 0, "a call that the sandbox does not know");
+                status
+            }
             other => panic!("not a status: {other:?}"),
         }
     }

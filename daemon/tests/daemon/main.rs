@@ -16,6 +16,7 @@ mod host;
 mod limits;
 mod operators;
 mod overlay;
+mod sandbox;
 mod segment;
 mod starting;
 mod switch;

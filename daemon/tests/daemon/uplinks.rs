@@ -1,7 +1,9 @@
 //! Taps and macvtaps in a network namespace of the test's own. Needs root.
 
 use std::collections::BTreeMap;
+use std::fs::{metadata, remove_file};
 use std::net::UdpSocket;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::process::Command;
 use std::thread;
 
@@ -12,7 +14,8 @@ use nightporterd::config::{UplinkConfig, UplinkKind};
 use nightporterd::port::tap::TapPort;
 use nix::sched::{CloneFlags, unshare};
 
-use crate::host::{Dir, Host};
+use crate::guest::{Guest, PLAIN};
+use crate::host::{Dir, Host, NOBODY, copy_for_everybody};
 
 /// Runs a test in a fresh network namespace.
 fn in_namespace(test: impl FnOnce() + Send + 'static) {
@@ -186,5 +189,41 @@ fn a_tap_becomes_a_port_of_its_bridge() {
         ip("link set np1 master br0");
         let config = UplinkConfig { ifname: "np1".into(), create: false, ..config };
         TapPort::open(&config).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: it makes taps"]
+fn a_daemon_of_another_user_with_one_capability_adds_an_uplink_and_a_vm() {
+    in_namespace(|| {
+        ip("link add br0 type bridge");
+        let dir = Dir::new();
+        let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+        chown(dir.join(""), Some(NOBODY), Some(NOBODY)).unwrap();
+        let program = copy_for_everybody("uplinks");
+        // As udev has it, and as systemd starts it: User=, AmbientCapabilities=.
+        let script = format!(
+            "mknod -m 0666 $0.tun c 10 200 && mount --bind $0.tun /dev/net/tun && rm $0.tun &&
+             exec setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups \
+                 --inh-caps=+net_admin --ambient-caps=+net_admin $0 --config $1"
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]).arg(&program).arg(&config);
+        let host = Host::start_as(&dir, &mut command);
+        remove_file(&program).unwrap();
+        let keys = |list: &[(&str, &str)]| {
+            list.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect()
+        };
+        let lan = keys(&[("kind", "tap"), ("ifname", "np0"), ("bridge", "br0")]);
+        host.change(Change::AddUplink { name: "lan".into(), keys: lan });
+        let shown = Command::new("ip").args(["link", "show", "np0"]).output().unwrap();
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.contains("master br0") && shown.contains("UP"), "{shown}");
+        let socket = dir.join("b").display().to_string();
+        let b = keys(&[("socket", &socket), ("budget", "4M")]);
+        host.change(Change::AddVm { name: "b".into(), keys: b });
+        let _guest = Guest::boot(&dir.join("b"), PLAIN);
+        host.until("b", |port| port.link);
+        assert_eq!(metadata(dir.join("b")).unwrap().uid(), NOBODY);
     });
 }

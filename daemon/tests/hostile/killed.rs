@@ -20,7 +20,7 @@ use rustix::pipe::pipe;
 
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
 use crate::guest::{Guest, PLAIN, RAM_LEN};
-use crate::host::{Dir, Host, LIMIT, command_after};
+use crate::host::{Dir, Host, LIMIT, NOBODY, command_after, copy_for_everybody};
 use crate::street::{QUIET, Street};
 use crate::world::{LINUX, RAM_LEN as WORLD_RAM_LEN, Req, World, config, mem_table, region};
 
@@ -144,16 +144,10 @@ fn memory_that_would_count_against_our_limit_is_warned_of() {
 
 #[test]
 fn the_process_can_be_neither_dumped_nor_read_by_its_own_user() {
-    const NOBODY: u32 = 65534;
     let dir = Dir::new();
     let config = dir.configure(QUIET, &dir.vm("a", ""));
     let is_root = std::fs::metadata("/proc/self").unwrap().uid() == 0;
-    // Everybody can reach it there.
-    let program = std::env::temp_dir().join(format!("np-dumpable-{}", std::process::id()));
-    std::fs::copy(env!("CARGO_BIN_EXE_nightporterd"), &program).unwrap();
-    // As long as a child of another test has what we wrote it with.
-    let busy = |e: &std::io::Error| e.kind() == ErrorKind::ExecutableFileBusy;
-    while Command::new(&program).arg("--version").output().is_err_and(|e| busy(&e)) {}
+    let program = copy_for_everybody("dumpable");
     let mut command = Command::new(&program);
     command.arg("--config").arg(&config);
     if is_root {

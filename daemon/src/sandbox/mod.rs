@@ -1,0 +1,69 @@
+//! What is left to somebody who has taken the daemon over: little. The daemon gives away what it
+//! does not need, in two steps.
+//!
+//! [`enter`], before the first thread, so that it holds for all of them: capabilities
+//! (`privileges`), and where files may be opened (`files`). [`Sandbox::close`], when everything has
+//! started: the system calls (`calls`). There is no way back and no switch: tests, benches and
+//! operators all run the same.
+//!
+//! What a running daemon still has to do decides what is left: it reads its configuration, makes
+//! sockets of VMs that come, opens taps, brings them up and puts them into bridges.
+
+mod calls;
+mod files;
+mod privileges;
+
+use std::path::{Path, PathBuf};
+
+use nix::sys::prctl::set_dumpable;
+
+use crate::config::Config;
+use crate::start::{StartError, memory_is_limited, vm_access};
+use crate::vhost::listener::Access;
+
+pub(crate) use calls::{note, refused, report};
+pub(crate) use privileges::without_any;
+
+/// What was found before the doors were shut, and how well they shut.
+#[derive(Clone, Debug)]
+pub struct Sandbox {
+    /// Who may connect to the VMs' sockets. Users and groups cannot be looked up any more.
+    pub(crate) access: Result<Access, StartError>,
+    /// Where sockets can be made.
+    pub(crate) dirs: Vec<PathBuf>,
+    /// What the kernel could not do.
+    weak: Option<&'static str>,
+}
+
+/// Gives away what only the start of a process needs. `path` is the configuration's, which is read
+/// again by a reload. To be called while there is one thread.
+///
+/// # Errors
+/// What the system refuses.
+pub fn enter(config: &Config, path: &Path) -> Result<Sandbox, StartError> {
+    // A core dump would hold what guests send and receive.
+    let _ = set_dumpable(false);
+    let access = vm_access(&config.daemon);
+    memory_is_limited(); // it remembers
+    let dirs = files::dirs_of(config);
+    privileges::reduce(&config.daemon)?;
+    let weak = files::restrict(config, path, &dirs)?;
+    Ok(Sandbox { access, dirs, weak })
+}
+
+impl Sandbox {
+    /// Gives away what only the start of the daemon needs, for all threads that there are and will
+    /// be.
+    ///
+    /// # Errors
+    /// What the system refuses.
+    pub fn close(&self) -> Result<(), StartError> {
+        if let Some(weak) = self.weak {
+            tracing::warn!("{weak}");
+        }
+        match &self.access {
+            Ok(access) => calls::restrict(*access),
+            Err(_) => Ok(()), // so nothing starts
+        }
+    }
+}

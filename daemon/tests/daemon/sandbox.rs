@@ -1,0 +1,66 @@
+//! A whole daemon under its sandbox, as all these tests have it; what an intruder could do is in
+//! `intruder.rs`.
+
+use std::collections::BTreeMap;
+use std::fs::read_to_string;
+
+use landlock::{AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr};
+use nightporter_api::Change;
+
+use crate::guest::{Guest, PLAIN};
+use crate::host::{Dir, Host};
+
+/// What /proc/PID/status says behind `name`.
+fn field(status: &str, name: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+    u64::from_str_radix(line.unwrap().trim(), 16).unwrap()
+}
+
+#[test]
+fn every_thread_has_given_away_all_but_one_capability_and_is_filtered() {
+    let dir = Dir::new();
+    let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &dir.vm("a", "")));
+    let _guest = Guest::boot(&dir.join("a"), PLAIN);
+    host.until("a", |port| port.link);
+    let own = read_to_string("/proc/self/status").unwrap();
+    let net_admin = field(&own, "CapPrm") & 1 << 12; // linux/capability.h
+    let mut threads = 0;
+    for thread in std::fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap() {
+        let status = read_to_string(thread.unwrap().path().join("status")).unwrap();
+        let of = |name| field(&status, name);
+        assert_eq!((of("CapPrm"), of("CapEff")), (net_admin, net_admin), "{status}");
+        assert_eq!((of("CapInh"), of("CapAmb")), (0, 0), "{status}");
+        assert_eq!((of("NoNewPrivs"), of("Seccomp")), (1, 2), "{status}");
+        assert_eq!(of("Seccomp_filters"), field(&own, "Seccomp_filters") + 3, "{status}");
+        threads += 1;
+    }
+    assert!(threads >= 4, "worker, log, watchdog, changes");
+}
+
+#[test]
+fn a_socket_in_a_directory_that_was_not_named_is_refused_with_those_that_were() {
+    let strictly = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    if strictly.handle_access(AccessFs::ReadFile).is_err() {
+        eprintln!("SKIPPED: this kernel has no Landlock");
+        return;
+    }
+    let (dir, other) = (Dir::new(), Dir::new());
+    let add = || {
+        let socket = other.join("b").display().to_string();
+        let keys = [("socket", socket), ("budget", "4M".into())];
+        let keys: BTreeMap<_, _> = keys.map(|(key, value)| (key.to_owned(), value)).into();
+        Change::AddVm { name: "b".into(), keys }
+    };
+    let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &dir.vm("a", "")));
+    let (what, fix) = host.refuses(add());
+    assert!(what.contains("Permission denied"), "{what}");
+    let own = dir.join("").display().to_string();
+    assert!(fix.contains(own.trim_end_matches('/')), "{fix}");
+    assert!(fix.contains("daemon.socket_dirs") && !other.join("b").exists(), "{fix}");
+    drop(host);
+    let daemon = format!("metrics = \"off\"\nsocket_dirs = [\"{}\"]", other.join("").display());
+    let host = Host::start(&dir, &dir.configure(&daemon, &dir.vm("a", "")));
+    host.change(add());
+    let _guest = Guest::boot(&other.join("b"), PLAIN);
+    host.until("b", |port| port.link);
+}
