@@ -55,10 +55,7 @@ pub(crate) fn error(what: impl fmt::Display, fix: &str) -> StartError {
 /// # Errors
 /// Everything that keeps it from starting, found in one go; or one error of the running worker.
 pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec<StartError>> {
-    let supervisor = Supervisor::from_env().map_err(|e| {
-        vec![error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it")]
-    })?;
-    let supervisor = supervisor.map(Arc::new);
+    let supervisor = sandbox.supervisor.clone().map_err(|e| vec![e])?;
     let (mut worker, arena) = start(config, source, sandbox, supervisor.clone())?;
     tracing::info!("ready: {}", config.summary());
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());

@@ -21,7 +21,7 @@ use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
 use nix::unistd::{Uid, getppid, setuid};
 use vm_memory::mmap::MmapRegionBuilder;
 
@@ -56,6 +56,7 @@ const ATTEMPTS: &[(&str, Attempt, End)] = &[
     ("an_intruder_cannot_make_files_elsewhere", makes_a_file_elsewhere, End::Denied),
     ("an_intruder_cannot_make_tcp_connections", connects, End::NoCall),
     ("an_intruder_cannot_see_frames_of_the_host", |_| opens(AddressFamily::Packet), End::NoCall),
+    ("an_intruder_cannot_speak_for_other_addresses", |_| speaks_for_others(), End::NoCall),
     ("an_intruder_cannot_set_up_routes", |_| opens(AddressFamily::Netlink), End::NoCall),
     ("an_intruder_cannot_run_code_of_his_own", |_| maps_code(), End::NoCall),
     ("an_intruder_cannot_make_namespaces", |_| makes_a_namespace(), End::NoCall),
@@ -107,6 +108,11 @@ fn connects(_: &Path) -> Result<()> {
 fn opens(family: AddressFamily) -> Result<()> {
     socket(family, SockType::Datagram, SockFlag::empty(), None)?;
     Ok(())
+}
+
+fn speaks_for_others() -> Result<()> {
+    let datagrams = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::empty(), None)?;
+    Ok(setsockopt(&datagrams, sockopt::IpTransparent, &true)?)
 }
 
 fn maps_code() -> Result<()> {

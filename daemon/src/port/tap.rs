@@ -219,7 +219,11 @@ fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
                 (format!("{ifname} is in use by another process"), "stop that process".into())
             }
             Some(libc::EACCES | libc::EPERM) => {
-                (format!("not allowed to open {device}"), format!("run as root, or chown {device}"))
+                let fix = format!(
+                    "run as root, or chown {device}; a daemon that had no macvtap at its start \
+                     takes one after a restart"
+                );
+                (format!("not allowed to open {device}"), fix)
             }
             Some(libc::ENOENT) => {
                 let dev = format!("/sys/class/net/{ifname}/macvtap/tap{index}/dev");

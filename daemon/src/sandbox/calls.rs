@@ -36,7 +36,6 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_writev,
     libc::SYS_lseek,
     libc::SYS_close,
-    libc::SYS_fcntl,
     libc::SYS_openat,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
@@ -53,7 +52,6 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_listen,
     libc::SYS_connect,
     libc::SYS_getsockname,
-    libc::SYS_getsockopt,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_sendto,
@@ -74,7 +72,6 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_getrusage,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    libc::SYS_tgkill,
     libc::SYS_sigaltstack,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
@@ -96,13 +93,36 @@ const IOCTLS: [u32; 9] = [
     0x4004_54dc, // TUNSETVNETLE
 ];
 
-/// Levels and names (udp(7), ip(7), ipv6(7)).
-const OPTIONS: [(libc::c_int, libc::c_int); 5] = [
+/// What is done with descriptors. Not F_SETOWN and F_SETSIG, which send any signal to anybody.
+const COMMANDS: [libc::c_int; 7] = [
+    libc::F_DUPFD_CLOEXEC,
+    libc::F_GETFD, // std's debug assertion
+    libc::F_SETFD,
+    libc::F_GETFL,
+    libc::F_SETFL,
+    libc::F_ADD_SEALS,
+    libc::F_GET_SEALS,
+];
+
+/// Levels and names of what overlays and `closer` set (socket(7), udp(7), ip(7), ipv6(7)). Others
+/// make packet filters, attach programs, or speak for addresses of others.
+const SET_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF),
+    (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
     (libc::SOL_UDP, libc::UDP_GRO),
     (libc::IPPROTO_IP, libc::IP_RECVTOS),
     (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
     (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS),
     (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
+];
+
+/// What is asked about sockets: who is there, and what a path takes.
+const GET_OPTIONS: [(libc::c_int, libc::c_int); 4] = [
+    (libc::SOL_SOCKET, libc::SO_ERROR),
+    (libc::SOL_SOCKET, libc::SO_PEERCRED),
+    (libc::IPPROTO_IP, libc::IP_MTU),
+    (libc::IPPROTO_IPV6, libc::IPV6_MTU),
 ];
 
 /// Nobody but an intruder makes them.
@@ -193,6 +213,7 @@ fn with_arguments(
     let new = new | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC | libc::CLONE_NEWCGROUP;
     let is_thread = compare(0, MaskedEq((thread | number(new)).into()), thread)?;
     let ioctls = IOCTLS.iter().map(|&request| is(1, request));
+    let commands = COMMANDS.iter().map(|&command| is(1, number(command)));
     // For VMs that come, and to ask and set up interfaces; for overlays that come: datagrams. No
     // other sockets of a network, no netlink.
     let datagrams = |family| {
@@ -201,21 +222,20 @@ fn with_arguments(
     };
     let sockets =
         vec![is(0, number(libc::AF_UNIX))?, datagrams(libc::AF_INET)?, datagrams(libc::AF_INET6)?];
-    // Other options than those of overlays are those of packet filters.
-    let option = |(level, name)| {
+    let option = |&(level, name): &(libc::c_int, libc::c_int)| {
         SeccompRule::new(vec![compare(1, Eq, number(level))?, compare(2, Eq, number(name))?])
     };
-    let mut options = vec![is(1, number(libc::SOL_SOCKET))?];
-    for it in OPTIONS {
-        options.push(option(it)?);
-    }
     let mut rules = vec![
         (libc::SYS_mmap, vec![no_code()?]),
         (libc::SYS_mprotect, vec![no_code()?]),
         (libc::SYS_clone, vec![SeccompRule::new(vec![is_thread])?]),
+        // To its own threads: the watchdog's, and that of abort(3).
+        (libc::SYS_tgkill, vec![is(0, std::process::id())?]),
+        (libc::SYS_fcntl, commands.collect::<Result<_, _>>()?),
         (libc::SYS_ioctl, ioctls.collect::<Result<_, _>>()?),
         (libc::SYS_socket, sockets),
-        (libc::SYS_setsockopt, options),
+        (libc::SYS_setsockopt, SET_OPTIONS.iter().map(option).collect::<Result<_, _>>()?),
+        (libc::SYS_getsockopt, GET_OPTIONS.iter().map(option).collect::<Result<_, _>>()?),
         (libc::SYS_prctl, vec![is(0, number(libc::PR_SET_NAME))?]),
     ];
     // Files are not asked about by Landlock here, so those of others are taken away at worst.
@@ -228,4 +248,142 @@ fn with_arguments(
         rules.push((libc::SYS_chown, vec![SeccompRule::new(ids.collect::<Result<_, _>>()?)?]));
     }
     Ok(rules)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::unistd::getppid;
+
+    use super::*;
+
+    /// What `program` says to a call, by the few instructions of which seccompiler makes programs
+    /// (linux/bpf_common.h, linux/seccomp.h). So what only an intruder does is tried without doing.
+    fn verdict(program: &BpfProgram, call: libc::c_long, arguments: &[i64]) -> u32 {
+        const X86_64: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
+        let mut data = vec![u32::try_from(call).unwrap(), X86_64, 0, 0];
+        for at in 0..6 {
+            let value = arguments.get(at).copied().unwrap_or(0).to_le_bytes();
+            let (words, _) = value.as_chunks();
+            data.extend(words.iter().map(|&word| u32::from_le_bytes(word)));
+        }
+        let (mut at, mut a) = (0, 0);
+        loop {
+            let it = &program[at];
+            let jump = |yes| usize::from(if yes { it.jt } else { it.jf });
+            at += 1;
+            match it.code {
+                0x20 => a = data[it.k as usize / 4],
+                0x54 => a &= it.k,
+                0x05 => at += it.k as usize,
+                0x15 => at += jump(a == it.k),
+                0x25 => at += jump(a > it.k),
+                0x35 => at += jump(a >= it.k),
+                0x06 => return it.k,
+                other => panic!("{other:#x}"),
+            }
+        }
+    }
+
+    /// Whether a daemon whose sockets are of group 107 can make this call.
+    fn can(call: libc::c_long, arguments: &[i64]) -> bool {
+        let access = Access { mode: Some(0o660), uid: None, gid: Some(107) };
+        let programs = [deadly().unwrap(), old_clone().unwrap(), allowed(access).unwrap()];
+        programs.iter().all(|program| verdict(program, call, arguments) == libc::SECCOMP_RET_ALLOW)
+    }
+
+    #[test]
+    fn signals_go_to_threads_of_the_daemon_and_to_nobody_else() {
+        let (own, other) = (i64::from(std::process::id()), i64::from(getppid().as_raw()));
+        assert!(can(libc::SYS_tgkill, &[own, own, 23]));
+        assert!(!can(libc::SYS_tgkill, &[other, other, 9]));
+        for call in [libc::SYS_kill, libc::SYS_tkill, libc::SYS_rt_sigqueueinfo] {
+            assert!(!can(call, &[other, 9]), "{call}");
+        }
+        // The kernel does not send them for a descriptor, either.
+        assert!(can(libc::SYS_fcntl, &[3, libc::F_SETFL.into(), libc::O_NONBLOCK.into()]));
+        for command in [libc::F_SETOWN, libc::F_NOTIFY, libc::F_SETLEASE, 10, 15] {
+            assert!(!can(libc::SYS_fcntl, &[3, command.into(), other]), "{command}");
+        }
+    }
+
+    #[test]
+    fn sockets_are_set_up_as_overlays_need_it_and_not_otherwise() {
+        let (unix, inet, inet6) = (libc::AF_UNIX, libc::AF_INET, libc::AF_INET6);
+        let (stream, datagram) = (libc::SOCK_STREAM, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
+        let made = |family, kind| can(libc::SYS_socket, &[i64::from(family), i64::from(kind)]);
+        assert!(made(unix, stream) && made(inet, datagram) && made(inet6, datagram));
+        assert!(!made(inet, stream) && !made(inet6, libc::SOCK_RAW) && !made(inet, libc::SOCK_RAW));
+        for family in [libc::AF_PACKET, libc::AF_NETLINK, libc::AF_VSOCK, libc::AF_ALG, 44] {
+            assert!(!made(family, datagram) && !made(family, libc::SOCK_RAW), "{family}");
+        }
+        let option = |call, level: i32, name: i32| can(call, &[3, level.into(), name.into()]);
+        let (set, get) = (libc::SYS_setsockopt, libc::SYS_getsockopt);
+        assert!(option(set, libc::SOL_UDP, libc::UDP_GRO));
+        assert!(option(get, libc::IPPROTO_IPV6, libc::IPV6_MTU));
+        // Of packet filters, set and read (linux/netfilter_ipv4/ip_tables.h and its like for IPv6).
+        for name in [64, 65, 67, 68, 69] {
+            for level in [libc::IPPROTO_IP, libc::IPPROTO_IPV6] {
+                assert!(!option(set, level, name) && !option(get, level, name), "{level} {name}");
+            }
+        }
+        for name in [
+            libc::SO_MARK,
+            libc::SO_BINDTODEVICE,
+            libc::SO_ATTACH_FILTER,
+            libc::SO_ATTACH_BPF,
+            libc::SO_ATTACH_REUSEPORT_EBPF,
+            libc::SO_PRIORITY,
+        ] {
+            assert!(!option(set, libc::SOL_SOCKET, name), "{name}");
+        }
+        for name in [libc::IP_TRANSPARENT, libc::IP_OPTIONS, libc::IP_ADD_MEMBERSHIP] {
+            assert!(!option(set, libc::IPPROTO_IP, name), "{name}");
+        }
+        assert!(!option(set, libc::SOL_UDP, libc::UDP_ENCAP));
+    }
+
+    #[test]
+    fn interfaces_files_memory_and_threads_are_those_of_a_daemon() {
+        let request = |request: i64| can(libc::SYS_ioctl, &[3, request]);
+        assert!(request(0x8914) && request(0x4004_54ca));
+        // SIOCSIFADDR, SIOCADDRT, SIOCSIFNETMASK, SIOCBRDELIF, SIOCSIFNAME, TUNSETOWNER, TIOCSTI.
+        for other in [0x8916, 0x890b, 0x891c, 0x89a3, 0x8923, 0x4004_54cc, 0x5412] {
+            assert!(!request(other), "{other:#x}");
+        }
+        assert!(can(libc::SYS_chmod, &[1, 0o660]) && !can(libc::SYS_chmod, &[1, 0o4777]));
+        assert!(can(libc::SYS_chown, &[1, -1, 107]));
+        assert!(!can(libc::SYS_chown, &[1, -1, 0]) && !can(libc::SYS_chown, &[1, 0, 107]));
+        let executable = i64::from(libc::PROT_READ | libc::PROT_EXEC);
+        for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+            assert!(can(call, &[0, 4096, libc::PROT_WRITE.into()]));
+            assert!(!can(call, &[0, 4096, executable]));
+        }
+        let thread = libc::CLONE_VM | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+        assert!(can(libc::SYS_clone, &[thread.into()]));
+        assert!(!can(libc::SYS_clone, &[libc::SIGCHLD.into()]));
+        assert!(!can(libc::SYS_clone, &[(thread | libc::CLONE_NEWUSER).into()]));
+        for call in [
+            libc::SYS_fork,
+            libc::SYS_execve,
+            libc::SYS_bpf,
+            libc::SYS_io_uring_setup,
+            libc::SYS_userfaultfd,
+            libc::SYS_keyctl,
+            libc::SYS_process_vm_readv,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_perf_event_open,
+        ] {
+            assert!(!can(call, &[]), "{call}");
+        }
+    }
+
+    #[test]
+    fn calls_of_other_architectures_end_the_process() {
+        let mut program = allowed(Access::default()).unwrap();
+        // As a call of i386 would be: the first comparison is with its architecture.
+        program[1].k = 0x4000_0003;
+        assert_eq!(verdict(&program, libc::SYS_read, &[]), libc::SECCOMP_RET_KILL_PROCESS);
+        // Those of x32 are other numbers.
+        assert!(!can(libc::SYS_read | 0x4000_0000, &[]));
+    }
 }

@@ -14,11 +14,13 @@ mod files;
 mod privileges;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use nix::sys::prctl::set_dumpable;
 
 use crate::config::Config;
-use crate::start::{StartError, memory_is_limited, vm_access};
+use crate::start::{StartError, error, memory_is_limited, vm_access};
+use crate::supervisor::Supervisor;
 use crate::vhost::listener::Access;
 
 pub(crate) use calls::{note, refused, report};
@@ -29,6 +31,8 @@ pub(crate) use privileges::without_any;
 pub struct Sandbox {
     /// Who may connect to the VMs' sockets. Users and groups cannot be looked up any more.
     pub(crate) access: Result<Access, StartError>,
+    /// Who started us. Its address may be a name without a file, which Landlock shuts away.
+    pub(crate) supervisor: Result<Option<Arc<Supervisor>>, StartError>,
     /// Where sockets can be made.
     pub(crate) dirs: Vec<PathBuf>,
     /// What the kernel could not do.
@@ -44,11 +48,14 @@ pub fn enter(config: &Config, path: &Path) -> Result<Sandbox, StartError> {
     // A core dump would hold what guests send and receive.
     let _ = set_dumpable(false);
     let access = vm_access(&config.daemon);
+    let supervisor = Supervisor::from_env()
+        .map(|it| it.map(Arc::new))
+        .map_err(|e| error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it"));
     memory_is_limited(); // it remembers
     let dirs = files::dirs_of(config);
     privileges::reduce(&config.daemon)?;
     let weak = files::restrict(config, path, &dirs)?;
-    Ok(Sandbox { access, dirs, weak })
+    Ok(Sandbox { access, supervisor, dirs, weak })
 }
 
 impl Sandbox {

@@ -481,6 +481,27 @@ fn a_path_that_takes_less_is_found_out_and_tcp_goes_on() {
     assert!(host.port("over").drops.contains_key("too_big"));
 }
 
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn an_overlay_that_comes_to_a_running_daemon_may_do_all_that_it_has_to() {
+    for (one, two) in [("192.0.2.1", "192.0.2.2"), ("fd02::1", "fd02::2")] {
+        let (a, b) = two_hosts();
+        let dirs = [Dir::new(), Dir::new()];
+        let host = host_with_lan(&a, &dirs[0], "", 1);
+        let _other = host_with_lan(&b, &dirs[1], &overlay(two, &format!("\"{one}\"")), 2);
+        let ports = LAN.to_owned() + &overlay(one, &format!("\"{two}\""));
+        dirs[0].configure("metrics = \"off\"", &ports);
+        let steps = host.change(Change::Reload {}).steps;
+        assert!(steps.len() == 1 && steps[0].starts_with("+ overlay over"), "{steps:?}");
+        a.ip("link set v0 mtu 1400"); // so that it asks what the path takes
+        let (near, far) = connect(&a, &b, "10.9.0.2");
+        carry(&near, &far);
+        carry(&far, &near);
+        let over = host.port("over"); // of a status that knows of no refused call
+        assert!(over.drops.contains_key("too_big"), "{over:?}");
+    }
+}
+
 /// tshark's capture of what is on the wire at host b.
 struct Capture(Child);
 

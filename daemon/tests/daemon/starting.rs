@@ -1,6 +1,7 @@
 //! What an operator reads when the daemon does not start.
 
-use std::os::unix::net::UnixDatagram;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use nightporterd::vhost::features::bit;
 use nix::sys::signal::Signal;
@@ -149,12 +150,23 @@ fn one_socket_path_that_is_taken_keeps_no_other_vm_away_and_is_opened_when_it_is
 #[test]
 fn systemd_hears_that_the_daemon_is_ready_lives_and_stops() {
     let dir = Dir::new();
+    let path = dir.join("notify");
+    hears(&dir, UnixDatagram::bind(&path).unwrap(), path.to_str().unwrap());
+}
+
+#[test]
+fn a_manager_whose_socket_has_no_file_hears_it_too() {
+    let name = format!("np-starting-{}", std::process::id());
+    let at = SocketAddr::from_abstract_name(&name).unwrap();
+    hears(&Dir::new(), UnixDatagram::bind_addr(&at).unwrap(), &format!("@{name}"));
+}
+
+fn hears(dir: &Dir, systemd: UnixDatagram, address: &str) {
     let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
-    let systemd = UnixDatagram::bind(dir.join("notify")).unwrap();
     systemd.set_read_timeout(Some(LIMIT)).unwrap();
     let mut command = command(&config);
-    command.env("NOTIFY_SOCKET", dir.join("notify")).env("WATCHDOG_USEC", "30000");
-    let host = Host::start_as(&dir, &mut command);
+    command.env("NOTIFY_SOCKET", address).env("WATCHDOG_USEC", "30000");
+    let host = Host::start_as(dir, &mut command);
     let until = |what: &str| {
         let mut said = [0; 50];
         while systemd.recv(&mut said).map(|n| &said[..n]).unwrap() != what.as_bytes() {}
