@@ -26,6 +26,7 @@ mod staged;
 
 use std::collections::VecDeque;
 
+pub use self::frames::FloodedFrame;
 pub use self::polls::Departure;
 pub use self::ports::AddPortError;
 pub use self::rates::Direction;

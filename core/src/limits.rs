@@ -158,8 +158,11 @@ pub const SENT_RUNS_MAX: u64 = 4096;
 pub const FLOODING_PLACES: u64 = 8;
 /// Refusals remembered per VM (SNOOP-32).
 pub const REFUSALS_PER_VM: usize = 64;
-/// Entries the switch learns from uplinks: 8192 x 32 B = 256 KiB.
+/// Stations known behind uplinks, or behind the peers of an overlay.
 pub const MACS_MAX: usize = 8192;
+/// Entries for those behind uplinks: one that is heard with a VLAN tag has two. 16,384 x 32 B =
+/// 512 KiB.
+pub const MAC_ENTRIES_MAX: usize = 2 * MACS_MAX;
 /// Bytes of datagrams that leave an overlay by one call: what UDP over IPv4 holds (65,535 less both
 /// headers).
 pub const OVERLAY_DATAGRAM_BYTES_MAX: usize = 65_507;

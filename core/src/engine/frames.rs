@@ -96,9 +96,10 @@ impl Engine<'_> {
         self.count(now, port, result, frame)
     }
 
-    /// The VMM of a guest says that the guest has just been moved here, and has this MAC.
-    pub fn handle_announcement(&mut self, port: PortId, mac: Mac) {
-        self.networks.of_mut(port).announce(port, mac);
+    /// The VMM of a guest says that the guest has just been moved here, and has this MAC. `true`: a
+    /// station that was lately heard elsewhere had it, and is not found any more.
+    pub fn handle_announcement(&mut self, now: Instant, port: PortId, mac: Mac) -> bool {
+        self.networks.of_mut(port).announce(now, port, mac)
     }
 
     /// Counts a drop, and what a guest has yet to see.
@@ -122,11 +123,12 @@ impl Engine<'_> {
     /// Whether `port` gets a frame of `ingress` that is flooded. A guest whose MAC is known has no
     /// other station behind it, so what is for an unknown one is not for it.
     #[must_use]
-    pub fn is_flooded(&self, ingress: PortId, port: PortId, frame: &[u8]) -> bool {
+    pub fn is_flooded(&self, ingress: PortId, port: PortId, frame: FloodedFrame) -> bool {
+        let FloodedFrame { is_group, vlan } = frame;
         port != ingress
             && !self.networks.are_apart(ingress, port)
-            && (is_group(frame) || self.networks.of(port).may_be_behind(port))
-            && Eth::parse(frame).is_ok_and(|eth| self.networks.of(port).is_in(port, eth.vlan))
+            && (is_group || self.networks.of(port).may_be_behind(port))
+            && vlan.is_some_and(|vlan| self.networks.of(port).is_in(port, vlan))
     }
 
     /// A frame is for many: bounded, because all of them have to take it.
@@ -149,6 +151,7 @@ impl Engine<'_> {
     /// All who get a flooded frame have yet to see it.
     #[cold]
     pub(super) fn note_flooded(&mut self, now: Instant, ingress: PortId, frame: &[u8]) {
+        let frame = FloodedFrame::of(frame);
         for port in (0..).map(PortId).take(self.ports.len()) {
             if self.is_flooded(ingress, port, frame) {
                 self.note_given(now, port);
@@ -560,6 +563,23 @@ fn verdict(out: PortId, fate: Fate) -> Result<Verdict, DropReason> {
         Fate::Pass => Ok(Verdict::Forward(out)),
         Fate::Absorbed => Ok(Verdict::Absorbed),
         Fate::Drop(reason) => Err(reason),
+    }
+}
+
+/// What decides who gets a frame that is flooded.
+#[derive(Clone, Copy, Debug)]
+pub struct FloodedFrame {
+    is_group: bool,
+    /// `None`: it is too short to be a frame, and nobody gets it.
+    vlan: Option<VlanStack>,
+}
+
+impl FloodedFrame {
+    /// Of this frame.
+    #[must_use]
+    pub fn of(frame: &[u8]) -> Self {
+        let vlan = Eth::parse(frame).ok().map(|eth| eth.vlan);
+        Self { is_group: is_group(frame), vlan }
     }
 }
 

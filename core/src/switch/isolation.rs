@@ -16,8 +16,7 @@ impl Switch {
     /// top of that.
     #[must_use]
     pub fn are_apart(&self, one: PortId, other: PortId) -> bool {
-        let guest = |port: PortId| self.guests.get(usize::from(port.0))?.as_ref();
-        let Some(one) = guest(one) else { return false };
-        guest(other).is_some_and(|other| one.isolated || other.isolated)
+        let Some(one) = self.guest(one) else { return false };
+        self.guest(other).is_some_and(|other| one.isolated || other.isolated)
     }
 }

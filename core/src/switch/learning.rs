@@ -4,14 +4,16 @@ use hashbrown::hash_table::Entry;
 
 use super::{Ips, Mac, MacEntry, Switch, is_fresh, is_group, is_guest_key, mac_key, vlan_id};
 use crate::drops::DropReason;
-use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_SWEEP_INTERVAL, MACS_MAX};
-use crate::port::PortId;
+use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_ENTRIES_MAX, MAC_SWEEP_INTERVAL};
+use crate::port::{PortId, Vlans};
 use crate::time::Instant;
 use crate::wire::packet::{IpAddr16, VlanStack};
 
-/// In place of a VLAN id in [`mac_key`]: a MAC that was heard, behind whatever tag, or of a guest
-/// that has gone. It says who may not take it over, and not where frames go.
+/// In place of a VLAN id in [`mac_key`]: a MAC that was heard behind an uplink, with whatever tag.
+/// It says who may not take it over, and not where frames go.
 const ANY_VLAN: u16 = u16::MAX - 1;
+/// Likewise: the MAC of a guest that has gone.
+const GONE_VLAN: u16 = u16::MAX - 2;
 
 impl Switch {
     /// `mac` is behind the uplink `port` on this VLAN. Group addresses teach nothing, nor do frames
@@ -26,7 +28,7 @@ impl Switch {
     }
 
     fn learn_afresh(&mut self, now: Instant, port: PortId, key: u64, mac: Mac) {
-        let is_guest_port = matches!(self.guests.get(usize::from(port.0)), Some(Some(_)));
+        let is_guest_port = self.guest(port).is_some();
         if is_guest_port || is_group(mac) {
             return;
         }
@@ -46,11 +48,11 @@ impl Switch {
     /// and nobody in it is forgotten. Those who are known keep their place: an address flood cannot
     /// push them out.
     fn note_heard(&mut self, now: Instant, port: PortId, key: u64) -> Option<bool> {
-        if self.learned >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
+        if self.learned >= MAC_ENTRIES_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
             self.swept = now;
             self.retain_macs(|entry| is_guest_key(entry.key) || is_fresh(entry, now));
         }
-        let full = self.learned >= MACS_MAX;
+        let full = self.learned >= MAC_ENTRIES_MAX;
         match self.entry(key) {
             Entry::Occupied(mut entry) => {
                 let moved = entry.get().port != port;
@@ -67,7 +69,8 @@ impl Switch {
     }
 
     /// A guest uses this MAC for the first time. One that was heard at another port within
-    /// [`MAC_AGE`](crate::limits::MAC_AGE) is not taken from there by a frame.
+    /// [`MAC_AGE`](crate::limits::MAC_AGE) is not taken from there by a frame, unless its VMM has
+    /// announced it.
     #[inline(never)]
     pub(super) fn learn_guest(
         &mut self,
@@ -75,12 +78,9 @@ impl Switch {
         port: PortId,
         mac: Mac,
     ) -> Result<(), DropReason> {
-        let heard = [0, ANY_VLAN].map(|vlan| self.find(mac_key(vlan, mac)));
-        let elsewhere =
-            heard.into_iter().flatten().any(|entry| entry.port != port && is_fresh(entry, now));
         if !self.may_have(port, mac) {
             Err(DropReason::SpoofedMac)
-        } else if elsewhere {
+        } else if self.was_heard_elsewhere(now, port, mac) && !self.was_announced(port, mac) {
             Err(DropReason::MacElsewhere)
         } else {
             self.bind_guest(port, mac);
@@ -90,11 +90,33 @@ impl Switch {
 
     /// The VMM of `port` says that its guest has this MAC, and has just been moved here
     /// (SEND_RARP). That counts more than what was heard elsewhere, and no more than what is
-    /// configured.
-    pub fn announce(&mut self, port: PortId, mac: Mac) {
-        if self.may_have(port, mac) {
+    /// configured. While another guest has the MAC, which may have stopped to move, it is only
+    /// remembered. `true`: it is the guest's now, and was heard elsewhere.
+    pub fn announce(&mut self, now: Instant, port: PortId, mac: Mac) -> bool {
+        if let Some(guest) = self.guest_mut(port) {
+            guest.announced = Some(mac);
+        }
+        let takes = self.may_have(port, mac);
+        let was_elsewhere = takes && self.was_heard_elsewhere(now, port, mac);
+        if takes {
             self.bind_guest(port, mac);
         }
+        was_elsewhere
+    }
+
+    /// Whether this MAC was lately heard at a port other than `port`, where that counts: a guest
+    /// that knows of no VLAN has nothing to do with uplinks' stations in others.
+    fn was_heard_elsewhere(&self, now: Instant, port: PortId, mac: Mac) -> bool {
+        let heard = match self.guest(port).map(|guest| &guest.vlans) {
+            Some(Vlans::Access(vlan)) => [*vlan, GONE_VLAN, GONE_VLAN],
+            _ => [0, ANY_VLAN, GONE_VLAN],
+        };
+        let mut heard = heard.into_iter().filter_map(|vlan| self.find(mac_key(vlan, mac)));
+        heard.any(|entry| entry.port != port && is_fresh(entry, now))
+    }
+
+    fn was_announced(&self, port: PortId, mac: Mac) -> bool {
+        self.guest(port).is_some_and(|guest| guest.announced == Some(mac))
     }
 
     /// Whether the guest of `port` has no MAC yet, and this one is nobody's.
@@ -117,11 +139,12 @@ impl Switch {
         if let Ips::Learned(learned) = &mut guest.ips {
             learned.clear();
         }
+        guest.announced = None;
         if !guest.mac_configured
             && let Some(mac) = guest.mac.take()
         {
             self.retain_macs(|entry| entry.port != port);
-            self.note_heard(now, port, mac_key(ANY_VLAN, mac));
+            self.note_heard(now, port, mac_key(GONE_VLAN, mac));
         }
     }
 }

@@ -69,14 +69,23 @@ struct GuestPort {
     ips: Ips,
     isolated: bool,
     vlans: Vlans,
+    /// What its VMM said last that its MAC is.
+    announced: Option<Mac>,
 }
 
 /// An IP on lists, and on how many: two guests may share one.
 #[derive(Debug)]
 struct Listed {
     ip: IpAddr16,
+    /// Whose: [`LISTS_OF_ALL`], or those of one VLAN.
+    of: u16,
     ports: u32,
 }
+
+/// In [`Listed`]: all lists.
+const LISTS_OF_ALL: u16 = u16::MAX;
+/// In [`Listed`]: those of guests that may be in any VLAN, or in several.
+const LISTS_OF_MANY: u16 = u16::MAX - 1;
 
 #[derive(Debug)]
 struct MacEntry {
@@ -155,9 +164,6 @@ impl Switch {
                 let mut list: Vec<_> = list.iter().map(|&ip| IpAddr16::from(ip)).collect();
                 list.sort_unstable();
                 list.dedup();
-                for &ip in &list {
-                    self.listed_entry(ip).or_insert(Listed { ip, ports: 0 }).into_mut().ports += 1;
-                }
                 Ips::Listed(list)
             }
             None => Ips::Learned(Vec::new()),
@@ -168,7 +174,9 @@ impl Switch {
         }
         let mac_configured = mac.is_some();
         let (isolated, vlans) = (false, Vlans::Any);
-        self.guests[at] = Some(GuestPort { mac, mac_configured, ips, isolated, vlans });
+        let guest = GuestPort { mac, mac_configured, ips, isolated, vlans, announced: None };
+        self.list(&guest);
+        self.guests[at] = Some(guest);
         Ok(())
     }
 
@@ -203,11 +211,12 @@ impl Switch {
         }
         if let Some(guest) = self.guest_mut(port) {
             guest.mac = mac.or(taught);
-            (guest.isolated, guest.vlans) = (before.isolated, before.vlans);
+            (guest.isolated, guest.announced) = (before.isolated, before.announced);
             if let (Ips::Learned(learned), Ips::Learned(known)) = (&mut guest.ips, before.ips) {
                 *learned = known;
             }
         }
+        self.set_vlans(port, before.vlans);
         Ok(())
     }
 
@@ -220,15 +229,20 @@ impl Switch {
         self.retain_macs(|entry| entry.port != port);
     }
 
+    /// What is on the list of a guest is on one list more.
+    fn list(&mut self, guest: &GuestPort) {
+        for (ip, of) in guest.listings() {
+            self.listed_entry(ip, of).or_insert(Listed { ip, of, ports: 0 }).into_mut().ports += 1;
+        }
+    }
+
     /// What was on the list of a guest is on one list less.
     fn unlist(&mut self, guest: &GuestPort) {
-        if let Ips::Listed(list) = &guest.ips {
-            for &ip in list {
-                if let Entry::Occupied(mut entry) = self.listed_entry(ip) {
-                    entry.get_mut().ports -= 1;
-                    if entry.get().ports == 0 {
-                        entry.remove();
-                    }
+        for (ip, of) in guest.listings() {
+            if let Entry::Occupied(mut entry) = self.listed_entry(ip, of) {
+                entry.get_mut().ports -= 1;
+                if entry.get().ports == 0 {
+                    entry.remove();
                 }
             }
         }
@@ -238,8 +252,7 @@ impl Switch {
     /// guest has not said yet which MAC it has.
     #[must_use]
     pub fn may_be_behind(&self, port: PortId) -> bool {
-        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
-        guest.is_none_or(|guest| guest.mac.is_none())
+        self.guest(port).is_none_or(|guest| guest.mac.is_none())
     }
 
     /// Whether a frame from `port` may claim to come from where it says. Learns a guest's first
@@ -293,10 +306,7 @@ impl Switch {
     /// Whether `ip` is on the guest port's list, or was learned from it (COM-11).
     #[must_use]
     pub fn is_own_ip(&self, port: PortId, ip: IpAddr16) -> bool {
-        match self.guests.get(usize::from(port.0)) {
-            Some(Some(guest)) => guest.owns(ip),
-            _ => false,
-        }
+        self.guest(port).is_some_and(|guest| guest.owns(ip))
     }
 
     /// Where a frame that came in on `ingress` goes.
@@ -366,7 +376,8 @@ impl Switch {
         if guest.owns(ip) || guest.needs_no_list(ip) {
             return Ok(());
         }
-        if !is_host_address(ip) || self.is_listed_anywhere(ip) {
+        let vlan = guest.vlan();
+        if !is_host_address(ip) || self.is_listed(ip, vlan) {
             return Err(DropReason::SpoofedIp);
         }
         match self.guest_mut(port).map(|guest| &mut guest.ips) {
@@ -379,27 +390,35 @@ impl Switch {
     }
 
     fn has_list(&self, port: PortId) -> bool {
-        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
-        guest.is_some_and(GuestPort::has_list)
+        self.guest(port).is_some_and(GuestPort::has_list)
     }
 
     /// Whether `ip` is on the list of `port`, or made of its MAC.
     fn owns_by_list(&self, port: PortId, ip: IpAddr16) -> bool {
-        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
-        guest.is_some_and(|guest| guest.owns(ip) || guest.is_own_link_local(ip))
+        self.guest(port).is_some_and(|guest| guest.owns(ip) || guest.is_own_link_local(ip))
     }
 
-    fn is_listed_anywhere(&self, ip: IpAddr16) -> bool {
-        self.listed.find(self.hasher.hash_one(ip), |entry| entry.ip == ip).is_some()
+    /// Whether `ip` is on the list of a guest that shares this VLAN, or on any list.
+    fn is_listed(&self, ip: IpAddr16, vlan: Option<u16>) -> bool {
+        let is_on = |of: u16| {
+            let at = self.hasher.hash_one((ip, of));
+            self.listed.find(at, |entry| entry.ip == ip && entry.of == of).is_some()
+        };
+        vlan.map_or_else(|| is_on(LISTS_OF_ALL), |vlan| is_on(vlan) || is_on(LISTS_OF_MANY))
     }
 
-    fn listed_entry(&mut self, ip: IpAddr16) -> Entry<'_, Listed> {
+    fn listed_entry(&mut self, ip: IpAddr16, of: u16) -> Entry<'_, Listed> {
         let hasher = &self.hasher;
         self.listed.entry(
-            hasher.hash_one(ip),
-            |entry| entry.ip == ip,
-            |entry| hasher.hash_one(entry.ip),
+            hasher.hash_one((ip, of)),
+            |entry| entry.ip == ip && entry.of == of,
+            |entry| hasher.hash_one((entry.ip, entry.of)),
         )
+    }
+
+    #[inline]
+    fn guest(&self, port: PortId) -> Option<&GuestPort> {
+        self.guests.get(usize::from(port.0))?.as_ref()
     }
 
     fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
@@ -467,6 +486,24 @@ impl GuestPort {
 
     const fn has_list(&self) -> bool {
         matches!(self.ips, Ips::Listed(_))
+    }
+
+    /// Each IP of its list, with the lists among which that counts.
+    fn listings(&self) -> impl Iterator<Item = (IpAddr16, u16)> {
+        let list: &[IpAddr16] = match &self.ips {
+            Ips::Listed(list) => list,
+            Ips::Learned(_) => &[],
+        };
+        let own = self.vlan().unwrap_or(LISTS_OF_MANY);
+        list.iter().flat_map(move |ip| [(*ip, LISTS_OF_ALL), (*ip, own)])
+    }
+
+    /// The VLAN that it is in and knows nothing of.
+    const fn vlan(&self) -> Option<u16> {
+        match self.vlans {
+            Vlans::Access(vlan) => Some(vlan),
+            Vlans::Any | Vlans::Trunk(_) => None,
+        }
     }
 
     fn is_own_link_local(&self, ip: IpAddr16) -> bool {

@@ -1,7 +1,7 @@
 //! Who gets what, and who may claim what.
 
 use super::*;
-use crate::limits::{LEARNED_IP_AGE, MACS_MAX};
+use crate::limits::{LEARNED_IP_AGE, MAC_ENTRIES_MAX, MACS_MAX};
 use crate::time::Duration;
 use crate::wire::samples::{v4_segment, v6_segment};
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -12,6 +12,7 @@ const B: PortId = PortId(2);
 const MAC_A: Mac = [0x52, 0, 0, 0, 0, 0xa];
 const MAC_B: Mac = [0x52, 0, 0, 0, 0, 0xb];
 const MAC_FAR: Mac = [0x52, 0, 0, 0, 0, 0xf];
+const MAC_NONE: Mac = [0; 6];
 const BROADCAST: Mac = [0xff; 6];
 const T0: Instant = Instant::from_millis(1_000_000);
 
@@ -428,15 +429,17 @@ fn sec_06_no_frame_of_a_guest_takes_a_mac_that_was_heard_elsewhere() {
 fn a_mac_that_was_heard_elsewhere_gives_way_to_the_vmm_and_to_the_configuration() {
     let mut announced = switch();
     announced.learn(T0, UPLINK, untagged(), MAC_FAR);
-    announced.announce(B, MAC_FAR);
+    assert!(announced.announce(T0, B, MAC_FAR), "it was heard elsewhere");
     assert_eq!(announced.lookup(T0, A, untagged(), MAC_FAR), Out::Port(B));
     assert_eq!(announced.check_source(T0, B, &from(MAC_FAR, v4(11))), Ok(()));
-    announced.announce(B, MAC_B);
-    announced.announce(A, MAC_B);
+    assert!(!announced.announce(T0, B, MAC_B) && !announced.announce(T0, A, MAC_B));
     assert_eq!(announced.lookup(T0, UPLINK, untagged(), MAC_B), Out::Flood, "they have theirs");
     announced.add_guest(PortId(7), None, None).unwrap();
-    announced.announce(PortId(7), MAC_A);
-    announced.announce(PortId(7), BROADCAST);
+    for mac in [MAC_A, BROADCAST, MAC_NONE] {
+        assert!(!announced.announce(T0, PortId(7), mac));
+        let says = announced.check_source(T0, PortId(7), &from(mac, v4(12)));
+        assert_eq!(says, Err(DropReason::SpoofedMac));
+    }
     assert!(announced.may_be_behind(PortId(7)), "nobody's MAC, and none of a group");
 
     let mut configured = switch();
@@ -444,6 +447,82 @@ fn a_mac_that_was_heard_elsewhere_gives_way_to_the_vmm_and_to_the_configuration(
     configured.set_guest(B, Some(MAC_FAR), None).unwrap();
     assert_eq!(configured.check_source(T0, B, &from(MAC_FAR, v4(11))), Ok(()));
     assert_eq!(configured.lookup(T0, A, untagged(), MAC_FAR), Out::Port(B));
+}
+
+/// A VM that moves to another port of this host, or a spare one with its MAC that takes over.
+#[test]
+fn what_a_vmm_announces_while_another_guest_has_it_counts_when_that_one_has_gone() {
+    const C: PortId = PortId(7);
+    let mut switch = switch();
+    switch.add_guest(C, None, None).unwrap();
+    switch.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
+    assert!(!switch.announce(T0, C, MAC_B));
+    let says = |switch: &mut Switch| switch.check_source(T0, C, &from(MAC_B, v4(11)));
+    assert_eq!(says(&mut switch), Err(DropReason::SpoofedMac), "the other one has it");
+    switch.set_guest(C, None, None).unwrap();
+    switch.forget_learned(T0, B);
+    assert_eq!(says(&mut switch), Ok(()));
+    assert_eq!(switch.lookup(T0, A, untagged(), MAC_B), Out::Port(C));
+    // Whoever is behind the port next has not been announced.
+    switch.forget_learned(T0, C);
+    switch.add_guest(B, None, None).unwrap();
+    switch.check_source(T0, B, &from(MAC_FAR, v4(12))).unwrap();
+    assert!(!switch.announce(T0, C, MAC_FAR));
+    switch.forget_learned(T0, C);
+    switch.forget_learned(T0, B);
+    let next = switch.check_source(T0, C, &from(MAC_FAR, v4(12)));
+    assert_eq!(next, Err(DropReason::MacElsewhere));
+}
+
+#[test]
+fn sec_06_a_station_of_another_vlan_keeps_no_mac_from_a_guest_that_knows_of_none() {
+    const C: PortId = PortId(7);
+    let says = |switch: &mut Switch, port| {
+        switch.check_source(T0, port, &behind(&[(0x8100, 10)], from(MAC_FAR, v4(11))))
+    };
+    for (vlan, said) in [(20, Ok(())), (10, Err(DropReason::MacElsewhere))] {
+        let mut switch = switch();
+        switch.set_vlans(B, Vlans::Access(10));
+        switch.learn(T0, UPLINK, tagged(vlan), MAC_FAR);
+        assert_eq!(says(&mut switch, B), said, "of VLAN {vlan}");
+    }
+    // Nor does it free one of a guest that restarts for another guest.
+    let mut switch = switch();
+    switch.add_guest(C, None, None).unwrap();
+    [B, C].into_iter().for_each(|port| switch.set_vlans(port, Vlans::Access(10)));
+    assert_eq!(says(&mut switch, B), Ok(()));
+    switch.forget_learned(T0, B);
+    switch.learn(T0, UPLINK, tagged(20), MAC_FAR);
+    assert_eq!(says(&mut switch, C), Err(DropReason::MacElsewhere));
+    assert_eq!(says(&mut switch, B), Ok(()));
+}
+
+#[test]
+fn a_list_guards_its_ips_in_the_vlans_of_its_guest() {
+    const Q: u16 = 0x8100;
+    let says = |switch: &mut Switch, vlan: &[(u16, u16)]| {
+        switch.check_source(T0, B, &behind(vlan, from(MAC_B, v4(10)))).is_ok()
+    };
+    for (listed, own, may) in [
+        (Vlans::Access(10), Vlans::Access(20), true),
+        (Vlans::Access(20), Vlans::Access(20), false),
+        (Vlans::Trunk(vec![10]), Vlans::Access(20), false),
+        (Vlans::Any, Vlans::Access(20), false),
+        (Vlans::Access(10), Vlans::Trunk(vec![20]), false),
+        (Vlans::Access(10), Vlans::Any, false),
+    ] {
+        let mut switch = switch();
+        switch.set_vlans(A, listed.clone());
+        switch.set_vlans(B, own.clone());
+        assert_eq!(says(&mut switch, &[(Q, 20)]), may, "on a list of {listed:?}, used in {own:?}");
+        switch.set_guest(A, Some(MAC_A), Some(&[v4(10).into()])).unwrap();
+        let again = from(MAC_B, v4(10));
+        switch.set_guest(B, None, None).unwrap();
+        let said = switch.check_source(T0, B, &behind(&[(Q, 20)], again));
+        assert_eq!(said.is_ok(), may, "other addresses change no VLAN");
+        switch.remove_port(A);
+        assert!(switch.listed.is_empty());
+    }
 }
 
 #[test]
@@ -463,6 +542,20 @@ fn sec_06_the_mac_of_a_guest_that_restarts_is_kept_for_it() {
 }
 
 #[test]
+fn stations_behind_tags_are_known_as_many_as_others() {
+    let station = |n: usize| -> Mac {
+        let [.., a, b] = n.to_be_bytes();
+        [2, 1, 0, 0, a, b]
+    };
+    let mut switch = switch();
+    (0..MACS_MAX).for_each(|n| switch.learn(T0, UPLINK, tagged(20), station(n)));
+    let is_known =
+        |switch: &mut Switch, n| switch.lookup(T0, A, tagged(20), station(n)) == Out::Port(UPLINK);
+    let unknown = (0..MACS_MAX).find(|n| !is_known(&mut switch, *n));
+    assert_eq!(unknown, None);
+}
+
+#[test]
 fn inv_20_an_address_flood_cannot_grow_the_table_or_push_anyone_out() {
     let mut switch = switch();
     switch.learn(T0, UPLINK, untagged(), MAC_FAR);
@@ -470,7 +563,7 @@ fn inv_20_an_address_flood_cannot_grow_the_table_or_push_anyone_out() {
         let [a, b, c, d] = n.to_be_bytes();
         switch.learn(T0, UPLINK, untagged(), [2, 1, a, b, c, d]);
     }
-    assert_eq!((switch.learned, switch.macs.len()), (MACS_MAX, MACS_MAX + 1));
+    assert_eq!((switch.learned, switch.macs.len()), (MAC_ENTRIES_MAX, MAC_ENTRIES_MAX + 1));
     assert_eq!(switch.lookup(T0, A, untagged(), MAC_FAR), Out::Port(UPLINK));
     assert_eq!(switch.lookup(T0, B, untagged(), MAC_A), Out::Port(A));
     // The known keep being known, and the flood is forgotten.

@@ -8,8 +8,17 @@ use crate::wire::packet::{Eth, VlanStack};
 impl Switch {
     /// From now on the guest behind `port` is in these VLANs.
     pub fn set_vlans(&mut self, port: PortId, vlans: Vlans) {
-        if let Some(guest) = self.guest_mut(port) {
-            guest.vlans = vlans;
+        if let Some(mut guest) = self.guests.get_mut(usize::from(port.0)).and_then(Option::take) {
+            self.unlist(&guest);
+            guest.vlans = match vlans {
+                Vlans::Trunk(mut own) => {
+                    own.sort_unstable(); // each tagged frame asks
+                    Vlans::Trunk(own)
+                }
+                vlans => vlans,
+            };
+            self.list(&guest);
+            self.guests[usize::from(port.0)] = Some(guest);
             self.forget_found();
         }
     }
@@ -22,19 +31,17 @@ impl Switch {
 
     /// The same by [`vlan_id`].
     pub(super) fn is_in_id(&self, port: PortId, vlan: u16) -> bool {
-        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
-        guest.is_none_or(|guest| match &guest.vlans {
+        self.guest(port).is_none_or(|guest| match &guest.vlans {
             Vlans::Any => true,
             Vlans::Access(own) => *own == vlan,
-            Vlans::Trunk(own) => own.contains(&vlan),
+            Vlans::Trunk(own) => own.binary_search(&vlan).is_ok(),
         })
     }
 
     /// Whether `port` may send a frame with these tags. One that is to know of no VLAN has the tag
     /// that its port has put in, and no other.
     pub(super) fn check_vlan(&self, port: PortId, eth: &Eth) -> Result<(), DropReason> {
-        let guest = self.guests.get(usize::from(port.0)).and_then(Option::as_ref);
-        let is_fine = match guest.map(|guest| &guest.vlans) {
+        let is_fine = match self.guest(port).map(|guest| &guest.vlans) {
             None | Some(Vlans::Any) => true,
             Some(Vlans::Access(_)) => self.is_in(port, eth.vlan) && eth.vlan.tags().len() == 1,
             Some(Vlans::Trunk(_)) => self.is_in(port, eth.vlan),

@@ -55,7 +55,7 @@ mod slots;
 pub use ports::{Interrupted, Ports, Received, Sent, Step};
 pub use slots::PortStats;
 
-use crate::engine::{AddPortError, Departure, Engine, Verdict};
+use crate::engine::{AddPortError, Departure, Engine, FloodedFrame, Verdict};
 use crate::limits::{
     BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, FLOWS_IN_CACHE, FRAMES_OF_DEPARTURES, FRAMES_PER_PORT,
     IDLE_TURNS_MAX, PROGRESS_INTERVAL,
@@ -336,7 +336,8 @@ impl Turn {
     /// Sends what the engine made to wherever the switch would flood it.
     #[cold]
     fn flood_made<P: Ports>(&mut self, engine: &Engine<'_>, ports: &mut P, made: &Unknown) {
-        let gets = |port| engine.is_flooded(made.ingress, port, &made.frame);
+        let frame = FloodedFrame::of(&made.frame);
+        let gets = |port| engine.is_flooded(made.ingress, port, frame);
         self.slots.flood(ports, &made.hdr, &[&made.frame], gets);
     }
 

@@ -5,7 +5,7 @@ use super::batch::Read;
 use super::ports::{Interrupted, Ports, Received, Step};
 use super::slots::Reading;
 use crate::drops::DropReason;
-use crate::engine::{Engine, Verdict};
+use crate::engine::{Engine, FloodedFrame, Verdict};
 use crate::limits::{BATCH_FRAMES, BYTES_PER_PORT, COPIES_PER_PORT, FRAME_BYTES_MAX};
 use crate::port::PortId;
 use crate::time::Instant;
@@ -110,7 +110,8 @@ impl Turn {
         match verdict {
             Verdict::Forward(to) => self.slots.send(ports, to, &hdr, &[bytes]),
             Verdict::Flood => {
-                let gets = |port| engine.is_flooded(from, port, bytes);
+                let frame = FloodedFrame::of(bytes);
+                let gets = |port| engine.is_flooded(from, port, frame);
                 self.slots.flood(ports, &hdr, &[bytes], gets);
             }
             // A drop is counted by the engine.

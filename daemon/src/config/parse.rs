@@ -436,13 +436,21 @@ fn trunk(v: &DeValue<'_>) -> Result<Vec<u16>, String> {
         let range = |vlan: &u16| (1..=4094).contains(vlan);
         let parse = |vlan: &str| vlan.trim().parse().ok().filter(range);
         let list = text.split(',').map(|vlan| parse(vlan).ok_or(format!("{vlan} is not a VLAN")));
-        return list.collect();
+        return list.collect::<Result<Vec<_>, _>>().map(ordered);
     }
-    match v.as_array() {
+    let list = match v.as_array() {
         None => vlan(v).map(|vlan| vec![vlan]),
         Some(list) if list.is_empty() => Err("is empty: the guest would reach nobody".into()),
         Some(list) => list.iter().map(|v| vlan(v.get_ref())).collect(),
-    }
+    };
+    list.map(ordered)
+}
+
+/// The same VLANs are the same value.
+fn ordered(mut vlans: Vec<u16>) -> Vec<u16> {
+    vlans.sort_unstable();
+    vlans.dedup();
+    vlans
 }
 
 /// What a host can have as its own.

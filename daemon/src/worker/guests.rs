@@ -1,6 +1,6 @@
 //! What the data path does for vhost-user ports: their descriptors, their links, their kicks.
 
-use nightporter_core::port::PortId;
+use nightporter_core::port::{PortConfig, PortId, Vlans};
 use nightporter_core::time::Instant;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_core::wire::vlan;
@@ -110,6 +110,18 @@ impl DataPath {
 
     /// Broadcasts a reverse ARP from `mac`, which teaches switches where a migrated guest is now.
     fn announce(&mut self, now: Instant, port: PortId, mac: [u8; 6]) {
+        let was_elsewhere = self.engine.handle_announcement(now, port, mac);
+        if let Some(guest) = self.ports.guest_mut(port)
+            && was_elsewhere
+            && guest.port.may_log()
+        {
+            let (vm, mac) = (&self.ports.of(port).name, mac.map(|b| format!("{b:02x}")).join(":"));
+            tracing::info!(vm, mac, "the VMM announces a MAC that was heard elsewhere");
+        }
+        let config = self.engine.port_config(port).and_then(PortConfig::as_guest);
+        if config.is_some_and(|guest| matches!(guest.vlans, Vlans::Trunk(_))) {
+            return; // in which of its VLANs would that be?
+        }
         let (mut bytes, mut hdr) = ([0; vlan::TAG + 60], VirtioNetHdr::default());
         let frame = &mut bytes[vlan::TAG..];
         frame[..6].fill(0xff);
@@ -126,7 +138,6 @@ impl DataPath {
             }
         };
         self.ports.now = now;
-        self.engine.handle_announcement(port, mac);
         let (engine, ports) = (&mut self.engine, &mut self.ports);
         // Nothing interrupts a turn here.
         let _ = self.turn.handle_frame(now, engine, ports, port, hdr, frame);
