@@ -97,7 +97,8 @@ impl Engine<'_> {
 
     /// Another policy for the VM behind `port`, from now on. Its connections stay: with a smaller
     /// budget or table those that are there keep what they have, and those whose offload is turned
-    /// off drain. The MTU counts for new connections.
+    /// off drain. The MTU counts for new connections. In other VLANs its connections end as if the
+    /// VM had gone: what remotes were promised is not for those whom the guest meets there.
     ///
     /// # Errors
     /// See [`AddPortError`]; nothing has changed.
@@ -110,6 +111,8 @@ impl Engine<'_> {
         if self.vm(port).is_none() {
             return Ok(());
         }
+        let before = self.port_config(port).and_then(PortConfig::as_guest);
+        let moves = before.is_some_and(|before| before.vlans != guest.vlans);
         let budget_pages = self::budget_pages(&guest);
         if self.pages_promised(Some(port)) + budget_pages > self.common.arena.pages_total() as u64 {
             return Err(AddPortError::BudgetExceedsArena);
@@ -130,6 +133,9 @@ impl Engine<'_> {
             if p.vm.offload != offload {
                 self.set_offload(now, port, offload);
             }
+        }
+        if moves {
+            self.abort_flows(now, port);
         }
         Ok(())
     }

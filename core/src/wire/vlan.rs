@@ -24,6 +24,14 @@ pub fn put(vlan: u16, hdr: &mut VirtioNetHdr, frame: &mut [u8]) {
     move_offsets(hdr, |offset| offset.saturating_add(TAG_U16));
 }
 
+/// The VLAN of a frame in pieces, if its outer tag is one of 802.1Q.
+#[must_use]
+pub fn id_of(parts: &[&[u8]]) -> Option<u16> {
+    let head = parts.first()?;
+    let is_tagged = head.len() >= ADDRESSES + TAG && be16(head, ADDRESSES) == TPID_8021Q;
+    is_tagged.then(|| be16(head, ADDRESSES + 2) & 0xfff)
+}
+
 /// A frame without its outer tag, in pieces.
 #[derive(Clone, Copy, Debug)]
 pub struct Untagged<'a> {
@@ -39,8 +47,7 @@ impl<'a> Untagged<'a> {
     #[must_use]
     pub fn of(hdr: &VirtioNetHdr, parts: &[&'a [u8]]) -> Option<Self> {
         let (head, rest) = parts.split_first()?;
-        let is_tagged = head.len() >= ADDRESSES + TAG && be16(head, ADDRESSES) == TPID_8021Q;
-        if !is_tagged || parts.len() > TRANSMIT_PARTS_MAX {
+        if id_of(parts).is_none() || parts.len() > TRANSMIT_PARTS_MAX {
             return None;
         }
         let mut it = Self { hdr: *hdr, parts: [&[]; TRANSMIT_PARTS_MAX + 1], len: parts.len() + 1 };
@@ -98,6 +105,7 @@ mod tests {
         let bytes = tagged(&mut hdr, &frame);
         let packet = Packet::parse(&bytes).unwrap();
         assert_eq!(packet.eth.vlan.tags(), [[0x81, 0, 0, 7]]);
+        assert_eq!((id_of(&[&bytes]), id_of(&[&frame]), id_of(&[])), (Some(7), None, None));
         assert_eq!(
             (packet.eth.dst, packet.eth.src),
             Packet::parse(&frame).map(|p| (p.eth.dst, p.eth.src)).unwrap()

@@ -7,7 +7,7 @@ use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
 use nightporter_check::event::Event;
 use nightporter_core::engine::Verdict;
 use nightporter_core::limits;
-use nightporter_core::port::{PortConfig, PortId};
+use nightporter_core::port::{GuestConfig, PortConfig, PortId, Vlans};
 use nightporter_core::store::arena::Arena;
 use nightporter_core::store::record::Record;
 use nightporter_core::tcp::flow::{State, Why};
@@ -277,6 +277,33 @@ fn life_05_a_guest_that_is_gone_is_not_kept_alive() {
     let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.reserved_pages));
     assert_eq!(vm, Some(0));
     // The next guest behind the port starts clean.
+    g.runs();
+    g.gets_nothing();
+}
+
+#[test]
+fn life_05_a_guest_that_is_in_another_vlan_now_gets_nothing_of_the_one_before() {
+    let (w, r, g) = Setup::new().established();
+    warms_up(&r, &g);
+    g.stops(0);
+    g.sends("1:501 ack 1001");
+    r.takes_all();
+    r.sends("1001:2001 ack 1");
+    r.gets("501 ack 2001");
+    let set = |vlans: Vlans| {
+        w.engine(|e, now| {
+            let config = e.port_config(GUEST).and_then(PortConfig::as_guest).unwrap();
+            let config = GuestConfig { vlans, ..config.clone() };
+            e.set_guest(now, GUEST, config).unwrap();
+        });
+    };
+    set(Vlans::Any);
+    r.gets_nothing();
+    w.happens(Event::Destroyed(0));
+    set(Vlans::Access(7));
+    r.gets("R. 501 ack 2001");
+    let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.reserved_pages));
+    assert_eq!(vm, Some(0));
     g.runs();
     g.gets_nothing();
 }
