@@ -1,6 +1,7 @@
 //! The data path: the engine, its turns and its ports. What goes on between turns (`desk`) calls
 //! it.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
 use nightporter_core::engine::{AddPortError, Direction, Engine};
@@ -31,8 +32,8 @@ pub(crate) struct DataPath {
     pub(crate) heartbeats: Heartbeats,
     /// Of VMs: sockets that take no connections, and connections that are not read, for now.
     pub(super) resting: Resting<(PortId, Source)>,
-    /// VMMs that may be heard in this turn.
-    pub(super) front_ends_left: u32,
+    /// Of VMs: sockets and connections on which something waits; who is first is heard first.
+    pub(super) front_ends: VecDeque<(PortId, Source)>,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
 }
@@ -46,7 +47,7 @@ impl DataPath {
             ports: WorkerPorts::new(now),
             heartbeats: Heartbeats::new(epoch),
             resting: Resting::new(),
-            front_ends_left: 0,
+            front_ends: VecDeque::new(),
             faults_seen: 0,
         }
     }
@@ -63,7 +64,10 @@ impl DataPath {
         let id = self.turn.add_port(now, &mut self.engine, config)?;
         self.ports.add(id, name, port);
         if let Some(fd) = self.ports.of(id).port.uplink_fd() {
-            watch_for(epoll, &fd, Token::Uplink(id.0)).map_err(|_| AddPortError::TooManyPorts)?;
+            if watch_for(epoll, &fd, Token::Uplink(id.0)).is_err() {
+                self.remove_port(now, epoll, id);
+                return Err(AddPortError::TooManyPorts);
+            }
             // The kernel's half of a tap takes everything, and an overlay cuts what is too long.
             self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
@@ -90,6 +94,7 @@ impl DataPath {
             closer::later(None, tap); // an interface that goes with it takes its time
         }
         self.resting.forget(|(port, _)| *port == id);
+        self.front_ends.retain(|(port, _)| *port != id);
         self.heartbeats.forget(id);
     }
 

@@ -18,7 +18,7 @@ const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 
 /// VMMs that are heard in one turn, however many have something to say: of each some messages, or
 /// one that takes long.
-const FRONT_ENDS_PER_TURN: u32 = 16;
+const FRONT_ENDS_PER_TURN: usize = 16;
 
 impl DataPath {
     /// Something happened on a descriptor of a vhost-user port.
@@ -30,25 +30,32 @@ impl DataPath {
         source: Source,
     ) {
         let Some(guest) = self.ports.guest_mut(port) else { return };
-        if !matches!(source, Source::Kick(_)) {
-            // Who is passed over is named again: epoll's lists go round.
-            let Some(left) = self.front_ends_left.checked_sub(1) else { return };
-            self.front_ends_left = left;
-        }
-        match source {
-            Source::Listener => guest.port.handle_listener(),
-            Source::Connection => guest.port.handle_connection(),
-            Source::Kick(vring) => {
-                guest.port.handle_kick(vring);
-                self.turn.handle_kick(now, &mut self.engine, port);
+        let Source::Kick(vring) = source else {
+            if !self.front_ends.contains(&(port, source)) {
+                self.front_ends.push_back((port, source));
             }
-        }
+            return;
+        };
+        guest.port.handle_kick(vring);
+        self.turn.handle_kick(now, &mut self.engine, port);
         self.handle_guest_events(now, epoll, port);
     }
 
-    /// A turn begins.
-    pub(super) fn begin_turn(&mut self) {
-        self.front_ends_left = FRONT_ENDS_PER_TURN;
+    /// Hears VMMs that have something to say, in the order in which they had: the kernel names the
+    /// same first each time if all of them fit into one answer.
+    pub(super) fn hear_front_ends(&mut self, now: Instant, epoll: &Epoll) {
+        let heard = FRONT_ENDS_PER_TURN.min(self.front_ends.len());
+        for _ in 0..heard {
+            let Some((port, source)) = self.front_ends.pop_front() else { return };
+            let Some(guest) = self.ports.guest_mut(port) else { continue };
+            // Nothing happens if it has gone meanwhile.
+            match source {
+                Source::Listener => guest.port.handle_listener(),
+                Source::Connection => guest.port.handle_connection(),
+                Source::Kick(_) => {}
+            }
+            self.handle_guest_events(now, epoll, port);
+        }
     }
 
     /// Obeys what a vhost-user port reports.

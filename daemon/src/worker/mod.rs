@@ -171,9 +171,11 @@ impl Worker {
         if count > 0 {
             self.polling.handle_work(now);
         }
-        self.path.begin_turn();
         for i in 0..count {
             self.handle_event(now, Token::unpack(self.events[i].data()));
+        }
+        if wait.is_some() {
+            self.path.hear_front_ends(now, &self.epoll);
         }
         self.service(now);
         Ok(())

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::num::NonZeroU64;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
@@ -213,42 +214,86 @@ fn a_status_that_waits_for_a_count_of_connections_is_given_when_it_is_done() {
     ));
 }
 
+/// The port of a VM whose front-end has just connected.
+fn front_end(w: &mut World, name: &str) -> UnixStream {
+    let device = VhostUserConfig {
+        name: name.into(),
+        socket: w.dir.join(name),
+        access: Access::default(),
+        mac: None,
+        mtu: None,
+        queue_pairs: 1,
+        allow_unsealed_memory: false,
+        memory_is_limited: false,
+    };
+    let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
+    let config = PortConfig::guest(name, GuestConfig::default());
+    w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
+    let stream = UnixStream::connect(&device.socket).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    stream
+}
+
+/// So many front-ends that have been let in.
+fn front_ends(w: &mut World, count: usize) -> Vec<UnixStream> {
+    let streams = (0..count).map(|n| front_end(w, &format!("vm{n}"))).collect();
+    (0..count).for_each(|_| w.worker.turn_at_once().unwrap());
+    streams
+}
+
+const GET_FEATURES: u32 = 1;
+const SET_OWNER: u32 = 3;
+
+/// A message without a body.
+fn message(code: u32) -> Vec<u8> {
+    [code, 1, 0].map(u32::to_ne_bytes).concat()
+}
+
+fn has_answer(mut stream: &UnixStream) -> bool {
+    stream.read(&mut [0; 20]).is_ok()
+}
+
 #[test]
 fn front_ends_of_many_vms_take_turns() {
     const VMS: usize = 40;
     let mut w = World::new("front-ends", 0);
-    let connect = |n: usize, w: &mut World| {
-        let device = VhostUserConfig {
-            name: format!("vm{n}"),
-            socket: w.dir.join(format!("vm{n}")),
-            access: Access::default(),
-            mac: None,
-            mtu: None,
-            queue_pairs: 1,
-            allow_unsealed_memory: false,
-            memory_is_limited: false,
-        };
-        let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
-        let config = PortConfig::guest(&device.name, GuestConfig::default());
-        w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
-        let stream = UnixStream::connect(&device.socket).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        stream
-    };
-    let mut streams: Vec<_> = (0..VMS).map(|n| connect(n, &mut w)).collect();
-    for _ in 0..VMS {
-        w.worker.turn_at_once().unwrap();
-    }
-    // GET_FEATURES.
-    let ask = [1_u32, 1, 0].map(u32::to_ne_bytes).concat();
-    streams.iter_mut().for_each(|stream| stream.write_all(&ask).unwrap());
+    let mut streams = front_ends(&mut w, VMS);
+    streams.iter_mut().for_each(|stream| stream.write_all(&message(GET_FEATURES)).unwrap());
     let mut answered = Vec::new();
     while answered.iter().sum::<usize>() < VMS {
         w.worker.turn_at_once().unwrap();
-        let has_answer = |mut stream: &UnixStream| stream.read(&mut [0; 20]).is_ok();
-        let now = streams.iter().filter(|stream| has_answer(stream)).count();
-        answered.push(now);
+        answered.push(streams.iter().filter(|stream| has_answer(stream)).count());
         assert!(answered.len() < VMS, "{answered:?}");
     }
     assert_eq!(answered, [16, 16, 8], "nobody is passed over twice");
+}
+
+#[test]
+fn front_ends_that_always_have_more_to_say_keep_nobody_from_being_heard() {
+    const TALKERS: usize = 16;
+    /// Of messages of which a front-end has 64 heard in a turn.
+    const TURNS: usize = 40;
+    let mut w = World::new("talkers", 0);
+    let mut streams = front_ends(&mut w, TALKERS + 1);
+    let mut quiet = streams.pop().unwrap();
+    let all = message(SET_OWNER).repeat(64 * TURNS);
+    streams.iter_mut().for_each(|stream| stream.write_all(&all).unwrap());
+    quiet.write_all(&message(GET_FEATURES)).unwrap();
+    let waited = (0..TURNS).find(|_| {
+        w.worker.turn_at_once().unwrap();
+        has_answer(&quiet)
+    });
+    assert_eq!(waited, Some(1), "in the second turn");
+}
+
+#[test]
+fn a_port_that_cannot_be_waited_for_was_not_added() {
+    let mut w = World::new("unwatched", 1);
+    let add = |w: &mut World, fd: OwnedFd| {
+        w.worker.add_port(Port::Uplink(TapPort::from_fd(fd)), PortConfig::uplink("late"))
+    };
+    let file = File::create(w.dir.join("file")).unwrap(); // epoll(7) takes none
+    assert_eq!(add(&mut w, file.into()), Err(AddPortError::TooManyPorts));
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    assert_eq!(add(&mut w, ours.into()), Ok(PortId(1)), "its name and number are free");
 }
