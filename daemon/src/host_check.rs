@@ -7,7 +7,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind};
+use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
 use crate::start::{large_mtus, vm_access};
 
 /// What was found, each with its fix.
@@ -27,7 +27,22 @@ pub fn check_host(config: &Config) -> Findings {
     problems.extend(config.daemon.cpu.and_then(missing_cpu));
     problems.extend(config.uplinks.iter().filter_map(missing_interface));
     problems.extend(config.overlays.iter().filter_map(missing_address));
-    Findings { problems, warnings: large_mtus(config) }
+    let warnings = large_mtus(config).into_iter().chain(in_all_vlans(config)).collect();
+    Findings { problems, warnings }
+}
+
+/// Of VMs that are beside others in VLANs, and in none and so in all.
+fn in_all_vlans(config: &Config) -> impl Iterator<Item = String> {
+    let is_in_some = |vm: &VmConfig| vm.vlan.is_some() || vm.trunk.is_some();
+    let vms = config.vms.iter().filter(move |vm| !is_in_some(vm));
+    vms.filter_map(move |vm| {
+        let network = config.vms.iter().filter(|other| other.network == vm.network);
+        let other = network.into_iter().find(|other| is_in_some(other))?;
+        let (name, other) = (&vm.name, &other.name);
+        Some(format!(
+            "vm.{name}: is in every VLAN, also in those of {other}\n    fix: give it vlan or trunk"
+        ))
+    })
 }
 
 /// Of this process, which ends with the check.
@@ -61,4 +76,26 @@ fn missing_address(overlay: &OverlayConfig) -> Option<String> {
     let e = UdpSocket::bind((local, 0)).err()?;
     let fix = "give local an address of this host: ip -br addr";
     Some(format!("overlay.{name}: cannot use {local}: {e}\n    fix: {fix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn a_vm_that_is_in_every_vlan_beside_others_in_some_is_told() {
+        let vm = |name: &str, more: &str| format!("[[vm]]\nname = \"{name}\"\n{more}\n");
+        let both = |of_b: &str| {
+            let text = vm("a", "vlan = 7") + &vm("b", of_b);
+            let config = Config::parse("np.toml", &text, &BTreeMap::new()).unwrap();
+            in_all_vlans(&config).collect::<Vec<_>>()
+        };
+        let said = "vm.b: is in every VLAN, also in those of a\n    fix: give it vlan or trunk";
+        assert_eq!(both(""), [said]);
+        for fine in ["vlan = 8", "trunk = [7]", "network = \"other\""] {
+            assert!(both(fine).is_empty(), "{fine}");
+        }
+    }
 }

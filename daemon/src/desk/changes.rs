@@ -164,11 +164,13 @@ impl Desk {
             path.engine.resize(flows, size);
         }
         if let Some(step) = prepared.plan.steps.get(*at).cloned() {
-            tracing::info!("changed: {}", prepared.plan.lines[*at]);
-            if let Err(e) = self.take_step(now, epoll, path, prepared, step.clone()) {
-                tracing::error!("not done: {}: {e}", prepared.plan.lines[*at]);
-                prepared.target.without(&step);
-                failed.push(e);
+            match self.take_step(now, epoll, path, prepared, step.clone()) {
+                Ok(()) => tracing::info!("changed: {}", prepared.plan.lines[*at]),
+                Err(e) => {
+                    tracing::error!("not done: {}: {e}", prepared.plan.lines[*at]);
+                    prepared.target.without(&step);
+                    failed.push(e);
+                }
             }
             *at += 1;
             self.changes.applying = Some(applying);
@@ -181,7 +183,7 @@ impl Desk {
         let reply = match failed.is_empty() {
             true => plan(prepared, true),
             false => refused(Refusal {
-                what: format!("it was done, but for: {}", failed.join("; ")),
+                what: format!("done but for: {}", failed.join("; ")),
                 fix: "report this".into(),
             }),
         };
@@ -214,6 +216,8 @@ impl Desk {
                 let (before, vm) = *both;
                 let id = port(path, &vm.name)?;
                 let device = device_of(&vm, prepared.access, memory_is_limited());
+                let set = path.engine.set_guest(now, id, policy_of(&vm));
+                set.map_err(|e| format!("vm {}: {e:?}", vm.name))?; // and nothing has changed
                 if let Some(guest) = path.ports.guest_mut(id) {
                     guest.port.set(&device);
                     guest.set_vlan(vm.vlan);
@@ -223,8 +227,6 @@ impl Desk {
                     }
                 }
                 path.handle_guest_events(now, epoll, id);
-                let set = path.engine.set_guest(now, id, policy_of(&vm));
-                set.map_err(|e| format!("vm {}: {e:?}", vm.name))?;
                 path.set_rate_limits(now, id, &vm);
             }
             Step::SetOverlay(overlay) => {
@@ -273,7 +275,7 @@ impl Desk {
             }
             (None, Reply::Plan(plan)) => tracing::info!(steps = plan.steps.len(), "reloaded"),
             (None, Reply::Error { what, fix }) => {
-                tracing::error!("nothing was changed: {what}\n    fix: {fix}");
+                tracing::error!("the reload failed: {what}\n    fix: {fix}");
             }
             (None, _) => {}
         }

@@ -3,7 +3,8 @@
 //! A tap says so itself when it is deleted; the descriptor of a deleted macvtap stays silent, and
 //! nothing but a notification (rtnetlink(7)) tells that an interface is back, is down, or has left
 //! its bridge. What the notifications say of all interfaces is kept: to ask the kernel would mean
-//! to wait for its lock of the network configuration.
+//! to wait for its lock of the network configuration. Only when notifications were lost, because
+//! very many came at once, it is asked for all interfaces.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -78,6 +79,13 @@ impl LinkWatch {
         self.fd.as_fd()
     }
 
+    /// Forgets everything and asks for all of it.
+    fn begin_again(&mut self) {
+        self.links.clear();
+        // Errors: nothing is known until there is news of an interface.
+        let _ = self.ask_for_all();
+    }
+
     /// The answer is read as notifications are.
     fn ask_for_all(&self) -> io::Result<()> {
         let mut request = [0; MESSAGE_HEADER + LINK_HEADER];
@@ -96,7 +104,7 @@ impl LinkWatch {
                 Ok(len) => self.note_all(&bytes[..len]),
                 Err(Errno::EINTR) => {}
                 // Some were lost.
-                Err(Errno::ENOBUFS) => drop(self.ask_for_all()),
+                Err(Errno::ENOBUFS) => self.begin_again(),
                 Err(_) => return,
             }
         }
@@ -287,6 +295,19 @@ mod tests {
         // What the bridge says of its port is not about the interface.
         assert_eq!(judge(&[message(DELETED_LINK, 7, 7, both, master)], None).1, 9);
         assert_eq!(judge(&[message(DELETED_LINK, 0, 7, both, None)], None), (None, 0));
+    }
+
+    #[test]
+    fn an_interface_whose_end_was_not_heard_is_forgotten_when_all_are_asked_for() {
+        let mut watch = LinkWatch::new().unwrap();
+        watch.note_all(&message(NEW_LINK, 0, u32::MAX, UP, None));
+        watch.read();
+        let known = |watch: &LinkWatch, index| watch.links.contains_key(&index);
+        let loopback = if_nametoindex("lo").unwrap();
+        assert!(known(&watch, loopback) && known(&watch, u32::MAX));
+        watch.begin_again();
+        watch.read();
+        assert!(known(&watch, loopback) && !known(&watch, u32::MAX));
     }
 
     #[test]
