@@ -23,7 +23,7 @@ use crate::guest::{Guest, PLAIN, RAM_LEN};
 use crate::street::Street;
 
 /// Things done in CI.
-const DEEDS: u64 = 3000;
+const DEEDS: u64 = 10_000;
 /// Between two echoes of the neighbours.
 const DEEDS_PER_ECHO: u64 = 10;
 const QUEUE_SIZE: u64 = 256;
@@ -31,6 +31,8 @@ const QUEUE_SIZE: u64 = 256;
 const RINGS: [u64; 2] = [GUEST_BASE + 0x1_0000, GUEST_BASE + 0x2_0000];
 const AVAIL: u64 = QUEUE_SIZE * 16;
 const USED: u64 = 0x8000;
+/// Of a frame in its memory.
+const PLACE: u64 = 2048;
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 struct Random(u64);
@@ -66,12 +68,33 @@ impl Random {
 }
 
 struct Mallory {
+    seed: u64,
     random: Random,
+    /// Things done.
+    deeds: u64,
     socket: std::path::PathBuf,
     stream: Option<UnixStream>,
     ram: Rc<Ram>,
     kick: OwnedFd,
     avail_idx: [u16; 2],
+}
+
+/// Whoever finds that something is wrong wants to do the same again.
+impl Drop for Mallory {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("seed {}, after {} deeds", self.seed, self.deeds);
+        }
+    }
+}
+
+/// Guest memory full of frames, each in a place of [`PLACE`] bytes behind a virtio-net header. They
+/// are for a station that is nowhere: the neighbours' rings are for what these say.
+fn memory() -> Rc<Ram> {
+    let ram = Ram::unsealed(usize::try_from(RAM_LEN).unwrap());
+    let frame = [&[0; 12][..], &[2, 0, 0, 0, 0, 0x77, 2, 0, 0, 0, 0, 0x66, 0x88, 0xb5]].concat();
+    (0..RAM_LEN / PLACE).for_each(|n| ram.write(GUEST_BASE + n * PLACE, &frame));
+    ram
 }
 
 fn words(list: &[u64]) -> Vec<u8> {
@@ -86,7 +109,8 @@ fn pair(low: u64, high: u64) -> u64 {
 impl Mallory {
     fn says(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
         let len = u32::try_from(payload.len()).unwrap();
-        let flags = self.random.of(&[1, 1, 1, 9, 5, 0]);
+        // All but the first two end the connection, and with it what it could do otherwise.
+        let flags = self.random.of(&[&[1, 9].repeat(32)[..], &[0, 5]].concat());
         let mut bytes: Vec<u8> =
             [code, flags, len].into_iter().flat_map(u32::to_ne_bytes).collect();
         bytes.extend(payload);
@@ -166,22 +190,44 @@ impl Mallory {
             let at = ring + 16 * self.random.below(QUEUE_SIZE);
             let usual = [0, 1, 12, 72, 1526, 4096, 65_562, 0xffff_ffff];
             let (len, flags) = (self.random.of(&usual), self.random.below(8));
-            let addr = if self.random.below(8) > 0 {
-                GUEST_BASE + self.random.below(RAM_LEN)
-            } else {
-                self.random.word()
+            let addr = match self.random.below(8) {
+                0 => self.random.word(),
+                1..4 => GUEST_BASE + self.random.below(RAM_LEN),
+                _ => GUEST_BASE + self.random.below(RAM_LEN / PLACE) * PLACE,
             };
             let next = self.random.below(QUEUE_SIZE + 2);
             self.ram.write(at, &words(&[addr, pair(len, flags | next << 16)]));
         }
         let count = self.random.of(&[1, 1, 2, 17, 256, 300, 40_000]);
         for n in 0..count.min(QUEUE_SIZE) {
-            let slot = (u64::from(self.avail_idx[queue]) + n) % QUEUE_SIZE;
             let head = u16::try_from(self.random.below(QUEUE_SIZE + 1)).unwrap();
-            self.ram.set_u16(ring + AVAIL + 4 + 2 * slot, head);
+            self.names(queue, n, head);
         }
+        self.has_offered(queue, count);
+    }
+
+    /// Frames, as somebody sends them who means well; so that there is more to its life than its
+    /// end.
+    fn sends_frames(&mut self) {
+        let count = 1 + self.random.below(16);
+        for n in 0..count {
+            let at = GUEST_BASE + self.random.below(RAM_LEN / PLACE) * PLACE;
+            let len = self.random.of(&[72, 1526]);
+            self.ram.write(RINGS[1] + 16 * n, &words(&[at, len]));
+            self.names(1, n, u16::try_from(n).unwrap());
+        }
+        self.has_offered(1, count);
+    }
+
+    /// The next but `n` chain of a queue begins with this descriptor.
+    fn names(&self, queue: usize, n: u64, head: u16) {
+        let slot = (u64::from(self.avail_idx[queue]) + n) % QUEUE_SIZE;
+        self.ram.set_u16(RINGS[queue] + AVAIL + 4 + 2 * slot, head);
+    }
+
+    fn has_offered(&mut self, queue: usize, count: u64) {
         self.avail_idx[queue] = self.avail_idx[queue].wrapping_add(u16::try_from(count).unwrap());
-        self.ram.set_u16(ring + AVAIL + 2, self.avail_idx[queue]);
+        self.ram.set_u16(RINGS[queue] + AVAIL + 2, self.avail_idx[queue]);
         self.kicks();
     }
 
@@ -203,21 +249,30 @@ impl Mallory {
         fallocate(self.ram.fd(), hole, at, len).unwrap();
     }
 
+    /// Its memory goes, now and then while its rings run.
+    fn shrinks(&mut self) {
+        self.ram.cut();
+        self.kicks();
+        self.ram = memory();
+    }
+
     fn does_something(&mut self) {
-        match self.random.below(40) {
-            0..2 => self.boots(),
-            2 => self.connects(),
-            3 => self.stream = None,
-            4 => {
+        self.deeds += 1;
+        match self.random.below(400) {
+            0..10 => self.boots(),
+            10..12 => self.connects(),
+            12..14 => self.stream = None,
+            14..18 => {
                 let noise = words(&[self.random.next(), self.random.word()]);
                 let len = usize::try_from(self.random.below(16)).unwrap();
                 self.sends(&noise[..len], &[]);
             }
-            5 => self.punches_a_hole(),
-            6 => self.ram = Ram::unsealed(usize::try_from(RAM_LEN).unwrap()),
-            7..17 => self.babbles(),
-            17..20 => self.scribbles(),
-            _ => self.offers(),
+            18..36 => self.punches_a_hole(),
+            36..44 => self.shrinks(),
+            44..84 => self.babbles(),
+            84..114 => self.scribbles(),
+            114..154 => self.offers(),
+            _ => self.sends_frames(),
         }
     }
 }
@@ -238,24 +293,32 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
     let mut street = Street::new("allow_unsealed_memory = true");
     let seed = number("NIGHTPORTER_HOSTILE_SEED").unwrap_or(1);
     let mut mallory = Mallory {
+        seed,
         random: Random(seed),
+        deeds: 0,
         socket: street.dir.join("bad"),
         stream: None,
-        ram: Ram::unsealed(usize::try_from(RAM_LEN).unwrap()),
+        ram: memory(),
         kick: eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
         avail_idx: [0; 2],
     };
     let alone = (0..500).map(|_| street.echo()).collect();
     let limit = number("NIGHTPORTER_HOSTILE_S").map(Duration::from_secs);
-    let (start, mut deeds, mut beside) = (Instant::now(), 0, Vec::new());
-    while limit.map_or(deeds < DEEDS, |limit| start.elapsed() < limit) {
+    let (start, mut beside) = (Instant::now(), Vec::new());
+    while limit.map_or(mallory.deeds < DEEDS, |limit| start.elapsed() < limit) {
         for _ in 0..DEEDS_PER_ECHO {
             mallory.does_something();
         }
-        deeds += DEEDS_PER_ECHO;
         beside.push(street.echo());
     }
-    eprintln!("seed {seed}, {deeds} deeds\nalone: {}\nbeside it: {}", shown(alone), shown(beside));
+    let (deeds, bad) = (mallory.deeds, street.host.port("bad"));
+    let (frames, faults) = (bad.frames_from_port, bad.vm.unwrap().memory_faults);
+    assert!(frames > 0 && faults > 0, "its rings ran, its memory went: {frames}, {faults}");
+    eprintln!(
+        "seed {seed}, {deeds} deeds, {frames} frames, {faults} faults\nalone: {}\nbeside it: {}",
+        shown(alone),
+        shown(beside)
+    );
     // And its port is there for one that means well.
     drop(mallory);
     street.host.until("bad", |bad| !bad.link);
