@@ -20,6 +20,7 @@ pub mod store;
 pub mod switch;
 pub mod tcp;
 pub mod time;
+pub mod toe;
 pub mod trace;
 pub mod turn;
 pub mod wire;

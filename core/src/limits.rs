@@ -273,6 +273,28 @@ pub const MAC_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// A learned source IP that was silent this long makes room for another.
 pub const LEARNED_IP_AGE: Duration = Duration::from_secs(300);
 
+// --- Virtual TOE -------------------------------------------------------------------------------
+
+/// Bytes of one direction of a TOE connection that are under way at most, whatever a guest says
+/// that it has room for (VTOE-10). The host keeps none of them: they are in the buffers of its own
+/// sockets, which are made twice as large, so that a write never has to wait.
+pub const TOE_WINDOW_MAX: u64 = 1024 * 1024;
+/// Room that has appeared is told to the other end in steps of so much, or at once if the other end
+/// may be out of it: a quarter of the buffer that Linux gives a vsock socket (256 KiB).
+pub const TOE_CREDIT_STEP: u64 = 64 * 1024;
+/// A connection that is not established after this is not going to be: Linux gives up SYNs after
+/// 127 s and SYN-ACKs after 63 s.
+pub const T_TOE_CONNECT: Duration = Duration::from_secs(63);
+/// An end that has said nothing for so long says where it stands.
+pub const T_TOE_PROBE: Duration = Duration::from_secs(30);
+/// An end that has heard nothing for so long, four probes, has lost the other one (VTOE-06).
+pub const T_TOE_SILENCE: Duration = Duration::from_secs(120);
+/// Bytes that must have been sent and have not come after this are lost: fabrics reorder within
+/// milliseconds, and repeat by themselves.
+pub const T_TOE_HOLE: Duration = Duration::from_secs(10);
+/// A closed socket waits so long for the end of the other stream (`tcp_fin_timeout` of Linux).
+pub const T_TOE_ORPHAN: Duration = Duration::from_secs(60);
+
 /// Worst-case pages of a window of `bytes` bytes at any alignment: both ends may be partial.
 ///
 /// Bytes 16383..16385 are two bytes in two pages, so n bytes need at most 1 + ceil((n-1)/PAGE).
@@ -291,3 +313,5 @@ const _: () = assert!(FLOW_BUFFER_MAX < 1 << 30);
 const _: () = assert!(pages_for(FLOW_BUFFER_MAX) == 2049);
 const _: () = assert!(pages_for(FLOW_BUFFER_MIN) == 5);
 const _: () = assert!(FLOW_BYTES_IDLE <= 512);
+const _: () = assert!(TOE_CREDIT_STEP * 4 <= TOE_WINDOW_MAX);
+const _: () = assert!(T_TOE_PROBE.as_nanos() * 4 <= T_TOE_SILENCE.as_nanos());

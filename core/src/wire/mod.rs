@@ -22,6 +22,7 @@ pub mod seq;
 pub mod tcp;
 pub mod virtio_net;
 pub mod vlan;
+pub mod vsock;
 pub mod vxlan;
 
 /// The big-endian `u16` at `b[at..]`.

@@ -1,0 +1,162 @@
+//! What the other guest has sent: in what order it goes to this one, what is missing, and for how
+//! much there is room (VTOE-03, VTOE-10).
+//!
+//! Offsets count the bytes of the stream; these never pass each other:
+//!
+//! ```text
+//! delivered      <=  arrived  <=  claimed      <=  edge_told     <=  edge
+//! in G's memory      has come     sent at least    room it knows of   room
+//! ```
+
+use super::message::Breach;
+use crate::limits::{T_TOE_HOLE, TOE_CREDIT_STEP, TOE_WINDOW_MAX};
+use crate::time::Instant;
+
+/// What becomes of a message.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[must_use]
+pub enum Verdict {
+    /// Its payload is next: it goes to the guest behind what was due before it, as soon as the
+    /// guest has buffers, and [`super::end::End::delivered`] is told so.
+    Deliver,
+    /// It is ahead of others. The fabric keeps it, and comes again when those have come.
+    Hold,
+    /// There is no more to it: whatever payload it has is not wanted.
+    Done,
+}
+
+/// The other guest's stream on its way in.
+#[derive(Debug, Default)]
+pub struct Inbound {
+    /// Bytes that are in the guest's memory.
+    delivered: u64,
+    /// All bytes before this one have come.
+    arrived: u64,
+    /// So many must have been sent: somebody has said so.
+    claimed: u64,
+    /// The stream has so many bytes: it has ended.
+    total: Option<u64>,
+    /// There is room up to here. It does not shrink: it may have been told.
+    edge: u64,
+    /// The other end knows of so much.
+    edge_told: u64,
+    /// Since when something is missing.
+    hole_since: Option<Instant>,
+}
+
+impl Inbound {
+    /// Bytes that are in the guest's memory.
+    #[must_use]
+    pub const fn delivered(&self) -> u64 {
+        self.delivered
+    }
+
+    /// Whether the guest does not have all that came.
+    #[must_use]
+    pub const fn has_undelivered(&self) -> bool {
+        self.delivered < self.arrived
+    }
+
+    /// Whether the stream has ended and the guest has all of it.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.total == Some(self.delivered)
+    }
+
+    /// When what is missing is lost.
+    #[must_use]
+    pub fn hole_deadline(&self) -> Option<Instant> {
+        self.hole_since.map(|since| since + T_TOE_HOLE)
+    }
+
+    /// `len` bytes from `offset` on have come.
+    ///
+    /// # Errors
+    /// They are not where an honest end would send them.
+    pub fn take(&mut self, now: Instant, offset: u64, len: u64) -> Result<Verdict, Breach> {
+        let end = offset.checked_add(len).ok_or(Breach::Offset)?;
+        if end > self.edge_told {
+            return Err(Breach::NoRoom);
+        }
+        if self.total.is_some_and(|total| end > total) {
+            return Err(Breach::AfterEnd);
+        }
+        self.claim(now, end)?;
+        if len == 0 || end <= self.arrived {
+            return Ok(Verdict::Done);
+        }
+        if offset > self.arrived {
+            return Ok(Verdict::Hold);
+        }
+        // What was cut in some way is not cut in another.
+        if offset < self.arrived {
+            return Err(Breach::Offset);
+        }
+        self.arrived = end;
+        self.hole_since = self.is_missing_some().then_some(now);
+        Ok(Verdict::Deliver)
+    }
+
+    /// So many bytes have been sent, the other end says.
+    ///
+    /// # Errors
+    /// There was no room for so many, or the stream had ended before.
+    pub fn claim(&mut self, now: Instant, sent: u64) -> Result<(), Breach> {
+        if sent > self.edge_told {
+            return Err(Breach::NoRoom);
+        }
+        if self.total.is_some_and(|total| sent > total) {
+            return Err(Breach::AfterEnd);
+        }
+        self.claimed = self.claimed.max(sent);
+        if self.is_missing_some() {
+            self.hole_since.get_or_insert(now);
+        }
+        Ok(())
+    }
+
+    /// The stream has `total` bytes, the other end says.
+    ///
+    /// # Errors
+    /// More were sent, or it had another end before.
+    pub fn end(&mut self, now: Instant, total: u64) -> Result<(), Breach> {
+        if self.claimed > total || self.total.is_some_and(|known| known != total) {
+            return Err(Breach::AfterEnd);
+        }
+        self.claim(now, total)?;
+        self.total = Some(total);
+        Ok(())
+    }
+
+    /// So many bytes more are in the guest's memory.
+    pub fn deliver(&mut self, len: u64) {
+        let undelivered = self.arrived - self.delivered;
+        assert!(len <= undelivered, "{len} bytes were delivered, {undelivered} have come");
+        self.delivered += len;
+    }
+
+    /// The guest has room up to `edge`.
+    pub fn give_room(&mut self, edge: u64) {
+        let most = self.delivered.saturating_add(TOE_WINDOW_MAX);
+        self.edge = self.edge.max(edge.min(most));
+    }
+
+    /// What the other end should hear of the room: it is much more than it knows of, or the end may
+    /// have stopped because there was little.
+    #[must_use]
+    pub const fn is_credit_due(&self) -> bool {
+        let news = self.edge - self.edge_told;
+        news >= TOE_CREDIT_STEP || news > 0 && self.edge_told - self.arrived < TOE_CREDIT_STEP
+    }
+
+    /// Tells the room.
+    #[must_use]
+    pub const fn tell_edge(&mut self) -> u64 {
+        self.edge_told = self.edge;
+        self.edge
+    }
+
+    const fn is_missing_some(&self) -> bool {
+        self.arrived < self.claimed
+    }
+}

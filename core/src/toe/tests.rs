@@ -1,0 +1,594 @@
+use super::end::{End, Event};
+use super::errno::Errno;
+use super::id::{ShadowId, ShadowIds, Side};
+use super::inbound::Verdict;
+use super::message::{Kind, Message};
+use super::state::State;
+use crate::common::Random;
+use crate::limits::{
+    T_TOE_CONNECT, T_TOE_HOLE, T_TOE_ORPHAN, T_TOE_PROBE, T_TOE_SILENCE, TOE_WINDOW_MAX,
+};
+use crate::time::{Duration, Instant};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+const START: Instant = Instant::from_secs(1000);
+
+fn name() -> ShadowId {
+    ShadowId { incarnation: 7, serial: 3 }
+}
+
+/// Both ends, established: each guest has room for `room` bytes.
+fn pair(room: u64) -> [End; 2] {
+    let mut opener = End::connect(START, name(), room);
+    let Some(Message { to: Side::Acceptor, kind: Kind::Request { edge }, .. }) =
+        opener.poll_message(START)
+    else {
+        panic!("a request");
+    };
+    let mut acceptor = End::offer(START, name(), edge);
+    assert_eq!(acceptor.poll_event(), Some(Event::ConnectRequest));
+    acceptor.accept(START, room);
+    let answer = acceptor.poll_message(START).expect("an answer");
+    assert_eq!(opener.handle_message(START, answer.kind), Verdict::Done);
+    assert_eq!(opener.poll_event(), Some(Event::Established));
+    assert_eq!((opener.state(), acceptor.state()), (State::Open, State::Open));
+    assert_eq!((opener.edge_from_guest(), acceptor.edge_from_guest()), (room, room));
+    [opener, acceptor]
+}
+
+/// What an end has to say, at `now`.
+fn said(end: &mut End, now: Instant) -> Vec<Kind> {
+    std::iter::from_fn(|| end.poll_message(now)).map(|message| message.kind).collect()
+}
+
+/// What a guest is to hear.
+fn heard(end: &mut End) -> Vec<Event> {
+    std::iter::from_fn(|| end.poll_event()).collect()
+}
+
+/// One says all it has to say, and the other one hears it.
+fn talk(from: &mut End, to: &mut End, now: Instant) {
+    for kind in said(from, now) {
+        assert_eq!(to.handle_message(now, kind), Verdict::Done);
+    }
+}
+
+#[test]
+fn vtoe_04_a_guest_that_has_finished_goes_on_to_read() {
+    let [mut a, mut b] = pair(100_000);
+    a.finish(START);
+    talk(&mut a, &mut b, START);
+    assert_eq!((a.state(), b.state()), (State::Finishing, State::Remaining));
+    assert_eq!(heard(&mut b), [Event::Ended]);
+    talk(&mut b, &mut a, START);
+    assert_eq!(a.state(), State::Finished);
+    let data = b.send(START, 50_000).expect("it may").kind;
+    assert_eq!(a.handle_message(START, data), Verdict::Deliver);
+    a.delivered(START, 50_000);
+    b.finish(START);
+    talk(&mut b, &mut a, START);
+    assert_eq!((a.state(), b.state()), (State::Over, State::Closing));
+    assert!(!a.is_spent(), "the other one does not know yet that it may forget");
+    talk(&mut a, &mut b, START);
+    assert_eq!(heard(&mut a), [Event::Ended]);
+    assert!(a.is_spent() && b.is_spent());
+    assert_eq!((a.errno(), b.errno()), (None, None));
+}
+
+#[test]
+fn vtoe_04_both_finish_at_the_same_time() {
+    let [mut a, mut b] = pair(1000);
+    a.finish(START);
+    b.finish(START);
+    let (from_a, from_b) = (said(&mut a, START), said(&mut b, START));
+    assert_eq!((&from_a[..], &from_b[..]), (&[Kind::Fin { total: 0 }][..], &from_a[..]));
+    let _ = a.handle_message(START, from_b[0]);
+    let _ = b.handle_message(START, from_a[0]);
+    assert_eq!((a.state(), b.state()), (State::Closing, State::Closing));
+    talk(&mut a, &mut b, START);
+    assert_eq!(b.state(), State::Over);
+    talk(&mut b, &mut a, START);
+    assert_eq!(a.state(), State::Over);
+}
+
+#[test]
+fn vtoe_05_all_that_was_written_arrives_before_the_end_also_after_the_writer_has_gone() {
+    let [mut a, mut b] = pair(100_000);
+    let data = a.send(START, 60_000).expect("it may").kind;
+    a.close(START, false);
+    let fin = said(&mut a, START);
+    assert_eq!(fin, [Kind::Fin { total: 60_000 }]);
+    assert_eq!(b.handle_message(START, data), Verdict::Deliver);
+    assert_eq!(b.handle_message(START, fin[0]), Verdict::Done);
+    b.delivered(START, 59_999);
+    assert_eq!(heard(&mut b), []);
+    b.delivered(START, 1);
+    assert_eq!(heard(&mut b), [Event::Ended]);
+    b.close(START, false);
+    talk(&mut b, &mut a, START);
+    talk(&mut a, &mut b, START);
+    assert_eq!((a.state(), b.state()), (State::Over, State::Over));
+    assert_eq!(heard(&mut a), [], "there is nobody");
+}
+
+#[test]
+fn vtoe_05_who_closes_without_having_read_all_resets() {
+    for unread in [true, false] {
+        let [mut a, mut b] = pair(1000);
+        let data = a.send(START, 10).expect("it may").kind;
+        assert_eq!(b.handle_message(START, data), Verdict::Deliver);
+        if unread {
+            b.delivered(START, 10);
+        }
+        b.close(START, unread);
+        assert_eq!(said(&mut b, START), [Kind::Reset(Errno::Reset)]);
+        assert!(b.is_spent());
+        let _ = a.handle_message(START, Kind::Reset(Errno::Reset));
+        assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
+        assert!(a.is_spent() && said(&mut a, START).is_empty());
+    }
+}
+
+#[test]
+fn vtoe_05_data_for_a_socket_that_was_closed_resets() {
+    let [mut a, mut b] = pair(1000);
+    b.close(START, false);
+    talk(&mut b, &mut a, START);
+    let data = a.send(START, 1).expect("it may").kind;
+    assert_eq!(b.handle_message(START, data), Verdict::Done);
+    assert_eq!(said(&mut b, START), [Kind::Reset(Errno::Reset)]);
+}
+
+#[test]
+fn a_closed_socket_waits_a_minute_for_the_other_stream_to_end() {
+    let [mut a, mut b] = pair(1000);
+    a.close(START, false);
+    talk(&mut a, &mut b, START);
+    talk(&mut b, &mut a, START);
+    assert_eq!(a.state(), State::Finished);
+    let late = START + T_TOE_ORPHAN;
+    let _ = a.handle_message(late, Kind::Probe { sent: 0, finished: false, edge: 1000 });
+    assert!(a.poll_timeout() <= Some(late));
+    a.handle_timeout(late);
+    assert_eq!((a.state(), a.errno()), (State::Failed, Some(Errno::Reset)));
+}
+
+#[test]
+fn vtoe_06_each_way_not_to_be_established_has_its_errno() {
+    for errno in Errno::ALL {
+        let mut end = End::connect(START, name(), 1000);
+        let _ = said(&mut end, START);
+        let _ = end.handle_message(START, Kind::Reset(errno));
+        assert_eq!(heard(&mut end), [Event::Failed(errno)]);
+        assert!(end.is_spent());
+    }
+    let mut lost = End::connect(START, name(), 1000);
+    let _ = said(&mut lost, START);
+    lost.handle_loss(START);
+    assert_eq!(heard(&mut lost), [Event::Failed(Errno::HostUnreachable)]);
+    let mut silent = End::connect(START, name(), 1000);
+    let _ = said(&mut silent, START);
+    assert_eq!(silent.poll_timeout(), Some(START + T_TOE_CONNECT));
+    silent.handle_timeout(START + T_TOE_CONNECT);
+    assert_eq!(heard(&mut silent), [Event::Failed(Errno::TimedOut)]);
+    assert_eq!(said(&mut silent, START), [Kind::Reset(Errno::TimedOut)]);
+    let mut refused = End::offer(START, name(), 1000);
+    refused.abort(START, Errno::Refused);
+    assert_eq!(said(&mut refused, START), [Kind::Reset(Errno::Refused)]);
+}
+
+#[test]
+fn vtoe_06_a_connection_that_is_lost_is_reset_whatever_the_other_end_says() {
+    for errno in Errno::ALL {
+        let [mut a, _] = pair(1000);
+        let _ = a.handle_message(START, Kind::Reset(errno));
+        assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
+    }
+    let [mut a, mut b] = pair(1000);
+    a.handle_loss(START);
+    assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
+    assert!(said(&mut a, START).is_empty(), "nobody would hear it");
+    b.handle_timeout(START + T_TOE_SILENCE);
+    assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+}
+
+#[test]
+fn vtoe_06_bytes_that_were_lost_reset_the_connection_and_a_fin_alone_does_not_end_it() {
+    let [mut a, mut b] = pair(1000);
+    let _lost = a.send(START, 10).expect("it may");
+    a.finish(START);
+    talk(&mut a, &mut b, START);
+    assert_eq!((b.state(), heard(&mut b)), (State::Open, vec![]));
+    b.handle_timeout(START + T_TOE_HOLE);
+    assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+    assert_eq!(said(&mut b, START), [Kind::Reset(Errno::Reset)]);
+}
+
+#[test]
+fn vtoe_03_whatever_overtakes_the_answer_waits_for_it() {
+    let data = Kind::Data { offset: 0, len: 9 };
+    for early in [Kind::Fin { total: 0 }, Kind::Credit { edge: 9 }, data] {
+        let mut end = End::connect(START, name(), 1000);
+        let _ = said(&mut end, START);
+        assert_eq!(end.handle_message(START, early), Verdict::Hold, "{early:?}");
+        assert_eq!((end.state(), heard(&mut end)), (State::Asking, vec![]));
+    }
+}
+
+#[test]
+fn a_fin_and_an_answer_that_were_lost_are_made_good_by_a_probe() {
+    let [mut a, mut b] = pair(1000);
+    a.finish(START);
+    let _lost = said(&mut a, START);
+    let later = START + T_TOE_PROBE;
+    for now in [later, later + T_TOE_PROBE] {
+        assert!(a.poll_timeout() <= Some(now));
+        a.handle_timeout(now);
+        talk(&mut a, &mut b, now);
+        assert_eq!(b.state(), State::Remaining);
+        if now == later {
+            assert_eq!(said(&mut b, now), [Kind::Taken], "lost as well");
+        } else {
+            talk(&mut b, &mut a, now);
+        }
+    }
+    assert_eq!(a.state(), State::Finished);
+}
+
+#[test]
+fn vtoe_10_the_end_is_shown_what_the_other_guest_has_room_for_and_no_more_than_the_host_can_take() {
+    let [mut a, mut b] = pair(200_000);
+    let data = a.send(START, 65_536).expect("it may").kind;
+    assert_eq!(b.handle_message(START, data), Verdict::Deliver);
+    b.delivered(START, 65_536);
+    assert_eq!(said(&mut b, START), [], "the guest has read nothing");
+    b.give_room(265_535);
+    assert_eq!(said(&mut b, START), [], "not worth a message");
+    b.give_room(265_536);
+    assert_eq!(said(&mut b, START), [Kind::Credit { edge: 265_536 }]);
+    b.give_room(200_000);
+    assert_eq!(said(&mut b, START), [], "room does not shrink");
+    b.give_room(u64::MAX);
+    let most = 65_536 + TOE_WINDOW_MAX;
+    assert_eq!(said(&mut b, START), [Kind::Credit { edge: most }]);
+    let _ = a.handle_message(START, Kind::Credit { edge: u64::MAX });
+    assert_eq!(heard(&mut a), [Event::Room]);
+    assert_eq!(a.edge_from_guest(), most, "whatever it says");
+}
+
+#[test]
+fn vtoe_10_a_guest_or_a_host_that_sends_more_than_there_is_room_for_is_reset() {
+    let [mut a, mut b] = pair(1000);
+    assert!(a.send(START, 1001).is_none());
+    assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
+    b.give_room(5000);
+    let untold = Kind::Data { offset: 0, len: 1001 };
+    assert_eq!(b.handle_message(START, untold), Verdict::Done);
+    assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+}
+
+#[test]
+fn the_other_end_breaks_the_rules() {
+    let data = |offset, len| Kind::Data { offset, len };
+    let fin = |total| Kind::Fin { total };
+    let lies: [&[Kind]; 11] = [
+        &[data(u64::MAX, 2)],
+        &[data(0, 10), data(5, 10)],
+        &[fin(1001)],
+        &[data(0, 10), fin(9)],
+        &[fin(10), data(0, 11)],
+        &[fin(10), fin(11)],
+        &[fin(10), Kind::Probe { sent: 11, finished: false, edge: 0 }],
+        &[fin(10), Kind::Probe { sent: 9, finished: true, edge: 0 }],
+        &[Kind::Probe { sent: 1001, finished: false, edge: 0 }],
+        &[Kind::Taken],
+        &[Kind::Request { edge: 1 }],
+    ];
+    for lie in lies {
+        let [mut end, _] = pair(1000);
+        for kind in lie {
+            let _ = end.handle_message(START, *kind);
+        }
+        assert_eq!(end.errno(), Some(Errno::Reset), "{lie:?}");
+        assert_eq!(said(&mut end, START), [Kind::Reset(Errno::Reset)], "{lie:?}");
+        assert_eq!(end.poll_timeout(), None);
+    }
+    let mut early = End::offer(START, name(), 1000);
+    let _ = early.handle_message(START, data(0, 1));
+    assert_eq!(early.errno(), Some(Errno::Reset), "nobody has answered it yet");
+}
+
+#[test]
+fn vtoe_13_a_name_is_given_once_and_what_comes_for_nobody_is_answered_with_a_reset() {
+    let mut ids = ShadowIds::new(5);
+    let (first, second) = (ids.name(), ids.name());
+    assert!(first != second && first != ShadowIds::new(6).name());
+    let message = |kind| Message { id: first, to: Side::Acceptor, kind };
+    let answer = Message { id: first, to: Side::Opener, kind: Kind::Reset(Errno::Reset) };
+    assert_eq!(message(Kind::Fin { total: 5 }).for_nobody(), Some(answer));
+    assert_eq!(message(Kind::Reset(Errno::Reset)).for_nobody(), None, "or it would go on for ever");
+    assert_eq!(message(Kind::Taken).for_nobody(), None, "it may forget a connection that is over");
+}
+
+#[test]
+fn an_end_is_small() {
+    assert!(size_of::<End>() <= 208, "{}", size_of::<End>());
+}
+
+/// What is on its way.
+#[derive(Clone)]
+struct Flying {
+    message: Message,
+    payload: Vec<u8>,
+    since: Instant,
+}
+
+/// A guest: how much it wants to send, what it got.
+#[derive(Default)]
+struct Guest {
+    goal: u64,
+    /// It closes at the end instead of reading on.
+    closes: bool,
+    finished: bool,
+    got: u64,
+    read: u64,
+    /// Told that the other stream has ended.
+    ended: bool,
+    errno: Option<Errno>,
+}
+
+/// Two guests, two ends, and a fabric that reorders, repeats and perhaps loses.
+struct World {
+    random: Random,
+    now: Instant,
+    ends: [Option<End>; 2],
+    guests: [Guest; 2],
+    /// What is due to each guest, and waits for its buffers.
+    due: [VecDeque<Vec<u8>>; 2],
+    flying: Vec<Flying>,
+    /// Of 1000 messages so many are lost, so many come again.
+    lost: u64,
+    again: u64,
+    /// The second guest ever heard of the connection.
+    offered: bool,
+}
+
+/// The byte at `offset` of what guest `i` sends.
+fn byte(i: usize, offset: u64) -> u8 {
+    let mixed = (offset + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 + i as u64 * 2);
+    mixed.to_le_bytes()[7]
+}
+
+/// How much a guest keeps unread.
+const BUFFER: u64 = 20_000;
+
+impl World {
+    fn new(seed: u64, lost: u64, again: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut guest = || Guest {
+            goal: random.below(120_000),
+            closes: random.percent(50),
+            ..Guest::default()
+        };
+        let guests = [guest(), guest()];
+        let opener = End::connect(START, name(), BUFFER);
+        Self {
+            random,
+            now: START,
+            ends: [Some(opener), None],
+            guests,
+            due: [VecDeque::new(), VecDeque::new()],
+            flying: Vec::new(),
+            lost,
+            again,
+            offered: false,
+        }
+    }
+
+    /// All that ends have to say, to the other end or to their guest.
+    fn poll(&mut self) {
+        for i in 0..2 {
+            let Some(end) = &mut self.ends[i] else { continue };
+            while let Some(message) = end.poll_message(self.now) {
+                self.flying.push(Flying { message, payload: vec![], since: self.now });
+            }
+            while let Some(event) = end.poll_event() {
+                match event {
+                    Event::ConnectRequest => end.accept(self.now, BUFFER),
+                    Event::Ended => {
+                        self.guests[i].ended = true;
+                        let (got, other) = (self.guests[i].got, &self.guests[1 - i]);
+                        assert!(other.finished, "it ended before it was finished");
+                        assert_eq!(got, other.goal, "it ended clean with bytes missing");
+                    }
+                    Event::Failed(errno) => self.guests[i].errno = Some(errno),
+                    Event::Established | Event::Room => {}
+                }
+            }
+            if end.is_spent() {
+                let end = self.ends[i].take().expect("it is there");
+                self.guests[i].errno = self.guests[i].errno.or(end.errno());
+            }
+        }
+    }
+
+    /// A message comes: one of those on their way, or one that is overdue.
+    fn carry(&mut self) {
+        let overdue = |f: &Flying| self.now.since(f.since) >= Duration::from_secs(1);
+        let any = self.random.below(self.flying.len() as u64);
+        let oldest = self.flying.iter().position(overdue);
+        let at = oldest.unwrap_or(usize::try_from(any).expect("an index"));
+        let mut flying = self.flying.remove(at);
+        if self.random.below(1000) < self.lost {
+            return;
+        }
+        if self.random.below(1000) < self.again {
+            self.flying.push(Flying { since: self.now, ..flying.clone() });
+        }
+        let to = flying.message.to as usize;
+        if let Kind::Request { edge } = flying.message.kind
+            && to == 1
+            && self.ends[1].is_none()
+            && self.guests[1].errno.is_none()
+            && !self.guests[1].finished
+        {
+            self.ends[1] = Some(End::offer(self.now, flying.message.id, edge));
+            self.offered = true;
+            return;
+        }
+        let Some(end) = &mut self.ends[to] else {
+            let answer = flying.message.for_nobody();
+            let answer = answer.filter(|_| !matches!(flying.message.kind, Kind::Request { .. }));
+            let since = self.now;
+            self.flying.extend(answer.map(|message| Flying { message, payload: vec![], since }));
+            return;
+        };
+        match end.handle_message(self.now, flying.message.kind) {
+            Verdict::Deliver => self.due[to].push_back(flying.payload),
+            Verdict::Hold => {
+                flying.since = self.now;
+                self.flying.push(flying);
+            }
+            Verdict::Done => {}
+        }
+    }
+
+    /// A guest sends, or finishes.
+    fn send(&mut self, i: usize) {
+        let guest = &mut self.guests[i];
+        let Some(end) = self.ends[i].as_mut().filter(|end| end.state().may_send()) else { return };
+        let (sent, room) = (end.sent(), end.edge_from_guest() - end.sent());
+        if sent == guest.goal {
+            guest.finished = true;
+            if guest.closes && guest.ended {
+                end.close(self.now, false);
+            } else {
+                end.finish(self.now);
+            }
+            return;
+        }
+        let len = (1 + self.random.below(5000)).min(room).min(guest.goal - sent);
+        if len > 0 {
+            let message = end.send(self.now, u32::try_from(len).expect("small"));
+            let message = message.expect("there is room");
+            let payload = (sent..sent + len).map(|offset| byte(i, offset)).collect();
+            self.flying.push(Flying { message, payload, since: self.now });
+        }
+    }
+
+    /// A guest's ring takes what is due, perhaps not all of it.
+    fn deliver(&mut self, i: usize) {
+        let Some(end) = &mut self.ends[i] else { return };
+        let Some(mut payload) = self.due[i].pop_front() else { return };
+        let len = 1 + self.random.below(payload.len() as u64);
+        let rest = payload.split_off(usize::try_from(len).expect("small"));
+        if !rest.is_empty() {
+            self.due[i].push_front(rest);
+        }
+        let guest = &mut self.guests[i];
+        for (offset, b) in (guest.got..).zip(&payload) {
+            assert_eq!(*b, byte(1 - i, offset), "byte {offset}");
+        }
+        guest.got += len;
+        assert!(guest.got - guest.read <= BUFFER, "more than it has room for");
+        end.delivered(self.now, len);
+    }
+
+    /// A guest reads some of what it has.
+    fn read(&mut self, i: usize) {
+        let guest = &mut self.guests[i];
+        guest.read += self.random.below(guest.got - guest.read + 1);
+        if let Some(end) = &mut self.ends[i] {
+            end.give_room(guest.read + BUFFER);
+        }
+    }
+
+    /// Time passes until the next timer.
+    fn wait(&mut self) {
+        let times = self.ends.iter().flatten().filter_map(End::poll_timeout);
+        self.now = self.now.max(times.min().expect("whoever is not spent waits for something"));
+        for end in self.ends.iter_mut().flatten() {
+            end.handle_timeout(self.now);
+        }
+    }
+
+    /// Until both ends are gone.
+    fn run(&mut self) {
+        for step in 0_u32.. {
+            assert!(step < 200_000, "it does not come to an end");
+            self.poll();
+            if self.ends.iter().all(Option::is_none) {
+                return;
+            }
+            self.now = self.now + Duration::from_micros(self.random.below(2000));
+            let i = usize::from(self.random.percent(50));
+            match self.random.below(8) {
+                0 | 1 => self.send(i),
+                2 | 3 => self.deliver(i),
+                4 => self.read(i),
+                5 if self.random.percent(2) => self.stand_still(),
+                _ if !self.flying.is_empty() => self.carry(),
+                _ if self.is_idle() => self.wait(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Nobody has anything to do but to wait.
+    fn is_idle(&self) -> bool {
+        let sends = |i: usize| {
+            self.ends[i].as_ref().is_some_and(|end| {
+                let room = end.edge_from_guest() > end.sent() || end.sent() == self.guests[i].goal;
+                end.state().may_send() && room
+            })
+        };
+        let reads = |i: usize| self.ends[i].is_some() && self.guests[i].got > self.guests[i].read;
+        let due = |i: usize| self.ends[i].is_some() && !self.due[i].is_empty();
+        !(0..2).any(|i| sends(i) || due(i) || reads(i))
+    }
+
+    /// Both guests stand still for five minutes; the fabric does not.
+    fn stand_still(&mut self) {
+        let until = self.now + Duration::from_secs(300);
+        while self.now < until && self.ends.iter().any(Option::is_some) {
+            while self.flying.iter().any(|f| self.now.since(f.since) > Duration::ZERO) {
+                self.carry();
+                self.poll();
+            }
+            self.now = self.now + Duration::from_secs(5);
+            for end in self.ends.iter_mut().flatten() {
+                end.handle_timeout(self.now);
+            }
+            self.poll();
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn vtoe_03_whatever_is_reordered_or_repeated_both_streams_arrive_whole(
+            seed: u64, again in 0..200_u64,
+        ) {
+        let mut world = World::new(seed, 0, again);
+        world.run();
+        for i in 0..2 {
+            prop_assert_eq!(world.guests[i].errno, None);
+            prop_assert_eq!(world.guests[i].got, world.guests[1 - i].goal);
+            prop_assert!(world.guests[i].ended);
+        }
+    }
+
+    #[test]
+    fn vtoe_06_whatever_is_lost_no_stream_ends_clean_with_bytes_missing(
+            seed: u64, lost in 1..100_u64,
+        ) {
+        // `poll` looks at every end of a stream; here it is about coming to an end at all.
+        let mut world = World::new(seed, lost, 20);
+        world.run();
+        for i in 0..2 {
+            let told = world.guests[i].ended || world.guests[i].errno.is_some();
+            prop_assert!(told || i == 1 && !world.offered, "guest {} was told nothing", i);
+        }
+    }
+}
