@@ -146,9 +146,10 @@ impl Flow {
         cx.vm.counters.acks_made += 1;
     }
 
-    /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged.
+    /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged. Where
+    /// R has taken back its window it takes no RST from beyond (K-06).
     pub(super) fn reset_to_net(&mut self, cx: &mut FlowContext<'_, '_>) {
-        let seq = self.outbound.sent();
+        let seq = self.outbound.pure_ack_seq(self.options.shift_r);
         self.emit_to_net(cx, seq, RST_ACK, None);
     }
 

@@ -493,6 +493,22 @@ fn flood_37_a_reset_of_g_is_exact_for_r_and_nothing_follows_it() {
     r.gets_nothing();
 }
 
+/// G repeats what R has no room for, as a probe of its window: R takes neither that nor an RST
+/// behind it.
+#[test]
+fn flood_37_a_reset_of_g_is_exact_for_an_r_whose_window_is_shut() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    r.shows_window(0);
+    r.sends("ack 10001");
+    w.after_ms(12_000);
+    assert_eq!(g.sends("10001:11001"), Verdict::Forward(PortId(0)));
+    r.gets_last("10001:11001");
+    g.sends("R. 20001");
+    r.gets_all(&["R. 10001 ack 1"]);
+}
+
 #[test]
 fn flood_38_urgent_data_waits_for_all_that_is_kept_and_passes() {
     let (_, r, g) = floods(&Setup::new());
