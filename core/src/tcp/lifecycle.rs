@@ -135,7 +135,7 @@ impl Flow {
     /// Store and reservation go back; the record stays.
     fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.release_inbound(arena, vm);
-        self.note_lent();
+        self.note_sender_gone();
         if let Some(flooded) = self.losses.flooded_mut() {
             flooded.release(arena, vm);
         }

@@ -362,6 +362,64 @@ fn flood_14_what_g_was_shown_before_a_pause_it_may_use_behind_it() {
     assert_eq!(sent, Some(20_001), "from the first window again");
 }
 
+/// R acknowledges what it is sent, until there is nothing more.
+fn takes_what_comes(w: &World<'_>, r: &Peer<'_>) -> u32 {
+    let mut acked = 0;
+    for _ in 0..20 {
+        w.after_ms(1);
+        let sent = r.takes_all().iter().map(|seen| seen.range().1).max();
+        acked = sent.map_or(acked, |sent| acked.max(sent));
+        sent.map(|sent| r.sends(&format!("ack {sent}")));
+    }
+    acked
+}
+
+/// R has let H wait, so H lends no more; but G keeps what it was shown.
+#[test]
+fn flood_13_what_g_was_shown_before_a_pause_it_may_use_if_r_was_late_too() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    w.after_ms(10);
+    r.takes_all();
+    r.shows_window(0);
+    r.sends("ack 10001");
+    let edge = room_of(&g);
+    assert!(edge > 201_000, "{edge}");
+    w.after_ms(1500);
+    r.takes_all(); // a probe
+    r.shows_window(64_000);
+    r.sends("ack 10001");
+    assert_eq!(takes_what_comes(&w, &r), 40_001);
+    w.after_ms(3000);
+    assert!(w.flow(0, |f| f.departing().is_none()).expect("a flow"), "it costs nothing");
+    hands_over(&g, 40_001, 200_001);
+    assert_eq!(g.sends("200001:201001"), Verdict::Absorbed);
+    assert_eq!(takes_what_comes(&w, &r), 201_001);
+}
+
+/// Linux sends half of the largest window that it was shown at once, if that is small.
+#[test]
+fn flood_14_who_has_room_for_few_segments_is_shown_as_it_is() {
+    let (w, r, g) = floods(&Setup { window: [3072, 64_000], ..Setup::new() });
+    hands_over(&g, 1, 2001);
+    r.takes_all();
+    w.after_ms(10);
+    r.sends("ack 2001");
+    assert_eq!(g.gets_last("ack 2001").window(), 3072);
+}
+
+#[test]
+fn flood_14_g_is_shown_a_mebibyte_beyond_r_at_most() {
+    let setup = Setup { budget_bytes: 64 << 20, arena: (4096, 128), ..Setup::new() };
+    let (w, r, g) = floods(&setup);
+    hands_over(&g, 1, 64_001);
+    r.takes_all();
+    w.after_ms(1); // a path that takes more in 150 ms
+    r.sends("ack 10001");
+    let beyond = room_of(&g) - (10_001 + 64_000);
+    assert!(((1 << 20) - 128..=1 << 20).contains(&beyond), "{beyond}");
+}
+
 #[test]
 fn flood_15_h_answers_a_g_that_asks_for_what_r_has_said() {
     let (_, r, g) = floods(&Setup::new());
@@ -947,6 +1005,25 @@ fn inv_20_the_first_window_of_a_sender_does_not_take_that_of_a_receiver() {
     assert!(w.flow(1, |f| f.stats().has_record).expect("a flow"), "in the path");
     w.after_ms(11_000);
     assert!(controls());
+}
+
+/// What is lent to the first of them must not be what the others need to begin.
+#[test]
+fn flood_28_many_uploads_at_once_find_a_place_each() {
+    let arena = (4096, 128);
+    let (w, r, g) = floods(&Setup { budget_bytes: 64 << 20, arena, ..Setup::new() });
+    let mut flows = vec![(r, g)];
+    flows.extend((1..60).map(|_| w.connects()));
+    for (r, g) in &flows {
+        hands_over(g, 1, 10_001);
+        r.takes_all();
+        w.after_ms(1);
+        r.sends("ack 10001");
+        assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
+    }
+    assert!(w.engine(|engine, now| engine.controls_congestion(now, GUEST)));
+    let refused = w.engine(|engine, _| engine.vm(GUEST).expect("a VM").counters.floods_refused);
+    assert_eq!(refused, 0);
 }
 
 #[test]

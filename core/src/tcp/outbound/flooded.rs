@@ -23,7 +23,6 @@ use crate::store::arena::Arena;
 use crate::store::flow_store::FlowStore;
 use crate::tcp::flow::Flow;
 use crate::tcp::from_net::needs_verbatim;
-use crate::tcp::outbound::Before;
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
 use crate::tcp::receiver::Range;
 use crate::tcp::stats::FloodStats;
@@ -150,6 +149,13 @@ impl Flooded {
             self.proven = mss;
         }
         self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
+    }
+
+    /// R shows room up to `edge`, and never showed a window of more than `window_max`. A G with
+    /// room for few segments sends half ones (Linux: `tcp_bound_to_half_wnd`): none is lent to it.
+    fn on_net_edge(&mut self, una: u64, edge: u64, window_max: u32, shift: u8) {
+        let lends = self.keeps_pace && u64::from(window_max) >= 4 * self.mss;
+        self.intake.on_net_edge(una, edge, lends, shift);
     }
 
     /// G may hand over more, as far as R's edge.
@@ -411,16 +417,14 @@ impl Flow {
             && !needs_verbatim(f);
         let shift = self.options.shift_r;
         let edge = self.outbound.edge(shift);
-        let before = self.outbound.before();
-        let shown = edge + before.lent();
-        let intake = may.then(|| Intake::new(cx.vm, sent, shown, shift))?;
-        if intake.is_none() && shown > sent {
+        let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift))?;
+        if intake.is_none() && edge > sent {
             cx.vm.counters.floods_refused += 1;
             cx.vm.uncontrolled_at = Some(cx.now);
         }
         let intake = intake?;
+        let before = self.outbound.before();
         let (mss, syn_copies) = (self.own_mss(), before.syn_copies());
-        *self.outbound.before_mut() = Before::default();
         let config = SenderConfig {
             algorithm: cx.vm.congestion_control,
             mss,
@@ -440,7 +444,7 @@ impl Flow {
             flooded.sender.on_earlier_sender();
         }
         flooded.keeps_pace = !before.is_late();
-        flooded.intake.on_net_edge(sent, edge, flooded.keeps_pace, shift);
+        flooded.on_net_edge(sent, edge, self.outbound.window_max(), shift);
         self.losses.begin_flooded(flooded);
         self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
         Some(())
@@ -456,7 +460,7 @@ impl Flow {
     ) {
         let (una, shift) = (self.outbound.una(), self.options.shift_r);
         let shown = self.outbound.edge(shift);
-        let wanted = self.wants_flooded(cx);
+        let (wanted, window_max) = (self.wants_flooded(cx), self.outbound.window_max());
         let Some(flooded) = self.losses.flooded_mut() else { return };
         let mut blocks = [(0, 0); SackBlocks::MAX];
         let sack = tcp.options.sack.as_slice();
@@ -471,7 +475,7 @@ impl Flow {
             bare: range.len() == 0 && !range.fin && shown == edge,
         };
         flooded.on_ack(cx, &ack);
-        flooded.intake.on_net_edge(una, shown, flooded.keeps_pace, shift);
+        flooded.on_net_edge(una, shown, window_max, shift);
         if wanted {
             flooded.open(cx.vm);
         } // else G comes to an end of what it may hand over, and the flow to its hand-back
@@ -542,20 +546,16 @@ impl Flow {
         self.outbound.note_ack_to_guest(ahead);
     }
 
-    /// The box goes. G may not learn at once that it has no more room than R has.
-    pub(in crate::tcp) fn note_lent(&mut self) {
-        let (una, shift) = (self.outbound.una(), self.options.shift_r);
+    /// The box goes.
+    pub(in crate::tcp) fn note_sender_gone(&mut self) {
         if let Some(flooded) = self.losses.flooded() {
-            let shown = flooded.intake.shown(una, shift) << shift;
-            let lent = (una + shown).saturating_sub(self.outbound.edge(shift));
-            let lent = if flooded.keeps_bytes() { 0 } else { lent };
-            self.outbound.before_mut().on_sender_gone(lent, !flooded.keeps_pace);
+            self.outbound.on_sender_gone(!flooded.keeps_pace);
         }
     }
 
     /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.
     pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
-        self.note_lent();
+        self.note_sender_gone();
         if let Some(mut flooded) = self.losses.take_flooded() {
             flooded.release(cx.arena, cx.vm);
             cx.vm.counters.flows_handed_back += 1;
