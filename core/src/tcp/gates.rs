@@ -146,8 +146,8 @@ impl Flow {
         cx.vm.counters.acks_made += 1;
     }
 
-    /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged. Where
-    /// R has taken back its window it takes no RST from beyond (K-06).
+    /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged. An R
+    /// that has taken back its window takes none from beyond (K-06).
     pub(super) fn reset_to_net(&mut self, cx: &mut FlowContext<'_, '_>) {
         let seq = self.outbound.pure_ack_seq(self.options.shift_r);
         self.emit_to_net(cx, seq, RST_ACK, None);
@@ -275,7 +275,7 @@ impl Flow {
         let (ip, tcp) = (f.ip, f.tcp);
         let mut edit = TcpEdit::new(f.bytes, ip, tcp, f.hdr.needs_csum());
         edit.set_seq(Seq::wrap(seq));
-        edit.set_ack(Seq::wrap(self.outbound.una()));
+        edit.set_ack(Seq::wrap(self.ack_to_guest()));
         // With a new sequence number, G would believe an old window (K-05).
         edit.set_window(self.window_to_guest());
         if let Some(ts) = tcp.options.timestamps {
@@ -301,9 +301,10 @@ impl Flow {
     /// The window field for G: R's own, unless H sends for G (FLOOD-14).
     #[inline(always)]
     fn window_to_guest(&mut self) -> u16 {
+        let ack = self.ack_to_guest();
         match self.losses.flooded_mut() {
             None => self.outbound.window(),
-            Some(flooded) => flooded.window(self.outbound.una(), self.options.shift_r),
+            Some(flooded) => flooded.window(ack, self.options.shift_r),
         }
     }
 
@@ -363,11 +364,11 @@ impl Flow {
             other => other,
         };
         self.outbound.on_ack_shown(false);
-        let (window, sack) = if self.losses.any() {
+        let (ack, window, sack) = if self.losses.any() {
             let pure = flags == TcpFlags::ACK && payload_len == 0;
-            (self.window_to_guest(), self.sack_to_guest(pure))
+            (self.ack_to_guest(), self.window_to_guest(), self.sack_to_guest(pure))
         } else {
-            (self.outbound.window(), SackBlocks::default()) // nearly always
+            (self.outbound.una(), self.outbound.window(), SackBlocks::default()) // nearly always
         };
         let echo = self.outbound.ece_to_guest() && !flags.contains(TcpFlags::RST);
         let flags = if echo { flags.union(TcpFlags::ECE) } else { flags };
@@ -383,7 +384,7 @@ impl Flow {
             src_port: cx.key.r_port,
             dst_port: cx.key.g_port,
             seq: Seq::wrap(seq),
-            ack: Seq::wrap(self.outbound.una()),
+            ack: Seq::wrap(ack),
             flags,
             window,
             timestamps: self.options.timestamps.then_some(self.timestamps.to_guest()),

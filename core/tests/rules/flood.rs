@@ -956,16 +956,93 @@ fn flood_12_a_window_that_r_takes_back_for_long_is_g_s_to_probe() {
     w.after_ms(10);
     r.shows_window(0);
     r.sends("ack 10001");
-    g.gets_all(&["ack 10001"]);
+    g.gets_all(&["ack 10000"]);
     w.after_ms(1000);
     r.gets_last("10000"); // a probe of H
     assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
     w.after_ms(10_000);
-    g.gets_last("ack 10001 win 0"); // it was shown more
+    g.gets_last("ack 10001 win 0"); // it was shown more, and believes this of a new ACK
     assert_eq!(g.sends("10001:11001"), Verdict::Forward(PortId(0)));
     r.gets_last("10001:11001");
     r.sends("ack 10001");
     g.gets_last("ack 10001 win 0");
+}
+
+/// Linux before 6.6 takes no window of 0 from an ACK that it knows (K-05).
+#[test]
+fn flood_12_the_ack_that_shuts_the_window_keeps_a_byte_until_r_has_room() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(0);
+    r.sends("ack 10001");
+    assert!(g.gets("ack 10000").window() > 64_000);
+    r.sends("ack 10001");
+    g.gets_nothing();
+    assert_eq!(g.sends("10000:11000"), Verdict::Absorbed, "a copy");
+    assert!(g.gets("ack 10000").window() > 64_000);
+    r.shows_window(64_000);
+    r.sends("ack 10001");
+    g.gets_all(&["ack 10001"]);
+}
+
+/// G was shown more than it has handed over, and may go on, or asks.
+#[test]
+fn flood_12_so_does_one_of_all_that_there_is() {
+    for (goes_on, ms) in [(true, 0), (false, 0), (false, 3000)] {
+        let (w, r, g) = floods(&Setup::new());
+        hands_over(&g, 1, 10_001);
+        r.gets_all(&["1:10001"]);
+        w.after_ms(10);
+        r.shows_window(0);
+        r.sends("ack 10001");
+        g.gets_all(&["ack 10000"]);
+        if goes_on {
+            assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
+            w.after_ms(10_000);
+            g.gets_last("ack 10001 win 0");
+        } else {
+            w.after_ms(ms);
+            assert_eq!(g.sends("10000:10001"), Verdict::Forward(PortId(0)));
+            r.gets("10000:10001");
+            r.sends("ack 10001");
+            g.gets_last("ack 10001 win 0");
+        }
+    }
+}
+
+#[test]
+fn flood_12_the_fin_of_g_is_acknowledged_to_it_though_r_has_no_room() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 8_001);
+    g.sends("F. 8001:9001");
+    r.takes_all();
+    w.after_ms(10);
+    r.shows_window(0);
+    r.sends("ack 8001");
+    g.gets_all(&["ack 8000"]);
+    r.sends("ack 9002");
+    g.gets_all(&["ack 9002"]);
+}
+
+/// The path was away for 25 s, and seven timeouts in a row with it. R is there again, and its
+/// window shut: it is asked from the beginning.
+#[test]
+fn flood_12_timeouts_before_the_window_was_shut_are_no_probes() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    w.after_ms(25_000);
+    let copies = r.takes_all().len();
+    assert!((5..10).contains(&copies), "{copies}");
+    r.shows_window(0);
+    r.sends("ack 10001");
+    g.takes_all();
+    w.after_ms(1500);
+    r.gets_last("10000"); // a probe of H
+    r.sends("ack 10001");
+    w.after_ms(2000);
+    assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
 }
 
 #[test]

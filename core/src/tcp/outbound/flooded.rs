@@ -65,6 +65,8 @@ pub(crate) struct Flooded {
     shown: u64,
     /// R has always made room for what H had for it: G may be ahead of R's edge.
     keeps_pace: bool,
+    /// R has acknowledged a byte that G has not been told of (FLOOD-12).
+    holds_ack: bool,
 }
 
 impl Flooded {
@@ -87,6 +89,7 @@ impl Flooded {
             since: cx.now,
             shown: first,
             keeps_pace: true,
+            holds_ack: false,
         }
     }
 
@@ -149,6 +152,16 @@ impl Flooded {
             self.proven = mss;
         }
         self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
+    }
+
+    /// R has acknowledged `una` and shows room up to `edge`. If that is none, and G was shown more,
+    /// the last byte is not acknowledged to G before R makes room or H lets go of the flow: with it
+    /// G takes the window of 0, which it would not believe from an ACK that it knows (K-05).
+    fn hold_ack(&mut self, una: u64, edge: u64, shift: u8) {
+        let moved = una > self.sender.una();
+        let fin = self.intake.is_closed() && una == self.intake.accepted();
+        let ahead = self.intake.shown(una, shift) > 0;
+        self.holds_ack = edge == una && (moved || self.holds_ack) && ahead && !fin;
     }
 
     /// R shows room up to `edge`, and never showed a window of more than `window_max`. A G with
@@ -372,7 +385,12 @@ impl Flow {
         }
         let una = self.outbound.una();
         let is_old = range.end + u64::from(range.fin) <= una;
-        if is_old && range.len() <= 1 && !self.keeps_bytes() {
+        let asks = is_old && !self.keeps_bytes();
+        if asks && self.ack_to_guest() < una {
+            self.hand_back(cx); // it is G that R's window keeps waiting
+            return None;
+        }
+        if asks && range.len() <= 1 {
             return None; // a keepalive: R answers
         }
         let own = self.own_mss();
@@ -474,6 +492,7 @@ impl Flow {
             ece: tcp.flags.contains(TcpFlags::ECE),
             bare: range.len() == 0 && !range.fin && shown == edge,
         };
+        flooded.hold_ack(una, shown, shift);
         flooded.on_ack(cx, &ack);
         flooded.on_net_edge(una, shown, window_max, shift);
         if wanted {
@@ -517,6 +536,13 @@ impl Flow {
         flooded.sender.on_too_long();
         flooded.arm(cx, true);
         self.options.mss_to_net = u16::try_from(mss).unwrap_or(u16::MAX); // for good
+    }
+
+    /// What G is told that R has acknowledged: all, but for a byte (FLOOD-12).
+    #[inline(always)]
+    pub(in crate::tcp) fn ack_to_guest(&self) -> u64 {
+        let held = self.losses.flooded().is_some_and(|flooded| flooded.holds_ack);
+        self.outbound.una() - u64::from(held)
     }
 
     /// H is to send for G.
@@ -563,7 +589,8 @@ impl Flow {
                 self.losses.note_unsent(flooded.shown);
             }
             let edge = self.outbound.edge(self.options.shift_r);
-            self.outbound.note_ack_to_guest(flooded.intake.is_short_of(edge));
+            let news = flooded.holds_ack || flooded.intake.is_short_of(edge);
+            self.outbound.note_ack_to_guest(news);
         }
     }
 }
