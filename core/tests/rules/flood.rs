@@ -837,6 +837,26 @@ fn flood_08_nor_is_one_about_what_h_had_yet_to_send_when_it_let_go() {
     g.gets_nothing();
 }
 
+/// The same when the flow has been idle: its place goes, and what is known of G's bytes stays.
+#[test]
+fn flood_08_nor_is_it_when_the_flow_has_been_idle_since() {
+    for ms in [3_000, 30_000] {
+        let (w, r, g) = floods(&Setup::new());
+        hands_over(&g, 1, 20_001);
+        r.gets_all(&["1:10001"]);
+        r.shows_window(0);
+        r.sends("ack 10001");
+        w.after_ms(12_000);
+        assert_eq!(g.sends("10001:11001"), Verdict::Forward(PortId(0)));
+        r.sends("ack 10001");
+        w.after_ms(ms);
+        r.takes_all();
+        g.takes_all();
+        assert_eq!(r.lies("1 ack 15001"), Verdict::Drop(DropReason::BadAck), "{ms}");
+        g.gets_nothing();
+    }
+}
+
 /// Found by simulation (seed 82955): R asked whether a guest was there that had been off its core
 /// for 20 s. The question brought it the newest ACK, so that the flow left, and that with an ACK.
 #[test]

@@ -98,9 +98,9 @@ impl Flooded {
         self.since
     }
 
-    /// G has sent H what is below `end`, whether H took it or not.
-    pub(in crate::tcp) const fn has_shown(&self, end: u64) -> bool {
-        end <= self.shown
+    /// End of what G has sent H, whether H took it or not.
+    pub(in crate::tcp) const fn shown(&self) -> u64 {
+        self.shown
     }
 
     /// The bytes.
