@@ -73,8 +73,8 @@ mutations! { SECOND:
     => "false";
 
     "what is urgent reaches G unmarked", "SNOOP-13", "gate_to_guest",
-    "edit.set_ack(Seq::wrap(self.outbound.una()));"
-    => "edit.set_ack(Seq::wrap(self.outbound.una()));
+    "edit.set_ack(Seq::wrap(self.ack_to_guest()));"
+    => "edit.set_ack(Seq::wrap(self.ack_to_guest()));
         edit.set_flags(tcp.flags.without(TcpFlags::URG));";
 
     "DSCP is lost on stored bytes", "COM-30", "emit_to_guest",

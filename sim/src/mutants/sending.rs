@@ -296,7 +296,7 @@ mutations! { SENDING:
     => "false";
 
     "H acknowledges to G what R has not", "INV-12", "emit_to_guest",
-    "Seq::wrap(self.outbound.una())"
+    "Seq::wrap(ack)"
     => "Seq::wrap(self.losses.flooded().map_or(self.outbound.una(), Flooded::accepted))";
 
     "R's duplicate ACKs for H reach G", "FLOOD-09", "on_valid_segment",
