@@ -354,12 +354,8 @@ impl Flow {
         let shift = self.options.shift_r;
         let (options, edge) = (&tcp.options, self.outbound.edge(shift));
         let (ts, sack) = (options.timestamps, &options.sack);
-        let before = self.ack_to_guest();
         let new = self.on_ack_from_net(range.seq, tcp.ack, tcp.window, ts, sack);
-        self.on_ack_for_flooded(cx, range, tcp, edge);
-        let now = self.ack_to_guest();
-        // G is shown a window of H's: what R's says is no news to it (FLOOD-09).
-        self.losses.flooded().map_or(new, |flooded| now > before || flooded.opens(now, shift))
+        self.on_ack_for_flooded(cx, range, tcp, edge).unwrap_or(new)
     }
 
     /// The same, in parts.

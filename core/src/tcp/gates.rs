@@ -274,10 +274,11 @@ impl Flow {
     pub(super) fn gate_to_guest(&mut self, f: &mut Frame<'_>, seq: u64) {
         let (ip, tcp) = (f.ip, f.tcp);
         let mut edit = TcpEdit::new(f.bytes, ip, tcp, f.hdr.needs_csum());
+        let (ack, window) = self.shown_to_guest();
         edit.set_seq(Seq::wrap(seq));
-        edit.set_ack(Seq::wrap(self.ack_to_guest()));
+        edit.set_ack(Seq::wrap(ack));
         // With a new sequence number, G would believe an old window (K-05).
-        edit.set_window(self.window_to_guest());
+        edit.set_window(window);
         if let Some(ts) = tcp.options.timestamps {
             self.timestamps.on_tsval_from_net(ts.tsval);
             edit.set_timestamps(self.timestamps.to_guest().tsval, ts.tsecr);
@@ -298,13 +299,12 @@ impl Flow {
         self.outbound.on_ack_shown(self.sack_to_guest_due());
     }
 
-    /// The window field for G: R's own, unless H sends for G (FLOOD-14).
+    /// ACK number and window field for G: R's own, unless H sends for G (FLOOD-12, FLOOD-14).
     #[inline(always)]
-    fn window_to_guest(&mut self) -> u16 {
-        let ack = self.ack_to_guest();
+    fn shown_to_guest(&mut self) -> (u64, u16) {
         match self.losses.flooded_mut() {
-            None => self.outbound.window(),
-            Some(flooded) => flooded.window(ack, self.options.shift_r),
+            None => (self.outbound.una(), self.outbound.window()),
+            Some(flooded) => flooded.shown_to_guest(self.options.shift_r),
         }
     }
 
@@ -366,7 +366,8 @@ impl Flow {
         self.outbound.on_ack_shown(false);
         let (ack, window, sack) = if self.losses.any() {
             let pure = flags == TcpFlags::ACK && payload_len == 0;
-            (self.ack_to_guest(), self.window_to_guest(), self.sack_to_guest(pure))
+            let (ack, window) = self.shown_to_guest();
+            (ack, window, self.sack_to_guest(pure))
         } else {
             (self.outbound.una(), self.outbound.window(), SackBlocks::default()) // nearly always
         };

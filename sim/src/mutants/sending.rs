@@ -211,11 +211,11 @@ mutations! { SENDING:
     => "";
 
     "the window of 0 comes with an ACK that G knows", "FLOOD-12", "hold_ack",
-    "edge == una && [[(moved || self.holds_ack)]] && ahead && !fin;"
+    "edge == una && self.would_hold(una, shift)"
     => "false";
 
-    "the ACK of a FIN is kept back", "FLOOD-12", "hold_ack",
-    "ahead[[ && !fin]];"
+    "the ACK of a FIN is kept back", "FLOOD-12", "would_hold",
+    "(moved || self.holds_ack)[[ && !fin]]"
     => "";
 
     "timeouts count as probes of a window", "FLOOD-12", "on_ack",

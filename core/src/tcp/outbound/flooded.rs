@@ -13,6 +13,8 @@
 //!
 //! **A FIN** is a number of the stream like a byte, so that the sender need not know of it.
 
+mod sizes;
+
 use crate::congestion::controller::initial_window;
 use crate::congestion::sender::{NetAck, Waits};
 use crate::congestion::{Controller, Segment, Sender, SenderConfig};
@@ -23,18 +25,14 @@ use crate::store::arena::Arena;
 use crate::store::flow_store::FlowStore;
 use crate::tcp::flow::Flow;
 use crate::tcp::from_net::needs_verbatim;
+use crate::tcp::outbound::flooded::sizes::{V4_MSS_MIN, V6_MSS_MIN};
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
 use crate::tcp::receiver::Range;
 use crate::tcp::stats::FloodStats;
 use crate::tcp::vm::Vm;
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::time::Instant;
-use crate::wire::icmp::TooBig;
 use crate::wire::packet::{IpVersion, SackBlocks, Tcp, TcpFlags};
-
-/// What every path takes in a segment (RFC 9293 section 3.7.1).
-const V4_MSS_MIN: u64 = 536;
-const V6_MSS_MIN: u64 = 1220;
 
 /// What a flow is that H sends for. Behind a box: most flows only receive.
 #[derive(Debug)]
@@ -108,11 +106,6 @@ impl Flooded {
         &self.store
     }
 
-    /// Payload bytes of a segment on the wire.
-    pub(in crate::tcp) fn wire_mss(&self) -> u64 {
-        self.mss.min(self.longest.max(V4_MSS_MIN)) // small ones say nothing of the MTU
-    }
-
     /// Pages taken for them.
     pub(crate) const fn reserved_pages(&self) -> u32 {
         self.intake.reserved_pages()
@@ -154,14 +147,22 @@ impl Flooded {
         self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
     }
 
+    /// What G is told that R has acknowledged: all, but for a byte (FLOOD-12).
+    fn told(&self) -> u64 {
+        self.sender.una() - u64::from(self.holds_ack)
+    }
+
     /// R has acknowledged `una` and shows room up to `edge`. If that is none, and G was shown more,
     /// the last byte is not acknowledged to G before R makes room or H lets go of the flow: with it
     /// G takes the window of 0, which it would not believe from an ACK that it knows (K-05).
     fn hold_ack(&mut self, una: u64, edge: u64, shift: u8) {
+        self.holds_ack = edge == una && self.would_hold(una, shift);
+    }
+
+    fn would_hold(&self, una: u64, shift: u8) -> bool {
         let moved = una > self.sender.una();
         let fin = self.intake.is_closed() && una == self.intake.accepted();
-        let ahead = self.intake.shown(una, shift) > 0;
-        self.holds_ack = edge == una && (moved || self.holds_ack) && ahead && !fin;
+        (moved || self.holds_ack) && !fin && self.intake.shown(una, shift) > 0
     }
 
     /// R shows room up to `edge`, and never showed a window of more than `window_max`. A G with
@@ -211,9 +212,10 @@ impl Flooded {
         }
     }
 
-    /// The window field for G.
-    pub(in crate::tcp) fn window(&mut self, una: u64, shift: u8) -> u16 {
-        self.intake.window(una, shift)
+    /// ACK number and window field for G.
+    pub(in crate::tcp) fn shown_to_guest(&mut self, shift: u8) -> (u64, u16) {
+        let told = self.told();
+        (told, self.intake.window(told, shift))
     }
 
     /// G is to be told of a hole in what it has handed over.
@@ -229,39 +231,6 @@ impl Flooded {
     /// G would see a larger window than it was shown.
     pub(in crate::tcp) fn opens(&self, una: u64, shift: u8) -> bool {
         self.intake.opens(una, shift)
-    }
-
-    /// Segments are of `mss` bytes from now on.
-    fn set_mss(&mut self, mss: u64) {
-        let mss = mss.min(self.ceiling);
-        if mss != self.mss {
-            self.proof = self.proof.filter(|_| mss > self.mss); // copies are shorter from here on
-            self.mss = mss;
-            self.sender.set_mss(mss);
-        }
-    }
-
-    /// However long those of G are.
-    fn lower_mss(&mut self, mss: u64) {
-        self.ceiling = mss;
-        self.set_mss(mss);
-    }
-
-    /// R has twice in a row not acknowledged segments that are longer than any it ever did: perhaps
-    /// they do not get through, and no router says so (FLOOD-40, RFC 4821 section 7.7).
-    fn mss_of_black_hole(&self, least: u64) -> Option<u64> {
-        let mss = self.proven.max(least);
-        let under_way = self.sender.una() < self.sender.next();
-        (under_way && self.sender.rtt().backoffs() >= 2 && mss < self.wire_mss()).then_some(mss)
-    }
-
-    /// Notes the first of the longest segments that is on its way: its acknowledgement proves that
-    /// such segments get through.
-    fn note_longest(&mut self, s: &Segment) {
-        let mss = self.wire_mss();
-        if mss > self.proven && self.proof.is_none() && s.to - s.from >= mss {
-            self.proof = Some((s.from + mss, mss));
-        }
     }
 
     /// The next segment, of at most `room` bytes, and whether it ends what G wrote.
@@ -386,7 +355,7 @@ impl Flow {
         let una = self.outbound.una();
         let is_old = range.end + u64::from(range.fin) <= una;
         let asks = is_old && !self.keeps_bytes();
-        if asks && self.ack_to_guest() < una {
+        if asks && self.losses.flooded().is_some_and(|flooded| flooded.holds_ack) {
             self.hand_back(cx); // it is G that R's window keeps waiting
             return None;
         }
@@ -469,17 +438,19 @@ impl Flow {
     }
 
     /// What R acknowledges, shows and has SACKed; `edge`: the right edge that it showed before.
+    /// Whether that is news for G, if H sends for it: it is shown a window of H's, so what R's says
+    /// is none (FLOOD-09).
     pub(in crate::tcp) fn on_ack_for_flooded(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         range: Range,
         tcp: &Tcp,
         edge: u64,
-    ) {
+    ) -> Option<bool> {
         let (una, shift) = (self.outbound.una(), self.options.shift_r);
         let shown = self.outbound.edge(shift);
         let (wanted, window_max) = (self.wants_flooded(cx), self.outbound.window_max());
-        let Some(flooded) = self.losses.flooded_mut() else { return };
+        let flooded = self.losses.flooded_mut()?;
         let mut blocks = [(0, 0); SackBlocks::MAX];
         let sack = tcp.options.sack.as_slice();
         for (block, (from, to)) in blocks.iter_mut().zip(sack) {
@@ -492,6 +463,7 @@ impl Flow {
             ece: tcp.flags.contains(TcpFlags::ECE),
             bare: range.len() == 0 && !range.fin && shown == edge,
         };
+        let before = flooded.told();
         flooded.hold_ack(una, shown, shift);
         flooded.on_ack(cx, &ack);
         flooded.on_net_edge(una, shown, window_max, shift);
@@ -499,7 +471,12 @@ impl Flow {
             flooded.open(cx.vm);
         } // else G comes to an end of what it may hand over, and the flow to its hand-back
         flooded.arm(cx, true);
-        self.settle_flooded(cx, false);
+        let new = flooded.told() > before || flooded.opens(flooded.told(), shift);
+        if !wanted {
+            self.settle_flooded(cx, false);
+            self.losses.flooded()?;
+        }
+        Some(new)
     }
 
     /// The wheel of senders has woken the flow.
@@ -515,34 +492,6 @@ impl Flow {
         } else {
             self.hand_back_now(cx);
         }
-    }
-
-    /// What both ends said that they take: G's own MTU is likely that of its way out.
-    fn own_mss(&self) -> u64 {
-        self.options.mss_to_net.min(self.options.mss_to_guest).into()
-    }
-
-    /// A router has dropped a segment of this flow (FLOOD-39): if it is one that is under way, H
-    /// sends smaller ones from here on, and what is too long again. The path is not congested.
-    pub(crate) fn on_too_big(&mut self, cx: &mut FlowContext<'_, '_>, it: &TooBig) {
-        let una = self.outbound.una();
-        let under_way = (una..self.outbound.sent()).contains(&it.seq.unwrap(una));
-        let mss = u64::from(it.mtu).saturating_sub(self.ip_tcp_len(cx));
-        let Some(flooded) = self.losses.flooded_mut().filter(|f| under_way && mss < f.wire_mss())
-        else {
-            return;
-        };
-        flooded.lower_mss(mss);
-        flooded.sender.on_too_long();
-        flooded.arm(cx, true);
-        self.options.mss_to_net = u16::try_from(mss).unwrap_or(u16::MAX); // for good
-    }
-
-    /// What G is told that R has acknowledged: all, but for a byte (FLOOD-12).
-    #[inline(always)]
-    pub(in crate::tcp) fn ack_to_guest(&self) -> u64 {
-        let held = self.losses.flooded().is_some_and(|flooded| flooded.holds_ack);
-        self.outbound.una() - u64::from(held)
     }
 
     /// H is to send for G.

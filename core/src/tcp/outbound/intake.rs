@@ -82,8 +82,7 @@ impl Room {
     /// The edge that the path allows, `limit` at most.
     fn wanted(&self, limit: u64) -> u64 {
         let of_path = self.srtt.map_or(limits::FLOW_BUFFER_INITIAL, |srtt| {
-            let bytes = u128::from(self.cwnd) * u128::from(QUEUE_TIME.as_nanos());
-            u64::try_from(bytes / u128::from(srtt.as_nanos().max(1))).unwrap_or(u64::MAX)
+            self.cwnd.saturating_mul(QUEUE_TIME.as_nanos()) / srtt.as_nanos().max(1)
         });
         let queue = of_path.clamp(limits::FLOW_BUFFER_MIN, limits::FLOW_BUFFER_MAX);
         limit.min(self.next + queue).min(self.una + limits::FLOW_BUFFER_MAX / 2)
@@ -236,6 +235,9 @@ impl Intake {
     /// A place for bytes up to `end`: what G was shown may have been more than there is now.
     fn reserve(&mut self, vm: &mut Vm, una: u64, end: u64) -> Result<(), DropReason> {
         let more = FlowStore::pages_for(end - una).saturating_sub(self.reserved_pages.into());
+        if more == 0 {
+            return Ok(()); // nearly always
+        }
         if !vm.lend(more) {
             return Err(DropReason::NoStore);
         }
@@ -268,10 +270,13 @@ impl Intake {
         let (una, own) = (room.una, u64::from(self.reserved_pages));
         let wanted = room.wanted(self.limit);
         let pages = |edge: u64| FlowStore::pages_for(edge.saturating_sub(una)).saturating_sub(own);
-        let ahead = pages(wanted).min(vm.lendable_ahead(own));
-        let more = pages(wanted.min(self.net_edge)).min(vm.lendable_growth(own)).max(ahead);
-        if more > 0 && vm.lend(more) {
-            self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+        let more = pages(wanted);
+        if more > 0 {
+            let within = pages(wanted.min(self.net_edge)).min(vm.lendable_growth(own));
+            let more = more.min(vm.lendable_ahead(own)).max(within);
+            if more > 0 && vm.lend(more) {
+                self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+            }
         }
         let held = una + u64::from(self.reserved_pages).saturating_sub(1) * limits::PAGE as u64;
         self.edge = self.edge.max(wanted.min(held));
@@ -284,8 +289,10 @@ impl Intake {
         let used = self.edge.saturating_sub(una).max(limits::FLOW_BUFFER_MIN);
         let used = u32::try_from(FlowStore::pages_for(used)).unwrap_or(u32::MAX);
         let free = self.reserved_pages.saturating_sub(used);
-        self.reserved_pages -= free;
-        vm.take_back(free.into());
+        if free > 0 {
+            self.reserved_pages -= free;
+            vm.take_back(free.into());
+        }
     }
 
     /// The window field for G behind an acknowledgement of `una`. Rounded down it shows less than a
