@@ -10,6 +10,7 @@ PACKAGES_COUNTS := valgrind
 PACKAGES_FLOOD := clang libbpf-dev libelf-dev zlib1g-dev
 PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
+PACKAGES_PACKAGE := mmdebstrap systemd
 
 # What `make demo` shows: the two cases that say most, unless one is asked for.
 DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK)) $(if $(FULL),--full)
@@ -22,7 +23,7 @@ CPU_HOURS ?= 6
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build demo compare test sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo compare test sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +36,10 @@ build: ## release build of everything
 	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked --workspace
 
+deb: build ## a Debian package of the daemon and the operator's tool, into target
+	@cargo run --quiet --release --locked -p nightporter --example pages -- $(TARGET)/pages
+	@packaging/deb $(TARGET)/release $(TARGET)/pages $(TARGET)
+
 demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1
 	@$(TARGET)/release/nightporter-lab demo $(DEMO)
 
@@ -44,6 +49,7 @@ compare: setup build ## congestion offload beside Linux's own CUBIC over one bot
 test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
 	-@.ci/packages $(PACKAGES_COUNTS)
 	-@.ci/packages $(PACKAGES_FLOOD)
+	-@.ci/packages $(PACKAGES_PACKAGE)
 	@.ci/test
 
 sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step

@@ -5,6 +5,7 @@
 #![deny(unsafe_code)]
 
 pub mod arena_file;
+pub mod arguments;
 pub mod change;
 pub mod closer;
 pub mod config;

@@ -3,36 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::Parser as _;
+use nightporterd::arguments::Arguments;
 use nightporterd::config::{Config, Source};
 use nightporterd::log::Log;
 use nightporterd::sandbox;
 use tracing_subscriber::EnvFilter;
-
-/// The Nightporter daemon: a vhost-user network back-end that acknowledges TCP for guests that wait
-/// for their CPU.
-#[derive(Debug, Parser)]
-#[command(version, about)]
-struct Arguments {
-    /// The configuration file (TOML); see docs/configuration.md and examples/nightporter.toml.
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
-    /// Only check the configuration, and whether this host has what it names: print a summary, or
-    /// every mistake with its fix.
-    #[arg(long)]
-    check: bool,
-    /// A key of [daemon] that wins over the file, as in --set log=debug. May be repeated.
-    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
-    set: Vec<(String, String)>,
-}
-
-fn key_value(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, as in log=debug")?;
-    Ok((key.trim().into(), value.trim().into()))
-}
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();

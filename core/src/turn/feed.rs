@@ -58,11 +58,9 @@ impl Turn {
         slot.touched = false;
         slot.waits = matches!(left, Left::Waits(_));
         let meant = std::mem::take(&mut slot.meant);
-        if meant || slot.waits {
+        if (meant || slot.waits) && !slot.unseen {
             slot.unseen = true;
-            if !std::mem::replace(&mut slot.listed, true) {
-                self.unseen.push_back(port);
-            }
+            self.unseen.push(port);
         }
         if left == Left::More {
             self.slots.touch(port);

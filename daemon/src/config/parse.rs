@@ -76,6 +76,7 @@ pub(super) fn known_keys() -> Vec<String> {
 
 /// Reads everything; where a value is wrong its default stands in, and the problem is recorded.
 fn read(doc: &mut Document<'_>) -> Config {
+    let has_daemon = doc.has("daemon");
     let daemon = daemon(doc.section("daemon"));
     let mut unique = Unique::default();
     let control = daemon.control.display().to_string();
@@ -98,9 +99,12 @@ fn read(doc: &mut Document<'_>) -> Config {
             vms.push(vm(section, &mut unique));
         }
     }
-    if uplinks.is_empty() && overlays.is_empty() && vms.is_empty() && doc.problems.is_empty() {
+    let has_ports = !(uplinks.is_empty() && overlays.is_empty() && vms.is_empty());
+    if !has_ports && !has_daemon && doc.problems.is_empty() {
         let what = "there is neither an [[uplink]] nor a [[vm]]".into();
-        doc.problem(&(0..0), "", what, "add at least one [[vm]]; see examples/nightporter.toml");
+        let fix = "add at least one [[vm]], or a [daemon] if they are to come by commands; see \
+                   examples/nightporter.toml";
+        doc.problem(&(0..0), "", what, fix);
     }
     let budget: u64 = vms.iter().map(|vm| vm.budget).sum();
     if budget > STORE_BYTES_MAX {

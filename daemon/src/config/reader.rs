@@ -140,6 +140,11 @@ impl<'i> Document<'i> {
         }
     }
 
+    /// Whether the file has a table of that name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.root.contains_key(name)
+    }
+
     /// The single table `[name]`; empty if the file has none. Command-line overrides apply to it.
     pub(super) fn section(&mut self, name: &'static str) -> Section<'_, 'i> {
         let (table, span) = match self.root.remove(name) {

@@ -251,6 +251,7 @@ fn wrong_shapes_are_named_for_what_they_are() {
     assert!(errors("[vm]\nname = \"a\"\n").contains("write it as [[vm]]"));
     assert!(errors("daemon = []\n").contains("write it as [daemon]"));
     assert!(errors("").contains("neither an [[uplink]] nor a [[vm]]"));
+    assert!(parse("[daemon]\n").is_ok(), "its VMs come by commands");
     let syntax = errors("[daemon]\nlog = \"info\n[[vm]]\n");
     assert!(syntax.starts_with("np.toml:2: not valid TOML"), "{syntax}");
 }

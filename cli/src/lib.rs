@@ -1,0 +1,272 @@
+//! `nightporter`: the operator's tool for a running `nightporterd`. A library for its binary, and
+//! for what is made of its arguments (`examples/pages.rs`).
+
+mod capture;
+mod changes;
+mod client;
+mod flows;
+mod show;
+
+use std::io::{self, Read, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
+use client::Client;
+use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request, Status};
+
+/// Shows and steers a running nightporterd.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Arguments {
+    /// The daemon's control socket: `daemon.control` of its configuration.
+    #[arg(
+        long,
+        global = true,
+        value_name = "PATH",
+        default_value = "/run/nightporter/control.sock"
+    )]
+    control: PathBuf,
+    /// Print the daemon's answer as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// The daemon and its ports.
+    Status,
+    /// Tracked TCP connections.
+    Flows(flows::Options),
+    /// One connection, by the number that `flows` shows.
+    Flow {
+        /// Its number.
+        id: u64,
+        /// Its segments from now on, as they reach and leave the daemon; end with Ctrl-C.
+        #[arg(long)]
+        trace: bool,
+    },
+    /// The frames of a port, as a pcap file; end with Ctrl-C. Super-segments are one frame each,
+    /// and checksums may still be partial.
+    Capture(capture::Options),
+    /// Turns ack offload of a VM on, for new connections, or off.
+    Offload {
+        /// on or off.
+        switch: Switch,
+        /// The VM.
+        vm: String,
+    },
+    /// Turns congestion offload of a VM on or off: for its connections that have ack offload, the
+    /// host sends what the guest hands over.
+    CongestionOffload {
+        /// on or off.
+        switch: Switch,
+        /// The VM.
+        vm: String,
+    },
+    /// Limits what a VM sends, or is sent, in a second.
+    RateLimit {
+        /// The direction.
+        direction: Way,
+        /// Mbit/s (10^6 bits), 1 to 100000; or off.
+        #[arg(value_name = "MBIT_S|off", value_parser = rate)]
+        limit: Rate,
+        /// The VM.
+        vm: String,
+    },
+    /// VMs come, go and change, without a restart.
+    #[command(subcommand)]
+    Vm(changes::OfVm),
+    /// Uplinks come and go.
+    #[command(subcommand)]
+    Uplink(changes::OfUplink),
+    /// Makes the daemon what its configuration file says now: all of it, or nothing.
+    Reload(changes::Dry),
+    /// Makes no new promises for a VM, and waits until all are kept; `offload on` ends it.
+    Drain {
+        /// The VM.
+        vm: String,
+        /// Do not wait.
+        #[arg(long)]
+        no_wait: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Way {
+    FromGuest,
+    ToGuest,
+}
+
+impl From<Way> for Direction {
+    fn from(way: Way) -> Self {
+        match way {
+            Way::FromGuest => Self::FromGuest,
+            Way::ToGuest => Self::ToGuest,
+        }
+    }
+}
+
+/// Mbit/s; `None` is no limit.
+#[derive(Clone, Copy, Debug)]
+struct Rate(Option<u32>);
+
+fn rate(text: &str) -> Result<Rate, String> {
+    let good = |rate: &u32| (1..=RATE_LIMIT_MBIT_S_MAX).contains(rate);
+    match text {
+        "off" => Ok(Rate(None)),
+        text => text
+            .parse()
+            .ok()
+            .filter(good)
+            .map(|rate| Rate(Some(rate)))
+            .ok_or_else(|| format!("write Mbit/s, 1 to {RATE_LIMIT_MBIT_S_MAX}, or off")),
+    }
+}
+
+impl Switch {
+    const fn is_on(self) -> bool {
+        matches!(self, Self::On)
+    }
+}
+
+/// Its arguments, as the shell and the manual know them.
+#[must_use]
+pub fn command() -> clap::Command {
+    Arguments::command()
+}
+
+/// The program.
+#[must_use]
+pub fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        // The reader of our output has seen enough, as in `| head`.
+        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("nightporter: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(e: &anyhow::Error) -> bool {
+    e.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    let mut client = Client::connect(&arguments.control)?;
+    let json = arguments.json;
+    match &arguments.command {
+        Command::Status => {
+            let status = status(&mut client)?;
+            print(json, &status, |out| show::status(out, &status))
+        }
+        Command::Flows(options) => flows::show(&mut client, json, options),
+        Command::Flow { id, trace: false } => match client.ask(&Request::Flow { id: *id })? {
+            Reply::Flow(flow) => print(json, &flow, |out| show::flow(out, &flow)),
+            other => unexpected(&other),
+        },
+        Command::Flow { id, trace: true } => {
+            let stream = client.stream(&Request::Trace { id: *id })?;
+            copy(stream, io::stdout(), "the connection's VM")
+        }
+        Command::Capture(options) => capture::capture(client, &arguments.control, options),
+        Command::Offload { switch, vm } => {
+            done(&mut client, &Request::Offload { vm: vm.clone(), on: switch.is_on() })
+        }
+        Command::CongestionOffload { switch, vm } => {
+            done(&mut client, &Request::CongestionOffload { vm: vm.clone(), on: switch.is_on() })
+        }
+        Command::RateLimit { direction, limit, vm } => {
+            let (direction, mbit_s) = ((*direction).into(), limit.0);
+            done(&mut client, &Request::RateLimit { vm: vm.clone(), direction, mbit_s })
+        }
+        Command::Vm(of) => changes::change(client, &arguments.control, json, of.as_change()?),
+        Command::Uplink(of) => changes::change(client, &arguments.control, json, of.as_change()?),
+        Command::Reload(dry) => changes::change(client, &arguments.control, json, dry.as_change()),
+        Command::Drain { vm, no_wait } => {
+            done(&mut client, &Request::Drain { vm: vm.clone() })?;
+            if *no_wait { Ok(()) } else { wait_until_drained(&mut client, vm) }
+        }
+    }
+}
+
+/// Prints `value` as JSON, or what `text` makes of it.
+fn print(
+    json: bool,
+    value: &impl serde::Serialize,
+    text: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<()> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut out, value).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        text(&mut out)?;
+    }
+    Ok(out.flush()?)
+}
+
+fn unexpected<T>(reply: &Reply) -> Result<T> {
+    bail!("an answer to another question: {reply:?}; use a nightporter of the daemon's version")
+}
+
+fn done(client: &mut Client, request: &Request) -> Result<()> {
+    match client.ask(request)? {
+        Reply::Done {} => Ok(()),
+        other => unexpected(&other),
+    }
+}
+
+fn status(client: &mut Client) -> Result<Status> {
+    match client.ask(&Request::Status {})? {
+        Reply::Status(status) => Ok(status),
+        other => unexpected(&other),
+    }
+}
+
+/// Copies what comes as it comes, so that a reader sees it at once.
+fn copy(mut from: impl Read, mut to: impl Write, who: &str) -> Result<()> {
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        match from.read(&mut buffer)? {
+            0 => bail!("{who} has gone"),
+            n => to.write_all(&buffer[..n]).and_then(|()| to.flush())?,
+        }
+    }
+}
+
+fn wait_until_drained(client: &mut Client, vm: &str) -> Result<()> {
+    let mut shown = None;
+    loop {
+        let status = status(client)?;
+        let port = status.ports.iter().find(|p| p.name == vm);
+        let Some(state) = port.and_then(|p| p.vm.as_ref()) else { bail!("{vm} has gone") };
+        if state.owed_flows == 0 {
+            return Ok(());
+        }
+        if !state.draining {
+            bail!("somebody turned the offload of {vm} on again");
+        }
+        if shown.replace(state.owed_flows) != Some(state.owed_flows) {
+            eprintln!(
+                "{vm}: {} connections are owed {}",
+                state.owed_flows,
+                show::bytes(state.held_bytes)
+            );
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+}

@@ -1,0 +1,33 @@
+//! The command line of `nightporterd`, also for its manual page and completions.
+
+use std::path::PathBuf;
+
+use clap::{Command, CommandFactory, Parser};
+
+/// The Nightporter daemon: a vhost-user network back-end that acknowledges TCP for guests that wait
+/// for their CPU.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Arguments {
+    /// The configuration file (TOML); see docs/configuration.md and examples/nightporter.toml.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+    /// Only check the configuration, and whether this host has what it names: print a summary, or
+    /// every mistake with its fix.
+    #[arg(long)]
+    pub check: bool,
+    /// A key of [daemon] that wins over the file, as in --set log=debug. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub set: Vec<(String, String)>,
+}
+
+fn key_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, as in log=debug")?;
+    Ok((key.trim().into(), value.trim().into()))
+}
+
+/// The arguments, as the shell and the manual know them.
+#[must_use]
+pub fn command() -> Command {
+    Arguments::command()
+}
