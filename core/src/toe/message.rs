@@ -175,13 +175,15 @@ impl Message {
         if message.emit() == *bytes { Ok(message) } else { Err(NoMessage::Value) }
     }
 
-    /// What to answer if it is for no end that there is: late, or the end is gone. It ends the one
-    /// that sent it, so that nobody waits for what cannot come.
+    /// What to answer if it is for no end that there is. Only a probe is answered: whoever sends it
+    /// waits for what cannot come. All else may be a late message to an end that was over, and a
+    /// reset could overtake what that end said last.
     #[must_use]
     pub const fn for_nobody(&self) -> Option<Self> {
+        let reset = Kind::Reset(Errno::Reset);
         match self.kind {
-            Kind::Reset(_) | Kind::Taken => None,
-            _ => Some(Self { id: self.id, to: self.to.other(), kind: Kind::Reset(Errno::Reset) }),
+            Kind::Probe { .. } => Some(Self { id: self.id, to: self.to.other(), kind: reset }),
+            _ => None,
         }
     }
 }

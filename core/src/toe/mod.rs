@@ -12,7 +12,8 @@
 //!
 //! Read in this order: [`state`] (where an end stands), [`message`] (what ends say to each other),
 //! [`inbound`] and [`outbound`] (a direction each), [`end`] (all of it together), [`id`] (names
-//! that are never used again), [`errno`] (how a connection fails).
+//! that are never used again), [`errno`] (how a connection fails). Toward the guest: [`vsock`] (its
+//! vsock connection), [`joint`] (that and the end behind it), [`control`] (what it asks besides).
 //!
 //! # Invariants
 //!
@@ -22,13 +23,16 @@
 //!    `TOE_WINDOW_MAX` beyond what the other one has taken (VTOE-10).
 //! 3. A name is used once (VTOE-13): whatever is late is for nobody.
 
+pub mod control;
 pub mod end;
 pub mod errno;
 pub mod id;
 pub mod inbound;
+pub mod joint;
 pub mod message;
 pub mod outbound;
 pub mod state;
+pub mod vsock;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,192 @@
+//! A guest's socket: its vsock connection, and the end of the shadow connection behind it.
+//!
+//! # Use
+//!
+//! After every `handle_*` and after [`Joint::give`]: [`Joint::poll_message`] until `None`, for the
+//! other end; [`Joint::poll_packet`] until `None`, for the guest's ring; only then payload that is
+//! due, as much as [`Joint::room_to_guest`] allows. When [`Joint::is_spent`] it may be dropped.
+
+use super::end::{End, Event};
+use super::errno::Errno;
+use super::id::ShadowId;
+use super::inbound::Verdict;
+use super::message::{Kind, Message};
+use super::vsock::{Connection, Heard, Lie, Ports};
+use crate::time::Instant;
+use crate::wire::vsock::Header;
+
+/// Both together. See the module's doc.
+#[derive(Debug)]
+pub struct Joint {
+    connection: Connection,
+    end: End,
+    lie: Option<Lie>,
+}
+
+impl Joint {
+    /// The guest asks for a connection with this header; it is to have this name.
+    #[must_use]
+    pub fn connect(now: Instant, header: &Header, id: ShadowId) -> Self {
+        let connection = Connection::asked(header);
+        let end = End::connect(now, id, connection.edge_to_guest());
+        Self { connection, end, lie: None }
+    }
+
+    /// Another guest, that has room up to `edge`, wants to connect to one that listens.
+    #[must_use]
+    pub fn offer(now: Instant, guest_cid: u64, ports: Ports, id: ShadowId, edge: u64) -> Self {
+        let end = End::offer(now, id, edge);
+        let mut joint = Self { connection: Connection::call(guest_cid, ports), end, lie: None };
+        joint.pass_on();
+        joint
+    }
+
+    /// The end behind it.
+    #[must_use]
+    pub const fn end(&self) -> &End {
+        &self.end
+    }
+
+    /// Its name in the guest.
+    #[must_use]
+    pub const fn ports(&self) -> Ports {
+        self.connection.ports()
+    }
+
+    /// How the guest lied, if it did.
+    #[must_use]
+    pub const fn lie(&self) -> Option<Lie> {
+        self.lie
+    }
+
+    /// Whether the guest's connect() has no answer yet, or the host's.
+    #[must_use]
+    pub const fn is_opening(&self) -> bool {
+        self.connection.is_opening()
+    }
+
+    /// Bytes that may be given to the guest now.
+    #[must_use]
+    pub const fn room_to_guest(&self) -> u64 {
+        self.connection.room_to_guest()
+    }
+
+    /// Whether both are over, and all have heard of it.
+    #[must_use]
+    pub const fn is_spent(&self) -> bool {
+        self.connection.is_spent() && self.end.is_spent()
+    }
+
+    /// A packet of the guest, with `payload` bytes behind its header. What is to go to the other
+    /// end, followed by as much of the payload as it says.
+    #[must_use]
+    pub fn handle_packet(
+        &mut self,
+        now: Instant,
+        header: &Header,
+        payload: usize,
+    ) -> Option<Message> {
+        let was_opening = self.connection.is_opening();
+        let heard = self.connection.handle(header, payload).inspect_err(|lie| {
+            self.lie = Some(*lie);
+        });
+        let edge = self.connection.edge_to_guest();
+        let message = match heard {
+            Ok(Heard::Data(len)) => self.end.send(now, len),
+            Ok(Heard::Nothing) => None,
+            Ok(Heard::Accepted) => {
+                self.end.accept(now, edge);
+                None
+            }
+            Ok(Heard::Finished) => {
+                self.end.finish(now);
+                None
+            }
+            Ok(Heard::Closed { unread }) => {
+                self.end.close(now, unread);
+                None
+            }
+            Ok(Heard::Reset) => {
+                self.end.abort(now, if was_opening { Errno::Refused } else { Errno::Reset });
+                None
+            }
+            Err(_) => {
+                self.end.abort(now, Errno::Reset);
+                None
+            }
+        };
+        self.end.give_room(edge);
+        self.pass_on();
+        message
+    }
+
+    /// A message from the other end.
+    pub fn handle_message(&mut self, now: Instant, kind: Kind) -> Verdict {
+        let verdict = self.end.handle_message(now, kind);
+        self.pass_on();
+        verdict
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.end.handle_timeout(now);
+        self.pass_on();
+    }
+
+    /// The fabric has lost the other end.
+    pub fn handle_loss(&mut self, now: Instant) {
+        self.end.handle_loss(now);
+        self.pass_on();
+    }
+
+    /// The guest, its driver or its VMM is gone.
+    pub fn handle_guest_loss(&mut self, now: Instant) {
+        self.connection.forget();
+        self.end.abort(now, Errno::Reset);
+    }
+
+    /// The next `len` bytes that are due go into the guest's memory, behind this header. There must
+    /// be room.
+    #[must_use]
+    pub fn give(&mut self, now: Instant, len: u32) -> Header {
+        let header = self.connection.give(len);
+        self.end.delivered(now, len.into());
+        self.pass_on();
+        header
+    }
+
+    /// What is due to the other end.
+    #[must_use]
+    pub fn poll_message(&mut self, now: Instant) -> Option<Message> {
+        self.end.poll_message(now)
+    }
+
+    /// A packet without payload that is due to the guest.
+    #[must_use]
+    pub fn poll_packet(&mut self) -> Option<Header> {
+        self.connection.poll_packet()
+    }
+
+    /// When [`Self::handle_timeout`] is to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.end.poll_timeout()
+    }
+
+    /// What the guest is to hear becomes packets.
+    fn pass_on(&mut self) {
+        while let Some(event) = self.end.poll_event() {
+            match event {
+                // The connection has called the guest already.
+                Event::ConnectRequest | Event::Room => {}
+                Event::Established => self.connection.respond(),
+                Event::Ended => self.connection.finish(),
+                Event::Failed(_) => self.connection.reset(),
+            }
+        }
+        self.connection.set_edge(self.end.edge_from_guest());
+    }
+}
+
+#[cfg(test)]
+mod tests;

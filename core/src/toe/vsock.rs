@@ -1,0 +1,522 @@
+//! One vsock connection of a guest, seen from the host (virtio 1.2 section 5.10.6).
+//!
+//! It keeps the two books of credit and says what a packet of the guest means. It trusts nothing:
+//! a packet that an honest driver would not send is a [`Lie`], and ends this connection.
+//!
+//! Linux is why some things are as they are (`virtio_transport_common.c`):
+//!
+//! - It allows itself no more than its own buffer even if ours is larger. So `fwd_cnt` says all
+//!   that we got, which is true, as nothing is kept here, and `buf_alloc` what it may send beyond.
+//! - It drops payload for which it has no buffer, without a word. So what goes to the guest is
+//!   measured by the buffer that it has now, not by the largest that it ever had.
+//! - A packet about a socket that is gone gets a reset that tells no credit.
+
+use super::message::DATA_MAX;
+use crate::limits::TOE_CREDIT_STEP;
+use crate::wire::vsock::{HOST_CID, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM};
+
+/// The two ports of a connection: its name in the guest.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Ports {
+    /// The guest's.
+    pub guest: u32,
+    /// The host's.
+    pub host: u32,
+}
+
+/// What a packet of the guest means.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Heard {
+    /// Nothing that others need to know; there may be more room.
+    Nothing,
+    /// The guest has accepted the connection that the host asked for.
+    Accepted,
+    /// It has sent so many bytes, which are behind the header.
+    Data(u32),
+    /// It has finished its stream.
+    Finished,
+    /// It has closed the socket. `unread`: before it had read all that it was given.
+    Closed {
+        /// See above.
+        unread: bool,
+    },
+    /// It has none, or none any more.
+    Reset,
+}
+
+/// What no honest driver sends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Lie {
+    /// An operation that does not fit where the connection stands.
+    Operation,
+    /// A length that the packet, or any packet, does not have.
+    Length,
+    /// More payload than it was given room for.
+    NoRoom,
+    /// It has read what it was not given.
+    Credit,
+}
+
+/// Where the connection stands.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Phase {
+    /// The guest asked; it has no answer yet.
+    Asked,
+    /// The host asked; it has no answer yet.
+    Calling,
+    /// Both know of it.
+    Connected,
+    /// One of them has ended it.
+    Closed,
+}
+
+/// Packets that are due to the guest.
+#[derive(Clone, Copy, Debug, Default)]
+struct Due {
+    request: bool,
+    response: bool,
+    shutdown: bool,
+    credit: bool,
+    reset: bool,
+}
+
+/// A connection. See the module's doc.
+#[derive(Debug)]
+pub struct Connection {
+    guest_cid: u64,
+    ports: Ports,
+    phase: Phase,
+    due: Due,
+    /// Directions that the guest has shut.
+    shut: u32,
+    /// Bytes from the guest.
+    received: u64,
+    /// It may send up to here; so much it knows of.
+    edge: u64,
+    edge_told: u64,
+    /// Bytes that were put into its memory.
+    given: u64,
+    /// Bytes of these that its application has read.
+    read: u64,
+    /// Its buffer.
+    buf_alloc: u32,
+}
+
+impl Connection {
+    /// The guest asks for a connection with this header, which [`Op::Request`] is the operation of.
+    #[must_use]
+    pub const fn asked(header: &Header) -> Self {
+        let ports = Ports { guest: header.src_port, host: header.dst_port };
+        Self::new(header.src_cid, ports, Phase::Asked, header.buf_alloc)
+    }
+
+    /// The host asks the guest for one.
+    #[must_use]
+    pub const fn call(guest_cid: u64, ports: Ports) -> Self {
+        let mut call = Self::new(guest_cid, ports, Phase::Calling, 0);
+        call.due.request = true;
+        call
+    }
+
+    const fn new(guest_cid: u64, ports: Ports, phase: Phase, buf_alloc: u32) -> Self {
+        let due =
+            Due { request: false, response: false, shutdown: false, credit: false, reset: false };
+        Self {
+            guest_cid,
+            ports,
+            phase,
+            due,
+            shut: 0,
+            received: 0,
+            edge: 0,
+            edge_told: 0,
+            given: 0,
+            read: 0,
+            buf_alloc,
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn ports(&self) -> Ports {
+        self.ports
+    }
+
+    /// The guest's socket has room up to here, counted from the beginning of the stream.
+    #[must_use]
+    pub const fn edge_to_guest(&self) -> u64 {
+        self.read.saturating_add(self.buf_alloc as u64)
+    }
+
+    /// Bytes that may be given to the guest now. None before its answer was polled.
+    #[must_use]
+    pub const fn room_to_guest(&self) -> u64 {
+        match self.phase {
+            Phase::Connected if !self.due.response => {
+                self.edge_to_guest().saturating_sub(self.given)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Whether it has not been answered yet, by whomever.
+    #[must_use]
+    pub const fn is_opening(&self) -> bool {
+        matches!(self.phase, Phase::Asked | Phase::Calling)
+    }
+
+    /// Whether it is over, and the guest knows.
+    #[must_use]
+    pub const fn is_spent(&self) -> bool {
+        matches!(self.phase, Phase::Closed) && !self.due.reset
+    }
+
+    /// A packet of the guest; `payload` bytes are behind its header.
+    ///
+    /// # Errors
+    /// It lies. The connection is over; a reset is due.
+    pub fn handle(&mut self, header: &Header, payload: usize) -> Result<Heard, Lie> {
+        let heard = self.obey(header, payload);
+        if heard.is_err() {
+            self.reset();
+        }
+        heard
+    }
+
+    fn obey(&mut self, header: &Header, payload: usize) -> Result<Heard, Lie> {
+        let op = header.op.ok_or(Lie::Operation)?;
+        if header.kind != STREAM {
+            return Err(Lie::Operation);
+        }
+        if op == Op::Reset {
+            self.forget();
+            return Ok(Heard::Reset);
+        }
+        match (self.phase, op) {
+            (Phase::Calling, Op::Response) | (Phase::Connected, _) => {}
+            (Phase::Closed, _) => return Ok(Heard::Nothing),
+            _ => return Err(Lie::Operation),
+        }
+        let len = if op == Op::Data { header.len } else { 0 };
+        if header.len != len || len > DATA_MAX || len as usize > payload {
+            return Err(Lie::Length);
+        }
+        self.hear_credit(header)?;
+        match op {
+            Op::Response if self.phase == Phase::Calling => {
+                self.phase = Phase::Connected;
+                Ok(Heard::Accepted)
+            }
+            Op::Data => self.take(len),
+            Op::Shutdown => Ok(self.shut(header.flags)),
+            Op::CreditRequest => {
+                self.due.credit = true;
+                Ok(Heard::Nothing)
+            }
+            Op::CreditUpdate => Ok(Heard::Nothing),
+            Op::Request | Op::Response | Op::Reset => Err(Lie::Operation),
+        }
+    }
+
+    /// The guest may send up to `edge`. Room is not taken back.
+    pub fn set_edge(&mut self, edge: u64) {
+        self.edge = self.edge.max(edge);
+    }
+
+    /// The guest's connect() succeeds.
+    pub fn respond(&mut self) {
+        if self.phase == Phase::Asked {
+            self.phase = Phase::Connected;
+            self.due.response = true;
+        }
+    }
+
+    /// The guest's application is to read an end behind all that was given.
+    pub fn finish(&mut self) {
+        self.due.shutdown = self.phase == Phase::Connected;
+    }
+
+    /// The connection is over.
+    pub fn reset(&mut self) {
+        // A guest that was not asked yet has nothing to forget.
+        let reset = self.phase != Phase::Closed && !self.due.request;
+        self.phase = Phase::Closed;
+        self.due = Due { reset, ..Due::default() };
+    }
+
+    /// There is nobody to be told that it is over.
+    pub fn forget(&mut self) {
+        self.phase = Phase::Closed;
+        self.due = Due::default();
+    }
+
+    /// Payload of `len` bytes goes into the guest's memory behind this header. There must be room.
+    #[must_use]
+    pub fn give(&mut self, len: u32) -> Header {
+        assert!(u64::from(len) <= self.room_to_guest(), "{len} bytes without room");
+        self.given += u64::from(len);
+        Header { len, ..self.header(Op::Data) }
+    }
+
+    /// A packet without payload that is due to the guest.
+    #[must_use]
+    pub fn poll_packet(&mut self) -> Option<Header> {
+        let due = &mut self.due;
+        let op = if std::mem::take(&mut due.reset) {
+            Op::Reset
+        } else if std::mem::take(&mut due.request) {
+            Op::Request
+        } else if std::mem::take(&mut due.response) {
+            Op::Response
+        } else if std::mem::take(&mut due.shutdown) {
+            return Some(Header { flags: SHUTDOWN_SEND, ..self.header(Op::Shutdown) });
+        } else if std::mem::take(&mut due.credit) || self.is_credit_due() {
+            Op::CreditUpdate
+        } else {
+            return None;
+        };
+        Some(self.header(op))
+    }
+
+    /// What every header says of the guest's room.
+    fn hear_credit(&mut self, header: &Header) -> Result<(), Lie> {
+        let more = header.fwd_cnt.wrapping_sub(low(self.read));
+        let read = self.read + u64::from(more);
+        // A counter that went back comes out as one that is far ahead.
+        if read > self.given {
+            return Err(Lie::Credit);
+        }
+        self.read = read;
+        self.buf_alloc = header.buf_alloc;
+        Ok(())
+    }
+
+    fn take(&mut self, len: u32) -> Result<Heard, Lie> {
+        if self.shut & SHUTDOWN_SEND != 0 {
+            return Err(Lie::Operation);
+        }
+        if len == 0 {
+            return Ok(Heard::Nothing);
+        }
+        let received = self.received + u64::from(len);
+        if received > self.edge_told {
+            return Err(Lie::NoRoom);
+        }
+        self.received = received;
+        Ok(Heard::Data(len))
+    }
+
+    fn shut(&mut self, flags: u32) -> Heard {
+        let both = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
+        let before = self.shut;
+        self.shut |= flags & both;
+        if self.shut == both {
+            // Linux would wait for this for eight seconds.
+            self.reset();
+            return Heard::Closed { unread: self.read < self.given };
+        }
+        let finished = before & SHUTDOWN_SEND == 0 && self.shut & SHUTDOWN_SEND != 0;
+        if finished { Heard::Finished } else { Heard::Nothing }
+    }
+
+    const fn is_credit_due(&self) -> bool {
+        let news = self.edge - self.edge_told;
+        let wanted = matches!(self.phase, Phase::Connected) && self.shut & SHUTDOWN_SEND == 0;
+        let little = self.edge_told - self.received < TOE_CREDIT_STEP;
+        wanted && (news >= TOE_CREDIT_STEP || news > 0 && little)
+    }
+
+    fn header(&mut self, op: Op) -> Header {
+        let room = self.edge - self.received;
+        let buf_alloc = u32::try_from(room).unwrap_or(u32::MAX);
+        self.edge_told = self.edge_told.max(self.received + u64::from(buf_alloc));
+        Header {
+            src_cid: HOST_CID,
+            dst_cid: self.guest_cid,
+            src_port: self.ports.host,
+            dst_port: self.ports.guest,
+            len: 0,
+            kind: STREAM,
+            op: Some(op),
+            flags: 0,
+            buf_alloc,
+            fwd_cnt: low(self.received),
+        }
+    }
+}
+
+/// What is answered to a packet that is for no connection; `None`: nothing. It comes from a guest
+/// of this CID, whatever it says.
+#[must_use]
+pub fn for_nobody(guest_cid: u64, header: &Header) -> Option<Header> {
+    // Nobody is told of a reset that his reset met nobody.
+    (header.op != Some(Op::Reset)).then_some(Header {
+        src_cid: header.dst_cid,
+        dst_cid: guest_cid,
+        src_port: header.dst_port,
+        dst_port: header.src_port,
+        len: 0,
+        kind: header.kind,
+        op: Some(Op::Reset),
+        flags: 0,
+        buf_alloc: 0,
+        fwd_cnt: 0,
+    })
+}
+
+/// The low half, which is what a header carries.
+const fn low(count: u64) -> u32 {
+    (count & 0xffff_ffff) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PORTS: Ports = Ports { guest: 1025, host: 2 };
+
+    fn packet(op: Op) -> Header {
+        Header {
+            src_cid: 9,
+            dst_cid: HOST_CID,
+            src_port: PORTS.guest,
+            dst_port: PORTS.host,
+            len: 0,
+            kind: STREAM,
+            op: Some(op),
+            flags: 0,
+            buf_alloc: 100_000,
+            fwd_cnt: 0,
+        }
+    }
+
+    /// A connection that the guest asked for, and may send 1000 bytes on.
+    fn connected() -> Connection {
+        let mut connection = Connection::asked(&packet(Op::Request));
+        assert_eq!((connection.poll_packet(), connection.room_to_guest()), (None, 0));
+        connection.set_edge(1000);
+        connection.respond();
+        let answer = connection.poll_packet().expect("an answer");
+        assert_eq!((answer.op, answer.buf_alloc, answer.fwd_cnt), (Some(Op::Response), 1000, 0));
+        assert_eq!((answer.dst_cid, answer.dst_port, answer.src_port), (9, 1025, 2));
+        assert_eq!(connection.room_to_guest(), 100_000);
+        connection
+    }
+
+    #[test]
+    fn a_guest_is_told_of_room_and_kept_to_it() {
+        let mut c = connected();
+        let data = |len| Header { len, ..packet(Op::Data) };
+        assert_eq!(c.handle(&data(600), 600), Ok(Heard::Data(600)));
+        assert_eq!(c.poll_packet(), None, "there is no news");
+        c.set_edge(5000);
+        let told = c.poll_packet().expect("there is");
+        assert_eq!((told.op, told.fwd_cnt, told.buf_alloc), (Some(Op::CreditUpdate), 600, 4400));
+        c.set_edge(4000);
+        assert_eq!(c.poll_packet(), None, "room is not taken back");
+        assert_eq!(c.handle(&packet(Op::CreditRequest), 0), Ok(Heard::Nothing));
+        assert_eq!(c.poll_packet(), Some(told));
+        assert_eq!(c.handle(&data(4401), 4401), Err(Lie::NoRoom));
+        assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::Reset));
+        assert!(c.is_spent());
+    }
+
+    #[test]
+    fn what_a_guest_is_given_fits_the_buffer_that_it_has_now() {
+        let mut c = connected();
+        let given = c.give(60_000);
+        assert_eq!((given.op, given.len), (Some(Op::Data), 60_000));
+        let smaller = Header { buf_alloc: 50_000, fwd_cnt: 20_000, ..packet(Op::CreditUpdate) };
+        assert_eq!(c.handle(&smaller, 0), Ok(Heard::Nothing));
+        assert_eq!((c.edge_to_guest(), c.room_to_guest()), (70_000, 10_000));
+        let none = Header { buf_alloc: 0, ..smaller };
+        assert_eq!(c.handle(&none, 0), Ok(Heard::Nothing));
+        assert_eq!(c.room_to_guest(), 0);
+    }
+
+    #[test]
+    fn the_count_of_what_was_read_passes_4_gib() {
+        let mut c = connected();
+        let mut read = 0_u64;
+        while read < 9 << 30 {
+            let _ = c.give(50_000);
+            read += 50_000;
+            let fwd_cnt = u32::try_from(read & 0xffff_ffff).expect("low");
+            let told = Header { fwd_cnt, ..packet(Op::CreditUpdate) };
+            assert_eq!(c.handle(&told, 0), Ok(Heard::Nothing));
+            assert_eq!(c.edge_to_guest(), read + 100_000);
+        }
+    }
+
+    #[test]
+    fn each_lie_ends_the_connection_with_a_reset() {
+        let data = packet(Op::Data);
+        let lies = [
+            (Header { op: None, ..data }, 0, Lie::Operation),
+            (Header { kind: 2, ..data }, 0, Lie::Operation),
+            (packet(Op::Request), 0, Lie::Operation),
+            (packet(Op::Response), 0, Lie::Operation),
+            (Header { len: 10, ..data }, 9, Lie::Length),
+            (Header { len: DATA_MAX + 1, ..data }, DATA_MAX as usize + 1, Lie::Length),
+            (Header { len: 1, ..packet(Op::CreditUpdate) }, 1, Lie::Length),
+            (Header { len: 1001, ..data }, 1001, Lie::NoRoom),
+            (Header { fwd_cnt: 51, ..packet(Op::CreditUpdate) }, 0, Lie::Credit),
+            (Header { fwd_cnt: u32::MAX, ..data }, 0, Lie::Credit),
+        ];
+        for (lie, payload, what) in lies {
+            let mut c = connected();
+            let _ = c.give(50);
+            assert_eq!(c.handle(&lie, payload), Err(what), "{lie:?}");
+            let answer = c.poll_packet().expect("a reset");
+            assert_eq!((answer.op, answer.dst_port), (Some(Op::Reset), PORTS.guest));
+            assert!(c.is_spent() && c.poll_packet().is_none());
+        }
+        let mut c = connected();
+        let shut = Header { flags: SHUTDOWN_SEND, ..packet(Op::Shutdown) };
+        assert_eq!(c.handle(&shut, 0), Ok(Heard::Finished));
+        assert_eq!(c.handle(&Header { len: 1, ..data }, 1), Err(Lie::Operation));
+        let mut early = Connection::asked(&packet(Op::Request));
+        assert_eq!(early.handle(&data, 0), Err(Lie::Operation), "it has no answer yet");
+    }
+
+    #[test]
+    fn a_guest_finishes_and_closes() {
+        for (unread, fwd_cnt) in [(false, 50), (true, 49)] {
+            let mut c = connected();
+            let _ = c.give(50);
+            let shut = |flags| Header { flags, fwd_cnt, ..packet(Op::Shutdown) };
+            assert_eq!(c.handle(&shut(SHUTDOWN_RECEIVE), 0), Ok(Heard::Nothing), "as in TCP");
+            assert_eq!(c.handle(&shut(8), 0), Ok(Heard::Nothing));
+            assert_eq!(c.handle(&shut(SHUTDOWN_SEND), 0), Ok(Heard::Closed { unread }));
+            assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::Reset));
+        }
+        let mut c = connected();
+        c.finish();
+        let end = c.poll_packet().expect("an end");
+        assert_eq!((end.op, end.flags), (Some(Op::Shutdown), SHUTDOWN_SEND));
+        assert_eq!(c.handle(&packet(Op::Reset), 0), Ok(Heard::Reset));
+        assert!(c.is_spent() && c.poll_packet().is_none(), "a reset has no answer");
+    }
+
+    #[test]
+    fn the_host_calls() {
+        let mut c = Connection::call(9, PORTS);
+        c.set_edge(10);
+        let request = c.poll_packet().expect("a request");
+        assert_eq!((request.op, request.buf_alloc), (Some(Op::Request), 10));
+        assert_eq!(c.handle(&packet(Op::Response), 0), Ok(Heard::Accepted));
+        assert_eq!(c.room_to_guest(), 100_000);
+        let mut untold = Connection::call(9, PORTS);
+        untold.reset();
+        assert_eq!(untold.poll_packet(), None, "it was never asked");
+    }
+
+    #[test]
+    fn a_packet_for_nobody_is_reset_and_a_reset_is_not() {
+        let stray = Header { src_cid: 77, dst_cid: 88, ..packet(Op::Data) };
+        let answer = for_nobody(9, &stray).expect("an answer");
+        assert_eq!((answer.op, answer.dst_cid, answer.src_cid), (Some(Op::Reset), 9, 88));
+        assert_eq!((answer.dst_port, answer.src_port), (PORTS.guest, PORTS.host));
+        assert_eq!(for_nobody(9, &packet(Op::Reset)), None);
+    }
+}
