@@ -91,6 +91,12 @@ pub enum Request {
         #[serde(default)]
         from: u64,
     },
+    /// Stations of overlays, and where they are: [`Reply::Stations`].
+    Stations {
+        /// Without the first so many: [`StationPage::next`] of the page before.
+        #[serde(default)]
+        from: u64,
+    },
     /// One connection: [`Reply::Flow`].
     Flow {
         /// Its number.
@@ -172,6 +178,8 @@ pub enum Reply {
     Status(Status),
     /// To [`Request::Flows`].
     Flows(FlowPage),
+    /// To [`Request::Stations`].
+    Stations(StationPage),
     /// To [`Request::Flow`].
     Flow(Box<FlowInfo>),
     /// To [`Request::Change`].
@@ -206,8 +214,57 @@ pub struct Status {
     pub stalls: u64,
     /// System calls that were refused: the daemon makes none of them.
     pub refused_calls: u64,
+    /// Who is where: what there is to say of the registry.
+    #[serde(default)]
+    pub registry: Box<RegistryStatus>,
     /// Uplinks, overlays, then VMs, in the order of the configuration.
     pub ports: Vec<PortStatus>,
+}
+
+/// Where hosts tell each other who is where.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct RegistryStatus {
+    /// `list` or `etcd`.
+    pub kind: String,
+    /// Why it does not answer; what was known stays in force.
+    pub trouble: Option<String>,
+    /// How often it did not answer any more.
+    pub lost: u64,
+    /// Other hosts that it knows.
+    pub hosts: u64,
+    /// Stations that it knows on other hosts.
+    pub stations: u64,
+    /// VMs of this host by what has become of their claims: `held`, `waiting`, `refused`,
+    /// `contested`.
+    pub claims: BTreeMap<String, u64>,
+}
+
+/// Some stations, in order of their overlays and MACs.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct StationPage {
+    /// At most 500.
+    pub stations: Vec<StationInfo>,
+    /// Where to go on, if there are more.
+    pub next: Option<u64>,
+}
+
+/// A VM on an overlay, as the registry knows it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct StationInfo {
+    /// Number of the overlay.
+    pub vni: u32,
+    /// Its MAC.
+    pub mac: String,
+    /// Its name, if it is known.
+    pub vm: String,
+    /// Its addresses, as far as they are known.
+    pub ips: Vec<IpAddr>,
+    /// The overlay address of its host.
+    pub host: IpAddr,
+    /// Of a VM of this host: `held`, `waiting`, `refused`, `contested`.
+    pub claim: Option<String>,
+    /// The host that has it if it was refused, or wants it too if it is contested.
+    pub other: Option<IpAddr>,
 }
 
 /// One port.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use client::Client;
-use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request, Status};
+use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request, StationInfo, Status};
 
 /// Shows and steers a running nightporterd.
 #[derive(Debug, Parser)]
@@ -43,6 +43,8 @@ enum Command {
     Status,
     /// Tracked TCP connections.
     Flows(flows::Options),
+    /// VMs of all hosts of the overlays, and where they are, as the registry knows.
+    Stations,
     /// One connection, by the number that `flows` shows.
     Flow {
         /// Its number.
@@ -174,6 +176,10 @@ fn run(arguments: &Arguments) -> Result<()> {
             print(json, &status, |out| show::status(out, &status))
         }
         Command::Flows(options) => flows::show(&mut client, json, options),
+        Command::Stations => {
+            let stations = stations(&mut client)?;
+            print(json, &stations, |out| show::stations(out, &stations))
+        }
         Command::Flow { id, trace: false } => match client.ask(&Request::Flow { id: *id })? {
             Reply::Flow(flow) => print(json, &flow, |out| show::flow(out, &flow)),
             other => unexpected(&other),
@@ -235,6 +241,21 @@ fn status(client: &mut Client) -> Result<Status> {
         Reply::Status(status) => Ok(status),
         other => unexpected(&other),
     }
+}
+
+/// All of them.
+fn stations(client: &mut Client) -> Result<Vec<StationInfo>> {
+    let (mut all, mut from) = (Vec::new(), Some(0));
+    while let Some(start) = from {
+        match client.ask(&Request::Stations { from: start })? {
+            Reply::Stations(page) => {
+                all.extend(page.stations);
+                from = page.next;
+            }
+            other => return unexpected(&other),
+        }
+    }
+    Ok(all)
 }
 
 /// Copies what comes as it comes, so that a reader sees it at once.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use nightporter_api::{FlowInfo, PortStatus, Status};
+use nightporter_api::{FlowInfo, PortStatus, RegistryStatus, StationInfo, Status};
 
 use crate::flows::OVER;
 
@@ -60,6 +60,7 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
             writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
         }
     }
+    registry(out, &status.registry)?;
     if status.stalls > 0 {
         writeln!(out, "{} turns took longer than a second", status.stalls)?;
     }
@@ -70,6 +71,35 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         writeln!(out, "{} log lines were lost", status.log_lines_lost)?;
     }
     Ok(())
+}
+
+/// What is not as it should be.
+fn registry(out: &mut dyn Write, registry: &RegistryStatus) -> io::Result<()> {
+    if let Some(trouble) = &registry.trouble {
+        writeln!(out, "the registry ({}) does not answer: {trouble}", registry.kind)?;
+    }
+    let unsettled = ["waiting", "refused", "contested"];
+    for (state, n) in registry.claims.iter().filter(|(s, _)| unsettled.contains(&s.as_str())) {
+        writeln!(out, "{state} in the registry: {n} VMs; see nightporter stations")?;
+    }
+    Ok(())
+}
+
+/// A line per station.
+pub(crate) fn stations(out: &mut dyn Write, stations: &[StationInfo]) -> io::Result<()> {
+    let mut rows = vec![["VNI", "MAC", "VM", "HOST", "CLAIM", "IPS"].map(String::from)];
+    rows.extend(stations.iter().map(|s| {
+        let ips: Vec<_> = s.ips.iter().map(ToString::to_string).collect();
+        let claim = match (&s.claim, s.other) {
+            (None, _) => "-".into(),
+            (Some(claim), None) => claim.clone(),
+            (Some(claim), Some(other)) => format!("{claim} {other}"),
+        };
+        let or_dash = |text: String| if text.is_empty() { "-".into() } else { text };
+        let (vm, ips) = (or_dash(s.vm.clone()), or_dash(ips.join(",")));
+        [s.vni.to_string(), s.mac.clone(), vm, s.host.to_string(), claim, ips]
+    }));
+    table(out, &rows)
 }
 
 fn port_row(port: &PortStatus) -> [String; 12] {
@@ -288,6 +318,7 @@ mod tests {
             log_lines_lost: 0,
             stalls: 0,
             refused_calls: 0,
+            registry: Box::default(),
             ports: vec![lan, wan, web1],
         };
         let mut text = Vec::new();

@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock};
 use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortId, Vlans};
 use nightporter_core::time::Duration;
+use nightporter_registry::listed::Listed;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
@@ -114,6 +115,7 @@ fn start(
         }
     }
     check(open_metrics(&mut worker, daemon));
+    check(find_each_other(&mut worker, config));
     check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
     check(place(daemon));
     large_mtus(config).iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -126,6 +128,12 @@ fn start(
     }
     worker.handle_restart();
     Ok((worker, arena))
+}
+
+/// Who is where.
+fn find_each_other(worker: &mut Worker, config: &Config) -> Result<(), StartError> {
+    let list = Listed::new(config.stations.clone());
+    worker.set_registry(Box::new(list)).map_err(|e| error(e, "allow more open files"))
 }
 
 /// Ports may come, go and change. Before the worker has its place, which threads inherit.

@@ -18,6 +18,8 @@ pub(crate) enum Token {
     Links,
     /// A change of ports is prepared.
     Changes,
+    /// The registry has something new.
+    Registry,
     /// Somebody connects to the control socket.
     ControlListener,
     /// A control client; the index of its place.
@@ -44,6 +46,7 @@ impl Token {
             Self::Timer => pack(2, 0, 0),
             Self::Links => pack(11, 0, 0),
             Self::Changes => pack(12, 0, 0),
+            Self::Registry => pack(13, 0, 0),
             Self::ControlListener => pack(3, 0, 0),
             Self::Control(i) => pack(4, i, 0),
             Self::MetricsListener => pack(5, 0, 0),
@@ -70,6 +73,7 @@ impl Token {
             2 => Self::Timer,
             11 => Self::Links,
             12 => Self::Changes,
+            13 => Self::Registry,
             3 => Self::ControlListener,
             4 => Self::Control(slot),
             5 => Self::MetricsListener,
@@ -99,6 +103,7 @@ mod tests {
             Token::Timer,
             Token::Links,
             Token::Changes,
+            Token::Registry,
             Token::ControlListener,
             Token::Control(u16::MAX),
             Token::MetricsListener,

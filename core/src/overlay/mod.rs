@@ -17,9 +17,14 @@
 //! that its sender is there, and combines the marks of both headers. What a checksum is worth that
 //! came over a virtual link, `arrival` says.
 //!
+//! **Told.** [`Overlay::tell_station`] says behind which peer a station is, and its addresses, from
+//! who knows better than frames do (a registry). Whoever asks for such an address is answered here
+//! ([`Overlay::answer`]), and no peer hears of it.
+//!
 //! A station that moves from one host to another is found with its first frame from there, as a VMM
 //! or a guest sends after a migration (gratuitous ARP, RARP).
 
+mod answers;
 mod arrival;
 mod datagrams;
 pub mod ecn;
@@ -30,6 +35,7 @@ use core::ops::RangeInclusive;
 
 use ahash::RandomState;
 
+use self::answers::Addresses;
 pub use self::datagrams::{Batch, Datagrams};
 use self::ecn::Ecn;
 use self::stations::Stations;
@@ -99,6 +105,8 @@ pub struct Overlay {
     /// Sorted by address.
     peers: Vec<(IpAddr16, PeerId)>,
     stations: Stations,
+    /// Of stations that were told.
+    addresses: Addresses,
     hasher: RandomState,
 }
 
@@ -109,7 +117,8 @@ impl Overlay {
         let [a, b, c, d] = config.hash_seeds;
         let hasher = RandomState::with_seeds(a, b, c, d);
         let (peers, stations) = (numbered(&config.peers), Stations::new(hasher.clone()));
-        Self { vni: config.vni, mtu: config.mtu, peers, stations, hasher }
+        let addresses = Addresses::default();
+        Self { vni: config.vni, mtu: config.mtu, peers, stations, addresses, hasher }
     }
 
     /// Bytes of the longest IP packet that leaves.
@@ -176,16 +185,40 @@ impl Overlay {
         self.mtu = mtu;
     }
 
-    /// Other peers from now on. Where stations are has to be heard, or told, again; until then what
-    /// is for them goes to all.
+    /// Other peers from now on. Stations stay behind those that stay; who was behind another has to
+    /// be heard, or told, again, and until then what is for it goes to all.
     pub fn set_peers(&mut self, peers: &[IpAddr]) {
-        self.peers = numbered(peers);
-        self.stations = Stations::new(self.hasher.clone());
+        let before = core::mem::replace(&mut self.peers, numbered(peers));
+        let now = &self.peers;
+        self.stations.renumber(|was| {
+            let (ip, _) = before.iter().find(|(_, id)| *id == was)?;
+            now.binary_search_by_key(ip, |(ip, _)| *ip).ok().map(|at| now[at].1)
+        });
     }
 
-    /// From now on the station `mac` is behind `peer`, whatever frames say.
-    pub fn tell_station(&mut self, mac: Mac, peer: PeerId) {
+    /// From now on the station `mac` is behind `peer`, whatever frames say, and has these
+    /// addresses.
+    pub fn tell_station(&mut self, mac: Mac, peer: PeerId, ips: &[IpAddr]) {
         self.stations.tell(mac, peer);
+        self.addresses.set(mac, ips);
+    }
+
+    /// Nobody knows any more where `mac` is, if it was told; from now on frames teach it.
+    pub fn forget_station(&mut self, mac: Mac) {
+        self.stations.forget(mac);
+        self.addresses.set(mac, &[]);
+    }
+
+    /// The answer to a frame that asks for the MAC of a station that was told (ARP, neighbour
+    /// solicitation), as that station would give it. `None`: it asks nothing, or the station itself
+    /// must be asked.
+    #[must_use]
+    pub fn answer(&self, frame: &[u8]) -> Option<Vec<u8>> {
+        // What asks is for everybody, or for a group of IPv6 neighbours.
+        if self.addresses.is_empty() || frame.first().is_none_or(|first| first & 1 == 0) {
+            return None;
+        }
+        self.addresses.answer(frame)
     }
 
     /// Of what names a flow: addresses and ports. Fragments have no ports, so that all of a packet

@@ -85,6 +85,27 @@ impl Stations {
         }
     }
 
+    /// Nobody knows any more where `mac` is, if it was told; from now on frames teach it.
+    pub(super) fn forget(&mut self, mac: Mac) {
+        if let Entry::Occupied(entry) = self.entry(mac)
+            && entry.get().heard.is_none()
+        {
+            entry.remove();
+        }
+    }
+
+    /// Peers have other places: `place` has the new one of each that stays. Who was behind another
+    /// is nowhere.
+    pub(super) fn renumber(&mut self, place: impl Fn(PeerId) -> Option<PeerId>) {
+        self.table.retain(|station| match place(station.peer) {
+            Some(peer) => {
+                station.peer = peer;
+                true
+            }
+            None => false,
+        });
+    }
+
     fn entry(&mut self, mac: Mac) -> Entry<'_, Station> {
         let hasher = &self.hasher;
         self.table.entry(
@@ -133,6 +154,30 @@ mod tests {
         assert_eq!(stations.learn(START, mac(7), A), Ok(()));
         assert_eq!(stations.learn(START, mac(7), B), Err(DropReason::SpoofedMac));
         assert_eq!(stations.find(START + MAC_AGE + MAC_AGE, mac(7)), Some(A));
+    }
+
+    #[test]
+    fn what_was_told_can_be_taken_back_and_what_was_heard_cannot() {
+        let mut stations = stations();
+        stations.tell(mac(7), A);
+        stations.learn(START, mac(8), A).unwrap();
+        (7..9).for_each(|n| stations.forget(mac(n)));
+        assert_eq!(
+            (7..9).map(|n| stations.find(START, mac(n))).collect::<Vec<_>>(),
+            [None, Some(A)]
+        );
+        stations.learn(START, mac(7), B).unwrap();
+        assert_eq!(stations.find(START, mac(7)), Some(B), "frames teach it again");
+    }
+
+    #[test]
+    fn stations_stay_with_their_peers() {
+        let mut stations = stations();
+        stations.tell(mac(7), A);
+        stations.learn(START, mac(8), B).unwrap();
+        stations.renumber(|peer| (peer == B).then_some(A));
+        assert_eq!(stations.find(START, mac(7)), None);
+        assert_eq!(stations.find(START, mac(8)), Some(A));
     }
 
     #[test]

@@ -153,7 +153,7 @@ fn who_is_known_gets_a_frame_alone_and_others_are_looked_for_everywhere() {
         assert_eq!(to(&mut overlay, station), To::Peer(from), "where it was heard last");
     }
     assert_eq!(to(&mut overlay, [0xff; 6]), To::All);
-    overlay.tell_station(station, PeerId(1));
+    overlay.tell_station(station, PeerId(1), &[]);
     assert_eq!(to(&mut overlay, station), To::Peer(PeerId(1)));
     let mut datagram = datagram(VNI, &v4_segment(b"x").frame());
     let taken = overlay.handle_datagram(NOW, PeerId(0), Ecn::NotEct, &mut datagram);
@@ -171,15 +171,21 @@ fn peers_are_known_by_their_addresses() {
 }
 
 #[test]
-fn with_other_peers_stations_are_looked_for_again() {
+fn with_other_peers_stations_stay_where_they_are_and_those_of_who_went_are_looked_for() {
     let mut overlay = overlay();
     let mut bytes = datagram(VNI, &v4_segment(b"x").frame());
     overlay.handle_datagram(NOW, PeerId(1), Ecn::NotEct, &mut bytes).unwrap();
-    overlay.set_peers(&["192.0.2.3", "192.0.2.4"].map(|ip| ip.parse().unwrap()));
-    assert_eq!(overlay.peer("192.0.2.3".parse().unwrap()), Some(PeerId(0)));
-    assert_eq!(overlay.peer("192.0.2.9".parse().unwrap()), None);
     let answer = turned(&v4_segment(b"x").frame());
-    assert_eq!(overlay.handle_frame(NOW, &PLAIN, &answer).unwrap().0.to, To::All);
+    let mut after = |peers: [&str; 2]| {
+        overlay.set_peers(&peers.map(|ip| ip.parse().unwrap()));
+        let known = peers.map(|ip| overlay.peer(ip.parse().unwrap()));
+        assert_eq!(known, [Some(PeerId(0)), Some(PeerId(1))]);
+        assert_eq!(overlay.peer("192.0.2.9".parse().unwrap()), None);
+        overlay.handle_frame(NOW, &PLAIN, &answer).unwrap().0.to
+    };
+    assert_eq!(after(["192.0.2.3", "192.0.2.4"]), To::Peer(PeerId(0)));
+    assert_eq!(after(["192.0.2.1", "192.0.2.4"]), To::All);
+    assert_eq!(after(["192.0.2.3", "192.0.2.4"]), To::All, "it is not believed for what it was");
 }
 
 #[test]

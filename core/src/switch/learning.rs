@@ -2,7 +2,9 @@
 
 use hashbrown::hash_table::Entry;
 
-use super::{Ips, Mac, MacEntry, Switch, is_fresh, is_group, is_guest_key, mac_key, vlan_id};
+use super::{
+    GUEST_VLAN, Ips, Mac, MacEntry, Switch, is_fresh, is_group, is_guest_key, mac_key, vlan_id,
+};
 use crate::drops::DropReason;
 use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_ENTRIES_MAX, MAC_SWEEP_INTERVAL};
 use crate::port::{PortId, Vlans};
@@ -129,6 +131,22 @@ impl Switch {
         self.bind(mac, port);
         if let Some(guest) = self.guest_mut(port) {
             guest.mac = Some(mac);
+        }
+    }
+
+    /// Whether the guest of `port`, whose MAC is configured, lives elsewhere for now, as after a
+    /// migration: then its MAC may be behind an uplink. It stays the only one that the guest may
+    /// use here.
+    pub fn set_away(&mut self, port: PortId, is_away: bool) {
+        let configured = self.guest_mut(port).filter(|guest| guest.mac_configured);
+        let Some(mac) = configured.and_then(|guest| guest.mac) else { return };
+        match (self.guest_with(mac), is_away) {
+            (Some(holder), true) if holder == port => {
+                let key = mac_key(GUEST_VLAN, mac);
+                self.retain_macs(|entry| entry.key != key);
+            }
+            (None, false) => self.bind(mac, port),
+            _ => {}
         }
     }
 

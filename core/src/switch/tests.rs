@@ -606,3 +606,17 @@ fn other_addresses_for_a_guest_count_at_once_and_what_it_taught_stays() {
     assert_eq!(switch.lookup(T0, UPLINK, VlanStack::default(), three), Out::Port(A));
     assert_eq!(switch.lookup(T0, UPLINK, VlanStack::default(), one), Out::Flood);
 }
+
+#[test]
+fn a_guest_that_lives_elsewhere_is_found_there_until_it_is_back() {
+    let mut switch = switch();
+    let to_a = |switch: &mut Switch| switch.lookup(T0, B, untagged(), MAC_A);
+    assert_eq!(to_a(&mut switch), Out::Port(A));
+    switch.set_away(A, true);
+    assert_eq!(to_a(&mut switch), Out::Flood);
+    switch.learn(T0, UPLINK, untagged(), MAC_A);
+    assert_eq!(to_a(&mut switch), Out::Port(UPLINK));
+    switch.set_away(A, false);
+    assert_eq!(to_a(&mut switch), Out::Port(A));
+    assert_eq!(switch.check_source(T0, A, &from(MAC_A, v4(10))), Ok(()));
+}

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use nightporter_registry::Station;
+
 use crate::config::keys::{Keys, differences};
 use crate::config::{Config, OverlayConfig, UplinkConfig, VmConfig};
 
@@ -23,6 +25,8 @@ pub enum Step {
     RemoveOverlay(String),
     /// Other keys for a VM whose port stays: before, and from now on.
     SetVm(Box<(VmConfig, VmConfig)>),
+    /// Another list of stations.
+    SetStations(Vec<Station>),
     /// Another `daemon.drain_timeout_s`.
     SetDrainTimeout(u64),
     /// Other peers or another MTU for an overlay.
@@ -63,6 +67,7 @@ impl Plan {
         }
         plan.set_daemon(now, wanted);
         plan.set_overlays(now, wanted);
+        plan.set_stations(now, wanted);
         for uplink in &wanted.uplinks {
             match uplinks_now.get(uplink.name.as_str()) {
                 Some(before) if *before == uplink => {}
@@ -175,6 +180,14 @@ impl Plan {
                 self.lines.push(format!("~ overlay {name}: {}", what.join(", ")));
                 self.steps.push(Step::SetOverlay(Box::new(overlay.clone())));
             }
+        }
+    }
+
+    fn set_stations(&mut self, now: &Config, wanted: &Config) {
+        if now.stations != wanted.stations {
+            let (before, after) = (now.stations.len(), wanted.stations.len());
+            self.lines.push(format!("~ stations: {before} listed -> {after}"));
+            self.steps.push(Step::SetStations(wanted.stations.clone()));
         }
     }
 

@@ -148,6 +148,7 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
             Step::RemoveUplink(_)
             | Step::RemoveOverlay(_)
             | Step::SetOverlay(_)
+            | Step::SetStations(_)
             | Step::SetDrainTimeout(_) => {}
             Step::SetVm(both) if both.0.socket == both.1.socket => {}
             Step::SetVm(both) => {

@@ -46,8 +46,12 @@ pub(super) fn plain(value: impl Display) -> Option<String> {
     Some(value.to_string())
 }
 
-fn mac(mac: [u8; 6]) -> String {
+pub(super) fn mac(mac: [u8; 6]) -> String {
     quoted(mac.map(|byte| format!("{byte:02x}")).join(":"))
+}
+
+pub(super) fn ips(ips: &[std::net::IpAddr]) -> String {
+    format!("[{}]", ips.iter().map(quoted).collect::<Vec<_>>().join(", "))
 }
 
 impl DaemonConfig {
@@ -99,15 +103,12 @@ impl VmConfig {
     /// All keys of a `[[vm]]`.
     #[must_use]
     pub fn keys(&self) -> Keys {
-        let ips = |ips: &Vec<std::net::IpAddr>| {
-            format!("[{}]", ips.iter().map(quoted).collect::<Vec<_>>().join(", "))
-        };
         vec![
             ("name", Some(quoted(&self.name))),
             ("network", self.network.as_ref().map(quoted)),
             ("socket", path(&self.socket)),
             ("mac", self.mac.map(mac)),
-            ("ips", self.ips.as_ref().map(ips)),
+            ("ips", self.ips.as_deref().map(ips)),
             ("vlan", self.vlan.map(|vlan| vlan.to_string())),
             ("trunk", self.trunk.as_ref().map(|trunk| format!("{trunk:?}"))),
             ("isolated", plain(self.isolated)),
@@ -173,6 +174,7 @@ impl Config {
         table("[daemon]\n", self.daemon.keys());
         self.uplinks.iter().for_each(|uplink| table("[[uplink]]\n", uplink.keys()));
         self.overlays.iter().for_each(|overlay| table("[[overlay]]\n", overlay.keys()));
+        self.stations.iter().for_each(|s| table("[[station]]\n", super::station::keys(s)));
         self.vms.iter().for_each(|vm| table("[[vm]]\n", vm.keys()));
         text
     }

@@ -8,6 +8,7 @@ pub mod keys;
 pub mod overlay;
 mod parse;
 pub mod reader;
+pub mod station;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::FLOWS_MAX;
+use nightporter_registry::Station;
 
 pub use overlay::OverlayConfig;
 pub use reader::{Problem, Problems};
@@ -31,6 +33,8 @@ pub struct Config {
     pub uplinks: Vec<UplinkConfig>,
     /// `[[overlay]]`, in file order.
     pub overlays: Vec<OverlayConfig>,
+    /// `[[station]]`, in file order: who is behind which peer of an overlay, as the operator knows.
+    pub stations: Vec<Station>,
     /// `[[vm]]`, in file order.
     pub vms: Vec<VmConfig>,
 }

@@ -65,6 +65,9 @@ pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> OverlayConfig
     unique.add("network", network.clone().unwrap_or_default(), &s);
     let vni_fix = "give the network's number, 1 to 16777215, the same on all hosts";
     let vni = s.require("vni", vni_fix, integer(1..=vxlan::VNI_MAX.into()));
+    if let Some(vni) = vni {
+        unique.add("vni", vni.to_string(), &s);
+    }
     let local_fix = "give this host's address, as in \"192.0.2.1\" or \"192.0.2.1:4789\"";
     let local = s.require("local", local_fix, host);
     let peers_fix = "list the other hosts, as in [\"192.0.2.2\", \"192.0.2.3\"]";
@@ -95,7 +98,7 @@ pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> OverlayConfig
     }
 }
 
-fn host(v: &DeValue<'_>) -> Result<SocketAddr, String> {
+pub(super) fn host(v: &DeValue<'_>) -> Result<SocketAddr, String> {
     let text = string(v)?;
     let with_port = |ip: IpAddr| SocketAddr::new(ip, vxlan::PORT);
     let host = text.parse::<IpAddr>().map(with_port).or_else(|_| text.parse());

@@ -16,7 +16,7 @@ use crate::arena_file::PLACES;
 use super::reader::{
     Document, Problems, Section, boolean, bytes, human_bytes, integer, shown, string,
 };
-use super::{Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, overlay};
+use super::{Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, overlay, station};
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -69,7 +69,7 @@ fn of<T>(
 
 pub(super) fn known_keys() -> Vec<String> {
     let overrides = BTreeMap::new();
-    let mut doc = Document::parse("[[uplink]]\n[[overlay]]\n[[vm]]\n", &overrides);
+    let mut doc = Document::parse("[[uplink]]\n[[overlay]]\n[[station]]\n[[vm]]\n", &overrides);
     read(&mut doc);
     doc.known
 }
@@ -93,6 +93,12 @@ fn read(doc: &mut Document<'_>) -> Config {
             overlays.push(overlay::read(section, &mut unique));
         }
     }
+    let mut stations = Vec::new();
+    for value in doc.tables("station") {
+        if let Some(section) = doc.open("station", value) {
+            stations.extend(station::read(section, &mut unique));
+        }
+    }
     let mut vms = Vec::new();
     for value in doc.tables("vm") {
         if let Some(section) = doc.open("vm", value) {
@@ -112,9 +118,9 @@ fn read(doc: &mut Document<'_>) -> Config {
         let what = format!("all vm.budget together are {sum}, and {most} is the most");
         doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
     }
-    doc.only_sections(&["daemon", "uplink", "overlay", "vm"]);
+    doc.only_sections(&["daemon", "uplink", "overlay", "station", "vm"]);
     unique.check(doc);
-    Config { daemon, uplinks, overlays, vms }
+    Config { daemon, uplinks, overlays, stations, vms }
 }
 
 fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
@@ -390,7 +396,7 @@ fn algorithm(v: &DeValue<'_>) -> Result<Algorithm, String> {
     found.ok_or_else(|| format!("{} is not a congestion control", shown(v)))
 }
 
-fn mac(v: &DeValue<'_>) -> Result<[u8; 6], String> {
+pub(super) fn mac(v: &DeValue<'_>) -> Result<[u8; 6], String> {
     let s = string(v)?;
     let mut mac = [0; 6];
     let mut parts = s.split([':', '-']);
@@ -411,7 +417,7 @@ fn mac(v: &DeValue<'_>) -> Result<[u8; 6], String> {
     }
 }
 
-fn ips(v: &DeValue<'_>) -> Result<Vec<IpAddr>, String> {
+pub(super) fn ips(v: &DeValue<'_>) -> Result<Vec<IpAddr>, String> {
     if let Some(text) = v.as_str() {
         // On a command line: ips=192.0.2.7,2001:db8::7
         let parse = |ip: &str| ip.trim().parse().map_err(|_| format!("{ip} is not an IP address"));

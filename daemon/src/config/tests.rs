@@ -355,11 +355,14 @@ fn a_configuration_that_is_written_down_reads_as_the_same() {
 #[test]
 fn every_key_is_written_down() {
     let overlay = "vni = 1\nlocal = \"192.0.2.1\"\npeers = [\"192.0.2.2\"]\n";
-    let config = parse(&format!("{GOOD}\n[[overlay]]\nname = \"o\"\n{overlay}")).unwrap();
+    let station = "vni = 1\nmac = \"52:54:00:00:00:77\"\nhost = \"192.0.2.2\"\n";
+    let tables = format!("[[overlay]]\nname = \"o\"\n{overlay}[[station]]\n{station}");
+    let config = parse(&format!("{GOOD}\n{tables}")).unwrap();
     let tables = [
         ("daemon", config.daemon.keys()),
         ("uplink", config.uplinks[0].keys()),
         ("overlay", config.overlays[0].keys()),
+        ("station", station::keys(&config.stations[0])),
         ("vm", config.vms[0].keys()),
     ];
     let named = tables

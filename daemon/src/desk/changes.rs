@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
 use nightporter_api::{Change, Plan, Reply};
 use nightporter_core::limits::PAGE;
@@ -12,7 +13,7 @@ use nix::sys::epoll::Epoll;
 
 use super::Desk;
 use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Step};
-use crate::config::VmConfig;
+use crate::config::{Config, VmConfig};
 use crate::port::Port;
 use crate::port::guest::GuestPort;
 use crate::port::vhost_user::VhostUserPort;
@@ -80,6 +81,13 @@ impl Changes {
             self.notes.retain(|(of, other)| of != vm || !other.is_of_the_key_of(setting));
             self.notes.push((vm.into(), setting));
         }
+    }
+}
+
+impl Changes {
+    /// What runs, as of the last change.
+    pub(super) fn running(&self) -> Option<Arc<Config>> {
+        self.parts.as_ref().map(|(_, running)| Arc::clone(&running.config))
     }
 }
 
@@ -180,6 +188,7 @@ impl Desk {
             *running = prepared.target.clone();
         }
         path.heartbeats.handle_change();
+        path.ports_changed = true;
         let reply = match failed.is_empty() {
             true => plan(prepared, true),
             false => refused(Refusal {
@@ -209,6 +218,11 @@ impl Desk {
                     if let Some(control) = &mut self.control {
                         control.close(place);
                     }
+                }
+            }
+            Step::SetStations(list) => {
+                if let Some(directory) = &mut self.directory {
+                    directory.set_list(list);
                 }
             }
             Step::SetDrainTimeout(seconds) => self.drain_timeout = Duration::from_secs(seconds),

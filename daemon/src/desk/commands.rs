@@ -125,6 +125,7 @@ impl Desk {
                 Ok(vm) => Reply::Flows(path.flow_page(now, from, vm)),
                 Err(reply) => reply,
             },
+            Request::Stations { from } => Reply::Stations(self.station_page(from)),
             Request::Flow { id } => match path.engine.flow(index(id)) {
                 Some(found) => Reply::Flow(Box::new(path.flow_info(now, found))),
                 None => no_such_flow(id),

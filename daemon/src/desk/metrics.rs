@@ -257,6 +257,7 @@ impl Collector for Snapshot {
         let refused = "System calls that were refused, because the daemon makes none of them";
         let refused = e.encode_descriptor("nightporter_refused_calls", refused, None, Counter)?;
         ConstCounter::new(self.0.refused_calls).encode(refused)?;
+        self.encode_registry(e)?;
         let mut uptime =
             e.encode_descriptor("nightporter_uptime_seconds", "Since the start", None, Gauge)?;
         let uptime_s = i64::try_from(self.0.uptime_s).unwrap_or(i64::MAX);
@@ -265,6 +266,29 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
+    fn encode_registry(&self, e: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        use MetricType::{Counter, Gauge};
+        let registry = &self.0.registry;
+        let up = "Whether the registry answers";
+        let up = e.encode_descriptor("nightporter_registry_up", up, None, Gauge)?;
+        gauge(registry.trouble.is_none().into()).encode(up)?;
+        let lost = "Times that the registry did not answer any more";
+        let lost = e.encode_descriptor("nightporter_registry_lost", lost, None, Counter)?;
+        ConstCounter::new(registry.lost).encode(lost)?;
+        let known = "What the registry knows of other hosts";
+        let mut known = e.encode_descriptor("nightporter_registry_known", known, None, Gauge)?;
+        for (kind, n) in [("hosts", registry.hosts), ("stations", registry.stations)] {
+            gauge(n).encode(known.encode_family(&[("kind", kind)])?)?;
+        }
+        let claims = "VMs of this host, by what has become of their claims";
+        let mut claims = e.encode_descriptor("nightporter_registry_claims", claims, None, Gauge)?;
+        for state in ["held", "waiting", "refused", "contested"] {
+            let n = registry.claims.get(state).copied().unwrap_or(0);
+            gauge(n).encode(claims.encode_family(&[("state", state)])?)?;
+        }
+        Ok(())
+    }
+
     /// As [`Self::family`], for ports with a VM.
     fn vm_family<'a, M: EncodeMetric>(
         &'a self,

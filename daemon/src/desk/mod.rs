@@ -13,6 +13,7 @@ mod changes;
 mod commands;
 mod conn;
 mod control;
+mod directory;
 mod links;
 mod metrics;
 mod report;
@@ -22,6 +23,7 @@ use std::io;
 
 use nightporter_api::Change;
 use nightporter_core::time::{Duration, Instant};
+use nightporter_registry::Registry;
 use nix::sys::epoll::Epoll;
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
@@ -32,6 +34,7 @@ use crate::worker::data_path::DataPath;
 use census::Census;
 use changes::{Asked, Changes};
 pub use control::ControlServer;
+use directory::Directory;
 pub(crate) use links::LinkWatch;
 pub(crate) use metrics::MetricsServer;
 pub(crate) use watch::{Direction, Watchers};
@@ -61,6 +64,7 @@ pub(crate) struct Desk {
     /// Who waits for a status until it is done: control clients, by their places.
     waiting: Vec<u16>,
     changes: Changes,
+    directory: Option<Directory>,
     /// Clients whose change has ended: they may have asked for more.
     answered: Vec<u16>,
     /// Listeners that take nobody in for now.
@@ -83,6 +87,7 @@ impl Desk {
             census: Census::default(),
             waiting: Vec::new(),
             changes: Changes::default(),
+            directory: None,
             answered: Vec::new(),
             resting: Resting::new(),
             stop: None,
@@ -134,6 +139,19 @@ impl Desk {
         Ok(())
     }
 
+    /// Asks and tells there who is where.
+    pub(crate) fn set_registry(
+        &mut self,
+        epoll: &Epoll,
+        registry: Box<dyn Registry>,
+    ) -> io::Result<()> {
+        if let Some(fd) = registry.fd() {
+            watch_for(epoll, &fd, Token::Registry)?;
+        }
+        self.directory = Some(Directory::new(registry));
+        Ok(())
+    }
+
     /// Something happened that is not about a frame.
     pub(crate) fn handle_event(
         &mut self,
@@ -146,6 +164,7 @@ impl Desk {
             Token::Signal => self.handle_signal(now, path),
             Token::Links => self.handle_links(now, epoll, path),
             Token::Changes => self.handle_prepared(path),
+            Token::Registry => self.handle_registry(path),
             Token::ControlListener => self.handle_control_listener(now, epoll, path),
             Token::Control(place) => self.handle_control_client(now, epoll, path, place),
             Token::MetricsListener => {
@@ -170,6 +189,7 @@ impl Desk {
             self.report(now, epoll, path);
         }
         self.go_on_changing(now, epoll, path);
+        self.tell_registry(path);
         for place in std::mem::take(&mut self.answered) {
             self.handle_control_client(now, epoll, path, place);
         }

@@ -16,6 +16,7 @@ use nightporter_core::time::Instant;
 
 use super::Desk;
 use super::census::FlowSums;
+use super::directory::Directory;
 use crate::log;
 use crate::sandbox;
 use crate::watchdog;
@@ -37,6 +38,7 @@ impl Desk {
             log_lines_lost: log::lines_lost(),
             stalls: watchdog::stalls(),
             refused_calls: sandbox::refused(),
+            registry: self.directory.as_ref().map(Directory::status).unwrap_or_default().into(),
             ports: path.ports.iter().map(status).collect(),
         }
     }

@@ -5,15 +5,17 @@
 //! are [`SENDERS`] to send from. Datagrams of equal length leave by one call (UDP_SEGMENT) and
 //! arrive by one (UDP_GRO). What is in them is the core's business (`core/src/overlay`).
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nightporter_core::drops::DropReason;
 use nightporter_core::limits::OVERLAY_DATAGRAM_BYTES_MAX;
 use nightporter_core::overlay::ecn::Ecn;
 use nightporter_core::overlay::{self, Overlay, PeerId, SOURCE_PORTS, To, overhead};
+use nightporter_core::switch::Mac;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -22,10 +24,11 @@ use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, connect, recvmsg, sendmsg,
     setsockopt, sockopt,
 };
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt as option;
 
 use crate::config::OverlayConfig;
-use crate::config::overlay::MTU_MIN;
+use crate::config::overlay::{MTU_MIN, PEERS_MAX};
 
 /// Sockets to send from: as many links can share the flows. A power of two.
 const SENDERS: usize = 16;
@@ -33,6 +36,8 @@ const SENDERS: usize = 16;
 const RECEIVE_BYTES: usize = 8 << 20;
 /// Datagrams without a frame that one call looks at; more wait for the next turn.
 const BAD_DATAGRAMS_MAX: usize = 64;
+/// Answers that wait to be received; questions beyond go to the peers.
+const ANSWERS_MAX: usize = 64;
 /// How often the kernel is asked what a path takes, at most.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a path stays as narrow as it was found (`net.ipv4.route.mtu_expires`).
@@ -45,12 +50,18 @@ pub struct OverlayPort {
     overlay: Overlay,
     receiver: UdpSocket,
     senders: Vec<UdpSocket>,
+    /// Hosts that nobody configured: a registry has told of them.
+    registered: Vec<SocketAddr>,
     peers: Vec<SockaddrStorage>,
     /// Some path takes less than the configuration says, until then.
     narrow_until: Option<Instant>,
     /// When the kernel was last asked what a path takes.
     asked: Option<Instant>,
     inbox: Inbox,
+    /// What stations that were told would answer, as frames that come in here.
+    answers: VecDeque<Vec<u8>>,
+    /// Readable while there are some.
+    bell: OwnedFd,
     outbox: Box<[u8]>,
     /// A frame that was given in pieces.
     whole: Vec<u8>,
@@ -92,19 +103,24 @@ impl OverlayPort {
         })?;
         let overlay = Overlay::new(&overlay::OverlayConfig {
             vni: config.vni,
-            peers: addresses(config),
+            peers: config.peers.iter().map(SocketAddr::ip).collect(),
             mtu: config.mtu,
             hash_seeds,
         });
+        let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
+            .map_err(|e| error(format!("no eventfd: {e}"), "raise the limit of open files"))?;
         Ok(Self {
             overlay,
             receiver,
             senders,
-            peers: destinations(config),
+            registered: Vec::new(),
+            peers: config.peers.iter().map(|&peer| peer.into()).collect(),
             narrow_until: None,
             asked: None,
             config: config.clone(),
             inbox: Inbox::new(),
+            answers: VecDeque::new(),
+            bell,
             outbox: vec![0; OVERLAY_DATAGRAM_BYTES_MAX].into(),
             whole: Vec::new(),
             drops: [0; DropReason::ALL.len()],
@@ -123,6 +139,12 @@ impl OverlayPort {
         self.receiver.as_fd()
     }
 
+    /// Another descriptor to wait on: for frames that nobody had to send.
+    #[must_use]
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
     /// Datagrams that were dropped for `reason`.
     #[must_use]
     pub fn drops(&self, reason: DropReason) -> u64 {
@@ -137,18 +159,70 @@ impl OverlayPort {
 
     /// Other peers and another MTU from now on; the rest of `config` is as it was.
     pub fn set(&mut self, config: &OverlayConfig) {
-        if self.config.peers != config.peers {
-            self.overlay.set_peers(&addresses(config));
-            self.peers = destinations(config);
-            self.inbox.left = 0..0; // from a peer that may have another place now
-        }
+        let before = self.all_peers();
+        self.config = config.clone();
+        self.change_peers(&before);
         self.overlay.set_mtu(config.mtu);
         self.narrow_until = None;
-        self.config = config.clone();
+    }
+
+    /// The hosts that a registry tells of, from now on, besides those of the configuration.
+    pub fn set_registered(&mut self, hosts: Vec<SocketAddr>) {
+        let before = self.all_peers();
+        self.registered = hosts;
+        self.change_peers(&before);
+    }
+
+    /// Those of the configuration, then others, up to [`PEERS_MAX`].
+    fn all_peers(&self) -> Vec<SocketAddr> {
+        let Self { config, registered, .. } = self;
+        let is_new = |host: &&SocketAddr| {
+            host.ip() != config.local.ip()
+                && host.is_ipv4() == config.local.is_ipv4()
+                && config.peers.iter().all(|peer| peer.ip() != host.ip())
+        };
+        config
+            .peers
+            .iter()
+            .chain(registered.iter().filter(is_new))
+            .copied()
+            .take(PEERS_MAX)
+            .collect()
+    }
+
+    fn change_peers(&mut self, before: &[SocketAddr]) {
+        let now = self.all_peers();
+        if now != before {
+            self.overlay.set_peers(&now.iter().map(SocketAddr::ip).collect::<Vec<_>>());
+            self.peers = now.into_iter().map(SockaddrStorage::from).collect();
+            self.inbox.left = 0..0; // from a peer that may have another place now
+        }
+    }
+
+    /// The station `mac` is at `host` and has these addresses. One at a host that is no peer is
+    /// nowhere.
+    pub fn tell(&mut self, mac: Mac, host: IpAddr, ips: &[IpAddr]) {
+        match self.overlay.peer(host) {
+            Some(peer) => self.overlay.tell_station(mac, peer, ips),
+            None => self.overlay.forget_station(mac),
+        }
+    }
+
+    /// Nobody knows any more where that station is; frames may teach it.
+    pub fn forget(&mut self, mac: Mac) {
+        self.overlay.forget_station(mac);
     }
 
     /// Reads the next frame into `buf`, which should hold 64 KiB and an Ethernet header.
     pub fn receive(&mut self, now: Instant, buf: &mut [u8]) -> Received {
+        if let Some(answer) = self.answers.pop_front() {
+            if self.answers.is_empty() {
+                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            }
+            let len = answer.len().min(buf.len());
+            buf[..len].copy_from_slice(&answer[..len]);
+            return Received::Frame(VirtioNetHdr::default(), len);
+        }
         for _ in 0..BAD_DATAGRAMS_MAX {
             let Some(at) = self.inbox.pop() else {
                 match self.inbox.fill(&self.receiver) {
@@ -196,6 +270,13 @@ impl OverlayPort {
             parts.iter().for_each(|part| whole.extend_from_slice(part));
             whole
         };
+        if self.answers.len() < ANSWERS_MAX
+            && let Some(answer) = overlay.answer(frame)
+        {
+            self.answers.push_back(answer);
+            let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+            return Sent::Done;
+        }
         let (route, mut datagrams) = match overlay.handle_frame(now, hdr, frame) {
             Ok(way) => way,
             Err(reason) => return Sent::Dropped(reason),
@@ -240,14 +321,6 @@ impl OverlayPort {
             self.narrow_until = Some(now + NARROW_FOR);
         }
     }
-}
-
-fn addresses(config: &OverlayConfig) -> Vec<IpAddr> {
-    config.peers.iter().map(SocketAddr::ip).collect()
-}
-
-fn destinations(config: &OverlayConfig) -> Vec<SockaddrStorage> {
-    config.peers.iter().map(|&peer| SockaddrStorage::from(peer)).collect()
 }
 
 /// Datagrams of one peer that came by one call.

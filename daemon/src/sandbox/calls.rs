@@ -21,6 +21,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_epoll_wait,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_ctl,
+    libc::SYS_eventfd2, // of an overlay that comes
     libc::SYS_poll,
     libc::SYS_ppoll,
     libc::SYS_timerfd_settime,

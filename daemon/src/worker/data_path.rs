@@ -36,6 +36,8 @@ pub(crate) struct DataPath {
     pub(super) front_ends: VecDeque<(PortId, Source)>,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
+    /// Ports came, went or changed, or links did: who tells others of them looks again.
+    pub(crate) ports_changed: bool,
 }
 
 impl DataPath {
@@ -49,6 +51,7 @@ impl DataPath {
             resting: Resting::new(),
             front_ends: VecDeque::new(),
             faults_seen: 0,
+            ports_changed: true,
         }
     }
 
@@ -71,6 +74,11 @@ impl DataPath {
             // The kernel's half of a tap takes everything, and an overlay cuts what is too long.
             self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
+        if let Port::Overlay(overlay) = &self.ports.of(id).port {
+            watch_for(epoll, &overlay.bell(), Token::Uplink(id.0))
+                .map_err(|_| AddPortError::TooManyPorts)?;
+        }
+        self.ports_changed = true;
         self.handle_guest_events(now, epoll, id);
         Ok(id)
     }
@@ -90,6 +98,10 @@ impl DataPath {
         if let Some(fd) = port.uplink_fd() {
             let _ = epoll.delete(fd);
         }
+        if let Port::Overlay(overlay) = &port {
+            let _ = epoll.delete(overlay.bell());
+        }
+        self.ports_changed = true;
         if let Port::Uplink(tap) = port {
             closer::later(None, tap); // an interface that goes with it takes its time
         }

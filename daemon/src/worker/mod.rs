@@ -16,6 +16,7 @@ use std::num::NonZeroU64;
 use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
+use nightporter_registry::Registry;
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 use nix::sys::resource::{UsageWho, getrusage};
@@ -104,6 +105,11 @@ impl Worker {
     /// Ports may come, go and change from now on.
     pub(crate) fn set_changes(&mut self, preparer: Preparer, running: Running) -> io::Result<()> {
         self.desk.set_changes(&self.epoll, preparer, running)
+    }
+
+    /// Who is where is asked, and told, there from now on.
+    pub(crate) fn set_registry(&mut self, registry: Box<dyn Registry>) -> io::Result<()> {
+        self.desk.set_registry(&self.epoll, registry)
     }
 
     /// Adds a port; its number. Errors: see [`AddPortError`].
@@ -211,6 +217,7 @@ impl Worker {
             Token::Signal
             | Token::Links
             | Token::Changes
+            | Token::Registry
             | Token::ControlListener
             | Token::Control(_)
             | Token::MetricsListener

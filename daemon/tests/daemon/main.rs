@@ -16,6 +16,7 @@ mod host;
 mod limits;
 mod operators;
 mod overlay;
+mod registry;
 mod sandbox;
 mod segment;
 mod starting;

@@ -23,14 +23,14 @@ use crate::guest::{Guest, PLAIN, SENDS_SUPER};
 use crate::host::{Dir, Host, LIMIT, command};
 use crate::segment::{ACK, End, PSH, SYN, Segment, parse};
 
-const VNI: u32 = 7;
+pub(crate) const VNI: u32 = 7;
 const BULK: usize = 8 << 20;
 
 /// A network namespace that goes with its descriptor.
-struct Namespace(File);
+pub(crate) struct Namespace(File);
 
 impl Namespace {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let make = || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             File::open("/proc/thread-self/ns/net").unwrap()
@@ -41,7 +41,7 @@ impl Namespace {
     }
 
     /// Runs `f` in it. Sockets and processes that it makes stay there.
-    fn enter<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+    pub(crate) fn enter<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             setns(&self.0, CloneFlags::CLONE_NEWNET).unwrap();
             f()
@@ -55,23 +55,23 @@ impl Namespace {
         if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {output:?}")) }
     }
 
-    fn ip(&self, arguments: &str) {
+    pub(crate) fn ip(&self, arguments: &str) {
         self.tries_ip(arguments).unwrap();
     }
 
     /// A path that names it as long as it is there.
-    fn path(&self) -> String {
+    pub(crate) fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    fn start(&self, dir: &Dir, config: &Path) -> Host {
+    pub(crate) fn start(&self, dir: &Dir, config: &Path) -> Host {
         self.enter(|| Host::start_as(dir, &mut command(config)))
     }
 }
 
 /// Two hosts joined by a veth pair: 192.0.2.1 has v0, and 192.0.2.2 and .3 have v1; over IPv6 they
 /// are fd02::1 and fd02::2.
-fn two_hosts() -> (Namespace, Namespace) {
+pub(crate) fn two_hosts() -> (Namespace, Namespace) {
     let (a, b) = (Namespace::new(), Namespace::new());
     a.ip(&format!("link add v0 type veth peer name v1 netns {}", b.path()));
     for (host, dev, n) in [(&a, "v0", 1), (&b, "v1", 2)] {
@@ -83,23 +83,23 @@ fn two_hosts() -> (Namespace, Namespace) {
     (a, b)
 }
 
-fn overlay(local: &str, peers: &str) -> String {
+pub(crate) fn overlay(local: &str, peers: &str) -> String {
     format!("[[overlay]]\nname = \"over\"\nvni = {VNI}\nlocal = \"{local}\"\npeers = [{peers}]\n")
 }
 
 const LAN: &str = "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\n";
 
 /// A peer that is a socket of the test.
-struct Peer(UdpSocket);
+pub(crate) struct Peer(UdpSocket);
 
 impl Peer {
-    fn new(host: &Namespace, ip: &str) -> Self {
+    pub(crate) fn new(host: &Namespace, ip: &str) -> Self {
         let socket = host.enter(|| UdpSocket::bind((ip, 4789)).unwrap());
         socket.set_read_timeout(Some(LIMIT)).unwrap();
         Self(socket)
     }
 
-    fn sends(&self, frame: &[u8]) {
+    pub(crate) fn sends(&self, frame: &[u8]) {
         self.sends_bytes(&[&[8, 0, 0, 0, 0, 0, 7, 0], frame].concat());
     }
 
@@ -108,7 +108,7 @@ impl Peer {
     }
 
     /// The frame of the next datagram, and its source port.
-    fn gets(&self) -> (Vec<u8>, u16) {
+    pub(crate) fn gets(&self) -> (Vec<u8>, u16) {
         let mut bytes = vec![0; 1 << 16];
         let (len, from) = self.0.recv_from(&mut bytes).unwrap();
         assert_eq!(bytes[..8], [8, 0, 0, 0, 0, 0, 7, 0]);
@@ -119,15 +119,15 @@ impl Peer {
 }
 
 /// A host with a VM, and its two peers, which are sockets.
-struct World {
-    dir: Dir,
-    host: Host,
-    peers: [Peer; 2],
+pub(crate) struct World {
+    pub(crate) dir: Dir,
+    pub(crate) host: Host,
+    pub(crate) peers: [Peer; 2],
     /// Where the peers are.
-    b: Namespace,
+    pub(crate) b: Namespace,
 }
 
-fn world(vm: &str) -> World {
+pub(crate) fn world(vm: &str) -> World {
     let (a, b) = two_hosts();
     let dir = Dir::new();
     let ports = overlay("192.0.2.1", "\"192.0.2.2\", \"192.0.2.3\"") + &dir.vm("a", vm);
@@ -137,18 +137,18 @@ fn world(vm: &str) -> World {
     World { dir, host, peers, b }
 }
 
-const VM: End = End(1, 40_001);
-const FAR: End = End(2, 80);
+pub(crate) const VM: End = End(1, 40_001);
+pub(crate) const FAR: End = End(2, 80);
 
 /// A frame that is nothing but Ethernet, with a number in it.
-fn numbered(to: [u8; 6], from: End, n: u8) -> Vec<u8> {
+pub(crate) fn numbered(to: [u8; 6], from: End, n: u8) -> Vec<u8> {
     let mut frame = [to, from.mac()].concat();
     frame.extend([0x88, 0xb5, n]); // "local experimental" (IEEE 802)
     frame.resize(60, 0);
     frame
 }
 
-const ALL: [u8; 6] = [0xff; 6];
+pub(crate) const ALL: [u8; 6] = [0xff; 6];
 
 /// The next frame that is IPv4, of a guest that is sent one at a time.
 fn next_ipv4(guest: &mut Guest) -> Vec<u8> {

@@ -1,0 +1,105 @@
+//! Who is where, from a list: what is told of stations is what their overlay does. Needs root.
+
+use nightporter_api::{Change, Reply, Request, StationInfo};
+
+use crate::guest::{Guest, PLAIN};
+use crate::host::Host;
+use crate::overlay::{ALL, FAR, VM, VNI, World, numbered, overlay, world};
+use crate::segment::End;
+
+fn station(host: &str) -> String {
+    format!(
+        "[[station]]\nvni = {VNI}\nmac = \"02:00:00:00:00:02\"\nhost = \"{host}\"\n\
+         ips = [\"10.0.0.2\"]\nvm = \"far\"\n"
+    )
+}
+
+const VM_KEYS: &str = "ack_offload = false\nmac = \"02:00:00:00:00:01\"";
+
+/// The daemon's list is another now.
+fn list(w: &World, stations: &str) -> Vec<String> {
+    let overlay = overlay("192.0.2.1", "\"192.0.2.2\", \"192.0.2.3\"");
+    let ports = overlay + stations + &w.dir.vm("a", VM_KEYS);
+    w.dir.configure("metrics = \"off\"", &ports);
+    let plan = w.host.change(Change::Reload {});
+    assert!(plan.done, "{plan:?}");
+    plan.steps
+}
+
+pub(crate) fn stations(host: &Host) -> Vec<StationInfo> {
+    match host.ask(&Request::Stations { from: 0 }) {
+        Reply::Stations(page) => page.stations,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Who has 10.0.0.`last`?
+fn arp(last: u8) -> Vec<u8> {
+    let mac = VM.mac();
+    let head = [8, 6, 0, 1, 8, 0, 6, 4, 0, 1];
+    let mut frame =
+        [&ALL[..], &mac, &head, &mac, &[10, 0, 0, 1], &[0; 6], &[10, 0, 0, last]].concat();
+    frame.resize(60, 0);
+    frame
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_station_on_the_list_is_found_at_once_and_speaks_for_itself_when_it_is_taken_off() {
+    let w = world(VM_KEYS);
+    let [one, two] = &w.peers;
+    assert_eq!(list(&w, &station("192.0.2.3")), ["~ stations: 0 listed -> 1"]);
+    let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
+    a.offer(16);
+    a.send_plain(&numbered(FAR.mac(), VM, 1));
+    assert_eq!(two.gets().0, numbered(FAR.mac(), VM, 1));
+    // Who has its address? The answer is there, and no peer was asked.
+    a.send_plain(&arp(2));
+    let answer = a.receive(1).remove(0);
+    assert_eq!((&answer[..6], &answer[6..12]), (&VM.mac()[..], &FAR.mac()[..]));
+    assert_eq!((&answer[20..22], &answer[28..32]), (&[0, 2][..], &[10, 0, 0, 2][..]));
+    // Another peer says that it is there, and is not believed.
+    one.sends(&numbered(ALL, FAR, 2));
+    w.host.until("over", |over| over.drops.get("spoofed_mac") == Some(&1));
+    a.send_plain(&arp(3));
+    for peer in [one, two] {
+        assert_eq!(peer.gets().0, arp(3), "nobody knows that one");
+    }
+    assert_eq!(list(&w, ""), ["~ stations: 1 listed -> 0"]);
+    one.sends(&numbered(ALL, FAR, 3));
+    assert_eq!(a.receive(1), [numbered(ALL, FAR, 3)]);
+    a.send_plain(&arp(2));
+    for peer in [one, two] {
+        assert_eq!(peer.gets().0, arp(2), "it has to answer itself");
+    }
+    a.send_plain(&numbered(FAR.mac(), VM, 4));
+    assert_eq!(one.gets().0, numbered(FAR.mac(), VM, 4), "where it was heard");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_vm_whose_link_is_down_may_be_on_another_host() {
+    let w = world(VM_KEYS);
+    let [one, _] = &w.peers;
+    let claims = || stations(&w.host).into_iter().map(|s| s.claim.unwrap()).collect::<Vec<_>>();
+    assert_eq!(claims(), [""; 0], "it is nowhere yet");
+    let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
+    a.offer(16);
+    w.host.until("a", |a| a.link);
+    assert_eq!(claims(), ["held"]);
+    let moved = station("192.0.2.2").replace("00:02\"", "00:01\"");
+    list(&w, &(moved + &w.dir.vm("b", "ack_offload = false")));
+    let [found] = &stations(&w.host)[..] else { panic!("one station") };
+    assert_eq!((found.claim.as_deref(), found.other), (Some("refused"), "192.0.2.2".parse().ok()));
+    drop(a);
+    w.host.until("a", |a| !a.link);
+    let [found] = &stations(&w.host)[..] else { panic!("one station") };
+    assert_eq!((found.claim.as_deref(), found.host), (None, "192.0.2.2".parse().unwrap()));
+    let mut b = Guest::boot(&w.dir.join("b"), PLAIN);
+    b.offer(16);
+    let to_it = numbered(VM.mac(), End(3, 1), 1);
+    b.send_plain(&to_it);
+    assert_eq!(one.gets().0, to_it, "a VM of its old host finds it there");
+    one.sends(&numbered(ALL, VM, 2));
+    assert_eq!(b.receive(1), [numbered(ALL, VM, 2)], "and hears it from there");
+}

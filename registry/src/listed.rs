@@ -1,0 +1,161 @@
+//! A list that an operator wrote: the default. It is right as long as he keeps it so.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::os::fd::BorrowedFd;
+
+use crate::{Claim, Host, Mac, News, Registry, Station};
+
+/// See the module doc.
+#[derive(Debug, Default)]
+pub struct Listed {
+    stations: BTreeMap<(u32, Mac), Station>,
+    /// Of this host.
+    claims: BTreeSet<(u32, Mac)>,
+    own: BTreeMap<u32, Host>,
+    news: VecDeque<News>,
+}
+
+impl Listed {
+    /// With this list, in which a station of a VNI is once.
+    #[must_use]
+    pub fn new(list: Vec<Station>) -> Self {
+        let mut new = Self::default();
+        new.set_list(list);
+        new
+    }
+
+    /// A station of this host is none of the others.
+    fn tell(&mut self, key: (u32, Mac)) {
+        let Some(station) = self.stations.get(&key) else { return };
+        let is_own = self.own.get(&key.0).is_some_and(|own| own.address == station.host);
+        let now = (!is_own).then(|| station.clone());
+        self.news.push_back(News::Station { vni: key.0, mac: key.1, now });
+    }
+
+    /// A station is here, unless the list has it elsewhere.
+    fn judge(&mut self, key: (u32, Mac)) {
+        let own = self.own.get(&key.0).map(|own| own.address);
+        let listed = self.stations.get(&key).map(|station| station.host);
+        let now = match listed {
+            Some(host) if Some(host) != own => Claim::Refused(host),
+            _ => Claim::Held,
+        };
+        self.news.push_back(News::Claim { vni: key.0, mac: key.1, now });
+    }
+}
+
+impl Registry for Listed {
+    fn kind(&self) -> &'static str {
+        "list"
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn join(&mut self, host: Host) {
+        if self.own.insert(host.vni, host) == Some(host) {
+            return;
+        }
+        let of_vni = |(vni, _): &&(u32, Mac)| *vni == host.vni;
+        let stations: Vec<_> = self.stations.keys().filter(of_vni).copied().collect();
+        stations.into_iter().for_each(|key| self.tell(key));
+        let claims: Vec<_> = self.claims.iter().filter(of_vni).copied().collect();
+        claims.into_iter().for_each(|key| self.judge(key));
+    }
+
+    fn leave(&mut self, vni: u32) {
+        self.own.remove(&vni);
+    }
+
+    fn claim(&mut self, station: Station) {
+        let key = (station.vni, station.mac);
+        self.claims.insert(key);
+        self.judge(key);
+    }
+
+    fn release(&mut self, vni: u32, mac: Mac) {
+        self.claims.remove(&(vni, mac));
+    }
+
+    fn set_list(&mut self, list: Vec<Station>) {
+        let list: BTreeMap<_, _> = list.into_iter().map(|s| ((s.vni, s.mac), s)).collect();
+        let before = std::mem::replace(&mut self.stations, list);
+        for key in before.keys().filter(|key| !self.stations.contains_key(key)) {
+            let &(vni, mac) = key;
+            self.news.push_back(News::Station { vni, mac, now: None });
+        }
+        let new = self.stations.iter().filter(|(key, s)| before.get(key) != Some(s));
+        let new: Vec<_> = new.map(|(key, _)| *key).collect();
+        new.into_iter().for_each(|key| self.tell(key));
+        let claims: Vec<_> = self.claims.iter().copied().collect();
+        claims.into_iter().for_each(|key| self.judge(key));
+    }
+
+    fn poll(&mut self) -> Option<News> {
+        self.news.pop_front()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::IpAddr;
+
+    const MAC: Mac = [2, 0, 0, 0, 0, 7];
+    const OTHER: Mac = [2, 0, 0, 0, 0, 8];
+
+    fn ip(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    fn station(mac: Mac, host: u8) -> Station {
+        Station { vni: 7, mac, vm: String::new(), ips: vec![ip(100)], host: ip(host) }
+    }
+
+    fn news(list: &mut Listed) -> Vec<News> {
+        std::iter::from_fn(|| list.poll()).collect()
+    }
+
+    fn told(mac: Mac, now: Option<Station>) -> News {
+        News::Station { vni: 7, mac, now }
+    }
+
+    fn claimed(mac: Mac, now: Claim) -> News {
+        News::Claim { vni: 7, mac, now }
+    }
+
+    #[test]
+    fn what_is_listed_is_told_and_what_is_taken_off_the_list_is_gone() {
+        let mut list = Listed::new(vec![station(MAC, 2)]);
+        assert_eq!(news(&mut list), [told(MAC, Some(station(MAC, 2)))]);
+        list.set_list(vec![station(MAC, 2), station(OTHER, 2)]);
+        assert_eq!(news(&mut list), [told(OTHER, Some(station(OTHER, 2)))]);
+        list.set_list(vec![station(OTHER, 3)]);
+        assert_eq!(news(&mut list), [told(MAC, None), told(OTHER, Some(station(OTHER, 3)))]);
+    }
+
+    #[test]
+    fn an_own_station_is_told_to_nobody_and_one_that_is_listed_elsewhere_is_refused() {
+        let mut list = Listed::new(vec![station(MAC, 1), station(OTHER, 2)]);
+        list.join(Host { vni: 7, address: ip(1), port: 4789 });
+        let _ = news(&mut list);
+        list.join(Host { vni: 7, address: ip(1), port: 4789 });
+        assert_eq!(news(&mut list), [], "it knew that");
+        list.claim(station(MAC, 1));
+        list.claim(station(OTHER, 1));
+        let expected = [claimed(MAC, Claim::Held), claimed(OTHER, Claim::Refused(ip(2)))];
+        assert_eq!(news(&mut list), expected);
+        list.set_list(vec![station(MAC, 1), station(OTHER, 1)]);
+        let expected = [told(OTHER, None), claimed(MAC, Claim::Held), claimed(OTHER, Claim::Held)];
+        assert_eq!(news(&mut list), expected);
+        list.release(7, MAC);
+        list.set_list(vec![station(OTHER, 2)]);
+        let expected = [
+            told(MAC, None),
+            told(OTHER, Some(station(OTHER, 2))),
+            claimed(OTHER, Claim::Refused(ip(2))),
+        ];
+        assert_eq!(news(&mut list), expected);
+    }
+}
