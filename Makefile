@@ -10,7 +10,7 @@ PACKAGES_COUNTS := valgrind
 PACKAGES_FLOOD := clang libbpf-dev libelf-dev zlib1g-dev
 PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
-PACKAGES_PACKAGE := mmdebstrap systemd
+PACKAGES_PACKAGE := mmdebstrap systemd-container
 
 # What `make demo` shows: the two cases that say most, unless one is asked for.
 DEMO := $(if $(SCHED),--sched $(SCHED)) $(if $(LINK),--link $(LINK)) $(if $(FULL),--full)
