@@ -219,8 +219,20 @@ pub(crate) fn handle_refused_calls() -> io::Result<()> {
     Ok(())
 }
 
-extern "C" fn on_refused_call(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_refused_call(
+    _: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    /// The kernel's own, which nobody can send (`SYS_SECCOMP`, asm-generic/siginfo.h).
+    const REFUSED: libc::c_int = 1;
     let context = context.cast::<libc::ucontext_t>();
+    // SAFETY: with SA_SIGINFO the kernel gives a whole siginfo_t.
+    // JUSTIFICATION: nothing else tells a refused call from a signal that somebody sent, which
+    // comes between any two instructions: whatever RAX is then, it is not the number of a call.
+    if unsafe { (*info).si_code } != REFUSED {
+        return;
+    }
     // SAFETY: with SA_SIGINFO the kernel gives a ucontext_t that it reads again afterwards, and
     // nobody else has it. RAX has the number of the call that was not made, and then its result
     // (seccomp(2), SECCOMP_RET_TRAP; x86-64).
