@@ -414,14 +414,19 @@ pub(crate) fn large_mtus(config: &Config) -> Vec<String> {
     let uplinks = config.uplinks.iter().filter_map(|uplink| {
         let (name, ifname) = (&uplink.name, &uplink.ifname);
         let fix = format!("ip link set {ifname} mtu N, or lower vm.mtu");
-        Some((format!("uplink.{name}"), &uplink.network, mtu_of(ifname)?, fix))
+        Some((format!("uplink.{name}"), &uplink.network, mtu_of(ifname)?, 0, fix))
     });
     let overlays = config.overlays.iter().map(|overlay| {
         let (name, fix) = (&overlay.name, "lower vm.mtu");
-        (format!("overlay.{name}"), &overlay.network, overlay.mtu, fix.to_owned())
+        (format!("overlay.{name}"), &overlay.network, overlay.mtu, 4, fix.to_owned())
     });
-    let larger = |(port, network, mtu, fix): (String, &Option<String>, u16, String)| {
-        let vms = config.vms.iter().filter(|vm| vm.mtu > mtu && vm.network == *network);
+    // A VLAN tag takes its place in a datagram.
+    let told = |vm: &VmConfig, tag: u16| match vm.vlan.is_some() || vm.trunk.is_some() {
+        true => vm.mtu.saturating_add(tag),
+        false => vm.mtu,
+    };
+    let larger = |(port, network, mtu, tag, fix): (String, &Option<String>, u16, u16, String)| {
+        let vms = config.vms.iter().filter(|vm| told(vm, tag) > mtu && vm.network == *network);
         let vms: Vec<_> = vms.map(|vm| vm.name.as_str()).collect();
         (!vms.is_empty()).then(|| {
             let vms = vms.join(", ");

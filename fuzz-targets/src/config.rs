@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use arbitrary::{Arbitrary, Unstructured};
 use nightporterd::config::reader::Place;
-use nightporterd::config::{Config, Problems};
+use nightporterd::config::{Config, Problems, VmConfig};
 
 /// Most lines of one message: what is wrong, and what to do.
 const MESSAGE_LINES: usize = 2;
@@ -64,7 +64,6 @@ fn is_clear(problems: &Problems, text: &str) {
 }
 
 fn is_consistent(config: &Config) {
-    assert!(!config.uplinks.is_empty() || !config.vms.is_empty());
     let unique = |values: Vec<String>, what: &str| {
         let count = values.len();
         assert_eq!(BTreeSet::from_iter(values).len(), count, "two ports share a {what}");
@@ -75,7 +74,8 @@ fn is_consistent(config: &Config) {
         vms().map(|v| v.name.clone()).chain(uplinks().map(|u| u.name.clone())).collect(),
         "name",
     );
-    unique(vms().filter_map(|v| v.mac).map(|m| format!("{m:?}")).collect(), "MAC");
+    let mac = |vm: &VmConfig| vm.mac.map(|mac| format!("{mac:?} {:?}", vm.network));
+    unique(vms().filter_map(mac).collect(), "MAC in a network");
     unique(uplinks().map(|u| u.ifname.clone()).collect(), "interface");
     let control = config.daemon.control.display().to_string();
     unique(vms().map(|v| v.socket.display().to_string()).chain([control]).collect(), "socket");

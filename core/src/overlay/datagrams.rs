@@ -3,10 +3,13 @@
 use crate::drops::DropReason;
 use crate::limits::{OVERLAY_DATAGRAM_BYTES_MAX, OVERLAY_DATAGRAMS_MAX};
 use crate::wire::emit::gso_type;
-use crate::wire::packet::{Packet, TcpFlags, tcp_checksum_ok};
+use crate::wire::packet::{Packet, tcp_checksum_ok};
 use crate::wire::segment::{Segmenter, complete_checksum};
 use crate::wire::virtio_net::VirtioNetHdr;
 use crate::wire::vxlan;
+
+/// Bytes of an Ethernet header without tags.
+const ETHERNET: usize = 14;
 
 /// Datagrams that leave by one call: all but the last are as long as the first.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -33,7 +36,8 @@ enum Rest<'a> {
 
 impl<'a> Datagrams<'a> {
     /// Of a frame that `packet` was parsed from, on an overlay whose IP packets have at most `mtu`
-    /// bytes. TCP is cut to it, whoever made the segments so long; nothing else can be.
+    /// bytes, VLAN tags before them included: the path knows no inner header. TCP is cut to it,
+    /// whoever made the segments so long; nothing else can be.
     ///
     /// # Errors
     /// Why the frame cannot go: [`DropReason::TooBig`], or what it says of itself is wrong.
@@ -44,7 +48,8 @@ impl<'a> Datagrams<'a> {
         packet: &Packet,
         mtu: u16,
     ) -> Result<Self, DropReason> {
-        let (mtu, l2_len) = (usize::from(mtu), usize::from(packet.eth.len));
+        let l2_len = usize::from(packet.eth.len);
+        let mtu = usize::from(mtu).saturating_sub(l2_len - ETHERNET);
         let fits = frame.len() - l2_len <= mtu;
         if fits && !hdr.is_gso() {
             let field_end = usize::from(hdr.csum_start) + usize::from(hdr.csum_offset) + 2;
@@ -55,8 +60,7 @@ impl<'a> Datagrams<'a> {
         }
         let (ip, tcp) = packet.tcp().ok_or(DropReason::TooBig)?;
         let headers_len = tcp.payload_offset as usize - l2_len;
-        // What is urgent is told by its place in the segment.
-        if headers_len >= mtu || tcp.flags.intersects(TcpFlags::URG) {
+        if headers_len >= mtu {
             return Err(DropReason::TooBig);
         }
         // The pieces get new checksums, which must not cover up what was broken before.

@@ -197,10 +197,11 @@ impl Overlay {
     }
 
     /// From now on the station `mac` is behind `peer`, whatever frames say, and has these
-    /// addresses.
+    /// addresses. If so many stations are known that there is no place for it, frames teach it.
     pub fn tell_station(&mut self, mac: Mac, peer: PeerId, ips: &[IpAddr]) {
-        self.stations.tell(mac, peer);
-        self.addresses.set(mac, ips);
+        if self.stations.tell(mac, peer) {
+            self.addresses.set(mac, ips);
+        }
     }
 
     /// Nobody knows any more where `mac` is, if it was told; from now on frames teach it.

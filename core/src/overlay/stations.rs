@@ -74,15 +74,18 @@ impl Stations {
         Ok(())
     }
 
-    /// From now on `mac` is behind `peer`, whatever frames say.
-    pub(super) fn tell(&mut self, mac: Mac, peer: PeerId) {
+    /// From now on `mac` is behind `peer`, whatever frames say. `false`: the table is full.
+    pub(super) fn tell(&mut self, mac: Mac, peer: PeerId) -> bool {
         let station = Station { mac, peer, heard: None };
+        let is_full = self.table.len() >= MACS_MAX;
         match self.entry(mac) {
             Entry::Occupied(mut entry) => *entry.get_mut() = station,
+            Entry::Vacant(_) if is_full => return false,
             Entry::Vacant(entry) => {
                 entry.insert(station);
             }
         }
+        true
     }
 
     /// Nobody knows any more where `mac` is, if it was told; from now on frames teach it.
@@ -150,7 +153,7 @@ mod tests {
     fn a_station_that_was_told_is_nowhere_else_and_does_not_age() {
         let mut stations = stations();
         stations.learn(START, mac(7), B).unwrap();
-        stations.tell(mac(7), A);
+        assert!(stations.tell(mac(7), A));
         assert_eq!(stations.learn(START, mac(7), A), Ok(()));
         assert_eq!(stations.learn(START, mac(7), B), Err(DropReason::SpoofedMac));
         assert_eq!(stations.find(START + MAC_AGE + MAC_AGE, mac(7)), Some(A));
@@ -192,6 +195,7 @@ mod tests {
         let mut stations = stations();
         let most = u32::try_from(MACS_MAX).unwrap();
         (0..2 * most).for_each(|n| stations.learn(START, mac(n), A).unwrap());
+        assert!(!stations.tell(mac(most), B) && stations.tell(mac(1), B));
         assert_eq!(stations.table.len(), MACS_MAX);
         assert_eq!(stations.find(START, mac(0)), Some(A));
         assert_eq!(stations.find(START, mac(most)), None);

@@ -8,6 +8,8 @@ use crate::wire::samples::{Segment, arb_segment, v4_segment, v6_segment};
 const NOW: Instant = Instant::from_secs(7);
 const VNI: u32 = 0x0a_0b0c;
 const MTU: u16 = 1450;
+/// Bytes of the longest payload of a datagram: the path takes 1,500, 20 and 8 are IP's and UDP's.
+const OUTER_MAX: usize = 1500 - 20 - 8;
 const PLAIN: VirtioNetHdr =
     VirtioNetHdr { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0 };
 
@@ -128,9 +130,6 @@ fn tcp_that_is_too_long_is_cut_and_nothing_else_is() {
     let mut udp = segment.frame();
     udp[23] = 17;
     assert_eq!(sent(&PLAIN, &udp), Err(DropReason::TooBig));
-    let urgent = TcpFlags::ACK | TcpFlags::URG;
-    let urgent = Segment { flags: urgent, ..segment.clone() }.frame();
-    assert_eq!(sent(&PLAIN, &urgent), Err(DropReason::TooBig));
     let mut broken = segment.frame();
     *broken.last_mut().unwrap() ^= 1;
     let what = "cutting gives it no right checksum";
@@ -186,6 +185,43 @@ fn with_other_peers_stations_stay_where_they_are_and_those_of_who_went_are_looke
     assert_eq!(after(["192.0.2.3", "192.0.2.4"]), To::Peer(PeerId(0)));
     assert_eq!(after(["192.0.2.1", "192.0.2.4"]), To::All);
     assert_eq!(after(["192.0.2.3", "192.0.2.4"]), To::All, "it is not believed for what it was");
+}
+
+#[test]
+fn a_vlan_tag_is_no_longer_a_packet() {
+    for segment in [v4_segment(&bytes(64_000)), v6_segment(&bytes(64_000))] {
+        let (frame, hdr) = segment.partial_frame(1460);
+        for tags in [&[0x81, 0, 0, 7][..], &[0x88, 0xa8, 0, 9, 0x81, 0, 0, 7]] {
+            let tagged = [&frame[..12], tags, &frame[12..]].concat();
+            let moved = u16::try_from(tags.len()).unwrap();
+            let hdr = VirtioNetHdr { csum_start: hdr.csum_start + moved, ..hdr };
+            let (_, batches) = sent(&hdr, &tagged).unwrap();
+            let longest = batches.iter().flatten().map(Vec::len).max().unwrap();
+            assert_eq!(longest, OUTER_MAX, "as long as may be");
+        }
+    }
+    let whole = |len: usize| [&[2; 12][..], &[0x81, 0, 0, 7, 0x88, 0xb5], &vec![0; len]].concat();
+    assert!(sent(&PLAIN, &whole(usize::from(MTU) - 4)).is_ok());
+    let longer = sent(&PLAIN, &whole(usize::from(MTU) - 3));
+    assert_eq!(longer.map(|_| ()), Err(DropReason::TooBig));
+}
+
+#[test]
+fn what_is_urgent_is_so_in_the_pieces_that_it_is_in() {
+    let flags = TcpFlags::ACK | TcpFlags::URG;
+    let (mut frame, hdr) = Segment { flags, ..v4_segment(&bytes(4000)) }.partial_frame(1000);
+    frame[14 + 20 + 18..][..2].copy_from_slice(&[0x07, 0xd0]);
+    let (_, batches) = sent(&hdr, &frame).unwrap();
+    let urgent = |frame: Vec<u8>| {
+        payload_of(&frame);
+        let packet = Packet::parse(&frame).unwrap();
+        let (ip, tcp) = packet.tcp().unwrap();
+        let at = usize::from(ip.payload_offset) + 18;
+        let pointer = u16::from_be_bytes([frame[at], frame[at + 1]]);
+        tcp.flags.contains(TcpFlags::URG).then_some(pointer)
+    };
+    let seen: Vec<_> = arrived(batches).into_iter().map(urgent).collect();
+    assert_eq!(seen, [Some(2000), Some(1000), None, None]);
 }
 
 #[test]
@@ -260,26 +296,20 @@ proptest! {
     #[test]
     fn any_segment_arrives_with_all_its_bytes(segment in arb_segment(), mss in 8..3000_u16) {
         let whole = segment.payload.clone();
-        let urgent = segment.flags.contains(TcpFlags::URG);
         let (frame, hdr) = segment.partial_frame(mss);
-        match sent(&hdr, &frame) {
-            Ok((_, batches)) => {
-                let mut got = Vec::new();
-                for mut datagram in batches.into_iter().flatten() {
-                    let mut peer = overlay();
-                    // One checksum in 65,536 looks partial; it is right all the same.
-                    let (_, frame) =
-                        peer.handle_datagram(NOW, PeerId(0), Ecn::NotEct, &mut datagram).unwrap();
-                    let packet = Packet::parse(frame).unwrap();
-                    let (ip, tcp) = packet.tcp().unwrap();
-                    prop_assert!(tcp_checksum_ok(frame, ip, tcp));
-                    let l2_len = usize::from(packet.eth.len);
-                    prop_assert!(frame.len() - l2_len <= usize::from(MTU));
-                    got.extend_from_slice(&frame[tcp.payload_offset as usize..ip.end as usize]);
-                }
-                prop_assert_eq!(got, whole);
-            }
-            Err(reason) => prop_assert!(urgent && reason == DropReason::TooBig),
+        let (_, batches) = sent(&hdr, &frame).unwrap();
+        let mut got = Vec::new();
+        for mut datagram in batches.into_iter().flatten() {
+            prop_assert!(datagram.len() <= OUTER_MAX);
+            let mut peer = overlay();
+            // One checksum in 65,536 looks partial; it is right all the same.
+            let (_, frame) =
+                peer.handle_datagram(NOW, PeerId(0), Ecn::NotEct, &mut datagram).unwrap();
+            let packet = Packet::parse(frame).unwrap();
+            let (ip, tcp) = packet.tcp().unwrap();
+            prop_assert!(tcp_checksum_ok(frame, ip, tcp));
+            got.extend_from_slice(&frame[tcp.payload_offset as usize..ip.end as usize]);
         }
+        prop_assert_eq!(got, whole);
     }
 }

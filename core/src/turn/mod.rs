@@ -57,8 +57,8 @@ pub use slots::PortStats;
 
 use crate::engine::{AddPortError, Departure, Engine, FloodedFrame, Verdict};
 use crate::limits::{
-    BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, FLOWS_IN_CACHE, FRAMES_OF_DEPARTURES, FRAMES_PER_PORT,
-    IDLE_TURNS_MAX, PROGRESS_INTERVAL,
+    BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, COPIES_PER_PORT, FLOWS_IN_CACHE, FRAMES_OF_DEPARTURES,
+    FRAMES_PER_PORT, IDLE_TURNS_MAX, PROGRESS_INTERVAL,
 };
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
@@ -350,8 +350,10 @@ impl Turn {
         ports: &mut P,
     ) -> Result<u64, Interrupted> {
         let (mut frames, mut bytes) = (0, 0);
+        self.slots.copied = 0;
         while bytes < BYTES_OF_DEPARTURES
             && frames < FRAMES_OF_DEPARTURES
+            && self.slots.copied < COPIES_PER_PORT
             && let Some(departure) = engine.poll_departure(now)
         {
             bytes += match departure {

@@ -23,6 +23,9 @@ pub enum Received {
 pub enum Sent {
     /// The port has it.
     Done,
+    /// The port has it, and made copies of so many bytes of it; each counts for its bytes and
+    /// [`COPY_COST`](crate::limits::COPY_COST).
+    Copied(u32),
     /// No room now.
     Full,
     /// This frame cannot be sent.
@@ -68,12 +71,6 @@ pub trait Ports {
     /// Sends one frame, given in pieces, whose header the peer of `port` takes. `waited`: it was in
     /// the backlog before.
     fn send(&mut self, port: PortId, hdr: &VirtioNetHdr, parts: &[&[u8]], waited: bool) -> Sent;
-
-    /// How many frames leave by `port` for one that is for everybody: an overlay sends one to each
-    /// peer.
-    fn copies(&self, _port: PortId) -> usize {
-        1
-    }
 
     /// Bytes of the longest frame up to `want` that the guest has room for.
     fn room(&mut self, _port: PortId, want: usize) -> usize {

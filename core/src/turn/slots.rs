@@ -99,14 +99,14 @@ impl Slot {
     }
 
     /// Gives a frame to the port, or to the backlog, or drops and counts it. All backlogs have
-    /// `waiting` bytes.
+    /// `waiting` bytes. Returns what the port made of copies.
     fn offer<P: Ports>(
         &mut self,
         ports: &mut P,
         waiting: &mut usize,
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
-    ) {
+    ) -> usize {
         let sent = if self.backlog.is_empty() {
             ports.send(self.id, hdr, parts, false)
         } else {
@@ -114,11 +114,16 @@ impl Slot {
         };
         match sent {
             Sent::Done => self.count_sent(parts.iter().map(|p| p.len()).sum()),
+            Sent::Copied(bytes) => {
+                self.count_sent(parts.iter().map(|p| p.len()).sum());
+                return bytes as usize;
+            }
             Sent::Dropped(reason) => self.stats.count_drops(reason, 1),
             Sent::Gone => self.link_down(waiting),
             // An uplink has no queue here: the kernel's was full.
             Sent::Full => self.wait(waiting, hdr, parts),
         }
+        0
     }
 
     #[inline(never)] // few frames have to
@@ -136,7 +141,7 @@ impl Slot {
         let Some((hdr, frame)) = self.backlog.pop() else { return false };
         *waiting -= frame.len();
         match ports.send(self.id, &hdr, &[&frame], true) {
-            Sent::Done => self.count_sent(frame.len()),
+            Sent::Done | Sent::Copied(_) => self.count_sent(frame.len()),
             Sent::Dropped(reason) => self.stats.count_drops(reason, 1),
             Sent::Gone => self.link_down(waiting),
             Sent::Full => {
@@ -229,12 +234,12 @@ impl Slots {
         let slot = &mut list[usize::from(to.0)];
         slot.meant = true;
         if fits(features, hdr) {
-            return slot.offer(ports, waiting, hdr, parts);
+            *copied += slot.offer(ports, waiting, hdr, parts);
+            return;
         }
         ports.before_adapting(to, hdr, parts);
         let offer = |hdr: &_, frame: &[u8]| {
-            *copied += frame.len() + COPY_COST;
-            slot.offer(ports, waiting, hdr, &[frame]);
+            *copied += frame.len() + COPY_COST + slot.offer(ports, waiting, hdr, &[frame]);
         };
         if let Err(reason) = adapter.adapt(hdr, parts, offer) {
             slot.stats.count_drops(reason, 1);
@@ -254,7 +259,7 @@ impl Slots {
         for slot in 0..self.list.len() {
             let Slot { id, features, .. } = self.list[slot];
             if features.is_some() && gets(id) {
-                self.copied += ports.copies(id) * (len + COPY_COST);
+                self.copied += len + COPY_COST;
                 self.send(ports, id, hdr, parts);
             }
         }

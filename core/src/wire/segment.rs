@@ -19,6 +19,9 @@ pub const GSO_SIZE_MIN: u16 = 8;
 /// MTU that Linux learns from the path (552, `net.ipv4.route.min_pmtu`) there are 128.
 pub const SEGMENTS_MAX: u32 = 512;
 
+/// Where the urgent pointer is in a TCP header (RFC 9293 section 3.1).
+const URGENT_AT: usize = 18;
+
 /// Where the checksum is in a UDP header.
 const UDP_CHECKSUM_AT: u16 = 6;
 
@@ -222,6 +225,13 @@ impl<'a> Segmenter<'a> {
     fn put_tcp(&self, tcp: &mut [u8], flags: TcpFlags) {
         let seq = be32(tcp, 4).wrapping_add(offset(self.done));
         tcp[4..8].copy_from_slice(&seq.to_be_bytes());
+        let mut flags = flags;
+        if self.done > 0 && flags.contains(TcpFlags::URG) {
+            // What is urgent ends so many bytes behind the first of the segment.
+            let left = usize::from(be16(tcp, URGENT_AT)).saturating_sub(self.done);
+            tcp[URGENT_AT..][..2].copy_from_slice(&small(left).to_be_bytes());
+            flags = if left > 0 { flags } else { flags.without(TcpFlags::URG) };
+        }
         let word = be16(tcp, tcp::FLAGS_AT) & !TcpFlags::ALL.0 | flags.0;
         tcp[tcp::FLAGS_AT..][..2].copy_from_slice(&word.to_be_bytes());
         tcp[tcp::CHECKSUM_AT..][..2].fill(0);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use nightporter_core::overlay::overhead;
+use nightporter_core::overlay::{SOURCE_PORTS, overhead};
 use nightporter_core::wire::vxlan;
 use toml::de::DeValue;
 
@@ -76,6 +76,11 @@ pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> OverlayConfig
     let mtu = s.get("mtu", mtu_fix, integer(MTU_MIN.into()..=MTU_MAX.into()));
     if let Some(local) = local {
         unique.add("local", local.to_string(), &s);
+        // Another overlay of this host would send from it.
+        if SOURCE_PORTS.contains(&local.port()) {
+            let what = format!("{} is a port that overlays send from", local.port());
+            s.problem("local", what, "use 4789, or another port below 49152");
+        }
         let other = peers.iter().find(|peer| peer.is_ipv4() != local.is_ipv4());
         if let Some(peer) = other {
             let what = format!("{peer} and local {local} are of two families");
@@ -107,6 +112,10 @@ pub(super) fn host(v: &DeValue<'_>) -> Result<SocketAddr, String> {
         IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast(),
         IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast(),
     };
+    // The interface that it is on would have to be named, and is not in a datagram's address.
+    if matches!(host.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+        return Err(format!("{} is link-local: use an address of the whole network", host.ip()));
+    }
     if is_one && host.port() > 0 { Ok(host) } else { Err(format!("{host} is not a host")) }
 }
 
@@ -156,6 +165,9 @@ mod tests {
             ("\"192.0.2.1\"", "\"0.0.0.0\"", "0.0.0.0:4789 is not a host"),
             ("\"192.0.2.1\"", "\"eth0\"", "\"eth0\" is not an address"),
             ("\"192.0.2.1\"", "\"192.0.2.1:0\"", "192.0.2.1:0 is not a host"),
+            ("\"192.0.2.1\"", "\"192.0.2.1:49152\"", "49152 is a port that overlays send from"),
+            ("\"192.0.2.1\"", "\"fe80::1\"", "fe80::1 is link-local"),
+            ("[\"192.0.2.2\"]", "[\"[fe80::2%3]:1\"]", "fe80::2 is link-local"),
             ("[\"192.0.2.2\"]", "[]", "has 0 hosts, and may have 1 to 64"),
             ("[\"192.0.2.2\"]", "\"192.0.2.2\"", "is not a list"),
             ("[\"192.0.2.2\"]", "[\"192.0.2.2\", \"192.0.2.2:1\"]", "has 192.0.2.2 twice"),

@@ -12,9 +12,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nightporter_core::drops::DropReason;
-use nightporter_core::limits::OVERLAY_DATAGRAM_BYTES_MAX;
+use nightporter_core::limits::{COPY_COST, OVERLAY_DATAGRAM_BYTES_MAX};
 use nightporter_core::overlay::ecn::Ecn;
-use nightporter_core::overlay::{self, Overlay, PeerId, SOURCE_PORTS, To, overhead};
+use nightporter_core::overlay::{self, Batch, Overlay, PeerId, SOURCE_PORTS, To, overhead};
 use nightporter_core::switch::Mac;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Received, Sent};
@@ -28,16 +28,22 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt as option;
 
 use crate::config::OverlayConfig;
-use crate::config::overlay::{MTU_MIN, PEERS_MAX};
+use crate::config::overlay::PEERS_MAX;
 
 /// Sockets to send from: as many links can share the flows. A power of two.
 const SENDERS: usize = 16;
 /// Bytes that may wait in the kernel for the worker: what 10 Gbit/s bring in 6 ms.
 const RECEIVE_BYTES: usize = 8 << 20;
-/// Datagrams without a frame that one call looks at; more wait for the next turn.
+/// Bytes that may wait in the kernel to leave by one of the sockets to send from: what 10 Gbit/s
+/// take in 3 ms.
+const SEND_BYTES: usize = 4 << 20;
+/// Datagrams without a frame that are looked at in one turn; more wait for the next.
 const BAD_DATAGRAMS_MAX: usize = 64;
 /// Answers that wait to be received; questions beyond go to the peers.
 const ANSWERS_MAX: usize = 64;
+/// The smallest MTU that a narrow path makes of the configured one: Linux takes no path for
+/// narrower than 552 bytes (`net.ipv4.route.min_pmtu`), less the headers of the tunnel over IPv4.
+const NARROW_MTU_MIN: u16 = 502;
 /// How often the kernel is asked what a path takes, at most.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a path stays as narrow as it was found (`net.ipv4.route.mtu_expires`).
@@ -62,6 +68,8 @@ pub struct OverlayPort {
     answers: VecDeque<Vec<u8>>,
     /// Readable while there are some.
     bell: OwnedFd,
+    /// Datagrams without a frame in this turn, and when that is.
+    bad: (Instant, usize),
     outbox: Box<[u8]>,
     /// A frame that was given in pieces.
     whole: Vec<u8>,
@@ -121,6 +129,7 @@ impl OverlayPort {
             inbox: Inbox::new(),
             answers: VecDeque::new(),
             bell,
+            bad: (Instant::ZERO, 0),
             outbox: vec![0; OVERLAY_DATAGRAM_BYTES_MAX].into(),
             whole: Vec::new(),
             drops: [0; DropReason::ALL.len()],
@@ -149,12 +158,6 @@ impl OverlayPort {
     #[must_use]
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]
-    }
-
-    /// How many datagrams a frame becomes that is for everybody.
-    #[must_use]
-    pub fn copies(&self) -> usize {
-        self.peers.len()
     }
 
     /// Other peers and another MTU from now on; the rest of `config` is as it was.
@@ -213,7 +216,8 @@ impl OverlayPort {
         self.overlay.forget_station(mac);
     }
 
-    /// Reads the next frame into `buf`, which should hold 64 KiB and an Ethernet header.
+    /// Reads the next frame into `buf`, which should hold 64 KiB and an Ethernet header. `now` is
+    /// the same in all calls of a turn.
     pub fn receive(&mut self, now: Instant, buf: &mut [u8]) -> Received {
         if let Some(answer) = self.answers.pop_front() {
             if self.answers.is_empty() {
@@ -223,14 +227,16 @@ impl OverlayPort {
             buf[..len].copy_from_slice(&answer[..len]);
             return Received::Frame(VirtioNetHdr::default(), len);
         }
-        for _ in 0..BAD_DATAGRAMS_MAX {
+        if self.bad.0 != now {
+            self.bad = (now, 0);
+        }
+        while self.bad.1 < BAD_DATAGRAMS_MAX {
             let Some(at) = self.inbox.pop() else {
                 match self.inbox.fill(&self.receiver) {
-                    Ok(Some(from)) => match self.overlay.peer(from) {
-                        Some(peer) => self.inbox.from = peer,
-                        None => self.drop_inbox(DropReason::UnknownPeer),
-                    },
-                    Ok(None) => self.drop_inbox(DropReason::UnknownPeer),
+                    Ok(Some(from)) if let Some(peer) = self.overlay.peer(from) => {
+                        self.inbox.from = peer;
+                    }
+                    Ok(_) => self.drop_inbox(),
                     Err(Errno::EINTR) => {}
                     // Nothing else is wrong for longer than a datagram.
                     Err(_) => return Received::Empty,
@@ -244,19 +250,27 @@ impl OverlayPort {
                     buf[..len].copy_from_slice(&frame[..len]);
                     return Received::Frame(hdr, len);
                 }
-                Err(reason) => self.drops[reason as usize] += 1,
+                Err(reason) => self.drop_datagram(reason),
             }
         }
         Received::Spent
     }
 
-    fn drop_inbox(&mut self, reason: DropReason) {
+    /// What has come is from nobody who is known. It counts for one, though it may be empty.
+    fn drop_inbox(&mut self) {
+        self.bad.1 += 1;
         while self.inbox.pop().is_some() {
-            self.drops[reason as usize] += 1;
+            self.drops[DropReason::UnknownPeer as usize] += 1;
         }
     }
 
-    /// Sends one frame, given in pieces, to the peer behind which its receiver is, or to all.
+    fn drop_datagram(&mut self, reason: DropReason) {
+        self.bad.1 += 1;
+        self.drops[reason as usize] += 1;
+    }
+
+    /// Sends one frame, given in pieces, to the peer behind which its receiver is, or to all. If
+    /// some of them cannot be reached, the others have it.
     pub fn send(&mut self, now: Instant, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
         if self.narrow_until.is_some_and(|until| now >= until) {
             self.narrow_until = None;
@@ -286,18 +300,15 @@ impl OverlayPort {
             To::All => &peers[..],
         };
         let sender = &senders[usize::try_from(route.flow_hash).unwrap_or(0) % SENDERS];
-        let (mut sent, mut narrow) = (Sent::Done, None);
+        let mut outcome = Outcome::default();
         while let Some(batch) = datagrams.next_into(outbox) {
             let bytes = &outbox[..batch.len];
-            for peer in peers {
-                if let Err(error) = post(sender, peer, bytes, batch.datagram, route.ecn) {
-                    sent = not_sent(error);
-                    narrow =
-                        (sent == Sent::Dropped(DropReason::TooBig)).then_some(*peer).or(narrow);
-                }
+            for (place, peer) in peers.iter().enumerate() {
+                outcome.note(place, batch, post(sender, peer, bytes, batch.datagram, route.ecn));
             }
         }
-        if let Some(peer) = narrow {
+        let sent = outcome.of(peers.len());
+        if let Some(peer) = outcome.narrow.map(|place| peers[place]) {
             self.note_narrow(now, &peer);
         }
         sent
@@ -313,7 +324,7 @@ impl OverlayPort {
         self.asked = Some(now);
         let local = self.config.local.ip();
         let Ok(path_mtu) = path_mtu(local, peer) else { return };
-        let mtu = path_mtu.saturating_sub(overhead(local)).max(MTU_MIN);
+        let mtu = path_mtu.saturating_sub(overhead(local)).max(NARROW_MTU_MIN);
         if mtu < self.overlay.mtu() {
             let (name, configured) = (&self.config.name, self.config.mtu);
             tracing::warn!(port = %name, %peer, mtu, configured, "the path takes less");
@@ -422,12 +433,54 @@ fn post(
     }
 }
 
+/// What came of a frame on its way to one peer or to all.
+#[derive(Debug, Default)]
+struct Outcome {
+    /// Peers that did not get all of it, by their bits.
+    failed: u64,
+    error: Option<Sent>,
+    /// Bytes of datagrams beyond the first.
+    copied: usize,
+    first: usize,
+    /// A peer whose path takes less.
+    narrow: Option<usize>,
+}
+
+const _: () = assert!(PEERS_MAX <= 64);
+
+impl Outcome {
+    fn note(&mut self, place: usize, batch: Batch, posted: Result<(), Errno>) {
+        let (len, datagram) = (batch.len, usize::from(batch.datagram));
+        self.copied += len + len.div_ceil(datagram) * COPY_COST;
+        if self.first == 0 {
+            self.first = datagram + COPY_COST;
+        }
+        if let Err(error) = posted {
+            let why = not_sent(error, len > datagram);
+            self.failed |= 1 << place;
+            self.error = Some(why);
+            self.narrow =
+                (why == Sent::Dropped(DropReason::TooBig)).then_some(place).or(self.narrow);
+        }
+    }
+
+    /// If it went to so many peers.
+    fn of(&self, peers: usize) -> Sent {
+        match (self.error, self.copied - self.first) {
+            (Some(error), _) if self.failed.count_ones() as usize == peers => error,
+            (_, 0) => Sent::Done,
+            (_, copied) => Sent::Copied(u32::try_from(copied).unwrap_or(u32::MAX)),
+        }
+    }
+}
+
 /// What the errors of a call mean (udp(7), ip(7)).
-fn not_sent(error: Errno) -> Sent {
+fn not_sent(error: Errno, is_of_several: bool) -> Sent {
     match error {
         Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => Sent::Full,
-        // Of several datagrams too, if one is longer than the path takes.
-        Errno::EMSGSIZE | Errno::EINVAL => Sent::Dropped(DropReason::TooBig),
+        Errno::EMSGSIZE => Sent::Dropped(DropReason::TooBig),
+        // One of them is longer than the path takes (net/ipv4/udp.c, udp_send_skb).
+        Errno::EINVAL if is_of_several => Sent::Dropped(DropReason::TooBig),
         // No route, no link, a firewall: it may be otherwise with the next.
         _ => Sent::Dropped(DropReason::PortDown),
     }
@@ -466,6 +519,10 @@ fn senders(local: IpAddr) -> io::Result<Vec<UdpSocket>> {
                 socket.set_nonblocking(true)?;
                 // Nobody reads what is sent to it: as little as the kernel keeps.
                 option::set_socket_recv_buffer_size(&socket, 0)?;
+                // As of the receiver: `net.core.wmem_max`.
+                if setsockopt(&socket, sockopt::SndBufForce, &SEND_BYTES).is_err() {
+                    option::set_socket_send_buffer_size(&socket, SEND_BYTES)?;
+                }
                 // The tunnel's packets are not cut on the way (RFC 7348 section 4.3).
                 match local {
                     IpAddr::V4(_) => {
@@ -485,4 +542,89 @@ fn senders(local: IpAddr) -> io::Result<Vec<UdpSocket>> {
         }
     }
     Err(io::ErrorKind::AddrInUse.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Batch = Batch { len: 100, datagram: 100 };
+    const TWO: Batch = Batch { len: 150, datagram: 100 };
+
+    fn outcome<const N: usize>(batch: Batch, posted: [Result<(), Errno>; N]) -> Sent {
+        let mut outcome = Outcome::default();
+        posted.into_iter().enumerate().for_each(|(place, it)| outcome.note(place, batch, it));
+        outcome.of(N)
+    }
+
+    #[test]
+    fn who_can_be_reached_has_a_frame_for_everybody() {
+        let down = Sent::Dropped(DropReason::PortDown);
+        assert_eq!(outcome(ONE, [Ok(())]), Sent::Done);
+        assert_eq!(outcome(ONE, [Err(Errno::EHOSTUNREACH)]), down);
+        let some = outcome(ONE, [Err(Errno::EHOSTUNREACH), Ok(())]);
+        assert!(matches!(some, Sent::Copied(_)), "{some:?}");
+        assert_eq!(outcome(ONE, [Err(Errno::EAGAIN), Err(Errno::ENETDOWN)]), down);
+        assert_eq!(outcome(ONE, [Err(Errno::EAGAIN)]), Sent::Full);
+    }
+
+    #[test]
+    fn what_a_frame_becomes_counts_beyond_its_first_datagram() {
+        let cost = u32::try_from(COPY_COST).unwrap();
+        assert_eq!(outcome(TWO, [Ok(())]), Sent::Copied(50 + cost));
+        assert_eq!(outcome(ONE, [Ok(()), Ok(()), Ok(())]), Sent::Copied(2 * (100 + cost)));
+    }
+
+    /// On this host alone, with a peer that is a socket; `n` tells tests apart.
+    fn port_and_peer(n: u8) -> (OverlayPort, UdpSocket) {
+        let host = |last| SocketAddr::from(([127, 0, n, last], 4789));
+        let config = OverlayConfig {
+            name: "over".into(),
+            network: None,
+            vni: 7,
+            local: host(1),
+            peers: vec![host(2)],
+            mtu: 1450,
+        };
+        let port = OverlayPort::open(&config, [1, 2, 3, 4]).unwrap();
+        (port, UdpSocket::bind(host(2)).unwrap())
+    }
+
+    #[test]
+    fn bad_datagrams_between_good_ones_are_as_many_in_a_turn_as_they_are_alone() {
+        let (mut port, peer) = port_and_peer(1);
+        let frame = [&[2; 12][..], &[0x88, 0xb5], &[0; 40]].concat(); // "local experimental"
+        let good = [&[8, 0, 0, 0, 0, 0, 7, 0], &frame[..]].concat();
+        for _ in 0..70 {
+            peer.send_to(&[0; 20], port.config.local).unwrap();
+            peer.send_to(&good, port.config.local).unwrap();
+        }
+        let mut turn = |now| {
+            let received = std::iter::repeat_with(|| port.receive(now, &mut [0; 2000]));
+            let mut left = received.skip_while(|it| matches!(it, Received::Frame(..)));
+            (left.next(), port.drops(DropReason::NotVxlan))
+        };
+        let (first, second) = (Instant::from_secs(1), Instant::from_secs(2));
+        assert_eq!(turn(first), (Some(Received::Spent), 64));
+        assert_eq!(turn(second), (Some(Received::Empty), 70));
+    }
+
+    #[test]
+    fn sockets_to_send_from_have_room_for_bursts() {
+        let (port, _peer) = port_and_peer(2);
+        let most = std::fs::read_to_string("/proc/sys/net/core/wmem_max").unwrap();
+        let most: usize = most.trim().parse().unwrap();
+        for sender in &port.senders {
+            let room = option::socket_send_buffer_size(sender).unwrap();
+            assert!(room >= 2 * SEND_BYTES.min(most), "{room}"); // socket(7): doubled
+        }
+    }
+
+    #[test]
+    fn a_call_that_the_kernel_does_not_take_is_too_big_only_if_it_has_several_datagrams() {
+        let too_big = Sent::Dropped(DropReason::TooBig);
+        assert_eq!(outcome(TWO, [Err(Errno::EINVAL)]), too_big);
+        assert_eq!(outcome(ONE, [Err(Errno::EMSGSIZE)]), too_big);
+        assert_eq!(outcome(ONE, [Err(Errno::EINVAL)]), Sent::Dropped(DropReason::PortDown));
+    }
 }

@@ -107,10 +107,12 @@ const COMMANDS: [libc::c_int; 7] = [
 
 /// Levels and names of what overlays and `closer` set (socket(7), udp(7), ip(7), ipv6(7)). Others
 /// make packet filters, attach programs, or speak for addresses of others.
-const SET_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
+const SET_OPTIONS: [(libc::c_int, libc::c_int); 10] = [
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_RCVBUF),
     (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
+    (libc::SOL_SOCKET, libc::SO_SNDBUF),
+    (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
     (libc::SOL_UDP, libc::UDP_GRO),
     (libc::IPPROTO_IP, libc::IP_RECVTOS),
     (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),

@@ -118,18 +118,13 @@ impl Ports for WorkerPorts {
         let now = self.now;
         let sent = self.of_mut(port).port.send(now, hdr, parts);
         match sent {
-            Sent::Done => self.watchers.see(self.now, port, Direction::ToPort, parts),
+            Sent::Done | Sent::Copied(_) => {
+                self.watchers.see(self.now, port, Direction::ToPort, parts);
+            }
             Sent::Gone => self.lose(port),
             Sent::Full | Sent::Dropped(_) => {}
         }
         sent
-    }
-
-    fn copies(&self, port: PortId) -> usize {
-        match &self.of(port).port {
-            Port::Overlay(overlay) => overlay.copies(),
-            Port::Uplink(_) | Port::Guest(_) | Port::Lost(_) | Port::Vacant => 1,
-        }
     }
 
     fn room(&mut self, port: PortId, want: usize) -> usize {

@@ -471,14 +471,62 @@ fn two_daemons_are_one_ethernet_and_an_mtu_that_is_too_large_costs_tcp_nothing()
 #[test]
 #[ignore = "needs root: it makes network namespaces"]
 fn a_path_that_takes_less_is_found_out_and_tcp_goes_on() {
+    for mtu in [1400, 700] {
+        let (a, b) = two_hosts();
+        let dirs = [Dir::new(), Dir::new()];
+        let host = host_with_lan(&a, &dirs[0], &overlay("192.0.2.1", "\"192.0.2.2\""), 1);
+        let _other = host_with_lan(&b, &dirs[1], &overlay("192.0.2.2", "\"192.0.2.1\""), 2);
+        a.ip(&format!("link set v0 mtu {mtu}"));
+        let (near, far) = connect(&a, &b, "10.9.0.2");
+        carry(&near, &far);
+        assert!(host.port("over").drops.contains_key("too_big"));
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_peer_that_cannot_be_reached_takes_nothing_from_the_others() {
     let (a, b) = two_hosts();
-    let dirs = [Dir::new(), Dir::new()];
-    let host = host_with_lan(&a, &dirs[0], &overlay("192.0.2.1", "\"192.0.2.2\""), 1);
-    let _other = host_with_lan(&b, &dirs[1], &overlay("192.0.2.2", "\"192.0.2.1\""), 2);
-    a.ip("link set v0 mtu 1400");
-    let (near, far) = connect(&a, &b, "10.9.0.2");
-    carry(&near, &far);
-    assert!(host.port("over").drops.contains_key("too_big"));
+    let dir = Dir::new();
+    let ports = overlay("192.0.2.1", "\"192.0.2.2\", \"198.51.100.9\"") + &dir.vm("a", "");
+    let host = a.start(&dir, &dir.configure("metrics = \"off\"", &ports));
+    let one = Peer::new(&b, "192.0.2.2");
+    let mut guest = Guest::boot(&dir.join("a"), PLAIN);
+    guest.send_plain(&numbered(ALL, VM, 1));
+    assert_eq!(one.gets().0, numbered(ALL, VM, 1));
+    let over = host.until("over", |over| over.frames_to_port == 1);
+    assert!(over.drops.is_empty(), "{:?}", over.drops);
+    // Where nobody can be reached it is dropped.
+    a.ip("link set v0 down");
+    guest.send_plain(&numbered(ALL, VM, 2));
+    host.until("over", |over| over.drops.get("port_down") == Some(&1));
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn frames_of_a_vlan_leave_with_its_tag_and_take_the_path() {
+    let w = world("ack_offload = false\nvlan = 7");
+    let [one, _] = &w.peers;
+    let mut a = Guest::boot(&w.dir.join("a"), SENDS_SUPER);
+    a.offer(16);
+    let payload: Vec<u8> = (0..20_000).map(|i| u8::try_from(i % 251).unwrap()).collect();
+    let segment = segment(ACK | PSH, 7, 9, &payload);
+    a.send(&[segment.super_frame(VM, FAR, 1460)]);
+    let mut got = Vec::new();
+    while got.len() < payload.len() {
+        let (mut frame, _) = one.gets();
+        assert!(frame.len() <= 1464, "{} bytes", frame.len());
+        assert_eq!(frame.drain(12..16).collect::<Vec<_>>(), [0x81, 0, 0, 7]);
+        got.extend(parse(&frame).payload);
+    }
+    assert_eq!(got, payload);
+    let tagged = |n| {
+        let mut frame = numbered(ALL, FAR, n);
+        frame.splice(12..12, [0x81, 0, 0, n]);
+        frame
+    };
+    (8..10).chain([7]).for_each(|n| one.sends(&tagged(n)));
+    assert_eq!(a.receive(1), [numbered(ALL, FAR, 7)], "and nothing of another VLAN");
 }
 
 #[test]
