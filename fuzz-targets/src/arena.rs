@@ -125,6 +125,7 @@ fn record(u: &mut Unstructured<'_>) -> arbitrary::Result<Record> {
     };
     Ok(Record {
         name_hash: if u.ratio(7, 8)? { name_hash(VM) } else { u.arbitrary()? },
+        network_hash: if u.ratio(7, 8)? { 0 } else { u.arbitrary()? },
         key: FlowKey {
             g_addr: addr(u)?,
             r_addr: addr(u)?,

@@ -7,7 +7,7 @@ use crate::flow::table::Class;
 use crate::limits::{self, GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL};
 use crate::port::{GuestConfig, PortConfig, PortId, PortKind};
 use crate::store::arena::ArenaSize;
-use crate::store::record::name_hash;
+use crate::store::record::{name_hash, network_hash};
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
 
@@ -55,6 +55,7 @@ impl Engine<'_> {
             congestion_control: config.as_guest().map(|g| g.congestion_control).unwrap_or_default(),
             budget_pages,
             mtu: config.as_guest().map_or(limits::MTU_DEFAULT, mtu),
+            network_hash: network_hash(&config.network),
             ..Vm::new(now, name_hash(&config.name))
         };
         let switch = self.networks.join(id, &config.network);

@@ -1,11 +1,11 @@
 //! After a restart: promises a predecessor made and this process cannot keep (LIFE-09, INV-21).
 
-use crate::engine::{Common, Engine, context};
+use crate::engine::{Common, Engine, Port, context};
 use crate::flow::key::FlowKey;
 use crate::flow::table::FlowId;
 use crate::port::PortId;
 use crate::store::flow_store::recover;
-use crate::store::record::Record;
+use crate::store::record::{Record, network_hash};
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
 use crate::tcp::vm::Vm;
@@ -17,14 +17,15 @@ impl Engine<'_> {
     /// without those that had been by a predecessor.
     ///
     /// Call once, after the ports were added. A guest that connects later gets its RST then. Of a
-    /// VM that has no port any more, as when a command added it, only R is told.
+    /// VM that has no port any more, as when a command added it, or that is in another network now,
+    /// only R is told; if nobody is in its network any more, nobody.
     pub fn handle_restart(&mut self, now: Instant) -> usize {
         let mut reset = 0;
         for found in recover(&mut self.common.arena) {
             let record = found.record;
             let mut store = found.store;
             store.clear(&mut self.common.arena);
-            let port = self.port_named(record.name_hash);
+            let port = self.port_of(&record);
             let owed = record.rcv_nxt > record.guest_una;
             if !owed {
                 self.common.arena.free_record(found.id);
@@ -68,7 +69,10 @@ impl Engine<'_> {
 
     /// The reset of a flow whose VM is not there. Nobody has the port that it comes from.
     fn tell_remote_of_nobody(&mut self, now: Instant, record: &Record) {
-        let Ok(nobody) = u16::try_from(self.ports.len()) else { return };
+        let network = self.ports.iter().flatten().map(|port| &port.config.network);
+        let network = network.into_iter().find(|name| network_hash(name) == record.network_hash);
+        let nobody = network.and_then(|name| self.networks.nobody_in(name, self.ports.len()));
+        let Some(PortId(nobody)) = nobody else { return };
         let Common { arena, out, ack_list, ready_ports, predicts, .. } = &mut self.common;
         let mut cx = FlowContext {
             now,
@@ -85,10 +89,13 @@ impl Engine<'_> {
         Flow::recovered(now, record, None).reset_after_restart(&mut cx);
     }
 
-    fn port_named(&self, hash: u64) -> Option<PortId> {
-        let at = self.ports.iter().position(|p| {
-            p.as_ref().is_some_and(|p| p.config.is_guest() && p.vm.name_hash == hash)
-        })?;
+    fn port_of(&self, record: &Record) -> Option<PortId> {
+        let (hash, network) = (record.name_hash, record.network_hash);
+        let is_it = |p: &Port| p.config.is_guest() && p.vm.name_hash == hash;
+        let at = self
+            .ports
+            .iter()
+            .position(|p| p.as_ref().is_some_and(|p| is_it(p) && p.vm.network_hash == network))?;
         u16::try_from(at).ok().map(PortId)
     }
 }

@@ -3,6 +3,8 @@
 use super::*;
 use crate::flow::key::tests::key;
 use crate::port::GuestConfig;
+use crate::store::arena::tests::record;
+use crate::store::record::{Record, network_hash};
 use crate::tcp::options::Offers;
 
 const NOW: Instant = Instant::from_secs(1000);
@@ -137,4 +139,39 @@ fn another_policy_for_a_vm_leaves_its_connections_and_drains_them_if_that_is_the
         assert_eq!(states(engine), [State::Pass; 4]);
         assert_eq!(visited(engine), 4);
     });
+}
+
+#[test]
+fn inv_21_remotes_of_a_vm_that_is_not_there_are_told_in_its_network_and_in_no_other() {
+    let told_in = |network: &str| {
+        let mut memory = vec![0_u64; Arena::layout_len(1, 8) / 8];
+        let bytes = zerocopy::IntoBytes::as_mut_bytes(&mut memory[..]);
+        let mut arena = Arena::format(bytes, 1, 8, 1).unwrap();
+        let owing = Record { network_hash: network_hash(network), ..record("vm") };
+        let owing = Record { rcv_nxt: owing.rcv_nxt + 1, ..owing };
+        arena.alloc_record(&owing).unwrap();
+        let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
+        let mut engine = Engine::new(NOW, config, arena);
+        let uplinks = ["", "red", "blue"].map(|network| {
+            let config = PortConfig::uplink(format!("up{network}")).in_network(network);
+            engine.add_port(NOW, config).unwrap()
+        });
+        // It is in another network now.
+        let vm = PortConfig::guest("vm", GuestConfig { flows_max: 4, ..GuestConfig::default() });
+        let vm = engine.add_port(NOW, vm.in_network("green")).unwrap();
+        assert_eq!(engine.handle_restart(NOW), 1);
+        assert_eq!(engine.common.arena.free_records(), 1);
+        let (to, from, frame) = {
+            let Some(told) = engine.poll_transmit(NOW) else { return Vec::new() };
+            (told.port, told.ingress, told.parts().concat())
+        };
+        assert_eq!(to, None, "nobody has heard of the remote yet");
+        let frame = FloodedFrame::of(&frame);
+        let gets = |port: &PortId| engine.is_flooded(from, *port, frame);
+        uplinks.into_iter().chain([vm]).filter(gets).map(|port| port.0).collect()
+    };
+    assert_eq!(told_in(""), [0]);
+    assert_eq!(told_in("red"), [1]);
+    assert_eq!(told_in("blue"), [2]);
+    assert!(told_in("gone").is_empty());
 }

@@ -48,6 +48,13 @@ pub fn name_hash(name: &str) -> u64 {
     hash.max(1)
 }
 
+/// Which network a port is in, across restarts: of its name; 0 for the one that has none.
+#[must_use]
+pub fn network_hash(name: &str) -> u32 {
+    let [low, high]: [u32; 2] = zerocopy::transmute!(name_hash(name));
+    if name.is_empty() { 0 } else { u32::max(low ^ high, 1) }
+}
+
 /// An L2 header of at most [`L2_MAX`] bytes, copied from the newest frame of that direction.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct L2Header {
@@ -78,6 +85,8 @@ impl L2Header {
 pub struct Record {
     /// [`name_hash`] of the guest port's name.
     pub name_hash: u64,
+    /// [`network_hash`] of the guest port's network.
+    pub network_hash: u32,
     /// The flow. `port` is not stored and reads as 0: port numbers do not survive a restart, look
     /// `name_hash` up.
     pub key: FlowKey,
@@ -184,6 +193,7 @@ impl Record {
         c.put(&self.mss_to_r.to_le_bytes());
         c.put(&[self.l2.len]);
         c.put(&self.l2.bytes);
+        c.put(&self.network_hash.to_le_bytes());
         for (i, chunk) in c.bytes.chunks_exact(8).enumerate() {
             let mut w = [0; 8];
             w.copy_from_slice(chunk);
@@ -211,6 +221,7 @@ impl Record {
         let [version, ttl, ttl_to_g, s_g, s_r, flags] = c.take();
         let (mss_to_g, mss_to_r) = (c.take_u16(), c.take_u16());
         let l2 = L2Header { len: c.take_u8(), bytes: c.take() };
+        let network_hash = u32::from_le_bytes(c.take());
         let version = match version {
             4 => IpVersion::V4,
             6 => IpVersion::V6,
@@ -220,6 +231,7 @@ impl Record {
         let ts = load(raw, TS_EMIT).to_le_bytes();
         shape_ok.then_some(Self {
             name_hash,
+            network_hash,
             key: FlowKey { g_addr, r_addr, g_port, r_port, port: 0, vlan, version },
             l2,
             ttl,

@@ -16,7 +16,7 @@ pub(crate) struct Networks {
     /// With several networks it knows nobody.
     alone: Switch,
     list: Vec<Network>,
-    /// There has been more than one at a time.
+    /// More than one has ports.
     several: bool,
     /// By port number: a place in `list`.
     of_ports: Vec<u16>,
@@ -76,18 +76,31 @@ impl Networks {
 
     /// Nothing goes from one of these ports to the other.
     pub(crate) fn are_apart(&self, one: PortId, other: PortId) -> bool {
-        self.place(one) != self.place(other) || self.of(one).are_apart(one, other)
+        let differ = self.several && self.place(one) != self.place(other);
+        differ || self.of(one).are_apart(one, other)
+    }
+
+    /// A port of the network of this name that nobody has, where `ports` are all that somebody may
+    /// have. `None`: there is no such network.
+    pub(crate) fn nobody_in(&mut self, name: &str, ports: usize) -> Option<PortId> {
+        let place = self.used(name)?;
+        let port = PortId(u16::try_from(ports + place).ok()?);
+        self.put(port, place);
+        Some(port)
     }
 
     /// A port comes into the network of this name; its switch.
     pub(crate) fn join(&mut self, port: PortId, name: &str) -> &mut Switch {
-        let used = self.list.iter().position(|network| network.ports > 0 && network.name == name);
+        let used = self.used(name);
         let free = || self.list.iter().position(|network| network.ports == 0);
         let place = used.or_else(free).unwrap_or(self.list.len());
         if used.is_none() {
-            if place > 0 && !self.several {
+            let other = self.list.iter_mut().find(|network| network.ports > 0);
+            if let Some(other) = other
+                && !self.several
+            {
                 self.several = true;
-                *self.list[0].switch = std::mem::replace(&mut self.alone, Switch::new(self.seeds));
+                *other.switch = std::mem::replace(&mut self.alone, Switch::new(self.seeds));
             }
             // It knows nothing of one that is gone.
             let switch = Box::new(Switch::new(self.seeds));
@@ -100,13 +113,21 @@ impl Networks {
                 self.alone = Switch::new(self.seeds);
             }
         }
+        self.put(port, place);
+        self.list[place].ports += 1;
+        self.of_mut(port)
+    }
+
+    fn used(&self, name: &str) -> Option<usize> {
+        self.list.iter().position(|network| network.ports > 0 && network.name == name)
+    }
+
+    fn put(&mut self, port: PortId, place: usize) {
         let at = usize::from(port.0);
         if self.of_ports.len() <= at {
             self.of_ports.resize(at + 1, 0);
         }
         self.of_ports[at] = u16::try_from(place).expect("no more networks than ports");
-        self.list[place].ports += 1;
-        self.of_mut(port)
     }
 
     /// The port goes, and every MAC behind it.
@@ -114,6 +135,11 @@ impl Networks {
         self.of_mut(port).remove_port(port);
         let place = self.place(port);
         self.list[place].ports = self.list[place].ports.saturating_sub(1);
+        let mut used = self.list.iter_mut().filter(|network| network.ports > 0);
+        if let (true, Some(last), None) = (self.several, used.next(), used.next()) {
+            self.alone = std::mem::replace(&mut *last.switch, Switch::new(self.seeds));
+            self.several = false;
+        }
     }
 
     fn place(&self, port: PortId) -> usize {
@@ -184,6 +210,26 @@ mod tests {
         networks.join(RED[1], "green");
         assert_eq!(networks.list.len(), 2, "its place is used again");
         assert_eq!(lookup(&mut networks, RED[1]), Out::Flood);
+        assert!(networks.are_apart(RED[0], BLUE[0]));
+    }
+
+    #[test]
+    fn the_last_network_is_alone_again_with_all_that_it_knows() {
+        let mut networks = Networks::new([1, 2, 3, 4]);
+        for (port, name) in RED.map(|port| (port, "red")).into_iter().chain([(BLUE[0], "blue")]) {
+            networks.join(port, name);
+        }
+        networks.join(BLUE[1], "blue");
+        networks.of_mut(BLUE[0]).learn(NOW, BLUE[0], VlanStack::default(), MAC);
+        RED.into_iter().for_each(|port| networks.leave(port));
+        assert_eq!(lookup(&mut networks, BLUE[1]), Out::Port(BLUE[0]));
+        let known = networks.alone().peek(NOW, VlanStack::default(), MAC);
+        assert_eq!(known, Some(BLUE[0]), "and is looked at without asking for whose");
+        assert!(!networks.are_apart(BLUE[0], BLUE[1]));
+        // And it is one of several again.
+        networks.join(RED[0], "red");
+        assert_eq!(lookup(&mut networks, BLUE[1]), Out::Port(BLUE[0]));
+        assert_eq!(lookup(&mut networks, RED[0]), Out::Flood);
         assert!(networks.are_apart(RED[0], BLUE[0]));
     }
 }

@@ -66,6 +66,7 @@ impl Flow {
         let shown = (self.timestamps.to_net(), self.timestamps.to_guest());
         let init = RecordInit {
             name_hash: cx.vm.name_hash,
+            network_hash: cx.vm.network_hash,
             key: *cx.key,
             l2,
             ttl: self.template.ttl_to_net(),

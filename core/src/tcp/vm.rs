@@ -98,6 +98,8 @@ impl RunningClock {
 pub struct Vm {
     /// Identity across restarts: the hash of the port's name.
     pub name_hash: u64,
+    /// Likewise: of its network's.
+    pub network_hash: u32,
     /// Ack offload is wanted.
     pub offload: bool,
     /// H is to send for its flows.
@@ -144,6 +146,7 @@ impl Vm {
     pub fn new(now: Instant, name_hash: u64) -> Self {
         Self {
             name_hash,
+            network_hash: 0,
             offload: false,
             congestion_offload: false,
             congestion_control: Algorithm::default(),

@@ -47,6 +47,7 @@ fn record(owed: u64) -> Record {
     let l2 = L2Header::new(&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0]).unwrap();
     Record {
         name_hash: name_hash("web1"),
+        network_hash: 0,
         key: FlowKey {
             g_addr: IpAddr16::from_v4([10, 0, 0, 2]),
             r_addr: IpAddr16::from_v4([10, 0, 0, 9]),

@@ -412,7 +412,7 @@ mutations! { SECOND:
     => "None";
 
     "after a restart a guest that is not configured any more gets another's reset", "LIFE-09",
-    "port_named",
+    "port_of",
     "p.config.is_guest() && p.vm.name_hash == hash"
     => "p.config.is_guest()";
 

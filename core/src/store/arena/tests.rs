@@ -18,6 +18,7 @@ pub(crate) fn memory(records: usize, pages: usize) -> Vec<u8> {
 pub(crate) fn record(vm: &str) -> Record {
     Record {
         name_hash: name_hash(vm),
+        network_hash: 0x1234_5678,
         key: FlowKey { port: 0, vlan: 0x8100_0007_0000_0000, ..key(9) },
         l2: L2Header::new(&[3; 18]).unwrap(),
         ttl: 255,
