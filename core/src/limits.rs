@@ -282,6 +282,19 @@ pub const TOE_WINDOW_MAX: u64 = 1024 * 1024;
 /// Room that has appeared is told to the other end in steps of so much, or at once if the other end
 /// may be out of it: a quarter of the buffer that Linux gives a vsock socket (256 KiB).
 pub const TOE_CREDIT_STEP: u64 = 64 * 1024;
+/// Sockets of a guest, also those that it has closed and that have something to deliver: 4096 of
+/// half a KiB are 2 MiB.
+pub const TOE_SOCKETS_MAX: usize = 4096;
+/// Processes of a guest that ask about sockets.
+pub const TOE_CONTROLS_MAX: usize = 256;
+/// Addresses that a guest listens at.
+pub const TOE_LISTENERS_MAX: usize = 1024;
+/// Sockets of a guest that have said where they are going to connect to, and have not yet.
+pub const TOE_WANTED_MAX: usize = 1024;
+/// Sockets that a guest has no connection for any more, of which it may ask how they ended.
+pub const TOE_PAST_MAX: usize = 4096;
+/// Packets of a guest for no connection that wait to be answered; more are not answered.
+pub const TOE_STRAYS_MAX: usize = 64;
 /// A connection that is not established after this is not going to be: Linux gives up SYNs after
 /// 127 s and SYN-ACKs after 63 s.
 pub const T_TOE_CONNECT: Duration = Duration::from_secs(63);

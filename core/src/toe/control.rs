@@ -16,8 +16,7 @@
 //! | 16 to 31 | address that goes with bytes 12 and 13 | of the other side |
 //! | 32 to 47 | own address | own address |
 //! | 48 to 51 | 0 | 0, an errno, or `ffffffff`: use guest TCP |
-//! | 52 to 59 | 0 | bytes sent that the other guest does not have yet |
-//! | 60 to 63 | 0 | 0 |
+//! | 52 to 63 | 0 | 0 |
 //!
 //! Addresses are those of IPv6, IPv4 addresses mapped (RFC 4291 section 2.5.5.2).
 
@@ -102,8 +101,6 @@ pub struct Answer {
     pub code: Code,
     /// The socket's own address and the other side's, if they are known.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
-    /// Bytes that were sent and that the other guest does not have yet.
-    pub unsent: u64,
 }
 
 impl Asked {
@@ -152,7 +149,7 @@ impl Answer {
     /// An answer that says no more than how.
     #[must_use]
     pub const fn of(asked: Asked, code: Code) -> Self {
-        Self { asked, code, addresses: None, unsent: 0 }
+        Self { asked, code, addresses: None }
     }
 
     /// Its bytes.
@@ -171,7 +168,6 @@ impl Answer {
             Code::Failed(errno) => errno.number(),
         };
         b[48..52].copy_from_slice(&code.to_le_bytes());
-        b[52..60].copy_from_slice(&self.unsent.to_le_bytes());
         b
     }
 }
@@ -226,11 +222,11 @@ mod tests {
         let own = "10.0.0.1:513".parse().expect("an address");
         let other = "10.0.0.2:258".parse().expect("an address");
         let addresses = Some((own, other));
-        let bytes = Answer { asked, code: Code::Native, addresses, unsent: 5 }.emit();
+        let bytes = Answer { asked, code: Code::Native, addresses }.emit();
         assert_eq!(bytes[12..16], [2, 1, 1, 2]);
         assert_eq!(bytes[26..32], [0xff, 0xff, 10, 0, 0, 2]);
         assert_eq!(bytes[42..48], [0xff, 0xff, 10, 0, 0, 1]);
-        assert_eq!(bytes[48..], [255, 255, 255, 255, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[48..], [255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]

@@ -21,6 +21,7 @@ pub struct Joint {
     connection: Connection,
     end: End,
     lie: Option<Lie>,
+    resets_on_close: bool,
 }
 
 impl Joint {
@@ -29,16 +30,20 @@ impl Joint {
     pub fn connect(now: Instant, header: &Header, id: ShadowId) -> Self {
         let connection = Connection::asked(header);
         let end = End::connect(now, id, connection.edge_to_guest());
-        Self { connection, end, lie: None }
+        Self::new(connection, end)
     }
 
     /// Another guest, that has room up to `edge`, wants to connect to one that listens.
     #[must_use]
     pub fn offer(now: Instant, guest_cid: u64, ports: Ports, id: ShadowId, edge: u64) -> Self {
         let end = End::offer(now, id, edge);
-        let mut joint = Self { connection: Connection::call(guest_cid, ports), end, lie: None };
+        let mut joint = Self::new(Connection::call(guest_cid, ports), end);
         joint.pass_on();
         joint
+    }
+
+    const fn new(connection: Connection, end: End) -> Self {
+        Self { connection, end, lie: None, resets_on_close: false }
     }
 
     /// The end behind it.
@@ -63,6 +68,12 @@ impl Joint {
     #[must_use]
     pub const fn is_opening(&self) -> bool {
         self.connection.is_opening()
+    }
+
+    /// Whether the guest's kernel has no connection any more, or hears so next.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        self.connection.is_closed()
     }
 
     /// Bytes that may be given to the guest now.
@@ -103,7 +114,7 @@ impl Joint {
                 None
             }
             Ok(Heard::Closed { unread }) => {
-                self.end.close(now, unread);
+                self.end.close(now, unread || self.resets_on_close);
                 None
             }
             Ok(Heard::Reset) => {
@@ -143,6 +154,11 @@ impl Joint {
     pub fn handle_guest_loss(&mut self, now: Instant) {
         self.connection.forget();
         self.end.abort(now, Errno::Reset);
+    }
+
+    /// The guest's close() is to be a reset: SO_LINGER with 0 s.
+    pub fn reset_on_close(&mut self) {
+        self.resets_on_close = true;
     }
 
     /// The next `len` bytes that are due go into the guest's memory, behind this header. There must

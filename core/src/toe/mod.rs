@@ -14,6 +14,7 @@
 //! [`inbound`] and [`outbound`] (a direction each), [`end`] (all of it together), [`id`] (names
 //! that are never used again), [`errno`] (how a connection fails). Toward the guest: [`vsock`] (its
 //! vsock connection), [`joint`] (that and the end behind it), [`control`] (what it asks besides).
+//! And [`host`], all sockets of all guests, with [`guest`] and [`sockets`].
 //!
 //! # Invariants
 //!
@@ -26,11 +27,14 @@
 pub mod control;
 pub mod end;
 pub mod errno;
+pub mod guest;
+pub mod host;
 pub mod id;
 pub mod inbound;
 pub mod joint;
 pub mod message;
 pub mod outbound;
+pub mod sockets;
 pub mod state;
 pub mod vsock;
 

@@ -165,6 +165,18 @@ impl Connection {
         matches!(self.phase, Phase::Asked | Phase::Calling)
     }
 
+    /// Bytes from the guest.
+    #[must_use]
+    pub const fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Whether it is over.
+    #[must_use]
+    pub const fn is_closed(&self) -> bool {
+        matches!(self.phase, Phase::Closed)
+    }
+
     /// Whether it is over, and the guest knows.
     #[must_use]
     pub const fn is_spent(&self) -> bool {

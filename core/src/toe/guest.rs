@@ -1,0 +1,292 @@
+//! What a host knows of one guest: what its processes have asked for.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::control::{Answer, Ask, Asked, Code, LEN};
+use super::errno::Errno;
+use super::message::Request;
+use super::sockets::{SocketId, VmId};
+use super::vsock::{Connection, Ports};
+use crate::limits::{TOE_LISTENERS_MAX, TOE_PAST_MAX, TOE_STRAYS_MAX, TOE_WANTED_MAX};
+use crate::wire::vsock::Header;
+
+/// Requests that a control connection may send ahead.
+const AHEAD: u64 = 16 * LEN as u64;
+
+/// Who may connect where.
+pub trait Policy {
+    /// A guest's socket wants to connect. [`Code::Done`]: it may; [`Code::Native`]: not by this
+    /// way, for instance because nobody is there who could answer; or why it fails.
+    fn connect(&self, vm: VmId, request: &Request) -> Code;
+}
+
+/// What the caller says of a guest.
+#[derive(Clone, Debug)]
+pub struct GuestConfig {
+    /// Its CID, at least 3.
+    pub cid: u64,
+    /// The number of its network.
+    pub network: u32,
+    /// Its addresses: no socket has another (VTOE-09).
+    pub ips: Vec<IpAddr>,
+}
+
+/// A vsock connection over which a process asks.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) connection: Connection,
+    /// The beginning of a request.
+    partial: Vec<u8>,
+    answers: VecDeque<[u8; LEN]>,
+}
+
+/// A guest.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) config: GuestConfig,
+    /// Sockets that its kernel knows.
+    pub(super) ports: BTreeMap<Ports, SocketId>,
+    /// By its vsock port.
+    pub(super) controls: BTreeMap<u32, Control>,
+    /// It stands in the queue of those to be polled.
+    pub(super) is_ready: bool,
+    /// What the socket at a vsock port is going to connect to, and who said so.
+    wanted: BTreeMap<u32, (u32, Request)>,
+    listeners: BTreeMap<SocketAddr, Listener>,
+    past: Past,
+    /// Answers to packets that were for no connection.
+    pub(super) strays: VecDeque<Header>,
+    next_host_port: u32,
+}
+
+#[derive(Debug)]
+struct Listener {
+    guest_port: u32,
+    /// The control connection that asked, by its vsock port.
+    control: u32,
+}
+
+/// How sockets ended that the guest's kernel has no connection for any more: whoever read an end
+/// may still ask.
+#[derive(Debug, Default)]
+struct Past {
+    by_ports: BTreeMap<Ports, (u64, Code, Request)>,
+    order: VecDeque<(u64, Ports)>,
+    count: u64,
+}
+
+impl Past {
+    fn add(&mut self, ports: Ports, code: Code, request: Request) {
+        self.count += 1;
+        self.by_ports.insert(ports, (self.count, code, request));
+        self.order.push_back((self.count, ports));
+        if self.order.len() > TOE_PAST_MAX
+            && let Some((count, ports)) = self.order.pop_front()
+            && self.by_ports.get(&ports).is_some_and(|(known, ..)| *known == count)
+        {
+            self.by_ports.remove(&ports);
+        }
+    }
+}
+
+impl Control {
+    pub(super) fn new(header: &Header) -> Self {
+        let mut connection = Connection::asked(header);
+        connection.set_edge(AHEAD);
+        connection.respond();
+        Self { connection, partial: Vec::new(), answers: VecDeque::new() }
+    }
+
+    /// Bytes of requests have come; whole ones are answered by `answer`. `false`: one of them is
+    /// none.
+    pub(super) fn take(
+        &mut self,
+        mut bytes: &[u8],
+        mut answer: impl FnMut(Asked) -> Answer,
+    ) -> bool {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(LEN - self.partial.len()));
+            bytes = later;
+            self.partial.extend_from_slice(now);
+            if let Some(request) = self.partial.first_chunk::<LEN>() {
+                let Some(asked) = Asked::parse(request) else { return false };
+                self.answers.push_back(answer(asked).emit());
+                self.partial.clear();
+            }
+        }
+        true
+    }
+
+    /// The next packet: without or with an answer behind it.
+    pub(super) fn poll(&mut self) -> Option<(Header, Option<[u8; LEN]>)> {
+        // Whoever does not read answers cannot ask for more.
+        if self.answers.is_empty() {
+            self.connection.set_edge(self.connection.received() + AHEAD);
+        }
+        if let Some(header) = self.connection.poll_packet() {
+            return Some((header, None));
+        }
+        if self.connection.room_to_guest() < LEN as u64 {
+            return None;
+        }
+        let answer = self.answers.pop_front()?;
+        let len = u32::try_from(LEN).expect("64");
+        Some((self.connection.give(len), Some(answer)))
+    }
+}
+
+impl Guest {
+    pub(super) fn new(config: GuestConfig) -> Self {
+        Self {
+            config,
+            ports: BTreeMap::new(),
+            controls: BTreeMap::new(),
+            is_ready: false,
+            wanted: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            past: Past::default(),
+            strays: VecDeque::new(),
+            next_host_port: FIRST_HOST_PORT,
+        }
+    }
+
+    /// A packet is for no connection. There is an end to answers that the guest does not take.
+    pub(super) fn answer_stray(&mut self, header: Option<Header>) {
+        if self.strays.len() < TOE_STRAYS_MAX {
+            self.strays.extend(header);
+        }
+    }
+
+    /// The vsock port of whoever listens there.
+    pub(super) fn listener(&self, to: SocketAddr) -> Option<u32> {
+        let any: IpAddr = match to.ip() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let any = SocketAddr::new(any, to.port());
+        let listener = self.listeners.get(&to).or_else(|| self.listeners.get(&any));
+        listener.map(|listener| listener.guest_port)
+    }
+
+    /// A port of the host for a connection to this port of the guest, not used lately.
+    pub(super) fn host_port(&mut self, guest: u32) -> Ports {
+        loop {
+            let host = self.next_host_port;
+            self.next_host_port = host.checked_add(1).unwrap_or(FIRST_HOST_PORT);
+            let ports = Ports { guest, host };
+            if !self.ports.contains_key(&ports) {
+                return ports;
+            }
+        }
+    }
+
+    /// The guest's kernel has no connection for a socket any more.
+    pub(super) fn forget(&mut self, ports: Ports, code: Code, request: Request) {
+        self.ports.remove(&ports);
+        self.past.add(ports, code, request);
+    }
+
+    /// A socket is new at these ports.
+    pub(super) fn list(&mut self, ports: Ports, id: SocketId) {
+        self.past.by_ports.remove(&ports);
+        self.ports.insert(ports, id);
+    }
+
+    /// What the socket at this vsock port wants to connect to, if anybody has said so.
+    pub(super) fn take_wanted(&mut self, port: u32) -> Option<Request> {
+        self.wanted.remove(&port).map(|(_, request)| request)
+    }
+
+    /// A control connection is gone, and with it what its process wanted.
+    pub(super) fn forget_control(&mut self, port: u32) {
+        self.controls.remove(&port);
+        self.listeners.retain(|_, listener| listener.control != port);
+        self.wanted.retain(|_, (control, _)| *control != port);
+    }
+
+    /// What a past socket ended with.
+    pub(super) fn describe_past(&self, asked: Asked, ports: Ports) -> Answer {
+        match self.past.by_ports.get(&ports) {
+            Some((_, code, request)) => {
+                Answer { addresses: Some(addresses(ports, request)), ..Answer::of(asked, *code) }
+            }
+            // Nothing is known of it: that is no clean end.
+            None => Answer::of(asked, Code::Failed(Errno::Reset)),
+        }
+    }
+
+    /// A request that is about the guest, not about a socket that there is.
+    pub(super) fn answer(
+        &mut self,
+        vm: VmId,
+        control: u32,
+        asked: Asked,
+        policy: &dyn Policy,
+    ) -> Answer {
+        let code = match asked.ask {
+            Ask::Connect { guest, from, to } => {
+                let (code, addresses) = self.want(vm, (control, guest), from, to, policy);
+                return Answer { asked, code, addresses };
+            }
+            Ask::Listen { guest, at } => self.listen(control, guest, at),
+            Ask::Unlisten { guest } => {
+                self.listeners.retain(|_, listener| listener.guest_port != guest);
+                Code::Done
+            }
+            Ask::Describe(ports) => return self.describe_past(asked, ports),
+            Ask::Linger(_) => Code::Failed(Errno::Reset),
+        };
+        Answer::of(asked, code)
+    }
+
+    fn want(
+        &mut self,
+        vm: VmId,
+        (control, guest): (u32, u32),
+        from: SocketAddr,
+        to: SocketAddr,
+        policy: &dyn Policy,
+    ) -> (Code, Option<(SocketAddr, SocketAddr)>) {
+        let any = from.ip().is_unspecified();
+        let mut own = self.config.ips.iter().filter(|ip| ip.is_ipv4() == to.is_ipv4());
+        let Some(ip) = own.find(|ip| any || **ip == from.ip()).filter(|_| from.port() > 0) else {
+            return (Code::Failed(Errno::AddressNotAvailable), None);
+        };
+        let from = SocketAddr::new(*ip, from.port());
+        let request = Request { network: self.config.network, from, to };
+        let full = self.wanted.len() >= TOE_WANTED_MAX && !self.wanted.contains_key(&guest);
+        let code = if full { Code::Native } else { policy.connect(vm, &request) };
+        if code == Code::Done {
+            self.wanted.insert(guest, (control, request));
+        }
+        (code, Some((from, to)))
+    }
+
+    fn listen(&mut self, control: u32, guest_port: u32, at: SocketAddr) -> Code {
+        let own = at.ip().is_unspecified() || self.config.ips.contains(&at.ip());
+        if !own || at.port() == 0 {
+            return Code::Failed(Errno::AddressNotAvailable);
+        }
+        if self.listeners.get(&at).is_some_and(|known| known.guest_port != guest_port) {
+            return Code::Failed(Errno::AddressInUse);
+        }
+        if self.listeners.len() >= TOE_LISTENERS_MAX && !self.listeners.contains_key(&at) {
+            return Code::Native;
+        }
+        self.listeners.insert(at, Listener { guest_port, control });
+        Code::Done
+    }
+}
+
+/// The host's ports for connections that it makes itself begin here.
+const FIRST_HOST_PORT: u32 = 1 << 16;
+
+/// A socket's own address and the other side's: the host calls those that listen.
+pub(super) const fn addresses(ports: Ports, request: &Request) -> (SocketAddr, SocketAddr) {
+    if ports.host >= FIRST_HOST_PORT {
+        (request.to, request.from)
+    } else {
+        (request.from, request.to)
+    }
+}

@@ -1,0 +1,446 @@
+//! All sockets of all guests of a host: packets of guests, messages of other hosts.
+//!
+//! # Use
+//!
+//! After every `handle_*` and command, and after each [`Host::give`]: [`Host::poll_output`] until
+//! `None`, then payload that is due, as [`Host::room_to_guest`] allows, then
+//! [`Host::poll_timeout`]. Messages for a guest of this very host come back by
+//! [`Host::handle_request`] and [`Host::handle_message`]; which host a message is for, the caller
+//! knows (it has the [`Request`]).
+//!
+//! Payload stays with the caller: a packet of the guest that is [`Handled::Carry`] is followed by
+//! it, and what [`Verdict::Deliver`] was said of is given when there is room.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::control::{self, Answer, Ask, Asked, Code, LEN};
+use super::errno::Errno;
+use super::guest::{Control, Guest, GuestConfig, Policy, addresses};
+use super::id::{ShadowId, ShadowIds, Side};
+use super::inbound::Verdict;
+use super::joint::Joint;
+use super::message::{Kind, Message, Request};
+use super::sockets::{Socket, SocketId, Sockets, VmId};
+use super::vsock::{Heard, Ports, for_nobody};
+use crate::limits::{TOE_CONTROLS_MAX, TOE_SOCKETS_MAX};
+use crate::time::Instant;
+use crate::wire::vsock::{HOST_CID, Header, Op, STREAM};
+
+/// What became of a packet of a guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[must_use]
+pub enum Handled {
+    /// Its payload, if it has any, is not wanted.
+    Done,
+    /// This message is for the other end, and as much of the payload as it says.
+    Carry(SocketId, Message),
+}
+
+/// What is due.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Output {
+    /// A message for the other end of a socket's connection. Behind a [`Kind::Request`] goes the
+    /// request.
+    Message(SocketId, Message, Request),
+    /// An answer to a message that was for nobody; it goes back to where that one came from.
+    Return(Message),
+    /// A packet without payload, for a guest.
+    Packet(VmId, Header),
+    /// A packet with an answer in it, for a guest.
+    Answer(VmId, Header, [u8; LEN]),
+    /// A socket is gone: its [`SocketId`] means nothing any more, and payload that is due to it is
+    /// not wanted.
+    Gone(SocketId),
+}
+
+/// What came from another host and was for no end of this one, or for one that is named here.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[must_use]
+pub struct Met {
+    /// Whose.
+    pub socket: Option<SocketId>,
+    /// What becomes of its payload.
+    pub verdict: Verdict,
+}
+
+/// The table. See the module's doc.
+#[derive(Debug)]
+pub struct Host {
+    ids: ShadowIds,
+    guests: BTreeMap<VmId, Guest>,
+    sockets: Sockets,
+    names: BTreeMap<(ShadowId, Side), SocketId>,
+    /// Sockets that may have something to say.
+    ready: VecDeque<SocketId>,
+    /// Guests, likewise.
+    ready_guests: VecDeque<VmId>,
+    returns: VecDeque<Message>,
+}
+
+impl Host {
+    /// Without guests. `incarnation` is a random number that no other daemon has.
+    #[must_use]
+    pub fn new(incarnation: u64) -> Self {
+        Self {
+            ids: ShadowIds::new(incarnation),
+            guests: BTreeMap::new(),
+            sockets: Sockets::default(),
+            names: BTreeMap::new(),
+            ready: VecDeque::new(),
+            ready_guests: VecDeque::new(),
+            returns: VecDeque::new(),
+        }
+    }
+
+    /// Sockets of all guests, also those whose guest has closed them.
+    #[must_use]
+    pub fn sockets(&self) -> usize {
+        self.sockets.len()
+    }
+
+    /// The socket with this name.
+    #[must_use]
+    pub fn socket(&self, id: ShadowId, side: Side) -> Option<SocketId> {
+        self.names.get(&(id, side)).copied()
+    }
+
+    /// Bytes that may be given to a guest at this socket.
+    #[must_use]
+    pub fn room_to_guest(&self, socket: SocketId) -> u64 {
+        self.sockets.get(socket).map_or(0, |socket| socket.joint.room_to_guest())
+    }
+
+    /// A packet of a guest, with `payload` bytes behind its header; `read` copies the first of them
+    /// and is called only if they are for the host itself.
+    pub fn handle_packet(
+        &mut self,
+        now: Instant,
+        vm: VmId,
+        header: &Header,
+        payload: usize,
+        read: &mut dyn FnMut(&mut [u8]) -> bool,
+        policy: &dyn Policy,
+    ) -> Handled {
+        let Some(guest) = self.guests.get_mut(&vm) else { return Handled::Done };
+        let ports = Ports { guest: header.src_port, host: header.dst_port };
+        if header.src_cid != guest.config.cid || header.dst_cid != HOST_CID {
+            self.stray(vm, header);
+            return Handled::Done;
+        }
+        if ports.host == control::PORT {
+            self.handle_control(vm, header, payload, read, policy);
+            return Handled::Done;
+        }
+        let known = guest.ports.get(&ports).copied();
+        if header.op == Some(Op::Request) && header.kind == STREAM {
+            // A socket that gave up connecting says nothing; its port may be another's now.
+            let stale = known
+                .filter(|id| self.sockets.get(*id).is_some_and(|socket| socket.joint.is_opening()));
+            if known.is_none() || stale.is_some() {
+                if let Some(id) = stale {
+                    self.lose(now, id);
+                }
+                self.connect(now, vm, header);
+                return Handled::Done;
+            }
+        }
+        let Some(id) = known else {
+            self.stray(vm, header);
+            return Handled::Done;
+        };
+        let socket = self.sockets.get_mut(id).expect("listed sockets are there");
+        let message = socket.joint.handle_packet(now, header, payload);
+        self.look_again(id);
+        message.map_or(Handled::Done, |message| Handled::Carry(id, message))
+    }
+
+    /// A message of another end came, but for a request. If its verdict is [`Verdict::Hold`], it
+    /// comes again.
+    pub fn handle_message(&mut self, now: Instant, message: &Message) -> Met {
+        let Some(id) = self.socket(message.id, message.to) else {
+            self.returns.extend(message.for_nobody());
+            return Met { socket: None, verdict: Verdict::Done };
+        };
+        let socket = self.sockets.get_mut(id).expect("named sockets are there");
+        let verdict = socket.joint.handle_message(now, message.kind);
+        self.look_again(id);
+        Met { socket: Some(id), verdict }
+    }
+
+    /// Somebody wants to connect to a guest of this host. Whether he may is for the caller to know.
+    pub fn handle_request(&mut self, now: Instant, message: &Message, request: &Request) {
+        let Kind::Request { edge } = message.kind else { return };
+        if message.to != Side::Acceptor || self.socket(message.id, Side::Acceptor).is_some() {
+            return;
+        }
+        if let Err(errno) = self.offer(now, message.id, edge, request) {
+            let kind = Kind::Reset(errno);
+            self.returns.push_back(Message { id: message.id, to: Side::Opener, kind });
+        }
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(id) = self.sockets.pop_timer(now) {
+            if let Some(socket) = self.sockets.get_mut(id) {
+                socket.joint.handle_timeout(now);
+                self.look_again(id);
+            }
+        }
+    }
+
+    /// The fabric has lost the other end of a socket.
+    pub fn handle_loss(&mut self, now: Instant, socket: SocketId) {
+        if let Some(it) = self.sockets.get_mut(socket) {
+            it.joint.handle_loss(now);
+            self.look_again(socket);
+        }
+    }
+
+    /// A guest may have sockets from now on.
+    pub fn add_guest(&mut self, vm: VmId, config: GuestConfig) {
+        let before = self.guests.insert(vm, Guest::new(config));
+        assert!(before.is_none(), "{vm:?} is there already");
+    }
+
+    /// A guest, its driver or its VMM is gone; what it had is reset.
+    pub fn remove_guest(&mut self, now: Instant, vm: VmId) -> Option<GuestConfig> {
+        let all: Vec<_> = self.guests.get(&vm)?.ports.values().copied().collect();
+        all.into_iter().for_each(|id| self.lose(now, id));
+        self.guests.remove(&vm).map(|guest| guest.config)
+    }
+
+    /// The next `len` bytes that are due go into the guest's memory, behind this header. There must
+    /// be room.
+    #[must_use]
+    pub fn give(&mut self, now: Instant, socket: SocketId, len: u32) -> Option<Header> {
+        let header = self.sockets.get_mut(socket)?.joint.give(now, len);
+        self.look_again(socket);
+        Some(header)
+    }
+
+    /// What is due.
+    #[must_use]
+    pub fn poll_output(&mut self, now: Instant) -> Option<Output> {
+        if let Some(message) = self.returns.pop_front() {
+            return Some(Output::Return(message));
+        }
+        while let Some(vm) = self.ready_guests.front().copied() {
+            if let Some(output) = self.poll_guest(vm) {
+                return Some(output);
+            }
+            self.ready_guests.pop_front();
+            if let Some(guest) = self.guests.get_mut(&vm) {
+                guest.is_ready = false;
+            }
+        }
+        while let Some(id) = self.ready.front().copied() {
+            if let Some(output) = self.poll_socket(now, id) {
+                return Some(output);
+            }
+            self.ready.pop_front();
+            if let Some(socket) = self.sockets.get_mut(id) {
+                socket.is_ready = false;
+                self.sockets.set_timer(id);
+            }
+        }
+        None
+    }
+
+    /// When [`Self::handle_timeout`] is to be called.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.sockets.next_timer()
+    }
+
+    fn poll_guest(&mut self, vm: VmId) -> Option<Output> {
+        let guest = self.guests.get_mut(&vm)?;
+        if let Some(header) = guest.strays.pop_front() {
+            return Some(Output::Packet(vm, header));
+        }
+        for control in guest.controls.values_mut() {
+            match control.poll() {
+                Some((header, Some(answer))) => return Some(Output::Answer(vm, header, answer)),
+                Some((header, None)) => return Some(Output::Packet(vm, header)),
+                None => {}
+            }
+        }
+        let spent: Vec<u32> = guest
+            .controls
+            .iter()
+            .filter(|(_, control)| control.connection.is_spent())
+            .map(|(port, _)| *port)
+            .collect();
+        spent.into_iter().for_each(|port| guest.forget_control(port));
+        None
+    }
+
+    fn poll_socket(&mut self, now: Instant, id: SocketId) -> Option<Output> {
+        let socket = self.sockets.get_mut(id)?;
+        if let Some(message) = socket.joint.poll_message(now) {
+            return Some(Output::Message(id, message, socket.request));
+        }
+        if let Some(header) = socket.joint.poll_packet() {
+            return Some(Output::Packet(socket.vm, header));
+        }
+        if socket.is_listed && socket.joint.is_closed() {
+            socket.is_listed = false;
+            let code = socket.joint.end().errno().map_or(Code::Done, Code::Failed);
+            let (vm, ports, request) = (socket.vm, socket.joint.ports(), socket.request);
+            if let Some(guest) = self.guests.get_mut(&vm) {
+                guest.forget(ports, code, request);
+            }
+        }
+        let socket = self.sockets.get(id)?;
+        if !socket.joint.is_spent() {
+            return None;
+        }
+        let end = socket.joint.end();
+        self.names.remove(&(end.id(), end.side()));
+        self.sockets.remove(id);
+        Some(Output::Gone(id))
+    }
+
+    /// A guest's socket connects.
+    fn connect(&mut self, now: Instant, vm: VmId, header: &Header) {
+        let guest = self.guests.get_mut(&vm).expect("asked before");
+        let full = self.sockets.count(vm) >= TOE_SOCKETS_MAX;
+        let wanted = if header.dst_port == control::SOCKETS && !full {
+            guest.take_wanted(header.src_port)
+        } else {
+            None
+        };
+        let Some(request) = wanted else { return self.stray(vm, header) };
+        let joint = Joint::connect(now, header, self.ids.name());
+        self.insert(vm, joint, request);
+    }
+
+    /// A guest is offered a connection.
+    fn offer(
+        &mut self,
+        now: Instant,
+        name: ShadowId,
+        edge: u64,
+        request: &Request,
+    ) -> Result<(), Errno> {
+        let has = |guest: &Guest| {
+            guest.config.network == request.network && guest.config.ips.contains(&request.to.ip())
+        };
+        let mut guests = self.guests.iter_mut().filter(|(_, guest)| has(guest));
+        let (vm, guest) = guests.next().ok_or(Errno::HostUnreachable)?;
+        let port = guest.listener(request.to).ok_or(Errno::Refused)?;
+        if self.sockets.count(*vm) >= TOE_SOCKETS_MAX {
+            return Err(Errno::Refused);
+        }
+        let (vm, ports) = (*vm, guest.host_port(port));
+        let joint = Joint::offer(now, guest.config.cid, ports, name, edge);
+        self.insert(vm, joint, *request);
+        Ok(())
+    }
+
+    fn insert(&mut self, vm: VmId, joint: Joint, request: Request) {
+        let (ports, name) = (joint.ports(), (joint.end().id(), joint.end().side()));
+        let id = self.sockets.insert(Socket::new(vm, joint, request));
+        self.names.insert(name, id);
+        self.guests.get_mut(&vm).expect("its guest is there").list(ports, id);
+        self.look_again(id);
+    }
+
+    /// A packet about a control connection.
+    fn handle_control(
+        &mut self,
+        vm: VmId,
+        header: &Header,
+        payload: usize,
+        read: &mut dyn FnMut(&mut [u8]) -> bool,
+        policy: &dyn Policy,
+    ) {
+        let Some(guest) = self.guests.get_mut(&vm) else { return };
+        let port = header.src_port;
+        let Some(control) = guest.controls.get_mut(&port) else {
+            let asks = header.op == Some(Op::Request) && header.kind == STREAM;
+            if !asks || guest.controls.len() >= TOE_CONTROLS_MAX {
+                return self.stray(vm, header);
+            }
+            guest.controls.insert(port, Control::new(header));
+            return self.look_at(vm);
+        };
+        match control.connection.handle(header, payload) {
+            Ok(Heard::Data(len)) => {
+                // It was let send no more than a few requests ahead.
+                let mut bytes = vec![0; len as usize];
+                // Taken out, so that answers may look at everything else.
+                let mut control = guest.controls.remove(&port).expect("it is there");
+                let understood = read(&mut bytes)
+                    && control.take(&bytes, |asked| self.answer(vm, port, asked, policy));
+                if !understood {
+                    control.connection.reset();
+                }
+                let guest = self.guests.get_mut(&vm).expect("it is there");
+                guest.controls.insert(port, control);
+            }
+            Ok(Heard::Accepted | Heard::Nothing | Heard::Finished) => {}
+            Ok(Heard::Closed { .. } | Heard::Reset) | Err(_) => {}
+        }
+        self.look_at(vm);
+    }
+
+    /// Answers what a process of a guest asks.
+    fn answer(&mut self, vm: VmId, port: u32, asked: Asked, policy: &dyn Policy) -> Answer {
+        let guest = self.guests.get_mut(&vm).expect("its packet is here");
+        if let Ask::Describe(ports) | Ask::Linger(ports) = asked.ask
+            && let Some(socket) = guest.ports.get(&ports)
+            && let Some(socket) = self.sockets.get_mut(*socket)
+        {
+            if matches!(asked.ask, Ask::Linger(_)) {
+                socket.joint.reset_on_close();
+            }
+            let code = socket.joint.end().errno().map_or(Code::Done, Code::Failed);
+            let addresses = Some(addresses(ports, &socket.request));
+            return Answer { addresses, ..Answer::of(asked, code) };
+        }
+        guest.answer(vm, port, asked, policy)
+    }
+
+    /// A packet is for no connection.
+    fn stray(&mut self, vm: VmId, header: &Header) {
+        if let Some(guest) = self.guests.get_mut(&vm) {
+            let cid = guest.config.cid;
+            guest.answer_stray(for_nobody(cid, header));
+            self.look_at(vm);
+        }
+    }
+
+    /// The guest knows nothing of a socket any more, and is not told.
+    fn lose(&mut self, now: Instant, id: SocketId) {
+        let Some(socket) = self.sockets.get_mut(id) else { return };
+        socket.joint.handle_guest_loss(now);
+        socket.is_listed = false;
+        let (vm, ports) = (socket.vm, socket.joint.ports());
+        if let Some(guest) = self.guests.get_mut(&vm) {
+            guest.ports.remove(&ports);
+        }
+        self.look_again(id);
+    }
+
+    /// A guest may have something to hear.
+    fn look_at(&mut self, vm: VmId) {
+        if let Some(guest) = self.guests.get_mut(&vm)
+            && !std::mem::replace(&mut guest.is_ready, true)
+        {
+            self.ready_guests.push_back(vm);
+        }
+    }
+
+    /// A socket may have something to say.
+    fn look_again(&mut self, id: SocketId) {
+        if let Some(socket) = self.sockets.get_mut(id)
+            && !std::mem::replace(&mut socket.is_ready, true)
+        {
+            self.ready.push_back(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,659 @@
+use super::*;
+use crate::common::Random;
+use crate::limits::{T_TOE_PROBE, TOE_LISTENERS_MAX, TOE_STRAYS_MAX, TOE_WANTED_MAX};
+use crate::wire::vsock::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use proptest::prelude::*;
+use std::net::SocketAddr;
+
+const NOW: Instant = Instant::from_secs(1000);
+const A: VmId = VmId(0);
+const B: VmId = VmId(1);
+/// Means harm.
+const C: VmId = VmId(2);
+/// The vsock port of the control connection of either guest.
+const CONTROL: u32 = 900;
+/// The vsock port at which B listens.
+const LISTENS: u32 = 4000;
+
+fn at(text: &str) -> SocketAddr {
+    text.parse().expect("an address")
+}
+
+/// All may connect, but not to ports 9 (native) and 10 (forbidden).
+struct Doorkeeper;
+
+impl Policy for Doorkeeper {
+    fn connect(&self, _: VmId, request: &Request) -> Code {
+        match request.to.port() {
+            9 => Code::Native,
+            10 => Code::Failed(Errno::Access),
+            _ => Code::Done,
+        }
+    }
+}
+
+/// A host with two guests, A (10.0.0.1) and B (10.0.0.2), whose packets the test writes.
+struct World {
+    host: Host,
+    now: Instant,
+    /// What each guest heard.
+    packets: [VecDeque<Header>; 3],
+    answers: [VecDeque<[u8; LEN]>; 3],
+    /// Bytes of answers that each guest has read.
+    read: [u32; 2],
+    /// Messages that are under way, and all that ever were.
+    messages: VecDeque<(Message, Request)>,
+    gone: usize,
+    returned: Vec<Message>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut host = Host::new(77);
+        for (vm, ip) in [(A, "10.0.0.1"), (B, "10.0.0.2")] {
+            let ips = vec![
+                ip.parse().expect("an address"),
+                format!("fd00::{}", vm.0 + 1).parse().expect("one"),
+            ];
+            host.add_guest(vm, GuestConfig { cid: cid(vm), network: 5, ips });
+        }
+        let mut world = Self {
+            host,
+            now: NOW,
+            packets: Default::default(),
+            answers: Default::default(),
+            read: [0; 2],
+            messages: VecDeque::new(),
+            gone: 0,
+            returned: Vec::new(),
+        };
+        for vm in [A, B] {
+            let _ = world.says(vm, Op::Request, (CONTROL, control::PORT), |_| {});
+            assert_eq!(world.heard(vm), [Op::Response]);
+        }
+        world
+    }
+
+    /// A guest says something from a port of its own to one of the host.
+    fn says(
+        &mut self,
+        vm: VmId,
+        op: Op,
+        ports: (u32, u32),
+        more: impl FnOnce(&mut Header),
+    ) -> Handled {
+        self.sends(vm, op, ports, &[], more)
+    }
+
+    fn sends(
+        &mut self,
+        vm: VmId,
+        op: Op,
+        (src_port, dst_port): (u32, u32),
+        payload: &[u8],
+        more: impl FnOnce(&mut Header),
+    ) -> Handled {
+        let mut header = Header {
+            src_cid: cid(vm),
+            dst_cid: HOST_CID,
+            src_port,
+            dst_port,
+            len: u32::try_from(payload.len()).expect("small"),
+            kind: STREAM,
+            op: Some(op),
+            flags: 0,
+            buf_alloc: 65_536,
+            fwd_cnt: 0,
+        };
+        more(&mut header);
+        let mut read = |to: &mut [u8]| {
+            to.copy_from_slice(&payload[..to.len()]);
+            true
+        };
+        let len = payload.len();
+        let handled = self.host.handle_packet(self.now, vm, &header, len, &mut read, &Doorkeeper);
+        self.collect();
+        handled
+    }
+
+    /// Takes what is due.
+    fn collect(&mut self) {
+        while let Some(output) = self.host.poll_output(self.now) {
+            match output {
+                Output::Message(_, message, request) => self.messages.push_back((message, request)),
+                Output::Return(message) => self.returned.push(message),
+                Output::Packet(vm, header) => {
+                    assert_eq!(header.dst_cid, cid(vm));
+                    self.packets[vm.0 as usize].push_back(header);
+                }
+                Output::Answer(vm, header, answer) => {
+                    assert_eq!((header.op, header.len), (Some(Op::Data), 64));
+                    self.answers[vm.0 as usize].push_back(answer);
+                }
+                Output::Gone(_) => self.gone += 1,
+            }
+        }
+    }
+
+    fn carry(&mut self) {
+        while let Some((message, request)) = self.messages.pop_front() {
+            if matches!(message.kind, Kind::Request { .. }) {
+                self.host.handle_request(self.now, &message, &request);
+            } else {
+                let _ = self.host.handle_message(self.now, &message);
+            }
+            self.collect();
+        }
+        for message in std::mem::take(&mut self.returned) {
+            let _ = self.host.handle_message(self.now, &message);
+            self.collect();
+        }
+    }
+
+    /// The operations that a guest has heard since it was last asked.
+    fn heard(&mut self, vm: VmId) -> Vec<Op> {
+        let packets = self.packets[vm.0 as usize].drain(..);
+        packets.map(|header| header.op.expect("known")).collect()
+    }
+
+    /// A process asks, and reads the answer: its code, and own and other address.
+    fn asks(&mut self, vm: VmId, ask: Ask) -> Answer {
+        let asked = Asked { tag: 5, ask };
+        let i = vm.0 as usize;
+        let fwd_cnt = self.read[i];
+        let ports = (CONTROL, control::PORT);
+        let _ = self.sends(vm, Op::Data, ports, &asked.emit(), |h| h.fwd_cnt = fwd_cnt);
+        let bytes = self.answers[i].pop_front().expect("an answer");
+        self.read[i] = fwd_cnt.wrapping_add(64);
+        self.packets[i].retain(|header| header.dst_port != CONTROL);
+        let codes = [Code::Done, Code::Native].into_iter();
+        let codes = codes.chain(Errno::ALL.map(Code::Failed));
+        let answers = codes.flat_map(|code| {
+            let of = Answer::of(asked, code);
+            [
+                of,
+                Answer {
+                    addresses: Some((address(&bytes, 32, 14), address(&bytes, 16, 12))),
+                    ..of
+                },
+            ]
+        });
+        let mut found = answers.filter(|answer| answer.emit() == bytes);
+        found.next().expect("an answer that there is")
+    }
+
+    /// A connects to B from vsock port `port`: B's ports.
+    fn connects(&mut self, port: u32, to: &str) -> (u32, u32) {
+        let ask = Ask::Connect { guest: port, from: at("0.0.0.0:40000"), to: at(to) };
+        assert_eq!(self.asks(A, ask).code, Code::Done);
+        assert_eq!(self.says(A, Op::Request, (port, control::SOCKETS), |_| {}), Handled::Done);
+        self.carry();
+        let request = self.packets[1].pop_front().expect("a request");
+        assert_eq!((request.op, request.dst_port), (Some(Op::Request), LISTENS));
+        let ports = (request.dst_port, request.src_port);
+        let _ = self.says(B, Op::Response, ports, |_| {});
+        self.carry();
+        assert_eq!(self.heard(A), [Op::Response]);
+        ports
+    }
+
+    fn listens(&mut self, text: &str) {
+        let ask = Ask::Listen { guest: LISTENS, at: at(text) };
+        assert_eq!(self.asks(B, ask).code, Code::Done);
+    }
+}
+
+fn cid(vm: VmId) -> u64 {
+    3 + u64::from(vm.0)
+}
+
+fn address(bytes: &[u8; LEN], ip: usize, port: usize) -> SocketAddr {
+    let octets: [u8; 16] = bytes[ip..ip + 16].try_into().expect("sixteen");
+    let ip = std::net::IpAddr::from(octets).to_canonical();
+    SocketAddr::new(ip, u16::from_le_bytes([bytes[port], bytes[port + 1]]))
+}
+
+fn both(header: &mut Header) {
+    header.flags = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
+}
+
+#[test]
+fn two_guests_connect_talk_and_close() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let b = w.connects(1025, "10.0.0.2:80");
+    let Handled::Carry(from, message) = w.sends(A, Op::Data, (1025, 2), b"hello", |_| {}) else {
+        panic!("to be carried");
+    };
+    assert_eq!(message.kind, Kind::Data { offset: 0, len: 5 });
+    let met = w.host.handle_message(NOW, &message);
+    let to = met.socket.expect("B's");
+    assert_eq!((met.verdict, to != from), (Verdict::Deliver, true));
+    assert_eq!(w.host.room_to_guest(to), 65_536);
+    let header = w.host.give(NOW, to, 5).expect("there is room");
+    assert_eq!((header.dst_port, header.src_port, header.len), (LISTENS, b.1, 5));
+    let own = Answer {
+        addresses: Some((at("10.0.0.2:80"), at("10.0.0.1:40000"))),
+        ..Answer::of(
+            Asked { tag: 5, ask: Ask::Describe(Ports { guest: b.0, host: b.1 }) },
+            Code::Done,
+        )
+    };
+    assert_eq!(w.asks(B, own.asked.ask), own);
+    let _ = w.says(A, Op::Shutdown, (1025, 2), both);
+    w.carry();
+    assert_eq!(w.heard(A), [Op::Reset]);
+    assert_eq!(w.heard(B), [Op::Shutdown]);
+    let _ = w.says(B, Op::Shutdown, b, |h| {
+        h.fwd_cnt = 5;
+        both(h);
+    });
+    w.carry();
+    assert_eq!((w.host.sockets(), w.gone), (0, 2));
+    assert_eq!(w.asks(B, own.asked.ask), own, "it ended clean, and that can be asked");
+}
+
+#[test]
+fn vtoe_06_who_reads_an_end_asks_how_it_came() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let b = w.connects(1025, "10.0.0.2:80");
+    let _ = w.says(B, Op::Reset, b, |_| {});
+    w.carry();
+    assert_eq!(w.heard(A), [Op::Reset]);
+    let a = Ask::Describe(Ports { guest: 1025, host: 2 });
+    assert_eq!(w.asks(A, a).code, Code::Failed(Errno::Reset));
+    let unknown = Ask::Describe(Ports { guest: 1026, host: 2 });
+    assert_eq!(w.asks(A, unknown).code, Code::Failed(Errno::Reset), "not clean");
+    assert_eq!(
+        w.asks(A, Ask::Linger(Ports { guest: 1026, host: 2 })).code,
+        Code::Failed(Errno::Reset)
+    );
+}
+
+#[test]
+fn vtoe_06_what_cannot_be_reached_says_why() {
+    let mut w = World::new();
+    w.listens("10.0.0.2:80");
+    let tries = [("10.0.0.2:81", Errno::Refused), ("10.0.0.7:80", Errno::HostUnreachable)];
+    for (port, (to, errno)) in (2000..).zip(tries) {
+        let ask = Ask::Connect { guest: port, from: at("10.0.0.1:40000"), to: at(to) };
+        assert_eq!(w.asks(A, ask).code, Code::Done);
+        let _ = w.says(A, Op::Request, (port, 2), |_| {});
+        w.carry();
+        assert_eq!(w.heard(A), [Op::Reset], "{to}");
+        let asked = w.asks(A, Ask::Describe(Ports { guest: port, host: 2 }));
+        assert_eq!(asked.code, Code::Failed(errno), "{to}");
+        assert_eq!(asked.addresses, Some((at("10.0.0.1:40000"), at(to))));
+    }
+    for (to, code) in [("10.0.0.2:9", Code::Native), ("10.0.0.2:10", Code::Failed(Errno::Access))] {
+        let ask = Ask::Connect { guest: 3000, from: at("10.0.0.1:40000"), to: at(to) };
+        assert_eq!(w.asks(A, ask).code, code);
+        let _ = w.says(A, Op::Request, (3000, 2), |_| {});
+        assert_eq!(w.heard(A), [Op::Reset], "nobody has let it");
+    }
+    assert_eq!(w.host.sockets(), 0);
+}
+
+#[test]
+fn vtoe_09_a_guest_is_nobody_but_itself() {
+    let mut w = World::new();
+    for (from, to) in [
+        ("10.0.0.2:5", "10.0.0.2:80"),
+        ("[fd00::2]:5", "[fd00::2]:80"),
+        ("0.0.0.0:0", "10.0.0.2:80"),
+    ] {
+        let ask = Ask::Connect { guest: 1025, from: at(from), to: at(to) };
+        assert_eq!(w.asks(A, ask).code, Code::Failed(Errno::AddressNotAvailable), "{from}");
+    }
+    let ask = Ask::Connect { guest: 1025, from: at("[::]:5"), to: at("[fd00::2]:80") };
+    assert_eq!(w.asks(A, ask).addresses, Some((at("[fd00::1]:5"), at("[fd00::2]:80"))));
+    let own = |guest, text| Ask::Listen { guest, at: at(text) };
+    assert_eq!(w.asks(A, own(1, "10.0.0.2:80")).code, Code::Failed(Errno::AddressNotAvailable));
+    assert_eq!(w.asks(A, own(1, "10.0.0.1:0")).code, Code::Failed(Errno::AddressNotAvailable));
+    assert_eq!(w.asks(A, own(1, "10.0.0.1:80")).code, Code::Done);
+    assert_eq!(w.asks(A, own(1, "10.0.0.1:80")).code, Code::Done);
+    assert_eq!(w.asks(A, own(2, "10.0.0.1:80")).code, Code::Failed(Errno::AddressInUse));
+    assert_eq!(w.asks(A, Ask::Unlisten { guest: 1 }).code, Code::Done);
+    assert_eq!(w.asks(A, own(2, "10.0.0.1:80")).code, Code::Done);
+    // Another CID than its own, or than the host's.
+    for lie in [|h: &mut Header| h.src_cid = 4, |h: &mut Header| h.dst_cid = 4] {
+        let _ = w.says(A, Op::Request, (CONTROL, control::PORT), lie);
+        assert_eq!(w.heard(A), [Op::Reset]);
+        assert_eq!(w.heard(B), []);
+    }
+}
+
+#[test]
+fn another_network_is_out_of_reach() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let (from, to) = (at("10.0.0.1:5"), at("10.0.0.2:80"));
+    let id = ShadowId { incarnation: 1, serial: 1 };
+    let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 9 } };
+    for (network, reached) in [(6, false), (5, true)] {
+        w.host.handle_request(NOW, &message, &Request { network, from, to });
+        w.collect();
+        assert_eq!(w.heard(B).len(), usize::from(reached));
+    }
+    let kind = Kind::Reset(Errno::HostUnreachable);
+    assert_eq!(w.returned, [Message { id, to: Side::Opener, kind }]);
+    w.host.handle_request(NOW, &message, &Request { network: 5, from, to });
+    w.collect();
+    assert_eq!((w.heard(B), w.host.sockets()), (vec![], 1), "it has come before");
+}
+
+#[test]
+fn requests_come_in_pieces_and_one_that_is_none_ends_the_control_connection() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let bytes = Asked { tag: 9, ask: Ask::Unlisten { guest: 1 } }.emit();
+    let ports = (CONTROL, control::PORT);
+    let _ = w.sends(A, Op::Data, ports, &bytes[..10], |_| {});
+    assert_eq!(w.answers[0].len(), 0);
+    let rest = [&bytes[10..], &bytes[..], &bytes[..63]].concat();
+    let _ = w.sends(A, Op::Data, ports, &rest, |_| {});
+    assert_eq!(w.answers[0].len(), 2);
+    w.packets[0].clear();
+    let _ = w.sends(A, Op::Data, ports, &[1], |_| {});
+    assert_eq!(w.heard(A), [Op::Reset]);
+    let _ = w.sends(A, Op::Data, ports, &[1], |_| {});
+    assert_eq!(w.heard(A), [Op::Reset], "there is none any more");
+    // B's goes as well, and with it its listener.
+    let _ = w.says(B, Op::Reset, ports, |_| {});
+    let _ = w.says(A, Op::Request, ports, |_| {});
+    w.read[0] = 0;
+    w.answers[0].clear();
+    assert_eq!(w.heard(A), [Op::Response]);
+    let ask = Ask::Connect { guest: 1, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    assert_eq!(w.asks(A, ask).code, Code::Done);
+    let _ = w.says(A, Op::Request, (1, 2), |_| {});
+    w.carry();
+    assert_eq!(w.heard(A), [Op::Reset]);
+}
+
+#[test]
+fn a_guest_that_reads_no_answers_cannot_ask_for_ever() {
+    let mut w = World::new();
+    let bytes = Asked { tag: 9, ask: Ask::Unlisten { guest: 1 } }.emit();
+    let mut asked = 0;
+    while w.heard(A).iter().all(|op| *op != Op::Reset) {
+        asked += 1;
+        assert!(asked < 100);
+        let _ = w.sends(A, Op::Data, (CONTROL, control::PORT), &bytes, |h| h.buf_alloc = 64);
+    }
+    assert_eq!(w.answers[0].len(), 1);
+    assert!(asked <= 2 * 16 + 1, "{asked}");
+}
+
+#[test]
+fn what_a_guest_can_make_the_host_keep_is_bounded() {
+    let mut w = World::new();
+    let wants = |guest| Ask::Connect { guest, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    let most = u32::try_from(TOE_WANTED_MAX).expect("small");
+    for port in 0..most {
+        assert_eq!(w.asks(A, wants(port)).code, Code::Done);
+    }
+    assert_eq!(w.asks(A, wants(most)).code, Code::Native);
+    assert_eq!(w.asks(A, wants(0)).code, Code::Done);
+    let listeners = u16::try_from(TOE_LISTENERS_MAX).expect("small");
+    let listen = |port| Ask::Listen { guest: 7, at: SocketAddr::new(at("10.0.0.1:1").ip(), port) };
+    for port in 1..=listeners {
+        assert_eq!(w.asks(A, listen(port)).code, Code::Done);
+    }
+    assert_eq!(w.asks(A, listen(listeners + 1)).code, Code::Native);
+    for port in 0..2 * u32::try_from(TOE_CONTROLS_MAX).expect("small") {
+        let _ = w.says(A, Op::Request, (10_000 + port, control::PORT), |_| {});
+    }
+    let responses = w.heard(A).iter().filter(|op| **op == Op::Response).count();
+    assert_eq!(responses, TOE_CONTROLS_MAX - 1);
+    // Packets for nobody, and nobody who takes the answers.
+    let mut none = |_: &mut [u8]| false;
+    let stray = Header { op: Some(Op::Data), src_port: 1, ..stray_header() };
+    for _ in 0..1000 {
+        let _ = w.host.handle_packet(NOW, A, &stray, 0, &mut none, &Doorkeeper);
+    }
+    w.collect();
+    assert_eq!(w.heard(A).len(), TOE_STRAYS_MAX);
+}
+
+fn stray_header() -> Header {
+    Header {
+        src_cid: 3,
+        dst_cid: HOST_CID,
+        src_port: 1,
+        dst_port: 2,
+        len: 0,
+        kind: STREAM,
+        op: None,
+        flags: 0,
+        buf_alloc: 0,
+        fwd_cnt: 0,
+    }
+}
+
+#[test]
+fn a_guest_that_goes_resets_its_peers_and_comes_back_without_a_past() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let b = w.connects(1025, "10.0.0.2:80");
+    let config = w.host.remove_guest(NOW, A).expect("it was there");
+    w.collect();
+    w.host.add_guest(A, config);
+    w.carry();
+    assert_eq!((w.heard(A), w.heard(B)), (vec![], vec![Op::Reset]));
+    assert_eq!(w.host.sockets(), 0);
+    let _ = w.sends(A, Op::Data, (1025, 2), b"late", |_| {});
+    assert_eq!(w.heard(A), [Op::Reset]);
+    assert_eq!(
+        w.asks(B, Ask::Describe(Ports { guest: b.0, host: b.1 })).code,
+        Code::Failed(Errno::Reset)
+    );
+}
+
+#[test]
+fn a_socket_that_gave_up_connecting_in_silence_leaves_its_port_to_the_next() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    for serial in 0..2 {
+        assert_eq!(w.asks(A, ask).code, Code::Done);
+        let _ = w.says(A, Op::Request, (1025, 2), |_| {});
+        let name = ShadowId { incarnation: 77, serial };
+        assert_eq!(w.messages.back().map(|(message, _)| message.id), Some(name));
+    }
+    w.carry();
+    let calls: Vec<Header> = w.packets[1].drain(..).collect();
+    assert_eq!(calls.iter().filter(|h| h.op == Some(Op::Reset)).count(), 1, "the first is off");
+    assert_eq!(w.heard(A), []);
+}
+
+#[test]
+fn an_end_whose_peer_is_forgotten_finds_out_by_a_probe() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let _ = w.connects(1025, "10.0.0.2:80");
+    let _ = w.says(A, Op::Reset, (1025, 2), |_| {});
+    w.messages.clear();
+    assert_eq!(w.host.poll_timeout(), Some(NOW + T_TOE_PROBE).min(w.host.poll_timeout()));
+    w.now = NOW + T_TOE_PROBE;
+    w.host.handle_timeout(w.now);
+    w.collect();
+    w.carry();
+    assert_eq!((w.heard(B), w.host.sockets()), (vec![Op::Reset], 0));
+}
+
+#[test]
+fn vtoe_13_a_hundred_thousand_connections_use_the_same_ports_and_late_messages_meet_none() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let mut random = Random::new(13);
+    let mut late: VecDeque<Message> = VecDeque::new();
+    for round in 0..100_000_u64 {
+        let b = w.connects(1025, "10.0.0.2:80");
+        let Handled::Carry(_, message) = w.sends(A, Op::Data, (1025, 2), b"x", |_| {}) else {
+            panic!("to be carried");
+        };
+        assert_eq!(message.id, ShadowId { incarnation: 77, serial: round });
+        // Whatever an earlier connection said comes now: nobody hears it.
+        if let Some(message) = late.pop_front() {
+            let met = w.host.handle_message(NOW, &message);
+            assert_eq!((met.socket, met.verdict), (None, Verdict::Done));
+            w.collect();
+            assert!(w.returned.is_empty());
+        }
+        late.push_back(message);
+        let to = w.host.handle_message(NOW, &message).socket.expect("B's");
+        let _ = w.host.give(NOW, to, 1).expect("there is room");
+        let first = if random.percent(50) { (A, (1025, 2), 0) } else { (B, b, 1) };
+        let second = if first.0 == A { (B, b, 1) } else { (A, (1025, 2), 0) };
+        for (vm, ports, fwd_cnt) in [first, second] {
+            let _ = w.says(vm, Op::Shutdown, ports, |h| {
+                h.fwd_cnt = fwd_cnt;
+                both(h);
+            });
+            late.extend(w.messages.iter().map(|(message, _)| *message));
+            w.carry();
+        }
+        let tail = late.len().saturating_sub(500);
+        late.drain(..tail);
+        w.packets.iter_mut().for_each(VecDeque::clear);
+        assert_eq!(w.host.sockets(), 0, "round {round}");
+    }
+}
+
+/// A packet of somebody who means harm: most make sense, or the rest would reach nothing.
+fn harm(random: &mut Random) -> (Header, Vec<u8>) {
+    let (mut header, mut payload) = anything(random);
+    let port = 1025 + u32::try_from(random.below(3)).expect("small");
+    let (op, ports) = match random.below(8) {
+        0 => (Op::Request, (1024, control::PORT)),
+        1 => {
+            let ask = Ask::Connect { guest: port, from: at("0.0.0.0:5"), to: at("10.0.0.2:80") };
+            payload = Asked { tag: 1, ask }.emit().to_vec();
+            (Op::Data, (1024, control::PORT))
+        }
+        2 => (Op::Request, (port, control::SOCKETS)),
+        3 | 4 => (Op::Data, (port, control::SOCKETS)),
+        _ => return (header, payload),
+    };
+    let len = if op == Op::Data { payload.len() } else { 0 };
+    header = Header {
+        src_cid: 5,
+        dst_cid: HOST_CID,
+        src_port: ports.0,
+        dst_port: ports.1,
+        len: u32::try_from(len).expect("small"),
+        kind: STREAM,
+        op: Some(op),
+        fwd_cnt: 0,
+        ..header
+    };
+    (header, payload)
+}
+
+/// A packet whose fields have nothing to do with each other.
+fn anything(random: &mut Random) -> (Header, Vec<u8>) {
+    let pick = |random: &mut Random, from: &[u32]| {
+        let i = usize::try_from(random.below(from.len() as u64)).expect("small");
+        from[i]
+    };
+    let len = pick(random, &[0, 0, 0, 1, 64, 64, 100, 1024, 1025]);
+    let mut payload = vec![0; len as usize];
+    payload.fill_with(|| u8::try_from(random.below(256)).expect("a byte"));
+    if random.percent(70) && payload.len() >= LEN {
+        let port = 1024 + u32::try_from(random.below(4)).expect("small");
+        let ports = Ports { guest: port, host: pick(random, &[1, 2, 65_536, 65_537]) };
+        let asks = [
+            Ask::Connect { guest: port, from: at("0.0.0.0:5"), to: at("10.0.0.2:80") },
+            Ask::Connect { guest: port, from: at("10.0.0.3:5"), to: at("10.0.0.3:80") },
+            Ask::Connect { guest: port, from: at("10.0.0.1:5"), to: at("10.0.0.2:80") },
+            Ask::Listen { guest: port, at: at("0.0.0.0:80") },
+            Ask::Unlisten { guest: port },
+            Ask::Describe(ports),
+            Ask::Linger(ports),
+        ];
+        let ask = asks[usize::try_from(random.below(7)).expect("small")];
+        payload[..LEN].copy_from_slice(&Asked { tag: 1, ask }.emit());
+    }
+    let op = usize::try_from(random.below(9)).expect("small");
+    let header = Header {
+        src_cid: if random.percent(97) { 5 } else { random.below(6) },
+        dst_cid: if random.percent(97) { HOST_CID } else { random.below(6) },
+        src_port: 1024 + u32::try_from(random.below(4)).expect("small"),
+        dst_port: pick(random, &[1, 1, 2, 2, 65_536, 65_537, 65_538, 0, u32::MAX]),
+        len: if random.percent(95) { len } else { pick(random, &[0, 1, 65_536, u32::MAX]) },
+        kind: if random.percent(97) { STREAM } else { 2 },
+        op: Op::ALL.get(op).copied(),
+        flags: pick(random, &[0, 0, 1, 2, 3, u32::MAX]),
+        buf_alloc: pick(random, &[0, 64, 65_536, 65_536, u32::MAX]),
+        fwd_cnt: pick(random, &[0, 0, 0, 64, 128, u32::MAX]),
+    };
+    (header, payload)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn whatever_one_guest_says_the_others_get_their_bytes(seed: u64) {
+        let mut w = World::new();
+        let ips = vec!["10.0.0.3".parse().expect("an address")];
+        w.host.add_guest(C, GuestConfig { cid: 5, network: 5, ips });
+        w.listens("0.0.0.0:80");
+        let b = w.connects(1025, "10.0.0.2:80");
+        let mut random = Random::new(seed);
+        let (mut given, mut carried) = (0_u32, 0);
+        for _ in 0..2000 {
+            let (header, payload) = harm(&mut random);
+            let handled = w.sends(C, Op::Data, (0, 0), &payload, |h| *h = header);
+            if let Handled::Carry(_, message) = handled {
+                carried += 1;
+                let is_data = matches!(message.kind, Kind::Data { .. });
+                prop_assert!(is_data);
+                let met = w.host.handle_message(w.now, &message);
+                if let (Some(socket), Verdict::Deliver) = (met.socket, met.verdict) {
+                    let room = w.host.room_to_guest(socket).min(payload.len() as u64);
+                    let _ = w.host.give(w.now, socket, u32::try_from(room).expect("small"));
+                }
+                w.collect();
+            }
+            w.carry();
+            if random.percent(5) {
+                let sent = w.sends(A, Op::Data, (1025, 2), b"honest", |_| {});
+                let Handled::Carry(_, message) = sent else { panic!("to be carried") };
+                let met = w.host.handle_message(w.now, &message);
+                prop_assert_eq!(met.verdict, Verdict::Deliver);
+                let header = w.host.give(w.now, met.socket.expect("B's"), 6).expect("room");
+                prop_assert_eq!((header.dst_port, header.src_port), b);
+                given += 6;
+                let _ = w.says(B, Op::CreditUpdate, b, |h| h.fwd_cnt = given);
+            }
+            // B's kernel accepts whoever comes.
+            for header in w.packets[1].drain(..).collect::<Vec<_>>() {
+                if header.op == Some(Op::Request) {
+                    let _ = w.says(B, Op::Response, (header.dst_port, header.src_port), |_| {});
+                }
+            }
+            w.carry();
+            prop_assert!(w.packets[0].drain(..).all(|h| h.op == Some(Op::CreditUpdate)));
+        }
+        let described = w.asks(B, Ask::Describe(Ports { guest: b.0, host: b.1 }));
+        prop_assert_eq!(described.code, Code::Done);
+        w.host.remove_guest(w.now, C);
+        w.collect();
+        w.carry();
+        let _ = w.says(A, Op::Shutdown, (1025, 2), both);
+        w.carry();
+        let _ = w.says(B, Op::Shutdown, b, |h| {
+            h.fwd_cnt = given;
+            both(h);
+        });
+        w.carry();
+        prop_assert!(carried > 0, "it meant no harm");
+        // What C had closed by itself waits for B.
+        w.host.remove_guest(w.now, B);
+        w.collect();
+        w.carry();
+        prop_assert_eq!(w.host.sockets(), 0);
+    }
+}

@@ -1,0 +1,131 @@
+//! The sockets of all guests, each at a place of its own, and their timers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::joint::Joint;
+use super::message::Request;
+use crate::time::Instant;
+
+/// A guest's virtual machine, by a number of the caller's choice.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct VmId(pub u32);
+
+/// A socket (the VTOE paper's socket ID). A place is used again; its generation is not.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct SocketId {
+    place: u32,
+    generation: u64,
+}
+
+/// A socket of a guest.
+#[derive(Debug)]
+pub(super) struct Socket {
+    pub(super) vm: VmId,
+    pub(super) joint: Joint,
+    /// Who connected to whom.
+    pub(super) request: Request,
+    /// The guest's kernel knows it by its ports.
+    pub(super) is_listed: bool,
+    /// It stands in the queue of those to be polled.
+    pub(super) is_ready: bool,
+    /// When its timers are looked at: not later than they are due.
+    timer: Option<Instant>,
+}
+
+impl Socket {
+    pub(super) const fn new(vm: VmId, joint: Joint, request: Request) -> Self {
+        Self { vm, joint, request, is_listed: true, is_ready: false, timer: None }
+    }
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Sockets {
+    places: Vec<(u64, Option<Socket>)>,
+    free: Vec<u32>,
+    /// How many each guest has.
+    counts: BTreeMap<VmId, usize>,
+    timers: BTreeSet<(Instant, SocketId)>,
+}
+
+impl Sockets {
+    pub(super) fn insert(&mut self, socket: Socket) -> SocketId {
+        *self.counts.entry(socket.vm).or_default() += 1;
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            u32::try_from(self.places.len() - 1).expect("sockets are bounded per guest")
+        });
+        let (generation, there) = &mut self.places[place as usize];
+        *generation += 1;
+        *there = Some(socket);
+        SocketId { place, generation: *generation }
+    }
+
+    pub(super) fn get(&self, id: SocketId) -> Option<&Socket> {
+        let (generation, socket) = self.places.get(id.place as usize)?;
+        socket.as_ref().filter(|_| *generation == id.generation)
+    }
+
+    pub(super) fn get_mut(&mut self, id: SocketId) -> Option<&mut Socket> {
+        let (generation, socket) = self.places.get_mut(id.place as usize)?;
+        socket.as_mut().filter(|_| *generation == id.generation)
+    }
+
+    pub(super) fn remove(&mut self, id: SocketId) -> Option<Socket> {
+        let timer = self.get(id)?.timer;
+        if let Some(at) = timer {
+            self.timers.remove(&(at, id));
+        }
+        self.free.push(id.place);
+        let socket = self.places[id.place as usize].1.take()?;
+        let count = self.counts.get_mut(&socket.vm).expect("it was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.counts.remove(&socket.vm);
+        }
+        Some(socket)
+    }
+
+    /// How many a guest has, also those that its kernel has forgotten.
+    pub(super) fn count(&self, vm: VmId) -> usize {
+        self.counts.get(&vm).copied().unwrap_or(0)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+
+    /// A timer that is nearer than the one that is set is set. One that has moved away is left: it
+    /// will be looked at too early, once, instead of being moved with every packet.
+    pub(super) fn set_timer(&mut self, id: SocketId) {
+        let Some(socket) = self.get_mut(id) else { return };
+        let due = socket.joint.poll_timeout();
+        let before = socket.timer;
+        if let Some(at) = due
+            && before.is_none_or(|before| at < before)
+        {
+            socket.timer = due;
+            if let Some(before) = before {
+                self.timers.remove(&(before, id));
+            }
+            self.timers.insert((at, id));
+        }
+    }
+
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// A socket whose timers are to be looked at.
+    pub(super) fn pop_timer(&mut self, now: Instant) -> Option<SocketId> {
+        let (at, id) = *self.timers.first()?;
+        if at > now {
+            return None;
+        }
+        self.timers.pop_first();
+        if let Some(socket) = self.get_mut(id) {
+            socket.timer = None;
+        }
+        Some(id)
+    }
+}
