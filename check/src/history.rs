@@ -14,6 +14,7 @@ use crate::out::{In, Out};
 use crate::rules::early_acceptance::{self, Acceptable};
 use crate::rules::one_endpoint::has_odd_block;
 use crate::rules::quality::{self, Quality};
+use crate::rules::right_edge;
 use crate::stream::Stream;
 use crate::tap::{FlowName, Tapped};
 use crate::wire::{Ip, Seq, Tcp, TcpFlags};
@@ -61,7 +62,7 @@ pub struct History {
     pub net_keeps_window: bool,
     /// R's newest acknowledgement of G, since when it has acknowledged no more, and that it had
     /// acknowledged all that G had sent by then.
-    stands: (u64, Instant, bool),
+    pub(crate) stands: (u64, Instant, bool),
     /// Somebody sends G fragments: what it acknowledges the host may not have seen.
     pub fragments: bool,
     /// Longest IP packet that G's port takes.
@@ -420,11 +421,6 @@ impl History {
         self.stands = (acked, if stands { since } else { at }, end <= acked);
     }
 
-    /// For so long R has acknowledged nothing of what G has sent.
-    pub(crate) fn stood_for(&self, at: Instant) -> Duration {
-        at.since(self.stands.1)
-    }
-
     /// An RST; one of a connection before on these ports ends nothing.
     fn note_reset(&mut self, at: Instant, from: Side, seq: u64) {
         if self.is_of_earlier(from, seq) {
@@ -568,12 +564,14 @@ impl History {
         };
         // G may judge a lie by more than it had sent when that came (seed 37737).
         let lie = o.waited && o.ack.is_some_and(|ack| r.lies.contains(&ack));
+        let ends = self.floods && o.to == Side::G && right_edge::has_stood_long(self, o.at);
         let e = self.end_mut(o.to);
         // G refuses an ACK of what it has not sent.
         let refused = o.to == Side::G && (lie || o.ack.is_some_and(|ack| ack > e.end.min(said)));
         if let Some(ack) = o.ack.filter(|_| !refused) {
             e.ack_to = e.ack_to.max(ack);
-            e.edge_to = e.edge_to.max(o.edge);
+            // What the host takes back then, G counts on no longer.
+            e.edge_to = if ends { o.edge } else { e.edge_to.max(o.edge) };
         }
         let syn = u64::from(o.tcp.flags.syn());
         if takes {

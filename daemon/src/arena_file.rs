@@ -46,7 +46,8 @@ impl ArenaFile {
     /// # Errors
     /// See [`ArenaFileError`]; then it has memory for `now`, as before.
     pub fn grow(&self, now: ArenaSize, size: ArenaSize) -> Result<(), ArenaFileError> {
-        allocate(&self.path, &self.file, size).inspect_err(|_| give_back_beyond(&self.file, now))
+        let result = allocate(&self.path, &self.file, Some(now), size);
+        result.inspect_err(|_| give_back_beyond(&self.file, now))
     }
 
     /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
@@ -144,7 +145,7 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     }
     let size = ArenaSize { records: size.records.max(before.records), ..size };
     let both = ArenaSize { pages: size.pages.max(before.pages), ..size };
-    allocate(path, &file, both)?;
+    allocate(path, &file, None, both)?;
     let memory = sys::map_forever(file.as_fd(), file_len()).map_err(io)?;
     let mut arena = Arena::open(memory).map_err(explain)?;
     let is_new = arena.records().next().is_none();
@@ -247,7 +248,7 @@ fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), Are
     let _ = std::fs::remove_file(&new);
     let result = (|| {
         let file = lock(&new, true)?;
-        allocate(path, &file, size)?;
+        allocate(path, &file, None, size)?;
         file.set_len(file_len() as u64).map_err(error)?;
         let memory = sys::map_forever(file.as_fd(), file_len()).map_err(error)?;
         let instance = u64::from(std::process::id());
@@ -263,13 +264,24 @@ fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), Are
     result
 }
 
-/// Takes memory for so much now, so that a write to the mapping can never find none.
-fn allocate(path: &Path, file: &File, size: ArenaSize) -> Result<(), ArenaFileError> {
+/// Takes memory for so much now, so that a write to the mapping can never find none. What there is
+/// for `now` already is not asked for again: the kernel looks at each page of a range, 0.1 s a GB.
+fn allocate(
+    path: &Path,
+    file: &File,
+    now: Option<ArenaSize>,
+    size: ArenaSize,
+) -> Result<(), ArenaFileError> {
     let no_room = |bytes: usize| ArenaFileError::NoRoom { path: path.into(), bytes: bytes as u64 };
     if size.records > PLACES.records || size.pages > PLACES.pages {
         return Err(no_room(size.pages.saturating_mul(PAGE)));
     }
-    let ranges = Arena::ranges(PLACES, size);
+    let mut ranges = Arena::ranges(PLACES, size);
+    if let Some(now) = now {
+        for (range, has) in ranges.iter_mut().zip(Arena::ranges(PLACES, now)) {
+            range.start = has.end;
+        }
+    }
     let sum = ranges.iter().map(Range::len).sum();
     for range in ranges.into_iter().filter(|range| !range.is_empty()) {
         fallocate(file, FallocateFlags::empty(), bytes(range.start), bytes(range.len())).map_err(

@@ -6,7 +6,7 @@
 //! (ARCHITECTURE, "Decisions"). Toward G the edge is R's own; with congestion offload the host may
 //! lend a mebibyte more (FLOOD-14), and keeps its word of what G has used.
 
-use nightporter_core::time::Duration;
+use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
 use crate::history::{BASE, History, Side};
@@ -19,6 +19,11 @@ const AHEAD: u64 = 1 << 20;
 /// intervals that double, may leave it to its guest (FLOOD-12, FLOOD-23, FLOOD-32).
 const STOOD_LONG: Duration = Duration::from_secs(5);
 
+/// R has acknowledged nothing of what G has sent for so long.
+pub(crate) fn has_stood_long(h: &History, at: Instant) -> bool {
+    at.since(h.stands.1) >= STOOD_LONG
+}
+
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let ahead = if h.floods { AHEAD + (1 << h.shift(Side::R)) } else { 0 };
     let shown = h.end(Side::R).edge_max + ahead;
@@ -29,8 +34,7 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     // A flow is handed back at once, whatever G has used, if R acknowledges nothing for long, and
     // if it claims again and again what it was not sent: G may have sent it past the host
     // (FLOOD-08).
-    let stood = h.stood_for(o.at) >= STOOD_LONG;
-    let at_once = h.floods && (stood || h.end(Side::R).lied > BASE);
+    let at_once = h.floods && (has_stood_long(h, o.at) || h.end(Side::R).lied > BASE);
     let honest = h.net_keeps_window && !at_once;
     let honest = honest && h.hostile == [false; 2] && h.was_on && !h.interrupted && !h.past;
     let to_guest = o.to == Side::G && o.gated && !o.waited && o.ack.is_some() && h.is_open();

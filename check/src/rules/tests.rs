@@ -556,13 +556,24 @@ fn what_the_guest_has_used_of_a_loan_goes_only_when_the_remote_acknowledges_noth
         s.ms(idle_ms);
         if used {
             s.guest_sends(&with(seg(Side::G, 1, 1), |x| x.flags = PUSH), &[7; 1000]);
+            s.net_gets(&seg(Side::G, 1, 1), &[7]); // a probe
         }
         let shut = with(seg(Side::R, 1, 1), |x| x.window = 0);
         s.net_sends(&shut, &[]);
         s.ms(ms);
         s.net_sends(&shut, &[]);
         s.guest_gets(&shut, &[]);
-        if fine { s.accepted() } else { s.refused_by(Rule::RightEdge) }
+        if !fine {
+            s.refused_by(Rule::RightEdge);
+            continue;
+        }
+        // From then on the guest counts on what it is shown, though it has sent more.
+        for field in [6, 5] {
+            let opens = with(seg(Side::R, 1, 1 + u32::from(used)), |x| x.window = field);
+            s.net_sends(&opens, &[]);
+            s.guest_gets(&opens, &[]);
+            s.accepted();
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl RttEstimator {
         (min < NEVER).then_some(min)
     }
 
-    /// Timeouts since the last sample, or since R has shown room.
+    /// Timeouts since the last sample, or since R's window was shut or opened.
     #[must_use]
     pub const fn backoffs(&self) -> u8 {
         self.backoffs
@@ -107,7 +107,7 @@ impl RttEstimator {
         self.initial = WIRE_RTO_AFTER_SYN;
     }
 
-    /// R shows room again: the next probe of its window is the first.
+    /// R shows no room any more, or room again: the next probe of its window is the first.
     pub const fn on_room(&mut self) {
         self.backoffs = 0;
     }

@@ -255,7 +255,7 @@ impl Sender {
         if dsack.is_some() {
             self.rack.on_dsack(a.ack, self.next());
         }
-        let was_shut = self.is_shut();
+        let had_room = self.has_room();
         let mut arrived = self.take(now, a);
         self.net_edge = a.edge;
         if let Some(sample) = arrived.sample {
@@ -265,8 +265,9 @@ impl Sender {
         let moved = arrived.acked > 0;
         if moved {
             self.on_moved(now);
-        } else if was_shut && !self.is_shut() {
-            self.rtt.on_room();
+        }
+        if had_room != self.has_room() {
+            self.rtt.on_room(); // probes are counted by themselves
         }
         let duplicate = a.bare && !moved && a.blocks.is_empty() && before.flight > 0;
         let twice = dsack.map(|(_, to)| to);

@@ -351,14 +351,11 @@ impl Flow {
 
     /// R's (ack, window, SACK). Whether G should know of it.
     fn on_ack_of_segment(&mut self, cx: &mut FlowContext<'_, '_>, range: Range, tcp: &Tcp) -> bool {
-        let (una, shift) = (self.outbound.una(), self.options.shift_r);
+        let shift = self.options.shift_r;
         let (options, edge) = (&tcp.options, self.outbound.edge(shift));
         let (ts, sack) = (options.timestamps, &options.sack);
         let new = self.on_ack_from_net(range.seq, tcp.ack, tcp.window, ts, sack);
-        self.on_ack_for_flooded(cx, range, tcp, edge);
-        let now = self.outbound.una();
-        // G is shown a window of H's: what R's says is no news to it (FLOOD-09).
-        self.losses.flooded().map_or(new, |flooded| now > una || flooded.opens(now, shift))
+        self.on_ack_for_flooded(cx, range, tcp, edge).unwrap_or(new)
     }
 
     /// The same, in parts.

@@ -146,9 +146,10 @@ impl Flow {
         cx.vm.counters.acks_made += 1;
     }
 
-    /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged.
+    /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged. An R
+    /// that has taken back its window takes none from beyond (K-06).
     pub(super) fn reset_to_net(&mut self, cx: &mut FlowContext<'_, '_>) {
-        let seq = self.outbound.sent();
+        let seq = self.outbound.pure_ack_seq(self.options.shift_r);
         self.emit_to_net(cx, seq, RST_ACK, None);
     }
 
@@ -273,10 +274,11 @@ impl Flow {
     pub(super) fn gate_to_guest(&mut self, f: &mut Frame<'_>, seq: u64) {
         let (ip, tcp) = (f.ip, f.tcp);
         let mut edit = TcpEdit::new(f.bytes, ip, tcp, f.hdr.needs_csum());
+        let (ack, window) = self.shown_to_guest();
         edit.set_seq(Seq::wrap(seq));
-        edit.set_ack(Seq::wrap(self.outbound.una()));
+        edit.set_ack(Seq::wrap(ack));
         // With a new sequence number, G would believe an old window (K-05).
-        edit.set_window(self.window_to_guest());
+        edit.set_window(window);
         if let Some(ts) = tcp.options.timestamps {
             self.timestamps.on_tsval_from_net(ts.tsval);
             edit.set_timestamps(self.timestamps.to_guest().tsval, ts.tsecr);
@@ -297,12 +299,12 @@ impl Flow {
         self.outbound.on_ack_shown(self.sack_to_guest_due());
     }
 
-    /// The window field for G: R's own, unless H sends for G (FLOOD-14).
+    /// ACK number and window field for G: R's own, unless H sends for G (FLOOD-12, FLOOD-14).
     #[inline(always)]
-    fn window_to_guest(&mut self) -> u16 {
+    fn shown_to_guest(&mut self) -> (u64, u16) {
         match self.losses.flooded_mut() {
-            None => self.outbound.window(),
-            Some(flooded) => flooded.window(self.outbound.una(), self.options.shift_r),
+            None => (self.outbound.una(), self.outbound.window()),
+            Some(flooded) => flooded.shown_to_guest(self.options.shift_r),
         }
     }
 
@@ -362,11 +364,12 @@ impl Flow {
             other => other,
         };
         self.outbound.on_ack_shown(false);
-        let (window, sack) = if self.losses.any() {
+        let (ack, window, sack) = if self.losses.any() {
             let pure = flags == TcpFlags::ACK && payload_len == 0;
-            (self.window_to_guest(), self.sack_to_guest(pure))
+            let (ack, window) = self.shown_to_guest();
+            (ack, window, self.sack_to_guest(pure))
         } else {
-            (self.outbound.window(), SackBlocks::default()) // nearly always
+            (self.outbound.una(), self.outbound.window(), SackBlocks::default()) // nearly always
         };
         let echo = self.outbound.ece_to_guest() && !flags.contains(TcpFlags::RST);
         let flags = if echo { flags.union(TcpFlags::ECE) } else { flags };
@@ -382,7 +385,7 @@ impl Flow {
             src_port: cx.key.r_port,
             dst_port: cx.key.g_port,
             seq: Seq::wrap(seq),
-            ack: Seq::wrap(self.outbound.una()),
+            ack: Seq::wrap(ack),
             flags,
             window,
             timestamps: self.options.timestamps.then_some(self.timestamps.to_guest()),

@@ -5,6 +5,7 @@ use crate::limits;
 use crate::store::arena::Arena;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
 use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::outbound::flooded::Flooded;
 use crate::tcp::timers::Timer;
 use crate::tcp::vm::Vm;
 use crate::tcp::{Fate, FlowContext, RST_ACK};
@@ -122,7 +123,11 @@ impl Flow {
             self.release_inbound(cx.arena, cx.vm);
             self.free_record(cx.arena);
         } else {
+            let unsent = self.losses.unsent().max(self.losses.flooded().map_or(0, Flooded::shown));
             self.give_back(cx);
+            if unsent > self.outbound.sent() {
+                self.losses.note_unsent(unsent); // FLOOD-08
+            }
         }
     }
 
@@ -136,7 +141,7 @@ impl Flow {
     /// Store and reservation go back; the record stays.
     fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.release_inbound(arena, vm);
-        self.note_lent();
+        self.note_sender_gone();
         if let Some(flooded) = self.losses.flooded_mut() {
             flooded.release(arena, vm);
         }

@@ -54,45 +54,28 @@ pub(crate) struct Outbound {
 }
 
 /// What the next sender for G has to know of the time before it. It is in one byte because a flow
-/// has no room for another: SYNs count until there is a sender, and the others from then on.
+/// has no room for another: SYNs count for the first sender only.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before(u8);
 
 impl Before {
-    /// There was a sender; the other bits say how many units G is ahead of R, or [`Self::LATE`].
-    const SENDER: u8 = 0x80;
-    /// R once let it wait for room.
-    const LATE: u8 = 0xff;
-    const UNIT: u64 = limits::OUTBOUND_AHEAD_MAX / 64;
+    /// R once let a sender wait for room.
+    const LATE: u8 = u8::MAX;
 
     /// Times that G has repeated its SYN or SYN-ACK: the first window depends on it (FLOOD-19).
     pub(crate) const fn syn_copies(self) -> u8 {
-        if self.0 < Self::SENDER { self.0 } else { 0 }
+        if self.is_late() { 0 } else { self.0 }
     }
 
-    /// Bytes by which G may believe that its room ends beyond R's, though nobody shows it now
-    /// (FLOOD-14).
-    pub(crate) fn lent(self) -> u64 {
-        let units = self.0 & !Self::SENDER;
-        if self.is_late() || units == self.0 { 0 } else { u64::from(units) * Self::UNIT }
-    }
-
-    /// R once let H wait for room.
+    /// R once let H wait for room (FLOOD-14).
     pub(crate) const fn is_late(self) -> bool {
         self.0 == Self::LATE
     }
 
     fn on_syn_copy(&mut self) {
-        if self.0 < Self::SENDER - 1 {
+        if self.0 < Self::LATE - 1 {
             self.0 += 1;
         }
-    }
-
-    /// H sends for G no longer. The room that G was shown, and has not used, ends `lent` bytes
-    /// beyond R's.
-    pub(crate) fn on_sender_gone(&mut self, lent: u64, late: bool) {
-        let units = u8::try_from(lent.div_ceil(Self::UNIT).min(64)).unwrap_or(64);
-        self.0 = if late { Self::LATE } else { Self::SENDER | units };
     }
 }
 
@@ -153,6 +136,11 @@ impl Outbound {
     #[inline]
     pub(crate) const fn window(&self) -> u16 {
         self.window
+    }
+
+    /// Largest window R ever showed, in bytes.
+    pub(crate) const fn window_max(&self) -> u32 {
+        self.window_max
     }
 
     /// Pure ACKs of G that went no further.
@@ -326,9 +314,9 @@ impl Outbound {
         self.before
     }
 
-    /// There is one, or none any more.
-    pub(crate) const fn before_mut(&mut self) -> &mut Before {
-        &mut self.before
+    /// H no longer sends for G; `late`: R let it wait for room.
+    pub(crate) fn on_sender_gone(&mut self, late: bool) {
+        self.before.0 = if late { Before::LATE } else { 0 };
     }
 
     /// A pure ACK of G went no further.

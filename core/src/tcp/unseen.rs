@@ -54,7 +54,7 @@ impl Flow {
         // Of what G has sent, and H has dropped, G would believe it.
         let ack = f.tcp.ack.unwrap(self.outbound.una());
         let shown = ack <= self.losses.unsent()
-            || self.losses.flooded().is_some_and(|flooded| flooded.has_shown(ack));
+            || self.losses.flooded().is_some_and(|flooded| ack <= flooded.shown());
         if bare && self.outbound.is_plausible(f.tcp) && !self.keeps_bytes() && !shown {
             self.gate_unseen_to_guest(f);
             return Some(Fate::Pass);

@@ -217,7 +217,18 @@ impl Vm {
     /// By how many such pages a flow that has `own` may grow, as [`Self::growth`].
     #[must_use]
     pub fn lendable_growth(&self, own: u64) -> u64 {
-        self.lendable().saturating_sub(own) / 2
+        self.lendable().saturating_sub(own + self.flooding_places()) / 2
+    }
+
+    /// The same for what R has shown no room for: half of all such pages are for what R has.
+    #[must_use]
+    pub fn lendable_ahead(&self, own: u64) -> u64 {
+        self.lendable().saturating_sub(own + self.budget_pages / 4) / 2
+    }
+
+    /// Pages that are to be free for the connections that begin next (FLOOD-28).
+    fn flooding_places(&self) -> u64 {
+        (FLOODING_PLACES * pages_for(FLOW_BUFFER_MIN)).min(self.budget_pages / 8)
     }
 
     fn lendable(&self) -> u64 {
@@ -229,12 +240,11 @@ impl Vm {
     #[must_use]
     pub fn controls_congestion(&self, now: Instant) -> bool {
         let lately = self.uncontrolled_at.is_some_and(|at| now.since(at) < T_UNCONTROLLED);
-        let places = FLOODING_PLACES * pages_for(FLOW_BUFFER_MIN);
         self.congestion_offload
             && self.offload
             && !self.draining
             && !lately
-            && self.lendable() >= places.min(self.budget_pages / 8)
+            && self.lendable() >= self.flooding_places()
     }
 
     /// The guest would not take what came from `remote` for `g_port`: no offload for them for

@@ -58,9 +58,11 @@ impl Turn {
         slot.touched = false;
         slot.waits = matches!(left, Left::Waits(_));
         let meant = std::mem::take(&mut slot.meant);
-        if (meant || slot.waits) && !slot.unseen {
+        if meant || slot.waits {
             slot.unseen = true;
-            self.unseen.push(port);
+            if !std::mem::replace(&mut slot.listed, true) {
+                self.unseen.push_back(port);
+            }
         }
         if left == Left::More {
             self.slots.touch(port);

@@ -12,7 +12,8 @@
 //! 1. what a command has made is sent;
 //! 2. the engine learns which guests have shown life, of those that have yet to see something. They
 //!    are looked at once in [`PROGRESS_INTERVAL`] and before timers run; those that are awake or
-//!    wait for room, each time;
+//!    wait for room, each time. If there are more than [`LOOKS_PER_TURN`], these take turns, but
+//!    for those that are awake: so a host of guests off their cores does not keep up one that runs;
 //! 3. timers that are due run, and what they made is sent;
 //! 4. every port that is awake is read, in the order of their numbers, at most
 //!    [`TurnConfig::frames_per_port`] frames and about `BYTES_PER_PORT`, so that no port keeps the
@@ -58,7 +59,7 @@ pub use slots::PortStats;
 use crate::engine::{AddPortError, Departure, Engine, FloodedFrame, Verdict};
 use crate::limits::{
     BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, COPIES_PER_PORT, FLOWS_IN_CACHE, FRAMES_OF_DEPARTURES,
-    FRAMES_PER_PORT, IDLE_TURNS_MAX, PROGRESS_INTERVAL,
+    FRAMES_PER_PORT, IDLE_TURNS_MAX, LOOKS_PER_TURN, PROGRESS_INTERVAL,
 };
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
@@ -98,8 +99,9 @@ pub struct Turn {
     awake: VecDeque<PortId>,
     /// Ports without frames in the last turn, not yet asked to wake the worker.
     watched: Vec<PortId>,
-    /// Guests that have yet to see something, or to make room for it.
-    unseen: Vec<PortId>,
+    /// Guests that have yet to see something, or to make room for it; the next to be looked at
+    /// first. Some have seen it since.
+    unseen: VecDeque<PortId>,
     /// When all of them are next looked at.
     look_at: Instant,
     /// The frames that are being read.
@@ -117,7 +119,7 @@ impl Turn {
             slots: Slots::default(),
             awake: VecDeque::new(),
             watched: vec![],
-            unseen: vec![],
+            unseen: VecDeque::new(),
             look_at: Instant::ZERO,
             batch: Batch::new(),
             departures_left: false,
@@ -381,32 +383,53 @@ impl Turn {
         ports: &mut P,
         timers_due: bool,
     ) {
-        let Self { slots, unseen, look_at, .. } = self;
-        let all = timers_due || now >= *look_at;
+        let all = timers_due || now >= self.look_at;
         if all {
-            *look_at = now + PROGRESS_INTERVAL;
+            self.look_at = now + PROGRESS_INTERVAL;
         }
-        unseen.retain(|&port| {
-            let slot = slots.of_mut(port);
-            if !all && !slot.waits && slot.reading != Reading::Awake {
-                return true; // passed over
+        if self.unseen.len() > LOOKS_PER_TURN {
+            for i in 0..self.awake.len() {
+                self.look_at_guest(now, engine, ports, self.awake[i]);
             }
-            if slot.features.is_none() {
-                slot.unseen = false; // it went with the link
-                return false;
+        }
+        for _ in 0..self.unseen.len().min(LOOKS_PER_TURN) {
+            let Some(port) = self.unseen.pop_front() else { break };
+            let slot = self.slots.of(port);
+            if all || slot.waits || slot.reading == Reading::Awake {
+                self.look_at_guest(now, engine, ports, port);
             }
-            let Some(drained) = ports.progress(port) else { return true };
-            slot.beat = None;
-            // What waits outside the ring is unseen too.
-            let drained = drained && slot.backlog.is_empty();
-            engine.handle_guest_progress(now, port, drained);
-            slot.unseen = !drained || slot.waits;
-            let (stays, waits) = (slot.unseen, slot.waits);
-            if waits {
-                slots.touch(port);
+            let slot = self.slots.of_mut(port);
+            slot.listed = slot.unseen;
+            if slot.unseen {
+                self.unseen.push_back(port);
             }
-            stays
-        });
+        }
+    }
+
+    /// Tells the engine if a guest that has yet to see something has shown life.
+    fn look_at_guest<P: Ports>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<'_>,
+        ports: &mut P,
+        port: PortId,
+    ) {
+        let slot = self.slots.of_mut(port);
+        if slot.features.is_none() {
+            slot.unseen = false; // it went with the link
+        }
+        if !slot.unseen {
+            return;
+        }
+        let Some(drained) = ports.progress(port) else { return };
+        slot.beat = None;
+        // What waits outside the ring is unseen too.
+        let drained = drained && slot.backlog.is_empty();
+        engine.handle_guest_progress(now, port, drained);
+        slot.unseen = !drained || slot.waits;
+        if slot.waits {
+            self.slots.touch(port);
+        }
     }
 }
 

@@ -58,8 +58,10 @@ pub(super) struct Slot {
     pub(super) touched: bool,
     /// A frame was meant for it since it was last fed.
     pub(super) meant: bool,
-    /// It is in `Turn::unseen`.
+    /// Its guest has yet to see something, or to make room for it.
     pub(super) unseen: bool,
+    /// It is in `Turn::unseen`.
+    pub(super) listed: bool,
     /// Something waits for room in its ring.
     pub(super) waits: bool,
     /// Bytes of copies that its frames became, beyond what a turn should make.
@@ -92,6 +94,7 @@ impl Slot {
             touched: false,
             meant: false,
             unseen: false,
+            listed: false,
             waits: false,
             debt: 0,
             beat: None,

@@ -668,6 +668,43 @@ fn a_frame_that_comes_while_the_port_is_asked_to_wake_the_worker_is_read() {
 }
 
 #[test]
+fn of_many_guests_that_do_not_run_each_turn_looks_at_a_few_and_at_the_one_that_kicks() {
+    let many = u16::try_from(4 * LOOKS_PER_TURN).unwrap();
+    with_worker(TurnConfig::default(), many, |w| {
+        w.sends(UPLINK, frame(EVERYBODY, A, 0));
+        w.turn();
+        w.ports.list.iter_mut().for_each(|queue| queue.looked_at = 0);
+        let last = PortId(many);
+        let mut looked_at = vec![];
+        for ms in 2..6 {
+            if ms == 2 {
+                w.turn.wake(last);
+            }
+            w.turn.run(NOW + Duration::from_millis(ms), &mut w.engine, &mut w.ports).unwrap();
+            let guests = w.ports.list[1..].iter();
+            looked_at.push(guests.filter(|queue| queue.looked_at > 0).count());
+            assert!(w.ports.of(last).looked_at > 0, "in the first turn already");
+            assert!(!w.turn.rest(&mut w.ports));
+        }
+        let n = LOOKS_PER_TURN;
+        assert_eq!(looked_at, [n + 1, 2 * n + 1, 3 * n + 1, 4 * n], "and after four turns at all");
+        w.ports.of(last).moved = true;
+        let later = NOW + Duration::from_millis(60);
+        for _ in 0..4 {
+            w.turn.run(later, &mut w.engine, &mut w.ports).unwrap();
+        }
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.turn();
+        w.ports.list.iter_mut().for_each(|queue| queue.looked_at = 0);
+        for ms in 70..74 {
+            w.turn.run(NOW + Duration::from_millis(ms), &mut w.engine, &mut w.ports).unwrap();
+        }
+        let looks = w.ports.list[1..].iter().map(|queue| queue.looked_at);
+        assert_eq!(looks.collect::<Vec<_>>(), vec![1; many.into()], "each is in the list once");
+    });
+}
+
+#[test]
 fn guests_that_have_yet_to_see_something_are_looked_at_once_a_millisecond() {
     with_worker(TurnConfig::default(), 1, |w| {
         w.turn();

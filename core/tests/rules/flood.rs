@@ -362,6 +362,64 @@ fn flood_14_what_g_was_shown_before_a_pause_it_may_use_behind_it() {
     assert_eq!(sent, Some(20_001), "from the first window again");
 }
 
+/// R acknowledges what it is sent, until there is nothing more.
+fn takes_what_comes(w: &World<'_>, r: &Peer<'_>) -> u32 {
+    let mut acked = 0;
+    for _ in 0..20 {
+        w.after_ms(1);
+        let sent = r.takes_all().iter().map(|seen| seen.range().1).max();
+        acked = sent.map_or(acked, |sent| acked.max(sent));
+        sent.map(|sent| r.sends(&format!("ack {sent}")));
+    }
+    acked
+}
+
+/// R has let H wait, so H lends no more; but G keeps what it was shown.
+#[test]
+fn flood_13_what_g_was_shown_before_a_pause_it_may_use_if_r_was_late_too() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 40_001);
+    w.after_ms(10);
+    r.takes_all();
+    r.shows_window(0);
+    r.sends("ack 10001");
+    let edge = room_of(&g);
+    assert!(edge > 201_000, "{edge}");
+    w.after_ms(1500);
+    r.takes_all(); // a probe
+    r.shows_window(64_000);
+    r.sends("ack 10001");
+    assert_eq!(takes_what_comes(&w, &r), 40_001);
+    w.after_ms(3000);
+    assert!(w.flow(0, |f| f.departing().is_none()).expect("a flow"), "it costs nothing");
+    hands_over(&g, 40_001, 200_001);
+    assert_eq!(g.sends("200001:201001"), Verdict::Absorbed);
+    assert_eq!(takes_what_comes(&w, &r), 201_001);
+}
+
+/// Linux sends half of the largest window that it was shown at once, if that is small.
+#[test]
+fn flood_14_who_has_room_for_few_segments_is_shown_as_it_is() {
+    let (w, r, g) = floods(&Setup { window: [3072, 64_000], ..Setup::new() });
+    hands_over(&g, 1, 2001);
+    r.takes_all();
+    w.after_ms(10);
+    r.sends("ack 2001");
+    assert_eq!(g.gets_last("ack 2001").window(), 3072);
+}
+
+#[test]
+fn flood_14_g_is_shown_a_mebibyte_beyond_r_at_most() {
+    let setup = Setup { budget_bytes: 64 << 20, arena: (4096, 128), ..Setup::new() };
+    let (w, r, g) = floods(&setup);
+    hands_over(&g, 1, 64_001);
+    r.takes_all();
+    w.after_ms(1); // a path that takes more in 150 ms
+    r.sends("ack 10001");
+    let beyond = room_of(&g) - (10_001 + 64_000);
+    assert!(((1 << 20) - 128..=1 << 20).contains(&beyond), "{beyond}");
+}
+
 #[test]
 fn flood_15_h_answers_a_g_that_asks_for_what_r_has_said() {
     let (_, r, g) = floods(&Setup::new());
@@ -491,6 +549,22 @@ fn flood_37_a_reset_of_g_is_exact_for_r_and_nothing_follows_it() {
     r.gets_all(&["R. 10001 ack 1"]);
     w.after_ms(3000);
     r.gets_nothing();
+}
+
+/// G repeats what R has no room for, as a probe of its window: R takes neither that nor an RST
+/// behind it.
+#[test]
+fn flood_37_a_reset_of_g_is_exact_for_an_r_whose_window_is_shut() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    r.shows_window(0);
+    r.sends("ack 10001");
+    w.after_ms(12_000);
+    assert_eq!(g.sends("10001:11001"), Verdict::Forward(PortId(0)));
+    r.gets_last("10001:11001");
+    g.sends("R. 20001");
+    r.gets_all(&["R. 10001 ack 1"]);
 }
 
 #[test]
@@ -763,6 +837,26 @@ fn flood_08_nor_is_one_about_what_h_had_yet_to_send_when_it_let_go() {
     g.gets_nothing();
 }
 
+/// The same when the flow has been idle: its place goes, and what is known of G's bytes stays.
+#[test]
+fn flood_08_nor_is_it_when_the_flow_has_been_idle_since() {
+    for ms in [3_000, 30_000] {
+        let (w, r, g) = floods(&Setup::new());
+        hands_over(&g, 1, 20_001);
+        r.gets_all(&["1:10001"]);
+        r.shows_window(0);
+        r.sends("ack 10001");
+        w.after_ms(12_000);
+        assert_eq!(g.sends("10001:11001"), Verdict::Forward(PortId(0)));
+        r.sends("ack 10001");
+        w.after_ms(ms);
+        r.takes_all();
+        g.takes_all();
+        assert_eq!(r.lies("1 ack 15001"), Verdict::Drop(DropReason::BadAck), "{ms}");
+        g.gets_nothing();
+    }
+}
+
 /// Found by simulation (seed 82955): R asked whether a guest was there that had been off its core
 /// for 20 s. The question brought it the newest ACK, so that the flow left, and that with an ACK.
 #[test]
@@ -882,16 +976,93 @@ fn flood_12_a_window_that_r_takes_back_for_long_is_g_s_to_probe() {
     w.after_ms(10);
     r.shows_window(0);
     r.sends("ack 10001");
-    g.gets_all(&["ack 10001"]);
+    g.gets_all(&["ack 10000"]);
     w.after_ms(1000);
     r.gets_last("10000"); // a probe of H
     assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
     w.after_ms(10_000);
-    g.gets_last("ack 10001 win 0"); // it was shown more
+    g.gets_last("ack 10001 win 0"); // it was shown more, and believes this of a new ACK
     assert_eq!(g.sends("10001:11001"), Verdict::Forward(PortId(0)));
     r.gets_last("10001:11001");
     r.sends("ack 10001");
     g.gets_last("ack 10001 win 0");
+}
+
+/// Linux before 6.6 takes no window of 0 from an ACK that it knows (K-05).
+#[test]
+fn flood_12_the_ack_that_shuts_the_window_keeps_a_byte_until_r_has_room() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(0);
+    r.sends("ack 10001");
+    assert!(g.gets("ack 10000").window() > 64_000);
+    r.sends("ack 10001");
+    g.gets_nothing();
+    assert_eq!(g.sends("10000:11000"), Verdict::Absorbed, "a copy");
+    assert!(g.gets("ack 10000").window() > 64_000);
+    r.shows_window(64_000);
+    r.sends("ack 10001");
+    g.gets_all(&["ack 10001"]);
+}
+
+/// G was shown more than it has handed over, and may go on, or asks.
+#[test]
+fn flood_12_so_does_one_of_all_that_there_is() {
+    for (goes_on, ms) in [(true, 0), (false, 0), (false, 3000)] {
+        let (w, r, g) = floods(&Setup::new());
+        hands_over(&g, 1, 10_001);
+        r.gets_all(&["1:10001"]);
+        w.after_ms(10);
+        r.shows_window(0);
+        r.sends("ack 10001");
+        g.gets_all(&["ack 10000"]);
+        if goes_on {
+            assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
+            w.after_ms(10_000);
+            g.gets_last("ack 10001 win 0");
+        } else {
+            w.after_ms(ms);
+            assert_eq!(g.sends("10000:10001"), Verdict::Forward(PortId(0)));
+            r.gets("10000:10001");
+            r.sends("ack 10001");
+            g.gets_last("ack 10001 win 0");
+        }
+    }
+}
+
+#[test]
+fn flood_12_the_fin_of_g_is_acknowledged_to_it_though_r_has_no_room() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 8_001);
+    g.sends("F. 8001:9001");
+    r.takes_all();
+    w.after_ms(10);
+    r.shows_window(0);
+    r.sends("ack 8001");
+    g.gets_all(&["ack 8000"]);
+    r.sends("ack 9002");
+    g.gets_all(&["ack 9002"]);
+}
+
+/// The path was away for 25 s, and seven timeouts in a row with it. R is there again, and its
+/// window shut: it is asked from the beginning.
+#[test]
+fn flood_12_timeouts_before_the_window_was_shut_are_no_probes() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    w.after_ms(25_000);
+    let copies = r.takes_all().len();
+    assert!((5..10).contains(&copies), "{copies}");
+    r.shows_window(0);
+    r.sends("ack 10001");
+    g.takes_all();
+    w.after_ms(1500);
+    r.gets_last("10000"); // a probe of H
+    r.sends("ack 10001");
+    w.after_ms(2000);
+    assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
 }
 
 #[test]
@@ -931,6 +1102,25 @@ fn inv_20_the_first_window_of_a_sender_does_not_take_that_of_a_receiver() {
     assert!(w.flow(1, |f| f.stats().has_record).expect("a flow"), "in the path");
     w.after_ms(11_000);
     assert!(controls());
+}
+
+/// What is lent to the first of them must not be what the others need to begin.
+#[test]
+fn flood_28_many_uploads_at_once_find_a_place_each() {
+    let arena = (4096, 128);
+    let (w, r, g) = floods(&Setup { budget_bytes: 64 << 20, arena, ..Setup::new() });
+    let mut flows = vec![(r, g)];
+    flows.extend((1..60).map(|_| w.connects()));
+    for (r, g) in &flows {
+        hands_over(g, 1, 10_001);
+        r.takes_all();
+        w.after_ms(1);
+        r.sends("ack 10001");
+        assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
+    }
+    assert!(w.engine(|engine, now| engine.controls_congestion(now, GUEST)));
+    let refused = w.engine(|engine, _| engine.vm(GUEST).expect("a VM").counters.floods_refused);
+    assert_eq!(refused, 0);
 }
 
 #[test]

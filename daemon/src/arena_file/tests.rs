@@ -198,6 +198,18 @@ fn an_arena_grows_while_it_is_used() {
 }
 
 #[test]
+fn what_an_arena_has_is_not_asked_for_again_when_it_grows() {
+    let dir = Dir::new("grows-beyond");
+    let (_arena, lock) = open(&dir.path(), SMALL).unwrap();
+    // A hole, to see who fills it.
+    let [.., pages] = Arena::ranges(PLACES, SMALL);
+    give_back(&lock.file, pages.clone());
+    lock.grow(SMALL, ArenaSize { pages: SMALL.pages + 3, ..SMALL }).unwrap();
+    let all = memory_of(ArenaSize { pages: SMALL.pages + 3, ..SMALL });
+    assert_eq!(dir.memory(), all - pages.len() as u64);
+}
+
+#[test]
 fn promises_beyond_a_lowered_flow_limit_are_carried_over_too() {
     let dir = Dir::new("lowered");
     let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();

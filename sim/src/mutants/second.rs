@@ -73,8 +73,8 @@ mutations! { SECOND:
     => "false";
 
     "what is urgent reaches G unmarked", "SNOOP-13", "gate_to_guest",
-    "edit.set_ack(Seq::wrap(self.outbound.una()));"
-    => "edit.set_ack(Seq::wrap(self.outbound.una()));
+    "edit.set_ack(Seq::wrap(ack));"
+    => "edit.set_ack(Seq::wrap(ack));
         edit.set_flags(tcp.flags.without(TcpFlags::URG));";
 
     "DSCP is lost on stored bytes", "COM-30", "emit_to_guest",
@@ -336,7 +336,7 @@ mutations! { SECOND:
     => "self.due = false;";
 
     "R's window on a pure ACK to G is not the newest", "COM-30", "gate_to_guest",
-    "edit.set_window(self.window_to_guest());"
+    "edit.set_window(window);"
     => "";
 
     "R's window is believed whatever segment brings it", "COM-30", "on_ack",

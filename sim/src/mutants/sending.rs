@@ -202,9 +202,41 @@ mutations! { SENDING:
     "flooded.keeps_pace = !before.is_late();"
     => "";
 
-    "what G was lent before a pause is forgotten", "FLOOD-14", "begin_flooded",
-    "edge + before.lent()"
-    => "edge";
+    "what G was lent before a pause is forgotten", "FLOOD-14", "on_data",
+    "self.edge[[.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX)]];"
+    => "";
+
+    "what G uses of what it was lent before a pause is not shown to it", "FLOOD-14", "on_data",
+    "self.edge = self.edge.max(end);"
+    => "";
+
+    "the window of 0 comes with an ACK that G knows", "FLOOD-12", "hold_ack",
+    "edge == una && self.would_hold(una, shift)"
+    => "false";
+
+    "the ACK of a FIN is kept back", "FLOOD-12", "would_hold",
+    "(moved || self.holds_ack)[[ && !fin]]"
+    => "";
+
+    "timeouts count as probes of a window", "FLOOD-12", "on_ack",
+    "if [[had_room != self.has_room()]] {"
+    => "!had_room && self.has_room()";
+
+    "all that can be lent goes to those who come first", "FLOOD-28", "lendable_ahead",
+    "own[[ + self.budget_pages / 4]]"
+    => "";
+
+    "a guest with room for few segments is lent more", "FLOOD-14", "on_net_edge",
+    "self.keeps_pace[[ && u64::from(window_max) >= 4 * self.mss]];"
+    => "";
+
+    "what G has sent is forgotten when a flow is idle", "FLOOD-08", "park",
+    "self.losses.note_unsent(unsent);"
+    => "";
+
+    "an RST lies beyond R's window", "FLOOD-37", "reset_to_net",
+    "self.outbound.pure_ack_seq(self.options.shift_r)"
+    => "self.outbound.sent()";
 
     "who is to be handed back is shown more", "FLOOD-13", "take_over",
     "[[wanted]] && flooded.may_go_on"
@@ -264,7 +296,7 @@ mutations! { SENDING:
     => "false";
 
     "H acknowledges to G what R has not", "INV-12", "emit_to_guest",
-    "Seq::wrap(self.outbound.una())"
+    "Seq::wrap(ack)"
     => "Seq::wrap(self.losses.flooded().map_or(self.outbound.una(), Flooded::accepted))";
 
     "R's duplicate ACKs for H reach G", "FLOOD-09", "on_valid_segment",

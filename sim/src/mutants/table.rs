@@ -55,7 +55,7 @@ mutations! { FIRST:
     => "self.to_guest = tsval;";
 
     "a stale ACK on stored data", "EMIT-G", "emit_to_guest",
-    "Seq::wrap(self.outbound.una())"
+    "Seq::wrap(ack)"
     => "Seq(self.outbound.isn().0.wrapping_add(1))";
 
     "duplicate ACKs of G go on to R", "SNOOP-25", "on_segment_from_guest",
@@ -91,7 +91,7 @@ mutations! { FIRST:
     => "return Fate::Drop(DropReason::Duplicate);";
 
     "G's RST reaches R with a wrong sequence number", "SNOOP-16", "reset_to_net",
-    "self.outbound.sent()"
+    "self.outbound.pure_ack_seq(self.options.shift_r)"
     => "self.outbound.sent() + 70_000";
 
     "segments for G are longer than its MSS (for: no MSS change on PTB)", "COM-20", "frame_limit",

@@ -53,8 +53,12 @@ impl Sender {
 
     /// All is acknowledged, and R has no room for what G has handed over.
     pub(super) fn is_shut(&self) -> bool {
-        let flying = self.board.flight() > 0;
-        !flying && self.end > self.next() && self.net_edge <= self.next()
+        self.end > self.next() && !self.has_room()
+    }
+
+    /// R has room for more, or has yet to say so.
+    pub(super) fn has_room(&self) -> bool {
+        self.board.flight() > 0 || self.net_edge > self.next()
     }
 
     /// A loss probe may be sent (RFC 8985 section 7.2).

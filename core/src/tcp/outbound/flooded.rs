@@ -13,6 +13,8 @@
 //!
 //! **A FIN** is a number of the stream like a byte, so that the sender need not know of it.
 
+mod sizes;
+
 use crate::congestion::controller::initial_window;
 use crate::congestion::sender::{NetAck, Waits};
 use crate::congestion::{Controller, Segment, Sender, SenderConfig};
@@ -23,19 +25,14 @@ use crate::store::arena::Arena;
 use crate::store::flow_store::FlowStore;
 use crate::tcp::flow::Flow;
 use crate::tcp::from_net::needs_verbatim;
-use crate::tcp::outbound::Before;
+use crate::tcp::outbound::flooded::sizes::{V4_MSS_MIN, V6_MSS_MIN};
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
 use crate::tcp::receiver::Range;
 use crate::tcp::stats::FloodStats;
 use crate::tcp::vm::Vm;
 use crate::tcp::{Fate, FlowContext, Frame};
 use crate::time::Instant;
-use crate::wire::icmp::TooBig;
 use crate::wire::packet::{IpVersion, SackBlocks, Tcp, TcpFlags};
-
-/// What every path takes in a segment (RFC 9293 section 3.7.1).
-const V4_MSS_MIN: u64 = 536;
-const V6_MSS_MIN: u64 = 1220;
 
 /// What a flow is that H sends for. Behind a box: most flows only receive.
 #[derive(Debug)]
@@ -66,6 +63,8 @@ pub(crate) struct Flooded {
     shown: u64,
     /// R has always made room for what H had for it: G may be ahead of R's edge.
     keeps_pace: bool,
+    /// R has acknowledged a byte that G has not been told of (FLOOD-12).
+    holds_ack: bool,
 }
 
 impl Flooded {
@@ -88,6 +87,7 @@ impl Flooded {
             since: cx.now,
             shown: first,
             keeps_pace: true,
+            holds_ack: false,
         }
     }
 
@@ -96,19 +96,14 @@ impl Flooded {
         self.since
     }
 
-    /// G has sent H what is below `end`, whether H took it or not.
-    pub(in crate::tcp) const fn has_shown(&self, end: u64) -> bool {
-        end <= self.shown
+    /// End of what G has sent H, whether H took it or not.
+    pub(in crate::tcp) const fn shown(&self) -> u64 {
+        self.shown
     }
 
     /// The bytes.
     pub(crate) const fn store(&self) -> &FlowStore {
         &self.store
-    }
-
-    /// Payload bytes of a segment on the wire.
-    pub(in crate::tcp) fn wire_mss(&self) -> u64 {
-        self.mss.min(self.longest.max(V4_MSS_MIN)) // small ones say nothing of the MTU
     }
 
     /// Pages taken for them.
@@ -152,6 +147,31 @@ impl Flooded {
         self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
     }
 
+    /// What G is told that R has acknowledged: all, but for a byte (FLOOD-12).
+    fn told(&self) -> u64 {
+        self.sender.una() - u64::from(self.holds_ack)
+    }
+
+    /// R has acknowledged `una` and shows room up to `edge`. If that is none, and G was shown more,
+    /// the last byte is not acknowledged to G before R makes room or H lets go of the flow: with it
+    /// G takes the window of 0, which it would not believe from an ACK that it knows (K-05).
+    fn hold_ack(&mut self, una: u64, edge: u64, shift: u8) {
+        self.holds_ack = edge == una && self.would_hold(una, shift);
+    }
+
+    fn would_hold(&self, una: u64, shift: u8) -> bool {
+        let moved = una > self.sender.una();
+        let fin = self.intake.is_closed() && una == self.intake.accepted();
+        (moved || self.holds_ack) && !fin && self.intake.shown(una, shift) > 0
+    }
+
+    /// R shows room up to `edge`, and never showed a window of more than `window_max`. A G with
+    /// room for few segments sends half ones (Linux: `tcp_bound_to_half_wnd`): none is lent to it.
+    fn on_net_edge(&mut self, una: u64, edge: u64, window_max: u32, shift: u8) {
+        let lends = self.keeps_pace && u64::from(window_max) >= 4 * self.mss;
+        self.intake.on_net_edge(una, edge, lends, shift);
+    }
+
     /// G may hand over more, as far as R's edge.
     fn open(&mut self, vm: &mut Vm) {
         let (una, next) = (self.sender.una(), self.sender.next());
@@ -192,9 +212,10 @@ impl Flooded {
         }
     }
 
-    /// The window field for G.
-    pub(in crate::tcp) fn window(&mut self, una: u64, shift: u8) -> u16 {
-        self.intake.window(una, shift)
+    /// ACK number and window field for G.
+    pub(in crate::tcp) fn shown_to_guest(&mut self, shift: u8) -> (u64, u16) {
+        let told = self.told();
+        (told, self.intake.window(told, shift))
     }
 
     /// G is to be told of a hole in what it has handed over.
@@ -210,39 +231,6 @@ impl Flooded {
     /// G would see a larger window than it was shown.
     pub(in crate::tcp) fn opens(&self, una: u64, shift: u8) -> bool {
         self.intake.opens(una, shift)
-    }
-
-    /// Segments are of `mss` bytes from now on.
-    fn set_mss(&mut self, mss: u64) {
-        let mss = mss.min(self.ceiling);
-        if mss != self.mss {
-            self.proof = self.proof.filter(|_| mss > self.mss); // copies are shorter from here on
-            self.mss = mss;
-            self.sender.set_mss(mss);
-        }
-    }
-
-    /// However long those of G are.
-    fn lower_mss(&mut self, mss: u64) {
-        self.ceiling = mss;
-        self.set_mss(mss);
-    }
-
-    /// R has twice in a row not acknowledged segments that are longer than any it ever did: perhaps
-    /// they do not get through, and no router says so (FLOOD-40, RFC 4821 section 7.7).
-    fn mss_of_black_hole(&self, least: u64) -> Option<u64> {
-        let mss = self.proven.max(least);
-        let under_way = self.sender.una() < self.sender.next();
-        (under_way && self.sender.rtt().backoffs() >= 2 && mss < self.wire_mss()).then_some(mss)
-    }
-
-    /// Notes the first of the longest segments that is on its way: its acknowledgement proves that
-    /// such segments get through.
-    fn note_longest(&mut self, s: &Segment) {
-        let mss = self.wire_mss();
-        if mss > self.proven && self.proof.is_none() && s.to - s.from >= mss {
-            self.proof = Some((s.from + mss, mss));
-        }
     }
 
     /// The next segment, of at most `room` bytes, and whether it ends what G wrote.
@@ -366,7 +354,12 @@ impl Flow {
         }
         let una = self.outbound.una();
         let is_old = range.end + u64::from(range.fin) <= una;
-        if is_old && range.len() <= 1 && !self.keeps_bytes() {
+        let asks = is_old && !self.keeps_bytes();
+        if asks && self.losses.flooded().is_some_and(|flooded| flooded.holds_ack) {
+            self.hand_back(cx); // it is G that R's window keeps waiting
+            return None;
+        }
+        if asks && range.len() <= 1 {
             return None; // a keepalive: R answers
         }
         let own = self.own_mss();
@@ -411,16 +404,14 @@ impl Flow {
             && !needs_verbatim(f);
         let shift = self.options.shift_r;
         let edge = self.outbound.edge(shift);
-        let before = self.outbound.before();
-        let shown = edge + before.lent();
-        let intake = may.then(|| Intake::new(cx.vm, sent, shown, shift))?;
-        if intake.is_none() && shown > sent {
+        let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift))?;
+        if intake.is_none() && edge > sent {
             cx.vm.counters.floods_refused += 1;
             cx.vm.uncontrolled_at = Some(cx.now);
         }
         let intake = intake?;
+        let before = self.outbound.before();
         let (mss, syn_copies) = (self.own_mss(), before.syn_copies());
-        *self.outbound.before_mut() = Before::default();
         let config = SenderConfig {
             algorithm: cx.vm.congestion_control,
             mss,
@@ -440,24 +431,26 @@ impl Flow {
             flooded.sender.on_earlier_sender();
         }
         flooded.keeps_pace = !before.is_late();
-        flooded.intake.on_net_edge(sent, edge, flooded.keeps_pace, shift);
+        flooded.on_net_edge(sent, edge, self.outbound.window_max(), shift);
         self.losses.begin_flooded(flooded);
         self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
         Some(())
     }
 
     /// What R acknowledges, shows and has SACKed; `edge`: the right edge that it showed before.
+    /// Whether that is news for G, if H sends for it: it is shown a window of H's, so what R's says
+    /// is none (FLOOD-09).
     pub(in crate::tcp) fn on_ack_for_flooded(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         range: Range,
         tcp: &Tcp,
         edge: u64,
-    ) {
+    ) -> Option<bool> {
         let (una, shift) = (self.outbound.una(), self.options.shift_r);
         let shown = self.outbound.edge(shift);
-        let wanted = self.wants_flooded(cx);
-        let Some(flooded) = self.losses.flooded_mut() else { return };
+        let (wanted, window_max) = (self.wants_flooded(cx), self.outbound.window_max());
+        let flooded = self.losses.flooded_mut()?;
         let mut blocks = [(0, 0); SackBlocks::MAX];
         let sack = tcp.options.sack.as_slice();
         for (block, (from, to)) in blocks.iter_mut().zip(sack) {
@@ -470,13 +463,20 @@ impl Flow {
             ece: tcp.flags.contains(TcpFlags::ECE),
             bare: range.len() == 0 && !range.fin && shown == edge,
         };
+        let before = flooded.told();
+        flooded.hold_ack(una, shown, shift);
         flooded.on_ack(cx, &ack);
-        flooded.intake.on_net_edge(una, shown, flooded.keeps_pace, shift);
+        flooded.on_net_edge(una, shown, window_max, shift);
         if wanted {
             flooded.open(cx.vm);
         } // else G comes to an end of what it may hand over, and the flow to its hand-back
         flooded.arm(cx, true);
-        self.settle_flooded(cx, false);
+        let new = flooded.told() > before || flooded.opens(flooded.told(), shift);
+        if !wanted {
+            self.settle_flooded(cx, false);
+            self.losses.flooded()?;
+        }
+        Some(new)
     }
 
     /// The wheel of senders has woken the flow.
@@ -492,27 +492,6 @@ impl Flow {
         } else {
             self.hand_back_now(cx);
         }
-    }
-
-    /// What both ends said that they take: G's own MTU is likely that of its way out.
-    fn own_mss(&self) -> u64 {
-        self.options.mss_to_net.min(self.options.mss_to_guest).into()
-    }
-
-    /// A router has dropped a segment of this flow (FLOOD-39): if it is one that is under way, H
-    /// sends smaller ones from here on, and what is too long again. The path is not congested.
-    pub(crate) fn on_too_big(&mut self, cx: &mut FlowContext<'_, '_>, it: &TooBig) {
-        let una = self.outbound.una();
-        let under_way = (una..self.outbound.sent()).contains(&it.seq.unwrap(una));
-        let mss = u64::from(it.mtu).saturating_sub(self.ip_tcp_len(cx));
-        let Some(flooded) = self.losses.flooded_mut().filter(|f| under_way && mss < f.wire_mss())
-        else {
-            return;
-        };
-        flooded.lower_mss(mss);
-        flooded.sender.on_too_long();
-        flooded.arm(cx, true);
-        self.options.mss_to_net = u16::try_from(mss).unwrap_or(u16::MAX); // for good
     }
 
     /// H is to send for G.
@@ -542,20 +521,16 @@ impl Flow {
         self.outbound.note_ack_to_guest(ahead);
     }
 
-    /// The box goes. G may not learn at once that it has no more room than R has.
-    pub(in crate::tcp) fn note_lent(&mut self) {
-        let (una, shift) = (self.outbound.una(), self.options.shift_r);
+    /// The box goes.
+    pub(in crate::tcp) fn note_sender_gone(&mut self) {
         if let Some(flooded) = self.losses.flooded() {
-            let shown = flooded.intake.shown(una, shift) << shift;
-            let lent = (una + shown).saturating_sub(self.outbound.edge(shift));
-            let lent = if flooded.keeps_bytes() { 0 } else { lent };
-            self.outbound.before_mut().on_sender_gone(lent, !flooded.keeps_pace);
+            self.outbound.on_sender_gone(!flooded.keeps_pace);
         }
     }
 
     /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.
     pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
-        self.note_lent();
+        self.note_sender_gone();
         if let Some(mut flooded) = self.losses.take_flooded() {
             flooded.release(cx.arena, cx.vm);
             cx.vm.counters.flows_handed_back += 1;
@@ -563,7 +538,8 @@ impl Flow {
                 self.losses.note_unsent(flooded.shown);
             }
             let edge = self.outbound.edge(self.options.shift_r);
-            self.outbound.note_ack_to_guest(flooded.intake.is_short_of(edge));
+            let news = flooded.holds_ack || flooded.intake.is_short_of(edge);
+            self.outbound.note_ack_to_guest(news);
         }
     }
 }

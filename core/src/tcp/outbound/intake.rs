@@ -7,7 +7,10 @@
 //! **The edge that G is shown** (FLOOD-13 to FLOOD-15) never moves left. It is what has a place, no
 //! more than the path takes in a while ([`QUEUE_TIME`]), and as long as R keeps pace it may lie
 //! beyond R's own: G need not be there when R makes room. What lies beyond is lent: it ends with
-//! this box, unless G has used it.
+//! this box, unless G has used it. A G that has not heard of that end uses it still, so what is
+//! taken (`net_edge` and 1 MiB) may lie beyond what is shown.
+//!
+//! `edge_shown <= edge`, and `edge` grows to `limit` at most, or to what G has used.
 
 use std::collections::VecDeque;
 
@@ -54,6 +57,8 @@ pub(crate) struct Intake {
     ends: VecDeque<u64>,
     /// Pages of the VM's budget taken for all of it (INV-06).
     reserved_pages: u32,
+    /// The highest right edge of R.
+    net_edge: u64,
     /// The right edge that G is shown.
     edge: u64,
     /// What it was when a header last said it.
@@ -77,8 +82,7 @@ impl Room {
     /// The edge that the path allows, `limit` at most.
     fn wanted(&self, limit: u64) -> u64 {
         let of_path = self.srtt.map_or(limits::FLOW_BUFFER_INITIAL, |srtt| {
-            let bytes = u128::from(self.cwnd) * u128::from(QUEUE_TIME.as_nanos());
-            u64::try_from(bytes / u128::from(srtt.as_nanos().max(1))).unwrap_or(u64::MAX)
+            self.cwnd.saturating_mul(QUEUE_TIME.as_nanos()) / srtt.as_nanos().max(1)
         });
         let queue = of_path.clamp(limits::FLOW_BUFFER_MIN, limits::FLOW_BUFFER_MAX);
         limit.min(self.next + queue).min(self.una + limits::FLOW_BUFFER_MAX / 2)
@@ -86,12 +90,13 @@ impl Room {
 }
 
 impl Intake {
-    /// G's next byte is `first`, and it may have been shown room up to `edge`, in units of
-    /// `1 << shift` bytes: almost a unit more by the field of a SYN-ACK, which has no unit, or
-    /// before R rounded its edge down. `None`: there is no place for that, or for as much of it as
-    /// a first window is (FLOOD-13).
-    pub(super) fn new(vm: &mut Vm, first: u64, edge: u64, shift: u8) -> Option<Self> {
-        let bytes = (edge - first).min(limits::FLOW_BUFFER_MIN);
+    /// G's next byte is `first`, and R has shown room up to `net_edge`, in units of `1 << shift`
+    /// bytes: almost a unit more by the field of a SYN-ACK, which has no unit, or before R rounded
+    /// its edge down. `None`: there is no place for that, or for as much of it as a first window is
+    /// (FLOOD-13).
+    pub(super) fn new(vm: &mut Vm, first: u64, net_edge: u64, shift: u8) -> Option<Self> {
+        let edge = net_edge + (1 << shift) - 1;
+        let bytes = (net_edge - first).min(limits::FLOW_BUFFER_MIN);
         let pages = FlowStore::pages_for(bytes);
         let taken = pages > 0 && vm.lend(pages);
         taken.then(|| Self {
@@ -102,9 +107,10 @@ impl Intake {
             duplicates_due: 0,
             ends: VecDeque::new(),
             reserved_pages: u32::try_from(pages).unwrap_or(u32::MAX),
-            edge: edge + (1 << shift) - 1,
-            edge_shown: edge,
-            limit: edge,
+            net_edge: edge,
+            edge,
+            edge_shown: net_edge,
+            limit: net_edge,
         })
     }
 
@@ -153,7 +159,8 @@ impl Intake {
         if self.fin {
             return if end < self.accepted { Ok(()) } else { Err(DropReason::OutOfWindow) };
         }
-        let (from, end) = (seq.max(self.accepted), end.min(self.edge));
+        let most = self.edge.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX);
+        let (from, end) = (seq.max(self.accepted), end.min(most));
         if from < end {
             let fills = from == self.accepted;
             if !fills && !self.out_of_order.has_room_for(from, end) {
@@ -162,6 +169,7 @@ impl Intake {
             if end - una > limits::FLOW_BUFFER_MAX / 2 {
                 return Err(DropReason::NoStore); // R showed more than H keeps for one flow
             }
+            self.edge = self.edge.max(end); // a box before this one has shown it room for that
             self.reserve(cx.vm, una, end)?;
             // All of it, for none of these bytes can have left (INV-15).
             let lent = Owner::Lent(cx.vm.name_hash);
@@ -227,6 +235,9 @@ impl Intake {
     /// A place for bytes up to `end`: what G was shown may have been more than there is now.
     fn reserve(&mut self, vm: &mut Vm, una: u64, end: u64) -> Result<(), DropReason> {
         let more = FlowStore::pages_for(end - una).saturating_sub(self.reserved_pages.into());
+        if more == 0 {
+            return Ok(()); // nearly always
+        }
         if !vm.lend(more) {
             return Err(DropReason::NoStore);
         }
@@ -234,10 +245,11 @@ impl Intake {
         Ok(())
     }
 
-    /// R has shown this right edge: as long as it keeps pace G may be ahead of that, as far as a
-    /// window field behind `una` can say so.
-    pub(super) fn on_net_edge(&mut self, una: u64, edge: u64, keeps_pace: bool, shift: u8) {
-        let ahead = if keeps_pace { limits::OUTBOUND_AHEAD_MAX } else { 0 };
+    /// R has shown this right edge. If H lends G more it may be ahead of that, as far as a window
+    /// field behind `una` can say so.
+    pub(super) fn on_net_edge(&mut self, una: u64, edge: u64, lends: bool, shift: u8) {
+        self.net_edge = self.net_edge.max(edge);
+        let ahead = if lends { limits::OUTBOUND_AHEAD_MAX } else { 0 };
         let most = (una + (u64::from(u16::MAX) << shift)).max(edge);
         self.limit = self.limit.max(most.min(edge + ahead));
     }
@@ -257,10 +269,14 @@ impl Intake {
     pub(super) fn open(&mut self, vm: &mut Vm, room: &Room) {
         let (una, own) = (room.una, u64::from(self.reserved_pages));
         let wanted = room.wanted(self.limit);
-        let more = FlowStore::pages_for(wanted.saturating_sub(una)).saturating_sub(own);
-        let more = more.min(vm.lendable_growth(own));
-        if more > 0 && vm.lend(more) {
-            self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+        let pages = |edge: u64| FlowStore::pages_for(edge.saturating_sub(una)).saturating_sub(own);
+        let more = pages(wanted);
+        if more > 0 {
+            let within = pages(wanted.min(self.net_edge)).min(vm.lendable_growth(own));
+            let more = more.min(vm.lendable_ahead(own)).max(within);
+            if more > 0 && vm.lend(more) {
+                self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
+            }
         }
         let held = una + u64::from(self.reserved_pages).saturating_sub(1) * limits::PAGE as u64;
         self.edge = self.edge.max(wanted.min(held));
@@ -273,8 +289,10 @@ impl Intake {
         let used = self.edge.saturating_sub(una).max(limits::FLOW_BUFFER_MIN);
         let used = u32::try_from(FlowStore::pages_for(used)).unwrap_or(u32::MAX);
         let free = self.reserved_pages.saturating_sub(used);
-        self.reserved_pages -= free;
-        vm.take_back(free.into());
+        if free > 0 {
+            self.reserved_pages -= free;
+            vm.take_back(free.into());
+        }
     }
 
     /// The window field for G behind an acknowledgement of `una`. Rounded down it shows less than a
