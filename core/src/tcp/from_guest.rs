@@ -59,18 +59,7 @@ impl Flow {
         let fin = tcp.flags.contains(TcpFlags::FIN);
         let fate = if tcp.payload_len > 0 || fin {
             let range = Range { seq, end: seq + u64::from(tcp.payload_len), fin };
-            self.take_over(cx, f, range).unwrap_or_else(|| {
-                if range.end <= self.outbound.una() {
-                    self.timers.on_guest_asks();
-                }
-                self.outbound.on_sent(range.end, fin);
-                if self.losses.any() {
-                    self.losses.on_sent(self.outbound.sent(), self.sender.una());
-                }
-                let partial = f.hdr.needs_csum();
-                self.gate_to_net(f.bytes, f.ip, tcp, partial, range.end + u64::from(fin));
-                Fate::Pass
-            })
+            self.take_over(cx, f, range).unwrap_or_else(|| self.pass_on(f, range))
         } else {
             self.on_pure_ack_from_guest(cx, seq);
             Fate::Absorbed
@@ -80,6 +69,25 @@ impl Flow {
         }
         self.maybe_window_update(cx);
         fate
+    }
+
+    /// A segment of G with data or a FIN that leaves as it comes.
+    #[inline(always)]
+    fn pass_on(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
+        let end = range.end + u64::from(range.fin);
+        if self.has_no_room_for(range.seq, end) {
+            return Fate::Drop(DropReason::OutOfWindow);
+        }
+        if range.end <= self.outbound.una() {
+            self.timers.on_guest_asks();
+        }
+        self.outbound.on_sent(range.end, range.fin);
+        if self.losses.any() {
+            self.losses.on_sent(self.outbound.sent(), self.sender.una());
+        }
+        let partial = f.hdr.needs_csum();
+        self.gate_to_net(f.bytes, f.ip, f.tcp, partial, end);
+        Fate::Pass
     }
 
     /// SNOOP-25: absorbed. R gets an ACK only for a probe of G, or for the answer to its own.

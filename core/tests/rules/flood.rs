@@ -685,6 +685,35 @@ fn flood_32_a_flow_to_be_handed_back_does_not_wait_long_for_a_silent_r() {
     r.gets("1:1001");
 }
 
+/// Found by simulation (seed 95212): G had handed over more than R had room for when H let go of
+/// the flow. Out of the path its ACKs lay beyond R's window, where R does not read them (K-01).
+#[test]
+fn flood_32_a_flow_does_not_leave_while_g_is_beyond_r_s_window() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.shows_window(5000);
+    r.sends("ack 10001");
+    w.engine(|engine, now| engine.drain(now, GUEST));
+    w.after_ms(40_000);
+    let edge = g.takes_all().pop().map(|seen| seen.ack() + seen.window());
+    let edge = edge.filter(|edge| (14_001..15_002).contains(edge)).expect("R's own");
+    assert_eq!(g.sends("15001:16001"), Verdict::Drop(DropReason::OutOfWindow));
+    r.takes_all();
+    r.sends("1:101");
+    g.gets("1:101");
+    assert_eq!(g.sends("ack 101"), Verdict::Absorbed);
+    let ack = r.gets("ack 101");
+    assert!(ack.range().0 <= edge, "{}", ack.range().0);
+    assert_eq!(w.state(), Some(State::Drain));
+    g.shows_window(1 << 20); // all that H has shown R
+    for (from, to) in [(10_001, 15_001), (15_001, 20_001)] {
+        let copy = format!("{from}:{to} gso 1000 ack 101");
+        assert_eq!(g.sends(&copy), Verdict::Forward(PortId(0)));
+        r.sends(&format!("ack {to}"));
+    }
+    assert_eq!(w.state(), Some(State::Pass));
+}
+
 #[test]
 fn snoop_25_r_learns_of_its_fin_from_a_segment_that_waits_its_turn_too() {
     let (_, r, g) = floods(&Setup::new());
@@ -986,6 +1015,41 @@ fn flood_12_a_window_that_r_takes_back_for_long_is_g_s_to_probe() {
     r.gets_last("10001:11001");
     r.sends("ack 10001");
     g.gets_last("ack 10001 win 0");
+}
+
+/// Found by simulation (seed 95212): what G had handed over beyond R's window it repeated behind a
+/// hand-back, and R complained of every segment. What begins where R waits is a probe.
+#[test]
+fn flood_12_what_r_has_no_room_for_goes_no_further_behind_a_hand_back_either() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(3000);
+    r.sends("ack 10001");
+    r.gets_all(&["10001:12001"]);
+    r.shows_window(0);
+    r.sends("ack 12001");
+    w.after_ms(20_000);
+    g.gets_last("ack 12001 win 0");
+    r.takes_all();
+    for (copy, fate) in [
+        ("15001:16001", Verdict::Drop(DropReason::OutOfWindow)),
+        ("13001:14001", Verdict::Drop(DropReason::OutOfWindow)),
+        ("12001:13001", Verdict::Forward(PortId(0))),
+    ] {
+        assert_eq!(g.sends(copy), fate, "{copy}");
+    }
+    r.gets_all(&["12001:13001"]);
+    r.shows_window(3000);
+    r.sends("ack 12001");
+    assert_eq!(g.sends("13001:14001"), Verdict::Forward(PortId(0)), "there is room");
+    assert_eq!(g.sends("15001:16001"), Verdict::Drop(DropReason::OutOfWindow));
+    assert_eq!(
+        g.sends("20001:21001"),
+        Verdict::Forward(PortId(0)),
+        "what is new is for R to judge"
+    );
 }
 
 /// Linux before 6.6 takes no window of 0 from an ACK that it knows (K-05).

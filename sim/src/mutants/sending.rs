@@ -238,6 +238,14 @@ mutations! { SENDING:
     "self.outbound.pure_ack_seq(self.options.shift_r)"
     => "self.outbound.sent()";
 
+    "what R has no room for goes on behind a hand-back", "FLOOD-12", "pass_on",
+    "self.has_no_room_for(range.seq, end)"
+    => "false";
+
+    "a flow leaves while G is beyond R's window", "FLOOD-32", "quiescent",
+    "closed || ([[within && ]]self.sender.edge()"
+    => "";
+
     "who is to be handed back is shown more", "FLOOD-13", "take_over",
     "[[wanted]] && flooded.may_go_on"
     => "true";

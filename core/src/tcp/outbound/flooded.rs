@@ -528,6 +528,14 @@ impl Flow {
         }
     }
 
+    /// G repeats what it sent when it was shown more room than R has, and H has let go of since: R
+    /// would complain of each such segment. What begins with the first byte that R has not is a
+    /// probe (FLOOD-12).
+    pub(in crate::tcp) fn has_no_room_for(&self, seq: u64, end: u64) -> bool {
+        let una = self.outbound.una();
+        end <= self.losses.unsent() && seq > una && seq >= self.outbound.edge(self.options.shift_r)
+    }
+
     /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.
     pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
         self.note_sender_gone();
