@@ -497,11 +497,9 @@ impl Receiver {
             if roomy {
                 self.grow(t, vm, limits::FLOW_BUFFER_INITIAL);
             }
-        } else if self.filled && (self.is_drained(t) || t.grows_ahead(now)) {
+        } else if self.filled && roomy && (self.is_drained(t) || t.grows_ahead(now)) {
             self.filled = false;
-            if roomy {
-                self.grow(t, vm, (now * 2).min(limits::FLOW_BUFFER_DOUBLED_MAX));
-            }
+            self.grow(t, vm, (now * 2).min(limits::FLOW_BUFFER_DOUBLED_MAX));
         }
         true
     }

@@ -64,6 +64,31 @@ fn snoop_39_a_flow_grows_by_what_fits_when_not_all_does() {
     assert!((400_000..MIB).contains(&shown), "{shown}");
 }
 
+/// Found by simulation (seed 94962): R had filled a buffer while others had half of the budget.
+/// When they had gone R had to ask for the window that was free.
+#[test]
+fn snoop_39_a_flow_that_r_has_filled_grows_when_others_have_given_back() {
+    let w = pages(128).opens();
+    let (r, g) = w.connects();
+    let others = [w.connects(), w.connects()];
+    exchange(&r, &g, 1, 64_000);
+    for (r, g) in &others {
+        exchange(r, g, 1, 600_000);
+    }
+    assert!(reserved(&w) >= 64, "{}", reserved(&w));
+    g.stops(0);
+    let mut next = 1001;
+    while next == 1001 || r.gets_last_any().window() > 1000 {
+        r.sends(&format!("{next}:{}", next + 1000));
+        next += 1000;
+    }
+    others[0].1.sends("R. 1 ack 1001");
+    assert!(reserved(&w) < 64, "{}", reserved(&w));
+    g.sends("1:1001 ack 1001 win 64000");
+    let shown = r.gets_last("1:1001").window();
+    assert!(shown > 200_000, "{shown}");
+}
+
 #[test]
 fn snoop_39_a_flow_that_stays_short_of_what_its_guest_shows_is_let_go_for_good() {
     let w = pages(256).opens();
