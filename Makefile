@@ -36,8 +36,9 @@ build: ## release build of everything
 	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked --workspace
 
-deb: build ## a Debian package of the daemon and the operator's tool, into target
-	@cargo run --quiet --release --locked -p nightporter --example pages -- $(TARGET)/pages
+deb: ## a Debian package of the daemon and the operator's tool, into target
+	cargo build --release --locked -p nightporterd -p nightporter
+	@cargo run --quiet --locked -p nightporter --example pages -- $(TARGET)/pages
 	@packaging/deb $(TARGET)/release $(TARGET)/pages $(TARGET)
 
 demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1

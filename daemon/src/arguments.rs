@@ -9,7 +9,8 @@ use clap::{Command, CommandFactory, Parser};
 #[derive(Debug, Parser)]
 #[command(version)]
 pub struct Arguments {
-    /// The configuration file (TOML); see docs/configuration.md and examples/nightporter.toml.
+    /// The configuration file (TOML); see configuration.md and examples/nightporter.toml, which the
+    /// Debian package has in /usr/share/doc/nightporter.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
     /// Only check the configuration, and whether this host has what it names: print a summary, or
