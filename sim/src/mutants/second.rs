@@ -416,6 +416,10 @@ mutations! { SECOND:
     "p.config.is_guest() && p.vm.name_hash == hash"
     => "p.config.is_guest()";
 
+    "after a restart remotes are told in any network", "LIFE-09", "tell_remote_of_nobody",
+    "network_hash(name) == record.network_hash"
+    => "true";
+
     "after a restart the record stays for ever", "LIFE-09", "handle_restart",
     "if !owed {
                 [[self.common.arena.free_record(found.id);]]"
@@ -473,4 +477,40 @@ mutations! { SECOND:
     "data tells nothing of another path", "SNOOP-42", "on_unseen_ack",
     "insists && self.unseen_acks > 0"
     => "false";
+
+    "frames go from an isolated VM to another", "SEC-06", "lookup",
+    "self.are_apart(ingress, port)"
+    => "false";
+
+    "an isolated VM hears what others say to all", "SEC-06", "is_flooded",
+    "!self.networks.are_apart(ingress, port)"
+    => "true";
+
+    "what is said to all is heard in every VLAN", "SEC-06", "is_flooded",
+    "vlan.is_some_and(|vlan| self.networks.of(port).is_in(port, vlan))"
+    => "true";
+
+    "a VM is found in every VLAN", "SEC-06", "search",
+    "self.is_in_id(*port, vlan)"
+    => "true";
+
+    "a VM sends into every VLAN", "SEC-06", "check_vlan",
+    "if is_fine { Ok(()) } else { Err(DropReason::Vlan) }"
+    => "Ok(())";
+
+    "a VM takes a MAC that was heard elsewhere", "SEC-06", "learn_guest",
+    "self.was_heard_elsewhere(now, port, mac) && !self.was_announced(port, mac)"
+    => "false";
+
+    "a VM takes the MAC of another", "SEC-06", "may_have",
+    "self.guest_with(mac).is_none()"
+    => "true";
+
+    "a station of another VLAN keeps a MAC from a VM", "SEC-06", "was_heard_elsewhere",
+    "[*vlan, GONE_VLAN, GONE_VLAN]"
+    => "[*vlan, ANY_VLAN, GONE_VLAN]";
+
+    "many flows are not told that they are drained", "LIFE-06", "go_on_walking",
+    "walk.port.is_none_or(|port| port.0 == key.port)"
+    => "walk.port.is_none()";
 }
