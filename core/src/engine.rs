@@ -23,6 +23,7 @@ mod ports;
 mod rates;
 mod restart;
 mod staged;
+mod walks;
 
 use std::collections::VecDeque;
 
@@ -32,6 +33,7 @@ pub use self::ports::AddPortError;
 pub use self::rates::Direction;
 use self::rates::Rates;
 pub use self::staged::Staged;
+use self::walks::{Deed, Walks};
 use crate::bucket::Bucket;
 use crate::drops::DropReason;
 use crate::flow::key::FlowKey;
@@ -42,7 +44,7 @@ use crate::limits;
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::switch::Networks;
-use crate::tcp::flow::{Flow, State, Why};
+use crate::tcp::flow::{Flow, State};
 use crate::tcp::gates::OutQueue;
 use crate::tcp::options::SynInfo;
 use crate::tcp::vm::Vm;
@@ -122,6 +124,7 @@ pub struct Engine<'m> {
     timers: TimerWheel,
     common: Common<'m>,
     rates: Rates,
+    walks: Walks,
     /// The header of the frame last polled for a guest, or of its bytes for R.
     made: [u8; TcpEmit::MAX_LEN],
     /// The last frame from one guest to another, as a whole.
@@ -161,6 +164,7 @@ impl<'m> Engine<'m> {
                 predicts: true,
             },
             rates: Rates::default(),
+            walks: Walks::default(),
             made: [0; TcpEmit::MAX_LEN],
             whole: vec![],
         }
@@ -183,9 +187,7 @@ impl<'m> Engine<'m> {
             p.vm.clock.on_delivery(now);
         }
         if before.is_none() && features.is_some() {
-            self.for_each(port, Class::Live, |engine, id| {
-                engine.with_flow(now, id, |flow, cx| flow.on_ring_reset(cx));
-            });
+            self.walk(now, Deed::RingReset, port);
         }
     }
 
@@ -219,8 +221,9 @@ impl<'m> Engine<'m> {
         p.vm.offload = on;
         if on {
             p.vm.draining = false;
+            self.walks.forget(Some(port), |deed| deed == Deed::Drain);
         } else {
-            self.drain_flows(now, port);
+            self.walk(now, Deed::Drain, port);
         }
     }
 
@@ -250,17 +253,8 @@ impl<'m> Engine<'m> {
     pub fn drain(&mut self, now: Instant, port: PortId) {
         if let Some(p) = self.port_mut(port) {
             p.vm.draining = true;
-            self.drain_flows(now, port);
+            self.walk(now, Deed::Drain, port);
         }
-    }
-
-    fn drain_flows(&mut self, now: Instant, port: PortId) {
-        self.for_each(port, Class::Live, |engine, id| {
-            engine.with_flow(now, id, |flow, cx| {
-                flow.drain(Why::Operator);
-                flow.settle_drain(cx);
-            });
-        });
     }
 
     /// Whether no flow of this VM owes anybody a byte, FIN or RST.

@@ -98,6 +98,9 @@ pub const PACED_BURST_MAX: u64 = 64 * 1024;
 /// Pieces of a frame that the engine made: the headers and the pages that 64 KiB of payload touch,
 /// which are five at most.
 pub const TRANSMIT_PARTS_MAX: usize = 8;
+/// Flows to which something is done at once, as when the link of their VM comes up or the daemon
+/// stops. More are dealt with in steps, in each of which so many places are looked at.
+pub const FLOWS_PER_STEP: u32 = 2048;
 /// Timers run per call of `handle_timeout`; the rest comes with the next call at once (LIFE-11).
 pub const TIMERS_PER_CALL: usize = 4096;
 /// Retransmission timeouts toward R in a row after which H stops sending for G, whose own copies

@@ -44,6 +44,9 @@ impl Engine<'_> {
         if self.rates.any() {
             self.lift_limits(now);
         }
+        if self.walks.any() {
+            self.go_on_walking(now);
+        }
         for _ in 0..TIMERS_PER_CALL {
             let Some(id) = self.timers.expired(now) else { return };
             if self.with_flow(now, id, |flow, cx| flow.on_timeout(cx)) == Some(true) {
@@ -64,8 +67,11 @@ impl Engine<'_> {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let flows = self.timers.next();
-        if self.common.out.departures.is_asleep() && !self.rates.any() {
+        if self.common.out.departures.is_asleep() && !self.rates.any() && !self.walks.any() {
             return flows; // nearly always
+        }
+        if self.walks.any() {
+            return Some(Instant::ZERO); // at once
         }
         let departures = self.common.out.departures.next();
         flows.into_iter().chain(departures).chain(self.rates.next()).min()

@@ -89,6 +89,7 @@ impl Engine<'_> {
         for way in [Direction::FromGuest, Direction::ToGuest] {
             self.set_rate_limit(now, port, way, None);
         }
+        self.walks.forget(Some(port), |_| true);
         self.syn_cache.remove_port(port.0);
         let slot = self.ports.get_mut(usize::from(port.0));
         if slot.is_some_and(|slot| slot.take().is_some()) {

@@ -5,6 +5,7 @@ use crate::flow::key::tests::key;
 use crate::port::GuestConfig;
 use crate::store::arena::tests::record;
 use crate::store::record::{Record, network_hash};
+use crate::tcp::flow::Why;
 use crate::tcp::options::Offers;
 
 const NOW: Instant = Instant::from_secs(1000);
@@ -59,6 +60,46 @@ fn inv_20_what_is_done_to_a_port_visits_its_own_flows() {
         engine.remove_port(NOW, small);
         assert!(visited(engine) <= 8, "leaving");
         assert_eq!(engine.flows.len(), MANY);
+    });
+}
+
+fn drained(engine: &Engine<'_>) -> usize {
+    engine.flows().filter(|(_, _, flow)| flow.state() == State::Pass).count()
+}
+
+#[test]
+fn inv_20_what_is_done_to_many_flows_is_done_in_steps() {
+    const STEP: usize = limits::FLOWS_PER_STEP as usize;
+    let busy = PortId(0);
+    with_engine(|engine, small| {
+        engine.drain(NOW, small);
+        assert_eq!((drained(engine), engine.is_walking()), (4, false), "a few are no matter");
+        // All of them, at a stop; a link comes up meanwhile, twice.
+        engine.drain_all(NOW);
+        for features in [Some(PortFeatures::default()), None, Some(PortFeatures::default())] {
+            engine.set_port_features(NOW, busy, features);
+        }
+        let mut steps = 0;
+        while engine.poll_timeout() == Some(Instant::ZERO) {
+            let before = drained(engine);
+            engine.handle_timeout(NOW);
+            assert!(drained(engine) - before <= STEP);
+            steps += 1;
+        }
+        assert_eq!(drained(engine), MANY as usize + 4);
+        assert_eq!(steps, 2 * (MANY as usize + 4).div_ceil(STEP), "a walk that begins anew is one");
+        assert!(!engine.is_walking());
+    });
+    // Who is turned on again is not drained any further, and who is gone is not walked over.
+    with_engine(|engine, _| {
+        engine.set_offload(NOW, busy, false);
+        engine.handle_timeout(NOW);
+        engine.set_offload(NOW, busy, true);
+        assert!(drained(engine) > 0 && drained(engine) <= STEP && !engine.is_walking());
+        engine.set_port_features(NOW, busy, Some(PortFeatures::default()));
+        assert!(engine.is_walking());
+        engine.remove_port(NOW, busy);
+        assert!(!engine.is_walking());
     });
 }
 

@@ -23,6 +23,8 @@ use crate::limits::FLOWS_MAX;
 const CHUNK: usize = 256;
 const INDEX_BITS: u32 = 22;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
+/// Flows that the index is made for if there is room for fewer: 1,024 shards, 24 KiB.
+const INDEXED_MIN: u32 = 1 << 20;
 /// A slot that does not exist.
 const NOWHERE: u32 = INDEX_MASK;
 
@@ -142,8 +144,8 @@ pub struct FlowTable<T> {
 
 impl<T> FlowTable<T> {
     /// An empty table of at most `capacity` flows (no more than [`FLOWS_MAX`]). `seeds` must be
-    /// unpredictable for remotes, or they choose keys that collide. The index is made for that
-    /// many: with more of them ([`Self::set_capacity`]) its shards are longer.
+    /// unpredictable for remotes, or they choose keys that collide. The index is made for a million
+    /// at least: there may be more of them later ([`Self::set_capacity`]).
     #[must_use]
     pub fn new(capacity: u32, seeds: [u64; 4]) -> Self {
         let capacity = capacity.min(FLOWS_MAX);
@@ -153,7 +155,7 @@ impl<T> FlowTable<T> {
             slots: 0,
             capacity,
             len: 0,
-            index: Index::new(capacity),
+            index: Index::new(capacity.max(INDEXED_MIN)),
             hasher: RandomState::with_seeds(seeds[0], seeds[1], seeds[2], seeds[3]),
             ports: Vec::new(),
             #[cfg(test)]

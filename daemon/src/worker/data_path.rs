@@ -173,9 +173,7 @@ impl DataPath {
 
     /// No VM gets new promises.
     pub(crate) fn drain_all(&mut self, now: Instant) {
-        for (port, _) in self.ports.iter().filter(|(_, at)| at.port.is_guest()) {
-            self.engine.drain(now, port);
-        }
+        self.engine.drain_all(now);
         self.heartbeats.handle_change();
     }
 
