@@ -156,6 +156,9 @@ impl Workshop<'_> {
                 None => put(&self.copy.join(file), &text)?,
             }
         }
+        for (file, text) in files(self.root, &["docs"])? {
+            put(&self.copy.join(file), &text)?; // tests of core read them
+        }
         let manifest = std::fs::read_to_string(self.root.join("Cargo.toml"))?;
         let (head, rest) = manifest.split_once("members = [").context("no members")?;
         let (_, tail) = rest.split_once("]\n").context("no end of members")?;

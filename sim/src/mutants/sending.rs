@@ -203,8 +203,8 @@ mutations! { SENDING:
     => "";
 
     "what G was lent before a pause is forgotten", "FLOOD-14", "on_data",
-    "self.edge[[.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX)]];"
-    => "";
+    "[[self.edge.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX)]];"
+    => "self.edge";
 
     "what G uses of what it was lent before a pause is not shown to it", "FLOOD-14", "on_data",
     "self.edge = self.edge.max(end);"
@@ -215,20 +215,20 @@ mutations! { SENDING:
     => "false";
 
     "the ACK of a FIN is kept back", "FLOOD-12", "would_hold",
-    "(moved || self.holds_ack)[[ && !fin]]"
-    => "";
+    "(moved || self.holds_ack) && [[!fin]]"
+    => "true";
 
     "timeouts count as probes of a window", "FLOOD-12", "on_ack",
     "if [[had_room != self.has_room()]] {"
     => "!had_room && self.has_room()";
 
     "all that can be lent goes to those who come first", "FLOOD-28", "lendable_ahead",
-    "own[[ + self.budget_pages / 4]]"
-    => "";
+    "own + [[self.budget_pages / 4]]"
+    => "0";
 
     "a guest with room for few segments is lent more", "FLOOD-14", "on_net_edge",
-    "self.keeps_pace[[ && u64::from(window_max) >= 4 * self.mss]];"
-    => "";
+    "self.keeps_pace && [[u64::from(window_max) >= 4 * self.mss]];"
+    => "true";
 
     "what G has sent is forgotten when a flow is idle", "FLOOD-08", "park",
     "self.losses.note_unsent(unsent);"
@@ -243,8 +243,8 @@ mutations! { SENDING:
     => "false";
 
     "a flow leaves while G is beyond R's window", "FLOOD-32", "quiescent",
-    "closed || ([[within && ]]self.sender.edge()"
-    => "";
+    "closed || ([[within]] && self.sender.edge()"
+    => "true";
 
     "who is to be handed back is shown more", "FLOOD-13", "take_over",
     "[[wanted]] && flooded.may_go_on"
