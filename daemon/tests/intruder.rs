@@ -7,8 +7,9 @@ use std::env;
 use std::fs::{File, Permissions, create_dir, remove_dir_all, set_permissions, write};
 use std::io::{Error, Result};
 use std::net::TcpStream;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{self, Command, ExitCode, Output};
@@ -21,7 +22,9 @@ use nix::libc;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket, sockopt};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, send, setsockopt, socket, sockopt,
+};
 use nix::unistd::{Uid, getppid, setuid};
 use vm_memory::mmap::MmapRegionBuilder;
 
@@ -51,10 +54,13 @@ const ATTEMPTS: &[(&str, Attempt, End)] = &[
     ("an_intruder_cannot_run_a_program", runs_a_program, End::Killed),
     ("an_intruder_cannot_read_files_of_others", |_| read("/etc/passwd"), End::Denied),
     ("an_intruder_cannot_open_devices", |_| opens_a_device(), End::Denied),
-    ("an_intruder_cannot_look_into_processes", |_| read("/proc/1/environ"), End::Denied),
+    ("an_intruder_cannot_look_into_processes", |_| read("/proc/1/status"), End::Denied),
     ("an_intruder_cannot_read_them_in_a_new_thread", reads_in_a_thread, End::Denied),
     ("an_intruder_cannot_make_files_elsewhere", makes_a_file_elsewhere, End::Denied),
+    ("an_intruder_cannot_make_files", makes_a_file, End::NoCall),
     ("an_intruder_cannot_make_tcp_connections", connects, End::NoCall),
+    ("an_intruder_cannot_connect_by_sending", |_| connects_by_sending(), End::NoCall),
+    ("an_intruder_cannot_send_pings", |_| pings(), End::NoCall),
     ("an_intruder_cannot_see_frames_of_the_host", |_| opens(AddressFamily::Packet), End::NoCall),
     ("an_intruder_cannot_speak_for_other_addresses", |_| speaks_for_others(), End::NoCall),
     ("an_intruder_cannot_set_up_routes", |_| opens(AddressFamily::Netlink), End::NoCall),
@@ -90,7 +96,11 @@ fn reads_in_a_thread(_: &Path) -> Result<()> {
 }
 
 fn makes_a_file_elsewhere(own: &Path) -> Result<()> {
-    File::create(own.with_extension("elsewhere")).map(drop)
+    UnixListener::bind(own.with_extension("elsewhere")).map(drop)
+}
+
+fn makes_a_file(own: &Path) -> Result<()> {
+    File::create(own.join("more")).map(drop)
 }
 
 fn opens_to_everybody(own: &Path) -> Result<()> {
@@ -103,6 +113,20 @@ fn gives_away(own: &Path) -> Result<()> {
 
 fn connects(_: &Path) -> Result<()> {
     TcpStream::connect("127.0.0.1:1").map(drop)
+}
+
+/// It takes a socket that there is: this one is as good to the filter as that of metrics.
+fn connects_by_sending() -> Result<()> {
+    let (ours, _theirs) = UnixDatagram::pair()?;
+    let fast_open = MsgFlags::from_bits_retain(libc::MSG_FASTOPEN);
+    send(ours.as_raw_fd(), b"GET", fast_open)?;
+    Ok(())
+}
+
+fn pings() -> Result<()> {
+    let icmp = SockProtocol::Icmp;
+    socket(AddressFamily::Inet, SockType::Datagram, SockFlag::empty(), icmp)?;
+    Ok(())
 }
 
 fn opens(family: AddressFamily) -> Result<()> {

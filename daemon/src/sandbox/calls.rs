@@ -37,7 +37,6 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_writev,
     libc::SYS_lseek,
     libc::SYS_close,
-    libc::SYS_openat,
     libc::SYS_fstat,
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -55,8 +54,6 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_getsockname,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
-    libc::SYS_sendto,
-    libc::SYS_sendmsg,
     libc::SYS_shutdown,
     // Memory; see `rules`.
     libc::SYS_munmap,
@@ -221,14 +218,24 @@ fn with_arguments(
     // other sockets of a network, no netlink.
     let datagrams = |family| {
         let kind = compare(1, MaskedEq(0xf), number(libc::SOCK_DGRAM))?;
-        SeccompRule::new(vec![compare(0, Eq, number(family))?, kind])
+        // UDP: not ICMP, and none of those whose modules the kernel would load.
+        let protocol = compare(2, Eq, 0)?;
+        SeccompRule::new(vec![compare(0, Eq, number(family))?, kind, protocol])
     };
     let sockets =
         vec![is(0, number(libc::AF_UNIX))?, datagrams(libc::AF_INET)?, datagrams(libc::AF_INET6)?];
     let option = |&(level, name): &(libc::c_int, libc::c_int)| {
         SeccompRule::new(vec![compare(1, Eq, number(level))?, compare(2, Eq, number(name))?])
     };
+    let none_of = |at, bits| SeccompRule::new(vec![compare(at, MaskedEq(bits), 0)?]);
+    // It would connect, which Landlock does not see.
+    let fast_open = u64::from(number(libc::MSG_FASTOPEN));
+    let new_file = number(libc::O_CREAT) | (number(libc::O_TMPFILE) & !number(libc::O_DIRECTORY));
     let mut rules = vec![
+        // Files there are: the configuration, devices, MTUs.
+        (libc::SYS_openat, vec![none_of(2, new_file.into())?]),
+        (libc::SYS_sendto, vec![none_of(3, fast_open)?]),
+        (libc::SYS_sendmsg, vec![none_of(2, fast_open)?]),
         (libc::SYS_mmap, vec![no_code()?]),
         (libc::SYS_mprotect, vec![no_code()?]),
         (libc::SYS_clone, vec![SeccompRule::new(vec![is_thread])?]),
@@ -315,6 +322,10 @@ mod tests {
         let (stream, datagram) = (libc::SOCK_STREAM, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
         let made = |family, kind| can(libc::SYS_socket, &[i64::from(family), i64::from(kind)]);
         assert!(made(unix, stream) && made(inet, datagram) && made(inet6, datagram));
+        for (family, protocol) in [(inet, 1), (inet, 115), (inet, 136), (inet6, 58), (inet6, 115)] {
+            let arguments = [i64::from(family), i64::from(datagram), protocol];
+            assert!(!can(libc::SYS_socket, &arguments), "ICMP, L2TP, UDP-Lite: {protocol}");
+        }
         assert!(!made(inet, stream) && !made(inet6, libc::SOCK_RAW) && !made(inet, libc::SOCK_RAW));
         for family in [libc::AF_PACKET, libc::AF_NETLINK, libc::AF_VSOCK, libc::AF_ALG, 44] {
             assert!(!made(family, datagram) && !made(family, libc::SOCK_RAW), "{family}");
@@ -343,6 +354,12 @@ mod tests {
             assert!(!option(set, libc::IPPROTO_IP, name), "{name}");
         }
         assert!(!option(set, libc::SOL_UDP, libc::UDP_ENCAP));
+        // No connection by sending.
+        for (flags, is_fine) in [(libc::MSG_NOSIGNAL, true), (libc::MSG_FASTOPEN, false)] {
+            let flags = i64::from(flags | libc::MSG_DONTWAIT);
+            assert_eq!(can(libc::SYS_sendto, &[3, 0, 1, flags]), is_fine);
+            assert_eq!(can(libc::SYS_sendmsg, &[3, 0, flags]), is_fine);
+        }
     }
 
     #[test]
@@ -353,6 +370,9 @@ mod tests {
         for other in [0x8916, 0x890b, 0x891c, 0x89a3, 0x8923, 0x4004_54cc, 0x5412] {
             assert!(!request(other), "{other:#x}");
         }
+        let opened = |flags: i32| can(libc::SYS_openat, &[-100, 1, (libc::O_RDWR | flags).into()]);
+        assert!(opened(libc::O_CLOEXEC) && opened(libc::O_DIRECTORY));
+        assert!(!opened(libc::O_CREAT) && !opened(libc::O_TMPFILE));
         assert!(can(libc::SYS_chmod, &[1, 0o660]) && !can(libc::SYS_chmod, &[1, 0o4777]));
         assert!(can(libc::SYS_chown, &[1, -1, 107]));
         assert!(!can(libc::SYS_chown, &[1, -1, 0]) && !can(libc::SYS_chown, &[1, 0, 107]));

@@ -20,6 +20,10 @@ const RIGHTS: ABI = ABI::V6;
 const NONE: &str = "this kernel has no Landlock, or it is off (CONFIG_SECURITY_LANDLOCK, lsm=): \
                     somebody who takes the daemon over can open every file that its user can";
 
+/// The kernel has an older one.
+const LESS: &str = "this kernel's Landlock is older than Linux 6.12's: docs/hardening.md says what \
+                    somebody who takes the daemon over can do besides";
+
 /// Directories for sockets and the store, which are made if they are missing.
 pub(super) fn dirs_of(config: &Config) -> Vec<PathBuf> {
     let daemon = &config.daemon;
@@ -43,7 +47,8 @@ pub(super) fn restrict(
 ) -> Result<Option<&'static str>, StartError> {
     match try_to_restrict(config, path, dirs) {
         Ok(RulesetStatus::NotEnforced) => Ok(Some(NONE)),
-        Ok(_) => Ok(None),
+        Ok(RulesetStatus::PartiallyEnforced) => Ok(Some(LESS)),
+        Ok(RulesetStatus::FullyEnforced) => Ok(None),
         Err(e) => Err(error(format!("cannot shut files away (Landlock): {e}"), "report this")),
     }
 }
