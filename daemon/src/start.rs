@@ -61,7 +61,10 @@ pub fn run(config: &Config, source: Source, sandbox: &Sandbox) -> Result<(), Vec
     tracing::info!("ready: {}", config.summary());
     supervisor.iter().for_each(|supervisor| supervisor.is_ready());
     worker
-        .run(|| supervisor.iter().for_each(|supervisor| supervisor.is_stopping()))
+        .run(|drain| {
+            let drain = std::time::Duration::from_millis(drain.as_millis());
+            supervisor.iter().for_each(|supervisor| supervisor.is_stopping(drain));
+        })
         .map_err(|e| vec![error(format!("the event loop failed: {e}"), "report this")])?;
     match worker.owed() {
         0 => {
@@ -309,7 +312,8 @@ fn open_vm(
 ) -> Result<Option<StartError>, StartError> {
     make_parent(&vm.socket)?;
     let explain = |e: PortError| {
-        error(format!("vm {}: {e}", vm.name), "free that path, or choose another vm.socket")
+        let fix = if let PortError::Listen(e) = &e { e.fix() } else { "correct that key" };
+        error(format!("vm {}: {e}", vm.name), fix)
     };
     let device = device_of(vm, access, memory_is_limited);
     let mut port = VhostUserPort::without_socket(&device).map_err(explain)?;

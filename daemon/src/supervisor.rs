@@ -10,6 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+/// For the end itself: memory is given back.
+const AFTER_DRAIN: Duration = Duration::from_secs(10);
+
 /// Somebody who started us and wants to know.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
@@ -54,9 +57,11 @@ impl Supervisor {
         self.say("READY=1");
     }
 
-    /// Guests get what they are owed, then we end.
-    pub(crate) fn is_stopping(&self) {
-        self.say("STOPPING=1");
+    /// Guests get what they are owed for at most `drain`, then we end: it is to wait for that, also
+    /// if its own patience (`TimeoutStopSec=`) is shorter.
+    pub(crate) fn is_stopping(&self, drain: Duration) {
+        let most = drain + AFTER_DRAIN;
+        self.say(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", most.as_micros()));
     }
 
     /// Whoever does not listen does not hear it.
@@ -96,10 +101,11 @@ mod tests {
         let systemd = UnixDatagram::bind_addr(&at).unwrap();
         let ours = Supervisor::connect(OsStr::new(&format!("@{name}")), None).unwrap();
         ours.is_ready();
-        ours.is_stopping();
-        let mut said = [0; 20];
+        ours.is_stopping(Duration::from_secs(120));
+        let mut said = [0; 60];
         assert_eq!(systemd.recv(&mut said).map(|n| &said[..n]).unwrap(), b"READY=1");
-        assert_eq!(systemd.recv(&mut said).map(|n| &said[..n]).unwrap(), b"STOPPING=1");
+        let stopping = b"STOPPING=1\nEXTEND_TIMEOUT_USEC=130000000";
+        assert_eq!(systemd.recv(&mut said).map(|n| &said[..n]).unwrap(), stopping);
         assert!(Supervisor::connect(OsStr::new("/nowhere/notify"), None).is_err());
     }
 }

@@ -1,6 +1,5 @@
 //! From what an operator wants to what the worker can apply without fail.
 
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -15,7 +14,7 @@ use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
 use crate::port::tap::{OpenError, TapPort};
 use crate::sandbox::Sandbox;
 use crate::start::{make_parent, open_overlay};
-use crate::vhost::listener::{Access, ListenError, Listener};
+use crate::vhost::listener::{Access, Listener};
 
 /// How long an interface may take to close, and how often it is tried meanwhile.
 const CLOSING_MAX: Duration = Duration::from_secs(2);
@@ -195,15 +194,16 @@ fn listen(
     let listener = Listener::bind(&vm.socket, access).map_err(|e| Refusal {
         what: format!("vm {}: {e}", vm.name),
         fix: match &e {
-            ListenError::Io { error, .. } if error.kind() == ErrorKind::PermissionDenied => {
+            e if e.is_elsewhere() => {
                 let dirs = sandbox.dirs.iter().map(|dir| dir.display().to_string());
                 let dirs = dirs.collect::<Vec<_>>().join(" or ");
                 format!(
                     "choose a socket under {dirs}, where the daemon may make some since its start, \
-                     or name its directory in daemon.socket_dirs and restart; nothing was changed"
+                     or name its directory in daemon.socket_dirs (and, under systemd, in \
+                     ReadWritePaths=) and restart; nothing was changed"
                 )
             }
-            _ => "free that path, or choose another socket; nothing was changed".into(),
+            e => format!("{}; nothing was changed", e.fix()),
         },
     })?;
     Ok(Some((vm.name.clone(), listener)))

@@ -102,6 +102,10 @@ impl Desk {
     }
 
     /// The daemon was told to stop.
+    pub(crate) const fn drain_timeout(&self) -> Duration {
+        self.drain_timeout
+    }
+
     pub(crate) fn is_stopping(&self) -> bool {
         self.stop.is_some()
     }

@@ -159,7 +159,8 @@ fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
     }
     let file = open_device("/dev/net/tun").map_err(|e| {
         let fix = "load the module (modprobe tun), let everybody open it as udev does (chmod 0666 \
-                   /dev/net/tun), and run as root or with CAP_NET_ADMIN";
+                   /dev/net/tun), and run as root or with CAP_NET_ADMIN; a daemon that had none at \
+                   its start takes one after a restart";
         error(format!("cannot open /dev/net/tun: {e}"), fix.into())
     })?;
     sys::tun_attach(&file, ifname).map_err(|e| match e.raw_os_error() {

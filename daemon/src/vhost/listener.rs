@@ -42,6 +42,36 @@ pub enum ListenError {
     },
 }
 
+impl ListenError {
+    /// The daemon may make sockets, and not there: a rule of its own, or of the unit's.
+    #[must_use]
+    pub fn is_elsewhere(&self) -> bool {
+        use io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem};
+        let Self::Io { what: LISTEN, error, .. } = self else { return false };
+        matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
+    }
+
+    /// What to do about it.
+    #[must_use]
+    pub fn fix(&self) -> &'static str {
+        match self {
+            Self::Io { what: CHOWN, .. } => {
+                "put the daemon's user into daemon.socket_group (SupplementaryGroups= in its unit) \
+                 or give it CAP_CHOWN; daemon.socket_user takes more, see there"
+            }
+            _ if self.is_elsewhere() => {
+                "choose a vm.socket where the daemon may make one, or let it (systemd: \
+                 ReadWritePaths= in its unit)"
+            }
+            _ => "free that path, or choose another vm.socket",
+        }
+    }
+}
+
+/// What was tried.
+const LISTEN: &str = "listen";
+const CHOWN: &str = "change its owner";
+
 /// A listening socket. Its file goes when it is dropped, unless someone else has replaced it.
 #[derive(Debug)]
 pub struct Listener {
@@ -78,7 +108,7 @@ impl Listener {
                 Ok(()) => return Err(ListenError::Taken(path.to_path_buf())),
             }
         }
-        let socket = UnixListener::bind(path).map_err(io("listen"))?;
+        let socket = UnixListener::bind(path).map_err(io(LISTEN))?;
         let made = fs::symlink_metadata(path).map_err(io("look at the socket"))?;
         let name = Name { path: path.to_path_buf(), identity: (made.dev(), made.ino()) };
         let listener = Self { name, socket };
@@ -89,7 +119,7 @@ impl Listener {
             fs::set_permissions(path, mode).map_err(io("change its mode"))?;
         }
         if access.uid.is_some() || access.gid.is_some() {
-            chown(path, access.uid, access.gid).map_err(io("change its owner"))?;
+            chown(path, access.uid, access.gid).map_err(io(CHOWN))?;
         }
         Ok(listener)
     }

@@ -131,15 +131,15 @@ impl Worker {
     }
 
     /// Works until it is told to stop, and calls `stopping` then, before guests get what they are
-    /// owed.
-    pub(crate) fn run(&mut self, stopping: impl FnOnce()) -> io::Result<()> {
+    /// owed, with the time that they have for it.
+    pub(crate) fn run(&mut self, stopping: impl FnOnce(Duration)) -> io::Result<()> {
         let mut stopping = Some(stopping);
         while !self.desk.is_stopped() {
             self.turn()?;
             if self.desk.is_stopping()
                 && let Some(stopping) = stopping.take()
             {
-                stopping();
+                stopping(self.desk.drain_timeout());
             }
         }
         Ok(())

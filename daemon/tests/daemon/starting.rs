@@ -162,20 +162,20 @@ fn a_manager_whose_socket_has_no_file_hears_it_too() {
 }
 
 fn hears(dir: &Dir, systemd: UnixDatagram, address: &str) {
-    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let config = dir.configure("metrics = \"off\"\ndrain_timeout_s = 60", &dir.vm("a", ""));
     systemd.set_read_timeout(Some(LIMIT)).unwrap();
     let mut command = command(&config);
     command.env("NOTIFY_SOCKET", address).env("WATCHDOG_USEC", "30000");
     let host = Host::start_as(dir, &mut command);
     let until = |what: &str| {
-        let mut said = [0; 50];
+        let mut said = [0; 60];
         while systemd.recv(&mut said).map(|n| &said[..n]).unwrap() != what.as_bytes() {}
     };
     until("READY=1");
     until("WATCHDOG=1");
     until("WATCHDOG=1");
     host.signal(Signal::SIGTERM);
-    until("STOPPING=1");
+    until("STOPPING=1\nEXTEND_TIMEOUT_USEC=70000000"); // TimeoutStopSec= may be less
     assert_eq!(host.wait(), Some(0));
 }
 
