@@ -608,11 +608,10 @@ proptest! {
             let handled = w.sends(C, Op::Data, (0, 0), &payload, |h| *h = header);
             if let Handled::Carry(_, message) = handled {
                 carried += 1;
-                let is_data = matches!(message.kind, Kind::Data { .. });
-                prop_assert!(is_data);
+                let Kind::Data { len, .. } = message.kind else { panic!("{message:?}") };
                 let met = w.host.handle_message(w.now, &message);
                 if let (Some(socket), Verdict::Deliver) = (met.socket, met.verdict) {
-                    let room = w.host.room_to_guest(socket).min(payload.len() as u64);
+                    let room = w.host.room_to_guest(socket).min(len.into());
                     let _ = w.host.give(w.now, socket, u32::try_from(room).expect("small"));
                 }
                 w.collect();
