@@ -161,8 +161,11 @@ pub const SENT_RUNS_MAX: u64 = 4096;
 pub const FLOODING_PLACES: u64 = 8;
 /// Refusals remembered per VM (SNOOP-32).
 pub const REFUSALS_PER_VM: usize = 64;
-/// Stations known behind uplinks, or behind the peers of an overlay.
+/// Stations heard behind uplinks, or behind the peers of an overlay.
 pub const MACS_MAX: usize = 8192;
+/// Stations that an overlay was told of, besides those that it has heard. With
+/// MACS_MAX that is a table of 131,072 x 25 B = 3.1 MiB.
+pub const TOLD_MAX: usize = 1 << 16;
 /// Entries for those behind uplinks: one that is heard with a VLAN tag has two. 16,384 x 32 B =
 /// 512 KiB.
 pub const MAC_ENTRIES_MAX: usize = 2 * MACS_MAX;

@@ -2,8 +2,10 @@
 //!
 //! ARP requests (RFC 826) and neighbour solicitations (RFC 4861 section 4.3) that are for everybody
 //! and have no VLAN tag. What asks one station alone goes there: it wants to know whether it lives.
-//! An address that was told of two stations is nobody's, and nobody is answered who asks for its
-//! own. The answer does not say that the station is a router: registered stations are none.
+//! So does, to all hosts, who asks before it uses an address itself (RFC 5227, RFC 4862): one that
+//! is told of but lives no more keeps no address from anybody. An address that was told of two
+//! stations is nobody's; for one that a station of this host has, that one answers. The answer does
+//! not say that the station is a router: registered stations are none.
 
 use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,14 +26,14 @@ const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 /// Bytes of an advertisement with its option.
 const ADVERTISEMENT_LEN: u8 = 32;
-/// All nodes of a link.
-const ALL_NODES: IpAddr16 = IpAddr16([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 
 /// The addresses of stations that were told.
 #[derive(Debug, Default)]
 pub(super) struct Addresses {
     of: BTreeMap<Mac, Vec<IpAddr16>>,
     macs: BTreeSet<(IpAddr16, Mac)>,
+    /// Those of stations of this host.
+    here: BTreeSet<IpAddr16>,
 }
 
 impl Addresses {
@@ -52,8 +54,16 @@ impl Addresses {
         }
     }
 
-    /// The one station that has `ip`.
+    /// Stations of this host have these, and no others.
+    pub(super) fn set_here(&mut self, ips: impl Iterator<Item = IpAddr>) {
+        self.here = ips.map(IpAddr16::from).collect();
+    }
+
+    /// The one station that has `ip`, if none of this host has it.
     fn find(&self, ip: IpAddr16) -> Option<Mac> {
+        if self.here.contains(&ip) {
+            return None;
+        }
         let mut macs = self.macs.range((ip, [0; 6])..=(ip, [0xff; 6])).map(|(_, mac)| *mac);
         let only = macs.next()?;
         macs.next().is_none().then_some(only)
@@ -77,8 +87,9 @@ impl Addresses {
     }
 
     fn answer_arp(&self, arp: &Arp) -> Option<(Mac, [u8; 2], Vec<u8>)> {
-        if arp.op != 1 || arp.sender_ip == arp.target_ip {
-            return None; // who says where it is does not ask
+        // Who says where it is does not ask; who has no address yet asks those who are there.
+        if arp.op != 1 || arp.sender_ip == arp.target_ip || arp.sender_ip.is_unspecified() {
+            return None;
         }
         let mac = self.find(IpAddr16::from(IpAddr::V4(arp.target_ip)))?;
         let (target, sender) = (arp.target_ip.octets(), arp.sender_ip.octets());
@@ -88,7 +99,7 @@ impl Addresses {
     }
 
     fn answer_solicitation(&self, ip: &Ip, frame: &[u8]) -> Option<(Mac, [u8; 2], Vec<u8>)> {
-        if ip.version != IpVersion::V6 || !matches!(ip.l4, L4::Icmp) {
+        if ip.version != IpVersion::V6 || !matches!(ip.l4, L4::Icmp) || ip.src.is_unspecified() {
             return None;
         }
         let at = usize::from(ip.payload_offset);
@@ -100,12 +111,9 @@ impl Addresses {
             return None;
         }
         let mac = self.find(target)?;
-        let (to, flags) = match ip.src.is_unspecified() {
-            true => (ALL_NODES, OVERRIDE),
-            false => (ip.src, SOLICITED | OVERRIDE),
-        };
+        let to = ip.src;
         let mut advertisement = [0; ADVERTISEMENT_LEN as usize];
-        (advertisement[0], advertisement[4]) = (ADVERTISEMENT, flags);
+        (advertisement[0], advertisement[4]) = (ADVERTISEMENT, SOLICITED | OVERRIDE);
         advertisement[8..24].copy_from_slice(&target.0);
         advertisement[24..26].copy_from_slice(&[2, 1]); // the MAC of the target
         advertisement[26..].copy_from_slice(&mac);
@@ -175,19 +183,29 @@ mod tests {
 
     #[test]
     fn who_solicits_a_neighbour_hears_where_it_is() {
-        for (src, to, flags) in
-            [(NEAR_V6, NEAR_V6, SOLICITED | OVERRIDE), ([0; 16], ALL_NODES.0, OVERRIDE)]
-        {
-            let answer = addresses().answer(&solicitation(src, V6)).unwrap();
-            let packet = Packet::parse(&answer).unwrap();
-            assert_eq!((packet.eth.dst, packet.eth.src), (ASKER, STATION));
-            let Net::Ip(ip) = packet.net else { panic!("{packet:?}") };
-            assert_eq!((ip.src.0, ip.dst.0), (V6, to));
-            let message = &answer[usize::from(ip.payload_offset)..];
-            assert!(is_right(&ip, message));
-            assert_eq!((message[0], message[4]), (ADVERTISEMENT, flags));
-            assert_eq!((&message[8..24], &message[26..]), (&V6[..], &STATION[..]));
-        }
+        let answer = addresses().answer(&solicitation(NEAR_V6, V6)).unwrap();
+        let packet = Packet::parse(&answer).unwrap();
+        assert_eq!((packet.eth.dst, packet.eth.src), (ASKER, STATION));
+        let Net::Ip(ip) = packet.net else { panic!("{packet:?}") };
+        assert_eq!((ip.src.0, ip.dst.0), (V6, NEAR_V6));
+        let message = &answer[usize::from(ip.payload_offset)..];
+        assert!(is_right(&ip, message));
+        assert_eq!((message[0], message[4]), (ADVERTISEMENT, SOLICITED | OVERRIDE));
+        assert_eq!((&message[8..24], &message[26..]), (&V6[..], &STATION[..]));
+    }
+
+    #[test]
+    fn an_address_of_this_hosts_is_answered_for_by_who_has_it() {
+        let mut known = addresses();
+        let questions = [arp(ASKER, 1, [10, 0, 0, 1], V4), solicitation(NEAR_V6, V6)];
+        let answered =
+            |known: &Addresses| questions.each_ref().map(|frame| known.answer(frame).is_some());
+        known.set_here([V4.into(), [10, 0, 0, 1].into()].into_iter());
+        assert_eq!(answered(&known), [false, true]);
+        known.set_here([V6.into()].into_iter());
+        assert_eq!(answered(&known), [true, false]);
+        known.set_here(core::iter::empty());
+        assert_eq!(answered(&known), [true, true]);
     }
 
     #[test]
@@ -197,7 +215,9 @@ mod tests {
         for (frame, why) in [
             (arp(ASKER, 2, near, V4), "an answer"),
             (arp(ASKER, 1, V4, V4), "it says where it is"),
-            (arp(STATION, 1, [0; 4], V4), "the station probes its own address"),
+            (arp(STATION, 1, near, V4), "the station asks for its own address"),
+            (arp(ASKER, 1, [0; 4], V4), "it asks whether anybody has it before it uses it"),
+            (solicitation([0; 16], V6), "likewise"),
             (arp(ASKER, 1, near, [10, 0, 0, 3]), "nobody knows"),
             (solicitation(NEAR_V6, NEAR_V6), "nobody knows"),
         ] {

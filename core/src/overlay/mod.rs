@@ -197,7 +197,7 @@ impl Overlay {
     }
 
     /// From now on the station `mac` is behind `peer`, whatever frames say, and has these
-    /// addresses. If so many stations are known that there is no place for it, frames teach it.
+    /// addresses. If [`TOLD_MAX`](crate::limits::TOLD_MAX) others were told, frames teach it.
     pub fn tell_station(&mut self, mac: Mac, peer: PeerId, ips: &[IpAddr]) {
         if self.stations.tell(mac, peer) {
             self.addresses.set(mac, ips);
@@ -208,6 +208,11 @@ impl Overlay {
     pub fn forget_station(&mut self, mac: Mac) {
         self.stations.forget(mac);
         self.addresses.set(mac, &[]);
+    }
+
+    /// Stations of this host have these addresses, and no others: for them nobody is answered.
+    pub fn set_own_ips(&mut self, ips: impl Iterator<Item = IpAddr>) {
+        self.addresses.set_here(ips);
     }
 
     /// The answer to a frame that asks for the MAC of a station that was told (ARP, neighbour

@@ -1,4 +1,5 @@
-//! Who is behind which peer: a bounded table of MACs, learned from frames or told.
+//! Who is behind which peer: a bounded table of MACs, learned from frames or told. Each has a bound
+//! of its own, so that a flood of addresses takes no place from what is told, nor that from others.
 
 use ahash::RandomState;
 use hashbrown::HashTable;
@@ -6,7 +7,7 @@ use hashbrown::hash_table::Entry;
 
 use super::PeerId;
 use crate::drops::DropReason;
-use crate::limits::{MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX};
+use crate::limits::{MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX, TOLD_MAX};
 use crate::switch::Mac;
 use crate::time::Instant;
 
@@ -28,13 +29,15 @@ impl Station {
 #[derive(Debug)]
 pub(super) struct Stations {
     table: HashTable<Station>,
+    /// How many of them were told.
+    told: usize,
     hasher: RandomState,
     swept: Instant,
 }
 
 impl Stations {
     pub(super) fn new(hasher: RandomState) -> Self {
-        Self { table: HashTable::new(), hasher, swept: Instant::ZERO }
+        Self { table: HashTable::new(), told: 0, hasher, swept: Instant::ZERO }
     }
 
     /// The peer behind which `mac` is.
@@ -52,11 +55,11 @@ impl Stations {
         if mac[0] & 1 != 0 {
             return Ok(());
         }
-        if self.table.len() >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
+        if self.heard() >= MACS_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
             self.swept = now;
             self.table.retain(|station| station.is_fresh(now));
         }
-        let is_full = self.table.len() >= MACS_MAX;
+        let is_full = self.heard() >= MACS_MAX;
         match self.entry(mac) {
             Entry::Occupied(mut entry) => {
                 let Station { heard: Some(heard), peer: at, .. } = entry.get_mut() else {
@@ -74,17 +77,22 @@ impl Stations {
         Ok(())
     }
 
-    /// From now on `mac` is behind `peer`, whatever frames say. `false`: the table is full.
+    /// From now on `mac` is behind `peer`, whatever frames say. `false`: [`TOLD_MAX`] were told.
     pub(super) fn tell(&mut self, mac: Mac, peer: PeerId) -> bool {
         let station = Station { mac, peer, heard: None };
-        let is_full = self.table.len() >= MACS_MAX;
+        let is_full = self.told >= TOLD_MAX;
         match self.entry(mac) {
+            Entry::Occupied(mut entry) if entry.get().heard.is_none() => {
+                *entry.get_mut() = station;
+                return true;
+            }
+            _ if is_full => return false,
             Entry::Occupied(mut entry) => *entry.get_mut() = station,
-            Entry::Vacant(_) if is_full => return false,
             Entry::Vacant(entry) => {
                 entry.insert(station);
             }
         }
+        self.told += 1;
         true
     }
 
@@ -94,6 +102,7 @@ impl Stations {
             && entry.get().heard.is_none()
         {
             entry.remove();
+            self.told -= 1;
         }
     }
 
@@ -107,6 +116,11 @@ impl Stations {
             }
             None => false,
         });
+        self.told = self.table.iter().filter(|station| station.heard.is_none()).count();
+    }
+
+    fn heard(&self) -> usize {
+        self.table.len() - self.told
     }
 
     fn entry(&mut self, mac: Mac) -> Entry<'_, Station> {
@@ -195,12 +209,32 @@ mod tests {
         let mut stations = stations();
         let most = u32::try_from(MACS_MAX).unwrap();
         (0..2 * most).for_each(|n| stations.learn(START, mac(n), A).unwrap());
-        assert!(!stations.tell(mac(most), B) && stations.tell(mac(1), B));
         assert_eq!(stations.table.len(), MACS_MAX);
         assert_eq!(stations.find(START, mac(0)), Some(A));
         assert_eq!(stations.find(START, mac(most)), None);
         let later = START + MAC_AGE;
         stations.learn(later, mac(most), B).unwrap();
         assert_eq!(stations.find(later, mac(most)), Some(B), "there is room when those are gone");
+    }
+
+    #[test]
+    fn a_flood_of_addresses_and_what_is_told_take_no_place_from_each_other() {
+        let mut stations = stations();
+        let (heard, told) = (u32::try_from(MACS_MAX).unwrap(), u32::try_from(TOLD_MAX).unwrap());
+        (0..2 * heard).for_each(|n| stations.learn(START, mac(n), A).unwrap());
+        // The first of them was heard, and leaves its place to another.
+        let all = heard - 1..heard - 1 + told;
+        assert!(all.clone().all(|n| stations.tell(mac(n), B)));
+        assert!(stations.tell(mac(all.start), A), "it was told already");
+        assert!(!stations.tell(mac(all.end), B) && !stations.tell(mac(0), B));
+        assert_eq!(stations.find(START, mac(all.end)), None);
+        assert_eq!(stations.find(START, mac(0)), Some(A), "as it was heard");
+        stations.learn(START, mac(all.end), A).unwrap();
+        assert_eq!(stations.find(START, mac(all.end)), Some(A));
+        stations.renumber(|peer| (peer == A).then_some(A));
+        assert_eq!(stations.table.len(), MACS_MAX + 1);
+        stations.forget(mac(all.start));
+        assert_eq!(stations.heard(), MACS_MAX);
+        assert!(all.take(TOLD_MAX).all(|n| stations.tell(mac(n), B)), "there is room again");
     }
 }

@@ -2,9 +2,7 @@
 
 use hashbrown::hash_table::Entry;
 
-use super::{
-    GUEST_VLAN, Ips, Mac, MacEntry, Switch, is_fresh, is_group, is_guest_key, mac_key, vlan_id,
-};
+use super::{Ips, Mac, MacEntry, Switch, is_fresh, is_group, is_guest_key, mac_key, vlan_id};
 use crate::drops::DropReason;
 use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_ENTRIES_MAX, MAC_SWEEP_INTERVAL};
 use crate::port::{PortId, Vlans};
@@ -135,19 +133,19 @@ impl Switch {
     }
 
     /// Whether the guest of `port`, whose MAC is configured, lives elsewhere for now, as after a
-    /// migration: then its MAC may be behind an uplink. It stays the only one that the guest may
-    /// use here.
+    /// migration: then its MAC may be behind an uplink. No other guest here may use it: it stays
+    /// this one's, and is the only one that this one may use.
     pub fn set_away(&mut self, port: PortId, is_away: bool) {
-        let configured = self.guest_mut(port).filter(|guest| guest.mac_configured);
-        let Some(mac) = configured.and_then(|guest| guest.mac) else { return };
-        match (self.guest_with(mac), is_away) {
-            (Some(holder), true) if holder == port => {
-                let key = mac_key(GUEST_VLAN, mac);
-                self.retain_macs(|entry| entry.key != key);
-            }
-            (None, false) => self.bind(mac, port),
-            _ => {}
+        if let Some(guest) = self.guest_mut(port)
+            && guest.away != (is_away && guest.mac_configured)
+        {
+            guest.away = !guest.away;
+            self.forget_found();
         }
+    }
+
+    pub(super) fn is_away(&self, port: PortId) -> bool {
+        self.guest(port).is_some_and(|guest| guest.away)
     }
 
     /// Forgets what a guest port taught: the guest was replaced or restarted. Nobody else has its

@@ -66,6 +66,8 @@ enum Ips {
 struct GuestPort {
     mac: Option<Mac>,
     mac_configured: bool,
+    /// [`Switch::set_away`].
+    away: bool,
     ips: Ips,
     isolated: bool,
     vlans: Vlans,
@@ -173,8 +175,8 @@ impl Switch {
             self.guests.resize_with(at + 1, || None);
         }
         let mac_configured = mac.is_some();
-        let (isolated, vlans) = (false, Vlans::Any);
-        let guest = GuestPort { mac, mac_configured, ips, isolated, vlans, announced: None };
+        let (isolated, vlans, away) = (false, Vlans::Any, false);
+        let guest = GuestPort { mac, mac_configured, away, ips, isolated, vlans, announced: None };
         self.list(&guest);
         self.guests[at] = Some(guest);
         Ok(())
@@ -210,6 +212,7 @@ impl Switch {
             self.bind(taught, port);
         }
         if let Some(guest) = self.guest_mut(port) {
+            guest.away = before.away && mac.is_some() && mac == before.mac;
             guest.mac = mac.or(taught);
             (guest.isolated, guest.announced) = (before.isolated, before.announced);
             if let (Ips::Learned(learned), Ips::Learned(known)) = (&mut guest.ips, before.ips) {
@@ -357,7 +360,8 @@ impl Switch {
         }
         let [.., vlan_low, vlan_high] = key.to_le_bytes();
         let vlan = u16::from_le_bytes([vlan_low, vlan_high]);
-        let guest = self.guest_with(dst).filter(|port| self.is_in_id(*port, vlan));
+        let is_there = |port: &PortId| !self.is_away(*port) && self.is_in_id(*port, vlan);
+        let guest = self.guest_with(dst).filter(is_there);
         let guest = guest.map(|port| (port, Instant::MAX));
         let found = guest.or_else(|| {
             let entry = self.find(key)?;
@@ -425,7 +429,7 @@ impl Switch {
         self.guests.get_mut(usize::from(port.0))?.as_mut()
     }
 
-    /// The guest port that has this MAC.
+    /// The guest port that has this MAC, be its guest here or away.
     fn guest_with(&self, mac: Mac) -> Option<PortId> {
         self.find(mac_key(GUEST_VLAN, mac)).map(|entry| entry.port)
     }

@@ -620,3 +620,27 @@ fn a_guest_that_lives_elsewhere_is_found_there_until_it_is_back() {
     assert_eq!(to_a(&mut switch), Out::Port(A));
     assert_eq!(switch.check_source(T0, A, &from(MAC_A, v4(10))), Ok(()));
 }
+
+#[test]
+fn the_mac_of_a_guest_that_lives_elsewhere_is_nobody_elses_here() {
+    let mut switch = Switch::new([1, 2, 3, 4]);
+    switch.add_guest(A, Some(MAC_A), None).unwrap();
+    switch.add_guest(B, None, None).unwrap();
+    switch.set_away(A, true);
+    let spoofed = Err(DropReason::SpoofedMac);
+    assert_eq!(switch.check_source(T0, B, &from(MAC_A, v4(10))), spoofed);
+    assert!(!switch.announce(T0, B, MAC_A));
+    assert_eq!(switch.check_source(T0, B, &from(MAC_A, v4(10))), spoofed, "its VMM may not either");
+    assert_eq!(switch.add_guest(PortId(7), Some(MAC_A), None), Err(MacTaken(A)));
+    let to_a = |switch: &mut Switch| switch.lookup(T0, UPLINK, untagged(), MAC_A);
+    // Another list changes nothing of that; another MAC ends it, as does none.
+    switch.set_guest(A, Some(MAC_A), Some(&[])).unwrap();
+    assert_eq!(to_a(&mut switch), Out::Flood);
+    switch.set_away(A, false);
+    assert_eq!(to_a(&mut switch), Out::Port(A));
+    switch.set_away(A, true);
+    switch.set_guest(A, None, None).unwrap();
+    switch.set_away(A, true);
+    assert_eq!(switch.check_source(T0, A, &from(MAC_A, v4(10))), Ok(()));
+    assert_eq!(to_a(&mut switch), Out::Port(A), "nobody else knows whose it is");
+}

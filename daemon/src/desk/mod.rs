@@ -16,6 +16,7 @@ mod control;
 mod directory;
 mod links;
 mod metrics;
+mod own_ips;
 mod report;
 mod watch;
 
@@ -193,6 +194,7 @@ impl Desk {
             self.report(now, epoll, path);
         }
         self.go_on_changing(now, epoll, path);
+        self.tell_own_ips(path);
         self.tell_registry(path);
         for place in std::mem::take(&mut self.answered) {
             self.handle_control_client(now, epoll, path, place);

@@ -12,13 +12,14 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use nightporter_core::drops::DropReason;
-use nightporter_core::limits::{COPY_COST, OVERLAY_DATAGRAM_BYTES_MAX};
+use nightporter_core::limits::{COPY_COST, OVERLAY_DATAGRAM_BYTES_MAX, TOLD_MAX};
 use nightporter_core::overlay::ecn::Ecn;
 use nightporter_core::overlay::{self, Batch, Overlay, PeerId, SOURCE_PORTS, To, overhead};
 use nightporter_core::switch::Mac;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
+use nightporter_registry::STATIONS_MAX;
 use nix::errno::Errno;
 use nix::sys::socket::{
     ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, connect, recvmsg, sendmsg,
@@ -209,6 +210,11 @@ impl OverlayPort {
             Some(peer) => self.overlay.tell_station(mac, peer, ips),
             None => self.overlay.forget_station(mac),
         }
+    }
+
+    /// Stations of this host have these addresses, and no others: for them nobody is answered.
+    pub fn set_own_ips(&mut self, ips: impl Iterator<Item = IpAddr>) {
+        self.overlay.set_own_ips(ips);
     }
 
     /// Nobody knows any more where that station is; frames may teach it.
@@ -447,6 +453,7 @@ struct Outcome {
 }
 
 const _: () = assert!(PEERS_MAX <= 64);
+const _: () = assert!(STATIONS_MAX <= TOLD_MAX);
 
 impl Outcome {
     fn note(&mut self, place: usize, batch: Batch, posted: Result<(), Errno>) {

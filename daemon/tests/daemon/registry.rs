@@ -35,10 +35,14 @@ pub(crate) fn stations(host: &Host) -> Vec<StationInfo> {
 
 /// Who has 10.0.0.`last`?
 fn arp(last: u8) -> Vec<u8> {
-    let mac = VM.mac();
+    arp_from(VM, [10, 0, 0, 1], last)
+}
+
+/// The same, asked by who has this address.
+fn arp_from(end: End, sender: [u8; 4], last: u8) -> Vec<u8> {
+    let mac = end.mac();
     let head = [8, 6, 0, 1, 8, 0, 6, 4, 0, 1];
-    let mut frame =
-        [&ALL[..], &mac, &head, &mac, &[10, 0, 0, 1], &[0; 6], &[10, 0, 0, last]].concat();
+    let mut frame = [&ALL[..], &mac, &head, &mac, &sender, &[0; 6], &[10, 0, 0, last]].concat();
     frame.resize(60, 0);
     frame
 }
@@ -74,6 +78,32 @@ fn a_station_on_the_list_is_found_at_once_and_speaks_for_itself_when_it_is_taken
     }
     a.send_plain(&numbered(FAR.mac(), VM, 4));
     assert_eq!(one.gets().0, numbered(FAR.mac(), VM, 4), "where it was heard");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_vm_that_was_made_anew_gets_the_address_that_the_list_has_of_its_old_mac() {
+    let w = world(VM_KEYS);
+    let new = End(3, 1);
+    let keys = "ack_offload = false\nmac = \"02:00:00:00:00:03\"\nips = [\"10.0.0.2\"]";
+    list(&w, &(station("192.0.2.3") + &w.dir.vm("b", keys)));
+    let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
+    a.offer(16);
+    a.send_plain(&arp(2));
+    assert_eq!(a.receive(1)[0][6..12], FAR.mac(), "it is not there yet");
+    let mut b = Guest::boot(&w.dir.join("b"), PLAIN);
+    b.offer(16);
+    w.host.until("b", |b| b.link);
+    // It asks whether somebody has it (RFC 5227), then others ask for it.
+    let questions = [(&mut b, arp_from(new, [0; 4], 2)), (&mut a, arp(2))];
+    for (guest, question) in questions {
+        guest.send_plain(&question);
+        for peer in &w.peers {
+            assert_eq!(peer.gets().0, question, "whoever lives answers");
+        }
+    }
+    assert_eq!(a.receive(1), [arp_from(new, [0; 4], 2)], "and nobody has answered");
+    assert_eq!(b.receive(1), [arp(2)], "it answers itself");
 }
 
 #[test]
