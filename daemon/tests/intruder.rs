@@ -59,7 +59,7 @@ const ATTEMPTS: &[(&str, Attempt, End)] = &[
     ("an_intruder_cannot_make_files_elsewhere", makes_a_file_elsewhere, End::Denied),
     ("an_intruder_cannot_make_files", makes_a_file, End::NoCall),
     ("an_intruder_cannot_make_tcp_connections", connects, End::NoCall),
-    ("an_intruder_cannot_connect_by_sending", |_| connects_by_sending(), End::NoCall),
+    ("an_intruder_cannot_connect_by_sending", connects_by_sending, End::NoCall),
     ("an_intruder_cannot_send_pings", |_| pings(), End::NoCall),
     ("an_intruder_cannot_see_frames_of_the_host", |_| opens(AddressFamily::Packet), End::NoCall),
     ("an_intruder_cannot_speak_for_other_addresses", |_| speaks_for_others(), End::NoCall),
@@ -100,7 +100,7 @@ fn makes_a_file_elsewhere(own: &Path) -> Result<()> {
 }
 
 fn makes_a_file(own: &Path) -> Result<()> {
-    File::create(own.join("more")).map(drop)
+    File::create(own.join("file")).map(drop)
 }
 
 fn opens_to_everybody(own: &Path) -> Result<()> {
@@ -116,8 +116,10 @@ fn connects(_: &Path) -> Result<()> {
 }
 
 /// It takes a socket that there is: this one is as good to the filter as that of metrics.
-fn connects_by_sending() -> Result<()> {
-    let (ours, _theirs) = UnixDatagram::pair()?;
+fn connects_by_sending(own: &Path) -> Result<()> {
+    let _theirs = UnixDatagram::bind(own.join("theirs"))?;
+    let ours = UnixDatagram::unbound()?;
+    ours.connect(own.join("theirs"))?;
     let fast_open = MsgFlags::from_bits_retain(libc::MSG_FASTOPEN);
     send(ours.as_raw_fd(), b"GET", fast_open)?;
     Ok(())
