@@ -1155,6 +1155,19 @@ fn flood_06_a_segment_too_far_ahead_costs_no_pages() {
     assert_eq!((ahead, reserved()), (Verdict::Drop(DropReason::NoStore), before));
 }
 
+/// The place that it did not get was shown to it with R's next ACK.
+#[test]
+fn flood_14_what_has_found_no_place_opens_no_window() {
+    let (_, r, g) = floods(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
+    hands_over(&g, 1, 10_001);
+    r.gets_all(&["1:10001"]);
+    let ahead = g.sends("600001:601001");
+    assert_eq!(ahead, Verdict::Drop(DropReason::NoStore));
+    r.sends("ack 10001");
+    let edge = room_of(&g);
+    assert!(edge < 600_001, "{edge}");
+}
+
 #[test]
 fn inv_20_the_first_window_of_a_sender_does_not_take_that_of_a_receiver() {
     let (w, _, g) = floods(&Setup { budget_bytes: 10 << 14, ..Setup::new() });
@@ -1183,6 +1196,33 @@ fn flood_28_many_uploads_at_once_find_a_place_each() {
         assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
     }
     assert!(w.engine(|engine, now| engine.controls_congestion(now, GUEST)));
+    let refused = w.engine(|engine, _| engine.vm(GUEST).expect("a VM").counters.floods_refused);
+    assert_eq!(refused, 0);
+}
+
+/// Each was lent a mebibyte when it was alone, and they come back for it together.
+#[test]
+fn flood_28_old_lendings_leave_room_for_the_next_connections() {
+    let arena = (4096, 128);
+    let (w, r, g) = floods(&Setup { budget_bytes: 64 << 20, arena, ..Setup::new() });
+    let mut flows = vec![(r, g)];
+    for n in 0..40 {
+        let (r, g) = flows.last().expect("one");
+        hands_over(g, 1, 10_001);
+        r.takes_all();
+        w.after_ms(1);
+        r.sends("ack 10001");
+        assert!(room_of(g) > 1_000_000, "{n}");
+        w.after_ms(3000);
+        assert!(w.flow(n, |f| f.departing().is_none()).expect("a flow"), "it costs nothing");
+        flows.push(w.connects());
+    }
+    let (_, last) = flows.pop().expect("the one that begins later");
+    for (_, g) in &flows {
+        hands_over(g, 10_001, 1_000_001);
+    }
+    assert!(w.engine(|engine, now| engine.controls_congestion(now, GUEST)));
+    assert_eq!(last.sends("1:1001"), Verdict::Absorbed);
     let refused = w.engine(|engine, _| engine.vm(GUEST).expect("a VM").counters.floods_refused);
     assert_eq!(refused, 0);
 }

@@ -169,13 +169,13 @@ impl Intake {
             if end - una > limits::FLOW_BUFFER_MAX / 2 {
                 return Err(DropReason::NoStore); // R showed more than H keeps for one flow
             }
-            self.edge = self.edge.max(end); // a box before this one has shown it room for that
             self.reserve(cx.vm, una, end)?;
             // All of it, for none of these bytes can have left (INV-15).
             let lent = Owner::Lent(cx.vm.name_hash);
             if !store.write(cx.arena, lent, from, &h.payload[index(from - seq)..index(end - seq)]) {
                 return Err(DropReason::NoStore);
             }
+            self.edge = self.edge.max(end); // a box before this one has shown it room for that
             if !(end - seq).is_multiple_of(h.full) {
                 self.note_end(end);
             }
@@ -232,13 +232,15 @@ impl Intake {
         SackBlocks::new(&blocks[..n])
     }
 
-    /// A place for bytes up to `end`: what G was shown may have been more than there is now.
+    /// A place for bytes up to `end`: what G was shown may have been more than there is now. What a
+    /// box before this one has shown was lent, and is lent again: of what may be lent ahead of R.
     fn reserve(&mut self, vm: &mut Vm, una: u64, end: u64) -> Result<(), DropReason> {
         let more = FlowStore::pages_for(end - una).saturating_sub(self.reserved_pages.into());
         if more == 0 {
             return Ok(()); // nearly always
         }
-        if !vm.lend(more) {
+        let is_ahead = end > self.edge;
+        if (is_ahead && more > vm.lendable_ahead(self.reserved_pages.into())) || !vm.lend(more) {
             return Err(DropReason::NoStore);
         }
         self.reserved_pages += u32::try_from(more).unwrap_or(u32::MAX);
