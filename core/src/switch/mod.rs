@@ -215,11 +215,12 @@ impl Switch {
             guest.away = before.away && mac.is_some() && mac == before.mac;
             guest.mac = mac.or(taught);
             (guest.isolated, guest.announced) = (before.isolated, before.announced);
-            if let (Ips::Learned(learned), Ips::Learned(known)) = (&mut guest.ips, before.ips) {
-                *learned = known;
-            }
         }
         self.set_vlans(port, before.vlans);
+        let ips = self.guest_mut(port).map(|guest| &mut guest.ips);
+        if let (Some(Ips::Learned(learned)), Ips::Learned(known)) = (ips, before.ips) {
+            *learned = known;
+        }
         Ok(())
     }
 

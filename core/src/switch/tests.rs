@@ -526,6 +526,35 @@ fn a_list_guards_its_ips_in_the_vlans_of_its_guest() {
 }
 
 #[test]
+fn sec_06_what_was_learned_in_one_vlan_passes_no_list_of_another() {
+    const Q: u16 = 0x8100;
+    let says = |switch: &mut Switch, vlan: u16| {
+        switch.check_source(T0, B, &behind(&[(Q, vlan)], from(MAC_B, v4(10))))
+    };
+    let mut switch = switch();
+    switch.set_vlans(A, Vlans::Access(10));
+    switch.set_vlans(B, Vlans::Access(20));
+    assert_eq!(says(&mut switch, 20), Ok(()), "on no list of this VLAN");
+    switch.set_guest(B, None, None).unwrap();
+    assert!(switch.is_own_ip(B, own(v4(10))), "the VLAN is the same");
+    switch.set_guest(A, Some(MAC_A), Some(&[v4(10).into()])).unwrap();
+    assert!(switch.is_own_ip(B, own(v4(10))), "nor does a list of another VLAN take it");
+    switch.set_vlans(B, Vlans::Access(10));
+    assert_eq!(says(&mut switch, 10), Err(DropReason::SpoofedIp));
+}
+
+#[test]
+fn sec_06_a_list_takes_its_ips_from_who_has_learned_them() {
+    let mut switch = switch();
+    let says = |switch: &mut Switch, ip| switch.check_source(T0, B, &from(MAC_B, ip));
+    assert_eq!(says(&mut switch, v4(77)), Ok(()));
+    assert_eq!(says(&mut switch, v4(78)), Ok(()));
+    switch.set_guest(A, Some(MAC_A), Some(&[v4(77).into()])).unwrap();
+    assert_eq!(says(&mut switch, v4(77)), Err(DropReason::SpoofedIp));
+    assert!(!switch.is_own_ip(B, own(v4(77))) && switch.is_own_ip(B, own(v4(78))));
+}
+
+#[test]
 fn sec_06_the_mac_of_a_guest_that_restarts_is_kept_for_it() {
     const C: PortId = PortId(7);
     let mut switch = switch();

@@ -1,25 +1,49 @@
 //! Which guest is in which VLAN. A station is known by its VLAN and MAC; uplinks are in all VLANs.
 
-use super::{Switch, vlan_id};
+use super::{GuestPort, Ips, Switch, vlan_id};
 use crate::drops::DropReason;
 use crate::port::{PortId, Vlans};
 use crate::wire::packet::{Eth, VlanStack};
 
 impl Switch {
-    /// From now on the guest behind `port` is in these VLANs.
+    /// From now on the guest behind `port` is in these VLANs. What it used in others it has not
+    /// learned for these, and what is on its list nobody else there has learned.
     pub fn set_vlans(&mut self, port: PortId, vlans: Vlans) {
         if let Some(mut guest) = self.guests.get_mut(usize::from(port.0)).and_then(Option::take) {
             self.unlist(&guest);
-            guest.vlans = match vlans {
-                Vlans::Trunk(mut own) => {
-                    own.sort_unstable(); // each tagged frame asks
-                    Vlans::Trunk(own)
-                }
-                vlans => vlans,
-            };
+            let before = core::mem::replace(
+                &mut guest.vlans,
+                match vlans {
+                    Vlans::Trunk(mut own) => {
+                        own.sort_unstable(); // each tagged frame asks
+                        Vlans::Trunk(own)
+                    }
+                    vlans => vlans,
+                },
+            );
+            if let Ips::Learned(learned) = &mut guest.ips
+                && before != guest.vlans
+            {
+                learned.clear();
+            }
             self.list(&guest);
+            self.take_back_ips(&guest);
             self.guests[usize::from(port.0)] = Some(guest);
             self.forget_found();
+        }
+    }
+
+    /// What is on the list of `guest` is taken from those who have learned it where that guards it.
+    fn take_back_ips(&mut self, guest: &GuestPort) {
+        let Ips::Listed(list) = &guest.ips else { return };
+        for other in self.guests.iter_mut().flatten() {
+            let apart =
+                guest.vlan().is_some_and(|own| other.vlan().is_some_and(|vlan| vlan != own));
+            if let Ips::Learned(learned) = &mut other.ips
+                && !apart
+            {
+                learned.retain(|(ip, _)| list.binary_search(ip).is_err());
+            }
         }
     }
 
