@@ -269,9 +269,9 @@ pub const PAWS_TICKS: i32 = 1;
 /// A guest with unseen frames is looked at for signs of life after this, and whenever a timer is
 /// due: as often as the timing wheel ticks, and far more often than [`RUNNING_CREDIT_MAX`].
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
-/// Guests with unseen frames that are looked at in one turn, besides those that have just kicked: a
-/// look at a ring that nobody has touched for long costs some 400 ns, so all of them 1.3 % of
-/// [`PROGRESS_INTERVAL`]. One of a thousand is looked at in 32 turns.
+/// Guests with unseen frames that are looked at in one [`PROGRESS_INTERVAL`], besides those that
+/// have just kicked: a look at a ring that nobody has touched for long costs some 400 ns, so these
+/// 1.3 % of it. One of a thousand is looked at in 32 ms.
 pub const LOOKS_PER_TURN: usize = 32;
 /// Evidence of running counts at most this much time per piece: a guest that shows life once in
 /// 100 ms has not run for 100 ms.

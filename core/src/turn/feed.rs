@@ -61,7 +61,7 @@ impl Turn {
         if meant || slot.waits {
             slot.unseen = true;
             if !std::mem::replace(&mut slot.listed, true) {
-                self.unseen.push_back(port);
+                self.unseen.push(port);
             }
         }
         if left == Left::More {

@@ -12,8 +12,9 @@
 //! 1. what a command has made is sent;
 //! 2. the engine learns which guests have shown life, of those that have yet to see something. They
 //!    are looked at once in [`PROGRESS_INTERVAL`] and before timers run; those that are awake or
-//!    wait for room, each time. If there are more than [`LOOKS_PER_TURN`], these take turns, but
-//!    for those that are awake: so a host of guests off their cores does not keep up one that runs;
+//!    wait for room, each time. If there are more than [`LOOKS_PER_TURN`], so many are looked at
+//!    for each interval, in turn, and those that are awake: guests off their cores do not keep up
+//!    one that runs;
 //! 3. timers that are due run, and what they made is sent;
 //! 4. every port that is awake is read, in the order of their numbers, at most
 //!    [`TurnConfig::frames_per_port`] frames and about `BYTES_PER_PORT`, so that no port keeps the
@@ -101,7 +102,7 @@ pub struct Turn {
     watched: Vec<PortId>,
     /// Guests that have yet to see something, or to make room for it; the next to be looked at
     /// first. Some have seen it since.
-    unseen: VecDeque<PortId>,
+    unseen: Vec<PortId>,
     /// When all of them are next looked at.
     look_at: Instant,
     /// The frames that are being read.
@@ -119,7 +120,7 @@ impl Turn {
             slots: Slots::default(),
             awake: VecDeque::new(),
             watched: vec![],
-            unseen: VecDeque::new(),
+            unseen: vec![],
             look_at: Instant::ZERO,
             batch: Batch::new(),
             departures_left: false,
@@ -217,8 +218,8 @@ impl Turn {
         ports: &mut P,
         beats: &[(PortId, Heartbeat)],
     ) {
-        self.note_progress(now, engine, ports, true);
         for &(port, beat) in beats {
+            self.slots.look_at_guest(now, engine, ports, port);
             let slot = self.slots.of_mut(port);
             if slot.features.is_some() && slot.beat.replace(beat) != Some(beat) {
                 self.slots.send(ports, port, &VirtioNetHdr::default(), &[&beat.emit()]);
@@ -383,53 +384,55 @@ impl Turn {
         ports: &mut P,
         timers_due: bool,
     ) {
-        let all = timers_due || now >= self.look_at;
-        if all {
-            self.look_at = now + PROGRESS_INTERVAL;
-        }
         if self.unseen.len() > LOOKS_PER_TURN {
-            for i in 0..self.awake.len() {
-                self.look_at_guest(now, engine, ports, self.awake[i]);
-            }
+            return self.note_progress_of_many(now, engine, ports);
         }
-        for _ in 0..self.unseen.len().min(LOOKS_PER_TURN) {
-            let Some(port) = self.unseen.pop_front() else { break };
-            let slot = self.slots.of(port);
-            if all || slot.waits || slot.reading == Reading::Awake {
-                self.look_at_guest(now, engine, ports, port);
-            }
-            let slot = self.slots.of_mut(port);
-            slot.listed = slot.unseen;
-            if slot.unseen {
-                self.unseen.push_back(port);
-            }
+        let Self { slots, unseen, look_at, .. } = self;
+        let all = timers_due || now >= *look_at;
+        if all {
+            *look_at = now + PROGRESS_INTERVAL;
         }
+        unseen.retain(|&port| {
+            let slot = slots.of(port);
+            if !all && !slot.waits && slot.reading != Reading::Awake {
+                return true; // passed over
+            }
+            slots.look_at_guest(now, engine, ports, port);
+            slots.stays_listed(port)
+        });
     }
 
-    /// Tells the engine if a guest that has yet to see something has shown life.
-    fn look_at_guest<P: Ports>(
+    /// The same for more of them than are looked at in one interval. For each interval since the
+    /// last look there are so many: whoever waits long between two turns looks at all.
+    #[inline(never)]
+    fn note_progress_of_many<P: Ports>(
         &mut self,
         now: Instant,
         engine: &mut Engine<'_>,
         ports: &mut P,
-        port: PortId,
     ) {
-        let slot = self.slots.of_mut(port);
-        if slot.features.is_none() {
-            slot.unseen = false; // it went with the link
+        let Self { slots, unseen, awake, look_at, .. } = self;
+        for &port in &*awake {
+            slots.look_at_guest(now, engine, ports, port);
         }
-        if !slot.unseen {
+        if now < *look_at {
             return;
         }
-        let Some(drained) = ports.progress(port) else { return };
-        slot.beat = None;
-        // What waits outside the ring is unseen too.
-        let drained = drained && slot.backlog.is_empty();
-        engine.handle_guest_progress(now, port, drained);
-        slot.unseen = !drained || slot.waits;
-        if slot.waits {
-            self.slots.touch(port);
-        }
+        let intervals = now.since(*look_at).as_nanos() / PROGRESS_INTERVAL.as_nanos() + 1;
+        *look_at = now + PROGRESS_INTERVAL;
+        let looks = usize::try_from(intervals).unwrap_or(usize::MAX).saturating_mul(LOOKS_PER_TURN);
+        let (mut looked_at, mut stay) = (0, 0);
+        unseen.retain(|&port| {
+            if looked_at == looks {
+                return true;
+            }
+            looked_at += 1;
+            slots.look_at_guest(now, engine, ports, port);
+            let stays = slots.stays_listed(port);
+            stay += usize::from(stays);
+            stays
+        });
+        unseen.rotate_left(stay);
     }
 }
 

@@ -4,9 +4,10 @@ use super::adapt::{Adapter, fits};
 use super::backlog::Backlog;
 use super::ports::{Ports, Sent};
 use crate::drops::DropReason;
-use crate::engine::Transmit;
+use crate::engine::{Engine, Transmit};
 use crate::limits::{BACKLOGS_BYTES_MAX, COPY_COST};
 use crate::port::{PortFeatures, PortId};
+use crate::time::Instant;
 use crate::wire::heartbeat::Heartbeat;
 use crate::wire::virtio_net::VirtioNetHdr;
 
@@ -165,6 +166,8 @@ impl Slot {
         *waiting -= self.backlog.bytes();
         self.features = None;
         self.waits = false;
+        self.meant = false;
+        self.unseen = false;
         self.beat = None;
         let lost = self.backlog.clear();
         self.stats.count_drops(DropReason::PortDown, lost);
@@ -204,6 +207,36 @@ impl Slots {
     /// Nobody takes frames of `port` any more; those that wait are lost.
     pub(super) fn link_down(&mut self, port: PortId) {
         self.list[usize::from(port.0)].link_down(&mut self.waiting);
+    }
+
+    /// Tells the engine if the guest of `port` has yet to see something, and has shown life.
+    pub(super) fn look_at_guest<P: Ports>(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<'_>,
+        ports: &mut P,
+        port: PortId,
+    ) {
+        let slot = &mut self.list[usize::from(port.0)];
+        if !slot.unseen {
+            return;
+        }
+        let Some(drained) = ports.progress(port) else { return };
+        slot.beat = None;
+        // What waits outside the ring is unseen too.
+        let drained = drained && slot.backlog.is_empty();
+        engine.handle_guest_progress(now, port, drained);
+        slot.unseen = !drained || slot.waits;
+        if slot.waits {
+            self.touch(port);
+        }
+    }
+
+    /// Of a guest in `Turn::unseen`: it stays there. Else it is out of it.
+    pub(super) fn stays_listed(&mut self, port: PortId) -> bool {
+        let slot = self.of_mut(port);
+        slot.listed = slot.unseen;
+        slot.listed
     }
 
     /// Moves the oldest frame of the backlog of `port`. `false`: there is none, or no room for it.

@@ -676,8 +676,8 @@ fn of_many_guests_that_do_not_run_each_turn_looks_at_a_few_and_at_the_one_that_k
         w.ports.list.iter_mut().for_each(|queue| queue.looked_at = 0);
         let last = PortId(many);
         let mut looked_at = vec![];
-        for ms in 2..6 {
-            if ms == 2 {
+        for ms in 1..5 {
+            if ms == 1 {
                 w.turn.wake(last);
             }
             w.turn.run(NOW + Duration::from_millis(ms), &mut w.engine, &mut w.ports).unwrap();
@@ -689,18 +689,71 @@ fn of_many_guests_that_do_not_run_each_turn_looks_at_a_few_and_at_the_one_that_k
         let n = LOOKS_PER_TURN;
         assert_eq!(looked_at, [n + 1, 2 * n + 1, 3 * n + 1, 4 * n], "and after four turns at all");
         w.ports.of(last).moved = true;
-        let later = NOW + Duration::from_millis(60);
-        for _ in 0..4 {
-            w.turn.run(later, &mut w.engine, &mut w.ports).unwrap();
+        for ms in 5..9 {
+            w.turn.run(NOW + Duration::from_millis(ms), &mut w.engine, &mut w.ports).unwrap();
         }
         w.sends(UPLINK, frame(EVERYBODY, A, 1));
         w.turn();
         w.ports.list.iter_mut().for_each(|queue| queue.looked_at = 0);
-        for ms in 70..74 {
+        for ms in 9..13 {
             w.turn.run(NOW + Duration::from_millis(ms), &mut w.engine, &mut w.ports).unwrap();
         }
         let looks = w.ports.list[1..].iter().map(|queue| queue.looked_at);
         assert_eq!(looks.collect::<Vec<_>>(), vec![1; many.into()], "each is in the list once");
+    });
+}
+
+#[test]
+fn of_many_guests_that_do_not_run_none_is_forgotten_however_turns_come() {
+    let many = u16::try_from(2 * LOOKS_PER_TURN).unwrap();
+    let looked_at = |times_us: &[u64]| {
+        let mut count = 0;
+        with_worker(TurnConfig::default(), many, |w| {
+            w.sends(UPLINK, frame(EVERYBODY, A, 0));
+            w.turn();
+            assert!(!w.turn.rest(&mut w.ports));
+            w.ports.list.iter_mut().for_each(|queue| queue.looked_at = 0);
+            for &us in times_us {
+                let now = NOW + Duration::from_micros(us);
+                w.turn.run(now, &mut w.engine, &mut w.ports).unwrap();
+            }
+            count = w.ports.list[1..].iter().filter(|queue| queue.looked_at > 0).count();
+        });
+        count
+    };
+    assert_eq!(looked_at(&[1000]), LOOKS_PER_TURN);
+    assert_eq!(looked_at(&[1000, 1100, 2200, 2300]), 2 * LOOKS_PER_TURN, "with others between");
+    assert_eq!(looked_at(&[5000]), 2 * LOOKS_PER_TURN, "after a long wait");
+}
+
+#[test]
+fn flood_28_however_many_guests_there_are_each_that_runs_gets_every_heartbeat() {
+    let many = u16::try_from(4 * LOOKS_PER_TURN).unwrap();
+    with_worker(TurnConfig::default(), many, |w| {
+        let beat = Heartbeat { controls: true, epoch: core::num::NonZeroU64::new(7).unwrap() };
+        let beats: Vec<_> = (1..=many).map(|port| (PortId(port), beat)).collect();
+        for n in 0..5 {
+            let now = NOW + Duration::from_millis(500 * n);
+            w.turn.send_heartbeats(now, &mut w.engine, &mut w.ports, &beats);
+            w.turn.run(now, &mut w.engine, &mut w.ports).unwrap();
+            w.ports.list.iter_mut().for_each(|queue| queue.moved = true);
+        }
+        assert!(w.ports.list[1..].iter().all(|queue| queue.got.len() == 5));
+    });
+}
+
+#[test]
+fn what_was_meant_for_a_port_before_its_link_went_is_not_unseen_behind_it() {
+    with_worker(TurnConfig::default(), 1, |w| {
+        w.sends(UPLINK, frame(EVERYBODY, A, 1));
+        w.turn();
+        w.turn.set_features(NOW, &mut w.engine, G1, None);
+        w.turn.set_features(NOW, &mut w.engine, G1, Some(PortFeatures::ALL));
+        w.turn();
+        assert!(!w.turn.rest(&mut w.ports));
+        w.ports.of(G1).looked_at = 0;
+        w.turn.run(NOW + Duration::from_secs(1), &mut w.engine, &mut w.ports).unwrap();
+        assert_eq!(w.ports.of(G1).looked_at, 0);
     });
 }
 

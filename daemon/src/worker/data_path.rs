@@ -74,9 +74,11 @@ impl DataPath {
             // The kernel's half of a tap takes everything, and an overlay cuts what is too long.
             self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
-        if let Port::Overlay(overlay) = &self.ports.of(id).port {
-            watch_for(epoll, &overlay.bell(), Token::Uplink(id.0))
-                .map_err(|_| AddPortError::TooManyPorts)?;
+        if let Port::Overlay(overlay) = &self.ports.of(id).port
+            && watch_for(epoll, &overlay.bell(), Token::Uplink(id.0)).is_err()
+        {
+            self.remove_port(now, epoll, id);
+            return Err(AddPortError::TooManyPorts);
         }
         self.ports_changed = true;
         self.handle_guest_events(now, epoll, id);
