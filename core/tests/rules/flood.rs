@@ -690,6 +690,7 @@ fn flood_32_a_flow_to_be_handed_back_does_not_wait_long_for_a_silent_r() {
 #[test]
 fn flood_32_a_flow_does_not_leave_while_g_is_beyond_r_s_window() {
     let (w, r, g) = floods(&Setup::new());
+    g.shows_window(1 << 20); // all that H has shown R
     hands_over(&g, 1, 20_001);
     r.shows_window(5000);
     r.sends("ack 10001");
@@ -705,7 +706,6 @@ fn flood_32_a_flow_does_not_leave_while_g_is_beyond_r_s_window() {
     let ack = r.gets("ack 101");
     assert!(ack.range().0 <= edge, "{}", ack.range().0);
     assert_eq!(w.state(), Some(State::Drain));
-    g.shows_window(1 << 20); // all that H has shown R
     for (from, to) in [(10_001, 15_001), (15_001, 20_001)] {
         let copy = format!("{from}:{to} gso 1000 ack 101");
         assert_eq!(g.sends(&copy), Verdict::Forward(PortId(0)));

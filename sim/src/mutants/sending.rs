@@ -230,10 +230,6 @@ mutations! { SENDING:
     "self.keeps_pace && [[u64::from(window_max) >= 4 * self.mss]];"
     => "true";
 
-    "what G has sent is forgotten when a flow is idle", "FLOOD-08", "park",
-    "self.losses.note_unsent(unsent);"
-    => "";
-
     "an RST lies beyond R's window", "FLOOD-37", "reset_to_net",
     "self.outbound.pure_ack_seq(self.options.shift_r)"
     => "self.outbound.sent()";
