@@ -20,10 +20,14 @@
 //!
 //! Addresses are those of IPv6, IPv4 addresses mapped (RFC 4291 section 2.5.5.2).
 
+mod reply;
+
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::errno::Errno;
 use super::vsock::Ports;
+
+pub use reply::Reply;
 
 /// The host's vsock port for this.
 pub const PORT: u32 = 1;

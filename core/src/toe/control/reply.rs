@@ -1,0 +1,67 @@
+//! An answer as the guest reads it: the request that it repeats is known there.
+
+use core::net::SocketAddr;
+
+use super::{ANSWER, Code, LEN, NATIVE, VERSION, address};
+use crate::toe::errno::Errno;
+
+/// What a host has answered.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Reply {
+    /// Of the request.
+    pub tag: u16,
+    /// How.
+    pub code: Code,
+    /// The socket's own address and the other side's, if they are known.
+    pub addresses: Option<(SocketAddr, SocketAddr)>,
+}
+
+impl Reply {
+    /// Reads an answer. `None`: it is none that there is.
+    #[must_use]
+    pub fn parse(b: &[u8; LEN]) -> Option<Self> {
+        if b[0] != VERSION || b[1] <= ANSWER {
+            return None;
+        }
+        let code = match u32::from_le_bytes([b[48], b[49], b[50], b[51]]) {
+            0 => Code::Done,
+            NATIVE => Code::Native,
+            errno => Code::Failed(Errno::of(errno)?),
+        };
+        let (other, own) = (address(b, 16, 12), address(b, 32, 14));
+        let known = own.port() != 0 && other.port() != 0;
+        let tag = u16::from_le_bytes([b[2], b[3]]);
+        Some(Self { tag, code, addresses: known.then_some((own, other)) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::toe::control::{Answer, Ask, Asked};
+    use crate::toe::vsock::Ports;
+
+    #[test]
+    fn what_a_host_writes_a_guest_reads() {
+        let asked = Asked { tag: 0x1234, ask: Ask::Describe(Ports { guest: 1025, host: 2 }) };
+        let at = |text: &str| text.parse().expect("an address");
+        let addresses = Some((at("10.0.0.1:513"), at("[fd00::2]:258")));
+        for code in [Code::Done, Code::Native, Code::Failed(Errno::Refused)] {
+            for addresses in [None, addresses] {
+                let bytes = Answer { asked, code, addresses }.emit();
+                assert_eq!(Reply::parse(&bytes), Some(Reply { tag: 0x1234, code, addresses }));
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_answer_is_is_refused() {
+        let asked = Asked { tag: 1, ask: Ask::Describe(Ports { guest: 1025, host: 2 }) };
+        let good = Answer::of(asked, Code::Done).emit();
+        for (at, byte) in [(0, 2), (1, 4), (1, 128), (48, 1)] {
+            let mut bytes = good;
+            bytes[at] = byte;
+            assert_eq!(Reply::parse(&bytes), None, "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! connect(): the decision, the exchange of the native socket for one to the host, and the way
+//! back.
+//!
+//! A socket is native until connect(), so whatever is not connected behaves as it always does. When
+//! the host says go, a vsock socket takes its number, and whoever watches it by epoll is told to
+//! watch the new one. The native one stays, hidden: it has the port in the guest's own stack
+//! and the options. If the connection fails it comes back to its number, and can be
+//! connected again, as TCP allows.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use libc::{SOL_SOCKET, c_int};
+use nightporter_core::toe::control::{Ask, Code, SOCKETS};
+use nightporter_core::toe::vsock::Ports;
+
+use crate::sys::{self, Fd, Name, Res};
+use crate::table::{self, Hidden, Kind, Socket, State};
+use crate::{address, control, note, options, transport};
+
+/// tcpi_state of a socket that is neither connected nor about to be.
+const CLOSED: u8 = 7;
+/// A connect() by TCP of which the program believes that it has ended already is waited for so
+/// long.
+const RESCUE_MS: c_int = 3_000;
+
+/// A descriptor that is closed unless it was made use of.
+struct Temporary(Fd);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        sys::close_fd(self.0);
+    }
+}
+
+/// How far a connect() has come.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Progress {
+    /// Nobody has answered yet.
+    Pending,
+    /// A signal came before.
+    Interrupted,
+    /// It is connected.
+    Established,
+    /// It is not, and is a native socket again.
+    Failed(c_int),
+}
+
+/// connect() of a candidate. `None`: it is a matter of TCP.
+pub(crate) fn begin(fd: Fd, name: &Name) -> Option<Res> {
+    let to = address::parse(name).filter(|to| address::is_elsewhere(*to))?;
+    if !table::is_ours() || !is_unused(fd) {
+        return None;
+    }
+    let family = sys::number(fd, SOL_SOCKET, libc::SO_DOMAIN).ok()?;
+    let (socket, port) = match prepare(fd, family, to) {
+        Err(errno) => {
+            note!("connect {to}: not allowed");
+            return Some(Err(errno));
+        }
+        Ok(None) => {
+            note!("connect {to}: native");
+            return None;
+        }
+        Ok(Some(prepared)) => prepared,
+    };
+    note!("connect {to}: by TOE");
+    let ports = Ports { guest: port, host: SOCKETS };
+    let nonblocking = sys::is_nonblocking(fd);
+    let identity = sys::identity(fd);
+    sys::set_nonblocking(socket.0, true);
+    let progress = match transport::call(socket.0, SOCKETS) {
+        Ok(()) | Err(libc::EINPROGRESS) if nonblocking => Progress::Pending,
+        Ok(()) | Err(libc::EINPROGRESS) => follow(socket.0, timeout_ms(fd, libc::SO_SNDTIMEO)),
+        Err(errno) => Progress::Failed(errno),
+    };
+    let (kind, result) = match progress {
+        Progress::Failed(errno) => match explain(&mut table::lock(), ports, errno) {
+            Some(errno) => return Some(Err(errno)),
+            None => return None,
+        },
+        Progress::Established => (Kind::Toe, Ok(())),
+        Progress::Pending => (Kind::Connecting, Err(libc::EINPROGRESS)),
+        Progress::Interrupted => (Kind::Connecting, Err(libc::EINTR)),
+    };
+    let mut state = table::lock();
+    if sys::identity(fd) != identity {
+        // Another thread has closed it meanwhile, and the number may be another file's.
+        return Some(Err(libc::EBADF));
+    }
+    let replaced =
+        Socket { to: Some(to), native: Hidden::of(fd, true).ok(), ..Socket::new(family, ports) };
+    sys::set_nonblocking(socket.0, nonblocking);
+    exchange(&mut state, fd, socket.0);
+    if options::lingers_for_nothing(fd) {
+        control::ask(&mut state, Ask::Linger(ports));
+    }
+    state.sockets.insert(fd, Arc::new(replaced));
+    table::set_kind(fd, kind);
+    Some(result)
+}
+
+/// Whether it has never been connected, nor been given an owner who wants signals.
+fn is_unused(fd: Fd) -> bool {
+    let mut info = [0; 8];
+    let state = sys::option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).map(|_| info[0]);
+    let flags = sys::control(fd, libc::F_GETFL, 0).unwrap_or(libc::O_ASYNC);
+    state == Ok(CLOSED) && flags & libc::O_ASYNC == 0
+}
+
+/// A socket that may be connected to the host, and its port. `None`: not this way.
+fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<(Temporary, u32)>> {
+    let own = sys::name_of(fd).ok().and_then(|name| address::parse(&name));
+    let bound = own.filter(|own| own.port() != 0);
+    // While the answer may be "native" the socket stays as free in its choice of a port as it is.
+    let reserve = || -> Res<(Temporary, u16)> {
+        let taken = Temporary(sys::new_socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)?);
+        sys::bind_to(taken.0, &address::any(family, 0))?;
+        let name = sys::name_of(taken.0)?;
+        Ok((taken, address::parse(&name).map_or(0, |name| name.port())))
+    };
+    let mut state = table::lock();
+    if !control::is_there(&mut state) {
+        return Ok(None);
+    }
+    let made = || -> Res<(Temporary, u32)> {
+        let socket = Temporary(transport::socket()?);
+        transport::prepare(socket.0);
+        options::carry_over(fd, socket.0);
+        let port = transport::take_port(socket.0)?;
+        Ok((socket, port))
+    };
+    let Ok((socket, guest)) = made() else { return Ok(None) };
+    let reserved = match bound {
+        Some(_) => None,
+        None => match reserve() {
+            Ok(reserved) => Some(reserved),
+            Err(_) => return Ok(None),
+        },
+    };
+    let port = reserved.as_ref().map_or_else(|| bound.map_or(0, |own| own.port()), |r| r.1);
+    let from = address::from(own.filter(|own| !own.ip().is_unspecified()), to, port);
+    match control::ask(&mut state, Ask::Connect { guest, from, to }).map(|answer| answer.code) {
+        Some(Code::Done) => {}
+        // The host knows some addresses of this guest. It may have others.
+        Some(Code::Failed(errno)) if number(errno) != libc::EADDRNOTAVAIL => {
+            return Err(number(errno));
+        }
+        _ => return Ok(None),
+    }
+    if let Some((taken, port)) = reserved {
+        drop(taken);
+        if sys::bind_to(fd, &address::any(family, port)).is_err() {
+            return Ok(None);
+        }
+    }
+    Ok(Some((socket, guest)))
+}
+
+/// The number of an errno that the host knows.
+pub(crate) fn number(errno: nightporter_core::toe::errno::Errno) -> c_int {
+    c_int::try_from(errno.number()).unwrap_or(libc::ECONNRESET)
+}
+
+/// SO_SNDTIMEO or SO_RCVTIMEO as poll() has it.
+pub(crate) fn timeout_ms(fd: Fd, name: c_int) -> c_int {
+    let mut time = [0; 16];
+    let read = sys::option(fd, SOL_SOCKET, name, &mut time);
+    let part = |at: usize| i64::from_ne_bytes(time[at..at + 8].try_into().expect("eight"));
+    match part(0).saturating_mul(1000).saturating_add((part(8) + 999) / 1000) {
+        0 => -1,
+        _ if read.is_err() => -1,
+        ms => c_int::try_from(ms).unwrap_or(c_int::MAX),
+    }
+}
+
+/// Waits for a connect(), and says once how it ended.
+fn follow(fd: Fd, timeout_ms: c_int) -> Progress {
+    loop {
+        match transport::wait(fd, timeout_ms) {
+            Ok(false) => return Progress::Pending,
+            Ok(true) => {
+                let failed = |errno| Progress::Failed(errno);
+                return transport::outcome(fd).map_or_else(failed, |()| Progress::Established);
+            }
+            Err(libc::EINTR) if sys::signals_restart_calls() => {}
+            Err(libc::EINTR) => return Progress::Interrupted,
+            Err(errno) => return Progress::Failed(errno),
+        }
+    }
+}
+
+/// What a connection failed with: the kernel knows one errno for all. `None`: nobody is there, and
+/// TCP has to try.
+fn explain(state: &mut State, ports: Ports, errno: c_int) -> Option<c_int> {
+    match control::ask(state, Ask::Describe(ports)).map(|answer| answer.code) {
+        Some(Code::Failed(known)) => Some(number(known)),
+        Some(Code::Native) => None,
+        Some(Code::Done) | None => Some(errno),
+    }
+}
+
+/// `new` takes the number `fd`. epoll watches a file, not a number, so it has to be told.
+pub(crate) fn exchange(state: &mut State, fd: Fd, new: Fd) {
+    let mut watchers = state.watchers.get(&fd).cloned().unwrap_or_default();
+    // Those that do not know it any more are forgotten: their number may be another's.
+    watchers.retain(|epoll, event| sys::set_epoll(*epoll, libc::EPOLL_CTL_DEL, fd, *event).is_ok());
+    let _ = sys::replace(new, fd);
+    for (epoll, event) in &mut watchers {
+        if table::kind(fd) == Kind::Listener {
+            event.events &= !(libc::EPOLLEXCLUSIVE as u32);
+        }
+        let _ = sys::set_epoll(*epoll, libc::EPOLL_CTL_ADD, fd, *event);
+    }
+    state.watchers.insert(fd, watchers);
+}
+
+/// epoll_ctl() was called for a socket that may be replaced.
+pub(crate) fn watched(epoll: Fd, what: c_int, fd: Fd, event: libc::epoll_event) {
+    if !table::is_ours() {
+        return;
+    }
+    let mut state = table::lock();
+    let watchers = state.watchers.entry(fd).or_default();
+    match what {
+        libc::EPOLL_CTL_DEL => watchers.remove(&epoll),
+        _ => watchers.insert(epoll, event),
+    };
+}
+
+/// How far the connect() of a socket has come, after waiting so many ms or (-1) until it has ended.
+pub(crate) fn settle(fd: Fd, timeout_ms: c_int) -> Progress {
+    if !table::is_ours() {
+        return Progress::Established;
+    }
+    loop {
+        match transport::wait(fd, timeout_ms) {
+            Ok(true) => break,
+            Ok(false) => return Progress::Pending,
+            Err(libc::EINTR) if sys::signals_restart_calls() => {}
+            Err(libc::EINTR) => return Progress::Interrupted,
+            Err(errno) => return Progress::Failed(errno),
+        }
+    }
+    let mut state = table::lock();
+    let known = state.sockets.get(&fd).cloned();
+    // Another thread may have asked meanwhile: the kernel says it once.
+    let Some(socket) = known.filter(|_| table::kind(fd) == Kind::Connecting) else {
+        return Progress::Established;
+    };
+    let Err(errno) = transport::outcome(fd) else {
+        table::set_kind(fd, Kind::Toe);
+        return Progress::Established;
+    };
+    let errno = explain(&mut state, socket.ports, errno);
+    if let Some(native) = &socket.native {
+        sys::set_nonblocking(native.0, sys::is_nonblocking(fd));
+        exchange(&mut state, fd, native.0);
+        state.sockets.remove(&fd);
+        table::set_kind(fd, Kind::Candidate);
+    }
+    drop(state);
+    match (errno, socket.to) {
+        (Some(errno), _) => Progress::Failed(errno),
+        (None, Some(to)) if socket.native.is_some() => rescue(fd, socket.family, to),
+        (None, _) => Progress::Failed(libc::ECONNREFUSED),
+    }
+}
+
+/// Nobody listens by TOE: TCP has to say how it is. The program thinks that connect() has ended, so
+/// that is waited for a while; afterwards a write says that it must wait, or what is wrong.
+fn rescue(fd: Fd, family: c_int, to: SocketAddr) -> Progress {
+    note!("connect {to}: nobody by TOE, native");
+    table::set_kind(fd, Kind::Other);
+    match sys::connect_to(fd, &address::name(family, to)) {
+        Ok(()) => Progress::Established,
+        Err(libc::EINPROGRESS) => {
+            let _ = sys::wait(&[(fd, libc::POLLOUT)], RESCUE_MS);
+            match sys::number(fd, SOL_SOCKET, libc::SO_ERROR) {
+                Ok(0) => Progress::Established,
+                Ok(errno) | Err(errno) => Progress::Failed(errno),
+            }
+        }
+        Err(errno) => Progress::Failed(errno),
+    }
+}
+
+/// connect() of a socket that is being connected.
+pub(crate) fn again(fd: Fd) -> Res {
+    let nonblocking = sys::is_nonblocking(fd);
+    let timeout = if nonblocking { 0 } else { timeout_ms(fd, libc::SO_SNDTIMEO) };
+    match settle(fd, timeout) {
+        Progress::Pending => Err(libc::EALREADY),
+        Progress::Interrupted => Err(libc::EINTR),
+        Progress::Established => Ok(()),
+        Progress::Failed(errno) => Err(errno),
+    }
+}

@@ -1,0 +1,131 @@
+//! The control connection of a process: what it asks its host, and the answers.
+
+use libc::c_int;
+use nightporter_core::toe::control::{Ask, Asked, LEN, PORT, Reply};
+
+use crate::sys::{self, Fd, Res};
+use crate::table::{self, Hidden, Kind, State};
+use crate::transport;
+
+/// A host that does not answer for so long has none: the daemon answers at once, or is not there.
+const ANSWER_MS: i64 = 5_000;
+/// After a failure nobody is asked for so long.
+const PAUSE_MS: i64 = 1_000;
+/// Nor, where there is no vsock, for so long: each attempt makes the kernel look for a module.
+const ABSENT_MS: i64 = 30_000;
+
+/// The control connection, if there is one.
+#[derive(Debug)]
+pub(crate) struct Line {
+    open: Option<Open>,
+    tag: u16,
+    /// Not tried again before this.
+    not_before_ms: i64,
+}
+
+#[derive(Debug)]
+struct Open {
+    fd: Hidden,
+    /// What it must be when it is used: its number could be another file's.
+    identity: (u64, u64),
+}
+
+impl Line {
+    /// No connection yet.
+    pub(crate) const fn none() -> Self {
+        Self { open: None, tag: 0, not_before_ms: 0 }
+    }
+
+    fn open(&mut self) -> Option<Fd> {
+        if let Some(open) = &self.open {
+            if table::is_confined() || sys::identity(open.fd.0) == Ok(open.identity) {
+                return Some(open.fd.0);
+            }
+            // Somebody has closed it. The number, if it is in use, is not ours to close.
+            if let Some(open) = self.open.take() {
+                table::set_kind(open.fd.0, Kind::Unknown);
+                std::mem::forget(open);
+            }
+        }
+        if table::is_confined() || sys::now_ms() < self.not_before_ms {
+            return None;
+        }
+        let opened = connect().and_then(|fd| Hidden::instead_of(fd, true));
+        let opened = opened.and_then(|fd| sys::identity(fd.0).map(|i| Open { fd, identity: i }));
+        match opened {
+            Ok(open) => Some(self.open.insert(open).fd.0),
+            Err(errno) => {
+                let absent = [libc::EAFNOSUPPORT, libc::ENODEV, libc::EACCES, libc::EPERM];
+                let pause = if absent.contains(&errno) { ABSENT_MS } else { PAUSE_MS };
+                self.not_before_ms = sys::now_ms() + pause;
+                None
+            }
+        }
+    }
+}
+
+fn connect() -> Res<Fd> {
+    let fd = transport::socket()?;
+    let wait = [ANSWER_MS / 1000, 0].map(i64::to_ne_bytes).concat();
+    let ready = transport::call(fd, PORT)
+        .and_then(|()| sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &wait))
+        .and_then(|()| sys::set_option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &wait));
+    if let Err(errno) = ready {
+        sys::close_fd(fd);
+        return Err(errno);
+    }
+    Ok(fd)
+}
+
+fn exchange(fd: Fd, asked: Asked) -> Res<Reply> {
+    let request = asked.emit();
+    let mut sent = 0;
+    let confined = table::is_confined();
+    while sent < LEN {
+        let rest = &request[sent..];
+        sent += if confined { sys::write_some(fd, rest) } else { sys::send(fd, rest) }?;
+    }
+    let mut bytes = [0; LEN];
+    let mut got = 0;
+    while got < LEN {
+        let rest = &mut bytes[got..];
+        match if confined { sys::read_some(fd, rest) } else { sys::receive(fd, rest, 0) }? {
+            0 => return Err(libc::ECONNRESET),
+            count => got += count,
+        }
+    }
+    let answer = Reply::parse(&bytes).ok_or(libc::EPROTO)?;
+    if answer.tag == asked.tag { Ok(answer) } else { Err(libc::EPROTO) }
+}
+
+/// Whether somebody can be asked.
+pub(crate) fn is_there(state: &mut State) -> bool {
+    state.line.open().is_some()
+}
+
+/// Asks. `None`: nobody answers.
+pub(crate) fn ask(state: &mut State, ask: Ask) -> Option<Reply> {
+    // A connection may have died since it was used: its end says so only to who reads or writes.
+    for _ in 0..2 {
+        let fd = state.line.open()?;
+        state.line.tag = state.line.tag.wrapping_add(1);
+        match exchange(fd, Asked { tag: state.line.tag, ask }) {
+            Ok(answer) => return Some(answer),
+            Err(_) => state.line.open = None,
+        }
+    }
+    state.line.not_before_ms = sys::now_ms() + PAUSE_MS;
+    None
+}
+
+/// A control connection that lives as long as what was asked for over it.
+pub(crate) fn lease(ask: Ask) -> Result<(Fd, Reply), c_int> {
+    let fd = connect()?;
+    match exchange(fd, Asked { tag: 0, ask }) {
+        Ok(answer) => Ok((fd, answer)),
+        Err(errno) => {
+            sys::close_fd(fd);
+            Err(errno)
+        }
+    }
+}

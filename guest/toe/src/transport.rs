@@ -1,0 +1,136 @@
+//! The way to the host: vsock, and in builds with assertions UNIX sockets that a test plays the
+//! host with.
+
+#[cfg(debug_assertions)]
+mod fake;
+
+use libc::{AF_VSOCK, VMADDR_CID_ANY, VMADDR_CID_HOST, VMADDR_PORT_ANY, c_int};
+use nightporter_core::limits::TOE_WINDOW_MAX;
+use nightporter_core::toe::vsock::Ports;
+
+use crate::sys::{self, Fd, Name, Res};
+
+/// `include/uapi/linux/vm_sockets.h`.
+const BUFFER_SIZE: c_int = 0;
+const BUFFER_MAX_SIZE: c_int = 2;
+const CONNECT_TIMEOUT: c_int = 6;
+/// How long the kernel waits for the answer to a connect(). Linux gives up a SYN after 127 s, and
+/// the host before that; without this it would be 2 s.
+const PATIENCE_S: i64 = 130;
+
+fn address(cid: u32, port: u32) -> Name {
+    let mut bytes = [0; 16];
+    bytes[..2].copy_from_slice(&family().to_ne_bytes());
+    bytes[4..8].copy_from_slice(&port.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&cid.to_ne_bytes());
+    Name::of(&bytes)
+}
+
+fn family() -> u16 {
+    u16::try_from(AF_VSOCK).expect("40")
+}
+
+/// The CID and the port of an address, if it is one of vsock.
+fn parse(name: &Name) -> Option<(u32, u32)> {
+    let bytes = name.bytes();
+    let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    if bytes.get(..2)? != family().to_ne_bytes() {
+        return None;
+    }
+    Some((word(8)?, word(4)?))
+}
+
+/// A socket that can be connected to the host, or listen.
+pub(crate) fn socket() -> Res<Fd> {
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        return fake::socket();
+    }
+    sys::new_socket(AF_VSOCK, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)
+}
+
+/// Takes a port of its own for a socket, and says which.
+pub(crate) fn take_port(fd: Fd) -> Res<u32> {
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        return fake::take_port(fd);
+    }
+    sys::bind_to(fd, &address(VMADDR_CID_ANY, VMADDR_PORT_ANY))?;
+    own_port(fd)
+}
+
+/// The port of its own that a socket has.
+pub(crate) fn own_port(fd: Fd) -> Res<u32> {
+    let name = sys::name_of(fd)?;
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        return fake::port(&name, 'g').ok_or(libc::EAFNOSUPPORT);
+    }
+    parse(&name).map(|(_, port)| port).ok_or(libc::EAFNOSUPPORT)
+}
+
+/// Connects a socket to a port of the host. A blocking one waits as long as vsock usually does.
+pub(crate) fn call(fd: Fd, port: u32) -> Res {
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        return fake::call(fd, port);
+    }
+    sys::connect_to(fd, &address(VMADDR_CID_HOST, port))
+}
+
+/// Lets the kernel wait for the host as long as the host waits for the other side, and take as much
+/// as a host has under way. Before connect() or listen(), for a host resets what gets smaller.
+pub(crate) fn prepare(fd: Fd) {
+    let wait = [PATIENCE_S, 0].map(i64::to_ne_bytes).concat();
+    let room = TOE_WINDOW_MAX.to_ne_bytes();
+    let options =
+        [(CONNECT_TIMEOUT, &wait[..]), (BUFFER_MAX_SIZE, &room[..]), (BUFFER_SIZE, &room[..])];
+    for (name, value) in options {
+        // Of a UNIX socket these are no options, and it needs none.
+        let _ = sys::set_option(fd, AF_VSOCK, name, value);
+    }
+}
+
+/// Whether it is a socket of this family.
+pub(crate) fn is_one(fd: Fd) -> bool {
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        return fake::ports(fd).is_some();
+    }
+    sys::number(fd, libc::SOL_SOCKET, libc::SO_DOMAIN) == Ok(AF_VSOCK)
+}
+
+/// The ports of a socket that is connected to the host.
+pub(crate) fn ports(fd: Fd) -> Option<Ports> {
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        return fake::ports(fd);
+    }
+    let (_, guest) = parse(&sys::name_of(fd).ok()?)?;
+    let (cid, host) = parse(&sys::peer_of(fd).ok()?)?;
+    (cid == VMADDR_CID_HOST).then_some(Ports { guest, host })
+}
+
+/// Waits until the connect() of a socket comes to its end, so many ms or (-1) for ever.
+pub(crate) fn wait(fd: Fd, timeout_ms: c_int) -> Res<bool> {
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        // A UNIX socket polls as connected at once, so who looks has to wait.
+        return sys::wait(&[(fd, libc::POLLIN)], -1);
+    }
+    sys::wait(&[(fd, libc::POLLOUT)], timeout_ms)
+}
+
+/// How it came to its end. Asked once.
+pub(crate) fn outcome(fd: Fd) -> Res {
+    #[cfg(debug_assertions)]
+    if fake::is_in_use() {
+        return fake::outcome(fd);
+    }
+    match sys::number(fd, libc::SOL_SOCKET, libc::SO_ERROR)? {
+        // The error may have been told to somebody else; a socket that is not connected has no
+        // peer.
+        0 => sys::peer_of(fd).map(drop),
+        errno => Err(errno),
+    }
+}

@@ -1,0 +1,253 @@
+//! A host that a test plays: UNIX sockets in a directory, as the provider's builds with assertions
+//! know them. It connects guests' sockets with guests' listeners and carries bytes between them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use nightporter_core::toe::control::{Answer, Ask, Asked, Code, LEN, PORT, SOCKETS};
+use nightporter_core::toe::errno::Errno;
+use nightporter_core::toe::vsock::Ports;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
+
+/// See the module doc.
+pub(crate) struct Host {
+    directory: PathBuf,
+    state: Arc<Mutex<State>>,
+}
+
+/// Somebody listens who did not before.
+static LISTENS: Condvar = Condvar::new();
+/// Nothing takes longer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What it knows.
+pub(crate) struct State {
+    /// The guest's addresses.
+    pub(crate) ips: Vec<IpAddr>,
+    /// Where there is no TOE.
+    pub(crate) native: BTreeSet<IpAddr>,
+    /// What cannot be reached.
+    pub(crate) nowhere: BTreeSet<IpAddr>,
+    wanted: BTreeMap<u32, (SocketAddr, SocketAddr)>,
+    listeners: Vec<(SocketAddr, u32)>,
+    sockets: BTreeMap<Ports, Known>,
+    next_port: u32,
+    /// Connections between two guests' sockets that there were.
+    pub(crate) connections: usize,
+}
+
+struct Known {
+    own: SocketAddr,
+    other: SocketAddr,
+    code: Code,
+    /// Its close() is a reset.
+    lingers: bool,
+}
+
+impl Host {
+    /// One for a guest with this address.
+    pub(crate) fn new(directory: &Path, ip: IpAddr) -> Self {
+        fs::create_dir_all(directory).expect("a directory");
+        let state = Arc::new(Mutex::new(State {
+            ips: vec![ip],
+            native: BTreeSet::new(),
+            nowhere: BTreeSet::new(),
+            wanted: BTreeMap::new(),
+            listeners: Vec::new(),
+            sockets: BTreeMap::new(),
+            next_port: 1 << 16,
+            connections: 0,
+        }));
+        let host = Self { directory: directory.to_path_buf(), state };
+        host.serve(PORT, |stream, _, state| control(stream, &state));
+        let directory = host.directory.clone();
+        host.serve(SOCKETS, move |stream, guest, state| {
+            connected(&directory, stream, guest, &state);
+        });
+        host
+    }
+
+    /// What it knows.
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic")
+    }
+
+    /// Waits until somebody listens at this port.
+    pub(crate) fn wait_for_listener(&self, port: u16) {
+        let has_none = |state: &mut State| !state.listeners.iter().any(|(at, _)| at.port() == port);
+        let waited = LISTENS.wait_timeout_while(self.state(), PATIENCE, has_none);
+        assert!(!waited.expect("no panic").1.timed_out(), "nobody listens at port {port}");
+    }
+
+    fn serve(
+        &self,
+        port: u32,
+        each: impl Fn(UnixStream, u32, Arc<Mutex<State>>) + Clone + Send + 'static,
+    ) {
+        let listener = UnixListener::bind(self.directory.join(format!("h.{port}")));
+        let listener = listener.expect("a listener");
+        let state = Arc::clone(&self.state);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let stream = stream.expect("accepted");
+                let peer = stream.peer_addr().expect("a peer");
+                let name = peer.as_pathname().and_then(Path::extension);
+                let guest = name.map_or(0, |port| port.to_string_lossy().parse().expect("a port"));
+                let (state, each) = (Arc::clone(&state), each.clone());
+                thread::spawn(move || each(stream, guest, state));
+            }
+        });
+    }
+}
+
+/// A control connection.
+fn control(mut stream: UnixStream, state: &Mutex<State>) {
+    let mut request = [0; LEN];
+    let mut listening = Vec::new();
+    while stream.read_exact(&mut request).is_ok() {
+        let asked = Asked::parse(&request).expect("a request");
+        if let Ask::Listen { guest, .. } = asked.ask {
+            listening.push(guest);
+        }
+        let answer = state.lock().expect("no panic").answer(asked);
+        if stream.write_all(&answer.emit()).is_err() {
+            break;
+        }
+    }
+    let mut state = state.lock().expect("no panic");
+    state.listeners.retain(|(_, guest)| !listening.contains(guest));
+}
+
+impl State {
+    fn answer(&mut self, asked: Asked) -> Answer {
+        let code = match asked.ask {
+            Ask::Connect { to, .. } if self.native.contains(&to.ip()) => Code::Native,
+            Ask::Connect { guest, from, to } => {
+                assert!(from.port() != 0, "{asked:?}");
+                let own = if from.ip().is_unspecified() { self.ips[0] } else { from.ip() };
+                self.wanted.insert(guest, (SocketAddr::new(own, from.port()), to));
+                Code::Done
+            }
+            Ask::Listen { guest, at, .. } => {
+                self.listeners.push((at, guest));
+                LISTENS.notify_all();
+                Code::Done
+            }
+            Ask::Unlisten { .. } => Code::Done,
+            Ask::Describe(ports) | Ask::Linger(ports) => {
+                let Some(known) = self.sockets.get_mut(&ports) else {
+                    return Answer::of(asked, Code::Failed(Errno::Reset));
+                };
+                known.lingers |= matches!(asked.ask, Ask::Linger(_));
+                let addresses = Some((known.own, known.other));
+                return Answer { addresses, ..Answer::of(asked, known.code) };
+            }
+        };
+        Answer::of(asked, code)
+    }
+
+    fn listener(&self, to: SocketAddr) -> Option<u32> {
+        let hears = |at: &SocketAddr| {
+            at.port() == to.port()
+                && (at.ip() == to.ip()
+                    || at.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+                    || (at.ip().is_ipv6() && at.ip().is_unspecified()))
+        };
+        self.listeners.iter().find(|(at, _)| hears(at)).map(|(_, guest)| *guest)
+    }
+
+    fn refuse(&mut self, ports: Ports) {
+        self.sockets.get_mut(&ports).expect("it is there").code = Code::Failed(Errno::Refused);
+        self.connections -= 1;
+    }
+
+    fn fail(&mut self, ports: [Ports; 2]) {
+        for ports in ports {
+            if let Some(known) = self.sockets.get_mut(&ports) {
+                known.code = Code::Failed(Errno::Reset);
+            }
+        }
+    }
+}
+
+/// A guest's socket is connected to the port of sockets.
+fn connected(directory: &Path, mut stream: UnixStream, guest: u32, shared: &Mutex<State>) {
+    let mut state = shared.lock().expect("no panic");
+    let (own, other) = state.wanted.remove(&guest).expect("it has asked");
+    let listener = state.listener(other);
+    let code = match listener {
+        _ if state.nowhere.contains(&other.ip()) => Code::Failed(Errno::HostUnreachable),
+        None => Code::Native,
+        Some(_) => Code::Done,
+    };
+    let ports = Ports { guest, host: SOCKETS };
+    state.sockets.insert(ports, Known { own, other, code, lingers: false });
+    let Some(listener) = listener.filter(|_| code == Code::Done) else { return };
+    state.next_port += 1;
+    state.connections += 1;
+    let far = Ports { guest: listener, host: state.next_port };
+    let known = Known { own: other, other: own, code: Code::Done, lingers: false };
+    state.sockets.insert(far, known);
+    drop(state);
+    let Ok(second) = call(directory, far) else {
+        // It listens no more, and the control connection that says so is not read yet.
+        shared.lock().expect("no panic").refuse(ports);
+        return;
+    };
+    stream.write_all(b"!").expect("told");
+    let (from, to) = (stream.try_clone().expect("a copy"), second.try_clone().expect("a copy"));
+    thread::scope(|scope| {
+        scope.spawn(|| carry(shared, [ports, far], from, to));
+        carry(shared, [far, ports], second, stream);
+    });
+}
+
+/// Calls a guest that listens.
+fn call(directory: &Path, ports: Ports) -> nix::Result<UnixStream> {
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+    let fd = fd.expect("a socket");
+    let path = |name: String| UnixAddr::new(&directory.join(name)).expect("an address");
+    bind(fd.as_raw_fd(), &path(format!("h.{}", ports.host))).expect("bound");
+    connect(fd.as_raw_fd(), &path(format!("g.{}", ports.guest)))?;
+    Ok(UnixStream::from(fd))
+}
+
+/// Carries what one writes to the other. `ports` are those of both.
+fn carry(state: &Mutex<State>, ports: [Ports; 2], mut from: UnixStream, mut to: UnixStream) {
+    let mut bytes = vec![0; 64 * 1024];
+    loop {
+        let got = from.read(&mut bytes);
+        let got = match got {
+            Ok(0) => {
+                let mut state = state.lock().expect("no panic");
+                if state.sockets[&ports[0]].lingers {
+                    state.fail(ports);
+                    let _ = to.shutdown(std::net::Shutdown::Both);
+                }
+                break;
+            }
+            Ok(got) => got,
+            // It was closed with data in it.
+            Err(_) => {
+                state.lock().expect("no panic").fail(ports);
+                let _ = to.shutdown(std::net::Shutdown::Both);
+                break;
+            }
+        };
+        if to.write_all(&bytes[..got]).is_err() {
+            // Nobody is there any more to read it.
+            state.lock().expect("no panic").fail(ports);
+            let _ = from.shutdown(std::net::Shutdown::Both);
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Write);
+}

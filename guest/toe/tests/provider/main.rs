@@ -1,0 +1,89 @@
+//! The library under programs that do not know of it, with a host that the test plays, in a network
+//! namespace of the test's own. Needs root.
+
+mod host;
+mod programs;
+
+use std::env;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use host::Host;
+use nix::sched::{CloneFlags, unshare};
+
+const SUITE: &str = env!("CARGO_BIN_EXE_nightporter-toe-suite");
+const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 2));
+const NATIVE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 9));
+const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 7, 7));
+
+/// A guest: a network namespace with addresses, and a host beside it.
+struct World {
+    host: Host,
+    directory: PathBuf,
+}
+
+impl World {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        unshare(CloneFlags::CLONE_NEWNET).expect("root, for a network of its own");
+        for words in [
+            "link set lo up",
+            "addr add 10.99.0.2/24 dev lo",
+            "addr add 10.99.0.9/24 dev lo",
+            "route add unreachable 10.99.7.7",
+        ] {
+            let ip = Command::new("ip").args(words.split(' ')).status();
+            assert!(ip.expect("ip of iproute2").success(), "{words}");
+        }
+        let name =
+            format!("np-toe-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let directory = env::temp_dir().join(name);
+        let host = Host::new(&directory, GUEST);
+        host.state().native.insert(NATIVE);
+        host.state().nowhere.insert(NOWHERE);
+        Self { host, directory }
+    }
+
+    /// A program under the library.
+    fn under(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.env("LD_PRELOAD", library()).env("NIGHTPORTER_TOE_FAKE_HOST", &self.directory);
+        command
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Where cargo has put the library: beside the test, or above it.
+fn library() -> PathBuf {
+    let test = env::current_exe().expect("a path");
+    let mut above = test.ancestors().skip(1).map(|dir| dir.join("libnightporter_toe.so"));
+    above.find(|path| path.exists()).expect("cargo builds it")
+}
+
+fn lines(output: &Output) -> Vec<String> {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{errors}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
+}
+
+#[test]
+fn programs_see_through_it_what_they_see_without() {
+    let world = World::new();
+    let words = [GUEST.to_string(), NOWHERE.to_string()];
+    let native = Command::new(SUITE).args(&words).output().expect("it ran");
+    let native = lines(&native);
+    assert_eq!(world.host.state().connections, 0);
+    let toe = lines(&world.under(SUITE).args(&words).output().expect("it ran"));
+    let both = native.iter().zip(&toe);
+    let differ: Vec<_> = both.filter(|(native, toe)| native != toe).collect();
+    assert!(differ.is_empty() && native.len() == toe.len(), "native and by TOE: {differ:#?}");
+    assert!(world.host.state().connections > 300, "hardly any went by TOE");
+}
