@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Instant;
 
@@ -49,14 +49,32 @@ impl Namespace {
         thread::scope(|scope| scope.spawn(inside).join().unwrap())
     }
 
+    fn run_ip(&self, arguments: &str) -> Output {
+        self.enter(|| Command::new("ip").args(arguments.split(' ')).output().unwrap())
+    }
+
+    /// What `ip` prints there.
+    fn says(&self, arguments: &str) -> String {
+        String::from_utf8_lossy(&self.run_ip(arguments).stdout).into_owned()
+    }
+
     fn tries_ip(&self, arguments: &str) -> Result<(), String> {
-        let run = || Command::new("ip").args(arguments.split(' ')).output().unwrap();
-        let output = self.enter(run);
+        let output = self.run_ip(arguments);
         if output.status.success() { Ok(()) } else { Err(format!("ip {arguments}: {output:?}")) }
     }
 
     pub(crate) fn ip(&self, arguments: &str) {
         self.tries_ip(arguments).unwrap();
+    }
+
+    /// Until then an interface that is up drops what it is to send, and says nothing: the kernel
+    /// gives it its queue when it has noticed the carrier, which waits for a lock that all
+    /// namespaces share.
+    fn until_it_sends(&self, dev: &str) {
+        let start = Instant::now();
+        while self.says(&format!("-o link show {dev}")).contains(" qdisc noop ") {
+            assert!(start.elapsed() < LIMIT, "{dev} has no queue");
+        }
     }
 
     /// A path that names it as long as it is there.
@@ -80,6 +98,8 @@ pub(crate) fn two_hosts() -> (Namespace, Namespace) {
         host.ip(&format!("link set {dev} up"));
     }
     b.ip("addr add 192.0.2.3/24 dev v1");
+    a.until_it_sends("v0");
+    b.until_it_sends("v1");
     (a, b)
 }
 
@@ -123,8 +143,22 @@ pub(crate) struct World {
     pub(crate) dir: Dir,
     pub(crate) host: Host,
     pub(crate) peers: [Peer; 2],
+    /// Where the daemon is.
+    a: Namespace,
     /// Where the peers are.
     pub(crate) b: Namespace,
+}
+
+/// Whoever finds that nothing arrives wants to know how far it came.
+impl Drop for World {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{:#?}", self.host.status().ports);
+            for host in [&self.a, &self.b] {
+                eprintln!("{}", host.says("-s link") + &host.says("neigh"));
+            }
+        }
+    }
 }
 
 pub(crate) fn world(vm: &str) -> World {
@@ -134,7 +168,7 @@ pub(crate) fn world(vm: &str) -> World {
     let config = dir.configure("metrics = \"off\"", &ports);
     let host = a.start(&dir, &config);
     let peers = ["192.0.2.2", "192.0.2.3"].map(|ip| Peer::new(&b, ip));
-    World { dir, host, peers, b }
+    World { dir, host, peers, a, b }
 }
 
 pub(crate) const VM: End = End(1, 40_001);
