@@ -10,6 +10,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::Duration;
 
+use rustix::net::{SendFlags, send};
+
+/// How long somebody whose socket is full is waited for, by what is said once.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// For the end itself: memory is given back.
 const AFTER_DRAIN: Duration = Duration::from_secs(10);
 
@@ -32,8 +36,7 @@ impl Supervisor {
 
     fn connect(address: &OsStr, period: Option<Duration>) -> io::Result<Self> {
         let socket = UnixDatagram::unbound()?;
-        // It reads when it comes to it; nobody waits for that.
-        socket.set_nonblocking(true)?;
+        socket.set_write_timeout(Some(PATIENCE))?;
         let address = match address.as_bytes() {
             [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
             _ => SocketAddr::from_pathname(address)?,
@@ -47,9 +50,10 @@ impl Supervisor {
         self.period
     }
 
-    /// The worker does not stand.
+    /// The worker does not stand. Who has not read that yet need not hear it again.
     pub(crate) fn lives(&self) {
-        self.say("WATCHDOG=1");
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let _ = send(&self.socket, b"WATCHDOG=1", flags);
     }
 
     /// Everything has started.
@@ -92,6 +96,21 @@ mod tests {
         assert_eq!(period(some("0"), None, 7), None);
         assert_eq!(period(some("soon"), None, 7), None);
         assert_eq!(period(None, None, 7), None);
+    }
+
+    #[test]
+    fn what_is_said_once_is_heard_by_who_reads_late() {
+        let (systemd, socket) = UnixDatagram::pair().unwrap();
+        systemd.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_write_timeout(Some(PATIENCE)).unwrap();
+        let ours = Supervisor { socket, period: None };
+        let full = "/proc/sys/net/unix/max_dgram_qlen";
+        let full: usize = std::fs::read_to_string(full).unwrap().trim().parse().unwrap();
+        (0..full + 2).for_each(|_| ours.lives());
+        let teller = std::thread::spawn(move || ours.is_ready());
+        let mut said = [0; 60];
+        while systemd.recv(&mut said).map(|n| &said[..n]).unwrap() != b"READY=1" {}
+        teller.join().unwrap();
     }
 
     #[test]
