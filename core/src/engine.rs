@@ -257,10 +257,12 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// Whether no flow of this VM owes anybody a byte, FIN or RST.
+    /// Whether no flow of this VM owes anybody a byte, FIN or RST. Not before a drain has reached
+    /// all of them: those that it has not make promises still.
     #[must_use]
     pub fn is_drained(&self, port: PortId) -> bool {
-        self.port(port).is_none_or(|p| p.vm.owing_flows == 0)
+        let owes = self.port(port).is_some_and(|p| p.vm.owing_flows > 0);
+        !owes && !self.walks.any_of(Deed::Drain, Some(port))
     }
 
     /// All tracked flows, in slot order.

@@ -272,7 +272,7 @@ pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
 /// Guests with unseen frames that are looked at in one [`PROGRESS_INTERVAL`], besides those that
 /// have just kicked: a look at a ring that nobody has touched for long costs some 400 ns, so these
 /// 1.3 % of it. One of a thousand is looked at in 32 ms.
-pub const LOOKS_PER_TURN: usize = 32;
+pub const LOOKS_PER_INTERVAL: usize = 32;
 /// Evidence of running counts at most this much time per piece: a guest that shows life once in
 /// 100 ms has not run for 100 ms.
 pub const RUNNING_CREDIT_MAX: Duration = Duration::from_millis(10);

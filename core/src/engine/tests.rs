@@ -73,7 +73,7 @@ fn inv_20_what_is_done_to_many_flows_is_done_in_steps() {
     let busy = PortId(0);
     with_engine(|engine, small| {
         engine.drain(NOW, small);
-        assert_eq!((drained(engine), engine.is_walking()), (4, false), "a few are no matter");
+        assert_eq!((drained(engine), engine.walks.any()), (4, false), "a few are no matter");
         // All of them, at a stop; a link comes up meanwhile, twice.
         engine.drain_all(NOW);
         for features in [Some(PortFeatures::default()), None, Some(PortFeatures::default())] {
@@ -88,18 +88,52 @@ fn inv_20_what_is_done_to_many_flows_is_done_in_steps() {
         }
         assert_eq!(drained(engine), MANY as usize + 4);
         assert_eq!(steps, 2 * (MANY as usize + 4).div_ceil(STEP), "a walk that begins anew is one");
-        assert!(!engine.is_walking());
+        assert!(!engine.walks.any());
     });
     // Who is turned on again is not drained any further, and who is gone is not walked over.
     with_engine(|engine, _| {
         engine.set_offload(NOW, busy, false);
         engine.handle_timeout(NOW);
         engine.set_offload(NOW, busy, true);
-        assert!(drained(engine) > 0 && drained(engine) <= STEP && !engine.is_walking());
+        assert!(drained(engine) > 0 && drained(engine) <= STEP && !engine.walks.any());
         engine.set_port_features(NOW, busy, Some(PortFeatures::default()));
-        assert!(engine.is_walking());
+        assert!(engine.walks.any());
         engine.remove_port(NOW, busy);
-        assert!(!engine.is_walking());
+        assert!(!engine.walks.any());
+    });
+}
+
+#[test]
+fn life_06_a_vm_is_not_drained_before_all_its_flows_know_of_it() {
+    let busy = PortId(0);
+    let all: [fn(&mut Engine<'_>); 3] = [
+        |engine| engine.drain(NOW, PortId(0)),
+        |engine| engine.set_offload(NOW, PortId(0), false),
+        |engine| engine.drain_all(NOW),
+    ];
+    for begin in all {
+        with_engine(|engine, _| {
+            assert!(engine.is_drained(busy), "nobody is owed anything");
+            // The link comes up, too: that is no drain.
+            engine.set_port_features(NOW, busy, Some(PortFeatures::default()));
+            assert!(engine.is_drained(busy) && !engine.is_draining());
+            begin(engine);
+            while drained(engine) < MANY as usize {
+                assert!(!engine.is_drained(busy), "{} know", drained(engine));
+                assert!(engine.is_draining());
+                engine.handle_timeout(NOW);
+            }
+            while engine.poll_timeout() == Some(Instant::ZERO) {
+                engine.handle_timeout(NOW);
+            }
+            assert!(engine.is_drained(busy) && !engine.is_draining());
+        });
+    }
+    // Another VM's many flows are no matter of this one.
+    with_engine(|engine, small| {
+        engine.drain(NOW, busy);
+        engine.drain(NOW, small);
+        assert!(engine.is_drained(small) && !engine.is_drained(busy));
     });
 }
 

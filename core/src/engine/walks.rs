@@ -43,6 +43,12 @@ impl Walks {
         !self.0.is_empty()
     }
 
+    /// Whether this is being done to flows of a VM, or of any.
+    pub(super) fn any_of(&self, deed: Deed, port: Option<PortId>) -> bool {
+        let meets = |of: Option<PortId>| of.is_none() || port.is_none() || of == port;
+        self.0.iter().any(|walk| walk.deed == deed && meets(walk.port))
+    }
+
     /// One that is under way begins again.
     fn begin(&mut self, deed: Deed, port: Option<PortId>) {
         self.forget(port, |it| it == deed);
@@ -91,10 +97,10 @@ impl Engine<'_> {
         }
     }
 
-    /// Whether something is being done to flows that has not been done to all of them yet.
+    /// Whether some VM is being drained, and not all of its flows know that yet.
     #[must_use]
-    pub fn is_walking(&self) -> bool {
-        self.walks.any()
+    pub fn is_draining(&self) -> bool {
+        self.walks.any_of(Deed::Drain, None)
     }
 
     #[cold]

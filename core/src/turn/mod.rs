@@ -12,7 +12,7 @@
 //! 1. what a command has made is sent;
 //! 2. the engine learns which guests have shown life, of those that have yet to see something. They
 //!    are looked at once in [`PROGRESS_INTERVAL`] and before timers run; those that are awake or
-//!    wait for room, each time. If there are more than [`LOOKS_PER_TURN`], so many are looked at
+//!    wait for room, each time. If there are more than [`LOOKS_PER_INTERVAL`], so many are looked at
 //!    for each interval, in turn, and those that are awake: guests off their cores do not keep up
 //!    one that runs;
 //! 3. timers that are due run, and what they made is sent;
@@ -60,7 +60,7 @@ pub use slots::PortStats;
 use crate::engine::{AddPortError, Departure, Engine, FloodedFrame, Verdict};
 use crate::limits::{
     BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, COPIES_PER_PORT, FLOWS_IN_CACHE, FRAMES_OF_DEPARTURES,
-    FRAMES_PER_PORT, IDLE_TURNS_MAX, LOOKS_PER_TURN, PROGRESS_INTERVAL,
+    FRAMES_PER_PORT, IDLE_TURNS_MAX, LOOKS_PER_INTERVAL, PROGRESS_INTERVAL,
 };
 use crate::port::{PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
@@ -103,7 +103,7 @@ pub struct Turn {
     /// Guests that have yet to see something, or to make room for it; the next to be looked at
     /// first. Some have seen it since.
     unseen: Vec<PortId>,
-    /// When all of them are next looked at.
+    /// When they are next looked at: all of them, or as many as there are looks for.
     look_at: Instant,
     /// The frames that are being read.
     batch: Batch,
@@ -384,7 +384,7 @@ impl Turn {
         ports: &mut P,
         timers_due: bool,
     ) {
-        if self.unseen.len() > LOOKS_PER_TURN {
+        if self.unseen.len() > LOOKS_PER_INTERVAL {
             return self.note_progress_of_many(now, engine, ports);
         }
         let Self { slots, unseen, look_at, .. } = self;
@@ -420,7 +420,7 @@ impl Turn {
         }
         let intervals = now.since(*look_at).as_nanos() / PROGRESS_INTERVAL.as_nanos() + 1;
         *look_at = now + PROGRESS_INTERVAL;
-        let looks = usize::try_from(intervals).unwrap_or(usize::MAX).saturating_mul(LOOKS_PER_TURN);
+        let looks = usize::try_from(intervals).unwrap_or(usize::MAX).saturating_mul(LOOKS_PER_INTERVAL);
         let (mut looked_at, mut stay) = (0, 0);
         unseen.retain(|&port| {
             if looked_at == looks {

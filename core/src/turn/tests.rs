@@ -669,7 +669,7 @@ fn a_frame_that_comes_while_the_port_is_asked_to_wake_the_worker_is_read() {
 
 #[test]
 fn of_many_guests_that_do_not_run_each_turn_looks_at_a_few_and_at_the_one_that_kicks() {
-    let many = u16::try_from(4 * LOOKS_PER_TURN).unwrap();
+    let many = u16::try_from(4 * LOOKS_PER_INTERVAL).unwrap();
     with_worker(TurnConfig::default(), many, |w| {
         w.sends(UPLINK, frame(EVERYBODY, A, 0));
         w.turn();
@@ -686,7 +686,7 @@ fn of_many_guests_that_do_not_run_each_turn_looks_at_a_few_and_at_the_one_that_k
             assert!(w.ports.of(last).looked_at > 0, "in the first turn already");
             assert!(!w.turn.rest(&mut w.ports));
         }
-        let n = LOOKS_PER_TURN;
+        let n = LOOKS_PER_INTERVAL;
         assert_eq!(looked_at, [n + 1, 2 * n + 1, 3 * n + 1, 4 * n], "and after four turns at all");
         w.ports.of(last).moved = true;
         for ms in 5..9 {
@@ -705,7 +705,7 @@ fn of_many_guests_that_do_not_run_each_turn_looks_at_a_few_and_at_the_one_that_k
 
 #[test]
 fn of_many_guests_that_do_not_run_none_is_forgotten_however_turns_come() {
-    let many = u16::try_from(2 * LOOKS_PER_TURN).unwrap();
+    let many = u16::try_from(2 * LOOKS_PER_INTERVAL).unwrap();
     let looked_at = |times_us: &[u64]| {
         let mut count = 0;
         with_worker(TurnConfig::default(), many, |w| {
@@ -721,14 +721,14 @@ fn of_many_guests_that_do_not_run_none_is_forgotten_however_turns_come() {
         });
         count
     };
-    assert_eq!(looked_at(&[1000]), LOOKS_PER_TURN);
-    assert_eq!(looked_at(&[1000, 1100, 2200, 2300]), 2 * LOOKS_PER_TURN, "with others between");
-    assert_eq!(looked_at(&[5000]), 2 * LOOKS_PER_TURN, "after a long wait");
+    assert_eq!(looked_at(&[1000]), LOOKS_PER_INTERVAL);
+    assert_eq!(looked_at(&[1000, 1100, 2200, 2300]), 2 * LOOKS_PER_INTERVAL, "with others between");
+    assert_eq!(looked_at(&[5000]), 2 * LOOKS_PER_INTERVAL, "after a long wait");
 }
 
 #[test]
 fn flood_28_however_many_guests_there_are_each_that_runs_gets_every_heartbeat() {
-    let many = u16::try_from(4 * LOOKS_PER_TURN).unwrap();
+    let many = u16::try_from(4 * LOOKS_PER_INTERVAL).unwrap();
     with_worker(TurnConfig::default(), many, |w| {
         let beat = Heartbeat { controls: true, epoch: core::num::NonZeroU64::new(7).unwrap() };
         let beats: Vec<_> = (1..=many).map(|port| (PortId(port), beat)).collect();

@@ -102,11 +102,12 @@ impl Desk {
         self.census.begin();
     }
 
-    /// The daemon was told to stop.
+    /// How long a stop waits for guests.
     pub(crate) const fn drain_timeout(&self) -> Duration {
         self.drain_timeout
     }
 
+    /// The daemon was told to stop.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stop.is_some()
     }
@@ -255,6 +256,6 @@ impl Desk {
         let Some(stop) = self.stop.as_mut().filter(|stop| now >= stop.look_at) else { return };
         stop.look_at = stop.deadline.min(now + STOP_LOOK_INTERVAL);
         let late = now >= stop.deadline;
-        self.stopped |= late || path.owed() == 0 && !path.engine.is_walking();
+        self.stopped |= late || path.owed() == 0 && !path.engine.is_draining();
     }
 }

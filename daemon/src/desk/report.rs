@@ -86,7 +86,7 @@ impl DataPath {
             draining: vm.draining,
             rate_limit_from_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::FromGuest),
             rate_limit_to_guest_mbit_s: self.rate_limit_mbit_s(id, Direction::ToGuest),
-            owed_flows: sums.owed,
+            owed_flows: vm.owing_flows.into(),
             flows: states.map(|(s, n)| ((*s).into(), n)).collect(),
             listens: at.port.listens(),
             memory_faults: device.memory_faults,
