@@ -25,9 +25,10 @@ pub fn check_host(config: &Config) -> Findings {
     let mut problems: Vec<String> = Vec::new();
     problems.extend(vm_access(&config.daemon).err().map(|e| e.to_string()));
     problems.extend(config.daemon.cpu.and_then(missing_cpu));
-    problems.extend(config.uplinks.iter().filter_map(missing_interface));
-    problems.extend(config.overlays.iter().filter_map(missing_address));
-    let warnings = large_mtus(config).into_iter().chain(in_all_vlans(config)).collect();
+    // Those come later, or never.
+    let interfaces = config.uplinks.iter().filter_map(missing_interface);
+    let missing = interfaces.chain(config.overlays.iter().filter_map(missing_address));
+    let warnings = missing.chain(large_mtus(config)).chain(in_all_vlans(config)).collect();
     Findings { problems, warnings }
 }
 

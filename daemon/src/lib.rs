@@ -13,6 +13,7 @@ pub mod desk;
 mod faults;
 mod host_check;
 pub mod log;
+mod opener;
 pub mod port;
 mod resting;
 pub mod sandbox;

@@ -20,13 +20,14 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
 use crate::change::{Preparer, Running};
-use crate::config::{Config, DaemonConfig, OverlayConfig, Source, UplinkConfig, VmConfig};
+use crate::config::{Config, DaemonConfig, Source, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer};
-use crate::port::Port;
+use crate::opener::Opener;
 use crate::port::guest::GuestPort;
 use crate::port::overlay::OverlayPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{PortError, VhostUserConfig, VhostUserPort};
+use crate::port::{Lost, Port, Wanted};
 use crate::sandbox::Sandbox;
 use crate::supervisor::Supervisor;
 use crate::sys;
@@ -105,11 +106,14 @@ fn start(
     check(worker.set_signals(signals).map_err(|e| error(e, "report this")));
     check(watch_links(&mut worker));
     check(open_control(&mut worker, daemon));
-    for uplink in &config.uplinks {
-        check(open_uplink(&mut worker, uplink));
-    }
-    for overlay in &config.overlays {
-        check(add_overlay(&mut worker, overlay));
+    check(
+        Opener::start()
+            .and_then(|opener| worker.set_opener(opener))
+            .map_err(|e| error(e, "allow more threads and open files")),
+    );
+    let uplinks = config.uplinks.iter().cloned().map(Wanted::Uplink);
+    for wanted in uplinks.chain(config.overlays.iter().cloned().map(Wanted::Overlay)) {
+        check(add_wanted(&mut worker, wanted));
     }
     match sandbox.access.clone() {
         Err(e) => check(Err(e)),
@@ -264,21 +268,49 @@ fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
     worker.set_metrics(server).map_err(|e| error(e, "report this"))
 }
 
-fn open_uplink(worker: &mut Worker, uplink: &UplinkConfig) -> Result<(), StartError> {
-    let tap = TapPort::open(uplink).map_err(|e| StartError(e.to_string()))?;
-    let config = PortConfig::uplink(&uplink.name).in_network(network_of(&uplink.network));
-    add_port(worker, Port::Uplink(tap), config).map(|_| ())
+/// Why a port could not be opened.
+#[derive(Clone, Debug)]
+pub(crate) struct OpenFailure {
+    /// For status.
+    pub(crate) what: String,
+    /// The same, with what to do about it.
+    pub(crate) error: StartError,
+    /// Only a restart helps.
+    pub(crate) is_final: bool,
 }
 
-/// Opens the sockets of an overlay.
-pub(crate) fn open_overlay(overlay: &OverlayConfig) -> Result<OverlayPort, StartError> {
-    let hash_seeds = random().map_err(|e| no_chance(&e))?;
-    OverlayPort::open(overlay, hash_seeds).map_err(|e| StartError(e.to_string()))
+/// Opens what a port needs of this host.
+pub(crate) fn open(wanted: &Wanted) -> Result<Port, OpenFailure> {
+    let failure = |what: &str, error: &dyn fmt::Display, is_final| OpenFailure {
+        what: what.to_owned(),
+        error: StartError(error.to_string()),
+        is_final,
+    };
+    match wanted {
+        Wanted::Uplink(config) => {
+            TapPort::open(config).map(Port::Uplink).map_err(|e| failure(e.what(), &e, e.is_final))
+        }
+        Wanted::Overlay(config) => {
+            let hash_seeds = random().map_err(|e| failure("getrandom", &no_chance(&e), true))?;
+            let opened = OverlayPort::open(config, hash_seeds);
+            let port = opened.map_err(|e| failure(e.what(), &e, e.is_final))?;
+            Ok(Port::Overlay(Box::new(port)))
+        }
+    }
 }
 
-fn add_overlay(worker: &mut Worker, overlay: &OverlayConfig) -> Result<(), StartError> {
-    let port = Port::Overlay(Box::new(open_overlay(overlay)?));
-    let config = PortConfig::uplink(&overlay.name).in_network(network_of(&overlay.network));
+/// Adds an uplink or overlay. What cannot be opened yet, as when its bridge or address comes later
+/// than the daemon, keeps nobody's network away: its port is there, down, and is tried again.
+fn add_wanted(worker: &mut Worker, wanted: Wanted) -> Result<(), StartError> {
+    let config = PortConfig::uplink(wanted.name()).in_network(network_of(wanted.network()));
+    let port = match open(&wanted) {
+        Ok(port) => port,
+        Err(failure) if failure.is_final => return Err(failure.error),
+        Err(OpenFailure { what: why, error, .. }) => {
+            tracing::error!("{error}\n    it is tried again every second");
+            Port::Lost(Box::new(Lost { wanted, why }))
+        }
+    };
     add_port(worker, port, config).map(|_| ())
 }
 

@@ -18,6 +18,8 @@ pub(crate) enum Token {
     Links,
     /// A change of ports is prepared.
     Changes,
+    /// What was missing has been tried again.
+    Opener,
     /// The registry has something new.
     Registry,
     /// Somebody connects to the control socket.
@@ -47,6 +49,7 @@ impl Token {
             Self::Links => pack(11, 0, 0),
             Self::Changes => pack(12, 0, 0),
             Self::Registry => pack(13, 0, 0),
+            Self::Opener => pack(14, 0, 0),
             Self::ControlListener => pack(3, 0, 0),
             Self::Control(i) => pack(4, i, 0),
             Self::MetricsListener => pack(5, 0, 0),
@@ -74,6 +77,7 @@ impl Token {
             11 => Self::Links,
             12 => Self::Changes,
             13 => Self::Registry,
+            14 => Self::Opener,
             3 => Self::ControlListener,
             4 => Self::Control(slot),
             5 => Self::MetricsListener,
@@ -108,6 +112,7 @@ mod tests {
             Token::Control(u16::MAX),
             Token::MetricsListener,
             Token::Metrics(7),
+            Token::Opener,
             Token::Uplink(300),
             Token::Guest(3, Source::Listener),
             Token::Guest(4, Source::Connection),

@@ -24,7 +24,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::arena_file::ArenaFile;
 use crate::config::{Config, Source, VmConfig};
-use crate::port::overlay::OverlayPort;
+use crate::port::Port;
 use crate::port::tap::TapPort;
 use crate::sandbox::Sandbox;
 use crate::vhost::listener::{Access, Listener};
@@ -65,7 +65,7 @@ pub struct Prepared {
     /// For the uplinks that come, by their names.
     pub taps: Vec<(String, TapPort)>,
     /// For the overlays that come, by their names.
-    pub overlays: Vec<(String, OverlayPort)>,
+    pub overlays: Vec<(String, Port)>,
     /// For the VMs that come or move, by their names.
     pub listeners: Vec<(String, Listener)>,
     /// Who may connect to their sockets.

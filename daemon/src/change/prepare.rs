@@ -11,9 +11,10 @@ use nightporter_core::store::arena::ArenaSize;
 use super::{Job, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
 use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
+use crate::port::Wanted;
 use crate::port::tap::{OpenError, TapPort};
 use crate::sandbox::Sandbox;
-use crate::start::{make_parent, open_overlay};
+use crate::start::{make_parent, open as open_port};
 use crate::vhost::listener::{Access, Listener};
 
 /// How long an interface may take to close, and how often it is tried meanwhile.
@@ -160,8 +161,8 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
                 taps.push((uplink.name.clone(), tap));
             }
             Step::AddOverlay(overlay) => {
-                let port = open_overlay(overlay).map_err(|e| refusal(&e))?;
-                overlays.push((overlay.name.clone(), port));
+                let opened = open_port(&Wanted::Overlay((**overlay).clone()));
+                overlays.push((overlay.name.clone(), opened.map_err(|e| refusal(&e.error))?));
             }
             Step::AddVm(vm) => listeners.extend(listen(vm, *access, sandbox, &freed)?),
         }

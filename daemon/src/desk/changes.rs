@@ -13,10 +13,10 @@ use nix::sys::epoll::Epoll;
 
 use super::Desk;
 use crate::change::{Job, Prepared, Preparer, Refusal, Running, Setting, Step};
-use crate::config::{Config, VmConfig};
-use crate::port::Port;
+use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::guest::GuestPort;
 use crate::port::vhost_user::VhostUserPort;
+use crate::port::{Port, Wanted};
 use crate::start::{device_of, memory_is_limited, network_of, policy_of};
 use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
@@ -245,15 +245,13 @@ impl Desk {
             }
             Step::SetOverlay(overlay) => {
                 let id = port(path, &overlay.name)?;
-                if let Port::Overlay(at) = &mut path.ports.of_mut(id).port {
-                    at.set(&overlay);
-                }
+                set_overlay(&mut path.ports.of_mut(id).port, *overlay);
             }
             Step::AddOverlay(overlay) => {
                 let opened = taken(&mut prepared.overlays, &overlay.name).ok_or("no socket")?;
                 let network = network_of(&overlay.network);
                 let config = PortConfig::uplink(&overlay.name).in_network(network);
-                let added = path.add_port(now, epoll, Port::Overlay(Box::new(opened)), config);
+                let added = path.add_port(now, epoll, opened, config);
                 added.map_err(|e| format!("overlay {}: {e:?}", overlay.name))?;
             }
             Step::AddUplink(uplink) => {
@@ -262,7 +260,7 @@ impl Desk {
                     PortConfig::uplink(&uplink.name).in_network(network_of(&uplink.network));
                 let added = path.add_port(now, epoll, Port::Uplink(tap), config);
                 added.map_err(|e| format!("uplink {}: {e:?}", uplink.name))?;
-                self.handle_links(now, epoll, path);
+                self.handle_links(now, path);
             }
             Step::AddVm(vm) => add_vm(now, epoll, path, prepared, &vm)?,
         }
@@ -293,6 +291,15 @@ impl Desk {
             }
             (None, _) => {}
         }
+    }
+}
+
+/// Another policy for an overlay, also for one that could not be opened yet.
+fn set_overlay(port: &mut Port, overlay: OverlayConfig) {
+    match port {
+        Port::Overlay(at) => at.set(&overlay),
+        Port::Lost(lost) => lost.wanted = Wanted::Overlay(overlay),
+        Port::Uplink(_) | Port::Guest(_) | Port::Vacant => {}
     }
 }
 

@@ -14,7 +14,6 @@ use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
 use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
-use nix::sys::epoll::Epoll;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
     socket,
@@ -23,7 +22,6 @@ use nix::sys::socket::{
 use super::Desk;
 use crate::config::UplinkConfig;
 use crate::port::Port;
-use crate::port::tap::TapPort;
 use crate::sandbox::without_any;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::Trouble;
@@ -42,15 +40,17 @@ const DELETED_LINK: u16 = 17;
 const GET_LINK: u16 = 18;
 /// NLM_F_REQUEST | NLM_F_DUMP.
 const ALL: u16 = 0x301;
-/// IFLA_MASTER.
+/// IFLA_IFNAME and IFLA_MASTER.
+const NAME: u16 = 3;
 const MASTER: u16 = 10;
 /// IFF_UP and IFF_RUNNING (linux/if.h).
 const UP: u32 = 1;
 const RUNNING: u32 = 0x40;
 
 /// An interface.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 struct Link {
+    name: String,
     flags: u32,
     /// The number of the bridge that it is a port of, or 0.
     master: u32,
@@ -97,7 +97,7 @@ impl LinkWatch {
     }
 
     /// Takes in all that has been said.
-    fn read(&mut self) {
+    pub(super) fn read(&mut self) {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         loop {
             match recv(self.fd.as_raw_fd(), &mut bytes, MsgFlags::empty()) {
@@ -130,7 +130,10 @@ impl LinkWatch {
                 let master = attribute(&message[LINK_HEADER..], MASTER);
                 let master = master.and_then(|value| value.first_chunk().copied());
                 let master = master.map_or(0, u32::from_ne_bytes);
-                self.links.insert(index, Link { flags: word(head, 8), master });
+                let name = attribute(&message[LINK_HEADER..], NAME).unwrap_or_default();
+                let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+                let name = String::from_utf8_lossy(name).into_owned();
+                self.links.insert(index, Link { name, flags: word(head, 8), master });
             }
             DELETED_LINK => {
                 self.links.remove(&index);
@@ -145,18 +148,27 @@ impl LinkWatch {
         let Some(link) = self.links.get(&index) else { return (None, 0) };
         let ifname = &config.ifname;
         let wanted = config.bridge.as_deref();
-        let is_wanted = |name: &str| if_nametoindex(name).unwrap_or(0) == link.master;
         let bridge = wanted.unwrap_or("its bridge");
         let master = self.links.get(&link.master);
+        let is_elsewhere = |name: &str| if_nametoindex(name).unwrap_or(0) != link.master;
         let trouble = match wanted {
             _ if link.flags & UP == 0 => format!("{ifname} is down"),
             _ if link.flags & RUNNING == 0 => format!("{ifname} has no carrier"),
             Some(name) if link.master == 0 => format!("{ifname} is not in {name}"),
-            Some(name) if !is_wanted(name) => format!("{ifname} is in another bridge than {name}"),
+            Some(name) if is_elsewhere(name) => {
+                let other = master.map_or("another bridge", |master| &master.name);
+                format!("{ifname} is in {other}, not in {name}; it is left there")
+            }
             _ if master.is_some_and(|master| master.flags & UP == 0) => format!("{bridge} is down"),
             _ => return (None, link.master),
         };
         (Some(trouble), link.master)
+    }
+
+    /// Whether an uplink that should be in a bridge is in none.
+    pub(super) fn is_outside(&self, config: &UplinkConfig, index: u32) -> bool {
+        let link = self.links.get(&index);
+        config.bridge.is_some() && link.is_some_and(|link| link.master == 0)
     }
 }
 
@@ -178,40 +190,30 @@ fn attribute(mut bytes: &[u8], wanted: u16) -> Option<&[u8]> {
 }
 
 impl Desk {
-    /// Some interface changed: looks whether ours are all there, and whether lost ones are back.
-    pub(super) fn handle_links(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
+    /// Some interface changed: looks whether ours are all there, and tries those that are not.
+    pub(super) fn handle_links(&mut self, now: Instant, path: &mut DataPath) {
         if let Some(links) = &mut self.links {
             links.read();
         }
         for id in (0..).map(PortId).take(path.ports.list.len()) {
-            let at = path.ports.of(id);
-            match &at.port {
-                Port::Uplink(tap) if !tap.is_present() => path.lose(now, id),
-                Port::Lost(config) if if_nametoindex(config.ifname.as_str()).is_ok() => {
-                    match TapPort::open(config) {
-                        Ok(tap) => path.regain(now, epoll, id, tap),
-                        // Half made: the next change brings us back here.
-                        Err(error) => tracing::debug!(port = %at.name, %error, "not back yet"),
-                    }
-                }
-                Port::Uplink(_)
-                | Port::Overlay(_)
-                | Port::Guest(_)
-                | Port::Lost(_)
-                | Port::Vacant => {}
+            if let Port::Uplink(tap) = &path.ports.of(id).port
+                && !tap.is_present()
+            {
+                path.lose(now, id);
             }
         }
         self.judge_uplinks(path);
+        self.mend(now, path);
     }
 
     /// Notes what is wrong with uplinks, and says what has changed about that.
-    fn judge_uplinks(&self, path: &mut DataPath) {
+    pub(super) fn judge_uplinks(&self, path: &mut DataPath) {
         let Some(links) = &self.links else { return };
         let mut bridges: BTreeMap<u32, String> = BTreeMap::new();
         for at in &mut path.ports.list {
             let (trouble, bridge) = match &at.port {
                 Port::Uplink(tap) => links.judge(tap.config(), tap.index()),
-                Port::Lost(config) => (Some(format!("{} is gone", config.ifname)), 0),
+                Port::Lost(lost) => (Some(lost.why.clone()), 0),
                 Port::Overlay(_) | Port::Guest(_) | Port::Vacant => continue,
             };
             let twin = (bridge != 0).then(|| bridges.insert(bridge, at.name.clone())).flatten();
@@ -241,7 +243,8 @@ mod tests {
         let mut body =
             [&[family, 0, 0, 0][..], &index.to_ne_bytes(), &flags.to_ne_bytes()].concat();
         body.extend([0xff; 4]);
-        body.extend([8, 0, 3, 0, b'n', b'p', b'0', 0]); // IFLA_IFNAME
+        let name = if index == 9 { *b"br0\0" } else { *b"np0\0" };
+        body.extend([[8, 0, 3, 0], name].concat()); // IFLA_IFNAME
         body.extend([5, 0, 16, 0, 6, 0, 0, 0]); // IFLA_OPERSTATE, and padding
         if let Some(master) = master {
             body.extend([8, 0, 10, 0]);
@@ -289,7 +292,7 @@ mod tests {
         let joins = [br0, message(NEW_LINK, 0, 7, both, master)];
         assert_eq!(judge(&joins, None), (None, 9));
         let other = judge(&[], Some("no such br"));
-        assert_eq!(other, said("np0 is in another bridge than no such br", 9));
+        assert_eq!(other, said("np0 is in br0, not in no such br; it is left there", 9));
         let down = message(NEW_LINK, 0, 9, 0, None);
         assert_eq!(judge(&[down], None), said("its bridge is down", 9));
         // What the bridge says of its port is not about the interface.

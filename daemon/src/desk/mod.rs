@@ -15,6 +15,7 @@ mod conn;
 mod control;
 mod directory;
 mod links;
+mod mender;
 mod metrics;
 mod own_ips;
 mod report;
@@ -37,6 +38,7 @@ use changes::{Asked, Changes};
 pub use control::ControlServer;
 use directory::Directory;
 pub(crate) use links::LinkWatch;
+use mender::Mender;
 pub(crate) use metrics::MetricsServer;
 pub(crate) use watch::{Direction, Watchers};
 
@@ -65,6 +67,7 @@ pub(crate) struct Desk {
     /// Who waits for a status until it is done: control clients, by their places.
     waiting: Vec<u16>,
     changes: Changes,
+    mender: Mender,
     directory: Option<Directory>,
     /// Clients whose change has ended: they may have asked for more.
     answered: Vec<u16>,
@@ -88,6 +91,7 @@ impl Desk {
             census: Census::default(),
             waiting: Vec::new(),
             changes: Changes::default(),
+            mender: Mender::default(),
             directory: None,
             answered: Vec::new(),
             resting: Resting::new(),
@@ -168,8 +172,9 @@ impl Desk {
     ) {
         match token {
             Token::Signal => self.handle_signal(now, path),
-            Token::Links => self.handle_links(now, epoll, path),
+            Token::Links => self.handle_links(now, path),
             Token::Changes => self.handle_prepared(path),
+            Token::Opener => self.handle_opened(now, epoll, path),
             Token::Registry => self.handle_registry(path),
             Token::ControlListener => self.handle_control_listener(now, epoll, path),
             Token::Control(place) => self.handle_control_client(now, epoll, path, place),
@@ -193,6 +198,9 @@ impl Desk {
         self.feed_watchers(epoll, path);
         if self.census.is_counting() && self.census.go_on(&path.engine) {
             self.report(now, epoll, path);
+        }
+        if self.mender.poll_timeout().is_some_and(|at| at <= now) {
+            self.mend(now, path);
         }
         self.go_on_changing(now, epoll, path);
         self.tell_own_ips(path);
@@ -220,7 +228,8 @@ impl Desk {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
         let goes_on = self.census.is_counting() || self.changes.is_applying();
         let counts = goes_on.then_some(Instant::ZERO);
-        [stop, counts, self.resting.poll_timeout()].into_iter().flatten().min()
+        let mends = self.mender.poll_timeout();
+        [stop, counts, mends, self.resting.poll_timeout()].into_iter().flatten().min()
     }
 
     fn handle_signal(&mut self, now: Instant, path: &mut DataPath) {

@@ -13,7 +13,7 @@ use nightporter_core::time::Instant;
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
-use crate::config::UplinkConfig;
+use crate::config::{OverlayConfig, UplinkConfig};
 use guest::GuestPort;
 use overlay::OverlayPort;
 use tap::TapPort;
@@ -28,10 +28,56 @@ pub enum Port {
     Overlay(Box<OverlayPort>),
     /// A VM behind vhost-user.
     Guest(Box<GuestPort>),
-    /// An uplink whose interface disappeared, and may come back.
-    Lost(UplinkConfig),
+    /// An uplink or overlay that could not be opened yet, or an uplink whose interface disappeared:
+    /// it is tried again.
+    Lost(Box<Lost>),
     /// Nothing: it was removed, and another one may get its number.
     Vacant,
+}
+
+/// A port that is not there.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    /// What it would be.
+    pub wanted: Wanted,
+    /// Why it is not.
+    pub why: String,
+}
+
+/// A port of the configuration that needs something of the host: an interface, an address.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Wanted {
+    /// A tap or macvtap queue.
+    Uplink(UplinkConfig),
+    /// Other hosts.
+    Overlay(OverlayConfig),
+}
+
+impl Wanted {
+    /// The port's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Uplink(config) => &config.name,
+            Self::Overlay(config) => &config.name,
+        }
+    }
+
+    /// The network that it is of.
+    #[must_use]
+    pub fn network(&self) -> &Option<String> {
+        match self {
+            Self::Uplink(config) => &config.network,
+            Self::Overlay(config) => &config.network,
+        }
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Uplink(config) => config.kind.label(),
+            Self::Overlay(_) => "overlay",
+        }
+    }
 }
 
 impl Port {
@@ -48,7 +94,7 @@ impl Port {
             Self::Uplink(tap) => tap.config().kind.label(),
             Self::Overlay(_) => "overlay",
             Self::Guest(_) => "vm",
-            Self::Lost(config) => config.kind.label(),
+            Self::Lost(lost) => lost.wanted.kind(),
             Self::Vacant => "none",
         }
     }

@@ -84,6 +84,15 @@ pub struct OpenError {
     name: String,
     what: String,
     fix: String,
+    /// It is not the address: only a restart helps, with other rights or limits.
+    pub(crate) is_final: bool,
+}
+
+impl OpenError {
+    /// Without what to do about it.
+    pub(crate) fn what(&self) -> &str {
+        &self.what
+    }
 }
 
 impl OverlayPort {
@@ -96,16 +105,19 @@ impl OverlayPort {
             name: config.name.clone(),
             what,
             fix: fix.into(),
+            is_final: true,
         };
         let receiver = receiver(config.local).map_err(|e| {
-            let fix = match e.raw_os_error().map(Errno::from_raw) {
+            let errno = e.raw_os_error().map(Errno::from_raw);
+            let fix = match errno {
                 Some(Errno::EADDRNOTAVAIL) => "give local an address of this host: ip -br addr",
                 Some(Errno::EADDRINUSE) => {
                     "a vxlan device or another daemon has that port: stop it, or choose another"
                 }
                 _ => "allow UDP sockets",
             };
-            error(format!("cannot listen on {}: {e}", config.local), fix)
+            let is_final = !matches!(errno, Some(Errno::EADDRNOTAVAIL | Errno::EADDRINUSE));
+            OpenError { is_final, ..error(format!("cannot listen on {}: {e}", config.local), fix) }
         })?;
         let senders = senders(config.local.ip()).map_err(|e| {
             error(format!("cannot send from {}: {e}", config.local.ip()), "free some UDP ports")

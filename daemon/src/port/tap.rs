@@ -35,6 +35,15 @@ pub struct OpenError {
     fix: String,
     /// Somebody has it; that may be ourselves, of an uplink that has just gone.
     pub(crate) is_busy: bool,
+    /// Only a restart helps, with other rights or another kernel.
+    pub(crate) is_final: bool,
+}
+
+impl OpenError {
+    /// Without what to do about it.
+    pub(crate) fn what(&self) -> &str {
+        &self.what
+    }
 }
 
 impl TapPort {
@@ -151,17 +160,25 @@ fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
         what,
         fix,
         is_busy: false,
+        is_final: false,
     };
     let make = format!("ip tuntap add dev {ifname} mode tap vnet_hdr && ip link set {ifname} up");
     if !create && if_nametoindex(ifname.as_str()).is_err() {
         let what = format!("there is no interface {ifname}");
         return Err(error(what, format!("{make}; or set create = true")));
     }
+    if let Some(bridge) = bridge
+        && if_nametoindex(bridge.as_str()).is_err()
+    {
+        // Before an interface is made in vain.
+        return Err(error(format!("there is no bridge {bridge}"), make_bridge(bridge)));
+    }
     let file = open_device("/dev/net/tun").map_err(|e| {
         let fix = "load the module (modprobe tun), let everybody open it as udev does (chmod 0666 \
                    /dev/net/tun), and run as root or with CAP_NET_ADMIN; a daemon that had none at \
                    its start takes one after a restart";
-        error(format!("cannot open /dev/net/tun: {e}"), fix.into())
+        let what = format!("cannot open /dev/net/tun: {e}");
+        OpenError { is_final: true, ..error(what, fix.into()) }
     })?;
     sys::tun_attach(&file, ifname).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) => {
@@ -175,7 +192,8 @@ fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
         }
         Some(libc::EPERM) => {
             let what = format!("not allowed to open {ifname}");
-            error(what, "run as root or with CAP_NET_ADMIN".into())
+            let fix = "run as root or with CAP_NET_ADMIN".into();
+            OpenError { is_final: true, ..error(what, fix) }
         }
         _ => error(format!("cannot attach to {ifname}: {e}"), make.clone()),
     })?;
@@ -183,19 +201,27 @@ fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
     sys::interface_up(ifname).map_err(|e| {
         error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
     })?;
-    if let Some(bridge) = bridge {
-        let index = if_nametoindex(ifname.as_str()).unwrap_or(0);
-        match sys::bridge_add(bridge, index) {
-            Ok(()) => {}
-            // In a bridge already: an operator who names the bridge here made it so before.
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
-            Err(e) => {
-                let fix = format!("ip link add {bridge} type bridge && ip link set {bridge} up");
-                return Err(error(format!("cannot put {ifname} into {bridge}: {e}"), fix));
-            }
+    match join_bridge(config) {
+        Ok(()) => {}
+        // An operator who names the bridge here made it so before.
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+        Err(e) => {
+            let bridge = bridge.as_deref().unwrap_or_default();
+            let what = format!("cannot put {ifname} into {bridge}: {e}");
+            return Err(error(what, make_bridge(bridge)));
         }
     }
     Ok(file)
+}
+
+/// Puts an uplink into its bridge, if it has one. EBUSY: it is in some bridge already.
+pub(crate) fn join_bridge(config: &UplinkConfig) -> io::Result<()> {
+    let Some(bridge) = &config.bridge else { return Ok(()) };
+    sys::bridge_add(bridge, if_nametoindex(config.ifname.as_str()).unwrap_or(0))
+}
+
+fn make_bridge(bridge: &str) -> String {
+    format!("ip link add {bridge} type bridge && ip link set {bridge} up")
 }
 
 fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
@@ -205,6 +231,7 @@ fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
         what,
         fix,
         is_busy: false,
+        is_final: false,
     };
     let make = format!(
         "ip link add link eth0 name {ifname} type macvtap mode passthru && \
@@ -253,5 +280,6 @@ fn configure(file: &File, config: &UplinkConfig) -> Result<(), OpenError> {
         what: format!("{} does not do virtio-net headers with offloads: {e}", config.ifname),
         fix: "use a kernel of 4.8 or later".into(),
         is_busy: false,
+        is_final: true,
     })
 }

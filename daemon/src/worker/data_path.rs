@@ -2,6 +2,7 @@
 //! it.
 
 use std::collections::VecDeque;
+use std::io;
 use std::num::NonZeroU64;
 
 use nightporter_core::engine::{AddPortError, Direction, Engine};
@@ -15,7 +16,6 @@ use super::ports::WorkerPorts;
 use crate::closer;
 use crate::config::VmConfig;
 use crate::port::Port;
-use crate::port::tap::TapPort;
 use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::vhost::Source;
@@ -66,23 +66,29 @@ impl DataPath {
         let name = config.name.clone();
         let id = self.turn.add_port(now, &mut self.engine, config)?;
         self.ports.add(id, name, port);
-        if let Some(fd) = self.ports.of(id).port.uplink_fd() {
-            if watch_for(epoll, &fd, Token::Uplink(id.0)).is_err() {
-                self.remove_port(now, epoll, id);
-                return Err(AddPortError::TooManyPorts);
-            }
-            // The kernel's half of a tap takes everything, and an overlay cuts what is too long.
-            self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
-        }
-        if let Port::Overlay(overlay) = &self.ports.of(id).port
-            && watch_for(epoll, &overlay.bell(), Token::Uplink(id.0)).is_err()
-        {
+        if self.watch_uplink(epoll, id).is_err() {
             self.remove_port(now, epoll, id);
             return Err(AddPortError::TooManyPorts);
+        }
+        if self.ports.of(id).port.uplink_fd().is_some() {
+            // The kernel's half of a tap takes everything, and an overlay cuts what is too long.
+            self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
         self.ports_changed = true;
         self.handle_guest_events(now, epoll, id);
         Ok(id)
+    }
+
+    /// Frames of an uplink or overlay wake us from now on.
+    fn watch_uplink(&self, epoll: &Epoll, id: PortId) -> io::Result<()> {
+        let port = &self.ports.of(id).port;
+        if let Some(fd) = port.uplink_fd() {
+            watch_for(epoll, &fd, Token::Uplink(id.0))?;
+        }
+        if let Port::Overlay(overlay) = port {
+            watch_for(epoll, &overlay.bell(), Token::Uplink(id.0))?;
+        }
+        Ok(())
     }
 
     /// The port goes for good. Everything that knows it by its number hears of that here, so that
@@ -161,16 +167,20 @@ impl DataPath {
         self.turn.set_features(now, &mut self.engine, port, None);
     }
 
-    /// It is back.
-    pub(crate) fn regain(&mut self, now: Instant, epoll: &Epoll, port: PortId, tap: TapPort) {
-        let at = self.ports.of_mut(port);
-        if let Err(error) = watch_for(epoll, &tap.fd(), Token::Uplink(port.0)) {
-            tracing::error!(port = %at.name, %error, "cannot wait for the interface");
+    /// An uplink or overlay that was not there is.
+    pub(crate) fn regain(&mut self, now: Instant, epoll: &Epoll, id: PortId, port: Port) {
+        let lost = std::mem::replace(&mut self.ports.of_mut(id).port, port);
+        if let Err(error) = self.watch_uplink(epoll, id) {
+            let at = self.ports.of_mut(id);
+            tracing::error!(port = %at.name, %error, "cannot wait for its frames");
+            at.port = lost;
             return;
         }
-        tracing::info!(port = %at.name, "the interface is back");
-        at.port = Port::Uplink(tap);
-        self.turn.set_features(now, &mut self.engine, port, Some(PortFeatures::ALL));
+        let at = self.ports.of_mut(id);
+        tracing::info!(port = %at.name, "it is there again");
+        at.trouble = None;
+        self.ports_changed = true; // an overlay knows nothing yet
+        self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
     }
 
     /// No VM gets new promises.

@@ -25,6 +25,7 @@ use nix::sys::signalfd::SignalFd;
 use crate::change::{Preparer, Running};
 use crate::config::VmConfig;
 use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer};
+use crate::opener::Opener;
 use crate::port::Port;
 use crate::timer::{Timer, monotonic_now};
 use crate::token::{Token, watch_for};
@@ -105,6 +106,11 @@ impl Worker {
     /// Ports may come, go and change from now on.
     pub(crate) fn set_changes(&mut self, preparer: Preparer, running: Running) -> io::Result<()> {
         self.desk.set_changes(&self.epoll, preparer, running)
+    }
+
+    /// What is missing is tried again from now on.
+    pub(crate) fn set_opener(&mut self, opener: Opener) -> io::Result<()> {
+        self.desk.set_opener(&self.epoll, opener)
     }
 
     /// Who is where is asked, and told, there from now on.
@@ -217,6 +223,7 @@ impl Worker {
             Token::Signal
             | Token::Links
             | Token::Changes
+            | Token::Opener
             | Token::Registry
             | Token::ControlListener
             | Token::Control(_)

@@ -6,24 +6,32 @@ use nightporter_core::turn::{Ports, Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 
 use crate::desk::{Direction, Watchers};
-use crate::port::Port;
 use crate::port::guest::GuestPort;
+use crate::port::{Lost, Port, Wanted};
 
 /// A port and its name.
 #[derive(Debug)]
 pub(crate) struct NamedPort {
     pub(crate) name: String,
     pub(crate) port: Port,
-    /// Of an uplink.
+    /// Of an uplink or overlay.
     pub(crate) trouble: Option<Trouble>,
 }
 
-/// What is wrong with an uplink.
+/// What is wrong with an uplink or overlay.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Trouble {
     pub(crate) what: String,
     /// Its frames get nowhere; else they get too far.
     pub(crate) is_down: bool,
+}
+
+impl Trouble {
+    /// It is not there.
+    pub(crate) fn of(port: &Port) -> Option<Self> {
+        let Port::Lost(lost) = port else { return None };
+        Some(Self { what: lost.why.clone(), is_down: true })
+    }
 }
 
 /// All ports of a worker, by their numbers. A number whose port was removed is vacant until another
@@ -43,7 +51,8 @@ impl WorkerPorts {
 
     /// Adds what the engine calls `id`.
     pub(crate) fn add(&mut self, id: PortId, name: String, port: Port) {
-        let new = NamedPort { name, port, trouble: None };
+        let trouble = Trouble::of(&port);
+        let new = NamedPort { name, port, trouble };
         match self.list.get_mut(usize::from(id.0)) {
             Some(at) => {
                 assert!(matches!(at.port, Port::Vacant), "the engine numbers ports as we do");
@@ -95,7 +104,9 @@ impl WorkerPorts {
         let at = self.of_mut(port);
         if let Port::Uplink(tap) = &at.port {
             tracing::error!(port = %at.name, "the interface is gone; its traffic is dropped");
-            at.port = Port::Lost(tap.config().clone());
+            let wanted = Wanted::Uplink(tap.config().clone());
+            let why = format!("{} is gone", tap.config().ifname);
+            at.port = Port::Lost(Box::new(Lost { wanted, why }));
         }
     }
 }

@@ -6,6 +6,7 @@ use std::net::UdpSocket;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::process::Command;
 use std::thread;
+use std::time::Instant;
 
 use nightporter_api::Change;
 use nightporter_core::turn::{Received, Sent};
@@ -15,7 +16,7 @@ use nightporterd::port::tap::TapPort;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::guest::{Guest, PLAIN};
-use crate::host::{Dir, Host, NOBODY, copy_for_everybody};
+use crate::host::{Dir, Host, LIMIT, NOBODY, copy_for_everybody};
 
 /// Runs a test in a fresh network namespace.
 fn in_namespace(test: impl FnOnce() + Send + 'static) {
@@ -142,7 +143,6 @@ fn an_uplink_whose_frames_get_nowhere_is_down_and_says_why() {
         up();
         for (does, what, undoes) in [
             ("link set br0 down", "br0 is down", "link set br0 up"),
-            ("link set np0 nomaster", "np0 is not in br0", "link set np0 master br0"),
             ("link set np0 down", "np0 is down", "link set np0 up"),
         ] {
             ip(does);
@@ -151,10 +151,8 @@ fn an_uplink_whose_frames_get_nowhere_is_down_and_says_why() {
             up();
         }
         ip("link add br1 type bridge");
-        ip("link set np0 nomaster");
         ip("link set np0 master br1");
-        wrong("np0 is in another bridge than br0");
-        ip("link set np0 nomaster");
+        wrong("np0 is in br1, not in br0; it is left there");
         ip("link set np0 master br0");
         up();
         ip("link del br0");
@@ -170,6 +168,93 @@ fn an_uplink_whose_frames_get_nowhere_is_down_and_says_why() {
         let wan = host.until("wan", |wan| wan.trouble.is_some());
         assert_eq!(wan.trouble.unwrap(), "in the same bridge as lan: frames loop");
         assert!(wan.link, "they get too far, but they get somewhere");
+    });
+}
+
+/// Waits until `ip` says this.
+fn until_shown(arguments: &str, what: &str) {
+    let start = Instant::now();
+    loop {
+        let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+        let shown = String::from_utf8(output.stdout).unwrap();
+        if shown.contains(what) {
+            return;
+        }
+        assert!(start.elapsed() < LIMIT, "ip {arguments}: still {shown}");
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes taps"]
+fn what_is_missing_at_the_start_keeps_nobody_away_and_is_there_when_it_comes() {
+    in_namespace(|| {
+        ip("link set lo up"); // with no address at all, every one counts as the host's own
+        let dir = Dir::new();
+        let uplink = |name: &str, ifname: &str, more: &str| {
+            format!(
+                "[[uplink]]\nname = \"{name}\"\nkind = \"tap\"\nifname = \"{ifname}\"\n{more}\n"
+            )
+        };
+        let ports = [
+            uplink("lan", "np0", "bridge = \"br0\""),
+            uplink("wan", "np1", "create = false"),
+            "[[overlay]]\nname = \"far\"\nvni = 7\nlocal = \"192.0.2.77\"\n".into(),
+            "peers = [\"192.0.2.2\"]\n".into(),
+            dir.vm("a", ""),
+        ];
+        let config = dir.configure("metrics = \"off\"", &ports.concat());
+        let host = Host::start(&dir, &config);
+        let _guest = Guest::boot(&dir.join("a"), PLAIN);
+        host.until("a", |a| a.link);
+        let far = "cannot listen on 192.0.2.77:4789: Cannot assign requested address (os error 99)";
+        let missing =
+            [("lan", "there is no bridge br0"), ("wan", "there is no interface np1"), ("far", far)];
+        for (name, what) in missing {
+            let port = host.port(name);
+            assert_eq!((port.link, port.trouble.as_deref()), (false, Some(what)), "{name}");
+        }
+        ip("link add br0 type bridge");
+        ip("link set br0 up");
+        ip("tuntap add dev np1 mode tap vnet_hdr");
+        ip("addr add 192.0.2.77/32 dev lo");
+        for (name, _) in missing {
+            host.until(name, |port| port.link && port.trouble.is_none());
+        }
+        until_shown("link show np0", "master br0");
+        // One that it may make is made again, another waits for who makes it.
+        ip("link del np1");
+        host.until("wan", |wan| !wan.link);
+        ip("link del np0");
+        until_shown("link show np0", "master br0");
+        host.until("lan", |lan| lan.link && lan.trouble.is_none());
+        assert_eq!(host.port("wan").trouble.unwrap(), "there is no interface np1");
+        ip("tuntap add dev np1 mode tap vnet_hdr");
+        host.until("wan", |wan| wan.link);
+    });
+}
+
+#[test]
+#[ignore = "needs root: it makes taps"]
+fn an_uplink_that_was_taken_out_of_its_bridge_is_put_back_now_and_then() {
+    in_namespace(|| {
+        ip("link add br0 type bridge");
+        ip("link set br0 up");
+        ip("link add br1 type bridge");
+        let dir = Dir::new();
+        let lan =
+            "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\nbridge = \"br0\"\n";
+        let config = dir.configure("metrics = \"off\"", &format!("{lan}{}", dir.vm("a", "")));
+        let host = Host::start(&dir, &config);
+        host.until("lan", |lan| lan.link);
+        ip("link set np0 master br1");
+        host.until("lan", |lan| lan.trouble.is_some());
+        until_shown("link show np0", "master br1"); // who did that meant it
+        ip("link set np0 nomaster");
+        until_shown("link show np0", "master br0");
+        host.until("lan", |lan| lan.link && lan.trouble.is_none());
+        // Who does it again may mean it.
+        ip("link set np0 nomaster");
+        host.until("lan", |lan| lan.trouble.as_deref() == Some("np0 is not in br0"));
     });
 }
 
