@@ -10,6 +10,7 @@ use crate::store::arena::ArenaSize;
 use crate::store::record::{name_hash, network_hash};
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
+use crate::wire::packet::Eth;
 
 /// Why a port could not be added.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -140,6 +141,12 @@ impl Engine<'_> {
             self.abort_flows(now, port);
         }
         Ok(())
+    }
+
+    /// Whether a frame is of a VLAN that the guest behind `port` is in.
+    #[must_use]
+    pub fn is_in_vlan(&self, port: PortId, frame: &[u8]) -> bool {
+        Eth::parse(frame).is_ok_and(|eth| self.networks.of(port).is_in(port, eth.vlan))
     }
 
     /// From now on there may be so many flows, and the arena has memory for so much; see

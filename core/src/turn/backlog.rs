@@ -58,6 +58,14 @@ impl Backlog {
         self.frames.push_front((hdr, frame));
     }
 
+    /// Forgets all frames but those, and says how many it forgot.
+    pub fn retain(&mut self, keeps: impl Fn(&[u8]) -> bool) -> usize {
+        let before = self.frames.len();
+        self.frames.retain(|(_, frame)| keeps(frame));
+        self.bytes = self.frames.iter().map(|(_, frame)| frame.len()).sum();
+        before - self.frames.len()
+    }
+
     /// Forgets all frames, and says how many there were.
     pub fn clear(&mut self) -> usize {
         let count = self.frames.len();

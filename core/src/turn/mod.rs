@@ -12,9 +12,9 @@
 //! 1. what a command has made is sent;
 //! 2. the engine learns which guests have shown life, of those that have yet to see something. They
 //!    are looked at once in [`PROGRESS_INTERVAL`] and before timers run; those that are awake or
-//!    wait for room, each time. If there are more than [`LOOKS_PER_INTERVAL`], so many are looked at
-//!    for each interval, in turn, and those that are awake: guests off their cores do not keep up
-//!    one that runs;
+//!    wait for room, each time. If there are more than [`LOOKS_PER_INTERVAL`], so many are looked
+//!    at for each interval, in turn, and those that are awake: guests off their cores do not keep
+//!    up one that runs;
 //! 3. timers that are due run, and what they made is sent;
 //! 4. every port that is awake is read, in the order of their numbers, at most
 //!    [`TurnConfig::frames_per_port`] frames and about `BYTES_PER_PORT`, so that no port keeps the
@@ -62,7 +62,7 @@ use crate::limits::{
     BACKLOG_FRAMES_MAX, BYTES_OF_DEPARTURES, COPIES_PER_PORT, FLOWS_IN_CACHE, FRAMES_OF_DEPARTURES,
     FRAMES_PER_PORT, IDLE_TURNS_MAX, LOOKS_PER_INTERVAL, PROGRESS_INTERVAL,
 };
-use crate::port::{PortConfig, PortFeatures, PortId};
+use crate::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use crate::time::Instant;
 use crate::wire::heartbeat::Heartbeat;
 use crate::wire::virtio_net::VirtioNetHdr;
@@ -174,6 +174,27 @@ impl Turn {
         let slot = self.slots.of_mut(port);
         slot.stats = PortStats::default();
         slot.debt = 0;
+    }
+
+    /// Another policy for the VM behind `port`. What waits for its ring in VLANs that it has left
+    /// is dropped.
+    ///
+    /// # Errors
+    /// See [`Engine::set_guest`].
+    pub fn set_guest(
+        &mut self,
+        now: Instant,
+        engine: &mut Engine<'_>,
+        port: PortId,
+        guest: GuestConfig,
+    ) -> Result<(), AddPortError> {
+        let before = engine.port_config(port).and_then(PortConfig::as_guest);
+        let moves = before.is_some_and(|before| before.vlans != guest.vlans);
+        engine.set_guest(now, port, guest)?;
+        if moves {
+            self.slots.leave_vlans(engine, port);
+        }
+        Ok(())
     }
 
     /// The peer of `port` takes this from now on; `None`: its link is down.
@@ -420,7 +441,8 @@ impl Turn {
         }
         let intervals = now.since(*look_at).as_nanos() / PROGRESS_INTERVAL.as_nanos() + 1;
         *look_at = now + PROGRESS_INTERVAL;
-        let looks = usize::try_from(intervals).unwrap_or(usize::MAX).saturating_mul(LOOKS_PER_INTERVAL);
+        let looks =
+            usize::try_from(intervals).unwrap_or(usize::MAX).saturating_mul(LOOKS_PER_INTERVAL);
         let (mut looked_at, mut stay) = (0, 0);
         unseen.retain(|&port| {
             if looked_at == looks {

@@ -209,6 +209,17 @@ impl Slots {
         self.list[usize::from(port.0)].link_down(&mut self.waiting);
     }
 
+    /// Frames that wait for the guest of `port` and are not of its VLANs are dropped.
+    pub(super) fn leave_vlans(&mut self, engine: &Engine<'_>, port: PortId) {
+        let slot = &mut self.list[usize::from(port.0)];
+        let before = slot.backlog.bytes();
+        let lost = slot.backlog.retain(|frame| engine.is_in_vlan(port, frame));
+        self.waiting -= before - slot.backlog.bytes();
+        slot.stats.count_drops(DropReason::Vlan, lost);
+        slot.beat = None; // it may have been among them
+        self.touch(port); // nothing may wait for room any more
+    }
+
     /// Tells the engine if the guest of `port` has yet to see something, and has shown life.
     pub(super) fn look_at_guest<P: Ports>(
         &mut self,

@@ -986,6 +986,45 @@ fn what_is_said_to_all_of_a_vlan_goes_to_those_who_are_in_it() {
     });
 }
 
+#[test]
+fn what_waits_for_a_guest_in_a_vlan_that_it_leaves_is_dropped() {
+    let policy = |vlans: &Vlans| GuestConfig { vlans: vlans.clone(), ..GuestConfig::default() };
+    let [trunk, left, access] = [Vlans::Trunk(vec![7, 8]), Vlans::Trunk(vec![8]), Vlans::Access(8)];
+    // What is kept of a frame without a tag and of VLANs 7 and 8, if any came.
+    for (before, after, kept) in [
+        (&trunk, &left, &[8_u16][..]),
+        (&Vlans::Any, &access, &[8]),
+        (&Vlans::Any, &left, &[8]),
+        (&access, &Vlans::Trunk(vec![7]), &[]),
+        (&access, &Vlans::Any, &[8]),
+        (&trunk, &trunk, &[7, 8]),
+    ] {
+        with_worker(TurnConfig::default(), 0, |w| {
+            w.add(PortConfig::guest("g", policy(before)));
+            let guest = G1;
+            w.ports.of(guest).slots = Some(0);
+            for tag in [None, Some(7), Some(8)] {
+                let mut frame = frame(EVERYBODY, A, 1);
+                if let Some(tag) = tag {
+                    frame.splice(12..12, [0x81, 0, 0x60, tag]);
+                }
+                w.sends(UPLINK, frame);
+            }
+            w.turn();
+            let came = w.turn.backlog_bytes(guest) / 60; // some have a tag besides
+            w.turn.set_guest(NOW, &mut w.engine, guest, policy(after)).unwrap();
+            w.ports.of(guest).slots = None;
+            w.turn.wake(guest);
+            w.turn();
+            let tags: Vec<_> = w.got(guest).iter().map(|number| number & 0xff).collect();
+            assert_eq!(tags, kept, "from {before:?} to {after:?}");
+            let dropped = w.turn.stats(guest).drops(DropReason::Vlan);
+            assert_eq!(usize::try_from(dropped), Ok(came - kept.len()));
+            assert_eq!(w.turn.backlog_bytes(guest), 0);
+        });
+    }
+}
+
 /// INV-20: promised bytes and a flood share a ring that is always full.
 #[test]
 fn inv_20_a_flood_and_promised_bytes_take_turns() {

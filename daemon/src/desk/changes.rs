@@ -230,7 +230,8 @@ impl Desk {
                 let (before, vm) = *both;
                 let id = port(path, &vm.name)?;
                 let device = device_of(&vm, prepared.access, memory_is_limited());
-                let set = path.engine.set_guest(now, id, policy_of(&vm));
+                let DataPath { engine, turn, .. } = path;
+                let set = turn.set_guest(now, engine, id, policy_of(&vm));
                 set.map_err(|e| format!("vm {}: {e:?}", vm.name))?; // and nothing has changed
                 if let Some(guest) = path.ports.guest_mut(id) {
                     guest.port.set(&device);

@@ -86,9 +86,6 @@ impl GuestPort {
 
     /// Puts one frame into the receive queue.
     pub fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
-        if self.vlan.is_some_and(|own| vlan::id_of(parts).is_some_and(|id| id != own)) {
-            return Sent::Dropped(DropReason::Vlan); // it has waited since the guest was in another
-        }
         let untagged = self.vlan.and_then(|_| Untagged::of(hdr, parts));
         let (hdr, parts) = untagged.as_ref().map_or((hdr, parts), |it| (&it.hdr, it.parts()));
         match self.port.push_to_guest(PAIR_TO_GUEST, hdr, parts) {

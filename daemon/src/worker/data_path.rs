@@ -11,6 +11,7 @@ use nightporter_core::time::Instant;
 use nightporter_core::turn::{Turn, TurnConfig};
 use nix::sys::epoll::Epoll;
 
+use super::guests::Announcement;
 use super::heartbeats::Heartbeats;
 use super::ports::WorkerPorts;
 use crate::closer;
@@ -34,6 +35,8 @@ pub(crate) struct DataPath {
     pub(super) resting: Resting<(PortId, Source)>,
     /// Of VMs: sockets and connections on which something waits; who is first is heard first.
     pub(super) front_ends: VecDeque<(PortId, Source)>,
+    /// Of VMs in several VLANs: what their VMMs announce and has not been told in all of them.
+    pub(super) announcements: VecDeque<Announcement>,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
     /// Ports came, went or changed, or links did: who tells others of them looks again.
@@ -50,6 +53,7 @@ impl DataPath {
             heartbeats: Heartbeats::new(epoch),
             resting: Resting::new(),
             front_ends: VecDeque::new(),
+            announcements: VecDeque::new(),
             faults_seen: 0,
             ports_changed: true,
         }
@@ -115,6 +119,7 @@ impl DataPath {
         }
         self.resting.forget(|(port, _)| *port == id);
         self.front_ends.retain(|(port, _)| *port != id);
+        self.announcements.retain(|it| it.port != id);
         self.heartbeats.forget(id);
     }
 

@@ -20,6 +20,19 @@ const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 /// one that takes long.
 const FRONT_ENDS_PER_TURN: usize = 16;
 
+/// VLANs in which the MAC of a guest that sees their tags is announced after one turn: each is a
+/// broadcast.
+pub(super) const ANNOUNCEMENTS_PER_TURN: usize = 8;
+
+/// A VMM has announced the MAC of a guest that is in several VLANs.
+#[derive(Debug)]
+pub(super) struct Announcement {
+    pub(super) port: PortId,
+    mac: [u8; 6],
+    /// Of its VLANs.
+    told: usize,
+}
+
 impl DataPath {
     /// Something happened on a descriptor of a vhost-user port.
     pub(super) fn handle_guest(
@@ -117,7 +130,7 @@ impl DataPath {
     }
 
     /// Broadcasts a reverse ARP from `mac`, which teaches switches where a migrated guest is now.
-    fn announce(&mut self, now: Instant, port: PortId, mac: [u8; 6]) {
+    pub(super) fn announce(&mut self, now: Instant, port: PortId, mac: [u8; 6]) {
         let was_elsewhere = self.engine.handle_announcement(now, port, mac);
         if let Some(guest) = self.ports.guest_mut(port)
             && was_elsewhere
@@ -126,10 +139,40 @@ impl DataPath {
             let (vm, mac) = (&self.ports.of(port).name, mac.map(|b| format!("{b:02x}")).join(":"));
             tracing::info!(vm, mac, "the VMM announces a MAC that was heard elsewhere");
         }
-        let config = self.engine.port_config(port).and_then(PortConfig::as_guest);
-        if config.is_some_and(|guest| matches!(guest.vlans, Vlans::Trunk(_))) {
-            return; // in which of its VLANs would that be?
+        if self.vlans_of(port).is_some_and(|vlans| matches!(vlans, Vlans::Trunk(_))) {
+            self.announcements.retain(|it| it.port != port);
+            self.announcements.push_back(Announcement { port, mac, told: 0 });
+            return;
         }
+        let vlan = self.ports.guest_mut(port).and_then(|guest| guest.vlan());
+        self.announce_in(now, port, mac, vlan);
+    }
+
+    /// What is announced for a trunk is told in each of its VLANs, in some of them after each turn.
+    pub(super) fn go_on_announcing(&mut self, now: Instant) {
+        for _ in 0..ANNOUNCEMENTS_PER_TURN {
+            let Some(Announcement { port, mac, told }) = self.announcements.front_mut() else {
+                return;
+            };
+            let (port, mac, at) = (*port, *mac, *told);
+            *told += 1;
+            let vlan = match self.vlans_of(port) {
+                Some(Vlans::Trunk(list)) => list.get(at).copied(),
+                _ => None, // it is none any more
+            };
+            match vlan {
+                Some(_) => self.announce_in(now, port, mac, vlan),
+                None => drop(self.announcements.pop_front()),
+            }
+        }
+    }
+
+    fn vlans_of(&self, port: PortId) -> Option<&Vlans> {
+        let guest = self.engine.port_config(port).and_then(PortConfig::as_guest)?;
+        Some(&guest.vlans)
+    }
+
+    fn announce_in(&mut self, now: Instant, port: PortId, mac: [u8; 6], vlan: Option<u16>) {
         let (mut bytes, mut hdr) = ([0; vlan::TAG + 60], VirtioNetHdr::default());
         let frame = &mut bytes[vlan::TAG..];
         frame[..6].fill(0xff);
@@ -138,7 +181,7 @@ impl DataPath {
         frame[14..22].copy_from_slice(&[0, 1, 8, 0, 6, 4, 0, 3]);
         frame[22..28].copy_from_slice(&mac);
         frame[32..38].copy_from_slice(&mac);
-        let frame = match self.ports.guest_mut(port).and_then(|guest| guest.vlan()) {
+        let frame = match vlan {
             None => frame,
             Some(vlan) => {
                 vlan::put(vlan, &mut hdr, &mut bytes);

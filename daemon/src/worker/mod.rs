@@ -238,16 +238,18 @@ impl Worker {
         let frames = self.path.turn(now);
         self.path.handle_faults(now, &self.epoll);
         self.path.wake_resting(now, &self.epoll);
+        self.path.go_on_announcing(now);
         self.since_look += FRAMES_OF_A_TURN + frames;
         if frames > 0 {
             self.polling.handle_work(now);
         }
         self.desk.after_turn(now, &self.epoll, &mut self.path);
-        let DataPath { engine, heartbeats, resting, .. } = &self.path;
+        let DataPath { engine, heartbeats, resting, announcements, .. } = &self.path;
         let deadlines = [
             engine.poll_timeout(),
             heartbeats.poll_timeout(),
             resting.poll_timeout(),
+            (!announcements.is_empty()).then_some(Instant::ZERO),
             self.desk.poll_timeout(),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());

@@ -10,10 +10,11 @@ use std::path::PathBuf;
 
 use nightporter_core::engine::EngineConfig;
 use nightporter_core::limits::{FRAME_BYTES_MAX, FRAMES_PER_PORT};
-use nightporter_core::port::GuestConfig;
+use nightporter_core::port::{GuestConfig, Vlans};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
+use super::guests::ANNOUNCEMENTS_PER_TURN;
 use super::*;
 use crate::arena_file::{self, ArenaFile};
 use crate::port::guest::GuestPort;
@@ -214,9 +215,8 @@ fn a_status_that_waits_for_a_count_of_connections_is_given_when_it_is_done() {
     ));
 }
 
-/// The port of a VM whose front-end has just connected.
-fn front_end(w: &mut World, name: &str) -> UnixStream {
-    let device = VhostUserConfig {
+fn device(w: &World, name: &str) -> VhostUserConfig {
+    VhostUserConfig {
         name: name.into(),
         socket: w.dir.join(name),
         access: Access::default(),
@@ -225,7 +225,12 @@ fn front_end(w: &mut World, name: &str) -> UnixStream {
         queue_pairs: 1,
         allow_unsealed_memory: false,
         memory_is_limited: false,
-    };
+    }
+}
+
+/// The port of a VM whose front-end has just connected.
+fn front_end(w: &mut World, name: &str) -> UnixStream {
+    let device = device(w, name);
     let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
     let config = PortConfig::guest(name, GuestConfig::default());
     w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
@@ -296,4 +301,29 @@ fn a_port_that_cannot_be_waited_for_was_not_added() {
     assert_eq!(add(&mut w, file.into()), Err(AddPortError::TooManyPorts));
     let (ours, _theirs) = UnixStream::pair().unwrap();
     assert_eq!(add(&mut w, ours.into()), Ok(PortId(1)), "its name and number are free");
+}
+
+#[test]
+fn what_is_announced_for_a_trunk_is_told_in_each_of_its_vlans_some_after_each_turn() {
+    let mut w = World::new("announced", 1);
+    let vlans: Vec<u16> = (100..120).collect();
+    let device = device(&w, "vm");
+    let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
+    let policy = GuestConfig { vlans: Vlans::Trunk(vlans.clone()), ..GuestConfig::default() };
+    let config = PortConfig::guest("vm", policy);
+    let vm = w.worker.add_port(Port::Guest(Box::new(port)), config).unwrap();
+    w.worker.path.announce(monotonic_now(), vm, B);
+    let mut told = Vec::new();
+    while told.len() < vlans.len() {
+        w.turn();
+        let frames = w.received(0);
+        assert!((1..=ANNOUNCEMENTS_PER_TURN).contains(&frames.len()), "{}", frames.len());
+        for frame in frames {
+            assert_eq!((&frame[6..12], &frame[16..18]), (&B[..], &[0x80, 0x35][..]));
+            told.push(u16::from_be_bytes([frame[14], frame[15]]));
+        }
+    }
+    assert_eq!(told, vlans);
+    w.worker.turn_at_once().unwrap();
+    assert!(w.worker.path.announcements.is_empty() && w.received(0).is_empty());
 }

@@ -69,7 +69,8 @@ fn one_vm_knows_nothing_of_its_vlan_and_the_other_sees_its_tags() {
     trunk.send(&[frame(B, ALL), tagged(8, frame(B, ALL))]);
     trunk.send(&[tagged(9, frame(B, A.mac())), tagged(9, frame(B, ALL)), tagged(7, frame(B, ALL))]);
     assert_eq!(access.receive(1), [frame(B, ALL).1], "nothing of another VLAN");
-    trunk.is_announced(B.mac()); // to whom would be a guess, and no fault of the guest's
+    trunk.is_announced(B.mac());
+    assert_eq!(access.receive(1)[0][12..14], [0x80, 0x35], "in VLAN 7, and in 9");
     assert_eq!(host.port("trunk").drops.get("vlan"), Some(&2));
     trunk.send(&[tagged(7, frame(B, A.mac()))]);
     assert_eq!(access.receive(1), [frame(B, A.mac()).1]);
