@@ -19,10 +19,10 @@ use nix::unistd::{Group, Pid, User};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
-use crate::change::{Preparer, Running};
+use crate::change::{self, Running};
 use crate::config::{Config, DaemonConfig, Source, VmConfig};
-use crate::desk::{ControlServer, LinkWatch, MetricsServer};
-use crate::opener::Opener;
+use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
+use crate::opener;
 use crate::port::guest::GuestPort;
 use crate::port::overlay::OverlayPort;
 use crate::port::tap::TapPort;
@@ -106,11 +106,9 @@ fn start(
     check(worker.set_signals(signals).map_err(|e| error(e, "report this")));
     check(watch_links(&mut worker));
     check(open_control(&mut worker, daemon));
-    check(
-        Opener::start()
-            .and_then(|opener| worker.set_opener(opener))
-            .map_err(|e| error(e, "allow more threads and open files")),
-    );
+    let scribe = start_scribe().and_then(|scribe| worker.set_scribe(scribe));
+    let opener = opener::start().and_then(|opener| worker.set_opener(opener));
+    check(scribe.and(opener).map_err(|e| error(e, "allow more threads and open files")));
     let uplinks = config.uplinks.iter().cloned().map(Wanted::Uplink);
     for wanted in uplinks.chain(config.overlays.iter().cloned().map(Wanted::Overlay)) {
         check(add_wanted(&mut worker, wanted));
@@ -153,7 +151,7 @@ fn allow_changes(
 ) -> Result<(), StartError> {
     let running =
         Running { config: Arc::new(config.clone()), by_command: BTreeSet::new(), size: arena.size };
-    Preparer::start(source, sandbox, Arc::clone(arena))
+    change::start(source, sandbox, Arc::clone(arena))
         .and_then(|preparer| worker.set_changes(preparer, running))
         .map_err(|e| error(e, "allow more threads and open files"))
 }

@@ -20,6 +20,8 @@ pub(crate) enum Token {
     Changes,
     /// What was missing has been tried again.
     Opener,
+    /// A status has been put into words.
+    Scribe,
     /// The registry has something new.
     Registry,
     /// Somebody connects to the control socket.
@@ -50,6 +52,7 @@ impl Token {
             Self::Changes => pack(12, 0, 0),
             Self::Registry => pack(13, 0, 0),
             Self::Opener => pack(14, 0, 0),
+            Self::Scribe => pack(15, 0, 0),
             Self::ControlListener => pack(3, 0, 0),
             Self::Control(i) => pack(4, i, 0),
             Self::MetricsListener => pack(5, 0, 0),
@@ -78,6 +81,7 @@ impl Token {
             12 => Self::Changes,
             13 => Self::Registry,
             14 => Self::Opener,
+            15 => Self::Scribe,
             3 => Self::ControlListener,
             4 => Self::Control(slot),
             5 => Self::MetricsListener,
@@ -113,6 +117,7 @@ mod tests {
             Token::MetricsListener,
             Token::Metrics(7),
             Token::Opener,
+            Token::Scribe,
             Token::Uplink(300),
             Token::Guest(3, Source::Listener),
             Token::Guest(4, Source::Connection),

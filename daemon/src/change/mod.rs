@@ -13,16 +13,13 @@ mod prepare;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use nightporter_api::{Change, Direction};
 use nightporter_core::store::arena::ArenaSize;
-use rustix::event::{EventfdFlags, eventfd};
 
 use crate::arena_file::ArenaFile;
+use crate::aside::Aside;
 use crate::config::{Config, Source, VmConfig};
 use crate::port::Port;
 use crate::port::tap::TapPort;
@@ -163,59 +160,24 @@ pub struct Refusal {
     pub fix: String,
 }
 
-/// The thread that prepares changes.
-#[derive(Debug)]
-pub struct Preparer {
-    jobs: SyncSender<Job>,
-    done: Receiver<Result<Prepared, Refusal>>,
-    wake: Arc<OwnedFd>,
-}
+/// Prepares changes.
+pub(crate) type Preparer = Aside<Job, Result<Prepared, Refusal>>;
 
-impl Preparer {
-    /// For a daemon whose configuration comes from `source`. To be started before the worker gets
-    /// its core and its priority, which threads inherit.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn start(source: Source, sandbox: Sandbox, arena: Arc<ArenaFile>) -> io::Result<Self> {
-        let wake = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?);
-        let (jobs, from_worker) = sync_channel::<Job>(1);
-        let (to_worker, done) = sync_channel(1);
-        let wakes = Arc::clone(&wake);
-        std::thread::Builder::new().name("changes".into()).spawn(move || {
-            for job in from_worker {
-                // A mistake of ours refuses this change, and no other.
-                let prepare = AssertUnwindSafe(|| prepare::prepare(job, &source, &sandbox, &arena));
-                let result = catch_unwind(prepare).unwrap_or_else(|_| {
-                    let what = "the change could not be prepared: see the log".into();
-                    Err(Refusal { what, fix: "report this; nothing was changed".into() })
-                });
-                if to_worker.send(result).is_err() {
-                    return; // the daemon ends
-                }
-                let _ = rustix::io::write(&*wakes, &1_u64.to_ne_bytes());
-            }
-        })?;
-        Ok(Self { jobs, done, wake })
-    }
-
-    /// Readable when something is prepared.
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.wake.as_fd()
-    }
-
-    /// Begins with `job`; there must be no other.
-    pub fn begin(&self, job: Job) {
-        self.jobs.try_send(job).expect("one change at a time");
-    }
-
-    /// What has come of it.
-    #[must_use]
-    pub fn poll(&self) -> Option<Result<Prepared, Refusal>> {
-        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
-        self.done.try_recv().ok()
-    }
+/// Starts that, for a daemon whose configuration comes from `source`.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn start(
+    source: Source,
+    sandbox: Sandbox,
+    arena: Arc<ArenaFile>,
+) -> io::Result<Preparer> {
+    let prepare = move |job| prepare::prepare(job, &source, &sandbox, &arena);
+    // A mistake of ours refuses this change, and no other.
+    Aside::start("changes", prepare, || {
+        let what = "the change could not be prepared: see the log".into();
+        Err(Refusal { what, fix: "report this; nothing was changed".into() })
+    })
 }
 
 #[cfg(test)]

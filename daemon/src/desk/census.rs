@@ -12,7 +12,7 @@ const PLACES_PER_TURN: usize = 1024;
 
 /// Sums over the connections of one port.
 #[derive(Clone, Debug, Default)]
-pub(super) struct FlowSums {
+pub(crate) struct FlowSums {
     pub(super) by_state: [u64; STATES.len()],
     pub(super) held_bytes: u64,
 }
@@ -34,11 +34,6 @@ pub(super) struct Census {
 }
 
 impl Census {
-    /// A count goes on.
-    pub(super) const fn is_counting(&self) -> bool {
-        self.at.is_some()
-    }
-
     /// What was counted last, or so far.
     pub(super) fn of(&self, port: PortId) -> FlowSums {
         self.sums.get(usize::from(port.0)).cloned().unwrap_or_default()
@@ -100,7 +95,6 @@ mod tests {
                 turns += 1;
             }
             assert_eq!(turns, 5);
-            assert!(!census.is_counting());
             let [a, b] = [0, 1].map(|port| census.of(PortId(port)));
             assert_eq!(a.by_state[1] + b.by_state[1], 3333);
             assert_eq!(a.held_bytes, 10 * a.by_state[1]);

@@ -26,6 +26,7 @@ impl Desk {
         for place in places {
             path.ports.watchers.remove(place);
             self.changes.forget(place);
+            self.survey.forget(place);
         }
         if taken.is_err() {
             let _ = epoll.delete(control.fd());
@@ -44,9 +45,9 @@ impl Desk {
         let Some(mut control) = self.control.take() else { return };
         let mut alive = control.handle_client(place);
         while alive && let Some(request) = control.poll_request(place) {
-            if matches!(request, Ok(Request::Status {})) && !self.knows_status(path) {
+            if matches!(request, Ok(Request::Status {})) {
                 control.hold(place);
-                self.waiting.push(place);
+                self.survey.ask(place);
                 break;
             }
             if let Ok(Request::Change { change, dry_run }) = &request
@@ -71,44 +72,11 @@ impl Desk {
         self.control = Some(control);
     }
 
-    pub(super) fn handle_metrics_client(
-        &mut self,
-        now: Instant,
-        epoll: &Epoll,
-        path: &DataPath,
-        place: u16,
-    ) {
-        let Some(mut metrics) = self.metrics.take() else { return };
-        let status = || self.knows_status(path).then(|| self.status(now, path));
-        metrics.handle_client(epoll, now, place, status);
-        self.metrics = Some(metrics);
-    }
-
-    /// Whether the connections have been counted now; else that has begun, and goes on after this
-    /// turn.
-    fn knows_status(&mut self, path: &DataPath) -> bool {
-        if self.census.is_counting() {
-            return false; // others wait for it too
-        }
-        self.census.begin();
-        self.census.go_on(&path.engine)
-    }
-
-    /// The connections have been counted: who has waited for that is told.
-    pub(super) fn report(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
-        let status = self.status(now, path);
-        if let Some(metrics) = &mut self.metrics {
-            metrics.handle_status(epoll, now, &status);
-        }
-        let reply = Reply::Status(status);
-        for place in std::mem::take(&mut self.waiting) {
-            if let Some(control) = &mut self.control
-                && control.release(place)
-            {
-                control.reply(place, &reply);
-                // It may have asked for more.
-                self.handle_control_client(now, epoll, path, place);
-            }
+    pub(super) fn handle_metrics_client(&mut self, now: Instant, epoll: &Epoll, place: u16) {
+        let Some(metrics) = &mut self.metrics else { return };
+        metrics.handle_client(epoll, now, place);
+        if metrics.has_waiting() {
+            self.survey.begin();
         }
     }
 
@@ -120,7 +88,7 @@ impl Desk {
         request: Request,
     ) -> Reply {
         match request {
-            Request::Status {} => Reply::Status(self.status(now, path)),
+            Request::Status {} => unreachable!("it waits for a survey"),
             Request::Flows { vm, from } => match vm.map(|vm| path.find_vm(&vm)).transpose() {
                 Ok(vm) => Reply::Flows(path.flow_page(now, from, vm)),
                 Err(reply) => reply,
@@ -213,8 +181,9 @@ impl Desk {
             Some(false) => true,
             Some(true) => {
                 let bytes = take();
-                control.stream(place, &bytes);
-                bytes.is_empty() || control.finish(epoll, place)
+                let none = bytes.is_empty();
+                control.stream(place, bytes);
+                none || control.finish(epoll, place)
             }
         });
     }

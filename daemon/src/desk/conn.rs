@@ -1,8 +1,10 @@
 //! Small non-blocking connections inside the event loop: bounded in number, in what they may send
 //! and in what they may leave unread, so that no client of them can hurt the data path.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use nix::sys::epoll::EpollFlags;
 
@@ -12,6 +14,9 @@ pub(crate) const CLIENTS_MAX: usize = 16;
 pub(crate) const ACCEPTS_PER_TURN: usize = CLIENTS_MAX;
 /// Bytes taken from a socket in one go.
 const READ_CHUNK: usize = 4096;
+/// Bytes written to a socket in one go: an answer about 2,000 VMs is megabytes, and its reader may
+/// take them as fast as they come.
+const WRITE_MAX: usize = 128 << 10;
 
 /// A connection with bounded buffers. Register it level-triggered for its [`Conn::interest`].
 #[derive(Debug)]
@@ -19,7 +24,9 @@ pub(crate) struct Conn<S> {
     stream: S,
     input: Vec<u8>,
     input_max: usize,
-    output: Vec<u8>,
+    output: VecDeque<Arc<Vec<u8>>>,
+    /// Bytes in it, less those of its first piece that are written.
+    pending: usize,
     written: usize,
     eof: bool,
     closing: bool,
@@ -28,8 +35,16 @@ pub(crate) struct Conn<S> {
 impl<S: Read + Write + AsFd> Conn<S> {
     /// Over a non-blocking stream whose peer may send `input_max` bytes that are not yet taken.
     pub(crate) fn new(stream: S, input_max: usize) -> Self {
-        let (input, output) = (Vec::new(), Vec::new());
-        Self { stream, input, input_max, output, written: 0, eof: false, closing: false }
+        Self {
+            stream,
+            input: Vec::new(),
+            input_max,
+            output: VecDeque::new(),
+            pending: 0,
+            written: 0,
+            eof: false,
+            closing: false,
+        }
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -77,13 +92,21 @@ impl<S: Read + Write + AsFd> Conn<S> {
     }
 
     /// Queues bytes for the peer. The caller bounds them: see [`Self::pending`].
-    pub(crate) fn queue(&mut self, bytes: &[u8]) {
-        self.output.extend_from_slice(bytes);
+    pub(crate) fn queue(&mut self, bytes: Vec<u8>) {
+        self.queue_shared(Arc::new(bytes));
+    }
+
+    /// The same for bytes that others get too.
+    pub(crate) fn queue_shared(&mut self, bytes: Arc<Vec<u8>>) {
+        if !bytes.is_empty() {
+            self.pending += bytes.len();
+            self.output.push_back(bytes);
+        }
     }
 
     /// Bytes queued and not yet taken by the kernel.
-    pub(crate) fn pending(&self) -> usize {
-        self.output.len() - self.written
+    pub(crate) const fn pending(&self) -> usize {
+        self.pending
     }
 
     /// Closes the connection once all output is out.
@@ -91,23 +114,29 @@ impl<S: Read + Write + AsFd> Conn<S> {
         self.closing = true;
     }
 
-    /// Writes what the kernel takes.
+    /// Writes what the kernel takes, up to [`WRITE_MAX`]: while there is more, there is an event as
+    /// soon as it has room.
     pub(crate) fn flush(&mut self) -> io::Result<()> {
-        while self.pending() > 0 {
-            match self.stream.write(&self.output[self.written..]) {
+        let mut left = WRITE_MAX;
+        while left > 0
+            && let Some(first) = self.output.front()
+        {
+            let rest = &first[self.written..];
+            match self.stream.write(&rest[..rest.len().min(left)]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
-                Ok(n) => self.written += n,
+                Ok(n) => {
+                    self.written += n;
+                    self.pending -= n;
+                    left -= n;
+                }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 Err(e) => return Err(e),
             }
-        }
-        if self.pending() == 0 {
-            self.output.clear();
-            self.written = 0;
-        } else if self.written > self.output.len() / 2 {
-            self.output.drain(..self.written);
-            self.written = 0;
+            if self.written == first.len() {
+                self.written = 0;
+                self.output.pop_front();
+            }
         }
         Ok(())
     }
@@ -215,12 +244,34 @@ mod tests {
     #[test]
     fn a_peer_that_never_reads_is_not_read_from() {
         let (mut conn, mut peer) = pair(100);
-        conn.queue(&vec![1; 10 << 20]);
+        conn.queue(vec![1; 10 << 20]);
         conn.flush().unwrap();
         assert!(conn.pending() > 0);
         peer.write_all(b"more\n").unwrap();
         conn.fill().unwrap();
         assert_eq!(conn.take_until(b"\n"), None);
+    }
+
+    #[test]
+    fn a_long_answer_is_written_in_bounded_pieces_and_comes_whole() {
+        let (mut conn, mut peer) = pair(100);
+        let shared = Arc::new(vec![2; 3 * WRITE_MAX]);
+        conn.queue(vec![1; 10]);
+        conn.queue_shared(Arc::clone(&shared));
+        conn.queue(Vec::new());
+        conn.queue(vec![3]);
+        let whole = [&[1; 10], &shared[..], &[3]].concat();
+        let (mut got, mut buf) = (Vec::new(), vec![0; 2 * WRITE_MAX]);
+        while conn.pending() > 0 {
+            let before = conn.pending();
+            conn.flush().unwrap();
+            assert!((1..=WRITE_MAX).contains(&(before - conn.pending())));
+            let n = peer.read(&mut buf).unwrap();
+            got.extend_from_slice(&buf[..n]);
+        }
+        drop(conn);
+        peer.read_to_end(&mut got).unwrap();
+        assert!(got == whole, "{} bytes of {}", got.len(), whole.len());
     }
 
     #[test]

@@ -4,12 +4,14 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 
 use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent};
 
 use super::conn::{ACCEPTS_PER_TURN, Clients, Conn};
+use super::survey::line;
 use crate::token::Token;
 use crate::vhost::listener::{Access, ListenError, Listener};
 
@@ -132,9 +134,14 @@ impl ControlServer {
     pub(crate) fn reply(&mut self, place: u16, reply: &Reply) {
         let Some(client) = self.clients.at(place) else { return };
         client.streaming = matches!(reply, Reply::Stream {});
-        let mut line = serde_json::to_vec(reply).expect("replies are plain data");
-        line.push(b'\n');
-        client.conn.queue(&line);
+        client.conn.queue(line(reply));
+    }
+
+    /// Answers the client at `place` with a line that others get too.
+    pub(crate) fn answer(&mut self, place: u16, line: Arc<Vec<u8>>) {
+        if let Some(client) = self.clients.at(place) {
+            client.conn.queue_shared(line);
+        }
     }
 
     /// Whether a streaming client has room for more; `None` if it is gone.
@@ -144,7 +151,7 @@ impl ControlServer {
     }
 
     /// Sends stream bytes.
-    pub(crate) fn stream(&mut self, place: u16, bytes: &[u8]) {
+    pub(crate) fn stream(&mut self, place: u16, bytes: Vec<u8>) {
         if let Some(client) = self.clients.at(place) {
             client.conn.queue(bytes);
         }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
@@ -35,7 +36,7 @@ pub(crate) struct MetricsServer {
     listener: TcpListener,
     clients: Clients<Conn<TcpStream>>,
     /// The last answer to a scrape, and when it was made.
-    rendered: Option<(Instant, String)>,
+    rendered: Option<(Instant, Arc<Vec<u8>>)>,
     /// Places of clients whose scrape waits for a status.
     waiting: Vec<u16>,
     log: Limit,
@@ -90,53 +91,49 @@ impl MetricsServer {
         Ok(())
     }
 
-    /// Something happened on the connection at `place`; a complete request gets `status()`, or, if
-    /// that is not known yet, waits for [`Self::handle_status`].
-    pub(crate) fn handle_client(
-        &mut self,
-        epoll: &Epoll,
-        now: Instant,
-        place: u16,
-        status: impl FnOnce() -> Option<Status>,
-    ) {
+    /// Some scrape waits for [`Self::handle_answer`].
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Something happened on the connection at `place`; a complete request gets the last answer, or
+    /// waits for the next.
+    pub(crate) fn handle_client(&mut self, epoll: &Epoll, now: Instant, place: u16) {
         let Self { clients, rendered, waiting, .. } = self;
         let Some(conn) = clients.at(place) else { return };
         let mut alive = conn.fill().is_ok();
         if let Some(head) = conn.take_until(b"\r\n\r\n") {
-            let fresh = |r: &&(Instant, String)| now.since(r.0) < RENDER_INTERVAL;
-            let answer = match (is_scrape(&head), rendered.as_ref().filter(fresh)) {
-                (Err(refusal), _) => Some(refusal),
-                (Ok(()), Some((_, text))) => Some(scrape(text)),
-                (Ok(()), None) => {
-                    status().map(|status| scrape(&rendered.insert((now, render(status))).1))
-                }
-            };
-            match answer {
-                Some(answer) => {
-                    conn.queue(&answer);
-                    conn.close_when_flushed();
-                }
-                None => waiting.push(place),
+            let fresh = |r: &&(Instant, _)| now.since(r.0) < RENDER_INTERVAL;
+            match (is_scrape(&head), rendered.as_ref().filter(fresh)) {
+                (Err(refusal), _) => end_with(conn, Arc::new(refusal)),
+                (Ok(()), Some((_, answer))) => end_with(conn, Arc::clone(answer)),
+                (Ok(()), None) => waiting.push(place),
             }
         } else if conn.is_overfull() {
-            conn.queue(&response("431 Request Header Fields Too Large", "text/plain", ""));
-            conn.close_when_flushed();
+            let refusal = response("431 Request Header Fields Too Large", "text/plain", "");
+            end_with(conn, Arc::new(refusal));
         }
         let waits = waiting.contains(&place);
         alive = alive && conn.flush().is_ok() && (waits || !conn.is_done());
         self.finish(epoll, place, alive);
     }
 
-    /// Those who wait for it get the status of now.
-    pub(crate) fn handle_status(&mut self, epoll: &Epoll, now: Instant, status: &Status) {
-        if self.waiting.is_empty() {
-            return;
-        }
-        let answer = scrape(&self.rendered.insert((now, render(status.clone()))).1);
+    /// Those who wait for it get this.
+    pub(super) fn handle_answer(&mut self, epoll: &Epoll, now: Instant, answer: Arc<Vec<u8>>) {
+        self.answer_all(epoll, &answer);
+        self.rendered = Some((now, answer));
+    }
+
+    /// There is none for them.
+    pub(super) fn handle_failure(&mut self, epoll: &Epoll) {
+        let answer = response("500 Internal Server Error", "text/plain", "see the log\n");
+        self.answer_all(epoll, &Arc::new(answer));
+    }
+
+    fn answer_all(&mut self, epoll: &Epoll, answer: &Arc<Vec<u8>>) {
         for place in std::mem::take(&mut self.waiting) {
             let Some(conn) = self.clients.at(place) else { continue };
-            conn.queue(&answer);
-            conn.close_when_flushed();
+            end_with(conn, Arc::clone(answer));
             let alive = conn.flush().is_ok() && !conn.is_done();
             self.finish(epoll, place, alive);
         }
@@ -167,9 +164,16 @@ fn is_scrape(head: &[u8]) -> Result<(), Vec<u8>> {
     }
 }
 
-fn scrape(text: &str) -> Vec<u8> {
+/// The last that is said on a connection.
+fn end_with(conn: &mut Conn<TcpStream>, answer: Arc<Vec<u8>>) {
+    conn.queue_shared(answer);
+    conn.close_when_flushed();
+}
+
+/// The answer to a scrape.
+pub(super) fn scrape(status: &Status) -> Vec<u8> {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    response("200 OK", kind, text)
+    response("200 OK", kind, &render(status.clone()))
 }
 
 fn response(status: &str, kind: &str, body: &str) -> Vec<u8> {

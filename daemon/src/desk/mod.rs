@@ -4,8 +4,7 @@
 //! It works between two turns, never in one: what an event asks for is done to the [`DataPath`] at
 //! once, and the turn that follows carries it out. Clients are bounded in number, in what they may
 //! ask in a row and in what they may leave unread, so that none of them holds up a turn for long. A
-//! status, which is about all flows, waits for a count that takes as many turns as it needs
-//! (`census`).
+//! status, which is about all ports and flows, is made in as many turns as it needs (`survey`).
 
 mod capture;
 mod census;
@@ -19,6 +18,7 @@ mod mender;
 mod metrics;
 mod own_ips;
 mod report;
+mod survey;
 mod watch;
 
 use std::io;
@@ -33,14 +33,17 @@ use nix::sys::signalfd::SignalFd;
 use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
-use census::Census;
 use changes::{Asked, Changes};
 pub use control::ControlServer;
 use directory::Directory;
 pub(crate) use links::LinkWatch;
 use mender::Mender;
 pub(crate) use metrics::MetricsServer;
+use survey::Survey;
+pub(crate) use survey::{Scribe, start_scribe};
 pub(crate) use watch::{Direction, Watchers};
+#[cfg(test)]
+pub(crate) use {census::FlowSums, survey::PORTS_PER_TURN};
 
 /// How often a stopping daemon looks whether it is done.
 const STOP_LOOK_INTERVAL: Duration = Duration::from_millis(10);
@@ -63,9 +66,7 @@ pub(crate) struct Desk {
     links: Option<LinkWatch>,
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
-    census: Census,
-    /// Who waits for a status until it is done: control clients, by their places.
-    waiting: Vec<u16>,
+    survey: Survey,
     changes: Changes,
     mender: Mender,
     directory: Option<Directory>,
@@ -88,8 +89,7 @@ impl Desk {
             links: None,
             control: None,
             metrics: None,
-            census: Census::default(),
-            waiting: Vec::new(),
+            survey: Survey::default(),
             changes: Changes::default(),
             mender: Mender::default(),
             directory: None,
@@ -100,10 +100,16 @@ impl Desk {
         }
     }
 
-    /// Connections are being counted, as when there are many and somebody has asked.
+    /// Somebody has asked for a status.
     #[cfg(test)]
-    pub(crate) fn begin_census(&mut self) {
-        self.census.begin();
+    pub(crate) fn begin_survey(&mut self) {
+        self.survey.begin();
+    }
+
+    /// Ports that a status has looked at so far.
+    #[cfg(test)]
+    pub(crate) fn looked_at(&self) -> usize {
+        self.survey.looked_at()
     }
 
     /// How long a stop waits for guests.
@@ -175,6 +181,7 @@ impl Desk {
             Token::Links => self.handle_links(now, path),
             Token::Changes => self.handle_prepared(path),
             Token::Opener => self.handle_opened(now, epoll, path),
+            Token::Scribe => self.handle_scribe(now, epoll, path),
             Token::Registry => self.handle_registry(path),
             Token::ControlListener => self.handle_control_listener(now, epoll, path),
             Token::Control(place) => self.handle_control_client(now, epoll, path, place),
@@ -186,7 +193,7 @@ impl Desk {
                     self.resting.add(now, Token::MetricsListener);
                 }
             }
-            Token::Metrics(place) => self.handle_metrics_client(now, epoll, path, place),
+            Token::Metrics(place) => self.handle_metrics_client(now, epoll, place),
             Token::Timer | Token::Uplink(_) | Token::Guest(..) => {
                 unreachable!("the worker's own: {token:?}")
             }
@@ -196,8 +203,8 @@ impl Desk {
     /// A turn is over: watchers get what they saw, and a stop may be done.
     pub(crate) fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         self.feed_watchers(epoll, path);
-        if self.census.is_counting() && self.census.go_on(&path.engine) {
-            self.report(now, epoll, path);
+        if self.survey.goes_on() {
+            self.go_on_surveying(now, epoll, path);
         }
         if self.mender.poll_timeout().is_some_and(|at| at <= now) {
             self.mend(now, path);
@@ -226,7 +233,7 @@ impl Desk {
     /// When it has something to do by itself.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
-        let goes_on = self.census.is_counting() || self.changes.is_applying();
+        let goes_on = self.survey.goes_on() || self.changes.is_applying();
         let counts = goes_on.then_some(Instant::ZERO);
         let mends = self.mender.poll_timeout();
         [stop, counts, mends, self.resting.poll_timeout()].into_iter().flatten().min()

@@ -27,9 +27,8 @@ use crate::worker::ports::NamedPort;
 const FLOWS_PER_PAGE: usize = 500;
 
 impl Desk {
-    /// One moment's numbers; of connections, what the census has counted last.
-    pub(crate) fn status(&self, now: Instant, path: &DataPath) -> Status {
-        let status = |(id, at)| path.port_status(now, id, at, &self.census.of(id));
+    /// What there is to say besides of these ports.
+    pub(super) fn status(&self, now: Instant, ports: Vec<PortStatus>) -> Status {
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -39,13 +38,19 @@ impl Desk {
             stalls: watchdog::stalls(),
             refused_calls: sandbox::refused(),
             registry: self.directory.as_ref().map(Directory::status).unwrap_or_default().into(),
-            ports: path.ports.iter().map(status).collect(),
+            ports,
         }
     }
 }
 
 impl DataPath {
-    fn port_status(&self, now: Instant, id: PortId, at: &NamedPort, sums: &FlowSums) -> PortStatus {
+    pub(crate) fn port_status(
+        &self,
+        now: Instant,
+        id: PortId,
+        at: &NamedPort,
+        sums: &FlowSums,
+    ) -> PortStatus {
         let (stats, engine) = (self.turn.stats(id), self.engine.drops(id));
         let of_engine = |r: DropReason| engine.map_or(0, |drops| drops[r as usize]);
         let count = |r| stats.drops(r) + of_engine(r) + at.port.drops(r);

@@ -24,7 +24,7 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::change::{Preparer, Running};
 use crate::config::VmConfig;
-use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer};
+use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer, Scribe};
 use crate::opener::Opener;
 use crate::port::Port;
 use crate::timer::{Timer, monotonic_now};
@@ -111,6 +111,11 @@ impl Worker {
     /// What is missing is tried again from now on.
     pub(crate) fn set_opener(&mut self, opener: Opener) -> io::Result<()> {
         self.desk.set_opener(&self.epoll, opener)
+    }
+
+    /// Statuses are put into words aside from now on.
+    pub(crate) fn set_scribe(&mut self, scribe: Scribe) -> io::Result<()> {
+        self.desk.set_scribe(&self.epoll, scribe)
     }
 
     /// Who is where is asked, and told, there from now on.
@@ -224,6 +229,7 @@ impl Worker {
             | Token::Links
             | Token::Changes
             | Token::Opener
+            | Token::Scribe
             | Token::Registry
             | Token::ControlListener
             | Token::Control(_)

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use nightporter_api::{Reply, Request};
 use nightporter_core::engine::EngineConfig;
 use nightporter_core::limits::{FRAME_BYTES_MAX, FRAMES_PER_PORT};
 use nightporter_core::port::{GuestConfig, Vlans};
@@ -17,6 +18,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use super::guests::ANNOUNCEMENTS_PER_TURN;
 use super::*;
 use crate::arena_file::{self, ArenaFile};
+use crate::desk::{FlowSums, PORTS_PER_TURN, start_scribe};
 use crate::port::guest::GuestPort;
 use crate::port::tap::TapPort;
 use crate::port::vhost_user::{VhostUserConfig, VhostUserPort};
@@ -79,7 +81,8 @@ impl World {
     }
 
     fn port(&self, port: usize) -> nightporter_api::PortStatus {
-        self.worker.desk.status(monotonic_now(), &self.worker.path).ports[port].clone()
+        let (path, id) = (&self.worker.path, PortId(u16::try_from(port).unwrap()));
+        path.port_status(monotonic_now(), id, path.ports.of(id), &FlowSums::default())
     }
 }
 
@@ -193,26 +196,61 @@ fn a_frame_longer_than_any_is_dropped_and_counted() {
     assert_eq!(w.port(0).drops["too_big"], 1);
 }
 
-#[test]
-fn a_status_that_waits_for_a_count_of_connections_is_given_when_it_is_done() {
-    let mut w = World::new("census", 1);
+/// A client of the control socket who has asked for a status this many times.
+fn asks_for_statuses(w: &mut World, times: usize) -> UnixStream {
     let path = w.dir.join("control");
     w.worker.set_control(ControlServer::new(&path).unwrap()).unwrap();
     let mut client = UnixStream::connect(&path).unwrap();
-    let mut line = serde_json::to_vec(&nightporter_api::Request::Status {}).unwrap();
+    let mut line = serde_json::to_vec(&Request::Status {}).unwrap();
     line.push(b'\n');
-    client.write_all(&line.repeat(2)).unwrap();
+    client.write_all(&line.repeat(times)).unwrap();
     client.shutdown(Shutdown::Write).unwrap();
     w.turn(); // it is taken in
-    w.worker.desk.begin_census();
-    w.turn(); // it asks; the count goes on after that
-    let mut said = String::new();
-    client.read_to_string(&mut said).unwrap();
-    let answers: Vec<_> = said.lines().map(serde_json::from_str).collect();
-    assert!(matches!(
-        answers[..],
-        [Ok(nightporter_api::Reply::Status(_)), Ok(nightporter_api::Reply::Status(_))]
-    ));
+    client
+}
+
+/// The names of the ports in each status that it got.
+fn statuses(said: &[u8]) -> Vec<Vec<String>> {
+    let lines = said.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
+    let names = |line| match serde_json::from_slice(line).unwrap() {
+        Reply::Status(status) => status.ports.into_iter().map(|port| port.name).collect(),
+        other => panic!("not a status: {other:?}"),
+    };
+    lines.map(names).collect()
+}
+
+#[test]
+fn who_asks_for_a_status_when_another_has_begun_gets_one_as_well() {
+    let mut w = World::new("census", 1);
+    let mut client = asks_for_statuses(&mut w, 2);
+    w.worker.desk.begin_survey();
+    let mut said = Vec::new();
+    client.set_nonblocking(true).unwrap();
+    while client.read_to_end(&mut said).is_err() {
+        w.worker.turn_at_once().unwrap();
+    }
+    assert_eq!(statuses(&said), [["port0"], ["port0"]]);
+}
+
+#[test]
+fn a_status_of_many_ports_takes_many_turns_and_is_put_into_words_aside() {
+    const PORTS: usize = 5 * PORTS_PER_TURN + 3;
+    let mut w = World::new("survey", PORTS);
+    w.worker.set_scribe(start_scribe().unwrap()).unwrap();
+    let mut client = asks_for_statuses(&mut w, 2);
+    let (mut said, mut seen, mut turns) = (Vec::new(), 0, 0);
+    client.set_nonblocking(true).unwrap();
+    while client.read_to_end(&mut said).is_err() {
+        let before = w.worker.desk.looked_at();
+        w.turn();
+        let now = w.worker.desk.looked_at();
+        assert!(now <= before + PORTS_PER_TURN);
+        (seen, turns) = (seen + now.saturating_sub(before), turns + 1);
+    }
+    let all: Vec<_> = (0..PORTS).map(|port| format!("port{port}")).collect();
+    assert_eq!(statuses(&said), [all.clone(), all]);
+    assert_eq!(seen, 2 * 5 * PORTS_PER_TURN, "and the last three in turns of their own");
+    assert!(turns > 2 * (5 + 1), "the answers come in others still: {turns}");
 }
 
 fn device(w: &World, name: &str) -> VhostUserConfig {
