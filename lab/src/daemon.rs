@@ -164,7 +164,8 @@ impl Daemon {
     }
 }
 
-fn launch(config: &Path, log: &Path) -> Result<Process> {
+/// Starts the daemon with this configuration; its output goes to `log`.
+pub(crate) fn launch(config: &Path, log: &Path) -> Result<Process> {
     let mut command = Command::new(sibling("nightporterd")?);
     command.arg("--config").arg(config).stdin(Stdio::null());
     Process::spawn("nightporterd", command, log)

@@ -232,7 +232,7 @@ fn new_namespace() -> Result<File> {
     inside.join().expect("does not panic")
 }
 
-fn ip(arguments: &str) -> Result<()> {
+pub(crate) fn ip(arguments: &str) -> Result<()> {
     run("ip", &arguments.split(' ').collect::<Vec<_>>()).map(drop)
 }
 

@@ -21,6 +21,7 @@
 //! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the comparison of paths |
 //! | [`compare`] | congestion offload beside Linux's own CUBIC, over one bottleneck |
+//! | [`crowd`] | what many VMs that do not run cost the others |
 //! | [`outside`] | the same uploads by a client that is not ours |
 //!
 //! Nothing is named in the host's own network namespace, so there is nothing to clean up there:
@@ -30,6 +31,7 @@ pub mod accel;
 pub mod captures;
 pub mod compare;
 pub mod cpus;
+pub mod crowd;
 pub mod daemon;
 pub mod demo;
 pub mod download;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use nightporter_lab::accel::Accel;
 use nightporter_lab::compare::{self, Cell, Which};
+use nightporter_lab::crowd;
 use nightporter_lab::demo::{self, Options};
 use nightporter_lab::image::Image;
 use nightporter_lab::link::Link;
@@ -111,6 +112,21 @@ enum Command {
         #[arg(long)]
         out: Option<PathBuf>,
     },
+    /// What many VMs whose guests do not run cost others: echoes, changes, statuses.
+    Crowd {
+        /// VMs.
+        #[arg(long, default_value_t = 1000)]
+        vms: usize,
+        /// Rounds without and with them.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// Echoes of each.
+        #[arg(long, default_value_t = 4000)]
+        echoes: usize,
+        /// VMs that come and go in a round, and statuses that are asked for.
+        #[arg(long, default_value_t = 25)]
+        changes: usize,
+    },
     /// The tests on real guests, with libtest's output.
     Test {
         /// Only those whose name contains this.
@@ -168,6 +184,9 @@ fn main() {
             };
             let time = seconds.map(Duration::from_secs);
             compare::run(&compare::Options { cells, rounds, time, out })
+        }
+        Command::Crowd { vms, rounds, echoes, changes } => {
+            crowd::run(&crowd::Options { vms, rounds, echoes, changes })
         }
         Command::Prepare => Image::for_qemu().map(|_| true),
         Command::Test { filter, captures } => scenario::run_all(&filter, captures.as_deref()),

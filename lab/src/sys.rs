@@ -3,14 +3,18 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::net::if_::if_nametoindex;
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
 
 /// Gives a thread (by its id) the SCHED_RR class with this priority.
 pub(crate) fn set_round_robin(tid: i32, priority: i32) -> io::Result<()> {
@@ -71,6 +75,31 @@ pub(crate) fn make_tap(name: &str, super_segments: bool) -> io::Result<File> {
         ioctl::tun_set_offload(file.as_raw_fd(), offloads)?;
     }
     Ok(file)
+}
+
+/// A socket for whole frames of this EtherType on an interface, on which reading takes no longer
+/// than `limit`.
+pub(crate) fn packet_socket(ifname: &str, ethertype: u16, limit: Duration) -> io::Result<OwnedFd> {
+    let protocol = ethertype.to_be();
+    // SAFETY: socket(2) takes numbers; what it returns is ours alone.
+    let fd = unsafe {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        let fd = Errno::result(libc::socket(libc::AF_PACKET, kind, protocol.into()))?;
+        OwnedFd::from_raw_fd(fd)
+    };
+    // SAFETY: sockaddr_ll is plain data for which all zeros is a value.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family = libc::c_ushort::try_from(libc::AF_PACKET).expect("17 fits");
+    address.sll_protocol = protocol;
+    let index = if_nametoindex(ifname)?;
+    address.sll_ifindex = index.try_into().map_err(io::Error::other)?;
+    let size = libc::socklen_t::try_from(mem::size_of_val(&address)).expect("a small struct");
+    let pointer: *const libc::sockaddr_ll = &raw const address;
+    // SAFETY: the kernel reads a sockaddr_ll, of that size, that outlives the call.
+    Errno::result(unsafe { libc::bind(fd.as_raw_fd(), pointer.cast(), size) })?;
+    let limit = TimeVal::microseconds(limit.as_micros().try_into().map_err(io::Error::other)?);
+    setsockopt(&fd, sockopt::ReceiveTimeout, &limit)?;
+    Ok(fd)
 }
 
 /// Segments this TCP socket has retransmitted since it was connected.

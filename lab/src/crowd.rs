@@ -1,0 +1,431 @@
+//! What a crowd of VMs whose guests do not run costs others: the echo between two uplinks beside
+//! them and without them, and how long an operator waits for what is asked of all of them.
+//!
+//! The front-ends are of our own: each connects, shares memory, starts its rings and says nothing
+//! more, as a VM that is paused. Rounds without and with them are interleaved. Everything happens
+//! in a network namespace of this process.
+
+use std::fmt::{self, Write as _};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use serde_json::{Value, json};
+
+use crate::daemon::launch;
+use crate::host::ip;
+use crate::process::Process;
+use crate::rundir::RunDir;
+use crate::sys;
+
+/// The uplinks' interfaces, and the stations behind them.
+const TAPS: [&str; 2] = ["npnear", "npfar"];
+const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xaa], [2, 0, 0, 0, 0, 0xbb]];
+/// "Local experimental" (IEEE 802).
+const ETHERTYPE: u16 = 0x88b5;
+/// Where metrics are scraped.
+const METRICS: &str = "127.0.0.1:9469";
+/// How long the daemon may take to start with all VMs, and to end.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Echoes that are not counted, before those that are.
+const WARM_UP: usize = 300;
+/// What an echo may take.
+const ECHO_LIMIT: Duration = Duration::from_millis(500);
+
+/// What to measure.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// VMs in the crowd.
+    pub vms: usize,
+    /// Rounds, each without them and with them.
+    pub rounds: usize,
+    /// Echoes of each.
+    pub echoes: usize,
+    /// VMs that come and go in a round, and times that a status is asked for.
+    pub changes: usize,
+}
+
+/// Measures, and prints a table.
+///
+/// # Errors
+/// The daemon does not start or answer, or an echo does not come back.
+pub fn run(options: &Options) -> Result<bool> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let (dir, store) = (RunDir::create()?, Store::create()?);
+    unshare(CloneFlags::CLONE_NEWNET).context("making a network namespace")?;
+    ip("link set lo up")?;
+    let mut all = Times::default();
+    for round in 1..=options.rounds {
+        for vms in [0, options.vms] {
+            let mut times = Times::default();
+            measure(dir.path(), &store, vms, options, &mut times)?;
+            println!("round {round}, {vms} VMs\n{times}");
+            all.add(times);
+        }
+    }
+    println!("all rounds\n{all}");
+    Ok(true)
+}
+
+/// One daemon with so many VMs.
+fn measure(
+    dir: &Path,
+    store: &Store,
+    vms: usize,
+    options: &Options,
+    times: &mut Times,
+) -> Result<()> {
+    let mut daemon = start(dir, store, vms)?;
+    let mut control = Control::connect(&dir.join("control.sock"), &mut daemon)?;
+    let crowd: Vec<_> =
+        (0..vms).map(|n| FrontEnd::connect(&socket(dir, n))).collect::<Result<_>>()?;
+    let deadline = Instant::now() + LIMIT;
+    while control.links()? < vms + TAPS.len() {
+        ensure!(Instant::now() < deadline, "not all links came up in {LIMIT:?}");
+    }
+    let mut echo = Echo::new()?;
+    for _ in 0..WARM_UP {
+        echo.once()?;
+    }
+    let echoes = (0..options.echoes).map(|_| echo.once()).collect::<Result<Vec<_>>>()?;
+    times.note(&format!("echo, {vms} VMs"), echoes);
+    if vms > 0 {
+        let of_changes = asked_meanwhile(&mut echo, || changes(&mut control, dir, options))?;
+        times.note("echo, while VMs come and go", of_changes.0);
+        of_changes.1.into_iter().for_each(|(what, list)| times.note(what, list));
+        let of_status = asked_meanwhile(&mut echo, || statuses(&mut control, options))?;
+        times.note("echo, while statuses are asked for", of_status.0);
+        of_status.1.into_iter().for_each(|(what, list)| times.note(what, list));
+    }
+    drop(crowd);
+    let ended = daemon.terminate(LIMIT)?;
+    ensure!(ended.success(), "nightporterd ended with {ended}");
+    Ok(())
+}
+
+/// How long each of several things took.
+type Lists = Vec<(&'static str, Vec<Duration>)>;
+
+/// Echoes while something is asked on another thread; both.
+fn asked_meanwhile(
+    echo: &mut Echo,
+    ask: impl FnOnce() -> Result<Lists> + Send,
+) -> Result<(Vec<Duration>, Lists)> {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let asking = scope.spawn(|| {
+            let lists = ask();
+            is_done.store(true, Ordering::Relaxed);
+            lists
+        });
+        let mut echoes = Vec::new();
+        while !is_done.load(Ordering::Relaxed) {
+            echoes.push(echo.once()?);
+        }
+        Ok((echoes, asking.join().expect("it returns its errors")?))
+    })
+}
+
+/// VMs come with the default budget and with a small one, and go.
+fn changes(control: &mut Control, dir: &Path, options: &Options) -> Result<Lists> {
+    let (mut large, mut small, mut gone) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..options.changes {
+        let socket = dir.join("new.sock").display().to_string();
+        let remove = json!({"what": "remove_vm", "name": "new"});
+        for (list, budget) in [(&mut large, "64M"), (&mut small, "1M")] {
+            let keys = json!({"socket": socket, "budget": budget});
+            list.push(control.change(json!({"what": "add_vm", "name": "new", "keys": keys}))?);
+            gone.push(control.change(remove.clone())?);
+        }
+    }
+    Ok(vec![("add, 64 MiB", large), ("add, 1 MiB", small), ("remove", gone)])
+}
+
+fn statuses(control: &mut Control, options: &Options) -> Result<Lists> {
+    let (mut told, mut scraped) = (Vec::new(), Vec::new());
+    for _ in 0..options.changes {
+        let begin = Instant::now();
+        control.ask(&json!({"cmd": "status"}))?;
+        told.push(begin.elapsed());
+        // A scrape within half a second of another gets the same answer.
+        thread::sleep(Duration::from_millis(500));
+        let begin = Instant::now();
+        let mut stream = TcpStream::connect(METRICS).context("connecting to the metrics")?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        ensure!(text.starts_with("HTTP/1.1 200 OK"), "not metrics: {text:.100}");
+        scraped.push(begin.elapsed());
+    }
+    Ok(vec![("status", told), ("scrape", scraped)])
+}
+
+/// All that was measured, by what it is about.
+#[derive(Debug, Default)]
+struct Times(Vec<(String, Vec<Duration>)>);
+
+impl Times {
+    fn note(&mut self, what: &str, list: Vec<Duration>) {
+        match self.0.iter_mut().find(|(of, _)| of == what) {
+            Some((_, all)) => all.extend(list),
+            None => self.0.push((what.to_owned(), list)),
+        }
+    }
+
+    fn add(&mut self, others: Self) {
+        others.0.into_iter().for_each(|(what, list)| self.note(&what, list));
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (what, list) in &self.0 {
+            let mut sorted = list.clone();
+            sorted.sort_unstable();
+            let Some(last) = sorted.len().checked_sub(1) else { continue };
+            write!(f, "  {what:36} n {:6}", sorted.len())?;
+            for (name, at) in [("median", 500), ("p90", 900), ("p99", 990), ("most", 1000)] {
+                let us = sorted[last * at / 1000].as_nanos() as f64 / 1000.0;
+                write!(f, "  {name} {us:9.1} us")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// A directory on a tmpfs: /run need not be one with room for the store of a crowd.
+#[derive(Debug)]
+struct Store(PathBuf);
+
+impl Store {
+    fn create() -> Result<Self> {
+        let path = PathBuf::from(format!("/dev/shm/nightporter-lab-{}", std::process::id()));
+        fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The socket of a VM.
+fn socket(dir: &Path, n: usize) -> PathBuf {
+    dir.join(format!("vm{n}.sock"))
+}
+
+/// Starts the daemon with two uplinks and so many VMs.
+fn start(dir: &Path, store: &Store, vms: usize) -> Result<Process> {
+    let (at, store) = (dir.display(), store.0.display());
+    let mut text = format!(
+        "[daemon]\ncontrol = \"{at}/control.sock\"\narena = \"{store}/arena\"\n\
+         metrics = \"{METRICS}\"\nlog = \"warn\"\n"
+    );
+    for tap in TAPS {
+        write!(text, "[[uplink]]\nname = \"{tap}\"\nkind = \"tap\"\nifname = \"{tap}\"\n")?;
+    }
+    for n in 0..vms {
+        let socket = socket(dir, n);
+        let socket = socket.display();
+        write!(text, "[[vm]]\nname = \"vm{n}\"\nsocket = \"{socket}\"\nbudget = \"1M\"\n")?;
+    }
+    let config = dir.join("crowd.toml");
+    fs::write(&config, text).context("writing the configuration")?;
+    launch(&config, &dir.join("log"))
+}
+
+/// An operator.
+#[derive(Debug)]
+struct Control(BufReader<UnixStream>);
+
+impl Control {
+    /// Waits until the daemon answers.
+    fn connect(path: &Path, daemon: &mut Process) -> Result<Self> {
+        let deadline = Instant::now() + LIMIT;
+        let stream = loop {
+            daemon.check_alive()?;
+            match UnixStream::connect(path) {
+                Ok(stream) => break stream,
+                Err(e) => ensure!(Instant::now() < deadline, "nightporterd did not listen: {e}"),
+            }
+            thread::sleep(Duration::from_millis(5)); // polls two conditions: socket, child
+        };
+        stream.set_read_timeout(Some(LIMIT))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    fn ask(&mut self, request: &Value) -> Result<Value> {
+        writeln!(self.0.get_mut(), "{request}")?;
+        let mut line = String::new();
+        self.0.read_line(&mut line).context("waiting for an answer")?;
+        serde_json::from_str(&line).with_context(|| format!("not an answer: {line:.100}"))
+    }
+
+    /// How many links are up.
+    fn links(&mut self) -> Result<usize> {
+        let status = self.ask(&json!({"cmd": "status"}))?;
+        let ports = status["status"]["ports"].as_array().context("a status has ports")?;
+        Ok(ports.iter().filter(|port| port["link"] == true).count())
+    }
+
+    /// Makes a change; how long that took.
+    fn change(&mut self, change: Value) -> Result<Duration> {
+        let begin = Instant::now();
+        let answer = self.ask(&json!({"cmd": "change", "change": change}))?;
+        ensure!(answer["plan"]["done"] == true, "not done: {answer}");
+        Ok(begin.elapsed())
+    }
+}
+
+/// A VMM of a guest that does not run.
+#[derive(Debug)]
+struct FrontEnd {
+    stream: UnixStream,
+    _memory: File,
+    _kick: EventFd,
+}
+
+/// Requests of the vhost-user protocol.
+const SET_FEATURES: u32 = 2;
+const SET_OWNER: u32 = 3;
+const SET_MEM_TABLE: u32 = 5;
+const SET_VRING_NUM: u32 = 8;
+const SET_VRING_ADDR: u32 = 9;
+const SET_VRING_BASE: u32 = 10;
+const SET_VRING_KICK: u32 = 12;
+const SET_VRING_CALL: u32 = 13;
+const SET_PROTOCOL_FEATURES: u32 = 16;
+const SET_VRING_ENABLE: u32 = 18;
+/// VIRTIO_F_VERSION_1 and VHOST_USER_F_PROTOCOL_FEATURES; REPLY_ACK.
+const FEATURES: u64 = 1 << 32 | 1 << 30;
+const PROTOCOL_FEATURES: u64 = 1 << 3;
+/// Its memory: how long it is, and where guest and VMM see it.
+const MEMORY: u64 = 1 << 20;
+const AT_GUEST: u64 = 0x4000_0000;
+const AT_VMM: u64 = 0x7f12_3400_0000;
+
+impl FrontEnd {
+    /// Connects, and starts a ring each way, in memory that nobody has written to.
+    fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket)
+            .with_context(|| format!("connecting to {}", socket.display()))?;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let memory = File::from(memfd_create("guest", flags)?);
+        memory.set_len(MEMORY)?;
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
+        fcntl(&memory, FcntlArg::F_ADD_SEALS(seals))?;
+        let kick = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
+        let (memory_fd, kick_fd) = (memory.as_raw_fd(), kick.as_raw_fd());
+        let it = Self { stream, _memory: memory, _kick: kick };
+        it.say(SET_OWNER, &[], None)?;
+        it.say(SET_PROTOCOL_FEATURES, &[PROTOCOL_FEATURES], None)?;
+        it.say(SET_FEATURES, &[FEATURES], None)?;
+        it.say(SET_MEM_TABLE, &[1, AT_GUEST, MEMORY, AT_VMM, 0], Some(memory_fd))?;
+        for ring in 0..2_u64 {
+            let base = AT_VMM + 0x1_0000 * (ring + 1);
+            it.say(SET_VRING_NUM, &[ring | 256 << 32], None)?;
+            it.say(SET_VRING_BASE, &[ring], None)?;
+            it.say(SET_VRING_ADDR, &[ring, base, base + 0x8000, base + 0x1000, 0], None)?;
+            it.say(SET_VRING_CALL, &[ring], Some(kick_fd))?;
+            it.say(SET_VRING_KICK, &[ring], Some(kick_fd))?;
+            it.say(SET_VRING_ENABLE, &[ring | 1 << 32], None)?;
+        }
+        Ok(it)
+    }
+
+    /// Two fields of 32 bits are one word here, the first in its low half.
+    fn say(&self, request: u32, body: &[u64], fd: Option<i32>) -> Result<()> {
+        let bytes = u32::try_from(8 * body.len()).expect("a few words");
+        let mut message: Vec<u8> =
+            [request, 1, bytes].into_iter().flat_map(u32::to_le_bytes).collect();
+        message.extend(body.iter().flat_map(|word| word.to_le_bytes()));
+        let fds: Vec<i32> = fd.into_iter().collect();
+        let control = [ControlMessage::ScmRights(&fds)];
+        let control = if fds.is_empty() { &[][..] } else { &control[..] };
+        let parts = [IoSlice::new(&message)];
+        let (to, flags) = (self.stream.as_raw_fd(), MsgFlags::MSG_NOSIGNAL);
+        let sent = sendmsg::<()>(to, &parts, control, flags, None)?;
+        ensure!(sent == message.len(), "the daemon took {sent} bytes of {}", message.len());
+        Ok(())
+    }
+}
+
+/// Two stations behind the two uplinks.
+#[derive(Debug)]
+struct Echo {
+    ends: [File; 2],
+    number: u64,
+}
+
+impl Echo {
+    fn new() -> Result<Self> {
+        let end = |tap: &str| -> Result<File> {
+            let socket: OwnedFd = sys::packet_socket(tap, ETHERTYPE, ECHO_LIMIT)
+                .with_context(|| format!("a packet socket on {tap}"))?;
+            Ok(File::from(socket))
+        };
+        let mut it = Self { ends: [end(TAPS[0])?, end(TAPS[1])?], number: 0 };
+        it.cross(1)?; // so that the daemon knows where it is
+        Ok(it)
+    }
+
+    /// A frame from the first to the second, and one back; how long both took.
+    fn once(&mut self) -> Result<Duration> {
+        let begin = Instant::now();
+        self.cross(0)?;
+        self.cross(1)?;
+        Ok(begin.elapsed())
+    }
+
+    /// A frame from this end to the other.
+    fn cross(&mut self, from: usize) -> Result<()> {
+        self.number += 1;
+        let mut frame = [MACS[1 - from], MACS[from]].concat();
+        frame.extend(ETHERTYPE.to_be_bytes());
+        frame.extend(self.number.to_be_bytes());
+        frame.resize(60, 0);
+        self.ends[from].write_all(&frame)?;
+        let mut got = [0; 2000];
+        loop {
+            let len = self.ends[1 - from].read(&mut got).context("waiting for an echo")?;
+            if got[..len] == frame {
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_add_up() {
+        let list = |n: u64| (1..=n).map(Duration::from_micros).collect::<Vec<_>>();
+        let (mut all, mut round) = (Times::default(), Times::default());
+        round.note("echo", list(101));
+        all.add(round);
+        all.note("status", list(1));
+        all.note("echo", list(100));
+        let said = all.to_string();
+        assert!(said.contains("n    201  median      51.0 us"), "{said}");
+        assert!(said.ends_with("most       1.0 us\n"), "{said}");
+    }
+}
