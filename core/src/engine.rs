@@ -191,17 +191,16 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// The VM behind `port` is gone, the port stays (the VMM hung up; LIFE-05).
+    /// The VM behind `port` is gone, the port stays (the VMM hung up; LIFE-05): its link is down,
+    /// and no other VM is to be let in while it [ends](Self::is_ending).
     pub fn handle_guest_gone(&mut self, now: Instant, port: PortId) {
-        self.abort_flows(now, port);
+        self.walk(now, Deed::End, port);
         self.networks.of_mut(port).forget_learned(now, port);
     }
 
-    /// Nobody gets what remotes of this VM were promised: they are told.
+    /// Nobody gets what remotes of this VM were promised: they are told, now.
     fn abort_flows(&mut self, now: Instant, port: PortId) {
-        self.for_each(port, Class::Live, |engine, id| {
-            engine.with_flow(now, id, |flow, cx| flow.on_guest_gone(cx));
-        });
+        self.for_each(port, Class::Live, |engine, id| engine.does(now, Deed::End, id));
     }
 
     /// Evidence that the guest of `port` runs. `drained`: it has seen everything forwarded and

@@ -81,16 +81,17 @@ impl Engine<'_> {
     }
 
     /// The port and its VM are gone for good (LIFE-05). Remotes it had promises to are told; drain
-    /// `poll_transmit` before the next call.
+    /// `poll_transmit` before the next call. See [`Self::prepare_removal`].
     pub fn remove_port(&mut self, now: Instant, port: PortId) {
-        self.handle_guest_gone(now, port);
+        self.walks.forget(Some(port), |_| true);
+        self.abort_flows(now, port);
+        self.networks.of_mut(port).forget_learned(now, port);
         for class in [Class::Unproven, Class::Live, Class::Spent] {
             self.for_each(port, class, |engine, id| engine.remove_flow(id));
         }
         for way in [Direction::FromGuest, Direction::ToGuest] {
             self.set_rate_limit(now, port, way, None);
         }
-        self.walks.forget(Some(port), |_| true);
         self.syn_cache.remove_port(port.0);
         let slot = self.ports.get_mut(usize::from(port.0));
         if slot.is_some_and(|slot| slot.take().is_some()) {

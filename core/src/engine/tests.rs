@@ -138,6 +138,40 @@ fn life_06_a_vm_is_not_drained_before_all_its_flows_know_of_it() {
 }
 
 #[test]
+fn life_05_the_connections_of_a_vm_that_has_gone_end_in_steps() {
+    const STEP: usize = limits::FLOWS_PER_STEP as usize;
+    let busy = PortId(0);
+    let live = |engine: &Engine<'_>| engine.flows.len_of_class(busy.0, Class::Live) as usize;
+    let begins: [fn(&mut Engine<'_>); 2] = [
+        |engine| engine.handle_guest_gone(NOW, PortId(0)),
+        |engine| {
+            engine.handle_guest_gone(NOW, PortId(0));
+            engine.prepare_removal(PortId(0));
+        },
+    ];
+    for (removed, begin) in begins.into_iter().enumerate() {
+        with_engine(|engine, small| {
+            engine.handle_guest_gone(NOW, small);
+            assert!(!engine.is_ending(small), "a few are no matter");
+            begin(engine);
+            let mut steps = 0;
+            while engine.is_ending(busy) {
+                let before = live(engine);
+                engine.handle_timeout(NOW);
+                assert!(before - live(engine) <= STEP);
+                steps += 1;
+            }
+            assert_eq!((live(engine), steps), (0, (MANY as usize + 4).div_ceil(STEP)));
+            let left = engine.flows.len_of_port(busy.0);
+            assert_eq!(left, if removed == 1 { 0 } else { MANY });
+            assert_eq!(engine.flows.len_of_port(small.0), 4, "others are met, and left");
+            engine.remove_port(NOW, busy);
+            assert_eq!((engine.flows.len_of_port(busy.0), engine.walks.any()), (0, false));
+        });
+    }
+}
+
+#[test]
 fn life_02_the_flows_of_another_vm_do_not_stand_before_those_that_may_go() {
     with_engine(|engine, small| {
         // The first newcomer finds all flows just used, the second finds one that was not.

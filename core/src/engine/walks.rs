@@ -22,6 +22,10 @@ pub(super) enum Deed {
     RingReset,
     /// No new promises.
     Drain,
+    /// Its guest is gone: the remote is told (LIFE-05).
+    End,
+    /// And the flow goes, too.
+    Remove,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +101,22 @@ impl Engine<'_> {
         }
     }
 
+    /// The VM behind `port` is about to be removed: begins to end its connections, if they are
+    /// many. [`Self::remove_port`] has less to do when none of them [is left](Self::is_ending).
+    pub fn prepare_removal(&mut self, port: PortId) {
+        self.walks.forget(Some(port), |_| true);
+        if self.flows.len_of_port(port.0) > FLOWS_PER_STEP {
+            self.walks.begin(Deed::Remove, Some(port));
+        }
+    }
+
+    /// Whether the VM behind `port` has gone, and not all its remotes know yet.
+    #[must_use]
+    pub fn is_ending(&self, port: PortId) -> bool {
+        let of = |deed| self.walks.any_of(deed, Some(port));
+        self.walks.any() && (of(Deed::End) || of(Deed::Remove))
+    }
+
     /// Whether some VM is being drained, and not all of its flows know that yet.
     #[must_use]
     pub fn is_draining(&self) -> bool {
@@ -109,20 +129,25 @@ impl Engine<'_> {
         for place in places {
             if let Some((id, key, flow)) = self.flows.at(place)
                 && walk.port.is_none_or(|port| port.0 == key.port)
-                && flow.is_live()
+                && (flow.is_live() || walk.deed == Deed::Remove)
             {
                 self.does(now, walk.deed, id);
             }
         }
     }
 
-    fn does(&mut self, now: Instant, deed: Deed, id: FlowId) {
+    pub(super) fn does(&mut self, now: Instant, deed: Deed, id: FlowId) {
         self.with_flow(now, id, |flow, cx| match deed {
             Deed::RingReset => flow.on_ring_reset(cx),
             Deed::Drain => {
                 flow.drain(Why::Operator);
                 flow.settle_drain(cx);
             }
+            Deed::Remove if !flow.is_live() => {}
+            Deed::End | Deed::Remove => flow.on_guest_gone(cx),
         });
+        if deed == Deed::Remove {
+            self.remove_flow(id);
+        }
     }
 }

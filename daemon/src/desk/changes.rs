@@ -171,6 +171,13 @@ impl Desk {
             let flows = u32::try_from(size.records).unwrap_or(u32::MAX);
             path.engine.resize(flows, size);
         }
+        if let Some(Step::RemoveVm(name)) = prepared.plan.steps.get(*at)
+            && let Some(id) = path.ports.find(name)
+            && path.prepare_removal(now, epoll, id)
+        {
+            self.changes.applying = Some(applying);
+            return; // it takes some more turns
+        }
         if let Some(step) = prepared.plan.steps.get(*at).cloned() {
             match self.take_step(now, epoll, path, prepared, step.clone()) {
                 Ok(()) => tracing::info!("changed: {}", prepared.plan.lines[*at]),

@@ -95,6 +95,20 @@ impl DataPath {
         Ok(())
     }
 
+    /// A VM is about to be removed: hangs up, and begins to end its connections. `true`: they are
+    /// many, and not all of them have ended.
+    pub(crate) fn prepare_removal(&mut self, now: Instant, epoll: &Epoll, id: PortId) -> bool {
+        if self.engine.is_ending(id) {
+            return true;
+        }
+        if let Some(guest) = self.ports.guest_mut(id) {
+            guest.port.close();
+        }
+        self.handle_guest_events(now, epoll, id);
+        self.engine.prepare_removal(id);
+        self.engine.is_ending(id)
+    }
+
     /// The port goes for good. Everything that knows it by its number hears of that here, so that
     /// the next port may have the number; `desk` sees to who watched it.
     pub(crate) fn remove_port(&mut self, now: Instant, epoll: &Epoll, id: PortId) {

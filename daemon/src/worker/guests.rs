@@ -60,6 +60,10 @@ impl DataPath {
         let heard = FRONT_ENDS_PER_TURN.min(self.front_ends.len());
         for _ in 0..heard {
             let Some((port, source)) = self.front_ends.pop_front() else { return };
+            if matches!(source, Source::Listener) && self.engine.is_ending(port) {
+                self.front_ends.push_back((port, source)); // after whom was there before
+                continue;
+            }
             let Some(guest) = self.ports.guest_mut(port) else { continue };
             // Nothing happens if it has gone meanwhile.
             match source {
