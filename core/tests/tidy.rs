@@ -25,6 +25,7 @@ const UNSAFE_FILES: &[&str] = &[
     "guest/flood/src/libbpf.rs",
     "guest/src/bpf.rs",
     "guest/src/ioctl.rs",
+    "guest/toe/launcher/watch.rs",
     "guest/toe/src/calls.rs",
     "guest/toe/src/calls/data.rs",
     "guest/toe/src/sys.rs",

@@ -248,6 +248,12 @@ pub(crate) fn settle(fd: Fd, timeout_ms: c_int) -> Progress {
     let Some(socket) = known.filter(|_| table::kind(fd) == Kind::Connecting) else {
         return Progress::Established;
     };
+    if !transport::is_one(fd) {
+        // It was closed behind our back, and the number is another file's.
+        drop(state);
+        table::is_foreign(fd);
+        return Progress::Established;
+    }
     let Err(errno) = transport::outcome(fd) else {
         table::set_kind(fd, Kind::Toe);
         return Progress::Established;

@@ -42,10 +42,8 @@ impl Line {
                 return Some(open.fd.0);
             }
             // Somebody has closed it. The number, if it is in use, is not ours to close.
-            if let Some(open) = self.open.take() {
-                table::set_kind(open.fd.0, Kind::Unknown);
-                std::mem::forget(open);
-            }
+            table::set_kind(open.fd.0, Kind::Unknown);
+            self.open = None;
         }
         if table::is_confined() || sys::now_ms() < self.not_before_ms {
             return None;

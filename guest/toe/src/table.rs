@@ -89,8 +89,11 @@ impl Hidden {
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        set_kind(self.0, Kind::Unknown);
-        sys::close_fd(self.0);
+        // If it was closed behind our back, the number is somebody else's by now.
+        if kind(self.0) == Kind::Hidden {
+            set_kind(self.0, Kind::Unknown);
+            sys::close_fd(self.0);
+        }
     }
 }
 

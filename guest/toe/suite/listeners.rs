@@ -50,21 +50,21 @@ fn waiting(place: &Place) {
 
 fn watched_before(place: &Place) {
     let fd = bare(SockFlag::SOCK_NONBLOCK);
-    let free = place.listener().local_addr().expect("its address");
+    let free = place.free();
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("an epoll");
     let exclusive = EpollFlags::EPOLLIN | EpollFlags::EPOLLEXCLUSIVE;
-    epoll.add(&fd, EpollEvent::new(exclusive, 5)).expect("added");
+    epoll.add(&fd, EpollEvent::new(EpollFlags::EPOLLIN, 5)).expect("added");
+    let third = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("an epoll");
+    third.add(&fd, EpollEvent::new(exclusive, 7)).expect("added");
     says("bind", bind(fd.as_raw_fd(), &SockaddrStorage::from(free)));
     says("listen", listen(&fd, Backlog::new(5).expect("five")));
     says("listen again", listen(&fd, Backlog::new(7).expect("seven")));
     let second = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).expect("an epoll");
     says("EPOLLEXCLUSIVE", second.add(&fd, EpollEvent::new(exclusive, 6)));
     let _client = TcpStream::connect(free).expect("connected");
-    for epoll in [&epoll, &second] {
-        let mut events = [EpollEvent::empty(); 4];
-        let count = epoll.wait(&mut events, EpollTimeout::from(5_000_u16));
-        says("an epoll has", (count, events[0].data(), events[0].events()));
-    }
+    let mut events = [EpollEvent::empty(); 4];
+    let count = epoll.wait(&mut events, EpollTimeout::from(5_000_u16));
+    says("an epoll has", (count, events[0].data(), events[0].events()));
     let listener = TcpListener::from(fd);
     says("its address", told(listener.local_addr()).ok() == Some(free));
     says("accepts", told(listener.accept()).map(|_| ()));
@@ -126,7 +126,8 @@ fn native_clients(place: &Place) {
 
 fn both_families(place: &Place) {
     let any = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-    let listener = TcpListener::bind((any, 0)).expect("a listener");
+    let listener = TcpListener::bind((any, 0));
+    let Ok(listener) = listener else { return says("no IPv6 here", told(listener).map(|_| ())) };
     let port = listener.local_addr().expect("its address").port();
     let client = TcpStream::connect((place.ip, port)).expect("connected");
     says("a client by IPv4", told(client.peer_addr()).map(|at| at.ip()));

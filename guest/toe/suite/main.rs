@@ -14,7 +14,9 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, socket};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, socket,
+};
 
 /// Where everything happens.
 pub(crate) struct Place {
@@ -27,6 +29,14 @@ pub(crate) struct Place {
 impl Place {
     pub(crate) fn listener(&self) -> TcpListener {
         TcpListener::bind((self.ip, 0)).expect("a listener")
+    }
+
+    /// An address where nobody listens, nor has.
+    pub(crate) fn free(&self) -> SocketAddr {
+        let fd = bare(SockFlag::empty());
+        let any = SockaddrStorage::from(SocketAddr::new(self.ip, 0));
+        bind(fd.as_raw_fd(), &any).expect("a port");
+        told(TcpListener::from(fd).local_addr()).expect("its address")
     }
 
     /// A connection: who has connected, and who has accepted.

@@ -129,7 +129,7 @@ fn ends(fd: &OwnedFd, to: SocketAddr) -> Result<(), Errno> {
 }
 
 fn errors(place: &Place) {
-    let closed = place.listener().local_addr().expect("its address");
+    let closed = place.free();
     let fd = bare(SockFlag::empty());
     says("nobody listens", connect(&fd, closed));
     let listener = place.listener();
@@ -155,7 +155,7 @@ fn errors(place: &Place) {
 
 fn own_port(place: &Place) {
     let listener = place.listener();
-    let free = place.listener().local_addr().expect("its address");
+    let free = place.free();
     let fd = bare(SockFlag::empty());
     says("bind", bind(fd.as_raw_fd(), &SockaddrStorage::from(free)));
     says("connect", connect(&fd, listener.local_addr().expect("its address")));

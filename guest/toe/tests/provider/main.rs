@@ -15,6 +15,7 @@ use host::Host;
 use nix::sched::{CloneFlags, unshare};
 
 const SUITE: &str = env!("CARGO_BIN_EXE_nightporter-toe-suite");
+const LAUNCHER: &str = env!("CARGO_BIN_EXE_nightporter-toe");
 const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 2));
 const NATIVE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 9));
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 7, 7));
@@ -55,6 +56,15 @@ impl World {
     }
 }
 
+impl World {
+    /// A program under the launcher.
+    fn launched(&self, program: &str) -> Command {
+        let mut command = Command::new(LAUNCHER);
+        command.env("NIGHTPORTER_TOE_FAKE_HOST", &self.directory).args(["run", "--", program]);
+        command
+    }
+}
+
 impl Drop for World {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.directory);
@@ -74,16 +84,27 @@ fn lines(output: &Output) -> Vec<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(String::from).collect()
 }
 
-#[test]
-fn programs_see_through_it_what_they_see_without() {
-    let world = World::new();
+/// The suite prints natively what it prints there.
+fn prints_the_same(world: &World, mut there: Command) {
     let words = [GUEST.to_string(), NOWHERE.to_string()];
     let native = Command::new(SUITE).args(&words).output().expect("it ran");
     let native = lines(&native);
     assert_eq!(world.host.state().connections, 0);
-    let toe = lines(&world.under(SUITE).args(&words).output().expect("it ran"));
+    let toe = lines(&there.args(&words).output().expect("it ran"));
     let both = native.iter().zip(&toe);
     let differ: Vec<_> = both.filter(|(native, toe)| native != toe).collect();
     assert!(differ.is_empty() && native.len() == toe.len(), "native and by TOE: {differ:#?}");
     assert!(world.host.state().connections > 300, "hardly any went by TOE");
+}
+
+#[test]
+fn programs_see_through_it_what_they_see_without() {
+    let world = World::new();
+    prints_the_same(&world, world.under(SUITE));
+}
+
+#[test]
+fn programs_see_the_same_under_the_launcher() {
+    let world = World::new();
+    prints_the_same(&world, world.launched(SUITE));
 }

@@ -3,6 +3,7 @@
 
 use std::env;
 use std::fs;
+use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
 use crate::{GUEST, NATIVE, World, lines};
@@ -17,11 +18,16 @@ impl Drop for Server {
     }
 }
 
+/// Says so where tests that pass are not silent.
+fn left_out(why: &str) {
+    let _ = writeln!(std::io::stderr(), "LEFT OUT: {why}");
+}
+
 fn is_installed(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).any(|dir| dir.join(program).exists());
     if !found {
-        eprintln!("LEFT OUT: {program} is not installed");
+        left_out(&format!("{program} is not installed"));
     }
     found
 }
@@ -200,7 +206,7 @@ fn ssh_gives_its_connections_to_other_programs() {
         return;
     }
     if !fs::read_to_string("/etc/passwd").is_ok_and(|users| users.contains("sshd:")) {
-        eprintln!("LEFT OUT: sshd has no user");
+        left_out("sshd has no user");
         return;
     }
     let world = World::new();
@@ -231,6 +237,42 @@ fn ssh_gives_its_connections_to_other_programs() {
     assert_eq!(connections, 1);
     assert!(printed[0].starts_with(&GUEST.to_string()), "{printed:?}");
     assert_eq!(world.checksum("got"), checksum);
+}
+
+#[test]
+fn the_launcher_runs_what_no_library_can_be_put_under() {
+    if !is_installed("python3") || !is_installed("curl") {
+        return;
+    }
+    let world = World::new();
+    let checksum = world.file();
+    let _server = world.serves(8010, "python3", "-m http.server PORT --bind IP");
+    let address = format!("http://{GUEST}:8010/file");
+    let mut curl = world.launched("curl");
+    curl.args(["--silent", "--fail", "-o", "got", &address]);
+    assert_eq!(world.runs(curl).1, 1);
+    assert_eq!(world.checksum("got"), checksum);
+    if !is_installed("go") {
+        return;
+    }
+    let source = r#"package main
+import ("io"; "net/http"; "os")
+func main() {
+    answer, err := http.Get(os.Args[1])
+    if err != nil { panic(err) }
+    file, err := os.Create("go")
+    if err != nil { panic(err) }
+    if _, err := io.Copy(file, answer.Body); err != nil { panic(err) }
+    if _, err := http.Get(os.Args[2]); err == nil { panic("nobody listens there") }
+}"#;
+    fs::write(world.directory.join("get.go"), source).expect("written");
+    let mut build = Command::new("go");
+    build.env("CGO_ENABLED", "0").args(["build", "-o", "get", "get.go"]);
+    world.runs(build);
+    let mut get = world.launched("./get");
+    get.args([&address, &format!("http://{GUEST}:8011/")]);
+    assert_eq!(world.runs(get).1, 1);
+    assert_eq!(world.checksum("go"), checksum);
 }
 
 #[test]

@@ -1,0 +1,86 @@
+//! What the launcher asks its host: as the library's `control`, for all its programs at once.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use nightporter_core::toe::control::{Ask, Asked, Code, LEN, PORT, Reply};
+
+use crate::sys::{self, Res};
+use crate::transport;
+use crate::watch::Owned;
+
+/// After a failure nobody is asked for so long.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The control connection.
+#[derive(Debug, Default)]
+pub(crate) struct Host {
+    line: Mutex<Line>,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    open: Option<Owned>,
+    tag: u16,
+    failed: Option<Instant>,
+}
+
+/// A new control connection.
+pub(crate) fn connect() -> Res<Owned> {
+    let fd = Owned(transport::socket()?);
+    transport::call(fd.0, PORT)?;
+    Ok(fd)
+}
+
+/// Asks over a control connection.
+pub(crate) fn exchange(line: &Owned, asked: Asked) -> Res<Reply> {
+    let mut sent = 0;
+    while sent < LEN {
+        sent += sys::send(line.0, &asked.emit()[sent..])?;
+    }
+    let (mut bytes, mut got) = ([0; LEN], 0);
+    while got < LEN {
+        match sys::receive(line.0, &mut bytes[got..], 0)? {
+            0 => return Err(libc::ECONNRESET),
+            count => got += count,
+        }
+    }
+    Reply::parse(&bytes).filter(|reply| reply.tag == asked.tag).ok_or(libc::EPROTO)
+}
+
+impl Host {
+    /// Asks. `None`: nobody answers.
+    pub(crate) fn ask(&self, ask: Ask) -> Option<Reply> {
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        if line.failed.is_some_and(|at| at.elapsed() < PAUSE) {
+            return None;
+        }
+        // A connection may have died since it was used.
+        for _ in 0..2 {
+            if line.open.is_none() {
+                line.open = connect().ok();
+            }
+            line.tag = line.tag.wrapping_add(1);
+            let asked = Asked { tag: line.tag, ask };
+            match line.open.as_ref().map(|open| exchange(open, asked)) {
+                Some(Ok(reply)) => return Some(reply),
+                Some(Err(_)) => line.open = None,
+                None => break,
+            }
+        }
+        line.failed = Some(Instant::now());
+        None
+    }
+
+    /// How it is with a socket: `Ok` if it is well or has ended clean.
+    pub(crate) fn describe(&self, ask: Ask) -> Result<(), Option<i32>> {
+        match self.ask(ask).map(|reply| reply.code) {
+            Some(Code::Done) => Ok(()),
+            Some(Code::Native) => Err(None),
+            Some(Code::Failed(errno)) => {
+                Err(Some(i32::try_from(errno.number()).unwrap_or(libc::ECONNRESET)))
+            }
+            None => Err(Some(libc::ECONNRESET)),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! `nightporter-toe run -- CMD`: sockets of programs that no library can be put under, static ones
+//! for instance, over their host.
+//!
+//! The program runs under a seccomp filter that hands some of its system calls to the launcher
+//! (`watch`): connect(), listen(), accept(), getsockname(), getpeername(). The launcher does not
+//! see data, so the program keeps its own TCP sockets, with all that belongs to them: epoll,
+//! options, fork. At "go" the launcher connects the program's socket, of which it takes a copy, to
+//! itself over the loopback, and carries bytes between that and a vsock socket (`relay`), at the
+//! price of a copy in each direction. What ends by a reset there ends by a reset here. Who asks a
+//! socket for its addresses is told those that the host knows (`calls`).
+//!
+//! A program can change what a pointer points to while the launcher reads it. It gains nothing:
+//! everything that the launcher does it could do itself.
+
+#[path = "../src/address.rs"]
+mod address;
+mod calls;
+mod host;
+mod relay;
+#[allow(dead_code)] // Some of it only the library needs.
+#[path = "../src/sys.rs"]
+mod sys;
+#[allow(dead_code)]
+#[path = "../src/transport.rs"]
+mod transport;
+mod watch;
+
+use std::env;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::thread;
+
+use calls::World;
+
+fn main() -> ExitCode {
+    let words: Vec<_> = env::args_os().skip(1).collect();
+    let words = match &words[..] {
+        [run, dashes, rest @ ..] if run == "run" && dashes == "--" => rest,
+        [run, rest @ ..] if run == "run" => rest,
+        _ => &[],
+    };
+    let [program, arguments @ ..] = words else {
+        eprintln!("usage: nightporter-toe run -- CMD [ARGUMENT]...");
+        return ExitCode::from(2);
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    let (mut child, watch) = match watch::start(command) {
+        Ok(started) => started,
+        Err(error) => {
+            eprintln!("nightporter-toe: {}: {error}", program.display());
+            return ExitCode::from(127);
+        }
+    };
+    // Before Linux 6.11 a process has its filter until somebody has waited for it.
+    let waiting = thread::spawn(move || child.wait().map_or(1, watch::exit_code));
+    let world = Arc::new(World::new(watch));
+    // Until nobody is left who has the filter: a daemon outlives the program that has started it.
+    while let Some(call) = world.watch.next() {
+        let world = Arc::clone(&world);
+        thread::spawn(move || world.answer(&call));
+    }
+    // What was written has to leave.
+    world.wait_until_sent();
+    ExitCode::from(waiting.join().unwrap_or(1))
+}

@@ -1,0 +1,277 @@
+//! System calls of other processes: the filter that hands them over, and what is done in a
+//! process's place (`Documentation/userspace-api/seccomp_filter.rst` of Linux).
+
+use std::fs;
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+use std::ptr;
+
+use libc::{c_int, c_long, c_void, sock_filter};
+use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
+
+use crate::sys::{self, Fd, Res};
+
+/// The calls that are handed over.
+const CALLS: [c_long; 6] = [
+    libc::SYS_connect,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+];
+
+/// `include/uapi/linux/audit.h`: a filter that does not look at the architecture can be evaded.
+#[cfg(target_arch = "x86_64")]
+const ARCHITECTURE: u32 = 0xc000_003e;
+#[cfg(target_arch = "aarch64")]
+const ARCHITECTURE: u32 = 0xc000_00b7;
+
+/// A call that waits for its answer.
+#[derive(Debug)]
+pub(crate) struct Call {
+    id: u64,
+    pid: c_int,
+    pub(crate) number: c_long,
+    pub(crate) arguments: [u64; 6],
+}
+
+/// A copy of somebody's descriptor, or one's own.
+#[derive(Debug)]
+pub(crate) struct Owned(pub(crate) Fd);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        sys::close_fd(self.0);
+    }
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    fd: OwnedFd,
+}
+
+fn filter() -> Vec<sock_filter> {
+    let statement = |code: u32, k: u32| sock_filter { code: narrow(code), jt: 0, jf: 0, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    // struct seccomp_data: the number, the architecture. Other architectures are let through: a
+    // program of 32 bits stays native.
+    let equal = |k: u32, jt: usize, jf: u8| sock_filter {
+        code: narrow(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K),
+        jt: u8::try_from(jt).expect("few calls"),
+        jf,
+        k,
+    };
+    let mut program = vec![statement(load, 4), equal(ARCHITECTURE, 1, 0)];
+    program.push(statement(answer, libc::SECCOMP_RET_ALLOW));
+    program.push(statement(load, 0));
+    for (i, call) in CALLS.into_iter().enumerate() {
+        program.push(equal(u32::try_from(call).expect("small"), CALLS.len() - i, 0));
+    }
+    program.push(statement(answer, libc::SECCOMP_RET_ALLOW));
+    program.push(statement(answer, libc::SECCOMP_RET_USER_NOTIF));
+    program
+}
+
+fn narrow(code: u32) -> u16 {
+    u16::try_from(code).expect("codes of BPF have 16 bits")
+}
+
+/// Puts this process under the filter.
+fn install() -> io::Result<OwnedFd> {
+    let mut filter = filter();
+    let program = libc::sock_fprog {
+        len: u16::try_from(filter.len()).expect("few calls"),
+        filter: filter.as_mut_ptr(),
+    };
+    let set = || {
+        // SAFETY: the program is there, with its length.
+        unsafe {
+            libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+                &raw const program,
+            )
+        }
+    };
+    let mut fd = set();
+    if fd < 0 && sys::errno() == libc::EACCES {
+        // Who is not root may only if it gains no privileges by exec().
+        // SAFETY: no pointers.
+        unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+        fd = set();
+    }
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let fd = RawFd::try_from(fd).expect("a descriptor");
+    // SAFETY: the kernel has made it for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Starts a program under the filter.
+pub(crate) fn start(mut command: Command) -> io::Result<(Child, Watch)> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let prepare = move || {
+        let fd = install()?;
+        let (data, fds) = ([io::IoSlice::new(b"f")], [fd.as_raw_fd()]);
+        let rights = [ControlMessage::ScmRights(&fds)];
+        sendmsg::<()>(theirs.as_raw_fd(), &data, &rights, MsgFlags::empty(), None)?;
+        Ok(())
+    };
+    // SAFETY: this process has one thread, so its child may do what it does itself.
+    unsafe { command.pre_exec(prepare) };
+    let child = command.spawn()?;
+    drop(command);
+    let (mut byte, mut space) = ([0], nix::cmsg_space!(RawFd));
+    let mut data = [io::IoSliceMut::new(&mut byte)];
+    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+    let message = recvmsg::<()>(ours.as_raw_fd(), &mut data, Some(&mut space), flags)?;
+    let Some(ControlMessageOwned::ScmRights(fds)) = message.cmsgs()?.next() else {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    };
+    // SAFETY: it has just come, and is nobody else's.
+    let fd = unsafe { OwnedFd::from_raw_fd(fds[0]) };
+    // The terminal's signals are for the program.
+    for signal in [libc::SIGINT, libc::SIGQUIT] {
+        // SAFETY: no handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    Ok((child, Watch { fd }))
+}
+
+/// What a shell makes of how a program has ended.
+pub(crate) fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+impl Watch {
+    /// The next call. `None`: nobody is left who could make one.
+    pub(crate) fn next(&self) -> Option<Call> {
+        loop {
+            let mut list =
+                libc::pollfd { fd: self.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one is there.
+            unsafe { libc::poll(&raw mut list, 1, -1) };
+            if list.revents & libc::POLLIN == 0 {
+                if list.revents != 0 {
+                    return None;
+                }
+                continue;
+            }
+            // SAFETY: zeroes are one, and what the kernel wants to find.
+            let mut got: libc::seccomp_notif = unsafe { mem::zeroed() };
+            // SAFETY: one is there.
+            let result = unsafe {
+                libc::ioctl(self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut got)
+            };
+            // Who has called may have been killed meanwhile.
+            if result == 0 {
+                return Some(Call {
+                    id: got.id,
+                    pid: got.pid.cast_signed(),
+                    number: c_long::from(got.data.nr),
+                    arguments: got.data.args,
+                });
+            }
+        }
+    }
+
+    /// Whether it still waits.
+    pub(crate) fn is_waiting(&self, call: &Call) -> bool {
+        let (fd, what) = (self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID);
+        // SAFETY: a number is there.
+        unsafe { libc::ioctl(fd, what, &raw const call.id) == 0 }
+    }
+
+    fn respond(&self, response: &libc::seccomp_notif_resp) {
+        let (fd, what) = (self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND);
+        // SAFETY: a response is there. It fails if nobody waits for it any more.
+        unsafe { libc::ioctl(fd, what, ptr::from_ref(response)) };
+    }
+
+    /// The kernel does it.
+    pub(crate) fn let_through(&self, call: &Call) {
+        let flags = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).expect("1");
+        self.respond(&libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags });
+    }
+
+    /// It was done: what it gives.
+    pub(crate) fn answer(&self, call: &Call, result: Res<i64>) {
+        let (val, error) = result.map_or_else(|errno| (0, -errno), |val| (val, 0));
+        self.respond(&libc::seccomp_notif_resp { id: call.id, val, error, flags: 0 });
+    }
+
+    /// It was done, and gives a descriptor.
+    pub(crate) fn give(&self, call: &Call, fd: Fd, closes_on_exec: bool) {
+        let (given, what) = (libc::SECCOMP_ADDFD_FLAG_SEND, libc::SECCOMP_IOCTL_NOTIF_ADDFD);
+        let flags = if closes_on_exec { libc::O_CLOEXEC } else { 0 };
+        let given = libc::seccomp_notif_addfd {
+            id: call.id,
+            flags: u32::try_from(given).expect("2"),
+            srcfd: fd.cast_unsigned(),
+            newfd: 0,
+            newfd_flags: flags.cast_unsigned(),
+        };
+        // SAFETY: one is there.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), what, &raw const given) };
+        if result < 0 {
+            self.answer(call, Err(sys::errno()));
+        }
+    }
+
+    /// A copy of a descriptor of who has called.
+    pub(crate) fn descriptor(&self, call: &Call, fd: u64) -> Option<Owned> {
+        let status = fs::read_to_string(format!("/proc/{}/status", call.pid)).ok()?;
+        let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
+        let process: c_int = process.trim().parse().ok()?;
+        let fd = c_int::try_from(fd).ok()?;
+        // SAFETY: no pointers.
+        let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+        let pidfd = Owned(c_int::try_from(pidfd).ok().filter(|fd| *fd >= 0)?);
+        // SAFETY: no pointers.
+        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.0, fd, 0) };
+        let copy = Owned(c_int::try_from(copy).ok().filter(|fd| *fd >= 0)?);
+        // The number of a process that is gone may be another's.
+        self.is_waiting(call).then_some(copy)
+    }
+
+    /// Bytes of who has called.
+    pub(crate) fn read(&self, call: &Call, at: u64, bytes: &mut [u8]) -> Res {
+        let ours = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        let theirs = libc::iovec { iov_base: address(at), iov_len: bytes.len() };
+        // SAFETY: as many bytes are there; what is at the other end the kernel looks at.
+        let got = unsafe {
+            libc::process_vm_readv(call.pid, &raw const ours, 1, &raw const theirs, 1, 0)
+        };
+        if usize::try_from(got) == Ok(bytes.len()) { Ok(()) } else { Err(libc::EFAULT) }
+    }
+
+    /// Changes bytes of who has called.
+    pub(crate) fn write(&self, call: &Call, at: u64, bytes: &[u8]) -> Res {
+        let ours = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let theirs = libc::iovec { iov_base: address(at), iov_len: bytes.len() };
+        if !self.is_waiting(call) {
+            return Err(libc::ESRCH);
+        }
+        // SAFETY: as many bytes are there, and are read; what is at the other end the kernel looks
+        // at.
+        let put = unsafe {
+            libc::process_vm_writev(call.pid, &raw const ours, 1, &raw const theirs, 1, 0)
+        };
+        if usize::try_from(put) == Ok(bytes.len()) { Ok(()) } else { Err(libc::EFAULT) }
+    }
+}
+
+/// An address of another process.
+fn address(at: u64) -> *mut c_void {
+    ptr::without_provenance_mut(usize::try_from(at).expect("64 bits"))
+}
