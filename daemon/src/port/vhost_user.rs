@@ -248,6 +248,11 @@ impl VhostUserPort {
     /// Something waits at the listener. A second front-end is turned away as long as the first one
     /// is connected.
     pub fn handle_listener(&mut self) {
+        // A VM that was killed and started again may be here before we heard of its death. It waits
+        // at the listener until what was its predecessor's has ended.
+        if self.connection.as_ref().is_some_and(|(channel, _)| channel.has_hung_up()) {
+            return self.disconnect("the front-end is gone and another one connects");
+        }
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(listener) = &self.listener else { return };
             if self.owner.is_behind() {
@@ -258,10 +263,6 @@ impl VhostUserPort {
                 Ok(None) => return,
                 Err(error) => return self.rest(&error.to_string()),
             };
-            // A VM that was killed and started again may be here before we heard of its death.
-            if self.connection.as_ref().is_some_and(|(channel, _)| channel.has_hung_up()) {
-                self.disconnect("the front-end is gone and another one connects");
-            }
             if self.connection.is_some() {
                 if self.log.allows() {
                     warn!(port = self.name, "a second front-end was turned away");
