@@ -1,7 +1,7 @@
 //! What the data path does for vhost-user ports: their descriptors, their links, their kicks.
 
 use nightporter_core::port::{PortConfig, PortId, Vlans};
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_core::wire::vlan;
 use nix::errno::Errno;
@@ -21,8 +21,11 @@ const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 const FRONT_ENDS_PER_TURN: usize = 16;
 
 /// VLANs in which the MAC of a guest that sees their tags is announced after one turn: each is a
-/// broadcast.
+/// broadcast, and counts for one of the guest's.
 pub(super) const ANNOUNCEMENTS_PER_TURN: usize = 8;
+/// Until that guest's next ones: it earns 20 broadcasts meanwhile, so most are left to the guest,
+/// and all 4,094 VLANs take a second.
+const ANNOUNCEMENTS_INTERVAL: Duration = Duration::from_millis(2);
 
 /// A VMM has announced the MAC of a guest that is in several VLANs.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ pub(super) struct Announcement {
     mac: [u8; 6],
     /// Of its VLANs.
     told: usize,
+    /// When the next are told.
+    pub(super) next: Instant,
 }
 
 impl DataPath {
@@ -145,7 +150,7 @@ impl DataPath {
         }
         if self.vlans_of(port).is_some_and(|vlans| matches!(vlans, Vlans::Trunk(_))) {
             self.announcements.retain(|it| it.port != port);
-            self.announcements.push_back(Announcement { port, mac, told: 0 });
+            self.announcements.push_front(Announcement { port, mac, told: 0, next: now });
             return;
         }
         let vlan = self.ports.guest_mut(port).and_then(|guest| guest.vlan());
@@ -154,21 +159,20 @@ impl DataPath {
 
     /// What is announced for a trunk is told in each of its VLANs, in some of them after each turn.
     pub(super) fn go_on_announcing(&mut self, now: Instant) {
+        let Some(mut it) = self.announcements.pop_front_if(|it| it.next <= now) else { return };
         for _ in 0..ANNOUNCEMENTS_PER_TURN {
-            let Some(Announcement { port, mac, told }) = self.announcements.front_mut() else {
-                return;
-            };
-            let (port, mac, at) = (*port, *mac, *told);
-            *told += 1;
-            let vlan = match self.vlans_of(port) {
-                Some(Vlans::Trunk(list)) => list.get(at).copied(),
+            let vlan = match self.vlans_of(it.port) {
+                Some(Vlans::Trunk(list)) => list.get(it.told).copied(),
                 _ => None, // it is none any more
             };
-            match vlan {
-                Some(_) => self.announce_in(now, port, mac, vlan),
-                None => drop(self.announcements.pop_front()),
+            if vlan.is_none() {
+                return;
             }
+            self.announce_in(now, it.port, it.mac, vlan);
+            it.told += 1;
         }
+        it.next = now + ANNOUNCEMENTS_INTERVAL;
+        self.announcements.push_back(it);
     }
 
     fn vlans_of(&self, port: PortId) -> Option<&Vlans> {

@@ -255,7 +255,7 @@ impl Worker {
             engine.poll_timeout(),
             heartbeats.poll_timeout(),
             resting.poll_timeout(),
-            (!announcements.is_empty()).then_some(Instant::ZERO),
+            announcements.front().map(|it| it.next),
             self.desk.poll_timeout(),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());

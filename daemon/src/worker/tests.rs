@@ -344,7 +344,7 @@ fn a_port_that_cannot_be_waited_for_was_not_added() {
 #[test]
 fn what_is_announced_for_a_trunk_is_told_in_each_of_its_vlans_some_after_each_turn() {
     let mut w = World::new("announced", 1);
-    let vlans: Vec<u16> = (100..120).collect();
+    let vlans: Vec<u16> = (100..1_700).collect(); // more than a guest may send at once
     let device = device(&w, "vm");
     let port = GuestPort::new(VhostUserPort::new(&device).unwrap(), None);
     let policy = GuestConfig { vlans: Vlans::Trunk(vlans.clone()), ..GuestConfig::default() };
@@ -355,13 +355,15 @@ fn what_is_announced_for_a_trunk_is_told_in_each_of_its_vlans_some_after_each_tu
     while told.len() < vlans.len() {
         w.turn();
         let frames = w.received(0);
-        assert!((1..=ANNOUNCEMENTS_PER_TURN).contains(&frames.len()), "{}", frames.len());
+        assert!(frames.len() <= ANNOUNCEMENTS_PER_TURN, "{}", frames.len());
         for frame in frames {
             assert_eq!((&frame[6..12], &frame[16..18]), (&B[..], &[0x80, 0x35][..]));
             told.push(u16::from_be_bytes([frame[14], frame[15]]));
         }
     }
     assert_eq!(told, vlans);
-    w.worker.turn_at_once().unwrap();
-    assert!(w.worker.path.announcements.is_empty() && w.received(0).is_empty());
+    while !w.worker.path.announcements.is_empty() {
+        w.turn();
+    }
+    assert!(w.received(0).is_empty());
 }
