@@ -39,6 +39,13 @@ impl Census {
         self.sums.get(usize::from(port.0)).cloned().unwrap_or_default()
     }
 
+    /// The port has gone, and another may get its number before the count is done.
+    pub(super) fn forget(&mut self, port: PortId) {
+        if let Some(sums) = self.sums.get_mut(usize::from(port.0)) {
+            *sums = FlowSums::default();
+        }
+    }
+
     /// Begins to count, if no count goes on; those who want one together get the same.
     pub(super) fn begin(&mut self) {
         if self.at.is_none() {
@@ -100,6 +107,18 @@ mod tests {
             assert_eq!(a.held_bytes, 10 * a.by_state[1]);
             assert_eq!(census.of(PortId(9)).by_state[1], 0);
         }
+    }
+
+    #[test]
+    fn who_gets_the_number_of_a_port_that_went_does_not_get_its_connections() {
+        let mut census = Census::default();
+        let look = |_| Some(Found { port: 5, state: 1, held_bytes: 10 });
+        census.begin();
+        assert!(!census.count(PLACES_PER_TURN + 3, false, look));
+        census.forget(PortId(5));
+        census.forget(PortId(6)); // of which there were none
+        assert!(census.count(PLACES_PER_TURN + 3, false, look));
+        assert_eq!(census.of(PortId(5)).held_bytes, 30, "what was found behind the change");
     }
 
     #[test]

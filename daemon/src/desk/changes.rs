@@ -221,6 +221,7 @@ impl Desk {
             Step::RemoveVm(name) | Step::RemoveUplink(name) | Step::RemoveOverlay(name) => {
                 let id = port(path, &name)?;
                 path.remove_port(now, epoll, id);
+                self.survey.census.forget(id);
                 for place in path.ports.watchers.remove_port(id) {
                     if let Some(control) = &mut self.control {
                         control.close(place);
