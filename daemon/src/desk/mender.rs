@@ -1,7 +1,8 @@
 //! What is missing is tried again: uplinks and overlays that could not be opened, or have gone, and
 //! uplinks that were taken out of their bridges. Each at once when something changes about
-//! interfaces, and then once a second; an uplink is put back into its bridge less often, for
-//! whoever takes it out again may mean it.
+//! interfaces, and then once a second; an uplink is put back into its bridge less often: two
+//! programs that both put it somewhere do not fight all the time. Who wants it out of its bridge
+//! takes `bridge` out of the configuration.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -192,7 +192,7 @@ impl DataPath {
         if let Err(error) = self.watch_uplink(epoll, id) {
             let at = self.ports.of_mut(id);
             tracing::error!(port = %at.name, %error, "cannot wait for its frames");
-            at.port = lost;
+            closer::later(None, std::mem::replace(&mut at.port, lost)); // see `remove_port`
             return;
         }
         let at = self.ports.of_mut(id);
