@@ -2,7 +2,9 @@
 //!
 //! **A flow in steady state** (`hand-over`, `net-ack`). CUBIC, in congestion avoidance after a
 //! loss, with about 20 segments under way and some that wait. Each millisecond the guest hands a
-//! segment over, for which there is no room, and the remote acknowledges one, which lets one leave.
+//! frame over, for which there is no room, and the remote acknowledges as much, which lets as much
+//! leave. A frame is a segment, or [`TSO_SEGMENTS`] of them, as of a guest with TSO and a remote
+//! with GRO; then nearly three frames are under way.
 //!
 //! **A load** ([`run_load`]). Every flow has a round trip of its own in which its window leaves as
 //! the pace spreads it, all in virtual time: a turn each [`LOAD_TICK`].
@@ -17,23 +19,30 @@ use crate::{Error, stopwatch};
 
 /// Time from a segment of a flow to its next.
 pub(crate) const CYCLE: Duration = Duration::from_millis(1);
-/// Segments under way before the loss of the warm-up; seven tenths are left of them (RFC 9438
-/// section 4.6).
-const BEFORE_LOSS: u32 = 30;
-/// Segments that wait for room.
+/// Segments of a super-segment: as many full ones as an IPv4 packet has room for.
+pub(crate) const TSO_SEGMENTS: usize = 45;
+/// Frames under way before the loss of the warm-up, of one segment and of many; seven tenths are
+/// left of them (RFC 9438 section 4.6).
+const BEFORE_LOSS: [u32; 2] = [30, 4];
+/// Turns until all is as it will stay.
+const TURNS: u32 = 300;
+/// Frames that wait for room.
 const WAITING: u32 = 8;
 
-/// Brings a flow to where it is measured.
-pub(crate) fn warm_up(world: &mut World, flow: usize, payload: usize) {
-    let len = u32::try_from(payload).expect("a segment");
+/// Brings a flow, whose guest hands over frames of `payload` bytes, of `segments` each, to where it
+/// is measured.
+pub(crate) fn warm_up(world: &mut World, flow: usize, payload: usize, segments: usize) {
+    let len = u32::try_from(payload).expect("a frame");
+    let before_loss = BEFORE_LOSS[usize::from(segments > 1)] * len;
     let under_way = |world: &World| {
         let Flood { left, acked, .. } = world.flood(flow);
         left.wrapping_sub(acked)
     };
-    while under_way(world) < BEFORE_LOSS * len {
+    while under_way(world) < before_loss {
         top_up(world, flow, payload);
-        if under_way(world) > 0 {
-            let ack = world.net_ack(flow, payload);
+        let acked = under_way(world).min(len);
+        if acked > 0 {
+            let ack = world.net_ack(flow, acked as usize);
             world.lay_and_turn(vec![ack]);
         }
         world.wait(CYCLE);
@@ -44,9 +53,9 @@ pub(crate) fn warm_up(world: &mut World, flow: usize, payload: usize) {
     let all = usize::try_from(under_way(world)).expect("small");
     let ack = world.net_ack(flow, all);
     world.lay_and_turn(vec![ack]);
-    for _ in 0..10 * BEFORE_LOSS {
+    for _ in 0..TURNS {
         top_up(world, flow, payload);
-        let full = under_way(world) >= BEFORE_LOSS * len * 6 / 10; // else the pace spreads it
+        let full = under_way(world) >= before_loss * 6 / 10; // else the pace spreads it
         let ack = full.then(|| world.net_ack(flow, payload));
         world.lay_and_turn(ack.into_iter().collect());
         world.wait(CYCLE);
@@ -55,7 +64,7 @@ pub(crate) fn warm_up(world: &mut World, flow: usize, payload: usize) {
 
 /// The guest hands over what keeps enough waiting.
 pub(crate) fn top_up(world: &mut World, flow: usize, payload: usize) {
-    let waiting = WAITING * u32::try_from(payload).expect("a segment");
+    let waiting = WAITING * u32::try_from(payload).expect("a frame");
     loop {
         let Flood { handed, left, .. } = world.flood(flow);
         if handed.wrapping_sub(left) >= waiting {
@@ -78,7 +87,7 @@ const LOAD_PAYLOAD: usize = 1448;
 /// So many flows send, as fast as windows of about 11 segments let them: prints nanoseconds of the
 /// engine's turns per segment, and how many segments of a flow leave in one instant.
 pub(crate) fn run_load(flows: usize) -> Result<(), Error> {
-    let mut world = World::new(flows, Kind::Floods(LOAD_PAYLOAD));
+    let mut world = World::new(flows, Kind::Floods(LOAD_PAYLOAD, 1));
     world.set_remote_window(LOAD_PAYLOAD * 11);
     let [ticks, before] = LOAD_TICKS;
     let mut acks: VecDeque<(usize, usize, usize)> = VecDeque::new();

@@ -8,7 +8,8 @@
 //! - `pass`: a data segment of a flow that must not be touched (MPTCP) is forwarded;
 //! - `hand-over`: a data segment of a guest that floods is stored until there is room for it;
 //! - `net-ack`: the remote's ACK of such a segment is judged and shown to the guest, and lets the
-//!   next one leave ([`floods`]).
+//!   next one leave ([`floods`]);
+//! - `tso-hand-over`, `tso-net-ack`: the same of super-segments, and of an ACK for each.
 //!
 //! **Instructions** are counted by callgrind, over turns of one frame each; they are exact.
 //! `engine` is the part of [`ENGINE`]: judging the frame, and making and routing the ACK. `turn` is
@@ -16,7 +17,10 @@
 //! have handed over, `delivery` what of it gives frames to the guest. A sent segment (`send`) is a
 //! `hand-over` and all departures of both its paths, `net-ack` the rest, with the ACK for the
 //! guest. Copies of the payload are left out: the path is counted with both of [`PAYLOADS`], and
-//! the straight line through the two is read at 0 bytes.
+//! the straight line through the two is read at 0 bytes. `tso-send` is a segment's share of the
+//! same for a super-segment, `tso-net-ack` the whole ACK of one; they are counted with full
+//! segments, for half ones leave at another pace, and of what they cost the copies alone are left
+//! out, not their pages.
 //!
 //! **Nanoseconds** are a frame's share of a turn of [`BATCH`] full frames, the median of many.
 //! Before the counting starts all flows of a row are in the table and have carried a segment. Then
@@ -48,6 +52,8 @@ use world::{Frame, Kind, Outcome, World};
 const PATHS: [&str; 3] = ["early-ack", "guest-ack", "pass"];
 /// Those of a guest that floods, of which only the instructions are counted.
 const FLOOD_PATHS: [&str; 2] = ["hand-over", "net-ack"];
+/// The same with super-segments.
+const TSO_PATHS: [&str; 2] = ["tso-hand-over", "tso-net-ack"];
 /// Flows of the load.
 const LOAD_FLOWS: usize = 10_000;
 /// Flows in the table of the rows that are timed.
@@ -149,9 +155,13 @@ fn run(path: &str, row: Row) -> Result<(), Error> {
 
 /// A row of a guest that floods.
 fn run_flood(path: &str, payload: usize, turns: usize) {
-    let mut world = World::new(1, Kind::Floods(payload));
-    floods::warm_up(&mut world, 0, payload);
-    let acked = Outcome { to_net: 1, to_guest: 1 };
+    let tso = path.strip_prefix("tso-");
+    let segments = if tso.is_some() { floods::TSO_SEGMENTS } else { 1 };
+    let mut world = World::new(1, Kind::Floods(payload, segments));
+    let (path, payload) = (tso.unwrap_or(path), payload * segments);
+    floods::warm_up(&mut world, 0, payload, segments);
+    // The pace may hold a super-segment back until the next turn.
+    let acked = Outcome { to_net: usize::from(tso.is_none()), to_guest: 1 };
     for _ in 0..turns {
         world.wait(floods::CYCLE);
         floods::top_up(&mut world, 0, payload);
@@ -200,27 +210,31 @@ struct Instructions {
     turn: f64,
 }
 
-/// Counts a path with one flow. The profiles stay in `dir` for `callgrind_annotate`.
+/// Counts a path with one flow and segments of `payload` bytes: what it costs, and the engine's
+/// copies of that. The profiles stay in `dir` for `callgrind_annotate`.
+fn count(dir: &Path, path: &str, payload: usize) -> Result<(Instructions, f64), Error> {
+    let file = dir.join(format!("callgrind.{path}.{payload}.out"));
+    let out_file = format!("--callgrind-out-file={}", file.display());
+    let collect = "--toggle-collect=*packet::counted*";
+    let valgrind = ["valgrind", "--quiet", "--tool=callgrind", collect, &out_file];
+    child(&valgrind, path, Row { flows: 1, payload, batch: 1, turns: TURNS_COUNTED })?;
+    let text = fs::read_to_string(&file)?;
+    let per_turn = |sum: u64| {
+        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+        let per_turn = sum as f64 / TURNS_COUNTED as f64;
+        per_turn
+    };
+    let turn = per_turn(callgrind::total(&text).ok_or("no totals")?);
+    let engine = per_turn(callgrind::inclusive(&text, &ENGINE));
+    let [departure, delivery] = ["poll_departure", "poll_delivery"]
+        .map(|method| per_turn(callgrind::inclusive(&text, &[method])));
+    Ok((Instructions { engine, departure, delivery, turn }, per_turn(callgrind::copies(&text))))
+}
+
+/// Counts a path with one flow, read at 0 bytes of payload.
 fn instructions(dir: &Path, path: &str) -> Result<Instructions, Error> {
-    let [full, half] = PAYLOADS.map(|payload| -> Result<Instructions, Error> {
-        let file = dir.join(format!("callgrind.{path}.{payload}.out"));
-        let out_file = format!("--callgrind-out-file={}", file.display());
-        let collect = "--toggle-collect=*packet::counted*";
-        let valgrind = ["valgrind", "--quiet", "--tool=callgrind", collect, &out_file];
-        child(&valgrind, path, Row { flows: 1, payload, batch: 1, turns: TURNS_COUNTED })?;
-        let text = fs::read_to_string(&file)?;
-        let per_turn = |sum: u64| {
-            #[expect(clippy::cast_precision_loss, reason = "small numbers")]
-            let per_turn = sum as f64 / TURNS_COUNTED as f64;
-            per_turn
-        };
-        let turn = callgrind::total(&text).ok_or("no totals")?;
-        let engine = callgrind::inclusive(&text, &ENGINE);
-        let [departure, delivery] = ["poll_departure", "poll_delivery"]
-            .map(|method| per_turn(callgrind::inclusive(&text, &[method])));
-        Ok(Instructions { engine: per_turn(engine), departure, delivery, turn: per_turn(turn) })
-    });
-    let (full, half) = (full?, half?);
+    let [full, half] = PAYLOADS.map(|payload| count(dir, path, payload));
+    let ((full, _), (half, _)) = (full?, half?);
     // `full` is twice `half`.
     let without_payload = |f: fn(&Instructions) -> f64| 2.0 * f(&half) - f(&full);
     Ok(Instructions {
@@ -231,12 +245,20 @@ fn instructions(dir: &Path, path: &str) -> Result<Instructions, Error> {
     })
 }
 
-/// Instructions of a segment that is sent for a guest, and of the ACK of its remote.
-fn flood_instructions(dir: &Path) -> Result<[(&'static str, f64); 2], Error> {
-    let [hand_over, net_ack] = FLOOD_PATHS.map(|path| instructions(dir, path));
-    let (hand_over, net_ack) = (hand_over?, net_ack?);
-    let send = hand_over.engine + hand_over.departure + net_ack.departure;
-    Ok([("send", send), ("net-ack", net_ack.engine + net_ack.delivery)])
+/// Instructions of a segment that is sent for a guest, and of the ACK of its remote; then of
+/// super-segments.
+fn flood_instructions(dir: &Path) -> Result<[(&'static str, f64); 4], Error> {
+    let [over, ack] = FLOOD_PATHS.map(|path| instructions(dir, path));
+    let (over, ack) = (over?, ack?);
+    let [tso_over, tso_ack] = TSO_PATHS.map(|path| count(dir, path, PAYLOADS[0]));
+    let ((tso_over, copies), (tso_ack, _)) = (tso_over?, tso_ack?);
+    let tso_sent = tso_over.engine - copies + tso_over.departure + tso_ack.departure;
+    Ok([
+        ("send", over.engine + over.departure + ack.departure),
+        ("net-ack", ack.engine + ack.delivery),
+        ("tso-send", tso_sent / f64::from(u8::try_from(floods::TSO_SEGMENTS)?)),
+        ("tso-net-ack", tso_ack.engine + tso_ack.delivery),
+    ])
 }
 
 /// Prints whether `value` is small enough.
@@ -284,7 +306,7 @@ fn drive() -> Result<(), Error> {
     for ((path, of), at_most) in PATHS.iter().zip(&counts).zip([700.0, 500.0, 300.0]) {
         aim(&format!("instructions of {path} in the engine"), of.engine, at_most);
     }
-    for ((row, count), at_most) in flood.into_iter().zip([500.0, 400.0]) {
+    for ((row, count), at_most) in flood.into_iter().zip([500.0, 400.0, 500.0, 400.0]) {
         aim(&format!("instructions of {row}"), count, at_most);
     }
     let (few, many) = (times[1].2, times[FLOWS.len() - 1].2);
@@ -310,7 +332,9 @@ fn main() -> Result<(), Error> {
         [] => drive(),
         [counts] if counts == "counts" => ratchet::check(&directory()?),
         [load, flows] if load == "load" => floods::run_load(flows.parse()?),
-        [path, _, payload, _, turns] if FLOOD_PATHS.contains(&path.as_str()) => {
+        [path, _, payload, _, turns]
+            if FLOOD_PATHS.iter().chain(&TSO_PATHS).any(|known| known == path) =>
+        {
             run_flood(path, payload.parse()?, turns.parse()?);
             println!("{}", json!({}));
             Ok(())

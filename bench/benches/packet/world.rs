@@ -42,8 +42,9 @@ pub(crate) enum Kind {
     Offloaded,
     /// Must not be touched.
     Passed,
-    /// The host sends for the guest, segments of so many payload bytes.
-    Floods(usize),
+    /// The host sends for the guest, segments of so many payload bytes. It hands over frames of so
+    /// many segments.
+    Floods(usize, usize),
 }
 
 /// What a guest that floods has handed over, and what became of it: bytes since the handshake.
@@ -143,6 +144,8 @@ pub(crate) struct World {
     sent_bytes: Vec<u32>,
     /// Per flow that floods.
     floods: Vec<Flood>,
+    /// Payload bytes of a segment of a guest: what is longer is a super-segment.
+    mss: u16,
     /// The window field of the remotes' segments.
     remote_window: u16,
 }
@@ -155,8 +158,12 @@ impl World {
     /// segment of the remote.
     pub(crate) fn new(flows: usize, kind: Kind) -> Self {
         let now = Instant::from_millis(1);
-        let floods = matches!(kind, Kind::Floods(_));
-        let pages = flows * if floods { PAGES_PER_FLOOD } else { PAGES_PER_FLOW };
+        let (floods, per_flow, mss) = match kind {
+            Kind::Floods(payload, segments) => (true, PAGES_PER_FLOOD * segments, payload),
+            Kind::Offloaded | Kind::Passed => (false, PAGES_PER_FLOW, usize::from(u16::MAX)),
+        };
+        let pages = flows * per_flow;
+        let mss = u16::try_from(mss).expect("a segment");
         let mut engine = engine(now, flows, pages);
         let mut turn = Turn::new(TurnConfig::default());
         let vm = GuestConfig {
@@ -174,8 +181,9 @@ impl World {
         let ports = Queues::default();
         let handed = vec![Flood::default(); if floods { flows } else { 0 }];
         let sent_bytes = vec![0; flows];
+        let remote_window = WINDOW;
         let mut world =
-            Self { engine, turn, ports, now, sent_bytes, floods: handed, remote_window: WINDOW };
+            Self { engine, turn, ports, now, sent_bytes, floods: handed, mss, remote_window };
         for flow in 0..flows {
             world.tick();
             world.shake_hands(flow, kind);
@@ -192,7 +200,7 @@ impl World {
         match kind {
             Kind::Offloaded => {}
             Kind::Passed => options.iter_mut().for_each(|of| of.extend(MPTCP_OPTION)),
-            Kind::Floods(payload) => {
+            Kind::Floods(payload, _) => {
                 // The MSS counts the bytes of options, which are timestamps (RFC 6691).
                 let mss = u16::try_from(payload + 12).expect("a segment").to_be_bytes();
                 for (of, scale) in options.iter_mut().zip(SCALE_OPTION) {
@@ -225,7 +233,7 @@ impl World {
         self.segment(flow, GUEST_PORT, TcpFlags::ACK, &[])
     }
 
-    /// The next data segment of a guest that floods.
+    /// The next frame of a guest that floods.
     pub(crate) fn handed(&mut self, flow: usize, len: usize) -> Frame {
         let frame = self.segment(flow, GUEST_PORT, TcpFlags::ACK, &vec![0x5a; len]);
         let handed = &mut self.floods[flow].handed;
@@ -381,7 +389,7 @@ impl World {
         };
         let mut header = [0; TcpEmit::MAX_LEN];
         let len = emit.emit(&mut header, payload.len(), CsumMode::Partial);
-        let hdr = emit.partial_hdr(len, payload.len(), u16::MAX);
+        let hdr = emit.partial_hdr(len, payload.len(), self.mss);
         Frame { port: from, hdr, bytes: [&header[..len], payload].concat() }
     }
 }
