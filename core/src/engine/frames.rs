@@ -88,9 +88,12 @@ impl Engine<'_> {
         staged: &Staged,
     ) -> Verdict {
         if let Some(key) = &staged.flow
-            && self.takes_from_guest(now, port, key, hdr, frame)
+            && let Some(fate) = self.offer_from_guest(now, port, key, hdr, frame)
         {
-            return Verdict::Absorbed;
+            return match fate {
+                Fate::Absorbed => Verdict::Absorbed,
+                fate => self.count(now, port, verdict(port, fate), frame),
+            };
         }
         let result = self.process_from_guest(now, port, hdr, frame, staged);
         self.count(now, port, result, frame)
@@ -229,31 +232,31 @@ impl Engine<'_> {
         verdict(out, self.process_from_net(now, id, &mut f))
     }
 
-    /// Takes G's acknowledgement, if that is what the frame is, and its flow expects it. `false`:
-    /// nothing has changed but what the switch knows of G.
+    /// What becomes of a frame of G, if its flow expects it: an acknowledgement, or what H sends
+    /// for it. `None`: nothing has changed but what the switch knows of G.
     #[inline(always)]
-    fn takes_from_guest(
+    fn offer_from_guest(
         &mut self,
         now: Instant,
         port: PortId,
         key: &HashedKey,
         hdr: &VirtioNetHdr,
         frame: &[u8],
-    ) -> bool {
+    ) -> Option<Fate> {
         let (_, src) = macs(frame);
-        if frame.len() > EXPECTED_ACK_MAX
+        let may_hand_over = || self.port(port).is_some_and(|p| p.vm.flooded_flows > 0);
+        if (frame.len() > EXPECTED_ACK_MAX && !may_hand_over())
             || !is_usual_hdr(hdr, key.key.version)
             || self.networks.of_mut(port).check_ip_source(now, port, src, key.key.g_addr).is_err()
         {
-            return false;
+            return None;
         }
-        let Some((id, key, flow)) = self.flows.lookup_hashed(key) else { return false };
-        let cx = context(now, id, key, &mut self.ports, &mut self.common);
-        let ended = cx.and_then(|mut cx| flow.on_expected_from_guest(&mut cx, frame, ETHERNET));
-        let Some(ended) = ended else { return false };
+        let (id, key, flow) = self.flows.lookup_hashed(key)?;
+        let mut cx = context(now, id, key, &mut self.ports, &mut self.common)?;
+        let ended = flow.on_expected_from_guest(&mut cx, frame, ETHERNET, hdr.needs_csum())?;
         let class = flow.class_if_new(true);
         self.end_event(id, ended.wake_at, class);
-        true
+        Some(ended.fate)
     }
 
     #[inline(never)] // likewise
@@ -299,7 +302,9 @@ impl Engine<'_> {
                 let tagged = !f.eth.vlan.is_empty(); // others were offered to the flow before
                 let fate = self.with_frame(now, id, |flow, cx| {
                     let l2_len = f.l2().len();
-                    let expected = tagged.then(|| flow.on_expected_from_guest(cx, f.bytes, l2_len));
+                    let (usual, vouched) = (tagged && !f.hdr.is_gso(), f.hdr.needs_csum());
+                    let offer = || flow.on_expected_from_guest(cx, f.bytes, l2_len, vouched);
+                    let expected = usual.then(offer);
                     expected.flatten().unwrap_or_else(|| flow.on_frame_from_guest(cx, &mut f))
                 });
                 match fate {

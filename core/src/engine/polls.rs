@@ -1,7 +1,7 @@
 //! What the engine wants sent, and when it wants to be woken.
 
 use crate::drops::DropReason;
-use crate::engine::{Direction, Engine, Port, Transmit, Verdict};
+use crate::engine::{Direction, Engine, Port, Transmit, Verdict, context};
 use crate::flow::table::FlowId;
 use crate::limits::{TIMERS_PER_CALL, TRANSMIT_PARTS_MAX};
 use crate::port::PortId;
@@ -13,6 +13,9 @@ use crate::wire::emit::TcpEmit;
 use crate::wire::glance::untagged_dst;
 use crate::wire::packet::{Eth, Packet, VlanStack};
 use crate::wire::virtio_net::VirtioNetHdr;
+
+/// Room for a header.
+type Header = [u8; TcpEmit::MAX_LEN];
 
 impl Engine<'_> {
     /// The end of a batch of frames: pending ACKs become due (SNOOP-07).
@@ -213,13 +216,11 @@ impl Engine<'_> {
     fn next_departure(&mut self, now: Instant) -> Option<(FlowId, PortId, Delivery)> {
         loop {
             let id = self.common.out.departures.pop()?;
-            let mut header = [0; TcpEmit::MAX_LEN];
-            let poll = |flow: &mut Flow, cx: &mut FlowContext<'_, '_>| {
-                let made = flow.poll_departure(cx, &mut header)?;
+            let poll = |flow: &mut Flow, cx: &mut FlowContext<'_, '_>, header: &mut _| {
+                let made = flow.poll_departure(cx, header)?;
                 Some((PortId(cx.key.port), made))
             };
-            if let Some((origin, departure)) = self.with_flow(now, id, poll).flatten() {
-                self.made = header;
+            if let Some((origin, departure)) = self.make_with_flow(now, id, poll) {
                 let bytes = departure.header_len + index(departure.to - departure.from);
                 self.common.out.departures.on_sent(origin, bytes);
                 if self.rates.any() {
@@ -283,9 +284,8 @@ impl Engine<'_> {
         let mut found = None;
         for _ in 0..listed {
             let id = self.port_mut(port)?.vm.ready.pop_front()?;
-            let mut header = [0; TcpEmit::MAX_LEN];
-            let poll = |flow: &mut Flow, cx: &mut FlowContext<'_, '_>| {
-                let made = flow.poll_delivery(cx, &mut header, room)?;
+            let poll = |flow: &mut Flow, cx: &mut FlowContext<'_, '_>, header: &mut _| {
+                let made = flow.poll_delivery(cx, header, room)?;
                 // Before the flow asks to be woken.
                 if flow.only_tells(&made) {
                     cx.vm.clock.on_forwarded(now);
@@ -294,9 +294,7 @@ impl Engine<'_> {
                 }
                 Some(made)
             };
-            let delivery = self.with_flow(now, id, poll);
-            if let Some(Some(delivery)) = delivery {
-                self.made = header;
+            if let Some(delivery) = self.make_with_flow(now, id, poll) {
                 found = Some((id, delivery));
                 break;
             }
@@ -309,8 +307,28 @@ impl Engine<'_> {
             let bytes = delivery.header_len + index(delivery.to - delivery.from);
             self.charge(now, port, Direction::ToGuest, bytes);
         }
-        let store = self.flows.get(id).map(Flow::store);
+        let has_bytes = delivery.from < delivery.to;
+        let store = if has_bytes { self.flows.get(id).map(Flow::store) } else { None };
         Some(self.assemble(Some(port), port, &delivery, store))
+    }
+
+    /// Runs `make` on a flow, which may write a header to `self.made`, and then what such an event
+    /// ends with.
+    #[inline(always)]
+    fn make_with_flow<R>(
+        &mut self,
+        now: Instant,
+        id: FlowId,
+        make: impl FnOnce(&mut Flow, &mut FlowContext<'_, '_>, &mut Header) -> Option<R>,
+    ) -> Option<R> {
+        let (key, flow) = self.flows.entry_mut(id)?;
+        let mut cx = context(now, id, key, &mut self.ports, &mut self.common)?;
+        let was_live = flow.is_live();
+        let made = make(flow, &mut cx, &mut self.made);
+        let wake_at = flow.end_making(&mut cx);
+        let class = flow.class_if_new(was_live);
+        self.end_event(id, wake_at, class);
+        made
     }
 
     /// The ring of `port` takes nothing more. If something is due to its guest, that has yet to be

@@ -393,7 +393,7 @@ impl<'m> Arena<'m> {
     }
 
     /// Commits every word that changes with traffic; for when, see [`Self::commit_rcv_nxt`].
-    #[inline]
+    #[inline(always)]
     pub fn commit(&mut self, id: RecordId, p: &Progress) {
         let raw = self.raw(id);
         compiler_fence(Ordering::Release);

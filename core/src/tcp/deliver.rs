@@ -40,14 +40,17 @@ impl Flow {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn has_delivery(&self) -> bool {
         if !self.standing.is_live() {
             return self.standing.is_guest_untold();
         }
-        if self.outbound.ack_to_guest_due() || self.rst_ready() {
-            return true;
-        }
+        self.outbound.ack_to_guest_due() || self.rst_ready() || self.has_bytes()
+    }
+
+    /// The sender has something for G.
+    #[inline]
+    fn has_bytes(&self) -> bool {
         let (stream, mss) = (self.receiver.stream(), self.options.mss_to_guest.into());
         self.sender.has_something(stream, mss, &self.losses)
     }
@@ -72,7 +75,7 @@ impl Flow {
         if !self.standing.is_live() {
             return None;
         }
-        if self.outbound.ack_to_guest_due() && self.sack_to_guest_due() {
+        if self.outbound.ack_to_guest_due() && (self.sack_to_guest_due() || !self.has_bytes()) {
             return Some(self.deliver_ack(cx, buf)); // stored bytes leave no room for its blocks
         }
         let limit = self.frame_limit(cx, room);

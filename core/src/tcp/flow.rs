@@ -215,7 +215,7 @@ impl Flow {
 
     /// H owes nobody any byte, FIN, RST or acknowledgement: a stop now loses nothing.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn owes_nothing(&self) -> bool {
         if !self.standing.is_live() {
             return !self.standing.is_guest_untold();
@@ -322,6 +322,22 @@ impl Flow {
         self.assert_order();
     }
 
+    /// What the event ends with in which a frame was made, or was not: of a flow that stays in
+    /// `On` nothing moves by that but what it has sent, acknowledged and shown. When the timing
+    /// wheel is to wake it, as [`Self::wake_at`].
+    #[inline(always)]
+    pub(crate) fn end_making(&mut self, cx: &mut FlowContext<'_, '_>) -> Instant {
+        if !self.standing.is_on() || self.outbound.fin_sent() {
+            self.after_event(cx);
+            return self.wake_at(cx);
+        }
+        self.want_delivery(cx);
+        self.commit(cx);
+        self.note_owing(cx);
+        self.assert_order();
+        self.wake_for_timers(cx)
+    }
+
     /// The event of a frame ends.
     pub(super) fn end_frame(&mut self, cx: &mut FlowContext<'_, '_>, fate: Fate) -> Ended {
         self.after_event(cx);
@@ -337,7 +353,7 @@ impl Flow {
     }
 
     /// As [`Self::wake_at`] for a flow whose idle time will end no earlier than it did before.
-    #[inline]
+    #[inline(always)]
     pub(super) fn wake_for_timers(&mut self, cx: &FlowContext<'_, '_>) -> Instant {
         if self.timers.is_idle() {
             return Instant::MAX; // the wheel knows that end

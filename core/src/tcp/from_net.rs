@@ -5,6 +5,7 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::tcp::flow::{Flow, State, Why};
 use crate::tcp::gates::CE;
+use crate::tcp::outbound::Said;
 use crate::tcp::receiver::{Place, Range, Taken};
 use crate::tcp::{Ended, Fate, FlowContext, Frame};
 use crate::time::Instant;
@@ -351,11 +352,24 @@ impl Flow {
 
     /// R's (ack, window, SACK). Whether G should know of it.
     fn on_ack_of_segment(&mut self, cx: &mut FlowContext<'_, '_>, range: Range, tcp: &Tcp) -> bool {
-        let shift = self.options.shift_r;
-        let (options, edge) = (&tcp.options, self.outbound.edge(shift));
-        let (ts, sack) = (options.timestamps, &options.sack);
-        let new = self.on_ack_from_net(range.seq, tcp.ack, tcp.window, ts, sack);
-        self.on_ack_for_flooded(cx, range, tcp, edge).unwrap_or(new)
+        let said = Said {
+            seq: range.seq,
+            ack: tcp.ack,
+            window: tcp.window,
+            timestamps: tcp.options.timestamps,
+            sack: &tcp.options.sack,
+            ece: tcp.flags.contains(TcpFlags::ECE),
+            bare: range.len() == 0 && !range.fin,
+        };
+        self.on_said(cx, &said)
+    }
+
+    /// The same of what the segment says.
+    #[inline(always)]
+    pub(super) fn on_said(&mut self, cx: &mut FlowContext<'_, '_>, s: &Said<'_>) -> bool {
+        let edge = self.outbound.edge(self.options.shift_r);
+        let new = self.on_ack_from_net(s.seq, s.ack, s.window, s.timestamps, s.sack);
+        self.on_ack_for_flooded(cx, s, edge).unwrap_or(new)
     }
 
     /// The same, in parts.

@@ -10,7 +10,7 @@ pub(crate) mod flooded;
 mod intake;
 
 use crate::limits;
-use crate::wire::packet::{SackBlocks, Tcp, TcpFlags};
+use crate::wire::packet::{SackBlocks, Tcp, TcpFlags, Timestamps};
 use crate::wire::seq::Seq;
 
 /// What is new in an acknowledgement of R.
@@ -20,6 +20,21 @@ pub(crate) struct AckUpdate {
     pub(crate) advanced: bool,
     /// G should know of it.
     pub(crate) new: bool,
+}
+
+/// What a segment of R says of G's bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Said<'a> {
+    /// Where it begins.
+    pub(crate) seq: u64,
+    pub(crate) ack: Seq,
+    /// As received.
+    pub(crate) window: u16,
+    pub(crate) timestamps: Option<Timestamps>,
+    pub(crate) sack: &'a SackBlocks,
+    pub(crate) ece: bool,
+    /// It has neither data nor a FIN.
+    pub(crate) bare: bool,
 }
 
 /// What is known of G's bytes on their way to R.
@@ -210,7 +225,13 @@ impl Outbound {
 
     /// The ACK is older than one that G was shown.
     pub(crate) fn is_old_ack(&self, tcp: &Tcp) -> bool {
-        tcp.ack.unwrap(self.una) < self.una
+        self.is_old(tcp.ack)
+    }
+
+    /// The same of its number.
+    #[inline]
+    pub(crate) fn is_old(&self, ack: Seq) -> bool {
+        ack.unwrap(self.una) < self.una
     }
 
     /// H believes that G sends past it.

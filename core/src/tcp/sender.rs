@@ -265,7 +265,7 @@ impl Sender {
         self.wait(s, moved);
     }
 
-    #[inline]
+    #[inline(always)]
     fn on_progress(&mut self, ack: u64, s: &mut Sending<'_>) {
         let acked = ack - self.una;
         self.una = ack;

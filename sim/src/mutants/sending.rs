@@ -242,7 +242,7 @@ mutations! { SENDING:
     "closed || ([[within]] && self.sender.edge()"
     => "true";
 
-    "who is to be handed back is shown more", "FLOOD-13", "take_over",
+    "who is to be handed back is shown more", "FLOOD-13", "hand_over",
     "[[wanted]] && flooded.may_go_on"
     => "true";
 
@@ -295,8 +295,8 @@ mutations! { SENDING:
     "!f.checksum_ok()"
     => "false";
 
-    "who asks for what R has acknowledged hears nothing", "FLOOD-15", "take_over",
-    "let unknown = [[range.seq < una]] || result == Err(DropReason::OutOfWindow);"
+    "who asks for what R has acknowledged hears nothing", "FLOOD-15", "hand_over",
+    "[[handed.range.seq < self.outbound.una()]];"
     => "false";
 
     "H acknowledges to G what R has not", "INV-12", "emit_to_guest",

@@ -6,6 +6,7 @@
 use super::{Due, Sender};
 use crate::congestion::episode::Phase;
 use crate::congestion::rack::LossProbe;
+use crate::limits::{WIRE_RTO_MAX, WIRE_RTO_VARIANCE_MIN};
 use crate::time::Instant;
 
 /// What a sender waits for.
@@ -25,6 +26,15 @@ pub enum Waits {
 }
 
 impl Sender {
+    /// [`Self::timeout`] is no earlier than this, which costs less to know: an acknowledgement is
+    /// given two round trips, or one and the least that a timeout adds to it.
+    #[must_use]
+    pub fn timeout_floor(&self) -> Instant {
+        let srtt = self.rtt.srtt().unwrap_or_default();
+        let least = srtt + srtt.min(WIRE_RTO_VARIANCE_MIN);
+        (self.since + least.min(WIRE_RTO_MAX)).min(self.reordering)
+    }
+
     /// What is waited for, and until when.
     pub(super) fn deadline(&self) -> (Waits, Instant) {
         let timeout = self.since + self.rtt.rto();

@@ -14,8 +14,8 @@
 //! **A FIN** is a number of the stream like a byte, so that the sender need not know of it.
 
 mod sizes;
+mod take_over;
 
-use crate::congestion::controller::initial_window;
 use crate::congestion::sender::{NetAck, Waits};
 use crate::congestion::{Controller, Segment, Sender, SenderConfig};
 use crate::counters::VmCounters;
@@ -23,16 +23,15 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::store::arena::Arena;
 use crate::store::flow_store::FlowStore;
+use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
-use crate::tcp::from_net::needs_verbatim;
+use crate::tcp::outbound::Said;
 use crate::tcp::outbound::flooded::sizes::{V4_MSS_MIN, V6_MSS_MIN};
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
-use crate::tcp::receiver::Range;
 use crate::tcp::stats::FloodStats;
 use crate::tcp::vm::Vm;
-use crate::tcp::{Fate, FlowContext, Frame};
 use crate::time::Instant;
-use crate::wire::packet::{IpVersion, SackBlocks, Tcp, TcpFlags};
+use crate::wire::packet::{IpVersion, SackBlocks};
 
 /// What a flow is that H sends for. Behind a box: most flows only receive.
 #[derive(Debug)]
@@ -286,7 +285,10 @@ impl Flooded {
         if may_send && !core::mem::replace(&mut self.listed, true) {
             cx.out.departures.push(cx.key.port, cx.id);
         }
-        let mut at = self.sender.timeout();
+        // Nearly always the wheel wakes the flow before anything can be due.
+        let floor = self.sender.timeout_floor();
+        debug_assert!(floor <= self.sender.timeout(), "a timeout before its floor");
+        let mut at = if self.wheel <= floor { Instant::MAX } else { self.sender.timeout() };
         if !may_send && self.sender.paced_until() > cx.now {
             at = at.min(self.sender.paced_until());
         }
@@ -329,122 +331,13 @@ impl Flow {
         self.losses.flooded().is_some_and(Flooded::keeps_bytes)
     }
 
-    /// A segment of G with data or a FIN, if H sends for it. `None`: it leaves as it comes.
-    pub(in crate::tcp) fn take_over(
-        &mut self,
-        cx: &mut FlowContext<'_, '_>,
-        f: &Frame<'_>,
-        range: Range,
-    ) -> Option<Fate> {
-        if !cx.vm.congestion_offload && self.losses.flooded().is_none() {
-            return None; // nearly always
-        }
-        self.settle_flooded(cx, needs_verbatim(f));
-        if self.losses.flooded().is_none() {
-            self.begin_flooded(cx, f, range)?;
-        }
-        if let Some(flooded) = self.losses.flooded_mut() {
-            flooded.shown = flooded.shown.max(range.end + u64::from(range.fin));
-        }
-        if needs_verbatim(f) {
-            return Some(Fate::Drop(DropReason::Draining)); // its turn comes behind what is kept
-        }
-        if !f.checksum_ok() {
-            return Some(Fate::Drop(DropReason::BadChecksum)); // H would make it a right one
-        }
-        let una = self.outbound.una();
-        let is_old = range.end + u64::from(range.fin) <= una;
-        let asks = is_old && !self.keeps_bytes();
-        if asks && self.losses.flooded().is_some_and(|flooded| flooded.holds_ack) {
-            self.hand_back(cx); // it is G that R's window keeps waiting
-            return None;
-        }
-        if asks && range.len() <= 1 {
-            return None; // a keepalive: R answers
-        }
-        let own = self.own_mss();
-        let gso = f.hdr.is_gso().then_some(u64::from(f.hdr.gso_size));
-        let longest = gso.unwrap_or(range.len());
-        // Longer ones than G takes itself are G's decision (FLOOD-07).
-        let most = own.max(longest).min(self.options.mss_to_net.into());
-        let full = gso.map_or(most, |gso| gso.min(most));
-        let wanted = self.wants_flooded(cx);
-        let flooded = self.losses.flooded_mut()?;
-        flooded.longest = flooded.longest.max(longest.max(1));
-        if f.hdr.is_gso() || longest > own {
-            flooded.set_mss(full); // G may know of a narrow path
-        }
-        let is_copy = range.end <= flooded.intake.accepted() && range.seq < range.end;
-        cx.vm.counters.guest_copies += u64::from(is_copy);
-        let result = flooded.on_data(cx, &Handed { range, payload: f.payload(), full });
-        flooded.arm(cx, true);
-        let owes_duplicate = flooded.owes_duplicate();
-        let goes_on = wanted && flooded.may_go_on(cx.vm, self.options.shift_r);
-        // G does not know what R said (FLOOD-04, FLOOD-15), or what H misses.
-        let unknown = range.seq < una || result == Err(DropReason::OutOfWindow);
-        self.outbound.note_ack_to_guest(unknown || owes_duplicate || goes_on);
-        Some(result.map_or_else(Fate::Drop, |()| Fate::Absorbed))
-    }
-
-    /// H sends for G from here on, if nothing is under way of which H has no copy (COM-28,
-    /// mirrored), G goes on behind that, and there is a place.
-    fn begin_flooded(
-        &mut self,
-        cx: &mut FlowContext<'_, '_>,
-        f: &Frame<'_>,
-        r: Range,
-    ) -> Option<()> {
-        let sent = self.outbound.sent();
-        let may = self.wants_flooded(cx)
-            && self.outbound.una() == sent
-            && r.seq == sent
-            && r.len() > 0
-            && !self.outbound.fin_sent()
-            && !self.receiver.reset_waits()
-            && !needs_verbatim(f);
-        let shift = self.options.shift_r;
-        let edge = self.outbound.edge(shift);
-        let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift))?;
-        if intake.is_none() && edge > sent {
-            cx.vm.counters.floods_refused += 1;
-            cx.vm.uncontrolled_at = Some(cx.now);
-        }
-        let intake = intake?;
-        let before = self.outbound.before();
-        let (mss, syn_copies) = (self.own_mss(), before.syn_copies());
-        let config = SenderConfig {
-            algorithm: cx.vm.congestion_control,
-            mss,
-            initial_window: initial_window(mss, syn_copies > 1),
-            sack: self.options.sack,
-            ecn: self.options.ecn,
-        };
-        let mut flooded = Flooded::new(cx, intake, edge, &config);
-        flooded.shown = flooded.shown.max(self.losses.unsent());
-        if syn_copies > 0 {
-            flooded.sender.on_syn_timeout();
-        }
-        if f.tcp.flags.contains(TcpFlags::CWR) {
-            flooded.sender.owe_cwr(); // G has reduced its window, and R waits for this
-        }
-        if self.outbound.has_sent() {
-            flooded.sender.on_earlier_sender();
-        }
-        flooded.keeps_pace = !before.is_late();
-        flooded.on_net_edge(sent, edge, self.outbound.window_max(), shift);
-        self.losses.begin_flooded(flooded);
-        self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
-        Some(())
-    }
-
     /// What R acknowledges, shows and has SACKed; `edge`: the right edge that it showed before.
     /// Whether that is news for G, if H sends for it: it is shown a window of H's, so what R's says
     /// is none (FLOOD-09).
     pub(in crate::tcp) fn on_ack_for_flooded(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
-        range: Range,
-        tcp: &Tcp,
+        said: &Said<'_>,
         edge: u64,
     ) -> Option<bool> {
         let (una, shift) = (self.outbound.una(), self.options.shift_r);
@@ -452,16 +345,16 @@ impl Flow {
         let (wanted, window_max) = (self.wants_flooded(cx), self.outbound.window_max());
         let flooded = self.losses.flooded_mut()?;
         let mut blocks = [(0, 0); SackBlocks::MAX];
-        let sack = tcp.options.sack.as_slice();
+        let sack = said.sack.as_slice();
         for (block, (from, to)) in blocks.iter_mut().zip(sack) {
             *block = (from.unwrap(una), to.unwrap(una));
         }
         let ack = NetAck {
-            ack: tcp.ack.unwrap(una),
+            ack: said.ack.unwrap(una),
             blocks: &blocks[..sack.len()],
             edge: shown,
-            ece: tcp.flags.contains(TcpFlags::ECE),
-            bare: range.len() == 0 && !range.fin && shown == edge,
+            ece: said.ece,
+            bare: said.bare && shown == edge,
         };
         let before = flooded.told();
         flooded.hold_ack(una, shown, shift);

@@ -129,6 +129,11 @@ impl Intake {
         self.accepted - self.fin as u64
     }
 
+    /// G goes on with `seq`, and misses nothing.
+    pub(super) fn expects(&self, seq: Seq) -> bool {
+        seq == Seq::wrap(self.accepted) && !self.fin && self.out_of_order.is_empty()
+    }
+
     /// Pages taken.
     pub(super) const fn reserved_pages(&self) -> u32 {
         self.reserved_pages
@@ -136,6 +141,9 @@ impl Intake {
 
     /// How far a segment that begins at `from` may reach.
     pub(super) fn cut(&self, from: u64) -> u64 {
+        if self.ends.is_empty() {
+            return u64::MAX; // nearly always
+        }
         self.ends.iter().copied().find(|end| *end > from).unwrap_or(u64::MAX)
     }
 

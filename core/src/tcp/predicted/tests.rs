@@ -1,7 +1,7 @@
 //! Two engines are given the same frames, one with prediction and one without, and compared after
 //! each of them: what they sent, and all they know.
 
-use crate::engine::{Engine, EngineConfig, Transmit, Verdict};
+use crate::engine::{Departure, Engine, EngineConfig, Transmit, Verdict};
 use crate::port::{GuestConfig, PortConfig, PortFeatures, PortId};
 use crate::store::arena::Arena;
 use crate::tcp::flow::{State, Why};
@@ -31,6 +31,8 @@ struct Shape {
     tagged: bool,
     /// R is another guest of this host.
     neighbours: bool,
+    /// H sends for G.
+    floods: bool,
     budget_pages: usize,
 }
 
@@ -68,9 +70,11 @@ enum Step {
     BatchEnd,
     /// The guest's ring takes so many frames, and perhaps the guest sees them.
     Deliver(usize, bool),
+    /// So many frames leave that H has for R.
+    Depart(usize),
     Millis(u32),
     Days(u64),
-    /// R goes on where H expects it.
+    /// R goes on where H expects it, and so does G, where H sends for it.
     Resync,
     Syn,
     RingReset,
@@ -85,6 +89,8 @@ struct Side<'m> {
     /// Relative to [`FIRST`]: what R and G send next, and the end of what G was given.
     next: [u32; 2],
     given: u32,
+    /// End of what R was sent, where H sends for G.
+    left: u32,
     said: Vec<String>,
 }
 
@@ -98,6 +104,7 @@ impl<'m> Side<'m> {
         let guest = GuestConfig {
             mac: Some([2, 0, 0, 0, 0, 2]),
             ack_offload: true,
+            congestion_offload: shape.floods,
             budget_bytes: (shape.budget_pages * crate::limits::PAGE) as u64,
             flows_max: 16,
             ..GuestConfig::default()
@@ -111,7 +118,8 @@ impl<'m> Side<'m> {
         let features = PortFeatures { csum: true, tso4: true, tso6: true, ecn: true };
         engine.set_port_features(now, UPLINK, Some(features));
         engine.set_port_features(now, GUEST, Some(features));
-        let mut side = Self { engine, now, shape, next: [0; 2], given: 0, said: Vec::new() };
+        let said = Vec::new();
+        let mut side = Self { engine, now, shape, next: [0; 2], given: 0, left: 0, said };
         let ecn = if shape.ecn { TcpFlags::ECE } else { TcpFlags::NONE };
         let cwr = if shape.ecn { TcpFlags::CWR } else { TcpFlags::NONE };
         side.sends(UPLINK, TcpFlags::SYN | ecn | cwr, Wish::PLAIN, &SYN_OPTIONS);
@@ -126,7 +134,11 @@ impl<'m> Side<'m> {
     fn sends(&mut self, from: PortId, flags: TcpFlags, wish: Wish, options: &[u8]) {
         let (me, other) = if from == UPLINK { (0, 1) } else { (1, 0) };
         let syn = u32::from(flags.syn());
-        let acked = if from == UPLINK { self.next[1] } else { self.given };
+        let acked = match from {
+            UPLINK if self.shape.floods => self.left,
+            UPLINK => self.next[1],
+            _ => self.given,
+        };
         let seq = FIRST[me].wrapping_add(self.next[me]).wrapping_add_signed(wish.seq_off);
         let ack = FIRST[other].wrapping_add(acked).wrapping_add_signed(wish.ack_off);
         let ack = if flags.ack() { ack } else { 0 };
@@ -192,6 +204,11 @@ impl<'m> Side<'m> {
         self.transmits();
     }
 
+    /// H sends for G.
+    fn is_flooded(&self) -> bool {
+        self.engine.flows().any(|(_, _, flow)| flow.losses.flooded().is_some())
+    }
+
     /// Where the TCP header is in a frame.
     fn tcp_at(&self) -> usize {
         14 + if self.shape.tagged { 4 } else { 0 } + if self.shape.v6 { 40 } else { 20 }
@@ -206,7 +223,12 @@ impl<'m> Side<'m> {
     fn step(&mut self, step: Step) {
         match step {
             Step::FromNet(wish) => {
-                self.sends(UPLINK, TcpFlags::ACK | TcpFlags(wish.flags), wish, &[]);
+                let mut flags = TcpFlags::ACK | TcpFlags(wish.flags);
+                if wish.len > 1 && self.is_flooded() {
+                    // The one difference (module doc): a mark keeps it from the predicted path.
+                    flags = flags | TcpFlags::ECE;
+                }
+                self.sends(UPLINK, flags, wish, &[]);
                 if wish.seq_off == 0 {
                     self.next[0] += small(wish.len);
                 }
@@ -236,11 +258,27 @@ impl<'m> Side<'m> {
                 }
                 self.engine.handle_guest_progress(self.now, GUEST, sees);
             }
+            Step::Depart(frames) => {
+                let tcp_at = self.tcp_at();
+                for _ in 0..frames {
+                    let Some(made) = self.engine.poll_departure(self.now) else { break };
+                    self.said.push(format!("{made:?}"));
+                    let Departure::Given(made) = made else { continue };
+                    let payload: usize = made.parts()[1..].iter().map(|part| part.len()).sum();
+                    let tcp = &made.parts()[0][tcp_at..];
+                    let seq = u32::from_be_bytes(tcp[4..8].try_into().unwrap());
+                    let end = seq.wrapping_sub(FIRST[1]).wrapping_add(small(payload));
+                    self.left = self.left.max(if end < 1 << 31 { end } else { 0 });
+                }
+            }
             Step::Millis(ms) => self.pass(Duration::from_millis(ms.into())),
             Step::Resync => {
                 if let Some((_, _, flow)) = self.engine.flows().next() {
-                    self.next[0] =
-                        crate::wire::seq::Seq::wrap(flow.receiver.next()).0.wrapping_sub(FIRST[0]);
+                    self.next[0] = Seq::wrap(flow.receiver.next()).0.wrapping_sub(FIRST[0]);
+                    if let Some(flooded) = flow.losses.flooded() {
+                        let accepted = Seq::wrap(flooded.accepted());
+                        self.next[1] = accepted.0.wrapping_sub(FIRST[1]);
+                    }
                 }
             }
             Step::Syn => self.sends(UPLINK, TcpFlags::SYN, Wish::PLAIN, &SYN_OPTIONS),
@@ -342,7 +380,10 @@ fn wish(lens: &'static [usize]) -> impl Strategy<Value = Wish> {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         8 => wish(&[1448, 1448, 1448, 700, 4000, 20000, 1, 2, 0]).prop_map(Step::FromNet),
-        6 => wish(&[0, 0, 0, 0, 300]).prop_map(Step::FromGuest),
+        3 => wish(&[0, 0, 0, 0, 300]).prop_map(Step::FromGuest),
+        4 => wish(&[0, 1448, 1448, 300, 1, 5000]).prop_map(Step::FromGuest),
+        3 => wish(&[0]).prop_map(Step::FromNet),
+        4 => (0_usize..4).prop_map(Step::Depart),
         4 => Just(Step::BatchEnd),
         4 => (0_usize..4, any::<bool>()).prop_map(|(n, sees)| Step::Deliver(n, sees)),
         2 => (0_u32..400).prop_map(Step::Millis),
@@ -355,10 +396,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
-    (any::<[bool; 3]>(), 0..8_u8, prop_oneof![Just(PAGES), Just(8)]).prop_map(
-        |([v6, timestamps, ecn], place, budget_pages)| {
+    (any::<[bool; 4]>(), 0..8_u8, prop_oneof![Just(PAGES), Just(8)]).prop_map(
+        |([v6, timestamps, ecn, floods], place, budget_pages)| {
             let (tagged, neighbours) = (place & 6 == 6, place & 5 == 5);
-            Shape { v6, timestamps, ecn, tagged, neighbours, budget_pages }
+            Shape { v6, timestamps, ecn, tagged, neighbours, floods, budget_pages }
         },
     )
 }

@@ -1,0 +1,165 @@
+//! What G hands over: from its first segment on for which H sends, until the box goes.
+
+use crate::congestion::SenderConfig;
+use crate::congestion::controller::initial_window;
+use crate::drops::DropReason;
+use crate::tcp::flow::Flow;
+use crate::tcp::from_net::needs_verbatim;
+use crate::tcp::outbound::flooded::Flooded;
+use crate::tcp::outbound::intake::{Handed, Intake};
+use crate::tcp::receiver::Range;
+use crate::tcp::{Fate, FlowContext, Frame};
+use crate::wire::packet::TcpFlags;
+use crate::wire::seq::Seq;
+
+impl Flow {
+    /// A segment of G with data or a FIN, if H sends for it. `None`: it leaves as it comes.
+    pub(in crate::tcp) fn take_over(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &Frame<'_>,
+        range: Range,
+    ) -> Option<Fate> {
+        if !cx.vm.congestion_offload && self.losses.flooded().is_none() {
+            return None; // nearly always
+        }
+        self.settle_flooded(cx, needs_verbatim(f));
+        if self.losses.flooded().is_none() {
+            self.begin_flooded(cx, f, range)?;
+        }
+        if let Some(flooded) = self.losses.flooded_mut() {
+            flooded.shown = flooded.shown.max(range.end + u64::from(range.fin));
+        }
+        if needs_verbatim(f) {
+            return Some(Fate::Drop(DropReason::Draining)); // its turn comes behind what is kept
+        }
+        if !f.checksum_ok() {
+            return Some(Fate::Drop(DropReason::BadChecksum)); // H would make it a right one
+        }
+        let una = self.outbound.una();
+        let is_old = range.end + u64::from(range.fin) <= una;
+        let asks = is_old && !self.keeps_bytes();
+        if asks && self.losses.flooded().is_some_and(|flooded| flooded.holds_ack) {
+            self.hand_back(cx); // it is G that R's window keeps waiting
+            return None;
+        }
+        if asks && range.len() <= 1 {
+            return None; // a keepalive: R answers
+        }
+        let own = self.own_mss();
+        let gso = f.hdr.is_gso().then_some(u64::from(f.hdr.gso_size));
+        let longest = gso.unwrap_or(range.len());
+        // Longer ones than G takes itself are G's decision (FLOOD-07).
+        let most = own.max(longest).min(self.options.mss_to_net.into());
+        let full = gso.map_or(most, |gso| gso.min(most));
+        let flooded = self.losses.flooded_mut()?;
+        flooded.longest = flooded.longest.max(longest.max(1));
+        if f.hdr.is_gso() || longest > own {
+            flooded.set_mss(full); // G may know of a narrow path
+        }
+        let is_copy = range.end <= flooded.intake.accepted() && range.seq < range.end;
+        cx.vm.counters.guest_copies += u64::from(is_copy);
+        self.hand_over(cx, &Handed { range, payload: f.payload(), full })
+    }
+
+    /// G hands this over. `None`: H does not send for it.
+    #[inline(always)]
+    fn hand_over(&mut self, cx: &mut FlowContext<'_, '_>, handed: &Handed<'_>) -> Option<Fate> {
+        let wanted = self.wants_flooded(cx);
+        let flooded = self.losses.flooded_mut()?;
+        let result = flooded.on_data(cx, handed);
+        flooded.arm(cx, true);
+        let owes_duplicate = flooded.owes_duplicate();
+        let goes_on = wanted && flooded.may_go_on(cx.vm, self.options.shift_r);
+        // G does not know what R said (FLOOD-04, FLOOD-15), or what H misses.
+        let is_old = handed.range.seq < self.outbound.una();
+        let unknown = is_old || result == Err(DropReason::OutOfWindow);
+        self.outbound.note_ack_to_guest(unknown || owes_duplicate || goes_on);
+        Some(result.map_or_else(Fate::Drop, |()| Fate::Absorbed))
+    }
+
+    /// What G hands over next, if H sends for it, is a segment of so many bytes as G itself takes,
+    /// and begins at `seq`.
+    #[inline]
+    pub(in crate::tcp) fn expects_handed(
+        &self,
+        cx: &FlowContext<'_, '_>,
+        seq: Seq,
+        len: u64,
+    ) -> bool {
+        let own = self.own_mss();
+        cx.vm.congestion_offload
+            && len <= own
+            && self.losses.flooded().is_some_and(|flooded| flooded.intake.expects(seq))
+    }
+
+    /// [`Self::take_over`] for such a segment.
+    #[inline]
+    pub(in crate::tcp) fn take_expected(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        payload: &[u8],
+    ) -> Option<Fate> {
+        let (own, len) = (self.own_mss(), payload.len() as u64);
+        let flooded = self.losses.flooded_mut()?;
+        let seq = flooded.accepted();
+        let range = Range { seq, end: seq + len, fin: false };
+        flooded.shown = flooded.shown.max(range.end);
+        flooded.longest = flooded.longest.max(len);
+        self.hand_over(
+            cx,
+            &Handed { range, payload, full: own.min(self.options.mss_to_net.into()) },
+        )
+    }
+
+    /// H sends for G from here on, if nothing is under way of which H has no copy (COM-28,
+    /// mirrored), G goes on behind that, and there is a place.
+    fn begin_flooded(
+        &mut self,
+        cx: &mut FlowContext<'_, '_>,
+        f: &Frame<'_>,
+        r: Range,
+    ) -> Option<()> {
+        let sent = self.outbound.sent();
+        let may = self.wants_flooded(cx)
+            && self.outbound.una() == sent
+            && r.seq == sent
+            && r.len() > 0
+            && !self.outbound.fin_sent()
+            && !self.receiver.reset_waits()
+            && !needs_verbatim(f);
+        let shift = self.options.shift_r;
+        let edge = self.outbound.edge(shift);
+        let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift))?;
+        if intake.is_none() && edge > sent {
+            cx.vm.counters.floods_refused += 1;
+            cx.vm.uncontrolled_at = Some(cx.now);
+        }
+        let intake = intake?;
+        let before = self.outbound.before();
+        let (mss, syn_copies) = (self.own_mss(), before.syn_copies());
+        let config = SenderConfig {
+            algorithm: cx.vm.congestion_control,
+            mss,
+            initial_window: initial_window(mss, syn_copies > 1),
+            sack: self.options.sack,
+            ecn: self.options.ecn,
+        };
+        let mut flooded = Flooded::new(cx, intake, edge, &config);
+        flooded.shown = flooded.shown.max(self.losses.unsent());
+        if syn_copies > 0 {
+            flooded.sender.on_syn_timeout();
+        }
+        if f.tcp.flags.contains(TcpFlags::CWR) {
+            flooded.sender.owe_cwr(); // G has reduced its window, and R waits for this
+        }
+        if self.outbound.has_sent() {
+            flooded.sender.on_earlier_sender();
+        }
+        flooded.keeps_pace = !before.is_late();
+        flooded.on_net_edge(sent, edge, self.outbound.window_max(), shift);
+        self.losses.begin_flooded(flooded);
+        self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
+        Some(())
+    }
+}
