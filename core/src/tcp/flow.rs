@@ -240,7 +240,7 @@ impl Flow {
         }
         let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
         // R reads no ACK from beyond its window, and G's come from the end of what it has sent.
-        let within = self.losses.unsent() <= self.outbound.edge(self.options.shift_r);
+        let within = self.losses.shown() <= self.outbound.edge(self.options.shift_r);
         !self.keeps_bytes()
             && self.holds_nothing()
             && (closed || (within && self.sender.edge() >= self.receiver.edge()))

@@ -5,7 +5,6 @@ use crate::limits;
 use crate::store::arena::Arena;
 use crate::store::record::{FLAG_ECN, FLAG_SACK, FLAG_TS, L2Header, Progress, RecordInit};
 use crate::tcp::flow::{Flow, State, Why};
-use crate::tcp::outbound::flooded::Flooded;
 use crate::tcp::timers::Timer;
 use crate::tcp::vm::Vm;
 use crate::tcp::{Fate, FlowContext, RST_ACK};
@@ -123,10 +122,10 @@ impl Flow {
             self.release_inbound(cx.arena, cx.vm);
             self.free_record(cx.arena);
         } else {
-            let unsent = self.losses.unsent().max(self.losses.flooded().map_or(0, Flooded::shown));
+            let shown = self.losses.shown();
             self.give_back(cx);
-            if unsent > self.outbound.sent() {
-                self.losses.note_unsent(unsent); // FLOOD-08
+            if shown > self.outbound.sent() {
+                self.losses.note_unsent(shown); // FLOOD-08
             }
         }
     }

@@ -39,7 +39,9 @@ impl Losses {
     }
 
     pub(crate) fn begin_flooded(&mut self, flooded: Flooded) {
-        self.0.get_or_insert_default().flooded = Some(Box::new(flooded));
+        let known = self.0.get_or_insert_default();
+        known.flooded = Some(Box::new(flooded));
+        known.unsent = 0; // it knows
     }
 
     pub(crate) fn take_flooded(&mut self) -> Option<Box<Flooded>> {
@@ -54,6 +56,11 @@ impl Losses {
     /// G has sent H what is below, and R was perhaps not sent all of it.
     pub(crate) fn unsent(&self) -> u64 {
         self.0.as_ref().map_or(0, |known| known.unsent)
+    }
+
+    /// The same, also while H sends for G: what that has sent H, whether H took it or not.
+    pub(crate) fn shown(&self) -> u64 {
+        self.unsent().max(self.flooded().map_or(0, Flooded::shown))
     }
 
     /// R was sent everything below `sent`; G has everything below `guest_una`.

@@ -52,9 +52,7 @@ impl Flow {
             return Some(Fate::Pass);
         }
         // Of what G has sent, and H has dropped, G would believe it.
-        let ack = f.tcp.ack.unwrap(self.outbound.una());
-        let shown = ack <= self.losses.unsent()
-            || self.losses.flooded().is_some_and(|flooded| ack <= flooded.shown());
+        let shown = f.tcp.ack.unwrap(self.outbound.una()) <= self.losses.shown();
         if bare && self.outbound.is_plausible(f.tcp) && !self.keeps_bytes() && !shown {
             self.gate_unseen_to_guest(f);
             return Some(Fate::Pass);
