@@ -69,28 +69,44 @@ pub(crate) struct Outbound {
 }
 
 /// What the next sender for G has to know of the time before it. It is in one byte because a flow
-/// has no room for another: SYNs count for the first sender only.
+/// has no room for another: what is known of SYNs counts for the first sender only.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before(u8);
 
 impl Before {
-    /// R once let a sender wait for room.
-    const LATE: u8 = u8::MAX;
+    /// There was a sender...
+    const SENDER: u8 = 0x80;
+    /// ...which R once let wait for room...
+    const LATE: u8 = 0xc0;
+    /// ...and whose window had so many segments in the end, or more.
+    const WINDOW: u8 = 0x3f;
 
     /// Times that G has repeated its SYN or SYN-ACK: the first window depends on it (FLOOD-19).
     pub(crate) const fn syn_copies(self) -> u8 {
-        if self.is_late() { 0 } else { self.0 }
+        if self.0 < Self::SENDER { self.0 } else { 0 }
     }
 
     /// R once let H wait for room (FLOOD-14).
     pub(crate) const fn is_late(self) -> bool {
-        self.0 == Self::LATE
+        self.0 >= Self::LATE
+    }
+
+    /// The first window, of `initial` bytes in segments of `mss`; no more than the last, after a
+    /// pause (RFC 5681 section 4.1).
+    pub(crate) fn window(self, initial: u64, mss: u64) -> u64 {
+        let last = u64::from(self.0 & Self::WINDOW).max(1) * mss;
+        if self.0 < Self::SENDER { initial } else { initial.min(last) }
     }
 
     fn on_syn_copy(&mut self) {
-        if self.0 < Self::LATE - 1 {
+        if self.0 < Self::SENDER - 1 {
             self.0 += 1;
         }
+    }
+
+    fn of_sender(late: bool, segments: u64) -> Self {
+        let window = u8::try_from(segments).map_or(Self::WINDOW, |n| n.min(Self::WINDOW));
+        Self(window | if late { Self::LATE } else { Self::SENDER })
     }
 }
 
@@ -335,9 +351,9 @@ impl Outbound {
         self.before
     }
 
-    /// H no longer sends for G; `late`: R let it wait for room.
-    pub(crate) fn on_sender_gone(&mut self, late: bool) {
-        self.before.0 = if late { Before::LATE } else { 0 };
+    /// H no longer sends for G, by a window of so many segments; `late`: R let it wait for room.
+    pub(crate) fn on_sender_gone(&mut self, late: bool, segments: u64) {
+        self.before = Before::of_sender(late, segments);
     }
 
     /// A pure ACK of G went no further.

@@ -567,6 +567,21 @@ fn flood_37_a_reset_of_g_is_exact_for_an_r_whose_window_is_shut() {
     r.gets_all(&["R. 10001 ack 1"]);
 }
 
+/// RFC 5681 section 4.1: the lesser of a first window and of what there was.
+#[test]
+fn flood_19_a_sender_begins_no_wider_than_the_one_before_it_ended() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:1001");
+    w.after_ms(4_000); // timeouts: a window of one segment
+    r.takes_all();
+    r.sends("ack 1001");
+    w.after_ms(5_000);
+    assert_eq!(w.flow(0, |flow| flow.departing().is_none()), Some(true));
+    hands_over(&g, 1001, 21_001);
+    let first: u32 = r.takes_all().iter().map(|seen| seen.range().1 - seen.range().0).sum();
+    assert!(first <= 2_000, "{first}");
+}
+
 #[test]
 fn flood_38_urgent_data_waits_for_all_that_is_kept_and_passes() {
     let (_, r, g) = floods(&Setup::new());

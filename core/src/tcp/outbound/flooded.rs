@@ -417,7 +417,8 @@ impl Flow {
     /// The box goes.
     pub(in crate::tcp) fn note_sender_gone(&mut self) {
         if let Some(flooded) = self.losses.flooded() {
-            self.outbound.on_sender_gone(!flooded.keeps_pace);
+            let segments = flooded.sender.controller().cwnd() / flooded.mss;
+            self.outbound.on_sender_gone(!flooded.keeps_pace, segments);
         }
     }
 

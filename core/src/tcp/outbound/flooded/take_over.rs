@@ -141,7 +141,7 @@ impl Flow {
         let config = SenderConfig {
             algorithm: cx.vm.congestion_control,
             mss,
-            initial_window: initial_window(mss, syn_copies > 1),
+            initial_window: before.window(initial_window(mss, syn_copies > 1), mss),
             sack: self.options.sack,
             ecn: self.options.ecn,
         };
