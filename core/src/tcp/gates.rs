@@ -149,7 +149,7 @@ impl Flow {
     /// An RST for R: G has reset the connection, or will not get bytes that were acknowledged. An R
     /// that has taken back its window takes none from beyond (K-06).
     pub(super) fn reset_to_net(&mut self, cx: &mut FlowContext<'_, '_>) {
-        let seq = self.outbound.pure_ack_seq(self.options.shift_r);
+        let seq = self.outbound.reset_seq(self.options.shift_r);
         self.emit_to_net(cx, seq, RST_ACK, None);
     }
 

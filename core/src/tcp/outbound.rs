@@ -217,6 +217,13 @@ impl Outbound {
         self.sent().min(self.edge(shift)).max(self.una)
     }
 
+    /// The sequence number of an RST that R takes: the same, but that R's edge may be up to a unit
+    /// further than it can say, which G has been told in a SYN-ACK without one (FLOOD-37).
+    pub(crate) fn reset_seq(&self, shift: u8) -> u64 {
+        let within = self.sent() < self.edge(shift) + (1 << shift);
+        if within && self.window > 0 { self.sent() } else { self.pure_ack_seq(shift) }
+    }
+
     /// RFC 5961 section 5.2, with what R was really sent (SNOOP-03, INV-12).
     #[inline]
     pub(crate) fn ack_in_range(&self, ack: Seq) -> bool {

@@ -319,6 +319,24 @@ fn snoop_16_what_a_guest_acknowledges_behind_its_reset_takes_nothing_back() {
     r.gets("R. 1 ack 1002");
 }
 
+/// The window of a SYN-ACK has no unit: G uses what is left of one, and R takes it.
+#[test]
+fn snoop_16_a_guests_reset_is_exact_for_an_r_that_has_shown_a_part_of_a_unit() {
+    let setup = Setup { guest_is_client: true, ..Setup::new() };
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    g.sends_syn();
+    r.gets_syn();
+    r.sends_syn_spec("S. ack 1 win 10100", &setup);
+    g.gets_syn();
+    g.sends("1 ack 1");
+    r.gets("1 ack 1");
+    g.sends("1:10101 gso 1000");
+    r.gets_all(&["1:10101"]);
+    g.sends("R. 10101");
+    r.gets_all(&["R. 10101"]);
+}
+
 #[test]
 fn snoop_16_a_guests_reset_is_exact_for_r_and_repeated() {
     let (w, r, g) = Setup::new().established();

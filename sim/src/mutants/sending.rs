@@ -230,9 +230,21 @@ mutations! { SENDING:
     "self.keeps_pace && [[u64::from(window_max) >= 4 * self.mss]];"
     => "true";
 
-    "an RST lies beyond R's window", "FLOOD-37", "reset_to_net",
-    "self.outbound.pure_ack_seq(self.options.shift_r)"
-    => "self.outbound.sent()";
+    "what G has sent is forgotten when a flow is idle", "FLOOD-08", "park",
+    "self.losses.note_unsent(shown);"
+    => "";
+
+    "an RST lies beyond R's window", "FLOOD-37", "reset_seq",
+    "within && self.window > 0"
+    => "true";
+
+    "an RST is as low as R's window field can say", "SNOOP-16", "reset_seq",
+    "within && self.window > 0"
+    => "false";
+
+    "a narrow window is forgotten in a pause", "FLOOD-19", "window",
+    "initial.min(last)"
+    => "initial";
 
     "what R has no room for goes on behind a hand-back", "FLOOD-12", "pass_on",
     "self.has_no_room_for(range.seq, end)"
