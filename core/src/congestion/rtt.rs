@@ -61,7 +61,7 @@ impl RttEstimator {
         (min < NEVER).then_some(min)
     }
 
-    /// Timeouts since the last sample, or since R's window was shut or opened.
+    /// Timeouts since the last sample.
     #[must_use]
     pub const fn backoffs(&self) -> u8 {
         self.backoffs
@@ -70,6 +70,12 @@ impl RttEstimator {
     /// How long to wait for an acknowledgement, doubled for each timeout.
     #[must_use]
     pub fn rto(&self) -> Duration {
+        self.rto_after(self.backoffs)
+    }
+
+    /// The same, doubled so often.
+    #[must_use]
+    pub fn rto_after(&self, timeouts: u8) -> Duration {
         let rto = match self.srtt() {
             None => self.initial,
             Some(srtt) => {
@@ -77,7 +83,7 @@ impl RttEstimator {
                 srtt + variance.max(WIRE_RTO_VARIANCE_MIN)
             }
         };
-        rto.saturating_mul(1 << self.backoffs.min(20)).min(WIRE_RTO_MAX)
+        rto.saturating_mul(1 << timeouts.min(20)).min(WIRE_RTO_MAX)
     }
 
     /// A round trip was measured (RFC 6298 sections 2.2 and 2.3). That alone ends the doubling: an
@@ -105,11 +111,6 @@ impl RttEstimator {
     /// The SYN timed out, so the timeout may be shorter than the round trip.
     pub const fn on_syn_timeout(&mut self) {
         self.initial = WIRE_RTO_AFTER_SYN;
-    }
-
-    /// R shows no room any more, or room again: the next probe of its window is the first.
-    pub const fn on_room(&mut self) {
-        self.backoffs = 0;
     }
 
     /// The timeout has passed without an acknowledgement.

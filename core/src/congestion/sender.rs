@@ -127,6 +127,8 @@ pub struct Sender {
     reordering: Instant,
     /// The first segment under way has timed out already.
     timed_out: bool,
+    /// Timeouts since R showed no room, which asked it for some: each doubles the time to the next.
+    probes: u8,
     /// Segments that left more than once.
     retransmissions: u64,
 }
@@ -156,6 +158,7 @@ impl Sender {
             since: now,
             reordering: Instant::MAX,
             timed_out: false,
+            probes: 0,
             retransmissions: 0,
         }
     }
@@ -217,6 +220,12 @@ impl Sender {
         self.retransmissions
     }
 
+    /// How often R was asked for room since it showed none, by a probe or by a copy.
+    #[must_use]
+    pub const fn probes(&self) -> u8 {
+        self.probes
+    }
+
     /// When [`Self::on_timeout`] has something to do.
     #[must_use]
     pub fn timeout(&self) -> Instant {
@@ -255,7 +264,6 @@ impl Sender {
         if dsack.is_some() {
             self.rack.on_dsack(a.ack, self.next());
         }
-        let had_room = self.has_room();
         let mut arrived = self.take(now, a);
         self.net_edge = a.edge;
         if let Some(sample) = arrived.sample {
@@ -265,9 +273,6 @@ impl Sender {
         let moved = arrived.acked > 0;
         if moved {
             self.on_moved(now);
-        }
-        if had_room != self.has_room() {
-            self.rtt.on_room(); // probes are counted by themselves
         }
         let duplicate = a.bare && !moved && a.blocks.is_empty() && before.flight > 0;
         let twice = dsack.map(|(_, to)| to);
@@ -282,6 +287,19 @@ impl Sender {
         }
         let lost = self.find_losses(now, duplicate, moved, before.una);
         self.tell(now, before, &arrived, lost);
+        if self.probes > 0 && self.net_edge > self.una() {
+            self.probes = 0;
+            self.on_room(moved);
+        }
+    }
+
+    /// R makes room, of which it had none when it was asked: it has thrown away what asked it, and
+    /// is asked no more.
+    fn on_room(&mut self, moved: bool) {
+        if !moved && self.board.flight() > 0 {
+            self.board.mark_lost(|_| true);
+            self.due = Due::First;
+        }
     }
 
     /// More is acknowledged.
@@ -308,7 +326,7 @@ impl Sender {
             Waits::Probe => self.due = Due::Probe,
             Waits::Retransmission => self.on_retransmission_timeout(now),
             Waits::Window => {
-                self.rtt.on_timeout();
+                self.probes = self.probes.saturating_add(1);
                 self.due = Due::WindowProbe;
             }
         }
@@ -321,7 +339,11 @@ impl Sender {
         self.doubt = if doubtful { Doubt::Begun } else { Doubt::None };
         self.give_up_what_is_late(now, self.next(), Instant::MAX);
         self.duplicates = 0;
-        self.rtt.on_timeout();
+        if self.net_edge > self.una() {
+            self.rtt.on_timeout();
+        } else {
+            self.probes = self.probes.saturating_add(1); // R throws away what is under way
+        }
         self.episode.on_timeout(now, flight, self.next(), first);
         self.due = Due::First;
         self.set_pace(now);

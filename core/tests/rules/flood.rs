@@ -1142,6 +1142,79 @@ fn flood_12_timeouts_before_the_window_was_shut_are_no_probes() {
     assert_eq!(g.sends("10001:11001"), Verdict::Absorbed);
 }
 
+/// R has shown room for what is under way, and then none (Linux from 6.6 on drops in-window data
+/// when it has no memory): its answers to the copies are those of a window that is shut.
+#[test]
+fn flood_12_a_window_that_is_shut_with_data_under_way_is_g_s_to_probe_too() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(0);
+    r.sends("ack 5001");
+    g.gets_all(&["ack 5000"]);
+    for _ in 0..20 {
+        w.after_ms(500);
+        if !r.takes_all().is_empty() {
+            r.sends("ack 5001");
+        }
+    }
+    g.gets_last("ack 5001 win 0");
+    assert_eq!(g.sends("5001:6001"), Verdict::Forward(PortId(0)));
+}
+
+#[test]
+fn flood_12_what_a_shut_window_has_swallowed_leaves_as_soon_as_it_opens() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 20_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(0);
+    r.sends("ack 5001");
+    for _ in 0..3 {
+        w.after_ms(500);
+        if !r.takes_all().is_empty() {
+            r.sends("ack 5001");
+        }
+    }
+    r.takes_all();
+    r.shows_window(64_000);
+    r.sends("ack 5001");
+    r.gets_all(&["5001:6001"]);
+    r.sends("ack 6001");
+    r.gets("6001:7001");
+}
+
+/// No segment that was sent once was acknowledged.
+#[test]
+fn flood_23_that_r_s_window_is_used_up_does_not_end_the_doubling() {
+    let (w, r, g) = floods(&Setup::new());
+    g.sends("1:501");
+    w.after_ms(4_000); // timeouts of 1 s and 2 s
+    assert_eq!(r.takes_all().len(), 3);
+    r.shows_window(0);
+    r.sends("ack 501");
+    r.shows_window(64_000);
+    r.sends("ack 501");
+    g.sends("501:1001");
+    r.gets_all(&["501:1001"]);
+    w.after_ms(3_900);
+    r.gets_nothing();
+    w.after_ms(200);
+    r.gets_all(&["501:1001"]);
+}
+
+/// As FreeBSD and Windows probe a window that is shut: by the next byte.
+#[test]
+fn flood_15_a_byte_beyond_what_g_was_shown_is_answered() {
+    let (_, r, g) = floods(&Setup { window: [2_944, 64_000], ..Setup::new() });
+    g.sends_all(&["1:1001", "1001:2001", "2001:2945"]);
+    r.takes_all();
+    g.takes_all();
+    assert_eq!(g.sends("2945:2946"), Verdict::Absorbed);
+    g.gets("ack 1");
+}
+
 #[test]
 fn flood_09_what_r_says_of_copies_of_h_does_not_reach_g() {
     let (w, r, g) = floods(&Setup::new());

@@ -32,8 +32,8 @@ mutations! { SENDING:
     "self.cwnd = self.mss;"
     => "";
 
-    "timeouts do not double", "FLOOD-23", "rto",
-    "rto.saturating_mul(1 << self.backoffs.min(20))"
+    "timeouts do not double", "FLOOD-23", "rto_after",
+    "rto.saturating_mul(1 << timeouts.min(20))"
     => "rto";
 
     "each timeout of the same bytes lowers ssthresh", "FLOOD-23", "on_retransmission_timeout",
@@ -130,15 +130,23 @@ mutations! { SENDING:
     => "false";
 
     "a shut window of R is not probed", "FLOOD-12", "deadline",
-    "let shut = [[self.is_shut()]];"
-    => "false";
-
-    "an R that has taken its window back is probed for ever", "FLOOD-12", "on_wheel",
-    "backoffs < limits::WINDOW_PROBES_MAX"
+    "!self.is_shut()"
     => "true";
 
+    "an R that has taken its window back is probed for ever", "FLOOD-12", "on_wheel",
+    "self.sender.probes() < limits::WINDOW_PROBES_MAX"
+    => "true";
+
+    "a window that is shut with data under way is none", "FLOOD-12", "on_retransmission_timeout",
+    "self.net_edge > self.una()"
+    => "true";
+
+    "what a shut window has swallowed waits for its timer when it opens", "FLOOD-12", "on_ack",
+    "self.on_room(moved);"
+    => "";
+
     "an R that is long silent is never left to G", "FLOOD-32", "on_wheel",
-    "backoffs < limits::WIRE_TIMEOUTS_MAX"
+    "self.sender.rtt().backoffs() < most"
     => "true";
 
     "the first window after lost SYNs is ten segments", "FLOOD-19", "begin_flooded",
@@ -191,7 +199,7 @@ mutations! { SENDING:
     => "self.edge = wanted.min(held);";
 
     "G is ahead of an R that has let H wait", "FLOOD-14", "on_wheel",
-    "self.keeps_pace &= waits != Waits::Window;"
+    "self.keeps_pace &= self.sender.probes() == 0;"
     => "";
 
     "who was shown more than R shows is handed back", "FLOOD-32", "settle_flooded",
@@ -218,9 +226,9 @@ mutations! { SENDING:
     "(moved || self.holds_ack) && [[!fin]]"
     => "true";
 
-    "timeouts count as probes of a window", "FLOOD-12", "on_ack",
-    "if [[had_room != self.has_room()]] {"
-    => "!had_room && self.has_room()";
+    "timeouts count as probes of a window", "FLOOD-12", "deadline",
+    "[[self.rtt.rto_after(self.probes)]]);"
+    => "self.rtt.rto_after(self.rtt.backoffs() + self.probes)";
 
     "all that can be lent goes to those who come first", "FLOOD-28", "lendable_ahead",
     "own + [[self.budget_pages / 4]]"
@@ -305,6 +313,10 @@ mutations! { SENDING:
 
     "a wrong checksum of G becomes a right one", "COM-13", "take_over",
     "!f.checksum_ok()"
+    => "false";
+
+    "a byte that G was shown no room for is not answered", "FLOOD-15", "hand_over",
+    "is_old || [[probes]] ||"
     => "false";
 
     "who asks for what R has acknowledged hears nothing", "FLOOD-15", "hand_over",

@@ -37,11 +37,14 @@ impl Sender {
 
     /// What is waited for, and until when.
     pub(super) fn deadline(&self) -> (Waits, Instant) {
-        let timeout = self.since + self.rtt.rto();
         if self.board.flight() == 0 {
-            let shut = self.is_shut();
-            return if shut { (Waits::Window, timeout) } else { (Waits::Nothing, Instant::MAX) };
+            if !self.is_shut() {
+                return (Waits::Nothing, Instant::MAX);
+            }
+            return (Waits::Window, self.since + self.rtt.rto_after(self.probes));
         }
+        let timeouts = self.rtt.backoffs().saturating_add(self.probes);
+        let timeout = self.since + self.rtt.rto_after(timeouts);
         if self.reordering < timeout {
             return (Waits::Reordering, self.reordering);
         }
@@ -63,12 +66,7 @@ impl Sender {
 
     /// All is acknowledged, and R has no room for what G has handed over.
     pub(super) fn is_shut(&self) -> bool {
-        self.end > self.next() && !self.has_room()
-    }
-
-    /// R has room for more, or has yet to say so.
-    pub(super) fn has_room(&self) -> bool {
-        self.board.flight() > 0 || self.net_edge > self.next()
+        self.end > self.next() && self.board.flight() == 0 && self.net_edge <= self.next()
     }
 
     /// A loss probe may be sent (RFC 8985 section 7.2).

@@ -122,7 +122,7 @@ impl Flooded {
 
     /// R has not acknowledged what H repeated when it was silent.
     pub(in crate::tcp) const fn repeats_in_vain(&self) -> bool {
-        self.sender.rtt().backoffs() > 0
+        self.sender.rtt().backoffs() > 0 || self.sender.probes() > 0
     }
 
     /// Takes what G hands over.
@@ -197,18 +197,16 @@ impl Flooded {
         if self.sender.timeout() <= now {
             let waits = self.sender.waits();
             vm.counters.remote_timeouts += u64::from(waits == Waits::Retransmission);
-            self.keeps_pace &= waits != Waits::Window;
+            self.sender.on_timeout(now);
+            self.keeps_pace &= self.sender.probes() == 0;
             if !self.keeps_pace {
                 self.intake.wait_for_net();
             }
-            self.sender.on_timeout(now);
         }
-        let backoffs = self.sender.rtt().backoffs();
-        match self.sender.waits() {
-            Waits::Nothing => true,
-            waits if wanted && waits != Waits::Window => backoffs < limits::WIRE_TIMEOUTS_MAX,
-            _ => backoffs < limits::WINDOW_PROBES_MAX,
-        }
+        let most = if wanted { limits::WIRE_TIMEOUTS_MAX } else { limits::WINDOW_PROBES_MAX };
+        self.sender.waits() == Waits::Nothing
+            || (self.sender.rtt().backoffs() < most
+                && self.sender.probes() < limits::WINDOW_PROBES_MAX)
     }
 
     /// ACK number and window field for G.
@@ -270,7 +268,7 @@ impl Flooded {
             srtt: sender.rtt().srtt(),
             mss: self.mss,
             retransmissions: sender.retransmissions(),
-            timeouts_in_a_row: sender.rtt().backoffs(),
+            timeouts_in_a_row: sender.rtt().backoffs().saturating_add(sender.probes()),
         }
     }
 

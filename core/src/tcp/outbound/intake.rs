@@ -134,6 +134,11 @@ impl Intake {
         seq == Seq::wrap(self.accepted) && !self.fin && self.out_of_order.is_empty()
     }
 
+    /// G was not shown room for this byte: it asks for some, as FreeBSD and Windows do.
+    pub(super) const fn is_probe(&self, r: Range, una: u64, shift: u8) -> bool {
+        r.len() == 1 && r.end > una + (self.shown(una, shift) << shift)
+    }
+
     /// Pages taken.
     pub(super) const fn reserved_pages(&self) -> u32 {
         self.reserved_pages

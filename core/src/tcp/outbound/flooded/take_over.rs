@@ -67,13 +67,15 @@ impl Flow {
     fn hand_over(&mut self, cx: &mut FlowContext<'_, '_>, handed: &Handed<'_>) -> Option<Fate> {
         let wanted = self.wants_flooded(cx);
         let flooded = self.losses.flooded_mut()?;
+        let una = flooded.sender.una();
+        let probes = flooded.intake.is_probe(handed.range, una, self.options.shift_r);
         let result = flooded.on_data(cx, handed);
         flooded.arm(cx, true);
         let owes_duplicate = flooded.owes_duplicate();
         let goes_on = wanted && flooded.may_go_on(cx.vm, self.options.shift_r);
-        // G does not know what R said (FLOOD-04, FLOOD-15), or what H misses.
+        // G does not know what R said (FLOOD-04), what H shows (FLOOD-15), or what H misses.
         let is_old = handed.range.seq < self.outbound.una();
-        let unknown = is_old || result == Err(DropReason::OutOfWindow);
+        let unknown = is_old || probes || result == Err(DropReason::OutOfWindow);
         self.outbound.note_ack_to_guest(unknown || owes_duplicate || goes_on);
         Some(result.map_or_else(Fate::Drop, |()| Fate::Absorbed))
     }
