@@ -268,7 +268,9 @@ impl Control {
             thread::sleep(Duration::from_millis(5)); // polls two conditions: socket, child
         };
         stream.set_read_timeout(Some(LIMIT))?;
-        Ok(Self(BufReader::new(stream)))
+        let mut it = Self(BufReader::new(stream));
+        it.links()?; // it answers when the VMs' sockets are there
+        Ok(it)
     }
 
     fn ask(&mut self, request: &Value) -> Result<Value> {
