@@ -214,6 +214,9 @@ pub struct Status {
     pub stalls: u64,
     /// System calls that were refused: the daemon makes none of them.
     pub refused_calls: u64,
+    /// The process that opens uplinks has ended: none comes any more, nor comes back.
+    #[serde(default)]
+    pub broker_ended: bool,
     /// Who is where: what there is to say of the registry.
     #[serde(default)]
     pub registry: Box<RegistryStatus>,

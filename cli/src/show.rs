@@ -64,6 +64,9 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     if status.stalls > 0 {
         writeln!(out, "{} turns took longer than a second", status.stalls)?;
     }
+    if status.broker_ended {
+        writeln!(out, "no uplink comes or comes back: restart nightporterd")?;
+    }
     if status.refused_calls > 0 {
         writeln!(out, "{} system calls were refused: see the log", status.refused_calls)?;
     }
@@ -318,6 +321,7 @@ mod tests {
             log_lines_lost: 0,
             stalls: 0,
             refused_calls: 0,
+            broker_ended: false,
             registry: Box::default(),
             ports: vec![lan, wan, web1],
         };

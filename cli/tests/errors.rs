@@ -105,6 +105,7 @@ fn a_capture_says_what_it_misses() {
                 log_lines_lost: 0,
                 stalls: 0,
                 refused_calls: 0,
+                broker_ended: false,
                 registry: Box::default(),
                 ports: vec![port],
             };

@@ -7,6 +7,7 @@
 pub mod arena_file;
 pub mod arguments;
 mod aside;
+pub mod broker;
 pub mod change;
 pub mod closer;
 pub mod config;

@@ -31,7 +31,8 @@ fn main() -> ExitCode {
     if let Err(error) = nightporterd::block_signals() {
         complain(&error);
     }
-    let sandbox = match sandbox::enter(&config, &path) {
+    let source = Source { path, overrides };
+    let sandbox = match sandbox::enter(&config, &source) {
         Ok(sandbox) => sandbox,
         Err(error) => {
             complain(&error);
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .log_internal_errors(false)
         .init();
-    let result = nightporterd::run(&config, Source { path, overrides }, &sandbox);
+    let result = nightporterd::run(&config, source, &sandbox);
     log.flush();
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -3,10 +3,11 @@
 //! and closing an interface that was made in vain for much more.
 
 use std::io;
+use std::sync::Arc;
 
 use crate::aside::Aside;
+use crate::broker::Broker;
 use crate::config::UplinkConfig;
-use crate::port::tap::join_bridge;
 use crate::port::{Port, Wanted};
 use crate::start::{OpenFailure, open};
 
@@ -30,20 +31,20 @@ pub(crate) enum Done {
 pub(crate) type Opener = Aside<Vec<Task>, Vec<Done>>;
 
 /// Starts it. Errors: the system's.
-pub(crate) fn start() -> io::Result<Opener> {
-    let does = |tasks: Vec<Task>| tasks.into_iter().map(try_it).collect();
+pub(crate) fn start(broker: Arc<Broker>) -> io::Result<Opener> {
+    let does = move |tasks: Vec<Task>| tasks.into_iter().map(|it| try_it(it, &broker)).collect();
     // What a mistake of ours keeps from being opened is tried again.
     Aside::start("opener", does, Vec::new)
 }
 
-fn try_it(task: Task) -> Done {
+fn try_it(task: Task, broker: &Broker) -> Done {
     match task {
         Task::Open(wanted) => {
-            let opened = open(&wanted).map(Box::new);
+            let opened = open(&wanted, broker).map(Box::new);
             Done::Opened(wanted, opened)
         }
         Task::Join(config) => {
-            let joined = join_bridge(&config);
+            let joined = broker.join(&config);
             Done::Joined(config, joined)
         }
     }

@@ -19,13 +19,13 @@ use nix::unistd::{Group, Pid, User};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
+use crate::broker::Broker;
 use crate::change::{self, Running};
 use crate::config::{Config, DaemonConfig, Source, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
 use crate::opener;
 use crate::port::guest::GuestPort;
 use crate::port::overlay::OverlayPort;
-use crate::port::tap::TapPort;
 use crate::port::vhost_user::{PortError, VhostUserConfig, VhostUserPort};
 use crate::port::{Lost, Port, Wanted};
 use crate::sandbox::Sandbox;
@@ -105,13 +105,15 @@ fn start(
     let mut check = |result: Result<(), StartError>| problems.extend(result.err());
     check(worker.set_signals(signals).map_err(|e| error(e, "report this")));
     check(watch_links(&mut worker));
+    check(worker.set_broker(Arc::clone(&sandbox.broker)).map_err(|e| error(e, "report this")));
     check(open_control(&mut worker, daemon));
+    let broker = &sandbox.broker;
     let scribe = start_scribe().and_then(|scribe| worker.set_scribe(scribe));
-    let opener = opener::start().and_then(|opener| worker.set_opener(opener));
+    let opener = opener::start(Arc::clone(broker)).and_then(|opener| worker.set_opener(opener));
     check(scribe.and(opener).map_err(|e| error(e, "allow more threads and open files")));
     let uplinks = config.uplinks.iter().cloned().map(Wanted::Uplink);
     for wanted in uplinks.chain(config.overlays.iter().cloned().map(Wanted::Overlay)) {
-        check(add_wanted(&mut worker, wanted));
+        check(add_wanted(&mut worker, wanted, broker));
     }
     match sandbox.access.clone() {
         Err(e) => check(Err(e)),
@@ -278,7 +280,7 @@ pub(crate) struct OpenFailure {
 }
 
 /// Opens what a port needs of this host.
-pub(crate) fn open(wanted: &Wanted) -> Result<Port, OpenFailure> {
+pub(crate) fn open(wanted: &Wanted, broker: &Broker) -> Result<Port, OpenFailure> {
     let failure = |what: &str, error: &dyn fmt::Display, is_final| OpenFailure {
         what: what.to_owned(),
         error: StartError(error.to_string()),
@@ -286,12 +288,13 @@ pub(crate) fn open(wanted: &Wanted) -> Result<Port, OpenFailure> {
     };
     match wanted {
         Wanted::Uplink(config) => {
-            TapPort::open(config).map(Port::Uplink).map_err(|e| failure(e.what(), &e, e.is_final))
+            broker.open(config).map(Port::Uplink).map_err(|e| failure(e.what(), &e, e.is_final))
         }
         Wanted::Overlay(config) => {
             let hash_seeds = random().map_err(|e| failure("getrandom", &no_chance(&e), true))?;
             let opened = OverlayPort::open(config, hash_seeds);
             let port = opened.map_err(|e| failure(e.what(), &e, e.is_final))?;
+            broker.enlarge(&port);
             Ok(Port::Overlay(Box::new(port)))
         }
     }
@@ -299,9 +302,9 @@ pub(crate) fn open(wanted: &Wanted) -> Result<Port, OpenFailure> {
 
 /// Adds an uplink or overlay. What cannot be opened yet, as when its bridge or address comes later
 /// than the daemon, keeps nobody's network away: its port is there, down, and is tried again.
-fn add_wanted(worker: &mut Worker, wanted: Wanted) -> Result<(), StartError> {
+fn add_wanted(worker: &mut Worker, wanted: Wanted, broker: &Broker) -> Result<(), StartError> {
     let config = PortConfig::uplink(wanted.name()).in_network(network_of(wanted.network()));
-    let port = match open(&wanted) {
+    let port = match open(&wanted, broker) {
         Ok(port) => port,
         Err(failure) if failure.is_final => return Err(failure.error),
         Err(OpenFailure { what: why, error, .. }) => {

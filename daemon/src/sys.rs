@@ -1,6 +1,6 @@
 //! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, a
-//! shared mapping, what core dumps hold, and the handlers of SIGBUS and SIGSYS. The rest of the
-//! daemon contains no `unsafe`.
+//! shared mapping, what core dumps hold, a process beside this one, and the handlers of SIGBUS and
+//! SIGSYS. The rest of the daemon contains no `unsafe`.
 
 use std::fs::File;
 use std::io;
@@ -10,6 +10,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use nix::unistd::{ForkResult, fork};
 use vm_memory::MmapRegion;
 
 use crate::{faults, sandbox};
@@ -50,13 +51,15 @@ const TUN_FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_
 /// linux/if_tun.h: what the reader takes: CSUM, TSO4, TSO6, TSO_ECN.
 const TUN_OFFLOADS: u64 = 0x01 | 0x02 | 0x04 | 0x08;
 
-/// Makes `file` (an open `/dev/net/tun`) the tap `name`, creating it if it does not exist.
+/// Makes `file` (an open `/dev/net/tun`) the tap `name`, creating it if it does not exist; only so
+/// if `is_new`.
 ///
-/// Errors: EPERM without CAP_NET_ADMIN, EBUSY if another process has it, EINVAL if it is a tun or
-/// multi-queue interface.
-pub(crate) fn tun_attach(file: &File, name: &str) -> io::Result<()> {
+/// Errors: EPERM without CAP_NET_ADMIN, EBUSY if another process has it or it is not new, EINVAL if
+/// it is a tun or multi-queue interface.
+pub(crate) fn tun_attach(file: &File, name: &str, is_new: bool) -> io::Result<()> {
     let mut request = IfReq::new(name)?;
-    request.0.ifr_ifru.ifru_flags = libc::c_short::try_from(TUN_FLAGS).expect("0x5002 fits");
+    let flags = if is_new { TUN_FLAGS | libc::IFF_TUN_EXCL } else { TUN_FLAGS };
+    request.0.ifr_ifru.ifru_flags = u16::try_from(flags).expect("0xd002 fits").cast_signed();
     // TUNSETIFF is declared as writing an int but takes a pointer to ifreq.
     let pointer: *const libc::ifreq = &raw const request.0;
     // SAFETY: the kernel reads and writes one ifreq behind the pointer, which outlives the call.
@@ -242,3 +245,24 @@ extern "C" fn on_refused_call(
 }
 
 extern "C" fn do_nothing(_: libc::c_int) {}
+
+/// From now on processes that this one starts leave nothing behind when they end.
+pub(crate) fn let_children_go() -> io::Result<()> {
+    let action = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no code of ours runs.
+    // JUSTIFICATION: nobody waits for them, and the kernel keeps who is waited for.
+    unsafe { sigaction(Signal::SIGCHLD, &action) }?;
+    Ok(())
+}
+
+/// Another process that is as this one, which must have a single thread; `true` in the new one.
+///
+/// # Panics
+/// If there is more than one thread.
+pub(crate) fn split() -> io::Result<bool> {
+    let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
+    assert_eq!(threads, 1, "a lock that another thread has would never be free there");
+    // SAFETY: there is no other thread, so nothing is locked or half done in the copy.
+    // JUSTIFICATION: a program of its own would have to be found, and be of this very version.
+    Ok(matches!(unsafe { fork() }?, ForkResult::Child))
+}

@@ -16,6 +16,8 @@ pub(crate) enum Token {
     Timer,
     /// An interface of the host changed.
     Links,
+    /// The broker has ended.
+    Broker,
     /// A change of ports is prepared.
     Changes,
     /// What was missing has been tried again.
@@ -53,6 +55,7 @@ impl Token {
             Self::Registry => pack(13, 0, 0),
             Self::Opener => pack(14, 0, 0),
             Self::Scribe => pack(15, 0, 0),
+            Self::Broker => pack(16, 0, 0),
             Self::ControlListener => pack(3, 0, 0),
             Self::Control(i) => pack(4, i, 0),
             Self::MetricsListener => pack(5, 0, 0),
@@ -82,6 +85,7 @@ impl Token {
             13 => Self::Registry,
             14 => Self::Opener,
             15 => Self::Scribe,
+            16 => Self::Broker,
             3 => Self::ControlListener,
             4 => Self::Control(slot),
             5 => Self::MetricsListener,
@@ -110,6 +114,7 @@ mod tests {
             Token::Signal,
             Token::Timer,
             Token::Links,
+            Token::Broker,
             Token::Changes,
             Token::Registry,
             Token::ControlListener,

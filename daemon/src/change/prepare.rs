@@ -10,6 +10,7 @@ use nightporter_core::store::arena::ArenaSize;
 
 use super::{Job, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
+use crate::broker::Broker;
 use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
 use crate::port::Wanted;
 use crate::port::tap::{OpenError, TapPort};
@@ -157,11 +158,11 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
                 freed.push(&before.socket);
             }
             Step::AddUplink(uplink) => {
-                let tap = open_tap(uplink).map_err(|e| refusal(&e))?;
+                let tap = open_tap(uplink, &sandbox.broker).map_err(|e| refusal(&e))?;
                 taps.push((uplink.name.clone(), tap));
             }
             Step::AddOverlay(overlay) => {
-                let opened = open_port(&Wanted::Overlay((**overlay).clone()));
+                let opened = open_port(&Wanted::Overlay((**overlay).clone()), &sandbox.broker);
                 overlays.push((overlay.name.clone(), opened.map_err(|e| refusal(&e.error))?));
             }
             Step::AddVm(vm) => listeners.extend(listen(vm, *access, sandbox, &freed)?),
@@ -171,10 +172,10 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
 }
 
 /// Opens an interface. One whose uplink has just gone may still be closing, on a thread of its own.
-fn open_tap(uplink: &UplinkConfig) -> Result<TapPort, OpenError> {
+fn open_tap(uplink: &UplinkConfig, broker: &Broker) -> Result<TapPort, OpenError> {
     let deadline = Instant::now() + CLOSING_MAX;
     loop {
-        match TapPort::open(uplink) {
+        match broker.open(uplink) {
             Err(e) if e.is_busy && Instant::now() < deadline => thread::sleep(CLOSING_LOOK),
             result => return result,
         }

@@ -38,8 +38,11 @@ fn path(path: &Path) -> Option<String> {
 }
 
 fn list(paths: &[PathBuf]) -> String {
-    let quoted = paths.iter().map(|path| quoted(path.display()));
-    format!("[{}]", quoted.collect::<Vec<_>>().join(", "))
+    strings(paths.iter().map(|path| path.display()))
+}
+
+fn strings(list: impl IntoIterator<Item: Display>) -> String {
+    format!("[{}]", list.into_iter().map(quoted).collect::<Vec<_>>().join(", "))
 }
 
 pub(super) fn plain(value: impl Display) -> Option<String> {
@@ -51,7 +54,7 @@ pub(super) fn mac(mac: [u8; 6]) -> String {
 }
 
 pub(super) fn ips(ips: &[std::net::IpAddr]) -> String {
-    format!("[{}]", ips.iter().map(quoted).collect::<Vec<_>>().join(", "))
+    strings(ips)
 }
 
 impl DaemonConfig {
@@ -66,6 +69,7 @@ impl DaemonConfig {
             ("socket_user", self.socket_user.as_ref().map(quoted)),
             ("socket_group", self.socket_group.as_ref().map(quoted)),
             ("socket_dirs", (!self.socket_dirs.is_empty()).then(|| list(&self.socket_dirs))),
+            ("bridges", (!self.bridges.is_empty()).then(|| strings(&self.bridges))),
             ("busy_poll_us", plain(self.busy_poll_us)),
             ("cpu", self.cpu.map(|cpu| cpu.to_string())),
             ("rt_priority", plain(self.rt_priority)),

@@ -19,6 +19,7 @@ use nightporter_core::limits::FLOWS_MAX;
 use nightporter_registry::Station;
 
 pub use overlay::OverlayConfig;
+pub(crate) use parse::is_ifname;
 pub use reader::{Problem, Problems};
 
 /// Where the daemon keeps its sockets and its arena unless told otherwise.
@@ -66,6 +67,9 @@ pub struct DaemonConfig {
     /// Directories in which VMs that come while the daemon runs may have their sockets, besides
     /// those of `control`, `arena` and the VMs of the file. Default: none.
     pub socket_dirs: Vec<PathBuf>,
+    /// Bridges into which `nightporter uplink add` may put taps, which are new. Default: none. What
+    /// it says counts as soon as it is in the file.
+    pub bridges: Vec<String>,
     /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at once).
     /// It costs that much CPU after every burst and saves the wake-up (5 to 50 us) of frames that
     /// come within that time. The worker offers its core to others at every look, and does without

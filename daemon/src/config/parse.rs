@@ -147,6 +147,9 @@ fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
         socket_dirs: s
             .get("socket_dirs", "write a list of absolute paths, as in [\"/srv/vms\"]", paths)
             .unwrap_or_default(),
+        bridges: s
+            .get("bridges", "write a list of names, as in [\"br0\"]", ifnames)
+            .unwrap_or_default(),
         busy_poll_us: s
             .get("busy_poll_us", "use 0 for none, 50 for low latency", integer(0..=1_000_000))
             .unwrap_or(0),
@@ -330,11 +333,18 @@ fn name(v: &DeValue<'_>) -> Result<String, String> {
 
 fn ifname(v: &DeValue<'_>) -> Result<String, String> {
     let s = string(v)?;
-    let bad = |c: char| c == '/' || c.is_whitespace() || c == ':' || c == '%';
-    if s.is_empty() || s.len() > IFNAME_BYTES_MAX || s == "." || s == ".." || s.contains(bad) {
-        return Err(format!("{} is not an interface name", shown(v)));
-    }
-    Ok(s)
+    if is_ifname(&s) { Ok(s) } else { Err(format!("{} is not an interface name", shown(v))) }
+}
+
+/// Whether an interface may be called so.
+pub(crate) fn is_ifname(s: &str) -> bool {
+    let bad = |c: char| c == '/' || c.is_whitespace() || c.is_control() || c == ':' || c == '%';
+    !(s.is_empty() || s.len() > IFNAME_BYTES_MAX || s == "." || s == ".." || s.contains(bad))
+}
+
+fn ifnames(v: &DeValue<'_>) -> Result<Vec<String>, String> {
+    let list = v.as_array().ok_or_else(|| format!("{} is not a list", shown(v)))?;
+    list.iter().map(|v| ifname(v.get_ref())).collect()
 }
 
 fn path(v: &DeValue<'_>) -> Result<PathBuf, String> {

@@ -22,7 +22,6 @@ use nix::sys::socket::{
 use super::Desk;
 use crate::config::UplinkConfig;
 use crate::port::Port;
-use crate::sandbox::without_any;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::Trouble;
 
@@ -67,8 +66,7 @@ impl LinkWatch {
     pub(crate) fn new() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let protocol = SockProtocol::NetlinkRoute;
-        // To hear, and for nothing that takes privileges.
-        let fd = without_any(|| socket(AddressFamily::Netlink, SockType::Raw, flags, protocol))?;
+        let fd = socket(AddressFamily::Netlink, SockType::Raw, flags, protocol)?;
         bind(fd.as_raw_fd(), &NetlinkAddr::new(0, LINK_GROUP))?;
         let watch = Self { fd, links: BTreeMap::new() };
         watch.ask_for_all()?;

@@ -261,6 +261,9 @@ impl Collector for Snapshot {
         let refused = "System calls that were refused, because the daemon makes none of them";
         let refused = e.encode_descriptor("nightporter_refused_calls", refused, None, Counter)?;
         ConstCounter::new(self.0.refused_calls).encode(refused)?;
+        let broker = "Whether the process that opens uplinks is there";
+        let broker = e.encode_descriptor("nightporter_broker_up", broker, None, Gauge)?;
+        gauge((!self.0.broker_ended).into()).encode(broker)?;
         self.encode_registry(e)?;
         let mut uptime =
             e.encode_descriptor("nightporter_uptime_seconds", "Since the start", None, Gauge)?;

@@ -22,14 +22,16 @@ mod survey;
 mod watch;
 
 use std::io;
+use std::sync::Arc;
 
 use nightporter_api::Change;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_registry::Registry;
-use nix::sys::epoll::Epoll;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::signal::Signal;
 use nix::sys::signalfd::SignalFd;
 
+use crate::broker::Broker;
 use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
@@ -64,6 +66,9 @@ pub(crate) struct Desk {
     started: Instant,
     signals: Option<SignalFd>,
     links: Option<LinkWatch>,
+    /// `None`: uplinks are not opened.
+    broker: Option<Arc<Broker>>,
+    broker_ended: bool,
     control: Option<ControlServer>,
     metrics: Option<MetricsServer>,
     survey: Survey,
@@ -87,6 +92,8 @@ impl Desk {
             started: now,
             signals: None,
             links: None,
+            broker: None,
+            broker_ended: false,
             control: None,
             metrics: None,
             survey: Survey::default(),
@@ -141,6 +148,14 @@ impl Desk {
         Ok(())
     }
 
+    /// Who opens uplinks.
+    pub(crate) fn set_broker(&mut self, epoll: &Epoll, broker: Arc<Broker>) -> io::Result<()> {
+        // That it has hung up is always told.
+        epoll.add(broker.end(), EpollEvent::new(EpollFlags::empty(), Token::Broker.pack()))?;
+        self.broker = Some(broker);
+        Ok(())
+    }
+
     /// Serves operators from now on.
     pub(crate) fn set_control(&mut self, epoll: &Epoll, control: ControlServer) -> io::Result<()> {
         watch_for(epoll, &control.fd(), Token::ControlListener)?;
@@ -179,6 +194,7 @@ impl Desk {
         match token {
             Token::Signal => self.handle_signal(now, path),
             Token::Links => self.handle_links(now, path),
+            Token::Broker => self.handle_end_of_broker(epoll),
             Token::Changes => self.handle_prepared(path),
             Token::Opener => self.handle_opened(now, epoll, path),
             Token::Scribe => self.handle_scribe(now, epoll, path),
@@ -237,6 +253,17 @@ impl Desk {
         let counts = goes_on.then_some(Instant::ZERO);
         let mends = self.mender.poll_timeout();
         [stop, counts, mends, self.resting.poll_timeout()].into_iter().flatten().min()
+    }
+
+    fn handle_end_of_broker(&mut self, epoll: &Epoll) {
+        if let Some(broker) = &self.broker {
+            let _ = epoll.delete(broker.end());
+        }
+        self.broker_ended = true;
+        tracing::error!(
+            "the process that opens uplinks has ended; those that are open go on\n    \
+             fix: restart nightporterd before one comes or comes back"
+        );
     }
 
     fn handle_signal(&mut self, now: Instant, path: &mut DataPath) {

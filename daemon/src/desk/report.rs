@@ -37,6 +37,7 @@ impl Desk {
             log_lines_lost: log::lines_lost(),
             stalls: watchdog::stalls(),
             refused_calls: sandbox::refused(),
+            broker_ended: self.broker_ended,
             registry: self.directory.as_ref().map(Directory::status).unwrap_or_default().into(),
             ports,
         }

@@ -34,10 +34,10 @@ use crate::config::overlay::PEERS_MAX;
 /// Sockets to send from: as many links can share the flows. A power of two.
 const SENDERS: usize = 16;
 /// Bytes that may wait in the kernel for the worker: what 10 Gbit/s bring in 6 ms.
-const RECEIVE_BYTES: usize = 8 << 20;
+pub(crate) const RECEIVE_BYTES: usize = 8 << 20;
 /// Bytes that may wait in the kernel to leave by one of the sockets to send from: what 10 Gbit/s
 /// take in 3 ms.
-const SEND_BYTES: usize = 4 << 20;
+pub(crate) const SEND_BYTES: usize = 4 << 20;
 /// Datagrams without a frame that are looked at in one turn; more wait for the next.
 const BAD_DATAGRAMS_MAX: usize = 64;
 /// Answers that wait to be received; questions beyond go to the peers.
@@ -153,6 +153,11 @@ impl OverlayPort {
     #[must_use]
     pub fn config(&self) -> &OverlayConfig {
         &self.config
+    }
+
+    /// All sockets: the one that receives, and those that send.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(&self.receiver).chain(&self.senders).map(AsFd::as_fd)
     }
 
     /// The descriptor to wait on.
@@ -522,10 +527,8 @@ fn receiver(local: SocketAddr) -> io::Result<UdpSocket> {
     } else {
         option::set_ipv6_recvtclass(&socket, true)?;
     }
-    // Without CAP_NET_ADMIN as much as net.core.rmem_max allows.
-    if option::set_socket_recv_buffer_size_force(&socket, RECEIVE_BYTES).is_err() {
-        option::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES)?;
-    }
+    // As much as net.core.rmem_max allows; the broker can do more.
+    option::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES)?;
     Ok(socket)
 }
 
@@ -539,9 +542,7 @@ fn senders(local: IpAddr) -> io::Result<Vec<UdpSocket>> {
                 // Nobody reads what is sent to it: as little as the kernel keeps.
                 option::set_socket_recv_buffer_size(&socket, 0)?;
                 // As of the receiver: `net.core.wmem_max`.
-                if setsockopt(&socket, sockopt::SndBufForce, &SEND_BYTES).is_err() {
-                    option::set_socket_send_buffer_size(&socket, SEND_BYTES)?;
-                }
+                option::set_socket_send_buffer_size(&socket, SEND_BYTES)?;
                 // The tunnel's packets are not cut on the way (RFC 7348 section 4.3).
                 match local {
                     IpAddr::V4(_) => {

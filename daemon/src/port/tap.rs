@@ -30,9 +30,9 @@ pub struct TapPort {
 #[derive(Debug, thiserror::Error)]
 #[error("uplink {name}: {what}\n    fix: {fix}")]
 pub struct OpenError {
-    name: String,
-    what: String,
-    fix: String,
+    pub(crate) name: String,
+    pub(crate) what: String,
+    pub(crate) fix: String,
     /// Somebody has it; that may be ourselves, of an uplink that has just gone.
     pub(crate) is_busy: bool,
     /// Only a restart helps, with other rights or another kernel.
@@ -52,15 +52,13 @@ impl TapPort {
     /// # Errors
     /// The interface is missing, in use, of another kind, or may not be opened by this user.
     pub fn open(config: &UplinkConfig) -> Result<Self, OpenError> {
-        match config.kind {
-            UplinkKind::Tap => open_tap(config),
-            UplinkKind::Macvtap => open_macvtap(config),
-        }
-        .map(|file| Self {
-            file,
-            config: config.clone(),
-            index: if_nametoindex(config.ifname.as_str()).unwrap_or(0),
-        })
+        open_file(config, false).map(|file| Self::of(file, config))
+    }
+
+    /// The interface of `config`, which `file` is.
+    pub(crate) fn of(file: File, config: &UplinkConfig) -> Self {
+        let index = if_nametoindex(config.ifname.as_str()).unwrap_or(0);
+        Self { file, config: config.clone(), index }
     }
 
     /// What it was opened with.
@@ -153,7 +151,16 @@ fn not_sent(e: &io::Error) -> Sent {
     }
 }
 
-fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
+/// Opens an interface, sets it up and puts it into its bridge. `is_new`: no tap that there is.
+/// Takes CAP_NET_ADMIN, which only the broker has in a running daemon.
+pub(crate) fn open_file(config: &UplinkConfig, is_new: bool) -> Result<File, OpenError> {
+    match config.kind {
+        UplinkKind::Tap => open_tap(config, is_new),
+        UplinkKind::Macvtap => open_macvtap(config),
+    }
+}
+
+fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<File, OpenError> {
     let UplinkConfig { ifname, create, bridge, .. } = config;
     let error = |what: String, fix: String| OpenError {
         name: config.name.clone(),
@@ -180,11 +187,11 @@ fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
         let what = format!("cannot open /dev/net/tun: {e}");
         OpenError { is_final: true, ..error(what, fix.into()) }
     })?;
-    sys::tun_attach(&file, ifname).map_err(|e| match e.raw_os_error() {
+    sys::tun_attach(&file, ifname, is_new).map_err(|e| match e.raw_os_error() {
         Some(libc::EBUSY) => {
-            let what = format!("{ifname} is in use by another process");
+            let has_it = if is_new { "is there already" } else { "is in use by another process" };
             let fix = "stop that process, or choose another interface".into();
-            OpenError { is_busy: true, ..error(what, fix) }
+            OpenError { is_busy: true, ..error(format!("{ifname} {has_it}"), fix) }
         }
         Some(libc::EINVAL) => {
             let what = format!("{ifname} exists and is not a single-queue tap");
@@ -198,19 +205,20 @@ fn open_tap(config: &UplinkConfig) -> Result<File, OpenError> {
         _ => error(format!("cannot attach to {ifname}: {e}"), make.clone()),
     })?;
     configure(&file, config)?;
-    sys::interface_up(ifname).map_err(|e| {
-        error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
-    })?;
     match join_bridge(config) {
         Ok(()) => {}
         // An operator who names the bridge here made it so before.
-        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {}
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) && !is_new => {}
         Err(e) => {
             let bridge = bridge.as_deref().unwrap_or_default();
             let what = format!("cannot put {ifname} into {bridge}: {e}");
             return Err(error(what, make_bridge(bridge)));
         }
     }
+    // The host itself hears nothing from a tap that comes up in its bridge.
+    sys::interface_up(ifname).map_err(|e| {
+        error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
+    })?;
     Ok(file)
 }
 

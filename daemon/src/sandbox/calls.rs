@@ -78,18 +78,8 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// Taps, interfaces and bridges (linux/if_tun.h, linux/sockios.h); `FIONBIO` is std's.
-const IOCTLS: [u32; 9] = [
-    0x5421,      // FIONBIO
-    0x8913,      // SIOCGIFFLAGS
-    0x8914,      // SIOCSIFFLAGS
-    0x8933,      // SIOCGIFINDEX
-    0x89a2,      // SIOCBRADDIF
-    0x4004_54ca, // TUNSETIFF
-    0x4004_54d0, // TUNSETOFFLOAD
-    0x4004_54d8, // TUNSETVNETHDRSZ
-    0x4004_54dc, // TUNSETVNETLE
-];
+/// `FIONBIO`, which is std's, and `SIOCGIFINDEX`.
+const IOCTLS: [u32; 2] = [0x5421, 0x8933];
 
 /// What is done with descriptors. Not F_SETOWN and F_SETSIG, which send any signal to anybody.
 const COMMANDS: [libc::c_int; 7] = [
@@ -104,12 +94,10 @@ const COMMANDS: [libc::c_int; 7] = [
 
 /// Levels and names of what overlays and `closer` set (socket(7), udp(7), ip(7), ipv6(7)). Others
 /// make packet filters, attach programs, or speak for addresses of others.
-const SET_OPTIONS: [(libc::c_int, libc::c_int); 10] = [
+const SET_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_RCVBUF),
-    (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE),
     (libc::SOL_SOCKET, libc::SO_SNDBUF),
-    (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE),
     (libc::SOL_UDP, libc::UDP_GRO),
     (libc::IPPROTO_IP, libc::IP_RECVTOS),
     (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
@@ -156,19 +144,25 @@ pub(crate) fn report(known: &mut u64) {
 
 /// From now on all threads make no other calls.
 pub(super) fn restrict(access: Access) -> Result<(), StartError> {
-    let refuse = |e: &dyn std::fmt::Display| {
-        let fix = "run a kernel with CONFIG_SECCOMP_FILTER";
-        error(format!("cannot shut system calls away (seccomp): {e}"), fix)
-    };
     sys::handle_refused_calls().map_err(|e| refuse(&e))?;
     // The last forbids to restrict more.
-    let mut filters = [deadly(), old_clone(), allowed(access)].into_iter();
-    filters
-        .try_for_each(|f| f.map_err(Error::from).and_then(|f| apply_filter_all_threads(&f)))
+    apply([deadly(), old_clone(), allowed(access)])
+}
+
+/// Programs for all threads, one after the other.
+pub(crate) fn apply(programs: impl IntoIterator<Item = Built>) -> Result<(), StartError> {
+    let mut programs = programs.into_iter();
+    programs
+        .try_for_each(|it| it.map_err(Error::from).and_then(|it| apply_filter_all_threads(&it)))
         .map_err(|e| refuse(&e))
 }
 
-type Built = Result<BpfProgram, seccompiler::BackendError>;
+fn refuse(e: &dyn std::fmt::Display) -> StartError {
+    let fix = "run a kernel with CONFIG_SECCOMP_FILTER";
+    error(format!("cannot shut system calls away (seccomp): {e}"), fix)
+}
+
+pub(crate) type Built = Result<BpfProgram, seccompiler::BackendError>;
 
 fn allowed(access: Access) -> Built {
     let mut rules: Vec<_> = CALLS.iter().map(|&call| (call, Vec::new())).collect();
@@ -188,7 +182,7 @@ fn old_clone() -> Built {
     build(vec![(libc::SYS_clone3, Vec::new())], SeccompAction::Allow, refuse)
 }
 
-fn build(
+pub(crate) fn build(
     rules: Vec<(libc::c_long, Vec<SeccompRule>)>,
     other: SeccompAction,
     these: SeccompAction,
@@ -214,8 +208,8 @@ fn with_arguments(
     let is_thread = compare(0, MaskedEq((thread | number(new)).into()), thread)?;
     let ioctls = IOCTLS.iter().map(|&request| is(1, request));
     let commands = COMMANDS.iter().map(|&command| is(1, number(command)));
-    // For VMs that come, and to ask and set up interfaces; for overlays that come: datagrams. No
-    // other sockets of a network, no netlink.
+    // For VMs that come, and to ask for interfaces; for overlays that come: datagrams. No other
+    // sockets of a network, no netlink.
     let datagrams = |family| {
         let kind = compare(1, MaskedEq(0xf), number(libc::SOCK_DGRAM))?;
         // UDP: not ICMP, and none of those whose modules the kernel would load.
@@ -232,7 +226,7 @@ fn with_arguments(
     let fast_open = u64::from(number(libc::MSG_FASTOPEN));
     let new_file = number(libc::O_CREAT) | (number(libc::O_TMPFILE) & !number(libc::O_DIRECTORY));
     let mut rules = vec![
-        // Files there are: the configuration, devices, MTUs.
+        // Files there are: the configuration, MTUs.
         (libc::SYS_openat, vec![none_of(2, new_file.into())?]),
         (libc::SYS_sendto, vec![none_of(3, fast_open)?]),
         (libc::SYS_sendmsg, vec![none_of(2, fast_open)?]),
@@ -342,6 +336,8 @@ mod tests {
         }
         for name in [
             libc::SO_MARK,
+            libc::SO_RCVBUFFORCE,
+            libc::SO_SNDBUFFORCE,
             libc::SO_BINDTODEVICE,
             libc::SO_ATTACH_FILTER,
             libc::SO_ATTACH_BPF,
@@ -365,9 +361,13 @@ mod tests {
     #[test]
     fn interfaces_files_memory_and_threads_are_those_of_a_daemon() {
         let request = |request: i64| can(libc::SYS_ioctl, &[3, request]);
-        assert!(request(0x8914) && request(0x4004_54ca));
-        // SIOCSIFADDR, SIOCADDRT, SIOCSIFNETMASK, SIOCBRDELIF, SIOCSIFNAME, TUNSETOWNER, TIOCSTI.
-        for other in [0x8916, 0x890b, 0x891c, 0x89a3, 0x8923, 0x4004_54cc, 0x5412] {
+        assert!(request(0x5421) && request(0x8933));
+        // SIOCSIFFLAGS, SIOCSIFADDR, SIOCADDRT, SIOCSIFNETMASK, SIOCBRADDIF, SIOCBRDELIF,
+        // SIOCSIFNAME; TUNSETIFF, TUNSETOWNER, TUNSETQUEUE; TIOCSTI.
+        for other in [0x8914, 0x8916, 0x890b, 0x891c, 0x89a2, 0x89a3, 0x8923] {
+            assert!(!request(other), "{other:#x}");
+        }
+        for other in [0x4004_54ca, 0x4004_54cc, 0x4004_54d9, 0x5412] {
             assert!(!request(other), "{other:#x}");
         }
         let opened = |flags: i32| can(libc::SYS_openat, &[-100, 1, (libc::O_RDWR | flags).into()]);

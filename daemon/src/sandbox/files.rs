@@ -10,7 +10,7 @@ use landlock::{
     PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use crate::config::{Config, UplinkKind};
+use crate::config::Config;
 use crate::start::{StartError, error};
 
 /// Whose rights are asked for. Kernels that know fewer restrict fewer; later ones know more, which
@@ -38,14 +38,16 @@ pub(super) fn dirs_of(config: &Config) -> Vec<PathBuf> {
     dirs.into_iter().collect()
 }
 
-/// From now on this thread and those that it starts open no other files. `Some`: the kernel does
-/// not keep it from that.
-pub(super) fn restrict(
-    config: &Config,
-    path: &Path,
-    dirs: &[PathBuf],
+/// What may be done in a file or beneath a directory.
+pub(crate) type Place = (PathBuf, BitFlags<AccessFs>);
+
+/// From now on this thread and those that it starts open no other files, and do nothing else with
+/// ports of TCP. `Some`: the kernel does not keep it from that.
+pub(crate) fn restrict(
+    places: Vec<Place>,
+    ports: &[(u16, AccessNet)],
 ) -> Result<Option<&'static str>, StartError> {
-    match try_to_restrict(config, path, dirs) {
+    match try_to_restrict(places, ports) {
         Ok(RulesetStatus::NotEnforced) => Ok(Some(NONE)),
         Ok(RulesetStatus::PartiallyEnforced) => Ok(Some(LESS)),
         Ok(RulesetStatus::FullyEnforced) => Ok(None),
@@ -53,28 +55,36 @@ pub(super) fn restrict(
     }
 }
 
-fn try_to_restrict(
-    config: &Config,
-    path: &Path,
-    dirs: &[PathBuf],
-) -> Result<RulesetStatus, RulesetError> {
+/// Of the daemon.
+pub(super) fn of_daemon(path: &Path, dirs: &[PathBuf]) -> Vec<Place> {
     let (read, write) = (AccessFs::ReadFile, AccessFs::WriteFile);
-    let device = read | write | AccessFs::IoctlDev;
     let make = AccessFs::MakeReg | AccessFs::MakeSock | AccessFs::MakeDir;
     let own = read | write | AccessFs::Truncate | AccessFs::RemoveFile | make;
-    let mut places: Vec<(PathBuf, BitFlags<AccessFs>)> =
-        dirs.iter().map(|dir| (dir.clone(), own)).collect();
-    // What an editor puts in the file's place is another file: its directory, and that of what it
-    // is a link to.
-    let files = [Some(path.to_owned()), path.canonicalize().ok()].into_iter().flatten();
-    places.extend(files.filter_map(|file| Some((file.parent()?.to_owned(), read.into()))));
-    places.push(("/dev/net/tun".into(), device));
     // The MTUs of uplinks, all of which are virtual.
-    places.push(("/sys/devices/virtual/net".into(), read.into()));
-    if config.uplinks.iter().any(|uplink| uplink.kind == UplinkKind::Macvtap) {
-        // Its /dev/tapN may come, and come back, with another number.
-        places.push(("/dev".into(), device));
-    }
+    let mtus = ("/sys/devices/virtual/net".into(), read.into());
+    let dirs = dirs.iter().map(|dir| (dir.clone(), own));
+    dirs.chain(of_configuration(path)).chain([mtus]).collect()
+}
+
+/// Of the broker.
+pub(crate) fn of_broker(path: &Path, has_macvtap: bool) -> Vec<Place> {
+    let device = AccessFs::ReadFile | AccessFs::WriteFile | AccessFs::IoctlDev;
+    // The /dev/tapN of a macvtap may come, and come back, with another number.
+    let devices = if has_macvtap { "/dev" } else { "/dev/net/tun" };
+    of_configuration(path).chain([(devices.into(), device)]).collect()
+}
+
+/// What an editor puts in the file's place is another file: its directory, and that of what it is a
+/// link to.
+fn of_configuration(path: &Path) -> impl Iterator<Item = Place> {
+    let files = [Some(path.to_owned()), path.canonicalize().ok()].into_iter().flatten();
+    files.filter_map(|file| Some((file.parent()?.to_owned(), AccessFs::ReadFile.into())))
+}
+
+fn try_to_restrict(
+    places: Vec<Place>,
+    ports: &[(u16, AccessNet)],
+) -> Result<RulesetStatus, RulesetError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(RIGHTS))?
@@ -87,8 +97,8 @@ fn try_to_restrict(
             rules = rules.add_rule(PathBeneath::new(fd, rights))?;
         }
     }
-    if let Some(metrics) = config.daemon.metrics {
-        rules = rules.add_rule(NetPort::new(metrics.port(), AccessNet::BindTcp))?;
+    for &(port, access) in ports {
+        rules = rules.add_rule(NetPort::new(port, access))?;
     }
     Ok(rules.restrict_self()?.ruleset)
 }

@@ -6,25 +6,28 @@
 //! started: the system calls (`calls`). There is no way back and no switch: tests, benches and
 //! operators all run the same.
 //!
-//! What a running daemon still has to do decides what is left: it reads its configuration, makes
-//! sockets of VMs that come, opens taps, brings them up and puts them into bridges.
+//! What a running daemon still has to do decides what is left: it reads its configuration and makes
+//! sockets of VMs that come. What takes more has gone to a process of its own before
+//! ([`crate::broker`]).
 
-mod calls;
-mod files;
-mod privileges;
+pub(crate) mod calls;
+pub(crate) mod files;
+pub(crate) mod privileges;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use landlock::AccessNet;
 use nix::sys::prctl::set_dumpable;
 
-use crate::config::Config;
+use crate::broker::Broker;
+use crate::config::{Config, Source};
 use crate::start::{StartError, error, memory_is_limited, vm_access};
 use crate::supervisor::Supervisor;
+use crate::sys;
 use crate::vhost::listener::Access;
 
 pub(crate) use calls::{note, refused, report};
-pub(crate) use privileges::without_any;
 
 /// What was found before the doors were shut, and how well they shut.
 #[derive(Clone, Debug)]
@@ -33,20 +36,24 @@ pub struct Sandbox {
     pub(crate) access: Result<Access, StartError>,
     /// Who started us. Its address may be a name without a file, which Landlock shuts away.
     pub(crate) supervisor: Result<Option<Arc<Supervisor>>, StartError>,
+    /// Who opens uplinks.
+    pub broker: Arc<Broker>,
     /// Where sockets can be made.
     pub(crate) dirs: Vec<PathBuf>,
     /// What the kernel could not do.
     weak: Option<&'static str>,
 }
 
-/// Gives away what only the start of a process needs. `path` is the configuration's, which is read
-/// again by a reload. To be called while there is one thread.
+/// Gives away what only the start of a process needs, to the broker what that is for. `config` is
+/// what `source` has, which is read again by a reload. To be called while there is one thread.
 ///
 /// # Errors
 /// What the system refuses.
-pub fn enter(config: &Config, path: &Path) -> Result<Sandbox, StartError> {
+pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     // A core dump would hold what guests send and receive.
     let _ = set_dumpable(false);
+    sys::let_children_go().map_err(|e| error(e, "report this"))?;
+    let broker = Arc::new(Broker::start(source, config)?);
     let access = vm_access(&config.daemon);
     let supervisor = Supervisor::from_env()
         .map(|it| it.map(Arc::new))
@@ -54,8 +61,9 @@ pub fn enter(config: &Config, path: &Path) -> Result<Sandbox, StartError> {
     memory_is_limited(); // it remembers
     let dirs = files::dirs_of(config);
     privileges::reduce(&config.daemon)?;
-    let weak = files::restrict(config, path, &dirs)?;
-    Ok(Sandbox { access, supervisor, dirs, weak })
+    let listens = config.daemon.metrics.map(|metrics| (metrics.port(), AccessNet::BindTcp));
+    let weak = files::restrict(files::of_daemon(&source.path, &dirs), listens.as_slice())?;
+    Ok(Sandbox { access, supervisor, broker, dirs, weak })
 }
 
 impl Sandbox {

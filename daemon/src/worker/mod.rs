@@ -12,6 +12,7 @@ pub(crate) mod ports;
 
 use std::io;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use nightporter_core::engine::{AddPortError, Engine};
 use nightporter_core::port::{PortConfig, PortId};
@@ -22,6 +23,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollTimeout};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signalfd::SignalFd;
 
+use crate::broker::Broker;
 use crate::change::{Preparer, Running};
 use crate::config::VmConfig;
 use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer, Scribe};
@@ -92,6 +94,11 @@ impl Worker {
 
     pub(crate) fn set_links(&mut self, links: LinkWatch) -> io::Result<()> {
         self.desk.set_links(&self.epoll, links)
+    }
+
+    /// Who opens uplinks.
+    pub(crate) fn set_broker(&mut self, broker: Arc<Broker>) -> io::Result<()> {
+        self.desk.set_broker(&self.epoll, broker)
     }
 
     /// Serves operators from now on. Errors: the system's.
@@ -227,6 +234,7 @@ impl Worker {
             Token::Guest(port, source) => path.handle_guest(now, epoll, PortId(port), source),
             Token::Signal
             | Token::Links
+            | Token::Broker
             | Token::Changes
             | Token::Opener
             | Token::Scribe

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
+use std::process::Command;
 
 use nightporter_api::{Change, Only, Reply, Request};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -14,6 +15,7 @@ use crate::flows::World;
 use crate::guest::{EVENTS, Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT};
 use crate::segment::{End, RST};
+use crate::uplinks::ip;
 
 const A: End = End(1, 0);
 const B: End = End(2, 0);
@@ -298,21 +300,26 @@ fn an_uplink_comes_and_goes_and_its_interface_with_it() {
     let thread = std::thread::spawn(|| {
         // The namespace is this thread's, and goes with it and the daemon that it starts.
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        ip("link add br0 up type bridge");
         let dir = Dir::new();
-        let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
-        let host = Host::start(&dir, &config);
+        let daemon =
+            |more: &str| dir.configure(&format!("metrics = \"off\"\n{more}"), &dir.vm("a", ""));
+        let host = Host::start(&dir, &daemon(""));
         let mut a = Guest::boot(&dir.join("a"), PLAIN);
-        let lan = || {
-            let keys = keys(&[("kind", "tap"), ("ifname", "np0")]);
-            Change::AddUplink { name: "lan".into(), keys }
-        };
+        let add =
+            |given: &[(&str, &str)]| Change::AddUplink { name: "lan".into(), keys: keys(given) };
+        let lan = || add(&[("kind", "tap"), ("ifname", "np0"), ("bridge", "br0")]);
+        let (what, fix) = host.refuses(lan());
+        assert!(what.contains("br0 is not among the bridges"), "{what}");
+        assert!(fix.contains("daemon.bridges"), "{fix}");
+        daemon("bridges = [\"br0\"]"); // a reload would find nothing to do
         for _ in 0..2 {
             host.change(lan());
             assert!(host.port("lan").link && if_nametoindex("np0").is_ok());
             a.send(&[frame(A, [0xff; 6])]);
             host.until("lan", |port| port.frames_to_port == 1);
             let (what, _) = host.refuses(lan());
-            assert!(what.contains("\"np0\" is already used by uplink.lan"), "{what}");
+            assert!(what.contains("is already used by uplink.lan"), "{what}");
             host.change(Change::RemoveUplink { name: "lan".into() });
             assert_eq!(host.names(), ["a"]);
             let start = std::time::Instant::now();
@@ -320,16 +327,31 @@ fn an_uplink_comes_and_goes_and_its_interface_with_it() {
                 assert!(start.elapsed() < LIMIT, "the interface stays");
             }
         }
+        host.change(lan());
+        ip("link set np0 nomaster"); // it is put back
+        let start = std::time::Instant::now();
+        let shown = || Command::new("ip").args(["link", "show", "np0"]).output().unwrap().stdout;
+        while !String::from_utf8(shown()).unwrap().contains("master br0") {
+            assert!(start.elapsed() < LIMIT, "it is left out");
+        }
+        host.change(Change::RemoveUplink { name: "lan".into() });
         // At once: its interface may still be closing.
         for _ in 0..20 {
             host.change(lan());
             host.change(Change::RemoveUplink { name: "lan".into() });
         }
-        let missing = keys(&[("kind", "macvtap"), ("ifname", "none0")]);
-        let change = Change::AddUplink { name: "lan".into(), keys: missing };
-        let (what, fix) = host.refuses(change);
-        assert_eq!(what, "uplink lan: there is no interface none0");
-        assert!(fix.ends_with("nothing was changed"), "{fix}");
+        // What is somebody's, and what no bridge keeps from the host.
+        ip("tuntap add dev np7 mode tap");
+        for given in [
+            &[("kind", "tap"), ("ifname", "np7"), ("bridge", "br0")][..],
+            &[("kind", "tap"), ("ifname", "np0")],
+            &[("kind", "tap"), ("ifname", "np7"), ("bridge", "br0"), ("create", "false")],
+            &[("kind", "macvtap"), ("ifname", "lo")],
+        ] {
+            let (what, fix) = host.refuses(add(given));
+            assert!(what.contains("there already") || what.contains("a command may"), "{what}");
+            assert!(fix.ends_with("nothing was changed"), "{fix}");
+        }
     });
     thread.join().unwrap();
 }

@@ -144,6 +144,13 @@ impl Host {
         self.child.id()
     }
 
+    /// The process that opens uplinks for it, if it is there.
+    pub(crate) fn broker(&self) -> Option<u32> {
+        let pid = self.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        children.split_whitespace().next().map(|child| child.parse().unwrap())
+    }
+
     /// How many descriptors it has.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
@@ -169,6 +176,7 @@ impl Host {
         match self.ask(&Request::Status {}) {
             Reply::Status(status) => {
                 assert_eq!(status.refused_calls, 0, "a call that the sandbox does not know");
+                assert!(!status.broker_ended, "likewise");
                 status
             }
             other => panic!("not a status: {other:?}"),

@@ -3,12 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
+use std::time::Instant;
 
 use landlock::{AccessFs, CompatLevel, Compatible, Ruleset, RulesetAttr};
-use nightporter_api::Change;
+use nightporter_api::{Change, Reply, Request};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::guest::{Guest, PLAIN};
-use crate::host::{Dir, Host};
+use crate::host::{Dir, Host, LIMIT};
 
 /// What /proc/PID/status says behind `name`.
 fn field(status: &str, name: &str) -> u64 {
@@ -17,24 +20,89 @@ fn field(status: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn every_thread_has_given_away_all_but_one_capability_and_is_filtered() {
+fn every_thread_has_given_away_all_capabilities_and_is_filtered() {
     let dir = Dir::new();
     let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &dir.vm("a", "")));
     let _guest = Guest::boot(&dir.join("a"), PLAIN);
     host.until("a", |port| port.link);
     let own = read_to_string("/proc/self/status").unwrap();
-    let net_admin = field(&own, "CapPrm") & 1 << 12; // linux/capability.h
     let mut threads = 0;
     for thread in std::fs::read_dir(format!("/proc/{}/task", host.pid())).unwrap() {
         let status = read_to_string(thread.unwrap().path().join("status")).unwrap();
         let of = |name| field(&status, name);
-        assert_eq!((of("CapPrm"), of("CapEff")), (net_admin, net_admin), "{status}");
+        assert_eq!((of("CapPrm"), of("CapEff")), (0, 0), "{status}");
         assert_eq!((of("CapInh"), of("CapAmb")), (0, 0), "{status}");
         assert_eq!((of("NoNewPrivs"), of("Seccomp")), (1, 2), "{status}");
         assert_eq!(of("Seccomp_filters"), field(&own, "Seccomp_filters") + 3, "{status}");
         threads += 1;
     }
     assert!(threads >= 4, "worker, log, watchdog, changes");
+}
+
+#[test]
+fn the_broker_has_one_capability_and_ends_with_its_daemon_however_that_ends() {
+    let own = read_to_string("/proc/self/status").unwrap();
+    let net_admin = field(&own, "CapPrm") & 1 << 12; // linux/capability.h
+    for end in [Signal::SIGKILL, Signal::SIGTERM] {
+        let dir = Dir::new();
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &dir.vm("a", "")));
+        let broker = host.broker().unwrap();
+        let status = read_to_string(format!("/proc/{broker}/status")).unwrap();
+        let of = |name| field(&status, name);
+        assert_eq!((of("CapPrm"), of("CapEff")), (net_admin, net_admin), "{status}");
+        assert_eq!((of("CapInh"), of("CapAmb")), (0, 0), "{status}");
+        assert_eq!((of("NoNewPrivs"), of("Seccomp")), (1, 2), "{status}");
+        // As a service manager does it, to all of them.
+        kill(pid(broker), Signal::SIGTERM).unwrap();
+        host.status();
+        host.signal(end);
+        host.wait();
+        until_gone(broker);
+    }
+}
+
+#[test]
+fn a_daemon_goes_on_without_its_broker_and_says_so() {
+    let dir = Dir::new();
+    let ports = [dir.vm("a", ""), dir.vm("b", "")].concat();
+    let daemon = "metrics = \"off\"\nbridges = [\"br0\"]";
+    let host = Host::start(&dir, &dir.configure(daemon, &ports));
+    let mut a = Guest::boot(&dir.join("a"), PLAIN);
+    let mut b = Guest::boot(&dir.join("b"), PLAIN);
+    host.until("a", |port| port.link);
+    host.until("b", |port| port.link);
+    let broker = host.broker().unwrap();
+    kill(pid(broker), Signal::SIGKILL).unwrap();
+    let start = Instant::now();
+    let ended = || matches!(host.ask(&Request::Status {}), Reply::Status(it) if it.broker_ended);
+    while !ended() {
+        assert!(start.elapsed() < LIMIT, "nobody noticed");
+    }
+    while host.broker().is_some() {
+        assert!(start.elapsed() < LIMIT, "its remains are there");
+    }
+    b.offer(1);
+    let frame = [&[0xff; 6][..], &[2; 6], &[0x88, 0xb5], &[0; 46]].concat(); // "local experimental"
+    a.send_plain(&frame);
+    assert_eq!(b.receive(1), [frame]);
+    let keys = [("kind", "tap"), ("ifname", "np0"), ("bridge", "br0")];
+    let keys = keys.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let (what, fix) = host.refuses(Change::AddUplink { name: "lan".into(), keys });
+    assert!(what.contains("has ended") && fix.contains("restart"), "{what} {fix}");
+    // All else can change.
+    host.change(Change::RemoveVm { name: "b".into() });
+}
+
+fn pid(of: u32) -> Pid {
+    Pid::from_raw(i32::try_from(of).unwrap())
+}
+
+/// Or nobody has buried it yet.
+fn until_gone(process: u32) {
+    let start = Instant::now();
+    while read_to_string(format!("/proc/{process}/stat")).is_ok_and(|it| !it.contains(") Z ")) {
+        assert!(start.elapsed() < LIMIT, "it is there");
+    }
 }
 
 #[test]

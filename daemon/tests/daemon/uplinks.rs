@@ -1,6 +1,5 @@
 //! Taps and macvtaps in a network namespace of the test's own. Needs root.
 
-use std::collections::BTreeMap;
 use std::fs::{metadata, remove_file};
 use std::net::UdpSocket;
 use std::os::unix::fs::{MetadataExt, chown};
@@ -28,7 +27,7 @@ fn in_namespace(test: impl FnOnce() + Send + 'static) {
     thread.join().unwrap();
 }
 
-fn ip(arguments: &str) {
+pub(crate) fn ip(arguments: &str) {
     let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
     assert!(output.status.success(), "ip {arguments}: {output:?}");
 }
@@ -133,8 +132,8 @@ fn an_uplink_whose_frames_get_nowhere_is_down_and_says_why() {
         let dir = Dir::new();
         let lan =
             "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\nbridge = \"br0\"\n";
-        let config = dir.configure("metrics = \"off\"", &format!("{lan}{}", dir.vm("a", "")));
-        let host = Host::start(&dir, &config);
+        let ports = format!("{lan}{}", dir.vm("a", ""));
+        let host = Host::start(&dir, &dir.configure("metrics = \"off\"", &ports));
         let up = || host.until("lan", |lan| lan.link && lan.trouble.is_none());
         let wrong = |what: &str| {
             let lan = host.until("lan", |lan| lan.trouble.as_deref() == Some(what));
@@ -158,9 +157,9 @@ fn an_uplink_whose_frames_get_nowhere_is_down_and_says_why() {
         ip("link del br0");
         wrong("np0 is not in br0");
         // Two of them in one bridge, into which somebody else has put them.
-        let keys = [("kind", "tap"), ("ifname", "np1")];
-        let keys = BTreeMap::from(keys.map(|(key, value)| (key.to_owned(), value.to_owned())));
-        host.change(Change::AddUplink { name: "wan".into(), keys });
+        let wan = "[[uplink]]\nname = \"wan\"\nkind = \"tap\"\nifname = \"np1\"\n";
+        dir.configure("metrics = \"off\"", &format!("{ports}{wan}"));
+        host.change(Change::Reload {});
         host.until("wan", |wan| wan.link);
         ip("link set br1 up");
         ip("link set np0 master br1");
@@ -283,7 +282,8 @@ fn a_daemon_of_another_user_with_one_capability_adds_an_uplink_and_a_vm() {
     in_namespace(|| {
         ip("link add br0 type bridge");
         let dir = Dir::new();
-        let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+        let daemon = "metrics = \"off\"\nbridges = [\"br0\"]";
+        let config = dir.configure(daemon, &dir.vm("a", ""));
         chown(dir.join(""), Some(NOBODY), Some(NOBODY)).unwrap();
         let program = copy_for_everybody("uplinks");
         // As udev has it, and as systemd starts it: User=, AmbientCapabilities=.

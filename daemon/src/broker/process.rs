@@ -1,0 +1,159 @@
+//! The process itself.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::process::exit;
+
+use nix::net::if_::if_nametoindex;
+use nix::sys::prctl::{set_name, set_pdeathsig};
+use nix::sys::signal::Signal;
+use nix::sys::socket::{setsockopt, sockopt};
+use rustix::io::Errno;
+use rustix::net::{getsockname, sockopt as option};
+
+use super::rules::{Rules, Verdict};
+use super::shut;
+use super::words::{Answer, Channel, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE};
+use crate::config::UplinkConfig;
+use crate::port::overlay::{RECEIVE_BYTES, SEND_BYTES};
+use crate::port::tap::{OpenError, join_bridge, open_file};
+
+/// How many interfaces are known as made here.
+const MADE_MAX: usize = 1024;
+
+/// The broker.
+struct Process<'a> {
+    rules: Rules,
+    daemon: &'a Channel,
+    /// Interfaces that it has made for commands, by their numbers, which no others get.
+    made: BTreeSet<u32>,
+}
+
+/// Until the daemon ends.
+pub(super) fn run(rules: Rules, has_macvtap: bool, daemon: &Channel) -> ! {
+    let _ = set_name(c"np-uplinks"); // for `ps`
+    // If it has ended already, its end of the channel has.
+    let _ = set_pdeathsig(Signal::SIGKILL);
+    let ready = shut(rules.path(), has_macvtap).map(|()| None).map_err(Refusal::from);
+    let mut process = Process { rules, daemon, made: BTreeSet::new() };
+    if daemon.say(&ready).is_ok() && ready.is_ok() {
+        while process.serve().is_ok() {}
+    }
+    exit(0);
+}
+
+impl Process<'_> {
+    /// Answers the next request. Errors: the daemon is gone.
+    fn serve(&mut self) -> io::Result<()> {
+        let mut request = [0; REQUEST];
+        let (_, fds) = self.daemon.recv(&mut request)?;
+        let answer = self.answer(request, &fds);
+        self.daemon.say(&answer)
+    }
+
+    fn answer(&mut self, mut request: [u8; REQUEST], fds: &[OwnedFd]) -> Answer {
+        self.rules.look_again();
+        if request == TO_ENLARGE {
+            return enlarge(&self.rules, fds).map(|()| None).map_err(|e| small_buffers(&e));
+        }
+        let joins = request[0] == JOIN;
+        if joins {
+            request[0] = OPEN;
+        }
+        let (uplink, is_new) = match self.rules.judge(&request) {
+            Verdict::Refuse(what, fix) => {
+                return Err(Refusal { what, fix, ..Refusal::default() });
+            }
+            Verdict::Open(uplink) => (uplink, false),
+            Verdict::Make(uplink) => (uplink, true),
+        };
+        if joins {
+            self.join(&uplink, is_new).map(|()| None)
+        } else {
+            self.open(&uplink, is_new).map(Some)
+        }
+    }
+
+    fn open(&mut self, uplink: &UplinkConfig, is_new: bool) -> Result<OwnedFd, Refusal> {
+        let file = open_file(uplink, is_new).map_err(|e| {
+            let OpenError { what, fix, is_busy, is_final, .. } = e;
+            Refusal { what, fix, is_busy, is_final }
+        })?;
+        if is_new {
+            self.made.extend(if_nametoindex(uplink.ifname.as_str()));
+            if self.made.len() > MADE_MAX {
+                self.made.pop_first();
+            }
+        }
+        Ok(file.into())
+    }
+
+    fn join(&self, uplink: &UplinkConfig, is_new: bool) -> Result<(), Refusal> {
+        let refuse = |what: String| Refusal { what, ..Refusal::default() };
+        let index = if_nametoindex(uplink.ifname.as_str()).map_err(|e| refuse(e.to_string()))?;
+        if is_new && !self.made.contains(&index) {
+            return Err(refuse(format!("{} is somebody else's", uplink.ifname)));
+        }
+        join_bridge(uplink).map_err(|e| refuse(e.to_string()))
+    }
+}
+
+/// The first receives, the others send.
+fn enlarge(rules: &Rules, sockets: &[OwnedFd]) -> io::Result<()> {
+    for (n, socket) in sockets.iter().enumerate() {
+        let address = SocketAddr::try_from(getsockname(socket)?)?;
+        if !rules.has_overlay(address.ip()) {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        if n == 0 {
+            option::set_socket_recv_buffer_size_force(socket, RECEIVE_BYTES)?;
+        } else {
+            setsockopt(socket, sockopt::SndBufForce, &SEND_BYTES)?;
+        }
+    }
+    Ok(())
+}
+
+fn small_buffers(e: &io::Error) -> Refusal {
+    let fix = format!(
+        "give the daemon CAP_NET_ADMIN, or set net.core.rmem_max to {RECEIVE_BYTES} and \
+         net.core.wmem_max to {SEND_BYTES}"
+    );
+    Refusal { what: e.to_string(), fix, ..Refusal::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::net::UdpSocket;
+
+    use super::*;
+    use crate::config::{Config, Source};
+
+    #[test]
+    fn buffers_grow_of_sockets_with_the_address_of_an_overlay_and_of_no_others() {
+        let text = "[[overlay]]\nname = \"o\"\nvni = 7\nlocal = \"127.0.0.1\"\n\
+                    peers = [\"127.0.0.2\"]\n";
+        let config = Config::parse("np.toml", text, &BTreeMap::new()).unwrap();
+        let source = Source { path: "np.toml".into(), overrides: BTreeMap::new() };
+        let rules = Rules::new(source, &config);
+        let socket = |address: &str| OwnedFd::from(UdpSocket::bind((address, 0)).unwrap());
+        let others = [socket("127.0.0.1"), socket("127.0.0.2")];
+        let sizes = |sockets: &[OwnedFd]| {
+            let [receives, sends] = sockets else { panic!("two of them") };
+            let sends = option::socket_send_buffer_size(sends).unwrap();
+            (option::socket_recv_buffer_size(receives).unwrap(), sends)
+        };
+        let own = [socket("127.0.0.1"), socket("127.0.0.1")];
+        let before = sizes(&own);
+        match enlarge(&rules, &own) {
+            // socket(7): they are doubled.
+            Ok(()) => assert_eq!(sizes(&own), (2 * RECEIVE_BYTES, 2 * SEND_BYTES)),
+            Err(e) => assert_eq!((e.raw_os_error(), sizes(&own)), (Some(1), before), "no root"),
+        }
+        assert!(enlarge(&rules, &others).is_err());
+        assert_eq!(sizes(&others).1, before.1);
+    }
+}

@@ -1,0 +1,189 @@
+//! What the broker does for a daemon that it does not believe: what the configuration file says,
+//! which it reads itself.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::Path;
+
+use super::words::{REQUEST, read, to_open};
+use crate::config::{Config, Source, UplinkConfig, UplinkKind};
+
+/// What a configuration allows.
+#[derive(Debug)]
+struct Allowed {
+    /// To be opened, as requests.
+    uplinks: BTreeSet<[u8; REQUEST]>,
+    /// New taps go into these.
+    bridges: Vec<String>,
+    /// Of overlays of this host.
+    addresses: Vec<IpAddr>,
+}
+
+impl Allowed {
+    fn by(config: &Config) -> Self {
+        Self {
+            uplinks: config.uplinks.iter().map(to_open).collect(),
+            bridges: config.daemon.bridges.clone(),
+            addresses: config.overlays.iter().map(|overlay| overlay.local.ip()).collect(),
+        }
+    }
+}
+
+/// What is to be done about a request.
+#[derive(Debug, Eq, PartialEq)]
+pub(super) enum Verdict {
+    /// It is in the file: it is opened.
+    Open(UplinkConfig),
+    /// It is in no file: it is made, if there is no interface of that name.
+    Make(UplinkConfig),
+    /// No: what, and what to do about it.
+    Refuse(String, String),
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub(super) struct Rules {
+    source: Source,
+    at_start: Allowed,
+    /// The last file that was good.
+    now: Allowed,
+}
+
+impl Rules {
+    /// `config` is what `source` had at the start.
+    pub(super) fn new(source: Source, config: &Config) -> Self {
+        Self { source, at_start: Allowed::by(config), now: Allowed::by(config) }
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.source.path
+    }
+
+    /// Somebody may be just writing it.
+    pub(super) fn look_again(&mut self) {
+        if let Ok(config) = self.source.load() {
+            self.now = Allowed::by(&config);
+        }
+    }
+
+    /// Whether overlays of this host have that address.
+    pub(super) fn has_overlay(&self, address: IpAddr) -> bool {
+        [&self.at_start, &self.now].iter().any(|it| it.addresses.contains(&address))
+    }
+
+    pub(super) fn judge(&self, request: &[u8; REQUEST]) -> Verdict {
+        let Some(uplink) = read(request) else {
+            return Verdict::Refuse("this is no uplink".into(), "report this".into());
+        };
+        if [&self.at_start, &self.now].iter().any(|it| it.uplinks.contains(request)) {
+            return Verdict::Open(uplink);
+        }
+        let UplinkConfig { ifname, bridge, .. } = &uplink;
+        let file = self.source.path.display();
+        let write = format!("write the uplink into {file} and reload");
+        let can_be_new = uplink.create && uplink.kind == UplinkKind::Tap;
+        match bridge {
+            Some(bridge) if can_be_new && self.now.bridges.contains(bridge) => {
+                Verdict::Make(uplink)
+            }
+            Some(bridge) if can_be_new => Verdict::Refuse(
+                format!("{bridge} is not among the bridges that commands may use"),
+                format!("name it in daemon.bridges, or {write}"),
+            ),
+            _ => {
+                let what = "and a command may only add a tap that is made for it and has a bridge";
+                Verdict::Refuse(format!("{ifname} is not in {file} so, {what}"), write)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+
+    use super::*;
+
+    const LAN: &str =
+        "[[uplink]]\nname = \"lan\"\nkind = \"tap\"\nifname = \"np0\"\nbridge = \"br0\"\n";
+
+    /// The rules of a daemon that started with `text`, and its file.
+    fn rules(name: &str, text: &str) -> Rules {
+        let path = std::env::temp_dir().join(format!("np-rules-{name}-{}", std::process::id()));
+        fs::write(&path, text).unwrap();
+        let source = Source { path, overrides: BTreeMap::new() };
+        let config = source.load().unwrap();
+        Rules::new(source, &config)
+    }
+
+    fn uplink(text: &str) -> UplinkConfig {
+        let config = Config::parse("np.toml", text, &BTreeMap::new()).unwrap();
+        UplinkConfig { name: String::new(), ..config.uplinks[0].clone() }
+    }
+
+    fn refused(rules: &Rules, uplink: &UplinkConfig) -> String {
+        match rules.judge(&to_open(uplink)) {
+            Verdict::Refuse(what, fix) => format!("{what}: {fix}"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_the_file_says_is_opened_and_nothing_that_differs_from_it() {
+        let mut rules = rules("file", LAN);
+        let lan = uplink(LAN);
+        assert_eq!(rules.judge(&to_open(&lan)), Verdict::Open(lan.clone()));
+        for other in [
+            UplinkConfig { ifname: "eth0".into(), ..lan.clone() },
+            UplinkConfig { bridge: Some("br1".into()), ..lan.clone() },
+            UplinkConfig { bridge: None, ..lan.clone() },
+            UplinkConfig { create: false, ..lan.clone() },
+            UplinkConfig { kind: UplinkKind::Macvtap, ..lan.clone() },
+        ] {
+            let refused = refused(&rules, &other);
+            assert!(refused.contains("np-rules-file"), "{refused}");
+        }
+        // The file changes: what it had at the start stays, and what it has now counts.
+        let wan = LAN.replace("lan", "wan").replace("np0", "np1");
+        fs::write(&rules.source.path, &wan).unwrap();
+        let wan = uplink(&wan);
+        assert!(matches!(rules.judge(&to_open(&wan)), Verdict::Refuse(..)), "not read yet");
+        rules.look_again();
+        for it in [&lan, &wan] {
+            assert_eq!(rules.judge(&to_open(it)), Verdict::Open(it.clone()));
+        }
+        // It is being written.
+        fs::write(&rules.source.path, "[[upl").unwrap();
+        rules.look_again();
+        assert_eq!(rules.judge(&to_open(&wan)), Verdict::Open(wan));
+        fs::remove_file(&rules.source.path).unwrap();
+    }
+
+    #[test]
+    fn a_command_adds_only_new_taps_to_bridges_that_are_named() {
+        let mut rules = rules("command", LAN);
+        let other = UplinkConfig { ifname: "np7".into(), ..uplink(LAN) };
+        let said = refused(&rules, &other);
+        assert!(said.contains("br0 is not among") && said.contains("daemon.bridges"), "{said}");
+        fs::write(&rules.source.path, format!("[daemon]\nbridges = [\"br0\"]\n{LAN}")).unwrap();
+        rules.look_again();
+        assert_eq!(rules.judge(&to_open(&other)), Verdict::Make(other.clone()));
+        refused(&rules, &UplinkConfig { bridge: None, ..other.clone() });
+        refused(&rules, &UplinkConfig { create: false, ..other.clone() });
+        refused(&rules, &UplinkConfig { kind: UplinkKind::Macvtap, ..other.clone() });
+        refused(&rules, &UplinkConfig { bridge: Some("br1".into()), ..other });
+        fs::remove_file(&rules.source.path).unwrap();
+    }
+
+    #[test]
+    fn an_address_is_that_of_an_overlay_of_the_file_or_nobodys() {
+        let text = "[[overlay]]\nname = \"o\"\nvni = 7\nlocal = \"192.0.2.1\"\n\
+                    peers = [\"192.0.2.2\"]\n";
+        let rules = rules("overlay", text);
+        let has = |address: [u8; 4]| rules.has_overlay(IpAddr::from(address));
+        assert!(has([192, 0, 2, 1]) && !has([192, 0, 2, 2]) && !has([0, 0, 0, 0]));
+        fs::remove_file(&rules.source.path).unwrap();
+    }
+}

@@ -1,0 +1,253 @@
+//! What the daemon and its broker say to each other: a request of fixed size, then an answer that
+//! is a text or a descriptor.
+
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+};
+
+use crate::config::{UplinkConfig, UplinkKind, is_ifname};
+use crate::start::StartError;
+
+/// Bytes for a name and the zeros behind it (IFNAMSIZ).
+const NAME: usize = 16;
+/// Bytes of a request: what is asked, what kind, whether to make it; interface and bridge.
+pub(super) const REQUEST: usize = 3 + 2 * NAME;
+/// Bytes of the longest answer. What would be longer is cut.
+const ANSWER: usize = 2048;
+/// Descriptors of a message, at most: the sockets of an overlay.
+const FDS_MAX: usize = 17;
+
+/// What is asked for.
+pub(super) const OPEN: u8 = 1;
+pub(super) const JOIN: u8 = 2;
+const ENLARGE: u8 = 3;
+
+/// How an answer begins; what is not done may go later, or never as long as the daemon runs.
+const DONE: u8 = 0;
+const REFUSED: u8 = 1;
+const BUSY: u8 = 2;
+const FINAL: u8 = 4;
+
+/// It is done; what was asked for, if it was something. Or it is not.
+pub(super) type Answer = Result<Option<OwnedFd>, Refusal>;
+
+/// Why something is not done.
+#[derive(Debug, Default, Eq, PartialEq)]
+pub(super) struct Refusal {
+    pub(super) what: String,
+    pub(super) fix: String,
+    /// Somebody has it.
+    pub(super) is_busy: bool,
+    /// Only a restart helps.
+    pub(super) is_final: bool,
+}
+
+impl From<StartError> for Refusal {
+    fn from(e: StartError) -> Self {
+        let text = e.to_string();
+        let (what, fix) = text.split_once("\n    fix: ").unwrap_or((&text, "report this"));
+        Self { what: what.into(), fix: fix.into(), is_busy: false, is_final: true }
+    }
+}
+
+/// To enlarge the buffers of the sockets that come with it: the first's to receive, the others' to
+/// send.
+pub(super) const TO_ENLARGE: [u8; REQUEST] = {
+    let mut request = [0; REQUEST];
+    request[0] = ENLARGE;
+    request
+};
+
+/// To put an uplink into its bridge.
+pub(super) fn to_join(uplink: &UplinkConfig) -> [u8; REQUEST] {
+    let mut request = to_open(uplink);
+    request[0] = JOIN;
+    request
+}
+
+/// To open an uplink, made and bridged so; whatever its name and its network.
+pub(super) fn to_open(uplink: &UplinkConfig) -> [u8; REQUEST] {
+    let UplinkConfig { kind, create, ifname, bridge, .. } = uplink;
+    let mut request = [0; REQUEST];
+    request[..3].copy_from_slice(&[OPEN, (*kind).into(), (*create).into()]);
+    let names = [ifname.as_str(), bridge.as_deref().unwrap_or_default()];
+    for (to, name) in request[3..].chunks_exact_mut(NAME).zip(names) {
+        let len = name.len().min(NAME - 1); // the configuration has no longer ones
+        to[..len].copy_from_slice(&name.as_bytes()[..len]);
+    }
+    request
+}
+
+impl From<UplinkKind> for u8 {
+    fn from(kind: UplinkKind) -> Self {
+        match kind {
+            UplinkKind::Tap => 0,
+            UplinkKind::Macvtap => 1,
+        }
+    }
+}
+
+/// What is to be opened. `None`: no configuration says so.
+pub(super) fn read(request: &[u8; REQUEST]) -> Option<UplinkConfig> {
+    let (names, _) = request[3..].as_chunks::<NAME>();
+    let name = |bytes: &[u8; NAME]| {
+        let len = bytes.iter().position(|byte| *byte == 0)?;
+        std::str::from_utf8(&bytes[..len]).ok().map(str::to_owned)
+    };
+    let (ifname, bridge) = (name(&names[0])?, name(&names[1])?);
+    let uplink = UplinkConfig {
+        name: String::new(),
+        network: None,
+        kind: [UplinkKind::Tap, UplinkKind::Macvtap].get(usize::from(request[1])).copied()?,
+        create: request[2] == 1,
+        bridge: Some(bridge).filter(|bridge| !bridge.is_empty()),
+        ifname,
+    };
+    let is_good = is_ifname(&uplink.ifname) && uplink.bridge.iter().all(|name| is_ifname(name));
+    (is_good && to_open(&uplink) == *request).then_some(uplink)
+}
+
+/// One end of a pair: messages come whole and in order, and an end that is gone is noticed.
+#[derive(Debug)]
+pub(super) struct Channel(OwnedFd);
+
+impl Channel {
+    pub(super) fn pair() -> io::Result<(Self, Self)> {
+        let kind = SocketType::SEQPACKET;
+        let (a, b) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(a), Self(b)))
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Errors: the other end is gone.
+    pub(super) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(ErrorKind::InvalidInput.into());
+        }
+        loop {
+            match sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                result => return result.map(drop).map_err(Into::into),
+            }
+        }
+    }
+
+    /// Gives the other end an answer. Errors: it is gone.
+    pub(super) fn say(&self, answer: &Answer) -> io::Result<()> {
+        match answer {
+            Ok(fd) => self.send(&[DONE], fd.as_ref().map(AsFd::as_fd).as_slice()),
+            Err(Refusal { what, fix, is_busy, is_final }) => {
+                let how = [(BUSY, *is_busy), (FINAL, *is_final)];
+                let kind = how.iter().filter(|it| it.1).fold(REFUSED, |kind, it| kind | it.0);
+                let text = [&[kind], what.as_bytes(), &[0], fix.as_bytes()].concat();
+                self.send(&text[..text.len().min(ANSWER)], &[])
+            }
+        }
+    }
+
+    /// The other end's next answer. Errors: it is gone.
+    pub(super) fn hear(&self) -> io::Result<Answer> {
+        let mut bytes = [0; ANSWER];
+        let (len, fds) = self.recv(&mut bytes)?;
+        let (kind, text) = (bytes[0], String::from_utf8_lossy(&bytes[1..len]));
+        if kind == DONE {
+            return Ok(Ok(fds.into_iter().next()));
+        }
+        let (what, fix) = text.split_once('\0').unwrap_or((&text, "report this"));
+        let (is_busy, is_final) = (kind & BUSY != 0, kind & FINAL != 0);
+        Ok(Err(Refusal { what: what.into(), fix: fix.into(), is_busy, is_final }))
+    }
+
+    /// The next message; its length. Errors: the other end is gone.
+    pub(super) fn recv(&self, to: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let got = loop {
+            let mut to = [IoSliceMut::new(to)];
+            match recvmsg(&self.0, &mut to, &mut control, RecvFlags::CMSG_CLOEXEC) {
+                Err(Errno::INTR) => {}
+                result => break result?,
+            }
+        };
+        if got.bytes == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        Ok((got.bytes, fds.flatten().collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uplink(kind: UplinkKind, ifname: &str, bridge: Option<&str>) -> UplinkConfig {
+        let (name, bridge) = (String::new(), bridge.map(Into::into));
+        UplinkConfig { name, network: None, kind, ifname: ifname.into(), create: true, bridge }
+    }
+
+    #[test]
+    fn a_request_says_what_an_uplink_is_and_nothing_else_is_one() {
+        let tap = uplink(UplinkKind::Tap, "np0", Some("br0"));
+        let long = uplink(UplinkKind::Macvtap, "fifteen-bytes-x", None);
+        for it in [&tap, &long, &UplinkConfig { create: false, ..tap.clone() }] {
+            assert_eq!(read(&to_open(it)).as_ref(), Some(it));
+        }
+        let request = to_open(&tap);
+        for (at, byte) in [(0, ENLARGE), (1, 2), (2, 2), (3, 0), (3, b'/'), (4, 0xff), (18, b'x')] {
+            let mut bad = request;
+            bad[at] = byte;
+            assert_eq!(read(&bad), None, "{at} {byte}");
+        }
+        // Behind the zero, where the kernel would not look.
+        let mut hidden = request;
+        hidden[10] = b'x';
+        assert_eq!(read(&hidden), None);
+    }
+
+    #[test]
+    fn an_answer_is_a_descriptor_or_a_reason() {
+        let (a, b) = Channel::pair().unwrap();
+        a.say(&Ok(Some(a.fd().try_clone_to_owned().unwrap()))).unwrap();
+        assert!(b.hear().unwrap().unwrap().is_some());
+        a.say(&Ok(None)).unwrap();
+        assert!(b.hear().unwrap().unwrap().is_none());
+        for (what, is_busy) in [("no".to_owned(), true), ("n".repeat(2 * ANSWER), false)] {
+            let fix = if is_busy { "wait" } else { "report this" };
+            let refusal =
+                Refusal { what: what.clone(), fix: "wait".into(), is_busy, is_final: !is_busy };
+            a.say(&Err(refusal)).unwrap();
+            let said = b.hear().unwrap().unwrap_err();
+            assert!(what.starts_with(&said.what), "{}", said.what);
+            assert_eq!((said.is_busy, said.is_final, &*said.fix), (is_busy, !is_busy, fix));
+        }
+    }
+
+    #[test]
+    fn messages_keep_their_bounds_and_an_end_is_noticed() {
+        let (a, b) = Channel::pair().unwrap();
+        let mut bytes = [0; ANSWER];
+        a.send(b"one", &[]).unwrap();
+        a.send(b"two", &[a.fd()]).unwrap();
+        let (len, fds) = b.recv(&mut bytes).unwrap();
+        assert_eq!((&bytes[..len], fds.len()), (&b"one"[..], 0));
+        let (len, fds) = b.recv(&mut bytes).unwrap();
+        assert_eq!((&bytes[..len], fds.len()), (&b"two"[..], 1));
+        drop((a, fds));
+        assert!(b.recv(&mut bytes).is_err() && b.send(b"three", &[]).is_err());
+    }
+}
