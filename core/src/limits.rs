@@ -317,6 +317,10 @@ pub const T_TOE_SILENCE: Duration = Duration::from_secs(120);
 pub const T_TOE_HOLE: Duration = Duration::from_secs(10);
 /// A closed socket waits so long for the end of the other stream (`tcp_fin_timeout` of Linux).
 pub const T_TOE_ORPHAN: Duration = Duration::from_secs(60);
+/// And so long for the other guest to take what it had sent, 1 MiB at most: Linux gives up on one
+/// that takes nothing after 924 s (`tcp_retries2`). Without an end, whoever never reads could fill
+/// the other guest's table of sockets.
+pub const T_TOE_DRAIN: Duration = Duration::from_secs(924);
 
 /// Worst-case pages of a window of `bytes` bytes at any alignment: both ends may be partial.
 ///

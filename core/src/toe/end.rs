@@ -15,7 +15,7 @@ use super::inbound::{Inbound, Verdict};
 use super::message::{Breach, Kind, Message};
 use super::outbound::Outbound;
 use super::state::{Standing, State, Step};
-use crate::limits::{T_TOE_CONNECT, T_TOE_ORPHAN, T_TOE_PROBE, T_TOE_SILENCE};
+use crate::limits::{T_TOE_CONNECT, T_TOE_DRAIN, T_TOE_ORPHAN, T_TOE_PROBE, T_TOE_SILENCE};
 use crate::time::Instant;
 
 /// What the guest is to hear of, in the words of the VTOE paper (section 4.3) where it has one.
@@ -243,7 +243,8 @@ impl End {
         }
         let hole = self.inbound.hole_deadline().is_some_and(passed);
         let orphan = self.orphan_deadline().is_some_and(passed);
-        if hole || orphan || passed(self.heard + T_TOE_SILENCE) {
+        let silence = self.silence_deadline().is_some_and(passed);
+        if hole || orphan || silence {
             self.fail(now, Errno::Reset);
         } else if passed(self.told + T_TOE_PROBE) {
             self.due.probe = true;
@@ -282,6 +283,7 @@ impl End {
     /// `len` bytes of what was to be delivered are in the guest's memory now.
     pub fn delivered(&mut self, now: Instant, len: u64) {
         self.inbound.deliver(len);
+        self.heard = now;
         self.look_for_end(now);
     }
 
@@ -378,15 +380,26 @@ impl End {
         if !state.is_live() {
             return None;
         }
-        let quiet = (self.told + T_TOE_PROBE).min(self.heard + T_TOE_SILENCE);
-        let others = [self.inbound.hole_deadline(), self.orphan_deadline()];
-        others.into_iter().flatten().chain([quiet]).min()
+        let probe = Some(self.told + T_TOE_PROBE);
+        let (hole, orphan) = (self.inbound.hole_deadline(), self.orphan_deadline());
+        [probe, hole, orphan, self.silence_deadline()].into_iter().flatten().min()
     }
 
-    /// When a closed socket has waited long enough for the other stream's end.
+    /// When a closed socket has waited long enough for the other guest.
     fn orphan_deadline(&self) -> Option<Instant> {
-        let waits = self.guest_is_gone && self.state() == State::Finished;
-        waits.then(|| self.since + T_TOE_ORPHAN)
+        let wait = match self.state() {
+            State::Finished => T_TOE_ORPHAN,
+            State::Finishing | State::Closing => T_TOE_DRAIN,
+            _ => return None,
+        };
+        self.guest_is_gone.then(|| self.since + wait)
+    }
+
+    /// When the other end was silent for too long. While the guest does not take what it is to
+    /// have, as one that is paused, an orderly fabric is not read, and what the other end says
+    /// waits.
+    fn silence_deadline(&self) -> Option<Instant> {
+        (!self.inbound.has_undelivered()).then(|| self.heard + T_TOE_SILENCE)
     }
 
     /// The other stream may have ended just now.

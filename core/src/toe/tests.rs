@@ -6,7 +6,8 @@ use super::message::{Kind, Message};
 use super::state::State;
 use crate::common::Random;
 use crate::limits::{
-    T_TOE_CONNECT, T_TOE_HOLE, T_TOE_ORPHAN, T_TOE_PROBE, T_TOE_SILENCE, TOE_WINDOW_MAX,
+    T_TOE_CONNECT, T_TOE_DRAIN, T_TOE_HOLE, T_TOE_ORPHAN, T_TOE_PROBE, T_TOE_SILENCE,
+    TOE_WINDOW_MAX,
 };
 use crate::time::{Duration, Instant};
 use proptest::prelude::*;
@@ -152,6 +153,43 @@ fn a_closed_socket_waits_a_minute_for_the_other_stream_to_end() {
     assert!(a.poll_timeout() <= Some(late));
     a.handle_timeout(late);
     assert_eq!((a.state(), a.errno()), (State::Failed, Some(Errno::Reset)));
+}
+
+#[test]
+fn what_a_closed_socket_has_sent_may_take_a_quarter_of_an_hour_and_no_more() {
+    let [mut a, mut b] = pair(1000);
+    let _ = a.send(START, 10).expect("it may");
+    a.close(START, false);
+    let _ = said(&mut a, START);
+    let mut now = START;
+    while now + T_TOE_PROBE < START + T_TOE_DRAIN {
+        now = now + T_TOE_PROBE;
+        b.handle_timeout(now);
+        talk(&mut b, &mut a, now);
+        a.handle_timeout(now);
+        let _ = said(&mut a, now);
+        assert_eq!(a.state(), State::Finishing);
+        let _ = b.handle_message(now, Kind::Probe { sent: 0, finished: false, edge: 0 });
+    }
+    assert!(a.poll_timeout() <= Some(START + T_TOE_DRAIN));
+    a.handle_timeout(START + T_TOE_DRAIN);
+    assert_eq!(a.errno(), Some(Errno::Reset));
+}
+
+#[test]
+fn vtoe_10_a_guest_that_is_paused_for_an_hour_with_data_due_loses_nothing() {
+    let [mut a, mut b] = pair(1000);
+    let data = a.send(START, 10).expect("it may").kind;
+    assert_eq!(b.handle_message(START, data), Verdict::Deliver);
+    // Behind the data are A's probes, which nobody reads.
+    let hour = START + Duration::from_secs(3600);
+    b.handle_timeout(hour);
+    assert_eq!(b.state(), State::Open);
+    let _ = said(&mut b, hour);
+    assert_eq!(b.poll_timeout(), Some(hour + T_TOE_PROBE));
+    b.delivered(hour, 10);
+    b.handle_timeout(hour + T_TOE_SILENCE);
+    assert_eq!(b.errno(), Some(Errno::Reset), "it was not paused any more");
 }
 
 #[test]
@@ -354,6 +392,8 @@ struct World {
     again: u64,
     /// The second guest ever heard of the connection.
     offered: bool,
+    /// How often both stood still: all in all for less than a closed socket waits.
+    stood: u32,
 }
 
 /// The byte at `offset` of what guest `i` sends.
@@ -385,6 +425,7 @@ impl World {
             lost,
             again,
             offered: false,
+            stood: 0,
         }
     }
 
@@ -528,7 +569,7 @@ impl World {
                 0 | 1 => self.send(i),
                 2 | 3 => self.deliver(i),
                 4 => self.read(i),
-                5 if self.random.percent(2) => self.stand_still(),
+                5 if self.stood < 2 && self.random.percent(2) => self.stand_still(),
                 _ if !self.flying.is_empty() => self.carry(),
                 _ if self.is_idle() => self.wait(),
                 _ => {}
@@ -551,6 +592,7 @@ impl World {
 
     /// Both guests stand still for five minutes; the fabric does not.
     fn stand_still(&mut self) {
+        self.stood += 1;
         let until = self.now + Duration::from_secs(300);
         while self.now < until && self.ends.iter().any(Option::is_some) {
             while self.flying.iter().any(|f| self.now.since(f.since) > Duration::ZERO) {
