@@ -292,11 +292,26 @@ pub const TOE_WINDOW_MAX: u64 = 1024 * 1024;
 /// Room that has appeared is told to the other end in steps of so much, or at once if the other end
 /// may be out of it: a quarter of the buffer that Linux gives a vsock socket (256 KiB).
 pub const TOE_CREDIT_STEP: u64 = 64 * 1024;
+/// What a packet costs of a guest's buffer besides its payload: Linux charges `SKB_TRUESIZE(0)` for
+/// each that nobody has read (since 2026, `virtio_transport_inc_rx_pkt`), and resets a socket that
+/// has no place for it. That is 576 bytes where cache lines have 64, and 768 where they have 256.
+pub const TOE_PACKET_COST: u64 = 768;
+/// Messages that come ahead of others and wait in the fabric, for each connection. Their payload is
+/// bounded by its window.
+pub const TOE_HELD_MAX: usize = 256;
+/// Connections that another host may have asked for meanwhile when a request of it comes late: one
+/// that is older is taken for a copy. A bit for each, 8 KiB for a host.
+pub const TOE_LATE_REQUESTS: u64 = 65_536;
+/// Incarnations of a host whose requests are told from copies.
+pub const TOE_INCARNATIONS_MAX: usize = 4;
+/// Ends that are over and may be asked for `Taken` again: 64 bytes each are 1 MiB.
+pub const TOE_OVER_MAX: usize = 16_384;
 /// Sockets of a guest, also those that it has closed and that have something to deliver: 4096 of
-/// half a KiB are 2 MiB.
+/// half a KiB are 2 MiB. When it has so many, a new one takes the place of the one that was closed
+/// first.
 pub const TOE_SOCKETS_MAX: usize = 4096;
-/// Processes of a guest that ask about sockets.
-pub const TOE_CONTROLS_MAX: usize = 256;
+/// Processes of a guest that ask about sockets, and listeners: each has a control connection.
+pub const TOE_CONTROLS_MAX: usize = 1024;
 /// Addresses that a guest listens at.
 pub const TOE_LISTENERS_MAX: usize = 1024;
 /// Sockets of a guest that have said where they are going to connect to, and have not yet.
@@ -308,8 +323,13 @@ pub const TOE_STRAYS_MAX: usize = 64;
 /// A connection that is not established after this is not going to be: Linux gives up SYNs after
 /// 127 s and SYN-ACKs after 63 s.
 pub const T_TOE_CONNECT: Duration = Duration::from_secs(63);
-/// An end that has said nothing for so long says where it stands.
+/// So often an end says where it stands, whatever else it says: what was lost is made good.
 pub const T_TOE_PROBE: Duration = Duration::from_secs(30);
+/// A guest that has packets which it may have read is asked so soon, then half as often each time,
+/// down to [`T_TOE_ASK_MAX`]: Linux before 6.7 tells what it has read by bytes, not by packets.
+pub const T_TOE_ASK: Duration = Duration::from_millis(10);
+/// See [`T_TOE_ASK`].
+pub const T_TOE_ASK_MAX: Duration = Duration::from_secs(1);
 /// An end that has heard nothing for so long, four probes, has lost the other one (VTOE-06).
 pub const T_TOE_SILENCE: Duration = Duration::from_secs(120);
 /// Bytes that must have been sent and have not come after this are lost: fabrics reorder within

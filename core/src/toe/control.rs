@@ -16,7 +16,10 @@
 //! | 16 to 31 | address that goes with bytes 12 and 13 | of the other side |
 //! | 32 to 47 | own address | own address |
 //! | 48 to 51 | 0 | 0, an errno, or `ffffffff`: use guest TCP |
-//! | 52 to 63 | 0 | 0 |
+//! | 52 | 1 or 0, see below | of `Describe` the state, as TCP_INFO has it |
+//! | 53 to 63 | 0 | 0 |
+//!
+//! Byte 52 is 1 if a listener hears IPv4 as well, and if a close is to be no reset after all.
 //!
 //! Addresses are those of IPv6, IPv4 addresses mapped (RFC 4291 section 2.5.5.2).
 
@@ -25,6 +28,7 @@ mod reply;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use super::errno::Errno;
+use super::state::State;
 use super::vsock::Ports;
 
 pub use reply::Reply;
@@ -64,6 +68,8 @@ pub enum Ask {
         guest: u32,
         /// Its address, unspecified for all of the guest's, and its port.
         at: SocketAddr,
+        /// It hears IPv4 as well, as sockets at `::` do without `IPV6_V6ONLY`.
+        v4: bool,
     },
     /// It does so no more.
     Unlisten {
@@ -74,6 +80,8 @@ pub enum Ask {
     Describe(Ports),
     /// Its close() is to be a reset (SO_LINGER with 0 s).
     Linger(Ports),
+    /// It is not to be one after all.
+    Unlinger(Ports),
 }
 
 /// A request.
@@ -88,12 +96,25 @@ pub struct Asked {
 /// How it was answered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Code {
-    /// As asked. Of [`Ask::Describe`]: the socket is well, or ended clean.
+    /// As asked. Of [`Ask::Describe`]: the socket is well, or ended clean; its state says which.
     Done,
-    /// Not by this way: use guest TCP.
+    /// Not by this way: use guest TCP. Of [`Ask::Describe`]: nobody has accepted it, for nobody
+    /// listens there by this way.
     Native,
     /// It failed, or of [`Ask::Describe`]: the socket did.
     Failed(Errno),
+}
+
+impl Code {
+    /// Of what ended so.
+    #[must_use]
+    pub const fn of(errno: Option<Errno>) -> Self {
+        match errno {
+            None => Self::Done,
+            Some(Errno::NotByToe) => Self::Native,
+            Some(errno) => Self::Failed(errno),
+        }
+    }
 }
 
 /// An answer.
@@ -105,6 +126,8 @@ pub struct Answer {
     pub code: Code,
     /// The socket's own address and the other side's, if they are known.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
+    /// Of [`Ask::Describe`]: where the socket stands.
+    pub state: Option<State>,
 }
 
 impl Asked {
@@ -117,9 +140,10 @@ impl Asked {
         let guest = ports.guest;
         let ask = match b[1] {
             CONNECT if to.is_ipv4() == from.is_ipv4() => Ask::Connect { guest, from, to },
-            LISTEN => Ask::Listen { guest, at: to },
+            LISTEN => Ask::Listen { guest, at: to, v4: b[52] == 1 },
             UNLISTEN => Ask::Unlisten { guest },
             DESCRIBE => Ask::Describe(ports),
+            LINGER if b[52] == 1 => Ask::Unlinger(ports),
             LINGER => Ask::Linger(ports),
             _ => return None,
         };
@@ -133,10 +157,10 @@ impl Asked {
         let none = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
         let (op, ports, to, from) = match self.ask {
             Ask::Connect { guest, from, to } => (CONNECT, Ports { guest, host: 0 }, to, from),
-            Ask::Listen { guest, at } => (LISTEN, Ports { guest, host: 0 }, at, none),
+            Ask::Listen { guest, at, .. } => (LISTEN, Ports { guest, host: 0 }, at, none),
             Ask::Unlisten { guest } => (UNLISTEN, Ports { guest, host: 0 }, none, none),
             Ask::Describe(ports) => (DESCRIBE, ports, none, none),
-            Ask::Linger(ports) => (LINGER, ports, none, none),
+            Ask::Linger(ports) | Ask::Unlinger(ports) => (LINGER, ports, none, none),
         };
         let mut b = [0; LEN];
         b[..2].copy_from_slice(&[VERSION, op]);
@@ -145,6 +169,7 @@ impl Asked {
         b[8..12].copy_from_slice(&ports.host.to_le_bytes());
         put_address(&mut b, 16, 12, to);
         put_address(&mut b, 32, 14, from);
+        b[52] = u8::from(matches!(self.ask, Ask::Listen { v4: true, .. } | Ask::Unlinger(_)));
         b
     }
 }
@@ -153,7 +178,7 @@ impl Answer {
     /// An answer that says no more than how.
     #[must_use]
     pub const fn of(asked: Asked, code: Code) -> Self {
-        Self { asked, code, addresses: None }
+        Self { asked, code, addresses: None, state: None }
     }
 
     /// Its bytes.
@@ -172,7 +197,22 @@ impl Answer {
             Code::Failed(errno) => errno.number(),
         };
         b[48..52].copy_from_slice(&code.to_le_bytes());
+        b[52] = self.state.map_or(0, tcp_state);
         b
+    }
+}
+
+/// What a state is in `tcpi_state` (`include/net/tcp_states.h` of Linux).
+const fn tcp_state(state: State) -> u8 {
+    match state {
+        State::Open => 1,
+        State::Asking => 2,
+        State::Offered => 3,
+        State::Finishing => 4,
+        State::Finished => 5,
+        State::Over | State::Failed => 7,
+        State::Remaining => 8,
+        State::Closing => 11,
     }
 }
 
@@ -195,16 +235,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn asks() -> [Ask; 6] {
+    fn asks() -> [Ask; 8] {
         let at = |text: &str| text.parse().expect("an address");
         let ports = Ports { guest: 1025, host: SOCKETS };
         [
             Ask::Connect { guest: 7, from: at("10.0.0.1:40000"), to: at("10.0.0.2:80") },
             Ask::Connect { guest: 7, from: at("[::]:40000"), to: at("[fd00::2]:80") },
-            Ask::Listen { guest: 8, at: at("0.0.0.0:80") },
+            Ask::Listen { guest: 8, at: at("0.0.0.0:80"), v4: false },
+            Ask::Listen { guest: 8, at: at("[::]:80"), v4: true },
             Ask::Unlisten { guest: 8 },
             Ask::Describe(ports),
             Ask::Linger(ports),
+            Ask::Unlinger(ports),
         ]
     }
 
@@ -222,21 +264,24 @@ mod tests {
 
     #[test]
     fn an_answer_has_both_addresses() {
-        let asked = Asked { tag: 1, ask: asks()[4] };
+        let asked = Asked { tag: 1, ask: asks()[5] };
         let own = "10.0.0.1:513".parse().expect("an address");
         let other = "10.0.0.2:258".parse().expect("an address");
         let addresses = Some((own, other));
-        let bytes = Answer { asked, code: Code::Native, addresses }.emit();
+        let state = Some(State::Remaining);
+        let bytes = Answer { asked, code: Code::Native, addresses, state }.emit();
         assert_eq!(bytes[12..16], [2, 1, 1, 2]);
         assert_eq!(bytes[26..32], [0xff, 0xff, 10, 0, 0, 2]);
         assert_eq!(bytes[42..48], [0xff, 0xff, 10, 0, 0, 1]);
-        assert_eq!(bytes[48..], [255, 255, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[48..], [255, 255, 255, 255, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]
     fn what_no_request_is_is_refused() {
         let good = Asked { tag: 1, ask: asks()[0] }.emit();
-        for (at, byte) in [(0, 2), (1, 0), (1, 6), (1, 129), (8, 1), (48, 1), (63, 1), (42, 0)] {
+        for (at, byte) in
+            [(0, 2), (1, 0), (1, 6), (1, 129), (8, 1), (48, 1), (52, 1), (63, 1), (42, 0)]
+        {
             let mut bytes = good;
             bytes[at] = byte;
             assert_eq!(Asked::parse(&bytes), None, "byte {at}");

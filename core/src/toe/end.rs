@@ -25,11 +25,9 @@ pub enum Event {
     ConnectRequest,
     /// ESTABLISHED: the guest's connect() has succeeded.
     Established,
-    /// There is more room for what the guest sends: [`End::edge_from_guest`].
-    Room,
     /// The other stream has ended, and the guest has all of it.
     Ended,
-    /// CONNECT_REJECTED, UNREACHABLE, ADDRESS_ERROR or DISCONNECTED: [`Errno::failure`] says which.
+    /// CONNECT_REJECTED, UNREACHABLE, ADDRESS_ERROR or DISCONNECTED, as the errno is.
     Failed(Errno),
 }
 
@@ -44,7 +42,6 @@ struct Due {
     reset: bool,
     connect_request: bool,
     established: bool,
-    room: bool,
     ended: bool,
     failed: bool,
 }
@@ -64,8 +61,8 @@ pub struct End {
     since: Instant,
     /// When the other end was last heard of.
     heard: Instant,
-    /// When it was last told anything.
-    told: Instant,
+    /// When it was last told where this end stands.
+    probed: Instant,
 }
 
 impl End {
@@ -82,7 +79,7 @@ impl End {
     #[must_use]
     pub fn offer(now: Instant, id: ShadowId, edge: u64) -> Self {
         let mut end = Self::new(now, id, Side::Acceptor, Standing::offered());
-        let _ = end.outbound.give_room(edge);
+        end.outbound.give_room(edge);
         end.due.connect_request = true;
         end
     }
@@ -98,7 +95,7 @@ impl End {
             guest_is_gone: false,
             since: now,
             heard: now,
-            told: now,
+            probed: now,
         }
     }
 
@@ -144,6 +141,12 @@ impl End {
         self.inbound.delivered()
     }
 
+    /// Whether the guest does not have all that came.
+    #[must_use]
+    pub const fn has_undelivered(&self) -> bool {
+        self.inbound.has_undelivered()
+    }
+
     /// Whether it ended, and everybody has been told.
     #[must_use]
     pub const fn is_spent(&self) -> bool {
@@ -154,31 +157,45 @@ impl End {
 
     /// A message for this end came.
     pub fn handle_message(&mut self, now: Instant, kind: Kind) -> Verdict {
-        let state = self.state();
-        if matches!(state, State::Over | State::Failed) {
+        if matches!(self.state(), State::Over | State::Failed) {
+            // It does not know that its guest's stream has arrived.
+            let asks = matches!(kind, Kind::Probe { finished: true, .. });
+            self.due.taken |= asks && self.state() == State::Over;
             return Verdict::Done;
         }
         self.heard = now;
         if let Kind::Reset(errno) = kind {
             // After the connection is established there is but one way to lose it.
-            let errno = if state == State::Asking { errno } else { Errno::Reset };
+            let errno = if self.state() == State::Asking { errno } else { Errno::Reset };
             self.fail_silently(now, errno);
             return Verdict::Done;
         }
-        match (state, kind) {
-            (State::Asking, Kind::Established { edge }) => {
-                let _ = self.outbound.give_room(edge);
-                self.due.established = true;
-                self.step(now, Step::Established);
-                return Verdict::Done;
-            }
-            // It has overtaken the answer.
-            (State::Asking, _) if !matches!(kind, Kind::Request { .. }) => return Verdict::Hold,
-            _ => {}
+        if self.state() == State::Asking && !matches!(kind, Kind::Request { .. }) {
+            // Whoever says anything else has accepted, and this may have overtaken its answer.
+            self.due.established = true;
+            self.probed = now;
+            self.step(now, Step::Established);
         }
-        match self.obey(now, kind) {
-            Ok(verdict) => verdict,
-            Err(_) => {
+        let obeyed = self.obey(now, kind);
+        self.judge(now, obeyed)
+    }
+
+    /// Data that is held is presented again. All else is not, and nothing becomes of it.
+    pub fn handle_held(&mut self, now: Instant, kind: Kind) -> Verdict {
+        let Kind::Data { offset, len } = kind else { return Verdict::Done };
+        if matches!(self.state(), State::Over | State::Failed) {
+            return Verdict::Done;
+        }
+        let taken = self.inbound.take_held(now, offset, len.into());
+        self.judge(now, taken)
+    }
+
+    /// Whoever breaks the rules loses the connection, and so does whoever sends to a socket that
+    /// its guest has closed.
+    fn judge(&mut self, now: Instant, obeyed: Result<Verdict, Breach>) -> Verdict {
+        match obeyed {
+            Ok(verdict) if verdict == Verdict::Done || !self.guest_is_gone => verdict,
+            Ok(_) | Err(_) => {
                 self.fail(now, Errno::Reset);
                 Verdict::Done
             }
@@ -190,18 +207,14 @@ impl End {
         match kind {
             // A copy that comes late says nothing new.
             Kind::Request { .. } if self.side == Side::Acceptor => {}
-            Kind::Established { .. } if self.side == Side::Opener => {}
+            Kind::Established { edge } if self.side == Side::Opener => {
+                self.outbound.give_room(edge);
+            }
             Kind::Request { .. } | Kind::Established { .. } => return Err(Breach::State),
             // The opener knows of no answer yet.
             _ if state == State::Offered => return Err(Breach::State),
-            Kind::Data { offset, len } => {
-                let verdict = self.inbound.take(now, offset, len.into())?;
-                if self.guest_is_gone && verdict != Verdict::Done {
-                    return Err(Breach::State);
-                }
-                return Ok(verdict);
-            }
-            Kind::Credit { edge } => self.due.room |= self.outbound.give_room(edge),
+            Kind::Data { offset, len } => return self.inbound.take(now, offset, len.into()),
+            Kind::Credit { edge } => self.outbound.give_room(edge),
             Kind::Fin { total } => {
                 self.inbound.end(now, total)?;
                 self.look_for_end(now);
@@ -212,7 +225,7 @@ impl End {
             }
             Kind::Taken => return Err(Breach::State),
             Kind::Probe { sent, finished, edge } => {
-                self.due.room |= self.outbound.give_room(edge);
+                self.outbound.give_room(edge);
                 if finished {
                     // Its FIN was lost, or our answer.
                     self.due.taken |= !state.may_receive();
@@ -241,12 +254,16 @@ impl End {
         if !state.is_live() {
             return;
         }
+        if passed(self.probed + T_TOE_PROBE + T_TOE_PROBE) {
+            // It was not called for so long: the daemon stood still, and nobody was silent.
+            self.heard = now;
+        }
         let hole = self.inbound.hole_deadline().is_some_and(passed);
         let orphan = self.orphan_deadline().is_some_and(passed);
         let silence = self.silence_deadline().is_some_and(passed);
         if hole || orphan || silence {
             self.fail(now, Errno::Reset);
-        } else if passed(self.told + T_TOE_PROBE) {
+        } else if passed(self.probed + T_TOE_PROBE) {
             self.due.probe = true;
         }
     }
@@ -262,6 +279,7 @@ impl End {
         if self.state() == State::Offered {
             self.inbound.give_room(edge);
             self.due.opening = true;
+            self.probed = now;
             self.step(now, Step::Established);
         }
     }
@@ -276,7 +294,6 @@ impl End {
             self.fail(now, Errno::Reset);
             return None;
         };
-        self.told = now;
         Some(self.message(Kind::Data { offset, len }))
     }
 
@@ -338,6 +355,7 @@ impl End {
         } else if std::mem::take(&mut due.taken) {
             Kind::Taken
         } else if std::mem::take(&mut due.probe) {
+            self.probed = now;
             let edge = self.inbound.tell_edge();
             let finished = self.standing.state().has_finished();
             Kind::Probe { sent: self.outbound.sent(), finished, edge }
@@ -346,7 +364,6 @@ impl End {
         } else {
             return None;
         };
-        self.told = now;
         Some(self.message(kind))
     }
 
@@ -363,7 +380,6 @@ impl End {
         let events = [
             (&mut due.connect_request, Event::ConnectRequest),
             (&mut due.established, Event::Established),
-            (&mut due.room, Event::Room),
             (&mut due.ended, Event::Ended),
         ];
         let mut events = events.into_iter();
@@ -380,7 +396,7 @@ impl End {
         if !state.is_live() {
             return None;
         }
-        let probe = Some(self.told + T_TOE_PROBE);
+        let probe = Some(self.probed + T_TOE_PROBE);
         let (hole, orphan) = (self.inbound.hole_deadline(), self.orphan_deadline());
         [probe, hole, orphan, self.silence_deadline()].into_iter().flatten().min()
     }
@@ -416,7 +432,6 @@ impl End {
         self.due = Due {
             connect_request: false,
             established: false,
-            room: false,
             ended: false,
             failed: false,
             ..self.due

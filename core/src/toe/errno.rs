@@ -5,6 +5,9 @@
 pub enum Errno {
     /// EACCES: policy forbids the destination.
     Access,
+    /// EOPNOTSUPP: nobody listens there by TOE, and guest TCP may find somebody. Applications never
+    /// see it: what processes are answered is [`super::control::Code::Native`].
+    NotByToe,
     /// EADDRINUSE: the port has another listener.
     AddressInUse,
     /// EADDRNOTAVAIL: the guest does not have the address it wants to be.
@@ -21,23 +24,11 @@ pub enum Errno {
     HostUnreachable,
 }
 
-/// What a failure is to the guest, in the words of the VTOE paper (section 4.3).
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Failure {
-    /// CONNECT_REJECTED.
-    Rejected,
-    /// UNREACHABLE.
-    Unreachable,
-    /// ADDRESS_ERROR.
-    AddressError,
-    /// DISCONNECTED.
-    Disconnected,
-}
-
 impl Errno {
     /// Every one.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Access,
+        Self::NotByToe,
         Self::AddressInUse,
         Self::AddressNotAvailable,
         Self::NetUnreachable,
@@ -52,6 +43,7 @@ impl Errno {
     pub const fn number(self) -> u32 {
         match self {
             Self::Access => 13,
+            Self::NotByToe => 95,
             Self::AddressInUse => 98,
             Self::AddressNotAvailable => 99,
             Self::NetUnreachable => 101,
@@ -66,16 +58,5 @@ impl Errno {
     #[must_use]
     pub fn of(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|errno| errno.number() == number)
-    }
-
-    /// The paper's event for it.
-    #[must_use]
-    pub const fn failure(self) -> Failure {
-        match self {
-            Self::Access | Self::Refused => Failure::Rejected,
-            Self::NetUnreachable | Self::TimedOut | Self::HostUnreachable => Failure::Unreachable,
-            Self::AddressInUse | Self::AddressNotAvailable => Failure::AddressError,
-            Self::Reset => Failure::Disconnected,
-        }
     }
 }

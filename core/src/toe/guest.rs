@@ -5,8 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::control::{Answer, Ask, Asked, Code, LEN};
 use super::errno::Errno;
+use super::id::HostId;
 use super::message::Request;
 use super::sockets::{SocketId, VmId};
+use super::state::State;
 use super::vsock::{Connection, Ports};
 use crate::limits::{TOE_LISTENERS_MAX, TOE_PAST_MAX, TOE_STRAYS_MAX, TOE_WANTED_MAX};
 use crate::wire::vsock::Header;
@@ -16,9 +18,19 @@ const AHEAD: u64 = 16 * LEN as u64;
 
 /// Who may connect where.
 pub trait Policy {
-    /// A guest's socket wants to connect. [`Code::Done`]: it may; [`Code::Native`]: not by this
-    /// way, for instance because nobody is there who could answer; or why it fails.
-    fn connect(&self, vm: VmId, request: &Request) -> Code;
+    /// A guest's socket wants to connect.
+    fn connect(&self, vm: VmId, request: &Request) -> Way;
+}
+
+/// How a socket is to connect.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Way {
+    /// To a guest of this host.
+    To(HostId),
+    /// By guest TCP, for instance because nobody is there who could answer.
+    Native,
+    /// It may not.
+    Failed(Errno),
 }
 
 /// What the caller says of a guest.
@@ -45,6 +57,8 @@ pub(super) struct Control {
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) config: GuestConfig,
+    /// Of its addresses those that no other guest of its network had before.
+    ips: Vec<IpAddr>,
     /// Sockets that its kernel knows.
     pub(super) ports: BTreeMap<Ports, SocketId>,
     /// By its vsock port.
@@ -52,19 +66,33 @@ pub(super) struct Guest {
     /// It stands in the queue of those to be polled.
     pub(super) is_ready: bool,
     /// What the socket at a vsock port is going to connect to, and who said so.
-    wanted: BTreeMap<u32, (u32, Request)>,
-    listeners: BTreeMap<SocketAddr, Listener>,
+    wanted: BTreeMap<u32, Wanted>,
+    /// Who listens at an address is called in turn (SO_REUSEPORT). That they may is for the guest's
+    /// own stack to say, in which each has taken the port.
+    listeners: BTreeMap<SocketAddr, VecDeque<Listener>>,
     past: Past,
+    /// Packets that no honest driver sends.
+    pub(super) lies: u64,
     /// Answers to packets that were for no connection.
     pub(super) strays: VecDeque<Header>,
     next_host_port: u32,
 }
 
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    /// The control connection that asked, by its vsock port.
+    control: u32,
+    pub(super) host: HostId,
+    pub(super) request: Request,
+}
+
 #[derive(Debug)]
 struct Listener {
     guest_port: u32,
-    /// The control connection that asked, by its vsock port.
+    /// As of [`Wanted`].
     control: u32,
+    /// Of one at an IPv6 address: it hears IPv4 as well.
+    v4: bool,
 }
 
 /// How sockets ended that the guest's kernel has no connection for any more: whoever read an end
@@ -91,8 +119,8 @@ impl Past {
 }
 
 impl Control {
-    pub(super) fn new(header: &Header) -> Self {
-        let mut connection = Connection::asked(header);
+    pub(super) fn new(guest_cid: u64, header: &Header) -> Self {
+        let mut connection = Connection::asked(guest_cid, header);
         connection.set_edge(AHEAD);
         connection.respond();
         Self { connection, partial: Vec::new(), answers: VecDeque::new() }
@@ -120,10 +148,6 @@ impl Control {
 
     /// The next packet: without or with an answer behind it.
     pub(super) fn poll(&mut self) -> Option<(Header, Option<[u8; LEN]>)> {
-        // Whoever does not read answers cannot ask for more.
-        if self.answers.is_empty() {
-            self.connection.set_edge(self.connection.received() + AHEAD);
-        }
         if let Some(header) = self.connection.poll_packet() {
             return Some((header, None));
         }
@@ -131,21 +155,28 @@ impl Control {
             return None;
         }
         let answer = self.answers.pop_front()?;
+        // Whoever does not read answers cannot ask for more.
+        if self.answers.is_empty() {
+            self.connection.set_edge(self.connection.received() + AHEAD);
+        }
         let len = u32::try_from(LEN).expect("64");
         Some((self.connection.give(len), Some(answer)))
     }
 }
 
 impl Guest {
-    pub(super) fn new(config: GuestConfig) -> Self {
+    /// `ips` are those of its addresses that it gets.
+    pub(super) fn new(config: GuestConfig, ips: Vec<IpAddr>) -> Self {
         Self {
             config,
+            ips,
             ports: BTreeMap::new(),
             controls: BTreeMap::new(),
             is_ready: false,
             wanted: BTreeMap::new(),
             listeners: BTreeMap::new(),
             past: Past::default(),
+            lies: 0,
             strays: VecDeque::new(),
             next_host_port: FIRST_HOST_PORT,
         }
@@ -159,14 +190,18 @@ impl Guest {
     }
 
     /// The vsock port of whoever listens there.
-    pub(super) fn listener(&self, to: SocketAddr) -> Option<u32> {
-        let any: IpAddr = match to.ip() {
-            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let any = SocketAddr::new(any, to.port());
-        let listener = self.listeners.get(&to).or_else(|| self.listeners.get(&any));
-        listener.map(|listener| listener.guest_port)
+    pub(super) fn listener(&mut self, to: SocketAddr) -> Option<u32> {
+        let any_v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        let any = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { any_v6 };
+        let places = [(to.ip(), false), (any, false), (any_v6, to.is_ipv4())];
+        places.into_iter().find_map(|(ip, as_v4)| {
+            let there = self.listeners.get_mut(&SocketAddr::new(ip, to.port()))?;
+            let at = there.iter().position(|listener| listener.v4 || !as_v4)?;
+            let listener = there.remove(at)?;
+            let port = listener.guest_port;
+            there.push_back(listener);
+            Some(port)
+        })
     }
 
     /// A port of the host for a connection to this port of the guest, not used lately.
@@ -194,87 +229,108 @@ impl Guest {
     }
 
     /// What the socket at this vsock port wants to connect to, if anybody has said so.
-    pub(super) fn take_wanted(&mut self, port: u32) -> Option<Request> {
-        self.wanted.remove(&port).map(|(_, request)| request)
+    pub(super) fn take_wanted(&mut self, port: u32) -> Option<Wanted> {
+        self.wanted.remove(&port)
+    }
+
+    /// Sockets that are going to connect.
+    pub(super) fn wanted(&self) -> usize {
+        self.wanted.len()
     }
 
     /// A control connection is gone, and with it what its process wanted.
     pub(super) fn forget_control(&mut self, port: u32) {
         self.controls.remove(&port);
-        self.listeners.retain(|_, listener| listener.control != port);
-        self.wanted.retain(|_, (control, _)| *control != port);
+        self.drop_listeners(|listener| listener.control == port);
+        self.wanted.retain(|_, wanted| wanted.control != port);
+    }
+
+    fn drop_listeners(&mut self, drop: impl Fn(&Listener) -> bool) {
+        self.listeners.retain(|_, there| {
+            there.retain(|listener| !drop(listener));
+            !there.is_empty()
+        });
     }
 
     /// What a past socket ended with.
     pub(super) fn describe_past(&self, asked: Asked, ports: Ports) -> Answer {
         match self.past.by_ports.get(&ports) {
             Some((_, code, request)) => {
-                Answer { addresses: Some(addresses(ports, request)), ..Answer::of(asked, *code) }
+                let addresses = Some(addresses(ports, request));
+                let state = Some(if *code == Code::Done { State::Over } else { State::Failed });
+                Answer { addresses, state, ..Answer::of(asked, *code) }
             }
             // Nothing is known of it: that is no clean end.
             None => Answer::of(asked, Code::Failed(Errno::Reset)),
         }
     }
 
-    /// A request that is about the guest, not about a socket that there is.
+    /// A request that is about the guest, not about a socket that there is. It asks `way` how a
+    /// socket is to connect.
     pub(super) fn answer(
         &mut self,
-        vm: VmId,
         control: u32,
         asked: Asked,
-        policy: &dyn Policy,
+        way: impl FnOnce(&Request) -> Way,
     ) -> Answer {
         let code = match asked.ask {
             Ask::Connect { guest, from, to } => {
-                let (code, addresses) = self.want(vm, (control, guest), from, to, policy);
-                return Answer { asked, code, addresses };
+                let (code, addresses) = self.want((control, guest), from, to, way);
+                return Answer { addresses, ..Answer::of(asked, code) };
             }
-            Ask::Listen { guest, at } => self.listen(control, guest, at),
+            Ask::Listen { guest, at, v4 } => {
+                self.listen(at, Listener { guest_port: guest, control, v4: v4 && at.is_ipv6() })
+            }
             Ask::Unlisten { guest } => {
-                self.listeners.retain(|_, listener| listener.guest_port != guest);
+                self.drop_listeners(|listener| listener.guest_port == guest);
                 Code::Done
             }
             Ask::Describe(ports) => return self.describe_past(asked, ports),
-            Ask::Linger(_) => Code::Failed(Errno::Reset),
+            Ask::Linger(_) | Ask::Unlinger(_) => Code::Failed(Errno::Reset),
         };
         Answer::of(asked, code)
     }
 
     fn want(
         &mut self,
-        vm: VmId,
         (control, guest): (u32, u32),
         from: SocketAddr,
         to: SocketAddr,
-        policy: &dyn Policy,
+        way: impl FnOnce(&Request) -> Way,
     ) -> (Code, Option<(SocketAddr, SocketAddr)>) {
         let any = from.ip().is_unspecified();
-        let mut own = self.config.ips.iter().filter(|ip| ip.is_ipv4() == to.is_ipv4());
+        let mut own = self.ips.iter().filter(|ip| ip.is_ipv4() == to.is_ipv4());
         let Some(ip) = own.find(|ip| any || **ip == from.ip()).filter(|_| from.port() > 0) else {
             return (Code::Failed(Errno::AddressNotAvailable), None);
         };
         let from = SocketAddr::new(*ip, from.port());
         let request = Request { network: self.config.network, from, to };
         let full = self.wanted.len() >= TOE_WANTED_MAX && !self.wanted.contains_key(&guest);
-        let code = if full { Code::Native } else { policy.connect(vm, &request) };
-        if code == Code::Done {
-            self.wanted.insert(guest, (control, request));
-        }
+        let way = if full || !request.is_sound() { Way::Native } else { way(&request) };
+        let code = match way {
+            Way::To(host) => {
+                self.wanted.insert(guest, Wanted { control, host, request });
+                Code::Done
+            }
+            Way::Native => Code::Native,
+            Way::Failed(errno) => Code::of(Some(errno)),
+        };
         (code, Some((from, to)))
     }
 
-    fn listen(&mut self, control: u32, guest_port: u32, at: SocketAddr) -> Code {
-        let own = at.ip().is_unspecified() || self.config.ips.contains(&at.ip());
+    fn listen(&mut self, at: SocketAddr, listener: Listener) -> Code {
+        let own = at.ip().is_unspecified() || self.ips.contains(&at.ip());
         if !own || at.port() == 0 {
             return Code::Failed(Errno::AddressNotAvailable);
         }
-        if self.listeners.get(&at).is_some_and(|known| known.guest_port != guest_port) {
-            return Code::Failed(Errno::AddressInUse);
+        if let Some(there) = self.listeners.get_mut(&at) {
+            there.retain(|known| known.guest_port != listener.guest_port);
         }
-        if self.listeners.len() >= TOE_LISTENERS_MAX && !self.listeners.contains_key(&at) {
+        let all: usize = self.listeners.values().map(VecDeque::len).sum();
+        if all >= TOE_LISTENERS_MAX {
             return Code::Native;
         }
-        self.listeners.insert(at, Listener { guest_port, control });
+        self.listeners.entry(at).or_default().push_back(listener);
         Code::Done
     }
 }

@@ -5,20 +5,24 @@
 //! After every `handle_*` and command, and after each [`Host::give`]: [`Host::poll_output`] until
 //! `None`, then payload that is due, as [`Host::room_to_guest`] allows, then
 //! [`Host::poll_timeout`]. Messages for a guest of this very host come back by
-//! [`Host::handle_request`] and [`Host::handle_message`]; which host a message is for, the caller
-//! knows (it has the [`Request`]).
+//! [`Host::handle_request`] and [`Host::handle_message`], with the [`HostId`] that they were for.
+//! Timers are for after all that has come was handled: a daemon that stood still has not heard of
+//! others that were not silent.
 //!
 //! Payload stays with the caller: a packet of the guest that is [`Handled::Carry`] is followed by
-//! it, and what [`Verdict::Deliver`] was said of is given when there is room.
+//! it, and what [`Verdict::Deliver`] was said of is given when there is room. What is given at once
+//! may be of many messages, and should be: a guest has place for so many packets.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::net::IpAddr;
 
 use super::control::{self, Answer, Ask, Asked, Code, LEN};
 use super::errno::Errno;
-use super::guest::{Control, Guest, GuestConfig, Policy, addresses};
-use super::id::{ShadowId, ShadowIds, Side};
+use super::guest::{Control, Guest, GuestConfig, Policy, Wanted, Way, addresses};
+use super::id::{HostId, ShadowId, ShadowIds, Side};
 use super::inbound::Verdict;
 use super::joint::Joint;
+use super::late::{Name, Over, Requests};
 use super::message::{Kind, Message, Request};
 use super::sockets::{Socket, SocketId, Sockets, VmId};
 use super::vsock::{Heard, Ports, for_nobody};
@@ -39,11 +43,12 @@ pub enum Handled {
 /// What is due.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Output {
-    /// A message for the other end of a socket's connection. Behind a [`Kind::Request`] goes the
-    /// request.
-    Message(SocketId, Message, Request),
-    /// An answer to a message that was for nobody; it goes back to where that one came from.
-    Return(Message),
+    /// A message for the other end of a socket's connection, at this host. Behind a
+    /// [`Kind::Request`] goes the request.
+    Message(SocketId, HostId, Message, Request),
+    /// An answer to a message of this host that was for nobody; it goes back to where that one came
+    /// from.
+    Return(HostId, Message),
     /// A packet without payload, for a guest.
     Packet(VmId, Header),
     /// A packet with an answer in it, for a guest.
@@ -69,12 +74,17 @@ pub struct Host {
     ids: ShadowIds,
     guests: BTreeMap<VmId, Guest>,
     sockets: Sockets,
-    names: BTreeMap<(ShadowId, Side), SocketId>,
+    /// By the host of the other end: only that one may speak of a connection.
+    names: BTreeMap<Name, SocketId>,
+    /// By network and address.
+    addresses: BTreeMap<(u32, IpAddr), VmId>,
+    requests: Requests,
+    over: Over,
     /// Sockets that may have something to say.
     ready: VecDeque<SocketId>,
     /// Guests, likewise.
     ready_guests: VecDeque<VmId>,
-    returns: VecDeque<Message>,
+    returns: VecDeque<(HostId, Message)>,
 }
 
 impl Host {
@@ -86,6 +96,9 @@ impl Host {
             guests: BTreeMap::new(),
             sockets: Sockets::default(),
             names: BTreeMap::new(),
+            addresses: BTreeMap::new(),
+            requests: Requests::default(),
+            over: Over::default(),
             ready: VecDeque::new(),
             ready_guests: VecDeque::new(),
             returns: VecDeque::new(),
@@ -98,10 +111,28 @@ impl Host {
         self.sockets.len()
     }
 
-    /// The socket with this name.
+    /// Those of one guest.
     #[must_use]
-    pub fn socket(&self, id: ShadowId, side: Side) -> Option<SocketId> {
-        self.names.get(&(id, side)).copied()
+    pub fn sockets_of(&self, vm: VmId) -> usize {
+        self.sockets.count(vm)
+    }
+
+    /// The socket with this name, whose other end is at `host`.
+    #[must_use]
+    pub fn socket(&self, host: HostId, id: ShadowId, side: Side) -> Option<SocketId> {
+        self.names.get(&(host, id, side)).copied()
+    }
+
+    /// Packets of a guest that no honest driver sends.
+    #[must_use]
+    pub fn lies(&self, vm: VmId) -> u64 {
+        self.guests.get(&vm).map_or(0, |guest| guest.lies)
+    }
+
+    /// Whose socket it is.
+    #[must_use]
+    pub fn vm_of(&self, socket: SocketId) -> Option<VmId> {
+        self.sockets.get(socket).map(|socket| socket.vm)
     }
 
     /// Bytes that may be given to a guest at this socket.
@@ -149,16 +180,18 @@ impl Host {
             return Handled::Done;
         };
         let socket = self.sockets.get_mut(id).expect("listed sockets are there");
+        let lied = socket.joint.lie().is_some();
         let message = socket.joint.handle_packet(now, header, payload);
+        guest.lies += u64::from(!lied && socket.joint.lie().is_some());
         self.look_again(id);
         message.map_or(Handled::Done, |message| Handled::Carry(id, message))
     }
 
-    /// A message of another end came, but for a request. If its verdict is [`Verdict::Hold`], it
-    /// comes again.
-    pub fn handle_message(&mut self, now: Instant, message: &Message) -> Met {
-        let Some(id) = self.socket(message.id, message.to) else {
-            self.returns.extend(message.for_nobody());
+    /// A message of an end at host `from` came, but for a request. If its verdict is
+    /// [`Verdict::Hold`], it comes again, by [`Self::handle_held`].
+    pub fn handle_message(&mut self, now: Instant, from: HostId, message: &Message) -> Met {
+        let Some(id) = self.socket(from, message.id, message.to) else {
+            self.returns.extend(self.answer_late(now, from, message).map(|answer| (from, answer)));
             return Met { socket: None, verdict: Verdict::Done };
         };
         let socket = self.sockets.get_mut(id).expect("named sockets are there");
@@ -167,15 +200,34 @@ impl Host {
         Met { socket: Some(id), verdict }
     }
 
-    /// Somebody wants to connect to a guest of this host. Whether he may is for the caller to know.
-    pub fn handle_request(&mut self, now: Instant, message: &Message, request: &Request) {
+    /// A message that is held is presented again, after others for the same end.
+    pub fn handle_held(&mut self, now: Instant, from: HostId, message: &Message) -> Met {
+        let Some(id) = self.socket(from, message.id, message.to) else {
+            return Met { socket: None, verdict: Verdict::Done };
+        };
+        let socket = self.sockets.get_mut(id).expect("named sockets are there");
+        let verdict = socket.joint.handle_held(now, message.kind);
+        self.look_again(id);
+        Met { socket: Some(id), verdict }
+    }
+
+    /// Somebody at host `from` wants to connect to a guest of this host. Whether he may is for the
+    /// caller to know.
+    pub fn handle_request(
+        &mut self,
+        now: Instant,
+        from: HostId,
+        message: &Message,
+        request: &Request,
+    ) {
         let Kind::Request { edge } = message.kind else { return };
-        if message.to != Side::Acceptor || self.socket(message.id, Side::Acceptor).is_some() {
+        // A copy opens nothing, be the connection over or not.
+        if message.to != Side::Acceptor || !self.requests.is_new(from, message.id) {
             return;
         }
-        if let Err(errno) = self.offer(now, message.id, edge, request) {
+        if let Err(errno) = self.offer(now, (from, message.id), edge, request) {
             let kind = Kind::Reset(errno);
-            self.returns.push_back(Message { id: message.id, to: Side::Opener, kind });
+            self.returns.push_back((from, Message { id: message.id, to: Side::Opener, kind }));
         }
     }
 
@@ -197,16 +249,25 @@ impl Host {
         }
     }
 
-    /// A guest may have sockets from now on.
-    pub fn add_guest(&mut self, vm: VmId, config: GuestConfig) {
-        let before = self.guests.insert(vm, Guest::new(config));
+    /// A guest may have sockets from now on. Those of its addresses that another guest of its
+    /// network has already are not its own, and are named.
+    #[must_use]
+    pub fn add_guest(&mut self, vm: VmId, config: GuestConfig) -> Vec<IpAddr> {
+        let (mut own, mut others) = (Vec::new(), Vec::new());
+        for ip in &config.ips {
+            let has = *self.addresses.entry((config.network, *ip)).or_insert(vm);
+            if has == vm { own.push(*ip) } else { others.push(*ip) }
+        }
+        let before = self.guests.insert(vm, Guest::new(config, own));
         assert!(before.is_none(), "{vm:?} is there already");
+        others
     }
 
     /// A guest, its driver or its VMM is gone; what it had is reset.
     pub fn remove_guest(&mut self, now: Instant, vm: VmId) -> Option<GuestConfig> {
         let all: Vec<_> = self.guests.get(&vm)?.ports.values().copied().collect();
         all.into_iter().for_each(|id| self.lose(now, id));
+        self.addresses.retain(|_, has| *has != vm);
         self.guests.remove(&vm).map(|guest| guest.config)
     }
 
@@ -222,8 +283,8 @@ impl Host {
     /// What is due.
     #[must_use]
     pub fn poll_output(&mut self, now: Instant) -> Option<Output> {
-        if let Some(message) = self.returns.pop_front() {
-            return Some(Output::Return(message));
+        if let Some((host, message)) = self.returns.pop_front() {
+            return Some(Output::Return(host, message));
         }
         while let Some(vm) = self.ready_guests.front().copied() {
             if let Some(output) = self.poll_guest(vm) {
@@ -278,69 +339,100 @@ impl Host {
     fn poll_socket(&mut self, now: Instant, id: SocketId) -> Option<Output> {
         let socket = self.sockets.get_mut(id)?;
         if let Some(message) = socket.joint.poll_message(now) {
-            return Some(Output::Message(id, message, socket.request));
+            return Some(Output::Message(id, socket.host, message, socket.request));
         }
         if let Some(header) = socket.joint.poll_packet() {
             return Some(Output::Packet(socket.vm, header));
         }
+        let end = socket.joint.end();
+        let (name, errno) = ((socket.host, end.id(), end.side()), end.errno());
+        let is_spent = socket.joint.is_spent();
         if socket.is_listed && socket.joint.is_closed() {
             socket.is_listed = false;
-            let code = socket.joint.end().errno().map_or(Code::Done, Code::Failed);
             let (vm, ports, request) = (socket.vm, socket.joint.ports(), socket.request);
             if let Some(guest) = self.guests.get_mut(&vm) {
-                guest.forget(ports, code, request);
+                guest.forget(ports, Code::of(errno), request);
+            }
+            if !is_spent {
+                self.sockets.list_orphan(id);
             }
         }
-        let socket = self.sockets.get(id)?;
-        if !socket.joint.is_spent() {
+        if !is_spent {
             return None;
         }
-        let end = socket.joint.end();
-        self.names.remove(&(end.id(), end.side()));
+        if errno.is_none() {
+            self.over.add(now, name);
+        }
+        self.names.remove(&name);
         self.sockets.remove(id);
         Some(Output::Gone(id))
+    }
+
+    /// What to answer if a message is for no end that there is.
+    fn answer_late(&self, now: Instant, from: HostId, message: &Message) -> Option<Message> {
+        if !self.over.contains(now, (from, message.id, message.to)) {
+            return message.for_nobody();
+        }
+        // The end was over, all well: the other one has not heard it yet, or asked before it did.
+        let asks = matches!(message.kind, Kind::Probe { finished: true, .. });
+        let taken = Message { id: message.id, to: message.to.other(), kind: Kind::Taken };
+        asks.then_some(taken)
     }
 
     /// A guest's socket connects.
     fn connect(&mut self, now: Instant, vm: VmId, header: &Header) {
         let guest = self.guests.get_mut(&vm).expect("asked before");
-        let full = self.sockets.count(vm) >= TOE_SOCKETS_MAX;
-        let wanted = if header.dst_port == control::SOCKETS && !full {
-            guest.take_wanted(header.src_port)
-        } else {
-            None
-        };
-        let Some(request) = wanted else { return self.stray(vm, header) };
-        let joint = Joint::connect(now, header, self.ids.name());
-        self.insert(vm, joint, request);
+        let is_toe = header.dst_port == control::SOCKETS;
+        let wanted = is_toe.then(|| guest.take_wanted(header.src_port)).flatten();
+        let Some(Wanted { host, request, .. }) = wanted else { return self.stray(vm, header) };
+        let cid = guest.config.cid;
+        if !self.make_place(now, vm) {
+            let ports = Ports { guest: header.src_port, host: header.dst_port };
+            let guest = self.guests.get_mut(&vm).expect("it is there");
+            guest.forget(ports, Code::Native, request);
+            return self.stray(vm, header);
+        }
+        let joint = Joint::connect(now, cid, header, self.ids.name());
+        self.insert(vm, host, joint, request);
     }
 
     /// A guest is offered a connection.
     fn offer(
         &mut self,
         now: Instant,
-        name: ShadowId,
+        (from, name): (HostId, ShadowId),
         edge: u64,
         request: &Request,
     ) -> Result<(), Errno> {
-        let has = |guest: &Guest| {
-            guest.config.network == request.network && guest.config.ips.contains(&request.to.ip())
-        };
-        let mut guests = self.guests.iter_mut().filter(|(_, guest)| has(guest));
-        let (vm, guest) = guests.next().ok_or(Errno::HostUnreachable)?;
-        let port = guest.listener(request.to).ok_or(Errno::Refused)?;
-        if self.sockets.count(*vm) >= TOE_SOCKETS_MAX {
-            return Err(Errno::Refused);
+        let there = self.addresses.get(&(request.network, request.to.ip()));
+        let vm = *there.ok_or(Errno::NotByToe)?;
+        let guest = self.guests.get_mut(&vm).expect("whose address it is");
+        let port = guest.listener(request.to).ok_or(Errno::NotByToe)?;
+        let (cid, ports) = (guest.config.cid, guest.host_port(port));
+        if !self.make_place(now, vm) {
+            return Err(Errno::NotByToe);
         }
-        let (vm, ports) = (*vm, guest.host_port(port));
-        let joint = Joint::offer(now, guest.config.cid, ports, name, edge);
-        self.insert(vm, joint, *request);
+        let joint = Joint::offer(now, cid, ports, name, edge);
+        self.insert(vm, from, joint, *request);
         Ok(())
     }
 
-    fn insert(&mut self, vm: VmId, joint: Joint, request: Request) {
-        let (ports, name) = (joint.ports(), (joint.end().id(), joint.end().side()));
-        let id = self.sockets.insert(Socket::new(vm, joint, request));
+    /// A guest is to have a socket more. If it has as many as it may, one that it has closed and
+    /// that waits for another guest is given up: the one that was closed first.
+    fn make_place(&mut self, now: Instant, vm: VmId) -> bool {
+        if self.sockets.count(vm) < TOE_SOCKETS_MAX {
+            return true;
+        }
+        let Some(id) = self.sockets.pop_orphan(vm) else { return false };
+        let socket = self.sockets.get_mut(id).expect("orphans are there");
+        socket.joint.handle_guest_loss(now);
+        self.look_again(id);
+        true
+    }
+
+    fn insert(&mut self, vm: VmId, host: HostId, joint: Joint, request: Request) {
+        let (ports, name) = (joint.ports(), (host, joint.end().id(), joint.end().side()));
+        let id = self.sockets.insert(Socket::new(vm, host, joint, request));
         self.names.insert(name, id);
         self.guests.get_mut(&vm).expect("its guest is there").list(ports, id);
         self.look_again(id);
@@ -362,7 +454,7 @@ impl Host {
             if !asks || guest.controls.len() >= TOE_CONTROLS_MAX {
                 return self.stray(vm, header);
             }
-            guest.controls.insert(port, Control::new(header));
+            guest.controls.insert(port, Control::new(guest.config.cid, header));
             return self.look_at(vm);
         };
         match control.connection.handle(header, payload) {
@@ -379,8 +471,9 @@ impl Host {
                 let guest = self.guests.get_mut(&vm).expect("it is there");
                 guest.controls.insert(port, control);
             }
-            Ok(Heard::Accepted | Heard::Nothing | Heard::Finished) => {}
-            Ok(Heard::Closed { .. } | Heard::Reset) | Err(_) => {}
+            // One that is over is forgotten when its guest has heard so.
+            Ok(_) => {}
+            Err(_) => guest.lies += 1,
         }
         self.look_at(vm);
     }
@@ -388,18 +481,28 @@ impl Host {
     /// Answers what a process of a guest asks.
     fn answer(&mut self, vm: VmId, port: u32, asked: Asked, policy: &dyn Policy) -> Answer {
         let guest = self.guests.get_mut(&vm).expect("its packet is here");
-        if let Ask::Describe(ports) | Ask::Linger(ports) = asked.ask
+        if let Ask::Describe(ports) | Ask::Linger(ports) | Ask::Unlinger(ports) = asked.ask
             && let Some(socket) = guest.ports.get(&ports)
             && let Some(socket) = self.sockets.get_mut(*socket)
         {
-            if matches!(asked.ask, Ask::Linger(_)) {
-                socket.joint.reset_on_close();
+            match asked.ask {
+                Ask::Linger(_) => socket.joint.reset_on_close(true),
+                Ask::Unlinger(_) => socket.joint.reset_on_close(false),
+                _ => {}
             }
-            let code = socket.joint.end().errno().map_or(Code::Done, Code::Failed);
+            let (code, state) = (Code::of(socket.joint.end().errno()), socket.joint.end().state());
             let addresses = Some(addresses(ports, &socket.request));
-            return Answer { addresses, ..Answer::of(asked, code) };
+            return Answer { addresses, state: Some(state), ..Answer::of(asked, code) };
         }
-        guest.answer(vm, port, asked, policy)
+        let full = self.sockets.count(vm) + guest.wanted() >= TOE_SOCKETS_MAX
+            && self.sockets.first_orphan(vm).is_none();
+        guest.answer(
+            port,
+            asked,
+            |request| {
+                if full { Way::Native } else { policy.connect(vm, request) }
+            },
+        )
     }
 
     /// A packet is for no connection.

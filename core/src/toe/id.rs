@@ -23,6 +23,10 @@ impl Side {
     }
 }
 
+/// A host of the fabric, this one as well, by a number of the caller's choice.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct HostId(pub u32);
+
 /// The name of a shadow connection, given by the host of its opener; both ends have the same.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct ShadowId {

@@ -9,7 +9,7 @@
 //! ```
 
 use super::message::Breach;
-use crate::limits::{T_TOE_HOLE, TOE_CREDIT_STEP, TOE_WINDOW_MAX};
+use crate::limits::{T_TOE_HOLE, TOE_CREDIT_STEP, TOE_HELD_MAX, TOE_WINDOW_MAX};
 use crate::time::Instant;
 
 /// What becomes of a message.
@@ -19,7 +19,8 @@ pub enum Verdict {
     /// Its payload is next: it goes to the guest behind what was due before it, as soon as the
     /// guest has buffers, and [`super::end::End::delivered`] is told so.
     Deliver,
-    /// It is ahead of others. The fabric keeps it, and comes again when those have come.
+    /// It is ahead of others, which only data can be. The fabric keeps it, and presents it again
+    /// as held when others of that end have come.
     Hold,
     /// There is no more to it: whatever payload it has is not wanted.
     Done,
@@ -42,6 +43,8 @@ pub struct Inbound {
     edge_told: u64,
     /// Since when something is missing.
     hole_since: Option<Instant>,
+    /// What the fabric holds: offset and length, in order. None overlaps another.
+    held: Vec<(u64, u64)>,
 }
 
 impl Inbound {
@@ -86,7 +89,7 @@ impl Inbound {
             return Ok(Verdict::Done);
         }
         if offset > self.arrived {
-            return Ok(Verdict::Hold);
+            return self.hold(offset, len);
         }
         // What was cut in some way is not cut in another.
         if offset < self.arrived {
@@ -95,6 +98,36 @@ impl Inbound {
         self.arrived = end;
         self.hole_since = self.is_missing_some().then_some(now);
         Ok(Verdict::Deliver)
+    }
+
+    /// Bytes that are held are presented again.
+    ///
+    /// # Errors
+    /// As of [`Self::take`].
+    pub fn take_held(&mut self, now: Instant, offset: u64, len: u64) -> Result<Verdict, Breach> {
+        let Ok(at) = self.held.binary_search(&(offset, len)) else { return Ok(Verdict::Done) };
+        if offset > self.arrived {
+            return Ok(Verdict::Hold);
+        }
+        self.held.remove(at);
+        self.take(now, offset, len)
+    }
+
+    /// Bytes that are ahead of others are held, if they are not already.
+    fn hold(&mut self, offset: u64, len: u64) -> Result<Verdict, Breach> {
+        let Err(at) = self.held.binary_search(&(offset, len)) else { return Ok(Verdict::Done) };
+        let overlaps = |a: &(u64, u64), b: &(u64, u64)| a.0 + a.1 > b.0;
+        let new = (offset, len);
+        if at.checked_sub(1).is_some_and(|before| overlaps(&self.held[before], &new))
+            || self.held.get(at).is_some_and(|behind| overlaps(&new, behind))
+        {
+            return Err(Breach::Offset);
+        }
+        if self.held.len() >= TOE_HELD_MAX {
+            return Err(Breach::NoRoom);
+        }
+        self.held.insert(at, new);
+        Ok(Verdict::Hold)
     }
 
     /// So many bytes have been sent, the other end says.

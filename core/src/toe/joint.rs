@@ -12,7 +12,8 @@ use super::id::ShadowId;
 use super::inbound::Verdict;
 use super::message::{Kind, Message};
 use super::vsock::{Connection, Heard, Lie, Ports};
-use crate::time::Instant;
+use crate::limits::{T_TOE_ASK, T_TOE_ASK_MAX};
+use crate::time::{Duration, Instant};
 use crate::wire::vsock::Header;
 
 /// Both together. See the module's doc.
@@ -22,13 +23,16 @@ pub struct Joint {
     end: End,
     lie: Option<Lie>,
     resets_on_close: bool,
+    /// Data is due that the guest may have no place for, as it has not said what it has read: when
+    /// it is asked, and how long after that again.
+    ask: Option<(Instant, Duration)>,
 }
 
 impl Joint {
-    /// The guest asks for a connection with this header; it is to have this name.
+    /// The guest of this CID asks for a connection with this header; it is to have this name.
     #[must_use]
-    pub fn connect(now: Instant, header: &Header, id: ShadowId) -> Self {
-        let connection = Connection::asked(header);
+    pub fn connect(now: Instant, guest_cid: u64, header: &Header, id: ShadowId) -> Self {
+        let connection = Connection::asked(guest_cid, header);
         let end = End::connect(now, id, connection.edge_to_guest());
         Self::new(connection, end)
     }
@@ -38,12 +42,12 @@ impl Joint {
     pub fn offer(now: Instant, guest_cid: u64, ports: Ports, id: ShadowId, edge: u64) -> Self {
         let end = End::offer(now, id, edge);
         let mut joint = Self::new(Connection::call(guest_cid, ports), end);
-        joint.pass_on();
+        joint.pass_on(now);
         joint
     }
 
     const fn new(connection: Connection, end: End) -> Self {
-        Self { connection, end, lie: None, resets_on_close: false }
+        Self { connection, end, lie: None, resets_on_close: false, ask: None }
     }
 
     /// The end behind it.
@@ -78,7 +82,7 @@ impl Joint {
 
     /// Bytes that may be given to the guest now.
     #[must_use]
-    pub const fn room_to_guest(&self) -> u64 {
+    pub fn room_to_guest(&self) -> u64 {
         self.connection.room_to_guest()
     }
 
@@ -127,27 +131,38 @@ impl Joint {
             }
         };
         self.end.give_room(edge);
-        self.pass_on();
+        self.pass_on(now);
         message
     }
 
     /// A message from the other end.
     pub fn handle_message(&mut self, now: Instant, kind: Kind) -> Verdict {
         let verdict = self.end.handle_message(now, kind);
-        self.pass_on();
+        self.pass_on(now);
+        verdict
+    }
+
+    /// Data that is held is presented again.
+    pub fn handle_held(&mut self, now: Instant, kind: Kind) -> Verdict {
+        let verdict = self.end.handle_held(now, kind);
+        self.pass_on(now);
         verdict
     }
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.end.handle_timeout(now);
-        self.pass_on();
+        if let Some((_, wait)) = self.ask.filter(|(at, _)| *at <= now) {
+            self.connection.ask();
+            self.ask = Some((now + wait, (wait + wait).min(T_TOE_ASK_MAX)));
+        }
+        self.pass_on(now);
     }
 
     /// The fabric has lost the other end.
     pub fn handle_loss(&mut self, now: Instant) {
         self.end.handle_loss(now);
-        self.pass_on();
+        self.pass_on(now);
     }
 
     /// The guest, its driver or its VMM is gone.
@@ -156,9 +171,9 @@ impl Joint {
         self.end.abort(now, Errno::Reset);
     }
 
-    /// The guest's close() is to be a reset: SO_LINGER with 0 s.
-    pub fn reset_on_close(&mut self) {
-        self.resets_on_close = true;
+    /// Whether the guest's close() is to be a reset: SO_LINGER with 0 s.
+    pub const fn reset_on_close(&mut self, resets: bool) {
+        self.resets_on_close = resets;
     }
 
     /// The next `len` bytes that are due go into the guest's memory, behind this header. There must
@@ -167,7 +182,9 @@ impl Joint {
     pub fn give(&mut self, now: Instant, len: u32) -> Header {
         let header = self.connection.give(len);
         self.end.delivered(now, len.into());
-        self.pass_on();
+        // What is shown beyond what the guest has taken is bounded, and it has taken more.
+        self.end.give_room(self.connection.edge_to_guest());
+        self.pass_on(now);
         header
     }
 
@@ -186,21 +203,26 @@ impl Joint {
     /// When [`Self::handle_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.end.poll_timeout()
+        self.end.poll_timeout().into_iter().chain(self.ask.map(|(at, _)| at)).min()
     }
 
     /// What the guest is to hear becomes packets.
-    fn pass_on(&mut self) {
+    fn pass_on(&mut self, now: Instant) {
         while let Some(event) = self.end.poll_event() {
             match event {
                 // The connection has called the guest already.
-                Event::ConnectRequest | Event::Room => {}
+                Event::ConnectRequest => {}
                 Event::Established => self.connection.respond(),
                 Event::Ended => self.connection.finish(),
                 Event::Failed(_) => self.connection.reset(),
             }
         }
         self.connection.set_edge(self.end.edge_from_guest());
+        if !self.end.has_undelivered() || !self.connection.is_short_of_packets() {
+            self.ask = None;
+        } else if self.ask.is_none() {
+            self.ask = Some((now + T_TOE_ASK, T_TOE_ASK));
+        }
     }
 }
 

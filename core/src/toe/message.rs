@@ -9,9 +9,9 @@
 //! | 1 | kind |
 //! | 2 | to which side: 0 the opener, 1 the acceptor |
 //! | 3 | 1 in a probe of an end whose guest has finished, else 0 |
-//! | 4 to 7 | bytes that follow; of a reset the errno |
+//! | 4 to 7 | bytes that follow |
 //! | 8 to 23 | the connection's name: incarnation, serial |
-//! | 24 to 31 | offset, edge, total or sent |
+//! | 24 to 31 | offset, edge, total or sent; of a reset the errno |
 //! | 32 to 39 | of a probe the edge |
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -131,7 +131,7 @@ impl Message {
             Kind::Fin { total } => (FIN, false, 0, total, 0),
             Kind::Taken => (TAKEN, false, 0, 0, 0),
             Kind::Probe { sent, finished, edge } => (PROBE, finished, 0, sent, edge),
-            Kind::Reset(errno) => (RESET, false, errno.number(), 0, 0),
+            Kind::Reset(errno) => (RESET, false, 0, errno.number().into(), 0),
         };
         let mut bytes = [0; LEN];
         bytes[..4].copy_from_slice(&[VERSION, kind, self.to as u8, u8::from(flag)]);
@@ -160,7 +160,10 @@ impl Message {
             FIN => Kind::Fin { total: a },
             TAKEN => Kind::Taken,
             PROBE => Kind::Probe { sent: a, finished: bytes[3] == 1, edge: b },
-            RESET => Kind::Reset(Errno::of(len).ok_or(NoMessage::Value)?),
+            RESET => {
+                let errno = u32::try_from(a).ok().and_then(Errno::of);
+                Kind::Reset(errno.ok_or(NoMessage::Value)?)
+            }
             DATA => return Err(NoMessage::Value),
             _ => return Err(NoMessage::Kind),
         };
@@ -193,7 +196,8 @@ impl Message {
 /// The host of the opener vouches for the source (VTOE-09); the guest's word is not asked for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Request {
-    /// The overlay's number (VNI), of the network that both guests are in.
+    /// The number of the network that both guests are in, the same on both hosts: its VNI where it
+    /// has an overlay.
     pub network: u32,
     /// The opener's address and port.
     pub from: SocketAddr,
@@ -218,7 +222,7 @@ impl Request {
     /// Reads them.
     ///
     /// # Errors
-    /// [`NoMessage::Value`]: one address is of IPv4 and the other is not.
+    /// [`NoMessage::Value`]: no connection has such addresses.
     pub fn parse(bytes: &[u8; REQUEST_LEN]) -> Result<Self, NoMessage> {
         let address = |at: usize, port: usize| {
             let ip: [u8; 16] = bytes[at..at + 16].try_into().expect("sixteen");
@@ -227,8 +231,15 @@ impl Request {
         };
         let network = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let request = Self { network, from: address(8, 4), to: address(24, 6) };
-        let same = request.from.is_ipv4() == request.to.is_ipv4();
-        if same { Ok(request) } else { Err(NoMessage::Value) }
+        if request.is_sound() { Ok(request) } else { Err(NoMessage::Value) }
+    }
+
+    /// Whether a connection can have these addresses: of one family, each of one host, with ports.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        let one =
+            |at: SocketAddr| !at.ip().is_unspecified() && !at.ip().is_multicast() && at.port() > 0;
+        self.from.is_ipv4() == self.to.is_ipv4() && one(self.from) && one(self.to)
     }
 }
 
@@ -294,18 +305,25 @@ mod tests {
     }
 
     #[test]
-    fn a_request_reads_back_and_mixes_no_families() {
+    fn a_request_reads_back_and_has_addresses_that_a_connection_can_have() {
         for (from, to) in [("10.0.0.1:5", "10.0.0.2:80"), ("[fd00::1]:5", "[fd00::2]:80")] {
             let request =
                 Request { network: 77, from: from.parse().unwrap(), to: to.parse().unwrap() };
             assert_eq!(Request::parse(&request.emit()), Ok(request));
         }
-        let mixed = Request {
-            network: 1,
-            from: "10.0.0.1:5".parse().unwrap(),
-            to: "[fd00::2]:80".parse().unwrap(),
-        };
-        assert_eq!(Request::parse(&mixed.emit()), Err(NoMessage::Value));
+        for (from, to) in [
+            ("10.0.0.1:5", "[fd00::2]:80"),
+            ("10.0.0.1:0", "10.0.0.2:80"),
+            ("10.0.0.1:5", "10.0.0.2:0"),
+            ("10.0.0.1:5", "0.0.0.0:80"),
+            ("10.0.0.1:5", "224.0.0.1:80"),
+            ("[::]:5", "[fd00::2]:80"),
+            ("[fd00::1]:5", "[ff02::1]:80"),
+        ] {
+            let request =
+                Request { network: 1, from: from.parse().unwrap(), to: to.parse().unwrap() };
+            assert_eq!(Request::parse(&request.emit()), Err(NoMessage::Value), "{from} {to}");
+        }
     }
 
     proptest! {

@@ -14,7 +14,8 @@
 //! [`inbound`] and [`outbound`] (a direction each), [`end`] (all of it together), [`id`] (names
 //! that are never used again), [`errno`] (how a connection fails). Toward the guest: [`vsock`] (its
 //! vsock connection), [`joint`] (that and the end behind it), [`control`] (what it asks besides).
-//! And [`host`], all sockets of all guests, with [`guest`] and [`sockets`].
+//! And [`host`], all sockets of all guests, with [`guest`], [`sockets`] and, for what comes late,
+//! `late.rs`.
 //!
 //! # Invariants
 //!
@@ -22,7 +23,8 @@
 //!    it, and that stream had ended (VTOE-04, VTOE-05). Everything else ends with an errno.
 //! 2. No end sends what the other guest has no room for; no guest is offered more than
 //!    `TOE_WINDOW_MAX` beyond what the other one has taken (VTOE-10).
-//! 3. A name is used once (VTOE-13): whatever is late is for nobody.
+//! 3. A name is used once, and a request opens one connection at most (VTOE-13): whatever is late
+//!    is for nobody. Only the host of the other end may speak of a connection.
 
 pub mod control;
 pub mod end;
@@ -32,6 +34,7 @@ pub mod host;
 pub mod id;
 pub mod inbound;
 pub mod joint;
+mod late;
 pub mod message;
 pub mod outbound;
 pub mod sockets;

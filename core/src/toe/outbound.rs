@@ -36,12 +36,10 @@ impl Outbound {
         Ok(offset)
     }
 
-    /// The other end has room up to `edge`. `true`: that is more than it was. Room does not shrink,
-    /// and there is none beyond what this host's own sockets can take (`TOE_WINDOW_MAX`).
-    pub fn give_room(&mut self, edge: u64) -> bool {
-        let edge = edge.min(self.sent.saturating_add(TOE_WINDOW_MAX));
-        let more = edge > self.edge;
-        self.edge = self.edge.max(edge);
-        more
+    /// The other end has room up to `edge`. Room does not shrink, and there is none beyond what the
+    /// sockets of this host can take (`TOE_WINDOW_MAX`).
+    pub fn give_room(&mut self, edge: u64) {
+        let most = self.sent.saturating_add(TOE_WINDOW_MAX);
+        self.edge = self.edge.max(edge.min(most));
     }
 }

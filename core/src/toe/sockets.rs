@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::id::HostId;
 use super::joint::Joint;
 use super::message::Request;
 use crate::time::Instant;
@@ -21,6 +22,8 @@ pub struct SocketId {
 #[derive(Debug)]
 pub(super) struct Socket {
     pub(super) vm: VmId,
+    /// Where the other end is.
+    pub(super) host: HostId,
     pub(super) joint: Joint,
     /// Who connected to whom.
     pub(super) request: Request,
@@ -30,11 +33,22 @@ pub(super) struct Socket {
     pub(super) is_ready: bool,
     /// When its timers are looked at: not later than they are due.
     timer: Option<Instant>,
+    /// Its guest has closed it and it has something to deliver: its place among such.
+    orphan: Option<u64>,
 }
 
 impl Socket {
-    pub(super) const fn new(vm: VmId, joint: Joint, request: Request) -> Self {
-        Self { vm, joint, request, is_listed: true, is_ready: false, timer: None }
+    pub(super) const fn new(vm: VmId, host: HostId, joint: Joint, request: Request) -> Self {
+        Self {
+            vm,
+            host,
+            joint,
+            request,
+            is_listed: true,
+            is_ready: false,
+            timer: None,
+            orphan: None,
+        }
     }
 }
 
@@ -46,6 +60,9 @@ pub(super) struct Sockets {
     /// How many each guest has.
     counts: BTreeMap<VmId, usize>,
     timers: BTreeSet<(Instant, SocketId)>,
+    /// Orphans of each guest, in the order in which they were closed.
+    orphans: BTreeMap<(VmId, u64), SocketId>,
+    next_orphan: u64,
 }
 
 impl Sockets {
@@ -76,6 +93,7 @@ impl Sockets {
         if let Some(at) = timer {
             self.timers.remove(&(at, id));
         }
+        self.forget_orphan(id);
         self.free.push(id.place);
         let socket = self.places[id.place as usize].1.take()?;
         let count = self.counts.get_mut(&socket.vm).expect("it was counted");
@@ -84,6 +102,37 @@ impl Sockets {
             self.counts.remove(&socket.vm);
         }
         Some(socket)
+    }
+
+    /// A guest has closed this one, and it has something to deliver.
+    pub(super) fn list_orphan(&mut self, id: SocketId) {
+        let order = self.next_orphan;
+        let Some(socket) = self.get_mut(id) else { return };
+        socket.orphan = Some(order);
+        let vm = socket.vm;
+        self.orphans.insert((vm, order), id);
+        self.next_orphan += 1;
+    }
+
+    /// Of those that a guest has closed the first. It is not listed any more.
+    pub(super) fn pop_orphan(&mut self, vm: VmId) -> Option<SocketId> {
+        let id = self.first_orphan(vm)?;
+        self.forget_orphan(id);
+        Some(id)
+    }
+
+    /// Of those that a guest has closed the first.
+    pub(super) fn first_orphan(&self, vm: VmId) -> Option<SocketId> {
+        self.orphans.range((vm, 0)..=(vm, u64::MAX)).next().map(|(_, id)| *id)
+    }
+
+    fn forget_orphan(&mut self, id: SocketId) {
+        if let Some(socket) = self.get_mut(id)
+            && let Some(order) = socket.orphan.take()
+        {
+            let vm = socket.vm;
+            self.orphans.remove(&(vm, order));
+        }
     }
 
     /// How many a guest has, also those that its kernel has forgotten.

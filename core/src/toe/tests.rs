@@ -6,7 +6,7 @@ use super::message::{Kind, Message};
 use super::state::State;
 use crate::common::Random;
 use crate::limits::{
-    T_TOE_CONNECT, T_TOE_DRAIN, T_TOE_HOLE, T_TOE_ORPHAN, T_TOE_PROBE, T_TOE_SILENCE,
+    T_TOE_CONNECT, T_TOE_DRAIN, T_TOE_HOLE, T_TOE_ORPHAN, T_TOE_PROBE, T_TOE_SILENCE, TOE_HELD_MAX,
     TOE_WINDOW_MAX,
 };
 use crate::time::{Duration, Instant};
@@ -183,12 +183,11 @@ fn vtoe_10_a_guest_that_is_paused_for_an_hour_with_data_due_loses_nothing() {
     assert_eq!(b.handle_message(START, data), Verdict::Deliver);
     // Behind the data are A's probes, which nobody reads.
     let hour = START + Duration::from_secs(3600);
-    b.handle_timeout(hour);
+    hears_nothing(&mut b, START, hour);
     assert_eq!(b.state(), State::Open);
-    let _ = said(&mut b, hour);
     assert_eq!(b.poll_timeout(), Some(hour + T_TOE_PROBE));
     b.delivered(hour, 10);
-    b.handle_timeout(hour + T_TOE_SILENCE);
+    hears_nothing(&mut b, hour, hour + T_TOE_SILENCE);
     assert_eq!(b.errno(), Some(Errno::Reset), "it was not paused any more");
 }
 
@@ -227,8 +226,32 @@ fn vtoe_06_a_connection_that_is_lost_is_reset_whatever_the_other_end_says() {
     a.handle_loss(START);
     assert_eq!(heard(&mut a), [Event::Failed(Errno::Reset)]);
     assert!(said(&mut a, START).is_empty(), "nobody would hear it");
-    b.handle_timeout(START + T_TOE_SILENCE);
+    hears_nothing(&mut b, START, START + T_TOE_SILENCE);
     assert_eq!(heard(&mut b), [Event::Failed(Errno::Reset)]);
+}
+
+/// An end hears nothing, and says where it stands, until then.
+fn hears_nothing(end: &mut End, from: Instant, until: Instant) {
+    let mut now = from;
+    while now < until {
+        now = now + T_TOE_PROBE;
+        end.handle_timeout(now);
+        let said = said(end, now);
+        assert!(end.errno().is_some() || matches!(said[..], [Kind::Probe { .. }]), "{said:?}");
+    }
+}
+
+#[test]
+fn vtoe_06_a_daemon_that_stood_still_does_not_take_others_for_silent() {
+    let [mut a, mut b] = pair(1000);
+    let late = START + T_TOE_SILENCE + T_TOE_SILENCE;
+    for end in [&mut a, &mut b] {
+        end.handle_timeout(late);
+        assert_eq!(end.state(), State::Open);
+    }
+    let _lost = said(&mut a, late);
+    hears_nothing(&mut a, late, late + T_TOE_SILENCE);
+    assert_eq!(a.errno(), Some(Errno::Reset));
 }
 
 #[test]
@@ -244,14 +267,69 @@ fn vtoe_06_bytes_that_were_lost_reset_the_connection_and_a_fin_alone_does_not_en
 }
 
 #[test]
-fn vtoe_03_whatever_overtakes_the_answer_waits_for_it() {
+fn vtoe_03_whatever_overtakes_the_answer_is_one() {
+    let probe = Kind::Probe { sent: 0, finished: false, edge: 9 };
     let data = Kind::Data { offset: 0, len: 9 };
-    for early in [Kind::Fin { total: 0 }, Kind::Credit { edge: 9 }, data] {
+    let early = [
+        (Kind::Fin { total: 0 }, Verdict::Done, State::Remaining),
+        (Kind::Credit { edge: 9 }, Verdict::Done, State::Open),
+        (probe, Verdict::Done, State::Open),
+        (data, Verdict::Deliver, State::Open),
+        (Kind::Data { offset: 9, len: 9 }, Verdict::Hold, State::Open),
+    ];
+    for (early, verdict, state) in early {
         let mut end = End::connect(START, name(), 1000);
         let _ = said(&mut end, START);
-        assert_eq!(end.handle_message(START, early), Verdict::Hold, "{early:?}");
-        assert_eq!((end.state(), heard(&mut end)), (State::Asking, vec![]));
+        assert_eq!(end.handle_message(START, early), verdict, "{early:?}");
+        assert_eq!((end.state(), heard(&mut end)[0]), (state, Event::Established));
+        assert_eq!(end.handle_message(START, Kind::Established { edge: 500 }), Verdict::Done);
+        assert_eq!((end.edge_from_guest(), heard(&mut end)), (500, vec![]));
     }
+    // No host makes more room in this way than was told.
+    let mut end = End::connect(START, name(), 1000);
+    let _ = said(&mut end, START);
+    let _ = end.handle_message(START, Kind::Data { offset: 0, len: 1001 });
+    assert_eq!(end.errno(), Some(Errno::Reset));
+}
+
+#[test]
+fn vtoe_10_what_the_fabric_holds_is_bounded_and_a_copy_of_it_is_not_held() {
+    let data = |offset, len| Kind::Data { offset, len };
+    let most = u64::try_from(TOE_HELD_MAX).expect("small");
+    let [_, mut b] = pair(10_000);
+    for n in 1..=most {
+        assert_eq!(b.handle_message(START, data(10 * n, 10)), Verdict::Hold);
+        assert_eq!(b.handle_message(START, data(10 * n, 10)), Verdict::Done, "a copy");
+        assert_eq!(b.handle_held(START, data(10 * n, 10)), Verdict::Hold);
+    }
+    assert_eq!(b.handle_message(START, data(0, 10)), Verdict::Deliver);
+    for n in 1..=most {
+        assert_eq!(b.handle_held(START, data(10 * n, 10)), Verdict::Deliver);
+        assert_eq!(b.handle_held(START, data(10 * n, 10)), Verdict::Done);
+    }
+    for n in 1..=most {
+        assert_eq!(b.handle_message(START, data(4000 + 10 * n, 10)), Verdict::Hold);
+    }
+    assert_eq!(b.handle_message(START, data(9000, 10)), Verdict::Done);
+    assert_eq!(b.errno(), Some(Errno::Reset));
+    for overlap in [data(109, 10), data(91, 10), data(100, 9), data(90, 30), data(102, 3)] {
+        let [_, mut b] = pair(10_000);
+        assert_eq!(b.handle_message(START, data(100, 10)), Verdict::Hold);
+        assert_eq!(b.handle_message(START, overlap), Verdict::Done);
+        assert_eq!(b.errno(), Some(Errno::Reset), "{overlap:?}");
+    }
+}
+
+#[test]
+fn vtoe_06_what_is_presented_again_is_no_sign_of_life() {
+    let [_, mut b] = pair(10_000);
+    let ahead = Kind::Data { offset: 5, len: 5 };
+    assert_eq!(b.handle_message(START, ahead), Verdict::Hold);
+    let late = START + T_TOE_HOLE;
+    assert_eq!(b.handle_held(late, ahead), Verdict::Hold);
+    b.handle_timeout(late);
+    assert_eq!(b.errno(), Some(Errno::Reset));
+    assert_eq!(b.handle_held(late, ahead), Verdict::Done);
 }
 
 #[test]
@@ -274,6 +352,67 @@ fn a_fin_and_an_answer_that_were_lost_are_made_good_by_a_probe() {
     assert_eq!(a.state(), State::Finished);
 }
 
+/// What was lost is made good although each end hears and says something all the time: `lose` has
+/// the first end say what is lost, and the other one streams for a minute.
+fn streams_while_something_is_lost(lose: impl Fn(&mut End)) -> [End; 2] {
+    let [mut a, mut b] = pair(100_000);
+    lose(&mut a);
+    let _lost = said(&mut a, START);
+    let mut now = START;
+    while now < START + T_TOE_PROBE + T_TOE_PROBE && a.errno().is_none() && b.errno().is_none() {
+        now = now + Duration::from_secs(1);
+        [&mut a, &mut b].into_iter().for_each(|end| end.handle_timeout(now));
+        let Some(data) = b.send(now, 1000) else { break };
+        assert_eq!(a.handle_message(now, data.kind), Verdict::Deliver);
+        a.delivered(now, 1000);
+        a.give_room(a.delivered_bytes() + 100_000);
+        talk(&mut a, &mut b, now);
+        talk(&mut b, &mut a, now);
+    }
+    [a, b]
+}
+
+#[test]
+fn vtoe_04_a_fin_that_is_lost_is_made_good_while_the_other_guest_streams() {
+    let [a, b] = streams_while_something_is_lost(|a| a.finish(START));
+    assert_eq!((a.state(), b.state()), (State::Finished, State::Remaining));
+}
+
+#[test]
+fn vtoe_10_room_that_is_lost_is_made_good_while_the_other_guest_streams() {
+    let [a, b] = streams_while_something_is_lost(|a| a.give_room(900_000));
+    assert_eq!((a.errno(), b.edge_from_guest()), (None, 900_000));
+}
+
+#[test]
+fn vtoe_06_a_tail_that_is_lost_resets_while_the_other_guest_streams() {
+    let [_, b] = streams_while_something_is_lost(|a| {
+        let _lost = a.send(START, 10).expect("it may");
+    });
+    assert_eq!(b.errno(), Some(Errno::Reset));
+}
+
+#[test]
+fn vtoe_04_the_last_answer_that_is_lost_is_given_again() {
+    let [mut a, mut b] = pair(1000);
+    a.finish(START);
+    talk(&mut a, &mut b, START);
+    talk(&mut b, &mut a, START);
+    b.finish(START);
+    talk(&mut b, &mut a, START);
+    let _lost = said(&mut a, START);
+    assert_eq!((a.state(), b.state()), (State::Over, State::Closing));
+    let later = START + T_TOE_PROBE;
+    b.handle_timeout(later);
+    talk(&mut b, &mut a, later);
+    talk(&mut a, &mut b, later);
+    assert_eq!((heard(&mut a), heard(&mut b)), (vec![Event::Ended], vec![Event::Ended]));
+    assert!(a.is_spent() && b.is_spent());
+    assert_eq!((b.state(), b.errno()), (State::Over, None));
+    let _ = a.handle_message(later, Kind::Probe { sent: 0, finished: false, edge: 9 });
+    assert!(a.is_spent(), "it asked before it had finished");
+}
+
 #[test]
 fn vtoe_10_the_end_is_shown_what_the_other_guest_has_room_for_and_no_more_than_the_host_can_take() {
     let [mut a, mut b] = pair(200_000);
@@ -291,7 +430,7 @@ fn vtoe_10_the_end_is_shown_what_the_other_guest_has_room_for_and_no_more_than_t
     let most = 65_536 + TOE_WINDOW_MAX;
     assert_eq!(said(&mut b, START), [Kind::Credit { edge: most }]);
     let _ = a.handle_message(START, Kind::Credit { edge: u64::MAX });
-    assert_eq!(heard(&mut a), [Event::Room]);
+    assert_eq!(heard(&mut a), []);
     assert_eq!(a.edge_from_guest(), most, "whatever it says");
 }
 
@@ -387,6 +526,8 @@ struct World {
     /// What is due to each guest, and waits for its buffers.
     due: [VecDeque<Vec<u8>>; 2],
     flying: Vec<Flying>,
+    /// What the fabric keeps for each end, ahead of others.
+    held: [Vec<Flying>; 2],
     /// Of 1000 messages so many are lost, so many come again.
     lost: u64,
     again: u64,
@@ -422,6 +563,7 @@ impl World {
             guests,
             due: [VecDeque::new(), VecDeque::new()],
             flying: Vec::new(),
+            held: [Vec::new(), Vec::new()],
             lost,
             again,
             offered: false,
@@ -446,7 +588,7 @@ impl World {
                         assert_eq!(got, other.goal, "it ended clean with bytes missing");
                     }
                     Event::Failed(errno) => self.guests[i].errno = Some(errno),
-                    Event::Established | Event::Room => {}
+                    Event::Established => {}
                 }
             }
             if end.is_spent() {
@@ -462,7 +604,7 @@ impl World {
         let any = self.random.below(self.flying.len() as u64);
         let oldest = self.flying.iter().position(overdue);
         let at = oldest.unwrap_or(usize::try_from(any).expect("an index"));
-        let mut flying = self.flying.remove(at);
+        let flying = self.flying.remove(at);
         if self.random.below(1000) < self.lost {
             return;
         }
@@ -472,12 +614,9 @@ impl World {
         let to = flying.message.to as usize;
         if let Kind::Request { edge } = flying.message.kind
             && to == 1
-            && self.ends[1].is_none()
-            && self.guests[1].errno.is_none()
-            && !self.guests[1].finished
+            && !std::mem::replace(&mut self.offered, true)
         {
             self.ends[1] = Some(End::offer(self.now, flying.message.id, edge));
-            self.offered = true;
             return;
         }
         let Some(end) = &mut self.ends[to] else {
@@ -486,12 +625,26 @@ impl World {
             self.flying.extend(answer.map(|message| Flying { message, payload: vec![], since }));
             return;
         };
-        match end.handle_message(self.now, flying.message.kind) {
-            Verdict::Deliver => self.due[to].push_back(flying.payload),
-            Verdict::Hold => {
-                flying.since = self.now;
-                self.flying.push(flying);
+        let verdict = end.handle_message(self.now, flying.message.kind);
+        self.becomes(to, verdict, flying);
+        loop {
+            let held = std::mem::take(&mut self.held[to]);
+            let before = held.len();
+            for flying in held {
+                let Some(end) = &mut self.ends[to] else { break };
+                let verdict = end.handle_held(self.now, flying.message.kind);
+                self.becomes(to, verdict, flying);
             }
+            if self.held[to].len() == before {
+                return;
+            }
+        }
+    }
+
+    fn becomes(&mut self, to: usize, verdict: Verdict, flying: Flying) {
+        match verdict {
+            Verdict::Deliver => self.due[to].push_back(flying.payload),
+            Verdict::Hold => self.held[to].push(flying),
             Verdict::Done => {}
         }
     }

@@ -6,13 +6,20 @@
 //! Linux is why some things are as they are (`virtio_transport_common.c`):
 //!
 //! - It allows itself no more than its own buffer even if ours is larger. So `fwd_cnt` says all
-//!   that we got, which is true, as nothing is kept here, and `buf_alloc` what it may send beyond.
+//!   that we got, which is true, as nothing is kept here, and `buf_alloc` what it may send beyond;
+//!   and it hears of `fwd_cnt` before it has sent a buffer of its own, however much room there is.
 //! - It drops payload for which it has no buffer, without a word. So what goes to the guest is
-//!   measured by the buffer that it has now, not by the largest that it ever had.
+//!   measured by the buffer that it has now, and a buffer that becomes smaller than what is under
+//!   way to it ends the connection: nobody would learn what was dropped.
+//! - Since 2026 it charges its buffer for each packet besides the payload, and resets the socket if
+//!   that is too much. So each packet takes `TOE_PACKET_COST` of the room. It tells what was read
+//!   in bytes: all packets up to a *mark* are known to be read when their bytes are. Whoever has
+//!   packets outstanding for half of its buffer is asked (CREDIT_REQUEST), as before 6.7 it says
+//!   nothing until few *bytes* are left.
 //! - A packet about a socket that is gone gets a reset that tells no credit.
 
 use super::message::DATA_MAX;
-use crate::limits::TOE_CREDIT_STEP;
+use crate::limits::{TOE_CREDIT_STEP, TOE_PACKET_COST};
 use crate::wire::vsock::{HOST_CID, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM};
 
 /// The two ports of a connection: its name in the guest.
@@ -55,6 +62,8 @@ pub enum Lie {
     NoRoom,
     /// It has read what it was not given.
     Credit,
+    /// Its buffer is smaller than what it was given and has not read.
+    Shrunk,
 }
 
 /// Where the connection stands.
@@ -77,7 +86,26 @@ struct Due {
     response: bool,
     shutdown: bool,
     credit: bool,
+    ask: bool,
     reset: bool,
+}
+
+/// Packets with payload that the guest was given.
+#[derive(Clone, Copy, Debug, Default)]
+struct Packets {
+    given: u64,
+    /// Of these that its application has certainly read.
+    read: u64,
+    /// When so many bytes were read, so many packets were.
+    mark: (u64, u64),
+    /// It was asked what it has read since the mark was set.
+    asked: bool,
+}
+
+impl Packets {
+    const fn outstanding(&self) -> u64 {
+        self.given - self.read
+    }
 }
 
 /// A connection. See the module's doc.
@@ -89,8 +117,9 @@ pub struct Connection {
     due: Due,
     /// Directions that the guest has shut.
     shut: u32,
-    /// Bytes from the guest.
+    /// Bytes from the guest; so many it was told of.
     received: u64,
+    received_told: u64,
     /// It may send up to here; so much it knows of.
     edge: u64,
     edge_told: u64,
@@ -98,40 +127,45 @@ pub struct Connection {
     given: u64,
     /// Bytes of these that its application has read.
     read: u64,
+    packets: Packets,
+    /// It was asked what it has read, and has said nothing since.
+    is_asked: bool,
     /// Its buffer.
     buf_alloc: u32,
 }
 
 impl Connection {
-    /// The guest asks for a connection with this header, which [`Op::Request`] is the operation of.
+    /// The guest of this CID asks for a connection with this header, which [`Op::Request`] is the
+    /// operation of.
     #[must_use]
-    pub const fn asked(header: &Header) -> Self {
+    pub fn asked(guest_cid: u64, header: &Header) -> Self {
         let ports = Ports { guest: header.src_port, host: header.dst_port };
-        Self::new(header.src_cid, ports, Phase::Asked, header.buf_alloc)
+        Self::new(guest_cid, ports, Phase::Asked, header.buf_alloc)
     }
 
     /// The host asks the guest for one.
     #[must_use]
-    pub const fn call(guest_cid: u64, ports: Ports) -> Self {
+    pub fn call(guest_cid: u64, ports: Ports) -> Self {
         let mut call = Self::new(guest_cid, ports, Phase::Calling, 0);
         call.due.request = true;
         call
     }
 
-    const fn new(guest_cid: u64, ports: Ports, phase: Phase, buf_alloc: u32) -> Self {
-        let due =
-            Due { request: false, response: false, shutdown: false, credit: false, reset: false };
+    fn new(guest_cid: u64, ports: Ports, phase: Phase, buf_alloc: u32) -> Self {
         Self {
             guest_cid,
             ports,
             phase,
-            due,
+            due: Due::default(),
             shut: 0,
             received: 0,
+            received_told: 0,
             edge: 0,
             edge_told: 0,
             given: 0,
             read: 0,
+            packets: Packets::default(),
+            is_asked: false,
             buf_alloc,
         }
     }
@@ -148,15 +182,32 @@ impl Connection {
         self.read.saturating_add(self.buf_alloc as u64)
     }
 
-    /// Bytes that may be given to the guest now. None before its answer was polled.
+    /// Bytes that may be given to the guest now, in one packet. None before its answer was polled.
     #[must_use]
-    pub const fn room_to_guest(&self) -> u64 {
-        match self.phase {
-            Phase::Connected if !self.due.response => {
-                self.edge_to_guest().saturating_sub(self.given)
-            }
-            _ => 0,
+    pub fn room_to_guest(&self) -> u64 {
+        if self.phase != Phase::Connected || self.due.response {
+            return 0;
         }
+        let room = self.edge_to_guest().saturating_sub(self.given);
+        let outstanding = self.packets.outstanding();
+        // A buffer that is smaller than its first packet's cost takes one packet nevertheless.
+        if outstanding == 0 && u64::from(self.buf_alloc) < 2 * TOE_PACKET_COST {
+            return room;
+        }
+        room.saturating_sub((outstanding + 1) * TOE_PACKET_COST)
+    }
+
+    /// Whether its buffer has room, but perhaps not for packets: [`Self::ask`] may help.
+    #[must_use]
+    pub fn is_short_of_packets(&self) -> bool {
+        let bytes = self.edge_to_guest() > self.given;
+        self.phase == Phase::Connected && bytes && self.room_to_guest() == 0
+    }
+
+    /// The guest is to tell what it has read, if it is not about to: one that stands still is not
+    /// asked again.
+    pub fn ask(&mut self) {
+        self.due.ask |= self.phase == Phase::Connected && !self.is_asked;
     }
 
     /// Whether it has not been answered yet, by whomever.
@@ -206,6 +257,8 @@ impl Connection {
         }
         match (self.phase, op) {
             (Phase::Calling, Op::Response) | (Phase::Connected, _) => {}
+            // A process may set the buffer's size, or shut the socket, before it has an answer.
+            (Phase::Asked, Op::CreditUpdate | Op::CreditRequest | Op::Shutdown) => {}
             (Phase::Closed, _) => return Ok(Heard::Nothing),
             _ => return Err(Lie::Operation),
         }
@@ -222,7 +275,7 @@ impl Connection {
             Op::Data => self.take(len),
             Op::Shutdown => Ok(self.shut(header.flags)),
             Op::CreditRequest => {
-                self.due.credit = true;
+                self.due.credit = self.phase == Phase::Connected;
                 Ok(Heard::Nothing)
             }
             Op::CreditUpdate => Ok(Heard::Nothing),
@@ -267,6 +320,12 @@ impl Connection {
     pub fn give(&mut self, len: u32) -> Header {
         assert!(u64::from(len) <= self.room_to_guest(), "{len} bytes without room");
         self.given += u64::from(len);
+        self.packets.given += 1;
+        let charged = self.packets.outstanding() * TOE_PACKET_COST;
+        if !self.packets.asked && 2 * charged > u64::from(self.buf_alloc) {
+            self.packets.asked = true;
+            self.ask();
+        }
         Header { len, ..self.header(Op::Data) }
     }
 
@@ -282,6 +341,9 @@ impl Connection {
             Op::Response
         } else if std::mem::take(&mut due.shutdown) {
             return Some(Header { flags: SHUTDOWN_SEND, ..self.header(Op::Shutdown) });
+        } else if std::mem::take(&mut due.ask) {
+            self.is_asked = true;
+            Op::CreditRequest
         } else if std::mem::take(&mut due.credit) || self.is_credit_due() {
             Op::CreditUpdate
         } else {
@@ -299,8 +361,24 @@ impl Connection {
             return Err(Lie::Credit);
         }
         self.read = read;
-        self.buf_alloc = header.buf_alloc;
+        self.is_asked = false;
+        self.hear_packets();
+        let before = std::mem::replace(&mut self.buf_alloc, header.buf_alloc);
+        let charged = self.packets.outstanding() * TOE_PACKET_COST;
+        if header.buf_alloc < before && self.given + charged > self.edge_to_guest() {
+            return Err(Lie::Shrunk);
+        }
         Ok(())
+    }
+
+    /// More bytes may have been read, and so packets.
+    fn hear_packets(&mut self) {
+        let Packets { given, mark, .. } = self.packets;
+        if self.read == self.given {
+            self.packets = Packets { given, read: given, mark: (self.given, given), asked: false };
+        } else if self.read >= mark.0 {
+            self.packets = Packets { given, read: mark.1, mark: (self.given, given), asked: false };
+        }
     }
 
     fn take(&mut self, len: u32) -> Result<Heard, Lie> {
@@ -319,6 +397,11 @@ impl Connection {
     }
 
     fn shut(&mut self, flags: u32) -> Heard {
+        if self.phase == Phase::Asked {
+            // As in TCP, it connects no more.
+            self.reset();
+            return Heard::Closed { unread: false };
+        }
         let both = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
         let before = self.shut;
         self.shut |= flags & both;
@@ -331,17 +414,22 @@ impl Connection {
         if finished { Heard::Finished } else { Heard::Nothing }
     }
 
-    const fn is_credit_due(&self) -> bool {
+    fn is_credit_due(&self) -> bool {
         let news = self.edge - self.edge_told;
         let wanted = matches!(self.phase, Phase::Connected) && self.shut & SHUTDOWN_SEND == 0;
         let little = self.edge_told - self.received < TOE_CREDIT_STEP;
-        wanted && (news >= TOE_CREDIT_STEP || news > 0 && little)
+        // It may have sent half of what it allows itself.
+        let half = u64::from(self.buf_alloc) / 2;
+        let untold = self.received - self.received_told;
+        let own = untold >= TOE_CREDIT_STEP || untold > 0 && untold >= half;
+        wanted && (news >= TOE_CREDIT_STEP || news > 0 && little || own)
     }
 
     fn header(&mut self, op: Op) -> Header {
         let room = self.edge - self.received;
         let buf_alloc = u32::try_from(room).unwrap_or(u32::MAX);
         self.edge_told = self.edge_told.max(self.received + u64::from(buf_alloc));
+        self.received_told = self.received;
         Header {
             src_cid: HOST_CID,
             dst_cid: self.guest_cid,
@@ -404,14 +492,14 @@ mod tests {
 
     /// A connection that the guest asked for, and may send 1000 bytes on.
     fn connected() -> Connection {
-        let mut connection = Connection::asked(&packet(Op::Request));
+        let mut connection = Connection::asked(9, &packet(Op::Request));
         assert_eq!((connection.poll_packet(), connection.room_to_guest()), (None, 0));
         connection.set_edge(1000);
         connection.respond();
         let answer = connection.poll_packet().expect("an answer");
         assert_eq!((answer.op, answer.buf_alloc, answer.fwd_cnt), (Some(Op::Response), 1000, 0));
         assert_eq!((answer.dst_cid, answer.dst_port, answer.src_port), (9, 1025, 2));
-        assert_eq!(connection.room_to_guest(), 100_000);
+        assert_eq!(connection.room_to_guest(), 100_000 - TOE_PACKET_COST);
         connection
     }
 
@@ -440,10 +528,135 @@ mod tests {
         assert_eq!((given.op, given.len), (Some(Op::Data), 60_000));
         let smaller = Header { buf_alloc: 50_000, fwd_cnt: 20_000, ..packet(Op::CreditUpdate) };
         assert_eq!(c.handle(&smaller, 0), Ok(Heard::Nothing));
-        assert_eq!((c.edge_to_guest(), c.room_to_guest()), (70_000, 10_000));
-        let none = Header { buf_alloc: 0, ..smaller };
-        assert_eq!(c.handle(&none, 0), Ok(Heard::Nothing));
+        assert_eq!((c.edge_to_guest(), c.room_to_guest()), (70_000, 10_000 - 2 * TOE_PACKET_COST));
+        assert_eq!(c.give(1000).len, 1000);
+        let least = Header { buf_alloc: 41_000 + 2 * 768, ..smaller };
+        assert_eq!(c.handle(&least, 0), Ok(Heard::Nothing));
         assert_eq!(c.room_to_guest(), 0);
+        // Linux drops what is under way to a buffer that has become too small, some in silence.
+        let less = Header { buf_alloc: least.buf_alloc - 1, ..smaller };
+        assert_eq!(c.handle(&less, 0), Err(Lie::Shrunk));
+        let mut c = connected();
+        let none = Header { buf_alloc: 0, ..packet(Op::CreditUpdate) };
+        assert_eq!(c.handle(&none, 0), Ok(Heard::Nothing), "it was given nothing");
+        assert_eq!((c.edge_to_guest(), c.room_to_guest()), (0, 0));
+    }
+
+    #[test]
+    fn vtoe_10_a_guest_hears_what_came_before_it_has_sent_a_buffer_of_its_own() {
+        // Linux allows itself no more than its own buffer beyond what it was told has come.
+        for own in [1000, 20_000, 262_144] {
+            let mut c = Connection::asked(9, &Header { buf_alloc: own, ..packet(Op::Request) });
+            c.set_edge(1 << 20);
+            c.respond();
+            let mut told = c.poll_packet().expect("an answer").fwd_cnt;
+            let mut sent = 0;
+            while sent < 1 << 20 {
+                let len = (own - (sent - told)).min((1 << 20) - sent).min(4096);
+                assert!(len > 0, "it has sent {own} bytes and was told of nothing");
+                let data = Header { buf_alloc: own, len, ..packet(Op::Data) };
+                assert_eq!(c.handle(&data, len as usize), Ok(Heard::Data(len)));
+                sent += len;
+                if let Some(packet) = c.poll_packet() {
+                    assert_eq!((packet.op, packet.fwd_cnt), (Some(Op::CreditUpdate), sent));
+                    told = sent;
+                }
+            }
+        }
+    }
+
+    /// What Linux charges for a packet that was not read.
+    const TRUESIZE: u32 = 576;
+
+    #[test]
+    fn vtoe_10_a_guest_has_place_for_so_many_packets_and_is_asked_what_it_has_read() {
+        let mut c = connected();
+        let mut asked = 0;
+        let mut give_all = |c: &mut Connection| {
+            let mut given = 0;
+            while c.room_to_guest() > 0 {
+                let _ = c.give(1);
+                given += 1;
+                while let Some(packet) = c.poll_packet() {
+                    assert_eq!(packet.op, Some(Op::CreditRequest));
+                    asked += 1;
+                }
+            }
+            (given, std::mem::take(&mut asked))
+        };
+        let (first, asked) = give_all(&mut c);
+        assert!(first * (TRUESIZE + 1) <= 100_000 && first > 100, "{first}");
+        assert_eq!((asked, c.is_short_of_packets()), (1, true));
+        c.ask();
+        assert_eq!(c.poll_packet(), None, "it has not answered the last");
+        let told = |fwd_cnt| Header { fwd_cnt, ..packet(Op::CreditUpdate) };
+        assert_eq!(c.handle(&told(0), 0), Ok(Heard::Nothing));
+        assert!(c.is_short_of_packets(), "it has read nothing");
+        c.ask();
+        assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::CreditRequest));
+        // All but one: what of it were packets will be known when that is read.
+        assert_eq!(c.handle(&told(first - 1), 0), Ok(Heard::Nothing));
+        assert!(c.is_short_of_packets());
+        assert_eq!(c.handle(&told(first), 0), Ok(Heard::Nothing));
+        assert_eq!(c.room_to_guest(), 100_000 - TOE_PACKET_COST);
+        assert_eq!(give_all(&mut c), (first, 1));
+        // The mark is at `2 * first` now, and what is given after it stays counted.
+        assert_eq!(c.handle(&told(first + 1), 0), Ok(Heard::Nothing));
+        assert_eq!(c.handle(&told(2 * first), 0), Ok(Heard::Nothing));
+        assert_eq!(give_all(&mut c), (first, 1));
+    }
+
+    #[test]
+    fn vtoe_10_packets_up_to_the_mark_are_read_when_their_bytes_are() {
+        let mut c = connected();
+        let told = |fwd_cnt| Header { fwd_cnt, ..packet(Op::CreditUpdate) };
+        (0..10).for_each(|_| assert_eq!(c.give(1).len, 1));
+        // Sets the mark at 10 bytes.
+        assert_eq!(c.handle(&told(1), 0), Ok(Heard::Nothing));
+        (0..5).for_each(|_| assert_eq!(c.give(1).len, 1));
+        assert_eq!(c.room_to_guest(), 100_001 - 15 - 16 * TOE_PACKET_COST);
+        assert_eq!(c.handle(&told(9), 0), Ok(Heard::Nothing));
+        assert_eq!(c.room_to_guest(), 100_009 - 15 - 16 * TOE_PACKET_COST);
+        assert_eq!(c.handle(&told(10), 0), Ok(Heard::Nothing));
+        assert_eq!(c.room_to_guest(), 100_010 - 15 - 6 * TOE_PACKET_COST);
+        assert_eq!(c.handle(&told(14), 0), Ok(Heard::Nothing));
+        assert_eq!(c.room_to_guest(), 100_014 - 15 - 6 * TOE_PACKET_COST, "the mark is at 15");
+        assert_eq!(c.handle(&told(15), 0), Ok(Heard::Nothing));
+        assert_eq!(c.room_to_guest(), 100_000 - TOE_PACKET_COST);
+    }
+
+    #[test]
+    fn a_buffer_that_is_smaller_than_a_packet_takes_one_at_a_time() {
+        let mut c = connected();
+        let told = |fwd_cnt| Header { buf_alloc: 100, fwd_cnt, ..packet(Op::CreditUpdate) };
+        assert_eq!(c.handle(&told(0), 0), Ok(Heard::Nothing));
+        assert_eq!(c.room_to_guest(), 100);
+        let _ = c.give(60);
+        assert_eq!((c.room_to_guest(), c.is_short_of_packets()), (0, true));
+        assert_eq!(c.handle(&told(60), 0), Ok(Heard::Nothing));
+        assert_eq!((c.room_to_guest(), c.is_short_of_packets()), (100, false));
+    }
+
+    #[test]
+    fn a_process_sets_its_buffer_or_shuts_the_socket_while_it_connects() {
+        for op in [Op::CreditUpdate, Op::CreditRequest] {
+            let mut c = Connection::asked(9, &packet(Op::Request));
+            let told = Header { buf_alloc: 7777, ..packet(op) };
+            assert_eq!(c.handle(&told, 0), Ok(Heard::Nothing));
+            assert_eq!((c.edge_to_guest(), c.poll_packet()), (7777, None), "it has no answer yet");
+            c.respond();
+            assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::Response));
+            assert_eq!(c.poll_packet(), None);
+        }
+        for flags in [SHUTDOWN_RECEIVE, SHUTDOWN_SEND, SHUTDOWN_RECEIVE | SHUTDOWN_SEND] {
+            let mut c = Connection::asked(9, &packet(Op::Request));
+            let shut = Header { flags, ..packet(Op::Shutdown) };
+            assert_eq!(c.handle(&shut, 0), Ok(Heard::Closed { unread: false }));
+            assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::Reset));
+        }
+        let mut c = Connection::call(9, PORTS);
+        let _ = c.poll_packet();
+        assert_eq!(c.handle(&packet(Op::CreditUpdate), 0), Err(Lie::Operation));
     }
 
     #[test]
@@ -487,7 +700,7 @@ mod tests {
         let shut = Header { flags: SHUTDOWN_SEND, ..packet(Op::Shutdown) };
         assert_eq!(c.handle(&shut, 0), Ok(Heard::Finished));
         assert_eq!(c.handle(&Header { len: 1, ..data }, 1), Err(Lie::Operation));
-        let mut early = Connection::asked(&packet(Op::Request));
+        let mut early = Connection::asked(9, &packet(Op::Request));
         assert_eq!(early.handle(&data, 0), Err(Lie::Operation), "it has no answer yet");
     }
 
@@ -517,7 +730,7 @@ mod tests {
         let request = c.poll_packet().expect("a request");
         assert_eq!((request.op, request.buf_alloc), (Some(Op::Request), 10));
         assert_eq!(c.handle(&packet(Op::Response), 0), Ok(Heard::Accepted));
-        assert_eq!(c.room_to_guest(), 100_000);
+        assert_eq!(c.room_to_guest(), 100_000 - TOE_PACKET_COST);
         let mut untold = Connection::call(9, PORTS);
         untold.reset();
         assert_eq!(untold.poll_packet(), None, "it was never asked");

@@ -264,7 +264,7 @@ impl World {
         let guest = transport::take_port(toe.0)?;
         sys::listen_at(toe.0, backlog)?;
         let lease = host::connect()?;
-        let asked = Asked { tag: 0, ask: Ask::Listen { guest, at } };
+        let asked = Asked { tag: 0, ask: Ask::Listen { guest, at, v4: true } };
         if host::exchange(&lease, asked)?.code != Code::Done {
             return Err(libc::EOPNOTSUPP);
         }

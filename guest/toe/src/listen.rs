@@ -44,7 +44,7 @@ struct Lease {
 fn ask_for(native: Fd, toe: Fd) -> Res<Ask> {
     let at = sys::name_of(native).ok().and_then(|name| address::parse(&name));
     let guest = transport::own_port(toe)?;
-    Ok(Ask::Listen { guest, at: at.ok_or(libc::EAFNOSUPPORT)? })
+    Ok(Ask::Listen { guest, at: at.ok_or(libc::EAFNOSUPPORT)?, v4: true })
 }
 
 fn interest(what: u64) -> epoll_event {

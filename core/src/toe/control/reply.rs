@@ -14,6 +14,8 @@ pub struct Reply {
     pub code: Code,
     /// The socket's own address and the other side's, if they are known.
     pub addresses: Option<(SocketAddr, SocketAddr)>,
+    /// Of a socket that was asked about: its state, as `tcpi_state` of Linux has it; else 0.
+    pub tcp_state: u8,
 }
 
 impl Reply {
@@ -31,7 +33,7 @@ impl Reply {
         let (other, own) = (address(b, 16, 12), address(b, 32, 14));
         let known = own.port() != 0 && other.port() != 0;
         let tag = u16::from_le_bytes([b[2], b[3]]);
-        Some(Self { tag, code, addresses: known.then_some((own, other)) })
+        Some(Self { tag, code, addresses: known.then_some((own, other)), tcp_state: b[52] })
     }
 }
 
@@ -39,6 +41,7 @@ impl Reply {
 mod tests {
     use super::*;
     use crate::toe::control::{Answer, Ask, Asked};
+    use crate::toe::state::State;
     use crate::toe::vsock::Ports;
 
     #[test]
@@ -48,8 +51,11 @@ mod tests {
         let addresses = Some((at("10.0.0.1:513"), at("[fd00::2]:258")));
         for code in [Code::Done, Code::Native, Code::Failed(Errno::Refused)] {
             for addresses in [None, addresses] {
-                let bytes = Answer { asked, code, addresses }.emit();
-                assert_eq!(Reply::parse(&bytes), Some(Reply { tag: 0x1234, code, addresses }));
+                for (state, tcp_state) in [(None, 0), (Some(State::Remaining), 8)] {
+                    let bytes = Answer { asked, code, addresses, state }.emit();
+                    let reply = Reply { tag: 0x1234, code, addresses, tcp_state };
+                    assert_eq!(Reply::parse(&bytes), Some(reply));
+                }
             }
         }
     }

@@ -1,15 +1,23 @@
 use super::*;
 use crate::common::Random;
-use crate::limits::{T_TOE_PROBE, TOE_LISTENERS_MAX, TOE_STRAYS_MAX, TOE_WANTED_MAX};
+use crate::limits::{
+    T_TOE_PROBE, T_TOE_SILENCE, TOE_LISTENERS_MAX, TOE_PACKET_COST, TOE_STRAYS_MAX, TOE_WANTED_MAX,
+};
+use crate::toe::state::State;
 use crate::wire::vsock::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use proptest::prelude::*;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
+
+mod world;
 
 const NOW: Instant = Instant::from_secs(1000);
 const A: VmId = VmId(0);
 const B: VmId = VmId(1);
 /// Means harm.
 const C: VmId = VmId(2);
+/// The host that all of them are on, and another.
+const HERE: HostId = HostId(0);
+const THERE: HostId = HostId(1);
 /// The vsock port of the control connection of either guest.
 const CONTROL: u32 = 900;
 /// The vsock port at which B listens.
@@ -23,11 +31,11 @@ fn at(text: &str) -> SocketAddr {
 struct Doorkeeper;
 
 impl Policy for Doorkeeper {
-    fn connect(&self, _: VmId, request: &Request) -> Code {
+    fn connect(&self, _: VmId, request: &Request) -> Way {
         match request.to.port() {
-            9 => Code::Native,
-            10 => Code::Failed(Errno::Access),
-            _ => Code::Done,
+            9 => Way::Native,
+            10 => Way::Failed(Errno::Access),
+            _ => Way::To(HERE),
         }
     }
 }
@@ -43,6 +51,9 @@ struct World {
     read: [u32; 2],
     /// Messages that are under way, and all that ever were.
     messages: VecDeque<(Message, Request)>,
+    requests: VecDeque<(Message, Request)>,
+    /// What was for the other host.
+    abroad: Vec<Message>,
     gone: usize,
     returned: Vec<Message>,
 }
@@ -55,7 +66,8 @@ impl World {
                 ip.parse().expect("an address"),
                 format!("fd00::{}", vm.0 + 1).parse().expect("one"),
             ];
-            host.add_guest(vm, GuestConfig { cid: cid(vm), network: 5, ips });
+            let others = host.add_guest(vm, GuestConfig { cid: cid(vm), network: 5, ips });
+            assert_eq!(others, [IpAddr::V4(Ipv4Addr::UNSPECIFIED); 0]);
         }
         let mut world = Self {
             host,
@@ -64,6 +76,8 @@ impl World {
             answers: Default::default(),
             read: [0; 2],
             messages: VecDeque::new(),
+            requests: VecDeque::new(),
+            abroad: Vec::new(),
             gone: 0,
             returned: Vec::new(),
         };
@@ -120,8 +134,17 @@ impl World {
     fn collect(&mut self) {
         while let Some(output) = self.host.poll_output(self.now) {
             match output {
-                Output::Message(_, message, request) => self.messages.push_back((message, request)),
-                Output::Return(message) => self.returned.push(message),
+                Output::Message(_, host, message, request) => {
+                    if matches!(message.kind, Kind::Request { .. }) {
+                        self.requests.push_back((message, request));
+                    }
+                    if host == HERE {
+                        self.messages.push_back((message, request));
+                    } else {
+                        self.abroad.push(message);
+                    }
+                }
+                Output::Return(_, message) => self.returned.push(message),
                 Output::Packet(vm, header) => {
                     assert_eq!(header.dst_cid, cid(vm));
                     self.packets[vm.0 as usize].push_back(header);
@@ -138,14 +161,14 @@ impl World {
     fn carry(&mut self) {
         while let Some((message, request)) = self.messages.pop_front() {
             if matches!(message.kind, Kind::Request { .. }) {
-                self.host.handle_request(self.now, &message, &request);
+                self.host.handle_request(self.now, HERE, &message, &request);
             } else {
-                let _ = self.host.handle_message(self.now, &message);
+                let _ = self.host.handle_message(self.now, HERE, &message);
             }
             self.collect();
         }
         for message in std::mem::take(&mut self.returned) {
-            let _ = self.host.handle_message(self.now, &message);
+            let _ = self.host.handle_message(self.now, HERE, &message);
             self.collect();
         }
     }
@@ -178,6 +201,9 @@ impl World {
                 },
             ]
         });
+        let states = State::ALL.map(Some).into_iter().chain([None]);
+        let answers =
+            answers.flat_map(|answer| states.clone().map(move |state| Answer { state, ..answer }));
         let mut found = answers.filter(|answer| answer.emit() == bytes);
         found.next().expect("an answer that there is")
     }
@@ -198,7 +224,7 @@ impl World {
     }
 
     fn listens(&mut self, text: &str) {
-        let ask = Ask::Listen { guest: LISTENS, at: at(text) };
+        let ask = Ask::Listen { guest: LISTENS, at: at(text), v4: false };
         assert_eq!(self.asks(B, ask).code, Code::Done);
     }
 }
@@ -226,31 +252,31 @@ fn two_guests_connect_talk_and_close() {
         panic!("to be carried");
     };
     assert_eq!(message.kind, Kind::Data { offset: 0, len: 5 });
-    let met = w.host.handle_message(NOW, &message);
+    let met = w.host.handle_message(NOW, HERE, &message);
     let to = met.socket.expect("B's");
     assert_eq!((met.verdict, to != from), (Verdict::Deliver, true));
-    assert_eq!(w.host.room_to_guest(to), 65_536);
+    assert_eq!(w.host.room_to_guest(to), 65_536 - TOE_PACKET_COST);
     let header = w.host.give(NOW, to, 5).expect("there is room");
     assert_eq!((header.dst_port, header.src_port, header.len), (LISTENS, b.1, 5));
-    let own = Answer {
+    let describe = Asked { tag: 5, ask: Ask::Describe(Ports { guest: b.0, host: b.1 }) };
+    let own = |state| Answer {
         addresses: Some((at("10.0.0.2:80"), at("10.0.0.1:40000"))),
-        ..Answer::of(
-            Asked { tag: 5, ask: Ask::Describe(Ports { guest: b.0, host: b.1 }) },
-            Code::Done,
-        )
+        state: Some(state),
+        ..Answer::of(describe, Code::Done)
     };
-    assert_eq!(w.asks(B, own.asked.ask), own);
+    assert_eq!(w.asks(B, describe.ask), own(State::Open));
     let _ = w.says(A, Op::Shutdown, (1025, 2), both);
     w.carry();
     assert_eq!(w.heard(A), [Op::Reset]);
     assert_eq!(w.heard(B), [Op::Shutdown]);
+    assert_eq!(w.asks(B, describe.ask), own(State::Remaining));
     let _ = w.says(B, Op::Shutdown, b, |h| {
         h.fwd_cnt = 5;
         both(h);
     });
     w.carry();
     assert_eq!((w.host.sockets(), w.gone), (0, 2));
-    assert_eq!(w.asks(B, own.asked.ask), own, "it ended clean, and that can be asked");
+    assert_eq!(w.asks(B, describe.ask), own(State::Over), "it ended clean, and that can be asked");
 }
 
 #[test]
@@ -275,17 +301,28 @@ fn vtoe_06_who_reads_an_end_asks_how_it_came() {
 fn vtoe_06_what_cannot_be_reached_says_why() {
     let mut w = World::new();
     w.listens("10.0.0.2:80");
-    let tries = [("10.0.0.2:81", Errno::Refused), ("10.0.0.7:80", Errno::HostUnreachable)];
-    for (port, (to, errno)) in (2000..).zip(tries) {
+    // Guest TCP may find somebody there.
+    for (port, to) in (2000..).zip(["10.0.0.2:81", "10.0.0.7:80"]) {
         let ask = Ask::Connect { guest: port, from: at("10.0.0.1:40000"), to: at(to) };
         assert_eq!(w.asks(A, ask).code, Code::Done);
         let _ = w.says(A, Op::Request, (port, 2), |_| {});
         w.carry();
         assert_eq!(w.heard(A), [Op::Reset], "{to}");
         let asked = w.asks(A, Ask::Describe(Ports { guest: port, host: 2 }));
-        assert_eq!(asked.code, Code::Failed(errno), "{to}");
+        assert_eq!(asked.code, Code::Native, "{to}");
         assert_eq!(asked.addresses, Some((at("10.0.0.1:40000"), at(to))));
     }
+    // The kernel of the guest that listens knows better.
+    let ask = Ask::Connect { guest: 2002, from: at("10.0.0.1:40000"), to: at("10.0.0.2:80") };
+    assert_eq!(w.asks(A, ask).code, Code::Done);
+    let _ = w.says(A, Op::Request, (2002, 2), |_| {});
+    w.carry();
+    let call = w.packets[1].pop_front().expect("a request");
+    let _ = w.says(B, Op::Reset, (call.dst_port, call.src_port), |_| {});
+    w.carry();
+    assert_eq!(w.heard(A), [Op::Reset]);
+    let asked = w.asks(A, Ask::Describe(Ports { guest: 2002, host: 2 }));
+    assert_eq!(asked.code, Code::Failed(Errno::Refused));
     for (to, code) in [("10.0.0.2:9", Code::Native), ("10.0.0.2:10", Code::Failed(Errno::Access))] {
         let ask = Ask::Connect { guest: 3000, from: at("10.0.0.1:40000"), to: at(to) };
         assert_eq!(w.asks(A, ask).code, code);
@@ -308,14 +345,12 @@ fn vtoe_09_a_guest_is_nobody_but_itself() {
     }
     let ask = Ask::Connect { guest: 1025, from: at("[::]:5"), to: at("[fd00::2]:80") };
     assert_eq!(w.asks(A, ask).addresses, Some((at("[fd00::1]:5"), at("[fd00::2]:80"))));
-    let own = |guest, text| Ask::Listen { guest, at: at(text) };
+    let own = |guest, text| Ask::Listen { guest, at: at(text), v4: false };
     assert_eq!(w.asks(A, own(1, "10.0.0.2:80")).code, Code::Failed(Errno::AddressNotAvailable));
     assert_eq!(w.asks(A, own(1, "10.0.0.1:0")).code, Code::Failed(Errno::AddressNotAvailable));
     assert_eq!(w.asks(A, own(1, "10.0.0.1:80")).code, Code::Done);
     assert_eq!(w.asks(A, own(1, "10.0.0.1:80")).code, Code::Done);
-    assert_eq!(w.asks(A, own(2, "10.0.0.1:80")).code, Code::Failed(Errno::AddressInUse));
     assert_eq!(w.asks(A, Ask::Unlisten { guest: 1 }).code, Code::Done);
-    assert_eq!(w.asks(A, own(2, "10.0.0.1:80")).code, Code::Done);
     // Another CID than its own, or than the host's.
     for lie in [|h: &mut Header| h.src_cid = 4, |h: &mut Header| h.dst_cid = 4] {
         let _ = w.says(A, Op::Request, (CONTROL, control::PORT), lie);
@@ -330,15 +365,16 @@ fn another_network_is_out_of_reach() {
     w.listens("0.0.0.0:80");
     let (from, to) = (at("10.0.0.1:5"), at("10.0.0.2:80"));
     let id = ShadowId { incarnation: 1, serial: 1 };
-    let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 9 } };
+    let mut message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 9 } };
     for (network, reached) in [(6, false), (5, true)] {
-        w.host.handle_request(NOW, &message, &Request { network, from, to });
+        message.id.serial = u64::from(network);
+        w.host.handle_request(NOW, THERE, &message, &Request { network, from, to });
         w.collect();
         assert_eq!(w.heard(B).len(), usize::from(reached));
     }
-    let kind = Kind::Reset(Errno::HostUnreachable);
+    let (kind, id) = (Kind::Reset(Errno::NotByToe), ShadowId { serial: 6, ..id });
     assert_eq!(w.returned, [Message { id, to: Side::Opener, kind }]);
-    w.host.handle_request(NOW, &message, &Request { network: 5, from, to });
+    w.host.handle_request(NOW, THERE, &message, &Request { network: 5, from, to });
     w.collect();
     assert_eq!((w.heard(B), w.host.sockets()), (vec![], 1), "it has come before");
 }
@@ -397,7 +433,10 @@ fn what_a_guest_can_make_the_host_keep_is_bounded() {
     assert_eq!(w.asks(A, wants(most)).code, Code::Native);
     assert_eq!(w.asks(A, wants(0)).code, Code::Done);
     let listeners = u16::try_from(TOE_LISTENERS_MAX).expect("small");
-    let listen = |port| Ask::Listen { guest: 7, at: SocketAddr::new(at("10.0.0.1:1").ip(), port) };
+    let listen = |port| {
+        let at = SocketAddr::new(at("10.0.0.1:1").ip(), port);
+        Ask::Listen { guest: 7, at, v4: false }
+    };
     for port in 1..=listeners {
         assert_eq!(w.asks(A, listen(port)).code, Code::Done);
     }
@@ -439,7 +478,7 @@ fn a_guest_that_goes_resets_its_peers_and_comes_back_without_a_past() {
     let b = w.connects(1025, "10.0.0.2:80");
     let config = w.host.remove_guest(NOW, A).expect("it was there");
     w.collect();
-    w.host.add_guest(A, config);
+    assert!(w.host.add_guest(A, config).is_empty());
     w.carry();
     assert_eq!((w.heard(A), w.heard(B)), (vec![], vec![Op::Reset]));
     assert_eq!(w.host.sockets(), 0);
@@ -497,13 +536,21 @@ fn vtoe_13_a_hundred_thousand_connections_use_the_same_ports_and_late_messages_m
         assert_eq!(message.id, ShadowId { incarnation: 77, serial: round });
         // Whatever an earlier connection said comes now: nobody hears it.
         if let Some(message) = late.pop_front() {
-            let met = w.host.handle_message(NOW, &message);
+            let met = w.host.handle_message(NOW, HERE, &message);
             assert_eq!((met.socket, met.verdict), (None, Verdict::Done));
             w.collect();
             assert!(w.returned.is_empty());
         }
+        if let Some((message, request)) = w.requests.pop_front().filter(|_| round > 0) {
+            w.host.handle_request(NOW, HERE, &message, &request);
+            w.collect();
+            assert_eq!((w.heard(B), w.host.sockets(), w.returned.len()), (vec![], 2, 0), "a ghost");
+            if random.percent(50) {
+                w.requests.push_front((message, request));
+            }
+        }
         late.push_back(message);
-        let to = w.host.handle_message(NOW, &message).socket.expect("B's");
+        let to = w.host.handle_message(NOW, HERE, &message).socket.expect("B's");
         let _ = w.host.give(NOW, to, 1).expect("there is room");
         let first = if random.percent(50) { (A, (1025, 2), 0) } else { (B, b, 1) };
         let second = if first.0 == A { (B, b, 1) } else { (A, (1025, 2), 0) };
@@ -518,7 +565,252 @@ fn vtoe_13_a_hundred_thousand_connections_use_the_same_ports_and_late_messages_m
         let tail = late.len().saturating_sub(500);
         late.drain(..tail);
         w.packets.iter_mut().for_each(VecDeque::clear);
+        let tail = w.requests.len().saturating_sub(500);
+        w.requests.drain(..tail);
         assert_eq!(w.host.sockets(), 0, "round {round}");
+    }
+}
+
+/// A guest of the other host connects to B; B's kernel has the request. B's ports.
+fn calls(w: &mut World, serial: u64) -> (u32, u32) {
+    let id = ShadowId { incarnation: 88, serial };
+    let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
+    let request = Request { network: 5, from: at("10.0.0.9:5"), to: at("10.0.0.2:80") };
+    w.host.handle_request(w.now, THERE, &message, &request);
+    w.collect();
+    let call = w.packets[1].pop_back().expect("a call");
+    assert_eq!(call.op, Some(Op::Request));
+    (call.dst_port, call.src_port)
+}
+
+/// And B accepts.
+fn called(w: &mut World, serial: u64) -> (u32, u32) {
+    let ports = calls(w, serial);
+    let _ = w.says(B, Op::Response, ports, |_| {});
+    ports
+}
+
+/// What the other host says of a connection of [`calls`].
+fn says(w: &mut World, from: HostId, serial: u64, kind: Kind) -> Met {
+    let id = ShadowId { incarnation: 88, serial };
+    let met = w.host.handle_message(w.now, from, &Message { id, to: Side::Acceptor, kind });
+    w.collect();
+    met
+}
+
+#[test]
+fn vtoe_10_closed_sockets_whose_peers_read_nothing_give_place_to_new_ones_the_first_first() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let most = TOE_SOCKETS_MAX as u64;
+    for serial in 0..most {
+        let ports = called(&mut w, serial);
+        let _ = w.says(B, Op::Shutdown, ports, both);
+    }
+    assert_eq!(w.host.sockets(), TOE_SOCKETS_MAX);
+    w.packets[1].clear();
+    w.abroad.clear();
+    for (n, serial) in (most..most + 10).enumerate() {
+        let _ = called(&mut w, serial);
+        let id = ShadowId { incarnation: 88, serial: n as u64 };
+        let reset = Message { id, to: Side::Opener, kind: Kind::Reset(Errno::Reset) };
+        assert!(w.abroad.contains(&reset), "{n}");
+        assert_eq!(w.host.sockets(), TOE_SOCKETS_MAX);
+    }
+    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.1:80") };
+    assert_eq!(w.asks(B, ask).code, Code::Done);
+    let _ = w.says(B, Op::Request, (1025, 2), |_| {});
+    assert_eq!((w.heard(B), w.host.sockets()), (vec![], TOE_SOCKETS_MAX));
+}
+
+#[test]
+fn vtoe_01_a_guest_that_has_all_its_sockets_open_uses_guest_tcp_for_more() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let ask = |guest| Ask::Connect { guest, from: at("0.0.0.0:4"), to: at("10.0.0.1:80") };
+    let most = TOE_SOCKETS_MAX as u64;
+    for serial in 1..most {
+        let _ = called(&mut w, serial);
+    }
+    assert_eq!(w.asks(B, ask(1)).code, Code::Done);
+    assert_eq!(w.asks(B, ask(2)).code, Code::Native, "one is as good as there");
+    let _ = called(&mut w, most);
+    let _ = w.says(B, Op::Request, (1, 2), |_| {});
+    assert_eq!(w.heard(B), [Op::Reset], "another one was faster");
+    let described = w.asks(B, Ask::Describe(Ports { guest: 1, host: 2 }));
+    assert_eq!(described.code, Code::Native);
+    let id = ShadowId { incarnation: 88, serial: most + 1 };
+    let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
+    let request = Request { network: 5, from: at("10.0.0.9:5"), to: at("10.0.0.2:80") };
+    w.host.handle_request(w.now, THERE, &message, &request);
+    w.collect();
+    let kind = Kind::Reset(Errno::NotByToe);
+    assert_eq!(w.returned, [Message { id, to: Side::Opener, kind }]);
+    assert_eq!((w.heard(B), w.host.sockets()), (vec![], TOE_SOCKETS_MAX));
+}
+
+#[test]
+fn vtoe_07_listeners_are_found_as_those_of_tcp_are() {
+    let mut w = World::new();
+    let listen = |guest, text, v4| Ask::Listen { guest, at: at(text), v4 };
+    let mut serial = 0;
+    let mut reached = |w: &mut World, to: &str| {
+        serial += 1;
+        let id = ShadowId { incarnation: 88, serial };
+        let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 9 } };
+        let from = if at(to).is_ipv4() { "10.0.0.9:5" } else { "[fd00::9]:5" };
+        let request = Request { network: 5, from: at(from), to: at(to) };
+        w.host.handle_request(NOW, THERE, &message, &request);
+        w.collect();
+        w.packets[1].pop_back().map(|call| call.dst_port)
+    };
+    assert_eq!(w.asks(B, listen(1, "[::]:80", false)).code, Code::Done);
+    assert_eq!((reached(&mut w, "10.0.0.2:80"), reached(&mut w, "[fd00::2]:80")), (None, Some(1)));
+    assert_eq!(w.asks(B, listen(2, "[::]:80", true)).code, Code::Done);
+    assert_eq!(reached(&mut w, "10.0.0.2:80"), Some(2), "an IPv6 socket that hears both");
+    assert_eq!(w.asks(B, listen(3, "0.0.0.0:80", false)).code, Code::Done);
+    assert_eq!(reached(&mut w, "10.0.0.2:80"), Some(3));
+    // SO_REUSEPORT: each in turn.
+    assert_eq!(w.asks(B, listen(4, "0.0.0.0:80", false)).code, Code::Done);
+    let turns: Vec<_> = (0..4).map(|_| reached(&mut w, "10.0.0.2:80").expect("one")).collect();
+    assert_eq!(turns, [3, 4, 3, 4]);
+    assert_eq!(w.asks(B, listen(5, "10.0.0.2:80", false)).code, Code::Done);
+    assert_eq!(reached(&mut w, "10.0.0.2:80"), Some(5), "the nearest");
+    for port in [5, 3, 4, 2] {
+        assert_eq!(w.asks(B, Ask::Unlisten { guest: port }).code, Code::Done);
+    }
+    assert_eq!((reached(&mut w, "10.0.0.2:80"), reached(&mut w, "[fd00::2]:80")), (None, Some(1)));
+}
+
+#[test]
+fn vtoe_09_an_address_of_two_guests_is_of_the_first() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let ips = ["10.0.0.3", "10.0.0.2"].map(|ip| ip.parse().expect("an address")).to_vec();
+    let config = GuestConfig { cid: 5, network: 5, ips };
+    let other = GuestConfig { network: 6, ..config.clone() };
+    assert_eq!(w.host.add_guest(C, config.clone()), [at("10.0.0.2:80").ip()]);
+    let _ = w.says(C, Op::Request, (CONTROL, control::PORT), |_| {});
+    let answer = |w: &mut World, ask| {
+        w.answers[2].clear();
+        let bytes = Asked { tag: 1, ask }.emit();
+        let _ = w.sends(C, Op::Data, (CONTROL, control::PORT), &bytes, |_| {});
+        u32::from_le_bytes(w.answers[2][0][48..52].try_into().expect("four"))
+    };
+    let to = at("10.0.0.1:80");
+    let none = Errno::AddressNotAvailable.number();
+    let connect = |from| Ask::Connect { guest: 1, from: at(from), to };
+    assert_eq!(answer(&mut w, connect("10.0.0.2:5")), none);
+    assert_eq!(answer(&mut w, connect("10.0.0.3:5")), 0);
+    assert_eq!(answer(&mut w, Ask::Listen { guest: 1, at: at("10.0.0.2:80"), v4: false }), none);
+    let _ = calls(&mut w, 1);
+    // In another network it is another address, and when the first has gone it is free.
+    let _ = w.host.remove_guest(NOW, C);
+    assert!(w.host.add_guest(C, other).is_empty());
+    let _ = calls(&mut w, 2);
+    let _ = w.host.remove_guest(NOW, C);
+    let _ = w.host.remove_guest(NOW, B);
+    assert!(w.host.add_guest(C, config).is_empty());
+}
+
+#[test]
+fn vtoe_09_only_the_host_of_the_other_end_may_speak_of_a_connection() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    // Whoever knows the name and comes first gets a connection of its own.
+    let early = w.connects(1025, "10.0.0.2:80");
+    let name = w.requests[0].0.id;
+    let request = w.requests[0].1;
+    let message = Message { id: name, to: Side::Acceptor, kind: Kind::Request { edge: 1 } };
+    w.host.handle_request(NOW, THERE, &message, &request);
+    w.collect();
+    assert_eq!((w.heard(B), w.host.sockets()), (vec![Op::Request], 3));
+    for kind in
+        [Kind::Reset(Errno::Reset), Kind::Fin { total: 0 }, Kind::Data { offset: 0, len: 1 }]
+    {
+        let stranger = HostId(2);
+        for to in [Side::Opener, Side::Acceptor] {
+            let met = w.host.handle_message(NOW, stranger, &Message { id: name, to, kind });
+            assert_eq!((met.socket, met.verdict), (None, Verdict::Done));
+        }
+    }
+    w.collect();
+    assert_eq!((w.heard(A), w.heard(B), w.host.sockets()), (vec![], vec![], 3));
+    let Handled::Carry(_, data) = w.sends(A, Op::Data, (1025, 2), b"x", |_| {}) else {
+        panic!("to be carried");
+    };
+    let met = w.host.handle_message(NOW, HERE, &data);
+    assert_eq!(met.verdict, Verdict::Deliver);
+    let header = w.host.give(NOW, met.socket.expect("B's"), 1).expect("there is room");
+    assert_eq!((header.dst_port, header.src_port), early);
+}
+
+#[test]
+fn vtoe_04_a_probe_of_who_did_not_hear_the_last_answer_gets_it_again() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let ports = called(&mut w, 1);
+    let _ = says(&mut w, THERE, 1, Kind::Fin { total: 0 });
+    let _ = w.says(B, Op::Shutdown, ports, both);
+    let _ = says(&mut w, THERE, 1, Kind::Taken);
+    assert_eq!(
+        (w.host.sockets(), w.abroad.last().map(|m| m.kind)),
+        (0, Some(Kind::Fin { total: 0 }))
+    );
+    let probe = |finished| Kind::Probe { sent: 0, finished, edge: 1000 };
+    let answers = |w: &mut World| {
+        w.returned.drain(..).map(|message| (message.to, message.kind)).collect::<Vec<_>>()
+    };
+    let _ = says(&mut w, THERE, 1, probe(true));
+    assert_eq!(answers(&mut w), [(Side::Opener, Kind::Taken)]);
+    let _ = says(&mut w, THERE, 1, probe(false));
+    assert_eq!(answers(&mut w), [], "it asked before it had finished");
+    let reset = [(Side::Opener, Kind::Reset(Errno::Reset))];
+    let _ = says(&mut w, HostId(2), 1, probe(true));
+    assert_eq!(answers(&mut w), reset, "another host's");
+    w.now = NOW + T_TOE_SILENCE;
+    let _ = says(&mut w, THERE, 1, probe(true));
+    assert_eq!(answers(&mut w), reset);
+}
+
+#[test]
+fn an_answer_costs_a_guest_one_packet() {
+    let mut w = World::new();
+    for n in 1..=100_u32 {
+        let bytes = Asked { tag: 9, ask: Ask::Unlisten { guest: 1 } }.emit();
+        let ports = (CONTROL, control::PORT);
+        let _ = w.sends(A, Op::Data, ports, &bytes, |h| h.fwd_cnt = 64 * (n - 1));
+        assert_eq!((w.answers[0].len(), w.heard(A)), (n as usize, vec![]));
+    }
+}
+
+#[test]
+fn lies_of_a_guest_are_counted_once_for_each_connection() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let b = w.connects(1025, "10.0.0.2:80");
+    let _ = w.says(B, Op::CreditUpdate, b, |_| {});
+    assert_eq!((w.host.lies(A), w.host.lies(B)), (0, 0));
+    let _ = w.says(B, Op::Response, b, |_| {});
+    assert_eq!((w.host.lies(A), w.host.lies(B)), (0, 1));
+    let _ = w.says(B, Op::CreditUpdate, (CONTROL, control::PORT), |h| h.fwd_cnt = 65);
+    assert_eq!((w.host.lies(A), w.host.lies(B)), (0, 2));
+}
+
+#[test]
+fn vtoe_05_a_close_that_is_to_be_a_reset_is_one_unless_that_was_taken_back() {
+    for (taken_back, heard) in [(false, Op::Reset), (true, Op::Shutdown)] {
+        let mut w = World::new();
+        w.listens("0.0.0.0:80");
+        let _ = w.connects(1025, "10.0.0.2:80");
+        let ports = Ports { guest: 1025, host: 2 };
+        assert_eq!(w.asks(A, Ask::Linger(ports)).code, Code::Done);
+        if taken_back {
+            assert_eq!(w.asks(A, Ask::Unlinger(ports)).code, Code::Done);
+        }
+        let _ = w.says(A, Op::Shutdown, (1025, 2), both);
+        w.carry();
+        assert_eq!(w.heard(B), [heard]);
     }
 }
 
@@ -568,7 +860,7 @@ fn anything(random: &mut Random) -> (Header, Vec<u8>) {
             Ask::Connect { guest: port, from: at("0.0.0.0:5"), to: at("10.0.0.2:80") },
             Ask::Connect { guest: port, from: at("10.0.0.3:5"), to: at("10.0.0.3:80") },
             Ask::Connect { guest: port, from: at("10.0.0.1:5"), to: at("10.0.0.2:80") },
-            Ask::Listen { guest: port, at: at("0.0.0.0:80") },
+            Ask::Listen { guest: port, at: at("0.0.0.0:80"), v4: false },
             Ask::Unlisten { guest: port },
             Ask::Describe(ports),
             Ask::Linger(ports),
@@ -598,7 +890,7 @@ proptest! {
     fn whatever_one_guest_says_the_others_get_their_bytes(seed: u64) {
         let mut w = World::new();
         let ips = vec!["10.0.0.3".parse().expect("an address")];
-        w.host.add_guest(C, GuestConfig { cid: 5, network: 5, ips });
+        let _ = w.host.add_guest(C, GuestConfig { cid: 5, network: 5, ips });
         w.listens("0.0.0.0:80");
         let b = w.connects(1025, "10.0.0.2:80");
         let mut random = Random::new(seed);
@@ -609,7 +901,7 @@ proptest! {
             if let Handled::Carry(_, message) = handled {
                 carried += 1;
                 let Kind::Data { len, .. } = message.kind else { panic!("{message:?}") };
-                let met = w.host.handle_message(w.now, &message);
+                let met = w.host.handle_message(w.now, HERE, &message);
                 if let (Some(socket), Verdict::Deliver) = (met.socket, met.verdict) {
                     let room = w.host.room_to_guest(socket).min(len.into());
                     let _ = w.host.give(w.now, socket, u32::try_from(room).expect("small"));
@@ -620,7 +912,7 @@ proptest! {
             if random.percent(5) {
                 let sent = w.sends(A, Op::Data, (1025, 2), b"honest", |_| {});
                 let Handled::Carry(_, message) = sent else { panic!("to be carried") };
-                let met = w.host.handle_message(w.now, &message);
+                let met = w.host.handle_message(w.now, HERE, &message);
                 prop_assert_eq!(met.verdict, Verdict::Deliver);
                 let header = w.host.give(w.now, met.socket.expect("B's"), 6).expect("room");
                 prop_assert_eq!((header.dst_port, header.src_port), b);

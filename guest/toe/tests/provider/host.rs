@@ -142,11 +142,15 @@ impl State {
                 Code::Done
             }
             Ask::Unlisten { .. } => Code::Done,
-            Ask::Describe(ports) | Ask::Linger(ports) => {
+            Ask::Describe(ports) | Ask::Linger(ports) | Ask::Unlinger(ports) => {
                 let Some(known) = self.sockets.get_mut(&ports) else {
                     return Answer::of(asked, Code::Failed(Errno::Reset));
                 };
-                known.lingers |= matches!(asked.ask, Ask::Linger(_));
+                match asked.ask {
+                    Ask::Linger(_) => known.lingers = true,
+                    Ask::Unlinger(_) => known.lingers = false,
+                    _ => {}
+                }
                 let addresses = Some((known.own, known.other));
                 return Answer { addresses, ..Answer::of(asked, known.code) };
             }

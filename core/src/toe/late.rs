@@ -1,0 +1,173 @@
+//! What may still come late: requests that came before, and questions to ends that are over.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::id::{HostId, ShadowId, Side};
+use crate::limits::{T_TOE_SILENCE, TOE_INCARNATIONS_MAX, TOE_LATE_REQUESTS, TOE_OVER_MAX};
+use crate::time::Instant;
+
+const WORDS: usize = 1024;
+const _: () = assert!(WORDS as u64 * 64 == TOE_LATE_REQUESTS);
+
+/// The requests of each host that have come (VTOE-13): a copy of one would open its connection
+/// again.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    /// The incarnation that came last is last.
+    by_host: BTreeMap<HostId, VecDeque<Serials>>,
+}
+
+/// Of an incarnation.
+#[derive(Debug)]
+struct Serials {
+    incarnation: u64,
+    /// All of them are below.
+    end: u64,
+    /// Of the last [`TOE_LATE_REQUESTS`] before `end`, at the serial modulo their number.
+    came: Box<[u64; WORDS]>,
+}
+
+impl Requests {
+    /// A request has come. `false`: it did before, or is so late that nobody knows.
+    pub(super) fn is_new(&mut self, host: HostId, name: ShadowId) -> bool {
+        let incarnations = self.by_host.entry(host).or_default();
+        let mut known = incarnations.iter_mut();
+        if let Some(serials) = known.find(|s| s.incarnation == name.incarnation) {
+            return serials.is_new(name.serial);
+        }
+        if incarnations.len() >= TOE_INCARNATIONS_MAX {
+            incarnations.pop_front();
+        }
+        let mut serials =
+            Serials { incarnation: name.incarnation, end: name.serial, came: Box::new([0; WORDS]) };
+        let is_new = serials.is_new(name.serial);
+        incarnations.push_back(serials);
+        is_new
+    }
+}
+
+impl Serials {
+    fn is_new(&mut self, serial: u64) -> bool {
+        // The last serial of all is given to none.
+        let Some(end) = serial.checked_add(1) else { return false };
+        if end <= self.end.saturating_sub(TOE_LATE_REQUESTS) {
+            return false;
+        }
+        // What lies between has not come.
+        match end.saturating_sub(self.end) {
+            TOE_LATE_REQUESTS.. => self.came.fill(0),
+            skipped => (0..skipped).for_each(|n| self.set(serial - n, false)),
+        }
+        self.end = self.end.max(end);
+        let (word, bit) = Self::place(serial);
+        let came = self.came[word] & bit != 0;
+        self.set(serial, true);
+        !came
+    }
+
+    fn set(&mut self, serial: u64, came: bool) {
+        let (word, bit) = Self::place(serial);
+        if came {
+            self.came[word] |= bit;
+        } else {
+            self.came[word] &= !bit;
+        }
+    }
+
+    fn place(serial: u64) -> (usize, u64) {
+        let at = serial % TOE_LATE_REQUESTS;
+        (usize::try_from(at / 64).expect("few"), 1 << (at % 64))
+    }
+}
+
+/// The name of an end, and the host of the other one.
+pub(super) type Name = (HostId, ShadowId, Side);
+
+/// Ends that were over, all well, not long ago: whoever did not hear that may ask.
+#[derive(Debug, Default)]
+pub(super) struct Over {
+    since: BTreeMap<Name, Instant>,
+    order: VecDeque<(Instant, Name)>,
+}
+
+impl Over {
+    pub(super) fn add(&mut self, now: Instant, name: Name) {
+        while let Some((since, first)) = self.order.front().copied()
+            && (since + T_TOE_SILENCE <= now || self.order.len() >= TOE_OVER_MAX)
+        {
+            self.order.pop_front();
+            self.since.remove(&first);
+        }
+        self.since.insert(name, now);
+        self.order.push_back((now, name));
+    }
+
+    pub(super) fn contains(&self, now: Instant, name: Name) -> bool {
+        self.since.get(&name).is_some_and(|since| now < *since + T_TOE_SILENCE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Instant = Instant::from_secs(1000);
+
+    fn name(incarnation: u64, serial: u64) -> ShadowId {
+        ShadowId { incarnation, serial }
+    }
+
+    #[test]
+    fn vtoe_13_a_request_is_new_once_however_late_and_in_whatever_order() {
+        let mut requests = Requests::default();
+        let host = HostId(1);
+        for serial in [5, 3, 4, 100_000, 99_000, 34_465, u64::MAX - 1] {
+            assert!(requests.is_new(host, name(7, serial)), "{serial}");
+            assert!(!requests.is_new(host, name(7, serial)), "{serial} again");
+        }
+        for old in [5, 99_000, 34_464, 0, u64::MAX] {
+            assert!(!requests.is_new(host, name(7, old)), "{old}");
+        }
+        assert!(requests.is_new(HostId(2), name(7, 5)), "another host's");
+        assert!(requests.is_new(host, name(8, 5)), "another incarnation's");
+        assert!(!requests.is_new(host, name(7, 5)), "of the one before");
+    }
+
+    #[test]
+    fn what_was_skipped_has_not_come_also_where_others_had_their_place() {
+        let mut requests = Requests::default();
+        for serial in 0..1000 {
+            assert!(requests.is_new(HostId(1), name(7, serial)));
+        }
+        for serial in [TOE_LATE_REQUESTS + 999, TOE_LATE_REQUESTS + 500, TOE_LATE_REQUESTS] {
+            assert!(requests.is_new(HostId(1), name(7, serial)), "{serial}");
+        }
+        assert!(requests.is_new(HostId(1), name(7, 1000)));
+        assert!(!requests.is_new(HostId(1), name(7, 999)), "too late to be known");
+    }
+
+    #[test]
+    fn a_host_that_starts_anew_again_and_again_is_not_remembered_for_ever() {
+        let mut requests = Requests::default();
+        for incarnation in 0..100 {
+            assert!(requests.is_new(HostId(1), name(incarnation, 0)));
+        }
+        assert_eq!(requests.by_host[&HostId(1)].len(), TOE_INCARNATIONS_MAX);
+        assert!(!requests.is_new(HostId(1), name(99, 0)));
+    }
+
+    #[test]
+    fn ends_that_are_over_are_known_for_as_long_as_anybody_asks_and_there_are_so_many() {
+        let mut over = Over::default();
+        let end = |serial| (HostId(1), name(7, serial), Side::Opener);
+        over.add(NOW, end(0));
+        assert!(over.contains(NOW, end(0)) && !over.contains(NOW, end(1)));
+        assert!(!over.contains(NOW + T_TOE_SILENCE, end(0)));
+        for serial in 1..=TOE_OVER_MAX as u64 {
+            over.add(NOW, end(serial));
+        }
+        assert!(!over.contains(NOW, end(0)) && over.contains(NOW, end(1)));
+        over.add(NOW + T_TOE_SILENCE, end(0));
+        assert_eq!((over.since.len(), over.order.len()), (1, 1));
+    }
+}
