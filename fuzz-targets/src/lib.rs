@@ -17,6 +17,7 @@ pub mod messages;
 pub mod overlay;
 pub mod rings;
 pub mod sender;
+pub mod sockets;
 pub mod wire;
 
 /// A target: what `cargo fuzz` calls it, what it does, and where it starts from.
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "icmp", run: icmp::run, seeds: icmp::seeds },
     Target { name: "overlay", run: overlay::run, seeds: overlay::seeds },
     Target { name: "sender", run: sender::run, seeds: sender::seeds },
+    Target { name: "sockets", run: sockets::run, seeds: sockets::seeds },
     Target { name: "arena", run: arena::run, seeds: arena::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
     Target { name: "flow", run: flow::run, seeds: flow::seeds },

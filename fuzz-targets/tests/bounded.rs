@@ -108,6 +108,11 @@ fn no_remote_makes_a_sender_send_more_than_its_window_or_stop() {
 }
 
 #[test]
+fn no_guest_and_no_host_that_lies_about_sockets_hurts_others() {
+    survives("sockets", 2000);
+}
+
+#[test]
 fn an_arena_in_any_state_is_taken_over_or_refused() {
     survives("arena", 800);
 }

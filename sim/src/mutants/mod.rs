@@ -13,6 +13,7 @@ pub mod known;
 mod place;
 mod second;
 mod sending;
+mod sockets;
 pub mod source;
 pub mod survey;
 mod table;

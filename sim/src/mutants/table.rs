@@ -8,6 +8,7 @@
 
 use super::second::SECOND;
 use super::sending::SENDING;
+use super::sockets::SOCKETS;
 
 /// One way to break `core`.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +38,7 @@ pub(super) use mutations;
 
 /// All mutations. Numbers in reports count from 1, in this order.
 pub fn all() -> impl Iterator<Item = &'static Mutation> {
-    FIRST.iter().chain(SECOND).chain(SENDING)
+    FIRST.iter().chain(SECOND).chain(SENDING).chain(SOCKETS)
 }
 
 mutations! { FIRST:

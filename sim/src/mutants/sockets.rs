@@ -1,0 +1,208 @@
+//! The mutations of the virtual TOE (`core/src/toe`): what an end, a guest's vsock connection and
+//! the table of a host can get wrong. Worlds have no sockets: seeds judge none of them, and core's
+//! own tests must notice each. See [`super::table`] for how a place is written.
+
+use super::table::{Mutation, mutations};
+
+mutations! { SOCKETS:
+    "a guest sends what the other one has no room for", "VTOE-10", "send",
+    "offset.checked_add(len).filter(|end| [[*end <= self.edge]])"
+    => "true";
+
+    "a host sends what it was told no room for", "VTOE-10", "take",
+    "if [[end > self.edge_told]] {"
+    => "false";
+
+    "a stream ends clean with bytes missing", "VTOE-05", "is_complete",
+    "self.total == Some(self.delivered)"
+    => "self.total.is_some()";
+
+    "bytes that overtake others go to the guest first", "VTOE-03", "take",
+    "if [[offset > self.arrived]] {"
+    => "false";
+
+    "bytes that were cut in another way are taken", "VTOE-03", "take",
+    "if [[offset < self.arrived]] {"
+    => "false";
+
+    "a copy of what is held is held as well", "VTOE-10", "hold",
+    "let Err(at) = self.held.binary_search(&(offset, len)) else { return Ok([[Verdict::Done]]) };"
+    => "Verdict::Hold";
+
+    "any number of messages is held", "VTOE-10", "hold",
+    "if [[self.held.len() >= TOE_HELD_MAX]] {"
+    => "false";
+
+    "a guest is offered all that the other one says it has room for", "VTOE-10", "give_room",
+    "let most = [[self.delivered.saturating_add(TOE_WINDOW_MAX)]];"
+    => "u64::MAX";
+
+    "bytes that were lost are waited for for ever", "VTOE-06", "handle_timeout",
+    "let hole = [[self.inbound.hole_deadline().is_some_and(passed)]];"
+    => "false";
+
+    "a host that is silent is waited for for ever", "VTOE-06", "handle_timeout",
+    "let silence = [[self.silence_deadline().is_some_and(passed)]];"
+    => "false";
+
+    "a closed socket waits for ever", "VTOE-05", "handle_timeout",
+    "let orphan = [[self.orphan_deadline().is_some_and(passed)]];"
+    => "false";
+
+    "nobody says where it stands", "VTOE-06", "handle_timeout",
+    "self.due.probe = true;"
+    => "";
+
+    "a guest that stands still loses its connections", "VTOE-10", "silence_deadline",
+    "(!self.inbound.has_undelivered())"
+    => "true";
+
+    "an established connection ends with whatever errno the other host says", "VTOE-06",
+    "handle_message",
+    "let errno = if [[self.state() == State::Asking]] { errno } else { Errno::Reset };"
+    => "true";
+
+    "the last answer is not given again", "VTOE-04", "handle_message",
+    "self.due.taken |= asks && self.state() == State::Over;"
+    => "";
+
+    "data for a closed socket is taken", "VTOE-05", "judge",
+    "Ok(verdict) if [[verdict == Verdict::Done || !self.guest_is_gone]] => verdict,"
+    => "true";
+
+    "close() with data unread is a clean end", "VTOE-05", "close",
+    "if [[unread || self.inbound.has_undelivered()]] {"
+    => "false";
+
+    "a failure is not told to the other end", "VTOE-06", "fail",
+    "self.due.reset = !(self.side == Side::Opener && self.due.opening);"
+    => "";
+
+    "a guest may send more than it was told", "VTOE-10", "take",
+    "if [[received > self.edge_told]] {"
+    => "false";
+
+    "a guest that has read more than there was is believed", "VTOE-10", "hear_credit",
+    "if [[read > self.given]] {"
+    => "false";
+
+    "packets cost nothing", "VTOE-10", "room_to_guest",
+    "room.saturating_sub((outstanding + 1) * TOE_PACKET_COST)"
+    => "room";
+
+    "a buffer that becomes smaller than what is under way is believed", "VTOE-10", "hear_credit",
+    "if [[header.buf_alloc < before]] && self.given + charged > self.edge_to_guest() {"
+    => "false";
+
+    "packets are taken for read before they are", "VTOE-10", "hear_packets",
+    "} else if [[self.read >= mark.0]] {"
+    => "true";
+
+    "a guest is not asked what it has read", "VTOE-10", "ask",
+    "self.due.ask |= self.phase == Phase::Connected && !self.is_asked;"
+    => "";
+
+    "a guest that stands still is asked again and again", "VTOE-10", "poll_packet",
+    "self.is_asked = true;"
+    => "";
+
+    "a guest is told of what came only when there is more room", "VTOE-10", "is_credit_due",
+    "let own = [[untold >= TOE_CREDIT_STEP || untold > 0 && untold >= half]];"
+    => "false";
+
+    "a guest may send after it has shut its stream", "VTOE-04", "take",
+    "if [[self.shut & SHUTDOWN_SEND != 0]] {"
+    => "false";
+
+    "room is not shown again when data was given", "VTOE-10", "give",
+    "self.end.give_room(self.connection.edge_to_guest());"
+    => "";
+
+    "who is short of packets is not asked by time", "VTOE-10", "handle_timeout",
+    "self.connection.ask();"
+    => "";
+
+    "a guest that lies keeps the connection at the other host", "VTOE-06", "handle_packet",
+    "self.end.abort(now, Errno::Reset);"
+    => "";
+
+    "a request that comes again opens a connection again", "VTOE-13", "handle_request",
+    "message.to != Side::Acceptor || [[!self.requests.is_new(from, message.id)]]"
+    => "false";
+
+    "a request that is older than anybody remembers is new", "VTOE-13", "is_new",
+    "if [[end <= self.end.saturating_sub(TOE_LATE_REQUESTS)]] {"
+    => "false";
+
+    "requests that were skipped have come", "VTOE-13", "is_new",
+    "skipped => [[(0..skipped).for_each(|n| self.set(serial - n, false))]]"
+    => "self.set(serial, false)";
+
+    "whoever knows a name may speak of the connection", "VTOE-09", "socket",
+    "self.names.get(&(host, id, side)).copied()"
+    => "self.names.iter().find(|(n, _)| (n.1, n.2) == (id, side) && n.0 <= host).map(|(_, s)| *s)";
+
+    "a guest connects from another's address", "VTOE-09", "want",
+    "own.find(|ip| [[any || **ip == from.ip()]])"
+    => "true";
+
+    "a guest listens at another's address", "VTOE-09", "listen",
+    "let own = [[at.ip().is_unspecified() || self.ips.contains(&at.ip())]];"
+    => "true";
+
+    "a guest of another network is reached", "VTOE-09", "offer",
+    "let there = [[self.addresses.get(&(request.network, request.to.ip()))]];"
+    => "self.addresses.iter().find(|((_, ip), _)| *ip == request.to.ip()).map(|(_, vm)| vm)";
+
+    "an address of two guests is of the later one", "VTOE-09", "add_guest",
+    "let has = [[*self.addresses.entry((config.network, *ip)).or_insert(vm)]];"
+    => "self.addresses.insert((config.network, *ip), vm).map_or(vm, |_| vm)";
+
+    "closed sockets give no place to new ones", "VTOE-10", "make_place",
+    "let Some(id) = [[self.sockets.pop_orphan(vm)]] else { return false };"
+    => "None";
+
+    "an IPv6 listener that hears both does not hear IPv4", "VTOE-07", "listener",
+    "listener.v4 || !as_v4"
+    => "!as_v4";
+
+    "of those that listen at one address one is called", "VTOE-07", "listener",
+    "there.push_back(listener);"
+    => "there.push_front(listener);";
+
+    "an end that was over is taken for one that never was", "VTOE-04", "answer_late",
+    "if [[!self.over.contains(now, (from, message.id, message.to))]] {"
+    => "true";
+
+    "what nobody listens for is refused for good", "VTOE-01", "offer",
+    "guest.listener(request.to).ok_or([[Errno::NotByToe]])?"
+    => "Errno::Refused";
+
+    "a request that is none is passed over", "VTOE-10", "handle_control",
+    "control.connection.reset();"
+    => "";
+
+    "answers to packets for nobody pile up", "VTOE-10", "answer_stray",
+    "if [[self.strays.len() < TOE_STRAYS_MAX]] {"
+    => "true";
+
+    "any number of sockets is going to connect", "VTOE-10", "want",
+    "let full = [[self.wanted.len() >= TOE_WANTED_MAX]] && !self.wanted.contains_key(&guest);"
+    => "false";
+
+    "any number of listeners is kept", "VTOE-10", "listen",
+    "if [[all >= TOE_LISTENERS_MAX]] {"
+    => "false";
+
+    "a guest that reads no answers asks on", "VTOE-10", "poll",
+    "if [[self.answers.is_empty()]] {"
+    => "true";
+
+    "a request names any address", "VTOE-09", "parse",
+    "if [[request.is_sound()]] { Ok(request) } else { Err(NoMessage::Value) }"
+    => "true";
+
+    "the host of a guest that has gone keeps its connections", "VTOE-06", "remove_guest",
+    "all.into_iter().for_each(|id| self.lose(now, id));"
+    => "";
+}
