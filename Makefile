@@ -7,6 +7,7 @@ export CARGO_TARGET_DIR := $(abspath $(TARGET))
 PACKAGES_BUILD := gcc libc6-dev
 PACKAGES_GUESTS := qemu-system-x86 user-mode-linux iproute2 cpio
 PACKAGES_COUNTS := valgrind
+PACKAGES_REGISTRY := etcd-server openssl
 PACKAGES_FLOOD := clang libbpf-dev libelf-dev zlib1g-dev
 PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
@@ -51,6 +52,7 @@ test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, t
 	-@.ci/packages $(PACKAGES_COUNTS)
 	-@.ci/packages $(PACKAGES_FLOOD)
 	-@.ci/packages $(PACKAGES_PACKAGE)
+	-@.ci/packages $(PACKAGES_REGISTRY)
 	@.ci/test
 
 sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step

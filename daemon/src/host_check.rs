@@ -8,7 +8,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
-use crate::start::{large_mtus, vm_access};
+use crate::start::{large_mtus, registry_files, vm_access};
 
 /// What was found, each with its fix.
 #[derive(Debug, Default)]
@@ -24,6 +24,9 @@ pub struct Findings {
 pub fn check_host(config: &Config) -> Findings {
     let mut problems: Vec<String> = Vec::new();
     problems.extend(vm_access(&config.daemon).err().map(|e| e.to_string()));
+    problems.extend(
+        config.registry.iter().filter_map(|it| registry_files(it).err()).map(|e| e.to_string()),
+    );
     problems.extend(config.daemon.cpu.and_then(missing_cpu));
     // Those come later, or never.
     let interfaces = config.uplinks.iter().filter_map(missing_interface);

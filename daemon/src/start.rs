@@ -10,6 +10,8 @@ use std::sync::{Arc, LazyLock};
 use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortId, Vlans};
 use nightporter_core::time::Duration;
+use nightporter_registry::Registry;
+use nightporter_registry::etcd::{self, Etcd};
 use nightporter_registry::listed::Listed;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -20,8 +22,9 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
 use crate::broker::Broker;
+use crate::broker::connector::Connector;
 use crate::change::{self, Running};
-use crate::config::{Config, DaemonConfig, Source, VmConfig};
+use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
 use crate::opener;
 use crate::port::guest::GuestPort;
@@ -122,7 +125,7 @@ fn start(
         }
     }
     check(open_metrics(&mut worker, daemon));
-    check(find_each_other(&mut worker, config));
+    check(find_each_other(&mut worker, config, sandbox));
     check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
     check(place(daemon));
     large_mtus(config).iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -137,10 +140,53 @@ fn start(
     Ok((worker, arena))
 }
 
-/// Who is where.
-fn find_each_other(worker: &mut Worker, config: &Config) -> Result<(), StartError> {
-    let list = Listed::new(config.stations.clone());
-    worker.set_registry(Box::new(list)).map_err(|e| error(e, "allow more open files"))
+/// Who is where: by etcd, or else by a list.
+fn find_each_other(
+    worker: &mut Worker,
+    config: &Config,
+    sandbox: &Sandbox,
+) -> Result<(), StartError> {
+    let fix = "allow more threads and open files";
+    let registry: Box<dyn Registry> = match sandbox.registry.clone()? {
+        None => Box::new(Listed::new(config.stations.clone())),
+        Some(at) => Box::new(Etcd::start(at).map_err(|e| error(e, fix))?),
+    };
+    worker.set_registry(registry).map_err(|e| error(e, fix))
+}
+
+/// Where a registry is, with what is in its files.
+pub(crate) fn registry_of(
+    registry: &RegistryConfig,
+    connector: Connector,
+) -> Result<etcd::Config, StartError> {
+    let (tls, user) = registry_files(registry)?;
+    let (members, prefix, ttl_s) = (registry.etcd.clone(), registry.prefix.clone(), registry.ttl_s);
+    let connector = etcd::Connector::new(move |member| connector.connect(member));
+    Ok(etcd::Config { members, connector, tls, user, prefix, ttl_s })
+}
+
+/// How to speak TLS, and a name with its password.
+type Secrets = (Option<Arc<etcd::ClientConfig>>, Option<(String, String)>);
+
+/// Reads the files of a registry.
+pub(crate) fn registry_files(registry: &RegistryConfig) -> Result<Secrets, StartError> {
+    let says_tls = registry.etcd.iter().any(|member| member.is_tls);
+    let fix = "give PEM files that the daemon can read";
+    let own = registry.certificate.clone().zip(registry.key.clone());
+    let files = etcd::Files { ca: registry.ca.clone(), own };
+    let tls = says_tls.then(|| files.read()).transpose();
+    let tls = tls.map_err(|e| error(format!("registry: {e}"), fix))?;
+    let user = match (&registry.user, &registry.password_file) {
+        (Some(user), Some(path)) => {
+            let password = std::fs::read_to_string(path).map_err(|e| {
+                let what = format!("registry: {}: {e}", path.display());
+                error(what, "give a file that the daemon can read, with the password in it")
+            })?;
+            Some((user.clone(), password.trim_end_matches('\n').to_owned()))
+        }
+        _ => None,
+    };
+    Ok((tls, user))
 }
 
 /// Ports may come, go and change. Before the worker has its place, which threads inherit.

@@ -7,19 +7,22 @@
 //! [`Registry::join`]) and hears what others have ([`Registry::poll`]). A MAC has one host at a
 //! time, on one VNI: who claims it later waits until the holder gives it up, or is gone.
 //!
-//! [`listed`] is a list that an operator wrote.
+//! Two back-ends: [`listed`], a list that an operator wrote; [`etcd`], for hosts that find each
+//! other.
 //!
 //! 1. What is said and heard are states, not events: the last word about a key holds, and a word
-//!    that was not yet taken is replaced by the next. So everything is bounded by the
+//!    that was not yet taken is replaced by the next (`mail`). So everything is bounded by the
 //!    number of keys, and neither side waits for the other.
 //! 2. While the back-end is away, what was heard stays, and claims wait.
 //! 3. The caller hears only of others: its own stations come back as [`News::Claim`].
 #![forbid(unsafe_code)]
 
+pub mod etcd;
 pub mod listed;
+mod mail;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::BorrowedFd;
 
 /// A MAC address.
@@ -27,6 +30,11 @@ pub type Mac = [u8; 6];
 
 /// Most stations that a registry tells of; more are left out, and the log says so.
 pub const STATIONS_MAX: usize = 1 << 16;
+
+/// Of all addresses, in their order.
+pub const FIRST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+/// Likewise.
+pub const LAST_ADDRESS: IpAddr = IpAddr::V6(Ipv6Addr::from_bits(u128::MAX));
 
 /// A VM's network card on an overlay.
 #[derive(Clone, Debug, Eq, PartialEq)]

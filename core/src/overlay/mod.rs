@@ -204,6 +204,12 @@ impl Overlay {
         }
     }
 
+    /// From now on the station `mac` is on this host: frames of peers that are from it are not.
+    pub fn tell_here(&mut self, mac: Mac) {
+        self.stations.tell_here(mac);
+        self.addresses.set(mac, &[]); // it answers itself
+    }
+
     /// Nobody knows any more where `mac` is, if it was told; from now on frames teach it.
     pub fn forget_station(&mut self, mac: Mac) {
         self.stations.forget(mac);

@@ -11,6 +11,9 @@ use crate::limits::{MAC_AGE, MAC_SWEEP_INTERVAL, MACS_MAX, TOLD_MAX};
 use crate::switch::Mac;
 use crate::time::Instant;
 
+/// In place of a peer: on this host itself.
+const HERE: PeerId = PeerId(u16::MAX);
+
 #[derive(Clone, Copy, Debug)]
 struct Station {
     mac: Mac,
@@ -43,7 +46,8 @@ impl Stations {
     /// The peer behind which `mac` is.
     pub(super) fn find(&self, now: Instant, mac: Mac) -> Option<PeerId> {
         let found = self.table.find(self.hasher.hash_one(mac), |station| station.mac == mac);
-        found.filter(|station| station.is_fresh(now)).map(|station| station.peer)
+        let found = found.filter(|station| station.is_fresh(now) && station.peer != HERE);
+        found.map(|station| station.peer)
     }
 
     /// A frame of `mac` came from `peer`. If the station was behind another it has moved, and who
@@ -96,6 +100,11 @@ impl Stations {
         true
     }
 
+    /// From now on `mac` is here, and behind no peer.
+    pub(super) fn tell_here(&mut self, mac: Mac) {
+        self.tell(mac, HERE);
+    }
+
     /// Nobody knows any more where `mac` is, if it was told; from now on frames teach it.
     pub(super) fn forget(&mut self, mac: Mac) {
         if let Entry::Occupied(entry) = self.entry(mac)
@@ -110,6 +119,7 @@ impl Stations {
     /// is nowhere.
     pub(super) fn renumber(&mut self, place: impl Fn(PeerId) -> Option<PeerId>) {
         self.table.retain(|station| match place(station.peer) {
+            _ if station.peer == HERE => true,
             Some(peer) => {
                 station.peer = peer;
                 true
@@ -185,6 +195,18 @@ mod tests {
         );
         stations.learn(START, mac(7), B).unwrap();
         assert_eq!(stations.find(START, mac(7)), Some(B), "frames teach it again");
+    }
+
+    #[test]
+    fn a_station_that_is_here_is_behind_no_peer_whatever_peers_say() {
+        let mut stations = stations();
+        stations.tell_here(mac(7));
+        stations.renumber(|_| None);
+        assert_eq!(stations.learn(START, mac(7), A), Err(DropReason::SpoofedMac));
+        assert_eq!(stations.find(START, mac(7)), None);
+        stations.forget(mac(7));
+        stations.learn(START, mac(7), A).unwrap();
+        assert_eq!(stations.find(START, mac(7)), Some(A));
     }
 
     #[test]

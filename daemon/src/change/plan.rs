@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nightporter_registry::Station;
 
 use crate::config::keys::{Keys, differences};
-use crate::config::{Config, OverlayConfig, UplinkConfig, VmConfig};
+use crate::config::{Config, OverlayConfig, RegistryConfig, UplinkConfig, VmConfig};
 
 /// Keys of `[daemon]` that are changed in a running daemon.
 const LIVE: [&str; 1] = ["drain_timeout_s"];
@@ -186,6 +186,17 @@ impl Plan {
     }
 
     fn set_stations(&mut self, now: &Config, wanted: &Config) {
+        let keys = |config: &Config| config.registry.as_ref().map(RegistryConfig::keys);
+        match (keys(now), keys(wanted)) {
+            (None, None) => {}
+            (Some(now), Some(wanted)) => {
+                for (key, before, after) in differences(&now, &wanted) {
+                    self.needs_restart.push(format!("registry.{key} {before} -> {after}"));
+                }
+            }
+            (None, Some(_)) => self.needs_restart.push("registry comes".into()),
+            (Some(_), None) => self.needs_restart.push("registry goes".into()),
+        }
         if now.stations != wanted.stations {
             let (before, after) = (now.stations.len(), wanted.stations.len());
             self.lines.push(format!("~ stations: {before} listed -> {after}"));

@@ -33,7 +33,7 @@ pub(super) fn quoted(value: impl Display) -> String {
     text + "\""
 }
 
-fn path(path: &Path) -> Option<String> {
+pub(super) fn path(path: &Path) -> Option<String> {
     Some(quoted(path.display()))
 }
 
@@ -176,6 +176,7 @@ impl Config {
             }
         };
         table("[daemon]\n", self.daemon.keys());
+        self.registry.iter().for_each(|registry| table("[registry]\n", registry.keys()));
         self.uplinks.iter().for_each(|uplink| table("[[uplink]]\n", uplink.keys()));
         self.overlays.iter().for_each(|overlay| table("[[overlay]]\n", overlay.keys()));
         self.stations.iter().for_each(|s| table("[[station]]\n", super::station::keys(s)));

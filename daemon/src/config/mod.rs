@@ -8,6 +8,7 @@ pub mod keys;
 pub mod overlay;
 mod parse;
 pub mod reader;
+pub mod registry;
 pub mod station;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,7 @@ use nightporter_registry::Station;
 pub use overlay::OverlayConfig;
 pub(crate) use parse::is_ifname;
 pub use reader::{Problem, Problems};
+pub use registry::RegistryConfig;
 
 /// Where the daemon keeps its sockets and its arena unless told otherwise.
 pub const RUN_DIR: &str = "/run/nightporter";
@@ -34,6 +36,8 @@ pub struct Config {
     pub uplinks: Vec<UplinkConfig>,
     /// `[[overlay]]`, in file order.
     pub overlays: Vec<OverlayConfig>,
+    /// `[registry]`: where hosts find each other.
+    pub registry: Option<RegistryConfig>,
     /// `[[station]]`, in file order: who is behind which peer of an overlay, as the operator knows.
     pub stations: Vec<Station>,
     /// `[[vm]]`, in file order.

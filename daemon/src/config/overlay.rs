@@ -34,7 +34,7 @@ pub struct OverlayConfig {
     /// this host by the address; two overlays need two ports.
     pub local: SocketAddr,
     /// The other hosts, written as `local`: 1 to 64 of the same family. Frames come from their
-    /// addresses only.
+    /// addresses only. With a registry it tells of hosts too, and none needs to be listed.
     pub peers: Vec<SocketAddr>,
     /// Largest IP packet inside, in bytes. Default 1450, over IPv6 1430: what an Ethernet between
     /// the hosts leaves (MTU 1500 less the tunnel's 50 or 70 bytes). 1280 to 9216. Give VMs no
@@ -52,13 +52,17 @@ impl OverlayConfig {
             ("network", self.network.as_ref().map(quoted)),
             ("vni", plain(self.vni)),
             ("local", Some(quoted(self.local))),
-            ("peers", Some(format!("[{}]", peers.join(", ")))),
+            ("peers", (!peers.is_empty()).then(|| format!("[{}]", peers.join(", ")))),
             ("mtu", plain(self.mtu)),
         ]
     }
 }
 
-pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> OverlayConfig {
+pub(super) fn read(
+    mut s: Section<'_, '_>,
+    has_registry: bool,
+    unique: &mut Unique,
+) -> OverlayConfig {
     let name = port_name(&mut s, unique);
     let network = network(&mut s);
     // What comes from one host must not go to another.
@@ -71,7 +75,11 @@ pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> OverlayConfig
     let local_fix = "give this host's address, as in \"192.0.2.1\" or \"192.0.2.1:4789\"";
     let local = s.require("local", local_fix, host);
     let peers_fix = "list the other hosts, as in [\"192.0.2.2\", \"192.0.2.3\"]";
-    let peers = s.require("peers", peers_fix, peers).unwrap_or_default();
+    let peers = match has_registry {
+        true => s.get("peers", peers_fix, peers),
+        false => s.require("peers", peers_fix, peers),
+    };
+    let peers = peers.unwrap_or_default();
     let mtu_fix = "leave it out, or give the path's MTU less 50 bytes, over IPv6 less 70";
     let mtu = s.get("mtu", mtu_fix, integer(MTU_MIN.into()..=MTU_MAX.into()));
     if let Some(local) = local {

@@ -16,7 +16,9 @@ use crate::arena_file::PLACES;
 use super::reader::{
     Document, Problems, Section, boolean, bytes, human_bytes, integer, shown, string,
 };
-use super::{Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, overlay, station};
+use super::{
+    Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, overlay, registry, station,
+};
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -69,7 +71,8 @@ fn of<T>(
 
 pub(super) fn known_keys() -> Vec<String> {
     let overrides = BTreeMap::new();
-    let mut doc = Document::parse("[[uplink]]\n[[overlay]]\n[[station]]\n[[vm]]\n", &overrides);
+    let mut doc =
+        Document::parse("[registry]\n[[uplink]]\n[[overlay]]\n[[station]]\n[[vm]]\n", &overrides);
     read(&mut doc);
     doc.known
 }
@@ -81,6 +84,7 @@ fn read(doc: &mut Document<'_>) -> Config {
     let mut unique = Unique::default();
     let control = daemon.control.display().to_string();
     unique.seen.push(("socket", control, "daemon.control".into(), 0..0));
+    let registry = doc.table("registry").map(registry::read);
     let mut uplinks = Vec::new();
     for value in doc.tables("uplink") {
         if let Some(section) = doc.open("uplink", value) {
@@ -90,7 +94,7 @@ fn read(doc: &mut Document<'_>) -> Config {
     let mut overlays = Vec::new();
     for value in doc.tables("overlay") {
         if let Some(section) = doc.open("overlay", value) {
-            overlays.push(overlay::read(section, &mut unique));
+            overlays.push(overlay::read(section, registry.is_some(), &mut unique));
         }
     }
     let mut stations = Vec::new();
@@ -98,6 +102,10 @@ fn read(doc: &mut Document<'_>) -> Config {
         if let Some(section) = doc.open("station", value) {
             stations.extend(station::read(section, &mut unique));
         }
+    }
+    if registry.is_some() && !stations.is_empty() {
+        let what = "is a list of what a [registry] tells".into();
+        doc.problem(&(0..0), "station", what, "remove the list, or the registry");
     }
     let mut vms = Vec::new();
     for value in doc.tables("vm") {
@@ -118,9 +126,9 @@ fn read(doc: &mut Document<'_>) -> Config {
         let what = format!("all vm.budget together are {sum}, and {most} is the most");
         doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
     }
-    doc.only_sections(&["daemon", "uplink", "overlay", "station", "vm"]);
+    doc.only_sections(&["daemon", "uplink", "registry", "overlay", "station", "vm"]);
     unique.check(doc);
-    Config { daemon, uplinks, overlays, stations, vms }
+    Config { daemon, uplinks, overlays, registry, stations, vms }
 }
 
 fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
@@ -347,7 +355,7 @@ fn ifnames(v: &DeValue<'_>) -> Result<Vec<String>, String> {
     list.iter().map(|v| ifname(v.get_ref())).collect()
 }
 
-fn path(v: &DeValue<'_>) -> Result<PathBuf, String> {
+pub(super) fn path(v: &DeValue<'_>) -> Result<PathBuf, String> {
     let p = PathBuf::from(string(v)?);
     if p.is_absolute() { Ok(p) } else { Err(format!("{} is not an absolute path", shown(v))) }
 }

@@ -145,6 +145,14 @@ impl<'i> Document<'i> {
         self.root.contains_key(name)
     }
 
+    /// The single table `[name]`, if the file has one. The command line has nothing to say to it.
+    pub(super) fn table(&mut self, name: &'static str) -> Option<Section<'_, 'i>> {
+        let is_there = self.root.contains_key(name);
+        let mut section = self.section(name);
+        section.overrides.clear();
+        is_there.then_some(section)
+    }
+
     /// The single table `[name]`; empty if the file has none. Command-line overrides apply to it.
     pub(super) fn section(&mut self, name: &'static str) -> Section<'_, 'i> {
         let (table, span) = match self.root.remove(name) {

@@ -342,6 +342,8 @@ fn a_configuration_that_is_written_down_reads_as_the_same() {
         include_str!("../../../examples/nightporter.toml"),
         include_str!("../../../examples/overlay-a.toml"),
         include_str!("../../../examples/overlay-b.toml"),
+        include_str!("../../../examples/etcd-a.toml"),
+        include_str!("../../../examples/etcd-b.toml"),
     ];
     for text in examples.into_iter().chain([GOOD, "[[vm]]\nname = \"a\"\n"]) {
         let config = parse(text).unwrap();
@@ -358,10 +360,13 @@ fn every_key_is_written_down() {
     let station = "vni = 1\nmac = \"52:54:00:00:00:77\"\nhost = \"192.0.2.2\"\n";
     let tables = format!("[[overlay]]\nname = \"o\"\n{overlay}[[station]]\n{station}");
     let config = parse(&format!("{GOOD}\n{tables}")).unwrap();
+    let etcd = "[registry]\netcd = [\"http://192.0.2.9:2379\"]\n";
+    let registry = parse(&format!("{GOOD}\n{etcd}")).unwrap().registry.unwrap().keys();
     let tables = [
         ("daemon", config.daemon.keys()),
         ("uplink", config.uplinks[0].keys()),
         ("overlay", config.overlays[0].keys()),
+        ("registry", registry),
         ("station", station::keys(&config.stations[0])),
         ("vm", config.vms[0].keys()),
     ];

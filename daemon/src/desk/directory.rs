@@ -11,10 +11,12 @@ use std::net::{IpAddr, SocketAddr};
 
 use nightporter_api::{RegistryStatus, StationInfo, StationPage};
 use nightporter_core::port::PortId;
-use nightporter_registry::{Claim, Host, Mac, News, Registry, STATIONS_MAX, Station, mac_text};
+use nightporter_registry::{
+    Claim, FIRST_ADDRESS, Host, LAST_ADDRESS, Mac, News, Registry, STATIONS_MAX, Station, mac_text,
+};
 
 use super::Desk;
-use crate::config::{Config, VmConfig};
+use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::Port;
 use crate::worker::data_path::DataPath;
 
@@ -40,6 +42,8 @@ pub(super) struct Directory {
     stations: BTreeMap<Key, Station>,
     /// This host on its overlays.
     joined: BTreeMap<u32, Host>,
+    /// Overlays that know what the registry knows.
+    told: BTreeMap<u32, OverlayConfig>,
     /// What is claimed here, and what has become of it.
     own: BTreeMap<Key, (Station, Claim)>,
 }
@@ -53,6 +57,7 @@ impl Directory {
             hosts: BTreeMap::new(),
             stations: BTreeMap::new(),
             joined: BTreeMap::new(),
+            told: BTreeMap::new(),
             own: BTreeMap::new(),
         }
     }
@@ -109,8 +114,14 @@ impl Directory {
         }
         self.joined = hosts;
         let (here, away) = self.look(config, path);
-        for &(vni, mac) in self.own.keys().filter(|key| !here.contains_key(key)) {
-            self.registry.release(vni, mac);
+        let gone: Vec<_> = self.own.keys().filter(|key| !here.contains_key(key)).copied().collect();
+        let ports = overlay_ports(path);
+        for key in gone {
+            self.own.remove(&key);
+            self.registry.release(key.0, key.1);
+            if let Some(port) = ports.get(&key.0) {
+                self.apply(path, *port, key);
+            }
         }
         let mut before = std::mem::take(&mut self.own);
         for (key, station) in here {
@@ -167,7 +178,12 @@ impl Directory {
                         None => self.hosts.remove(&(vni, address)),
                     };
                 }
-                News::Claim { vni, mac, now } => self.set_claim((vni, mac), now),
+                News::Claim { vni, mac, now } => {
+                    self.set_claim((vni, mac), now);
+                    if let Some(port) = ports.get(&vni) {
+                        self.apply(path, *port, (vni, mac));
+                    }
+                }
                 News::Station { vni, mac, now } => {
                     path.ports_changed = true; // one of ours may be away now, or back
                     let key = (vni, mac);
@@ -227,9 +243,11 @@ impl Directory {
     /// The overlay at `port` knows of one station what the registry knows.
     fn apply(&self, path: &mut DataPath, port: PortId, key: Key) {
         let Port::Overlay(overlay) = &mut path.ports.of_mut(port).port else { return };
-        match self.stations.get(&key) {
-            Some(station) => overlay.tell(key.1, station.host, &station.ips),
-            None => overlay.forget(key.1),
+        let claim = self.own.get(&key).map(|(_, claim)| *claim);
+        match (claim, self.stations.get(&key)) {
+            (Some(Claim::Held | Claim::Contested(_)), _) => overlay.tell_here(key.1),
+            (_, Some(station)) => overlay.tell(key.1, station.host, &station.ips),
+            (_, None) => overlay.forget(key.1),
         }
     }
 
@@ -238,18 +256,19 @@ impl Directory {
         let ports = overlay_ports(path);
         for (vni, port) in vnis.filter_map(|vni| Some((vni, *ports.get(&vni)?))) {
             let Port::Overlay(overlay) = &mut path.ports.of_mut(port).port else { continue };
-            let hosts = self.hosts.range((vni, FIRST)..=(vni, LAST)).map(|(_, host)| host);
+            let hosts =
+                self.hosts.range((vni, FIRST_ADDRESS)..=(vni, LAST_ADDRESS)).map(|(_, host)| host);
             overlay.set_registered(hosts.map(|h| SocketAddr::new(h.address, h.port)).collect());
-            for (key, _) in self.stations.range((vni, [0; 6])..=(vni, [0xff; 6])) {
+            let all = (vni, [0; 6])..=(vni, [0xff; 6]);
+            for key in self.stations.range(all.clone()).map(|(key, _)| key) {
+                self.apply(path, port, *key);
+            }
+            for key in self.own.range(all).map(|(key, _)| key) {
                 self.apply(path, port, *key);
             }
         }
     }
 }
-
-/// Of all addresses.
-const FIRST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
-const LAST: IpAddr = IpAddr::V6(std::net::Ipv6Addr::from_bits(u128::MAX));
 
 fn overlay_ports(path: &DataPath) -> BTreeMap<u32, PortId> {
     let ports = path.ports.iter().filter_map(|(id, at)| match &at.port {
@@ -295,9 +314,13 @@ impl Desk {
         while std::mem::take(&mut path.ports_changed) {
             let Some(config) = self.changes.running() else { return };
             let Some(directory) = &mut self.directory else { return };
-            let new: Vec<_> = config.overlays.iter().map(|overlay| overlay.vni).collect();
             directory.tell(&config, path);
-            directory.apply_all(path, new.into_iter());
+            let now =
+                config.overlays.iter().map(|overlay| (overlay.vni, overlay.clone())).collect();
+            let before = std::mem::replace(&mut directory.told, now);
+            let told = &directory.told;
+            let new = told.iter().filter(|(vni, overlay)| before.get(vni) != Some(overlay));
+            directory.apply_all(path, new.map(|(vni, _)| *vni));
             self.handle_registry(path);
         }
     }

@@ -234,6 +234,11 @@ impl OverlayPort {
         self.overlay.set_own_ips(ips);
     }
 
+    /// The station `mac` is on this host, and nobody else is it.
+    pub fn tell_here(&mut self, mac: Mac) {
+        self.overlay.tell_here(mac);
+    }
+
     /// Nobody knows any more where that station is; frames may teach it.
     pub fn forget(&mut self, mac: Mac) {
         self.overlay.forget_station(mac);

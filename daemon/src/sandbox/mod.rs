@@ -18,11 +18,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use landlock::AccessNet;
+use nightporter_registry::etcd;
 use nix::sys::prctl::set_dumpable;
 
 use crate::broker::Broker;
-use crate::config::{Config, Source};
-use crate::start::{StartError, error, memory_is_limited, vm_access};
+use crate::broker::connector::Connector;
+use crate::config::{Config, RegistryConfig, Source};
+use crate::start::{StartError, error, memory_is_limited, registry_of, vm_access};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::vhost::listener::Access;
@@ -38,6 +40,8 @@ pub struct Sandbox {
     pub(crate) supervisor: Result<Option<Arc<Supervisor>>, StartError>,
     /// Who opens uplinks.
     pub broker: Arc<Broker>,
+    /// Where the registry is, with what was read from files.
+    pub(crate) registry: Result<Option<etcd::Config>, StartError>,
     /// Where sockets can be made.
     pub(crate) dirs: Vec<PathBuf>,
     /// What the kernel could not do.
@@ -53,17 +57,23 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     // A core dump would hold what guests send and receive.
     let _ = set_dumpable(false);
     sys::let_children_go().map_err(|e| error(e, "report this"))?;
+    // Before the other, so that it has nothing of that one's; and both before there are secrets.
+    let addresses = |it: &RegistryConfig| it.etcd.iter().map(|it| it.address).collect::<Vec<_>>();
+    let connector = config.registry.as_ref().map(|it| Connector::start(&addresses(it)));
+    let connector = connector.transpose()?;
     let broker = Arc::new(Broker::start(source, config)?);
     let access = vm_access(&config.daemon);
     let supervisor = Supervisor::from_env()
         .map(|it| it.map(Arc::new))
         .map_err(|e| error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it"));
     memory_is_limited(); // it remembers
+    let registry = config.registry.as_ref().zip(connector);
+    let registry = registry.map(|(it, connector)| registry_of(it, connector)).transpose();
     let dirs = files::dirs_of(config);
     privileges::reduce(&config.daemon)?;
     let listens = config.daemon.metrics.map(|metrics| (metrics.port(), AccessNet::BindTcp));
     let weak = files::restrict(files::of_daemon(&source.path, &dirs), listens.as_slice())?;
-    Ok(Sandbox { access, supervisor, broker, dirs, weak })
+    Ok(Sandbox { access, supervisor, broker, registry, dirs, weak })
 }
 
 impl Sandbox {
@@ -77,6 +87,7 @@ impl Sandbox {
             tracing::warn!("{weak}");
         }
         // With none nothing starts.
-        calls::restrict(self.access.as_ref().copied().unwrap_or_default())
+        let access = self.access.as_ref().copied().unwrap_or_default();
+        calls::restrict(access)
     }
 }

@@ -7,6 +7,7 @@ mod congestion;
 #[allow(dead_code)] // shared with the tests of the rings, which use more of it
 #[path = "../vhost_user/driver.rs"]
 mod driver;
+mod etcd;
 mod flows;
 mod forwarding;
 #[allow(dead_code)] // shared with the attacks, which use more of it

@@ -1,0 +1,232 @@
+//! What is there, what is wanted, and what follows from both. No I/O: the session feeds it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::Topic;
+use super::api::{Event, If, Kv, Outcome, Step};
+use super::words::{Key, read_host, read_station};
+use crate::{Claim, Mac, News};
+
+/// Most keys that are looked at; others are as if they were not there.
+const KEYS_MAX: usize = 1 << 18;
+
+/// What this host wants to be there.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Wanted {
+    /// Its own overlay address.
+    pub(super) host: IpAddr,
+    pub(super) value: String,
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub(super) struct Known {
+    prefix: String,
+    /// Own entries are of this lease.
+    lease: i64,
+    wanted: BTreeMap<Key, Wanted>,
+    there: BTreeMap<Key, Kv>,
+    /// What was ours in the time of this lease. Who has it now is alive, even with our address.
+    taken: BTreeSet<Key>,
+    /// What there may be news of.
+    changed: BTreeSet<Key>,
+}
+
+impl Known {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.into(),
+            lease: 0,
+            wanted: BTreeMap::new(),
+            there: BTreeMap::new(),
+            taken: BTreeSet::new(),
+            changed: BTreeSet::new(),
+        }
+    }
+
+    /// From now on own entries are of a new lease: what was put there before is of a former life.
+    pub(super) fn set_lease(&mut self, lease: i64) {
+        self.lease = lease;
+        self.taken.clear();
+        self.changed.extend(self.wanted.keys());
+    }
+
+    /// Something is wanted, or no longer.
+    pub(super) fn want(&mut self, key: Key, wanted: Option<Wanted>) {
+        self.changed.insert(key);
+        if let Key::Host(vni, _) = key {
+            // Others of that overlay become own, or the other way round.
+            let of_vni = self.there.range(Key::Station(vni, [0; 6])..=Key::Station(vni, [0xff; 6]));
+            self.changed.extend(of_vni.map(|(key, _)| *key));
+        }
+        match wanted {
+            Some(wanted) => self.wanted.insert(key, wanted),
+            None => self.wanted.remove(&key),
+        };
+    }
+
+    /// All that is there.
+    pub(super) fn set_all(&mut self, kvs: Vec<Kv>) {
+        let read = kvs.into_iter().filter_map(|kv| Some((self.key(&kv)?, kv))).take(KEYS_MAX);
+        let now: BTreeMap<_, _> = read.collect();
+        let before = std::mem::replace(&mut self.there, now);
+        let differs = |(key, kv): &(&Key, &Kv)| before.get(key) != Some(kv);
+        self.changed.extend(self.there.iter().filter(differs).map(|(key, _)| *key));
+        self.changed.extend(before.into_keys().filter(|key| !self.there.contains_key(key)));
+        self.changed.extend(self.wanted.keys());
+    }
+
+    /// Something was put there, or removed.
+    pub(super) fn handle_event(&mut self, event: Event) {
+        let Some(key) = self.key(&event.kv) else { return };
+        if self.there.get(&key).is_some_and(|kv| kv.mod_revision >= event.kv.mod_revision) {
+            return; // a step of our own is newer
+        }
+        self.set(key, (!event.is_deletion()).then_some(event.kv));
+    }
+
+    /// What has become of a step.
+    pub(super) fn handle_outcome(&mut self, key: Key, step: &Step, is: Outcome, revision: i64) {
+        if !is.succeeded {
+            return self.set(key, is.found());
+        }
+        if step.value.is_some() {
+            self.taken.insert(key);
+        }
+        let kv = step.value.clone().map(|value| Kv {
+            key: step.key.clone(),
+            value,
+            mod_revision: revision,
+            lease: self.lease,
+        });
+        self.set(key, kv);
+    }
+
+    fn set(&mut self, key: Key, kv: Option<Kv>) {
+        self.changed.insert(key);
+        if let Key::Waiting(vni, mac, _) = key {
+            self.changed.insert(Key::Station(vni, mac));
+        }
+        match kv {
+            Some(_) if self.there.len() >= KEYS_MAX && !self.there.contains_key(&key) => {}
+            Some(kv) => drop(self.there.insert(key, kv)),
+            None => drop(self.there.remove(&key)),
+        }
+    }
+
+    fn key(&self, kv: &Kv) -> Option<Key> {
+        Key::read(kv.key.strip_prefix(&self.prefix)?)
+    }
+
+    /// What leads from what is there to what is wanted, as far as it can be known.
+    #[must_use]
+    pub(super) fn steps(&self) -> Vec<(Key, Step)> {
+        let mut steps = Vec::new();
+        let mut add = |key: Key, condition, value: Option<&str>| {
+            let text = format!("{}{}", self.prefix, key.text());
+            steps.push((key, Step { key: text, condition, value: value.map(str::to_owned) }));
+        };
+        for (key, Wanted { host, value }) in &self.wanted {
+            match self.there.get(key) {
+                None => add(*key, If::Vacant, Some(value)),
+                Some(kv) if kv.lease == self.lease && kv.value == *value => {}
+                Some(kv) if kv.lease == self.lease || self.is_of_a_former_life(*key, kv, *host) => {
+                    add(*key, If::Since(kv.mod_revision), Some(value));
+                }
+                Some(_) => {
+                    if let Some(waiting) = waiting(*key, *host)
+                        && self.there.get(&waiting).is_none_or(|kv| kv.lease != self.lease)
+                    {
+                        add(waiting, If::Any, Some("{}"));
+                    }
+                }
+            }
+        }
+        for (key, kv) in self.there.iter().filter(|(_, kv)| kv.lease == self.lease) {
+            let is_wanted = match *key {
+                Key::Waiting(vni, mac, host) => {
+                    let station = Key::Station(vni, mac);
+                    let has_it = self.there.get(&station).is_none_or(|kv| kv.lease == self.lease);
+                    self.wanted.get(&station).is_some_and(|it| it.host == host) && !has_it
+                }
+                key => self.wanted.contains_key(&key),
+            };
+            if !is_wanted {
+                add(*key, If::Leased(kv.lease), None);
+            }
+        }
+        steps
+    }
+
+    /// It is of this host, which has died since, or of one that pretends to be it; that one would
+    /// have taken it from us.
+    fn is_of_a_former_life(&self, key: Key, kv: &Kv, host: IpAddr) -> bool {
+        !self.taken.contains(&key) && holder(key, kv) == Some(host)
+    }
+
+    /// What is new since last time.
+    pub(super) fn take_news(&mut self) -> Vec<(Topic, News)> {
+        let mut news = Vec::new();
+        for key in std::mem::take(&mut self.changed) {
+            match key {
+                Key::Host(vni, address) => {
+                    let kv = self.there.get(&key).filter(|_| !self.wanted.contains_key(&key));
+                    let now = kv.and_then(|kv| read_host(vni, address, &kv.value));
+                    news.push((Topic::Of(key), News::Host { vni, address, now }));
+                }
+                Key::Station(vni, mac) => {
+                    let kv = self.there.get(&key);
+                    let station = kv.and_then(|kv| read_station(vni, mac, &kv.value));
+                    let now =
+                        station.filter(|s| !self.wanted.contains_key(&Key::Host(vni, s.host)));
+                    news.push((Topic::Of(key), News::Station { vni, mac, now }));
+                    if let Some(now) = self.claim(vni, mac) {
+                        news.push((Topic::Claim(vni, mac), News::Claim { vni, mac, now }));
+                    }
+                }
+                Key::Waiting(..) => {}
+            }
+        }
+        news
+    }
+
+    /// What has become of a claim of this host.
+    fn claim(&self, vni: u32, mac: Mac) -> Option<Claim> {
+        let key = Key::Station(vni, mac);
+        let wanted = self.wanted.get(&key)?;
+        Some(match self.there.get(&key) {
+            None => Claim::Waits,
+            Some(kv) if kv.lease == self.lease => {
+                let first = Key::Waiting(vni, mac, crate::FIRST_ADDRESS);
+                let last = Key::Waiting(vni, mac, crate::LAST_ADDRESS);
+                let others = self.there.range(first..=last).map(|(key, _)| key);
+                let other = others.filter_map(|key| match key {
+                    Key::Waiting(.., host) if *host != wanted.host => Some(*host),
+                    _ => None,
+                });
+                other.min().map_or(Claim::Held, Claim::Contested)
+            }
+            Some(kv) if self.is_of_a_former_life(key, kv, wanted.host) => Claim::Waits,
+            // What cannot be read is somebody's all the same.
+            Some(kv) => Claim::Refused(holder(key, kv).unwrap_or(crate::FIRST_ADDRESS)),
+        })
+    }
+}
+
+/// The host that has it.
+fn holder(key: Key, kv: &Kv) -> Option<IpAddr> {
+    match key {
+        Key::Host(_, address) => Some(address),
+        Key::Station(vni, mac) => read_station(vni, mac, &kv.value).map(|station| station.host),
+        Key::Waiting(..) => None,
+    }
+}
+
+/// How `host` says that it waits for a station.
+fn waiting(key: Key, host: IpAddr) -> Option<Key> {
+    match key {
+        Key::Station(vni, mac) => Some(Key::Waiting(vni, mac, host)),
+        Key::Host(..) | Key::Waiting(..) => None,
+    }
+}

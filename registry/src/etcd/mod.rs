@@ -1,0 +1,170 @@
+//! etcd: hosts that find each other, with leases, by its gateway (JSON over HTTP).
+//!
+//! A host's entries have its lease: when it dies they go. Who claims a MAC first has it; who claims
+//! it later says so beside it (`words`), for the holder to know, and gets it when it is free. The
+//! thread (`session`) waits for etcd, so that the caller never does.
+//!
+//! The gateway and not gRPC, because that would bring a hundred crates, a compiler for its
+//! interfaces and an asynchronous runtime, where this needs TLS, base64 and 300 lines of HTTP. What
+//! the gateway cannot: log in by the name in a client certificate. One is shown if there
+//! is one; names come with a password.
+
+mod api;
+mod http;
+mod known;
+mod session;
+mod tls;
+mod words;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crate::mail::{Bell, Gone, Inbox, Outbox, mail};
+use crate::{Host, Mac, News, Registry, Station};
+pub use http::{Connector, Endpoint};
+use known::Wanted;
+pub use rustls::ClientConfig;
+use session::Thread;
+pub use tls::{Files, TlsError};
+use words::{Key, write_host, write_station};
+
+/// Where etcd is, and how to speak with it.
+#[derive(Clone)]
+pub struct Config {
+    /// The members of the cluster; one at least.
+    pub members: Vec<Endpoint>,
+    /// Who connects to them.
+    pub connector: Connector,
+    /// For those that speak TLS.
+    pub tls: Option<Arc<ClientConfig>>,
+    /// A name and its password.
+    pub user: Option<(String, String)>,
+    /// What all keys begin with.
+    pub prefix: String,
+    /// Seconds after which the entries of a host that gives no sign of life are gone.
+    pub ttl_s: u16,
+}
+
+impl fmt::Debug for Config {
+    /// Without the password.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config").field("members", &self.members).finish_non_exhaustive()
+    }
+}
+
+/// What news are about: of each the last counts.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Topic {
+    /// Whether etcd answers.
+    Link,
+    /// Another host, or its station.
+    Of(Key),
+    /// A claim of this host.
+    Claim(u32, Mac),
+}
+
+/// See the module doc.
+#[derive(Debug)]
+pub struct Etcd {
+    /// `None`: the thread is to end.
+    wishes: Option<Outbox<Key, (Key, Option<Wanted>)>>,
+    news: Inbox<News>,
+    bell: Bell,
+    /// Of the thread.
+    far: Bell,
+    thread: Option<JoinHandle<()>>,
+    joined: BTreeMap<u32, Host>,
+    is_gone: bool,
+}
+
+impl Etcd {
+    /// Starts the thread, which inherits what the caller's may do.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn start(config: Config) -> io::Result<Self> {
+        let (near, far) = (Bell::new()?, Bell::new()?);
+        let (wishes, from_worker) = mail(&near, &far);
+        let (to_worker, news) = mail(&far, &near);
+        let thread = Thread::new(config, far.clone(), from_worker, to_worker);
+        let thread = std::thread::Builder::new().name("registry".into()).spawn(|| thread.run())?;
+        Ok(Self {
+            wishes: Some(wishes),
+            news,
+            bell: near,
+            far,
+            thread: Some(thread),
+            joined: BTreeMap::new(),
+            is_gone: false,
+        })
+    }
+
+    fn wish(&mut self, key: Key, wanted: Option<Wanted>) {
+        if let Some(wishes) = &mut self.wishes {
+            wishes.post(key, (key, wanted));
+        }
+    }
+}
+
+impl Registry for Etcd {
+    fn kind(&self) -> &'static str {
+        "etcd"
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.bell.fd())
+    }
+
+    fn join(&mut self, host: Host) {
+        let before = self.joined.insert(host.vni, host);
+        if let Some(before) = before.filter(|before| before.address != host.address) {
+            self.wish(Key::Host(before.vni, before.address), None);
+        }
+        let wanted = Wanted { host: host.address, value: write_host(&host) };
+        self.wish(Key::Host(host.vni, host.address), Some(wanted));
+    }
+
+    fn leave(&mut self, vni: u32) {
+        if let Some(before) = self.joined.remove(&vni) {
+            self.wish(Key::Host(vni, before.address), None);
+        }
+    }
+
+    fn claim(&mut self, station: Station) {
+        let wanted = Wanted { host: station.host, value: write_station(&station) };
+        self.wish(Key::Station(station.vni, station.mac), Some(wanted));
+    }
+
+    fn release(&mut self, vni: u32, mac: Mac) {
+        self.wish(Key::Station(vni, mac), None);
+    }
+
+    fn poll(&mut self) -> Option<News> {
+        if let Some(wishes) = &mut self.wishes {
+            wishes.flush();
+        }
+        match self.news.take() {
+            Ok(news) => news,
+            Err(Gone) if std::mem::replace(&mut self.is_gone, true) => None,
+            Err(Gone) => Some(News::Link(Err("its thread has ended: report this".into()))),
+        }
+    }
+}
+
+impl Drop for Etcd {
+    /// The entries of this host go, if etcd answers within seconds.
+    fn drop(&mut self) {
+        self.wishes = None;
+        self.far.ring();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! Words between two threads, of which the last about a key is the only one that counts.
+//!
+//! A channel with an end, and in front of it a place for each key, so that nobody waits and nothing
+//! is lost when the other side is slow: a word that is not yet taken is replaced by the next. Each
+//! side has a bell (an eventfd); it is rung when there is something, and when there is room again.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, TrySendError, sync_channel};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// Words that the channel holds.
+const CHANNEL: usize = 1024;
+
+/// An eventfd.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)))
+    }
+
+    pub(crate) fn ring(&self) {
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// It is silent until it is rung again.
+    pub(crate) fn silence(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Where words come in.
+#[derive(Debug)]
+pub(crate) struct Inbox<T> {
+    channel: Receiver<T>,
+    bell: Bell,
+    sender: Bell,
+    sender_waits: Arc<AtomicBool>,
+}
+
+/// Where words go out.
+#[derive(Debug)]
+pub(crate) struct Outbox<K, T> {
+    channel: SyncSender<T>,
+    waiting: BTreeMap<K, T>,
+    bell: Bell,
+    waits: Arc<AtomicBool>,
+}
+
+/// Words from who has the bell `from` to who has the bell `to`.
+pub(crate) fn mail<K: Ord, T>(from: &Bell, to: &Bell) -> (Outbox<K, T>, Inbox<T>) {
+    let (sender, receiver) = sync_channel(CHANNEL);
+    let waits = Arc::new(AtomicBool::new(false));
+    let sender_waits = Arc::clone(&waits);
+    let inbox = Inbox { channel: receiver, bell: to.clone(), sender: from.clone(), sender_waits };
+    (Outbox { channel: sender, waiting: BTreeMap::new(), bell: to.clone(), waits }, inbox)
+}
+
+impl<T> Inbox<T> {
+    /// The next word, if there is one. Errors: the other side has gone.
+    pub(crate) fn take(&self) -> Result<Option<T>, Gone> {
+        let first = self.channel.try_recv();
+        if first.is_ok() {
+            return first.map(Some).map_err(|_| Gone);
+        }
+        self.bell.silence();
+        // It may have come before the bell was silent.
+        let word = match self.channel.try_recv() {
+            Ok(word) => Some(word),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => return Err(Gone),
+        };
+        if word.is_some() {
+            self.bell.ring();
+        }
+        if self.sender_waits.swap(false, Ordering::SeqCst) {
+            self.sender.ring();
+        }
+        Ok(word)
+    }
+}
+
+/// The other side is no more.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Gone;
+
+impl<K: Ord + Clone, T> Outbox<K, T> {
+    /// The last word about `key`.
+    pub(crate) fn post(&mut self, key: K, word: T) {
+        self.waiting.insert(key, word);
+        self.flush();
+    }
+
+    /// Hands over what waits, as much as there is room for. To be called when the own bell rings.
+    pub(crate) fn flush(&mut self) {
+        let (mut rang, mut told) = (false, false);
+        while let Some((key, word)) = self.waiting.pop_first() {
+            match self.channel.try_send(word) {
+                Ok(()) => rang = true,
+                Err(TrySendError::Disconnected(_)) => self.waiting.clear(),
+                Err(TrySendError::Full(word)) => {
+                    self.waiting.insert(key, word);
+                    // The other side may have taken all before it could see that we wait.
+                    if std::mem::replace(&mut told, true) {
+                        break;
+                    }
+                    self.waits.store(true, Ordering::SeqCst);
+                }
+            }
+        }
+        if rang {
+            self.bell.ring();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_word_about_each_key_arrives_however_slow_the_other_side_is() {
+        let (near, far) = (Bell::new().unwrap(), Bell::new().unwrap());
+        let (mut outbox, inbox) = mail(&near, &far);
+        let keys = CHANNEL * 3;
+        let mut known = vec![0; keys];
+        for round in 1..4 {
+            (0..keys).for_each(|key| outbox.post(key, (key, round)));
+        }
+        assert!(outbox.waiting.len() <= keys);
+        while let Some((key, round)) = inbox.take().unwrap() {
+            known[key] = known[key].max(round);
+            outbox.flush();
+        }
+        assert_eq!(known, vec![3; keys]);
+    }
+
+    #[test]
+    fn who_waits_for_room_is_told_of_it() {
+        let (near, far) = (Bell::new().unwrap(), Bell::new().unwrap());
+        let (mut outbox, inbox) = mail(&near, &far);
+        (0..=CHANNEL).for_each(|key| outbox.post(key, key));
+        let taken = std::iter::from_fn(|| inbox.take().unwrap()).count();
+        assert_eq!(taken, CHANNEL);
+        let rung = |bell: &Bell| rustix::io::read(bell.fd(), &mut [0; 8]).is_ok();
+        assert!(rung(&near) && !rung(&far));
+        outbox.flush();
+        assert!(rung(&far));
+        assert_eq!(inbox.take(), Ok(Some(CHANNEL)));
+        drop(outbox);
+        assert_eq!(inbox.take(), Err(Gone));
+    }
+}
