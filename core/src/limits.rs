@@ -164,7 +164,7 @@ pub const REFUSALS_PER_VM: usize = 64;
 /// Stations heard behind uplinks, or behind the peers of an overlay.
 pub const MACS_MAX: usize = 8192;
 /// Stations that an overlay was told of, besides those that it has heard. With
-/// MACS_MAX that is a table of 131,072 x 25 B = 3.1 MiB.
+/// MACS_MAX that is a table of 131,072 x 25 B = 3.1 MiB, and in the switch one as large.
 pub const TOLD_MAX: usize = 1 << 16;
 /// Entries for those behind uplinks: one that is heard with a VLAN tag has two. 16,384 x 32 B =
 /// 512 KiB.

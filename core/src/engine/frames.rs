@@ -105,12 +105,6 @@ impl Engine<'_> {
         self.networks.of_mut(port).announce(now, port, mac)
     }
 
-    /// Whether the guest of `port`, whose MAC is configured, lives on another host for now: its MAC
-    /// may be behind an overlay then.
-    pub fn set_away(&mut self, port: PortId, is_away: bool) {
-        self.networks.of_mut(port).set_away(port, is_away);
-    }
-
     /// Counts a drop, and what a guest has yet to see.
     fn count(
         &mut self,

@@ -8,6 +8,7 @@ use crate::limits::{self, GROUP_FRAMES_BURST, GROUP_FRAMES_INTERVAL};
 use crate::port::{GuestConfig, PortConfig, PortId, PortKind};
 use crate::store::arena::ArenaSize;
 use crate::store::record::{name_hash, network_hash};
+use crate::switch::Mac;
 use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::Eth;
@@ -97,6 +98,23 @@ impl Engine<'_> {
         if slot.is_some_and(|slot| slot.take().is_some()) {
             self.networks.leave(port);
         }
+    }
+
+    /// Whether the guest of `port`, whose MAC is configured, lives on another host for now: its MAC
+    /// may be behind an overlay then.
+    pub fn set_away(&mut self, port: PortId, is_away: bool) {
+        self.networks.of_mut(port).set_away(port, is_away);
+    }
+
+    /// From now on the station `mac` is behind the overlay at `port`, whatever frames say, and no
+    /// guest of that network may use its MAC but one that is configured with it.
+    pub fn tell_station(&mut self, port: PortId, mac: Mac) {
+        self.networks.of_mut(port).tell_station(port, mac);
+    }
+
+    /// From now on frames say where that station is.
+    pub fn forget_station(&mut self, port: PortId, mac: Mac) {
+        self.networks.of_mut(port).forget_station(mac);
     }
 
     /// Another policy for the VM behind `port`, from now on. Its connections stay: with a smaller

@@ -2,7 +2,7 @@
 
 use hashbrown::hash_table::Entry;
 
-use super::{Ips, Mac, MacEntry, Switch, is_fresh, is_group, is_guest_key, mac_key, vlan_id};
+use super::{Ips, Mac, MacEntry, Switch, is_fresh, is_group, is_static_key, mac_key, vlan_id};
 use crate::drops::DropReason;
 use crate::limits::{LEARNED_IP_AGE, LEARNED_IPS_PER_PORT, MAC_ENTRIES_MAX, MAC_SWEEP_INTERVAL};
 use crate::port::{PortId, Vlans};
@@ -50,7 +50,7 @@ impl Switch {
     fn note_heard(&mut self, now: Instant, port: PortId, key: u64) -> Option<bool> {
         if self.learned >= MAC_ENTRIES_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
             self.swept = now;
-            self.retain_macs(|entry| is_guest_key(entry.key) || is_fresh(entry, now));
+            self.retain_macs(|entry| is_static_key(entry.key) || is_fresh(entry, now));
         }
         let full = self.learned >= MAC_ENTRIES_MAX;
         match self.entry(key) {
@@ -122,7 +122,8 @@ impl Switch {
     /// Whether the guest of `port` has no MAC yet, and this one is nobody's.
     fn may_have(&mut self, port: PortId, mac: Mac) -> bool {
         let has_none = self.guest_mut(port).is_some_and(|guest| guest.mac.is_none());
-        has_none && !is_group(mac) && mac != [0; 6] && self.guest_with(mac).is_none()
+        let is_one = !is_group(mac) && mac != [0; 6];
+        has_none && is_one && self.told(mac).is_none() && self.guest_with(mac).is_none()
     }
 
     fn bind_guest(&mut self, port: PortId, mac: Mac) {

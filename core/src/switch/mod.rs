@@ -3,7 +3,8 @@
 //! - A guest port has one MAC: the configured one, the one that its VMM announced, or the first it
 //!   used, unless that was heard elsewhere within [`MAC_AGE`]. It is static on every VLAN: neither
 //!   the uplink nor another guest can take it over, and the guest may use no other.
-//! - Behind an uplink there may be any number of MACs, learned per VLAN, bounded and aged.
+//! - Behind an uplink there may be any number of MACs, learned per VLAN, bounded and aged. Those
+//!   that the switch was told of (`told`) are static as well.
 //! - A guest port may use the IPs on its list. Without a list it owns the first few it uses
 //!   (COM-11), and may use any that is on nobody's list: it may be a router or a container node.
 //!   Frames from addresses it does not own are forwarded and not offloaded.
@@ -22,6 +23,7 @@ mod isolation;
 mod learning;
 mod memo;
 mod networks;
+mod told;
 mod vlans;
 
 use ahash::RandomState;
@@ -30,6 +32,7 @@ use hashbrown::hash_table::Entry;
 
 use self::memo::Memo;
 pub(crate) use self::networks::Networks;
+use self::told::TOLD_VLAN;
 use crate::drops::DropReason;
 use crate::limits::MAC_AGE;
 use crate::port::{PortId, Vlans};
@@ -94,7 +97,7 @@ struct MacEntry {
     /// [`mac_key`].
     key: u64,
     port: PortId,
-    /// Meaningless for a guest's MAC.
+    /// Meaningless for a guest's MAC, and one that was told of.
     seen: Instant,
 }
 
@@ -112,7 +115,7 @@ pub struct Switch {
     /// What is on any port's list: a frame costs one look, however many ports there are.
     listed: HashTable<Listed>,
     macs: HashTable<MacEntry>,
-    /// How many of `macs` were learned from uplinks.
+    /// How many of `macs` were learned from frames.
     learned: usize,
     swept: Instant,
     hasher: RandomState,
@@ -364,7 +367,8 @@ impl Switch {
         let is_there = |port: &PortId| !self.is_away(*port) && self.is_in_id(*port, vlan);
         let guest = self.guest_with(dst).filter(is_there);
         let guest = guest.map(|port| (port, Instant::MAX));
-        let found = guest.or_else(|| {
+        let told = || self.told(dst).map(|port| (port, Instant::MAX));
+        let found = guest.or_else(told).or_else(|| {
             let entry = self.find(key)?;
             is_fresh(entry, now).then_some((entry.port, entry.seen + MAC_AGE))
         });
@@ -436,8 +440,12 @@ impl Switch {
     }
 
     fn bind(&mut self, mac: Mac, port: PortId) {
+        self.put(mac_key(GUEST_VLAN, mac), port);
+    }
+
+    /// It is at `port` until somebody says otherwise.
+    fn put(&mut self, key: u64, port: PortId) {
         self.forget_found();
-        let key = mac_key(GUEST_VLAN, mac);
         let bound = MacEntry { key, port, seen: Instant::ZERO };
         match self.entry(key) {
             Entry::Occupied(mut entry) => *entry.get_mut() = bound,
@@ -469,7 +477,7 @@ impl Switch {
         self.macs.retain(|entry| keep(entry));
         self.forget_found();
         self.taught.forget();
-        self.learned = self.macs.iter().filter(|entry| !is_guest_key(entry.key)).count();
+        self.learned = self.macs.iter().filter(|entry| !is_static_key(entry.key)).count();
     }
 }
 
@@ -561,8 +569,9 @@ fn mac_key(vlan: u16, mac: Mac) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | u64::from(vlan) << 48
 }
 
-fn is_guest_key(key: u64) -> bool {
-    key >> 48 == u64::from(GUEST_VLAN)
+/// Not learned from frames.
+fn is_static_key(key: u64) -> bool {
+    [GUEST_VLAN, TOLD_VLAN].map(u64::from).contains(&(key >> 48))
 }
 
 fn is_fresh(entry: &MacEntry, now: Instant) -> bool {
