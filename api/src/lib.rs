@@ -93,9 +93,9 @@ pub enum Request {
     },
     /// Stations of overlays, and where they are: [`Reply::Stations`].
     Stations {
-        /// Without the first so many: [`StationPage::next`] of the page before.
+        /// Only those behind this one: [`StationPage::next`] of the page before.
         #[serde(default)]
-        from: u64,
+        after: Option<StationKey>,
     },
     /// One connection: [`Reply::Flow`].
     Flow {
@@ -237,8 +237,10 @@ pub struct RegistryStatus {
     pub hosts: u64,
     /// Stations that it knows on other hosts.
     pub stations: u64,
-    /// VMs of this host by what has become of their claims: `held`, `waiting`, `refused`,
-    /// `contested`.
+    /// Stations for which there was no place: they are found by their frames alone.
+    pub left_out: u64,
+    /// VMs of this host by what has become of their claims: `held`, `unlisted`, `waiting`,
+    /// `refused`, `contested`.
     pub claims: BTreeMap<String, u64>,
 }
 
@@ -247,9 +249,12 @@ pub struct RegistryStatus {
 pub struct StationPage {
     /// At most 500.
     pub stations: Vec<StationInfo>,
-    /// Where to go on, if there are more.
-    pub next: Option<u64>,
+    /// The last of these, if there are more.
+    pub next: Option<StationKey>,
 }
+
+/// The number of an overlay, and a MAC there.
+pub type StationKey = (u32, [u8; 6]);
 
 /// A VM on an overlay, as the registry knows it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -245,17 +245,19 @@ fn status(client: &mut Client) -> Result<Status> {
 
 /// All of them.
 fn stations(client: &mut Client) -> Result<Vec<StationInfo>> {
-    let (mut all, mut from) = (Vec::new(), Some(0));
-    while let Some(start) = from {
-        match client.ask(&Request::Stations { from: start })? {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        match client.ask(&Request::Stations { after })? {
             Reply::Stations(page) => {
                 all.extend(page.stations);
-                from = page.next;
+                after = page.next;
             }
             other => return unexpected(&other),
         }
+        if after.is_none() {
+            return Ok(all);
+        }
     }
-    Ok(all)
 }
 
 /// Copies what comes as it comes, so that a reader sees it at once.

@@ -81,6 +81,9 @@ fn registry(out: &mut dyn Write, registry: &RegistryStatus) -> io::Result<()> {
     if let Some(trouble) = &registry.trouble {
         writeln!(out, "the registry ({}) does not answer: {trouble}", registry.kind)?;
     }
+    if registry.left_out > 0 {
+        writeln!(out, "{} stations of other hosts are left out: too many", registry.left_out)?;
+    }
     let unsettled = ["waiting", "refused", "contested"];
     for (state, n) in registry.claims.iter().filter(|(s, _)| unsettled.contains(&s.as_str())) {
         writeln!(out, "{state} in the registry: {n} VMs; see nightporter stations")?;

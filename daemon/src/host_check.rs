@@ -7,6 +7,7 @@ use nix::net::if_::if_nametoindex;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
+use crate::config::station::at_strangers;
 use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
 use crate::start::{large_mtus, registry_files, vm_access};
 
@@ -31,7 +32,8 @@ pub fn check_host(config: &Config) -> Findings {
     // Those come later, or never.
     let interfaces = config.uplinks.iter().filter_map(missing_interface);
     let missing = interfaces.chain(config.overlays.iter().filter_map(missing_address));
-    let warnings = missing.chain(large_mtus(config)).chain(in_all_vlans(config)).collect();
+    let warnings = missing.chain(large_mtus(config)).chain(in_all_vlans(config));
+    let warnings = warnings.chain(at_strangers(config)).collect();
     Findings { problems, warnings }
 }
 

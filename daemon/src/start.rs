@@ -24,6 +24,7 @@ use crate::arena_file::{self, ArenaFile};
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
 use crate::change::{self, Running};
+use crate::config::station::at_strangers;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
 use crate::opener;
@@ -128,7 +129,8 @@ fn start(
     check(find_each_other(&mut worker, config, sandbox));
     check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
     check(place(daemon));
-    large_mtus(config).iter().for_each(|warning| tracing::warn!("{warning}"));
+    let warnings = large_mtus(config).into_iter().chain(at_strangers(config));
+    warnings.for_each(|warning| tracing::warn!("{warning}"));
     check(sandbox.close());
     if !problems.is_empty() {
         if arena.is_new {
@@ -148,7 +150,7 @@ fn find_each_other(
 ) -> Result<(), StartError> {
     let fix = "allow more threads and open files";
     let registry: Box<dyn Registry> = match sandbox.registry.clone()? {
-        None => Box::new(Listed::new(config.stations.clone())),
+        None => Box::new(Listed::new(config.stations.clone()).map_err(|e| error(e, fix))?),
         Some(at) => Box::new(Etcd::start(at).map_err(|e| error(e, fix))?),
     };
     worker.set_registry(registry).map_err(|e| error(e, fix))

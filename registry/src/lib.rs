@@ -28,8 +28,9 @@ use std::os::fd::BorrowedFd;
 /// A MAC address.
 pub type Mac = [u8; 6];
 
-/// Most stations that a registry tells of; more are left out, and the log says so.
-pub const STATIONS_MAX: usize = 1 << 16;
+/// Most stations that a registry tells of; how many more there are is news. An overlay's table has
+/// 65,536 places, the others of which are for stations of this host.
+pub const STATIONS_MAX: usize = 60_000;
 
 /// Of all addresses, in their order.
 pub const FIRST_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
@@ -69,6 +70,8 @@ pub enum Claim {
     Held,
     /// It is not known yet whether it can be: the registry does not answer.
     Waits,
+    /// An operator's list does not have it: it is here, and may be elsewhere as well.
+    Unlisted,
     /// It is another host's: this one waits for it to be given up.
     Refused(IpAddr),
     /// It is known to be here, and this other host claims it too.
@@ -105,6 +108,8 @@ pub enum News {
         /// This.
         now: Claim,
     },
+    /// So many stations are not told of, because there are [`STATIONS_MAX`] others.
+    LeftOut(usize),
     /// Whether the registry answers: `Err` says what is wrong.
     Link(Result<(), String>),
 }
@@ -114,9 +119,8 @@ pub trait Registry: fmt::Debug + Send {
     /// What it is, for operators.
     fn kind(&self) -> &'static str;
 
-    /// Readable when [`Self::poll`] has something. `None`: it has it from the beginning or from a
-    /// call, and never by itself.
-    fn fd(&self) -> Option<BorrowedFd<'_>>;
+    /// Readable as long as [`Self::poll`] has something.
+    fn fd(&self) -> BorrowedFd<'_>;
 
     /// This host is on the overlay `host.vni`, from now on.
     fn join(&mut self, host: Host);

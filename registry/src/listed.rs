@@ -1,27 +1,44 @@
 //! A list that an operator wrote: the default. It is right as long as he keeps it so.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
 use std::os::fd::BorrowedFd;
 
+use crate::mail::Bell;
 use crate::{Claim, Host, Mac, News, Registry, Station};
 
 /// See the module doc.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Listed {
     stations: BTreeMap<(u32, Mac), Station>,
     /// Of this host.
     claims: BTreeSet<(u32, Mac)>,
     own: BTreeMap<u32, Host>,
     news: VecDeque<News>,
+    /// It rings as long as there are some.
+    bell: Bell,
 }
 
 impl Listed {
     /// With this list, in which a station of a VNI is once.
-    #[must_use]
-    pub fn new(list: Vec<Station>) -> Self {
-        let mut new = Self::default();
+    ///
+    /// # Errors
+    /// There is no descriptor for it.
+    pub fn new(list: Vec<Station>) -> io::Result<Self> {
+        let mut new = Self {
+            stations: BTreeMap::new(),
+            claims: BTreeSet::new(),
+            own: BTreeMap::new(),
+            news: VecDeque::new(),
+            bell: Bell::new()?,
+        };
         new.set_list(list);
-        new
+        Ok(new)
+    }
+
+    fn add(&mut self, news: News) {
+        self.news.push_back(news);
+        self.bell.ring();
     }
 
     /// A station of this host is none of the others.
@@ -29,18 +46,19 @@ impl Listed {
         let Some(station) = self.stations.get(&key) else { return };
         let is_own = self.own.get(&key.0).is_some_and(|own| own.address == station.host);
         let now = (!is_own).then(|| station.clone());
-        self.news.push_back(News::Station { vni: key.0, mac: key.1, now });
+        self.add(News::Station { vni: key.0, mac: key.1, now });
     }
 
-    /// A station is here, unless the list has it elsewhere.
+    /// A station is here, unless the list has it elsewhere; without it nobody knows.
     fn judge(&mut self, key: (u32, Mac)) {
         let own = self.own.get(&key.0).map(|own| own.address);
         let listed = self.stations.get(&key).map(|station| station.host);
         let now = match listed {
             Some(host) if Some(host) != own => Claim::Refused(host),
-            _ => Claim::Held,
+            Some(_) => Claim::Held,
+            None => Claim::Unlisted,
         };
-        self.news.push_back(News::Claim { vni: key.0, mac: key.1, now });
+        self.add(News::Claim { vni: key.0, mac: key.1, now });
     }
 }
 
@@ -49,8 +67,8 @@ impl Registry for Listed {
         "list"
     }
 
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.fd()
     }
 
     fn join(&mut self, host: Host) {
@@ -81,9 +99,10 @@ impl Registry for Listed {
     fn set_list(&mut self, list: Vec<Station>) {
         let list: BTreeMap<_, _> = list.into_iter().map(|s| ((s.vni, s.mac), s)).collect();
         let before = std::mem::replace(&mut self.stations, list);
-        for key in before.keys().filter(|key| !self.stations.contains_key(key)) {
-            let &(vni, mac) = key;
-            self.news.push_back(News::Station { vni, mac, now: None });
+        let gone = before.keys().filter(|key| !self.stations.contains_key(key));
+        let gone: Vec<_> = gone.copied().collect();
+        for (vni, mac) in gone {
+            self.add(News::Station { vni, mac, now: None });
         }
         let new = self.stations.iter().filter(|(key, s)| before.get(key) != Some(s));
         let new: Vec<_> = new.map(|(key, _)| *key).collect();
@@ -93,13 +112,18 @@ impl Registry for Listed {
     }
 
     fn poll(&mut self) -> Option<News> {
-        self.news.pop_front()
+        let news = self.news.pop_front();
+        if self.news.is_empty() {
+            self.bell.silence();
+        }
+        news
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use std::net::IpAddr;
 
     const MAC: Mac = [2, 0, 0, 0, 0, 7];
@@ -127,7 +151,7 @@ mod tests {
 
     #[test]
     fn what_is_listed_is_told_and_what_is_taken_off_the_list_is_gone() {
-        let mut list = Listed::new(vec![station(MAC, 2)]);
+        let mut list = Listed::new(vec![station(MAC, 2)]).unwrap();
         assert_eq!(news(&mut list), [told(MAC, Some(station(MAC, 2)))]);
         list.set_list(vec![station(MAC, 2), station(OTHER, 2)]);
         assert_eq!(news(&mut list), [told(OTHER, Some(station(OTHER, 2)))]);
@@ -137,7 +161,7 @@ mod tests {
 
     #[test]
     fn an_own_station_is_told_to_nobody_and_one_that_is_listed_elsewhere_is_refused() {
-        let mut list = Listed::new(vec![station(MAC, 1), station(OTHER, 2)]);
+        let mut list = Listed::new(vec![station(MAC, 1), station(OTHER, 2)]).unwrap();
         list.join(Host { vni: 7, address: ip(1), port: 4789 });
         let _ = news(&mut list);
         list.join(Host { vni: 7, address: ip(1), port: 4789 });
@@ -157,5 +181,17 @@ mod tests {
             claimed(OTHER, Claim::Refused(ip(2))),
         ];
         assert_eq!(news(&mut list), expected);
+        list.set_list(Vec::new());
+        assert_eq!(news(&mut list), [told(OTHER, None), claimed(OTHER, Claim::Unlisted)]);
+    }
+
+    #[test]
+    fn its_descriptor_is_readable_as_long_as_there_is_something() {
+        let mut list = Listed::new(vec![station(MAC, 2), station(OTHER, 2)]).unwrap();
+        for is_left in [true, true, false] {
+            let mut fds = [PollFd::from_borrowed_fd(list.fd(), PollFlags::IN)];
+            let ready = poll(&mut fds, Some(&Timespec::default())).unwrap() == 1;
+            assert_eq!((ready, list.poll().is_some()), (is_left, is_left));
+        }
     }
 }

@@ -197,11 +197,14 @@ impl Overlay {
     }
 
     /// From now on the station `mac` is behind `peer`, whatever frames say, and has these
-    /// addresses. If [`TOLD_MAX`](crate::limits::TOLD_MAX) others were told, frames teach it.
-    pub fn tell_station(&mut self, mac: Mac, peer: PeerId, ips: &[IpAddr]) {
-        if self.stations.tell(mac, peer) {
+    /// addresses. `false`: [`TOLD_MAX`](crate::limits::TOLD_MAX) others were told, and frames
+    /// teach it.
+    pub fn tell_station(&mut self, mac: Mac, peer: PeerId, ips: &[IpAddr]) -> bool {
+        let is_told = self.stations.tell(mac, peer);
+        if is_told {
             self.addresses.set(mac, ips);
         }
+        is_told
     }
 
     /// From now on the station `mac` is on this host: frames of peers that are from it are not.

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use nightporter_api::RATE_LIMIT_MBIT_S_MAX;
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{FLOWS_PER_VM, PAGE, VM_BUDGET};
+use nightporter_registry::STATIONS_MAX;
 use toml::de::DeValue;
 
 use crate::arena_file::PLACES;
@@ -102,6 +103,10 @@ fn read(doc: &mut Document<'_>) -> Config {
         if let Some(section) = doc.open("station", value) {
             stations.extend(station::read(section, &mut unique));
         }
+    }
+    if stations.len() > STATIONS_MAX {
+        let what = format!("is there {} times", stations.len());
+        doc.problem(&(0..0), "station", what, &format!("list {STATIONS_MAX} at most"));
     }
     if registry.is_some() && !stations.is_empty() {
         let what = "is a list of what a [registry] tells".into();

@@ -1,8 +1,12 @@
 //! `[[station]]`: who is behind which peer of an overlay, as the operator knows.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
 use nightporter_core::wire::vxlan;
 use nightporter_registry::{Station, mac_text};
 
+use super::Config;
 use super::keys::{self, Keys, plain, quoted};
 use super::overlay::host;
 use super::parse::{Unique, ips, mac};
@@ -21,6 +25,26 @@ pub fn keys(station: &Station) -> Keys {
         ("ips", (!station.ips.is_empty()).then(|| keys::ips(&station.ips))),
         ("vm", (!station.vm.is_empty()).then(|| quoted(&station.vm))),
     ]
+}
+
+/// Of hosts at which stations are listed and that are no peers of their overlay here: nothing goes
+/// there.
+pub fn at_strangers(config: &Config) -> impl Iterator<Item = String> {
+    let mut hosts = BTreeMap::new();
+    for station in &config.stations {
+        *hosts.entry((station.vni, station.host)).or_insert(0) += 1;
+    }
+    hosts.into_iter().filter_map(|((vni, host), stations)| {
+        let overlay = config.overlays.iter().find(|overlay| overlay.vni == vni)?;
+        let mut known = overlay.peers.iter().chain([&overlay.local]).map(SocketAddr::ip);
+        let name = &overlay.name;
+        (!known.any(|known| known == host)).then(|| {
+            format!(
+                "overlay.{name}: {stations} of its stations are listed at {host}, which is no peer \
+                 of it: nothing goes there\n    fix: add it to peers, or correct host"
+            )
+        })
+    })
 }
 
 pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> Option<Station> {
@@ -43,4 +67,30 @@ pub(super) fn read(mut s: Section<'_, '_>, unique: &mut Unique) -> Option<Statio
     s.finish();
     let (vm, ips) = (vm.unwrap_or_default(), ips.unwrap_or_default());
     Some(Station { vni, mac, vm, ips, host: host?.ip() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_station_at_a_host_that_is_no_peer_is_told() {
+        let told = |vni: u32, host: &str| {
+            let text = format!(
+                "[[overlay]]\nname = \"o\"\nvni = 1\nlocal = \"192.0.2.1\"\n\
+                 peers = [\"192.0.2.2\"]\n[[station]]\nvni = {vni}\n\
+                 mac = \"52:54:00:00:00:77\"\nhost = \"{host}\"\n"
+            );
+            let config = Config::parse("np.toml", &text, &BTreeMap::new()).unwrap();
+            at_strangers(&config).collect::<Vec<_>>()
+        };
+        for (vni, host) in [(1, "192.0.2.1"), (1, "192.0.2.2"), (2, "192.0.2.3")] {
+            assert_eq!(told(vni, host), [""; 0], "{vni} {host}");
+        }
+        let [said] = &told(1, "192.0.2.3")[..] else { panic!("one line") };
+        assert!(
+            said.contains("overlay.o: 1 of its stations are listed at 192.0.2.3, which is no"),
+            "{said}"
+        );
+    }
 }

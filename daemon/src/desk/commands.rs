@@ -93,7 +93,7 @@ impl Desk {
                 Ok(vm) => Reply::Flows(path.flow_page(now, from, vm)),
                 Err(reply) => reply,
             },
-            Request::Stations { from } => Reply::Stations(self.station_page(from)),
+            Request::Stations { after } => Reply::Stations(self.station_page(after)),
             Request::Flow { id } => match path.engine.flow(index(id)) {
                 Some(found) => Reply::Flow(Box::new(path.flow_info(now, found))),
                 None => no_such_flow(id),

@@ -1,18 +1,19 @@
 //! Who is where, as the registry knows: what this host has is told there, and what it tells of
 //! others goes to the overlays.
 //!
-//! Both are compared as wholes ([`Desk::tell_registry`]) whenever ports, links or the configuration
-//! have changed: no event has to be followed. A VM is claimed while its link is up: when a VMM
-//! stops its rings or goes, as after a migration, the claim goes at once, and whoever waits for it
-//! has it.
+//! What is here is compared as a whole ([`Desk::tell_registry`]) whenever ports, links or the
+//! configuration have changed: no event has to be followed. A VM is claimed while its link is up:
+//! when a VMM stops its rings or goes, as after a migration, the claim goes at once, and whoever
+//! waits for it has it. What is heard is applied station by station.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Bound;
 
-use nightporter_api::{RegistryStatus, StationInfo, StationPage};
+use nightporter_api::{RegistryStatus, StationInfo, StationKey, StationPage};
 use nightporter_core::port::PortId;
 use nightporter_registry::{
-    Claim, FIRST_ADDRESS, Host, LAST_ADDRESS, Mac, News, Registry, STATIONS_MAX, Station, mac_text,
+    Claim, FIRST_ADDRESS, Host, LAST_ADDRESS, News, Registry, Station, mac_text,
 };
 
 use super::Desk;
@@ -20,14 +21,14 @@ use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::Port;
 use crate::worker::data_path::DataPath;
 
-/// News that are heard in one turn.
-const NEWS_PER_TURN: usize = 1024;
+/// News that are heard at once; the others in the next turn.
+const NEWS_AT_ONCE: usize = 1024;
 
 /// Stations in one reply.
 const STATIONS_PER_PAGE: usize = 500;
 
-/// A station: its overlay's number, its MAC.
-type Key = (u32, Mac);
+/// A station.
+type Key = StationKey;
 
 /// See the module doc.
 #[derive(Debug)]
@@ -40,12 +41,29 @@ pub(super) struct Directory {
     /// Of other hosts.
     hosts: BTreeMap<(u32, IpAddr), Host>,
     stations: BTreeMap<Key, Station>,
+    /// For how many of them there was no place.
+    left_out: usize,
     /// This host on its overlays.
     joined: BTreeMap<u32, Host>,
     /// Overlays that know what the registry knows.
     told: BTreeMap<u32, OverlayConfig>,
     /// What is claimed here, and what has become of it.
     own: BTreeMap<Key, (Station, Claim)>,
+    /// VMs of this host with a MAC, be they claimed or not; whether their link is up.
+    vms: BTreeMap<Key, (PortId, bool)>,
+}
+
+/// What this host has on its overlays.
+#[derive(Default)]
+struct Here<'a> {
+    /// What is to be claimed.
+    stations: BTreeMap<Key, Station>,
+    vms: BTreeMap<Key, (PortId, bool)>,
+    /// VMs with a MAC that are on no overlay.
+    alone: Vec<PortId>,
+    /// By network: for these addresses nobody is answered, for their VMs do it, whatever a registry
+    /// has told: a VM that was made anew has another MAC than the one on the list.
+    ips: BTreeMap<&'a Option<String>, BTreeSet<IpAddr>>,
 }
 
 impl Directory {
@@ -56,9 +74,11 @@ impl Directory {
             lost: 0,
             hosts: BTreeMap::new(),
             stations: BTreeMap::new(),
+            left_out: 0,
             joined: BTreeMap::new(),
             told: BTreeMap::new(),
             own: BTreeMap::new(),
+            vms: BTreeMap::new(),
         }
     }
 
@@ -74,6 +94,7 @@ impl Directory {
             lost: self.lost,
             hosts: self.hosts.len() as u64,
             stations: self.stations.len() as u64,
+            left_out: self.left_out as u64,
             claims,
         }
     }
@@ -99,8 +120,11 @@ impl Directory {
         self.registry.set_list(list);
     }
 
-    /// Tells what this host has now.
+    /// Tells what this host has now, and new overlays what there is elsewhere.
     fn tell(&mut self, config: &Config, path: &mut DataPath) {
+        if config.overlays.is_empty() && self.joined.is_empty() {
+            return;
+        }
         let hosts = config
             .overlays
             .iter()
@@ -113,18 +137,23 @@ impl Directory {
             self.registry.join(*host);
         }
         self.joined = hosts;
-        let (here, away) = self.look(config, path);
-        let gone: Vec<_> = self.own.keys().filter(|key| !here.contains_key(key)).copied().collect();
+        let mut here = look(config, path);
         let ports = overlay_ports(path);
+        for port in ports.values() {
+            if let Port::Overlay(overlay) = &mut path.ports.of_mut(*port).port {
+                let ips = here.ips.remove(&overlay.config().network);
+                overlay.set_own_ips(ips.into_iter().flatten());
+            }
+        }
+        let is_gone = |key: &&Key| !here.stations.contains_key(*key);
+        let gone: Vec<_> = self.own.keys().filter(is_gone).copied().collect();
         for key in gone {
             self.own.remove(&key);
             self.registry.release(key.0, key.1);
-            if let Some(port) = ports.get(&key.0) {
-                self.apply(path, *port, key);
-            }
+            self.apply(path, &ports, key);
         }
         let mut before = std::mem::take(&mut self.own);
-        for (key, station) in here {
+        for (key, station) in here.stations {
             let known = before.remove(&key);
             let claim = known.as_ref().map_or(Claim::Waits, |(_, claim)| *claim);
             if known.is_none_or(|(before, _)| before != station) {
@@ -132,45 +161,34 @@ impl Directory {
             }
             self.own.insert(key, (station, claim));
         }
-        for (port, is_away) in away {
-            path.engine.set_away(port, is_away);
+        self.vms = here.vms;
+        for key in self.vms.keys() {
+            self.look_whether_away(path, key);
+        }
+        for port in here.alone {
+            path.engine.set_away(port, false);
+        }
+        let now = config.overlays.iter().map(|overlay| (overlay.vni, overlay.clone())).collect();
+        let before = std::mem::replace(&mut self.told, now);
+        let is_new = |vni: &&u32| before.get(*vni) != self.told.get(*vni);
+        self.apply_all(path, &ports, self.told.keys().filter(is_new).copied());
+    }
+
+    /// A VM whose link is down may be on another host.
+    fn look_whether_away(&self, path: &mut DataPath, key: &Key) {
+        if let Some((port, is_up)) = self.vms.get(key) {
+            path.engine.set_away(*port, !is_up && self.stations.contains_key(key));
         }
     }
 
-    /// The stations that are here; of VMs with a MAC, whether another host has them.
-    fn look(
-        &self,
-        config: &Config,
-        path: &DataPath,
-    ) -> (BTreeMap<Key, Station>, Vec<(PortId, bool)>) {
-        let overlays: BTreeMap<_, _> = config.overlays.iter().map(|o| (&o.network, o)).collect();
-        let vms: BTreeMap<&str, &VmConfig> =
-            config.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
-        let (mut here, mut away) = (BTreeMap::new(), Vec::new());
-        for (id, at) in path.ports.iter() {
-            let Port::Guest(guest) = &at.port else { continue };
-            let Some(vm) = vms.get(at.name.as_str()) else { continue };
-            let Some(overlay) = overlays.get(&vm.network) else { continue };
-            let Some(mac) = vm.mac else { continue };
-            let key = (overlay.vni, mac);
-            let is_up = guest.port.link().is_some();
-            if is_up {
-                let (vm, ips) = (vm.name.clone(), vm.ips.clone().unwrap_or_default());
-                let host = overlay.local.ip();
-                here.insert(key, Station { vni: overlay.vni, mac, vm, ips, host });
-            }
-            away.push((id, !is_up && self.stations.contains_key(&key)));
-        }
-        (here, away)
-    }
-
-    /// Hears what is new; the overlays whose hosts have changed. More may be left.
-    fn hear(&mut self, path: &mut DataPath) -> BTreeSet<u32> {
+    /// Hears what is new. More may be left, which the registry's descriptor says.
+    fn hear(&mut self, path: &mut DataPath) {
         let (ports, mut changed) = (overlay_ports(path), BTreeSet::new());
-        for _ in 0..NEWS_PER_TURN {
+        for _ in 0..NEWS_AT_ONCE {
             let Some(news) = self.registry.poll() else { break };
             match news {
                 News::Link(link) => self.set_link(link),
+                News::LeftOut(n) => self.set_left_out(n),
                 News::Host { vni, address, now } => {
                     changed.insert(vni);
                     match now {
@@ -180,24 +198,32 @@ impl Directory {
                 }
                 News::Claim { vni, mac, now } => {
                     self.set_claim((vni, mac), now);
-                    if let Some(port) = ports.get(&vni) {
-                        self.apply(path, *port, (vni, mac));
-                    }
+                    self.apply(path, &ports, (vni, mac));
                 }
                 News::Station { vni, mac, now } => {
-                    path.ports_changed = true; // one of ours may be away now, or back
                     let key = (vni, mac);
-                    self.stations.remove(&key);
-                    if let Some(station) = now.filter(|_| self.stations.len() < STATIONS_MAX) {
-                        self.stations.insert(key, station);
-                    }
-                    if let Some(port) = ports.get(&vni) {
-                        self.apply(path, *port, key);
-                    }
+                    match now {
+                        Some(station) => self.stations.insert(key, station),
+                        None => self.stations.remove(&key),
+                    };
+                    self.look_whether_away(path, &key);
+                    self.apply(path, &ports, key);
                 }
             }
         }
-        changed
+        self.apply_all(path, &ports, changed.into_iter());
+    }
+
+    fn set_left_out(&mut self, n: usize) {
+        match (std::mem::replace(&mut self.left_out, n), n) {
+            (0, 1..) => tracing::warn!(
+                left_out = n,
+                "there are more stations on other hosts than there is room for: those left out \
+                 are found by their frames alone\n    fix: divide them among several prefixes"
+            ),
+            (1.., 0) => tracing::info!("there is room for all stations again"),
+            _ => {}
+        }
     }
 
     fn set_link(&mut self, link: Result<(), String>) {
@@ -225,7 +251,9 @@ impl Directory {
         }
         let (vm, mac, vni) = (&station.vm, mac_text(key.1), key.0);
         match now {
-            Claim::Held | Claim::Waits => tracing::debug!(vm, mac, vni, ?now, "claim"),
+            Claim::Held | Claim::Unlisted | Claim::Waits => {
+                tracing::debug!(vm, mac, vni, ?now, "claim");
+            }
             Claim::Refused(host) => tracing::error!(
                 vm, mac, vni, %host,
                 "refused: another host has a VM with this MAC, and frames for it go there\n    \
@@ -240,20 +268,36 @@ impl Directory {
         }
     }
 
-    /// The overlay at `port` knows of one station what the registry knows.
-    fn apply(&self, path: &mut DataPath, port: PortId, key: Key) {
+    /// Its overlay and the switch know of one station what the registry knows.
+    fn apply(&self, path: &mut DataPath, ports: &BTreeMap<u32, PortId>, key: Key) {
+        let Some(&port) = ports.get(&key.0) else { return };
         let Port::Overlay(overlay) = &mut path.ports.of_mut(port).port else { return };
         let claim = self.own.get(&key).map(|(_, claim)| *claim);
-        match (claim, self.stations.get(&key)) {
-            (Some(Claim::Held | Claim::Contested(_)), _) => overlay.tell_here(key.1),
+        let is_told = match (claim, self.stations.get(&key)) {
+            (Some(Claim::Held | Claim::Contested(_)), _) => {
+                overlay.tell_here(key.1);
+                false
+            }
             (_, Some(station)) => overlay.tell(key.1, station.host, &station.ips),
-            (_, None) => overlay.forget(key.1),
+            (_, None) => {
+                overlay.forget(key.1);
+                false
+            }
+        };
+        if is_told {
+            path.engine.tell_station(port, key.1);
+        } else {
+            path.engine.forget_station(port, key.1);
         }
     }
 
     /// The overlays of these numbers know all that the registry knows.
-    fn apply_all(&self, path: &mut DataPath, vnis: impl Iterator<Item = u32>) {
-        let ports = overlay_ports(path);
+    fn apply_all(
+        &self,
+        path: &mut DataPath,
+        ports: &BTreeMap<u32, PortId>,
+        vnis: impl Iterator<Item = u32>,
+    ) {
         for (vni, port) in vnis.filter_map(|vni| Some((vni, *ports.get(&vni)?))) {
             let Port::Overlay(overlay) = &mut path.ports.of_mut(port).port else { continue };
             let hosts =
@@ -261,13 +305,44 @@ impl Directory {
             overlay.set_registered(hosts.map(|h| SocketAddr::new(h.address, h.port)).collect());
             let all = (vni, [0; 6])..=(vni, [0xff; 6]);
             for key in self.stations.range(all.clone()).map(|(key, _)| key) {
-                self.apply(path, port, *key);
+                self.apply(path, ports, *key);
             }
             for key in self.own.range(all).map(|(key, _)| key) {
-                self.apply(path, port, *key);
+                self.apply(path, ports, *key);
             }
         }
     }
+}
+
+/// What this host has.
+fn look<'a>(config: &'a Config, path: &DataPath) -> Here<'a> {
+    let overlays: BTreeMap<_, _> = config.overlays.iter().map(|o| (&o.network, o)).collect();
+    let vms: BTreeMap<&str, &VmConfig> =
+        config.vms.iter().map(|vm| (vm.name.as_str(), vm)).collect();
+    let mut here = Here::default();
+    for (id, at) in path.ports.iter() {
+        let Port::Guest(guest) = &at.port else { continue };
+        let Some(vm) = vms.get(at.name.as_str()) else { continue };
+        let Some(overlay) = overlays.get(&vm.network) else {
+            here.alone.extend(vm.mac.map(|_| id));
+            continue;
+        };
+        let is_up = guest.port.link().is_some();
+        // A claim has no VLAN, and who asks without a tag cannot reach who is in one.
+        let is_untagged = vm.vlan.is_none() && vm.trunk.is_none();
+        let ips = vm.ips.clone().filter(|_| is_untagged).unwrap_or_default();
+        if is_up {
+            here.ips.entry(&vm.network).or_default().extend(&ips);
+        }
+        let Some(mac) = vm.mac else { continue };
+        let key = (overlay.vni, mac);
+        here.vms.insert(key, (id, is_up));
+        if is_up {
+            let (vm, host) = (vm.name.clone(), overlay.local.ip());
+            here.stations.insert(key, Station { vni: overlay.vni, mac, vm, ips, host });
+        }
+    }
+    here
 }
 
 fn overlay_ports(path: &DataPath) -> BTreeMap<u32, PortId> {
@@ -282,6 +357,7 @@ fn overlay_ports(path: &DataPath) -> BTreeMap<u32, PortId> {
 fn claim_text(claim: Claim) -> (&'static str, Option<IpAddr>) {
     match claim {
         Claim::Held => ("held", None),
+        Claim::Unlisted => ("unlisted", None),
         Claim::Waits => ("waiting", None),
         Claim::Refused(host) => ("refused", Some(host)),
         Claim::Contested(host) => ("contested", Some(host)),
@@ -289,39 +365,36 @@ fn claim_text(claim: Claim) -> (&'static str, Option<IpAddr>) {
 }
 
 impl Desk {
-    /// Stations from the one at place `from` on.
-    pub(super) fn station_page(&self, from: u64) -> StationPage {
+    /// Stations behind this one, or the first.
+    pub(super) fn station_page(&self, after: Option<Key>) -> StationPage {
         let Some(directory) = &self.directory else { return StationPage::default() };
-        let keys: BTreeSet<_> = directory.stations.keys().chain(directory.own.keys()).collect();
-        let from = usize::try_from(from).unwrap_or(usize::MAX);
-        let page = keys.iter().skip(from).take(STATIONS_PER_PAGE);
-        let stations: Vec<_> = page.filter_map(|key| directory.info(key)).collect();
-        let next = from.saturating_add(stations.len());
-        StationPage { stations, next: (next < keys.len()).then_some(next as u64) }
+        let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let elsewhere = directory.stations.range(behind).map(|(key, _)| *key);
+        let own = directory.own.range(behind).map(|(key, _)| *key);
+        let most = STATIONS_PER_PAGE + 1;
+        let keys: BTreeSet<_> = elsewhere.take(most).chain(own.take(most)).collect();
+        let page: Vec<_> = keys.iter().take(STATIONS_PER_PAGE).collect();
+        let next = page.last().filter(|_| keys.len() > page.len()).map(|key| **key);
+        let stations = page.into_iter().filter_map(|key| directory.info(key)).collect();
+        StationPage { stations, next }
     }
 
     /// The registry may have something new.
     pub(super) fn handle_registry(&mut self, path: &mut DataPath) {
-        let Some(directory) = &mut self.directory else { return };
-        let changed = directory.hear(path);
-        directory.apply_all(path, changed.into_iter());
+        if let Some(directory) = &mut self.directory {
+            directory.hear(path);
+        }
     }
 
-    /// If ports have changed since last time: tells the registry what there is now, and new
-    /// overlays what there is elsewhere.
+    /// If ports have changed since last time: tells the registry what there is now, and hears what
+    /// it says to that.
     pub(super) fn tell_registry(&mut self, path: &mut DataPath) {
-        // What is heard may change what is here: a VM that lives elsewhere.
-        while std::mem::take(&mut path.ports_changed) {
-            let Some(config) = self.changes.running() else { return };
-            let Some(directory) = &mut self.directory else { return };
-            directory.tell(&config, path);
-            let now =
-                config.overlays.iter().map(|overlay| (overlay.vni, overlay.clone())).collect();
-            let before = std::mem::replace(&mut directory.told, now);
-            let told = &directory.told;
-            let new = told.iter().filter(|(vni, overlay)| before.get(vni) != Some(overlay));
-            directory.apply_all(path, new.map(|(vni, _)| *vni));
-            self.handle_registry(path);
+        if !std::mem::take(&mut path.ports_changed) {
+            return;
         }
+        let Some(config) = self.changes.running() else { return };
+        let Some(directory) = &mut self.directory else { return };
+        directory.tell(&config, path);
+        directory.hear(path);
     }
 }

@@ -284,12 +284,16 @@ impl Snapshot {
         ConstCounter::new(registry.lost).encode(lost)?;
         let known = "What the registry knows of other hosts";
         let mut known = e.encode_descriptor("nightporter_registry_known", known, None, Gauge)?;
-        for (kind, n) in [("hosts", registry.hosts), ("stations", registry.stations)] {
+        for (kind, n) in [
+            ("hosts", registry.hosts),
+            ("stations", registry.stations),
+            ("left_out", registry.left_out),
+        ] {
             gauge(n).encode(known.encode_family(&[("kind", kind)])?)?;
         }
         let claims = "VMs of this host, by what has become of their claims";
         let mut claims = e.encode_descriptor("nightporter_registry_claims", claims, None, Gauge)?;
-        for state in ["held", "waiting", "refused", "contested"] {
+        for state in ["held", "unlisted", "waiting", "refused", "contested"] {
             let n = registry.claims.get(state).copied().unwrap_or(0);
             gauge(n).encode(claims.encode_family(&[("state", state)])?)?;
         }

@@ -16,7 +16,6 @@ mod directory;
 mod links;
 mod mender;
 mod metrics;
-mod own_ips;
 mod report;
 mod survey;
 mod watch;
@@ -176,9 +175,7 @@ impl Desk {
         epoll: &Epoll,
         registry: Box<dyn Registry>,
     ) -> io::Result<()> {
-        if let Some(fd) = registry.fd() {
-            watch_for(epoll, &fd, Token::Registry)?;
-        }
+        watch_for(epoll, &registry.fd(), Token::Registry)?;
         self.directory = Some(Directory::new(registry));
         Ok(())
     }
@@ -226,7 +223,6 @@ impl Desk {
             self.mend(now, path);
         }
         self.go_on_changing(now, epoll, path);
-        self.tell_own_ips(path);
         self.tell_registry(path);
         for place in std::mem::take(&mut self.answered) {
             self.handle_control_client(now, epoll, path, place);

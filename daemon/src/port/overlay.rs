@@ -59,6 +59,8 @@ pub struct OverlayPort {
     senders: Vec<UdpSocket>,
     /// Hosts that nobody configured: a registry has told of them.
     registered: Vec<SocketAddr>,
+    /// How many of them are no peers, for want of room.
+    left_out: usize,
     peers: Vec<SockaddrStorage>,
     /// Some path takes less than the configuration says, until then.
     narrow_until: Option<Instant>,
@@ -135,6 +137,7 @@ impl OverlayPort {
             receiver,
             senders,
             registered: Vec::new(),
+            left_out: 0,
             peers: config.peers.iter().map(|&peer| peer.into()).collect(),
             narrow_until: None,
             asked: None,
@@ -187,28 +190,38 @@ impl OverlayPort {
         self.narrow_until = None;
     }
 
-    /// The hosts that a registry tells of, from now on, besides those of the configuration.
-    pub fn set_registered(&mut self, hosts: Vec<SocketAddr>) {
+    /// The hosts that a registry tells of, from now on, besides those of the configuration. When
+    /// there are too many, those that are peers stay.
+    pub fn set_registered(&mut self, mut hosts: Vec<SocketAddr>) {
         let before = self.all_peers();
+        hosts.sort_by_key(|host| !before.contains(host));
         self.registered = hosts;
         self.change_peers(&before);
+        let left_out = self.known_hosts().count().saturating_sub(PEERS_MAX);
+        if std::mem::replace(&mut self.left_out, left_out) == 0 && left_out > 0 {
+            let name = &self.config.name;
+            tracing::warn!(
+                port = %name, left_out,
+                "an overlay has {PEERS_MAX} peers at most: nothing goes to and comes from the \
+                 other hosts\n    fix: divide the hosts among several overlays"
+            );
+        }
     }
 
-    /// Those of the configuration, then others, up to [`PEERS_MAX`].
+    /// Those that are spoken with.
     fn all_peers(&self) -> Vec<SocketAddr> {
+        self.known_hosts().take(PEERS_MAX).collect()
+    }
+
+    /// Those of the configuration, then others.
+    fn known_hosts(&self) -> impl Iterator<Item = SocketAddr> {
         let Self { config, registered, .. } = self;
-        let is_new = |host: &&SocketAddr| {
+        let is_new = move |host: &&SocketAddr| {
             host.ip() != config.local.ip()
                 && host.is_ipv4() == config.local.is_ipv4()
                 && config.peers.iter().all(|peer| peer.ip() != host.ip())
         };
-        config
-            .peers
-            .iter()
-            .chain(registered.iter().filter(is_new))
-            .copied()
-            .take(PEERS_MAX)
-            .collect()
+        config.peers.iter().chain(registered.iter().filter(is_new)).copied()
     }
 
     fn change_peers(&mut self, before: &[SocketAddr]) {
@@ -220,13 +233,15 @@ impl OverlayPort {
         }
     }
 
-    /// The station `mac` is at `host` and has these addresses. One at a host that is no peer is
-    /// nowhere.
-    pub fn tell(&mut self, mac: Mac, host: IpAddr, ips: &[IpAddr]) {
-        match self.overlay.peer(host) {
-            Some(peer) => self.overlay.tell_station(mac, peer, ips),
-            None => self.overlay.forget_station(mac),
+    /// The station `mac` is at `host` and has these addresses. `false`: that is no peer, or there
+    /// is no room, and it is nowhere.
+    pub fn tell(&mut self, mac: Mac, host: IpAddr, ips: &[IpAddr]) -> bool {
+        let peer = self.overlay.peer(host);
+        let is_told = peer.is_some_and(|peer| self.overlay.tell_station(mac, peer, ips));
+        if !is_told {
+            self.overlay.forget_station(mac);
         }
+        is_told
     }
 
     /// Stations of this host have these addresses, and no others: for them nobody is answered.

@@ -27,7 +27,7 @@ fn list(w: &World, stations: &str) -> Vec<String> {
 }
 
 pub(crate) fn stations(host: &Host) -> Vec<StationInfo> {
-    match host.ask(&Request::Stations { from: 0 }) {
+    match host.ask(&Request::Stations { after: None }) {
         Reply::Stations(page) => page.stations,
         other => panic!("{other:?}"),
     }
@@ -86,7 +86,13 @@ fn a_vm_that_was_made_anew_gets_the_address_that_the_list_has_of_its_old_mac() {
     let w = world(VM_KEYS);
     let new = End(3, 1);
     let keys = "ack_offload = false\nmac = \"02:00:00:00:00:03\"\nips = [\"10.0.0.2\"]";
-    list(&w, &(station("192.0.2.3") + &w.dir.vm("b", keys)));
+    let of_vlan = keys.replace("00:03\"", "00:04\"") + "\nvlan = 7";
+    list(&w, &(station("192.0.2.3") + &w.dir.vm("b", keys) + &w.dir.vm("c", &of_vlan)));
+    let mut c = Guest::boot(&w.dir.join("c"), PLAIN);
+    c.offer(16);
+    w.host.until("c", |c| c.link);
+    let found = stations(&w.host).into_iter().find(|it| it.vm == "c").unwrap();
+    assert_eq!((found.claim.as_deref(), &found.ips[..]), (Some("unlisted"), &[][..]));
     let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
     a.offer(16);
     a.send_plain(&arp(2));
@@ -116,7 +122,7 @@ fn a_vm_whose_link_is_down_may_be_on_another_host() {
     let mut a = Guest::boot(&w.dir.join("a"), PLAIN);
     a.offer(16);
     w.host.until("a", |a| a.link);
-    assert_eq!(claims(), ["held"]);
+    assert_eq!(claims(), ["unlisted"]);
     let moved = station("192.0.2.2").replace("00:02\"", "00:01\"");
     list(&w, &(moved + &w.dir.vm("b", "ack_offload = false")));
     let [found] = &stations(&w.host)[..] else { panic!("one station") };
@@ -127,9 +133,44 @@ fn a_vm_whose_link_is_down_may_be_on_another_host() {
     assert_eq!((found.claim.as_deref(), found.host), (None, "192.0.2.2".parse().unwrap()));
     let mut b = Guest::boot(&w.dir.join("b"), PLAIN);
     b.offer(16);
+    b.send_plain(&numbered(ALL, VM, 1));
+    w.host.until("b", |b| b.drops.get("spoofed_mac") == Some(&1));
     let to_it = numbered(VM.mac(), End(3, 1), 1);
     b.send_plain(&to_it);
     assert_eq!(one.gets().0, to_it, "a VM of its old host finds it there");
     one.sends(&numbered(ALL, VM, 2));
     assert_eq!(b.receive(1), [numbered(ALL, VM, 2)], "and hears it from there");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_frame_for_a_station_on_the_list_goes_to_its_host_alone_and_nobody_here_is_it() {
+    let w = world(VM_KEYS);
+    let [one, two] = &w.peers;
+    list(&w, &(w.dir.vm("b", "ack_offload = false") + &w.dir.vm("c", "ack_offload = false")));
+    let [mut a, mut b, mut c] = ["a", "b", "c"].map(|vm| Guest::boot(&w.dir.join(vm), PLAIN));
+    [&mut a, &mut b, &mut c].into_iter().for_each(|guest| guest.offer(16));
+    // One that has no MAC yet gets what is for nobody known; so does one that took this MAC.
+    a.send_plain(&numbered(FAR.mac(), VM, 1));
+    for guest in [&mut b, &mut c] {
+        assert_eq!(guest.receive(1), [numbered(FAR.mac(), VM, 1)]);
+    }
+    b.send_plain(&numbered(VM.mac(), FAR, 2));
+    assert_eq!(a.receive(1), [numbered(VM.mac(), FAR, 2)]);
+    a.send_plain(&numbered(FAR.mac(), VM, 3));
+    assert_eq!(b.receive(1), [numbered(FAR.mac(), VM, 3)]);
+    for peer in [one, two] {
+        assert_eq!(peer.gets().0, numbered(FAR.mac(), VM, 1));
+    }
+    let vms = w.dir.vm("b", "ack_offload = false") + &w.dir.vm("c", "ack_offload = false");
+    list(&w, &(station("192.0.2.3") + &vms));
+    a.send_plain(&numbered(FAR.mac(), VM, 4));
+    assert_eq!(two.gets().0, numbered(FAR.mac(), VM, 4));
+    b.send_plain(&numbered(VM.mac(), FAR, 5));
+    w.host.until("b", |b| b.drops.get("spoofed_mac") == Some(&1));
+    a.send_plain(&numbered(ALL, VM, 6));
+    for guest in [&mut b, &mut c] {
+        assert_eq!(guest.receive(1), [numbered(ALL, VM, 6)], "and nothing before");
+    }
+    assert_eq!(one.gets().0, numbered(ALL, VM, 6), "nor here");
 }

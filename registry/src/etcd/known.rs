@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use super::Topic;
 use super::api::{Event, If, Kv, Outcome, Step};
 use super::words::{Key, read_host, read_station};
-use crate::{Claim, Mac, News};
+use crate::{Claim, Mac, News, Station};
 
-/// Most keys that are looked at; others are as if they were not there.
-const KEYS_MAX: usize = 1 << 18;
+/// So many keys are too many.
+pub(super) const KEYS_MAX: usize = 1 << 18;
 
 /// What this host wants to be there.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -31,10 +31,16 @@ pub(super) struct Known {
     taken: BTreeSet<Key>,
     /// What there may be news of.
     changed: BTreeSet<Key>,
+    /// Stations that were told of, at most so many; those that have no place among them.
+    told: BTreeSet<(u32, Mac)>,
+    told_max: usize,
+    left_out: BTreeSet<(u32, Mac)>,
+    /// How many were said to be left out.
+    said: usize,
 }
 
 impl Known {
-    pub(super) fn new(prefix: &str) -> Self {
+    pub(super) fn new(prefix: &str, told_max: usize) -> Self {
         Self {
             prefix: prefix.into(),
             lease: 0,
@@ -42,7 +48,16 @@ impl Known {
             there: BTreeMap::new(),
             taken: BTreeSet::new(),
             changed: BTreeSet::new(),
+            told: BTreeSet::new(),
+            told_max,
+            left_out: BTreeSet::new(),
+            said: 0,
         }
+    }
+
+    /// How many keys there are.
+    pub(super) fn len(&self) -> usize {
+        self.there.len()
     }
 
     /// From now on own entries are of a new lease: what was put there before is of a former life.
@@ -68,7 +83,7 @@ impl Known {
 
     /// All that is there.
     pub(super) fn set_all(&mut self, kvs: Vec<Kv>) {
-        let read = kvs.into_iter().filter_map(|kv| Some((self.key(&kv)?, kv))).take(KEYS_MAX);
+        let read = kvs.into_iter().filter_map(|kv| Some((self.key(&kv)?, kv)));
         let now: BTreeMap<_, _> = read.collect();
         let before = std::mem::replace(&mut self.there, now);
         let differs = |(key, kv): &(&Key, &Kv)| before.get(key) != Some(kv);
@@ -109,7 +124,7 @@ impl Known {
             self.changed.insert(Key::Station(vni, mac));
         }
         match kv {
-            Some(_) if self.there.len() >= KEYS_MAX && !self.there.contains_key(&key) => {}
+            Some(_) if self.len() >= KEYS_MAX && !self.there.contains_key(&key) => {}
             Some(kv) => drop(self.there.insert(key, kv)),
             None => drop(self.there.remove(&key)),
         }
@@ -168,7 +183,7 @@ impl Known {
     /// What is new since last time.
     pub(super) fn take_news(&mut self) -> Vec<(Topic, News)> {
         let mut news = Vec::new();
-        for key in std::mem::take(&mut self.changed) {
+        while let Some(key) = self.changed.pop_first() {
             match key {
                 Key::Host(vni, address) => {
                     let kv = self.there.get(&key).filter(|_| !self.wanted.contains_key(&key));
@@ -180,6 +195,7 @@ impl Known {
                     let station = kv.and_then(|kv| read_station(vni, mac, &kv.value));
                     let now =
                         station.filter(|s| !self.wanted.contains_key(&Key::Host(vni, s.host)));
+                    let now = self.placed((vni, mac), now);
                     news.push((Topic::Of(key), News::Station { vni, mac, now }));
                     if let Some(now) = self.claim(vni, mac) {
                         news.push((Topic::Claim(vni, mac), News::Claim { vni, mac, now }));
@@ -188,7 +204,28 @@ impl Known {
                 Key::Waiting(..) => {}
             }
         }
+        let left_out = self.left_out.len();
+        if std::mem::replace(&mut self.said, left_out) != left_out {
+            news.push((Topic::LeftOut, News::LeftOut(left_out)));
+        }
         news
+    }
+
+    /// A station, if there is a place for it among those that are told of.
+    fn placed(&mut self, key: (u32, Mac), now: Option<Station>) -> Option<Station> {
+        if now.is_some() && !self.told.contains(&key) && self.told.len() >= self.told_max {
+            self.left_out.insert(key);
+            return None;
+        }
+        self.left_out.remove(&key);
+        if now.is_some() {
+            self.told.insert(key);
+        } else if self.told.remove(&key)
+            && let Some((vni, mac)) = self.left_out.first()
+        {
+            self.changed.insert(Key::Station(*vni, *mac));
+        }
+        now
     }
 
     /// What has become of a claim of this host.
@@ -228,5 +265,48 @@ fn waiting(key: Key, host: IpAddr) -> Option<Key> {
     match key {
         Key::Station(vni, mac) => Some(Key::Waiting(vni, mac, host)),
         Key::Host(..) | Key::Waiting(..) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+
+    fn station(last: u8, mod_revision: i64) -> Kv {
+        let key = format!("/np/station/7/02:00:00:00:00:{last:02x}");
+        Kv { key, value: format!(r#"{{"host":"{HOST}"}}"#), mod_revision, lease: 1 }
+    }
+
+    /// Which stations have come (`true`) and gone since last time, and how many are left out.
+    fn news(known: &mut Known) -> (Vec<(u8, bool)>, Option<usize>) {
+        let (mut stations, mut left_out) = (Vec::new(), None);
+        for (_, news) in known.take_news() {
+            match news {
+                News::Station { mac, now, .. } => stations.push((mac[5], now.is_some())),
+                News::LeftOut(n) => left_out = Some(n),
+                other => panic!("{other:?}"),
+            }
+        }
+        (stations, left_out)
+    }
+
+    #[test]
+    fn a_station_that_is_left_out_comes_in_when_there_is_a_place() {
+        let mut known = Known::new("/np/", 2);
+        known.set_all((1..5).map(|n| station(n, 1)).collect());
+        let in_and_out = vec![(1, true), (2, true), (3, false), (4, false)];
+        assert_eq!(news(&mut known), (in_and_out, Some(2)));
+        let goes = |last| Event { kind: "DELETE".into(), kv: station(last, 2) };
+        known.handle_event(goes(1));
+        assert_eq!(news(&mut known), (vec![(1, false), (3, true)], Some(1)));
+        known.handle_event(Event { kind: String::new(), kv: station(3, 3) });
+        assert_eq!(news(&mut known), (vec![(3, true)], None), "it has its place");
+        known.handle_event(goes(4));
+        known.handle_event(goes(2));
+        assert_eq!(news(&mut known), (vec![(2, false), (4, false)], Some(0)));
+        known.set_all(vec![station(3, 3), station(1, 4)]);
+        assert_eq!(news(&mut known), (vec![(1, true)], None));
     }
 }

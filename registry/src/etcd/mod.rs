@@ -61,6 +61,8 @@ impl fmt::Debug for Config {
 enum Topic {
     /// Whether etcd answers.
     Link,
+    /// How many stations are left out.
+    LeftOut,
     /// Another host, or its station.
     Of(Key),
     /// A claim of this host.
@@ -115,8 +117,8 @@ impl Registry for Etcd {
         "etcd"
     }
 
-    fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bell.fd())
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.bell.fd()
     }
 
     fn join(&mut self, host: Host) {

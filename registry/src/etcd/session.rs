@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 
 use super::api::{self, Done, Lease, Range, Refusal, Streamed, Token, Watched};
 use super::http::{Conn, Lines};
-use super::known::{Known, Wanted};
+use super::known::{KEYS_MAX, Known, Wanted};
 use super::words::Key;
 use super::{Config, Topic};
-use crate::News;
 use crate::mail::{Bell, Gone, Inbox, Outbox};
+use crate::{News, STATIONS_MAX};
 
 /// Steps of one transaction: a member takes 128, and counts both levels (`--max-txn-ops`).
 const STEPS_MAX: usize = 60;
@@ -83,7 +83,7 @@ impl Thread {
         wishes: Inbox<(Key, Option<Wanted>)>,
         news: Outbox<Topic, News>,
     ) -> Self {
-        let known = Known::new(&config.prefix);
+        let known = Known::new(&config.prefix, STATIONS_MAX);
         Self {
             config,
             bell,
@@ -193,6 +193,7 @@ impl Thread {
         let all: Range = member.ask("/v3/kv/range", &api::range(&self.config.prefix))?;
         let watch = api::watch(&self.config.prefix, all.header.revision + 1);
         let lines = member.follow("/v3/watch", &watch)?;
+        look_for_room(all.kvs.len())?;
         self.known.set_all(all.kvs);
         Ok(lines)
     }
@@ -204,6 +205,7 @@ impl Thread {
             for line in lines.take()? {
                 self.handle_line(&line)?;
             }
+            look_for_room(self.known.len())?;
             self.take_wishes()?;
             self.settle(member)?;
             self.post_news();
@@ -262,6 +264,12 @@ impl Thread {
         }
         End::Stopped
     }
+}
+
+/// With more keys than there is room for what was known stays in force.
+fn look_for_room(keys: usize) -> Result<(), End> {
+    let too_many = || End::Failed(format!("there are {KEYS_MAX} keys or more below the prefix"));
+    if keys < KEYS_MAX { Ok(()) } else { Err(too_many()) }
 }
 
 /// Nothing is of this type.

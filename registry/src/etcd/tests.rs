@@ -227,6 +227,7 @@ impl Near {
         while let Some(news) = self.registry.poll() {
             match news {
                 News::Link(link) => self.link = Some(link),
+                News::LeftOut(n) => panic!("{n} are left out"),
                 News::Claim { mac, now, .. } => drop(self.claims.insert(mac, now)),
                 News::Station { mac, now: Some(now), .. } => drop(self.stations.insert(mac, now)),
                 News::Station { mac, now: None, .. } => drop(self.stations.remove(&mac)),
@@ -256,7 +257,7 @@ fn until<const N: usize>(
         let told: Vec<_> =
             hosts.iter().map(|h| (&h.link, &h.claims, h.stations.len(), h.hosts.len())).collect();
         assert!(begun.elapsed() < LIMIT, "{what}: {told:?}");
-        let fds = hosts.iter().filter_map(|host| host.registry.fd());
+        let fds = hosts.iter().map(|host| host.registry.fd());
         let mut fds: Vec<_> = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 100_000_000 }));
     }
