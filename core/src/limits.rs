@@ -172,6 +172,13 @@ pub const MAC_ENTRIES_MAX: usize = 2 * MACS_MAX;
 /// Bytes of datagrams that leave an overlay by one call: what UDP over IPv4 holds (65,535 less both
 /// headers).
 pub const OVERLAY_DATAGRAM_BYTES_MAX: usize = 65_507;
+/// How long a path between hosts stays as narrow as it was found (Linux:
+/// `net.ipv4.route.mtu_expires`).
+pub const PATH_MTU_AGE: Duration = Duration::from_secs(600);
+/// Errors that tell who sends over an overlay that a packet is too long: so many at once.
+pub const TOO_LONG_BURST: u64 = 50;
+/// Then one in this time. Each is shorter than what it tells of, so this only bounds the work.
+pub const TOO_LONG_INTERVAL: Duration = Duration::from_millis(10);
 /// Datagrams that leave by one call (`UDP_MAX_SEGMENTS`, linux/udp.h up to 6.8).
 pub const OVERLAY_DATAGRAMS_MAX: usize = 64;
 /// Source IPs that are learned of a guest port without a configured list; it owns these (COM-11).

@@ -83,6 +83,13 @@ fn goes_in(mtu: u16, gso_size: u16, frame: &[u8]) {
         csum_offset: 16,
         ..plain
     };
+    // Who sends too long a packet to somebody who is known is told so by a frame.
+    overlay.tell_station(packet.eth.dst, PeerId(0), &[]);
+    if let Some(error) = overlay.complain(NOW, frame) {
+        assert!(frame.len() > usize::from(mtu) && error.len() < frame.len());
+        let error = Packet::parse(&error).expect("it is a frame");
+        assert_eq!((error.eth.dst, error.eth.src), (packet.eth.src, packet.eth.dst));
+    }
     for hdr in [plain, validate_hdr(&wished, frame, &packet).unwrap_or(plain)] {
         let Ok((_, mut datagrams)) = overlay.handle_frame(NOW, &hdr, frame) else { continue };
         let mut buf = vec![0; OVERLAY_DATAGRAM_BYTES_MAX];

@@ -21,6 +21,10 @@
 //! who knows better than frames do (a registry). Whoever asks for such an address is answered here
 //! ([`Overlay::answer`]), and no peer hears of it.
 //!
+//! **Too long.** An overlay is as wide as the narrowest part of the path to a peer: what is known
+//! of that ([`Overlay::note_narrow`]) counts for [`PATH_MTU_AGE`] and for that peer. TCP is cut;
+//! who sends other packets that are too long is told so ([`Overlay::complain`]).
+//!
 //! A station that moves from one host to another is found with its first frame from there, as a VMM
 //! or a guest sends after a migration (gratuitous ARP, RARP).
 
@@ -29,6 +33,7 @@ mod arrival;
 mod datagrams;
 pub mod ecn;
 mod stations;
+mod too_long;
 
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
@@ -39,7 +44,9 @@ use self::answers::Addresses;
 pub use self::datagrams::{Batch, Datagrams};
 use self::ecn::Ecn;
 use self::stations::Stations;
+use crate::bucket::Bucket;
 use crate::drops::DropReason;
+use crate::limits::{PATH_MTU_AGE, TOO_LONG_BURST, TOO_LONG_INTERVAL};
 use crate::switch::Mac;
 use crate::time::Instant;
 use crate::wire::packet::{Ip, IpAddr16, L4, Net, Packet};
@@ -104,6 +111,9 @@ pub struct Overlay {
     mtu: u16,
     /// Sorted by address.
     peers: Vec<(IpAddr16, PeerId)>,
+    /// Peers whose path takes less than `mtu`, and until when that counts.
+    narrow: Vec<(PeerId, u16, Instant)>,
+    complaints: Bucket,
     stations: Stations,
     /// Of stations that were told.
     addresses: Addresses,
@@ -117,14 +127,25 @@ impl Overlay {
         let [a, b, c, d] = config.hash_seeds;
         let hasher = RandomState::with_seeds(a, b, c, d);
         let (peers, stations) = (numbered(&config.peers), Stations::new(hasher.clone()));
-        let addresses = Addresses::default();
-        Self { vni: config.vni, mtu: config.mtu, peers, stations, addresses, hasher }
+        Self {
+            vni: config.vni,
+            mtu: config.mtu,
+            peers,
+            narrow: Vec::new(),
+            complaints: Bucket::new(TOO_LONG_BURST, TOO_LONG_INTERVAL),
+            stations,
+            addresses: Addresses::default(),
+            hasher,
+        }
     }
 
-    /// Bytes of the longest IP packet that leaves.
+    /// Bytes of the longest IP packet that leaves for this peer, or for all.
     #[must_use]
-    pub const fn mtu(&self) -> u16 {
-        self.mtu
+    pub fn mtu(&self, now: Instant, to: To) -> u16 {
+        let counts = |(peer, _, until): &&(PeerId, u16, Instant)| {
+            now < *until && (to == To::All || to == To::Peer(*peer))
+        };
+        self.narrow.iter().filter(counts).map(|(_, mtu, _)| *mtu).min().unwrap_or(self.mtu)
     }
 
     /// The peer that has this address.
@@ -177,12 +198,31 @@ impl Overlay {
         let to = self.stations.find(now, packet.eth.dst).map_or(To::All, To::Peer);
         let route = Route { to, flow_hash: self.flow_hash(frame, &packet), ecn: Ecn::of(&packet) };
         let header = vxlan::emit(self.vni);
-        Ok((route, Datagrams::new(header, hdr, frame, &packet, self.mtu)?))
+        let mtu = self.mtu(now, to);
+        Ok((route, Datagrams::new(header, hdr, frame, &packet, mtu)?))
     }
 
-    /// Another MTU for what leaves: some path takes less than was thought, or may take it again.
-    pub const fn set_mtu(&mut self, mtu: u16) {
+    /// A frame was dropped as too long: what its sender is told of that, as a frame that comes in.
+    /// `None`: nothing, for it was not for a station that is known to be behind a peer, it forbids
+    /// it, or there was enough of that.
+    #[must_use]
+    pub fn complain(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
+        let packet = Packet::parse(frame).ok()?;
+        let peer = self.stations.find(now, packet.eth.dst)?;
+        let error = too_long::error(frame, &packet, self.mtu(now, To::Peer(peer)))?;
+        self.complaints.allows(now).then_some(error)
+    }
+
+    /// Another MTU, for all peers; what was known of paths is forgotten.
+    pub fn set_mtu(&mut self, mtu: u16) {
         self.mtu = mtu;
+        self.narrow.clear();
+    }
+
+    /// The path to `peer` takes no longer IP packets than this, for [`PATH_MTU_AGE`] from now on.
+    pub fn note_narrow(&mut self, now: Instant, peer: PeerId, mtu: u16) {
+        self.narrow.retain(|(known, ..)| *known != peer);
+        self.narrow.push((peer, mtu, now + PATH_MTU_AGE));
     }
 
     /// Other peers from now on. Stations stay behind those that stay; who was behind another has to
@@ -190,10 +230,14 @@ impl Overlay {
     pub fn set_peers(&mut self, peers: &[IpAddr]) {
         let before = core::mem::replace(&mut self.peers, numbered(peers));
         let now = &self.peers;
-        self.stations.renumber(|was| {
+        let place = |was| {
             let (ip, _) = before.iter().find(|(_, id)| *id == was)?;
             now.binary_search_by_key(ip, |(ip, _)| *ip).ok().map(|at| now[at].1)
-        });
+        };
+        let narrow = self.narrow.iter();
+        let narrow = narrow.filter_map(|(was, mtu, until)| Some((place(*was)?, *mtu, *until)));
+        self.narrow = narrow.collect();
+        self.stations.renumber(place);
     }
 
     /// From now on the station `mac` is behind `peer`, whatever frames say, and has these

@@ -160,6 +160,43 @@ fn who_is_known_gets_a_frame_alone_and_others_are_looked_for_everywhere() {
 }
 
 #[test]
+fn a_narrow_path_counts_for_its_peer_and_for_what_goes_to_all_for_ten_minutes() {
+    let mut overlay = overlay();
+    let of = |overlay: &Overlay, now| {
+        [To::Peer(PeerId(0)), To::Peer(PeerId(1)), To::All].map(|to| overlay.mtu(now, to))
+    };
+    overlay.note_narrow(NOW, PeerId(1), 1300);
+    overlay.note_narrow(NOW, PeerId(1), 1350);
+    assert_eq!(of(&overlay, NOW), [MTU, 1350, 1350]);
+    overlay.set_peers(&["192.0.2.3".parse().unwrap(), "192.0.2.7".parse().unwrap()]);
+    assert_eq!(of(&overlay, NOW), [1350, MTU, 1350], "it has another place");
+    assert_eq!(of(&overlay, NOW + PATH_MTU_AGE), [MTU; 3]);
+    overlay.set_mtu(1280);
+    assert_eq!(of(&overlay, NOW), [1280; 3]);
+}
+
+#[test]
+fn who_sends_too_long_a_packet_to_a_known_station_is_told_and_not_without_end() {
+    let mut overlay = overlay();
+    let mut udp = v4_segment(&bytes(1448)).frame();
+    udp[23] = 17;
+    let dst = *udp.first_chunk().unwrap();
+    assert_eq!(overlay.complain(NOW, &udp), None, "it may be behind another port");
+    overlay.tell_station(dst, PeerId(1), &[]);
+    let error = overlay.complain(NOW, &udp).unwrap();
+    assert_eq!((&error[..6], &error[6..12]), (&udp[6..12], &udp[..6]));
+    let told = (0..1000).filter(|_| overlay.complain(NOW, &udp).is_some()).count();
+    assert_eq!(told as u64, TOO_LONG_BURST - 1);
+    let later = NOW + TOO_LONG_INTERVAL;
+    assert!(overlay.complain(later, &udp).is_some());
+    overlay.note_narrow(later, PeerId(0), 600);
+    udp.truncate(14 + usize::from(MTU));
+    let len = MTU.to_be_bytes();
+    udp[16..18].copy_from_slice(&len);
+    assert_eq!(overlay.complain(later + TOO_LONG_INTERVAL, &udp), None, "it fits on its path");
+}
+
+#[test]
 fn peers_are_known_by_their_addresses() {
     let overlay = overlay();
     let peer = |ip: &str| overlay.peer(ip.parse().unwrap());

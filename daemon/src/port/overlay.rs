@@ -47,8 +47,6 @@ const ANSWERS_MAX: usize = 64;
 const NARROW_MTU_MIN: u16 = 502;
 /// How often the kernel is asked what a path takes, at most.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a path stays as narrow as it was found (`net.ipv4.route.mtu_expires`).
-const NARROW_FOR: Duration = Duration::from_secs(600);
 
 /// See the module doc.
 #[derive(Debug)]
@@ -62,8 +60,6 @@ pub struct OverlayPort {
     /// How many of them are no peers, for want of room.
     left_out: usize,
     peers: Vec<SockaddrStorage>,
-    /// Some path takes less than the configuration says, until then.
-    narrow_until: Option<Instant>,
     /// When the kernel was last asked what a path takes.
     asked: Option<Instant>,
     inbox: Inbox,
@@ -139,7 +135,6 @@ impl OverlayPort {
             registered: Vec::new(),
             left_out: 0,
             peers: config.peers.iter().map(|&peer| peer.into()).collect(),
-            narrow_until: None,
             asked: None,
             config: config.clone(),
             inbox: Inbox::new(),
@@ -187,7 +182,6 @@ impl OverlayPort {
         self.config = config.clone();
         self.change_peers(&before);
         self.overlay.set_mtu(config.mtu);
-        self.narrow_until = None;
     }
 
     /// The hosts that a registry tells of, from now on, besides those of the configuration. When
@@ -315,11 +309,7 @@ impl OverlayPort {
     /// Sends one frame, given in pieces, to the peer behind which its receiver is, or to all. If
     /// some of them cannot be reached, the others have it.
     pub fn send(&mut self, now: Instant, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
-        if self.narrow_until.is_some_and(|until| now >= until) {
-            self.narrow_until = None;
-            self.overlay.set_mtu(self.config.mtu);
-        }
-        let Self { overlay, senders, peers, outbox, whole, .. } = self;
+        let Self { overlay, senders, peers, outbox, whole, answers, bell, .. } = self;
         let frame: &[u8] = if let [one] = parts {
             one
         } else {
@@ -327,20 +317,29 @@ impl OverlayPort {
             parts.iter().for_each(|part| whole.extend_from_slice(part));
             whole
         };
-        if self.answers.len() < ANSWERS_MAX
-            && let Some(answer) = overlay.answer(frame)
-        {
-            self.answers.push_back(answer);
-            let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let answer = |answers: &mut VecDeque<_>, answer| {
+            answers.push_back(answer);
+            let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+        };
+        let has_room = answers.len() < ANSWERS_MAX;
+        if has_room && let Some(said) = overlay.answer(frame) {
+            answer(answers, said);
             return Sent::Done;
         }
-        let (route, mut datagrams) = match overlay.handle_frame(now, hdr, frame) {
+        let handled = overlay.handle_frame(now, hdr, frame);
+        if matches!(handled, Err(DropReason::TooBig))
+            && has_room
+            && let Some(said) = overlay.complain(now, frame)
+        {
+            answer(answers, said);
+        }
+        let (route, mut datagrams) = match handled {
             Ok(way) => way,
             Err(reason) => return Sent::Dropped(reason),
         };
-        let peers = match route.to {
-            To::Peer(PeerId(peer)) => std::slice::from_ref(&peers[usize::from(peer)]),
-            To::All => &peers[..],
+        let (first, peers) = match route.to {
+            To::Peer(PeerId(peer)) => (peer, std::slice::from_ref(&peers[usize::from(peer)])),
+            To::All => (0, &peers[..]),
         };
         let sender = &senders[usize::try_from(route.flow_hash).unwrap_or(0) % SENDERS];
         let mut outcome = Outcome::default();
@@ -351,28 +350,28 @@ impl OverlayPort {
             }
         }
         let sent = outcome.of(peers.len());
-        if let Some(peer) = outcome.narrow.map(|place| peers[place]) {
-            self.note_narrow(now, &peer);
+        if let Some(place) = outcome.narrow.and_then(|place| u16::try_from(place).ok()) {
+            self.note_narrow(now, PeerId(first + place));
         }
         sent
     }
 
-    /// The path to `peer` does not take what the configuration says. What it takes counts for all
-    /// peers: TCP is cut to it from now on.
+    /// The path to `peer` does not take what the configuration says: TCP for it is cut to what it
+    /// takes from now on.
     #[cold]
-    fn note_narrow(&mut self, now: Instant, peer: &SockaddrStorage) {
+    fn note_narrow(&mut self, now: Instant, peer: PeerId) {
+        let Some(to) = self.peers.get(usize::from(peer.0)).copied() else { return };
         if self.asked.is_some_and(|asked| now.since(asked) < ASK_INTERVAL) {
             return;
         }
         self.asked = Some(now);
         let local = self.config.local.ip();
-        let Ok(path_mtu) = path_mtu(local, peer) else { return };
+        let Ok(path_mtu) = path_mtu(local, &to) else { return };
         let mtu = path_mtu.saturating_sub(overhead(local)).max(NARROW_MTU_MIN);
-        if mtu < self.overlay.mtu() {
+        if mtu < self.overlay.mtu(now, To::Peer(peer)) {
             let (name, configured) = (&self.config.name, self.config.mtu);
-            tracing::warn!(port = %name, %peer, mtu, configured, "the path takes less");
-            self.overlay.set_mtu(mtu);
-            self.narrow_until = Some(now + NARROW_FOR);
+            tracing::warn!(port = %name, peer = %to, mtu, configured, "the path takes less");
+            self.overlay.note_narrow(now, peer, mtu);
         }
     }
 }

@@ -499,6 +499,16 @@ fn two_daemons_are_one_ethernet_and_an_mtu_that_is_too_large_costs_tcp_nothing()
         let (len, _) = sink.recv_from(&mut got).unwrap();
         assert_eq!((len, got[0]), (fits, 2), "of datagrams those that fit arrive");
         assert_eq!(host.port("over").drops.get("too_big"), Some(&1));
+        // Whoever sent it has been told, and cuts the next itself.
+        loop {
+            let _ = udp.send_to(&vec![3; fits + 1], address);
+            let _ = udp.send_to(&[4], address);
+            let (len, _) = sink.recv_from(&mut got).unwrap();
+            if (len, got[0]) == (fits + 1, 3) {
+                break;
+            }
+            assert_eq!((len, got[0]), (1, 4));
+        }
     }
 }
 
