@@ -371,7 +371,7 @@ impl GuestMemory {
 
     /// The mapped bytes from `guest` on: at least one, at most `len`, as far as one region goes.
     #[inline]
-    fn slice(&self, guest: u64, len: usize) -> Option<VolatileSlice<'_>> {
+    pub(super) fn slice(&self, guest: u64, len: usize) -> Option<VolatileSlice<'_>> {
         let inside = |r: &&Region| guest.wrapping_sub(r.guest) < r.len;
         let region = match self.regions.get(self.hot.get()).filter(inside) {
             Some(region) => region,

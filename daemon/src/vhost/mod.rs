@@ -8,9 +8,10 @@
 //! receive queue (even index, frames to the guest) and a transmit queue (odd, frames from it).
 //!
 //! Read in this order: [`session`] (messages, and when a ring runs), [`ring`] (one split
-//! virtqueue), [`queue`] (frames in and out of it). Below them: [`protocol`] (messages on a
-//! socket), [`guest_mem`] (mapped memory), [`vring`] (a queue's descriptors), [`inflight`] (what a
-//! restart must know), [`features`] (what we offer). The port around it is `port::vhost_user`.
+//! virtqueue), [`queue`] (frames in and out of it; [`packets`] is that for vsock, and nothing uses
+//! it yet). Below them: [`protocol`] (messages on a socket), [`guest_mem`] (mapped memory),
+//! [`vring`] (a queue's descriptors), [`inflight`] (what a restart must know), [`features`] (what
+//! we offer). The port around it is `port::vhost_user`.
 //!
 //! # Whom we trust
 //!
@@ -28,6 +29,7 @@ pub mod features;
 pub mod guest_mem;
 pub mod inflight;
 pub mod listener;
+pub mod packets;
 pub mod protocol;
 pub mod queue;
 pub mod ring;

@@ -12,6 +12,7 @@ mod foreign;
 mod fuzz;
 mod inflight;
 mod malicious;
+mod packets;
 mod session;
 mod socket;
 #[allow(dead_code)]

@@ -1,0 +1,200 @@
+//! vsock packets in and out of one running queue (virtio 1.2 section 5.10.6).
+//!
+//! Only headers are copied. A packet of the guest stays in its chain until it is [`done`], and
+//! payload for the guest is written where the caller finds it: [`PacketQueue::payload`] are the
+//! guest addresses of what is behind the header, in either direction, to read from or to fill.
+//!
+//! One chain at a time is worked on, and chains are completed in the order in which they were
+//! taken (`ring`, invariant 2). Whoever cannot carry a packet now leaves it there, and with it
+//! those behind it.
+//!
+//! [`done`]: PacketQueue::done
+
+use nightporter_core::wire::vsock::{Header, LEN};
+
+use super::guest_mem::GuestMemory;
+use super::ring::{Buffer, Ring, RingFault};
+
+/// Chains and buffers of a queue that are looked at in a turn. A chain that was begun is finished,
+/// so it may be one more chain.
+pub const WORK_PER_TURN: usize = 2048;
+
+/// Bytes of guest memory: guest address and how many.
+pub type Piece = (u64, usize);
+
+/// The chain that is worked on.
+#[derive(Clone, Copy, Debug)]
+struct Current {
+    head: u16,
+    /// Of a packet of the guest.
+    header: Option<Header>,
+    /// Bytes behind the header.
+    payload: usize,
+}
+
+/// A running queue, of either direction.
+#[derive(Debug)]
+pub struct PacketQueue {
+    /// The ring itself.
+    pub ring: Ring,
+    current: Option<Current>,
+    /// Where the header of the current chain is, and the payload behind it.
+    header: Vec<Piece>,
+    payload: Vec<Piece>,
+    /// Chains and buffers that were looked at since the turn began.
+    pub work: usize,
+}
+
+impl PacketQueue {
+    /// A queue on a ring that was just started.
+    #[must_use]
+    pub const fn new(ring: Ring) -> Self {
+        Self { ring, current: None, header: Vec::new(), payload: Vec::new(), work: 0 }
+    }
+
+    /// The packet of the guest that is next, and how many bytes are behind its header. The same one
+    /// until it is [`Self::done`]. `None`: there is none, or this turn has seen enough.
+    ///
+    /// # Errors
+    /// The guest's ring lies. A chain too short for a header is one lie.
+    pub fn poll(&mut self, memory: &GuestMemory) -> Result<Option<(Header, usize)>, RingFault> {
+        if self.current.is_none() && self.take(memory, false)? {
+            let mut bytes = [0; LEN];
+            let mut at = 0;
+            for (guest, len) in &self.header {
+                let to = &mut bytes[at..at + len];
+                memory.read(*guest, to).ok_or(RingFault::OutsideMemory)?;
+                at += len;
+            }
+            if let Some(current) = &mut self.current {
+                current.header = Some(Header::parse(&bytes));
+            }
+        }
+        let current = self.current.as_ref();
+        Ok(current.and_then(|current| Some((current.header?, current.payload))))
+    }
+
+    /// Where the payload behind the current header is, or is to be.
+    #[must_use]
+    pub fn payload(&self) -> &[Piece] {
+        &self.payload
+    }
+
+    /// The packet of the guest is carried: its buffers are the guest's again.
+    ///
+    /// # Errors
+    /// The ring is outside guest memory.
+    pub fn done(&mut self) -> Result<(), RingFault> {
+        self.complete(0)
+    }
+
+    /// Bytes of payload that the next buffers of the guest have room for. `None`: there are none,
+    /// or this turn has seen enough.
+    ///
+    /// # Errors
+    /// The guest's ring lies. A chain too short for a header is one lie.
+    pub fn room(&mut self, memory: &GuestMemory) -> Result<Option<usize>, RingFault> {
+        if self.current.is_none() && !self.take(memory, true)? {
+            return Ok(None);
+        }
+        Ok(self.current.as_ref().map(|current| current.payload))
+    }
+
+    /// Puts this header before the payload that was written, and gives both to the guest. There
+    /// must be room.
+    ///
+    /// # Errors
+    /// Memory has gone since [`Self::room`].
+    pub fn give(&mut self, memory: &GuestMemory, header: &Header) -> Result<(), RingFault> {
+        let bytes = header.emit();
+        let mut at = 0;
+        for (guest, len) in &self.header {
+            memory.write(*guest, &bytes[at..at + len]).ok_or(RingFault::OutsideMemory)?;
+            at += len;
+        }
+        let room = self.current.as_ref().map_or(0, |current| current.payload);
+        assert!(header.len as usize <= room, "{} bytes where {room} fit", header.len);
+        self.complete(header.len as usize + LEN)
+    }
+
+    /// Whether it has looked at enough until the next turn.
+    #[must_use]
+    pub const fn has_spent(&self) -> bool {
+        self.work >= WORK_PER_TURN
+    }
+
+    /// Takes a chain, if there is one: `writable` as all its buffers have to be.
+    fn take(&mut self, memory: &GuestMemory, writable: bool) -> Result<bool, RingFault> {
+        if self.has_spent() {
+            return Ok(false);
+        }
+        let Some(head) = self.ring.take()? else { return Ok(false) };
+        self.header.clear();
+        self.payload.clear();
+        let Self { ring, header, payload, work, .. } = self;
+        let (mut left, mut bytes) = (LEN, 0_usize);
+        *work += 1;
+        ring.walk(memory, head, |buffer: Buffer| {
+            *work += 1;
+            if buffer.writable != writable {
+                return Err(RingFault::WrongDirection);
+            }
+            let len = buffer.len as usize;
+            if !memory.contains(buffer.guest, len) {
+                return Err(RingFault::OutsideMemory);
+            }
+            let first = len.min(left);
+            left -= first;
+            if first > 0 {
+                header.push((buffer.guest, first));
+            }
+            if len > first {
+                // Cannot wrap: all of it is mapped.
+                payload.push((buffer.guest.wrapping_add(first as u64), len - first));
+                bytes = bytes.saturating_add(len - first);
+            }
+            Ok(())
+        })?;
+        if left > 0 {
+            return Err(RingFault::BufferTooSmall);
+        }
+        self.current = Some(Current { head, header: None, payload: bytes });
+        Ok(true)
+    }
+
+    fn complete(&mut self, written: usize) -> Result<(), RingFault> {
+        let current = self.current.take().expect("a chain is worked on");
+        let written = u32::try_from(written).expect("packets are shorter than 4 GiB");
+        self.ring.complete(current.head, written)
+    }
+}
+
+/// Copies `len` bytes of payload, from the first pieces of one guest to those of another, once.
+/// `None`: some of it is not mapped, or there are not so many bytes; what came before is written.
+#[must_use]
+pub fn copy(
+    from: (&GuestMemory, &[Piece]),
+    to: (&GuestMemory, &[Piece]),
+    len: usize,
+) -> Option<()> {
+    let (mut sources, mut targets) = (from.1.iter().copied(), to.1.iter().copied());
+    let (mut source, mut target) = ((0, 0), (0, 0));
+    let mut left = len;
+    while left > 0 {
+        if source.1 == 0 {
+            source = sources.next()?;
+        }
+        if target.1 == 0 {
+            target = targets.next()?;
+        }
+        let most = source.1.min(target.1).min(left);
+        let read = from.0.slice(source.0, most)?;
+        let write = to.0.slice(target.0, read.len())?;
+        read.copy_to_volatile_slice(write);
+        let done = read.len().min(write.len());
+        source = (source.0.wrapping_add(done as u64), source.1 - done);
+        target = (target.0.wrapping_add(done as u64), target.1 - done);
+        left -= done;
+    }
+    Some(())
+}
