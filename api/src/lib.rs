@@ -341,9 +341,37 @@ pub struct VmStatus {
     pub promised_bytes: u64,
     /// Bytes acknowledged to remotes that the guest has not acknowledged.
     pub held_bytes: u64,
+    /// Its socket device; `None`: it has none.
+    #[serde(default)]
+    pub toe: Option<ToeStatus>,
     /// What is counted since the daemon started, by name: `core/src/counters.rs` lists them all.
     #[serde(flatten)]
     pub counters: BTreeMap<String, u64>,
+}
+
+/// A VM's socket device, for the virtual TOE. Counters are since the device was made.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct ToeStatus {
+    /// VMMs find its socket; if not, something else has its path.
+    pub listens: bool,
+    /// The guest's driver runs.
+    pub running: bool,
+    /// Sockets, also those that the guest has closed and that are not over.
+    pub sockets: u64,
+    /// Bytes that it has sent and that are kept for guests without receive buffers.
+    pub kept_bytes: u64,
+    /// Packets that it has sent.
+    pub packets_from_guest: u64,
+    /// Packets that it was given.
+    pub packets_to_guest: u64,
+    /// Payload in these, of other guests' streams.
+    pub bytes_to_guest: u64,
+    /// Queues put out of use because their guest broke the rules.
+    pub ring_faults: u64,
+    /// Times that memory which its VMM shares was not there, which took down the device.
+    pub memory_faults: u64,
+    /// Times that a descriptor of its VMM kept the daemon waiting, which took down the device.
+    pub blocked: u64,
 }
 
 /// Some connections, in order of their numbers.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use nightporter_api::{FlowInfo, PortStatus, RegistryStatus, StationInfo, Status};
+use nightporter_api::{FlowInfo, PortStatus, RegistryStatus, StationInfo, Status, ToeStatus};
 
 use crate::flows::OVER;
 
@@ -56,6 +56,9 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
                 vm.blocked
             )?;
         }
+        if let Some(toe) = &vm.toe {
+            device(out, name, toe)?;
+        }
         for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
             writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
         }
@@ -72,6 +75,18 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     }
     if status.log_lines_lost > 0 {
         writeln!(out, "{} log lines were lost", status.log_lines_lost)?;
+    }
+    Ok(())
+}
+
+/// A VM's socket device, where it has trouble.
+fn device(out: &mut dyn Write, vm: &str, toe: &ToeStatus) -> io::Result<()> {
+    if !toe.listens {
+        writeln!(out, "{vm}'s socket device has no socket: something else is at its path")?;
+    }
+    let faults = toe.memory_faults + toe.blocked + toe.ring_faults;
+    if faults > 0 {
+        writeln!(out, "{vm}'s socket device went down {faults} times: see the log")?;
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ mod supervisor;
 #[allow(unsafe_code)]
 mod sys;
 mod timer;
+mod toe;
 mod token;
 pub mod vhost;
 mod watchdog;

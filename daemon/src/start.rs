@@ -36,7 +36,9 @@ use crate::sandbox::Sandbox;
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
+use crate::toe::{GUEST_CID, Member};
 use crate::vhost::listener::Access;
+use crate::vhost::vsock::Vsock;
 use crate::watchdog;
 use crate::worker::{Worker, WorkerConfig};
 
@@ -403,7 +405,13 @@ fn open_vm(
     let config = PortConfig::guest(&vm.name, policy_of(vm)).in_network(network_of(&vm.network));
     let id = add_port(worker, port, config)?;
     worker.set_rate_limits(id, vm);
-    Ok(without_socket)
+    let mut toe_without_socket = None;
+    if let Some((device, member)) = toe_of(vm, access, memory_is_limited) {
+        let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
+        toe_without_socket = port.listen().err().map(|e| explain(e.into()));
+        worker.add_toe(id, port, member);
+    }
+    Ok(without_socket.or(toe_without_socket))
 }
 
 /// The device of a VM.
@@ -418,6 +426,30 @@ pub(crate) fn device_of(vm: &VmConfig, access: Access, memory_is_limited: bool) 
         allow_unsealed_memory: vm.allow_unsealed_memory,
         memory_is_limited,
     }
+}
+
+/// Its socket device, and what the virtual TOE has to know of it; `None`: it has none.
+pub(crate) fn toe_of(
+    vm: &VmConfig,
+    access: Access,
+    memory_is_limited: bool,
+) -> Option<(VhostUserConfig, Member)> {
+    let device = VhostUserConfig {
+        name: toe_name(&vm.name),
+        socket: vm.toe_socket()?,
+        ..device_of(vm, access, memory_is_limited)
+    };
+    let member = Member {
+        ips: vm.ips.clone().unwrap_or_default(),
+        network: (network_of(&vm.network).into(), vm.vlan),
+        isolated: vm.isolated,
+    };
+    Some((device, member))
+}
+
+/// What a VM's socket device is called: as no VM is.
+pub(crate) fn toe_name(vm: &str) -> String {
+    format!("{vm}/toe")
 }
 
 /// What the engine has to know of it.

@@ -38,6 +38,8 @@ pub(crate) enum Token {
     Uplink(u16),
     /// A descriptor of a vhost-user port; its slot.
     Guest(u16, Source),
+    /// A descriptor of the socket device of the VM behind that port.
+    Toe(u16, Source),
 }
 
 impl Token {
@@ -64,6 +66,9 @@ impl Token {
             Self::Guest(slot, Source::Listener) => pack(8, slot, 0),
             Self::Guest(slot, Source::Connection) => pack(9, slot, 0),
             Self::Guest(slot, Source::Kick(vring)) => pack(10, slot, vring),
+            Self::Toe(slot, Source::Listener) => pack(17, slot, 0),
+            Self::Toe(slot, Source::Connection) => pack(18, slot, 0),
+            Self::Toe(slot, Source::Kick(vring)) => pack(19, slot, vring),
         }
     }
 
@@ -94,6 +99,9 @@ impl Token {
             8 => Self::Guest(slot, Source::Listener),
             9 => Self::Guest(slot, Source::Connection),
             10 => Self::Guest(slot, Source::Kick(vring)),
+            17 => Self::Toe(slot, Source::Listener),
+            18 => Self::Toe(slot, Source::Connection),
+            19 => Self::Toe(slot, Source::Kick(vring)),
             _ => panic!("{bits:#x} is not a token"),
         }
     }
@@ -127,6 +135,9 @@ mod tests {
             Token::Guest(3, Source::Listener),
             Token::Guest(4, Source::Connection),
             Token::Guest(u16::MAX, Source::Kick(u16::MAX)),
+            Token::Toe(5, Source::Listener),
+            Token::Toe(6, Source::Connection),
+            Token::Toe(7, Source::Kick(2)),
         ] {
             assert_eq!(Token::unpack(token.pack()), token);
         }

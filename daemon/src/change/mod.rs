@@ -63,7 +63,8 @@ pub struct Prepared {
     pub taps: Vec<(String, TapPort)>,
     /// For the overlays that come, by their names.
     pub overlays: Vec<(String, Port)>,
-    /// For the VMs that come or move, by their names.
+    /// For the VMs that come or move, by their names, and for their socket devices
+    /// (`start::toe_name`).
     pub listeners: Vec<(String, Listener)>,
     /// Who may connect to their sockets.
     pub access: Access,

@@ -120,7 +120,9 @@ impl Plan {
         // Who has it now gives it up in a step of its own, which may be a later one.
         let holder = now.vms.iter().find(|other| {
             let has_mac = vm.mac.is_some() && other.mac == vm.mac && other.network == vm.network;
-            let taken = other.socket == vm.socket || has_mac;
+            let sockets = |vm: &VmConfig| [Some(vm.socket.clone()), vm.toe_socket()];
+            let mut own = sockets(vm).into_iter().flatten();
+            let taken = own.any(|own| sockets(other).contains(&Some(own))) || has_mac;
             other.name != vm.name && taken && wanted.contains_key(other.name.as_str())
         });
         if let Some(holder) = holder {

@@ -15,7 +15,7 @@ use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
 use crate::port::Wanted;
 use crate::port::tap::{OpenError, TapPort};
 use crate::sandbox::Sandbox;
-use crate::start::{make_parent, open as open_port};
+use crate::start::{make_parent, open as open_port, toe_name};
 use crate::vhost::listener::{Access, Listener};
 
 /// How long an interface may take to close, and how often it is tried meanwhile.
@@ -140,22 +140,26 @@ fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> A
 /// Opens the interfaces and sockets of who comes.
 fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), Refusal> {
     let Prepared { plan, taps, overlays, listeners, access, .. } = prepared;
-    let mut freed: Vec<&PathBuf> = Vec::new();
+    let mut freed: Vec<PathBuf> = Vec::new();
     for step in &plan.steps {
         match step {
             Step::RemoveVm(name) => {
-                freed.extend(now.vms.iter().filter(|vm| vm.name == *name).map(|vm| &vm.socket));
+                let vms = now.vms.iter().filter(|vm| vm.name == *name);
+                freed.extend(vms.flat_map(sockets_of).map(|(_, path)| path));
             }
             Step::RemoveUplink(_)
             | Step::RemoveOverlay(_)
             | Step::SetOverlay(_)
             | Step::SetStations(_)
             | Step::SetDrainTimeout(_) => {}
-            Step::SetVm(both) if both.0.socket == both.1.socket => {}
             Step::SetVm(both) => {
                 let (before, vm) = &**both;
-                listeners.extend(listen(vm, *access, sandbox, &freed)?);
-                freed.push(&before.socket);
+                let old = sockets_of(before);
+                for new in sockets_of(vm).into_iter().filter(|socket| !old.contains(socket)) {
+                    listeners.extend(listen(vm, new, *access, sandbox, &freed)?);
+                }
+                let new = sockets_of(vm);
+                freed.extend(old.into_iter().filter(|it| !new.contains(it)).map(|(_, path)| path));
             }
             Step::AddUplink(uplink) => {
                 let tap = open_tap(uplink, &sandbox.broker).map_err(|e| refusal(&e))?;
@@ -165,7 +169,11 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
                 let opened = open_port(&Wanted::Overlay((**overlay).clone()), &sandbox.broker);
                 overlays.push((overlay.name.clone(), opened.map_err(|e| refusal(&e.error))?));
             }
-            Step::AddVm(vm) => listeners.extend(listen(vm, *access, sandbox, &freed)?),
+            Step::AddVm(vm) => {
+                for socket in sockets_of(vm) {
+                    listeners.extend(listen(vm, socket, *access, sandbox, &freed)?);
+                }
+            }
         }
     }
     Ok(())
@@ -182,18 +190,25 @@ fn open_tap(uplink: &UplinkConfig, broker: &Broker) -> Result<TapPort, OpenError
     }
 }
 
-/// The socket of a VM; none yet, if a port that goes still has its path.
+/// The sockets of a VM, and what their listeners are called.
+fn sockets_of(vm: &VmConfig) -> Vec<(String, PathBuf)> {
+    let toe = vm.toe_socket().map(|socket| (toe_name(&vm.name), socket));
+    std::iter::once((vm.name.clone(), vm.socket.clone())).chain(toe).collect()
+}
+
+/// A socket of a VM; none yet, if a port that goes still has its path.
 fn listen(
     vm: &VmConfig,
+    (name, socket): (String, PathBuf),
     access: Access,
     sandbox: &Sandbox,
-    freed: &[&PathBuf],
+    freed: &[PathBuf],
 ) -> Result<Option<(String, Listener)>, Refusal> {
-    if freed.contains(&&vm.socket) {
+    if freed.contains(&socket) {
         return Ok(None);
     }
-    make_parent(&vm.socket).map_err(|e| refusal(&e))?;
-    let listener = Listener::bind(&vm.socket, access).map_err(|e| Refusal {
+    make_parent(&socket).map_err(|e| refusal(&e))?;
+    let listener = Listener::bind(&socket, access).map_err(|e| Refusal {
         what: format!("vm {}: {e}", vm.name),
         fix: match &e {
             e if e.is_elsewhere() => {
@@ -208,7 +223,7 @@ fn listen(
             e => format!("{}; nothing was changed", e.fix()),
         },
     })?;
-    Ok(Some((vm.name.clone(), listener)))
+    Ok(Some((name, listener)))
 }
 
 fn unknown(kind: &str, name: &str) -> Refusal {

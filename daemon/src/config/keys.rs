@@ -122,6 +122,7 @@ impl VmConfig {
             ("ack_offload", plain(self.ack_offload)),
             ("congestion_offload", plain(self.congestion_offload)),
             ("congestion_control", Some(quoted(self.congestion_control.label()))),
+            ("toe", plain(self.toe)),
             (
                 "rate_limit_from_guest_mbit_s",
                 self.rate_limit_from_guest_mbit_s.map(|limit| limit.to_string()),

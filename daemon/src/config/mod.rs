@@ -180,6 +180,10 @@ pub struct VmConfig {
     pub congestion_offload: bool,
     /// How the host sends for this guest: `"cubic"` (default) or `"reno"`.
     pub congestion_control: Algorithm,
+    /// The guest has a socket device beside its network card: its sockets may go by the virtual
+    /// TOE. Default `false`. A second vhost-user socket is made for it, `NAME-toe.sock` beside
+    /// `socket`. Needs `ips`; not with `trunk`.
+    pub toe: bool,
     /// What the guest may send in a second, to the network and to other VMs, in Mbit (10^6 bits) of
     /// frames. Default: no limit; 1 to 100000. `nightporter rate-limit` changes it at run time.
     pub rate_limit_from_guest_mbit_s: Option<u32>,
@@ -193,6 +197,14 @@ pub struct VmConfig {
     /// Connections tracked for this guest. Default 16384; 16 to 1048576. Cost: at most 512 bytes
     /// each, allocated at start. Connections beyond it pass through without the offload.
     pub flows_max: u32,
+}
+
+impl VmConfig {
+    /// Where the VMM connects the socket device, if there is one: beside the other socket.
+    #[must_use]
+    pub fn toe_socket(&self) -> Option<PathBuf> {
+        self.toe.then(|| self.socket.with_file_name(format!("{}-toe.sock", self.name)))
+    }
 }
 
 /// Where a configuration comes from.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nightporter_api::RATE_LIMIT_MBIT_S_MAX;
 use nightporter_core::congestion::Algorithm;
@@ -249,6 +249,7 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         congestion_control: s
             .get("congestion_control", "write \"cubic\" or \"reno\"", algorithm)
             .unwrap_or_default(),
+        toe: s.get("toe", "write toe = true or false", boolean).unwrap_or(false),
         rate_limit_from_guest_mbit_s: rate_limit(&mut s, "rate_limit_from_guest_mbit_s"),
         rate_limit_to_guest_mbit_s: rate_limit(&mut s, "rate_limit_to_guest_mbit_s"),
         budget: s
@@ -263,6 +264,13 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
             .and_then(|n| u32::try_from(n).ok())
             .unwrap_or(FLOWS_PER_VM),
     };
+    check_vm(&mut s, &config, unique);
+    s.finish();
+    config
+}
+
+/// What goes together, and what no two VMs share.
+fn check_vm(s: &mut Section<'_, '_>, config: &VmConfig, unique: &mut Unique) {
     // A command may turn one off and leave the other.
     if config.congestion_offload && !config.ack_offload && !s.is_of_a_command() {
         let what = "needs ack_offload = true".into();
@@ -272,14 +280,32 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         let fix = "use vlan for a guest that sees no tags, or trunk for one that does";
         s.problem("trunk", "does not go with vlan".into(), fix);
     }
-    unique.add("socket", config.socket.display().to_string(), &s);
+    unique.add("socket", config.socket.display().to_string(), s);
+    if let Some(socket) = config.toe_socket() {
+        check_toe(s, config, &socket);
+        unique.add("socket", socket.display().to_string(), s);
+    }
     if let Some(mac) = config.mac {
         let mac = mac.map(|b| format!("{b:02x}")).join(":");
         let of = config.network.as_ref().map(|network| format!(" in network {network}"));
-        unique.add("mac", mac + &of.unwrap_or_default(), &s);
+        unique.add("mac", mac + &of.unwrap_or_default(), s);
     }
-    s.finish();
-    config
+}
+
+/// What the virtual TOE needs.
+fn check_toe(s: &mut Section<'_, '_>, config: &VmConfig, socket: &Path) {
+    if config.ips.is_none() {
+        let what = "needs ips: no socket may have another address".into();
+        s.problem("toe", what, "list the guest's addresses, as in ips = [\"192.0.2.7\"]");
+    }
+    if config.trunk.is_some() {
+        let what = "does not go with trunk: a socket is in one network".into();
+        s.problem("toe", what, "leave one of them out");
+    }
+    if socket.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        let what = format!("{} is longer than a socket's path may be", socket.display());
+        s.problem("toe", what, "choose a shorter directory for socket, or a shorter name");
+    }
 }
 
 fn rate_limit(s: &mut Section<'_, '_>, key: &'static str) -> Option<u32> {

@@ -106,6 +106,21 @@ fn every_key_is_read() {
 }
 
 #[test]
+fn a_socket_device_needs_addresses_and_a_socket_of_its_own() {
+    let vm = "[[vm]]\nname = \"a\"\nsocket = \"/run/x/first\"\ntoe = true\n";
+    let with_ips = format!("{vm}ips = [\"10.0.0.1\"]\n");
+    let config = Config::parse("np.toml", &with_ips, &BTreeMap::new()).unwrap();
+    assert_eq!(config.vms[0].toe_socket(), Some("/run/x/a-toe.sock".into()));
+    assert!(errors(vm).contains("vm.a.toe: needs ips"));
+    assert!(errors(&format!("{with_ips}trunk = [1]\n")).contains("toe: does not go with trunk"));
+    let other = "[[vm]]\nname = \"b\"\nsocket = \"/run/x/a-toe.sock\"\n";
+    assert!(errors(&(with_ips + other)).contains("is already used by vm.a"));
+    let long = format!("/{}/s", "d".repeat(97));
+    let long = vm.replace("/run/x/first", &long) + "ips = [\"10.0.0.1\"]\n";
+    assert!(errors(&long).contains("longer than a socket's path"));
+}
+
+#[test]
 fn a_misspelt_key_names_its_line_and_the_right_spelling() {
     assert_eq!(
         errors("[daemon]\nlog = \"info\"\ncontol = \"/x\"\n[[vm]]\nname = \"a\"\n"),
@@ -115,7 +130,7 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
          socket, mac, ips, vlan, trunk, isolated, mtu, queue_pairs, allow_unsealed_memory, \
-         ack_offload, congestion_offload, congestion_control, \
+         ack_offload, congestion_offload, congestion_control, toe, \
          rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
     );
     assert_eq!(

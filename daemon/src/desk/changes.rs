@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use nightporter_api::{Change, Plan, Reply};
 use nightporter_core::limits::PAGE;
-use nightporter_core::port::PortConfig;
+use nightporter_core::port::{PortConfig, PortId};
 use nightporter_core::time::{Duration, Instant};
 use nix::sys::epoll::Epoll;
 
@@ -17,8 +17,10 @@ use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::guest::GuestPort;
 use crate::port::vhost_user::VhostUserPort;
 use crate::port::{Port, Wanted};
-use crate::start::{device_of, memory_is_limited, network_of, policy_of};
+use crate::start::{device_of, memory_is_limited, network_of, policy_of, toe_of};
+use crate::toe::GUEST_CID;
 use crate::token::{Token, watch_for};
+use crate::vhost::vsock::Vsock;
 use crate::worker::data_path::DataPath;
 
 /// Changes that may wait for the one that is under way.
@@ -251,6 +253,7 @@ impl Desk {
                 }
                 path.handle_guest_events(now, epoll, id);
                 path.set_rate_limits(now, id, &vm);
+                set_toe(now, epoll, path, prepared, id, &before, &vm);
             }
             Step::SetOverlay(overlay) => {
                 let id = port(path, &overlay.name)?;
@@ -332,7 +335,55 @@ fn add_vm(
     let port = Port::Guest(Box::new(GuestPort::new(port, vm.vlan)));
     let id = path.add_port(now, epoll, port, config).map_err(|e| explain(&e))?;
     path.set_rate_limits(now, id, vm);
+    add_toe(now, epoll, path, prepared, id, vm);
     Ok(())
+}
+
+/// Its socket device, if it has one.
+fn add_toe(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    prepared: &mut Prepared,
+    id: PortId,
+    vm: &VmConfig,
+) {
+    let Some((device, member)) = toe_of(vm, prepared.access, memory_is_limited()) else { return };
+    let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
+    match taken(&mut prepared.listeners, &device.name) {
+        Some(listener) => port.take(listener),
+        None => port.listen_or_say_so(),
+    }
+    path.add_toe(now, epoll, id, port, member);
+}
+
+/// A VM gets a socket device, loses it, or keeps it with other rules.
+fn set_toe(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    prepared: &mut Prepared,
+    id: PortId,
+    before: &VmConfig,
+    vm: &VmConfig,
+) {
+    match (before.toe, toe_of(vm, prepared.access, memory_is_limited())) {
+        (false, _) => add_toe(now, epoll, path, prepared, id, vm),
+        (true, None) => path.remove_toe(now, epoll, id),
+        (true, Some((device, member))) => {
+            if let Some(port) = path.toe.port_mut(id) {
+                port.set_rules(&device);
+                if before.toe_socket() != vm.toe_socket() {
+                    port.move_to(
+                        device.socket.clone(),
+                        taken(&mut prepared.listeners, &device.name),
+                    );
+                }
+            }
+            path.handle_toe_events(now, epoll, id);
+            path.toe.set(now, id, member);
+        }
+    }
 }
 
 fn taken<T>(list: &mut Vec<(String, T)>, name: &str) -> Option<T> {

@@ -207,7 +207,7 @@ impl Desk {
                 }
             }
             Token::Metrics(place) => self.handle_metrics_client(now, epoll, place),
-            Token::Timer | Token::Uplink(_) | Token::Guest(..) => {
+            Token::Timer | Token::Uplink(_) | Token::Guest(..) | Token::Toe(..) => {
                 unreachable!("the worker's own: {token:?}")
             }
         }

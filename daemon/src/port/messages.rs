@@ -4,6 +4,7 @@
 use nightporter_core::time::{Duration, Instant};
 use vhost::vhost_user::message::FrontendReq as Req;
 
+use crate::vhost::device::Device;
 use crate::vhost::protocol::{Broken, Channel, Message, Refusal, Reply};
 use crate::vhost::session::Session;
 
@@ -50,9 +51,9 @@ impl Costs {
 }
 
 /// Handles one message and replies. `Some` is why it was refused.
-pub(super) fn answer(
+pub(super) fn answer<D: Device>(
     channel: &Channel,
-    session: &mut Session,
+    session: &mut Session<D>,
     message: Message,
 ) -> Result<Option<String>, Broken> {
     let (code, name, need_reply) = (message.code, message.name(), message.need_reply);

@@ -15,7 +15,9 @@
 //! All calls are safe in any state: with no driver there is nothing to poll and no room.
 
 mod change;
+mod net;
 mod report;
+mod vsock;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -23,7 +25,6 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use nightporter_core::port::PortFeatures;
-use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use rustix::net::sockopt::socket_peercred;
 use tracing::{debug, info, warn};
 
@@ -32,10 +33,10 @@ use crate::closer::Owner;
 use crate::faults;
 use crate::log::Limit;
 use crate::timer::monotonic_now;
+use crate::vhost::device::{Device, DeviceQueue};
 use crate::vhost::features::{MTU_MIN, Offer};
 use crate::vhost::listener::{Access, ListenError, Listener};
 use crate::vhost::protocol::{self, Broken, Channel};
-use crate::vhost::queue::{Polled, PushError};
 use crate::vhost::ring::RingFault;
 use crate::vhost::session::Session;
 use crate::vhost::vring::Vring;
@@ -107,18 +108,19 @@ pub struct VhostUserStats {
     pub blocked: u64,
 }
 
-/// One VM's port. See the module's doc.
+/// One VM's port, with a network card behind it unless something else is said. See the module's
+/// doc.
 #[derive(Debug)]
-pub struct VhostUserPort {
+pub struct VhostUserPort<D: Device = Offer> {
     name: String,
     socket: PathBuf,
     access: Access,
     /// `None`: somebody else has its path.
     listener: Option<Listener>,
-    offer: Offer,
+    offer: D,
     /// What the next front-end is offered.
-    next_offer: Offer,
-    connection: Option<(Channel, Session)>,
+    next_offer: D,
+    connection: Option<(Channel, Session<D>)>,
     events: VecDeque<Event>,
     stats: VhostUserStats,
     allows_unsealed_memory: bool,
@@ -131,30 +133,17 @@ pub struct VhostUserPort {
     costs: Costs,
 }
 
-impl VhostUserPort {
-    /// Listens. Errors: see [`PortError`].
-    pub fn new(config: &VhostUserConfig) -> Result<Self, PortError> {
-        let mut port = Self::without_socket(config)?;
-        port.listen()?;
-        Ok(port)
-    }
-
-    /// Does not listen yet. Errors: see [`PortError`].
-    pub fn without_socket(config: &VhostUserConfig) -> Result<Self, PortError> {
-        let (mac, mtu, queue_pairs) = (config.mac, config.mtu, config.queue_pairs);
-        if queue_pairs == 0 || queue_pairs > QUEUE_PAIRS_MAX {
-            return Err(PortError::QueuePairs(queue_pairs));
-        }
-        if let Some(small) = mtu.filter(|m| *m < MTU_MIN) {
-            return Err(PortError::Mtu(small));
-        }
-        Ok(Self {
+impl<D: Device> VhostUserPort<D> {
+    /// Of this device; does not listen yet.
+    #[must_use]
+    pub fn with(config: &VhostUserConfig, offer: D) -> Self {
+        Self {
             name: config.name.clone(),
             socket: config.socket.clone(),
             access: config.access,
             listener: None,
-            offer: Offer { mac, mtu, queue_pairs },
-            next_offer: Offer { mac, mtu, queue_pairs },
+            offer,
+            next_offer: offer,
             connection: None,
             events: VecDeque::new(),
             stats: VhostUserStats::default(),
@@ -164,7 +153,7 @@ impl VhostUserPort {
             log: Limit::new(),
             owner: Owner::new(&config.name),
             costs: Costs::default(),
-        })
+        }
     }
 
     /// Makes the socket. If that fails [`Self::go_on`] is to be called after a while.
@@ -203,12 +192,6 @@ impl VhostUserPort {
         self.stats
     }
 
-    /// Queue pairs that are offered. Frames may go to any pair whose receive queue runs.
-    #[must_use]
-    pub const fn queue_pairs(&self) -> u16 {
-        self.offer.queue_pairs
-    }
-
     /// What the driver accepts; `None` while there is none.
     #[must_use]
     pub fn link(&self) -> Option<PortFeatures> {
@@ -221,12 +204,6 @@ impl VhostUserPort {
         self.connection.as_ref().map_or(0, |(_, session)| session.features())
     }
 
-    /// The MTU that the front-end has set, else the configured one.
-    #[must_use]
-    pub fn mtu(&self) -> Option<u16> {
-        self.connection.as_ref().and_then(|(_, session)| session.mtu()).or(self.offer.mtu)
-    }
-
     /// The descriptor behind a source; `None` if it has none now.
     #[must_use]
     pub fn fd(&self, source: Source) -> Option<BorrowedFd<'_>> {
@@ -235,14 +212,6 @@ impl VhostUserPort {
             Source::Connection => Some(self.connection.as_ref()?.0.fd()),
             Source::Kick(vring) => self.connection.as_ref()?.1.kick_fd(vring),
         }
-    }
-
-    /// Whether frames can be given to this pair.
-    #[must_use]
-    pub fn is_running_to_guest(&self, pair: usize) -> bool {
-        let session = self.connection.as_ref().map(|(_, session)| session);
-        let vring = session.and_then(|s| s.vrings.get(2 * pair));
-        vring.is_some_and(|v| v.queue.is_some() && v.fault.is_none())
     }
 
     /// Something waits at the listener. A second front-end is turned away as long as the first one
@@ -304,7 +273,7 @@ impl VhostUserPort {
                     && self.log.allows()
                 {
                     let limited = self.memory_is_limited;
-                    report::report(&self.name, session, &event, limited, self.offer.mtu);
+                    report::report(&self.name, session, &event, limited, self.offer.mtu());
                 }
                 self.events.push_back(event);
             }
@@ -360,141 +329,6 @@ impl VhostUserPort {
         self.events.extend(std::iter::from_fn(|| session.poll_event()));
     }
 
-    /// Shows the guest that its frames were taken, and signals if it wants to know.
-    pub fn flush_from_guest(&mut self, pair: usize) {
-        self.flush(2 * pair + 1);
-    }
-
-    /// Shows the guest its new frames, and signals if it wants to know.
-    pub fn flush_to_guest(&mut self, pair: usize) {
-        self.flush(2 * pair);
-    }
-
-    /// Asks for a kick when the guest sends. `true`: it just has; poll again.
-    #[must_use]
-    pub fn enable_kicks_from_guest(&mut self, pair: usize) -> bool {
-        self.enable_kicks(2 * pair + 1)
-    }
-
-    /// Asks for a kick when the guest offers buffers. `true`: it just has. Look for room once more
-    /// in either case: buffers that an earlier look took, without being enough, bring no kick.
-    #[must_use]
-    pub fn enable_kicks_to_guest(&mut self, pair: usize) -> bool {
-        self.enable_kicks(2 * pair)
-    }
-
-    /// No kicks for frames from the guest: they are polled for.
-    pub fn disable_kicks_from_guest(&mut self, pair: usize) {
-        self.disable_kicks(2 * pair + 1);
-    }
-
-    /// No kicks for buffers.
-    pub fn disable_kicks_to_guest(&mut self, pair: usize) {
-        self.disable_kicks(2 * pair);
-    }
-
-    /// Gives the guest one frame: `hdr`, then the bytes of `parts`. It sees it at
-    /// [`Self::flush_to_guest`].
-    #[inline]
-    pub fn push_to_guest(
-        &mut self,
-        pair: usize,
-        hdr: &VirtioNetHdr,
-        parts: &[&[u8]],
-    ) -> Result<(), PushError> {
-        let Some((_, session)) = &mut self.connection else { return Err(PushError::Full) };
-        let layout = session.layout;
-        let Some(queue) = session.vrings.get_mut(2 * pair).and_then(Vring::usable) else {
-            return Err(PushError::Full);
-        };
-        match queue.push_frame(&session.memory, layout, hdr, parts) {
-            Ok(result) => result,
-            Err(fault) => {
-                self.fail(2 * pair, fault);
-                Err(PushError::Full)
-            }
-        }
-    }
-
-    /// The longest frame, without virtio-net header, that [`Self::push_to_guest`] would take now.
-    /// Looks no further than `want`: the answer may be smaller than the truth only above it.
-    #[inline]
-    #[must_use]
-    pub fn room_to_guest(&mut self, pair: usize, want: usize) -> usize {
-        let Some((_, session)) = &mut self.connection else { return 0 };
-        let layout = session.layout;
-        let Some(queue) = session.vrings.get_mut(2 * pair).and_then(Vring::usable) else {
-            return 0;
-        };
-        match queue.room(&session.memory, layout, want) {
-            Ok(room) => room,
-            Err(fault) => {
-                self.fail(2 * pair, fault);
-                0
-            }
-        }
-    }
-
-    /// The next frame from the guest, copied into `buf`: its header and length. `None`: no more.
-    #[inline]
-    #[must_use]
-    pub fn poll_from_guest(
-        &mut self,
-        pair: usize,
-        buf: &mut [u8],
-    ) -> Option<(VirtioNetHdr, usize)> {
-        let (_, session) = self.connection.as_mut()?;
-        let hdr_len = session.layout.hdr_len;
-        loop {
-            let queue = session.vrings.get_mut(2 * pair + 1)?.usable()?;
-            // A guest could offer chains without a frame for ever, or frames in a thousand crumbs.
-            if queue.has_spent() {
-                return None;
-            }
-            match queue.poll_frame(&session.memory, hdr_len, buf) {
-                // Zeros instead of the guest's bytes must not leave as if they were these.
-                Ok(Polled::Frame(..))
-                    if faults::count() != self.faults_seen && session.has_faulted() =>
-                {
-                    return None;
-                }
-                Ok(Polled::Frame(hdr, len)) => return Some((hdr, len)),
-                Ok(Polled::Empty) => return None,
-                Ok(Polled::Truncated) => self.stats.truncated += 1,
-                Ok(Polled::TooBig) => self.stats.too_big += 1,
-                Err(fault) => {
-                    self.fail(2 * pair + 1, fault);
-                    return None;
-                }
-            }
-        }
-    }
-
-    /// Whether [`Self::poll_from_guest`] would say that there is nothing although there may be: the
-    /// queue's share of this turn is used up. A flush begins the next.
-    #[must_use]
-    pub fn has_spent_from_guest(&mut self, pair: usize) -> bool {
-        self.has_spent(2 * pair + 1)
-    }
-
-    /// The same for [`Self::push_to_guest`], which then says that there is no room.
-    #[must_use]
-    pub fn has_spent_to_guest(&mut self, pair: usize) -> bool {
-        self.has_spent(2 * pair)
-    }
-
-    /// Whether the driver of this pair's receive queue has moved since the last call: evidence that
-    /// the guest runs. `Some(true)`: and it has seen everything delivered so far.
-    #[must_use]
-    pub fn guest_progress(&mut self, pair: usize) -> Option<bool> {
-        let (_, session) = self.connection.as_mut()?;
-        let vring = session.vrings.get_mut(2 * pair)?;
-        let ring = &vring.usable()?.ring;
-        let (marks, drained) = (ring.driver_marks(), ring.is_drained());
-        let moved = std::mem::replace(&mut vring.marks, marks) != marks;
-        moved.then_some(drained)
-    }
-
     /// What happened, in order.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
@@ -545,18 +379,12 @@ impl VhostUserPort {
         }
     }
 
-    fn has_spent(&mut self, vring: usize) -> bool {
-        let Some((_, session)) = &mut self.connection else { return false };
-        let queue = session.vrings.get_mut(vring).and_then(Vring::usable);
-        queue.is_some_and(|queue| queue.has_spent())
-    }
-
     fn enable_kicks(&mut self, vring: usize) -> bool {
         let Some((_, session)) = &mut self.connection else { return false };
         let Some(queue) = session.vrings.get_mut(vring).and_then(Vring::usable) else {
             return false;
         };
-        queue.ring.enable_kicks().unwrap_or_else(|fault| {
+        queue.ring().enable_kicks().unwrap_or_else(|fault| {
             self.fail(vring, fault);
             false
         })
@@ -565,7 +393,7 @@ impl VhostUserPort {
     fn disable_kicks(&mut self, vring: usize) {
         let Some((_, session)) = &mut self.connection else { return };
         if let Some(queue) = session.vrings.get_mut(vring).and_then(Vring::usable) {
-            queue.ring.disable_kicks();
+            queue.ring().disable_kicks();
         }
     }
 

@@ -5,7 +5,8 @@ use nightporter_core::port::PortFeatures;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 
-use super::queue::Layout;
+use super::device::Device;
+use super::queue::{Layout, Queue};
 use super::ring::RingFeatures;
 
 /// Bit numbers of virtio 1.2 sections 5.1.3 and 6, as masks.
@@ -96,15 +97,25 @@ pub struct Offer {
     pub queue_pairs: u16,
 }
 
-impl Offer {
+impl Device for Offer {
+    type Queue = Queue;
+
+    /// Two for each pair.
+    fn queues(&self) -> usize {
+        2 * usize::from(self.queue_pairs)
+    }
+
+    fn queue_num(&self) -> u64 {
+        self.queue_pairs.into()
+    }
+
     /// The virtio features for a front-end that has negotiated `protocol`.
     ///
     /// MQ and MTU depend on it. MQ without the control queue fails Linux's probe, and the control
     /// queue is the front-end's business: QEMU has one and negotiates the MQ protocol feature, UML
     /// hands every queue to us and does not. GUEST_ANNOUNCE needs the control queue as well and is
     /// left out; SEND_RARP does its job.
-    #[must_use]
-    pub const fn features(&self, protocol: Protocol) -> u64 {
+    fn features(&self, protocol: Protocol) -> u64 {
         let mut features = ALWAYS;
         if self.mac.is_some() {
             features |= bit::MAC;
@@ -118,15 +129,12 @@ impl Offer {
         features
     }
 
-    /// The protocol features.
-    #[must_use]
-    pub const fn protocol(&self) -> Protocol {
+    fn protocol(&self) -> Protocol {
         PROTOCOL
     }
 
     /// `struct virtio_net_config`: `len` bytes from `offset` on, zero where nothing is defined.
-    #[must_use]
-    pub fn config(&self, offset: usize, len: usize) -> Vec<u8> {
+    fn config(&self, offset: usize, len: usize) -> Vec<u8> {
         let mut all = [0; CONFIG_LEN];
         all[0..6].copy_from_slice(&self.mac.unwrap_or_default());
         all[6..8].copy_from_slice(&LINK_UP.to_le_bytes());
@@ -134,6 +142,14 @@ impl Offer {
         // A front-end that offers the MTU feature by itself reads it, configured or not.
         all[10..12].copy_from_slice(&self.mtu.unwrap_or(MTU_DEFAULT).to_le_bytes());
         (offset..offset + len).map(|at| all.get(at).copied().unwrap_or(0)).collect()
+    }
+
+    fn mtu(&self) -> Option<u16> {
+        self.mtu
+    }
+
+    fn is_network_card(&self) -> bool {
+        true
     }
 }
 

@@ -1,17 +1,18 @@
-//! The vhost-user back-end: one virtio-net device per port, for QEMU, user-mode Linux and DPDK.
+//! The vhost-user back-end: a virtio-net device per port, for QEMU, user-mode Linux and DPDK, and
+//! beside it a socket device, if the VM has the virtual TOE.
 //!
 //! # Short primer
 //!
-//! A *front-end* (the VMM) connects to our UNIX socket and describes its guest's virtio-net device:
-//! where guest memory is (as file descriptors to map), where the rings are, and which eventfds to
-//! use. From then on the guest's *driver* and we talk through the rings alone. A queue pair is a
-//! receive queue (even index, frames to the guest) and a transmit queue (odd, frames from it).
+//! A *front-end* (the VMM) connects to our UNIX socket and describes its guest's device: where
+//! guest memory is (as file descriptors to map), where the rings are, and which eventfds to use.
+//! From then on the guest's *driver* and we talk through the rings alone. A queue pair is a receive
+//! queue (even index, frames to the guest) and a transmit queue (odd, frames from it).
 //!
 //! Read in this order: [`session`] (messages, and when a ring runs), [`ring`] (one split
-//! virtqueue), [`queue`] (frames in and out of it; [`packets`] is that for vsock, and nothing uses
-//! it yet). Below them: [`protocol`] (messages on a socket), [`guest_mem`] (mapped memory),
-//! [`vring`] (a queue's descriptors), [`inflight`] (what a restart must know), [`features`] (what
-//! we offer). The port around it is `port::vhost_user`.
+//! virtqueue), [`queue`] (frames in and out of it; [`packets`] is that for sockets). Below them:
+//! [`protocol`] (messages on a socket), [`guest_mem`] (mapped memory), [`vring`] (a queue's
+//! descriptors), [`inflight`] (what a restart must know), [`device`] (what kinds there are),
+//! [`features`] and [`vsock`] (what we offer). The port around it is `port::vhost_user`.
 //!
 //! # Whom we trust
 //!
@@ -25,6 +26,7 @@
 //!    has filled, which stalls the worker for a second (`watchdog`).
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
+pub mod device;
 pub mod features;
 pub mod guest_mem;
 pub mod inflight;
@@ -35,6 +37,7 @@ pub mod queue;
 pub mod ring;
 pub mod session;
 pub mod vring;
+pub mod vsock;
 
 use nightporter_core::port::PortFeatures;
 

@@ -169,32 +169,90 @@ impl PacketQueue {
     }
 }
 
-/// Copies `len` bytes of payload, from the first pieces of one guest to those of another, once.
-/// `None`: some of it is not mapped, or there are not so many bytes; what came before is written.
-#[must_use]
+/// Whose memory is not there.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Missing {
+    /// That of who sends, or there are not so many bytes of it.
+    Source,
+    /// That of who receives, likewise.
+    Target,
+}
+
+/// Copies `len` bytes of payload, those from byte `at` on of one guest's pieces, to the beginning
+/// of another's, once.
+///
+/// # Errors
+/// Some of it is not mapped; what came before is written.
 pub fn copy(
     from: (&GuestMemory, &[Piece]),
+    at: usize,
     to: (&GuestMemory, &[Piece]),
     len: usize,
-) -> Option<()> {
-    let (mut sources, mut targets) = (from.1.iter().copied(), to.1.iter().copied());
-    let (mut source, mut target) = ((0, 0), (0, 0));
-    let mut left = len;
-    while left > 0 {
-        if source.1 == 0 {
-            source = sources.next()?;
+) -> Result<(), Missing> {
+    let mut targets = to.1.iter().copied();
+    let mut target = (0, 0);
+    let visit = |mut source: Piece| {
+        while source.1 > 0 {
+            if target.1 == 0 {
+                target = targets.next().ok_or(Missing::Target)?;
+            }
+            let most = source.1.min(target.1);
+            let read = from.0.slice(source.0, most).ok_or(Missing::Source)?;
+            let write = to.0.slice(target.0, read.len()).ok_or(Missing::Target)?;
+            read.copy_to_volatile_slice(write);
+            let done = read.len().min(write.len());
+            source = (source.0.wrapping_add(done as u64), source.1 - done);
+            target = (target.0.wrapping_add(done as u64), target.1 - done);
         }
-        if target.1 == 0 {
-            target = targets.next()?;
+        Ok(())
+    };
+    if for_each_piece(from.1, at, len, visit)? == len { Ok(()) } else { Err(Missing::Source) }
+}
+
+/// Copies payload out, from byte `at` on. `None`: it is not mapped, or there is less of it.
+#[must_use]
+pub fn read(memory: &GuestMemory, pieces: &[Piece], at: usize, out: &mut [u8]) -> Option<()> {
+    let (len, mut done) = (out.len(), 0);
+    let visit = |(guest, len): Piece| {
+        let to = &mut out[done..done + len];
+        done += len;
+        memory.read(guest, to).ok_or(())
+    };
+    (for_each_piece(pieces, at, len, visit).ok()? == len).then_some(())
+}
+
+/// Copies payload in, to the beginning. `None`: it is not mapped, or there is no room for it.
+#[must_use]
+pub fn write(memory: &GuestMemory, pieces: &[Piece], bytes: &[u8]) -> Option<()> {
+    let mut rest = bytes;
+    let visit = |(guest, len): Piece| {
+        let (now, later) = rest.split_at(len);
+        rest = later;
+        memory.write(guest, now).ok_or(())
+    };
+    (for_each_piece(pieces, 0, bytes.len(), visit).ok()? == bytes.len()).then_some(())
+}
+
+/// Visits what lies from byte `at` on, `len` bytes at most; how many there were.
+fn for_each_piece<E>(
+    pieces: &[Piece],
+    at: usize,
+    len: usize,
+    mut visit: impl FnMut(Piece) -> Result<(), E>,
+) -> Result<usize, E> {
+    let (mut skip, mut left) = (at, len);
+    for (guest, piece) in pieces {
+        let before = skip.min(*piece);
+        skip -= before;
+        let now = (piece - before).min(left);
+        left -= now;
+        if now > 0 {
+            // Cannot wrap: all of it was mapped when it was taken.
+            visit((guest.wrapping_add(before as u64), now))?;
         }
-        let most = source.1.min(target.1).min(left);
-        let read = from.0.slice(source.0, most)?;
-        let write = to.0.slice(target.0, read.len())?;
-        read.copy_to_volatile_slice(write);
-        let done = read.len().min(write.len());
-        source = (source.0.wrapping_add(done as u64), source.1 - done);
-        target = (target.0.wrapping_add(done as u64), target.1 - done);
-        left -= done;
+        if left == 0 {
+            break;
+        }
     }
-    Some(())
+    Ok(len - left)
 }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use vm_memory::VolatileMemory;
 
+use super::device::DeviceQueue;
 use super::guest_mem::GuestMemory;
 use super::ring::{Buffer, Ring, RingFault};
 
@@ -82,6 +83,20 @@ pub struct Queue {
     held_len: usize,
     /// Chains and buffers that were looked at since the queue was last flushed.
     pub work: usize,
+}
+
+impl DeviceQueue for Queue {
+    fn new(ring: Ring) -> Self {
+        Self::new(ring)
+    }
+
+    fn ring(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+
+    fn begin_turn(&mut self) {
+        self.work = 0;
+    }
 }
 
 impl Queue {

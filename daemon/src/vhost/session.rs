@@ -26,11 +26,12 @@ use vhost::vhost_user::message::{
 };
 use vm_memory::ByteValued;
 
+use super::device::{Device, DeviceQueue};
 use super::features::{self, MTU_MIN, Offer, bit};
 use super::guest_mem::{self, GuestMemory, MemError, REGIONS_MAX};
 use super::inflight::InflightLog;
 use super::protocol::{FDS_MAX, Message, Refusal, Reply};
-use super::queue::{Layout, Queue};
+use super::queue::Layout;
 use super::ring::{QUEUE_SIZE_MAX, Ring, RingAddrs, RingFault};
 use super::vring::{Kick, Notifier, Vring};
 use super::{Event, Source};
@@ -45,8 +46,8 @@ const CONFIG_READ_MAX: u32 = 256;
 
 /// What one front-end has set up. See the module's doc.
 #[derive(Debug)]
-pub struct Session {
-    offer: Offer,
+pub struct Session<D: Device = Offer> {
+    offer: D,
     /// Memory may be of files that can shrink.
     allows_unsealed: bool,
     protocol: Protocol,
@@ -57,8 +58,8 @@ pub struct Session {
     /// Guest memory, for the data path.
     pub memory: GuestMemory,
     /// Receive queue, transmit queue, and so on in turn.
-    pub vrings: Vec<Vring>,
-    /// How frames lie in buffers; meaningful while a ring runs.
+    pub vrings: Vec<Vring<D::Queue>>,
+    /// How frames lie in buffers; meaningful while a ring of a network card runs.
     pub layout: Layout,
     inflight: Option<InflightLog>,
     /// Never written to; UML resets the device when it closes.
@@ -67,10 +68,10 @@ pub struct Session {
     events: VecDeque<Event>,
 }
 
-impl Session {
+impl<D: Device> Session<D> {
     /// A front-end has just connected.
     #[must_use]
-    pub fn new(offer: Offer, allows_unsealed: bool) -> Self {
+    pub fn new(offer: D, allows_unsealed: bool) -> Self {
         Self {
             offer,
             allows_unsealed,
@@ -79,7 +80,7 @@ impl Session {
             status: 0,
             mtu: None,
             memory: GuestMemory::default(),
-            vrings: (0..2 * offer.queue_pairs).map(|_| Vring::default()).collect(),
+            vrings: (0..offer.queues()).map(|_| Vring::default()).collect(),
             layout: features::layout(0),
             inflight: None,
             backend_req: None,
@@ -182,7 +183,7 @@ impl Session {
         Ok(Some(match request {
             Req::GET_FEATURES => Reply::of(self.offer.features(self.protocol)),
             Req::GET_PROTOCOL_FEATURES => Reply::of(self.offer.protocol().bits()),
-            Req::GET_QUEUE_NUM => Reply::of(u64::from(self.offer.queue_pairs)),
+            Req::GET_QUEUE_NUM => Reply::of(self.offer.queue_num()),
             Req::GET_MAX_MEM_SLOTS => Reply::of(REGIONS_MAX as u64),
             Req::GET_STATUS => Reply::of(u64::from(self.status)),
             Req::GET_CONFIG => self.config(message)?,
@@ -211,6 +212,9 @@ impl Session {
             }
             Req::SET_INFLIGHT_FD => self.set_inflight(message),
             Req::SET_BACKEND_REQ_FD => self.set_backend_req(message),
+            Req::NET_SET_MTU | Req::SEND_RARP if !self.offer.is_network_card() => {
+                Err(Refusal::Unsupported(message.code))
+            }
             Req::NET_SET_MTU => self.set_mtu(message.body(0)?),
             Req::SEND_RARP => self.rarp(message.body(0)?),
             Req::SET_STATUS => self.set_status(message.body(0)?),
@@ -264,7 +268,7 @@ impl Session {
         self.features = Some(features);
         self.layout = features::layout(features);
         for queue in self.vrings.iter_mut().filter_map(|v| v.queue.as_mut()) {
-            queue.ring.set_features(features::ring_features(features));
+            queue.ring().set_features(features::ring_features(features));
         }
         Ok(())
     }
@@ -318,7 +322,7 @@ impl Session {
         for index in 0..self.vrings.len() {
             let vring = &mut self.vrings[index];
             if let (Some(queue), Some(addrs)) = (&mut vring.queue, vring.addrs)
-                && queue.ring.remap(&self.memory, addrs).is_err()
+                && queue.ring().remap(&self.memory, addrs).is_err()
             {
                 self.stop(index);
             }
@@ -344,7 +348,7 @@ impl Session {
         let addrs = RingAddrs { desc: addr.descriptor, avail: addr.available, used: addr.used };
         let vring = &mut self.vrings[index];
         if let Some(queue) = &mut vring.queue {
-            queue.ring.remap(&self.memory, addrs)?;
+            queue.ring().remap(&self.memory, addrs)?;
         }
         vring.addrs = Some(addrs);
         Ok(())
@@ -460,7 +464,7 @@ impl Session {
             Ok(ring) => {
                 vring.fault = None;
                 vring.marks = ring.driver_marks();
-                vring.queue = Some(Queue::new(ring));
+                vring.queue = Some(D::Queue::new(ring));
                 self.events.push_back(Event::RingStarted(number));
             }
             Err(fault) if vring.fault != Some(fault) => self.fail(number, fault),

@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use rustix::io::Errno;
 
+use super::device::DeviceQueue;
 use super::protocol::Refusal;
-use super::queue::Queue;
 use super::ring::{RingAddrs, RingFault};
 use crate::closer::Foreign;
 use crate::faults;
@@ -101,9 +101,9 @@ pub enum Kick {
     Fd(Notifier),
 }
 
-/// One virtqueue.
-#[derive(Debug, Default)]
-pub struct Vring {
+/// One virtqueue, with a queue of some device on it.
+#[derive(Debug)]
+pub struct Vring<Q> {
     /// SET_VRING_NUM; 0 before it.
     pub size: u16,
     /// SET_VRING_ADDR.
@@ -120,14 +120,31 @@ pub struct Vring {
     /// SET_VRING_ENABLE.
     pub enabled: bool,
     /// Running: configured and enabled.
-    pub queue: Option<Queue>,
+    pub queue: Option<Q>,
     /// The guest broke the rules; the queue stays out of use until it is started again.
     pub fault: Option<RingFault>,
     /// The driver's marks when they were last looked at.
     pub marks: (u16, u16),
 }
 
-impl Vring {
+impl<Q> Default for Vring<Q> {
+    fn default() -> Self {
+        Self {
+            size: 0,
+            addrs: None,
+            base: 0,
+            kick: Kick::None,
+            call: None,
+            err: None,
+            enabled: false,
+            queue: None,
+            fault: None,
+            marks: (0, 0),
+        }
+    }
+}
+
+impl<Q: DeviceQueue> Vring<Q> {
     /// Whether one of its descriptors kept us waiting.
     #[must_use]
     pub fn blocks(&self) -> bool {
@@ -146,7 +163,7 @@ impl Vring {
 
     /// The running queue, if its guest kept the rules.
     #[inline]
-    pub const fn usable(&mut self) -> Option<&mut Queue> {
+    pub const fn usable(&mut self) -> Option<&mut Q> {
         if self.fault.is_some() {
             return None;
         }
@@ -164,9 +181,9 @@ impl Vring {
     /// Publishes, and signals if the driver wants it; whether it was signalled.
     pub fn flush(&mut self) -> bool {
         let Some(queue) = self.usable() else { return false };
-        queue.work = 0;
-        queue.ring.publish();
-        let wanted = queue.ring.wants_signal();
+        queue.begin_turn();
+        queue.ring().publish();
+        let wanted = queue.ring().wants_signal();
         match &self.call {
             Some(call) if wanted => call.notify(),
             _ => return false,
@@ -180,12 +197,12 @@ impl Vring {
         let fault = self.fault.take();
         let Some(mut queue) = self.queue.take() else { return false };
         if fault.is_none() {
-            queue.ring.publish();
+            queue.ring().publish();
         }
         if in_order {
-            queue.ring.abandon();
+            queue.ring().abandon();
         }
-        self.base = queue.ring.base();
+        self.base = queue.ring().base();
         true
     }
 }

@@ -18,8 +18,8 @@ use crate::closer;
 use crate::config::VmConfig;
 use crate::port::Port;
 use crate::resting::Resting;
+use crate::toe::Toe;
 use crate::token::{Token, watch_for};
-use crate::vhost::Source;
 
 /// 10^6 bits.
 const BYTES_PER_MBIT: u64 = 125_000;
@@ -31,10 +31,12 @@ pub(crate) struct DataPath {
     pub(crate) turn: Turn,
     pub(crate) ports: WorkerPorts,
     pub(crate) heartbeats: Heartbeats,
+    /// Sockets of guests.
+    pub(crate) toe: Toe,
     /// Of VMs: sockets that take no connections, and connections that are not read, for now.
-    pub(super) resting: Resting<(PortId, Source)>,
+    pub(super) resting: Resting<Token>,
     /// Of VMs: sockets and connections on which something waits; who is first is heard first.
-    pub(super) front_ends: VecDeque<(PortId, Source)>,
+    pub(super) front_ends: VecDeque<Token>,
     /// Of VMs in several VLANs: what their VMMs announce and has not been told in all of them.
     pub(super) announcements: VecDeque<Announcement>,
     /// `faults::count` when ports were last looked at for it.
@@ -51,6 +53,8 @@ impl DataPath {
             turn: Turn::new(TurnConfig::default()),
             ports: WorkerPorts::new(now),
             heartbeats: Heartbeats::new(epoch),
+            // No daemon had this number before, and none will.
+            toe: Toe::new(epoch.get()),
             resting: Resting::new(),
             front_ends: VecDeque::new(),
             announcements: VecDeque::new(),
@@ -112,6 +116,7 @@ impl DataPath {
     /// The port goes for good. Everything that knows it by its number hears of that here, so that
     /// the next port may have the number; `desk` sees to who watched it.
     pub(crate) fn remove_port(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
+        self.remove_toe(now, epoll, id);
         if let Some(guest) = self.ports.guest_mut(id) {
             guest.port.close();
         }
@@ -131,17 +136,22 @@ impl DataPath {
         if let Port::Uplink(tap) = port {
             closer::later(None, tap); // an interface that goes with it takes its time
         }
-        self.resting.forget(|(port, _)| *port == id);
-        self.front_ends.retain(|(port, _)| *port != id);
+        self.forget_sources(|token| matches!(token, Token::Guest(port, _) if *port == id.0));
         self.announcements.retain(|it| it.port != id);
         self.heartbeats.forget(id);
     }
 
-    /// One turn; how many frames it moved.
+    /// Sources that are no more.
+    pub(super) fn forget_sources(&mut self, are: impl Fn(&Token) -> bool) {
+        self.resting.forget(&are);
+        self.front_ends.retain(|token| !are(token));
+    }
+
+    /// One turn; how many frames, and packets of sockets, it moved.
     pub(crate) fn turn(&mut self, now: Instant) -> u64 {
         self.ports.now = now;
         let frames = self.turn.run(now, &mut self.engine, &mut self.ports);
-        frames.expect("nothing interrupts a turn here")
+        frames.expect("nothing interrupts a turn here") + self.toe.turn(now)
     }
 
     /// Tells guests whether this host controls their congestion, when it is time.

@@ -1,5 +1,7 @@
 //! What the data path does for vhost-user ports: their descriptors, their links, their kicks.
 
+use std::os::fd::BorrowedFd;
+
 use nightporter_core::port::{PortConfig, PortId, Vlans};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -11,6 +13,7 @@ use super::data_path::DataPath;
 use crate::faults;
 use crate::port::vhost_user::VhostUserPort;
 use crate::token::Token;
+use crate::vhost::device::Device;
 use crate::vhost::{Event, Source};
 
 /// EtherType of a reverse ARP (RFC 903).
@@ -49,14 +52,18 @@ impl DataPath {
     ) {
         let Some(guest) = self.ports.guest_mut(port) else { return };
         let Source::Kick(vring) = source else {
-            if !self.front_ends.contains(&(port, source)) {
-                self.front_ends.push_back((port, source));
-            }
-            return;
+            return self.note_front_end(Token::Guest(port.0, source));
         };
         guest.port.handle_kick(vring);
         self.turn.handle_kick(now, &mut self.engine, port);
         self.handle_guest_events(now, epoll, port);
+    }
+
+    /// A VMM has something to say.
+    pub(super) fn note_front_end(&mut self, token: Token) {
+        if !self.front_ends.contains(&token) {
+            self.front_ends.push_back(token);
+        }
     }
 
     /// Hears VMMs that have something to say, in the order in which they had: the kernel names the
@@ -64,19 +71,28 @@ impl DataPath {
     pub(super) fn hear_front_ends(&mut self, now: Instant, epoll: &Epoll) {
         let heard = FRONT_ENDS_PER_TURN.min(self.front_ends.len());
         for _ in 0..heard {
-            let Some((port, source)) = self.front_ends.pop_front() else { return };
-            if matches!(source, Source::Listener) && self.engine.is_ending(port) {
-                self.front_ends.push_back((port, source)); // after whom was there before
-                continue;
-            }
-            let Some(guest) = self.ports.guest_mut(port) else { continue };
             // Nothing happens if it has gone meanwhile.
-            match source {
-                Source::Listener => guest.port.handle_listener(),
-                Source::Connection => guest.port.handle_connection(),
-                Source::Kick(_) => {}
+            match self.front_ends.pop_front() {
+                Some(token @ Token::Guest(port, source)) => {
+                    let port = PortId(port);
+                    if matches!(source, Source::Listener) && self.engine.is_ending(port) {
+                        self.front_ends.push_back(token); // after whom was there before
+                        continue;
+                    }
+                    if let Some(guest) = self.ports.guest_mut(port) {
+                        hear(&mut guest.port, source);
+                        self.handle_guest_events(now, epoll, port);
+                    }
+                }
+                Some(Token::Toe(port, source)) => {
+                    let port = PortId(port);
+                    if let Some(device) = self.toe.port_mut(port) {
+                        hear(device, source);
+                        self.handle_toe_events(now, epoll, port);
+                    }
+                }
+                _ => return,
             }
-            self.handle_guest_events(now, epoll, port);
         }
     }
 
@@ -86,11 +102,13 @@ impl DataPath {
             && let Some(event) = guest.port.poll_event()
         {
             match event {
-                Event::Watch(source) => watch(epoll, &guest.port, port, source),
+                Event::Watch(source) => {
+                    watch(epoll, guest.port.fd(source), Token::Guest(port.0, source));
+                }
                 Event::Rest(source) => {
                     // ENOENT: it was not watched, because it does not exist yet.
                     let _ = guest.port.fd(source).map(|fd| epoll.delete(fd));
-                    self.resting.add(now, (port, source));
+                    self.resting.add(now, Token::Guest(port.0, source));
                 }
                 Event::Unwatch(fd) => {
                     // ENOENT: it was replaced before we came to watch it.
@@ -116,10 +134,17 @@ impl DataPath {
 
     /// Sources that have rested are waited for again.
     pub(super) fn wake_resting(&mut self, now: Instant, epoll: &Epoll) {
-        for (port, source) in self.resting.take_due(now) {
-            if let Some(guest) = self.ports.guest_mut(port) {
+        for token in self.resting.take_due(now) {
+            if let Token::Guest(port, source) = token
+                && let Some(guest) = self.ports.guest_mut(PortId(port))
+            {
                 guest.port.go_on(source);
-                self.handle_guest_events(now, epoll, port);
+                self.handle_guest_events(now, epoll, PortId(port));
+            } else if let Token::Toe(port, source) = token
+                && let Some(device) = self.toe.port_mut(PortId(port))
+            {
+                device.go_on(source);
+                self.handle_toe_events(now, epoll, PortId(port));
             }
         }
     }
@@ -134,6 +159,12 @@ impl DataPath {
             if let Some(guest) = self.ports.guest_mut(port) {
                 guest.port.handle_faults();
                 self.handle_guest_events(now, epoll, port);
+            }
+        }
+        for port in self.toe.ports() {
+            if let Some(device) = self.toe.port_mut(port) {
+                device.handle_faults();
+                self.handle_toe_events(now, epoll, port);
             }
         }
     }
@@ -203,12 +234,21 @@ impl DataPath {
     }
 }
 
-/// Waits for `source` of a port, which is number `id`.
-fn watch(epoll: &Epoll, port: &VhostUserPort, id: PortId, source: Source) {
-    let Some(fd) = port.fd(source) else { return };
-    match epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, Token::Guest(id.0, source).pack())) {
+/// Something waits at a socket of a VM, or on its connection.
+fn hear<D: Device>(port: &mut VhostUserPort<D>, source: Source) {
+    match source {
+        Source::Listener => port.handle_listener(),
+        Source::Connection => port.handle_connection(),
+        Source::Kick(_) => {}
+    }
+}
+
+/// Waits for a descriptor, if it is still there.
+pub(super) fn watch(epoll: &Epoll, fd: Option<BorrowedFd<'_>>, token: Token) {
+    let Some(fd) = fd else { return };
+    match epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.pack())) {
         // EEXIST: named twice before we came to watch it.
         Ok(()) | Err(Errno::EEXIST) => {}
-        Err(error) => tracing::error!(?source, %error, "cannot wait for a descriptor"),
+        Err(error) => tracing::error!(?token, %error, "cannot wait for a descriptor"),
     }
 }

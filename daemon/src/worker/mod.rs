@@ -9,6 +9,7 @@ mod guests;
 mod heartbeats;
 mod polling;
 pub(crate) mod ports;
+mod sockets;
 
 use std::io;
 use std::num::NonZeroU64;
@@ -29,8 +30,11 @@ use crate::config::VmConfig;
 use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer, Scribe};
 use crate::opener::Opener;
 use crate::port::Port;
+use crate::port::vhost_user::VhostUserPort;
 use crate::timer::{Timer, monotonic_now};
+use crate::toe::Member;
 use crate::token::{Token, watch_for};
+use crate::vhost::vsock::Vsock;
 use crate::watchdog;
 use data_path::DataPath;
 use polling::Polling;
@@ -135,6 +139,11 @@ impl Worker {
         self.path.add_port(monotonic_now(), &self.epoll, port, config)
     }
 
+    /// The VM behind a port has a socket device.
+    pub(crate) fn add_toe(&mut self, port: PortId, device: VhostUserPort<Vsock>, member: Member) {
+        self.path.add_toe(monotonic_now(), &self.epoll, port, device, member);
+    }
+
     /// The rate limits of a VM.
     pub(crate) fn set_rate_limits(&mut self, port: PortId, vm: &VmConfig) {
         self.path.set_rate_limits(monotonic_now(), port, vm);
@@ -214,7 +223,7 @@ impl Worker {
             let looks = self.since_look >= FRAMES_PER_LOOK;
             return looks.then_some(EpollTimeout::ZERO);
         }
-        let left_over = self.path.turn.rest(&mut self.path.ports);
+        let left_over = self.path.turn.rest(&mut self.path.ports) || self.path.toe.has_work();
         Some(if left_over { EpollTimeout::ZERO } else { EpollTimeout::NONE })
     }
 
@@ -232,6 +241,7 @@ impl Worker {
             Token::Timer => self.timer.handle_expiry(),
             Token::Uplink(port) => path.turn.wake(PortId(port)),
             Token::Guest(port, source) => path.handle_guest(now, epoll, PortId(port), source),
+            Token::Toe(port, source) => path.handle_toe(now, epoll, PortId(port), source),
             Token::Signal
             | Token::Links
             | Token::Broker
@@ -258,12 +268,13 @@ impl Worker {
             self.polling.handle_work(now);
         }
         self.desk.after_turn(now, &self.epoll, &mut self.path);
-        let DataPath { engine, heartbeats, resting, announcements, .. } = &self.path;
+        let DataPath { engine, heartbeats, resting, announcements, toe, .. } = &self.path;
         let deadlines = [
             engine.poll_timeout(),
             heartbeats.poll_timeout(),
             resting.poll_timeout(),
             announcements.front().map(|it| it.next),
+            toe.poll_timeout(),
             self.desk.poll_timeout(),
         ];
         self.timer.set(deadlines.into_iter().flatten().min());

@@ -57,6 +57,61 @@ fn state(index: u32, num: u32) -> Vec<u8> {
     [index, num].into_iter().flat_map(u32::to_ne_bytes).collect()
 }
 
+fn say(stream: &UnixStream, request: Req, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut bytes = Vec::new();
+    for word in [u32::from(request), 1 | flags, u32::try_from(payload.len()).unwrap()] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    bytes.extend(payload);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    let sent = sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
+    assert_eq!(sent.unwrap(), bytes.len());
+}
+
+/// Says it, and waits until it was obeyed.
+fn tell(mut stream: &UnixStream, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+    say(stream, request, 8, payload, fds);
+    let mut reply = [0; 20];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[12..], [0; 8], "{request:?} is obeyed");
+}
+
+/// Negotiates, shares [`RAM_LEN`] bytes of memory, and starts rings: each with the descriptors for
+/// kicks and calls.
+pub(crate) fn set_up(
+    stream: &UnixStream,
+    features: u64,
+    ram: &Ram,
+    rings: &[(&Driver, &OwnedFd, &OwnedFd)],
+) {
+    let tell =
+        |request, payload: &[u8], fds: &[BorrowedFd<'_>]| tell(stream, request, payload, fds);
+    say(stream, Req::SET_OWNER, 0, &[], &[]);
+    say(stream, Req::SET_PROTOCOL_FEATURES, 0, &8_u64.to_ne_bytes(), &[]); // REPLY_ACK
+    tell(Req::SET_FEATURES, &features.to_ne_bytes(), &[]);
+    let mut table = 1_u64.to_ne_bytes().to_vec(); // one region, and padding
+    table.extend([GUEST_BASE, RAM_LEN, USER_BASE, 0].into_iter().flat_map(u64::to_ne_bytes));
+    tell(Req::SET_MEM_TABLE, &table, &[ram.fd().as_fd()]);
+    for (index, (driver, kick, call)) in (0..).zip(rings) {
+        let user = |guest: u64| guest - GUEST_BASE + USER_BASE;
+        let mut addr = state(index, 0);
+        for area in [user(driver.desc), user(driver.used), user(driver.avail), 0] {
+            addr.extend(area.to_ne_bytes());
+        }
+        let number = u64::from(index).to_ne_bytes();
+        tell(Req::SET_VRING_NUM, &state(index, driver.size.into()), &[]);
+        tell(Req::SET_VRING_BASE, &state(index, 0), &[]);
+        tell(Req::SET_VRING_ADDR, &addr, &[]);
+        tell(Req::SET_VRING_CALL, &number, &[call.as_fd()]);
+        tell(Req::SET_VRING_KICK, &number, &[kick.as_fd()]);
+        tell(Req::SET_VRING_ENABLE, &state(index, 1), &[]);
+    }
+}
+
 impl Guest {
     /// Connects to a port and brings its link up; no receive buffers are offered yet.
     pub(crate) fn boot(socket: &Path, features: u64) -> Self {
@@ -73,66 +128,13 @@ impl Guest {
         let (kick, call) = ([fd(), fd()], [fd(), fd()]);
         let offered = VecDeque::new();
         let event_idx = features & bit::EVENT_IDX != 0;
-        let mut guest = Self { stream, ram, rx, tx, kick, call, sent: 0, offered, event_idx };
-        guest.set_up(features);
-        guest
-    }
-
-    fn set_up(&mut self, features: u64) {
-        self.say(Req::SET_OWNER, 0, &[], &[]);
-        self.say(Req::SET_PROTOCOL_FEATURES, 0, &8_u64.to_ne_bytes(), &[]); // REPLY_ACK
-        self.tell(Req::SET_FEATURES, &features.to_ne_bytes(), &[]);
-        let mut table = 1_u64.to_ne_bytes().to_vec(); // one region, and padding
-        table.extend([GUEST_BASE, RAM_LEN, USER_BASE, 0].into_iter().flat_map(u64::to_ne_bytes));
-        let ram = self.ram.fd();
-        self.tell(Req::SET_MEM_TABLE, &table, &[ram.as_fd()]);
-        for index in 0..2_u32 {
-            let i = index as usize;
-            let user = |guest: u64| guest - GUEST_BASE + USER_BASE;
-            let driver = [&self.rx, &self.tx][i];
-            let mut addr = state(index, 0);
-            for area in [user(driver.desc), user(driver.used), user(driver.avail), 0] {
-                addr.extend(area.to_ne_bytes());
-            }
-            let number = u64::from(index).to_ne_bytes();
-            let (kick, call) =
-                (self.kick[i].try_clone().unwrap(), self.call[i].try_clone().unwrap());
-            self.tell(Req::SET_VRING_NUM, &state(index, QUEUE_SIZE.into()), &[]);
-            self.tell(Req::SET_VRING_BASE, &state(index, 0), &[]);
-            self.tell(Req::SET_VRING_ADDR, &addr, &[]);
-            self.tell(Req::SET_VRING_CALL, &number, &[call.as_fd()]);
-            self.tell(Req::SET_VRING_KICK, &number, &[kick.as_fd()]);
-            self.tell(Req::SET_VRING_ENABLE, &state(index, 1), &[]);
-        }
-    }
-
-    fn say(&self, request: Req, flags: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut bytes = Vec::new();
-        for word in [u32::from(request), 1 | flags, u32::try_from(payload.len()).unwrap()] {
-            bytes.extend(word.to_ne_bytes());
-        }
-        bytes.extend(payload);
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
-        }
-        let sent =
-            sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
-        assert_eq!(sent.unwrap(), bytes.len());
-    }
-
-    /// Says it, and waits until it was obeyed.
-    fn tell(&mut self, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        self.say(request, 8, payload, fds);
-        let mut reply = [0; 20];
-        self.stream.read_exact(&mut reply).unwrap();
-        assert_eq!(reply[12..], [0; 8], "{request:?} is obeyed");
+        set_up(&stream, features, &ram, &[(&rx, &kick[0], &call[0]), (&tx, &kick[1], &call[1])]);
+        Self { stream, ram, rx, tx, kick, call, sent: 0, offered, event_idx }
     }
 
     /// Its VMM says that it has just been moved here.
-    pub(crate) fn is_announced(&mut self, mac: [u8; 6]) {
-        self.tell(Req::SEND_RARP, &[&mac[..], &[0; 2]].concat(), &[]);
+    pub(crate) fn is_announced(&self, mac: [u8; 6]) {
+        tell(&self.stream, Req::SEND_RARP, &[&mac[..], &[0; 2]].concat(), &[]);
     }
 
     /// Offers `n` receive buffers of 2 KiB.

@@ -20,6 +20,8 @@ mod overlay;
 mod registry;
 mod sandbox;
 mod segment;
+mod sockets;
 mod starting;
 mod switch;
+mod toe;
 mod uplinks;

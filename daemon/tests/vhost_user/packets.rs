@@ -2,7 +2,7 @@
 
 use nightporter_core::wire::vsock::{HOST_CID, Header, LEN, Op, STREAM};
 use nightporterd::vhost::guest_mem::GuestMemory;
-use nightporterd::vhost::packets::{PacketQueue, Piece, copy};
+use nightporterd::vhost::packets::{Missing, PacketQueue, Piece, copy, read, write};
 use nightporterd::vhost::ring::RingFault::{self, *};
 use nightporterd::vhost::ring::{Ring, RingAddrs, RingFeatures};
 use proptest::prelude::*;
@@ -164,7 +164,9 @@ proptest! {
         payload in proptest::collection::vec(any::<u8>(), 1..9000),
         from_cuts in proptest::collection::vec(1..9000_usize, 0..12),
         to_cuts in proptest::collection::vec(1..9000_usize, 0..12),
+        at in any::<proptest::sample::Index>(),
     ) {
+        let at = at.index(payload.len());
         let (mut a, mut b) = (Guest::new(), Guest::new());
         let header = header(payload.len());
         a.sends(BUFFERS + 3, &header, &payload, &from_cuts);
@@ -172,8 +174,16 @@ proptest! {
         prop_assert_eq!(a.poll(), Ok(Some((header, payload.len()))));
         prop_assert_eq!(b.room(), Ok(Some(9000)));
         let from = (&a.memory, a.queue.payload());
-        copy(from, (&b.memory, b.queue.payload()), payload.len()).unwrap();
-        prop_assert!(copy(from, (&b.memory, b.queue.payload()), payload.len() + 1).is_none());
+        let to = (&b.memory, b.queue.payload());
+        copy(from, at, to, payload.len() - at).unwrap();
+        prop_assert_eq!(copy(from, at, to, payload.len() - at + 1), Err(Missing::Source));
+        let mut copied = vec![0; payload.len() - at];
+        read(&a.memory, a.queue.payload(), at, &mut copied).unwrap();
+        prop_assert_eq!(&copied, &payload[at..]);
+        write(&b.memory, b.queue.payload(), &copied).unwrap();
+        prop_assert_eq!(read(&a.memory, a.queue.payload(), 1, &mut vec![0; payload.len()]), None);
+        prop_assert_eq!(write(&b.memory, b.queue.payload(), &[0; 9001]), None);
+        copy(from, 0, to, payload.len()).unwrap();
         b.queue.give(&b.memory, &header).unwrap();
         let seen = b.ram.read(BUFFERS + 0x1_0001, LEN + payload.len());
         prop_assert_eq!(&seen[..LEN], &header.emit()[..]);

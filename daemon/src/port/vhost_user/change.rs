@@ -6,6 +6,7 @@ use tracing::warn;
 
 use super::{VhostUserConfig, VhostUserPort};
 use crate::closer::Foreign;
+use crate::vhost::device::Device;
 use crate::vhost::features::Offer;
 use crate::vhost::listener::Listener;
 use crate::vhost::{Event, Source};
@@ -19,6 +20,13 @@ impl VhostUserPort {
         if self.connection.is_none() {
             self.offer = self.next_offer;
         }
+        self.set_rules(config);
+    }
+}
+
+impl<D: Device> VhostUserPort<D> {
+    /// Who may connect, and with what memory, from now on.
+    pub fn set_rules(&mut self, config: &VhostUserConfig) {
         self.access = config.access;
         self.allows_unsealed_memory = config.allow_unsealed_memory;
     }

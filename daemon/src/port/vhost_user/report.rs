@@ -4,13 +4,14 @@ use nightporter_core::limits::MTU_DEFAULT;
 use tracing::{info, warn};
 
 use crate::vhost::Event;
+use crate::vhost::device::Device;
 use crate::vhost::features::bit;
 use crate::vhost::session::Session;
 
 /// Says what happened to a port, if an operator should know.
-pub(super) fn report(
+pub(super) fn report<D: Device>(
     port: &str,
-    session: &Session,
+    session: &Session<D>,
     event: &Event,
     memory_is_limited: bool,
     mtu: Option<u16>,
@@ -44,6 +45,6 @@ pub(super) fn report(
 }
 
 /// Whether the driver agreed to be told an MTU, by us or by a VMM that has said which one.
-fn knows_mtu(session: &Session, mtu: u16) -> bool {
+fn knows_mtu<D: Device>(session: &Session<D>, mtu: u16) -> bool {
     session.features() & bit::MTU != 0 && session.mtu().is_none_or(|told| told == mtu)
 }

@@ -1,0 +1,156 @@
+//! A socket device behind the port: packets in and out of its queues.
+//!
+//! - **From the guest**: `poll_packet`, `read_payload` or `carry`, then `packet_done`, until there
+//!   is none or the turn's share is spent.
+//! - **To the guest**: `room_to_guest`, `write_payload` or the `carry` of another one, then
+//!   `give_packet`.
+//! - At the end of the turn `flush`; before it sleeps `enable_kicks`, as for a network card.
+
+use nightporter_core::wire::vsock::Header;
+
+use super::VhostUserPort;
+use crate::faults;
+use crate::vhost::guest_mem::GuestMemory;
+use crate::vhost::packets::{self, Missing, PacketQueue, Piece};
+use crate::vhost::ring::RingFault;
+use crate::vhost::vring::Vring;
+use crate::vhost::vsock::{FROM_GUEST, TO_GUEST, Vsock};
+
+impl VhostUserPort<Vsock> {
+    /// Whether the driver runs, and both its queues of packets keep the rules.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        let Some((_, session)) = &self.connection else { return false };
+        session.link().is_some() && session.vrings.iter().take(2).all(|v| v.fault.is_none())
+    }
+
+    /// Whether memory of the front-end was not there since the last [`Self::handle_faults`]: what
+    /// was read since then may be zeros.
+    #[must_use]
+    pub fn has_new_fault(&self) -> bool {
+        let session = self.connection.as_ref().map(|(_, session)| session);
+        faults::count() != self.faults_seen && session.is_some_and(|s| s.has_faulted())
+    }
+
+    /// The packet of the guest that is next, and how many bytes are behind its header. `None`:
+    /// there is none, or this turn has seen enough.
+    #[must_use]
+    pub fn poll_packet(&mut self) -> Option<(Header, usize)> {
+        let (queue, memory) = self.queue(FROM_GUEST)?;
+        let polled = queue.poll(memory);
+        self.judge(FROM_GUEST, polled).flatten()
+    }
+
+    /// Copies payload of that packet, from byte `at` on. `false`: it is not there.
+    #[must_use]
+    pub fn read_payload(&mut self, at: usize, out: &mut [u8]) -> bool {
+        let Some((queue, memory)) = self.queue(FROM_GUEST) else { return false };
+        let read = packets::read(memory, queue.payload(), at, out);
+        self.judge(FROM_GUEST, read.ok_or(RingFault::OutsideMemory)).is_some()
+            && !self.has_new_fault()
+    }
+
+    /// That packet's buffers are the guest's again.
+    pub fn packet_done(&mut self) {
+        if let Some((queue, _)) = self.queue(FROM_GUEST) {
+            let done = queue.done();
+            self.judge(FROM_GUEST, done);
+        }
+    }
+
+    /// Bytes of payload that the guest's next buffers have room for. `None`: there are none, or
+    /// this turn has seen enough.
+    #[must_use]
+    pub fn room_to_guest(&mut self) -> Option<usize> {
+        let (queue, memory) = self.queue(TO_GUEST)?;
+        let room = queue.room(memory);
+        self.judge(TO_GUEST, room).flatten()
+    }
+
+    /// Writes payload into these buffers. `false`: they are not there.
+    #[must_use]
+    pub fn write_payload(&mut self, bytes: &[u8]) -> bool {
+        let Some((queue, memory)) = self.queue(TO_GUEST) else { return false };
+        let written = packets::write(memory, queue.payload(), bytes);
+        self.judge(TO_GUEST, written.ok_or(RingFault::OutsideMemory)).is_some()
+    }
+
+    /// Copies `len` bytes of the present packet's payload, from byte `at` on, into the next buffers
+    /// of another guest. `false`: the memory of one of them is not there.
+    #[must_use]
+    pub fn carry(&mut self, at: usize, to: &mut Self, len: usize) -> bool {
+        let (Some(source), Some(target)) = (self.place(FROM_GUEST), to.place(TO_GUEST)) else {
+            return false;
+        };
+        match packets::copy(source, at, target, len) {
+            Ok(()) => return !self.has_new_fault() && !to.has_new_fault(),
+            Err(Missing::Source) => self.fail(FROM_GUEST, RingFault::OutsideMemory),
+            Err(Missing::Target) => to.fail(TO_GUEST, RingFault::OutsideMemory),
+        }
+        false
+    }
+
+    /// Puts this header before the payload that was written, and gives both to the guest.
+    pub fn give_packet(&mut self, header: &Header) {
+        if let Some((queue, memory)) = self.queue(TO_GUEST) {
+            let given = queue.give(memory, header);
+            self.judge(TO_GUEST, given);
+        }
+    }
+
+    /// The guest offers buffers that no driver of this device offers.
+    pub fn refuse_buffers(&mut self) {
+        self.fail(TO_GUEST, RingFault::BufferTooSmall);
+    }
+
+    /// Whether there may be more than it seems: a queue's share of this turn is used up.
+    #[must_use]
+    pub fn has_spent_packets(&mut self) -> bool {
+        let spent = |port: &mut Self, at| port.queue(at).is_some_and(|(q, _)| q.has_spent());
+        spent(self, FROM_GUEST) || spent(self, TO_GUEST)
+    }
+
+    /// Shows the guest what was taken and given, and signals if it wants to know. A turn ends.
+    pub fn flush_packets(&mut self) {
+        self.flush(TO_GUEST);
+        self.flush(FROM_GUEST);
+    }
+
+    /// Asks for a kick when the guest sends. `true`: it just has; poll again.
+    #[must_use]
+    pub fn enable_packet_kicks(&mut self) -> bool {
+        self.enable_kicks(FROM_GUEST)
+    }
+
+    /// Asks for a kick when the guest offers buffers. `true`: it just has.
+    #[must_use]
+    pub fn enable_room_kicks(&mut self) -> bool {
+        self.enable_kicks(TO_GUEST)
+    }
+
+    /// No kicks for packets: they are polled for.
+    pub fn disable_packet_kicks(&mut self) {
+        self.disable_kicks(FROM_GUEST);
+    }
+
+    /// No kicks for buffers.
+    pub fn disable_room_kicks(&mut self) {
+        self.disable_kicks(TO_GUEST);
+    }
+
+    fn queue(&mut self, at: usize) -> Option<(&mut PacketQueue, &GuestMemory)> {
+        let (_, session) = self.connection.as_mut()?;
+        let queue = session.vrings.get_mut(at).and_then(Vring::usable)?;
+        Some((queue, &session.memory))
+    }
+
+    fn place(&self, at: usize) -> Option<(&GuestMemory, &[Piece])> {
+        let (_, session) = self.connection.as_ref()?;
+        let vring = session.vrings.get(at).filter(|vring| vring.fault.is_none())?;
+        Some((&session.memory, vring.queue.as_ref()?.payload()))
+    }
+
+    fn judge<T>(&mut self, at: usize, result: Result<T, RingFault>) -> Option<T> {
+        result.map_err(|fault| self.fail(at, fault)).ok()
+    }
+}

@@ -1,0 +1,151 @@
+//! The socket device of one guest, and what waits for it.
+
+use std::collections::VecDeque;
+
+use nightporter_core::toe::control::LEN;
+use nightporter_core::toe::sockets::SocketId;
+use nightporter_core::wire::vsock::Header;
+
+use crate::port::vhost_user::VhostUserPort;
+use crate::vhost::vsock::Vsock;
+
+/// A packet for a guest: without payload, or with an answer in it.
+pub(super) type Packet = (Header, Option<[u8; LEN]>);
+
+/// Why something waits for a guest.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Blocked {
+    /// Its ring has no buffers.
+    Ring,
+    /// It has had its share of this turn.
+    Turn,
+}
+
+/// Counters since the device was made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stats {
+    /// Packets of the guest.
+    pub(crate) packets_from_guest: u64,
+    /// Packets that were put into its ring.
+    pub(crate) packets_to_guest: u64,
+    /// Bytes of other guests' streams in them.
+    pub(crate) bytes_to_guest: u64,
+}
+
+/// See the module's doc.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) port: VhostUserPort<Vsock>,
+    /// Packets that go into the ring before all others.
+    pub(super) waiting: VecDeque<Packet>,
+    /// The core knows of the guest.
+    pub(super) is_up: bool,
+    /// It is to be served in the next turn.
+    pub(super) is_awake: bool,
+    /// Its rings were used in this turn.
+    pub(super) is_touched: bool,
+    /// Something waits for it that its sockets have room for.
+    pub(super) blocked: Option<Blocked>,
+    /// Of those for which bytes are kept, the one that had its turn.
+    pub(super) served_last: Option<SocketId>,
+    pub(super) stats: Stats,
+}
+
+impl Device {
+    pub(super) fn new(port: VhostUserPort<Vsock>) -> Self {
+        Self {
+            port,
+            waiting: VecDeque::new(),
+            is_up: false,
+            is_awake: false,
+            is_touched: false,
+            blocked: None,
+            served_last: None,
+            stats: Stats::default(),
+        }
+    }
+
+    /// Bytes of payload that the next packet to a socket with this room can have: at most `len`.
+    /// `None`: there can be none now.
+    pub(super) fn room(&mut self, credit: u64, len: usize) -> Option<usize> {
+        let most = usize::try_from(credit).unwrap_or(usize::MAX).min(len);
+        if most == 0 {
+            return None;
+        }
+        let room = self.port.room_to_guest()?;
+        if room == 0 {
+            self.port.refuse_buffers(); // a header fits, and no payload ever would
+            return None;
+        }
+        Some(room.min(most))
+    }
+
+    /// Gives the guest a packet whose payload is written.
+    pub(super) fn give(&mut self, header: &Header) {
+        self.stats.packets_to_guest += 1;
+        self.stats.bytes_to_guest += u64::from(header.len);
+        self.port.give_packet(header);
+    }
+
+    /// A packet for the guest, behind those that wait.
+    pub(super) fn put(&mut self, packet: Packet) {
+        if !self.is_up {
+            return; // it knows nothing of it
+        }
+        if !self.waiting.is_empty() || !self.give_packet(&packet) {
+            self.waiting.push_back(packet);
+            self.blocked = Some(Blocked::Ring);
+        }
+    }
+
+    /// Packets that wait go into the ring; whether all of them have.
+    pub(super) fn give_waiting(&mut self) -> bool {
+        while let Some(packet) = self.waiting.pop_front() {
+            if !self.give_packet(&packet) {
+                self.waiting.push_front(packet);
+                return false;
+            }
+        }
+        true
+    }
+
+    fn give_packet(&mut self, (header, answer): &Packet) -> bool {
+        let Some(room) = self.port.room_to_guest() else { return false };
+        if let Some(answer) = answer {
+            if room < LEN {
+                self.port.refuse_buffers(); // drivers offer pages
+                return false;
+            }
+            if !self.port.write_payload(answer) {
+                return false;
+            }
+        }
+        self.stats.packets_to_guest += 1;
+        self.port.give_packet(header);
+        true
+    }
+
+    /// Shows the guest what was taken and given. Whether there is more to do at once; else the
+    /// worker is woken when there is.
+    pub(super) fn flush(&mut self) -> bool {
+        let spent = self.port.has_spent_packets();
+        self.port.flush_packets();
+        let waits = match self.blocked {
+            Some(Blocked::Turn) => true,
+            Some(Blocked::Ring) if !spent => self.port.enable_room_kicks(),
+            Some(Blocked::Ring) | None => {
+                self.port.disable_room_kicks();
+                false
+            }
+        };
+        spent || waits
+    }
+
+    /// Its driver has gone.
+    pub(super) fn forget(&mut self) {
+        self.waiting.clear();
+        self.is_up = false;
+        self.blocked = None;
+        self.served_last = None;
+    }
+}

@@ -1,0 +1,480 @@
+//! The virtual TOE of this host: socket devices of guests, the core's table of their sockets, and
+//! the fabric between guests of one host (`docs/virtual-toe.md`).
+//!
+//! # One turn
+//!
+//! Each device that is awake: what waits for its guest goes into the ring, then packets of the
+//! guest are read, up to [`PACKETS_PER_TURN`] and [`BYTES_PER_TURN`]. Payload for a guest of this
+//! host is copied from ring to ring, at once. After each packet all is heard that the core has to
+//! say. At the end every ring that was touched is shown to its guest.
+//!
+//! # What a ring has no room for
+//!
+//! Packets without payload wait in their device, and as long as many of them do nothing more is
+//! read of that guest. Payload is kept for the receiver, at most [`KEPT_MAX`] bytes of one sender:
+//! then that guest's ring waits. If it waits for [`T_STALL`], connections whose receivers have
+//! taken nothing in that time are reset, so that nobody who takes nothing stops a sender for
+//! others.
+
+mod device;
+mod kept;
+mod rules;
+
+use std::collections::VecDeque;
+
+use nightporter_api::ToeStatus;
+use nightporter_core::limits::TOE_SOCKETS_MAX;
+use nightporter_core::port::PortId;
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::toe::errno::Errno;
+use nightporter_core::toe::guest::GuestConfig;
+use nightporter_core::toe::host::{Handled, Host, Output};
+use nightporter_core::toe::id::{ShadowId, Side};
+use nightporter_core::toe::inbound::Verdict;
+use nightporter_core::toe::message::{Kind, Message};
+use nightporter_core::toe::sockets::{SocketId, VmId};
+
+use crate::port::vhost_user::VhostUserPort;
+use crate::vhost::vsock::Vsock;
+use device::{Blocked, Device, Packet};
+use kept::{Kept, KeptBytes};
+pub(crate) use rules::Member;
+use rules::Rules;
+
+/// The CID of every guest: it names one to its own device alone, so it need not differ, and stays
+/// when the VM moves to another host. The smallest that a guest may have (virtio 1.2, 5.10.4).
+pub(crate) const GUEST_CID: u64 = 3;
+/// Packets of a guest that are read in a turn, and about how many bytes.
+const PACKETS_PER_TURN: u64 = 64;
+const BYTES_PER_TURN: usize = 1 << 20;
+/// Bytes of one sender that are kept for receivers whose rings have no buffers: sixteen windows.
+const KEPT_MAX: usize = 16 << 20;
+/// Packets without payload that wait for a guest while its own are read.
+const WAITING_MAX: usize = 1024;
+/// And at most: what others cause is bounded by the sockets that it has, a few for each.
+const WAITING_LOST: usize = 4 * TOE_SOCKETS_MAX;
+/// How long a sender waits for receivers that take nothing.
+const T_STALL: Duration = Duration::from_secs(5);
+
+/// See the module's doc.
+#[derive(Debug)]
+pub(crate) struct Toe {
+    host: Host,
+    rules: Rules,
+    /// By the number of the VM's port.
+    devices: Vec<Option<Box<Device>>>,
+    kept: KeptBytes,
+    /// Devices to be served in the next turn, and those that were touched in this one.
+    awake: VecDeque<usize>,
+    touched: Vec<usize>,
+    /// Devices that are not read because so much is kept of what they sent, and since when.
+    stalled: Vec<(usize, Instant)>,
+}
+
+impl Toe {
+    /// Without devices. `incarnation`: see [`Host::new`].
+    pub(crate) fn new(incarnation: u64) -> Self {
+        Self {
+            host: Host::new(incarnation),
+            rules: Rules::default(),
+            devices: Vec::new(),
+            kept: KeptBytes::default(),
+            awake: VecDeque::new(),
+            touched: Vec::new(),
+            stalled: Vec::new(),
+        }
+    }
+
+    /// The device of the VM behind this port.
+    pub(crate) fn port_mut(&mut self, port: PortId) -> Option<&mut VhostUserPort<Vsock>> {
+        Some(&mut self.device_mut(port.0.into())?.port)
+    }
+
+    /// The devices there are.
+    pub(crate) fn ports(&self) -> Vec<PortId> {
+        let there = (0..).map(PortId).zip(&self.devices);
+        there.filter(|(_, device)| device.is_some()).map(|(port, _)| port).collect()
+    }
+
+    /// What an operator hears of the device of the VM behind this port, if it has one.
+    pub(crate) fn status(&self, port: PortId) -> Option<ToeStatus> {
+        let at = usize::from(port.0);
+        let device = self.devices.get(at)?.as_deref()?;
+        let of_port = device.port.stats();
+        Some(ToeStatus {
+            listens: device.port.listens(),
+            running: device.is_up,
+            sockets: self.host.sockets_of(vm(at)) as u64,
+            kept_bytes: self.kept.of_sender(at) as u64,
+            packets_from_guest: device.stats.packets_from_guest,
+            packets_to_guest: device.stats.packets_to_guest,
+            bytes_to_guest: device.stats.bytes_to_guest,
+            ring_faults: of_port.ring_faults,
+            memory_faults: of_port.memory_faults,
+            blocked: of_port.blocked,
+        })
+    }
+
+    /// A VM has a device from now on.
+    pub(crate) fn add(&mut self, port: PortId, device: VhostUserPort<Vsock>, member: Member) {
+        let at = usize::from(port.0);
+        if self.devices.len() <= at {
+            self.devices.resize_with(at + 1, || None);
+        }
+        assert!(self.devices[at].is_none(), "a VM has one socket device");
+        self.devices[at] = Some(Box::new(Device::new(device)));
+        self.rules.add(vm(at), member);
+    }
+
+    /// It has none any more. Its port was closed before, and what that caused is done.
+    pub(crate) fn remove(&mut self, now: Instant, port: PortId) {
+        self.lose(now, port);
+        self.rules.remove(vm(port.0.into()));
+        if let Some(device) = self.devices.get_mut(usize::from(port.0)) {
+            *device = None;
+        }
+    }
+
+    /// What a VM may reach has changed: its connections end, as if it had gone.
+    pub(crate) fn set(&mut self, now: Instant, port: PortId, member: Member) {
+        if !self.rules.is(vm(port.0.into()), &member) {
+            self.lose_guest(now, port.0.into());
+            self.rules.add(vm(port.0.into()), member);
+            self.look_at_link(now, port);
+        }
+    }
+
+    /// There may be something to do for this device.
+    pub(crate) fn wake(&mut self, port: PortId) {
+        self.wake_device(port.0.into());
+    }
+
+    /// The driver has gone, and may be here again already.
+    pub(crate) fn lose(&mut self, now: Instant, port: PortId) {
+        self.lose_guest(now, port.0.into());
+        self.end_turn(now);
+    }
+
+    /// A driver has come, or was caught lying.
+    pub(crate) fn look_at_link(&mut self, now: Instant, port: PortId) {
+        let at = usize::from(port.0);
+        let Some(device) = self.device_mut(at) else { return };
+        match (device.is_up, device.port.is_up()) {
+            (true, false) => self.lose(now, port),
+            (false, true) => {
+                device.is_up = true;
+                if let Some((ips, network)) = self.rules.start(vm(at)) {
+                    self.host.add_guest(vm(at), GuestConfig { cid: GUEST_CID, network, ips });
+                }
+                self.wake_device(at);
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether there is more to do at once.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.awake.is_empty()
+    }
+
+    /// When there is something to do, if nothing else happens.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        let stalls = self.stalled.iter().map(|(_, since)| *since + T_STALL);
+        stalls.chain(self.host.poll_timeout()).min()
+    }
+
+    /// One turn; how many packets were read.
+    pub(crate) fn turn(&mut self, now: Instant) -> u64 {
+        if self.devices.is_empty() {
+            return 0;
+        }
+        self.end_stalls(now);
+        if self.host.poll_timeout().is_some_and(|at| at <= now) {
+            self.host.handle_timeout(now);
+            self.hear(now);
+        }
+        let mut packets = 0;
+        for _ in 0..self.awake.len() {
+            let Some(at) = self.awake.pop_front() else { break };
+            let Some(device) = self.device_mut(at) else { continue };
+            device.is_awake = false;
+            device.port.disable_packet_kicks();
+            self.touch(at);
+            self.give_waiting(now, at);
+            packets += self.read(now, at);
+            if self.kept.sockets_of(at) > 0 {
+                self.give_waiting(now, at); // the guest may have said that it has room
+            }
+        }
+        self.end_turn(now);
+        packets
+    }
+
+    /// Reads packets of a guest.
+    fn read(&mut self, now: Instant, at: usize) -> u64 {
+        let (mut packets, mut bytes) = (0, 0);
+        while packets < PACKETS_PER_TURN && bytes < BYTES_PER_TURN {
+            let stalls = self.kept.of_sender(at) >= KEPT_MAX;
+            self.note_stall(now, at, stalls);
+            let Self { host, rules, devices, .. } = self;
+            let Some(device) = devices[at].as_mut() else { return packets };
+            if stalls || device.waiting.len() >= WAITING_MAX {
+                return packets; // it is woken when there is room again
+            }
+            let Some((header, payload)) = device.port.poll_packet() else { return packets };
+            if device.port.has_new_fault() {
+                return packets; // zeros instead of what the guest said
+            }
+            (packets, bytes) = (packets + 1, bytes + payload);
+            device.stats.packets_from_guest += 1;
+            let mut read = |out: &mut [u8]| device.port.read_payload(0, out);
+            let handled = host.handle_packet(now, vm(at), &header, payload, &mut read, rules);
+            if let Handled::Carry(_, message) = handled {
+                self.carry(now, at, &message);
+            }
+            if let Some(device) = self.device_mut(at) {
+                device.port.packet_done();
+            }
+            self.hear(now);
+        }
+        self.wake_device(at);
+        packets
+    }
+
+    /// Payload of the present packet of a guest goes to another one.
+    fn carry(&mut self, now: Instant, from: usize, message: &Message) {
+        let Kind::Data { len, .. } = message.kind else { return };
+        let met = self.host.handle_message(now, message);
+        match (met.verdict, met.socket) {
+            (Verdict::Deliver, Some(socket)) => {
+                self.deliver(now, from, socket, message, len as usize);
+            }
+            (Verdict::Hold, _) => self.reset(now, (message.id, message.to)), // nothing overtakes
+            (Verdict::Deliver | Verdict::Done, _) => {}
+        }
+    }
+
+    /// From ring to ring, and what does not fit is kept.
+    fn deliver(
+        &mut self,
+        now: Instant,
+        from: usize,
+        socket: SocketId,
+        message: &Message,
+        len: usize,
+    ) {
+        let Some(VmId(to)) = self.host.vm_of(socket) else { return };
+        let (to, mut done) = (to as usize, 0);
+        self.touch(to);
+        if !self.kept.has(socket)
+            && let Ok([Some(source), Some(target)]) = self.devices.get_disjoint_mut([from, to])
+            && target.waiting.is_empty()
+        {
+            while done < len {
+                let Some(room) = target.room(self.host.room_to_guest(socket), len - done) else {
+                    break;
+                };
+                if !source.port.carry(done, &mut target.port, room) {
+                    return; // one of them goes down
+                }
+                let Some(header) = self.host.give(now, socket, len_of(room)) else { return };
+                target.give(&header);
+                done += room;
+            }
+        }
+        if done < len {
+            let mut rest = vec![0; len - done];
+            let source = self.device_mut(from);
+            if source.is_some_and(|source| source.port.read_payload(done, &mut rest)) {
+                let name = (message.id, message.to);
+                self.kept.add(now, socket, Kept { name, from, to }, rest);
+                self.wake_device(to);
+            }
+        }
+    }
+
+    /// What waits for a guest goes into its ring, a packet of each socket in turn.
+    fn give_waiting(&mut self, now: Instant, at: usize) {
+        let Some(device) = self.device_mut(at) else { return };
+        device.blocked = None;
+        let mut next = device.served_last;
+        if !device.give_waiting() {
+            device.blocked = Some(Blocked::Ring);
+            return;
+        }
+        let (mut bytes, mut without_room) = (0, 0);
+        while without_room < self.kept.sockets_of(at) {
+            let Some(socket) = self.kept.after(at, next) else { break };
+            next = Some(socket);
+            if self.host.room_to_guest(socket) == 0 {
+                without_room += 1;
+                continue;
+            }
+            let given = self.give_kept(now, at, socket);
+            (bytes, without_room) = (bytes + given, 0);
+            if given == 0 || bytes >= BYTES_PER_TURN {
+                let why = if given == 0 { Blocked::Ring } else { Blocked::Turn };
+                self.device_mut(at).expect("it was there").blocked = Some(why);
+                break;
+            }
+        }
+        self.device_mut(at).expect("it was there").served_last = next;
+        self.hear(now);
+    }
+
+    /// A packet of what is kept for a socket that has room; its bytes.
+    fn give_kept(&mut self, now: Instant, at: usize, socket: SocketId) -> usize {
+        let Self { host, devices, kept, .. } = self;
+        let (Some(device), Some(rest)) = (devices[at].as_mut(), kept.front(socket)) else {
+            return 0;
+        };
+        let Some(room) = device.room(host.room_to_guest(socket), rest.len()) else { return 0 };
+        if !device.port.write_payload(&rest[..room]) {
+            return 0;
+        }
+        let Some(header) = host.give(now, socket, len_of(room)) else { return 0 };
+        device.give(&header);
+        let sender = self.kept.taken(now, socket, room);
+        self.wake_stalled(sender);
+        room
+    }
+
+    /// All that the core has to say.
+    fn hear(&mut self, now: Instant) {
+        while let Some(output) = self.host.poll_output(now) {
+            match output {
+                Output::Message(_, message, request) => match message.kind {
+                    Kind::Request { .. } if !self.rules.may(&request) => {
+                        let kind = Kind::Reset(Errno::HostUnreachable);
+                        let refusal = Message { kind, to: Side::Opener, ..message };
+                        let _ = self.host.handle_message(now, &refusal);
+                    }
+                    Kind::Request { .. } => self.host.handle_request(now, &message, &request),
+                    _ => drop(self.host.handle_message(now, &message)),
+                },
+                Output::Return(message) => drop(self.host.handle_message(now, &message)),
+                Output::Packet(to, header) => self.put(to, (header, None)),
+                Output::Answer(to, header, answer) => self.put(to, (header, Some(answer))),
+                Output::Gone(socket) => {
+                    if let Some(sender) = self.kept.forget(socket) {
+                        self.wake_stalled(sender);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A packet for a guest.
+    fn put(&mut self, VmId(to): VmId, packet: Packet) {
+        let at = to as usize;
+        self.touch(at);
+        if let Some(device) = self.device_mut(at) {
+            device.put(packet);
+        }
+    }
+
+    /// Nobody hears of this connection any more.
+    fn reset(&mut self, now: Instant, (id, side): (ShadowId, Side)) {
+        for to in [side, side.other()] {
+            let message = Message { id, to, kind: Kind::Reset(Errno::Reset) };
+            let _ = self.host.handle_message(now, &message);
+        }
+    }
+
+    /// The driver of a guest, or its VMM, has gone.
+    fn lose_guest(&mut self, now: Instant, at: usize) {
+        let Some(device) = self.device_mut(at) else { return };
+        device.forget();
+        self.rules.stop(vm(at));
+        self.host.remove_guest(now, vm(at));
+        for sender in self.kept.forget_receiver(at) {
+            self.wake_stalled(sender);
+        }
+        self.note_stall(now, at, false);
+        self.hear(now);
+    }
+
+    /// Shows guests what there is for them, and sees to it that the worker wakes when they move.
+    fn end_turn(&mut self, now: Instant) {
+        while let Some(at) = self.touched.pop() {
+            let Some(device) = self.device_mut(at) else { continue };
+            device.is_touched = false;
+            // It lied; or it takes nothing, and what it sends next is for no connection.
+            let (is_up, stays) = (device.is_up, device.port.is_up());
+            let is_lost = device.waiting.len() > WAITING_LOST;
+            let has_more = device.flush();
+            if is_up && (is_lost || !stays) {
+                self.lose_guest(now, at);
+                if stays {
+                    self.look_at_link(now, PortId(u16::try_from(at).expect("a port's number")));
+                }
+                continue;
+            }
+            let stalls = self.stalled.iter().any(|(stalled, _)| *stalled == at);
+            let device = self.device_mut(at).expect("it was there");
+            let reads = is_up && !stalls && device.waiting.len() < WAITING_MAX;
+            if has_more || reads && !device.is_awake && device.port.enable_packet_kicks() {
+                self.wake_device(at);
+            }
+        }
+    }
+
+    /// A sender waits for receivers, or does so no more.
+    fn note_stall(&mut self, now: Instant, at: usize, stalls: bool) {
+        let known = self.stalled.iter().position(|(stalled, _)| *stalled == at);
+        match known {
+            None if stalls => self.stalled.push((at, now)),
+            Some(known) if !stalls => drop(self.stalled.swap_remove(known)),
+            _ => {}
+        }
+    }
+
+    /// Connections whose receivers have taken nothing while a sender waited are reset.
+    fn end_stalls(&mut self, now: Instant) {
+        for i in 0..self.stalled.len() {
+            let (at, since) = self.stalled[i];
+            if since + T_STALL <= now {
+                self.stalled[i].1 = now;
+                for name in self.kept.stuck(at, since) {
+                    self.reset(now, name);
+                }
+                self.hear(now);
+            }
+        }
+    }
+
+    fn wake_stalled(&mut self, at: usize) {
+        if self.kept.of_sender(at) < KEPT_MAX && self.stalled.iter().any(|(of, _)| *of == at) {
+            self.wake_device(at);
+        }
+    }
+
+    fn wake_device(&mut self, at: usize) {
+        if let Some(device) = self.device_mut(at)
+            && device.is_up
+            && !std::mem::replace(&mut device.is_awake, true)
+        {
+            self.awake.push_back(at);
+        }
+    }
+
+    fn touch(&mut self, at: usize) {
+        if let Some(device) = self.device_mut(at)
+            && !std::mem::replace(&mut device.is_touched, true)
+        {
+            self.touched.push(at);
+        }
+    }
+
+    fn device_mut(&mut self, at: usize) -> Option<&mut Device> {
+        self.devices.get_mut(at)?.as_deref_mut()
+    }
+}
+
+fn vm(at: usize) -> VmId {
+    VmId(u32::try_from(at).expect("ports have 16 bits"))
+}
+
+fn len_of(bytes: usize) -> u32 {
+    u32::try_from(bytes).expect("no more than a packet has")
+}

@@ -1,0 +1,151 @@
+//! Who may connect to whom by the virtual TOE: as the switch lets frames pass, and nothing more.
+//!
+//! A guest reaches others of its network and VLAN on this host that have the device, too, and whose
+//! address nobody else has. All else goes by guest TCP.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use nightporter_core::toe::control::Code;
+use nightporter_core::toe::guest::Policy;
+use nightporter_core::toe::message::Request;
+use nightporter_core::toe::sockets::VmId;
+
+/// A VM that has the device.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Member {
+    /// Its addresses: no socket has another (VTOE-09).
+    pub(crate) ips: Vec<IpAddr>,
+    /// Its network and its VLAN.
+    pub(crate) network: (String, Option<u16>),
+    /// It reaches no other VM of this host, and none reaches it.
+    pub(crate) isolated: bool,
+}
+
+/// See the module's doc.
+#[derive(Debug, Default)]
+pub(super) struct Rules {
+    members: BTreeMap<VmId, (Member, bool)>,
+    /// What the core calls them is their place here.
+    networks: Vec<(String, Option<u16>)>,
+}
+
+impl Rules {
+    /// Another one, or other rules for it; its driver does not run.
+    pub(super) fn add(&mut self, vm: VmId, member: Member) {
+        if !self.networks.contains(&member.network) {
+            self.networks.push(member.network.clone());
+        }
+        self.members.insert(vm, (member, false));
+    }
+
+    pub(super) fn remove(&mut self, vm: VmId) {
+        self.members.remove(&vm);
+    }
+
+    /// Whether it is there, as such.
+    pub(super) fn is(&self, vm: VmId, member: &Member) -> bool {
+        self.members.get(&vm).is_some_and(|(known, _)| known == member)
+    }
+
+    /// Its driver runs from now on: its addresses and its network.
+    pub(super) fn start(&mut self, vm: VmId) -> Option<(Vec<IpAddr>, u32)> {
+        let (member, runs) = self.members.get_mut(&vm)?;
+        *runs = true;
+        let network = self.networks.iter().position(|known| *known == member.network)?;
+        Some((member.ips.clone(), u32::try_from(network).ok()?))
+    }
+
+    /// It does not any more.
+    pub(super) fn stop(&mut self, vm: VmId) {
+        if let Some((_, runs)) = self.members.get_mut(&vm) {
+            *runs = false;
+        }
+    }
+
+    /// Whether this connection may be.
+    pub(super) fn may(&self, request: &Request) -> bool {
+        let from = self.only(request.network, request.from.ip());
+        from.is_some_and(|(vm, _)| self.connect(vm, request) == Code::Done)
+    }
+
+    /// The one whose address this is, if it runs.
+    fn only(&self, network: u32, ip: IpAddr) -> Option<(VmId, &Member)> {
+        let network = self.networks.get(network as usize)?;
+        let has = |member: &Member| member.network == *network && member.ips.contains(&ip);
+        let mut all = self.members.iter().filter(|(_, (member, _))| has(member));
+        let (vm, (member, runs)) = all.next()?;
+        (*runs && all.next().is_none()).then_some((*vm, member))
+    }
+}
+
+impl Policy for Rules {
+    fn connect(&self, vm: VmId, request: &Request) -> Code {
+        let from = self.only(request.network, request.from.ip());
+        let to = self.only(request.network, request.to.ip());
+        match (from, to) {
+            (Some((from, own)), Some((to, other)))
+                if from == vm && to != vm && !own.isolated && !other.isolated =>
+            {
+                Code::Done
+            }
+            _ => Code::Native,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(ip: &str, vlan: Option<u16>, isolated: bool) -> Member {
+        Member { ips: vec![ip.parse().unwrap()], network: (String::new(), vlan), isolated }
+    }
+
+    fn rules(members: &[(&str, Option<u16>, bool)]) -> Rules {
+        let mut rules = Rules::default();
+        for (vm, (ip, vlan, isolated)) in (0..).map(VmId).zip(members) {
+            rules.add(vm, member(ip, *vlan, *isolated));
+            rules.start(vm);
+        }
+        rules
+    }
+
+    fn request(from: &str, to: &str) -> Request {
+        let at = |ip: &str, port| std::net::SocketAddr::new(ip.parse().unwrap(), port);
+        Request { network: 0, from: at(from, 1000), to: at(to, 80) }
+    }
+
+    #[test]
+    fn a_guest_reaches_those_whom_its_frames_reach() {
+        let ask = |members: &[(&str, Option<u16>, bool)], to: &str| {
+            let (rules, request) = (rules(members), request("10.0.0.1", to));
+            let code = rules.connect(VmId(0), &request);
+            assert_eq!(rules.may(&request), code == Code::Done);
+            code
+        };
+        let own = ("10.0.0.1", None, false);
+        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.2"), Code::Done);
+        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.3"), Code::Native);
+        assert_eq!(ask(&[own, ("10.0.0.2", Some(5), false)], "10.0.0.2"), Code::Native);
+        assert_eq!(ask(&[own, ("10.0.0.2", None, true)], "10.0.0.2"), Code::Native);
+        let isolated = ("10.0.0.1", None, true);
+        assert_eq!(ask(&[isolated, ("10.0.0.2", None, false)], "10.0.0.2"), Code::Native);
+        assert_eq!(ask(&[own], "10.0.0.1"), Code::Native, "itself");
+        let two = [own, ("10.0.0.2", None, false), ("10.0.0.2", None, false)];
+        assert_eq!(ask(&two, "10.0.0.2"), Code::Native, "whose it is nobody knows");
+    }
+
+    #[test]
+    fn whose_driver_does_not_run_is_not_reached() {
+        let mut rules = rules(&[("10.0.0.1", None, false), ("10.0.0.2", None, false)]);
+        let request = request("10.0.0.1", "10.0.0.2");
+        assert_eq!(rules.connect(VmId(0), &request), Code::Done);
+        rules.stop(VmId(1));
+        assert_eq!(rules.connect(VmId(0), &request), Code::Native);
+        rules.start(VmId(1));
+        rules.add(VmId(1), member("10.0.0.2", Some(7), false));
+        rules.start(VmId(1));
+        assert_eq!(rules.connect(VmId(0), &request), Code::Native);
+    }
+}

@@ -1,0 +1,445 @@
+//! A guest with a socket device: a driver of ours that speaks vsock as Linux does, and processes
+//! in it that read, write, shut down and close.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Instant;
+
+use nightporter_core::toe::control::{self, Ask, Asked};
+use nightporter_core::toe::vsock::Ports;
+use nightporter_core::wire::vsock::{
+    HOST_CID, Header, LEN, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM,
+};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::driver::{Driver, GUEST_BASE, Ram, WRITE};
+use crate::guest::{EVENTS, RAM_LEN, set_up};
+use crate::host::LIMIT;
+
+/// As Linux has them: a page for a packet to the guest, 64 KiB of payload from it at most.
+const RX_LEN: u64 = 4096;
+const TX_LEN: u64 = 65536 + LEN as u64;
+const RX_BUFFERS: u64 = GUEST_BASE + (1 << 20);
+const TX_BUFFERS: u64 = GUEST_BASE + (3 << 20);
+const TX_COUNT: u64 = 64;
+const QUEUE_SIZE: u16 = 128;
+/// What Linux has by default.
+const BUF_ALLOC: u32 = 256 << 10;
+/// The process that asks has this port.
+const CONTROL: u32 = 1024;
+
+/// A socket in the guest.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    pub(crate) is_open: bool,
+    /// The host has reset it.
+    pub(crate) is_reset: bool,
+    /// The other stream has ended.
+    pub(crate) has_ended: bool,
+    /// What came and was not read.
+    pub(crate) unread: Vec<u8>,
+    /// All that was read.
+    pub(crate) got: Vec<u8>,
+    /// Its process reads all that comes.
+    pub(crate) reads: bool,
+    to_send: VecDeque<u8>,
+    sent: u32,
+    given: u32,
+    host_alloc: u32,
+    host_fwd: u32,
+    told: u32,
+    buf_alloc: u32,
+}
+
+impl Socket {
+    fn new() -> Self {
+        Self {
+            is_open: false,
+            is_reset: false,
+            has_ended: false,
+            unread: Vec::new(),
+            got: Vec::new(),
+            reads: true,
+            to_send: VecDeque::new(),
+            sent: 0,
+            given: 0,
+            host_alloc: 0,
+            host_fwd: 0,
+            told: 0,
+            buf_alloc: BUF_ALLOC,
+        }
+    }
+
+    fn read(&mut self) {
+        self.got.append(&mut self.unread);
+    }
+
+    fn fwd_cnt(&self) -> u32 {
+        u32::try_from(self.got.len()).unwrap()
+    }
+
+    fn room(&self) -> usize {
+        (self.host_alloc - self.sent.wrapping_sub(self.host_fwd)) as usize
+    }
+
+    /// Whether all that was written is with the host.
+    pub(crate) fn is_written(&self) -> bool {
+        self.to_send.is_empty()
+    }
+}
+
+/// A guest whose driver runs.
+#[derive(Debug)]
+pub(crate) struct SocketGuest {
+    _stream: UnixStream,
+    pub(crate) ram: Rc<Ram>,
+    rings: [Driver; 3],
+    kick: [OwnedFd; 3],
+    call: [OwnedFd; 3],
+    offered: VecDeque<u64>,
+    sent: u64,
+    /// Buffers that were taken are offered again.
+    pub(crate) refills: bool,
+    pub(crate) sockets: BTreeMap<Ports, Socket>,
+    /// Listens at these vsock ports.
+    listens: Vec<u32>,
+    next_port: u32,
+    tag: u16,
+}
+
+impl SocketGuest {
+    /// Boots with buffers for packets.
+    pub(crate) fn boot(socket: &Path) -> Self {
+        Self::boot_in(socket, Ram::new(usize::try_from(RAM_LEN).unwrap()))
+    }
+
+    /// Likewise, in memory that may go.
+    pub(crate) fn boot_unsealed(socket: &Path) -> Self {
+        Self::boot_in(socket, Ram::unsealed(usize::try_from(RAM_LEN).unwrap()))
+    }
+
+    fn boot_in(socket: &Path, ram: Rc<Ram>) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let ring = |at| Driver::new(&ram, GUEST_BASE + at, QUEUE_SIZE);
+        let rings = [ring(0x1_0000), ring(0x2_0000), ring(0x3_0000)];
+        let fd = || eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        let (kick, call) = ([fd(), fd(), fd()], [fd(), fd(), fd()]);
+        let all: Vec<_> = (0..3).map(|i| (&rings[i], &kick[i], &call[i])).collect();
+        set_up(&stream, EVENTS, &ram, &all);
+        let mut guest = Self {
+            _stream: stream,
+            ram,
+            rings,
+            kick,
+            call,
+            offered: VecDeque::new(),
+            sent: 0,
+            refills: true,
+            sockets: BTreeMap::new(),
+            listens: Vec::new(),
+            next_port: 2000,
+            tag: 0,
+        };
+        guest.offer(QUEUE_SIZE.into());
+        guest
+    }
+
+    /// Buffers for packets to it.
+    pub(crate) fn offer(&mut self, n: u64) {
+        let old = self.rings[0].avail_idx;
+        for _ in 0..n {
+            let at = RX_BUFFERS + u64::from(self.rings[0].avail_idx % QUEUE_SIZE) * RX_LEN;
+            self.rings[0].offer(&[(at, u32::try_from(RX_LEN).unwrap())], WRITE);
+            self.offered.push_back(at);
+        }
+        self.kick(0, old);
+    }
+
+    /// Another buffer for each that was taken, from now on too.
+    pub(crate) fn refill(&mut self) {
+        self.refills = true;
+        self.offer(u64::from(QUEUE_SIZE) - self.offered.len() as u64);
+    }
+
+    /// Sends a packet. `false`: all places are taken.
+    pub(crate) fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
+        let ring = &mut self.rings[1];
+        ring.used();
+        if ring.avail_idx.wrapping_sub(ring.used_idx) >= u16::try_from(TX_COUNT).unwrap() {
+            return false;
+        }
+        let at = TX_BUFFERS + self.sent % TX_COUNT * TX_LEN;
+        self.sent += 1;
+        self.ram.write(at, &[&header.emit()[..], payload].concat());
+        let old = ring.avail_idx;
+        let len = u32::try_from(payload.len()).unwrap();
+        let head = (at, u32::try_from(LEN).unwrap());
+        match len {
+            0 => ring.offer(&[head], 0),
+            _ => ring.offer(&[head, (at + LEN as u64, len)], 0),
+        };
+        self.kick(1, old);
+        true
+    }
+
+    /// A header of a socket.
+    pub(crate) fn header(&self, ports: Ports, op: Op) -> Header {
+        let socket = self.sockets.get(&ports);
+        Header {
+            src_cid: 3,
+            dst_cid: HOST_CID,
+            src_port: ports.guest,
+            dst_port: ports.host,
+            len: 0,
+            kind: STREAM,
+            op: Some(op),
+            flags: 0,
+            buf_alloc: socket.map_or(0, |socket| socket.buf_alloc),
+            fwd_cnt: socket.map_or(0, Socket::fwd_cnt),
+        }
+    }
+
+    /// Sends a packet of a socket, which there must be a place for.
+    fn say(&mut self, ports: Ports, op: Op, flags: u32) {
+        let header = Header { flags, ..self.header(ports, op) };
+        if let Some(socket) = self.sockets.get_mut(&ports) {
+            socket.told = header.fwd_cnt;
+        }
+        assert!(self.send(&header, &[]), "no place for {op:?}");
+    }
+
+    /// What its driver and its processes do now; whether that was anything.
+    pub(crate) fn step(&mut self) -> bool {
+        self.rings[0].set_used_event(self.rings[0].used_idx);
+        self.rings[1].set_used_event(self.rings[1].used_idx);
+        fence(Ordering::SeqCst);
+        let used = self.rings[0].used();
+        let taken = used.len() as u64;
+        for (_, len) in used {
+            let at = self.offered.pop_front().expect("it was offered");
+            let bytes = self.ram.read(at, len as usize);
+            let (header, payload) = bytes.split_first_chunk().expect("a header at least");
+            self.hear(&Header::parse(header), payload);
+        }
+        if self.refills && taken > 0 {
+            self.offer(taken);
+        }
+        let all: Vec<Ports> = self.sockets.keys().copied().collect();
+        let moved = all.into_iter().fold(false, |any, ports| self.move_on(ports) | any);
+        taken > 0 || moved
+    }
+
+    /// A packet of the host.
+    fn hear(&mut self, header: &Header, payload: &[u8]) {
+        assert_eq!((header.src_cid, header.dst_cid, header.kind), (HOST_CID, 3, STREAM));
+        assert_eq!(header.len as usize, payload.len());
+        let ports = Ports { guest: header.dst_port, host: header.src_port };
+        if header.op == Some(Op::Request) {
+            assert!(!self.sockets.contains_key(&ports), "{ports:?} is there already");
+            let listens = self.listens.contains(&ports.guest);
+            if listens {
+                self.sockets.insert(ports, Socket { is_open: true, ..Socket::new() });
+            }
+            self.note_room(ports, header);
+            return self.say(ports, if listens { Op::Response } else { Op::Reset }, 0);
+        }
+        self.note_room(ports, header);
+        let Some(socket) = self.sockets.get_mut(&ports) else { return };
+        match header.op.expect("the host says only what there is") {
+            Op::Response => socket.is_open = true,
+            Op::Reset => socket.is_reset = true,
+            Op::Data => {
+                socket.given += header.len;
+                assert!(socket.given - socket.fwd_cnt() <= socket.buf_alloc, "no room for it");
+                assert!(!socket.has_ended, "behind the end");
+                socket.unread.extend(payload);
+            }
+            Op::Shutdown => {
+                assert_eq!(header.flags, SHUTDOWN_SEND);
+                socket.has_ended = true;
+            }
+            Op::CreditUpdate => {}
+            Op::CreditRequest => self.say(ports, Op::CreditUpdate, 0),
+            Op::Request => unreachable!("heard before"),
+        }
+    }
+
+    fn note_room(&mut self, ports: Ports, header: &Header) {
+        if let Some(socket) = self.sockets.get_mut(&ports) {
+            (socket.host_alloc, socket.host_fwd) = (header.buf_alloc, header.fwd_cnt);
+        }
+    }
+
+    /// A socket sends what there is room for, and its process reads.
+    fn move_on(&mut self, ports: Ports) -> bool {
+        let socket = self.sockets.get_mut(&ports).expect("it is there");
+        if socket.reads {
+            socket.read();
+        }
+        let tells = socket.fwd_cnt() - socket.told >= BUF_ALLOC / 4;
+        let len = socket.to_send.len().min(65536);
+        if socket.is_reset || !socket.is_open {
+            return false;
+        }
+        if tells {
+            self.say(ports, Op::CreditUpdate, 0);
+        }
+        let socket = &self.sockets[&ports];
+        let len = len.min(socket.room());
+        if len == 0 {
+            return tells;
+        }
+        let payload: Vec<u8> = socket.to_send.iter().take(len).copied().collect();
+        let header = self.header(ports, Op::Data);
+        let header = Header { len: u32::try_from(len).unwrap(), ..header };
+        if !self.send(&header, &payload) {
+            return tells;
+        }
+        let socket = self.sockets.get_mut(&ports).expect("it is there");
+        socket.to_send.drain(..len);
+        socket.sent = socket.sent.wrapping_add(header.len);
+        socket.told = header.fwd_cnt;
+        true
+    }
+
+    /// Its memory is not there any more, when it sends.
+    pub(crate) fn goes_without_memory(&self) {
+        self.ram.cut();
+        rustix::io::write(&self.kick[1], &1_u64.to_ne_bytes()).unwrap();
+    }
+
+    /// A packet that is shorter than a header.
+    pub(crate) fn offers_nonsense(&mut self) {
+        let old = self.rings[1].avail_idx;
+        self.rings[1].offer(&[(TX_BUFFERS, 10)], 0);
+        self.kick(1, old);
+    }
+
+    fn kick(&self, queue: usize, old: u16) {
+        fence(Ordering::SeqCst);
+        let driver = &self.rings[queue];
+        let new = driver.avail_idx;
+        if new.wrapping_sub(driver.avail_event()).wrapping_sub(1) < new.wrapping_sub(old) {
+            rustix::io::write(&self.kick[queue], &1_u64.to_ne_bytes()).unwrap();
+        }
+    }
+
+    /// The socket at these ports.
+    pub(crate) fn socket(&self, ports: Ports) -> &Socket {
+        &self.sockets[&ports]
+    }
+
+    /// Its process writes.
+    pub(crate) fn write(&mut self, ports: Ports, bytes: &[u8]) {
+        self.sockets.get_mut(&ports).expect("it is there").to_send.extend(bytes);
+    }
+
+    /// Its process reads from now on, or does not.
+    pub(crate) fn reads(&mut self, ports: Ports, reads: bool) {
+        self.sockets.get_mut(&ports).expect("it is there").reads = reads;
+    }
+
+    /// shutdown(SHUT_WR); all has been written.
+    pub(crate) fn shut_down(&mut self, ports: Ports) {
+        assert!(self.sockets[&ports].is_written());
+        self.say(ports, Op::Shutdown, SHUTDOWN_SEND);
+    }
+
+    /// close(); all has been written.
+    pub(crate) fn close(&mut self, ports: Ports) {
+        self.say(ports, Op::Shutdown, SHUTDOWN_SEND | SHUTDOWN_RECEIVE);
+    }
+
+    /// connect() to a port of the host; it is not answered yet.
+    pub(crate) fn begin(&mut self, ports: Ports) {
+        self.sockets.insert(ports, Socket::new());
+        self.say(ports, Op::Request, 0);
+    }
+}
+
+/// Lets all of them go on until something is so.
+pub(crate) fn until(
+    guests: &mut [&mut SocketGuest],
+    what: &str,
+    mut is: impl FnMut(&mut [&mut SocketGuest]) -> bool,
+) {
+    let start = Instant::now();
+    loop {
+        let moved = guests.iter_mut().fold(false, |any, guest| guest.step() | any);
+        if is(guests) {
+            return;
+        }
+        assert!(start.elapsed() < LIMIT, "not so: {what}");
+        if !moved {
+            wait(guests);
+        }
+    }
+}
+
+/// Waits until the host has something for one of them, or for a moment: it may be a status that
+/// changes.
+fn wait(guests: &[&mut SocketGuest]) {
+    let calls: Vec<&OwnedFd> = guests.iter().flat_map(|guest| &guest.call[..2]).collect();
+    let mut fds: Vec<_> = calls.iter().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
+    let limit = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    let _ = poll(&mut fds, Some(&limit));
+    for fd in calls {
+        let _ = rustix::io::read(fd, &mut [0; 8]);
+    }
+}
+
+/// Asks the host; the code of its answer.
+pub(crate) fn ask(guest: &mut SocketGuest, ask: Ask) -> u32 {
+    let ports = Ports { guest: CONTROL, host: control::PORT };
+    if !guest.sockets.contains_key(&ports) {
+        guest.begin(ports);
+        until(&mut [guest], "a control connection", |g| g[0].socket(ports).is_open);
+    }
+    guest.tag += 1;
+    let asked = Asked { tag: guest.tag, ask };
+    guest.write(ports, &asked.emit());
+    let all = control::LEN * usize::from(guest.tag);
+    until(&mut [guest], "an answer", |g| g[0].socket(ports).got.len() == all);
+    let answer = &guest.socket(ports).got[all - control::LEN..];
+    assert_eq!(answer[2..4], guest.tag.to_le_bytes());
+    u32::from_le_bytes(answer[48..52].try_into().unwrap())
+}
+
+/// Listens.
+pub(crate) fn listen(guest: &mut SocketGuest, at: &str) {
+    let port = guest.next_port;
+    guest.next_port += 1;
+    guest.listens.push(port);
+    let at = at.parse().unwrap();
+    assert_eq!(ask(guest, Ask::Listen { guest: port, at }), 0);
+}
+
+/// Asks for a connection and begins it: its ports, or what the host said.
+pub(crate) fn try_connect(guest: &mut SocketGuest, to: &str) -> Result<Ports, u32> {
+    let port = guest.next_port;
+    guest.next_port += 1;
+    let from = SocketAddr::from(([0, 0, 0, 0], u16::try_from(port).unwrap()));
+    match ask(guest, Ask::Connect { guest: port, from, to: to.parse().unwrap() }) {
+        0 => {
+            let ports = Ports { guest: port, host: control::SOCKETS };
+            guest.begin(ports);
+            Ok(ports)
+        }
+        code => Err(code),
+    }
+}
+
+/// Connects one to the other: the ports in both.
+pub(crate) fn connect(a: &mut SocketGuest, b: &mut SocketGuest, to: &str) -> (Ports, Ports) {
+    let own = try_connect(a, to).unwrap();
+    let before: Vec<Ports> = b.sockets.keys().copied().collect();
+    until(&mut [a, b], "a connection", |g| g[0].socket(own).is_open);
+    let new = b.sockets.keys().find(|ports| !before.contains(ports));
+    (own, *new.expect("somebody has accepted"))
+}

@@ -1,0 +1,270 @@
+//! The virtual TOE between guests of one host.
+
+use std::path::PathBuf;
+
+use nightporter_api::Change;
+use nightporter_core::toe::control::Ask;
+use nightporter_core::toe::vsock::Ports;
+use nightporter_core::wire::vsock::{Header, Op};
+
+use crate::host::{Dir, Host};
+use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
+
+/// ECONNRESET, ECONNREFUSED, and "use guest TCP".
+const RESET: u32 = 104;
+const REFUSED: u32 = 111;
+const NATIVE: u32 = u32::MAX;
+
+const SERVER: &str = "10.0.0.2:80";
+
+/// A daemon with these VMs, the last byte of their addresses, and more keys.
+fn start(vms: &[(&str, u8, &str)]) -> (Dir, Host) {
+    let dir = Dir::new();
+    let vm = |&(name, ip, more): &(&str, u8, &str)| {
+        dir.vm(name, &format!("ips = [\"10.0.0.{ip}\"]\ntoe = true\n{more}"))
+    };
+    let vms: String = vms.iter().map(vm).collect();
+    let config = dir.configure("metrics = \"off\"", &vms);
+    let host = Host::start(&dir, &config);
+    (dir, host)
+}
+
+fn socket(dir: &Dir, vm: &str) -> PathBuf {
+    dir.join(&format!("{vm}-toe.sock"))
+}
+
+fn boot(dir: &Dir, vm: &str) -> SocketGuest {
+    SocketGuest::boot(&socket(dir, vm))
+}
+
+/// Bytes that repeat nowhere.
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..len.div_ceil(8)).flat_map(|_| next().to_le_bytes()).take(len).collect()
+}
+
+/// Two guests, of which one has accepted the other's connection.
+fn connected() -> (Dir, Host, SocketGuest, SocketGuest, Ports, Ports) {
+    let (dir, host) = start(&[("a", 1, ""), ("b", 2, "")]);
+    let (mut a, mut b) = (boot(&dir, "a"), boot(&dir, "b"));
+    listen(&mut b, SERVER);
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    (dir, host, a, b, at_a, at_b)
+}
+
+#[test]
+fn bytes_of_any_number_arrive_both_ways_and_both_ends_are_clean() {
+    let (_dir, host, mut a, mut b, at_a, at_b) = connected();
+    let (up, down) = (bytes(1, 3_000_001), bytes(2, 1_234_567));
+    a.write(at_a, &up);
+    b.write(at_b, &down);
+    until(&mut [&mut a, &mut b], "all is there", |g| {
+        g[0].socket(at_a).got.len() == down.len() && g[1].socket(at_b).got.len() == up.len()
+    });
+    assert!(a.socket(at_a).got == down && b.socket(at_b).got == up);
+    // The one has finished, the other goes on.
+    a.shut_down(at_a);
+    until(&mut [&mut a, &mut b], "its end", |g| g[1].socket(at_b).has_ended);
+    b.write(at_b, b"and one more thing");
+    until(&mut [&mut a, &mut b], "the rest", |g| g[0].socket(at_a).got.ends_with(b"thing"));
+    assert!(!a.socket(at_a).has_ended);
+    b.close(at_b);
+    until(&mut [&mut a, &mut b], "the other end", |g| g[0].socket(at_a).has_ended);
+    assert_eq!(ask(&mut a, Ask::Describe(at_a)), 0, "a clean end");
+    a.close(at_a);
+    until(&mut [&mut a], "nothing is left", |_| toe(&host, "a").sockets == 0);
+    assert_eq!(toe(&host, "b").bytes_to_guest, 3_000_001);
+}
+
+/// What the daemon says of a VM's device.
+fn toe(host: &Host, vm: &str) -> nightporter_api::ToeStatus {
+    host.port(vm).vm.expect("a VM").toe.expect("it has the device")
+}
+
+#[test]
+fn who_is_not_there_is_reached_by_guest_tcp_and_who_does_not_listen_refuses() {
+    let (dir, _host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "isolated = true")]);
+    let (mut a, mut b) = (boot(&dir, "a"), boot(&dir, "b"));
+    let mut c = boot(&dir, "c");
+    listen(&mut c, "10.0.0.3:80");
+    for to in ["10.0.0.9:80", "10.0.0.1:80", "10.0.0.3:80"] {
+        assert_eq!(try_connect(&mut a, to), Err(NATIVE), "{to}");
+    }
+    let ports = try_connect(&mut a, SERVER).unwrap();
+    until(&mut [&mut a, &mut b], "a refusal", |g| g[0].socket(ports).is_reset);
+    let code = ask(&mut a, Ask::Describe(ports));
+    assert!([REFUSED, NATIVE].contains(&code), "{code}");
+    drop(b);
+    until(&mut [&mut a], "its VMM has gone", |g| try_connect(g[0], SERVER) == Err(NATIVE));
+}
+
+#[test]
+fn who_does_not_read_stops_the_writer_and_nobody_else() {
+    let (_dir, host, mut a, mut b, at_a, at_b) = connected();
+    let (other_a, other_b) = connect(&mut a, &mut b, SERVER);
+    b.reads(at_b, false);
+    let (slow, quick) = (bytes(3, 2_000_000), bytes(4, 2_000_000));
+    a.write(at_a, &slow);
+    a.write(other_a, &quick);
+    until(&mut [&mut a, &mut b], "the other connection goes on", |g| {
+        g[1].socket(other_b).got.len() == quick.len()
+    });
+    assert!(b.socket(at_b).unread.len() <= 256 << 10, "no more than it has room for");
+    assert!(!a.socket(at_a).is_written());
+    assert_eq!(toe(&host, "a").kept_bytes, 0, "the host keeps nothing");
+    b.reads(at_b, true);
+    until(&mut [&mut a, &mut b], "all is there", |g| g[1].socket(at_b).got.len() == slow.len());
+    assert!(b.socket(at_b).got == slow && b.socket(other_b).got == quick);
+}
+
+#[test]
+fn what_a_ring_has_no_buffers_for_is_kept_and_comes_in_order() {
+    let (dir, host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
+    let (mut a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
+    listen(&mut b, SERVER);
+    listen(&mut c, "10.0.0.3:80");
+    let mut pairs = Vec::new();
+    for _ in 0..6 {
+        pairs.push(connect(&mut a, &mut b, SERVER));
+    }
+    let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
+    // It is off its CPU, with buffers for half a megabyte.
+    b.refills = false;
+    let sent: Vec<_> = (0..6).map(|seed| bytes(seed, 200_000)).collect();
+    for ((at_a, _), bytes) in pairs.iter().zip(&sent) {
+        a.write(*at_a, bytes);
+    }
+    a.write(to_c, &sent[0]);
+    until(&mut [&mut a, &mut c], "others go on", |g| g[1].socket(at_c).got == sent[0]);
+    until(&mut [&mut a], "all is with the host", |g| {
+        pairs.iter().all(|(at_a, _)| g[0].socket(*at_a).is_written())
+    });
+    assert!(toe(&host, "a").kept_bytes > 500_000);
+    b.refill();
+    until(&mut [&mut a, &mut b], "all is there", |g| {
+        pairs.iter().zip(&sent).all(|((_, at_b), sent)| g[1].socket(*at_b).got == *sent)
+    });
+    assert_eq!(toe(&host, "a").kept_bytes, 0);
+}
+
+#[test]
+fn a_lie_ends_its_connection_and_no_other() {
+    let (_dir, _host, mut a, mut b, at_a, at_b) = connected();
+    let (other_a, other_b) = connect(&mut a, &mut b, SERVER);
+    let lie = Header { fwd_cnt: 7, ..a.header(at_a, Op::CreditUpdate) };
+    assert!(a.send(&lie, &[]));
+    until(&mut [&mut a, &mut b], "both hear of it", |g| {
+        g[0].socket(at_a).is_reset && g[1].socket(at_b).is_reset
+    });
+    assert_eq!(ask(&mut b, Ask::Describe(at_b)), RESET);
+    let other = Header { src_cid: 4, ..a.header(other_a, Op::Reset) };
+    assert!(a.send(&other, &[]), "in the name of another guest");
+    a.write(other_a, b"still here");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(other_b).got == b"still here");
+}
+
+#[test]
+fn a_packet_without_a_header_takes_the_ring_out_of_use_and_resets_all() {
+    let (_dir, host, mut a, mut b, _, at_b) = connected();
+    a.offers_nonsense();
+    until(&mut [&mut b], "the other hears of it", |g| g[0].socket(at_b).is_reset);
+    assert_eq!(ask(&mut b, Ask::Describe(at_b)), RESET);
+    assert!(!toe(&host, "a").running);
+    assert_eq!(try_connect(&mut b, "10.0.0.1:80"), Err(NATIVE));
+}
+
+#[test]
+fn when_a_vmm_goes_the_other_guest_reads_a_reset() {
+    let (dir, host, a, mut b, _, at_b) = connected();
+    drop(a);
+    until(&mut [&mut b], "it hears of it", |g| g[0].socket(at_b).is_reset);
+    assert_eq!(ask(&mut b, Ask::Describe(at_b)), RESET);
+    // And another one takes its place.
+    let mut a = boot(&dir, "a");
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    b.write(at_b, b"again");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[0].socket(at_a).got == b"again");
+    assert!(toe(&host, "a").running);
+}
+
+#[test]
+fn memory_that_goes_takes_its_own_guest_down_and_no_zeros_arrive() {
+    let dir = Dir::new();
+    let vm = |name: &str, ip: u8| {
+        let more = format!("ips = [\"10.0.0.{ip}\"]\ntoe = true\nallow_unsealed_memory = true");
+        dir.vm(name, &more)
+    };
+    let config = dir.configure("metrics = \"off\"", &(vm("a", 1) + &vm("b", 2)));
+    let host = Host::start(&dir, &config);
+    let mut a = SocketGuest::boot_unsealed(&socket(&dir, "a"));
+    let mut b = boot(&dir, "b");
+    listen(&mut b, SERVER);
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    a.write(at_a, &bytes(5, 1000));
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got.len() == 1000);
+    a.goes_without_memory();
+    until(&mut [&mut b], "it is reset", |g| g[0].socket(at_b).is_reset);
+    assert_eq!(b.socket(at_b).got, bytes(5, 1000));
+    assert_eq!(toe(&host, "a").memory_faults, 1);
+}
+
+#[test]
+fn the_device_comes_changes_and_goes_while_the_daemon_runs() {
+    let (dir, host, mut a, mut b, at_a, at_b) = connected();
+    let set = |vm: &str, keys: &[(&str, &str)]| {
+        let keys = keys.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        host.change(Change::SetVm { name: vm.into(), keys })
+    };
+    // What has nothing to do with it leaves it alone.
+    set("a", &[("mtu", "1400")]);
+    a.write(at_a, b"hello");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"hello");
+    set("a", &[("isolated", "true")]);
+    until(&mut [&mut a, &mut b], "they are apart", |g| g[1].socket(at_b).is_reset);
+    set("a", &[("isolated", "false")]);
+    set("b", &[("toe", "false")]);
+    assert!(!socket(&dir, "b").exists() && host.port("b").vm.unwrap().toe.is_none());
+    set("b", &[("toe", "true")]);
+    let (mut a, mut b) = (boot_again(a, &dir, "a"), boot(&dir, "b"));
+    listen(&mut b, SERVER);
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    a.write(at_a, b"hello");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"hello");
+    host.change(Change::RemoveVm { name: "b".into() });
+    until(&mut [&mut a], "it has gone", |g| g[0].socket(at_a).is_reset);
+    assert!(!socket(&dir, "b").exists());
+}
+
+/// Its processes are new ones.
+fn boot_again(guest: SocketGuest, dir: &Dir, vm: &str) -> SocketGuest {
+    drop(guest);
+    boot(dir, vm)
+}
+
+#[test]
+fn a_receiver_that_takes_nothing_does_not_stop_a_sender_for_others() {
+    let (dir, host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
+    let (mut a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
+    listen(&mut b, SERVER);
+    listen(&mut c, "10.0.0.3:80");
+    // It has room for more than the host keeps, and offers no buffers.
+    let n = 80;
+    let pairs: Vec<_> = (0..n).map(|_| connect(&mut a, &mut b, SERVER)).collect();
+    let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
+    b.refills = false;
+    let sent = bytes(9, 256 << 10);
+    pairs.iter().for_each(|(at_a, _)| a.write(*at_a, &sent));
+    until(&mut [&mut a], "so much is kept", |_| toe(&host, "a").kept_bytes >= 16 << 20);
+    a.write(to_c, b"late, but not never");
+    until(&mut [&mut a, &mut c], "it goes on", |g| g[1].socket(at_c).got.ends_with(b"never"));
+    assert!(toe(&host, "a").kept_bytes < 16 << 20);
+    until(&mut [&mut a], "who waited was reset", |g| {
+        pairs.iter().any(|(at_a, _)| g[0].socket(*at_a).is_reset)
+    });
+}
