@@ -2,7 +2,9 @@
 
 use std::io::{self, Write};
 
-use nightporter_api::{FlowInfo, PortStatus, RegistryStatus, StationInfo, Status, ToeStatus};
+use nightporter_api::{
+    FlowInfo, PortStatus, RegistryStatus, StationInfo, Status, ToeStatus, VmStatus,
+};
 
 use crate::flows::OVER;
 
@@ -39,29 +41,7 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
         writeln!(out, "{}: {trouble}", port.name)?;
     }
     for (name, vm) in status.ports.iter().filter_map(|p| Some((&p.name, p.vm.as_ref()?))) {
-        let ways = [
-            (vm.rate_limit_from_guest_mbit_s, "from it"),
-            (vm.rate_limit_to_guest_mbit_s, "to it"),
-        ];
-        if !vm.listens {
-            writeln!(out, "{name} has no socket: something else is at its path")?;
-        }
-        if vm.memory_faults > 0 {
-            writeln!(out, "{name} went down {} times: its memory was not there", vm.memory_faults)?;
-        }
-        if vm.blocked > 0 {
-            writeln!(
-                out,
-                "{name} went down {} times: its VMM kept the daemon waiting",
-                vm.blocked
-            )?;
-        }
-        if let Some(toe) = &vm.toe {
-            device(out, name, toe)?;
-        }
-        for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
-            writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
-        }
+        troubles(out, name, vm)?;
     }
     registry(out, &status.registry)?;
     if status.stalls > 0 {
@@ -75,6 +55,28 @@ pub(crate) fn status(out: &mut dyn Write, status: &Status) -> io::Result<()> {
     }
     if status.log_lines_lost > 0 {
         writeln!(out, "{} log lines were lost", status.log_lines_lost)?;
+    }
+    Ok(())
+}
+
+/// What is not as it should be with a VM, and its limits.
+fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
+    let ways =
+        [(vm.rate_limit_from_guest_mbit_s, "from it"), (vm.rate_limit_to_guest_mbit_s, "to it")];
+    if !vm.listens {
+        writeln!(out, "{name} has no socket: something else is at its path")?;
+    }
+    if vm.memory_faults > 0 {
+        writeln!(out, "{name} went down {} times: its memory was not there", vm.memory_faults)?;
+    }
+    if vm.blocked > 0 {
+        writeln!(out, "{name} went down {} times: its VMM kept the daemon waiting", vm.blocked)?;
+    }
+    if let Some(toe) = &vm.toe {
+        device(out, name, toe)?;
+    }
+    for (rate, way) in ways.iter().filter_map(|(rate, way)| Some(((*rate)?, way))) {
+        writeln!(out, "{name} has a limit of {rate} Mbit/s {way}")?;
     }
     Ok(())
 }

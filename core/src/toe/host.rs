@@ -141,12 +141,6 @@ impl Host {
         self.sockets.get(socket).map_or(0, |socket| socket.joint.room_to_guest())
     }
 
-    /// Whose socket it is.
-    #[must_use]
-    pub fn vm_of(&self, socket: SocketId) -> Option<VmId> {
-        self.sockets.get(socket).map(|socket| socket.vm)
-    }
-
     /// A packet of a guest, with `payload` bytes behind its header; `read` copies the first of them
     /// and is called only if they are for the host itself.
     pub fn handle_packet(

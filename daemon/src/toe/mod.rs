@@ -29,7 +29,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::guest::GuestConfig;
 use nightporter_core::toe::host::{Handled, Host, Output};
-use nightporter_core::toe::id::{ShadowId, Side};
+use nightporter_core::toe::id::{HostId, ShadowId, Side};
 use nightporter_core::toe::inbound::Verdict;
 use nightporter_core::toe::message::{Kind, Message};
 use nightporter_core::toe::sockets::{SocketId, VmId};
@@ -44,6 +44,8 @@ use rules::Rules;
 /// The CID of every guest: it names one to its own device alone, so it need not differ, and stays
 /// when the VM moves to another host. The smallest that a guest may have (virtio 1.2, 5.10.4).
 pub(crate) const GUEST_CID: u64 = 3;
+/// This host, and as yet the only one.
+const HERE: HostId = HostId(0);
 /// Packets of a guest that are read in a turn, and about how many bytes.
 const PACKETS_PER_TURN: u64 = 64;
 const BYTES_PER_TURN: usize = 1 << 20;
@@ -164,7 +166,10 @@ impl Toe {
             (false, true) => {
                 device.is_up = true;
                 if let Some((ips, network)) = self.rules.start(vm(at)) {
-                    self.host.add_guest(vm(at), GuestConfig { cid: GUEST_CID, network, ips });
+                    let config = GuestConfig { cid: GUEST_CID, network, ips };
+                    for ip in self.host.add_guest(vm(at), config) {
+                        tracing::warn!(vm = at, %ip, "another VM has this address for its sockets");
+                    }
                 }
                 self.wake_device(at);
             }
@@ -244,7 +249,7 @@ impl Toe {
     /// Payload of the present packet of a guest goes to another one.
     fn carry(&mut self, now: Instant, from: usize, message: &Message) {
         let Kind::Data { len, .. } = message.kind else { return };
-        let met = self.host.handle_message(now, message);
+        let met = self.host.handle_message(now, HERE, message);
         match (met.verdict, met.socket) {
             (Verdict::Deliver, Some(socket)) => {
                 self.deliver(now, from, socket, message, len as usize);
@@ -343,16 +348,16 @@ impl Toe {
     fn hear(&mut self, now: Instant) {
         while let Some(output) = self.host.poll_output(now) {
             match output {
-                Output::Message(_, message, request) => match message.kind {
+                Output::Message(_, _, message, request) => match message.kind {
                     Kind::Request { .. } if !self.rules.may(&request) => {
-                        let kind = Kind::Reset(Errno::HostUnreachable);
+                        let kind = Kind::Reset(Errno::NotByToe);
                         let refusal = Message { kind, to: Side::Opener, ..message };
-                        let _ = self.host.handle_message(now, &refusal);
+                        let _ = self.host.handle_message(now, HERE, &refusal);
                     }
-                    Kind::Request { .. } => self.host.handle_request(now, &message, &request),
-                    _ => drop(self.host.handle_message(now, &message)),
+                    Kind::Request { .. } => self.host.handle_request(now, HERE, &message, &request),
+                    _ => drop(self.host.handle_message(now, HERE, &message)),
                 },
-                Output::Return(message) => drop(self.host.handle_message(now, &message)),
+                Output::Return(_, message) => drop(self.host.handle_message(now, HERE, &message)),
                 Output::Packet(to, header) => self.put(to, (header, None)),
                 Output::Answer(to, header, answer) => self.put(to, (header, Some(answer))),
                 Output::Gone(socket) => {
@@ -377,7 +382,7 @@ impl Toe {
     fn reset(&mut self, now: Instant, (id, side): (ShadowId, Side)) {
         for to in [side, side.other()] {
             let message = Message { id, to, kind: Kind::Reset(Errno::Reset) };
-            let _ = self.host.handle_message(now, &message);
+            let _ = self.host.handle_message(now, HERE, &message);
         }
     }
 

@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use nightporter_core::toe::control::Code;
-use nightporter_core::toe::guest::Policy;
+use nightporter_core::toe::guest::{Policy, Way};
 use nightporter_core::toe::message::Request;
 use nightporter_core::toe::sockets::VmId;
+
+use super::HERE;
 
 /// A VM that has the device.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -66,7 +67,7 @@ impl Rules {
     /// Whether this connection may be.
     pub(super) fn may(&self, request: &Request) -> bool {
         let from = self.only(request.network, request.from.ip());
-        from.is_some_and(|(vm, _)| self.connect(vm, request) == Code::Done)
+        from.is_some_and(|(vm, _)| self.connect(vm, request) == Way::To(HERE))
     }
 
     /// The one whose address this is, if it runs.
@@ -80,16 +81,16 @@ impl Rules {
 }
 
 impl Policy for Rules {
-    fn connect(&self, vm: VmId, request: &Request) -> Code {
+    fn connect(&self, vm: VmId, request: &Request) -> Way {
         let from = self.only(request.network, request.from.ip());
         let to = self.only(request.network, request.to.ip());
         match (from, to) {
             (Some((from, own)), Some((to, other)))
                 if from == vm && to != vm && !own.isolated && !other.isolated =>
             {
-                Code::Done
+                Way::To(HERE)
             }
-            _ => Code::Native,
+            _ => Way::Native,
         }
     }
 }
@@ -120,32 +121,32 @@ mod tests {
     fn a_guest_reaches_those_whom_its_frames_reach() {
         let ask = |members: &[(&str, Option<u16>, bool)], to: &str| {
             let (rules, request) = (rules(members), request("10.0.0.1", to));
-            let code = rules.connect(VmId(0), &request);
-            assert_eq!(rules.may(&request), code == Code::Done);
-            code
+            let way = rules.connect(VmId(0), &request);
+            assert_eq!(rules.may(&request), way == Way::To(HERE));
+            way
         };
         let own = ("10.0.0.1", None, false);
-        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.2"), Code::Done);
-        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.3"), Code::Native);
-        assert_eq!(ask(&[own, ("10.0.0.2", Some(5), false)], "10.0.0.2"), Code::Native);
-        assert_eq!(ask(&[own, ("10.0.0.2", None, true)], "10.0.0.2"), Code::Native);
+        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.2"), Way::To(HERE));
+        assert_eq!(ask(&[own, ("10.0.0.2", None, false)], "10.0.0.3"), Way::Native);
+        assert_eq!(ask(&[own, ("10.0.0.2", Some(5), false)], "10.0.0.2"), Way::Native);
+        assert_eq!(ask(&[own, ("10.0.0.2", None, true)], "10.0.0.2"), Way::Native);
         let isolated = ("10.0.0.1", None, true);
-        assert_eq!(ask(&[isolated, ("10.0.0.2", None, false)], "10.0.0.2"), Code::Native);
-        assert_eq!(ask(&[own], "10.0.0.1"), Code::Native, "itself");
+        assert_eq!(ask(&[isolated, ("10.0.0.2", None, false)], "10.0.0.2"), Way::Native);
+        assert_eq!(ask(&[own], "10.0.0.1"), Way::Native, "itself");
         let two = [own, ("10.0.0.2", None, false), ("10.0.0.2", None, false)];
-        assert_eq!(ask(&two, "10.0.0.2"), Code::Native, "whose it is nobody knows");
+        assert_eq!(ask(&two, "10.0.0.2"), Way::Native, "whose it is nobody knows");
     }
 
     #[test]
     fn whose_driver_does_not_run_is_not_reached() {
         let mut rules = rules(&[("10.0.0.1", None, false), ("10.0.0.2", None, false)]);
         let request = request("10.0.0.1", "10.0.0.2");
-        assert_eq!(rules.connect(VmId(0), &request), Code::Done);
+        assert_eq!(rules.connect(VmId(0), &request), Way::To(HERE));
         rules.stop(VmId(1));
-        assert_eq!(rules.connect(VmId(0), &request), Code::Native);
+        assert_eq!(rules.connect(VmId(0), &request), Way::Native);
         rules.start(VmId(1));
         rules.add(VmId(1), member("10.0.0.2", Some(7), false));
         rules.start(VmId(1));
-        assert_eq!(rules.connect(VmId(0), &request), Code::Native);
+        assert_eq!(rules.connect(VmId(0), &request), Way::Native);
     }
 }

@@ -417,7 +417,7 @@ pub(crate) fn listen(guest: &mut SocketGuest, at: &str) {
     guest.next_port += 1;
     guest.listens.push(port);
     let at = at.parse().unwrap();
-    assert_eq!(ask(guest, Ask::Listen { guest: port, at }), 0);
+    assert_eq!(ask(guest, Ask::Listen { guest: port, at, v4: false }), 0);
 }
 
 /// Asks for a connection and begins it: its ports, or what the host said.
