@@ -250,7 +250,8 @@ impl World {
         }
         let done = Some(Done::With(Ok(0)));
         let Some(at) = name(fd.0).filter(|at| !at.ip().is_loopback()) else { return done };
-        if self.known().listeners.insert(at) && self.serve(at, family, backlog).is_err() {
+        let v4 = sys::number(fd.0, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != Ok(1);
+        if self.known().listeners.insert(at) && self.serve(at, v4, family, backlog).is_err() {
             self.known().listeners.remove(&at);
         }
         done
@@ -258,13 +259,13 @@ impl World {
 
     /// Lets hosts connect to who listens there, by a listener of our own and in a thread of its
     /// own.
-    fn serve(self: &Arc<Self>, at: SocketAddr, family: c_int, backlog: c_int) -> Res {
+    fn serve(self: &Arc<Self>, at: SocketAddr, v4: bool, family: c_int, backlog: c_int) -> Res {
         let toe = Owned(transport::socket()?);
         transport::prepare(toe.0);
         let guest = transport::take_port(toe.0)?;
         sys::listen_at(toe.0, backlog)?;
         let lease = host::connect()?;
-        let asked = Asked { tag: 0, ask: Ask::Listen { guest, at, v4: true } };
+        let asked = Asked { tag: 0, ask: Ask::Listen { guest, at, v4 } };
         if host::exchange(&lease, asked)?.code != Code::Done {
             return Err(libc::EOPNOTSUPP);
         }

@@ -44,7 +44,8 @@ struct Lease {
 fn ask_for(native: Fd, toe: Fd) -> Res<Ask> {
     let at = sys::name_of(native).ok().and_then(|name| address::parse(&name));
     let guest = transport::own_port(toe)?;
-    Ok(Ask::Listen { guest, at: at.ok_or(libc::EAFNOSUPPORT)?, v4: true })
+    let only_v6 = sys::number(native, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Ok(1);
+    Ok(Ask::Listen { guest, at: at.ok_or(libc::EAFNOSUPPORT)?, v4: !only_v6 })
 }
 
 fn interest(what: u64) -> epoll_event {

@@ -5,7 +5,7 @@
 use std::sync::PoisonError;
 
 use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET, c_int};
-use nightporter_core::toe::control::{Ask, Code};
+use nightporter_core::toe::control::Ask;
 
 use crate::sys::{self, Fd, Res};
 use crate::table::{self, Kind, Socket};
@@ -47,8 +47,8 @@ const OF_THE_KERNEL: [c_int; 6] =
     [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, 66, 67, libc::SO_LINGER, libc::SO_RCVLOWAT];
 
 /// tcpi_state.
-const ESTABLISHED: u8 = 1;
 const CONNECTING: u8 = 2;
+const CLOSED: u8 = 7;
 
 /// What of a socket's options the kernel has to do for the one that takes its place, or comes from
 /// it.
@@ -91,8 +91,10 @@ pub(crate) fn set(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Option<Res
     }
     if level == SOL_SOCKET && OF_THE_KERNEL.contains(&name) {
         let set = sys::set_option(fd, level, name, value);
-        if set.is_ok() && name == libc::SO_LINGER && lingers_for_nothing(fd) {
-            control::ask(&mut table::lock(), Ask::Linger(socket.ports));
+        if set.is_ok() && name == libc::SO_LINGER {
+            let resets = lingers_for_nothing(fd);
+            let ask = if resets { Ask::Linger } else { Ask::Unlinger };
+            control::ask(&mut table::lock(), ask(socket.ports));
         }
         return Some(set);
     }
@@ -171,8 +173,8 @@ fn state(fd: Fd, socket: &Socket) -> u8 {
         return CONNECTING;
     }
     let answer = control::ask(&mut table::lock(), Ask::Describe(socket.ports));
-    match answer.map(|answer| answer.code) {
-        Some(Code::Done) => ESTABLISHED,
-        _ => 7,
+    match answer {
+        Some(answer) if answer.tcp_state != 0 => answer.tcp_state,
+        _ => CLOSED,
     }
 }

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use libc::SOL_SOCKET;
 use nix::sys::signal::Signal;
@@ -15,6 +16,7 @@ use crate::{Place, all_of, pattern, says, told};
 
 pub(crate) fn run(place: &Place) {
     half(place);
+    taken_back(place);
     shut_both(place);
     resets(place);
     pipes(place);
@@ -27,10 +29,36 @@ fn half(place: &Place) {
     client.write_all(b"all I have").expect("written");
     client.shutdown(Shutdown::Write).expect("shut");
     says("half closed", all_of(&mut server).map(|bytes| bytes.len()));
+    says("TCP_INFO has who finished", settled_state(&client));
+    says("and who has not", settled_state(&server));
     let answer = thread::spawn(move || server.write_all(&pattern(5_000_000)));
     says("the other half goes on", all_of(&mut client).map(|b| b == pattern(5_000_000)));
     says("to its end", told(answer.join().expect("joined")));
     says("no more is written", send(client.as_raw_fd(), b"x", MsgFlags::MSG_NOSIGNAL));
+}
+
+/// TCP_INFO's state, as soon as the other side has all that was sent.
+fn settled_state(stream: &TcpStream) -> Result<i32, i32> {
+    const FIN_WAIT_1: i32 = 4;
+    let begun = Instant::now();
+    loop {
+        let word = option(stream.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO);
+        let state = word.map(|word| word & 0xff);
+        if state != Ok(FIN_WAIT_1) || begun.elapsed() > Duration::from_secs(5) {
+            return state;
+        }
+        thread::yield_now();
+    }
+}
+
+fn taken_back(place: &Place) {
+    let (client, mut server) = place.pair();
+    for onoff in [1, 0] {
+        let linger = libc::linger { l_onoff: onoff, l_linger: 0 };
+        setsockopt(&client, sockopt::Linger, &linger).expect("set");
+    }
+    drop(client);
+    says("SO_LINGER of 0 s, and taken back", all_of(&mut server));
 }
 
 fn shut_both(place: &Place) {

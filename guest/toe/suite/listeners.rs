@@ -1,7 +1,7 @@
 //! Listeners: who is let in, who waits, who has it.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::thread;
@@ -9,10 +9,12 @@ use std::thread;
 use libc::SOL_SOCKET;
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{Backlog, SockFlag, SockaddrStorage, bind, listen};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, socket,
+};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use crate::fork::{in_a_child, option};
+use crate::fork::{in_a_child, option, set_option};
 use crate::readiness::poll_says;
 use crate::{Place, all_of, bare, says, told};
 
@@ -23,6 +25,7 @@ pub(crate) fn run(place: &Place) {
     several_processes(place);
     native_clients(place);
     both_families(place);
+    one_family(place);
 }
 
 fn waiting(place: &Place) {
@@ -137,4 +140,20 @@ fn both_families(place: &Place) {
     says("its own too", told(stream.local_addr()).map(|at| at.ip()));
     says("SO_DOMAIN", option(stream.as_raw_fd(), SOL_SOCKET, libc::SO_DOMAIN));
     says("poll", poll_says(&stream, 0));
+}
+
+fn one_family(place: &Place) {
+    let (family, kind) = (AddressFamily::Inet6, SockType::Stream);
+    let fd = match socket(family, kind, SockFlag::SOCK_CLOEXEC, None) {
+        Ok(fd) => fd,
+        Err(errno) => return says("no IPv6 here", errno),
+    };
+    let only = set_option(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1);
+    says("IPV6_V6ONLY", only);
+    let any = SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0));
+    says("bind", bind(fd.as_raw_fd(), &SockaddrStorage::from(any)));
+    says("listen", listen(&fd, Backlog::new(5).expect("five")));
+    let port = TcpListener::from(fd);
+    let to = (place.ip, port.local_addr().expect("its address").port());
+    says("hears no IPv4", told(TcpStream::connect(to)).map(|_| ()));
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use nightporter_core::toe::control::{Answer, Ask, Asked, Code, LEN, PORT, SOCKETS};
 use nightporter_core::toe::errno::Errno;
+use nightporter_core::toe::state::State as Standing;
 use nightporter_core::toe::vsock::Ports;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 
@@ -37,7 +38,8 @@ pub(crate) struct State {
     /// What cannot be reached.
     pub(crate) nowhere: BTreeSet<IpAddr>,
     wanted: BTreeMap<u32, (SocketAddr, SocketAddr)>,
-    listeners: Vec<(SocketAddr, u32)>,
+    /// Where, the guest's vsock port, and whether it hears IPv4 as well.
+    listeners: Vec<(SocketAddr, u32, bool)>,
     sockets: BTreeMap<Ports, Known>,
     next_port: u32,
     /// Connections between two guests' sockets that there were.
@@ -48,8 +50,16 @@ struct Known {
     own: SocketAddr,
     other: SocketAddr,
     code: Code,
+    standing: Standing,
     /// Its close() is a reset.
     lingers: bool,
+}
+
+impl Known {
+    fn new(own: SocketAddr, other: SocketAddr, code: Code) -> Self {
+        let standing = if code == Code::Done { Standing::Open } else { Standing::Failed };
+        Self { own, other, code, standing, lingers: false }
+    }
 }
 
 impl Host {
@@ -82,7 +92,8 @@ impl Host {
 
     /// Waits until somebody listens at this port.
     pub(crate) fn wait_for_listener(&self, port: u16) {
-        let has_none = |state: &mut State| !state.listeners.iter().any(|(at, _)| at.port() == port);
+        let has_none =
+            |state: &mut State| !state.listeners.iter().any(|(at, ..)| at.port() == port);
         let waited = LISTENS.wait_timeout_while(self.state(), PATIENCE, has_none);
         assert!(!waited.expect("no panic").1.timed_out(), "nobody listens at port {port}");
     }
@@ -123,7 +134,7 @@ fn control(mut stream: UnixStream, state: &Mutex<State>) {
         }
     }
     let mut state = state.lock().expect("no panic");
-    state.listeners.retain(|(_, guest)| !listening.contains(guest));
+    state.listeners.retain(|(_, guest, _)| !listening.contains(guest));
 }
 
 impl State {
@@ -136,8 +147,8 @@ impl State {
                 self.wanted.insert(guest, (SocketAddr::new(own, from.port()), to));
                 Code::Done
             }
-            Ask::Listen { guest, at, .. } => {
-                self.listeners.push((at, guest));
+            Ask::Listen { guest, at, v4 } => {
+                self.listeners.push((at, guest, v4));
                 LISTENS.notify_all();
                 Code::Done
             }
@@ -152,32 +163,48 @@ impl State {
                     _ => {}
                 }
                 let addresses = Some((known.own, known.other));
-                return Answer { addresses, ..Answer::of(asked, known.code) };
+                let state = Some(known.standing);
+                return Answer { addresses, state, ..Answer::of(asked, known.code) };
             }
         };
         Answer::of(asked, code)
     }
 
     fn listener(&self, to: SocketAddr) -> Option<u32> {
-        let hears = |at: &SocketAddr| {
+        let hears = |at: &SocketAddr, v4: bool| {
             at.port() == to.port()
                 && (at.ip() == to.ip()
                     || at.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-                    || (at.ip().is_ipv6() && at.ip().is_unspecified()))
+                    || (v4 && at.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)))
         };
-        self.listeners.iter().find(|(at, _)| hears(at)).map(|(_, guest)| *guest)
+        let mut all = self.listeners.iter();
+        all.find(|(at, _, v4)| hears(at, *v4)).map(|(_, guest, _)| *guest)
     }
 
     fn refuse(&mut self, ports: Ports) {
-        self.sockets.get_mut(&ports).expect("it is there").code = Code::Failed(Errno::Refused);
+        let known = self.sockets.get_mut(&ports).expect("it is there");
+        (known.code, known.standing) = (Code::Failed(Errno::Refused), Standing::Failed);
         self.connections -= 1;
     }
 
     fn fail(&mut self, ports: [Ports; 2]) {
         for ports in ports {
             if let Some(known) = self.sockets.get_mut(&ports) {
-                known.code = Code::Failed(Errno::Reset);
+                (known.code, known.standing) = (Code::Failed(Errno::Reset), Standing::Failed);
             }
+        }
+    }
+
+    /// The first has finished, and the second has all of it.
+    fn finish(&mut self, ports: [Ports; 2]) {
+        let steps = [
+            [(Standing::Open, Standing::Finished), (Standing::Remaining, Standing::Over)],
+            [(Standing::Open, Standing::Remaining), (Standing::Finished, Standing::Over)],
+        ];
+        for (ports, steps) in ports.iter().zip(steps) {
+            let known = self.sockets.get_mut(ports).expect("it is there");
+            let step = steps.iter().find(|(before, _)| known.standing == *before);
+            known.standing = step.map_or(known.standing, |(_, after)| *after);
         }
     }
 }
@@ -193,13 +220,12 @@ fn connected(directory: &Path, mut stream: UnixStream, guest: u32, shared: &Mute
         Some(_) => Code::Done,
     };
     let ports = Ports { guest, host: SOCKETS };
-    state.sockets.insert(ports, Known { own, other, code, lingers: false });
+    state.sockets.insert(ports, Known::new(own, other, code));
     let Some(listener) = listener.filter(|_| code == Code::Done) else { return };
     state.next_port += 1;
     state.connections += 1;
     let far = Ports { guest: listener, host: state.next_port };
-    let known = Known { own: other, other: own, code: Code::Done, lingers: false };
-    state.sockets.insert(far, known);
+    state.sockets.insert(far, Known::new(other, own, Code::Done));
     drop(state);
     let Ok(second) = call(directory, far) else {
         // It listens no more, and the control connection that says so is not read yet.
@@ -236,6 +262,7 @@ fn carry(state: &Mutex<State>, ports: [Ports; 2], mut from: UnixStream, mut to: 
                     state.fail(ports);
                     let _ = to.shutdown(std::net::Shutdown::Both);
                 }
+                state.finish(ports);
                 break;
             }
             Ok(got) => got,
