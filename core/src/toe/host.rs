@@ -191,7 +191,9 @@ impl Host {
     /// [`Verdict::Hold`], it comes again, by [`Self::handle_held`].
     pub fn handle_message(&mut self, now: Instant, from: HostId, message: &Message) -> Met {
         let Some(id) = self.socket(from, message.id, message.to) else {
-            self.returns.extend(self.answer_late(now, from, message).map(|answer| (from, answer)));
+            // It may have been over, and the other end has not heard so yet.
+            let was_over = self.over.contains(now, (from, message.id, message.to));
+            self.returns.extend(message.for_nobody(was_over).map(|answer| (from, answer)));
             return Met { socket: None, verdict: Verdict::Done };
         };
         let socket = self.sockets.get_mut(id).expect("named sockets are there");
@@ -366,17 +368,6 @@ impl Host {
         self.names.remove(&name);
         self.sockets.remove(id);
         Some(Output::Gone(id))
-    }
-
-    /// What to answer if a message is for no end that there is.
-    fn answer_late(&self, now: Instant, from: HostId, message: &Message) -> Option<Message> {
-        if !self.over.contains(now, (from, message.id, message.to)) {
-            return message.for_nobody();
-        }
-        // The end was over, all well: the other one has not heard it yet, or asked before it did.
-        let asks = matches!(message.kind, Kind::Probe { finished: true, .. });
-        let taken = Message { id: message.id, to: message.to.other(), kind: Kind::Taken };
-        asks.then_some(taken)
     }
 
     /// A guest's socket connects.

@@ -178,16 +178,18 @@ impl Message {
         if message.emit() == *bytes { Ok(message) } else { Err(NoMessage::Value) }
     }
 
-    /// What to answer if it is for no end that there is. Only a probe is answered: whoever sends it
-    /// waits for what cannot come. All else may be a late message to an end that was over, and a
-    /// reset could overtake what that end said last.
+    /// What to answer if it is for no end that there is. `was_over`: it is known that there was
+    /// one, and that it was over, all well. Only a probe is answered: whoever sends it waits for
+    /// what cannot come. All else may be a late message to an end that was over, as may a probe of
+    /// before the other end had finished, and a reset could overtake what that end said last.
     #[must_use]
-    pub const fn for_nobody(&self) -> Option<Self> {
-        let reset = Kind::Reset(Errno::Reset);
-        match self.kind {
-            Kind::Probe { .. } => Some(Self { id: self.id, to: self.to.other(), kind: reset }),
-            _ => None,
-        }
+    pub const fn for_nobody(&self, was_over: bool) -> Option<Self> {
+        let kind = match self.kind {
+            Kind::Probe { finished: true, .. } if was_over => Kind::Taken,
+            Kind::Probe { .. } if !was_over => Kind::Reset(Errno::Reset),
+            _ => return None,
+        };
+        Some(Self { id: self.id, to: self.to.other(), kind })
     }
 }
 

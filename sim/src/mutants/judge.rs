@@ -32,7 +32,13 @@ fn run_tests(
     limit_s: u64,
     built: &Built,
 ) -> anyhow::Result<Output> {
-    let settings = [("RUST_TEST_THREADS", "2"), (FIRST_PANIC, "")];
+    // Cases by chance are the same each time, or what is noticed would be.
+    let settings = [
+        ("RUST_TEST_THREADS", "2"),
+        ("PROPTEST_RNG_SEED", "1"),
+        ("PROPTEST_DISABLE_FAILURE_PERSISTENCE", ""),
+        (FIRST_PANIC, ""),
+    ];
     run(program, args, n, limit_s, &settings, &built.core)
 }
 

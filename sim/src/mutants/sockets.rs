@@ -9,8 +9,8 @@ mutations! { SOCKETS:
     "offset.checked_add(len).filter(|end| [[*end <= self.edge]])"
     => "true";
 
-    "a host sends what it was told no room for", "VTOE-10", "take",
-    "if [[end > self.edge_told]] {"
+    "a host sends what it was told no room for", "VTOE-10", "claim",
+    "if [[sent > self.edge_told]] {"
     => "false";
 
     "a stream ends clean with bytes missing", "VTOE-05", "is_complete",
@@ -170,9 +170,9 @@ mutations! { SOCKETS:
     "there.push_back(listener);"
     => "there.push_front(listener);";
 
-    "an end that was over is taken for one that never was", "VTOE-04", "answer_late",
-    "if [[!self.over.contains(now, (from, message.id, message.to))]] {"
-    => "true";
+    "an end that was over is taken for one that never was", "VTOE-04", "handle_message",
+    "let was_over = [[self.over.contains(now, (from, message.id, message.to))]];"
+    => "false";
 
     "what nobody listens for is refused for good", "VTOE-01", "offer",
     "guest.listener(request.to).ok_or([[Errno::NotByToe]])?"

@@ -423,6 +423,24 @@ fn a_guest_that_reads_no_answers_cannot_ask_for_ever() {
 }
 
 #[test]
+fn a_guest_may_ask_on_when_it_has_been_given_all_answers() {
+    let ports = (CONTROL, control::PORT);
+    let ask = Asked { tag: 9, ask: Ask::Unlisten { guest: 1 } }.emit();
+    for read in [1_u32, 16] {
+        let mut w = World::new();
+        let _ = w.sends(A, Op::Data, ports, &ask.repeat(16), |h| h.buf_alloc = 64);
+        for n in 1..=read {
+            assert_eq!(w.answers[0].len(), n as usize);
+            let has_read = |h: &mut Header| (h.buf_alloc, h.fwd_cnt) = (64, 64 * n);
+            let _ = w.says(A, Op::CreditUpdate, ports, has_read);
+        }
+        assert!(w.heard(A).iter().all(|op| *op != Op::Reset));
+        let _ = w.sends(A, Op::Data, ports, &ask, |h| h.fwd_cnt = 64 * read);
+        assert_eq!(w.heard(A).contains(&Op::Reset), read < 16, "{read} answers were read");
+    }
+}
+
+#[test]
 fn what_a_guest_can_make_the_host_keep_is_bounded() {
     let mut w = World::new();
     let wants = |guest| Ask::Connect { guest, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };

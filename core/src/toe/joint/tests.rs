@@ -195,6 +195,8 @@ struct World {
     now: Instant,
     guests: [Guest; 2],
     joints: [Option<Joint>; 2],
+    /// Ends that were over, all well: their hosts remember them.
+    over: [bool; 2],
     due: [VecDeque<Vec<u8>>; 2],
     flying: Vec<(Message, Vec<u8>, Instant)>,
     held: [Vec<(Message, Vec<u8>)>; 2],
@@ -212,6 +214,7 @@ impl World {
             now: START,
             guests,
             joints: [None, None],
+            over: [false; 2],
             due: [VecDeque::new(), VecDeque::new()],
             flying: Vec::new(),
             held: [Vec::new(), Vec::new()],
@@ -251,7 +254,7 @@ impl World {
             return;
         }
         let Some(joint) = &mut self.joints[to] else {
-            let answer = message.for_nobody();
+            let answer = message.for_nobody(self.over[to]);
             self.flying.extend(answer.map(|message| (message, vec![], self.now)));
             return;
         };
@@ -289,6 +292,7 @@ impl World {
             self.guests[i].from_host.push_back((header, vec![]));
         }
         if joint.is_spent() {
+            self.over[i] = joint.end().errno().is_none();
             self.joints[i] = None;
             return;
         }
