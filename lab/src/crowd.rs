@@ -2,13 +2,15 @@
 //! them and without them, and how long an operator waits for what is asked of all of them.
 //!
 //! The front-ends are of our own: each connects, shares memory, starts its rings and says nothing
-//! more, as a VM that is paused. Rounds without and with them are interleaved. Everything happens
-//! in a network namespace of this process.
+//! more, as a VM that is paused. Two daemons, one without VMs, run at once, and some echoes of one
+//! alternate with some of the other. They and the stations have one core together: which of two
+//! cores wakes which, and from what sleep, is more than what is looked for. Everything happens in a
+//! network namespace of this process.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -18,11 +20,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unshare};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::daemon::launch;
@@ -31,17 +34,17 @@ use crate::process::Process;
 use crate::rundir::RunDir;
 use crate::sys;
 
-/// The uplinks' interfaces, and the stations behind them.
-const TAPS: [&str; 2] = ["npnear", "npfar"];
+/// The stations behind a daemon's uplinks.
 const MACS: [[u8; 6]; 2] = [[2, 0, 0, 0, 0, 0xaa], [2, 0, 0, 0, 0, 0xbb]];
 /// "Local experimental" (IEEE 802).
 const ETHERTYPE: u16 = 0x88b5;
-/// Where metrics are scraped.
-const METRICS: &str = "127.0.0.1:9469";
 /// How long the daemon may take to start with all VMs, and to end.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Echoes that are not counted, before those that are.
-const WARM_UP: usize = 300;
+/// Echoes of one daemon before the other one's turn, and so many before them that do not count.
+const IN_TURN: usize = 100;
+const WARM_UP: usize = 20;
+/// The core that all share.
+const CORE: usize = 0;
 /// What an echo may take.
 const ECHO_LIMIT: Duration = Duration::from_millis(500);
 
@@ -50,11 +53,9 @@ const ECHO_LIMIT: Duration = Duration::from_millis(500);
 pub struct Options {
     /// VMs in the crowd.
     pub vms: usize,
-    /// Rounds, each without them and with them.
-    pub rounds: usize,
-    /// Echoes of each.
+    /// Echoes without them, and beside them.
     pub echoes: usize,
-    /// VMs that come and go in a round, and times that a status is asked for.
+    /// VMs that come and go, and times that a status is asked for.
     pub changes: usize,
 }
 
@@ -68,53 +69,79 @@ pub fn run(options: &Options) -> Result<bool> {
     let (dir, store) = (RunDir::create()?, Store::create()?);
     unshare(CloneFlags::CLONE_NEWNET).context("making a network namespace")?;
     ip("link set lo up")?;
-    let mut all = Times::default();
-    for round in 1..=options.rounds {
-        for vms in [0, options.vms] {
-            let mut times = Times::default();
-            measure(dir.path(), &store, vms, options, &mut times)?;
-            println!("round {round}, {vms} VMs\n{times}");
-            all.add(times);
+    let (this, mut core) = (Pid::from_raw(0), CpuSet::new());
+    let cores = sched_getaffinity(this)?;
+    core.set(CORE)?;
+    sched_setaffinity(this, &core).context("staying on one core")?;
+    let mut alone = Host::start(dir.path(), &store, 0)?;
+    let mut beside = Host::start(dir.path(), &store, options.vms)?;
+    let mut times = Times::default();
+    for _ in 0..options.echoes.div_ceil(IN_TURN) {
+        for host in [&mut alone, &mut beside] {
+            (0..WARM_UP).try_for_each(|_| host.echo.once().map(drop))?;
+            let echoes = (0..IN_TURN).map(|_| host.echo.once()).collect::<Result<Vec<_>>>()?;
+            times.note(&format!("echo, {} VMs", host.vms), echoes);
         }
     }
-    println!("all rounds\n{all}");
+    let ratio = {
+        let [alone, beside] = [0, options.vms].map(|vms| times.median(&format!("echo, {vms} VMs")));
+        beside.as_secs_f64() / alone.as_secs_f64()
+    };
+    // Whoever asks from here on does not take the daemon's time.
+    sched_setaffinity(this, &cores)?;
+    let (control, dir) = (&mut beside.control, &beside.dir);
+    let of_changes = asked_meanwhile(&mut beside.echo, || changes(control, dir, options))?;
+    times.note("echo, while VMs come and go", of_changes.0);
+    of_changes.1.into_iter().for_each(|(what, list)| times.note(what, list));
+    let metrics = beside.metrics;
+    let of_status = asked_meanwhile(&mut beside.echo, || statuses(control, metrics, options))?;
+    times.note("echo, while statuses are asked for", of_status.0);
+    of_status.1.into_iter().for_each(|(what, list)| times.note(what, list));
+    println!("{times}\nAn echo beside {} VMs takes {ratio:.3} of one alone.", options.vms);
+    alone.stop()?;
+    beside.stop()?;
     Ok(true)
 }
 
-/// One daemon with so many VMs.
-fn measure(
-    dir: &Path,
-    store: &Store,
+/// A daemon with two uplinks and so many VMs, and those who use it.
+#[derive(Debug)]
+struct Host {
     vms: usize,
-    options: &Options,
-    times: &mut Times,
-) -> Result<()> {
-    let mut daemon = start(dir, store, vms)?;
-    let mut control = Control::connect(&dir.join("control.sock"), &mut daemon)?;
-    let crowd: Vec<_> =
-        (0..vms).map(|n| FrontEnd::connect(&socket(dir, n))).collect::<Result<_>>()?;
-    let deadline = Instant::now() + LIMIT;
-    while control.links()? < vms + TAPS.len() {
-        ensure!(Instant::now() < deadline, "not all links came up in {LIMIT:?}");
+    dir: PathBuf,
+    /// Where metrics are scraped.
+    metrics: SocketAddr,
+    daemon: Process,
+    control: Control,
+    crowd: Vec<FrontEnd>,
+    echo: Echo,
+}
+
+impl Host {
+    fn start(dir: &Path, store: &Store, vms: usize) -> Result<Self> {
+        let name = if vms == 0 { "alone" } else { "beside" };
+        let dir = dir.join(name);
+        fs::create_dir(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        let taps = ["near", "far"].map(|end| format!("np{}{end}", &name[..1]));
+        let metrics = SocketAddr::from((Ipv4Addr::LOCALHOST, if vms == 0 { 9469 } else { 9470 }));
+        let arena = store.0.join(name);
+        let mut daemon = start(&dir, &arena, &taps, metrics, vms)?;
+        let mut control = Control::connect(&dir.join("control.sock"), &mut daemon)?;
+        let crowd: Vec<_> =
+            (0..vms).map(|n| FrontEnd::connect(&socket(&dir, n))).collect::<Result<_>>()?;
+        let deadline = Instant::now() + LIMIT;
+        while control.links()? < vms + taps.len() {
+            ensure!(Instant::now() < deadline, "not all links came up in {LIMIT:?}");
+        }
+        let echo = Echo::new(&taps)?;
+        Ok(Self { vms, dir, metrics, daemon, control, crowd, echo })
     }
-    let mut echo = Echo::new()?;
-    for _ in 0..WARM_UP {
-        echo.once()?;
+
+    fn stop(mut self) -> Result<()> {
+        drop(self.crowd);
+        let ended = self.daemon.terminate(LIMIT)?;
+        ensure!(ended.success(), "nightporterd ended with {ended}");
+        Ok(())
     }
-    let echoes = (0..options.echoes).map(|_| echo.once()).collect::<Result<Vec<_>>>()?;
-    times.note(&format!("echo, {vms} VMs"), echoes);
-    if vms > 0 {
-        let of_changes = asked_meanwhile(&mut echo, || changes(&mut control, dir, options))?;
-        times.note("echo, while VMs come and go", of_changes.0);
-        of_changes.1.into_iter().for_each(|(what, list)| times.note(what, list));
-        let of_status = asked_meanwhile(&mut echo, || statuses(&mut control, options))?;
-        times.note("echo, while statuses are asked for", of_status.0);
-        of_status.1.into_iter().for_each(|(what, list)| times.note(what, list));
-    }
-    drop(crowd);
-    let ended = daemon.terminate(LIMIT)?;
-    ensure!(ended.success(), "nightporterd ended with {ended}");
-    Ok(())
 }
 
 /// How long each of several things took.
@@ -155,7 +182,7 @@ fn changes(control: &mut Control, dir: &Path, options: &Options) -> Result<Lists
     Ok(vec![("add, 64 MiB", large), ("add, 1 MiB", small), ("remove", gone)])
 }
 
-fn statuses(control: &mut Control, options: &Options) -> Result<Lists> {
+fn statuses(control: &mut Control, metrics: SocketAddr, options: &Options) -> Result<Lists> {
     let (mut told, mut scraped) = (Vec::new(), Vec::new());
     for _ in 0..options.changes {
         let begin = Instant::now();
@@ -164,7 +191,7 @@ fn statuses(control: &mut Control, options: &Options) -> Result<Lists> {
         // A scrape within half a second of another gets the same answer.
         thread::sleep(Duration::from_millis(500));
         let begin = Instant::now();
-        let mut stream = TcpStream::connect(METRICS).context("connecting to the metrics")?;
+        let mut stream = TcpStream::connect(metrics).context("connecting to the metrics")?;
         stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
@@ -186,8 +213,10 @@ impl Times {
         }
     }
 
-    fn add(&mut self, others: Self) {
-        others.0.into_iter().for_each(|(what, list)| self.note(&what, list));
+    fn median(&self, what: &str) -> Duration {
+        let mut list = self.0.iter().find(|(of, _)| of == what).expect("measured").1.clone();
+        list.sort_unstable();
+        list[(list.len() - 1) / 2]
     }
 }
 
@@ -232,13 +261,19 @@ fn socket(dir: &Path, n: usize) -> PathBuf {
 }
 
 /// Starts the daemon with two uplinks and so many VMs.
-fn start(dir: &Path, store: &Store, vms: usize) -> Result<Process> {
-    let (at, store) = (dir.display(), store.0.display());
+fn start(
+    dir: &Path,
+    arena: &Path,
+    taps: &[String; 2],
+    metrics: SocketAddr,
+    vms: usize,
+) -> Result<Process> {
+    let (at, arena) = (dir.display(), arena.display());
     let mut text = format!(
-        "[daemon]\ncontrol = \"{at}/control.sock\"\narena = \"{store}/arena\"\n\
-         metrics = \"{METRICS}\"\nlog = \"warn\"\n"
+        "[daemon]\ncontrol = \"{at}/control.sock\"\narena = \"{arena}\"\n\
+         metrics = \"{metrics}\"\nlog = \"warn\"\n"
     );
-    for tap in TAPS {
+    for tap in taps {
         write!(text, "[[uplink]]\nname = \"{tap}\"\nkind = \"tap\"\nifname = \"{tap}\"\n")?;
     }
     for n in 0..vms {
@@ -377,13 +412,13 @@ struct Echo {
 }
 
 impl Echo {
-    fn new() -> Result<Self> {
+    fn new(taps: &[String; 2]) -> Result<Self> {
         let end = |tap: &str| -> Result<File> {
             let socket: OwnedFd = sys::packet_socket(tap, ETHERTYPE, ECHO_LIMIT)
                 .with_context(|| format!("a packet socket on {tap}"))?;
             Ok(File::from(socket))
         };
-        let mut it = Self { ends: [end(TAPS[0])?, end(TAPS[1])?], number: 0 };
+        let mut it = Self { ends: [end(&taps[0])?, end(&taps[1])?], number: 0 };
         it.cross(1)?; // so that the daemon knows where it is
         Ok(it)
     }
@@ -419,15 +454,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_add_up() {
+    fn times_are_said_by_what_they_are_of() {
         let list = |n: u64| (1..=n).map(Duration::from_micros).collect::<Vec<_>>();
-        let (mut all, mut round) = (Times::default(), Times::default());
-        round.note("echo", list(101));
-        all.add(round);
-        all.note("status", list(1));
-        all.note("echo", list(100));
-        let said = all.to_string();
+        let mut times = Times::default();
+        times.note("echo", list(101));
+        times.note("status", list(1));
+        times.note("echo", list(100));
+        let said = times.to_string();
         assert!(said.contains("n    201  median      51.0 us"), "{said}");
         assert!(said.ends_with("most       1.0 us\n"), "{said}");
+        assert_eq!(times.median("echo"), Duration::from_micros(51));
     }
 }

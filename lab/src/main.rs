@@ -117,13 +117,10 @@ enum Command {
         /// VMs.
         #[arg(long, default_value_t = 1000)]
         vms: usize,
-        /// Rounds without and with them.
-        #[arg(long, default_value_t = 3)]
-        rounds: usize,
-        /// Echoes of each.
-        #[arg(long, default_value_t = 4000)]
+        /// Echoes without them, and beside them.
+        #[arg(long, default_value_t = 20_000)]
         echoes: usize,
-        /// VMs that come and go in a round, and statuses that are asked for.
+        /// VMs that come and go, and statuses that are asked for.
         #[arg(long, default_value_t = 25)]
         changes: usize,
     },
@@ -185,8 +182,8 @@ fn main() {
             let time = seconds.map(Duration::from_secs);
             compare::run(&compare::Options { cells, rounds, time, out })
         }
-        Command::Crowd { vms, rounds, echoes, changes } => {
-            crowd::run(&crowd::Options { vms, rounds, echoes, changes })
+        Command::Crowd { vms, echoes, changes } => {
+            crowd::run(&crowd::Options { vms, echoes, changes })
         }
         Command::Prepare => Image::for_qemu().map(|_| true),
         Command::Test { filter, captures } => scenario::run_all(&filter, captures.as_deref()),
