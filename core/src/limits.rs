@@ -177,6 +177,8 @@ pub const OVERLAY_DATAGRAM_BYTES_MAX: usize = 65_507;
 pub const PATH_MTU_AGE: Duration = Duration::from_secs(600);
 /// Errors that tell who sends over an overlay that a packet is too long: so many at once.
 pub const TOO_LONG_BURST: u64 = 50;
+/// Senders that do not take them from each other, as far as their MACs' hashes differ: 64 x 40 B.
+pub const TOO_LONG_SENDERS: usize = 64;
 /// Then one in this time. Each is shorter than what it tells of, so this only bounds the work.
 pub const TOO_LONG_INTERVAL: Duration = Duration::from_millis(10);
 /// Datagrams that leave by one call (`UDP_MAX_SEGMENTS`, linux/udp.h up to 6.8).

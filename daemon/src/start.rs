@@ -170,7 +170,7 @@ pub(crate) fn registry_of(
 }
 
 /// How to speak TLS, and a name with its password.
-type Secrets = (Option<Arc<etcd::ClientConfig>>, Option<(String, String)>);
+type Secrets = (Option<etcd::Tls>, Option<(String, String)>);
 
 /// Reads the files of a registry.
 pub(crate) fn registry_files(registry: &RegistryConfig) -> Result<Secrets, StartError> {
@@ -178,7 +178,7 @@ pub(crate) fn registry_files(registry: &RegistryConfig) -> Result<Secrets, Start
     let fix = "give PEM files that the daemon can read";
     let own = registry.certificate.clone().zip(registry.key.clone());
     let files = etcd::Files { ca: registry.ca.clone(), own };
-    let tls = says_tls.then(|| files.read()).transpose();
+    let tls = says_tls.then(|| etcd::Tls::new(files)).transpose();
     let tls = tls.map_err(|e| error(format!("registry: {e}"), fix))?;
     let user = match (&registry.user, &registry.password_file) {
         (Some(user), Some(path)) => {

@@ -22,8 +22,9 @@
 //! ([`Overlay::answer`]), and no peer hears of it.
 //!
 //! **Too long.** An overlay is as wide as the narrowest part of the path to a peer: what is known
-//! of that ([`Overlay::note_narrow`]) counts for [`PATH_MTU_AGE`] and for that peer. TCP is cut;
-//! who sends other packets that are too long is told so ([`Overlay::complain`]).
+//! of that ([`Overlay::note_narrow`]) counts for [`PATH_MTU_AGE`] and for that peer. TCP is cut,
+//! also what is for all; other packets for all go whole to those whose path takes them. Who sends
+//! one that is too long to a peer is told so ([`Overlay::complain`]).
 //!
 //! A station that moves from one host to another is found with its first frame from there, as a VMM
 //! or a guest sends after a migration (gratuitous ARP, RARP).
@@ -46,7 +47,7 @@ use self::ecn::Ecn;
 use self::stations::Stations;
 use crate::bucket::Bucket;
 use crate::drops::DropReason;
-use crate::limits::{PATH_MTU_AGE, TOO_LONG_BURST, TOO_LONG_INTERVAL};
+use crate::limits::{PATH_MTU_AGE, TOO_LONG_BURST, TOO_LONG_INTERVAL, TOO_LONG_SENDERS};
 use crate::switch::Mac;
 use crate::time::Instant;
 use crate::wire::packet::{Ip, IpAddr16, L4, Net, Packet};
@@ -113,7 +114,8 @@ pub struct Overlay {
     peers: Vec<(IpAddr16, PeerId)>,
     /// Peers whose path takes less than `mtu`, and until when that counts.
     narrow: Vec<(PeerId, u16, Instant)>,
-    complaints: Bucket,
+    /// By the hash of who is told: nobody takes all from the others.
+    complaints: Box<[Bucket]>,
     stations: Stations,
     /// Of stations that were told.
     addresses: Addresses,
@@ -132,7 +134,7 @@ impl Overlay {
             mtu: config.mtu,
             peers,
             narrow: Vec::new(),
-            complaints: Bucket::new(TOO_LONG_BURST, TOO_LONG_INTERVAL),
+            complaints: [Bucket::new(TOO_LONG_BURST, TOO_LONG_INTERVAL); TOO_LONG_SENDERS].into(),
             stations,
             addresses: Addresses::default(),
             hasher,
@@ -198,7 +200,9 @@ impl Overlay {
         let to = self.stations.find(now, packet.eth.dst).map_or(To::All, To::Peer);
         let route = Route { to, flow_hash: self.flow_hash(frame, &packet), ecn: Ecn::of(&packet) };
         let header = vxlan::emit(self.vni);
-        let mtu = self.mtu(now, to);
+        // What cannot be cut goes to all whose path takes it.
+        let is_whole = to == To::All && packet.tcp().is_none();
+        let mtu = if is_whole { self.mtu } else { self.mtu(now, to) };
         Ok((route, Datagrams::new(header, hdr, frame, &packet, mtu)?))
     }
 
@@ -210,7 +214,9 @@ impl Overlay {
         let packet = Packet::parse(frame).ok()?;
         let peer = self.stations.find(now, packet.eth.dst)?;
         let error = too_long::error(frame, &packet, self.mtu(now, To::Peer(peer)))?;
-        self.complaints.allows(now).then_some(error)
+        let sender = self.hasher.hash_one(packet.eth.src) % TOO_LONG_SENDERS as u64;
+        let bucket = &mut self.complaints[usize::try_from(sender).unwrap_or(0)];
+        bucket.allows(now).then_some(error)
     }
 
     /// Another MTU, for all peers; what was known of paths is forgotten.
@@ -237,7 +243,10 @@ impl Overlay {
         let narrow = self.narrow.iter();
         let narrow = narrow.filter_map(|(was, mtu, until)| Some((place(*was)?, *mtu, *until)));
         self.narrow = narrow.collect();
-        self.stations.renumber(place);
+        // As a rule one has come behind the others.
+        if before.iter().any(|(_, id)| place(*id) != Some(*id)) {
+            self.stations.renumber(place);
+        }
     }
 
     /// From now on the station `mac` is behind `peer`, whatever frames say, and has these

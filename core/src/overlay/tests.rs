@@ -197,6 +197,39 @@ fn who_sends_too_long_a_packet_to_a_known_station_is_told_and_not_without_end() 
 }
 
 #[test]
+fn a_sender_of_long_packets_takes_no_word_from_another() {
+    let mut overlay = overlay();
+    let mut udp = v4_segment(&bytes(1448)).frame();
+    udp[23] = 17;
+    overlay.tell_station(*udp.first_chunk().unwrap(), PeerId(1), &[]);
+    let mut other = udp.clone();
+    other[11] ^= 1;
+    let mut told = |frame: &[u8]| overlay.complain(NOW, frame).is_some();
+    assert!((0..1000).filter(|_| told(&udp)).count() > 1);
+    assert!(!told(&udp) && told(&other));
+}
+
+#[test]
+fn what_is_for_all_and_cannot_be_cut_goes_where_the_path_takes_it() {
+    let mut overlay = overlay();
+    overlay.note_narrow(NOW, PeerId(1), 1300);
+    let mut udp = v4_segment(&bytes(1370)).frame();
+    let tcp = udp.clone();
+    udp[23] = 17;
+    let mut buf = vec![0; OVERLAY_DATAGRAM_BYTES_MAX];
+    let mut sent = |overlay: &mut Overlay, frame: &[u8]| {
+        let (route, mut datagrams) = overlay.handle_frame(NOW, &PLAIN, frame)?;
+        Ok((route.to, datagrams.next_into(&mut buf).unwrap()))
+    };
+    let (to, batch) = sent(&mut overlay, &udp).unwrap();
+    assert_eq!((to, batch.len), (To::All, vxlan::LEN + udp.len()), "whole");
+    let (_, batch) = sent(&mut overlay, &tcp).unwrap();
+    assert!(batch.len > batch.datagram.into(), "cut, so that it goes everywhere");
+    overlay.tell_station(*udp.first_chunk().unwrap(), PeerId(1), &[]);
+    assert_eq!(sent(&mut overlay, &udp), Err(DropReason::TooBig));
+}
+
+#[test]
 fn peers_are_known_by_their_addresses() {
     let overlay = overlay();
     let peer = |ip: &str| overlay.peer(ip.parse().unwrap());

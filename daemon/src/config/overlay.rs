@@ -34,11 +34,13 @@ pub struct OverlayConfig {
     /// this host by the address; two overlays need two ports.
     pub local: SocketAddr,
     /// The other hosts, written as `local`: 1 to 64 of the same family. Frames come from their
-    /// addresses only. With a registry it tells of hosts too, and none needs to be listed.
+    /// addresses only. With a registry, which tells of hosts too, none needs to be listed; there
+    /// are 64 peers at most then as well, those of the list first.
     pub peers: Vec<SocketAddr>,
     /// Largest IP packet inside, in bytes. Default 1450, over IPv6 1430: what an Ethernet between
     /// the hosts leaves (MTU 1500 less the tunnel's 50 or 70 bytes). 1280 to 9216. Give VMs no
-    /// larger `mtu`: longer TCP segments are cut, other long packets are lost.
+    /// larger `mtu`: longer TCP segments are cut, other long packets are lost, and who sent one to
+    /// a VM that is known is told.
     pub mtu: u16,
 }
 
@@ -85,7 +87,7 @@ pub(super) fn read(
     if let Some(local) = local {
         unique.add("local", local.to_string(), &s);
         // Another overlay of this host would send from it.
-        if SOURCE_PORTS.contains(&local.port()) {
+        if sends(local) {
             let what = format!("{} is a port that overlays send from", local.port());
             s.problem("local", what, "use 4789, or another port below 49152");
         }
@@ -116,15 +118,42 @@ pub(super) fn host(v: &DeValue<'_>) -> Result<SocketAddr, String> {
     let with_port = |ip: IpAddr| SocketAddr::new(ip, vxlan::PORT);
     let host = text.parse::<IpAddr>().map(with_port).or_else(|_| text.parse());
     let host: SocketAddr = host.map_err(|_| format!("{} is not an address", shown(v)))?;
+    if is_link_local(host.ip()) {
+        return Err(format!("{} is link-local: use an address of the whole network", host.ip()));
+    }
+    if is_host(host) { Ok(host) } else { Err(format!("{host} is not a host")) }
+}
+
+/// The interface that it is on would have to be named, and is not in a datagram's address.
+fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+fn is_host(host: SocketAddr) -> bool {
     let is_one = match host.ip() {
         IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast(),
         IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast(),
     };
-    // The interface that it is on would have to be named, and is not in a datagram's address.
-    if matches!(host.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local()) {
-        return Err(format!("{} is link-local: use an address of the whole network", host.ip()));
-    }
-    if is_one && host.port() > 0 { Ok(host) } else { Err(format!("{host} is not a host")) }
+    is_one && host.port() > 0
+}
+
+/// Overlays send from there, and listen elsewhere.
+fn sends(host: SocketAddr) -> bool {
+    SOURCE_PORTS.contains(&host.port())
+}
+
+/// Whether the overlay at `local` may send frames to a host of which a registry has told: what is
+/// asked of one in `peers`, and that it is not a program on this host.
+#[must_use]
+pub(crate) fn may_be_peer(local: SocketAddr, host: SocketAddr) -> bool {
+    let (ip, own) = (host.ip().to_canonical(), local.ip());
+    is_host(SocketAddr::new(ip, host.port()))
+        && !is_link_local(ip)
+        && !sends(host)
+        && ip == host.ip()
+        && ip != own
+        && ip.is_ipv4() == own.is_ipv4()
+        && (!ip.is_loopback() || own.is_loopback())
 }
 
 fn peers(v: &DeValue<'_>) -> Result<Vec<SocketAddr>, String> {
@@ -204,6 +233,24 @@ mod tests {
         assert!(both("").is_ok());
         let error = both("network = \"red\"").unwrap_err().to_string();
         assert!(error.contains("overlay.o2.network: \"red\" is already used"), "{error}");
+    }
+
+    #[test]
+    fn a_host_of_a_registry_is_what_a_configured_one_is() {
+        let may =
+            |local: &str, host: &str| may_be_peer(local.parse().unwrap(), host.parse().unwrap());
+        let (v4, v6) = ("192.0.2.1:4789", "[fd00::1]:4789");
+        assert!(may(v4, "192.0.2.2:4789") && may(v4, "192.0.2.2:8472") && may(v6, "[fd00::2]:1"));
+        assert!(may("127.0.0.1:4789", "127.0.0.2:4789"), "all of it is on one host");
+        for bad in ["127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255", "192.0.2.1"] {
+            assert!(!may(v4, &format!("{bad}:4789")), "{bad}");
+        }
+        for bad in ["::1", "::", "ff02::1", "fe80::2", "fd00::1", "::ffff:192.0.2.2"] {
+            assert!(!may(v6, &format!("[{bad}]:4789")), "{bad}");
+        }
+        for bad in ["192.0.2.2:0", "192.0.2.2:49152", "[fd00::2]:4789", "[::ffff:c000:202]:4789"] {
+            assert!(!may(v4, bad), "{bad}");
+        }
     }
 
     #[test]

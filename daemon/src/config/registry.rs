@@ -1,6 +1,6 @@
 //! `[registry]`: where hosts tell each other who is where.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nightporter_registry::etcd::Endpoint;
 use toml::de::DeValue;
@@ -38,6 +38,13 @@ pub struct RegistryConfig {
 }
 
 impl RegistryConfig {
+    /// What TLS takes, if a member speaks it.
+    pub(crate) fn tls_files(&self) -> impl Iterator<Item = &Path> {
+        let files = [Some(&self.ca), self.certificate.as_ref(), self.key.as_ref()];
+        let says_tls = self.etcd.iter().any(|member| member.is_tls);
+        files.into_iter().flatten().filter(move |_| says_tls).map(PathBuf::as_path)
+    }
+
     /// All keys of `[registry]`.
     #[must_use]
     pub fn keys(&self) -> Keys {

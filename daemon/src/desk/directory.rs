@@ -13,7 +13,7 @@ use std::ops::Bound;
 use nightporter_api::{RegistryStatus, StationInfo, StationKey, StationPage};
 use nightporter_core::port::PortId;
 use nightporter_registry::{
-    Claim, FIRST_ADDRESS, Host, LAST_ADDRESS, News, Registry, Station, mac_text,
+    Claim, FIRST_ADDRESS, Host, LAST_ADDRESS, Mac, News, Registry, Station, mac_text,
 };
 
 use super::Desk;
@@ -41,6 +41,8 @@ pub(super) struct Directory {
     /// Of other hosts.
     hosts: BTreeMap<(u32, IpAddr), Host>,
     stations: BTreeMap<Key, Station>,
+    /// The same by their hosts.
+    at: BTreeSet<(u32, IpAddr, Mac)>,
     /// For how many of them there was no place.
     left_out: usize,
     /// This host on its overlays.
@@ -74,6 +76,7 @@ impl Directory {
             lost: 0,
             hosts: BTreeMap::new(),
             stations: BTreeMap::new(),
+            at: BTreeSet::new(),
             left_out: 0,
             joined: BTreeMap::new(),
             told: BTreeMap::new(),
@@ -202,16 +205,28 @@ impl Directory {
                 }
                 News::Station { vni, mac, now } => {
                     let key = (vni, mac);
-                    match now {
+                    self.at.extend(now.as_ref().map(|it| (vni, it.host, mac)));
+                    let host = now.as_ref().map(|it| it.host);
+                    let before = match now {
                         Some(station) => self.stations.insert(key, station),
                         None => self.stations.remove(&key),
                     };
+                    if let Some(before) = before.filter(|it| Some(it.host) != host) {
+                        self.at.remove(&(vni, before.host, mac));
+                    }
                     self.look_whether_away(path, &key);
                     self.apply(path, &ports, key);
                 }
             }
         }
-        self.apply_all(path, &ports, changed.into_iter());
+        for (vni, port) in changed.into_iter().filter_map(|vni| Some((vni, *ports.get(&vni)?))) {
+            for host in self.apply_hosts(path, vni, port) {
+                let of_host = (vni, host, [0; 6])..=(vni, host, [0xff; 6]);
+                for (vni, _, mac) in self.at.range(of_host) {
+                    self.apply(path, &ports, (*vni, *mac));
+                }
+            }
+        }
     }
 
     fn set_left_out(&mut self, n: usize) {
@@ -291,6 +306,17 @@ impl Directory {
         }
     }
 
+    /// The overlay knows all hosts that the registry knows. Which have become peers or are none any
+    /// more.
+    fn apply_hosts(&self, path: &mut DataPath, vni: u32, port: PortId) -> BTreeSet<IpAddr> {
+        let Port::Overlay(overlay) = &mut path.ports.of_mut(port).port else {
+            return BTreeSet::new();
+        };
+        let hosts = self.hosts.range((vni, FIRST_ADDRESS)..=(vni, LAST_ADDRESS));
+        let hosts = hosts.map(|(_, host)| SocketAddr::new(host.address, host.port));
+        overlay.set_registered(hosts.collect())
+    }
+
     /// The overlays of these numbers know all that the registry knows.
     fn apply_all(
         &self,
@@ -299,10 +325,7 @@ impl Directory {
         vnis: impl Iterator<Item = u32>,
     ) {
         for (vni, port) in vnis.filter_map(|vni| Some((vni, *ports.get(&vni)?))) {
-            let Port::Overlay(overlay) = &mut path.ports.of_mut(port).port else { continue };
-            let hosts =
-                self.hosts.range((vni, FIRST_ADDRESS)..=(vni, LAST_ADDRESS)).map(|(_, host)| host);
-            overlay.set_registered(hosts.map(|h| SocketAddr::new(h.address, h.port)).collect());
+            self.apply_hosts(path, vni, port); // of all whatever they are
             let all = (vni, [0; 6])..=(vni, [0xff; 6]);
             for key in self.stations.range(all.clone()).map(|(key, _)| key) {
                 self.apply(path, ports, *key);

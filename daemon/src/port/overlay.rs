@@ -5,7 +5,7 @@
 //! are [`SENDERS`] to send from. Datagrams of equal length leave by one call (UDP_SEGMENT) and
 //! arrive by one (UDP_GRO). What is in them is the core's business (`core/src/overlay`).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::ops::Range;
@@ -29,7 +29,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt as option;
 
 use crate::config::OverlayConfig;
-use crate::config::overlay::PEERS_MAX;
+use crate::config::overlay::{PEERS_MAX, may_be_peer};
 
 /// Sockets to send from: as many links can share the flows. A power of two.
 const SENDERS: usize = 16;
@@ -185,12 +185,28 @@ impl OverlayPort {
     }
 
     /// The hosts that a registry tells of, from now on, besides those of the configuration. When
-    /// there are too many, those that are peers stay.
-    pub fn set_registered(&mut self, mut hosts: Vec<SocketAddr>) {
+    /// there are too many, those that are peers stay. Returns the addresses of those that were none
+    /// or are none now: what is told of their stations is to be told again.
+    #[must_use]
+    pub fn set_registered(&mut self, mut hosts: Vec<SocketAddr>) -> BTreeSet<IpAddr> {
         let before = self.all_peers();
-        hosts.sort_by_key(|host| !before.contains(host));
+        hosts.retain(|host| {
+            let may_be = may_be_peer(self.config.local, *host);
+            if !may_be && host.ip() != self.config.local.ip() {
+                let port = &self.config.name;
+                tracing::debug!(%port, %host, "the registry has a host that cannot be a peer");
+            }
+            may_be
+        });
+        hosts.sort_by_key(|host| before.iter().all(|peer| peer.ip() != host.ip()));
         self.registered = hosts;
         self.change_peers(&before);
+        self.look_for_room();
+        let ips = |hosts: &[SocketAddr]| hosts.iter().map(SocketAddr::ip).collect::<BTreeSet<_>>();
+        &ips(&before) ^ &ips(&self.all_peers())
+    }
+
+    fn look_for_room(&mut self) {
         let left_out = self.known_hosts().count().saturating_sub(PEERS_MAX);
         if std::mem::replace(&mut self.left_out, left_out) == 0 && left_out > 0 {
             let name = &self.config.name;
@@ -210,11 +226,8 @@ impl OverlayPort {
     /// Those of the configuration, then others.
     fn known_hosts(&self) -> impl Iterator<Item = SocketAddr> {
         let Self { config, registered, .. } = self;
-        let is_new = move |host: &&SocketAddr| {
-            host.ip() != config.local.ip()
-                && host.is_ipv4() == config.local.is_ipv4()
-                && config.peers.iter().all(|peer| peer.ip() != host.ip())
-        };
+        let is_new =
+            move |host: &&SocketAddr| config.peers.iter().all(|peer| peer.ip() != host.ip());
         config.peers.iter().chain(registered.iter().filter(is_new)).copied()
     }
 
@@ -627,6 +640,22 @@ mod tests {
         };
         let port = OverlayPort::open(&config, [1, 2, 3, 4]).unwrap();
         (port, UdpSocket::bind(host(2)).unwrap())
+    }
+
+    #[test]
+    fn news_of_a_host_are_of_its_stations_alone() {
+        let (mut port, _peer) = port_and_peer(3);
+        let host = |last: u8| SocketAddr::from(([127, 0, 3, last], 4789));
+        let strangers = ["192.0.2.1:0", "224.0.0.1:4789", "127.0.3.9:50000"];
+        let mut news = |last: &[u8]| {
+            let strangers = strangers.iter().map(|it| it.parse().unwrap());
+            port.set_registered(last.iter().map(|n| host(*n)).chain(strangers).collect())
+        };
+        let of = |last: &[u8]| last.iter().map(|n| host(*n).ip()).collect::<BTreeSet<_>>();
+        assert_eq!(news(&[1, 2, 3]), of(&[3]), "not this host, nor who was a peer");
+        assert_eq!(news(&[3]), of(&[]));
+        assert_eq!(news(&[4, 3]), of(&[4]));
+        assert_eq!(news(&[]), of(&[3, 4]));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use landlock::{
     PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use crate::config::Config;
+use crate::config::{Config, RegistryConfig};
 use crate::start::{StartError, error};
 
 /// Whose rights are asked for. Kernels that know fewer restrict fewer; later ones know more, which
@@ -56,14 +56,21 @@ pub(crate) fn restrict(
 }
 
 /// Of the daemon.
-pub(super) fn of_daemon(path: &Path, dirs: &[PathBuf]) -> Vec<Place> {
+pub(super) fn of_daemon(
+    path: &Path,
+    registry: Option<&RegistryConfig>,
+    dirs: &[PathBuf],
+) -> Vec<Place> {
     let (read, write) = (AccessFs::ReadFile, AccessFs::WriteFile);
     let make = AccessFs::MakeReg | AccessFs::MakeSock | AccessFs::MakeDir;
     let own = read | write | AccessFs::Truncate | AccessFs::RemoveFile | make;
     // The MTUs of uplinks, all of which are virtual.
     let mtus = ("/sys/devices/virtual/net".into(), read.into());
     let dirs = dirs.iter().map(|dir| (dir.clone(), own));
-    dirs.chain(of_configuration(path)).chain([mtus]).collect()
+    // What is renewed while it runs.
+    let certificates = registry.into_iter().flat_map(RegistryConfig::tls_files);
+    let certificates = certificates.flat_map(of_configuration);
+    dirs.chain(of_configuration(path)).chain(certificates).chain([mtus]).collect()
 }
 
 /// Of the broker.
@@ -101,4 +108,27 @@ fn try_to_restrict(
         rules = rules.add_rule(NetPort::new(port, access))?;
     }
     Ok(rules.restrict_self()?.ruleset)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[test]
+    fn certificates_of_a_registry_can_be_read_again_if_it_needs_any() {
+        let places = |scheme: &str| {
+            let text = format!(
+                "[registry]\netcd = [\"{scheme}://192.0.2.9:2379\"]\nca = \"/np-ca/a.pem\"\n\
+                 certificate = \"/np-own/c.pem\"\nkey = \"/np-own/k.pem\"\n[[overlay]]\n\
+                 name = \"o\"\nvni = 7\nlocal = \"192.0.2.1\"\n"
+            );
+            let config = Config::parse("np.toml", &text, &BTreeMap::new()).unwrap();
+            let places = of_daemon(Path::new("/etc/np.toml"), config.registry.as_ref(), &[]);
+            let read = |dir: &str| places.contains(&(dir.into(), AccessFs::ReadFile.into()));
+            [read("/np-ca"), read("/np-own")]
+        };
+        assert_eq!((places("https"), places("http")), ([true; 2], [false; 2]));
+    }
 }

@@ -72,7 +72,8 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let dirs = files::dirs_of(config);
     privileges::reduce(&config.daemon)?;
     let listens = config.daemon.metrics.map(|metrics| (metrics.port(), AccessNet::BindTcp));
-    let weak = files::restrict(files::of_daemon(&source.path, &dirs), listens.as_slice())?;
+    let places = files::of_daemon(&source.path, config.registry.as_ref(), &dirs);
+    let weak = files::restrict(places, listens.as_slice())?;
     Ok(Sandbox { access, supervisor, broker, registry, dirs, weak })
 }
 

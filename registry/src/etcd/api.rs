@@ -7,18 +7,27 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 use serde_json::{Value, json};
 
+use super::words::VALUE_BYTES_MAX;
+
 /// A key and what is there.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq)]
 #[serde(default)]
 pub(super) struct Kv {
-    #[serde(deserialize_with = "text")]
-    pub(super) key: String,
+    #[serde(deserialize_with = "bytes")]
+    pub(super) key: Vec<u8>,
     #[serde(deserialize_with = "text")]
     pub(super) value: String,
     #[serde(deserialize_with = "number")]
     pub(super) mod_revision: i64,
     #[serde(deserialize_with = "number")]
     pub(super) lease: i64,
+}
+
+impl Kv {
+    /// Bytes of both.
+    pub(super) fn len(&self) -> usize {
+        self.key.len() + self.value.len()
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
@@ -33,6 +42,8 @@ pub(super) struct Header {
 pub(super) struct Range {
     pub(super) header: Header,
     pub(super) kvs: Vec<Kv>,
+    /// There are more behind these.
+    pub(super) more: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -187,10 +198,37 @@ pub(super) fn range(prefix: &str) -> Value {
     json!({"key": encoded(prefix), "range_end": STANDARD.encode(end_of(prefix))})
 }
 
-/// What happens to them from this revision on.
+/// Some of them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Page<'a> {
+    /// They are behind this key; the first if there is none.
+    pub(super) behind: Option<&'a [u8]>,
+    /// As of this revision; 0: of the last.
+    pub(super) revision: i64,
+    /// So many at most.
+    pub(super) limit: usize,
+    /// Without what is there.
+    pub(super) keys_only: bool,
+}
+
+/// The next of all keys that begin so.
+pub(super) fn page(prefix: &str, page: Page<'_>) -> Value {
+    let Page { behind, revision, limit, keys_only } = page;
+    let mut request = range(prefix);
+    if let Some(key) = behind {
+        request["key"] = STANDARD.encode([key, &[0]].concat()).into();
+    }
+    request["revision"] = revision.to_string().into();
+    request["limit"] = limit.to_string().into();
+    request["keys_only"] = keys_only.into();
+    request
+}
+
+/// What happens to them from this revision on; of much at once not all in one line.
 pub(super) fn watch(prefix: &str, revision: i64) -> Value {
     let mut request = range(prefix);
     request["start_revision"] = revision.to_string().into();
+    request["fragment"] = true.into();
     json!({"create_request": request})
 }
 
@@ -215,8 +253,15 @@ fn number<'de, D: Deserializer<'de>>(from: D) -> Result<i64, D::Error> {
     }
 }
 
-/// Of bytes that are no text something is left that is nobody's.
+fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u8>, D::Error> {
+    STANDARD.decode(String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+/// Of bytes that are no text, or too many, something is left that is nobody's.
 fn text<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    let bytes = STANDARD.decode(String::deserialize(from)?).map_err(D::Error::custom)?;
+    let mut bytes = bytes(from)?;
+    if bytes.len() > VALUE_BYTES_MAX {
+        bytes.clear();
+    }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }

@@ -5,19 +5,25 @@ use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, StreamOwned};
 
-/// How long a member may be silent in an answer, and how long all of that may take.
+use crate::mail::Bell;
+
+/// How long a member may be silent in an answer, at most, and how long all of that may take.
 const SILENT_MAX: Duration = Duration::from_secs(2);
-const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// Bytes of an answer's head, and of its body, at most.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// The least that it may take, however short a lease is.
+const ANSWER_MIN: Duration = Duration::from_secs(1);
+/// How long questions may take when nobody wants to know the answers any more.
+const STOP_MAX: Duration = Duration::from_secs(2);
+/// Bytes of an answer's head, and of its body or a line of it, at most.
 const HEAD_MAX: usize = 16 << 10;
-const BODY_MAX: usize = 256 << 20;
+const BODY_MAX: usize = 16 << 20;
 
 /// A member of the cluster.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -52,11 +58,46 @@ impl fmt::Debug for Connector {
     }
 }
 
+/// How long a member may take.
+#[derive(Clone, Debug)]
+pub(super) struct Patience {
+    answer: Duration,
+    stop: Stop,
+}
+
+impl Patience {
+    /// With a lease of `ttl`: when one member has taken too long another can still give a sign of
+    /// life.
+    pub(super) fn new(ttl: Duration, stop: Stop) -> Self {
+        Self { answer: (ttl / 3).clamp(ANSWER_MIN, ANSWER_MAX), stop }
+    }
+}
+
+/// Says, once and for all, that questions have to come to an end.
+#[derive(Clone, Debug)]
+pub(super) struct Stop {
+    bell: Bell,
+    /// When they have.
+    until: Arc<OnceLock<Instant>>,
+}
+
+impl Stop {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { bell: Bell::new()?, until: Arc::default() })
+    }
+
+    pub(super) fn say(&self) {
+        let _ = self.until.set(Instant::now() + STOP_MAX);
+        self.bell.ring();
+    }
+}
+
 /// A socket that waits until a certain time.
 struct Socket {
     tcp: TcpStream,
     /// `None`: it does not wait.
     until: Option<Instant>,
+    patience: Patience,
 }
 
 impl Socket {
@@ -66,15 +107,22 @@ impl Socket {
         ready: PollFlags,
         mut something: impl FnMut(&mut TcpStream) -> io::Result<T>,
     ) -> io::Result<T> {
+        let stop = &self.patience.stop;
         loop {
             match (something(&mut self.tcp), self.until) {
                 (Err(e), Some(until)) if e.kind() == io::ErrorKind::WouldBlock => {
+                    let stops = stop.until.get();
+                    let until = stops.map_or(until, |stops| until.min(*stops));
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer"));
                     }
                     let left = Timespec::try_from(left).ok();
-                    let _ = poll(&mut [PollFd::new(&self.tcp, ready)], left.as_ref());
+                    let mut fds = vec![PollFd::new(&self.tcp, ready)];
+                    // It stays readable, and is known then.
+                    let bell = || PollFd::from_borrowed_fd(stop.bell.fd(), PollFlags::IN);
+                    fds.extend(stops.is_none().then(bell));
+                    let _ = poll(&mut fds, left.as_ref());
                 }
                 (Err(e), _) if e.kind() == io::ErrorKind::Interrupted => {}
                 (result, _) => return result,
@@ -139,6 +187,7 @@ impl Stream {
 pub(super) struct Conn {
     endpoint: Endpoint,
     stream: Stream,
+    patience: Patience,
     /// What was read and is not used yet.
     rest: Vec<u8>,
 }
@@ -162,9 +211,10 @@ impl Conn {
         endpoint: Endpoint,
         tcp: TcpStream,
         tls: Option<&Arc<ClientConfig>>,
+        patience: &Patience,
     ) -> io::Result<Self> {
         tcp.set_nonblocking(true)?;
-        let socket = Socket { tcp, until: None };
+        let socket = Socket { tcp, until: None, patience: patience.clone() };
         let stream = match tls.filter(|_| endpoint.is_tls) {
             None if endpoint.is_tls => return Err(io::Error::other("no CA for TLS")),
             None => Stream::Plain(socket),
@@ -175,23 +225,25 @@ impl Conn {
                 Stream::Tls(Box::new(StreamOwned::new(connection, socket)))
             }
         };
-        Ok(Self { endpoint, stream, rest: Vec::new() })
+        Ok(Self { endpoint, stream, patience: patience.clone(), rest: Vec::new() })
     }
 
-    /// Asks, and waits for the answer: its status and its body.
+    /// Asks, and waits for the answer: its status and its body. Errors: `FileTooLarge`, if it has
+    /// more than [`BODY_MAX`] bytes; after any, nothing can be asked here any more.
     pub(super) fn ask(
         &mut self,
         path: &str,
         token: Option<&str>,
         body: &[u8],
     ) -> io::Result<(u16, Vec<u8>)> {
-        let end = Instant::now() + ANSWER_MAX;
+        let end = Instant::now() + self.patience.answer;
         self.post(path, token, body)?;
         let head = self.head(end)?;
         let mut chunks = Chunks::default();
         let mut whole = Vec::new();
         loop {
             match head.length {
+                Length::Known(len) if len > BODY_MAX => return Err(too_large()),
                 Length::Known(len) if self.rest.len() >= len => {
                     let after = self.rest.split_off(len);
                     return Ok((head.status, std::mem::replace(&mut self.rest, after)));
@@ -205,7 +257,7 @@ impl Conn {
                 }
             }
             if self.rest.len() + whole.len() > BODY_MAX {
-                return Err(io::Error::other("an answer without an end"));
+                return Err(too_large());
             }
             self.fill(end)?;
         }
@@ -218,7 +270,7 @@ impl Conn {
         token: Option<&str>,
         body: &[u8],
     ) -> io::Result<Lines> {
-        let end = Instant::now() + ANSWER_MAX;
+        let end = Instant::now() + self.patience.answer;
         self.post(path, token, body)?;
         let head = self.head(end)?;
         if head.status != 200 || head.length != Length::Chunked {
@@ -237,7 +289,7 @@ impl Conn {
              Grpc-Metadata-hasleader: true\r\n{token}Content-Length: {}\r\n\r\n",
             body.len()
         );
-        self.stream.wait_until(Some(Instant::now() + SILENT_MAX));
+        self.stream.wait_until(Some(Instant::now() + SILENT_MAX.min(self.patience.answer)));
         self.stream.write_all(&[head.as_bytes(), body].concat())
     }
 
@@ -374,6 +426,10 @@ impl Chunks {
         bytes.drain(..at);
         Ok(())
     }
+}
+
+fn too_large() -> io::Error {
+    io::Error::new(io::ErrorKind::FileTooLarge, "an answer without an end")
 }
 
 fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {

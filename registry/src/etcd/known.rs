@@ -8,8 +8,9 @@ use super::api::{Event, If, Kv, Outcome, Step};
 use super::words::{Key, read_host, read_station};
 use crate::{Claim, Mac, News, Station};
 
-/// So many keys are too many.
+/// So many keys are too many, and so many bytes in them and their values.
 pub(super) const KEYS_MAX: usize = 1 << 18;
+pub(super) const BYTES_MAX: usize = 128 << 20;
 
 /// What this host wants to be there.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -23,10 +24,12 @@ pub(super) struct Wanted {
 #[derive(Debug)]
 pub(super) struct Known {
     prefix: String,
-    /// Own entries are of this lease.
-    lease: i64,
+    /// Own entries are of this lease; `None`: it has run out, and there is no other yet.
+    lease: Option<i64>,
     wanted: BTreeMap<Key, Wanted>,
     there: BTreeMap<Key, Kv>,
+    /// Of what is there.
+    bytes: usize,
     /// What was ours in the time of this lease. Who has it now is alive, even with our address.
     taken: BTreeSet<Key>,
     /// What there may be news of.
@@ -43,9 +46,10 @@ impl Known {
     pub(super) fn new(prefix: &str, told_max: usize) -> Self {
         Self {
             prefix: prefix.into(),
-            lease: 0,
+            lease: None,
             wanted: BTreeMap::new(),
             there: BTreeMap::new(),
+            bytes: 0,
             taken: BTreeSet::new(),
             changed: BTreeSet::new(),
             told: BTreeSet::new(),
@@ -55,13 +59,14 @@ impl Known {
         }
     }
 
-    /// How many keys there are.
-    pub(super) fn len(&self) -> usize {
-        self.there.len()
+    /// How many keys there are, and bytes in them.
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.there.len(), self.bytes)
     }
 
-    /// From now on own entries are of a new lease: what was put there before is of a former life.
-    pub(super) fn set_lease(&mut self, lease: i64) {
+    /// From now on own entries are of a new lease, or of none: what was put there before is of a
+    /// former life.
+    pub(super) fn set_lease(&mut self, lease: Option<i64>) {
         self.lease = lease;
         self.taken.clear();
         self.changed.extend(self.wanted.keys());
@@ -85,6 +90,7 @@ impl Known {
     pub(super) fn set_all(&mut self, kvs: Vec<Kv>) {
         let read = kvs.into_iter().filter_map(|kv| Some((self.key(&kv)?, kv)));
         let now: BTreeMap<_, _> = read.collect();
+        self.bytes = now.values().map(Kv::len).sum();
         let before = std::mem::replace(&mut self.there, now);
         let differs = |(key, kv): &(&Key, &Kv)| before.get(key) != Some(kv);
         self.changed.extend(self.there.iter().filter(differs).map(|(key, _)| *key));
@@ -109,12 +115,9 @@ impl Known {
         if step.value.is_some() {
             self.taken.insert(key);
         }
-        let kv = step.value.clone().map(|value| Kv {
-            key: step.key.clone(),
-            value,
-            mod_revision: revision,
-            lease: self.lease,
-        });
+        let (key_bytes, lease) = (step.key.clone().into_bytes(), self.lease.unwrap_or_default());
+        let value = step.value.clone();
+        let kv = value.map(|value| Kv { key: key_bytes, value, mod_revision: revision, lease });
         self.set(key, kv);
     }
 
@@ -123,15 +126,21 @@ impl Known {
         if let Key::Waiting(vni, mac, _) = key {
             self.changed.insert(Key::Station(vni, mac));
         }
-        match kv {
-            Some(_) if self.len() >= KEYS_MAX && !self.there.contains_key(&key) => {}
-            Some(kv) => drop(self.there.insert(key, kv)),
-            None => drop(self.there.remove(&key)),
-        }
+        let len = kv.as_ref().map_or(0, Kv::len);
+        let before = match kv {
+            Some(_) if self.there.len() >= KEYS_MAX && !self.there.contains_key(&key) => return,
+            Some(kv) => self.there.insert(key, kv),
+            None => self.there.remove(&key),
+        };
+        self.bytes = self.bytes + len - before.as_ref().map_or(0, Kv::len);
     }
 
     fn key(&self, kv: &Kv) -> Option<Key> {
-        Key::read(kv.key.strip_prefix(&self.prefix)?)
+        Key::read(str::from_utf8(&kv.key).ok()?.strip_prefix(&self.prefix)?)
+    }
+
+    fn is_own(&self, kv: &Kv) -> bool {
+        self.lease == Some(kv.lease)
     }
 
     /// What leads from what is there to what is wanted, as far as it can be known.
@@ -145,24 +154,24 @@ impl Known {
         for (key, Wanted { host, value }) in &self.wanted {
             match self.there.get(key) {
                 None => add(*key, If::Vacant, Some(value)),
-                Some(kv) if kv.lease == self.lease && kv.value == *value => {}
-                Some(kv) if kv.lease == self.lease || self.is_of_a_former_life(*key, kv, *host) => {
+                Some(kv) if self.is_own(kv) && kv.value == *value => {}
+                Some(kv) if self.is_own(kv) || self.is_of_a_former_life(*key, kv, *host) => {
                     add(*key, If::Since(kv.mod_revision), Some(value));
                 }
                 Some(_) => {
                     if let Some(waiting) = waiting(*key, *host)
-                        && self.there.get(&waiting).is_none_or(|kv| kv.lease != self.lease)
+                        && self.there.get(&waiting).is_none_or(|kv| !self.is_own(kv))
                     {
                         add(waiting, If::Any, Some("{}"));
                     }
                 }
             }
         }
-        for (key, kv) in self.there.iter().filter(|(_, kv)| kv.lease == self.lease) {
+        for (key, kv) in self.there.iter().filter(|(_, kv)| self.is_own(kv)) {
             let is_wanted = match *key {
                 Key::Waiting(vni, mac, host) => {
                     let station = Key::Station(vni, mac);
-                    let has_it = self.there.get(&station).is_none_or(|kv| kv.lease == self.lease);
+                    let has_it = self.there.get(&station).is_none_or(|kv| self.is_own(kv));
                     self.wanted.get(&station).is_some_and(|it| it.host == host) && !has_it
                 }
                 key => self.wanted.contains_key(&key),
@@ -234,7 +243,7 @@ impl Known {
         let wanted = self.wanted.get(&key)?;
         Some(match self.there.get(&key) {
             None => Claim::Waits,
-            Some(kv) if kv.lease == self.lease => {
+            Some(kv) if self.is_own(kv) => {
                 let first = Key::Waiting(vni, mac, crate::FIRST_ADDRESS);
                 let last = Key::Waiting(vni, mac, crate::LAST_ADDRESS);
                 let others = self.there.range(first..=last).map(|(key, _)| key);
@@ -276,6 +285,7 @@ mod tests {
 
     fn station(last: u8, mod_revision: i64) -> Kv {
         let key = format!("/np/station/7/02:00:00:00:00:{last:02x}");
+        let key = key.into_bytes();
         Kv { key, value: format!(r#"{{"host":"{HOST}"}}"#), mod_revision, lease: 1 }
     }
 

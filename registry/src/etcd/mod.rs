@@ -20,16 +20,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::mail::{Bell, Gone, Inbox, Outbox, mail};
 use crate::{Host, Mac, News, Registry, Station};
+use http::Stop;
 pub use http::{Connector, Endpoint};
 use known::Wanted;
-pub use rustls::ClientConfig;
 use session::Thread;
-pub use tls::{Files, TlsError};
+pub use tls::{Files, Tls, TlsError};
 use words::{Key, write_host, write_station};
 
 /// Where etcd is, and how to speak with it.
@@ -40,7 +39,7 @@ pub struct Config {
     /// Who connects to them.
     pub connector: Connector,
     /// For those that speak TLS.
-    pub tls: Option<Arc<ClientConfig>>,
+    pub tls: Option<Tls>,
     /// A name and its password.
     pub user: Option<(String, String)>,
     /// What all keys begin with.
@@ -78,6 +77,7 @@ pub struct Etcd {
     bell: Bell,
     /// Of the thread.
     far: Bell,
+    stop: Stop,
     thread: Option<JoinHandle<()>>,
     joined: BTreeMap<u32, Host>,
     is_gone: bool,
@@ -92,13 +92,15 @@ impl Etcd {
         let (near, far) = (Bell::new()?, Bell::new()?);
         let (wishes, from_worker) = mail(&near, &far);
         let (to_worker, news) = mail(&far, &near);
-        let thread = Thread::new(config, far.clone(), from_worker, to_worker);
+        let stop = Stop::new()?;
+        let thread = Thread::new(config, far.clone(), stop.clone(), from_worker, to_worker);
         let thread = std::thread::Builder::new().name("registry".into()).spawn(|| thread.run())?;
         Ok(Self {
             wishes: Some(wishes),
             news,
             bell: near,
             far,
+            stop,
             thread: Some(thread),
             joined: BTreeMap::new(),
             is_gone: false,
@@ -161,6 +163,7 @@ impl Drop for Etcd {
     /// The entries of this host go, if etcd answers within seconds.
     fn drop(&mut self) {
         self.wishes = None;
+        self.stop.say();
         self.far.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -168,5 +171,7 @@ impl Drop for Etcd {
     }
 }
 
+#[cfg(test)]
+mod played;
 #[cfg(test)]
 mod tests;

@@ -12,14 +12,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::api::{self, Done, Lease, Range, Refusal, Streamed, Token, Watched};
-use super::http::{Conn, Lines};
-use super::known::{KEYS_MAX, Known, Wanted};
-use super::words::Key;
-use super::{Config, Topic};
+use super::api::{self, Done, Kv, Lease, Page, Range, Refusal, Streamed, Token, Watched};
+use super::http::{Conn, Lines, Patience, Stop};
+use super::known::{BYTES_MAX, KEYS_MAX, Known, Wanted};
+use super::words::{Key, plain};
+use super::{Config, Tls, Topic};
 use crate::mail::{Bell, Gone, Inbox, Outbox};
 use crate::{News, STATIONS_MAX};
 
+/// Keys of one answer, at most: half a megabyte, as a rule.
+const PAGE_MAX: usize = 2048;
 /// Steps of one transaction: a member takes 128, and counts both levels (`--max-txn-ops`).
 const STEPS_MAX: usize = 60;
 /// How often steps are looked for again, as when others are faster.
@@ -27,6 +29,8 @@ const ROUNDS_MAX: usize = 8;
 /// Between two rounds of all members, at first and at last.
 const REST_MIN: Duration = Duration::from_millis(100);
 const REST_MAX: Duration = Duration::from_secs(1);
+/// Bytes that are said of what went wrong, at most.
+const WHY_BYTES_MAX: usize = 300;
 /// gRPC's code for a token that counts no longer.
 const UNAUTHENTICATED: i64 = 16;
 
@@ -37,12 +41,19 @@ pub(super) enum End {
     Stopped,
     /// The next one may go better, with the same member.
     Stale(String),
+    /// The lease has run out: likewise.
+    Expired,
     /// The member does not answer as it should.
     Failed(String),
+    /// It has too much to say at once.
+    TooLarge,
 }
 
 impl From<io::Error> for End {
     fn from(e: io::Error) -> Self {
+        if e.kind() == io::ErrorKind::FileTooLarge {
+            return Self::TooLarge;
+        }
         Self::Failed(e.to_string())
     }
 }
@@ -60,10 +71,13 @@ pub(super) struct Thread {
     pub(super) wishes: Inbox<(Key, Option<Wanted>)>,
     pub(super) news: Outbox<Topic, News>,
     pub(super) known: Known,
+    patience: Patience,
     lease: Option<i64>,
     /// The member of this session or the next.
     member: usize,
-    /// Members that have failed since one answered.
+    /// Since when the session does what it is for.
+    up: Option<Instant>,
+    /// Members that have failed since one did not for a while.
     failed: usize,
     rest: Duration,
 }
@@ -71,27 +85,34 @@ pub(super) struct Thread {
 /// Questions to one member.
 struct Member<'a> {
     config: &'a Config,
+    patience: &'a Patience,
     member: usize,
     conn: Conn,
     token: Option<String>,
+    /// When the next sign of life is due, and of which lease.
+    sign: Option<(Instant, i64)>,
 }
 
 impl Thread {
     pub(super) fn new(
         config: Config,
         bell: Bell,
+        stop: Stop,
         wishes: Inbox<(Key, Option<Wanted>)>,
         news: Outbox<Topic, News>,
     ) -> Self {
         let known = Known::new(&config.prefix, STATIONS_MAX);
+        let patience = Patience::new(Duration::from_secs(config.ttl_s.into()), stop);
         Self {
             config,
             bell,
             wishes,
             news,
             known,
+            patience,
             lease: None,
             member: 0,
+            up: None,
             failed: 0,
             rest: REST_MIN,
         }
@@ -100,23 +121,36 @@ impl Thread {
     /// Until nobody wants it any more.
     pub(super) fn run(mut self) {
         loop {
-            let address = self.config.members[self.member].address;
-            let ended = match self.session() {
+            let ended = self.session();
+            let up = self.up.take();
+            if up.is_some_and(|since| since.elapsed() >= REST_MAX) {
+                (self.failed, self.rest) = (0, REST_MIN);
+            }
+            let goes_on = match ended {
                 End::Stopped => return,
-                End::Stale(why) => {
-                    tracing::info!(%address, "etcd: {why}; another session");
-                    self.rest(REST_MIN)
+                End::Expired => {
+                    self.lease = None;
+                    self.known.set_lease(None);
+                    self.handle_end("the lease has run out", up.is_some())
                 }
-                End::Failed(why) => self.handle_failure(&format!("{address}: {why}")),
+                End::Stale(why) => self.handle_end(&why, up.is_some()),
+                End::Failed(why) => self.handle_end(&why, false),
+                End::TooLarge => self.handle_end("an answer without an end", false),
             };
-            if ended.is_err() {
+            if goes_on.is_err() {
                 return;
             }
         }
     }
 
-    /// The next member is tried; if all have failed, after a while.
-    fn handle_failure(&mut self, why: &str) -> Result<(), Gone> {
+    /// The next session is with the same member, or the next; if all have failed, after a while.
+    fn handle_end(&mut self, why: &str, is_same: bool) -> Result<(), Gone> {
+        let address = self.config.members[self.member].address;
+        let why = plain(&format!("{address}: {why}"), WHY_BYTES_MAX);
+        if is_same {
+            tracing::info!("etcd: {why}; another session");
+            return self.rest(REST_MIN);
+        }
         self.member = (self.member + 1) % self.config.members.len();
         self.failed += 1;
         if self.failed < self.config.members.len() {
@@ -124,7 +158,7 @@ impl Thread {
             return self.rest(Duration::ZERO);
         }
         self.failed = 0;
-        self.news.post(Topic::Link, News::Link(Err(why.into())));
+        self.news.post(Topic::Link, News::Link(Err(why)));
         let rest = self.rest;
         self.rest = REST_MAX.min(rest * 2);
         self.rest(rest)
@@ -160,62 +194,67 @@ impl Thread {
 
     /// A session with the member whose turn it is.
     fn session(&mut self) -> End {
-        let config = self.config.clone();
-        let begun = Member::open(&config, self.member).and_then(|mut member| {
+        match self.config.tls.as_mut().map(Tls::renew) {
+            Some(Ok(true)) => tracing::info!("etcd: certificates have changed"),
+            Some(Err(e)) => tracing::warn!("etcd: {e}; what was there before is used"),
+            Some(Ok(false)) | None => {}
+        }
+        let (config, patience) = (self.config.clone(), self.patience.clone());
+        let begun = Member::open(&config, &patience, self.member).and_then(|mut member| {
             let lines = self.begin(&mut member)?;
             Ok((member, lines))
         });
         match begun {
             Err(end) => end,
-            Ok((mut member, mut lines)) => {
-                (self.failed, self.rest) = (0, REST_MIN);
-                self.news.post(Topic::Link, News::Link(Ok(())));
-                match self.serve(&mut member, &mut lines) {
-                    Err(End::Stopped) => self.say_goodbye(&mut member),
-                    Err(end) => end,
-                    Ok(never) => match never {},
-                }
-            }
+            Ok((mut member, mut lines)) => match self.serve(&mut member, &mut lines) {
+                Err(End::Stopped) => self.say_goodbye(&mut member),
+                Err(end) => end,
+                Ok(never) => match never {},
+            },
         }
     }
 
     fn begin(&mut self, member: &mut Member<'_>) -> Result<Lines, End> {
-        let lives = match self.lease {
-            Some(lease) => member.keep_alive(lease)?,
-            None => false,
-        };
-        if !lives {
-            let granted: Lease =
-                member.ask("/v3/lease/grant", &json!({"TTL": self.config.ttl_s.to_string()}))?;
-            self.lease = Some(granted.id);
-            self.known.set_lease(granted.id);
+        if let Some(lease) = self.lease
+            && !member.keep_alive(lease)?
+        {
+            self.lease = None;
+            self.known.set_lease(None);
         }
-        let all: Range = member.ask("/v3/kv/range", &api::range(&self.config.prefix))?;
-        let watch = api::watch(&self.config.prefix, all.header.revision + 1);
+        let lease = match self.lease {
+            Some(lease) => lease,
+            None => member.grant()?,
+        };
+        if self.lease.replace(lease).is_none() {
+            self.known.set_lease(Some(lease));
+        }
+        let (all, revision) = member.read_all()?;
+        let watch = api::watch(&self.config.prefix, revision + 1);
+        member.sign_if_due()?;
         let lines = member.follow("/v3/watch", &watch)?;
-        look_for_room(all.kvs.len())?;
-        self.known.set_all(all.kvs);
+        self.known.set_all(all);
         Ok(lines)
     }
 
     fn serve(&mut self, member: &mut Member<'_>, lines: &mut Lines) -> Result<Never, End> {
-        let interval = Duration::from_secs(self.config.ttl_s.into()) / 3;
-        let mut sign_at = Instant::now() + interval;
+        let mut is_heard = false;
         loop {
             for line in lines.take()? {
                 self.handle_line(&line)?;
+                is_heard = true; // etcd says first that it watches
             }
             look_for_room(self.known.len())?;
             self.take_wishes()?;
             self.settle(member)?;
-            self.post_news();
-            if Instant::now() >= sign_at {
-                sign_at = Instant::now() + interval;
-                if !member.keep_alive(self.lease.unwrap_or_default())? {
-                    return Err(End::Stale("the lease has run out".into()));
-                }
+            if is_heard && self.up.is_none() {
+                self.up = Some(Instant::now());
+                self.news.post(Topic::Link, News::Link(Ok(())));
             }
-            let left = sign_at.saturating_duration_since(Instant::now());
+            self.post_news();
+            member.sign_if_due()?;
+            let left = member
+                .sign
+                .map_or(REST_MAX, |(due, _)| due.saturating_duration_since(Instant::now()));
             wait(&self.bell, Some(lines), left);
         }
     }
@@ -244,6 +283,7 @@ impl Thread {
             }
             let lease = self.lease.unwrap_or_default();
             for part in steps.chunks(STEPS_MAX) {
+                member.sign_if_due()?;
                 let (_, only): (Vec<_>, Vec<_>) = part.iter().cloned().unzip();
                 let done: Done = member.ask("/v3/kv/txn", &api::transaction(&only, lease))?;
                 for ((key, step), one) in part.iter().zip(done.responses) {
@@ -267,17 +307,22 @@ impl Thread {
 }
 
 /// With more keys than there is room for what was known stays in force.
-fn look_for_room(keys: usize) -> Result<(), End> {
-    let too_many = || End::Failed(format!("there are {KEYS_MAX} keys or more below the prefix"));
-    if keys < KEYS_MAX { Ok(()) } else { Err(too_many()) }
+fn look_for_room((keys, bytes): (usize, usize)) -> Result<(), End> {
+    let too_many = |what: String| End::Failed(format!("there are {what} or more below the prefix"));
+    match (keys, bytes) {
+        (KEYS_MAX.., _) => Err(too_many(format!("{KEYS_MAX} keys"))),
+        (_, BYTES_MAX..) => Err(too_many(format!("{BYTES_MAX} bytes"))),
+        _ => Ok(()),
+    }
 }
 
 /// Nothing is of this type.
 enum Never {}
 
 impl<'a> Member<'a> {
-    fn open(config: &'a Config, member: usize) -> Result<Self, End> {
-        let mut new = Self { config, member, conn: connect(config, member)?, token: None };
+    fn open(config: &'a Config, patience: &'a Patience, member: usize) -> Result<Self, End> {
+        let conn = connect(config, patience, member)?;
+        let mut new = Self { config, patience, member, conn, token: None, sign: None };
         if let Some((name, password)) = &config.user {
             let login = json!({"name": name, "password": password});
             let got: Token = new.ask("/v3/auth/authenticate", &login)?;
@@ -303,8 +348,64 @@ impl<'a> Member<'a> {
         }
     }
 
+    /// A new lease.
+    fn grant(&mut self) -> Result<i64, End> {
+        self.sign = None;
+        let due = self.next_sign();
+        let ttl_s = self.config.ttl_s.to_string();
+        let granted: Lease = self.ask("/v3/lease/grant", &json!({"TTL": ttl_s}))?;
+        self.sign = Some((due, granted.id));
+        Ok(granted.id)
+    }
+
+    /// When the one after one of now is due.
+    fn next_sign(&self) -> Instant {
+        Instant::now() + Duration::from_secs(self.config.ttl_s.into()) / 3
+    }
+
+    /// To be called before every question that has to do with what is kept by the lease.
+    fn sign_if_due(&mut self) -> Result<(), End> {
+        let Some((due, lease)) = self.sign else { return Ok(()) };
+        let is_fine = Instant::now() < due || self.keep_alive(lease)?;
+        if is_fine { Ok(()) } else { Err(End::Expired) }
+    }
+
+    /// All that is there, and as of which revision. What is too large to be read has no value.
+    fn read_all(&mut self) -> Result<(Vec<Kv>, i64), End> {
+        let (mut all, mut bytes) = (Vec::<Kv>::new(), 0);
+        let (mut revision, mut limit, mut keys_only) = (0, PAGE_MAX, false);
+        loop {
+            self.sign_if_due()?;
+            let behind = all.last().map(|kv| &kv.key[..]);
+            let page = Page { behind, revision, limit, keys_only };
+            let request = api::page(&self.config.prefix, page);
+            let part: Range = match self.ask("/v3/kv/range", &request) {
+                Err(End::TooLarge) if !keys_only => {
+                    (limit, keys_only) = ((limit / 8).max(1), limit == 1);
+                    self.conn = connect(self.config, self.patience, self.member)?;
+                    continue;
+                }
+                part => part?,
+            };
+            if revision == 0 {
+                revision = part.header.revision;
+            }
+            if part.more && part.kvs.is_empty() {
+                return Err(End::Failed("a page without keys".into()));
+            }
+            (limit, keys_only) = (PAGE_MAX.min(limit * 2), false);
+            bytes += part.kvs.iter().map(Kv::len).sum::<usize>();
+            all.extend(part.kvs);
+            look_for_room((all.len(), bytes))?;
+            if !part.more {
+                return Ok((all, revision));
+            }
+        }
+    }
+
     /// A sign of life; whether the lease lives.
     fn keep_alive(&mut self, lease: i64) -> Result<bool, End> {
+        self.sign = Some((self.next_sign(), lease));
         let body = json!({"ID": lease.to_string()});
         let said: Streamed<Lease> = self.ask("/v3/lease/keepalive", &body)?;
         let lease = said.result.ok_or_else(|| End::Failed(format!("{:?}", said.error)))?;
@@ -313,13 +414,14 @@ impl<'a> Member<'a> {
 
     /// A watch has a connection of its own.
     fn follow(&self, path: &str, body: &Value) -> Result<Lines, End> {
-        let conn = connect(self.config, self.member)?;
+        let conn = connect(self.config, self.patience, self.member)?;
         Ok(conn.follow(path, self.token.as_deref(), body.to_string().as_bytes())?)
     }
 }
 
-pub(super) fn connect(config: &Config, member: usize) -> io::Result<Conn> {
-    Conn::open(config.members[member], config.connector.connect(member)?, config.tls.as_ref())
+pub(super) fn connect(config: &Config, patience: &Patience, member: usize) -> io::Result<Conn> {
+    let tls = config.tls.as_ref().map(Tls::config);
+    Conn::open(config.members[member], config.connector.connect(member)?, tls, patience)
 }
 
 fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, End> {

@@ -15,21 +15,22 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
+use super::http::Patience;
 use super::session::connect;
 use super::*;
 use crate::{Claim, mac_text};
 
 /// What only a failure waits for.
-const LIMIT: Duration = Duration::from_secs(60);
-const VNI: u32 = 7;
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(super) const VNI: u32 = 7;
 const TTL_S: u16 = 2;
 const TTL: Duration = Duration::from_secs(2);
 /// How long all of etcd is away: many leases.
 const AWAY: Duration = Duration::from_secs(30);
-const MAC: Mac = [2, 0, 0, 0, 0, 7];
+pub(super) const MAC: Mac = [2, 0, 0, 0, 0, 7];
 
 /// A host whose way to etcd are these.
-fn config(members: Vec<Endpoint>) -> Config {
+pub(super) fn config(members: Vec<Endpoint>) -> Config {
     let addresses: Vec<_> = members.iter().map(|member| member.address).collect();
     let connector = Connector::new(move |member| {
         let socket = TcpStream::connect_timeout(&addresses[member], Duration::from_secs(1))?;
@@ -117,10 +118,10 @@ impl Cluster {
         self.members.iter().map(endpoint).collect()
     }
 
-    fn tls_config(&self) -> Option<Arc<ClientConfig>> {
+    fn tls_config(&self) -> Option<Tls> {
         let file = |name: &str| self.dir.join(name);
         let own = Some((file("host.pem"), file("host.key")));
-        self.tls.then(|| Files { ca: file("ca.pem"), own }.read().unwrap())
+        self.tls.then(|| Tls::new(Files { ca: file("ca.pem"), own }).unwrap())
     }
 
     fn config(&self) -> Config {
@@ -129,7 +130,8 @@ impl Cluster {
 
     /// What a member says.
     fn ask(&self, n: usize, path: &str, body: &Value) -> std::io::Result<Value> {
-        let mut conn = connect(&self.config(), n)?;
+        let patience = Patience::new(LIMIT, Stop::new()?);
+        let mut conn = connect(&self.config(), &patience, n)?;
         let (status, answer) = conn.ask(path, None, body.to_string().as_bytes())?;
         let said: Value = serde_json::from_slice(&answer).map_err(std::io::Error::other)?;
         if status == 200 { Ok(said) } else { Err(std::io::Error::other(said.to_string())) }
@@ -182,26 +184,26 @@ fn make_certificates(dir: &std::path::Path) {
 }
 
 /// A host, and what it has been told.
-struct Near {
+pub(super) struct Near {
     registry: Etcd,
     address: IpAddr,
-    stations: BTreeMap<Mac, Station>,
+    pub(super) stations: BTreeMap<Mac, Station>,
     hosts: BTreeMap<IpAddr, Host>,
-    claims: BTreeMap<Mac, Claim>,
-    link: Option<Result<(), String>>,
+    pub(super) claims: BTreeMap<Mac, Claim>,
+    pub(super) link: Option<Result<(), String>>,
 }
 
 fn ip(last: u8) -> IpAddr {
     [192, 0, 2, last].into()
 }
 
-fn mac(n: u16) -> Mac {
+pub(super) fn mac(n: u16) -> Mac {
     let [high, low] = n.to_be_bytes();
     [2, 0, 0, 1, high, low]
 }
 
 impl Near {
-    fn new(config: Config, last: u8) -> Self {
+    pub(super) fn new(config: Config, last: u8) -> Self {
         let mut registry = Etcd::start(config).unwrap();
         registry.join(Host { vni: VNI, address: ip(last), port: 4789 });
         Self {
@@ -218,7 +220,7 @@ impl Near {
         Station { vni: VNI, mac, vm: mac_text(mac), ips: vec![ip(200)], host: self.address }
     }
 
-    fn claims(&mut self, mac: Mac) {
+    pub(super) fn claims(&mut self, mac: Mac) {
         let station = self.station(mac);
         self.registry.claim(station);
     }
@@ -237,13 +239,13 @@ impl Near {
         }
     }
 
-    fn knows_at(&self, mac: Mac, last: u8) -> bool {
+    pub(super) fn knows_at(&self, mac: Mac, last: u8) -> bool {
         self.stations.get(&mac).is_some_and(|station| station.host == ip(last))
     }
 }
 
 /// Waits until all is as it should be.
-fn until<const N: usize>(
+pub(super) fn until<const N: usize>(
     mut hosts: [&mut Near; N],
     what: &str,
     is: impl Fn(&[&mut Near; N]) -> bool,

@@ -1,5 +1,6 @@
-//! Certificates and keys, out of files.
+//! Certificates and keys, out of files, which somebody renews.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,6 +30,15 @@ fn error(path: &Path, what: &dyn std::fmt::Display) -> TlsError {
 }
 
 impl Files {
+    fn stamps(&self) -> Vec<Option<Stamp>> {
+        let own = self.own.iter().flat_map(|(chain, key)| [chain, key]);
+        let stamp = |path: &PathBuf| {
+            let file = path.metadata().ok()?;
+            Some((file.ino(), file.size(), (file.mtime(), file.mtime_nsec())))
+        };
+        std::iter::once(&self.ca).chain(own).map(stamp).collect()
+    }
+
     /// Reads them, now.
     ///
     /// # Errors
@@ -53,6 +63,45 @@ impl Files {
             }
         };
         Ok(Arc::new(config))
+    }
+}
+
+/// What tells whether a file is another now: its number and size, and when it was written.
+type Stamp = (u64, u64, (i64, i64));
+
+/// What was read of files, and is read again when they are others.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    files: Files,
+    /// Of each file when it was read last; `None`: it was not there.
+    stamps: Vec<Option<Stamp>>,
+    config: Arc<ClientConfig>,
+}
+
+impl Tls {
+    /// Reads them for the first time.
+    ///
+    /// # Errors
+    /// As of [`Files::read`].
+    pub fn new(files: Files) -> Result<Self, TlsError> {
+        let stamps = files.stamps(); // before, so that a file that changes meanwhile is read again
+        Ok(Self { stamps, config: files.read()?, files })
+    }
+
+    /// Reads them again if one has changed since; whether it has. Errors: once for each change;
+    /// what was read before counts.
+    pub(super) fn renew(&mut self) -> Result<bool, TlsError> {
+        let stamps = self.files.stamps();
+        if stamps == self.stamps {
+            return Ok(false);
+        }
+        self.stamps = stamps;
+        self.config = self.files.read()?;
+        Ok(true)
+    }
+
+    pub(super) fn config(&self) -> &Arc<ClientConfig> {
+        &self.config
     }
 }
 

@@ -4,11 +4,18 @@
 //! another has, `waiting/VNI/MAC/ADDRESS`. Values are JSON with room for more; what cannot be read
 //! is nobody's.
 
+use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Host, Mac, Station, mac_text};
+
+/// Bytes of a value at most; one that is longer cannot be read.
+pub(super) const VALUE_BYTES_MAX: usize = 4096;
+/// Addresses of a station that are told, and bytes of its VM's name.
+const IPS_MAX: usize = 64;
+const VM_BYTES_MAX: usize = 64;
 
 /// What a key is about.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -75,13 +82,34 @@ pub(super) fn read_host(vni: u32, address: IpAddr, value: &str) -> Option<Host> 
 }
 
 pub(super) fn write_station(station: &Station) -> String {
-    let Station { host, vm, ips, .. } = station.clone();
+    let Station { host, vm, mut ips, .. } = station.clone();
+    ips.truncate(IPS_MAX);
     serde_json::to_string(&StationValue { host, vm, ips }).unwrap_or_default()
 }
 
 pub(super) fn read_station(vni: u32, mac: Mac, value: &str) -> Option<Station> {
-    let StationValue { host, vm, ips } = serde_json::from_str(value).ok()?;
+    let StationValue { host, vm, mut ips } = serde_json::from_str(value).ok()?;
+    ips.truncate(IPS_MAX);
+    let vm = plain(&vm, VM_BYTES_MAX);
     (mac[0] & 1 == 0).then_some(Station { vni, mac, vm, ips, host })
+}
+
+/// The words of others, for people: what a terminal would not show as it is stands there as an
+/// escape, and after so many bytes there are no more.
+pub(super) fn plain(text: &str, bytes_max: usize) -> String {
+    let mut plain = String::new();
+    for c in text.chars() {
+        let before = plain.len();
+        match c {
+            '"' | '\'' => plain.push(c),
+            _ => drop(write!(plain, "{}", c.escape_debug())),
+        }
+        if plain.len() > bytes_max {
+            plain.truncate(before);
+            break;
+        }
+    }
+    plain
 }
 
 #[cfg(test)]
@@ -102,7 +130,8 @@ mod tests {
         {
             assert_eq!(Key::read(bad), None, "{bad}");
         }
-        let station = Station { vni: 7, mac, vm: "web\"1".into(), ips: vec![host, far], host: far };
+        let station =
+            Station { vni: 7, mac, vm: "wéb\"1".into(), ips: vec![host, far], host: far };
         assert_eq!(read_station(7, mac, &write_station(&station)), Some(station));
         let more = r#"{"host":"192.0.2.1","listeners":[22]}"#;
         assert!(read_station(7, mac, more).is_some_and(|station| station.ips.is_empty()));
@@ -110,5 +139,20 @@ mod tests {
         let own = Host { vni: 7, address: host, port: 4789 };
         assert_eq!(read_host(7, host, &write_host(&own)), Some(own));
         assert_eq!(read_host(7, host, "{}"), None);
+    }
+
+    #[test]
+    fn nobodys_words_are_long_or_do_anything_to_a_terminal() {
+        let (mac, host) = ([2, 0, 0, 0, 0, 0x1f], [192, 0, 2, 1].into());
+        let vm = "\u{1b}[2J\u{202e}\n".repeat(100);
+        let station = Station { vni: 7, mac, vm, ips: vec![host; 1000], host };
+        let text = write_station(&station);
+        assert!(serde_json::from_str::<StationValue>(&text).unwrap().ips.len() == IPS_MAX);
+        let read = read_station(7, mac, &text).unwrap();
+        assert!(read.vm.starts_with("\\u{1b}[2J\\u{202e}\\n\\u{1b}"), "{}", read.vm);
+        assert!(read.vm.len() <= VM_BYTES_MAX, "{}", read.vm);
+        let far = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
+        let longest = Station { vm: "w".repeat(VM_BYTES_MAX), ips: vec![far; IPS_MAX], ..station };
+        assert!(write_station(&longest).len() <= VALUE_BYTES_MAX, "a host's own can be read");
     }
 }
