@@ -102,6 +102,16 @@ pub struct EngineConfig {
     pub flows_max: u32,
     /// Unpredictable to remotes; keys the flow index and the SYN cache (LIFE-01).
     pub hash_seeds: [u64; 4],
+    /// Flows to which something is done at once, one at least.
+    pub flows_per_step: u32,
+}
+
+impl EngineConfig {
+    /// With steps of [`limits::FLOWS_PER_STEP`].
+    #[must_use]
+    pub const fn new(flows_max: u32, hash_seeds: [u64; 4]) -> Self {
+        Self { flows_max, hash_seeds, flows_per_step: limits::FLOWS_PER_STEP }
+    }
 }
 
 #[derive(Debug)]
@@ -141,7 +151,8 @@ struct Common<'m> {
     ack_list: Vec<FlowId>,
     /// Ports whose VMs have been given something to deliver, each once; see `Vm::announced`.
     ready_ports: VecDeque<PortId>,
-    /// Ordinary segments take the predicted path (`tcp::predicted`). Tests turn it off.
+    /// Ordinary segments take the predicted path (`tcp::predicted`). Tests turn it off, and
+    /// [`Walks`] that end connections.
     predicts: bool,
 }
 
@@ -164,7 +175,7 @@ impl<'m> Engine<'m> {
                 predicts: true,
             },
             rates: Rates::default(),
-            walks: Walks::default(),
+            walks: Walks::new(config.flows_per_step),
             made: [0; TcpEmit::MAX_LEN],
             whole: vec![],
         }
@@ -188,12 +199,14 @@ impl<'m> Engine<'m> {
         }
         if before.is_none() && features.is_some() {
             self.walk(now, Deed::RingReset, port);
+            self.set_gone(port, false);
         }
     }
 
     /// The VM behind `port` is gone, the port stays (the VMM hung up; LIFE-05): its link is down,
     /// and no other VM is to be let in while it [ends](Self::is_ending).
     pub fn handle_guest_gone(&mut self, now: Instant, port: PortId) {
+        self.set_gone(port, true);
         self.walk(now, Deed::End, port);
         self.networks.of_mut(port).forget_learned(now, port);
     }

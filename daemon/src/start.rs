@@ -215,7 +215,7 @@ fn engine(config: &Config) -> Result<(Engine<'static>, ArenaFile), StartError> {
     let (arena, file) =
         arena_file::open(&config.daemon.arena, size).map_err(|e| StartError(e.to_string()))?;
     let hash_seeds = random().map_err(|e| no_chance(&e))?;
-    let engine_config = EngineConfig { flows_max: config.flows_sum(), hash_seeds };
+    let engine_config = EngineConfig::new(config.flows_sum(), hash_seeds);
     Ok((Engine::new(monotonic_now(), engine_config, arena), file))
 }
 

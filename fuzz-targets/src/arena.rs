@@ -183,7 +183,7 @@ fn opens_and_recovers(memory: &mut [u64], records: usize, pages: usize) -> bool 
 fn restarts(memory: &mut [u8], guest_is_there: bool) {
     let arena = Arena::open(memory).expect("it opened before");
     let mut now = Instant::from_millis(1_000_000);
-    let config = EngineConfig { flows_max: 64, hash_seeds: [1, 2, 3, 4] };
+    let config = EngineConfig::new(64, [1, 2, 3, 4]);
     let mut engine = Engine::new(now, config, arena);
     let (mut turn, mut ends) = (Turn::new(TurnConfig::default()), Ends::default());
     let uplink = turn.add_port(now, &mut engine, PortConfig::uplink("uplink"));

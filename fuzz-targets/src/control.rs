@@ -198,7 +198,7 @@ impl Host {
         // Once per thread: a worker's arena lives as long as the process.
         let memory: &'static mut [u64] = vec![0; Arena::layout_len(records, pages) / 8].leak();
         let arena = Arena::format(memory.as_mut_bytes(), records, pages, 1).expect("it fits");
-        let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
+        let config = EngineConfig::new(16, [1, 2, 3, 4]);
         let engine = Engine::new(Instant::ZERO, config, arena);
         let busy_poll = Duration::from_secs(1 << 30);
         let config =

@@ -3,10 +3,13 @@
 //! A plan is printed on failure, written as JSON, and made smaller by `shrink`. Everything that
 //! happens follows from a plan and the streams of [`crate::random`] named after its parts.
 
+mod defaults;
+
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::defaults::{backlog_frames, flows_per_step};
 use nightporter_check::wire::{GSO_ECN, GSO_NONE, GSO_TCPV4, GSO_TCPV6};
 
 /// A machine: a VM on the host under test, or a remote on the network.
@@ -75,11 +78,9 @@ pub struct HostPlan {
     /// Frames that wait in the worker for room in a guest's ring; the next is dropped.
     #[serde(default = "backlog_frames")]
     pub backlog_frames: usize,
-}
-
-/// As many as the daemon keeps.
-pub(crate) fn backlog_frames() -> usize {
-    1000
+    /// What is done to all flows of a guest is done to so many at once.
+    #[serde(default = "flows_per_step")]
+    pub flows_per_step: u32,
 }
 
 /// What a driver takes unfinished, and what its stack makes if it can.

@@ -94,6 +94,7 @@ impl Swarm {
             uplink_wait_us: self.random.pick(&[0, 0, 20, 100]),
             merges: self.random.percent(60),
             backlog_frames: crate::plan::backlog_frames(),
+            flows_per_step: crate::plan::flows_per_step(),
         };
         let early = |c: &&ConnPlan| c.opens_at < Instant::from_millis(span_ms);
         let carriers: Vec<ConnPlan> = conns.iter().filter(early).cloned().collect();

@@ -130,7 +130,7 @@ fn engine(now: Instant, offloaded: usize, pages: usize) -> Engine<'static> {
         .expect("address space for the arena");
     let memory = Box::leak(Box::new(memory));
     let arena = Arena::format(memory, offloaded, pages, 1).expect("a fresh mapping fits");
-    let config = EngineConfig { flows_max: 1 << 20, hash_seeds: [1, 2, 3, 4] };
+    let config = EngineConfig::new(1 << 20, [1, 2, 3, 4]);
     Engine::new(now, config, arena)
 }
 

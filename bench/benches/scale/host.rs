@@ -271,5 +271,5 @@ fn engine(now: Instant, records: usize, pages: usize) -> Result<Engine<'static>,
     let arena = Arena::format(memory, records, pages, 1);
     let arena = arena.map_err(|e| format!("cannot lay out the arena: {e:?}"))?;
     let flows_max = u32::try_from(records)?;
-    Ok(Engine::new(now, EngineConfig { flows_max, hash_seeds: [1, 2, 3, 4] }, arena))
+    Ok(Engine::new(now, EngineConfig::new(flows_max, [1, 2, 3, 4]), arena))
 }

@@ -85,11 +85,13 @@ impl Engine<'_> {
     /// `poll_transmit` before the next call. See [`Self::prepare_removal`].
     pub fn remove_port(&mut self, now: Instant, port: PortId) {
         self.walks.forget(Some(port), |_| true);
+        self.settle_prediction();
         self.abort_flows(now, port);
         self.networks.of_mut(port).forget_learned(now, port);
         for class in [Class::Unproven, Class::Live, Class::Spent] {
             self.for_each(port, class, |engine, id| engine.remove_flow(id));
         }
+        self.set_gone(port, false); // whoever gets its number is there
         for way in [Direction::FromGuest, Direction::ToGuest] {
             self.set_rate_limit(now, port, way, None);
         }

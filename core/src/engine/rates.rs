@@ -126,11 +126,24 @@ impl Engine<'_> {
         }
     }
 
+    /// The VM of `port` has gone, or one is there again: H sends nothing that it has handed over.
+    pub(super) fn set_gone(&mut self, port: PortId, is_gone: bool) {
+        let Some(p) = self.port_mut(port) else { return };
+        if std::mem::replace(&mut p.vm.is_gone, is_gone) != is_gone {
+            let way = Direction::FromGuest;
+            let is_held =
+                |(_, other, of): &(Instant, PortId, Direction)| (*other, *of) == (port, way);
+            let is_limited = self.rates.waiting.iter().any(is_held);
+            self.hold(port, way, is_limited);
+        }
+    }
+
     fn hold(&mut self, port: PortId, way: Direction, held: bool) {
+        let Some(p) = self.port_mut(port) else { return };
         if way == Direction::FromGuest {
+            let held = held || p.vm.is_gone;
             return self.common.out.departures.hold(port, held);
         }
-        let Some(p) = self.port_mut(port) else { return };
         let lifted = std::mem::replace(&mut p.vm.deliveries_held, held) && !held;
         if lifted && !p.vm.ready.is_empty() && !std::mem::replace(&mut p.vm.announced, true) {
             self.common.ready_ports.push_back(port);

@@ -15,7 +15,7 @@ const MANY: u32 = 20_000;
 fn with_engine(test: impl FnOnce(&mut Engine<'_>, PortId)) {
     let mut memory = vec![0_u64; Arena::layout_len(1, 8) / 8];
     let arena = Arena::format(zerocopy::IntoBytes::as_mut_bytes(&mut memory[..]), 1, 8, 1).unwrap();
-    let config = EngineConfig { flows_max: 1 << 20, hash_seeds: [1, 2, 3, 4] };
+    let config = EngineConfig::new(1 << 20, [1, 2, 3, 4]);
     let mut engine = Engine::new(NOW, config, arena);
     let mut guest = |name: &str, flows_max| {
         let config = GuestConfig { ack_offload: true, flows_max, ..GuestConfig::default() };
@@ -208,7 +208,7 @@ fn life_02_an_aborted_entry_goes_when_it_has_told_the_guest_and_not_before() {
 fn inv_06_a_smaller_budget_is_free_for_others_when_what_it_held_is() {
     let mut memory = vec![0_u64; Arena::layout_len(1, 8) / 8];
     let arena = Arena::format(zerocopy::IntoBytes::as_mut_bytes(&mut memory[..]), 1, 8, 1).unwrap();
-    let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
+    let config = EngineConfig::new(16, [1, 2, 3, 4]);
     let mut engine = Engine::new(NOW, config, arena);
     let pages = |n: u64| GuestConfig {
         budget_bytes: n * limits::PAGE as u64,
@@ -259,7 +259,7 @@ fn inv_21_remotes_of_a_vm_that_is_not_there_are_told_in_its_network_and_in_no_ot
         let owing = Record { network_hash: network_hash(network), ..record("vm") };
         let owing = Record { rcv_nxt: owing.rcv_nxt + 1, ..owing };
         arena.alloc_record(&owing).unwrap();
-        let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
+        let config = EngineConfig::new(16, [1, 2, 3, 4]);
         let mut engine = Engine::new(NOW, config, arena);
         let uplinks = ["", "red", "blue"].map(|network| {
             let config = PortConfig::uplink(format!("up{network}")).in_network(network);

@@ -10,7 +10,6 @@ use std::ops::Range;
 
 use crate::engine::Engine;
 use crate::flow::table::{Class, FlowId};
-use crate::limits::FLOWS_PER_STEP;
 use crate::port::PortId;
 use crate::tcp::flow::Why;
 use crate::time::Instant;
@@ -38,39 +37,49 @@ struct Walk {
 }
 
 /// Walks that are not over; the first goes on.
-#[derive(Debug, Default)]
-pub(super) struct Walks(VecDeque<Walk>);
+#[derive(Debug)]
+pub(super) struct Walks {
+    list: VecDeque<Walk>,
+    /// Flows that are no matter at once, and places of a step.
+    flows_per_step: u32,
+    /// Connections of a VM that has gone end.
+    ends: bool,
+}
 
 impl Walks {
+    pub(super) fn new(flows_per_step: u32) -> Self {
+        Self { list: VecDeque::new(), flows_per_step: flows_per_step.max(1), ends: false }
+    }
+
     #[inline]
     pub(super) fn any(&self) -> bool {
-        !self.0.is_empty()
+        !self.list.is_empty()
     }
 
     /// Whether this is being done to flows of a VM, or of any.
     pub(super) fn any_of(&self, deed: Deed, port: Option<PortId>) -> bool {
         let meets = |of: Option<PortId>| of.is_none() || port.is_none() || of == port;
-        self.0.iter().any(|walk| walk.deed == deed && meets(walk.port))
+        self.list.iter().any(|walk| walk.deed == deed && meets(walk.port))
     }
 
     /// One that is under way begins again.
     fn begin(&mut self, deed: Deed, port: Option<PortId>) {
         self.forget(port, |it| it == deed);
-        self.0.push_back(Walk { deed, port, at: 0 });
+        self.list.push_back(Walk { deed, port, at: 0 });
     }
 
     pub(super) fn forget(&mut self, port: Option<PortId>, what: impl Fn(Deed) -> bool) {
-        self.0.retain(|walk| walk.port != port || !what(walk.deed));
+        self.list.retain(|walk| walk.port != port || !what(walk.deed));
     }
 
     /// The next step, in a table with so many places.
     fn step(&mut self, places: usize) -> Option<(Walk, Range<usize>)> {
-        let walk = self.0.front_mut()?;
-        let range = walk.at..places.min(walk.at + FLOWS_PER_STEP as usize);
+        let walk = self.list.front_mut()?;
+        let range = walk.at..places.min(walk.at + self.flows_per_step as usize);
         walk.at = range.end;
         let walk = *walk;
         if range.end == places {
-            self.0.pop_front();
+            self.list.pop_front();
         }
         Some((walk, range))
     }
@@ -79,8 +88,9 @@ impl Walks {
 impl Engine<'_> {
     /// Does this to all flows of a VM that are in the path, or begins to.
     pub(super) fn walk(&mut self, now: Instant, deed: Deed, port: PortId) {
-        if self.flows.len_of_class(port.0, Class::Live) > FLOWS_PER_STEP {
+        if self.flows.len_of_class(port.0, Class::Live) > self.walks.flows_per_step {
             self.walks.begin(deed, Some(port));
+            self.settle_prediction();
         } else {
             self.for_each(port, Class::Live, |engine, id| engine.does(now, deed, id));
         }
@@ -88,7 +98,7 @@ impl Engine<'_> {
 
     /// Makes no new promises for any VM; see [`Self::drain`].
     pub fn drain_all(&mut self, now: Instant) {
-        let in_steps = self.flows.len() > FLOWS_PER_STEP;
+        let in_steps = self.flows.len() > self.walks.flows_per_step;
         for port in (0..).map(PortId).take(self.ports.len()) {
             let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) else { continue };
             p.vm.draining = true;
@@ -105,8 +115,20 @@ impl Engine<'_> {
     /// many. [`Self::remove_port`] has less to do when none of them [is left](Self::is_ending).
     pub fn prepare_removal(&mut self, port: PortId) {
         self.walks.forget(Some(port), |_| true);
-        if self.flows.len_of_port(port.0) > FLOWS_PER_STEP {
+        self.set_gone(port, true);
+        if self.flows.len_of_port(port.0) > self.walks.flows_per_step {
             self.walks.begin(Deed::Remove, Some(port));
+        }
+        self.settle_prediction();
+    }
+
+    /// While connections of a VM that has gone end in steps, no segment takes the predicted path:
+    /// who meets one that has not heard of it yet tells it (INV-19).
+    pub(super) fn settle_prediction(&mut self) {
+        let mut deeds = self.walks.list.iter().map(|walk| walk.deed);
+        let ends = deeds.any(|deed| matches!(deed, Deed::End | Deed::Remove));
+        if ends != std::mem::replace(&mut self.walks.ends, ends) {
+            self.common.predicts = !ends;
         }
     }
 
@@ -134,6 +156,7 @@ impl Engine<'_> {
                 self.does(now, walk.deed, id);
             }
         }
+        self.settle_prediction();
     }
 
     pub(super) fn does(&mut self, now: Instant, deed: Deed, id: FlowId) {

@@ -20,6 +20,7 @@ impl Flow {
         f: &mut Frame<'_>,
     ) -> Ended {
         self.timers.on_seen(cx.now);
+        self.hear_of_end(cx);
         let fate = match self.state() {
             State::Handshake => self.on_handshake_from_net(cx, f),
             State::On | State::Drain => self.on_segment_from_net(cx, f),

@@ -288,6 +288,14 @@ impl Flow {
         }
     }
 
+    /// Before something is said in G's name: it may have gone, and this flow not been told yet.
+    #[inline]
+    pub(super) fn hear_of_end(&mut self, cx: &mut FlowContext<'_, '_>) {
+        if cx.vm.is_gone && self.is_live() {
+            self.on_guest_gone(cx);
+        }
+    }
+
     /// A segment of either side meets a flow in `Abort`: a challenge ACK gets an exact RST.
     pub(super) fn on_segment_in_abort(
         &mut self,
@@ -342,6 +350,7 @@ impl Flow {
     /// Runs what is due. `true`: the entry may go.
     pub(crate) fn on_timeout(&mut self, cx: &mut FlowContext<'_, '_>) -> bool {
         self.timers.on_wheel();
+        self.hear_of_end(cx);
         if self.end() <= cx.now {
             // What R may send beyond G's own window after this, G drops and R repeats.
             let over = !self.has_place() || !self.is_live();

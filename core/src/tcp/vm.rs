@@ -110,6 +110,8 @@ pub struct Vm {
     pub flooded_flows: u32,
     /// No new promises: the daemon is stopping or the operator drains the VM.
     pub draining: bool,
+    /// Its VMM has hung up, and no other has come: nothing is said in its name but that (INV-19).
+    pub is_gone: bool,
     /// Store pages this VM may reserve (INV-06).
     pub budget_pages: u64,
     /// Store pages its flows have reserved.
@@ -162,6 +164,7 @@ impl Vm {
             ready: VecDeque::new(),
             announced: false,
             deliveries_held: false,
+            is_gone: false,
             fragment_at: None,
             fragment_from_guest: None,
             refused: VecDeque::new(),

@@ -147,7 +147,7 @@ const G2: PortId = PortId(2);
 fn with_worker(config: TurnConfig, guests: u16, test: impl FnOnce(&mut Worker<'_>)) {
     let mut memory = vec![0_u64; Arena::layout_len(1, 8) / 8];
     let arena = Arena::format(zerocopy::IntoBytes::as_mut_bytes(&mut memory[..]), 1, 8, 1).unwrap();
-    let engine_config = EngineConfig { flows_max: 1, hash_seeds: [1, 2, 3, 4] };
+    let engine_config = EngineConfig::new(1, [1, 2, 3, 4]);
     let engine = Engine::new(NOW, engine_config, arena);
     let mut w = Worker { engine, turn: Turn::new(config), ports: Queues::default() };
     w.add(PortConfig::uplink("uplink"));

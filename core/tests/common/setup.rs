@@ -54,6 +54,8 @@ pub struct Setup {
     pub budget_bytes: u64,
     /// Flow entries of each VM.
     pub flows_max: u32,
+    /// What is done to all flows of a VM is done to so many at once.
+    pub flows_per_step: Option<u32>,
     /// What G's driver takes.
     pub features: PortFeatures,
     /// MTU of the guest ports.
@@ -87,6 +89,7 @@ impl Setup {
             algorithm: Algorithm::default(),
             budget_bytes: 8 << 20,
             flows_max: 64,
+            flows_per_step: None,
             features: ALL_FEATURES,
             mtu: 1500,
             arena: (1024, 128),
@@ -118,7 +121,9 @@ impl Setup {
     }
 
     fn opens_over<'m>(&self, arena: Arena<'m>) -> World<'m> {
-        let config = EngineConfig { flows_max: 4096, hash_seeds: [1, 2, 3, 4] };
+        let config = EngineConfig::new(4096, [1, 2, 3, 4]);
+        let flows_per_step = self.flows_per_step.unwrap_or(config.flows_per_step);
+        let config = EngineConfig { flows_per_step, ..config };
         World::new(Engine::new(self.start, config, arena), self.clone())
     }
 

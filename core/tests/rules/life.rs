@@ -421,6 +421,81 @@ fn life_05_a_rebooted_guest_resets_what_it_does_not_know() {
     assert_eq!(w.state(), Some(State::Abort));
 }
 
+/// Four connections of a VM, of which one is told at once what all of them are told: the last of
+/// them in the fourth turn.
+fn told_one_by_one() -> (World<'static>, (Peer<'static>, Peer<'static>)) {
+    let setup = Setup { flows_per_step: Some(1), ..Setup::new() };
+    let w = setup.opens();
+    let mut all: Vec<_> = (0..4).map(|_| w.connects()).collect();
+    for (r, g) in &all {
+        warms_up(r, g);
+    }
+    (w, all.pop().expect("four"))
+}
+
+/// Which of them have not been told.
+fn not_told(w: &World<'_>) -> Vec<usize> {
+    (0..4).filter(|conn| w.flow(*conn, |flow| flow.state()) == Some(State::On)).collect()
+}
+
+#[test]
+fn life_08_what_is_promised_while_others_are_drained_is_kept() {
+    let (w, (r, g)) = told_one_by_one();
+    g.stops(0);
+    w.engine(|e, now| e.drain(now, GUEST));
+    assert_eq!(not_told(&w), [1, 2, 3]);
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    assert_eq!(not_told(&w), [2, 3]);
+    w.after_ms(0);
+    assert_eq!(not_told(&w), []);
+    assert!(!w.engine(|e, _| e.is_drained(GUEST)), "it is owed what was promised meanwhile");
+    g.runs();
+    g.gets("1001:2001");
+    g.sends("1 ack 2001");
+    assert!(w.engine(|e, _| e.is_drained(GUEST)));
+}
+
+#[test]
+fn life_04_what_is_promised_while_others_get_a_new_ring_is_kept() {
+    let (w, (r, g)) = told_one_by_one();
+    r.sends("1001:2001");
+    r.gets("1 ack 2001");
+    g.gets("1001:2001"); // in a ring that is gone now
+    w.set_features(GUEST, None);
+    w.set_features(GUEST, Some(Setup::new().features)); // the first is told
+    r.sends("2001:3001"); // the second
+    r.gets("1 ack 3001");
+    g.gets("2001:3001");
+    w.after_ms(0);
+    let seen = g.takes_all();
+    let stream: Vec<u8> = seen.iter().flat_map(|s| s.payload().to_vec()).collect();
+    assert!(stream == pattern_bytes(0, 1001, 2000), "all of it");
+    g.sends("1 ack 3001");
+}
+
+#[test]
+fn life_05_nobody_is_promised_anything_while_others_are_told_of_the_end() {
+    let (w, (r, g)) = told_one_by_one();
+    g.stops(0);
+    w.happens(Event::Destroyed(0));
+    w.engine(|e, now| {
+        e.set_port_features(now, GUEST, None);
+        e.handle_guest_gone(now, GUEST);
+    });
+    assert!(w.engine(|e, _| e.is_ending(GUEST))); // the second is told
+    assert_eq!(not_told(&w), [2, 3]);
+    r.sends("1001:2001 ack 1");
+    r.gets("R. 1 ack 1001");
+    assert_eq!(not_told(&w), []);
+    w.after_ms(0);
+    assert!(!w.engine(|e, _| e.is_ending(GUEST)));
+    let vm = w.engine(|e, _| e.vm(GUEST).map(|vm| vm.reserved_pages));
+    assert_eq!(vm, Some(0));
+    g.runs();
+    g.gets_nothing();
+}
+
 #[test]
 fn life_08_drained_means_nobody_is_owed_anything() {
     let (w, r, g) = Setup::new().established();
@@ -569,7 +644,7 @@ fn life_09_the_arena_of_another_vm_is_not_mistaken() {
     }
     // The VM of that name does not exist any more.
     let arena = nightporter_core::store::arena::Arena::open(memory.as_mut_bytes());
-    let config = nightporter_core::engine::EngineConfig { flows_max: 16, hash_seeds: [7; 4] };
+    let config = nightporter_core::engine::EngineConfig::new(16, [7; 4]);
     let now = setup.start;
     let mut engine = nightporter_core::engine::Engine::new(now, config, arena.expect("an arena"));
     let uplink = PortConfig::uplink("uplink");

@@ -41,7 +41,7 @@ impl World {
         std::fs::create_dir(&dir).unwrap();
         let size = arena_file::size_for(1, 1);
         let (arena, lock) = arena_file::open(&dir.join("arena"), size).unwrap();
-        let config = EngineConfig { flows_max: 1, hash_seeds: [1, 2, 3, 4] };
+        let config = EngineConfig::new(1, [1, 2, 3, 4]);
         let engine = Engine::new(monotonic_now(), config, arena);
         let config = WorkerConfig {
             busy_poll: Duration::ZERO,

@@ -266,7 +266,7 @@ struct World<'m, 's> {
 impl<'m, 's> World<'m, 's> {
     /// An engine over an arena, of a predecessor or not.
     fn new(arena: Arena<'m>, s: &'s mut Rest) -> Self {
-        let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
+        let config = EngineConfig::new(16, [1, 2, 3, 4]);
         let mut engine = Engine::new(s.now, config, arena);
         let mut turn = Turn::new(TurnConfig::default());
         let uplink = PortConfig::uplink("uplink");

@@ -179,6 +179,7 @@ impl Scene {
             uplink_wait_us: 0,
             merges: false,
             backlog_frames: BACKLOG_FRAMES,
+            flows_per_step: crate::plan::flows_per_step(),
         }
     }
 }

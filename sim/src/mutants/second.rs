@@ -513,4 +513,13 @@ mutations! { SECOND:
     "many flows are not told that they are drained", "LIFE-06", "go_on_walking",
     "walk.port.is_none_or(|port| port.0 == key.port)"
     => "walk.port.is_none()";
+
+    "a connection of a VM that has gone goes on until it is told", "INV-19", "hear_of_end",
+    "cx.vm.is_gone && self.is_live()"
+    => "false";
+
+    "what is expected is promised while connections of a VM that has gone end", "INV-19",
+    "settle_prediction",
+    "self.common.predicts = !ends;"
+    => "self.common.predicts = true;";
 }

@@ -11,6 +11,16 @@ impl Plan {
         self.add_late_carrier(carriers, span_ms);
         self.add_extension_headers(v6_percent);
         self.add_successors(v6_percent, span_ms);
+        self.draw_steps();
+    }
+
+    /// What is done to all connections of a guest is done to one or a few at once: frames of others
+    /// come between, and promises are made.
+    fn draw_steps(&mut self) {
+        let mut random = Random::new(self.seed, "steps");
+        if random.percent(40) {
+            self.host.flows_per_step = random.pick(&[1, 1, 2, 5]);
+        }
     }
 
     /// One more connection that carries weight, after all faults are over, where there is none.
@@ -85,6 +95,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::FaultKind;
     use crate::swarm::floods::DAY_S;
 
     fn seeds_with(world: impl Fn(&Plan) -> bool) -> usize {
@@ -109,7 +120,26 @@ mod tests {
                 |g: &crate::plan::GuestPlan| g.offloads.csum && g.offloads.tso4 != g.offloads.tso6;
             plan.guests.iter().any(some)
         };
-        let worlds: [(&str, usize); 7] = [
+        let told = |kind: FaultKind| {
+            use FaultKind::{Destroy, Drain, DriverReset, Migrate, OffloadOff, Reboot};
+            let (Destroy { guest }
+            | Drain { guest }
+            | DriverReset { guest }
+            | Migrate { guest }
+            | OffloadOff { guest }
+            | Reboot { guest }) = kind
+            else {
+                return None;
+            };
+            Some(Machine::Guest(guest))
+        };
+        let in_steps = |p: &Plan| {
+            let of = |guest| p.conns.iter().filter(move |c| [c.client, c.server].contains(&guest));
+            let many = |guest| of(guest).count() > 2 * p.host.flows_per_step as usize;
+            p.faults.iter().any(|f| told(f.kind).is_some_and(many))
+        };
+        let worlds: [(&str, usize); 8] = [
+            ("what happens to many connections in steps", seeds_with(in_steps)),
             ("ports used again", seeds_with(|p| p.conns.iter().any(|c| c.reuse.is_some()))),
             ("a sleep of more than 24 days", seeds_with(|p| p.conns.iter().any(sleeps))),
             ("a round trip of 200 ms", seeds_with(far)),

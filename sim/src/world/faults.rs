@@ -6,7 +6,7 @@ use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::Turn;
 
 use super::{Engines, Event, Stop, World};
-use crate::plan::{Fault, FaultKind, Machine, StackKind};
+use crate::plan::{Fault, FaultKind, Machine, StackKind, flows_per_step};
 use nightporter_check::event::Event as Seen;
 use nightporter_check::frame::Frame;
 use nightporter_check::wire::{Packet, TcpFlags};
@@ -16,6 +16,8 @@ use nightporter_check::wire::{Segment, build};
 const NEARLY_WRAPPED: u32 = 1 << 16;
 /// In the window, and nowhere that counts.
 const IN_WINDOW: u32 = 333;
+/// When to look again whether a VM that has gone has ended.
+const REMOVAL_LOOK: Duration = Duration::from_micros(20);
 /// A migration waits so long for the guest to be drained (LIFE-06).
 const MIGRATION_DEADLINE: Duration = Duration::from_secs(2);
 /// How often it looks.
@@ -273,6 +275,27 @@ impl World<'_> {
         self.event(Seen::Destroyed(guest));
         self.nodes[i].destroyed = true;
         self.nodes[i].clear_rings();
+        if self.plan.host.flows_per_step < flows_per_step() {
+            self.nodes[i].link_up = false;
+            self.set_features(engines, i, false);
+            self.command(engines, guest, |_, e, now, port| {
+                e.handle_guest_gone(now, port);
+                e.prepare_removal(port);
+            })?;
+        }
+        self.remove(engines, guest)
+    }
+
+    /// The port of a VM that has gone goes when all of its remotes have been told.
+    pub(super) fn remove(&mut self, engines: &mut Engines<'_>, guest: u16) -> Result<(), Stop> {
+        let host = self.nodes[usize::from(guest)].host;
+        let port = self.hosts[usize::from(host)].ports.get(usize::from(guest)).copied().flatten();
+        let engine = engines.get(usize::from(host));
+        if engine.zip(port).is_some_and(|(engine, port)| engine.is_ending(port)) {
+            self.count("looks at a VM that ends in steps");
+            self.schedule(self.now + REMOVAL_LOOK, Event::Removal(guest));
+            return Ok(());
+        }
         self.remove_port(engines, guest)
     }
 

@@ -69,7 +69,9 @@ impl Host {
             Arena::format(memory, records, plan.host.arena_pages, 1).expect("the length fits")
         };
         let seeds = [plan.seed, 2, 3, 4 + u64::from(self.index)];
-        let config = EngineConfig { flows_max: plan.host.flows_max, hash_seeds: seeds };
+        let flows_per_step = plan.host.flows_per_step;
+        let config =
+            EngineConfig { flows_per_step, ..EngineConfig::new(plan.host.flows_max, seeds) };
         let mut engine = Engine::new(now, config, arena);
         let uplink = PortConfig::uplink("uplink");
         let mut turn = Turn::new(TurnConfig {

@@ -100,6 +100,8 @@ enum Event {
     /// Another frame of a [`FaultKind::Forge`] or `FlowFlood`.
     FaultGoesOn(usize),
     Migration(u16),
+    /// See whether all remotes of a VM that has gone have been told.
+    Removal(u16),
     DriverIsBack(u16),
     Healed,
     Restart,
@@ -332,6 +334,7 @@ impl<'r> World<'r> {
             Event::FaultEnds(i) => return self.end_fault(engines, i),
             Event::FaultGoesOn(i) => self.go_on_with_fault(i),
             Event::Migration(guest) => return self.migrate(engines, guest),
+            Event::Removal(guest) => return self.remove(engines, guest),
             Event::DriverIsBack(guest) => return self.driver_is_back(engines, guest),
             Event::Healed => self.heal(engines),
             Event::Restart => return Err(Stop::Restart),

@@ -32,6 +32,7 @@ pub(crate) fn small() -> Plan {
             uplink_wait_us: 0,
             merges: false,
             backlog_frames: crate::plan::backlog_frames(),
+            flows_per_step: crate::plan::flows_per_step(),
         },
         cores: vec![CorePlan { policy: Policy::RoundRobin { slice_us: 30_000 } }],
         guests: vec![GuestPlan {

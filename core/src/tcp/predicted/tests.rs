@@ -98,7 +98,7 @@ impl<'m> Side<'m> {
     fn new(memory: &'m mut [u8], shape: Shape, predicts: bool) -> Self {
         let now = Instant::from_secs(1_000);
         let arena = Arena::format(memory, 4, PAGES, 1).unwrap();
-        let config = EngineConfig { flows_max: 16, hash_seeds: [1, 2, 3, 4] };
+        let config = EngineConfig::new(16, [1, 2, 3, 4]);
         let mut engine = Engine::new(now, config, arena);
         engine.set_prediction(predicts);
         let guest = GuestConfig {
