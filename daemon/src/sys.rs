@@ -260,8 +260,11 @@ pub(crate) fn let_children_go() -> io::Result<()> {
 /// # Panics
 /// If there is more than one thread.
 pub(crate) fn split() -> io::Result<bool> {
-    let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
-    assert_eq!(threads, 1, "a lock that another thread has would never be free there");
+    let threads = std::fs::read_dir("/proc/self/task").map_err(|e| {
+        let what = format!("cannot see threads in /proc/self/task, is /proc mounted? {e}");
+        io::Error::other(what)
+    })?;
+    assert_eq!(threads.count(), 1, "a lock that another thread has would never be free there");
     // SAFETY: there is no other thread, so nothing is locked or half done in the copy.
     // JUSTIFICATION: a program of its own would have to be found, and be of this very version.
     Ok(matches!(unsafe { fork() }?, ForkResult::Child))

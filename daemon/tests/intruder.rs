@@ -87,31 +87,44 @@ const ASKED: &[(&str, Attempt, End)] = &[
     ("a_daemon_can_open_uplinks_of_its_file", |_, s| asks(s, "tap", "np0", Some("br0")), End::Done),
     (
         "a_daemon_can_put_a_new_tap_into_a_bridge",
-        |_, s| asks(s, "tap", "n", Some("br1")),
+        |_, s| asks(s, "tap", "np8", Some("br1")),
         End::Done,
     ),
+    ("a_daemon_can_open_a_macvtap_of_its_file", |_, s| asks(s, "macvtap", "mv0", None), End::Done),
     (
         "an_intruder_cannot_reach_other_bridges",
-        |_, s| asks(s, "tap", "n", Some("br2")),
+        |_, s| asks(s, "tap", "np8", Some("br2")),
         End::Refused,
     ),
     (
         "an_intruder_cannot_make_taps_that_the_host_hears",
-        |_, s| asks(s, "tap", "n", None),
+        |_, s| asks(s, "tap", "np8", None),
+        End::Refused,
+    ),
+    (
+        "an_intruder_cannot_make_taps_of_other_names",
+        |_, s| asks(s, "tap", "en7", Some("br1")),
         End::Refused,
     ),
     (
         "an_intruder_cannot_attach_to_taps_of_others",
-        |_, s| asks(s, "tap", "vm7", Some("br1")),
+        |_, s| asks(s, "tap", "np7", Some("br1")),
         End::Refused,
     ),
     (
         "an_intruder_cannot_move_taps_of_others",
-        |_, s| s.broker.join(&uplink("tap", "vm7", Some("br1"))),
+        |_, s| s.broker.join(&uplink("tap", "np7", Some("br1"))),
         End::Refused,
     ),
-    ("an_intruder_cannot_open_other_macvtaps", |_, s| asks(s, "macvtap", "lo", None), End::Refused),
+    (
+        "an_intruder_cannot_open_other_macvtaps",
+        |_, s| asks(s, "macvtap", "mv7", None),
+        End::Refused,
+    ),
 ];
+
+/// A daemon has them that has one in its file, on a kernel that has them.
+const MACVTAPS: [&str; 2] = ["mv0", "mv7"];
 
 /// What somebody tries who has taken over the broker, or the connector.
 const OF_BROKER: &[(&str, AttemptOfBroker, End)] = &[
@@ -244,19 +257,33 @@ fn uplink(kind: &str, ifname: &str, bridge: Option<&str>) -> UplinkConfig {
     UplinkConfig { name: "lan".into(), network: None, kind, ifname, create: true, bridge }
 }
 
-/// A host for the broker: bridges, and a tap of somebody else. `false`: not for us.
-fn prepare() -> bool {
-    let ip = |arguments: &str| {
-        let status = Command::new("ip").args(arguments.split(' ')).status();
-        assert!(status.unwrap().success(), "{arguments}");
+/// A host for the broker: bridges, a tap of somebody else, and macvtaps with their devices, if
+/// `own` is the directory of a daemon that has one. `false`: not for us.
+fn prepare(name: &str, own: &Path) -> bool {
+    let run = |program: &str, arguments: &[&str]| {
+        Command::new(program).args(arguments).status().unwrap().success()
     };
-    if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+    let ip = |arguments: &str| run("ip", &arguments.split(' ').collect::<Vec<_>>());
+    if unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).is_err() {
         return false;
     }
     for bridge in ["br0", "br1", "br2"] {
-        ip(&format!("link add {bridge} type bridge"));
+        assert!(ip(&format!("link add {bridge} type bridge")), "{bridge}");
     }
-    ip("tuntap add dev vm7 mode tap");
+    assert!(ip("tuntap add dev np7 mode tap"));
+    if !name.contains("macvtap") {
+        return true;
+    }
+    if !MACVTAPS.iter().all(|it| ip(&format!("link add link br0 name {it} type macvtap"))) {
+        return false;
+    }
+    // Devices of its own, as udev would make them, where no others are.
+    let devices = "mount --make-rprivate / && mkdir $0/sys && mount -t sysfs none $0/sys &&
+        mount -t tmpfs none /dev && mkdir /dev/net && mknod /dev/net/tun c 10 200 &&
+        for dir in $0/sys/class/net/mv*/macvtap/tap*; do
+            mknod /dev/${dir##*/} c $(tr : ' ' < $dir/dev) || exit 1
+        done && umount $0/sys && rmdir $0/sys";
+    assert!(run("sh", &["-c", devices, &own.display().to_string()]));
     true
 }
 
@@ -274,7 +301,7 @@ fn attempt(name: &str, own: &Path) -> ExitCode {
         }
         attempt(own)
     } else {
-        if ASKED.iter().any(|(it, ..)| *it == name) && !prepare() {
+        if ASKED.iter().any(|(it, ..)| *it == name) && !prepare(name, own) {
             return ExitCode::from(SKIPPED);
         }
         let sandbox = sandbox::enter(&config, &source).unwrap();
@@ -317,10 +344,13 @@ fn main() -> ExitCode {
             println!("test {name} ... ignored, this kernel has no Landlock, or an old one");
             continue;
         }
-        let ends = DAEMONS.map(|(dir, _)| {
+        // Without one in its file a daemon has no device of a macvtap, whatever is asked.
+        let daemons = if name.contains("macvtap") { &DAEMONS[1..] } else { &DAEMONS };
+        let ends = daemons.iter().map(|(dir, _)| {
             let program = env::current_exe().unwrap();
             Command::new(program).args([FLAG, name]).arg(own.join(dir)).output().unwrap()
         });
+        let ends: Vec<_> = ends.collect();
         if ends.iter().any(|end| end.status.code() == Some(SKIPPED.into())) {
             println!("test {name} ... ignored, needs root: it makes taps");
             continue;

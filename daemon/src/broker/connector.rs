@@ -4,7 +4,7 @@
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
 use std::process::exit;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use nix::libc;
@@ -12,8 +12,9 @@ use nix::sys::prctl::{set_name, set_pdeathsig};
 use nix::sys::signal::Signal;
 use rustix::net::sockopt;
 
+use super::ANSWER_MAX;
 use super::shut::shut_connector;
-use super::words::{Channel, Refusal};
+use super::words::{Channel, Given, Refusal};
 use crate::start::{StartError, error};
 use crate::sys;
 
@@ -39,7 +40,7 @@ impl Connector {
             let what = format!("cannot start the process that connects to the registry: {e}");
             error(what, "report this")
         };
-        let (ours, theirs) = Channel::pair().map_err(failed)?;
+        let (ours, theirs) = Channel::pair(ANSWER_MAX).map_err(failed)?;
         if sys::split().map_err(failed)? {
             drop(ours);
             run(members, &theirs);
@@ -55,13 +56,17 @@ impl Connector {
     /// without delay, and asks whether a silent peer lives.
     ///
     /// # Errors
-    /// As of connect(2); there is no such member; the process has ended.
+    /// As of connect(2); there is no such member; the process has ended, or does not answer.
     pub fn connect(&self, member: usize) -> io::Result<TcpStream> {
         let place = u8::try_from(member).map_err(|_| ErrorKind::NotFound)?;
-        let channel = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let channel = self.0.lock().unwrap_or_else(|poisoned| {
+            // A mistake of ours, between a question and its answer, which nobody has heard.
+            poisoned.get_ref().end();
+            poisoned.into_inner()
+        });
         channel.send(&[place], &[])?;
         match channel.hear()? {
-            Ok(Some(socket)) => Ok(socket.into()),
+            Ok(Some(Given { fd, .. })) => Ok(fd.into()),
             Ok(None) => Err(ErrorKind::NotFound.into()),
             Err(Refusal { what, .. }) => Err(what
                 .parse()
@@ -87,7 +92,8 @@ fn serve(members: &[SocketAddr], daemon: &Channel) -> io::Result<()> {
     let mut place = [0];
     daemon.recv(&mut place)?;
     let answer = members.get(usize::from(place[0])).map(|member| connect(*member)).transpose();
-    daemon.say(&answer.map(|socket| socket.map(Into::into)).map_err(|e| {
+    let given = |socket: TcpStream| Given { fd: socket.into(), index: 0 };
+    daemon.say(&answer.map(|socket| socket.map(given)).map_err(|e| {
         let none = if e.kind() == ErrorKind::TimedOut { libc::ETIMEDOUT } else { libc::EIO };
         Refusal { what: e.raw_os_error().unwrap_or(none).to_string(), ..Refusal::default() }
     }))
@@ -115,7 +121,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let here = listener.local_addr().unwrap();
         let nowhere = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let (ours, theirs) = Channel::pair().unwrap();
+        let (ours, theirs) = Channel::pair(ANSWER_MAX).unwrap();
         let process = thread::spawn(move || while serve(&[here, nowhere], &theirs).is_ok() {});
         let connector = Connector(Arc::new(Mutex::new(ours)));
         let socket = connector.connect(0).unwrap();

@@ -7,7 +7,9 @@
 //! Between the two is a pair of sockets (`words`). Who asks waits for the answer, so the worker
 //! never does.
 //!
-//! It ends with the daemon. If it ends before, the daemon goes on, and opens no more uplinks.
+//! It ends with the daemon. If it ends before, the daemon goes on, and opens no more uplinks. One
+//! that does not answer, because somebody has stopped it or its configuration is on a file system
+//! that does not, is taken for ended: it ends when it goes on.
 //!
 //! [`connector`] is its smaller brother, for connections to a registry.
 
@@ -17,9 +19,10 @@ mod rules;
 mod shut;
 mod words;
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::io::{self, ErrorKind};
+use std::os::fd::BorrowedFd;
+use std::sync::Mutex;
+use std::time::Duration;
 
 use crate::config::{Config, Source, UplinkConfig, UplinkKind};
 use crate::port::overlay::OverlayPort;
@@ -28,15 +31,18 @@ use crate::start::{StartError, error};
 use crate::sys;
 use rules::Rules;
 pub use shut::{shut, shut_connector};
-use words::{Answer, Channel, Refusal, TO_ENLARGE, to_join, to_open};
+use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_join, to_open};
+
+/// How long an answer may take. To make an interface waits for the kernel's lock of the network
+/// configuration, which others have for seconds.
+pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(30);
 
 /// The daemon's side.
 #[derive(Debug)]
 pub struct Broker {
+    channel: Channel,
     /// One question and its answer at a time.
-    channel: Mutex<Channel>,
-    /// The same, to be told when the process ends.
-    end: OwnedFd,
+    turn: Mutex<()>,
 }
 
 impl Broker {
@@ -47,7 +53,7 @@ impl Broker {
             let what = format!("cannot start the process that opens uplinks: {e}");
             error(what, "report this")
         };
-        let (ours, theirs) = Channel::pair().map_err(failed)?;
+        let (ours, theirs) = Channel::pair(ANSWER_MAX).map_err(failed)?;
         let has_macvtap = config.uplinks.iter().any(|it| it.kind == UplinkKind::Macvtap);
         if sys::split().map_err(failed)? {
             drop(ours);
@@ -59,8 +65,7 @@ impl Broker {
             Ok(_) => {}
             Err(no) => return Err(error(no.what, &no.fix)),
         }
-        let end = ours.fd().try_clone_to_owned().map_err(failed)?;
-        Ok(Self { channel: Mutex::new(ours), end })
+        Ok(Self { channel: ours, turn: Mutex::default() })
     }
 
     /// Opens an uplink, and waits for it.
@@ -68,12 +73,12 @@ impl Broker {
     /// # Errors
     /// As of [`TapPort::open`]; it is not one that it opens; it has ended.
     pub fn open(&self, uplink: &UplinkConfig) -> Result<TapPort, OpenError> {
-        let file = self.ask(&to_open(uplink), &[]).and_then(|fd| fd.ok_or_else(gone));
+        let given = self.ask(&to_open(uplink), &[]).and_then(|it| it.ok_or_else(gone));
         let no = |Refusal { what, fix, is_busy, is_final }| {
             let name = uplink.name.clone();
             OpenError { name, what, fix, is_busy, is_final }
         };
-        file.map(|fd| TapPort::of(fd.into(), uplink)).map_err(no)
+        given.map(|Given { fd, index }| TapPort::of(fd.into(), index, uplink)).map_err(no)
     }
 
     /// Puts an uplink back into its bridge.
@@ -96,21 +101,105 @@ impl Broker {
 
     /// It hangs up when the process has ended.
     pub(crate) fn end(&self) -> BorrowedFd<'_> {
-        self.end.as_fd()
+        self.channel.fd()
     }
 
     fn ask(&self, request: &[u8], fds: &[BorrowedFd<'_>]) -> Answer {
-        let channel = self.channel.lock().unwrap_or_else(PoisonError::into_inner);
-        let said = channel.send(request, fds).and_then(|()| channel.hear());
-        said.unwrap_or_else(|_| Err(gone()))
+        let Ok(_turn) = self.turn.lock() else {
+            // A mistake of ours, between a question and its answer, which nobody has heard.
+            self.channel.end();
+            return Err(gone());
+        };
+        self.channel.send(request, fds).and_then(|()| self.channel.hear()).unwrap_or_else(|e| {
+            Err(match e.kind() {
+                ErrorKind::UnexpectedEof | ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => {
+                    gone()
+                }
+                ErrorKind::TimedOut => lost("does not answer and is given up"),
+                _ => Refusal { is_final: false, ..lost(&format!("cannot be asked: {e}")) },
+            })
+        })
     }
 }
 
 fn gone() -> Refusal {
+    lost("has ended")
+}
+
+fn lost(how: &str) -> Refusal {
     Refusal {
-        what: "the process that opens uplinks has ended".into(),
+        what: format!("the process that opens uplinks {how}"),
         fix: "restart nightporterd".into(),
         is_busy: false,
         is_final: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::process::{Child, Command, Stdio};
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    use nix::unistd::Pid;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::net::sockopt::{Timeout, set_socket_timeout};
+
+    use super::*;
+
+    /// A process that answers whatever it is asked with the same, which is no for an answer.
+    fn echo(answer_max: Duration) -> (Broker, Child) {
+        let (channel, theirs) = Channel::pair(answer_max).unwrap();
+        let theirs = || theirs.fd().try_clone_to_owned().unwrap();
+        let mut cat = Command::new("cat");
+        let process = cat.stdin(theirs()).stdout(theirs()).stderr(Stdio::null()).spawn();
+        (Broker { channel, turn: Mutex::default() }, process.unwrap())
+    }
+
+    /// A request that is an answer.
+    const NO: &[u8] = b"\x01no\0wait";
+
+    fn asks(broker: &Broker) -> Refusal {
+        broker.ask(NO, &[]).unwrap_err()
+    }
+
+    fn has_hung_up(broker: &Broker) -> bool {
+        let mut fds = [PollFd::from_borrowed_fd(broker.end(), PollFlags::empty())];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap();
+        fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    #[test]
+    fn a_broker_that_stands_is_given_up_and_ends_when_it_goes_on() {
+        let (broker, mut process) = echo(Duration::from_secs(20));
+        assert_eq!(asks(&broker).what, "no", "it answers");
+        let pid = Pid::from_raw(process.id().try_into().unwrap());
+        kill(pid, Signal::SIGSTOP).unwrap();
+        waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap(); // until it stands
+        let soon = Some(Duration::from_millis(50));
+        set_socket_timeout(broker.channel.fd(), Timeout::Recv, soon).unwrap();
+        assert!(!has_hung_up(&broker));
+        let no = asks(&broker);
+        assert!(no.what.ends_with("does not answer and is given up") && no.is_final, "{no:?}");
+        // Status and log hear of that, and nobody waits again.
+        assert!(has_hung_up(&broker));
+        assert_eq!(asks(&broker), gone());
+        kill(pid, Signal::SIGCONT).unwrap();
+        assert!(!process.wait().unwrap().success(), "its answer goes nowhere");
+    }
+
+    #[test]
+    fn nobody_hears_an_answer_that_was_for_somebody_else() {
+        let (broker, mut process) = echo(Duration::from_secs(20));
+        let mistake = catch_unwind(AssertUnwindSafe(|| {
+            let _turn = broker.turn.lock().unwrap();
+            broker.channel.send(NO, &[]).unwrap();
+            panic!("a mistake of ours");
+        }));
+        assert!(mistake.is_err());
+        assert_eq!(asks(&broker), gone());
+        assert!(has_hung_up(&broker));
+        process.wait().unwrap();
     }
 }

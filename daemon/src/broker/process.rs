@@ -1,6 +1,6 @@
 //! The process itself.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -15,20 +15,38 @@ use rustix::net::{getsockname, sockopt as option};
 
 use super::rules::{Rules, Verdict};
 use super::shut;
-use super::words::{Answer, Channel, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE};
+use super::words::{Answer, Channel, Given, JOIN, OPEN, REQUEST, Refusal, TO_ENLARGE};
 use crate::config::UplinkConfig;
 use crate::port::overlay::{RECEIVE_BYTES, SEND_BYTES};
 use crate::port::tap::{OpenError, join_bridge, open_file};
 
-/// How many interfaces are known as made here.
+/// How many taps that were made for commands there may be.
 const MADE_MAX: usize = 1024;
 
 /// The broker.
 struct Process<'a> {
     rules: Rules,
     daemon: &'a Channel,
-    /// Interfaces that it has made for commands, by their numbers, which no others get.
-    made: BTreeSet<u32>,
+    made: Made,
+}
+
+/// Taps that it has made for commands, and their numbers, which no others get.
+#[derive(Debug, Default)]
+struct Made(BTreeMap<String, u32>);
+
+impl Made {
+    /// It may not be there any more.
+    fn has(&self, name: &str, index: u32) -> bool {
+        self.0.get(name) == Some(&index)
+    }
+
+    /// Whether there may be one more. Who is not there any more is forgotten before one who is.
+    fn has_room(&mut self, index_of: impl Fn(&str) -> Option<u32>) -> bool {
+        if self.0.len() >= MADE_MAX {
+            self.0.retain(|name, index| index_of(name) == Some(*index));
+        }
+        self.0.len() < MADE_MAX
+    }
 }
 
 /// Until the daemon ends.
@@ -37,7 +55,7 @@ pub(super) fn run(rules: Rules, has_macvtap: bool, daemon: &Channel) -> ! {
     // If it has ended already, its end of the channel has.
     let _ = set_pdeathsig(Signal::SIGKILL);
     let ready = shut(rules.path(), has_macvtap).map(|()| None).map_err(Refusal::from);
-    let mut process = Process { rules, daemon, made: BTreeSet::new() };
+    let mut process = Process { rules, daemon, made: Made::default() };
     if daemon.say(&ready).is_ok() && ready.is_ok() {
         while process.serve().is_ok() {}
     }
@@ -48,7 +66,7 @@ impl Process<'_> {
     /// Answers the next request. Errors: the daemon is gone.
     fn serve(&mut self) -> io::Result<()> {
         let mut request = [0; REQUEST];
-        let (_, fds) = self.daemon.recv(&mut request)?;
+        let fds = self.daemon.recv(&mut request)?;
         let answer = self.answer(request, &fds);
         self.daemon.say(&answer)
     }
@@ -76,27 +94,34 @@ impl Process<'_> {
         }
     }
 
-    fn open(&mut self, uplink: &UplinkConfig, is_new: bool) -> Result<OwnedFd, Refusal> {
-        let file = open_file(uplink, is_new).map_err(|e| {
+    fn open(&mut self, uplink: &UplinkConfig, is_new: bool) -> Result<Given, Refusal> {
+        let ifname = uplink.ifname.as_str();
+        let number = |name: &str| if_nametoindex(name).ok();
+        if is_new && !self.made.has_room(number) {
+            let what = format!("commands have made {MADE_MAX} taps that are there");
+            let fix = "remove one, or write the uplink into the file and reload".into();
+            return Err(Refusal { what, fix, ..Refusal::default() });
+        }
+        // Then it is closing: its uplink has gone.
+        let is_own = is_new && number(ifname).is_some_and(|index| self.made.has(ifname, index));
+        let (file, index) = open_file(uplink, is_new).map_err(|e| {
             let OpenError { what, fix, is_busy, is_final, .. } = e;
-            Refusal { what, fix, is_busy, is_final }
+            Refusal { what, fix, is_busy: is_busy || is_own, is_final }
         })?;
         if is_new {
-            self.made.extend(if_nametoindex(uplink.ifname.as_str()));
-            if self.made.len() > MADE_MAX {
-                self.made.pop_first();
-            }
+            self.made.0.insert(ifname.into(), index);
         }
-        Ok(file.into())
+        Ok(Given { fd: file.into(), index })
     }
 
     fn join(&self, uplink: &UplinkConfig, is_new: bool) -> Result<(), Refusal> {
         let refuse = |what: String| Refusal { what, ..Refusal::default() };
-        let index = if_nametoindex(uplink.ifname.as_str()).map_err(|e| refuse(e.to_string()))?;
-        if is_new && !self.made.contains(&index) {
-            return Err(refuse(format!("{} is somebody else's", uplink.ifname)));
+        let ifname = uplink.ifname.as_str();
+        let index = if_nametoindex(ifname).map_err(|e| refuse(e.to_string()))?;
+        if is_new && !self.made.has(ifname, index) {
+            return Err(refuse(format!("{ifname} is somebody else's")));
         }
-        join_bridge(uplink).map_err(|e| refuse(e.to_string()))
+        join_bridge(uplink, index).map_err(|e| refuse(e.to_string()))
     }
 }
 
@@ -131,6 +156,18 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, Source};
+
+    #[test]
+    fn a_tap_that_is_there_is_not_forgotten_for_another() {
+        let mut made = Made((0..1024).map(|n| (format!("np{n}"), n + 10)).collect());
+        let number = |name: &str| name[2..].parse().map(|n: u32| n + 10).ok();
+        assert!(!made.has_room(number));
+        assert!(made.has("np0", 10) && made.has("np1023", 1033) && !made.has("np1", 10));
+        // One was removed, and somebody has made another by the name of a second.
+        let number = |name: &str| number(name).filter(|n| *n != 17).map(|n| n + u32::from(n == 18));
+        assert!(made.has_room(number));
+        assert!(!made.has("np7", 17) && !made.has("np8", 18) && made.has("np9", 19));
+    }
 
     #[test]
     fn buffers_grow_of_sockets_with_the_address_of_an_overlay_and_of_no_others() {

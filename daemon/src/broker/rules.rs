@@ -8,6 +8,10 @@ use std::path::Path;
 use super::words::{REQUEST, read, to_open};
 use crate::config::{Config, Source, UplinkConfig, UplinkKind};
 
+/// How names of taps begin that commands make. Names are what a host's network manager and packet
+/// filter match (`en*`): so they match none of these but by intent.
+const NAMES: &str = "np";
+
 /// What a configuration allows.
 #[derive(Debug)]
 struct Allowed {
@@ -84,6 +88,10 @@ impl Rules {
         let write = format!("write the uplink into {file} and reload");
         let can_be_new = uplink.create && uplink.kind == UplinkKind::Tap;
         match bridge {
+            Some(_) if can_be_new && !ifname.starts_with(NAMES) => Verdict::Refuse(
+                format!("a command may only make taps whose names begin with {NAMES}"),
+                format!("choose another ifname than {ifname}, or {write}"),
+            ),
             Some(bridge) if can_be_new && self.now.bridges.contains(bridge) => {
                 Verdict::Make(uplink)
             }
@@ -170,6 +178,10 @@ mod tests {
         fs::write(&rules.source.path, format!("[daemon]\nbridges = [\"br0\"]\n{LAN}")).unwrap();
         rules.look_again();
         assert_eq!(rules.judge(&to_open(&other)), Verdict::Make(other.clone()));
+        for name in ["n", "en0", "eth0", "xnp0", "Np0", "vnet7"] {
+            let said = refused(&rules, &UplinkConfig { ifname: name.into(), ..other.clone() });
+            assert!(said.contains("begin with np") && said.contains(name), "{said}");
+        }
         refused(&rules, &UplinkConfig { bridge: None, ..other.clone() });
         refused(&rules, &UplinkConfig { create: false, ..other.clone() });
         refused(&rules, &UplinkConfig { kind: UplinkKind::Macvtap, ..other.clone() });

@@ -1,14 +1,18 @@
 //! What the daemon and its broker say to each other: a request of fixed size, then an answer that
-//! is a text or a descriptor.
+//! is a text or a descriptor. An answer that does not come in time ends the channel: it would be
+//! taken for that to the next request.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketFlags, SocketType,
+    recvmsg, sendmsg, shutdown, socketpair,
 };
 
 use crate::config::{UplinkConfig, UplinkKind, is_ifname};
@@ -35,7 +39,15 @@ const BUSY: u8 = 2;
 const FINAL: u8 = 4;
 
 /// It is done; what was asked for, if it was something. Or it is not.
-pub(super) type Answer = Result<Option<OwnedFd>, Refusal>;
+pub(super) type Answer = Result<Option<Given>, Refusal>;
+
+/// What was asked for.
+#[derive(Debug)]
+pub(super) struct Given {
+    pub(super) fd: OwnedFd,
+    /// The number of the interface that it is; 0: it is a socket.
+    pub(super) index: u32,
+}
 
 /// Why something is not done.
 #[derive(Debug, Default, Eq, PartialEq)]
@@ -113,19 +125,34 @@ pub(super) fn read(request: &[u8; REQUEST]) -> Option<UplinkConfig> {
     (is_good && to_open(&uplink) == *request).then_some(uplink)
 }
 
+/// A message that has come.
+struct Received {
+    len: usize,
+    fds: Vec<OwnedFd>,
+    /// There was no place for all of its descriptors.
+    is_cut: bool,
+}
+
 /// One end of a pair: messages come whole and in order, and an end that is gone is noticed.
 #[derive(Debug)]
 pub(super) struct Channel(OwnedFd);
 
 impl Channel {
-    pub(super) fn pair() -> io::Result<(Self, Self)> {
+    /// Who asks, and waits no longer than `answer_max` for an answer; and who answers.
+    pub(super) fn pair(answer_max: Duration) -> io::Result<(Self, Self)> {
         let kind = SocketType::SEQPACKET;
         let (a, b) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+        set_socket_timeout(&a, Timeout::Recv, Some(answer_max))?;
         Ok((Self(a), Self(b)))
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+
+    /// From now on both ends are as if the other were gone.
+    pub(super) fn end(&self) {
+        let _ = shutdown(&self.0, Shutdown::Both);
     }
 
     /// Errors: the other end is gone.
@@ -146,7 +173,11 @@ impl Channel {
     /// Gives the other end an answer. Errors: it is gone.
     pub(super) fn say(&self, answer: &Answer) -> io::Result<()> {
         match answer {
-            Ok(fd) => self.send(&[DONE], fd.as_ref().map(AsFd::as_fd).as_slice()),
+            Ok(given) => {
+                let [a, b, c, d] = given.as_ref().map_or(0, |it| it.index).to_ne_bytes();
+                let fd = given.as_ref().map(|it| it.fd.as_fd());
+                self.send(&[DONE, a, b, c, d], fd.as_slice())
+            }
             Err(Refusal { what, fix, is_busy, is_final }) => {
                 let how = [(BUSY, *is_busy), (FINAL, *is_final)];
                 let kind = how.iter().filter(|it| it.1).fold(REFUSED, |kind, it| kind | it.0);
@@ -156,21 +187,39 @@ impl Channel {
         }
     }
 
-    /// The other end's next answer. Errors: it is gone.
+    /// The other end's next answer. Errors: it is gone; `TimedOut`: it is taken for gone.
     pub(super) fn hear(&self) -> io::Result<Answer> {
         let mut bytes = [0; ANSWER];
-        let (len, fds) = self.recv(&mut bytes)?;
+        let Received { len, fds, is_cut } = self.receive(&mut bytes).map_err(|e| {
+            if e.kind() != ErrorKind::WouldBlock {
+                return e;
+            }
+            self.end();
+            ErrorKind::TimedOut.into()
+        })?;
+        if is_cut {
+            return Ok(Err(Refusal {
+                what: "no descriptor is free".into(),
+                fix: "raise the daemon's limit (LimitNOFILE=)".into(),
+                ..Refusal::default()
+            }));
+        }
         let (kind, text) = (bytes[0], String::from_utf8_lossy(&bytes[1..len]));
         if kind == DONE {
-            return Ok(Ok(fds.into_iter().next()));
+            let index = bytes[1..len].first_chunk().map_or(0, |index| u32::from_ne_bytes(*index));
+            return Ok(Ok(fds.into_iter().next().map(|fd| Given { fd, index })));
         }
         let (what, fix) = text.split_once('\0').unwrap_or((&text, "report this"));
         let (is_busy, is_final) = (kind & BUSY != 0, kind & FINAL != 0);
         Ok(Err(Refusal { what: what.into(), fix: fix.into(), is_busy, is_final }))
     }
 
-    /// The next message; its length. Errors: the other end is gone.
-    pub(super) fn recv(&self, to: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    /// The next request. Errors: the other end is gone.
+    pub(super) fn recv(&self, to: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
+        self.receive(to).map(|received| received.fds)
+    }
+
+    fn receive(&self, to: &mut [u8]) -> io::Result<Received> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = loop {
@@ -187,13 +236,17 @@ impl Channel {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,
         });
-        Ok((got.bytes, fds.flatten().collect()))
+        let is_cut = got.flags.contains(ReturnFlags::CTRUNC);
+        Ok(Received { len: got.bytes, fds: fds.flatten().collect(), is_cut })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of an answer that comes.
+    const LIMIT: Duration = Duration::from_secs(20);
 
     fn uplink(kind: UplinkKind, ifname: &str, bridge: Option<&str>) -> UplinkConfig {
         let (name, bridge) = (String::new(), bridge.map(Into::into));
@@ -221,9 +274,10 @@ mod tests {
 
     #[test]
     fn an_answer_is_a_descriptor_or_a_reason() {
-        let (a, b) = Channel::pair().unwrap();
-        a.say(&Ok(Some(a.fd().try_clone_to_owned().unwrap()))).unwrap();
-        assert!(b.hear().unwrap().unwrap().is_some());
+        let (b, a) = Channel::pair(LIMIT).unwrap();
+        let fd = a.fd().try_clone_to_owned().unwrap();
+        a.say(&Ok(Some(Given { fd, index: 0x0102_0304 }))).unwrap();
+        assert_eq!(b.hear().unwrap().unwrap().unwrap().index, 0x0102_0304);
         a.say(&Ok(None)).unwrap();
         assert!(b.hear().unwrap().unwrap().is_none());
         for (what, is_busy) in [("no".to_owned(), true), ("n".repeat(2 * ANSWER), false)] {
@@ -239,15 +293,40 @@ mod tests {
 
     #[test]
     fn messages_keep_their_bounds_and_an_end_is_noticed() {
-        let (a, b) = Channel::pair().unwrap();
+        let (b, a) = Channel::pair(LIMIT).unwrap();
         let mut bytes = [0; ANSWER];
         a.send(b"one", &[]).unwrap();
         a.send(b"two", &[a.fd()]).unwrap();
-        let (len, fds) = b.recv(&mut bytes).unwrap();
-        assert_eq!((&bytes[..len], fds.len()), (&b"one"[..], 0));
-        let (len, fds) = b.recv(&mut bytes).unwrap();
-        assert_eq!((&bytes[..len], fds.len()), (&b"two"[..], 1));
-        drop((a, fds));
-        assert!(b.recv(&mut bytes).is_err() && b.send(b"three", &[]).is_err());
+        let one = b.receive(&mut bytes).unwrap();
+        assert_eq!((&bytes[..one.len], one.fds.len()), (&b"one"[..], 0));
+        let two = b.receive(&mut bytes).unwrap();
+        assert_eq!((&bytes[..two.len], two.fds.len()), (&b"two"[..], 1));
+        drop((a, two));
+        assert!(b.receive(&mut bytes).is_err() && b.send(b"three", &[]).is_err());
+    }
+
+    #[test]
+    fn an_answer_that_is_late_ends_both_ends() {
+        let (asks, answers) = Channel::pair(Duration::from_millis(10)).unwrap();
+        asks.send(b"one", &[]).unwrap();
+        assert_eq!(asks.hear().unwrap_err().kind(), ErrorKind::TimedOut);
+        answers.recv(&mut [0; 3]).unwrap();
+        answers.say(&Ok(None)).unwrap_err();
+        assert_eq!(asks.hear().unwrap_err().kind(), ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn an_answer_whose_descriptor_finds_no_place_is_no_and_not_the_end() {
+        let (b, a) = Channel::pair(LIMIT).unwrap();
+        // More than there is place for is to the reader as none free.
+        let many = [a.fd(); FDS_MAX + 20];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX + 20))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        sendmsg(a.fd(), &[IoSlice::new(&[DONE])], &mut control, SendFlags::empty()).unwrap();
+        let no = b.hear().unwrap().unwrap_err();
+        assert!(no.what.contains("no descriptor is free") && !no.is_final, "{no:?}");
+        a.say(&Ok(None)).unwrap();
+        assert!(b.hear().unwrap().unwrap().is_none());
     }
 }

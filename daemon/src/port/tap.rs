@@ -52,12 +52,11 @@ impl TapPort {
     /// # Errors
     /// The interface is missing, in use, of another kind, or may not be opened by this user.
     pub fn open(config: &UplinkConfig) -> Result<Self, OpenError> {
-        open_file(config, false).map(|file| Self::of(file, config))
+        open_file(config, false).map(|(file, index)| Self::of(file, index, config))
     }
 
-    /// The interface of `config`, which `file` is.
-    pub(crate) fn of(file: File, config: &UplinkConfig) -> Self {
-        let index = if_nametoindex(config.ifname.as_str()).unwrap_or(0);
+    /// The interface of `config`, which `file` is, by its number.
+    pub(crate) fn of(file: File, index: u32, config: &UplinkConfig) -> Self {
         Self { file, config: config.clone(), index }
     }
 
@@ -151,16 +150,16 @@ fn not_sent(e: &io::Error) -> Sent {
     }
 }
 
-/// Opens an interface, sets it up and puts it into its bridge. `is_new`: no tap that there is.
-/// Takes CAP_NET_ADMIN, which only the broker has in a running daemon.
-pub(crate) fn open_file(config: &UplinkConfig, is_new: bool) -> Result<File, OpenError> {
+/// Opens an interface, sets it up and puts it into its bridge; its number. `is_new`: no tap that
+/// there is. Takes CAP_NET_ADMIN, which only the broker has in a running daemon.
+pub(crate) fn open_file(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenError> {
     match config.kind {
         UplinkKind::Tap => open_tap(config, is_new),
         UplinkKind::Macvtap => open_macvtap(config),
     }
 }
 
-fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<File, OpenError> {
+fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenError> {
     let UplinkConfig { ifname, create, bridge, .. } = config;
     let error = |what: String, fix: String| OpenError {
         name: config.name.clone(),
@@ -188,10 +187,14 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<File, OpenError> {
         OpenError { is_final: true, ..error(what, fix.into()) }
     })?;
     sys::tun_attach(&file, ifname, is_new).map_err(|e| match e.raw_os_error() {
+        Some(libc::EBUSY) if is_new => {
+            let fix = "choose another name, or write the uplink into the file and reload";
+            error(format!("{ifname} is there already"), fix.into())
+        }
         Some(libc::EBUSY) => {
-            let has_it = if is_new { "is there already" } else { "is in use by another process" };
             let fix = "stop that process, or choose another interface".into();
-            OpenError { is_busy: true, ..error(format!("{ifname} {has_it}"), fix) }
+            let what = format!("{ifname} is in use by another process");
+            OpenError { is_busy: true, ..error(what, fix) }
         }
         Some(libc::EINVAL) => {
             let what = format!("{ifname} exists and is not a single-queue tap");
@@ -205,7 +208,9 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<File, OpenError> {
         _ => error(format!("cannot attach to {ifname}: {e}"), make.clone()),
     })?;
     configure(&file, config)?;
-    match join_bridge(config) {
+    let index = if_nametoindex(ifname.as_str())
+        .map_err(|e| error(format!("{ifname} has gone again: {e}"), make.clone()))?;
+    match join_bridge(config, index) {
         Ok(()) => {}
         // An operator who names the bridge here made it so before.
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) && !is_new => {}
@@ -219,20 +224,20 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<File, OpenError> {
     sys::interface_up(ifname).map_err(|e| {
         error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
     })?;
-    Ok(file)
+    Ok((file, index))
 }
 
-/// Puts an uplink into its bridge, if it has one. EBUSY: it is in some bridge already.
-pub(crate) fn join_bridge(config: &UplinkConfig) -> io::Result<()> {
-    let Some(bridge) = &config.bridge else { return Ok(()) };
-    sys::bridge_add(bridge, if_nametoindex(config.ifname.as_str()).unwrap_or(0))
+/// Puts an uplink with this number into its bridge, if it has one. EBUSY: it is in some bridge
+/// already.
+pub(crate) fn join_bridge(config: &UplinkConfig, index: u32) -> io::Result<()> {
+    config.bridge.as_ref().map_or(Ok(()), |bridge| sys::bridge_add(bridge, index))
 }
 
 fn make_bridge(bridge: &str) -> String {
     format!("ip link add {bridge} type bridge && ip link set {bridge} up")
 }
 
-fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
+fn open_macvtap(config: &UplinkConfig) -> Result<(File, u32), OpenError> {
     let ifname = &config.ifname;
     let error = |what: String, fix: String| OpenError {
         name: config.name.clone(),
@@ -275,7 +280,7 @@ fn open_macvtap(config: &UplinkConfig) -> Result<File, OpenError> {
     sys::interface_up(ifname).map_err(|e| {
         error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
     })?;
-    Ok(file)
+    Ok((file, index))
 }
 
 fn open_device(path: &str) -> io::Result<File> {
