@@ -377,7 +377,7 @@ pub struct ToeStatus {
 /// Some connections, in order of their numbers.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct FlowPage {
-    /// At most 500.
+    /// At most 100, and perhaps none though there are more.
     pub flows: Vec<FlowInfo>,
     /// Where to go on, if there are more.
     pub next: Option<u64>,

@@ -34,7 +34,7 @@ impl Desk {
         }
     }
 
-    /// Serves as many requests of one client as are complete.
+    /// Serves a request of one client, if one is complete; the next after the turn.
     pub(super) fn handle_control_client(
         &mut self,
         now: Instant,
@@ -43,29 +43,27 @@ impl Desk {
         place: u16,
     ) {
         let Some(mut control) = self.control.take() else { return };
-        let mut alive = control.handle_client(place);
-        while alive && let Some(request) = control.poll_request(place) {
-            if matches!(request, Ok(Request::Status {})) {
+        let alive = control.handle_client(&mut self.writes, place);
+        match if alive { control.poll_request(place) } else { None } {
+            None => {}
+            Some(Ok(Request::Status {})) => {
                 control.hold(place);
                 self.survey.ask(place);
-                break;
             }
-            if let Ok(Request::Change { change, dry_run }) = &request
-                && self.cannot_change().is_none()
-            {
-                let (change, dry_run) = (change.clone(), *dry_run);
+            Some(Ok(Request::Change { change, dry_run })) if self.cannot_change().is_none() => {
                 control.hold(place);
                 self.ask(path, Asked { place: Some(place), change, dry_run });
-                break;
             }
-            let reply = match request {
-                Ok(request) => self.execute(now, path, place, request),
-                Err(reply) => reply,
-            };
-            control.reply(place, &reply);
-            alive = control.finish(epoll, place);
+            Some(request) => {
+                let reply = match request {
+                    Ok(request) => self.execute(now, path, place, request),
+                    Err(reply) => reply,
+                };
+                control.reply(place, &reply);
+                self.answered.push(place);
+            }
         }
-        if !alive || !control.finish(epoll, place) {
+        if !alive || !control.finish(epoll, &mut self.writes, place) {
             control.close(place);
             path.ports.watchers.remove(place);
         }
@@ -74,7 +72,7 @@ impl Desk {
 
     pub(super) fn handle_metrics_client(&mut self, now: Instant, epoll: &Epoll, place: u16) {
         let Some(metrics) = &mut self.metrics else { return };
-        metrics.handle_client(epoll, now, place);
+        metrics.handle_client(epoll, &mut self.writes, now, place);
         if metrics.has_waiting() {
             self.survey.begin();
         }
@@ -175,7 +173,7 @@ impl Desk {
     /// Moves what watchers wrote to their clients.
     pub(super) fn feed_watchers(&mut self, epoll: &Epoll, path: &mut DataPath) {
         path.ports.watchers.note_states(&path.engine);
-        let Some(control) = &mut self.control else { return };
+        let Self { control: Some(control), writes, .. } = self else { return };
         path.ports.watchers.drain(|place, take| match control.stream_room(place) {
             None => false,
             Some(false) => true,
@@ -183,7 +181,7 @@ impl Desk {
                 let bytes = take();
                 let none = bytes.is_empty();
                 control.stream(place, bytes);
-                none || control.finish(epoll, place)
+                none || control.finish(epoll, writes, place)
             }
         });
     }

@@ -14,9 +14,21 @@ pub(crate) const CLIENTS_MAX: usize = 16;
 pub(crate) const ACCEPTS_PER_TURN: usize = CLIENTS_MAX;
 /// Bytes taken from a socket in one go.
 const READ_CHUNK: usize = 4096;
-/// Bytes written to a socket in one go: an answer about 2,000 VMs is megabytes, and its reader may
-/// take them as fast as they come.
-const WRITE_MAX: usize = 128 << 10;
+/// Bytes written in one turn: an answer about 2,000 VMs is megabytes, and its readers may take them
+/// as fast as they come.
+const WRITES_MAX: usize = 128 << 10;
+/// And in one go to who comes when these are written, so that nobody waits for the others' end.
+const WRITE_MIN: usize = 4 << 10;
+
+/// Bytes that may still be written to all connections in this turn.
+#[derive(Debug)]
+pub(crate) struct Allowance(usize);
+
+impl Default for Allowance {
+    fn default() -> Self {
+        Self(WRITES_MAX)
+    }
+}
 
 /// A connection with bounded buffers. Register it level-triggered for its [`Conn::interest`].
 #[derive(Debug)]
@@ -114,10 +126,10 @@ impl<S: Read + Write + AsFd> Conn<S> {
         self.closing = true;
     }
 
-    /// Writes what the kernel takes, up to [`WRITE_MAX`]: while there is more, there is an event as
+    /// Writes what the kernel takes and `all` have left: while there is more, there is an event as
     /// soon as it has room.
-    pub(crate) fn flush(&mut self) -> io::Result<()> {
-        let mut left = WRITE_MAX;
+    pub(crate) fn flush(&mut self, all: &mut Allowance) -> io::Result<()> {
+        let mut left = all.0.max(WRITE_MIN);
         while left > 0
             && let Some(first) = self.output.front()
         {
@@ -128,6 +140,7 @@ impl<S: Read + Write + AsFd> Conn<S> {
                     self.written += n;
                     self.pending -= n;
                     left -= n;
+                    all.0 = all.0.saturating_sub(n);
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
@@ -245,7 +258,7 @@ mod tests {
     fn a_peer_that_never_reads_is_not_read_from() {
         let (mut conn, mut peer) = pair(100);
         conn.queue(vec![1; 10 << 20]);
-        conn.flush().unwrap();
+        conn.flush(&mut Allowance::default()).unwrap();
         assert!(conn.pending() > 0);
         peer.write_all(b"more\n").unwrap();
         conn.fill().unwrap();
@@ -255,23 +268,39 @@ mod tests {
     #[test]
     fn a_long_answer_is_written_in_bounded_pieces_and_comes_whole() {
         let (mut conn, mut peer) = pair(100);
-        let shared = Arc::new(vec![2; 3 * WRITE_MAX]);
+        let shared = Arc::new(vec![2; 3 * WRITES_MAX]);
         conn.queue(vec![1; 10]);
         conn.queue_shared(Arc::clone(&shared));
         conn.queue(Vec::new());
         conn.queue(vec![3]);
         let whole = [&[1; 10], &shared[..], &[3]].concat();
-        let (mut got, mut buf) = (Vec::new(), vec![0; 2 * WRITE_MAX]);
+        let (mut got, mut buf) = (Vec::new(), vec![0; 2 * WRITES_MAX]);
         while conn.pending() > 0 {
             let before = conn.pending();
-            conn.flush().unwrap();
-            assert!((1..=WRITE_MAX).contains(&(before - conn.pending())));
+            conn.flush(&mut Allowance::default()).unwrap();
+            assert!((1..=WRITES_MAX).contains(&(before - conn.pending())));
             let n = peer.read(&mut buf).unwrap();
             got.extend_from_slice(&buf[..n]);
         }
         drop(conn);
         peer.read_to_end(&mut got).unwrap();
         assert!(got == whole, "{} bytes of {}", got.len(), whole.len());
+    }
+
+    #[test]
+    fn what_all_clients_get_in_a_turn_is_bounded_and_each_gets_some() {
+        let mut pairs: Vec<_> = (0..CLIENTS_MAX).map(|_| pair(100)).collect();
+        let shared = Arc::new(vec![1; 2 * WRITES_MAX]);
+        let mut all = Allowance::default();
+        let mut sum = 0;
+        for (conn, _) in &mut pairs {
+            conn.queue_shared(Arc::clone(&shared));
+            conn.flush(&mut all).unwrap();
+            let wrote = shared.len() - conn.pending();
+            assert!(wrote >= WRITE_MIN, "{wrote}");
+            sum += wrote;
+        }
+        assert!(sum <= WRITES_MAX + CLIENTS_MAX * WRITE_MIN, "{sum}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use nightporter_api::{REQUEST_BYTES_MAX, Reply, Request};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollEvent};
 
-use super::conn::{ACCEPTS_PER_TURN, Clients, Conn};
+use super::conn::{ACCEPTS_PER_TURN, Allowance, Clients, Conn};
 use super::survey::line;
 use crate::token::Token;
 use crate::vhost::listener::{Access, ListenError, Listener};
@@ -86,9 +86,9 @@ impl ControlServer {
     }
 
     /// Something happened on the connection at `place`. `false`: it is broken.
-    pub(crate) fn handle_client(&mut self, place: u16) -> bool {
+    pub(crate) fn handle_client(&mut self, all: &mut Allowance, place: u16) -> bool {
         let Some(client) = self.clients.at(place) else { return false };
-        let alive = client.conn.flush().is_ok() && client.conn.fill().is_ok();
+        let alive = client.conn.flush(all).is_ok() && client.conn.fill().is_ok();
         if client.streaming {
             // What a streaming client says does not matter, only that it goes.
             client.conn.discard_input();
@@ -160,9 +160,9 @@ impl ControlServer {
     /// Writes what is queued for `place`. `false`: the connection is closed now. Who waits for an
     /// answer is not listened to until then: what it sends, or that it goes, would wake us over and
     /// over.
-    pub(crate) fn finish(&mut self, epoll: &Epoll, place: u16) -> bool {
+    pub(crate) fn finish(&mut self, epoll: &Epoll, all: &mut Allowance, place: u16) -> bool {
         let Some(Client { conn, held, .. }) = self.clients.at(place) else { return false };
-        let mut alive = conn.flush().is_ok() && (*held || !conn.is_done());
+        let mut alive = conn.flush(all).is_ok() && (*held || !conn.is_done());
         if alive {
             let mut event = EpollEvent::new(conn.interest(), Token::Control(place).pack());
             alive = match *held {

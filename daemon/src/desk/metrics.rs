@@ -18,7 +18,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use super::conn::{ACCEPTS_PER_TURN, Clients, Conn, accepted};
+use super::conn::{ACCEPTS_PER_TURN, Allowance, Clients, Conn, accepted};
 use crate::log::Limit;
 use crate::token::Token;
 use crate::vhost::listener::somebody_waits;
@@ -98,7 +98,13 @@ impl MetricsServer {
 
     /// Something happened on the connection at `place`; a complete request gets the last answer, or
     /// waits for the next.
-    pub(crate) fn handle_client(&mut self, epoll: &Epoll, now: Instant, place: u16) {
+    pub(crate) fn handle_client(
+        &mut self,
+        epoll: &Epoll,
+        all: &mut Allowance,
+        now: Instant,
+        place: u16,
+    ) {
         let Self { clients, rendered, waiting, .. } = self;
         let Some(conn) = clients.at(place) else { return };
         let mut alive = conn.fill().is_ok();
@@ -114,27 +120,33 @@ impl MetricsServer {
             end_with(conn, Arc::new(refusal));
         }
         let waits = waiting.contains(&place);
-        alive = alive && conn.flush().is_ok() && (waits || !conn.is_done());
+        alive = alive && conn.flush(all).is_ok() && (waits || !conn.is_done());
         self.finish(epoll, place, alive);
     }
 
     /// Those who wait for it get this.
-    pub(super) fn handle_answer(&mut self, epoll: &Epoll, now: Instant, answer: Arc<Vec<u8>>) {
-        self.answer_all(epoll, &answer);
+    pub(super) fn handle_answer(
+        &mut self,
+        epoll: &Epoll,
+        all: &mut Allowance,
+        now: Instant,
+        answer: Arc<Vec<u8>>,
+    ) {
+        self.answer_all(epoll, all, &answer);
         self.rendered = Some((now, answer));
     }
 
     /// There is none for them.
-    pub(super) fn handle_failure(&mut self, epoll: &Epoll) {
+    pub(super) fn handle_failure(&mut self, epoll: &Epoll, all: &mut Allowance) {
         let answer = response("500 Internal Server Error", "text/plain", "see the log\n");
-        self.answer_all(epoll, &Arc::new(answer));
+        self.answer_all(epoll, all, &Arc::new(answer));
     }
 
-    fn answer_all(&mut self, epoll: &Epoll, answer: &Arc<Vec<u8>>) {
+    fn answer_all(&mut self, epoll: &Epoll, all: &mut Allowance, answer: &Arc<Vec<u8>>) {
         for place in std::mem::take(&mut self.waiting) {
             let Some(conn) = self.clients.at(place) else { continue };
             end_with(conn, Arc::clone(answer));
-            let alive = conn.flush().is_ok() && !conn.is_done();
+            let alive = conn.flush(all).is_ok() && !conn.is_done();
             self.finish(epoll, place, alive);
         }
     }

@@ -35,6 +35,7 @@ use crate::resting::Resting;
 use crate::token::{Token, watch_for};
 use crate::worker::data_path::DataPath;
 use changes::{Asked, Changes};
+use conn::Allowance;
 pub use control::ControlServer;
 use directory::Directory;
 pub(crate) use links::LinkWatch;
@@ -74,8 +75,10 @@ pub(crate) struct Desk {
     changes: Changes,
     mender: Mender,
     directory: Option<Directory>,
-    /// Clients whose change has ended: they may have asked for more.
+    /// Clients who have just been answered: they may have asked for more.
     answered: Vec<u16>,
+    /// What may be written to clients in this turn.
+    writes: Allowance,
     /// Listeners that take nobody in for now.
     resting: Resting<Token>,
     /// Set once the daemon was told to stop.
@@ -100,6 +103,7 @@ impl Desk {
             mender: Mender::default(),
             directory: None,
             answered: Vec::new(),
+            writes: Allowance::default(),
             resting: Resting::new(),
             stop: None,
             stopped: false,
@@ -229,6 +233,7 @@ impl Desk {
         }
         self.wake_listeners(now, epoll);
         self.look_whether_done(now, path);
+        self.writes = Allowance::default(); // of the next turn
     }
 
     fn wake_listeners(&mut self, now: Instant, epoll: &Epoll) {
@@ -245,7 +250,8 @@ impl Desk {
     /// When it has something to do by itself.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let stop = self.stop.as_ref().map(|stop| stop.look_at);
-        let goes_on = self.survey.goes_on() || self.changes.is_applying();
+        let asks = !self.answered.is_empty();
+        let goes_on = self.survey.goes_on() || self.changes.is_applying() || asks;
         let counts = goes_on.then_some(Instant::ZERO);
         let mends = self.mender.poll_timeout();
         [stop, counts, mends, self.resting.poll_timeout()].into_iter().flatten().min()

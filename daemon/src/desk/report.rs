@@ -23,8 +23,9 @@ use crate::watchdog;
 use crate::worker::data_path::DataPath;
 use crate::worker::ports::NamedPort;
 
-/// Flows in one reply: some 300 KiB of JSON.
-const FLOWS_PER_PAGE: usize = 500;
+/// Flows in one reply, some 60 KiB of JSON, and places for flows that are looked at for it.
+const FLOWS_PER_PAGE: usize = 100;
+const PLACES_PER_PAGE: usize = 1024;
 
 impl Desk {
     /// What there is to say besides of these ports.
@@ -107,13 +108,11 @@ impl DataPath {
 
     /// Flows from number `from` on, of all VMs or of one.
     pub(super) fn flow_page(&self, now: Instant, from: u64, vm: Option<PortId>) -> FlowPage {
-        let wanted = |(id, key, _): &(FlowId, &FlowKey, &Flow)| {
-            id.index() as u64 >= from && vm.is_none_or(|vm| vm == PortId(key.port))
-        };
-        let mut list = self.engine.flows().filter(wanted);
-        let flows: Vec<_> =
-            list.by_ref().take(FLOWS_PER_PAGE).map(|found| self.flow_info(now, found)).collect();
-        let next = list.next().map(|(id, _, _)| id.index() as u64);
+        let (flows, next) = page(self.engine.flow_places(), from, |place| {
+            let found = self.engine.flow(place)?;
+            let is_wanted = vm.is_none_or(|vm| vm == PortId(found.1.port));
+            is_wanted.then(|| self.flow_info(now, found))
+        });
         FlowPage { flows, next }
     }
 
@@ -153,6 +152,18 @@ impl DataPath {
             sends: at.flooded.map(send_info),
         }
     }
+}
+
+/// What is found from place `from` on, and where to go on, if there are more places.
+fn page<T>(places: usize, from: u64, look: impl Fn(usize) -> Option<T>) -> (Vec<T>, Option<u64>) {
+    let mut at = usize::try_from(from).unwrap_or(usize::MAX).min(places);
+    let end = places.min(at + PLACES_PER_PAGE);
+    let mut found = Vec::new();
+    while at < end && found.len() < FLOWS_PER_PAGE {
+        found.extend(look(at));
+        at += 1;
+    }
+    (found, (at < places).then_some(at as u64))
 }
 
 fn send_info(at: FloodStats) -> SendInfo {
@@ -195,5 +206,40 @@ pub(super) fn held_bytes(flow: &Flow) -> u64 {
     match flow.state() {
         State::On | State::Drain => flow.held_bytes(),
         State::Handshake | State::Pass | State::Abort => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// All pages of a table with `places`, and how many there are.
+    fn all(places: usize, is_there: impl Fn(usize) -> bool) -> (Vec<usize>, usize) {
+        let (mut all, mut from, mut pages) = (Vec::new(), Some(0), 0);
+        while let Some(at) = from {
+            let looks = Cell::new(0);
+            let (found, next) = page(places, at, |place| {
+                looks.set(looks.get() + 1);
+                is_there(place).then_some(place)
+            });
+            assert!(looks.get() <= PLACES_PER_PAGE && found.len() <= FLOWS_PER_PAGE);
+            all.extend(found);
+            (from, pages) = (next, pages + 1);
+        }
+        (all, pages)
+    }
+
+    #[test]
+    fn a_page_of_connections_looks_at_a_thousand_places_and_shows_a_hundred() {
+        assert_eq!(all(0, |_| true), (vec![], 1));
+        assert_eq!(all(FLOWS_PER_PAGE, |_| true), ((0..100).collect(), 1));
+        let (found, pages) = all(10_000, |_| true);
+        assert!(found.into_iter().eq(0..10_000) && pages == 100);
+        // One VM has the last of a million.
+        assert_eq!(all(1_000_000, |place| place == 999_999), (vec![999_999], 977));
+        assert_eq!(page(5, 7, Some), (vec![], None));
+        assert_eq!(page(5, u64::MAX, Some), (vec![], None));
     }
 }

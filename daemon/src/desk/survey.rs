@@ -196,9 +196,9 @@ impl Desk {
         }
         if let Some(metrics) = &mut self.metrics {
             if words.has_failed {
-                metrics.handle_failure(epoll);
+                metrics.handle_failure(epoll, &mut self.writes);
             } else if let Some(answer) = words.for_scrapes {
-                metrics.handle_answer(epoll, now, answer);
+                metrics.handle_answer(epoll, &mut self.writes, now, answer);
             }
             if metrics.has_waiting() {
                 self.survey.begin();

@@ -86,6 +86,12 @@ impl GuestPort {
 
     /// Puts one frame into the receive queue.
     pub fn send(&mut self, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
+        if let Some(vlan) = self.vlan
+            && vlan::id_of(parts).is_some_and(|id| id != vlan)
+        {
+            // It was made before the guest came into its VLAN.
+            return Sent::Dropped(DropReason::Vlan);
+        }
         let untagged = self.vlan.and_then(|_| Untagged::of(hdr, parts));
         let (hdr, parts) = untagged.as_ref().map_or((hdr, parts), |it| (&it.hdr, it.parts()));
         match self.port.push_to_guest(PAIR_TO_GUEST, hdr, parts) {

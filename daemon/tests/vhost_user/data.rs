@@ -1,5 +1,6 @@
 //! Frames through rings whose driver keeps the rules.
 
+use nightporter_core::drops::DropReason;
 use nightporter_core::turn::Sent;
 use nightporter_core::wire::virtio_net::{F_NEEDS_CSUM, GSO_TCPV4, VirtioNetHdr};
 use nightporterd::port::guest::GuestPort;
@@ -105,6 +106,8 @@ fn a_guest_gets_frames_without_the_tag_of_which_it_knows_nothing() {
     let tagged = |tci: u8| [&[2; 12][..], &[0x81, 0, 0x60, tci], &[9; 60]].concat();
     let hdr = VirtioNetHdr::default();
     assert_eq!(port.send(&hdr, &[&tagged(7)]), Sent::Done, "of whatever priority");
+    let other = port.send(&hdr, &[&tagged(8)]);
+    assert_eq!(other, Sent::Dropped(DropReason::Vlan), "made before it was in this VLAN");
     assert_eq!(port.send(&hdr, &[&[3; 60]]), Sent::Done, "a heartbeat has no tag");
     port.flush();
     assert_eq!(world.rx.used(), [(0, 12 + 72), (1, 12 + 60)]);
