@@ -16,7 +16,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use nightporter_core::congestion::Algorithm;
-use nightporter_core::limits::FLOWS_MAX;
+use nightporter_core::limits::{
+    BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX,
+};
 use nightporter_registry::Station;
 
 pub use overlay::OverlayConfig;
@@ -24,8 +26,16 @@ pub(crate) use parse::is_ifname;
 pub use reader::{Problem, Problems};
 pub use registry::RegistryConfig;
 
+use crate::toe::KEPT_MAX;
+
 /// Where the daemon keeps its sockets and its arena unless told otherwise.
 pub const RUN_DIR: &str = "/run/nightporter";
+
+/// What the daemon takes with no VM at all: itself, tables, what operators have asked for.
+const OWN_BYTES: u64 = 64 << 20;
+/// What a connection with bytes in the store takes besides, and each has [`FLOW_BUFFER_MIN`] there:
+/// what has come out of order, and what it takes to send for its guest.
+const BUSY_FLOW_BYTES: u64 = 4096;
 
 /// A whole, consistent configuration: names, sockets and MACs are unique, sizes are in range.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -267,7 +277,23 @@ impl Config {
             0 => String::new(),
             n => count(n, "overlay") + ", ",
         };
-        format!("{uplinks}, {overlays}{vms}, {} of store", reader::human_bytes(self.budget_sum()))
+        let (store, memory) = (self.budget_sum(), self.memory_max());
+        let [store, memory] = [store, memory].map(reader::human_bytes);
+        format!("{uplinks}, {overlays}{vms}, {store} of store, at most {memory} of memory")
+    }
+
+    /// Bytes of memory that the daemon takes at most, whatever guests and remotes do, in whole MiB:
+    /// the store, all connections that may be tracked, frames that wait for full rings, payload of
+    /// sockets, and [`OWN_BYTES`]. Guests' memory is not among it.
+    #[must_use]
+    pub fn memory_max(&self) -> u64 {
+        let flow = (FLOW_BYTES_IDLE + FLOW_RECORD_BYTES) as u64;
+        let sockets = self.vms.iter().filter(|vm| vm.toe).count() * KEPT_MAX;
+        let store = self.budget_sum();
+        let busy = store / FLOW_BUFFER_MIN * BUSY_FLOW_BYTES;
+        let fixed = OWN_BYTES + BACKLOGS_BYTES_MAX as u64;
+        let sum = store + u64::from(self.flows_sum()) * flow + busy + sockets as u64 + fixed;
+        sum.next_multiple_of(1 << 20)
     }
 
     /// Connections that all VMs together may have tracked.

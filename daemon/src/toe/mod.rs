@@ -50,7 +50,7 @@ const HERE: HostId = HostId(0);
 const PACKETS_PER_TURN: u64 = 64;
 const BYTES_PER_TURN: usize = 1 << 20;
 /// Bytes of one sender that are kept for receivers whose rings have no buffers: sixteen windows.
-const KEPT_MAX: usize = 16 << 20;
+pub(crate) const KEPT_MAX: usize = 16 << 20;
 /// Packets without payload that wait for a guest while its own are read.
 const WAITING_MAX: usize = 1024;
 /// And at most: what others cause is bounded by the sockets that it has, a few for each.

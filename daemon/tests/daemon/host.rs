@@ -151,6 +151,14 @@ impl Host {
         children.split_whitespace().next().map(|child| child.parse().unwrap())
     }
 
+    /// Bytes of memory that are its own: neither of a file nor of a guest.
+    pub(crate) fn own_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        kib << 10
+    }
+
     /// How many descriptors it has.
     pub(crate) fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()

@@ -9,6 +9,9 @@ use nix::sys::signal::Signal;
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT, command, run};
 
+/// Of one VM with 4 MiB of store, and 16,384 connections.
+const MEMORY: &str = ", at most 142M of memory\n";
+
 /// What it said on its way out.
 fn refusal(config: &std::path::Path) -> String {
     let output = run(&["--config", config.to_str().unwrap()]);
@@ -23,7 +26,7 @@ fn check_says_what_it_found_and_starts_nothing() {
     let output = run(&["--config", config.to_str().unwrap(), "--check"]);
     assert_eq!(output.status.code(), Some(0));
     let said = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(said, format!("{}: 0 uplinks, 1 VM, 4M of store\n", config.display()));
+    assert_eq!(said, format!("{}: 0 uplinks, 1 VM, 4M of store{MEMORY}", config.display()));
     assert!(!dir.join("a").exists() && !dir.join("arena").exists());
 
     let config = dir.configure("", &dir.vm("a", "mtu = 1"));
@@ -42,7 +45,8 @@ fn check_says_what_this_host_lacks() {
         let config = dir.configure(daemon, &format!("{lan}{more}\n{}", dir.vm("a", "")));
         let output = run(&["--config", config.to_str().unwrap(), "--check"]);
         assert_eq!(output.status.code(), Some(1));
-        assert!(output.stdout.ends_with(b"1 uplink, 1 VM, 4M of store\n"), "the file is good");
+        let found = String::from_utf8(output.stdout).unwrap();
+        assert!(found.ends_with(&format!("1 uplink, 1 VM, 4M of store{MEMORY}")), "{found}");
         String::from_utf8(output.stderr).unwrap()
     };
     let all = said("bridge = \"npnone1\"");
@@ -67,7 +71,8 @@ fn check_says_that_an_overlays_address_is_of_another_host() {
     let output = run(&["--config", config.to_str().unwrap(), "--check"]);
     assert_eq!(output.status.code(), Some(0), "it would start, and wait for the address");
     let (found, said) = (output.stdout, String::from_utf8(output.stderr).unwrap());
-    assert!(found.ends_with(b"0 uplinks, 1 overlay, 0 VMs, 0 of store\n"), "{found:?}");
+    let expected = b"0 uplinks, 1 overlay, 0 VMs, 0 of store, at most 128M of memory\n";
+    assert!(found.ends_with(expected), "{found:?}");
     assert!(
         said.contains("overlay.o: cannot use 192.0.2.77: ") && said.contains("fix: "),
         "{said}"

@@ -3,6 +3,7 @@
 //! nonsense is in `vhost_user/malicious.rs`.
 
 mod blocked;
+mod crowded;
 #[allow(dead_code)] // shared with the tests of the rings, which use more of it
 #[path = "../vhost_user/driver.rs"]
 mod driver;
@@ -15,6 +16,9 @@ mod guest;
 mod host;
 mod killed;
 mod random;
+#[allow(dead_code)]
+#[path = "../daemon/segment.rs"]
+mod segment;
 mod street;
 #[allow(dead_code)]
 #[path = "../vhost_user/world.rs"]

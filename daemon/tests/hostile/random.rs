@@ -5,6 +5,7 @@
 //! how long an echo takes: `NIGHTPORTER_HOSTILE_S=3600 NIGHTPORTER_HOSTILE_SEED=1 cargo test -p
 //! nightporterd --test hostile random -- --nocapture`, on a machine that does nothing else.
 
+use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +13,7 @@ use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use nightporterd::config::Source;
 use nightporterd::vhost::features::bit;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -20,6 +22,7 @@ use vhost::vhost_user::message::FrontendReq as Req;
 
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
 use crate::guest::{Guest, PLAIN, RAM_LEN};
+use crate::host::Dir;
 use crate::street::Street;
 
 /// Things done in CI.
@@ -292,6 +295,13 @@ fn shown(mut times: Vec<Duration>) -> String {
     format!("{} echoes: median {:?}, p99 {:?}, longest {:?}", times.len(), at(50), at(99), at(100))
 }
 
+/// What `--check` says of the daemon's memory, without its store, which is a file.
+fn announced(dir: &Dir) -> u64 {
+    let source = Source { path: dir.join("np.toml"), overrides: BTreeMap::new() };
+    let config = source.load().unwrap();
+    config.memory_max() - config.budget_sum()
+}
+
 #[test]
 fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
     let mut street = Street::new("allow_unsealed_memory = true");
@@ -308,6 +318,7 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
     };
     let limit = number("NIGHTPORTER_HOSTILE_S").map(Duration::from_secs);
     let (start, mut alone, mut beside) = (Instant::now(), Vec::new(), Vec::new());
+    let most = announced(&street.dir);
     while limit.map_or(mallory.deeds < DEEDS, |limit| start.elapsed() < limit) {
         for _ in 0..ECHOES_IN_TURN {
             for _ in 0..DEEDS_PER_ECHO {
@@ -320,6 +331,8 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
             street.echo();
         }
         alone.extend((0..ECHOES_IN_TURN).map(|_| street.echo()));
+        let takes = street.host.own_bytes();
+        assert!(takes <= most, "{takes} bytes, and at most {most} are announced");
     }
     let (deeds, bad) = (mallory.deeds, street.host.port("bad"));
     let (frames, faults) = (bad.frames_from_port, bad.vm.unwrap().memory_faults);

@@ -23,9 +23,16 @@ pub(crate) struct Street {
 impl Street {
     /// With more in the section of the VM that means harm.
     pub(crate) fn new(bad: &str) -> Self {
+        Self::among(bad, &[])
+    }
+
+    /// Likewise, and VMs of these names whose guests are not there yet.
+    pub(crate) fn among(bad: &str, others: &[String]) -> Self {
         let dir = Dir::new();
         let plain = "ack_offload = false";
         let ports = dir.vm("bad", bad) + &dir.vm("a", plain) + &dir.vm("b", plain);
+        let others = others.iter().map(|name| dir.vm(name, plain));
+        let ports = others.fold(ports, |ports, other| ports + &other);
         let host = Host::start(&dir, &dir.configure(QUIET, &ports));
         let neighbours = ["a", "b"].map(|name| {
             let mut guest = Guest::boot(&dir.join(name), EVENTS);
