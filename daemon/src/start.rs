@@ -443,6 +443,7 @@ pub(crate) fn toe_of(
         ips: vm.ips.clone().unwrap_or_default(),
         network: (network_of(&vm.network).into(), vm.vlan),
         isolated: vm.isolated,
+        to_itself: vm.toe_to_itself,
     };
     Some((device, member))
 }

@@ -123,6 +123,7 @@ impl VmConfig {
             ("congestion_offload", plain(self.congestion_offload)),
             ("congestion_control", Some(quoted(self.congestion_control.label()))),
             ("toe", plain(self.toe)),
+            ("toe_to_itself", plain(self.toe_to_itself)),
             (
                 "rate_limit_from_guest_mbit_s",
                 self.rate_limit_from_guest_mbit_s.map(|limit| limit.to_string()),

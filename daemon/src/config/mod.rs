@@ -194,6 +194,9 @@ pub struct VmConfig {
     /// TOE. Default `false`. A second vhost-user socket is made for it, `NAME-toe.sock` beside
     /// `socket`. Needs `ips`; not with `trunk`.
     pub toe: bool,
+    /// Connections of the guest to its own addresses go by the virtual TOE, too. Default `false`:
+    /// its own stack is nearer.
+    pub toe_to_itself: bool,
     /// What the guest may send in a second, to the network and to other VMs, in Mbit (10^6 bits) of
     /// frames. Default: no limit; 1 to 100000. `nightporter rate-limit` changes it at run time.
     pub rate_limit_from_guest_mbit_s: Option<u32>,

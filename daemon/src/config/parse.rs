@@ -250,6 +250,9 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
             .get("congestion_control", "write \"cubic\" or \"reno\"", algorithm)
             .unwrap_or_default(),
         toe: s.get("toe", "write toe = true or false", boolean).unwrap_or(false),
+        toe_to_itself: s
+            .get("toe_to_itself", "write toe_to_itself = true or false", boolean)
+            .unwrap_or(false),
         rate_limit_from_guest_mbit_s: rate_limit(&mut s, "rate_limit_from_guest_mbit_s"),
         rate_limit_to_guest_mbit_s: rate_limit(&mut s, "rate_limit_to_guest_mbit_s"),
         budget: s

@@ -130,7 +130,7 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
          socket, mac, ips, vlan, trunk, isolated, mtu, queue_pairs, allow_unsealed_memory, \
-         ack_offload, congestion_offload, congestion_control, toe, \
+         ack_offload, congestion_offload, congestion_control, toe, toe_to_itself, \
          rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
     );
     assert_eq!(

@@ -1,7 +1,7 @@
 //! Who may connect to whom by the virtual TOE: as the switch lets frames pass, and nothing more.
 //!
 //! A guest reaches others of its network and VLAN on this host that have the device, too, and whose
-//! address nobody else has. All else goes by guest TCP.
+//! address nobody else has; itself only if it is to. All else goes by guest TCP.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,6 +21,8 @@ pub(crate) struct Member {
     pub(crate) network: (String, Option<u16>),
     /// It reaches no other VM of this host, and none reaches it.
     pub(crate) isolated: bool,
+    /// It reaches itself, too.
+    pub(crate) to_itself: bool,
 }
 
 /// See the module's doc.
@@ -85,10 +87,9 @@ impl Policy for Rules {
         let from = self.only(request.network, request.from.ip());
         let to = self.only(request.network, request.to.ip());
         match (from, to) {
-            (Some((from, own)), Some((to, other)))
-                if from == vm && to != vm && !own.isolated && !other.isolated =>
-            {
-                Way::To(HERE)
+            (Some((from, own)), Some((to, other))) if from == vm => {
+                let may = if to == vm { own.to_itself } else { !own.isolated && !other.isolated };
+                if may { Way::To(HERE) } else { Way::Native }
             }
             _ => Way::Native,
         }
@@ -100,7 +101,8 @@ mod tests {
     use super::*;
 
     fn member(ip: &str, vlan: Option<u16>, isolated: bool) -> Member {
-        Member { ips: vec![ip.parse().unwrap()], network: (String::new(), vlan), isolated }
+        let ips = vec![ip.parse().unwrap()];
+        Member { ips, network: (String::new(), vlan), isolated, to_itself: false }
     }
 
     fn rules(members: &[(&str, Option<u16>, bool)]) -> Rules {
@@ -148,5 +150,16 @@ mod tests {
         rules.add(VmId(1), member("10.0.0.2", Some(7), false));
         rules.start(VmId(1));
         assert_eq!(rules.connect(VmId(0), &request), Way::Native);
+    }
+
+    #[test]
+    fn itself_is_reached_by_who_is_to() {
+        let mut rules = rules(&[("10.0.0.1", None, true)]);
+        let request = request("10.0.0.1", "10.0.0.1");
+        assert_eq!(rules.connect(VmId(0), &request), Way::Native);
+        rules.add(VmId(0), Member { to_itself: true, ..member("10.0.0.1", None, true) });
+        rules.start(VmId(0));
+        assert_eq!(rules.connect(VmId(0), &request), Way::To(HERE));
+        assert!(rules.may(&request));
     }
 }
