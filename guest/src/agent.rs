@@ -1,5 +1,6 @@
 //! The control loop.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -12,6 +13,7 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::load::Load;
 use crate::lossy::Dropper;
+use crate::program::Program;
 use crate::{boot, http, load, nic, service};
 
 /// Boots the guest and obeys the host until it is told to leave.
@@ -23,7 +25,7 @@ pub(crate) fn run() -> Result<Infallible> {
     let mut port = open_serial(&bootline.control)?;
     send(&mut port, &Reply::Ready { nics: nics.clone() })?;
     let droppers = nics.iter().map(|_| None).collect();
-    let mut agent = Agent { bootline, nics, load: None, droppers };
+    let mut agent = Agent { bootline, nics, load: None, droppers, programs: BTreeMap::new() };
     let mut lines = BufReader::new(port.try_clone()?).lines();
     loop {
         let line = lines.next().context("the control channel closed")??;
@@ -40,6 +42,7 @@ struct Agent {
     nics: Vec<String>,
     load: Option<Load>,
     droppers: Vec<Option<Dropper>>,
+    programs: BTreeMap<String, Program>,
 }
 
 impl Agent {
@@ -55,11 +58,7 @@ impl Agent {
                 self.load = None;
                 Ok(Reply::Ok)
             }
-            Command::LoadStatus => {
-                let load = self.load.as_ref().context("no load is running")?;
-                let (done_ms, backlog_ms, elapsed_ms) = load.status();
-                Ok(Reply::Load { done_ms, backlog_ms, elapsed_ms })
-            }
+            Command::LoadStatus => self.load_status(),
             Command::DropFrames { nic, percent } => {
                 let name = self.nic_name(nic)?.to_owned();
                 self.droppers[nic] = None; // detaches the old program
@@ -73,12 +72,22 @@ impl Agent {
                 let (seen, dropped) = dropper.context("this NIC drops nothing")?.counts()?;
                 Ok(Reply::Dropped { seen, dropped })
             }
-            Command::Run { program, arguments } => {
-                let run = std::process::Command::new(&program).args(arguments).output();
+            Command::Run { program, arguments, environment } => {
+                let mut run = std::process::Command::new(&program);
+                let run = run.args(arguments).envs(environment).output();
                 let run = run.with_context(|| program.clone())?;
                 let output = [run.stdout, run.stderr].concat();
                 let output = String::from_utf8_lossy(&output).into_owned();
                 Ok(Reply::Ran { ok: run.status.success(), output })
+            }
+            Command::Start { name, program, arguments, environment } => {
+                self.programs.remove(&name); // it may have what the new one wants
+                self.programs.insert(name, Program::start(&program, &arguments, environment)?);
+                Ok(Reply::Ok)
+            }
+            Command::Say { name, line } => {
+                let program = self.programs.get_mut(&name).context("no program of this name")?;
+                Ok(Reply::Said { line: program.say(line)? })
             }
             Command::Netstat { names } => {
                 let text = std::fs::read_to_string(netstat::FILE)?;
@@ -105,6 +114,12 @@ impl Agent {
             Command::Crash => boot::crash(),
             Command::PowerOff => boot::power_off(),
         }
+    }
+
+    fn load_status(&self) -> Result<Reply> {
+        let load = self.load.as_ref().context("no load is running")?;
+        let (done_ms, backlog_ms, elapsed_ms) = load.status();
+        Ok(Reply::Load { done_ms, backlog_ms, elapsed_ms })
     }
 
     fn nic_name(&self, nic: usize) -> Result<&str> {

@@ -39,6 +39,26 @@ pub enum Command {
         program: String,
         /// Its arguments.
         arguments: Vec<String>,
+        /// What its environment has besides.
+        environment: Vec<(String, String)>,
+    },
+    /// Start a program that stays, instead of the one that had this name. Answer: [`Reply::Ok`].
+    Start {
+        /// What it is called.
+        name: String,
+        /// Its file.
+        program: String,
+        /// Its arguments.
+        arguments: Vec<String>,
+        /// What its environment has besides.
+        environment: Vec<(String, String)>,
+    },
+    /// Say a line to one of those. Answer, when it has said one: [`Reply::Said`].
+    Say {
+        /// What it is called.
+        name: String,
+        /// Without its end.
+        line: String,
     },
     /// What the guest's TCP has counted ([`crate::netstat`]). Answer: [`Reply::Counted`].
     Netstat {
@@ -108,6 +128,11 @@ pub enum Reply {
         ok: bool,
         /// What it said.
         output: String,
+    },
+    /// What a program said.
+    Said {
+        /// With its end.
+        line: String,
     },
     /// Counters of TCP, each a sum.
     Counted {

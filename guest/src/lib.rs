@@ -7,9 +7,12 @@
 //! - **data** ([`data`]): TCP port [`data::PORT`]. A 24-byte [`data::Header`] says what the
 //!   connection is for.
 //!
+//! A third thing is said over the control channel: what a [`peer`] is to do with its sockets.
+//!
 //! The guest learns its addresses from the kernel command line ([`bootline`]).
 
 pub mod bootline;
 pub mod control;
 pub mod data;
 pub mod netstat;
+pub mod peer;

@@ -1,7 +1,8 @@
-//! The init and agent of a lab guest: the only user-space program in its initramfs.
+//! The init and agent of a lab guest.
 //!
-//! Boots in order: mounts, modules, NICs, data service, control loop. It has no children and
-//! never returns; when it cannot go on it says why on the console and powers the guest off.
+//! Boots in order: mounts, modules, NICs, data service, control loop. Its children are those that
+//! the host asks for. It never returns; when it cannot go on it says why on the console and powers
+//! the guest off.
 
 mod agent;
 mod boot;
@@ -11,6 +12,7 @@ mod ioctl;
 mod load;
 mod lossy;
 mod nic;
+mod program;
 mod service;
 
 fn main() {

@@ -41,6 +41,7 @@ impl Accel {
             memory_mib: 128,
             nics: Vec::new(),
             neighbours: Vec::new(),
+            toe: None,
         };
         let up = Guest::start(&spec, image, places).and_then(|mut g| g.wait_ready(PROBE_LIMIT));
         Ok(if up.is_ok() { Self::Kvm } else { Self::Tcg })

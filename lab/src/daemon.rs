@@ -31,6 +31,8 @@ pub struct Vm {
     pub nic: Nic,
     /// Who runs it.
     pub vmm: Vmm,
+    /// It has a socket device, too.
+    pub toe: bool,
 }
 
 /// A running daemon.
@@ -48,12 +50,24 @@ impl Daemon {
     /// # Errors
     /// It was not built, or ended; the message holds the end of its log.
     pub fn start(uplink: &str, vms: &[Vm], dir: &Path, log: &Path) -> Result<Self> {
+        let mut sockets: Vec<_> = vms.iter().map(|vm| format!("{}.sock", vm.name)).collect();
+        let with_toe = vms.iter().filter(|vm| vm.toe);
+        sockets.extend(with_toe.map(|vm| format!("{}-toe.sock", vm.name)));
+        Self::start_as(&configuration(uplink, vms, dir), &sockets, dir, log)
+    }
+
+    /// Starts nightporterd with this configuration, which has it make these sockets in `dir`, and
+    /// that of its control. Returns when all are there.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_as(text: &str, sockets: &[String], dir: &Path, log: &Path) -> Result<Self> {
         let config = dir.join(CONFIGURATION);
-        fs::write(&config, configuration(uplink, vms, dir)).context("writing the configuration")?;
+        fs::write(&config, text).context("writing the configuration")?;
         let process = launch(&config, log)?;
         let control = dir.join("control.sock");
         let mut daemon = Self { process, control: control.clone(), dir: dir.to_owned() };
-        let mut sockets: Vec<PathBuf> = vms.iter().map(|vm| daemon.socket(&vm.name)).collect();
+        let mut sockets: Vec<PathBuf> = sockets.iter().map(|name| dir.join(name)).collect();
         sockets.push(control);
         let deadline = Instant::now() + START_LIMIT;
         while !sockets.iter().all(|s| s.exists()) {
@@ -68,6 +82,12 @@ impl Daemon {
     #[must_use]
     pub fn socket(&self, vm: &str) -> PathBuf {
         self.dir.join(format!("{vm}.sock"))
+    }
+
+    /// The socket of a VM's socket device.
+    #[must_use]
+    pub fn toe_socket(&self, vm: &str) -> PathBuf {
+        self.dir.join(format!("{vm}-toe.sock"))
     }
 
     /// Turns the offload of one guest on or off for new connections, with the operator's tool.
@@ -179,13 +199,14 @@ fn configuration(uplink: &str, vms: &[Vm], dir: &Path) -> String {
          drain_timeout_s = 2\nlog = \"debug\"\n\n\
          [[uplink]]\nname = \"uplink\"\nkind = \"tap\"\nifname = \"{uplink}\"\n"
     );
-    for Vm { name, nic: Nic { mac, address, .. }, vmm } in vms {
+    for Vm { name, nic: Nic { mac, address, .. }, vmm, toe } in vms {
         // User-mode Linux has its memory in a temporary file.
         let unsealed = *vmm == Vmm::Uml;
         let _ = write!(
             text,
             "\n[[vm]]\nname = \"{name}\"\nsocket = \"{dir}/{name}.sock\"\nmac = \"{mac}\"\n\
-             ips = [\"{address}\"]\nallow_unsealed_memory = {unsealed}\n"
+             ips = [\"{address}\"]\nallow_unsealed_memory = {unsealed}\n\
+             toe = {toe}\ntoe_to_itself = {toe}\n"
         );
     }
     text

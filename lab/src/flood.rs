@@ -61,7 +61,11 @@ impl Guest {
     /// The tool's.
     pub fn tool(&mut self, arguments: &[&str]) -> Result<String> {
         let arguments = arguments.iter().map(|&word| word.to_owned()).collect();
-        match self.call(&Command::Run { program: GUEST_TOOL.to_owned(), arguments })? {
+        match self.call(&Command::Run {
+            program: GUEST_TOOL.to_owned(),
+            arguments,
+            environment: Vec::new(),
+        })? {
             Reply::Ran { ok: true, output } => Ok(output),
             Reply::Ran { output, .. } => bail!("nightporter-guest: {output}"),
             other => bail!("run was answered with {other:?}"),

@@ -49,13 +49,21 @@ impl Control {
     /// The guest refused, did not answer in time, or its VMM ended.
     pub fn call(&mut self, vmm: &mut Process, command: &Command) -> Result<Reply> {
         self.send(command)?;
+        self.hear(vmm).with_context(|| format!("{command:?}"))
+    }
+
+    /// The reply to a command that was sent. `Reply::Error` becomes an error.
+    ///
+    /// # Errors
+    /// As of [`Self::call`].
+    pub fn hear(&mut self, vmm: &mut Process) -> Result<Reply> {
         match self.receive(vmm, REPLY_LIMIT)? {
-            Reply::Error { message } => bail!("the guest refused {command:?}: {message}"),
+            Reply::Error { message } => bail!("the guest refused: {message}"),
             reply => Ok(reply),
         }
     }
 
-    /// A command that is not answered, because the guest leaves on it.
+    /// A command that is not answered, because the guest leaves on it, or not yet.
     ///
     /// # Errors
     /// The channel is closed.

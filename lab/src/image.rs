@@ -1,7 +1,8 @@
 //! What a guest boots: Debian's kernel by package download (not installed), and an initramfs that
-//! holds `nightporter-lab-guest` as its init, `nightporter-guest` and the virtio modules. Cached
-//! under `target/lab`.
+//! holds `nightporter-lab-guest` as its init, `nightporter-guest` and the virtio modules; on demand
+//! the virtual TOE's part too. Cached under `target/lab`.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,8 +32,27 @@ const MODULES: [&str; 8] = [
 const UML_MODULES: [&str; 3] =
     ["net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net"];
 
+/// What the socket device needs besides.
+const SOCKET_MODULES: [&str; 3] = [
+    "net/vmw_vsock/vsock",
+    "net/vmw_vsock/vmw_vsock_virtio_transport_common",
+    "net/vmw_vsock/vmw_vsock_virtio_transport",
+];
+
+/// The virtual TOE's library in a guest.
+pub const TOE_LIBRARY: &str = "/lib/libnightporter_toe.so";
+/// Its launcher.
+pub const TOE_LAUNCHER: &str = "/bin/nightporter-toe";
+/// What tells whether sockets are as they should be.
+pub const TOE_SUITE: &str = "/bin/nightporter-toe-suite";
+/// One end of connections.
+pub const PEER: &str = "/bin/nightporter-lab-peer";
+
 /// `nightporter-guest` in a guest.
 pub const GUEST_TOOL: &str = "/bin/nightporter-guest";
+
+/// rustc's flags for what is one file, and from the third on for all.
+const STATIC: [&str; 4] = ["-C", "target-feature=+crt-static", "-C", "strip=symbols"];
 
 const UML: &str = "/usr/bin/linux.uml";
 const UML_MODULE_BASE: &str = "/usr/lib/uml/modules";
@@ -46,6 +66,8 @@ pub struct Image {
     pub initramfs: PathBuf,
     /// The guest's tool has `np_flood`: there was what it takes to build it.
     pub np_flood: bool,
+    /// The modules for `kernel`.
+    modules: PathBuf,
 }
 
 /// Why a guest's tool has no `np_flood`.
@@ -87,8 +109,7 @@ impl Image {
             download_kernel(&dir)?;
         }
         let kernel = only(&dir.join("boot"), "vmlinuz-")?;
-        let modules = modules(&dir.join("lib/modules"), &MODULES)?;
-        Self::pack(kernel, cache.join("initramfs"), &modules)
+        Self::pack(kernel, cache.join("initramfs"), dir.join("lib/modules"), &MODULES)
     }
 
     /// For user-mode Linux, which has to be installed.
@@ -98,24 +119,87 @@ impl Image {
     pub fn for_uml() -> Result<Self> {
         let kernel = PathBuf::from(UML);
         ensure!(kernel.is_file(), "no {UML}: install user-mode-linux");
-        let modules = modules(Path::new(UML_MODULE_BASE), &UML_MODULES)?;
-        Self::pack(kernel, cache_dir().join("initramfs-uml"), &modules)
+        let modules = PathBuf::from(UML_MODULE_BASE);
+        Self::pack(kernel, cache_dir().join("initramfs-uml"), modules, &UML_MODULES)
     }
 
-    fn pack(kernel: PathBuf, initramfs: PathBuf, modules: &[PathBuf]) -> Result<Self> {
-        let built = |package, binary| guest_binary(package, binary, &cache_dir().join("guest"));
-        let read =
-            |file: &Path| fs::read(file).with_context(|| format!("reading {}", file.display()));
-        let agent = built("nightporter-guest", "nightporter-lab-guest")?;
-        let tool = built("nightporter-flood", "nightporter-guest")?;
-        write_whole(&initramfs, &pack_initramfs(&read(&agent)?, &read(&tool)?, modules)?)?;
+    fn pack(
+        kernel: PathBuf,
+        initramfs: PathBuf,
+        modules: PathBuf,
+        needed: &[&str],
+    ) -> Result<Self> {
+        let agent = built("nightporter-guest", Artifact::Program("nightporter-lab-guest"))?;
+        let tool = built("nightporter-flood", Artifact::Program("nightporter-guest"))?;
+        let files = module_files(&modules, needed)?;
+        write_whole(&initramfs, &pack_initramfs(&read(&agent)?, &read(&tool)?, &files)?)?;
         let version = run(&tool.to_string_lossy(), &["--version"])?;
-        Ok(Self { kernel, initramfs, np_flood: version.contains(" with np_flood") })
+        Ok(Self { kernel, initramfs, np_flood: version.contains(" with np_flood"), modules })
+    }
+
+    /// The same with what a guest needs for sockets over its host: modules, library, launcher, the
+    /// programs that try them, and this machine's libc for these.
+    ///
+    /// # Errors
+    /// No cargo, no ldd, or modules missing.
+    pub fn with_sockets(&self) -> Result<Self> {
+        let files = module_files(&self.modules, &SOCKET_MODULES)?;
+        let toe = "nightporter-toe";
+        let launcher = built(toe, Artifact::Program("nightporter-toe"))?;
+        let dynamic = [
+            (TOE_LIBRARY, built(toe, Artifact::Library("libnightporter_toe.so"))?),
+            (TOE_SUITE, built(toe, Artifact::Dynamic("nightporter-toe-suite"))?),
+            (PEER, built("nightporter-guest", Artifact::Dynamic("nightporter-lab-peer"))?),
+        ];
+        let mut archive = Archive::default();
+        for (order, path) in files.iter().enumerate() {
+            add_module(&mut archive, 90 + order, path)?;
+        }
+        archive.directory("tmp");
+        archive.file(&TOE_LAUNCHER[1..], &read(&launcher)?);
+        let mut all: Vec<_> = dynamic.map(|(name, from)| (PathBuf::from(name), from)).into();
+        let libraries = libraries(all.iter().map(|(_, from)| from.as_path()))?;
+        all.extend(libraries.into_iter().map(|library| (library.clone(), library)));
+        let directories = all.iter().flat_map(|(name, _)| name.ancestors().skip(1));
+        let directories: BTreeSet<_> = directories.filter(|dir| dir.parent().is_some()).collect();
+        // Parents sort before their children.
+        directories.iter().for_each(|dir| archive.directory(&below_root(dir)));
+        for (name, from) in &all {
+            archive.file(&below_root(name), &read(from)?);
+        }
+        // The kernel unpacks one archive after the other.
+        let initramfs = self.initramfs.with_extension("sockets");
+        write_whole(&initramfs, &[read(&self.initramfs)?, archive.finish()].concat())?;
+        Ok(Self { initramfs, ..self.clone() })
     }
 }
 
+fn read(file: &Path) -> Result<Vec<u8>> {
+    fs::read(file).with_context(|| format!("reading {}", file.display()))
+}
+
+fn below_root(path: &Path) -> String {
+    path.to_string_lossy().trim_start_matches('/').to_owned()
+}
+
+/// The shared libraries that these need, as they look for them.
+fn libraries<'a>(programs: impl Iterator<Item = &'a Path>) -> Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    for program in programs {
+        let list = run("ldd", &[&program.to_string_lossy()])?;
+        // "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)", and the loader's path alone.
+        let paths = list.lines().filter_map(|line| line.split_whitespace().find(is_path));
+        found.extend(paths.map(PathBuf::from));
+    }
+    Ok(found)
+}
+
+fn is_path(word: &&str) -> bool {
+    word.starts_with('/')
+}
+
 /// The module files, which must exist, below `base`'s only kernel version.
-fn modules(base: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
+fn module_files(base: &Path, names: &[&str]) -> Result<Vec<PathBuf>> {
     let kernel = only(base, "")?.join("kernel");
     let files: Vec<PathBuf> = names.iter().map(|m| kernel.join(format!("{m}.ko"))).collect();
     for file in &files {
@@ -160,10 +244,27 @@ fn download_kernel(dir: &Path) -> Result<()> {
     fs::rename(&unpacked, dir).with_context(|| format!("creating {}", dir.display()))
 }
 
-/// Builds a program for guests as one static file: their initramfs has no libraries. The profile is
-/// the lab's own, and so are the dependencies; only the last link differs, and has a target
-/// directory of its own. When nothing changed this takes no time.
-fn guest_binary(package: &str, binary: &str, target_dir: &Path) -> Result<PathBuf> {
+/// What is built for guests.
+#[derive(Clone, Copy)]
+enum Artifact {
+    /// A program that is one static file: an initramfs has no libraries.
+    Program(&'static str),
+    /// One that a library can be put under.
+    Dynamic(&'static str),
+    /// The package's shared library.
+    Library(&'static str),
+}
+
+/// Builds something for guests. The profile is the lab's own, and so are the dependencies; only the
+/// last link differs, and has a target directory of its own. When nothing changed this takes no
+/// time.
+fn built(package: &str, artifact: Artifact) -> Result<PathBuf> {
+    let target_dir = cache_dir().join("guest");
+    let (what, name, flags) = match artifact {
+        Artifact::Program(name) => (&["--bin", name][..], name, &STATIC[..]),
+        Artifact::Dynamic(name) => (&["--bin", name][..], name, &STATIC[2..]),
+        Artifact::Library(name) => (&["--lib"][..], name, &STATIC[2..]),
+    };
     let profile = if cfg!(debug_assertions) { "sim" } else { "release" };
     let shared = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
     let shared = source_root().join(shared.unwrap_or_else(|| "target".into()));
@@ -171,15 +272,17 @@ fn guest_binary(package: &str, binary: &str, target_dir: &Path) -> Result<PathBu
     let mut build = Command::new(&cargo);
     build
         .args(["rustc", "--quiet", "--locked", "--profile", profile, "--package", package])
-        .args(["--bin", binary, "--target-dir"])
-        .arg(target_dir)
-        .args(["--", "-C", "target-feature=+crt-static", "-C", "strip=symbols"])
+        .args(what)
+        .arg("--target-dir")
+        .arg(&target_dir)
+        .arg("--")
+        .args(flags)
         .env("CARGO_BUILD_BUILD_DIR", shared)
         .current_dir(source_root());
     let out = build.output().with_context(|| format!("{cargo} is not installed?"))?;
     let error = String::from_utf8_lossy(&out.stderr);
-    ensure!(out.status.success(), "building {binary}: {}", error.trim());
-    Ok(target_dir.join(profile).join(binary))
+    ensure!(out.status.success(), "building {name}: {}", error.trim());
+    Ok(target_dir.join(profile).join(name))
 }
 
 fn pack_initramfs(agent: &[u8], tool: &[u8], modules: &[PathBuf]) -> Result<Vec<u8>> {
@@ -188,14 +291,19 @@ fn pack_initramfs(agent: &[u8], tool: &[u8], modules: &[PathBuf]) -> Result<Vec<
     archive.character_device("dev/console", 5, 1);
     archive.directory("modules");
     for (order, path) in modules.iter().enumerate() {
-        let name = path.file_name().context("a module has a name")?.to_string_lossy();
-        let content = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-        archive.file(&format!("modules/{order:02}-{name}"), &content);
+        add_module(&mut archive, order, path)?;
     }
     archive.directory("bin");
     archive.file(&GUEST_TOOL[1..], tool);
     archive.file("init", agent);
     Ok(archive.finish())
+}
+
+/// Modules are loaded in the order of their names there.
+fn add_module(archive: &mut Archive, order: usize, path: &Path) -> Result<()> {
+    let name = path.file_name().context("a module has a name")?.to_string_lossy();
+    archive.file(&format!("modules/{order:02}-{name}"), &read(path)?);
+    Ok(())
 }
 
 /// Replaces a file in one step: another run may be booting from it.

@@ -18,6 +18,7 @@
 //! | [`world`] | all of the above put together |
 //! | [`transfer`], [`download`] | one timed and verified upload; the same the other way |
 //! | [`flood`] | a guest that floods, by its tool |
+//! | [`peer`] | ends of connections in guests, over TCP or over their host |
 //! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the comparison of paths |
 //! | [`compare`] | congestion offload beside Linux's own CUBIC, over one bottleneck |
@@ -41,6 +42,7 @@ pub mod host;
 pub mod image;
 pub mod link;
 pub mod outside;
+pub mod peer;
 pub mod process;
 pub mod progress;
 pub mod report;

@@ -185,7 +185,7 @@ fn main() {
         Command::Crowd { vms, echoes, changes } => {
             crowd::run(&crowd::Options { vms, echoes, changes })
         }
-        Command::Prepare => Image::for_qemu().map(|_| true),
+        Command::Prepare => Image::for_qemu().and_then(|image| image.with_sockets()).map(|_| true),
         Command::Test { filter, captures } => scenario::run_all(&filter, captures.as_deref()),
     };
     match passed {

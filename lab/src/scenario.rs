@@ -3,6 +3,8 @@
 //! Each scenario has a world of its own: network namespaces, daemon, guest. The output is
 //! libtest's, so that whoever counts tests can count these.
 
+mod sockets;
+
 use std::fs;
 use std::io::ErrorKind;
 use std::net::Ipv4Addr;
@@ -34,7 +36,7 @@ const MB: usize = 1_000_000;
 type Run = fn(&mut World) -> Result<()>;
 
 /// Name, VMM by kind, what happens in the world.
-const SCENARIOS: [(&str, Kind, Run); 12] = [
+const SCENARIOS: [(&str, Kind, Run); 15] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
@@ -47,6 +49,9 @@ const SCENARIOS: [(&str, Kind, Run); 12] = [
     ("what_np_flood_floods_arrives_whole", Kind::Qemu, flood_by_bpf),
     ("a_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_routes),
     ("a_np_flood_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_bpf),
+    ("two_user_mode_linux_guests_have_sockets_over_their_host", Kind::UmlToe, sockets::run),
+    ("two_qemu_guests_have_sockets_over_their_host", Kind::QemuToe, sockets::run),
+    ("programs_see_of_sockets_over_their_host_what_they_see_of_tcp", Kind::UmlToe, sockets::suite),
 ];
 
 /// Needless retransmissions that a 50 MB upload may have on a busy host. Beside six busy loops on
@@ -57,6 +62,9 @@ const PROBES_MAX: u64 = 10;
 enum Kind {
     Qemu,
     Uml,
+    /// Two guests with socket devices.
+    QemuToe,
+    UmlToe,
 }
 
 /// Runs the scenarios whose name contains `filter`; whether all of them passed. Captures in which
@@ -72,7 +80,7 @@ pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
     if let Some(dir) = captures {
         fs::create_dir_all(dir)?;
     }
-    let lab = Lab::prepare()?;
+    let lab = Lab::prepare(chosen.iter().any(|(_, kind, _)| kind.has_toe()))?;
     let (mut failures, mut ignored) = (Vec::new(), 0);
     for &&(name, kind, run) in &chosen {
         if name.contains("np_flood") && !lab.qemu.np_flood {
@@ -105,28 +113,47 @@ pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
     Ok(failed == 0)
 }
 
+impl Kind {
+    fn has_toe(self) -> bool {
+        matches!(self, Self::QemuToe | Self::UmlToe)
+    }
+}
+
 struct Lab {
     accel: Accel,
     qemu: Image,
     uml: Image,
+    /// The same two with sockets over the host.
+    toe: Option<[Image; 2]>,
 }
 
 impl Lab {
-    fn prepare() -> Result<Self> {
+    fn prepare(with_toe: bool) -> Result<Self> {
         let (qemu, uml) = (Image::for_qemu()?, Image::for_uml()?);
+        let toe = match with_toe {
+            true => Some([qemu.with_sockets()?, uml.with_sockets()?]),
+            false => None,
+        };
         let run_dir = RunDir::create()?;
         let accel =
             Accel::probe(&qemu, Places { sockets: run_dir.path(), logs: &log_dir("probe")? })?;
-        Ok(Self { accel, qemu, uml })
+        Ok(Self { accel, qemu, uml, toe })
     }
 
     fn run(&self, name: &str, kind: Kind, run: Run, keep: Option<&Path>) -> Result<()> {
-        let guest = match kind {
-            Kind::Qemu => (Vmm::Qemu(self.accel), &self.qemu),
-            Kind::Uml => (Vmm::Uml, &self.uml),
-        };
         let run_dir = RunDir::create()?;
         let places = Places { sockets: run_dir.path(), logs: &log_dir(name)? };
+        let guest = match (kind, &self.toe) {
+            (Kind::Qemu, _) => (Vmm::Qemu(self.accel), &self.qemu),
+            (Kind::Uml, _) => (Vmm::Uml, &self.uml),
+            (Kind::QemuToe, Some([image, _])) => {
+                return with_sockets((Vmm::Qemu(self.accel), image), places, run);
+            }
+            (Kind::UmlToe, Some([_, image])) => {
+                return with_sockets((Vmm::Uml, image), places, run);
+            }
+            (Kind::QemuToe | Kind::UmlToe, None) => bail!("the image was not prepared"),
+        };
         let mut world = World::start(&[guest], true, None, places)?;
         let captured = !name.ends_with("daemon_was_killed"); // a capture ends with its daemon
         let captures = captured.then(|| world.capture(0, places.logs)).transpose()?;
@@ -143,6 +170,13 @@ impl Lab {
         }
         world.stop()
     }
+}
+
+/// Two guests that reach each other by the switch, and have sockets over their host.
+fn with_sockets(guest: (Vmm, &Image), places: Places<'_>, run: Run) -> Result<()> {
+    let mut world = World::start_with_toe(&[guest, guest], places)?;
+    run(&mut world)?;
+    world.stop()
 }
 
 fn nightporter() -> Ipv4Addr {

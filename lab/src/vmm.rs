@@ -46,6 +46,8 @@ pub struct Spec {
     pub nics: Vec<(Nic, Attach)>,
     /// Hosts it shall know without ARP.
     pub neighbours: Vec<Neighbour>,
+    /// The back-end's socket for its socket device, if it has one.
+    pub toe: Option<PathBuf>,
 }
 
 /// The VMMs the lab knows.
@@ -109,12 +111,20 @@ impl Guest {
         result.with_context(|| self.name.clone())
     }
 
-    /// Sends a command on which the guest leaves.
+    /// Sends a command on which the guest leaves, or whose reply is waited for later.
     ///
     /// # Errors
     /// The guest is gone already.
     pub fn send(&mut self, command: &control::Command) -> Result<()> {
         self.control.send(command)
+    }
+
+    /// Waits for the reply to a command that was sent.
+    ///
+    /// # Errors
+    /// Those of [`Self::call`].
+    pub fn hear(&mut self) -> Result<Reply> {
+        self.control.hear(&mut self.process).with_context(|| self.name.clone())
     }
 
     /// Sends the VMM a signal: SIGSTOP takes the guest off its CPU for good.
@@ -282,6 +292,11 @@ fn qemu(spec: &Spec, accel: Accel, image: &Image, socket: &Path, console: &Path)
         let mac = nic.mac;
         add("-device", &format!("virtio-net-pci,netdev=n{index},mac={mac},romfile={vectors}"));
     }
+    if let Some(socket) = &spec.toe {
+        add("-chardev", &format!("socket,id=toe,path={}", socket.display()));
+        let vectors = if accel == Accel::Tcg { ",vectors=0" } else { "" };
+        add("-device", &format!("vhost-user-vsock-pci,chardev=toe{vectors}"));
+    }
     command.args(["-nodefaults", "-no-user-config"]).stdin(Stdio::null());
     command
 }
@@ -303,6 +318,10 @@ fn uml(spec: &Spec, image: &Image, places: Places<'_>) -> Command {
             // Virtio device 1 is the network card. Its address is the back-end's to tell.
             Attach::VhostUser(socket) => format!("virtio_uml.device={}:1", socket.display()),
         });
+    }
+    if let Some(socket) = &spec.toe {
+        // Virtio device 19 is the socket device.
+        command.arg(format!("virtio_uml.device={}:19", socket.display()));
     }
     command.args(bootline(spec, "ttyS0").to_string().split(' '));
     // UML before 6.12 restores a guest process's registers from a buffer that is too small for a

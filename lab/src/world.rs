@@ -80,12 +80,30 @@ impl World {
         link: Option<Shape>,
         places: Places<'_>,
     ) -> Result<Self> {
+        Self::boot(guests, [with_daemon, false], link, places)
+    }
+
+    /// Likewise, with a daemon, and a socket device in each guest.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with_toe(guests: &[(Vmm, &Image)], places: Places<'_>) -> Result<Self> {
+        Self::boot(guests, [true, true], None, places)
+    }
+
+    fn boot(
+        guests: &[(Vmm, &Image)],
+        [with_daemon, with_toe]: [bool; 2],
+        link: Option<Shape>,
+        places: Places<'_>,
+    ) -> Result<Self> {
         let host = Host::create(&[Net::Tap.subnet(), Net::Nightporter.subnet()], link)?;
         let count = u8::try_from(guests.len()).context("a handful of guests")?;
-        let daemon = with_daemon.then(|| start_daemon(&host, guests, places)).transpose()?;
+        let daemon =
+            with_daemon.then(|| start_daemon(&host, guests, with_toe, places)).transpose()?;
         let mut world = Self { guests: Vec::new(), daemon, host };
         for (index, (vmm, image)) in (0..count).zip(guests) {
-            world.guests.push(world.start_guest(index, *vmm, image, places)?);
+            world.guests.push(world.start_guest(index, (*vmm, image), with_toe, places)?);
         }
         for (guest, (vmm, _)) in world.guests.iter_mut().zip(guests) {
             guest.wait_ready(BOOT_LIMIT)?;
@@ -143,7 +161,13 @@ impl World {
         self.daemon.map_or(Ok(()), Daemon::stop)
     }
 
-    fn start_guest(&self, index: u8, vmm: Vmm, image: &Image, places: Places<'_>) -> Result<Guest> {
+    fn start_guest(
+        &self,
+        index: u8,
+        (vmm, image): (Vmm, &Image),
+        with_toe: bool,
+        places: Places<'_>,
+    ) -> Result<Guest> {
         let name = guest_name(index);
         let tap = format!("tap{index}");
         self.host.add_tap(&tap)?;
@@ -154,18 +178,24 @@ impl World {
         }
         nics.iter().try_for_each(|(nic, _)| self.host.remote().know(nic))?;
         let neighbours = host::remote_neighbours(&[Net::Tap.subnet(), Net::Nightporter.subnet()]);
-        let spec = Spec { name, vmm, memory_mib: GUEST_MEMORY_MIB, nics, neighbours };
+        let toe = self.daemon.as_ref().filter(|_| with_toe).map(|daemon| daemon.toe_socket(&name));
+        let spec = Spec { name, vmm, memory_mib: GUEST_MEMORY_MIB, nics, neighbours, toe };
         Guest::start(&spec, image, places)
     }
 }
 
-fn start_daemon(host: &Host, guests: &[(Vmm, &Image)], places: Places<'_>) -> Result<Daemon> {
+fn start_daemon(
+    host: &Host,
+    guests: &[(Vmm, &Image)],
+    toe: bool,
+    places: Places<'_>,
+) -> Result<Daemon> {
     host.add_tap("uplink")?;
     let vms: Vec<_> = (0..)
         .zip(guests)
         .map(|(index, (vmm, _))| {
             let nic = guest_nic(index, Net::Nightporter.subnet());
-            Vm { name: guest_name(index), nic, vmm: *vmm }
+            Vm { name: guest_name(index), nic, vmm: *vmm, toe }
         })
         .collect();
     Daemon::start("uplink", &vms, places.sockets, &places.logs.join("nightporterd.log"))

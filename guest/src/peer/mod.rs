@@ -1,0 +1,170 @@
+//! One end of connections that are tested and timed: what the lab asks of it, and what it does.
+//!
+//! The same code runs in guests, as `nightporter-lab-peer` under whatever makes its sockets, and on
+//! the host, in a thread of the lab. It has one listener and one connection at a time. What is
+//! timed allocates nothing, and looks at the bytes only afterwards.
+
+mod work;
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+pub use work::Peer;
+
+/// What a peer is to do. It answers each with one [`Told`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case")]
+pub enum Ask {
+    /// Listen here, and nowhere else any more. Answer: [`Told::At`], with the port.
+    Listen {
+        /// Port 0 is any.
+        at: SocketAddr,
+    },
+    /// Take the connection that came next. Answer: [`Told::At`], where it came from.
+    Accept,
+    /// Make one. Answer: [`Told::At`], the own address.
+    Connect {
+        /// Where to.
+        to: SocketAddr,
+    },
+    /// Write so many bytes of this seed, and wait until all are read if the other side says so.
+    /// Answer: [`Told::Done`].
+    Send {
+        /// How many.
+        bytes: usize,
+        /// See [`crate::data::Source`].
+        seed: u64,
+        /// The other side is asked to [`Ask::Receive`] with the same.
+        answered: bool,
+    },
+    /// Read so many bytes, and say so over the connection, if that is asked for. Answer:
+    /// [`Told::Done`].
+    Receive {
+        /// How many.
+        bytes: usize,
+        /// Say so.
+        answered: bool,
+    },
+    /// Write and read so many bytes at the same time, as the other side does. Answer:
+    /// [`Told::Done`], when both have read all.
+    Exchange {
+        /// Each way.
+        bytes: usize,
+        /// Of what is written.
+        seed: u64,
+        /// Not before a byte of the other side has come.
+        second: bool,
+    },
+    /// Whether what was read last is what this seed makes. Answer: [`Told::Checked`].
+    Check {
+        /// Of what the other side has written.
+        seed: u64,
+    },
+    /// Send a byte and wait for one, so many times. Answer: [`Told::Done`], the median.
+    Ping {
+        /// How many times.
+        count: usize,
+    },
+    /// The other way round.
+    Pong {
+        /// How many times.
+        count: usize,
+    },
+    /// Write no more: shutdown(SHUT_WR). Answer: [`Told::Done`].
+    Finish,
+    /// Read until there is no more. Answer: [`Told::Ended`], or [`Told::Failed`] with the errno.
+    ReadToEnd,
+    /// End the connection. Answer: [`Told::Done`].
+    Close,
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "told", rename_all = "snake_case")]
+pub enum Told {
+    /// It is done, and took so long by this machine's clock.
+    Done {
+        /// Nanoseconds.
+        ns: u64,
+    },
+    /// An address: see what was asked.
+    At {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// What came was looked at.
+    Checked {
+        /// It is what was sent.
+        whole: bool,
+    },
+    /// The stream ended.
+    Ended {
+        /// Bytes that came before.
+        bytes: usize,
+    },
+    /// A call failed.
+    Failed {
+        /// Its errno.
+        errno: i32,
+        /// It, in words.
+        error: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+    use std::thread;
+
+    fn pair() -> (Peer, Peer) {
+        let (mut server, mut client) = (Peer::default(), Peer::default());
+        let at = (Ipv4Addr::LOCALHOST, 0).into();
+        let Told::At { address } = server.obey(Ask::Listen { at }) else { panic!("no listener") };
+        let Told::At { address: own } = client.obey(Ask::Connect { to: address }) else {
+            panic!("not connected")
+        };
+        assert_eq!(server.obey(Ask::Accept), Told::At { address: own });
+        (client, server)
+    }
+
+    fn both(client: &mut Peer, server: &mut Peer, asks: [Ask; 2]) -> [Told; 2] {
+        thread::scope(|scope| {
+            let second = scope.spawn(move || server.obey(asks[1]));
+            [client.obey(asks[0]), second.join().expect("obeyed")]
+        })
+    }
+
+    #[test]
+    fn what_one_peer_sends_the_other_has_and_a_wrong_seed_is_told() {
+        let (mut client, mut server) = pair();
+        let (bytes, seed) = (300_001, 7);
+        let send = Ask::Send { bytes, seed, answered: true };
+        let told = both(&mut client, &mut server, [send, Ask::Receive { bytes, answered: true }]);
+        assert!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");
+        assert_eq!(server.obey(Ask::Check { seed }), Told::Checked { whole: true });
+        assert_eq!(server.obey(Ask::Check { seed: 8 }), Told::Checked { whole: false });
+        let exchange = |seed, second| Ask::Exchange { bytes, seed, second };
+        both(&mut client, &mut server, [exchange(9, false), exchange(10, true)]);
+        assert_eq!(server.obey(Ask::Check { seed: 9 }), Told::Checked { whole: true });
+        assert_eq!(client.obey(Ask::Check { seed: 10 }), Told::Checked { whole: true });
+        both(&mut client, &mut server, [Ask::Ping { count: 3 }, Ask::Pong { count: 3 }]);
+        client.obey(Ask::Finish);
+        assert_eq!(server.obey(Ask::ReadToEnd), Told::Ended { bytes: 0 });
+        server.obey(Ask::Send { bytes: 5, seed, answered: false });
+        server.obey(Ask::Close);
+        assert_eq!(client.obey(Ask::ReadToEnd), Told::Ended { bytes: 5 });
+    }
+
+    #[test]
+    fn what_fails_has_its_errno() {
+        let (mut client, mut server) = pair();
+        server.obey(Ask::Send { bytes: 1, seed: 1, answered: false });
+        let free = server.obey(Ask::Listen { at: (Ipv4Addr::LOCALHOST, 0).into() });
+        let Told::At { address: to } = free else { panic!("no listener") };
+        drop(server);
+        let refused = client.obey(Ask::Connect { to });
+        assert!(matches!(refused, Told::Failed { errno: libc::ECONNREFUSED, .. }), "{refused:?}");
+    }
+}

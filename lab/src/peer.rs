@@ -1,0 +1,85 @@
+//! Ends of connections in guests: programs that make sockets over TCP or over their host, and do
+//! with them what they are asked (`nightporter_guest::peer`).
+
+use anyhow::{Context, Result, bail};
+use nightporter_guest::control::{Command, Reply};
+use nightporter_guest::peer::{Ask, Told};
+
+use crate::image::{PEER, TOE_LIBRARY};
+use crate::vmm::Guest;
+
+/// What a peer's sockets are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sockets {
+    /// The guest's own.
+    Native,
+    /// The virtual TOE's, where it has a say.
+    Toe,
+}
+
+impl Sockets {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Toe => "toe",
+        }
+    }
+
+    /// What a program's environment has for it.
+    pub(crate) fn environment(self, logs: bool) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        let mut add = |name: &str, value: &str| all.push((name.to_owned(), value.to_owned()));
+        if self == Self::Toe {
+            add("LD_PRELOAD", TOE_LIBRARY);
+            if logs {
+                add("NIGHTPORTER_TOE_LOG", "1");
+            }
+        }
+        all
+    }
+}
+
+impl Guest {
+    /// Starts a peer, instead of the one that there was. With `logs` its library says on the
+    /// console what it decides.
+    ///
+    /// # Errors
+    /// Those of [`Guest::call`].
+    pub fn start_peer(&mut self, sockets: Sockets, logs: bool) -> Result<()> {
+        let (name, program) = (sockets.name().to_owned(), PEER.to_owned());
+        let environment = sockets.environment(logs);
+        match self.call(&Command::Start { name, program, arguments: Vec::new(), environment })? {
+            Reply::Ok => Ok(()),
+            other => bail!("start was answered with {other:?}"),
+        }
+    }
+
+    /// Asks a peer, whose answer is waited for later.
+    ///
+    /// # Errors
+    /// The guest is gone.
+    pub fn tell_peer(&mut self, sockets: Sockets, ask: Ask) -> Result<()> {
+        let line = serde_json::to_string(&ask)?;
+        self.send(&Command::Say { name: sockets.name().to_owned(), line })
+    }
+
+    /// Waits for the answer of the peer that was asked.
+    ///
+    /// # Errors
+    /// Those of [`Guest::hear`].
+    pub fn hear_peer(&mut self) -> Result<Told> {
+        match self.hear()? {
+            Reply::Said { line } => serde_json::from_str(&line).with_context(|| line.clone()),
+            other => bail!("a peer was asked, and the guest answered {other:?}"),
+        }
+    }
+
+    /// Asks a peer, and waits.
+    ///
+    /// # Errors
+    /// As of both.
+    pub fn ask_peer(&mut self, sockets: Sockets, ask: Ask) -> Result<Told> {
+        self.tell_peer(sockets, ask)?;
+        self.hear_peer()
+    }
+}
