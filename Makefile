@@ -24,7 +24,7 @@ CPU_HOURS ?= 6
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build deb demo compare test sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo demo-toe compare test sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|qu
 
 compare: setup build ## congestion offload beside Linux's own CUBIC over one bottleneck; 40 minutes; RATE_MOST=1000 needs a quiet machine
 	@$(TARGET)/release/nightporter-lab compare $(if $(RATE_MOST),--rate-most $(RATE_MOST))
+
+demo-toe: setup build ## sockets over the host beside guest TCP, between guests of one host and of two
+	@$(TARGET)/release/nightporter-lab demo-toe
 
 test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
 	-@.ci/packages $(PACKAGES_COUNTS)

@@ -166,11 +166,19 @@ impl Remote {
     pub fn enter<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {
             let inside = scope.spawn(|| {
-                setns(&*self.namespace, CloneFlags::CLONE_NEWNET).expect("our own namespace");
+                self.move_in();
                 action()
             });
             inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
+    }
+
+    /// Moves the calling thread, and all that it starts from now on, into the namespace.
+    ///
+    /// # Panics
+    /// When it cannot be entered: it was made by us.
+    pub fn move_in(&self) {
+        setns(&*self.namespace, CloneFlags::CLONE_NEWNET).expect("our own namespace");
     }
 
     /// Tells the remote host where a guest's NIC is, so that no ARP is part of a measurement.
@@ -183,6 +191,24 @@ impl Remote {
             ip(&format!("neighbour replace {address} lladdr {mac} dev eth0 nud permanent"))
         })
     }
+}
+
+/// Two machines with stacks of their own, these addresses, and a cable between them.
+///
+/// # Errors
+/// No permission, no iproute2.
+pub fn cabled(addresses: [Ipv4Addr; 2]) -> Result<[Remote; 2]> {
+    let machine = || Ok::<_, anyhow::Error>(Remote { namespace: Arc::new(new_namespace()?) });
+    let machines = [machine()?, machine()?];
+    machines[0].enter(|| cable(&machines[1], "cable"))?;
+    for ((machine, address), name) in machines.iter().zip(addresses).zip(["cable", "eth0"]) {
+        machine.enter(|| -> Result<()> {
+            ip("link set lo up")?;
+            ip(&format!("link set {name} up"))?;
+            ip(&format!("address add {address}/{PREFIX} dev {name}"))
+        })?;
+    }
+    Ok(machines)
 }
 
 /// A cable without delay, `name` at the bridge's end.

@@ -21,6 +21,7 @@
 //! | [`peer`] | ends of connections in guests, over TCP or over their host |
 //! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the comparison of paths |
+//! | [`demo_toe`] | sockets over the host beside guest TCP |
 //! | [`compare`] | congestion offload beside Linux's own CUBIC, over one bottleneck |
 //! | [`crowd`] | what many VMs that do not run cost the others |
 //! | [`outside`] | the same uploads by a client that is not ours |
@@ -35,6 +36,7 @@ pub mod cpus;
 pub mod crowd;
 pub mod daemon;
 pub mod demo;
+pub mod demo_toe;
 pub mod download;
 pub mod flood;
 pub mod guest;

@@ -8,6 +8,7 @@ use nightporter_lab::accel::Accel;
 use nightporter_lab::compare::{self, Cell, Which};
 use nightporter_lab::crowd;
 use nightporter_lab::demo::{self, Options};
+use nightporter_lab::demo_toe::{self, Between};
 use nightporter_lab::image::Image;
 use nightporter_lab::link::Link;
 use nightporter_lab::outside;
@@ -68,6 +69,24 @@ enum Command {
         /// Seed of payloads, moments and order.
         #[arg(long, default_value_t = 1)]
         seed: u64,
+    },
+    /// Sockets over the host beside guest TCP, between guests of one host and of two.
+    DemoToe {
+        /// Between whom.
+        #[arg(long, value_enum, value_delimiter = ',', default_value = "uml,qemu")]
+        guests: Vec<Between>,
+        /// Seconds for the transfers of each.
+        #[arg(long, default_value_t = 90)]
+        seconds: u64,
+        /// Rounds at least, however long they take.
+        #[arg(long, default_value_t = 3)]
+        rounds_least: usize,
+        /// Rounds at most.
+        #[arg(long, default_value_t = 15)]
+        rounds: usize,
+        /// Do not probe for KVM but use this.
+        #[arg(long, value_enum)]
+        accel: Option<Accel>,
     },
     /// Uploads by curl beside the demo's own, over the same world.
     Outside {
@@ -171,6 +190,10 @@ fn main() {
             accel,
             seed,
         }),
+        Command::DemoToe { guests, seconds, rounds_least, rounds, accel } => {
+            let (time, rounds) = (Duration::from_secs(seconds), (rounds_least, rounds));
+            demo_toe::run(&demo_toe::Options { guests, time, rounds, accel })
+        }
         Command::Outside { sched: scheduler, link, bytes, rounds, accel } => {
             outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
         }

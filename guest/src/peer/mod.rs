@@ -28,6 +28,14 @@ pub enum Ask {
         /// Where to.
         to: SocketAddr,
     },
+    /// Have ready what a transfer of so many bytes needs, so that it is no part of it. Answer:
+    /// [`Told::Done`].
+    Prepare {
+        /// How many.
+        bytes: usize,
+        /// Of what is to be written.
+        seed: u64,
+    },
     /// Write so many bytes of this seed, and wait until all are read if the other side says so.
     /// Answer: [`Told::Done`].
     Send {
@@ -140,6 +148,7 @@ mod tests {
     fn what_one_peer_sends_the_other_has_and_a_wrong_seed_is_told() {
         let (mut client, mut server) = pair();
         let (bytes, seed) = (300_001, 7);
+        server.obey(Ask::Prepare { bytes, seed });
         let send = Ask::Send { bytes, seed, answered: true };
         let told = both(&mut client, &mut server, [send, Ask::Receive { bytes, answered: true }]);
         assert!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");

@@ -49,6 +49,11 @@ impl Peer {
                 self.keep(stream)?;
                 Ok(Told::At { address })
             }
+            Ask::Prepare { bytes, seed } => {
+                self.source.reach(seed, bytes);
+                make_room(&mut self.got, bytes);
+                Ok(Told::Done { ns: 0 })
+            }
             Ask::Send { bytes, seed, answered } => self.send(bytes, seed, answered),
             Ask::Receive { bytes, answered } => self.receive(bytes, answered),
             Ask::Exchange { bytes, seed, second } => self.exchange(bytes, seed, second),
@@ -161,8 +166,11 @@ fn expect_answer(mut stream: &TcpStream) -> io::Result<()> {
     if answer == [READ_ALL] { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
 }
 
-/// Other bytes than before, so that what is read there was sent.
+/// Memory that was touched. What was read there before is still there: who checks asks for another
+/// seed each time.
 fn make_room(got: &mut Vec<u8>, bytes: usize) {
-    got.clear();
-    got.resize(bytes, 0xa5);
+    if got.len() != bytes {
+        got.clear();
+        got.resize(bytes, 0xa5);
+    }
 }

@@ -1,0 +1,270 @@
+//! `nightporter-lab demo-toe`: what sockets over the host carry beside guest TCP, between guests of
+//! one host and of two.
+//!
+//! ```text
+//!   host namespace 1                                   host namespace 2
+//!   ┌───────────────────────────────┐                  ┌──────────────────────┐
+//!   │ guest 0 ╗                     │                  │                      │
+//!   │         ╠═ nightporterd ══════╪═ veth: 10.78.0 ══╪═ nightporterd ═ guest 2
+//!   │ guest 1 ╝                     │                  │                      │
+//!   └───────────────────────────────┘                  └──────────────────────┘
+//! ```
+//!
+//! Guest 0 sends: to guest 1 by the switch of their host and by the TOE within it, to guest 2 by
+//! the overlay and by the TOE between both. All paths take turns, so whatever the machine does
+//! meanwhile it does to all of them. The same program ([`nightporter_guest::peer`]) sends and
+//! receives everywhere; over the veth pair alone, without guests, it says what the hosts' own TCP
+//! can do.
+
+mod ends;
+mod hosts;
+mod report;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use nightporter_guest::peer::{Ask, Told};
+use serde::Serialize;
+
+use crate::accel::Accel;
+use crate::cpus::Awake;
+use crate::image::{Image, log_dir, source_root};
+use crate::process;
+use crate::progress::Progress;
+use crate::rundir::RunDir;
+use crate::vmm::{Places, Vmm};
+use ends::End;
+use hosts::Hosts;
+pub use report::Report;
+use report::Row;
+
+/// What is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Case {
+    /// One stream.
+    Stream,
+    /// One each way at the same time, over one connection.
+    Duplex,
+    /// A byte there and one back.
+    RoundTrip,
+}
+
+/// Between whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Between {
+    /// User-mode Linux guests.
+    Uml,
+    /// QEMU's.
+    Qemu,
+    /// No guests: the hosts.
+    None,
+}
+
+/// By what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Path {
+    /// The TOE, over TCP between the hosts.
+    ToeTcp,
+    /// The TOE within a host.
+    ToeLocal,
+    /// Guest TCP over the overlay between the hosts.
+    Overlay,
+    /// Guest TCP over the switch of one host.
+    Switch,
+    /// TCP of the hosts themselves.
+    Host,
+}
+
+const CASES: [Case; 3] = [Case::Stream, Case::Duplex, Case::RoundTrip];
+const PATHS: [Path; 5] = [Path::Overlay, Path::ToeTcp, Path::Switch, Path::ToeLocal, Path::Host];
+
+/// How long a transfer should take, and what it has at least and at most.
+const TRANSFER: Duration = Duration::from_millis(400);
+const BYTES: (usize, usize) = (4_000_000, 64_000_000);
+/// Bytes that each path carries before anything is measured.
+const WARM_UP: usize = 8_000_000;
+/// Round trips of which one sample is the median.
+const ROUND_TRIPS: usize = 500;
+const PORT: u16 = 7000;
+
+/// What to measure.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// One after the other.
+    pub guests: Vec<Between>,
+    /// Time for the transfers of each.
+    pub time: Duration,
+    /// Rounds at least, whatever time they take, and at most.
+    pub rounds: (usize, usize),
+    /// `None` probes.
+    pub accel: Option<Accel>,
+}
+
+/// One transfer.
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    /// Bytes a second, both ways together; of round trips 0.
+    rate: f64,
+    /// Of round trips.
+    rtt_us: f64,
+    /// What the receiver, and the daemon of its host, had of their cores.
+    cpu_s: f64,
+    /// Bytes that it received.
+    bytes: f64,
+    whole: bool,
+}
+
+/// Measures, prints a table and writes `target/demo-toe/result.json`; whether all of it showed what
+/// it had to.
+///
+/// # Errors
+/// Whatever kept it from finishing.
+pub fn run(options: &Options) -> Result<bool> {
+    process::die_cleanly_on_signals()?;
+    let mut progress = Progress::start();
+    let _awake = Awake::hold();
+    let mut rows = Vec::new();
+    for &between in &options.guests {
+        // A thread of its own, because it goes into the hosts' namespaces.
+        let progress = &mut progress;
+        let measured = thread::scope(|scope| {
+            let inside = scope.spawn(move || measure(between, options, progress));
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        rows.extend(measured.with_context(|| format!("{between:?} guests"))?);
+    }
+    let report = Report::of(rows);
+    println!("{}", report.table());
+    let path = source_root().join("target/demo-toe/result.json");
+    report.write_json(&path)?;
+    println!("All of it: {}", path.display());
+    Ok(report.kept())
+}
+
+/// Boots the guests, measures all paths in turn, takes everything down.
+fn measure(between: Between, options: &Options, progress: &mut Progress) -> Result<Vec<Row>> {
+    let (vmm, image) = vmm(between, options, progress)?;
+    let run_dir = RunDir::create()?;
+    let logs = log_dir(&format!("demo-toe-{between:?}").to_lowercase())?;
+    progress.step(&format!("booting three {between:?} guests on two hosts"));
+    let places = Places { sockets: run_dir.path(), logs: &logs };
+    let mut hosts = Hosts::start(vmm, &image, places)?;
+    let paths: Vec<Path> = PATHS.into_iter().filter(|&path| hosts.has(path)).collect();
+    let mut cells = Vec::new();
+    for &path in &paths {
+        progress.step(&format!("first transfers: {path:?}"));
+        for case in CASES {
+            // The first one is slower than all others.
+            let first = hosts.sample(path, case, WARM_UP);
+            let bytes = first.and_then(|_| hosts.sample(path, case, WARM_UP)).map(bytes_for);
+            cells.push((
+                path,
+                case,
+                bytes.with_context(|| format!("{case:?} by {path:?}"))?,
+                vec![],
+            ));
+        }
+    }
+    let begun = Instant::now();
+    let (least, most) = options.rounds;
+    for round in 0..most {
+        if round >= least && begun.elapsed() > options.time {
+            break;
+        }
+        progress.update(round, most, &format!("rounds between {between:?} guests"));
+        let count = cells.len();
+        for at in 0..count {
+            // Whoever begins in one round does not in the next.
+            let (path, case, bytes, samples) = &mut cells[(at + round) % count];
+            let sample = hosts.sample(*path, *case, *bytes);
+            samples.push(sample.with_context(|| format!("{case:?} by {path:?}"))?);
+        }
+    }
+    progress.step("cleaning up");
+    hosts.stop()?;
+    Ok(cells.iter().map(|(path, case, _, all)| Row::of(between, *path, *case, all)).collect())
+}
+
+/// As many as take about [`TRANSFER`].
+fn bytes_for(first: Sample) -> usize {
+    // Powers of two, so that all guests of a path mostly carry the same.
+    let takes = |bytes: usize| bytes as f64 / first.rate.max(1.0);
+    let mut bytes = BYTES.0;
+    while bytes < BYTES.1 && takes(2 * bytes) < TRANSFER.as_secs_f64() {
+        bytes *= 2;
+    }
+    bytes
+}
+
+fn vmm(between: Between, options: &Options, progress: &mut Progress) -> Result<(Vmm, Image)> {
+    progress.step("preparing the guests' kernel and initramfs");
+    match between {
+        Between::Uml => Ok((Vmm::Uml, Image::for_uml()?.with_sockets()?)),
+        Between::Qemu => {
+            let image = Image::for_qemu()?.with_sockets()?;
+            let accel = match options.accel {
+                Some(accel) => accel,
+                None => {
+                    progress.step("booting a guest to see whether KVM works here");
+                    let run_dir = RunDir::create()?;
+                    let logs = log_dir("demo-toe")?;
+                    Accel::probe(&image, Places { sockets: run_dir.path(), logs: &logs })?
+                }
+            };
+            Ok((Vmm::Qemu(accel), image))
+        }
+        Between::None => bail!("the hosts are measured beside guests"),
+    }
+}
+
+/// One connection, and one transfer over it. `cpu` is what the receiver and its host have had.
+fn transfer(
+    [client, server]: [&mut dyn End; 2],
+    to: std::net::SocketAddr,
+    (case, bytes, seed): (Case, usize, u64),
+    cpu: &dyn Fn(&dyn End) -> Result<Duration>,
+) -> Result<Sample> {
+    match client.ask(Ask::Connect { to })? {
+        Told::At { .. } => {}
+        other => bail!("connect() gave {other:?}"),
+    }
+    server.ask(Ask::Accept)?;
+    let (there, back) = (2 * seed, 2 * seed + 1);
+    let asks = match case {
+        Case::Stream => [
+            Ask::Send { bytes, seed: there, answered: true },
+            Ask::Receive { bytes, answered: true },
+        ],
+        Case::Duplex => [
+            Ask::Exchange { bytes, seed: there, second: false },
+            Ask::Exchange { bytes, seed: back, second: true },
+        ],
+        Case::RoundTrip => [Ask::Ping { count: ROUND_TRIPS }, Ask::Pong { count: ROUND_TRIPS }],
+    };
+    for (end, seed) in [(&mut *client, there), (&mut *server, back)] {
+        end.ask(Ask::Prepare { bytes, seed })?;
+    }
+    let before = cpu(server)?;
+    server.tell(asks[1])?;
+    client.tell(asks[0])?;
+    let told = [client.hear()?, server.hear()?];
+    let cpu_s = cpu(server)?.saturating_sub(before).as_secs_f64();
+    let [Told::Done { ns }, Told::Done { .. }] = told else { bail!("it ended with {told:?}") };
+    let is_whole = |end: &mut dyn End, seed| -> Result<bool> {
+        Ok(end.ask(Ask::Check { seed })? == Told::Checked { whole: true })
+    };
+    let (whole, ways) = match case {
+        Case::Stream => (is_whole(server, there)?, 1.0),
+        Case::Duplex => (is_whole(server, there)? && is_whole(client, back)?, 2.0),
+        Case::RoundTrip => (true, 0.0),
+    };
+    client.ask(Ask::Close)?;
+    server.ask(Ask::Close)?;
+    let (bytes, rtt_us) = (bytes as f64, ns as f64 / 1e3);
+    Ok(Sample { rate: ways * bytes / (ns as f64 / 1e9), rtt_us, cpu_s, bytes, whole })
+}

@@ -1,0 +1,95 @@
+//! Who sends and receives: a program in a guest, or a thread on a host.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use nightporter_guest::peer::{Ask, Peer, Told};
+
+use crate::host::Remote;
+use crate::peer::Sockets;
+use crate::process::CpuUse;
+use crate::vmm::Guest;
+
+/// One end of a connection.
+pub(super) trait End {
+    /// Asks; the answer is waited for later.
+    fn tell(&mut self, ask: Ask) -> Result<()>;
+
+    /// Waits for the answer.
+    fn hear(&mut self) -> Result<Told>;
+
+    /// What it has had of its core so far.
+    fn cpu(&self) -> Result<Duration>;
+
+    /// Asks, and waits.
+    fn ask(&mut self, ask: Ask) -> Result<Told> {
+        self.tell(ask)?;
+        self.hear()
+    }
+}
+
+/// A program in a guest.
+pub(super) struct InGuest<'a> {
+    pub(super) guest: &'a mut Guest,
+    pub(super) sockets: Sockets,
+}
+
+impl End for InGuest<'_> {
+    fn tell(&mut self, ask: Ask) -> Result<()> {
+        self.guest.tell_peer(self.sockets, ask)
+    }
+
+    fn hear(&mut self) -> Result<Told> {
+        self.guest.hear_peer()
+    }
+
+    /// Of all of its VMM.
+    fn cpu(&self) -> Result<Duration> {
+        let (vcpu, others) = self.guest.cpu_use()?;
+        Ok(vcpu.time + others.time)
+    }
+}
+
+/// A thread on a host. It ends with this.
+#[derive(Debug)]
+pub(super) struct OnHost {
+    asks: Sender<Ask>,
+    told: Receiver<Told>,
+    thread: i32,
+}
+
+impl OnHost {
+    pub(super) fn start(host: &Remote) -> Result<Self> {
+        let (asks, asked) = channel();
+        let (tells, told) = channel();
+        let (name, named) = channel();
+        let host = host.clone();
+        thread::spawn(move || {
+            host.move_in();
+            let mut peer = Peer::default();
+            let begun = name.send(nix::unistd::gettid().as_raw());
+            while let (Ok(()), Ok(ask)) = (begun, asked.recv()) {
+                if tells.send(peer.obey(ask)).is_err() {
+                    break;
+                }
+            }
+        });
+        Ok(Self { asks, told, thread: named.recv().context("a thread of a host")? })
+    }
+}
+
+impl End for OnHost {
+    fn tell(&mut self, ask: Ask) -> Result<()> {
+        self.asks.send(ask).context("a thread of a host has ended")
+    }
+
+    fn hear(&mut self) -> Result<Told> {
+        self.told.recv().context("a thread of a host has ended")
+    }
+
+    fn cpu(&self) -> Result<Duration> {
+        Ok(CpuUse::of_thread(self.thread)?.time)
+    }
+}
