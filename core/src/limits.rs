@@ -327,8 +327,10 @@ pub const TOE_LISTENERS_MAX: usize = 1024;
 pub const TOE_WANTED_MAX: usize = 1024;
 /// Sockets that a guest has no connection for any more, of which it may ask how they ended.
 pub const TOE_PAST_MAX: usize = 4096;
-/// Packets of a guest for no connection that wait to be answered; more are not answered.
-pub const TOE_STRAYS_MAX: usize = 64;
+/// Packets of a guest for no connection that wait to be answered: when there are so many, its ring
+/// is not read until it takes some. More than an honest guest has: it answers what its ring held,
+/// 256 packets at most, and then waits for its own to be read (Linux, `virtio_transport_rx_work`).
+pub const TOE_STRAYS_MAX: usize = 1024;
 /// A connection that is not established after this is not going to be: Linux gives up SYNs after
 /// 127 s and SYN-ACKs after 63 s.
 pub const T_TOE_CONNECT: Duration = Duration::from_secs(63);

@@ -274,8 +274,14 @@ impl World {
                     }
                     Output::Return(HERE, message) => self.messages.push_back((message, None)),
                     Output::Message(..) | Output::Return(..) | Output::Gone(_) => {}
-                    Output::Packet(vm, header) => self.hears(vm, &header),
-                    Output::Answer(vm, header, _) => assert_eq!(header.dst_cid, cid(vm)),
+                    Output::Packets(vm) => {
+                        while let Some((header, answer)) = self.host.poll_packet(vm) {
+                            match answer {
+                                None => self.hears(vm, &header),
+                                Some(_) => assert_eq!(header.dst_cid, cid(vm)),
+                            }
+                        }
+                    }
                 }
             }
             let Some((message, request)) = self.messages.pop_front() else { return };

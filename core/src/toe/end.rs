@@ -309,6 +309,11 @@ impl End {
         self.inbound.give_room(edge);
     }
 
+    /// So large is the guest's buffer: see [`Inbound::set_buffer`].
+    pub fn set_buffer(&mut self, buffer: u64) {
+        self.inbound.set_buffer(buffer);
+    }
+
     /// The guest has finished its stream: shutdown(SHUT_WR).
     pub fn finish(&mut self, now: Instant) {
         if self.try_step(now, Step::Finish) {

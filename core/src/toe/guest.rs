@@ -1,6 +1,6 @@
 //! What a host knows of one guest: what its processes have asked for.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::control::{Answer, Ask, Asked, Code, LEN};
@@ -9,9 +9,9 @@ use super::id::HostId;
 use super::message::Request;
 use super::sockets::{SocketId, VmId};
 use super::state::State;
-use super::vsock::{Connection, Ports};
+use super::vsock::{Connection, Ports, reset};
 use crate::limits::{TOE_LISTENERS_MAX, TOE_PAST_MAX, TOE_STRAYS_MAX, TOE_WANTED_MAX};
-use crate::wire::vsock::Header;
+use crate::wire::vsock::{Header, Op};
 
 /// Requests that a control connection may send ahead.
 const AHEAD: u64 = 16 * LEN as u64;
@@ -44,6 +44,9 @@ pub struct GuestConfig {
     pub ips: Vec<IpAddr>,
 }
 
+/// A packet for a guest: without payload, or with an answer behind its header.
+pub type Packet = (Header, Option<[u8; LEN]>);
+
 /// A vsock connection over which a process asks.
 #[derive(Debug)]
 pub(super) struct Control {
@@ -51,6 +54,10 @@ pub(super) struct Control {
     /// The beginning of a request.
     partial: Vec<u8>,
     answers: VecDeque<[u8; LEN]>,
+    /// It stands in the queue of those that have something to say.
+    is_ready: bool,
+    /// What its process wanted is forgotten.
+    is_over: bool,
 }
 
 /// A guest.
@@ -63,8 +70,11 @@ pub(super) struct Guest {
     pub(super) ports: BTreeMap<Ports, SocketId>,
     /// By its vsock port.
     pub(super) controls: BTreeMap<u32, Control>,
-    /// It stands in the queue of those to be polled.
+    /// There are packets for it, and the caller has been told or is about to be.
     pub(super) is_ready: bool,
+    /// Control connections that have something to say, and sockets.
+    ready_controls: VecDeque<u32>,
+    pub(super) ready: VecDeque<SocketId>,
     /// What the socket at a vsock port is going to connect to, and who said so.
     wanted: BTreeMap<u32, Wanted>,
     /// Who listens at an address is called in turn (SO_REUSEPORT). That they may is for the guest's
@@ -73,8 +83,11 @@ pub(super) struct Guest {
     past: Past,
     /// Packets that no honest driver sends.
     pub(super) lies: u64,
-    /// Answers to packets that were for no connection.
-    pub(super) strays: VecDeque<Header>,
+    /// Answers to packets that were for no connection: all else that it is to hear is state of its
+    /// connections.
+    strays: VecDeque<Header>,
+    /// Connections that are over, of which it is to hear that.
+    resets: BTreeSet<Ports>,
     next_host_port: u32,
 }
 
@@ -123,7 +136,8 @@ impl Control {
         let mut connection = Connection::asked(guest_cid, header);
         connection.set_edge(AHEAD);
         connection.respond();
-        Self { connection, partial: Vec::new(), answers: VecDeque::new() }
+        let (partial, answers) = (Vec::new(), VecDeque::new());
+        Self { connection, partial, answers, is_ready: false, is_over: false }
     }
 
     /// Bytes of requests have come; whole ones are answered by `answer`. `false`: one of them is
@@ -147,7 +161,7 @@ impl Control {
     }
 
     /// The next packet: without or with an answer behind it.
-    pub(super) fn poll(&mut self) -> Option<(Header, Option<[u8; LEN]>)> {
+    fn poll(&mut self) -> Option<Packet> {
         if let Some(header) = self.connection.poll_packet() {
             return Some((header, None));
         }
@@ -173,13 +187,72 @@ impl Guest {
             ports: BTreeMap::new(),
             controls: BTreeMap::new(),
             is_ready: false,
+            ready_controls: VecDeque::new(),
+            ready: VecDeque::new(),
             wanted: BTreeMap::new(),
             listeners: BTreeMap::new(),
             past: Past::default(),
             lies: 0,
             strays: VecDeque::new(),
+            resets: BTreeSet::new(),
             next_host_port: FIRST_HOST_PORT,
         }
+    }
+
+    /// It is owed so many answers that no more packets of it are to be taken.
+    pub(super) fn owes_answers(&self) -> bool {
+        self.strays.len() >= TOE_STRAYS_MAX
+    }
+
+    /// A control connection may have something to say.
+    pub(super) fn look_at_control(&mut self, port: u32) {
+        let Some(control) = self.controls.get_mut(&port) else { return };
+        if !std::mem::replace(&mut control.is_ready, true) {
+            self.ready_controls.push_back(port);
+        }
+        let is_closed = control.connection.is_closed();
+        if is_closed && !std::mem::replace(&mut control.is_over, true) {
+            self.forget_wishes(port);
+        }
+    }
+
+    /// What it is to hear before its sockets.
+    pub(super) fn poll(&mut self) -> Option<Packet> {
+        if let Some(header) = self.strays.pop_front() {
+            return Some((header, None));
+        }
+        while let Some(port) = self.ready_controls.front().copied() {
+            if let Some(control) = self.controls.get_mut(&port) {
+                if let Some(packet) = control.poll() {
+                    return Some(packet);
+                }
+                control.is_ready = false;
+                if control.connection.is_spent() {
+                    self.controls.remove(&port);
+                }
+            }
+            self.ready_controls.pop_front();
+        }
+        Some((reset(self.config.cid, self.resets.pop_first()?), None))
+    }
+
+    /// A connection is over, and it is to hear that.
+    pub(super) fn reset(&mut self, ports: Ports) {
+        self.resets.insert(ports);
+    }
+
+    /// Whether it is to hear that a connection at these ports is over. If it says there is a new
+    /// one, or none, it need not.
+    pub(super) fn is_to_hear(&mut self, ports: Ports, op: Option<Op>) -> bool {
+        if matches!(op, Some(Op::Request | Op::Reset)) {
+            self.resets.remove(&ports);
+        }
+        self.resets.contains(&ports)
+    }
+
+    /// Connections that are over, of which it is to hear that.
+    pub(super) fn resets(&self) -> usize {
+        self.resets.len()
     }
 
     /// A packet is for no connection. There is an end to answers that the guest does not take.
@@ -210,7 +283,7 @@ impl Guest {
             let host = self.next_host_port;
             self.next_host_port = host.checked_add(1).unwrap_or(FIRST_HOST_PORT);
             let ports = Ports { guest, host };
-            if !self.ports.contains_key(&ports) {
+            if !self.ports.contains_key(&ports) && !self.resets.contains(&ports) {
                 return ports;
             }
         }
@@ -238,9 +311,8 @@ impl Guest {
         self.wanted.len()
     }
 
-    /// A control connection is gone, and with it what its process wanted.
-    pub(super) fn forget_control(&mut self, port: u32) {
-        self.controls.remove(&port);
+    /// A control connection is over, and with it what its process wanted.
+    fn forget_wishes(&mut self, port: u32) {
         self.drop_listeners(|listener| listener.control == port);
         self.wanted.retain(|_, wanted| wanted.control != port);
     }

@@ -2,9 +2,16 @@
 //!
 //! # Use
 //!
-//! After every `handle_*` and command, and after each [`Host::give`]: [`Host::poll_output`] until
-//! `None`, then payload that is due, as [`Host::room_to_guest`] allows, then
-//! [`Host::poll_timeout`]. Messages for a guest of this very host come back by
+//! After every `handle_*` and command, and after each [`Host::give`] and [`Host::poll_packet`]:
+//! [`Host::poll_output`] until `None`, then [`Host::poll_timeout`].
+//!
+//! A guest of whom [`Output::Packets`] was said is given what [`Host::poll_packet`] has, as long as
+//! its ring has room, and when it has room again; only then payload that is due, as
+//! [`Host::room_to_guest`] allows. What is not taken stays what it is, state of a socket: so what
+//! others cause for a guest that takes nothing is bounded by its sockets, and never in the way of
+//! what it sends itself. Answers to its own packets alone are in a queue ([`Host::owes_answers`]).
+//!
+//! Messages for a guest of this very host come back by
 //! [`Host::handle_request`] and [`Host::handle_message`], with the [`HostId`] that they were for.
 //! Timers are for after all that has come was handled: a daemon that stood still has not heard of
 //! others that were not silent.
@@ -16,7 +23,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
-use super::control::{self, Answer, Ask, Asked, Code, LEN};
+use super::control::{self, Answer, Ask, Asked, Code};
 use super::errno::Errno;
 use super::guest::{Control, Guest, GuestConfig, Policy, Wanted, Way, addresses};
 use super::id::{HostId, ShadowId, ShadowIds, Side};
@@ -49,10 +56,8 @@ pub enum Output {
     /// An answer to a message of this host that was for nobody; it goes back to where that one came
     /// from.
     Return(HostId, Message),
-    /// A packet without payload, for a guest.
-    Packet(VmId, Header),
-    /// A packet with an answer in it, for a guest.
-    Answer(VmId, Header, [u8; LEN]),
+    /// There are packets for a guest: [`Host::poll_packet`]. Not said again until it had none.
+    Packets(VmId),
     /// A socket is gone: its [`SocketId`] means nothing any more, and payload that is due to it is
     /// not wanted.
     Gone(SocketId),
@@ -82,7 +87,7 @@ pub struct Host {
     over: Over,
     /// Sockets that may have something to say.
     ready: VecDeque<SocketId>,
-    /// Guests, likewise.
+    /// Guests that have packets, of which the caller has not been told.
     ready_guests: VecDeque<VmId>,
     returns: VecDeque<(HostId, Message)>,
 }
@@ -163,6 +168,7 @@ impl Host {
             return Handled::Done;
         }
         let known = guest.ports.get(&ports).copied();
+        let is_to_hear = known.is_none() && guest.is_to_hear(ports, header.op);
         if header.op == Some(Op::Request) && header.kind == STREAM {
             // A socket that gave up connecting says nothing; its port may be another's now.
             let stale = known
@@ -176,13 +182,17 @@ impl Host {
             }
         }
         let Some(id) = known else {
-            self.stray(vm, header);
+            if !is_to_hear {
+                self.stray(vm, header);
+            }
             return Handled::Done;
         };
         let socket = self.sockets.get_mut(id).expect("listed sockets are there");
         let lied = socket.joint.lie().is_some();
         let message = socket.joint.handle_packet(now, header, payload);
-        guest.lies += u64::from(!lied && socket.joint.lie().is_some());
+        if !lied && socket.joint.lie().is_some() {
+            self.guests.get_mut(&vm).expect("asked before").lies += 1;
+        }
         self.look_again(id);
         message.map_or(Handled::Done, |message| Handled::Carry(id, message))
     }
@@ -288,14 +298,8 @@ impl Host {
         if let Some((host, message)) = self.returns.pop_front() {
             return Some(Output::Return(host, message));
         }
-        while let Some(vm) = self.ready_guests.front().copied() {
-            if let Some(output) = self.poll_guest(vm) {
-                return Some(output);
-            }
-            self.ready_guests.pop_front();
-            if let Some(guest) = self.guests.get_mut(&vm) {
-                guest.is_ready = false;
-            }
+        if let Some(vm) = self.ready_guests.pop_front() {
+            return Some(Output::Packets(vm));
         }
         while let Some(id) = self.ready.front().copied() {
             if let Some(output) = self.poll_socket(now, id) {
@@ -316,57 +320,33 @@ impl Host {
         self.sockets.next_timer()
     }
 
-    fn poll_guest(&mut self, vm: VmId) -> Option<Output> {
-        let guest = self.guests.get_mut(&vm)?;
-        if let Some(header) = guest.strays.pop_front() {
-            return Some(Output::Packet(vm, header));
-        }
-        for control in guest.controls.values_mut() {
-            match control.poll() {
-                Some((header, Some(answer))) => return Some(Output::Answer(vm, header, answer)),
-                Some((header, None)) => return Some(Output::Packet(vm, header)),
-                None => {}
-            }
-        }
-        let spent: Vec<u32> = guest
-            .controls
-            .iter()
-            .filter(|(_, control)| control.connection.is_spent())
-            .map(|(port, _)| *port)
-            .collect();
-        spent.into_iter().for_each(|port| guest.forget_control(port));
-        None
-    }
-
     fn poll_socket(&mut self, now: Instant, id: SocketId) -> Option<Output> {
         let socket = self.sockets.get_mut(id)?;
         if let Some(message) = socket.joint.poll_message(now) {
             return Some(Output::Message(id, socket.host, message, socket.request));
         }
-        if let Some(header) = socket.joint.poll_packet() {
-            return Some(Output::Packet(socket.vm, header));
-        }
-        let end = socket.joint.end();
-        let (name, errno) = ((socket.host, end.id(), end.side()), end.errno());
-        let is_spent = socket.joint.is_spent();
+        let vm = socket.vm;
         if socket.is_listed && socket.joint.is_closed() {
-            socket.is_listed = false;
-            let (vm, ports, request) = (socket.vm, socket.joint.ports(), socket.request);
-            if let Some(guest) = self.guests.get_mut(&vm) {
-                guest.forget(ports, Code::of(errno), request);
-            }
-            if !is_spent {
-                self.sockets.list_orphan(id);
-            }
+            self.unlist(id);
         }
-        if !is_spent {
-            return None;
+        let socket = self.sockets.get_mut(id)?;
+        if socket.joint.has_packet()
+            && let Some(guest) = self.guests.get_mut(&vm)
+            && !std::mem::replace(&mut socket.has_packet, true)
+        {
+            guest.ready.push_back(id);
+            self.look_at(vm);
         }
+        if !self.sockets.get(id)?.joint.is_spent() {
+            return self.ready_guests.pop_front().map(Output::Packets);
+        }
+        let Socket { host, joint, .. } = self.sockets.remove(id)?;
+        let (end, errno) = (joint.end(), joint.end().errno());
+        let name = (host, end.id(), end.side());
         if errno.is_none() {
             self.over.add(now, name);
         }
         self.names.remove(&name);
-        self.sockets.remove(id);
         Some(Output::Gone(id))
     }
 
@@ -411,7 +391,8 @@ impl Host {
     /// A guest is to have a socket more. If it has as many as it may, one that it has closed and
     /// that waits for another guest is given up: the one that was closed first.
     fn make_place(&mut self, now: Instant, vm: VmId) -> bool {
-        if self.sockets.count(vm) < TOE_SOCKETS_MAX {
+        let resets = self.guests.get(&vm).map_or(0, Guest::resets);
+        if self.sockets.count(vm) + resets < TOE_SOCKETS_MAX {
             return true;
         }
         let Some(id) = self.sockets.pop_orphan(vm) else { return false };
@@ -440,13 +421,16 @@ impl Host {
     ) {
         let Some(guest) = self.guests.get_mut(&vm) else { return };
         let port = header.src_port;
-        let Some(control) = guest.controls.get_mut(&port) else {
-            let asks = header.op == Some(Op::Request) && header.kind == STREAM;
+        let asks = header.op == Some(Op::Request) && header.kind == STREAM;
+        // One that is over, as its guest was about to hear, is another's now.
+        let known = guest.controls.get_mut(&port);
+        let Some(control) = known.filter(|it| !asks || !it.connection.is_closed()) else {
+            guest.controls.remove(&port);
             if !asks || guest.controls.len() >= TOE_CONTROLS_MAX {
                 return self.stray(vm, header);
             }
             guest.controls.insert(port, Control::new(guest.config.cid, header));
-            return self.look_at(vm);
+            return self.look_at_control(vm, port);
         };
         match control.connection.handle(header, payload) {
             Ok(Heard::Data(len)) => {
@@ -466,7 +450,7 @@ impl Host {
             Ok(_) => {}
             Err(_) => guest.lies += 1,
         }
-        self.look_at(vm);
+        self.look_at_control(vm, port);
     }
 
     /// Answers what a process of a guest asks.
@@ -485,8 +469,8 @@ impl Host {
             let addresses = Some(addresses(ports, &socket.request));
             return Answer { addresses, state: Some(state), ..Answer::of(asked, code) };
         }
-        let full = self.sockets.count(vm) + guest.wanted() >= TOE_SOCKETS_MAX
-            && self.sockets.first_orphan(vm).is_none();
+        let places = self.sockets.count(vm) + guest.wanted() + guest.resets();
+        let full = places >= TOE_SOCKETS_MAX && self.sockets.first_orphan(vm).is_none();
         guest.answer(
             port,
             asked,
@@ -517,15 +501,6 @@ impl Host {
         self.look_again(id);
     }
 
-    /// A guest may have something to hear.
-    fn look_at(&mut self, vm: VmId) {
-        if let Some(guest) = self.guests.get_mut(&vm)
-            && !std::mem::replace(&mut guest.is_ready, true)
-        {
-            self.ready_guests.push_back(vm);
-        }
-    }
-
     /// A socket may have something to say.
     fn look_again(&mut self, id: SocketId) {
         if let Some(socket) = self.sockets.get_mut(id)
@@ -535,6 +510,8 @@ impl Host {
         }
     }
 }
+
+mod to_guest;
 
 #[cfg(test)]
 mod tests;

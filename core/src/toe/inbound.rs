@@ -41,6 +41,8 @@ pub struct Inbound {
     edge: u64,
     /// The other end knows of so much.
     edge_told: u64,
+    /// Less news of room than this is told to nobody.
+    step: u64,
     /// Since when something is missing.
     hole_since: Option<Instant>,
     /// What the fabric holds: offset and length, in order. None overlaps another.
@@ -168,12 +170,19 @@ impl Inbound {
         self.edge = self.edge.max(edge.min(most));
     }
 
+    /// So large is the guest's buffer: crumbs of it are not told as room (RFC 1122 section
+    /// 4.2.3.3), each of which would be a packet for the other guest.
+    pub fn set_buffer(&mut self, buffer: u64) {
+        self.step = (buffer / 2).min(TOE_CREDIT_STEP);
+    }
+
     /// What the other end should hear of the room: it is much more than it knows of, or the end may
     /// have stopped because there was little.
     #[must_use]
     pub const fn is_credit_due(&self) -> bool {
         let news = self.edge - self.edge_told;
-        news >= TOE_CREDIT_STEP || news > 0 && self.edge_told - self.arrived < TOE_CREDIT_STEP
+        let little = self.edge_told - self.arrived < TOE_CREDIT_STEP;
+        news >= TOE_CREDIT_STEP || news > 0 && news >= self.step && little
     }
 
     /// Tells the room.

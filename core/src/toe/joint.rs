@@ -3,8 +3,9 @@
 //! # Use
 //!
 //! After every `handle_*` and after [`Joint::give`]: [`Joint::poll_message`] until `None`, for the
-//! other end; [`Joint::poll_packet`] until `None`, for the guest's ring; only then payload that is
-//! due, as much as [`Joint::room_to_guest`] allows. When [`Joint::is_spent`] it may be dropped.
+//! other end. [`Joint::poll_packet`] as long as the guest's ring has room: what is due and not
+//! taken stays due, once, however often it comes about; and payload, as much as
+//! [`Joint::room_to_guest`] allows. When [`Joint::is_spent`] it may be dropped.
 
 use super::end::{End, Event};
 use super::errno::Errno;
@@ -78,6 +79,17 @@ impl Joint {
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         self.connection.is_closed()
+    }
+
+    /// Whether the guest's kernel is still to hear that it is over: if so the caller sees to that
+    /// from now on.
+    #[must_use]
+    pub fn take_reset(&mut self) -> bool {
+        let is_due = self.connection.is_closed() && !self.connection.is_spent();
+        if is_due {
+            self.connection.forget();
+        }
+        is_due
     }
 
     /// Bytes that may be given to the guest now.
@@ -194,6 +206,12 @@ impl Joint {
         self.end.poll_message(now)
     }
 
+    /// Whether [`Self::poll_packet`] has one.
+    #[must_use]
+    pub fn has_packet(&self) -> bool {
+        self.connection.has_packet()
+    }
+
     /// A packet without payload that is due to the guest.
     #[must_use]
     pub fn poll_packet(&mut self) -> Option<Header> {
@@ -208,6 +226,7 @@ impl Joint {
 
     /// What the guest is to hear becomes packets.
     fn pass_on(&mut self, now: Instant) {
+        self.end.set_buffer(self.connection.buffer());
         while let Some(event) = self.end.poll_event() {
             match event {
                 // The connection has called the guest already.

@@ -27,10 +27,12 @@ pub(super) struct Socket {
     pub(super) joint: Joint,
     /// Who connected to whom.
     pub(super) request: Request,
-    /// The guest's kernel knows it by its ports.
+    /// The guest's kernel knows it by its ports, as far as the host has heard.
     pub(super) is_listed: bool,
     /// It stands in the queue of those to be polled.
     pub(super) is_ready: bool,
+    /// It stands in its guest's queue of those that have a packet for it.
+    pub(super) has_packet: bool,
     /// When its timers are looked at: not later than they are due.
     timer: Option<Instant>,
     /// Its guest has closed it and it has something to deliver: its place among such.
@@ -46,6 +48,7 @@ impl Socket {
             request,
             is_listed: true,
             is_ready: false,
+            has_packet: false,
             timer: None,
             orphan: None,
         }

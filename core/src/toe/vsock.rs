@@ -182,6 +182,12 @@ impl Connection {
         self.read.saturating_add(self.buf_alloc as u64)
     }
 
+    /// Bytes that the guest's socket has room for when it is empty.
+    #[must_use]
+    pub fn buffer(&self) -> u64 {
+        self.buf_alloc.into()
+    }
+
     /// Bytes that may be given to the guest now, in one packet. None before its answer was polled.
     #[must_use]
     pub fn room_to_guest(&self) -> u64 {
@@ -329,7 +335,15 @@ impl Connection {
         Header { len, ..self.header(Op::Data) }
     }
 
-    /// A packet without payload that is due to the guest.
+    /// Whether [`Self::poll_packet`] has one.
+    #[must_use]
+    pub fn has_packet(&self) -> bool {
+        let Due { request, response, shutdown, credit, ask, reset } = self.due;
+        request || response || shutdown || credit || ask || reset || self.is_credit_due()
+    }
+
+    /// A packet without payload that is due to the guest. Until it is taken it stays due, and is
+    /// then what it has become.
     #[must_use]
     pub fn poll_packet(&mut self) -> Option<Header> {
         let due = &mut self.due;
@@ -442,6 +456,23 @@ impl Connection {
             buf_alloc,
             fwd_cnt: low(self.received),
         }
+    }
+}
+
+/// A guest of this CID is to hear that this connection is over.
+#[must_use]
+pub const fn reset(guest_cid: u64, ports: Ports) -> Header {
+    Header {
+        src_cid: HOST_CID,
+        dst_cid: guest_cid,
+        src_port: ports.host,
+        dst_port: ports.guest,
+        len: 0,
+        kind: STREAM,
+        op: Some(Op::Reset),
+        flags: 0,
+        buf_alloc: 0,
+        fwd_cnt: 0,
     }
 }
 

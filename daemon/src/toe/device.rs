@@ -1,16 +1,12 @@
-//! The socket device of one guest, and what waits for it.
-
-use std::collections::VecDeque;
+//! The socket device of one guest.
 
 use nightporter_core::toe::control::LEN;
+use nightporter_core::toe::guest::Packet;
 use nightporter_core::toe::sockets::SocketId;
 use nightporter_core::wire::vsock::Header;
 
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
-
-/// A packet for a guest: without payload, or with an answer in it.
-pub(super) type Packet = (Header, Option<[u8; LEN]>);
 
 /// Why something waits for a guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -36,8 +32,6 @@ pub(crate) struct Stats {
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) port: VhostUserPort<Vsock>,
-    /// Packets that go into the ring before all others.
-    pub(super) waiting: VecDeque<Packet>,
     /// The core knows of the guest.
     pub(super) is_up: bool,
     /// It is to be served in the next turn.
@@ -55,7 +49,6 @@ impl Device {
     pub(super) fn new(port: VhostUserPort<Vsock>) -> Self {
         Self {
             port,
-            waiting: VecDeque::new(),
             is_up: false,
             is_awake: false,
             is_touched: false,
@@ -87,42 +80,22 @@ impl Device {
         self.port.give_packet(header);
     }
 
-    /// A packet for the guest, behind those that wait.
-    pub(super) fn put(&mut self, packet: Packet) {
-        if !self.is_up {
-            return; // it knows nothing of it
+    /// Whether the guest has a place for a packet without payload of others.
+    pub(super) fn has_place(&mut self) -> bool {
+        let room = self.port.room_to_guest();
+        if room.is_some_and(|room| room < LEN) {
+            self.port.refuse_buffers(); // drivers offer pages
+            return false;
         }
-        if !self.waiting.is_empty() || !self.give_packet(&packet) {
-            self.waiting.push_back(packet);
-            self.blocked = Some(Blocked::Ring);
-        }
+        room.is_some()
     }
 
-    /// Packets that wait go into the ring; whether all of them have.
-    pub(super) fn give_waiting(&mut self) -> bool {
-        while let Some(packet) = self.waiting.pop_front() {
-            if !self.give_packet(&packet) {
-                self.waiting.push_front(packet);
-                return false;
-            }
+    /// Gives the guest such a packet, which it has a place for.
+    pub(super) fn put(&mut self, (header, answer): &Packet) {
+        if answer.is_none_or(|answer| self.port.write_payload(&answer)) {
+            self.stats.packets_to_guest += 1;
+            self.port.give_packet(header);
         }
-        true
-    }
-
-    fn give_packet(&mut self, (header, answer): &Packet) -> bool {
-        let Some(room) = self.port.room_to_guest() else { return false };
-        if let Some(answer) = answer {
-            if room < LEN {
-                self.port.refuse_buffers(); // drivers offer pages
-                return false;
-            }
-            if !self.port.write_payload(answer) {
-                return false;
-            }
-        }
-        self.stats.packets_to_guest += 1;
-        self.port.give_packet(header);
-        true
     }
 
     /// Shows the guest what was taken and given. Whether there is more to do at once; else the
@@ -143,7 +116,6 @@ impl Device {
 
     /// Its driver has gone.
     pub(super) fn forget(&mut self) {
-        self.waiting.clear();
         self.is_up = false;
         self.blocked = None;
         self.served_last = None;

@@ -10,8 +10,9 @@
 //!
 //! # What a ring has no room for
 //!
-//! Packets without payload wait in their device, and as long as many of them do nothing more is
-//! read of that guest. Payload is kept for the receiver, at most [`KEPT_MAX`] bytes of one sender:
+//! Packets without payload are made when the ring has room, of the state that the core's sockets
+//! have then. Only if a guest does not take answers to packets of its own, none of its packets are
+//! read meanwhile. Payload is kept for the receiver, at most [`KEPT_MAX`] bytes of one sender:
 //! then that guest's ring waits. If it waits for [`T_STALL`], connections whose receivers have
 //! taken nothing in that time are reset, so that nobody who takes nothing stops a sender for
 //! others.
@@ -23,7 +24,6 @@ mod rules;
 use std::collections::VecDeque;
 
 use nightporter_api::ToeStatus;
-use nightporter_core::limits::TOE_SOCKETS_MAX;
 use nightporter_core::port::PortId;
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::toe::errno::Errno;
@@ -36,7 +36,7 @@ use nightporter_core::toe::sockets::{SocketId, VmId};
 
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
-use device::{Blocked, Device, Packet};
+use device::{Blocked, Device};
 use kept::{Kept, KeptBytes};
 pub(crate) use rules::Member;
 use rules::Rules;
@@ -51,10 +51,6 @@ const PACKETS_PER_TURN: u64 = 64;
 const BYTES_PER_TURN: usize = 1 << 20;
 /// Bytes of one sender that are kept for receivers whose rings have no buffers: sixteen windows.
 pub(crate) const KEPT_MAX: usize = 16 << 20;
-/// Packets without payload that wait for a guest while its own are read.
-const WAITING_MAX: usize = 1024;
-/// And at most: what others cause is bounded by the sockets that it has, a few for each.
-const WAITING_LOST: usize = 4 * TOE_SOCKETS_MAX;
 /// How long a sender waits for receivers that take nothing.
 const T_STALL: Duration = Duration::from_secs(5);
 
@@ -223,7 +219,7 @@ impl Toe {
             self.note_stall(now, at, stalls);
             let Self { host, rules, devices, .. } = self;
             let Some(device) = devices[at].as_mut() else { return packets };
-            if stalls || device.waiting.len() >= WAITING_MAX {
+            if stalls || host.owes_answers(vm(at)) {
                 return packets; // it is woken when there is room again
             }
             let Some((header, payload)) = device.port.poll_packet() else { return packets };
@@ -270,10 +266,9 @@ impl Toe {
     ) {
         let Some(VmId(to)) = self.host.vm_of(socket) else { return };
         let (to, mut done) = (to as usize, 0);
-        self.touch(to);
         if !self.kept.has(socket)
+            && self.give_packets(to)
             && let Ok([Some(source), Some(target)]) = self.devices.get_disjoint_mut([from, to])
-            && target.waiting.is_empty()
         {
             while done < len {
                 let Some(room) = target.room(self.host.room_to_guest(socket), len - done) else {
@@ -303,9 +298,8 @@ impl Toe {
         let Some(device) = self.device_mut(at) else { return };
         device.blocked = None;
         let mut next = device.served_last;
-        if !device.give_waiting() {
-            device.blocked = Some(Blocked::Ring);
-            return;
+        if !self.give_packets(at) {
+            return self.hear(now);
         }
         let (mut bytes, mut without_room) = (0, 0);
         while without_room < self.kept.sockets_of(at) {
@@ -358,8 +352,9 @@ impl Toe {
                     _ => drop(self.host.handle_message(now, HERE, &message)),
                 },
                 Output::Return(_, message) => drop(self.host.handle_message(now, HERE, &message)),
-                Output::Packet(to, header) => self.put(to, (header, None)),
-                Output::Answer(to, header, answer) => self.put(to, (header, Some(answer))),
+                Output::Packets(VmId(to)) => {
+                    self.give_packets(to as usize);
+                }
                 Output::Gone(socket) => {
                     if let Some(sender) = self.kept.forget(socket) {
                         self.wake_stalled(sender);
@@ -369,13 +364,21 @@ impl Toe {
         }
     }
 
-    /// A packet for a guest.
-    fn put(&mut self, VmId(to): VmId, packet: Packet) {
-        let at = to as usize;
+    /// What a guest is to hear goes into its ring; whether all of it has.
+    fn give_packets(&mut self, at: usize) -> bool {
         self.touch(at);
-        if let Some(device) = self.device_mut(at) {
-            device.put(packet);
+        let Self { host, devices, .. } = self;
+        let Some(device) = devices.get_mut(at).and_then(Option::as_mut) else { return true };
+        while host.has_packets(vm(at)) {
+            if !device.has_place() {
+                device.blocked = Some(Blocked::Ring);
+                return false;
+            }
+            if let Some(packet) = host.poll_packet(vm(at)) {
+                device.put(&packet);
+            }
         }
+        true
     }
 
     /// Nobody hears of this connection any more.
@@ -404,20 +407,15 @@ impl Toe {
         while let Some(at) = self.touched.pop() {
             let Some(device) = self.device_mut(at) else { continue };
             device.is_touched = false;
-            // It lied; or it takes nothing, and what it sends next is for no connection.
-            let (is_up, stays) = (device.is_up, device.port.is_up());
-            let is_lost = device.waiting.len() > WAITING_LOST;
             let has_more = device.flush();
-            if is_up && (is_lost || !stays) {
-                self.lose_guest(now, at);
-                if stays {
-                    self.look_at_link(now, PortId(u16::try_from(at).expect("a port's number")));
-                }
+            let is_up = device.is_up;
+            if is_up && !device.port.is_up() {
+                self.lose_guest(now, at); // it lied
                 continue;
             }
             let stalls = self.stalled.iter().any(|(stalled, _)| *stalled == at);
+            let reads = is_up && !stalls && !self.host.owes_answers(vm(at));
             let device = self.device_mut(at).expect("it was there");
-            let reads = is_up && !stalls && device.waiting.len() < WAITING_MAX;
             if has_more || reads && !device.is_awake && device.port.enable_packet_kicks() {
                 self.wake_device(at);
             }

@@ -57,7 +57,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    fn new() -> Self {
+    fn new(buf_alloc: u32) -> Self {
         Self {
             is_open: false,
             is_reset: false,
@@ -71,7 +71,7 @@ impl Socket {
             host_alloc: 0,
             host_fwd: 0,
             told: 0,
-            buf_alloc: BUF_ALLOC,
+            buf_alloc,
         }
     }
 
@@ -103,8 +103,14 @@ pub(crate) struct SocketGuest {
     call: [OwnedFd; 3],
     offered: VecDeque<u64>,
     sent: u64,
+    /// Packets that came and were not looked at: their lengths.
+    came: VecDeque<u32>,
+    /// What its driver has to say and has no place for.
+    replies: VecDeque<Header>,
     /// Buffers that were taken are offered again.
     pub(crate) refills: bool,
+    /// What its sockets have room for.
+    pub(crate) buffer: u32,
     pub(crate) sockets: BTreeMap<Ports, Socket>,
     /// Listens at these vsock ports.
     listens: Vec<u32>,
@@ -140,7 +146,10 @@ impl SocketGuest {
             call,
             offered: VecDeque::new(),
             sent: 0,
+            came: VecDeque::new(),
+            replies: VecDeque::new(),
             refills: true,
+            buffer: BUF_ALLOC,
             sockets: BTreeMap::new(),
             listens: Vec::new(),
             next_port: 2000,
@@ -205,13 +214,23 @@ impl SocketGuest {
         }
     }
 
-    /// Sends a packet of a socket, which there must be a place for.
+    /// Sends a packet of a socket, when there is a place for it.
     fn say(&mut self, ports: Ports, op: Op, flags: u32) {
         let header = Header { flags, ..self.header(ports, op) };
         if let Some(socket) = self.sockets.get_mut(&ports) {
             socket.told = header.fwd_cnt;
         }
-        assert!(self.send(&header, &[]), "no place for {op:?}");
+        self.replies.push_back(header);
+        self.say_more();
+    }
+
+    /// Sends what there is a place for.
+    fn say_more(&mut self) {
+        while let Some(header) = self.replies.pop_front() {
+            if !self.send(&header, &[]) {
+                return self.replies.push_front(header);
+            }
+        }
     }
 
     /// What its driver and its processes do now; whether that was anything.
@@ -219,9 +238,15 @@ impl SocketGuest {
         self.rings[0].set_used_event(self.rings[0].used_idx);
         self.rings[1].set_used_event(self.rings[1].used_idx);
         fence(Ordering::SeqCst);
-        let used = self.rings[0].used();
-        let taken = used.len() as u64;
-        for (_, len) in used {
+        self.say_more();
+        self.came.extend(self.rings[0].used().into_iter().map(|(_, len)| len));
+        let mut taken = 0;
+        // As Linux does (`virtio_transport_more_replies`), it looks at nothing before the host has
+        // read what it has said.
+        while self.replies.len() < usize::from(QUEUE_SIZE)
+            && let Some(len) = self.came.pop_front()
+        {
+            taken += 1;
             let at = self.offered.pop_front().expect("it was offered");
             let bytes = self.ram.read(at, len as usize);
             let (header, payload) = bytes.split_first_chunk().expect("a header at least");
@@ -244,7 +269,8 @@ impl SocketGuest {
             assert!(!self.sockets.contains_key(&ports), "{ports:?} is there already");
             let listens = self.listens.contains(&ports.guest);
             if listens {
-                self.sockets.insert(ports, Socket { is_open: true, ..Socket::new() });
+                let socket = Socket { is_open: true, ..Socket::new(self.buffer) };
+                self.sockets.insert(ports, socket);
             }
             self.note_room(ports, header);
             return self.say(ports, if listens { Op::Response } else { Op::Reset }, 0);
@@ -292,7 +318,7 @@ impl SocketGuest {
         }
         let socket = &self.sockets[&ports];
         let len = len.min(socket.room());
-        if len == 0 {
+        if len == 0 || !self.replies.is_empty() {
             return tells;
         }
         let payload: Vec<u8> = socket.to_send.iter().take(len).copied().collect();
@@ -358,7 +384,7 @@ impl SocketGuest {
 
     /// connect() to a port of the host; it is not answered yet.
     pub(crate) fn begin(&mut self, ports: Ports) {
-        self.sockets.insert(ports, Socket::new());
+        self.sockets.insert(ports, Socket::new(self.buffer));
         self.say(ports, Op::Request, 0);
     }
 }

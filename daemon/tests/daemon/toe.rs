@@ -158,6 +158,45 @@ fn what_a_ring_has_no_buffers_for_is_kept_and_comes_in_order() {
 }
 
 #[test]
+fn a_guest_that_many_connect_to_while_it_is_off_its_cpu_accepts_them_all() {
+    let (dir, host) = start(&[("a", 1, ""), ("b", 2, "")]);
+    let (mut a, mut b) = (boot(&dir, "a"), boot(&dir, "b"));
+    listen(&mut b, SERVER);
+    // It takes nothing, and what it says itself is read all the same.
+    b.refills = false;
+    let all: Vec<Ports> = (0..1500).map(|_| try_connect(&mut a, SERVER).unwrap()).collect();
+    let stray = Ports { guest: 5, host: 6 };
+    let before = toe(&host, "b").packets_from_guest;
+    assert!(b.send(&b.header(stray, Op::CreditUpdate), &[]));
+    until(&mut [&mut a], "it is read", |_| toe(&host, "b").packets_from_guest > before);
+    b.refill();
+    until(&mut [&mut a, &mut b], "all are open", |g| all.iter().all(|p| g[0].socket(*p).is_open));
+}
+
+#[test]
+fn what_one_guest_says_to_another_that_takes_nothing_is_nothing_to_a_third() {
+    let (dir, _host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
+    let (mut a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
+    listen(&mut b, SERVER);
+    let (at_c, to_c) = connect(&mut c, &mut b, SERVER);
+    assert_eq!(ask(&mut a, Ask::Unlisten { guest: 1 }), 0);
+    a.buffer = 0;
+    let (at_a, _) = connect(&mut a, &mut b, SERVER);
+    b.refills = false;
+    // It finds a crumb of room again and again.
+    for buf_alloc in 1..=17_000 {
+        let header = Header { buf_alloc, ..a.header(at_a, Op::CreditUpdate) };
+        while !a.send(&header, &[]) {
+            until(&mut [&mut a], "a place", |_| true);
+        }
+    }
+    c.write(at_c, b"hello");
+    b.refill();
+    until(&mut [&mut b, &mut c], "bytes", |g| g[0].socket(to_c).got == b"hello");
+    assert!(!c.socket(at_c).is_reset && !a.socket(at_a).is_reset);
+}
+
+#[test]
 fn a_lie_ends_its_connection_and_no_other() {
     let (_dir, _host, mut a, mut b, at_a, at_b) = connected();
     let (other_a, other_b) = connect(&mut a, &mut b, SERVER);

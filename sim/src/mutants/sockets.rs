@@ -186,6 +186,30 @@ mutations! { SOCKETS:
     "if [[self.strays.len() < TOE_STRAYS_MAX]] {"
     => "true";
 
+    "a guest is read whatever it is owed", "VTOE-10", "owes_answers",
+    "[[self.strays.len() >= TOE_STRAYS_MAX]]"
+    => "false";
+
+    "room is told in crumbs", "VTOE-10", "set_buffer",
+    "self.step = [[(buffer / 2).min(TOE_CREDIT_STEP)]];"
+    => "0";
+
+    "a socket that is over is reset at the ports of the next", "VTOE-13", "is_to_hear",
+    "self.resets.remove(&ports);"
+    => "";
+
+    "resets that a guest does not take pile up", "VTOE-10", "make_place",
+    "if [[self.sockets.count(vm) + resets]] < TOE_SOCKETS_MAX {"
+    => "self.sockets.count(vm)";
+
+    "who listened stays when its control connection is over", "VTOE-06", "look_at_control",
+    "self.forget_wishes(port);"
+    => "";
+
+    "a guest is not told of packets that come about again", "VTOE-06", "poll_packet",
+    "guest.is_ready = false;"
+    => "";
+
     "any number of sockets is going to connect", "VTOE-10", "want",
     "let full = [[self.wanted.len() >= TOE_WANTED_MAX]] && !self.wanted.contains_key(&guest);"
     => "false";

@@ -3,6 +3,7 @@ use crate::common::Random;
 use crate::limits::{
     T_TOE_PROBE, T_TOE_SILENCE, TOE_LISTENERS_MAX, TOE_PACKET_COST, TOE_STRAYS_MAX, TOE_WANTED_MAX,
 };
+use crate::toe::control::LEN;
 use crate::toe::state::State;
 use crate::wire::vsock::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use proptest::prelude::*;
@@ -47,6 +48,8 @@ struct World {
     /// What each guest heard.
     packets: [VecDeque<Header>; 3],
     answers: [VecDeque<[u8; LEN]>; 3],
+    /// Guests whose rings have no room.
+    full: [bool; 3],
     /// Bytes of answers that each guest has read.
     read: [u32; 2],
     /// Messages that are under way, and all that ever were.
@@ -74,6 +77,7 @@ impl World {
             now: NOW,
             packets: Default::default(),
             answers: Default::default(),
+            full: [false; 3],
             read: [0; 2],
             messages: VecDeque::new(),
             requests: VecDeque::new(),
@@ -145,17 +149,33 @@ impl World {
                     }
                 }
                 Output::Return(_, message) => self.returned.push(message),
-                Output::Packet(vm, header) => {
-                    assert_eq!(header.dst_cid, cid(vm));
-                    self.packets[vm.0 as usize].push_back(header);
-                }
-                Output::Answer(vm, header, answer) => {
-                    assert_eq!((header.op, header.len), (Some(Op::Data), 64));
-                    self.answers[vm.0 as usize].push_back(answer);
-                }
+                Output::Packets(vm) => self.takes(vm),
                 Output::Gone(_) => self.gone += 1,
             }
         }
+    }
+
+    /// A guest takes what there is for it, if its ring has room.
+    fn takes(&mut self, vm: VmId) {
+        let i = vm.0 as usize;
+        while !self.full[i]
+            && let Some((header, answer)) = self.host.poll_packet(vm)
+        {
+            assert_eq!(header.dst_cid, cid(vm));
+            if let Some(answer) = answer {
+                assert_eq!((header.op, header.len), (Some(Op::Data), 64));
+                self.answers[i].push_back(answer);
+            } else {
+                self.packets[i].push_back(header);
+            }
+        }
+    }
+
+    /// Its ring has room again.
+    fn has_room(&mut self, vm: VmId) {
+        self.full[vm.0 as usize] = false;
+        self.takes(vm);
+        self.collect();
     }
 
     fn carry(&mut self) {
@@ -467,11 +487,16 @@ fn what_a_guest_can_make_the_host_keep_is_bounded() {
     // Packets for nobody, and nobody who takes the answers.
     let mut none = |_: &mut [u8]| false;
     let stray = Header { op: Some(Op::Data), src_port: 1, ..stray_header() };
-    for _ in 0..1000 {
+    w.full[0] = true;
+    let mut answered = 0;
+    while !w.host.owes_answers(A) && answered < 2 * TOE_STRAYS_MAX {
         let _ = w.host.handle_packet(NOW, A, &stray, 0, &mut none, &Doorkeeper);
+        answered += 1;
     }
-    w.collect();
-    assert_eq!(w.heard(A).len(), TOE_STRAYS_MAX);
+    assert_eq!(answered, TOE_STRAYS_MAX);
+    let _ = w.host.handle_packet(NOW, A, &stray, 0, &mut none, &Doorkeeper);
+    w.has_room(A);
+    assert_eq!((w.heard(A).len(), w.host.owes_answers(A)), (answered, false));
 }
 
 fn stray_header() -> Header {
@@ -830,6 +855,125 @@ fn vtoe_05_a_close_that_is_to_be_a_reset_is_one_unless_that_was_taken_back() {
         w.carry();
         assert_eq!(w.heard(B), [heard]);
     }
+}
+
+#[test]
+fn what_others_cause_is_state_of_a_socket_and_not_a_queue() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:40000"), to: at("10.0.0.2:80") };
+    assert_eq!(w.asks(A, ask).code, Code::Done);
+    let _ = w.says(A, Op::Request, (1025, 2), |h| h.buf_alloc = 0);
+    w.carry();
+    let call = w.packets[1].pop_front().expect("a request");
+    let b = (call.dst_port, call.src_port);
+    let _ = w.says(B, Op::Response, b, |_| {});
+    w.carry();
+    w.full[1] = true;
+    for buf_alloc in 1..=65_536 {
+        let _ = w.says(A, Op::CreditUpdate, (1025, 2), |h| h.buf_alloc = buf_alloc);
+        w.carry();
+    }
+    w.has_room(B);
+    let told: Vec<_> = w.packets[1].drain(..).collect();
+    assert_eq!(told.iter().map(|h| h.op).collect::<Vec<_>>(), [Some(Op::CreditUpdate)]);
+    assert!(told[0].buf_alloc > 32_768, "as it is now: {}", told[0].buf_alloc);
+    // Who connects and thinks better of it leaves nothing.
+    w.full[1] = true;
+    for port in 2000..2500 {
+        let ask = Ask::Connect { guest: port, from: at("0.0.0.0:40000"), to: at("10.0.0.2:80") };
+        assert_eq!(w.asks(A, ask).code, Code::Done);
+        let _ = w.says(A, Op::Request, (port, 2), |_| {});
+        w.carry();
+        let _ = w.says(A, Op::Reset, (port, 2), |_| {});
+        w.carry();
+    }
+    w.has_room(B);
+    assert_eq!((w.heard(B), w.host.sockets()), (vec![], 2));
+}
+
+#[test]
+fn room_is_told_in_steps_and_not_in_crumbs() {
+    for buf_alloc in [1000, 20_000, 262_144] {
+        let mut w = World::new();
+        w.listens("0.0.0.0:80");
+        let b = calls(&mut w, 1);
+        let _ = w.says(B, Op::Response, b, |h| h.buf_alloc = buf_alloc);
+        let (mut edge, mut told) = (0, 0);
+        for read in 1..=10_000_u32 {
+            // All that it has room for is given, and its process reads a byte.
+            let kind = Kind::Data { offset: u64::from(read) - 1, len: 1 };
+            let met = says(&mut w, THERE, 1, kind);
+            let _ = w.host.give(w.now, met.socket.expect("B's"), 1).expect("room");
+            let _ = w.says(B, Op::CreditUpdate, b, |h| {
+                (h.buf_alloc, h.fwd_cnt) = (buf_alloc, read);
+            });
+            for message in w.abroad.drain(..) {
+                let (Kind::Established { edge: to } | Kind::Credit { edge: to }) = message.kind
+                else {
+                    panic!("{message:?}");
+                };
+                assert!(to > edge);
+                (edge, told) = (to, told + 1);
+            }
+        }
+        assert!(told <= 1 + 10_000 / (buf_alloc / 2).min(65_536), "{told} for {buf_alloc}");
+        assert!(edge > 10_000, "it may go on");
+    }
+}
+
+#[test]
+fn a_reset_that_waits_for_a_ring_harms_neither_what_is_under_way_nor_the_next_socket() {
+    for gives_up in [true, false] {
+        let mut w = World::new();
+        w.listens("0.0.0.0:80");
+        let b = w.connects(1025, "10.0.0.2:80");
+        let Handled::Carry(_, data) = w.sends(A, Op::Data, (1025, 2), b"last", |_| {}) else {
+            panic!("to be carried");
+        };
+        let to = w.host.handle_message(NOW, HERE, &data).socket.expect("B's");
+        w.full[0] = true;
+        let _ = w.says(A, Op::Shutdown, (1025, 2), both);
+        w.carry();
+        if gives_up {
+            // Linux waits for eight seconds.
+            let _ = w.says(A, Op::Reset, (1025, 2), |_| {});
+        }
+        let wants = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+        let bytes = Asked { tag: 5, ask: wants }.emit();
+        let ports = (CONTROL, control::PORT);
+        let read = w.read[0];
+        let _ = w.sends(A, Op::Data, ports, &bytes, |h| h.fwd_cnt = read);
+        let _ = w.says(A, Op::Request, (1025, 2), |_| {});
+        w.carry();
+        let call = w.packets[1].pop_front().expect("a request");
+        let _ = w.says(B, Op::Response, (call.dst_port, call.src_port), |_| {});
+        w.carry();
+        w.has_room(A);
+        assert_eq!(w.heard(A), [Op::Response], "of the new one");
+        let given = w.host.give(NOW, to, 4).expect("the old one is there");
+        assert_eq!((given.dst_port, given.src_port), b);
+        w.collect();
+        w.carry();
+        assert_eq!(w.heard(B), [Op::Shutdown], "and ends clean");
+    }
+}
+
+#[test]
+fn a_control_connection_whose_reset_waits_is_over_and_its_port_may_be_anothers() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    w.full[1] = true;
+    let ports = (CONTROL, control::PORT);
+    let _ = w.says(B, Op::Shutdown, ports, both);
+    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    assert_eq!(w.asks(A, ask).code, Code::Done);
+    let _ = w.says(A, Op::Request, (1025, 2), |_| {});
+    w.carry();
+    assert_eq!(w.heard(A), [Op::Reset], "nobody listens any more");
+    let _ = w.says(B, Op::Request, ports, |_| {});
+    w.has_room(B);
+    assert_eq!(w.heard(B), [Op::Response], "of the new one");
 }
 
 /// A packet of somebody who means harm: most make sense, or the rest would reach nothing.

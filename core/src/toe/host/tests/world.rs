@@ -418,6 +418,10 @@ impl World {
             return false;
         }
         let Some((header, payload)) = kernel.from_host.pop_front() else { return false };
+        let vm = kernel.vm;
+        self.packs(host_of(vm).0 as usize, vm);
+        self.collect(host_of(vm).0 as usize);
+        let kernel = &mut self.kernels[i];
         let ended_before = kernel.plugs.iter().filter(|plug| plug.ended).count();
         kernel.hears(header, &payload);
         if kernel.plugs.iter().filter(|plug| plug.ended).count() > ended_before {
@@ -469,6 +473,17 @@ impl World {
         }
     }
 
+    /// What there is for a guest goes into its ring, whose buffers are few.
+    fn packs(&mut self, h: usize, vm: VmId) {
+        let from_host = &mut self.kernels[vm.0 as usize].from_host;
+        while from_host.len() < 64
+            && let Some((header, answer)) = self.hosts[h].poll_packet(vm)
+        {
+            let payload = answer.map_or(vec![], |answer| answer.to_vec());
+            from_host.push_back((header, payload));
+        }
+    }
+
     /// What a host has to say.
     fn collect(&mut self, h: usize) {
         while let Some(output) = self.hosts[h].poll_output(self.now) {
@@ -479,12 +494,7 @@ impl World {
                     self.sends(h, to, message, is_request.then_some(request), vec![]);
                 }
                 Output::Return(to, message) => self.sends(h, to, message, None, vec![]),
-                Output::Packet(vm, header) => {
-                    self.kernels[vm.0 as usize].from_host.push_back((header, vec![]));
-                }
-                Output::Answer(vm, header, answer) => {
-                    self.kernels[vm.0 as usize].from_host.push_back((header, answer.to_vec()));
-                }
+                Output::Packets(vm) => self.packs(h, vm),
                 Output::Gone(id) => {
                     self.due[h].remove(&id);
                     let Some(name) = self.names[h].remove(&id) else { continue };
@@ -556,7 +566,6 @@ impl World {
         let fits = |(id, waiting): (&SocketId, &VecDeque<u8>)| {
             let vm = self.hosts[h].sockets.get(*id).expect("not gone").vm;
             let room = self.hosts[h].room_to_guest(*id).min(waiting.len() as u64).min(4096);
-            // The buffers of a ring are few.
             let buffers = self.kernels[vm.0 as usize].from_host.len() < 64;
             (buffers && room > 0).then_some((*id, vm, room))
         };

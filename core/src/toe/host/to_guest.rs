@@ -1,0 +1,81 @@
+//! What guests are to hear: the state of their sockets, when there is room for it.
+
+use super::super::guest::{Guest, Packet};
+use super::{Code, Host, SocketId, VmId};
+
+impl Host {
+    /// Whether a guest is owed so many answers that no packets of it are to be taken until it takes
+    /// some (virtio 1.2 section 5.10.6.1).
+    #[must_use]
+    pub fn owes_answers(&self, vm: VmId) -> bool {
+        self.guests.get(&vm).is_some_and(Guest::owes_answers)
+    }
+
+    /// Whether [`Self::poll_packet`] may have one.
+    #[must_use]
+    pub fn has_packets(&self, vm: VmId) -> bool {
+        self.guests.get(&vm).is_some_and(|guest| guest.is_ready)
+    }
+
+    /// The next packet for a guest, without payload of others; there must be room for it. It is
+    /// what is to be heard now, whatever was before.
+    #[must_use]
+    pub fn poll_packet(&mut self, vm: VmId) -> Option<Packet> {
+        let guest = self.guests.get_mut(&vm)?;
+        if let Some(packet) = guest.poll() {
+            return Some(packet);
+        }
+        // One of each socket in turn.
+        while let Some(id) = guest.ready.pop_front() {
+            let Some(socket) = self.sockets.get_mut(id) else { continue };
+            let packet = socket.joint.poll_packet();
+            socket.has_packet = socket.joint.has_packet();
+            if socket.has_packet {
+                guest.ready.push_back(id);
+            }
+            if let Some(header) = packet {
+                self.look_again(id);
+                return Some((header, None));
+            }
+        }
+        guest.is_ready = false;
+        None
+    }
+
+    /// The guest's kernel has no connection for a socket any more, or hears so when its ring has
+    /// room.
+    pub(super) fn unlist(&mut self, id: SocketId) {
+        let Some(socket) = self.sockets.get_mut(id) else { return };
+        socket.is_listed = false;
+        let resets = socket.joint.take_reset();
+        let is_spent = socket.joint.is_spent();
+        let code = Code::of(socket.joint.end().errno());
+        let (vm, ports, request) = (socket.vm, socket.joint.ports(), socket.request);
+        if let Some(guest) = self.guests.get_mut(&vm) {
+            guest.forget(ports, code, request);
+            if resets {
+                guest.reset(ports);
+                self.look_at(vm);
+            }
+        }
+        if !is_spent {
+            self.sockets.list_orphan(id);
+        }
+    }
+
+    pub(super) fn look_at_control(&mut self, vm: VmId, port: u32) {
+        if let Some(guest) = self.guests.get_mut(&vm) {
+            guest.look_at_control(port);
+        }
+        self.look_at(vm);
+    }
+
+    /// A guest may have something to hear.
+    pub(super) fn look_at(&mut self, vm: VmId) {
+        if let Some(guest) = self.guests.get_mut(&vm)
+            && !std::mem::replace(&mut guest.is_ready, true)
+        {
+            self.ready_guests.push_back(vm);
+        }
+    }
+}
