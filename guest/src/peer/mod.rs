@@ -64,6 +64,26 @@ pub enum Ask {
         /// Not before a byte of the other side has come.
         second: bool,
     },
+    /// The same by reads and writes of all sizes, which the seed chooses.
+    ExchangeUnevenly {
+        /// Each way.
+        bytes: usize,
+        /// Of what is written, and of the sizes.
+        seed: u64,
+    },
+    /// Connect, send a byte, finish, read it again and its end, close; so many times. Answer:
+    /// [`Told::Done`], of all.
+    Connects {
+        /// Where to.
+        to: SocketAddr,
+        /// How many times.
+        count: usize,
+    },
+    /// The other way round: accept so many, and send back what each of them has sent.
+    Accepts {
+        /// How many times.
+        count: usize,
+    },
     /// Whether what was read last is what this seed makes. Answer: [`Told::Checked`].
     Check {
         /// Of what the other side has written.
@@ -159,11 +179,20 @@ mod tests {
         assert_eq!(server.obey(Ask::Check { seed: 9 }), Told::Checked { whole: true });
         assert_eq!(client.obey(Ask::Check { seed: 10 }), Told::Checked { whole: true });
         both(&mut client, &mut server, [Ask::Ping { count: 3 }, Ask::Pong { count: 3 }]);
+        let unevenly = |seed| Ask::ExchangeUnevenly { bytes, seed };
+        both(&mut client, &mut server, [unevenly(11), unevenly(12)]);
+        assert_eq!(server.obey(Ask::Check { seed: 11 }), Told::Checked { whole: true });
+        assert_eq!(client.obey(Ask::Check { seed: 12 }), Told::Checked { whole: true });
         client.obey(Ask::Finish);
         assert_eq!(server.obey(Ask::ReadToEnd), Told::Ended { bytes: 0 });
         server.obey(Ask::Send { bytes: 5, seed, answered: false });
         server.obey(Ask::Close);
         assert_eq!(client.obey(Ask::ReadToEnd), Told::Ended { bytes: 5 });
+        let at = (Ipv4Addr::LOCALHOST, 0).into();
+        let Told::At { address: to } = server.obey(Ask::Listen { at }) else { panic!("no port") };
+        let connects = [Ask::Connects { to, count: 5 }, Ask::Accepts { count: 5 }];
+        let told = both(&mut client, &mut server, connects);
+        assert!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! What a peer does.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::Instant;
 
-use crate::data::{READ_ALL, Source};
+use crate::data::{READ_ALL, Source, splitmix64};
 
 use super::{Ask, Told};
 
@@ -57,6 +57,9 @@ impl Peer {
             Ask::Send { bytes, seed, answered } => self.send(bytes, seed, answered),
             Ask::Receive { bytes, answered } => self.receive(bytes, answered),
             Ask::Exchange { bytes, seed, second } => self.exchange(bytes, seed, second),
+            Ask::ExchangeUnevenly { bytes, seed } => self.exchange_unevenly(bytes, seed),
+            Ask::Connects { to, count } => connects(to, count),
+            Ask::Accepts { count } => self.accepts(count),
             Ask::Check { seed } => {
                 self.source.reach(seed, self.got.len());
                 Ok(Told::Checked { whole: self.source.piece(seed, self.got.len()) == self.got })
@@ -124,6 +127,49 @@ impl Peer {
         })
     }
 
+    fn exchange_unevenly(&mut self, bytes: usize, seed: u64) -> io::Result<Told> {
+        self.source.reach(seed, bytes);
+        make_room(&mut self.got, bytes);
+        let stream = connected(self.stream.as_ref())?;
+        let (piece, got) = (self.source.piece(seed, bytes), &mut self.got);
+        timed(|| {
+            thread::scope(|scope| {
+                let mut writer = stream;
+                let sending = scope.spawn(move || {
+                    let (mut rest, mut state) = (piece, seed);
+                    while !rest.is_empty() {
+                        let (now, later) = rest.split_at(any_size(&mut state).min(rest.len()));
+                        writer.write_all(now)?;
+                        rest = later;
+                    }
+                    Ok(())
+                });
+                let (mut at, mut state, mut reader) = (0, !seed, stream);
+                while at < bytes {
+                    let end = bytes.min(at + any_size(&mut state));
+                    match reader.read(&mut got[at..end])? {
+                        0 => return Err(ErrorKind::UnexpectedEof.into()),
+                        count => at += count,
+                    }
+                }
+                sending.join().expect("does not panic")
+            })
+        })
+    }
+
+    fn accepts(&mut self, count: usize) -> io::Result<Told> {
+        let listener = self.listener.as_ref().ok_or(ErrorKind::NotConnected)?;
+        timed(|| {
+            for _ in 0..count {
+                let (mut stream, _) = listener.accept()?;
+                let mut all = Vec::new();
+                stream.read_to_end(&mut all)?;
+                stream.write_all(&all)?;
+            }
+            Ok(())
+        })
+    }
+
     fn ping(&self, count: usize) -> io::Result<Told> {
         let mut stream = self.stream()?;
         let mut times = Vec::with_capacity(count);
@@ -148,6 +194,30 @@ impl Peer {
             Ok(())
         })
     }
+}
+
+fn connects(to: SocketAddr, count: usize) -> io::Result<Told> {
+    timed(|| {
+        for turn in 0..count {
+            let sent = turn.to_le_bytes()[0];
+            let mut stream = TcpStream::connect(to)?;
+            stream.write_all(&[sent])?;
+            stream.shutdown(Shutdown::Write)?;
+            let mut all = Vec::new();
+            stream.read_to_end(&mut all)?;
+            if all != [sent] {
+                return Err(io::Error::other(format!("connection {turn}: {all:?}, not {sent}")));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// From 1 to 65,536 bytes, small ones as often as large ones.
+fn any_size(state: &mut u64) -> usize {
+    let random = splitmix64(state);
+    let most = 1_u64 << (random % 17);
+    usize::try_from(1 + (random >> 5) % most).expect("at most 65,536")
 }
 
 fn connected(stream: Option<&TcpStream>) -> io::Result<&TcpStream> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::control::{Command, Reply};
@@ -10,7 +11,7 @@ use nightporter_guest::data::Source;
 use nightporter_guest::peer::{Ask, Told};
 use serde_json::Value;
 
-use super::MB;
+use super::{LIMIT, MB};
 use crate::image::{TOE_LAUNCHER, TOE_SUITE};
 use crate::peer::Sockets::{self, Native, Toe};
 use crate::vmm::Guest;
@@ -18,6 +19,9 @@ use crate::world::{Net, World, address};
 
 /// Bytes of a large transfer.
 const LARGE: usize = 10 * MB;
+/// What a guest may be given beyond what it has read, and half of that.
+const WINDOW: u64 = 1 << 20;
+const HALF_A_WINDOW: u64 = WINDOW / 2;
 /// The guest that connects, and the one that listens.
 const CLIENT: usize = 0;
 const SERVER: usize = 1;
@@ -30,6 +34,9 @@ pub(super) fn run(world: &mut World) -> Result<()> {
     }
     streams_both_ways(world).context("streams both ways")?;
     half_closed(world).context("a connection that is half closed")?;
+    unevenly(world).context("reads and writes of all sizes")?;
+    not_read(world).context("a receiver that does not read")?;
+    many(world).context("many connections")?;
     falls_back(world).context("falling back to TCP")?;
     one_queue(world).context("one queue for those who come by TOE and by TCP")?;
     guest_killed(world).context("a guest that is killed")
@@ -128,6 +135,46 @@ fn half_closed(world: &mut World) -> Result<()> {
     let end = world.guests[CLIENT].ask_peer(Toe, Ask::ReadToEnd)?;
     ensure!(end == Told::Ended { bytes: 0 }, "it ended with {end:?}");
     Ok(())
+}
+
+fn unevenly(world: &mut World) -> Result<()> {
+    connected(world, [Toe, Toe], 7004)?;
+    let exchange = |seed| Ask::ExchangeUnevenly { bytes: LARGE, seed };
+    together(world, [Toe, Toe], [exchange(10), exchange(11)])?;
+    checked(&mut world.guests[SERVER], Toe, 10)?;
+    checked(&mut world.guests[CLIENT], Toe, 11)
+}
+
+/// One does not read what comes: the sender waits, the host keeps no more than a window of it, and
+/// nothing is lost.
+fn not_read(world: &mut World) -> Result<()> {
+    connected(world, [Toe, Toe], 7005)?;
+    let before = given(world)?[SERVER];
+    let send = Ask::Send { bytes: LARGE, seed: 12, answered: true };
+    world.guests[CLIENT].tell_peer(Toe, send)?;
+    let deadline = Instant::now() + LIMIT;
+    while given(world)?[SERVER] - before < HALF_A_WINDOW {
+        ensure!(Instant::now() < deadline, "only {} bytes came", given(world)?[SERVER] - before);
+    }
+    let came = given(world)?[SERVER] - before;
+    ensure!(came <= WINDOW, "{came} bytes came that nobody reads");
+    let status = world.daemon()?.cli(&["--json", "status"])?;
+    let status: Value = serde_json::from_str(&status)?;
+    for port in status["ports"].as_array().context("a list")? {
+        let kept = &port["vm"]["toe"]["kept_bytes"];
+        ensure!(kept.as_u64().unwrap_or(0) <= WINDOW, "the host keeps {kept} bytes");
+    }
+    world.guests[SERVER].tell_peer(Toe, Ask::Receive { bytes: LARGE, answered: true })?;
+    for guest in [CLIENT, SERVER] {
+        done(world.guests[guest].hear_peer()?)?;
+    }
+    checked(&mut world.guests[SERVER], Toe, 12)
+}
+
+fn many(world: &mut World) -> Result<()> {
+    address_of(&mut world.guests[SERVER], Toe, Ask::Listen { at: at(7006) })?;
+    let (to, count) = (at(7006), 500);
+    together(world, [Toe, Toe], [Ask::Connects { to, count }, Ask::Accepts { count }])
 }
 
 /// Where nobody listens by TOE TCP has the say, and the program sees TCP's answer alone.
