@@ -342,7 +342,7 @@ pub(crate) fn open(wanted: &Wanted, broker: &Broker) -> Result<Port, OpenFailure
         }
         Wanted::Overlay(config) => {
             let hash_seeds = random().map_err(|e| failure("getrandom", &no_chance(&e), true))?;
-            let opened = OverlayPort::open(config, hash_seeds);
+            let opened = OverlayPort::open(config, hash_seeds, &broker.sockets);
             let port = opened.map_err(|e| failure(e.what(), &e, e.is_final))?;
             broker.enlarge(&port);
             Ok(Port::Overlay(Box::new(port)))

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use crate::config::{Config, Source, UplinkConfig, UplinkKind};
 use crate::port::overlay::OverlayPort;
+use crate::port::shared::Sockets;
 use crate::port::tap::{OpenError, TapPort};
 use crate::start::{StartError, error};
 use crate::sys;
@@ -43,6 +44,8 @@ pub struct Broker {
     channel: Channel,
     /// One question and its answer at a time.
     turn: Mutex<()>,
+    /// What overlays share that are opened here.
+    pub(crate) sockets: Sockets,
 }
 
 impl Broker {
@@ -65,7 +68,7 @@ impl Broker {
             Ok(_) => {}
             Err(no) => return Err(error(no.what, &no.fix)),
         }
-        Ok(Self { channel: ours, turn: Mutex::default() })
+        Ok(Self { channel: ours, turn: Mutex::default(), sockets: Sockets::default() })
     }
 
     /// Opens an uplink, and waits for it.
@@ -154,7 +157,7 @@ mod tests {
         let theirs = || theirs.fd().try_clone_to_owned().unwrap();
         let mut cat = Command::new("cat");
         let process = cat.stdin(theirs()).stdout(theirs()).stderr(Stdio::null()).spawn();
-        (Broker { channel, turn: Mutex::default() }, process.unwrap())
+        (Broker { channel, turn: Mutex::default(), sockets: Sockets::default() }, process.unwrap())
     }
 
     /// A request that is an answer.

@@ -208,7 +208,8 @@ impl Plan {
 
     fn add_overlay(&mut self, overlay: &OverlayConfig, now: &Config) {
         // Its sockets are opened before anybody goes.
-        if let Some(holder) = now.overlays.iter().find(|other| other.local == overlay.local) {
+        let place = |it: &OverlayConfig| (it.local, it.vni);
+        if let Some(holder) = now.overlays.iter().find(|it| place(it) == place(overlay)) {
             let (name, holder) = (&overlay.name, &holder.name);
             self.needs_restart
                 .push(format!("overlay.{name} gets what overlay.{holder} has now (two changes)"));

@@ -26,6 +26,7 @@ pub(crate) use parse::is_ifname;
 pub use reader::{Problem, Problems};
 pub use registry::RegistryConfig;
 
+use crate::port::overlay::RECEIVE_BYTES;
 use crate::toe::KEPT_MAX;
 
 /// Where the daemon keeps its sockets and its arena unless told otherwise.
@@ -286,15 +287,20 @@ impl Config {
     }
 
     /// Bytes of memory that the daemon takes at most, whatever guests and remotes do, in whole MiB:
-    /// the store, all connections that may be tracked, frames that wait for full rings, payload of
-    /// sockets, and [`OWN_BYTES`]. Guests' memory is not among it.
+    /// the store, all connections that may be tracked, frames that wait for full rings and for
+    /// overlays that share a UDP port, payload of sockets, and [`OWN_BYTES`]. Guests' memory is not
+    /// among it, nor what others write into a registry (`docs/overlay.md`).
     #[must_use]
     pub fn memory_max(&self) -> u64 {
         let flow = (FLOW_BYTES_IDLE + FLOW_RECORD_BYTES) as u64;
         let sockets = self.vms.iter().filter(|vm| vm.toe).count() * KEPT_MAX;
         let store = self.budget_sum();
         let busy = store / FLOW_BUFFER_MIN * BUSY_FLOW_BYTES;
-        let fixed = OWN_BYTES + BACKLOGS_BYTES_MAX as u64;
+        let share = |overlay: &&OverlayConfig| {
+            self.overlays.iter().filter(|other| other.local == overlay.local).count() > 1
+        };
+        let waiting = self.overlays.iter().filter(share).count() * RECEIVE_BYTES;
+        let fixed = OWN_BYTES + (BACKLOGS_BYTES_MAX + waiting) as u64;
         let sum = store + u64::from(self.flows_sum()) * flow + busy + sockets as u64 + fixed;
         sum.next_multiple_of(1 << 20)
     }

@@ -31,7 +31,7 @@ pub struct OverlayConfig {
     pub vni: u32,
     /// This host's own address, and the UDP port that all hosts listen at: `"192.0.2.1"` or
     /// `"192.0.2.1:4789"`, `"2001:db8::1"` or `"[2001:db8::1]:4789"`. Default port 4789. Peers know
-    /// this host by the address; two overlays need two ports.
+    /// this host by the address. Overlays may have the same.
     pub local: SocketAddr,
     /// The other hosts, written as `local`: 1 to 64 of the same family. Frames come from their
     /// addresses only. With a registry, which tells of hosts too, none needs to be listed; there
@@ -85,7 +85,6 @@ pub(super) fn read(
     let mtu_fix = "leave it out, or give the path's MTU less 50 bytes, over IPv6 less 70";
     let mtu = s.get("mtu", mtu_fix, integer(MTU_MIN.into()..=MTU_MAX.into()));
     if let Some(local) = local {
-        unique.add("local", local.to_string(), &s);
         // Another overlay of this host would send from it.
         if sends(local) {
             let what = format!("{} is a port that overlays send from", local.port());
@@ -251,6 +250,21 @@ mod tests {
         for bad in ["192.0.2.2:0", "192.0.2.2:49152", "[fd00::2]:4789", "[::ffff:c000:202]:4789"] {
             assert!(!may(v4, bad), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_may_wait_for_overlays_of_one_port_is_memory() {
+        let one = |n: u8, port: u16| {
+            format!(
+                "[[overlay]]\nname = \"o{n}\"\nvni = {n}\nlocal = \"192.0.2.1:{port}\"\n\
+                 peers = [\"192.0.2.2\"]\nnetwork = \"n{n}\"\n"
+            )
+        };
+        let memory = |ports: [u16; 3]| {
+            let text: String = (1..).zip(ports).map(|(n, port)| one(n, port)).collect();
+            Config::parse("np.toml", &text, &BTreeMap::new()).unwrap().memory_max()
+        };
+        assert_eq!(memory([1, 1, 2]) - memory([1, 2, 3]), 16 << 20);
     }
 
     #[test]

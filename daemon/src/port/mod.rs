@@ -1,8 +1,10 @@
 //! Ports: what frames come in by and leave by.
 
 pub mod guest;
+mod inbox;
 mod messages;
 pub mod overlay;
+pub mod shared;
 pub mod tap;
 pub mod vhost_user;
 

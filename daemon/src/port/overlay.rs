@@ -1,15 +1,15 @@
 //! An overlay as a port: frames in VXLAN datagrams, over UDP sockets of its own.
 //!
-//! One socket receives, at the port that peers know. A UDP socket has one source port, and the
-//! source port tells flows apart for whoever spreads them over links (RFC 7348 section 5), so there
-//! are [`SENDERS`] to send from. Datagrams of equal length leave by one call (UDP_SEGMENT) and
-//! arrive by one (UDP_GRO). What is in them is the core's business (`core/src/overlay`).
+//! One socket receives, at the port that peers know, for all overlays of an address (`shared`). A
+//! UDP socket has one source port, and the source port tells flows apart for whoever spreads them
+//! over links (RFC 7348 section 5), so there are [`SENDERS`] to send from. Datagrams of equal
+//! length leave by one call (UDP_SEGMENT) and arrive by one (UDP_GRO). What is in them is the
+//! core's business (`core/src/overlay`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nightporter_core::drops::DropReason;
 use nightporter_core::limits::{COPY_COST, OVERLAY_DATAGRAM_BYTES_MAX, TOLD_MAX};
@@ -22,11 +22,12 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporter_registry::STATIONS_MAX;
 use nix::errno::Errno;
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, connect, recvmsg, sendmsg,
-    setsockopt, sockopt,
+    ControlMessage, MsgFlags, SockaddrStorage, connect, sendmsg, setsockopt, sockopt,
 };
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt as option;
+
+use super::inbox::Inbox;
+use super::shared::{Filled, Seat, Sockets};
 
 use crate::config::OverlayConfig;
 use crate::config::overlay::{PEERS_MAX, may_be_peer};
@@ -53,7 +54,8 @@ const ASK_INTERVAL: Duration = Duration::from_secs(1);
 pub struct OverlayPort {
     config: OverlayConfig,
     overlay: Overlay,
-    receiver: UdpSocket,
+    /// Its part of the socket that receives.
+    seat: Seat,
     senders: Vec<UdpSocket>,
     /// Hosts that nobody configured: a registry has told of them.
     registered: Vec<SocketAddr>,
@@ -63,10 +65,10 @@ pub struct OverlayPort {
     /// When the kernel was last asked what a path takes.
     asked: Option<Instant>,
     inbox: Inbox,
+    /// Whose datagrams are in it.
+    from: PeerId,
     /// What stations that were told would answer, as frames that come in here.
     answers: VecDeque<Vec<u8>>,
-    /// Readable while there are some.
-    bell: OwnedFd,
     /// Datagrams without a frame in this turn, and when that is.
     bad: (Instant, usize),
     outbox: Box<[u8]>,
@@ -94,18 +96,23 @@ impl OpenError {
 }
 
 impl OverlayPort {
-    /// Opens the sockets of `config`. `hash_seeds` must be unpredictable to guests and peers.
+    /// Opens the sockets of `config`; that to receive may be in `sockets` already. `hash_seeds`
+    /// must be unpredictable to guests and peers.
     ///
     /// # Errors
     /// The address is not of this host, or its port is taken.
-    pub fn open(config: &OverlayConfig, hash_seeds: [u64; 4]) -> Result<Self, OpenError> {
+    pub fn open(
+        config: &OverlayConfig,
+        hash_seeds: [u64; 4],
+        sockets: &Sockets,
+    ) -> Result<Self, OpenError> {
         let error = |what: String, fix: &str| OpenError {
             name: config.name.clone(),
             what,
             fix: fix.into(),
             is_final: true,
         };
-        let receiver = receiver(config.local).map_err(|e| {
+        let seat = sockets.seat(config.local, config.vni, receiver).map_err(|e| {
             let errno = e.raw_os_error().map(Errno::from_raw);
             let fix = match errno {
                 Some(Errno::EADDRNOTAVAIL) => "give local an address of this host: ip -br addr",
@@ -126,11 +133,9 @@ impl OverlayPort {
             mtu: config.mtu,
             hash_seeds,
         });
-        let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
-            .map_err(|e| error(format!("no eventfd: {e}"), "raise the limit of open files"))?;
         Ok(Self {
             overlay,
-            receiver,
+            seat,
             senders,
             registered: Vec::new(),
             left_out: 0,
@@ -138,8 +143,8 @@ impl OverlayPort {
             asked: None,
             config: config.clone(),
             inbox: Inbox::new(),
+            from: PeerId(0),
             answers: VecDeque::new(),
-            bell,
             bad: (Instant::ZERO, 0),
             outbox: vec![0; OVERLAY_DATAGRAM_BYTES_MAX].into(),
             whole: Vec::new(),
@@ -155,25 +160,26 @@ impl OverlayPort {
 
     /// All sockets: the one that receives, and those that send.
     pub(crate) fn sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(&self.receiver).chain(&self.senders).map(AsFd::as_fd)
+        std::iter::once(self.seat.socket()).chain(&self.senders).map(AsFd::as_fd)
     }
 
     /// The descriptor to wait on.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.receiver.as_fd()
+        self.seat.socket().as_fd()
     }
 
-    /// Another descriptor to wait on: for frames that nobody had to send.
+    /// Another descriptor to wait on: for frames that are not in the socket.
     #[must_use]
     pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.seat.bell()
     }
 
     /// Datagrams that were dropped for `reason`.
     #[must_use]
     pub fn drops(&self, reason: DropReason) -> u64 {
-        self.drops[reason as usize]
+        let lost = if reason == DropReason::QueueFull { self.seat.lost() } else { 0 };
+        self.drops[reason as usize] + lost
     }
 
     /// Other peers and another MTU from now on; the rest of `config` is as it was.
@@ -271,7 +277,7 @@ impl OverlayPort {
     pub fn receive(&mut self, now: Instant, buf: &mut [u8]) -> Received {
         if let Some(answer) = self.answers.pop_front() {
             if self.answers.is_empty() {
-                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+                self.seat.silence();
             }
             let len = answer.len().min(buf.len());
             buf[..len].copy_from_slice(&answer[..len]);
@@ -282,19 +288,17 @@ impl OverlayPort {
         }
         while self.bad.1 < BAD_DATAGRAMS_MAX {
             let Some(at) = self.inbox.pop() else {
-                match self.inbox.fill(&self.receiver) {
-                    Ok(Some(from)) if let Some(peer) = self.overlay.peer(from) => {
-                        self.inbox.from = peer;
-                    }
-                    Ok(_) => self.drop_inbox(),
-                    Err(Errno::EINTR) => {}
+                match self.seat.fill(now, &mut self.inbox) {
+                    Ok(Filled::Own) => self.look_whose(),
+                    Ok(Filled::Nothing) | Err(Errno::EINTR) => {}
+                    Ok(Filled::Spent) => return Received::Spent,
                     // Nothing else is wrong for longer than a datagram.
                     Err(_) => return Received::Empty,
                 }
                 continue;
             };
-            let Inbox { bytes, from, ecn, .. } = &mut self.inbox;
-            match self.overlay.handle_datagram(now, *from, *ecn, &mut bytes[at]) {
+            let Inbox { bytes, head, .. } = &mut self.inbox;
+            match self.overlay.handle_datagram(now, self.from, head.ecn, &mut bytes[at]) {
                 Ok((hdr, frame)) => {
                     let len = frame.len().min(buf.len());
                     buf[..len].copy_from_slice(&frame[..len]);
@@ -306,8 +310,13 @@ impl OverlayPort {
         Received::Spent
     }
 
-    /// What has come is from nobody who is known. It counts for one, though it may be empty.
-    fn drop_inbox(&mut self) {
+    /// Something has come. From nobody who is known it is dropped, and counts for one, though it
+    /// may be empty.
+    fn look_whose(&mut self) {
+        if let Some(peer) = self.inbox.head.from.and_then(|from| self.overlay.peer(from)) {
+            self.from = peer;
+            return;
+        }
         self.bad.1 += 1;
         while self.inbox.pop().is_some() {
             self.drops[DropReason::UnknownPeer as usize] += 1;
@@ -322,7 +331,7 @@ impl OverlayPort {
     /// Sends one frame, given in pieces, to the peer behind which its receiver is, or to all. If
     /// some of them cannot be reached, the others have it.
     pub fn send(&mut self, now: Instant, hdr: &VirtioNetHdr, parts: &[&[u8]]) -> Sent {
-        let Self { overlay, senders, peers, outbox, whole, answers, bell, .. } = self;
+        let Self { overlay, senders, peers, outbox, whole, answers, seat, .. } = self;
         let frame: &[u8] = if let [one] = parts {
             one
         } else {
@@ -332,7 +341,7 @@ impl OverlayPort {
         };
         let answer = |answers: &mut VecDeque<_>, answer| {
             answers.push_back(answer);
-            let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+            seat.ring();
         };
         let has_room = answers.len() < ANSWERS_MAX;
         if has_room && let Some(said) = overlay.answer(frame) {
@@ -386,72 +395,6 @@ impl OverlayPort {
             tracing::warn!(port = %name, peer = %to, mtu, configured, "the path takes less");
             self.overlay.note_narrow(now, peer, mtu);
         }
-    }
-}
-
-/// Datagrams of one peer that came by one call.
-#[derive(Debug)]
-struct Inbox {
-    bytes: Box<[u8]>,
-    /// Where those are that are still to be looked at.
-    left: Range<usize>,
-    /// Bytes of each but the last.
-    datagram: usize,
-    from: PeerId,
-    ecn: Ecn,
-    /// What the kernel says of them: their length, their ECN field.
-    control: Vec<u8>,
-}
-
-impl Inbox {
-    fn new() -> Self {
-        Self {
-            // The longest datagram there is, or as many as the kernel puts together.
-            bytes: vec![0; 1 << 16].into(),
-            left: 0..0,
-            datagram: 0,
-            from: PeerId(0),
-            ecn: Ecn::NotEct,
-            control: nix::cmsg_space!(i32, i32),
-        }
-    }
-
-    /// Where the next datagram is.
-    fn pop(&mut self) -> Option<Range<usize>> {
-        if self.left.is_empty() {
-            return None;
-        }
-        let at = self.left.start;
-        self.left.start = self.left.end.min(at + self.datagram);
-        Some(at..self.left.start)
-    }
-
-    /// Takes in what has arrived; from whom. Errors: nothing has.
-    fn fill(&mut self, socket: &UdpSocket) -> Result<Option<IpAddr>, Errno> {
-        let mut to = [io::IoSliceMut::new(&mut self.bytes)];
-        let flags = MsgFlags::MSG_DONTWAIT;
-        let fd = socket.as_raw_fd();
-        let got = recvmsg::<SockaddrStorage>(fd, &mut to, Some(&mut self.control), flags)?;
-        let len = got.bytes;
-        (self.datagram, self.ecn) = (len.max(1), Ecn::NotEct);
-        for said in got.cmsgs()? {
-            match said {
-                ControlMessageOwned::UdpGroSegments(n) if n > 0 => {
-                    self.datagram = usize::try_from(n).unwrap_or(len).max(1);
-                }
-                ControlMessageOwned::Ipv4Tos(tos) => self.ecn = Ecn::of_tos(tos),
-                ControlMessageOwned::Ipv6TClass(class) => {
-                    self.ecn = Ecn::of_tos(class.to_le_bytes()[0]);
-                }
-                _ => {}
-            }
-        }
-        let from = got.address.and_then(|address| {
-            let v4 = address.as_sockaddr_in().map(|a| IpAddr::V4(a.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|a| IpAddr::V6(a.ip())))
-        });
-        self.left = 0..len;
-        Ok(from)
     }
 }
 
@@ -638,7 +581,7 @@ mod tests {
             peers: vec![host(2)],
             mtu: 1450,
         };
-        let port = OverlayPort::open(&config, [1, 2, 3, 4]).unwrap();
+        let port = OverlayPort::open(&config, [1, 2, 3, 4], &Sockets::default()).unwrap();
         (port, UdpSocket::bind(host(2)).unwrap())
     }
 

@@ -419,7 +419,11 @@ fn carry(mut from: &TcpStream, mut to: &TcpStream) {
 
 /// What no conforming peer causes.
 fn nothing_was_wrong(host: &Host) {
-    let drops = host.port("over").drops;
+    nothing_was_wrong_at(host, "over");
+}
+
+fn nothing_was_wrong_at(host: &Host, port: &str) {
+    let drops = host.port(port).drops;
     let lost = ["queue_full"]; // a network may lose
     assert!(drops.keys().all(|reason| lost.contains(&reason.as_str())), "{drops:?}");
 }
@@ -447,6 +451,38 @@ fn vxlan_device(b: &Namespace, more: &str) -> bool {
     b.ip("addr add fd09::2/64 dev vx0 nodad");
     b.ip("link set vx0 up");
     true
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn two_networks_of_one_port_are_two_vxlan_devices_of_the_kernel() {
+    let (a, b) = two_hosts();
+    let dir = Dir::new();
+    let peer = "\"192.0.2.2\"";
+    let lan = LAN.replace("lan", "red").replace("np0", "np1") + "network = \"red\"\n";
+    let red = overlay("192.0.2.1", peer).replace("over\"", "red-over\"\nnetwork = \"red\"");
+    let red = red.replace(&format!("vni = {VNI}"), "vni = 8");
+    let host = host_with_lan(&a, &dir, &(overlay("192.0.2.1", peer) + &lan + &red), 1);
+    a.ip("addr add 10.8.0.1/24 dev np1");
+    for dev in ["np0", "np1"] {
+        a.ip(&format!("link set {dev} mtu 1450"));
+    }
+    if !vxlan_device(&b, "") {
+        return;
+    }
+    b.ip("link add vx1 mtu 1450 type vxlan id 8 dstport 4789 local 192.0.2.2 remote 192.0.2.1");
+    b.ip("addr add 10.8.0.2/24 dev vx1");
+    b.ip("link set vx1 up");
+    let both = ["10.9.0.2", "10.8.0.2"].map(|ip| connect(&a, &b, ip));
+    thread::scope(|scope| {
+        for (near, far) in &both {
+            scope.spawn(|| carry(near, far));
+            scope.spawn(|| carry(far, near));
+        }
+    });
+    for port in ["over", "red-over"] {
+        nothing_was_wrong_at(&host, port);
+    }
 }
 
 #[test]
