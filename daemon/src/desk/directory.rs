@@ -171,7 +171,9 @@ impl Directory {
         for port in here.alone {
             path.engine.set_away(port, false);
         }
-        let now = config.overlays.iter().map(|overlay| (overlay.vni, overlay.clone())).collect();
+        // One that is not there yet is told when it comes.
+        let there = config.overlays.iter().filter(|overlay| ports.contains_key(&overlay.vni));
+        let now = there.map(|overlay| (overlay.vni, overlay.clone())).collect();
         let before = std::mem::replace(&mut self.told, now);
         let is_new = |vni: &&u32| before.get(*vni) != self.told.get(*vni);
         self.apply_all(path, &ports, self.told.keys().filter(is_new).copied());

@@ -621,7 +621,10 @@ fn an_overlay_that_comes_to_a_running_daemon_may_do_all_that_it_has_to() {
         dirs[0].configure("metrics = \"off\"", &ports);
         let steps = host.change(Change::Reload {}).steps;
         assert!(steps.len() == 1 && steps[0].starts_with("+ overlay over"), "{steps:?}");
-        a.ip("link set v0 mtu 1400"); // so that it asks what the path takes
+        // So that it asks what the path takes. At both ends: what is too long for the one that
+        // receives is lost without a word.
+        a.ip("link set v0 mtu 1400");
+        b.ip("link set v1 mtu 1400");
         let (near, far) = connect(&a, &b, "10.9.0.2");
         carry(&near, &far);
         carry(&far, &near);

@@ -3,8 +3,8 @@
 use nightporter_api::{Change, Reply, Request, StationInfo};
 
 use crate::guest::{Guest, PLAIN};
-use crate::host::Host;
-use crate::overlay::{ALL, FAR, VM, VNI, World, numbered, overlay, world};
+use crate::host::{Dir, Host};
+use crate::overlay::{ALL, FAR, Peer, VM, VNI, World, numbered, overlay, two_hosts, world};
 use crate::segment::End;
 
 fn station(host: &str) -> String {
@@ -78,6 +78,27 @@ fn a_station_on_the_list_is_found_at_once_and_speaks_for_itself_when_it_is_taken
     }
     a.send_plain(&numbered(FAR.mac(), VM, 4));
     assert_eq!(one.gets().0, numbered(FAR.mac(), VM, 4), "where it was heard");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn an_overlay_whose_address_comes_later_knows_what_was_told_before() {
+    let (a, b) = two_hosts();
+    let dir = Dir::new();
+    let overlay = overlay("192.0.2.1", "\"192.0.2.2\", \"192.0.2.3\"");
+    let ports = overlay + &station("192.0.2.3") + &dir.vm("a", VM_KEYS);
+    a.ip("addr del 192.0.2.1/24 dev v0");
+    let host = a.start(&dir, &dir.configure("metrics = \"off\"", &ports));
+    let [one, two] = ["192.0.2.2", "192.0.2.3"].map(|ip| Peer::new(&b, ip));
+    let mut vm = Guest::boot(&dir.join("a"), PLAIN);
+    host.until("a", |a| a.link);
+    assert!(!host.port("over").link);
+    a.ip("addr add 192.0.2.1/24 dev v0");
+    host.until("over", |over| over.link);
+    vm.send_plain(&numbered(FAR.mac(), VM, 1));
+    assert_eq!(two.gets().0, numbered(FAR.mac(), VM, 1));
+    vm.send_plain(&numbered(ALL, VM, 2));
+    assert_eq!(one.gets().0, numbered(ALL, VM, 2), "and nothing before");
 }
 
 #[test]
