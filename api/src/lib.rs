@@ -217,6 +217,9 @@ pub struct Status {
     /// The process that opens uplinks has ended: none comes any more, nor comes back.
     #[serde(default)]
     pub broker_ended: bool,
+    /// The way to guests' sockets on other hosts, if there is one.
+    #[serde(default)]
+    pub fabric: Option<Box<FabricStatus>>,
     /// Who is where: what there is to say of the registry.
     #[serde(default)]
     pub registry: Box<RegistryStatus>,
@@ -372,6 +375,27 @@ pub struct ToeStatus {
     pub memory_faults: u64,
     /// Times that a descriptor of its VMM kept the daemon waiting, which took down the device.
     pub blocked: u64,
+}
+
+/// Streams of TCP to other hosts, for the virtual TOE. Counters are since the daemon started.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct FabricStatus {
+    /// That there are.
+    pub streams: u64,
+    /// Of these, to be used again.
+    pub idle: u64,
+    /// That this host has begun.
+    pub dialed: u64,
+    /// Connections for which an idle one was there.
+    pub reused: u64,
+    /// That other hosts have begun.
+    pub accepted: u64,
+    /// Hung up on: no guest is registered there, or there are too many.
+    pub refused: u64,
+    /// That ended with a connection of guests in them, which was reset or went by guest TCP.
+    pub lost: u64,
+    /// Of these, those in which was said what no honest host says.
+    pub nonsense: u64,
 }
 
 /// Some connections, in order of their numbers.

@@ -342,6 +342,7 @@ mod tests {
             stalls: 0,
             refused_calls: 0,
             broker_ended: false,
+            fabric: None,
             registry: Box::default(),
             ports: vec![lan, wan, web1],
         };

@@ -106,6 +106,7 @@ fn a_capture_says_what_it_misses() {
                 stalls: 0,
                 refused_calls: 0,
                 broker_ended: false,
+                fabric: None,
                 registry: Box::default(),
                 ports: vec![port],
             };

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io::ErrorKind;
 use std::num::NonZeroU64;
 use std::path::Path;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, PoisonError};
 
 use nightporter_core::engine::{AddPortError, Engine, EngineConfig};
 use nightporter_core::port::{GuestConfig, PortConfig, PortId, Vlans};
@@ -129,6 +129,7 @@ fn start(
     }
     check(open_metrics(&mut worker, daemon));
     check(find_each_other(&mut worker, config, sandbox));
+    check(open_doors(&mut worker, sandbox));
     check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
     check(place(daemon));
     let warnings = large_mtus(config).into_iter().chain(at_strangers(config));
@@ -156,6 +157,13 @@ fn find_each_other(
         Some(at) => Box::new(Etcd::start(at).map_err(|e| error(e, fix))?),
     };
     worker.set_registry(registry).map_err(|e| error(e, fix))
+}
+
+/// The way to guests' sockets on other hosts.
+fn open_doors(worker: &mut Worker, sandbox: &Sandbox) -> Result<(), StartError> {
+    let doors = sandbox.doors.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let opened = doors.map_or(Ok(()), |doors| worker.open_doors(doors));
+    opened.map_err(|e| error(e, "allow more open files"))
 }
 
 /// Where a registry is, with what is in its files.

@@ -1,6 +1,7 @@
 //! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, a
-//! shared mapping, what core dumps hold, a process beside this one, and the handlers of SIGBUS and
-//! SIGSYS. The rest of the daemon contains no `unsafe`.
+//! shared mapping, what core dumps hold, a process beside this one, guest memory that goes to a
+//! socket or comes from one, and the handlers of SIGBUS and SIGSYS. The rest of the daemon contains
+//! no `unsafe`.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +12,7 @@ use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::unistd::{ForkResult, fork};
-use vm_memory::MmapRegion;
+use vm_memory::{MmapRegion, VolatileSlice};
 
 use crate::{faults, sandbox};
 
@@ -160,6 +161,64 @@ fn keep_range_out_of_dumps(start: *mut libc::c_void, len: usize) {
     // SAFETY: MADV_DONTDUMP changes no memory, only what a core dump holds, wherever it points.
     // JUSTIFICATION: nix and rustix leave madvise unsafe, for what other advice does.
     let _ = unsafe { libc::madvise(start, len, libc::MADV_DONTDUMP) };
+}
+
+/// Pieces of guest memory that go in one call, at most; others are left for the next.
+const PIECES_MAX: usize = 128;
+
+/// Writes `head`, and guest memory behind it, to a socket that does not wait; how many bytes.
+///
+/// Errors: the socket's; EFAULT if some of the memory is not there, and nothing before it.
+pub(crate) fn write_guest(
+    socket: BorrowedFd<'_>,
+    head: &[u8],
+    pieces: &[VolatileSlice<'_>],
+) -> io::Result<usize> {
+    let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let mut list = [none; PIECES_MAX + 1];
+    list[0] = libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() };
+    for (to, piece) in list[1..].iter_mut().zip(pieces) {
+        // The mapping is alive as long as the slice, and no guard does more.
+        let iov_base = piece.ptr_guard().as_ptr().cast_mut().cast();
+        *to = libc::iovec { iov_base, iov_len: piece.len() };
+    }
+    let count = 1 + pieces.len().min(PIECES_MAX);
+    let count = libc::c_int::try_from(count).expect("few");
+    // SAFETY: the kernel reads `count` pieces, each of which is alive: `head` is borrowed, and the
+    // others are mapped as long as their slices are. It copies as volatile accesses do: what a
+    // guest changes meanwhile is the guest's own data, and memory that is missing is an error.
+    // JUSTIFICATION: safe wrappers want references to bytes, which there are none of in memory that
+    // a guest may change; vm-memory writes one piece a call, and payload would have to be copied.
+    let done = unsafe { libc::writev(socket.as_raw_fd(), list.as_ptr(), count) };
+    usize::try_from(done).map_err(|_| io::Error::last_os_error())
+}
+
+/// Reads from a socket that does not wait into guest memory, and what is behind it into `rest`; how
+/// many bytes. 0: it has ended.
+///
+/// Errors: as of [`write_guest`].
+pub(crate) fn read_guest(
+    socket: BorrowedFd<'_>,
+    pieces: &[VolatileSlice<'_>],
+    rest: &mut [u8],
+) -> io::Result<usize> {
+    let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+    let mut list = [none; PIECES_MAX + 1];
+    let count = pieces.len().min(PIECES_MAX);
+    for (to, piece) in list.iter_mut().zip(&pieces[..count]) {
+        let iov_base = piece.ptr_guard_mut().as_ptr().cast();
+        *to = libc::iovec { iov_base, iov_len: piece.len() };
+    }
+    if count == pieces.len() {
+        list[count] = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+    }
+    let count = libc::c_int::try_from(count + 1).expect("few");
+    // SAFETY: the kernel writes to `count` pieces, each of which is alive and may be written to:
+    // those of guest memory are mapped so and accessed as volatile by everybody, and `rest` is
+    // borrowed.
+    // JUSTIFICATION: as of `write_guest`.
+    let done = unsafe { libc::readv(socket.as_raw_fd(), list.as_ptr(), count) };
+    usize::try_from(done).map_err(|_| io::Error::last_os_error())
 }
 
 /// From now on a SIGBUS in a mapping that [`faults`] knows puts zeros there; see its module doc.

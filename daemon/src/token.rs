@@ -40,6 +40,12 @@ pub(crate) enum Token {
     Guest(u16, Source),
     /// A descriptor of the socket device of the VM behind that port.
     Toe(u16, Source),
+    /// Another host connects to guests' sockets; which of the listeners.
+    StreamListener(u16),
+    /// A connection to another host has begun.
+    Dialer,
+    /// A stream between hosts; its place.
+    Stream(u32),
 }
 
 impl Token {
@@ -69,6 +75,9 @@ impl Token {
             Self::Toe(slot, Source::Listener) => pack(17, slot, 0),
             Self::Toe(slot, Source::Connection) => pack(18, slot, 0),
             Self::Toe(slot, Source::Kick(vring)) => pack(19, slot, vring),
+            Self::StreamListener(i) => pack(20, i, 0),
+            Self::Dialer => pack(21, 0, 0),
+            Self::Stream(place) => 22 << 32 | u64::from(place),
         }
     }
 
@@ -102,6 +111,9 @@ impl Token {
             17 => Self::Toe(slot, Source::Listener),
             18 => Self::Toe(slot, Source::Connection),
             19 => Self::Toe(slot, Source::Kick(vring)),
+            20 => Self::StreamListener(slot),
+            21 => Self::Dialer,
+            22 => Self::Stream(u32::from_be_bytes([s1, s0, v1, v0])),
             _ => panic!("{bits:#x} is not a token"),
         }
     }
@@ -138,6 +150,9 @@ mod tests {
             Token::Toe(5, Source::Listener),
             Token::Toe(6, Source::Connection),
             Token::Toe(7, Source::Kick(2)),
+            Token::StreamListener(1),
+            Token::Dialer,
+            Token::Stream(u32::MAX),
         ] {
             assert_eq!(Token::unpack(token.pack()), token);
         }

@@ -16,7 +16,7 @@ use std::process::{self, Command, ExitCode, Output};
 use std::thread;
 
 use landlock::{AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr};
-use nightporterd::broker::{shut, shut_connector};
+use nightporterd::broker::{shut, shut_connector, shut_dialer};
 use nightporterd::config::{Source, UplinkConfig, UplinkKind};
 use nightporterd::sandbox::{self, Sandbox};
 use nix::libc;
@@ -24,7 +24,8 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, send, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, send, setsockopt,
+    socket, sockopt,
 };
 use nix::unistd::{Uid, getppid, setuid};
 use vm_memory::mmap::MmapRegionBuilder;
@@ -126,7 +127,7 @@ const ASKED: &[(&str, Attempt, End)] = &[
 /// A daemon has them that has one in its file, on a kernel that has them.
 const MACVTAPS: [&str; 2] = ["mv0", "mv7"];
 
-/// What somebody tries who has taken over the broker, or the connector.
+/// What somebody tries who has taken over the broker, the connector or the dialer.
 const OF_BROKER: &[(&str, AttemptOfBroker, End)] = &[
     ("a_broker_cannot_run_a_program", |_| runs_a_program(), End::Killed),
     ("a_broker_cannot_read_files_of_others", |_| read("/etc/passwd"), End::Denied),
@@ -147,6 +148,12 @@ const OF_BROKER: &[(&str, AttemptOfBroker, End)] = &[
     ("a_connector_cannot_send_datagrams", |_| opens(AddressFamily::Inet), End::Killed),
     ("a_connector_cannot_set_up_routes", |_| opens(AddressFamily::Netlink), End::Killed),
     ("a_connector_cannot_listen", |_| TcpListener::bind("127.0.0.1:0").map(drop), End::Killed),
+    ("a_dialer_cannot_run_a_program", |_| runs_a_program(), End::Killed),
+    ("a_dialer_cannot_read_files", |_| read("/etc/passwd"), End::Killed),
+    ("a_dialer_cannot_send_datagrams", |_| opens(AddressFamily::Inet), End::Killed),
+    ("a_dialer_cannot_set_up_routes", |_| opens(AddressFamily::Netlink), End::Killed),
+    ("a_dialer_cannot_reach_other_ports", |_| connects_by_tcp(), End::Denied),
+    ("a_dialer_cannot_start_threads", |_| reads_in_a_thread(), End::Killed),
 ];
 
 fn makes_a_socket(own: &Path, _: &Sandbox) -> Result<()> {
@@ -157,6 +164,13 @@ fn makes_a_socket(own: &Path, _: &Sandbox) -> Result<()> {
 
 fn starts_a_thread(_: &Path, _: &Sandbox) -> Result<()> {
     thread::spawn(|| Ok(())).join().unwrap()
+}
+
+fn connects_by_tcp() -> Result<()> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Inet, SockType::Stream, flags, SockProtocol::Tcp)?;
+    nix::sys::socket::connect(socket.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 1))?;
+    Ok(())
 }
 
 fn runs_a_program() -> Result<()> {
@@ -296,6 +310,8 @@ fn attempt(name: &str, own: &Path) -> ExitCode {
     let result = if let Some((_, attempt, _)) = of_broker {
         if name.starts_with("a_connector") {
             shut_connector(&["127.0.0.1:2".parse().unwrap()]).unwrap();
+        } else if name.starts_with("a_dialer") {
+            shut_dialer(2).unwrap();
         } else {
             shut(&source.path, false).unwrap();
         }

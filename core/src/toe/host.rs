@@ -140,6 +140,18 @@ impl Host {
         self.sockets.get(socket).map(|socket| socket.vm)
     }
 
+    /// Where the other end of a socket is.
+    #[must_use]
+    pub fn host_of(&self, socket: SocketId) -> Option<HostId> {
+        self.sockets.get(socket).map(|socket| socket.host)
+    }
+
+    /// The socket that a guest's kernel knows by these ports.
+    #[must_use]
+    pub fn socket_at(&self, vm: VmId, ports: Ports) -> Option<SocketId> {
+        self.guests.get(&vm)?.ports.get(&ports).copied()
+    }
+
     /// Bytes that may be given to a guest at this socket.
     #[must_use]
     pub fn room_to_guest(&self, socket: SocketId) -> u64 {

@@ -11,9 +11,11 @@
 //! that does not answer, because somebody has stopped it or its configuration is on a file system
 //! that does not, is taken for ended: it ends when it goes on.
 //!
-//! [`connector`] is its smaller brother, for connections to a registry.
+//! [`connector`] is its smaller brother, for connections to a registry, and `dialer` another, for
+//! connections to other hosts.
 
 pub mod connector;
+pub(crate) mod dialer;
 mod process;
 mod rules;
 mod shut;
@@ -31,7 +33,7 @@ use crate::port::tap::{OpenError, TapPort};
 use crate::start::{StartError, error};
 use crate::sys;
 use rules::Rules;
-pub use shut::{shut, shut_connector};
+pub use shut::{shut, shut_connector, shut_dialer};
 use words::{Answer, Channel, Given, Refusal, TO_ENLARGE, to_join, to_open};
 
 /// How long an answer may take. To make an interface waits for the kernel's lock of the network

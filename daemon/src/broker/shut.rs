@@ -1,4 +1,5 @@
-//! What the broker gives away, and the connector: everything but what their work takes.
+//! What the broker gives away, and the connector and the dialer: everything but what their work
+//! takes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -122,6 +123,40 @@ fn of_connector() -> Built {
         (libc::SYS_setsockopt, options.into_iter().collect::<Result<_, _>>()?),
         (libc::SYS_getsockopt, vec![rule(&[(1, libc::SOL_SOCKET), (2, libc::SO_ERROR)])?]),
         (libc::SYS_ioctl, vec![is(1, 0x5421)?]), // FIONBIO
+    ]);
+    build(rules, SeccompAction::KillProcess, SeccompAction::Allow)
+}
+
+/// To begin connections.
+const CALLS_OF_DIALER: &[libc::c_long] = &[libc::SYS_connect, libc::SYS_bind];
+
+/// Likewise, in the process that connects to other hosts, at this port.
+///
+/// # Errors
+/// What the system refuses.
+pub fn shut_dialer(port: u16) -> Result<(), StartError> {
+    privileges::keep(CapabilitySet::empty())?;
+    // Its own port is none in particular.
+    files::restrict(Vec::new(), &[(port, AccessNet::ConnectTcp), (0, AccessNet::BindTcp)])?;
+    apply([of_dialer()])
+}
+
+/// Any other call ends the process.
+fn of_dialer() -> Built {
+    let stream = |family: libc::c_int| {
+        let kind = compare(1, MaskedEq(0xf), libc::SOCK_STREAM.cast_unsigned())?;
+        let family = compare(0, Eq, family.cast_unsigned())?;
+        let protocol = compare(2, Eq, libc::IPPROTO_TCP.cast_unsigned())?;
+        SeccompRule::new(vec![family, kind, protocol])
+    };
+    let port_later = (libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT);
+    let options = OPTIONS.into_iter().chain([port_later]);
+    let options = options.map(|(level, name)| rule(&[(1, level), (2, name)]));
+    let mut rules = common()?;
+    rules.extend(CALLS_OF_DIALER.iter().map(|&call| (call, Vec::new())));
+    rules.extend([
+        (libc::SYS_socket, vec![stream(libc::AF_INET)?, stream(libc::AF_INET6)?]),
+        (libc::SYS_setsockopt, options.collect::<Result<_, _>>()?),
     ]);
     build(rules, SeccompAction::KillProcess, SeccompAction::Allow)
 }

@@ -126,9 +126,9 @@ pub(super) fn read(request: &[u8; REQUEST]) -> Option<UplinkConfig> {
 }
 
 /// A message that has come.
-struct Received {
-    len: usize,
-    fds: Vec<OwnedFd>,
+pub(super) struct Received {
+    pub(super) len: usize,
+    pub(super) fds: Vec<OwnedFd>,
     /// There was no place for all of its descriptors.
     is_cut: bool,
 }
@@ -157,13 +157,24 @@ impl Channel {
 
     /// Errors: the other end is gone.
     pub(super) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(bytes, fds, SendFlags::empty())
+    }
+
+    /// Likewise, in another way. WouldBlock: there is no room.
+    pub(super) fn send_with(
+        &self,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+        flags: SendFlags,
+    ) -> io::Result<()> {
+        let flags = flags | SendFlags::NOSIGNAL;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(ErrorKind::InvalidInput.into());
         }
         loop {
-            match sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            match sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags) {
                 Err(Errno::INTR) => {}
                 result => return result.map(drop).map_err(Into::into),
             }
@@ -220,11 +231,17 @@ impl Channel {
     }
 
     fn receive(&self, to: &mut [u8]) -> io::Result<Received> {
+        self.receive_with(to, RecvFlags::empty())
+    }
+
+    /// The next message, in another way. WouldBlock: there is none.
+    pub(super) fn receive_with(&self, to: &mut [u8], flags: RecvFlags) -> io::Result<Received> {
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let got = loop {
             let mut to = [IoSliceMut::new(to)];
-            match recvmsg(&self.0, &mut to, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            match recvmsg(&self.0, &mut to, &mut control, flags) {
                 Err(Errno::INTR) => {}
                 result => break result?,
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use nightporter_registry::Station;
 
 use crate::config::keys::{Keys, differences};
-use crate::config::{Config, OverlayConfig, RegistryConfig, UplinkConfig, VmConfig};
+use crate::config::{Config, OverlayConfig, RegistryConfig, ToeConfig, UplinkConfig, VmConfig};
 
 /// Keys of `[daemon]` that are changed in a running daemon.
 const LIVE: [&str; 1] = ["drain_timeout_s"];
@@ -187,18 +187,25 @@ impl Plan {
         }
     }
 
-    fn set_stations(&mut self, now: &Config, wanted: &Config) {
-        let keys = |config: &Config| config.registry.as_ref().map(RegistryConfig::keys);
-        match (keys(now), keys(wanted)) {
+    /// A table that only a restart changes.
+    fn keep(&mut self, name: &str, now: Option<Keys>, wanted: Option<Keys>) {
+        match (now, wanted) {
             (None, None) => {}
             (Some(now), Some(wanted)) => {
                 for (key, before, after) in differences(&now, &wanted) {
-                    self.needs_restart.push(format!("registry.{key} {before} -> {after}"));
+                    self.needs_restart.push(format!("{name}.{key} {before} -> {after}"));
                 }
             }
-            (None, Some(_)) => self.needs_restart.push("registry comes".into()),
-            (Some(_), None) => self.needs_restart.push("registry goes".into()),
+            (None, Some(_)) => self.needs_restart.push(format!("{name} comes")),
+            (Some(_), None) => self.needs_restart.push(format!("{name} goes")),
         }
+    }
+
+    fn set_stations(&mut self, now: &Config, wanted: &Config) {
+        let registry = |config: &Config| config.registry.as_ref().map(RegistryConfig::keys);
+        self.keep("registry", registry(now), registry(wanted));
+        let toe = |config: &Config| config.toe.as_ref().map(ToeConfig::keys);
+        self.keep("toe", toe(now), toe(wanted));
         if now.stations != wanted.stations {
             let (before, after) = (now.stations.len(), wanted.stations.len());
             self.lines.push(format!("~ stations: {before} listed -> {after}"));

@@ -179,6 +179,7 @@ impl Config {
         };
         table("[daemon]\n", self.daemon.keys());
         self.registry.iter().for_each(|registry| table("[registry]\n", registry.keys()));
+        self.toe.iter().for_each(|toe| table("[toe]\n", toe.keys()));
         self.uplinks.iter().for_each(|uplink| table("[[uplink]]\n", uplink.keys()));
         self.overlays.iter().for_each(|overlay| table("[[overlay]]\n", overlay.keys()));
         self.stations.iter().for_each(|s| table("[[station]]\n", super::station::keys(s)));

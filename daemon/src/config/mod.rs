@@ -10,6 +10,7 @@ mod parse;
 pub mod reader;
 pub mod registry;
 pub mod station;
+pub mod toe;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -25,6 +26,7 @@ pub use overlay::OverlayConfig;
 pub(crate) use parse::is_ifname;
 pub use reader::{Problem, Problems};
 pub use registry::RegistryConfig;
+pub use toe::ToeConfig;
 
 use crate::port::overlay::RECEIVE_BYTES;
 use crate::toe::KEPT_MAX;
@@ -49,6 +51,8 @@ pub struct Config {
     pub overlays: Vec<OverlayConfig>,
     /// `[registry]`: where hosts find each other.
     pub registry: Option<RegistryConfig>,
+    /// `[toe]`: a way to guests' sockets on other hosts.
+    pub toe: Option<ToeConfig>,
     /// `[[station]]`, in file order: who is behind which peer of an overlay, as the operator knows.
     pub stations: Vec<Station>,
     /// `[[vm]]`, in file order.

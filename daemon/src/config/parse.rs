@@ -19,6 +19,7 @@ use super::reader::{
 };
 use super::{
     Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, overlay, registry, station,
+    toe,
 };
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
@@ -72,8 +73,10 @@ fn of<T>(
 
 pub(super) fn known_keys() -> Vec<String> {
     let overrides = BTreeMap::new();
-    let mut doc =
-        Document::parse("[registry]\n[[uplink]]\n[[overlay]]\n[[station]]\n[[vm]]\n", &overrides);
+    let mut doc = Document::parse(
+        "[registry]\n[toe]\n[[uplink]]\n[[overlay]]\n[[station]]\n[[vm]]\n",
+        &overrides,
+    );
     read(&mut doc);
     doc.known
 }
@@ -98,6 +101,7 @@ fn read(doc: &mut Document<'_>) -> Config {
             overlays.push(overlay::read(section, registry.is_some(), &mut unique));
         }
     }
+    let toe = doc.table("toe").map(|section| toe::read(section, !overlays.is_empty()));
     let mut stations = Vec::new();
     for value in doc.tables("station") {
         if let Some(section) = doc.open("station", value) {
@@ -131,9 +135,9 @@ fn read(doc: &mut Document<'_>) -> Config {
         let what = format!("all vm.budget together are {sum}, and {most} is the most");
         doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
     }
-    doc.only_sections(&["daemon", "uplink", "registry", "overlay", "station", "vm"]);
+    doc.only_sections(&["daemon", "uplink", "registry", "toe", "overlay", "station", "vm"]);
     unique.check(doc);
-    Config { daemon, uplinks, overlays, registry, stations, vms }
+    Config { daemon, uplinks, overlays, registry, toe, stations, vms }
 }
 
 fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {

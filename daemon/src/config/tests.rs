@@ -375,6 +375,7 @@ fn every_key_is_written_down() {
     let station = "vni = 1\nmac = \"52:54:00:00:00:77\"\nhost = \"192.0.2.2\"\n";
     let tables = format!("[[overlay]]\nname = \"o\"\n{overlay}[[station]]\n{station}");
     let config = parse(&format!("{GOOD}\n{tables}")).unwrap();
+    let toe = parse(&format!("{GOOD}\n[toe]\n{tables}")).unwrap().toe.unwrap().keys();
     let etcd = "[registry]\netcd = [\"http://192.0.2.9:2379\"]\n";
     let registry = parse(&format!("{GOOD}\n{etcd}")).unwrap().registry.unwrap().keys();
     let tables = [
@@ -382,6 +383,7 @@ fn every_key_is_written_down() {
         ("uplink", config.uplinks[0].keys()),
         ("overlay", config.overlays[0].keys()),
         ("registry", registry),
+        ("toe", toe),
         ("station", station::keys(&config.stations[0])),
         ("vm", config.vms[0].keys()),
     ];

@@ -19,6 +19,8 @@ use nightporter_registry::{
 use super::Desk;
 use crate::config::{Config, OverlayConfig, VmConfig};
 use crate::port::Port;
+use crate::start::network_of;
+use crate::timer::monotonic_now;
 use crate::worker::data_path::DataPath;
 
 /// News that are heard at once; the others in the next turn.
@@ -128,6 +130,9 @@ impl Directory {
         if config.overlays.is_empty() && self.joined.is_empty() {
             return;
         }
+        let overlays = config.overlays.iter();
+        let overlays = overlays.map(|o| (network_of(&o.network).into(), (o.vni, o.local.ip())));
+        path.toe.set_overlays(monotonic_now(), overlays.collect());
         let hosts = config
             .overlays
             .iter()
@@ -216,6 +221,7 @@ impl Directory {
                     if let Some(before) = before.filter(|it| Some(it.host) != host) {
                         self.at.remove(&(vni, before.host, mac));
                     }
+                    path.toe.set_station(key, self.stations.get(&key));
                     self.look_whether_away(path, &key);
                     self.apply(path, &ports, key);
                 }

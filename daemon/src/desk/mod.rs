@@ -211,7 +211,13 @@ impl Desk {
                 }
             }
             Token::Metrics(place) => self.handle_metrics_client(now, epoll, place),
-            Token::Timer | Token::Uplink(_) | Token::Guest(..) | Token::Toe(..) => {
+            Token::Timer
+            | Token::Uplink(_)
+            | Token::Guest(..)
+            | Token::Toe(..)
+            | Token::StreamListener(_)
+            | Token::Dialer
+            | Token::Stream(_) => {
                 unreachable!("the worker's own: {token:?}")
             }
         }

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use nightporter_api::{FlowInfo, FlowPage, PortStatus, SendInfo, Status, VmStatus};
+use nightporter_api::{FabricStatus, FlowInfo, FlowPage, PortStatus, SendInfo, Status, VmStatus};
 use nightporter_core::counters::VmCounters;
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Direction;
@@ -29,7 +29,12 @@ const PLACES_PER_PAGE: usize = 1024;
 
 impl Desk {
     /// What there is to say besides of these ports.
-    pub(super) fn status(&self, now: Instant, ports: Vec<PortStatus>) -> Status {
+    pub(super) fn status(
+        &self,
+        now: Instant,
+        ports: Vec<PortStatus>,
+        fabric: Option<FabricStatus>,
+    ) -> Status {
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -39,6 +44,7 @@ impl Desk {
             stalls: watchdog::stalls(),
             refused_calls: sandbox::refused(),
             broker_ended: self.broker_ended,
+            fabric: fabric.map(Box::new),
             registry: self.directory.as_ref().map(Directory::status).unwrap_or_default().into(),
             ports,
         }

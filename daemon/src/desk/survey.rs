@@ -162,7 +162,7 @@ impl Desk {
             return;
         }
         let job = Job {
-            status: self.status(now, rows),
+            status: self.status(now, rows, path.toe.fabric_status()),
             for_operators: !self.survey.waiting.is_empty(),
             for_scrapes: self.metrics.as_ref().is_some_and(|metrics| metrics.has_waiting()),
         };

@@ -14,8 +14,10 @@ pub(crate) mod calls;
 pub(crate) mod files;
 pub(crate) mod privileges;
 
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use landlock::AccessNet;
 use nightporter_registry::etcd;
@@ -23,10 +25,12 @@ use nix::sys::prctl::set_dumpable;
 
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
+use crate::broker::dialer::Dialer;
 use crate::config::{Config, RegistryConfig, Source};
 use crate::start::{StartError, error, memory_is_limited, registry_of, vm_access};
 use crate::supervisor::Supervisor;
 use crate::sys;
+use crate::toe::{Doors, listen_at};
 use crate::vhost::listener::Access;
 
 pub(crate) use calls::{note, refused, report};
@@ -42,6 +46,8 @@ pub struct Sandbox {
     pub broker: Arc<Broker>,
     /// Where the registry is, with what was read from files.
     pub(crate) registry: Result<Option<etcd::Config>, StartError>,
+    /// The way to guests' sockets on other hosts, until the worker has it.
+    pub(crate) doors: Arc<Mutex<Option<Doors>>>,
     /// Where sockets can be made.
     pub(crate) dirs: Vec<PathBuf>,
     /// What the kernel could not do.
@@ -57,11 +63,13 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     // A core dump would hold what guests send and receive.
     let _ = set_dumpable(false);
     sys::let_children_go().map_err(|e| error(e, "report this"))?;
-    // Before the other, so that it has nothing of that one's; and both before there are secrets.
+    // Before the others, so that it has nothing of that one's; and all before there are secrets.
     let addresses = |it: &RegistryConfig| it.etcd.iter().map(|it| it.address).collect::<Vec<_>>();
     let connector = config.registry.as_ref().map(|it| Connector::start(&addresses(it)));
-    let connector = connector.transpose()?;
+    let mut connector = connector.transpose()?;
+    let dialer = config.toe.map(|toe| Dialer::start(toe.port, &mut connector)).transpose()?;
     let broker = Arc::new(Broker::start(source, config)?);
+    let doors = dialer.map(|dialer| doors_of(config, dialer)).transpose()?;
     let access = vm_access(&config.daemon);
     let supervisor = Supervisor::from_env()
         .map(|it| it.map(Arc::new))
@@ -74,7 +82,21 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let listens = config.daemon.metrics.map(|metrics| (metrics.port(), AccessNet::BindTcp));
     let places = files::of_daemon(&source.path, config.registry.as_ref(), &dirs);
     let weak = files::restrict(places, listens.as_slice())?;
-    Ok(Sandbox { access, supervisor, broker, registry, dirs, weak })
+    let doors = Arc::new(Mutex::new(doors));
+    Ok(Sandbox { access, supervisor, broker, registry, doors, dirs, weak })
+}
+
+/// The way to guests' sockets on other hosts: at the address of each overlay.
+fn doors_of(config: &Config, dialer: Dialer) -> Result<Doors, StartError> {
+    let port = config.toe.map_or(0, |toe| toe.port);
+    let addresses: BTreeSet<_> = config.overlays.iter().map(|it| it.local.ip()).collect();
+    let open = |address| {
+        let at = SocketAddr::new(address, port);
+        let fix = "choose another port with toe.port, on all hosts";
+        listen_at(at).map_err(|e| error(format!("toe: cannot listen at {at}: {e}"), fix))
+    };
+    let listeners = addresses.into_iter().map(open).collect::<Result<_, _>>()?;
+    Ok(Doors { listeners, dialer })
 }
 
 impl Sandbox {

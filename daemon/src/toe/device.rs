@@ -1,5 +1,7 @@
 //! The socket device of one guest.
 
+use std::collections::VecDeque;
+
 use nightporter_core::toe::control::LEN;
 use nightporter_core::toe::guest::Packet;
 use nightporter_core::toe::sockets::SocketId;
@@ -7,6 +9,8 @@ use nightporter_core::wire::vsock::Header;
 
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
+
+use super::fabric::StreamId;
 
 /// Why something waits for a guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -40,6 +44,8 @@ pub(super) struct Device {
     pub(super) is_touched: bool,
     /// Something waits for it that its sockets have room for.
     pub(super) blocked: Option<Blocked>,
+    /// Streams of other hosts with payload that its ring had no buffers for.
+    pub(super) streams: VecDeque<StreamId>,
     /// Of those for which bytes are kept, the one that had its turn.
     pub(super) served_last: Option<SocketId>,
     pub(super) stats: Stats,
@@ -53,6 +59,7 @@ impl Device {
             is_awake: false,
             is_touched: false,
             blocked: None,
+            streams: VecDeque::new(),
             served_last: None,
             stats: Stats::default(),
         }
@@ -118,6 +125,7 @@ impl Device {
     pub(super) fn forget(&mut self) {
         self.is_up = false;
         self.blocked = None;
+        self.streams.clear();
         self.served_last = None;
     }
 }

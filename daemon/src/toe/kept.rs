@@ -127,6 +127,15 @@ impl KeptBytes {
         senders
     }
 
+    /// What waits for the network counts as well: so much of this device did, and does now.
+    pub(super) fn charge(&mut self, from: usize, before: usize, now: usize) {
+        if now > before {
+            *self.by_sender.entry(from).or_default() += now - before;
+        } else {
+            self.refund(from, before - now);
+        }
+    }
+
     fn refund(&mut self, from: usize, len: usize) {
         if let Some(bytes) = self.by_sender.get_mut(&from) {
             *bytes -= len;

@@ -1,12 +1,14 @@
 //! The virtual TOE of this host: socket devices of guests, the core's table of their sockets, and
-//! the fabric between guests of one host (`docs/virtual-toe.md`).
+//! both fabrics, between guests of one host (here) and between hosts (`remote`, over the streams of
+//! `fabric`); see `docs/virtual-toe.md`.
 //!
 //! # One turn
 //!
 //! Each device that is awake: what waits for its guest goes into the ring, then packets of the
 //! guest are read, up to [`PACKETS_PER_TURN`] and [`BYTES_PER_TURN`]. Payload for a guest of this
 //! host is copied from ring to ring, at once. After each packet all is heard that the core has to
-//! say. At the end every ring that was touched is shown to its guest.
+//! say. Then each stream of another host that has something. At the end every ring that was touched
+//! is shown to its guest.
 //!
 //! # What a ring has no room for
 //!
@@ -18,7 +20,9 @@
 //! others.
 
 mod device;
+mod fabric;
 mod kept;
+mod remote;
 mod rules;
 
 use std::collections::VecDeque;
@@ -37,6 +41,8 @@ use nightporter_core::toe::sockets::{SocketId, VmId};
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 use device::{Blocked, Device};
+pub(crate) use fabric::{Doors, listen_at};
+use fabric::{StreamId, Streams};
 use kept::{Kept, KeptBytes};
 pub(crate) use rules::Member;
 use rules::Rules;
@@ -44,7 +50,7 @@ use rules::Rules;
 /// The CID of every guest: it names one to its own device alone, so it need not differ, and stays
 /// when the VM moves to another host. The smallest that a guest may have (virtio 1.2, 5.10.4).
 pub(crate) const GUEST_CID: u64 = 3;
-/// This host, and as yet the only one.
+/// This host.
 const HERE: HostId = HostId(0);
 /// Packets of a guest that are read in a turn, and about how many bytes.
 const PACKETS_PER_TURN: u64 = 64;
@@ -67,6 +73,10 @@ pub(crate) struct Toe {
     touched: Vec<usize>,
     /// Devices that are not read because so much is kept of what they sent, and since when.
     stalled: Vec<(usize, Instant)>,
+    /// To other hosts.
+    streams: Streams,
+    /// The one that is heard now: what is for nobody is answered there.
+    heard: Option<StreamId>,
 }
 
 impl Toe {
@@ -80,6 +90,8 @@ impl Toe {
             awake: VecDeque::new(),
             touched: Vec::new(),
             stalled: Vec::new(),
+            streams: Streams::default(),
+            heard: None,
         }
     }
 
@@ -175,21 +187,22 @@ impl Toe {
 
     /// Whether there is more to do at once.
     pub(crate) fn has_work(&self) -> bool {
-        !self.awake.is_empty()
+        !self.awake.is_empty() || self.streams.ready() > 0
     }
 
     /// When there is something to do, if nothing else happens.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         let stalls = self.stalled.iter().map(|(_, since)| *since + T_STALL);
-        stalls.chain(self.host.poll_timeout()).min()
+        stalls.chain(self.host.poll_timeout()).chain(self.streams.poll_timeout()).min()
     }
 
     /// One turn; how many packets were read.
     pub(crate) fn turn(&mut self, now: Instant) -> u64 {
-        if self.devices.is_empty() {
+        if self.devices.is_empty() && !self.streams.is_open() {
             return 0;
         }
         self.end_stalls(now);
+        self.look_at_old_streams(now);
         if self.host.poll_timeout().is_some_and(|at| at <= now) {
             self.host.handle_timeout(now);
             self.hear(now);
@@ -207,6 +220,7 @@ impl Toe {
                 self.give_waiting(now, at); // the guest may have said that it has room
             }
         }
+        self.serve_streams(now);
         self.end_turn(now);
         packets
     }
@@ -230,9 +244,13 @@ impl Toe {
             device.stats.packets_from_guest += 1;
             let mut read = |out: &mut [u8]| device.port.read_payload(0, out);
             let handled = host.handle_packet(now, vm(at), &header, payload, &mut read, rules);
-            if let Handled::Carry(_, message) = handled {
-                self.carry(now, at, &message);
+            if let Handled::Carry(socket, message) = handled {
+                match host.host_of(socket) {
+                    Some(HERE) => self.carry(now, at, &message),
+                    _ => self.send_away(now, at, socket, &message),
+                }
             }
+            self.look_for_room(at, &header);
             if let Some(device) = self.device_mut(at) {
                 device.port.packet_done();
             }
@@ -319,6 +337,7 @@ impl Toe {
         }
         self.device_mut(at).expect("it was there").served_last = next;
         self.hear(now);
+        self.wake_waiting(at);
     }
 
     /// A packet of what is kept for a socket that has room; its bytes.
@@ -342,7 +361,7 @@ impl Toe {
     fn hear(&mut self, now: Instant) {
         while let Some(output) = self.host.poll_output(now) {
             match output {
-                Output::Message(_, _, message, request) => match message.kind {
+                Output::Message(_, HERE, message, request) => match message.kind {
                     Kind::Request { .. } if !self.rules.may(&request) => {
                         let kind = Kind::Reset(Errno::NotByToe);
                         let refusal = Message { kind, to: Side::Opener, ..message };
@@ -351,7 +370,13 @@ impl Toe {
                     Kind::Request { .. } => self.host.handle_request(now, HERE, &message, &request),
                     _ => drop(self.host.handle_message(now, HERE, &message)),
                 },
-                Output::Return(_, message) => drop(self.host.handle_message(now, HERE, &message)),
+                Output::Message(socket, host, message, request) => {
+                    self.say(now, (socket, host), &message, &request);
+                }
+                Output::Return(HERE, message) => {
+                    let _ = self.host.handle_message(now, HERE, &message);
+                }
+                Output::Return(_, message) => self.answer(now, &message),
                 Output::Packets(VmId(to)) => {
                     self.give_packets(to as usize);
                 }
@@ -359,6 +384,7 @@ impl Toe {
                     if let Some(sender) = self.kept.forget(socket) {
                         self.wake_stalled(sender);
                     }
+                    self.let_go(now, socket);
                 }
             }
         }
@@ -440,6 +466,9 @@ impl Toe {
                 self.stalled[i].1 = now;
                 for name in self.kept.stuck(at, since) {
                     self.reset(now, name);
+                }
+                for stream in self.streams.stuck(at, since) {
+                    self.lose_stream(now, stream);
                 }
                 self.hear(now);
             }

@@ -1,16 +1,20 @@
 //! Who may connect to whom by the virtual TOE: as the switch lets frames pass, and nothing more.
 //!
 //! A guest reaches others of its network and VLAN on this host that have the device, too, and whose
-//! address nobody else has; itself only if it is to. All else goes by guest TCP.
+//! address nobody else has; itself only if it is to. By an overlay of its network it reaches those
+//! of other hosts, and they reach it, as the registry says where they are; that knows no VLANs, so
+//! a guest in one does not. All else goes by guest TCP.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use nightporter_core::toe::guest::{Policy, Way};
+use nightporter_core::toe::id::HostId;
 use nightporter_core::toe::message::Request;
 use nightporter_core::toe::sockets::VmId;
 
 use super::HERE;
+use super::fabric::Peers;
 
 /// A VM that has the device.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -25,12 +29,23 @@ pub(crate) struct Member {
     pub(crate) to_itself: bool,
 }
 
+/// Numbers of networks from here on are for those that no other host knows; below are VNIs, which
+/// have 24 bits.
+const OWN: u32 = 1 << 24;
+
+/// Overlays, by network: VNI, and the address of this host on it.
+pub(crate) type Overlays = BTreeMap<String, (u32, IpAddr)>;
+
 /// See the module's doc.
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     members: BTreeMap<VmId, (Member, bool)>,
-    /// What the core calls them is their place here.
+    /// What the core calls one without an overlay is its place here, and [`OWN`].
     networks: Vec<(String, Option<u16>)>,
+    overlays: Overlays,
+    pub(super) peers: Peers,
+    /// There is a way to other hosts.
+    pub(super) is_open: bool,
 }
 
 impl Rules {
@@ -53,10 +68,10 @@ impl Rules {
 
     /// Its driver runs from now on: its addresses and its network.
     pub(super) fn start(&mut self, vm: VmId) -> Option<(Vec<IpAddr>, u32)> {
-        let (member, runs) = self.members.get_mut(&vm)?;
+        let (_, runs) = self.members.get_mut(&vm)?;
         *runs = true;
-        let network = self.networks.iter().position(|known| *known == member.network)?;
-        Some((member.ips.clone(), u32::try_from(network).ok()?))
+        let (member, _) = self.members.get(&vm)?;
+        Some((member.ips.clone(), self.number(&member.network)?))
     }
 
     /// It does not any more.
@@ -66,30 +81,93 @@ impl Rules {
         }
     }
 
-    /// Whether this connection may be.
+    /// Other overlays; VMs that are in another network by that.
+    pub(super) fn set_overlays(&mut self, overlays: Overlays) -> Vec<VmId> {
+        let numbers = |rules: &Self| {
+            let all = rules.members.iter().map(|(vm, (it, _))| (*vm, rules.number(&it.network)));
+            all.collect::<Vec<_>>()
+        };
+        let before = numbers(self);
+        self.overlays = overlays;
+        let changed = before.into_iter().zip(numbers(self)).filter(|(was, is)| was != is);
+        changed.map(|((vm, _), _)| vm).collect()
+    }
+
+    /// This host's address on an overlay.
+    pub(super) fn own_address(&self, vni: u32) -> Option<IpAddr> {
+        self.overlays.values().find(|(known, _)| *known == vni).map(|(_, address)| *address)
+    }
+
+    /// Whether this connection between guests of this host may be.
     pub(super) fn may(&self, request: &Request) -> bool {
         let from = self.only(request.network, request.from.ip());
         from.is_some_and(|(vm, _)| self.connect(vm, request) == Way::To(HERE))
     }
 
+    /// Whether a guest of that host may connect to one of this: it is there, nobody else has its
+    /// address, and this one may be reached.
+    pub(super) fn may_come(&self, host: HostId, request: &Request) -> bool {
+        let (from, to) = (request.from.ip(), self.only(request.network, request.to.ip()));
+        self.peers.host_of(request.network, from) == Some(host)
+            && !self.has(request.network, from)
+            && request.network < OWN
+            && to.is_some_and(|(_, own)| !own.isolated)
+    }
+
+    /// What the core calls a network.
+    fn number(&self, network: &(String, Option<u16>)) -> Option<u32> {
+        if let (None, Some((vni, _))) = (network.1, self.overlays.get(&network.0)) {
+            return Some(*vni);
+        }
+        let at = self.networks.iter().position(|known| known == network)?;
+        Some(OWN + u32::try_from(at).ok()?)
+    }
+
+    fn of<'a>(
+        &'a self,
+        network: u32,
+        ip: IpAddr,
+    ) -> impl Iterator<Item = (VmId, &'a Member, bool)> + 'a {
+        let all = self.members.iter().map(|(vm, (member, runs))| (*vm, member, *runs));
+        let all = all.filter(move |(_, member, _)| member.ips.contains(&ip));
+        all.filter(move |(_, member, _)| self.number(&member.network) == Some(network))
+    }
+
+    /// Whether a VM of this host has this address, if it runs or not.
+    fn has(&self, network: u32, ip: IpAddr) -> bool {
+        self.of(network, ip).next().is_some()
+    }
+
     /// The one whose address this is, if it runs.
     fn only(&self, network: u32, ip: IpAddr) -> Option<(VmId, &Member)> {
-        let network = self.networks.get(network as usize)?;
-        let has = |member: &Member| member.network == *network && member.ips.contains(&ip);
-        let mut all = self.members.iter().filter(|(_, (member, _))| has(member));
-        let (vm, (member, runs)) = all.next()?;
-        (*runs && all.next().is_none()).then_some((*vm, member))
+        let mut all = self.of(network, ip);
+        let (vm, member, runs) = all.next()?;
+        (runs && all.next().is_none()).then_some((vm, member))
     }
 }
 
 impl Policy for Rules {
     fn connect(&self, vm: VmId, request: &Request) -> Way {
-        let from = self.only(request.network, request.from.ip());
-        let to = self.only(request.network, request.to.ip());
-        match (from, to) {
-            (Some((from, own)), Some((to, other))) if from == vm => {
+        let Some((from, own)) = self.only(request.network, request.from.ip()) else {
+            return Way::Native;
+        };
+        if from != vm {
+            return Way::Native;
+        }
+        let (network, to) = (request.network, request.to.ip());
+        let elsewhere = self.peers.host_of(network, to).filter(|_| network < OWN);
+        match (self.only(network, to), elsewhere) {
+            (Some((to, other)), None) => {
                 let may = if to == vm { own.to_itself } else { !own.isolated && !other.isolated };
                 if may { Way::To(HERE) } else { Way::Native }
+            }
+            (None, Some(host))
+                if self.is_open
+                    && !own.isolated
+                    && !self.has(network, to)
+                    && !self.peers.is_away(host) =>
+            {
+                Way::To(host)
             }
             _ => Way::Native,
         }
@@ -116,7 +194,7 @@ mod tests {
 
     fn request(from: &str, to: &str) -> Request {
         let at = |ip: &str, port| std::net::SocketAddr::new(ip.parse().unwrap(), port);
-        Request { network: 0, from: at(from, 1000), to: at(to, 80) }
+        Request { network: OWN, from: at(from, 1000), to: at(to, 80) }
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! [`done`]: PacketQueue::done
 
 use nightporter_core::wire::vsock::{Header, LEN};
+use vm_memory::VolatileSlice;
 
 use super::guest_mem::GuestMemory;
 use super::ring::{Buffer, Ring, RingFault};
@@ -231,6 +232,27 @@ pub fn write(memory: &GuestMemory, pieces: &[Piece], bytes: &[u8]) -> Option<()>
         memory.write(guest, now).ok_or(())
     };
     (for_each_piece(pieces, 0, bytes.len(), visit).ok()? == bytes.len()).then_some(())
+}
+
+/// The memory of `len` bytes of payload from byte `at` on. `None`: it is not mapped, or there is
+/// less of it.
+#[must_use]
+pub fn slices<'m>(
+    memory: &'m GuestMemory,
+    pieces: &[Piece],
+    at: usize,
+    len: usize,
+) -> Option<Vec<VolatileSlice<'m>>> {
+    let mut slices = Vec::with_capacity(pieces.len());
+    let visit = |mut piece: Piece| {
+        while piece.1 > 0 {
+            let slice = memory.slice(piece.0, piece.1).ok_or(())?;
+            piece = (piece.0.wrapping_add(slice.len() as u64), piece.1 - slice.len());
+            slices.push(slice);
+        }
+        Ok::<(), ()>(())
+    };
+    (for_each_piece(pieces, at, len, visit).ok()? == len).then_some(slices)
 }
 
 /// Visits what lies from byte `at` on, `len` bytes at most; how many there were.

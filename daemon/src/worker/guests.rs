@@ -145,6 +145,8 @@ impl DataPath {
             {
                 device.go_on(source);
                 self.handle_toe_events(now, epoll, PortId(port));
+            } else if let Token::StreamListener(listener) = token {
+                self.wake_listener(epoll, listener);
             }
         }
     }

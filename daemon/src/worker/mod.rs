@@ -32,7 +32,7 @@ use crate::opener::Opener;
 use crate::port::Port;
 use crate::port::vhost_user::VhostUserPort;
 use crate::timer::{Timer, monotonic_now};
-use crate::toe::Member;
+use crate::toe::{Doors, Member};
 use crate::token::{Token, watch_for};
 use crate::vhost::vsock::Vsock;
 use crate::watchdog;
@@ -144,6 +144,11 @@ impl Worker {
         self.path.add_toe(monotonic_now(), &self.epoll, port, device, member);
     }
 
+    /// There is a way to guests' sockets on other hosts. Errors: the system's.
+    pub(crate) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
+        self.path.open_doors(&self.epoll, doors)
+    }
+
     /// The rate limits of a VM.
     pub(crate) fn set_rate_limits(&mut self, port: PortId, vm: &VmConfig) {
         self.path.set_rate_limits(monotonic_now(), port, vm);
@@ -242,6 +247,9 @@ impl Worker {
             Token::Uplink(port) => path.turn.wake(PortId(port)),
             Token::Guest(port, source) => path.handle_guest(now, epoll, PortId(port), source),
             Token::Toe(port, source) => path.handle_toe(now, epoll, PortId(port), source),
+            Token::StreamListener(listener) => path.accept_stream(now, epoll, listener),
+            Token::Dialer => path.take_dialed(now, epoll),
+            Token::Stream(place) => path.toe.wake_stream(place),
             Token::Signal
             | Token::Links
             | Token::Broker

@@ -1,4 +1,7 @@
-//! What the data path does for socket devices: their descriptors, their drivers, their kicks.
+//! What the data path does for socket devices: their descriptors, their drivers, their kicks; and
+//! for streams to other hosts.
+
+use std::io;
 
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
@@ -7,8 +10,8 @@ use nix::sys::epoll::Epoll;
 use super::data_path::DataPath;
 use super::guests::watch;
 use crate::port::vhost_user::VhostUserPort;
-use crate::toe::Member;
-use crate::token::Token;
+use crate::toe::{Doors, Member};
+use crate::token::{Token, watch_for};
 use crate::vhost::vsock::Vsock;
 use crate::vhost::{Event, Source};
 
@@ -45,6 +48,48 @@ impl DataPath {
             device.handle_kick(vring);
             self.toe.wake(port);
             self.handle_toe_events(now, epoll, port);
+        }
+    }
+
+    /// There is a way to other hosts.
+    pub(super) fn open_doors(&mut self, epoll: &Epoll, doors: Doors) -> io::Result<()> {
+        self.toe.open_doors(doors);
+        for listener in 0..self.toe.listeners().count() {
+            self.watch_listener(epoll, u16::try_from(listener).expect("one for each overlay"))?;
+        }
+        self.toe.dialer_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Dialer))
+    }
+
+    fn watch_listener(&self, epoll: &Epoll, listener: u16) -> io::Result<()> {
+        let fd = self.toe.listeners().nth(listener.into());
+        fd.map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::StreamListener(listener)))
+    }
+
+    /// Another host connects.
+    pub(super) fn accept_stream(&mut self, now: Instant, epoll: &Epoll, listener: u16) {
+        if let Err(error) = self.toe.accept(now, epoll, listener) {
+            tracing::warn!(%error, "cannot accept other hosts' connections; again in a second");
+            let _ = self.toe.listeners().nth(listener.into()).map(|fd| epoll.delete(fd));
+            self.resting.add(now, Token::StreamListener(listener));
+        }
+    }
+
+    /// A listener has rested.
+    pub(super) fn wake_listener(&self, epoll: &Epoll, listener: u16) {
+        // Without memory for that nobody connects any more, until the daemon is started again.
+        if let Err(error) = self.watch_listener(epoll, listener) {
+            tracing::error!(%error, "cannot wait for other hosts' connections");
+        }
+    }
+
+    /// Connections to other hosts have begun, or nobody makes any more.
+    pub(super) fn take_dialed(&mut self, now: Instant, epoll: &Epoll) {
+        // Whose end hangs up is closed with it, and not watched any more.
+        if !self.toe.take_dialed(now, epoll) {
+            tracing::error!(
+                "the process that connects to other hosts has ended: sockets go to guests of this \
+                 host alone\n    fix: restart nightporterd"
+            );
         }
     }
 

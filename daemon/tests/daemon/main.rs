@@ -8,6 +8,7 @@ mod congestion;
 #[path = "../vhost_user/driver.rs"]
 mod driver;
 mod etcd;
+mod fabric;
 mod flows;
 mod forwarding;
 #[allow(dead_code)] // shared with the attacks, which use more of it

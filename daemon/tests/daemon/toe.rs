@@ -12,9 +12,9 @@ use crate::host::{Dir, Host};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
 
 /// ECONNRESET, ECONNREFUSED, and "use guest TCP".
-const RESET: u32 = 104;
+pub(crate) const RESET: u32 = 104;
 const REFUSED: u32 = 111;
-const NATIVE: u32 = u32::MAX;
+pub(crate) const NATIVE: u32 = u32::MAX;
 
 const SERVER: &str = "10.0.0.2:80";
 
@@ -34,12 +34,12 @@ fn socket(dir: &Dir, vm: &str) -> PathBuf {
     dir.join(&format!("{vm}-toe.sock"))
 }
 
-fn boot(dir: &Dir, vm: &str) -> SocketGuest {
+pub(crate) fn boot(dir: &Dir, vm: &str) -> SocketGuest {
     SocketGuest::boot(&socket(dir, vm))
 }
 
 /// Bytes that repeat nowhere.
-fn bytes(seed: u64, len: usize) -> Vec<u8> {
+pub(crate) fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -84,7 +84,7 @@ fn bytes_of_any_number_arrive_both_ways_and_both_ends_are_clean() {
 }
 
 /// What the daemon says of a VM's device.
-fn toe(host: &Host, vm: &str) -> nightporter_api::ToeStatus {
+pub(crate) fn toe(host: &Host, vm: &str) -> nightporter_api::ToeStatus {
     host.port(vm).vm.expect("a VM").toe.expect("it has the device")
 }
 

@@ -1,15 +1,20 @@
 //! A socket device behind the port: packets in and out of its queues.
 //!
-//! - **From the guest**: `poll_packet`, `read_payload` or `carry`, then `packet_done`, until there
-//!   is none or the turn's share is spent.
-//! - **To the guest**: `room_to_guest`, `write_payload` or the `carry` of another one, then
-//!   `give_packet`.
+//! - **From the guest**: `poll_packet`, then `read_payload`, `carry` or `send`, and `packet_done`,
+//!   until there is none or the turn's share is spent.
+//! - **To the guest**: `room_to_guest`, `write_payload`, `receive` or the `carry` of another one,
+//!   then `give_packet`.
 //! - At the end of the turn `flush`; before it sleeps `enable_kicks`, as for a network card.
 
+use std::io;
+use std::os::fd::BorrowedFd;
+
 use nightporter_core::wire::vsock::Header;
+use rustix::io::Errno;
 
 use super::VhostUserPort;
 use crate::faults;
+use crate::sys;
 use crate::vhost::guest_mem::GuestMemory;
 use crate::vhost::packets::{self, Missing, PacketQueue, Piece};
 use crate::vhost::ring::RingFault;
@@ -90,6 +95,35 @@ impl VhostUserPort<Vsock> {
         false
     }
 
+    /// Writes `head`, and `len` bytes of the present packet's payload behind it, to a socket; how
+    /// many bytes.
+    ///
+    /// # Errors
+    /// The socket's. EFAULT: the memory is not there, and the device goes down.
+    pub fn send(&mut self, socket: BorrowedFd<'_>, head: &[u8], len: usize) -> io::Result<usize> {
+        let slices = self.place(FROM_GUEST).and_then(|(m, p)| packets::slices(m, p, 0, len));
+        let sent = slices.ok_or(Errno::FAULT.into());
+        let sent = sent.and_then(|slices| sys::write_guest(socket, head, &slices));
+        self.judge_call(FROM_GUEST, sent)
+    }
+
+    /// Fills the first `len` bytes of the guest's next buffers from a socket, and then `rest`; how
+    /// many bytes of both together.
+    ///
+    /// # Errors
+    /// As of [`Self::send`].
+    pub fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        len: usize,
+        rest: &mut [u8],
+    ) -> io::Result<usize> {
+        let slices = self.place(TO_GUEST).and_then(|(m, p)| packets::slices(m, p, 0, len));
+        let got = slices.ok_or(Errno::FAULT.into());
+        let got = got.and_then(|slices| sys::read_guest(socket, &slices, rest));
+        self.judge_call(TO_GUEST, got)
+    }
+
     /// Puts this header before the payload that was written, and gives both to the guest.
     pub fn give_packet(&mut self, header: &Header) {
         if let Some((queue, memory)) = self.queue(TO_GUEST) {
@@ -148,6 +182,14 @@ impl VhostUserPort<Vsock> {
         let (_, session) = self.connection.as_ref()?;
         let vring = session.vrings.get(at).filter(|vring| vring.fault.is_none())?;
         Some((&session.memory, vring.queue.as_ref()?.payload()))
+    }
+
+    /// Memory that is not there is no error of the socket's.
+    fn judge_call(&mut self, at: usize, result: io::Result<usize>) -> io::Result<usize> {
+        if result.as_ref().is_err_and(|e| e.raw_os_error() == Some(Errno::FAULT.raw_os_error())) {
+            self.fail(at, RingFault::OutsideMemory);
+        }
+        result
     }
 
     fn judge<T>(&mut self, at: usize, result: Result<T, RingFault>) -> Option<T> {

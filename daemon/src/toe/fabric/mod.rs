@@ -1,0 +1,524 @@
+//! The way between hosts: streams of TCP, one for each connection of two guests, that are used
+//! again when it is over.
+//!
+//! - `stream` is one of them: messages and payload, in and out.
+//! - `peers` is who may speak for whom, as the registry says.
+//! - Here are all streams of this host: how they come, by [`Dialer`] and by listeners, those that
+//!   are idle, and when one has waited long enough.
+//!
+//! A stream is watched for edges, once and for all: what it has is read until there is no more, or
+//! until its guest has no room, and then it stays where it is, in the kernel's buffer.
+
+mod peers;
+mod stream;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nightporter_api::FabricStatus;
+use nightporter_core::limits::T_TOE_SILENCE;
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::toe::id::{HostId, ShadowId, Side};
+use nightporter_core::toe::sockets::SocketId;
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::resource::{Resource, getrlimit};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, acceptfrom_with, bind, ipproto, listen, socket_with,
+    sockopt,
+};
+
+use super::KEPT_MAX as WAITING_MAX;
+use crate::broker::dialer::{Dialer, prepare};
+use crate::token::Token;
+pub(super) use peers::Peers;
+pub(super) use stream::{Heard, Lost, Stream, Waits};
+
+/// Streams at most, and half as many as the process may have descriptors.
+const STREAMS_MAX: usize = 32_768;
+/// Idle streams to a host that are kept for the next connections.
+const IDLE_MAX: usize = 64;
+/// And so long.
+const T_IDLE: Duration = Duration::from_secs(60);
+/// A host that has not been reached after this is not going to be. A SYN that is lost is repeated
+/// after 1 s and 3 s.
+const T_DIAL: Duration = Duration::from_secs(4);
+/// A host that connects says hello within this, and one that is to hear of a reset takes it.
+const T_HELLO: Duration = Duration::from_secs(10);
+/// Nothing comes for so long of a message that has begun: its host is gone, or means no good. The
+/// core does not notice, for to it the message has come.
+const T_OWED: Duration = T_TOE_SILENCE;
+/// Streams without a connection that another host has begun are its to close, after [`T_IDLE`].
+const T_IDLE_HERE: Duration = Duration::from_secs(150);
+/// Bytes that wait in a stream without a connection, at most: answers to what is late.
+const ANSWERS_MAX: usize = 4096;
+/// Connections that the kernel keeps until they are accepted.
+const BACKLOG: i32 = 1024;
+/// Connections accepted in a turn.
+const ACCEPTS_PER_TURN: usize = 64;
+
+/// Names a stream: its place, and how many had it before.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(in super::super) struct StreamId {
+    place: u32,
+    generation: u32,
+}
+
+impl StreamId {
+    const fn tag(self) -> u64 {
+        (self.generation as u64) << 32 | self.place as u64
+    }
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    generation: u32,
+    stream: Option<Box<Stream>>,
+}
+
+/// What is there at the start: the sockets that listen, and who connects.
+#[derive(Debug)]
+pub(crate) struct Doors {
+    pub(crate) listeners: Vec<OwnedFd>,
+    pub(crate) dialer: Dialer,
+}
+
+/// See the module's doc.
+#[derive(Debug, Default)]
+pub(super) struct Streams {
+    listeners: Vec<OwnedFd>,
+    dialer: Option<Dialer>,
+    most: usize,
+    places: Vec<Place>,
+    free: Vec<u32>,
+    by_socket: BTreeMap<SocketId, StreamId>,
+    /// Of each host.
+    counts: BTreeMap<HostId, usize>,
+    /// To each host, from each address of this one.
+    idle: BTreeMap<(IpAddr, HostId), Vec<StreamId>>,
+    ready: VecDeque<StreamId>,
+    deadlines: BTreeSet<(Instant, StreamId)>,
+    pub(super) stats: FabricStatus,
+}
+
+/// A socket that listens at this address, which may come later than the daemon.
+pub(crate) fn listen_at(address: SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    match address {
+        SocketAddr::V4(_) => sockopt::set_ip_freebind(&socket, true)?,
+        SocketAddr::V6(_) => sockopt::set_ipv6_freebind(&socket, true)?,
+    }
+    prepare(&socket)?;
+    bind(&socket, &address)?;
+    listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+fn watch(epoll: &Epoll, fd: impl AsFd, place: u32) -> io::Result<()> {
+    let edges = EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT | EpollFlags::EPOLLET;
+    Ok(epoll.add(fd, EpollEvent::new(edges, Token::Stream(place).pack()))?)
+}
+
+impl Streams {
+    /// The doors are open from now on.
+    pub(super) fn open_doors(&mut self, doors: Doors) {
+        let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
+        self.most = usize::try_from(files / 2).unwrap_or(STREAMS_MAX).min(STREAMS_MAX);
+        self.listeners = doors.listeners;
+        self.dialer = Some(doors.dialer);
+    }
+
+    /// Whether connections can be made to other hosts.
+    pub(super) const fn is_open(&self) -> bool {
+        self.dialer.is_some()
+    }
+
+    /// Whether there was ever a way to other hosts: what has begun goes on without [`Dialer`].
+    pub(super) const fn was_opened(&self) -> bool {
+        self.most > 0
+    }
+
+    /// Whether a stream has more waiting than anybody honest makes it have.
+    pub(super) fn is_overfull(&self, id: StreamId) -> bool {
+        let most = |stream: &Stream| match stream.carried {
+            Some(_) => WAITING_MAX,
+            None => ANSWERS_MAX,
+        };
+        self.get(id).is_some_and(|stream| !stream.closes && stream.waiting() > most(stream))
+    }
+
+    /// It has been heard: when somebody looks whether the rest of a message has come.
+    pub(super) fn note_owed(&mut self, now: Instant, id: StreamId) {
+        let Some(stream) = self.get(id).filter(|it| it.is_proven) else { return };
+        match (stream.is_owed(), stream.deadline) {
+            (true, _) => self.set_deadline(id, Some(now + T_OWED)),
+            (false, Some(_)) if stream.carried.is_some() => self.set_deadline(id, None),
+            (false, _) => {}
+        }
+    }
+
+    /// It is flushed again in the next turn, if no event says when.
+    pub(super) fn flush_again(&mut self, id: StreamId) {
+        if self.get_mut(id).is_some_and(Stream::take_more_to_flush) {
+            self.wake(id);
+        }
+    }
+
+    /// Sockets that listen.
+    pub(super) fn listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.listeners.iter().map(AsFd::as_fd)
+    }
+
+    /// Readable when a connection has begun.
+    pub(super) fn dialer_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.dialer.as_ref().map(Dialer::fd)
+    }
+
+    /// What an operator hears.
+    pub(super) fn status(&self) -> Option<FabricStatus> {
+        let streams = (self.places.len() - self.free.len()) as u64;
+        let idle = self.idle.values().map(|list| list.len() as u64).sum();
+        self.was_opened().then_some(FabricStatus { streams, idle, ..self.stats })
+    }
+
+    pub(super) fn get(&self, id: StreamId) -> Option<&Stream> {
+        let place = self.places.get(id.place as usize)?;
+        place.stream.as_deref().filter(|_| place.generation == id.generation)
+    }
+
+    pub(super) fn get_mut(&mut self, id: StreamId) -> Option<&mut Stream> {
+        let place = self.places.get_mut(id.place as usize)?;
+        place.stream.as_deref_mut().filter(|_| place.generation == id.generation)
+    }
+
+    /// The stream that a socket's connection has.
+    pub(super) fn of(&self, socket: SocketId) -> Option<StreamId> {
+        self.by_socket.get(&socket).copied()
+    }
+
+    /// Streams that are used for guests with this device and in which something waits, unmoved
+    /// since then.
+    pub(super) fn stuck(&self, device: usize, since: Instant) -> Vec<StreamId> {
+        let all = self.places.iter().zip(0..).filter_map(|(place, at)| {
+            let stream = place.stream.as_deref()?;
+            let is_its = stream.carried.is_some_and(|it| it.device == device);
+            (is_its && stream.waiting() > 0 && stream.moved <= since)
+                .then_some(StreamId { place: at, generation: place.generation })
+        });
+        all.collect()
+    }
+
+    fn insert(&mut self, stream: Stream) -> Option<StreamId> {
+        if self.places.len() - self.free.len() >= self.most {
+            return None;
+        }
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push(Place::default());
+            u32::try_from(self.places.len() - 1).expect("they are bounded")
+        });
+        *self.counts.entry(stream.host).or_default() += 1;
+        let at = &mut self.places[place as usize];
+        at.generation = at.generation.wrapping_add(1);
+        let id = StreamId { place, generation: at.generation };
+        at.stream = Some(Box::new(stream));
+        Some(id)
+    }
+
+    /// A stream for a connection from this address to that host: an idle one, or a new one.
+    /// `None`: there are as many as there may be.
+    pub(super) fn take(
+        &mut self,
+        now: Instant,
+        from: IpAddr,
+        (host, address): (HostId, IpAddr),
+    ) -> Option<StreamId> {
+        if let Some(id) = self.idle.get_mut(&(from, host)).and_then(Vec::pop) {
+            self.set_deadline(id, None);
+            self.stats.reused += 1;
+            return Some(id);
+        }
+        if !self.is_open() {
+            return None;
+        }
+        let id = self.insert(Stream::to(now, host, from))?;
+        self.set_deadline(id, Some(now + T_DIAL));
+        self.dialer.as_mut().expect("it is open").ask(id.tag(), from, address);
+        self.stats.dialed += 1;
+        Some(id)
+    }
+
+    /// A stream has this connection from now on.
+    pub(super) fn give(&mut self, id: StreamId, name: ShadowId, socket: SocketId, device: usize) {
+        let Some(stream) = self.get_mut(id) else { return };
+        stream.set_carried(name, socket, device);
+        let is_new = !stream.is_proven && stream.ours == Side::Opener;
+        self.by_socket.insert(socket, id);
+        if !is_new {
+            self.set_deadline(id, None);
+        }
+    }
+
+    /// Its connection is over, or was refused: it is there for the next. `false`: it is not needed
+    /// any more.
+    pub(super) fn give_back(&mut self, now: Instant, id: StreamId) -> bool {
+        self.part(id);
+        let Some(stream) = self.get(id) else { return true };
+        if stream.ours == Side::Acceptor {
+            self.set_deadline(id, Some(now + T_IDLE_HERE));
+            return true; // the other host says when
+        }
+        let idle = self.idle.entry((stream.from, stream.host)).or_default();
+        if idle.len() >= IDLE_MAX {
+            return false;
+        }
+        idle.push(id);
+        self.set_deadline(id, Some(now + T_IDLE));
+        true
+    }
+
+    /// It is to end when all is said, or at once if that is much: its end is a reset as well.
+    /// `true`: at once.
+    pub(super) fn retire(&mut self, now: Instant, id: StreamId) -> bool {
+        self.part(id);
+        if let Some(stream) = self.get_mut(id) {
+            if !stream.is_proven || stream.waiting() > ANSWERS_MAX {
+                return true;
+            }
+            stream.closes = true;
+            self.set_deadline(id, Some(now + T_HELLO));
+            self.wake(id);
+        }
+        false
+    }
+
+    fn part(&mut self, id: StreamId) {
+        if let Some(carried) = self.get_mut(id).and_then(|stream| stream.carried.take()) {
+            self.by_socket.remove(&carried.socket);
+        }
+    }
+
+    /// It is no more; as it was.
+    pub(super) fn remove(&mut self, id: StreamId) -> Option<Stream> {
+        self.get(id)?;
+        self.set_deadline(id, None);
+        let stream = self.places[id.place as usize].stream.take()?;
+        self.free.push(id.place);
+        if let Some(carried) = stream.carried {
+            self.by_socket.remove(&carried.socket);
+        }
+        if let Some(count) = self.counts.get_mut(&stream.host) {
+            *count -= 1;
+        }
+        if let Some(idle) = self.idle.get_mut(&(stream.from, stream.host)) {
+            idle.retain(|known| *known != id);
+        }
+        Some(*stream)
+    }
+
+    /// There may be something to do for it.
+    pub(super) fn wake(&mut self, id: StreamId) {
+        if let Some(stream) = self.get_mut(id)
+            && !std::mem::replace(&mut stream.is_ready, true)
+        {
+            self.ready.push_back(id);
+        }
+    }
+
+    /// Likewise, by its place.
+    pub(super) fn wake_place(&mut self, place: u32) {
+        if let Some(at) = self.places.get(place as usize) {
+            self.wake(StreamId { place, generation: at.generation });
+        }
+    }
+
+    /// How many are to be served.
+    pub(super) fn ready(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// The next of them.
+    pub(super) fn pop_ready(&mut self) -> Option<StreamId> {
+        let id = self.ready.pop_front()?;
+        if let Some(stream) = self.get_mut(id) {
+            stream.is_ready = false;
+        }
+        Some(id)
+    }
+
+    /// When somebody looks at it; it has one such time.
+    fn set_deadline(&mut self, id: StreamId, at: Option<Instant>) {
+        let Some(stream) = self.get_mut(id) else { return };
+        if let Some(before) = std::mem::replace(&mut stream.deadline, at) {
+            self.deadlines.remove(&(before, id));
+        }
+        self.deadlines.extend(at.map(|at| (at, id)));
+    }
+
+    /// When the next has waited long enough.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.first().map(|(at, _)| *at)
+    }
+
+    /// One that has.
+    pub(super) fn pop_due(&mut self, now: Instant) -> Option<StreamId> {
+        let (at, id) = *self.deadlines.first()?;
+        if at > now {
+            return None;
+        }
+        self.set_deadline(id, None);
+        Some(id)
+    }
+
+    /// Connections that other hosts have made. Strangers are hung up on.
+    ///
+    /// # Errors
+    /// There is no descriptor for another one.
+    pub(super) fn accept(
+        &mut self,
+        now: Instant,
+        epoll: &Epoll,
+        listener: u16,
+        peers: &Peers,
+    ) -> io::Result<()> {
+        for _ in 0..ACCEPTS_PER_TURN {
+            let Some(listener) = self.listeners.get(usize::from(listener)) else { return Ok(()) };
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let (socket, from) = match acceptfrom_with(listener, flags) {
+                Ok((socket, from)) => (socket, from),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    return Err(e.into());
+                }
+                Err(_) => continue, // it has gone already (accept(2))
+            };
+            let from = from.and_then(|from| SocketAddr::try_from(from).ok());
+            let host = from.and_then(|from| peers.host_at(from.ip()));
+            let has_room =
+                |host: &HostId| self.counts.get(host).copied().unwrap_or(0) < self.most / 4;
+            let Some(host) = host.filter(has_room) else {
+                self.stats.refused += 1;
+                continue;
+            };
+            let Some(id) = self.insert(Stream::from(now, host, socket)) else {
+                self.stats.refused += 1;
+                continue;
+            };
+            self.stats.accepted += 1;
+            self.set_deadline(id, Some(now + T_HELLO));
+            let fd = self.get(id).and_then(Stream::fd).expect("it has one");
+            if watch(epoll, fd, id.place).is_err() {
+                self.remove(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Connections that have begun, and that cannot be: those are named.
+    ///
+    /// # Errors
+    /// Nobody makes any more.
+    pub(super) fn take_dialed(&mut self, epoll: &Epoll) -> io::Result<Vec<StreamId>> {
+        let mut failed = Vec::new();
+        while let Some(dialer) = &mut self.dialer {
+            let Some((tag, socket)) = dialer.poll()? else { break };
+            let [place, generation] = [tag, tag >> 32].map(|word| word & u64::from(u32::MAX));
+            let narrow = |word: u64| u32::try_from(word).expect("half of it");
+            let id = StreamId { place: narrow(place), generation: narrow(generation) };
+            let Some(stream) = self.get_mut(id).filter(|stream| !stream.has_socket()) else {
+                continue; // nobody waits for it any more
+            };
+            match socket.filter(|socket| watch(epoll, socket, id.place).is_ok()) {
+                Some(socket) => {
+                    stream.set_socket(socket);
+                    self.wake(id);
+                }
+                None => failed.push(id),
+            }
+        }
+        Ok(failed)
+    }
+
+    /// Nobody makes connections any more. Those that wait for theirs.
+    pub(super) fn lose_dialer(&mut self) -> Vec<StreamId> {
+        self.dialer = None;
+        let all = self.places.iter().zip(0..).filter_map(|(place, at)| {
+            let id = StreamId { place: at, generation: place.generation };
+            place.stream.as_deref().is_some_and(|stream| !stream.has_socket()).then_some(id)
+        });
+        all.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nightporter_core::toe::message::{Kind, Message};
+    use rustix::net::{SocketFlags, socketpair};
+
+    use super::*;
+
+    const NOW: Instant = Instant::from_secs(1000);
+
+    /// A stream that another host has begun, and that host's end of it.
+    fn stream(streams: &mut Streams) -> (StreamId, OwnedFd) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        streams.most = 16;
+        let id = streams.insert(Stream::from(NOW, HostId(1), a)).unwrap();
+        (id, b)
+    }
+
+    fn message(kind: Kind) -> Message {
+        let id = ShadowId { incarnation: 7, serial: 7 };
+        Message { id, to: Side::Acceptor, kind }
+    }
+
+    #[test]
+    fn what_is_written_is_not_kept_while_there_is_always_more() {
+        let mut streams = Streams::default();
+        let (id, other) = stream(&mut streams);
+        let credit = message(Kind::Credit { edge: 1 });
+        let stream = streams.get_mut(id).unwrap();
+        let (mut took, mut said) = (0, 0);
+        while said < 1_000_000 {
+            while stream.waiting() < 100_000 {
+                stream.say(NOW, &credit, None).unwrap();
+                said += 1;
+            }
+            took += rustix::io::read(&other, &mut [0; 65536]).unwrap();
+            stream.flush(NOW).unwrap();
+            assert!(stream.kept_len() < 1 << 20, "{} of {said} messages", stream.kept_len());
+        }
+        assert!(took > 30 << 20, "{took}");
+    }
+
+    #[test]
+    fn a_message_that_has_begun_and_does_not_go_on_is_noticed() {
+        let mut streams = Streams::default();
+        let (id, other) = stream(&mut streams);
+        let data = message(Kind::Data { offset: 0, len: 100 });
+        rustix::io::write(&other, &[&stream::hello()[..], &data.emit(), &[0; 10]].concat())
+            .unwrap();
+        assert_eq!(streams.get_mut(id).unwrap().poll(), Heard::Message(data));
+        streams.note_owed(NOW, id);
+        assert_eq!(streams.poll_timeout(), Some(NOW + T_OWED));
+        // Not if its guest has no place for it: then nothing is read.
+        streams.get_mut(id).unwrap().waits = Some(Waits::Ring);
+        assert!(!streams.get(id).unwrap().is_owed());
+        streams.get_mut(id).unwrap().waits = None;
+        assert_eq!(streams.pop_due(NOW + T_OWED), Some(id));
+        assert!(streams.get(id).unwrap().is_owed());
+    }
+
+    #[test]
+    fn a_stream_that_another_host_does_not_use_any_more_is_not_kept_for_ever() {
+        let mut streams = Streams::default();
+        let (id, _other) = stream(&mut streams);
+        assert!(streams.give_back(NOW, id));
+        assert_eq!(streams.poll_timeout(), Some(NOW + T_IDLE_HERE));
+    }
+}

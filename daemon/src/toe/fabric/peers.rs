@@ -1,0 +1,156 @@
+//! Which guest is at which host, as the registry says: what a peer is believed about.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use nightporter_core::time::{Duration, Instant};
+use nightporter_core::toe::id::HostId;
+use nightporter_registry::{Mac, Station};
+
+use crate::broker::dialer::is_host;
+use crate::toe::HERE;
+
+/// Hosts that are given a number, as long as the daemon runs. What is known of the requests of one
+/// are 32 KiB at most.
+const HOSTS_MAX: usize = 4096;
+/// Addresses of a station that count.
+const IPS_MAX: usize = 64;
+/// So long nobody is sent to a host that was not reached.
+const T_AWAY: Duration = Duration::from_secs(5);
+
+/// See the module's doc.
+#[derive(Debug, Default)]
+pub(in super::super) struct Peers {
+    stations: BTreeMap<(u32, Mac), (IpAddr, Vec<IpAddr>)>,
+    /// By VNI and address: hosts of stations that have it.
+    places: BTreeMap<(u32, IpAddr), Vec<IpAddr>>,
+    /// Stations of each host, and its number.
+    hosts: BTreeMap<IpAddr, (usize, HostId)>,
+    /// By number, from 1 on: 0 is this host.
+    addresses: Vec<IpAddr>,
+    /// Hosts that were not reached, and until when nobody is sent there.
+    away: BTreeMap<HostId, Instant>,
+}
+
+impl Peers {
+    /// A station of another host, as it is now.
+    pub(in super::super) fn set(&mut self, vni: u32, mac: Mac, now: Option<&Station>) {
+        if let Some((host, ips)) = self.stations.remove(&(vni, mac)) {
+            for ip in ips {
+                let there = self.places.get_mut(&(vni, ip)).expect("it was listed");
+                let at = there.iter().position(|known| *known == host);
+                there.swap_remove(at.expect("with its host"));
+                if there.is_empty() {
+                    self.places.remove(&(vni, ip));
+                }
+            }
+            self.hosts.get_mut(&host).expect("it had a station").0 -= 1;
+        }
+        let Some(station) = now.filter(|station| is_host(station.host)) else { return };
+        if !self.hosts.contains_key(&station.host) {
+            if self.addresses.len() >= HOSTS_MAX {
+                return; // its guests are reached by guest TCP
+            }
+            self.addresses.push(station.host);
+            let number = u32::try_from(self.addresses.len()).expect("few");
+            self.hosts.insert(station.host, (0, HostId(number)));
+        }
+        self.hosts.get_mut(&station.host).expect("it is there").0 += 1;
+        let mut ips: Vec<_> = station.ips.iter().take(IPS_MAX).copied().collect();
+        ips.sort_unstable();
+        ips.dedup();
+        for ip in &ips {
+            self.places.entry((vni, *ip)).or_default().push(station.host);
+        }
+        self.stations.insert((vni, mac), (station.host, ips));
+    }
+
+    /// The host with this address, if a station is there.
+    pub(in super::super) fn host_at(&self, address: IpAddr) -> Option<HostId> {
+        let (stations, host) = self.hosts.get(&address.to_canonical())?;
+        (*stations > 0).then_some(*host)
+    }
+
+    /// Where the guest with this address is. `None`: nobody has said, or two have.
+    pub(in super::super) fn host_of(&self, vni: u32, ip: IpAddr) -> Option<HostId> {
+        match &self.places.get(&(vni, ip))?[..] {
+            [host] => self.host_at(*host),
+            _ => None,
+        }
+    }
+
+    /// Where a host is.
+    pub(in super::super) fn address_of(&self, host: HostId) -> Option<IpAddr> {
+        let at = (host.0 as usize).checked_sub(1).filter(|_| host != HERE)?;
+        self.addresses.get(at).copied()
+    }
+
+    /// It was not reached.
+    pub(in super::super) fn note_away(&mut self, now: Instant, host: HostId) {
+        self.away.insert(host, now + T_AWAY);
+    }
+
+    /// Time has passed.
+    pub(in super::super) fn forgive(&mut self, now: Instant) {
+        self.away.retain(|_, until| now < *until);
+    }
+
+    /// Whether it was not reached lately.
+    pub(in super::super) fn is_away(&self, host: HostId) -> bool {
+        self.away.contains_key(&host)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VNI: u32 = 7;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn station(host: &str, ips: &[&str]) -> Station {
+        let ips = ips.iter().map(|it| ip(it)).collect();
+        Station { vni: VNI, mac: [2; 6], vm: String::new(), ips, host: ip(host) }
+    }
+
+    #[test]
+    fn a_guest_is_where_its_station_is_and_nowhere_if_two_have_its_address() {
+        let mut peers = Peers::default();
+        peers.set(VNI, [2; 6], Some(&station("192.0.2.2", &["10.0.0.2", "10.0.0.2"])));
+        peers.set(VNI, [3; 6], Some(&station("192.0.2.3", &["10.0.0.3"])));
+        let two = peers.host_of(VNI, ip("10.0.0.2")).unwrap();
+        assert_eq!(peers.address_of(two), Some(ip("192.0.2.2")));
+        assert_eq!(peers.host_at(ip("::ffff:192.0.2.2")), Some(two));
+        assert_eq!(peers.host_of(VNI, ip("10.0.0.4")), None);
+        assert_eq!(peers.host_of(8, ip("10.0.0.2")), None, "another overlay");
+        peers.set(VNI, [3; 6], Some(&station("192.0.2.3", &["10.0.0.3", "10.0.0.2"])));
+        assert_eq!(peers.host_of(VNI, ip("10.0.0.2")), None, "both say so");
+        assert_eq!(peers.host_at(ip("192.0.2.3")), Some(HostId(2)));
+        peers.set(VNI, [3; 6], None);
+        assert_eq!(peers.host_of(VNI, ip("10.0.0.2")), Some(two));
+        assert_eq!(peers.host_at(ip("192.0.2.3")), None, "it has no station any more");
+        assert_eq!((peers.address_of(HERE), peers.address_of(HostId(9))), (None, None));
+    }
+
+    #[test]
+    fn nobody_is_sent_to_where_no_host_is() {
+        for host in ["127.0.0.1", "224.0.0.1", "0.0.0.0", "255.255.255.255", "fe80::1", "::1"] {
+            let mut peers = Peers::default();
+            peers.set(VNI, [2; 6], Some(&station(host, &["10.0.0.2"])));
+            assert_eq!(peers.host_of(VNI, ip("10.0.0.2")), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn who_was_not_reached_is_left_alone_for_a_while() {
+        let (mut peers, now) = (Peers::default(), Instant::from_secs(1000));
+        peers.note_away(now, HostId(1));
+        peers.forgive(now + Duration::from_secs(4));
+        assert!(peers.is_away(HostId(1)) && !peers.is_away(HostId(2)));
+        peers.forgive(now + T_AWAY);
+        assert!(!peers.is_away(HostId(1)));
+    }
+}

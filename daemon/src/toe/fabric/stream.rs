@@ -1,0 +1,422 @@
+//! One stream of TCP: messages in and out, whole or in parts, and payload between them that stays
+//! in guest memory.
+//!
+//! The host that connected says [`HELLO_LEN`] bytes first; then both say messages
+//! (`core/src/toe/message.rs`), of one connection at a time. When that is over, all well, or was
+//! refused, the stream can have the next, of the same opener; anything else is the end of it.
+
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nightporter_core::time::Instant;
+use nightporter_core::toe::id::{HostId, ShadowId, Side};
+use nightporter_core::toe::message::{Kind, LEN, Message, REQUEST_LEN, Request};
+use nightporter_core::toe::sockets::SocketId;
+use nightporter_registry::FIRST_ADDRESS;
+use rustix::io::{read, write};
+
+use crate::port::vhost_user::VhostUserPort;
+use crate::vhost::vsock::Vsock;
+
+/// What the host that connects says first: that this is it, its version, and a token, which is
+/// zeros as long as peers are told by their addresses alone.
+pub(super) const HELLO_LEN: usize = MAGIC.len() + TOKEN_LEN;
+const MAGIC: [u8; 8] = *b"npvtoe\0\x01";
+const TOKEN_LEN: usize = 32;
+const HEAD_LEN: usize = LEN + REQUEST_LEN;
+const _: () = assert!(HELLO_LEN <= HEAD_LEN);
+/// Bytes that wait and are written in a turn.
+const FLUSHED_PER_TURN: usize = 256 << 10;
+/// Bytes that were written are cut off when they are so many, so that moving the others costs less
+/// than writing did.
+const CUT_AT: usize = 256 << 10;
+
+/// What a stream has.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in super::super) enum Heard {
+    /// Nothing more for now.
+    Nothing,
+    /// A message that is not a request. Behind data the payload comes next.
+    Message(Message),
+    /// Somebody wants to connect.
+    Request(Message, Request),
+    /// So many bytes of payload.
+    Payload(u32),
+    /// Its end, or the network's.
+    Lost,
+    /// What no honest host says.
+    Nonsense,
+}
+
+/// What payload waits for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in super::super) enum Waits {
+    /// Buffers of its guest.
+    Ring,
+    /// Room in its guest's socket.
+    Credit,
+}
+
+/// Why a stream did not take what was said.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in super::super) struct Lost;
+
+/// The connection that a stream has now.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in super::super) struct Carried {
+    pub(in super::super) name: ShadowId,
+    pub(in super::super) socket: SocketId,
+    /// The device of its guest.
+    pub(in super::super) device: usize,
+    /// The other guest has accepted.
+    pub(in super::super) is_established: bool,
+    /// It has not, and nothing else comes.
+    pub(in super::super) is_refused: bool,
+    /// Whether `Taken` was said, and heard: after both it is over.
+    said_taken: bool,
+    heard_taken: bool,
+}
+
+/// See the module's doc.
+#[derive(Debug)]
+pub(in super::super) struct Stream {
+    /// `None`: it is not there yet.
+    socket: Option<OwnedFd>,
+    /// Where its other end is.
+    pub(in super::super) host: HostId,
+    /// If this host connected, from where.
+    pub(super) from: IpAddr,
+    /// Our end of its connections: this host connected, or was connected to.
+    pub(in super::super) ours: Side,
+    pub(in super::super) carried: Option<Carried>,
+    /// The other host has taken something, or said something.
+    pub(in super::super) is_proven: bool,
+    /// It ends as soon as what there is to say is said.
+    pub(in super::super) closes: bool,
+    /// What is next, but for payload: so much of it has come, and so much of it there is to be.
+    head: [u8; HEAD_LEN],
+    have: usize,
+    wanted: usize,
+    /// The host that connected has said hello.
+    has_hello: bool,
+    /// Bytes of payload that are next.
+    left: u32,
+    /// What the socket has not taken, from `taken` on.
+    out: Vec<u8>,
+    taken: usize,
+    /// The socket may take more of it, and no event will say so.
+    has_more_to_flush: bool,
+    /// When it last took something of that, or that began.
+    pub(in super::super) moved: Instant,
+    /// Bytes of `out` that are counted for the guest behind it.
+    pub(in super::super) charged: usize,
+    /// It stands in a queue.
+    pub(in super::super) is_ready: bool,
+    /// What its payload waits for.
+    pub(in super::super) waits: Option<Waits>,
+    /// When somebody looks whether it still may be as it is.
+    pub(super) deadline: Option<Instant>,
+}
+
+impl Stream {
+    /// To this host, from an address of this one; the socket comes later.
+    pub(super) fn to(now: Instant, host: HostId, from: IpAddr) -> Self {
+        let mut stream = Self { from, ..Self::new(now, None, host, Side::Opener) };
+        stream.out.extend(hello());
+        stream
+    }
+
+    /// From this host.
+    pub(super) fn from(now: Instant, host: HostId, socket: OwnedFd) -> Self {
+        Self::new(now, Some(socket), host, Side::Acceptor)
+    }
+
+    fn new(now: Instant, socket: Option<OwnedFd>, host: HostId, ours: Side) -> Self {
+        Self {
+            socket,
+            host,
+            from: FIRST_ADDRESS,
+            ours,
+            carried: None,
+            is_proven: false,
+            closes: false,
+            head: [0; HEAD_LEN],
+            have: 0,
+            wanted: if ours == Side::Opener { LEN } else { HELLO_LEN },
+            has_hello: ours == Side::Opener,
+            left: 0,
+            out: Vec::new(),
+            taken: 0,
+            has_more_to_flush: false,
+            moved: now,
+            charged: 0,
+            is_ready: false,
+            waits: None,
+            deadline: None,
+        }
+    }
+
+    /// Its socket has come.
+    pub(super) fn set_socket(&mut self, socket: OwnedFd) {
+        self.socket = Some(socket);
+    }
+
+    /// Whether its socket has come.
+    pub(super) const fn has_socket(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Bytes that wait until the socket takes them.
+    pub(in super::super) fn waiting(&self) -> usize {
+        self.out.len() - self.taken
+    }
+
+    /// Bytes that are in memory for it.
+    #[cfg(test)]
+    pub(super) const fn kept_len(&self) -> usize {
+        self.out.len()
+    }
+
+    /// It has this connection from now on, of a guest with this device.
+    pub(super) fn set_carried(&mut self, name: ShadowId, socket: SocketId, device: usize) {
+        self.carried = Some(Carried {
+            name,
+            socket,
+            device,
+            is_established: false,
+            is_refused: false,
+            said_taken: false,
+            heard_taken: false,
+        });
+    }
+
+    /// Whether the other host owes the rest of a message, and its guest has a place for it.
+    pub(in super::super) const fn is_owed(&self) -> bool {
+        let has_begun = self.left > 0 || self.have > 0;
+        has_begun && self.waits.is_none()
+    }
+
+    /// Whether its connection is over at both ends, all well.
+    pub(in super::super) fn is_over(&self) -> bool {
+        self.carried.is_some_and(|it| it.said_taken && it.heard_taken)
+    }
+
+    /// Whether nothing more comes of its connection, and both ends know: it is over, or refused.
+    pub(in super::super) fn is_settled(&self) -> bool {
+        self.is_over() || self.carried.is_some_and(|it| it.is_refused)
+    }
+
+    /// What it has next. Payload is to be taken by [`Self::receive`] before there is more.
+    pub(in super::super) fn poll(&mut self) -> Heard {
+        if self.left > 0 {
+            return Heard::Payload(self.left);
+        }
+        loop {
+            if let Some(heard) = self.whole() {
+                return heard;
+            }
+            let Some(socket) = &self.socket else { return Heard::Nothing };
+            let space = &mut self.head[self.have..self.wanted];
+            match read(socket, space).map_err(io::Error::from) {
+                Ok(0) => return Heard::Lost,
+                Ok(len) => (self.have, self.is_proven) = (self.have + len, true),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Heard::Nothing,
+                Err(_) => return Heard::Lost,
+            }
+        }
+    }
+
+    /// What has come, if it is all of it.
+    fn whole(&mut self) -> Option<Heard> {
+        if self.have < self.wanted {
+            return None;
+        }
+        if !self.has_hello {
+            let is_good = self.head[..HELLO_LEN] == hello();
+            (self.has_hello, self.have, self.wanted) = (true, 0, LEN);
+            return (!is_good).then_some(Heard::Nonsense);
+        }
+        let (head, request) = self.head.split_first_chunk::<LEN>().expect("it is longer");
+        let Ok(message) = Message::parse(head) else { return Some(Heard::Nonsense) };
+        // Only one of both hosts asks for connections.
+        if message.to != self.ours {
+            return Some(Heard::Nonsense);
+        }
+        let heard = match message.kind {
+            Kind::Request { .. } if self.wanted == LEN => {
+                self.wanted = HEAD_LEN;
+                return None;
+            }
+            Kind::Request { .. } => {
+                let request = Request::parse(request.first_chunk().expect("it is as long"));
+                request.map_or(Heard::Nonsense, |request| Heard::Request(message, request))
+            }
+            Kind::Data { len, .. } => {
+                self.left = len;
+                Heard::Message(message)
+            }
+            _ => Heard::Message(message),
+        };
+        (self.have, self.wanted) = (0, LEN);
+        self.note(&message, false);
+        Some(heard)
+    }
+
+    /// Payload, as much as is there and fits into `room` bytes of the guest's next buffers, which
+    /// have so many; how many bytes.
+    ///
+    /// # Errors
+    /// WouldBlock: there is none now. UnexpectedEof and others: the end. EFAULT is the guest's.
+    pub(in super::super) fn receive(
+        &mut self,
+        port: &mut VhostUserPort<Vsock>,
+        room: usize,
+    ) -> io::Result<usize> {
+        let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
+        let left = self.left as usize;
+        let len = room.min(left);
+        // The next header comes with the last of it.
+        let behind = if len == left { &mut self.head[..LEN] } else { &mut [] };
+        let got = port.receive(socket.as_fd(), len, behind)?;
+        if got == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let payload = got.min(len);
+        self.left -= u32::try_from(payload).expect("no more than is left");
+        self.have = got - payload;
+        Ok(payload)
+    }
+
+    /// Says a message without payload.
+    ///
+    /// # Errors
+    /// The stream is at its end.
+    pub(in super::super) fn say(
+        &mut self,
+        now: Instant,
+        message: &Message,
+        request: Option<&Request>,
+    ) -> Result<(), Lost> {
+        self.note(message, true);
+        let mut bytes = message.emit().to_vec();
+        bytes.extend(request.iter().flat_map(|request| request.emit()));
+        let sent = match &self.socket {
+            Some(socket) if self.out.is_empty() => sent(write(socket, &bytes).map_err(Into::into))?,
+            _ => 0,
+        };
+        self.keep(now, &bytes[sent..]);
+        Ok(())
+    }
+
+    /// Says a message with `len` bytes of payload behind it, those of the guest's present packet.
+    /// Only what the socket does not take is copied.
+    ///
+    /// # Errors
+    /// The stream is at its end; or the guest's memory is not there, and the stream is of no use.
+    pub(in super::super) fn carry(
+        &mut self,
+        now: Instant,
+        message: &Message,
+        port: &mut VhostUserPort<Vsock>,
+        len: usize,
+    ) -> Result<(), Lost> {
+        let head = message.emit();
+        let sent = match &self.socket {
+            Some(socket) if self.out.is_empty() => sent(port.send(socket.as_fd(), &head, len))?,
+            _ => 0,
+        };
+        if sent < LEN + len {
+            self.keep(now, &head[sent.min(LEN)..]);
+            let at = sent.saturating_sub(LEN);
+            let start = self.out.len();
+            self.out.resize(start + len - at, 0);
+            if !port.read_payload(at, &mut self.out[start..]) {
+                return Err(Lost);
+            }
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, now: Instant, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            if self.out.is_empty() {
+                self.moved = now;
+                // The socket may have taken less than it has room for.
+                self.has_more_to_flush = self.socket.is_some();
+            }
+            self.out.extend(bytes);
+        }
+    }
+
+    /// Says what waits, as far as the socket takes it.
+    ///
+    /// # Errors
+    /// The stream is at its end.
+    pub(in super::super) fn flush(&mut self, now: Instant) -> Result<(), Lost> {
+        let mut budget = FLUSHED_PER_TURN;
+        while self.waiting() > 0 {
+            let Some(socket) = &self.socket else { break };
+            let end = self.out.len().min(self.taken.saturating_add(budget));
+            match sent(write(socket, &self.out[self.taken..end]).map_err(Into::into))? {
+                0 => break,
+                n => {
+                    (self.taken, self.moved, self.is_proven) = (self.taken + n, now, true);
+                    budget -= n;
+                }
+            }
+            if budget == 0 {
+                self.has_more_to_flush = self.waiting() > 0;
+                break;
+            }
+        }
+        if self.waiting() == 0 {
+            (self.out, self.taken) = (Vec::new(), 0);
+        } else if self.taken >= CUT_AT {
+            self.out.drain(..self.taken);
+            self.taken = 0;
+        }
+        Ok(())
+    }
+
+    /// Whether it is to be flushed again without being asked to: the socket was not full. Once.
+    pub(super) fn take_more_to_flush(&mut self) -> bool {
+        std::mem::take(&mut self.has_more_to_flush)
+    }
+
+    /// What a message means for the connection: it may be late, and about the one before.
+    fn note(&mut self, message: &Message, is_said: bool) {
+        let Some(it) = self.carried.as_mut().filter(|it| it.name == message.id) else { return };
+        match message.kind {
+            Kind::Established { .. } => it.is_established = true,
+            Kind::Taken if is_said => it.said_taken = true,
+            Kind::Taken => it.heard_taken = true,
+            // The acceptor alone can refuse.
+            Kind::Reset(_) => {
+                it.is_refused = !it.is_established && is_said == (self.ours == Side::Acceptor);
+            }
+            _ => {}
+        }
+    }
+
+    /// Its socket, if it is there.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(AsFd::as_fd)
+    }
+}
+
+pub(super) fn hello() -> [u8; HELLO_LEN] {
+    let mut hello = [0; HELLO_LEN];
+    hello[..MAGIC.len()].copy_from_slice(&MAGIC);
+    hello
+}
+
+/// Bytes that a socket has taken: none if it is full, or does not reach the other host yet.
+fn sent(result: io::Result<usize>) -> Result<usize, Lost> {
+    match result {
+        Ok(sent) => Ok(sent),
+        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
+        Err(_) => Err(Lost),
+    }
+}

@@ -1,0 +1,495 @@
+//! The virtual TOE between two hosts: daemons in network namespaces, guests whose drivers are ours,
+//! and hosts that lie. Needs root.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+
+use nightporter_api::{Change, FabricStatus};
+use nightporter_core::toe::control::Ask;
+use nightporter_core::toe::errno::Errno;
+use nightporter_core::toe::id::{ShadowId, Side};
+use nightporter_core::toe::message::{Kind, LEN, Message, Request};
+use nightporter_core::toe::vsock::Ports;
+use nix::sys::signal::Signal;
+
+use crate::host::{Dir, Host, LIMIT};
+use crate::overlay::{Namespace, VNI, overlay, two_hosts};
+use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
+use crate::toe::{NATIVE, RESET, boot, bytes, toe};
+
+const PORT: u16 = 4793;
+const SERVER: &str = "10.0.0.2:80";
+
+/// What `[[station]]` says of all VMs: the last byte of its address and that of its host.
+const STATIONS: [(u8, u8); 4] = [(1, 1), (2, 2), (3, 2), (9, 3)];
+
+fn stations() -> String {
+    let station = |(vm, host): &(u8, u8)| {
+        format!(
+            "[[station]]\nvni = {VNI}\nmac = \"52:54:00:00:00:0{vm}\"\nhost = \"192.0.2.{host}\"\n\
+             ips = [\"10.0.0.{vm}\"]\n"
+        )
+    };
+    STATIONS.iter().map(station).collect()
+}
+
+/// A daemon on this host, with these VMs.
+fn start(on: &Namespace, n: u8, vms: &[(&str, u8, &str)]) -> (Dir, Host) {
+    let dir = Dir::new();
+    let peers: Vec<_> =
+        (1..=3).filter(|it| *it != n).map(|it| format!("\"192.0.2.{it}\"")).collect();
+    let vm = |&(name, ip, more): &(&str, u8, &str)| {
+        let ips = format!("mac = \"52:54:00:00:00:0{ip}\"\nips = [\"10.0.0.{ip}\"]");
+        dir.vm(name, &format!("{ips}\ntoe = true\n{more}"))
+    };
+    let over = overlay(&format!("192.0.2.{n}"), &peers.join(", "));
+    let vms: String = vms.iter().map(vm).collect();
+    let config =
+        dir.configure("metrics = \"off\"", &(format!("[toe]\n{over}") + &stations() + &vms));
+    let host = on.start(&dir, &config);
+    (dir, host)
+}
+
+/// Two hosts with a guest each, and another one on the second.
+struct World {
+    a: SocketGuest,
+    b: SocketGuest,
+    c: SocketGuest,
+    one: Host,
+    two: Host,
+    dirs: [Dir; 2],
+    names: (Namespace, Namespace),
+}
+
+fn world() -> World {
+    let names = two_hosts();
+    let (one_dir, one) = start(&names.0, 1, &[("a", 1, "")]);
+    let (two_dir, two) = start(&names.1, 2, &[("b", 2, ""), ("c", 3, "")]);
+    let a = boot(&one_dir, "a");
+    let (mut b, mut c) = (boot(&two_dir, "b"), boot(&two_dir, "c"));
+    listen(&mut b, SERVER);
+    listen(&mut c, "10.0.0.3:80");
+    World { a, b, c, one, two, dirs: [one_dir, two_dir], names }
+}
+
+fn fabric(host: &Host) -> FabricStatus {
+    *host.status().fabric.expect("it has one")
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn bytes_of_any_number_cross_both_ways_and_both_ends_are_clean() {
+    let World { mut a, mut b, one, two, names: _names, dirs: _dirs, .. } = world();
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    let (up, down) = (bytes(1, 3_000_001), bytes(2, 1_234_567));
+    // In packets of all sizes, and once more than any socket has room for.
+    let (mut rest_up, mut rest_down) = (&up[..], &down[..]);
+    for len in [1, 2, 39, 41, 4051, 4053, 65_536, 70_000, 100] {
+        for (guest, at, rest) in [(&mut a, at_a, &mut rest_up), (&mut b, at_b, &mut rest_down)] {
+            let (now, later) = rest.split_at(len);
+            *rest = later;
+            guest.write(at, now);
+        }
+        until(&mut [&mut a, &mut b], "it is sent", |g| {
+            g[0].socket(at_a).is_written() && g[1].socket(at_b).is_written()
+        });
+    }
+    a.write(at_a, rest_up);
+    b.write(at_b, rest_down);
+    until(&mut [&mut a, &mut b], "all is there", |g| {
+        g[0].socket(at_a).got.len() == down.len() && g[1].socket(at_b).got.len() == up.len()
+    });
+    assert!(a.socket(at_a).got == down && b.socket(at_b).got == up);
+    // The one has finished, the other goes on.
+    a.shut_down(at_a);
+    until(&mut [&mut a, &mut b], "its end", |g| g[1].socket(at_b).has_ended);
+    b.write(at_b, b"and one more thing");
+    until(&mut [&mut a, &mut b], "the rest", |g| g[0].socket(at_a).got.ends_with(b"thing"));
+    assert!(!a.socket(at_a).has_ended);
+    b.close(at_b);
+    until(&mut [&mut a, &mut b], "the other end", |g| g[0].socket(at_a).has_ended);
+    assert_eq!(ask(&mut a, Ask::Describe(at_a)), 0, "a clean end");
+    a.close(at_a);
+    until(&mut [&mut a, &mut b], "nothing is left", |_| {
+        toe(&one, "a").sockets == 0 && toe(&two, "b").sockets == 0
+    });
+    assert_eq!(toe(&two, "b").bytes_to_guest, 3_000_001);
+    // The next connection has the same stream.
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    a.write(at_a, b"again");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"again");
+    let (of_one, of_two) = (fabric(&one), fabric(&two));
+    assert_eq!((of_one.streams, of_one.dialed, of_one.reused, of_one.lost), (1, 1, 1, 0));
+    assert_eq!((of_two.streams, of_two.accepted, of_two.lost), (1, 1, 0));
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn who_cannot_be_reached_by_toe_is_reached_by_guest_tcp() {
+    let World { mut a, mut b, c, one, two, names, dirs } = world();
+    // Nobody listens there.
+    let ports = try_connect(&mut a, "10.0.0.2:81").unwrap();
+    until(&mut [&mut a, &mut b], "a refusal", |g| g[0].socket(ports).is_reset);
+    assert_eq!(ask(&mut a, Ask::Describe(ports)), NATIVE);
+    // The stream is as good as before.
+    connect(&mut a, &mut b, SERVER);
+    assert_eq!((fabric(&one).dialed, fabric(&one).reused), (1, 1));
+    // There is no daemon, and the next ones need not find out.
+    let ports = try_connect(&mut a, "10.0.0.9:80").unwrap();
+    until(&mut [&mut a], "nobody", |g| g[0].socket(ports).is_reset);
+    assert_eq!(ask(&mut a, Ask::Describe(ports)), NATIVE);
+    assert_eq!(try_connect(&mut a, "10.0.0.9:80"), Err(NATIVE));
+    // Nobody has said where it is.
+    assert_eq!(try_connect(&mut a, "10.0.0.8:80"), Err(NATIVE));
+    // Its VMM has gone, or it is isolated.
+    drop(b);
+    until(&mut [&mut a], "its driver has gone", |_| !toe(&two, "b").running);
+    let ports = try_connect(&mut a, SERVER).unwrap();
+    until(&mut [&mut a], "nobody", |g| g[0].socket(ports).is_reset);
+    assert_eq!(ask(&mut a, Ask::Describe(ports)), NATIVE);
+    let keys = [("isolated".into(), "true".into())].into();
+    two.change(Change::SetVm { name: "c".into(), keys });
+    drop(c);
+    let mut c = boot(&dirs[1], "c");
+    listen(&mut c, "10.0.0.3:80");
+    assert_eq!(try_connect(&mut c, "10.0.0.1:80"), Err(NATIVE));
+    let ports = try_connect(&mut a, "10.0.0.3:80").unwrap();
+    until(&mut [&mut a, &mut c], "apart", |g| g[0].socket(ports).is_reset);
+    assert_eq!(ask(&mut a, Ask::Describe(ports)), NATIVE);
+    drop(names);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn when_a_daemon_dies_in_mid_stream_the_other_guest_reads_a_reset() {
+    for sender_dies in [true, false] {
+        let World { mut a, mut b, one, two, names: _names, dirs: _dirs, .. } = world();
+        let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+        a.write(at_a, &bytes(3, 4_000_000));
+        until(&mut [&mut a, &mut b], "some of it", |g| g[1].socket(at_b).got.len() > 1_000_000);
+        let (dies, mut stays, at) = match sender_dies {
+            true => (one, b, at_b),
+            false => (two, a, at_a),
+        };
+        dies.signal(Signal::SIGKILL);
+        until(&mut [&mut stays], "it hears of it", |g| g[0].socket(at).is_reset);
+        assert!(!stays.socket(at).has_ended, "no clean end");
+        assert_eq!(ask(&mut stays, Ask::Describe(at)), RESET);
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn who_does_not_read_stops_the_writer_and_nobody_else() {
+    let World { mut a, mut b, mut c, one, names: _names, dirs: _dirs, two: _two, .. } = world();
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    let (other_a, other_b) = connect(&mut a, &mut b, SERVER);
+    let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
+    b.reads(at_b, false);
+    let (slow, quick) = (bytes(4, 2_000_000), bytes(5, 2_000_000));
+    a.write(at_a, &slow);
+    a.write(other_a, &quick);
+    until(&mut [&mut a, &mut b], "the other connection goes on", |g| {
+        g[1].socket(other_b).got.len() == quick.len()
+    });
+    assert!(b.socket(at_b).unread.len() <= 256 << 10, "no more than it has room for");
+    assert!(!a.socket(at_a).is_written());
+    b.reads(at_b, true);
+    until(&mut [&mut a, &mut b], "all is there", |g| g[1].socket(at_b).got.len() == slow.len());
+    assert!(b.socket(at_b).got == slow && b.socket(other_b).got == quick);
+    // It is off its CPU, and has no buffers.
+    b.refills = false;
+    let before = b.socket(at_b).got.len();
+    a.write(at_a, &slow);
+    a.write(to_c, &quick);
+    until(&mut [&mut a, &mut c], "others go on", |g| g[1].socket(at_c).got.len() == quick.len());
+    b.refill();
+    until(&mut [&mut a, &mut b], "all is there", |g| {
+        g[1].socket(at_b).got.len() == before + slow.len()
+    });
+    assert!(b.socket(at_b).got[before..] == slow && c.socket(at_c).got == quick);
+    assert_eq!(toe(&one, "a").kept_bytes, 0);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_guest_that_closes_or_dies_is_heard_of_on_the_other_host() {
+    let World { mut a, mut b, one, two, names: _names, dirs, .. } = world();
+    // What was written arrives, also when its writer has gone.
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    b.reads(at_b, false);
+    let sent = bytes(6, 100_000);
+    a.write(at_a, &sent);
+    until(&mut [&mut a, &mut b], "it is written", |g| g[0].socket(at_a).is_written());
+    a.close(at_a);
+    until(&mut [&mut a], "it is gone", |g| g[0].socket(at_a).is_reset);
+    b.reads(at_b, true);
+    until(&mut [&mut b], "the end", |g| g[0].socket(at_b).has_ended);
+    assert!(b.socket(at_b).got == sent);
+    b.close(at_b);
+    // A VMM that goes resets.
+    let (_, at_b) = connect(&mut a, &mut b, SERVER);
+    drop(a);
+    until(&mut [&mut b], "a reset", |g| g[0].socket(at_b).is_reset);
+    assert_eq!(ask(&mut b, Ask::Describe(at_b)), RESET);
+    let mut a = boot(&dirs[0], "a");
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    b.write(at_b, b"again");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[0].socket(at_a).got == b"again");
+    until(&mut [&mut a, &mut b], "no stream is left over", |_| {
+        fabric(&one).streams == fabric(&two).streams
+    });
+    assert_eq!((fabric(&one).nonsense, fabric(&two).nonsense), (0, 0));
+}
+
+/// A host that is a socket of the test.
+struct Stranger(TcpStream);
+
+impl Stranger {
+    /// From the address with this last byte to the second host's.
+    fn new(names: &Namespace, from: u8) -> Self {
+        let connect = || {
+            use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+            let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+            bind(&socket, &format!("192.0.2.{from}:0").parse::<std::net::SocketAddr>().unwrap())
+                .unwrap();
+            connect(&socket, &format!("192.0.2.2:{PORT}").parse::<std::net::SocketAddr>().unwrap())
+                .unwrap();
+            TcpStream::from(socket)
+        };
+        let stream = names.enter(connect);
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Self(stream)
+    }
+
+    fn says(&mut self, bytes: &[u8]) -> &mut Self {
+        // It may have been hung up on already.
+        let _ = self.0.write_all(bytes);
+        self
+    }
+
+    fn hello(&mut self) -> &mut Self {
+        self.says(&[&b"npvtoe\0\x01"[..], &[0; 32]].concat())
+    }
+
+    fn asks(&mut self, serial: u64, from: &str, to: &str) -> &mut Self {
+        let request =
+            Request { network: VNI, from: from.parse().unwrap(), to: to.parse().unwrap() };
+        let message = message(serial, Kind::Request { edge: 1 << 16 });
+        self.says(&message.emit()).says(&request.emit())
+    }
+
+    fn hears(&mut self) -> Kind {
+        let mut head = [0; LEN];
+        self.0.read_exact(&mut head).unwrap();
+        Message::parse(&head).unwrap().kind
+    }
+
+    /// It hears nothing more.
+    fn is_hung_up_on(&mut self) {
+        let mut rest = Vec::new();
+        // A reset is an end as well.
+        let end = self.0.read_to_end(&mut rest).map_err(|e| e.kind());
+        assert!(matches!(end, Ok(_) | Err(std::io::ErrorKind::ConnectionReset)), "{end:?}");
+    }
+}
+
+fn message(serial: u64, kind: Kind) -> Message {
+    Message { id: ShadowId { incarnation: 77, serial }, to: Side::Acceptor, kind }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_host_speaks_for_guests_that_are_registered_there_and_says_what_hosts_say() {
+    let names = two_hosts();
+    names.0.ip("addr add 192.0.2.4/24 dev v0");
+    let (dir, two) = start(&names.1, 2, &[("b", 2, "")]);
+    let mut b = boot(&dir, "b");
+    listen(&mut b, SERVER);
+    let stranger = |from| Stranger::new(&names.0, from);
+    // No guest is registered there.
+    stranger(4).hello().asks(0, "10.0.0.1:5", SERVER).is_hung_up_on();
+    assert_eq!(fabric(&two).refused, 1);
+    // For another host's guest, and for one that is here; to a network that there is not.
+    let mut one = stranger(1);
+    one.hello();
+    let refused = Kind::Reset(Errno::NotByToe);
+    assert_eq!(one.asks(1, "10.0.0.9:5", SERVER).hears(), refused);
+    assert_eq!(one.asks(2, "10.0.0.2:5", SERVER).hears(), refused);
+    let foreign = Request { network: 8, ..request() };
+    let asked = message(3, Kind::Request { edge: 0 });
+    assert_eq!(one.says(&asked.emit()).says(&foreign.emit()).hears(), refused);
+    // Its own may, and once.
+    one.asks(4, "10.0.0.1:5", SERVER);
+    until(&mut [&mut b], "a connection", |g| {
+        g[0].sockets.values().filter(|it| it.is_open).count() == 2
+    });
+    assert!(matches!(one.hears(), Kind::Established { .. }));
+    let at_b = *b.sockets.keys().find(|ports| ports.host >= 1 << 16).unwrap();
+    let socket = |b: &SocketGuest| (b.socket(at_b).is_reset, b.socket(at_b).got.clone());
+    // What others say of it, and what none says, ends their streams and not that connection.
+    let data = |serial, len| message(serial, Kind::Data { offset: 0, len }).emit();
+    let before = fabric(&two).nonsense;
+    let to_opener = Message { to: Side::Opener, ..message(4, Kind::Taken) };
+    let lies: [&[u8]; 6] = [
+        &data(4, 3),
+        &message(4, Kind::Reset(Errno::Reset)).emit(),
+        &data(99, 3),
+        &to_opener.emit(),
+        &[0xff; LEN],
+        &[&message(5, Kind::Request { edge: 0 }).emit()[..], &[0; 40]].concat(),
+    ];
+    for lie in lies {
+        stranger(1).hello().says(lie).is_hung_up_on();
+    }
+    stranger(1).says(&[0; 40]).is_hung_up_on();
+    assert_eq!(fabric(&two).nonsense, before + 7);
+    assert_eq!(socket(&b), (false, Vec::new()));
+    one.says(&data(4, 3)).says(b"abc");
+    until(&mut [&mut b], "bytes", |g| g[0].socket(at_b).got == b"abc");
+    // Out of its place.
+    one.says(&message(4, Kind::Data { offset: 5, len: 3 }).emit()).is_hung_up_on();
+    until(&mut [&mut b], "a reset", |g| g[0].socket(at_b).is_reset);
+    assert_eq!(ask(&mut b, Ask::Describe(at_b)), RESET);
+    assert!(!b.socket(at_b).has_ended);
+}
+
+fn request() -> Request {
+    Request { network: VNI, from: "10.0.0.1:5".parse().unwrap(), to: SERVER.parse().unwrap() }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_stream_that_ends_in_the_middle_of_a_message_is_no_end() {
+    let names = two_hosts();
+    let (dir, _two) = start(&names.1, 2, &[("b", 2, "")]);
+    let mut b = boot(&dir, "b");
+    listen(&mut b, SERVER);
+    for cut in [7, LEN, LEN + 2] {
+        let mut one = Stranger::new(&names.0, 1);
+        let serial = cut as u64;
+        one.hello().asks(serial, "10.0.0.1:5", SERVER);
+        let open =
+            |b: &SocketGuest| b.sockets.values().filter(|it| it.is_open && !it.is_reset).count();
+        until(&mut [&mut b], "a connection", |g| open(g[0]) == 2);
+        assert!(matches!(one.hears(), Kind::Established { .. }));
+        let at_b: Ports =
+            *b.sockets.iter().find(|(p, s)| p.host >= 1 << 16 && !s.is_reset).unwrap().0;
+        let data = message(serial, Kind::Data { offset: 0, len: 3 }).emit();
+        one.says(&[&data[..], b"abc"].concat()[..cut]);
+        one.0.shutdown(Shutdown::Both).unwrap();
+        until(&mut [&mut b], "a reset", |g| g[0].socket(at_b).is_reset);
+        assert!(!b.socket(at_b).has_ended);
+        assert_eq!(ask(&mut b, Ask::Describe(at_b)), RESET);
+    }
+}
+
+/// A host that listens at the third address, and the next connection to it.
+fn accept(listener: &TcpListener) -> (Stranger, Message) {
+    let (stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let mut it = Stranger(stream);
+    it.0.read_exact(&mut [0; 40]).unwrap();
+    let asked = it.is_asked();
+    (it, asked)
+}
+
+impl Stranger {
+    fn is_asked(&mut self) -> Message {
+        let mut asked = [0; LEN + 40];
+        self.0.read_exact(&mut asked).unwrap();
+        Message::parse(asked.first_chunk().unwrap()).unwrap()
+    }
+
+    /// About the connection that was asked for.
+    fn answers(&mut self, asked: &Message, kind: Kind) -> &mut Self {
+        self.says(&Message { to: Side::Opener, kind, ..*asked }.emit())
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn what_is_late_of_one_connection_means_nothing_for_the_next_of_its_stream() {
+    let names = two_hosts();
+    let (dir, one) = start(&names.0, 1, &[("a", 1, "")]);
+    let mut a = boot(&dir, "a");
+    let listener = names.1.enter(|| TcpListener::bind(("192.0.2.3", PORT)).unwrap());
+    let established = Kind::Established { edge: 1 << 20 };
+    let at = try_connect(&mut a, "10.0.0.9:80").unwrap();
+    let (mut host, first) = accept(&listener);
+    host.answers(&first, established);
+    until(&mut [&mut a], "it is open", |g| g[0].socket(at).is_open);
+    a.shut_down(at);
+    assert_eq!(host.hears(), Kind::Fin { total: 0 });
+    host.answers(&first, Kind::Taken).answers(&first, Kind::Fin { total: 0 });
+    until(&mut [&mut a], "its end", |g| g[0].socket(at).has_ended);
+    assert_eq!(host.hears(), Kind::Taken);
+    a.close(at);
+    // It has the same stream, where the first one's answer comes once more.
+    let at = try_connect(&mut a, "10.0.0.9:80").unwrap();
+    let second = host.is_asked();
+    host.answers(&first, Kind::Taken).answers(&second, established);
+    host.answers(&second, Kind::Fin { total: 0 });
+    until(&mut [&mut a], "the other stream's end", |g| g[0].socket(at).has_ended);
+    assert_eq!(host.hears(), Kind::Taken);
+    a.write(at, b"abc");
+    until(&mut [&mut a], "it is sent", |g| g[0].socket(at).is_written());
+    assert_eq!(host.hears(), Kind::Data { offset: 0, len: 3 });
+    assert_eq!(fabric(&one).lost, 0);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn connections_go_on_when_nobody_makes_new_ones() {
+    let World { mut a, mut b, two, one, names: _names, dirs: _dirs, .. } = world();
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    b.reads(at_b, false);
+    let sent = bytes(8, 2_000_000);
+    a.write(at_a, &sent);
+    until(&mut [&mut a, &mut b], "it is full", |g| g[1].socket(at_b).unread.len() > 200_000);
+    for host in [&one, &two] {
+        let pid = host.pid();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let is_it = |pid: &&str| {
+            std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|it| it == "np-toe\n")
+        };
+        let dialer = children.split_whitespace().find(is_it).unwrap().parse().unwrap();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(dialer), Signal::SIGKILL).unwrap();
+    }
+    until(&mut [&mut a], "nobody connects", |g| try_connect(g[0], SERVER) == Err(NATIVE));
+    b.reads(at_b, true);
+    until(&mut [&mut a, &mut b], "all is there", |g| g[1].socket(at_b).got.len() == sent.len());
+    assert!(b.socket(at_b).got == sent);
+    assert_eq!(fabric(&one).streams, 1);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_host_that_takes_nothing_does_not_stop_a_guest_for_others() {
+    let names = two_hosts();
+    let (one_dir, one) = start(&names.0, 1, &[("a", 1, "")]);
+    let (dir, _two) = start(&names.1, 2, &[("b", 2, "")]);
+    let (mut a, mut b) = (boot(&one_dir, "a"), boot(&dir, "b"));
+    listen(&mut b, SERVER);
+    // A host that accepts all and reads nothing.
+    let listener = names.1.enter(|| TcpListener::bind(("192.0.2.3", PORT)).unwrap());
+    let mut taken = Vec::new();
+    let mut pairs = Vec::new();
+    for _ in 0..24 {
+        let ports = try_connect(&mut a, "10.0.0.9:80").unwrap();
+        let (mut host, asked) = accept(&listener);
+        host.answers(&asked, Kind::Established { edge: 1 << 20 });
+        until(&mut [&mut a], "a connection", |g| g[0].socket(ports).is_open);
+        taken.push(host);
+        pairs.push(ports);
+    }
+    let (to_b, at_b) = connect(&mut a, &mut b, SERVER);
+    let sent = bytes(7, 1 << 20);
+    pairs.iter().for_each(|at| a.write(*at, &sent));
+    until(&mut [&mut a], "all that is taken is taken", |g| {
+        pairs.iter().all(|at| g[0].socket(*at).is_written())
+            || toe(&one, "a").kept_bytes >= 16 << 20
+    });
+    a.write(to_b, b"late, but not never");
+    until(&mut [&mut a, &mut b], "it goes on", |g| g[1].socket(at_b).got.ends_with(b"never"));
+}
