@@ -57,6 +57,9 @@ pub struct GuestConfig {
     pub vlans: Vlans,
     /// It reaches no other VM of this switch and none reaches it: only uplinks.
     pub isolated: bool,
+    /// It may use any MAC that is no other guest's, and stations may be behind it: it is a router,
+    /// a bridge, or has guests of its own.
+    pub trusted: bool,
     /// Ack offload wanted.
     pub ack_offload: bool,
     /// Congestion offload wanted, for connections that have ack offload.

@@ -9,7 +9,8 @@ use nix::unistd::Pid;
 
 use crate::config::station::at_strangers;
 use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
-use crate::start::{large_mtus, registry_files, vm_access};
+use crate::owners::Owners;
+use crate::start::{large_mtus, registry_files};
 
 /// What was found, each with its fix.
 #[derive(Debug, Default)]
@@ -24,7 +25,7 @@ pub struct Findings {
 #[must_use]
 pub fn check_host(config: &Config) -> Findings {
     let mut problems: Vec<String> = Vec::new();
-    problems.extend(vm_access(&config.daemon).err().map(|e| e.to_string()));
+    problems.extend(Owners::of(config).err().map(|e| e.to_string()));
     problems.extend(
         config.registry.iter().filter_map(|it| registry_files(it).err()).map(|e| e.to_string()),
     );

@@ -16,6 +16,7 @@ mod faults;
 mod host_check;
 pub mod log;
 mod opener;
+mod owners;
 pub mod port;
 mod resting;
 pub mod sandbox;

@@ -17,7 +17,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use nix::unistd::{Group, Pid, User};
+use nix::unistd::Pid;
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::arena_file::{self, ArenaFile};
@@ -28,6 +28,7 @@ use crate::config::station::at_strangers;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
 use crate::opener;
+use crate::owners::Owners;
 use crate::port::guest::GuestPort;
 use crate::port::overlay::OverlayPort;
 use crate::port::vhost_user::{PortError, VhostUserConfig, VhostUserPort};
@@ -121,10 +122,10 @@ fn start(
     for wanted in uplinks.chain(config.overlays.iter().cloned().map(Wanted::Overlay)) {
         check(add_wanted(&mut worker, wanted, broker));
     }
-    match sandbox.access.clone() {
-        Err(e) => check(Err(e)),
-        Ok(access) => {
-            open_vms(&mut worker, config, access).into_iter().for_each(|e| check(Err(e)));
+    match &sandbox.owners {
+        Err(e) => check(Err(e.clone())),
+        Ok(owners) => {
+            open_vms(&mut worker, config, owners).into_iter().for_each(|e| check(Err(e)));
         }
     }
     check(open_metrics(&mut worker, daemon));
@@ -375,11 +376,11 @@ fn add_wanted(worker: &mut Worker, wanted: Wanted, broker: &Broker) -> Result<()
 
 /// Opens the ports of all VMs. One whose socket cannot be made, as when somebody has its path, does
 /// not keep the others away, and is tried again; only if there is none at all it is an error.
-fn open_vms(worker: &mut Worker, config: &Config, access: Access) -> Vec<StartError> {
+fn open_vms(worker: &mut Worker, config: &Config, owners: &Owners) -> Vec<StartError> {
     let limited = memory_is_limited();
     let mut problems = Vec::new();
     for vm in &config.vms {
-        match open_vm(worker, vm, access, limited) {
+        match open_vm(worker, vm, owners.access(vm), limited) {
             Ok(None) => {}
             Ok(Some(e)) => problems.push((e, "it is tried again every second")),
             Err(e) => problems.push((e, "it has no port until the daemon is started again")),
@@ -467,6 +468,7 @@ pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
         mac: vm.mac,
         ips: vm.ips.clone(),
         isolated: vm.isolated,
+        trusted: vm.trusted,
         vlans: match (vm.vlan, &vm.trunk) {
             (Some(vlan), _) => Vlans::Access(vlan),
             (None, Some(trunk)) => Vlans::Trunk(trunk.clone()),
@@ -484,25 +486,6 @@ pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
 /// What the engine calls a network.
 pub(crate) fn network_of(name: &Option<String>) -> &str {
     name.as_deref().unwrap_or_default()
-}
-
-/// Who may connect to the VMs' sockets.
-pub(crate) fn vm_access(daemon: &DaemonConfig) -> Result<Access, StartError> {
-    let missing = |kind: &str, name: &str| {
-        let fix = format!("correct daemon.socket_{kind}, or create it");
-        error(format!("there is no {kind} \"{name}\" on this host"), &fix)
-    };
-    let (mut uid, mut gid) = (None, None);
-    if let Some(name) = &daemon.socket_user {
-        let user = User::from_name(name).ok().flatten().ok_or_else(|| missing("user", name))?;
-        uid = Some(user.uid.as_raw());
-    }
-    if let Some(name) = &daemon.socket_group {
-        let group = Group::from_name(name).ok().flatten().ok_or_else(|| missing("group", name))?;
-        gid = Some(group.gid.as_raw());
-    }
-    let mode = if uid.is_some() || gid.is_some() { 0o660 } else { 0o600 };
-    Ok(Access { mode: Some(mode), uid, gid })
 }
 
 /// Makes the directory of `path`, if its own parent exists.

@@ -67,6 +67,7 @@ impl Engine<'_> {
                 return Err(AddPortError::MacTaken);
             }
             switch.set_isolated(id, guest.isolated);
+            switch.set_trusted(id, guest.trusted);
             switch.set_vlans(id, guest.vlans.clone());
             self.flows.set_quota(id.0, guest.flows_max);
         }
@@ -145,6 +146,7 @@ impl Engine<'_> {
         let added = switch.set_guest(port, guest.mac, guest.ips.as_deref());
         added.map_err(|_| AddPortError::MacTaken)?;
         switch.set_isolated(port, guest.isolated);
+        switch.set_trusted(port, guest.trusted);
         switch.set_vlans(port, guest.vlans.clone());
         self.flows.set_quota(port.0, guest.flows_max);
         if let Some(p) = self.port_mut(port) {

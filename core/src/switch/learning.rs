@@ -17,8 +17,9 @@ const GONE_VLAN: u16 = u16::MAX - 2;
 
 impl Switch {
     /// `mac` is behind the uplink `port` on this VLAN. Group addresses teach nothing, nor do frames
-    /// of guest ports, whose MAC [`Self::check_source`] knows. Of a guest's MAC this is remembered
-    /// for the time after the guest: while it is there, [`Self::lookup`] finds the guest.
+    /// of guest ports that are not trusted, whose MAC [`Self::check_source`] knows. Of a guest's
+    /// MAC this is remembered for the time after the guest: while it is there, [`Self::lookup`]
+    /// finds the guest.
     #[inline]
     pub fn learn(&mut self, now: Instant, port: PortId, vlan: VlanStack, mac: Mac) {
         let key = mac_key(vlan_id(vlan), mac);
@@ -28,8 +29,8 @@ impl Switch {
     }
 
     fn learn_afresh(&mut self, now: Instant, port: PortId, key: u64, mac: Mac) {
-        let is_guest_port = self.guest(port).is_some();
-        if is_guest_port || is_group(mac) {
+        let is_uplink = self.guest(port).is_none_or(|guest| guest.trusted);
+        if !is_uplink || is_group(mac) {
             return;
         }
         let any = mac_key(ANY_VLAN, mac);
@@ -157,6 +158,10 @@ impl Switch {
             learned.clear();
         }
         guest.announced = None;
+        if guest.trusted {
+            self.forget_stations(port);
+        }
+        let Some(guest) = self.guest_mut(port) else { return };
         if !guest.mac_configured
             && let Some(mac) = guest.mac.take()
         {

@@ -12,6 +12,8 @@
 //! Frames to group addresses are flooded, those to unknown ones too, but not to guests whose MAC is
 //! known, nor to those that are not in their VLAN (`vlans`) or are isolated (`isolation`).
 //!
+//! A guest that is trusted is as an uplink, but for its VLANs and IPs (`trust`).
+//!
 //! VLAN tags are left alone: the port of a guest that knows of none puts them in and takes them
 //! out. Learning from a guest trusts it once: give untrusted guests a MAC and IPs in the
 //! configuration. What those with a list say is looked at more closely (`claims`).
@@ -24,6 +26,7 @@ mod learning;
 mod memo;
 mod networks;
 mod told;
+mod trust;
 mod vlans;
 
 use ahash::RandomState;
@@ -73,6 +76,7 @@ struct GuestPort {
     away: bool,
     ips: Ips,
     isolated: bool,
+    trusted: bool,
     vlans: Vlans,
     /// What its VMM said last that its MAC is.
     announced: Option<Mac>,
@@ -178,8 +182,10 @@ impl Switch {
             self.guests.resize_with(at + 1, || None);
         }
         let mac_configured = mac.is_some();
-        let (isolated, vlans, away) = (false, Vlans::Any, false);
-        let guest = GuestPort { mac, mac_configured, away, ips, isolated, vlans, announced: None };
+        let (isolated, trusted, vlans, away) = (false, false, Vlans::Any, false);
+        let announced = None;
+        let guest =
+            GuestPort { mac, mac_configured, away, ips, isolated, trusted, vlans, announced };
         self.list(&guest);
         self.guests[at] = Some(guest);
         Ok(())
@@ -218,6 +224,7 @@ impl Switch {
             guest.away = before.away && mac.is_some() && mac == before.mac;
             guest.mac = mac.or(taught);
             (guest.isolated, guest.announced) = (before.isolated, before.announced);
+            guest.trusted = before.trusted;
         }
         self.set_vlans(port, before.vlans);
         let ips = self.guest_mut(port).map(|guest| &mut guest.ips);
@@ -255,13 +262,6 @@ impl Switch {
         }
     }
 
-    /// Whether a station of which nothing is known may be behind `port`: it is an uplink, or its
-    /// guest has not said yet which MAC it has.
-    #[must_use]
-    pub fn may_be_behind(&self, port: PortId) -> bool {
-        self.guest(port).is_none_or(|guest| guest.mac.is_none())
-    }
-
     /// Whether a frame from `port` may claim to come from where it says. Learns a guest's first
     /// MAC and IPs; everything may come from an uplink.
     pub fn check_source(
@@ -275,7 +275,7 @@ impl Switch {
         }
         self.check_vlan(port, &packet.eth)?;
         let mac = packet.eth.src;
-        self.check_mac(now, port, mac)?;
+        self.check_mac(now, port, packet.eth.vlan, mac)?;
         match packet.net {
             Net::Ip(ip) => self.check_ip(now, port, ip.src),
             Net::Arp(arp) if arp.sender_mac != mac => Err(DropReason::SpoofedMac),
@@ -284,7 +284,7 @@ impl Switch {
         }
     }
 
-    /// The same for a packet with this source.
+    /// The same for a packet with this source, and no tag.
     #[inline]
     pub fn check_ip_source(
         &mut self,
@@ -299,15 +299,19 @@ impl Switch {
         {
             return Ok(()); // nearly always
         }
-        self.check_mac(now, port, mac)?;
-        self.check_ip(now, port, ip)
+        self.check_other_source(now, port, mac, ip)
     }
 
-    fn check_mac(&mut self, now: Instant, port: PortId, mac: Mac) -> Result<(), DropReason> {
-        match self.guest_mut(port) {
-            Some(guest) if guest.mac != Some(mac) => self.learn_guest(now, port, mac),
-            _ => Ok(()),
-        }
+    #[inline(never)] // so that what is nearly always so need not pay for it
+    fn check_other_source(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        mac: Mac,
+        ip: IpAddr16,
+    ) -> Result<(), DropReason> {
+        self.check_mac(now, port, VlanStack::default(), mac)?;
+        self.check_ip(now, port, ip)
     }
 
     /// Whether `ip` is on the guest port's list, or was learned from it (COM-11).
@@ -370,7 +374,8 @@ impl Switch {
         let told = || self.told(dst).map(|port| (port, Instant::MAX));
         let found = guest.or_else(told).or_else(|| {
             let entry = self.find(key)?;
-            is_fresh(entry, now).then_some((entry.port, entry.seen + MAC_AGE))
+            let is_found = is_fresh(entry, now) && is_there(&entry.port);
+            is_found.then_some((entry.port, entry.seen + MAC_AGE))
         });
         let Some((port, expiry)) = found else { return Out::Flood };
         self.found.note(now, key, port, expiry);

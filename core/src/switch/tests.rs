@@ -673,3 +673,52 @@ fn the_mac_of_a_guest_that_lives_elsewhere_is_nobody_elses_here() {
     assert_eq!(switch.check_source(T0, A, &from(MAC_A, v4(10))), Ok(()));
     assert_eq!(to_a(&mut switch), Out::Port(A), "nobody else knows whose it is");
 }
+
+#[test]
+fn others_are_behind_a_trusted_guest_as_behind_an_uplink() {
+    let (mut switch, mac_c) = (switch(), [0x52, 0, 0, 0, 0, 0xc]);
+    switch.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
+    let other = from(mac_c, v4(12));
+    assert_eq!(switch.check_source(T0, B, &other), Err(DropReason::SpoofedMac));
+    assert!(!switch.may_be_behind(B));
+    switch.set_trusted(B, true);
+    assert!(switch.may_be_behind(B));
+    switch.check_source(T0, B, &other).unwrap();
+    let tag = tagged(7);
+    switch.check_source(T0, B, &behind(&[(0x8100, 7)], from(MAC_FAR, v4(13)))).unwrap();
+    let there = |switch: &mut Switch, vlan, mac| switch.lookup(T0, UPLINK, vlan, mac);
+    assert_eq!(there(&mut switch, untagged(), MAC_B), Out::Port(B));
+    assert_eq!(there(&mut switch, untagged(), mac_c), Out::Port(B));
+    assert_eq!(there(&mut switch, tag, MAC_FAR), Out::Port(B));
+    assert_eq!(there(&mut switch, untagged(), MAC_FAR), Out::Flood, "known in its VLAN alone");
+    // Not who is somebody here, or nobody, and not on others' addresses.
+    for (mac, ip) in [(MAC_A, 12), (BROADCAST, 12), (MAC_NONE, 12)] {
+        let spoofed = switch.check_source(T0, B, &from(mac, v4(ip)));
+        assert_eq!(spoofed, Err(DropReason::SpoofedMac), "{mac:?}");
+    }
+    assert_eq!(switch.check_source(T0, B, &from(mac_c, v4(10))), Err(DropReason::SpoofedIp));
+    // They move as stations of uplinks do, and no guest takes them.
+    switch.add_guest(PortId(3), None, None).unwrap();
+    let taken = switch.check_source(T0, PortId(3), &other);
+    assert_eq!(taken, Err(DropReason::MacElsewhere));
+    switch.learn(T0, UPLINK, untagged(), mac_c);
+    assert_eq!(switch.lookup(T0, A, untagged(), mac_c), Out::Port(UPLINK));
+    switch.check_source(T0, B, &other).unwrap();
+    assert_eq!(there(&mut switch, untagged(), mac_c), Out::Port(B));
+    // It is in no other VLANs than before.
+    switch.set_vlans(B, Vlans::Trunk(vec![8]));
+    assert_eq!(there(&mut switch, tag, MAC_FAR), Out::Flood);
+    switch.set_vlans(B, Vlans::Any);
+    assert_eq!(there(&mut switch, tag, MAC_FAR), Out::Port(B));
+    // With other addresses it is trusted all the same; and then no longer, and so after its end.
+    switch.set_guest(B, None, None).unwrap();
+    switch.check_source(T0, B, &other).unwrap();
+    let mut gone = switch;
+    gone.forget_learned(T0, B);
+    assert_eq!(there(&mut gone, untagged(), mac_c), Out::Flood);
+    gone.check_source(T0, B, &other).unwrap();
+    gone.set_trusted(B, false);
+    assert_eq!(there(&mut gone, untagged(), mac_c), Out::Flood);
+    gone.check_source(T0, B, &from(MAC_B, v4(11))).unwrap();
+    assert_eq!(gone.check_source(T0, B, &other), Err(DropReason::SpoofedMac));
+}

@@ -145,6 +145,7 @@ impl Setup {
             mac: Some(mac),
             ips: None,
             isolated: false,
+            trusted: false,
             vlans: Vlans::Any,
             ack_offload: self.offload,
             congestion_offload: self.floods,

@@ -21,10 +21,11 @@ use nightporter_core::store::arena::ArenaSize;
 use crate::arena_file::ArenaFile;
 use crate::aside::Aside;
 use crate::config::{Config, Source, VmConfig};
+use crate::owners::Owners;
 use crate::port::Port;
 use crate::port::tap::TapPort;
 use crate::sandbox::Sandbox;
-use crate::vhost::listener::{Access, Listener};
+use crate::vhost::listener::Listener;
 
 pub use plan::{Plan, Step};
 
@@ -67,7 +68,7 @@ pub struct Prepared {
     /// (`start::toe_name`).
     pub listeners: Vec<(String, Listener)>,
     /// Who may connect to their sockets.
-    pub access: Access,
+    pub(crate) owners: Owners,
     /// [`Job::dry_run`].
     pub dry_run: bool,
 }

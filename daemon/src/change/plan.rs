@@ -13,6 +13,8 @@ const LIVE: [&str; 1] = ["drain_timeout_s"];
 const LIVE_OF_OVERLAYS: [&str; 2] = ["peers", "mtu"];
 /// Keys of a VM that its VMM is told when it connects, and not again.
 const AT_CONNECT: [&str; 3] = ["mac", "mtu", "queue_pairs"];
+/// Keys of a VM that a socket has from when it is made.
+const OF_A_SOCKET: [&str; 2] = ["socket_user", "socket_group"];
 
 /// One thing to do.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -113,9 +115,15 @@ impl Plan {
         if differ.is_empty() {
             return;
         }
+        let moves = before.socket != vm.socket;
         if before.network != vm.network {
             let [before, after] = [before, vm].map(|vm| vm.network.as_deref().unwrap_or("none"));
             self.needs_restart.push(format!("vm.{}.network {before} -> {after}", vm.name));
+        }
+        for (key, before, after) in &differ {
+            if OF_A_SOCKET.contains(key) && !moves {
+                self.needs_restart.push(format!("vm.{}.{key} {before} -> {after}", vm.name));
+            }
         }
         // Who has it now gives it up in a step of its own, which may be a later one.
         let holder = now.vms.iter().find(|other| {

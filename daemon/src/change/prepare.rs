@@ -33,9 +33,19 @@ pub(super) fn prepare(
     let Job { change, dry_run, running, excess_pages } = job;
     let target = target(&change, &running, source)?;
     let plan = Plan::between(&running.config, &target.config);
-    let access = sandbox.access.clone().map_err(|e| refusal(&e))?;
+    let owners = sandbox.owners.clone().map_err(|e| refusal(&e))?;
     let (taps, overlays, listeners) = (Vec::new(), Vec::new(), Vec::new());
-    let mut prepared = Prepared { plan, target, taps, overlays, listeners, access, dry_run };
+    let mut prepared = Prepared { plan, target, taps, overlays, listeners, owners, dry_run };
+    let vms = &prepared.target.config.vms;
+    if let Some(vm) = vms.iter().find(|vm| prepared.owners.find(vm).is_none()) {
+        return Err(Refusal {
+            what: format!("vm {}: no VM had that socket_user and socket_group", vm.name),
+            fix:
+                "use those of [daemon] or of another VM: they are looked up at the start; or write \
+                  the VM into the file and restart nightporterd; nothing was changed"
+                    .into(),
+        });
+    }
     if dry_run {
         return Ok(prepared);
     }
@@ -139,7 +149,7 @@ fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> A
 
 /// Opens the interfaces and sockets of who comes.
 fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), Refusal> {
-    let Prepared { plan, taps, overlays, listeners, access, .. } = prepared;
+    let Prepared { plan, taps, overlays, listeners, owners, .. } = prepared;
     let mut freed: Vec<PathBuf> = Vec::new();
     for step in &plan.steps {
         match step {
@@ -156,7 +166,7 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
                 let (before, vm) = &**both;
                 let old = sockets_of(before);
                 for new in sockets_of(vm).into_iter().filter(|socket| !old.contains(socket)) {
-                    listeners.extend(listen(vm, new, *access, sandbox, &freed)?);
+                    listeners.extend(listen(vm, new, owners.access(vm), sandbox, &freed)?);
                 }
                 let new = sockets_of(vm);
                 freed.extend(old.into_iter().filter(|it| !new.contains(it)).map(|(_, path)| path));
@@ -171,7 +181,7 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
             }
             Step::AddVm(vm) => {
                 for socket in sockets_of(vm) {
-                    listeners.extend(listen(vm, socket, *access, sandbox, &freed)?);
+                    listeners.extend(listen(vm, socket, owners.access(vm), sandbox, &freed)?);
                 }
             }
         }

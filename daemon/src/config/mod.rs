@@ -161,6 +161,10 @@ pub struct VmConfig {
     pub network: Option<String>,
     /// vhost-user socket that the VMM connects to. Default `/run/nightporter/NAME.sock`.
     pub socket: PathBuf,
+    /// Owner of its sockets. Default: as `[daemon]` has it.
+    pub socket_user: Option<String>,
+    /// Group of its sockets. Default: as `[daemon]` has it.
+    pub socket_group: Option<String>,
     /// The only source MAC the guest may use; also told to the guest where the VMM asks for it.
     /// Default: the first one it uses is learned, and no other is accepted.
     pub mac: Option<[u8; 6]>,
@@ -176,6 +180,9 @@ pub struct VmConfig {
     /// The guest reaches no other VM of this daemon and none reaches it: only uplinks. Default
     /// `false`.
     pub isolated: bool,
+    /// The guest may use any MAC that is no other VM's, and others may be behind it: it is a
+    /// router, a bridge, or has guests of its own. Default `false`.
+    pub trusted: bool,
     /// Largest IP packet, in bytes, offered to the guest as its MTU. Default 1500; 68 to 65535.
     /// Above the uplink's own MTU, packets are lost on the way out.
     pub mtu: u16,

@@ -159,8 +159,8 @@ fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
         arena: s
             .get("arena", "give the absolute path of a file on a tmpfs", path)
             .unwrap_or_else(|| PathBuf::from(RUN_DIR).join("arena")),
-        socket_user: s.get("socket_user", "give the name of a user, as in \"libvirt-qemu\"", name),
-        socket_group: s.get("socket_group", "give the name of a group, as in \"kvm\"", name),
+        socket_user: s.get("socket_user", USER_FIX, name),
+        socket_group: s.get("socket_group", GROUP_FIX, name),
         socket_dirs: s
             .get("socket_dirs", "write a list of absolute paths, as in [\"/srv/vms\"]", paths)
             .unwrap_or_default(),
@@ -187,6 +187,10 @@ fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
     s.finish();
     config
 }
+
+/// What to write for the owner and the group of sockets.
+const USER_FIX: &str = "give the name of a user, as in \"libvirt-qemu\"";
+const GROUP_FIX: &str = "give the name of a group, as in \"kvm\"";
 
 fn uplink(mut s: Section<'_, '_>, unique: &mut Unique) -> UplinkConfig {
     let name = port_name(&mut s, unique);
@@ -224,6 +228,8 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
             .get("socket", "give an absolute path of at most 107 bytes", socket_path)
             .unwrap_or_else(|| PathBuf::from(RUN_DIR).join(format!("{name}.sock"))),
         name,
+        socket_user: s.get("socket_user", USER_FIX, self::name),
+        socket_group: s.get("socket_group", GROUP_FIX, self::name),
         mac: s.get(
             "mac",
             "write six hex bytes of a unicast address, as in \"52:54:00:12:34:56\"",
@@ -233,6 +239,7 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
         vlan: s.get("vlan", "give the number of one VLAN, 1 to 4094", vlan),
         trunk: s.get("trunk", "write a list of VLANs, as in [10, 20]", trunk),
         isolated: s.get("isolated", "write isolated = true or false", boolean).unwrap_or(false),
+        trusted: s.get("trusted", "write trusted = true or false", boolean).unwrap_or(false),
         mtu: s
             .get("mtu", "use 1500, or the uplink's own MTU", integer(68..=65535))
             .and_then(|n| u16::try_from(n).ok())

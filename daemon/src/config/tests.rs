@@ -69,10 +69,13 @@ fn every_key_is_read() {
         [[vm]]
         name = "b"
         socket = "/s"
+        socket_user = "tenant"
+        socket_group = "vms"
         mac = "52:54:00:12:34:56"
         ips = ["192.0.2.7", "2001:db8::7"]
         trunk = [10, 20]
         isolated = true
+        trusted = true
         mtu = 9000
         queue_pairs = 2
         allow_unsealed_memory = true
@@ -99,7 +102,8 @@ fn every_key_is_read() {
     assert_eq!((vm.congestion_offload, vm.congestion_control), (false, Algorithm::Reno));
     let limits = (vm.rate_limit_from_guest_mbit_s, vm.rate_limit_to_guest_mbit_s);
     assert_eq!(limits, (Some(100), Some(1)));
-    assert!(vm.allow_unsealed_memory && vm.isolated);
+    assert!(vm.allow_unsealed_memory && vm.isolated && vm.trusted);
+    assert_eq!(vm.socket_user.as_deref().zip(vm.socket_group.as_deref()), Some(("tenant", "vms")));
     assert_eq!((vm.vlan, vm.trunk.as_deref()), (None, Some(&[10, 20][..])));
     assert_eq!((vm.budget, vm.flows_max), (1 << 30, 1000));
     assert_eq!(c.budget_sum(), 1 << 30);
@@ -129,9 +133,10 @@ fn a_misspelt_key_names_its_line_and_the_right_spelling() {
     assert_eq!(
         errors("[[vm]]\nname = \"a\"\ncolour = 1\n"),
         "np.toml:3: vm.a.colour: unknown key\n    fix: remove it, or use one of: name, network, \
-         socket, mac, ips, vlan, trunk, isolated, mtu, queue_pairs, allow_unsealed_memory, \
-         ack_offload, congestion_offload, congestion_control, toe, toe_to_itself, \
-         rate_limit_from_guest_mbit_s, rate_limit_to_guest_mbit_s, budget, flows_max"
+         socket, socket_user, socket_group, mac, ips, vlan, trunk, isolated, trusted, mtu, \
+         queue_pairs, allow_unsealed_memory, ack_offload, congestion_offload, \
+         congestion_control, toe, toe_to_itself, rate_limit_from_guest_mbit_s, \
+         rate_limit_to_guest_mbit_s, budget, flows_max"
     );
     assert_eq!(
         errors("[[vms]]\nname = \"a\"\n[[vm]]\nname = \"a\"\n"),

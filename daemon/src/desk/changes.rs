@@ -239,7 +239,7 @@ impl Desk {
             Step::SetVm(both) => {
                 let (before, vm) = *both;
                 let id = port(path, &vm.name)?;
-                let device = device_of(&vm, prepared.access, memory_is_limited());
+                let device = device_of(&vm, prepared.owners.access(&vm), memory_is_limited());
                 let DataPath { engine, turn, .. } = path;
                 let set = turn.set_guest(now, engine, id, policy_of(&vm));
                 set.map_err(|e| format!("vm {}: {e:?}", vm.name))?; // and nothing has changed
@@ -324,7 +324,7 @@ fn add_vm(
     vm: &VmConfig,
 ) -> Result<(), String> {
     let explain = |e: &dyn std::fmt::Debug| format!("vm {}: {e:?}", vm.name);
-    let device = device_of(vm, prepared.access, memory_is_limited());
+    let device = device_of(vm, prepared.owners.access(vm), memory_is_limited());
     let mut port = VhostUserPort::without_socket(&device).map_err(|e| explain(&e))?;
     match taken(&mut prepared.listeners, &vm.name) {
         Some(listener) => port.take(listener),
@@ -348,7 +348,9 @@ fn add_toe(
     id: PortId,
     vm: &VmConfig,
 ) {
-    let Some((device, member)) = toe_of(vm, prepared.access, memory_is_limited()) else { return };
+    let Some((device, member)) = toe_of(vm, prepared.owners.access(vm), memory_is_limited()) else {
+        return;
+    };
     let mut port = VhostUserPort::with(&device, Vsock { cid: GUEST_CID });
     match taken(&mut prepared.listeners, &device.name) {
         Some(listener) => port.take(listener),
@@ -367,7 +369,7 @@ fn set_toe(
     before: &VmConfig,
     vm: &VmConfig,
 ) {
-    match (before.toe, toe_of(vm, prepared.access, memory_is_limited())) {
+    match (before.toe, toe_of(vm, prepared.owners.access(vm), memory_is_limited())) {
         (false, _) => add_toe(now, epoll, path, prepared, id, vm),
         (true, None) => path.remove_toe(now, epoll, id),
         (true, Some((device, member))) => {

@@ -2,6 +2,7 @@
 //! counted: that a guest has found a way to one of them must not end the network of all. Four that
 //! only somebody makes who has taken the daemon over do end it.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use nix::libc;
@@ -143,10 +144,10 @@ pub(crate) fn report(known: &mut u64) {
 }
 
 /// From now on all threads make no other calls.
-pub(super) fn restrict(access: Access) -> Result<(), StartError> {
+pub(super) fn restrict(owners: impl Iterator<Item = Access>) -> Result<(), StartError> {
     sys::handle_refused_calls().map_err(|e| refuse(&e))?;
     // The last forbids to restrict more.
-    apply([deadly(), old_clone(), allowed(access)])
+    apply([deadly(), old_clone(), allowed(owners)])
 }
 
 /// Programs for all threads, one after the other.
@@ -164,9 +165,9 @@ fn refuse(e: &dyn std::fmt::Display) -> StartError {
 
 pub(crate) type Built = Result<BpfProgram, seccompiler::BackendError>;
 
-fn allowed(access: Access) -> Built {
+fn allowed(owners: impl Iterator<Item = Access>) -> Built {
     let mut rules: Vec<_> = CALLS.iter().map(|&call| (call, Vec::new())).collect();
-    rules.extend(with_arguments(access)?);
+    rules.extend(with_arguments(owners)?);
     build(rules, SeccompAction::Trap, SeccompAction::Allow)
 }
 
@@ -193,7 +194,7 @@ pub(crate) fn build(
 
 /// Calls of which only some are needed.
 fn with_arguments(
-    access: Access,
+    owners: impl Iterator<Item = Access>,
 ) -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let compare = |at, operator, value: u32| {
         SeccompCondition::new(at, SeccompCmpArgLen::Dword, operator, value.into())
@@ -243,13 +244,21 @@ fn with_arguments(
         (libc::SYS_prctl, vec![is(0, number(libc::PR_SET_NAME))?]),
     ];
     // Files are not asked about by Landlock here, so those of others are taken away at worst.
-    if let Some(mode) = access.mode {
-        rules.push((libc::SYS_chmod, vec![is(1, mode)?]));
+    let (mut modes, mut chowns) = (BTreeSet::new(), Vec::new());
+    for Access { mode, uid, gid } in owners {
+        modes.extend(mode);
+        if uid.is_some() || gid.is_some() {
+            let ids = [(1, uid), (2, gid)].into_iter();
+            let ids = ids.map(|(at, id)| compare(at, Eq, id.unwrap_or(u32::MAX))); // chown(2): -1
+            chowns.push(SeccompRule::new(ids.collect::<Result<_, _>>()?)?);
+        }
     }
-    if access.uid.is_some() || access.gid.is_some() {
-        let ids = [(1, access.uid), (2, access.gid)].into_iter();
-        let ids = ids.map(|(at, id)| compare(at, Eq, id.unwrap_or(u32::MAX))); // chown(2): -1
-        rules.push((libc::SYS_chown, vec![SeccompRule::new(ids.collect::<Result<_, _>>()?)?]));
+    if !modes.is_empty() {
+        let modes = modes.into_iter().map(|mode| is(1, mode)).collect::<Result<_, _>>()?;
+        rules.push((libc::SYS_chmod, modes));
+    }
+    if !chowns.is_empty() {
+        rules.push((libc::SYS_chown, chowns));
     }
     Ok(rules)
 }
@@ -291,7 +300,8 @@ mod tests {
     /// Whether a daemon whose sockets are of group 107 can make this call.
     fn can(call: libc::c_long, arguments: &[i64]) -> bool {
         let access = Access { mode: Some(0o660), uid: None, gid: Some(107) };
-        let programs = [deadly().unwrap(), old_clone().unwrap(), allowed(access).unwrap()];
+        let programs =
+            [deadly().unwrap(), old_clone().unwrap(), allowed([access].into_iter()).unwrap()];
         programs.iter().all(|program| verdict(program, call, arguments) == libc::SECCOMP_RET_ALLOW)
     }
 
@@ -402,7 +412,7 @@ mod tests {
 
     #[test]
     fn calls_of_other_architectures_end_the_process() {
-        let mut program = allowed(Access::default()).unwrap();
+        let mut program = allowed(std::iter::empty()).unwrap();
         // As a call of i386 would be: the first comparison is with its architecture.
         program[1].k = 0x4000_0003;
         assert_eq!(verdict(&program, libc::SYS_read, &[]), libc::SECCOMP_RET_KILL_PROCESS);

@@ -27,11 +27,11 @@ use crate::broker::Broker;
 use crate::broker::connector::Connector;
 use crate::broker::dialer::Dialer;
 use crate::config::{Config, RegistryConfig, Source};
-use crate::start::{StartError, error, memory_is_limited, registry_of, vm_access};
+use crate::owners::Owners;
+use crate::start::{StartError, error, memory_is_limited, registry_of};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::toe::{Doors, listen_at};
-use crate::vhost::listener::Access;
 
 pub(crate) use calls::{note, refused, report};
 
@@ -39,7 +39,7 @@ pub(crate) use calls::{note, refused, report};
 #[derive(Clone, Debug)]
 pub struct Sandbox {
     /// Who may connect to the VMs' sockets. Users and groups cannot be looked up any more.
-    pub(crate) access: Result<Access, StartError>,
+    pub(crate) owners: Result<Owners, StartError>,
     /// Who started us. Its address may be a name without a file, which Landlock shuts away.
     pub(crate) supervisor: Result<Option<Arc<Supervisor>>, StartError>,
     /// Who opens uplinks.
@@ -70,7 +70,7 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let dialer = config.toe.map(|toe| Dialer::start(toe.port, &mut connector)).transpose()?;
     let broker = Arc::new(Broker::start(source, config)?);
     let doors = dialer.map(|dialer| doors_of(config, dialer)).transpose()?;
-    let access = vm_access(&config.daemon);
+    let owners = Owners::of(config);
     let supervisor = Supervisor::from_env()
         .map(|it| it.map(Arc::new))
         .map_err(|e| error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it"));
@@ -78,12 +78,12 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let registry = config.registry.as_ref().zip(connector);
     let registry = registry.map(|(it, connector)| registry_of(it, connector)).transpose();
     let dirs = files::dirs_of(config);
-    privileges::reduce(&config.daemon)?;
+    privileges::reduce(config)?;
     let listens = config.daemon.metrics.map(|metrics| (metrics.port(), AccessNet::BindTcp));
     let places = files::of_daemon(&source.path, config.registry.as_ref(), &dirs);
     let weak = files::restrict(places, listens.as_slice())?;
     let doors = Arc::new(Mutex::new(doors));
-    Ok(Sandbox { access, supervisor, broker, registry, doors, dirs, weak })
+    Ok(Sandbox { owners, supervisor, broker, registry, doors, dirs, weak })
 }
 
 /// The way to guests' sockets on other hosts: at the address of each overlay.
@@ -110,7 +110,6 @@ impl Sandbox {
             tracing::warn!("{weak}");
         }
         // With none nothing starts.
-        let access = self.access.as_ref().copied().unwrap_or_default();
-        calls::restrict(access)
+        calls::restrict(self.owners.iter().flat_map(Owners::all))
     }
 }

@@ -6,7 +6,7 @@ use rustix::thread::{
     set_no_new_privs,
 };
 
-use crate::config::DaemonConfig;
+use crate::config::Config;
 use crate::start::{StartError, error};
 
 /// What a daemon with this configuration can use:
@@ -15,26 +15,29 @@ use crate::start::{StartError, error};
 /// - For sockets of another user, which may stay behind when a daemon is killed, and whose
 ///   directories may be that user's: CAP_FOWNER and CAP_DAC_OVERRIDE, where files may be opened at
 ///   all (`files`).
-fn needed(daemon: &DaemonConfig) -> CapabilitySet {
+fn needed(config: &Config) -> CapabilitySet {
+    let Config { daemon, vms, .. } = config;
+    let has_user = daemon.socket_user.is_some() || vms.iter().any(|vm| vm.socket_user.is_some());
+    let has_group = daemon.socket_group.is_some() || vms.iter().any(|vm| vm.socket_group.is_some());
     let mut needed = CapabilitySet::empty();
-    if daemon.socket_group.is_some() || daemon.socket_user.is_some() {
+    if has_group || has_user {
         needed |= CapabilitySet::CHOWN;
     }
-    if daemon.socket_user.is_some() {
+    if has_user {
         needed |= CapabilitySet::FOWNER | CapabilitySet::DAC_OVERRIDE;
     }
     needed
 }
 
 /// Gives away what the daemon does not need, and the ways to get any.
-pub(super) fn reduce(daemon: &DaemonConfig) -> Result<(), StartError> {
+pub(super) fn reduce(config: &Config) -> Result<(), StartError> {
     // So that the worker can have its priority without CAP_SYS_NICE; whoever may not raise the
     // limit learns of it when that priority is set.
-    let priority = daemon.rt_priority.into();
+    let priority = config.daemon.rt_priority.into();
     if getrlimit(Resource::RLIMIT_RTPRIO).is_ok_and(|(soft, _)| soft < priority) {
         let _ = setrlimit(Resource::RLIMIT_RTPRIO, priority, priority);
     }
-    keep(needed(daemon))
+    keep(needed(config))
 }
 
 /// Gives all other capabilities away, and the ways to get any.

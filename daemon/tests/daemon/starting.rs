@@ -1,13 +1,15 @@
 //! What an operator reads when the daemon does not start.
 
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
+use nightporter_api::Change;
 use nightporterd::vhost::features::bit;
 use nix::sys::signal::Signal;
 
 use crate::guest::{Guest, PLAIN};
-use crate::host::{Dir, Host, LIMIT, command, run};
+use crate::host::{Dir, Host, LIMIT, NOBODY, command, run};
 
 /// Of one VM with 4 MiB of store, and 16,384 connections.
 const MEMORY: &str = ", at most 142M of memory\n";
@@ -191,4 +193,44 @@ fn the_command_line_wins_over_the_file() {
     let output = run(&["--config", config.to_str().unwrap(), "--set", "cpu=x", "--check"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(said.starts_with("--set cpu=x: daemon.cpu: is a string, not a number"), "{said}");
+}
+
+#[test]
+#[ignore = "needs root: it gives sockets away"]
+fn each_vms_sockets_are_whose_it_says() {
+    let dir = Dir::new();
+    let ports = [
+        dir.vm("a", ""),
+        dir.vm("b", "socket_user = \"nobody\""),
+        dir.vm("c", "socket_group = \"daemon\"\ntoe = true\nips = [\"10.0.0.1\"]"),
+    ];
+    let daemon = "metrics = \"off\"\nsocket_group = \"root\"";
+    let host = Host::start(&dir, &dir.configure(daemon, &ports.concat()));
+    let is = |socket: &str| {
+        let found = std::fs::metadata(dir.join(socket)).unwrap();
+        (found.uid(), found.gid(), found.mode() & 0o777)
+    };
+    assert_eq!((is("a"), is("b")), ((0, 0, 0o660), (NOBODY, 0, 0o660)));
+    assert_eq!((is("c"), is("c-toe.sock")), ((0, 1, 0o660), (0, 1, 0o660)), "Debian's daemon");
+    // One that comes may be whose another is, and nobody's who was not known.
+    let add = |name: &str, user: &str| {
+        let socket = dir.join(name).display().to_string();
+        let keys = [("socket", socket), ("budget", "4M".into()), ("socket_user", user.into())];
+        let keys = keys.map(|(key, value): (&str, String)| (key.to_owned(), value)).into();
+        Change::AddVm { name: name.into(), keys }
+    };
+    host.change(add("d", "nobody"));
+    assert_eq!(is("d"), (NOBODY, 0, 0o660));
+    let (what, fix) = host.refuses(add("e", "bin"));
+    assert!(what.contains("no VM had that socket_user") && fix.contains("restart"), "{what} {fix}");
+    // It is another's when it is made anew.
+    let set = |keys: &[(&str, &str)]| {
+        let keys = keys.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        Change::SetVm { name: "d".into(), keys: keys.collect() }
+    };
+    let (what, _) = host.refuses(set(&[("socket_user", "")]));
+    assert!(what.contains("needs a restart: vm.d.socket_user"), "{what}");
+    let moved = dir.join("moved").display().to_string();
+    host.change(set(&[("socket_user", ""), ("socket", &moved)]));
+    assert_eq!(is("moved"), (0, 0, 0o660));
 }

@@ -122,3 +122,21 @@ fn a_mac_stays_whose_it_was_until_a_vmm_announces_that_it_has_moved() {
     let told = thief.receive(1);
     assert_eq!((told[0].len(), &told[0][12..18]), (64, &[0x81, 0, 0, 7, 0x80, 0x35][..]));
 }
+
+#[test]
+fn a_trusted_vm_has_others_behind_it() {
+    let (_dir, host, [mut router, mut b]) = host([("router", "trusted = true"), ("b", "")], PLAIN);
+    let behind = End(7, 1);
+    b.send(&[frame(B, ALL)]);
+    router.receive(1);
+    router.send(&[frame(A, ALL), frame(behind, ALL), frame(B, ALL)]);
+    assert_eq!(b.receive(2), [frame(A, ALL).1, frame(behind, ALL).1], "nobody speaks for b");
+    assert_eq!(host.port("router").drops.get("spoofed_mac"), Some(&1));
+    b.send(&[frame(B, behind.mac()), frame(B, A.mac()), frame(B, End(8, 1).mac())]);
+    assert_eq!(router.receive(3).len(), 3, "also what is for somebody unknown");
+    assert!(host.change(set("router", "trusted", "")).done);
+    router.send(&[frame(A, B.mac()), frame(behind, B.mac())]);
+    host.until("router", |router| router.drops.values().sum::<u64>() >= 2);
+    b.send(&[frame(B, behind.mac()), frame(B, ALL)]);
+    assert_eq!(router.receive(1).len(), 1);
+}

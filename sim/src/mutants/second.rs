@@ -514,6 +514,10 @@ mutations! { SECOND:
     "walk.port.is_none_or(|port| port.0 == key.port)"
     => "walk.port.is_none()";
 
+    "a trusted VM takes the MAC of another", "SEC-06", "check_station",
+    "is_one && !is_others && self.told(mac).is_none()"
+    => "is_one && self.told(mac).is_none()";
+
     "a connection of a VM that has gone goes on until it is told", "INV-19", "hear_of_end",
     "cx.vm.is_gone && self.is_live()"
     => "false";

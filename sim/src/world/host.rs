@@ -103,6 +103,7 @@ impl Host {
             mac: Some(machine.address().mac),
             ips: None,
             isolated: false,
+            trusted: false,
             vlans: Vlans::Any,
             ack_offload: guest.ack_offload,
             budget_bytes: guest.budget_bytes,

@@ -1,0 +1,63 @@
+//! Guests that are believed as an uplink is: there may be others behind them, as behind a router, a
+//! bridge, or a machine that has guests of its own.
+
+use super::{Mac, Switch, is_group, is_static_key};
+use crate::drops::DropReason;
+use crate::port::PortId;
+use crate::time::Instant;
+use crate::wire::packet::VlanStack;
+
+impl Switch {
+    /// From now on the guest behind `port` is trusted: it may use any MAC that is no other guest's,
+    /// and stations behind it are learned. Or it is no longer, and those are forgotten.
+    pub fn set_trusted(&mut self, port: PortId, trusted: bool) {
+        let Some(guest) = self.guest_mut(port) else { return };
+        if core::mem::replace(&mut guest.trusted, trusted) && !trusted {
+            self.forget_stations(port);
+        }
+    }
+
+    /// Whether a station of which nothing is known may be behind `port`: it is an uplink, or its
+    /// guest has not said yet which MAC it has, or is trusted.
+    #[must_use]
+    pub fn may_be_behind(&self, port: PortId) -> bool {
+        self.guest(port).is_none_or(|guest| guest.mac.is_none() || guest.trusted)
+    }
+
+    /// Whether a frame from `port` may have this source.
+    pub(super) fn check_mac(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        vlan: VlanStack,
+        mac: Mac,
+    ) -> Result<(), DropReason> {
+        match self.guest_mut(port) {
+            Some(guest) if guest.mac == Some(mac) => Ok(()),
+            Some(guest) if guest.trusted => {
+                self.check_station(port, mac)?;
+                self.learn(now, port, vlan, mac);
+                Ok(())
+            }
+            Some(_) => self.learn_guest(now, port, mac),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a station with this MAC may be behind a guest that is trusted: nobody else here has
+    /// it, and nobody elsewhere of whom the switch was told.
+    fn check_station(&self, port: PortId, mac: Mac) -> Result<(), DropReason> {
+        let is_one = !is_group(mac) && mac != [0; 6];
+        let is_others = self.guest_with(mac).is_some_and(|holder| holder != port);
+        if is_one && !is_others && self.told(mac).is_none() {
+            Ok(())
+        } else {
+            Err(DropReason::SpoofedMac)
+        }
+    }
+
+    /// Whatever was learned behind a guest is nobody's.
+    pub(super) fn forget_stations(&mut self, port: PortId) {
+        self.retain_macs(|entry| entry.port != port || is_static_key(entry.key));
+    }
+}

@@ -1,0 +1,139 @@
+//! Who may connect to the VMs' sockets. Users and groups are looked up at the start, all that the
+//! configuration names: later there is no way to ask for one, as libraries do that.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use nix::unistd::{Group, User};
+
+use crate::config::{Config, DaemonConfig, VmConfig};
+use crate::start::{StartError, error};
+use crate::vhost::listener::Access;
+
+/// How many there may be: each takes some instructions of the filter of system calls, which may
+/// have 4,096.
+const OWNERS_MAX: usize = 64;
+
+/// Names of a user and a group.
+type Names = (Option<String>, Option<String>);
+
+/// See the module doc.
+#[derive(Clone, Debug)]
+pub(crate) struct Owners {
+    /// `[daemon]`'s, for VMs that do not say.
+    default: Names,
+    known: BTreeMap<Names, Access>,
+}
+
+impl Owners {
+    /// All that `config` names.
+    ///
+    /// # Errors
+    /// One does not exist; they are too many.
+    pub(crate) fn of(config: &Config) -> Result<Self, StartError> {
+        let DaemonConfig { socket_user, socket_group, .. } = &config.daemon;
+        let default = (socket_user.clone(), socket_group.clone());
+        let mut known = BTreeMap::from([(default.clone(), look_up("daemon", &default)?)]);
+        for vm in &config.vms {
+            let names = names(&default, vm);
+            if let Entry::Vacant(entry) = known.entry(names) {
+                let access = look_up(&format!("vm.{}", vm.name), entry.key())?;
+                entry.insert(access);
+            }
+        }
+        if known.len() > OWNERS_MAX {
+            let what = format!("sockets have {} owners and groups", known.len());
+            return Err(error(what, &format!("use {OWNERS_MAX} of them at most")));
+        }
+        Ok(Self { default, known })
+    }
+
+    /// Who may connect to the sockets of a VM. `None`: it was not known at the start.
+    pub(crate) fn find(&self, vm: &VmConfig) -> Option<Access> {
+        self.known.get(&names(&self.default, vm)).copied()
+    }
+
+    /// Likewise; nobody else than our own user, if it was not known.
+    pub(crate) fn access(&self, vm: &VmConfig) -> Access {
+        self.find(vm).unwrap_or(OWN)
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> impl Iterator<Item = Access> {
+        self.known.values().copied()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn only(access: Access) -> Self {
+        let default = (None, None);
+        Self { known: BTreeMap::from([(default.clone(), access)]), default }
+    }
+}
+
+/// Our own user's.
+const OWN: Access = Access { mode: Some(0o600), uid: None, gid: None };
+
+/// What a VM does not say is as `[daemon]` has it.
+fn names(default: &Names, vm: &VmConfig) -> Names {
+    let user = vm.socket_user.clone().or_else(|| default.0.clone());
+    (user, vm.socket_group.clone().or_else(|| default.1.clone()))
+}
+
+fn look_up(of: &str, (user, group): &Names) -> Result<Access, StartError> {
+    let missing = |kind: &str, name: &str| {
+        let fix = format!("correct {of}.socket_{kind}, or create it");
+        error(format!("there is no {kind} \"{name}\" on this host"), &fix)
+    };
+    let mut access = OWN;
+    if let Some(name) = user {
+        let user = User::from_name(name).ok().flatten().ok_or_else(|| missing("user", name))?;
+        (access.mode, access.uid) = (Some(0o660), Some(user.uid.as_raw()));
+    }
+    if let Some(name) = group {
+        let group = Group::from_name(name).ok().flatten().ok_or_else(|| missing("group", name))?;
+        (access.mode, access.gid) = (Some(0o660), Some(group.gid.as_raw()));
+    }
+    Ok(access)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(daemon: &str, vms: &str) -> Config {
+        let text = format!("[daemon]\n{daemon}\n{vms}");
+        Config::parse("np.toml", &text, &BTreeMap::new()).unwrap()
+    }
+
+    fn vm(name: &str, more: &str) -> String {
+        format!("[[vm]]\nname = \"{name}\"\n{more}\n")
+    }
+
+    #[test]
+    fn a_vms_socket_is_whose_it_says_else_the_daemons_else_our_own() {
+        let both = "socket_user = \"root\"\nsocket_group = \"root\"";
+        let vms = vm("a", "") + &vm("b", "socket_group = \"daemon\"");
+        let of_root = config(both, &vms);
+        let [a, b] = &of_root.vms[..] else { panic!("two VMs") };
+        let owners = Owners::of(&of_root).unwrap();
+        let of = |uid, gid| Access { mode: Some(0o660), uid, gid };
+        assert_eq!(owners.access(a), of(Some(0), Some(0)));
+        assert_eq!(owners.access(b), of(Some(0), Some(1)), "of Debian's group daemon");
+        let owners = Owners::of(&config("", &vms)).unwrap();
+        assert_eq!((owners.access(a), owners.access(b)), (OWN, of(None, Some(1))));
+        assert_eq!(owners.all().count(), 2);
+        // A VM that comes has one of these, or none.
+        let later = &config("", &vm("c", "socket_group = \"root\"")).vms[0];
+        assert_eq!((owners.find(later), owners.access(later)), (None, OWN));
+    }
+
+    #[test]
+    fn who_does_not_exist_is_named_and_too_many_are_refused() {
+        let said = Owners::of(&config("", &vm("a", "socket_user = \"no-such\""))).unwrap_err();
+        let said = said.to_string();
+        assert!(
+            said.contains("no user \"no-such\"") && said.contains("vm.a.socket_user"),
+            "{said}"
+        );
+    }
+}
