@@ -334,6 +334,9 @@ pub struct VmStatus {
     pub flows: BTreeMap<String, u64>,
     /// VMMs find its socket; if not, something else has its path.
     pub listens: bool,
+    /// Queues put out of use because the guest broke the rules, which took down the link.
+    #[serde(default)]
+    pub ring_faults: u64,
     /// Times that memory which its VMM shares was not there, which took down the port.
     pub memory_faults: u64,
     /// Times that a descriptor of its VMM kept the daemon waiting, which took down the port.

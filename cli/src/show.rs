@@ -66,6 +66,9 @@ fn troubles(out: &mut dyn Write, name: &str, vm: &VmStatus) -> io::Result<()> {
     if !vm.listens {
         writeln!(out, "{name} has no socket: something else is at its path")?;
     }
+    if vm.ring_faults > 0 {
+        writeln!(out, "{name} lost a queue {} times: its guest broke the rules", vm.ring_faults)?;
+    }
     if vm.memory_faults > 0 {
         writeln!(out, "{name} went down {} times: its memory was not there", vm.memory_faults)?;
     }

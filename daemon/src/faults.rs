@@ -49,7 +49,8 @@ pub(crate) fn count() -> u64 {
     COUNT.load(Ordering::Relaxed)
 }
 
-/// A descriptor of a front-end kept the worker waiting: ports are looked at as after a fault.
+/// A descriptor of a front-end kept the worker waiting, or a ring is out of use: ports are looked
+/// at as after a fault.
 #[cold]
 pub(crate) fn raise() {
     COUNT.fetch_add(1, Ordering::Relaxed);

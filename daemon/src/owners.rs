@@ -62,12 +62,6 @@ impl Owners {
     pub(crate) fn all(&self) -> impl Iterator<Item = Access> {
         self.known.values().copied()
     }
-
-    #[cfg(test)]
-    pub(crate) fn only(access: Access) -> Self {
-        let default = (None, None);
-        Self { known: BTreeMap::from([(default.clone(), access)]), default }
-    }
 }
 
 /// Our own user's.

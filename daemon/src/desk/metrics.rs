@@ -345,6 +345,10 @@ impl Snapshot {
         self.vm_family(e, ("nightporter_congestion_offload", congestion, Gauge), |vm| {
             vec![(vec![], gauge(u64::from(vm.controls_congestion)))]
         })?;
+        let rings = "Queues put out of use because the guest broke the rules; the link went down";
+        self.vm_family(e, ("nightporter_ring_faults", rings, Counter), |vm| {
+            vec![(vec![], ConstCounter::new(vm.ring_faults))]
+        })?;
         let faults = "Times that memory which the VMM shares was not there; the port went down";
         self.vm_family(e, ("nightporter_memory_faults", faults, Counter), |vm| {
             vec![(vec![], ConstCounter::new(vm.memory_faults))]

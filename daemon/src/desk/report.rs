@@ -102,6 +102,7 @@ impl DataPath {
             owed_flows: vm.owing_flows.into(),
             flows: states.map(|(s, n)| ((*s).into(), n)).collect(),
             listens: at.port.listens(),
+            ring_faults: device.ring_faults,
             memory_faults: device.memory_faults,
             blocked: device.blocked,
             budget_bytes: vm.budget_pages * PAGE as u64,

@@ -401,11 +401,12 @@ impl<D: Device> VhostUserPort<D> {
     fn fail(&mut self, index: usize, fault: RingFault) {
         let vring = u16::try_from(index).expect("at most 256 queues");
         let Some((_, session)) = &mut self.connection else { return };
-        session.vrings[index].fail(fault);
+        session.fail(vring, fault);
         self.stats.ring_faults += 1;
         if self.log.allows() {
             warn!(port = self.name, vring, %fault, "a queue is out of use");
         }
-        self.events.push_back(Event::RingBroken { vring, fault });
+        self.events.extend(std::iter::from_fn(|| session.poll_event()));
+        faults::raise(); // in the middle of a turn: the worker looks when it is over
     }
 }

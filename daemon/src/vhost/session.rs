@@ -170,6 +170,7 @@ impl<D: Device> Session<D> {
     pub fn fail(&mut self, vring: u16, fault: RingFault) {
         self.vrings[usize::from(vring)].fail(fault);
         self.events.push_back(Event::RingBroken { vring, fault });
+        self.settle_link();
     }
 
     /// What happened, in order.
@@ -447,7 +448,12 @@ impl<D: Device> Session<D> {
                 Some(_) => {}
             }
         }
-        let up = self.vrings.iter().take(2).all(|v| v.queue.is_some());
+        self.settle_link();
+    }
+
+    /// The link is up as long as both queues of the first pair are in use.
+    fn settle_link(&mut self) {
+        let up = self.vrings.iter().take(2).all(|v| v.queue.is_some() && v.fault.is_none());
         self.set_link(self.features.filter(|_| up).map(features::port_features));
     }
 

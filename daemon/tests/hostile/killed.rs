@@ -285,3 +285,17 @@ fn signals_that_mean_nothing_to_a_daemon_do_not_kill_it() {
     }
     assert!(!street.host.status().stopping);
 }
+
+#[test]
+fn a_guest_that_breaks_the_rules_of_a_ring_loses_its_link_and_is_counted() {
+    let mut street = Street::new("");
+    let mut bad = Guest::boot(&street.dir.join("bad"), PLAIN);
+    street.host.until("bad", |bad| bad.link);
+    bad.lies();
+    let port = street.host.until("bad", |bad| !bad.link);
+    assert_eq!(port.vm.unwrap().ring_faults, 1);
+    street.goes_on();
+    drop(bad);
+    let _next = Guest::boot(&street.dir.join("bad"), PLAIN);
+    street.host.until("bad", |bad| bad.link);
+}

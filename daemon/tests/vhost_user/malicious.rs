@@ -24,7 +24,7 @@ fn transmit_lie(what: &str, expected: RingFault, features: u64, lie: impl Fn(&mu
     let mut world = World::running(features);
     lie(&mut world);
     assert!(world.poll_frames().is_empty(), "{what}");
-    assert_eq!(world.events(), [format!("broken 1: {expected:?}")], "{what}");
+    assert_eq!(world.events(), [format!("broken 1: {expected:?}"), "link down".into()], "{what}");
     expect_contained(&mut world, what, 1);
 }
 
@@ -34,7 +34,7 @@ fn receive_lie(what: &str, expected: RingFault, features: u64, lie: impl Fn(&mut
     lie(&mut world);
     let push = world.port.push_to_guest(0, &VirtioNetHdr::default(), &[&[0xaa; 1000]]);
     assert_eq!(push, Err(PushError::Full), "{what}");
-    assert_eq!(world.events(), [format!("broken 0: {expected:?}")], "{what}");
+    assert_eq!(world.events(), [format!("broken 0: {expected:?}"), "link down".into()], "{what}");
     expect_contained(&mut world, what, 0);
 }
 
@@ -62,6 +62,7 @@ fn expect_contained(world: &mut World, what: &str, index: u32) {
     world.rx = Driver::new(&world.ram, RING_TO_GUEST, SIZE);
     world.tx = Driver::new(&world.ram, RING_FROM_GUEST, SIZE);
     world.start_rings();
+    assert!(world.link().is_some(), "{what}");
     expect_transmit_works(world, what);
     expect_receive_works(world, what);
     assert_eq!(world.port.stats().connections, 1, "{what}: the front-end never noticed");
@@ -114,7 +115,7 @@ fn buffers_are_offered_again_before_they_were_shown_back() {
     // Ten are completed and not published. Its ring is full, and it goes on.
     world.tx.offer(&[buffer], 0);
     assert!(!world.port.enable_kicks_from_guest(0));
-    assert_eq!(world.events(), ["broken 1: AvailJump"]);
+    assert_eq!(world.events(), ["broken 1: AvailJump", "link down"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 
 use nightporterd::vhost::Source;
 use nightporterd::vhost::features::bit;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
 
 use crate::driver::{Driver, GUEST_BASE, Ram, USER_BASE, WRITE};
 use crate::world::{
@@ -451,7 +451,10 @@ fn an_inflight_file_of_the_right_size_is_made() {
     let size = u64::from_ne_bytes(reply[..8].try_into().unwrap());
     // Four regions of 16 + 256 * 16 bytes, each rounded up to 64 (libvhost-user, DPDK).
     assert_eq!(size, 4 * 4160);
-    assert_eq!(rustix::fs::fstat(fd.unwrap()).unwrap().st_size, 4 * 4160);
+    let fd = fd.unwrap();
+    assert_eq!(rustix::fs::fstat(&fd).unwrap().st_size, 4 * 4160);
+    let sealed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    assert_eq!(rustix::fs::fcntl_get_seals(&fd).unwrap(), sealed, "nobody takes it away");
     let small = memfd_create("small", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&small, 4096).unwrap();
     world.say(Req::SET_PROTOCOL_FEATURES, &REPLY_ACK.to_ne_bytes(), &[]);
