@@ -61,8 +61,8 @@ drop_reasons! {
     PortDown = "port_down",
     /// The destination queue and its backlog are full.
     QueueFull = "queue_full",
-    /// The frame does not fit the destination and may not be segmented (no GSO metadata), or is
-    /// longer than 9,234 bytes and for a group.
+    /// The frame does not fit the destination, or the `mtu` of the VM that it is for, and may not
+    /// be segmented (no GSO metadata), or is longer than 9,234 bytes and for a group.
     TooBig = "too_big",
     /// A flow in ABORT answers nothing but challenge ACKs.
     FlowAborted = "flow_aborted",

@@ -315,6 +315,11 @@ impl Engine<'_> {
         let Some(out) = self.egress(now, port, packet.eth.vlan, packet.eth.dst)? else {
             return Ok(Verdict::Flood);
         };
+        let packet_len = frame.len() - usize::from(packet.eth.len);
+        // As a bridge does it: what may be cut on its way is.
+        if !hdr.is_gso() && self.vm(out).is_some_and(|vm| packet_len > usize::from(vm.mtu)) {
+            return Err(DropReason::TooBig);
+        }
         if edited {
             let packet = Packet::parse(frame)?;
             return self.process_toward(now, out, hdr, frame, &packet);

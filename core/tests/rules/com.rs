@@ -7,7 +7,7 @@ use crate::common::{Setup, Spec};
 use crate::{GUEST, flow, from_uplink, sends_segments, warms_up};
 use nightporter_core::drops::DropReason;
 use nightporter_core::engine::Verdict;
-use nightporter_core::port::{PortConfig, PortFeatures};
+use nightporter_core::port::{GuestConfig, PortConfig, PortFeatures};
 use nightporter_core::tcp::flow::{State, Why};
 use nightporter_core::wire::packet::{IpAddr16, Packet, TcpFlags};
 use nightporter_core::wire::virtio_net::{F_DATA_VALID, VirtioNetHdr};
@@ -376,6 +376,22 @@ fn com_11_a_guest_that_routes_for_a_thousand_addresses_loses_no_frame() {
     }
     // Of those it owns, the first sixteen, there are flows.
     assert_eq!(w.0.borrow().engine.flows().count(), 16);
+}
+
+#[test]
+fn com_20_a_packet_longer_than_another_vms_mtu_is_dropped() {
+    let setup = Setup::new();
+    let w = setup.opens();
+    let config = GuestConfig { mtu: 1000, ..setup.guest_config(mac(3)) };
+    let other = w.add_port(PortConfig::guest("other", config), ALL_FEATURES);
+    let sends = |to: u8, len: usize| {
+        let mut frame = [&mac(to)[..], &mac(1)[..], &[0x88, 0xb5]].concat();
+        frame.resize(14 + len, 0);
+        w.frame(GUEST, VirtioNetHdr::default(), &frame)
+    };
+    assert_eq!(sends(3, 1000), Verdict::Forward(other));
+    assert_eq!(sends(3, 1001), Verdict::Drop(DropReason::TooBig));
+    assert_eq!(sends(9, 1001), Verdict::Flood, "to whomever an uplink leads");
 }
 
 #[test]
