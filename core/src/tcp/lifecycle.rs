@@ -29,6 +29,9 @@ impl Flow {
         if !cx.vm.offload || cx.vm.draining {
             return self.pass(cx.now, Why::Operator);
         }
+        if cx.vm.is_gone {
+            return self.pass(cx.now, Why::GuestGone);
+        }
         if cx.vm.refuses(cx.now, cx.key.r_addr, cx.key.g_port) {
             return self.pass(cx.now, Why::GuestRefuses);
         }

@@ -496,6 +496,25 @@ fn life_05_nobody_is_promised_anything_while_others_are_told_of_the_end() {
     g.gets_nothing();
 }
 
+/// R's third ACK, and data with it, was under way when the VMM hung up.
+#[test]
+fn life_05_nobody_is_promised_anything_who_comes_when_the_vm_has_gone() {
+    let w = Setup::new().opens();
+    let (r, g) = w.pair(&Setup::new());
+    r.sends_syn();
+    g.gets_syn();
+    g.sends_syn_ack();
+    r.gets_syn();
+    w.happens(Event::Destroyed(0));
+    w.engine(|e, now| {
+        e.set_port_features(now, GUEST, None);
+        e.handle_guest_gone(now, GUEST);
+    });
+    r.sends("1:1001 ack 1");
+    r.gets_nothing();
+    assert_eq!(flow(&w, |f| (f.state(), f.why())), (State::Pass, Why::GuestGone));
+}
+
 #[test]
 fn life_08_drained_means_nobody_is_owed_anything() {
     let (w, r, g) = Setup::new().established();

@@ -522,6 +522,10 @@ mutations! { SECOND:
     "cx.vm.is_gone && self.is_live()"
     => "false";
 
+    "a handshake that ends when the VM has gone is taken on", "INV-19", "accept_offers",
+    "cx.vm.is_gone"
+    => "false";
+
     "what is expected is promised while connections of a VM that has gone end", "INV-19",
     "settle_prediction",
     "self.common.predicts = !ends;"
