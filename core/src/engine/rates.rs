@@ -9,6 +9,7 @@
 
 use crate::congestion::pacer::{Gain, Pacer};
 use crate::drops::DropReason;
+use crate::engine::walks::Deed;
 use crate::engine::{Engine, Verdict};
 use crate::limits::{LIMIT_DEBT_MAX, MTU_DEFAULT};
 use crate::port::PortId;
@@ -130,20 +131,26 @@ impl Engine<'_> {
     pub(super) fn set_gone(&mut self, port: PortId, is_gone: bool) {
         let Some(p) = self.port_mut(port) else { return };
         if std::mem::replace(&mut p.vm.is_gone, is_gone) != is_gone {
-            let way = Direction::FromGuest;
-            let is_held =
-                |(_, other, of): &(Instant, PortId, Direction)| (*other, *of) == (port, way);
-            let is_limited = self.rates.waiting.iter().any(is_held);
-            self.hold(port, way, is_limited);
+            self.settle_hold(port, Direction::FromGuest);
         }
     }
 
+    /// What else keeps the VM of `port` from sending, or from being sent something, has changed.
+    pub(super) fn settle_hold(&mut self, port: PortId, way: Direction) {
+        let waits = |(_, other, of): &(Instant, PortId, Direction)| (*other, *of) == (port, way);
+        let is_limited = self.rates.waiting.iter().any(waits);
+        self.hold(port, way, is_limited);
+    }
+
+    /// Holds what is to go this way, for a limit; or lifts that, but nothing else that holds it.
     fn hold(&mut self, port: PortId, way: Direction, held: bool) {
+        let has_old_ring = self.walks.any_of(Deed::RingReset, Some(port));
         let Some(p) = self.port_mut(port) else { return };
         if way == Direction::FromGuest {
             let held = held || p.vm.is_gone;
             return self.common.out.departures.hold(port, held);
         }
+        let held = held || has_old_ring;
         let lifted = std::mem::replace(&mut p.vm.deliveries_held, held) && !held;
         if lifted && !p.vm.ready.is_empty() && !std::mem::replace(&mut p.vm.announced, true) {
             self.common.ready_ports.push_back(port);

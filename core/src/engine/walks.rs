@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::engine::Engine;
+use crate::engine::{Direction, Engine};
 use crate::flow::table::{Class, FlowId};
 use crate::port::PortId;
 use crate::tcp::flow::Why;
@@ -17,7 +17,8 @@ use crate::time::Instant;
 /// What is done to each flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Deed {
-    /// What the ring held may be lost (LIFE-04).
+    /// What the ring held may be lost (LIFE-04). Nothing of the store goes into the new one before
+    /// all flows know that.
     RingReset,
     /// No new promises.
     Drain,
@@ -91,6 +92,7 @@ impl Engine<'_> {
         if self.flows.len_of_class(port.0, Class::Live) > self.walks.flows_per_step {
             self.walks.begin(deed, Some(port));
             self.settle_prediction();
+            self.settle_hold(port, Direction::ToGuest);
         } else {
             self.for_each(port, Class::Live, |engine, id| engine.does(now, deed, id));
         }
@@ -157,6 +159,9 @@ impl Engine<'_> {
             }
         }
         self.settle_prediction();
+        if let Some(port) = walk.port {
+            self.settle_hold(port, Direction::ToGuest);
+        }
     }
 
     pub(super) fn does(&mut self, now: Instant, deed: Deed, id: FlowId) {
