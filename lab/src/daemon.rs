@@ -116,6 +116,19 @@ impl Daemon {
         status["ports"][1]["vm"][name].as_u64().with_context(|| format!("no {name} in {status}"))
     }
 
+    /// Bytes of streams that a guest was given over its socket device.
+    ///
+    /// # Errors
+    /// Those of [`Self::cli`]; it has no such VM, or that no such device.
+    pub fn toe_bytes_to_guest(&mut self, vm: &str) -> Result<u64> {
+        let status = self.cli(&["--json", "status"])?;
+        let status: Value = serde_json::from_str(&status).context("reading the status")?;
+        let ports = status["ports"].as_array().context("a list of ports")?;
+        let port = ports.iter().find(|port| port["name"] == vm);
+        let bytes = port.and_then(|port| port["vm"]["toe"]["bytes_to_guest"].as_u64());
+        bytes.with_context(|| format!("no socket device of {vm} in {status}"))
+    }
+
     /// Runs `nightporter` with these arguments; its output.
     ///
     /// # Errors

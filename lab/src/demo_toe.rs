@@ -154,9 +154,11 @@ fn measure(between: Between, options: &Options, progress: &mut Progress) -> Resu
     progress.step(&format!("booting three {between:?} guests on two hosts"));
     let places = Places { sockets: run_dir.path(), logs: &logs };
     let mut hosts = Hosts::start(vmm, &image, places)?;
-    let paths: Vec<Path> = PATHS.into_iter().filter(|&path| hosts.has(path)).collect();
     let mut cells = Vec::new();
-    for &path in &paths {
+    for path in PATHS {
+        if !hosts.has(path) {
+            continue;
+        }
         progress.step(&format!("first transfers: {path:?}"));
         for case in CASES {
             // The first one is slower than all others.

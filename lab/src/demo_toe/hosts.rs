@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nightporter_guest::bootline::Nic;
 use nightporter_guest::control::Command;
 use nightporter_guest::peer::{Ask, Told};
 
 use super::ends::{End, InGuest, OnHost};
-use super::{Case, PORT, Path, Sample, transfer};
+use super::{Case, PORT, Path, ROUND_TRIPS, Sample, transfer};
 use crate::daemon::Daemon;
 use crate::host::{self, guest_nic};
 use crate::image::Image;
@@ -20,7 +20,8 @@ use crate::world::{BOOT_LIMIT, guest_name};
 
 /// The guests' subnet, on the overlay.
 const SUBNET: u8 = 4;
-const GUEST_MEMORY_MIB: u32 = 320;
+/// Each of its two programs has what it sends and what it has got.
+const GUEST_MEMORY_MIB: u32 = 512;
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 78, 0, 1), Ipv4Addr::new(10, 78, 0, 2)];
 /// Whose host is which.
 const HOST_OF: [usize; 3] = [0, 0, 1];
@@ -120,6 +121,7 @@ impl Hosts {
                 return transfer([client, server], to, (case, bytes, seed), &|end| end.cpu());
             }
         };
+        let before = self.daemons[HOST_OF[server]].toe_bytes_to_guest(&name(server))?;
         let daemon = &self.daemons[HOST_OF[server]];
         let Ok([first, second]) = self.guests.get_disjoint_mut([0, server]) else {
             bail!("there are three guests");
@@ -128,7 +130,12 @@ impl Hosts {
         let mut receiver = InGuest { guest: second, sockets };
         let cpu = |end: &dyn End| Ok(end.cpu()? + daemon.cpu_use()?.time);
         let to = at(server, sockets);
-        transfer([&mut client, &mut receiver], to, (case, bytes, seed), &cpu)
+        let sample = transfer([&mut client, &mut receiver], to, (case, bytes, seed), &cpu)?;
+        let after = self.daemons[HOST_OF[server]].toe_bytes_to_guest(&name(server))?;
+        let least = if case == Case::RoundTrip { ROUND_TRIPS } else { bytes };
+        let went_by_toe = after - before >= least as u64;
+        ensure!(went_by_toe == (sockets == Sockets::Toe), "{} bytes went by TOE", after - before);
+        Ok(sample)
     }
 
     /// Kills the guests and stops the daemons gracefully.

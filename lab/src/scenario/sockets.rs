@@ -15,7 +15,7 @@ use super::{LIMIT, MB};
 use crate::image::{TOE_LAUNCHER, TOE_SUITE};
 use crate::peer::Sockets::{self, Native, Toe};
 use crate::vmm::Guest;
-use crate::world::{Net, World, address};
+use crate::world::{Net, World, address, guest_name};
 
 /// Bytes of a large transfer.
 const LARGE: usize = 10 * MB;
@@ -94,12 +94,9 @@ fn connected(world: &mut World, sockets: [Sockets; 2], port: u16) -> Result<()> 
 
 /// Bytes that guests were given over their socket devices.
 fn given(world: &mut World) -> Result<[u64; 2]> {
-    let status = world.daemon()?.cli(&["--json", "status"])?;
-    let status: Value = serde_json::from_str(&status).context("reading the daemon's status")?;
-    let ports = status["ports"].as_array().context("a list")?;
-    let of = |port: &Value| port["vm"]["toe"]["bytes_to_guest"].as_u64();
-    let given: Vec<u64> = ports.iter().filter_map(of).collect();
-    given.try_into().map_err(|given| anyhow::anyhow!("two devices, and not {given:?}: {status}"))
+    let daemon = world.daemon()?;
+    let mut of = |guest| daemon.toe_bytes_to_guest(&guest_name(guest));
+    Ok([of(0)?, of(1)?])
 }
 
 fn streams_both_ways(world: &mut World) -> Result<()> {
