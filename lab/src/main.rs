@@ -76,7 +76,7 @@ enum Command {
         #[arg(long, value_enum, value_delimiter = ',', default_value = "uml,qemu")]
         guests: Vec<Between>,
         /// Seconds for the transfers of each.
-        #[arg(long, default_value_t = 90)]
+        #[arg(long, default_value_t = 75)]
         seconds: u64,
         /// Rounds at least, however long they take.
         #[arg(long, default_value_t = 3)]

@@ -101,11 +101,6 @@ impl Hosts {
         Ok(())
     }
 
-    /// Whether there is such a path.
-    pub(super) fn has(&self, path: Path) -> bool {
-        path != Path::ToeTcp
-    }
-
     /// One transfer, of bytes that no other had.
     pub(super) fn sample(&mut self, path: Path, case: Case, bytes: usize) -> Result<Sample> {
         self.transfers += 1;
@@ -156,8 +151,16 @@ fn configuration(at: usize, vmm: Vmm, dir: &str) -> String {
     let mut text = format!(
         "[daemon]\ncontrol = \"{dir}/control.sock\"\narena = \"{dir}/arena\"\nmetrics = \"off\"\n\
          drain_timeout_s = 2\nlog = \"info\"\n\n\
+         [toe]\n\n\
          [[overlay]]\nname = \"between\"\nvni = 42\nlocal = \"{local}\"\npeers = [\"{peer}\"]\n"
     );
+    for (guest, host) in HOST_OF.iter().map(|&at| ADDRESSES[at]).enumerate() {
+        let Nic { mac, address, .. } = nic(guest);
+        let _ = write!(
+            text,
+            "\n[[station]]\nvni = 42\nmac = \"{mac}\"\nhost = \"{host}\"\nips = [\"{address}\"]\n"
+        );
+    }
     // User-mode Linux has its memory in a temporary file.
     let unsealed = vmm == Vmm::Uml;
     for guest in (0..HOST_OF.len()).filter(|&guest| HOST_OF[guest] == at) {
