@@ -13,7 +13,7 @@
 use std::any::Any;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -44,18 +44,26 @@ struct Account {
     name: String,
     /// What of it is not yet closed.
     things: AtomicUsize,
+    /// Bytes of its files that are mapped ([`crate::spans`]).
+    mapped: AtomicU64,
 }
 
 impl Owner {
     /// For what comes to the port `name`.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self(Arc::new(Account { name: name.into(), things: AtomicUsize::new(0) }))
+        let (things, mapped) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self(Arc::new(Account { name: name.into(), things, mapped }))
     }
 
     /// So much waits to be closed that there must be no more.
     pub(crate) fn is_behind(&self) -> bool {
         self.0.things.load(Ordering::Relaxed) >= THINGS_MAX
+    }
+
+    /// Bytes of its files that are mapped; see [`crate::spans`].
+    pub(crate) fn mapped(&self) -> &AtomicU64 {
+        &self.0.mapped
     }
 
     fn is(&self, other: &Self) -> bool {
@@ -235,6 +243,11 @@ impl Foreign {
     #[must_use]
     pub(crate) fn of(owner: &Owner, fd: OwnedFd) -> Self {
         Self { fd: Some(fd), owner: Some(owner.clone()) }
+    }
+
+    /// Whose it is.
+    pub(crate) fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
     }
 
     /// The descriptor, for somebody who closes it elsewhere than on the worker; and whose it is.

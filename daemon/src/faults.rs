@@ -2,9 +2,12 @@
 //! file was cut, or a hole in it finds no room on its file system (SIGBUS).
 //!
 //! Every mapping of a front-end's file is listed here while it exists. The signal's handler looks
-//! up the address, has zeros mapped over the page and marks the mapping; the access then goes on.
+//! up the address, has zeros mapped over all of the mapping and marks it; the access then goes on.
 //! The worker asks [`count`] after each turn whether that happened, and takes down the port whose
 //! mapping is marked. A fault anywhere else is a bug of ours, and ends the process as it should.
+//!
+//! All of it, and not the page that is missing: each page would be a mapping of its own, of which a
+//! process has only so many (`vm.max_map_count`), and the next one missing another signal.
 //!
 //! The handler runs in the middle of whatever touched the memory, so the list is made of atomics at
 //! fixed places, and the lock on its free places is never taken there.
@@ -90,9 +93,13 @@ impl Drop for Listed {
     }
 }
 
-/// The memory at `address` is not there: marks its mapping. What to map zeros over, as an address
-/// and a length; `None` if no mapping is there. Called by the signal's handler.
-pub(crate) fn note(address: usize) -> Option<(usize, usize)> {
+/// A range of addresses: the first, and bytes.
+type Range = (usize, usize);
+
+/// The memory at `address` is not there: marks its mapping. What to map zeros over, the mapping; or
+/// if that does not work, the block of it; `None` if no mapping is there. Called by the signal's
+/// handler.
+pub(crate) fn note(address: usize) -> Option<[Range; 2]> {
     let places = PLACES.get(..UNUSED.load(Ordering::Acquire))?;
     places.iter().find_map(|place| {
         let len = place.len.load(Ordering::Acquire);
@@ -102,7 +109,7 @@ pub(crate) fn note(address: usize) -> Option<(usize, usize)> {
         COUNT.fetch_add(1, Ordering::Relaxed);
         let block = place.block.load(Ordering::Relaxed);
         let from = at / block * block;
-        Some((start + from, block.min(len - from)))
+        Some([(start, len), (start + from, block.min(len - from))])
     })
 }
 
@@ -114,14 +121,16 @@ mod tests {
     const NOWHERE: usize = usize::MAX / 2;
 
     #[test]
-    fn a_fault_is_for_the_block_of_the_mapping_that_it_is_in() {
+    fn a_fault_is_for_the_mapping_that_it_is_in_or_a_block_of_it() {
         let low = Listed::new(NOWHERE, 0x5000, 0x1000).unwrap();
         let high = Listed::new(NOWHERE + 0x10_0000, 0x5800, 0x2000).unwrap();
         assert_eq!(note(NOWHERE - 1), None);
         assert_eq!(note(NOWHERE + 0x5000), None);
-        assert_eq!(note(NOWHERE + 0x10_1fff), Some((NOWHERE + 0x10_0000, 0x2000)));
+        let all = (NOWHERE + 0x10_0000, 0x5800);
+        assert_eq!(note(NOWHERE + 0x10_1fff), Some([all, (NOWHERE + 0x10_0000, 0x2000)]));
         assert!(high.has_faulted() && !low.has_faulted());
-        assert_eq!(note(NOWHERE + 0x10_57ff), Some((NOWHERE + 0x10_4000, 0x1800)), "its end");
+        let end = (NOWHERE + 0x10_4000, 0x1800);
+        assert_eq!(note(NOWHERE + 0x10_57ff), Some([all, end]));
         drop(high);
         assert_eq!(note(NOWHERE + 0x10_1fff), None, "it is no mapping of ours any more");
         let again = Listed::new(NOWHERE + 0x10_0000, 0x1000, 0x1000).unwrap();

@@ -20,6 +20,7 @@ mod owners;
 pub mod port;
 mod resting;
 pub mod sandbox;
+pub mod spans;
 mod start;
 mod supervisor;
 #[allow(unsafe_code)]

@@ -1,7 +1,8 @@
 //! Listeners that rest. One that cannot take anybody in, because the process has no descriptor left
 //! for another connection, say, stays readable: it would be tried again and again, and say so each
 //! time. It is left alone for a while instead. So is a front-end whose messages take more than
-//! their share.
+//! their share. And who has queues of which nobody says that there is something is looked at so,
+//! more often.
 
 use nightporter_core::time::{Duration, Instant};
 
@@ -12,13 +13,19 @@ const REST: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Resting<T> {
     list: Vec<T>,
+    /// How long, or less.
+    interval: Duration,
     /// When all of them are woken.
     due: Instant,
 }
 
 impl<T: PartialEq> Resting<T> {
     pub(crate) const fn new() -> Self {
-        Self { list: Vec::new(), due: Instant::ZERO }
+        Self::for_at_most(REST)
+    }
+
+    pub(crate) const fn for_at_most(interval: Duration) -> Self {
+        Self { list: Vec::new(), interval, due: Instant::ZERO }
     }
 
     /// When to [`Self::take_due`].
@@ -26,10 +33,10 @@ impl<T: PartialEq> Resting<T> {
         (!self.list.is_empty()).then_some(self.due)
     }
 
-    /// It rests from now on, for a second or less.
+    /// It rests from now on.
     pub(crate) fn add(&mut self, now: Instant, who: T) {
         if self.list.is_empty() {
-            self.due = now + REST;
+            self.due = now + self.interval;
         }
         if !self.list.contains(&who) {
             self.list.push(who);
@@ -39,6 +46,14 @@ impl<T: PartialEq> Resting<T> {
     /// Those who are no more.
     pub(crate) fn forget(&mut self, is_gone: impl Fn(&T) -> bool) {
         self.list.retain(|who| !is_gone(who));
+    }
+
+    /// If they have rested: those of whom this is true rest again.
+    pub(crate) fn keep_due(&mut self, now: Instant, again: impl FnMut(&T) -> bool) {
+        if now >= self.due {
+            self.list.retain(again);
+            self.due = now + self.interval;
+        }
     }
 
     /// Those who have rested.

@@ -225,8 +225,8 @@ pub(crate) fn read_guest(
 pub(crate) fn handle_bus_errors() -> io::Result<()> {
     let flags = SaFlags::SA_SIGINFO | SaFlags::SA_ONSTACK;
     let action = SigAction::new(SigHandler::SigAction(on_bus_error), flags, SigSet::empty());
-    // SAFETY: the handler calls nothing but mmap and sigaction, which are async-signal-safe, and
-    // reads atomics; it keeps errno.
+    // SAFETY: the handler calls nothing but sigaction and what maps memory, which are system calls,
+    // and reads atomics; it keeps errno.
     // JUSTIFICATION: nothing else tells a fault in memory of others from one of our own.
     unsafe { sigaction(Signal::SIGBUS, &action) }?;
     Ok(())
@@ -237,7 +237,10 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
     // SAFETY: with SA_SIGINFO the kernel gives a whole siginfo_t, and for SIGBUS it has an address.
     // JUSTIFICATION: there is no other way to learn where the fault is.
     let address = unsafe { (*info).si_addr() }.addr();
-    let mended = faults::note(address).is_some_and(|(start, len)| put_zeros(start, len));
+    // All of the mapping counts as ours where nothing is promised that is not there
+    // (`vm.overcommit_memory = 2`), and may be too much; the block is not.
+    let mended = faults::note(address)
+        .is_some_and(|ranges| ranges.into_iter().any(|(start, len)| put_zeros(start, len)));
     if !mended {
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         // SAFETY: the default action runs no code of ours: the access faults again and ends us.
@@ -247,17 +250,33 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
     errno.set();
 }
 
-/// Replaces the pages at `start` by private zeros; whether that worked.
+/// Replaces the pages at `start` by private zeros; whether that worked. If not they are as before:
+/// `mmap` over them could leave nothing there.
 fn put_zeros(start: usize, len: usize) -> bool {
     // Zeros are charged to us page by page as they are written to, not when they are mapped.
-    let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let at = std::ptr::with_exposed_provenance_mut(start);
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let writable = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+    // JUSTIFICATION: the access that faulted can only go on if there is memory.
+    let zeros = unsafe { libc::mmap(std::ptr::null_mut(), len, writable, flags, -1, 0) };
+    if zeros == libc::MAP_FAILED {
+        return false;
+    }
+    let at = std::ptr::with_exposed_provenance_mut::<libc::c_void>(start);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the range lies in a mapping of a front-end's file that exists as long as it is on the
     // list. All access to it is volatile and expects others to change it at any time; it stays
-    // mapped, readable and writable throughout, and its owner unmaps it whole.
-    // JUSTIFICATION: the access that faulted can only go on if there is memory.
-    let got = unsafe { libc::mmap(at, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-    got == at
+    // mapped, readable and writable throughout, and its owner unmaps it whole. The zeros are
+    // nobody's but this function's: moved there, or unmapped here.
+    // JUSTIFICATION: as above; and a byte that is written must not cost us a huge page.
+    unsafe {
+        libc::madvise(zeros, len, libc::MADV_NOHUGEPAGE);
+        let moved = libc::mremap(zeros, len, len, flags, at) == at;
+        if !moved {
+            libc::munmap(zeros, len);
+        }
+        moved
+    }
 }
 
 /// From now on `signal` ends a call that waits (EINTR), and does nothing else.

@@ -62,7 +62,7 @@ impl GuestPort {
     /// Reads one frame from whichever transmit queue has one.
     pub fn receive(&mut self, buf: &mut [u8]) -> Received {
         self.disarm();
-        let (pairs, mut spent) = (self.pairs(), false);
+        let pairs = self.pairs();
         let front = if self.vlan.is_some() { vlan::TAG } else { 0 };
         for _ in 0..pairs {
             let pair = self.next;
@@ -74,9 +74,11 @@ impl GuestPort {
                 }
                 return Received::Frame(hdr, len);
             }
-            spent |= self.port.has_spent_from_guest(pair);
+            if self.port.has_spent_from_guest() {
+                return Received::Spent;
+            }
         }
-        if spent { Received::Spent } else { Received::Empty }
+        Received::Empty
     }
 
     /// Whether the guest may have more room than it seems.

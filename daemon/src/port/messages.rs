@@ -1,5 +1,6 @@
 //! Messages of a front-end: how they are answered, and what they cost if they take more than their
-//! time, because they map memory or the link goes up or down.
+//! time, because they map memory, the link goes up or down, or a ring with a long log of what is in
+//! flight starts or stops.
 
 use nightporter_core::time::{Duration, Instant};
 use vhost::vhost_user::message::FrontendReq as Req;
@@ -16,7 +17,8 @@ const COST_MAX: u32 = 64;
 /// See [`COST_MAX`].
 const COST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What it takes to obey a message, besides what it does to the link: 1 for mapping memory.
+/// What it takes to obey a message, besides what it does to the link and to rings with an in-flight
+/// log: 1 for mapping memory.
 pub(super) fn cost_of(message: &Message) -> u32 {
     let maps = matches!(
         message.request(),

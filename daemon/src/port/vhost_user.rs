@@ -25,6 +25,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use nightporter_core::port::PortFeatures;
+use nightporter_core::time::{Duration, Instant};
 use rustix::net::sockopt::socket_peercred;
 use tracing::{debug, info, warn};
 
@@ -48,6 +49,12 @@ pub const QUEUE_PAIRS_MAX: u16 = 128;
 const MESSAGES_PER_TURN: usize = 64;
 /// Connections taken in per wake-up: one who connects all the time must not keep the worker either.
 const ACCEPTS_PER_TURN: usize = 16;
+
+/// After its front-end has kept the worker waiting a port takes no connections for so long; after
+/// the next time twice as long, and so on. Nobody does that by mistake.
+const BAN_S: u64 = 60;
+/// It is doubled so often at most: 17 hours.
+const BAN_DOUBLED_MAX: u64 = 10;
 
 /// What a port is made of.
 #[derive(Clone, Debug)]
@@ -127,9 +134,13 @@ pub struct VhostUserPort<D: Device = Offer> {
     memory_is_limited: bool,
     /// [`faults::count`] when this port was last looked at.
     faults_seen: u64,
+    /// Chains and buffers of the guest that were looked at in this turn, of all pairs.
+    work_from_guest: usize,
     log: Limit,
     /// Of what front-ends pass.
     owner: Owner,
+    /// Takes no connections until then; see [`BAN_S`].
+    banned_until: Instant,
     costs: Costs,
 }
 
@@ -150,8 +161,10 @@ impl<D: Device> VhostUserPort<D> {
             allows_unsealed_memory: config.allow_unsealed_memory,
             memory_is_limited: config.memory_is_limited,
             faults_seen: faults::count(),
+            work_from_guest: 0,
             log: Limit::new(),
             owner: Owner::new(&config.name),
+            banned_until: Instant::ZERO,
             costs: Costs::default(),
         }
     }
@@ -214,6 +227,12 @@ impl<D: Device> VhostUserPort<D> {
         }
     }
 
+    /// Whether it has a queue that is to be looked at now and then; see [`Event::Poll`].
+    #[must_use]
+    pub fn is_polled(&self) -> bool {
+        self.connection.as_ref().is_some_and(|(_, session)| session.is_polled())
+    }
+
     /// Something waits at the listener. A second front-end is turned away as long as the first one
     /// is connected.
     pub fn handle_listener(&mut self) {
@@ -221,6 +240,9 @@ impl<D: Device> VhostUserPort<D> {
         // at the listener until what was its predecessor's has ended.
         if self.connection.as_ref().is_some_and(|(channel, _)| channel.has_hung_up()) {
             return self.disconnect("the front-end is gone and another one connects");
+        }
+        if monotonic_now() < self.banned_until {
+            return self.events.push_back(Event::Rest(Source::Listener));
         }
         for _ in 0..ACCEPTS_PER_TURN {
             let Some(listener) = &self.listener else { return };
@@ -267,6 +289,7 @@ impl<D: Device> VhostUserPort<D> {
             if session.link() != link {
                 cost += messages::COST_OF_LINK;
             }
+            cost += session.take_work();
             while let Some(event) = session.poll_event() {
                 self.stats.ring_faults += u64::from(matches!(event, Event::RingBroken { .. }));
                 if matches!(event, Event::RingBroken { .. } | Event::Link(Some(_)))
@@ -316,7 +339,10 @@ impl<D: Device> VhostUserPort<D> {
             self.stats.memory_faults += 1;
             self.disconnect("memory that it shares is not there (SIGBUS)");
         } else if session.has_blocked() {
+            let seconds = BAN_S << self.stats.blocked.min(BAN_DOUBLED_MAX);
+            self.banned_until = monotonic_now() + Duration::from_secs(seconds);
             self.stats.blocked += 1;
+            warn!(port = self.name, seconds, "it takes no connections for so long");
             self.disconnect("an eventfd of its own, without O_NONBLOCK, kept the daemon waiting");
         }
     }

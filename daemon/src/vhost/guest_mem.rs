@@ -26,7 +26,8 @@ use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 
 use crate::closer::{self, Foreign, Owner};
-use crate::faults::Listed;
+use crate::faults::{self, Listed};
+use crate::spans::{self, Span};
 use crate::sys;
 
 /// Regions of one guest at most: a PC with every DIMM slot hot-plugged has fewer.
@@ -61,6 +62,13 @@ pub enum MemError {
     /// [`crate::faults`] has a place for so many.
     #[error("all VMs together have too many regions")]
     NoPlace,
+    /// [`crate::spans`] has room for so much, whether there is memory behind it or not.
+    #[error(
+        "a VM may share {} TiB, all together {} TiB, with what is not unmapped yet: too much",
+        spans::PORT_MAX >> 40,
+        spans::ALL_MAX >> 40
+    )]
+    TooLong,
     /// Whoever has the file can take the memory away.
     #[error(
         "the guest's memory can shrink: use memory-backend-memfd (QEMU), whose memory is sealed, \
@@ -92,7 +100,7 @@ pub struct Window {
 
 /// Keeps a mapping until nobody uses it any more, and then has it unmapped on another thread.
 #[derive(Debug)]
-struct Keeper(Option<(Listed, Arc<MmapRegion>)>, Option<Owner>);
+struct Keeper(Option<(Listed, Arc<MmapRegion>, Span)>, Option<Owner>);
 
 impl Drop for Keeper {
     fn drop(&mut self) {
@@ -125,6 +133,7 @@ impl Window {
         // Rounded up for munmap of huge pages, but never past the end of the file.
         let stop = end.checked_next_multiple_of(block).map_or(file_len, |e| e.min(file_len));
         let size = usize::try_from(stop - start).map_err(|_| MemError::BadRange)?;
+        let span = Span::take(file.owner(), stop - start).ok_or(MemError::TooLong)?;
         let (file, owner) = file.into_inner();
         let map = MmapRegion::from_file(FileOffset::new(File::from(file), start), size)
             .map_err(|e| MemError::Map(e.to_string()))?;
@@ -132,7 +141,7 @@ impl Window {
         let block = usize::try_from(block).map_err(|_| MemError::BadRange)?;
         let (at, map) = (map.as_ptr().expose_provenance(), Arc::new(map));
         let listed = Listed::new(at, size, block).ok_or(MemError::NoPlace)?;
-        let keeper = Arc::new(Keeper(Some((listed, Arc::clone(&map))), owner));
+        let keeper = Arc::new(Keeper(Some((listed, Arc::clone(&map), span)), owner));
         let narrow = |n: u64| usize::try_from(n).map_err(|_| MemError::BadRange);
         Ok(Self { map, keeper, at: narrow(offset - start)?, len: narrow(len)? })
     }
@@ -140,7 +149,7 @@ impl Window {
     /// Whether some of the mapping was not there when it was used.
     #[must_use]
     pub(crate) fn has_faulted(&self) -> bool {
-        self.keeper.0.as_ref().is_some_and(|(listed, _)| listed.has_faulted())
+        self.keeper.0.as_ref().is_some_and(|(listed, ..)| listed.has_faulted())
     }
 
     /// Length in bytes.
@@ -376,6 +385,10 @@ impl GuestMemory {
         let region = match self.regions.get(self.hot.get()).filter(inside) {
             Some(region) => region,
             None => {
+                // To put zeros over a region takes its time: one at most, before the port goes.
+                if faults::count() > 0 && self.has_faulted() {
+                    return None;
+                }
                 let at = self.regions.iter().position(|r| inside(&r))?;
                 self.hot.set(at);
                 &self.regions[at]

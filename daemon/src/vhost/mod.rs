@@ -23,7 +23,8 @@
 //!    it made us hold is closed by other threads (`closer`). Memory that is not memory, but a file
 //!    of a file system that may never answer, is refused ([`guest_mem`]). One thing a hostile
 //!    front-end process (not its guest) can still do is to clear O_NONBLOCK on an eventfd that it
-//!    has filled, which stalls the worker for a second (`watchdog`).
+//!    has filled, which stalls the worker for a second (`watchdog`), and closes its port for a
+//!    minute, the next time for two, and so on.
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
 pub mod device;
@@ -66,6 +67,8 @@ pub enum Event {
     /// Stop waiting for this source, and call `VhostUserPort::go_on` after a while: now it could
     /// only be tried again and again, or takes more than its share.
     Rest(Source),
+    /// There is nothing to wait for at a queue: look at it now and then.
+    Poll,
     /// Stop waiting for this descriptor, then drop it. It must leave the epoll set before it is
     /// closed: the front-end holds the same open file, so closing ours does not remove it.
     Unwatch(Foreign),

@@ -17,6 +17,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nightporter_core::port::PortFeatures;
 use vhost::vhost_user::message::{
@@ -44,6 +46,9 @@ const VRING_INDEX_MASK: u64 = 0xff;
 /// Longest configuration space that may be asked for (QEMU's VHOST_USER_MAX_CONFIG_SIZE).
 const CONFIG_READ_MAX: u32 = 256;
 
+/// Entries of the in-flight log that are free when a ring starts or stops, which most rings have.
+const ENTRIES_PER_WORK: u16 = 512;
+
 /// What one front-end has set up. See the module's doc.
 #[derive(Debug)]
 pub struct Session<D: Device = Offer> {
@@ -64,6 +69,10 @@ pub struct Session<D: Device = Offer> {
     inflight: Option<InflightLog>,
     /// Never written to; UML resets the device when it closes.
     backend_req: Option<Foreign>,
+    /// A descriptor of the front-end kept us waiting.
+    blocks: Arc<AtomicBool>,
+    /// Entries of the in-flight log gone through, in [`ENTRIES_PER_WORK`].
+    work: u32,
     link: Option<PortFeatures>,
     events: VecDeque<Event>,
 }
@@ -84,6 +93,8 @@ impl<D: Device> Session<D> {
             layout: features::layout(0),
             inflight: None,
             backend_req: None,
+            blocks: Arc::default(),
+            work: 0,
             link: None,
             events: VecDeque::new(),
         }
@@ -122,8 +133,14 @@ impl<D: Device> Session<D> {
         }
     }
 
+    /// Whether there is a ring without a descriptor for kicks that is to be looked at all the same.
+    #[must_use]
+    pub fn is_polled(&self) -> bool {
+        self.vrings.iter().any(|vring| matches!(vring.kick, Kick::Polled))
+    }
+
     /// The driver kicked. A descriptor that would wake us for ever is given up; the ring is then
-    /// only looked at together with others.
+    /// polled.
     pub fn handle_kick(&mut self, vring: u16) {
         let index = usize::from(vring);
         if let Some(Kick::Fd(kick)) = self.vrings.get(index).map(|v| &v.kick)
@@ -163,7 +180,14 @@ impl<D: Device> Session<D> {
     /// Whether a descriptor of the front-end kept us waiting.
     #[must_use]
     pub(crate) fn has_blocked(&self) -> bool {
-        self.vrings.iter().any(Vring::blocks)
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    /// What the start and stop of rings took since the last call: 1 for some hundred entries of the
+    /// in-flight log, of which a ring has up to 32,768.
+    #[must_use]
+    pub(crate) fn take_work(&mut self) -> u32 {
+        std::mem::take(&mut self.work)
     }
 
     /// A ring's guest broke the rules.
@@ -378,8 +402,11 @@ impl<D: Device> Session<D> {
     fn set_vring_notifier(&mut self, request: Req, mut message: Message) -> Result<(), Refusal> {
         let what: u64 = message.body(0)?;
         let index = self.index(u32::try_from(what & VRING_INDEX_MASK).expect("eight bits"))?;
-        let notifier =
-            if what & VRING_NO_FD == 0 { Some(Notifier::new(message.take_fd()?)?) } else { None };
+        let notifier = if what & VRING_NO_FD == 0 {
+            Some(Notifier::new(message.take_fd()?, &self.blocks)?)
+        } else {
+            None
+        };
         match request {
             Req::SET_VRING_CALL => self.vrings[index].call = notifier,
             Req::SET_VRING_ERR => self.vrings[index].err = notifier,
@@ -390,7 +417,9 @@ impl<D: Device> Session<D> {
 
     fn set_inflight(&mut self, mut message: Message) -> Result<(), Refusal> {
         let spec: VhostUserInflight = message.body(0)?;
-        self.inflight = Some(InflightLog::open(message.take_fd()?, &spec)?);
+        let file = message.take_fd()?;
+        self.check_seal(&file)?;
+        self.inflight = Some(InflightLog::open(file, &spec)?);
         Ok(())
     }
 
@@ -466,6 +495,7 @@ impl<D: Device> Session<D> {
         // Without its place in the log the used index still says where to go on.
         let log = self.inflight.as_ref().and_then(|log| log.queue(number, vring.size));
         let features = features::ring_features(features);
+        self.work += log.as_ref().map_or(0, |_| u32::from(vring.size / ENTRIES_PER_WORK));
         match Ring::start(&self.memory, addrs, vring.size, features, log) {
             Ok(ring) => {
                 vring.fault = None;
@@ -485,6 +515,8 @@ impl<D: Device> Session<D> {
 
     fn halt(&mut self, index: usize, in_order: bool) {
         if self.vrings[index].stop(in_order) {
+            let size = self.vrings[index].size;
+            self.work += self.inflight.as_ref().map_or(0, |_| u32::from(size / ENTRIES_PER_WORK));
             self.events.push_back(Event::RingStopped(number(index)));
         }
     }
@@ -493,8 +525,10 @@ impl<D: Device> Session<D> {
         if let Kick::Fd(old) = std::mem::replace(&mut self.vrings[index].kick, kick) {
             self.events.push_back(Event::Unwatch(old.into_fd()));
         }
-        if matches!(self.vrings[index].kick, Kick::Fd(_)) {
-            self.events.push_back(Event::Watch(Source::Kick(number(index))));
+        match self.vrings[index].kick {
+            Kick::Fd(_) => self.events.push_back(Event::Watch(Source::Kick(number(index)))),
+            Kick::Polled => self.events.push_back(Event::Poll),
+            Kick::None => {}
         }
     }
 

@@ -1,8 +1,9 @@
 //! One virtqueue as the messages describe it: addresses, sizes, descriptors, and the running queue.
 
-use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use rustix::io::Errno;
@@ -17,16 +18,22 @@ use crate::faults;
 #[derive(Debug)]
 pub struct Notifier {
     fd: Foreign,
-    /// It kept us waiting until we were interrupted: it is not used any more.
-    blocks: Cell<bool>,
+    /// One of the front-end's kept us waiting until we were interrupted: none is used any more.
+    blocks: Arc<AtomicBool>,
 }
+
+/// Adds nothing to what an eventfd counts, so it never waits; whatever else has no type cannot be
+/// written to.
+const NOTHING: [u8; 8] = [0; 8];
 
 impl Notifier {
     /// Takes a descriptor over and makes it non-blocking, also for the front-end, which has the
     /// same open file: front-ends we know wait for theirs with epoll or KVM.
     ///
-    /// Refused: files and devices, which cannot be waited for, and which a write would change.
-    pub fn new(fd: Foreign) -> Result<Self, Refusal> {
+    /// Refused: files and devices, which cannot be waited for, and which a write would change; and
+    /// what has no type and is no eventfd, such as an epoll of a million descriptors, in which the
+    /// kernel looks at all of them when it is to be waited for.
+    pub fn new(fd: Foreign, blocks: &Arc<AtomicBool>) -> Result<Self, Refusal> {
         // What `fstat` asks, a file system of its own may never answer; it is not asked here.
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let stat = statx(&fd, c"", flags, StatxFlags::TYPE).map_err(io::Error::from)?;
@@ -37,7 +44,11 @@ impl Notifier {
         }
         let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
-        Ok(Self { fd, blocks: Cell::new(false) })
+        let must_count = kind == FileType::Unknown;
+        if must_count && rustix::io::write(&fd, &NOTHING) != Ok(NOTHING.len()) {
+            return Err(Refusal::BadDescriptor);
+        }
+        Ok(Self { fd, blocks: Arc::clone(blocks) })
     }
 
     /// The descriptor, to wait for.
@@ -52,23 +63,20 @@ impl Notifier {
         self.fd
     }
 
-    /// Whether the front-end took O_NONBLOCK away, so that it kept us waiting (`watchdog`).
-    #[must_use]
-    pub fn blocks(&self) -> bool {
-        self.blocks.get()
+    /// The front-end took O_NONBLOCK away, and kept us waiting (`watchdog`).
+    fn has_blocked(&self) {
+        self.blocks.store(true, Ordering::Relaxed);
+        faults::raise();
     }
 
-    fn has_blocked(&self) {
-        self.blocks.set(true);
-        faults::raise();
+    fn blocks(&self) -> bool {
+        self.blocks.load(Ordering::Relaxed)
     }
 
     /// Notifies. If the counter or pipe is full, a notification is pending anyway; if the other
     /// end is gone, the connection will say so.
     pub fn notify(&self) {
-        if !self.blocks.get()
-            && rustix::io::write(&self.fd, &1_u64.to_ne_bytes()) == Err(Errno::INTR)
-        {
+        if !self.blocks() && rustix::io::write(&self.fd, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {
             self.has_blocked();
         }
     }
@@ -77,6 +85,9 @@ impl Notifier {
     /// because the other end is gone, or this is something else that cannot be read.
     #[must_use]
     pub fn clear(&self) -> bool {
+        if self.blocks() {
+            return true;
+        }
         let mut count = [0; 512];
         match rustix::io::read(&self.fd, &mut count) {
             Ok(len) => len > 0,
@@ -145,16 +156,6 @@ impl<Q> Default for Vring<Q> {
 }
 
 impl<Q: DeviceQueue> Vring<Q> {
-    /// Whether one of its descriptors kept us waiting.
-    #[must_use]
-    pub fn blocks(&self) -> bool {
-        let kick = match &self.kick {
-            Kick::Fd(kick) => Some(kick),
-            Kick::None | Kick::Polled => None,
-        };
-        [kick, self.call.as_ref(), self.err.as_ref()].into_iter().flatten().any(Notifier::blocks)
-    }
-
     /// Whether everything is there that a ring needs to run, but for being enabled.
     #[must_use]
     pub const fn is_configured(&self) -> bool {
@@ -204,5 +205,38 @@ impl<Q: DeviceQueue> Vring<Q> {
         }
         self.base = queue.ring().base();
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn when_one_kept_us_waiting_none_of_its_front_end_is_written_or_read() {
+        let mut fds: [OwnedFd; 3] =
+            [0, 0, 5].map(|count| eventfd(count, EventfdFlags::NONBLOCK).unwrap());
+        let blocks = Arc::new(AtomicBool::new(false));
+        let notifiers = fds
+            .each_mut()
+            .map(|fd| Notifier::new(fd.try_clone().unwrap().into(), &blocks).unwrap());
+        let count = |fd: &OwnedFd| {
+            let mut count = [0; 8];
+            rustix::io::read(fd, &mut count).map(|_| u64::from_ne_bytes(count))
+        };
+        assert_eq!(count(&fds[0]), Err(Errno::AGAIN), "to look whether it counts adds nothing");
+        notifiers[0].notify();
+        assert_eq!(count(&fds[0]), Ok(1));
+        let seen = faults::count();
+        notifiers[0].has_blocked();
+        assert!(faults::count() > seen, "the worker looks");
+        notifiers.iter().for_each(Notifier::notify);
+        assert_eq!((count(&fds[0]), count(&fds[1])), (Err(Errno::AGAIN), Err(Errno::AGAIN)));
+        assert!(notifiers[2].clear());
+        assert_eq!(count(&fds[2]), Ok(5));
     }
 }

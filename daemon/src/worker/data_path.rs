@@ -7,7 +7,7 @@ use std::num::NonZeroU64;
 
 use nightporter_core::engine::{AddPortError, Direction, Engine};
 use nightporter_core::port::{PortConfig, PortFeatures, PortId};
-use nightporter_core::time::Instant;
+use nightporter_core::time::{Duration, Instant};
 use nightporter_core::turn::{Turn, TurnConfig};
 use nix::sys::epoll::Epoll;
 
@@ -20,6 +20,10 @@ use crate::port::Port;
 use crate::resting::Resting;
 use crate::toe::Toe;
 use crate::token::{Token, watch_for};
+
+/// How often queues are looked at of which nobody says that there is something. A thousand times a
+/// second costs a worker without other work one or two in a hundred of its core.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// 10^6 bits.
 const BYTES_PER_MBIT: u64 = 125_000;
@@ -35,6 +39,8 @@ pub(crate) struct DataPath {
     pub(crate) toe: Toe,
     /// Of VMs: sockets that take no connections, and connections that are not read, for now.
     pub(super) resting: Resting<Token>,
+    /// Those with queues of which nobody says that there is something.
+    pub(super) polled: Resting<Token>,
     /// Of VMs: sockets and connections on which something waits; who is first is heard first.
     pub(super) front_ends: VecDeque<Token>,
     /// Of VMs in several VLANs: what their VMMs announce and has not been told in all of them.
@@ -56,6 +62,7 @@ impl DataPath {
             // No daemon had this number before, and none will.
             toe: Toe::new(epoch.get()),
             resting: Resting::new(),
+            polled: Resting::for_at_most(POLL_INTERVAL),
             front_ends: VecDeque::new(),
             announcements: VecDeque::new(),
             faults_seen: 0,
@@ -144,6 +151,7 @@ impl DataPath {
     /// Sources that are no more.
     pub(super) fn forget_sources(&mut self, are: impl Fn(&Token) -> bool) {
         self.resting.forget(&are);
+        self.polled.forget(&are);
         self.front_ends.retain(|token| !are(token));
     }
 

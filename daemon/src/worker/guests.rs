@@ -1,7 +1,5 @@
 //! What the data path does for vhost-user ports: their descriptors, their links, their kicks.
 
-use std::os::fd::BorrowedFd;
-
 use nightporter_core::port::{PortConfig, PortId, Vlans};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
@@ -103,13 +101,14 @@ impl DataPath {
         {
             match event {
                 Event::Watch(source) => {
-                    watch(epoll, guest.port.fd(source), Token::Guest(port.0, source));
+                    watch(epoll, &mut guest.port, source, Token::Guest(port.0, source));
                 }
                 Event::Rest(source) => {
                     // ENOENT: it was not watched, because it does not exist yet.
                     let _ = guest.port.fd(source).map(|fd| epoll.delete(fd));
                     self.resting.add(now, Token::Guest(port.0, source));
                 }
+                Event::Poll => self.polled.add(now, Token::Guest(port.0, Source::Connection)),
                 Event::Unwatch(fd) => {
                     // ENOENT: it was replaced before we came to watch it.
                     let _ = epoll.delete(&fd);
@@ -149,6 +148,24 @@ impl DataPath {
                 self.wake_listener(epoll, listener);
             }
         }
+    }
+
+    /// Looks at queues of which nobody says that there is something, when it is time.
+    pub(super) fn look_at_polled(&mut self, now: Instant) {
+        let Self { polled, ports, turn, toe, .. } = self;
+        polled.keep_due(now, |token| match *token {
+            Token::Guest(port, _) => {
+                let port = PortId(port);
+                turn.wake(port);
+                ports.guest_mut(port).is_some_and(|guest| guest.port.is_polled())
+            }
+            Token::Toe(port, _) => {
+                let port = PortId(port);
+                toe.wake(port);
+                toe.port_mut(port).is_some_and(|device| device.is_polled())
+            }
+            _ => false,
+        });
     }
 
     /// Takes down ports whose front-ends took memory away, if there was a fault since last time.
@@ -246,11 +263,19 @@ fn hear<D: Device>(port: &mut VhostUserPort<D>, source: Source) {
 }
 
 /// Waits for a descriptor, if it is still there.
-pub(super) fn watch(epoll: &Epoll, fd: Option<BorrowedFd<'_>>, token: Token) {
-    let Some(fd) = fd else { return };
+pub(super) fn watch<D: Device>(
+    epoll: &Epoll,
+    port: &mut VhostUserPort<D>,
+    source: Source,
+    token: Token,
+) {
+    let Some(fd) = port.fd(source) else { return };
     match epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, token.pack())) {
         // EEXIST: named twice before we came to watch it.
         Ok(()) | Err(Errno::EEXIST) => {}
-        Err(error) => tracing::error!(?token, %error, "cannot wait for a descriptor"),
+        Err(error) if port.may_log() => {
+            tracing::error!(?token, %error, "cannot wait for a descriptor");
+        }
+        Err(_) => {}
     }
 }

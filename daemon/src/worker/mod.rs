@@ -267,6 +267,7 @@ impl Worker {
     /// Everything that is due.
     fn service(&mut self, now: Instant) {
         self.path.send_heartbeats(now);
+        self.path.look_at_polled(now);
         let frames = self.path.turn(now);
         self.path.handle_faults(now, &self.epoll);
         self.path.wake_resting(now, &self.epoll);
@@ -276,11 +277,12 @@ impl Worker {
             self.polling.handle_work(now);
         }
         self.desk.after_turn(now, &self.epoll, &mut self.path);
-        let DataPath { engine, heartbeats, resting, announcements, toe, .. } = &self.path;
+        let DataPath { engine, heartbeats, resting, polled, announcements, toe, .. } = &self.path;
         let deadlines = [
             engine.poll_timeout(),
             heartbeats.poll_timeout(),
             resting.poll_timeout(),
+            polled.poll_timeout(),
             announcements.front().map(|it| it.next),
             toe.poll_timeout(),
             self.desk.poll_timeout(),

@@ -100,13 +100,14 @@ impl DataPath {
         {
             match event {
                 Event::Watch(source) => {
-                    watch(epoll, device.fd(source), Token::Toe(port.0, source));
+                    watch(epoll, device, source, Token::Toe(port.0, source));
                 }
                 Event::Rest(source) => {
                     // ENOENT: it was not watched, because it does not exist yet.
                     let _ = device.fd(source).map(|fd| epoll.delete(fd));
                     self.resting.add(now, Token::Toe(port.0, source));
                 }
+                Event::Poll => self.polled.add(now, Token::Toe(port.0, Source::Connection)),
                 Event::Unwatch(fd) => {
                     // ENOENT: it was replaced before we came to watch it.
                     let _ = epoll.delete(&fd);

@@ -41,6 +41,21 @@ fn two_guests_hear_each_other() {
 }
 
 #[test]
+fn a_guest_without_kicks_sends_and_makes_room_all_the_same() {
+    let (dir, host) = host();
+    let (mut a, mut b) = (Guest::boot(&dir.join("a"), PLAIN), Guest::boot(&dir.join("b"), PLAIN));
+    b.is_polled();
+    b.send(&[numbered(B, A, 0)]);
+    a.offer(8);
+    b.send(&[numbered(B, A, 1)]);
+    assert_eq!(a.receive(2), [numbered(B, A, 0).1, numbered(B, A, 1).1]);
+    a.send(&[numbered(A, B, 2)]);
+    host.until("b", |b| b.backlog_bytes > 0);
+    b.offer(8);
+    assert_eq!(b.receive(1), [numbered(A, B, 2).1]);
+}
+
+#[test]
 fn frames_for_a_guest_without_buffers_wait_in_order_and_no_more_than_a_thousand() {
     backlog(PLAIN);
     backlog(EVENTS);

@@ -219,10 +219,15 @@ impl Guest {
         assert_eq!(sent.unwrap(), 4);
     }
 
-    /// GET_FEATURES, and waits for the answer.
-    pub(crate) fn asks_for_features(mut stream: &UnixStream) {
+    /// GET_FEATURES.
+    pub(crate) fn begins_to_ask_for_features(mut stream: &UnixStream) {
         let words = [u32::from(Req::GET_FEATURES), 1, 0];
         stream.write_all(&words.map(u32::to_ne_bytes).concat()).unwrap();
+    }
+
+    /// And waits for the answer.
+    pub(crate) fn asks_for_features(mut stream: &UnixStream) {
+        Self::begins_to_ask_for_features(stream);
         stream.read_exact(&mut [0; 20]).unwrap();
     }
 
@@ -246,6 +251,13 @@ impl Guest {
         let too_far = self.tx.avail_idx.wrapping_add(QUEUE_SIZE + 1);
         self.tx.set_avail_idx(too_far);
         self.kicks(1);
+    }
+
+    /// Its VMM has no descriptors for kicks, and wants the queues to be polled.
+    pub(crate) fn is_polled(&self) {
+        for queue in 0..2_u64 {
+            tell(&self.stream, Req::SET_VRING_KICK, &(queue | 1 << 8).to_ne_bytes(), &[]);
+        }
     }
 
     /// Kicks a queue, whatever the device has asked for.

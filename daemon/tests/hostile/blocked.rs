@@ -1,6 +1,6 @@
 //! What used to stop the worker, and every VM's network with it.
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -28,6 +28,13 @@ fn a_full_eventfd_without_o_nonblock_takes_down_its_own_port() {
     let port = street.host.until("bad", |port| !port.link);
     assert_eq!(port.vm.unwrap().blocked, 1);
     assert!(street.host.status().stalls > 0);
+    street.goes_on();
+    // And it does not do so again at once: nobody takes its next connection in. A socket that rests
+    // is looked at every second.
+    let mut again = UnixStream::connect(street.dir.join("bad")).unwrap();
+    again.set_read_timeout(Some(Duration::from_millis(2500))).unwrap();
+    Guest::begins_to_ask_for_features(&again);
+    assert_eq!(again.read(&mut [0; 20]).unwrap_err().kind(), ErrorKind::WouldBlock);
     street.goes_on();
 }
 

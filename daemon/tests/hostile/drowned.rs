@@ -1,14 +1,17 @@
 //! What used to take the worker's time from everybody else. Work is counted, not timed: how much of
 //! it one port can have done in a turn.
 
+use std::os::fd::AsFd;
+
 use nightporter_core::turn::{Received, Sent};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nightporterd::port::guest::GuestPort;
 use nightporterd::vhost::queue::WORK_PER_TURN;
 
-use crate::driver::{GUEST_BASE, INDIRECT, USER_BASE, WRITE};
+use crate::driver::{Driver, GUEST_BASE, INDIRECT, USER_BASE, WRITE};
 use crate::world::{
-    BUFFERS, LINUX, NEED_REPLY, QUEUE_SIZE, RAM_LEN, Req, World, mem_table, region, vring_state,
+    BUFFERS, LINUX, NEED_REPLY, QUEUE_SIZE, RAM_LEN, Req, World, mem_table, new_eventfd, region,
+    vring_addr, vring_state,
 };
 
 /// Where an indirect table of [`CRUMBS`] buffers is.
@@ -50,6 +53,29 @@ fn frames_in_a_thousand_crumbs_take_turns() {
     offer_crumbs(&mut world, false, 64);
     let turns = frames_per_turn(&mut GuestPort::new(world.port, None));
     assert_eq!(turns.iter().sum::<u64>(), u64::from(QUEUE_SIZE), "all of them arrive");
+    let most = WORK_PER_TURN as u64 / CRUMBS + 1;
+    assert!(turns.iter().all(|frames| *frames <= most), "{turns:?}");
+}
+
+#[test]
+fn a_guest_with_more_queues_has_no_more_looked_at_in_a_turn() {
+    let mut world = World::connected(2);
+    world.negotiate(LINUX);
+    world.set_memory();
+    world.start_rings();
+    let mut second = Driver::new(&world.ram, GUEST_BASE + 0x3_0000, QUEUE_SIZE);
+    let (kick, call, number) = (new_eventfd(), new_eventfd(), 3_u64.to_ne_bytes());
+    world.say(Req::SET_VRING_NUM, &vring_state(3, QUEUE_SIZE.into()), &[]);
+    world.say(Req::SET_VRING_ADDR, &vring_addr(3, &second), &[]);
+    world.say(Req::SET_VRING_CALL, &number, &[call.as_fd()]);
+    world.say(Req::SET_VRING_KICK, &number, &[kick.as_fd()]);
+    world.say(Req::SET_VRING_ENABLE, &vring_state(3, 1), &[]);
+    offer_crumbs(&mut world, false, 64);
+    for _ in 0..QUEUE_SIZE {
+        second.offer(&[(TABLE, u32::try_from(16 * CRUMBS).unwrap())], INDIRECT);
+    }
+    let turns = frames_per_turn(&mut GuestPort::new(world.port, None));
+    assert_eq!(turns.iter().sum::<u64>(), 2 * u64::from(QUEUE_SIZE), "all of both arrive");
     let most = WORK_PER_TURN as u64 / CRUMBS + 1;
     assert!(turns.iter().all(|frames| *frames <= most), "{turns:?}");
 }
@@ -104,7 +130,7 @@ fn a_front_end_maps_memory_once_a_turn_and_not_for_ever() {
     let mut rests = 0;
     for _ in 0..100 {
         for _ in 0..3 {
-            let fds = [std::os::fd::AsFd::as_fd(&fd)];
+            let fds = [fd.as_fd()];
             world.front.send(Req::SET_MEM_TABLE.into(), 1 | NEED_REPLY, &table, &fds);
         }
         for _ in 0..3 {
@@ -114,6 +140,37 @@ fn a_front_end_maps_memory_once_a_turn_and_not_for_ever() {
         rests += world.events().iter().filter(|event| *event == "rest Connection").count();
     }
     assert!(rests > 0, "it waits now and then");
+}
+
+/// A ring that starts looks at each entry of the log of what is in flight, and clears them when it
+/// stops; the link of a device with one ring never changes.
+#[test]
+fn a_ring_with_a_long_log_starts_or_stops_once_a_turn_and_then_waits() {
+    const SIZE: u16 = 32768;
+    let mut world = World::connected(1);
+    world.negotiate(LINUX);
+    world.set_memory();
+    let ask = [vec![0; 16], [2, SIZE, 0, 0].map(u16::to_ne_bytes).concat()].concat();
+    let (log, file) = world.ask(Req::GET_INFLIGHT_FD, &ask);
+    world.say(Req::SET_INFLIGHT_FD, &log, &[file.unwrap().as_fd()]);
+    let mut addr = vring_state(1, 0);
+    for at in [0, 0x10_0000, 0xa_0000, 0] {
+        addr.extend((USER_BASE + at).to_ne_bytes());
+    }
+    let (kick, number) = (new_eventfd(), 1_u64.to_ne_bytes());
+    world.say(Req::SET_VRING_NUM, &vring_state(1, SIZE.into()), &[]);
+    world.say(Req::SET_VRING_ADDR, &addr, &[]);
+    world.say(Req::SET_VRING_KICK, &number, &[kick.as_fd()]);
+    world.events();
+    for on in [1, 0, 1] {
+        let enable = vring_state(1, on);
+        world.front.send(Req::SET_VRING_ENABLE.into(), 1 | NEED_REPLY, &enable, &[]);
+    }
+    for happens in ["started 1", "stopped 1", "started 1"] {
+        world.port.handle_connection();
+        assert!(world.front.reply().is_some() && world.front.reply().is_none(), "one a turn");
+        assert_eq!(world.events(), [happens, "rest Connection"]);
+    }
 }
 
 #[test]

@@ -13,16 +13,24 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use nightporterd::closer;
 use nightporterd::port::vhost_user::VhostUserConfig;
+use nightporterd::spans::PORT_MAX;
 use nix::sys::signal::Signal;
-use rustix::fs::{OFlags, fcntl_get_seals, fcntl_setfl};
+use rustix::fs::{
+    MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_setfl, ftruncate,
+    memfd_create,
+};
 use rustix::pipe::pipe;
 
-use crate::driver::{GUEST_BASE, Ram, USER_BASE};
+use crate::driver::{Driver, GUEST_BASE, Ram, USER_BASE};
 use crate::guest::{Guest, PLAIN, RAM_LEN};
 use crate::host::{Dir, Host, LIMIT, NOBODY, command_after, copy_for_everybody};
 use crate::street::{QUIET, Street};
-use crate::world::{LINUX, RAM_LEN as WORLD_RAM_LEN, Req, World, config, mem_table, region};
+use crate::world::{
+    BUFFERS, LINUX, QUEUE_SIZE, RAM_LEN as WORLD_RAM_LEN, RING_FROM_GUEST, RING_TO_GUEST, Req,
+    World, config, mem_table, region,
+};
 
 #[test]
 fn a_guest_whose_memory_is_cut_off_loses_its_own_port_and_nobody_else_anything() {
@@ -173,7 +181,72 @@ fn memory_that_can_shrink_is_taken_only_if_the_configuration_says_so() {
         let ram = if sealed { Ram::new(WORLD_RAM_LEN) } else { Ram::unsealed(WORLD_RAM_LEN) };
         let table = mem_table(&[region(GUEST_BASE, WORLD_RAM_LEN as u64, USER_BASE, 0)]);
         assert_eq!(world.is_obeyed(Req::SET_MEM_TABLE, &table, &[ram.fd()]), taken);
+        // The log of what is in flight is such memory too: two queues of 64.
+        let mut log = region(WORLD_RAM_LEN as u64, 0, 0, 0);
+        log.truncate(16);
+        log.extend([2, 64, 0, 0].into_iter().flat_map(u16::to_ne_bytes));
+        assert_eq!(world.is_obeyed(Req::SET_INFLIGHT_FD, &log, &[ram.fd()]), taken);
     }
+}
+
+/// ADD_MEM_REG and REM_MEM_REG: at the same address for guest and front-end.
+fn slot(at: u64, len: u64) -> Vec<u8> {
+    [vec![0; 8], region(at, len, at, 0)].concat()
+}
+
+#[test]
+fn files_of_any_size_take_a_bounded_part_of_the_addresses() {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = memfd_create("sparse", flags).unwrap();
+    ftruncate(&file, PORT_MAX).unwrap(); // without content, it costs nobody anything
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    let fd = || [file.try_clone().unwrap()];
+    let mut world = World::connected(1);
+    world.negotiate(LINUX);
+    let part = PORT_MAX / 4;
+    for n in 0..4 {
+        assert!(world.is_obeyed(Req::ADD_MEM_REG, &slot(n * part, part), &fd()), "{n}");
+    }
+    assert!(!world.is_obeyed(Req::ADD_MEM_REG, &slot(PORT_MAX, 4096), &fd()));
+    assert_eq!(world.port.stats().refused, 1);
+    // A neighbour has its own; and what is unmapped can be mapped again.
+    let neighbour = World::running(LINUX);
+    assert!(neighbour.link().is_some());
+    assert!(world.is_obeyed(Req::REM_MEM_REG, &slot(0, part), &[]));
+    closer::flush();
+    assert!(world.is_obeyed(Req::ADD_MEM_REG, &slot(PORT_MAX, part), &fd()));
+}
+
+#[test]
+fn a_thousand_missing_pages_are_one_fault_and_one_mapping() {
+    const LEN: usize = 16 << 20;
+    let name = format!("storm-{}", std::process::id());
+    let ram = Ram::of(File::from(memfd_create(&*name, MemfdFlags::CLOEXEC).unwrap()), LEN);
+    let mut world = World::connected(1);
+    let config = config(world.socket.clone());
+    world.anew(VhostUserConfig { allow_unsealed_memory: true, ..config });
+    world.rx = Driver::new(&ram, RING_TO_GUEST, QUEUE_SIZE);
+    world.tx = Driver::new(&ram, RING_FROM_GUEST, QUEUE_SIZE);
+    world.ram = Rc::clone(&ram);
+    world.negotiate(LINUX);
+    let table = mem_table(&[region(GUEST_BASE, LEN as u64, USER_BASE, 0)]);
+    assert!(world.is_obeyed(Req::SET_MEM_TABLE, &table, &[ram.fd()]));
+    world.start_rings();
+    assert!(world.link().is_some());
+    // A frame in a thousand crumbs, each in a page of its own, of which every other one is not
+    // touched; and then the pages are not there any more.
+    let crumbs: Vec<_> = (0..1024).map(|n| (GUEST_BASE + (1 << 20) + n * 2 * 4096, 60)).collect();
+    world.tx.offer_indirect(BUFFERS, &crumbs, 0);
+    ftruncate(ram.fd(), 1 << 20).unwrap();
+    let mappings = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains(&name)).count()
+    };
+    assert_eq!(mappings(), 2, "the guest's and the port's");
+    assert!(world.poll_frames().is_empty(), "zeros are no frame");
+    assert_eq!(mappings(), 1, "the guest's: what is left of the port's would be a thousand");
+    world.port.handle_faults();
+    assert_eq!(world.port.stats().memory_faults, 1);
 }
 
 #[test]

@@ -4,12 +4,13 @@ use std::os::fd::AsFd;
 
 use nightporterd::vhost::Source;
 use nightporterd::vhost::features::bit;
-use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
+use rustix::event::epoll;
+use rustix::fs::{MemfdFlags, SealFlags, ftruncate, inotify, memfd_create};
 
 use crate::driver::{Driver, GUEST_BASE, Ram, USER_BASE, WRITE};
 use crate::world::{
     BUFFERS, FrontEnd, LINUX, NEED_REPLY, QUEUE_SIZE, RAM_LEN, REPLY_ACK, RING_TO_GUEST, Req,
-    World, count, mem_table, port, region, vring_addr, vring_state,
+    World, count, mem_table, new_eventfd, port, region, vring_addr, vring_state,
 };
 
 /// VIRTIO_NET_F_CTRL_VQ and VIRTIO_NET_F_GUEST_ANNOUNCE.
@@ -302,6 +303,15 @@ fn notifiers_must_be_eventfds_pipes_or_sockets() {
     for request in [Req::SET_VRING_KICK, Req::SET_VRING_CALL, Req::SET_VRING_ERR] {
         assert!(!world.is_obeyed(request, &zero, &[file()]), "{request:?}");
         assert!(!world.is_obeyed(request, &zero, &[null.try_clone().unwrap().into()]));
+        // Of no type either, and in the kernel's hands for as long as its maker likes.
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let watcher = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+        for fd in [epoll, watcher] {
+            assert!(!world.is_obeyed(request, &zero, &[fd]), "{request:?}");
+        }
+        let eventfd = new_eventfd();
+        assert!(world.is_obeyed(request, &zero, &[eventfd.try_clone().unwrap()]));
+        assert_eq!(count(&eventfd), 0);
         let (_, write) = rustix::pipe::pipe().unwrap();
         assert!(world.is_obeyed(request, &zero, &[write]), "UML signals through a pipe");
     }
@@ -425,7 +435,7 @@ fn a_kick_descriptor_that_would_wake_us_for_ever_is_given_up() {
     assert_eq!(world.events(), [""; 0]);
     drop(write);
     world.port.handle_kick(1);
-    assert_eq!(world.events(), ["unwatch"]);
+    assert_eq!(world.events(), ["unwatch", "poll"]);
     assert!(world.link().is_some(), "the ring runs on");
 }
 

@@ -372,6 +372,7 @@ pub(crate) fn text(event: &Event) -> String {
         Event::Watch(Source::Kick(vring)) => format!("watch {vring}"),
         Event::Watch(source) => format!("watch {source:?}"),
         Event::Rest(source) => format!("rest {source:?}"),
+        Event::Poll => "poll".to_owned(),
         Event::Unwatch(_) => "unwatch".to_owned(),
         Event::Link(link) => format!("link {}", if link.is_some() { "up" } else { "down" }),
         Event::RingStarted(vring) => format!("started {vring}"),

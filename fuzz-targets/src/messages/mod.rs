@@ -175,7 +175,7 @@ impl Host {
                 Event::RingStarted(n) => self.turns(n, true),
                 Event::RingStopped(n) => self.turns(n, false),
                 Event::Rest(source) => self.port.go_on(source), // a second later
-                Event::RingBroken { .. } | Event::Rarp(_) => {}
+                Event::RingBroken { .. } | Event::Rarp(_) | Event::Poll => {}
             }
         }
     }

@@ -5,7 +5,7 @@ use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use super::{PortError, QUEUE_PAIRS_MAX, VhostUserConfig, VhostUserPort};
 use crate::faults;
 use crate::vhost::features::{MTU_MIN, Offer};
-use crate::vhost::queue::{Polled, PushError};
+use crate::vhost::queue::{Polled, PushError, WORK_PER_TURN};
 use crate::vhost::vring::Vring;
 
 impl VhostUserPort {
@@ -50,6 +50,7 @@ impl VhostUserPort {
 
     /// Shows the guest that its frames were taken, and signals if it wants to know.
     pub fn flush_from_guest(&mut self, pair: usize) {
+        self.work_from_guest = 0;
         self.flush(2 * pair + 1);
     }
 
@@ -134,12 +135,15 @@ impl VhostUserPort {
         let (_, session) = self.connection.as_mut()?;
         let hdr_len = session.layout.hdr_len;
         loop {
-            let queue = session.vrings.get_mut(2 * pair + 1)?.usable()?;
             // A guest could offer chains without a frame for ever, or frames in a thousand crumbs.
-            if queue.has_spent() {
+            if self.work_from_guest >= WORK_PER_TURN {
                 return None;
             }
-            match queue.poll_frame(&session.memory, hdr_len, buf) {
+            let queue = session.vrings.get_mut(2 * pair + 1)?.usable()?;
+            let before = queue.work;
+            let polled = queue.poll_frame(&session.memory, hdr_len, buf);
+            self.work_from_guest += queue.work - before;
+            match polled {
                 // Zeros instead of the guest's bytes must not leave as if they were these.
                 Ok(Polled::Frame(..))
                     if faults::count() != self.faults_seen && session.has_faulted() =>
@@ -159,16 +163,19 @@ impl VhostUserPort {
     }
 
     /// Whether [`Self::poll_from_guest`] would say that there is nothing although there may be: the
-    /// queue's share of this turn is used up. A flush begins the next.
+    /// share of this turn, of all pairs together, is used up. A flush begins the next.
     #[must_use]
-    pub fn has_spent_from_guest(&mut self, pair: usize) -> bool {
-        self.has_spent(2 * pair + 1)
+    pub const fn has_spent_from_guest(&self) -> bool {
+        self.work_from_guest >= WORK_PER_TURN
     }
 
-    /// The same for [`Self::push_to_guest`], which then says that there is no room.
+    /// Whether [`Self::push_to_guest`] would say that there is no room although there may be: this
+    /// pair's share of this turn is used up.
     #[must_use]
     pub fn has_spent_to_guest(&mut self, pair: usize) -> bool {
-        self.has_spent(2 * pair)
+        let Some((_, session)) = &mut self.connection else { return false };
+        let queue = session.vrings.get_mut(2 * pair).and_then(Vring::usable);
+        queue.is_some_and(|queue| queue.has_spent())
     }
 
     /// Whether the driver of this pair's receive queue has moved since the last call: evidence that
@@ -181,11 +188,5 @@ impl VhostUserPort {
         let (marks, drained) = (ring.driver_marks(), ring.is_drained());
         let moved = std::mem::replace(&mut vring.marks, marks) != marks;
         moved.then_some(drained)
-    }
-
-    fn has_spent(&mut self, vring: usize) -> bool {
-        let Some((_, session)) = &mut self.connection else { return false };
-        let queue = session.vrings.get_mut(vring).and_then(Vring::usable);
-        queue.is_some_and(|queue| queue.has_spent())
     }
 }
