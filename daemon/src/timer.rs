@@ -5,13 +5,23 @@ use std::time::Duration as StdDuration;
 
 use nightporter_core::time::Instant;
 use nix::Result;
-use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-use nix::time::clock_gettime;
+use nix::sys::timerfd::{self, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds of CLOCK_MONOTONIC.
 #[must_use]
 pub(crate) fn monotonic_now() -> Instant {
-    let t = clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("every Linux has it");
+    read(ClockId::CLOCK_MONOTONIC)
+}
+
+/// How long the calling thread has had a core, so far; a system call.
+#[must_use]
+pub(crate) fn time_on_core() -> Instant {
+    read(ClockId::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn read(clock: ClockId) -> Instant {
+    let t = clock_gettime(clock).expect("every Linux has it");
     let (s, ns) = (u64::try_from(t.tv_sec()), u64::try_from(t.tv_nsec()));
     Instant::from_nanos(s.unwrap_or(0) * 1_000_000_000 + ns.unwrap_or(0))
 }
@@ -31,7 +41,7 @@ pub(crate) struct Timer {
 impl Timer {
     pub(crate) fn new() -> Result<Self> {
         let flags = TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC;
-        Ok(Self { fd: TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?, set: None })
+        Ok(Self { fd: TimerFd::new(timerfd::ClockId::CLOCK_MONOTONIC, flags)?, set: None })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

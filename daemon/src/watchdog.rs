@@ -10,7 +10,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration as StdDuration;
 
@@ -26,6 +26,9 @@ use crate::timer::monotonic_now;
 
 /// Longer turns than this stand: work is bounded to a few milliseconds a turn.
 const LIMIT: Duration = Duration::from_secs(1);
+/// From turns that are longer than this on, who writes to descriptors of others measures it: 500
+/// interrupts a turn take less.
+const LONG: Duration = Duration::from_millis(5);
 /// How often it looks.
 const LOOK_INTERVAL: StdDuration = StdDuration::from_millis(500);
 
@@ -35,12 +38,20 @@ const AGAIN: StdDuration = StdDuration::from_millis(20);
 
 /// When this turn began, in nanoseconds; 0 while the worker waits for events.
 static TURN: AtomicU64 = AtomicU64::new(0);
+/// The turn was long when it was last looked at.
+static SUSPECTS: AtomicBool = AtomicBool::new(false);
 /// Turns that stood.
 static STALLS: AtomicU64 = AtomicU64::new(0);
 
 /// Turns that took longer than a second.
 pub(crate) fn stalls() -> u64 {
     STALLS.load(Ordering::Relaxed)
+}
+
+/// Whether to measure what a call takes that others can make long.
+#[inline]
+pub(crate) fn suspects() -> bool {
+    SUSPECTS.load(Ordering::Relaxed)
 }
 
 /// The worker is about to wait for events.
@@ -71,7 +82,10 @@ pub(crate) fn start(supervisor: Option<Arc<Supervisor>>) -> io::Result<()> {
             closer::look();
             sandbox::report(&mut refused);
             let turn = TURN.load(Ordering::Relaxed);
-            let stands = turn != 0 && monotonic_now().since(Instant::from_nanos(turn)) > LIMIT;
+            let lasts_for =
+                |limit| turn != 0 && monotonic_now().since(Instant::from_nanos(turn)) > limit;
+            SUSPECTS.store(lasts_for(LONG), Ordering::Relaxed);
+            let stands = lasts_for(LIMIT);
             wait = if stands { AGAIN.min(interval) } else { interval };
             if !stands {
                 supervisor.iter().for_each(|supervisor| supervisor.lives());

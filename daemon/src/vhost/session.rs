@@ -18,7 +18,6 @@
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use nightporter_core::port::PortFeatures;
 use vhost::vhost_user::message::{
@@ -35,7 +34,7 @@ use super::inflight::InflightLog;
 use super::protocol::{FDS_MAX, Message, Refusal, Reply};
 use super::queue::Layout;
 use super::ring::{QUEUE_SIZE_MAX, Ring, RingAddrs, RingFault};
-use super::vring::{Kick, Notifier, Vring};
+use super::vring::{Conduct, Kick, Notifier, Vring};
 use super::{Event, Source};
 use crate::closer::Foreign;
 
@@ -69,8 +68,8 @@ pub struct Session<D: Device = Offer> {
     inflight: Option<InflightLog>,
     /// Never written to; UML resets the device when it closes.
     backend_req: Option<Foreign>,
-    /// A descriptor of the front-end kept us waiting.
-    blocks: Arc<AtomicBool>,
+    /// How its descriptors behave.
+    conduct: Arc<Conduct>,
     /// Entries of the in-flight log gone through, in [`ENTRIES_PER_WORK`].
     work: u32,
     link: Option<PortFeatures>,
@@ -93,7 +92,7 @@ impl<D: Device> Session<D> {
             layout: features::layout(0),
             inflight: None,
             backend_req: None,
-            blocks: Arc::default(),
+            conduct: Arc::default(),
             work: 0,
             link: None,
             events: VecDeque::new(),
@@ -180,7 +179,7 @@ impl<D: Device> Session<D> {
     /// Whether a descriptor of the front-end kept us waiting.
     #[must_use]
     pub(crate) fn has_blocked(&self) -> bool {
-        self.blocks.load(Ordering::Relaxed)
+        self.conduct.blocks()
     }
 
     /// What the start and stop of rings took since the last call: 1 for some hundred entries of the
@@ -403,7 +402,7 @@ impl<D: Device> Session<D> {
         let what: u64 = message.body(0)?;
         let index = self.index(u32::try_from(what & VRING_INDEX_MASK).expect("eight bits"))?;
         let notifier = if what & VRING_NO_FD == 0 {
-            Some(Notifier::new(message.take_fd()?, &self.blocks)?)
+            Some(Notifier::new(message.take_fd()?, &self.conduct)?)
         } else {
             None
         };

@@ -3,8 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use nightporter_core::time::Duration;
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use rustix::io::Errno;
 
@@ -13,18 +14,73 @@ use super::protocol::Refusal;
 use super::ring::{RingAddrs, RingFault};
 use crate::closer::Foreign;
 use crate::faults;
+use crate::timer::time_on_core;
+use crate::watchdog;
+
+/// A write or read that takes longer is slow: the kernel calls all who wait for an eventfd, and who
+/// made it can have a million epolls do that. No signal ends it.
+const SLOW: Duration = Duration::from_micros(500);
+/// A slow write counts for so many that are not,
+const SLOW_WEIGHT: u32 = 4;
+/// and when so many are left over that is enough.
+const SLOW_MAX: u32 = 16;
+
+/// How the descriptors of a front-end behave, all of a connection together.
+#[derive(Debug, Default)]
+pub struct Conduct {
+    /// They kept us waiting, or take long: none of them is used any more.
+    blocks: AtomicBool,
+    /// Slow writes, weighed, less those that were not.
+    slow: AtomicU32,
+}
+
+impl Conduct {
+    /// Whether the worker was kept by one of them: waiting, or at work.
+    #[must_use]
+    pub fn blocks(&self) -> bool {
+        self.blocks.load(Ordering::Relaxed)
+    }
+
+    fn has_blocked(&self) {
+        self.blocks.store(true, Ordering::Relaxed);
+        faults::raise();
+    }
+
+    /// Adds `count` to an eventfd.
+    fn write(&self, fd: &Foreign, count: u64) -> rustix::io::Result<usize> {
+        self.watch(|| rustix::io::write(fd, &count.to_ne_bytes()))
+    }
+
+    /// Reads or writes. What that takes is measured when turns are long.
+    fn watch(&self, call: impl FnOnce() -> rustix::io::Result<usize>) -> rustix::io::Result<usize> {
+        let start = watchdog::suspects().then(time_on_core);
+        let result = call();
+        if result == Err(Errno::INTR) {
+            self.has_blocked();
+        }
+        if let Some(start) = start {
+            self.judge(time_on_core().since(start));
+        }
+        result
+    }
+
+    fn judge(&self, time: Duration) {
+        let before = self.slow.load(Ordering::Relaxed);
+        let is_slow = time > SLOW;
+        let slow = if is_slow { before + SLOW_WEIGHT } else { before.saturating_sub(1) };
+        self.slow.store(slow, Ordering::Relaxed);
+        if slow >= SLOW_MAX && !self.blocks() {
+            self.has_blocked();
+        }
+    }
+}
 
 /// An eventfd (or pipe) shared with the front-end: eight bytes per notification.
 #[derive(Debug)]
 pub struct Notifier {
     fd: Foreign,
-    /// One of the front-end's kept us waiting until we were interrupted: none is used any more.
-    blocks: Arc<AtomicBool>,
+    conduct: Arc<Conduct>,
 }
-
-/// Adds nothing to what an eventfd counts, so it never waits; whatever else has no type cannot be
-/// written to.
-const NOTHING: [u8; 8] = [0; 8];
 
 impl Notifier {
     /// Takes a descriptor over and makes it non-blocking, also for the front-end, which has the
@@ -33,7 +89,7 @@ impl Notifier {
     /// Refused: files and devices, which cannot be waited for, and which a write would change; and
     /// what has no type and is no eventfd, such as an epoll of a million descriptors, in which the
     /// kernel looks at all of them when it is to be waited for.
-    pub fn new(fd: Foreign, blocks: &Arc<AtomicBool>) -> Result<Self, Refusal> {
+    pub fn new(fd: Foreign, conduct: &Arc<Conduct>) -> Result<Self, Refusal> {
         // What `fstat` asks, a file system of its own may never answer; it is not asked here.
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let stat = statx(&fd, c"", flags, StatxFlags::TYPE).map_err(io::Error::from)?;
@@ -44,11 +100,11 @@ impl Notifier {
         }
         let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
-        let must_count = kind == FileType::Unknown;
-        if must_count && rustix::io::write(&fd, &NOTHING) != Ok(NOTHING.len()) {
+        // To add nothing to an eventfd never waits; what else has no type cannot be written to.
+        if kind == FileType::Unknown && conduct.write(&fd, 0) != Ok(size_of::<u64>()) {
             return Err(Refusal::BadDescriptor);
         }
-        Ok(Self { fd, blocks: Arc::clone(blocks) })
+        Ok(Self { fd, conduct: Arc::clone(conduct) })
     }
 
     /// The descriptor, to wait for.
@@ -63,21 +119,11 @@ impl Notifier {
         self.fd
     }
 
-    /// The front-end took O_NONBLOCK away, and kept us waiting (`watchdog`).
-    fn has_blocked(&self) {
-        self.blocks.store(true, Ordering::Relaxed);
-        faults::raise();
-    }
-
-    fn blocks(&self) -> bool {
-        self.blocks.load(Ordering::Relaxed)
-    }
-
     /// Notifies. If the counter or pipe is full, a notification is pending anyway; if the other
     /// end is gone, the connection will say so.
     pub fn notify(&self) {
-        if !self.blocks() && rustix::io::write(&self.fd, &1_u64.to_ne_bytes()) == Err(Errno::INTR) {
-            self.has_blocked();
+        if !self.conduct.blocks() {
+            let _ = self.conduct.write(&self.fd, 1);
         }
     }
 
@@ -85,17 +131,13 @@ impl Notifier {
     /// because the other end is gone, or this is something else that cannot be read.
     #[must_use]
     pub fn clear(&self) -> bool {
-        if self.blocks() {
+        if self.conduct.blocks() {
             return true;
         }
         let mut count = [0; 512];
-        match rustix::io::read(&self.fd, &mut count) {
+        match self.conduct.watch(|| rustix::io::read(&self.fd, &mut count)) {
             Ok(len) => len > 0,
-            Err(Errno::INTR) => {
-                self.has_blocked();
-                true
-            }
-            Err(error) => error == Errno::AGAIN,
+            Err(error) => matches!(error, Errno::AGAIN | Errno::INTR),
         }
     }
 }
@@ -212,7 +254,8 @@ impl<Q: DeviceQueue> Vring<Q> {
 mod tests {
     use std::os::fd::OwnedFd;
 
-    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::event::{EventfdFlags, epoll, eventfd};
+    use rustix::io::dup;
 
     use super::*;
 
@@ -220,10 +263,10 @@ mod tests {
     fn when_one_kept_us_waiting_none_of_its_front_end_is_written_or_read() {
         let mut fds: [OwnedFd; 3] =
             [0, 0, 5].map(|count| eventfd(count, EventfdFlags::NONBLOCK).unwrap());
-        let blocks = Arc::new(AtomicBool::new(false));
+        let conduct = Arc::<Conduct>::default();
         let notifiers = fds
             .each_mut()
-            .map(|fd| Notifier::new(fd.try_clone().unwrap().into(), &blocks).unwrap());
+            .map(|fd| Notifier::new(fd.try_clone().unwrap().into(), &conduct).unwrap());
         let count = |fd: &OwnedFd| {
             let mut count = [0; 8];
             rustix::io::read(fd, &mut count).map(|_| u64::from_ne_bytes(count))
@@ -232,11 +275,38 @@ mod tests {
         notifiers[0].notify();
         assert_eq!(count(&fds[0]), Ok(1));
         let seen = faults::count();
-        notifiers[0].has_blocked();
+        conduct.has_blocked();
         assert!(faults::count() > seen, "the worker looks");
         notifiers.iter().for_each(Notifier::notify);
         assert_eq!((count(&fds[0]), count(&fds[1])), (Err(Errno::AGAIN), Err(Errno::AGAIN)));
         assert!(notifiers[2].clear());
         assert_eq!(count(&fds[2]), Ok(5));
+    }
+
+    #[test]
+    fn who_makes_writes_slow_again_and_again_is_found_out_and_who_does_so_once_is_not() {
+        let fd: Foreign = eventfd(0, EventfdFlags::NONBLOCK).unwrap().into();
+        let conduct = Conduct::default();
+        for _ in 0..100 {
+            conduct.judge(Duration::from_secs(1));
+            conduct.judge(Duration::from_secs(1));
+            (0..8).for_each(|_| conduct.judge(Duration::from_micros(20)));
+        }
+        assert!(!conduct.blocks());
+        // What it takes grows with those who wait: an epoll, of many names for the same.
+        let names: Vec<_> = (0..400).map(|_| dup(&fd).unwrap()).collect();
+        let mut crowd = Vec::new();
+        while !conduct.blocks() {
+            let some = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+            let data = epoll::EventData::new_u64(0);
+            for name in &names {
+                epoll::add(&some, name, data, epoll::EventFlags::IN).unwrap();
+            }
+            crowd.push(some);
+            assert!(crowd.len() < 400, "160,000 are waiting");
+            let start = time_on_core();
+            assert_eq!(conduct.write(&fd, 1), Ok(8));
+            conduct.judge(time_on_core().since(start));
+        }
     }
 }
