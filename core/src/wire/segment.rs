@@ -108,9 +108,10 @@ pub fn complete_checksum(hdr: &mut VirtioNetHdr, frame: &mut [u8]) -> Result<(),
         .get_mut(usize::from(hdr.csum_start)..)
         .filter(|range| usize::from(hdr.csum_offset) + 2 <= range.len())
         .ok_or(DropReason::MalformedVirtioHeader)?;
-    // Zero means "no checksum" in UDP; its other form, all ones, is right for every protocol.
+    // Zero means "no checksum" in UDP (RFC 768). Elsewhere its other form, all ones, is taken too,
+    // but by some for a mistake.
     let check = match !fold(sum(range, 0)) {
-        0 => 0xffff,
+        0 if hdr.csum_offset == UDP_CHECKSUM_AT => 0xffff,
         check => check,
     };
     range[usize::from(hdr.csum_offset)..][..2].copy_from_slice(&check.to_be_bytes());

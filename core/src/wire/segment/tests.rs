@@ -244,6 +244,19 @@ fn a_udp_checksum_that_comes_out_as_zero_is_sent_as_ones() {
 }
 
 #[test]
+fn a_tcp_checksum_that_comes_out_as_zero_is_sent_as_zero() {
+    for segment in [v4_segment(&[0, 0]), v6_segment(&[0, 0])] {
+        let at = segment.l4_at() + 16;
+        let rest = segment.frame()[at..at + 2].to_vec();
+        let segment = Segment { payload: rest, ..segment };
+        let (mut frame, mut hdr) = segment.partial_frame(1000);
+        complete_checksum(&mut hdr, &mut frame).unwrap();
+        assert_eq!(frame[at..at + 2], [0, 0], "all ones look wrong to some");
+        assert_eq!(frame, segment.frame());
+    }
+}
+
+#[test]
 fn a_checksum_may_be_the_last_two_bytes_of_a_frame() {
     let (frame, hdr) = udp(&[]);
     assert_eq!(validate(&hdr, &frame), Ok(hdr));
