@@ -305,6 +305,35 @@ pub const TOE_CREDIT_STEP: u64 = 64 * 1024;
 /// each that nobody has read (since 2026, `virtio_transport_inc_rx_pkt`), and resets a socket that
 /// has no place for it. That is 576 bytes where cache lines have 64, and 768 where they have 256.
 pub const TOE_PACKET_COST: u64 = 768;
+/// Payload of a packet to a guest at least, as long as more is on its way: a receive buffer of
+/// Linux has room for 3.7 KiB. Room that is told to the other end is measured so: of a buffer of
+/// 256 KiB it is 197 KiB, 16 of which are left for smaller packets. More than the 192 KiB after
+/// which Linux before 6.7 tells what was read.
+pub const TOE_PACKET_FULL: u64 = 3584;
+/// Payload of one guest that a host keeps because others' rings have no buffers for it: sixteen
+/// windows. When there is so much, that guest is not read.
+pub const TOE_KEPT_MAX: usize = 16 << 20;
+/// And of all together. No guest has more of it than is left for the others; a packet each may be
+/// on top of that.
+pub const TOE_KEPT_ALL_MAX: usize = 64 << 20;
+/// Payload of one guest that waits for more of its stream, less than `TOE_PACKET_FULL` for each
+/// socket. When there is so much, small packets are given as they are.
+pub const TOE_PARTIAL_MAX: usize = 2 << 20;
+/// And of all together.
+pub const TOE_PARTIAL_ALL_MAX: usize = 32 << 20;
+/// Bytes that so many guests' sockets take of a host at most: what is kept and held of all, and of
+/// each a packet and 4 MiB for its sockets, as many that are past, control connections and
+/// listeners.
+#[must_use]
+pub const fn toe_bytes_max(guests: usize) -> usize {
+    let kept = least(guests * TOE_KEPT_MAX, TOE_KEPT_ALL_MAX);
+    kept + least(guests * TOE_PARTIAL_MAX, TOE_PARTIAL_ALL_MAX) + guests * ((4 << 20) + (64 << 10))
+}
+
+const fn least(a: usize, b: usize) -> usize {
+    if a < b { a } else { b }
+}
+
 /// Messages that come ahead of others and wait in the fabric, for each connection. Their payload is
 /// bounded by its window.
 pub const TOE_HELD_MAX: usize = 256;
@@ -336,8 +365,9 @@ pub const TOE_STRAYS_MAX: usize = 1024;
 pub const T_TOE_CONNECT: Duration = Duration::from_secs(63);
 /// So often an end says where it stands, whatever else it says: what was lost is made good.
 pub const T_TOE_PROBE: Duration = Duration::from_secs(30);
-/// A guest that has packets which it may have read is asked so soon, then half as often each time,
-/// down to [`T_TOE_ASK_MAX`]: Linux before 6.7 tells what it has read by bytes, not by packets.
+/// A guest that may have read what others wait for is asked so soon, then half as often each time
+/// that it had not, down to [`T_TOE_ASK_MAX`]: Linux before 6.7 tells what it has read when little
+/// room is left by its own count, which knows bytes and no packets.
 pub const T_TOE_ASK: Duration = Duration::from_millis(10);
 /// See [`T_TOE_ASK`].
 pub const T_TOE_ASK_MAX: Duration = Duration::from_secs(1);

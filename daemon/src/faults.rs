@@ -15,8 +15,11 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Mappings of all front-ends together: 256 VMs with as many regions as they may have (64).
-const MAPPINGS_MAX: usize = 256 * 64;
+use crate::vhost::guest_mem::REGIONS_MAX;
+
+/// Mappings of all front-ends together: 256 VMs, each with a network card and a socket device, and
+/// with as many regions as both may have.
+const MAPPINGS_MAX: usize = 256 * 2 * REGIONS_MAX;
 
 /// Where one mapping is.
 struct Place {

@@ -198,7 +198,9 @@ impl World {
             (C, ["10.0.0.3", "fd00::3"]),
         ] {
             let ips = ips.map(|ip| ip.parse().expect("an address")).to_vec();
-            assert!(host.add_guest(vm, GuestConfig { cid: cid(vm), network: 5, ips }).is_empty());
+            assert!(
+                host.add_guest(vm, GuestConfig { cid: cid(vm), network: 5, ips }, false).is_empty()
+            );
         }
         let mut world = Self {
             host,

@@ -309,6 +309,18 @@ impl End {
         self.inbound.give_room(edge);
     }
 
+    /// Bytes that the guest may get before it says of more room.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
+        self.inbound.promised()
+    }
+
+    /// Whether the other end may have stopped because it knows of little room.
+    #[must_use]
+    pub const fn is_low(&self) -> bool {
+        self.standing.state().may_receive() && self.inbound.is_low()
+    }
+
     /// So large is the guest's buffer: see [`Inbound::set_buffer`].
     pub fn set_buffer(&mut self, buffer: u64) {
         self.inbound.set_buffer(buffer);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::control::{Answer, Ask, Asked, Code, LEN};
+use super::control::{Answer, Ask, Asked, Code, LEN, PORT};
 use super::errno::Errno;
 use super::id::HostId;
 use super::message::Request;
@@ -88,7 +88,6 @@ pub(super) struct Guest {
     strays: VecDeque<Header>,
     /// Connections that are over, of which it is to hear that.
     resets: BTreeSet<Ports>,
-    next_host_port: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -195,7 +194,6 @@ impl Guest {
             lies: 0,
             strays: VecDeque::new(),
             resets: BTreeSet::new(),
-            next_host_port: FIRST_HOST_PORT,
         }
     }
 
@@ -241,6 +239,24 @@ impl Guest {
         self.resets.insert(ports);
     }
 
+    /// All connections that its kernel may think it has.
+    pub(super) fn connections(&self) -> BTreeSet<Ports> {
+        let controls = self.controls.keys().map(|port| Ports { guest: *port, host: PORT });
+        self.ports.keys().copied().chain(controls).chain(self.resets.iter().copied()).collect()
+    }
+
+    /// It has another network or other addresses, of which it gets `ips`; its processes are as if
+    /// they had asked for nothing.
+    pub(super) fn begin_anew(&mut self, config: GuestConfig, ips: Vec<IpAddr>) {
+        (self.config, self.ips) = (config, ips);
+        for port in self.controls.keys().copied().collect::<Vec<_>>() {
+            if let Some(control) = self.controls.get_mut(&port) {
+                control.connection.reset();
+            }
+            self.look_at_control(port);
+        }
+    }
+
     /// Whether it is to hear that a connection at these ports is over. If it says there is a new
     /// one, or none, it need not.
     pub(super) fn is_to_hear(&mut self, ports: Ports, op: Option<Op>) -> bool {
@@ -277,11 +293,11 @@ impl Guest {
         })
     }
 
-    /// A port of the host for a connection to this port of the guest, not used lately.
-    pub(super) fn host_port(&mut self, guest: u32) -> Ports {
+    /// A port of the host for a connection to this port of the guest, not used lately: the next.
+    pub(super) fn host_port(&self, guest: u32, next: &mut u32) -> Ports {
         loop {
-            let host = self.next_host_port;
-            self.next_host_port = host.checked_add(1).unwrap_or(FIRST_HOST_PORT);
+            let host = *next;
+            *next = host.checked_add(1).unwrap_or(FIRST_HOST_PORT);
             let ports = Ports { guest, host };
             if !self.ports.contains_key(&ports) && !self.resets.contains(&ports) {
                 return ports;
@@ -408,7 +424,7 @@ impl Guest {
 }
 
 /// The host's ports for connections that it makes itself begin here.
-const FIRST_HOST_PORT: u32 = 1 << 16;
+pub(super) const FIRST_HOST_PORT: u32 = 1 << 16;
 
 /// A socket's own address and the other side's: the host calls those that listen.
 pub(super) const fn addresses(ports: Ports, request: &Request) -> (SocketAddr, SocketAddr) {

@@ -20,12 +20,12 @@
 //! it, and what [`Verdict::Deliver`] was said of is given when there is room. What is given at once
 //! may be of many messages, and should be: a guest has place for so many packets.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
 use super::control::{self, Answer, Ask, Asked, Code};
 use super::errno::Errno;
-use super::guest::{Control, Guest, GuestConfig, Policy, Wanted, Way, addresses};
+use super::guest::{Control, FIRST_HOST_PORT, Guest, Policy, Wanted, Way, addresses};
 use super::id::{HostId, ShadowId, ShadowIds, Side};
 use super::inbound::Verdict;
 use super::joint::Joint;
@@ -90,6 +90,10 @@ pub struct Host {
     /// Guests that have packets, of which the caller has not been told.
     ready_guests: VecDeque<VmId>,
     returns: VecDeque<(HostId, Message)>,
+    /// Connections of guests that have gone, which may come back and think that they have them.
+    lost: BTreeMap<VmId, BTreeSet<Ports>>,
+    /// Ports of connections that the host makes.
+    next_port: u32,
 }
 
 impl Host {
@@ -107,6 +111,9 @@ impl Host {
             ready: VecDeque::new(),
             ready_guests: VecDeque::new(),
             returns: VecDeque::new(),
+            lost: BTreeMap::new(),
+            // A guest may have connections of the daemon before this one.
+            next_port: FIRST_HOST_PORT + u32::try_from(incarnation >> 33).expect("31 bits"),
         }
     }
 
@@ -156,6 +163,15 @@ impl Host {
     #[must_use]
     pub fn room_to_guest(&self, socket: SocketId) -> u64 {
         self.sockets.get(socket).map_or(0, |socket| socket.joint.room_to_guest())
+    }
+
+    /// Of so many bytes that wait for a guest at this socket, these may be given in a packet now:
+    /// as [`Self::room_to_guest`], but that few of them wait for more if those are about to come
+    /// and the guest has others to read. They are less than `TOE_PACKET_FULL` then, as long as its
+    /// buffers have so much room.
+    #[must_use]
+    pub fn takes(&self, socket: SocketId, waiting: u64) -> u64 {
+        self.sockets.get(socket).map_or(0, |socket| socket.joint.takes(waiting))
     }
 
     /// A packet of a guest, with `payload` bytes behind its header; `read` copies the first of them
@@ -273,28 +289,6 @@ impl Host {
         }
     }
 
-    /// A guest may have sockets from now on. Those of its addresses that another guest of its
-    /// network has already are not its own, and are named.
-    #[must_use]
-    pub fn add_guest(&mut self, vm: VmId, config: GuestConfig) -> Vec<IpAddr> {
-        let (mut own, mut others) = (Vec::new(), Vec::new());
-        for ip in &config.ips {
-            let has = *self.addresses.entry((config.network, *ip)).or_insert(vm);
-            if has == vm { own.push(*ip) } else { others.push(*ip) }
-        }
-        let before = self.guests.insert(vm, Guest::new(config, own));
-        assert!(before.is_none(), "{vm:?} is there already");
-        others
-    }
-
-    /// A guest, its driver or its VMM is gone; what it had is reset.
-    pub fn remove_guest(&mut self, now: Instant, vm: VmId) -> Option<GuestConfig> {
-        let all: Vec<_> = self.guests.get(&vm)?.ports.values().copied().collect();
-        all.into_iter().for_each(|id| self.lose(now, id));
-        self.addresses.retain(|_, has| *has != vm);
-        self.guests.remove(&vm).map(|guest| guest.config)
-    }
-
     /// The next `len` bytes that are due go into the guest's memory, behind this header. There must
     /// be room.
     #[must_use]
@@ -391,7 +385,7 @@ impl Host {
         let vm = *there.ok_or(Errno::NotByToe)?;
         let guest = self.guests.get_mut(&vm).expect("whose address it is");
         let port = guest.listener(request.to).ok_or(Errno::NotByToe)?;
-        let (cid, ports) = (guest.config.cid, guest.host_port(port));
+        let (cid, ports) = (guest.config.cid, guest.host_port(port, &mut self.next_port));
         if !self.make_place(now, vm) {
             return Err(Errno::NotByToe);
         }
@@ -437,6 +431,7 @@ impl Host {
         // One that is over, as its guest was about to hear, is another's now.
         let known = guest.controls.get_mut(&port);
         let Some(control) = known.filter(|it| !asks || !it.connection.is_closed()) else {
+            let _ = guest.is_to_hear(Ports { guest: port, host: control::PORT }, header.op);
             guest.controls.remove(&port);
             if !asks || guest.controls.len() >= TOE_CONTROLS_MAX {
                 return self.stray(vm, header);
@@ -505,9 +500,10 @@ impl Host {
     fn lose(&mut self, now: Instant, id: SocketId) {
         let Some(socket) = self.sockets.get_mut(id) else { return };
         socket.joint.handle_guest_loss(now);
-        socket.is_listed = false;
         let (vm, ports) = (socket.vm, socket.joint.ports());
-        if let Some(guest) = self.guests.get_mut(&vm) {
+        if std::mem::replace(&mut socket.is_listed, false)
+            && let Some(guest) = self.guests.get_mut(&vm)
+        {
             guest.ports.remove(&ports);
         }
         self.look_again(id);
@@ -523,6 +519,7 @@ impl Host {
     }
 }
 
+mod guests;
 mod to_guest;
 
 #[cfg(test)]

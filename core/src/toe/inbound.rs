@@ -181,8 +181,19 @@ impl Inbound {
     #[must_use]
     pub const fn is_credit_due(&self) -> bool {
         let news = self.edge - self.edge_told;
-        let little = self.edge_told - self.arrived < TOE_CREDIT_STEP;
-        news >= TOE_CREDIT_STEP || news > 0 && news >= self.step && little
+        news >= TOE_CREDIT_STEP || news > 0 && news >= self.step && self.is_low()
+    }
+
+    /// Whether the other end knows of little room.
+    #[must_use]
+    pub const fn is_low(&self) -> bool {
+        self.edge_told - self.arrived < TOE_CREDIT_STEP
+    }
+
+    /// Bytes that may have to be delivered before there is more room.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
+        self.total.unwrap_or(self.edge) - self.delivered
     }
 
     /// Tells the room.

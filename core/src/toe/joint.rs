@@ -24,9 +24,18 @@ pub struct Joint {
     end: End,
     lie: Option<Lie>,
     resets_on_close: bool,
-    /// Data is due that the guest may have no place for, as it has not said what it has read: when
-    /// it is asked, and how long after that again.
-    ask: Option<(Instant, Duration)>,
+    /// Others wait for the guest to read, and it has not said what it has read.
+    ask: Option<Question>,
+}
+
+/// A question that is asked.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    at: Instant,
+    /// How long after that again.
+    wait: Duration,
+    /// What it had read when it was last asked.
+    read: u64,
 }
 
 impl Joint {
@@ -34,7 +43,7 @@ impl Joint {
     #[must_use]
     pub fn connect(now: Instant, guest_cid: u64, header: &Header, id: ShadowId) -> Self {
         let connection = Connection::asked(guest_cid, header);
-        let end = End::connect(now, id, connection.edge_to_guest());
+        let end = End::connect(now, id, connection.edge_to_promise());
         Self::new(connection, end)
     }
 
@@ -98,6 +107,13 @@ impl Joint {
         self.connection.room_to_guest()
     }
 
+    /// Of so many bytes that wait, these may be given to the guest in a packet now: more of them,
+    /// so that its packets are full, if they are about to come.
+    #[must_use]
+    pub fn takes(&self, waiting: u64) -> u64 {
+        self.connection.takes(waiting, self.end.promised())
+    }
+
     /// Whether both are over, and all have heard of it.
     #[must_use]
     pub const fn is_spent(&self) -> bool {
@@ -117,7 +133,7 @@ impl Joint {
         let heard = self.connection.handle(header, payload).inspect_err(|lie| {
             self.lie = Some(*lie);
         });
-        let edge = self.connection.edge_to_guest();
+        let edge = self.connection.edge_to_promise();
         let message = match heard {
             Ok(Heard::Data(len)) => self.end.send(now, len),
             Ok(Heard::Nothing) => None,
@@ -164,9 +180,11 @@ impl Joint {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.end.handle_timeout(now);
-        if let Some((_, wait)) = self.ask.filter(|(at, _)| *at <= now) {
+        if let Some(Question { wait, read, .. }) = self.ask.filter(|ask| ask.at <= now) {
             self.connection.ask();
-            self.ask = Some((now + wait, (wait + wait).min(T_TOE_ASK_MAX)));
+            let stands = read == self.connection.read();
+            let next = if stands { (wait + wait).min(T_TOE_ASK_MAX) } else { wait };
+            self.ask = Some(Question { at: now + wait, wait: next, read: self.connection.read() });
         }
         self.pass_on(now);
     }
@@ -183,6 +201,12 @@ impl Joint {
         self.end.abort(now, Errno::Reset);
     }
 
+    /// The guest may not have this connection any more; it hears so.
+    pub fn handle_reset(&mut self, now: Instant) {
+        self.connection.reset();
+        self.end.abort(now, Errno::Reset);
+    }
+
     /// Whether the guest's close() is to be a reset: SO_LINGER with 0 s.
     pub const fn reset_on_close(&mut self, resets: bool) {
         self.resets_on_close = resets;
@@ -195,7 +219,7 @@ impl Joint {
         let header = self.connection.give(len);
         self.end.delivered(now, len.into());
         // What is shown beyond what the guest has taken is bounded, and it has taken more.
-        self.end.give_room(self.connection.edge_to_guest());
+        self.end.give_room(self.connection.edge_to_promise());
         self.pass_on(now);
         header
     }
@@ -221,7 +245,7 @@ impl Joint {
     /// When [`Self::handle_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.end.poll_timeout().into_iter().chain(self.ask.map(|(at, _)| at)).min()
+        self.end.poll_timeout().into_iter().chain(self.ask.map(|ask| ask.at)).min()
     }
 
     /// What the guest is to hear becomes packets.
@@ -237,10 +261,12 @@ impl Joint {
             }
         }
         self.connection.set_edge(self.end.edge_from_guest());
-        if !self.end.has_undelivered() || !self.connection.is_short_of_packets() {
+        let wait = self.end.has_undelivered() || self.end.is_low();
+        if !wait || !self.connection.has_unread() || self.connection.is_closed() {
             self.ask = None;
         } else if self.ask.is_none() {
-            self.ask = Some((now + T_TOE_ASK, T_TOE_ASK));
+            let (at, read) = (now + T_TOE_ASK, self.connection.read());
+            self.ask = Some(Question { at, wait: T_TOE_ASK, read });
         }
     }
 }

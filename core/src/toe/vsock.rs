@@ -19,8 +19,14 @@
 //! - A packet about a socket that is gone gets a reset that tells no credit.
 
 use super::message::DATA_MAX;
-use crate::limits::{TOE_CREDIT_STEP, TOE_PACKET_COST};
+use crate::limits::{TOE_CREDIT_STEP, TOE_PACKET_COST, TOE_PACKET_FULL};
 use crate::wire::vsock::{HOST_CID, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM};
+
+/// What a full packet takes of a buffer.
+const FULL_COST: u64 = TOE_PACKET_FULL + TOE_PACKET_COST;
+/// A guest that has read all is told this much room, if it has it: packets that are not full, as
+/// the first of a small buffer, are few.
+const LEAST: u64 = 3 * TOE_PACKET_COST;
 
 /// The two ports of a connection: its name in the guest.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -182,6 +188,54 @@ impl Connection {
         self.read.saturating_add(self.buf_alloc as u64)
     }
 
+    /// The other end may send up to here. What packets cost is taken from it, as if all but a few
+    /// were full, so that all of it can be given when it comes.
+    #[must_use]
+    pub fn edge_to_promise(&self) -> u64 {
+        let free = self.free().saturating_sub(self.spare());
+        let (packets, rest) = (free / FULL_COST, free % FULL_COST);
+        let fits = packets * TOE_PACKET_FULL + rest.saturating_sub(TOE_PACKET_COST);
+        let least = u64::from(self.buf_alloc).min(LEAST);
+        self.given + if self.has_unread() { fits } else { fits.max(least) }
+    }
+
+    /// Of bytes that wait for the guest, and `promised` with those that may still come, so many go
+    /// into a packet now. Few of them wait for more if their packet's cost has no place besides
+    /// what is promised; the guest has something to read meanwhile.
+    #[must_use]
+    pub fn takes(&self, waiting: u64, promised: u64) -> u64 {
+        let len = self.room_to_guest().min(waiting);
+        if waiting >= TOE_PACKET_FULL || waiting >= promised || !self.has_unread() {
+            return len;
+        }
+        let later = promised - waiting;
+        let cost = later + later.div_ceil(TOE_PACKET_FULL) * TOE_PACKET_COST;
+        if self.free() >= waiting + TOE_PACKET_COST + cost { len } else { 0 }
+    }
+
+    /// Bytes that the guest has read, as far as it has said so.
+    #[must_use]
+    pub const fn read(&self) -> u64 {
+        self.read
+    }
+
+    /// Whether it has not said that it has read all.
+    #[must_use]
+    pub const fn has_unread(&self) -> bool {
+        self.read < self.given
+    }
+
+    /// Of the guest's buffer what neither bytes nor packets have taken.
+    const fn free(&self) -> u64 {
+        let taken = self.given + self.packets.outstanding() * TOE_PACKET_COST;
+        self.edge_to_guest().saturating_sub(taken)
+    }
+
+    /// What packets may cost that are not full.
+    fn spare(&self) -> u64 {
+        (u64::from(self.buf_alloc) / 16).max(2 * TOE_PACKET_COST)
+    }
+
     /// Bytes that the guest's socket has room for when it is empty.
     #[must_use]
     pub fn buffer(&self) -> u64 {
@@ -201,13 +255,6 @@ impl Connection {
             return room;
         }
         room.saturating_sub((outstanding + 1) * TOE_PACKET_COST)
-    }
-
-    /// Whether its buffer has room, but perhaps not for packets: [`Self::ask`] may help.
-    #[must_use]
-    pub fn is_short_of_packets(&self) -> bool {
-        let bytes = self.edge_to_guest() > self.given;
-        self.phase == Phase::Connected && bytes && self.room_to_guest() == 0
     }
 
     /// The guest is to tell what it has read, if it is not about to: one that stands still is not
@@ -309,10 +356,12 @@ impl Connection {
 
     /// The connection is over.
     pub fn reset(&mut self) {
-        // A guest that was not asked yet has nothing to forget.
-        let reset = self.phase != Phase::Closed && !self.due.request;
-        self.phase = Phase::Closed;
-        self.due = Due { reset, ..Due::default() };
+        if self.phase != Phase::Closed {
+            // A guest that was not asked yet has nothing to forget.
+            let reset = !self.due.request;
+            self.phase = Phase::Closed;
+            self.due = Due { reset, ..Due::default() };
+        }
     }
 
     /// There is nobody to be told that it is over.
@@ -327,8 +376,10 @@ impl Connection {
         assert!(u64::from(len) <= self.room_to_guest(), "{len} bytes without room");
         self.given += u64::from(len);
         self.packets.given += 1;
-        let charged = self.packets.outstanding() * TOE_PACKET_COST;
-        if !self.packets.asked && 2 * charged > u64::from(self.buf_alloc) {
+        let (unread, cost) = (self.given - self.read, self.packets.outstanding() * TOE_PACKET_COST);
+        let planned = unread.div_ceil(TOE_PACKET_FULL) * TOE_PACKET_COST;
+        let is_half = 2 * (unread + cost) > u64::from(self.buf_alloc);
+        if !self.packets.asked && (is_half || 2 * cost.saturating_sub(planned) > self.spare()) {
             self.packets.asked = true;
             self.ask();
         }
@@ -617,17 +668,17 @@ mod tests {
         };
         let (first, asked) = give_all(&mut c);
         assert!(first * (TRUESIZE + 1) <= 100_000 && first > 100, "{first}");
-        assert_eq!((asked, c.is_short_of_packets()), (1, true));
+        assert_eq!((asked, c.has_unread()), (1, true));
         c.ask();
         assert_eq!(c.poll_packet(), None, "it has not answered the last");
         let told = |fwd_cnt| Header { fwd_cnt, ..packet(Op::CreditUpdate) };
         assert_eq!(c.handle(&told(0), 0), Ok(Heard::Nothing));
-        assert!(c.is_short_of_packets(), "it has read nothing");
+        assert_eq!(c.room_to_guest(), 0, "it has read nothing");
         c.ask();
         assert_eq!(c.poll_packet().and_then(|p| p.op), Some(Op::CreditRequest));
         // All but one: what of it were packets will be known when that is read.
         assert_eq!(c.handle(&told(first - 1), 0), Ok(Heard::Nothing));
-        assert!(c.is_short_of_packets());
+        assert_eq!((c.room_to_guest(), c.has_unread()), (0, true));
         assert_eq!(c.handle(&told(first), 0), Ok(Heard::Nothing));
         assert_eq!(c.room_to_guest(), 100_000 - TOE_PACKET_COST);
         assert_eq!(give_all(&mut c), (first, 1));
@@ -663,9 +714,9 @@ mod tests {
         assert_eq!(c.handle(&told(0), 0), Ok(Heard::Nothing));
         assert_eq!(c.room_to_guest(), 100);
         let _ = c.give(60);
-        assert_eq!((c.room_to_guest(), c.is_short_of_packets()), (0, true));
+        assert_eq!((c.room_to_guest(), c.has_unread()), (0, true));
         assert_eq!(c.handle(&told(60), 0), Ok(Heard::Nothing));
-        assert_eq!((c.room_to_guest(), c.is_short_of_packets()), (100, false));
+        assert_eq!((c.room_to_guest(), c.has_unread()), (100, false));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{
     BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX,
+    toe_bytes_max,
 };
 use nightporter_registry::Station;
 
@@ -29,7 +30,6 @@ pub use registry::RegistryConfig;
 pub use toe::ToeConfig;
 
 use crate::port::overlay::RECEIVE_BYTES;
-use crate::toe::KEPT_MAX;
 
 /// Where the daemon keeps its sockets and its arena unless told otherwise.
 pub const RUN_DIR: &str = "/run/nightporter";
@@ -304,7 +304,7 @@ impl Config {
     #[must_use]
     pub fn memory_max(&self) -> u64 {
         let flow = (FLOW_BYTES_IDLE + FLOW_RECORD_BYTES) as u64;
-        let sockets = self.vms.iter().filter(|vm| vm.toe).count() * KEPT_MAX;
+        let sockets = toe_bytes_max(self.vms.iter().filter(|vm| vm.toe).count());
         let store = self.budget_sum();
         let busy = store / FLOW_BUFFER_MIN * BUSY_FLOW_BYTES;
         let share = |overlay: &&OverlayConfig| {

@@ -14,22 +14,25 @@
 //!
 //! Packets without payload are made when the ring has room, of the state that the core's sockets
 //! have then. Only if a guest does not take answers to packets of its own, none of its packets are
-//! read meanwhile. Payload is kept for the receiver, at most [`KEPT_MAX`] bytes of one sender:
-//! then that guest's ring waits. If it waits for [`T_STALL`], connections whose receivers have
-//! taken nothing in that time are reset, so that nobody who takes nothing stops a sender for
-//! others.
+//! read meanwhile. Payload is kept for the receiver ([`kept`]), at most `TOE_KEPT_MAX` bytes of one
+//! sender: then that guest's ring waits until half of it has gone. If it waits too long
+//! ([`stalls`]), connections are reset of which something was kept for so long: so nobody who takes
+//! nothing, or nearly nothing, stops a sender for others.
 
 mod device;
 mod fabric;
 mod kept;
 mod remote;
 mod rules;
+mod stalls;
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
 use nightporter_api::ToeStatus;
 use nightporter_core::port::PortId;
-use nightporter_core::time::{Duration, Instant};
+use nightporter_core::time::Instant;
+use nightporter_core::toe::control;
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::guest::GuestConfig;
 use nightporter_core::toe::host::{Handled, Host, Output};
@@ -37,6 +40,7 @@ use nightporter_core::toe::id::{HostId, ShadowId, Side};
 use nightporter_core::toe::inbound::Verdict;
 use nightporter_core::toe::message::{Kind, Message};
 use nightporter_core::toe::sockets::{SocketId, VmId};
+use nightporter_core::wire::vsock::Header;
 
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
@@ -55,11 +59,6 @@ const HERE: HostId = HostId(0);
 /// Packets of a guest that are read in a turn, and about how many bytes.
 const PACKETS_PER_TURN: u64 = 64;
 const BYTES_PER_TURN: usize = 1 << 20;
-/// Bytes of one sender that are kept for receivers whose rings have no buffers: sixteen windows.
-pub(crate) const KEPT_MAX: usize = 16 << 20;
-/// How long a sender waits for receivers that take nothing.
-const T_STALL: Duration = Duration::from_secs(5);
-
 /// See the module's doc.
 #[derive(Debug)]
 pub(crate) struct Toe {
@@ -71,12 +70,15 @@ pub(crate) struct Toe {
     /// Devices to be served in the next turn, and those that were touched in this one.
     awake: VecDeque<usize>,
     touched: Vec<usize>,
-    /// Devices that are not read because so much is kept of what they sent, and since when.
+    /// Devices that are not read because so much is kept of what they sent, and when those are
+    /// looked at that it is kept for.
     stalled: Vec<(usize, Instant)>,
     /// To other hosts.
     streams: Streams,
     /// The one that is heard now: what is for nobody is answered there.
     heard: Option<StreamId>,
+    /// Timers wait for devices that are awake, until then.
+    patient_until: Instant,
 }
 
 impl Toe {
@@ -92,6 +94,7 @@ impl Toe {
             stalled: Vec::new(),
             streams: Streams::default(),
             heard: None,
+            patient_until: Instant::ZERO,
         }
     }
 
@@ -138,20 +141,38 @@ impl Toe {
 
     /// It has none any more. Its port was closed before, and what that caused is done.
     pub(crate) fn remove(&mut self, now: Instant, port: PortId) {
-        self.lose(now, port);
-        self.rules.remove(vm(port.0.into()));
-        if let Some(device) = self.devices.get_mut(usize::from(port.0)) {
+        let at = usize::from(port.0);
+        self.lose_guest(now, at);
+        self.host.forget_vm(now, vm(at));
+        self.hear(now);
+        self.rules.remove(vm(at));
+        if let Some(device) = self.devices.get_mut(at) {
             *device = None;
         }
+        self.end_turn(now);
     }
 
-    /// What a VM may reach has changed: its connections end, as if it had gone.
+    /// What a VM may reach has changed: all connections that it has are reset.
     pub(crate) fn set(&mut self, now: Instant, port: PortId, member: Member) {
-        if !self.rules.is(vm(port.0.into()), &member) {
-            self.lose_guest(now, port.0.into());
-            self.rules.add(vm(port.0.into()), member);
-            self.look_at_link(now, port);
+        let at = usize::from(port.0);
+        if self.rules.is(vm(at), &member) {
+            return;
         }
+        self.rules.add(vm(at), member);
+        if self.device_mut(at).is_some_and(|device| device.is_up)
+            && let Some(config) = self.start(at)
+        {
+            let others = self.host.set_guest(now, vm(at), config);
+            warn_of(at, &others);
+            self.hear(now);
+        }
+        self.end_turn(now);
+    }
+
+    /// What the core is told of a guest whose driver runs.
+    fn start(&mut self, at: usize) -> Option<GuestConfig> {
+        let (ips, network) = self.rules.start(vm(at))?;
+        Some(GuestConfig { cid: GUEST_CID, network, ips })
     }
 
     /// There may be something to do for this device.
@@ -173,11 +194,10 @@ impl Toe {
             (true, false) => self.lose(now, port),
             (false, true) => {
                 device.is_up = true;
-                if let Some((ips, network)) = self.rules.start(vm(at)) {
-                    let config = GuestConfig { cid: GUEST_CID, network, ips };
-                    for ip in self.host.add_guest(vm(at), config) {
-                        tracing::warn!(vm = at, %ip, "another VM has this address for its sockets");
-                    }
+                let goes_on = device.port.goes_on();
+                if let Some(config) = self.start(at) {
+                    let others = self.host.add_guest(vm(at), config, goes_on);
+                    warn_of(at, &others);
                 }
                 self.wake_device(at);
             }
@@ -192,7 +212,7 @@ impl Toe {
 
     /// When there is something to do, if nothing else happens.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        let stalls = self.stalled.iter().map(|(_, since)| *since + T_STALL);
+        let stalls = self.stalled.iter().map(|(_, at)| *at);
         stalls.chain(self.host.poll_timeout()).chain(self.streams.poll_timeout()).min()
     }
 
@@ -201,26 +221,32 @@ impl Toe {
         if self.devices.is_empty() && !self.streams.is_open() {
             return 0;
         }
-        self.end_stalls(now);
-        self.look_at_old_streams(now);
-        if self.host.poll_timeout().is_some_and(|at| at <= now) {
-            self.host.handle_timeout(now);
-            self.hear(now);
-        }
+        self.note_pause(now);
         let mut packets = 0;
         for _ in 0..self.awake.len() {
             let Some(at) = self.awake.pop_front() else { break };
             let Some(device) = self.device_mut(at) else { continue };
             device.is_awake = false;
+            if !device.is_up {
+                continue;
+            }
             device.port.disable_packet_kicks();
             self.touch(at);
-            self.give_waiting(now, at);
+            let given = self.give_waiting(now, at, BYTES_PER_TURN);
             packets += self.read(now, at);
-            if self.kept.sockets_of(at) > 0 {
-                self.give_waiting(now, at); // the guest may have said that it has room
+            if self.kept.is_ready(at) && given < BYTES_PER_TURN {
+                self.give_waiting(now, at, BYTES_PER_TURN - given); // it may have said it has room
             }
         }
         self.serve_streams(now);
+        self.end_stalls(now);
+        if now >= self.patient_until || !self.has_work() {
+            self.look_at_old_streams(now);
+            if self.host.poll_timeout().is_some_and(|at| at <= now) {
+                self.host.handle_timeout(now);
+                self.hear(now);
+            }
+        }
         self.end_turn(now);
         packets
     }
@@ -229,8 +255,7 @@ impl Toe {
     fn read(&mut self, now: Instant, at: usize) -> u64 {
         let (mut packets, mut bytes) = (0, 0);
         while packets < PACKETS_PER_TURN && bytes < BYTES_PER_TURN {
-            let stalls = self.kept.of_sender(at) >= KEPT_MAX;
-            self.note_stall(now, at, stalls);
+            let stalls = self.stalls(now, at);
             let Self { host, rules, devices, .. } = self;
             let Some(device) = devices[at].as_mut() else { return packets };
             if stalls || host.owes_answers(vm(at)) {
@@ -240,7 +265,7 @@ impl Toe {
             if device.port.has_new_fault() {
                 return packets; // zeros instead of what the guest said
             }
-            (packets, bytes) = (packets + 1, bytes + payload);
+            (packets, bytes) = (packets + 1 + asks(&header), bytes + payload);
             device.stats.packets_from_guest += 1;
             let mut read = |out: &mut [u8]| device.port.read_payload(0, out);
             let handled = host.handle_packet(now, vm(at), &header, payload, &mut read, rules);
@@ -289,9 +314,8 @@ impl Toe {
             && let Ok([Some(source), Some(target)]) = self.devices.get_disjoint_mut([from, to])
         {
             while done < len {
-                let Some(room) = target.room(self.host.room_to_guest(socket), len - done) else {
-                    break;
-                };
+                let takes = self.host.takes(socket, (len - done) as u64);
+                let Some(room) = target.room(takes, len - done) else { break };
                 if !source.port.carry(done, &mut target.port, room) {
                     return; // one of them goes down
                 }
@@ -311,49 +335,55 @@ impl Toe {
         }
     }
 
-    /// What waits for a guest goes into its ring, a packet of each socket in turn.
-    fn give_waiting(&mut self, now: Instant, at: usize) {
-        let Some(device) = self.device_mut(at) else { return };
+    /// What waits for a guest goes into its ring, a packet of each socket in turn, `most` bytes or
+    /// little more; how many.
+    fn give_waiting(&mut self, now: Instant, at: usize, most: usize) -> usize {
+        let Some(device) = self.device_mut(at) else { return 0 };
         device.blocked = None;
-        let mut next = device.served_last;
-        if !self.give_packets(at) {
-            return self.hear(now);
-        }
-        let (mut bytes, mut without_room) = (0, 0);
-        while without_room < self.kept.sockets_of(at) {
-            let Some(socket) = self.kept.after(at, next) else { break };
-            next = Some(socket);
-            if self.host.room_to_guest(socket) == 0 {
-                without_room += 1;
-                continue;
+        let (mut next, mut bytes) = (device.served_last, 0);
+        if self.give_packets(at) {
+            while let Some(socket) = self.kept.after(at, next) {
+                next = Some(socket);
+                let takes = self.takes(socket);
+                if takes == 0 {
+                    self.kept.rest(at, socket);
+                    continue;
+                }
+                let given = self.give_kept(now, at, socket, takes);
+                bytes += given;
+                if given == 0 || bytes >= most {
+                    let why = if given == 0 { Blocked::Ring } else { Blocked::Turn };
+                    self.device_mut(at).expect("it was there").blocked = Some(why);
+                    break;
+                }
             }
-            let given = self.give_kept(now, at, socket);
-            (bytes, without_room) = (bytes + given, 0);
-            if given == 0 || bytes >= BYTES_PER_TURN {
-                let why = if given == 0 { Blocked::Ring } else { Blocked::Turn };
-                self.device_mut(at).expect("it was there").blocked = Some(why);
-                break;
-            }
+            self.device_mut(at).expect("it was there").served_last = next;
         }
-        self.device_mut(at).expect("it was there").served_last = next;
         self.hear(now);
         self.wake_waiting(at);
+        bytes
     }
 
-    /// A packet of what is kept for a socket that has room; its bytes.
-    fn give_kept(&mut self, now: Instant, at: usize, socket: SocketId) -> usize {
+    /// Bytes of what is kept for a socket that go into a packet now.
+    fn takes(&self, socket: SocketId) -> u64 {
+        let len = self.kept.len(socket) as u64;
+        match self.kept.sender(socket) {
+            Some(from) if self.kept.may_hold(from) => self.host.takes(socket, len),
+            _ => self.host.room_to_guest(socket).min(len),
+        }
+    }
+
+    /// A packet of what is kept for a socket, which takes so many bytes; how many there were.
+    fn give_kept(&mut self, now: Instant, at: usize, socket: SocketId, takes: u64) -> usize {
         let Self { host, devices, kept, .. } = self;
-        let (Some(device), Some(rest)) = (devices[at].as_mut(), kept.front(socket)) else {
-            return 0;
-        };
-        let Some(room) = device.room(host.room_to_guest(socket), rest.len()) else { return 0 };
-        if !device.port.write_payload(&rest[..room]) {
+        let Some(device) = devices[at].as_mut() else { return 0 };
+        let Some(room) = device.room(takes, kept.len(socket)) else { return 0 };
+        if !device.port.write_payload(&kept.front(socket, room)) {
             return 0;
         }
         let Some(header) = host.give(now, socket, len_of(room)) else { return 0 };
         device.give(&header);
-        let sender = self.kept.taken(now, socket, room);
-        self.wake_stalled(sender);
+        kept.taken(socket, room);
         room
     }
 
@@ -368,7 +398,12 @@ impl Toe {
                         let _ = self.host.handle_message(now, HERE, &refusal);
                     }
                     Kind::Request { .. } => self.host.handle_request(now, HERE, &message, &request),
-                    _ => drop(self.host.handle_message(now, HERE, &message)),
+                    _ => {
+                        let met = self.host.handle_message(now, HERE, &message);
+                        // The stream may have ended: nothing more is about to come.
+                        let to = met.socket.and_then(|socket| self.kept.try_again(socket));
+                        to.into_iter().for_each(|to| self.wake_device(to));
+                    }
                 },
                 Output::Message(socket, host, message, request) => {
                     self.say(now, (socket, host), &message, &request);
@@ -381,9 +416,7 @@ impl Toe {
                     self.give_packets(to as usize);
                 }
                 Output::Gone(socket) => {
-                    if let Some(sender) = self.kept.forget(socket) {
-                        self.wake_stalled(sender);
-                    }
+                    self.kept.forget(socket);
                     self.let_go(now, socket);
                 }
             }
@@ -421,64 +454,28 @@ impl Toe {
         device.forget();
         self.rules.stop(vm(at));
         self.host.remove_guest(now, vm(at));
-        for sender in self.kept.forget_receiver(at) {
-            self.wake_stalled(sender);
-        }
-        self.note_stall(now, at, false);
+        self.kept.forget_receiver(at);
+        self.stalled.retain(|(stalled, _)| *stalled != at);
         self.hear(now);
     }
 
     /// Shows guests what there is for them, and sees to it that the worker wakes when they move.
     fn end_turn(&mut self, now: Instant) {
         while let Some(at) = self.touched.pop() {
+            let stalls = self.stalled.iter().any(|(stalled, _)| *stalled == at);
+            let reads = !stalls && !self.host.owes_answers(vm(at));
             let Some(device) = self.device_mut(at) else { continue };
             device.is_touched = false;
-            let has_more = device.flush();
-            let is_up = device.is_up;
-            if is_up && !device.port.is_up() {
-                self.lose_guest(now, at); // it lied
-                continue;
-            }
-            let stalls = self.stalled.iter().any(|(stalled, _)| *stalled == at);
-            let reads = is_up && !stalls && !self.host.owes_answers(vm(at));
-            let device = self.device_mut(at).expect("it was there");
-            if has_more || reads && !device.is_awake && device.port.enable_packet_kicks() {
+            let (has_more, is_up) = (device.flush(), device.is_up);
+            let reads = reads && is_up && !device.is_awake;
+            if has_more || reads && device.port.enable_packet_kicks() {
                 self.wake_device(at);
             }
-        }
-    }
-
-    /// A sender waits for receivers, or does so no more.
-    fn note_stall(&mut self, now: Instant, at: usize, stalls: bool) {
-        let known = self.stalled.iter().position(|(stalled, _)| *stalled == at);
-        match known {
-            None if stalls => self.stalled.push((at, now)),
-            Some(known) if !stalls => drop(self.stalled.swap_remove(known)),
-            _ => {}
-        }
-    }
-
-    /// Connections whose receivers have taken nothing while a sender waited are reset.
-    fn end_stalls(&mut self, now: Instant) {
-        for i in 0..self.stalled.len() {
-            let (at, since) = self.stalled[i];
-            if since + T_STALL <= now {
-                self.stalled[i].1 = now;
-                for name in self.kept.stuck(at, since) {
-                    self.reset(now, name);
-                }
-                for stream in self.streams.stuck(at, since) {
-                    self.lose_stream(now, stream);
-                }
-                self.hear(now);
+            if self.device_mut(at).is_some_and(|device| is_up && !device.port.is_up()) {
+                self.lose_guest(now, at); // it lied
             }
         }
-    }
-
-    fn wake_stalled(&mut self, at: usize) {
-        if self.kept.of_sender(at) < KEPT_MAX && self.stalled.iter().any(|(of, _)| *of == at) {
-            self.wake_device(at);
-        }
+        self.wake_stalled();
     }
 
     fn wake_device(&mut self, at: usize) {
@@ -503,8 +500,20 @@ impl Toe {
     }
 }
 
+/// Of a VM's addresses these are others'.
+fn warn_of(at: usize, others: &[IpAddr]) {
+    for ip in others {
+        tracing::warn!(vm = at, %ip, "another VM has this address for its sockets");
+    }
+}
+
 fn vm(at: usize) -> VmId {
     VmId(u32::try_from(at).expect("ports have 16 bits"))
+}
+
+/// Requests in a packet: each counts as another one.
+const fn asks(header: &Header) -> u64 {
+    if header.dst_port == control::PORT { header.len as u64 / control::LEN as u64 } else { 0 }
 }
 
 fn len_of(bytes: usize) -> u32 {

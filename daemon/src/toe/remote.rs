@@ -177,9 +177,6 @@ impl Toe {
         if let Some(carried) = stream.carried {
             let before = std::mem::replace(&mut stream.charged, waiting);
             self.kept.charge(carried.device, before, waiting);
-            if waiting < before {
-                self.wake_stalled(carried.device);
-            }
         }
         self.recycle(now, id);
     }
@@ -234,7 +231,6 @@ impl Toe {
         let before = std::mem::take(&mut stream.charged);
         if let Some(carried) = stream.carried {
             self.kept.charge(carried.device, before, 0);
-            self.wake_stalled(carried.device);
         }
     }
 
@@ -285,12 +281,13 @@ impl Toe {
 
     /// A guest has said something about this socket: it may have room now.
     pub(super) fn look_for_room(&mut self, at: usize, header: &Header) {
-        if !self.streams.was_opened() {
+        if self.kept.is_empty() && !self.streams.was_opened() {
             return;
         }
         let ports = Ports { guest: header.src_port, host: header.dst_port };
-        let socket = self.host.socket_at(vm(at), ports);
-        let Some(id) = socket.and_then(|socket| self.streams.of(socket)) else { return };
+        let Some(socket) = self.host.socket_at(vm(at), ports) else { return };
+        self.kept.try_again(socket);
+        let Some(id) = self.streams.of(socket) else { return };
         if let Some(stream) = self.streams.get_mut(id)
             && stream.waits == Some(Waits::Credit)
         {

@@ -14,6 +14,7 @@ use nightporter_core::wire::vsock::{Header, LEN};
 use vm_memory::VolatileSlice;
 
 use super::guest_mem::GuestMemory;
+use super::queue::CRUMBS;
 use super::ring::{Buffer, Ring, RingFault};
 
 /// Chains and buffers of a queue that are looked at in a turn. A chain that was begun is finished,
@@ -57,7 +58,7 @@ impl PacketQueue {
     /// until it is [`Self::done`]. `None`: there is none, or this turn has seen enough.
     ///
     /// # Errors
-    /// The guest's ring lies. A chain too short for a header is one lie.
+    /// The guest's ring lies. A chain too short for a header is one lie, one of crumbs another.
     pub fn poll(&mut self, memory: &GuestMemory) -> Result<Option<(Header, usize)>, RingFault> {
         if self.current.is_none() && self.take(memory, false)? {
             let mut bytes = [0; LEN];
@@ -93,7 +94,7 @@ impl PacketQueue {
     /// or this turn has seen enough.
     ///
     /// # Errors
-    /// The guest's ring lies. A chain too short for a header is one lie.
+    /// The guest's ring lies. As of [`Self::poll`].
     pub fn room(&mut self, memory: &GuestMemory) -> Result<Option<usize>, RingFault> {
         if self.current.is_none() && !self.take(memory, true)? {
             return Ok(None);
@@ -156,7 +157,9 @@ impl PacketQueue {
             }
             Ok(())
         })?;
-        if left > 0 {
+        // Each buffer is a step for whoever copies, of either guest.
+        let pieces = payload.len();
+        if left > 0 || pieces > CRUMBS && bytes < pieces * CRUMBS {
             return Err(RingFault::BufferTooSmall);
         }
         self.current = Some(Current { head, header: None, payload: bytes });

@@ -23,7 +23,7 @@ const PUBLISH_EVERY: u16 = 64;
 pub const WORK_PER_TURN: usize = 2048;
 /// A receive chain of more buffers than this has so many bytes in each of them, on average: a frame
 /// of 64 KiB is written in 4,096 pieces at most.
-const CRUMBS: usize = 16;
+pub(super) const CRUMBS: usize = 16;
 
 /// How frames lie in a chain, by negotiation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

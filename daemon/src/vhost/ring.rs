@@ -60,8 +60,8 @@ pub enum RingFault {
     /// A device-writable buffer on a transmit queue or a read-only one on a receive queue.
     #[error("a buffer has the wrong direction")]
     WrongDirection,
-    /// A receive buffer that cannot even hold the virtio-net header.
-    #[error("a receive buffer is shorter than the virtio-net header")]
+    /// A chain that cannot even hold a header, or is one of crumbs.
+    #[error("a chain of buffers is shorter than a header, or made of crumbs")]
     BufferTooSmall,
 }
 

@@ -96,6 +96,29 @@ pub(crate) fn set_up(
     let mut table = 1_u64.to_ne_bytes().to_vec(); // one region, and padding
     table.extend([GUEST_BASE, RAM_LEN, USER_BASE, 0].into_iter().flat_map(u64::to_ne_bytes));
     tell(Req::SET_MEM_TABLE, &table, &[ram.fd().as_fd()]);
+    start(stream, rings);
+}
+
+/// Where the device stands in a ring.
+fn used(driver: &Driver) -> u16 {
+    driver.ram.u16(driver.used + 2)
+}
+
+/// Takes rings away, as QEMU does when the VM is stopped, and brings them back.
+pub(crate) fn stop_and_go_on(mut stream: &UnixStream, rings: &[(&Driver, &OwnedFd, &OwnedFd)]) {
+    for (index, (driver, ..)) in (0..).zip(rings) {
+        say(stream, Req::GET_VRING_BASE, 0, &state(index, 0), &[]);
+        let mut reply = [0; 20];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[16..], u32::from(used(driver)).to_ne_bytes());
+    }
+    start(stream, rings);
+}
+
+/// Starts rings where they stand.
+fn start(stream: &UnixStream, rings: &[(&Driver, &OwnedFd, &OwnedFd)]) {
+    let tell =
+        |request, payload: &[u8], fds: &[BorrowedFd<'_>]| tell(stream, request, payload, fds);
     for (index, (driver, kick, call)) in (0..).zip(rings) {
         let user = |guest: u64| guest - GUEST_BASE + USER_BASE;
         let mut addr = state(index, 0);
@@ -104,7 +127,7 @@ pub(crate) fn set_up(
         }
         let number = u64::from(index).to_ne_bytes();
         tell(Req::SET_VRING_NUM, &state(index, driver.size.into()), &[]);
-        tell(Req::SET_VRING_BASE, &state(index, 0), &[]);
+        tell(Req::SET_VRING_BASE, &state(index, used(driver).into()), &[]);
         tell(Req::SET_VRING_ADDR, &addr, &[]);
         tell(Req::SET_VRING_CALL, &number, &[call.as_fd()]);
         tell(Req::SET_VRING_KICK, &number, &[kick.as_fd()]);

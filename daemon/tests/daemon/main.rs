@@ -21,6 +21,7 @@ mod overlay;
 mod registry;
 mod sandbox;
 mod segment;
+#[allow(dead_code)]
 mod sockets;
 mod starting;
 mod switch;

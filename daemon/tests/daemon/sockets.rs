@@ -18,7 +18,7 @@ use nightporter_core::wire::vsock::{
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::driver::{Driver, GUEST_BASE, Ram, WRITE};
-use crate::guest::{EVENTS, RAM_LEN, set_up};
+use crate::guest::{EVENTS, RAM_LEN, set_up, stop_and_go_on};
 use crate::host::LIMIT;
 
 /// As Linux has them: a page for a packet to the guest, 64 KiB of payload from it at most.
@@ -30,7 +30,7 @@ const TX_COUNT: u64 = 64;
 const QUEUE_SIZE: u16 = 128;
 /// What Linux has by default.
 const BUF_ALLOC: u32 = 256 << 10;
-/// The process that asks has this port.
+/// The process that asks has this port, and the next one the next.
 const CONTROL: u32 = 1024;
 
 /// A socket in the guest.
@@ -96,7 +96,7 @@ impl Socket {
 /// A guest whose driver runs.
 #[derive(Debug)]
 pub(crate) struct SocketGuest {
-    _stream: UnixStream,
+    stream: UnixStream,
     pub(crate) ram: Rc<Ram>,
     rings: [Driver; 3],
     kick: [OwnedFd; 3],
@@ -111,10 +111,13 @@ pub(crate) struct SocketGuest {
     pub(crate) refills: bool,
     /// What its sockets have room for.
     pub(crate) buffer: u32,
+    /// Bytes that its processes write at a time.
+    pub(crate) most: usize,
     pub(crate) sockets: BTreeMap<Ports, Socket>,
     /// Listens at these vsock ports.
     listens: Vec<u32>,
     next_port: u32,
+    control: u32,
     tag: u16,
 }
 
@@ -139,7 +142,7 @@ impl SocketGuest {
         let all: Vec<_> = (0..3).map(|i| (&rings[i], &kick[i], &call[i])).collect();
         set_up(&stream, EVENTS, &ram, &all);
         let mut guest = Self {
-            _stream: stream,
+            stream,
             ram,
             rings,
             kick,
@@ -150,9 +153,11 @@ impl SocketGuest {
             replies: VecDeque::new(),
             refills: true,
             buffer: BUF_ALLOC,
+            most: 65536,
             sockets: BTreeMap::new(),
             listens: Vec::new(),
             next_port: 2000,
+            control: CONTROL,
             tag: 0,
         };
         guest.offer(QUEUE_SIZE.into());
@@ -309,7 +314,7 @@ impl SocketGuest {
             socket.read();
         }
         let tells = socket.fwd_cnt() - socket.told >= BUF_ALLOC / 4;
-        let len = socket.to_send.len().min(65536);
+        let len = socket.to_send.len().min(self.most);
         if socket.is_reset || !socket.is_open {
             return false;
         }
@@ -334,10 +339,33 @@ impl SocketGuest {
         true
     }
 
-    /// Its memory is not there any more, when it sends.
-    pub(crate) fn goes_without_memory(&self) {
-        self.ram.cut();
-        rustix::io::write(&self.kick[1], &1_u64.to_ne_bytes()).unwrap();
+    /// Memory of a packet that it sends is not there any more, but for the header.
+    pub(crate) fn sends_without_memory(&mut self, ports: Ports, len: u32) {
+        let header = Header { len, ..self.header(ports, Op::Data) };
+        let at = TX_BUFFERS - 4096;
+        self.ram.write(at, &header.emit());
+        self.ram.cut_from(TX_BUFFERS - GUEST_BASE);
+        let old = self.rings[1].avail_idx;
+        self.rings[1].offer(&[(at, u32::try_from(LEN).unwrap()), (TX_BUFFERS, len)], 0);
+        self.kick(1, old);
+    }
+
+    /// Its buffers for packets are not there any more.
+    pub(crate) fn has_no_buffers(&self) {
+        self.ram.cut_from(RX_BUFFERS - GUEST_BASE);
+    }
+
+    /// Its VMM stops it, and lets it go on.
+    pub(crate) fn stops_and_goes_on(&self) {
+        let ring = |i: usize| (&self.rings[i], &self.kick[i], &self.call[i]);
+        stop_and_go_on(&self.stream, &[ring(0), ring(1)]);
+    }
+
+    /// Takes what came, looks at nothing of it, and offers the buffers again.
+    pub(crate) fn throws_away(&mut self) {
+        let taken = self.rings[0].used().len();
+        self.offered.drain(..taken);
+        self.offer(taken as u64);
     }
 
     /// A packet that is shorter than a header.
@@ -364,6 +392,11 @@ impl SocketGuest {
     /// Its process writes.
     pub(crate) fn write(&mut self, ports: Ports, bytes: &[u8]) {
         self.sockets.get_mut(&ports).expect("it is there").to_send.extend(bytes);
+    }
+
+    /// Whether its process may write.
+    pub(crate) fn has_room(&self, ports: Ports) -> bool {
+        self.sockets[&ports].room() > 0
     }
 
     /// Its process reads from now on, or does not.
@@ -422,7 +455,11 @@ fn wait(guests: &[&mut SocketGuest]) {
 
 /// Asks the host; the code of its answer.
 pub(crate) fn ask(guest: &mut SocketGuest, ask: Ask) -> u32 {
-    let ports = Ports { guest: CONTROL, host: control::PORT };
+    let now = Ports { guest: guest.control, host: control::PORT };
+    if guest.sockets.get(&now).is_some_and(|socket| socket.is_reset) {
+        (guest.control, guest.tag) = (guest.control + 1, 0);
+    }
+    let ports = Ports { guest: guest.control, host: control::PORT };
     if !guest.sockets.contains_key(&ports) {
         guest.begin(ports);
         until(&mut [guest], "a control connection", |g| g[0].socket(ports).is_open);

@@ -20,10 +20,14 @@ mod guest;
 #[path = "../daemon/host.rs"]
 mod host;
 mod killed;
+mod plugged;
 mod random;
 #[allow(dead_code)]
 #[path = "../daemon/segment.rs"]
 mod segment;
+#[allow(dead_code)]
+#[path = "../daemon/sockets.rs"]
+mod sockets;
 mod street;
 #[allow(dead_code)]
 #[path = "../vhost_user/world.rs"]

@@ -48,7 +48,12 @@ impl Ram {
 
     /// Takes all of it away. Whoever touches it then gets SIGBUS, the test too.
     pub(crate) fn cut(&self) {
-        ftruncate(&self.file, 0).unwrap();
+        self.cut_from(0);
+    }
+
+    /// Takes what lies from there on away, counted from its beginning.
+    pub(crate) fn cut_from(&self, offset: u64) {
+        ftruncate(&self.file, offset).unwrap();
     }
 
     pub(crate) fn fd(&self) -> OwnedFd {

@@ -115,7 +115,7 @@ mutations! { SOCKETS:
     => "false";
 
     "room is not shown again when data was given", "VTOE-10", "give",
-    "self.end.give_room(self.connection.edge_to_guest());"
+    "self.end.give_room(self.connection.edge_to_promise());"
     => "";
 
     "who is short of packets is not asked by time", "VTOE-10", "handle_timeout",
@@ -154,8 +154,8 @@ mutations! { SOCKETS:
     "let there = [[self.addresses.get(&(request.network, request.to.ip()))]];"
     => "self.addresses.iter().find(|((_, ip), _)| *ip == request.to.ip()).map(|(_, vm)| vm)";
 
-    "an address of two guests is of the later one", "VTOE-09", "add_guest",
-    "let has = [[*self.addresses.entry((config.network, *ip)).or_insert(vm)]];"
+    "an address of two guests is of the later one", "VTOE-09", "take_addresses",
+    "[[*self.addresses.entry((config.network, *ip)).or_insert(vm)]] == vm"
     => "self.addresses.insert((config.network, *ip), vm).map_or(vm, |_| vm)";
 
     "closed sockets give no place to new ones", "VTOE-10", "make_place",
@@ -190,12 +190,44 @@ mutations! { SOCKETS:
     "[[self.strays.len() >= TOE_STRAYS_MAX]]"
     => "false";
 
+    "what packets cost is told as room", "VTOE-10", "edge_to_promise",
+    "let fits = [[packets * TOE_PACKET_FULL + rest.saturating_sub(TOE_PACKET_COST)]];"
+    => "self.edge_to_guest() - self.given + 0 * (packets + rest)";
+
+    "few bytes are given though their packet has no place", "VTOE-10", "takes",
+    "if [[self.free() >= waiting + TOE_PACKET_COST + cost]] { len } else { 0 }"
+    => "true";
+
+    "few bytes wait though the guest has nothing to read", "VTOE-10", "takes",
+    "waiting >= promised || [[!self.has_unread()]]"
+    => "false";
+
+    "the last bytes of a stream wait for more", "VTOE-04", "promised",
+    "[[self.total.unwrap_or(self.edge)]] - self.delivered"
+    => "self.edge";
+
+    "who reads in silence is asked only if bytes wait", "VTOE-10", "pass_on",
+    "let wait = self.end.has_undelivered() || [[self.end.is_low()]];"
+    => "false";
+
     "room is told in crumbs", "VTOE-10", "set_buffer",
     "self.step = [[(buffer / 2).min(TOE_CREDIT_STEP)]];"
     => "0";
 
     "a socket that is over is reset at the ports of the next", "VTOE-13", "is_to_hear",
     "self.resets.remove(&ports);"
+    => "";
+
+    "a guest that was stopped keeps sockets that are gone", "VTOE-06", "remove_guest",
+    "self.lost.insert(vm, guest.connections());"
+    => "";
+
+    "sockets of a guest whose network changes go on", "VTOE-09", "set_guest",
+    "socket.joint.handle_reset(now);"
+    => "";
+
+    "what a machine that is removed had closed stays", "VTOE-06", "forget_vm",
+    "self.reset_orphans(now, vm);"
     => "";
 
     "resets that a guest does not take pile up", "VTOE-10", "make_place",

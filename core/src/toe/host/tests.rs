@@ -4,6 +4,7 @@ use crate::limits::{
     T_TOE_PROBE, T_TOE_SILENCE, TOE_LISTENERS_MAX, TOE_PACKET_COST, TOE_STRAYS_MAX, TOE_WANTED_MAX,
 };
 use crate::toe::control::LEN;
+use crate::toe::guest::GuestConfig;
 use crate::toe::state::State;
 use crate::wire::vsock::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use proptest::prelude::*;
@@ -69,7 +70,7 @@ impl World {
                 ip.parse().expect("an address"),
                 format!("fd00::{}", vm.0 + 1).parse().expect("one"),
             ];
-            let others = host.add_guest(vm, GuestConfig { cid: cid(vm), network: 5, ips });
+            let others = host.add_guest(vm, GuestConfig { cid: cid(vm), network: 5, ips }, false);
             assert_eq!(others, [IpAddr::V4(Ipv4Addr::UNSPECIFIED); 0]);
         }
         let mut world = Self {
@@ -521,7 +522,8 @@ fn a_guest_that_goes_resets_its_peers_and_comes_back_without_a_past() {
     let b = w.connects(1025, "10.0.0.2:80");
     let config = w.host.remove_guest(NOW, A).expect("it was there");
     w.collect();
-    assert!(w.host.add_guest(A, config).is_empty());
+    assert!(w.host.add_guest(A, config, false).is_empty());
+    w.collect();
     w.carry();
     assert_eq!((w.heard(A), w.heard(B)), (vec![], vec![Op::Reset]));
     assert_eq!(w.host.sockets(), 0);
@@ -531,6 +533,85 @@ fn a_guest_that_goes_resets_its_peers_and_comes_back_without_a_past() {
         w.asks(B, Ask::Describe(Ports { guest: b.0, host: b.1 })).code,
         Code::Failed(Errno::Reset)
     );
+}
+
+/// Sockets of a guest that hears they are over.
+fn resets(w: &mut World, vm: VmId) -> Vec<(u32, u32)> {
+    let all = w.packets[vm.0 as usize].drain(..);
+    all.map(|header| {
+        assert_eq!(header.op, Some(Op::Reset));
+        (header.dst_port, header.src_port)
+    })
+    .collect()
+}
+
+#[test]
+fn vtoe_06_a_guest_that_was_stopped_and_goes_on_hears_that_its_sockets_are_gone() {
+    for vm in [A, B] {
+        let mut w = World::new();
+        w.listens("0.0.0.0:80");
+        let b = w.connects(1025, "10.0.0.2:80");
+        // What is lost twice is lost.
+        for _ in 0..2 {
+            let config = w.host.remove_guest(NOW, vm).expect("it was there");
+            w.collect();
+            w.full[vm.0 as usize] = true;
+            assert!(w.host.add_guest(vm, config, true).is_empty());
+            w.carry();
+        }
+        w.has_room(vm);
+        let (own, other) = if vm == A { ((1025, 2), (B, b)) } else { (b, (A, (1025, 2))) };
+        assert_eq!(resets(&mut w, vm), [(CONTROL, control::PORT), own]);
+        assert_eq!(resets(&mut w, other.0), [other.1]);
+        let _ = w.says(vm, Op::Request, (CONTROL, control::PORT), |_| {});
+        w.read[vm.0 as usize] = 0;
+        assert_eq!(w.heard(vm), [Op::Response]);
+        w.listens("0.0.0.0:80");
+        assert_ne!(w.connects(1025, "10.0.0.2:80"), b, "a port of the host that was used lately");
+    }
+}
+
+#[test]
+fn vtoe_06_a_guest_whose_network_changes_hears_that_its_sockets_are_gone() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let b = w.connects(1025, "10.0.0.2:80");
+    let ips = vec![at("10.0.0.2:0").ip()];
+    let others = w.host.set_guest(NOW, B, GuestConfig { cid: cid(B), network: 6, ips });
+    assert!(others.is_empty());
+    w.collect();
+    w.carry();
+    assert_eq!(resets(&mut w, B), [(CONTROL, control::PORT), b]);
+    assert_eq!((resets(&mut w, A), w.host.sockets()), (vec![(1025, 2)], 0));
+    assert_eq!(w.says(B, Op::Data, b, |_| {}), Handled::Done);
+    assert_eq!(resets(&mut w, B), [b], "it has none");
+    let _ = w.says(B, Op::Request, (CONTROL, control::PORT), |_| {});
+    w.read[1] = 0;
+    assert_eq!(w.heard(B), [Op::Response]);
+    w.listens("0.0.0.0:80");
+    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    assert_eq!(w.asks(A, ask).code, Code::Done);
+    let _ = w.says(A, Op::Request, (1025, 2), |_| {});
+    w.carry();
+    assert_eq!((w.heard(A), w.heard(B)), (vec![Op::Reset], vec![]), "it is in another network");
+}
+
+#[test]
+fn vtoe_06_a_machine_that_is_removed_leaves_nothing_on_its_number() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let b = w.connects(1025, "10.0.0.2:80");
+    let Handled::Carry(_, data) = w.sends(A, Op::Data, (1025, 2), b"last", |_| {}) else {
+        panic!("to be carried");
+    };
+    let _ = w.host.handle_message(NOW, HERE, &data);
+    let _ = w.says(A, Op::Shutdown, (1025, 2), both);
+    w.carry();
+    assert_eq!((w.heard(A), w.host.sockets_of(A)), (vec![Op::Reset], 1));
+    w.host.forget_vm(NOW, A);
+    w.collect();
+    w.carry();
+    assert_eq!((w.host.sockets(), resets(&mut w, B)), (0, vec![b]));
 }
 
 #[test]
@@ -732,7 +813,7 @@ fn vtoe_09_an_address_of_two_guests_is_of_the_first() {
     let ips = ["10.0.0.3", "10.0.0.2"].map(|ip| ip.parse().expect("an address")).to_vec();
     let config = GuestConfig { cid: 5, network: 5, ips };
     let other = GuestConfig { network: 6, ..config.clone() };
-    assert_eq!(w.host.add_guest(C, config.clone()), [at("10.0.0.2:80").ip()]);
+    assert_eq!(w.host.add_guest(C, config.clone(), false), [at("10.0.0.2:80").ip()]);
     let _ = w.says(C, Op::Request, (CONTROL, control::PORT), |_| {});
     let answer = |w: &mut World, ask| {
         w.answers[2].clear();
@@ -749,11 +830,11 @@ fn vtoe_09_an_address_of_two_guests_is_of_the_first() {
     let _ = calls(&mut w, 1);
     // In another network it is another address, and when the first has gone it is free.
     let _ = w.host.remove_guest(NOW, C);
-    assert!(w.host.add_guest(C, other).is_empty());
+    assert!(w.host.add_guest(C, other, false).is_empty());
     let _ = calls(&mut w, 2);
     let _ = w.host.remove_guest(NOW, C);
     let _ = w.host.remove_guest(NOW, B);
-    assert!(w.host.add_guest(C, config).is_empty());
+    assert!(w.host.add_guest(C, config, false).is_empty());
 }
 
 #[test]
@@ -877,7 +958,7 @@ fn what_others_cause_is_state_of_a_socket_and_not_a_queue() {
     w.has_room(B);
     let told: Vec<_> = w.packets[1].drain(..).collect();
     assert_eq!(told.iter().map(|h| h.op).collect::<Vec<_>>(), [Some(Op::CreditUpdate)]);
-    assert!(told[0].buf_alloc > 32_768, "as it is now: {}", told[0].buf_alloc);
+    assert!(told[0].buf_alloc > 16_384, "as it is now: {}", told[0].buf_alloc);
     // Who connects and thinks better of it leaves nothing.
     w.full[1] = true;
     for port in 2000..2500 {
@@ -1052,7 +1133,7 @@ proptest! {
     fn whatever_one_guest_says_the_others_get_their_bytes(seed: u64) {
         let mut w = World::new();
         let ips = vec!["10.0.0.3".parse().expect("an address")];
-        let _ = w.host.add_guest(C, GuestConfig { cid: 5, network: 5, ips });
+        let _ = w.host.add_guest(C, GuestConfig { cid: 5, network: 5, ips }, false);
         w.listens("0.0.0.0:80");
         let b = w.connects(1025, "10.0.0.2:80");
         let mut random = Random::new(seed);

@@ -4,7 +4,8 @@
 //!   until there is none or the turn's share is spent.
 //! - **To the guest**: `room_to_guest`, `write_payload`, `receive` or the `carry` of another one,
 //!   then `give_packet`.
-//! - At the end of the turn `flush`; before it sleeps `enable_kicks`, as for a network card.
+//! - At the end of the turn `flush_packets`; before it sleeps `enable_packet_kicks`, and
+//!   `enable_room_kicks` if there is more for the guest, as for a network card.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -27,6 +28,14 @@ impl VhostUserPort<Vsock> {
     pub fn is_up(&self) -> bool {
         let Some((_, session)) = &self.connection else { return false };
         session.link().is_some() && session.vrings.iter().take(2).all(|v| v.fault.is_none())
+    }
+
+    /// Whether the driver is one that was here before, of a guest that was stopped meanwhile: its
+    /// rings were in use.
+    #[must_use]
+    pub fn goes_on(&mut self) -> bool {
+        let mut is_used = |at| self.queue(at).is_some_and(|(queue, _)| queue.ring.base() != 0);
+        is_used(TO_GUEST) || is_used(FROM_GUEST)
     }
 
     /// Whether memory of the front-end was not there since the last [`Self::handle_faults`]: what

@@ -18,7 +18,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use nightporter_api::FabricStatus;
-use nightporter_core::limits::T_TOE_SILENCE;
+use nightporter_core::limits::{T_TOE_SILENCE, TOE_KEPT_MAX};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::toe::id::{HostId, ShadowId, Side};
 use nightporter_core::toe::sockets::SocketId;
@@ -30,7 +30,6 @@ use rustix::net::{
     sockopt,
 };
 
-use super::KEPT_MAX as WAITING_MAX;
 use crate::broker::dialer::{Dialer, prepare};
 use crate::token::Token;
 pub(super) use peers::Peers;
@@ -146,7 +145,7 @@ impl Streams {
     /// Whether a stream has more waiting than anybody honest makes it have.
     pub(super) fn is_overfull(&self, id: StreamId) -> bool {
         let most = |stream: &Stream| match stream.carried {
-            Some(_) => WAITING_MAX,
+            Some(_) => TOE_KEPT_MAX,
             None => ANSWERS_MAX,
         };
         self.get(id).is_some_and(|stream| !stream.closes && stream.waiting() > most(stream))

@@ -317,7 +317,7 @@ impl World {
         let kernels = (0..GUESTS).map(VmId).map(|vm| {
             let ips = vec![Ipv4Addr::new(10, 0, 0, u8::try_from(vm.0 + 1).expect("few")).into()];
             let config = GuestConfig { cid: cid(vm), network: 5, ips };
-            assert!(hosts[host_of(vm).0 as usize].add_guest(vm, config).is_empty());
+            assert!(hosts[host_of(vm).0 as usize].add_guest(vm, config, false).is_empty());
             let buffer = [20_000, 100_000, 262_144][usize::try_from(random.below(3)).expect("few")];
             let mut kernel = Kernel {
                 vm,
@@ -565,7 +565,7 @@ impl World {
     fn gives(&mut self, h: usize) -> bool {
         let fits = |(id, waiting): (&SocketId, &VecDeque<u8>)| {
             let vm = self.hosts[h].sockets.get(*id).expect("not gone").vm;
-            let room = self.hosts[h].room_to_guest(*id).min(waiting.len() as u64).min(4096);
+            let room = self.hosts[h].takes(*id, waiting.len() as u64).min(4096);
             let buffers = self.kernels[vm.0 as usize].from_host.len() < 64;
             (buffers && room > 0).then_some((*id, vm, room))
         };
