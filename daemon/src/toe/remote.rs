@@ -97,8 +97,8 @@ impl Toe {
     pub(crate) fn take_dialed(&mut self, now: Instant, epoll: &Epoll) -> bool {
         let dialed = self.streams.take_dialed(epoll);
         let is_there = dialed.is_ok();
-        let failed = dialed.unwrap_or_else(|_| self.streams.lose_dialer());
-        self.rules.is_open = is_there;
+        let failed = dialed.unwrap_or_else(|_| self.streams.lose_dialer(epoll));
+        self.rules.is_open = self.streams.is_open();
         for id in failed {
             self.lose_stream(now, id);
         }

@@ -84,7 +84,6 @@ impl DataPath {
 
     /// Connections to other hosts have begun, or nobody makes any more.
     pub(super) fn take_dialed(&mut self, now: Instant, epoll: &Epoll) {
-        // Whose end hangs up is closed with it, and not watched any more.
         if !self.toe.take_dialed(now, epoll) {
             tracing::error!(
                 "the process that connects to other hosts has ended: sockets go to guests of this \

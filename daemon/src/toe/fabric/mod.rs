@@ -443,8 +443,11 @@ impl Streams {
     }
 
     /// Nobody makes connections any more. Those that wait for theirs.
-    pub(super) fn lose_dialer(&mut self) -> Vec<StreamId> {
-        self.dialer = None;
+    pub(super) fn lose_dialer(&mut self, epoll: &Epoll) -> Vec<StreamId> {
+        if let Some(dialer) = self.dialer.take() {
+            // Another process has a copy of its descriptor, so closing it is not enough.
+            let _ = epoll.delete(dialer.fd());
+        }
         let all = self.places.iter().zip(0..).filter_map(|(place, at)| {
             let id = StreamId { place: at, generation: place.generation };
             place.stream.as_deref().is_some_and(|stream| !stream.has_socket()).then_some(id)
