@@ -198,10 +198,6 @@ mutations! { SOCKETS:
     "if [[self.free() >= waiting + TOE_PACKET_COST + cost]] { len } else { 0 }"
     => "true";
 
-    "few bytes wait though the guest has nothing to read", "VTOE-10", "takes",
-    "waiting >= promised || [[!self.has_unread()]]"
-    => "false";
-
     "the last bytes of a stream wait for more", "VTOE-04", "promised",
     "[[self.total.unwrap_or(self.edge)]] - self.delivered"
     => "self.edge";

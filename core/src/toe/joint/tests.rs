@@ -596,6 +596,14 @@ fn vtoe_04_the_last_bytes_of_a_stream_wait_for_no_more() {
 }
 
 #[test]
+fn vtoe_10_few_bytes_do_not_wait_for_a_guest_that_has_read_all() {
+    for buffer in [100, 1000] {
+        let mut due = Due::new(accepted(buffer).0);
+        assert_eq!((due.sends(10), due.given), (10, 10), "a buffer of {buffer}");
+    }
+}
+
+#[test]
 fn vtoe_10_a_guest_that_reads_late_and_in_silence_is_asked() {
     let (joint, says) = accepted(262_144);
     let mut due = Due::new(joint);
