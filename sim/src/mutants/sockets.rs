@@ -226,10 +226,6 @@ mutations! { SOCKETS:
     "self.reset_orphans(now, vm);"
     => "";
 
-    "resets that a guest does not take pile up", "VTOE-10", "make_place",
-    "if [[self.sockets.count(vm) + resets]] < TOE_SOCKETS_MAX {"
-    => "self.sockets.count(vm)";
-
     "who listened stays when its control connection is over", "VTOE-06", "look_at_control",
     "self.forget_wishes(port);"
     => "";
