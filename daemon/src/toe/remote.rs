@@ -34,9 +34,12 @@ use super::{Toe, len_of, vm};
 /// Bytes of a stream that are read in a turn, about, and messages.
 const BYTES_PER_STREAM: usize = 256 << 10;
 const MESSAGES_PER_STREAM: usize = 64;
-/// Streams that are served in a turn, and bytes of all of them, about.
+/// Streams that are served in a turn, and bytes of all of them, about. A message counts for some
+/// bytes, and a request for many: it is looked at from all sides.
 const STREAMS_PER_TURN: usize = 64;
 const BYTES_PER_TURN: usize = 2 << 20;
+const BYTES_OF_A_MESSAGE: usize = 1 << 10;
+const BYTES_OF_A_REQUEST: usize = 64 << 10;
 
 /// What became of payload.
 enum Filled {
@@ -340,6 +343,7 @@ impl Toe {
             self.streams.wake(id);
         }
         self.streams.note_owed(now, id);
+        self.streams.flush_again(id); // an answer to hello
         self.heard = None;
         written + read
     }
@@ -359,10 +363,12 @@ impl Toe {
                 return (bytes, false);
             }
             messages += 1;
+            bytes += BYTES_OF_A_MESSAGE;
             match stream.poll() {
                 Heard::Nothing => return (bytes, false),
                 Heard::Message(message) => self.handle_message(now, id, &message),
                 Heard::Request(message, request) => {
+                    bytes += BYTES_OF_A_REQUEST;
                     self.handle_request(now, id, &message, &request);
                 }
                 Heard::Payload(left) => match self.fill(now, id, left) {
@@ -397,6 +403,7 @@ impl Toe {
         if !is_its && !is_late {
             return self.confuse(now, id);
         }
+        self.rules.peers.note_reached(host);
         let met = self.host.handle_message(now, host, message);
         self.hear(now);
         let goes_on = self.streams.get(id).is_some_and(|stream| !stream.closes);
@@ -413,7 +420,9 @@ impl Toe {
         }
         if !self.rules.may_come(host, request) {
             let kind = Kind::Reset(Errno::NotByToe);
-            return self.answer(now, &Message { id: message.id, to: Side::Opener, kind });
+            self.answer(now, &Message { id: message.id, to: Side::Opener, kind });
+            self.streams.give_back(now, id);
+            return;
         }
         let before = self.host.socket(host, message.id, Side::Acceptor);
         self.host.handle_request(now, host, message, request);
@@ -422,6 +431,8 @@ impl Toe {
             && let Some(VmId(at)) = self.host.vm_of(socket)
         {
             self.streams.give(id, message.id, socket, at as usize);
+        } else {
+            self.streams.give_back(now, id);
         }
     }
 
@@ -429,16 +440,15 @@ impl Toe {
     fn fill(&mut self, now: Instant, id: StreamId, left: u32) -> Filled {
         let carried = self.streams.get(id).and_then(|stream| stream.carried);
         let Some(carried) = carried else { return Filled::Lost };
+        // Behind what it is to hear before: until then it has no room either.
+        let has_place = self.give_packets(carried.device);
         let credit = self.host.room_to_guest(carried.socket);
-        // Behind what it is to hear before.
-        let has_place = credit > 0 && self.give_packets(carried.device);
-        self.touch(carried.device);
         let Self { host, devices, streams, .. } = self;
         let Some(stream) = streams.get_mut(id) else { return Filled::Lost };
         let Some(device) = devices.get_mut(carried.device).and_then(Option::as_mut) else {
             return Filled::Lost;
         };
-        if credit == 0 {
+        if has_place && credit == 0 {
             stream.waits = Some(Waits::Credit);
             return Filled::None;
         }

@@ -107,11 +107,11 @@ impl Rules {
     /// Whether a guest of that host may connect to one of this: it is there, nobody else has its
     /// address, and this one may be reached.
     pub(super) fn may_come(&self, host: HostId, request: &Request) -> bool {
-        let (from, to) = (request.from.ip(), self.only(request.network, request.to.ip()));
-        self.peers.host_of(request.network, from) == Some(host)
-            && !self.has(request.network, from)
-            && request.network < OWN
-            && to.is_some_and(|(_, own)| !own.isolated)
+        let (network, from) = (request.network, request.from.ip());
+        network < OWN
+            && self.peers.host_of(network, from) == Some(host)
+            && !self.has(network, from)
+            && self.only(network, request.to.ip()).is_some_and(|(_, own)| !own.isolated)
     }
 
     /// What the core calls a network.

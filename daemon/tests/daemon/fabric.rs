@@ -272,6 +272,12 @@ impl Stranger {
         self.says(&[&b"npvtoe\0\x01"[..], &[0; 32]].concat())
     }
 
+    /// Both have said hello.
+    fn meets(&mut self) -> &mut Self {
+        self.hello().0.read_exact(&mut [0; 40]).unwrap();
+        self
+    }
+
     fn asks(&mut self, serial: u64, from: &str, to: &str) -> &mut Self {
         let request =
             Request { network: VNI, from: from.parse().unwrap(), to: to.parse().unwrap() };
@@ -312,7 +318,7 @@ fn a_host_speaks_for_guests_that_are_registered_there_and_says_what_hosts_say() 
     assert_eq!(fabric(&two).refused, 1);
     // For another host's guest, and for one that is here; to a network that there is not.
     let mut one = stranger(1);
-    one.hello();
+    one.meets();
     let refused = Kind::Reset(Errno::NotByToe);
     assert_eq!(one.asks(1, "10.0.0.9:5", SERVER).hears(), refused);
     assert_eq!(one.asks(2, "10.0.0.2:5", SERVER).hears(), refused);
@@ -368,7 +374,7 @@ fn a_stream_that_ends_in_the_middle_of_a_message_is_no_end() {
     for cut in [7, LEN, LEN + 2] {
         let mut one = Stranger::new(&names.0, 1);
         let serial = cut as u64;
-        one.hello().asks(serial, "10.0.0.1:5", SERVER);
+        one.meets().asks(serial, "10.0.0.1:5", SERVER);
         let open =
             |b: &SocketGuest| b.sockets.values().filter(|it| it.is_open && !it.is_reset).count();
         until(&mut [&mut b], "a connection", |g| open(g[0]) == 2);
@@ -390,6 +396,7 @@ fn accept(listener: &TcpListener) -> (Stranger, Message) {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut it = Stranger(stream);
     it.0.read_exact(&mut [0; 40]).unwrap();
+    it.hello();
     let asked = it.is_asked();
     (it, asked)
 }
@@ -436,6 +443,37 @@ fn what_is_late_of_one_connection_means_nothing_for_the_next_of_its_stream() {
     until(&mut [&mut a], "it is sent", |g| g[0].socket(at).is_written());
     assert_eq!(host.hears(), Kind::Data { offset: 0, len: 3 });
     assert_eq!(fabric(&one).lost, 0);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_daemon_that_stands_is_not_waited_for() {
+    let World { mut a, two, one, names: _names, dirs: _dirs, b: _b, .. } = world();
+    two.signal(Signal::SIGSTOP);
+    // The kernel accepts for it.
+    let at = try_connect(&mut a, SERVER).unwrap();
+    until(&mut [&mut a], "it says nothing", |g| g[0].socket(at).is_reset);
+    assert_eq!(ask(&mut a, Ask::Describe(at)), NATIVE);
+    assert_eq!(try_connect(&mut a, SERVER), Err(NATIVE), "and it is known now");
+    two.signal(Signal::SIGCONT);
+    assert_eq!(fabric(&one).streams, 0);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn who_is_spoken_to_first_hears_that_it_is_connected_before() {
+    let World { mut a, mut b, names: _names, dirs: _dirs, one: _one, two: _two, .. } = world();
+    // It is off its CPU when the other one accepts and writes.
+    let at_a = try_connect(&mut a, SERVER).unwrap();
+    a.refills = false;
+    a.give_up_buffers();
+    until(&mut [&mut b], "it is called", |g| g[0].sockets.len() == 2);
+    let at_b = *b.sockets.keys().find(|ports| ports.host >= 1 << 16).unwrap();
+    b.write(at_b, b"welcome");
+    until(&mut [&mut b], "it is written", |g| g[0].socket(at_b).is_written());
+    a.refill();
+    until(&mut [&mut a, &mut b], "bytes", |g| g[0].socket(at_a).got == b"welcome");
+    assert!(a.socket(at_a).is_open);
 }
 
 #[test]

@@ -175,6 +175,17 @@ impl SocketGuest {
         self.kick(0, old);
     }
 
+    /// It has no buffers left: others have filled them all, with what is for nobody.
+    pub(crate) fn give_up_buffers(&mut self) {
+        while !self.offered.is_empty() {
+            let nobody = self.header(Ports { guest: 7, host: 7 }, Op::Data);
+            let sent = self.send(&nobody, &[]);
+            if !self.step() && !sent {
+                wait(&[self]);
+            }
+        }
+    }
+
     /// Another buffer for each that was taken, from now on too.
     pub(crate) fn refill(&mut self) {
         self.refills = true;

@@ -41,9 +41,9 @@ const STREAMS_MAX: usize = 32_768;
 const IDLE_MAX: usize = 64;
 /// And so long.
 const T_IDLE: Duration = Duration::from_secs(60);
-/// A host that has not been reached after this is not going to be. A SYN that is lost is repeated
-/// after 1 s and 3 s.
-const T_DIAL: Duration = Duration::from_secs(4);
+/// A host that has not said hello after this is not going to: a program waits for it. A SYN that is
+/// lost is repeated after 1 s.
+const T_DIAL: Duration = Duration::from_secs(2);
 /// A host that connects says hello within this, and one that is to hear of a reset takes it.
 const T_HELLO: Duration = Duration::from_secs(10);
 /// Nothing comes for so long of a message that has begun: its host is gone, or means no good. The

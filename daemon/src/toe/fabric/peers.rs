@@ -15,8 +15,17 @@ use crate::toe::HERE;
 const HOSTS_MAX: usize = 4096;
 /// Addresses of a station that count.
 const IPS_MAX: usize = 64;
-/// So long nobody is sent to a host that was not reached.
+/// So long nobody is sent to a host that was not reached, and twice as long each time after that.
 const T_AWAY: Duration = Duration::from_secs(5);
+const T_AWAY_MAX: Duration = Duration::from_secs(300);
+
+/// A host that was not reached.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    /// When somebody may try again; `None`: now.
+    until: Option<Instant>,
+    wait: Duration,
+}
 
 /// See the module's doc.
 #[derive(Debug, Default)]
@@ -28,8 +37,8 @@ pub(in super::super) struct Peers {
     hosts: BTreeMap<IpAddr, (usize, HostId)>,
     /// By number, from 1 on: 0 is this host.
     addresses: Vec<IpAddr>,
-    /// Hosts that were not reached, and until when nobody is sent there.
-    away: BTreeMap<HostId, Instant>,
+    /// Hosts that were not reached.
+    away: BTreeMap<HostId, Away>,
 }
 
 impl Peers {
@@ -46,6 +55,7 @@ impl Peers {
             }
             self.hosts.get_mut(&host).expect("it had a station").0 -= 1;
         }
+        let now = now.map(|it| Station { host: it.host.to_canonical(), ..it.clone() });
         let Some(station) = now.filter(|station| is_host(station.host)) else { return };
         if !self.hosts.contains_key(&station.host) {
             if self.addresses.len() >= HOSTS_MAX {
@@ -87,17 +97,26 @@ impl Peers {
 
     /// It was not reached.
     pub(in super::super) fn note_away(&mut self, now: Instant, host: HostId) {
-        self.away.insert(host, now + T_AWAY);
+        let before = self.away.get(&host).map(|it| it.wait);
+        let wait = before.map_or(T_AWAY, |wait| (wait + wait).min(T_AWAY_MAX));
+        self.away.insert(host, Away { until: Some(now + wait), wait });
+    }
+
+    /// It was.
+    pub(in super::super) fn note_reached(&mut self, host: HostId) {
+        self.away.remove(&host);
     }
 
     /// Time has passed.
     pub(in super::super) fn forgive(&mut self, now: Instant) {
-        self.away.retain(|_, until| now < *until);
+        for away in self.away.values_mut() {
+            away.until = away.until.filter(|until| now < *until);
+        }
     }
 
     /// Whether it was not reached lately.
     pub(in super::super) fn is_away(&self, host: HostId) -> bool {
-        self.away.contains_key(&host)
+        self.away.get(&host).is_some_and(|it| it.until.is_some())
     }
 }
 
@@ -150,6 +169,18 @@ mod tests {
         peers.note_away(now, HostId(1));
         peers.forgive(now + Duration::from_secs(4));
         assert!(peers.is_away(HostId(1)) && !peers.is_away(HostId(2)));
+        peers.forgive(now + T_AWAY);
+        assert!(!peers.is_away(HostId(1)));
+        // Twice as long each time, until it is reached.
+        for wait in [10, 20, 40, 80, 160, 300, 300] {
+            peers.note_away(now, HostId(1));
+            peers.forgive(now + Duration::from_secs(wait - 1));
+            assert!(peers.is_away(HostId(1)), "{wait}");
+            peers.forgive(now + Duration::from_secs(wait));
+            assert!(!peers.is_away(HostId(1)), "{wait}");
+        }
+        peers.note_reached(HostId(1));
+        peers.note_away(now, HostId(1));
         peers.forgive(now + T_AWAY);
         assert!(!peers.is_away(HostId(1)));
     }

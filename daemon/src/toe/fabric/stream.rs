@@ -1,7 +1,7 @@
 //! One stream of TCP: messages in and out, whole or in parts, and payload between them that stays
 //! in guest memory.
 //!
-//! The host that connected says [`HELLO_LEN`] bytes first; then both say messages
+//! Both hosts say [`HELLO_LEN`] bytes first, who connected before the other; then messages
 //! (`core/src/toe/message.rs`), of one connection at a time. When that is over, all well, or was
 //! refused, the stream can have the next, of the same opener; anything else is the end of it.
 
@@ -19,8 +19,9 @@ use rustix::io::{read, write};
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 
-/// What the host that connects says first: that this is it, its version, and a token, which is
-/// zeros as long as peers are told by their addresses alone.
+/// What hosts say first: that this is it, their version, and a token, which is zeros as long as
+/// peers are told by their addresses alone. That a connection was accepted says nothing: the kernel
+/// does that for a daemon that stands.
 pub(super) const HELLO_LEN: usize = MAGIC.len() + TOKEN_LEN;
 const MAGIC: [u8; 8] = *b"npvtoe\0\x01";
 const TOKEN_LEN: usize = 32;
@@ -90,7 +91,7 @@ pub(in super::super) struct Stream {
     /// Our end of its connections: this host connected, or was connected to.
     pub(in super::super) ours: Side,
     pub(in super::super) carried: Option<Carried>,
-    /// The other host has taken something, or said something.
+    /// The other host has said hello.
     pub(in super::super) is_proven: bool,
     /// It ends as soon as what there is to say is said.
     pub(in super::super) closes: bool,
@@ -98,8 +99,6 @@ pub(in super::super) struct Stream {
     head: [u8; HEAD_LEN],
     have: usize,
     wanted: usize,
-    /// The host that connected has said hello.
-    has_hello: bool,
     /// Bytes of payload that are next.
     left: u32,
     /// What the socket has not taken, from `taken` on.
@@ -143,8 +142,7 @@ impl Stream {
             closes: false,
             head: [0; HEAD_LEN],
             have: 0,
-            wanted: if ours == Side::Opener { LEN } else { HELLO_LEN },
-            has_hello: ours == Side::Opener,
+            wanted: HELLO_LEN,
             left: 0,
             out: Vec::new(),
             taken: 0,
@@ -220,7 +218,7 @@ impl Stream {
             let space = &mut self.head[self.have..self.wanted];
             match read(socket, space).map_err(io::Error::from) {
                 Ok(0) => return Heard::Lost,
-                Ok(len) => (self.have, self.is_proven) = (self.have + len, true),
+                Ok(len) => self.have += len,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Heard::Nothing,
                 Err(_) => return Heard::Lost,
@@ -233,10 +231,16 @@ impl Stream {
         if self.have < self.wanted {
             return None;
         }
-        if !self.has_hello {
-            let is_good = self.head[..HELLO_LEN] == hello();
-            (self.has_hello, self.have, self.wanted) = (true, 0, LEN);
-            return (!is_good).then_some(Heard::Nonsense);
+        if !self.is_proven {
+            if self.head[..HELLO_LEN] != hello() {
+                return Some(Heard::Nonsense);
+            }
+            (self.is_proven, self.have, self.wanted) = (true, 0, LEN);
+            if self.ours == Side::Acceptor {
+                self.out.extend(hello());
+                self.has_more_to_flush = true;
+            }
+            return None;
         }
         let (head, request) = self.head.split_first_chunk::<LEN>().expect("it is longer");
         let Ok(message) = Message::parse(head) else { return Some(Heard::Nonsense) };
@@ -362,7 +366,7 @@ impl Stream {
             match sent(write(socket, &self.out[self.taken..end]).map_err(Into::into))? {
                 0 => break,
                 n => {
-                    (self.taken, self.moved, self.is_proven) = (self.taken + n, now, true);
+                    (self.taken, self.moved) = (self.taken + n, now);
                     budget -= n;
                 }
             }
