@@ -56,27 +56,27 @@ impl Serials {
         // What lies between has not come.
         match end.saturating_sub(self.end) {
             TOE_LATE_REQUESTS.. => self.came.fill(0),
-            skipped => (0..skipped).for_each(|n| self.set(serial - n, false)),
+            _ => self.clear(self.end, end),
         }
         self.end = self.end.max(end);
-        let (word, bit) = Self::place(serial);
+        let (word, bit) = (Self::word(serial), 1 << (serial % 64));
         let came = self.came[word] & bit != 0;
-        self.set(serial, true);
+        self.came[word] |= bit;
         !came
     }
 
-    fn set(&mut self, serial: u64, came: bool) {
-        let (word, bit) = Self::place(serial);
-        if came {
-            self.came[word] |= bit;
-        } else {
-            self.came[word] &= !bit;
+    /// These have not come: fewer than there is memory of. By words, for another host says which,
+    /// and a bit for each serial that it skips would be much work for a message.
+    fn clear(&mut self, mut from: u64, end: u64) {
+        while from < end {
+            let (bit, len) = (from % 64, (64 - from % 64).min(end - from));
+            self.came[Self::word(from)] &= !(u64::MAX >> (64 - len) << bit);
+            from += len;
         }
     }
 
-    fn place(serial: u64) -> (usize, u64) {
-        let at = serial % TOE_LATE_REQUESTS;
-        (usize::try_from(at / 64).expect("few"), 1 << (at % 64))
+    fn word(serial: u64) -> usize {
+        usize::try_from(serial % TOE_LATE_REQUESTS / 64).expect("few")
     }
 }
 
@@ -144,6 +144,29 @@ mod tests {
         }
         assert!(requests.is_new(HostId(1), name(7, 1000)));
         assert!(!requests.is_new(HostId(1), name(7, 999)), "too late to be known");
+    }
+
+    #[test]
+    fn serials_that_jump_clear_what_they_skip_and_nothing_else() {
+        let mut serials = Serials { incarnation: 7, end: 0, came: Box::new([u64::MAX; WORDS]) };
+        // Every beginning in a word, and every length of up to three words.
+        for jump in 0..200_u64 {
+            let (before, end) = (serials.end, serials.end + jump + 1);
+            assert!(serials.is_new(end - 1), "{jump}");
+            for skipped in before..end - 1 {
+                assert!(serials.is_new(skipped), "{skipped} of {before}..{end}");
+            }
+            for came in before.saturating_sub(200)..end {
+                assert!(!serials.is_new(came), "{came} of {before}..{end}");
+            }
+        }
+        // As many as are known, and more.
+        for jump in [TOE_LATE_REQUESTS - 1, TOE_LATE_REQUESTS, TOE_LATE_REQUESTS + 1] {
+            let last = serials.end - 1;
+            assert!(serials.is_new(last + jump));
+            assert!(serials.is_new(last + 2) && serials.is_new(last + jump - 1));
+            assert!(!serials.is_new(last) && !serials.is_new(last + jump));
+        }
     }
 
     #[test]

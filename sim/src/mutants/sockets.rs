@@ -135,8 +135,8 @@ mutations! { SOCKETS:
     => "false";
 
     "requests that were skipped have come", "VTOE-13", "is_new",
-    "skipped => [[(0..skipped).for_each(|n| self.set(serial - n, false))]]"
-    => "self.set(serial, false)";
+    "_ => [[self.clear(self.end, end)]]"
+    => "self.clear(serial, end)";
 
     "whoever knows a name may speak of the connection", "VTOE-09", "socket",
     "self.names.get(&(host, id, side)).copied()"
