@@ -13,7 +13,7 @@ use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
 use crate::load::Load;
 use crate::lossy::Dropper;
-use crate::program::Program;
+use crate::program::{self, Program};
 use crate::{boot, http, load, nic, service};
 
 /// Boots the guest and obeys the host until it is told to leave.
@@ -73,12 +73,8 @@ impl Agent {
                 Ok(Reply::Dropped { seen, dropped })
             }
             Command::Run { program, arguments, environment } => {
-                let mut run = std::process::Command::new(&program);
-                let run = run.args(arguments).envs(environment).output();
-                let run = run.with_context(|| program.clone())?;
-                let output = [run.stdout, run.stderr].concat();
-                let output = String::from_utf8_lossy(&output).into_owned();
-                Ok(Reply::Ran { ok: run.status.success(), output })
+                let ran = program::run(&program, &arguments, environment, program::SILENCE)?;
+                Ok(Reply::Ran { ok: ran.ok, output: ran.output })
             }
             Command::Start { name, program, arguments, environment } => {
                 self.programs.remove(&name); // it may have what the new one wants

@@ -12,6 +12,10 @@ use crate::process::Process;
 /// How long a guest may take to answer a command. Generous: it may be waiting for its core.
 const REPLY_LIMIT: Duration = Duration::from_secs(20);
 
+/// How long a program may take that the guest is to run. The guest itself ends one that says
+/// nothing for a minute, and tells where it stood, so this is for one that speaks for ever.
+const RUN_LIMIT: Duration = Duration::from_secs(300);
+
 /// How often a wait looks whether the guest is still there.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -48,8 +52,9 @@ impl Control {
     /// # Errors
     /// The guest refused, did not answer in time, or its VMM ended.
     pub fn call(&mut self, vmm: &mut Process, command: &Command) -> Result<Reply> {
+        let limit = if let Command::Run { .. } = command { RUN_LIMIT } else { REPLY_LIMIT };
         self.send(command)?;
-        self.hear(vmm).with_context(|| format!("{command:?}"))
+        self.hear_within(vmm, limit).with_context(|| format!("{command:?}"))
     }
 
     /// The reply to a command that was sent. `Reply::Error` becomes an error.
@@ -57,7 +62,11 @@ impl Control {
     /// # Errors
     /// As of [`Self::call`].
     pub fn hear(&mut self, vmm: &mut Process) -> Result<Reply> {
-        match self.receive(vmm, REPLY_LIMIT)? {
+        self.hear_within(vmm, REPLY_LIMIT)
+    }
+
+    fn hear_within(&mut self, vmm: &mut Process, limit: Duration) -> Result<Reply> {
+        match self.receive(vmm, limit)? {
             Reply::Error { message } => bail!("the guest refused: {message}"),
             reply => Ok(reply),
         }

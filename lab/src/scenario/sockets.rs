@@ -241,9 +241,12 @@ fn printed(
     arguments: &[String],
     sockets: Sockets,
 ) -> Result<String> {
-    let (program, arguments) = (program.to_owned(), arguments.to_vec());
-    let run = Command::Run { program, arguments, environment: sockets.environment(false) };
-    match world.guests[0].call(&run)? {
+    let environment = sockets.environment(false);
+    let (file, arguments) = (program.to_owned(), arguments.to_vec());
+    let begun = Instant::now();
+    let ran = world.guests[0].call(&Command::Run { program: file, arguments, environment })?;
+    println!("{program} took {:.1} s, {sockets:?}", begun.elapsed().as_secs_f64());
+    match ran {
         Reply::Ran { ok: true, output } => Ok(output),
         Reply::Ran { ok: false, output } => bail!("the suite failed: {output}"),
         other => bail!("run was answered with {other:?}"),
