@@ -295,10 +295,17 @@ impl Episode {
         }
     }
 
-    /// Segments are of this size from now on.
+    /// Segments are of this size from now on. A window that is no wider than the initial one is
+    /// what that would have been for them: bytes of longer ones would be a burst of more segments
+    /// than it has (RFC 5681 section 3.1, RFC 6928 section 2).
     pub fn on_mss(&mut self, mss: u64) {
+        let is_initial = self.controller.cwnd() <= self.initial_window;
+        let one = self.initial_window <= self.mss;
+        self.initial_window = self.initial_window.min(initial_window(mss, one));
+        if is_initial {
+            self.controller.on_idle(self.initial_window);
+        }
         self.mss = mss;
-        self.initial_window = self.initial_window.min(initial_window(mss, false));
         self.controller.on_mss(mss);
     }
 }

@@ -162,6 +162,11 @@ impl LossProbe {
         self.measured = false;
     }
 
+    /// What the probe asked about is being repaired: its answer means nothing more (section 7.1).
+    pub const fn forget(&mut self) {
+        self.out = None;
+    }
+
     /// An acknowledgement of all below `ack` (section 7.4.2). `twice`: it reports that what ends
     /// there came twice; `duplicate`: it says nothing new and has no SACK blocks.
     pub fn on_ack(&mut self, ack: u64, twice: Option<u64>, duplicate: bool) -> ProbeAnswer {

@@ -192,7 +192,8 @@ impl Scoreboard {
     }
 
     /// An acknowledgement of all below `ack` and of `blocks`. `delivered` is told every piece that
-    /// R has for the first time, those above `una` in the order of the blocks.
+    /// R has for the first time, in their order in the stream: in that of the blocks, of which the
+    /// newest comes first, an ACK that was lost would look as if R had got later bytes earlier.
     pub fn on_ack(
         &mut self,
         ack: u64,
@@ -214,7 +215,9 @@ impl Scoreboard {
                 delivered(&p);
             }
         }
-        for &(from, to) in blocks {
+        let mut last = (0, 0);
+        while let Some(&(from, to)) = blocks.iter().filter(|block| **block > last).min() {
+            last = (from, to);
             if from < to && from >= self.una && to <= self.next && self.may_cut() {
                 news += self.on_block(from, to, &mut delivered);
             }

@@ -345,6 +345,7 @@ impl Sender {
             self.probes = self.probes.saturating_add(1); // R throws away what is under way
         }
         self.episode.on_timeout(now, flight, self.next(), first);
+        self.probe.forget();
         self.due = Due::First;
         self.set_pace(now);
         self.reordering = Instant::MAX;

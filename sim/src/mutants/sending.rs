@@ -44,6 +44,22 @@ mutations! { SENDING:
     "sample = None;"
     => "sample = sample.map(|least| least.min(now.since(p.sent_at)));";
 
+    "a tail loss probe is remembered through a recovery", "INV-24", "detect",
+    "if lost > 0 { self.probe.forget(); }"
+    => "";
+
+    "a tail loss probe is remembered through a timeout", "INV-24", "on_retransmission_timeout",
+    "self.probe.forget();"
+    => "";
+
+    "SACK blocks are taken as they stand", "FLOOD-21", "on_ack",
+    "blocks.iter().filter(|block| **block > last).min()"
+    => "blocks.iter().filter(|block| last.1 == 0 || **block < last).max()";
+
+    "a first flight of smaller segments has the bytes of longer ones", "FLOOD-19", "on_mss",
+    "if is_initial { self.controller.on_idle(self.initial_window); }"
+    => "";
+
     "the timeout counts from the first segment, whatever is acknowledged", "FLOOD-23", "on_moved",
     "self.since = now;"
     => "";

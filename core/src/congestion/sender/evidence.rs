@@ -105,6 +105,9 @@ impl Sender {
             }
         });
         self.reordering = late.unwrap_or(Instant::MAX); // the last of them counts
+        if lost > 0 {
+            self.probe.forget(); // a recovery begins, or is under way
+        }
         Lost { some: lost > 0, again, beyond }
     }
 

@@ -391,6 +391,102 @@ fn flood_39_segments_that_become_shorter_in_mid_flow_are_cut() {
 }
 
 #[test]
+fn flood_19_of_segments_that_are_smaller_than_was_thought_ten_leave_too() {
+    for (mss, lost, first, bytes) in [
+        (1460, false, 0, 5000),
+        (1460, false, 1460, 4960), // and no part of a segment
+        (8960, false, 0, 5000),
+        (1460, true, 0, 500),
+    ] {
+        let initial_window = initial_window(mss, lost);
+        let mut trace = Trace::new(&SenderConfig { mss, initial_window, ..reno() });
+        trace.sender.on_offered(trace.now, FIRST + 90_000);
+        if first > 0 {
+            assert!(trace.sender.poll(trace.now, first, u64::MAX).is_some());
+        }
+        trace.sender.set_mss(500);
+        trace.drain();
+        assert_eq!(trace.sender.in_flight(), bytes, "{mss} {lost} {first}");
+    }
+}
+
+/// RFC 8985 section 7.1. R answers the probe of a tail by SACK, and what was lost before it is
+/// repaired in a recovery; the probe has no say in what comes seconds later.
+#[test]
+fn inv_24_a_tail_that_a_recovery_has_repaired_reduces_the_window_once() {
+    let trace = Trace::run(
+        &SenderConfig { ecn: true, ..reno() },
+        us,
+        "0    offer 10000
+              > 0:10000
+         100  ack 2000
+         101  ack 8000
+         2300 wait
+              > again 9000:10000
+         2402 ack 8000 9000:10000
+              > again 8000:9000
+         2503 ack 10000
+         9000 offer 11000
+              > 10000:11000 cwr
+         9100 ack 11000
+         9200 offer 12000
+              > 11000:12000
+         9300 ack 12000
+         9400 offer 14000
+              > 12000:14000
+         11590 wait
+              > again 13000:14000
+         11700 wait",
+    );
+    assert_eq!(trace.sender.waits(), Waits::Retransmission, "the next tail was probed for");
+}
+
+#[test]
+fn inv_24_a_probe_that_was_lost_before_a_timeout_reduces_nothing_behind_it() {
+    Trace::run(
+        &SenderConfig { ecn: true, ..reno() },
+        ms,
+        "0    offer 1000
+              > 0:1000
+         100  ack 1000
+         1000 offer 2000
+              > 1000:2000
+         1300 wait
+              > again 1000:2000
+         1600 wait
+              > again 1000:2000
+         1700 ack 2000
+         1800 offer 3000
+              > 2000:3000 cwr
+         1900 ack 3000
+         2000 offer 4000
+              > 3000:4000
+         2100 ack 4000",
+    );
+}
+
+/// R's blocks name the newest first. The ACK of 101, which said that 5000 had come, was lost: that
+/// R names it behind 7000 is no reordering, and the third segment behind a hole means a loss at
+/// once.
+#[test]
+fn flood_21_a_lost_ack_does_not_look_like_reordering() {
+    Trace::run(
+        &reno(),
+        us,
+        "0   offer 10000
+             > 0:10000
+         100 ack 4000
+         102 ack 4000 7000:8000 5000:6000
+         103 ack 4000 7000:9000 5000:6000
+             > again 4000:5000
+         104 ack 4000 7000:10000 5000:6000
+             > again 6000:7000
+         203 ack 6000 7000:10000
+         204 ack 10000",
+    );
+}
+
+#[test]
 fn flood_25_after_a_pause_ten_segments_of_today_s_size_leave() {
     let config = SenderConfig { mss: 8960, initial_window: initial_window(8960, false), ..reno() };
     let mut trace = Trace::new(&config);
