@@ -37,10 +37,12 @@ build: ## release build of everything
 	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked --workspace
 
-deb: ## a Debian package of the daemon and the operator's tool, into target
+deb: ## Debian packages of the host's programs and of the guest's, into target
+	-@.ci/packages $(PACKAGES_FLOOD)
 	cargo build --release --locked -p nightporterd -p nightporter
+	cargo rustc --release --locked -p nightporter-flood --bin nightporter-guest --target-dir $(TARGET)/guest -- -C target-feature=+crt-static
 	@cargo run --quiet --locked -p nightporter --example pages -- $(TARGET)/pages
-	@packaging/deb $(TARGET)/release $(TARGET)/pages $(TARGET)
+	@packaging/deb $(TARGET)/release $(TARGET)/guest/release/nightporter-guest $(TARGET)/pages $(TARGET)
 
 demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1
 	@$(TARGET)/release/nightporter-lab demo $(DEMO)
