@@ -24,7 +24,8 @@
 //!
 //! **An epoch** is the time in which the host knows all connections that began under it. A daemon
 //! that starts, and a host that takes a guest over, begins another: it does not control the
-//! connections of the one before.
+//! connections of the one before. A daemon draws its first epoch from all there are, and each other
+//! is one more than the one before: who hears one that is not a little ahead hears another daemon.
 
 use core::num::NonZeroU64;
 

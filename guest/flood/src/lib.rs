@@ -17,11 +17,13 @@
 //! ```
 //!
 //! - [`beats`] knows which NICs hear a host. No clock, no sockets: time is an argument.
+//! - [`earlier`] holds routes back while connections are left that another daemon knew;
+//!   [`connections`] lists them.
 //! - [`plan`] compares the routes there are with those that should be, and says what to change.
 //! - [`record`] is what was there before, in a file: whoever comes next can undo it exactly.
-//! - [`route`] and [`rtnl`] are rtnetlink(7). A route is sent back as the kernel gave it, attribute
-//!   by attribute, but for the one metric. That is why no library parses it and no `ip` prints it:
-//!   what these do not know, they would lose.
+//! - [`route`] and [`rtnl`] are rtnetlink(7), over `netlink`. A route is sent back as the kernel
+//!   gave it, attribute by attribute, but for the one metric. That is why no library parses it and
+//!   no `ip` prints it: what these do not know, they would lose.
 //! - [`np_flood`] is another way: connections flood by a congestion control of their own, and
 //!   routes stay as they are. Its program sees by itself when the last heartbeat grows stale.
 //! - [`watch`] is the process that waits for heartbeats, and its keeper.
@@ -36,9 +38,12 @@
 //!    advertisements, or that expire (a change would make them permanent).
 
 pub mod beats;
+pub mod connections;
 pub mod control;
+pub mod earlier;
 #[cfg(np_flood)]
 mod libbpf;
+mod netlink;
 pub mod np_flood;
 pub mod plan;
 pub mod record;

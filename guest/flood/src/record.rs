@@ -22,6 +22,9 @@ pub struct Record {
     pub np_flood: bool,
     /// Names of the interfaces by which connections flood now.
     pub live: Vec<String>,
+    /// Why none does although a host says that it may.
+    #[serde(default)]
+    pub held_back: Option<String>,
     /// Routes with an initial window of ours.
     pub routes: Vec<RouteRecord>,
     /// What `tcp_slow_start_after_idle` was, if it is ours now.

@@ -230,6 +230,12 @@ fn attributes(mut bytes: &[u8]) -> Result<Vec<(Kind, Vec<u8>)>> {
     Ok(out)
 }
 
+/// The value of the first attribute of this type in such a list.
+pub(crate) fn attribute(list: &[u8], kind: u16) -> Option<Vec<u8>> {
+    let mut all = attributes(list).ok()?.into_iter();
+    all.find(|(of, _)| of.is(kind)).map(|(_, value)| value)
+}
+
 fn emit(attributes: &[(Kind, Vec<u8>)]) -> Vec<u8> {
     let mut out = Vec::new();
     for (kind, value) in attributes {
@@ -242,7 +248,7 @@ fn emit(attributes: &[(Kind, Vec<u8>)]) -> Vec<u8> {
     out
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 

@@ -52,11 +52,12 @@ fn text(seen: &Seen) -> String {
     let mut out = String::new();
     let routes = &seen.record.routes;
     let flooding = !routes.is_empty();
-    let state = match (seen.watched, seen.record.live.is_empty()) {
-        (true, false) => "on, a host controls congestion",
-        (true, true) => "on, but no host says that it controls congestion: nothing floods",
-        (false, _) if flooding => "off, BUT NOT UNDONE: run `nightporter-guest flood off`",
-        (false, _) => "off",
+    let state = match (seen.watched, seen.record.live.is_empty(), &seen.record.held_back) {
+        (true, false, _) => "on, a host controls congestion",
+        (true, true, Some(reason)) => &format!("on, but nothing floods yet: {reason}"),
+        (true, true, None) => "on, but no host says that it controls congestion: nothing floods",
+        (false, ..) if flooding => "off, BUT NOT UNDONE: run `nightporter-guest flood off`",
+        (false, ..) => "off",
     };
     let _ = writeln!(out, "flooding     {state}");
     let _ = writeln!(out, "heard on     {}", or_none(&seen.record.live.join(", ")));
@@ -154,6 +155,7 @@ mod tests {
             segments: Some(1000),
             np_flood: false,
             live: vec!["eth0".to_owned()],
+            held_back: None,
             routes: vec![RouteRecord { name, before: None, ours: 1000 }],
             slow_start: Some("1".to_owned()),
             pieces: None,
@@ -185,6 +187,14 @@ depth        the least of: the window that the host shows (ss -tin: snd_wnd);
         assert!(text.starts_with("flooding     on, but no host says"), "{text}");
         assert!(text.contains("routes       none floods"), "{text}");
         assert!(text.contains("tcp_slow_start_after_idle 1 (not ours)"), "{text}");
+    }
+
+    #[test]
+    fn a_guest_that_waits_for_earlier_connections() {
+        let mut seen = seen();
+        seen.record.held_back = Some("another daemon".to_owned());
+        let text = text(&seen);
+        assert!(text.starts_with("flooding     on, but nothing floods yet: another"), "{text}");
     }
 
     #[test]

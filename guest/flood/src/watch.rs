@@ -23,6 +23,8 @@ use nix::unistd::{Pid, getppid};
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 
 use crate::beats::{Beats, Nic};
+use crate::connections::connections;
+use crate::earlier::Earlier;
 use crate::np_flood::NpFlood;
 use crate::plan::plan;
 use crate::record::{Place, Record};
@@ -114,18 +116,23 @@ pub fn watch(place: &Place, how: How, keeper: u32, ready: impl FnOnce()) -> Resu
     let changes = Changes::open()?;
     let rtnl = Rtnl::open()?;
     let mut beats = Beats::default();
-    let mut live = BTreeSet::new();
+    let mut earlier = Earlier::default();
+    let mut live = Live::default();
     follow(place, &rtnl, &live, how)?; // what a watcher before left
     let mut np_flood = how.np_flood.then(NpFlood::load).transpose()?;
     ready();
     while stop.read_signal()?.is_none() {
-        wait(&[ears.as_fd(), changes.as_fd(), stop.as_fd()], beats.poll_timeout())?;
+        let until = beats.poll_timeout().into_iter().chain(earlier.poll_timeout()).min();
+        wait(&[ears.as_fd(), changes.as_fd(), stop.as_fd()], until)?;
         hear(&ears, &mut beats)?;
-        beats.handle_timeout(now()?);
+        let now = now()?;
+        beats.handle_timeout(now);
         if let Some(np_flood) = &mut np_flood {
             np_flood.tell(&beats, how.segments)?;
+        } else if earlier.is_asking(now, &beats) {
+            earlier.see(now, connections());
         }
-        let heard = beats.nics();
+        let heard = Live::of(&beats, earlier.reason());
         // Both are asked: a change that is not taken wakes the next round at once.
         if changes.take()? | (heard != live) {
             tell(&live, &heard);
@@ -146,14 +153,35 @@ pub fn undo(place: &Place) -> Result<()> {
     place.write(&Record::default())
 }
 
-fn follow(place: &Place, rtnl: &Rtnl, live: &BTreeSet<Nic>, how: How) -> Result<()> {
+/// The interfaces by which connections may flood now.
+#[derive(Debug, Default, Eq, PartialEq)]
+struct Live {
+    nics: BTreeSet<Nic>,
+    /// Why there are none, although a host is heard.
+    held_back: Option<String>,
+}
+
+impl Live {
+    fn of(beats: &Beats, reason: Option<String>) -> Self {
+        let nics = beats.nics();
+        match reason {
+            Some(reason) if !nics.is_empty() => {
+                Self { nics: BTreeSet::new(), held_back: Some(reason) }
+            }
+            _ => Self { nics, held_back: None },
+        }
+    }
+}
+
+fn follow(place: &Place, rtnl: &Rtnl, live: &Live, how: How) -> Result<()> {
     let mut record = place.read()?;
     record.watcher = Some(i32::try_from(std::process::id())?);
     record.segments = Some(how.segments);
     record.np_flood = how.np_flood;
-    record.live = live.iter().map(|nic| name(*nic)).collect();
+    record.live = live.nics.iter().map(|nic| name(*nic)).collect();
+    record.held_back.clone_from(&live.held_back);
     let no_route = BTreeSet::new();
-    let by_route = if how.np_flood { &no_route } else { live };
+    let by_route = if how.np_flood { &no_route } else { &live.nics };
     apply(place, &mut record, rtnl, by_route, how.segments)
 }
 
@@ -264,11 +292,15 @@ fn now() -> Result<Instant> {
     Ok(Instant::from_secs(seconds) + Duration::from_nanos(u64::try_from(time.tv_nsec())?))
 }
 
-fn tell(before: &BTreeSet<Nic>, after: &BTreeSet<Nic>) {
-    for nic in after.difference(before) {
+fn tell(before: &Live, after: &Live) {
+    for nic in after.nics.difference(&before.nics) {
         eprintln!("{}: the host controls congestion, connections flood", name(*nic));
     }
-    for nic in before.difference(after) {
+    if let Some(reason) = &after.held_back {
+        eprintln!("new connections do not flood: {reason}");
+        return;
+    }
+    for nic in before.nics.difference(&after.nics) {
         eprintln!("{}: no host controls congestion, new connections do not flood", name(*nic));
     }
 }

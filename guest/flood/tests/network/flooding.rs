@@ -10,6 +10,8 @@ use crate::world::{FAR, MSS, NEAR, World, ip, pieces, routes, signal_process, sl
 const ORDINARY: u32 = 10 * MSS;
 /// The default route, and the one to the guest's own network.
 const BOTH: usize = 2;
+/// So many timeouts take a window of 1000 segments to ten, and one more.
+const PAUSE: u32 = 8;
 /// FLOOD-28.
 const STALE: Duration = Duration::from_secs(2);
 
@@ -47,10 +49,14 @@ fn s_35_a_heartbeat_that_stops_ends_the_flood_within_two_seconds() {
             assert!((MSS..=ORDINARY).contains(&flight), "{remote}: {flight}");
         }
         assert_eq!((slow_start(), pieces()), ("1".to_owned(), "2".to_owned()));
+        // It asks the new route when it sends; from then on half of its window goes with each
+        // timeout that it is idle.
+        world.exchange(&mut at_rest);
+        world.hear_nothing(PAUSE * world.timeout(&at_rest));
         let flight = world.flight(&mut at_rest);
-        // Half of its window has gone with each timeout that it was idle.
-        assert!((MSS..100 * MSS).contains(&flight), "a connection that was idle: {flight}");
+        assert!((MSS..=2 * ORDINARY).contains(&flight), "a connection that was idle: {flight}");
         // It comes back, and a host that says stop is obeyed without waiting.
+        world.control_begins_again();
         world.host_says(true);
         world.until_flooding(BOTH);
         let mut floods_already = world.open(FAR, None);
@@ -203,5 +209,53 @@ fn flood_28_a_route_that_changes_under_it_floods_too_and_stays_changed() {
         world.says("flood off");
         let left = routes();
         assert!(left.contains("initcwnd 5000") && !left.contains("initcwnd 1000"), "{left}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: it makes a tap"]
+fn flood_28_another_daemon_floods_nothing_while_the_one_before_left_large_windows() {
+    World::run(|mut world| {
+        let before = routes();
+        let mut tool = world.watch("");
+        world.host_says(true);
+        world.until_flooding(BOTH);
+        let [mut at_rest, mut silent] = [FAR, NEAR].map(|remote| world.open(remote, None));
+        world.exchange(&mut at_rest);
+        world.exchange(&mut silent);
+        // The same daemon has no place for a while, and then it has.
+        world.host_says(false);
+        world.until_flooding(0);
+        world.control_begins_again();
+        world.host_says(true);
+        world.until_flooding(BOTH);
+        // It is replaced, and its guest has not even missed it.
+        let opening = world.begin_to_open(FAR, None);
+        world.another_daemon_starts();
+        let left = |left| {
+            format!(
+                "flooding     on, but nothing floods yet: another daemon controls congestion, \
+                 and {left} of the connections of before"
+            )
+        };
+        world.host_goes_on_until(&left(3));
+        world.exchange(&mut at_rest);
+        world.host_goes_on(PAUSE * world.timeout(&at_rest));
+        let flight = world.flight(&mut at_rest);
+        assert!((MSS..=2 * ORDINARY).contains(&flight), "nobody controls it: {flight}");
+        world.host_goes_on_until(&left(2));
+        // It had asked when it still could have flooded.
+        let mut opened = world.finish_opening(opening);
+        let flight = world.flight(&mut opened);
+        assert!((MSS..=ORDINARY).contains(&flight), "{flight}");
+        world.host_goes_on_until(&left(1));
+        tool.until_said("new connections do not flood: another daemon");
+        assert_eq!((routes(), slow_start(), pieces()), (before, "1".to_owned(), "2".to_owned()));
+        let flight = world.first_flight(FAR, None);
+        assert!((MSS..=ORDINARY).contains(&flight), "{flight}");
+        // The last of them ends.
+        world.reset(silent);
+        world.host_goes_on_until("flooding     on, a host controls congestion\n");
+        assert!(world.first_flight(FAR, None) > 500 * MSS);
     });
 }

@@ -70,6 +70,14 @@ pub(crate) struct Connection {
     pub(crate) longest: u32,
 }
 
+/// A connection whose SYN is on its way.
+pub(crate) struct Opening {
+    stream: thread::JoinHandle<TcpStream>,
+    syn: Segment,
+    /// Of the remote.
+    port: u16,
+}
+
 /// A tool in the foreground.
 pub(crate) struct Watch {
     pub(crate) child: Child,
@@ -137,6 +145,11 @@ impl World {
 
     /// The host's daemon is replaced: it knows no connection any more.
     pub(crate) fn another_daemon_starts(&mut self) {
+        self.epoch = self.epoch.checked_add(1 << 40).unwrap();
+    }
+
+    /// The host's daemon had no place for a while: it knows all connections.
+    pub(crate) fn control_begins_again(&mut self) {
         self.epoch = self.epoch.checked_add(1).unwrap();
     }
 
@@ -224,6 +237,28 @@ impl World {
         self.open_slowly(remote, control, Duration::ZERO)
     }
 
+    /// The host controls congestion for so long, and the remote says nothing.
+    pub(crate) fn host_goes_on(&mut self, time: Duration) {
+        let deadline = Instant::now() + time;
+        while let Some(left) = deadline.checked_duration_since(Instant::now()) {
+            self.host_says(true);
+            self.hear_nothing(left.min(Duration::from_millis(200)));
+        }
+    }
+
+    /// The host controls congestion until the tool's status begins like this.
+    pub(crate) fn host_goes_on_until(&mut self, status: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.host_goes_on(Duration::from_millis(200));
+            let now = self.says("flood status");
+            if now.starts_with(status) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{now}");
+        }
+    }
+
     /// The same, and the remote takes so long to answer.
     pub(crate) fn open_slowly(
         &mut self,
@@ -231,10 +266,17 @@ impl World {
         control: Option<&str>,
         round_trip: Duration,
     ) -> Connection {
+        let opening = self.begin_to_open(remote, control);
+        self.hear_nothing(round_trip);
+        self.finish_opening(opening)
+    }
+
+    /// The guest asks for a connection, and the remote has not answered yet.
+    pub(crate) fn begin_to_open(&mut self, remote: Ipv4Addr, control: Option<&str>) -> Opening {
         self.port += 1;
         let to = SockaddrIn::from(SocketAddrV4::new(remote, self.port));
         let control = control.map(OsString::from);
-        let opening = thread::spawn(move || {
+        let stream = thread::spawn(move || {
             let flags = SockFlag::SOCK_CLOEXEC;
             let fd = socket(AddressFamily::Inet, SockType::Stream, flags, None).unwrap();
             if let Some(control) = control {
@@ -245,13 +287,23 @@ impl World {
         });
         let syn = self.next_segment(self.port);
         assert!(syn.syn && syn.payload == 0, "{syn:?}");
-        self.hear_nothing(round_trip);
+        Opening { stream, syn, port: self.port }
+    }
+
+    /// It answers.
+    pub(crate) fn finish_opening(&mut self, opening: Opening) -> Connection {
+        let Opening { stream, syn, port } = opening;
         self.reply(&syn, 1, true);
-        let stream = opening.join().unwrap();
+        let stream = stream.join().unwrap();
         stream.set_nonblocking(true).unwrap();
-        let first = self.next_segment(self.port); // the third of the handshake
+        let first = loop {
+            let segment = self.next_segment(port); // the third of the handshake
+            if !segment.syn {
+                break segment;
+            }
+        };
         assert_eq!((first.sequence, first.payload), (syn.sequence.wrapping_add(1), 0));
-        let mut connection = Connection { stream, port: self.port, first, sent: 0, longest: 0 };
+        let mut connection = Connection { stream, port, first, sent: 0, longest: 0 };
         self.acknowledge(&mut connection); // only now is the window scaled, and wide
         connection
     }
@@ -278,6 +330,12 @@ impl World {
         self.flight(&mut connection)
     }
 
+    /// The guest's program has gone: the connection is reset.
+    pub(crate) fn reset(&mut self, connection: Connection) {
+        let at_once = nix::libc::linger { l_onoff: 1, l_linger: 0 };
+        setsockopt(&connection.stream, sockopt::Linger, &at_once).unwrap();
+    }
+
     /// The guest sends a little, and the remote acknowledges it.
     pub(crate) fn exchange(&mut self, connection: &mut Connection) {
         connection.stream.write_all(b"a little").unwrap();
@@ -285,6 +343,13 @@ impl World {
         assert_eq!(segment.payload, 8);
         connection.sent += segment.payload;
         self.acknowledge(connection);
+    }
+
+    /// The guest's retransmission timeout: an idle connection loses half of its window with each.
+    pub(crate) fn timeout(&self, connection: &Connection) -> Duration {
+        let shown = shown_by("ss", &format!("-Htin dport = :{}", connection.port));
+        let timeout = shown.split(" rto:").nth(1).and_then(|rest| rest.split(' ').next());
+        Duration::from_millis(timeout.and_then(|ms| ms.parse().ok()).expect(&shown))
     }
 
     /// The remote acknowledges all that the guest has sent.
@@ -314,7 +379,7 @@ impl World {
     }
 
     /// What comes within so long is lost.
-    fn hear_nothing(&mut self, time: Duration) {
+    pub(crate) fn hear_nothing(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
         while let Some(left) = deadline.checked_duration_since(Instant::now()) {
             readable(self.host.fd(), left);
@@ -388,8 +453,12 @@ pub(crate) fn routes() -> String {
 }
 
 pub(crate) fn ip(arguments: &str) -> String {
-    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
-    assert!(output.status.success(), "ip {arguments}: {output:?}");
+    shown_by("ip", arguments)
+}
+
+fn shown_by(tool: &str, arguments: &str) -> String {
+    let output = Command::new(tool).args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "{tool} {arguments}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
