@@ -1,5 +1,7 @@
-//! What a case must show. A gain is kept when its median reaches what is wanted; "not slower" is
-//! broken only when the whole interval is below what is wanted. Both show their intervals.
+//! What a case must show. A gain is promised of the median, and kept or missed by it. "Not slower",
+//! and what each way of two keeps of its gain, is kept when the whole interval is at least what is
+//! wanted, broken when all of it is below, and not decided while it has both sides in it: a longer
+//! run may say either. All show their intervals.
 
 use serde::Serialize;
 
@@ -20,10 +22,49 @@ pub struct Check {
     pub interval: Option<[f64; 2]>,
     /// The least that keeps the promise.
     pub wanted: f64,
-    /// Whether it was kept.
-    pub ok: bool,
+    /// What became of it.
+    pub verdict: Verdict,
     /// What bounds the number, where that is known and it was missed.
     pub bound: Option<&'static str>,
+}
+
+/// What became of a promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// It was kept.
+    Kept,
+    /// What is wanted is within the interval.
+    NotDecided,
+    /// It was not.
+    Broken,
+}
+
+impl Verdict {
+    /// Of what one look decides.
+    const fn of(kept: bool) -> Self {
+        if kept { Self::Kept } else { Self::Broken }
+    }
+
+    /// Of what must not be below `wanted`, as far as a run can tell.
+    fn as_far_as(ratio: Ratio, wanted: f64) -> Self {
+        if ratio.low >= wanted {
+            Self::Kept
+        } else if ratio.high < wanted {
+            Self::Broken
+        } else {
+            Self::NotDecided
+        }
+    }
+
+    /// For people.
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Kept => "yes",
+            Self::NotDecided => "not decided",
+            Self::Broken => "NO",
+        }
+    }
 }
 
 /// No path may be slower than this, as a share of the speed of the paths before it.
@@ -138,7 +179,7 @@ pub fn of_both_ways(both_ways: &Option<BothWays>) -> Vec<Check> {
             kept.alone,
             kept.goodput.ratio
         );
-        check(what, kept.delivered, KEPT, kept.delivered.high >= KEPT)
+        check(what, kept.delivered, KEPT, Verdict::as_far_as(kept.delivered, KEPT))
     }));
     checks
 }
@@ -162,7 +203,7 @@ pub fn of_troubles(troubles: &[Trouble]) -> Vec<Check> {
             measured: without(t),
             interval: None,
             wanted: tap,
-            ok: without(t) >= tap,
+            verdict: Verdict::of(without(t) >= tap),
             bound: None,
         };
         [share(&remote, clean, looks), guest]
@@ -174,7 +215,8 @@ pub fn of_troubles(troubles: &[Trouble]) -> Vec<Check> {
 fn share(what: &str, right: usize, tried: usize) -> Check {
     let measured = right as f64 / tried as f64;
     let what = what.to_owned();
-    Check { what, measured, interval: None, wanted: 1.0, ok: right == tried, bound: None }
+    let verdict = Verdict::of(right == tried);
+    Check { what, measured, interval: None, wanted: 1.0, verdict, bound: None }
 }
 
 fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
@@ -184,14 +226,14 @@ fn gained(gain: &Gain, time: Time, wanted: f64) -> Check {
     };
     let what = format!("{}, {word}: {} over {}", size(gain.bytes), gain.path, gain.over);
     let ok = ratio.ratio >= wanted;
-    Check { bound: (!ok).then_some(bound), ..check(what, ratio, wanted, ok) }
+    Check { bound: (!ok).then_some(bound), ..check(what, ratio, wanted, Verdict::of(ok)) }
 }
 
 fn flooded(gain: &Gain, wanted: f64) -> Check {
     let what = format!("{} down, goodput: {} over {}", size(gain.bytes), gain.path, gain.over);
     let ok = gain.delivered.ratio >= wanted;
     let bound = (!ok).then_some(FLOODED_BOUND);
-    Check { bound, ..check(what, gain.delivered, wanted, ok) }
+    Check { bound, ..check(what, gain.delivered, wanted, Verdict::of(ok)) }
 }
 
 fn not_slower(gain: &Gain) -> Check {
@@ -200,12 +242,12 @@ fn not_slower(gain: &Gain) -> Check {
         Direction::Up => format!("{}, delivered: {path} not slower than {over}", size(gain.bytes)),
         Direction::Down => format!("{} down: {path} not slower than {over}", size(gain.bytes)),
     };
-    check(what, gain.delivered, NEVER_WORSE, gain.delivered.high >= NEVER_WORSE)
+    check(what, gain.delivered, NEVER_WORSE, Verdict::as_far_as(gain.delivered, NEVER_WORSE))
 }
 
-fn check(what: String, ratio: Ratio, wanted: f64, ok: bool) -> Check {
+fn check(what: String, ratio: Ratio, wanted: f64, verdict: Verdict) -> Check {
     let Ratio { ratio: measured, low, high } = ratio;
-    Check { what, measured, interval: Some([low, high]), wanted, ok, bound: None }
+    Check { what, measured, interval: Some([low, high]), wanted, verdict, bound: None }
 }
 
 /// A size for people.
@@ -220,12 +262,13 @@ pub(super) fn size(bytes: usize) -> String {
 mod tests {
     use super::super::Cell;
     use super::super::tests::{cell, rows};
+    use super::Verdict::{Broken, Kept, NotDecided};
     use super::*;
     use std::time::Duration;
 
-    fn kept(scheduler: Scheduler, link: Link, cells: &[Cell]) -> Vec<bool> {
+    fn kept(scheduler: Scheduler, link: Link, cells: &[Cell]) -> Vec<Verdict> {
         let rows = rows(cells);
-        checks(scheduler, link, &rows, &Gain::all(&rows)).iter().map(|c| c.ok).collect()
+        checks(scheduler, link, &rows, &Gain::all(&rows)).iter().map(|c| c.verdict).collect()
     }
 
     #[test]
@@ -233,8 +276,8 @@ mod tests {
         let tap = cell(NetPath::Tap, 100_000, 56, 60);
         let on = cell(NetPath::AckOffload, 100_000, 4, 40);
         let cells = [tap, on];
-        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &cells), [true, false, true, true]);
-        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [true, true], "promises nothing more");
+        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &cells), [Kept, Broken, Kept, Kept]);
+        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [Kept, Kept], "promises nothing more");
     }
 
     #[test]
@@ -246,21 +289,21 @@ mod tests {
                     .map(down)
             });
         let mut cells: Vec<Cell> = cells.collect();
-        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [true, true, true, false]);
+        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [Kept, Kept, Kept, Broken]);
         cells.truncate(2);
         cells[0] = down(cell(NetPath::Tap, 10_000, 130, 130));
-        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [true, true, true]);
-        assert_eq!(kept(Scheduler::Quota30, Link::Lan, &cells), [true]);
+        assert_eq!(kept(Scheduler::Rr30, Link::Lan, &cells), [Kept, Kept, Kept]);
+        assert_eq!(kept(Scheduler::Quota30, Link::Lan, &cells), [Kept]);
     }
 
     #[test]
     fn a_wrong_hash_or_a_failed_transfer_breaks_the_first_promise() {
         let mut bad = cell(NetPath::Tap, 100_000, 120, 130);
         bad.samples[7].outcome.hash_ok = false;
-        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[bad]), [false]);
+        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[bad]), [Broken]);
         let mut failed = cell(NetPath::Tap, 100_000, 120, 130);
         failed.failures.push("timed out".to_owned());
-        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[failed]), [false]);
+        assert_eq!(kept(Scheduler::Eevdf, Link::Lan, &[failed]), [Broken]);
     }
 
     #[test]
@@ -288,10 +331,10 @@ mod tests {
             let both = BothWays::of(&cells.map(|[cell, _]| cell), &one_way, &alone);
             let kept = both.as_ref().map(|both| both.kept[1].goodput.ratio);
             assert_eq!(kept, Some(round3(30.0 / down_ms as f64)));
-            of_both_ways(&both).iter().map(|c| (c.measured, c.ok)).collect::<Vec<_>>()
+            of_both_ways(&both).iter().map(|c| (c.measured, c.verdict)).collect::<Vec<_>>()
         };
-        assert_eq!(kept(45), [(1.0, true), (1.0, true), (1.0, true)]);
-        assert_eq!(kept(60), [(1.0, true), (1.0, true), (0.75, false)]);
+        assert_eq!(kept(45), [(1.0, Kept), (1.0, Kept), (1.0, Kept)]);
+        assert_eq!(kept(60), [(1.0, Kept), (1.0, Kept), (0.75, Broken)]);
         assert!(of_both_ways(&None).is_empty());
     }
 
@@ -299,22 +342,52 @@ mod tests {
     fn what_the_remote_finds_wrong_breaks_a_promise_and_a_guests_timeout_does_if_tap_has_fewer() {
         let quiet = Trouble { looks: 10, ..Trouble::none(NetPath::Tap) };
         let flood = Trouble { path: NetPath::FloodRoute, looks_with_timeouts: 1, ..quiet };
-        let of = |all: &[Trouble]| of_troubles(all).iter().map(|c| c.ok).collect::<Vec<_>>();
-        assert_eq!(of(&[quiet, flood]), [true, false]);
-        assert_eq!(of(&[Trouble { looks_with_timeouts: 2, ..quiet }, flood]), [true, true]);
+        let of = |all: &[Trouble]| of_troubles(all).iter().map(|c| c.verdict).collect::<Vec<_>>();
+        assert_eq!(of(&[quiet, flood]), [Kept, Broken]);
+        assert_eq!(of(&[Trouble { looks_with_timeouts: 2, ..quiet }, flood]), [Kept, Kept]);
         let paws = Trouble { looks_with_remote: 1, looks_with_timeouts: 0, ..flood };
-        assert_eq!(of(&[quiet, paws]), [false, true]);
+        assert_eq!(of(&[quiet, paws]), [Broken, Kept]);
         assert!(of(&[quiet]).is_empty(), "what is not ours is not judged");
     }
 
     #[test]
-    fn a_path_is_slower_only_if_its_whole_interval_is() {
+    fn a_path_is_slower_if_its_whole_interval_is_and_not_if_none_of_it_is() {
         let tap = cell(NetPath::Tap, 1_000_000, 9, 10);
-        let mut off = cell(NetPath::Off, 1_000_000, 9, 11);
-        assert_eq!(kept(Scheduler::Idle, Link::Lan, &[tap.clone(), off.clone()]), [true, false]);
-        for sample in off.samples.iter_mut().step_by(2) {
-            sample.outcome.delivered = Duration::from_millis(9);
+        let slower = cell(NetPath::Off, 1_000_000, 9, 11);
+        // Of thirty so many are faster.
+        let verdict = |faster| {
+            let mut off = slower.clone();
+            for sample in &mut off.samples[..faster] {
+                sample.outcome.delivered = Duration::from_millis(9);
+            }
+            kept(Scheduler::Idle, Link::Lan, &[tap.clone(), off])[1]
+        };
+        let verdicts = [0, 2, 13, 17, 28, 30].map(verdict);
+        assert_eq!(verdicts, [Broken, Broken, NotDecided, NotDecided, Kept, Kept]);
+    }
+
+    #[test]
+    fn a_gain_is_promised_of_the_median() {
+        let down = |cell: Cell| Cell { direction: Direction::Down, ..cell };
+        let tap = down(cell(NetPath::Tap, 1_000_000, 12, 12));
+        let mut flood = down(cell(NetPath::FloodRoute, 1_000_000, 10, 10));
+        for sample in &mut flood.samples[..13] {
+            sample.outcome.delivered = Duration::from_millis(5);
         }
-        assert_eq!(kept(Scheduler::Idle, Link::Lan, &[tap, off]), [true, true]);
+        let rows = rows(&[tap, flood]);
+        let checks = checks(Scheduler::Eevdf, Link::Lan, &rows, &Gain::all(&rows));
+        let interval = checks[1].interval.expect("a ratio has one");
+        assert!(interval[1] > 1.3 && checks[1].bound.is_some(), "{interval:?}");
+        assert_eq!((checks[1].measured, checks[1].verdict), (1.2, Broken));
+    }
+
+    #[test]
+    fn what_a_way_keeps_of_its_gain_is_not_decided_while_the_interval_reaches_both_sides() {
+        let of = |ratio, low, high| Verdict::as_far_as(Ratio { ratio, low, high }, KEPT);
+        assert_eq!(of(0.72, 0.57, 1.27), NotDecided);
+        assert_eq!(of(0.94, 0.57, 1.27), NotDecided);
+        assert_eq!(of(0.94, 0.90, 1.27), Kept);
+        assert_eq!(of(0.60, 0.43, 0.89), Broken);
+        assert_eq!(of(0.60, 0.0, f64::INFINITY), NotDecided); // fewer than six rounds
     }
 }

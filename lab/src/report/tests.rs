@@ -71,7 +71,14 @@ fn the_json_has_the_documented_shape() {
         both_ways: BothWays::of(&both, &rows, &Gain::all(&rows)),
         troubles: vec![Trouble::none(NetPath::Tap)],
         rows,
-        checks: Vec::new(),
+        checks: vec![Check {
+            what: "a path".to_owned(),
+            measured: 0.9,
+            interval: Some([0.8, 1.0]),
+            wanted: 0.95,
+            verdict: Verdict::NotDecided,
+            bound: None,
+        }],
         others: Vec::new(),
     };
     let json = serde_json::to_value(&report).expect("serialises");
@@ -101,6 +108,10 @@ fn the_json_has_the_documented_shape() {
         (&both["gains"][0]["over"], &json["troubles"][0]["path"]),
         (&"tap".into(), &"tap".into())
     );
+    assert_eq!(json["checks"][0]["verdict"], "not-decided");
+    assert!(report.kept(), "nothing is broken");
     let lines = report.table();
+    let verdict = "  not decided  a path: 0.90 [0.80, 1.00], at least 0.95\n";
+    assert!(lines.contains(verdict), "{lines}");
     assert!(lines.lines().all(|line| line.chars().count() <= 120), "{lines}");
 }
