@@ -10,7 +10,6 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,11 +28,12 @@ use crate::sys;
 /// Places in every arena: for a tebibyte of store, and as many records as there can be flows.
 pub const PLACES: ArenaSize = ArenaSize { records: FLOWS_MAX as usize, pages: 1 << 26 };
 
-/// The file, which keeps other daemons away from the arena while it lives.
+/// The file, which keeps other daemons away from the arena as long as the process lives.
 #[derive(Debug)]
 pub struct ArenaFile {
     path: PathBuf,
-    file: Flock<File>,
+    /// Locked until the process ends.
+    file: &'static File,
     /// A predecessor has left nothing in it.
     pub is_new: bool,
     /// What it had memory for when it was opened.
@@ -46,8 +46,8 @@ impl ArenaFile {
     /// # Errors
     /// See [`ArenaFileError`]; then it has memory for `now`, as before.
     pub fn grow(&self, now: ArenaSize, size: ArenaSize) -> Result<(), ArenaFileError> {
-        let result = allocate(&self.path, &self.file, Some(now), size);
-        result.inspect_err(|_| give_back_beyond(&self.file, now))
+        let result = allocate(&self.path, self.file, Some(now), size);
+        result.inspect_err(|_| give_back_beyond(self.file, now))
     }
 
     /// Removes the file: nobody is owed anything, so the next daemon, of whatever version, starts
@@ -56,7 +56,7 @@ impl ArenaFile {
     /// # Errors
     /// Those of unlink(2).
     pub fn remove(&self) -> io::Result<()> {
-        if is_named(&self.file, &self.path)? {
+        if is_named(self.file, &self.path)? {
             std::fs::remove_file(&self.path)?;
         }
         Ok(())
@@ -146,7 +146,7 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     let size = ArenaSize { records: size.records.max(before.records), ..size };
     let both = ArenaSize { pages: size.pages.max(before.pages), ..size };
     allocate(path, &file, None, both)?;
-    let memory = sys::map_forever(file.as_fd(), file_len()).map_err(io)?;
+    let (memory, file) = sys::map_forever(file, file_len()).map_err(io)?;
     let mut arena = Arena::open(memory).map_err(explain)?;
     let is_new = arena.records().next().is_none();
     if size.pages < before.pages {
@@ -154,7 +154,7 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
     }
     arena.resize(size);
     // Also what was taken for a change that its daemon did not live to see.
-    give_back_beyond(&file, size);
+    give_back_beyond(file, size);
     Ok((arena, ArenaFile { path: path.into(), file, is_new, size }))
 }
 
@@ -250,7 +250,7 @@ fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), Are
         let file = lock(&new, true)?;
         allocate(path, &file, None, size)?;
         file.set_len(file_len() as u64).map_err(error)?;
-        let memory = sys::map_forever(file.as_fd(), file_len()).map_err(error)?;
+        let (memory, file) = sys::map_forever(file, file_len()).map_err(error)?;
         let instance = u64::from(std::process::id());
         let mut arena = Arena::format(memory, PLACES.records, PLACES.pages, instance)
             .expect("the mapping has just this length");

@@ -1,17 +1,22 @@
-//! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, a
-//! shared mapping, what core dumps hold, a process beside this one, guest memory that goes to a
-//! socket or comes from one, and the handlers of SIGBUS and SIGSYS. The rest of the daemon contains
-//! no `unsafe`.
+//! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, the
+//! mapping of the arena, what core dumps hold, a process beside this one, guest memory that goes to
+//! a socket or comes from one, and the handlers of SIGBUS and SIGSYS. The rest of the daemon has no
+//! `unsafe`.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Mutex, PoisonError};
 
 use nix::errno::Errno;
+use nix::fcntl::Flock;
 use nix::libc;
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::unistd::{ForkResult, fork};
+use rustix::fs::{FlockOperation, flock};
 use vm_memory::{MmapRegion, VolatileSlice};
 
 use crate::{faults, sandbox};
@@ -126,8 +131,28 @@ pub(crate) fn set_realtime(priority: u8) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Maps the first `len` bytes of a file that no other process writes, for the rest of the process.
-pub(crate) fn map_forever(fd: BorrowedFd<'_>, len: usize) -> io::Result<&'static mut [u8]> {
+/// Files that are mapped for ever: device and inode.
+static MAPPED: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+
+/// Maps the first `len` bytes of a file, and keeps its lock, both until this process ends: nobody
+/// who asks for the lock has the file meanwhile, here or in another process.
+///
+/// Errors: the system's. EWOULDBLOCK: others have the lock, too, which is not exclusive. EINVAL:
+/// the file is shorter. EBUSY: it is mapped already.
+pub(crate) fn map_forever(
+    file: Flock<File>,
+    len: usize,
+) -> io::Result<(&'static mut [u8], &'static File)> {
+    // What is never dropped never unlocks.
+    let file: &'static Flock<File> = Box::leak(Box::new(file));
+    flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive)?;
+    let meta = file.metadata()?;
+    if meta.len() < len as u64 {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    if !MAPPED.lock().unwrap_or_else(PoisonError::into_inner).insert((meta.dev(), meta.ino())) {
+        return Err(io::Error::from_raw_os_error(libc::EBUSY));
+    }
     // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
     // JUSTIFICATION: std has no mmap.
     let start = unsafe {
@@ -136,7 +161,7 @@ pub(crate) fn map_forever(fd: BorrowedFd<'_>, len: usize) -> io::Result<&'static
             len,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED,
-            fd.as_raw_fd(),
+            file.as_raw_fd(),
             0,
         )
     };
@@ -144,11 +169,25 @@ pub(crate) fn map_forever(fd: BorrowedFd<'_>, len: usize) -> io::Result<&'static
         return Err(io::Error::last_os_error());
     }
     keep_range_out_of_dumps(start, len);
-    // SAFETY: the mapping is `len` bytes, page-aligned, zeroed or u8 data (any bit pattern is a
-    // u8), never unmapped, and nothing else has a reference into it: the caller holds the file's
-    // lock, and the file was allocated to `len`, so no access faults.
+    // SAFETY: the mapping is `len` bytes, page-aligned, of any bit pattern, as u8 may be, and never
+    // unmapped. This is the only reference into it: the file is in `MAPPED` from now on, so it is
+    // mapped once, and in no other process, whose `map_forever` would want the lock that this one
+    // keeps. (Who is root or this user can write to the file without asking for a lock, as he can
+    // to /proc/self/mem.) Where the file has holes, an access takes memory for them; where there is
+    // none, or somebody has cut the file, it is a SIGBUS that ends the process (`on_bus_error`),
+    // and no access to what is not there.
     // JUSTIFICATION: the arena is used as plain memory on the fast path.
-    Ok(unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), len) })
+    let memory = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), len) };
+    Ok((memory, file))
+}
+
+/// As the end of a process does: the file may be mapped again. Nothing has `memory` any more.
+#[cfg(test)]
+pub(crate) fn end_of_process(memory: impl Sized, file: &File) {
+    drop(memory);
+    let meta = file.metadata().unwrap();
+    MAPPED.lock().unwrap().remove(&(meta.dev(), meta.ino()));
+    flock(file, FlockOperation::Unlock).unwrap();
 }
 
 /// Core dumps do not hold this mapping.

@@ -36,6 +36,11 @@ impl Drop for Dir {
 
 const SMALL: ArenaSize = ArenaSize { records: 8, pages: 4 };
 
+/// The daemon that had it ends.
+fn end(arena: Arena<'static>, lock: ArenaFile) {
+    sys::end_of_process(arena, lock.file);
+}
+
 /// What an arena of this size takes, in whole pages of memory.
 fn memory_of(size: ArenaSize) -> u64 {
     let pages = Arena::ranges(PLACES, size).map(|r| r.end.div_ceil(4096) - r.start / 4096);
@@ -91,7 +96,7 @@ fn a_second_daemon_on_the_same_file_is_told_so() {
     let first = open(&dir.path(), SMALL).unwrap();
     let e = open(&dir.path(), SMALL).unwrap_err();
     assert!(matches!(e, ArenaFileError::InUse(_)), "{e}");
-    drop(first);
+    end(first.0, first.1);
     open(&dir.path(), SMALL).unwrap();
 }
 
@@ -105,7 +110,7 @@ fn a_daemon_that_is_just_ending_is_waited_for() {
     while start.elapsed() < 2 * BETWEEN_TRIES {
         std::thread::yield_now(); // it finds the first one there
     }
-    drop(first);
+    end(first.0, first.1);
     second.join().unwrap().unwrap();
 }
 
@@ -120,7 +125,7 @@ fn an_arena_that_its_daemon_removes_as_it_ends_is_not_taken_over() {
         std::thread::yield_now(); // it has opened the file, and waits for its lock
     }
     first.1.remove().unwrap();
-    drop(first);
+    end(first.0, first.1);
     let (_arena, second) = second.join().unwrap().unwrap();
     let there = std::fs::metadata(dir.path()).unwrap();
     assert_eq!(second.file.metadata().unwrap().ino(), there.ino());
@@ -139,7 +144,7 @@ fn promises_outlive_their_daemon_in_an_arena_of_the_same_size() {
     let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();
     arena.alloc_record(&record(0)).unwrap();
     arena.alloc_record(&record(500)).unwrap();
-    drop((arena, lock));
+    end(arena, lock);
     let (arena, _lock) = open(&dir.path(), SMALL).unwrap();
     assert_eq!(arena.records().map(|(_, r)| r).collect::<Vec<_>>(), [record(0), record(500)]);
 }
@@ -151,7 +156,7 @@ fn a_larger_arena_keeps_all_that_was_promised_and_takes_no_more_memory_than_it_h
     let id = arena.alloc_record(&record(500)).unwrap();
     let page = arena.alloc_page(id, 0).unwrap();
     arena.write(page, 0, b"promised");
-    drop((arena, lock));
+    end(arena, lock);
     let larger = ArenaSize { records: 8, pages: 9 };
     let (arena, lock) = open(&dir.path(), larger).unwrap();
     assert_eq!((arena.pages_total(), dir.memory()), (9, memory_of(larger)));
@@ -168,7 +173,7 @@ fn a_smaller_arena_gives_its_memory_back_and_knows_who_was_owed_something() {
     let (mut arena, lock) = open(&dir.path(), ArenaSize { records: 8, pages: 400 }).unwrap();
     let id = arena.alloc_record(&record(500)).unwrap();
     assert!((0..300).all(|n| arena.alloc_page(id, n).is_some()));
-    drop((arena, lock));
+    end(arena, lock);
     let (arena, _lock) = open(&dir.path(), SMALL).unwrap();
     assert_eq!((arena.pages_total(), dir.memory()), (4, memory_of(SMALL)));
     assert_eq!(arena.records().map(|(_, r)| r).collect::<Vec<_>>(), [record(500)]);
@@ -192,7 +197,7 @@ fn an_arena_grows_while_it_is_used() {
     assert!(matches!(e, ArenaFileError::NoRoom { .. }), "{e}");
     // What its daemon took and did not come to use is given back by the next one.
     lock.grow(larger, ArenaSize { records: 8, pages: 4000 }).unwrap();
-    drop((arena, lock));
+    end(arena, lock);
     let _opened = open(&dir.path(), larger).unwrap();
     assert_eq!(dir.memory(), memory_of(larger));
 }
@@ -203,7 +208,7 @@ fn what_an_arena_has_is_not_asked_for_again_when_it_grows() {
     let (_arena, lock) = open(&dir.path(), SMALL).unwrap();
     // A hole, to see who fills it.
     let [.., pages] = Arena::ranges(PLACES, SMALL);
-    give_back(&lock.file, pages.clone());
+    give_back(lock.file, pages.clone());
     lock.grow(SMALL, ArenaSize { pages: SMALL.pages + 3, ..SMALL }).unwrap();
     let all = memory_of(ArenaSize { pages: SMALL.pages + 3, ..SMALL });
     assert_eq!(dir.memory(), all - pages.len() as u64);
@@ -215,7 +220,7 @@ fn promises_beyond_a_lowered_flow_limit_are_carried_over_too() {
     let (mut arena, lock) = open(&dir.path(), SMALL).unwrap();
     arena.alloc_record(&record(500)).unwrap();
     arena.alloc_record(&record(600)).unwrap();
-    drop((arena, lock));
+    end(arena, lock);
     let lower = ArenaSize { records: 1, pages: 9 };
     let (arena, _lock) = open(&dir.path(), lower).unwrap();
     assert_eq!(arena.records().map(|(_, r)| r).collect::<Vec<_>>(), [record(500), record(600)]);
@@ -249,7 +254,8 @@ fn an_arena_that_somebody_else_may_have_put_there_is_not_believed() {
     let mode = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     };
-    drop(open(&dir.path(), SMALL).unwrap());
+    let (arena, lock) = open(&dir.path(), SMALL).unwrap();
+    end(arena, lock);
     mode(&dir.path(), 0o660);
     assert_eq!(why(&dir), "others can read or write it");
     mode(&dir.path(), 0o600);
@@ -262,7 +268,8 @@ fn an_arena_that_somebody_else_may_have_put_there_is_not_believed() {
     mode(&dir.0, 0o777);
     assert_eq!(why(&dir), "others can write to its directory");
     mode(&dir.0, 0o1777);
-    open(&dir.path(), SMALL).unwrap();
+    let (arena, lock) = open(&dir.path(), SMALL).unwrap();
+    end(arena, lock);
     mode(&dir.0, 0o700);
     if geteuid().is_root() {
         // As a local user could, whom the directory lets write.
@@ -292,6 +299,50 @@ fn no_room_is_an_error_with_the_size_and_leaves_nothing_behind() {
     assert!(matches!(e, ArenaFileError::NoRoom { .. } | ArenaFileError::Io(..)), "{e}");
     assert!(!dir.0.join("arena.new").exists());
     open(&dir.path(), SMALL).unwrap();
+}
+
+#[test]
+fn what_is_mapped_for_ever_is_whole_locked_and_mapped_once() {
+    let dir = Dir::new("mapped");
+    let file = || {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        options.open(dir.path()).unwrap()
+    };
+    let lock = |file, how| Flock::lock(file, how).map_err(|(_, e)| e).unwrap();
+    file().set_len(4096).unwrap();
+    let errno = |lock, len| sys::map_forever(lock, len).unwrap_err().raw_os_error();
+    // Whoever shares the lock may map it as well.
+    let shared = [file(), file()].map(|file| lock(file, FlockArg::LockSharedNonblock));
+    let [one, _other] = shared;
+    assert_eq!(errno(one, 4096), Some(libc::EWOULDBLOCK));
+    let other = Dir::new("mapped-other");
+    let file = || {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        options.open(other.path()).unwrap()
+    };
+    let first = file();
+    first.set_len(4096).unwrap();
+    // The same open file has the same lock, however many have it.
+    let again = || lock(first.try_clone().unwrap(), FlockArg::LockExclusiveNonblock);
+    assert_eq!(errno(again(), 4097), Some(libc::EINVAL));
+    let (memory, _file) = sys::map_forever(again(), 4096).unwrap();
+    memory[4095] = 7;
+    assert_eq!(errno(again(), 4096), Some(libc::EBUSY));
+    let (_, e) = Flock::lock(file(), FlockArg::LockExclusiveNonblock).unwrap_err();
+    assert_eq!(e, Errno::EWOULDBLOCK, "and it is never unlocked");
+}
+
+#[test]
+fn the_store_is_in_no_core_dump() {
+    let dir = Dir::new("dump");
+    let (_arena, _lock) = open(&dir.path(), SMALL).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let path = dir.path().display().to_string();
+    let own = maps.lines().skip_while(|line| !line.ends_with(&path));
+    let flags = own.skip(1).find_map(|line| line.strip_prefix("VmFlags:")).unwrap();
+    assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
 }
 
 #[test]
