@@ -8,6 +8,7 @@
 //! interface and taking gigabytes of memory may wait. Applied: the worker takes one step between
 //! two turns (`desk::changes`). One change at a time.
 
+mod file;
 mod plan;
 mod prepare;
 
@@ -162,6 +163,14 @@ pub struct Refusal {
     pub fix: String,
 }
 
+impl Refusal {
+    /// A mistake of ours refuses this change, and no other.
+    fn mistake() -> Self {
+        let what = "the change could not be prepared: see the log".into();
+        Self { what, fix: "report this; nothing was changed".into() }
+    }
+}
+
 /// Prepares changes.
 pub(crate) type Preparer = Aside<Job, Result<Prepared, Refusal>>;
 
@@ -174,12 +183,9 @@ pub(crate) fn start(
     sandbox: Sandbox,
     arena: Arc<ArenaFile>,
 ) -> io::Result<Preparer> {
-    let prepare = move |job| prepare::prepare(job, &source, &sandbox, &arena);
-    // A mistake of ours refuses this change, and no other.
-    Aside::start("changes", prepare, || {
-        let what = "the change could not be prepared: see the log".into();
-        Err(Refusal { what, fix: "report this; nothing was changed".into() })
-    })
+    let file = file::File::new(source)?;
+    let prepare = move |job| prepare::prepare(job, &file, &sandbox, &arena);
+    Aside::start("changes", prepare, || Err(Refusal::mistake()))
 }
 
 #[cfg(test)]

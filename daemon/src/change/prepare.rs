@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use nightporter_api::Change;
 use nightporter_core::store::arena::ArenaSize;
 
+use super::file::File;
 use super::{Job, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
 use crate::broker::Broker;
-use crate::config::{Config, Problems, Source, UplinkConfig, VmConfig};
+use crate::config::{Config, Problems, UplinkConfig, VmConfig};
 use crate::port::Wanted;
 use crate::port::tap::{OpenError, TapPort};
 use crate::sandbox::Sandbox;
@@ -26,12 +27,12 @@ const CLOSING_LOOK: Duration = Duration::from_millis(10);
 /// opened or allocated for a change that is refused goes again.
 pub(super) fn prepare(
     job: Job,
-    source: &Source,
+    file: &File,
     sandbox: &Sandbox,
     arena: &ArenaFile,
 ) -> Result<Prepared, Refusal> {
     let Job { change, dry_run, running, excess_pages } = job;
-    let target = target(&change, &running, source)?;
+    let target = target(&change, &running, file)?;
     let plan = Plan::between(&running.config, &target.config);
     let owners = sandbox.owners.clone().map_err(|e| refusal(&e))?;
     let (taps, overlays, listeners) = (Vec::new(), Vec::new(), Vec::new());
@@ -64,10 +65,10 @@ pub(super) fn prepare(
 }
 
 /// What is to run.
-fn target(change: &Change, running: &Running, source: &Source) -> Result<Running, Refusal> {
+fn target(change: &Change, running: &Running, file: &File) -> Result<Running, Refusal> {
     let mut target = running.clone();
     if let Change::Reload {} = change {
-        let mut config = source.load().map_err(|e| problems(&e))?;
+        let mut config = file.load()?;
         let is_new = |name: &String, config: &Config| {
             let uplinks = config.uplinks.iter().map(|uplink| &uplink.name);
             let overlays = config.overlays.iter().map(|overlay| &overlay.name);
@@ -255,7 +256,7 @@ fn refusal(error: &impl std::fmt::Display) -> Refusal {
 }
 
 /// Without lines if there is no file that they are of.
-fn problems(found: &Problems) -> Refusal {
+pub(super) fn problems(found: &Problems) -> Refusal {
     if !found.file.is_empty() || found.list.iter().any(|problem| problem.is_of_a_flag()) {
         return refusal(found);
     }
