@@ -348,6 +348,8 @@ pub const TOE_OVER_MAX: usize = 16_384;
 /// half a KiB are 2 MiB. When it has so many, a new one takes the place of the one that was closed
 /// first.
 pub const TOE_SOCKETS_MAX: usize = 4096;
+/// Of a guest that has gone so many sockets are reset in a turn.
+pub const TOE_SOCKETS_PER_STEP: usize = 256;
 /// Processes of a guest that ask about sockets, and listeners: each has a control connection.
 pub const TOE_CONTROLS_MAX: usize = 1024;
 /// Addresses that a guest listens at.

@@ -31,7 +31,7 @@ use super::inbound::Verdict;
 use super::joint::Joint;
 use super::late::{Name, Over, Requests};
 use super::message::{Kind, Message, Request};
-use super::sockets::{Socket, SocketId, Sockets, VmId};
+use super::sockets::{Opener, Socket, SocketId, Sockets, VmId};
 use super::vsock::{Heard, Ports, for_nobody};
 use crate::limits::{TOE_CONTROLS_MAX, TOE_SOCKETS_MAX};
 use crate::time::Instant;
@@ -92,6 +92,8 @@ pub struct Host {
     returns: VecDeque<(HostId, Message)>,
     /// Connections of guests that have gone, which may come back and think that they have them.
     lost: BTreeMap<VmId, BTreeSet<Ports>>,
+    /// Sockets of guests that have gone, which have not been told; none of them is without.
+    ending: VecDeque<(VmId, Vec<SocketId>)>,
     /// Ports of connections that the host makes.
     next_port: u32,
 }
@@ -112,6 +114,7 @@ impl Host {
             ready_guests: VecDeque::new(),
             returns: VecDeque::new(),
             lost: BTreeMap::new(),
+            ending: VecDeque::new(),
             // A guest may have connections of the daemon before this one.
             next_port: FIRST_HOST_PORT + u32::try_from(incarnation >> 33).expect("31 bits"),
         }
@@ -162,7 +165,8 @@ impl Host {
     /// Bytes that may be given to a guest at this socket.
     #[must_use]
     pub fn room_to_guest(&self, socket: SocketId) -> u64 {
-        self.sockets.get(socket).map_or(0, |socket| socket.joint.room_to_guest())
+        let socket = self.sockets.get(socket).filter(|socket| self.has_guest(socket));
+        socket.map_or(0, |socket| socket.joint.room_to_guest())
     }
 
     /// Of so many bytes that wait for a guest at this socket, these may be given in a packet now:
@@ -171,7 +175,8 @@ impl Host {
     /// buffers have so much room.
     #[must_use]
     pub fn takes(&self, socket: SocketId, waiting: u64) -> u64 {
-        self.sockets.get(socket).map_or(0, |socket| socket.joint.takes(waiting))
+        let socket = self.sockets.get(socket).filter(|socket| self.has_guest(socket));
+        socket.map_or(0, |socket| socket.joint.takes(waiting))
     }
 
     /// A packet of a guest, with `payload` bytes behind its header; `read` copies the first of them
@@ -234,6 +239,7 @@ impl Host {
             self.returns.extend(message.for_nobody(was_over).map(|answer| (from, answer)));
             return Met { socket: None, verdict: Verdict::Done };
         };
+        self.end_if_its_guest_has_gone(now, id);
         let socket = self.sockets.get_mut(id).expect("named sockets are there");
         let verdict = socket.joint.handle_message(now, message.kind);
         self.look_again(id);
@@ -245,6 +251,7 @@ impl Host {
         let Some(id) = self.socket(from, message.id, message.to) else {
             return Met { socket: None, verdict: Verdict::Done };
         };
+        self.end_if_its_guest_has_gone(now, id);
         let socket = self.sockets.get_mut(id).expect("named sockets are there");
         let verdict = socket.joint.handle_held(now, message.kind);
         self.look_again(id);
@@ -274,6 +281,7 @@ impl Host {
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(id) = self.sockets.pop_timer(now) {
+            self.end_if_its_guest_has_gone(now, id);
             if let Some(socket) = self.sockets.get_mut(id) {
                 socket.joint.handle_timeout(now);
                 self.look_again(id);
@@ -283,6 +291,7 @@ impl Host {
 
     /// The fabric has lost the other end of a socket.
     pub fn handle_loss(&mut self, now: Instant, socket: SocketId) {
+        self.end_if_its_guest_has_gone(now, socket);
         if let Some(it) = self.sockets.get_mut(socket) {
             it.joint.handle_loss(now);
             self.look_again(socket);
@@ -373,7 +382,8 @@ impl Host {
         self.insert(vm, host, joint, request);
     }
 
-    /// A guest is offered a connection.
+    /// A guest is offered a connection. Whoever opens has no more places of its table than are free
+    /// for others, so that a newcomer finds one.
     fn offer(
         &mut self,
         now: Instant,
@@ -385,6 +395,11 @@ impl Host {
         let vm = *there.ok_or(Errno::NotByToe)?;
         let guest = self.guests.get_mut(&vm).expect("whose address it is");
         let port = guest.listener(request.to).ok_or(Errno::NotByToe)?;
+        let free = TOE_SOCKETS_MAX.saturating_sub(guest.ports.len() + guest.resets());
+        let opener = Opener { vm, host: from, ip: request.from.ip() };
+        if self.sockets.opened_by(opener) >= free {
+            return Err(Errno::NotByToe);
+        }
         let (cid, ports) = (guest.config.cid, guest.host_port(port, &mut self.next_port));
         if !self.make_place(now, vm) {
             return Err(Errno::NotByToe);
@@ -501,7 +516,7 @@ impl Host {
         let Some(socket) = self.sockets.get_mut(id) else { return };
         socket.joint.handle_guest_loss(now);
         let (vm, ports) = (socket.vm, socket.joint.ports());
-        if std::mem::replace(&mut socket.is_listed, false)
+        if self.sockets.unlist(id)
             && let Some(guest) = self.guests.get_mut(&vm)
         {
             guest.ports.remove(&ports);

@@ -1,8 +1,9 @@
 //! The sockets of all guests, each at a place of its own, and their timers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
-use super::id::HostId;
+use super::id::{HostId, Side};
 use super::joint::Joint;
 use super::message::Request;
 use crate::time::Instant;
@@ -16,6 +17,14 @@ pub struct VmId(pub u32);
 pub struct SocketId {
     place: u32,
     generation: u64,
+}
+
+/// Who has opened a connection to a guest: a guest of that host, by its address.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Opener {
+    pub(super) vm: VmId,
+    pub(super) host: HostId,
+    pub(super) ip: IpAddr,
 }
 
 /// A socket of a guest.
@@ -53,6 +62,13 @@ impl Socket {
             orphan: None,
         }
     }
+
+    /// `None`: its own guest has opened it.
+    fn opener(&self) -> Option<Opener> {
+        let is_called = self.joint.end().side() == Side::Acceptor;
+        let opener = Opener { vm: self.vm, host: self.host, ip: self.request.from.ip() };
+        is_called.then_some(opener)
+    }
 }
 
 /// All of them.
@@ -62,6 +78,8 @@ pub(super) struct Sockets {
     free: Vec<u32>,
     /// How many each guest has.
     counts: BTreeMap<VmId, usize>,
+    /// Of those that its kernel knows, how many others have opened.
+    opened: BTreeMap<Opener, usize>,
     timers: BTreeSet<(Instant, SocketId)>,
     /// Orphans of each guest, in the order in which they were closed.
     orphans: BTreeMap<(VmId, u64), SocketId>,
@@ -71,6 +89,9 @@ pub(super) struct Sockets {
 impl Sockets {
     pub(super) fn insert(&mut self, socket: Socket) -> SocketId {
         *self.counts.entry(socket.vm).or_default() += 1;
+        if let Some(opener) = socket.opener() {
+            *self.opened.entry(opener).or_default() += 1;
+        }
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push((0, None));
             u32::try_from(self.places.len() - 1).expect("sockets are bounded per guest")
@@ -97,6 +118,7 @@ impl Sockets {
             self.timers.remove(&(at, id));
         }
         self.forget_orphan(id);
+        self.unlist(id);
         self.free.push(id.place);
         let socket = self.places[id.place as usize].1.take()?;
         let count = self.counts.get_mut(&socket.vm).expect("it was counted");
@@ -105,6 +127,27 @@ impl Sockets {
             self.counts.remove(&socket.vm);
         }
         Some(socket)
+    }
+
+    /// Its guest's kernel does not know it any more; whether it did.
+    pub(super) fn unlist(&mut self, id: SocketId) -> bool {
+        let Some(socket) = self.get_mut(id) else { return false };
+        if !std::mem::replace(&mut socket.is_listed, false) {
+            return false;
+        }
+        if let Some(opener) = socket.opener() {
+            let count = self.opened.get_mut(&opener).expect("it was counted");
+            *count -= 1;
+            if *count == 0 {
+                self.opened.remove(&opener);
+            }
+        }
+        true
+    }
+
+    /// How many connections to a guest somebody has open.
+    pub(super) fn opened_by(&self, opener: Opener) -> usize {
+        self.opened.get(&opener).copied().unwrap_or(0)
     }
 
     /// A guest has closed this one, and it has something to deliver.

@@ -77,6 +77,8 @@ pub(crate) struct Toe {
     streams: Streams,
     /// The one that is heard now: what is for nobody is answered there.
     heard: Option<StreamId>,
+    /// Devices whose driver has come, and what the one before it had is being reset.
+    late: Vec<usize>,
     /// Timers wait for devices that are awake, until then.
     patient_until: Instant,
 }
@@ -94,6 +96,7 @@ impl Toe {
             stalled: Vec::new(),
             streams: Streams::default(),
             heard: None,
+            late: Vec::new(),
             patient_until: Instant::ZERO,
         }
     }
@@ -163,7 +166,7 @@ impl Toe {
             && let Some(config) = self.start(at)
         {
             let others = self.host.set_guest(now, vm(at), config);
-            warn_of(at, &others);
+            self.warn_of(at, &others);
             self.hear(now);
         }
         self.end_turn(now);
@@ -189,15 +192,20 @@ impl Toe {
     /// A driver has come, or was caught lying.
     pub(crate) fn look_at_link(&mut self, now: Instant, port: PortId) {
         let at = usize::from(port.0);
+        let ends = self.host.is_ending(vm(at));
         let Some(device) = self.device_mut(at) else { return };
         match (device.is_up, device.port.is_up()) {
             (true, false) => self.lose(now, port),
+            (false, true) if ends => {
+                self.late.retain(|late| *late != at);
+                self.late.push(at);
+            }
             (false, true) => {
                 device.is_up = true;
                 let goes_on = device.port.goes_on();
                 if let Some(config) = self.start(at) {
                     let others = self.host.add_guest(vm(at), config, goes_on);
-                    warn_of(at, &others);
+                    self.warn_of(at, &others);
                 }
                 self.wake_device(at);
             }
@@ -207,7 +215,8 @@ impl Toe {
 
     /// Whether there is more to do at once.
     pub(crate) fn has_work(&self) -> bool {
-        !self.awake.is_empty() || self.streams.ready() > 0
+        let ends = self.host.ends() || !self.late.is_empty();
+        !self.awake.is_empty() || self.streams.ready() > 0 || ends
     }
 
     /// When there is something to do, if nothing else happens.
@@ -222,6 +231,7 @@ impl Toe {
             return 0;
         }
         self.note_pause(now);
+        self.go_on_ending(now);
         let mut packets = 0;
         for _ in 0..self.awake.len() {
             let Some(at) = self.awake.pop_front() else { break };
@@ -249,6 +259,22 @@ impl Toe {
         }
         self.end_turn(now);
         packets
+    }
+
+    /// Sockets of guests that have gone are reset in steps; who comes after them has waited.
+    fn go_on_ending(&mut self, now: Instant) {
+        if self.host.ends() {
+            self.host.go_on_ending(now);
+            self.hear(now);
+        }
+        for at in std::mem::take(&mut self.late) {
+            self.look_at_link(now, PortId(u16::try_from(at).expect("the number of a port")));
+        }
+    }
+
+    /// Whether the guest of the VM behind this port has gone, and not all its sockets are reset.
+    pub(crate) fn is_ending(&self, port: PortId) -> bool {
+        self.host.is_ending(vm(port.0.into()))
     }
 
     /// Reads packets of a guest.
@@ -478,6 +504,15 @@ impl Toe {
         self.wake_stalled();
     }
 
+    /// Of a VM's addresses these are others'.
+    fn warn_of(&mut self, at: usize, others: &[IpAddr]) {
+        for ip in others {
+            if self.device_mut(at).is_some_and(|device| device.port.may_log()) {
+                tracing::warn!(vm = at, %ip, "another VM has this address for its sockets");
+            }
+        }
+    }
+
     fn wake_device(&mut self, at: usize) {
         if let Some(device) = self.device_mut(at)
             && device.is_up
@@ -497,13 +532,6 @@ impl Toe {
 
     fn device_mut(&mut self, at: usize) -> Option<&mut Device> {
         self.devices.get_mut(at)?.as_deref_mut()
-    }
-}
-
-/// Of a VM's addresses these are others'.
-fn warn_of(at: usize, others: &[IpAddr]) {
-    for ip in others {
-        tracing::warn!(vm = at, %ip, "another VM has this address for its sockets");
     }
 }
 

@@ -40,6 +40,11 @@ pub(crate) type Overlays = BTreeMap<String, (u32, IpAddr)>;
 #[derive(Debug, Default)]
 pub(super) struct Rules {
     members: BTreeMap<VmId, (Member, bool)>,
+    /// By network and address: whose it is.
+    by_address: BTreeMap<(u32, IpAddr), Vec<VmId>>,
+    /// Members that were looked at.
+    #[cfg(test)]
+    looks: std::cell::Cell<usize>,
     /// What the core calls one without an overlay is its place here, and [`OWN`].
     networks: Vec<(String, Option<u16>)>,
     overlays: Overlays,
@@ -51,14 +56,36 @@ pub(super) struct Rules {
 impl Rules {
     /// Another one, or other rules for it; its driver does not run.
     pub(super) fn add(&mut self, vm: VmId, member: Member) {
+        self.remove(vm);
         if !self.networks.contains(&member.network) {
             self.networks.push(member.network.clone());
         }
+        self.list(vm, &member);
         self.members.insert(vm, (member, false));
     }
 
     pub(super) fn remove(&mut self, vm: VmId) {
-        self.members.remove(&vm);
+        let Some((member, _)) = self.members.remove(&vm) else { return };
+        let Some(network) = self.number(&member.network) else { return };
+        for ip in member.ips {
+            if let Some(there) = self.by_address.get_mut(&(network, ip)) {
+                there.retain(|other| *other != vm);
+                if there.is_empty() {
+                    self.by_address.remove(&(network, ip));
+                }
+            }
+        }
+    }
+
+    /// It is found by its addresses.
+    fn list(&mut self, vm: VmId, member: &Member) {
+        let Some(network) = self.number(&member.network) else { return };
+        for ip in &member.ips {
+            let there = self.by_address.entry((network, *ip)).or_default();
+            if !there.contains(&vm) {
+                there.push(vm);
+            }
+        }
     }
 
     /// Whether it is there, as such.
@@ -89,6 +116,10 @@ impl Rules {
         };
         let before = numbers(self);
         self.overlays = overlays;
+        self.by_address.clear();
+        let members = std::mem::take(&mut self.members);
+        members.iter().for_each(|(vm, (member, _))| self.list(*vm, member));
+        self.members = members;
         let changed = before.into_iter().zip(numbers(self)).filter(|(was, is)| was != is);
         changed.map(|((vm, _), _)| vm).collect()
     }
@@ -128,9 +159,12 @@ impl Rules {
         network: u32,
         ip: IpAddr,
     ) -> impl Iterator<Item = (VmId, &'a Member, bool)> + 'a {
-        let all = self.members.iter().map(|(vm, (member, runs))| (*vm, member, *runs));
-        let all = all.filter(move |(_, member, _)| member.ips.contains(&ip));
-        all.filter(move |(_, member, _)| self.number(&member.network) == Some(network))
+        let there = self.by_address.get(&(network, ip)).into_iter().flatten();
+        there.filter_map(|vm| {
+            #[cfg(test)]
+            self.looks.set(self.looks.get() + 1);
+            self.members.get(vm).map(|(member, runs)| (*vm, member, *runs))
+        })
     }
 
     /// Whether a VM of this host has this address, if it runs or not.
@@ -215,6 +249,38 @@ mod tests {
         assert_eq!(ask(&[own], "10.0.0.1"), Way::Native, "itself");
         let two = [own, ("10.0.0.2", None, false), ("10.0.0.2", None, false)];
         assert_eq!(ask(&two, "10.0.0.2"), Way::Native, "whose it is nobody knows");
+    }
+
+    #[test]
+    fn a_request_looks_at_those_whose_address_it_has_and_at_nobody_else() {
+        let ips: Vec<_> = (0..1000).map(|n| format!("10.0.{}.{}", n / 250, n % 250 + 1)).collect();
+        let members: Vec<_> = ips.iter().map(|ip| (&**ip, None, false)).collect();
+        let mut rules = rules(&members);
+        let request = request("10.0.0.1", "10.0.0.2");
+        let ask = |rules: &Rules| (rules.connect(VmId(0), &request), rules.looks.take());
+        assert_eq!(ask(&rules), (Way::To(HERE), 2));
+        // Those who have left, or have another address, are found no more.
+        rules.add(VmId(1), member("10.0.9.9", None, false));
+        assert_eq!(ask(&rules), (Way::Native, 1));
+        rules.add(VmId(1), member("10.0.0.2", None, false));
+        rules.start(VmId(1));
+        assert_eq!(ask(&rules).0, Way::To(HERE));
+        rules.remove(VmId(1));
+        assert_eq!(ask(&rules).0, Way::Native);
+    }
+
+    #[test]
+    fn vms_of_a_network_are_found_by_the_number_that_its_overlay_gives_it() {
+        let mut rules = rules(&[("10.0.0.1", None, false), ("10.0.0.2", None, false)]);
+        let overlay = "192.0.2.1".parse().unwrap();
+        let moved = rules.set_overlays(Overlays::from([(String::new(), (7, overlay))]));
+        assert_eq!(moved, [VmId(0), VmId(1)]);
+        let of = |network| Request { network, ..request("10.0.0.1", "10.0.0.2") };
+        assert_eq!(rules.connect(VmId(0), &of(7)), Way::To(HERE));
+        assert_eq!(rules.connect(VmId(0), &of(OWN)), Way::Native);
+        rules.set_overlays(Overlays::new());
+        assert_eq!(rules.connect(VmId(0), &of(OWN)), Way::To(HERE));
+        assert_eq!(rules.connect(VmId(0), &of(7)), Way::Native);
     }
 
     #[test]

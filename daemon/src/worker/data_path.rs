@@ -109,15 +109,19 @@ impl DataPath {
     /// A VM is about to be removed: hangs up, and begins to end its connections. `true`: they are
     /// many, and not all of them have ended.
     pub(crate) fn prepare_removal(&mut self, now: Instant, epoll: &Epoll, id: PortId) -> bool {
-        if self.engine.is_ending(id) {
+        if self.engine.is_ending(id) || self.toe.is_ending(id) {
             return true;
         }
         if let Some(guest) = self.ports.guest_mut(id) {
             guest.port.close();
         }
         self.handle_guest_events(now, epoll, id);
+        if let Some(device) = self.toe.port_mut(id) {
+            device.close();
+        }
+        self.handle_toe_events(now, epoll, id);
         self.engine.prepare_removal(id);
-        self.engine.is_ending(id)
+        self.engine.is_ending(id) || self.toe.is_ending(id)
     }
 
     /// The port goes for good. Everything that knows it by its number hears of that here, so that

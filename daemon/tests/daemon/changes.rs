@@ -1,20 +1,25 @@
 //! Ports come, go and change while others work.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::Command;
+use std::time::Instant;
 
-use nightporter_api::{Change, Only, Reply, Request};
+use nightporter_api::{Change, Only, PortStatus, Reply, Request};
 use nightporter_core::wire::virtio_net::VirtioNetHdr;
 use nix::net::if_::if_nametoindex;
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use crate::flows::World;
 use crate::guest::{EVENTS, Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT};
 use crate::segment::{End, RST};
+use crate::sockets::SocketGuest;
 use crate::uplinks::ip;
 
 const A: End = End(1, 0);
@@ -358,4 +363,67 @@ fn an_uplink_comes_and_goes_and_its_interface_with_it() {
         }
     });
     thread.join().unwrap();
+}
+
+#[test]
+fn a_file_that_is_not_read_holds_up_no_command_and_no_stop() {
+    let dir = Dir::new();
+    let config = dir.configure("metrics = \"off\"", &dir.vm("a", ""));
+    let host = Host::start(&dir, &config);
+    // Whoever reads it stands until somebody writes, as on a file system that does not answer.
+    let kept = dir.join("kept.toml");
+    std::fs::rename(&config, &kept).unwrap();
+    mkfifo(&config, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    let not_read = "the configuration file was not read in 3 s";
+    assert_eq!(host.refuses(Change::Reload {}).0, not_read);
+    assert!(host.change(add(&dir, "b", &[])).done);
+    let asked = Instant::now();
+    for _ in 0..10 {
+        assert_eq!(host.refuses(Change::Reload {}).0, not_read);
+    }
+    assert!(asked.elapsed() < LIMIT, "nobody waits for it once more, which would be 30 s");
+    // It is there again: who stood has read it, and nobody wants to know any more.
+    let fifo = File::options().write(true).open(&config).unwrap();
+    std::fs::rename(&kept, &config).unwrap();
+    drop(fifo);
+    let start = Instant::now();
+    while let Reply::Error { what, .. } =
+        host.ask(&Request::Change { change: Change::Reload {}, dry_run: false })
+    {
+        assert!(what == not_read && start.elapsed() < LIMIT, "{what}");
+    }
+    assert_eq!(host.names(), ["a", "b"]);
+    std::fs::remove_file(&config).unwrap();
+    mkfifo(&config, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    // The one who is to read it stands again, and nobody waits for that either.
+    host.signal(Signal::SIGHUP);
+    host.signal(Signal::SIGTERM);
+    assert_eq!(host.wait(), Some(0));
+}
+
+#[test]
+fn an_address_of_two_vms_is_named_in_the_log_and_not_for_ever() {
+    let dir = Dir::new();
+    let same = "ips = [\"10.0.0.1\"]\ntoe = true";
+    let config = dir.configure("metrics = \"off\"", &(dir.vm("a", same) + &dir.vm("b", same)));
+    let log = File::create(dir.join("log")).unwrap();
+    let host = Host::start_with_log(&dir, &config, log.into());
+    let _guests = ["a", "b"].map(|vm| SocketGuest::boot(&dir.join(&format!("{vm}-toe.sock"))));
+    let runs = |port: &PortStatus| {
+        port.vm.as_ref().is_some_and(|vm| vm.toe.as_ref().is_some_and(|toe| toe.running))
+    };
+    for vm in ["a", "b"] {
+        host.until(vm, runs);
+    }
+    let start = Instant::now();
+    for n in 0..120 {
+        let isolated = if n % 2 == 0 { "true" } else { "false" };
+        host.change(set("b", &[("isolated", isolated)]));
+    }
+    let seconds = usize::try_from(start.elapsed().as_secs()).unwrap();
+    host.signal(Signal::SIGTERM);
+    assert_eq!(host.wait(), Some(0));
+    let log = std::fs::read_to_string(dir.join("log")).unwrap();
+    let lines = log.lines().filter(|line| line.contains("another VM has this address")).count();
+    assert!((1..=52 + seconds).contains(&lines), "{lines}");
 }

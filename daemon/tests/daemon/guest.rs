@@ -73,7 +73,7 @@ fn say(stream: &UnixStream, request: Req, flags: u32, payload: &[u8], fds: &[Bor
 }
 
 /// Says it, and waits until it was obeyed.
-fn tell(mut stream: &UnixStream, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) {
+pub(crate) fn tell(mut stream: &UnixStream, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) {
     say(stream, request, 8, payload, fds);
     let mut reply = [0; 20];
     stream.read_exact(&mut reply).unwrap();
@@ -93,10 +93,14 @@ pub(crate) fn set_up(
     say(stream, Req::SET_OWNER, 0, &[], &[]);
     say(stream, Req::SET_PROTOCOL_FEATURES, 0, &8_u64.to_ne_bytes(), &[]); // REPLY_ACK
     tell(Req::SET_FEATURES, &features.to_ne_bytes(), &[]);
-    let mut table = 1_u64.to_ne_bytes().to_vec(); // one region, and padding
-    table.extend([GUEST_BASE, RAM_LEN, USER_BASE, 0].into_iter().flat_map(u64::to_ne_bytes));
-    tell(Req::SET_MEM_TABLE, &table, &[ram.fd().as_fd()]);
+    tell(Req::SET_MEM_TABLE, &mem_table(RAM_LEN), &[ram.fd().as_fd()]);
     start(stream, rings);
+}
+
+/// One region, of so many bytes.
+fn mem_table(len: u64) -> Vec<u8> {
+    let words = [1, GUEST_BASE, len, USER_BASE, 0]; // with padding behind the number
+    words.into_iter().flat_map(u64::to_ne_bytes).collect()
 }
 
 /// Where the device stands in a ring.
@@ -274,6 +278,19 @@ impl Guest {
         let too_far = self.tx.avail_idx.wrapping_add(QUEUE_SIZE + 1);
         self.tx.set_avail_idx(too_far);
         self.kicks(1);
+    }
+
+    /// Its VMM says that its memory is so long.
+    pub(crate) fn has_memory(&self, len: u64) {
+        tell(&self.stream, Req::SET_MEM_TABLE, &mem_table(len), &[self.ram.fd().as_fd()]);
+    }
+
+    /// Sends a frame of zeros in so many pieces, one every so many bytes from there on.
+    pub(crate) fn sends_scattered(&mut self, from: u64, apart: u64, pieces: u64) {
+        let old = self.tx.avail_idx;
+        let list: Vec<_> = (0..pieces).map(|n| (GUEST_BASE + from + n * apart, 60)).collect();
+        self.tx.offer_indirect(TX_FRAMES, &list, 0);
+        self.kick(1, old);
     }
 
     /// Its VMM has no descriptors for kicks, and wants the queues to be polled.

@@ -16,9 +16,10 @@ use nightporter_core::wire::vsock::{
     HOST_CID, Header, LEN, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM,
 };
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use vhost::vhost_user::message::FrontendReq as Req;
 
 use crate::driver::{Driver, GUEST_BASE, Ram, WRITE};
-use crate::guest::{EVENTS, RAM_LEN, set_up, stop_and_go_on};
+use crate::guest::{EVENTS, RAM_LEN, set_up, stop_and_go_on, tell};
 use crate::host::LIMIT;
 
 /// As Linux has them: a page for a packet to the guest, 64 KiB of payload from it at most.
@@ -370,6 +371,13 @@ impl SocketGuest {
     pub(crate) fn stops_and_goes_on(&self) {
         let ring = |i: usize| (&self.rings[i], &self.kick[i], &self.call[i]);
         stop_and_go_on(&self.stream, &[ring(0), ring(1)]);
+    }
+
+    /// Its VMM has no descriptors for kicks, and wants the queues to be polled.
+    pub(crate) fn is_polled(&self) {
+        for queue in 0..2_u64 {
+            tell(&self.stream, Req::SET_VRING_KICK, &(queue | 1 << 8).to_ne_bytes(), &[]);
+        }
     }
 
     /// Takes what came, looks at nothing of it, and offers the buffers again.

@@ -392,3 +392,33 @@ fn a_receiver_that_takes_nothing_does_not_stop_a_sender_for_others() {
         pairs.iter().any(|(at_a, _)| g[0].socket(*at_a).is_reset)
     });
 }
+
+#[test]
+fn a_guest_of_many_sockets_goes_in_steps_and_who_comes_next_waits_for_them() {
+    let (dir, host) = start(&[("a", 1, ""), ("b", 2, "")]);
+    let (mut a, mut b) = (boot(&dir, "a"), boot(&dir, "b"));
+    listen(&mut b, SERVER);
+    let all: Vec<Ports> = (0..700).map(|_| try_connect(&mut a, SERVER).unwrap()).collect();
+    until(&mut [&mut a, &mut b], "all are open", |g| all.iter().all(|p| g[0].socket(*p).is_open));
+    let mut b = boot_again(b, &dir, "b");
+    until(&mut [&mut a], "all are reset", |g| all.iter().all(|p| g[0].socket(*p).is_reset));
+    listen(&mut b, SERVER);
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    a.write(at_a, b"again");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"again");
+    let all: Vec<Ports> = (0..700).map(|_| try_connect(&mut a, SERVER).unwrap()).collect();
+    until(&mut [&mut a, &mut b], "all are open", |g| all.iter().all(|p| g[0].socket(*p).is_open));
+    host.change(Change::RemoveVm { name: "b".into() });
+    until(&mut [&mut a], "all are reset", |g| all.iter().all(|p| g[0].socket(*p).is_reset));
+}
+
+#[test]
+fn a_device_whose_vmm_gives_no_descriptors_for_kicks_is_polled() {
+    let (dir, _host) = start(&[("a", 1, ""), ("b", 2, "")]);
+    let (mut a, mut b) = (boot(&dir, "a"), boot(&dir, "b"));
+    a.is_polled();
+    listen(&mut b, SERVER);
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    a.write(at_a, b"hello");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"hello");
+}

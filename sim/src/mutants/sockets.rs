@@ -251,6 +251,26 @@ mutations! { SOCKETS:
     => "true";
 
     "the host of a guest that has gone keeps its connections", "VTOE-06", "remove_guest",
-    "all.into_iter().for_each(|id| self.lose(now, id));"
+    "self.ending.extend((!all.is_empty()).then_some((vm, all)));"
     => "";
+
+    "the sockets of a guest that has gone end all at once", "VTOE-06", "go_on_ending",
+    "let mut left = [[TOE_SOCKETS_PER_STEP]];"
+    => "usize::MAX";
+
+    "who comes after a guest is given what was for that one", "VTOE-06", "has_guest",
+    "self.guests.contains_key(&socket.vm)"
+    => "true";
+
+    "who opens takes all places of a guest", "VTOE-10", "offer",
+    "if [[self.sockets.opened_by(opener) >= free]] {"
+    => "false";
+
+    "what was open counts for who opened it for ever", "VTOE-10", "unlist",
+    "*count -= 1;"
+    => "";
+
+    "resets that a guest does not take are no sockets of it", "VTOE-10", "make_place",
+    "if [[self.sockets.count(vm) + resets < TOE_SOCKETS_MAX]] {"
+    => "self.sockets.count(vm) < TOE_SOCKETS_MAX";
 }

@@ -1,7 +1,8 @@
 use super::*;
 use crate::common::Random;
 use crate::limits::{
-    T_TOE_PROBE, T_TOE_SILENCE, TOE_LISTENERS_MAX, TOE_PACKET_COST, TOE_STRAYS_MAX, TOE_WANTED_MAX,
+    T_TOE_PROBE, T_TOE_SILENCE, TOE_LISTENERS_MAX, TOE_PACKET_COST, TOE_SOCKETS_PER_STEP,
+    TOE_STRAYS_MAX, TOE_WANTED_MAX,
 };
 use crate::toe::control::LEN;
 use crate::toe::guest::GuestConfig;
@@ -699,7 +700,7 @@ fn vtoe_13_a_hundred_thousand_connections_use_the_same_ports_and_late_messages_m
 fn calls(w: &mut World, serial: u64) -> (u32, u32) {
     let id = ShadowId { incarnation: 88, serial };
     let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
-    let request = Request { network: 5, from: at("10.0.0.9:5"), to: at("10.0.0.2:80") };
+    let request = Request { network: 5, from: opener(serial), to: at("10.0.0.2:80") };
     w.host.handle_request(w.now, THERE, &message, &request);
     w.collect();
     let call = w.packets[1].pop_back().expect("a call");
@@ -707,11 +708,133 @@ fn calls(w: &mut World, serial: u64) -> (u32, u32) {
     (call.dst_port, call.src_port)
 }
 
+/// Of each connection another one.
+fn opener(serial: u64) -> SocketAddr {
+    let [.., b, c] = serial.to_be_bytes();
+    SocketAddr::new(IpAddr::from([10, 1, b, c]), 5)
+}
+
+/// The guest at this address of the other host would like to connect to B; whether it is let in.
+fn asks_to_connect(w: &mut World, serial: u64, from: &str) -> bool {
+    let id = ShadowId { incarnation: 88, serial };
+    let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
+    let request = Request { network: 5, from: at(from), to: at("10.0.0.2:80") };
+    w.host.handle_request(w.now, THERE, &message, &request);
+    w.collect();
+    let refusal = Message { id, to: Side::Opener, kind: Kind::Reset(Errno::NotByToe) };
+    !w.returned.contains(&refusal)
+}
+
+#[test]
+fn vtoe_10_who_opens_leaves_as_many_places_as_it_has_to_others() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let most = TOE_SOCKETS_MAX as u64;
+    let greedy = (0..most).take_while(|n| asks_to_connect(&mut w, *n, "10.0.0.9:5")).count();
+    assert_eq!(greedy, TOE_SOCKETS_MAX / 2);
+    let others = (most..2 * most).take_while(|n| asks_to_connect(&mut w, *n, "10.0.0.8:5")).count();
+    assert_eq!(others, TOE_SOCKETS_MAX / 4);
+    // The same address at another host is another guest, and B itself takes what is left.
+    let id = ShadowId { incarnation: 88, serial: 0 };
+    let message = Message { id, to: Side::Acceptor, kind: Kind::Request { edge: 1000 } };
+    let request = Request { network: 5, from: at("10.0.0.9:5"), to: at("10.0.0.2:80") };
+    w.host.handle_request(w.now, HERE, &message, &request);
+    w.collect();
+    assert_eq!(w.host.sockets(), greedy + others + 1);
+    // What is over counts no more.
+    w.heard(B);
+    for serial in 0..10 {
+        let _ = says(&mut w, THERE, serial, Kind::Reset(Errno::Reset));
+    }
+    w.returned.clear();
+    assert!(asks_to_connect(&mut w, 3 * most, "10.0.0.7:5"));
+    let again = (4 * most..5 * most).take_while(|n| asks_to_connect(&mut w, *n, "10.0.0.8:5"));
+    assert!(again.count() < 10, "a fair part of what is free");
+}
+
+#[test]
+fn vtoe_10_resets_that_a_guest_does_not_take_count_as_its_sockets() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let ask = |guest| Ask::Connect { guest, from: at("0.0.0.0:4"), to: at("10.0.0.1:80") };
+    assert_eq!(w.asks(B, ask(1025)).code, Code::Done);
+    let most = TOE_SOCKETS_MAX as u64;
+    accepts(&mut w, 0..most);
+    w.heard(B);
+    w.full[1] = true;
+    for serial in 0..most {
+        let _ = says(&mut w, THERE, serial, Kind::Reset(Errno::Reset));
+    }
+    assert_eq!((w.host.sockets(), w.heard(B)), (0, vec![]));
+    // It may connect to nobody, and nobody to it.
+    let _ = w.says(B, Op::Request, (1025, 2), |_| {});
+    assert!(!asks_to_connect(&mut w, most, "10.0.0.9:5"));
+    assert_eq!(w.host.sockets(), 0);
+    w.has_room(B);
+    let resets = w.heard(B);
+    assert_eq!(resets, vec![Op::Reset; TOE_SOCKETS_MAX + 1], "one of its own");
+    assert_eq!(w.asks(B, ask(1026)).code, Code::Done);
+    let _ = w.says(B, Op::Request, (1026, 2), |_| {});
+    assert!(asks_to_connect(&mut w, most + 1, "10.0.0.9:5"));
+    assert_eq!(w.host.sockets(), 2);
+}
+
+#[test]
+fn vtoe_06_the_sockets_of_a_guest_that_goes_end_in_steps_or_when_somebody_speaks_of_them() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let most = TOE_SOCKETS_MAX as u64;
+    accepts(&mut w, 0..most);
+    w.abroad.clear();
+    let resets = |w: &mut World| {
+        let is_reset = |m: &Message| matches!(m.kind, Kind::Reset(_));
+        std::mem::take(&mut w.abroad).into_iter().filter(is_reset).count()
+    };
+    let last = w.host.socket(THERE, ShadowId { incarnation: 88, serial: most - 1 }, Side::Acceptor);
+    assert!(w.host.room_to_guest(last.expect("it is open")) > 0);
+    let config = w.host.remove_guest(NOW, B).expect("it was there");
+    w.collect();
+    assert_eq!((resets(&mut w), w.host.is_ending(B)), (TOE_SOCKETS_PER_STEP, true));
+    // Nothing is given to one that has not heard of it, for somebody else may be there.
+    let last = last.expect("it is open");
+    assert_eq!((w.host.room_to_guest(last), w.host.takes(last, 100)), (0, 0));
+    let data = Kind::Data { offset: 0, len: 100 };
+    let met = says(&mut w, THERE, most - 1, data);
+    assert_eq!((met.verdict, resets(&mut w)), (Verdict::Done, 1));
+    let mut steps = 1;
+    while w.host.is_ending(B) {
+        w.host.go_on_ending(NOW);
+        w.collect();
+        assert!(resets(&mut w) <= TOE_SOCKETS_PER_STEP);
+        steps += 1;
+    }
+    assert_eq!((steps, w.host.sockets()), (TOE_SOCKETS_MAX / TOE_SOCKETS_PER_STEP, 0));
+    assert!(!w.host.ends() && w.host.add_guest(B, config, false).is_empty());
+    // A machine that is removed is waited for by nobody.
+    w.collect();
+    w.packets[1].clear();
+    let _ = w.says(B, Op::Request, (CONTROL, control::PORT), |_| {});
+    w.heard(B);
+    w.read[1] = 0;
+    w.listens("0.0.0.0:80");
+    accepts(&mut w, most..2 * most);
+    w.host.forget_vm(NOW, B);
+    w.collect();
+    assert_eq!((w.host.sockets(), w.host.ends()), (0, false));
+}
+
 /// And B accepts.
 fn called(w: &mut World, serial: u64) -> (u32, u32) {
     let ports = calls(w, serial);
     let _ = w.says(B, Op::Response, ports, |_| {});
     ports
+}
+
+/// All of these.
+fn accepts(w: &mut World, serials: std::ops::Range<u64>) {
+    for serial in serials {
+        let _ = called(w, serial);
+    }
 }
 
 /// What the other host says of a connection of [`calls`].

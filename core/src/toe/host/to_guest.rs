@@ -45,8 +45,8 @@ impl Host {
     /// The guest's kernel has no connection for a socket any more, or hears so when its ring has
     /// room.
     pub(super) fn unlist(&mut self, id: SocketId) {
+        self.sockets.unlist(id);
         let Some(socket) = self.sockets.get_mut(id) else { return };
-        socket.is_listed = false;
         let resets = socket.joint.take_reset();
         let is_spent = socket.joint.is_spent();
         let code = Code::of(socket.joint.end().errno());
