@@ -123,10 +123,11 @@ impl Engine<'_> {
     /// Another policy for the VM behind `port`, from now on. Its connections stay: with a smaller
     /// budget or table those that are there keep what they have, and those whose offload is turned
     /// off drain. The MTU counts for new connections. In other VLANs its connections end as if the
-    /// VM had gone: what remotes were promised is not for those whom the guest meets there.
+    /// VM had gone: what remotes were promised is not for those whom the guest meets there. See
+    /// [`Self::prepare_move`].
     ///
     /// # Errors
-    /// See [`AddPortError`]; nothing has changed.
+    /// See [`AddPortError`]; nothing has changed, but for connections that have ended before.
     pub fn set_guest(
         &mut self,
         now: Instant,
@@ -138,6 +139,24 @@ impl Engine<'_> {
         }
         let before = self.port_config(port).and_then(PortConfig::as_guest);
         let moves = before.is_some_and(|before| before.vlans != guest.vlans);
+        let set = self.set_policy(now, port, guest);
+        if moves {
+            if set.is_ok() {
+                self.abort_flows(now, port);
+            }
+            if self.port_mut(port).is_some_and(|p| p.features.is_some()) {
+                self.set_gone(port, false); // see `prepare_move`
+            }
+        }
+        set
+    }
+
+    fn set_policy(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        guest: GuestConfig,
+    ) -> Result<(), AddPortError> {
         let budget_pages = self::budget_pages(&guest);
         if self.pages_promised(Some(port)) + budget_pages > self.common.arena.pages_total() as u64 {
             return Err(AddPortError::BudgetExceedsArena);
@@ -159,9 +178,6 @@ impl Engine<'_> {
             if p.vm.offload != offload {
                 self.set_offload(now, port, offload);
             }
-        }
-        if moves {
-            self.abort_flows(now, port);
         }
         Ok(())
     }

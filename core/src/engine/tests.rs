@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::flow::key::tests::key;
-use crate::port::GuestConfig;
+use crate::port::{GuestConfig, Vlans};
 use crate::store::arena::tests::record;
 use crate::store::record::{Record, network_hash};
 use crate::tcp::flow::Why;
@@ -169,6 +169,46 @@ fn life_05_the_connections_of_a_vm_that_has_gone_end_in_steps() {
             assert_eq!((engine.flows.len_of_port(busy.0), engine.walks.any()), (0, false));
         });
     }
+}
+
+#[test]
+fn life_05_the_connections_of_a_vm_that_comes_into_another_vlan_end_in_steps() {
+    const STEP: usize = limits::FLOWS_PER_STEP as usize;
+    let busy = PortId(0);
+    let live = |engine: &Engine<'_>, port: PortId| engine.flows.len_of_class(port.0, Class::Live);
+    let set = |engine: &mut Engine<'_>, port: PortId| {
+        let guest = engine.port_config(port).and_then(PortConfig::as_guest).unwrap().clone();
+        visited(engine);
+        let vlans = Vlans::Access(7);
+        engine.set_guest(NOW, port, GuestConfig { vlans, ..guest }).unwrap();
+        visited(engine)
+    };
+    with_engine(|engine, small| {
+        for port in [busy, small] {
+            engine.set_port_features(NOW, port, Some(PortFeatures::default()));
+        }
+        while engine.walks.any() {
+            engine.handle_timeout(NOW);
+        }
+        engine.prepare_move(NOW, small);
+        assert!(!engine.is_ending(small) && live(engine, small) == 4, "a few are no matter");
+        assert_eq!((set(engine, small), live(engine, small)), (4, 0));
+        engine.prepare_move(NOW, busy);
+        assert!(engine.vm(busy).unwrap().is_gone, "it takes on no others");
+        while engine.is_ending(busy) {
+            let before = live(engine, busy);
+            engine.handle_timeout(NOW);
+            assert!((before - live(engine, busy)) as usize <= STEP);
+        }
+        // Even if it comes to nothing, it may have connections again.
+        let guest = engine.port_config(busy).and_then(PortConfig::as_guest).unwrap().clone();
+        let too_much = GuestConfig { vlans: Vlans::Access(7), budget_bytes: 1 << 40, ..guest };
+        assert_eq!(engine.set_guest(NOW, busy, too_much), Err(AddPortError::BudgetExceedsArena));
+        assert!(!engine.vm(busy).unwrap().is_gone);
+        engine.prepare_move(NOW, busy);
+        assert_eq!((set(engine, busy), live(engine, busy)), (0, 0));
+        assert!(!engine.vm(busy).unwrap().is_gone);
+    });
 }
 
 #[test]

@@ -124,6 +124,16 @@ impl Engine<'_> {
         self.settle_prediction();
     }
 
+    /// The VM behind `port` is about to be in other VLANs: begins to end its connections, if they
+    /// are many, and takes on no others meanwhile. [`Self::set_guest`] has less to do when none of
+    /// them [is left](Self::is_ending).
+    pub fn prepare_move(&mut self, now: Instant, port: PortId) {
+        if self.flows.len_of_class(port.0, Class::Live) > self.walks.flows_per_step {
+            self.set_gone(port, true);
+            self.walk(now, Deed::End, port);
+        }
+    }
+
     /// While connections of a VM that has gone end in steps, no segment takes the predicted path:
     /// who meets one that has not heard of it yet tells it (INV-19).
     pub(super) fn settle_prediction(&mut self) {

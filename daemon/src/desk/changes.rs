@@ -41,6 +41,8 @@ struct Applying {
     prepared: Prepared,
     /// Steps taken.
     at: usize,
+    /// The connections that end with the next step have begun to.
+    begun: bool,
     /// What went wrong, which nothing should.
     failed: Vec<String>,
 }
@@ -157,7 +159,8 @@ impl Desk {
             _ if self.stop.is_some() => self.end_change(path, refused(stopping())),
             Ok(mut prepared) if !prepared.dry_run => {
                 notes.into_iter().for_each(|(vm, setting)| prepared.note(&vm, setting));
-                self.changes.applying = Some(Applying { prepared, at: 0, failed: Vec::new() });
+                self.changes.applying =
+                    Some(Applying { prepared, at: 0, begun: false, failed: Vec::new() });
             }
             Ok(prepared) => self.end_change(path, plan(&prepared, false)),
             Err(refusal) => self.end_change(path, refused(refusal)),
@@ -167,7 +170,7 @@ impl Desk {
     /// Takes the next step of a change.
     pub(super) fn go_on_changing(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         let Some(mut applying) = self.changes.applying.take() else { return };
-        let Applying { prepared, at, failed } = &mut applying;
+        let Applying { prepared, at, begun, failed } = &mut applying;
         if *at == 0 {
             let size = prepared.target.size;
             let flows = u32::try_from(size.records).unwrap_or(u32::MAX);
@@ -180,7 +183,20 @@ impl Desk {
             self.changes.applying = Some(applying);
             return; // it takes some more turns
         }
+        if let Some(Step::SetVm(both)) = prepared.plan.steps.get(*at)
+            && (both.0.vlan, &both.0.trunk) != (both.1.vlan, &both.1.trunk)
+            && let Some(id) = path.ports.find(&both.1.name)
+        {
+            if !std::mem::replace(begun, true) {
+                path.engine.prepare_move(now, id);
+            }
+            if path.engine.is_ending(id) {
+                self.changes.applying = Some(applying);
+                return; // likewise
+            }
+        }
         if let Some(step) = prepared.plan.steps.get(*at).cloned() {
+            *begun = false;
             match self.take_step(now, epoll, path, prepared, step.clone()) {
                 Ok(()) => tracing::info!("changed: {}", prepared.plan.lines[*at]),
                 Err(e) => {

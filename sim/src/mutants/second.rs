@@ -530,4 +530,8 @@ mutations! { SECOND:
     "settle_prediction",
     "self.common.predicts = !ends;"
     => "self.common.predicts = true;";
+
+    "a VM that has come into another VLAN is gone for good", "LIFE-05", "set_guest",
+    "self.set_gone(port, false);"
+    => "";
 }
