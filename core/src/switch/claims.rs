@@ -16,12 +16,25 @@ const ETHERTYPE_RARP: u16 = 0x8035;
 /// Where the sender's and the target's MAC are in it.
 const RARP_MACS: [usize; 2] = [8, 18];
 
+const PROTOCOL_ICMP: u8 = 1;
+/// Types of ICMP for IPv4: a redirect (RFC 792), and an advertisement of a router (RFC 1256).
+const V4_OF_A_ROUTER: [u8; 2] = [5, 9];
+/// Where in an IPv4 header a fragment's place is (RFC 791 section 3.1), below its flags.
+const FRAGMENT_AT: usize = 6;
+const FRAGMENT_OFFSET: u16 = 0x1fff;
+/// The header of an IPv6 fragment (RFC 8200 section 4.5): where its place is, above its flags.
+const V6_FRAGMENT: usize = 8;
+const V6_FRAGMENT_AT: usize = 2;
+const V6_FRAGMENT_OFFSET: u16 = 0xfff8;
 const PROTOCOL_IGMP: u8 = 2;
+const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ICMP_V6: u8 = 58;
 /// Extension headers of IPv6: behind one at which the walk ended there may be anything.
 const V6_EXTENSIONS: [u8; 3] = [0, 43, 60];
 /// Where a server of DHCP listens.
 const DHCP_SERVER: [u8; 2] = [0, 67];
+/// Ports from which and to which a server of DHCP answers (RFC 2131, RFC 8415).
+const DHCP_ANSWERS: [[u8; 4]; 2] = [[0, 67, 0, 68], [2, 35, 2, 34]];
 
 /// Types of ICMPv6 (RFC 4861 section 4).
 const ROUTER_ADVERTISEMENT: u8 = 134;
@@ -52,17 +65,30 @@ impl Switch {
             Net::Arp(arp) if arp.sender_ip.is_unspecified() => owns(arp.target_ip.into()),
             Net::Arp(_) => true,
             Net::Ip(ip) if ip.version == IpVersion::V4 => {
-                !ip.src.is_unspecified() || asks_for_an_address(ip, frame)
+                let speaks = !ip.src.is_unspecified() || asks_for_an_address(ip, frame);
+                let begins = begins_v4(packet, ip, frame);
+                speaks && !is_of_a_router(begins) && self.may_serve(port, begins)
             }
             Net::Ip(ip) if ip.l4 == L4::Icmp => says_own(ip, frame, owns),
             // Nobody listens to neighbour discovery in fragments (RFC 6980).
             Net::Ip(ip) => {
-                let hides = ip.l4 == L4::Opaque
-                    && (V6_EXTENSIONS.contains(&ip.protocol) || ip.protocol == PROTOCOL_ICMP_V6);
-                !hides && !ip.src.is_unspecified()
+                let begins = begins_v6(ip, frame);
+                let hides = ip.l4 == L4::Opaque && ip.protocol == PROTOCOL_ICMP_V6
+                    || begins.is_some_and(|(protocol, _)| V6_EXTENSIONS.contains(&protocol));
+                !hides && !ip.src.is_unspecified() && self.may_serve(port, begins)
             }
         };
         if is_fine { Ok(()) } else { Err(DropReason::SpoofedIp) }
+    }
+
+    /// Whether the guest behind `port` may send what begins so: who gives others their addresses,
+    /// and their router, is trusted.
+    fn may_serve(&self, port: PortId, begins: Option<(u8, &[u8])>) -> bool {
+        let answers = begins.is_some_and(|(protocol, body)| {
+            let ports = body.first_chunk::<4>();
+            protocol == PROTOCOL_UDP && ports.is_some_and(|ports| DHCP_ANSWERS.contains(ports))
+        });
+        !answers || self.guest(port).is_some_and(|guest| guest.trusted)
     }
 }
 
@@ -85,6 +111,35 @@ fn asks_for_an_address(ip: &Ip, frame: &[u8]) -> bool {
         L4::Udp => frame.get(port_at..port_at + 2) == Some(&DHCP_SERVER),
         _ => ip.protocol == PROTOCOL_IGMP,
     }
+}
+
+/// The protocol inside an IPv4 packet and its first bytes; `None` for a later part of a fragmented
+/// one.
+fn begins_v4<'a>(packet: &Packet, ip: &Ip, frame: &'a [u8]) -> Option<(u8, &'a [u8])> {
+    let at = usize::from(packet.eth.len) + FRAGMENT_AT;
+    let is_first = be16(frame, at)? & FRAGMENT_OFFSET == 0;
+    is_first.then(|| (ip.protocol, frame.get(usize::from(ip.payload_offset)..).unwrap_or_default()))
+}
+
+/// As [`begins_v4`].
+fn begins_v6<'a>(ip: &Ip, frame: &'a [u8]) -> Option<(u8, &'a [u8])> {
+    let body = frame.get(usize::from(ip.payload_offset)..).unwrap_or_default();
+    if ip.l4 != L4::Fragment {
+        return Some((ip.protocol, body));
+    }
+    let is_first = be16(body, V6_FRAGMENT_AT)? & V6_FRAGMENT_OFFSET == 0;
+    is_first.then(|| (body[0], body.get(V6_FRAGMENT..).unwrap_or_default()))
+}
+
+fn be16(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|it| u16::from_be_bytes(*it))
+}
+
+/// Whether an IPv4 packet that begins so is what only a router says.
+fn is_of_a_router(begins: Option<(u8, &[u8])>) -> bool {
+    begins.is_some_and(|(protocol, body)| {
+        protocol == PROTOCOL_ICMP && body.first().is_none_or(|kind| V4_OF_A_ROUTER.contains(kind))
+    })
 }
 
 /// Whether a message of ICMPv6 speaks for nobody else.
@@ -130,11 +185,21 @@ mod tests {
 
     /// Whether a frame with this EtherType and body passes both checks at `port`.
     fn passes_at(port: PortId, mac: Mac, ethertype: u16, body: &[u8]) -> bool {
+        check(&mut switch(), port, mac, ethertype, body).is_ok()
+    }
+
+    fn check(
+        switch: &mut Switch,
+        port: PortId,
+        mac: Mac,
+        ethertype: u16,
+        body: &[u8],
+    ) -> Result<(), DropReason> {
         let frame = [&[0xff; 6][..], &mac, &ethertype.to_be_bytes(), body].concat();
-        let (mut switch, packet) = (switch(), Packet::parse(&frame).unwrap());
+        let packet = Packet::parse(&frame).unwrap();
         let now = crate::time::Instant::from_secs(1000);
         let checked = switch.check_source(now, port, &packet);
-        checked.and_then(|()| switch.check_claims(port, &packet, &frame)).is_ok()
+        checked.and_then(|()| switch.check_claims(port, &packet, &frame))
     }
 
     fn passes(ethertype: u16, body: &[u8]) -> bool {
@@ -216,6 +281,66 @@ mod tests {
         assert!(!passes(0x86dd, &v6(V6, 60, &behind)), "an option in front changes nothing");
         let twice = [&[0, 0, 0, 0, 0, 0, 0, 0][..], &behind].concat();
         assert!(!passes(0x86dd, &v6(V6, 0, &twice)), "nor a chain that we do not follow");
+    }
+
+    #[test]
+    fn nobody_speaks_for_a_router_of_ipv4_either() {
+        const IP: u16 = 0x0800;
+        let says = |kind: u8| v4(V4, PROTOCOL_ICMP, &[kind, 1, 0, 0, 10, 0, 0, 10]);
+        for kind in V4_OF_A_ROUTER {
+            assert!(!passes(IP, &says(kind)), "{kind}");
+            let others = v4([10, 0, 0, 77], PROTOCOL_ICMP, &[kind; 8]);
+            assert!(passes_at(LEARNED, OTHER, IP, &others), "it has no list");
+            let mut fragment = says(kind);
+            fragment[FRAGMENT_AT] = 0x20; // more of them follow
+            assert!(!passes(IP, &fragment), "the first part of {kind}");
+            fragment[FRAGMENT_AT + 1] = 1;
+            assert!(passes(IP, &fragment), "what comes later has no type");
+        }
+        assert!(!passes(IP, &v4(V4, PROTOCOL_ICMP, &[])), "cut short");
+        for kind in [0, 3, 8, 11] {
+            assert!(passes(IP, &says(kind)), "an echo, or an error: {kind}");
+        }
+        assert!(passes(IP, &v4(V4, 17, &[5; 8])), "a datagram");
+    }
+
+    #[test]
+    fn nobody_gives_out_addresses_but_who_is_trusted() {
+        const IP: [u16; 2] = [0x0800, 0x86dd];
+        let udp = |ports: [u8; 4]| [&ports[..], &[0, 8, 0, 0]].concat();
+        let datagram =
+            |ports| [v4(V4, PROTOCOL_UDP, &udp(ports)), v6(V6, PROTOCOL_UDP, &udp(ports))];
+        // In the first part of a packet, or behind an option in that.
+        let parts = |ports, place: u16, next: u8, front: &[u8]| {
+            let [mut part, _] = datagram(ports);
+            part[FRAGMENT_AT..][..2].copy_from_slice(&(place >> 3 | 0x2000).to_be_bytes());
+            let [high, low] = (place | 1).to_be_bytes();
+            let body = [&[next, 0, high, low, 0, 0, 0, 9][..], front, &udp(ports)].concat();
+            [part, v6(V6, 44, &body)]
+        };
+        let mut trusted = switch();
+        trusted.set_trusted(LISTED, true);
+        for ports in DHCP_ANSWERS {
+            for (ip, body) in IP.into_iter().zip(datagram(ports)) {
+                assert!(!passes(ip, &body), "{ports:?}");
+                let may = check(&mut trusted, LISTED, MAC, ip, &body);
+                assert_eq!(may, Ok(()), "{ports:?} of one who is trusted");
+            }
+            for (ip, body) in IP.into_iter().zip(parts(ports, 0, PROTOCOL_UDP, &[])) {
+                assert!(!passes(ip, &body), "the first part of {ports:?}");
+            }
+            for (ip, body) in IP.into_iter().zip(parts(ports, 8, PROTOCOL_UDP, &[])) {
+                assert!(passes(ip, &body), "what comes later has no ports");
+            }
+        }
+        let [_, hidden] = parts(DHCP_ANSWERS[1], 0, 60, &[PROTOCOL_UDP, 0, 1, 4, 0, 0, 0, 0]);
+        assert!(!passes(IP[1], &hidden), "behind an option in the first part");
+        for ports in [[0, 68, 0, 67], [2, 34, 2, 35], [0, 67, 0, 67], [0, 53, 0, 68]] {
+            for (ip, body) in IP.into_iter().zip(datagram(ports)) {
+                assert!(passes(ip, &body), "a question, a relay, or another service: {ports:?}");
+            }
+        }
+        assert!(passes(IP[0], &v4(V4, PROTOCOL_UDP, &[0, 67])), "cut short");
     }
 
     #[test]
