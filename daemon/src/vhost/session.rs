@@ -479,9 +479,11 @@ impl<D: Device> Session<D> {
         self.settle_link();
     }
 
-    /// The link is up as long as both queues of the first pair are in use.
+    /// The link is up as long as both queues of the first pair are in use, and the guest has broken
+    /// the rules of none: frames that it would send there go nowhere.
     fn settle_link(&mut self) {
-        let up = self.vrings.iter().take(2).all(|v| v.queue.is_some() && v.fault.is_none());
+        let up = self.vrings.iter().take(2).all(|vring| vring.queue.is_some())
+            && self.vrings.iter().all(|vring| vring.fault.is_none());
         self.set_link(self.features.filter(|_| up).map(features::port_features));
     }
 

@@ -6,11 +6,13 @@ use nightporterd::vhost::queue::{Layout, PushError, Queue};
 use nightporterd::vhost::ring::RingFault::{self, *};
 use nightporterd::vhost::ring::{CHAIN_MAX, QUEUE_SIZE_MAX, Ring, RingAddrs, RingFeatures};
 use proptest::prelude::*;
-use vhost::vhost_user::message::VhostUserMemoryRegion;
+use std::os::fd::AsFd;
+use vhost::vhost_user::message::{FrontendReq as Req, VhostUserMemoryRegion};
 
 use crate::driver::{Desc, Driver, GUEST_BASE, INDIRECT, NEXT, Ram, USER_BASE, WRITE};
 use crate::world::{
-    BUFFERS, LINUX, QUEUE_SIZE, RAM_LEN, RING_FROM_GUEST, RING_TO_GUEST, World, count,
+    BUFFERS, LINUX, QUEUE_SIZE, RAM_LEN, RING_FROM_GUEST, RING_TO_GUEST, World, count, new_eventfd,
+    vring_addr, vring_state,
 };
 use nightporterd::vhost::features::bit;
 
@@ -80,6 +82,36 @@ fn expect_receive_works(world: &mut World, what: &str) {
     world.port.push_to_guest(0, &VirtioNetHdr::default(), &[b"honest"]).expect(what);
     world.port.flush_to_guest(0);
     assert_eq!(world.ram.read(BUFFERS + 0xa000 + 12, 6), b"honest", "{what}");
+}
+
+#[test]
+fn a_lie_in_a_further_queue_takes_down_the_link_too_until_that_starts_anew() {
+    let mut world = World::connected(2);
+    world.negotiate(LINUX);
+    world.set_memory();
+    world.start_rings();
+    let mut further = Driver::new(&world.ram, GUEST_BASE + 0x3_0000, SIZE);
+    let start = |world: &mut World, further: &Driver| {
+        let (kick, number) = (new_eventfd(), 3_u64.to_ne_bytes());
+        world.say(Req::SET_VRING_NUM, &vring_state(3, SIZE.into()), &[]);
+        world.say(Req::SET_VRING_BASE, &vring_state(3, 0), &[]);
+        world.say(Req::SET_VRING_ADDR, &vring_addr(3, further), &[]);
+        world.say(Req::SET_VRING_KICK, &number, &[kick.as_fd()]);
+        world.say(Req::SET_VRING_ENABLE, &vring_state(3, 1), &[]);
+    };
+    start(&mut world, &further);
+    assert!(world.port.link().is_some());
+    world.events();
+    further.set_avail_idx(SIZE + 1);
+    assert_eq!(world.port.poll_from_guest(1, &mut [0; 2000]), None);
+    let broken = format!("broken 3: {AvailJump:?}");
+    assert_eq!(world.events(), [broken, "link down".into()]);
+    assert_eq!((world.port.link(), world.port.stats().ring_faults), (None, 1));
+    world.stop_ring(3);
+    assert!(world.port.link().is_some(), "its driver uses it no more");
+    further = Driver::new(&world.ram, GUEST_BASE + 0x3_0000, SIZE);
+    start(&mut world, &further);
+    assert!(world.port.link().is_some() && world.port.stats().ring_faults == 1);
 }
 
 #[test]
