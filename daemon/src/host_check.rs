@@ -34,7 +34,8 @@ pub fn check_host(config: &Config) -> Findings {
     let interfaces = config.uplinks.iter().filter_map(missing_interface);
     let missing = interfaces.chain(config.overlays.iter().filter_map(missing_address));
     let warnings = missing.chain(large_mtus(config)).chain(in_all_vlans(config));
-    let warnings = warnings.chain(at_strangers(config)).collect();
+    let warnings = warnings.chain(uneven_mtus(config)).chain(at_strangers(config));
+    let warnings = warnings.chain(silent_log(&config.daemon.log)).collect();
     Findings { problems, warnings }
 }
 
@@ -49,6 +50,39 @@ fn in_all_vlans(config: &Config) -> impl Iterator<Item = String> {
         Some(format!(
             "vm.{name}: is in every VLAN, also in those of {other}\n    fix: give it vlan or trunk"
         ))
+    })
+}
+
+/// VMs that reach each other, of which one takes no packets as long as the other sends. A switch
+/// has no word for that: it drops them (`too_big`), and the sender is not told.
+pub(crate) fn uneven_mtus(config: &Config) -> impl Iterator<Item = String> {
+    config.vms.iter().filter_map(|vm| {
+        let meets = |other: &&VmConfig| {
+            let apart = match (other.vlan, vm.vlan) {
+                (Some(a), Some(b)) => a != b,
+                _ => false,
+            };
+            !apart && !other.isolated && !vm.isolated && other.network == vm.network
+        };
+        let larger = config.vms.iter().filter(meets).find(|other| other.mtu > vm.mtu)?;
+        let VmConfig { name, mtu, .. } = vm;
+        Some(format!(
+            "vm.{name}: has an MTU of {mtu}, and {} of {}: large packets between them vanish, but \
+             for TCP's\n    fix: give both the same mtu",
+            larger.name, larger.mtu
+        ))
+    })
+}
+
+/// A filter that names modules logs errors of all others, and a module that there is not is no
+/// mistake to it.
+fn silent_log(filter: &str) -> Option<String> {
+    let is_level = |word: &str| !word.contains(['=', ':', '[']);
+    (!filter.split(',').any(is_level)).then(|| {
+        format!(
+            "daemon.log = \"{filter}\": of all else only errors are logged\n    \
+             fix: begin with a level: \"info,{filter}\""
+        )
     })
 }
 
@@ -90,6 +124,35 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    #[test]
+    fn a_log_of_modules_alone_is_told_to_be_silent_about_all_else() {
+        let said = "daemon.log = \"nightporterd::vhots=debug\": of all else only errors are \
+                    logged\n    fix: begin with a level: \"info,nightporterd::vhots=debug\"";
+        assert_eq!(silent_log("nightporterd::vhots=debug").as_deref(), Some(said));
+        for fine in ["info", "info,nightporterd::vhost=debug", "nightporterd=debug, warn"] {
+            assert_eq!(silent_log(fine), None, "{fine}");
+        }
+    }
+
+    #[test]
+    fn vms_that_reach_each_other_and_have_different_mtus_are_told() {
+        let vm = |name: &str, more: &str| format!("[[vm]]\nname = \"{name}\"\n{more}\n");
+        let both = |of_a: &str, of_b: &str| {
+            let text = vm("a", of_a) + &vm("b", of_b);
+            let config = Config::parse("np.toml", &text, &BTreeMap::new()).unwrap();
+            uneven_mtus(&config).collect::<Vec<_>>()
+        };
+        let said = "vm.b: has an MTU of 1500, and a of 9000: large packets between them vanish, \
+                    but for TCP's\n    fix: give both the same mtu";
+        assert_eq!(both("mtu = 9000", ""), [said]);
+        assert_eq!(both("mtu = 9000\nvlan = 7", "trunk = [7]").len(), 1);
+        assert!(both("mtu = 9000", "mtu = 9000").is_empty());
+        for apart in ["network = \"x\"", "isolated = true"] {
+            assert!(both("mtu = 9000", apart).is_empty(), "{apart}");
+        }
+        assert!(both("mtu = 9000\nvlan = 7", "vlan = 8").is_empty());
+    }
 
     #[test]
     fn a_vm_that_is_in_every_vlan_beside_others_in_some_is_told() {

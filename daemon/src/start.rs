@@ -27,6 +27,7 @@ use crate::change::{self, Running};
 use crate::config::station::at_strangers;
 use crate::config::{Config, DaemonConfig, RegistryConfig, Source, VmConfig};
 use crate::desk::{ControlServer, LinkWatch, MetricsServer, start_scribe};
+use crate::host_check::uneven_mtus;
 use crate::opener;
 use crate::owners::Owners;
 use crate::port::guest::GuestPort;
@@ -133,7 +134,8 @@ fn start(
     check(open_doors(&mut worker, sandbox));
     check(allow_changes(&mut worker, config, source, sandbox.clone(), &arena));
     check(place(daemon));
-    let warnings = large_mtus(config).into_iter().chain(at_strangers(config));
+    let warnings = large_mtus(config).into_iter().chain(uneven_mtus(config));
+    let warnings = warnings.chain(at_strangers(config));
     warnings.for_each(|warning| tracing::warn!("{warning}"));
     check(sandbox.close());
     if !problems.is_empty() {

@@ -294,13 +294,20 @@ impl Config {
         };
         let (store, memory) = (self.budget_sum(), self.memory_max());
         let [store, memory] = [store, memory].map(reader::human_bytes);
-        format!("{uplinks}, {overlays}{vms}, {store} of store, at most {memory} of memory")
+        let devices = self.vms.iter().map(|vm| 1 + u64::from(vm.toe)).max();
+        let tables = devices.map(|devices| {
+            let per_gib = reader::human_bytes(devices * (page_tables_max(1 << 30) >> 20 << 20));
+            format!(", and {per_gib} for each GiB of guests' memory")
+        });
+        let tables = tables.unwrap_or_default();
+        format!("{uplinks}, {overlays}{vms}, {store} of store, at most {memory} of memory{tables}")
     }
 
     /// Bytes of memory that the daemon takes at most, whatever guests and remotes do, in whole MiB:
     /// the store, all connections that may be tracked, frames that wait for full rings and for
     /// overlays that share a UDP port, payload of sockets, and [`OWN_BYTES`]. Guests' memory is not
-    /// among it, nor what others write into a registry (`docs/overlay.md`).
+    /// among it, nor are its [page tables](page_tables_max), nor what others write into a registry
+    /// (`docs/overlay.md`).
     #[must_use]
     pub fn memory_max(&self) -> u64 {
         let flow = (FLOW_BYTES_IDLE + FLOW_RECORD_BYTES) as u64;
@@ -328,6 +335,13 @@ impl Config {
     pub fn budget_sum(&self) -> u64 {
         self.vms.iter().map(|vm| vm.budget).sum()
     }
+}
+
+/// Bytes of page tables with which a device of a VM reaches so much memory of its guest, all of
+/// it: an entry of 8 bytes for each page, and a page of tables for each gibibyte of such.
+#[must_use]
+pub const fn page_tables_max(guest_bytes: u64) -> u64 {
+    guest_bytes / 512 + guest_bytes.div_ceil(1 << 30) * 4096
 }
 
 #[cfg(test)]

@@ -153,8 +153,13 @@ impl Host {
 
     /// Bytes of memory that are its own: neither of a file nor of a guest.
     pub(crate) fn own_bytes(&self) -> u64 {
+        self.bytes("RssAnon:")
+    }
+
+    /// Bytes of one kind, as proc(5) calls them.
+    pub(crate) fn bytes(&self, kind: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(kind)).unwrap();
         let kib: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
         kib << 10
     }

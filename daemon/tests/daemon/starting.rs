@@ -12,7 +12,7 @@ use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT, NOBODY, command, run};
 
 /// Of one VM with 4 MiB of store, and 16,384 connections.
-const MEMORY: &str = ", at most 142M of memory\n";
+const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory\n";
 
 /// What it said on its way out.
 fn refusal(config: &std::path::Path) -> String {
@@ -131,6 +131,7 @@ fn all_that_is_in_the_way_is_named_at_once() {
     assert!(group.contains("there is no group \"no-such-group\" on this host"), "{group}");
     assert!(group.contains("metrics: cannot listen on 127.0.0.1:"), "{group}");
     assert!(group.contains("cpu = 1000: "), "{group}");
+    assert!(!dir.join("arena").exists(), "the store of a daemon that does not run");
     let sockets =
         refusal(&dir.configure("metrics = \"off\"", &(dir.vm("a", "") + &dir.vm("b", ""))));
     assert!(sockets.contains("vm a: ") && sockets.contains("taken by a running"), "{sockets}");

@@ -14,8 +14,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use nightporterd::closer;
+use nightporterd::config::page_tables_max;
 use nightporterd::port::vhost_user::VhostUserConfig;
 use nightporterd::spans::PORT_MAX;
+use nightporterd::vhost::features::bit;
 use nix::sys::signal::Signal;
 use rustix::fs::{
     MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_setfl, ftruncate,
@@ -247,6 +249,28 @@ fn a_thousand_missing_pages_are_one_fault_and_one_mapping() {
     assert_eq!(mappings(), 1, "the guest's: what is left of the port's would be a thousand");
     world.port.handle_faults();
     assert_eq!(world.port.stats().memory_faults, 1);
+}
+
+#[test]
+fn page_tables_take_what_check_says_of_them() {
+    const GUEST: u64 = 2 << 30;
+    let street = Street::new("");
+    let file = memfd_create("large", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    let ram = Ram::of(File::from(file), usize::try_from(RAM_LEN).unwrap());
+    ftruncate(ram.fd(), GUEST).unwrap();
+    fcntl_add_seals(ram.fd(), SealFlags::SHRINK).unwrap();
+    let mut large = Guest::boot_in(&street.dir.join("bad"), PLAIN | bit::INDIRECT_DESC, ram);
+    large.has_memory(GUEST);
+    street.host.until("bad", |port| port.link);
+    let before = street.host.bytes("VmPTE:");
+    // A piece in each page of the tables: what it takes whatever it touches besides.
+    let pages = GUEST >> 21;
+    large.sends_scattered(0, 2 << 20, pages);
+    street.host.until("bad", |port| port.frames_from_port > 0);
+    let taken = street.host.bytes("VmPTE:") - before;
+    assert!(taken >= (pages - 8) * 4096, "{taken}");
+    let most = page_tables_max(GUEST) + 16 * 4096;
+    assert!(taken <= most, "{taken} of {most}");
 }
 
 #[test]
