@@ -37,7 +37,8 @@ pub(crate) enum OfVm {
         dry: Dry,
     },
     /// A VM gets other keys: `vm set web1 mtu=9000 mac=` (nothing is the default). Its connections
-    /// stay.
+    /// stay, unless it comes into another VLAN. A reload puts back what the file says, and so does
+    /// a restart.
     Set {
         /// Its name.
         name: String,

@@ -37,6 +37,8 @@ const UNSAFE_FILES: &[&str] = &[
 const BANNED: &[(&str, &str)] = &[
     ("FIXME", "fix it, or open an issue"),
     ("TODO", "do it, or open an issue"),
+    ("<<<<<<<", "say what is true of both"),
+    (">>>>>>>", "say what is true of both"),
     ("dbg!", "use tracing, or a test"),
     ("#[should_panic", "`make mutants` takes the first panic of core's tests for a mutation"),
     ("blazing", "give the number and its command"),
@@ -262,6 +264,25 @@ fn every_test_that_the_hardening_page_names_exists() {
     };
     let missing: Vec<_> = named.filter(|name| !exists(name)).map(String::from).collect();
     expect_none("docs/hardening.md names tests that do not exist", &missing);
+}
+
+#[test]
+fn each_row_of_the_threat_model_has_a_test() {
+    let page = fs::read_to_string(root().join("docs/hardening.md")).expect("the page exists");
+    let mut bare = Vec::new();
+    let mut rows = 0;
+    for table in page.split("| He | Test |\n|---|---|\n").skip(1) {
+        for row in table.lines().take_while(|line| line.starts_with('|')) {
+            let (he, tests) = row[2..].split_once(" | ").expect("two cells");
+            rows += 1;
+            // What somebody can do needs none.
+            if !tests.contains('`') && !he.starts_with("**can**") {
+                bare.push(he.to_owned());
+            }
+        }
+    }
+    assert!(rows > 40, "only {rows} rows found: the scan is broken");
+    expect_none("docs/hardening.md has claims that no test shows", &bare);
 }
 
 /// Where the rules of the specification are.
