@@ -45,8 +45,8 @@ mutations! { SENDING:
     => "sample = sample.map(|least| least.min(now.since(p.sent_at)));";
 
     "a tail loss probe is remembered through a recovery", "INV-24", "detect",
-    "if lost > 0 { self.probe.forget(); }"
-    => "";
+    "if [[lost > 0]] { self.probe.forget(); }"
+    => "false";
 
     "a tail loss probe is remembered through a timeout", "INV-24", "on_retransmission_timeout",
     "self.probe.forget();"
@@ -57,8 +57,8 @@ mutations! { SENDING:
     => "blocks.iter().filter(|block| last.1 == 0 || **block < last).max()";
 
     "a first flight of smaller segments has the bytes of longer ones", "FLOOD-19", "on_mss",
-    "if is_initial { self.controller.on_idle(self.initial_window); }"
-    => "";
+    "if [[is_initial]] { self.controller.on_idle(self.initial_window); }"
+    => "false";
 
     "the timeout counts from the first segment, whatever is acknowledged", "FLOOD-23", "on_moved",
     "self.since = now;"
