@@ -53,8 +53,12 @@ pub enum Refusal {
     /// The request needs descriptors that did not come.
     #[error("a file descriptor is missing")]
     NoDescriptor,
-    /// A kick, call or error descriptor that cannot be waited for or would write to a file.
-    #[error("a notification descriptor is not an eventfd, a pipe or a socket")]
+    /// A kick, call or error descriptor that cannot be waited for, would write to a file, or with
+    /// which its owner could stop us.
+    #[error(
+        "a notification descriptor is not an eventfd (nor a pipe, which is taken with \
+         vm.allow_unsealed_memory = true)"
+    )]
     BadDescriptor,
     /// A queue that the device does not have.
     #[error("there is no queue {0}")]

@@ -52,7 +52,7 @@ const ENTRIES_PER_WORK: u16 = 512;
 #[derive(Debug)]
 pub struct Session<D: Device = Offer> {
     offer: D,
-    /// Memory may be of files that can shrink.
+    /// Memory may be of files that can shrink, and notifiers may be pipes.
     allows_unsealed: bool,
     protocol: Protocol,
     /// SET_FEATURES; `None` before it and after a reset.
@@ -402,7 +402,7 @@ impl<D: Device> Session<D> {
         let what: u64 = message.body(0)?;
         let index = self.index(u32::try_from(what & VRING_INDEX_MASK).expect("eight bits"))?;
         let notifier = if what & VRING_NO_FD == 0 {
-            Some(Notifier::new(message.take_fd()?, &self.conduct)?)
+            Some(Notifier::new(message.take_fd()?, &self.conduct, self.allows_unsealed)?)
         } else {
             None
         };

@@ -75,7 +75,8 @@ impl Conduct {
     }
 }
 
-/// An eventfd (or pipe) shared with the front-end: eight bytes per notification.
+/// An eventfd shared with the front-end: eight bytes per notification. For a front-end that is
+/// trusted not to stop us it may be a pipe.
 #[derive(Debug)]
 pub struct Notifier {
     fd: Foreign,
@@ -88,14 +89,17 @@ impl Notifier {
     ///
     /// Refused: files and devices, which cannot be waited for, and which a write would change; and
     /// what has no type and is no eventfd, such as an epoll of a million descriptors, in which the
-    /// kernel looks at all of them when it is to be waited for.
-    pub fn new(fd: Foreign, conduct: &Arc<Conduct>) -> Result<Self, Refusal> {
+    /// kernel looks at all of them when it is to be waited for. So are sockets, and pipes unless
+    /// `takes_pipes`: who reads at the other end holds their lock while the bytes are copied, into
+    /// memory that is not there for as long as he likes (userfaultfd(2), a file of FUSE), and
+    /// whoever wants the lock meanwhile waits, with O_NONBLOCK too, and no signal ends it.
+    pub fn new(fd: Foreign, conduct: &Arc<Conduct>, takes_pipes: bool) -> Result<Self, Refusal> {
         // What `fstat` asks, a file system of its own may never answer; it is not asked here.
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let stat = statx(&fd, c"", flags, StatxFlags::TYPE).map_err(io::Error::from)?;
         let kind = FileType::from_raw_mode(stat.stx_mode.into());
         // An eventfd is an anonymous inode and has no type.
-        if !matches!(kind, FileType::Unknown | FileType::Fifo | FileType::Socket) {
+        if kind != FileType::Unknown && !(takes_pipes && kind == FileType::Fifo) {
             return Err(Refusal::BadDescriptor);
         }
         let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
@@ -266,7 +270,7 @@ mod tests {
         let conduct = Arc::<Conduct>::default();
         let notifiers = fds
             .each_mut()
-            .map(|fd| Notifier::new(fd.try_clone().unwrap().into(), &conduct).unwrap());
+            .map(|fd| Notifier::new(fd.try_clone().unwrap().into(), &conduct, false).unwrap());
         let count = |fd: &OwnedFd| {
             let mut count = [0; 8];
             rustix::io::read(fd, &mut count).map(|_| u64::from_ne_bytes(count))

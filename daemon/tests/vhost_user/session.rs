@@ -1,7 +1,9 @@
 //! Message traces: what front-ends send, and what must come of it.
 
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 
+use nightporterd::port::vhost_user::VhostUserConfig;
 use nightporterd::vhost::Source;
 use nightporterd::vhost::features::bit;
 use rustix::event::epoll;
@@ -10,7 +12,7 @@ use rustix::fs::{MemfdFlags, SealFlags, ftruncate, inotify, memfd_create};
 use crate::driver::{Driver, GUEST_BASE, Ram, USER_BASE, WRITE};
 use crate::world::{
     BUFFERS, FrontEnd, LINUX, NEED_REPLY, QUEUE_SIZE, RAM_LEN, REPLY_ACK, RING_TO_GUEST, Req,
-    World, count, mem_table, new_eventfd, port, region, vring_addr, vring_state,
+    World, config, count, mem_table, new_eventfd, port, region, vring_addr, vring_state,
 };
 
 /// VIRTIO_NET_F_CTRL_VQ and VIRTIO_NET_F_GUEST_ANNOUNCE.
@@ -294,7 +296,7 @@ fn regions_must_be_real() {
 }
 
 #[test]
-fn notifiers_must_be_eventfds_pipes_or_sockets() {
+fn notifiers_must_be_eventfds_and_may_be_pipes_where_the_configuration_says_so() {
     let mut world = World::connected(1);
     world.say(Req::SET_PROTOCOL_FEATURES, &REPLY_ACK.to_ne_bytes(), &[]);
     let file = || memfd_create("no", MemfdFlags::CLOEXEC).unwrap();
@@ -312,8 +314,22 @@ fn notifiers_must_be_eventfds_pipes_or_sockets() {
         let eventfd = new_eventfd();
         assert!(world.is_obeyed(request, &zero, &[eventfd.try_clone().unwrap()]));
         assert_eq!(count(&eventfd), 0);
+        // Who reads at their other end can hold a lock for which a write waits, and no signal ends.
+        let (one, _other) = UnixStream::pair().unwrap();
+        let (_read, pipe) = rustix::pipe::pipe().unwrap();
+        for fd in [one.into(), pipe] {
+            assert!(!world.is_obeyed(request, &zero, &[fd]), "{request:?}");
+        }
+    }
+    // UML signals through a pipe.
+    let config = config(world.socket.clone());
+    world.anew(VhostUserConfig { allow_unsealed_memory: true, ..config });
+    world.say(Req::SET_PROTOCOL_FEATURES, &REPLY_ACK.to_ne_bytes(), &[]);
+    for request in [Req::SET_VRING_KICK, Req::SET_VRING_CALL, Req::SET_VRING_ERR] {
+        let (one, _other) = UnixStream::pair().unwrap();
+        assert!(!world.is_obeyed(request, &zero, &[one.into()]), "{request:?}");
         let (_, write) = rustix::pipe::pipe().unwrap();
-        assert!(world.is_obeyed(request, &zero, &[write]), "UML signals through a pipe");
+        assert!(world.is_obeyed(request, &zero, &[write]), "{request:?}");
     }
 }
 
@@ -426,7 +442,13 @@ fn kicks_are_counted_and_cleared() {
 
 #[test]
 fn a_kick_descriptor_that_would_wake_us_for_ever_is_given_up() {
-    let mut world = World::running(LINUX);
+    let mut world = World::connected(1);
+    let config = config(world.socket.clone());
+    world.anew(VhostUserConfig { allow_unsealed_memory: true, ..config });
+    world.negotiate(LINUX);
+    world.set_memory();
+    world.start_rings();
+    world.events();
     let (read, write) = rustix::pipe::pipe().unwrap();
     assert!(world.is_obeyed(Req::SET_VRING_KICK, &1_u64.to_ne_bytes(), &[read]));
     assert_eq!(world.events(), ["unwatch", "watch 1"]);
