@@ -2,11 +2,17 @@
 //!
 //! The worker calls nothing that waits but its own `epoll_wait`; a front-end can make other calls
 //! wait all the same, as by taking O_NONBLOCK from an eventfd that it has filled. When a turn is
-//! longer than [`LIMIT`] the worker gets a signal that does nothing but end such a call with EINTR.
-//! Whoever made the call knows whose descriptor it was, and takes that port down. As long as no
-//! turn stands systemd is told so; when it hears nothing it restarts us.
+//! long the worker gets a signal that does nothing but end such a call with EINTR. Whoever made the
+//! call knows whose descriptor it was, and takes that port down. A turn that is long for any other
+//! reason does not notice: nothing else that the worker calls waits for a signal.
 //!
-//! Cost: two stores a turn, and a thread that wakes twice a second.
+//! Ten times a second is often enough as long as nobody means harm. Who does comes back, after the
+//! time for which his port takes no connections, and others like him: so after the first one it is
+//! looked at every few milliseconds for a day ([`beware`]).
+//!
+//! As long as no turn stands systemd is told so; when it hears nothing it restarts us.
+//!
+//! Cost: two stores a turn, and a thread that wakes ten times a second.
 
 use std::io;
 use std::sync::Arc;
@@ -26,15 +32,17 @@ use crate::timer::monotonic_now;
 
 /// Longer turns than this stand: work is bounded to a few milliseconds a turn.
 const LIMIT: Duration = Duration::from_secs(1);
-/// From turns that are longer than this on, who writes to descriptors of others measures it: 500
-/// interrupts a turn take less.
+/// From turns that are longer than this on, calls are interrupted, and who writes to descriptors of
+/// others measures it: 500 interrupts a turn take less.
 const LONG: Duration = Duration::from_millis(5);
 /// How often it looks.
-const LOOK_INTERVAL: StdDuration = StdDuration::from_millis(500);
-
-/// How soon it interrupts the next wait of a turn that stands: by then others have written what
-/// stands too, and all of them together must not take as long as systemd waits.
-const AGAIN: StdDuration = StdDuration::from_millis(20);
+const LOOK_INTERVAL: StdDuration = StdDuration::from_millis(100);
+/// How often while a turn is long, and while somebody is about who made one so.
+const CLOSE_LOOK_INTERVAL: StdDuration = StdDuration::from_millis(5);
+/// How long somebody who made the worker wait is taken to be about.
+const SUSPICION: Duration = Duration::from_secs(24 * 3600);
+/// How often systemd is told that we live, or more often if it wants that.
+const TELL_INTERVAL: StdDuration = StdDuration::from_millis(500);
 
 /// When this turn began, in nanoseconds; 0 while the worker waits for events.
 static TURN: AtomicU64 = AtomicU64::new(0);
@@ -66,6 +74,38 @@ pub(crate) fn handle_turn(now: Instant) {
     TURN.store(now.as_nanos(), Ordering::Relaxed);
 }
 
+/// Until when somebody is about who makes the worker wait.
+static BEWARE_UNTIL: AtomicU64 = AtomicU64::new(0);
+
+/// Somebody made the worker wait.
+pub(crate) fn beware() {
+    let until = monotonic_now() + SUSPICION;
+    BEWARE_UNTIL.store(until.as_nanos(), Ordering::Relaxed);
+}
+
+/// What was seen of the worker.
+#[derive(Debug, Eq, PartialEq)]
+struct Look {
+    /// It may wait for something: to be interrupted.
+    is_long: bool,
+    /// It has begun to stand since the last look.
+    has_stalled: bool,
+    /// It stands.
+    stands: bool,
+    /// Until the next look.
+    wait: StdDuration,
+}
+
+/// Looks at a turn that began at `turn`; 0: there is none. `noticed`: the last one that stood.
+fn look(now: Instant, turn: u64, beware_until: u64, noticed: &mut u64) -> Look {
+    let lasts_for = |limit| turn != 0 && now.since(Instant::from_nanos(turn)) > limit;
+    let (is_long, stands) = (lasts_for(LONG), lasts_for(LIMIT));
+    let has_stalled = stands && std::mem::replace(noticed, turn) != turn;
+    let close = is_long || now < Instant::from_nanos(beware_until);
+    let wait = if close { CLOSE_LOOK_INTERVAL } else { LOOK_INTERVAL };
+    Look { is_long, has_stalled, stands, wait }
+}
+
 /// From now on the calling thread is watched, and `supervisor` told about it. Errors: there can be
 /// no more threads.
 pub(crate) fn start(supervisor: Option<Arc<Supervisor>>) -> io::Result<()> {
@@ -74,31 +114,56 @@ pub(crate) fn start(supervisor: Option<Arc<Supervisor>>) -> io::Result<()> {
     // Only who wants to know how we are.
     let supervisor = supervisor.filter(|supervisor| supervisor.period().is_some());
     let period = supervisor.as_ref().and_then(|supervisor| supervisor.period());
-    let interval = period.map_or(LOOK_INTERVAL, |period| LOOK_INTERVAL.min(period / 3));
+    let interval = period.map_or(TELL_INTERVAL, |period| TELL_INTERVAL.min(period / 3));
     thread::Builder::new().name("watchdog".into()).spawn(move || {
-        let (mut noticed, mut refused, mut wait) = (0, 0, interval);
+        let (mut noticed, mut refused, mut untold) = (0, 0, StdDuration::ZERO);
         loop {
-            thread::sleep(wait);
-            closer::look();
-            sandbox::report(&mut refused);
+            let now = monotonic_now();
             let turn = TURN.load(Ordering::Relaxed);
-            let lasts_for =
-                |limit| turn != 0 && monotonic_now().since(Instant::from_nanos(turn)) > limit;
-            SUSPECTS.store(lasts_for(LONG), Ordering::Relaxed);
-            let stands = lasts_for(LIMIT);
-            wait = if stands { AGAIN.min(interval) } else { interval };
-            if !stands {
-                supervisor.iter().for_each(|supervisor| supervisor.lives());
-                continue;
-            }
-            if std::mem::replace(&mut noticed, turn) != turn {
+            let beware_until = BEWARE_UNTIL.load(Ordering::Relaxed);
+            let seen = look(now, turn, beware_until, &mut noticed);
+            SUSPECTS.store(seen.is_long, Ordering::Relaxed);
+            if seen.has_stalled {
                 STALLS.fetch_add(1, Ordering::Relaxed);
                 tracing::error!("a turn takes longer than a second");
             }
-            if pthread_kill(worker, Signal::SIGURG).is_err() {
+            if seen.is_long && pthread_kill(worker, Signal::SIGURG).is_err() {
                 return; // it is gone
             }
+            if untold >= interval {
+                untold = StdDuration::ZERO;
+                closer::look();
+                sandbox::report(&mut refused);
+                if !seen.stands {
+                    supervisor.iter().for_each(|supervisor| supervisor.lives());
+                }
+            }
+            let wait = seen.wait.min(interval);
+            thread::sleep(wait);
+            untold += wait;
         }
     })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_interrupted_soon_and_sooner_while_somebody_is_about_who_makes_us_wait() {
+        let at = |ms: u64| Instant::from_nanos(1_000_000_000 + ms * 1_000_000);
+        let (mut noticed, turn) = (0, at(0).as_nanos());
+        let mut see = |now, turn, until: Instant| look(now, turn, until.as_nanos(), &mut noticed);
+        let calm = Look { is_long: false, has_stalled: false, stands: false, wait: LOOK_INTERVAL };
+        let close = Look { wait: CLOSE_LOOK_INTERVAL, ..calm };
+        assert_eq!(see(at(5), turn, Instant::ZERO), calm);
+        assert_eq!(see(at(9000), 0, Instant::ZERO), calm, "it waits for events");
+        assert_eq!(see(at(5), turn, at(6)), close);
+        assert_eq!(see(at(6), turn, at(6)), Look { is_long: true, ..close });
+        assert_eq!(see(at(1000), turn, at(0)), Look { is_long: true, ..close });
+        let stands = Look { is_long: true, stands: true, ..close };
+        assert_eq!(see(at(1001), turn, at(0)), Look { has_stalled: true, ..stands });
+        assert_eq!(see(at(1002), turn, at(0)), stands, "it is said once");
+    }
 }

@@ -23,8 +23,8 @@
 //!    it made us hold is closed by other threads (`closer`). Memory that is not memory, but a file
 //!    of a file system that may never answer, is refused ([`guest_mem`]). One thing a hostile
 //!    front-end process (not its guest) can still do is to clear O_NONBLOCK on an eventfd that it
-//!    has filled, which stalls the worker for a second (`watchdog`), and closes its port for a
-//!    minute, the next time for two, and so on.
+//!    has filled, which stalls the worker for a tenth of a second (`watchdog`), and closes its port
+//!    for a minute, the next time for two, and so on.
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
 pub mod device;

@@ -57,6 +57,7 @@ impl Conduct {
         let result = call();
         if result == Err(Errno::INTR) {
             self.has_blocked();
+            watchdog::beware();
         }
         if let Some(start) = start {
             self.judge(time_on_core().since(start));
