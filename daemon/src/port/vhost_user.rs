@@ -236,15 +236,15 @@ impl<D: Device> VhostUserPort<D> {
     /// Something waits at the listener. A second front-end is turned away as long as the first one
     /// is connected.
     pub fn handle_listener(&mut self) {
-        // A VM that was killed and started again may be here before we heard of its death. It waits
-        // at the listener until what was its predecessor's has ended.
-        if self.connection.as_ref().is_some_and(|(channel, _)| channel.has_hung_up()) {
-            return self.disconnect("the front-end is gone and another one connects");
-        }
         if monotonic_now() < self.banned_until {
             return self.events.push_back(Event::Rest(Source::Listener));
         }
         for _ in 0..ACCEPTS_PER_TURN {
+            // A VM that was killed and started again may be here before we heard of its death. It
+            // waits at the listener until what was its predecessor's has ended.
+            if self.connection.as_ref().is_some_and(|(channel, _)| channel.has_hung_up()) {
+                return self.disconnect("the front-end is gone and another one connects");
+            }
             let Some(listener) = &self.listener else { return };
             if self.owner.is_behind() {
                 return self.rest("what front-ends passed before does not close");

@@ -1,6 +1,7 @@
 //! The listening socket and who is on it.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -134,4 +135,21 @@ fn with_nobody_connected_there_is_no_room_and_no_frame() {
     port.handle_connection();
     port.handle_kick(9);
     assert_eq!(port.mtu(), None);
+}
+
+#[test]
+fn a_front_end_that_waits_behind_some_that_have_gone_is_no_second_one() {
+    let (mut port, socket) = port(1);
+    for _ in 0..3 {
+        drop(UnixStream::connect(&socket).unwrap());
+    }
+    let stream = UnixStream::connect(&socket).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while port.stats().connections < 4 {
+        port.handle_listener();
+        let events: Vec<_> = std::iter::from_fn(|| port.poll_event()).collect();
+        assert!(!events.is_empty(), "somebody comes or goes");
+    }
+    let answer = (&stream).read(&mut [0; 20]);
+    assert_eq!(answer.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "nobody has hung up");
 }
