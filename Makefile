@@ -21,10 +21,11 @@ SAMPLE ?= 1000
 SEED ?= 1
 LIMIT_S ?= 1000000
 CPU_HOURS ?= 6
+HOSTILE_S ?= 3600
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build deb demo demo-toe compare test sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo demo-toe compare test hostile sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +60,12 @@ test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, t
 	-@.ci/packages $(PACKAGES_PACKAGE)
 	-@.ci/packages $(PACKAGES_REGISTRY)
 	@.ci/test
+
+hostile: ## a front-end that does anything beside two VMs; HOSTILE_S=3600 SEED=1 (root, a machine that does nothing else)
+	@.ci/packages $(PACKAGES_BUILD)
+	cargo test --release --locked -p nightporterd --test hostile --no-run
+	NIGHTPORTER_HOSTILE_S=$(HOSTILE_S) NIGHTPORTER_HOSTILE_SEED=$(SEED) \
+		cargo test --release --locked -p nightporterd --test hostile whatever_a_front -- --nocapture
 
 sim: simulator ## SEEDS=500 simulated worlds, faults and all, every invariant checked at every step
 	@$(SIM) run --seeds $(SEEDS)

@@ -151,11 +151,6 @@ impl Host {
         children.split_whitespace().next().map(|child| child.parse().unwrap())
     }
 
-    /// Bytes of memory that are its own: neither of a file nor of a guest.
-    pub(crate) fn own_bytes(&self) -> u64 {
-        self.bytes("RssAnon:")
-    }
-
     /// Bytes of one kind, as proc(5) calls them.
     pub(crate) fn bytes(&self, kind: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use nightporter_api::Change;
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::set_socket_linger;
@@ -38,7 +39,7 @@ fn a_full_eventfd_without_o_nonblock_takes_down_its_own_port() {
 }
 
 /// A TCP socket with bytes that nobody takes, whose close waits an hour for them.
-fn lingering() -> (TcpStream, TcpStream) {
+pub(crate) fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();
@@ -67,8 +68,26 @@ fn a_descriptor_whose_closing_waits_holds_up_nobody() {
     assert_eq!(street.host.wait(), Some(0));
 }
 
+#[test]
+fn who_passes_his_own_connection_keeps_his_own_port_until_it_is_removed() {
+    let mut street = Street::new("");
+    let path = street.dir.join("bad");
+    // The daemon holds both ends of it then.
+    let stream = UnixStream::connect(&path).unwrap();
+    Guest::says_half(&stream, &[stream.as_fd()]);
+    drop(stream);
+    let mut second = UnixStream::connect(&path).unwrap();
+    second.set_read_timeout(Some(LIMIT)).unwrap();
+    assert_eq!(second.read(&mut [0; 20]).unwrap(), 0, "it is turned away");
+    street.goes_on();
+    street.host.change(Change::RemoveVm { name: "bad".into() });
+    street.host.change(Change::Reload {}); // the file still has it
+    let _next = Guest::boot(&path, PLAIN);
+    street.host.until("bad", |bad| bad.link);
+}
+
 /// A socket in whose queue another one waits that nobody can defuse: closing it takes an hour.
-fn unclosable() -> (UnixStream, TcpStream) {
+pub(crate) fn unclosable() -> (UnixStream, TcpStream) {
     let (stream, peer) = lingering();
     let (outer, inner) = UnixStream::pair().unwrap();
     Guest::says_half(&inner, &[stream.as_fd()]);

@@ -20,8 +20,8 @@ use nightporterd::spans::PORT_MAX;
 use nightporterd::vhost::features::bit;
 use nix::sys::signal::Signal;
 use rustix::fs::{
-    MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fcntl_setfl, ftruncate,
-    memfd_create,
+    FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals,
+    fcntl_setfl, ftruncate, memfd_create,
 };
 use rustix::pipe::pipe;
 
@@ -55,14 +55,27 @@ fn a_guest_whose_memory_is_cut_off_loses_its_own_port_and_nobody_else_anything()
 }
 
 /// A file system in memory, of which only root can have one.
-struct Tmpfs(PathBuf);
+pub(crate) struct Tmpfs(PathBuf);
 
 impl Tmpfs {
-    fn mount(at: PathBuf, size: &str) -> Option<Self> {
+    pub(crate) fn mount(at: PathBuf, size: &str) -> Option<Self> {
         std::fs::create_dir(&at).unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"]).arg(&at);
         mount.status().unwrap().success().then(|| Self(at))
+    }
+
+    /// A file without a name of `len` bytes, of which the first `there` are there and nothing else
+    /// finds room. `None`: there is not so much room.
+    pub(crate) fn file(&self, len: u64, there: u64) -> Option<File> {
+        File::create(self.0.join("ballast")).unwrap();
+        let path = self.0.join("ram");
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(len).unwrap();
+        let has_room = fallocate(&file, FallocateFlags::KEEP_SIZE, 0, there).is_ok();
+        self.fill();
+        has_room.then_some(file)
     }
 
     /// Leaves no room in it.

@@ -20,6 +20,7 @@ mod guest;
 #[path = "../daemon/host.rs"]
 mod host;
 mod killed;
+mod mallory;
 mod plugged;
 mod random;
 #[allow(dead_code)]

@@ -13,7 +13,7 @@ const SERVER: &str = "10.0.0.2:80";
 const PACKETS: u32 = 20_000;
 
 /// The same numbers each time.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn below(&mut self, n: u32) -> u32 {
@@ -42,7 +42,7 @@ fn ask(random: &mut Random) -> Ask {
 }
 
 /// A packet of which much makes sense.
-fn packet(random: &mut Random) -> (Header, Vec<u8>) {
+pub(crate) fn packet(random: &mut Random) -> (Header, Vec<u8>) {
     let mut payload = vec![7; random.of(&[0, 0, 1, 64, 100, 4000, 65_536])];
     let dst_port = random.of(&[control::PORT, control::SOCKETS, control::SOCKETS, 1 << 16, 0]);
     if dst_port == control::PORT {

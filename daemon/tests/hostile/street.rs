@@ -12,6 +12,8 @@ use crate::guest::{EVENTS, Guest};
 use crate::host::{Dir, Host, LIMIT};
 
 pub(crate) const QUIET: &str = "metrics = \"off\"";
+/// Of a VM that is nothing but another port of a switch.
+const PLAIN_PORT: &str = "ack_offload = false";
 
 /// A host with a VM that means harm, two that do not, and these two.
 pub(crate) struct Street {
@@ -28,11 +30,16 @@ impl Street {
 
     /// Likewise, and VMs of these names whose guests are not there yet.
     pub(crate) fn among(bad: &str, others: &[String]) -> Self {
+        let others = others.iter().map(|name| (name.as_str(), PLAIN_PORT));
+        Self::of(&[("bad", bad)].into_iter().chain(others).collect::<Vec<_>>())
+    }
+
+    /// With VMs of these names, who have this in their sections, beside the two.
+    pub(crate) fn of(vms: &[(&str, &str)]) -> Self {
         let dir = Dir::new();
-        let plain = "ack_offload = false";
-        let ports = dir.vm("bad", bad) + &dir.vm("a", plain) + &dir.vm("b", plain);
-        let others = others.iter().map(|name| dir.vm(name, plain));
-        let ports = others.fold(ports, |ports, other| ports + &other);
+        let neighbours = ["a", "b"].map(|name| (name, PLAIN_PORT));
+        let ports: String =
+            vms.iter().chain(&neighbours).map(|(name, more)| dir.vm(name, more)).collect();
         let host = Host::start(&dir, &dir.configure(QUIET, &ports));
         let neighbours = ["a", "b"].map(|name| {
             let mut guest = Guest::boot(&dir.join(name), EVENTS);
