@@ -3,11 +3,11 @@
 //! A `close()` may wait for what is behind the descriptor, for a peer that never reads or a file
 //! system that never answers, and an `munmap()` of gigabytes takes its time. The worker waits for
 //! neither. What comes from a front-end is a [`Foreign`] from the moment it arrives, and belongs to
-//! an [`Owner`], the port that it came to.
+//! an [`Owner`], the VM that it came to.
 //!
 //! One thread closes everything, as long as nothing keeps it. When it stands, another one goes on
 //! with what belongs to others: no two close things of one owner, so that an owner makes one of
-//! them stand at most. An owner of whom too much waits gets no more: its port takes no connections
+//! them stand at most. An owner of whom too much waits gets no more: its ports take no connections
 //! and no descriptors until some of it is closed ([`Owner::is_behind`]).
 
 use std::any::Any;
@@ -35,39 +35,47 @@ const LIMIT: Duration = Duration::from_millis(200);
 /// How long [`flush`] waits.
 const FLUSH_LIMIT: StdDuration = StdDuration::from_secs(20);
 
-/// Whose things they are: a port.
+/// Whose things they are: a VM's.
 #[derive(Clone, Debug)]
-pub struct Owner(Arc<Account>);
+pub struct Owner {
+    account: Arc<Account>,
+    /// Bytes of files of this device's front-ends that are mapped ([`crate::spans`]).
+    mapped: Arc<AtomicU64>,
+}
 
 #[derive(Debug)]
 struct Account {
     name: String,
     /// What of it is not yet closed.
     things: AtomicUsize,
-    /// Bytes of its files that are mapped ([`crate::spans`]).
-    mapped: AtomicU64,
 }
 
 impl Owner {
-    /// For what comes to the port `name`.
+    /// For what comes to the VM `name`.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        let (things, mapped) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Self(Arc::new(Account { name: name.into(), things, mapped }))
+        let account = Account { name: name.into(), things: AtomicUsize::new(0) };
+        Self { account: Arc::new(account), mapped: Arc::default() }
+    }
+
+    /// For what comes to another port of the same VM.
+    #[must_use]
+    pub(crate) fn beside(&self) -> Self {
+        Self { account: Arc::clone(&self.account), mapped: Arc::default() }
     }
 
     /// So much waits to be closed that there must be no more.
     pub(crate) fn is_behind(&self) -> bool {
-        self.0.things.load(Ordering::Relaxed) >= THINGS_MAX
+        self.account.things.load(Ordering::Relaxed) >= THINGS_MAX
     }
 
     /// Bytes of its files that are mapped; see [`crate::spans`].
     pub(crate) fn mapped(&self) -> &AtomicU64 {
-        &self.0.mapped
+        &self.mapped
     }
 
     fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.account, &other.account)
     }
 }
 
@@ -184,7 +192,7 @@ pub(crate) fn look() {
     let mut state = lock();
     for busy in &mut state.busy {
         if now.since(busy.since) > LIMIT && !std::mem::replace(&mut busy.noticed, true) {
-            let port = busy.owner.as_ref().map_or("", |owner| &owner.0.name);
+            let port = busy.owner.as_ref().map_or("", |owner| &owner.account.name);
             tracing::error!(port, "something that the front-end passed does not close");
         }
     }
@@ -194,7 +202,7 @@ pub(crate) fn look() {
 }
 
 fn send(owner: Option<Owner>, what: What) {
-    if let Some(Owner(account)) = &owner {
+    if let Some(Owner { account, .. }) = &owner {
         account.things.fetch_add(1, Ordering::Relaxed);
     }
     let mut state = lock();
@@ -217,7 +225,7 @@ fn run(thread: usize) {
             state = lock();
             let at = state.busy.iter().position(|busy| busy.thread == thread);
             let busy = state.busy.swap_remove(at.expect("it was put there"));
-            if let Some(Owner(account)) = busy.owner {
+            if let Some(Owner { account, .. }) = busy.owner {
                 account.things.fetch_sub(1, Ordering::Relaxed);
             }
         } else if state.idle > 0 {

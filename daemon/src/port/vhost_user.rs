@@ -14,6 +14,7 @@
 //!
 //! All calls are safe in any state: with no driver there is nothing to poll and no room.
 
+mod account;
 mod change;
 mod net;
 mod report;
@@ -25,14 +26,13 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use nightporter_core::port::PortFeatures;
-use nightporter_core::time::{Duration, Instant};
 use rustix::net::sockopt::socket_peercred;
 use tracing::{debug, info, warn};
 
-use super::messages::{self, Costs};
-use crate::closer::Owner;
+use account::Account;
+
+use super::messages;
 use crate::faults;
-use crate::log::Limit;
 use crate::timer::monotonic_now;
 use crate::vhost::device::{Device, DeviceQueue};
 use crate::vhost::features::{MTU_MIN, Offer};
@@ -49,12 +49,6 @@ pub const QUEUE_PAIRS_MAX: u16 = 128;
 const MESSAGES_PER_TURN: usize = 64;
 /// Connections taken in per wake-up: one who connects all the time must not keep the worker either.
 const ACCEPTS_PER_TURN: usize = 16;
-
-/// After its front-end has kept the worker waiting a port takes no connections for so long; after
-/// the next time twice as long, and so on. Nobody does that by mistake.
-const BAN_S: u64 = 60;
-/// It is doubled so often at most: 17 hours.
-const BAN_DOUBLED_MAX: u64 = 10;
 
 /// What a port is made of.
 #[derive(Clone, Debug)]
@@ -136,12 +130,7 @@ pub struct VhostUserPort<D: Device = Offer> {
     faults_seen: u64,
     /// Chains and buffers of the guest that were looked at in this turn, of all pairs.
     work_from_guest: usize,
-    log: Limit,
-    /// Of what front-ends pass.
-    owner: Owner,
-    /// Takes no connections until then; see [`BAN_S`].
-    banned_until: Instant,
-    costs: Costs,
+    account: Account,
 }
 
 impl<D: Device> VhostUserPort<D> {
@@ -162,11 +151,13 @@ impl<D: Device> VhostUserPort<D> {
             memory_is_limited: config.memory_is_limited,
             faults_seen: faults::count(),
             work_from_guest: 0,
-            log: Limit::new(),
-            owner: Owner::new(&config.name),
-            banned_until: Instant::ZERO,
-            costs: Costs::default(),
+            account: Account::new(&config.name),
         }
+    }
+
+    /// It is another device of the VM behind that port; nobody has connected yet.
+    pub fn belongs_to<E: Device>(&mut self, port: &VhostUserPort<E>) {
+        self.account = port.account.beside();
     }
 
     /// Makes the socket. If that fails [`Self::go_on`] is to be called after a while.
@@ -236,7 +227,7 @@ impl<D: Device> VhostUserPort<D> {
     /// Something waits at the listener. A second front-end is turned away as long as the first one
     /// is connected.
     pub fn handle_listener(&mut self) {
-        if monotonic_now() < self.banned_until {
+        if self.account.is_banned(monotonic_now()) {
             return self.events.push_back(Event::Rest(Source::Listener));
         }
         for _ in 0..ACCEPTS_PER_TURN {
@@ -246,7 +237,7 @@ impl<D: Device> VhostUserPort<D> {
                 return self.disconnect("the front-end is gone and another one connects");
             }
             let Some(listener) = &self.listener else { return };
-            if self.owner.is_behind() {
+            if self.account.owner.is_behind() {
                 return self.rest("what front-ends passed before does not close");
             }
             let stream = match listener.accept() {
@@ -255,14 +246,14 @@ impl<D: Device> VhostUserPort<D> {
                 Err(error) => return self.rest(&error.to_string()),
             };
             if self.connection.is_some() {
-                if self.log.allows() {
+                if self.account.may_log() {
                     warn!(port = self.name, "a second front-end was turned away");
                 }
-                drop(protocol::hang_up(stream, &self.owner));
+                drop(protocol::hang_up(stream, &self.account.owner));
                 continue;
             }
             if let Err(error) = self.connect(stream)
-                && self.log.allows()
+                && self.account.may_log()
             {
                 warn!(port = self.name, %error, "a front-end could not connect");
             }
@@ -276,7 +267,7 @@ impl<D: Device> VhostUserPort<D> {
             let (link, mut cost, mut is_alone) = (session.link(), 0, false);
             let outcome = match channel.receive() {
                 Ok(None) => return,
-                Ok(Some(message)) if !message.fds.is_empty() && self.owner.is_behind() => {
+                Ok(Some(message)) if !message.fds.is_empty() && self.account.owner.is_behind() => {
                     Err(Broken::Behind)
                 }
                 Ok(Some(message)) => {
@@ -294,7 +285,7 @@ impl<D: Device> VhostUserPort<D> {
             while let Some(event) = session.poll_event() {
                 self.stats.ring_faults += u64::from(matches!(event, Event::RingBroken { .. }));
                 if matches!(event, Event::RingBroken { .. } | Event::Link(Some(_)))
-                    && self.log.allows()
+                    && self.account.may_log()
                 {
                     let limited = self.memory_is_limited;
                     report::report(&self.name, session, &event, limited, self.offer.mtu());
@@ -305,7 +296,7 @@ impl<D: Device> VhostUserPort<D> {
                 Ok(None) => {}
                 Ok(Some(refusal)) => {
                     self.stats.refused += 1;
-                    if self.log.allows() {
+                    if self.account.may_log() {
                         warn!(port = self.name, refusal, "a vhost-user message was refused");
                     }
                 }
@@ -327,8 +318,8 @@ impl<D: Device> VhostUserPort<D> {
     /// A message was costly: the next one is for the next turn, or if there were too many lately,
     /// for a later time.
     fn spend(&mut self, cost: u32) {
-        if self.costs.add(monotonic_now(), cost) && self.connection.is_some() {
-            if self.log.allows() {
+        if self.account.pay(monotonic_now(), cost) && self.connection.is_some() {
+            if self.account.may_log() {
                 warn!(port = self.name, "maps memory or changes its link all the time: it waits");
             }
             self.events.push_back(Event::Rest(Source::Connection));
@@ -344,8 +335,7 @@ impl<D: Device> VhostUserPort<D> {
             self.stats.memory_faults += 1;
             self.disconnect("memory that it shares is not there (SIGBUS)");
         } else if session.has_blocked() {
-            let seconds = BAN_S << self.stats.blocked.min(BAN_DOUBLED_MAX);
-            self.banned_until = monotonic_now() + Duration::from_secs(seconds);
+            let seconds = self.account.ban(monotonic_now());
             self.stats.blocked += 1;
             warn!(port = self.name, seconds, "it takes no connections for so long");
             self.disconnect(
@@ -370,18 +360,18 @@ impl<D: Device> VhostUserPort<D> {
 
     /// Whether there may be one more line about this port; see [`Limit`].
     pub(crate) fn may_log(&mut self) -> bool {
-        self.log.allows()
+        self.account.may_log()
     }
 
     fn connect(&mut self, stream: UnixStream) -> std::io::Result<()> {
         let peer = socket_peercred(&stream).map_or(0, |cred| cred.pid.as_raw_nonzero().get());
-        let channel = Channel::new(stream, self.owner.clone())?;
+        let channel = Channel::new(stream, self.account.owner.clone())?;
         self.offer = self.next_offer;
         self.connection = Some((channel, Session::new(self.offer, self.allows_unsealed_memory)));
         self.stats.connections += 1;
         self.events.push_back(Event::Connected);
         self.events.push_back(Event::Watch(Source::Connection));
-        if self.log.allows() {
+        if self.account.may_log() {
             info!(port = self.name, peer, "a front-end connected");
         }
         Ok(())
@@ -389,7 +379,7 @@ impl<D: Device> VhostUserPort<D> {
 
     /// Takes no connections for a while.
     fn rest(&mut self, reason: &str) {
-        if self.log.allows() {
+        if self.account.may_log() {
             warn!(port = self.name, reason, "takes no connections for a second");
         }
         self.events.push_back(Event::Rest(Source::Listener));
@@ -397,7 +387,7 @@ impl<D: Device> VhostUserPort<D> {
 
     fn disconnect(&mut self, reason: &str) {
         let Some((channel, session)) = self.connection.take() else { return };
-        if self.log.allows() {
+        if self.account.may_log() {
             info!(port = self.name, reason, "the front-end disconnected");
         }
         self.events.extend(session.close());
@@ -436,7 +426,7 @@ impl<D: Device> VhostUserPort<D> {
         let Some((_, session)) = &mut self.connection else { return };
         session.fail(vring, fault);
         self.stats.ring_faults += 1;
-        if self.log.allows() {
+        if self.account.may_log() {
             warn!(port = self.name, vring, %fault, "a queue is out of use");
         }
         self.events.extend(std::iter::from_fn(|| session.poll_event()));

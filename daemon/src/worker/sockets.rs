@@ -22,9 +22,12 @@ impl DataPath {
         now: Instant,
         epoll: &Epoll,
         port: PortId,
-        device: VhostUserPort<Vsock>,
+        mut device: VhostUserPort<Vsock>,
         member: Member,
     ) {
+        if let Some(guest) = self.ports.guest_mut(port) {
+            device.belongs_to(&guest.port);
+        }
         self.toe.add(port, device, member);
         self.handle_toe_events(now, epoll, port);
     }

@@ -64,7 +64,7 @@ impl<D: Device> VhostUserPort<D> {
     /// Who waits there may have passed anything: it is closed where it keeps nobody.
     fn stop_listening(&mut self) {
         if let Some(listener) = self.listener.take() {
-            let fd = Foreign::of(&self.owner, listener.into_fd());
+            let fd = Foreign::of(&self.account.owner, listener.into_fd());
             self.events.push_back(Event::Unwatch(fd));
         }
     }
