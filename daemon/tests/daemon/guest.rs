@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -51,6 +52,13 @@ pub(crate) struct Guest {
     sent: u64,
     offered: VecDeque<u64>,
     event_idx: bool,
+}
+
+/// Another test may just start a program, which has a copy of the socket until it runs.
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
 }
 
 fn state(index: u32, num: u32) -> Vec<u8> {
