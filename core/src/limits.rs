@@ -200,6 +200,8 @@ pub const FLOW_TIMER_BYTES: usize = 12;
 pub const FLOW_RECORD_BYTES: usize = 160;
 /// The caller's state per flow that the memory target below is stated for.
 pub const FLOW_STATE_BYTES: usize = 328;
+/// What the daemon knows of a path for whose guest it has sent, while the flow is idle.
+pub const SENDER_MEMORY_BYTES: usize = 640;
 /// A tracked flow that owes nothing and was idle for [`T_PARK`].
 pub const FLOW_BYTES_IDLE: usize =
     FLOW_SLOT_OVERHEAD + FLOW_INDEX_BYTES + FLOW_TIMER_BYTES + FLOW_STATE_BYTES;

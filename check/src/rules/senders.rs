@@ -563,7 +563,8 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
     }
     let (mss, edge) = (mss(h), h.end(Side::R).edge_max);
     if !h.quality.sending.on && from >= h.end(Side::R).end_to {
-        h.quality.sending = Sending::begin(from, mss, h.sack(), h.ecn);
+        let shortest = h.quality.sending.shortest; // a host that sent before knows the path
+        h.quality.sending = Sending { shortest, ..Sending::begin(from, mss, h.sack(), h.ecn) };
     }
     let sending = &mut h.quality.sending;
     // What left as it came, behind a hole, is G's own: the host has just let go of the flow.

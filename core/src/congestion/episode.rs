@@ -151,6 +151,20 @@ impl Episode {
         }
     }
 
+    /// Goes on with an earlier controller of the flow: from the initial window, or from that one's
+    /// if it was less.
+    pub fn resume(&mut self, controller: AnyController) {
+        self.controller = controller;
+        self.controller.on_mss(self.mss);
+        self.controller.on_idle(self.initial_window);
+    }
+
+    /// The next new data will carry CWR.
+    #[must_use]
+    pub const fn owes_cwr(&self) -> bool {
+        self.cwr_due
+    }
+
     /// The next new data carries CWR, if marks were negotiated.
     pub const fn owe_cwr(&mut self) {
         self.cwr_due = self.ecn;

@@ -54,7 +54,7 @@ pub mod validation;
 pub mod window;
 
 pub use controller::{Ack, Algorithm, AnyController, Controller};
-pub use sender::{Segment, Sender, SenderConfig};
+pub use sender::{Learned, Segment, Sender, SenderConfig};
 
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,8 @@
 //! The rate is a little more than the window in a round trip, so that acknowledgements and not the
 //! pacer decide in the long run. Credit for what was not sent is bounded by a burst, which is what
 //! the path takes in a millisecond, up to a super-segment. On a path with a round trip shorter than
-//! that nothing waits: ACKs come as soon as a timer would.
+//! that nothing waits: ACKs come as soon as a timer would. But for what leaves behind a pause, of
+//! which no ACK is on its way.
 
 use crate::limits::PACED_BURST_MAX as BURST_MAX;
 use crate::time::{Duration, Instant};
@@ -84,6 +85,14 @@ impl Pacer {
         let most = if srtt < BURST_TIME { u64::MAX } else { BURST_MAX };
         self.burst = in_time.clamp(2 * mss, most.max(2 * mss));
         self.mss = mss;
+    }
+
+    /// Nothing is under way, and nothing has left since `sent_at`. Behind a pause a short path's
+    /// window waits for its pace too, but for a burst, until the next rate: that of the first ACK.
+    pub fn on_idle(&mut self, now: Instant, sent_at: Instant) {
+        if now.since(sent_at) > BURST_TIME {
+            self.burst = self.burst.min(BURST_MAX.max(2 * self.mss));
+        }
     }
 
     /// So much has left.

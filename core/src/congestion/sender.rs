@@ -93,6 +93,18 @@ enum Doubt {
     Tested,
 }
 
+/// What a sender has learned of a path: the next one for the same flow goes on from there, behind
+/// a pause or when G has sent by itself meanwhile.
+#[derive(Clone, Debug)]
+pub struct Learned {
+    controller: AnyController,
+    rtt: RttEstimator,
+    rack: Rack,
+    probe: LossProbe,
+    /// R has yet to be told that the window was reduced.
+    cwr_due: bool,
+}
+
 /// See the module doc.
 #[derive(Debug)]
 pub struct Sender {
@@ -163,6 +175,21 @@ impl Sender {
         }
     }
 
+    /// Goes on with what an earlier sender of the flow has learned. The window is the initial one,
+    /// or what that had in the end; where slow start ends stays known (RFC 5681 section 4.1). A
+    /// round trip behind which nothing but timeouts came is not believed (RFC 6298 section 5).
+    pub fn resume(&mut self, learned: Learned) {
+        let Learned { controller, rtt, rack, probe, cwr_due } = learned;
+        self.episode.resume(controller);
+        if rtt.backoffs() == 0 {
+            (self.rtt, self.probe) = (rtt, probe);
+        }
+        self.rack = rack;
+        if cwr_due {
+            self.owe_cwr();
+        }
+    }
+
     // --- What it knows -------------------------------------------------------------------------
 
     /// Everything below is acknowledged.
@@ -212,6 +239,19 @@ impl Sender {
     #[must_use]
     pub const fn rtt(&self) -> &RttEstimator {
         &self.rtt
+    }
+
+    /// What the next sender goes on from.
+    #[must_use]
+    pub fn learned(&self) -> Learned {
+        let Self { episode, rtt, rack, probe, .. } = self;
+        Learned {
+            controller: episode.controller().clone(),
+            rtt: *rtt,
+            rack: *rack,
+            probe: *probe,
+            cwr_due: episode.owes_cwr(),
+        }
     }
 
     /// Segments that left more than once.

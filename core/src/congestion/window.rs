@@ -77,6 +77,8 @@ impl Window {
     ///
     /// All delivered bytes count, however many one ACK covers (`L` is infinite): RFC 9406 section
     /// 4.2 says so for a paced sender, and an R that merges segments acknowledges 64 KiB at once.
+    /// On a path too short to be paced it recommends 8 segments; Linux has no such limit, and nor
+    /// has H: there an R that merges acknowledges a whole round trip by one ACK.
     #[must_use]
     pub fn slow_start(&mut self, ack: &Ack) -> u64 {
         if !self.is_in_slow_start() {

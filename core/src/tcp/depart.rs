@@ -22,9 +22,9 @@ impl Flow {
         let flooded = self.losses.flooded_mut()?;
         let found = flooded.poll(cx, room);
         flooded.arm(cx, found.is_some());
-        let (segment, push) = found?;
+        let (segment, mss, push) = found?;
         let (bytes_end, closed) = flooded.end();
-        let mss = u16::try_from(flooded.wire_mss()).unwrap_or(u16::MAX);
+        let mss = u16::try_from(mss).unwrap_or(u16::MAX);
         let to = segment.to.min(bytes_end);
         let fin = closed && segment.to > bytes_end;
         let mut flags = TcpFlags::ACK;

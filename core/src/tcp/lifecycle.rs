@@ -125,8 +125,9 @@ impl Flow {
             self.release_inbound(cx.arena, cx.vm);
             self.free_record(cx.arena);
         } else {
-            let shown = self.losses.shown();
+            let (shown, before) = (self.losses.shown(), self.losses.take_before());
             self.give_back(cx);
+            self.losses.note_before(before); // it was only idle
             if shown > self.outbound.sent() {
                 self.losses.note_unsent(shown); // FLOOD-08
             }
@@ -143,7 +144,6 @@ impl Flow {
     /// Store and reservation go back; the record stays.
     fn release(&mut self, arena: &mut Arena<'_>, vm: &mut Vm) {
         self.release_inbound(arena, vm);
-        self.note_sender_gone();
         if let Some(flooded) = self.losses.flooded_mut() {
             flooded.release(arena, vm);
         }

@@ -1,8 +1,9 @@
 //! Where both pipes remember losses, and the outbound one what it keeps of G's bytes: in one box,
 //! for most flows have none.
 
+use crate::limits;
 use crate::tcp::outbound::RemoteSack;
-use crate::tcp::outbound::flooded::Flooded;
+use crate::tcp::outbound::flooded::{Before, Flooded};
 use crate::tcp::sender::Recovery;
 
 /// What there is to know while segments are missing.
@@ -19,7 +20,12 @@ struct Known {
     flooded: Option<Box<Flooded>>,
     /// End of what G had sent H when H let go of the flow, if R was not sent all of it yet.
     unsent: u64,
+    /// What the next sender for G knows of the path, while there is none.
+    before: Option<Box<Before>>,
 }
+
+/// What an idle flow takes for which H has sent.
+const _: () = assert!(size_of::<Known>() + size_of::<Before>() <= limits::SENDER_MEMORY_BYTES);
 
 impl Losses {
     /// There is something to know.
@@ -46,6 +52,20 @@ impl Losses {
 
     pub(crate) fn take_flooded(&mut self) -> Option<Box<Flooded>> {
         self.0.as_mut()?.flooded.take()
+    }
+
+    /// What the sender for G, or the one that was there last, has learned.
+    pub(crate) fn take_before(&mut self) -> Option<Box<Before>> {
+        let known = self.0.as_mut()?;
+        let before = known.flooded.as_deref().map(|flooded| Box::new(flooded.before()));
+        before.or_else(|| known.before.take())
+    }
+
+    /// It is for the next one.
+    pub(crate) fn note_before(&mut self, before: Option<Box<Before>>) {
+        if before.is_some() {
+            self.0.get_or_insert_default().before = before;
+        }
     }
 
     /// H lets go of the flow, and R was not sent all of what G has sent H, below `end`.
@@ -106,6 +126,7 @@ impl Losses {
                 && known.net.is_over()
                 && known.flooded.is_none()
                 && known.unsent == 0
+                && known.before.is_none()
         };
         if self.0.as_deref().is_some_and(over) {
             self.0 = None;

@@ -56,8 +56,8 @@ pub(crate) struct Outbound {
     window: u16,
     /// ACKs of R in a row for what H did not see G send (`unseen`).
     unseen_acks: u8,
-    /// See [`Before`].
-    before: Before,
+    /// Times that G has repeated its SYN or SYN-ACK: the first window depends on it (FLOOD-19).
+    syn_copies: u8,
     /// G opened the connection.
     guest_is_client: bool,
     /// R was sent G's FIN: the last of what is below `sent`.
@@ -66,48 +66,6 @@ pub(crate) struct Outbound {
     ece_to_guest: bool,
     /// The newest (ack, window) of R has not reached G yet (COM-30).
     ack_to_guest_due: bool,
-}
-
-/// What the next sender for G has to know of the time before it. It is in one byte because a flow
-/// has no room for another: what is known of SYNs counts for the first sender only.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Before(u8);
-
-impl Before {
-    /// There was a sender...
-    const SENDER: u8 = 0x80;
-    /// ...which R once let wait for room...
-    const LATE: u8 = 0xc0;
-    /// ...and whose window had so many segments in the end, or more.
-    const WINDOW: u8 = 0x3f;
-
-    /// Times that G has repeated its SYN or SYN-ACK: the first window depends on it (FLOOD-19).
-    pub(crate) const fn syn_copies(self) -> u8 {
-        if self.0 < Self::SENDER { self.0 } else { 0 }
-    }
-
-    /// R once let H wait for room (FLOOD-14).
-    pub(crate) const fn is_late(self) -> bool {
-        self.0 >= Self::LATE
-    }
-
-    /// The first window, of `initial` bytes in segments of `mss`; no more than the last, after a
-    /// pause (RFC 5681 section 4.1).
-    pub(crate) fn window(self, initial: u64, mss: u64) -> u64 {
-        let last = u64::from(self.0 & Self::WINDOW).max(1) * mss;
-        if self.0 < Self::SENDER { initial } else { initial.min(last) }
-    }
-
-    fn on_syn_copy(&mut self) {
-        if self.0 < Self::SENDER - 1 {
-            self.0 += 1;
-        }
-    }
-
-    fn of_sender(late: bool, segments: u64) -> Self {
-        let window = u8::try_from(segments).map_or(Self::WINDOW, |n| n.min(Self::WINDOW));
-        Self(window | if late { Self::LATE } else { Self::SENDER })
-    }
 }
 
 impl Outbound {
@@ -122,7 +80,7 @@ impl Outbound {
             absorbed_acks: 0,
             window: 0,
             unseen_acks: 0,
-            before: Before::default(),
+            syn_copies: 0,
             guest_is_client,
             fin_sent: false,
             ece_to_guest: false,
@@ -350,17 +308,12 @@ impl Outbound {
 
     /// G repeats its SYN or SYN-ACK.
     pub(crate) fn on_syn_copy(&mut self) {
-        self.before.on_syn_copy();
+        self.syn_copies = self.syn_copies.saturating_add(1);
     }
 
-    /// What a sender for G has to know.
-    pub(crate) const fn before(&self) -> Before {
-        self.before
-    }
-
-    /// H no longer sends for G, by a window of so many segments; `late`: R let it wait for room.
-    pub(crate) fn on_sender_gone(&mut self, late: bool, segments: u64) {
-        self.before = Before::of_sender(late, segments);
+    /// Times that it has.
+    pub(crate) const fn syn_copies(&self) -> u8 {
+        self.syn_copies
     }
 
     /// A pure ACK of G went no further.

@@ -82,6 +82,12 @@ impl RunningClock {
         self.drained && !self.unseen || now.since(self.life_at) <= span
     }
 
+    /// How long the guest has shown no life while it had something to see.
+    #[must_use]
+    pub fn silent_for(&self, now: Instant) -> Duration {
+        if self.drained && !self.unseen { Duration::ZERO } else { now.since(self.life_at) }
+    }
+
     fn settle(&mut self, now: Instant) {
         if self.drained {
             self.elapsed += now.since(self.at);
@@ -92,6 +98,11 @@ impl RunningClock {
         }
     }
 }
+
+/// What a guest may be away for at a time and still be sent for (FLOOD-17).
+const ABSENCE_MAX: Duration = Duration::from_millis(100);
+/// The longest of these is known for so long: a guest has neighbours that come and go.
+const ABSENCE_KNOWN: Duration = Duration::from_secs(60);
 
 /// The shared state of one VM's flows.
 #[derive(Debug)]
@@ -126,6 +137,8 @@ pub struct Vm {
     pub mtu: u16,
     /// Running time.
     pub clock: RunningClock,
+    /// How long the guest was away lately, and when that was.
+    pub absence: (Duration, Instant),
     /// Flows with something for the guest, round robin.
     pub ready: VecDeque<FlowId>,
     /// The worker is going to be told that `ready` has something.
@@ -161,6 +174,7 @@ impl Vm {
             owing_flows: 0,
             mtu: MTU_DEFAULT,
             clock: RunningClock::new(now),
+            absence: (Duration::ZERO, now),
             ready: VecDeque::new(),
             announced: false,
             deliveries_held: false,
@@ -250,6 +264,17 @@ impl Vm {
             && self.lendable() >= self.flooding_places()
     }
 
+    /// For how long the guest is away at a time, as far as what it has yet to see tells.
+    #[must_use]
+    pub fn absence(&mut self, now: Instant) -> Duration {
+        let silent = self.clock.silent_for(now);
+        let (longest, at) = self.absence;
+        if silent >= longest || now.since(at) > ABSENCE_KNOWN {
+            self.absence = (silent.min(ABSENCE_MAX), now);
+        }
+        self.absence.0
+    }
+
     /// The guest would not take what came from `remote` for `g_port`: no offload for them for
     /// [`T_REFUSED`].
     pub fn refuse(&mut self, now: Instant, remote: IpAddr16, g_port: u16) {
@@ -311,6 +336,21 @@ mod tests {
             assert!(clock.now(at(150)).since(at(10)) <= RUNNING_CREDIT_MAX + RUNNING_CREDIT_MAX);
             assert_eq!(clock.now(at(153)).since(clock.now(at(150))), Duration::from_secs(3));
         }
+    }
+
+    #[test]
+    fn flood_17_how_long_a_guest_is_away_is_known_for_a_minute() {
+        let at = |ms| Instant::from_secs(100) + Duration::from_millis(ms);
+        let mut vm = Vm::new(at(0), 0);
+        assert_eq!(vm.absence(at(500)), Duration::ZERO, "it is idle");
+        vm.clock.on_forwarded(at(1000));
+        assert_eq!(vm.absence(at(1040)), Duration::from_millis(40));
+        vm.clock.on_progress(at(1041), true);
+        for (ms, away) in [(61_040, 40), (61_041, 0)] {
+            assert_eq!(vm.absence(at(ms)), Duration::from_millis(away), "{ms}");
+        }
+        vm.clock.on_delivery(at(70_000));
+        assert_eq!(vm.absence(at(80_000)), ABSENCE_MAX, "it has stopped");
     }
 
     #[test]

@@ -327,7 +327,7 @@ fn flood_32_who_was_shown_more_than_r_shows_is_handed_back_when_r_has_made_room(
     let (w, r, g) = floods(&Setup::new());
     hands_over(&g, 1, 10_001);
     r.gets_all(&["1:10001"]);
-    w.after_ms(10);
+    w.after_ms(4);
     r.sends("ack 10001");
     let edge = room_of(&g);
     assert!(edge > 100_000, "{edge}");
@@ -413,10 +413,12 @@ fn flood_14_g_is_shown_a_mebibyte_beyond_r_at_most() {
     let setup = Setup { budget_bytes: 64 << 20, arena: (4096, 128), ..Setup::new() };
     let (w, r, g) = floods(&setup);
     hands_over(&g, 1, 64_001);
-    r.takes_all();
-    w.after_ms(1); // a path that takes more in 150 ms
-    r.sends("ack 10001");
-    let beyond = room_of(&g) - (10_001 + 64_000);
+    for end in [10_001, 30_001] {
+        w.after_ms(1); // a path that takes more in 50 ms
+        assert_eq!(r.takes_all().last().map(|seen| seen.range().1), Some(end));
+        r.sends(&format!("ack {end}"));
+    }
+    let beyond = room_of(&g) - (30_001 + 64_000);
     assert!(((1 << 20) - 128..=1 << 20).contains(&beyond), "{beyond}");
 }
 
@@ -580,6 +582,31 @@ fn flood_19_a_sender_begins_no_wider_than_the_one_before_it_ended() {
     hands_over(&g, 1001, 21_001);
     let first: u32 = r.takes_all().iter().map(|seen| seen.range().1 - seen.range().0).sum();
     assert!(first <= 2_000, "{first}");
+}
+
+/// RFC 5681 section 4.1: a pause lowers the window, and nothing else.
+#[test]
+fn flood_25_what_is_known_of_a_path_is_known_behind_a_pause() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 10_001);
+    w.after_ms(10);
+    r.takes_all();
+    for end in [2001, 3001, 4001] {
+        r.sends(&format!("ack 1 <sack 1001:{end}>"));
+    }
+    r.gets_all(&["1:1001"]);
+    w.after_ms(10);
+    r.sends("ack 10001");
+    let known = || w.flow(0, |f| f.stats().flooded).flatten();
+    let before = known().expect("a sender");
+    assert!(before.ssthresh_bytes < 10_000 && before.srtt.is_some(), "{before:?}");
+    w.after_ms(3000);
+    assert!(known().is_none(), "no page is kept");
+    g.sends("10001:11001");
+    let behind = known().expect("a sender");
+    assert_eq!((behind.ssthresh_bytes, behind.srtt), (before.ssthresh_bytes, before.srtt));
+    w.after_ms(300);
+    r.gets_all(&["10001:11001", "10001:11001"]); // a tail that is lost costs no second
 }
 
 /// RFC 6928 counts segments of the size that leaves: G knows of a narrow path to this R.
@@ -1302,10 +1329,12 @@ fn flood_28_old_lendings_leave_room_for_the_next_connections() {
     let mut flows = vec![(r, g)];
     for n in 0..40 {
         let (r, g) = flows.last().expect("one");
-        hands_over(g, 1, 10_001);
-        r.takes_all();
-        w.after_ms(1);
-        r.sends("ack 10001");
+        hands_over(g, 1, 20_001);
+        for end in ["ack 10001", "ack 20001"] {
+            w.after_ms(1);
+            r.takes_all();
+            r.sends(end);
+        }
         assert!(room_of(g) > 1_000_000, "{n}");
         w.after_ms(3000);
         assert!(w.flow(n, |f| f.departing().is_none()).expect("a flow"), "it costs nothing");
@@ -1313,7 +1342,7 @@ fn flood_28_old_lendings_leave_room_for_the_next_connections() {
     }
     let (_, last) = flows.pop().expect("the one that begins later");
     for (_, g) in &flows {
-        hands_over(g, 10_001, 1_000_001);
+        hands_over(g, 20_001, 1_000_001);
     }
     assert!(w.engine(|engine, now| engine.controls_congestion(now, GUEST)));
     assert_eq!(last.sends("1:1001"), Verdict::Absorbed);
@@ -1462,6 +1491,46 @@ fn flood_16_a_flow_whose_path_becomes_slow_gives_pages_back() {
     assert!(last < most / 2, "{last} of {most} pages");
 }
 
+/// How far G may be ahead of what R was sent, in ms of what the path takes.
+fn ahead_ms(away_ms: u64) -> u64 {
+    let setup = Setup { budget_bytes: 64 << 20, arena: (4096, 128), ..Setup::new() };
+    let (w, r, g) = floods(&setup);
+    r.shows_window(1 << 20);
+    let acks = |ms| {
+        w.after_ms(ms);
+        let sent = r.takes_all().iter().map(|seen| seen.range().1).max();
+        sent.map(|sent| r.sends(&format!("ack {sent}")));
+    };
+    let mut edge = 64_001;
+    for round in 0..4 {
+        let next = g.end(|end| end.next);
+        hands_over(&g, next, next + (edge - next) / 1000 * 1000);
+        if round == 2 && away_ms > 0 {
+            g.stops(1000);
+            acks(50);
+            acks(away_ms);
+            g.runs();
+        }
+        acks(50);
+        for seen in g.takes_all() {
+            edge = edge.max(i64::from(seen.ack() + seen.window()));
+        }
+    }
+    let s = w.flow(0, |f| f.stats().flooded).flatten().expect("a sender");
+    let next = g.end(|end| end.next) - i64::try_from(s.unsent_bytes).expect("bytes");
+    let queue = u64::try_from(edge - next).expect("room");
+    let bounds = 70_000..1_900_000; // what is shown in any case
+    assert!(bounds.contains(&queue), "{queue} {s:?}");
+    queue * s.srtt.expect("a round trip").as_millis() / s.cwnd_bytes
+}
+
+#[test]
+fn flood_17_g_is_ahead_by_50_ms_of_what_the_path_takes_and_for_as_long_as_it_is_away() {
+    let (alone, shared) = (ahead_ms(0), ahead_ms(60));
+    assert!((45..=55).contains(&alone), "{alone} ms");
+    assert!((100..=115).contains(&shared), "{shared} ms");
+}
+
 /// An ICMP error of a router: the segment of G that begins with byte `at` is longer than `mtu`.
 fn too_big(w: &World<'_>, g: &Peer<'_>, at: i64, mtu: u16) -> Verdict {
     let frame = g.frame_of(&format!("{at}:{}", at + 1000));
@@ -1519,8 +1588,16 @@ fn flood_39_what_is_too_long_for_the_path_is_sent_again_in_smaller_segments() {
     assert_eq!(bytes, 10_000, "all that there is: nothing was a sign of congestion");
 }
 
-#[test]
-fn flood_40_segments_that_never_get_through_become_smaller_by_themselves() {
+/// Bytes of the longest segment of a frame.
+fn longest(seen: &Seen) -> usize {
+    match usize::from(seen.hdr.gso_size) {
+        0 => seen.payload().len(),
+        gso => gso.min(seen.payload().len()),
+    }
+}
+
+/// R gets nothing of [101, 2101) until segments are shorter.
+fn black_hole() -> (World<'static>, Peer<'static>, Peer<'static>) {
     let (w, r, g) = floods(&Setup::new());
     g.sends("1:101");
     w.after_ms(10);
@@ -1531,9 +1608,108 @@ fn flood_40_segments_that_never_get_through_become_smaller_by_themselves() {
     let last = r.takes_all().pop().expect("a copy");
     assert!((100..=536).contains(&last.payload().len()), "{}", last.tcp());
     r.sends("ack 2101");
-    g.sends("2101:3101");
-    let seen = r.takes_all().pop().expect("new data");
-    assert!(seen.hdr.gso_size == 536 || seen.payload().len() <= 536);
+    (w, r, g)
+}
+
+/// R acknowledges what it gets, until one segment is as long as before: where that begins.
+fn tries(w: &World<'_>, r: &Peer<'_>) -> u32 {
+    for _ in 0..10 {
+        w.after_ms(10);
+        let sent = r.takes_all();
+        let long: Vec<_> = sent.iter().filter(|s| longest(s) > 536).map(Seen::range).collect();
+        if let [(from, to)] = long[..] {
+            assert_eq!(to - from, 1000);
+            return from;
+        }
+        assert!(long.is_empty(), "{long:?}");
+        r.sends(&format!("ack {}", sent.last().expect("segments").range().1));
+    }
+    panic!("none");
+}
+
+/// One more is as long as before, for the path may have been down; its copies are not.
+#[test]
+fn flood_40_segments_that_never_get_through_become_smaller_by_themselves() {
+    let (w, r, g) = black_hole();
+    hands_over(&g, 2101, 8101);
+    let from = tries(&w, &r);
+    for _ in 0..20 {
+        r.sends(&format!("ack {from}"));
+        w.after_ms(300);
+        assert!(r.takes_all().iter().all(|s| longest(s) <= 536));
+    }
+    r.sends("ack 8101");
+    hands_over(&g, 8101, 12_101);
+    w.after_ms(10);
+    assert!(r.takes_all().iter().all(|s| longest(s) <= 536));
+}
+
+#[test]
+fn flood_40_a_path_that_was_down_is_no_black_hole_for_long() {
+    let (w, r, g) = black_hole();
+    hands_over(&g, 2101, 8101);
+    tries(&w, &r);
+    takes_what_comes(&w, &r);
+    r.sends("ack 8101");
+    hands_over(&g, 8101, 12_101);
+    w.after_ms(10);
+    let sent = r.takes_all();
+    assert!(!sent.is_empty() && sent.iter().all(|s| longest(s) == 1000));
+}
+
+#[test]
+fn flood_40_a_black_hole_is_known_behind_a_pause_too() {
+    let (w, r, g) = black_hole();
+    hands_over(&g, 2101, 8101);
+    let from = tries(&w, &r);
+    w.after_ms(3000); // that is lost, too
+    r.takes_all();
+    r.sends(&format!("ack {}", from + 1000));
+    assert_eq!(takes_what_comes(&w, &r), 8101);
+    w.after_ms(3000);
+    assert!(w.flow(0, |f| f.departing().is_none()).expect("a flow"));
+    g.sends("8101:12101 gso 1000");
+    let first = r.takes_all();
+    assert!(!first.is_empty() && first.iter().all(|s| longest(s) <= 536));
+}
+
+/// What a Linux guest does with `tcp_mtu_probing`, with TSO and without.
+#[test]
+fn flood_40_a_probe_of_g_for_longer_segments_leaves_whole_once() {
+    for gso in [" gso 600", ""] {
+        let (w, r, g) = floods(&Setup::new());
+        let writes = |segments: i64| {
+            let (at, frame) = (g.end(|end| end.next), if gso.is_empty() { 600 } else { 1200 });
+            for from in (at..at + 600 * segments).step_by(frame) {
+                g.sends(&format!("{from}:{}{gso}", from + i64::try_from(frame).expect("small")));
+            }
+        };
+        let at = g.end(|end| end.next);
+        writes(6);
+        w.after_ms(10);
+        r.takes_all();
+        r.sends(&format!("ack {}", at + 3600));
+        g.sends(&format!("{}:{}", at + 3600, at + 4500));
+        writes(4);
+        w.after_ms(10);
+        let data = || r.takes_all().iter().map(longest).filter(|n| *n > 0).collect::<Vec<_>>();
+        let sizes = data();
+        assert_eq!(sizes[0], 900, "{gso}");
+        assert!(sizes[1..].iter().all(|size| *size == 600), "{gso} {sizes:?}");
+        r.sends(&format!("ack {} <sack {}:{}>", at + 3600, at + 4500, at + 6900));
+        w.after_ms(10);
+        let sizes = data();
+        assert!(!sizes.is_empty() && sizes.iter().all(|size| *size <= 600), "{gso} {sizes:?}");
+        // G has seen no loss, and goes on as if that were the path's size.
+        r.sends(&format!("ack {}", at + 6900));
+        let at = at + 6900;
+        for from in (at..at + 7200).step_by(1800) {
+            g.sends(&format!("{from}:{} gso 900", from + 1800));
+        }
+        w.after_ms(10);
+        let sizes = data();
+        assert_eq!(sizes.iter().filter(|size| **size > 600).count(), 1, "once more: {sizes:?}");
+    }
 }
 
 #[test]

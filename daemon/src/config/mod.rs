@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{
     BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX,
-    toe_bytes_max,
+    SENDER_MEMORY_BYTES, toe_bytes_max,
 };
 use nightporter_registry::Station;
 
@@ -304,22 +304,29 @@ impl Config {
     }
 
     /// Bytes of memory that the daemon takes at most, whatever guests and remotes do, in whole MiB:
-    /// the store, all connections that may be tracked, frames that wait for full rings and for
-    /// overlays that share a UDP port, payload of sockets, and [`OWN_BYTES`]. Guests' memory is not
-    /// among it, nor are its [page tables](page_tables_max), nor what others write into a registry
-    /// (`docs/overlay.md`).
+    /// the store, all connections that may be tracked and what is known of their paths, frames that
+    /// wait for full rings and for overlays that share a UDP port, payload of sockets, and
+    /// [`OWN_BYTES`]. Guests' memory is not among it, nor are its [page tables](page_tables_max),
+    /// nor what others write into a registry (`docs/overlay.md`).
     #[must_use]
     pub fn memory_max(&self) -> u64 {
         let flow = (FLOW_BYTES_IDLE + FLOW_RECORD_BYTES) as u64;
         let sockets = toe_bytes_max(self.vms.iter().filter(|vm| vm.toe).count());
         let store = self.budget_sum();
         let busy = store / FLOW_BUFFER_MIN * BUSY_FLOW_BYTES;
+        let senders = self.vms.iter().filter(|vm| vm.congestion_offload);
+        let paths = senders.map(|vm| u64::from(vm.flows_max)).sum::<u64>().min(FLOWS_MAX.into());
         let share = |overlay: &&OverlayConfig| {
             self.overlays.iter().filter(|other| other.local == overlay.local).count() > 1
         };
         let waiting = self.overlays.iter().filter(share).count() * RECEIVE_BYTES;
         let fixed = OWN_BYTES + (BACKLOGS_BYTES_MAX + waiting) as u64;
-        let sum = store + u64::from(self.flows_sum()) * flow + busy + sockets as u64 + fixed;
+        let sum = store
+            + u64::from(self.flows_sum()) * flow
+            + paths * SENDER_MEMORY_BYTES as u64
+            + busy
+            + sockets as u64
+            + fixed;
         sum.next_multiple_of(1 << 20)
     }
 

@@ -44,6 +44,13 @@ fn the_shortest_useful_file_gets_the_documented_defaults() {
 }
 
 #[test]
+fn what_is_known_of_paths_is_memory() {
+    let flooding = parse(&format!("{GOOD}congestion_offload = true\n")).unwrap();
+    let more = flooding.memory_max() - parse(GOOD).unwrap().memory_max();
+    assert_eq!(more, 16_384 * SENDER_MEMORY_BYTES as u64, "whole MiB");
+}
+
+#[test]
 fn every_key_is_read() {
     let c = parse(
         r#"

@@ -60,6 +60,38 @@ mutations! { SENDING:
     "if [[is_initial]] { self.controller.on_idle(self.initial_window); }"
     => "false";
 
+    "a sender behind a pause knows nothing of the path", "FLOOD-25", "resume",
+    "self.sender.resume(before.learned);"
+    => "";
+
+    "a black hole is forgotten in a pause", "FLOOD-40", "resume",
+    "(self.ceiling, self.proven, self.trial) = (before.ceiling, before.proven, before.trial);"
+    => "";
+
+    "a path that was down is a black hole for good", "FLOOD-40", "lower_mss_for_hole",
+    "self.trial = is_first.then_some(trial);"
+    => "";
+
+    "a probe of G for longer segments is cut", "FLOOD-40", "note_size",
+    "(from, to) == (s.from, s.to) && !s.again"
+    => "false";
+
+    "G sends on as long as a probe that was lost", "FLOOD-40", "note_size",
+    "self.lower_mss_for_hole(self.wire_mss(), to - from);"
+    => "";
+
+    "copies of a probe of G are as long", "FLOOD-40", "is_trial",
+    "if is_trial { self.trial = Some(Trial::Of { from: range.seq, to: range.end }); } [[is_trial]]"
+    => "false";
+
+    "G is never thought to be away", "FLOOD-17", "absence",
+    "silent >= longest || now.since(at) > ABSENCE_KNOWN"
+    => "false";
+
+    "behind a pause a short path's window leaves as one burst", "FLOOD-26", "on_idle",
+    "self.burst = self.burst.min(BURST_MAX.max(2 * self.mss));"
+    => "";
+
     "the timeout counts from the first segment, whatever is acknowledged", "FLOOD-23", "on_moved",
     "self.since = now;"
     => "";
@@ -182,7 +214,7 @@ mutations! { SENDING:
     => "mtu";
 
     "a black hole is never noticed", "FLOOD-40", "on_sender_woken",
-    "flooded.lower_mss(mss);"
+    "flooded.lower_mss_for_hole(mss, flooded.wire_mss());"
     => "";
 
     "a slow path is taken for a black hole", "FLOOD-40", "mss_of_black_hole",
@@ -222,8 +254,8 @@ mutations! { SENDING:
     "let leaves = !self.wants_flooded(cx) && [[!self.is_ahead()]];"
     => "true";
 
-    "G is ahead of an R that let the sender before wait", "FLOOD-14", "begin_flooded",
-    "flooded.keeps_pace = !before.is_late();"
+    "G is ahead of an R that let the sender before wait", "FLOOD-14", "resume",
+    "self.keeps_pace = before.keeps_pace;"
     => "";
 
     "what G was lent before a pause is forgotten", "FLOOD-14", "on_data",
@@ -266,9 +298,9 @@ mutations! { SENDING:
     "within && self.window > 0"
     => "false";
 
-    "a narrow window is forgotten in a pause", "FLOOD-19", "window",
-    "initial.min(last)"
-    => "initial";
+    "a narrow window is forgotten in a pause", "FLOOD-19", "restart",
+    "cwnd < self.cwnd"
+    => "true";
 
     "what R has no room for goes on behind a hand-back", "FLOOD-12", "pass_on",
     "self.has_no_room_for(range.seq, end)"

@@ -17,7 +17,7 @@ mod sizes;
 mod take_over;
 
 use crate::congestion::sender::{NetAck, Waits};
-use crate::congestion::{Controller, Segment, Sender, SenderConfig};
+use crate::congestion::{Controller, Learned, Segment, Sender, SenderConfig};
 use crate::counters::VmCounters;
 use crate::drops::DropReason;
 use crate::limits;
@@ -26,7 +26,7 @@ use crate::store::flow_store::FlowStore;
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::Said;
-use crate::tcp::outbound::flooded::sizes::{V4_MSS_MIN, V6_MSS_MIN};
+use crate::tcp::outbound::flooded::sizes::{Trial, V4_MSS_MIN, V6_MSS_MIN};
 use crate::tcp::outbound::intake::{Handed, Intake, Room};
 use crate::tcp::stats::FloodStats;
 use crate::tcp::vm::Vm;
@@ -52,6 +52,8 @@ pub(crate) struct Flooded {
     proven: u64,
     /// ...and will prove that they may be longer by acknowledging this.
     proof: Option<(u64, u64)>,
+    /// Longer ones are tried by this (FLOOD-40).
+    trial: Option<Trial>,
     /// It is in [`crate::tcp::outbound::departures::Departures`], for its turn.
     listed: bool,
     /// When the wheel wakes it, at the latest.
@@ -64,6 +66,17 @@ pub(crate) struct Flooded {
     keeps_pace: bool,
     /// R has acknowledged a byte that G has not been told of (FLOOD-12).
     holds_ack: bool,
+}
+
+/// What the next sender for the flow goes on from: behind a pause, or a hand-back.
+#[derive(Debug)]
+pub(crate) struct Before {
+    learned: Learned,
+    /// As in [`Flooded`].
+    ceiling: u64,
+    proven: u64,
+    trial: Option<Trial>,
+    keeps_pace: bool,
 }
 
 impl Flooded {
@@ -81,6 +94,7 @@ impl Flooded {
             ceiling: u64::MAX,
             proven: 0,
             proof: None,
+            trial: None,
             listed: false,
             wheel: Instant::MAX,
             since: cx.now,
@@ -88,6 +102,20 @@ impl Flooded {
             keeps_pace: true,
             holds_ack: false,
         }
+    }
+
+    /// What the next one goes on from.
+    pub(in crate::tcp) fn before(&self) -> Before {
+        let Self { ceiling, proven, trial, keeps_pace, .. } = *self;
+        let trial = trial.filter(|trial| matches!(trial, Trial::Due { .. }));
+        Before { learned: self.sender.learned(), ceiling, proven, trial, keeps_pace }
+    }
+
+    /// Goes on from there.
+    fn resume(&mut self, before: Before) {
+        self.sender.resume(before.learned);
+        (self.ceiling, self.proven, self.trial) = (before.ceiling, before.proven, before.trial);
+        self.keeps_pace = before.keeps_pace;
     }
 
     /// Since when H sends for G.
@@ -143,6 +171,9 @@ impl Flooded {
         if let Some((_, mss)) = self.proof.take_if(|(end, _)| *end <= self.sender.una()) {
             self.proven = mss;
         }
+        if self.trial.is_some() {
+            self.end_trial(ack.ack);
+        }
         self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
     }
 
@@ -172,18 +203,19 @@ impl Flooded {
     }
 
     /// G may hand over more, as far as R's edge.
-    fn open(&mut self, vm: &mut Vm) {
+    fn open(&mut self, now: Instant, vm: &mut Vm) {
+        let absence = vm.absence(now);
         let (una, next) = (self.sender.una(), self.sender.next());
         let (cwnd, srtt) = (self.sender.controller().cwnd(), self.sender.rtt().srtt());
-        self.intake.open(vm, &Room { una, next, cwnd, srtt });
+        self.intake.open(vm, &Room { una, next, cwnd, srtt, absence });
     }
 
     /// G has used half of what R has shown, of which nothing is heard yet, and may go on: perhaps
     /// its time slice is over when R answers (FLOOD-13). `true`: it is to be told.
-    fn may_go_on(&mut self, vm: &mut Vm, shift: u8) -> bool {
+    fn may_go_on(&mut self, now: Instant, vm: &mut Vm, shift: u8) -> bool {
         let may = self.sender.rtt().srtt().is_none() && self.intake.is_half_used(self.sender.una());
         if may {
-            self.open(vm);
+            self.open(now, vm);
         }
         may && self.intake.opens(self.sender.una(), shift)
     }
@@ -230,20 +262,22 @@ impl Flooded {
         self.intake.opens(una, shift)
     }
 
-    /// The next segment, of at most `room` bytes, and whether it ends what G wrote.
+    /// The next bytes, at most `room`, how many of them make a segment, and whether they end what G
+    /// wrote.
     pub(in crate::tcp) fn poll(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
         room: u64,
-    ) -> Option<(Segment, bool)> {
+    ) -> Option<(Segment, u64, bool)> {
         self.listed = false;
-        let cut = self.intake.cut(self.sender.next());
+        let cut = self.cut_for_trial(self.intake.cut(self.sender.next()));
         let segment = self.sender.poll(cx.now, room, cut)?;
         self.count(&mut cx.vm.counters, &segment);
         self.note_longest(&segment);
+        let mss = self.note_size(&segment);
         self.intake.on_sent(self.sender.next());
         let push = segment.to == cut || segment.to >= self.intake.bytes_end();
-        Some((segment, push))
+        Some((segment, mss, push))
     }
 
     fn count(&self, counters: &mut VmCounters, s: &Segment) {
@@ -359,7 +393,7 @@ impl Flow {
         flooded.on_ack(cx, &ack);
         flooded.on_net_edge(una, shown, window_max, shift);
         if wanted {
-            flooded.open(cx.vm);
+            flooded.open(cx.now, cx.vm);
         } // else G comes to an end of what it may hand over, and the flow to its hand-back
         flooded.arm(cx, true);
         let new = flooded.told() > before || flooded.opens(flooded.told(), shift);
@@ -377,7 +411,7 @@ impl Flow {
         if flooded.on_wheel(cx.now, cx.vm, wanted) {
             let least = if cx.key.version == IpVersion::V4 { V4_MSS_MIN } else { V6_MSS_MIN };
             if let Some(mss) = flooded.mss_of_black_hole(least) {
-                flooded.lower_mss(mss);
+                flooded.lower_mss_for_hole(mss, flooded.wire_mss());
             }
             flooded.arm(cx, true);
         } else {
@@ -412,14 +446,6 @@ impl Flow {
         self.outbound.note_ack_to_guest(ahead);
     }
 
-    /// The box goes.
-    pub(in crate::tcp) fn note_sender_gone(&mut self) {
-        if let Some(flooded) = self.losses.flooded() {
-            let segments = flooded.sender.controller().cwnd() / flooded.mss;
-            self.outbound.on_sender_gone(!flooded.keeps_pace, segments);
-        }
-    }
-
     /// G repeats what it sent when it was shown more room than R has, and H has let go of since: R
     /// would complain of each such segment. What begins with the first byte that R has not is a
     /// probe (FLOOD-12).
@@ -430,8 +456,8 @@ impl Flow {
 
     /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.
     pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
-        self.note_sender_gone();
         if let Some(mut flooded) = self.losses.take_flooded() {
+            self.losses.note_before(Some(Box::new(flooded.before())));
             flooded.release(cx.arena, cx.vm);
             cx.vm.counters.flows_handed_back += 1;
             if flooded.shown > self.outbound.sent() {

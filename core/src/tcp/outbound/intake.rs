@@ -25,9 +25,9 @@ use crate::time::Duration;
 use crate::wire::packet::SackBlocks;
 use crate::wire::seq::Seq;
 
-/// G may be ahead of what R was sent by what the path takes in this time: 50 ms, which keep G's own
-/// retransmission timer quiet (FLOOD-17), and 100 ms in which G may be off its core.
-const QUEUE_TIME: Duration = Duration::from_millis(150);
+/// G may be ahead of what R was sent by what the path takes in this time, which keeps G's own
+/// retransmission timer quiet (FLOOD-17), and while G is off its core.
+const QUEUE_TIME: Duration = Duration::from_millis(50);
 
 /// Duplicate ACKs by which a sender knows of a loss (RFC 5681 section 3.2).
 const DUPLICATES: u64 = 3;
@@ -76,13 +76,16 @@ pub(super) struct Room {
     /// Bytes that may be under way in a round trip, and how long one takes; none while unknown.
     pub(super) cwnd: u64,
     pub(super) srtt: Option<Duration>,
+    /// For how long G is off its core at a time.
+    pub(super) absence: Duration,
 }
 
 impl Room {
     /// The edge that the path allows, `limit` at most.
     fn wanted(&self, limit: u64) -> u64 {
         let of_path = self.srtt.map_or(limits::FLOW_BUFFER_INITIAL, |srtt| {
-            self.cwnd.saturating_mul(QUEUE_TIME.as_nanos()) / srtt.as_nanos().max(1)
+            let time = QUEUE_TIME + self.absence;
+            self.cwnd.saturating_mul(time.as_nanos()) / srtt.as_nanos().max(1)
         });
         let queue = of_path.clamp(limits::FLOW_BUFFER_MIN, limits::FLOW_BUFFER_MAX);
         limit.min(self.next + queue).min(self.una + limits::FLOW_BUFFER_MAX / 2)

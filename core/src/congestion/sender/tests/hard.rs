@@ -486,6 +486,82 @@ fn flood_21_a_lost_ack_does_not_look_like_reordering() {
     );
 }
 
+/// The sender behind a pause after `script`, in us.
+fn resumed(config: &SenderConfig, script: &str) -> (Sender, Sender) {
+    let before = Trace::run(config, us, script);
+    let (at, first) = (before.now + ms(1200), before.sender.next());
+    let mut next = Sender::new(at, first, first + 1_000_000, config);
+    next.resume(before.sender.learned());
+    next.on_offered(at, first + 20_000);
+    (before.sender, next)
+}
+
+/// RFC 5681 section 4.1: a pause lowers the window, and nothing else.
+#[test]
+fn flood_25_a_sender_behind_a_pause_knows_the_path() {
+    let (before, mut next) = resumed(
+        &SenderConfig { ecn: true, ..reno() },
+        "0   offer 60000
+             > 0:10000
+         100 ack 10000
+             > 10000:30000
+         200 ack 30000
+             > 30000:60000
+         300 ack 60000 ece",
+    );
+    assert_eq!(next.controller().cwnd(), 10_000, "the initial window");
+    assert_eq!(next.controller().ssthresh(), before.controller().ssthresh());
+    assert_eq!(before.controller().ssthresh(), 15_000);
+    assert_eq!((next.rtt().srtt(), next.rtt().min()), (Some(us(100)), Some(us(100))));
+    let now = next.since;
+    let first = next.poll(now, 65_536, u64::MAX).expect("a segment");
+    assert!(first.cwr, "R has yet to be told of the mark");
+    assert!(next.poll(now, 65_536, u64::MAX).is_some());
+    assert_eq!((next.waits(), next.timeout()), (Waits::Probe, now + us(2200)));
+}
+
+#[test]
+fn flood_23_a_round_trip_from_before_timeouts_is_not_believed_behind_a_pause() {
+    let (before, next) = resumed(
+        &reno(),
+        "0      offer 20000
+                > 0:10000
+         100    ack 10000
+                > 10000:20000
+         200    ack 18000
+         2400   wait
+                > again 19000:20000, again 18000:19000
+         400000 ack 20000",
+    );
+    assert!(before.rtt().srtt().is_some() && before.controller().cwnd() < 4000);
+    assert_eq!(next.rtt().srtt(), None);
+    assert_eq!(next.controller().cwnd(), before.controller().cwnd());
+}
+
+/// A round trip of 100 us: while ACKs come nothing waits. Behind a pause none is on its way.
+#[test]
+fn flood_26_a_short_path_s_window_is_no_burst_behind_a_pause() {
+    for (pause, at_once) in [(us(500), 200_000), (ms(2), 65_000)] {
+        let mut trace = Trace::new(&SenderConfig { initial_window: 200_000, ..reno() });
+        let acked = |trace: &mut Trace, ack| {
+            trace.now = trace.now + us(100);
+            trace.act(&format!("ack {ack}"));
+            trace.drain();
+            trace.sender.next() - FIRST
+        };
+        trace.act("offer 1000");
+        trace.drain();
+        acked(&mut trace, 1000);
+        trace.now = trace.now + pause;
+        trace.act("offer 201000");
+        trace.drain();
+        assert_eq!(trace.sender.in_flight(), at_once, "{pause:?}");
+        let waits = trace.sender.paced_until().since(trace.now);
+        assert!(waits < us(50), "{waits:?} for half a round trip's pace");
+        assert_eq!(acked(&mut trace, 2000), 201_000, "{pause:?}");
+    }
+}
+
 #[test]
 fn flood_25_after_a_pause_ten_segments_of_today_s_size_leave() {
     let config = SenderConfig { mss: 8960, initial_window: initial_window(8960, false), ..reno() };

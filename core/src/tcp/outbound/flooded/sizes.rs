@@ -4,11 +4,24 @@ use super::Flooded;
 use crate::congestion::Segment;
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
+use crate::tcp::receiver::Range;
 use crate::wire::icmp::TooBig;
 
 /// What every path takes in a segment (RFC 9293 section 3.7.1).
 pub(super) const V4_MSS_MIN: u64 = 536;
 pub(super) const V6_MSS_MIN: u64 = 1220;
+
+/// A segment that is longer than those that are known to get through. It leaves once as long as it
+/// is, and its copies do not: it may be a probe of G's for the path's MTU (RFC 4821 section 7), or
+/// H's own, for a path that was down looks like a black hole. To G all get through, for it sees no
+/// loss; so H cuts what it sends as long as one that was lost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Trial {
+    /// Of `mss` bytes; the next that is new when R has everything below `after`.
+    Due { after: u64, mss: u64 },
+    /// These bytes.
+    Of { from: u64, to: u64 },
+}
 
 impl Flooded {
     /// Payload bytes of a segment on the wire.
@@ -28,8 +41,73 @@ impl Flooded {
 
     /// However long those of G are.
     pub(super) fn lower_mss(&mut self, mss: u64) {
+        self.trial = None;
         self.ceiling = mss;
         self.set_mss(mss);
+    }
+
+    /// As [`Self::lower_mss`]: segments of `size` bytes are lost, and no router says why. If they
+    /// are the first of the flow, one more will be as long: perhaps nothing got through.
+    pub(super) fn lower_mss_for_hole(&mut self, mss: u64, size: u64) {
+        let trial = Trial::Due { after: self.sender.next(), mss: size };
+        let is_first = self.ceiling == u64::MAX;
+        self.lower_mss(mss);
+        self.trial = is_first.then_some(trial);
+    }
+
+    /// G hands over one segment, of `most` bytes or less, that is longer than those that R has: it
+    /// may be a probe. `false`: it is none, and what follows may be as long.
+    pub(super) fn is_trial(&mut self, range: Range, most: u64) -> bool {
+        let (mss, len) = (self.wire_mss(), range.len());
+        let is_longer = self.proven >= mss && len > self.proven && len <= most.min(self.ceiling);
+        let is_trial = is_longer && range.seq == self.accepted() && self.trial.is_none();
+        if is_trial {
+            self.trial = Some(Trial::Of { from: range.seq, to: range.end });
+        }
+        is_trial
+    }
+
+    /// How far the next new segment may reach, which without a trial is `cut`.
+    pub(super) fn cut_for_trial(&self, cut: u64) -> u64 {
+        let next = self.sender.next();
+        match self.trial {
+            Some(Trial::Due { after, mss }) if self.sender.una() >= after => cut.min(next + mss),
+            Some(Trial::Of { from, .. }) if next < from => cut.min(from),
+            Some(Trial::Of { to, .. }) if next < to => cut.min(to),
+            _ => cut,
+        }
+    }
+
+    /// Payload bytes of a segment of what leaves now.
+    pub(super) fn note_size(&mut self, s: &Segment) -> u64 {
+        let (len, una) = (s.to - s.from, self.sender.una());
+        match self.trial {
+            Some(Trial::Due { after, mss }) if una >= after && len == mss && !s.again => {
+                self.trial = Some(Trial::Of { from: s.from, to: s.to });
+                return len;
+            }
+            Some(Trial::Of { from, to }) if (from, to) == (s.from, s.to) && !s.again => return len,
+            Some(Trial::Of { from, to }) if s.from < to && from < s.to => {
+                self.trial = None; // there was no room for all of it
+                if s.again {
+                    self.lower_mss_for_hole(self.wire_mss(), to - from); // it is lost
+                }
+            }
+            _ => {}
+        }
+        self.wire_mss()
+    }
+
+    /// R has everything below `una`: perhaps what was tried.
+    pub(super) fn end_trial(&mut self, una: u64) {
+        let tried = self.trial.take_if(|t| matches!(t, Trial::Of { to, .. } if *to <= una));
+        let Some(Trial::Of { from, to }) = tried else { return };
+        let size = to - from;
+        (self.proven, self.longest) = (size, self.longest.max(size));
+        if self.ceiling < size {
+            self.ceiling = u64::MAX; // the path was down
+            self.set_mss(size);
+        }
     }
 
     /// R has twice in a row not acknowledged segments that are longer than any it ever did: perhaps

@@ -50,12 +50,15 @@ impl Flow {
         let gso = f.hdr.is_gso().then_some(u64::from(f.hdr.gso_size));
         let longest = gso.unwrap_or(range.len());
         // Longer ones than G takes itself are G's decision (FLOOD-07).
-        let most = own.max(longest).min(self.options.mss_to_net.into());
+        let most_to_net = u64::from(self.options.mss_to_net);
+        let most = own.max(longest).min(most_to_net);
         let full = gso.map_or(most, |gso| gso.min(most));
         let flooded = self.losses.flooded_mut()?;
-        flooded.longest = flooded.longest.max(longest.max(1));
-        if f.hdr.is_gso() || longest > own {
-            flooded.set_mss(full); // G may know of a narrow path
+        if gso.is_some() || !flooded.is_trial(range, most_to_net) {
+            flooded.longest = flooded.longest.max(longest.max(1));
+            if gso.is_some() || longest > own {
+                flooded.set_mss(full); // G may know of a narrow path
+            }
         }
         let is_copy = range.end <= flooded.intake.accepted() && range.seq < range.end;
         cx.vm.counters.guest_copies += u64::from(is_copy);
@@ -72,7 +75,7 @@ impl Flow {
         let result = flooded.on_data(cx, handed);
         flooded.arm(cx, true);
         let owes_duplicate = flooded.owes_duplicate();
-        let goes_on = wanted && flooded.may_go_on(cx.vm, self.options.shift_r);
+        let goes_on = wanted && flooded.may_go_on(cx.now, cx.vm, self.options.shift_r);
         // G does not know what R said (FLOOD-04), what H shows (FLOOD-15), or what H misses.
         let is_old = handed.range.seq < self.outbound.una();
         let unknown = is_old || probes || result == Err(DropReason::OutOfWindow);
@@ -90,9 +93,8 @@ impl Flow {
         len: u64,
     ) -> bool {
         let own = self.own_mss();
-        cx.vm.congestion_offload
-            && len <= own
-            && self.losses.flooded().is_some_and(|flooded| flooded.intake.expects(seq))
+        let is_known = |f: &Flooded| len <= f.longest && f.intake.expects(seq);
+        cx.vm.congestion_offload && len <= own && self.losses.flooded().is_some_and(is_known)
     }
 
     /// [`Self::take_over`] for such a segment.
@@ -107,7 +109,6 @@ impl Flow {
         let seq = flooded.accepted();
         let range = Range { seq, end: seq + len, fin: false };
         flooded.shown = flooded.shown.max(range.end);
-        flooded.longest = flooded.longest.max(len);
         self.hand_over(
             cx,
             &Handed { range, payload, full: own.min(self.options.mss_to_net.into()) },
@@ -138,12 +139,15 @@ impl Flow {
             cx.vm.uncontrolled_at = Some(cx.now);
         }
         let intake = intake?;
-        let before = self.outbound.before();
-        let (mss, syn_copies) = (self.own_mss(), before.syn_copies());
+        let before = self.losses.take_before();
+        let ceiling = before.as_ref().map_or(u64::MAX, |before| before.ceiling);
+        let mss = self.own_mss().min(ceiling);
+        // What is known of SYNs is for the first sender.
+        let syn_copies = if before.is_none() { self.outbound.syn_copies() } else { 0 };
         let config = SenderConfig {
             algorithm: cx.vm.congestion_control,
             mss,
-            initial_window: before.window(initial_window(mss, syn_copies > 1), mss),
+            initial_window: initial_window(mss, syn_copies > 1),
             sack: self.options.sack,
             ecn: self.options.ecn,
         };
@@ -152,13 +156,15 @@ impl Flow {
         if syn_copies > 0 {
             flooded.sender.on_syn_timeout();
         }
+        if let Some(before) = before {
+            flooded.resume(*before);
+        }
         if f.tcp.flags.contains(TcpFlags::CWR) {
             flooded.sender.owe_cwr(); // G has reduced its window, and R waits for this
         }
         if self.outbound.has_sent() {
             flooded.sender.on_earlier_sender();
         }
-        flooded.keeps_pace = !before.is_late();
         flooded.on_net_edge(sent, edge, self.outbound.window_max(), shift);
         self.losses.begin_flooded(flooded);
         self.outbound.on_segment_from_net(TcpFlags::ACK); // R's marks are for H from here on
