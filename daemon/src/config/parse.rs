@@ -78,7 +78,7 @@ pub(super) fn known_keys() -> Vec<String> {
         &overrides,
     );
     read(&mut doc);
-    doc.known
+    doc.known.into_iter().map(|(section, key)| format!("{section}.{key}")).collect()
 }
 
 /// Reads everything; where a value is wrong its default stands in, and the problem is recorded.

@@ -96,8 +96,8 @@ pub(super) struct Document<'i> {
     root: DeTable<'i>,
     overrides: &'i BTreeMap<String, String>,
     pub(super) problems: Vec<Problem>,
-    /// Every key asked for, as `section.key`: the list the documentation test walks.
-    pub(super) known: Vec<String>,
+    /// Every key asked for, with its section: the list the documentation test walks.
+    pub(super) known: Vec<(&'static str, &'static str)>,
 }
 
 impl<'i> Document<'i> {
@@ -253,8 +253,8 @@ impl<'d, 'i> Section<'d, 'i> {
         parse: impl Fn(&DeValue<'_>) -> Result<T, String>,
     ) -> Option<T> {
         self.known.push(key);
-        self.doc.known.push(format!("{}.{key}", self.kind));
-        let label = format!("{}.{key}", self.label);
+        self.doc.known.push((self.kind, key));
+        let label = || format!("{}.{key}", self.label);
         if let Some(text) = self.overrides.remove(key) {
             self.table.remove(key);
             let value = DeValue::parse(&text).map(Spanned::into_inner);
@@ -262,13 +262,13 @@ impl<'d, 'i> Section<'d, 'i> {
             return parse(&value)
                 .map_err(|what| {
                     let place = Place::Flag(format!("{}{key}={text}", self.flag));
-                    self.doc.problems.push(Problem { place, key: label, what, fix: fix.into() });
+                    self.doc.problems.push(Problem { place, key: label(), what, fix: fix.into() });
                 })
                 .ok();
         }
         let value = self.table.remove(key)?;
         parse(value.get_ref())
-            .map_err(|what| self.doc.problem(&value.span(), &label, what, fix))
+            .map_err(|what| self.doc.problem(&value.span(), &label(), what, fix))
             .ok()
     }
 

@@ -251,6 +251,24 @@ fn a_vm_may_not_sit_on_the_control_socket() {
 }
 
 #[test]
+fn what_is_checked_after_a_change_is_all_that_runs_and_has_no_more_lines_than_it_takes() {
+    let plain = |n: usize| format!("[[vm]]\nname = \"vm{n}\"\nbudget = \"1M\"\n");
+    let many: String = (0..1000).map(plain).collect();
+    let all = "[[vm]]\nname = \"x\"\nsocket = \"/run/nightporter/default.sock\"\n\
+               network = \"n\"\nmac = \"52:54:00:00:00:01\"\nips = [\"10.0.0.1\"]\nvlan = 7\n\
+               isolated = true\ntrusted = true\nmtu = 9000\nqueue_pairs = 2\n\
+               allow_unsealed_memory = true\ncongestion_offload = true\n\
+               congestion_control = \"reno\"\ntoe = true\ntoe_to_itself = true\n\
+               rate_limit_from_guest_mbit_s = 5\nrate_limit_to_guest_mbit_s = 6\n\
+               flows_max = 32\nsocket_user = \"u\"\nsocket_group = \"g\"\n";
+    let running = parse(&format!("[daemon]\n{many}{all}")).unwrap();
+    let text = running.short_text();
+    assert_eq!(parse(&text).unwrap(), running);
+    assert!(text.lines().count() < 4 * 1000 + 50, "{}", text.lines().count());
+    assert_eq!(parse(&running.to_text()).unwrap(), running);
+}
+
+#[test]
 fn congestion_offload_is_for_connections_with_ack_offload() {
     let vm = |more: &str| format!("[[vm]]\nname = \"a\"\n{more}\ncongestion_offload = true\n");
     assert!(parse(&vm("")).unwrap().vms[0].congestion_offload);
