@@ -61,6 +61,12 @@ impl Pacer {
         Self { owed: 0, at: Instant::ZERO, byte_time: 0, burst: BURST_MAX, mss: 0 }
     }
 
+    /// It was told a rate.
+    #[must_use]
+    pub const fn has_rate(&self) -> bool {
+        self.byte_time > 0
+    }
+
     /// When the next segment may leave; in the past if nothing waits.
     #[must_use]
     pub fn next(&self) -> Instant {

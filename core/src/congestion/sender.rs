@@ -254,6 +254,12 @@ impl Sender {
         }
     }
 
+    /// The round trip, but not that of an earlier sender: none before R has answered this one.
+    #[must_use]
+    pub fn own_srtt(&self) -> Option<Duration> {
+        self.rtt.srtt().filter(|_| self.pacer.has_rate())
+    }
+
     /// Segments that left more than once.
     #[must_use]
     pub const fn retransmissions(&self) -> u64 {

@@ -64,6 +64,14 @@ mutations! { SENDING:
     "self.sender.resume(before.learned);"
     => "";
 
+    "behind a pause a first window is spread", "FLOOD-25", "poll_allowed",
+    "self.pacer.has_rate()"
+    => "true";
+
+    "who is known from before a pause is shown little behind it", "FLOOD-13", "own_srtt",
+    "self.rtt.srtt().filter(|_| self.pacer.has_rate())"
+    => "self.rtt.srtt()";
+
     "a black hole is forgotten in a pause", "FLOOD-40", "resume",
     "(self.ceiling, self.proven, self.trial) = (before.ceiling, before.proven, before.trial);"
     => "";

@@ -104,8 +104,10 @@ impl Sender {
         }
         if self.board.flight() == 0 {
             self.episode.on_idle(now, self.sent_at, self.rtt.rto());
-            self.set_pace(now);
-            self.pacer.on_idle(now, self.sent_at);
+            if self.pacer.has_rate() {
+                self.set_pace(now);
+                self.pacer.on_idle(now, self.sent_at);
+            } // else this is a sender's first window, which leaves at once
         }
         let most = self.permitted(now, lost)?.min(room);
         let whole = (most / self.mss * self.mss).max(self.mss.min(room));

@@ -206,14 +206,14 @@ impl Flooded {
     fn open(&mut self, now: Instant, vm: &mut Vm) {
         let absence = vm.absence(now);
         let (una, next) = (self.sender.una(), self.sender.next());
-        let (cwnd, srtt) = (self.sender.controller().cwnd(), self.sender.rtt().srtt());
+        let (cwnd, srtt) = (self.sender.controller().cwnd(), self.sender.own_srtt());
         self.intake.open(vm, &Room { una, next, cwnd, srtt, absence });
     }
 
     /// G has used half of what R has shown, of which nothing is heard yet, and may go on: perhaps
     /// its time slice is over when R answers (FLOOD-13). `true`: it is to be told.
     fn may_go_on(&mut self, now: Instant, vm: &mut Vm, shift: u8) -> bool {
-        let may = self.sender.rtt().srtt().is_none() && self.intake.is_half_used(self.sender.una());
+        let may = self.sender.own_srtt().is_none() && self.intake.is_half_used(self.sender.una());
         if may {
             self.open(now, vm);
         }
