@@ -377,6 +377,8 @@ impl Sending {
             }
             self.add(left);
         }
+        // On a path that is known from before (RFC 8985 section 7.3).
+        let probes = self.sent_at.zip(self.shortest).is_some_and(|(last, t)| at.since(last) > t);
         let len = to - from;
         self.burst = if self.sent_at == Some(at) { self.burst + len } else { len };
         self.sent_at = Some(at);
@@ -386,7 +388,7 @@ impl Sending {
             return Err(format!("{} bytes to R at once", self.burst));
         }
         self.follows_arrivals(len)?;
-        if is_copy { Ok(()) } else { self.is_within_window() }
+        if is_copy { Ok(()) } else { self.is_within_window(probes) }
     }
 
     /// CWR leaves at `from`: the window is reduced once for all that is lost or marked of what was
@@ -425,13 +427,13 @@ impl Sending {
         self.next = left.to;
     }
 
-    fn is_within_window(&self) -> Ensure {
+    fn is_within_window(&self, probes: bool) -> Ensure {
         if !self.sack && self.repair.is_some() {
             return Ok(()); // what is under way is a guess
         }
         // Duplicate ACKs let new segments out before anything is acknowledged (RFC 3042).
         let heard = self.moved_at.is_some() || self.duplicates > 0;
-        let besides = if heard { BESIDES } else { 0 };
+        let besides = if heard { BESIDES } else { u64::from(probes) };
         let (have, most) = (self.under_way, self.window.size);
         match have <= most + besides * self.mss {
             true => Ok(()),

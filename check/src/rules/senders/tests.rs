@@ -63,6 +63,22 @@ fn ten_segments_leave_at_first_and_no_more() {
     is_wrong("0 > 0:11000", "11000 bytes under way to R in a window of 10000");
 }
 
+/// Seed 1560: a sender that began behind a pause knew the path, and sent a probe for the tail of
+/// its first window.
+#[test]
+fn a_sender_behind_a_pause_may_probe_with_new_data_before_it_hears_anything() {
+    let knows = |ms, script: &str| {
+        let begun = Sending::begin(0, MSS, true, false);
+        judge(Sending { shortest: Some(Duration::from_millis(ms)), ..begun }, script)
+    };
+    let probe = "0 > 0:10000\n 100 > 10000:11000";
+    assert_eq!(knows(40, probe), Ok(()));
+    assert!(knows(100, probe).is_err(), "too early for one");
+    assert!(knows(40, "0 > 0:11000").is_err());
+    assert!(knows(40, &format!("{probe}\n 200 > 11000:12000")).is_err(), "a second one");
+    is_wrong(probe, "11000 bytes under way to R in a window of 10000");
+}
+
 #[test]
 fn in_slow_start_a_window_grows_by_what_is_acknowledged() {
     is_fine("0 > 0:10000\n 100 ack 5000\n 100 > 10000:20000");
