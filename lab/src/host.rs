@@ -81,8 +81,8 @@ pub fn remote_neighbours(paths: &[u8]) -> Vec<Neighbour> {
 
 impl Host {
     /// Moves the calling thread into a new network namespace with a bridge, and connects a remote
-    /// host that has an address on the subnets of `paths`: over `link`, which is measured first,
-    /// or by a cable without delay.
+    /// host that has an address on the subnets of `paths`: over `link`, which is measured first if
+    /// it is to be exact, or by a cable without delay.
     ///
     /// # Errors
     /// No permission, no iproute2, or a link that is not what it should be.
@@ -107,7 +107,8 @@ impl Host {
         })?;
         let host = Ipv4Addr::new(10, 77, HOST_SUBNET, 2);
         ip(&format!("address add {host}/{PREFIX} dev {BRIDGE}"))?;
-        let measured = line.as_ref().map(|line| line.calibrate(&remote, host)).transpose()?;
+        let exact = line.as_ref().filter(|_| link.is_some_and(|link| link.exact));
+        let measured = exact.map(|line| line.calibrate(&remote, host)).transpose()?;
         Ok(Self { remote, line, measured })
     }
 

@@ -40,6 +40,7 @@ use crate::sys;
 use watch::Watch;
 use wire::Wire;
 
+mod harm;
 pub mod watch;
 mod wire;
 
@@ -60,7 +61,7 @@ impl Link {
     #[must_use]
     pub fn shape(self) -> Shape {
         let (rate, round_trip) = (self.rate(), self.round_trip());
-        Shape { rate, round_trip, queue: None, loss: 0.0, far: Duration::ZERO, by_frame: false }
+        Shape { rate, round_trip, ..Shape::GOOD }
     }
 
     /// Bits per second.
@@ -102,11 +103,45 @@ pub struct Shape {
     pub queue: Option<Duration>,
     /// The share of the frames with data to the remote that is lost by chance.
     pub loss: f64,
+    /// The share of those that is marked by chance, if they are ECN-capable.
+    pub marks: f64,
+    /// Bytes of the longest IP packet that gets to the remote. A router refuses what is longer, and
+    /// says so.
+    pub mtu: u16,
     /// What frames to [`crate::host::FAR`] take longer, behind the queue.
     pub far: Duration,
     /// Super-segments to the remote are cut before they meet the queue, and connections are
     /// watched ([`watch`]).
     pub by_frame: bool,
+    /// Something is measured over it: it is made sure of what it does, and else it is an error.
+    pub exact: bool,
+}
+
+impl Shape {
+    /// One that loses nothing, of no rate.
+    pub(crate) const GOOD: Self = Self {
+        rate: 0,
+        round_trip: Duration::ZERO,
+        queue: None,
+        loss: 0.0,
+        marks: 0.0,
+        mtu: u16::MAX,
+        far: Duration::ZERO,
+        by_frame: false,
+        exact: true,
+    };
+
+    /// A path that does data to the remote all the harm that a path may do: 200 Mbit/s and 5 ms.
+    pub const BAD: Self = Self {
+        rate: 200_000_000,
+        round_trip: Duration::from_millis(5),
+        loss: 0.003,
+        marks: 0.01,
+        mtu: 1400,
+        by_frame: true,
+        exact: false,
+        ..Self::GOOD
+    };
 }
 
 /// A super-segment of 64 KiB with its headers, and then some.
@@ -230,10 +265,16 @@ fn carry(
         }
         for from in 0..2 {
             if ready[from] {
-                let delay = one_way(from, delay.load(Ordering::Relaxed));
+                let round_trip = delay.load(Ordering::Relaxed);
                 let mut watch = (shape.by_frame && from == 1).then(|| watch.lock().expect("whole"));
                 let watch = watch.as_deref_mut();
-                take(&mut taps[from], &mut wires[from], &mut packet, now(), delay, watch)?;
+                let delays = [from, 1 - from].map(|from| one_way(from, round_trip));
+                let [from_remote, to_remote] = &mut wires;
+                let ways = match from {
+                    0 => [from_remote, to_remote],
+                    _ => [to_remote, from_remote],
+                };
+                take(&mut taps[from], ways, &mut packet, (now(), delays), watch)?;
             }
         }
         for from in 0..2 {
@@ -262,20 +303,31 @@ fn wants(fd: BorrowedFd<'_>) -> PollFd<'_> {
     PollFd::new(fd, PollFlags::POLLIN)
 }
 
+/// Puts what a tap has on `wire`, and what a router answers to it on the way `back`; `delays` are
+/// those of both.
 fn take(
     tap: &mut File,
-    wire: &mut Wire,
+    [wire, back]: [&mut Wire; 2],
     packet: &mut [u8],
-    now: u64,
-    delay: u64,
+    (now, delays): (u64, [u64; 2]),
     mut watch: Option<&mut Watch>,
 ) -> Result<()> {
     for _ in 0..FRAMES_PER_TURN {
         match tap.read(packet) {
             Ok(len) => {
-                let waits = wire.accept(now, delay, &packet[..len]);
+                let packet = &packet[..len];
+                let refusal = wire.refusal(packet);
+                if let Some(refusal) = &refusal {
+                    back.accept(now, delays[1], refusal);
+                }
+                let waits = match refusal {
+                    Some(_) => None,
+                    None => wire.accept(now, delays[0], packet),
+                };
                 if let Some(watch) = &mut watch {
-                    watch.data_came(now, &packet[..len], waits);
+                    watch.data_came(now, packet, waits);
+                    watch.harm.refused += u64::from(refusal.is_some());
+                    (watch.harm.lost, watch.harm.marked) = (wire.lost, wire.marked);
                 }
             }
             Err(e) if e.kind() == ErrorKind::WouldBlock => break,

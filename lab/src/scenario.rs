@@ -21,7 +21,9 @@ use serde_json::Value;
 use crate::accel::Accel;
 use crate::download::{both, download};
 use crate::flood::Flood;
+use crate::host;
 use crate::image::{Image, NO_NP_FLOOD, log_dir};
+use crate::link::Shape;
 use crate::process;
 use crate::rundir::RunDir;
 use crate::transfer::{Upload, echo, fetch};
@@ -36,7 +38,7 @@ const MB: usize = 1_000_000;
 type Run = fn(&mut World) -> Result<()>;
 
 /// Name, VMM by kind, what happens in the world.
-const SCENARIOS: [(&str, Kind, Run); 15] = [
+const SCENARIOS: [(&str, Kind, Run); 16] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
@@ -47,6 +49,7 @@ const SCENARIOS: [(&str, Kind, Run); 15] = [
     ("what_routes_flood_arrives_whole_and_nobody_repeats_anything", Kind::Qemu, flood_by_routes),
     ("routes_of_a_guest_without_ipv6_flood_too", Kind::Uml, flood_by_routes),
     ("what_np_flood_floods_arrives_whole", Kind::Qemu, flood_by_bpf),
+    ("what_routes_flood_arrives_whole_over_a_bad_path", Kind::Qemu, flood_over_a_bad_path),
     ("a_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_routes),
     ("a_np_flood_download_goes_on_when_its_daemon_was_killed", Kind::Qemu, daemon_killed_by_bpf),
     ("two_user_mode_linux_guests_have_sockets_over_their_host", Kind::UmlToe, sockets::run),
@@ -154,7 +157,8 @@ impl Lab {
             }
             (Kind::QemuToe | Kind::UmlToe, None) => bail!("the image was not prepared"),
         };
-        let mut world = World::start(&[guest], true, None, places)?;
+        let path = name.ends_with("bad_path").then_some(Shape::BAD);
+        let mut world = World::start(&[guest], true, path, places)?;
         let captured = !name.ends_with("daemon_was_killed"); // a capture ends with its daemon
         let captures = captured.then(|| world.capture(0, places.logs)).transpose()?;
         run(&mut world)?;
@@ -306,6 +310,29 @@ fn flood_by_bpf(world: &mut World) -> Result<()> {
     ensure!(before == after, "complaints rose from {before:?} to {after:?}");
     let sent = world.daemon()?.vm_counter("sent_for_guest_bytes")?;
     ensure!(sent >= 20_000_000, "the daemon has sent {sent} bytes only of twice 10 MB");
+    world.guests[0].flood(None)
+}
+
+/// Frames are lost, marked and too long. The daemon repeats what is lost, and the guest sees none
+/// of it; it answers losses and marks by smaller windows, and the router by shorter segments.
+fn flood_over_a_bad_path(world: &mut World) -> Result<()> {
+    world.remote().enter(|| host::sysctl("net/ipv4/tcp_ecn", "1"))?;
+    flood(world, Flood::Route)?;
+    // The guest hears the router as well, repeats what was too long, and is shorter from then on.
+    fetch_whole(world, 5 * MB, 14)?;
+    let before = world.guests[0].counted(["TCPSackRecovery"])?;
+    both_ways(world, 5 * MB, 15)?;
+    let after = world.guests[0].counted(["TCPSackRecovery"])?;
+    ensure!(before == after, "the guest recovers, {after:?} times, {before:?} before");
+    let harm = world.host().watch().context("a line")?.lock().expect("no panics").harm;
+    ensure!(harm.marked > 0 && harm.refused > 0 && harm.lost > 0, "a good path: {harm:?}");
+    // Each loss is answered once at most, so what is more are answers to marks.
+    ensure!(harm.reduced > harm.lost, "marks are not answered: {harm:?}");
+    let repeated = world.daemon()?.vm_counter("remote_retransmissions")?;
+    ensure!(repeated >= harm.lost, "the daemon has repeated {repeated} segments: {harm:?}");
+    let sent = world.daemon()?.vm_counter("sent_for_guest_bytes")?;
+    ensure!(sent >= 10_000_000, "the daemon has sent {sent} bytes only of twice 5 MB");
+    println!("a bad path: {harm:?}, {repeated} segments repeated");
     world.guests[0].flood(None)
 }
 

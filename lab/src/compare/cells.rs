@@ -160,6 +160,7 @@ impl Cell {
             loss: self.loss,
             far: self.far,
             by_frame: true,
+            ..Shape::GOOD
         }
     }
 }

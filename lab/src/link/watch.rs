@@ -21,6 +21,8 @@ pub(super) struct Segment {
     seq: u32,
     ack: u32,
     payload: u32,
+    /// Its sender says that it has reduced its window (CWR, RFC 3168).
+    reduced: bool,
 }
 
 impl Segment {
@@ -42,6 +44,7 @@ impl Segment {
             seq: number(4),
             ack: number(8),
             payload: u32::try_from(length.saturating_sub(headers + words(tcp, 12))).ok()?,
+            reduced: tcp[13] & 0x80 != 0,
         })
     }
 }
@@ -50,6 +53,21 @@ impl Segment {
 #[derive(Debug, Default)]
 pub struct Watch {
     flows: HashMap<(SocketAddrV4, SocketAddrV4), Flow>,
+    /// Since the line began.
+    pub harm: Harm,
+}
+
+/// What befell frames to the remote, and what senders said to it.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Harm {
+    /// Lost, in a full queue or by chance.
+    pub lost: u64,
+    /// Marked.
+    pub marked: u64,
+    /// Too long.
+    pub refused: u64,
+    /// Segments with data that say that a window was reduced.
+    pub reduced: u64,
 }
 
 /// One connection. Stream positions are bytes from its first data.
@@ -99,6 +117,7 @@ impl Watch {
         let Some(segment) = Segment::of(packet).filter(|segment| segment.payload > 0) else {
             return;
         };
+        self.harm.reduced += u64::from(segment.reduced);
         let fresh = || Flow { base: segment.seq, first_at: now, ..Flow::default() };
         let flow = self.flows.entry((segment.from, segment.to)).or_insert_with(fresh);
         flow.sent(now, segment, waits);

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use nightporter_guest::data::splitmix64;
 
+use super::harm;
 use super::watch::Segment;
 use super::{Shape, nanos};
 use crate::host::FAR;
@@ -24,9 +25,12 @@ pub(super) struct Wire {
     rate: u64,
     /// Longest wait for the wire, ns.
     queue: u64,
-    /// Frames with data that are lost by chance, and the state of that chance.
+    /// Frames with data that are lost, and marked, by chance, and the state of that chance.
     loss: f64,
+    marks: f64,
     random: u64,
+    /// Bytes of the longest IP packet that it takes.
+    mtu: u16,
     /// What frames to [`FAR`] take longer, ns.
     far: u64,
     /// The last bit that was accepted has left by then.
@@ -34,7 +38,8 @@ pub(super) struct Wire {
     /// When each frame arrives, oldest first: those of an ordinary way, those of a longer one.
     frames: [VecDeque<(u64, Vec<u8>)>; 2],
     bytes: usize,
-    lost: u64,
+    pub(super) lost: u64,
+    pub(super) marked: u64,
 }
 
 impl Wire {
@@ -44,19 +49,28 @@ impl Wire {
             rate: shape.rate,
             queue: u64::MAX,
             loss: 0.0,
+            marks: 0.0,
             random: 0,
+            mtu: u16::MAX,
             far: 0,
             free_at: 0,
             frames: [VecDeque::new(), VecDeque::new()],
             bytes: 0,
             lost: 0,
+            marked: 0,
         }
     }
 
     /// The way to the remote.
     pub(super) fn to_remote(shape: Shape) -> Self {
         let queue = shape.queue.map_or(u64::MAX, nanos);
-        Self { queue, loss: shape.loss, far: nanos(shape.far), ..Self::from_remote(shape) }
+        let Shape { loss, marks, mtu, .. } = shape;
+        Self { queue, loss, marks, mtu, far: nanos(shape.far), ..Self::from_remote(shape) }
+    }
+
+    /// What the sender of a packet is told that is too long: it goes no further.
+    pub(super) fn refusal(&self, packet: &[u8]) -> Option<Vec<u8>> {
+        harm::refusal(packet, self.mtu)
     }
 
     /// A packet of a tap begins its way, behind those before it; `delay` from its end to there.
@@ -64,7 +78,7 @@ impl Wire {
     pub(super) fn accept(&mut self, now: u64, delay: u64, packet: &[u8]) -> Option<u64> {
         let waits = self.free_at.saturating_sub(now);
         let full = waits > self.queue || self.bytes + packet.len() > BUFFER_BYTES;
-        if full || self.lost_by_chance(packet) {
+        if full || self.by_chance(self.loss, packet) {
             self.lost += 1;
             return None;
         }
@@ -72,15 +86,20 @@ impl Wire {
         self.free_at = self.free_at.max(now) + bits * 1_000_000_000 / self.rate;
         let far = self.far > 0 && Segment::of(packet).is_some_and(|s| s.to.ip().octets()[3] == FAR);
         let longer = if far { self.far } else { 0 };
-        self.frames[usize::from(far)].push_back((self.free_at + delay + longer, packet.to_vec()));
+        let mut packet = packet.to_vec();
+        if self.by_chance(self.marks, &packet) && harm::mark(&mut packet) {
+            self.marked += 1;
+        }
         self.bytes += packet.len();
+        self.frames[usize::from(far)].push_back((self.free_at + delay + longer, packet));
         Some(waits)
     }
 
-    fn lost_by_chance(&mut self, packet: &[u8]) -> bool {
-        self.loss > 0.0
+    /// Whether something befalls a packet that befalls such a share of those with data.
+    fn by_chance(&mut self, share: f64, packet: &[u8]) -> bool {
+        share > 0.0
             && packet.len() > DATA_LEN
-            && (splitmix64(&mut self.random) >> 11) as f64 / (1_u64 << 53) as f64 <= self.loss
+            && (splitmix64(&mut self.random) >> 11) as f64 / (1_u64 << 53) as f64 <= share
     }
 
     /// When the next packet arrives.
@@ -189,6 +208,20 @@ mod tests {
             while wire.arrived(u64::MAX).is_some() {}
         }
         assert!((150..250).contains(&wire.lost), "{} of 20,000", wire.lost);
+    }
+
+    #[test]
+    fn one_ecn_capable_frame_of_a_hundred_is_marked_by_chance_and_arrives() {
+        let mut wire = Wire::to_remote(Shape { marks: 0.01, ..Link::Lan.shape() });
+        let mut capable = segment(0, 0, 1448);
+        capable[VNET_LEN + 14 + 1] = 2;
+        let mut marked = 0;
+        for turn in 0..20_000 {
+            wire.accept(turn * 2_000, 0, &capable);
+            let arrived = wire.arrived(u64::MAX).expect("nothing is lost");
+            marked += u64::from(arrived[VNET_LEN + 14 + 1] == 3);
+        }
+        assert!((150..250).contains(&marked) && marked == wire.marked, "{marked} of 20,000");
     }
 
     #[test]
