@@ -56,7 +56,7 @@ pub enum Refusal {
     /// A kick, call or error descriptor that cannot be waited for, would write to a file, or with
     /// which its owner could stop us.
     #[error(
-        "a notification descriptor is not an eventfd (nor a pipe, which is taken with \
+        "a notification descriptor is not an eventfd (nor a pipe or a socket, which are taken with \
          vm.allow_unsealed_memory = true)"
     )]
     BadDescriptor,

@@ -52,7 +52,7 @@ const ENTRIES_PER_WORK: u16 = 512;
 #[derive(Debug)]
 pub struct Session<D: Device = Offer> {
     offer: D,
-    /// Memory may be of files that can shrink, and notifiers may be pipes.
+    /// Memory may be of files that can shrink, and notifiers may be pipes or sockets.
     allows_unsealed: bool,
     protocol: Protocol,
     /// SET_FEATURES; `None` before it and after a reset.

@@ -77,7 +77,7 @@ impl Conduct {
 }
 
 /// An eventfd shared with the front-end: eight bytes per notification. For a front-end that is
-/// trusted not to stop us it may be a pipe.
+/// trusted not to stop us it may be a pipe or a socket.
 #[derive(Debug)]
 pub struct Notifier {
     fd: Foreign,
@@ -90,7 +90,7 @@ impl Notifier {
     ///
     /// Refused: files and devices, which cannot be waited for, and which a write would change; and
     /// what has no type and is no eventfd, such as an epoll of a million descriptors, in which the
-    /// kernel looks at all of them when it is to be waited for. So are sockets, and pipes unless
+    /// kernel looks at all of them when it is to be waited for. So are pipes and sockets unless
     /// `takes_pipes`: who reads at the other end holds their lock while the bytes are copied, into
     /// memory that is not there for as long as he likes (userfaultfd(2), a file of FUSE), and
     /// whoever wants the lock meanwhile waits, with O_NONBLOCK too, and no signal ends it.
@@ -100,7 +100,8 @@ impl Notifier {
         let stat = statx(&fd, c"", flags, StatxFlags::TYPE).map_err(io::Error::from)?;
         let kind = FileType::from_raw_mode(stat.stx_mode.into());
         // An eventfd is an anonymous inode and has no type.
-        if kind != FileType::Unknown && !(takes_pipes && kind == FileType::Fifo) {
+        let is_pipe = matches!(kind, FileType::Fifo | FileType::Socket);
+        if kind != FileType::Unknown && !(takes_pipes && is_pipe) {
             return Err(Refusal::BadDescriptor);
         }
         let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
