@@ -1700,11 +1700,13 @@ fn flood_40_a_probe_of_g_for_longer_segments_leaves_whole_once() {
                 g.sends(&format!("{from}:{}{gso}", from + i64::try_from(frame).expect("small")));
             }
         };
-        let at = g.end(|end| end.next);
-        writes(6);
-        w.after_ms(10);
-        r.takes_all();
-        r.sends(&format!("ack {}", at + 3600));
+        for _ in 0..3 {
+            writes(6); // and the window after a loss will be some segments
+            w.after_ms(10);
+            r.takes_all();
+            r.sends(&format!("ack {}", g.end(|end| end.next)));
+        }
+        let at = g.end(|end| end.next) - 3600;
         g.sends(&format!("{}:{}", at + 3600, at + 4500));
         writes(4);
         w.after_ms(10);
