@@ -4,8 +4,9 @@
 //! The front-ends are of our own: each connects, shares memory, starts its rings and says nothing
 //! more, as a VM that is paused. Two daemons, one without VMs, run at once, and some echoes of one
 //! alternate with some of the other. They and the stations have one core together: which of two
-//! cores wakes which, and from what sleep, is more than what is looked for. Everything happens in a
-//! network namespace of this process.
+//! cores wakes which, and from what sleep, is more than what is looked for. Whoever asks and changes
+//! then does so of a daemon with the crowd that may use all cores. Everything happens in a network
+//! namespace of this process.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
@@ -87,8 +88,10 @@ pub fn run(options: &Options) -> Result<bool> {
         let [alone, beside] = [0, options.vms].map(|vms| times.median(&format!("echo, {vms} VMs")));
         beside.as_secs_f64() / alone.as_secs_f64()
     };
-    // Whoever asks from here on does not take the daemon's time.
+    alone.stop()?;
+    beside.stop()?;
     sched_setaffinity(this, &cores)?;
+    let mut beside = Host::start(dir.path(), &store, options.vms)?;
     let (control, dir) = (&mut beside.control, &beside.dir);
     let of_changes = asked_meanwhile(&mut beside.echo, || changes(control, dir, options))?;
     times.note("echo, while VMs come and go", of_changes.0);
@@ -98,7 +101,6 @@ pub fn run(options: &Options) -> Result<bool> {
     times.note("echo, while statuses are asked for", of_status.0);
     of_status.1.into_iter().for_each(|(what, list)| times.note(what, list));
     println!("{times}\nAn echo beside {} VMs takes {ratio:.3} of one alone.", options.vms);
-    alone.stop()?;
     beside.stop()?;
     Ok(true)
 }
@@ -120,7 +122,7 @@ impl Host {
     fn start(dir: &Path, store: &Store, vms: usize) -> Result<Self> {
         let name = if vms == 0 { "alone" } else { "beside" };
         let dir = dir.join(name);
-        fs::create_dir(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         let taps = ["near", "far"].map(|end| format!("np{}{end}", &name[..1]));
         let metrics = SocketAddr::from((Ipv4Addr::LOCALHOST, if vms == 0 { 9469 } else { 9470 }));
         let arena = store.0.join(name);

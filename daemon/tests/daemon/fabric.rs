@@ -15,7 +15,7 @@ use nix::sys::signal::Signal;
 use crate::host::{Dir, Host, LIMIT};
 use crate::overlay::{Namespace, VNI, overlay, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
-use crate::toe::{NATIVE, RESET, boot, bytes, toe};
+use crate::toe::{NATIVE, RESET, boot, bytes, ends_one_after_the_other, toe};
 
 const PORT: u16 = 4793;
 const SERVER: &str = "10.0.0.2:80";
@@ -100,16 +100,7 @@ fn bytes_of_any_number_cross_both_ways_and_both_ends_are_clean() {
         g[0].socket(at_a).got.len() == down.len() && g[1].socket(at_b).got.len() == up.len()
     });
     assert!(a.socket(at_a).got == down && b.socket(at_b).got == up);
-    // The one has finished, the other goes on.
-    a.shut_down(at_a);
-    until(&mut [&mut a, &mut b], "its end", |g| g[1].socket(at_b).has_ended);
-    b.write(at_b, b"and one more thing");
-    until(&mut [&mut a, &mut b], "the rest", |g| g[0].socket(at_a).got.ends_with(b"thing"));
-    assert!(!a.socket(at_a).has_ended);
-    b.close(at_b);
-    until(&mut [&mut a, &mut b], "the other end", |g| g[0].socket(at_a).has_ended);
-    assert_eq!(ask(&mut a, Ask::Describe(at_a)), 0, "a clean end");
-    a.close(at_a);
+    ends_one_after_the_other(&mut a, &mut b, at_a, at_b);
     until(&mut [&mut a, &mut b], "nothing is left", |_| {
         toe(&one, "a").sockets == 0 && toe(&two, "b").sockets == 0
     });

@@ -59,6 +59,33 @@ fn connected() -> (Dir, Host, SocketGuest, SocketGuest, Ports, Ports) {
     (dir, host, a, b, at_a, at_b)
 }
 
+/// A finishes, B goes on and closes, then A does.
+pub(crate) fn ends_one_after_the_other(
+    a: &mut SocketGuest,
+    b: &mut SocketGuest,
+    at_a: Ports,
+    at_b: Ports,
+) {
+    a.shut_down(at_a);
+    until(&mut [&mut *a, &mut *b], "its end", |g| g[1].socket(at_b).has_ended);
+    b.write(at_b, b"and one more thing");
+    until(&mut [&mut *a, &mut *b], "the rest", |g| g[0].socket(at_a).got.ends_with(b"thing"));
+    assert!(!a.socket(at_a).has_ended);
+    b.close(at_b);
+    until(&mut [&mut *a, &mut *b], "the other end", |g| g[0].socket(at_a).has_ended);
+    assert_eq!(ask(a, Ask::Describe(at_a)), 0, "a clean end");
+    a.close(at_a);
+}
+
+/// Three guests, of which the second and the third listen.
+fn three() -> (Dir, Host, SocketGuest, SocketGuest, SocketGuest) {
+    let (dir, host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
+    let (a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
+    listen(&mut b, SERVER);
+    listen(&mut c, "10.0.0.3:80");
+    (dir, host, a, b, c)
+}
+
 #[test]
 fn bytes_of_any_number_arrive_both_ways_and_both_ends_are_clean() {
     let (_dir, host, mut a, mut b, at_a, at_b) = connected();
@@ -69,16 +96,7 @@ fn bytes_of_any_number_arrive_both_ways_and_both_ends_are_clean() {
         g[0].socket(at_a).got.len() == down.len() && g[1].socket(at_b).got.len() == up.len()
     });
     assert!(a.socket(at_a).got == down && b.socket(at_b).got == up);
-    // The one has finished, the other goes on.
-    a.shut_down(at_a);
-    until(&mut [&mut a, &mut b], "its end", |g| g[1].socket(at_b).has_ended);
-    b.write(at_b, b"and one more thing");
-    until(&mut [&mut a, &mut b], "the rest", |g| g[0].socket(at_a).got.ends_with(b"thing"));
-    assert!(!a.socket(at_a).has_ended);
-    b.close(at_b);
-    until(&mut [&mut a, &mut b], "the other end", |g| g[0].socket(at_a).has_ended);
-    assert_eq!(ask(&mut a, Ask::Describe(at_a)), 0, "a clean end");
-    a.close(at_a);
+    ends_one_after_the_other(&mut a, &mut b, at_a, at_b);
     until(&mut [&mut a], "nothing is left", |_| toe(&host, "a").sockets == 0);
     assert_eq!(toe(&host, "b").bytes_to_guest, 3_000_001);
 }
@@ -127,10 +145,7 @@ fn who_does_not_read_stops_the_writer_and_nobody_else() {
 
 #[test]
 fn what_a_ring_has_no_buffers_for_is_kept_and_comes_in_order() {
-    let (dir, host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
-    let (mut a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
-    listen(&mut b, SERVER);
-    listen(&mut c, "10.0.0.3:80");
+    let (_dir, host, mut a, mut b, mut c) = three();
     let mut pairs = Vec::new();
     for _ in 0..6 {
         pairs.push(connect(&mut a, &mut b, SERVER));
@@ -196,10 +211,7 @@ fn what_one_guest_says_to_another_that_takes_nothing_is_nothing_to_a_third() {
 
 #[test]
 fn ninety_clients_that_read_nothing_stop_nobody_and_are_not_reset() {
-    let (dir, host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
-    let (mut a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
-    listen(&mut b, SERVER);
-    listen(&mut c, "10.0.0.3:80");
+    let (_dir, host, mut a, mut b, mut c) = three();
     let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
     let pairs: Vec<_> = (0..90).map(|_| connect(&mut a, &mut b, SERVER)).collect();
     pairs.iter().for_each(|(_, at_b)| b.reads(*at_b, false));
@@ -223,10 +235,7 @@ fn ninety_clients_that_read_nothing_stop_nobody_and_are_not_reset() {
 
 #[test]
 fn a_receiver_that_takes_a_little_now_and_then_does_not_stop_a_sender_for_ever() {
-    let (dir, host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
-    let (mut a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
-    listen(&mut b, SERVER);
-    listen(&mut c, "10.0.0.3:80");
+    let (_dir, host, mut a, mut b, mut c) = three();
     let pairs: Vec<_> = (0..90).map(|_| connect(&mut a, &mut b, SERVER)).collect();
     let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
     b.refills = false;
@@ -373,10 +382,7 @@ fn boot_again(guest: SocketGuest, dir: &Dir, vm: &str) -> SocketGuest {
 
 #[test]
 fn a_receiver_that_takes_nothing_does_not_stop_a_sender_for_others() {
-    let (dir, host) = start(&[("a", 1, ""), ("b", 2, ""), ("c", 3, "")]);
-    let (mut a, mut b, mut c) = (boot(&dir, "a"), boot(&dir, "b"), boot(&dir, "c"));
-    listen(&mut b, SERVER);
-    listen(&mut c, "10.0.0.3:80");
+    let (_dir, host, mut a, mut b, mut c) = three();
     // It has room for more than the host keeps, and offers no buffers.
     let n = 90;
     let pairs: Vec<_> = (0..n).map(|_| connect(&mut a, &mut b, SERVER)).collect();
