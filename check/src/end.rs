@@ -86,6 +86,8 @@ pub struct End {
     pub ack_to: u64,
     /// See `ack_to`.
     pub edge_to: u64,
+    /// The other's own edge when it was last sent one.
+    pub(crate) told_of: u64,
     /// See `ack_to`.
     pub tsval_to: Option<u32>,
     /// End of what it was sent, SYN and FIN counted.
@@ -127,6 +129,7 @@ impl End {
             bytes: 0,
             ack_to: BASE,
             edge_to: BASE,
+            told_of: BASE,
             tsval_to: None,
             end_to: BASE,
             reset_to: false,
@@ -137,5 +140,13 @@ impl End {
             acked_before: BTreeSet::new(),
             copies: BTreeMap::new(),
         }
+    }
+
+    /// It is sent an ACK of `ack` that shows `edge`. `anew`: what it was shown before counts no
+    /// longer. `unit`: room may be lent, and goes back by a unit of the window at least.
+    pub(crate) fn is_told(&mut self, ack: u64, edge: u64, anew: bool, unit: Option<u64>) {
+        let shrinks = unit.is_some_and(|unit| ack >= self.ack_to && edge + unit <= self.edge_to);
+        self.ack_to = self.ack_to.max(ack);
+        self.edge_to = if anew || shrinks { edge } else { self.edge_to.max(edge) };
     }
 }

@@ -564,14 +564,16 @@ impl History {
         };
         // G may judge a lie by more than it had sent when that came (seed 37737).
         let lie = o.waited && o.ack.is_some_and(|ack| r.lies.contains(&ack));
-        let ends = self.floods && o.to == Side::G && right_edge::has_stood_long(self, o.at);
+        let lends = self.floods && o.to == Side::G;
+        let ends = lends && right_edge::has_stood_long(self, o.at);
+        let unit = 1 << self.shift(Side::R);
+        let newest = self.end(o.to.other()).newest.1;
         let e = self.end_mut(o.to);
         // G refuses an ACK of what it has not sent.
         let refused = o.to == Side::G && (lie || o.ack.is_some_and(|ack| ack > e.end.min(said)));
         if let Some(ack) = o.ack.filter(|_| !refused) {
-            e.ack_to = e.ack_to.max(ack);
-            // What the host takes back then, G counts on no longer.
-            e.edge_to = if ends { o.edge } else { e.edge_to.max(o.edge) };
+            e.told_of = newest;
+            e.is_told(ack, o.edge, ends, lends.then_some(unit));
         }
         let syn = u64::from(o.tcp.flags.syn());
         if takes {

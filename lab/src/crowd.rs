@@ -4,9 +4,9 @@
 //! The front-ends are of our own: each connects, shares memory, starts its rings and says nothing
 //! more, as a VM that is paused. Two daemons, one without VMs, run at once, and some echoes of one
 //! alternate with some of the other. They and the stations have one core together: which of two
-//! cores wakes which, and from what sleep, is more than what is looked for. Whoever asks and changes
-//! then does so of a daemon with the crowd that may use all cores. Everything happens in a network
-//! namespace of this process.
+//! cores wakes which, and from what sleep, is more than what is looked for. Whoever asks and
+//! changes then does so of a daemon with the crowd that may use all cores. Everything happens in a
+//! network namespace of this process.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};

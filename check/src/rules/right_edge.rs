@@ -39,10 +39,11 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let honest = honest && h.hostile == [false; 2] && h.was_on && !h.interrupted && !h.past;
     let to_guest = o.to == Side::G && o.gated && !o.waited && o.ack.is_some() && h.is_open();
     // Of two of R's segments that say the same the later one counts, also if the path has swapped
-    // them (seed 81296). Of what R never showed G may keep what it has used.
+    // them (seed 81296). Of what R never showed G may keep what it has used; where the rest of that
+    // has gone, R's edge counts as it was when G last saw one (seeds 3074, 3430).
     let (g, r) = (h.end(Side::G), h.end(Side::R));
     let used = if g.edge_to > r.edge_max { g.end } else { BASE };
-    let before = g.edge_to.min(r.newest.1.max(used));
+    let before = g.edge_to.min(r.newest.1.min(g.told_of).max(used));
     if to_guest && honest && !o.tcp.flags.rst() && o.edge + unit <= before {
         let left = before - o.edge;
         return Err(format!("G is shown an edge {left} bytes to the left, and R did not move it"));

@@ -471,11 +471,11 @@ impl Engine<'_> {
             Some((_, flow)) => syn = flow.on_syn_from_net(syn),
             None => {}
         }
-        if !self.wants_flows(port) {
-            return;
-        }
-        if let Some(earlier) = self.syn_cache.lookup(&key) {
+        let earlier = self.syn_cache.lookup(&key);
+        if let Some(earlier) = earlier {
             syn = syn.after(earlier);
+        } else if !self.wants_flows(port) {
+            return; // of what is known all copies count (COM-24)
         }
         self.syn_cache.insert(&key, syn);
     }

@@ -239,8 +239,10 @@ impl Flow {
             return self.owes_nothing();
         }
         let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
-        // R reads no ACK from beyond its window, and G's come from the end of what it has sent.
-        let within = self.losses.shown() <= self.outbound.edge(self.options.shift_r);
+        // R reads no ACK from beyond its window, and G's come from the end of what it has sent or
+        // uses of what it was shown.
+        let edge = self.outbound.edge(self.options.shift_r);
+        let within = !self.is_ahead() && self.losses.shown() <= edge;
         !self.keeps_bytes()
             && self.holds_nothing()
             && (closed || (within && self.sender.edge() >= self.receiver.edge()))

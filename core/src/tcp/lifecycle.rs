@@ -125,9 +125,13 @@ impl Flow {
             self.release_inbound(cx.arena, cx.vm);
             self.free_record(cx.arena);
         } else {
-            let (shown, before) = (self.losses.shown(), self.losses.take_before());
+            let (shown, promised) = (self.losses.shown(), self.losses.promised());
+            let before = self.losses.take_before();
             self.give_back(cx);
             self.losses.note_before(before); // it was only idle
+            if promised > self.outbound.edge(self.options.shift_r) {
+                self.losses.note_promised(promised); // INV-05
+            }
             if shown > self.outbound.sent() {
                 self.losses.note_unsent(shown); // FLOOD-08
             }

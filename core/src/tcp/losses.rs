@@ -22,6 +22,8 @@ struct Known {
     unsent: u64,
     /// What the next sender for G knows of the path, while there is none.
     before: Option<Box<Before>>,
+    /// The right edge that G was shown by a box that has gone, if R did not show it.
+    promised: u64,
 }
 
 /// What an idle flow takes for which H has sent.
@@ -47,7 +49,7 @@ impl Losses {
     pub(crate) fn begin_flooded(&mut self, flooded: Flooded) {
         let known = self.0.get_or_insert_default();
         known.flooded = Some(Box::new(flooded));
-        known.unsent = 0; // it knows
+        (known.unsent, known.promised) = (0, 0); // it knows
     }
 
     pub(crate) fn take_flooded(&mut self) -> Option<Box<Flooded>> {
@@ -83,12 +85,27 @@ impl Losses {
         self.unsent().max(self.flooded().map_or(0, Flooded::shown))
     }
 
+    /// The box of a flow goes, and G was shown room up to `edge`, more than R shows.
+    pub(crate) fn note_promised(&mut self, edge: u64) {
+        self.0.get_or_insert_default().promised = edge;
+    }
+
+    /// G was shown room up to here, while H sends for it or before.
+    pub(crate) fn promised(&self) -> u64 {
+        let before = self.0.as_ref().map_or(0, |known| known.promised);
+        before.max(self.flooded().map_or(0, Flooded::promised))
+    }
+
     /// R was sent everything below `sent`; G has everything below `guest_una`.
     pub(crate) fn on_sent(&mut self, sent: u64, guest_una: u64) {
-        if let Some(known) = self.0.as_mut().filter(|known| known.unsent <= sent) {
+        let Some(known) = self.0.as_mut() else { return };
+        if known.unsent <= sent {
             known.unsent = 0;
-            self.forget(guest_una);
         }
+        if known.promised <= sent {
+            known.promised = 0;
+        }
+        self.forget(guest_una);
     }
 
     /// What G has not got.
@@ -127,6 +144,7 @@ impl Losses {
                 && known.flooded.is_none()
                 && known.unsent == 0
                 && known.before.is_none()
+                && known.promised == 0
         };
         if self.0.as_deref().is_some_and(over) {
             self.0 = None;

@@ -18,6 +18,9 @@ fn floods(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>) {
     (w, r, g)
 }
 
+/// The most that R can show: nothing is lent beyond it.
+const WINDOW_MAX: u32 = 0xFFFF << 7;
+
 /// G hands over `[from, to)` in segments of 1000 bytes, in one batch.
 fn hands_over(g: &Peer<'_>, from: i64, to: i64) {
     let texts: Vec<_> = (from..to).step_by(1000).map(|at| format!("{at}:{}", at + 1000)).collect();
@@ -375,6 +378,72 @@ fn flood_14_what_g_was_shown_before_a_pause_it_may_use_behind_it() {
     w.after_ms(10);
     let sent = r.takes_all().iter().map(|seen| seen.range().1).max();
     assert_eq!(sent, Some(20_001), "from the first window again");
+}
+
+/// Found by simulation (seeds 500, 2098, 3074, 3430): others had the places that G had been shown,
+/// and the next acknowledgement took back what it had used of them.
+#[test]
+fn inv_05_what_g_has_used_of_what_it_was_shown_before_a_pause_stays_shown_without_a_place() {
+    let (w, r, g) = floods(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
+    hands_over(&g, 1, 10_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(20_000);
+    r.sends("ack 10001");
+    let edge = room_of(&g);
+    assert!(edge > 30_001, "{edge}");
+    w.after_ms(3000);
+    let _others: Vec<_> = (0..5).map(|_| w.connects()).collect();
+    let end = 10_001 + (edge - 10_001) / 1000 * 1000;
+    hands_over(&g, 10_001, end);
+    let kept = w.flow(0, |f| f.stats().kept_pages).expect("a flow");
+    assert!(i64::from(kept) << 14 < end - 10_001, "{kept} pages are no place for all of it");
+    w.after_ms(10);
+    let sent = r.takes_all().iter().map(|seen| seen.range().1).max().expect("segments");
+    g.takes_all();
+    r.sends(&format!("ack {sent}"));
+    let shown = room_of(&g);
+    assert!(shown + 128 > end, "{shown} of {end}");
+}
+
+/// H cannot send for it again, for others have all places. What R has room for leaves as it comes.
+#[test]
+fn flood_12_what_g_was_shown_before_a_pause_does_not_leave_beyond_rs_window() {
+    let (w, r, g) = floods(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
+    hands_over(&g, 1, 10_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(20_000);
+    r.sends("ack 10001");
+    assert!(room_of(&g) > 40_001);
+    w.after_ms(3000);
+    let _others: Vec<_> = (0..10).map(|_| w.connects()).collect();
+    hands_over(&g, 10_001, 40_001);
+    assert!(w.flow(0, |f| f.stats().flooded.is_none()).expect("a flow"), "no place");
+    let sent = r.takes_all().iter().map(|seen| seen.range().1).max();
+    assert_eq!(sent, Some(30_001));
+    r.sends("ack 30001");
+    assert_eq!(g.sends("30001:31001"), Verdict::Forward(PortId(0)));
+}
+
+/// Found by simulation (seed 1900): a VM whose offload ended let go of its connection while G was
+/// shown more room than R has, and what G then sent of it went to R all at once.
+#[test]
+fn flood_12_a_flow_stays_in_the_path_until_g_is_shown_no_more_than_r_shows() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 10_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(20_000);
+    r.sends("ack 10001");
+    assert!(room_of(&g) > 60_001);
+    w.engine(|engine, now| engine.set_offload(now, GUEST, false));
+    g.shows_window(1 << 20);
+    g.sends("10001 ack 1");
+    assert_eq!(w.state(), Some(State::Drain));
+    hands_over(&g, 10_001, 60_001);
+    let sent = r.takes_all().iter().map(|seen| seen.range().1).max().expect("segments");
+    assert!(sent <= 30_001, "{sent}");
 }
 
 /// R acknowledges what it is sent, until there is nothing more.
@@ -955,6 +1024,7 @@ fn flood_08_nor_is_it_when_the_flow_has_been_idle_since() {
 #[test]
 fn inv_19_a_flow_that_leaves_when_r_has_asked_leaves_the_answer_to_g() {
     let (w, r, g) = floods(&Setup::new());
+    r.shows_window(WINDOW_MAX);
     r.sends("1:101");
     g.gets("1:101");
     g.shows_window(400_000);
@@ -1828,6 +1898,7 @@ fn flood_28_a_window_that_is_shut_is_no_want_of_a_place() {
 fn flood_28_a_guest_is_told_of_a_flow_that_leaves_the_path() {
     let (w, r, g) = floods(&Setup::new());
     let controls = || w.engine(|engine, now| engine.controls_congestion(now, GUEST));
+    r.shows_window(WINDOW_MAX);
     g.sends("1:1001");
     r.sends("1001 ack 1001 <opt 1e04aabb>");
     g.takes_all();

@@ -167,6 +167,29 @@ fn com_24_copies_of_a_syn_must_agree() {
     }
 }
 
+/// Found by simulation (seed 4685): the second copy, which did not ask for ECN any more, came while
+/// the offload of the VM was off for a moment, and H took the first for all that R had said.
+#[test]
+fn com_24_copies_of_a_syn_count_while_the_offload_is_off() {
+    let setup = Setup::new().small();
+    let w = setup.opens();
+    let (r, g) = w.pair(&setup);
+    r.sends_syn_spec("SEW", &setup);
+    w.engine(|engine, now| engine.set_offload(now, GUEST, false));
+    r.sends_syn_spec("S", &setup);
+    w.engine(|engine, now| engine.set_offload(now, GUEST, true));
+    g.gets_syn();
+    g.gets_syn();
+    g.sends_syn_spec("SE. ack 1", &setup);
+    r.gets_syn();
+    r.sends("1 ack 1");
+    g.gets("1 ack 1");
+    for peer in [&r, &g] {
+        peer.end(|end| end.acked = 1);
+    }
+    assert!(!offloaded(&w, &r, &g));
+}
+
 /// Found by simulation (seeds 85256, 87887): under a flood of SYNs the first copy left the cache,
 /// and G had taken it.
 #[test]

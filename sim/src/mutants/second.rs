@@ -446,6 +446,13 @@ mutations! { SECOND:
             merged.bits |= Self::AMBIGUOUS;"
     => "false";
 
+    "a copy of a SYN is not looked at while the offload is off", "COM-24", "on_syn_from_net",
+    "} else if !self.wants_flows(port) {
+            return;"
+    => "}
+        if !self.wants_flows(port) {
+            return;";
+
     "a window that opens in a keepalive of G counts as shown", "SNOOP-34", "emit_to_net",
     "seq >= self.outbound.una()"
     => "true";

@@ -298,6 +298,22 @@ mutations! { SENDING:
     "self.losses.note_unsent(shown);"
     => "";
 
+    "what G was shown is forgotten when a flow is idle", "INV-05", "park",
+    "self.losses.note_promised(promised);"
+    => "";
+
+    "what G has used without a place is not shown to it", "INV-05", "on_data",
+    "[[end <= self.promised]] {"
+    => "false";
+
+    "what G was shown before a pause leaves beyond R's window", "FLOOD-12", "has_no_room_for",
+    "self.losses.unsent().max(self.losses.promised())"
+    => "self.losses.unsent()";
+
+    "what R has no room for is lent as what it has", "FLOOD-16", "reserve",
+    "end > self.net_edge"
+    => "false";
+
     "an RST lies beyond R's window", "FLOOD-37", "reset_seq",
     "within && self.window > 0"
     => "true";
@@ -316,6 +332,10 @@ mutations! { SENDING:
 
     "a flow leaves while G is beyond R's window", "FLOOD-32", "quiescent",
     "closed || ([[within]] && self.sender.edge()"
+    => "true";
+
+    "a flow leaves while G is shown more than R shows", "FLOOD-12", "quiescent",
+    "[[!self.is_ahead()]] && self.losses"
     => "true";
 
     "who is to be handed back is shown more", "FLOOD-13", "hand_over",

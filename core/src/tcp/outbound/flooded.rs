@@ -128,6 +128,11 @@ impl Flooded {
         self.shown
     }
 
+    /// The right edge that G was shown.
+    pub(in crate::tcp) fn promised(&self) -> u64 {
+        self.intake.promised()
+    }
+
     /// The bytes.
     pub(crate) const fn store(&self) -> &FlowStore {
         &self.store
@@ -433,7 +438,7 @@ impl Flow {
     }
 
     /// G was shown more room than R shows now, which H has promised.
-    fn is_ahead(&self) -> bool {
+    pub(in crate::tcp) fn is_ahead(&self) -> bool {
         let (una, shift) = (self.outbound.una(), self.options.shift_r);
         let shown = self.losses.flooded().map(|flooded| flooded.intake.shown(una, shift));
         shown.is_some_and(|shown| shown > u64::from(self.outbound.window()))
@@ -446,12 +451,12 @@ impl Flow {
         self.outbound.note_ack_to_guest(ahead);
     }
 
-    /// G repeats what it sent when it was shown more room than R has, and H has let go of since: R
-    /// would complain of each such segment. What begins with the first byte that R has not is a
-    /// probe (FLOOD-12).
+    /// G was shown more room than R has, by a box that has gone, and uses it: R would complain of
+    /// each such segment. What begins with the first byte that R has not is a probe (FLOOD-12).
     pub(in crate::tcp) fn has_no_room_for(&self, seq: u64, end: u64) -> bool {
         let una = self.outbound.una();
-        end <= self.losses.unsent() && seq > una && seq >= self.outbound.edge(self.options.shift_r)
+        let shown = self.losses.unsent().max(self.losses.promised());
+        end <= shown && seq > una && seq >= self.outbound.edge(self.options.shift_r)
     }
 
     /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.

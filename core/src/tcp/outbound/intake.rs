@@ -65,6 +65,8 @@ pub(crate) struct Intake {
     edge_shown: u64,
     /// The highest that it may be for R's sake.
     limit: u64,
+    /// The right edge that G was shown before.
+    promised: u64,
 }
 
 /// What G may be shown room for.
@@ -95,9 +97,15 @@ impl Room {
 impl Intake {
     /// G's next byte is `first`, and R has shown room up to `net_edge`, in units of `1 << shift`
     /// bytes: almost a unit more by the field of a SYN-ACK, which has no unit, or before R rounded
-    /// its edge down. `None`: there is no place for that, or for as much of it as a first window is
-    /// (FLOOD-13).
-    pub(super) fn new(vm: &mut Vm, first: u64, net_edge: u64, shift: u8) -> Option<Self> {
+    /// its edge down. A box before this one has shown G room up to `promised`. `None`: there is no
+    /// place for what R shows, or for as much of it as a first window is (FLOOD-13).
+    pub(super) fn new(
+        vm: &mut Vm,
+        first: u64,
+        net_edge: u64,
+        shift: u8,
+        promised: u64,
+    ) -> Option<Self> {
         let edge = net_edge + (1 << shift) - 1;
         let bytes = (net_edge - first).min(limits::FLOW_BUFFER_MIN);
         let pages = FlowStore::pages_for(bytes);
@@ -114,7 +122,13 @@ impl Intake {
             edge,
             edge_shown: net_edge,
             limit: net_edge,
+            promised,
         })
+    }
+
+    /// The right edge that G was shown, by this box or one before it.
+    pub(super) fn promised(&self) -> u64 {
+        self.edge_shown.max(self.promised)
     }
 
     /// End of what is there in order, FIN included.
@@ -178,6 +192,9 @@ impl Intake {
         let most = self.edge.max(self.net_edge + limits::OUTBOUND_AHEAD_MAX);
         let (from, end) = (seq.max(self.accepted), end.min(most));
         if from < end {
+            if end <= self.promised {
+                self.edge = end.max(self.edge); // G keeps it, with a place or without (INV-05)
+            }
             let fills = from == self.accepted;
             if !fills && !self.out_of_order.has_room_for(from, end) {
                 return Err(DropReason::OutOfOrderLimit);
@@ -255,7 +272,7 @@ impl Intake {
         if more == 0 {
             return Ok(()); // nearly always
         }
-        let is_ahead = end > self.edge;
+        let is_ahead = end > self.net_edge;
         if (is_ahead && more > vm.lendable_ahead(self.reserved_pages.into())) || !vm.lend(more) {
             return Err(DropReason::NoStore);
         }
