@@ -33,8 +33,11 @@ const PROTOCOL_ICMP_V6: u8 = 58;
 const V6_EXTENSIONS: [u8; 3] = [0, 43, 60];
 /// Where a server of DHCP listens.
 const DHCP_SERVER: [u8; 2] = [0, 67];
-/// Ports from which and to which a server of DHCP answers (RFC 2131, RFC 8415).
-const DHCP_ANSWERS: [[u8; 4]; 2] = [[0, 67, 0, 68], [2, 35, 2, 34]];
+/// Where clients of DHCP hear answers (RFC 2131, RFC 8415): some look at no other port.
+const DHCP_CLIENTS: [[u8; 2]; 2] = [[0, 68], [2, 34]];
+/// What says in a datagram that it is of DHCP for IPv4 (RFC 2131 section 3), and where.
+const DHCP_COOKIE: [u8; 4] = [99, 130, 83, 99];
+const DHCP_COOKIE_AT: usize = 8 + 236;
 
 /// Types of ICMPv6 (RFC 4861 section 4).
 const ROUTER_ADVERTISEMENT: u8 = 134;
@@ -85,8 +88,8 @@ impl Switch {
     /// and their router, is trusted.
     fn may_serve(&self, port: PortId, begins: Option<(u8, &[u8])>) -> bool {
         let answers = begins.is_some_and(|(protocol, body)| {
-            let ports = body.first_chunk::<4>();
-            protocol == PROTOCOL_UDP && ports.is_some_and(|ports| DHCP_ANSWERS.contains(ports))
+            let ports = body.first_chunk().map(|[_, _, to @ ..]: &[u8; 4]| *to);
+            protocol == PROTOCOL_UDP && ports.is_some_and(|to| DHCP_CLIENTS.contains(&to))
         });
         !answers || self.guest(port).is_some_and(|guest| guest.trusted)
     }
@@ -114,11 +117,14 @@ fn asks_for_an_address(ip: &Ip, frame: &[u8]) -> bool {
 }
 
 /// The protocol inside an IPv4 packet and its first bytes; `None` for a later part of a fragmented
-/// one.
+/// one. Clients of DHCP that read packets themselves may take such a part for a whole one, so what
+/// looks like DHCP counts as that wherever it says that it belongs.
 fn begins_v4<'a>(packet: &Packet, ip: &Ip, frame: &'a [u8]) -> Option<(u8, &'a [u8])> {
     let at = usize::from(packet.eth.len) + FRAGMENT_AT;
     let is_first = be16(frame, at)? & FRAGMENT_OFFSET == 0;
-    is_first.then(|| (ip.protocol, frame.get(usize::from(ip.payload_offset)..).unwrap_or_default()))
+    let body = frame.get(usize::from(ip.payload_offset)..).unwrap_or_default();
+    let is_dhcp = || body.get(DHCP_COOKIE_AT..).is_some_and(|it| it.starts_with(&DHCP_COOKIE));
+    (is_first || is_dhcp()).then_some((ip.protocol, body))
 }
 
 /// As [`begins_v4`].
@@ -213,8 +219,8 @@ mod tests {
     }
 
     fn v4(src: [u8; 4], protocol: u8, body: &[u8]) -> Vec<u8> {
-        let len = u8::try_from(20 + body.len()).unwrap();
-        let head = [0x45, 0, 0, len, 0, 0, 0, 0, 64, protocol, 0, 0];
+        let [high, low] = u16::try_from(20 + body.len()).unwrap().to_be_bytes();
+        let head = [0x45, 0, high, low, 0, 0, 0, 0, 64, protocol, 0, 0];
         [&head[..], &src, &[255; 4], body].concat()
     }
 
@@ -320,7 +326,7 @@ mod tests {
         };
         let mut trusted = switch();
         trusted.set_trusted(LISTED, true);
-        for ports in DHCP_ANSWERS {
+        for ports in [[0, 67, 0, 68], [4, 43, 0, 68], [2, 35, 2, 34], [0, 9, 2, 34]] {
             for (ip, body) in IP.into_iter().zip(datagram(ports)) {
                 assert!(!passes(ip, &body), "{ports:?}");
                 let may = check(&mut trusted, LISTED, MAC, ip, &body);
@@ -333,14 +339,21 @@ mod tests {
                 assert!(passes(ip, &body), "what comes later has no ports");
             }
         }
-        let [_, hidden] = parts(DHCP_ANSWERS[1], 0, 60, &[PROTOCOL_UDP, 0, 1, 4, 0, 0, 0, 0]);
+        let [_, hidden] = parts([2, 35, 2, 34], 0, 60, &[PROTOCOL_UDP, 0, 1, 4, 0, 0, 0, 0]);
         assert!(!passes(IP[1], &hidden), "behind an option in the first part");
-        for ports in [[0, 68, 0, 67], [2, 34, 2, 35], [0, 67, 0, 67], [0, 53, 0, 68]] {
+        for ports in [[0, 68, 0, 67], [2, 34, 2, 35], [0, 67, 0, 67], [0, 53, 4, 68]] {
             for (ip, body) in IP.into_iter().zip(datagram(ports)) {
                 assert!(passes(ip, &body), "a question, a relay, or another service: {ports:?}");
             }
         }
         assert!(passes(IP[0], &v4(V4, PROTOCOL_UDP, &[0, 67])), "cut short");
+        let mut late = [&udp([0, 67, 0, 68])[..], &[0; 236], &DHCP_COOKIE].concat();
+        for passes_so in [false, true] {
+            let mut part = v4(V4, PROTOCOL_UDP, &late);
+            part[FRAGMENT_AT + 1] = 1;
+            assert_eq!(passes(IP[0], &part), passes_so, "who looks at no place takes it for whole");
+            late[DHCP_COOKIE_AT] = 0;
+        }
     }
 
     #[test]
