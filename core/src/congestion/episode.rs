@@ -315,11 +315,11 @@ impl Episode {
     pub fn on_mss(&mut self, mss: u64) {
         let is_initial = self.controller.cwnd() <= self.initial_window;
         let one = self.initial_window <= self.mss;
-        self.initial_window = self.initial_window.min(initial_window(mss, one));
+        self.initial_window = initial_window(mss, one);
+        self.mss = mss;
+        self.controller.on_mss(mss);
         if is_initial {
             self.controller.on_idle(self.initial_window);
         }
-        self.mss = mss;
-        self.controller.on_mss(mss);
     }
 }

@@ -116,9 +116,10 @@ impl Window {
         self.rounds.end();
     }
 
-    /// A window of `cwnd`, after a pause. Three quarters of what it was is where slow start ends,
+    /// A window of `cwnd`, or one segment, after a pause. Three quarters of what it was is where slow start ends,
     /// for that much the path once carried (RFC 7661 section 4.4.3).
     pub fn restart(&mut self, cwnd: u64) {
+        let cwnd = cwnd.max(self.mss);
         if cwnd < self.cwnd {
             if !self.is_in_slow_start() {
                 self.ssthresh = self.ssthresh.max(self.cwnd / 4 * 3);

@@ -240,9 +240,10 @@ impl Flow {
         }
         let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
         // R reads no ACK from beyond its window, and G's come from the end of what it has sent or
-        // uses of what it was shown.
+        // uses of what it was shown. If it has used all that it was promised it waits no longer.
         let edge = self.outbound.edge(self.options.shift_r);
-        let within = !self.is_ahead() && self.losses.shown() <= edge;
+        let may = || !self.is_ahead() || self.window_shut();
+        let within = self.losses.shown() <= edge && may();
         !self.keeps_bytes()
             && self.holds_nothing()
             && (closed || (within && self.sender.edge() >= self.receiver.edge()))

@@ -335,7 +335,7 @@ impl Flow {
         Fate::Drop(DropReason::Duplicate)
     }
 
-    fn window_shut(&self) -> bool {
+    pub(super) fn window_shut(&self) -> bool {
         self.receiver.window_shut(&self.terms())
     }
 

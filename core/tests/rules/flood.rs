@@ -446,6 +446,33 @@ fn flood_12_a_flow_stays_in_the_path_until_g_is_shown_no_more_than_r_shows() {
     assert!(sent <= 30_001, "{sent}");
 }
 
+/// R has used all the room that it was promised: whatever G says, it waits for G to use its own no
+/// longer.
+#[test]
+fn flood_32_a_flow_leaves_that_r_waits_for_though_g_is_ahead() {
+    let (w, r, g) = floods(&Setup::new());
+    hands_over(&g, 1, 10_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(20_000);
+    r.sends("ack 10001");
+    assert!(room_of(&g) > 60_001);
+    w.engine(|engine, now| engine.set_offload(now, GUEST, false));
+    r.sends("1:1001 ack 10001");
+    let (mut at, mut edge) = (1001, room_of(&r));
+    while w.state() == Some(State::Drain) {
+        assert!(at < edge, "R waits at {at}");
+        let end = edge.min(at + 1000);
+        r.sends(&format!("{at}:{end} ack 10001"));
+        at = end;
+        edge = edge.max(room_of(&r));
+        g.takes_all();
+        g.shows_window(1 << 20);
+        g.sends(&format!("10001 ack {at}"));
+    }
+    assert_eq!(w.state(), Some(State::Pass));
+}
+
 /// R acknowledges what it is sent, until there is nothing more.
 fn takes_what_comes(w: &World<'_>, r: &Peer<'_>) -> u32 {
     let mut acked = 0;

@@ -410,6 +410,25 @@ fn flood_19_of_segments_that_are_smaller_than_was_thought_ten_leave_too() {
     }
 }
 
+/// The window was that of a first segment of 500, and half a segment never leaves.
+#[test]
+fn flood_19_a_window_holds_a_segment_of_those_that_became_longer() {
+    for lost in [false, true] {
+        let mut trace =
+            Trace::new(&SenderConfig { initial_window: initial_window(1460, lost), ..reno() });
+        trace.sender.set_mss(500);
+        trace.sender.on_offered(trace.now, FIRST + 500);
+        trace.drain();
+        trace.now = trace.now + ms(100);
+        trace.act("ack 500");
+        trace.sender.set_mss(8000);
+        trace.now = trace.now + ms(900);
+        trace.sender.on_offered(trace.now, FIRST + 40_500);
+        trace.drain();
+        assert!(trace.sender.in_flight() >= 8000, "{lost}: {}", trace.sender.in_flight());
+    }
+}
+
 /// RFC 8985 section 7.1. R answers the probe of a tail by SACK, and what was lost before it is
 /// repaired in a recovery; the probe has no say in what comes seconds later.
 #[test]
