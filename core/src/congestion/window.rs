@@ -116,8 +116,8 @@ impl Window {
         self.rounds.end();
     }
 
-    /// A window of `cwnd`, or one segment, after a pause. Three quarters of what it was is where slow start ends,
-    /// for that much the path once carried (RFC 7661 section 4.4.3).
+    /// A window of `cwnd`, or one segment, after a pause. Three quarters of what it was is where
+    /// slow start ends, for that much the path once carried (RFC 7661 section 4.4.3).
     pub fn restart(&mut self, cwnd: u64) {
         let cwnd = cwnd.max(self.mss);
         if cwnd < self.cwnd {
