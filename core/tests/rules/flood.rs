@@ -229,6 +229,19 @@ fn room_of(g: &Peer<'_>) -> i64 {
     i64::from(last.ack() + last.window())
 }
 
+/// R has got 10,000 bytes of G and has room for 20,000 more. G was shown more: up to the last.
+fn is_shown_more_than_r_has(setup: &Setup) -> (World<'static>, Peer<'static>, Peer<'static>, i64) {
+    let (w, r, g) = floods(setup);
+    hands_over(&g, 1, 10_001);
+    r.gets_all(&["1:10001"]);
+    w.after_ms(10);
+    r.shows_window(20_000);
+    r.sends("ack 10001");
+    let edge = room_of(&g);
+    assert!(edge > 40_001, "{edge}");
+    (w, r, g, edge)
+}
+
 /// H has room that R has not made yet: G need not be there when R makes it.
 #[test]
 fn flood_14_g_may_be_ahead_of_an_r_that_keeps_pace() {
@@ -363,13 +376,8 @@ fn flood_32_who_was_shown_more_than_r_shows_is_handed_back_when_r_has_made_room(
 /// The box goes with the pages. G may not know, and what it sends has a place.
 #[test]
 fn flood_14_what_g_was_shown_before_a_pause_it_may_use_behind_it() {
-    let (w, r, g) = floods(&Setup::new());
-    hands_over(&g, 1, 10_001);
-    r.gets_all(&["1:10001"]);
-    w.after_ms(10);
-    r.shows_window(20_000);
-    r.sends("ack 10001");
-    assert!(room_of(&g) > 60_001);
+    let (w, r, g, edge) = is_shown_more_than_r_has(&Setup::new());
+    assert!(edge > 60_001, "{edge}");
     w.after_ms(3000);
     let reserved = || w.engine(|e, _| e.vm(GUEST).expect("a VM").reserved_pages);
     assert_eq!(reserved(), 0);
@@ -384,14 +392,8 @@ fn flood_14_what_g_was_shown_before_a_pause_it_may_use_behind_it() {
 /// and the next acknowledgement took back what it had used of them.
 #[test]
 fn inv_05_what_g_has_used_of_what_it_was_shown_before_a_pause_stays_shown_without_a_place() {
-    let (w, r, g) = floods(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
-    hands_over(&g, 1, 10_001);
-    r.gets_all(&["1:10001"]);
-    w.after_ms(10);
-    r.shows_window(20_000);
-    r.sends("ack 10001");
-    let edge = room_of(&g);
-    assert!(edge > 30_001, "{edge}");
+    let (w, r, g, edge) =
+        is_shown_more_than_r_has(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
     w.after_ms(3000);
     let _others: Vec<_> = (0..5).map(|_| w.connects()).collect();
     let end = 10_001 + (edge - 10_001) / 1000 * 1000;
@@ -409,13 +411,7 @@ fn inv_05_what_g_has_used_of_what_it_was_shown_before_a_pause_stays_shown_withou
 /// H cannot send for it again, for others have all places. What R has room for leaves as it comes.
 #[test]
 fn flood_12_what_g_was_shown_before_a_pause_does_not_leave_beyond_rs_window() {
-    let (w, r, g) = floods(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
-    hands_over(&g, 1, 10_001);
-    r.gets_all(&["1:10001"]);
-    w.after_ms(10);
-    r.shows_window(20_000);
-    r.sends("ack 10001");
-    assert!(room_of(&g) > 40_001);
+    let (w, r, g, _) = is_shown_more_than_r_has(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
     w.after_ms(3000);
     let _others: Vec<_> = (0..10).map(|_| w.connects()).collect();
     hands_over(&g, 10_001, 40_001);
@@ -430,13 +426,8 @@ fn flood_12_what_g_was_shown_before_a_pause_does_not_leave_beyond_rs_window() {
 /// shown more room than R has, and what G then sent of it went to R all at once.
 #[test]
 fn flood_12_a_flow_stays_in_the_path_until_g_is_shown_no_more_than_r_shows() {
-    let (w, r, g) = floods(&Setup::new());
-    hands_over(&g, 1, 10_001);
-    r.gets_all(&["1:10001"]);
-    w.after_ms(10);
-    r.shows_window(20_000);
-    r.sends("ack 10001");
-    assert!(room_of(&g) > 60_001);
+    let (w, r, g, edge) = is_shown_more_than_r_has(&Setup::new());
+    assert!(edge > 60_001, "{edge}");
     w.engine(|engine, now| engine.set_offload(now, GUEST, false));
     g.shows_window(1 << 20);
     g.sends("10001 ack 1");
@@ -450,13 +441,8 @@ fn flood_12_a_flow_stays_in_the_path_until_g_is_shown_no_more_than_r_shows() {
 /// longer.
 #[test]
 fn flood_32_a_flow_leaves_that_r_waits_for_though_g_is_ahead() {
-    let (w, r, g) = floods(&Setup::new());
-    hands_over(&g, 1, 10_001);
-    r.gets_all(&["1:10001"]);
-    w.after_ms(10);
-    r.shows_window(20_000);
-    r.sends("ack 10001");
-    assert!(room_of(&g) > 60_001);
+    let (w, r, g, edge) = is_shown_more_than_r_has(&Setup::new());
+    assert!(edge > 60_001, "{edge}");
     w.engine(|engine, now| engine.set_offload(now, GUEST, false));
     r.sends("1:1001 ack 10001");
     let (mut at, mut edge) = (1001, room_of(&r));
