@@ -48,7 +48,7 @@ deb: ## Debian packages of the host's programs and of the guest's, into target
 demo: setup build ## three real guests on one core; SCHED=eevdf|strict30|rr30|quota30|idle LINK=lan|metro|wan FULL=1
 	@$(TARGET)/release/nightporter-lab demo $(DEMO)
 
-compare: setup build ## congestion offload beside Linux's own CUBIC over one bottleneck; 40 minutes; RATE_MOST=1000 needs a quiet machine
+compare: setup build ## congestion offload beside Linux's own CUBIC over one bottleneck; two hours; RATE_MOST=1000 needs a quiet machine
 	@$(TARGET)/release/nightporter-lab compare $(if $(RATE_MOST),--rate-most $(RATE_MOST))
 
 demo-toe: setup build ## sockets over the host beside guest TCP, between guests of one host and of two

@@ -123,6 +123,7 @@ fn start(
     for wanted in uplinks.chain(config.overlays.iter().cloned().map(Wanted::Overlay)) {
         check(add_wanted(&mut worker, wanted, broker));
     }
+    worker.set_toe_rules(config.toe_rules.clone());
     match &sandbox.owners {
         Err(e) => check(Err(e.clone())),
         Ok(owners) => {

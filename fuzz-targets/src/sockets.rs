@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 use arbitrary::{Arbitrary, Unstructured};
 use nightporter_core::limits::TOE_SOCKETS_MAX;
 use nightporter_core::time::{Duration, Instant};
-use nightporter_core::toe::control::{self, Ask, Asked};
+use nightporter_core::toe::control::{self, Ask, Asked, Program};
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::guest::{GuestConfig, Policy, Way};
 use nightporter_core::toe::host::{Handled, Host, Met, Output};
@@ -109,7 +109,7 @@ struct Said {
 struct Doorkeeper;
 
 impl Policy for Doorkeeper {
-    fn connect(&self, _: VmId, request: &Request) -> Way {
+    fn connect(&self, _: VmId, _: Program, request: &Request) -> Way {
         match request.to.port() {
             9 => Way::Native,
             10 => Way::Failed(Errno::Access),
@@ -214,7 +214,12 @@ impl World {
             world.says(vm, Vsock::Request, (port, control::PORT), &[], |_| {});
         }
         let listen = Ask::Listen { guest: LISTENS, at: at("0.0.0.0:80"), v4: false };
-        let connect = Ask::Connect { guest: SOCKET, from: at("0.0.0.0:5"), to: at("10.0.0.2:80") };
+        let connect = Ask::Connect {
+            program: Program::NONE,
+            guest: SOCKET,
+            from: at("0.0.0.0:5"),
+            to: at("10.0.0.2:80"),
+        };
         for (vm, ask) in [(B, listen), (A, connect)] {
             let bytes = Asked { tag: 1, ask }.emit();
             world.says(vm, Vsock::Data, (CONTROL, control::PORT), &bytes, |_| {});
@@ -452,7 +457,7 @@ impl Wish {
                 let to = if native { at("10.0.0.2:9") } else { address(to) };
                 let from = address(from);
                 let from = if from.is_ipv4() == to.is_ipv4() { from } else { at("0.0.0.0:5") };
-                Ask::Connect { guest: port(guest), from, to }
+                Ask::Connect { program: Program::NONE, guest: port(guest), from, to }
             }
             Self::Listen { port: guest, at, v4 } => {
                 Ask::Listen { guest: port(guest), at: address(at), v4 }

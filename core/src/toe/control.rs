@@ -19,10 +19,12 @@
 //! | 52 | 1 or 0, see below | of `Describe` the state, as TCP_INFO has it |
 //! | 53 to 63 | 0 | 0 |
 //!
-//! Byte 52 is 1 if a listener hears IPv4 as well, and if a close is to be no reset after all.
+//! Byte 52 is 1 if a listener hears IPv4 as well, and if a close is to be no reset after all. Bytes
+//! 48 to 63 of `Connect` are the program's name, or zeros.
 //!
 //! Addresses are those of IPv6, IPv4 addresses mapped (RFC 4291 section 2.5.5.2).
 
+mod program;
 mod reply;
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -31,6 +33,7 @@ use super::errno::Errno;
 use super::state::State;
 use super::vsock::Ports;
 
+pub use program::Program;
 pub use reply::Reply;
 
 /// The host's vsock port for this.
@@ -61,6 +64,8 @@ pub enum Ask {
         from: SocketAddr,
         /// Where it wants to go.
         to: SocketAddr,
+        /// Whose socket it is.
+        program: Program,
     },
     /// A socket listens at this vsock port for whoever connects to `at`.
     Listen {
@@ -139,7 +144,9 @@ impl Asked {
         let (to, from) = (address(b, 16, 12), address(b, 32, 14));
         let guest = ports.guest;
         let ask = match b[1] {
-            CONNECT if to.is_ipv4() == from.is_ipv4() => Ask::Connect { guest, from, to },
+            CONNECT if to.is_ipv4() == from.is_ipv4() => {
+                Ask::Connect { guest, from, to, program: Program::of(&b[48..]) }
+            }
             LISTEN => Ask::Listen { guest, at: to, v4: b[52] == 1 },
             UNLISTEN => Ask::Unlisten { guest },
             DESCRIBE => Ask::Describe(ports),
@@ -156,7 +163,7 @@ impl Asked {
     pub fn emit(&self) -> [u8; LEN] {
         let none = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 0);
         let (op, ports, to, from) = match self.ask {
-            Ask::Connect { guest, from, to } => (CONNECT, Ports { guest, host: 0 }, to, from),
+            Ask::Connect { guest, from, to, .. } => (CONNECT, Ports { guest, host: 0 }, to, from),
             Ask::Listen { guest, at, .. } => (LISTEN, Ports { guest, host: 0 }, at, none),
             Ask::Unlisten { guest } => (UNLISTEN, Ports { guest, host: 0 }, none, none),
             Ask::Describe(ports) => (DESCRIBE, ports, none, none),
@@ -169,7 +176,11 @@ impl Asked {
         b[8..12].copy_from_slice(&ports.host.to_le_bytes());
         put_address(&mut b, 16, 12, to);
         put_address(&mut b, 32, 14, from);
-        b[52] = u8::from(matches!(self.ask, Ask::Listen { v4: true, .. } | Ask::Unlinger(_)));
+        match self.ask {
+            Ask::Connect { program, .. } => b[48..].copy_from_slice(&program.bytes()),
+            Ask::Listen { v4: true, .. } | Ask::Unlinger(_) => b[52] = 1,
+            _ => {}
+        }
         b
     }
 }
@@ -186,7 +197,7 @@ impl Answer {
     pub fn emit(&self) -> [u8; LEN] {
         let mut b = self.asked.emit();
         b[1] += ANSWER;
-        b[12..48].fill(0);
+        b[12..].fill(0);
         if let Some((own, other)) = self.addresses {
             put_address(&mut b, 16, 12, other);
             put_address(&mut b, 32, 14, own);
@@ -239,8 +250,18 @@ mod tests {
         let at = |text: &str| text.parse().expect("an address");
         let ports = Ports { guest: 1025, host: SOCKETS };
         [
-            Ask::Connect { guest: 7, from: at("10.0.0.1:40000"), to: at("10.0.0.2:80") },
-            Ask::Connect { guest: 7, from: at("[::]:40000"), to: at("[fd00::2]:80") },
+            Ask::Connect {
+                guest: 7,
+                from: at("10.0.0.1:40000"),
+                to: at("10.0.0.2:80"),
+                program: Program::NONE,
+            },
+            Ask::Connect {
+                guest: 7,
+                from: at("[::]:40000"),
+                to: at("[fd00::2]:80"),
+                program: Program::of(b"a-name-of-fifte"),
+            },
             Ask::Listen { guest: 8, at: at("0.0.0.0:80"), v4: false },
             Ask::Listen { guest: 8, at: at("[::]:80"), v4: true },
             Ask::Unlisten { guest: 8 },
@@ -258,6 +279,7 @@ mod tests {
             let answer = Answer::of(asked, Code::Failed(Errno::Refused)).emit();
             assert_eq!(answer[1], asked.emit()[1] | 0x80);
             assert_eq!((&answer[2..12], answer[48]), (&asked.emit()[2..12], 111));
+            assert!(answer[49..].iter().all(|byte| *byte == 0), "{answer:?}");
             assert_eq!(Asked::parse(&answer), None);
         }
     }
@@ -280,7 +302,7 @@ mod tests {
     fn what_no_request_is_is_refused() {
         let good = Asked { tag: 1, ask: asks()[0] }.emit();
         for (at, byte) in
-            [(0, 2), (1, 0), (1, 6), (1, 129), (8, 1), (48, 1), (52, 1), (63, 1), (42, 0)]
+            [(0, 2), (1, 0), (1, 6), (1, 129), (8, 1), (50, 1), (52, 1), (63, 1), (42, 0)]
         {
             let mut bytes = good;
             bytes[at] = byte;
@@ -290,10 +312,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_what_would_be_written(a: [u8; 32], b: [u8; 16], op in 0..7_u8) {
+        fn what_is_read_is_what_would_be_written(a: [u8; 32], b: [u8; 16], c: [u8; 16], op in 0..7_u8) {
             let mut bytes = [0; LEN];
             bytes[..32].copy_from_slice(&a);
             bytes[32..48].copy_from_slice(&b);
+            bytes[48..].copy_from_slice(&c);
             bytes[..2].copy_from_slice(&[VERSION, op]);
             if let Some(asked) = Asked::parse(&bytes) {
                 prop_assert_eq!(asked.emit(), bytes);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::control::{Answer, Ask, Asked, Code, LEN, PORT};
+use super::control::{Answer, Ask, Asked, Code, LEN, PORT, Program};
 use super::errno::Errno;
 use super::id::HostId;
 use super::message::Request;
@@ -18,8 +18,8 @@ const AHEAD: u64 = 16 * LEN as u64;
 
 /// Who may connect where.
 pub trait Policy {
-    /// A guest's socket wants to connect.
-    fn connect(&self, vm: VmId, request: &Request) -> Way;
+    /// A guest's socket wants to connect, as a program's that says who it is.
+    fn connect(&self, vm: VmId, program: Program, request: &Request) -> Way;
 }
 
 /// How a socket is to connect.
@@ -359,10 +359,11 @@ impl Guest {
         &mut self,
         control: u32,
         asked: Asked,
-        way: impl FnOnce(&Request) -> Way,
+        way: impl FnOnce(Program, &Request) -> Way,
     ) -> Answer {
         let code = match asked.ask {
-            Ask::Connect { guest, from, to } => {
+            Ask::Connect { guest, from, to, program } => {
+                let way = |request: &Request| way(program, request);
                 let (code, addresses) = self.want((control, guest), from, to, way);
                 return Answer { addresses, ..Answer::of(asked, code) };
             }

@@ -493,13 +493,9 @@ impl Host {
         }
         let places = self.sockets.count(vm) + guest.wanted() + guest.resets();
         let full = places >= TOE_SOCKETS_MAX && self.sockets.first_orphan(vm).is_none();
-        guest.answer(
-            port,
-            asked,
-            |request| {
-                if full { Way::Native } else { policy.connect(vm, request) }
-            },
-        )
+        guest.answer(port, asked, |program, request| {
+            if full { Way::Native } else { policy.connect(vm, program, request) }
+        })
     }
 
     /// A packet is for no connection.

@@ -84,6 +84,7 @@ impl Running {
             | Step::RemoveUplink(_)
             | Step::RemoveOverlay(_)
             | Step::SetOverlay(_)
+            | Step::SetToeRules(_)
             | Step::SetStations(_)
             | Step::SetDrainTimeout(_) => return,
             Step::SetVm(both) => {

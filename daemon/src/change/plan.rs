@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use nightporter_registry::Station;
 
 use crate::config::keys::{Keys, differences};
-use crate::config::{Config, OverlayConfig, RegistryConfig, ToeConfig, UplinkConfig, VmConfig};
+use crate::config::{
+    Config, OverlayConfig, RegistryConfig, ToeConfig, ToeRule, UplinkConfig, VmConfig,
+};
 
 /// Keys of `[daemon]` that are changed in a running daemon.
 const LIVE: [&str; 1] = ["drain_timeout_s"];
@@ -27,6 +29,8 @@ pub enum Step {
     RemoveOverlay(String),
     /// Other keys for a VM whose port stays: before, and from now on.
     SetVm(Box<(VmConfig, VmConfig)>),
+    /// Other rules for what connects by TOE.
+    SetToeRules(Vec<ToeRule>),
     /// Another list of stations.
     SetStations(Vec<Station>),
     /// Another `daemon.drain_timeout_s`.
@@ -217,6 +221,12 @@ impl Plan {
         self.keep("registry", registry(now), registry(wanted));
         let toe = |config: &Config| config.toe.as_ref().map(ToeConfig::keys);
         self.keep("toe", toe(now), toe(wanted));
+        if now.toe_rules != wanted.toe_rules {
+            let (before, after) = (now.toe_rules.len(), wanted.toe_rules.len());
+            self.lines
+                .push(format!("~ toe rules: {before} -> {after}, for what connects from now on"));
+            self.steps.push(Step::SetToeRules(wanted.toe_rules.clone()));
+        }
         if now.stations != wanted.stations {
             let (before, after) = (now.stations.len(), wanted.stations.len());
             self.lines.push(format!("~ stations: {before} listed -> {after}"));

@@ -161,6 +161,7 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
             Step::RemoveUplink(_)
             | Step::RemoveOverlay(_)
             | Step::SetOverlay(_)
+            | Step::SetToeRules(_)
             | Step::SetStations(_)
             | Step::SetDrainTimeout(_) => {}
             Step::SetVm(both) => {

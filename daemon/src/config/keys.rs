@@ -44,7 +44,7 @@ fn list(paths: &[PathBuf]) -> String {
     strings(paths.iter().map(|path| path.display()))
 }
 
-fn strings(list: impl IntoIterator<Item: Display>) -> String {
+pub(super) fn strings(list: impl IntoIterator<Item: Display>) -> String {
     format!("[{}]", list.into_iter().map(quoted).collect::<Vec<_>>().join(", "))
 }
 
@@ -208,6 +208,7 @@ impl Config {
         table("[daemon]\n", self.daemon.keys());
         self.registry.iter().for_each(|registry| table("[registry]\n", registry.keys()));
         self.toe.iter().for_each(|toe| table("[toe]\n", toe.keys()));
+        self.toe_rules.iter().for_each(|rule| table("[[toe_rule]]\n", rule.keys()));
         self.uplinks.iter().for_each(|uplink| table("[[uplink]]\n", uplink.keys()));
         self.overlays.iter().for_each(|overlay| table("[[overlay]]\n", overlay.keys()));
         self.stations.iter().for_each(|s| table("[[station]]\n", super::station::keys(s)));

@@ -11,6 +11,7 @@ pub mod reader;
 pub mod registry;
 pub mod station;
 pub mod toe;
+mod toe_rule;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -28,6 +29,7 @@ pub(crate) use parse::is_ifname;
 pub use reader::{Problem, Problems};
 pub use registry::RegistryConfig;
 pub use toe::ToeConfig;
+pub use toe_rule::ToeRule;
 
 use crate::port::overlay::RECEIVE_BYTES;
 
@@ -53,6 +55,8 @@ pub struct Config {
     pub registry: Option<RegistryConfig>,
     /// `[toe]`: a way to guests' sockets on other hosts.
     pub toe: Option<ToeConfig>,
+    /// `[[toe_rule]]`, in file order: the first that fits decides.
+    pub toe_rules: Vec<ToeRule>,
     /// `[[station]]`, in file order: who is behind which peer of an overlay, as the operator knows.
     pub stations: Vec<Station>,
     /// `[[vm]]`, in file order.

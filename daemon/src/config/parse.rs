@@ -19,7 +19,7 @@ use super::reader::{
 };
 use super::{
     Config, DaemonConfig, RUN_DIR, UplinkConfig, UplinkKind, VmConfig, overlay, registry, station,
-    toe,
+    toe, toe_rule,
 };
 
 /// `sun_path` is 108 bytes with its terminator (unix(7)).
@@ -74,7 +74,7 @@ fn of<T>(
 pub(super) fn known_keys() -> Vec<String> {
     let overrides = BTreeMap::new();
     let mut doc = Document::parse(
-        "[registry]\n[toe]\n[[uplink]]\n[[overlay]]\n[[station]]\n[[vm]]\n",
+        "[registry]\n[toe]\n[[toe_rule]]\n[[uplink]]\n[[overlay]]\n[[station]]\n[[vm]]\n",
         &overrides,
     );
     read(&mut doc);
@@ -102,6 +102,16 @@ fn read(doc: &mut Document<'_>) -> Config {
         }
     }
     let toe = doc.table("toe").map(|section| toe::read(section, !overlays.is_empty()));
+    let mut toe_rules = Vec::new();
+    for value in doc.tables("toe_rule") {
+        if let Some(section) = doc.open("toe_rule", value) {
+            toe_rules.push(toe_rule::read(section));
+        }
+    }
+    if toe_rules.len() > toe_rule::RULES_MAX {
+        let (what, fix) = (format!("is there {} times", toe_rules.len()), toe_rule::RULES_MAX);
+        doc.problem(&(0..0), "toe_rule", what, &format!("list {fix} at most"));
+    }
     let mut stations = Vec::new();
     for value in doc.tables("station") {
         if let Some(section) = doc.open("station", value) {
@@ -135,9 +145,11 @@ fn read(doc: &mut Document<'_>) -> Config {
         let what = format!("all vm.budget together are {sum}, and {most} is the most");
         doc.problem(&(0..0), "", what, "lower some of them, or run a second daemon");
     }
-    doc.only_sections(&["daemon", "uplink", "registry", "toe", "overlay", "station", "vm"]);
+    doc.only_sections(&[
+        "daemon", "uplink", "registry", "toe", "toe_rule", "overlay", "station", "vm",
+    ]);
     unique.check(doc);
-    Config { daemon, uplinks, overlays, registry, toe, stations, vms }
+    Config { daemon, uplinks, overlays, registry, toe, toe_rules, stations, vms }
 }
 
 fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {

@@ -404,7 +404,8 @@ fn every_key_is_written_down() {
     let overlay = "vni = 1\nlocal = \"192.0.2.1\"\npeers = [\"192.0.2.2\"]\n";
     let station = "vni = 1\nmac = \"52:54:00:00:00:77\"\nhost = \"192.0.2.2\"\n";
     let tables = format!("[[overlay]]\nname = \"o\"\n{overlay}[[station]]\n{station}");
-    let config = parse(&format!("{GOOD}\n{tables}")).unwrap();
+    let rule = "[[toe_rule]]\nuse = \"native\"\n";
+    let config = parse(&format!("{GOOD}\n{tables}{rule}")).unwrap();
     let toe = parse(&format!("{GOOD}\n[toe]\n{tables}")).unwrap().toe.unwrap().keys();
     let etcd = "[registry]\netcd = [\"http://192.0.2.9:2379\"]\n";
     let registry = parse(&format!("{GOOD}\n{etcd}")).unwrap().registry.unwrap().keys();
@@ -414,6 +415,7 @@ fn every_key_is_written_down() {
         ("overlay", config.overlays[0].keys()),
         ("registry", registry),
         ("toe", toe),
+        ("toe_rule", config.toe_rules[0].keys()),
         ("station", station::keys(&config.stations[0])),
         ("vm", config.vms[0].keys()),
     ];

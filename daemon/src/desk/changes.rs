@@ -246,6 +246,7 @@ impl Desk {
                     }
                 }
             }
+            Step::SetToeRules(rules) => path.toe.set_rules(rules),
             Step::SetStations(list) => {
                 if let Some(directory) = &mut self.directory {
                     directory.set_list(list);

@@ -246,7 +246,7 @@ fn is_bulk(len: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nightporter_core::toe::control::{self, Ask, Asked};
+    use nightporter_core::toe::control::{self, Ask, Asked, Program};
     use nightporter_core::toe::guest::{GuestConfig, Policy, Way};
     use nightporter_core::toe::host::{Host, Output};
     use nightporter_core::toe::id::HostId;
@@ -264,7 +264,7 @@ mod tests {
     struct All;
 
     impl Policy for All {
-        fn connect(&self, _: VmId, _: &Request) -> Way {
+        fn connect(&self, _: VmId, _: Program, _: &Request) -> Way {
             Way::To(HostId(1))
         }
     }
@@ -278,7 +278,9 @@ mod tests {
         let mut named = Vec::new();
         for guest in 0..n {
             let (from, to) = ("10.0.0.1:5".parse().unwrap(), "10.0.0.2:80".parse().unwrap());
-            let ask = Asked { tag: 0, ask: Ask::Connect { guest, from, to } }.emit();
+            let ask =
+                Asked { tag: 0, ask: Ask::Connect { program: Program::NONE, guest, from, to } }
+                    .emit();
             let says = |src_port, dst_port, op, len| Header {
                 src_cid: 3,
                 dst_cid: HOST_CID,

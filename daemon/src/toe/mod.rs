@@ -42,6 +42,7 @@ use nightporter_core::toe::message::{Kind, Message};
 use nightporter_core::toe::sockets::{SocketId, VmId};
 use nightporter_core::wire::vsock::Header;
 
+use crate::config::ToeRule;
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 use device::{Blocked, Device};
@@ -129,6 +130,11 @@ impl Toe {
             memory_faults: of_port.memory_faults,
             blocked: of_port.blocked,
         })
+    }
+
+    /// Other rules of the operator's, for what connects from now on.
+    pub(crate) fn set_rules(&mut self, rules: Vec<ToeRule>) {
+        self.rules.rules = rules;
     }
 
     /// A VM has a device from now on.

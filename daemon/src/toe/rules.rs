@@ -3,11 +3,13 @@
 //! A guest reaches others of its network and VLAN on this host that have the device, too, and whose
 //! address nobody else has; itself only if it is to. By an overlay of its network it reaches those
 //! of other hosts, and they reach it, as the registry says where they are; that knows no VLANs, so
-//! a guest in one does not. All else goes by guest TCP.
+//! a guest in one does not. All else goes by guest TCP, and so does what the operator's rules say
+//! (`[[toe_rule]]`): they are about who connects, so nobody asks them at the other end.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use nightporter_core::toe::control::Program;
 use nightporter_core::toe::guest::{Policy, Way};
 use nightporter_core::toe::id::HostId;
 use nightporter_core::toe::message::Request;
@@ -15,6 +17,7 @@ use nightporter_core::toe::sockets::VmId;
 
 use super::HERE;
 use super::fabric::Peers;
+use crate::config::ToeRule;
 
 /// A VM that has the device.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -48,6 +51,8 @@ pub(super) struct Rules {
     /// What the core calls one without an overlay is its place here, and [`OWN`].
     networks: Vec<(String, Option<u16>)>,
     overlays: Overlays,
+    /// What the operator says, besides: the first that fits decides.
+    pub(super) rules: Vec<ToeRule>,
     pub(super) peers: Peers,
     /// There is a way to other hosts.
     pub(super) is_open: bool,
@@ -132,7 +137,7 @@ impl Rules {
     /// Whether this connection between guests of this host may be.
     pub(super) fn may(&self, request: &Request) -> bool {
         let from = self.only(request.network, request.from.ip());
-        from.is_some_and(|(vm, _)| self.connect(vm, request) == Way::To(HERE))
+        from.is_some_and(|(vm, _)| self.way(vm, request) == Way::To(HERE))
     }
 
     /// Whether a guest of that host may connect to one of this: it is there, nobody else has its
@@ -181,7 +186,17 @@ impl Rules {
 }
 
 impl Policy for Rules {
-    fn connect(&self, vm: VmId, request: &Request) -> Way {
+    fn connect(&self, vm: VmId, program: Program, request: &Request) -> Way {
+        match self.rules.iter().find(|rule| rule.fits(program, request.to)) {
+            Some(rule) if rule.native => Way::Native,
+            _ => self.way(vm, request),
+        }
+    }
+}
+
+impl Rules {
+    /// How a guest's socket gets there.
+    fn way(&self, vm: VmId, request: &Request) -> Way {
         let Some((from, own)) = self.only(request.network, request.from.ip()) else {
             return Way::Native;
         };
@@ -235,7 +250,7 @@ mod tests {
     fn a_guest_reaches_those_whom_its_frames_reach() {
         let ask = |members: &[(&str, Option<u16>, bool)], to: &str| {
             let (rules, request) = (rules(members), request("10.0.0.1", to));
-            let way = rules.connect(VmId(0), &request);
+            let way = rules.connect(VmId(0), Program::NONE, &request);
             assert_eq!(rules.may(&request), way == Way::To(HERE));
             way
         };
@@ -257,7 +272,8 @@ mod tests {
         let members: Vec<_> = ips.iter().map(|ip| (&**ip, None, false)).collect();
         let mut rules = rules(&members);
         let request = request("10.0.0.1", "10.0.0.2");
-        let ask = |rules: &Rules| (rules.connect(VmId(0), &request), rules.looks.take());
+        let ask =
+            |rules: &Rules| (rules.connect(VmId(0), Program::NONE, &request), rules.looks.take());
         assert_eq!(ask(&rules), (Way::To(HERE), 2));
         // Those who have left, or have another address, are found no more.
         rules.add(VmId(1), member("10.0.9.9", None, false));
@@ -276,34 +292,62 @@ mod tests {
         let moved = rules.set_overlays(Overlays::from([(String::new(), (7, overlay))]));
         assert_eq!(moved, [VmId(0), VmId(1)]);
         let of = |network| Request { network, ..request("10.0.0.1", "10.0.0.2") };
-        assert_eq!(rules.connect(VmId(0), &of(7)), Way::To(HERE));
-        assert_eq!(rules.connect(VmId(0), &of(OWN)), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(7)), Way::To(HERE));
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(OWN)), Way::Native);
         rules.set_overlays(Overlays::new());
-        assert_eq!(rules.connect(VmId(0), &of(OWN)), Way::To(HERE));
-        assert_eq!(rules.connect(VmId(0), &of(7)), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(OWN)), Way::To(HERE));
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &of(7)), Way::Native);
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_says_what_connects_by_guest_tcp() {
+        let mut rules = rules(&[("10.0.0.1", None, false), ("10.0.0.2", None, false)]);
+        let rule = |program: &str, native| ToeRule {
+            to: vec!["10.0.0.2/32".parse().unwrap()],
+            port: None,
+            program: Some(program.into()),
+            native,
+        };
+        rules.rules = vec![
+            rule("curl", false),
+            ToeRule { program: None, ..rule("", true) },
+            rule("wget", false),
+        ];
+        let request = request("10.0.0.1", "10.0.0.2");
+        let ask = |rules: &Rules, program: &str| {
+            rules.connect(VmId(0), Program::of(program.as_bytes()), &request)
+        };
+        assert_eq!(ask(&rules, "curl"), Way::To(HERE));
+        assert_eq!(ask(&rules, "wget"), Way::Native);
+        assert_eq!(ask(&rules, ""), Way::Native);
+        // Who is connected to asks nobody which program that is.
+        assert!(rules.may(&request));
+        rules.add(VmId(1), member("10.0.0.2", Some(5), false));
+        rules.start(VmId(1));
+        assert_eq!(ask(&rules, "curl"), Way::Native, "a rule opens no way");
     }
 
     #[test]
     fn whose_driver_does_not_run_is_not_reached() {
         let mut rules = rules(&[("10.0.0.1", None, false), ("10.0.0.2", None, false)]);
         let request = request("10.0.0.1", "10.0.0.2");
-        assert_eq!(rules.connect(VmId(0), &request), Way::To(HERE));
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::To(HERE));
         rules.stop(VmId(1));
-        assert_eq!(rules.connect(VmId(0), &request), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::Native);
         rules.start(VmId(1));
         rules.add(VmId(1), member("10.0.0.2", Some(7), false));
         rules.start(VmId(1));
-        assert_eq!(rules.connect(VmId(0), &request), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::Native);
     }
 
     #[test]
     fn itself_is_reached_by_who_is_to() {
         let mut rules = rules(&[("10.0.0.1", None, true)]);
         let request = request("10.0.0.1", "10.0.0.1");
-        assert_eq!(rules.connect(VmId(0), &request), Way::Native);
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::Native);
         rules.add(VmId(0), Member { to_itself: true, ..member("10.0.0.1", None, true) });
         rules.start(VmId(0));
-        assert_eq!(rules.connect(VmId(0), &request), Way::To(HERE));
+        assert_eq!(rules.connect(VmId(0), Program::NONE, &request), Way::To(HERE));
         assert!(rules.may(&request));
     }
 }

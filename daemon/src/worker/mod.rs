@@ -26,7 +26,7 @@ use nix::sys::signalfd::SignalFd;
 
 use crate::broker::Broker;
 use crate::change::{Preparer, Running};
-use crate::config::VmConfig;
+use crate::config::{ToeRule, VmConfig};
 use crate::desk::{ControlServer, Desk, LinkWatch, MetricsServer, Scribe};
 use crate::opener::Opener;
 use crate::port::Port;
@@ -142,6 +142,11 @@ impl Worker {
     /// The VM behind a port has a socket device.
     pub(crate) fn add_toe(&mut self, port: PortId, device: VhostUserPort<Vsock>, member: Member) {
         self.path.add_toe(monotonic_now(), &self.epoll, port, device, member);
+    }
+
+    /// What the operator says of connections by TOE.
+    pub(crate) fn set_toe_rules(&mut self, rules: Vec<ToeRule>) {
+        self.path.toe.set_rules(rules);
     }
 
     /// There is a way to guests' sockets on other hosts. Errors: the system's.

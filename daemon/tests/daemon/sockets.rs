@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
-use nightporter_core::toe::control::{self, Ask, Asked};
+use nightporter_core::toe::control::{self, Ask, Asked, Program};
 use nightporter_core::toe::vsock::Ports;
 use nightporter_core::wire::vsock::{
     HOST_CID, Header, LEN, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM,
@@ -115,6 +115,8 @@ pub(crate) struct SocketGuest {
     /// Bytes that its processes write at a time.
     pub(crate) most: usize,
     pub(crate) sockets: BTreeMap<Ports, Socket>,
+    /// Whose sockets connect, as they say.
+    pub(crate) program: Program,
     /// Listens at these vsock ports.
     listens: Vec<u32>,
     next_port: u32,
@@ -156,6 +158,7 @@ impl SocketGuest {
             buffer: BUF_ALLOC,
             most: 65536,
             sockets: BTreeMap::new(),
+            program: Program::NONE,
             listens: Vec::new(),
             next_port: 2000,
             control: CONTROL,
@@ -507,7 +510,8 @@ pub(crate) fn try_connect(guest: &mut SocketGuest, to: &str) -> Result<Ports, u3
     let port = guest.next_port;
     guest.next_port += 1;
     let from = SocketAddr::from(([0, 0, 0, 0], u16::try_from(port).unwrap()));
-    match ask(guest, Ask::Connect { guest: port, from, to: to.parse().unwrap() }) {
+    let (to, program) = (to.parse().unwrap(), guest.program);
+    match ask(guest, Ask::Connect { guest: port, from, to, program }) {
         0 => {
             let ports = Ports { guest: port, host: control::SOCKETS };
             guest.begin(ports);

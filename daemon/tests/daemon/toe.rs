@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use nightporter_api::Change;
 use nightporter_core::limits::TOE_PACKET_FULL;
-use nightporter_core::toe::control::Ask;
+use nightporter_core::toe::control::{Ask, Program};
 use nightporter_core::toe::vsock::Ports;
 use nightporter_core::wire::vsock::{Header, Op};
 
@@ -121,6 +121,33 @@ fn who_is_not_there_is_reached_by_guest_tcp_and_who_does_not_listen_refuses() {
     assert_eq!(code, NATIVE, "nobody listens by TOE");
     drop(b);
     until(&mut [&mut a], "its VMM has gone", |g| try_connect(g[0], SERVER) == Err(NATIVE));
+}
+
+#[test]
+fn rules_of_the_operator_send_to_guest_tcp_and_count_as_soon_as_they_are_loaded() {
+    let dir = Dir::new();
+    let vm = |name: &str, ip| dir.vm(name, &format!("ips = [\"10.0.0.{ip}\"]\ntoe = true\n"));
+    let vms = vm("a", 1) + &vm("b", 2);
+    let rules = "[[toe_rule]]\nprogram = \"curl\"\nuse = \"toe\"\n\
+                 [[toe_rule]]\nto = [\"10.0.0.0/24\"]\nport = \"80-81\"\nuse = \"native\"\n";
+    let config = dir.configure("metrics = \"off\"", &(vms.clone() + rules));
+    let host = Host::start(&dir, &config);
+    let (mut a, mut b) = (boot(&dir, "a"), boot(&dir, "b"));
+    listen(&mut b, SERVER);
+    listen(&mut b, "10.0.0.2:82");
+    assert_eq!(try_connect(&mut a, SERVER), Err(NATIVE));
+    let (kept, _) = connect(&mut a, &mut b, "10.0.0.2:82");
+    a.program = Program::of(b"curl");
+    connect(&mut a, &mut b, SERVER);
+    a.program = Program::of(b"wget");
+    dir.configure("metrics = \"off\"", &vms);
+    let plan = host.change(Change::Reload {});
+    assert_eq!(plan.steps, ["~ toe rules: 2 -> 0, for what connects from now on"]);
+    connect(&mut a, &mut b, SERVER);
+    dir.configure("metrics = \"off\"", &(vms + rules));
+    host.change(Change::Reload {});
+    assert_eq!(try_connect(&mut a, SERVER), Err(NATIVE));
+    assert!(!a.socket(kept).is_reset, "what is connected stays");
 }
 
 #[test]

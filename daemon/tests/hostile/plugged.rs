@@ -1,7 +1,7 @@
 //! A guest with a socket device that says anything, beside two that talk by theirs. (The table of
 //! sockets alone, with another host besides: `fuzz-targets/src/sockets.rs`.)
 
-use nightporter_core::toe::control::{self, Ask, Asked};
+use nightporter_core::toe::control::{self, Ask, Asked, Program};
 use nightporter_core::toe::vsock::Ports;
 use nightporter_core::wire::vsock::{HOST_CID, Header, Op, STREAM};
 
@@ -33,7 +33,12 @@ fn ask(random: &mut Random) -> Ask {
     let at = random.of(&[SERVER, "10.0.0.1:80", "10.0.0.3:80", "0.0.0.0:80", "10.0.0.9:1"]);
     let at = at.parse().unwrap();
     match random.below(6) {
-        0 | 1 => Ask::Connect { guest, from: "0.0.0.0:5".parse().unwrap(), to: at },
+        0 | 1 => Ask::Connect {
+            program: Program::NONE,
+            guest,
+            from: "0.0.0.0:5".parse().unwrap(),
+            to: at,
+        },
         2 => Ask::Listen { guest, at, v4: false },
         3 => Ask::Unlisten { guest },
         4 => Ask::Describe(Ports { guest, host: control::SOCKETS }),

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use libc::{SOL_SOCKET, c_int};
-use nightporter_core::toe::control::{Ask, Asked, Code, SOCKETS};
+use nightporter_core::toe::control::{Ask, Asked, Code, Program, SOCKETS};
 use nightporter_core::toe::vsock::Ports;
 
 use crate::host::{self, Host};
@@ -151,7 +151,7 @@ impl World {
         if info[0] != CLOSED || is_v6_only {
             return None;
         }
-        let toe = match self.reach(&fd, family, to)? {
+        let toe = match self.reach(&fd, family, to, self.watch.program(call))? {
             Ok((toe, guest)) => (toe, Ports { guest, host: SOCKETS }),
             Err(errno) => return Some(Done::With(Err(errno))),
         };
@@ -164,7 +164,13 @@ impl World {
     }
 
     /// A TOE socket that is connected to there, or what it failed with. `None`: a matter of TCP.
-    fn reach(&self, fd: &Owned, family: c_int, to: SocketAddr) -> Option<Res<(Owned, u32)>> {
+    fn reach(
+        &self,
+        fd: &Owned,
+        family: c_int,
+        to: SocketAddr,
+        program: Program,
+    ) -> Option<Res<(Owned, u32)>> {
         let own = name(fd.0);
         let unspecified: IpAddr = match family {
             libc::AF_INET => Ipv4Addr::UNSPECIFIED.into(),
@@ -179,7 +185,7 @@ impl World {
         transport::prepare(toe.0);
         let guest = transport::take_port(toe.0).ok()?;
         let from = address::from(own.filter(|own| !own.ip().is_unspecified()), to, port);
-        match self.host.ask(Ask::Connect { guest, from, to })?.code {
+        match self.host.ask(Ask::Connect { guest, from, to, program })?.code {
             Code::Done => {}
             Code::Failed(errno) if errno.number() != libc::EADDRNOTAVAIL.cast_unsigned() => {
                 return Some(Err(errno.number().cast_signed()));

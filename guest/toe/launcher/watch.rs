@@ -11,6 +11,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::ptr;
 
 use libc::{c_int, c_long, c_void, sock_filter};
+use nightporter_core::toe::control::Program;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 use crate::sys::{self, Fd, Res};
@@ -228,11 +229,23 @@ impl Watch {
         }
     }
 
+    /// The process of the thread that has called.
+    fn process(call: &Call) -> Option<c_int> {
+        let status = fs::read_to_string(format!("/proc/{}/status", call.pid)).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+    }
+
+    /// Which program has called.
+    pub(crate) fn program(&self, call: &Call) -> Program {
+        let name = Self::process(call).and_then(|it| fs::read(format!("/proc/{it}/comm")).ok());
+        // The number of a process that is gone may be another's.
+        let name = name.filter(|_| self.is_waiting(call)).unwrap_or_default();
+        Program::of(name.strip_suffix(b"\n").unwrap_or(&name))
+    }
+
     /// A copy of a descriptor of who has called.
     pub(crate) fn descriptor(&self, call: &Call, fd: u64) -> Option<Owned> {
-        let status = fs::read_to_string(format!("/proc/{}/status", call.pid)).ok()?;
-        let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
-        let process: c_int = process.trim().parse().ok()?;
+        let process = Self::process(call)?;
         let fd = c_int::try_from(fd).ok()?;
         // SAFETY: no pointers.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };

@@ -140,7 +140,8 @@ fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<(Temporary, u32)
     };
     let port = reserved.as_ref().map_or_else(|| bound.map_or(0, |own| own.port()), |r| r.1);
     let from = address::from(own.filter(|own| !own.ip().is_unspecified()), to, port);
-    match control::ask(&mut state, Ask::Connect { guest, from, to }).map(|answer| answer.code) {
+    let ask = Ask::Connect { guest, from, to, program: crate::program() };
+    match control::ask(&mut state, ask).map(|answer| answer.code) {
         Some(Code::Done) => {}
         // The host knows some addresses of this guest. It may have others.
         Some(Code::Failed(errno)) if number(errno) != libc::EADDRNOTAVAIL => {

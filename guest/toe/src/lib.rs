@@ -35,7 +35,10 @@ mod table;
 mod transport;
 
 use std::env;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use nightporter_core::toe::control::Program;
 
 /// Set to `off`, the provider does nothing.
 const SWITCH: &str = "NIGHTPORTER_TOE";
@@ -59,8 +62,16 @@ fn logs() -> bool {
     LOGS.load(Ordering::Relaxed)
 }
 
+/// What this process was called when it began: the host has rules for programs.
+static PROGRAM: OnceLock<Program> = OnceLock::new();
+
+fn program() -> Program {
+    PROGRAM.get().copied().unwrap_or(Program::NONE)
+}
+
 extern "C" fn begin() {
     sys::find();
+    let _ = PROGRAM.set(Program::of(&sys::thread_name()));
     LOGS.store(env::var_os(LOG).is_some(), Ordering::Relaxed);
     if env::var_os(SWITCH).is_none_or(|value| value != "off") {
         table::enable();

@@ -394,6 +394,15 @@ pub(crate) fn pid() -> c_int {
     unsafe { libc::getpid() }
 }
 
+/// What this thread is called, with its terminator; of the first one of a program that is what the
+/// program is called.
+pub(crate) fn thread_name() -> [u8; 16] {
+    let mut name = [0; 16];
+    // SAFETY: it writes 16 bytes (`TASK_COMM_LEN`), which are there.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    name
+}
+
 /// Milliseconds of the monotonic clock.
 pub(crate) fn now_ms() -> i64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

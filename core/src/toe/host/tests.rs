@@ -4,7 +4,7 @@ use crate::limits::{
     T_TOE_PROBE, T_TOE_SILENCE, TOE_LISTENERS_MAX, TOE_PACKET_COST, TOE_SOCKETS_PER_STEP,
     TOE_STRAYS_MAX, TOE_WANTED_MAX,
 };
-use crate::toe::control::LEN;
+use crate::toe::control::{LEN, Program};
 use crate::toe::guest::GuestConfig;
 use crate::toe::state::State;
 use crate::wire::vsock::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
@@ -34,7 +34,7 @@ fn at(text: &str) -> SocketAddr {
 struct Doorkeeper;
 
 impl Policy for Doorkeeper {
-    fn connect(&self, _: VmId, request: &Request) -> Way {
+    fn connect(&self, _: VmId, _: Program, request: &Request) -> Way {
         match request.to.port() {
             9 => Way::Native,
             10 => Way::Failed(Errno::Access),
@@ -232,7 +232,12 @@ impl World {
 
     /// A connects to B from vsock port `port`: B's ports.
     fn connects(&mut self, port: u32, to: &str) -> (u32, u32) {
-        let ask = Ask::Connect { guest: port, from: at("0.0.0.0:40000"), to: at(to) };
+        let ask = Ask::Connect {
+            program: Program::NONE,
+            guest: port,
+            from: at("0.0.0.0:40000"),
+            to: at(to),
+        };
         assert_eq!(self.asks(A, ask).code, Code::Done);
         assert_eq!(self.says(A, Op::Request, (port, control::SOCKETS), |_| {}), Handled::Done);
         self.carry();
@@ -325,7 +330,12 @@ fn vtoe_06_what_cannot_be_reached_says_why() {
     w.listens("10.0.0.2:80");
     // Guest TCP may find somebody there.
     for (port, to) in (2000..).zip(["10.0.0.2:81", "10.0.0.7:80"]) {
-        let ask = Ask::Connect { guest: port, from: at("10.0.0.1:40000"), to: at(to) };
+        let ask = Ask::Connect {
+            program: Program::NONE,
+            guest: port,
+            from: at("10.0.0.1:40000"),
+            to: at(to),
+        };
         assert_eq!(w.asks(A, ask).code, Code::Done);
         let _ = w.says(A, Op::Request, (port, 2), |_| {});
         w.carry();
@@ -335,7 +345,12 @@ fn vtoe_06_what_cannot_be_reached_says_why() {
         assert_eq!(asked.addresses, Some((at("10.0.0.1:40000"), at(to))));
     }
     // The kernel of the guest that listens knows better.
-    let ask = Ask::Connect { guest: 2002, from: at("10.0.0.1:40000"), to: at("10.0.0.2:80") };
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 2002,
+        from: at("10.0.0.1:40000"),
+        to: at("10.0.0.2:80"),
+    };
     assert_eq!(w.asks(A, ask).code, Code::Done);
     let _ = w.says(A, Op::Request, (2002, 2), |_| {});
     w.carry();
@@ -346,7 +361,12 @@ fn vtoe_06_what_cannot_be_reached_says_why() {
     let asked = w.asks(A, Ask::Describe(Ports { guest: 2002, host: 2 }));
     assert_eq!(asked.code, Code::Failed(Errno::Refused));
     for (to, code) in [("10.0.0.2:9", Code::Native), ("10.0.0.2:10", Code::Failed(Errno::Access))] {
-        let ask = Ask::Connect { guest: 3000, from: at("10.0.0.1:40000"), to: at(to) };
+        let ask = Ask::Connect {
+            program: Program::NONE,
+            guest: 3000,
+            from: at("10.0.0.1:40000"),
+            to: at(to),
+        };
         assert_eq!(w.asks(A, ask).code, code);
         let _ = w.says(A, Op::Request, (3000, 2), |_| {});
         assert_eq!(w.heard(A), [Op::Reset], "nobody has let it");
@@ -362,10 +382,15 @@ fn vtoe_09_a_guest_is_nobody_but_itself() {
         ("[fd00::2]:5", "[fd00::2]:80"),
         ("0.0.0.0:0", "10.0.0.2:80"),
     ] {
-        let ask = Ask::Connect { guest: 1025, from: at(from), to: at(to) };
+        let ask = Ask::Connect { program: Program::NONE, guest: 1025, from: at(from), to: at(to) };
         assert_eq!(w.asks(A, ask).code, Code::Failed(Errno::AddressNotAvailable), "{from}");
     }
-    let ask = Ask::Connect { guest: 1025, from: at("[::]:5"), to: at("[fd00::2]:80") };
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 1025,
+        from: at("[::]:5"),
+        to: at("[fd00::2]:80"),
+    };
     assert_eq!(w.asks(A, ask).addresses, Some((at("[fd00::1]:5"), at("[fd00::2]:80"))));
     let own = |guest, text| Ask::Listen { guest, at: at(text), v4: false };
     assert_eq!(w.asks(A, own(1, "10.0.0.2:80")).code, Code::Failed(Errno::AddressNotAvailable));
@@ -423,7 +448,12 @@ fn requests_come_in_pieces_and_one_that_is_none_ends_the_control_connection() {
     w.read[0] = 0;
     w.answers[0].clear();
     assert_eq!(w.heard(A), [Op::Response]);
-    let ask = Ask::Connect { guest: 1, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 1,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.2:80"),
+    };
     assert_eq!(w.asks(A, ask).code, Code::Done);
     let _ = w.says(A, Op::Request, (1, 2), |_| {});
     w.carry();
@@ -465,7 +495,12 @@ fn a_guest_may_ask_on_when_it_has_been_given_all_answers() {
 #[test]
 fn what_a_guest_can_make_the_host_keep_is_bounded() {
     let mut w = World::new();
-    let wants = |guest| Ask::Connect { guest, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    let wants = |guest| Ask::Connect {
+        program: Program::NONE,
+        guest,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.2:80"),
+    };
     let most = u32::try_from(TOE_WANTED_MAX).expect("small");
     for port in 0..most {
         assert_eq!(w.asks(A, wants(port)).code, Code::Done);
@@ -590,7 +625,12 @@ fn vtoe_06_a_guest_whose_network_changes_hears_that_its_sockets_are_gone() {
     w.read[1] = 0;
     assert_eq!(w.heard(B), [Op::Response]);
     w.listens("0.0.0.0:80");
-    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 1025,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.2:80"),
+    };
     assert_eq!(w.asks(A, ask).code, Code::Done);
     let _ = w.says(A, Op::Request, (1025, 2), |_| {});
     w.carry();
@@ -619,7 +659,12 @@ fn vtoe_06_a_machine_that_is_removed_leaves_nothing_on_its_number() {
 fn a_socket_that_gave_up_connecting_in_silence_leaves_its_port_to_the_next() {
     let mut w = World::new();
     w.listens("0.0.0.0:80");
-    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 1025,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.2:80"),
+    };
     for serial in 0..2 {
         assert_eq!(w.asks(A, ask).code, Code::Done);
         let _ = w.says(A, Op::Request, (1025, 2), |_| {});
@@ -756,7 +801,12 @@ fn vtoe_10_who_opens_leaves_as_many_places_as_it_has_to_others() {
 fn vtoe_10_resets_that_a_guest_does_not_take_count_as_its_sockets() {
     let mut w = World::new();
     w.listens("0.0.0.0:80");
-    let ask = |guest| Ask::Connect { guest, from: at("0.0.0.0:4"), to: at("10.0.0.1:80") };
+    let ask = |guest| Ask::Connect {
+        program: Program::NONE,
+        guest,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.1:80"),
+    };
     assert_eq!(w.asks(B, ask(1025)).code, Code::Done);
     let most = TOE_SOCKETS_MAX as u64;
     accepts(&mut w, 0..most);
@@ -864,7 +914,12 @@ fn vtoe_10_closed_sockets_whose_peers_read_nothing_give_place_to_new_ones_the_fi
         assert!(w.abroad.contains(&reset), "{n}");
         assert_eq!(w.host.sockets(), TOE_SOCKETS_MAX);
     }
-    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.1:80") };
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 1025,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.1:80"),
+    };
     assert_eq!(w.asks(B, ask).code, Code::Done);
     let _ = w.says(B, Op::Request, (1025, 2), |_| {});
     assert_eq!((w.heard(B), w.host.sockets()), (vec![], TOE_SOCKETS_MAX));
@@ -874,7 +929,12 @@ fn vtoe_10_closed_sockets_whose_peers_read_nothing_give_place_to_new_ones_the_fi
 fn vtoe_01_a_guest_that_has_all_its_sockets_open_uses_guest_tcp_for_more() {
     let mut w = World::new();
     w.listens("0.0.0.0:80");
-    let ask = |guest| Ask::Connect { guest, from: at("0.0.0.0:4"), to: at("10.0.0.1:80") };
+    let ask = |guest| Ask::Connect {
+        program: Program::NONE,
+        guest,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.1:80"),
+    };
     let most = TOE_SOCKETS_MAX as u64;
     for serial in 1..most {
         let _ = called(&mut w, serial);
@@ -946,7 +1006,7 @@ fn vtoe_09_an_address_of_two_guests_is_of_the_first() {
     };
     let to = at("10.0.0.1:80");
     let none = Errno::AddressNotAvailable.number();
-    let connect = |from| Ask::Connect { guest: 1, from: at(from), to };
+    let connect = |from| Ask::Connect { program: Program::NONE, guest: 1, from: at(from), to };
     assert_eq!(answer(&mut w, connect("10.0.0.2:5")), none);
     assert_eq!(answer(&mut w, connect("10.0.0.3:5")), 0);
     assert_eq!(answer(&mut w, Ask::Listen { guest: 1, at: at("10.0.0.2:80"), v4: false }), none);
@@ -1065,7 +1125,12 @@ fn vtoe_05_a_close_that_is_to_be_a_reset_is_one_unless_that_was_taken_back() {
 fn what_others_cause_is_state_of_a_socket_and_not_a_queue() {
     let mut w = World::new();
     w.listens("0.0.0.0:80");
-    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:40000"), to: at("10.0.0.2:80") };
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 1025,
+        from: at("0.0.0.0:40000"),
+        to: at("10.0.0.2:80"),
+    };
     assert_eq!(w.asks(A, ask).code, Code::Done);
     let _ = w.says(A, Op::Request, (1025, 2), |h| h.buf_alloc = 0);
     w.carry();
@@ -1085,7 +1150,12 @@ fn what_others_cause_is_state_of_a_socket_and_not_a_queue() {
     // Who connects and thinks better of it leaves nothing.
     w.full[1] = true;
     for port in 2000..2500 {
-        let ask = Ask::Connect { guest: port, from: at("0.0.0.0:40000"), to: at("10.0.0.2:80") };
+        let ask = Ask::Connect {
+            program: Program::NONE,
+            guest: port,
+            from: at("0.0.0.0:40000"),
+            to: at("10.0.0.2:80"),
+        };
         assert_eq!(w.asks(A, ask).code, Code::Done);
         let _ = w.says(A, Op::Request, (port, 2), |_| {});
         w.carry();
@@ -1143,7 +1213,12 @@ fn a_reset_that_waits_for_a_ring_harms_neither_what_is_under_way_nor_the_next_so
             // Linux waits for eight seconds.
             let _ = w.says(A, Op::Reset, (1025, 2), |_| {});
         }
-        let wants = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+        let wants = Ask::Connect {
+            program: Program::NONE,
+            guest: 1025,
+            from: at("0.0.0.0:4"),
+            to: at("10.0.0.2:80"),
+        };
         let bytes = Asked { tag: 5, ask: wants }.emit();
         let ports = (CONTROL, control::PORT);
         let read = w.read[0];
@@ -1170,7 +1245,12 @@ fn a_control_connection_whose_reset_waits_is_over_and_its_port_may_be_anothers()
     w.full[1] = true;
     let ports = (CONTROL, control::PORT);
     let _ = w.says(B, Op::Shutdown, ports, both);
-    let ask = Ask::Connect { guest: 1025, from: at("0.0.0.0:4"), to: at("10.0.0.2:80") };
+    let ask = Ask::Connect {
+        program: Program::NONE,
+        guest: 1025,
+        from: at("0.0.0.0:4"),
+        to: at("10.0.0.2:80"),
+    };
     assert_eq!(w.asks(A, ask).code, Code::Done);
     let _ = w.says(A, Op::Request, (1025, 2), |_| {});
     w.carry();
@@ -1187,7 +1267,12 @@ fn harm(random: &mut Random) -> (Header, Vec<u8>) {
     let (op, ports) = match random.below(8) {
         0 => (Op::Request, (1024, control::PORT)),
         1 => {
-            let ask = Ask::Connect { guest: port, from: at("0.0.0.0:5"), to: at("10.0.0.2:80") };
+            let ask = Ask::Connect {
+                program: Program::NONE,
+                guest: port,
+                from: at("0.0.0.0:5"),
+                to: at("10.0.0.2:80"),
+            };
             payload = Asked { tag: 1, ask }.emit().to_vec();
             (Op::Data, (1024, control::PORT))
         }
@@ -1223,9 +1308,24 @@ fn anything(random: &mut Random) -> (Header, Vec<u8>) {
         let port = 1024 + u32::try_from(random.below(4)).expect("small");
         let ports = Ports { guest: port, host: pick(random, &[1, 2, 65_536, 65_537]) };
         let asks = [
-            Ask::Connect { guest: port, from: at("0.0.0.0:5"), to: at("10.0.0.2:80") },
-            Ask::Connect { guest: port, from: at("10.0.0.3:5"), to: at("10.0.0.3:80") },
-            Ask::Connect { guest: port, from: at("10.0.0.1:5"), to: at("10.0.0.2:80") },
+            Ask::Connect {
+                program: Program::NONE,
+                guest: port,
+                from: at("0.0.0.0:5"),
+                to: at("10.0.0.2:80"),
+            },
+            Ask::Connect {
+                program: Program::NONE,
+                guest: port,
+                from: at("10.0.0.3:5"),
+                to: at("10.0.0.3:80"),
+            },
+            Ask::Connect {
+                program: Program::NONE,
+                guest: port,
+                from: at("10.0.0.1:5"),
+                to: at("10.0.0.2:80"),
+            },
             Ask::Listen { guest: port, at: at("0.0.0.0:80"), v4: false },
             Ask::Unlisten { guest: port },
             Ask::Describe(ports),

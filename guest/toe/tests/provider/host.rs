@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
-use nightporter_core::toe::control::{Answer, Ask, Asked, Code, LEN, PORT, SOCKETS};
+use nightporter_core::toe::control::{Answer, Ask, Asked, Code, LEN, PORT, Program, SOCKETS};
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::state::State as Standing;
 use nightporter_core::toe::vsock::Ports;
@@ -37,6 +37,8 @@ pub(crate) struct State {
     pub(crate) native: BTreeSet<IpAddr>,
     /// What cannot be reached.
     pub(crate) nowhere: BTreeSet<IpAddr>,
+    /// Programs that have asked to connect.
+    pub(crate) programs: Vec<Program>,
     wanted: BTreeMap<u32, (SocketAddr, SocketAddr)>,
     /// Where, the guest's vsock port, and whether it hears IPv4 as well.
     listeners: Vec<(SocketAddr, u32, bool)>,
@@ -70,6 +72,7 @@ impl Host {
             ips: vec![ip],
             native: BTreeSet::new(),
             nowhere: BTreeSet::new(),
+            programs: Vec::new(),
             wanted: BTreeMap::new(),
             listeners: Vec::new(),
             sockets: BTreeMap::new(),
@@ -139,9 +142,12 @@ fn control(mut stream: UnixStream, state: &Mutex<State>) {
 
 impl State {
     fn answer(&mut self, asked: Asked) -> Answer {
+        if let Ask::Connect { program, .. } = asked.ask {
+            self.programs.push(program);
+        }
         let code = match asked.ask {
             Ask::Connect { to, .. } if self.native.contains(&to.ip()) => Code::Native,
-            Ask::Connect { guest, from, to } => {
+            Ask::Connect { guest, from, to, .. } => {
                 assert!(from.port() != 0, "{asked:?}");
                 let own = if from.ip().is_unspecified() { self.ips[0] } else { from.ip() };
                 self.wanted.insert(guest, (SocketAddr::new(own, from.port()), to));

@@ -12,6 +12,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use host::Host;
+use nightporter_core::toe::control::Program;
 use nix::sched::{CloneFlags, unshare};
 
 const SUITE: &str = env!("CARGO_BIN_EXE_nightporter-toe-suite");
@@ -107,4 +108,15 @@ fn programs_see_through_it_what_they_see_without() {
 fn programs_see_the_same_under_the_launcher() {
     let world = World::new();
     prints_the_same(&world, world.launched(SUITE));
+}
+
+#[test]
+fn the_host_is_told_which_program_connects() {
+    let world = World::new();
+    for mut bash in [world.under("bash"), world.launched("bash")] {
+        let words = ["-c".into(), format!("exec 3<>/dev/tcp/{NOWHERE}/80")];
+        assert!(!bash.args(words).output().expect("it ran").status.success());
+        let programs = std::mem::take(&mut world.host.state().programs);
+        assert_eq!(programs, [Program::of(b"bash")], "{bash:?}");
+    }
 }

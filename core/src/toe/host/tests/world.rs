@@ -272,7 +272,7 @@ fn goal(key: u64) -> u64 {
 struct Map;
 
 impl Policy for Map {
-    fn connect(&self, _: VmId, request: &Request) -> Way {
+    fn connect(&self, _: VmId, _: Program, request: &Request) -> Way {
         let IpAddr::V4(ip) = request.to.ip() else { return Way::Native };
         Way::To(host_of(VmId(u32::from(ip.octets()[3]) - 1)))
     }
@@ -372,7 +372,15 @@ impl World {
         kernel.plugs.push(plug);
         let from = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 40_000 + tag);
         let to = Ipv4Addr::new(10, 0, 0, u8::try_from(to + 1).expect("few"));
-        kernel.asks(tag, Ask::Connect { guest, from, to: SocketAddr::new(to.into(), 80) });
+        kernel.asks(
+            tag,
+            Ask::Connect {
+                program: Program::NONE,
+                guest,
+                from,
+                to: SocketAddr::new(to.into(), 80),
+            },
+        );
         true
     }
 
