@@ -312,11 +312,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_what_would_be_written(a: [u8; 32], b: [u8; 16], c: [u8; 16], op in 0..7_u8) {
+        fn what_is_read_is_what_would_be_written(a: [u8; 32], b: [u8; 32], op in 0..7_u8) {
             let mut bytes = [0; LEN];
             bytes[..32].copy_from_slice(&a);
-            bytes[32..48].copy_from_slice(&b);
-            bytes[48..].copy_from_slice(&c);
+            bytes[32..].copy_from_slice(&b);
             bytes[..2].copy_from_slice(&[VERSION, op]);
             if let Some(asked) = Asked::parse(&bytes) {
                 prop_assert_eq!(asked.emit(), bytes);

@@ -253,25 +253,7 @@ impl Desk {
                 }
             }
             Step::SetDrainTimeout(seconds) => self.drain_timeout = Duration::from_secs(seconds),
-            Step::SetVm(both) => {
-                let (before, vm) = *both;
-                let id = port(path, &vm.name)?;
-                let device = device_of(&vm, prepared.owners.access(&vm), memory_is_limited());
-                let DataPath { engine, turn, .. } = path;
-                let set = turn.set_guest(now, engine, id, policy_of(&vm));
-                set.map_err(|e| format!("vm {}: {e:?}", vm.name))?; // and nothing has changed
-                if let Some(guest) = path.ports.guest_mut(id) {
-                    guest.port.set(&device);
-                    guest.set_vlan(vm.vlan);
-                    if before.socket != vm.socket {
-                        let listener = taken(&mut prepared.listeners, &vm.name);
-                        guest.port.move_to(vm.socket.clone(), listener);
-                    }
-                }
-                path.handle_guest_events(now, epoll, id);
-                path.set_rate_limits(now, id, &vm);
-                set_toe(now, epoll, path, prepared, id, &before, &vm);
-            }
+            Step::SetVm(both) => set_vm(now, epoll, path, prepared, &both.0, &both.1)?,
             Step::SetOverlay(overlay) => {
                 let id = port(path, &overlay.name)?;
                 set_overlay(&mut path.ports.of_mut(id).port, *overlay);
@@ -374,6 +356,35 @@ fn add_toe(
         None => port.listen_or_say_so(),
     }
     path.add_toe(now, epoll, id, port, member);
+}
+
+/// Other keys of a VM; unless that fails, when nothing has changed.
+fn set_vm(
+    now: Instant,
+    epoll: &Epoll,
+    path: &mut DataPath,
+    prepared: &mut Prepared,
+    before: &VmConfig,
+    vm: &VmConfig,
+) -> Result<(), String> {
+    let name = &vm.name;
+    let id = path.ports.find(name).ok_or_else(|| format!("there is no port {name}"))?;
+    let device = device_of(vm, prepared.owners.access(vm), memory_is_limited());
+    let DataPath { engine, turn, .. } = path;
+    let set = turn.set_guest(now, engine, id, policy_of(vm));
+    set.map_err(|e| format!("vm {name}: {e:?}"))?;
+    if let Some(guest) = path.ports.guest_mut(id) {
+        guest.port.set(&device);
+        guest.set_vlan(vm.vlan);
+        if before.socket != vm.socket {
+            let listener = taken(&mut prepared.listeners, name);
+            guest.port.move_to(vm.socket.clone(), listener);
+        }
+    }
+    path.handle_guest_events(now, epoll, id);
+    path.set_rate_limits(now, id, vm);
+    set_toe(now, epoll, path, prepared, id, before, vm);
+    Ok(())
 }
 
 /// A VM gets a socket device, loses it, or keeps it with other rules.
