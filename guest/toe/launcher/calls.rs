@@ -214,6 +214,7 @@ impl World {
 
     /// Leads a program's socket to a TOE socket.
     fn join(self: &Arc<Self>, fd: &Owned, family: c_int, toe: (Owned, Ports)) -> Res {
+        let addresses = self.host.hold(toe.1).ok_or(libc::ECONNRESET)?;
         let inward = any_port(libc::AF_INET, LOOPBACK)?;
         sys::listen_at(inward.0, 1)?;
         let at = name(inward.0).ok_or(libc::EADDRNOTAVAIL)?;
@@ -227,7 +228,9 @@ impl World {
             let tcp = Owned(tcp);
             // Anybody on this machine could have come.
             if address::parse(&from) == own {
-                self.relay((own.ok_or(libc::ENOTCONN)?, at), tcp, toe);
+                let key = (own.ok_or(libc::ENOTCONN)?, at);
+                self.known().names.insert(key, addresses);
+                self.relay(key, tcp, toe);
                 return Ok(());
             }
         }
@@ -235,10 +238,11 @@ impl World {
 
     /// Carries bytes, in a thread of its own. The program's socket has the addresses `key`.
     fn relay(self: &Arc<Self>, key: Pair, tcp: Owned, (toe, ports): (Owned, Ports)) {
-        let addresses = self.host.ask(Ask::Describe(ports)).and_then(|reply| reply.addresses);
-        if let Some(addresses) = addresses {
-            self.known().names.insert(key, addresses);
-        }
+        relay::resets_on_close(tcp.0, true);
+        // What comes in small pieces goes on so, and what is sent as urgent is not left out.
+        let on = 1_i32.to_ne_bytes();
+        let _ = sys::set_option(tcp.0, libc::IPPROTO_TCP, libc::TCP_NODELAY, &on);
+        let _ = sys::set_option(tcp.0, SOL_SOCKET, libc::SO_OOBINLINE, &on);
         let unsent = Unsent::new(self);
         let world = Arc::clone(self);
         thread::spawn(move || {
@@ -299,11 +303,10 @@ impl World {
         let from = name(tcp.0).ok_or(libc::EADDRNOTAVAIL)?;
         let family = if ip.is_ipv4() { libc::AF_INET } else { family };
         // The names are to be known before the program asks for them.
-        let addresses = self.host.ask(Ask::Describe(ports)).and_then(|reply| reply.addresses);
-        let Some(addresses) = addresses else { return Ok(()) };
+        let Some(addresses) = self.host.hold(ports) else { return Ok(()) };
         self.known().names.insert((to, from), addresses);
         if let Err(errno) = sys::connect_to(tcp.0, &address::name(family, to)) {
-            self.host.ask(Ask::Linger(ports));
+            self.known().names.remove(&(to, from));
             return Err(errno);
         }
         self.relay((to, from), tcp, (toe, ports));

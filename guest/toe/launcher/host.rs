@@ -1,9 +1,11 @@
 //! What the launcher asks its host: as the library's `control`, for all its programs at once.
 
+use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use nightporter_core::toe::control::{Ask, Asked, Code, LEN, PORT, Reply};
+use nightporter_core::toe::vsock::Ports;
 
 use crate::sys::{self, Res};
 use crate::transport;
@@ -70,6 +72,12 @@ impl Host {
         }
         line.failed = Some(Instant::now());
         None
+    }
+
+    /// From now on the close of a socket is a reset, so that nothing ends clean by the launcher's
+    /// death. Its addresses, if the host knows it.
+    pub(crate) fn hold(&self, ports: Ports) -> Option<(SocketAddr, SocketAddr)> {
+        self.ask(Ask::Linger(ports)).and_then(|reply| reply.addresses)
     }
 
     /// How it is with a socket: `Ok` if it is well or has ended clean.

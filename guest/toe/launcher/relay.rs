@@ -11,6 +11,8 @@ use crate::watch::Owned;
 
 /// Bytes that wait in one direction.
 const ROOM: usize = 64 * 1024;
+/// How often a TOE socket of which nothing is awaited is looked at, ms.
+const LOOK_MS: i32 = 500;
 
 /// One direction.
 struct Half {
@@ -57,10 +59,23 @@ impl Half {
             (true, true) => (-1, 0),
         }
     }
+
+    /// All that `from` has written is with `to`, which is to be told.
+    fn is_at_end(&self) -> bool {
+        self.has_ended && !self.is_over && self.waiting.is_empty()
+    }
+
+    fn end(&mut self) {
+        let _ = sys::shut(self.to, libc::SHUT_WR);
+        self.is_over = true;
+    }
 }
 
 /// Carries bytes, and gives `tcp` the end that the TOE socket has, and the other way round.
 /// `unsent` is dropped when all is sent that the program has written.
+///
+/// Until a direction has come to its clean end, the close of the socket that it leads to is a reset
+/// (`join` and `lead_in` have said so): if the launcher is killed, the kernel closes both.
 pub(crate) fn run<T>(host: &Host, tcp: &Owned, toe: &Owned, ports: Ports, unsent: T) {
     let mut unsent = Some(unsent);
     for fd in [tcp.0, toe.0] {
@@ -69,30 +84,48 @@ pub(crate) fn run<T>(host: &Host, tcp: &Owned, toe: &Owned, ports: Ports, unsent
     let mut out = Half::new(tcp.0, toe.0);
     let mut back = Half::new(toe.0, tcp.0);
     while !out.is_over || !back.is_over {
-        let interests = [out.interest(), back.interest()];
-        match sys::wait(&interests, -1) {
-            Ok(_) | Err(libc::EINTR) => {}
-            Err(_) => break,
-        }
-        if step(&mut out).is_err() || step(&mut back).is_err() {
+        if turn(host, ports, &mut out, &mut back).is_err() {
             // Either side is gone. The other one learns that it has not got everything.
-            reset(host, tcp, ports);
+            resets_on_close(tcp.0, true);
+            host.ask(Ask::Linger(ports));
             return;
-        }
-        if back.has_ended && !back.is_over && host.describe(Ask::Describe(ports)).is_err() {
-            reset(host, tcp, ports);
-            return;
-        }
-        for half in [&mut out, &mut back] {
-            if half.has_ended && !half.is_over && half.waiting.is_empty() {
-                let _ = sys::shut(half.to, libc::SHUT_WR);
-                half.is_over = true;
-            }
         }
         if out.is_over {
             drop(unsent.take());
         }
     }
+}
+
+/// Waits until there is something to do, and does it.
+fn turn(host: &Host, ports: Ports, out: &mut Half, back: &mut Half) -> Res {
+    let (tcp, toe) = (out.from, out.to);
+    // A socket of which nothing is awaited any more may be reset nonetheless. TCP's wakes whoever
+    // polls it.
+    let unawaited = if out.is_over { tcp } else { -1 };
+    let limit_ms = if back.is_over { LOOK_MS } else { -1 };
+    match sys::wait(&[out.interest(), back.interest(), (unawaited, 0)], limit_ms) {
+        Ok(_) | Err(libc::EINTR) => {}
+        Err(errno) => return Err(errno),
+    }
+    if out.is_over && sys::number(tcp, libc::SOL_SOCKET, libc::SO_ERROR) != Ok(0) {
+        return Err(libc::ECONNRESET);
+    }
+    if back.is_over {
+        // vsock's does not, but says so to who writes, even nothing.
+        sys::send(toe, &[])?;
+    }
+    step(out)?;
+    step(back)?;
+    if out.is_at_end() {
+        host.describe(Ask::Unlinger(ports)).map_err(|_| libc::ECONNRESET)?;
+        out.end();
+    }
+    if back.is_at_end() {
+        host.describe(Ask::Describe(ports)).map_err(|_| libc::ECONNRESET)?;
+        resets_on_close(tcp, false);
+        back.end();
+    }
+    Ok(())
 }
 
 fn step(half: &mut Half) -> Res {
@@ -102,9 +135,8 @@ fn step(half: &mut Half) -> Res {
     if half.waiting.is_empty() { Ok(()) } else { half.write() }
 }
 
-/// What is closed after this is reset.
-fn reset(host: &Host, tcp: &Owned, ports: Ports) {
-    let linger = [1, 0].map(i32::to_ne_bytes).concat();
-    let _ = sys::set_option(tcp.0, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
-    host.ask(Ask::Linger(ports));
+/// Whether the close of a TCP socket is a reset.
+pub(crate) fn resets_on_close(tcp: Fd, resets: bool) {
+    let linger = [i32::from(resets), 0].map(i32::to_ne_bytes).concat();
+    let _ = sys::set_option(tcp, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
 }

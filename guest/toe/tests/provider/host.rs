@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -16,6 +16,7 @@ use nightporter_core::toe::control::{Answer, Ask, Asked, Code, LEN, PORT, Progra
 use nightporter_core::toe::errno::Errno;
 use nightporter_core::toe::state::State as Standing;
 use nightporter_core::toe::vsock::Ports;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, connect, socket};
 
 /// See the module doc.
@@ -266,7 +267,7 @@ fn carry(state: &Mutex<State>, ports: [Ports; 2], mut from: UnixStream, mut to: 
                 let mut state = state.lock().expect("no panic");
                 if state.sockets[&ports[0]].lingers {
                     state.fail(ports);
-                    let _ = to.shutdown(std::net::Shutdown::Both);
+                    let _ = to.shutdown(Shutdown::Both);
                 }
                 state.finish(ports);
                 break;
@@ -275,16 +276,24 @@ fn carry(state: &Mutex<State>, ports: [Ports; 2], mut from: UnixStream, mut to: 
             // It was closed with data in it.
             Err(_) => {
                 state.lock().expect("no panic").fail(ports);
-                let _ = to.shutdown(std::net::Shutdown::Both);
+                let _ = to.shutdown(Shutdown::Both);
                 break;
             }
         };
         if to.write_all(&bytes[..got]).is_err() {
             // Nobody is there any more to read it.
             state.lock().expect("no panic").fail(ports);
-            let _ = from.shutdown(std::net::Shutdown::Both);
+            let _ = from.shutdown(Shutdown::Both);
             break;
         }
     }
-    let _ = to.shutdown(std::net::Shutdown::Write);
+    let _ = to.shutdown(Shutdown::Write);
+    // It may be reset still.
+    let mut closed = [PollFd::new(from.as_fd(), PollFlags::empty())];
+    poll(&mut closed, PollTimeout::NONE).expect("no signals");
+    let mut state = state.lock().expect("no panic");
+    if state.sockets[&ports[0]].lingers {
+        state.fail(ports);
+        let _ = to.shutdown(Shutdown::Both);
+    }
 }

@@ -2,7 +2,9 @@
 //! namespace of the test's own. Needs root.
 
 mod host;
+mod launcher;
 mod programs;
+mod script;
 
 use std::env;
 use std::fs;

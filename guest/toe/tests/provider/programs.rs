@@ -23,7 +23,7 @@ fn left_out(why: &str) {
     let _ = writeln!(std::io::stderr(), "LEFT OUT: {why}");
 }
 
-fn is_installed(program: &str) -> bool {
+pub(crate) fn is_installed(program: &str) -> bool {
     let path = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&path).any(|dir| dir.join(program).exists());
     if !found {
