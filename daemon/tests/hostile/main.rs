@@ -30,6 +30,7 @@ mod segment;
 #[path = "../daemon/sockets.rs"]
 mod sockets;
 mod street;
+mod times;
 #[allow(dead_code)]
 #[path = "../vhost_user/world.rs"]
 mod world;
