@@ -367,7 +367,8 @@ impl<D: Device> VhostUserPort<D> {
         let peer = socket_peercred(&stream).map_or(0, |cred| cred.pid.as_raw_nonzero().get());
         let channel = Channel::new(stream, self.account.owner.clone())?;
         self.offer = self.next_offer;
-        self.connection = Some((channel, Session::new(self.offer, self.allows_unsealed_memory)));
+        let session = Session::new(self.offer, self.allows_unsealed_memory);
+        self.connection = Some((channel, session.charged_to(&self.account.slow)));
         self.stats.connections += 1;
         self.events.push_back(Event::Connected);
         self.events.push_back(Event::Watch(Source::Connection));

@@ -34,7 +34,7 @@ use super::inflight::InflightLog;
 use super::protocol::{FDS_MAX, Message, Refusal, Reply};
 use super::queue::Layout;
 use super::ring::{QUEUE_SIZE_MAX, Ring, RingAddrs, RingFault};
-use super::vring::{Conduct, Kick, Notifier, Vring};
+use super::vring::{Conduct, Kick, Notifier, SlowCalls, Vring};
 use super::{Event, Source};
 use crate::closer::Foreign;
 
@@ -97,6 +97,13 @@ impl<D: Device> Session<D> {
             link: None,
             events: VecDeque::new(),
         }
+    }
+
+    /// What its descriptors make slow counts with what was slow before.
+    #[must_use]
+    pub fn charged_to(mut self, slow: &Arc<SlowCalls>) -> Self {
+        self.conduct = Arc::new(Conduct::new(slow));
+        self
     }
 
     /// What the driver accepts, while the first queue pair runs.

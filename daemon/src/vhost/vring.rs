@@ -3,9 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use nightporter_core::time::Duration;
+use nightporter_core::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FileType, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, statx};
 use rustix::io::Errno;
 
@@ -14,27 +14,72 @@ use super::protocol::Refusal;
 use super::ring::{RingAddrs, RingFault};
 use crate::closer::Foreign;
 use crate::faults;
-use crate::timer::time_on_core;
+use crate::timer::{monotonic_now, time_on_core};
 use crate::watchdog;
 
 /// A write or read that takes longer is slow: the kernel calls all who wait for an eventfd, and who
 /// made it can have a million epolls do that. No signal ends it.
 const SLOW: Duration = Duration::from_micros(500);
-/// A slow write counts for so many that are not,
-const SLOW_WEIGHT: u32 = 4;
-/// and when so many are left over that is enough.
-const SLOW_MAX: u32 = 16;
+/// So many slow calls are enough,
+const SLOW_MAX: u32 = 4;
+/// if so many times what they take has not passed: a hundredth of the worker's time.
+const SLOW_SHARE: u64 = 100;
+
+/// Slow calls of all descriptors of a VM, also of connections that are over: who comes back begins
+/// with what he has taken.
+#[derive(Debug, Default)]
+pub struct SlowCalls {
+    /// Calls are measured until then, because one was slow by the clock. Perhaps it only lost its
+    /// core meanwhile. Nanoseconds, as the next.
+    watched_until: AtomicU64,
+    /// When those that were found slow count no more.
+    until: AtomicU64,
+    /// How many those are.
+    count: AtomicU32,
+}
+
+impl SlowCalls {
+    fn is_watched(&self, now: Instant) -> bool {
+        now.as_nanos() < self.watched_until.load(Ordering::Relaxed)
+    }
+
+    /// A call took so long by the clock.
+    fn handle_call(&self, now: Instant, time: Duration) {
+        if time > SLOW {
+            let until = (now + time.saturating_mul(SLOW_SHARE)).as_nanos();
+            self.watched_until.fetch_max(until, Ordering::Relaxed);
+        }
+    }
+
+    /// Likewise, of the core. `true`: that is enough.
+    fn judge(&self, now: Instant, time: Duration) -> bool {
+        if time <= SLOW {
+            return false;
+        }
+        let until = Instant::from_nanos(self.until.load(Ordering::Relaxed));
+        let before = if now < until { self.count.load(Ordering::Relaxed) } else { 0 };
+        self.count.store(before + 1, Ordering::Relaxed);
+        let until = until.max(now) + time.saturating_mul(SLOW_SHARE);
+        self.until.store(until.as_nanos(), Ordering::Relaxed);
+        before + 1 >= SLOW_MAX
+    }
+}
 
 /// How the descriptors of a front-end behave, all of a connection together.
 #[derive(Debug, Default)]
 pub struct Conduct {
     /// They kept us waiting, or take long: none of them is used any more.
     blocks: AtomicBool,
-    /// Slow writes, weighed, less those that were not.
-    slow: AtomicU32,
+    slow: Arc<SlowCalls>,
 }
 
 impl Conduct {
+    /// Of a front-end whose slow calls count with those of before.
+    #[must_use]
+    pub fn new(slow: &Arc<SlowCalls>) -> Self {
+        Self { blocks: AtomicBool::new(false), slow: Arc::clone(slow) }
+    }
+
     /// Whether the worker was kept by one of them: waiting, or at work.
     #[must_use]
     pub fn blocks(&self) -> bool {
@@ -51,28 +96,25 @@ impl Conduct {
         self.watch(|| rustix::io::write(fd, &count.to_ne_bytes()))
     }
 
-    /// Reads or writes. What that takes is measured when turns are long.
+    /// Reads or writes. By the clock each call is measured, which costs two looks at it; by the
+    /// time on the core, which others' load does not change and which costs two system calls, those
+    /// after a slow one and those while turns are long.
     fn watch(&self, call: impl FnOnce() -> rustix::io::Result<usize>) -> rustix::io::Result<usize> {
-        let start = watchdog::suspects().then(time_on_core);
+        let begin = monotonic_now();
+        let is_watched = watchdog::suspects() || self.slow.is_watched(begin);
+        let start = is_watched.then(time_on_core);
         let result = call();
         if result == Err(Errno::INTR) {
             self.has_blocked();
             watchdog::beware();
         }
-        if let Some(start) = start {
-            self.judge(time_on_core().since(start));
-        }
-        result
-    }
-
-    fn judge(&self, time: Duration) {
-        let before = self.slow.load(Ordering::Relaxed);
-        let is_slow = time > SLOW;
-        let slow = if is_slow { before + SLOW_WEIGHT } else { before.saturating_sub(1) };
-        self.slow.store(slow, Ordering::Relaxed);
-        if slow >= SLOW_MAX && !self.blocks() {
+        let now = monotonic_now();
+        self.slow.handle_call(now, now.since(begin));
+        let is_enough = |start| self.slow.judge(now, time_on_core().since(start));
+        if start.is_some_and(is_enough) && !self.blocks() {
             self.has_blocked();
         }
+        result
     }
 }
 
@@ -291,18 +333,26 @@ mod tests {
 
     #[test]
     fn who_makes_writes_slow_again_and_again_is_found_out_and_who_does_so_once_is_not() {
-        let fd: Foreign = eventfd(0, EventfdFlags::NONBLOCK).unwrap().into();
-        let conduct = Conduct::default();
+        let (slow, ms, s) =
+            (SlowCalls::default(), Duration::from_millis(1), Duration::from_secs(1));
+        let mut now = Instant::from_secs(1000);
         for _ in 0..100 {
-            conduct.judge(Duration::from_secs(1));
-            conduct.judge(Duration::from_secs(1));
-            (0..8).for_each(|_| conduct.judge(Duration::from_micros(20)));
+            assert!(!slow.judge(now, s) && !slow.judge(now, s), "a machine that stands");
+            now = now + Duration::from_secs(200);
         }
-        assert!(!conduct.blocks());
-        // What it takes grows with those who wait: an epoll, of many names for the same.
+        for n in 1..=8 {
+            let quick = Duration::from_micros(20);
+            assert!((0..1000).all(|_| !slow.judge(now, quick)), "these pardon nothing");
+            assert_eq!(slow.judge(now, ms), n >= 4, "{n}");
+            now = now + Duration::from_millis(99);
+        }
+        // What it takes grows with those who wait: an epoll, of many names for the same. No turn
+        // is long here.
+        let fd: Foreign = eventfd(0, EventfdFlags::NONBLOCK).unwrap().into();
         let names: Vec<_> = (0..400).map(|_| dup(&fd).unwrap()).collect();
-        let mut crowd = Vec::new();
-        while !conduct.blocks() {
+        let slow = Arc::default();
+        let (conduct, mut crowd) = (Conduct::new(&slow), Vec::new());
+        let mut grow = || {
             let some = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
             let data = epoll::EventData::new_u64(0);
             for name in &names {
@@ -310,9 +360,21 @@ mod tests {
             }
             crowd.push(some);
             assert!(crowd.len() < 400, "160,000 are waiting");
-            let start = time_on_core();
+        };
+        while !conduct.blocks() {
+            grow();
             assert_eq!(conduct.write(&fd, 1), Ok(8));
-            conduct.judge(time_on_core().since(start));
         }
+        // And whoever connects again has had his share. The first call of all is not measured.
+        (0..40).for_each(|_| grow());
+        (0..4).for_each(|_| assert_eq!(conduct.write(&fd, 1), Ok(8)));
+        let again = Conduct::new(&slow);
+        let calls = (1..).find(|_| blocks_after_a_write(&again, &fd));
+        assert!(calls < Some(1 + SLOW_MAX), "{calls:?}");
+    }
+
+    fn blocks_after_a_write(conduct: &Conduct, fd: &Foreign) -> bool {
+        assert_eq!(conduct.write(fd, 1), Ok(8));
+        conduct.blocks()
     }
 }

@@ -8,6 +8,7 @@ use nightporter_core::time::{Duration, Instant};
 use crate::closer::Owner;
 use crate::log::Limit;
 use crate::port::messages::Costs;
+use crate::vhost::vring::SlowCalls;
 
 /// After one of its front-ends has kept the worker waiting a VM takes no connections for so long;
 /// after the next time twice as long, and so on. Nobody does that by mistake.
@@ -20,6 +21,8 @@ const BAN_DOUBLED_MAX: u64 = 10;
 pub(super) struct Account {
     /// Of what they pass.
     pub(super) owner: Owner,
+    /// What their descriptors make slow.
+    pub(super) slow: Arc<SlowCalls>,
     dues: Arc<Mutex<Dues>>,
 }
 
@@ -35,13 +38,15 @@ impl Account {
     pub(super) fn new(name: &str) -> Self {
         let (costs, log) = (Costs::default(), Limit::new());
         let dues = Dues { costs, log, bans: 0, banned_until: Instant::ZERO };
-        Self { owner: Owner::new(name), dues: Arc::new(Mutex::new(dues)) }
+        let (owner, slow) = (Owner::new(name), Arc::default());
+        Self { owner, slow, dues: Arc::new(Mutex::new(dues)) }
     }
 
     /// For another device of the same VM. What is mapped of its front-end's memory counts for
     /// itself: both map all of the guest's.
     pub(super) fn beside(&self) -> Self {
-        Self { owner: self.owner.beside(), dues: Arc::clone(&self.dues) }
+        let (owner, slow) = (self.owner.beside(), Arc::clone(&self.slow));
+        Self { owner, slow, dues: Arc::clone(&self.dues) }
     }
 
     /// Whether there may be one more line in the log; see [`Limit`].
@@ -83,6 +88,7 @@ mod tests {
         let (sockets, other) = (card.beside(), Account::new("other"));
         let costly = |account: &Account| account.pay(now, 40);
         assert_eq!([&card, &other, &sockets, &other].map(costly), [false, false, true, true]);
+        assert!(Arc::ptr_eq(&card.slow, &sockets.slow), "what they make slow counts together");
         let lines = |account: &Account| (0..80).filter(|_| account.may_log()).count();
         assert_eq!([&card, &sockets, &other].map(lines), [50, 0, 50]);
         assert_eq!([card.ban(now), sockets.ban(now), other.ban(now)], [60, 120, 60]);
