@@ -75,10 +75,10 @@ pub(crate) unsafe extern "C-unwind" fn connect(
     to: *const sockaddr,
     len: socklen_t,
 ) -> c_int {
+    // SAFETY: the caller's arguments.
+    let name = unsafe { Name::taken(to, len) };
     match table::kind(fd) {
         Kind::Candidate => {
-            // SAFETY: the caller's arguments.
-            let name = unsafe { Name::taken(to, len) };
             if let Some(result) = name.and_then(|name| connect::begin(fd, &name)) {
                 return done(result);
             }
@@ -88,6 +88,13 @@ pub(crate) unsafe extern "C-unwind" fn connect(
                 table::set_kind(fd, Kind::Other);
             }
             return result;
+        }
+        Kind::Connecting | Kind::Toe | Kind::Unknown
+            if name.as_ref().is_some_and(Name::is_none) =>
+        {
+            if let Some(socket) = ends::socket(fd) {
+                return done(connect::undo(fd, &socket));
+            }
         }
         Kind::Connecting => return done(connect::again(fd)),
         Kind::Toe | Kind::Unknown if ends::socket(fd).is_some() => return done(Err(libc::EISCONN)),
@@ -334,6 +341,7 @@ pub(crate) unsafe extern "C-unwind" fn closefrom(first: c_int) {
 fn copied(from: Fd, to: c_int) -> c_int {
     if to >= 0 {
         table::copied(from, to);
+        listen::inheritance_changed(to);
     }
     to
 }
@@ -380,11 +388,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl(fd: Fd, what: c_int, with: usize) -
     }
     match what {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => return copied(fd, result),
-        libc::F_SETFD => {
-            if let Some(listener) = listen::of(fd) {
-                listener.set_flags(c_int::try_from(with & 1).unwrap_or(0));
-            }
-        }
+        libc::F_SETFD => listen::inheritance_changed(fd),
         // Who wants signals about it wants them of urgent data, too. 15 is F_SETOWN_EX.
         libc::F_SETOWN | 15 if table::kind(fd) == Kind::Candidate => {
             table::set_kind(fd, Kind::Other);
@@ -418,7 +422,7 @@ pub(crate) unsafe extern "C-unwind" fn prctl(
     d: usize,
 ) -> c_int {
     if what == libc::PR_SET_SECCOMP && table::is_ours() {
-        control::is_there(&mut table::lock());
+        control::is_there();
         table::confine();
     }
     // SAFETY: the caller's arguments.
@@ -432,6 +436,9 @@ pub(crate) unsafe extern "C-unwind" fn prctl(
 pub(crate) unsafe extern "C-unwind" fn ioctl(fd: Fd, what: c_ulong, with: usize) -> c_int {
     // SAFETY: the caller's arguments.
     let result = unsafe { sys::ioctl(fd, what, with) };
+    if result == 0 && [libc::FIOCLEX, libc::FIONCLEX].contains(&what) {
+        listen::inheritance_changed(fd);
+    }
     if result == 0 || ![libc::FIONREAD, libc::TIOCOUTQ].contains(&what) {
         return result;
     }

@@ -25,7 +25,7 @@ const CLOSED: u8 = 7;
 const RESCUE_MS: c_int = 3_000;
 
 /// A descriptor that is closed unless it was made use of.
-struct Temporary(Fd);
+pub(crate) struct Temporary(pub(crate) Fd);
 
 impl Drop for Temporary {
     fn drop(&mut self) {
@@ -53,7 +53,7 @@ pub(crate) fn begin(fd: Fd, name: &Name) -> Option<Res> {
         return None;
     }
     let family = sys::number(fd, SOL_SOCKET, libc::SO_DOMAIN).ok()?;
-    let (socket, port) = match prepare(fd, family, to) {
+    let Prepared { socket, native, guest } = match prepare(fd, family, to) {
         Err(errno) => {
             note!("connect {to}: not allowed");
             return Some(Err(errno));
@@ -65,7 +65,7 @@ pub(crate) fn begin(fd: Fd, name: &Name) -> Option<Res> {
         Ok(Some(prepared)) => prepared,
     };
     note!("connect {to}: by TOE");
-    let ports = Ports { guest: port, host: SOCKETS };
+    let ports = Ports { guest, host: SOCKETS };
     let nonblocking = sys::is_nonblocking(fd);
     let identity = sys::identity(fd);
     sys::set_nonblocking(socket.0, true);
@@ -75,7 +75,7 @@ pub(crate) fn begin(fd: Fd, name: &Name) -> Option<Res> {
         Err(errno) => Progress::Failed(errno),
     };
     let (kind, result) = match progress {
-        Progress::Failed(errno) => match explain(&mut table::lock(), ports, errno) {
+        Progress::Failed(errno) => match explain(ports, errno) {
             Some(errno) => return Some(Err(errno)),
             None => return None,
         },
@@ -83,18 +83,17 @@ pub(crate) fn begin(fd: Fd, name: &Name) -> Option<Res> {
         Progress::Pending => (Kind::Connecting, Err(libc::EINPROGRESS)),
         Progress::Interrupted => (Kind::Connecting, Err(libc::EINTR)),
     };
+    if options::lingers_for_nothing(fd) {
+        control::ask(Ask::Linger(ports));
+    }
     let mut state = table::lock();
     if sys::identity(fd) != identity {
         // Another thread has closed it meanwhile, and the number may be another file's.
         return Some(Err(libc::EBADF));
     }
-    let replaced =
-        Socket { to: Some(to), native: Hidden::of(fd, true).ok(), ..Socket::new(family, ports) };
+    let replaced = Socket { to: Some(to), native: Some(native), ..Socket::new(family, ports) };
     sys::set_nonblocking(socket.0, nonblocking);
     exchange(&mut state, fd, socket.0);
-    if options::lingers_for_nothing(fd) {
-        control::ask(&mut state, Ask::Linger(ports));
-    }
     state.sockets.insert(fd, Arc::new(replaced));
     table::set_kind(fd, kind);
     Some(result)
@@ -108,8 +107,18 @@ fn is_unused(fd: Fd) -> bool {
     state == Ok(CLOSED) && flags & libc::O_ASYNC == 0
 }
 
-/// A socket that may be connected to the host, and its port. `None`: not this way.
-fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<(Temporary, u32)>> {
+/// What a connect() by TOE needs.
+struct Prepared {
+    /// May be connected to the host.
+    socket: Temporary,
+    /// The socket that it takes the place of.
+    native: Hidden,
+    /// The port of `socket`.
+    guest: u32,
+}
+
+/// `None`: not this way.
+fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<Prepared>> {
     let own = sys::name_of(fd).ok().and_then(|name| address::parse(&name));
     let bound = own.filter(|own| own.port() != 0);
     // While the answer may be "native" the socket stays as free in its choice of a port as it is.
@@ -119,18 +128,17 @@ fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<(Temporary, u32)
         let name = sys::name_of(taken.0)?;
         Ok((taken, address::parse(&name).map_or(0, |name| name.port())))
     };
-    let mut state = table::lock();
-    if !control::is_there(&mut state) {
+    if !control::is_there() {
         return Ok(None);
     }
-    let made = || -> Res<(Temporary, u32)> {
+    let made = || -> Res<Prepared> {
         let socket = Temporary(transport::socket()?);
         transport::prepare(socket.0);
         options::carry_over(fd, socket.0);
-        let port = transport::take_port(socket.0)?;
-        Ok((socket, port))
+        let guest = transport::take_port(socket.0)?;
+        Ok(Prepared { native: Hidden::of(fd, true)?, socket, guest })
     };
-    let Ok((socket, guest)) = made() else { return Ok(None) };
+    let Ok(prepared) = made() else { return Ok(None) };
     let reserved = match bound {
         Some(_) => None,
         None => match reserve() {
@@ -140,8 +148,9 @@ fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<(Temporary, u32)
     };
     let port = reserved.as_ref().map_or_else(|| bound.map_or(0, |own| own.port()), |r| r.1);
     let from = address::from(own.filter(|own| !own.ip().is_unspecified()), to, port);
+    let guest = prepared.guest;
     let ask = Ask::Connect { guest, from, to, program: crate::program() };
-    match control::ask(&mut state, ask).map(|answer| answer.code) {
+    match control::ask(ask).map(|answer| answer.code) {
         Some(Code::Done) => {}
         // The host knows some addresses of this guest. It may have others.
         Some(Code::Failed(errno)) if number(errno) != libc::EADDRNOTAVAIL => {
@@ -151,11 +160,14 @@ fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<(Temporary, u32)
     }
     if let Some((taken, port)) = reserved {
         drop(taken);
-        if sys::bind_to(fd, &address::any(family, port)).is_err() {
+        // It may have an address already, and no port (IP_BIND_ADDRESS_NO_PORT).
+        let any = address::any(family, port);
+        let name = own.map_or(any, |own| address::name(family, SocketAddr::new(own.ip(), port)));
+        if sys::bind_to(fd, &name).is_err() {
             return Ok(None);
         }
     }
-    Ok(Some((socket, guest)))
+    Ok(Some(prepared))
 }
 
 /// The number of an errno that the host knows.
@@ -193,8 +205,8 @@ fn follow(fd: Fd, timeout_ms: c_int) -> Progress {
 
 /// What a connection failed with: the kernel knows one errno for all. `None`: nobody is there, and
 /// TCP has to try.
-fn explain(state: &mut State, ports: Ports, errno: c_int) -> Option<c_int> {
-    match control::ask(state, Ask::Describe(ports)).map(|answer| answer.code) {
+fn explain(ports: Ports, errno: c_int) -> Option<c_int> {
+    match control::ask(Ask::Describe(ports)).map(|answer| answer.code) {
         Some(Code::Failed(known)) => Some(number(known)),
         Some(Code::Native) => None,
         Some(Code::Done) | None => Some(errno),
@@ -259,7 +271,6 @@ pub(crate) fn settle(fd: Fd, timeout_ms: c_int) -> Progress {
         table::set_kind(fd, Kind::Toe);
         return Progress::Established;
     };
-    let errno = explain(&mut state, socket.ports, errno);
     if let Some(native) = &socket.native {
         sys::set_nonblocking(native.0, sys::is_nonblocking(fd));
         exchange(&mut state, fd, native.0);
@@ -267,7 +278,7 @@ pub(crate) fn settle(fd: Fd, timeout_ms: c_int) -> Progress {
         table::set_kind(fd, Kind::Candidate);
     }
     drop(state);
-    match (errno, socket.to) {
+    match (explain(socket.ports, errno), socket.to) {
         (Some(errno), _) => Progress::Failed(errno),
         (None, Some(to)) if socket.native.is_some() => rescue(fd, socket.family, to),
         (None, _) => Progress::Failed(libc::ECONNREFUSED),
@@ -290,6 +301,29 @@ fn rescue(fd: Fd, family: c_int, to: SocketAddr) -> Progress {
         }
         Err(errno) => Progress::Failed(errno),
     }
+}
+
+/// connect() to no family: a connection is reset, and the socket can be connected again.
+pub(crate) fn undo(fd: Fd, socket: &Arc<Socket>) -> Res {
+    control::ask(Ask::Linger(socket.ports));
+    let stand_in = match &socket.native {
+        Some(_) => None,
+        None => Some(Temporary(options::stand_in(socket)?)),
+    };
+    let native = socket.native.as_ref().map(|native| native.0);
+    let native = native.or(stand_in.as_ref().map(|made| made.0)).ok_or(libc::EBADF)?;
+    sys::set_nonblocking(native, sys::is_nonblocking(fd));
+    let mut state = table::lock();
+    let same = state.sockets.iter().filter(|(_, known)| Arc::ptr_eq(known, socket));
+    let same: Vec<Fd> = same.map(|(fd, _)| *fd).collect();
+    // Of two descriptors of a socket neither can be replaced.
+    let kind = if same.len() == 1 { Kind::Candidate } else { Kind::Other };
+    for fd in same {
+        exchange(&mut state, fd, native);
+        state.sockets.remove(&fd);
+        table::set_kind(fd, kind);
+    }
+    Ok(())
 }
 
 /// connect() of a socket that is being connected.

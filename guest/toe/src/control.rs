@@ -1,10 +1,12 @@
 //! The control connection of a process: what it asks its host, and the answers.
 
-use libc::c_int;
+use std::mem;
+use std::sync::{Arc, Mutex, PoisonError};
+
 use nightporter_core::toe::control::{Ask, Asked, LEN, PORT, Reply};
 
-use crate::sys::{self, Fd, Res};
-use crate::table::{self, Hidden, Kind, State};
+use crate::sys::{self, Fd, Res, Undisturbed};
+use crate::table::{self, Hidden, Kind};
 use crate::transport;
 
 /// A host that does not answer for so long has none: the daemon answers at once, or is not there.
@@ -14,8 +16,11 @@ const PAUSE_MS: i64 = 1_000;
 /// Nor, where there is no vsock, for so long: each attempt makes the kernel look for a module.
 const ABSENT_MS: i64 = 30_000;
 
+/// [`Line`], of all threads.
+pub(crate) type Shared = Arc<Mutex<Line>>;
+
 /// The control connection, if there is one.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Line {
     open: Option<Open>,
     tag: u16,
@@ -31,11 +36,6 @@ struct Open {
 }
 
 impl Line {
-    /// No connection yet.
-    pub(crate) const fn none() -> Self {
-        Self { open: None, tag: 0, not_before_ms: 0 }
-    }
-
     fn open(&mut self) -> Option<Fd> {
         if let Some(open) = &self.open {
             if table::is_confined() || sys::identity(open.fd.0) == Ok(open.identity) {
@@ -62,7 +62,8 @@ impl Line {
     }
 }
 
-fn connect() -> Res<Fd> {
+/// A new control connection.
+pub(crate) fn connect() -> Res<Fd> {
     let fd = transport::socket()?;
     let wait = [ANSWER_MS / 1000, 0].map(i64::to_ne_bytes).concat();
     let ready = transport::call(fd, PORT)
@@ -75,7 +76,8 @@ fn connect() -> Res<Fd> {
     Ok(fd)
 }
 
-fn exchange(fd: Fd, asked: Asked) -> Res<Reply> {
+/// Asks over a control connection.
+pub(crate) fn exchange(fd: Fd, asked: Asked) -> Res<Reply> {
     let request = asked.emit();
     let mut sent = 0;
     let confined = table::is_confined();
@@ -96,34 +98,49 @@ fn exchange(fd: Fd, asked: Asked) -> Res<Reply> {
     if answer.tag == asked.tag { Ok(answer) } else { Err(libc::EPROTO) }
 }
 
+/// Does something with the control connection of this process. The table must not be locked: who
+/// asks may wait for long.
+fn with_line<T>(does: impl FnOnce(&mut Line) -> T) -> T {
+    let line = Arc::clone(table::lock().line.get_or_insert_default());
+    let undisturbed = Undisturbed::begin();
+    let result = does(&mut line.lock().unwrap_or_else(PoisonError::into_inner));
+    drop(undisturbed);
+    result
+}
+
+/// A child of fork() has no use for the line of its parent, which another thread may have locked
+/// for ever: then its descriptor stays.
+pub(crate) fn leave_behind(line: Shared) {
+    if line.try_lock().is_err() {
+        mem::forget(line);
+    }
+}
+
 /// Whether somebody can be asked.
-pub(crate) fn is_there(state: &mut State) -> bool {
-    state.line.open().is_some()
+pub(crate) fn is_there() -> bool {
+    with_line(|line| line.open().is_some())
 }
 
 /// Asks. `None`: nobody answers.
-pub(crate) fn ask(state: &mut State, ask: Ask) -> Option<Reply> {
-    // A connection may have died since it was used: its end says so only to who reads or writes.
-    for _ in 0..2 {
-        let fd = state.line.open()?;
-        state.line.tag = state.line.tag.wrapping_add(1);
-        match exchange(fd, Asked { tag: state.line.tag, ask }) {
-            Ok(answer) => return Some(answer),
-            Err(_) => state.line.open = None,
+pub(crate) fn ask(ask: Ask) -> Option<Reply> {
+    with_line(|line| {
+        // A connection may have died since it was used: its end says so only to who reads or
+        // writes.
+        for _ in 0..2 {
+            let fd = line.open()?;
+            line.tag = line.tag.wrapping_add(1);
+            match exchange(fd, Asked { tag: line.tag, ask }) {
+                Ok(answer) => return Some(answer),
+                Err(errno) => {
+                    line.open = None;
+                    if errno == libc::EAGAIN {
+                        // It is there, and does not answer.
+                        break;
+                    }
+                }
+            }
         }
-    }
-    state.line.not_before_ms = sys::now_ms() + PAUSE_MS;
-    None
-}
-
-/// A control connection that lives as long as what was asked for over it.
-pub(crate) fn lease(ask: Ask) -> Result<(Fd, Reply), c_int> {
-    let fd = connect()?;
-    match exchange(fd, Asked { tag: 0, ask }) {
-        Ok(answer) => Ok((fd, answer)),
-        Err(errno) => {
-            sys::close_fd(fd);
-            Err(errno)
-        }
-    }
+        line.not_before_ms = sys::now_ms() + PAUSE_MS;
+        None
+    })
 }

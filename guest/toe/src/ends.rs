@@ -10,15 +10,15 @@ use nightporter_core::toe::vsock::Ports;
 
 use crate::connect::{self, Progress};
 use crate::sys::{self, Fd, Res};
-use crate::table::{self, Kind, Socket, State};
+use crate::table::{self, Kind, Socket};
 use crate::{control, note, transport};
 
 /// More bytes than so many FIONREAD does not count, where the kernel does not count for itself.
 const UNREAD_MAX: usize = 256 * 1024;
 
 /// Both addresses of a socket, if the host knows it.
-pub(crate) fn addresses(state: &mut State, ports: Ports) -> Option<(SocketAddr, SocketAddr)> {
-    control::ask(state, Ask::Describe(ports)).and_then(|answer| answer.addresses)
+pub(crate) fn addresses(ports: Ports) -> Option<(SocketAddr, SocketAddr)> {
+    control::ask(Ask::Describe(ports)).and_then(|answer| answer.addresses)
 }
 
 /// The TOE socket behind a descriptor. One that nobody has looked at yet is looked at.
@@ -48,8 +48,7 @@ fn look_at(fd: Fd) -> Option<Arc<Socket>> {
         table::set_kind(fd, Kind::Other);
         return None;
     };
-    let mut state = table::lock();
-    let answer = control::ask(&mut state, Ask::Describe(ports));
+    let answer = control::ask(Ask::Describe(ports));
     let addresses = answer.and_then(|answer| answer.addresses);
     if answer.is_some() && addresses.is_none() {
         // Somebody's own vsock connection.
@@ -62,6 +61,11 @@ fn look_at(fd: Fd) -> Option<Arc<Socket>> {
         let _ = socket.addresses.set(addresses);
     }
     let socket = Arc::new(socket);
+    let mut state = table::lock();
+    if table::kind(fd) != Kind::Unknown {
+        // Another thread has looked at it meanwhile, or closed it.
+        return state.sockets.get(&fd).cloned();
+    }
     state.sockets.insert(fd, Arc::clone(&socket));
     table::set_kind(fd, Kind::Toe);
     Some(socket)
@@ -116,7 +120,7 @@ fn failure(fd: Fd, socket: &Socket) -> Option<c_int> {
     if table::was_told(fd) {
         return None;
     }
-    let answer = control::ask(&mut table::lock(), Ask::Describe(socket.ports));
+    let answer = control::ask(Ask::Describe(socket.ports));
     if answer.is_some_and(|answer| answer.code == Code::Done) {
         return None;
     }
@@ -197,7 +201,12 @@ pub(crate) fn shutdown(fd: Fd, how: c_int) -> Res {
     if how != libc::SHUT_WR {
         table::deafen(fd);
     }
-    if how == libc::SHUT_RD { Ok(()) } else { sys::shut(fd, libc::SHUT_WR) }
+    match how {
+        libc::SHUT_RD => Ok(()),
+        // As with close() nothing is lost if nothing is unread, and who waits in read() wakes.
+        libc::SHUT_RDWR if sys::wait(&[(fd, libc::POLLIN)], 0) == Ok(false) => sys::shut(fd, how),
+        _ => sys::shut(fd, libc::SHUT_WR),
+    }
 }
 
 /// How many bytes can be read, up to a bound.

@@ -3,16 +3,18 @@
 //! The native one has the port in the guest's own stack, and takes whoever comes by TCP; the other
 //! takes whom the host connects. An epoll polls as one, is shared by dup() and fork() as a
 //! listener is, and says itself what is in it: a program that has inherited it reads the numbers of
-//! its halves from the kernel. The third thing in it is the *lease*, the control connection
-//! that has asked: the host keeps the listener as long as anybody has that.
+//! its halves from the kernel. The third thing in it is the `lease`, so that whoever waits wakes
+//! when the host does not know of the listener any more.
 
 use std::fs;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use libc::{EPOLL_CTL_ADD, EPOLLIN, SOL_SOCKET, c_int, epoll_event};
-use nightporter_core::toe::control::{Ask, Code};
+use nightporter_core::toe::control::Ask;
 
+use crate::connect::Temporary;
+use crate::lease::Lease;
 use crate::sys::{self, Fd, Name, Res};
 use crate::table::{self, Hidden, Kind, Socket};
 use crate::{address, connect, control, ends, note, options, transport};
@@ -21,24 +23,17 @@ use crate::{address, connect, control, ends, note, options, transport};
 const MAGIC: u64 = 0x6e70_746f_6500_0000;
 const NATIVE: u64 = MAGIC + 1;
 const TOE: u64 = MAGIC + 2;
-const LEASE: u64 = MAGIC + 3;
-/// A lease that was lost is not asked for again before this.
-const RENEWAL_MS: i64 = 1_000;
+const BOX: u64 = MAGIC + 3;
+pub(crate) const LEASE: u64 = MAGIC + 4;
 
 /// A listener, with all descriptors of this process for it.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) native: Hidden,
     toe: Hidden,
-    lease: Mutex<Lease>,
+    lease: Lease,
     /// Whose turn it is.
     toe_first: AtomicBool,
-}
-
-#[derive(Debug)]
-struct Lease {
-    line: Option<Hidden>,
-    not_before_ms: i64,
 }
 
 fn ask_for(native: Fd, toe: Fd) -> Res<Ask> {
@@ -48,9 +43,13 @@ fn ask_for(native: Fd, toe: Fd) -> Res<Ask> {
     Ok(Ask::Listen { guest, at: at.ok_or(libc::EAFNOSUPPORT)?, v4: !only_v6 })
 }
 
-fn interest(what: u64) -> epoll_event {
-    // Of a lease only its end is of interest, once.
-    let events = if what == LEASE { libc::EPOLLET } else { EPOLLIN };
+/// What of a half wakes who waits for the listener: of a lease only its end, once.
+pub(crate) fn interest(what: u64) -> epoll_event {
+    let events = match what {
+        LEASE => libc::EPOLLET,
+        BOX => 0,
+        _ => EPOLLIN,
+    };
     epoll_event { events: events.cast_unsigned(), u64: what }
 }
 
@@ -64,18 +63,16 @@ pub(crate) fn begin(fd: Fd, backlog: c_int) {
         table::set_kind(fd, Kind::Other);
         return;
     };
-    let is_there = control::is_there(&mut table::lock());
-    let made = if is_there { make(fd, backlog) } else { Err(libc::ENETDOWN) };
+    let made = if control::is_there() { make(fd, backlog) } else { Err(libc::ENETDOWN) };
     match made {
-        Ok(listener) => {
+        Ok((listener, epoll)) => {
             note!("listen {at}: by TOE and TCP");
             let mut state = table::lock();
             table::set_kind(fd, Kind::Listener);
-            if let Err(errno) = enter(&mut state, fd, &listener) {
-                note!("listen {at}: native, error {errno}");
-                table::set_kind(fd, Kind::Other);
-                return;
-            }
+            // The file behind the native half is the one that the application has had.
+            sys::set_nonblocking(epoll.0, sys::is_nonblocking(fd));
+            sys::set_nonblocking(listener.native.0, true);
+            connect::exchange(&mut state, fd, epoll.0);
             state.listeners.insert(fd, Arc::new(listener));
         }
         Err(errno) => {
@@ -85,38 +82,22 @@ pub(crate) fn begin(fd: Fd, backlog: c_int) {
     }
 }
 
-fn make(fd: Fd, backlog: c_int) -> Res<Listener> {
+/// The halves, and the epoll of them that the descriptor becomes.
+fn make(fd: Fd, backlog: c_int) -> Res<(Listener, Temporary)> {
     let on_exec = sys::closes_on_exec(fd);
     let toe = Hidden::instead_of(transport::socket()?, on_exec)?;
     transport::prepare(toe.0);
     transport::take_port(toe.0)?;
     sys::listen_at(toe.0, backlog)?;
     sys::set_nonblocking(toe.0, true);
-    let (line, answer) = control::lease(ask_for(fd, toe.0)?)?;
-    let line = Hidden::instead_of(line, on_exec)?;
-    if answer.code != Code::Done {
-        return Err(libc::EOPNOTSUPP);
-    }
     let native = Hidden::of(fd, on_exec)?;
-    let lease = Mutex::new(Lease { line: Some(line), not_before_ms: 0 });
-    Ok(Listener { native, toe, lease, toe_first: AtomicBool::new(false) })
-}
-
-/// The descriptor becomes an epoll of the halves.
-fn enter(state: &mut table::State, fd: Fd, listener: &Listener) -> Res {
-    let epoll = sys::new_epoll()?;
-    let lease = listener.lease.lock().unwrap_or_else(PoisonError::into_inner);
-    let lease = lease.line.as_ref().map(|line| (line.0, LEASE));
-    let halves = [Some((listener.native.0, NATIVE)), Some((listener.toe.0, TOE)), lease];
-    for (half, what) in halves.into_iter().flatten() {
-        sys::set_epoll(epoll, EPOLL_CTL_ADD, half, interest(what))?;
+    let lease = Lease::new(on_exec)?;
+    let epoll = Temporary(sys::new_epoll()?);
+    for (half, what) in [(native.0, NATIVE), (toe.0, TOE), (lease.held_in.0, BOX)] {
+        sys::set_epoll(epoll.0, EPOLL_CTL_ADD, half, interest(what))?;
     }
-    // The file behind the native half is the one that the application has had.
-    sys::set_nonblocking(epoll, sys::is_nonblocking(fd));
-    sys::set_nonblocking(listener.native.0, true);
-    connect::exchange(state, fd, epoll);
-    sys::close_fd(epoll);
-    Ok(())
+    lease.take(ask_for(fd, toe.0)?, epoll.0)?;
+    Ok((Listener { native, toe, lease, toe_first: AtomicBool::new(false) }, epoll))
 }
 
 /// The listener behind a descriptor.
@@ -137,19 +118,33 @@ pub(crate) fn adopt(fd: Fd) -> Option<Arc<Listener>> {
         let half: Fd = words.next()?.parse().ok()?;
         let data = words.skip_while(|word| *word != "data:").nth(1)?;
         let which = u64::from_str_radix(data, 16).ok()?.checked_sub(NATIVE)?;
-        *halves.get_mut(usize::try_from(which).ok()?)? = Some(half);
+        // Of the lease only the box has a descriptor.
+        if let Some(place) = halves.get_mut(usize::try_from(which).ok()?) {
+            *place = Some(half);
+        }
     }
-    let [Some(native), Some(toe), lease] = halves else { return None };
-    [Some(native), Some(toe), lease]
-        .into_iter()
-        .flatten()
-        .for_each(|half| table::set_kind(half, Kind::Hidden));
-    let lease = Mutex::new(Lease { line: lease.map(Hidden), not_before_ms: 0 });
-    let (native, toe) = (Hidden(native), Hidden(toe));
+    let [Some(native), Some(toe), Some(held_in)] = halves else { return None };
+    [native, toe, held_in].into_iter().for_each(|half| table::set_kind(half, Kind::Hidden));
+    let (native, toe, lease) = (Hidden(native), Hidden(toe), Lease::of(Hidden(held_in)));
     let listener = Arc::new(Listener { native, toe, lease, toe_first: AtomicBool::new(false) });
     table::lock().listeners.insert(fd, Arc::clone(&listener));
     table::set_kind(fd, Kind::Listener);
     Some(listener)
+}
+
+/// A descriptor is new, or was told what exec() does with it. Whom that leaves any of a listener,
+/// it leaves the halves as well.
+pub(crate) fn inheritance_changed(fd: Fd) {
+    if table::kind(fd) != Kind::Listener || !table::is_ours() {
+        return;
+    }
+    let state = table::lock();
+    let Some(listener) = state.listeners.get(&fd) else { return };
+    let mut all = state.listeners.iter().filter(|(_, known)| Arc::ptr_eq(known, listener));
+    let flags = if all.all(|(fd, _)| sys::closes_on_exec(*fd)) { libc::FD_CLOEXEC } else { 0 };
+    for half in [listener.native.0, listener.toe.0, listener.lease.held_in.0] {
+        let _ = sys::control(half, libc::F_SETFD, flags);
+    }
 }
 
 impl Listener {
@@ -157,15 +152,6 @@ impl Listener {
     pub(crate) fn set_backlog(&self, backlog: c_int) -> Res {
         sys::listen_at(self.native.0, backlog)?;
         sys::listen_at(self.toe.0, backlog)
-    }
-
-    /// What exec() does with the descriptor it does with its halves.
-    pub(crate) fn set_flags(&self, flags: c_int) {
-        let lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        let lease = lease.line.as_ref().map(|line| line.0);
-        for fd in [Some(self.native.0), Some(self.toe.0), lease].into_iter().flatten() {
-            let _ = sys::control(fd, libc::F_SETFD, flags);
-        }
     }
 
     /// accept4() of the descriptor `fd`.
@@ -182,7 +168,7 @@ impl Listener {
                     return accepted;
                 }
             }
-            self.renew(fd);
+            self.lease.renew(|| ask_for(self.native.0, self.toe.0), fd);
             if sys::is_nonblocking(fd) {
                 return Err(libc::EAGAIN);
             }
@@ -206,7 +192,7 @@ impl Listener {
             }
             let family = sys::number(self.native.0, SOL_SOCKET, libc::SO_DOMAIN)?;
             let ports = transport::ports(fd);
-            let known = ports.and_then(|ports| ends::addresses(&mut table::lock(), ports));
+            let known = ports.and_then(ends::addresses);
             let Some((ports, (own, other))) = ports.zip(known) else {
                 // Nobody whom the host knows.
                 sys::close_fd(fd);
@@ -215,37 +201,13 @@ impl Listener {
             options::carry_over(self.native.0, fd);
             let socket = Socket::new(family, ports);
             let _ = socket.addresses.set((own, other));
-            let mut state = table::lock();
             if options::lingers_for_nothing(fd) {
-                control::ask(&mut state, Ask::Linger(ports));
+                control::ask(Ask::Linger(ports));
             }
+            let mut state = table::lock();
             state.sockets.insert(fd, Arc::new(socket));
             table::set_kind(fd, Kind::Toe);
             return Ok((fd, address::name(family, other)));
-        }
-    }
-
-    /// A daemon that was started anew knows of no listener.
-    fn renew(&self, fd: Fd) {
-        let mut lease = self.lease.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_alive = |line: &Hidden| {
-            let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-            sys::receive(line.0, &mut [0], flags) == Err(libc::EAGAIN)
-        };
-        if lease.line.as_ref().is_some_and(is_alive) || sys::now_ms() < lease.not_before_ms {
-            return;
-        }
-        lease.not_before_ms = sys::now_ms() + RENEWAL_MS;
-        lease.line = None;
-        let on_exec = sys::closes_on_exec(fd);
-        let renewed = ask_for(self.native.0, self.toe.0)
-            .and_then(control::lease)
-            .and_then(|(line, answer)| Ok((Hidden::instead_of(line, on_exec)?, answer)));
-        if let Ok((line, answer)) = renewed
-            && answer.code == Code::Done
-        {
-            let _ = sys::set_epoll(fd, EPOLL_CTL_ADD, line.0, interest(LEASE));
-            lease.line = Some(line);
         }
     }
 }

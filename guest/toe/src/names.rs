@@ -16,9 +16,8 @@ pub(crate) fn own(fd: Fd) -> Option<Res<Name>> {
         _ => return None,
     }
     let socket = ends::socket(fd)?;
-    let mut state = table::lock();
     let known = socket.addresses.get().copied();
-    let known = known.or_else(|| ends::addresses(&mut state, socket.ports));
+    let known = known.or_else(|| ends::addresses(socket.ports));
     Some(match (known, &socket.native) {
         (Some((own, other)), _) => {
             let _ = socket.addresses.set((own, other));
@@ -44,7 +43,7 @@ pub(crate) fn other(fd: Fd) -> Option<Res<Name>> {
         return Some(Err(libc::ENOTCONN));
     }
     let known = socket.addresses.get().copied();
-    let known = known.or_else(|| ends::addresses(&mut table::lock(), socket.ports));
+    let known = known.or_else(|| ends::addresses(socket.ports));
     let Some((own, other)) = known else { return Some(Err(libc::ENOTCONN)) };
     let _ = socket.addresses.set((own, other));
     Some(Ok(address::name(socket.family, other)))

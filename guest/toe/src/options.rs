@@ -94,7 +94,7 @@ pub(crate) fn set(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Option<Res
         if set.is_ok() && name == libc::SO_LINGER {
             let resets = lingers_for_nothing(fd);
             let ask = if resets { Ask::Linger } else { Ask::Unlinger };
-            control::ask(&mut table::lock(), ask(socket.ports));
+            control::ask(ask(socket.ports));
         }
         return Some(set);
     }
@@ -105,7 +105,7 @@ pub(crate) fn set(fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Option<Res
 }
 
 /// A socket with the options that are kept of `socket`, to be asked and closed.
-fn stand_in(socket: &Socket) -> Res<Fd> {
+pub(crate) fn stand_in(socket: &Socket) -> Res<Fd> {
     let fd = sys::new_socket(socket.family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0)?;
     let options = socket.options.lock().unwrap_or_else(PoisonError::into_inner);
     for (level, name, value) in options.iter() {
@@ -172,7 +172,7 @@ fn state(fd: Fd, socket: &Socket) -> u8 {
     if table::kind(fd) == Kind::Connecting {
         return CONNECTING;
     }
-    let answer = control::ask(&mut table::lock(), Ask::Describe(socket.ports));
+    let answer = control::ask(Ask::Describe(socket.ports));
     match answer {
         Some(answer) if answer.tcp_state != 0 => answer.tcp_state,
         _ => CLOSED,

@@ -149,6 +149,11 @@ impl Name {
         &self.bytes[..self.len]
     }
 
+    /// Whether it is of no family: who connects to that wants to be connected no more.
+    pub(crate) fn is_none(&self) -> bool {
+        self.bytes().starts_with(&[0, 0])
+    }
+
     fn written(mut self, result: c_int, len: socklen_t) -> Res<Self> {
         check(result)?;
         self.len = (len as usize).min(128);
@@ -369,6 +374,55 @@ pub(crate) fn write_some(fd: Fd, from: &[u8]) -> Res<usize> {
     // SAFETY: so many bytes are there.
     let sent = unsafe { write(fd, from.as_ptr().cast(), from.len()) };
     usize::try_from(sent).map_err(|_| errno())
+}
+
+/// Room for the header of a message that carries a descriptor, as aligned as the kernel wants it.
+type Rights = [u64; 3];
+
+/// Calls `with` with a message of one byte, and that room.
+fn with_message<T>(room: &mut Rights, with: impl FnOnce(*mut msghdr) -> T) -> T {
+    let mut byte = 0_u8;
+    let mut part = iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // SAFETY: zeroes are a message without anything.
+    let mut message: msghdr = unsafe { mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
+    (message.msg_control, message.msg_controllen) = (room.as_mut_ptr().cast(), 24);
+    with(&raw mut message)
+}
+
+/// Sends a descriptor over a UNIX socket.
+pub(crate) fn send_descriptor(over: Fd, fd: Fd) -> Res {
+    let mut room = Rights::default();
+    with_message(&mut room, |message| {
+        // SAFETY: there is room for the header and one descriptor.
+        unsafe {
+            let header = libc::CMSG_FIRSTHDR(message);
+            (*header).cmsg_level = libc::SOL_SOCKET;
+            (*header).cmsg_type = libc::SCM_RIGHTS;
+            (*header).cmsg_len = libc::CMSG_LEN(4) as usize;
+            ptr::write_unaligned(libc::CMSG_DATA(header).cast::<Fd>(), fd);
+            let sent = sendmsg(over, message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+            if sent == 1 { Ok(()) } else { Err(errno()) }
+        }
+    })
+}
+
+/// Receives one.
+pub(crate) fn receive_descriptor(from: Fd, flags: c_int) -> Res<Fd> {
+    let mut room = Rights::default();
+    with_message(&mut room, |message| {
+        // SAFETY: a message is there, and what it carries is looked at within its bounds.
+        unsafe {
+            if recvmsg(from, message, flags | libc::MSG_CMSG_CLOEXEC) < 0 {
+                return Err(errno());
+            }
+            let header = libc::CMSG_FIRSTHDR(message);
+            if header.is_null() {
+                return Err(libc::EMFILE);
+            }
+            Ok(ptr::read_unaligned(libc::CMSG_DATA(header).cast::<Fd>()))
+        }
+    })
 }
 
 /// The device and the number of the file behind a descriptor.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use libc::{c_int, epoll_event};
 use nightporter_core::toe::vsock::Ports;
 
-use crate::control::Line;
+use crate::control::{self, Shared};
 use crate::listen::Listener;
 use crate::options::Options;
 use crate::sys::{self, Fd, Undisturbed};
@@ -60,7 +60,7 @@ static STATE: Mutex<State> = Mutex::new(State {
     sockets: BTreeMap::new(),
     listeners: BTreeMap::new(),
     watchers: BTreeMap::new(),
-    line: Line::none(),
+    line: None,
 });
 
 /// A descriptor that the application does not know of.
@@ -130,7 +130,9 @@ pub(crate) struct State {
     pub(crate) listeners: BTreeMap<Fd, Arc<Listener>>,
     /// Who has registered a socket that may be replaced: epoll's descriptor and what it was told.
     pub(crate) watchers: BTreeMap<Fd, BTreeMap<Fd, epoll_event>>,
-    pub(crate) line: Line,
+    /// The control connection, behind a lock of its own: who asks the host waits for its answer,
+    /// and holds up nobody but who asks, too.
+    pub(crate) line: Option<Shared>,
 }
 
 /// [`State`], and nothing disturbs who has it.
@@ -341,8 +343,11 @@ extern "C" fn after_fork_in_child() {
         if let Some(mut state) = held.take() {
             PROCESS.store(sys::pid(), Ordering::Relaxed);
             share_candidates();
-            // The parent's answers would come to us.
-            state.line = Line::none();
+            // The parent's answers would come to us. If a thread of the parent was asking, its lock
+            // is never given back here.
+            if let Some(line) = state.line.take() {
+                control::leave_behind(line);
+            }
         }
     });
 }

@@ -117,7 +117,7 @@ pub(crate) fn wait(fd: Fd, timeout_ms: c_int) -> Res<bool> {
     #[cfg(debug_assertions)]
     if fake::is_in_use() {
         // A UNIX socket polls as connected at once, so who looks has to wait.
-        return sys::wait(&[(fd, libc::POLLIN)], -1);
+        return sys::wait(&[(fd, libc::POLLIN)], fake::PATIENCE_MS);
     }
     sys::wait(&[(fd, libc::POLLOUT)], timeout_ms)
 }

@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,15 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 use nix::sys::wait::WaitStatus;
 
-use crate::fork::{in_a_child, option, polled};
-use crate::{Place, all_of, pattern, says, told};
+use crate::fork::{disconnect, in_a_child, option, polled};
+use crate::{Place, all_of, connect, pattern, says, told};
 
 pub(crate) fn run(place: &Place) {
     half(place);
     taken_back(place);
     shut_both(place);
+    readers_wake(place);
+    undone(place);
     resets(place);
     pipes(place);
     with_the_process(place);
@@ -75,6 +78,37 @@ fn shut_both(place: &Place) {
     says("nothing to read", told(server.read(&mut byte)));
     says("writing goes on", told(server.write(b"z")));
     drop(client);
+}
+
+fn readers_wake(place: &Place) {
+    let (client, server) = place.pair();
+    let mut reader = client.try_clone().expect("a second one");
+    let (tells, who) = channel();
+    let reading = thread::spawn(move || {
+        tells.send(nix::unistd::gettid()).expect("told");
+        told(reader.read(&mut [0]))
+    });
+    let reader = format!("/proc/self/task/{}/stat", who.recv().expect("a thread"));
+    while !std::fs::read_to_string(&reader).expect("it is there").contains(") S ") {
+        thread::yield_now();
+    }
+    says("somebody reads, and both directions are shut", told(client.shutdown(Shutdown::Both)));
+    says("it reads", reading.join().expect("joined"));
+    drop(server);
+}
+
+fn undone(place: &Place) {
+    let (mut client, mut server) = place.pair();
+    let listener = place.listener();
+    says("connected to nobody", disconnect(client.as_raw_fd()));
+    says("the other side", all_of(&mut server));
+    says("nobody is there", told(client.peer_addr()));
+    let again = connect(&client, listener.local_addr().expect("its address"));
+    says("connected again", again);
+    let (accepted, _) = listener.accept().expect("accepted");
+    says("accepted, and connected to nobody", disconnect(accepted.as_raw_fd()));
+    says("the other side", all_of(&mut client));
+    says("nobody is there", told(accepted.peer_addr()));
 }
 
 fn gone(stream: &TcpStream) {

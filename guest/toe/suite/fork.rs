@@ -42,6 +42,14 @@ pub(crate) fn set_option(fd: RawFd, level: i32, name: i32, value: i32) -> i32 {
     if result == 0 { 0 } else { nix::errno::Errno::last_raw() }
 }
 
+/// connect() to no family: 0, or the errno.
+pub(crate) fn disconnect(fd: RawFd) -> i32 {
+    let nowhere = libc::sockaddr { sa_family: 0, sa_data: [0; 14] };
+    // SAFETY: an address is there.
+    let result = unsafe { libc::connect(fd, &raw const nowhere, 16) };
+    if result == 0 { 0 } else { nix::errno::Errno::last_raw() }
+}
+
 /// A descriptor that was inherited.
 pub(crate) fn owned(fd: RawFd) -> OwnedFd {
     // SAFETY: the parent has left it for this, and nobody else has it.

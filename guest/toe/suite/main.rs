@@ -1,6 +1,6 @@
 //! Does with sockets what programs do, and prints what it sees, a line each. Run on TCP and through
-//! the virtual TOE it prints the same: `nightporter-toe-suite ADDRESS UNREACHABLE`, both IPv4, the
-//! first of this machine itself.
+//! the virtual TOE it prints the same: `nightporter-toe-suite ADDRESS UNREACHABLE [SECTION]`, both
+//! IPv4, the first of this machine itself.
 
 mod ends;
 mod fork;
@@ -12,11 +12,22 @@ use std::env;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::process::Command;
 
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, socket,
 };
+
+/// Its parts.
+const SECTIONS: [(&str, Section); 4] = [
+    ("streams", streams::run),
+    ("readiness", readiness::run),
+    ("ends", ends::run),
+    ("listeners", listeners::run),
+];
+
+type Section = fn(&Place);
 
 /// Where everything happens.
 pub(crate) struct Place {
@@ -65,7 +76,7 @@ pub(crate) fn bare(flags: SockFlag) -> OwnedFd {
 }
 
 /// connect().
-pub(crate) fn connect(fd: &OwnedFd, to: SocketAddr) -> Result<(), Errno> {
+pub(crate) fn connect(fd: &impl AsRawFd, to: SocketAddr) -> Result<(), Errno> {
     nix::sys::socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(to))
 }
 
@@ -110,14 +121,18 @@ fn main() {
         ["--inherited", fd] => inherited(fd.parse().expect("a number")),
         ["--server", fd] => server(fd.parse().expect("a number")),
         ["--client", to] => client(to),
-        [ip, nowhere] => {
+        [ip, nowhere, section] => {
             let address = |text: &str| text.parse().expect("an address");
             let place = Place { ip: address(ip), nowhere: address(nowhere) };
-            streams::run(&place);
-            readiness::run(&place);
-            ends::run(&place);
-            listeners::run(&place);
+            let (_, run) = SECTIONS.iter().find(|(name, _)| *name == section).expect("a section");
+            run(&place);
         }
-        _ => panic!("usage: nightporter-toe-suite ADDRESS UNREACHABLE"),
+        [ip, nowhere] => {
+            for (section, _) in SECTIONS {
+                let mut suite = Command::new("/proc/self/exe");
+                assert!(suite.args([ip, nowhere, section]).status().expect("it ran").success());
+            }
+        }
+        _ => panic!("usage: nightporter-toe-suite ADDRESS UNREACHABLE [SECTION]"),
     }
 }

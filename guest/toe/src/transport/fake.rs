@@ -10,6 +10,9 @@ use nightporter_core::toe::vsock::Ports;
 
 use crate::sys::{self, Fd, Name, Res};
 
+/// A test is not to wait longer for what the host that it plays has to say.
+pub(super) const PATIENCE_MS: i32 = 20_000;
+
 const VARIABLE: &str = "NIGHTPORTER_TOE_FAKE_HOST";
 
 static DIRECTORY: OnceLock<Option<PathBuf>> = OnceLock::new();

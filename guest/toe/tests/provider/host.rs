@@ -25,8 +25,8 @@ pub(crate) struct Host {
     state: Arc<Mutex<State>>,
 }
 
-/// Somebody listens who did not before.
-static LISTENS: Condvar = Condvar::new();
+/// Something that is waited for may have changed.
+static CHANGED: Condvar = Condvar::new();
 /// Nothing takes longer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -41,12 +41,28 @@ pub(crate) struct State {
     /// Programs that have asked to connect.
     pub(crate) programs: Vec<Program>,
     wanted: BTreeMap<u32, (SocketAddr, SocketAddr)>,
-    /// Where, the guest's vsock port, and whether it hears IPv4 as well.
-    listeners: Vec<(SocketAddr, u32, bool)>,
+    listeners: Vec<Listener>,
+    /// Control connections, by number.
+    controls: BTreeMap<usize, UnixStream>,
+    next_control: usize,
+    /// It does not answer.
+    is_silent: bool,
+    /// Requests that have come since it does not.
+    unanswered: usize,
     sockets: BTreeMap<Ports, Known>,
     next_port: u32,
     /// Connections between two guests' sockets that there were.
     pub(crate) connections: usize,
+}
+
+struct Listener {
+    at: SocketAddr,
+    /// The guest's vsock port.
+    guest: u32,
+    /// It hears IPv4 as well.
+    v4: bool,
+    /// Who has asked for it last.
+    control: usize,
 }
 
 struct Known {
@@ -76,6 +92,10 @@ impl Host {
             programs: Vec::new(),
             wanted: BTreeMap::new(),
             listeners: Vec::new(),
+            controls: BTreeMap::new(),
+            next_control: 0,
+            is_silent: false,
+            unanswered: 0,
             sockets: BTreeMap::new(),
             next_port: 1 << 16,
             connections: 0,
@@ -96,10 +116,34 @@ impl Host {
 
     /// Waits until somebody listens at this port.
     pub(crate) fn wait_for_listener(&self, port: u16) {
-        let has_none =
-            |state: &mut State| !state.listeners.iter().any(|(at, ..)| at.port() == port);
-        let waited = LISTENS.wait_timeout_while(self.state(), PATIENCE, has_none);
-        assert!(!waited.expect("no panic").1.timed_out(), "nobody listens at port {port}");
+        let listens = |state: &State| state.listeners.iter().any(|known| known.at.port() == port);
+        self.wait_until(&format!("nobody listens at port {port}"), listens);
+    }
+
+    fn wait_until(&self, otherwise: &str, is_so: impl Fn(&State) -> bool) {
+        let waited = CHANGED.wait_timeout_while(self.state(), PATIENCE, |state| !is_so(state));
+        assert!(!waited.expect("no panic").1.timed_out(), "{otherwise}");
+    }
+
+    /// From now on it answers nobody who asks, or again.
+    pub(crate) fn be_silent(&self, is_silent: bool) {
+        let mut state = self.state();
+        (state.is_silent, state.unanswered) = (is_silent, 0);
+        CHANGED.notify_all();
+    }
+
+    /// Waits until so many have asked and were not answered.
+    pub(crate) fn wait_for_unanswered(&self, count: usize) {
+        self.wait_until("nobody asks", |state| state.unanswered >= count);
+    }
+
+    /// Its daemon is another one, which knows nothing of control connections and listeners.
+    pub(crate) fn restart(&self) {
+        let mut state = self.state();
+        state.listeners.clear();
+        for control in state.controls.values() {
+            let _ = control.shutdown(Shutdown::Both);
+        }
     }
 
     fn serve(
@@ -124,25 +168,31 @@ impl Host {
 }
 
 /// A control connection.
-fn control(mut stream: UnixStream, state: &Mutex<State>) {
+fn control(mut stream: UnixStream, shared: &Mutex<State>) {
+    let mut state = shared.lock().expect("no panic");
+    state.next_control += 1;
+    let own = state.next_control;
+    state.controls.insert(own, stream.try_clone().expect("a copy"));
+    drop(state);
     let mut request = [0; LEN];
-    let mut listening = Vec::new();
     while stream.read_exact(&mut request).is_ok() {
         let asked = Asked::parse(&request).expect("a request");
-        if let Ask::Listen { guest, .. } = asked.ask {
-            listening.push(guest);
-        }
-        let answer = state.lock().expect("no panic").answer(asked);
+        let mut state = shared.lock().expect("no panic");
+        state.unanswered += usize::from(state.is_silent);
+        CHANGED.notify_all();
+        let waited = CHANGED.wait_timeout_while(state, PATIENCE, |state| state.is_silent);
+        let answer = waited.expect("no panic").0.answer(own, asked);
         if stream.write_all(&answer.emit()).is_err() {
             break;
         }
     }
-    let mut state = state.lock().expect("no panic");
-    state.listeners.retain(|(_, guest, _)| !listening.contains(guest));
+    let mut state = shared.lock().expect("no panic");
+    state.controls.remove(&own);
+    state.listeners.retain(|listener| listener.control != own);
 }
 
 impl State {
-    fn answer(&mut self, asked: Asked) -> Answer {
+    fn answer(&mut self, control: usize, asked: Asked) -> Answer {
         if let Ask::Connect { program, .. } = asked.ask {
             self.programs.push(program);
         }
@@ -155,8 +205,10 @@ impl State {
                 Code::Done
             }
             Ask::Listen { guest, at, v4 } => {
-                self.listeners.push((at, guest, v4));
-                LISTENS.notify_all();
+                // One for a port: whoever asks again has it from then on.
+                self.listeners.retain(|known| (known.at, known.guest) != (at, guest));
+                self.listeners.push(Listener { at, guest, v4, control });
+                CHANGED.notify_all();
                 Code::Done
             }
             Ask::Unlisten { .. } => Code::Done,
@@ -185,7 +237,7 @@ impl State {
                     || (v4 && at.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)))
         };
         let mut all = self.listeners.iter();
-        all.find(|(at, _, v4)| hears(at, *v4)).map(|(_, guest, _)| *guest)
+        all.find(|known| hears(&known.at, known.v4)).map(|known| known.guest)
     }
 
     fn refuse(&mut self, ports: Ports) {

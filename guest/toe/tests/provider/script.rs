@@ -1,10 +1,14 @@
 //! Programs that a test writes: Python that says what it sees, a line each.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 use crate::programs::is_installed;
 use crate::{GUEST, NATIVE, World};
@@ -46,6 +50,7 @@ impl Script {
     pub(crate) fn start(world: &World, mut python: Command, text: &str) -> Self {
         python.args(["-u", "-c", &format!("{PREAMBLE}{text}")]);
         python.args([GUEST.to_string(), NATIVE.to_string()]).current_dir(&world.directory);
+        python.process_group(0);
         let mut child = python.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("runs");
         let (said, lines) = channel();
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -74,7 +79,8 @@ impl Script {
 
 impl Drop for Script {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        // With all that it has started.
+        let _ = killpg(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGKILL);
         let _ = self.child.wait();
     }
 }

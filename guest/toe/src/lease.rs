@@ -1,0 +1,91 @@
+//! The lease of a listener: the control connection that has asked for it. The host keeps the
+//! listener as long as anybody has that.
+//!
+//! All processes that have a listener have one lease, however they came by it, and whoever finds it
+//! dead, for the daemon was started anew, puts another in its place for all of them. So
+//! it is no descriptor of theirs, but lies in the queue of a socket that they inherit with the
+//! listener, the *box*, and is gone when the last of them has closed that.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use libc::{EPOLL_CTL_ADD, c_int};
+use nightporter_core::toe::control::{Ask, Asked, Code};
+
+use crate::connect::Temporary;
+use crate::control;
+use crate::listen::{self, LEASE};
+use crate::sys::{self, Fd, Res};
+use crate::table::{self, Hidden};
+
+/// While somebody asks, and after it was in vain, this process does not ask for so long.
+const RENEWAL_MS: i64 = 1_000;
+
+/// See the module doc.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) held_in: Hidden,
+    not_before_ms: AtomicI64,
+}
+
+impl Lease {
+    /// One whose box this is.
+    pub(crate) const fn of(held_in: Hidden) -> Self {
+        Self { held_in, not_before_ms: AtomicI64::new(0) }
+    }
+
+    /// None yet, but a place for it.
+    pub(crate) fn new(closes_on_exec: bool) -> Res<Self> {
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+        let fd = Temporary(sys::new_socket(libc::AF_UNIX, kind, 0)?);
+        // What it sends comes to itself: so it needs a name, which the kernel chooses.
+        let family = u16::try_from(libc::AF_UNIX).expect("1").to_ne_bytes();
+        sys::bind_to(fd.0, &sys::Name::of(&family))?;
+        sys::connect_to(fd.0, &sys::name_of(fd.0)?)?;
+        Ok(Self::of(Hidden::of(fd.0, closes_on_exec)?))
+    }
+
+    /// Asks for a listener, and wakes `epoll` when the lease has ended.
+    pub(crate) fn take(&self, ask: Ask, epoll: Fd) -> Res {
+        let line = Temporary(control::connect()?);
+        if control::exchange(line.0, Asked { tag: 0, ask })?.code != Code::Done {
+            return Err(libc::EOPNOTSUPP);
+        }
+        sys::set_epoll(epoll, EPOLL_CTL_ADD, line.0, listen::interest(LEASE))?;
+        sys::send_descriptor(self.held_in.0, line.0)
+    }
+
+    /// A daemon that was started anew knows of no listener: one that is dead goes, and another is
+    /// asked for.
+    pub(crate) fn renew(&self, ask: impl FnOnce() -> Res<Ask>, epoll: Fd) {
+        if table::is_confined() || self.is_alive() {
+            return;
+        }
+        // The last descriptor of what is dead: the epoll forgets it with that.
+        while let Ok(dead) = self.look(0) {
+            drop(dead);
+        }
+        let now_ms = sys::now_ms();
+        if now_ms < self.not_before_ms.load(Ordering::Relaxed) {
+            return;
+        }
+        self.not_before_ms.store(now_ms + RENEWAL_MS, Ordering::Relaxed);
+        if ask().and_then(|ask| self.take(ask, epoll)).is_ok() {
+            self.not_before_ms.store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        match self.look(libc::MSG_PEEK) {
+            Ok(line) => {
+                let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+                sys::receive(line.0, &mut [0], flags) == Err(libc::EAGAIN)
+            }
+            // Without a descriptor to spare nobody can tell.
+            Err(errno) => errno != libc::EAGAIN,
+        }
+    }
+
+    fn look(&self, flags: c_int) -> Res<Temporary> {
+        sys::receive_descriptor(self.held_in.0, flags | libc::MSG_DONTWAIT).map(Temporary)
+    }
+}

@@ -1,0 +1,251 @@
+//! What a program sees under the library when something goes wrong, or when it does what few do.
+
+use crate::World;
+use crate::script::Script;
+
+/// Answers each who comes with a word, and ends when a word comes back.
+const ECHO: &str = "
+listener = listening(8030)
+say('listens')
+while True:
+    s, _ = listener.accept()
+    while data := s.recv(100): s.sendall(data)
+    s.close()
+";
+
+fn echo(world: &World) -> Script {
+    let server = world.script(ECHO);
+    assert_eq!(server.says(), "listens");
+    world.host.wait_for_listener(8030);
+    server
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_holds_up_only_who_asks_it() {
+    let Some(world) = World::of_scripts() else { return };
+    let _server = echo(&world);
+    let mut client = world.script(
+        "
+s = connected(8030)
+s.getpeername()
+s.sendall(b'x')
+s.recv(1) # So it was accepted.
+say('connected')
+hear()
+asking = threading.Thread(target=lambda: told(connected, 8031))
+asking.start()
+hear()
+for _ in range(100):
+    with s.dup() as copy: copy.sendall(b'x')
+    s.recv(1)
+    s.getpeername()
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+say('goes on', asking.is_alive())
+asking.join()
+say('asked')
+",
+    );
+    assert_eq!(client.says(), "connected");
+    world.host.be_silent(true);
+    client.hears("ask");
+    world.host.wait_for_unanswered(1);
+    client.hears("go on");
+    assert_eq!(client.says(), "goes on True");
+    world.host.be_silent(false);
+    assert_eq!(client.says(), "asked");
+}
+
+#[test]
+fn a_child_asks_though_a_thread_of_its_parent_was_asking() {
+    let Some(world) = World::of_scripts() else { return };
+    let mut parent = world.script(
+        "
+listener = listening(8032)
+say('listens')
+hear()
+asking = threading.Thread(target=lambda: told(listener.accept))
+asking.start()
+hear()
+child = os.fork()
+listener.setblocking(False)
+if not child:
+    say('child', told(listener.accept), told(connected, 8033))
+    os._exit(0)
+say('parent')
+hear()
+os.waitpid(child, 0)
+os._exit(0)
+",
+    );
+    assert_eq!(parent.says(), "listens");
+    // Who waits in accept() finds that its lease is gone, and asks for another.
+    world.host.be_silent(true);
+    world.host.restart();
+    parent.hears("accept");
+    world.host.wait_for_unanswered(1);
+    parent.hears("fork");
+    assert_eq!(parent.says(), "parent");
+    world.host.be_silent(false);
+    assert_eq!(parent.says(), "child EAGAIN ECONNREFUSED");
+}
+
+/// Three workers share a listener, each with an epoll of its own, and say how often they woke.
+const PREFORK: &str = "
+listener = listening(8034)
+listener.setblocking(False)
+workers = []
+for _ in range(3):
+    worker = os.fork()
+    if worker: workers.append(worker)
+    else:
+        epoll = select.epoll()
+        epoll.register(listener, select.EPOLLIN)
+        wakes = 0
+        while True:
+            epoll.poll()
+            wakes += 1
+            try: s, _ = listener.accept()
+            except BlockingIOError: continue
+            with s:
+                s.sendall(f'{wakes}'.encode())
+say('listens')
+while word := hear():
+    worker = workers.pop()
+    os.kill(worker, signal.SIGKILL)
+    os.waitpid(worker, 0)
+    say('killed')
+";
+
+#[test]
+fn workers_of_a_listener_outlive_a_daemon_and_each_other() {
+    let Some(world) = World::of_scripts() else { return };
+    let mut server = world.script(PREFORK);
+    assert_eq!(server.says(), "listens");
+    let mut client = world.script(
+        "
+while hear():
+    s = connected(8034)
+    say(s.recv(100).decode())
+    s.close()
+",
+    );
+    let mut connections = 0;
+    let mut come = |many: usize| {
+        connections += many;
+        let last = (0..many).map(|_| {
+            client.hears("connect");
+            client.says().parse().expect("a number")
+        });
+        let wakes: usize = last.last().expect("some");
+        assert_eq!(world.host.state().connections, connections, "some went by TCP");
+        wakes
+    };
+    for left in (1..3).rev() {
+        world.host.restart();
+        world.host.wait_for_listener(8034);
+        come(10);
+        server.hears("kill one");
+        assert_eq!(server.says(), "killed");
+        // Each client and each restart wakes all that are left.
+        let wakes = come(10);
+        assert!(wakes < 150, "one of {left} workers woke {wakes} times");
+    }
+}
+
+#[test]
+fn a_listener_goes_through_exec_however_it_was_made_to() {
+    let Some(world) = World::of_scripts() else { return };
+    let server = world.script(
+        "
+import fcntl, subprocess
+child = '''
+import os, socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+s, _ = listener.accept()
+s.sendall(sys.argv[2].encode())
+s.close()
+'''
+def inherits(fd, how):
+    say(how)
+    subprocess.run([sys.executable, '-c', child, str(fd), how], close_fds=False, check=True)
+one, two, three, four = [listening(port) for port in range(8035, 8039)]
+fcntl.ioctl(one, 0x5450) # FIONCLEX
+inherits(one.fileno(), 'ioctl')
+copy = libc.dup(two.fileno())
+two.close()
+inherits(copy, 'dup')
+libc.dup2(three.fileno(), 50)
+inherits(50, 'dup2')
+four.set_inheritable(True)
+copy = four.dup()
+four.set_inheritable(False)
+copy.set_inheritable(True)
+inherits(copy.fileno(), 'fcntl')
+",
+    );
+    let mut client = world.script(
+        "
+for port in range(8035, 8039):
+    hear()
+    say(connected(port).recv(100).decode())
+",
+    );
+    for how in ["ioctl", "dup", "dup2", "fcntl"] {
+        assert_eq!(server.says(), how);
+        client.hears("connect");
+        assert_eq!(client.says(), how);
+    }
+    assert_eq!(world.host.state().connections, 4);
+}
+
+#[test]
+fn without_descriptors_to_hide_a_connection_is_native() {
+    let Some(world) = World::of_scripts() else { return };
+    let _server = echo(&world);
+    let native = world.native_script("listener = listening(8040)\nsay('listens')\nhear()\n");
+    assert_eq!(native.says(), "listens");
+    let client = world.script(
+        "
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+kept = [connected(8030) for _ in range(30)]
+def later(port):
+    s = socket.socket()
+    s.setblocking(False)
+    s.connect_ex((ip, port))
+    select.select([], [s], [])
+    return s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+say([later(8040) for _ in range(3)])
+",
+    );
+    assert_eq!(client.says(), "[0, 0, 0]");
+    let by_toe = world.host.state().connections;
+    assert!((5..30).contains(&by_toe), "{by_toe} by TOE");
+}
+
+#[test]
+fn an_address_without_a_port_is_kept_on_the_way_back_to_tcp() {
+    let Some(world) = World::of_scripts() else { return };
+    // The host has no listener there.
+    let native = world.native_script(
+        "
+listener = listening(8041)
+say('listens')
+for _ in range(2): say(listener.accept()[1][0] == native)
+",
+    );
+    assert_eq!(native.says(), "listens");
+    let _client = world.script(
+        "
+for blocks in True, False:
+    s = socket.socket()
+    s.setsockopt(socket.IPPROTO_IP, 24, 1) # IP_BIND_ADDRESS_NO_PORT
+    s.bind((native, 0))
+    s.setblocking(blocks)
+    s.connect_ex((ip, 8041))
+    select.select([], [s], [])
+    s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+hear()
+",
+    );
+    assert_eq!((native.says(), native.says()), ("True".into(), "True".into()));
+}
