@@ -14,6 +14,9 @@ use crate::watch::Owned;
 /// After a failure nobody is asked for so long.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// A host that does not answer for so long has none, as for the library.
+const ANSWER_S: i64 = 5;
+
 /// The control connection.
 #[derive(Debug, Default)]
 pub(crate) struct Host {
@@ -28,14 +31,33 @@ struct Line {
 }
 
 /// A new control connection.
-pub(crate) fn connect() -> Res<Owned> {
+fn connect() -> Res<Owned> {
     let fd = Owned(transport::socket()?);
     transport::call(fd.0, PORT)?;
+    let wait = [ANSWER_S, 0].map(i64::to_ne_bytes).concat();
+    for limit in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        sys::set_option(fd.0, libc::SOL_SOCKET, limit, &wait)?;
+    }
     Ok(fd)
 }
 
+/// A control connection that lives as long as the listener that was asked for over it.
+pub(crate) fn lease(ask: Ask) -> Res<Owned> {
+    let line = connect()?;
+    match exchange(&line, Asked { tag: 0, ask })?.code {
+        Code::Done => Ok(line),
+        _ => Err(libc::EOPNOTSUPP),
+    }
+}
+
+/// Whether that still is there.
+pub(crate) fn is_alive(lease: &Owned) -> bool {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    sys::receive(lease.0, &mut [0], flags) == Err(libc::EAGAIN)
+}
+
 /// Asks over a control connection.
-pub(crate) fn exchange(line: &Owned, asked: Asked) -> Res<Reply> {
+fn exchange(line: &Owned, asked: Asked) -> Res<Reply> {
     let mut sent = 0;
     while sent < LEN {
         sent += sys::send(line.0, &asked.emit()[sent..])?;
@@ -66,7 +88,13 @@ impl Host {
             let asked = Asked { tag: line.tag, ask };
             match line.open.as_ref().map(|open| exchange(open, asked)) {
                 Some(Ok(reply)) => return Some(reply),
-                Some(Err(_)) => line.open = None,
+                Some(Err(errno)) => {
+                    line.open = None;
+                    if errno == libc::EAGAIN {
+                        // It is there, and does not answer.
+                        break;
+                    }
+                }
                 None => break,
             }
         }

@@ -12,14 +12,19 @@
 //! A program can change what a pointer points to while the launcher reads it. It gains nothing:
 //! everything that the launcher does it could do itself.
 
+#[allow(dead_code)] // Some of it only the library needs.
 #[path = "../src/address.rs"]
 mod address;
 mod calls;
+mod connects;
 mod host;
+mod listeners;
 mod relay;
-#[allow(dead_code)] // Some of it only the library needs.
+#[allow(dead_code)]
 #[path = "../src/sys.rs"]
 mod sys;
+#[path = "../src/tcp_only.rs"]
+mod tcp_only;
 #[allow(dead_code)]
 #[path = "../src/transport.rs"]
 mod transport;
@@ -52,6 +57,7 @@ fn main() -> ExitCode {
             return ExitCode::from(127);
         }
     };
+    watch::raise_limit();
     // Before Linux 6.11 a process has its filter until somebody has waited for it.
     let waiting = thread::spawn(move || child.wait().map_or(1, watch::exit_code));
     let world = Arc::new(World::new(watch));

@@ -15,6 +15,7 @@ use nightporter_core::toe::control::Program;
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
 use crate::sys::{self, Fd, Res};
+use crate::tcp_only::TCP_ONLY;
 
 /// The calls that are handed over.
 const CALLS: [c_long; 6] = [
@@ -31,6 +32,10 @@ const CALLS: [c_long; 6] = [
 const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
+
+/// `include/linux/errno.h`: the kernel makes EINTR of it, or begins the call anew, as the signal's
+/// handler was installed. It must have a signal for the thread, or the program sees this number.
+const ERESTARTSYS: c_int = 512;
 
 /// A call that waits for its answer.
 #[derive(Debug)]
@@ -73,7 +78,19 @@ fn filter() -> Vec<sock_filter> {
     program.push(statement(answer, libc::SECCOMP_RET_ALLOW));
     program.push(statement(load, 0));
     for (i, call) in CALLS.into_iter().enumerate() {
-        program.push(equal(u32::try_from(call).expect("small"), CALLS.len() - i, 0));
+        let to_the_end = CALLS.len() - i + 1 + 4 * TCP_ONLY.len();
+        program.push(equal(u32::try_from(call).expect("small"), to_the_end, 0));
+    }
+    // Of setsockopt() what makes a socket one for TCP alone. struct seccomp_data has arguments of
+    // 64 bits from byte 16 on.
+    let call = u32::try_from(libc::SYS_setsockopt).expect("small");
+    let options = u8::try_from(4 * TCP_ONLY.len()).expect("few options");
+    program.push(equal(call, 0, options));
+    for (i, (level, name)) in TCP_ONLY.into_iter().enumerate() {
+        program.push(statement(load, 24));
+        program.push(equal(level.cast_unsigned(), 0, 2));
+        program.push(statement(load, 32));
+        program.push(equal(name.cast_unsigned(), 4 * (TCP_ONLY.len() - 1 - i) + 1, 0));
     }
     program.push(statement(answer, libc::SECCOMP_RET_ALLOW));
     program.push(statement(answer, libc::SECCOMP_RET_USER_NOTIF));
@@ -91,16 +108,18 @@ fn install() -> io::Result<OwnedFd> {
         len: u16::try_from(filter.len()).expect("few calls"),
         filter: filter.as_mut_ptr(),
     };
-    let set = || {
+    let install = |flags: libc::c_ulong| {
+        let flags = flags | libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
         // SAFETY: the program is there, with its length.
         unsafe {
-            libc::syscall(
-                libc::SYS_seccomp,
-                libc::SECCOMP_SET_MODE_FILTER,
-                libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
-                &raw const program,
-            )
+            let mode = libc::SECCOMP_SET_MODE_FILTER;
+            libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program)
         }
+    };
+    // Since Linux 5.19 a call that the launcher has taken up is not interrupted by signals.
+    let set = || match install(libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV) {
+        refused if refused < 0 && sys::errno() == libc::EINVAL => install(0),
+        given => given,
     };
     let mut fd = set();
     if fd < 0 && sys::errno() == libc::EACCES {
@@ -148,6 +167,24 @@ pub(crate) fn start(mut command: Command) -> io::Result<(Child, Watch)> {
     Ok((child, Watch { fd }))
 }
 
+/// A descriptor that a call has given.
+fn owned(given: c_long) -> Res<Owned> {
+    let fd = c_int::try_from(given).ok().filter(|fd| *fd >= 0);
+    fd.map(Owned).ok_or_else(sys::errno)
+}
+
+/// The launcher has two descriptors for each connection of all its programs: it takes as many as it
+/// may. They keep the limit that they have.
+pub(crate) fn raise_limit() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a limit is there.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+        limit.rlim_cur = limit.rlim_max;
+        // SAFETY: as before.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+    }
+}
+
 /// What a shell makes of how a program has ended.
 pub(crate) fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
@@ -193,26 +230,44 @@ impl Watch {
         unsafe { libc::ioctl(fd, what, &raw const call.id) == 0 }
     }
 
-    fn respond(&self, response: &libc::seccomp_notif_resp) {
+    /// What a call that may wait for long gives if a signal waits for it to end.
+    pub(crate) fn interruption(&self, call: &Call) -> Option<c_int> {
+        let status = fs::read_to_string(format!("/proc/{}/status", call.pid)).ok()?;
+        let number = |name: &str, radix| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+            u64::from_str_radix(line.trim(), radix).ok()
+        };
+        let heard = !number("SigBlk:", 16)?;
+        let (own, shared) = (number("SigPnd:", 16)? & heard, number("ShdPnd:", 16)? & heard);
+        match (own != 0, shared != 0, number("Threads:", 10)? == 1) {
+            (true, ..) | (_, true, true) => Some(ERESTARTSYS),
+            // It may be for another thread.
+            (_, true, false) => Some(libc::EINTR),
+            _ => None,
+        }
+    }
+
+    /// Whether anybody has waited for it: a signal may have come first, and the call comes again.
+    fn respond(&self, response: &libc::seccomp_notif_resp) -> bool {
         let (fd, what) = (self.fd.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND);
-        // SAFETY: a response is there. It fails if nobody waits for it any more.
-        unsafe { libc::ioctl(fd, what, ptr::from_ref(response)) };
+        // SAFETY: a response is there.
+        unsafe { libc::ioctl(fd, what, ptr::from_ref(response)) == 0 }
     }
 
     /// The kernel does it.
-    pub(crate) fn let_through(&self, call: &Call) {
+    pub(crate) fn let_through(&self, call: &Call) -> bool {
         let flags = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).expect("1");
-        self.respond(&libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags });
+        self.respond(&libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags })
     }
 
     /// It was done: what it gives.
-    pub(crate) fn answer(&self, call: &Call, result: Res<i64>) {
+    pub(crate) fn answer(&self, call: &Call, result: Res<i64>) -> bool {
         let (val, error) = result.map_or_else(|errno| (0, -errno), |val| (val, 0));
-        self.respond(&libc::seccomp_notif_resp { id: call.id, val, error, flags: 0 });
+        self.respond(&libc::seccomp_notif_resp { id: call.id, val, error, flags: 0 })
     }
 
-    /// It was done, and gives a descriptor.
-    pub(crate) fn give(&self, call: &Call, fd: Fd, closes_on_exec: bool) {
+    /// It was done, and gives a descriptor. Whether anybody has taken that.
+    pub(crate) fn give(&self, call: &Call, fd: Fd, closes_on_exec: bool) -> bool {
         let (given, what) = (libc::SECCOMP_ADDFD_FLAG_SEND, libc::SECCOMP_IOCTL_NOTIF_ADDFD);
         let flags = if closes_on_exec { libc::O_CLOEXEC } else { 0 };
         let given = libc::seccomp_notif_addfd {
@@ -227,34 +282,36 @@ impl Watch {
         if result < 0 {
             self.answer(call, Err(sys::errno()));
         }
+        result >= 0
     }
 
     /// The process of the thread that has called.
-    fn process(call: &Call) -> Option<c_int> {
-        let status = fs::read_to_string(format!("/proc/{}/status", call.pid)).ok()?;
-        status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+    fn process(call: &Call) -> Res<c_int> {
+        let status = fs::read_to_string(format!("/proc/{}/status", call.pid));
+        let status = status.map_err(|error| error.raw_os_error().unwrap_or(libc::ESRCH))?;
+        let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+        process.and_then(|process| process.trim().parse().ok()).ok_or(libc::ESRCH)
     }
 
     /// Which program has called.
     pub(crate) fn program(&self, call: &Call) -> Program {
-        let name = Self::process(call).and_then(|it| fs::read(format!("/proc/{it}/comm")).ok());
+        let name =
+            Self::process(call).ok().and_then(|it| fs::read(format!("/proc/{it}/comm")).ok());
         // The number of a process that is gone may be another's.
         let name = name.filter(|_| self.is_waiting(call)).unwrap_or_default();
         Program::of(name.strip_suffix(b"\n").unwrap_or(&name))
     }
 
-    /// A copy of a descriptor of who has called.
-    pub(crate) fn descriptor(&self, call: &Call, fd: u64) -> Option<Owned> {
+    /// A copy of a descriptor of who has called. `EPERM`: nobody may look into that program.
+    pub(crate) fn descriptor(&self, call: &Call, fd: u64) -> Res<Owned> {
         let process = Self::process(call)?;
-        let fd = c_int::try_from(fd).ok()?;
+        let fd = c_int::try_from(fd).map_err(|_| libc::EBADF)?;
         // SAFETY: no pointers.
-        let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
-        let pidfd = Owned(c_int::try_from(pidfd).ok().filter(|fd| *fd >= 0)?);
+        let pidfd = owned(unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) })?;
         // SAFETY: no pointers.
-        let copy = unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.0, fd, 0) };
-        let copy = Owned(c_int::try_from(copy).ok().filter(|fd| *fd >= 0)?);
+        let copy = owned(unsafe { libc::syscall(libc::SYS_pidfd_getfd, pidfd.0, fd, 0) })?;
         // The number of a process that is gone may be another's.
-        self.is_waiting(call).then_some(copy)
+        if self.is_waiting(call) { Ok(copy) } else { Err(libc::ESRCH) }
     }
 
     /// Bytes of who has called.

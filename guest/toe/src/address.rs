@@ -42,13 +42,17 @@ pub(crate) fn name(family: c_int, address: SocketAddr) -> Name {
     Name::of(&bytes)
 }
 
-/// No address in particular, of a socket of this family.
-pub(crate) fn any(family: c_int, port: u16) -> Name {
-    let ip: IpAddr = match family {
+/// No address in particular, of a family.
+pub(crate) fn unspecified(family: c_int) -> IpAddr {
+    match family {
         AF_INET => Ipv4Addr::UNSPECIFIED.into(),
         _ => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    name(family, SocketAddr::new(ip, port))
+    }
+}
+
+/// The same, of a socket of this family.
+pub(crate) fn any(family: c_int, port: u16) -> Name {
+    name(family, SocketAddr::new(unspecified(family), port))
 }
 
 /// The own address of a socket that connects to `to`: of the same family, or any if it is bound to

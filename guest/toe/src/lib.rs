@@ -33,6 +33,7 @@ mod names;
 mod options;
 mod sys;
 mod table;
+mod tcp_only;
 mod transport;
 
 use std::env;

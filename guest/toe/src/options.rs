@@ -4,11 +4,12 @@
 
 use std::sync::PoisonError;
 
-use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET, c_int};
+use libc::{IPPROTO_TCP, SOL_SOCKET, c_int};
 use nightporter_core::toe::control::Ask;
 
 use crate::sys::{self, Fd, Res};
 use crate::table::{self, Kind, Socket};
+use crate::tcp_only::TCP_ONLY;
 use crate::{control, ends};
 
 /// Options of a socket that has no native one to keep them, in the order in which they were set.
@@ -17,30 +18,6 @@ pub(crate) type Options = Vec<(c_int, c_int, Vec<u8>)>;
 /// Bytes that a program gives or takes at most, and options that are kept.
 const BYTES_MAX: usize = 4096;
 const OPTIONS_MAX: usize = 64;
-
-/// Whoever wants one of these wants TCP, or a special one: the socket stays native. Urgent data
-/// (SO_OOBINLINE), signed segments, sockets that are moved, bound to a device, sent without copies.
-const TCP_ONLY: [(c_int, c_int); 15] = [
-    (SOL_SOCKET, libc::SO_OOBINLINE),
-    (SOL_SOCKET, libc::SO_BINDTODEVICE),
-    (SOL_SOCKET, libc::SO_BINDTOIFINDEX),
-    (SOL_SOCKET, libc::SO_ZEROCOPY),
-    (SOL_SOCKET, libc::SO_TIMESTAMPING),
-    (SOL_SOCKET, libc::SO_MARK),
-    (IPPROTO_IP, libc::IP_OPTIONS),
-    (IPPROTO_IP, libc::IP_TRANSPARENT),
-    (IPPROTO_TCP, libc::TCP_MD5SIG),
-    (IPPROTO_TCP, TCP_MD5SIG_EXT),
-    (IPPROTO_TCP, libc::TCP_REPAIR),
-    (IPPROTO_TCP, libc::TCP_ULP),
-    (IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT),
-    (IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE),
-    (IPPROTO_TCP, TCP_AO_ADD_KEY),
-];
-/// `include/uapi/linux/tcp.h`.
-const TCP_MD5SIG_EXT: c_int = 32;
-const TCP_ZEROCOPY_RECEIVE: c_int = 35;
-const TCP_AO_ADD_KEY: c_int = 38;
 
 /// What vsock does as TCP does. The second numbers are those of a time of 64 bits.
 const OF_THE_KERNEL: [c_int; 6] =

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr};
+use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -200,7 +200,11 @@ impl State {
             Ask::Connect { to, .. } if self.native.contains(&to.ip()) => Code::Native,
             Ask::Connect { guest, from, to, .. } => {
                 assert!(from.port() != 0, "{asked:?}");
-                let own = if from.ip().is_unspecified() { self.ips[0] } else { from.ip() };
+                let mut own = self.ips.iter().filter(|ip| ip.is_ipv4() == from.is_ipv4());
+                let own = match from.ip() {
+                    any if any.is_unspecified() => *own.next().expect("one of that family"),
+                    ip => ip,
+                };
                 self.wanted.insert(guest, (SocketAddr::new(own, from.port()), to));
                 Code::Done
             }
@@ -231,10 +235,8 @@ impl State {
 
     fn listener(&self, to: SocketAddr) -> Option<u32> {
         let hears = |at: &SocketAddr, v4: bool| {
-            at.port() == to.port()
-                && (at.ip() == to.ip()
-                    || at.ip() == IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-                    || (v4 && at.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED)))
+            let any = at.ip().is_unspecified() && (v4 || at.is_ipv4() == to.is_ipv4());
+            at.port() == to.port() && (any || at.ip() == to.ip())
         };
         let mut all = self.listeners.iter();
         all.find(|known| hears(&known.at, known.v4)).map(|known| known.guest)

@@ -1,6 +1,16 @@
 //! What a program sees under the launcher when something goes wrong.
 
-use crate::World;
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::script::Script;
+use crate::{GUEST, LAUNCHER, World};
 
 /// Takes one who comes, says what it gets, and how that ends.
 const TAKER: &str = "
@@ -113,4 +123,246 @@ for fd in os.listdir(f'/proc/{launcher}/fd'):
     );
     looks.hears(&client.child.id().to_string());
     assert_eq!(looks.says(), "1");
+}
+
+/// Says how often a signal comes, and answers all that each client says.
+const SIGNALLED_ECHO: &str = "
+signal.signal(signal.SIGUSR1, lambda *_: say('signal'))
+listener = listening(8023)
+say('listens', os.getpid())
+served = 0
+while True:
+    s, _ = listener.accept()
+    while data := s.recv(100): s.sendall(data)
+    s.close()
+";
+
+fn signal(listens: &str) {
+    let pid = listens.split(' ').nth(1).expect("a number").parse().expect("a number");
+    kill(Pid::from_raw(pid), Signal::SIGUSR1).expect("it is there");
+}
+
+#[test]
+fn a_signal_ends_an_accept_that_waits() {
+    let Some(world) = World::of_scripts() else { return };
+    let server = world.launched_script(SIGNALLED_ECHO);
+    let listens = server.says();
+    for _ in 0..5 {
+        signal(&listens);
+        assert_eq!(server.says(), "signal");
+    }
+}
+
+#[test]
+fn no_client_is_lost_to_signals_that_come_during_accept() {
+    let Some(world) = World::of_scripts() else { return };
+    let text = SIGNALLED_ECHO.replace("lambda *_: say('signal')", "lambda *_: None").replace(
+        "served = 0",
+        "signal.signal(signal.SIGALRM, lambda *_: None)
+signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)",
+    );
+    let server = world.launched_script(&text);
+    server.says();
+    let client = world.script(
+        "
+for i in range(150):
+    with connected(8023) as s:
+        s.settimeout(20)
+        s.sendall(b'x')
+        if s.recv(1) != b'x': say('lost', i)
+say('done')
+",
+    );
+    assert_eq!(client.says(), "done");
+    assert_eq!(world.host.state().connections, 150);
+}
+
+#[test]
+fn a_signal_during_connect_makes_no_second_connection() {
+    let Some(world) = World::of_scripts() else { return };
+    let server = world.script(&SIGNALLED_ECHO.replace("8023", "8024"));
+    server.says();
+    let mut client = world.launched_script(
+        "
+signal.signal(signal.SIGUSR1, lambda *_: None)
+say('is', os.getpid())
+hear()
+s = connected(8024)
+s.sendall(b'x')
+say('got', len(s.recv(1)))
+",
+    );
+    let is = client.says();
+    world.host.be_silent(true);
+    client.hears("connect");
+    world.host.wait_for_unanswered(1);
+    signal(&is);
+    world.host.be_silent(false);
+    assert_eq!(client.says(), "got 1");
+    assert_eq!(world.host.state().connections, 1);
+}
+
+#[test]
+fn a_program_that_nobody_may_look_into_is_not_told_that_a_stranger_is_this_machine() {
+    let Some(world) = World::of_scripts() else { return };
+    let all = Permissions::from_mode(0o777);
+    for entry in fs::read_dir(&world.directory).expect("there").map(|it| it.expect("there").path())
+    {
+        fs::set_permissions(entry, all.clone()).expect("set");
+    }
+    fs::set_permissions(&world.directory, all).expect("set");
+    let mut python = world.launched("python3");
+    python.uid(65534).gid(65534);
+    let server = Script::start(
+        &world,
+        python,
+        "
+listener = listening(8025)
+libc.prctl(4, 0) # PR_SET_DUMPABLE
+say('listens')
+while True:
+    s, peer = listener.accept()
+    if told(s.recv, 100) != b'x': continue
+    say(peer[0])
+    s.sendall(b'y')
+",
+    );
+    assert_eq!(server.says(), "listens");
+    let client = world.script(
+        "
+resets = -1
+got = None
+while got != b'y':
+    resets += 1
+    s = connected(8025)
+    told(s.sendall, b'x')
+    got = told(s.recv, 1)
+say(resets > 0)
+",
+    );
+    // By TOE none reaches it, and then they come by TCP.
+    assert_eq!((server.says(), client.says()), (GUEST.to_string(), "True".into()));
+}
+
+#[test]
+fn a_listener_that_hears_no_ipv4_has_clients_by_ipv6() {
+    let Some(world) = World::of_scripts() else { return };
+    world.host.state().ips.push("fd00::2".parse().expect("an address"));
+    let server = world.launched_script(
+        "
+listener = socket.create_server(('::', 8026), family=socket.AF_INET6)
+say('listens')
+s, peer = listener.accept()
+say(peer[0])
+s.sendall(b'hello')
+",
+    );
+    assert_eq!(server.says(), "listens");
+    let client = world.script(
+        "
+s = socket.socket(socket.AF_INET6)
+s.connect(('fd00::2', 8026))
+say(s.recv(100).decode())
+",
+    );
+    assert_eq!((client.says(), server.says()), ("hello".into(), "fd00::2".into()));
+    assert_eq!(world.host.state().connections, 1);
+}
+
+#[test]
+fn a_daemon_that_never_answers_is_none() {
+    let Some(world) = World::of_scripts() else { return };
+    let native = world.native_script("listener = listening(8027)\nsay('listens')\nhear()\n");
+    assert_eq!(native.says(), "listens");
+    world.host.be_silent(true);
+    let client = world.launched_script("connected(8027)\nsay('connected')\n");
+    world.host.wait_for_unanswered(1);
+    assert_eq!(client.says(), "connected");
+}
+
+#[test]
+fn a_listener_outlives_a_daemon_and_a_lack_of_descriptors() {
+    let Some(world) = World::of_scripts() else { return };
+    let shell = world.launched("python3");
+    let words: Vec<_> = shell.get_args().map(OsString::from).collect();
+    let mut python = Command::new("sh");
+    for (name, value) in shell.get_envs() {
+        python.env(name, value.expect("set"));
+    }
+    python.args(["-c", "ulimit -n 40; exec \"$0\" \"$@\"", LAUNCHER]).args(words);
+    drop(shell);
+    let server = Script::start(
+        &world,
+        python,
+        "
+listener = listening(8028)
+say('listens')
+def serve(s):
+    while data := told(s.recv, 100):
+        if type(data) is str: break
+        told(s.sendall, data)
+    s.close()
+while True:
+    s = told(listener.accept)
+    if type(s) is not str: threading.Thread(target=serve, args=s[:1]).start()
+",
+    );
+    assert_eq!(server.says(), "listens");
+    let mut client = world.script(
+        "
+kept = [told(connected, 8028) for _ in range(30)]
+say('many')
+for s in kept:
+    if type(s) is not str: s.close()
+while hear():
+    s = connected(8028)
+    s.sendall(b'x')
+    say('got', told(s.recv, 1))
+",
+    );
+    assert_eq!(client.says(), "many");
+    for restarts in [false, true] {
+        if restarts {
+            world.host.restart();
+        }
+        world.host.wait_for_listener(8028);
+        let before = world.host.state().connections;
+        let mut got = String::new();
+        // Some of those that were too many may be reset still.
+        for _ in 0..20 {
+            client.hears("connect");
+            got = client.says();
+            if got == "got b'x'" {
+                break;
+            }
+        }
+        assert_eq!(got, "got b'x'");
+        assert!(world.host.state().connections > before);
+    }
+}
+
+#[test]
+fn a_socket_that_asks_for_what_only_tcp_has_is_native() {
+    let Some(world) = World::of_scripts() else { return };
+    let server = world.script(&SIGNALLED_ECHO.replace("8023", "8029"));
+    server.says();
+    let mut client = world.launched_script(
+        "
+key = bytes([2, 0, 0, 0, 10, 99, 0, 7]) + bytes(122) + bytes([4, 0, 0, 0, 0, 0]) + bytes(80)
+for level, name, value in [(6, 14, key),
+        (1, 36, 7), (1, 25, b'lo'), (1, 10, 1), (6, 1, 1)]:
+    s = socket.socket()
+    s.setsockopt(level, name, value)
+    s.connect((ip, 8029))
+    say(name)
+    hear()
+    s.close()
+",
+    );
+    // TCP_MD5SIG, SO_MARK, SO_BINDTODEVICE, SO_OOBINLINE; and TCP_NODELAY, which all may have.
+    for (name, by_toe) in [("14", 0), ("36", 0), ("25", 0), ("10", 0), ("1", 1)] {
+        assert_eq!(client.says(), name);
+        assert_eq!(world.host.state().connections, by_toe, "option {name}");
+        client.hears("go on");
+    }
 }

@@ -49,6 +49,7 @@ impl World {
             "link set lo up",
             "addr add 10.99.0.2/24 dev lo",
             "addr add 10.99.0.9/24 dev lo",
+            "addr add fd00::2/64 dev lo nodad",
             "route add unreachable 10.99.7.7",
         ] {
             let ip = Command::new("ip").args(words.split(' ')).status();

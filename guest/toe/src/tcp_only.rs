@@ -1,0 +1,27 @@
+//! Options of sockets that stay native, for the library and for the launcher.
+
+use libc::{IPPROTO_IP, IPPROTO_TCP, SOL_SOCKET, c_int};
+
+/// Whoever wants one of these wants TCP, or a special one: the socket stays native. Urgent data
+/// (SO_OOBINLINE), signed segments, sockets that are moved, bound to a device, sent without copies.
+pub(crate) const TCP_ONLY: [(c_int, c_int); 15] = [
+    (SOL_SOCKET, libc::SO_OOBINLINE),
+    (SOL_SOCKET, libc::SO_BINDTODEVICE),
+    (SOL_SOCKET, libc::SO_BINDTOIFINDEX),
+    (SOL_SOCKET, libc::SO_ZEROCOPY),
+    (SOL_SOCKET, libc::SO_TIMESTAMPING),
+    (SOL_SOCKET, libc::SO_MARK),
+    (IPPROTO_IP, libc::IP_OPTIONS),
+    (IPPROTO_IP, libc::IP_TRANSPARENT),
+    (IPPROTO_TCP, libc::TCP_MD5SIG),
+    (IPPROTO_TCP, TCP_MD5SIG_EXT),
+    (IPPROTO_TCP, libc::TCP_REPAIR),
+    (IPPROTO_TCP, libc::TCP_ULP),
+    (IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT),
+    (IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE),
+    (IPPROTO_TCP, TCP_AO_ADD_KEY),
+];
+/// `include/uapi/linux/tcp.h`.
+const TCP_MD5SIG_EXT: c_int = 32;
+const TCP_ZEROCOPY_RECEIVE: c_int = 35;
+const TCP_AO_ADD_KEY: c_int = 38;
