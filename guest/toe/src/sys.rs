@@ -471,9 +471,11 @@ pub(crate) fn raise_sigpipe() {
     unsafe { libc::raise(libc::SIGPIPE) };
 }
 
-/// Whether every signal that this process handles lets interrupted calls go on (SA_RESTART).
+/// Whether every signal that this process handles lets interrupted calls go on (SA_RESTART). Not
+/// asked of those that a thread causes itself: none comes while it waits, and runtimes handle them.
 pub(crate) fn signals_restart_calls() -> bool {
-    (1..=libc::SIGRTMAX()).all(|signal| {
+    let own = [libc::SIGILL, libc::SIGTRAP, libc::SIGBUS, libc::SIGFPE, libc::SIGSEGV];
+    (1..=libc::SIGRTMAX()).filter(|signal| !own.contains(signal)).all(|signal| {
         // SAFETY: zeroes are a sigaction.
         let mut action: libc::sigaction = unsafe { mem::zeroed() };
         // SAFETY: a sigaction is there; nothing is changed.

@@ -13,6 +13,7 @@ use nix::sys::socket::{MsgFlags, send, setsockopt, sockopt};
 use nix::sys::wait::WaitStatus;
 
 use crate::fork::{disconnect, in_a_child, option, polled};
+use crate::signals::wait_until_asleep;
 use crate::{Place, all_of, connect, pattern, says, told};
 
 pub(crate) fn run(place: &Place) {
@@ -85,13 +86,10 @@ fn readers_wake(place: &Place) {
     let mut reader = client.try_clone().expect("a second one");
     let (tells, who) = channel();
     let reading = thread::spawn(move || {
-        tells.send(nix::unistd::gettid()).expect("told");
+        tells.send(nix::unistd::gettid().as_raw()).expect("told");
         told(reader.read(&mut [0]))
     });
-    let reader = format!("/proc/self/task/{}/stat", who.recv().expect("a thread"));
-    while !std::fs::read_to_string(&reader).expect("it is there").contains(") S ") {
-        thread::yield_now();
-    }
+    wait_until_asleep(who.recv().expect("a thread"));
     says("somebody reads, and both directions are shut", told(client.shutdown(Shutdown::Both)));
     says("it reads", reading.join().expect("joined"));
     drop(server);

@@ -1,7 +1,9 @@
 //! fork(), which no safe code can offer, and calls that no safe crate has.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
@@ -54,6 +56,31 @@ pub(crate) fn disconnect(fd: RawFd) -> i32 {
 pub(crate) fn owned(fd: RawFd) -> OwnedFd {
     // SAFETY: the parent has left it for this, and nobody else has it.
     unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+static SIGNALS: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn count(_: i32) {
+    SIGNALS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// From now on SIGUSR1 is counted.
+pub(crate) fn handle_signals(restarts: bool) {
+    let flags = if restarts { SaFlags::SA_RESTART } else { SaFlags::empty() };
+    let action = SigAction::new(SigHandler::Handler(count), flags, SigSet::empty());
+    // SAFETY: the handler adds to a number, and does nothing else.
+    unsafe { sigaction(Signal::SIGUSR1, &action) }.expect("handled");
+}
+
+/// How many have come.
+pub(crate) fn signals_handled() -> usize {
+    SIGNALS.load(Ordering::Relaxed)
+}
+
+/// SIGUSR1 for a thread of this process.
+pub(crate) fn signal_thread(thread: libc::pid_t) {
+    // SAFETY: no pointers. The thread may be gone.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGUSR1) };
 }
 
 /// SIGPIPE kills again.

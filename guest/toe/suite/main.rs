@@ -6,6 +6,7 @@ mod ends;
 mod fork;
 mod listeners;
 mod readiness;
+mod signals;
 mod streams;
 
 use std::env;
@@ -20,11 +21,12 @@ use nix::sys::socket::{
 };
 
 /// Its parts.
-const SECTIONS: [(&str, Section); 4] = [
+const SECTIONS: [(&str, Section); 5] = [
     ("streams", streams::run),
     ("readiness", readiness::run),
     ("ends", ends::run),
     ("listeners", listeners::run),
+    ("signals", signals::run),
 ];
 
 type Section = fn(&Place);

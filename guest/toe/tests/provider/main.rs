@@ -31,8 +31,8 @@ const NATIVE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 0, 9));
 /// No program takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Parts of the suite, and how many of its connections go by TOE at least.
-const SECTIONS: [(&str, usize); 4] =
-    [("streams", 8), ("readiness", 6), ("ends", 300), ("listeners", 8)];
+const SECTIONS: [(&str, usize); 5] =
+    [("streams", 8), ("readiness", 6), ("ends", 300), ("listeners", 8), ("signals", 43)];
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 99, 7, 7));
 
 /// A guest: a network namespace with addresses, and a host beside it.
