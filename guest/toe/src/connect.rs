@@ -159,15 +159,26 @@ fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<Prepared>> {
         _ => return Ok(None),
     }
     if let Some((taken, port)) = reserved {
-        drop(taken);
         // It may have an address already, and no port (IP_BIND_ADDRESS_NO_PORT).
         let any = address::any(family, port);
         let name = own.map_or(any, |own| address::name(family, SocketAddr::new(own.ip(), port)));
-        if sys::bind_to(fd, &name).is_err() {
+        if take_over(fd, &taken, &name).is_err() {
             return Ok(None);
         }
     }
     Ok(Some(prepared))
+}
+
+/// Binds a socket to the port that `taken` has. It is not enough to close that before: a child that
+/// another thread has made has it, too, until it calls exec().
+fn take_over(fd: Fd, taken: &Temporary, name: &Name) -> Res {
+    let share = |fd, shared: c_int| {
+        sys::set_option(fd, SOL_SOCKET, libc::SO_REUSEADDR, &shared.to_ne_bytes())
+    };
+    let before = sys::number(fd, SOL_SOCKET, libc::SO_REUSEADDR)?;
+    share(taken.0, 1).and_then(|()| share(fd, 1))?;
+    let bound = sys::bind_to(fd, name);
+    share(fd, before).and(bound)
 }
 
 /// The number of an errno that the host knows.

@@ -50,6 +50,8 @@ pub(crate) struct State {
     /// Requests that have come since it does not.
     unanswered: usize,
     sockets: BTreeMap<Ports, Known>,
+    /// Connections that go on.
+    streams: BTreeMap<Ports, UnixStream>,
     next_port: u32,
     /// Connections between two guests' sockets that there were.
     pub(crate) connections: usize,
@@ -97,6 +99,7 @@ impl Host {
             is_silent: false,
             unanswered: 0,
             sockets: BTreeMap::new(),
+            streams: BTreeMap::new(),
             next_port: 1 << 16,
             connections: 0,
         }));
@@ -137,10 +140,14 @@ impl Host {
         self.wait_until("nobody asks", |state| state.unanswered >= count);
     }
 
-    /// Its daemon is another one, which knows nothing of control connections and listeners.
+    /// Its daemon is another one, which knows nothing of connections and listeners.
     pub(crate) fn restart(&self) {
         let mut state = self.state();
         state.listeners.clear();
+        for (ports, stream) in std::mem::take(&mut state.streams) {
+            state.fail([ports]);
+            let _ = stream.shutdown(Shutdown::Both);
+        }
         for control in state.controls.values() {
             let _ = control.shutdown(Shutdown::Both);
         }
@@ -248,7 +255,7 @@ impl State {
         self.connections -= 1;
     }
 
-    fn fail(&mut self, ports: [Ports; 2]) {
+    fn fail<const N: usize>(&mut self, ports: [Ports; N]) {
         for ports in ports {
             if let Some(known) = self.sockets.get_mut(&ports) {
                 (known.code, known.standing) = (Code::Failed(Errno::Reset), Standing::Failed);
@@ -295,10 +302,15 @@ fn connected(directory: &Path, mut stream: UnixStream, guest: u32, shared: &Mute
     };
     stream.write_all(b"!").expect("told");
     let (from, to) = (stream.try_clone().expect("a copy"), second.try_clone().expect("a copy"));
+    for (ports, stream) in [(ports, &stream), (far, &second)] {
+        let copy = stream.try_clone().expect("a copy");
+        shared.lock().expect("no panic").streams.insert(ports, copy);
+    }
     thread::scope(|scope| {
         scope.spawn(|| carry(shared, [ports, far], from, to));
         carry(shared, [far, ports], second, stream);
     });
+    shared.lock().expect("no panic").streams.retain(|known, _| ![ports, far].contains(known));
 }
 
 /// Calls a guest that listens.

@@ -153,6 +153,56 @@ while hear():
 }
 
 #[test]
+fn connections_go_by_toe_while_other_threads_start_programs() {
+    let Some(world) = World::of_scripts() else { return };
+    let _server = echo(&world);
+    let client = world.script(
+        "
+import subprocess
+done = threading.Event()
+def starts():
+    while not done.is_set(): subprocess.run(['true'])
+starting = threading.Thread(target=starts)
+starting.start()
+for i in range(200): connected(8030).close()
+done.set()
+starting.join()
+say('done')
+",
+    );
+    assert_eq!(client.says(), "done");
+    assert_eq!(world.host.state().connections, 200);
+}
+
+#[test]
+fn a_stream_whose_daemon_dies_does_not_end_clean() {
+    let Some(world) = World::of_scripts() else { return };
+    let server = "
+listener = listening(PORT)
+say('listens')
+s, _ = listener.accept()
+while type(told(s.sendall, b'x' * 70001)) is not str: pass
+";
+    let reader = "
+s = connected(PORT)
+s.recv(100)
+say('reads')
+while type(got := told(s.recv, 100000)) is bytes and got: pass
+say('then', got)
+";
+    // The library reads from the library, then the launcher from the launcher.
+    let kinds: [fn(&World, &str) -> Script; 2] = [World::script, World::launched_script];
+    for (kind, port) in kinds.into_iter().zip(["8042", "8043"]) {
+        let server = kind(&world, &server.replace("PORT", port));
+        assert_eq!(server.says(), "listens");
+        let reader = kind(&world, &reader.replace("PORT", port));
+        assert_eq!(reader.says(), "reads");
+        world.host.restart();
+        assert_eq!(reader.says(), "then ECONNRESET");
+    }
+}
+
+#[test]
 fn a_listener_goes_through_exec_however_it_was_made_to() {
     let Some(world) = World::of_scripts() else { return };
     let server = world.script(
