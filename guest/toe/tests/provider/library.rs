@@ -9,7 +9,7 @@ listener = listening(8030)
 say('listens')
 while True:
     s, _ = listener.accept()
-    while data := s.recv(100): s.sendall(data)
+    while type(data := told(s.recv, 100)) is bytes and data: told(s.sendall, data)
     s.close()
 ";
 
@@ -172,6 +172,20 @@ say('done')
     );
     assert_eq!(client.says(), "done");
     assert_eq!(world.host.state().connections, 200);
+}
+
+#[test]
+fn who_waits_in_accept_asks_a_new_daemon_for_its_listener() {
+    let Some(world) = World::of_scripts() else { return };
+    let _server = echo(&world);
+    for connections in 1..=3 {
+        let client = world.script("s = connected(8030)\ns.sendall(b'x')\nsay(s.recv(1))\n");
+        assert_eq!(client.says(), "b'x'");
+        drop(client);
+        assert_eq!(world.host.state().connections, connections);
+        world.host.restart();
+        world.host.wait_for_listener(8030);
+    }
 }
 
 #[test]
