@@ -14,7 +14,7 @@ use nightporter_core::toe::control::{Ask, Asked, Code};
 use crate::connect::Temporary;
 use crate::control;
 use crate::listen::{self, LEASE};
-use crate::sys::{self, Fd, Res};
+use crate::sys::{self, Fd, Res, Undisturbed};
 use crate::table::{self, Hidden};
 
 /// While somebody asks, and after it was in vain, this process does not ask for so long.
@@ -46,6 +46,8 @@ impl Lease {
 
     /// Asks for a listener, and wakes `epoll` when the lease has ended.
     pub(crate) fn take(&self, ask: Ask, epoll: Fd) -> Res {
+        // A signal would interrupt the answer, whatever its handler says: there is a limit of time.
+        let _undisturbed = Undisturbed::begin();
         let line = Temporary(control::connect()?);
         if control::exchange(line.0, Asked { tag: 0, ask })?.code != Code::Done {
             return Err(libc::EOPNOTSUPP);

@@ -157,6 +157,7 @@ impl Listener {
     /// accept4() of the descriptor `fd`.
     pub(crate) fn accept(&self, fd: Fd, flags: c_int) -> Res<(Fd, Name)> {
         loop {
+            let mut interrupted = false;
             let toe_first = self.toe_first.fetch_xor(true, Ordering::Relaxed);
             for is_toe in [toe_first, !toe_first] {
                 let accepted = if is_toe {
@@ -164,13 +165,19 @@ impl Listener {
                 } else {
                     sys::accept_from(self.native.0, flags).inspect(|(fd, _)| table::is_foreign(*fd))
                 };
-                if !matches!(accepted, Err(libc::EAGAIN)) {
-                    return accepted;
+                match accepted {
+                    Err(libc::EAGAIN) => {}
+                    // vsock says so even if it does not block.
+                    Err(libc::EINTR) => interrupted = true,
+                    accepted => return accepted,
                 }
             }
             self.lease.renew(|| ask_for(self.native.0, self.toe.0), fd);
             if sys::is_nonblocking(fd) {
                 return Err(libc::EAGAIN);
+            }
+            if interrupted && !sys::signals_restart_calls() {
+                return Err(libc::EINTR);
             }
             // The end of the lease wakes as well; the confined cannot renew that.
             let halves = [(self.native.0, libc::POLLIN), (self.toe.0, libc::POLLIN)];

@@ -6,10 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-
-use crate::script::Script;
+use crate::script::{Script, signal};
 use crate::{GUEST, LAUNCHER, World};
 
 /// Takes one who comes, says what it gets, and how that ends.
@@ -136,11 +133,6 @@ while True:
     while data := s.recv(100): s.sendall(data)
     s.close()
 ";
-
-fn signal(listens: &str) {
-    let pid = listens.split(' ').nth(1).expect("a number").parse().expect("a number");
-    kill(Pid::from_raw(pid), Signal::SIGUSR1).expect("it is there");
-}
 
 #[test]
 fn a_signal_ends_an_accept_that_waits() {

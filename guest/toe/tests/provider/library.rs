@@ -1,7 +1,7 @@
 //! What a program sees under the library when something goes wrong, or when it does what few do.
 
 use crate::World;
-use crate::script::Script;
+use crate::script::{Script, signal};
 
 /// Answers each who comes with a word, and ends when a word comes back.
 const ECHO: &str = "
@@ -186,6 +186,26 @@ fn who_waits_in_accept_asks_a_new_daemon_for_its_listener() {
         world.host.restart();
         world.host.wait_for_listener(8030);
     }
+}
+
+#[test]
+fn a_signal_does_not_keep_a_listener_from_being_asked_for() {
+    let Some(world) = World::of_scripts() else { return };
+    let server = world.script(
+        &ECHO
+            .replace("say('listens')", "say('listens', os.getpid())")
+            .replace("listener = ", "signal.signal(signal.SIGUSR1, lambda *_: None)\nlistener = "),
+    );
+    let listens = server.says();
+    world.host.be_silent(true);
+    world.host.restart();
+    world.host.wait_for_unanswered(1);
+    signal(&listens);
+    world.host.be_silent(false);
+    world.host.wait_for_listener(8030);
+    let client = world.script("s = connected(8030)\ns.sendall(b'x')\nsay(s.recv(1))\n");
+    assert_eq!(client.says(), "b'x'");
+    assert_eq!(world.host.state().connections, 1);
 }
 
 #[test]

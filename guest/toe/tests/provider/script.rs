@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::programs::is_installed;
@@ -75,6 +75,12 @@ impl Script {
     pub(crate) fn hears(&mut self, word: &str) {
         writeln!(self.child.stdin.as_mut().expect("a pipe"), "{word}").expect("it listens");
     }
+}
+
+/// SIGUSR1 for the process whose number is the second word of what it said.
+pub(crate) fn signal(said: &str) {
+    let pid = said.split(' ').nth(1).expect("a number").parse().expect("a number");
+    kill(Pid::from_raw(pid), Signal::SIGUSR1).expect("it is there");
 }
 
 impl Drop for Script {
