@@ -17,13 +17,15 @@ use crate::listen::{self, LEASE};
 use crate::sys::{self, Fd, Res, Undisturbed};
 use crate::table::{self, Hidden};
 
-/// While somebody asks, and after it was in vain, this process does not ask for so long.
+/// While there is none a process does not ask again before this: another may be at it, or the host
+/// away.
 const RENEWAL_MS: i64 = 1_000;
 
 /// See the module doc.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) held_in: Hidden,
+    /// 0 as long as there was one.
     not_before_ms: AtomicI64,
 }
 
@@ -59,20 +61,28 @@ impl Lease {
     /// A daemon that was started anew knows of no listener: one that is dead goes, and another is
     /// asked for.
     pub(crate) fn renew(&self, ask: impl FnOnce() -> Res<Ask>, epoll: Fd) {
-        if table::is_confined() || self.is_alive() {
+        if table::is_confined() {
             return;
         }
-        // The last descriptor of what is dead: the epoll forgets it with that.
+        if self.is_alive() {
+            self.not_before_ms.store(0, Ordering::Relaxed);
+            return;
+        }
+        // The last descriptor of what is dead: the epoll forgets it with that. Of all processes
+        // that find it dead at once the one that has taken it out asks.
+        let mut at_once = false;
         while let Ok(dead) = self.look(0) {
             drop(dead);
+            at_once = true;
         }
         let now_ms = sys::now_ms();
-        if now_ms < self.not_before_ms.load(Ordering::Relaxed) {
+        let not_before_ms = self.not_before_ms.load(Ordering::Relaxed);
+        if !at_once && now_ms < not_before_ms {
             return;
         }
         self.not_before_ms.store(now_ms + RENEWAL_MS, Ordering::Relaxed);
-        if ask().and_then(|ask| self.take(ask, epoll)).is_ok() {
-            self.not_before_ms.store(0, Ordering::Relaxed);
+        if at_once || not_before_ms != 0 {
+            let _ = ask().and_then(|ask| self.take(ask, epoll));
         }
     }
 

@@ -42,6 +42,8 @@ pub(crate) struct State {
     pub(crate) programs: Vec<Program>,
     wanted: BTreeMap<u32, (SocketAddr, SocketAddr)>,
     listeners: Vec<Listener>,
+    /// How often it was asked for one.
+    pub(crate) asked_to_listen: usize,
     /// Control connections, by number.
     controls: BTreeMap<usize, UnixStream>,
     next_control: usize,
@@ -94,6 +96,7 @@ impl Host {
             programs: Vec::new(),
             wanted: BTreeMap::new(),
             listeners: Vec::new(),
+            asked_to_listen: 0,
             controls: BTreeMap::new(),
             next_control: 0,
             is_silent: false,
@@ -216,6 +219,7 @@ impl State {
                 Code::Done
             }
             Ask::Listen { guest, at, v4 } => {
+                self.asked_to_listen += 1;
                 // One for a port: whoever asks again has it from then on.
                 self.listeners.retain(|known| (known.at, known.guest) != (at, guest));
                 self.listeners.push(Listener { at, guest, v4, control });

@@ -237,6 +237,26 @@ say('then', got)
 }
 
 #[test]
+fn one_worker_asks_for_all_of_a_listener() {
+    let Some(world) = World::of_scripts() else { return };
+    let server = world.script(PREFORK);
+    assert_eq!(server.says(), "listens");
+    world.host.be_silent(true);
+    world.host.state().asked_to_listen = 0;
+    world.host.restart();
+    world.host.wait_for_unanswered(1);
+    // The others serve, and find that there is no lease.
+    let client = world.native_script("for _ in range(9): say(connected(8034).recv(100) != b'')\n");
+    assert!((0..9).all(|_| client.says() == "True"));
+    world.host.be_silent(false);
+    world.host.wait_for_listener(8034);
+    let client = world.script("for _ in range(9): say(connected(8034).recv(100) != b'')\n");
+    assert!((0..9).all(|_| client.says() == "True"));
+    let state = world.host.state();
+    assert_eq!((state.asked_to_listen, state.connections), (1, 9));
+}
+
+#[test]
 fn a_listener_goes_through_exec_however_it_was_made_to() {
     let Some(world) = World::of_scripts() else { return };
     let server = world.script(
