@@ -399,6 +399,10 @@ pub struct FabricStatus {
     pub lost: u64,
     /// Of these, those in which was said what no honest host says.
     pub nonsense: u64,
+    /// Hosts that did not prove who they are when they were asked, and streams that do not show
+    /// what an own one would; see `ca` of `[toe]`.
+    #[serde(default)]
+    pub unproven: u64,
 }
 
 /// Some connections, in order of their numbers.

@@ -149,16 +149,13 @@ pub const QUICK_ACKS: u8 = 16;
 /// Ends of segments of G that are remembered, to send small ones as they came (FLOOD-07): 8 KiB.
 pub const SEGMENT_ENDS_MAX: usize = 1024;
 /// Runs of bytes kept of what is under way to R, for each of its segments: SACK blocks that would
-/// cut it into more are ignored, and what leaves in more instants is joined. An honest R cuts at
-/// segments.
+/// cut it into more are ignored. An honest R cuts at segments.
 pub const SENT_RUNS_PER_SEGMENT: u64 = 2;
-/// Shorter segments count as ones of this: a run of 24 bytes for each 256 bytes under way at most.
-pub const SENT_SEGMENT_MIN: u64 = 512;
-/// And so many are kept of whatever is under way: 64 small messages, a run of 24 bytes each.
-pub const SENT_RUNS_MIN: usize = 64;
+/// And so many are kept of whatever is under way: 16 runs of 24 bytes.
+pub const SENT_RUNS_MIN: u64 = 16;
 /// And so many at most: an ACK with SACK blocks looks at each, and R chooses how many there are.
 /// 2048 holes are the losses of one segment in 100 of a window of 290 MB.
-pub const SENT_RUNS_MAX: usize = 4096;
+pub const SENT_RUNS_MAX: u64 = 4096;
 /// First windows of senders that must be free, or a VM's guest is told to flood no more (FLOOD-28):
 /// so many connections may begin until it has heard that.
 pub const FLOODING_PLACES: u64 = 8;
@@ -205,10 +202,6 @@ pub const FLOW_RECORD_BYTES: usize = 160;
 pub const FLOW_STATE_BYTES: usize = 328;
 /// What the daemon knows of a path for whose guest it has sent, while the flow is idle.
 pub const SENDER_MEMORY_BYTES: usize = 640;
-/// What it takes to send for a guest, for every two pages that its bytes have: each sender has two
-/// at least. Its state, ranges out of order, ends of segments, and runs of what is under way, for
-/// which there is twice the place that they need.
-pub const SENDER_BYTES: usize = 16 * 1024;
 /// A tracked flow that owes nothing and was idle for [`T_PARK`].
 pub const FLOW_BYTES_IDLE: usize =
     FLOW_SLOT_OVERHEAD + FLOW_INDEX_BYTES + FLOW_TIMER_BYTES + FLOW_STATE_BYTES;

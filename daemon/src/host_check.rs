@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use crate::config::station::at_strangers;
 use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
 use crate::owners::Owners;
-use crate::start::{large_mtus, registry_files};
+use crate::start::{large_mtus, proof_of, registry_files};
 
 /// What was found, each with its fix.
 #[derive(Debug, Default)]
@@ -29,6 +29,7 @@ pub fn check_host(config: &Config) -> Findings {
     problems.extend(
         config.registry.iter().filter_map(|it| registry_files(it).err()).map(|e| e.to_string()),
     );
+    problems.extend(proof_of(config).err().map(|e| e.to_string()));
     problems.extend(config.daemon.cpu.and_then(missing_cpu));
     // Those come later, or never.
     let interfaces = config.uplinks.iter().filter_map(missing_interface);

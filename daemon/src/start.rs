@@ -13,6 +13,7 @@ use nightporter_core::time::Duration;
 use nightporter_registry::Registry;
 use nightporter_registry::etcd::{self, Etcd};
 use nightporter_registry::listed::Listed;
+use nightporter_registry::tls::Tls;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
@@ -38,7 +39,7 @@ use crate::sandbox::Sandbox;
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
-use crate::toe::{GUEST_CID, Member};
+use crate::toe::{GUEST_CID, Member, Proof};
 use crate::vhost::listener::Access;
 use crate::vhost::vsock::Vsock;
 use crate::watchdog;
@@ -203,6 +204,25 @@ pub(crate) fn registry_files(registry: &RegistryConfig) -> Result<Secrets, Start
         _ => None,
     };
     Ok((tls, user))
+}
+
+/// Reads by what this host proves who it is, if it does.
+pub(crate) fn proof_of(config: &Config) -> Result<Option<Tls<Proof>>, StartError> {
+    let Some(files) = config.toe.as_ref().and_then(|toe| toe.proof.clone()) else {
+        return Ok(None);
+    };
+    let fix = "give PEM files that the daemon can read; docs/configuration.md says what hosts show";
+    let proof = Tls::of(files, Proof::read).map_err(|e| error(format!("toe: {e}"), fix))?;
+    for overlay in &config.overlays {
+        let address = overlay.local.ip();
+        if !proof.config().is_of(address) {
+            let fix = "give a certificate with a subjectAltName of IP:ADDRESS for each overlay";
+            let what =
+                format!("toe: the certificate is not for {address}, where {} is", overlay.name);
+            return Err(error(what, fix));
+        }
+    }
+    Ok(Some(proof))
 }
 
 /// Ports may come, go and change. Before the worker has its place, which threads inherit.

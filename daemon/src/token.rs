@@ -44,6 +44,8 @@ pub(crate) enum Token {
     StreamListener(u16),
     /// A connection to another host has begun.
     Dialer,
+    /// There may be tickets for streams to other hosts.
+    Trust,
     /// A stream between hosts; its place.
     Stream(u32),
 }
@@ -77,6 +79,7 @@ impl Token {
             Self::Toe(slot, Source::Kick(vring)) => pack(19, slot, vring),
             Self::StreamListener(i) => pack(20, i, 0),
             Self::Dialer => pack(21, 0, 0),
+            Self::Trust => pack(23, 0, 0),
             Self::Stream(place) => 22 << 32 | u64::from(place),
         }
     }
@@ -113,6 +116,7 @@ impl Token {
             19 => Self::Toe(slot, Source::Kick(vring)),
             20 => Self::StreamListener(slot),
             21 => Self::Dialer,
+            23 => Self::Trust,
             22 => Self::Stream(u32::from_be_bytes([s1, s0, v1, v0])),
             _ => panic!("{bits:#x} is not a token"),
         }
@@ -152,6 +156,7 @@ mod tests {
             Token::Toe(7, Source::Kick(2)),
             Token::StreamListener(1),
             Token::Dialer,
+            Token::Trust,
             Token::Stream(u32::MAX),
         ] {
             assert_eq!(Token::unpack(token.pack()), token);

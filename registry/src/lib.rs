@@ -19,7 +19,8 @@
 
 pub mod etcd;
 pub mod listed;
-mod mail;
+pub mod mail;
+pub mod tls;
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -18,30 +18,37 @@ const CHANNEL: usize = 1024;
 
 /// An eventfd.
 #[derive(Clone, Debug)]
-pub(crate) struct Bell(Arc<OwnedFd>);
+pub struct Bell(Arc<OwnedFd>);
 
 impl Bell {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// A silent one.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?)))
     }
 
-    pub(crate) fn ring(&self) {
+    /// Who waits for it wakes.
+    pub fn ring(&self) {
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
     /// It is silent until it is rung again.
-    pub(crate) fn silence(&self) {
+    pub fn silence(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    /// Readable when it was rung.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
 /// Where words come in.
 #[derive(Debug)]
-pub(crate) struct Inbox<T> {
+pub struct Inbox<T> {
     channel: Receiver<T>,
     bell: Bell,
     sender: Bell,
@@ -50,7 +57,7 @@ pub(crate) struct Inbox<T> {
 
 /// Where words go out.
 #[derive(Debug)]
-pub(crate) struct Outbox<K, T> {
+pub struct Outbox<K, T> {
     channel: SyncSender<T>,
     waiting: BTreeMap<K, T>,
     bell: Bell,
@@ -58,7 +65,8 @@ pub(crate) struct Outbox<K, T> {
 }
 
 /// Words from who has the bell `from` to who has the bell `to`.
-pub(crate) fn mail<K: Ord, T>(from: &Bell, to: &Bell) -> (Outbox<K, T>, Inbox<T>) {
+#[must_use]
+pub fn mail<K: Ord, T>(from: &Bell, to: &Bell) -> (Outbox<K, T>, Inbox<T>) {
     let (sender, receiver) = sync_channel(CHANNEL);
     let waits = Arc::new(AtomicBool::new(false));
     let sender_waits = Arc::clone(&waits);
@@ -67,8 +75,11 @@ pub(crate) fn mail<K: Ord, T>(from: &Bell, to: &Bell) -> (Outbox<K, T>, Inbox<T>
 }
 
 impl<T> Inbox<T> {
-    /// The next word, if there is one. Errors: the other side has gone.
-    pub(crate) fn take(&self) -> Result<Option<T>, Gone> {
+    /// The next word, if there is one.
+    ///
+    /// # Errors
+    /// The other side has gone.
+    pub fn take(&self) -> Result<Option<T>, Gone> {
         let first = self.channel.try_recv();
         if first.is_ok() {
             return first.map(Some).map_err(|_| Gone);
@@ -92,17 +103,17 @@ impl<T> Inbox<T> {
 
 /// The other side is no more.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Gone;
+pub struct Gone;
 
 impl<K: Ord + Clone, T> Outbox<K, T> {
     /// The last word about `key`.
-    pub(crate) fn post(&mut self, key: K, word: T) {
+    pub fn post(&mut self, key: K, word: T) {
         self.waiting.insert(key, word);
         self.flush();
     }
 
     /// Hands over what waits, as much as there is room for. To be called when the own bell rings.
-    pub(crate) fn flush(&mut self) {
+    pub fn flush(&mut self) {
         let (mut rang, mut told) = (false, false);
         while let Some((key, word)) = self.waiting.pop_first() {
             match self.channel.try_send(word) {

@@ -4,9 +4,7 @@
 //! queue of runs, in their order in the stream. A run is bytes that are alike: left at the same
 //! instant, had the same fate since. What an ACK says cuts runs at exactly the bytes it names, and
 //! neighbours that have become alike are joined again, so that a path without losses has one run
-//! for each burst. There are only so many runs: what leaves when there are no more joins the run
-//! before it, as if that had left just now. So nothing is lost too soon, and nobody learns from its
-//! arrival how long a round trip takes.
+//! for each burst.
 //!
 //! ```text
 //!   una                                                    next
@@ -17,7 +15,7 @@
 
 use std::collections::VecDeque;
 
-use crate::limits::{SENT_RUNS_MAX, SENT_RUNS_MIN, SENT_RUNS_PER_SEGMENT, SENT_SEGMENT_MIN};
+use crate::limits::{SENT_RUNS_MAX, SENT_RUNS_MIN, SENT_RUNS_PER_SEGMENT};
 use crate::time::Instant;
 
 /// Where the bytes of a run are.
@@ -40,15 +38,12 @@ struct Run {
     state: State,
     /// They were sent more than once.
     again: bool,
-    /// Some of them left before `sent_at`.
-    merged: bool,
 }
 
 impl Run {
     /// The same could be said of both; when SACKed bytes left no longer matters.
     fn is_like(&self, other: &Self) -> bool {
-        let same_time =
-            (self.sent_at, self.again, self.merged) == (other.sent_at, other.again, other.merged);
+        let same_time = self.sent_at == other.sent_at && self.again == other.again;
         self.state == other.state && (same_time || self.state == State::Sacked)
     }
 }
@@ -64,8 +59,6 @@ pub struct Piece {
     pub sent_at: Instant,
     /// It was sent more than once.
     pub again: bool,
-    /// Some of it left before `sent_at`: nothing is to be learned from when it arrives.
-    pub merged: bool,
     /// Where it is, or was until now.
     pub state: State,
 }
@@ -78,9 +71,6 @@ pub struct Delivered {
     /// Bytes that R has for the first time, acknowledged or SACKed.
     pub bytes: u64,
 }
-
-/// Bytes that a run takes.
-pub(crate) const RUN_BYTES: usize = size_of::<Run>();
 
 /// See the module doc.
 #[derive(Clone, Debug)]
@@ -183,8 +173,7 @@ impl Scoreboard {
     /// New bytes `[next, to)` leave.
     pub fn on_sent(&mut self, to: u64, now: Instant) {
         debug_assert!(to > self.next, "nothing sent");
-        let merged = self.is_full() && self.merges(self.runs.len(), false, now);
-        let run = Run { end: to, sent_at: now, state: State::Flying, again: false, merged };
+        let run = Run { end: to, sent_at: now, state: State::Flying, again: false };
         match self.runs.back_mut() {
             Some(last) if last.is_like(&run) => last.end = to,
             _ => self.runs.push_back(run),
@@ -195,11 +184,9 @@ impl Scoreboard {
     /// Bytes `[from, to)` leave once more. Those that are SACKed meanwhile stay so.
     pub fn on_sent_again(&mut self, from: u64, to: u64, now: Instant) {
         self.copies_end = self.copies_end.max(to);
-        let before = self.runs.partition_point(|run| run.end < from) + 1;
-        let merged = self.is_full() && self.merges(before, true, now);
         self.change(from, to, |run| {
             if run.state != State::Sacked {
-                *run = Run { sent_at: now, state: State::Flying, again: true, merged, ..*run };
+                *run = Run { sent_at: now, state: State::Flying, again: true, ..*run };
             }
         });
     }
@@ -228,11 +215,10 @@ impl Scoreboard {
                 delivered(&p);
             }
         }
-        self.give_back();
         let mut last = (0, 0);
         while let Some(&(from, to)) = blocks.iter().filter(|block| **block > last).min() {
             last = (from, to);
-            if from < to && from >= self.una && to <= self.next && !self.is_full() {
+            if from < to && from >= self.una && to <= self.next && self.may_cut() {
                 news += self.on_block(from, to, &mut delivered);
             }
         }
@@ -294,31 +280,11 @@ impl Scoreboard {
 
     // --- Runs ----------------------------------------------------------------------------------
 
-    /// There are as many runs as may be. SACK is advice (RFC 2018 section 8), so that what is
-    /// ignored breaks nothing.
-    fn is_full(&self) -> bool {
-        self.runs.len() >= SENT_RUNS_MIN && {
-            let segments = self.flight() / self.mss.max(SENT_SEGMENT_MIN);
-            let most = usize::try_from(segments * SENT_RUNS_PER_SEGMENT).unwrap_or(usize::MAX);
-            self.runs.len() >= most.clamp(SENT_RUNS_MIN, SENT_RUNS_MAX)
-        }
-    }
-
-    /// The memory of many runs goes with them: others have the pages of what they were of.
-    fn give_back(&mut self) {
-        let most = 2 * SENT_RUNS_MIN;
-        if self.runs.capacity() > most && self.runs.len() * 4 < self.runs.capacity() {
-            self.runs.shrink_to(most.max(self.runs.len() * 2));
-        }
-    }
-
-    /// What leaves now joins the run before `end`, if that is on its way and was sent as often.
-    fn merges(&mut self, end: usize, again: bool, now: Instant) -> bool {
-        let last = end.checked_sub(1).and_then(|last| self.runs.get_mut(last));
-        let alike = last.filter(|run| run.state == State::Flying && run.again == again);
-        let Some(run) = alike else { return false };
-        (run.merged, run.sent_at) = (run.merged || run.sent_at < now, now);
-        run.merged
+    /// SACK is advice (RFC 2018 section 8), so that what is ignored breaks nothing.
+    fn may_cut(&self) -> bool {
+        let segments = self.flight() / self.mss.max(1);
+        let most = (segments * SENT_RUNS_PER_SEGMENT).clamp(SENT_RUNS_MIN, SENT_RUNS_MAX);
+        (self.runs.len() as u64) < most
     }
 
     /// R has `[from, to)`. How many bytes of it are news.
@@ -402,8 +368,7 @@ impl Scoreboard {
 }
 
 fn piece(from: u64, run: &Run) -> Piece {
-    let Run { end: to, sent_at, state, again, merged } = *run;
-    Piece { from, to, sent_at, again, merged, state }
+    Piece { from, to: run.end, sent_at: run.sent_at, again: run.again, state: run.state }
 }
 
 #[cfg(test)]

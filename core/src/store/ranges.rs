@@ -45,9 +45,6 @@ pub struct Ranges(Option<Box<Inner>>);
 
 const _: () = assert!(size_of::<Ranges>() == 8);
 
-/// Bytes that they take at most.
-pub(crate) const RANGES_BYTES: usize = size_of::<Inner>() + OOO_RANGES_MAX * size_of::<Range>();
-
 impl Ranges {
     /// Whether nothing is held out of order.
     #[must_use]

@@ -37,6 +37,13 @@ const ASK_TIMES: u32 = 3;
 const REQUEST: usize = TAG + 16 + 16;
 const TAG: usize = 8;
 
+/// What the daemon has of other processes when one is started, which that one closes.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) connector: Option<Connector>,
+    pub(crate) dialer: Option<Dialer>,
+}
+
 /// The daemon's side.
 #[derive(Debug)]
 pub(crate) struct Dialer {
@@ -47,18 +54,18 @@ pub(crate) struct Dialer {
 
 impl Dialer {
     /// Starts the process, for this port. To be called while there is one thread, and before the
-    /// broker is started, whose channel it would have; that of the connector it closes.
+    /// broker is started, whose channel it would have; those that are held it closes.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn start(port: u16, connector: &mut Option<Connector>) -> Result<Self, StartError> {
+    pub(crate) fn start(port: u16, held: &mut Held) -> Result<Self, StartError> {
         let failed = |e: io::Error| {
             let what = format!("cannot start the process that connects to other hosts: {e}");
             error(what, "report this")
         };
         let (ours, theirs) = Channel::pair(ANSWER_MAX).map_err(failed)?;
         if sys::split().map_err(failed)? {
-            drop((ours, connector.take()));
+            drop((ours, held.connector.take(), held.dialer.take()));
             run(port, &theirs);
         }
         drop(theirs);

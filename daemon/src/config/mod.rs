@@ -19,8 +19,8 @@ use std::path::{Path, PathBuf};
 
 use nightporter_core::congestion::Algorithm;
 use nightporter_core::limits::{
-    BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX, PAGE,
-    SENDER_BYTES, SENDER_MEMORY_BYTES, toe_bytes_max,
+    BACKLOGS_BYTES_MAX, FLOW_BUFFER_MIN, FLOW_BYTES_IDLE, FLOW_RECORD_BYTES, FLOWS_MAX,
+    SENDER_MEMORY_BYTES, toe_bytes_max,
 };
 use nightporter_registry::Station;
 
@@ -39,7 +39,7 @@ pub const RUN_DIR: &str = "/run/nightporter";
 /// What the daemon takes with no VM at all: itself, tables, what operators have asked for.
 const OWN_BYTES: u64 = 64 << 20;
 /// What a connection with bytes in the store takes besides, and each has [`FLOW_BUFFER_MIN`] there:
-/// what has come out of order, and its state.
+/// what has come out of order, and what it takes to send for its guest.
 const BUSY_FLOW_BYTES: u64 = 4096;
 
 /// A whole, consistent configuration: names, sockets and MACs are unique, sizes are in range.
@@ -311,18 +311,15 @@ impl Config {
     /// the store, all connections that may be tracked and what is known of their paths, frames that
     /// wait for full rings and for overlays that share a UDP port, payload of sockets, and
     /// [`OWN_BYTES`]. Guests' memory is not among it, nor are its [page tables](page_tables_max),
-    /// nor what others write into a registry (`docs/overlay.md`), nor what it takes to send for
-    /// guests for which an operator turns that on at run time (`docs/configuration.md`).
+    /// nor what others write into a registry (`docs/overlay.md`).
     #[must_use]
     pub fn memory_max(&self) -> u64 {
         let flow = (FLOW_BYTES_IDLE + FLOW_RECORD_BYTES) as u64;
         let sockets = toe_bytes_max(self.vms.iter().filter(|vm| vm.toe).count());
         let store = self.budget_sum();
         let busy = store / FLOW_BUFFER_MIN * BUSY_FLOW_BYTES;
-        let senders = || self.vms.iter().filter(|vm| vm.congestion_offload);
-        let paths = senders().map(|vm| u64::from(vm.flows_max)).sum::<u64>().min(FLOWS_MAX.into());
-        // They have half of the budget, and two pages each at least.
-        let sending = senders().map(|vm| vm.budget).sum::<u64>() / (4 * PAGE as u64);
+        let senders = self.vms.iter().filter(|vm| vm.congestion_offload);
+        let paths = senders.map(|vm| u64::from(vm.flows_max)).sum::<u64>().min(FLOWS_MAX.into());
         let share = |overlay: &&OverlayConfig| {
             self.overlays.iter().filter(|other| other.local == overlay.local).count() > 1
         };
@@ -331,7 +328,6 @@ impl Config {
         let sum = store
             + u64::from(self.flows_sum()) * flow
             + paths * SENDER_MEMORY_BYTES as u64
-            + sending * SENDER_BYTES as u64
             + busy
             + sockets as u64
             + fixed;

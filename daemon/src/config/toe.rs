@@ -1,23 +1,49 @@
 //! `[toe]`: guests' sockets on other hosts.
 
-use super::keys::{Keys, plain};
+use std::path::{Path, PathBuf};
+
+use nightporter_registry::tls::Files;
+
+use super::keys::{Keys, path as path_text, plain};
+use super::parse::path;
 use super::reader::{Section, integer};
 
 /// Where hosts connect to each other, if nobody says otherwise.
 const PORT: u16 = 4793;
 
 /// `[toe]`: the virtual TOE between hosts. Without it sockets go to guests of this host alone.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ToeConfig {
     /// The TCP port that all hosts listen at, at their overlays' addresses. Default 4793.
     pub port: u16,
+    /// `ca`, `certificate` and `key`: by what hosts prove to each other who they are, at the next
+    /// port. Default: nothing, they are told by their addresses alone.
+    pub proof: Option<Files>,
 }
 
 impl ToeConfig {
+    /// The TCP port at which hosts prove who they are.
+    #[must_use]
+    pub const fn proof_port(&self) -> u16 {
+        self.port.saturating_add(1)
+    }
+
+    /// What is read to prove who this host is.
+    pub(crate) fn proof_files(&self) -> impl Iterator<Item = &Path> {
+        self.proof.iter().flat_map(Files::all).map(PathBuf::as_path)
+    }
+
     /// All keys of `[toe]`.
     #[must_use]
     pub fn keys(&self) -> Keys {
-        vec![("port", plain(self.port))]
+        let text = |path: Option<&PathBuf>| path.and_then(|path| path_text(path));
+        let own = self.proof.as_ref().and_then(|files| files.own.as_ref());
+        vec![
+            ("port", plain(self.port)),
+            ("ca", text(self.proof.as_ref().map(|files| &files.ca))),
+            ("certificate", text(own.map(|(certificate, _)| certificate))),
+            ("key", text(own.map(|(_, key)| key))),
+        ]
     }
 }
 
@@ -27,8 +53,25 @@ pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
         let what = "needs an [[overlay]]: sockets reach what its frames reach".into();
         s.problem("port", what, "add the overlay that both hosts' VMs are on, or remove [toe]");
     }
+    let port = port.and_then(|n| u16::try_from(n).ok()).unwrap_or(PORT);
+    let mut file = |key| s.get(key, "give the absolute path of a file", path);
+    let proof = match [file("ca"), file("certificate"), file("key")] {
+        [Some(ca), Some(certificate), Some(key)] => {
+            Some(Files { ca, own: Some((certificate, key)) })
+        }
+        [None, None, None] => None,
+        _ => {
+            let what = "goes with `certificate` and `key`: none, or all three".into();
+            s.problem("ca", what, "give who vouches for hosts, and what this one shows");
+            None
+        }
+    };
+    if proof.is_some() && port == u16::MAX {
+        let what = "hosts prove who they are at the next one, which there is not".into();
+        s.problem("port", what, "give a smaller one, on all hosts");
+    }
     s.finish();
-    ToeConfig { port: port.and_then(|n| u16::try_from(n).ok()).unwrap_or(PORT) }
+    ToeConfig { port, proof }
 }
 
 #[cfg(test)]
@@ -48,11 +91,23 @@ mod tests {
     fn an_empty_table_is_enough_with_an_overlay() {
         let overlay = "[[overlay]]\nname = \"o\"\nvni = 7\nlocal = \"192.0.2.1\"\n\
                        peers = [\"192.0.2.2\"]\n";
-        assert_eq!(parse("[toe]", overlay), Ok(ToeConfig { port: PORT }));
-        assert_eq!(parse("[toe]\nport = 5000", overlay), Ok(ToeConfig { port: 5000 }));
-        for (toe, overlay, said) in
-            [("[toe]", "", "toe.port: needs an [[overlay]]"), ("[toe]\nport = 0", overlay, "fix: ")]
-        {
+        let without = |port| Ok(ToeConfig { port, proof: None });
+        assert_eq!(parse("[toe]", overlay), without(PORT));
+        assert_eq!(parse("[toe]\nport = 5000", overlay), without(5000));
+        let all = parse("[toe]\nca = \"/a\"\ncertificate = \"/c\"\nkey = \"/k\"", overlay);
+        let keys = all.as_ref().unwrap().keys().into_iter();
+        let text: Vec<_> = keys.filter_map(|(k, v)| Some(format!("{k} = {}", v?))).collect();
+        assert_eq!(text.len(), 4);
+        assert_eq!(parse(&format!("[toe]\n{}", text.join("\n")), overlay), all);
+        let last = format!("[toe]\n{}\nport = 65535", text[1..].join("\n"));
+        for (toe, overlay, said) in [
+            ("[toe]", "", "toe.port: needs an [[overlay]]"),
+            ("[toe]\nport = 0", overlay, "fix: "),
+            ("[toe]\nca = \"/a\"", overlay, "toe.ca: goes with"),
+            ("[toe]\ncertificate = \"/a\"\nkey = \"/k\"", overlay, "toe.ca: goes with"),
+            ("[toe]\nca = \"a\"", overlay, "not an absolute path"),
+            (&last, overlay, "toe.port: hosts prove"),
+        ] {
             let error = parse(toe, overlay).unwrap_err();
             assert!(error.contains(said) && error.contains("fix: "), "{error}");
         }

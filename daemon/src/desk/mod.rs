@@ -217,6 +217,7 @@ impl Desk {
             | Token::Toe(..)
             | Token::StreamListener(_)
             | Token::Dialer
+            | Token::Trust
             | Token::Stream(_) => {
                 unreachable!("the worker's own: {token:?}")
             }

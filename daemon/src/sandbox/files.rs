@@ -10,7 +10,7 @@ use landlock::{
     PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
-use crate::config::{Config, RegistryConfig};
+use crate::config::{Config, RegistryConfig, ToeConfig};
 use crate::start::{StartError, error};
 
 /// Whose rights are asked for. Kernels that know fewer restrict fewer; later ones know more, which
@@ -56,11 +56,7 @@ pub(crate) fn restrict(
 }
 
 /// Of the daemon.
-pub(super) fn of_daemon(
-    path: &Path,
-    registry: Option<&RegistryConfig>,
-    dirs: &[PathBuf],
-) -> Vec<Place> {
+pub(super) fn of_daemon(path: &Path, config: &Config, dirs: &[PathBuf]) -> Vec<Place> {
     let (read, write) = (AccessFs::ReadFile, AccessFs::WriteFile);
     let make = AccessFs::MakeReg | AccessFs::MakeSock | AccessFs::MakeDir;
     let own = read | write | AccessFs::Truncate | AccessFs::RemoveFile | make;
@@ -68,7 +64,9 @@ pub(super) fn of_daemon(
     let mtus = ("/sys/devices/virtual/net".into(), read.into());
     let dirs = dirs.iter().map(|dir| (dir.clone(), own));
     // What is renewed while it runs.
-    let certificates = registry.into_iter().flat_map(RegistryConfig::tls_files);
+    let of_registry = config.registry.iter().flat_map(RegistryConfig::tls_files);
+    let of_toe = config.toe.iter().flat_map(ToeConfig::proof_files);
+    let certificates = of_registry.chain(of_toe);
     let certificates = certificates.flat_map(of_configuration);
     dirs.chain(of_configuration(path)).chain(certificates).chain([mtus]).collect()
 }
@@ -117,18 +115,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificates_of_a_registry_can_be_read_again_if_it_needs_any() {
-        let places = |scheme: &str| {
+    fn certificates_can_be_read_again_by_who_needs_any() {
+        let places = |scheme: &str, toe: &str| {
             let text = format!(
                 "[registry]\netcd = [\"{scheme}://192.0.2.9:2379\"]\nca = \"/np-ca/a.pem\"\n\
                  certificate = \"/np-own/c.pem\"\nkey = \"/np-own/k.pem\"\n[[overlay]]\n\
-                 name = \"o\"\nvni = 7\nlocal = \"192.0.2.1\"\n"
+                 name = \"o\"\nvni = 7\nlocal = \"192.0.2.1\"\n{toe}"
             );
             let config = Config::parse("np.toml", &text, &BTreeMap::new()).unwrap();
-            let places = of_daemon(Path::new("/etc/np.toml"), config.registry.as_ref(), &[]);
+            let places = of_daemon(Path::new("/etc/np.toml"), &config, &[]);
             let read = |dir: &str| places.contains(&(dir.into(), AccessFs::ReadFile.into()));
-            [read("/np-ca"), read("/np-own")]
+            ["/np-ca", "/np-own", "/np-toe"].map(read)
         };
-        assert_eq!((places("https"), places("http")), ([true; 2], [false; 2]));
+        let toe = "[toe]\nca = \"/np-toe/a\"\ncertificate = \"/np-toe/c\"\nkey = \"/np-toe/k\"\n";
+        assert_eq!(places("https", ""), [true, true, false]);
+        assert_eq!(places("http", "[toe]\n"), [false; 3]);
+        assert_eq!(places("http", toe), [false, false, true]);
     }
 }

@@ -25,13 +25,13 @@ use nix::sys::prctl::set_dumpable;
 
 use crate::broker::Broker;
 use crate::broker::connector::Connector;
-use crate::broker::dialer::Dialer;
-use crate::config::{Config, RegistryConfig, Source};
+use crate::broker::dialer::{Dialer, Held};
+use crate::config::{Config, RegistryConfig, Source, ToeConfig};
 use crate::owners::Owners;
-use crate::start::{StartError, error, memory_is_limited, registry_of};
+use crate::start::{StartError, error, memory_is_limited, proof_of, registry_of};
 use crate::supervisor::Supervisor;
 use crate::sys;
-use crate::toe::{Doors, listen_at};
+use crate::toe::{Doors, ProofDoors, listen_at};
 
 pub(crate) use calls::{note, refused, report};
 
@@ -66,10 +66,13 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     // Before the others, so that it has nothing of that one's; and all before there are secrets.
     let addresses = |it: &RegistryConfig| it.etcd.iter().map(|it| it.address).collect::<Vec<_>>();
     let connector = config.registry.as_ref().map(|it| Connector::start(&addresses(it)));
-    let mut connector = connector.transpose()?;
-    let dialer = config.toe.map(|toe| Dialer::start(toe.port, &mut connector)).transpose()?;
+    let mut held = Held { connector: connector.transpose()?, dialer: None };
+    let proof = config.toe.as_ref().filter(|toe| toe.proof.is_some()).map(ToeConfig::proof_port);
+    held.dialer = config.toe.as_ref().map(|toe| Dialer::start(toe.port, &mut held)).transpose()?;
+    let prover = proof.map(|port| Dialer::start(port, &mut held)).transpose()?;
+    let Held { connector, dialer } = held;
     let broker = Arc::new(Broker::start(source, config)?);
-    let doors = dialer.map(|dialer| doors_of(config, dialer)).transpose()?;
+    let doors = dialer.map(|dialer| doors_of(config, dialer, prover)).transpose()?;
     let owners = Owners::of(config);
     let supervisor = Supervisor::from_env()
         .map(|it| it.map(Arc::new))
@@ -80,23 +83,33 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let dirs = files::dirs_of(config);
     privileges::reduce(config)?;
     let listens = config.daemon.metrics.map(|metrics| (metrics.port(), AccessNet::BindTcp));
-    let places = files::of_daemon(&source.path, config.registry.as_ref(), &dirs);
+    let places = files::of_daemon(&source.path, config, &dirs);
     let weak = files::restrict(places, listens.as_slice())?;
     let doors = Arc::new(Mutex::new(doors));
     Ok(Sandbox { owners, supervisor, broker, registry, doors, dirs, weak })
 }
 
-/// The way to guests' sockets on other hosts: at the address of each overlay.
-fn doors_of(config: &Config, dialer: Dialer) -> Result<Doors, StartError> {
-    let port = config.toe.map_or(0, |toe| toe.port);
+/// The way to guests' sockets on other hosts: at the address of each overlay. `prover` connects to
+/// where they prove who they are.
+fn doors_of(config: &Config, dialer: Dialer, prover: Option<Dialer>) -> Result<Doors, StartError> {
+    let toe = config.toe.as_ref().expect("who dials has it");
     let addresses: BTreeSet<_> = config.overlays.iter().map(|it| it.local.ip()).collect();
-    let open = |address| {
-        let at = SocketAddr::new(address, port);
-        let fix = "choose another port with toe.port, on all hosts";
-        listen_at(at).map_err(|e| error(format!("toe: cannot listen at {at}: {e}"), fix))
+    let open = |port| {
+        let listeners = addresses.iter().map(|address| {
+            let at = SocketAddr::new(*address, port);
+            let fix = "choose another port with toe.port, on all hosts";
+            let socket = listen_at(at);
+            let socket =
+                socket.map_err(|e| error(format!("toe: cannot listen at {at}: {e}"), fix))?;
+            Ok((*address, socket))
+        });
+        listeners.collect::<Result<Vec<_>, StartError>>()
     };
-    let listeners = addresses.into_iter().map(open).collect::<Result<_, _>>()?;
-    Ok(Doors { listeners, dialer })
+    let listeners = open(toe.port)?;
+    let proof = prover.zip(proof_of(config)?).map(|(dialer, files)| {
+        Ok(ProofDoors { listeners: open(toe.proof_port())?, dialer, files })
+    });
+    Ok(Doors { listeners, dialer, proof: proof.transpose()? })
 }
 
 impl Sandbox {

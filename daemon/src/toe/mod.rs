@@ -25,6 +25,7 @@ mod kept;
 mod remote;
 mod rules;
 mod stalls;
+mod trust;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -51,6 +52,7 @@ use fabric::{StreamId, Streams};
 use kept::{Kept, KeptBytes};
 pub(crate) use rules::Member;
 use rules::Rules;
+pub(crate) use trust::{Proof, ProofDoors};
 
 /// The CID of every guest: it names one to its own device alone, so it need not differ, and stays
 /// when the VM moves to another host. The smallest that a guest may have (virtio 1.2, 5.10.4).

@@ -29,6 +29,7 @@ use std::os::fd::BorrowedFd;
 use super::device::Blocked;
 use super::fabric::{Doors, Heard, Lost, Stream, StreamId, Waits};
 use super::rules::Overlays;
+use super::trust::{SECRET_LEN, Way};
 use super::{Toe, len_of, vm};
 
 /// Bytes of a stream that are read in a turn, about, and messages.
@@ -53,9 +54,16 @@ enum Filled {
 
 impl Toe {
     /// There is a way to other hosts from now on.
-    pub(crate) fn open_doors(&mut self, doors: Doors) {
-        self.streams.open_doors(doors);
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
+        self.streams.open_doors(doors)?;
         self.rules.is_open = self.streams.is_open();
+        if let Some(trust) = self.streams.trust_mut() {
+            self.rules.peers.hosts().for_each(|host| trust.set_peer(host, true));
+        }
+        Ok(())
     }
 
     /// Sockets that listen for other hosts.
@@ -66,6 +74,11 @@ impl Toe {
     /// Readable when a connection to another host has begun.
     pub(crate) fn dialer_fd(&self) -> Option<BorrowedFd<'_>> {
         self.streams.dialer_fd()
+    }
+
+    /// Readable when there may be tickets for streams.
+    pub(crate) fn trust_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.streams.trust_fd()
     }
 
     /// What an operator hears of the way to other hosts, if there is one.
@@ -85,7 +98,22 @@ impl Toe {
 
     /// A station of another host, as it is now.
     pub(crate) fn set_station(&mut self, (vni, mac): (u32, Mac), now: Option<&Station>) {
-        self.rules.peers.set(vni, mac, now);
+        let Self { rules, streams, .. } = self;
+        let touched = rules.peers.set(vni, mac, now);
+        if let Some(trust) = streams.trust_mut() {
+            for host in touched.into_iter().flatten() {
+                trust.set_peer(host, rules.peers.host_at(host).is_some());
+            }
+        }
+    }
+
+    /// There may be tickets for streams.
+    pub(crate) fn hear_trust(&mut self, now: Instant) {
+        for id in self.streams.hear_trust() {
+            self.lose_stream(now, id);
+        }
+        self.hear(now);
+        self.end_turn(now);
     }
 
     /// Somebody has connected.
@@ -366,6 +394,7 @@ impl Toe {
             bytes += BYTES_OF_A_MESSAGE;
             match stream.poll() {
                 Heard::Nothing => return (bytes, false),
+                Heard::Shown(half) => self.meet(now, id, &half),
                 Heard::Message(message) => self.handle_message(now, id, &message),
                 Heard::Request(message, request) => {
                     bytes += BYTES_OF_A_REQUEST;
@@ -383,6 +412,15 @@ impl Toe {
             self.recycle(now, id);
         }
         (bytes, true)
+    }
+
+    /// Another host has said hello.
+    fn meet(&mut self, now: Instant, id: StreamId, shown: &[u8; SECRET_LEN]) {
+        let peer = self.streams.get(id).and_then(|it| self.rules.peers.address_of(it.host));
+        let way = peer.zip(self.streams.get(id)).map(|(peer, it)| Way { own: it.own, peer });
+        if !self.streams.admit(now, id, shown, way) {
+            self.lose_stream(now, id);
+        }
     }
 
     /// Another host says what no honest one does.

@@ -56,7 +56,8 @@ impl DataPath {
 
     /// There is a way to other hosts.
     pub(super) fn open_doors(&mut self, epoll: &Epoll, doors: Doors) -> io::Result<()> {
-        self.toe.open_doors(doors);
+        self.toe.open_doors(doors)?;
+        self.toe.trust_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Trust))?;
         for listener in 0..self.toe.listeners().count() {
             self.watch_listener(epoll, u16::try_from(listener).expect("one for each overlay"))?;
         }

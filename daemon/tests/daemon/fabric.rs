@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::PathBuf;
 
 use nightporter_api::{Change, FabricStatus};
 use nightporter_core::toe::control::Ask;
@@ -17,8 +18,8 @@ use crate::overlay::{Namespace, VNI, overlay, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
 use crate::toe::{NATIVE, RESET, boot, bytes, ends_one_after_the_other, toe};
 
-const PORT: u16 = 4793;
-const SERVER: &str = "10.0.0.2:80";
+pub(crate) const PORT: u16 = 4793;
+pub(crate) const SERVER: &str = "10.0.0.2:80";
 
 /// What `[[station]]` says of all VMs: the last byte of its address and that of its host.
 const STATIONS: [(u8, u8); 4] = [(1, 1), (2, 2), (3, 2), (9, 3)];
@@ -36,6 +37,13 @@ fn stations() -> String {
 /// A daemon on this host, with these VMs.
 fn start(on: &Namespace, n: u8, vms: &[(&str, u8, &str)]) -> (Dir, Host) {
     let dir = Dir::new();
+    let config = configure(&dir, n, "", vms);
+    let host = on.start(&dir, &config);
+    (dir, host)
+}
+
+/// What it reads, with these keys of `[toe]`.
+pub(crate) fn configure(dir: &Dir, n: u8, toe: &str, vms: &[(&str, u8, &str)]) -> PathBuf {
     let peers: Vec<_> =
         (1..=3).filter(|it| *it != n).map(|it| format!("\"192.0.2.{it}\"")).collect();
     let vm = |&(name, ip, more): &(&str, u8, &str)| {
@@ -44,10 +52,7 @@ fn start(on: &Namespace, n: u8, vms: &[(&str, u8, &str)]) -> (Dir, Host) {
     };
     let over = overlay(&format!("192.0.2.{n}"), &peers.join(", "));
     let vms: String = vms.iter().map(vm).collect();
-    let config =
-        dir.configure("metrics = \"off\"", &(format!("[toe]\n{over}") + &stations() + &vms));
-    let host = on.start(&dir, &config);
-    (dir, host)
+    dir.configure("metrics = \"off\"", &(format!("[toe]\n{toe}\n{over}") + &stations() + &vms))
 }
 
 /// Two hosts with a guest each, and another one on the second.
@@ -72,7 +77,7 @@ fn world() -> World {
     World { a, b, c, one, two, dirs: [one_dir, two_dir], names }
 }
 
-fn fabric(host: &Host) -> FabricStatus {
+pub(crate) fn fabric(host: &Host) -> FabricStatus {
     *host.status().fabric.expect("it has one")
 }
 
@@ -234,17 +239,22 @@ fn a_guest_that_closes_or_dies_is_heard_of_on_the_other_host() {
 }
 
 /// A host that is a socket of the test.
-struct Stranger(TcpStream);
+pub(crate) struct Stranger(pub(crate) TcpStream);
 
 impl Stranger {
     /// From the address with this last byte to the second host's.
     fn new(names: &Namespace, from: u8) -> Self {
+        Self::at(names, from, PORT)
+    }
+
+    /// Likewise, to this port.
+    pub(crate) fn at(names: &Namespace, from: u8, port: u16) -> Self {
         let connect = || {
             use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
             let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
             bind(&socket, &format!("192.0.2.{from}:0").parse::<std::net::SocketAddr>().unwrap())
                 .unwrap();
-            connect(&socket, &format!("192.0.2.2:{PORT}").parse::<std::net::SocketAddr>().unwrap())
+            connect(&socket, &format!("192.0.2.2:{port}").parse::<std::net::SocketAddr>().unwrap())
                 .unwrap();
             TcpStream::from(socket)
         };
@@ -253,14 +263,19 @@ impl Stranger {
         Self(stream)
     }
 
-    fn says(&mut self, bytes: &[u8]) -> &mut Self {
+    pub(crate) fn says(&mut self, bytes: &[u8]) -> &mut Self {
         // It may have been hung up on already.
         let _ = self.0.write_all(bytes);
         self
     }
 
     fn hello(&mut self) -> &mut Self {
-        self.says(&[&b"npvtoe\0\x01"[..], &[0; 32]].concat())
+        self.shows(&[0; 32])
+    }
+
+    /// Says hello with this half of a ticket.
+    pub(crate) fn shows(&mut self, half: &[u8]) -> &mut Self {
+        self.says(&[&b"npvtoe\0\x01"[..], half].concat())
     }
 
     /// Both have said hello.
@@ -269,21 +284,21 @@ impl Stranger {
         self
     }
 
-    fn asks(&mut self, serial: u64, from: &str, to: &str) -> &mut Self {
+    pub(crate) fn asks(&mut self, serial: u64, from: &str, to: &str) -> &mut Self {
         let request =
             Request { network: VNI, from: from.parse().unwrap(), to: to.parse().unwrap() };
         let message = message(serial, Kind::Request { edge: 1 << 16 });
         self.says(&message.emit()).says(&request.emit())
     }
 
-    fn hears(&mut self) -> Kind {
+    pub(crate) fn hears(&mut self) -> Kind {
         let mut head = [0; LEN];
         self.0.read_exact(&mut head).unwrap();
         Message::parse(&head).unwrap().kind
     }
 
     /// It hears nothing more.
-    fn is_hung_up_on(&mut self) {
+    pub(crate) fn is_hung_up_on(&mut self) {
         let mut rest = Vec::new();
         // A reset is an end as well.
         let end = self.0.read_to_end(&mut rest).map_err(|e| e.kind());
@@ -291,7 +306,7 @@ impl Stranger {
     }
 }
 
-fn message(serial: u64, kind: Kind) -> Message {
+pub(crate) fn message(serial: u64, kind: Kind) -> Message {
     Message { id: ShadowId { incarnation: 77, serial }, to: Side::Acceptor, kind }
 }
 

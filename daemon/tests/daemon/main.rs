@@ -26,4 +26,5 @@ mod sockets;
 mod starting;
 mod switch;
 mod toe;
+mod trust;
 mod uplinks;

@@ -13,7 +13,6 @@ mod api;
 mod http;
 mod known;
 mod session;
-mod tls;
 mod words;
 
 use std::collections::BTreeMap;
@@ -23,12 +22,12 @@ use std::os::fd::BorrowedFd;
 use std::thread::JoinHandle;
 
 use crate::mail::{Bell, Gone, Inbox, Outbox, mail};
+pub use crate::tls::{Files, Tls, TlsError};
 use crate::{Host, Mac, News, Registry, Station};
 use http::Stop;
 pub use http::{Connector, Endpoint};
 use known::Wanted;
 use session::Thread;
-pub use tls::{Files, Tls, TlsError};
 use words::{Key, write_host, write_station};
 
 /// Where etcd is, and how to speak with it.

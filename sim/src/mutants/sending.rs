@@ -44,18 +44,6 @@ mutations! { SENDING:
     "sample = None;"
     => "sample = sample.map(|least| least.min(now.since(p.sent_at)));";
 
-    "what left in several instants is a round trip", "FLOOD-23", "take",
-    "if [[p.again || p.merged]] {"
-    => "p.again";
-
-    "what leaves in each instant is kept by itself", "SEC-03", "on_sent",
-    "let merged = [[self.is_full()]] && self.merges(self.runs.len(), false, now);"
-    => "false";
-
-    "each copy is kept by itself", "SEC-03", "on_sent_again",
-    "let merged = [[self.is_full()]] && self.merges(before, true, now);"
-    => "false";
-
     "a tail loss probe is remembered through a recovery", "INV-24", "detect",
     "if [[lost > 0]] { self.probe.forget(); }"
     => "false";

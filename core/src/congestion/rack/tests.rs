@@ -10,7 +10,7 @@ fn at(n: u64) -> Instant {
 }
 
 fn piece(from: u64, to: u64, sent_at_ms: u64, again: bool) -> Piece {
-    Piece { from, to, sent_at: at(sent_at_ms), again, merged: false, state: State::Flying }
+    Piece { from, to, sent_at: at(sent_at_ms), again, state: State::Flying }
 }
 
 /// A path of 100 ms, on which the segment up to 2000 has arrived.

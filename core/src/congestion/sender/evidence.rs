@@ -19,14 +19,12 @@ impl Sender {
         let mut sample = Some(Duration::from_nanos(u64::MAX));
         let blocks = if self.sack { a.blocks } else { &[] };
         let news = board.on_ack(a.ack, blocks, |p| {
-            if !(p.merged || p.again && doubtful) {
+            if !(p.again && doubtful) {
                 rack.on_delivered(now, p, rtt);
             }
             if p.again {
                 // What R may have thrown away, and was not sent since, is no copy that arrives.
                 copies += if p.state == State::Flying { p.to - p.from } else { 0 };
-            }
-            if p.again || p.merged {
                 // Karn: an ACK that a copy may have brought says nothing of what it also covers.
                 if p.to <= a.ack {
                     sample = None;

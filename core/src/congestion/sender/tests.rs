@@ -719,27 +719,6 @@ fn flood_25_a_guest_that_hands_over_little_does_not_widen_the_window() {
 }
 
 #[test]
-fn flood_23_what_left_in_more_instants_than_are_kept_is_no_round_trip() {
-    // A byte each millisecond: only the first 63 have a run each, the others count as the last.
-    let mut trace = Trace::new(&reno());
-    for at in 0..200 {
-        trace.advance(ms(at));
-        trace.act(&format!("offer {}", at + 1));
-        trace.drain();
-    }
-    assert_eq!(trace.sender.board().runs(), crate::limits::SENT_RUNS_MIN);
-    for at in 0..100 {
-        trace.advance(ms(500 + at));
-        trace.act(&format!("ack {}", at + 1));
-    }
-    assert_eq!(trace.sender.rtt().min(), Some(ms(500)));
-    // Nor does it say when what left before it is lost.
-    trace.advance(ms(600));
-    trace.act("ack 100 150:200");
-    assert_eq!((trace.sender.board().lost(), trace.sender.phase()), (0, Phase::Open));
-}
-
-#[test]
 fn flood_07_a_segment_of_the_guest_is_not_joined_with_the_next() {
     let mut trace = Trace::new(&reno());
     trace.sender.on_offered(trace.now, FIRST + 2500);

@@ -16,7 +16,6 @@
 mod sizes;
 mod take_over;
 
-use crate::congestion::scoreboard::RUN_BYTES;
 use crate::congestion::sender::{NetAck, Waits};
 use crate::congestion::{Controller, Learned, Segment, Sender, SenderConfig};
 use crate::counters::VmCounters;
@@ -24,7 +23,6 @@ use crate::drops::DropReason;
 use crate::limits;
 use crate::store::arena::Arena;
 use crate::store::flow_store::FlowStore;
-use crate::store::ranges::RANGES_BYTES;
 use crate::tcp::FlowContext;
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::Said;
@@ -69,15 +67,6 @@ pub(crate) struct Flooded {
     /// R has acknowledged a byte that G has not been told of (FLOOD-12).
     holds_ack: bool,
 }
-
-/// What a sender takes whose bytes have two pages: a queue may have twice the place that it needs.
-/// With each page more there are 64 runs more.
-const SENDER_BYTES: usize = size_of::<Flooded>()
-    + 2 * (limits::SENT_RUNS_MIN + 2) * RUN_BYTES
-    + limits::SEGMENT_ENDS_MAX * size_of::<u64>()
-    + RANGES_BYTES;
-const _: () = assert!(SENDER_BYTES <= limits::SENDER_BYTES);
-const _: () = assert!(4 * limits::PAGE * RUN_BYTES / 256 <= limits::SENDER_BYTES);
 
 /// What the next sender for the flow goes on from: behind a pause, or a hand-back.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 //!
 //! - `stream` is one of them: messages and payload, in and out.
 //! - `peers` is who may speak for whom, as the registry says.
+//! - `tickets` is by what a stream shows whose it is.
 //! - Here are all streams of this host: how they come, by [`Dialer`] and by listeners, those that
 //!   are idle, and when one has waited long enough.
 //!
@@ -11,6 +12,7 @@
 
 mod peers;
 mod stream;
+mod tickets;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -31,6 +33,7 @@ use rustix::net::{
 };
 
 use crate::broker::dialer::{Dialer, prepare};
+use crate::toe::trust::{ProofDoors, Trust, Way};
 use crate::token::Token;
 pub(super) use peers::Peers;
 pub(super) use stream::{Heard, Lost, Stream, Waits};
@@ -77,18 +80,26 @@ struct Place {
     stream: Option<Box<Stream>>,
 }
 
-/// What is there at the start: the sockets that listen, and who connects.
+/// What is there at the start: the sockets that listen, with their addresses, and who connects.
 #[derive(Debug)]
 pub(crate) struct Doors {
-    pub(crate) listeners: Vec<OwnedFd>,
+    pub(crate) listeners: Vec<(IpAddr, OwnedFd)>,
     pub(crate) dialer: Dialer,
+    /// Where hosts prove who they are, if they do.
+    pub(crate) proof: Option<ProofDoors>,
 }
 
 /// See the module's doc.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
-    listeners: Vec<OwnedFd>,
+    listeners: Vec<(IpAddr, OwnedFd)>,
     dialer: Option<Dialer>,
+    /// `None`: hosts are told by their addresses alone.
+    trust: Option<Trust>,
+    /// New ones that wait for tickets.
+    ticketless: BTreeMap<Way, VecDeque<StreamId>>,
+    /// When something was said about who shows none.
+    said: Option<Instant>,
     most: usize,
     places: Vec<Place>,
     free: Vec<u32>,
@@ -125,11 +136,16 @@ fn watch(epoll: &Epoll, fd: impl AsFd, place: u32) -> io::Result<()> {
 
 impl Streams {
     /// The doors are open from now on.
-    pub(super) fn open_doors(&mut self, doors: Doors) {
+    ///
+    /// # Errors
+    /// The system's.
+    pub(super) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
+        self.trust = doors.proof.map(Trust::start).transpose()?;
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
         self.most = usize::try_from(files / 2).unwrap_or(STREAMS_MAX).min(STREAMS_MAX);
         self.listeners = doors.listeners;
         self.dialer = Some(doors.dialer);
+        Ok(())
     }
 
     /// Whether connections can be made to other hosts.
@@ -170,7 +186,7 @@ impl Streams {
 
     /// Sockets that listen.
     pub(super) fn listeners(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.listeners.iter().map(AsFd::as_fd)
+        self.listeners.iter().map(|(_, fd)| fd.as_fd())
     }
 
     /// Readable when a connection has begun.
@@ -182,7 +198,8 @@ impl Streams {
     pub(super) fn status(&self) -> Option<FabricStatus> {
         let streams = (self.places.len() - self.free.len()) as u64;
         let idle = self.idle.values().map(|list| list.len() as u64).sum();
-        self.was_opened().then_some(FabricStatus { streams, idle, ..self.stats })
+        let unproven = self.stats.unproven + self.trust.as_ref().map_or(0, Trust::refused);
+        self.was_opened().then_some(FabricStatus { streams, idle, unproven, ..self.stats })
     }
 
     pub(super) fn get(&self, id: StreamId) -> Option<&Stream> {
@@ -246,8 +263,7 @@ impl Streams {
         }
         let id = self.insert(Stream::to(now, host, from))?;
         self.set_deadline(id, Some(now + T_DIAL));
-        self.dialer.as_mut().expect("it is open").ask(id.tag(), from, address);
-        self.stats.dialed += 1;
+        self.begin(id, Way { own: from, peer: address });
         Some(id)
     }
 
@@ -271,7 +287,7 @@ impl Streams {
             self.set_deadline(id, Some(now + T_IDLE_HERE));
             return true; // the other host says when
         }
-        let idle = self.idle.entry((stream.from, stream.host)).or_default();
+        let idle = self.idle.entry((stream.own, stream.host)).or_default();
         if idle.len() >= IDLE_MAX {
             return false;
         }
@@ -313,7 +329,7 @@ impl Streams {
         if let Some(count) = self.counts.get_mut(&stream.host) {
             *count -= 1;
         }
-        if let Some(idle) = self.idle.get_mut(&(stream.from, stream.host)) {
+        if let Some(idle) = self.idle.get_mut(&(stream.own, stream.host)) {
             idle.retain(|known| *known != id);
         }
         Some(*stream)
@@ -385,7 +401,9 @@ impl Streams {
         peers: &Peers,
     ) -> io::Result<()> {
         for _ in 0..ACCEPTS_PER_TURN {
-            let Some(listener) = self.listeners.get(usize::from(listener)) else { return Ok(()) };
+            let Some((own, listener)) = self.listeners.get(usize::from(listener)) else {
+                return Ok(());
+            };
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let (socket, from) = match acceptfrom_with(listener, flags) {
                 Ok((socket, from)) => (socket, from),
@@ -403,7 +421,7 @@ impl Streams {
                 self.stats.refused += 1;
                 continue;
             };
-            let Some(id) = self.insert(Stream::from(now, host, socket)) else {
+            let Some(id) = self.insert(Stream::from(now, (host, *own), socket)) else {
                 self.stats.refused += 1;
                 continue;
             };
@@ -464,13 +482,14 @@ mod tests {
     use super::*;
 
     const NOW: Instant = Instant::from_secs(1000);
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
     /// A stream that another host has begun, and that host's end of it.
     fn stream(streams: &mut Streams) -> (StreamId, OwnedFd) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (a, b) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         streams.most = 16;
-        let id = streams.insert(Stream::from(NOW, HostId(1), a)).unwrap();
+        let id = streams.insert(Stream::from(NOW, (HostId(1), HERE), a)).unwrap();
         (id, b)
     }
 
@@ -503,8 +522,10 @@ mod tests {
         let mut streams = Streams::default();
         let (id, other) = stream(&mut streams);
         let data = message(Kind::Data { offset: 0, len: 100 });
-        rustix::io::write(&other, &[&stream::hello()[..], &data.emit(), &[0; 10]].concat())
-            .unwrap();
+        let said = [&stream::hello(&[0; 32])[..], &data.emit(), &[0; 10]].concat();
+        rustix::io::write(&other, &said).unwrap();
+        assert_eq!(streams.get_mut(id).unwrap().poll(), Heard::Shown([0; 32]));
+        streams.get_mut(id).unwrap().prove(&[0; 32]);
         assert_eq!(streams.get_mut(id).unwrap().poll(), Heard::Message(data));
         streams.note_owed(NOW, id);
         assert_eq!(streams.poll_timeout(), Some(NOW + T_OWED));

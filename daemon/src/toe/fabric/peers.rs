@@ -42,9 +42,16 @@ pub(in super::super) struct Peers {
 }
 
 impl Peers {
-    /// A station of another host, as it is now.
-    pub(in super::super) fn set(&mut self, vni: u32, mac: Mac, now: Option<&Station>) {
-        if let Some((host, ips)) = self.stations.remove(&(vni, mac)) {
+    /// A station of another host, as it is now; the hosts that have one more or less by that.
+    pub(in super::super) fn set(
+        &mut self,
+        vni: u32,
+        mac: Mac,
+        now: Option<&Station>,
+    ) -> [Option<IpAddr>; 2] {
+        let before = self.stations.remove(&(vni, mac));
+        let was_at = before.as_ref().map(|(host, _)| *host);
+        if let Some((host, ips)) = before {
             for ip in ips {
                 let there = self.places.get_mut(&(vni, ip)).expect("it was listed");
                 let at = there.iter().position(|known| *known == host);
@@ -56,10 +63,12 @@ impl Peers {
             self.hosts.get_mut(&host).expect("it had a station").0 -= 1;
         }
         let now = now.map(|it| Station { host: it.host.to_canonical(), ..it.clone() });
-        let Some(station) = now.filter(|station| is_host(station.host)) else { return };
+        let Some(station) = now.filter(|station| is_host(station.host)) else {
+            return [was_at, None];
+        };
         if !self.hosts.contains_key(&station.host) {
             if self.addresses.len() >= HOSTS_MAX {
-                return; // its guests are reached by guest TCP
+                return [was_at, None]; // its guests are reached by guest TCP
             }
             self.addresses.push(station.host);
             let number = u32::try_from(self.addresses.len()).expect("few");
@@ -73,6 +82,13 @@ impl Peers {
             self.places.entry((vni, *ip)).or_default().push(station.host);
         }
         self.stations.insert((vni, mac), (station.host, ips));
+        [was_at, Some(station.host)]
+    }
+
+    /// Hosts with a station.
+    pub(in super::super) fn hosts(&self) -> impl Iterator<Item = IpAddr> {
+        let there = self.hosts.iter().filter(|(_, (stations, _))| *stations > 0);
+        there.map(|(host, _)| *host)
     }
 
     /// The host with this address, if a station is there.

@@ -13,18 +13,17 @@ use nightporter_core::time::Instant;
 use nightporter_core::toe::id::{HostId, ShadowId, Side};
 use nightporter_core::toe::message::{Kind, LEN, Message, REQUEST_LEN, Request};
 use nightporter_core::toe::sockets::SocketId;
-use nightporter_registry::FIRST_ADDRESS;
 use rustix::io::{read, write};
 
 use crate::port::vhost_user::VhostUserPort;
+use crate::toe::trust::{SECRET_LEN, Ticket};
 use crate::vhost::vsock::Vsock;
 
-/// What hosts say first: that this is it, their version, and a token, which is zeros as long as
-/// peers are told by their addresses alone. That a connection was accepted says nothing: the kernel
-/// does that for a daemon that stands.
-pub(super) const HELLO_LEN: usize = MAGIC.len() + TOKEN_LEN;
+/// What hosts say first: that this is it, their version, and one half of a [`Ticket`], which is
+/// zeros as long as peers are told by their addresses alone. That a connection was accepted says
+/// nothing: the kernel does that for a daemon that stands.
+pub(super) const HELLO_LEN: usize = MAGIC.len() + SECRET_LEN;
 const MAGIC: [u8; 8] = *b"npvtoe\0\x01";
-const TOKEN_LEN: usize = 32;
 const HEAD_LEN: usize = LEN + REQUEST_LEN;
 const _: () = assert!(HELLO_LEN <= HEAD_LEN);
 /// Bytes that wait and are written in a turn.
@@ -38,6 +37,9 @@ const CUT_AT: usize = 256 << 10;
 pub(in super::super) enum Heard {
     /// Nothing more for now.
     Nothing,
+    /// What the other host has said first, of a ticket. [`Stream::prove`] if it is right, or the
+    /// stream is of no use.
+    Shown([u8; SECRET_LEN]),
     /// A message that is not a request. Behind data the payload comes next.
     Message(Message),
     /// Somebody wants to connect.
@@ -86,13 +88,15 @@ pub(in super::super) struct Stream {
     socket: Option<OwnedFd>,
     /// Where its other end is.
     pub(in super::super) host: HostId,
-    /// If this host connected, from where.
-    pub(super) from: IpAddr,
+    /// The address of this host that it is at.
+    pub(in super::super) own: IpAddr,
     /// Our end of its connections: this host connected, or was connected to.
     pub(in super::super) ours: Side,
     pub(in super::super) carried: Option<Carried>,
     /// The other host has said hello.
     pub(in super::super) is_proven: bool,
+    /// What is to be said first.
+    pub(super) ticket: Ticket,
     /// It ends as soon as what there is to say is said.
     pub(in super::super) closes: bool,
     /// What is next, but for payload: so much of it has come, and so much of it there is to be.
@@ -120,25 +124,31 @@ pub(in super::super) struct Stream {
 
 impl Stream {
     /// To this host, from an address of this one; the socket comes later.
-    pub(super) fn to(now: Instant, host: HostId, from: IpAddr) -> Self {
-        let mut stream = Self { from, ..Self::new(now, None, host, Side::Opener) };
-        stream.out.extend(hello());
+    pub(super) fn to(now: Instant, host: HostId, own: IpAddr) -> Self {
+        let mut stream = Self::new(now, None, (host, own), Side::Opener);
+        stream.out.extend(hello(&Ticket::NONE.shown));
         stream
     }
 
-    /// From this host.
-    pub(super) fn from(now: Instant, host: HostId, socket: OwnedFd) -> Self {
-        Self::new(now, Some(socket), host, Side::Acceptor)
+    /// From this host, to an address of this one.
+    pub(super) fn from(now: Instant, (host, own): (HostId, IpAddr), socket: OwnedFd) -> Self {
+        Self::new(now, Some(socket), (host, own), Side::Acceptor)
     }
 
-    fn new(now: Instant, socket: Option<OwnedFd>, host: HostId, ours: Side) -> Self {
+    fn new(
+        now: Instant,
+        socket: Option<OwnedFd>,
+        (host, own): (HostId, IpAddr),
+        ours: Side,
+    ) -> Self {
         Self {
             socket,
             host,
-            from: FIRST_ADDRESS,
+            own,
             ours,
             carried: None,
             is_proven: false,
+            ticket: Ticket::NONE,
             closes: false,
             head: [0; HEAD_LEN],
             have: 0,
@@ -152,6 +162,21 @@ impl Stream {
             is_ready: false,
             waits: None,
             deadline: None,
+        }
+    }
+
+    /// It shows this one. Nothing has been said in it.
+    pub(super) fn set_ticket(&mut self, ticket: Ticket) {
+        self.ticket = ticket;
+        self.out[..HELLO_LEN].copy_from_slice(&hello(&ticket.shown));
+    }
+
+    /// What the other host has shown is right, and is answered with this.
+    pub(super) fn prove(&mut self, answer: &[u8; SECRET_LEN]) {
+        (self.is_proven, self.have, self.wanted) = (true, 0, LEN);
+        if self.ours == Side::Acceptor {
+            self.out.extend(hello(answer));
+            self.has_more_to_flush = true;
         }
     }
 
@@ -232,15 +257,9 @@ impl Stream {
             return None;
         }
         if !self.is_proven {
-            if self.head[..HELLO_LEN] != hello() {
-                return Some(Heard::Nonsense);
-            }
-            (self.is_proven, self.have, self.wanted) = (true, 0, LEN);
-            if self.ours == Side::Acceptor {
-                self.out.extend(hello());
-                self.has_more_to_flush = true;
-            }
-            return None;
+            let shown = self.head[..HELLO_LEN].strip_prefix(&MAGIC);
+            let shown = shown.and_then(|shown| shown.try_into().ok());
+            return Some(shown.map_or(Heard::Nonsense, Heard::Shown));
         }
         let (head, request) = self.head.split_first_chunk::<LEN>().expect("it is longer");
         let Ok(message) = Message::parse(head) else { return Some(Heard::Nonsense) };
@@ -410,9 +429,11 @@ impl Stream {
     }
 }
 
-pub(super) fn hello() -> [u8; HELLO_LEN] {
+pub(super) fn hello(half: &[u8; SECRET_LEN]) -> [u8; HELLO_LEN] {
     let mut hello = [0; HELLO_LEN];
-    hello[..MAGIC.len()].copy_from_slice(&MAGIC);
+    let (magic, rest) = hello.split_at_mut(MAGIC.len());
+    magic.copy_from_slice(&MAGIC);
+    rest.copy_from_slice(half);
     hello
 }
 

@@ -11,10 +11,19 @@ use rustls::{ClientConfig, RootCertStore};
 /// Files in PEM.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Files {
-    /// Who vouches for members.
+    /// Who vouches for others.
     pub ca: PathBuf,
     /// A certificate of this host, and its key.
     pub own: Option<(PathBuf, PathBuf)>,
+}
+
+/// A certificate, those between it and who vouches for it, and its key.
+#[derive(Debug)]
+pub struct Own {
+    /// Its own first.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Of the first.
+    pub key: PrivateKeyDer<'static>,
 }
 
 /// A file that is not what it should be.
@@ -30,77 +39,115 @@ fn error(path: &Path, what: &dyn std::fmt::Display) -> TlsError {
 }
 
 impl Files {
-    fn stamps(&self) -> Vec<Option<Stamp>> {
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = &PathBuf> {
         let own = self.own.iter().flat_map(|(chain, key)| [chain, key]);
+        std::iter::once(&self.ca).chain(own)
+    }
+
+    fn stamps(&self) -> Vec<Option<Stamp>> {
         let stamp = |path: &PathBuf| {
             let file = path.metadata().ok()?;
             Some((file.ino(), file.size(), (file.mtime(), file.mtime_nsec())))
         };
-        std::iter::once(&self.ca).chain(own).map(stamp).collect()
+        self.all().map(stamp).collect()
     }
 
-    /// Reads them, now.
+    /// Who vouches for others.
     ///
     /// # Errors
-    /// The first that is wrong.
-    pub fn read(&self) -> Result<Arc<ClientConfig>, TlsError> {
+    /// The file is wrong.
+    pub fn read_ca(&self) -> Result<RootCertStore, TlsError> {
         let mut roots = RootCertStore::empty();
         for root in certificates(&self.ca)? {
             roots.add(root).map_err(|e| error(&self.ca, &e))?;
         }
+        Ok(roots)
+    }
+
+    /// What this host shows, if anything.
+    ///
+    /// # Errors
+    /// The first file that is wrong.
+    pub fn read_own(&self) -> Result<Option<Own>, TlsError> {
+        let Some((chain, key)) = &self.own else { return Ok(None) };
+        let key = PrivateKeyDer::from_pem_file(key).map_err(|e| error(key, &e))?;
+        Ok(Some(Own { chain: certificates(chain)?, key }))
+    }
+
+    /// What is wrong with what this host shows.
+    #[must_use]
+    pub fn own_is_wrong(&self, what: &dyn std::fmt::Display) -> TlsError {
+        error(self.own.as_ref().map_or(&self.ca, |(chain, _)| chain), what)
+    }
+
+    /// How to speak to servers.
+    fn client(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| error(&self.ca, &e))?
-            .with_root_certificates(roots);
-        let config = match &self.own {
+            .with_root_certificates(self.read_ca()?);
+        Ok(Arc::new(match self.read_own()? {
             None => config.with_no_client_auth(),
-            Some((chain, key)) => {
-                let own = PrivateKeyDer::from_pem_file(key).map_err(|e| error(key, &e))?;
-                config
-                    .with_client_auth_cert(certificates(chain)?, own)
-                    .map_err(|e| error(chain, &e))?
+            Some(Own { chain, key }) => {
+                let config = config.with_client_auth_cert(chain, key);
+                config.map_err(|e| self.own_is_wrong(&e))?
             }
-        };
-        Ok(Arc::new(config))
+        }))
     }
 }
 
 /// What tells whether a file is another now: its number and size, and when it was written.
 type Stamp = (u64, u64, (i64, i64));
 
-/// What was read of files, and is read again when they are others.
+/// What was made of files, and is made again when they are others: how to speak to servers, or what
+/// else `C` is.
 #[derive(Clone, Debug)]
-pub struct Tls {
+pub struct Tls<C = Arc<ClientConfig>> {
     files: Files,
     /// Of each file when it was read last; `None`: it was not there.
     stamps: Vec<Option<Stamp>>,
-    config: Arc<ClientConfig>,
+    config: C,
+    read: fn(&Files) -> Result<C, TlsError>,
 }
 
 impl Tls {
     /// Reads them for the first time.
     ///
     /// # Errors
-    /// As of [`Files::read`].
+    /// The first that is wrong.
     pub fn new(files: Files) -> Result<Self, TlsError> {
+        Self::of(files, Files::client)
+    }
+}
+
+impl<C> Tls<C> {
+    /// Reads them for the first time, by this function.
+    ///
+    /// # Errors
+    /// The function's.
+    pub fn of(files: Files, read: fn(&Files) -> Result<C, TlsError>) -> Result<Self, TlsError> {
         let stamps = files.stamps(); // before, so that a file that changes meanwhile is read again
-        Ok(Self { stamps, config: files.read()?, files })
+        Ok(Self { stamps, config: read(&files)?, files, read })
     }
 
-    /// Reads them again if one has changed since; whether it has. Errors: once for each change;
-    /// what was read before counts.
-    pub(super) fn renew(&mut self) -> Result<bool, TlsError> {
+    /// Reads them again if one has changed since; whether it has.
+    ///
+    /// # Errors
+    /// As the first time, once for each change; what was read before counts.
+    pub fn renew(&mut self) -> Result<bool, TlsError> {
         let stamps = self.files.stamps();
         if stamps == self.stamps {
             return Ok(false);
         }
         self.stamps = stamps;
-        self.config = self.files.read()?;
+        self.config = (self.read)(&self.files)?;
         Ok(true)
     }
 
-    pub(super) fn config(&self) -> &Arc<ClientConfig> {
+    /// What was made of them last.
+    pub const fn config(&self) -> &C {
         &self.config
     }
 }

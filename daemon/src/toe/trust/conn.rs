@@ -1,0 +1,126 @@
+//! A connection over TLS that waits for nothing.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::PollFlags;
+use rustls::Connection;
+use rustls::pki_types::CertificateDer;
+
+use super::proof::PROTOCOL;
+
+/// Bytes that wait to be sent, at most.
+const WAITING_MAX: usize = 64 << 10;
+/// Times that the socket is read in a turn.
+const READS_PER_TURN: usize = 4;
+
+/// See the module's doc.
+#[derive(Debug)]
+pub(super) struct Conn {
+    socket: TcpStream,
+    tls: Connection,
+    /// The socket may have something.
+    pub(super) is_ready: bool,
+}
+
+impl Conn {
+    /// Over a socket that does not block, and may not be connected yet.
+    pub(super) fn new(socket: OwnedFd, mut tls: Connection) -> Self {
+        tls.set_buffer_limit(Some(WAITING_MAX));
+        Self { socket: socket.into(), tls, is_ready: true }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// What its socket has to be for a turn to do something.
+    pub(super) fn interest(&self) -> PollFlags {
+        let out = if self.tls.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
+        if self.tls.wants_read() { out | PollFlags::IN } else { out }
+    }
+
+    /// Whether both sides have shown what they are to show. (A client finds out later whether it
+    /// was believed.)
+    pub(super) fn is_open(&self) -> bool {
+        !self.tls.is_handshaking()
+    }
+
+    /// Moves bytes, as many as there are.
+    ///
+    /// # Errors
+    /// Its end, and why.
+    pub(super) fn turn(&mut self) -> Result<(), String> {
+        self.is_ready = false;
+        for _ in 0..READS_PER_TURN {
+            if !self.tls.wants_read() {
+                break;
+            }
+            match self.tls.read_tls(&mut self.socket) {
+                Ok(0) => return Err("it hung up".into()),
+                Ok(_) => {
+                    if let Err(e) = self.tls.process_new_packets() {
+                        let _ = self.flush(); // it is told why
+                        return Err(e.to_string());
+                    }
+                }
+                Err(e) if is_later(&e) => break,
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+        self.flush().map_err(|e| e.to_string())?;
+        let is_it = |name: Option<&[u8]>| name == Some(PROTOCOL);
+        if self.is_open() && !is_it(self.tls.alpn_protocol()) {
+            return Err("it speaks something else over TLS".into());
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut self.socket) {
+                Ok(_) => {}
+                Err(e) if is_later(&e) => return Ok(()),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the other side has said, as much as has come; how many bytes.
+    ///
+    /// # Errors
+    /// It says nothing more.
+    pub(super) fn read(&mut self, bytes: &mut [u8]) -> Result<usize, String> {
+        match self.tls.reader().read(bytes) {
+            Ok(0) => Err("it has ended the connection".into()),
+            Ok(len) => Ok(len),
+            Err(e) if is_later(&e) => Ok(0),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    /// Says all of this.
+    ///
+    /// # Errors
+    /// The other side does not take what it is told.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.tls.writer().write_all(bytes).map_err(|e| e.to_string())?;
+        self.flush().map_err(|e| e.to_string())
+    }
+
+    /// Whether all is sent.
+    pub(super) fn is_flushed(&self) -> bool {
+        !self.tls.wants_write()
+    }
+
+    /// What the other side shows.
+    pub(super) fn certificate(&self) -> Option<&CertificateDer<'static>> {
+        self.tls.peer_certificates()?.first()
+    }
+}
+
+fn is_later(e: &io::Error) -> bool {
+    matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

@@ -1,0 +1,70 @@
+//! By what hosts prove to each other who they are: certificates of one CA, each for the overlay
+//! addresses of its host.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nightporter_registry::tls::{Files, Own, TlsError};
+use rustls::client::{Resumption, verify_server_name};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ServerConfig};
+
+/// What is spoken over TLS: who has such a certificate for something else does not speak this.
+pub(super) const PROTOCOL: &[u8] = b"nightporter-toe/1";
+
+/// What this host shows, and whom it believes.
+#[derive(Debug)]
+pub(crate) struct Proof {
+    pub(super) client: Arc<ClientConfig>,
+    pub(super) server: Arc<ServerConfig>,
+    own: CertificateDer<'static>,
+}
+
+impl Proof {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// The first file that is wrong.
+    pub(crate) fn read(files: &Files) -> Result<Self, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let roots = Arc::new(files.read_ca()?);
+        let wrong = |e: rustls::Error| files.own_is_wrong(&e);
+        let own = files.read_own()?.ok_or_else(|| files.own_is_wrong(&"no certificate"))?;
+        let Own { chain, key } = own;
+        let first = chain.first().cloned().ok_or_else(|| files.own_is_wrong(&"is empty"))?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider));
+        let verifier = verifier.build().map_err(|e| files.own_is_wrong(&e))?;
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(wrong)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(wrong)?;
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13])
+            .map_err(wrong)?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)
+            .map_err(wrong)?;
+        // Each connection is proved anew, by the certificates of now.
+        server.send_tls13_tickets = 0;
+        client.resumption = Resumption::disabled();
+        server.alpn_protocols = vec![PROTOCOL.to_vec()];
+        client.alpn_protocols = vec![PROTOCOL.to_vec()];
+        Ok(Self { client: Arc::new(client), server: Arc::new(server), own: first })
+    }
+
+    /// Whether what this host shows is for this address.
+    pub(crate) fn is_of(&self, address: IpAddr) -> bool {
+        is_of(&self.own, address)
+    }
+}
+
+/// Whether a certificate is for this address.
+pub(super) fn is_of(certificate: &CertificateDer<'_>, address: IpAddr) -> bool {
+    let name = ServerName::from(address);
+    ParsedCertificate::try_from(certificate).is_ok_and(|it| verify_server_name(&it, &name).is_ok())
+}
