@@ -4,7 +4,11 @@
 use std::env;
 use std::fs;
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 
 use crate::{GUEST, NATIVE, World, lines};
 
@@ -13,7 +17,8 @@ struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.0.kill();
+        // With all that it has started.
+        let _ = killpg(Pid::from_raw(self.0.id().cast_signed()), Signal::SIGKILL);
         let _ = self.0.wait();
     }
 }
@@ -38,7 +43,7 @@ impl World {
         let words = words.replace("PORT", &port.to_string()).replace("IP", &GUEST.to_string());
         let mut server = self.under(program);
         server.current_dir(&self.directory).args(words.split_whitespace());
-        let server = server.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+        let server = server.process_group(0).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let server = Server(server.expect("it starts"));
         self.host.wait_for_listener(port);
         server
@@ -258,6 +263,9 @@ fn the_launcher_runs_what_no_library_can_be_put_under() {
     let source = r#"package main
 import ("io"; "net/http"; "os")
 func main() {
+    if os.Args[1] == "serve" {
+        panic(http.ListenAndServe(os.Args[2], http.FileServer(http.Dir("."))))
+    }
     answer, err := http.Get(os.Args[1])
     if err != nil { panic(err) }
     file, err := os.Create("go")
@@ -273,6 +281,15 @@ func main() {
     get.args([&address, &format!("http://{GUEST}:8011/")]);
     assert_eq!(world.runs(get).1, 1);
     assert_eq!(world.checksum("go"), checksum);
+    let mut serve = world.launched("./get");
+    serve.args(["serve", &format!("{GUEST}:8012")]).current_dir(&world.directory);
+    // Or its listener is one of MPTCP (Go 1.24), which stays native.
+    serve.env("GODEBUG", "multipathtcp=0");
+    let _server = Server(serve.process_group(0).spawn().expect("it starts"));
+    world.host.wait_for_listener(8012);
+    for _ in 0..20 {
+        world.curl(8012, &checksum);
+    }
 }
 
 #[test]
