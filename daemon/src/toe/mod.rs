@@ -48,7 +48,7 @@ use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 use device::{Blocked, Device};
 pub(crate) use fabric::{Doors, listen_at};
-use fabric::{StreamId, Streams};
+use fabric::{Gone, StreamId, Streams};
 use kept::{Kept, KeptBytes};
 pub(crate) use rules::Member;
 use rules::Rules;
@@ -78,6 +78,8 @@ pub(crate) struct Toe {
     stalled: Vec<(usize, Instant)>,
     /// To other hosts.
     streams: Streams,
+    /// Guests of other hosts whose streams are to end.
+    gone: Vec<Gone>,
     /// The one that is heard now: what is for nobody is answered there.
     heard: Option<StreamId>,
     /// Devices whose driver has come, and what the one before it had is being reset.
@@ -98,6 +100,7 @@ impl Toe {
             touched: Vec::new(),
             stalled: Vec::new(),
             streams: Streams::default(),
+            gone: Vec::new(),
             heard: None,
             late: Vec::new(),
             patient_until: Instant::ZERO,
@@ -223,7 +226,7 @@ impl Toe {
 
     /// Whether there is more to do at once.
     pub(crate) fn has_work(&self) -> bool {
-        let ends = self.host.ends() || !self.late.is_empty();
+        let ends = self.host.ends() || !self.late.is_empty() || !self.gone.is_empty();
         !self.awake.is_empty() || self.streams.ready() > 0 || ends
     }
 
@@ -240,6 +243,7 @@ impl Toe {
         }
         self.note_pause(now);
         self.go_on_ending(now);
+        self.end_streams_of_gone(now);
         let mut packets = 0;
         for _ in 0..self.awake.len() {
             let Some(at) = self.awake.pop_front() else { break };

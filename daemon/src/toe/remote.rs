@@ -27,7 +27,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 
 use super::device::Blocked;
-use super::fabric::{Doors, Heard, Lost, Stream, StreamId, Waits};
+use super::fabric::{Doors, Gone, Heard, Lost, Stream, StreamId, Waits};
 use super::rules::Overlays;
 use super::trust::{SECRET_LEN, Way};
 use super::{Toe, len_of, vm};
@@ -96,14 +96,26 @@ impl Toe {
         self.end_turn(now);
     }
 
-    /// A station of another host, as it is now.
+    /// A station of another host, as it is now. Connections of one that is not there any more end
+    /// in the next turn: that host may not speak for it.
     pub(crate) fn set_station(&mut self, (vni, mac): (u32, Mac), now: Option<&Station>) {
-        let Self { rules, streams, .. } = self;
-        let touched = rules.peers.set(vni, mac, now);
+        let Self { rules, streams, gone, .. } = self;
+        let (touched, left) = rules.peers.set(vni, mac, now);
+        gone.extend(left.into_iter().filter(|it| !streams.of_guest(it.host, it.guest).is_empty()));
         if let Some(trust) = streams.trust_mut() {
             for host in touched.into_iter().flatten() {
                 trust.set_peer(host, rules.peers.host_at(host).is_some());
             }
+        }
+    }
+
+    /// Who is there again meanwhile has lost them all the same.
+    pub(super) fn end_streams_of_gone(&mut self, now: Instant) {
+        for Gone { host, guest } in std::mem::take(&mut self.gone) {
+            for id in self.streams.of_guest(host, guest) {
+                self.lose_stream(now, id);
+            }
+            self.hear(now);
         }
     }
 
@@ -224,7 +236,8 @@ impl Toe {
         let to = (host, self.rules.peers.address_of(host)?);
         let VmId(at) = self.host.vm_of(socket)?;
         let id = self.streams.take(now, from, to)?;
-        self.streams.give(id, message.id, socket, at as usize);
+        let guest = (request.network, request.to.ip());
+        self.streams.give(id, message.id, (socket, at as usize), guest);
         Some(id)
     }
 
@@ -468,7 +481,8 @@ impl Toe {
         if let Some(socket) = socket.filter(|_| before.is_none())
             && let Some(VmId(at)) = self.host.vm_of(socket)
         {
-            self.streams.give(id, message.id, socket, at as usize);
+            let guest = (request.network, request.from.ip());
+            self.streams.give(id, message.id, (socket, at as usize), guest);
         } else {
             self.streams.give_back(now, id);
         }

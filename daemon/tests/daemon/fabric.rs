@@ -238,6 +238,24 @@ fn a_guest_that_closes_or_dies_is_heard_of_on_the_other_host() {
     assert_eq!((fabric(&one).nonsense, fabric(&two).nonsense), (0, 0));
 }
 
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_guest_that_is_on_no_list_any_more_loses_its_connections_and_others_go_on() {
+    let World { mut a, mut b, mut c, one, names: _names, dirs, two: _two } = world();
+    let (to_b, _) = connect(&mut a, &mut b, SERVER);
+    let (to_c, at_c) = connect(&mut a, &mut c, "10.0.0.3:80");
+    let path = dirs[0].join("np.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let listed = "host = \"192.0.2.2\"\nips = [\"10.0.0.2\"]";
+    std::fs::write(&path, text.replace(listed, "host = \"192.0.2.3\"\nips = [\"10.0.0.2\"]"))
+        .unwrap();
+    one.signal(Signal::SIGHUP);
+    until(&mut [&mut a, &mut b, &mut c], "a reset", |g| g[0].socket(to_b).is_reset);
+    assert_eq!(ask(&mut a, Ask::Describe(to_b)), RESET);
+    a.write(to_c, b"on");
+    until(&mut [&mut a, &mut c], "bytes", |g| g[1].socket(at_c).got == b"on");
+}
+
 /// A host that is a socket of the test.
 pub(crate) struct Stranger(pub(crate) TcpStream);
 

@@ -35,7 +35,7 @@ use rustix::net::{
 use crate::broker::dialer::{Dialer, prepare};
 use crate::toe::trust::{ProofDoors, Trust, Way};
 use crate::token::Token;
-pub(super) use peers::Peers;
+pub(super) use peers::{Gone, Peers};
 pub(super) use stream::{Heard, Lost, Stream, Waits};
 
 /// Streams at most, and half as many as the process may have descriptors.
@@ -104,6 +104,8 @@ pub(super) struct Streams {
     places: Vec<Place>,
     free: Vec<u32>,
     by_socket: BTreeMap<SocketId, StreamId>,
+    /// By the guest of the other host: its network and address.
+    by_guest: BTreeSet<(HostId, (u32, IpAddr), StreamId)>,
     /// Of each host.
     counts: BTreeMap<HostId, usize>,
     /// To each host, from each address of this one.
@@ -217,6 +219,13 @@ impl Streams {
         self.by_socket.get(&socket).copied()
     }
 
+    /// Streams that are used for connections of that host's guest.
+    pub(super) fn of_guest(&self, host: HostId, guest: (u32, IpAddr)) -> Vec<StreamId> {
+        let place = |place| StreamId { place, generation: place };
+        let all = (host, guest, place(0))..=(host, guest, place(u32::MAX));
+        self.by_guest.range(all).map(|(_, _, id)| *id).collect()
+    }
+
     /// Streams that are used for guests with this device and in which something waits, unmoved
     /// since then.
     pub(super) fn stuck(&self, device: usize, since: Instant) -> Vec<StreamId> {
@@ -267,12 +276,21 @@ impl Streams {
         Some(id)
     }
 
-    /// A stream has this connection from now on.
-    pub(super) fn give(&mut self, id: StreamId, name: ShadowId, socket: SocketId, device: usize) {
+    /// A stream has this connection from now on, of a guest with this device and that one of the
+    /// other host.
+    pub(super) fn give(
+        &mut self,
+        id: StreamId,
+        name: ShadowId,
+        (socket, device): (SocketId, usize),
+        guest: (u32, IpAddr),
+    ) {
         let Some(stream) = self.get_mut(id) else { return };
-        stream.set_carried(name, socket, device);
+        stream.set_carried(name, (socket, device), guest);
+        let host = stream.host;
         let is_new = !stream.is_proven && stream.ours == Side::Opener;
         self.by_socket.insert(socket, id);
+        self.by_guest.insert((host, guest, id));
         if !is_new {
             self.set_deadline(id, None);
         }
@@ -312,8 +330,11 @@ impl Streams {
     }
 
     fn part(&mut self, id: StreamId) {
-        if let Some(carried) = self.get_mut(id).and_then(|stream| stream.carried.take()) {
+        let Some(stream) = self.get_mut(id) else { return };
+        let host = stream.host;
+        if let Some(carried) = stream.carried.take() {
             self.by_socket.remove(&carried.socket);
+            self.by_guest.remove(&(host, carried.guest, id));
         }
     }
 
@@ -325,6 +346,7 @@ impl Streams {
         self.free.push(id.place);
         if let Some(carried) = stream.carried {
             self.by_socket.remove(&carried.socket);
+            self.by_guest.remove(&(stream.host, carried.guest, id));
         }
         if let Some(count) = self.counts.get_mut(&stream.host) {
             *count -= 1;

@@ -27,6 +27,14 @@ struct Away {
     wait: Duration,
 }
 
+/// A guest of another host that is not there any more.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in super::super) struct Gone {
+    pub(in super::super) host: HostId,
+    /// Its network and address.
+    pub(in super::super) guest: (u32, IpAddr),
+}
+
 /// See the module's doc.
 #[derive(Debug, Default)]
 pub(in super::super) struct Peers {
@@ -42,13 +50,26 @@ pub(in super::super) struct Peers {
 }
 
 impl Peers {
-    /// A station of another host, as it is now; the hosts that have one more or less by that.
+    /// A station of another host, as it is now; the hosts that have one more or less by that, and
+    /// guests that are not there any more.
     pub(in super::super) fn set(
         &mut self,
         vni: u32,
         mac: Mac,
         now: Option<&Station>,
-    ) -> [Option<IpAddr>; 2] {
+    ) -> ([Option<IpAddr>; 2], Vec<Gone>) {
+        let before = self.stations.get(&(vni, mac)).cloned();
+        let touched = self.replace(vni, mac, now);
+        let (host, ips) = before.map_or((None, Vec::new()), |(host, ips)| (Some(host), ips));
+        let is_there =
+            |ip| self.places.get(&(vni, ip)).zip(host).is_some_and(|(at, host)| at.contains(&host));
+        let left = ips.into_iter().filter(|ip| !is_there(*ip));
+        let number = host.and_then(|host| Some(self.hosts.get(&host)?.1));
+        let gone = left.filter_map(|ip| Some(Gone { host: number?, guest: (vni, ip) }));
+        (touched, gone.collect())
+    }
+
+    fn replace(&mut self, vni: u32, mac: Mac, now: Option<&Station>) -> [Option<IpAddr>; 2] {
         let before = self.stations.remove(&(vni, mac));
         let was_at = before.as_ref().map(|(host, _)| *host);
         if let Some((host, ips)) = before {
@@ -168,6 +189,26 @@ mod tests {
         assert_eq!(peers.host_of(VNI, ip("10.0.0.2")), Some(two));
         assert_eq!(peers.host_at(ip("192.0.2.3")), None, "it has no station any more");
         assert_eq!((peers.address_of(HERE), peers.address_of(HostId(9))), (None, None));
+    }
+
+    #[test]
+    fn a_guest_is_gone_when_no_station_of_its_host_has_its_address() {
+        let mut peers = Peers::default();
+        let mut gone = |mac, now: Option<&Station>| -> Vec<(u32, IpAddr)> {
+            let (_, gone) = peers.set(VNI, [mac; 6], now);
+            gone.into_iter().map(|it| (it.host.0, it.guest.1)).collect()
+        };
+        let two = |ips: &[&str]| station("192.0.2.2", ips);
+        assert_eq!(gone(2, Some(&two(&["10.0.0.2", "10.0.0.3"]))), []);
+        assert_eq!(gone(2, Some(&two(&["10.0.0.2", "10.0.0.3"]))), [], "as it was");
+        assert_eq!(gone(2, Some(&two(&["10.0.0.2"]))), [(1, ip("10.0.0.3"))]);
+        // Another one there has it, too; another host's does not count.
+        assert_eq!(gone(3, Some(&two(&["10.0.0.2"]))), []);
+        assert_eq!(gone(4, Some(&station("192.0.2.4", &["10.0.0.2"]))), []);
+        assert_eq!(gone(2, None), []);
+        assert_eq!(gone(3, Some(&station("192.0.2.3", &["10.0.0.2"]))), [(1, ip("10.0.0.2"))]);
+        assert_eq!(gone(4, None), [(2, ip("10.0.0.2"))]);
+        assert_eq!(gone(9, None), []);
     }
 
     #[test]

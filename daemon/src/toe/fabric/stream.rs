@@ -72,6 +72,8 @@ pub(in super::super) struct Carried {
     pub(in super::super) socket: SocketId,
     /// The device of its guest.
     pub(in super::super) device: usize,
+    /// Network and address of the other host's guest.
+    pub(super) guest: (u32, IpAddr),
     /// The other guest has accepted.
     pub(in super::super) is_established: bool,
     /// It has not, and nothing else comes.
@@ -201,12 +203,19 @@ impl Stream {
         self.out.len()
     }
 
-    /// It has this connection from now on, of a guest with this device.
-    pub(super) fn set_carried(&mut self, name: ShadowId, socket: SocketId, device: usize) {
+    /// It has this connection from now on, of a guest with this device and that one of the other
+    /// host.
+    pub(super) fn set_carried(
+        &mut self,
+        name: ShadowId,
+        (socket, device): (SocketId, usize),
+        guest: (u32, IpAddr),
+    ) {
         self.carried = Some(Carried {
             name,
             socket,
             device,
+            guest,
             is_established: false,
             is_refused: false,
             said_taken: false,
