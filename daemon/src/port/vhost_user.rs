@@ -344,6 +344,14 @@ impl<D: Device> VhostUserPort<D> {
         }
     }
 
+    /// Whether memory of the front-end was not there since the last [`Self::handle_faults`]: what
+    /// was read since then may be zeros.
+    #[must_use]
+    pub fn has_new_fault(&self) -> bool {
+        let session = self.connection.as_ref().map(|(_, session)| session);
+        faults::count() != self.faults_seen && session.is_some_and(|s| s.has_faulted())
+    }
+
     /// The driver kicked.
     pub fn handle_kick(&mut self, vring: u16) {
         let Some((_, session)) = &mut self.connection else { return };
@@ -421,8 +429,13 @@ impl<D: Device> VhostUserPort<D> {
         }
     }
 
+    /// The ring lies; or memory has gone, and zeros are read since then, also in rings: then the
+    /// port goes after this turn, and not for a lie.
     #[cold]
     fn fail(&mut self, index: usize, fault: RingFault) {
+        if self.has_new_fault() {
+            return;
+        }
         let vring = u16::try_from(index).expect("at most 256 queues");
         let Some((_, session)) = &mut self.connection else { return };
         session.fail(vring, fault);

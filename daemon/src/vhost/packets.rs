@@ -21,6 +21,9 @@ use super::ring::{Buffer, Ring, RingFault};
 /// so it may be one more chain.
 pub const WORK_PER_TURN: usize = 2048;
 
+/// Of what can be missing alone, the least.
+const PAGE: usize = 4096;
+
 /// Bytes of guest memory: guest address and how many.
 pub type Piece = (u64, usize);
 
@@ -256,6 +259,16 @@ pub fn slices<'m>(
         Ok::<(), ()>(())
     };
     (for_each_piece(pieces, at, len, visit).ok()? == len).then_some(slices)
+}
+
+/// Touches every page of it, so that one that is missing is noticed ([`crate::faults`]).
+pub fn look_at(memory: &GuestMemory, pieces: &[Piece]) {
+    for (guest, len) in pieces {
+        let ends = (0..*len).step_by(PAGE).chain(len.checked_sub(1));
+        for at in ends {
+            let _ = memory.read(guest.wrapping_add(at as u64), &mut [0]);
+        }
+    }
 }
 
 /// Visits what lies from byte `at` on, `len` bytes at most; how many there were.

@@ -16,7 +16,7 @@ use nix::sys::signal::Signal;
 use crate::host::{Dir, Host, LIMIT};
 use crate::overlay::{Namespace, VNI, overlay, two_hosts};
 use crate::sockets::{SocketGuest, ask, connect, listen, try_connect, until};
-use crate::toe::{NATIVE, RESET, boot, bytes, ends_one_after_the_other, toe};
+use crate::toe::{NATIVE, RESET, boot, bytes, ends_one_after_the_other, socket, toe};
 
 pub(crate) const PORT: u16 = 4793;
 pub(crate) const SERVER: &str = "10.0.0.2:80";
@@ -254,6 +254,35 @@ fn a_guest_that_is_on_no_list_any_more_loses_its_connections_and_others_go_on() 
     assert_eq!(ask(&mut a, Ask::Describe(to_b)), RESET);
     a.write(to_c, b"on");
     until(&mut [&mut a, &mut c], "bytes", |g| g[1].socket(at_c).got == b"on");
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn memory_that_goes_is_told_from_a_ring_that_lies_whoever_copies() {
+    let names = two_hosts();
+    let more = "allow_unsealed_memory = true";
+    let (one_dir, one) = start(&names.0, 1, &[("a", 1, more)]);
+    let (two_dir, two) = start(&names.1, 2, &[("b", 2, more)]);
+    for of_sender in [true, false] {
+        let mut a = SocketGuest::boot_unsealed(&socket(&one_dir, "a"));
+        let mut b = SocketGuest::boot_unsealed(&socket(&two_dir, "b"));
+        listen(&mut b, SERVER);
+        let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+        a.write(at_a, &bytes(9, 1000));
+        until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got.len() == 1000);
+        if of_sender {
+            a.sends_without_memory(at_a, 1000);
+            until(&mut [&mut b], "it is reset", |g| g[0].socket(at_b).is_reset);
+            assert_eq!(b.socket(at_b).got, bytes(9, 1000));
+        } else {
+            b.has_no_buffers();
+            a.write(at_a, &bytes(9, 1000));
+            until(&mut [&mut a], "it is reset", |g| g[0].socket(at_a).is_reset);
+        }
+        let faults = |host, vm| (toe(host, vm).memory_faults, toe(host, vm).ring_faults);
+        let all = [faults(&one, "a"), faults(&two, "b")];
+        assert_eq!(all, [(1, 0), (u64::from(!of_sender), 0)]);
+    }
 }
 
 /// A host that is a socket of the test.

@@ -30,7 +30,7 @@ fn start(vms: &[(&str, u8, &str)]) -> (Dir, Host) {
     (dir, host)
 }
 
-fn socket(dir: &Dir, vm: &str) -> PathBuf {
+pub(crate) fn socket(dir: &Dir, vm: &str) -> PathBuf {
     dir.join(&format!("{vm}-toe.sock"))
 }
 

@@ -14,7 +14,6 @@ use nightporter_core::wire::vsock::Header;
 use rustix::io::Errno;
 
 use super::VhostUserPort;
-use crate::faults;
 use crate::sys;
 use crate::vhost::guest_mem::GuestMemory;
 use crate::vhost::packets::{self, Missing, PacketQueue, Piece};
@@ -36,14 +35,6 @@ impl VhostUserPort<Vsock> {
     pub fn goes_on(&mut self) -> bool {
         let mut is_used = |at| self.queue(at).is_some_and(|(queue, _)| queue.ring.base() != 0);
         is_used(TO_GUEST) || is_used(FROM_GUEST)
-    }
-
-    /// Whether memory of the front-end was not there since the last [`Self::handle_faults`]: what
-    /// was read since then may be zeros.
-    #[must_use]
-    pub fn has_new_fault(&self) -> bool {
-        let session = self.connection.as_ref().map(|(_, session)| session);
-        faults::count() != self.faults_seen && session.is_some_and(|s| s.has_faulted())
     }
 
     /// The packet of the guest that is next, and how many bytes are behind its header. `None`:
@@ -108,7 +99,8 @@ impl VhostUserPort<Vsock> {
     /// many bytes.
     ///
     /// # Errors
-    /// The socket's. EFAULT: the memory is not there, and the device goes down.
+    /// The socket's. EFAULT: the memory is not there, and the device goes down, in this turn or
+    /// after it.
     pub fn send(&mut self, socket: BorrowedFd<'_>, head: &[u8], len: usize) -> io::Result<usize> {
         let slices = self.place(FROM_GUEST).and_then(|(m, p)| packets::slices(m, p, 0, len));
         let sent = slices.ok_or(Errno::FAULT.into());
@@ -193,9 +185,13 @@ impl VhostUserPort<Vsock> {
         Some((&session.memory, vring.queue.as_ref()?.payload()))
     }
 
-    /// Memory that is not there is no error of the socket's.
+    /// Memory that is not there is no error of the socket's. The kernel says so by EFAULT, and no
+    /// signal comes: whether it is missing, or the ring lies, is found out by looking at it.
     fn judge_call(&mut self, at: usize, result: io::Result<usize>) -> io::Result<usize> {
         if result.as_ref().is_err_and(|e| e.raw_os_error() == Some(Errno::FAULT.raw_os_error())) {
+            if let Some((memory, pieces)) = self.place(at) {
+                packets::look_at(memory, pieces);
+            }
             self.fail(at, RingFault::OutsideMemory);
         }
         result
