@@ -454,3 +454,134 @@ fn sent(result: io::Result<usize>) -> Result<usize, Lost> {
         Err(_) => Err(Lost),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nightporter_core::toe::errno::Errno;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    const NOW: Instant = Instant::from_secs(1000);
+    const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
+
+    /// What is heard, with the bytes of payload that came together; and what lies behind it.
+    #[derive(Debug, PartialEq)]
+    enum Word {
+        Heard(Heard),
+        Payload(Vec<u8>),
+    }
+
+    /// What a host says, in pieces of these lengths, and then no more.
+    fn hear(said: &[u8], cuts: &[usize]) -> Vec<Word> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let mut stream = Stream::from(NOW, (HostId(1), HERE), ours);
+        let (mut rest, mut words) = (said, Vec::new());
+        for cut in cuts {
+            let (now, later) = rest.split_at(rest.len().min(*cut));
+            assert_eq!(write(&theirs, now).unwrap(), now.len());
+            rest = later;
+            if !hear_now(&mut stream, &mut words) {
+                return words;
+            }
+        }
+        assert_eq!(write(&theirs, rest).unwrap(), rest.len());
+        if hear_now(&mut stream, &mut words) {
+            drop(theirs);
+            assert!(!hear_now(&mut stream, &mut words), "its end is one");
+        }
+        words
+    }
+
+    /// `false`: nothing more is heard.
+    fn hear_now(stream: &mut Stream, words: &mut Vec<Word>) -> bool {
+        loop {
+            match stream.poll() {
+                Heard::Nothing => return true,
+                Heard::Payload(left) => {
+                    let mut bytes = vec![0; left as usize];
+                    let len = match read(stream.fd().unwrap(), &mut bytes) {
+                        Ok(0) => {
+                            words.push(Word::Heard(Heard::Lost));
+                            return false;
+                        }
+                        Ok(len) => len,
+                        Err(_) => return true,
+                    };
+                    stream.left -= u32::try_from(len).unwrap();
+                    match words.last_mut() {
+                        Some(Word::Payload(before)) => before.extend(&bytes[..len]),
+                        _ => words.push(Word::Payload(bytes[..len].to_vec())),
+                    }
+                }
+                heard => {
+                    words.push(Word::Heard(heard));
+                    match heard {
+                        Heard::Shown(half) => stream.prove(&half),
+                        Heard::Lost | Heard::Nonsense => return false,
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn kinds() -> impl Strategy<Value = Kind> {
+        prop_oneof![
+            any::<u64>().prop_map(|edge| Kind::Request { edge }),
+            any::<u64>().prop_map(|edge| Kind::Established { edge }),
+            (any::<u64>(), 0..200_u32).prop_map(|(offset, len)| Kind::Data { offset, len }),
+            any::<u64>().prop_map(|edge| Kind::Credit { edge }),
+            any::<u64>().prop_map(|total| Kind::Fin { total }),
+            Just(Kind::Taken),
+            (any::<u64>(), any::<bool>(), any::<u64>())
+                .prop_map(|(sent, finished, edge)| Kind::Probe { sent, finished, edge }),
+            Just(Kind::Reset(Errno::Reset)),
+        ]
+    }
+
+    /// Messages with what has to be behind them, or, now and then, something else; one byte of all
+    /// may be another.
+    fn said() -> impl Strategy<Value = Vec<u8>> {
+        let message = (any::<u64>(), kinds(), vec(any::<u8>(), 0..REQUEST_LEN)).prop_map(
+            |(serial, kind, noise)| {
+                let id = ShadowId { incarnation: 7, serial };
+                let request = Request {
+                    network: 7,
+                    from: "10.0.0.1:5".parse().unwrap(),
+                    to: "10.0.0.2:80".parse().unwrap(),
+                };
+                let behind = match kind {
+                    _ if serial % 16 == 0 => noise,
+                    Kind::Request { .. } => request.emit().to_vec(),
+                    Kind::Data { len, .. } => vec![0xda; len as usize],
+                    _ => Vec::new(),
+                };
+                [&Message { id, to: Side::Acceptor, kind }.emit()[..], &behind].concat()
+            },
+        );
+        let change = proptest::option::of((any::<prop::sample::Index>(), any::<u8>()));
+        (any::<[u8; SECRET_LEN]>(), vec(message, 0..12), change).prop_map(|(half, all, change)| {
+            let mut said = [&hello(&half)[..], &all.concat()].concat();
+            if let Some((at, byte)) = change {
+                let at = at.index(said.len());
+                said[at] = byte;
+            }
+            said
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_host_says_means_the_same_in_any_pieces(
+            said in said(),
+            cuts in vec(1..120_usize, 0..40),
+        ) {
+            prop_assert_eq!(hear(&said, &cuts), hear(&said, &[]));
+        }
+    }
+}
