@@ -37,7 +37,7 @@ fn certificates() -> Dir {
                 -addext basicConstraints=critical,CA:TRUE 2>/dev/null
             for n in 1 2 3; do
                 openssl req $new -keyout $ca-$n.key -out csr -subj /O=host 2>/dev/null
-                printf \"subjectAltName=IP:192.0.2.$n\\n\" >ext
+                printf \"subjectAltName=IP:192.0.2.$n,IP:fd02::$n\\n\" >ext
                 printf 'extendedKeyUsage=serverAuth,clientAuth\\n' >>ext
                 openssl x509 -req -in csr -CA $ca.pem -CAkey $ca.key -CAcreateserial -days 2 \
                     -extfile ext -out $ca-$n.pem 2>/dev/null
@@ -137,6 +137,30 @@ fn hosts_that_prove_who_they_are_carry_the_bytes_of_many_connections() {
     assert_eq!((of_one.dialed, of_one.lost, of_one.unproven), (201, 0, 0));
     assert_eq!((of_two.accepted, of_two.lost, of_two.unproven), (201, 0, 0));
     until(&mut [], "it is said", |_| has_said(&dirs[0], "a host has proved who it is"));
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces; and openssl"]
+fn hosts_prove_who_they_are_by_ipv6_as_well() {
+    let (names, proofs) = (two_hosts(), certificates());
+    let start = |on: &Namespace, n, vm| {
+        let dir = Dir::new();
+        let config = configure(&dir, n, &proof(&dir, &proofs, "ca", n), &[(vm, n, "")]);
+        let text = std::fs::read_to_string(&config).unwrap();
+        std::fs::write(&config, text.replace("192.0.2.", "fd02::")).unwrap();
+        let host = on.start(&dir, &config);
+        (dir, host)
+    };
+    let (one_dir, one) = start(&names.0, 1, "a");
+    let (two_dir, two) = start(&names.1, 2, "b");
+    let (mut a, mut b) = (boot(&one_dir, "a"), boot(&two_dir, "b"));
+    listen(&mut b, SERVER);
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    let sent = bytes(4, 300_000);
+    a.write(at_a, &sent);
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got.len() == sent.len());
+    assert!(b.socket(at_b).got == sent);
+    assert_eq!((fabric(&one).unproven, fabric(&two).unproven), (0, 0));
 }
 
 #[test]
