@@ -27,7 +27,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 
 use super::device::Blocked;
-use super::fabric::{Doors, Gone, Heard, Lost, Stream, StreamId, Waits};
+use super::fabric::{Doors, Fabric, Gone, Heard, Lost, Stream, StreamId, Waits};
 use super::rules::Overlays;
 use super::trust::{SECRET_LEN, Way};
 use super::{Toe, len_of, vm};

@@ -23,6 +23,7 @@ use nightporter_api::FabricStatus;
 use nightporter_core::limits::{T_TOE_SILENCE, TOE_KEPT_MAX};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::toe::id::{HostId, ShadowId, Side};
+use nightporter_core::toe::message::Message;
 use nightporter_core::toe::sockets::SocketId;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::resource::{Resource, getrlimit};
@@ -33,8 +34,10 @@ use rustix::net::{
 };
 
 use crate::broker::dialer::{Dialer, prepare};
+use crate::port::vhost_user::VhostUserPort;
 use crate::toe::trust::{ProofDoors, Trust, Way};
 use crate::token::Token;
+use crate::vhost::vsock::Vsock;
 pub(super) use peers::{Gone, Peers};
 pub(super) use stream::{Heard, Lost, Stream, Waits};
 
@@ -60,6 +63,32 @@ const ANSWERS_MAX: usize = 4096;
 const BACKLOG: i32 = 1024;
 /// Connections accepted in a turn.
 const ACCEPTS_PER_TURN: usize = 64;
+
+/// A way for payload between the memory of a guest of this host and another host: the stream of TCP
+/// itself. All else that two hosts say is said in the stream, whatever way payload takes.
+pub(super) trait Fabric {
+    /// What it has next. Payload is to be taken by [`Self::receive`] before there is more.
+    fn poll(&mut self) -> Heard;
+
+    /// Payload, as much as is there and fits into `room` bytes of the guest's next buffers, which
+    /// have so many; how many bytes.
+    ///
+    /// # Errors
+    /// WouldBlock: there is none now. UnexpectedEof and others: the end. EFAULT is the guest's.
+    fn receive(&mut self, port: &mut VhostUserPort<Vsock>, room: usize) -> io::Result<usize>;
+
+    /// Says a message with `len` bytes of payload behind it, those of the guest's present packet.
+    ///
+    /// # Errors
+    /// It is at its end; or the guest's memory is not there, and it is of no use.
+    fn carry(
+        &mut self,
+        now: Instant,
+        message: &Message,
+        port: &mut VhostUserPort<Vsock>,
+        len: usize,
+    ) -> Result<(), Lost>;
+}
 
 /// Names a stream: its place, and how many had it before.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -498,7 +527,7 @@ impl Streams {
 
 #[cfg(test)]
 mod tests {
-    use nightporter_core::toe::message::{Kind, Message};
+    use nightporter_core::toe::message::Kind;
     use rustix::net::{SocketFlags, socketpair};
 
     use super::*;

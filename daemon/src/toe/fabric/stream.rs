@@ -15,6 +15,7 @@ use nightporter_core::toe::message::{Kind, LEN, Message, REQUEST_LEN, Request};
 use nightporter_core::toe::sockets::SocketId;
 use rustix::io::{read, write};
 
+use super::Fabric;
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::trust::{SECRET_LEN, Ticket};
 use crate::vhost::vsock::Vsock;
@@ -239,27 +240,6 @@ impl Stream {
         self.is_over() || self.carried.is_some_and(|it| it.is_refused)
     }
 
-    /// What it has next. Payload is to be taken by [`Self::receive`] before there is more.
-    pub(in super::super) fn poll(&mut self) -> Heard {
-        if self.left > 0 {
-            return Heard::Payload(self.left);
-        }
-        loop {
-            if let Some(heard) = self.whole() {
-                return heard;
-            }
-            let Some(socket) = &self.socket else { return Heard::Nothing };
-            let space = &mut self.head[self.have..self.wanted];
-            match read(socket, space).map_err(io::Error::from) {
-                Ok(0) => return Heard::Lost,
-                Ok(len) => self.have += len,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return Heard::Nothing,
-                Err(_) => return Heard::Lost,
-            }
-        }
-    }
-
     /// What has come, if it is all of it.
     fn whole(&mut self) -> Option<Heard> {
         if self.have < self.wanted {
@@ -296,31 +276,6 @@ impl Stream {
         Some(heard)
     }
 
-    /// Payload, as much as is there and fits into `room` bytes of the guest's next buffers, which
-    /// have so many; how many bytes.
-    ///
-    /// # Errors
-    /// WouldBlock: there is none now. UnexpectedEof and others: the end. EFAULT is the guest's.
-    pub(in super::super) fn receive(
-        &mut self,
-        port: &mut VhostUserPort<Vsock>,
-        room: usize,
-    ) -> io::Result<usize> {
-        let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
-        let left = self.left as usize;
-        let len = room.min(left);
-        // The next header comes with the last of it.
-        let behind = if len == left { &mut self.head[..LEN] } else { &mut [] };
-        let got = port.receive(socket.as_fd(), len, behind)?;
-        if got == 0 {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        let payload = got.min(len);
-        self.left -= u32::try_from(payload).expect("no more than is left");
-        self.have = got - payload;
-        Ok(payload)
-    }
-
     /// Says a message without payload.
     ///
     /// # Errors
@@ -339,35 +294,6 @@ impl Stream {
             _ => 0,
         };
         self.keep(now, &bytes[sent..]);
-        Ok(())
-    }
-
-    /// Says a message with `len` bytes of payload behind it, those of the guest's present packet.
-    /// Only what the socket does not take is copied.
-    ///
-    /// # Errors
-    /// The stream is at its end; or the guest's memory is not there, and the stream is of no use.
-    pub(in super::super) fn carry(
-        &mut self,
-        now: Instant,
-        message: &Message,
-        port: &mut VhostUserPort<Vsock>,
-        len: usize,
-    ) -> Result<(), Lost> {
-        let head = message.emit();
-        let sent = match &self.socket {
-            Some(socket) if self.out.is_empty() => sent(port.send(socket.as_fd(), &head, len))?,
-            _ => 0,
-        };
-        if sent < LEN + len {
-            self.keep(now, &head[sent.min(LEN)..]);
-            let at = sent.saturating_sub(LEN);
-            let start = self.out.len();
-            self.out.resize(start + len - at, 0);
-            if !port.read_payload(at, &mut self.out[start..]) {
-                return Err(Lost);
-            }
-        }
         Ok(())
     }
 
@@ -435,6 +361,69 @@ impl Stream {
     /// Its socket, if it is there.
     pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(AsFd::as_fd)
+    }
+}
+
+/// By the stream itself. Only what the socket does not take at once is copied.
+impl Fabric for Stream {
+    fn poll(&mut self) -> Heard {
+        if self.left > 0 {
+            return Heard::Payload(self.left);
+        }
+        loop {
+            if let Some(heard) = self.whole() {
+                return heard;
+            }
+            let Some(socket) = &self.socket else { return Heard::Nothing };
+            let space = &mut self.head[self.have..self.wanted];
+            match read(socket, space).map_err(io::Error::from) {
+                Ok(0) => return Heard::Lost,
+                Ok(len) => self.have += len,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Heard::Nothing,
+                Err(_) => return Heard::Lost,
+            }
+        }
+    }
+
+    fn receive(&mut self, port: &mut VhostUserPort<Vsock>, room: usize) -> io::Result<usize> {
+        let socket = self.socket.as_ref().ok_or(ErrorKind::NotConnected)?;
+        let left = self.left as usize;
+        let len = room.min(left);
+        // The next header comes with the last of it.
+        let behind = if len == left { &mut self.head[..LEN] } else { &mut [] };
+        let got = port.receive(socket.as_fd(), len, behind)?;
+        if got == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        let payload = got.min(len);
+        self.left -= u32::try_from(payload).expect("no more than is left");
+        self.have = got - payload;
+        Ok(payload)
+    }
+
+    fn carry(
+        &mut self,
+        now: Instant,
+        message: &Message,
+        port: &mut VhostUserPort<Vsock>,
+        len: usize,
+    ) -> Result<(), Lost> {
+        let head = message.emit();
+        let sent = match &self.socket {
+            Some(socket) if self.out.is_empty() => sent(port.send(socket.as_fd(), &head, len))?,
+            _ => 0,
+        };
+        if sent < LEN + len {
+            self.keep(now, &head[sent.min(LEN)..]);
+            let at = sent.saturating_sub(LEN);
+            let start = self.out.len();
+            self.out.resize(start + len - at, 0);
+            if !port.read_payload(at, &mut self.out[start..]) {
+                return Err(Lost);
+            }
+        }
+        Ok(())
     }
 }
 
