@@ -20,6 +20,7 @@ mod owners;
 pub mod port;
 mod resting;
 pub mod sandbox;
+mod sleeps;
 pub mod spans;
 mod start;
 mod supervisor;

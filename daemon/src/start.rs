@@ -98,7 +98,8 @@ fn start(
     let signals = block_signals()
         .and_then(|set| SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC))
         .map_err(|e| vec![error(e, "report this")])?;
-    watchdog::start(supervisor).map_err(|e| vec![error(e, "allow more threads")])?;
+    let eye = sandbox.eye.lock().unwrap_or_else(PoisonError::into_inner).take();
+    watchdog::start(supervisor, eye).map_err(|e| vec![error(e, "allow more threads")])?;
     raise_file_limit();
     let epoch = epoch().map_err(|e| vec![no_chance(&e)])?;
     let worker_config = WorkerConfig {

@@ -10,13 +10,17 @@
 //! time for which his port takes no connections, and others like him: so after the first one it is
 //! looked at every few milliseconds for a day ([`beware`]).
 //!
+//! No signal ends a sleep of the kernel's for memory of a guest: [`crate::sleeps`] finds out whose
+//! memory that is. After a turn of more than [`SHORT`] it looks every other millisecond, for a
+//! hundred times as long as that turn took.
+//!
 //! As long as no turn stands systemd is told so; when it hears nothing it restarts us.
 //!
-//! Cost: two stores a turn, and a thread that wakes ten times a second.
+//! Cost: two stores and a look at the clock a turn, and a thread that wakes ten times a second.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration as StdDuration;
 
@@ -26,6 +30,7 @@ use nix::sys::signal::Signal;
 
 use crate::closer;
 use crate::sandbox;
+use crate::sleeps::{Eye, Witness};
 use crate::supervisor::Supervisor;
 use crate::sys;
 use crate::timer::monotonic_now;
@@ -39,6 +44,13 @@ const LONG: Duration = Duration::from_millis(5);
 const LOOK_INTERVAL: StdDuration = StdDuration::from_millis(100);
 /// How often while a turn is long, and while somebody is about who made one so.
 const CLOSE_LOOK_INTERVAL: StdDuration = StdDuration::from_millis(5);
+/// Turns that take longer than this may have waited for somebody: echoes have so long.
+const SHORT: Duration = Duration::from_millis(2);
+/// It is looked for who that was for so many times what the turn took.
+const SEARCH_SHARE: u64 = 100;
+/// How often, then, and at turns that take longer than half of it.
+const SEARCH_INTERVAL: StdDuration = StdDuration::from_millis(2);
+const SEARCHED: Duration = Duration::from_millis(1);
 /// How long somebody who made the worker wait is taken to be about.
 const SUSPICION: Duration = Duration::from_secs(24 * 3600);
 /// How often systemd is told that we live, or more often if it wants that.
@@ -74,6 +86,42 @@ pub(crate) fn handle_turn(now: Instant) {
     TURN.store(now.as_nanos(), Ordering::Relaxed);
 }
 
+/// Until when it is looked for who makes turns long.
+static SEARCH_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// The thread that looks.
+static WATCHDOG: OnceLock<thread::Thread> = OnceLock::new();
+
+/// The turn that began at `begin` is over.
+#[inline]
+pub(crate) fn handle_end(begin: Instant) {
+    let now = monotonic_now();
+    let took = now.since(begin);
+    if took > SHORT {
+        search(now, took);
+    }
+}
+
+#[cold]
+fn search(now: Instant, took: Duration) {
+    let until = (now + took.saturating_mul(SEARCH_SHARE)).as_nanos();
+    let before = SEARCH_UNTIL.fetch_max(until, Ordering::Relaxed);
+    SEARCHES.store(true, Ordering::Relaxed);
+    if Instant::from_nanos(before) <= now
+        && let Some(thread) = WATCHDOG.get()
+    {
+        thread.unpark();
+    }
+}
+
+/// It is looked for who makes turns long.
+static SEARCHES: AtomicBool = AtomicBool::new(false);
+
+/// Whether it is looked for who makes turns long.
+#[inline]
+pub(crate) fn searches() -> bool {
+    SEARCHES.load(Ordering::Relaxed)
+}
+
 /// Until when somebody is about who makes the worker wait.
 static BEWARE_UNTIL: AtomicU64 = AtomicU64::new(0);
 
@@ -81,6 +129,12 @@ static BEWARE_UNTIL: AtomicU64 = AtomicU64::new(0);
 pub(crate) fn beware() {
     let until = monotonic_now() + SUSPICION;
     BEWARE_UNTIL.store(until.as_nanos(), Ordering::Relaxed);
+}
+
+/// Whether somebody is about who makes the worker wait.
+#[cfg(test)]
+pub(crate) fn bewares() -> bool {
+    monotonic_now() < Instant::from_nanos(BEWARE_UNTIL.load(Ordering::Relaxed))
 }
 
 /// What was seen of the worker.
@@ -92,37 +146,57 @@ struct Look {
     has_stalled: bool,
     /// It stands.
     stands: bool,
+    /// It may sleep where no signal wakes it.
+    may_sleep: bool,
     /// Until the next look.
     wait: StdDuration,
 }
 
+/// Until when to look more often: while turns are searched, and while somebody is about.
+#[derive(Clone, Copy)]
+struct Until {
+    search: Instant,
+    beware: Instant,
+}
+
 /// Looks at a turn that began at `turn`; 0: there is none. `noticed`: the last one that stood.
-fn look(now: Instant, turn: u64, beware_until: u64, noticed: &mut u64) -> Look {
+fn look(now: Instant, turn: u64, until: Until, noticed: &mut u64) -> Look {
     let lasts_for = |limit| turn != 0 && now.since(Instant::from_nanos(turn)) > limit;
     let (is_long, stands) = (lasts_for(LONG), lasts_for(LIMIT));
     let has_stalled = stands && std::mem::replace(noticed, turn) != turn;
-    let close = is_long || now < Instant::from_nanos(beware_until);
-    let wait = if close { CLOSE_LOOK_INTERVAL } else { LOOK_INTERVAL };
-    Look { is_long, has_stalled, stands, wait }
+    let close = is_long || now < until.beware;
+    let wait = match (now < until.search, close) {
+        (true, _) => SEARCH_INTERVAL,
+        (false, true) => CLOSE_LOOK_INTERVAL,
+        (false, false) => LOOK_INTERVAL,
+    };
+    let may_sleep = lasts_for(SEARCHED);
+    Look { is_long, has_stalled, stands, may_sleep, wait }
 }
 
-/// From now on the calling thread is watched, and `supervisor` told about it. Errors: there can be
-/// no more threads.
-pub(crate) fn start(supervisor: Option<Arc<Supervisor>>) -> io::Result<()> {
+/// From now on the calling thread is watched, on which there is that eye, and `supervisor` told
+/// about it. Errors: there can be no more threads.
+pub(crate) fn start(supervisor: Option<Arc<Supervisor>>, eye: Option<Eye>) -> io::Result<()> {
     sys::let_interrupt(Signal::SIGURG)?;
     let worker = pthread_self();
     // Only who wants to know how we are.
     let supervisor = supervisor.filter(|supervisor| supervisor.period().is_some());
     let period = supervisor.as_ref().and_then(|supervisor| supervisor.period());
     let interval = period.map_or(TELL_INTERVAL, |period| TELL_INTERVAL.min(period / 3));
-    thread::Builder::new().name("watchdog".into()).spawn(move || {
-        let (mut noticed, mut refused, mut untold) = (0, 0, StdDuration::ZERO);
+    let mut witness = Witness::new(eye);
+    let watchdog = thread::Builder::new().name("watchdog".into()).spawn(move || {
+        let (mut noticed, mut refused, mut told) = (0, 0, std::time::Instant::now());
         loop {
             let now = monotonic_now();
             let turn = TURN.load(Ordering::Relaxed);
-            let beware_until = BEWARE_UNTIL.load(Ordering::Relaxed);
-            let seen = look(now, turn, beware_until, &mut noticed);
+            let [search, beware] = [&SEARCH_UNTIL, &BEWARE_UNTIL]
+                .map(|until| Instant::from_nanos(until.load(Ordering::Relaxed)));
+            let seen = look(now, turn, Until { search, beware }, &mut noticed);
+            witness.look(now, seen.may_sleep.then_some(turn), || TURN.load(Ordering::Relaxed));
             SUSPECTS.store(seen.is_long, Ordering::Relaxed);
+            if search <= now && searches() {
+                SEARCHES.store(false, Ordering::Relaxed);
+            }
             if seen.has_stalled {
                 STALLS.fetch_add(1, Ordering::Relaxed);
                 tracing::error!("a turn takes longer than a second");
@@ -130,19 +204,18 @@ pub(crate) fn start(supervisor: Option<Arc<Supervisor>>) -> io::Result<()> {
             if seen.is_long && pthread_kill(worker, Signal::SIGURG).is_err() {
                 return; // it is gone
             }
-            if untold >= interval {
-                untold = StdDuration::ZERO;
+            if told.elapsed() >= interval {
+                told = std::time::Instant::now();
                 closer::look();
                 sandbox::report(&mut refused);
                 if !seen.stands {
                     supervisor.iter().for_each(|supervisor| supervisor.lives());
                 }
             }
-            let wait = seen.wait.min(interval);
-            thread::sleep(wait);
-            untold += wait;
+            thread::park_timeout(seen.wait.min(interval));
         }
     })?;
+    let _ = WATCHDOG.set(watchdog.thread().clone());
     Ok(())
 }
 
@@ -154,15 +227,25 @@ mod tests {
     fn a_call_is_interrupted_soon_and_sooner_while_somebody_is_about_who_makes_us_wait() {
         let at = |ms: u64| Instant::from_nanos(1_000_000_000 + ms * 1_000_000);
         let (mut noticed, turn) = (0, at(0).as_nanos());
-        let mut see = |now, turn, until: Instant| look(now, turn, until.as_nanos(), &mut noticed);
-        let calm = Look { is_long: false, has_stalled: false, stands: false, wait: LOOK_INTERVAL };
-        let close = Look { wait: CLOSE_LOOK_INTERVAL, ..calm };
-        assert_eq!(see(at(5), turn, Instant::ZERO), calm);
+        let mut see = |now, turn, beware: Instant| {
+            look(now, turn, Until { beware, search: at(2) }, &mut noticed)
+        };
+        let calm = Look {
+            is_long: false,
+            has_stalled: false,
+            stands: false,
+            may_sleep: false,
+            wait: LOOK_INTERVAL,
+        };
+        let (asleep, close) = (Look { may_sleep: true, ..calm }, CLOSE_LOOK_INTERVAL);
+        assert_eq!(see(at(1), turn, Instant::ZERO), Look { wait: SEARCH_INTERVAL, ..calm });
+        assert_eq!(see(at(5), turn, Instant::ZERO), asleep);
         assert_eq!(see(at(9000), 0, Instant::ZERO), calm, "it waits for events");
-        assert_eq!(see(at(5), turn, at(6)), close);
-        assert_eq!(see(at(6), turn, at(6)), Look { is_long: true, ..close });
-        assert_eq!(see(at(1000), turn, at(0)), Look { is_long: true, ..close });
-        let stands = Look { is_long: true, stands: true, ..close };
+        assert_eq!(see(at(5), turn, at(6)), Look { wait: close, ..asleep });
+        let long = Look { is_long: true, wait: close, ..asleep };
+        assert_eq!(see(at(6), turn, at(6)), long);
+        assert_eq!(see(at(1000), turn, at(0)), long);
+        let stands = Look { stands: true, ..long };
         assert_eq!(see(at(1001), turn, at(0)), Look { has_stalled: true, ..stands });
         assert_eq!(see(at(1002), turn, at(0)), stands, "it is said once");
     }

@@ -89,6 +89,14 @@ impl Port {
         matches!(self, Self::Guest(_))
     }
 
+    /// The VM behind it, if there is one.
+    pub fn as_guest_mut(&mut self) -> Option<&mut GuestPort> {
+        match self {
+            Self::Guest(guest) => Some(guest),
+            Self::Uplink(_) | Self::Overlay(_) | Self::Lost(_) | Self::Vacant => None,
+        }
+    }
+
     /// `vm`, `tap`, `macvtap` or `overlay`, for operators.
     #[must_use]
     pub fn kind(&self) -> &'static str {

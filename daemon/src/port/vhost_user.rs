@@ -26,6 +26,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use nightporter_core::port::PortFeatures;
+use nightporter_core::time::{Duration, Instant};
 use rustix::net::sockopt::socket_peercred;
 use tracing::{debug, info, warn};
 
@@ -42,6 +43,7 @@ use crate::vhost::ring::RingFault;
 use crate::vhost::session::Session;
 use crate::vhost::vring::Vring;
 use crate::vhost::{Event, Source};
+use crate::watchdog;
 
 /// Queue pairs at most: the message that sets a kick descriptor has eight bits for a queue index.
 pub const QUEUE_PAIRS_MAX: u16 = 128;
@@ -227,6 +229,7 @@ impl<D: Device> VhostUserPort<D> {
     /// Something waits at the listener. A second front-end is turned away as long as the first one
     /// is connected.
     pub fn handle_listener(&mut self) {
+        let _part = self.account.part();
         if self.account.is_banned(monotonic_now()) {
             return self.events.push_back(Event::Rest(Source::Listener));
         }
@@ -262,6 +265,7 @@ impl<D: Device> VhostUserPort<D> {
 
     /// Something waits on the connection.
     pub fn handle_connection(&mut self) {
+        let _part = self.account.part();
         for _ in 0..MESSAGES_PER_TURN {
             let Some((channel, session)) = &mut self.connection else { return };
             let (link, mut cost, mut is_alone) = (session.link(), 0, false);
@@ -341,6 +345,25 @@ impl<D: Device> VhostUserPort<D> {
             self.disconnect(
                 "its eventfds kept the daemon: without O_NONBLOCK, or with a crowd at them",
             );
+        } else if self.account.is_banned(monotonic_now()) {
+            self.disconnect("another device of the VM kept the daemon");
+        }
+    }
+
+    /// The number of the VM's account; see [`crate::sleeps`].
+    pub(crate) const fn account(&self) -> u64 {
+        self.account.number()
+    }
+
+    /// The worker had to sleep for so long until memory of the VM was there. If that was too much,
+    /// the port goes, and with the next [`Self::handle_faults`] the VM's other device.
+    pub(crate) fn handle_sleep(&mut self, now: Instant, time: Duration) {
+        if self.account.has_slept(now, time) {
+            let seconds = self.account.ban(now);
+            self.stats.blocked += 1;
+            watchdog::beware();
+            warn!(port = self.name, seconds, "it takes no connections for so long");
+            self.disconnect("its memory kept the daemon: holes were punched in it all the time");
         }
     }
 
@@ -405,6 +428,7 @@ impl<D: Device> VhostUserPort<D> {
     }
 
     fn flush(&mut self, vring: usize) {
+        let _part = self.account.part();
         let Some((_, session)) = &mut self.connection else { return };
         if session.vrings.get_mut(vring).is_some_and(Vring::flush) {
             self.stats.signals += 1;
@@ -412,6 +436,7 @@ impl<D: Device> VhostUserPort<D> {
     }
 
     fn enable_kicks(&mut self, vring: usize) -> bool {
+        let _part = self.account.part();
         let Some((_, session)) = &mut self.connection else { return false };
         let Some(queue) = session.vrings.get_mut(vring).and_then(Vring::usable) else {
             return false;
@@ -423,6 +448,7 @@ impl<D: Device> VhostUserPort<D> {
     }
 
     fn disable_kicks(&mut self, vring: usize) {
+        let _part = self.account.part();
         let Some((_, session)) = &mut self.connection else { return };
         if let Some(queue) = session.vrings.get_mut(vring).and_then(Vring::usable) {
             queue.ring().disable_kicks();

@@ -28,6 +28,7 @@ use crate::broker::connector::Connector;
 use crate::broker::dialer::{Dialer, Held};
 use crate::config::{Config, RegistryConfig, Source, ToeConfig};
 use crate::owners::Owners;
+use crate::sleeps::Eye;
 use crate::start::{StartError, error, memory_is_limited, proof_of, registry_of};
 use crate::supervisor::Supervisor;
 use crate::sys;
@@ -48,6 +49,8 @@ pub struct Sandbox {
     pub(crate) registry: Result<Option<etcd::Config>, StartError>,
     /// The way to guests' sockets on other hosts, until the worker has it.
     pub(crate) doors: Arc<Mutex<Option<Doors>>>,
+    /// Where the kernel says what the thread does that is to be the worker, until it is one.
+    pub(crate) eye: Arc<Mutex<Option<Eye>>>,
     /// Where sockets can be made.
     pub(crate) dirs: Vec<PathBuf>,
     /// What the kernel could not do.
@@ -78,6 +81,7 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
         .map(|it| it.map(Arc::new))
         .map_err(|e| error(format!("NOTIFY_SOCKET: {e}"), "unset it, or let systemd set it"));
     memory_is_limited(); // it remembers
+    let eye = Eye::open().map_err(|e| error(format!("/proc: {e}"), "mount it"))?;
     let registry = config.registry.as_ref().zip(connector);
     let registry = registry.map(|(it, connector)| registry_of(it, connector)).transpose();
     let dirs = files::dirs_of(config);
@@ -85,8 +89,8 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let listens = config.daemon.metrics.map(|metrics| (metrics.port(), AccessNet::BindTcp));
     let places = files::of_daemon(&source.path, config, &dirs);
     let weak = files::restrict(places, listens.as_slice())?;
-    let doors = Arc::new(Mutex::new(doors));
-    Ok(Sandbox { owners, supervisor, broker, registry, doors, dirs, weak })
+    let (doors, eye) = (Arc::new(Mutex::new(doors)), Arc::new(Mutex::new(Some(eye))));
+    Ok(Sandbox { owners, supervisor, broker, registry, doors, eye, dirs, weak })
 }
 
 /// The way to guests' sockets on other hosts: at the address of each overlay. `prover` connects to

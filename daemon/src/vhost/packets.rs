@@ -160,6 +160,7 @@ impl PacketQueue {
             }
             Ok(())
         })?;
+        self.work += memory.take_work();
         // Each buffer is a step for whoever copies, of either guest.
         let pieces = payload.len();
         if left > 0 || pieces > CRUMBS && bytes < pieces * CRUMBS {

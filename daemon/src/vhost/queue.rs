@@ -124,6 +124,7 @@ impl Queue {
             Some(polled) => polled,
             None => self.read_chain(memory, head, hdr_len, buf)?,
         };
+        self.work += memory.take_work();
         self.complete(head, 0)?;
         self.publish_some();
         Ok(polled)
@@ -161,6 +162,7 @@ impl Queue {
             if let Some(buffer) = self.ring.single(head)?
                 && write_single(memory, buffer, total, start, parts)
             {
+                self.work += memory.take_work();
                 self.complete(head, total)?;
                 self.publish_some();
                 return Ok(Ok(()));
@@ -293,6 +295,7 @@ impl Queue {
             held.len += piece.1;
             Ok(())
         })?;
+        self.work += memory.take_work();
         // Virtio 1.2 section 5.1.6.3.1: every buffer holds at least the header. And who offers
         // crumbs makes us write 64 KiB in as many pieces.
         if held.len < hdr_len || held.more > CRUMBS && held.len < held.more * CRUMBS {

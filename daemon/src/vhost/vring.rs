@@ -332,6 +332,15 @@ mod tests {
     }
 
     #[test]
+    fn who_was_interrupted_has_blocked_and_others_like_him_are_looked_for() {
+        let conduct = Conduct::default();
+        assert!(!watchdog::bewares());
+        let interrupted = conduct.watch(|| Err(Errno::INTR));
+        assert_eq!(interrupted, Err(Errno::INTR));
+        assert!(conduct.blocks() && watchdog::bewares());
+    }
+
+    #[test]
     fn who_makes_writes_slow_again_and_again_is_found_out_and_who_does_so_once_is_not() {
         let (slow, ms, s) =
             (SlowCalls::default(), Duration::from_millis(1), Duration::from_secs(1));

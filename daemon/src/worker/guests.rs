@@ -10,6 +10,7 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use super::data_path::DataPath;
 use crate::faults;
 use crate::port::vhost_user::VhostUserPort;
+use crate::sleeps;
 use crate::token::Token;
 use crate::vhost::device::Device;
 use crate::vhost::{Event, Source};
@@ -168,12 +169,26 @@ impl DataPath {
         });
     }
 
-    /// Takes down ports whose front-ends took memory away, if there was a fault since last time.
+    /// Takes down ports whose front-ends took memory away or kept the worker waiting, if there was
+    /// one since last time.
     pub(super) fn handle_faults(&mut self, now: Instant, epoll: &Epoll) {
         let count = faults::count();
         if std::mem::replace(&mut self.faults_seen, count) == count {
             return;
         }
+        for slept in sleeps::take() {
+            let guests = self.ports.list.iter_mut().filter_map(|at| at.port.as_guest_mut());
+            let guest = guests.map(|guest| &mut guest.port).find(|it| it.account() == slept.vm);
+            // It may have been removed meanwhile.
+            let _ = guest.map(|guest| guest.handle_sleep(now, slept.time));
+        }
+        // The second time for devices of VMs that lose another one in the first.
+        for _ in 0..2 {
+            self.look_for_faults(now, epoll);
+        }
+    }
+
+    fn look_for_faults(&mut self, now: Instant, epoll: &Epoll) {
         for port in (0..).map(PortId).take(self.ports.list.len()) {
             if let Some(guest) = self.ports.guest_mut(port) {
                 guest.port.handle_faults();

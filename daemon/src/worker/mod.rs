@@ -221,6 +221,7 @@ impl Worker {
             self.path.hear_front_ends(now, &self.epoll);
         }
         self.service(now);
+        watchdog::handle_end(now);
         Ok(())
     }
 

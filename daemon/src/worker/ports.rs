@@ -88,10 +88,7 @@ impl WorkerPorts {
 
     /// The vhost-user port behind `port`, if it is one.
     pub(crate) fn guest_mut(&mut self, port: PortId) -> Option<&mut GuestPort> {
-        match &mut self.of_mut(port).port {
-            Port::Guest(guest) => Some(guest),
-            Port::Uplink(_) | Port::Overlay(_) | Port::Lost(_) | Port::Vacant => None,
-        }
+        self.of_mut(port).port.as_guest_mut()
     }
 
     /// The port with this name.

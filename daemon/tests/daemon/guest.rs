@@ -271,14 +271,9 @@ impl Guest {
         stream.write_all(&[1_u32.to_ne_bytes(), [0; 4]].concat()).unwrap();
     }
 
-    /// Whoever signals that there are frames has to wait from now on: the eventfd is full, and has
-    /// no O_NONBLOCK.
+    /// Whoever signals that there are frames has to wait from now on.
     pub(crate) fn stuffs_its_signal(&self) {
-        // Not while the device signals, which it may just do.
-        while rustix::io::write(&self.call[0], &(u64::MAX - 1).to_ne_bytes()).is_err() {
-            let _ = rustix::io::read(&self.call[0], &mut [0; 8]);
-        }
-        fcntl_setfl(&self.call[0], OFlags::empty()).unwrap();
+        stuff(&self.call[0]);
     }
 
     /// Says that it has offered more than its ring for sending holds.
@@ -299,6 +294,11 @@ impl Guest {
         let list: Vec<_> = (0..pieces).map(|n| (GUEST_BASE + from + n * apart, 60)).collect();
         self.tx.offer_indirect(TX_FRAMES, &list, 0);
         self.kick(1, old);
+    }
+
+    /// Frames that were taken since the last call, or since it last sent some otherwise.
+    pub(crate) fn taken(&mut self) -> usize {
+        self.tx.used().len()
     }
 
     /// Its VMM has no descriptors for kicks, and wants the queues to be polled.
@@ -327,6 +327,15 @@ impl Guest {
             self.kicks(queue);
         }
     }
+}
+
+/// Whoever writes to it has to wait from now on: the eventfd is full, and has no O_NONBLOCK.
+pub(crate) fn stuff(eventfd: &OwnedFd) {
+    // Not while the device signals, which it may just do.
+    while rustix::io::write(eventfd, &(u64::MAX - 1).to_ne_bytes()).is_err() {
+        let _ = rustix::io::read(eventfd, &mut [0; 8]);
+    }
+    fcntl_setfl(eventfd, OFlags::empty()).unwrap();
 }
 
 /// Waits for an eventfd and clears it.

@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vhost::vhost_user::message::FrontendReq as Req;
 
 use crate::driver::{Driver, GUEST_BASE, Ram, WRITE};
-use crate::guest::{EVENTS, RAM_LEN, set_up, stop_and_go_on, tell};
+use crate::guest::{EVENTS, RAM_LEN, set_up, stop_and_go_on, stuff, tell};
 use crate::host::LIMIT;
 
 /// As Linux has them: a page for a packet to the guest, 64 KiB of payload from it at most.
@@ -388,6 +388,11 @@ impl SocketGuest {
         let taken = self.rings[0].used().len();
         self.offered.drain(..taken);
         self.offer(taken as u64);
+    }
+
+    /// Whoever signals something on its rings of packets has to wait from now on.
+    pub(crate) fn stuffs_its_signals(&self) {
+        self.call[..2].iter().for_each(stuff);
     }
 
     /// A packet that is shorter than a header.

@@ -7,6 +7,7 @@
 //! `life_05`, `life_06`), idle VMs and copies for 200 in `core/src/turn/tests.rs`, statuses and
 //! front-ends by turns in `daemon/src/worker/tests.rs`.
 
+mod asleep;
 mod blocked;
 mod crowded;
 #[allow(dead_code)] // shared with the tests of the rings, which use more of it

@@ -116,8 +116,8 @@ fn victims(traps: usize) -> Vec<(String, &'static str, Vec<Device>)> {
     let loose = "queue_pairs = 8\nallow_unsealed_memory = true";
     let sockets = "ips = [\"10.0.0.9\"]\ntoe = true\nallow_unsealed_memory = true";
     let traps = (0..traps).map(|n| {
-        let device = if n % 2 == 0 { Device::Trap } else { Device::Crowd };
-        (format!("trap{n}"), "", vec![device])
+        let kinds = [Device::Trap, Device::Crowd, Device::Sieve];
+        (format!("trap{n}"), "", vec![kinds[n % kinds.len()]])
     });
     let others = [
         // There are two for one, of whom one is turned away.
@@ -162,7 +162,7 @@ fn seen(street: &Street) -> [u64; 5] {
 fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
     let seed = number("NIGHTPORTER_HOSTILE_SEED").unwrap_or(1);
     let limit = number("NIGHTPORTER_HOSTILE_S").map(Duration::from_secs);
-    let (traps, rings) = if limit.is_some() { IN_HOURS } else { (2, 1) };
+    let (traps, rings) = if limit.is_some() { IN_HOURS } else { (3, 1) };
     let victims = victims(traps);
     let vms: Vec<_> = victims.iter().map(|(name, more, _)| (name.as_str(), *more)).collect();
     let mut street = Street::of(&vms);

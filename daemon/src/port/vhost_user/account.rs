@@ -1,6 +1,7 @@
 //! What the front-ends of one VM have taken lately, of its network card and its socket device
 //! together: who has two devices has no two shares.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nightporter_core::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use nightporter_core::time::{Duration, Instant};
 use crate::closer::Owner;
 use crate::log::Limit;
 use crate::port::messages::Costs;
+use crate::sleeps::{self, Part};
 use crate::vhost::vring::SlowCalls;
 
 /// After one of its front-ends has kept the worker waiting a VM takes no connections for so long;
@@ -16,9 +18,18 @@ const BAN_S: u64 = 60;
 /// It is doubled so often at most: 17 hours.
 const BAN_DOUBLED_MAX: u64 = 10;
 
+/// A VM whose memory has made the worker sleep so long
+const SLEEP_MAX: Duration = Duration::from_millis(20);
+/// in so many turns or more makes it wait on purpose,
+const SLEEPS_MAX: u32 = 2;
+/// if so many times what it took has not passed.
+const SLEEP_SHARE: u64 = 100;
+
 /// See the module's doc.
 #[derive(Debug)]
 pub(super) struct Account {
+    /// Which one it is, among all that there ever were; from 1 on.
+    number: u64,
     /// Of what they pass.
     pub(super) owner: Owner,
     /// What their descriptors make slow.
@@ -30,23 +41,68 @@ pub(super) struct Account {
 struct Dues {
     costs: Costs,
     log: Limit,
+    sleeps: Sleeps,
     bans: u64,
     banned_until: Instant,
 }
 
+/// How long the memory of a VM has made the worker sleep.
+#[derive(Debug, Default)]
+struct Sleeps {
+    /// So many times,
+    count: u32,
+    /// and until then it is not forgotten.
+    until: Instant,
+}
+
+impl Sleeps {
+    /// It did so again. `true`: that is enough.
+    fn add(&mut self, now: Instant, time: Duration) -> bool {
+        if now >= self.until {
+            *self = Self { count: 0, until: now };
+        }
+        self.count += 1;
+        self.until = self.until + time.saturating_mul(SLEEP_SHARE);
+        let most = now + SLEEP_MAX.saturating_mul(SLEEP_SHARE);
+        let is_enough = self.count >= SLEEPS_MAX && self.until >= most;
+        if is_enough {
+            *self = Self::default();
+        }
+        is_enough
+    }
+}
+
 impl Account {
     pub(super) fn new(name: &str) -> Self {
-        let (costs, log) = (Costs::default(), Limit::new());
-        let dues = Dues { costs, log, bans: 0, banned_until: Instant::ZERO };
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let (costs, log, sleeps) = (Costs::default(), Limit::new(), Sleeps::default());
+        let dues = Dues { costs, log, sleeps, bans: 0, banned_until: Instant::ZERO };
         let (owner, slow) = (Owner::new(name), Arc::default());
-        Self { owner, slow, dues: Arc::new(Mutex::new(dues)) }
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed) + 1;
+        Self { number, owner, slow, dues: Arc::new(Mutex::new(dues)) }
     }
 
     /// For another device of the same VM. What is mapped of its front-end's memory counts for
     /// itself: both map all of the guest's.
     pub(super) fn beside(&self) -> Self {
         let (owner, slow) = (self.owner.beside(), Arc::clone(&self.slow));
-        Self { owner, slow, dues: Arc::clone(&self.dues) }
+        Self { number: self.number, owner, slow, dues: Arc::clone(&self.dues) }
+    }
+
+    pub(super) const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The worker may wait for memory of the VM as long as this lives.
+    #[inline]
+    pub(super) fn part(&self) -> Part {
+        sleeps::part(self.number)
+    }
+
+    /// Its memory made the worker sleep so long. `true`: that is enough.
+    #[must_use]
+    pub(super) fn has_slept(&self, now: Instant, time: Duration) -> bool {
+        self.dues().sleeps.add(now, time)
     }
 
     /// Whether there may be one more line in the log; see [`Limit`].
@@ -95,5 +151,23 @@ mod tests {
         let at = now + Duration::from_secs(119);
         assert_eq!([&card, &sockets, &other].map(|it| it.is_banned(at)), [true, true, false]);
         assert!(!card.is_banned(at + Duration::from_secs(1)));
+    }
+    #[test]
+    fn memory_that_makes_the_worker_sleep_may_do_so_for_a_hundredth_of_the_time() {
+        let ms = Duration::from_millis;
+        // One long sleep is forgiven: a host that was frozen. The next one in time is not.
+        for (first, second, after, is_enough) in
+            [(60, 60, 5999, true), (60, 1, 4000, true), (60, 60, 6000, false), (5, 5, 100, false)]
+        {
+            let (mut sleeps, now) = (Sleeps::default(), Instant::from_secs(1000));
+            assert!(!sleeps.add(now, ms(first)));
+            assert_eq!(sleeps.add(now + ms(after), ms(second)), is_enough, "{first} {second}");
+        }
+        // Small ones, one after the other: the sixth. One in each second: none.
+        let enough = |apart: u64| {
+            let (mut sleeps, now) = (Sleeps::default(), Instant::from_secs(1000));
+            (1..100).find(|n| sleeps.add(now + ms(apart * n), ms(4)))
+        };
+        assert_eq!((enough(5), enough(400)), (Some(6), None));
     }
 }

@@ -91,6 +91,7 @@ impl VhostUserPort {
         hdr: &VirtioNetHdr,
         parts: &[&[u8]],
     ) -> Result<(), PushError> {
+        let _part = self.account.part();
         let Some((_, session)) = &mut self.connection else { return Err(PushError::Full) };
         let layout = session.layout;
         let Some(queue) = session.vrings.get_mut(2 * pair).and_then(Vring::usable) else {
@@ -110,6 +111,7 @@ impl VhostUserPort {
     #[inline]
     #[must_use]
     pub fn room_to_guest(&mut self, pair: usize, want: usize) -> usize {
+        let _part = self.account.part();
         let Some((_, session)) = &mut self.connection else { return 0 };
         let layout = session.layout;
         let Some(queue) = session.vrings.get_mut(2 * pair).and_then(Vring::usable) else {
@@ -132,6 +134,7 @@ impl VhostUserPort {
         pair: usize,
         buf: &mut [u8],
     ) -> Option<(VirtioNetHdr, usize)> {
+        let _part = self.account.part();
         let (_, session) = self.connection.as_mut()?;
         let hdr_len = session.layout.hdr_len;
         loop {
@@ -182,6 +185,7 @@ impl VhostUserPort {
     /// the guest runs. `Some(true)`: and it has seen everything delivered so far.
     #[must_use]
     pub fn guest_progress(&mut self, pair: usize) -> Option<bool> {
+        let _part = self.account.part();
         let (_, session) = self.connection.as_mut()?;
         let vring = session.vrings.get_mut(2 * pair)?;
         let ring = &vring.usable()?.ring;

@@ -20,6 +20,7 @@ use crate::vhost::packets::{self, Missing, PacketQueue, Piece};
 use crate::vhost::ring::RingFault;
 use crate::vhost::vring::Vring;
 use crate::vhost::vsock::{FROM_GUEST, TO_GUEST, Vsock};
+use crate::watchdog;
 
 impl VhostUserPort<Vsock> {
     /// Whether the driver runs, and both its queues of packets keep the rules.
@@ -41,6 +42,7 @@ impl VhostUserPort<Vsock> {
     /// there is none, or this turn has seen enough.
     #[must_use]
     pub fn poll_packet(&mut self) -> Option<(Header, usize)> {
+        let _part = self.account.part();
         let (queue, memory) = self.queue(FROM_GUEST)?;
         let polled = queue.poll(memory);
         self.judge(FROM_GUEST, polled).flatten()
@@ -49,6 +51,7 @@ impl VhostUserPort<Vsock> {
     /// Copies payload of that packet, from byte `at` on. `false`: it is not there.
     #[must_use]
     pub fn read_payload(&mut self, at: usize, out: &mut [u8]) -> bool {
+        let _part = self.account.part();
         let Some((queue, memory)) = self.queue(FROM_GUEST) else { return false };
         let read = packets::read(memory, queue.payload(), at, out);
         self.judge(FROM_GUEST, read.ok_or(RingFault::OutsideMemory)).is_some()
@@ -57,6 +60,7 @@ impl VhostUserPort<Vsock> {
 
     /// That packet's buffers are the guest's again.
     pub fn packet_done(&mut self) {
+        let _part = self.account.part();
         if let Some((queue, _)) = self.queue(FROM_GUEST) {
             let done = queue.done();
             self.judge(FROM_GUEST, done);
@@ -67,6 +71,7 @@ impl VhostUserPort<Vsock> {
     /// this turn has seen enough.
     #[must_use]
     pub fn room_to_guest(&mut self) -> Option<usize> {
+        let _part = self.account.part();
         let (queue, memory) = self.queue(TO_GUEST)?;
         let room = queue.room(memory);
         self.judge(TO_GUEST, room).flatten()
@@ -75,6 +80,7 @@ impl VhostUserPort<Vsock> {
     /// Writes payload into these buffers. `false`: they are not there.
     #[must_use]
     pub fn write_payload(&mut self, bytes: &[u8]) -> bool {
+        let _part = self.account.part();
         let Some((queue, memory)) = self.queue(TO_GUEST) else { return false };
         let written = packets::write(memory, queue.payload(), bytes);
         self.judge(TO_GUEST, written.ok_or(RingFault::OutsideMemory)).is_some()
@@ -84,6 +90,11 @@ impl VhostUserPort<Vsock> {
     /// of another guest. `false`: the memory of one of them is not there.
     #[must_use]
     pub fn carry(&mut self, at: usize, to: &mut Self, len: usize) -> bool {
+        if watchdog::searches() {
+            // Whose memory the worker waits for is to be seen.
+            let mut bytes = vec![0; len];
+            return self.read_payload(at, &mut bytes) && to.write_payload(&bytes);
+        }
         let (Some(source), Some(target)) = (self.place(FROM_GUEST), to.place(TO_GUEST)) else {
             return false;
         };
@@ -102,6 +113,7 @@ impl VhostUserPort<Vsock> {
     /// The socket's. EFAULT: the memory is not there, and the device goes down, in this turn or
     /// after it.
     pub fn send(&mut self, socket: BorrowedFd<'_>, head: &[u8], len: usize) -> io::Result<usize> {
+        let _part = self.account.part();
         let slices = self.place(FROM_GUEST).and_then(|(m, p)| packets::slices(m, p, 0, len));
         let sent = slices.ok_or(Errno::FAULT.into());
         let sent = sent.and_then(|slices| sys::write_guest(socket, head, &slices));
@@ -119,6 +131,7 @@ impl VhostUserPort<Vsock> {
         len: usize,
         rest: &mut [u8],
     ) -> io::Result<usize> {
+        let _part = self.account.part();
         let slices = self.place(TO_GUEST).and_then(|(m, p)| packets::slices(m, p, 0, len));
         let got = slices.ok_or(Errno::FAULT.into());
         let got = got.and_then(|slices| sys::read_guest(socket, &slices, rest));
@@ -127,6 +140,7 @@ impl VhostUserPort<Vsock> {
 
     /// Puts this header before the payload that was written, and gives both to the guest.
     pub fn give_packet(&mut self, header: &Header) {
+        let _part = self.account.part();
         if let Some((queue, memory)) = self.queue(TO_GUEST) {
             let given = queue.give(memory, header);
             self.judge(TO_GUEST, given);

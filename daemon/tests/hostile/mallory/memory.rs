@@ -1,11 +1,17 @@
 //! What a villain does to its memory, and to its log of what is in flight.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use vhost::vhost_user::message::FrontendReq as Req;
 
-use super::{Device, FAR_AWAY, PLACES, Place, QUEUE_SIZE, Random, SPARSE, Villain, sparse, words};
+use super::{
+    Device, FAR_AWAY, HOLES, PLACES, Place, QUEUE_SIZE, Random, SIEVE, SPARSE, Villain, sparse,
+    words,
+};
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
 use crate::guest::RAM_LEN;
 use crate::killed::Tmpfs;
@@ -18,6 +24,24 @@ impl Villain {
         let (at, len) = (random.below(RAM_LEN), 1 + random.below(1 << 16));
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(self.ram.fd(), hole, at, len).unwrap();
+        true
+    }
+
+    /// While the daemon reads frames from there another thread takes the memory away, and gives it
+    /// back, and so on.
+    pub(super) fn punches_holes_all_over(&mut self) -> bool {
+        let Some(sieve) = &self.sieve else { return false };
+        if self.is_punched.swap(true, Ordering::Relaxed) {
+            return false;
+        }
+        let (file, is_punched) = (sieve.try_clone().unwrap(), Arc::clone(&self.is_punched));
+        thread::spawn(move || {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            for flags in [FallocateFlags::empty(), hole].repeat(HOLES) {
+                fallocate(&file, flags, 0, SIEVE).unwrap();
+            }
+            is_punched.store(false, Ordering::Relaxed);
+        });
         true
     }
 

@@ -14,6 +14,8 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::thread;
 
@@ -48,6 +50,11 @@ const FAR_AWAY: u64 = 1 << 42;
 /// where it is.
 const WIDE: u64 = 1 << 33;
 const WIDE_AT: u64 = 1 << 40;
+/// A file in which holes are punched, and where it is.
+const SIEVE: u64 = 64 << 20;
+const SIEVE_AT: u64 = 1 << 41;
+/// Holes one after the other.
+const HOLES: usize = 4;
 /// Things done in one life at most.
 const LIFE: u64 = 10_000;
 /// Things done before it listens whether somebody is there.
@@ -56,6 +63,8 @@ const LISTENS_EVERY: u64 = 32;
 const CROWD: usize = 150;
 /// Protocol features: MQ, RARP, REPLY_ACK, INFLIGHT_SHMFD, CONFIGURE_MEM_SLOTS.
 const PROTOCOL: u64 = 1 | 1 << 2 | 1 << 3 | 1 << 12 | 1 << 15;
+/// CONFIGURE_MEM_SLOTS.
+const SLOTS: u64 = 1 << 15;
 /// REPLY_ACK, CONFIGURE_MEM_SLOTS.
 const PROTOCOL_OF_SOCKETS: u64 = 1 << 3 | 1 << 15;
 const VRING_NO_FD: u64 = 1 << 8;
@@ -106,6 +115,8 @@ pub(crate) enum Device {
     /// A network card whose signals the daemon has to wait for, or to tell very many. That bans it.
     Trap,
     Crowd,
+    /// One in whose memory holes are punched all over while the daemon uses it. That bans it too.
+    Sieve,
     /// A socket device, whose memory may shrink.
     Sockets,
 }
@@ -114,7 +125,7 @@ impl Device {
     fn queues(self) -> u64 {
         match self {
             Self::Card(pairs) => 2 * pairs,
-            Self::Sealed | Self::Trap | Self::Crowd => 2,
+            Self::Sealed | Self::Trap | Self::Crowd | Self::Sieve => 2,
             Self::Sockets => 3,
         }
     }
@@ -154,6 +165,9 @@ struct Villain {
     /// [`WIDE`] is part of its memory.
     is_wide: bool,
     place: Place,
+    /// What holes are punched in, and whether somebody does so.
+    sieve: Option<OwnedFd>,
+    is_punched: Arc<AtomicBool>,
     /// What makes its signals slow: epolls.
     crowd: Vec<OwnedFd>,
     /// Who closes what it gave away.
@@ -221,6 +235,10 @@ const OF_TRAPS: &[(u64, &str, Deed)] = &[
     (30, "buffers", |it, random, _| it.offers_buffers(random)),
     (1, "full eventfds", |it, _, _| it.stuffs_its_signal()),
 ];
+const OF_SIEVES: &[(u64, &str, Deed)] = &[
+    (300, "frames from holes", |it, random, _| it.sends_from_holes(random)),
+    (1, "holes all over", |it, _, _| it.punches_holes_all_over()),
+];
 const OF_CROWDS: &[(u64, &str, Deed)] = &[
     (300, "frames", |it, random, _| it.sends_frames(random)),
     (300, "buffers", |it, random, _| it.offers_buffers(random)),
@@ -276,7 +294,7 @@ impl Mallory {
     /// What it can do here and has not done yet.
     pub(crate) fn missing(&self) -> Vec<&'static str> {
         let has_place = self.small.is_some();
-        let all = [OF_RINGS, OTHERS, OF_TRAPS, OF_CROWDS].into_iter().flatten();
+        let all = [OF_RINGS, OTHERS, OF_TRAPS, OF_CROWDS, OF_SIEVES].into_iter().flatten();
         let all = all.map(|&(_, name, _)| name);
         all.filter(|name| !self.done.contains_key(name))
             .filter(|name| has_place || *name != "memory without room")
@@ -313,6 +331,7 @@ fn draw(random: &mut Random, device: Device, rings: u64) -> (&'static str, Deed)
     let (more, deeds) = match device {
         Device::Trap => (1, [OF_TRAPS, &[]]),
         Device::Crowd => (1, [OF_CROWDS, &[]]),
+        Device::Sieve => (1, [OF_SIEVES, &[]]),
         _ => (rings, [OF_RINGS, OTHERS]),
     };
     let weighed: Vec<_> = deeds

@@ -1,8 +1,8 @@
 //! What a villain does to its rings.
 
 use super::{
-    AVAIL, CRUMBS, PLACE, PLACES, PLACES_COUNT, QUEUE_SIZE, RING, Random, TABLE, USED, Villain,
-    WIDE, WIDE_AT, pair, sparse, words,
+    AVAIL, CRUMBS, PLACE, PLACES, PLACES_COUNT, QUEUE_SIZE, RING, Random, SIEVE, SIEVE_AT, TABLE,
+    USED, Villain, WIDE, WIDE_AT, pair, sparse, words,
 };
 use crate::driver::{GUEST_BASE, INDIRECT, NEXT, WRITE};
 use crate::guest::RAM_LEN;
@@ -31,6 +31,24 @@ impl Villain {
         let queue = self.queue_from(random);
         for n in 0..16 {
             let at = WIDE_AT + random.below(WIDE >> 21) * (2 << 20);
+            let head = self.slot(queue, n);
+            self.ram.write(ring(queue) + 16 * head, &words(&[at, 72]));
+            self.names(queue, n, head);
+        }
+        self.has_offered(queue, 16)
+    }
+
+    /// Likewise, of pages that may be in a hole.
+    pub(super) fn sends_from_holes(&mut self, random: &mut Random) -> bool {
+        if self.sieve.is_none() {
+            let sieve = sparse(SIEVE);
+            let given = self.region(SIEVE_AT, SIEVE, &sieve) && self.asks();
+            self.sieve = Some(sieve);
+            return given;
+        }
+        let queue = self.queue_from(random);
+        for n in 0..16 {
+            let at = SIEVE_AT + random.below(SIEVE >> 12) * 4096;
             let head = self.slot(queue, n);
             self.ram.write(ring(queue) + 16 * head, &words(&[at, 72]));
             self.names(queue, n, head);

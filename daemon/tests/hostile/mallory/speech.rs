@@ -5,7 +5,7 @@ use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use nightporterd::vhost::features::bit;
 use rustix::net::{
@@ -16,8 +16,8 @@ use vhost::vhost_user::message::FrontendReq as Req;
 
 use super::rings::ring;
 use super::{
-    AVAIL, Device, LIFE, PROTOCOL, PROTOCOL_OF_SOCKETS, Place, QUEUE_SIZE, Random, USED, Villain,
-    new_eventfd, pair, words,
+    AVAIL, Device, LIFE, PROTOCOL, PROTOCOL_OF_SOCKETS, Place, QUEUE_SIZE, Random, SLOTS, USED,
+    Villain, new_eventfd, pair, words,
 };
 use crate::driver::{GUEST_BASE, USER_BASE};
 use crate::guest::{PLAIN, RAM_LEN};
@@ -38,6 +38,8 @@ impl Villain {
             log: None,
             is_wide: false,
             place: Place::Usual,
+            sieve: None,
+            is_punched: Arc::default(),
             crowd: Vec::new(),
             closer,
             peers: VecDeque::new(),
@@ -142,7 +144,7 @@ impl Villain {
             return self.gives_up();
         }
         self.left = 1 + random.below(LIFE);
-        (self.log, self.is_wide) = (None, false);
+        (self.log, self.sieve, self.is_wide) = (None, None, false);
         self.crowd.clear();
         (self.kick, self.call) = (new_eventfd(), new_eventfd());
         match self.place {
@@ -152,6 +154,7 @@ impl Villain {
         }
         let (more, protocol) = match self.device {
             Device::Trap | Device::Crowd => (vec![0], 0),
+            Device::Sieve => (vec![0], SLOTS),
             Device::Sockets => (vec![0, bit::EVENT_IDX, bit::INDIRECT_DESC], PROTOCOL_OF_SOCKETS),
             _ => (vec![0, bit::EVENT_IDX, bit::INDIRECT_DESC, bit::MRG_RXBUF], PROTOCOL),
         };
