@@ -57,15 +57,14 @@ fn in_all_vlans(config: &Config) -> impl Iterator<Item = String> {
 /// VMs that reach each other, of which one takes no packets as long as the other sends. A switch
 /// has no word for that: it drops them (`too_big`), and the sender is not told.
 pub(crate) fn uneven_mtus(config: &Config) -> impl Iterator<Item = String> {
-    config.vms.iter().filter_map(|vm| {
+    let largest = config.vms.iter().map(|vm| vm.mtu).max();
+    let smaller = config.vms.iter().filter(move |vm| Some(vm.mtu) < largest);
+    smaller.filter_map(|vm| {
         let meets = |other: &&VmConfig| {
-            let apart = match (other.vlan, vm.vlan) {
-                (Some(a), Some(b)) => a != b,
-                _ => false,
-            };
-            !apart && !other.isolated && !vm.isolated && other.network == vm.network
+            let apart = other.isolated || vm.isolated || other.network != vm.network;
+            other.mtu > vm.mtu && !apart && share_a_vlan(other, vm)
         };
-        let larger = config.vms.iter().filter(meets).find(|other| other.mtu > vm.mtu)?;
+        let larger = config.vms.iter().find(meets)?;
         let VmConfig { name, mtu, .. } = vm;
         Some(format!(
             "vm.{name}: has an MTU of {mtu}, and {} of {}: large packets between them vanish, but \
@@ -73,6 +72,17 @@ pub(crate) fn uneven_mtus(config: &Config) -> impl Iterator<Item = String> {
             larger.name, larger.mtu
         ))
     })
+}
+
+/// A VM with neither `vlan` nor `trunk` is in all VLANs.
+fn share_a_vlan(a: &VmConfig, b: &VmConfig) -> bool {
+    fn vlans(vm: &VmConfig) -> Option<&[u16]> {
+        vm.trunk.as_deref().or_else(|| vm.vlan.as_ref().map(std::slice::from_ref))
+    }
+    match (vlans(a), vlans(b)) {
+        (Some(of_a), Some(of_b)) => of_a.iter().any(|vlan| of_b.contains(vlan)),
+        _ => true,
+    }
 }
 
 /// A filter that names modules logs errors of all others, and a module that there is not is no
@@ -152,7 +162,11 @@ mod tests {
         for apart in ["network = \"x\"", "isolated = true"] {
             assert!(both("mtu = 9000", apart).is_empty(), "{apart}");
         }
-        assert!(both("mtu = 9000\nvlan = 7", "vlan = 8").is_empty());
+        for of_b in ["vlan = 8", "trunk = [6, 8]"] {
+            assert!(both("mtu = 9000\nvlan = 7", of_b).is_empty(), "{of_b}");
+        }
+        assert!(both("mtu = 9000\ntrunk = [6, 8]", "trunk = [7]").is_empty());
+        assert_eq!(both("mtu = 9000\ntrunk = [7]", "").len(), 1, "it is in all VLANs");
     }
 
     #[test]

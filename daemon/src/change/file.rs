@@ -31,23 +31,31 @@ impl File {
 
     /// What it says now.
     pub(super) fn load(&self) -> Result<Config, Refusal> {
+        match self.read()? {
+            None => Err(Refusal::mistake()),
+            Some(config) => config.map_err(|e| problems(&e)),
+        }
+    }
+
+    /// Whether its file system lets anybody read it, whatever it says.
+    pub(super) fn must_answer(&self) -> Result<(), Refusal> {
+        self.read().map(|_| ())
+    }
+
+    fn read(&self) -> Result<Option<Result<Config, Problems>>, Refusal> {
         if self.stands.get() && self.reader.poll().is_none() {
             return Err(does_not_answer());
         }
         self.reader.begin(());
         let read = self.reader.wait(READ_MAX);
         self.stands.set(read.is_none());
-        match read {
-            None => Err(does_not_answer()),
-            Some(None) => Err(Refusal::mistake()),
-            Some(Some(config)) => config.map_err(|e| problems(&e)),
-        }
+        read.ok_or_else(does_not_answer)
     }
 }
 
 fn does_not_answer() -> Refusal {
     Refusal {
         what: format!("the configuration file was not read in {} s", READ_MAX.as_secs()),
-        fix: "see to its file system, and reload again; nothing was changed".into(),
+        fix: "see to its file system, and try again; nothing was changed".into(),
     }
 }

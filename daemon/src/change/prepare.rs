@@ -1,5 +1,6 @@
 //! From what an operator wants to what the worker can apply without fail.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -13,6 +14,7 @@ use super::{Job, Plan, Prepared, Refusal, Running, Step};
 use crate::arena_file::{self, ArenaFile};
 use crate::broker::Broker;
 use crate::config::{Config, Problems, UplinkConfig, VmConfig};
+use crate::host_check::uneven_mtus;
 use crate::port::Wanted;
 use crate::port::tap::{OpenError, TapPort};
 use crate::sandbox::Sandbox;
@@ -58,10 +60,22 @@ pub(super) fn prepare(
         });
     }
     target.size = size(&running, &target.config, plan, excess_pages);
+    if plan.steps.iter().any(|step| matches!(step, Step::AddUplink(_))) {
+        // The broker reads the file for it, and whoever asks it waits for that.
+        file.must_answer()?;
+    }
     open(&mut prepared, &running.config, sandbox)?;
     // Last: nothing is allocated for what cannot be.
     arena.grow(running.size, prepared.target.size).map_err(|e| refusal(&e))?;
+    warn_of_mtus(&running.config, &prepared.target.config);
     Ok(prepared)
+}
+
+/// What a start would have warned of, and did not.
+fn warn_of_mtus(before: &Config, now: &Config) {
+    let known: BTreeSet<String> = uneven_mtus(before).collect();
+    let new = uneven_mtus(now).filter(|warning| !known.contains(warning));
+    new.for_each(|warning| tracing::warn!("{warning}"));
 }
 
 /// What is to run.

@@ -32,6 +32,8 @@ pub use toe::ToeConfig;
 pub use toe_rule::ToeRule;
 
 use crate::port::overlay::RECEIVE_BYTES;
+use crate::spans;
+use crate::vhost::guest_mem::REGIONS_MAX;
 
 /// Where the daemon keeps its sockets and its arena unless told otherwise.
 pub const RUN_DIR: &str = "/run/nightporter";
@@ -301,7 +303,8 @@ impl Config {
         let devices = self.vms.iter().map(|vm| 1 + u64::from(vm.toe)).max();
         let tables = devices.map(|devices| {
             let per_gib = reader::human_bytes(devices * (page_tables_max(1 << 30) >> 20 << 20));
-            format!(", and {per_gib} for each GiB of guests' memory")
+            let most = reader::human_bytes(self.page_tables_max());
+            format!(", and {per_gib} for each GiB of guests' memory ({most} if VMMs mean harm)")
         });
         let tables = tables.unwrap_or_default();
         format!("{uplinks}, {overlays}{vms}, {store} of store, at most {memory} of memory{tables}")
@@ -334,6 +337,17 @@ impl Config {
         sum.next_multiple_of(1 << 20)
     }
 
+    /// Bytes of page tables of guests' memory at most, in whole MiB: if each VMM shares as much as
+    /// it may, of files that need not have any content, and has its devices touch a byte in each
+    /// 2 MiB of it.
+    #[must_use]
+    pub fn page_tables_max(&self) -> u64 {
+        let devices = self.vms.iter().map(|vm| 1 + u64::from(vm.toe)).sum::<u64>();
+        let spans = (devices * spans::PORT_MAX).min(spans::ALL_MAX);
+        let regions = devices * REGIONS_MAX as u64;
+        (page_tables_max(spans) + regions * REGION_TABLES).next_multiple_of(1 << 20)
+    }
+
     /// Connections that all VMs together may have tracked.
     #[must_use]
     pub fn flows_sum(&self) -> u32 {
@@ -347,6 +361,10 @@ impl Config {
         self.vms.iter().map(|vm| vm.budget).sum()
     }
 }
+
+/// Bytes of page tables that a region takes besides, because it need not begin where a page of them
+/// does: one for each of three levels (Linux, x86-64).
+pub const REGION_TABLES: u64 = 3 * 4096;
 
 /// Bytes of page tables with which a device of a VM reaches so much memory of its guest, all of
 /// it: an entry of 8 bytes for each page, and a page of tables for each gibibyte of such.

@@ -300,6 +300,23 @@ fn a_vm_that_cannot_be_listened_at_where_another_was_is_named_in_the_log_and_tri
 }
 
 #[test]
+fn mtus_that_become_uneven_are_told_at_a_change_and_once() {
+    let dir = Dir::new();
+    let both =
+        |of_a: &str| dir.configure("metrics = \"off\"", &(dir.vm("a", of_a) + &dir.vm("b", "")));
+    let config = both("");
+    let log = std::fs::File::create(dir.join("log")).unwrap();
+    let host = Host::start_with_log(&dir, &config, log.into());
+    both("mtu = 9000");
+    assert!(host.change(Change::Reload {}).done);
+    assert!(host.change(set("b", &[("isolated", "false"), ("flows_max", "100")])).done);
+    host.signal(Signal::SIGTERM);
+    assert_eq!(host.wait(), Some(0));
+    let log = std::fs::read_to_string(dir.join("log")).unwrap();
+    assert_eq!(log.matches("vm.b: has an MTU of 1500, and a of 9000").count(), 1, "{log}");
+}
+
+#[test]
 #[ignore = "needs root: it makes taps"]
 fn an_uplink_comes_and_goes_and_its_interface_with_it() {
     let thread = std::thread::spawn(|| {
@@ -382,6 +399,12 @@ fn a_file_that_is_not_read_holds_up_no_command_and_no_stop() {
         assert_eq!(host.refuses(Change::Reload {}).0, not_read);
     }
     assert!(asked.elapsed() < LIMIT, "nobody waits for it once more, which would be 30 s");
+    // The broker would read it for an uplink, and be given up after 30 s.
+    let up = [("kind", "tap"), ("ifname", "npstands"), ("bridge", "npnone"), ("create", "true")];
+    let up = Change::AddUplink { name: "up".into(), keys: keys(&up) };
+    assert_eq!(host.refuses(up).0, not_read);
+    assert!(host.change(add(&dir, "c", &[])).done);
+    assert!(!host.status().broker_ended);
     // It is there again: who stood has read it, and nobody wants to know any more.
     let fifo = File::options().write(true).open(&config).unwrap();
     std::fs::rename(&kept, &config).unwrap();
@@ -392,7 +415,7 @@ fn a_file_that_is_not_read_holds_up_no_command_and_no_stop() {
     {
         assert!(what == not_read && start.elapsed() < LIMIT, "{what}");
     }
-    assert_eq!(host.names(), ["a", "b"]);
+    assert_eq!(host.names(), ["a", "b", "c"]);
     std::fs::remove_file(&config).unwrap();
     mkfifo(&config, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
     // The one who is to read it stands again, and nobody waits for that either.

@@ -288,6 +288,14 @@ impl Guest {
         tell(&self.stream, Req::SET_MEM_TABLE, &mem_table(len), &[self.ram.fd().as_fd()]);
     }
 
+    /// Its VMM shares so much of a file besides, so far behind the beginning of its memory.
+    pub(crate) fn has_more_memory(&self, from: u64, len: u64, file: BorrowedFd<'_>) {
+        let at = GUEST_BASE + from;
+        let words = [0, at, len, at, 4096]; // with padding, and not from where its tables begin
+        let slot = words.map(u64::to_ne_bytes).concat();
+        tell(&self.stream, Req::ADD_MEM_REG, &slot, &[file]);
+    }
+
     /// Sends a frame of zeros in so many pieces, one every so many bytes from there on.
     pub(crate) fn sends_scattered(&mut self, from: u64, apart: u64, pieces: u64) {
         let old = self.tx.avail_idx;

@@ -11,8 +11,9 @@ use nix::sys::signal::Signal;
 use crate::guest::{Guest, PLAIN};
 use crate::host::{Dir, Host, LIMIT, NOBODY, command, run};
 
-/// Of one VM with 4 MiB of store, and 16,384 connections.
-const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory\n";
+/// Of one VM with 4 MiB of store, and 16,384 connections. Its page tables reach 2 TiB at most.
+const MEMORY: &str = ", at most 142M of memory, and 2M for each GiB of guests' memory (4105M if \
+                      VMMs mean harm)\n";
 
 /// What it said on its way out.
 fn refusal(config: &std::path::Path) -> String {

@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -14,10 +14,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use nightporterd::closer;
-use nightporterd::config::page_tables_max;
+use nightporterd::config::{REGION_TABLES, page_tables_max};
 use nightporterd::port::vhost_user::VhostUserConfig;
 use nightporterd::spans::PORT_MAX;
 use nightporterd::vhost::features::bit;
+use nightporterd::vhost::guest_mem::REGIONS_MAX;
 use nix::sys::signal::Signal;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals,
@@ -283,6 +284,29 @@ fn page_tables_take_what_check_says_of_them() {
     let taken = street.host.bytes("VmPTE:") - before;
     assert!(taken >= (pages - 8) * 4096, "{taken}");
     let most = page_tables_max(GUEST) + 16 * 4096;
+    assert!(taken <= most, "{taken} of {most}");
+}
+
+#[test]
+fn page_tables_of_scattered_pieces_take_what_check_says_of_vmms_that_mean_harm() {
+    const LEN: u64 = 32 << 20;
+    const MORE: u64 = REGIONS_MAX as u64 - 1;
+    let street = Street::new("");
+    let mut bad = Guest::boot(&street.dir.join("bad"), PLAIN | bit::INDIRECT_DESC);
+    street.host.until("bad", |port| port.link);
+    let before = street.host.bytes("VmPTE:");
+    let file = memfd_create("sparse", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, 4096 + LEN).unwrap();
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    // As many pieces as there may be, and of each a byte in each page of tables.
+    for n in 1..=MORE {
+        bad.has_more_memory(n << 34, LEN, file.as_fd());
+        bad.sends_scattered(n << 34, 2 << 20, LEN >> 21);
+        street.host.until("bad", |port| port.frames_from_port == n);
+    }
+    let taken = street.host.bytes("VmPTE:") - before;
+    assert!(taken >= MORE * (LEN >> 21) * 4096, "{taken}");
+    let most = page_tables_max(MORE * LEN) + MORE * REGION_TABLES;
     assert!(taken <= most, "{taken} of {most}");
 }
 
