@@ -4,7 +4,7 @@
 //! R <-- congestion::Sender <-- store <-- Intake <-- G
 //! ```
 //!
-//! ARCHITECTURE has the design ("Congestion offload: the design"). This box is there from the first
+//! docs/design/congestion-offload.md has the design. This box is there from the first
 //! segment of G for which the flow is taken over until the flow is handed back; without it bytes
 //! leave as they come. `from_guest` and `from_net` tell it what happens, `depart` makes its frames.
 //!
