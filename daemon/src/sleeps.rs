@@ -14,8 +14,8 @@
 //! To clear a page of 1 GiB that is touched for the first time counts likewise ([`note_clearing`]).
 //!
 //! Three sleeps do not count: one with a major fault (the host has swapped the memory out), one
-//! while a thread of ours unmaps memory (before Linux 6.4 a page fault waits for that), and one
-//! that is over before the second look.
+//! while a thread of ours unmaps memory (page faults of older kernels wait for that), and one that
+//! is over before the second look.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
