@@ -178,6 +178,8 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
     thread::scope(|scope| {
         let over = Over(&brake, seed);
         let mallory = scope.spawn(|| {
+            // His helpers have the priority that this thread has here.
+            let mut mallory = Mallory::new(seed, &devices, small, rings);
             if limit.is_some() {
                 // The neighbours are machines of their own, which he does not slow down: whoever
                 // wakes takes the core from who is idle, and from a low priority only in the end.
@@ -185,7 +187,6 @@ fn whatever_a_front_end_does_its_neighbours_hear_each_other() {
                 let idle = Command::new("chrt").args(["--idle", "--pid", "0", &thread]).status();
                 assert!(idle.unwrap().success());
             }
-            let mut mallory = Mallory::new(seed, &devices, small, rings);
             brake.drive(&mut mallory);
         });
         measure(&mut street, &brake, limit, seed);

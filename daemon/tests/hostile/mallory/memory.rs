@@ -2,8 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
 use vhost::vhost_user::message::FrontendReq as Req;
@@ -15,6 +14,18 @@ use super::{
 use crate::driver::{GUEST_BASE, Ram, USER_BASE};
 use crate::guest::RAM_LEN;
 use crate::killed::Tmpfs;
+
+/// A file, and whether somebody punches holes in it.
+pub(super) type Sieve = (OwnedFd, Arc<AtomicBool>);
+
+/// Punches holes all over these.
+pub(super) fn punch((file, is_punched): Sieve) {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for flags in [FallocateFlags::empty(), hole].repeat(HOLES) {
+        fallocate(&file, flags, 0, SIEVE).unwrap();
+    }
+    is_punched.store(false, Ordering::Relaxed);
+}
 
 impl Villain {
     pub(super) fn punches_a_hole(&mut self, random: &mut Random) -> bool {
@@ -34,15 +45,8 @@ impl Villain {
         if self.is_punched.swap(true, Ordering::Relaxed) {
             return false;
         }
-        let (file, is_punched) = (sieve.try_clone().unwrap(), Arc::clone(&self.is_punched));
-        thread::spawn(move || {
-            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            for flags in [FallocateFlags::empty(), hole].repeat(HOLES) {
-                fallocate(&file, flags, 0, SIEVE).unwrap();
-            }
-            is_punched.store(false, Ordering::Relaxed);
-        });
-        true
+        let sieve = (sieve.try_clone().unwrap(), Arc::clone(&self.is_punched));
+        self.puncher.send(sieve).is_ok()
     }
 
     /// Its memory goes while its rings run; the end of this life is near.

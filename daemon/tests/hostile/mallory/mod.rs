@@ -28,6 +28,7 @@ use crate::driver::{GUEST_BASE, NEXT, Ram, USER_BASE};
 use crate::guest::{PLAIN, RAM_LEN};
 use crate::killed::Tmpfs;
 use crate::plugged;
+use memory::Sieve;
 
 const QUEUE_SIZE: u64 = 256;
 /// Where its rings are: descriptors, then the driver's area, then the device's; one after the
@@ -168,6 +169,7 @@ struct Villain {
     /// What holes are punched in, and whether somebody does so.
     sieve: Option<OwnedFd>,
     is_punched: Arc<AtomicBool>,
+    puncher: mpsc::Sender<Sieve>,
     /// What makes its signals slow: epolls.
     crowd: Vec<OwnedFd>,
     /// Who closes what it gave away.
@@ -272,8 +274,11 @@ impl Mallory {
         // Whoever closes such a thing last waits, and that may be he.
         let (closer, things) = mpsc::channel::<OwnedFd>();
         thread::spawn(move || things.into_iter().for_each(drop));
+        // Whoever loses his core in the middle of a hole makes others wait until he has it again.
+        let (puncher, sieves) = mpsc::channel();
+        thread::spawn(move || sieves.into_iter().for_each(memory::punch));
         let new = |(device, socket): &(Device, PathBuf)| {
-            Villain::new(*device, socket.clone(), closer.clone())
+            Villain::new(*device, socket.clone(), closer.clone(), puncher.clone())
         };
         let villains = devices.iter().map(new);
         Self {

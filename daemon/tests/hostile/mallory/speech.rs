@@ -14,6 +14,7 @@ use rustix::net::{
 };
 use vhost::vhost_user::message::FrontendReq as Req;
 
+use super::memory::Sieve;
 use super::rings::ring;
 use super::{
     AVAIL, Device, LIFE, PROTOCOL, PROTOCOL_OF_SOCKETS, Place, QUEUE_SIZE, Random, SLOTS, USED,
@@ -24,7 +25,12 @@ use crate::guest::{PLAIN, RAM_LEN};
 use crate::street::connect_at_once;
 
 impl Villain {
-    pub(super) fn new(device: Device, socket: PathBuf, closer: mpsc::Sender<OwnedFd>) -> Self {
+    pub(super) fn new(
+        device: Device,
+        socket: PathBuf,
+        closer: mpsc::Sender<OwnedFd>,
+        puncher: mpsc::Sender<Sieve>,
+    ) -> Self {
         Self {
             device,
             socket,
@@ -40,6 +46,7 @@ impl Villain {
             place: Place::Usual,
             sieve: None,
             is_punched: Arc::default(),
+            puncher,
             crowd: Vec::new(),
             closer,
             peers: VecDeque::new(),
