@@ -1,14 +1,5 @@
 //! `nightporter-lab demo-toe`: what sockets over the host carry beside guest TCP, between guests of
-//! one host and of two.
-//!
-//! ```text
-//!   host namespace 1                                   host namespace 2
-//!   ┌───────────────────────────────┐                  ┌──────────────────────┐
-//!   │ guest 0 ╗                     │                  │                      │
-//!   │         ╠═ nightporterd ══════╪═ veth: 10.78.0 ══╪═ nightporterd ═ guest 2
-//!   │ guest 1 ╝                     │                  │                      │
-//!   └───────────────────────────────┘                  └──────────────────────┘
-//! ```
+//! one host and of two ([`crate::hosts`]).
 //!
 //! Guest 0 sends: to guest 1 by the switch of their host and by the TOE within it, to guest 2 by
 //! the overlay and by the TOE between both. All paths take turns, so whatever the machine does
@@ -36,7 +27,7 @@ use crate::progress::Progress;
 use crate::rundir::RunDir;
 use crate::vmm::{Places, Vmm};
 use ends::End;
-use hosts::Hosts;
+use hosts::Ready;
 pub use report::Report;
 use report::Row;
 
@@ -153,7 +144,7 @@ fn measure(between: Between, options: &Options, progress: &mut Progress) -> Resu
     let logs = log_dir(&format!("demo-toe-{between:?}").to_lowercase())?;
     progress.step(&format!("booting three {between:?} guests on two hosts"));
     let places = Places { sockets: run_dir.path(), logs: &logs };
-    let mut hosts = Hosts::start(vmm, &image, places)?;
+    let mut hosts = Ready::start(vmm, &image, places)?;
     let mut cells = Vec::new();
     for path in PATHS {
         progress.step(&format!("first transfers: {path:?}"));

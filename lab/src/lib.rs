@@ -16,6 +16,7 @@
 //! | [`captures`] | both sides of a guest's connections, and what the trace checker says |
 //! | [`cpus`], [`sched`] | which cores are whose; how the guests compete for theirs |
 //! | [`world`] | all of the above put together |
+//! | [`hosts`] | two hosts, each with a daemon, and guests of both |
 //! | [`transfer`], [`download`] | one timed and verified upload; the same the other way |
 //! | [`flood`] | a guest that floods, by its tool |
 //! | [`peer`] | ends of connections in guests, over TCP or over their host |
@@ -41,6 +42,7 @@ pub mod download;
 pub mod flood;
 pub mod guest;
 pub mod host;
+pub mod hosts;
 pub mod image;
 pub mod link;
 pub mod outside;
