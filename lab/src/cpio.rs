@@ -12,6 +12,7 @@ pub(crate) struct Archive {
 const REGULAR: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
+const SYMLINK: u32 = 0o120_000;
 
 impl Archive {
     /// Adds a directory. Parents come first.
@@ -21,7 +22,17 @@ impl Archive {
 
     /// Adds an executable file.
     pub(crate) fn file(&mut self, name: &str, content: &[u8]) {
-        self.entry(name, REGULAR | 0o755, (0, 0), content);
+        self.file_as(name, 0o755, content);
+    }
+
+    /// Adds a file with these permissions.
+    pub(crate) fn file_as(&mut self, name: &str, mode: u32, content: &[u8]) {
+        self.entry(name, REGULAR | mode & 0o7777, (0, 0), content);
+    }
+
+    /// Adds a symbolic link.
+    pub(crate) fn symlink(&mut self, name: &str, to: &str) {
+        self.entry(name, SYMLINK | 0o777, (0, 0), to.as_bytes());
     }
 
     /// Adds a character device node.

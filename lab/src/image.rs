@@ -10,6 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use crate::cpio::Archive;
+use crate::packages;
 use crate::process::run;
 
 /// The metapackage that depends on Debian's current cloud kernel.
@@ -167,8 +168,35 @@ impl Image {
         for (name, from) in &all {
             archive.file(&below_root(name), &read(from)?);
         }
-        // The kernel unpacks one archive after the other.
-        let initramfs = self.initramfs.with_extension("sockets");
+        self.and(archive, "sockets")
+    }
+
+    /// The same with programs of Debian: these packages, and all that they depend on. `name` is
+    /// what the set is called.
+    ///
+    /// # Errors
+    /// No network, or apt does not know one of them.
+    pub fn with_packages(&self, name: &str, packages: &[&str]) -> Result<Self> {
+        let root = packages::unpacked(name, packages)?;
+        let mut archive = Archive::default();
+        packages::add_tree(&mut archive, &root)?;
+        self.and(archive, name)
+    }
+
+    /// The same with one program more.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn with_program(&self, at: &str, program: &Path) -> Result<Self> {
+        let mut archive = Archive::default();
+        archive.file(&below_root(Path::new(at)), &read(program)?);
+        self.and(archive, "one")
+    }
+
+    /// The kernel unpacks one archive after the other.
+    fn and(&self, archive: Archive, name: &str) -> Result<Self> {
+        let before = self.initramfs.file_name().context("a file has a name")?.to_string_lossy();
+        let initramfs = self.initramfs.with_file_name(format!("{before}.{name}"));
         write_whole(&initramfs, &[read(&self.initramfs)?, archive.finish()].concat())?;
         Ok(Self { initramfs, ..self.clone() })
     }

@@ -9,6 +9,7 @@
 //! | [`link`] | the delay line between the remote host and this one |
 //! | [`host`] | a private network namespace with bridge and taps; the remote host's namespace |
 //! | [`image`] | guest kernel, guest binary, initramfs |
+//! | [`packages`] | Debian's programs for guests |
 //! | [`accel`] | does KVM really work here? |
 //! | [`vmm`] | a guest under QEMU or user-mode Linux, and its vCPU threads |
 //! | [`guest`] | the host's end of a guest's control channel |
@@ -46,6 +47,7 @@ pub mod hosts;
 pub mod image;
 pub mod link;
 pub mod outside;
+pub mod packages;
 pub mod peer;
 pub mod process;
 pub mod progress;
