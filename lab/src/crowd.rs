@@ -10,9 +10,9 @@
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, IoSlice, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,16 +20,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sched::{CloneFlags, CpuSet, sched_getaffinity, sched_setaffinity, unshare};
-use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::eventfd::EventFd;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::daemon::launch;
+use crate::front_end::{self, FrontEnd, RingAt};
 use crate::host::ip;
 use crate::process::Process;
 use crate::rundir::RunDir;
@@ -114,7 +112,7 @@ struct Host {
     metrics: SocketAddr,
     daemon: Process,
     control: Control,
-    crowd: Vec<FrontEnd>,
+    crowd: Vec<Idle>,
     echo: Echo,
 }
 
@@ -129,7 +127,7 @@ impl Host {
         let mut daemon = start(&dir, &arena, &taps, metrics, vms)?;
         let mut control = Control::connect(&dir.join("control.sock"), &mut daemon)?;
         let crowd: Vec<_> =
-            (0..vms).map(|n| FrontEnd::connect(&socket(&dir, n))).collect::<Result<_>>()?;
+            (0..vms).map(|n| Idle::connect(&socket(&dir, n))).collect::<Result<_>>()?;
         let deadline = Instant::now() + LIMIT;
         while control.links()? < vms + taps.len() {
             ensure!(Instant::now() < deadline, "not all links came up in {LIMIT:?}");
@@ -335,74 +333,30 @@ impl Control {
 
 /// A VMM of a guest that does not run.
 #[derive(Debug)]
-struct FrontEnd {
-    stream: UnixStream,
+struct Idle {
+    _front_end: FrontEnd,
     _memory: File,
     _kick: EventFd,
 }
 
-/// Requests of the vhost-user protocol.
-const SET_FEATURES: u32 = 2;
-const SET_OWNER: u32 = 3;
-const SET_MEM_TABLE: u32 = 5;
-const SET_VRING_NUM: u32 = 8;
-const SET_VRING_ADDR: u32 = 9;
-const SET_VRING_BASE: u32 = 10;
-const SET_VRING_KICK: u32 = 12;
-const SET_VRING_CALL: u32 = 13;
-const SET_PROTOCOL_FEATURES: u32 = 16;
-const SET_VRING_ENABLE: u32 = 18;
-/// VIRTIO_F_VERSION_1 and VHOST_USER_F_PROTOCOL_FEATURES; REPLY_ACK.
-const FEATURES: u64 = 1 << 32 | 1 << 30;
-const PROTOCOL_FEATURES: u64 = 1 << 3;
-/// Its memory: how long it is, and where guest and VMM see it.
+/// Bytes of its memory.
 const MEMORY: u64 = 1 << 20;
-const AT_GUEST: u64 = 0x4000_0000;
-const AT_VMM: u64 = 0x7f12_3400_0000;
 
-impl FrontEnd {
+impl Idle {
     /// Connects, and starts a ring each way, in memory that nobody has written to.
     fn connect(socket: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(socket)
-            .with_context(|| format!("connecting to {}", socket.display()))?;
-        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-        let memory = File::from(memfd_create("guest", flags)?);
-        memory.set_len(MEMORY)?;
-        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW;
-        fcntl(&memory, FcntlArg::F_ADD_SEALS(seals))?;
-        let kick = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-        let (memory_fd, kick_fd) = (memory.as_raw_fd(), kick.as_raw_fd());
-        let it = Self { stream, _memory: memory, _kick: kick };
-        it.say(SET_OWNER, &[], None)?;
-        it.say(SET_PROTOCOL_FEATURES, &[PROTOCOL_FEATURES], None)?;
-        it.say(SET_FEATURES, &[FEATURES], None)?;
-        it.say(SET_MEM_TABLE, &[1, AT_GUEST, MEMORY, AT_VMM, 0], Some(memory_fd))?;
-        for ring in 0..2_u64 {
-            let base = AT_VMM + 0x1_0000 * (ring + 1);
-            it.say(SET_VRING_NUM, &[ring | 256 << 32], None)?;
-            it.say(SET_VRING_BASE, &[ring], None)?;
-            it.say(SET_VRING_ADDR, &[ring, base, base + 0x8000, base + 0x1000, 0], None)?;
-            it.say(SET_VRING_CALL, &[ring], Some(kick_fd))?;
-            it.say(SET_VRING_KICK, &[ring], Some(kick_fd))?;
-            it.say(SET_VRING_ENABLE, &[ring | 1 << 32], None)?;
-        }
-        Ok(it)
-    }
-
-    /// Two fields of 32 bits are one word here, the first in its low half.
-    fn say(&self, request: u32, body: &[u64], fd: Option<i32>) -> Result<()> {
-        let bytes = u32::try_from(8 * body.len()).expect("a few words");
-        let mut message: Vec<u8> =
-            [request, 1, bytes].into_iter().flat_map(u32::to_le_bytes).collect();
-        message.extend(body.iter().flat_map(|word| word.to_le_bytes()));
-        let fds: Vec<i32> = fd.into_iter().collect();
-        let control = [ControlMessage::ScmRights(&fds)];
-        let control = if fds.is_empty() { &[][..] } else { &control[..] };
-        let parts = [IoSlice::new(&message)];
-        let (to, flags) = (self.stream.as_raw_fd(), MsgFlags::MSG_NOSIGNAL);
-        let sent = sendmsg::<()>(to, &parts, control, flags, None)?;
-        ensure!(sent == message.len(), "the daemon took {sent} bytes of {}", message.len());
-        Ok(())
+        let (memory, kick) = (front_end::memory(MEMORY)?, front_end::notifier()?);
+        let ring = |base| RingAt {
+            size: 256,
+            descriptors: base,
+            available: base + 0x1000,
+            used: base + 0x8000,
+            kick: &kick,
+            call: &kick,
+        };
+        let rings = [ring(0x1_0000), ring(0x2_0000)];
+        let front_end = FrontEnd::connect(socket, 0, &memory, &rings)?;
+        Ok(Self { _front_end: front_end, _memory: memory, _kick: kick })
     }
 }
 

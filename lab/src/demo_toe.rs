@@ -7,9 +7,11 @@
 //! receives everywhere; over the veth pair alone, without guests, it says what the hosts' own TCP
 //! can do.
 
+mod driver;
 mod ends;
 mod hosts;
 mod report;
+mod rings;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -67,12 +69,16 @@ pub enum Path {
     Overlay,
     /// Guest TCP over the switch of one host.
     Switch,
+    /// The TOE over TCP between the hosts, by drivers without guests.
+    #[serde(rename = "toe-tcp")]
+    Fabric,
     /// TCP of the hosts themselves.
     Host,
 }
 
 const CASES: [Case; 3] = [Case::Stream, Case::Duplex, Case::RoundTrip];
-const PATHS: [Path; 5] = [Path::Overlay, Path::ToeTcp, Path::Switch, Path::ToeLocal, Path::Host];
+const PATHS: [Path; 6] =
+    [Path::Overlay, Path::ToeTcp, Path::Switch, Path::ToeLocal, Path::Fabric, Path::Host];
 
 /// How long a transfer should take, and what it has at least and at most.
 const TRANSFER: Duration = Duration::from_millis(400);
@@ -139,7 +145,7 @@ pub fn run(options: &Options) -> Result<bool> {
 
 /// Boots the guests, measures all paths in turn, takes everything down.
 fn measure(between: Between, options: &Options, progress: &mut Progress) -> Result<Vec<Row>> {
-    let (vmm, image) = vmm(between, options, progress)?;
+    let (vmm, image) = vmm(between, options.accel, progress)?;
     let run_dir = RunDir::create()?;
     let logs = log_dir(&format!("demo-toe-{between:?}").to_lowercase())?;
     progress.step(&format!("booting three {between:?} guests on two hosts"));
@@ -191,13 +197,18 @@ fn bytes_for(first: Sample) -> usize {
     bytes
 }
 
-fn vmm(between: Between, options: &Options, progress: &mut Progress) -> Result<(Vmm, Image)> {
+/// Who runs the guests, and what they boot.
+pub(crate) fn vmm(
+    between: Between,
+    accel: Option<Accel>,
+    progress: &mut Progress,
+) -> Result<(Vmm, Image)> {
     progress.step("preparing the guests' kernel and initramfs");
     match between {
         Between::Uml => Ok((Vmm::Uml, Image::for_uml()?.with_sockets()?)),
         Between::Qemu => {
             let image = Image::for_qemu()?.with_sockets()?;
-            let accel = match options.accel {
+            let accel = match accel {
                 Some(accel) => accel,
                 None => {
                     progress.step("booting a guest to see whether KVM works here");
@@ -219,11 +230,11 @@ fn transfer(
     (case, bytes, seed): (Case, usize, u64),
     cpu: &dyn Fn(&dyn End) -> Result<Duration>,
 ) -> Result<Sample> {
-    match client.ask(Ask::Connect { to })? {
-        Told::At { .. } => {}
-        other => bail!("connect() gave {other:?}"),
+    // A driver answers nobody while it is asked nothing.
+    server.tell(Ask::Accept)?;
+    for told in [client.ask(Ask::Connect { to })?, server.hear()?] {
+        let Told::At { .. } = told else { bail!("connecting gave {told:?}") };
     }
-    server.ask(Ask::Accept)?;
     let (there, back) = (2 * seed, 2 * seed + 1);
     let asks = match case {
         Case::Stream => [

@@ -40,6 +40,8 @@ pub struct Hosts {
     pub daemons: Vec<Daemon>,
     /// The hosts' namespaces.
     pub machines: [Remote; 2],
+    /// Whose host is which.
+    host_of: Vec<usize>,
 }
 
 /// Guest `guest`'s one NIC.
@@ -60,20 +62,35 @@ impl Hosts {
     /// # Errors
     /// Whatever did not start; the message holds the end of its log.
     pub fn start(vmm: Vmm, image: &Image, memory_mib: u32, places: Places<'_>) -> Result<Self> {
+        Self::start_on(&HOST_OF, HOST_OF.len(), vmm, image, memory_mib, places)
+    }
+
+    /// Likewise, with a VM on each of these hosts, of which the first `booted` get a guest.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_on(
+        host_of: &[usize],
+        booted: usize,
+        vmm: Vmm,
+        image: &Image,
+        memory_mib: u32,
+        places: Places<'_>,
+    ) -> Result<Self> {
         let machines = host::cabled(ADDRESSES)?;
         let mut daemons = Vec::new();
         for (at, machine) in machines.iter().enumerate() {
             machine.move_in();
             let dir = places.sockets.join(format!("host{at}"));
             fs::create_dir(&dir).with_context(|| format!("creating {}", dir.display()))?;
-            let text = configuration(at, vmm, &dir.to_string_lossy());
-            let vms = (0..HOST_OF.len()).filter(|&guest| HOST_OF[guest] == at).map(name);
+            let text = configuration(host_of, at, vmm, &dir.to_string_lossy());
+            let vms = (0..host_of.len()).filter(|&guest| host_of[guest] == at).map(name);
             let files = vms.flat_map(|vm| [format!("{vm}.sock"), format!("{vm}-toe.sock")]);
             let log = places.logs.join(format!("nightporterd{at}.log"));
             daemons.push(Daemon::start_as(&text, &files.collect::<Vec<_>>(), &dir, &log)?);
         }
-        let mut hosts = Self { guests: Vec::new(), daemons, machines };
-        for (guest, &at) in HOST_OF.iter().enumerate() {
+        let mut hosts = Self { guests: Vec::new(), daemons, machines, host_of: host_of.to_vec() };
+        for (guest, &at) in host_of.iter().enumerate().take(booted) {
             hosts.machines[at].move_in();
             let daemon = &hosts.daemons[at];
             let name = name(guest);
@@ -95,7 +112,7 @@ impl Hosts {
 
     /// The daemon of a guest's host.
     pub fn daemon_of(&mut self, guest: usize) -> &mut Daemon {
-        &mut self.daemons[HOST_OF[guest]]
+        &mut self.daemons[self.host_of[guest]]
     }
 
     /// Bytes of streams that a guest was given over its socket device.
@@ -116,7 +133,7 @@ impl Hosts {
     }
 }
 
-fn configuration(at: usize, vmm: Vmm, dir: &str) -> String {
+fn configuration(host_of: &[usize], at: usize, vmm: Vmm, dir: &str) -> String {
     let [local, peer] = [ADDRESSES[at], ADDRESSES[1 - at]];
     let mut text = format!(
         "[daemon]\ncontrol = \"{dir}/control.sock\"\narena = \"{dir}/arena\"\nmetrics = \"off\"\n\
@@ -124,7 +141,7 @@ fn configuration(at: usize, vmm: Vmm, dir: &str) -> String {
          [toe]\n\n\
          [[overlay]]\nname = \"between\"\nvni = 42\nlocal = \"{local}\"\npeers = [\"{peer}\"]\n"
     );
-    for (guest, host) in HOST_OF.iter().map(|&at| ADDRESSES[at]).enumerate() {
+    for (guest, host) in host_of.iter().map(|&at| ADDRESSES[at]).enumerate() {
         let Nic { mac, address, .. } = nic(guest);
         let _ = write!(
             text,
@@ -133,7 +150,7 @@ fn configuration(at: usize, vmm: Vmm, dir: &str) -> String {
     }
     // User-mode Linux has its memory in a temporary file.
     let unsealed = vmm == Vmm::Uml;
-    for guest in (0..HOST_OF.len()).filter(|&guest| HOST_OF[guest] == at) {
+    for guest in (0..host_of.len()).filter(|&guest| host_of[guest] == at) {
         let (name, Nic { mac, address, .. }) = (name(guest), nic(guest));
         let _ = write!(
             text,

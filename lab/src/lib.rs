@@ -60,4 +60,5 @@ pub mod vmm;
 pub mod world;
 
 mod cpio;
+mod front_end;
 mod sys;

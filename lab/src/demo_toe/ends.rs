@@ -1,5 +1,6 @@
 //! Who sends and receives: a program in a guest, or a thread on a host.
 
+use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nightporter_guest::peer::{Ask, Peer, Told};
 
+use super::driver::Driver;
 use crate::host::Remote;
 use crate::peer::Sockets;
 use crate::process::CpuUse;
@@ -52,41 +54,54 @@ impl End for InGuest<'_> {
     }
 }
 
-/// A thread on a host. It ends with this.
+/// A thread of the lab, of a host or of none. It ends with this.
 #[derive(Debug)]
-pub(super) struct OnHost {
+pub(super) struct InThread {
     asks: Sender<Ask>,
     told: Receiver<Told>,
     thread: i32,
 }
 
-impl OnHost {
-    pub(super) fn start(host: &Remote) -> Result<Self> {
+impl InThread {
+    /// On a host, with its sockets.
+    pub(super) fn on(host: &Remote) -> Result<Self> {
+        let (mut peer, host) = (Peer::default(), host.clone());
+        Self::start(move || host.move_in(), move |ask| peer.obey(ask))
+    }
+
+    /// A driver of a socket device, which is behind this socket.
+    pub(super) fn driving(socket: &Path) -> Result<Self> {
+        let mut driver = Driver::start(socket)?;
+        Self::start(|| {}, move |ask| driver.obey(ask))
+    }
+
+    fn start(
+        begin: impl FnOnce() + Send + 'static,
+        mut obey: impl FnMut(Ask) -> Told + Send + 'static,
+    ) -> Result<Self> {
         let (asks, asked) = channel();
         let (tells, told) = channel();
         let (name, named) = channel();
-        let host = host.clone();
         thread::spawn(move || {
-            host.move_in();
-            let mut peer = Peer::default();
+            begin();
             let begun = name.send(nix::unistd::gettid().as_raw());
             while let (Ok(()), Ok(ask)) = (begun, asked.recv()) {
-                if tells.send(peer.obey(ask)).is_err() {
+                if tells.send(obey(ask)).is_err() {
                     break;
                 }
             }
         });
-        Ok(Self { asks, told, thread: named.recv().context("a thread of a host")? })
+        Ok(Self { asks, told, thread: named.recv().context("a thread of the lab")? })
     }
 }
 
-impl End for OnHost {
+impl End for InThread {
     fn tell(&mut self, ask: Ask) -> Result<()> {
-        self.asks.send(ask).context("a thread of a host has ended")
+        self.asks.send(ask).context("a thread of the lab has ended")
     }
 
     fn hear(&mut self) -> Result<Told> {
-        self.told.recv().context("a thread of a host has ended")
+        self.told.recv().context("a thread of the lab has ended")
     }
 
     fn cpu(&self) -> Result<Duration> {

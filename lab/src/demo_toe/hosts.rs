@@ -5,35 +5,43 @@ use std::net::SocketAddr;
 use anyhow::{Result, bail, ensure};
 use nightporter_guest::peer::{Ask, Told};
 
-use super::ends::{End, InGuest, OnHost};
+use super::ends::{End, InGuest, InThread};
 use super::{Case, PORT, Path, ROUND_TRIPS, Sample, transfer};
-use crate::hosts::{ADDRESSES, HOST_OF, Hosts, nic};
+use crate::hosts::{ADDRESSES, Hosts, name, nic};
 use crate::image::Image;
 use crate::peer::Sockets;
 use crate::vmm::{Places, Vmm};
 
+/// Whose host is which: three guests, and the VMs of two drivers without guests.
+const HOST_OF: [usize; 5] = [0, 0, 1, 0, 1];
+const DRIVERS: [usize; 2] = [3, 4];
 /// Each of its two programs has what it sends and what it has got.
 const GUEST_MEMORY_MIB: u32 = 512;
 
 /// Both hosts and their guests, with programs that send and receive on each.
 pub(super) struct Ready {
     hosts: Hosts,
-    on_hosts: [OnHost; 2],
+    on_hosts: [InThread; 2],
+    drivers: [InThread; 2],
     transfers: u64,
 }
 
 impl Ready {
     /// Moves the calling thread from host to host, and boots the guests.
     pub(super) fn start(vmm: Vmm, image: &Image, places: Places<'_>) -> Result<Self> {
-        let mut hosts = Hosts::start(vmm, image, GUEST_MEMORY_MIB, places)?;
+        let mut hosts =
+            Hosts::start_on(&HOST_OF, DRIVERS[0], vmm, image, GUEST_MEMORY_MIB, places)?;
         for guest in &mut hosts.guests {
             for sockets in [Sockets::Native, Sockets::Toe] {
                 guest.start_peer(sockets, false)?;
             }
         }
         let [first, second] = &hosts.machines;
-        let on_hosts = [OnHost::start(first)?, OnHost::start(second)?];
-        let mut ready = Self { hosts, on_hosts, transfers: 0 };
+        let on_hosts = [InThread::on(first)?, InThread::on(second)?];
+        let drive =
+            |vm: usize| InThread::driving(&hosts.daemons[HOST_OF[vm]].toe_socket(&name(vm)));
+        let drivers = [drive(DRIVERS[0])?, drive(DRIVERS[1])?];
+        let mut ready = Self { hosts, on_hosts, drivers, transfers: 0 };
         ready.listen()?;
         Ok(ready)
     }
@@ -46,6 +54,7 @@ impl Ready {
             other => bail!("listen() at {at} gave {other:?}"),
         };
         listens(&mut self.on_hosts[1], on_host)?;
+        listens(&mut self.drivers[1], at(DRIVERS[1], Sockets::Toe))?;
         for (index, guest) in self.hosts.guests.iter_mut().enumerate().skip(1) {
             for sockets in [Sockets::Native, Sockets::Toe] {
                 listens(&mut InGuest { guest: &mut *guest, sockets }, at(index, sockets))?;
@@ -63,6 +72,13 @@ impl Ready {
             Path::ToeLocal => (1, Sockets::Toe),
             Path::Overlay => (2, Sockets::Native),
             Path::Switch => (1, Sockets::Native),
+            Path::Fabric => {
+                let daemon = &self.hosts.daemons[HOST_OF[DRIVERS[1]]];
+                let [client, server] = &mut self.drivers;
+                let cpu = |end: &dyn End| Ok(end.cpu()? + daemon.cpu_use()?.time);
+                let to = at(DRIVERS[1], Sockets::Toe);
+                return transfer([client, server], to, (case, bytes, seed), &cpu);
+            }
             Path::Host => {
                 let [client, server] = &mut self.on_hosts;
                 let to = (ADDRESSES[1], PORT).into();

@@ -58,7 +58,7 @@ impl Verdict {
     }
 
     /// For people.
-    pub(super) const fn word(self) -> &'static str {
+    pub(crate) const fn word(self) -> &'static str {
         match self {
             Self::Kept => "yes",
             Self::NotDecided => "not decided",
