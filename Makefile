@@ -25,7 +25,7 @@ HOSTILE_S ?= 3600
 export FUZZ_SECONDS ?= 60
 SIM := $(TARGET)/sim/nightporter-sim
 
-.PHONY: help setup build deb demo demo-toe compare test hostile sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
+.PHONY: help setup build deb demo demo-toe hpcc compare test hostile sim sim-long mutants mutants-independent tshark tshark-guests coverage figures scale simulator fuzz bench fmt clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ compare: setup build ## congestion offload beside Linux's own CUBIC over one bot
 
 demo-toe: setup build ## sockets over the host beside guest TCP, between guests of one host and of two
 	@$(TARGET)/release/nightporter-lab demo-toe
+
+hpcc: setup build ## the HPC Challenge between 2 and 4 guests of two hosts, by overlay and by TOE; 20 minutes
+	@$(TARGET)/release/nightporter-lab hpcc
 
 test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, then one line that counts
 	-@.ci/packages $(PACKAGES_COUNTS)

@@ -1,12 +1,31 @@
 //! `nightporter-lab-peer`: a [`Peer`] that obeys over standard input and output, a JSON line each.
 //! It is no init and is linked dynamically, so that a library can be put under it.
+//!
+//! As `nightporter-lab-peer serve` it runs what others ask for, and as `nightporter-lab-peer at
+//! ADDRESS WORDS...` it asks the one at that address ([`remote`]).
+
+mod remote;
 
 use std::io::{self, BufRead, Write};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nightporter_guest::peer::Peer;
 
 fn main() -> Result<()> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        [] => obey(),
+        ["serve"] => remote::serve(),
+        ["at", host, ref command @ ..] => {
+            let status = remote::run_at(host, &command.join(" "))?;
+            std::process::exit(status.into())
+        }
+        _ => bail!("no arguments, or `serve`, or `at ADDRESS WORDS...`"),
+    }
+}
+
+fn obey() -> Result<()> {
     let mut peer = Peer::default();
     for line in io::stdin().lock().lines() {
         let line = line.context("reading what is asked")?;

@@ -24,6 +24,7 @@
 //! | [`scenario`] | the tests on real guests |
 //! | [`demo`], [`report`], [`progress`] | the comparison of paths |
 //! | [`demo_toe`] | sockets over the host beside guest TCP |
+//! | [`hpcc`] | the HPC Challenge of processes in guests, by overlay and by TOE |
 //! | [`compare`] | congestion offload beside Linux's own CUBIC, over one bottleneck |
 //! | [`crowd`] | what many VMs that do not run cost the others |
 //! | [`outside`] | the same uploads by a client that is not ours |
@@ -44,6 +45,7 @@ pub mod flood;
 pub mod guest;
 pub mod host;
 pub mod hosts;
+pub mod hpcc;
 pub mod image;
 pub mod link;
 pub mod outside;

@@ -9,6 +9,7 @@ use nightporter_lab::compare::{self, Cell, Which};
 use nightporter_lab::crowd;
 use nightporter_lab::demo::{self, Options};
 use nightporter_lab::demo_toe::{self, Between};
+use nightporter_lab::hpcc;
 use nightporter_lab::image::Image;
 use nightporter_lab::link::Link;
 use nightporter_lab::outside;
@@ -84,6 +85,24 @@ enum Command {
         /// Rounds at most.
         #[arg(long, default_value_t = 15)]
         rounds: usize,
+        /// Do not probe for KVM but use this.
+        #[arg(long, value_enum)]
+        accel: Option<Accel>,
+    },
+    /// The HPC Challenge of processes in guests of two hosts, by overlay and by TOE.
+    Hpcc {
+        /// Numbers of guests, half of them on each host, with one process each.
+        #[arg(long, value_delimiter = ',', default_value = "2,4")]
+        guests: Vec<usize>,
+        /// What runs them.
+        #[arg(long, value_enum, default_value = "uml")]
+        vmm: Between,
+        /// Runs by each path.
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// Rows of the matrix that the sizes of all its tests come from.
+        #[arg(long, default_value_t = 500)]
+        size: usize,
         /// Do not probe for KVM but use this.
         #[arg(long, value_enum)]
         accel: Option<Accel>,
@@ -193,6 +212,9 @@ fn main() {
         Command::DemoToe { guests, seconds, rounds_least, rounds, accel } => {
             let (time, rounds) = (Duration::from_secs(seconds), (rounds_least, rounds));
             demo_toe::run(&demo_toe::Options { guests, time, rounds, accel })
+        }
+        Command::Hpcc { guests, vmm, rounds, size, accel } => {
+            hpcc::run(&hpcc::Options { guests, between: vmm, rounds, size, accel })
         }
         Command::Outside { sched: scheduler, link, bytes, rounds, accel } => {
             outside::run(&outside::Options { scheduler, link, bytes, rounds, accel }).map(|()| true)
