@@ -3,6 +3,7 @@
 use crate::congestion::cubic::Cubic;
 use crate::congestion::pacer::Gain;
 use crate::congestion::reno::Reno;
+use crate::congestion::window::Window;
 use crate::time::{Duration, Instant};
 
 /// What an acknowledgement tells a controller.
@@ -93,6 +94,17 @@ macro_rules! controllers {
                     $(Self::$name => AnyController::$name($name::new(mss, cwnd)),)*
                 }
             }
+
+            /// The same that goes on from where a controller of another kind was: slow start ends
+            /// at `ssthresh`.
+            #[must_use]
+            pub fn resumed(self, mss: u64, cwnd: u64, ssthresh: u64) -> AnyController {
+                match self {
+                    $(Self::$name => {
+                        AnyController::$name($name::resumed(Window::resumed(mss, cwnd, ssthresh)))
+                    })*
+                }
+            }
         }
 
         /// A controller of any kind. No trait object, for every segment and ACK asks for its window
@@ -100,6 +112,16 @@ macro_rules! controllers {
         #[derive(Clone, Debug)]
         pub enum AnyController {
             $(#[doc = $label] $name($name),)*
+        }
+
+        impl AnyController {
+            /// Which it is.
+            #[must_use]
+            pub const fn algorithm(&self) -> Algorithm {
+                match self {
+                    $(Self::$name(_) => Algorithm::$name,)*
+                }
+            }
         }
 
         impl Controller for AnyController {

@@ -114,8 +114,14 @@ impl Cubic {
     /// A window of `cwnd` bytes for segments of `mss`, in slow start.
     #[must_use]
     pub fn new(mss: u64, cwnd: u64) -> Self {
+        Self::resumed(Window::new(mss, cwnd))
+    }
+
+    /// Goes on from this window, as where slow start has ended (section 4.10).
+    #[must_use]
+    pub fn resumed(window: Window) -> Self {
         let curve = Curve::default();
-        Self { window: Window::new(mss, cwnd), curve, before: curve }
+        Self { window, curve, before: curve }
     }
 
     fn note_reduction(&mut self) {

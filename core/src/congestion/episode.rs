@@ -152,9 +152,14 @@ impl Episode {
     }
 
     /// Goes on with an earlier controller of the flow: from the initial window, or from that one's
-    /// if it was less.
-    pub fn resume(&mut self, controller: AnyController) {
-        self.controller = controller;
+    /// if it was less. If the operator has chosen another algorithm since, it goes on from there.
+    pub fn resume(&mut self, before: AnyController) {
+        let algorithm = self.controller.algorithm();
+        self.controller = if before.algorithm() == algorithm {
+            before
+        } else {
+            algorithm.resumed(self.mss, before.cwnd(), before.ssthresh())
+        };
         self.controller.on_mss(self.mss);
         self.controller.on_idle(self.initial_window);
     }
@@ -165,9 +170,11 @@ impl Episode {
         self.cwr_due
     }
 
-    /// The next new data carries CWR, if marks were negotiated.
-    pub const fn owe_cwr(&mut self) {
+    /// The next new data, from `next` on, carries CWR, if marks were negotiated. Until R has that
+    /// it repeats a mark for which the window was reduced (RFC 3168 section 6.1.3).
+    pub const fn owe_cwr(&mut self, next: u64) {
         self.cwr_due = self.ecn;
+        self.marks_count_from = next;
     }
 
     /// The next new data carries CWR; asking for it answers it.
@@ -241,8 +248,7 @@ impl Episode {
         self.reduced_at = now;
         self.lost_beyond = false;
         self.validation.on_reduction(next);
-        self.cwr_due = self.ecn;
-        self.marks_count_from = next;
+        self.owe_cwr(next);
     }
 
     fn grow(&mut self, n: &News) {
@@ -311,14 +317,18 @@ impl Episode {
 
     /// Segments are of this size from now on. A window that is no wider than the initial one is
     /// what that would have been for them: bytes of longer ones would be a burst of more segments
-    /// than it has (RFC 5681 section 3.1, RFC 6928 section 2).
+    /// than it has (RFC 5681 section 3.1, RFC 6928 section 2). Behind a timeout the window is one
+    /// segment, of whatever size (RFC 5681 section 3.1).
     pub fn on_mss(&mut self, mss: u64) {
+        let is_one = self.phase == Phase::Timeout && self.controller.cwnd() <= self.mss;
         let is_initial = self.controller.cwnd() <= self.initial_window;
         let one = self.initial_window <= self.mss;
         self.initial_window = initial_window(mss, one);
         self.mss = mss;
         self.controller.on_mss(mss);
-        if is_initial {
+        if is_one {
+            self.controller.on_idle(mss);
+        } else if is_initial {
             self.controller.on_idle(self.initial_window);
         }
     }

@@ -16,7 +16,13 @@ impl Reno {
     /// A window of `cwnd` bytes for segments of `mss`, in slow start.
     #[must_use]
     pub fn new(mss: u64, cwnd: u64) -> Self {
-        Self { window: Window::new(mss, cwnd), credit: 0 }
+        Self::resumed(Window::new(mss, cwnd))
+    }
+
+    /// Goes on from this window.
+    #[must_use]
+    pub const fn resumed(window: Window) -> Self {
+        Self { window, credit: 0 }
     }
 }
 

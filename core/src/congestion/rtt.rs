@@ -48,6 +48,17 @@ impl RttEstimator {
         }
     }
 
+    /// The estimator of the next sender. A round trip behind which nothing but timeouts came is
+    /// not believed, but the timeout stays as long as they have made it, until a round trip is
+    /// measured (RFC 6298 section 5.5; Karn's algorithm): the path may be longer than before.
+    #[must_use]
+    pub fn resumed(&self) -> Self {
+        if self.backoffs == 0 {
+            return *self;
+        }
+        Self { initial: self.rto().max(WIRE_RTO_INITIAL), ..Self::new() }
+    }
+
     /// The smoothed round trip, once there is one.
     #[must_use]
     pub fn srtt(&self) -> Option<Duration> {
@@ -180,6 +191,20 @@ mod tests {
         assert_eq!(seen, doubled);
         rtt.on_sample(Instant::ZERO, ms(100));
         assert_eq!(rtt.rto(), us(275_000 + 25_000));
+    }
+
+    /// Of a path of 1.5 s each segment would leave twice behind each pause, and none be measured.
+    #[test]
+    fn flood_23_behind_timeouts_the_next_estimator_begins_with_as_long_a_one() {
+        let mut rtt = RttEstimator::new();
+        rtt.on_timeout();
+        let next = rtt.resumed();
+        assert_eq!((next.rto(), next.backoffs(), next.srtt()), (ms(2000), 0, None));
+        assert_eq!(next.resumed().rto(), ms(2000), "nothing was measured since");
+        rtt.on_sample(Instant::ZERO, ms(10));
+        assert_eq!(rtt.resumed().rto(), ms(210));
+        rtt.on_timeout();
+        assert_eq!(rtt.resumed().rto(), WIRE_RTO_INITIAL, "one of 420 ms is too short");
     }
 
     #[test]

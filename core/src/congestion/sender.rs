@@ -176,15 +176,15 @@ impl Sender {
     }
 
     /// Goes on with what an earlier sender of the flow has learned. The window is the initial one,
-    /// or what that had in the end; where slow start ends stays known (RFC 5681 section 4.1). A
-    /// round trip behind which nothing but timeouts came is not believed (RFC 6298 section 5).
+    /// or what that had in the end; where slow start ends stays known (RFC 5681 section 4.1). What
+    /// stays known of round trips: [`RttEstimator::resumed`].
     pub fn resume(&mut self, learned: Learned) {
         let Learned { controller, rtt, rack, probe, cwr_due } = learned;
         self.episode.resume(controller);
         if rtt.backoffs() == 0 {
-            (self.rtt, self.probe) = (rtt, probe);
+            self.probe = probe;
         }
-        self.rack = rack;
+        (self.rtt, self.rack) = (rtt.resumed(), rack);
         if cwr_due {
             self.owe_cwr();
         }
@@ -418,7 +418,7 @@ impl Sender {
 
     /// Somebody else has reduced the window, and R has yet to be told.
     pub const fn owe_cwr(&mut self) {
-        self.episode.owe_cwr();
+        self.episode.owe_cwr(self.board.next());
     }
 
     /// Segments are of `mss` bytes from now on (FLOOD-39, FLOOD-40). What is under way and too long

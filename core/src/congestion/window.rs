@@ -48,6 +48,16 @@ impl Window {
         Self { cwnd, ssthresh, mss, rounds: Rounds::new(), before: (cwnd, ssthresh) }
     }
 
+    /// A window of `cwnd` bytes of a path that is known: slow start ends at `ssthresh`.
+    #[must_use]
+    pub fn resumed(mss: u64, cwnd: u64, ssthresh: u64) -> Self {
+        let mut window = Self { ssthresh, before: (cwnd, ssthresh), ..Self::new(mss, cwnd) };
+        if ssthresh < u64::MAX {
+            window.rounds.end();
+        }
+        window
+    }
+
     /// Bytes that may be under way.
     #[must_use]
     pub const fn cwnd(&self) -> u64 {

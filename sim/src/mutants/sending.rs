@@ -72,6 +72,22 @@ mutations! { SENDING:
     "self.rtt.srtt().filter(|_| self.pacer.has_rate())"
     => "self.rtt.srtt()";
 
+    "timeouts are forgotten in a pause", "FLOOD-23", "resumed",
+    "self.rto().max(WIRE_RTO_INITIAL)"
+    => "WIRE_RTO_INITIAL";
+
+    "a sender behind a pause has the controller that was chosen before", "FLOOD-20", "resume",
+    "before.algorithm() == algorithm"
+    => "true";
+
+    "behind a timeout the window is as long a segment as before", "FLOOD-40", "on_mss",
+    "if [[is_one]] {"
+    => "false";
+
+    "a mark from before a pause counts again", "FLOOD-24", "owe_cwr",
+    "self.marks_count_from = next;"
+    => "";
+
     "a black hole is forgotten in a pause", "FLOOD-40", "resume",
     "(self.ceiling, self.proven, self.trial) = (before.ceiling, before.proven, before.trial);"
     => "";
@@ -149,7 +165,7 @@ mutations! { SENDING:
     "una > self.marks_count_from && self.phase == Phase::Open"
     => "true";
 
-    "CWR is never sent", "FLOOD-24", "note_reduction",
+    "CWR is never sent", "FLOOD-24", "owe_cwr",
     "self.cwr_due = self.ecn;"
     => "";
 

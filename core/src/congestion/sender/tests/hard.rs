@@ -557,6 +557,95 @@ fn flood_23_a_round_trip_from_before_timeouts_is_not_believed_behind_a_pause() {
     assert_eq!(next.controller().cwnd(), before.controller().cwnd());
 }
 
+/// The ACKs of a pause's first data repeat the mark of before it until R has got CWR.
+#[test]
+fn flood_24_a_mark_from_before_a_pause_reduces_the_window_once() {
+    for behind in [0, 1] {
+        let (_, mut next) = resumed(
+            &SenderConfig { ecn: true, ..reno() },
+            "0   offer 60000
+                 > 0:10000
+             100 ack 10000
+                 > 10000:30000
+             200 ack 30000
+                 > 30000:60000
+             300 ack 60000 ece",
+        );
+        let (now, first) = (next.since, next.una());
+        while next.poll(now, 65_536, u64::MAX).is_some() {}
+        let ssthresh = next.controller().ssthresh();
+        let edge = first + 1_000_000;
+        let ack = first + behind * MSS;
+        next.on_ack(now + us(100), &NetAck { ack, blocks: &[], edge, ece: true, bare: true });
+        let reduced = next.controller().ssthresh() < ssthresh;
+        assert_eq!(reduced, behind > 0, "{behind}: R has got CWR, and says so of another");
+    }
+}
+
+/// The operator has chosen another controller meanwhile.
+#[test]
+fn a_sender_behind_a_pause_has_todays_controller_and_what_the_one_before_knew() {
+    for (before, today) in
+        [(Algorithm::Reno, Algorithm::Cubic), (Algorithm::Cubic, Algorithm::Reno)]
+    {
+        let config = |algorithm| SenderConfig { ecn: true, ..config(algorithm) };
+        let trace = Trace::run(
+            &config(before),
+            us,
+            "0   offer 60000
+                 > 0:10000
+             100 ack 10000
+                 > 10000:30000
+             200 ack 30000
+                 > 30000:60000
+             300 ack 60000 ece",
+        );
+        let known = trace.sender.learned();
+        let (at, first) = (trace.now + ms(1200), trace.sender.next());
+        let mut next = Sender::new(at, first, first + 1_000_000, &config(today));
+        next.resume(known);
+        let (c, of_before) = (next.controller(), trace.sender.controller());
+        assert_eq!((c.algorithm(), of_before.algorithm()), (today, before));
+        assert_eq!((c.cwnd(), c.ssthresh()), (10_000, of_before.ssthresh()));
+        assert!(c.ssthresh() < 30_000);
+    }
+}
+
+/// A path of 1.5 s: the first sender cannot know, those behind pauses can.
+#[test]
+fn flood_23_a_segment_behind_a_pause_does_not_time_out_again_as_early() {
+    let before = Trace::run(
+        &reno(),
+        ms,
+        "0    offer 1000
+              > 0:1000
+         1000 wait
+              > again 0:1000
+         1500 ack 1000",
+    );
+    let (at, first) = (before.now + ms(1200), before.sender.next());
+    let mut next = Sender::new(at, first, first + 1_000_000, &reno());
+    next.resume(before.sender.learned());
+    next.on_offered(at, first + 1000);
+    assert!(next.poll(at, 65_536, u64::MAX).is_some());
+    assert_eq!((next.waits(), next.timeout()), (Waits::Retransmission, at + ms(2000)));
+}
+
+/// RFC 5681 section 3.1: the loss window is a segment, and they have become shorter.
+#[test]
+fn flood_40_behind_a_timeout_one_segment_leaves_of_those_that_became_shorter() {
+    let mut trace = Trace::new(&reno());
+    trace.act("offer 2000");
+    trace.drain();
+    trace.now = trace.sender.timeout();
+    trace.sender.on_timeout(trace.now);
+    trace.sender.set_mss(536);
+    trace.take();
+    trace.drain();
+    assert_eq!(trace.take(), "again 0:536");
+    assert_eq!(trace.sender.controller().cwnd(), 536);
+}
+
 /// A round trip of 100 us: while ACKs come nothing waits. Behind a pause none is on its way.
 #[test]
 fn flood_26_a_short_path_s_window_is_no_burst_behind_a_pause() {
