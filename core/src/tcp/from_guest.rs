@@ -76,7 +76,11 @@ impl Flow {
     fn pass_on(&mut self, f: &mut Frame<'_>, range: Range) -> Fate {
         let end = range.end + u64::from(range.fin);
         if self.has_no_room_for(range.seq, end) {
+            self.on_no_room(end);
             return Fate::Drop(DropReason::OutOfWindow);
+        }
+        if self.losses.any() {
+            self.on_passed_on(range.seq == self.outbound.una());
         }
         if range.end <= self.outbound.una() {
             self.timers.on_guest_asks();

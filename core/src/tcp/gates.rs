@@ -303,7 +303,7 @@ impl Flow {
     #[inline(always)]
     fn shown_to_guest(&mut self) -> (u64, u16) {
         match self.losses.flooded_mut() {
-            None => (self.outbound.una(), self.outbound.window()),
+            None => self.shown_to_guest_by_net(),
             Some(flooded) => flooded.shown_to_guest(self.options.shift_r),
         }
     }

@@ -129,9 +129,7 @@ impl Flow {
             let before = self.losses.take_before();
             self.give_back(cx);
             self.losses.note_before(before); // it was only idle
-            if promised > self.outbound.edge(self.options.shift_r) {
-                self.losses.note_promised(promised); // INV-05
-            }
+            self.note_promised(promised);
             if shown > self.outbound.sent() {
                 self.losses.note_unsent(shown); // FLOOD-08
             }

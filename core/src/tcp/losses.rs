@@ -24,6 +24,8 @@ struct Known {
     before: Option<Box<Before>>,
     /// The right edge that G was shown by a box that has gone, if R did not show it.
     promised: u64,
+    /// Copies of G that found R's window shut although G was shown some.
+    vain: u8,
 }
 
 /// What an idle flow takes for which H has sent.
@@ -49,7 +51,7 @@ impl Losses {
     pub(crate) fn begin_flooded(&mut self, flooded: Flooded) {
         let known = self.0.get_or_insert_default();
         known.flooded = Some(Box::new(flooded));
-        (known.unsent, known.promised) = (0, 0); // it knows
+        (known.unsent, known.promised, known.vain) = (0, 0, 0); // it knows
     }
 
     pub(crate) fn take_flooded(&mut self) -> Option<Box<Flooded>> {
@@ -70,9 +72,10 @@ impl Losses {
         }
     }
 
-    /// H lets go of the flow, and R was not sent all of what G has sent H, below `end`.
+    /// H lets go of the flow, or has, and R was not sent all of what G has sent H, below `end`.
     pub(crate) fn note_unsent(&mut self, end: u64) {
-        self.0.get_or_insert_default().unsent = end;
+        let known = self.0.get_or_insert_default();
+        known.unsent = known.unsent.max(end);
     }
 
     /// G has sent H what is below, and R was perhaps not sent all of it.
@@ -96,6 +99,26 @@ impl Losses {
         before.max(self.flooded().map_or(0, Flooded::promised))
     }
 
+    /// A box that has gone showed G room, and G has used it up to here; R was not sent all of that.
+    /// G is shown it still (INV-05).
+    #[inline]
+    pub(crate) fn used(&self) -> u64 {
+        self.0.as_ref().map_or(0, |known| known.unsent.min(known.promised))
+    }
+
+    /// G sends the first that R does not have, and R has no room if `in_vain`. `true`: so it was
+    /// the last times, and G is to know: it would not ask for long if it took R's window for open
+    /// (FLOOD-12).
+    pub(crate) fn on_asked(&mut self, in_vain: bool) -> bool {
+        let Some(known) = self.0.as_mut() else { return false };
+        known.vain = if in_vain { known.vain + 1 } else { 0 };
+        let is_over = known.vain >= limits::WINDOW_PROBES_MAX;
+        if is_over {
+            (known.promised, known.vain) = (0, 0);
+        }
+        is_over
+    }
+
     /// R was sent everything below `sent`; G has everything below `guest_una`.
     pub(crate) fn on_sent(&mut self, sent: u64, guest_una: u64) {
         let Some(known) = self.0.as_mut() else { return };
@@ -103,7 +126,7 @@ impl Losses {
             known.unsent = 0;
         }
         if known.promised <= sent {
-            known.promised = 0;
+            (known.promised, known.vain) = (0, 0);
         }
         self.forget(guest_una);
     }

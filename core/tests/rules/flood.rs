@@ -422,6 +422,69 @@ fn flood_12_what_g_was_shown_before_a_pause_does_not_leave_beyond_rs_window() {
     assert_eq!(g.sends("30001:31001"), Verdict::Forward(PortId(0)));
 }
 
+/// What G has used without a place is lost, but it stays shown: of an R that is shut for long too,
+/// until G has asked five times.
+#[test]
+fn inv_05_what_g_has_used_of_what_it_was_shown_stays_shown_though_h_does_not_send() {
+    let (w, r, g, _) = is_shown_more_than_r_has(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
+    w.after_ms(3000);
+    let others: Vec<_> = (0..10).map(|_| w.connects()).collect();
+    hands_over(&g, 10_001, 40_001);
+    assert!(w.flow(0, |f| f.stats().flooded.is_none()).expect("a flow"), "no place");
+    r.takes_all();
+    g.takes_all();
+    r.shows_window(5000);
+    r.sends("ack 20001");
+    assert!(room_of(&g) + 128 > 40_001);
+    r.shows_window(0);
+    r.sends("ack 30001");
+    assert!(room_of(&g) + 128 > 40_001);
+    for left in (0..5).rev() {
+        assert_eq!(g.sends("30001:31001"), Verdict::Forward(PortId(0)), "a probe");
+        r.takes_all();
+        r.sends("ack 30001");
+        let shown = room_of(&g);
+        assert_eq!(shown + 128 > 40_001, left > 0, "{shown}, {left} left");
+    }
+    drop(others);
+}
+
+/// The same if H sends again before G has repeated what was lost.
+#[test]
+fn inv_05_what_g_has_used_without_a_place_the_next_sender_shows_too() {
+    let (w, r, g, _) = is_shown_more_than_r_has(&Setup { budget_bytes: 40 << 14, ..Setup::new() });
+    w.after_ms(3000);
+    let others: Vec<_> = (0..10).map(|_| w.connects()).collect();
+    hands_over(&g, 10_001, 40_001);
+    r.takes_all();
+    r.shows_window(5000);
+    r.sends("ack 30001");
+    g.takes_all();
+    for (other, _) in &others {
+        other.sends("R. 1 ack 1");
+    }
+    assert_eq!(g.sends("30001:31001"), Verdict::Absorbed, "there is a place");
+    r.gets_all(&["30001:31001"]);
+    r.shows_window(4000);
+    r.sends("ack 31001");
+    assert!(room_of(&g) + 128 > 40_001);
+}
+
+/// H has let go of it for what H does not understand, and G may not know.
+#[test]
+fn flood_38_what_g_was_shown_before_urgent_data_does_not_leave_beyond_rs_window() {
+    let (_, r, g, edge) = is_shown_more_than_r_has(&Setup::new());
+    assert!(edge > 50_011, "{edge}");
+    g.sends("10001:10011 urg 10");
+    r.gets_all(&["U. 10001:10011 urg 10"]);
+    hands_over(&g, 10_011, 50_011);
+    let sent = r.takes_all().iter().map(|seen| seen.range().1).max();
+    assert_eq!(sent, Some(30_011), "the segment that R's edge is in");
+    r.shows_window(19_000);
+    r.sends("ack 10011");
+    assert!(room_of(&g) + 128 > 50_011);
+}
+
 /// Found by simulation (seed 1900): a VM whose offload ended let go of its connection while G was
 /// shown more room than R has, and what G then sent of it went to R all at once.
 #[test]

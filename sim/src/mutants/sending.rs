@@ -315,8 +315,24 @@ mutations! { SENDING:
     => "";
 
     "what G was shown is forgotten when a flow is idle", "INV-05", "park",
-    "self.losses.note_promised(promised);"
+    "self.note_promised(promised);"
     => "";
+
+    "what G was shown is forgotten when H lets go of a flow", "INV-05", "settle_flooded",
+    "self.note_promised(promised);"
+    => "";
+
+    "what G has used is not shown to it while H does not send", "INV-05", "shown_to_guest_by_net",
+    "self.losses.used()"
+    => "0";
+
+    "what G has used the next sender does not show", "INV-05", "new",
+    "edge.max(used)"
+    => "edge";
+
+    "a G is never told that it asks in vain", "FLOOD-12", "on_passed_on",
+    "self.losses.on_asked(self.outbound.window() == 0)"
+    => "false";
 
     "what G has used without a place is not shown to it", "INV-05", "on_data",
     "[[end <= self.promised]] {"

@@ -433,7 +433,16 @@ impl Flow {
     fn settle_flooded(&mut self, cx: &mut FlowContext<'_, '_>, verbatim: bool) {
         let leaves = !self.wants_flooded(cx) && !self.is_ahead();
         if (verbatim || leaves) && !self.keeps_bytes() {
+            let promised = self.losses.promised();
             self.hand_back(cx);
+            self.note_promised(promised);
+        }
+    }
+
+    /// A box has gone that has shown G room up to `edge`.
+    pub(in crate::tcp) fn note_promised(&mut self, edge: u64) {
+        if edge > self.outbound.edge(self.options.shift_r) {
+            self.losses.note_promised(edge); // INV-05
         }
     }
 
@@ -457,6 +466,28 @@ impl Flow {
         let una = self.outbound.una();
         let shown = self.losses.unsent().max(self.losses.promised());
         end <= shown && seq > una && seq >= self.outbound.edge(self.options.shift_r)
+    }
+
+    /// A segment of G up to `end` is dropped for that. What G has used of what it was shown it is
+    /// shown on, until R's window has been shut for long.
+    pub(in crate::tcp) fn on_no_room(&mut self, end: u64) {
+        self.losses.note_unsent(end);
+    }
+
+    /// A segment of G leaves as it comes. `is_first`: with the first byte that R does not have.
+    pub(in crate::tcp) fn on_passed_on(&mut self, is_first: bool) {
+        if is_first && self.losses.used() > 0 {
+            let over = self.losses.on_asked(self.outbound.window() == 0);
+            self.outbound.note_ack_to_guest(over);
+        }
+    }
+
+    /// ACK number and window field for G where H does not send for it: R's own, but for what G has
+    /// used of a larger one.
+    pub(in crate::tcp) fn shown_to_guest_by_net(&self) -> (u64, u16) {
+        let una = self.outbound.una();
+        let used = self.losses.used().saturating_sub(una) >> self.options.shift_r;
+        (una, self.outbound.window().max(u16::try_from(used).unwrap_or(u16::MAX)))
     }
 
     /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.

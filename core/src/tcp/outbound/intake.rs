@@ -97,14 +97,15 @@ impl Room {
 impl Intake {
     /// G's next byte is `first`, and R has shown room up to `net_edge`, in units of `1 << shift`
     /// bytes: almost a unit more by the field of a SYN-ACK, which has no unit, or before R rounded
-    /// its edge down. A box before this one has shown G room up to `promised`. `None`: there is no
-    /// place for what R shows, or for as much of it as a first window is (FLOOD-13).
+    /// its edge down. A box before this one has shown G room up to `promised`, and G has used some
+    /// of it, up to `used`. `None`: there is no place for what R shows, or for as much of it as a
+    /// first window is (FLOOD-13).
     pub(super) fn new(
         vm: &mut Vm,
         first: u64,
         net_edge: u64,
         shift: u8,
-        promised: u64,
+        (promised, used): (u64, u64),
     ) -> Option<Self> {
         let edge = net_edge + (1 << shift) - 1;
         let bytes = (net_edge - first).min(limits::FLOW_BUFFER_MIN);
@@ -119,7 +120,7 @@ impl Intake {
             ends: VecDeque::new(),
             reserved_pages: u32::try_from(pages).unwrap_or(u32::MAX),
             net_edge: edge,
-            edge,
+            edge: edge.max(used), // G keeps it, with a place or without (INV-05)
             edge_shown: net_edge,
             limit: net_edge,
             promised,

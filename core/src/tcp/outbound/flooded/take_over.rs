@@ -133,8 +133,8 @@ impl Flow {
             && !needs_verbatim(f);
         let shift = self.options.shift_r;
         let edge = self.outbound.edge(shift);
-        let promised = self.losses.promised();
-        let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift, promised))?;
+        let shown = (self.losses.promised(), self.losses.used());
+        let intake = may.then(|| Intake::new(cx.vm, sent, edge, shift, shown))?;
         if intake.is_none() && edge > sent {
             cx.vm.counters.floods_refused += 1;
             cx.vm.uncontrolled_at = Some(cx.now);
