@@ -5,6 +5,7 @@
 
 mod opening;
 mod passing;
+mod past;
 
 use nightporter_core::tcp::flow::State;
 use nightporter_core::time::{Duration, Instant};
@@ -41,6 +42,8 @@ pub struct History {
     pub floods: bool,
     /// It does so now, says the engine.
     pub is_flooded: bool,
+    /// It has since G was last shown a window.
+    pub(crate) lent_by_sender: bool,
     /// Time to live of what G sent last.
     pub ttl: Option<u8>,
     /// When the VM last had less budget to spare than a connection may want.
@@ -168,6 +171,7 @@ impl History {
             ecn: false,
             floods: false,
             is_flooded: false,
+            lent_by_sender: false,
             ttl: None,
             cramped_at: Instant::ZERO,
             spare: 0,
@@ -473,26 +477,6 @@ impl History {
         }
     }
 
-    /// G's first SYN, or SYN-ACK, goes past the host: R may echo its clock (seed 50284).
-    pub(crate) fn on_past_syn(&mut self, tcp: &Tcp) {
-        self.end_mut(Side::G).tsvals.extend(tcp.options.timestamps.map(|ts| ts.tsval));
-    }
-
-    /// G sent a segment that the host does not see.
-    pub(crate) fn on_past(&mut self, tcp: &Tcp) {
-        let isn = self.end(Side::G).isn;
-        if tcp.flags.syn() && self.next.is_some() {
-            self.on_syn(Side::G, tcp); // the connection before it on these ports is over
-        }
-        self.past = true;
-        self.opened_past |= self.end(Side::G).isn != isn;
-        let end = self.unwrap(Side::G, tcp.seq, self.end(Side::G).end);
-        let end = end + u64::from(tcp.payload_len) + u64::from(tcp.flags.fin());
-        let g = self.end_mut(Side::G);
-        g.tsvals.extend(tcp.options.timestamps.map(|ts| ts.tsval));
-        g.end = if g.isn.is_some() { g.end.max(end) } else { g.end };
-    }
-
     /// A frame in the flow's terms.
     #[must_use]
     pub(crate) fn out<'a>(
@@ -517,7 +501,6 @@ impl History {
     /// A frame left, and was checked.
     pub(crate) fn on_out(&mut self, o: &Out<'_>) {
         quality::after_out(self, o);
-        let known = self.streams.is_some() || self.offline;
         self.was_on |= self.is_on() && o.gated;
         if o.to == Side::G && o.is_repeat(self) && self.paused_since.is_some() {
             let round = o.at.since(self.repeated_at) > ROUND;
@@ -576,12 +559,21 @@ impl History {
             e.is_told(ack, o.edge, ends, lends.then_some(unit));
         }
         let syn = u64::from(o.tcp.flags.syn());
+        let is_shown = o.to == Side::G && o.ack.is_some() && !refused;
         if takes {
             e.end_to = e.end_to.max(o.end + syn + u64::from(o.tcp.flags.fin()));
         }
+        self.lent_by_sender |= is_shown && self.is_flooded;
+        self.remember_bytes(o);
+    }
+
+    /// Of a stream whose bytes nobody knows beforehand the first copy counts.
+    fn remember_bytes(&mut self, o: &Out<'_>) {
+        let known = self.streams.is_some() || self.offline;
         if !known && o.gated && !o.is_verbatim() {
+            let copies = &mut self.end_mut(o.to).copies;
             for (at, byte) in (o.seq..).zip(o.payload) {
-                e.copies.entry(at).or_insert(*byte);
+                copies.entry(at).or_insert(*byte);
             }
         }
     }

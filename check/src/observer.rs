@@ -317,6 +317,7 @@ impl<S: Setting> Observer<S> {
             let flow = view.engine.find_flow(&self.setting.key_of(name, port));
             h.state = flow.map(|f| f.state());
             h.is_flooded = flow.is_some_and(|f| f.departing().is_some());
+            h.lent_by_sender &= h.is_flooded;
             match h.state {
                 Some(_) => self.tracked.insert(name),
                 None => self.tracked.remove(&name),

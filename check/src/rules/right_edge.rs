@@ -9,7 +9,7 @@
 use nightporter_core::time::{Duration, Instant};
 
 use super::Ensure;
-use crate::history::{BASE, History, Side};
+use crate::history::{BASE, End, History, Side};
 use crate::out::Out;
 use crate::wire::TcpFlags;
 
@@ -22,6 +22,11 @@ const STOOD_LONG: Duration = Duration::from_secs(5);
 /// R has acknowledged nothing of what G has sent for so long.
 pub(crate) fn has_stood_long(h: &History, at: Instant) -> bool {
     at.since(h.stands.1) >= STOOD_LONG
+}
+
+/// Of what R never showed G keeps what it has used.
+fn used(g: &End, r: &End) -> u64 {
+    if g.edge_to > r.edge_max { g.end } else { BASE }
 }
 
 pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
@@ -39,11 +44,12 @@ pub(crate) fn on_out(h: &History, o: &Out<'_>) -> Ensure {
     let honest = honest && h.hostile == [false; 2] && h.was_on && !h.interrupted && !h.past;
     let to_guest = o.to == Side::G && o.gated && !o.waited && o.ack.is_some() && h.is_open();
     // Of two of R's segments that say the same the later one counts, also if the path has swapped
-    // them (seed 81296). Of what R never showed G may keep what it has used; where the rest of that
-    // has gone, R's edge counts as it was when G last saw one (seeds 3074, 3430).
+    // them (seed 81296). Where what was lent has gone, R's edge counts as it was when G last saw
+    // one (seeds 3074, 3430).
     let (g, r) = (h.end(Side::G), h.end(Side::R));
-    let used = if g.edge_to > r.edge_max { g.end } else { BASE };
-    let before = g.edge_to.min(r.newest.1.min(g.told_of).max(used));
+    // What is lent lasts as long as the host goes on to send for G.
+    let kept = if h.lent_by_sender { u64::MAX } else { r.newest.1.min(g.told_of).max(used(g, r)) };
+    let before = g.edge_to.min(kept);
     if to_guest && honest && !o.tcp.flags.rst() && o.edge + unit <= before {
         let left = before - o.edge;
         return Err(format!("G is shown an edge {left} bytes to the left, and R did not move it"));

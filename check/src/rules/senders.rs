@@ -15,9 +15,10 @@
 //! **Besides**: no new byte beyond R's window; no copy before anything can have been heard of the
 //! first; no copy that is ECN-capable or carries CWR, and CWR on new data after a mark, once for
 //! all of a window (RFC 3168); timeouts back off (RFC 6298); a burst is no longer than 64 KiB,
-//! unless a round trip is shorter than a millisecond (FLOOD-26); a flow is let go when nothing is
-//! under way (FLOOD-32).
+//! unless a round trip is shorter than a millisecond and something left in the last one (FLOOD-26);
+//! a flow is let go when nothing is under way (FLOOD-32).
 
+mod when;
 mod window;
 
 use std::collections::BTreeMap;
@@ -154,6 +155,8 @@ pub(crate) struct Sending {
     measured: bool,
     silence: Option<Silence>,
     burst: u64,
+    /// Of what leaves in this instant no more than a burst may leave.
+    is_paced: bool,
     /// What G sent last, and when: it leaves as it comes if the host lets go of the flow just then.
     handed: Option<(Instant, u64, u64)>,
     /// It has left in this step, by whomever.
@@ -352,6 +355,8 @@ impl Sending {
         }
         self.after_a_pause(at);
         let is_copy = from < self.next;
+        let pauses =
+            self.una == self.next && self.sent_at.is_some_and(|last| at.since(last) > SHORT);
         if is_copy {
             if capable || cwr {
                 return Err("a copy to R that is ECN-capable, or carries CWR".to_owned());
@@ -380,11 +385,9 @@ impl Sending {
         // On a path that is known from before (RFC 8985 section 7.3).
         let probes = self.sent_at.zip(self.shortest).is_some_and(|(last, t)| at.since(last) > t);
         let len = to - from;
-        self.burst = if self.sent_at == Some(at) { self.burst + len } else { len };
-        self.sent_at = Some(at);
+        self.note_burst(at, len, pauses);
         self.note_flight(at);
-        let is_short = self.shortest.is_some_and(|took| took < SHORT);
-        if !is_short && self.burst > BURST.max(2 * self.mss) + 2 * self.mss {
+        if self.is_paced && self.burst > BURST.max(2 * self.mss) + 2 * self.mss {
             return Err(format!("{} bytes to R at once", self.burst));
         }
         self.follows_arrivals(len)?;
@@ -453,46 +456,6 @@ impl Sending {
             true => Ok(()),
             false => Err(format!("{sent} bytes to R in a repair, {most} may leave")),
         }
-    }
-
-    fn not_too_early(&self, at: Instant, from: u64, to: u64) -> Ensure {
-        if self.is_found_lost(from) {
-            return Ok(());
-        }
-        let pieces = self.pieces.range(from..to).filter(|(_, p)| !p.sacked);
-        let spans = pieces.map(|(_, p)| at.since(p.at)).min().zip(self.shortest);
-        match spans {
-            Some((span, shortest)) if span.saturating_mul(2) < shortest => {
-                let [span, shortest] = [span, shortest].map(|span| span.as_nanos() / 1000);
-                Err(format!("again after {span} us, on a path of {shortest} us"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Without SACK an acknowledgement of a part of what is repaired, or is yet to be, says that
-    /// what follows is lost (RFC 6582 section 3.2), whenever that left, but once.
-    fn is_found_lost(&self, from: u64) -> bool {
-        let repaired = self.pieces.get(&from).is_some_and(|p| p.copied && p.counts);
-        let until = self.repair.map_or(0, |repair| repair.until).max(self.alarmed);
-        let partial = from == self.una && from < until && self.duplicates == 0;
-        !self.sack && partial && !repaired
-    }
-
-    fn backs_off(&mut self, at: Instant, from: u64) -> Ensure {
-        if from != self.una {
-            return Ok(());
-        }
-        let before = self.silence.filter(|s| s.first == from);
-        let gap = before.map(|s| at.since(s.last));
-        self.silence = Some(Silence { first: from, last: at, gap });
-        let (Some(gap), Some(before)) = (gap, before.and_then(|s| s.gap)) else { return Ok(()) };
-        let doubled = (gap + LATE).as_nanos() * 10 >= before.as_nanos() * 19;
-        if doubled || gap >= TIMEOUT_LONG {
-            return Ok(());
-        }
-        let [gap, before] = [gap, before].map(|span| span.as_millis());
-        Err(format!("the same again after {gap} ms, and before that after {before} ms"))
     }
 }
 
@@ -565,8 +528,15 @@ pub(crate) fn on_out(h: &mut History, o: &Out<'_>) -> Ensure {
     }
     let (mss, edge) = (mss(h), h.end(Side::R).edge_max);
     if !h.quality.sending.on && from >= h.end(Side::R).end_to {
-        let shortest = h.quality.sending.shortest; // a host that sent before knows the path
-        h.quality.sending = Sending { shortest, ..Sending::begin(from, mss, h.sack(), h.ecn) };
+        let mut next = Sending::begin(from, mss, h.sack(), h.ecn);
+        // A host that sent before knows the path, and begins no wider than it ended (RFC 5681
+        // section 4.1).
+        let before = &h.quality.sending;
+        next.shortest = before.shortest;
+        if before.sent_at.is_some() {
+            next.window = Window::first(next.window.size.min(before.window.size.max(mss)));
+        }
+        h.quality.sending = next;
     }
     let sending = &mut h.quality.sending;
     // What left as it came, behind a hole, is G's own: the host has just let go of the flow.
