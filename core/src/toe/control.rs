@@ -49,13 +49,16 @@ const LISTEN: u8 = 2;
 const UNLISTEN: u8 = 3;
 const DESCRIBE: u8 = 4;
 const LINGER: u8 = 5;
+const DEAFEN: u8 = 6;
 const ANSWER: u8 = 128;
 const NATIVE: u32 = u32::MAX;
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Ask {
-    /// A socket, bound to this vsock port, is going to connect to [`SOCKETS`].
+    /// A socket, bound to this vsock port, is going to connect to [`SOCKETS`]. The answer has the
+    /// address that it will have, also where it is native: so whoever wants to connect to the
+    /// unspecified address learns an address of the guest, and nothing else comes of it.
     Connect {
         /// The guest's vsock port.
         guest: u32,
@@ -87,6 +90,9 @@ pub enum Ask {
     Linger(Ports),
     /// It is not to be one after all.
     Unlinger(Ports),
+    /// Its process reads no more (`SHUT_RD`): whoever waits for data is to read an end. Data that
+    /// comes all the same is given to the guest as before.
+    Deafen(Ports),
 }
 
 /// A request.
@@ -135,6 +141,20 @@ pub struct Answer {
     pub state: Option<State>,
 }
 
+impl Ask {
+    /// The socket that it is about.
+    #[must_use]
+    pub const fn socket(&self) -> Option<Ports> {
+        match *self {
+            Self::Connect { .. } | Self::Listen { .. } | Self::Unlisten { .. } => None,
+            Self::Describe(ports)
+            | Self::Linger(ports)
+            | Self::Unlinger(ports)
+            | Self::Deafen(ports) => Some(ports),
+        }
+    }
+}
+
 impl Asked {
     /// Reads a request. `None`: it is none that there is.
     #[must_use]
@@ -152,6 +172,7 @@ impl Asked {
             DESCRIBE => Ask::Describe(ports),
             LINGER if b[52] == 1 => Ask::Unlinger(ports),
             LINGER => Ask::Linger(ports),
+            DEAFEN => Ask::Deafen(ports),
             _ => return None,
         };
         let asked = Self { tag: u16::from_le_bytes([b[2], b[3]]), ask };
@@ -168,6 +189,7 @@ impl Asked {
             Ask::Unlisten { guest } => (UNLISTEN, Ports { guest, host: 0 }, none, none),
             Ask::Describe(ports) => (DESCRIBE, ports, none, none),
             Ask::Linger(ports) | Ask::Unlinger(ports) => (LINGER, ports, none, none),
+            Ask::Deafen(ports) => (DEAFEN, ports, none, none),
         };
         let mut b = [0; LEN];
         b[..2].copy_from_slice(&[VERSION, op]);
@@ -246,7 +268,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn asks() -> [Ask; 8] {
+    fn asks() -> [Ask; 9] {
         let at = |text: &str| text.parse().expect("an address");
         let ports = Ports { guest: 1025, host: SOCKETS };
         [
@@ -268,6 +290,7 @@ mod tests {
             Ask::Describe(ports),
             Ask::Linger(ports),
             Ask::Unlinger(ports),
+            Ask::Deafen(ports),
         ]
     }
 
@@ -302,7 +325,7 @@ mod tests {
     fn what_no_request_is_is_refused() {
         let good = Asked { tag: 1, ask: asks()[0] }.emit();
         for (at, byte) in
-            [(0, 2), (1, 0), (1, 6), (1, 129), (8, 1), (50, 1), (52, 1), (63, 1), (42, 0)]
+            [(0, 2), (1, 0), (1, 7), (1, 129), (8, 1), (50, 1), (52, 1), (63, 1), (42, 0)]
         {
             let mut bytes = good;
             bytes[at] = byte;
@@ -312,7 +335,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_read_is_what_would_be_written(a: [u8; 32], b: [u8; 32], op in 0..7_u8) {
+        fn what_is_read_is_what_would_be_written(a: [u8; 32], b: [u8; 32], op in 0..8_u8) {
             let mut bytes = [0; LEN];
             bytes[..32].copy_from_slice(&a);
             bytes[32..].copy_from_slice(&b);

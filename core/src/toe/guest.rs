@@ -375,7 +375,7 @@ impl Guest {
                 Code::Done
             }
             Ask::Describe(ports) => return self.describe_past(asked, ports),
-            Ask::Linger(_) | Ask::Unlinger(_) => Code::Failed(Errno::Reset),
+            Ask::Linger(_) | Ask::Unlinger(_) | Ask::Deafen(_) => Code::Failed(Errno::Reset),
         };
         Answer::of(asked, code)
     }

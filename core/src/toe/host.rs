@@ -478,17 +478,19 @@ impl Host {
     /// Answers what a process of a guest asks.
     fn answer(&mut self, vm: VmId, port: u32, asked: Asked, policy: &dyn Policy) -> Answer {
         let guest = self.guests.get_mut(&vm).expect("its packet is here");
-        if let Ask::Describe(ports) | Ask::Linger(ports) | Ask::Unlinger(ports) = asked.ask
-            && let Some(socket) = guest.ports.get(&ports)
-            && let Some(socket) = self.sockets.get_mut(*socket)
+        if let Some(ports) = asked.ask.socket()
+            && let Some(&id) = guest.ports.get(&ports)
+            && let Some(socket) = self.sockets.get_mut(id)
         {
             match asked.ask {
                 Ask::Linger(_) => socket.joint.reset_on_close(true),
                 Ask::Unlinger(_) => socket.joint.reset_on_close(false),
+                Ask::Deafen(_) => socket.joint.end_reads(),
                 _ => {}
             }
             let (code, state) = (Code::of(socket.joint.end().errno()), socket.joint.end().state());
             let addresses = Some(addresses(ports, &socket.request));
+            self.look_again(id);
             return Answer { addresses, state: Some(state), ..Answer::of(asked, code) };
         }
         let places = self.sockets.count(vm) + guest.wanted() + guest.resets();

@@ -212,6 +212,12 @@ impl Joint {
         self.resets_on_close = resets;
     }
 
+    /// The guest's process reads no more: whoever waits for data reads an end. Data that comes
+    /// later is still given: Linux passes it to a process that reads after all.
+    pub fn end_reads(&mut self) {
+        self.connection.finish();
+    }
+
     /// The next `len` bytes that are due go into the guest's memory, behind this header. There must
     /// be room.
     #[must_use]

@@ -202,7 +202,13 @@ pub(crate) fn shutdown(fd: Fd, how: c_int) -> Res {
         table::deafen(fd);
     }
     match how {
-        libc::SHUT_RD => Ok(()),
+        // As in TCP what waits to be read still is, and who waits in read() wakes.
+        libc::SHUT_RD => {
+            if let Some(socket) = socket(fd) {
+                control::ask(Ask::Deafen(socket.ports));
+            }
+            Ok(())
+        }
         // As with close() nothing is lost if nothing is unread, and who waits in read() wakes.
         libc::SHUT_RDWR if sys::wait(&[(fd, libc::POLLIN)], 0) == Ok(false) => sys::shut(fd, how),
         _ => sys::shut(fd, libc::SHUT_WR),

@@ -82,17 +82,21 @@ fn shut_both(place: &Place) {
 }
 
 fn readers_wake(place: &Place) {
-    let (client, server) = place.pair();
-    let mut reader = client.try_clone().expect("a second one");
-    let (tells, who) = channel();
-    let reading = thread::spawn(move || {
-        tells.send(nix::unistd::gettid().as_raw()).expect("told");
-        told(reader.read(&mut [0]))
-    });
-    wait_until_asleep(who.recv().expect("a thread"));
-    says("somebody reads, and both directions are shut", told(client.shutdown(Shutdown::Both)));
-    says("it reads", reading.join().expect("joined"));
-    drop(server);
+    for how in [Shutdown::Both, Shutdown::Read] {
+        let (client, mut server) = place.pair();
+        let mut reader = client.try_clone().expect("a second one");
+        let (tells, who) = channel();
+        let reading = thread::spawn(move || {
+            tells.send(nix::unistd::gettid().as_raw()).expect("told");
+            told(reader.read(&mut [0]))
+        });
+        wait_until_asleep(who.recv().expect("a thread"));
+        says(&format!("somebody reads, and {how:?} is shut"), told(client.shutdown(how)));
+        says("it reads", reading.join().expect("joined"));
+        let written = told((&client).write(b"z"));
+        drop(client);
+        says("it writes", (written, all_of(&mut server).map(|bytes| bytes.len())));
+    }
 }
 
 fn undone(place: &Place) {

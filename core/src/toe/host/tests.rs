@@ -1122,6 +1122,27 @@ fn vtoe_05_a_close_that_is_to_be_a_reset_is_one_unless_that_was_taken_back() {
 }
 
 #[test]
+fn vtoe_05_who_reads_no_more_hears_an_end_and_is_given_what_comes_all_the_same() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let b = w.connects(1025, "10.0.0.2:80");
+    let ports = Ports { guest: 1025, host: 2 };
+    assert_eq!(w.asks(A, Ask::Deafen(ports)).code, Code::Done);
+    w.carry();
+    assert_eq!((w.heard(A), w.heard(B)), (vec![Op::Shutdown], vec![]), "the other is not told");
+    let Handled::Carry(_, message) = w.sends(B, Op::Data, b, b"hello", |_| {}) else {
+        panic!("to be carried");
+    };
+    let to = w.host.handle_message(NOW, HERE, &message).socket.expect("A's");
+    assert!(w.host.give(NOW, to, 5).is_some());
+    let _ = w.says(B, Op::Shutdown, b, both);
+    w.carry();
+    assert_eq!(w.heard(A), [Op::Shutdown], "the end of the stream");
+    let standing = w.asks(A, Ask::Describe(ports));
+    assert_eq!((standing.code, standing.state), (Code::Done, Some(State::Remaining)));
+}
+
+#[test]
 fn what_others_cause_is_state_of_a_socket_and_not_a_queue() {
     let mut w = World::new();
     w.listens("0.0.0.0:80");

@@ -203,7 +203,13 @@ fn control(mut stream: UnixStream, shared: &Mutex<State>) {
 
 impl State {
     fn answer(&mut self, control: usize, asked: Asked) -> Answer {
-        if let Ask::Connect { program, .. } = asked.ask {
+        if let Ask::Connect { to, from, program, .. } = asked.ask {
+            if to.ip().is_unspecified() {
+                // Nobody connects to that: it is asked who the guest is.
+                let own = self.ips.iter().find(|ip| ip.is_ipv4() == to.is_ipv4());
+                let addresses = own.map(|own| (SocketAddr::new(*own, from.port()), to));
+                return Answer { addresses, ..Answer::of(asked, Code::Native) };
+            }
             self.programs.push(program);
         }
         let code = match asked.ask {
@@ -227,13 +233,21 @@ impl State {
                 Code::Done
             }
             Ask::Unlisten { .. } => Code::Done,
-            Ask::Describe(ports) | Ask::Linger(ports) | Ask::Unlinger(ports) => {
+            Ask::Describe(ports)
+            | Ask::Linger(ports)
+            | Ask::Unlinger(ports)
+            | Ask::Deafen(ports) => {
                 let Some(known) = self.sockets.get_mut(&ports) else {
                     return Answer::of(asked, Code::Failed(Errno::Reset));
                 };
                 match asked.ask {
                     Ask::Linger(_) => known.lingers = true,
                     Ask::Unlinger(_) => known.lingers = false,
+                    // What comes later this host cannot give.
+                    Ask::Deafen(_) => {
+                        let stream = self.streams.get(&ports);
+                        let _ = stream.map(|stream| stream.shutdown(Shutdown::Write));
+                    }
                     _ => {}
                 }
                 let addresses = Some((known.own, known.other));
