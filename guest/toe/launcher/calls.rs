@@ -13,7 +13,7 @@ use crate::host::Host;
 use crate::listeners::{Accepted, Arrived};
 use crate::sys::{self, Fd, Name, Res};
 use crate::watch::{Call, Owned, Watch};
-use crate::{address, relay};
+use crate::{address, home, relay};
 
 /// Sockets that are for TCP alone are remembered, at most so many.
 const NATIVE_MAX: usize = 1 << 16;
@@ -142,6 +142,11 @@ impl World {
     /// Whether it is for TCP alone.
     pub(crate) fn is_native(&self, fd: &Owned) -> bool {
         sys::identity(fd.0).is_ok_and(|key| self.known().native.contains(&key))
+    }
+
+    /// Whether it is in the network of the VM itself, which is the launcher's, too.
+    pub(crate) fn is_home(&self, fd: &Owned) -> bool {
+        home::is_home(fd.0, |ask| self.host.ask(ask))
     }
 
     /// setsockopt() of an option that makes a socket one for TCP alone.

@@ -30,7 +30,7 @@ impl World {
         sys::option(fd.0, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info).ok()?;
         // One that hears only IPv6 cannot be led over the loopback of IPv4.
         let is_v6_only = sys::number(fd.0, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) == Ok(1);
-        if info[0] != CLOSED || is_v6_only || self.is_native(&fd) {
+        if info[0] != CLOSED || is_v6_only || self.is_native(&fd) || !self.is_home(&fd) {
             return None;
         }
         let toe = match self.reach(call, &fd, family, to)? {

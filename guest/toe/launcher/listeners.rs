@@ -69,7 +69,8 @@ impl World {
             return Some(Done::With(Err(errno)));
         }
         let done = Some(Done::With(Ok(0)));
-        let Some(at) = name(fd.0).filter(|at| !at.ip().is_loopback()) else { return done };
+        let at = name(fd.0).filter(|at| !at.ip().is_loopback());
+        let Some(at) = at.filter(|_| self.is_home(&fd)) else { return done };
         let v4 = sys::number(fd.0, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) != Ok(1);
         if self.known().listeners.insert(at) && self.serve(at, v4, family, backlog).is_err() {
             self.known().listeners.remove(&at);

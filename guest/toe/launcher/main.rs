@@ -17,6 +17,8 @@
 mod address;
 mod calls;
 mod connects;
+#[path = "../src/home.rs"]
+mod home;
 mod host;
 mod listeners;
 mod relay;

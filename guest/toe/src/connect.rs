@@ -16,7 +16,7 @@ use nightporter_core::toe::vsock::Ports;
 
 use crate::sys::{self, Fd, Name, Res};
 use crate::table::{self, Hidden, Kind, Socket, State};
-use crate::{address, control, note, options, transport};
+use crate::{address, control, home, note, options, transport};
 
 /// tcpi_state of a socket that is neither connected nor about to be.
 const CLOSED: u8 = 7;
@@ -128,7 +128,7 @@ fn prepare(fd: Fd, family: c_int, to: SocketAddr) -> Res<Option<Prepared>> {
         let name = sys::name_of(taken.0)?;
         Ok((taken, address::parse(&name).map_or(0, |name| name.port())))
     };
-    if !control::is_there() {
+    if !control::is_there() || !home::is_home(fd, control::ask) {
         return Ok(None);
     }
     let made = || -> Res<Prepared> {

@@ -27,6 +27,7 @@ mod calls;
 mod connect;
 mod control;
 mod ends;
+mod home;
 mod lease;
 mod listen;
 mod names;

@@ -17,7 +17,7 @@ use crate::connect::Temporary;
 use crate::lease::Lease;
 use crate::sys::{self, Fd, Name, Res};
 use crate::table::{self, Hidden, Kind, Socket};
-use crate::{address, connect, control, ends, note, options, transport};
+use crate::{address, connect, control, ends, home, note, options, transport};
 
 /// What the halves are registered with, beside which one it is.
 const MAGIC: u64 = 0x6e70_746f_6500_0000;
@@ -63,7 +63,8 @@ pub(crate) fn begin(fd: Fd, backlog: c_int) {
         table::set_kind(fd, Kind::Other);
         return;
     };
-    let made = if control::is_there() { make(fd, backlog) } else { Err(libc::ENETDOWN) };
+    let can_be = control::is_there() && home::is_home(fd, control::ask);
+    let made = if can_be { make(fd, backlog) } else { Err(libc::ENETDOWN) };
     match made {
         Ok((listener, epoll)) => {
             note!("listen {at}: by TOE and TCP");

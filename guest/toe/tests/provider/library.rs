@@ -353,3 +353,25 @@ hear()
     );
     assert_eq!((native.says(), native.says()), ("True".into(), "True".into()));
 }
+
+#[test]
+fn sockets_of_another_network_of_the_guest_are_none_of_the_vm() {
+    let Some(world) = World::of_scripts() else { return };
+    let text = "
+assert libc.unshare(0x40000000) == 0
+listener = listening(8040, '0.0.0.0')
+say('listens')
+say(told(socket.socket().connect, (ip, 8041)))
+hear()
+";
+    for script in [World::script, World::launched_script] {
+        let script = script(&world, text);
+        assert_eq!((script.says(), script.says()), ("listens".into(), "ENETUNREACH".into()));
+        let state = world.host.state();
+        assert_eq!((state.asked_to_listen, &state.programs[..]), (0, &[][..]));
+    }
+    // In its own network the same program's sockets are.
+    let script = world.script(&text.replace("assert libc.unshare(0x40000000) == 0", ""));
+    assert_eq!((script.says(), script.says()), ("listens".into(), "ECONNREFUSED".into()));
+    assert_eq!(world.host.state().asked_to_listen, 1);
+}
