@@ -4,11 +4,12 @@
 use std::fs;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, c_long, c_void, sock_filter};
 use nightporter_core::toe::control::Program;
@@ -60,6 +61,42 @@ impl Drop for Owned {
 #[derive(Debug)]
 pub(crate) struct Watch {
     fd: OwnedFd,
+    taken: &'static Taken,
+}
+
+/// What calls were handed over: their numbers are counted on, from a random one. The process that
+/// stands in for a launcher that was killed has this memory, too.
+#[derive(Debug)]
+struct Taken {
+    /// 0 until there was one.
+    first: AtomicU64,
+    last: AtomicU64,
+}
+
+/// A launcher may be killed between taking a call and noting it.
+const UNNOTED: u64 = 1024;
+/// Of so many calls one may still wait.
+const WAITING_MAX: u64 = 1 << 20;
+
+impl Taken {
+    fn new() -> io::Result<&'static Self> {
+        let (read, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        // SAFETY: new memory, of zeroes, which is never unmapped.
+        let at = unsafe {
+            let flags = shared | libc::MAP_ANONYMOUS;
+            libc::mmap(ptr::null_mut(), size_of::<Self>(), read, flags, -1, 0)
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: as many bytes are there, and zeroes are one.
+        Ok(unsafe { &*at.cast::<Self>() })
+    }
+
+    fn note(&self, id: u64) {
+        let _ = self.first.compare_exchange(0, id, Ordering::Relaxed, Ordering::Relaxed);
+        self.last.fetch_max(id, Ordering::Relaxed);
+    }
 }
 
 fn filter() -> Vec<sock_filter> {
@@ -159,12 +196,20 @@ pub(crate) fn start(mut command: Command) -> io::Result<(Child, Watch)> {
     };
     // SAFETY: it has just come, and is nobody else's.
     let fd = unsafe { OwnedFd::from_raw_fd(fds[0]) };
+    let watch = Watch { fd, taken: Taken::new()? };
+    watch.have_a_stand_in()?;
     // The terminal's signals are for the program.
     for signal in [libc::SIGINT, libc::SIGQUIT] {
         // SAFETY: no handler.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    Ok((child, Watch { fd }))
+    Ok((child, watch))
+}
+
+/// The answer that lets a call through.
+fn through(id: u64) -> libc::seccomp_notif_resp {
+    let flags = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).expect("1");
+    libc::seccomp_notif_resp { id, val: 0, error: 0, flags }
 }
 
 /// A descriptor that a call has given.
@@ -192,6 +237,65 @@ pub(crate) fn exit_code(status: ExitStatus) -> u8 {
 }
 
 impl Watch {
+    /// Without anybody who has this descriptor the kernel fails all calls that are handed over with
+    /// ENOSYS. So another process has it, which does nothing unless the launcher is killed: then
+    /// all calls are the kernel's, also those that wait.
+    fn have_a_stand_in(&self) -> io::Result<()> {
+        let (launcher, alive) = io::pipe()?;
+        // SAFETY: this process has one thread, so its child may do what it does itself.
+        match unsafe { libc::fork() } {
+            -1 => return Err(io::Error::last_os_error()),
+            0 => {}
+            _ => {
+                // Open for as long as the launcher lives, and in no program of its.
+                let _ = alive.into_raw_fd();
+                return Ok(());
+            }
+        }
+        // What else is open is none of its business; whoever reads what programs write waits for
+        // its end.
+        let (from, to) = (self.fd.as_raw_fd(), launcher.as_raw_fd());
+        let (first, second) = (from.min(to).cast_unsigned(), from.max(to).cast_unsigned());
+        // SAFETY: no pointers; who has these descriptors does nothing from here on.
+        unsafe {
+            for fd in 0..first {
+                libc::close(fd.cast_signed());
+            }
+            libc::close_range(first + 1, second - 1, 0);
+            libc::close_range(second + 1, libc::c_uint::MAX, 0);
+            libc::chdir(c"/".as_ptr());
+            libc::prctl(libc::PR_SET_NAME, c"toe-stand-in".as_ptr());
+        }
+        self.stand_in(launcher.as_raw_fd());
+        // SAFETY: no pointers. Nothing of the launcher's is to run at the end of this process.
+        unsafe { libc::_exit(0) }
+    }
+
+    /// Lets all calls through, once the launcher is no more.
+    fn stand_in(&self, launcher: RawFd) {
+        let nobody_left = |revents| revents & (libc::POLLHUP | libc::POLLERR) != 0;
+        loop {
+            let entry = |fd| libc::pollfd { fd, events: 0, revents: 0 };
+            let mut list = [entry(launcher), entry(self.fd.as_raw_fd())];
+            // SAFETY: two are there.
+            unsafe { libc::poll(list.as_mut_ptr(), 2, -1) };
+            if nobody_left(list[1].revents) {
+                return;
+            }
+            if list[0].revents != 0 {
+                break;
+            }
+        }
+        let last = self.taken.last.load(Ordering::Relaxed);
+        let first = self.taken.first.load(Ordering::Relaxed).max(last.saturating_sub(WAITING_MAX));
+        for id in first..=last.saturating_add(UNNOTED) {
+            self.respond(&through(id));
+        }
+        while let Some(call) = self.next() {
+            self.let_through(&call);
+        }
+    }
+
     /// The next call. `None`: nobody is left who could make one.
     pub(crate) fn next(&self) -> Option<Call> {
         loop {
@@ -213,6 +317,7 @@ impl Watch {
             };
             // Who has called may have been killed meanwhile.
             if result == 0 {
+                self.taken.note(got.id);
                 return Some(Call {
                     id: got.id,
                     pid: got.pid.cast_signed(),
@@ -256,8 +361,7 @@ impl Watch {
 
     /// The kernel does it.
     pub(crate) fn let_through(&self, call: &Call) -> bool {
-        let flags = u32::try_from(libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE).expect("1");
-        self.respond(&libc::seccomp_notif_resp { id: call.id, val: 0, error: 0, flags })
+        self.respond(&through(call.id))
     }
 
     /// It was done: what it gives.

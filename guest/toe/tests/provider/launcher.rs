@@ -358,3 +358,48 @@ for level, name, value in [(6, 14, key),
         client.hears("go on");
     }
 }
+
+#[test]
+fn a_program_whose_launcher_was_killed_goes_on_by_tcp() {
+    let Some(world) = World::of_scripts() else { return };
+    let mut script = world.launched_script(
+        "
+listener = listening(8050)
+def accepts():
+    say('accepts', threading.get_native_id())
+    say('accepted', len(listener.accept()[0].recv(100)))
+threading.Thread(target=accepts).start()
+hear()
+say('connects', told(connected, 8051).getpeername()[1])
+s = listening(8052)
+say('listens', s.getsockname()[1])
+",
+    );
+    let accepts = script.says();
+    let thread: i32 = accepts.split(' ').nth(1).expect("a number").parse().expect("a number");
+    wait_until_it_waits(thread);
+    script.child.kill().expect("killed");
+    let native = world.native_script(
+        "
+listener = listening(8051)
+s = connected(8050)
+s.sendall(b'five!')
+say('sent')
+hear()
+",
+    );
+    assert_eq!((native.says(), script.says()), ("sent".into(), "accepted 5".into()));
+    script.hears("go on");
+    assert_eq!((script.says(), script.says()), ("connects 8051".into(), "listens 8052".into()));
+}
+
+/// In a system call that waits.
+fn wait_until_it_waits(thread: i32) {
+    let state = || {
+        let stat = fs::read_to_string(format!("/proc/{thread}/stat")).expect("it is there");
+        stat.rsplit_once(')').map(|(_, rest)| rest.trim_start().chars().next())
+    };
+    while state() != Some(Some('S')) {
+        std::thread::yield_now();
+    }
+}
