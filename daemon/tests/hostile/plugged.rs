@@ -32,7 +32,8 @@ fn ask(random: &mut Random) -> Ask {
     let guest = 1024 + random.below(64);
     let at = random.of(&[SERVER, "10.0.0.1:80", "10.0.0.3:80", "0.0.0.0:80", "10.0.0.9:1"]);
     let at = at.parse().unwrap();
-    match random.below(6) {
+    let ports = Ports { guest, host: random.of(&[control::SOCKETS, 1 << 16, 0]) };
+    match random.below(8) {
         0 | 1 => Ask::Connect {
             program: Program::NONE,
             guest,
@@ -41,8 +42,10 @@ fn ask(random: &mut Random) -> Ask {
         },
         2 => Ask::Listen { guest, at, v4: false },
         3 => Ask::Unlisten { guest },
-        4 => Ask::Describe(Ports { guest, host: control::SOCKETS }),
-        _ => Ask::Linger(Ports { guest, host: control::SOCKETS }),
+        4 => Ask::Describe(ports),
+        5 => Ask::Deafen(ports),
+        6 => Ask::Unlinger(ports),
+        _ => Ask::Linger(ports),
     }
 }
 
@@ -52,6 +55,11 @@ pub(crate) fn packet(random: &mut Random) -> (Header, Vec<u8>) {
     let dst_port = random.of(&[control::PORT, control::SOCKETS, control::SOCKETS, 1 << 16, 0]);
     if dst_port == control::PORT {
         payload = Asked { tag: 0, ask: ask(random) }.emit().repeat(random.of(&[0, 1, 1, 16]));
+        // Seldom, for a connection that says what is no request is over.
+        if random.below(30) == 0 && !payload.is_empty() {
+            let at = random.below(u32::try_from(payload.len()).unwrap()) as usize;
+            payload[at] = random.of(&[0, 1, 7, 0x80, 0xff]);
+        }
     }
     let op = match random.below(8) {
         0..3 => Op::Request,
