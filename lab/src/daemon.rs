@@ -186,6 +186,19 @@ impl Daemon {
         CpuUse::of_process(self.process.pid(), &[])
     }
 
+    /// Bytes of memory of its own: what it shares with guests is not counted.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn memory(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.process.pid());
+        let text = fs::read_to_string(&path).context(path)?;
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        let kib: u64 = kib.context("no RssAnon")?.parse()?;
+        Ok(kib << 10)
+    }
+
     /// Stops it gracefully.
     ///
     /// # Errors

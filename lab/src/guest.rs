@@ -10,7 +10,7 @@ use nightporter_guest::control::{Command, Reply};
 use crate::process::Process;
 
 /// How long a guest may take to answer a command. Generous: it may be waiting for its core.
-const REPLY_LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const REPLY_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long a program may take that the guest is to run. The guest itself ends one that says
 /// nothing for a minute, and tells where it stood, so this is for one that speaks for ever.
@@ -65,7 +65,11 @@ impl Control {
         self.hear_within(vmm, REPLY_LIMIT)
     }
 
-    fn hear_within(&mut self, vmm: &mut Process, limit: Duration) -> Result<Reply> {
+    /// The same, within `limit`.
+    ///
+    /// # Errors
+    /// As of [`Self::call`].
+    pub fn hear_within(&mut self, vmm: &mut Process, limit: Duration) -> Result<Reply> {
         match self.receive(vmm, limit)? {
             Reply::Error { message } => bail!("the guest refused: {message}"),
             reply => Ok(reply),

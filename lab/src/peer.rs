@@ -1,10 +1,13 @@
 //! Ends of connections in guests: programs that make sockets over TCP or over their host, and do
 //! with them what they are asked (`nightporter_guest::peer`).
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use nightporter_guest::control::{Command, Reply};
 use nightporter_guest::peer::{Ask, Told};
 
+use crate::guest::REPLY_LIMIT;
 use crate::image::{PEER, TOE_LIBRARY};
 use crate::vmm::Guest;
 
@@ -68,7 +71,15 @@ impl Guest {
     /// # Errors
     /// Those of [`Guest::hear`].
     pub fn hear_peer(&mut self) -> Result<Told> {
-        match self.hear()? {
+        self.hear_peer_within(REPLY_LIMIT)
+    }
+
+    /// Waits for it for so long.
+    ///
+    /// # Errors
+    /// Those of [`Guest::hear`].
+    pub fn hear_peer_within(&mut self, limit: Duration) -> Result<Told> {
+        match self.hear_within(limit)? {
             Reply::Said { line } => serde_json::from_str(&line).with_context(|| line.clone()),
             other => bail!("a peer was asked, and the guest answered {other:?}"),
         }

@@ -3,6 +3,8 @@
 //! Each scenario has a world of its own: network namespaces, daemon, guest. The output is
 //! libtest's, so that whoever counts tests can count these.
 
+mod correct;
+mod programs;
 mod sockets;
 
 use std::fs;
@@ -22,6 +24,7 @@ use crate::accel::Accel;
 use crate::download::{both, download};
 use crate::flood::Flood;
 use crate::host;
+use crate::hosts::Hosts;
 use crate::image::{Image, NO_NP_FLOOD, log_dir};
 use crate::link::Shape;
 use crate::process;
@@ -35,10 +38,24 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const MB: usize = 1_000_000;
 
-type Run = fn(&mut World) -> Result<()>;
+/// Memory of a guest of [`Hosts`]: Debian's programs are in it.
+const PAIR_MEMORY_MIB: u32 = 640;
 
-/// Name, VMM by kind, what happens in the world.
-const SCENARIOS: [(&str, Kind, Run); 16] = [
+/// What happens in the world of one host.
+type InWorld = fn(&mut World) -> Result<()>;
+/// What happens between two.
+type Between = fn(&mut Hosts) -> Result<()>;
+
+/// What happens, and where.
+#[derive(Clone, Copy)]
+enum Run {
+    InWorld(InWorld),
+    Between(Between),
+}
+
+/// Name, guests by kind, what happens in the world. Whose name begins with `long_` is run only if
+/// asked for.
+const IN_WORLD: [(&str, Kind, InWorld); 17] = [
     ("ten_megabytes_arrive_whole_each_way_and_as_an_echo", Kind::Qemu, ten_megabytes_each_way),
     ("a_user_mode_linux_guest_takes_and_sends_data", Kind::Uml, ten_megabytes_each_way),
     ("a_connection_survives_a_driver_reset", Kind::Qemu, driver_reset),
@@ -55,6 +72,20 @@ const SCENARIOS: [(&str, Kind, Run); 16] = [
     ("two_user_mode_linux_guests_have_sockets_over_their_host", Kind::UmlToe, sockets::run),
     ("two_qemu_guests_have_sockets_over_their_host", Kind::QemuToe, sockets::run),
     ("programs_see_of_sockets_over_their_host_what_they_see_of_tcp", Kind::UmlToe, sockets::suite),
+    ("long_suite_of_sockets_under_qemu", Kind::QemuToe, sockets::suite),
+];
+
+/// The same of those between two hosts.
+const BETWEEN: [(&str, Kind, Between); 9] = [
+    ("programs_of_debian_have_sockets_over_hosts", Kind::UmlPrograms, programs::some),
+    ("streams_over_hosts_lose_nothing", Kind::UmlToe, correct::short),
+    ("streams_of_whoever_is_killed_are_reset", Kind::UmlToe, correct::killed),
+    ("long_programs_of_debian", Kind::UmlAll, programs::all),
+    ("long_programs_of_debian_under_qemu", Kind::QemuAll, programs::all),
+    ("long_streams_over_hosts", Kind::UmlToe, correct::long),
+    ("long_streams_over_hosts_under_qemu", Kind::QemuToe, correct::short),
+    ("long_streams_of_whoever_is_killed_under_qemu", Kind::QemuToe, correct::killed),
+    ("long_wait_for_a_host_that_vanished", Kind::UmlToe, correct::vanished),
 ];
 
 /// Needless retransmissions that a 50 MB upload may have on a busy host. Beside six busy loops on
@@ -68,24 +99,36 @@ enum Kind {
     /// Two guests with socket devices.
     QemuToe,
     UmlToe,
+    /// The same, with programs of Debian.
+    UmlPrograms,
+    /// And with all others.
+    QemuAll,
+    UmlAll,
 }
 
-/// Runs the scenarios whose name contains `filter`; whether all of them passed. Captures in which
-/// nothing was found are kept in `captures`, as `SCENARIO-{with,without}-{remote,guest}.pcap`.
+/// Runs the scenarios whose name contains `filter`, and those that take long only if it begins as
+/// their names do; whether all of them passed. Captures in which nothing was found are kept in
+/// `captures`, as `SCENARIO-{with,without}-{remote,guest}.pcap`.
 ///
 /// # Errors
 /// The lab itself could not be set up.
 pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
     process::die_cleanly_on_signals()?;
-    let chosen: Vec<_> = SCENARIOS.iter().filter(|(name, ..)| name.contains(filter)).collect();
+    let in_world = IN_WORLD.iter().map(|&(name, kind, run)| (name, kind, Run::InWorld(run)));
+    let between = BETWEEN.iter().map(|&(name, kind, run)| (name, kind, Run::Between(run)));
+    let is_chosen = |name: &str| {
+        name.contains(filter) && (filter.starts_with("long") || !name.starts_with("long"))
+    };
+    let (chosen, others): (Vec<_>, Vec<_>) =
+        in_world.chain(between).partition(|(name, ..)| is_chosen(name));
     println!("\nrunning {} tests", chosen.len());
     let start = Instant::now();
     if let Some(dir) = captures {
         fs::create_dir_all(dir)?;
     }
-    let lab = Lab::prepare(chosen.iter().any(|(_, kind, _)| kind.has_toe()))?;
+    let lab = Lab::prepare(&chosen.iter().map(|(_, kind, _)| *kind).collect::<Vec<_>>())?;
     let (mut failures, mut ignored) = (Vec::new(), 0);
-    for &&(name, kind, run) in &chosen {
+    for &(name, kind, run) in &chosen {
         if name.contains("np_flood") && !lab.qemu.np_flood {
             println!("test {name} ... ignored, {NO_NP_FLOOD}");
             ignored += 1;
@@ -105,7 +148,7 @@ pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
     for (name, error) in &failures {
         println!("\n---- {name} ----\n{error:#}");
     }
-    let (failed, filtered) = (failures.len(), SCENARIOS.len() - chosen.len());
+    let (failed, filtered) = (failures.len(), others.len());
     println!(
         "\ntest result: {}. {} passed; {failed} failed; {ignored} ignored; 0 measured; \
          {filtered} filtered out; finished in {:.2}s\n",
@@ -118,7 +161,7 @@ pub fn run_all(filter: &str, captures: Option<&Path>) -> Result<bool> {
 
 impl Kind {
     fn has_toe(self) -> bool {
-        matches!(self, Self::QemuToe | Self::UmlToe)
+        !matches!(self, Self::Qemu | Self::Uml)
     }
 }
 
@@ -126,60 +169,90 @@ struct Lab {
     accel: Accel,
     qemu: Image,
     uml: Image,
-    /// The same two with sockets over the host.
-    toe: Option<[Image; 2]>,
+    /// Those with more in them, by who has them.
+    larger: Vec<(Kind, Image)>,
 }
 
 impl Lab {
-    fn prepare(with_toe: bool) -> Result<Self> {
+    fn prepare(kinds: &[Kind]) -> Result<Self> {
         let (qemu, uml) = (Image::for_qemu()?, Image::for_uml()?);
-        let toe = match with_toe {
-            true => Some([qemu.with_sockets()?, uml.with_sockets()?]),
-            false => None,
-        };
+        let mut larger = Vec::new();
+        for kind in [Kind::QemuToe, Kind::UmlToe, Kind::UmlPrograms, Kind::QemuAll, Kind::UmlAll] {
+            if kinds.contains(&kind) {
+                let image = match kind {
+                    Kind::QemuToe => qemu.with_sockets()?,
+                    Kind::UmlPrograms => programs::image(&uml.with_sockets()?)?,
+                    Kind::QemuAll => programs::image_of_all(&qemu.with_sockets()?)?,
+                    Kind::UmlAll => programs::image_of_all(&uml.with_sockets()?)?,
+                    _ => uml.with_sockets()?,
+                };
+                larger.push((kind, image));
+            }
+        }
         let run_dir = RunDir::create()?;
         let accel =
             Accel::probe(&qemu, Places { sockets: run_dir.path(), logs: &log_dir("probe")? })?;
-        Ok(Self { accel, qemu, uml, toe })
+        Ok(Self { accel, qemu, uml, larger })
+    }
+
+    fn guest(&self, kind: Kind) -> Result<(Vmm, &Image)> {
+        let vmm = match kind {
+            Kind::Qemu | Kind::QemuToe | Kind::QemuAll => Vmm::Qemu(self.accel),
+            Kind::Uml | Kind::UmlToe | Kind::UmlPrograms | Kind::UmlAll => Vmm::Uml,
+        };
+        let larger = self.larger.iter().find(|(of, _)| *of == kind).map(|(_, image)| image);
+        let image = match kind {
+            Kind::Qemu => Some(&self.qemu),
+            Kind::Uml => Some(&self.uml),
+            _ => larger,
+        };
+        Ok((vmm, image.context("the image was not prepared")?))
     }
 
     fn run(&self, name: &str, kind: Kind, run: Run, keep: Option<&Path>) -> Result<()> {
         let run_dir = RunDir::create()?;
         let places = Places { sockets: run_dir.path(), logs: &log_dir(name)? };
-        let guest = match (kind, &self.toe) {
-            (Kind::Qemu, _) => (Vmm::Qemu(self.accel), &self.qemu),
-            (Kind::Uml, _) => (Vmm::Uml, &self.uml),
-            (Kind::QemuToe, Some([image, _])) => {
-                return with_sockets((Vmm::Qemu(self.accel), image), places, run);
+        let guest = self.guest(kind)?;
+        match run {
+            Run::Between(run) => {
+                let mut hosts = Hosts::start(guest.0, guest.1, PAIR_MEMORY_MIB, places)?;
+                run(&mut hosts)?;
+                hosts.stop()
             }
-            (Kind::UmlToe, Some([_, image])) => {
-                return with_sockets((Vmm::Uml, image), places, run);
+            // Two guests that reach each other by the switch, and have sockets over their host.
+            Run::InWorld(run) if kind.has_toe() => {
+                let mut world = World::start_with_toe(&[guest, guest], places)?;
+                run(&mut world)?;
+                world.stop()
             }
-            (Kind::QemuToe | Kind::UmlToe, None) => bail!("the image was not prepared"),
-        };
-        let path = name.ends_with("bad_path").then_some(Shape::BAD);
-        let mut world = World::start(&[guest], true, path, places)?;
-        let captured = !name.ends_with("daemon_was_killed"); // a capture ends with its daemon
-        let captures = captured.then(|| world.capture(0, places.logs)).transpose()?;
-        run(&mut world)?;
-        if let Some(captures) = captures {
-            // Only this one never had it on; and the host sends for whoever floods.
-            let offload = !name.starts_with("offload_off");
-            let sends = name.contains("flood");
-            let word = if offload { "with" } else { "without" };
-            let keep = keep.map(|dir| dir.join(format!("{name}-{word}")));
-            let report = captures.check(world.daemon()?, [offload, sends], keep.as_deref())?;
-            ensure!(report.flows > 0, "the captures hold no connection: {report}");
-            println!("{name}: {report}");
+            Run::InWorld(run) => one_guest(name, guest, run, places, keep),
         }
-        world.stop()
     }
 }
 
-/// Two guests that reach each other by the switch, and have sockets over their host.
-fn with_sockets(guest: (Vmm, &Image), places: Places<'_>, run: Run) -> Result<()> {
-    let mut world = World::start_with_toe(&[guest, guest], places)?;
+/// One guest, whose connections are captured and judged.
+fn one_guest(
+    name: &str,
+    guest: (Vmm, &Image),
+    run: InWorld,
+    places: Places<'_>,
+    keep: Option<&Path>,
+) -> Result<()> {
+    let path = name.ends_with("bad_path").then_some(Shape::BAD);
+    let mut world = World::start(&[guest], true, path, places)?;
+    let captured = !name.ends_with("daemon_was_killed"); // a capture ends with its daemon
+    let captures = captured.then(|| world.capture(0, places.logs)).transpose()?;
     run(&mut world)?;
+    if let Some(captures) = captures {
+        // Only this one never had it on; and the host sends for whoever floods.
+        let offload = !name.starts_with("offload_off");
+        let sends = name.contains("flood");
+        let word = if offload { "with" } else { "without" };
+        let keep = keep.map(|dir| dir.join(format!("{name}-{word}")));
+        let report = captures.check(world.daemon()?, [offload, sends], keep.as_deref())?;
+        ensure!(report.flows > 0, "the captures hold no connection: {report}");
+        println!("{name}: {report}");
+    }
     world.stop()
 }
 

@@ -188,8 +188,22 @@ impl Guest {
         Ok((vcpu, CpuUse::of_process(self.pid(), &threads)?))
     }
 
+    /// Waits for the reply to a command that was sent, for so long.
+    ///
+    /// # Errors
+    /// Those of [`Self::call`].
+    pub fn hear_within(&mut self, limit: Duration) -> Result<Reply> {
+        let heard = self.control.hear_within(&mut self.process, limit);
+        heard.with_context(|| self.name.clone())
+    }
+
     /// Kills the VMM at once, as a crash would.
     pub fn kill(mut self) {
+        self.die();
+    }
+
+    /// The same of one that is kept.
+    pub fn die(&mut self) {
         self.process.kill();
     }
 }

@@ -4,6 +4,7 @@
 //! the host, in a thread of the lab. It has one listener and one connection at a time. What is
 //! timed allocates nothing, and looks at the bytes only afterwards.
 
+mod pour;
 mod work;
 
 use std::net::SocketAddr;
@@ -84,6 +85,25 @@ pub enum Ask {
         /// How many times.
         count: usize,
     },
+    /// Begin to write so many bytes, which are never all in memory, and go on with it whatever is
+    /// asked next. Answer: [`Told::Done`], at once.
+    Pour {
+        /// How many.
+        bytes: usize,
+        /// Of what is written.
+        seed: u64,
+    },
+    /// How many of them the kernel has taken. Answer: [`Told::Poured`], or [`Told::Failed`] once if
+    /// it takes no more.
+    Poured,
+    /// Read so many bytes that the other side pours; then wait until all of the own are written.
+    /// Answer: [`Told::Checked`].
+    Drain {
+        /// How many.
+        bytes: usize,
+        /// Of what the other side writes.
+        seed: u64,
+    },
     /// Whether what was read last is what this seed makes. Answer: [`Told::Checked`].
     Check {
         /// Of what the other side has written.
@@ -125,6 +145,11 @@ pub enum Told {
     Checked {
         /// It is what was sent.
         whole: bool,
+    },
+    /// So much was written.
+    Poured {
+        /// Bytes.
+        bytes: usize,
     },
     /// The stream ended.
     Ended {
@@ -193,6 +218,28 @@ mod tests {
         let connects = [Ask::Connects { to, count: 5 }, Ask::Accepts { count: 5 }];
         let told = both(&mut client, &mut server, connects);
         assert!(told.iter().all(|told| matches!(told, Told::Done { .. })), "{told:?}");
+    }
+
+    #[test]
+    fn what_is_poured_both_ways_is_compared_and_a_wrong_seed_is_told() {
+        let (mut client, mut server) = pair();
+        let bytes = 5_000_000;
+        for (seed, peer) in [(1, &mut client), (2, &mut server)] {
+            assert!(matches!(peer.obey(Ask::Pour { bytes, seed }), Told::Done { .. }));
+        }
+        let told = both(&mut client, &mut server, [2, 1].map(|seed| Ask::Drain { bytes, seed }));
+        assert_eq!(told, [Told::Checked { whole: true }, Told::Checked { whole: true }]);
+        assert_eq!(client.obey(Ask::Poured), Told::Poured { bytes });
+        client.obey(Ask::Pour { bytes, seed: 3 });
+        assert_eq!(server.obey(Ask::Drain { bytes, seed: 4 }), Told::Checked { whole: false });
+        drop(server);
+        loop {
+            match client.obey(Ask::Poured) {
+                Told::Poured { bytes: so_far } => assert!(so_far < bytes, "nobody reads it"),
+                Told::Failed { errno: libc::ECONNRESET | libc::EPIPE, .. } => break,
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

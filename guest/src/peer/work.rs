@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::data::{READ_ALL, Source, splitmix64};
 
+use super::pour::{self, Pouring};
 use super::{Ask, Told};
 
 /// See the module above.
@@ -14,6 +15,7 @@ use super::{Ask, Told};
 pub struct Peer {
     listener: Option<TcpListener>,
     stream: Option<TcpStream>,
+    pouring: Option<Pouring>,
     source: Source,
     /// What was read last. Its memory is used again, so that page faults are no part of a transfer.
     got: Vec<u8>,
@@ -60,6 +62,19 @@ impl Peer {
             Ask::ExchangeUnevenly { bytes, seed } => self.exchange_unevenly(bytes, seed),
             Ask::Connects { to, count } => connects(to, count),
             Ask::Accepts { count } => self.accepts(count),
+            Ask::Pour { bytes, seed } => {
+                self.pouring = Some(Pouring::start(self.stream()?, bytes, seed)?);
+                Ok(Told::Done { ns: 0 })
+            }
+            Ask::Poured => {
+                let pouring = self.pouring.as_mut().ok_or(ErrorKind::NotFound)?;
+                Ok(Told::Poured { bytes: pouring.written()? })
+            }
+            Ask::Drain { bytes, seed } => {
+                let whole = pour::drain(self.stream()?, bytes, seed)?;
+                self.pouring.as_mut().map_or(Ok(()), Pouring::finish)?;
+                Ok(Told::Checked { whole })
+            }
             Ask::Check { seed } => {
                 self.source.reach(seed, self.got.len());
                 Ok(Told::Checked { whole: self.source.piece(seed, self.got.len()) == self.got })
