@@ -8,6 +8,7 @@ PACKAGES_BUILD := gcc libc6-dev
 PACKAGES_GUESTS := qemu-system-x86 user-mode-linux iproute2 cpio
 PACKAGES_COUNTS := valgrind
 PACKAGES_REGISTRY := etcd-server openssl
+PACKAGES_UCX := libucx-dev libclang-dev
 PACKAGES_FLOOD := clang libbpf-dev libelf-dev zlib1g-dev
 PACKAGES_BENCH := dpdk-dev
 PACKAGES_TSHARK := tshark
@@ -62,6 +63,7 @@ test: setup ## format, lints, licences, unit, vhost-user and real-guest tests, t
 	-@.ci/packages $(PACKAGES_FLOOD)
 	-@.ci/packages $(PACKAGES_PACKAGE)
 	-@.ci/packages $(PACKAGES_REGISTRY)
+	-@.ci/packages $(PACKAGES_UCX)
 	@.ci/test
 
 hostile: ## a front-end that does anything beside two VMs; HOSTILE_S=3600 SEED=1 (root, a machine that does nothing else)

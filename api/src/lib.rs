@@ -403,6 +403,21 @@ pub struct FabricStatus {
     /// what an own one would; see `ca` of `[toe]`.
     #[serde(default)]
     pub unproven: u64,
+    /// Endpoints of UCX to other hosts, if payload goes by that (`fabric` of `[toe]`).
+    #[serde(default)]
+    pub ucx_endpoints: u64,
+    /// Messages with payload that were sent by UCX.
+    #[serde(default)]
+    pub ucx_sent: u64,
+    /// Messages with payload that have come by UCX, for a connection that there was.
+    #[serde(default)]
+    pub ucx_received: u64,
+    /// And those that were dropped, for there was none, or they did not show its key.
+    #[serde(default)]
+    pub ucx_strays: u64,
+    /// Bytes that have come by UCX and are not with their guests.
+    #[serde(default)]
+    pub ucx_waiting_bytes: u64,
 }
 
 /// Some connections, in order of their numbers.

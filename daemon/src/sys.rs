@@ -290,18 +290,19 @@ extern "C" fn on_bus_error(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut l
 }
 
 /// Replaces the pages at `start` by private zeros; whether that worked. If not they are as before:
-/// `mmap` over them could leave nothing there.
+/// `mmap` over them could leave nothing there. The calls are made by number: UCX puts code of its
+/// own before libc's functions for memory, and that is not for a signal's handler.
 fn put_zeros(start: usize, len: usize) -> bool {
     // Zeros are charged to us page by page as they are written to, not when they are mapped.
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let writable = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
     // JUSTIFICATION: the access that faulted can only go on if there is memory.
-    let zeros = unsafe { libc::mmap(std::ptr::null_mut(), len, writable, flags, -1, 0) };
-    if zeros == libc::MAP_FAILED {
+    let zeros =
+        unsafe { libc::syscall(libc::SYS_mmap, 0_usize, len, writable, flags, -1_isize, 0_usize) };
+    if zeros == -1 {
         return false;
     }
-    let at = std::ptr::with_exposed_provenance_mut::<libc::c_void>(start);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     // SAFETY: the range lies in a mapping of a front-end's file that exists as long as it is on the
     // list. All access to it is volatile and expects others to change it at any time; it stays
@@ -309,10 +310,10 @@ fn put_zeros(start: usize, len: usize) -> bool {
     // nobody's but this function's: moved there, or unmapped here.
     // JUSTIFICATION: as above; and a byte that is written must not cost us a huge page.
     unsafe {
-        libc::madvise(zeros, len, libc::MADV_NOHUGEPAGE);
-        let moved = libc::mremap(zeros, len, len, flags, at) == at;
+        libc::syscall(libc::SYS_madvise, zeros, len, libc::MADV_NOHUGEPAGE);
+        let moved = libc::syscall(libc::SYS_mremap, zeros, len, len, flags, start) != -1;
         if !moved {
-            libc::munmap(zeros, len);
+            libc::syscall(libc::SYS_munmap, zeros, len);
         }
         moved
     }

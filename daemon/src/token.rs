@@ -48,6 +48,8 @@ pub(crate) enum Token {
     Trust,
     /// A stream between hosts; its place.
     Stream(u32),
+    /// UCX has something to do.
+    Ucx,
 }
 
 impl Token {
@@ -80,6 +82,7 @@ impl Token {
             Self::StreamListener(i) => pack(20, i, 0),
             Self::Dialer => pack(21, 0, 0),
             Self::Trust => pack(23, 0, 0),
+            Self::Ucx => pack(24, 0, 0),
             Self::Stream(place) => 22 << 32 | u64::from(place),
         }
     }
@@ -117,6 +120,7 @@ impl Token {
             20 => Self::StreamListener(slot),
             21 => Self::Dialer,
             23 => Self::Trust,
+            24 => Self::Ucx,
             22 => Self::Stream(u32::from_be_bytes([s1, s0, v1, v0])),
             _ => panic!("{bits:#x} is not a token"),
         }
@@ -157,6 +161,7 @@ mod tests {
             Token::StreamListener(1),
             Token::Dialer,
             Token::Trust,
+            Token::Ucx,
             Token::Stream(u32::MAX),
         ] {
             assert_eq!(Token::unpack(token.pack()), token);

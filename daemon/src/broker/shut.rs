@@ -63,7 +63,7 @@ const IOCTLS: [u32; 8] = [
 pub fn shut(path: &Path, has_macvtap: bool) -> Result<(), StartError> {
     privileges::keep(CapabilitySet::NET_ADMIN)?;
     // What a kernel without it means the daemon says.
-    files::restrict(files::of_broker(path, has_macvtap), &[])?;
+    files::restrict(files::of_broker(path, has_macvtap), Some(&[]))?;
     apply([of_broker()])
 }
 
@@ -104,7 +104,7 @@ pub fn shut_connector(members: &[SocketAddr]) -> Result<(), StartError> {
     privileges::keep(CapabilitySet::empty())?;
     let ports: Vec<_> =
         members.iter().map(|member| (member.port(), AccessNet::ConnectTcp)).collect();
-    files::restrict(Vec::new(), &ports)?;
+    files::restrict(Vec::new(), Some(&ports))?;
     apply([of_connector()])
 }
 
@@ -137,7 +137,7 @@ const CALLS_OF_DIALER: &[libc::c_long] = &[libc::SYS_connect, libc::SYS_bind];
 pub fn shut_dialer(port: u16) -> Result<(), StartError> {
     privileges::keep(CapabilitySet::empty())?;
     // Its own port is none in particular.
-    files::restrict(Vec::new(), &[(port, AccessNet::ConnectTcp), (0, AccessNet::BindTcp)])?;
+    files::restrict(Vec::new(), Some(&[(port, AccessNet::ConnectTcp), (0, AccessNet::BindTcp)]))?;
     apply([of_dialer()])
 }
 

@@ -28,7 +28,7 @@ pub use overlay::OverlayConfig;
 pub(crate) use parse::is_ifname;
 pub use reader::{Problem, Problems};
 pub use registry::RegistryConfig;
-pub use toe::ToeConfig;
+pub use toe::{FabricKind, ToeConfig};
 pub use toe_rule::ToeRule;
 
 use crate::port::overlay::RECEIVE_BYTES;

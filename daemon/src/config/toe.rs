@@ -3,25 +3,65 @@
 use std::path::{Path, PathBuf};
 
 use nightporter_registry::tls::Files;
+use toml::de::DeValue;
 
-use super::keys::{Keys, path as path_text, plain};
+use super::keys::{Keys, path as path_text, plain, quoted};
 use super::parse::path;
-use super::reader::{Section, integer};
+use super::reader::{Section, integer, string};
+use crate::toe::HAS_UCX;
 
 /// Where hosts connect to each other, if nobody says otherwise.
 const PORT: u16 = 4793;
+
+/// By what payload goes between hosts.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum FabricKind {
+    /// The streams of TCP that there are anyway.
+    #[default]
+    Tcp,
+    /// UCX, to hosts that have it too: of daemons that are built with the feature `ucx`.
+    Ucx,
+}
+
+impl FabricKind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Ucx => "ucx",
+        }
+    }
+}
+
+fn fabric(v: &DeValue<'_>) -> Result<FabricKind, String> {
+    match &string(v)?[..] {
+        "tcp" => Ok(FabricKind::Tcp),
+        "ucx" if HAS_UCX => Ok(FabricKind::Ucx),
+        "ucx" => {
+            Err("is not in this nightporterd, which is built without the feature `ucx`".into())
+        }
+        other => Err(format!("\"{other}\" is neither \"tcp\" nor \"ucx\"")),
+    }
+}
 
 /// `[toe]`: the virtual TOE between hosts. Without it sockets go to guests of this host alone.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ToeConfig {
     /// The TCP port that all hosts listen at, at their overlays' addresses. Default 4793.
     pub port: u16,
+    /// `fabric`: by what payload goes to other hosts. Default `tcp`.
+    pub fabric: FabricKind,
     /// `ca`, `certificate` and `key`: by what hosts prove to each other who they are, at the next
     /// port. Default: nothing, they are told by their addresses alone.
     pub proof: Option<Files>,
 }
 
 impl ToeConfig {
+    /// Whether payload is to go by UCX.
+    #[must_use]
+    pub fn has_ucx(&self) -> bool {
+        self.fabric == FabricKind::Ucx
+    }
+
     /// The TCP port at which hosts prove who they are.
     #[must_use]
     pub const fn proof_port(&self) -> u16 {
@@ -40,6 +80,7 @@ impl ToeConfig {
         let own = self.proof.as_ref().and_then(|files| files.own.as_ref());
         vec![
             ("port", plain(self.port)),
+            ("fabric", Some(quoted(self.fabric.name()))),
             ("ca", text(self.proof.as_ref().map(|files| &files.ca))),
             ("certificate", text(own.map(|(certificate, _)| certificate))),
             ("key", text(own.map(|(_, key)| key))),
@@ -54,6 +95,8 @@ pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
         s.problem("port", what, "add the overlay that both hosts' VMs are on, or remove [toe]");
     }
     let port = port.and_then(|n| u16::try_from(n).ok()).unwrap_or(PORT);
+    let fix = "give \"tcp\", the default, or \"ucx\"";
+    let fabric = s.get("fabric", fix, fabric).unwrap_or_default();
     let mut file = |key| s.get(key, "give the absolute path of a file", path);
     let proof = match [file("ca"), file("certificate"), file("key")] {
         [Some(ca), Some(certificate), Some(key)] => {
@@ -71,7 +114,7 @@ pub(super) fn read(mut s: Section<'_, '_>, has_overlays: bool) -> ToeConfig {
         s.problem("port", what, "give a smaller one, on all hosts");
     }
     s.finish();
-    ToeConfig { port, proof }
+    ToeConfig { port, fabric, proof }
 }
 
 #[cfg(test)]
@@ -91,18 +134,19 @@ mod tests {
     fn an_empty_table_is_enough_with_an_overlay() {
         let overlay = "[[overlay]]\nname = \"o\"\nvni = 7\nlocal = \"192.0.2.1\"\n\
                        peers = [\"192.0.2.2\"]\n";
-        let without = |port| Ok(ToeConfig { port, proof: None });
+        let without = |port| Ok(ToeConfig { port, fabric: FabricKind::Tcp, proof: None });
         assert_eq!(parse("[toe]", overlay), without(PORT));
         assert_eq!(parse("[toe]\nport = 5000", overlay), without(5000));
         let all = parse("[toe]\nca = \"/a\"\ncertificate = \"/c\"\nkey = \"/k\"", overlay);
         let keys = all.as_ref().unwrap().keys().into_iter();
         let text: Vec<_> = keys.filter_map(|(k, v)| Some(format!("{k} = {}", v?))).collect();
-        assert_eq!(text.len(), 4);
+        assert_eq!(text.len(), 5);
         assert_eq!(parse(&format!("[toe]\n{}", text.join("\n")), overlay), all);
         let last = format!("[toe]\n{}\nport = 65535", text[1..].join("\n"));
         for (toe, overlay, said) in [
             ("[toe]", "", "toe.port: needs an [[overlay]]"),
             ("[toe]\nport = 0", overlay, "fix: "),
+            ("[toe]\nfabric = \"rdma\"", overlay, "neither"),
             ("[toe]\nca = \"/a\"", overlay, "toe.ca: goes with"),
             ("[toe]\ncertificate = \"/a\"\nkey = \"/k\"", overlay, "toe.ca: goes with"),
             ("[toe]\nca = \"a\"", overlay, "not an absolute path"),

@@ -218,7 +218,8 @@ impl Desk {
             | Token::StreamListener(_)
             | Token::Dialer
             | Token::Trust
-            | Token::Stream(_) => {
+            | Token::Stream(_)
+            | Token::Ucx => {
                 unreachable!("the worker's own: {token:?}")
             }
         }

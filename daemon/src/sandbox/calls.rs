@@ -106,6 +106,26 @@ const SET_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
     (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
 ];
 
+/// What UCX does besides, with any arguments.
+const UCX_CALLS: [libc::c_long; 3] =
+    [libc::SYS_getpeername, libc::SYS_accept, libc::SYS_timerfd_create];
+
+/// `SIOCGIFMTU`, `SIOCGIFHWADDR` and `SIOCETHTOOL` (netdevice(7)), of interfaces; the commands of
+/// RDMA's adapters (`RDMA_VERBS_IOCTL`, rdma/rdma_user_ioctl_cmds.h).
+const UCX_IOCTLS: [u32; 4] = [0x8921, 0x8927, 0x8946, 0xc018_1b01];
+
+/// And what it sets at its sockets (tcp(7)).
+const UCX_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_TCP, libc::TCP_SYNCNT),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+];
+
 /// What is asked about sockets: who is there, and what a path takes.
 const GET_OPTIONS: [(libc::c_int, libc::c_int); 4] = [
     (libc::SOL_SOCKET, libc::SO_ERROR),
@@ -144,10 +164,13 @@ pub(crate) fn report(known: &mut u64) {
 }
 
 /// From now on all threads make no other calls.
-pub(super) fn restrict(owners: impl Iterator<Item = Access>) -> Result<(), StartError> {
+pub(super) fn restrict(
+    owners: impl Iterator<Item = Access>,
+    has_ucx: bool,
+) -> Result<(), StartError> {
     sys::handle_refused_calls().map_err(|e| refuse(&e))?;
     // The last forbids to restrict more.
-    apply([deadly(), old_clone(), allowed(owners)])
+    apply([deadly(), old_clone(), allowed(owners, has_ucx)])
 }
 
 /// Programs for all threads, one after the other.
@@ -165,9 +188,16 @@ fn refuse(e: &dyn std::fmt::Display) -> StartError {
 
 pub(crate) type Built = Result<BpfProgram, seccompiler::BackendError>;
 
-fn allowed(owners: impl Iterator<Item = Access>) -> Built {
+fn allowed(owners: impl Iterator<Item = Access>, has_ucx: bool) -> Built {
     let mut rules: Vec<_> = CALLS.iter().map(|&call| (call, Vec::new())).collect();
     rules.extend(with_arguments(owners)?);
+    if has_ucx {
+        rules.extend(UCX_CALLS.map(|call| (call, Vec::new())));
+        for (call, more) in of_ucx()? {
+            let known = rules.iter_mut().find(|(known, _)| *known == call);
+            known.expect("some of them are allowed").1.extend(more);
+        }
+    }
     build(rules, SeccompAction::Trap, SeccompAction::Allow)
 }
 
@@ -190,6 +220,29 @@ pub(crate) fn build(
 ) -> Built {
     let rules = rules.into_iter().collect();
     SeccompFilter::new(rules, other, these, TargetArch::x86_64)?.try_into()
+}
+
+/// Of calls of which only some are needed, those that UCX makes besides: streams of TCP.
+fn of_ucx() -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, seccompiler::BackendError> {
+    let compare = |at, operator, value: libc::c_int| {
+        let value = u64::from(value.cast_unsigned());
+        SeccompCondition::new(at, SeccompCmpArgLen::Dword, operator, value)
+    };
+    let streams = |family| {
+        let kind = compare(1, MaskedEq(0xf), libc::SOCK_STREAM)?;
+        SeccompRule::new(vec![compare(0, Eq, family)?, kind, compare(2, Eq, 0)?])
+    };
+    let option = |&(level, name): &(libc::c_int, libc::c_int)| {
+        SeccompRule::new(vec![compare(1, Eq, level)?, compare(2, Eq, name)?])
+    };
+    let command = |&it: &u32| SeccompRule::new(vec![compare(1, Eq, it.cast_signed())?]);
+    let commands = UCX_IOCTLS.iter().map(command).collect::<Result<_, _>>()?;
+    let options = UCX_OPTIONS.iter().map(option).collect::<Result<_, _>>()?;
+    Ok(vec![
+        (libc::SYS_socket, vec![streams(libc::AF_INET)?, streams(libc::AF_INET6)?]),
+        (libc::SYS_setsockopt, options),
+        (libc::SYS_ioctl, commands),
+    ])
 }
 
 /// Calls of which only some are needed.
@@ -300,8 +353,11 @@ mod tests {
     /// Whether a daemon whose sockets are of group 107 can make this call.
     fn can(call: libc::c_long, arguments: &[i64]) -> bool {
         let access = Access { mode: Some(0o660), uid: None, gid: Some(107) };
-        let programs =
-            [deadly().unwrap(), old_clone().unwrap(), allowed([access].into_iter()).unwrap()];
+        let programs = [
+            deadly().unwrap(),
+            old_clone().unwrap(),
+            allowed([access].into_iter(), false).unwrap(),
+        ];
         programs.iter().all(|program| verdict(program, call, arguments) == libc::SECCOMP_RET_ALLOW)
     }
 
@@ -412,7 +468,7 @@ mod tests {
 
     #[test]
     fn calls_of_other_architectures_end_the_process() {
-        let mut program = allowed(std::iter::empty()).unwrap();
+        let mut program = allowed(std::iter::empty(), false).unwrap();
         // As a call of i386 would be: the first comparison is with its architecture.
         program[1].k = 0x4000_0003;
         assert_eq!(verdict(&program, libc::SYS_read, &[]), libc::SECCOMP_RET_KILL_PROCESS);

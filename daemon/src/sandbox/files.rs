@@ -24,6 +24,9 @@ const NONE: &str = "this kernel has no Landlock, or it is off (CONFIG_SECURITY_L
 const LESS: &str = "this kernel's Landlock is older than Linux 6.12's: docs/hardening.md says what \
                     somebody who takes the daemon over can do besides";
 
+/// What UCX reads: its parts, its configuration, and what adapters and interfaces there are.
+const UCX_PLACES: [&str; 6] = ["/usr/lib", "/lib", "/etc", "/sys", "/proc/self", "/proc/cpuinfo"];
+
 /// Directories for sockets and the store, which are made if they are missing.
 pub(super) fn dirs_of(config: &Config) -> Vec<PathBuf> {
     let daemon = &config.daemon;
@@ -42,10 +45,10 @@ pub(super) fn dirs_of(config: &Config) -> Vec<PathBuf> {
 pub(crate) type Place = (PathBuf, BitFlags<AccessFs>);
 
 /// From now on this thread and those that it starts open no other files, and do nothing else with
-/// ports of TCP. `Some`: the kernel does not keep it from that.
+/// ports of TCP (`None`: with any, as UCX does). `Some`: the kernel does not keep it from that.
 pub(crate) fn restrict(
     places: Vec<Place>,
-    ports: &[(u16, AccessNet)],
+    ports: Option<&[(u16, AccessNet)]>,
 ) -> Result<Option<&'static str>, StartError> {
     match try_to_restrict(places, ports) {
         Ok(RulesetStatus::NotEnforced) => Ok(Some(NONE)),
@@ -68,7 +71,12 @@ pub(super) fn of_daemon(path: &Path, config: &Config, dirs: &[PathBuf]) -> Vec<P
     let of_toe = config.toe.iter().flat_map(ToeConfig::proof_files);
     let certificates = of_registry.chain(of_toe);
     let certificates = certificates.flat_map(of_configuration);
-    dirs.chain(of_configuration(path)).chain(certificates).chain([mtus]).collect()
+    let has_ucx = config.toe.as_ref().is_some_and(ToeConfig::has_ucx);
+    let of_ucx = UCX_PLACES.iter().filter(|_| has_ucx);
+    let of_ucx = of_ucx.map(|place| (place.into(), read | AccessFs::ReadDir));
+    let adapters = has_ucx.then(|| ("/dev/infiniband".into(), read | write | AccessFs::IoctlDev));
+    let all = dirs.chain(of_configuration(path)).chain(certificates).chain([mtus]);
+    all.chain(of_ucx).chain(adapters).collect()
 }
 
 /// Of the broker.
@@ -88,21 +96,22 @@ fn of_configuration(path: &Path) -> impl Iterator<Item = Place> {
 
 fn try_to_restrict(
     places: Vec<Place>,
-    ports: &[(u16, AccessNet)],
+    ports: Option<&[(u16, AccessNet)]>,
 ) -> Result<RulesetStatus, RulesetError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
-        .handle_access(AccessFs::from_all(RIGHTS))?
-        .handle_access(AccessNet::from_all(RIGHTS))?
-        .scope(Scope::from_all(RIGHTS))?
-        .create()?;
+        .handle_access(AccessFs::from_all(RIGHTS))?;
+    if ports.is_some() {
+        rules = rules.handle_access(AccessNet::from_all(RIGHTS))?;
+    }
+    let mut rules = rules.scope(Scope::from_all(RIGHTS))?.create()?;
     for (place, rights) in places {
         // What is not there is not opened either.
         if let Ok(fd) = PathFd::new(&place) {
             rules = rules.add_rule(PathBeneath::new(fd, rights))?;
         }
     }
-    for &(port, access) in ports {
+    for &(port, access) in ports.unwrap_or_default() {
         rules = rules.add_rule(NetPort::new(port, access))?;
     }
     Ok(rules.restrict_self()?.ruleset)

@@ -32,7 +32,7 @@ use crate::sleeps::Eye;
 use crate::start::{StartError, error, memory_is_limited, proof_of, registry_of};
 use crate::supervisor::Supervisor;
 use crate::sys;
-use crate::toe::{Doors, ProofDoors, listen_at};
+use crate::toe::{Doors, ProofDoors, UcxWorker, listen_at};
 
 pub(crate) use calls::{note, refused, report};
 
@@ -53,6 +53,8 @@ pub struct Sandbox {
     pub(crate) eye: Arc<Mutex<Option<Eye>>>,
     /// Where sockets can be made.
     pub(crate) dirs: Vec<PathBuf>,
+    /// UCX makes connections of its own.
+    has_ucx: bool,
     /// What the kernel could not do.
     weak: Option<&'static str>,
 }
@@ -88,9 +90,16 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     privileges::reduce(config)?;
     let listens = config.daemon.metrics.map(|metrics| (metrics.port(), AccessNet::BindTcp));
     let places = files::of_daemon(&source.path, config, &dirs);
-    let weak = files::restrict(places, listens.as_slice())?;
-    let (doors, eye) = (Arc::new(Mutex::new(doors)), Arc::new(Mutex::new(Some(eye))));
-    Ok(Sandbox { owners, supervisor, broker, registry, doors, eye, dirs, weak })
+    let has_ucx = config.toe.as_ref().is_some_and(ToeConfig::has_ucx);
+    let weak = files::restrict(places, (!has_ucx).then_some(listens.as_slice()))?;
+    // Behind that: it has a thread of its own, which is to have no more rights than others.
+    let ucx = has_ucx.then(UcxWorker::new).transpose().map_err(|e| {
+        let fix = "say by UCX_TLS and UCX_NET_DEVICES what it may use (docs/virtual-toe.md)";
+        error(format!("toe.fabric: UCX does not start: {e}"), fix)
+    })?;
+    let doors = Arc::new(Mutex::new(doors.map(|doors| Doors { ucx, ..doors })));
+    let eye = Arc::new(Mutex::new(Some(eye)));
+    Ok(Sandbox { owners, supervisor, broker, registry, doors, eye, dirs, has_ucx, weak })
 }
 
 /// The way to guests' sockets on other hosts: at the address of each overlay. `prover` connects to
@@ -113,7 +122,7 @@ fn doors_of(config: &Config, dialer: Dialer, prover: Option<Dialer>) -> Result<D
     let proof = prover.zip(proof_of(config)?).map(|(dialer, files)| {
         Ok(ProofDoors { listeners: open(toe.proof_port())?, dialer, files })
     });
-    Ok(Doors { listeners, dialer, proof: proof.transpose()? })
+    Ok(Doors { listeners, dialer, proof: proof.transpose()?, ucx: None })
 }
 
 impl Sandbox {
@@ -127,6 +136,6 @@ impl Sandbox {
             tracing::warn!("{weak}");
         }
         // With none nothing starts.
-        calls::restrict(self.owners.iter().flat_map(Owners::all))
+        calls::restrict(self.owners.iter().flat_map(Owners::all), self.has_ucx)
     }
 }

@@ -26,6 +26,7 @@ mod remote;
 mod rules;
 mod stalls;
 mod trust;
+mod ucx;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -53,6 +54,7 @@ use kept::{Kept, KeptBytes};
 pub(crate) use rules::Member;
 use rules::Rules;
 pub(crate) use trust::{Proof, ProofDoors};
+pub(crate) use ucx::{IS_BUILT as HAS_UCX, Worker as UcxWorker};
 
 /// The CID of every guest: it names one to its own device alone, so it need not differ, and stays
 /// when the VM moves to another host. The smallest that a guest may have (virtio 1.2, 5.10.4).
@@ -227,7 +229,8 @@ impl Toe {
     /// Whether there is more to do at once.
     pub(crate) fn has_work(&self) -> bool {
         let ends = self.host.ends() || !self.late.is_empty() || !self.gone.is_empty();
-        !self.awake.is_empty() || self.streams.ready() > 0 || ends
+        let may_move = self.streams.ready() > 0 || self.streams.is_ucx_ready();
+        !self.awake.is_empty() || may_move || ends
     }
 
     /// When there is something to do, if nothing else happens.
@@ -238,7 +241,9 @@ impl Toe {
 
     /// One turn; how many packets were read.
     pub(crate) fn turn(&mut self, now: Instant) -> u64 {
+        self.hear_ucx(now);
         if self.devices.is_empty() && !self.streams.is_open() {
+            self.streams.arm_ucx();
             return 0;
         }
         self.note_pause(now);
@@ -270,6 +275,7 @@ impl Toe {
             }
         }
         self.end_turn(now);
+        self.streams.arm_ucx();
         packets
     }
 

@@ -27,9 +27,10 @@ use std::io::{self, ErrorKind};
 use std::os::fd::BorrowedFd;
 
 use super::device::Blocked;
-use super::fabric::{Doors, Fabric, Gone, Heard, Lost, Stream, StreamId, Waits};
+use super::fabric::{Doors, Gone, Heard, Lost, Stream, StreamId, Waits};
 use super::rules::Overlays;
 use super::trust::{SECRET_LEN, Way};
+use super::ucx::Event;
 use super::{Toe, len_of, vm};
 
 /// Bytes of a stream that are read in a turn, about, and messages.
@@ -201,11 +202,8 @@ impl Toe {
         let Some(id) = self.streams.of(socket) else {
             return self.host.handle_loss(now, socket); // nothing is lost in silence
         };
-        let (Some(stream), Some(device)) = (self.streams.get_mut(id), self.devices[at].as_mut())
-        else {
-            return;
-        };
-        let said = stream.carry(now, message, &mut device.port, len as usize);
+        let Some(device) = self.devices[at].as_mut() else { return };
+        let said = self.streams.carry(now, id, message, (&mut device.port, len as usize));
         self.said(now, id, said);
     }
 
@@ -405,10 +403,12 @@ impl Toe {
             }
             messages += 1;
             bytes += BYTES_OF_A_MESSAGE;
-            match stream.poll() {
+            match self.streams.poll(id) {
                 Heard::Nothing => return (bytes, false),
                 Heard::Shown(half) => self.meet(now, id, &half),
+                Heard::Introduced => self.streams.meet_worker(id),
                 Heard::Message(message) => self.handle_message(now, id, &message),
+                Heard::Held(message) => self.handle_held(now, id, &message),
                 Heard::Request(message, request) => {
                     bytes += BYTES_OF_A_REQUEST;
                     self.handle_request(now, id, &message, &request);
@@ -458,9 +458,50 @@ impl Toe {
         let met = self.host.handle_message(now, host, message);
         self.hear(now);
         let goes_on = self.streams.get(id).is_some_and(|stream| !stream.closes);
-        if is_data && met.verdict != Verdict::Deliver && goes_on {
+        let is_held = met.verdict == Verdict::Hold && self.streams.hold(id);
+        if is_data && met.verdict != Verdict::Deliver && goes_on && !is_held {
             self.confuse(now, id); // a stream has its order
         }
+    }
+
+    /// What has overtaken others is next.
+    fn handle_held(&mut self, now: Instant, id: StreamId, message: &Message) {
+        let Some(host) = self.streams.get(id).map(|stream| stream.host) else { return };
+        match self.host.handle_held(now, host, message).verdict {
+            Verdict::Deliver => {}
+            Verdict::Hold | Verdict::Done => self.streams.drop_payload(id),
+        }
+        self.hear(now);
+    }
+
+    /// UCX does its work, and what it says is heard.
+    pub(super) fn hear_ucx(&mut self, now: Instant) {
+        self.streams.progress_ucx();
+        while let Some(event) = self.streams.poll_ucx() {
+            match event {
+                Event::Arrived(head, payload) => {
+                    if let Err(id) = self.streams.arrive(&head, payload) {
+                        self.confuse(now, id);
+                    }
+                }
+                Event::Sent(tag, len) => {
+                    if let Some(id) = self.streams.note_sent(now, tag, len) {
+                        self.said(now, id, Ok(()));
+                    }
+                }
+                Event::Failed(end) => {
+                    for id in self.streams.fail(end) {
+                        self.lose_stream(now, id);
+                    }
+                }
+            }
+            self.hear(now);
+        }
+    }
+
+    /// Readable when UCX has something to do.
+    pub(crate) fn ucx_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.streams.ucx_fd()
     }
 
     fn handle_request(&mut self, now: Instant, id: StreamId, message: &Message, request: &Request) {
@@ -511,7 +552,7 @@ impl Toe {
             device.blocked = Some(Blocked::Ring);
             return Filled::None;
         };
-        let filled = match stream.receive(&mut device.port, room) {
+        let filled = match streams.receive(id, &mut device.port, room) {
             Ok(filled) => filled,
             Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 return Filled::None;

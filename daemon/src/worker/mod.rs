@@ -257,6 +257,7 @@ impl Worker {
             Token::Dialer => path.take_dialed(now, epoll),
             Token::Trust => path.toe.hear_trust(now),
             Token::Stream(place) => path.toe.wake_stream(place),
+            Token::Ucx => {} // in the turn that follows
             Token::Signal
             | Token::Links
             | Token::Broker

@@ -58,6 +58,7 @@ impl DataPath {
     pub(super) fn open_doors(&mut self, epoll: &Epoll, doors: Doors) -> io::Result<()> {
         self.toe.open_doors(doors)?;
         self.toe.trust_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Trust))?;
+        self.toe.ucx_fd().map_or(Ok(()), |fd| watch_for(epoll, &fd, Token::Ucx))?;
         for listener in 0..self.toe.listeners().count() {
             self.watch_listener(epoll, u16::try_from(listener).expect("one for each overlay"))?;
         }

@@ -27,4 +27,6 @@ mod starting;
 mod switch;
 mod toe;
 mod trust;
+#[cfg(feature = "ucx")]
+mod ucx;
 mod uplinks;

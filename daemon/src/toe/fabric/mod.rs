@@ -2,6 +2,7 @@
 //! again when it is over.
 //!
 //! - `stream` is one of them: messages and payload, in and out.
+//! - `beside` is UCX, if payload goes by that.
 //! - `peers` is who may speak for whom, as the registry says.
 //! - `tickets` is by what a stream shows whose it is.
 //! - Here are all streams of this host: how they come, by [`Dialer`] and by listeners, those that
@@ -10,6 +11,7 @@
 //! A stream is watched for edges, once and for all: what it has is read until there is no more, or
 //! until its guest has no room, and then it stays where it is, in the kernel's buffer.
 
+mod beside;
 mod peers;
 mod stream;
 mod tickets;
@@ -18,6 +20,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use nightporter_api::FabricStatus;
 use nightporter_core::limits::{T_TOE_SILENCE, TOE_KEPT_MAX};
@@ -36,6 +40,7 @@ use rustix::net::{
 use crate::broker::dialer::{Dialer, prepare};
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::trust::{ProofDoors, Trust, Way};
+use crate::toe::ucx::{Ucx, Worker};
 use crate::token::Token;
 use crate::vhost::vsock::Vsock;
 pub(super) use peers::{Gone, Peers};
@@ -65,7 +70,8 @@ const BACKLOG: i32 = 1024;
 const ACCEPTS_PER_TURN: usize = 64;
 
 /// A way for payload between the memory of a guest of this host and another host: the stream of TCP
-/// itself. All else that two hosts say is said in the stream, whatever way payload takes.
+/// itself, or UCX beside it. All else that two hosts say is said in the stream, whatever way
+/// payload takes.
 pub(super) trait Fabric {
     /// What it has next. Payload is to be taken by [`Self::receive`] before there is more.
     fn poll(&mut self) -> Heard;
@@ -101,6 +107,12 @@ impl StreamId {
     const fn tag(self) -> u64 {
         (self.generation as u64) << 32 | self.place as u64
     }
+
+    /// The inverse of [`Self::tag`].
+    fn of(tag: u64) -> Self {
+        let narrow = |word: u64| u32::try_from(word & u64::from(u32::MAX)).expect("half of it");
+        Self { place: narrow(tag), generation: narrow(tag >> 32) }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -116,6 +128,8 @@ pub(crate) struct Doors {
     pub(crate) dialer: Dialer,
     /// Where hosts prove who they are, if they do.
     pub(crate) proof: Option<ProofDoors>,
+    /// By what payload goes, if not by TCP.
+    pub(crate) ucx: Option<Worker>,
 }
 
 /// See the module's doc.
@@ -125,6 +139,10 @@ pub(super) struct Streams {
     dialer: Option<Dialer>,
     /// `None`: hosts are told by their addresses alone.
     trust: Option<Trust>,
+    /// `None`: payload goes by TCP.
+    ucx: Option<Ucx>,
+    /// Bytes that it has brought and that are not with their guests.
+    ucx_waits: Arc<AtomicUsize>,
     /// New ones that wait for tickets.
     ticketless: BTreeMap<Way, VecDeque<StreamId>>,
     /// When something was said about who shows none.
@@ -172,6 +190,7 @@ impl Streams {
     /// The system's.
     pub(super) fn open_doors(&mut self, doors: Doors) -> io::Result<()> {
         self.trust = doors.proof.map(Trust::start).transpose()?;
+        self.ucx = doors.ucx.map(Ucx::new);
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(soft, _)| soft);
         self.most = usize::try_from(files / 2).unwrap_or(STREAMS_MAX).min(STREAMS_MAX);
         self.listeners = doors.listeners;
@@ -230,7 +249,10 @@ impl Streams {
         let streams = (self.places.len() - self.free.len()) as u64;
         let idle = self.idle.values().map(|list| list.len() as u64).sum();
         let unproven = self.stats.unproven + self.trust.as_ref().map_or(0, Trust::refused);
-        self.was_opened().then_some(FabricStatus { streams, idle, unproven, ..self.stats })
+        let (endpoints, waiting) = (self.ends_of_ucx(), self.waits_by_ucx());
+        let of_ucx =
+            FabricStatus { ucx_endpoints: endpoints, ucx_waiting_bytes: waiting, ..self.stats };
+        self.was_opened().then_some(FabricStatus { streams, idle, unproven, ..of_ucx })
     }
 
     pub(super) fn get(&self, id: StreamId) -> Option<&Stream> {
@@ -300,6 +322,7 @@ impl Streams {
             return None;
         }
         let id = self.insert(Stream::to(now, host, from))?;
+        self.introduce(id);
         self.set_deadline(id, Some(now + T_DIAL));
         self.begin(id, Way { own: from, peer: address });
         Some(id)
@@ -373,6 +396,7 @@ impl Streams {
         self.set_deadline(id, None);
         let stream = self.places[id.place as usize].stream.take()?;
         self.free.push(id.place);
+        self.leave_worker(&stream);
         if let Some(carried) = stream.carried {
             self.by_socket.remove(&carried.socket);
             self.by_guest.remove(&(stream.host, carried.guest, id));
@@ -477,6 +501,7 @@ impl Streams {
                 continue;
             };
             self.stats.accepted += 1;
+            self.introduce(id);
             self.set_deadline(id, Some(now + T_HELLO));
             let fd = self.get(id).and_then(Stream::fd).expect("it has one");
             if watch(epoll, fd, id.place).is_err() {
@@ -494,9 +519,7 @@ impl Streams {
         let mut failed = Vec::new();
         while let Some(dialer) = &mut self.dialer {
             let Some((tag, socket)) = dialer.poll()? else { break };
-            let [place, generation] = [tag, tag >> 32].map(|word| word & u64::from(u32::MAX));
-            let narrow = |word: u64| u32::try_from(word).expect("half of it");
-            let id = StreamId { place: narrow(place), generation: narrow(generation) };
+            let id = StreamId::of(tag);
             let Some(stream) = self.get_mut(id).filter(|stream| !stream.has_socket()) else {
                 continue; // nobody waits for it any more
             };
@@ -573,7 +596,7 @@ mod tests {
         let mut streams = Streams::default();
         let (id, other) = stream(&mut streams);
         let data = message(Kind::Data { offset: 0, len: 100 });
-        let said = [&stream::hello(&[0; 32])[..], &data.emit(), &[0; 10]].concat();
+        let said = [&stream::hello(1, &[0; 32])[..], &data.emit(), &[0; 10]].concat();
         rustix::io::write(&other, &said).unwrap();
         assert_eq!(streams.get_mut(id).unwrap().poll(), Heard::Shown([0; 32]));
         streams.get_mut(id).unwrap().prove(&[0; 32]);

@@ -18,13 +18,17 @@ use rustix::io::{read, write};
 use super::Fabric;
 use crate::port::vhost_user::VhostUserPort;
 use crate::toe::trust::{SECRET_LEN, Ticket};
+use crate::toe::ucx::{ADDRESS_MAX, Channel, Introduction};
 use crate::vhost::vsock::Vsock;
 
 /// What hosts say first: that this is it, their version, and one half of a [`Ticket`], which is
 /// zeros as long as peers are told by their addresses alone. That a connection was accepted says
 /// nothing: the kernel does that for a daemon that stands.
-pub(super) const HELLO_LEN: usize = MAGIC.len() + SECRET_LEN;
-const MAGIC: [u8; 8] = *b"npvtoe\0\x01";
+pub(super) const HELLO_LEN: usize = MAGIC.len() + 1 + SECRET_LEN;
+const MAGIC: [u8; 7] = *b"npvtoe\0";
+/// Versions: what follows is messages; or an [`Introduction`] before them.
+const PLAIN: u8 = 1;
+const INTRODUCED: u8 = 2;
 const HEAD_LEN: usize = LEN + REQUEST_LEN;
 const _: () = assert!(HELLO_LEN <= HEAD_LEN);
 /// Bytes that wait and are written in a turn.
@@ -41,8 +45,12 @@ pub(in super::super) enum Heard {
     /// What the other host has said first, of a ticket. [`Stream::prove`] if it is right, or the
     /// stream is of no use.
     Shown([u8; SECRET_LEN]),
+    /// Where its worker of UCX is: [`Stream::take_introduction`].
+    Introduced,
     /// A message that is not a request. Behind data the payload comes next.
     Message(Message),
+    /// A message that was ahead of others is presented again.
+    Held(Message),
     /// Somebody wants to connect.
     Request(Message, Request),
     /// So many bytes of payload.
@@ -104,6 +112,12 @@ pub(in super::super) struct Stream {
     pub(in super::super) closes: bool,
     /// What is next, but for payload: so much of it has come, and so much of it there is to be.
     head: [u8; HEAD_LEN],
+    /// The other host's introduction, if it is next or is coming, and if it has come.
+    introduces: bool,
+    said: Vec<u8>,
+    introduction: Option<Introduction>,
+    /// What it has of UCX.
+    pub(in super::super) channel: Channel,
     have: usize,
     wanted: usize,
     /// Bytes of payload that are next.
@@ -129,7 +143,7 @@ impl Stream {
     /// To this host, from an address of this one; the socket comes later.
     pub(super) fn to(now: Instant, host: HostId, own: IpAddr) -> Self {
         let mut stream = Self::new(now, None, (host, own), Side::Opener);
-        stream.out.extend(hello(&Ticket::NONE.shown));
+        stream.out.extend(hello(PLAIN, &Ticket::NONE.shown));
         stream
     }
 
@@ -154,6 +168,10 @@ impl Stream {
             ticket: Ticket::NONE,
             closes: false,
             head: [0; HEAD_LEN],
+            introduces: false,
+            said: Vec::new(),
+            introduction: None,
+            channel: Channel::default(),
             have: 0,
             wanted: HELLO_LEN,
             left: 0,
@@ -171,14 +189,38 @@ impl Stream {
     /// It shows this one. Nothing has been said in it.
     pub(super) fn set_ticket(&mut self, ticket: Ticket) {
         self.ticket = ticket;
-        self.out[..HELLO_LEN].copy_from_slice(&hello(&ticket.shown));
+        let version = self.out[MAGIC.len()];
+        self.out[..HELLO_LEN].copy_from_slice(&hello(version, &ticket.shown));
+    }
+
+    /// This host is to say where its worker is, if the other one may want to know. Nothing but
+    /// hello has been said in it.
+    pub(super) fn introduce(&mut self, mut channel: Channel, said: Introduction) {
+        if self.ours == Side::Opener {
+            self.out[MAGIC.len()] = INTRODUCED;
+            self.out.extend(said.emit());
+        }
+        channel.introduce(said);
+        self.channel = channel;
+    }
+
+    /// Where the other host's worker is, as it has just said.
+    pub(super) fn take_introduction(&mut self) -> Option<Introduction> {
+        self.introduction.take()
     }
 
     /// What the other host has shown is right, and is answered with this.
     pub(super) fn prove(&mut self, answer: &[u8; SECRET_LEN]) {
-        (self.is_proven, self.have, self.wanted) = (true, 0, LEN);
+        (self.is_proven, self.have) = (true, 0);
+        self.wanted = if self.introduces { size_of::<u16>() } else { LEN };
         if self.ours == Side::Acceptor {
-            self.out.extend(hello(answer));
+            match self.channel.introduction().filter(|_| self.introduces) {
+                Some(own) => {
+                    self.out.extend(hello(INTRODUCED, answer));
+                    self.out.extend(own.emit());
+                }
+                None => self.out.extend(hello(PLAIN, answer)),
+            }
             self.has_more_to_flush = true;
         }
     }
@@ -193,9 +235,19 @@ impl Stream {
         self.socket.is_some()
     }
 
-    /// Bytes that wait until the socket takes them.
+    /// Bytes that wait until the socket takes them, or UCX has sent them.
     pub(in super::super) fn waiting(&self) -> usize {
+        self.untaken() + self.channel.unsent
+    }
+
+    /// Bytes that wait until the socket takes them.
+    fn untaken(&self) -> usize {
         self.out.len() - self.taken
+    }
+
+    /// Whether payload is next in the stream itself.
+    pub(super) const fn is_in_payload(&self) -> bool {
+        self.left > 0
     }
 
     /// Bytes that are in memory for it.
@@ -212,6 +264,7 @@ impl Stream {
         (socket, device): (SocketId, usize),
         guest: (u32, IpAddr),
     ) {
+        self.channel.forget();
         self.carried = Some(Carried {
             name,
             socket,
@@ -247,8 +300,16 @@ impl Stream {
         }
         if !self.is_proven {
             let shown = self.head[..HELLO_LEN].strip_prefix(&MAGIC);
-            let shown = shown.and_then(|shown| shown.try_into().ok());
-            return Some(shown.map_or(Heard::Nonsense, Heard::Shown));
+            let Some((version @ (&PLAIN | &INTRODUCED), half)) =
+                shown.and_then(<[u8]>::split_first)
+            else {
+                return Some(Heard::Nonsense);
+            };
+            self.introduces = *version == INTRODUCED;
+            return Some(half.try_into().map_or(Heard::Nonsense, Heard::Shown));
+        }
+        if self.introduces {
+            return self.hear_introduction();
         }
         let (head, request) = self.head.split_first_chunk::<LEN>().expect("it is longer");
         let Ok(message) = Message::parse(head) else { return Some(Heard::Nonsense) };
@@ -274,6 +335,21 @@ impl Stream {
         (self.have, self.wanted) = (0, LEN);
         self.note(&message, false);
         Some(heard)
+    }
+
+    /// Its length, or all of it, has come.
+    fn hear_introduction(&mut self) -> Option<Heard> {
+        self.have = 0;
+        if self.said.is_empty() {
+            self.wanted = usize::from(u16::from_le_bytes([self.head[0], self.head[1]]));
+            self.said = vec![0; self.wanted];
+            let fits = (1..=HEAD_LEN + ADDRESS_MAX).contains(&self.wanted);
+            return (!fits).then_some(Heard::Nonsense);
+        }
+        (self.introduces, self.wanted) = (false, LEN);
+        self.introduction = Introduction::parse(&std::mem::take(&mut self.said));
+        let is_sound = self.introduction.is_some();
+        Some(if is_sound { Heard::Introduced } else { Heard::Nonsense })
     }
 
     /// Says a message without payload.
@@ -314,7 +390,7 @@ impl Stream {
     /// The stream is at its end.
     pub(in super::super) fn flush(&mut self, now: Instant) -> Result<(), Lost> {
         let mut budget = FLUSHED_PER_TURN;
-        while self.waiting() > 0 {
+        while self.untaken() > 0 {
             let Some(socket) = &self.socket else { break };
             let end = self.out.len().min(self.taken.saturating_add(budget));
             match sent(write(socket, &self.out[self.taken..end]).map_err(Into::into))? {
@@ -325,11 +401,11 @@ impl Stream {
                 }
             }
             if budget == 0 {
-                self.has_more_to_flush = self.waiting() > 0;
+                self.has_more_to_flush = self.untaken() > 0;
                 break;
             }
         }
-        if self.waiting() == 0 {
+        if self.untaken() == 0 {
             (self.out, self.taken) = (Vec::new(), 0);
         } else if self.taken >= CUT_AT {
             self.out.drain(..self.taken);
@@ -375,7 +451,8 @@ impl Fabric for Stream {
                 return heard;
             }
             let Some(socket) = &self.socket else { return Heard::Nothing };
-            let space = &mut self.head[self.have..self.wanted];
+            let to = if self.said.is_empty() { &mut self.head[..] } else { &mut self.said };
+            let space = &mut to[self.have..self.wanted];
             match read(socket, space).map_err(io::Error::from) {
                 Ok(0) => return Heard::Lost,
                 Ok(len) => self.have += len,
@@ -427,11 +504,12 @@ impl Fabric for Stream {
     }
 }
 
-pub(super) fn hello(half: &[u8; SECRET_LEN]) -> [u8; HELLO_LEN] {
+pub(super) fn hello(version: u8, half: &[u8; SECRET_LEN]) -> [u8; HELLO_LEN] {
     let mut hello = [0; HELLO_LEN];
     let (magic, rest) = hello.split_at_mut(MAGIC.len());
     magic.copy_from_slice(&MAGIC);
-    rest.copy_from_slice(half);
+    rest[0] = version;
+    rest[1..].copy_from_slice(half);
     hello
 }
 
@@ -554,8 +632,18 @@ mod tests {
             },
         );
         let change = proptest::option::of((any::<prop::sample::Index>(), any::<u8>()));
-        (any::<[u8; SECRET_LEN]>(), vec(message, 0..12), change).prop_map(|(half, all, change)| {
-            let mut said = [&hello(&half)[..], &all.concat()].concat();
+        // Tag, key and address, or less than that.
+        let introduction = proptest::option::of(vec(any::<u8>(), 30..200));
+        let all = (any::<[u8; SECRET_LEN]>(), introduction, vec(message, 0..12), change);
+        all.prop_map(|(half, introduction, all, change)| {
+            let mut said = match introduction {
+                None => hello(PLAIN, &half).to_vec(),
+                Some(bytes) => {
+                    let len = u16::try_from(bytes.len()).unwrap().to_le_bytes();
+                    [&hello(INTRODUCED, &half)[..], &len, &bytes].concat()
+                }
+            };
+            said.extend(all.concat());
             if let Some((at, byte)) = change {
                 let at = at.index(said.len());
                 said[at] = byte;

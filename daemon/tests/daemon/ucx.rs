@@ -1,0 +1,199 @@
+//! Payload between two hosts by UCX, over its transport `tcp`: daemons in network namespaces,
+//! guests whose drivers are ours. Needs root, and a daemon with the feature `ucx`.
+
+use std::process::Command;
+
+use nightporter_core::toe::control::Ask;
+use nix::sys::signal::Signal;
+
+use crate::fabric::{SERVER, Stranger, configure, fabric};
+use crate::host::{Dir, Host};
+use crate::overlay::{Namespace, two_hosts};
+use crate::sockets::{SocketGuest, ask, connect, listen, until};
+use crate::toe::{RESET, boot, bytes, ends_one_after_the_other, socket, toe};
+
+const UCX: &str = "fabric = \"ucx\"\n";
+
+/// Two hosts with a guest each.
+struct World {
+    a: SocketGuest,
+    b: SocketGuest,
+    one: Host,
+    two: Host,
+    _dirs: [Dir; 2],
+    _names: (Namespace, Namespace),
+}
+
+/// A daemon on host `n` with a VM, and these keys of `[toe]`.
+fn start(on: &Namespace, n: u8, vm: &str, toe: &str) -> (Dir, Host) {
+    let dir = Dir::new();
+    let config = configure(&dir, n, toe, &[(vm, n, "allow_unsealed_memory = true")]);
+    // UCX finds interfaces by a sysfs of the namespace's own. And namespaces stand for hosts here,
+    // but have one memory.
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c"]).env("UCX_TLS", "tcp");
+    command.arg("mount -t sysfs none /sys && exec \"$0\" --config \"$1\"");
+    command.arg(env!("CARGO_BIN_EXE_nightporterd")).arg(config);
+    let host = on.enter(|| Host::start_as(&dir, &mut command));
+    (dir, host)
+}
+
+fn world(toe: [&str; 2]) -> World {
+    let names = two_hosts();
+    let (one_dir, one) = start(&names.0, 1, "a", toe[0]);
+    let (two_dir, two) = start(&names.1, 2, "b", toe[1]);
+    let (a, mut b) = (boot(&one_dir, "a"), boot(&two_dir, "b"));
+    listen(&mut b, SERVER);
+    World { a, b, one, two, _dirs: [one_dir, two_dir], _names: names }
+}
+
+/// Bytes in packets of all sizes both ways, more than any socket has room for, and both ends.
+fn cross(world: &mut World) {
+    let World { a, b, one, two, .. } = world;
+    let (at_a, at_b) = connect(a, b, SERVER);
+    let (up, down) = (bytes(1, 3_000_001), bytes(2, 1_234_567));
+    let (mut rest_up, mut rest_down) = (&up[..], &down[..]);
+    for len in [1, 2, 39, 41, 4051, 4053, 65_536, 70_000, 100] {
+        for (guest, at, rest) in [(&mut *a, at_a, &mut rest_up), (&mut *b, at_b, &mut rest_down)] {
+            let (now, later) = rest.split_at(len);
+            *rest = later;
+            guest.write(at, now);
+        }
+        until(&mut [a, b], "it is sent", |g| {
+            g[0].socket(at_a).is_written() && g[1].socket(at_b).is_written()
+        });
+    }
+    a.write(at_a, rest_up);
+    b.write(at_b, rest_down);
+    until(&mut [a, b], "all is there", |g| {
+        g[0].socket(at_a).got.len() == down.len() && g[1].socket(at_b).got.len() == up.len()
+    });
+    assert!(a.socket(at_a).got == down && b.socket(at_b).got == up);
+    ends_one_after_the_other(a, b, at_a, at_b);
+    until(&mut [a, b], "nothing is left", |_| {
+        toe(one, "a").sockets == 0 && toe(two, "b").sockets == 0
+    });
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn what_goes_by_ucx_arrives_as_it_was_and_both_ends_are_clean() {
+    let mut world = world([UCX, UCX]);
+    cross(&mut world);
+    let World { mut a, mut b, one, two, .. } = world;
+    // The next connection has the same stream, and the same endpoint.
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    a.write(at_a, b"again");
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got == b"again");
+    let (of_one, of_two) = (fabric(&one), fabric(&two));
+    assert_eq!((of_one.dialed, of_one.reused, of_one.lost, of_two.lost), (1, 1, 0, 0));
+    assert_eq!((of_one.ucx_endpoints, of_two.ucx_endpoints), (1, 1));
+    for (from, to) in [(of_one, of_two), (of_two, of_one)] {
+        assert!(from.ucx_sent > 20, "{from:?}");
+        assert_eq!(from.ucx_sent, to.ucx_received);
+        assert_eq!((to.ucx_strays, to.ucx_waiting_bytes), (0, 0));
+    }
+    assert_eq!([&one, &two].map(|host| host.status().refused_calls), [0, 0]);
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn a_host_without_it_is_reached_by_tcp() {
+    for toe in [[UCX, ""], ["", UCX]] {
+        let mut world = world(toe);
+        cross(&mut world);
+        for host in [&world.one, &world.two] {
+            let fabric = fabric(host);
+            assert_eq!((fabric.ucx_sent, fabric.ucx_endpoints, fabric.lost), (0, 0, 0));
+            assert!(fabric.streams == 1);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn when_a_daemon_dies_that_sends_or_receives_by_ucx_the_other_guest_reads_a_reset() {
+    for sender_dies in [true, false] {
+        let World { mut a, mut b, one, two, _dirs, _names } = world([UCX, UCX]);
+        let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+        a.write(at_a, &bytes(3, 4_000_000));
+        until(&mut [&mut a, &mut b], "some of it", |g| g[1].socket(at_b).got.len() > 1_000_000);
+        assert!(fabric(&one).ucx_sent > 0);
+        let (dies, stays, mut guest, at) = match sender_dies {
+            true => (one, two, b, at_b),
+            false => (two, one, a, at_a),
+        };
+        dies.signal(Signal::SIGKILL);
+        until(&mut [&mut guest], "it hears of it", |g| g[0].socket(at).is_reset);
+        assert!(!guest.socket(at).has_ended, "no clean end");
+        assert_eq!(ask(&mut guest, Ask::Describe(at)), RESET);
+        until(&mut [&mut guest], "its endpoint is closed", |_| fabric(&stays).ucx_endpoints == 0);
+        assert_eq!((fabric(&stays).ucx_waiting_bytes, stays.status().refused_calls), (0, 0));
+    }
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn who_does_not_read_what_comes_by_ucx_stops_the_writer_and_nobody_else() {
+    let World { mut a, mut b, one, two, _dirs, _names } = world([UCX, UCX]);
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    let (other_a, other_b) = connect(&mut a, &mut b, SERVER);
+    b.reads(at_b, false);
+    let (slow, quick) = (bytes(4, 2_000_000), bytes(5, 2_000_000));
+    a.write(at_a, &slow);
+    a.write(other_a, &quick);
+    until(&mut [&mut a, &mut b], "the other connection goes on", |g| {
+        g[1].socket(other_b).got.len() == quick.len()
+    });
+    assert!(b.socket(at_b).unread.len() <= 256 << 10, "no more than it has room for");
+    assert!(!a.socket(at_a).is_written());
+    b.reads(at_b, true);
+    until(&mut [&mut a, &mut b], "all is there", |g| g[1].socket(at_b).got.len() == slow.len());
+    assert!(b.socket(at_b).got == slow && b.socket(other_b).got == quick);
+    // It is off its CPU, and has no buffers: what has come stays with its host.
+    b.refills = false;
+    let before = b.socket(at_b).got.len();
+    a.write(at_a, &slow);
+    until(&mut [&mut a, &mut b], "something waits", |_| fabric(&two).ucx_waiting_bytes > 0);
+    assert!(fabric(&two).ucx_waiting_bytes <= 1 << 20);
+    b.refill();
+    until(&mut [&mut a, &mut b], "all is there", |g| {
+        g[1].socket(at_b).got.len() == before + slow.len()
+    });
+    assert!(b.socket(at_b).got[before..] == slow);
+    assert_eq!((fabric(&two).ucx_waiting_bytes, toe(&one, "a").kept_bytes), (0, 0));
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn nothing_is_sent_by_ucx_of_memory_that_is_not_there() {
+    let World { a, mut b, one, two, _dirs, _names } = world([UCX, UCX]);
+    drop(a);
+    let mut a = SocketGuest::boot_unsealed(&socket(&_dirs[0], "a"));
+    let (at_a, at_b) = connect(&mut a, &mut b, SERVER);
+    a.write(at_a, &bytes(9, 1000));
+    until(&mut [&mut a, &mut b], "bytes", |g| g[1].socket(at_b).got.len() == 1000);
+    a.sends_without_memory(at_a, 1000);
+    until(&mut [&mut b], "it is reset", |g| g[0].socket(at_b).is_reset);
+    assert_eq!(b.socket(at_b).got, bytes(9, 1000));
+    assert_eq!((toe(&one, "a").memory_faults, toe(&one, "a").ring_faults), (1, 0));
+    assert_eq!((fabric(&one).ucx_sent > 0, fabric(&two).ucx_waiting_bytes), (true, 0));
+}
+
+#[test]
+#[ignore = "needs root: it makes network namespaces"]
+fn who_says_of_itself_what_no_host_says_is_hung_up_on() {
+    let names = two_hosts();
+    let (_dir, two) = start(&names.1, 2, "b", UCX);
+    let too_long = [&5000_u16.to_le_bytes()[..], &[7; 5000]].concat();
+    let without_an_address = [&40_u16.to_le_bytes()[..], &[7; 40]].concat();
+    for lie in [&[0, 0][..], &too_long, &without_an_address] {
+        let mut stranger = Stranger::at(&names.0, 1, crate::fabric::PORT);
+        stranger.says(b"npvtoe\0\x02").says(&[0; 32]).says(lie).is_hung_up_on();
+    }
+    Stranger::at(&names.0, 1, crate::fabric::PORT)
+        .says(b"npvtoe\0\x03")
+        .says(&[0; 32])
+        .is_hung_up_on();
+    assert_eq!((fabric(&two).nonsense, fabric(&two).ucx_endpoints), (4, 0));
+}
