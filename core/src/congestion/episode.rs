@@ -172,7 +172,7 @@ impl Episode {
 
     /// The next new data, from `next` on, carries CWR, if marks were negotiated. Until R has that
     /// it repeats a mark for which the window was reduced (RFC 3168 section 6.1.3).
-    pub const fn owe_cwr(&mut self, next: u64) {
+    pub fn owe_cwr(&mut self, next: u64) {
         self.cwr_due = self.ecn;
         self.marks_count_from = next;
     }

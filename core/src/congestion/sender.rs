@@ -417,7 +417,7 @@ impl Sender {
     }
 
     /// Somebody else has reduced the window, and R has yet to be told.
-    pub const fn owe_cwr(&mut self) {
+    pub fn owe_cwr(&mut self) {
         self.episode.owe_cwr(self.board.next());
     }
 

@@ -324,7 +324,7 @@ mutations! { SENDING:
 
     "what G has used is not shown to it while H does not send", "INV-05", "shown_to_guest_by_net",
     "self.losses.used()"
-    => "0";
+    => "0_u64";
 
     "what G has used the next sender does not show", "INV-05", "new",
     "edge.max(used)"
