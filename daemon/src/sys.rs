@@ -205,26 +205,33 @@ fn keep_range_out_of_dumps(start: *mut libc::c_void, len: usize) {
 /// Pieces of guest memory that go in one call, at most; others are left for the next.
 const PIECES_MAX: usize = 128;
 
-/// Writes `head`, and guest memory behind it, to a socket that does not wait; how many bytes.
+/// What is written to a socket.
+pub(crate) enum Part<'a> {
+    Own(&'a [u8]),
+    Guest(VolatileSlice<'a>),
+}
+
+/// Writes these parts to a socket that does not wait; how many bytes.
 ///
 /// Errors: the socket's; EFAULT if some of the memory is not there, and nothing before it.
-pub(crate) fn write_guest(
-    socket: BorrowedFd<'_>,
-    head: &[u8],
-    pieces: &[VolatileSlice<'_>],
-) -> io::Result<usize> {
+pub(crate) fn write_parts(socket: BorrowedFd<'_>, parts: &[Part<'_>]) -> io::Result<usize> {
     let none = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
-    let mut list = [none; PIECES_MAX + 1];
-    list[0] = libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() };
-    for (to, piece) in list[1..].iter_mut().zip(pieces) {
-        // The mapping is alive as long as the slice, and no guard does more.
-        let iov_base = piece.ptr_guard().as_ptr().cast_mut().cast();
-        *to = libc::iovec { iov_base, iov_len: piece.len() };
+    let mut list = [none; PIECES_MAX];
+    for (to, part) in list.iter_mut().zip(parts) {
+        *to = match part {
+            Part::Own(bytes) => {
+                libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+            }
+            // The mapping is alive as long as the slice, and no guard does more.
+            Part::Guest(piece) => libc::iovec {
+                iov_base: piece.ptr_guard().as_ptr().cast_mut().cast(),
+                iov_len: piece.len(),
+            },
+        };
     }
-    let count = 1 + pieces.len().min(PIECES_MAX);
-    let count = libc::c_int::try_from(count).expect("few");
-    // SAFETY: the kernel reads `count` pieces, each of which is alive: `head` is borrowed, and the
-    // others are mapped as long as their slices are. It copies as volatile accesses do: what a
+    let count = libc::c_int::try_from(parts.len().min(PIECES_MAX)).expect("few");
+    // SAFETY: the kernel reads `count` pieces, each of which is alive: our own are borrowed, and
+    // the others are mapped as long as their slices are. It copies as volatile accesses do: what a
     // guest changes meanwhile is the guest's own data, and memory that is missing is an error.
     // JUSTIFICATION: safe wrappers want references to bytes, which there are none of in memory that
     // a guest may change; vm-memory writes one piece a call, and payload would have to be copied.
@@ -235,7 +242,7 @@ pub(crate) fn write_guest(
 /// Reads from a socket that does not wait into guest memory, and what is behind it into `rest`; how
 /// many bytes. 0: it has ended.
 ///
-/// Errors: as of [`write_guest`].
+/// Errors: as of [`write_parts`].
 pub(crate) fn read_guest(
     socket: BorrowedFd<'_>,
     pieces: &[VolatileSlice<'_>],
@@ -255,7 +262,7 @@ pub(crate) fn read_guest(
     // SAFETY: the kernel writes to `count` pieces, each of which is alive and may be written to:
     // those of guest memory are mapped so and accessed as volatile by everybody, and `rest` is
     // borrowed.
-    // JUSTIFICATION: as of `write_guest`.
+    // JUSTIFICATION: as of `write_parts`.
     let done = unsafe { libc::readv(socket.as_raw_fd(), list.as_ptr(), count) };
     usize::try_from(done).map_err(|_| io::Error::last_os_error())
 }

@@ -169,6 +169,13 @@ impl Host {
         socket.map_or(0, |socket| socket.joint.room_to_guest())
     }
 
+    /// Likewise in so many packets together.
+    #[must_use]
+    pub fn room_in(&self, socket: SocketId, packets: u64) -> u64 {
+        let socket = self.sockets.get(socket).filter(|socket| self.has_guest(socket));
+        socket.map_or(0, |socket| socket.joint.room_in(packets))
+    }
+
     /// Of so many bytes that wait for a guest at this socket, these may be given in a packet now:
     /// as [`Self::room_to_guest`], but that few of them wait for more if those are about to come
     /// and the guest has others to read. They are less than `TOE_PACKET_FULL` then, as long as its
@@ -294,6 +301,15 @@ impl Host {
         self.end_if_its_guest_has_gone(now, socket);
         if let Some(it) = self.sockets.get_mut(socket) {
             it.joint.handle_loss(now);
+            self.look_again(socket);
+        }
+    }
+
+    /// A guest is shown room at this socket for `share` bytes beyond what it has sent so far, and
+    /// no more until this is said again, whatever the other guest has room for.
+    pub fn limit_room(&mut self, now: Instant, socket: SocketId, share: u64) {
+        if let Some(it) = self.sockets.get_mut(socket) {
+            it.joint.limit_room(now, share);
             self.look_again(socket);
         }
     }

@@ -26,6 +26,8 @@ pub struct Joint {
     resets_on_close: bool,
     /// Others wait for the guest to read, and it has not said what it has read.
     ask: Option<Question>,
+    /// The guest is shown no room beyond this, whatever the other one has.
+    limit: u64,
 }
 
 /// A question that is asked.
@@ -57,7 +59,7 @@ impl Joint {
     }
 
     const fn new(connection: Connection, end: End) -> Self {
-        Self { connection, end, lie: None, resets_on_close: false, ask: None }
+        Self { connection, end, lie: None, resets_on_close: false, ask: None, limit: u64::MAX }
     }
 
     /// The end behind it.
@@ -105,6 +107,12 @@ impl Joint {
     #[must_use]
     pub fn room_to_guest(&self) -> u64 {
         self.connection.room_to_guest()
+    }
+
+    /// Likewise in so many packets together.
+    #[must_use]
+    pub fn room_in(&self, packets: u64) -> u64 {
+        self.connection.room_in(packets)
     }
 
     /// Of so many bytes that wait, these may be given to the guest in a packet now: more of them,
@@ -207,6 +215,13 @@ impl Joint {
         self.end.abort(now, Errno::Reset);
     }
 
+    /// The guest is shown room for `share` bytes beyond what it has sent so far, and no more until
+    /// this is said again. What it was shown stays.
+    pub fn limit_room(&mut self, now: Instant, share: u64) {
+        self.limit = self.end.sent().saturating_add(share);
+        self.pass_on(now);
+    }
+
     /// Whether the guest's close() is to be a reset: SO_LINGER with 0 s.
     pub const fn reset_on_close(&mut self, resets: bool) {
         self.resets_on_close = resets;
@@ -266,7 +281,7 @@ impl Joint {
                 Event::Failed(_) => self.connection.reset(),
             }
         }
-        self.connection.set_edge(self.end.edge_from_guest());
+        self.connection.set_edge(self.end.edge_from_guest().min(self.limit));
         let wait = self.end.has_undelivered() || self.end.is_low();
         if !wait || !self.connection.has_unread() || self.connection.is_closed() {
             self.ask = None;

@@ -245,16 +245,22 @@ impl Connection {
     /// Bytes that may be given to the guest now, in one packet. None before its answer was polled.
     #[must_use]
     pub fn room_to_guest(&self) -> u64 {
+        self.room_in(1)
+    }
+
+    /// Likewise in so many packets together.
+    #[must_use]
+    pub fn room_in(&self, packets: u64) -> u64 {
         if self.phase != Phase::Connected || self.due.response {
             return 0;
         }
         let room = self.edge_to_guest().saturating_sub(self.given);
         let outstanding = self.packets.outstanding();
         // A buffer that is smaller than its first packet's cost takes one packet nevertheless.
-        if outstanding == 0 && u64::from(self.buf_alloc) < 2 * TOE_PACKET_COST {
+        if outstanding == 0 && packets == 1 && u64::from(self.buf_alloc) < 2 * TOE_PACKET_COST {
             return room;
         }
-        room.saturating_sub((outstanding + 1) * TOE_PACKET_COST)
+        room.saturating_sub((outstanding + packets) * TOE_PACKET_COST)
     }
 
     /// The guest is to tell what it has read, if it is not about to: one that stands still is not
@@ -336,9 +342,9 @@ impl Connection {
         }
     }
 
-    /// The guest may send up to `edge`. Room is not taken back.
+    /// The guest may send up to `edge`. Room that it was told of is not taken back.
     pub fn set_edge(&mut self, edge: u64) {
-        self.edge = self.edge.max(edge);
+        self.edge = edge.max(self.edge_told);
     }
 
     /// The guest's connect() succeeds.

@@ -11,6 +11,11 @@ use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
 
 use super::fabric::StreamId;
+use super::shares::Shares;
+
+/// Packets to a guest that are filled at once: more than the longest message takes of buffers of a
+/// page.
+const PACKETS_AT_ONCE: usize = 32;
 
 /// Why something waits for a guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -46,6 +51,8 @@ pub(super) struct Device {
     pub(super) blocked: Option<Blocked>,
     /// Streams of other hosts with payload that its ring had no buffers for.
     pub(super) streams: VecDeque<StreamId>,
+    /// What each of its sockets to other hosts is shown as room.
+    pub(super) shares: Shares,
     /// Of those for which bytes are kept, the one that had its turn.
     pub(super) served_last: Option<SocketId>,
     pub(super) stats: Stats,
@@ -60,6 +67,7 @@ impl Device {
             is_touched: false,
             blocked: None,
             streams: VecDeque::new(),
+            shares: Shares::default(),
             served_last: None,
             stats: Stats::default(),
         }
@@ -78,6 +86,13 @@ impl Device {
             return None;
         }
         Some(room.min(most))
+    }
+
+    /// Bytes of payload that the next packets to a socket can have, filled one after the other: at
+    /// most `len`, and in the first `n` of them what `credit` says. `None`: there can be none now.
+    pub(super) fn rooms(&mut self, len: usize, credit: impl Fn(u64) -> u64) -> Option<usize> {
+        self.room(credit(1), len)?;
+        self.port.rooms_to_guest(len, PACKETS_AT_ONCE, credit)
     }
 
     /// Gives the guest a packet whose payload is written.

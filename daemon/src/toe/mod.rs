@@ -19,11 +19,13 @@
 //! ([`stalls`]), connections are reset of which something was kept for so long: so nobody who takes
 //! nothing, or nearly nothing, stops a sender for others.
 
+mod batch;
 mod device;
 mod fabric;
 mod kept;
 mod remote;
 mod rules;
+mod shares;
 mod stalls;
 mod trust;
 mod ucx;
@@ -47,6 +49,7 @@ use nightporter_core::wire::vsock::Header;
 use crate::config::ToeRule;
 use crate::port::vhost_user::VhostUserPort;
 use crate::vhost::vsock::Vsock;
+use batch::Batch;
 use device::{Blocked, Device};
 pub(crate) use fabric::{Doors, listen_at};
 use fabric::{Gone, StreamId, Streams};
@@ -80,6 +83,8 @@ pub(crate) struct Toe {
     stalled: Vec<(usize, Instant)>,
     /// To other hosts.
     streams: Streams,
+    /// What goes there next. Nothing, but while a guest is read.
+    batch: Batch,
     /// Guests of other hosts whose streams are to end.
     gone: Vec<Gone>,
     /// The one that is heard now: what is for nobody is answered there.
@@ -102,6 +107,7 @@ impl Toe {
             touched: Vec::new(),
             stalled: Vec::new(),
             streams: Streams::default(),
+            batch: Batch::default(),
             gone: Vec::new(),
             heard: None,
             late: Vec::new(),
@@ -297,6 +303,13 @@ impl Toe {
 
     /// Reads packets of a guest.
     fn read(&mut self, now: Instant, at: usize) -> u64 {
+        let packets = self.read_packets(now, at);
+        self.send_batch(now);
+        self.hear(now);
+        packets
+    }
+
+    fn read_packets(&mut self, now: Instant, at: usize) -> u64 {
         let (mut packets, mut bytes) = (0, 0);
         while packets < PACKETS_PER_TURN && bytes < BYTES_PER_TURN {
             let stalls = self.stalls(now, at);
@@ -313,16 +326,21 @@ impl Toe {
             device.stats.packets_from_guest += 1;
             let mut read = |out: &mut [u8]| device.port.read_payload(0, out);
             let handled = host.handle_packet(now, vm(at), &header, payload, &mut read, rules);
-            if let Handled::Carry(socket, message) = handled {
-                match host.host_of(socket) {
-                    Some(HERE) => self.carry(now, at, &message),
-                    _ => self.send_away(now, at, socket, &message),
+            match handled {
+                Handled::Carry(socket, message) if host.host_of(socket) != Some(HERE) => {
+                    self.send_away(now, (at, socket), &message);
+                }
+                handled => {
+                    self.send_batch(now); // it stands before this one
+                    if let Handled::Carry(_, message) = handled {
+                        self.carry(now, at, &message);
+                    }
+                    if let Some(device) = self.device_mut(at) {
+                        device.port.packet_done();
+                    }
                 }
             }
             self.look_for_room(at, &header);
-            if let Some(device) = self.device_mut(at) {
-                device.port.packet_done();
-            }
             self.hear(now);
         }
         self.wake_device(at);
@@ -434,6 +452,9 @@ impl Toe {
     /// All that the core has to say.
     fn hear(&mut self, now: Instant) {
         while let Some(output) = self.host.poll_output(now) {
+            if !matches!(output, Output::Packets(_)) {
+                self.send_batch(now); // what is said of a socket is said behind its payload
+            }
             match output {
                 Output::Message(_, HERE, message, request) => match message.kind {
                     Kind::Request { .. } if !self.rules.may(&request) => {

@@ -190,25 +190,8 @@ impl Toe {
         }
     }
 
-    /// A guest's payload goes to another host.
-    pub(super) fn send_away(
-        &mut self,
-        now: Instant,
-        at: usize,
-        socket: SocketId,
-        message: &Message,
-    ) {
-        let Kind::Data { len, .. } = message.kind else { return };
-        let Some(id) = self.streams.of(socket) else {
-            return self.host.handle_loss(now, socket); // nothing is lost in silence
-        };
-        let Some(device) = self.devices[at].as_mut() else { return };
-        let said = self.streams.carry(now, id, message, (&mut device.port, len as usize));
-        self.said(now, id, said);
-    }
-
     /// What a stream has taken is counted; one that did not is lost.
-    fn said(&mut self, now: Instant, id: StreamId, said: Result<(), Lost>) {
+    pub(super) fn said(&mut self, now: Instant, id: StreamId, said: Result<(), Lost>) {
         if said.is_err() || self.streams.is_overfull(id) {
             return self.lose_stream(now, id);
         }
@@ -236,6 +219,7 @@ impl Toe {
         let id = self.streams.take(now, from, to)?;
         let guest = (request.network, request.to.ip());
         self.streams.give(id, message.id, (socket, at as usize), guest);
+        self.show_first_room(now, socket, at as usize);
         Some(id)
     }
 
@@ -375,6 +359,9 @@ impl Toe {
         let said = stream.flush(now);
         let written = before - stream.waiting();
         self.said(now, id, said);
+        if written > 0 {
+            self.show_room(now, id);
+        }
         self.hear(now);
         self.heard = Some(id);
         let (read, is_more) = self.read_stream(now, id);
@@ -487,6 +474,7 @@ impl Toe {
                 Event::Sent(tag, len) => {
                     if let Some(id) = self.streams.note_sent(now, tag, len) {
                         self.said(now, id, Ok(()));
+                        self.show_room(now, id);
                     }
                 }
                 Event::Failed(end) => {
@@ -524,6 +512,7 @@ impl Toe {
         {
             let guest = (request.network, request.from.ip());
             self.streams.give(id, message.id, (socket, at as usize), guest);
+            self.show_first_room(now, socket, at as usize);
         } else {
             self.streams.give_back(now, id);
         }
@@ -535,17 +524,17 @@ impl Toe {
         let Some(carried) = carried else { return Filled::Lost };
         // Behind what it is to hear before: until then it has no room either.
         let has_place = self.give_packets(carried.device);
-        let credit = self.host.room_to_guest(carried.socket);
         let Self { host, devices, streams, .. } = self;
         let Some(stream) = streams.get_mut(id) else { return Filled::Lost };
         let Some(device) = devices.get_mut(carried.device).and_then(Option::as_mut) else {
             return Filled::Lost;
         };
-        if has_place && credit == 0 {
+        if has_place && host.room_to_guest(carried.socket) == 0 {
             stream.waits = Some(Waits::Credit);
             return Filled::None;
         }
-        let room = has_place.then(|| device.room(credit, left as usize)).flatten();
+        let credit = |packets| host.room_in(carried.socket, packets);
+        let room = if has_place { device.rooms(left as usize, credit) } else { None };
         let Some(room) = room else {
             stream.waits = Some(Waits::Ring);
             device.streams.push_back(id);
@@ -560,9 +549,15 @@ impl Toe {
             // Its memory is not there, or the stream has ended.
             Err(_) => return Filled::Lost,
         };
-        if let Some(header) = host.give(now, carried.socket, len_of(filled)) {
+        let mut rest = filled;
+        while rest > 0
+            && let Some(room) = device.room(host.room_to_guest(carried.socket), rest)
+            && let Some(header) = host.give(now, carried.socket, len_of(room))
+        {
             device.give(&header);
+            rest -= room;
         }
-        Filled::Some(filled)
+        // What came has its place: it was looked up before.
+        if rest > 0 { Filled::Lost } else { Filled::Some(filled) }
     }
 }

@@ -4,11 +4,15 @@
 //! payload for the guest is written where the caller finds it: [`PacketQueue::payload`] are the
 //! guest addresses of what is behind the header, in either direction, to read from or to fill.
 //!
-//! One chain at a time is worked on, and chains are completed in the order in which they were
-//! taken (`ring`, invariant 2). Whoever cannot carry a packet now leaves it there, and with it
-//! those behind it.
+//! Chains are completed in the order in which they were taken (`ring`, invariant 2). Whoever cannot
+//! carry a packet now leaves it there, and with it those behind it. Packets of the guest that one
+//! system call is to carry are [`keep`]t until it has; buffers that one is to fill are looked up
+//! together ([`PacketQueue::rooms`]), and those that it did not reach stay the next ones.
 //!
 //! [`done`]: PacketQueue::done
+//! [`keep`]: PacketQueue::keep
+
+use std::collections::VecDeque;
 
 use nightporter_core::wire::vsock::{Header, LEN};
 use vm_memory::VolatileSlice;
@@ -21,20 +25,53 @@ use super::ring::{Buffer, Ring, RingFault};
 /// so it may be one more chain.
 pub const WORK_PER_TURN: usize = 2048;
 
+/// Pieces of chains that were completed and are not cut off yet.
+const DONE_MAX: usize = 4096;
+
 /// Of what can be missing alone, the least.
 const PAGE: usize = 4096;
 
 /// Bytes of guest memory: guest address and how many.
 pub type Piece = (u64, usize);
 
-/// The chain that is worked on.
+/// A chain that was taken and not completed.
 #[derive(Clone, Copy, Debug)]
-struct Current {
+struct Chain {
     head: u16,
     /// Of a packet of the guest.
     header: Option<Header>,
+    /// How many pieces its header and its payload have.
+    pieces: (usize, usize),
     /// Bytes behind the header.
     payload: usize,
+}
+
+/// Pieces of chains, one behind the other, of which the first are done with.
+#[derive(Debug, Default)]
+struct Pieces {
+    all: Vec<Piece>,
+    first: usize,
+}
+
+impl Pieces {
+    const fn new() -> Self {
+        Self { all: Vec::new(), first: 0 }
+    }
+
+    fn get(&self) -> &[Piece] {
+        &self.all[self.first..]
+    }
+
+    fn pop(&mut self, count: usize) {
+        self.first += count;
+        if self.first == self.all.len() {
+            self.all.clear();
+            self.first = 0;
+        } else if self.first >= DONE_MAX {
+            self.all.drain(..self.first);
+            self.first = 0;
+        }
+    }
 }
 
 /// A running queue, of either direction.
@@ -42,10 +79,14 @@ struct Current {
 pub struct PacketQueue {
     /// The ring itself.
     pub ring: Ring,
-    current: Option<Current>,
-    /// Where the header of the current chain is, and the payload behind it.
-    header: Vec<Piece>,
-    payload: Vec<Piece>,
+    /// The first of them are kept; the next one is worked on.
+    chains: VecDeque<Chain>,
+    kept: usize,
+    /// Pieces of payload that kept chains have.
+    kept_pieces: usize,
+    /// Where the headers of all these chains are, and the payload behind them.
+    headers: Pieces,
+    payloads: Pieces,
     /// Chains and buffers that were looked at since the turn began.
     pub work: usize,
 }
@@ -54,42 +95,81 @@ impl PacketQueue {
     /// A queue on a ring that was just started.
     #[must_use]
     pub const fn new(ring: Ring) -> Self {
-        Self { ring, current: None, header: Vec::new(), payload: Vec::new(), work: 0 }
+        Self {
+            ring,
+            chains: VecDeque::new(),
+            kept: 0,
+            kept_pieces: 0,
+            headers: Pieces::new(),
+            payloads: Pieces::new(),
+            work: 0,
+        }
     }
 
     /// The packet of the guest that is next, and how many bytes are behind its header. The same one
-    /// until it is [`Self::done`]. `None`: there is none, or this turn has seen enough.
+    /// until it is [`Self::done`] or [`Self::keep`]t. `None`: there is none, or this turn has seen
+    /// enough.
     ///
     /// # Errors
     /// The guest's ring lies. A chain too short for a header is one lie, one of crumbs another.
     pub fn poll(&mut self, memory: &GuestMemory) -> Result<Option<(Header, usize)>, RingFault> {
-        if self.current.is_none() && self.take(memory, false)? {
+        if self.chains.len() == self.kept && self.take(memory, false)? {
+            let chain = self.chains.back_mut().expect("it was taken");
+            let all = self.headers.get();
             let mut bytes = [0; LEN];
             let mut at = 0;
-            for (guest, len) in &self.header {
+            for (guest, len) in &all[all.len() - chain.pieces.0..] {
                 let to = &mut bytes[at..at + len];
                 memory.read(*guest, to).ok_or(RingFault::OutsideMemory)?;
                 at += len;
             }
-            if let Some(current) = &mut self.current {
-                current.header = Some(Header::parse(&bytes));
-            }
+            chain.header = Some(Header::parse(&bytes));
         }
-        let current = self.current.as_ref();
-        Ok(current.and_then(|current| Some((current.header?, current.payload))))
+        let current = self.chains.get(self.kept);
+        Ok(current.and_then(|chain| Some((chain.header?, chain.payload))))
     }
 
     /// Where the payload behind the current header is, or is to be.
     #[must_use]
     pub fn payload(&self) -> &[Piece] {
-        &self.payload
+        let len = self.chains.get(self.kept).map_or(0, |chain| chain.pieces.1);
+        &self.payloads.get()[self.kept_pieces..][..len]
     }
 
-    /// The packet of the guest is carried: its buffers are the guest's again.
+    /// The packet of the guest is not carried yet: it stays where it is, and the next one can be
+    /// polled.
+    pub fn keep(&mut self) {
+        let chain = self.chains.get(self.kept).expect("a chain is worked on");
+        self.kept_pieces += chain.pieces.1;
+        self.kept += 1;
+    }
+
+    /// Where the payload of each packet is that is kept, in their order.
+    pub fn kept(&self) -> impl Iterator<Item = &[Piece]> {
+        let mut rest = self.payloads.get();
+        self.chains.iter().take(self.kept).map(move |chain| {
+            let (now, later) = rest.split_at(chain.pieces.1);
+            rest = later;
+            now
+        })
+    }
+
+    /// The packets of the guest that were kept are carried.
+    ///
+    /// # Errors
+    /// The ring is outside guest memory.
+    pub fn kept_done(&mut self) -> Result<(), RingFault> {
+        let kept = std::mem::take(&mut self.kept);
+        self.kept_pieces = 0;
+        (0..kept).try_for_each(|_| self.complete(0))
+    }
+
+    /// The packet of the guest is carried: its buffers are the guest's again. None is kept.
     ///
     /// # Errors
     /// The ring is outside guest memory.
     pub fn done(&mut self) -> Result<(), RingFault> {
+        assert_eq!(self.kept, 0, "chains are completed in order");
         self.complete(0)
     }
 
@@ -99,10 +179,39 @@ impl PacketQueue {
     /// # Errors
     /// The guest's ring lies. As of [`Self::poll`].
     pub fn room(&mut self, memory: &GuestMemory) -> Result<Option<usize>, RingFault> {
-        if self.current.is_none() && !self.take(memory, true)? {
+        if self.chains.is_empty() && !self.take(memory, true)? {
             return Ok(None);
         }
-        Ok(self.current.as_ref().map(|current| current.payload))
+        Ok(self.chains.front().map(|chain| chain.payload))
+    }
+
+    /// Likewise of the next packets of the guest, one after the other: as many as `len` bytes fill,
+    /// but `most` of them.
+    ///
+    /// # Errors
+    /// The guest's ring lies. As of [`Self::poll`].
+    pub fn rooms(
+        &mut self,
+        memory: &GuestMemory,
+        len: usize,
+        most: usize,
+    ) -> Result<impl Iterator<Item = usize>, RingFault> {
+        let (mut count, mut bytes) = (0, 0);
+        while count < most && bytes < len {
+            if count == self.chains.len() && !self.take(memory, true)? {
+                break;
+            }
+            bytes = self.chains[count].payload.saturating_add(bytes);
+            count += 1;
+        }
+        Ok(self.chains.iter().take(count).map(|chain| chain.payload))
+    }
+
+    /// Where the payload of all packets is, or is to be, that were taken and are not completed, in
+    /// their order.
+    #[must_use]
+    pub fn payloads(&self) -> &[Piece] {
+        self.payloads.get()
     }
 
     /// Puts this header before the payload that was written, and gives both to the guest. There
@@ -111,13 +220,14 @@ impl PacketQueue {
     /// # Errors
     /// Memory has gone since [`Self::room`].
     pub fn give(&mut self, memory: &GuestMemory, header: &Header) -> Result<(), RingFault> {
+        let chain = self.chains.front().expect("there is room");
         let bytes = header.emit();
         let mut at = 0;
-        for (guest, len) in &self.header {
+        for (guest, len) in &self.headers.get()[..chain.pieces.0] {
             memory.write(*guest, &bytes[at..at + len]).ok_or(RingFault::OutsideMemory)?;
             at += len;
         }
-        let room = self.current.as_ref().map_or(0, |current| current.payload);
+        let room = chain.payload;
         assert!(header.len as usize <= room, "{} bytes where {room} fit", header.len);
         self.complete(header.len as usize + LEN)
     }
@@ -134,9 +244,8 @@ impl PacketQueue {
             return Ok(false);
         }
         let Some(head) = self.ring.take()? else { return Ok(false) };
-        self.header.clear();
-        self.payload.clear();
-        let Self { ring, header, payload, work, .. } = self;
+        let Self { ring, headers, payloads, work, .. } = self;
+        let before = (headers.all.len(), payloads.all.len());
         let (mut left, mut bytes) = (LEN, 0_usize);
         *work += 1;
         ring.walk(memory, head, |buffer: Buffer| {
@@ -151,29 +260,31 @@ impl PacketQueue {
             let first = len.min(left);
             left -= first;
             if first > 0 {
-                header.push((buffer.guest, first));
+                headers.all.push((buffer.guest, first));
             }
             if len > first {
                 // Cannot wrap: all of it is mapped.
-                payload.push((buffer.guest.wrapping_add(first as u64), len - first));
+                payloads.all.push((buffer.guest.wrapping_add(first as u64), len - first));
                 bytes = bytes.saturating_add(len - first);
             }
             Ok(())
         })?;
         self.work += memory.take_work();
         // Each buffer is a step for whoever copies, of either guest.
-        let pieces = payload.len();
-        if left > 0 || pieces > CRUMBS && bytes < pieces * CRUMBS {
+        let pieces = (headers.all.len() - before.0, payloads.all.len() - before.1);
+        if left > 0 || pieces.1 > CRUMBS && bytes < pieces.1 * CRUMBS {
             return Err(RingFault::BufferTooSmall);
         }
-        self.current = Some(Current { head, header: None, payload: bytes });
+        self.chains.push_back(Chain { head, header: None, pieces, payload: bytes });
         Ok(true)
     }
 
     fn complete(&mut self, written: usize) -> Result<(), RingFault> {
-        let current = self.current.take().expect("a chain is worked on");
+        let chain = self.chains.pop_front().expect("a chain is worked on");
+        self.headers.pop(chain.pieces.0);
+        self.payloads.pop(chain.pieces.1);
         let written = u32::try_from(written).expect("packets are shorter than 4 GiB");
-        self.ring.complete(current.head, written)
+        self.ring.complete(chain.head, written)
     }
 }
 

@@ -106,6 +106,57 @@ fn a_packet_of_the_guest_stays_until_it_is_done() {
 }
 
 #[test]
+fn packets_that_are_kept_are_completed_together_before_those_behind_them() {
+    let mut guest = Guest::new();
+    for (at, payload) in [(0, &b"first"[..]), (1, b"second"), (2, b"third")] {
+        guest.sends(BUFFERS + 4096 * at, &header(payload.len()), payload, &[LEN, LEN + 2]);
+    }
+    for len in [5, 6] {
+        assert_eq!(guest.poll(), Ok(Some((header(len), len))));
+        guest.queue.keep();
+    }
+    let kept: Vec<_> = guest.queue.kept().map(|pieces| guest.read(pieces)).collect();
+    assert_eq!(kept, [&b"first"[..], b"second"]);
+    // The one behind them is worked on as ever.
+    assert_eq!(guest.poll(), Ok(Some((header(5), 5))));
+    assert_eq!(guest.read(guest.queue.payload()), b"third");
+    guest.queue.ring.publish();
+    assert_eq!(guest.driver.used(), []);
+    guest.queue.kept_done().unwrap();
+    guest.queue.ring.publish();
+    assert_eq!(guest.driver.used(), [(0, 0), (3, 0)]);
+    assert_eq!(guest.read(guest.queue.payload()), b"third");
+    guest.queue.done().unwrap();
+    guest.queue.ring.publish();
+    assert_eq!(guest.driver.used(), [(6, 0)]);
+}
+
+#[test]
+fn buffers_that_are_looked_up_together_are_filled_one_after_the_other() {
+    let mut guest = Guest::new();
+    for at in 0..4 {
+        guest.driver.offer(&pieces(BUFFERS + 4096 * at, LEN + 100, &[LEN]), WRITE);
+    }
+    let rooms = |guest: &mut Guest, len, most| -> Vec<usize> {
+        guest.queue.rooms(&guest.memory, len, most).unwrap().collect()
+    };
+    assert_eq!(rooms(&mut guest, 250, 32), [100; 3], "as many as that fills");
+    assert_eq!(rooms(&mut guest, 1000, 2), [100; 2]);
+    assert_eq!(rooms(&mut guest, 1000, 32), [100; 4], "there are no more");
+    let starts: Vec<u64> = guest.queue.payloads().iter().map(|(at, _)| *at).collect();
+    assert_eq!(starts, [0, 1, 2, 3].map(|at| BUFFERS + 4096 * at + LEN as u64));
+    for len in [100, 30] {
+        assert_eq!(guest.room(), Ok(Some(100)));
+        guest.queue.give(&guest.memory, &header(len)).unwrap();
+    }
+    guest.queue.ring.publish();
+    let head = u32::try_from(LEN).unwrap();
+    assert_eq!(guest.driver.used(), [(0, head + 100), (2, head + 30)]);
+    // Those that were not reached are the next ones.
+    assert_eq!(guest.queue.payload(), [(BUFFERS + 2 * 4096 + LEN as u64, 100)]);
+}
+
+#[test]
 fn payload_goes_behind_the_header_into_buffers_of_both_kinds_of_linux() {
     // 6.1 has a buffer for the header, later ones have one for both.
     for cuts in [&[LEN][..], &[]] {

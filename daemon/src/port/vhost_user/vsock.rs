@@ -1,9 +1,10 @@
 //! A socket device behind the port: packets in and out of its queues.
 //!
-//! - **From the guest**: `poll_packet`, then `read_payload`, `carry` or `send`, and `packet_done`,
-//!   until there is none or the turn's share is spent.
-//! - **To the guest**: `room_to_guest`, `write_payload`, `receive` or the `carry` of another one,
-//!   then `give_packet`.
+//! - **From the guest**: `poll_packet`, then `read_payload` or `carry`, and `packet_done`, until
+//!   there is none or the turn's share is spent. Packets for one socket of the host's are kept
+//!   instead (`keep_packet`) and sent together (`send`), and then they are done (`kept_done`).
+//! - **To the guest**: `room_to_guest`, `write_payload` or the `carry` of another one, then
+//!   `give_packet`; or `rooms_to_guest`, `receive`, and `give_packet` for each that was filled.
 //! - At the end of the turn `flush_packets`; before it sleeps `enable_packet_kicks`, and
 //!   `enable_room_kicks` if there is more for the guest, as for a network card.
 
@@ -14,7 +15,7 @@ use nightporter_core::wire::vsock::Header;
 use rustix::io::Errno;
 
 use super::VhostUserPort;
-use crate::sys;
+use crate::sys::{self, Part};
 use crate::vhost::guest_mem::GuestMemory;
 use crate::vhost::packets::{self, Missing, PacketQueue, Piece};
 use crate::vhost::ring::RingFault;
@@ -77,12 +78,13 @@ impl VhostUserPort<Vsock> {
         self.judge(TO_GUEST, room).flatten()
     }
 
-    /// Writes payload into these buffers. `false`: they are not there.
+    /// Writes payload into these buffers, and into those that were looked up with them. `false`:
+    /// they are not there.
     #[must_use]
     pub fn write_payload(&mut self, bytes: &[u8]) -> bool {
         let _part = self.account.part();
         let Some((queue, memory)) = self.queue(TO_GUEST) else { return false };
-        let written = packets::write(memory, queue.payload(), bytes);
+        let written = packets::write(memory, queue.payloads(), bytes);
         self.judge(TO_GUEST, written.ok_or(RingFault::OutsideMemory)).is_some()
     }
 
@@ -106,21 +108,89 @@ impl VhostUserPort<Vsock> {
         false
     }
 
-    /// Writes `head`, and `len` bytes of the present packet's payload behind it, to a socket; how
-    /// many bytes.
+    /// That packet stays where it is, and there may be another one.
+    pub fn keep_packet(&mut self) {
+        if let Some((queue, _)) = self.queue(FROM_GUEST) {
+            queue.keep();
+        }
+    }
+
+    /// The buffers of all packets that were kept are the guest's again.
+    pub fn kept_done(&mut self) {
+        if let Some((queue, _)) = self.queue(FROM_GUEST) {
+            let done = queue.kept_done();
+            self.judge(FROM_GUEST, done);
+        }
+    }
+
+    /// Copies payload of a packet that is kept, from byte `at` on. `false`: it is not there.
+    #[must_use]
+    pub fn read_kept(&mut self, packet: usize, at: usize, out: &mut [u8]) -> bool {
+        let _part = self.account.part();
+        let Some((queue, memory)) = self.queue(FROM_GUEST) else { return false };
+        let pieces = queue.kept().nth(packet);
+        let read = pieces.and_then(|pieces| packets::read(memory, pieces, at, out));
+        self.judge(FROM_GUEST, read.ok_or(RingFault::OutsideMemory)).is_some()
+            && !self.has_new_fault()
+    }
+
+    /// Writes the packets that are kept to a socket, of each so many bytes of payload, and before
+    /// it what goes there; how many bytes in all.
     ///
     /// # Errors
     /// The socket's. EFAULT: the memory is not there, and the device goes down, in this turn or
     /// after it.
-    pub fn send(&mut self, socket: BorrowedFd<'_>, head: &[u8], len: usize) -> io::Result<usize> {
+    pub fn send<'a>(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        packets: impl Iterator<Item = (Option<&'a [u8]>, usize)>,
+    ) -> io::Result<usize> {
         let _part = self.account.part();
-        let slices = self.place(FROM_GUEST).and_then(|(m, p)| packets::slices(m, p, 0, len));
-        let sent = slices.ok_or(Errno::FAULT.into());
-        let sent = sent.and_then(|slices| sys::write_guest(socket, head, &slices));
+        let parts = self.parts(packets).ok_or(Errno::FAULT.into());
+        let sent = parts.and_then(|parts| sys::write_parts(socket, &parts));
         self.judge_call(FROM_GUEST, sent)
     }
 
-    /// Fills the first `len` bytes of the guest's next buffers from a socket, and then `rest`; how
+    fn parts<'m, 'a: 'm>(
+        &'m self,
+        packets: impl Iterator<Item = (Option<&'a [u8]>, usize)>,
+    ) -> Option<Vec<Part<'m>>> {
+        let (memory, queue) = self.side(FROM_GUEST)?;
+        let mut parts = Vec::new();
+        for ((head, len), pieces) in packets.zip(queue.kept()) {
+            parts.extend(head.map(Part::Own));
+            parts.extend(packets::slices(memory, pieces, 0, len)?.into_iter().map(Part::Guest));
+        }
+        Some(parts)
+    }
+
+    /// Bytes of payload that the guest's next packets have room for, as many of them as `len` bytes
+    /// fill, but `most`; in the first `n` of them all together may be as many as `credit` says.
+    /// `None`: as of [`Self::room_to_guest`].
+    #[must_use]
+    pub fn rooms_to_guest(
+        &mut self,
+        len: usize,
+        most: usize,
+        credit: impl Fn(u64) -> u64,
+    ) -> Option<usize> {
+        let _part = self.account.part();
+        let (queue, memory) = self.queue(TO_GUEST)?;
+        let sum = queue.rooms(memory, len, most).map(|rooms| {
+            let mut sum = 0_usize;
+            for (room, packets) in rooms.zip(1..) {
+                let may = usize::try_from(credit(packets)).unwrap_or(usize::MAX).min(len);
+                if may <= sum || room == 0 {
+                    break;
+                }
+                sum = sum.saturating_add(room).min(may);
+            }
+            sum
+        });
+        self.judge(TO_GUEST, sum).filter(|sum| *sum > 0)
+    }
+
+    /// Fills the first `len` bytes of the guest's next packets from a socket, and then `rest`; how
     /// many bytes of both together.
     ///
     /// # Errors
@@ -132,7 +202,9 @@ impl VhostUserPort<Vsock> {
         rest: &mut [u8],
     ) -> io::Result<usize> {
         let _part = self.account.part();
-        let slices = self.place(TO_GUEST).and_then(|(m, p)| packets::slices(m, p, 0, len));
+        let side = self.side(TO_GUEST);
+        let slices =
+            side.and_then(|(memory, queue)| packets::slices(memory, queue.payloads(), 0, len));
         let got = slices.ok_or(Errno::FAULT.into());
         let got = got.and_then(|slices| sys::read_guest(socket, &slices, rest));
         self.judge_call(TO_GUEST, got)
@@ -193,18 +265,23 @@ impl VhostUserPort<Vsock> {
         Some((queue, &session.memory))
     }
 
-    fn place(&self, at: usize) -> Option<(&GuestMemory, &[Piece])> {
+    fn side(&self, at: usize) -> Option<(&GuestMemory, &PacketQueue)> {
         let (_, session) = self.connection.as_ref()?;
         let vring = session.vrings.get(at).filter(|vring| vring.fault.is_none())?;
-        Some((&session.memory, vring.queue.as_ref()?.payload()))
+        Some((&session.memory, vring.queue.as_ref()?))
+    }
+
+    fn place(&self, at: usize) -> Option<(&GuestMemory, &[Piece])> {
+        let (memory, queue) = self.side(at)?;
+        Some((memory, queue.payload()))
     }
 
     /// Memory that is not there is no error of the socket's. The kernel says so by EFAULT, and no
     /// signal comes: whether it is missing, or the ring lies, is found out by looking at it.
     fn judge_call(&mut self, at: usize, result: io::Result<usize>) -> io::Result<usize> {
         if result.as_ref().is_err_and(|e| e.raw_os_error() == Some(Errno::FAULT.raw_os_error())) {
-            if let Some((memory, pieces)) = self.place(at) {
-                packets::look_at(memory, pieces);
+            if let Some((memory, queue)) = self.side(at) {
+                packets::look_at(memory, queue.payloads());
             }
             self.fail(at, RingFault::OutsideMemory);
         }

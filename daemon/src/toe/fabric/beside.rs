@@ -9,6 +9,7 @@ use nightporter_core::toe::message::Message;
 
 use super::{Fabric, Heard, Lost, Stream, StreamId, Streams};
 use crate::port::vhost_user::VhostUserPort;
+use crate::toe::batch::Batch;
 use crate::toe::ucx::{Channel, EndId, Event, Head, Next, Piece, Ucx};
 use crate::vhost::vsock::Vsock;
 
@@ -43,15 +44,23 @@ impl Fabric for Beside<'_> {
     fn carry(
         &mut self,
         _: Instant,
-        message: &Message,
+        batch: &Batch,
         port: &mut VhostUserPort<Vsock>,
-        len: usize,
     ) -> Result<(), Lost> {
-        let mut payload = vec![0; len];
-        if !port.read_payload(0, &mut payload) {
-            return Err(Lost);
+        let mut first = 0;
+        for (message, packets) in batch.messages() {
+            let mut payload = Vec::new();
+            for (packet, len) in (first..).zip(packets) {
+                let start = payload.len();
+                payload.resize(start + len, 0);
+                if !port.read_kept(packet, 0, &mut payload[start..]) {
+                    return Err(Lost);
+                }
+                first += 1;
+            }
+            self.channel.send(self.ucx, self.tag, message, payload).map_err(|()| Lost)?;
         }
-        self.channel.send(self.ucx, self.tag, message, payload).map_err(|()| Lost)
+        Ok(())
     }
 }
 
@@ -100,19 +109,19 @@ impl Streams {
         &mut self,
         now: Instant,
         id: StreamId,
-        message: &Message,
-        (port, len): (&mut VhostUserPort<Vsock>, usize),
+        batch: &Batch,
+        port: &mut VhostUserPort<Vsock>,
     ) -> Result<(), Lost> {
         let Some(stream) = self.get_mut(id) else { return Ok(()) };
         if stream.channel.end().is_none() {
-            return stream.carry(now, message, port, len);
+            return stream.carry(now, batch, port);
         }
         if stream.waiting() == 0 {
             stream.moved = now;
         }
         self.stats.ucx_sent += 1;
         let mut beside = self.beside(id).ok_or(Lost)?;
-        beside.carry(now, message, port, len)
+        beside.carry(now, batch, port)
     }
 
     /// What this host says of itself in a new stream.

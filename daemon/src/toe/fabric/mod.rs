@@ -27,7 +27,6 @@ use nightporter_api::FabricStatus;
 use nightporter_core::limits::{T_TOE_SILENCE, TOE_KEPT_MAX};
 use nightporter_core::time::{Duration, Instant};
 use nightporter_core::toe::id::{HostId, ShadowId, Side};
-use nightporter_core::toe::message::Message;
 use nightporter_core::toe::sockets::SocketId;
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use nix::sys::resource::{Resource, getrlimit};
@@ -39,6 +38,7 @@ use rustix::net::{
 
 use crate::broker::dialer::{Dialer, prepare};
 use crate::port::vhost_user::VhostUserPort;
+use crate::toe::batch::Batch;
 use crate::toe::trust::{ProofDoors, Trust, Way};
 use crate::toe::ucx::{Ucx, Worker};
 use crate::token::Token;
@@ -76,23 +76,22 @@ pub(super) trait Fabric {
     /// What it has next. Payload is to be taken by [`Self::receive`] before there is more.
     fn poll(&mut self) -> Heard;
 
-    /// Payload, as much as is there and fits into `room` bytes of the guest's next buffers, which
-    /// have so many; how many bytes.
+    /// Payload, as much as is there and fits into the first `room` bytes of the guest's next
+    /// packets, which have so many; how many bytes.
     ///
     /// # Errors
     /// WouldBlock: there is none now. UnexpectedEof and others: the end. EFAULT is the guest's.
     fn receive(&mut self, port: &mut VhostUserPort<Vsock>, room: usize) -> io::Result<usize>;
 
-    /// Says a message with `len` bytes of payload behind it, those of the guest's present packet.
+    /// Says messages with payload behind them, that of the packets that the guest's queue keeps.
     ///
     /// # Errors
     /// It is at its end; or the guest's memory is not there, and it is of no use.
     fn carry(
         &mut self,
         now: Instant,
-        message: &Message,
+        batch: &Batch,
         port: &mut VhostUserPort<Vsock>,
-        len: usize,
     ) -> Result<(), Lost>;
 }
 
@@ -550,7 +549,7 @@ impl Streams {
 
 #[cfg(test)]
 mod tests {
-    use nightporter_core::toe::message::Kind;
+    use nightporter_core::toe::message::{Kind, Message};
     use rustix::net::{SocketFlags, socketpair};
 
     use super::*;

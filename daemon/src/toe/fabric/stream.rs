@@ -17,6 +17,7 @@ use rustix::io::{read, write};
 
 use super::Fabric;
 use crate::port::vhost_user::VhostUserPort;
+use crate::toe::batch::Batch;
 use crate::toe::trust::{SECRET_LEN, Ticket};
 use crate::toe::ucx::{ADDRESS_MAX, Channel, Introduction};
 use crate::vhost::vsock::Vsock;
@@ -131,6 +132,8 @@ pub(in super::super) struct Stream {
     pub(in super::super) moved: Instant,
     /// Bytes of `out` that are counted for the guest behind it.
     pub(in super::super) charged: usize,
+    /// The period in which its connection sent last, or 0: see [`crate::toe::shares`].
+    pub(in super::super) sent_in: u64,
     /// It stands in a queue.
     pub(in super::super) is_ready: bool,
     /// What its payload waits for.
@@ -180,6 +183,7 @@ impl Stream {
             has_more_to_flush: false,
             moved: now,
             charged: 0,
+            sent_in: 0,
             is_ready: false,
             waits: None,
             deadline: None,
@@ -265,6 +269,7 @@ impl Stream {
         guest: (u32, IpAddr),
     ) {
         self.channel.forget();
+        self.sent_in = 0;
         self.carried = Some(Carried {
             name,
             socket,
@@ -375,12 +380,17 @@ impl Stream {
 
     fn keep(&mut self, now: Instant, bytes: &[u8]) {
         if !bytes.is_empty() {
-            if self.out.is_empty() {
-                self.moved = now;
-                // The socket may have taken less than it has room for.
-                self.has_more_to_flush = self.socket.is_some();
-            }
+            self.begin_to_keep(now);
             self.out.extend(bytes);
+        }
+    }
+
+    /// Something is about to wait.
+    fn begin_to_keep(&mut self, now: Instant) {
+        if self.out.is_empty() {
+            self.moved = now;
+            // The socket may have taken less than it has room for.
+            self.has_more_to_flush = self.socket.is_some();
         }
     }
 
@@ -482,21 +492,30 @@ impl Fabric for Stream {
     fn carry(
         &mut self,
         now: Instant,
-        message: &Message,
+        batch: &Batch,
         port: &mut VhostUserPort<Vsock>,
-        len: usize,
     ) -> Result<(), Lost> {
-        let head = message.emit();
+        let heads = batch.heads();
         let sent = match &self.socket {
-            Some(socket) if self.out.is_empty() => sent(port.send(socket.as_fd(), &head, len))?,
+            Some(socket) if self.out.is_empty() => {
+                sent(port.send(socket.as_fd(), batch.packets(&heads)))?
+            }
             _ => 0,
         };
-        if sent < LEN + len {
-            self.keep(now, &head[sent.min(LEN)..]);
-            let at = sent.saturating_sub(LEN);
+        if sent == batch.len() {
+            return Ok(());
+        }
+        self.begin_to_keep(now);
+        let mut skip = sent;
+        for (packet, (head, len)) in batch.packets(&heads).enumerate() {
+            let head = head.unwrap_or_default();
+            let from = skip.min(head.len());
+            self.out.extend(&head[from..]);
+            let at = (skip - from).min(len);
+            skip -= from + at;
             let start = self.out.len();
             self.out.resize(start + len - at, 0);
-            if !port.read_payload(at, &mut self.out[start..]) {
+            if !port.read_kept(packet, at, &mut self.out[start..]) {
                 return Err(Lost);
             }
         }
