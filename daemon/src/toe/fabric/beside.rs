@@ -119,7 +119,7 @@ impl Streams {
         if stream.waiting() == 0 {
             stream.moved = now;
         }
-        self.stats.ucx_sent += 1;
+        self.stats.ucx_sent += batch.messages().count() as u64;
         let mut beside = self.beside(id).ok_or(Lost)?;
         beside.carry(now, batch, port)
     }
