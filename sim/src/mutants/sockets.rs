@@ -86,8 +86,8 @@ mutations! { SOCKETS:
     "if [[read > self.given]] {"
     => "false";
 
-    "packets cost nothing", "VTOE-10", "room_to_guest",
-    "room.saturating_sub((outstanding + 1) * TOE_PACKET_COST)"
+    "packets cost nothing", "VTOE-10", "room_in",
+    "room.saturating_sub((outstanding + packets) * TOE_PACKET_COST)"
     => "room";
 
     "a buffer that becomes smaller than what is under way is believed", "VTOE-10", "hear_credit",
