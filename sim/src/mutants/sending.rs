@@ -326,6 +326,10 @@ mutations! { SENDING:
     "self.losses.used()"
     => "0_u64";
 
+    "what G has used the next sender does not show", "INV-05", "new",
+    "edge.max(used)"
+    => "edge";
+
     "a G is never told that it asks in vain", "FLOOD-12", "on_passed_on",
     "self.losses.on_asked(self.outbound.window() == 0)"
     => "false";
