@@ -18,12 +18,13 @@ const BAN_S: u64 = 60;
 /// It is doubled so often at most: 17 hours.
 const BAN_DOUBLED_MAX: u64 = 10;
 
-/// A VM whose memory has made the worker sleep so long
-const SLEEP_MAX: Duration = Duration::from_millis(20);
-/// in so many turns or more makes it wait on purpose,
-const SLEEPS_MAX: u32 = 2;
-/// if so many times what it took has not passed.
+/// The memory of a VM may make the worker sleep for a hundredth of the time. A sleep is forgotten
+/// when this many times its length has passed.
 const SLEEP_SHARE: u64 = 100;
+/// Sleeps that are not forgotten and last this long together are too much.
+const SLEEP_MAX: Duration = Duration::from_millis(20);
+/// One sleep alone never is: a host that was frozen makes one.
+const SLEEPS_MAX: u32 = 2;
 
 /// See the module's doc.
 #[derive(Debug)]
@@ -152,6 +153,7 @@ mod tests {
         assert_eq!([&card, &sockets, &other].map(|it| it.is_banned(at)), [true, true, false]);
         assert!(!card.is_banned(at + Duration::from_secs(1)));
     }
+
     #[test]
     fn memory_that_makes_the_worker_sleep_may_do_so_for_a_hundredth_of_the_time() {
         let ms = Duration::from_millis;
