@@ -27,7 +27,7 @@ mod supervisor;
 #[allow(unsafe_code)]
 mod sys;
 mod timer;
-mod toe;
+pub mod toe;
 mod token;
 pub mod vhost;
 mod watchdog;

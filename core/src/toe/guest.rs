@@ -107,6 +107,14 @@ struct Listener {
     v4: bool,
 }
 
+/// What a guest leaves behind that has gone.
+#[derive(Debug)]
+pub(super) struct Left {
+    /// Connections that its kernel may think it has.
+    connections: BTreeSet<Ports>,
+    past: Past,
+}
+
 /// How sockets ended that the guest's kernel has no connection for any more: whoever read an end
 /// may still ask.
 #[derive(Debug, Default)]
@@ -239,22 +247,19 @@ impl Guest {
         self.resets.insert(ports);
     }
 
-    /// All connections that its kernel may think it has.
-    pub(super) fn connections(&self) -> BTreeSet<Ports> {
+    /// It goes: its sockets, and what its kernel hears of them if it comes back.
+    pub(super) fn leave(self) -> (Vec<SocketId>, Left) {
         let controls = self.controls.keys().map(|port| Ports { guest: *port, host: PORT });
-        self.ports.keys().copied().chain(controls).chain(self.resets.iter().copied()).collect()
+        // It was not told yet that these are for no connection, or are over.
+        let strays = self.strays.iter().map(|it| Ports { guest: it.dst_port, host: it.src_port });
+        let untold = strays.chain(self.resets.iter().copied());
+        let connections = self.ports.keys().copied().chain(controls).chain(untold).collect();
+        (self.ports.into_values().collect(), Left { connections, past: self.past })
     }
 
-    /// It has another network or other addresses, of which it gets `ips`; its processes are as if
-    /// they had asked for nothing.
-    pub(super) fn begin_anew(&mut self, config: GuestConfig, ips: Vec<IpAddr>) {
-        (self.config, self.ips) = (config, ips);
-        for port in self.controls.keys().copied().collect::<Vec<_>>() {
-            if let Some(control) = self.controls.get_mut(&port) {
-                control.connection.reset();
-            }
-            self.look_at_control(port);
-        }
+    /// Its kernel is the one that was there before.
+    pub(super) fn take_up(&mut self, left: Left) {
+        (self.resets, self.past) = (left.connections, left.past);
     }
 
     /// Whether it is to hear that a connection at these ports is over. If it says there is a new

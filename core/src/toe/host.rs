@@ -20,12 +20,12 @@
 //! it, and what [`Verdict::Deliver`] was said of is given when there is room. What is given at once
 //! may be of many messages, and should be: a guest has place for so many packets.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use super::control::{self, Answer, Ask, Asked, Code};
 use super::errno::Errno;
-use super::guest::{Control, FIRST_HOST_PORT, Guest, Policy, Wanted, Way, addresses};
+use super::guest::{Control, FIRST_HOST_PORT, Guest, Left, Policy, Wanted, Way, addresses};
 use super::id::{HostId, ShadowId, ShadowIds, Side};
 use super::inbound::Verdict;
 use super::joint::Joint;
@@ -90,9 +90,10 @@ pub struct Host {
     /// Guests that have packets, of which the caller has not been told.
     ready_guests: VecDeque<VmId>,
     returns: VecDeque<(HostId, Message)>,
-    /// Connections of guests that have gone, which may come back and think that they have them.
-    lost: BTreeMap<VmId, BTreeSet<Ports>>,
-    /// Sockets of guests that have gone, which have not been told; none of them is without.
+    /// What guests that have gone may come back for.
+    left: BTreeMap<VmId, Left>,
+    /// Sockets of guests that have gone, and some that these had closed, which have not been told;
+    /// none of them is without.
     ending: VecDeque<(VmId, Vec<SocketId>)>,
     /// Ports of connections that the host makes.
     next_port: u32,
@@ -113,7 +114,7 @@ impl Host {
             ready: VecDeque::new(),
             ready_guests: VecDeque::new(),
             returns: VecDeque::new(),
-            lost: BTreeMap::new(),
+            left: BTreeMap::new(),
             ending: VecDeque::new(),
             // A guest may have connections of the daemon before this one.
             next_port: FIRST_HOST_PORT + u32::try_from(incarnation >> 33).expect("31 bits"),

@@ -63,6 +63,11 @@ impl Socket {
         }
     }
 
+    /// Its guest has closed it and it has something to deliver.
+    pub(super) const fn is_orphan(&self) -> bool {
+        self.orphan.is_some()
+    }
+
     /// `None`: its own guest has opened it.
     fn opener(&self) -> Option<Opener> {
         let is_called = self.joint.end().side() == Side::Acceptor;
@@ -170,6 +175,11 @@ impl Sockets {
     /// Of those that a guest has closed the first.
     pub(super) fn first_orphan(&self, vm: VmId) -> Option<SocketId> {
         self.orphans.range((vm, 0)..=(vm, u64::MAX)).next().map(|(_, id)| *id)
+    }
+
+    /// All that a guest has closed.
+    pub(super) fn orphans_of(&self, vm: VmId) -> Vec<SocketId> {
+        self.orphans.range((vm, 0)..=(vm, u64::MAX)).map(|(_, id)| *id).collect()
     }
 
     fn forget_orphan(&mut self, id: SocketId) {

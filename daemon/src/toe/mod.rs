@@ -54,14 +54,14 @@ use device::{Blocked, Device};
 pub(crate) use fabric::{Doors, listen_at};
 use fabric::{Gone, StreamId, Streams};
 use kept::{Kept, KeptBytes};
-pub(crate) use rules::Member;
+pub use rules::Member;
 use rules::Rules;
 pub(crate) use trust::{Proof, ProofDoors};
 pub(crate) use ucx::{IS_BUILT as HAS_UCX, Worker as UcxWorker};
 
 /// The CID of every guest: it names one to its own device alone, so it need not differ, and stays
 /// when the VM moves to another host. The smallest that a guest may have (virtio 1.2, 5.10.4).
-pub(crate) const GUEST_CID: u64 = 3;
+pub const GUEST_CID: u64 = 3;
 /// This host.
 const HERE: HostId = HostId(0);
 /// Packets of a guest that are read in a turn, and about how many bytes.
@@ -69,7 +69,7 @@ const PACKETS_PER_TURN: u64 = 64;
 const BYTES_PER_TURN: usize = 1 << 20;
 /// See the module's doc.
 #[derive(Debug)]
-pub(crate) struct Toe {
+pub struct Toe {
     host: Host,
     rules: Rules,
     /// By the number of the VM's port.
@@ -97,7 +97,7 @@ pub(crate) struct Toe {
 
 impl Toe {
     /// Without devices. `incarnation`: see [`Host::new`].
-    pub(crate) fn new(incarnation: u64) -> Self {
+    pub fn new(incarnation: u64) -> Self {
         Self {
             host: Host::new(incarnation),
             rules: Rules::default(),
@@ -116,7 +116,7 @@ impl Toe {
     }
 
     /// The device of the VM behind this port.
-    pub(crate) fn port_mut(&mut self, port: PortId) -> Option<&mut VhostUserPort<Vsock>> {
+    pub fn port_mut(&mut self, port: PortId) -> Option<&mut VhostUserPort<Vsock>> {
         Some(&mut self.device_mut(port.0.into())?.port)
     }
 
@@ -127,7 +127,7 @@ impl Toe {
     }
 
     /// What an operator hears of the device of the VM behind this port, if it has one.
-    pub(crate) fn status(&self, port: PortId) -> Option<ToeStatus> {
+    pub fn status(&self, port: PortId) -> Option<ToeStatus> {
         let at = usize::from(port.0);
         let device = self.devices.get(at)?.as_deref()?;
         let of_port = device.port.stats();
@@ -151,7 +151,7 @@ impl Toe {
     }
 
     /// A VM has a device from now on.
-    pub(crate) fn add(&mut self, port: PortId, device: VhostUserPort<Vsock>, member: Member) {
+    pub fn add(&mut self, port: PortId, device: VhostUserPort<Vsock>, member: Member) {
         let at = usize::from(port.0);
         if self.devices.len() <= at {
             self.devices.resize_with(at + 1, || None);
@@ -161,10 +161,11 @@ impl Toe {
         self.rules.add(vm(at), member);
     }
 
-    /// It has none any more. Its port was closed before, and what that caused is done.
+    /// It has none any more. Its port was closed before, and what that caused is done. Sockets that
+    /// are left end in steps: whoever has its number next waits for them.
     pub(crate) fn remove(&mut self, now: Instant, port: PortId) {
         let at = usize::from(port.0);
-        self.lose_guest(now, at);
+        self.forget(at);
         self.host.forget_vm(now, vm(at));
         self.hear(now);
         self.rules.remove(vm(at));
@@ -174,21 +175,23 @@ impl Toe {
         self.end_turn(now);
     }
 
-    /// What a VM may reach has changed: all connections that it has are reset.
-    pub(crate) fn set(&mut self, now: Instant, port: PortId, member: Member) {
+    /// What a VM may reach has changed: all connections that it has are reset, in steps. Its driver
+    /// stays, and what that says meanwhile is heard when all have ended, by the new rules.
+    pub fn set(&mut self, now: Instant, port: PortId, member: Member) {
         let at = usize::from(port.0);
         if self.rules.is(vm(at), &member) {
             return;
         }
         self.rules.add(vm(at), member);
-        if self.device_mut(at).is_some_and(|device| device.is_up)
-            && let Some(config) = self.start(at)
-        {
-            let others = self.host.set_guest(now, vm(at), config);
-            self.warn_of(at, &others);
-            self.hear(now);
-        }
+        self.host.end_closed(vm(at));
+        self.lose_guest(now, at);
+        self.look_at_link(now, port);
         self.end_turn(now);
+    }
+
+    /// What the guest of this VM has closed ends as well: its device is about to be removed.
+    pub(crate) fn prepare_removal(&mut self, port: PortId) {
+        self.host.end_closed(vm(port.0.into()));
     }
 
     /// What the core is told of a guest whose driver runs.
@@ -198,18 +201,18 @@ impl Toe {
     }
 
     /// There may be something to do for this device.
-    pub(crate) fn wake(&mut self, port: PortId) {
+    pub fn wake(&mut self, port: PortId) {
         self.wake_device(port.0.into());
     }
 
     /// The driver has gone, and may be here again already.
-    pub(crate) fn lose(&mut self, now: Instant, port: PortId) {
+    pub fn lose(&mut self, now: Instant, port: PortId) {
         self.lose_guest(now, port.0.into());
         self.end_turn(now);
     }
 
     /// A driver has come, or was caught lying.
-    pub(crate) fn look_at_link(&mut self, now: Instant, port: PortId) {
+    pub fn look_at_link(&mut self, now: Instant, port: PortId) {
         let at = usize::from(port.0);
         let ends = self.host.is_ending(vm(at));
         let Some(device) = self.device_mut(at) else { return };
@@ -233,20 +236,20 @@ impl Toe {
     }
 
     /// Whether there is more to do at once.
-    pub(crate) fn has_work(&self) -> bool {
+    pub fn has_work(&self) -> bool {
         let ends = self.host.ends() || !self.late.is_empty() || !self.gone.is_empty();
         let may_move = self.streams.ready() > 0 || self.streams.is_ucx_ready();
         !self.awake.is_empty() || may_move || ends
     }
 
     /// When there is something to do, if nothing else happens.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+    pub fn poll_timeout(&self) -> Option<Instant> {
         let stalls = self.stalled.iter().map(|(_, at)| *at);
         stalls.chain(self.host.poll_timeout()).chain(self.streams.poll_timeout()).min()
     }
 
     /// One turn; how many packets were read.
-    pub(crate) fn turn(&mut self, now: Instant) -> u64 {
+    pub fn turn(&mut self, now: Instant) -> u64 {
         self.hear_ucx(now);
         if self.devices.is_empty() && !self.streams.is_open() {
             self.streams.arm_ucx();
@@ -515,13 +518,18 @@ impl Toe {
 
     /// The driver of a guest, or its VMM, has gone.
     fn lose_guest(&mut self, now: Instant, at: usize) {
+        self.forget(at);
+        self.host.remove_guest(now, vm(at));
+        self.hear(now);
+    }
+
+    /// What is known of a driver that has gone.
+    fn forget(&mut self, at: usize) {
         let Some(device) = self.device_mut(at) else { return };
         device.forget();
         self.rules.stop(vm(at));
-        self.host.remove_guest(now, vm(at));
         self.kept.forget_receiver(at);
         self.stalled.retain(|(stalled, _)| *stalled != at);
-        self.hear(now);
     }
 
     /// Shows guests what there is for them, and sees to it that the worker wakes when they move.

@@ -21,15 +21,15 @@ use crate::config::ToeRule;
 
 /// A VM that has the device.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Member {
+pub struct Member {
     /// Its addresses: no socket has another (VTOE-09).
-    pub(crate) ips: Vec<IpAddr>,
+    pub ips: Vec<IpAddr>,
     /// Its network and its VLAN.
-    pub(crate) network: (String, Option<u16>),
+    pub network: (String, Option<u16>),
     /// It reaches no other VM of this host, and none reaches it.
-    pub(crate) isolated: bool,
+    pub isolated: bool,
     /// It reaches itself, too.
-    pub(crate) to_itself: bool,
+    pub to_itself: bool,
 }
 
 /// Numbers of networks from here on are for those that no other host knows; below are VNIs, which

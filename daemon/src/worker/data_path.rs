@@ -116,6 +116,7 @@ impl DataPath {
             guest.port.close();
         }
         self.handle_guest_events(now, epoll, id);
+        self.toe.prepare_removal(id);
         if let Some(device) = self.toe.port_mut(id) {
             device.close();
         }

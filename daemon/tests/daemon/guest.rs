@@ -3,6 +3,7 @@
 //! The device runs in another process: where the driver writes a wish and then looks (or shows
 //! something and then reads the device's wish), a full fence stands between the two.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
@@ -39,6 +40,22 @@ pub(crate) const PLAIN: u64 = bit::VERSION_1 | bit::PROTOCOL_FEATURES;
 pub(crate) const EVENTS: u64 = PLAIN | bit::EVENT_IDX;
 /// Partial checksums and super-segments from the guest.
 pub(crate) const SENDS_SUPER: u64 = PLAIN | bit::CSUM | bit::HOST_TSO4;
+
+thread_local! {
+    /// What a daemon does that is no process but in this thread, if there is one.
+    static DAEMON: RefCell<Option<Rc<dyn Fn()>>> = const { RefCell::new(None) };
+}
+
+/// A daemon of this thread, from now on.
+pub(crate) fn is_served_by(daemon: Rc<dyn Fn()>) {
+    DAEMON.with(|place| place.replace(Some(daemon)));
+}
+
+/// A daemon of this thread does what there is to do; whether there is one.
+pub(crate) fn serve() -> bool {
+    let daemon = DAEMON.with(|place| place.borrow().clone());
+    daemon.map(|daemon| daemon()).is_some()
+}
 
 /// Connected and running.
 #[derive(Debug)]
@@ -83,6 +100,7 @@ fn say(stream: &UnixStream, request: Req, flags: u32, payload: &[u8], fds: &[Bor
 /// Says it, and waits until it was obeyed.
 pub(crate) fn tell(mut stream: &UnixStream, request: Req, payload: &[u8], fds: &[BorrowedFd<'_>]) {
     say(stream, request, 8, payload, fds);
+    serve();
     let mut reply = [0; 20];
     stream.read_exact(&mut reply).unwrap();
     assert_eq!(reply[12..], [0; 8], "{request:?} is obeyed");

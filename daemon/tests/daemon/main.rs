@@ -27,6 +27,7 @@ mod starting;
 mod switch;
 mod toe;
 mod trust;
+mod turns;
 #[cfg(feature = "ucx")]
 mod ucx;
 mod uplinks;

@@ -215,15 +215,15 @@ mutations! { SOCKETS:
     => "";
 
     "a guest that was stopped keeps sockets that are gone", "VTOE-06", "remove_guest",
-    "self.lost.insert(vm, guest.connections());"
+    "self.left.insert(vm, left);"
     => "";
 
-    "sockets of a guest whose network changes go on", "VTOE-09", "set_guest",
-    "socket.joint.handle_reset(now);"
+    "what a guest had closed arrives in its new network", "VTOE-09", "end_closed",
+    "self.list_ending(vm, closed);"
     => "";
 
     "what a machine that is removed had closed stays", "VTOE-06", "forget_vm",
-    "self.reset_orphans(now, vm);"
+    "self.end_closed(vm);"
     => "";
 
     "who listened stays when its control connection is over", "VTOE-06", "look_at_control",
@@ -251,7 +251,7 @@ mutations! { SOCKETS:
     => "true";
 
     "the host of a guest that has gone keeps its connections", "VTOE-06", "remove_guest",
-    "self.ending.extend((!all.is_empty()).then_some((vm, all)));"
+    "self.list_ending(vm, sockets);"
     => "";
 
     "the sockets of a guest that has gone end all at once", "VTOE-06", "go_on_ending",

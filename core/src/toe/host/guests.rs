@@ -9,53 +9,51 @@ use crate::limits::TOE_SOCKETS_PER_STEP;
 impl Host {
     /// A guest may have sockets from now on. Those of its addresses that another guest of its
     /// network has already are not its own, and are named. `goes_on`: its kernel is the one that
-    /// was there when it was removed, and hears that its connections are gone.
+    /// was there when it was removed, and hears that its connections are gone; its processes may
+    /// still ask how those ended that were over before.
     #[must_use]
     pub fn add_guest(&mut self, vm: VmId, config: GuestConfig, goes_on: bool) -> Vec<IpAddr> {
         assert!(!self.is_ending(vm), "{vm:?} has sockets of the guest before it");
         let (own, others) = self.take_addresses(vm, &config);
         let before = self.guests.insert(vm, Guest::new(config, own));
         assert!(before.is_none(), "{vm:?} is there already");
-        let lost = self.lost.remove(&vm).filter(|_| goes_on);
-        if let (Some(lost), Some(guest)) = (lost, self.guests.get_mut(&vm)) {
-            lost.into_iter().for_each(|ports| guest.reset(ports));
+        let left = self.left.remove(&vm).filter(|_| goes_on);
+        if let (Some(left), Some(guest)) = (left, self.guests.get_mut(&vm)) {
+            guest.take_up(left);
             self.look_at(vm);
         }
         others
     }
 
-    /// A guest is in another network, has other addresses or may reach others from now on: all that
-    /// it has is reset, and it hears so. As of [`Self::add_guest`].
-    #[must_use]
-    pub fn set_guest(&mut self, now: Instant, vm: VmId, config: GuestConfig) -> Vec<IpAddr> {
-        let Some(guest) = self.guests.get(&vm) else { return Vec::new() };
-        for id in guest.ports.values().copied().collect::<Vec<_>>() {
-            let socket = self.sockets.get_mut(id).expect("listed sockets are there");
-            socket.joint.handle_reset(now);
-            self.look_again(id);
-        }
-        self.reset_orphans(now, vm);
-        self.addresses.retain(|_, has| *has != vm);
-        let (own, others) = self.take_addresses(vm, &config);
-        self.guests.get_mut(&vm).expect("asked before").begin_anew(config, own);
-        self.look_at(vm);
-        others
-    }
-
-    /// A guest, its driver or its VMM is gone. What it had is reset: `TOE_SOCKETS_PER_STEP` sockets
+    /// A guest, its driver or its VMM is gone, or it is to begin anew because its network, its
+    /// addresses or those it may reach change. What it had is reset: `TOE_SOCKETS_PER_STEP` sockets
     /// now, and more by [`Self::go_on_ending`] as long as it [is ending](Self::is_ending), or as
     /// soon as somebody says something of them. Nobody comes by its number before that is over.
     pub fn remove_guest(&mut self, now: Instant, vm: VmId) -> Option<GuestConfig> {
-        let guest = self.guests.remove(&vm)?;
-        self.lost.insert(vm, guest.connections());
-        let all: Vec<_> = guest.ports.into_values().collect();
-        self.ending.extend((!all.is_empty()).then_some((vm, all)));
-        self.addresses.retain(|_, has| *has != vm);
+        let removed = self.guests.remove(&vm).map(|guest| {
+            let config = guest.config.clone();
+            let (sockets, left) = guest.leave();
+            self.left.insert(vm, left);
+            self.addresses.retain(|_, has| *has != vm);
+            self.list_ending(vm, sockets);
+            config
+        });
         self.go_on_ending(now);
-        Some(guest.config)
+        removed
     }
 
-    /// Whether a guest has gone and some of its sockets have not been told.
+    /// What a guest has closed and is to arrive elsewhere ends as well, in the same steps: without
+    /// this it arrives also when the guest has gone. To be said before [`Self::remove_guest`].
+    pub fn end_closed(&mut self, vm: VmId) {
+        let closed = self.sockets.orphans_of(vm);
+        self.list_ending(vm, closed);
+    }
+
+    fn list_ending(&mut self, vm: VmId, sockets: Vec<SocketId>) {
+        self.ending.extend((!sockets.is_empty()).then_some((vm, sockets)));
+    }
+
+    /// Whether sockets of a guest that has gone, or some that it had closed, have not been told.
     #[must_use]
     pub fn is_ending(&self, vm: VmId) -> bool {
         self.ending.iter().any(|(of, _)| *of == vm)
@@ -67,7 +65,8 @@ impl Host {
         !self.ending.is_empty()
     }
 
-    /// Resets some of what guests that have gone had, of the one that has waited longest.
+    /// Resets `TOE_SOCKETS_PER_STEP` sockets of guests that have gone, of the one that has waited
+    /// longest.
     pub fn go_on_ending(&mut self, now: Instant) {
         let mut left = TOE_SOCKETS_PER_STEP;
         while left > 0
@@ -89,9 +88,10 @@ impl Host {
         }
     }
 
-    /// Its guest has gone, unless it was told so before.
+    /// Its guest has gone, unless it was told so before; or what its guest has closed arrives
+    /// nowhere any more.
     fn end(&mut self, now: Instant, id: SocketId) {
-        if self.sockets.get(id).is_some_and(|socket| socket.is_listed) {
+        if self.sockets.get(id).is_some_and(|socket| socket.is_listed || socket.is_orphan()) {
             self.lose(now, id);
         }
     }
@@ -101,23 +101,13 @@ impl Host {
         self.ending.is_empty() || !socket.is_listed || self.guests.contains_key(&socket.vm)
     }
 
-    /// A virtual machine is no more, and its number may be another's: what it had closed and was to
-    /// arrive elsewhere is reset as well. All that is left of it is reset now.
+    /// A virtual machine is no more: all that is left of it is reset, in steps as of
+    /// [`Self::remove_guest`], what it had closed as well. Its number may be another's when none of
+    /// it [is ending](Self::is_ending).
     pub fn forget_vm(&mut self, now: Instant, vm: VmId) {
+        self.end_closed(vm);
         let _ = self.remove_guest(now, vm);
-        self.lost.remove(&vm);
-        let own = self.ending.iter().position(|(of, _)| *of == vm);
-        if let Some((_, own)) = own.and_then(|at| self.ending.remove(at)) {
-            own.into_iter().for_each(|id| self.end(now, id));
-        }
-        self.reset_orphans(now, vm);
-    }
-
-    /// What a guest has closed arrives nowhere any more.
-    fn reset_orphans(&mut self, now: Instant, vm: VmId) {
-        while let Some(id) = self.sockets.pop_orphan(vm) {
-            self.lose(now, id);
-        }
+        self.left.remove(&vm);
     }
 
     /// The addresses that it gets, and those that it does not.

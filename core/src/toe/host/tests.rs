@@ -250,6 +250,20 @@ impl World {
         ports
     }
 
+    /// B comes into this network; its kernel stays.
+    fn begins_anew(&mut self, network: u32) {
+        self.host.end_closed(B);
+        let config = self.host.remove_guest(NOW, B).expect("it was there");
+        self.collect();
+        while self.host.is_ending(B) {
+            self.host.go_on_ending(NOW);
+            self.collect();
+        }
+        assert!(self.host.add_guest(B, GuestConfig { network, ..config }, true).is_empty());
+        self.collect();
+        self.carry();
+    }
+
     fn listens(&mut self, text: &str) {
         let ask = Ask::Listen { guest: LISTENS, at: at(text), v4: false };
         assert_eq!(self.asks(B, ask).code, Code::Done);
@@ -612,11 +626,7 @@ fn vtoe_06_a_guest_whose_network_changes_hears_that_its_sockets_are_gone() {
     let mut w = World::new();
     w.listens("0.0.0.0:80");
     let b = w.connects(1025, "10.0.0.2:80");
-    let ips = vec![at("10.0.0.2:0").ip()];
-    let others = w.host.set_guest(NOW, B, GuestConfig { cid: cid(B), network: 6, ips });
-    assert!(others.is_empty());
-    w.collect();
-    w.carry();
+    w.begins_anew(6);
     assert_eq!(resets(&mut w, B), [(CONTROL, control::PORT), b]);
     assert_eq!((resets(&mut w, A), w.host.sockets()), (vec![(1025, 2)], 0));
     assert_eq!(w.says(B, Op::Data, b, |_| {}), Handled::Done);
@@ -635,6 +645,76 @@ fn vtoe_06_a_guest_whose_network_changes_hears_that_its_sockets_are_gone() {
     let _ = w.says(A, Op::Request, (1025, 2), |_| {});
     w.carry();
     assert_eq!((w.heard(A), w.heard(B)), (vec![Op::Reset], vec![]), "it is in another network");
+}
+
+#[test]
+fn vtoe_06_a_guest_whose_network_changes_is_answered_what_it_asked_before() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let b = w.connects(1025, "10.0.0.2:80");
+    let _ = w.says(A, Op::Shutdown, (1025, 2), both);
+    let _ = w.says(B, Op::Shutdown, b, both);
+    w.carry();
+    w.heard(B);
+    // Its ring is full: it has not heard that this connection is none.
+    w.full[1] = true;
+    let _ = w.says(B, Op::Request, (1030, 7), |_| {});
+    w.begins_anew(6);
+    w.has_room(B);
+    assert_eq!(resets(&mut w, B), [(CONTROL, control::PORT), (1030, 7)]);
+    let _ = w.says(B, Op::Request, (CONTROL, control::PORT), |_| {});
+    w.read[1] = 0;
+    w.heard(B);
+    let described = w.asks(B, Ask::Describe(Ports { guest: b.0, host: b.1 }));
+    assert_eq!((described.code, described.state), (Code::Done, Some(State::Over)), "a clean end");
+}
+
+#[test]
+fn vtoe_06_what_a_guest_has_open_and_what_it_has_closed_end_in_the_same_steps() {
+    let mut w = World::new();
+    w.listens("0.0.0.0:80");
+    let most = TOE_SOCKETS_MAX as u64;
+    for serial in 0..most {
+        let ports = called(&mut w, serial);
+        if serial % 2 == 0 {
+            let _ = w.says(B, Op::Shutdown, ports, both);
+        }
+    }
+    w.heard(B);
+    let steps = |w: &mut World| {
+        let mut steps = Vec::new();
+        loop {
+            w.collect();
+            let said = std::mem::take(&mut w.abroad);
+            steps.push(said.iter().filter(|m| matches!(m.kind, Kind::Reset(_))).count());
+            if !w.host.is_ending(B) {
+                return steps;
+            }
+            w.host.go_on_ending(NOW);
+        }
+    };
+    let all = vec![TOE_SOCKETS_PER_STEP; TOE_SOCKETS_MAX / TOE_SOCKETS_PER_STEP];
+    // What is closed arrives when its guest goes, but not where the guest may not send any more.
+    let config = w.host.remove_guest(NOW, B).expect("it was there");
+    assert_eq!(steps(&mut w), all[..all.len() / 2]);
+    assert_eq!(w.host.sockets(), TOE_SOCKETS_MAX / 2);
+    w.host.end_closed(B);
+    assert_eq!(steps(&mut w)[1..], all[..all.len() / 2]);
+    // Both together.
+    assert!(w.host.add_guest(B, config, false).is_empty());
+    let _ = w.says(B, Op::Request, (CONTROL, control::PORT), |_| {});
+    w.heard(B);
+    w.read[1] = 0;
+    w.listens("0.0.0.0:80");
+    for serial in most..2 * most {
+        let ports = called(&mut w, serial);
+        if serial % 2 == 0 {
+            let _ = w.says(B, Op::Shutdown, ports, both);
+        }
+    }
+    w.abroad.clear();
+    w.host.forget_vm(NOW, B);
+    assert_eq!((steps(&mut w), w.host.sockets()), (all, 0));
 }
 
 #[test]
@@ -860,17 +940,6 @@ fn vtoe_06_the_sockets_of_a_guest_that_goes_end_in_steps_or_when_somebody_speaks
     }
     assert_eq!((steps, w.host.sockets()), (TOE_SOCKETS_MAX / TOE_SOCKETS_PER_STEP, 0));
     assert!(!w.host.ends() && w.host.add_guest(B, config, false).is_empty());
-    // A machine that is removed is waited for by nobody.
-    w.collect();
-    w.packets[1].clear();
-    let _ = w.says(B, Op::Request, (CONTROL, control::PORT), |_| {});
-    w.heard(B);
-    w.read[1] = 0;
-    w.listens("0.0.0.0:80");
-    accepts(&mut w, most..2 * most);
-    w.host.forget_vm(NOW, B);
-    w.collect();
-    assert_eq!((w.host.sockets(), w.host.ends()), (0, false));
 }
 
 /// And B accepts.
