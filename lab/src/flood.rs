@@ -85,11 +85,16 @@ impl Guest {
     }
 }
 
-/// What no good citizen makes rise.
+/// What a guest and a remote have counted of transfers that went wrong.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Complaints {
     /// The guest's `TCPTimeouts`.
     pub guest_timeouts: u64,
+    /// Segments that the guest sent again for any reason: its timeouts, loss probes (a few of them
+    /// carry new data), fast retransmissions and those of a recovery after a timeout.
+    pub guest_copies: u64,
+    /// Segments of data that it sent for the first time: `TCPOrigDataSent`.
+    pub guest_segments: u64,
     /// The remote's `PAWSEstab`: segments whose timestamps had been overtaken.
     pub remote_paws: u64,
     /// The remote's `TCPACKSkipped...`: answers to segments that were out of place, and so often
@@ -105,9 +110,17 @@ impl World {
     pub fn complaints(&mut self, guest: usize) -> Result<Complaints> {
         let remote = self.remote().enter(|| fs::read_to_string(netstat::FILE))?;
         let of = |name| netstat::counted(&remote, name).with_context(|| format!("no {name}"));
-        let [guest_timeouts] = self.guests[guest].counted(["TCPTimeouts"])?;
+        let [guest_timeouts, probes, fast, slow, guest_segments] = self.guests[guest].counted([
+            "TCPTimeouts",
+            "TCPLossProbes",
+            "TCPFastRetrans",
+            "TCPSlowStartRetrans",
+            "TCPOrigDataSent",
+        ])?;
         Ok(Complaints {
             guest_timeouts,
+            guest_copies: guest_timeouts + probes + fast + slow,
+            guest_segments,
             remote_paws: of("PAWSEstab")?,
             remote_acks_skipped: of("TCPACKSkipped")?,
         })

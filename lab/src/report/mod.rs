@@ -387,6 +387,11 @@ pub struct Trouble {
     pub looks_with_remote: usize,
     /// `TCPTimeouts` of the guest.
     pub guest_timeouts: u64,
+    /// Segments that the guest sent again, timeouts included ([`Complaints::guest_copies`]), and
+    /// those of data that it sent for the first time.
+    pub guest_copies: u64,
+    /// See `guest_copies`.
+    pub guest_segments: u64,
     /// `PAWSEstab` of the remote.
     pub remote_paws: u64,
     /// `TCPACKSkipped...` of the remote.
@@ -403,6 +408,8 @@ impl Trouble {
             looks_with_timeouts: 0,
             looks_with_remote: 0,
             guest_timeouts: 0,
+            guest_copies: 0,
+            guest_segments: 0,
             remote_paws: 0,
             remote_acks_skipped: 0,
         }
@@ -417,6 +424,8 @@ impl Trouble {
         self.looks_with_timeouts += usize::from(timeouts > 0);
         self.looks_with_remote += usize::from(paws + skipped > 0);
         self.guest_timeouts += timeouts;
+        self.guest_copies += now.guest_copies - before.guest_copies;
+        self.guest_segments += now.guest_segments - before.guest_segments;
         self.remote_paws += paws;
         self.remote_acks_skipped += skipped;
     }

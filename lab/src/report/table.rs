@@ -43,10 +43,11 @@ impl Report {
         for trouble in &self.troubles {
             let Trouble { path, looks, guest_timeouts: timeouts, .. } = trouble;
             let (paws, skipped) = (trouble.remote_paws, trouble.remote_acks_skipped);
+            let (copies, segments) = (trouble.guest_copies, trouble.guest_segments);
             let _ = writeln!(
                 out,
-                "{looks:4} looks after downloads over {:11}: {timeouts} timeouts of the guest; \
-                 {paws} PAWSEstab and {skipped} TCPACKSkipped of the remote.",
+                "{looks:4} looks after downloads over {:11}: {timeouts} timeouts of the guest, \
+                 which sent {copies} segments again of {segments}; {paws} PAWSEstab and {skipped} TCPACKSkipped of the remote.",
                 path.name()
             );
         }
