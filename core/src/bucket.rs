@@ -2,7 +2,7 @@
 
 use crate::time::{Duration, Instant};
 
-/// How many are left of what somebody may do.
+/// The remaining permits.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
     burst: u64,

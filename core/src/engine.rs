@@ -3,19 +3,24 @@
 //! One worker owns one `Engine`. The methods are of four kinds:
 //!
 //! 1. getters;
-//! 2. `handle_*(now, ...)`: something happened; `handle_frame` returns that frame's [`Verdict`];
+//! 2. `handle_*(now, ...)`: report an event; `handle_frame` returns that frame's [`Verdict`];
 //! 3. commands (`add_port`, `set_offload`, `drain`, ...);
-//! 4. `poll_*`: what the engine wants done.
+//! 4. `poll_*`: return the engine's next action.
 //!
-//! **Drain order.** After each `handle_*` call or command: a frame whose verdict is
-//! `Forward`/`Flood` is sent, then what `poll_transmit(now)` gives until `None`; it is older than
-//! the next frame, and R must not see acknowledgements out of order. After a batch of them:
-//! `poll_departure(now)` for what guests have handed over, `handle_batch_end(now)` for the ACKs
-//! that no data has carried, `poll_transmit(now)` once more, then for every guest port with room
-//! that `poll_ready()` has named `poll_delivery(now, port, room)` until `None`, then
-//! `poll_timeout()` for the next wake-up. Where older frames wait for the ring, one of them and one
-//! delivery go in turn, the delivery behind them all: nothing overtakes, and a flood does not
-//! starve what was promised.
+//! **Drain order.** After each `handle_*` call or command the caller sends the frame itself if its
+//! verdict is `Forward` or `Flood`, then the frames of `poll_transmit(now)` until it gives `None`.
+//! These are older than the next frame, and R must not see acknowledgements out of order. After a
+//! batch of frames the caller calls, in this order:
+//!
+//! 1. `poll_departure(now)` for data that guests have handed over;
+//! 2. `handle_batch_end(now)` for the ACKs that no data has carried;
+//! 3. `poll_transmit(now)` once more;
+//! 4. `poll_delivery(now, port, room)` until `None`, for every guest port with room that
+//!    `poll_ready()` has named;
+//! 5. `poll_timeout()` for the next wake-up.
+//!
+//! If older frames wait for the ring, the caller alternates: one older frame, then one delivery
+//! behind all of them. So no frame is overtaken, and a flood does not starve promised bytes.
 
 mod frames;
 mod polls;
@@ -119,7 +124,7 @@ struct Port {
     config: PortConfig,
     features: Option<PortFeatures>,
     vm: Vm,
-    /// Storm control: others have to take what it sends to groups.
+    /// Storm control: a limit for its frames to groups, which others have to take.
     group_frames: Bucket,
     drops: [u64; DropReason::ALL.len()],
 }
@@ -141,7 +146,7 @@ pub struct Engine<'m> {
     whole: Vec<u8>,
 }
 
-/// What all flows share.
+/// The state that all flows share.
 #[derive(Debug)]
 struct Common<'m> {
     arena: Arena<'m>,
@@ -149,7 +154,7 @@ struct Common<'m> {
     out: OutQueue,
     /// Flows with an ACK due at the end of the batch.
     ack_list: Vec<FlowId>,
-    /// Ports whose VMs have been given something to deliver, each once; see `Vm::announced`.
+    /// Ports whose VMs have something to deliver, each once; see `Vm::announced`.
     ready_ports: VecDeque<PortId>,
     /// Ordinary segments take the predicted path (`tcp::predicted`). Tests turn it off, and
     /// [`Walks`] that end connections.
@@ -181,8 +186,8 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// What the port's peer accepts from now on; `None` while no driver is there (link down).
-    /// Flows stay: TCP sockets survive a driver reset (LIFE-04).
+    /// Sets the features of the port's peer; `None` while no driver is there (link down). Flows
+    /// stay: TCP sockets survive a driver reset (LIFE-04).
     pub fn set_port_features(
         &mut self,
         now: Instant,
@@ -191,8 +196,8 @@ impl<'m> Engine<'m> {
     ) {
         let Some(p) = self.port_mut(port) else { return };
         let before = std::mem::replace(&mut p.features, features);
-        // The ring stays if the driver only agrees on other features. Else what was in it is gone:
-        // nothing is unseen any more, but without a driver nothing can be seen either.
+        // The ring stays if the driver only agrees on other features. Otherwise its frames are
+        // gone: none is unseen any more, but without a driver none can be seen either.
         p.vm.clock.on_progress(now, before.is_none() || features.is_none());
         if features.is_none() {
             p.vm.clock.on_delivery(now);
@@ -211,7 +216,8 @@ impl<'m> Engine<'m> {
         self.networks.of_mut(port).forget_learned(now, port);
     }
 
-    /// Nobody gets what remotes of this VM were promised: they are told, now.
+    /// Resets all flows of this VM, and tells their remotes now, because the promised bytes will
+    /// not be delivered.
     fn abort_flows(&mut self, now: Instant, port: PortId) {
         self.for_each(port, Class::Live, |engine, id| engine.does(now, Deed::End, id));
     }
@@ -240,22 +246,22 @@ impl<'m> Engine<'m> {
     }
 
     /// Turns congestion offload of a VM on: H sends for its flows from their next data on. Or off:
-    /// a flow is handed back once R has acknowledged what H has of it.
+    /// a flow is handed back once R has acknowledged all bytes that H has of it.
     pub fn set_congestion_offload(&mut self, port: PortId, on: bool) {
         if let Some(p) = self.port_mut(port).filter(|p| p.config.is_guest()) {
             p.vm.congestion_offload = on;
         }
     }
 
-    /// Whether H controls the congestion of what the guest of `port` sends, so that the guest may
-    /// flood: what its heartbeat says (FLOOD-28).
+    /// Whether H controls congestion for the guest of `port`, so that the guest may flood; its
+    /// heartbeat says so (FLOOD-28).
     #[must_use]
     pub fn controls_congestion(&self, now: Instant, port: PortId) -> bool {
         self.vm(port).is_some_and(|vm| vm.controls_congestion(now))
     }
 
-    /// Whether ordinary segments take the predicted path, as they do from the start: it changes
-    /// what a packet costs, and nothing else.
+    /// Whether ordinary segments take the predicted path, as they do from the start. It changes
+    /// only the cost of a packet.
     #[cfg(test)]
     pub(crate) fn set_prediction(&mut self, on: bool) {
         self.common.predicts = on;
@@ -269,8 +275,8 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// Whether no flow of this VM owes anybody a byte, FIN or RST. Not before a drain has reached
-    /// all of them: those that it has not make promises still.
+    /// Whether no flow of this VM owes a byte, FIN or RST. It is false until a drain has reached
+    /// all of them, because the others still make promises.
     #[must_use]
     pub fn is_drained(&self, port: PortId) -> bool {
         let owes = self.port(port).is_some_and(|p| p.vm.owing_flows > 0);
@@ -346,14 +352,14 @@ impl<'m> Engine<'m> {
     }
 
     fn for_each(&mut self, port: PortId, class: Class, mut f: impl FnMut(&mut Self, FlowId)) {
-        // A copy, for what happens to a flow may take it out of its ring.
+        // A copy, because an event may take the flow out of its ring.
         let ids: Vec<FlowId> = self.flows.of_class(port.0, class).collect();
         for id in ids {
             f(self, id);
         }
     }
 
-    /// Runs `f` on a flow and then what every event ends with: timers, delivery list, commit.
+    /// Runs `f` on a flow and then the end of every event: timers, delivery list, commit.
     fn with_flow<R>(
         &mut self,
         now: Instant,
@@ -370,8 +376,8 @@ impl<'m> Engine<'m> {
         Some(result)
     }
 
-    /// As [`Self::with_flow`] for a frame. The flow ends that event itself: it knows what an
-    /// ordinary segment leaves as it was.
+    /// As [`Self::with_flow`] for a frame. The flow ends that event itself, because it knows what
+    /// an ordinary segment leaves unchanged.
     fn with_frame(
         &mut self,
         now: Instant,
@@ -386,7 +392,7 @@ impl<'m> Engine<'m> {
         Some(ended.fate)
     }
 
-    /// What the wheel and the table have to know when an event on a flow has ended.
+    /// Updates wheel and table when an event on a flow has ended.
     #[inline(always)]
     fn end_event(&mut self, id: FlowId, wake_at: Instant, class: Option<Class>) {
         if wake_at < Instant::MAX {
@@ -397,7 +403,7 @@ impl<'m> Engine<'m> {
         }
     }
 
-    /// A flow, and what it may touch besides itself.
+    /// A flow, and the other state that it may touch.
     #[inline(always)]
     fn flow_and_context(
         &mut self,
@@ -409,8 +415,8 @@ impl<'m> Engine<'m> {
         Some((flow, cx))
     }
 
-    /// The entry goes, with everything it holds. The caller knows that it owes nothing, or that
-    /// there is nobody left to owe it to.
+    /// Removes the entry and everything it holds. The caller knows that it owes nothing, or that
+    /// nobody is left to owe it to.
     fn remove_flow(&mut self, id: FlowId) {
         self.timers.cancel(id);
         self.common.out.departures.cancel(id);
@@ -428,8 +434,8 @@ impl<'m> Engine<'m> {
         self.flows.insert(key, flow.class(), flow).ok()
     }
 
-    /// The entry that makes room for a new handshake, if one must. Handshakes nobody has completed
-    /// have a quota and replace each other within it: whoever floods replaces his own (LIFE-01).
+    /// The entry that makes room for a new handshake, if one must. Incomplete handshakes have a
+    /// quota and replace each other within it, so a flood replaces its own entries (LIFE-01).
     fn victim(&mut self, port: u16) -> Option<FlowId> {
         let flows_max = self.port(PortId(port))?.config.as_guest()?.flows_max;
         let unproven = self.flows.len_of_class(port, Class::Unproven);
@@ -447,7 +453,7 @@ impl<'m> Engine<'m> {
     }
 }
 
-/// What a flow may touch besides itself.
+/// The state that a flow may touch besides its own.
 #[inline(always)]
 fn context<'a, 'm>(
     now: Instant,

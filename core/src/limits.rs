@@ -13,22 +13,25 @@ use crate::time::Duration;
 pub const PAGE: usize = 16 * 1024;
 /// The smallest window a flow with ack offload has, reserved for it (SNOOP-09).
 pub const FLOW_BUFFER_MIN: u64 = 64 * 1024;
-/// What a flow starts with if the VM's budget allows (SNOOP-39).
+/// The initial buffer of a flow if the VM's budget allows it (SNOOP-39).
 pub const FLOW_BUFFER_INITIAL: u64 = 256 * 1024;
-/// What a flow grows to while its G does not run, once G has proved to be ESTABLISHED (SNOOP-39):
-/// what R sends in 10 ms at 1 Gbit/s, so that it need not stop for G's next time slice.
+/// The largest buffer of a flow while its G does not run, once G has proved to be ESTABLISHED
+/// (SNOOP-39): the data that R sends in 10 ms at 1 Gbit/s, so that R need not stop for G's next
+/// time slice.
 pub const FLOW_BUFFER_AHEAD_MAX: u64 = 1024 * 1024;
-/// G may be shown so much more room than R has shown (FLOOD-14): what it hands over in a slice.
+/// G may be shown so much more room than R has shown (FLOOD-14): the data that it hands over in a
+/// slice.
 pub const OUTBOUND_AHEAD_MAX: u64 = 1024 * 1024;
-/// What a flow grows to because R filled what it had (SNOOP-39): more would only add delay.
+/// The largest buffer of a flow that grows because R filled it (SNOOP-39): more would only add
+/// delay.
 pub const FLOW_BUFFER_DOUBLED_MAX: u64 = 4 * 1024 * 1024;
-/// What a flow grows to because G itself shows as much: all that Linux shows with a `tcp_rmem` of
-/// 32 MiB. A flow whose G shows more is let go.
+/// The largest buffer of a flow that grows because G itself shows as much: all that Linux shows
+/// with a `tcp_rmem` of 32 MiB. A flow whose G shows more is let go.
 pub const FLOW_BUFFER_MAX: u64 = 32 * 1024 * 1024;
-/// What a VM's flows may hold and promise together unless configured otherwise (INV-06).
+/// The bytes that a VM's flows may hold and promise together unless configured otherwise (INV-06).
 pub const VM_BUDGET: u64 = 64 * 1024 * 1024;
-/// One part in so many of a VM's budget is for windows of [`FLOW_BUFFER_MIN`] alone (INV-20):
-/// 1024 of 4096 pages, 204 flows that find theirs whatever the others have.
+/// One part in so many of a VM's budget is for windows of [`FLOW_BUFFER_MIN`] alone (INV-20): 1024
+/// of 4096 pages, for 204 flows that find theirs whatever the others have.
 pub const BUDGET_FOR_FIRST_WINDOWS: u64 = 4;
 /// Out-of-order ranges per flow (SNOOP-10). Their bytes need no bound of their own: the whole
 /// window is reserved.
@@ -39,16 +42,16 @@ pub const L2_MAX: usize = 6 + 6 + 2 * 4 + 2;
 pub const FRAME_BYTES_MAX: usize = 68 * 1024;
 /// A guest's MTU unless it is configured: Ethernet's.
 pub const MTU_DEFAULT: u16 = 1500;
-/// Bytes after which no more is read from a port in a turn. A guest works on what it got while the
-/// next turn reads; 64 super-segments first, 4 MB, made both wait for each other.
+/// Bytes after which no more is read from a port in a turn. A guest works on these while the next
+/// turn reads. With 64 super-segments first, 4 MB, both waited for each other.
 pub const BYTES_PER_PORT: usize = 128 * 1024;
-/// Bytes of copies that the frames of a port may be made into in a turn, for all who get them: of a
-/// broadcast each receiver gets one, and whoever takes no super-segments gets it in pieces. What is
-/// beyond that counts in the turns after it, in which nothing is read from the port. So much that
-/// neither 64 small broadcasts to 50 guests nor two super-segments for a guest that takes none meet
-/// it.
+/// Bytes of copies that may be made of a port's frames in a turn, for all receivers: each receiver
+/// of a broadcast gets one, and a receiver that takes no super-segments gets it in pieces. The
+/// excess counts in the turns after it, in which nothing is read from the port. The limit is so
+/// high that neither 64 small broadcasts to 50 guests nor two super-segments for a guest that takes
+/// none reach it.
 pub const COPIES_PER_PORT: usize = 8 * BYTES_PER_PORT;
-/// What a copy counts for besides its bytes: a place in a ring, headers and a checksum.
+/// The cost of a copy besides its bytes: a place in a ring, headers and a checksum.
 pub const COPY_COST: usize = 256;
 /// The longest frame to a group: a jumbo frame with a VLAN tag. Copies of 64 KiB for 200 guests
 /// took milliseconds.
@@ -61,11 +64,12 @@ pub const GROUP_FRAMES_INTERVAL: Duration = Duration::from_micros(100);
 /// Frames of backlogs together: a port may have as much as all of them leave free, so that 15 take
 /// [`BACKLOG_BYTES_MAX`] each, and 200 about 320 KB.
 pub const BACKLOGS_BYTES_MAX: usize = 64 << 20;
-/// Bytes of frames after which no more join a batch that is looked through as one: with long frames
-/// copying costs more than waiting for memory, and what was read should not leave the cache.
+/// Bytes of frames after which no more join a batch that is looked through together: with long
+/// frames copying costs more than waiting for memory, and the frames that were read should not
+/// leave the cache.
 pub const BATCH_BYTES: usize = 32 * 1024;
-/// Bytes of backlog and store after which a guest gets no more in a turn. Twice what a port may
-/// bring, so that what waits becomes less while as much comes in.
+/// Bytes of backlog and store after which a guest gets no more in a turn. Twice the bytes that a
+/// port may bring, so that the backlog shrinks while as much comes in.
 pub const BYTES_PER_GUEST: u64 = 2 * BYTES_PER_PORT as u64;
 /// Bytes that guests have handed over, and that leave for their remotes in a turn: the rest leaves
 /// in the next, so that reading is not kept waiting.
@@ -85,8 +89,8 @@ pub const FRAMES_PER_PORT: usize = 64;
 /// lines under way at a time; 32 frames, a few lines each, keep it busy.
 pub const BATCH_FRAMES: usize = 32;
 /// With fewer flows than this, frames are not read in batches: flows are in the cache then, and a
-/// frame that is worked on as soon as it is read is in the nearest one. 2048 flows with their
-/// records take 1.2 MB, what a core of today has for itself.
+/// frame that is processed as soon as it is read is in the nearest one. 2048 flows with their
+/// records take 1.2 MB, which a core of today has for itself.
 pub const FLOWS_IN_CACHE: u32 = 2048;
 /// Frames that wait for the ring of one guest: as many as a Linux tap queues (`txqueuelen` 1000,
 /// drivers/net/tun.c).
@@ -98,8 +102,8 @@ pub const PACED_BURST_MAX: u64 = 64 * 1024;
 /// Pieces of a frame that the engine made: the headers and the pages that 64 KiB of payload touch,
 /// which are five at most.
 pub const TRANSMIT_PARTS_MAX: usize = 8;
-/// Flows to which something is done at once, as when the link of their VM comes up or the daemon
-/// stops. More are dealt with in steps, in each of which so many places are looked at.
+/// Flows that are processed at once, as when the link of their VM comes up or the daemon stops.
+/// More are processed in steps, each of which looks at so many places.
 pub const FLOWS_PER_STEP: u32 = 2048;
 /// Timers run per call of `handle_timeout`; the rest comes with the next call at once (LIFE-11).
 pub const TIMERS_PER_CALL: usize = 4096;
@@ -116,8 +120,8 @@ pub const IDLE_TURNS_MAX: u8 = 64;
 
 /// Flow entries per VM unless configured otherwise (LIFE-01).
 pub const FLOWS_PER_VM: u32 = 16_384;
-/// The part of a VM's flow entries that handshakes may take which nobody has completed: 2048 of
-/// 16,384, one of less than 16 (LIFE-01).
+/// The part of a VM's flow entries for incomplete handshakes: 2048 of 16,384, one of less than 16
+/// (LIFE-01).
 ///
 /// Such an entry lives for a round trip. So 2048 are enough for 10,000 new connections per second
 /// at 200 ms, and a flood of spoofed SYNs that the guest answers gets no more.
@@ -138,48 +142,48 @@ pub const SYN_RECORDS_PER_PORT: usize = 1024;
 /// (SNOOP-42). Who guesses sequence and ACK within windows of 64 KiB hits once in 2^32 attempts,
 /// within 4 MiB once in 2^20; and has to hit so often before R or G say anything.
 pub const AHEAD_ACKS: u8 = 3;
-/// With each of them G may have sent so many times R's largest window more: it is shown them, and
-/// R's window may have grown.
+/// For each of these ACKs G may have sent so many times R's largest window more: G is shown them,
+/// and R's window may have grown.
 pub const AHEAD_WINDOWS: u64 = 4;
-/// Segments that a sender may send after a pause (RFC 5681 section 4.1, RFC 6928): what a parked
-/// flow's G must have room for.
+/// Segments that a sender may send after a pause (RFC 5681 section 4.1, RFC 6928): a parked flow's
+/// G must have room for them.
 pub const RESTART_SEGMENTS: u64 = 10;
 /// ACKs that are sent at once at the beginning of a connection, as Linux does (SNOOP-07).
 pub const QUICK_ACKS: u8 = 16;
 /// Ends of segments of G that are remembered, to send small ones as they came (FLOOD-07): 8 KiB.
 pub const SEGMENT_ENDS_MAX: usize = 1024;
-/// Runs of bytes kept of what is under way to R, for each of its segments: SACK blocks that would
-/// cut it into more are ignored. An honest R cuts at segments.
+/// Runs of bytes that are kept for each segment under way to R. SACK blocks that would cut them
+/// into more are ignored. An honest R cuts at segments.
 pub const SENT_RUNS_PER_SEGMENT: u64 = 2;
-/// And so many are kept of whatever is under way: 16 runs of 24 bytes.
+/// So many are kept however little is under way: 16 runs of 24 bytes.
 pub const SENT_RUNS_MIN: u64 = 16;
-/// And so many at most: an ACK with SACK blocks looks at each, and R chooses how many there are.
+/// The most that are kept: an ACK with SACK blocks looks at each, and R chooses how many there are.
 /// 2048 holes are the losses of one segment in 100 of a window of 290 MB.
 pub const SENT_RUNS_MAX: u64 = 4096;
-/// First windows of senders that must be free, or a VM's guest is told to flood no more (FLOOD-28):
-/// so many connections may begin until it has heard that.
+/// First windows of senders that must be free; otherwise a VM's guest is told to stop flooding
+/// (FLOOD-28). So many connections may begin until the guest knows.
 pub const FLOODING_PLACES: u64 = 8;
 /// Refusals remembered per VM (SNOOP-32).
 pub const REFUSALS_PER_VM: usize = 64;
 /// Stations heard behind uplinks, or behind the peers of an overlay.
 pub const MACS_MAX: usize = 8192;
-/// Stations that an overlay was told of, besides those that it has heard. With
-/// MACS_MAX that is a table of 131,072 x 25 B = 3.1 MiB, and in the switch one as large.
+/// Stations that an overlay was told of, besides those that it has heard. With MACS_MAX that is a
+/// table of 131,072 x 25 B = 3.1 MiB, and one as large in the switch.
 pub const TOLD_MAX: usize = 1 << 16;
 /// Entries for those behind uplinks: one that is heard with a VLAN tag has two. 16,384 x 32 B =
 /// 512 KiB.
 pub const MAC_ENTRIES_MAX: usize = 2 * MACS_MAX;
-/// Bytes of datagrams that leave an overlay by one call: what UDP over IPv4 holds (65,535 less both
-/// headers).
+/// Bytes of datagrams that leave an overlay by one call: the most that UDP over IPv4 holds (65,535
+/// minus both headers).
 pub const OVERLAY_DATAGRAM_BYTES_MAX: usize = 65_507;
 /// How long a path between hosts stays as narrow as it was found (Linux:
 /// `net.ipv4.route.mtu_expires`).
 pub const PATH_MTU_AGE: Duration = Duration::from_secs(600);
-/// Errors that tell who sends over an overlay that a packet is too long: so many at once.
+/// Errors at once for senders over an overlay whose packets are too long.
 pub const TOO_LONG_BURST: u64 = 50;
 /// Senders that do not take them from each other, as far as their MACs' hashes differ: 64 x 40 B.
 pub const TOO_LONG_SENDERS: usize = 64;
-/// Then one in this time. Each is shorter than what it tells of, so this only bounds the work.
+/// Then one in this time. Each is shorter than its packet, so this only bounds the work.
 pub const TOO_LONG_INTERVAL: Duration = Duration::from_millis(10);
 /// Datagrams that leave by one call (`UDP_MAX_SEGMENTS`, linux/udp.h up to 6.8).
 pub const OVERLAY_DATAGRAMS_MAX: usize = 64;
@@ -200,7 +204,7 @@ pub const FLOW_TIMER_BYTES: usize = 12;
 pub const FLOW_RECORD_BYTES: usize = 160;
 /// The caller's state per flow that the memory target below is stated for.
 pub const FLOW_STATE_BYTES: usize = 328;
-/// What the daemon knows of a path for whose guest it has sent, while the flow is idle.
+/// The memory of the path of an idle flow for which the daemon has sent.
 pub const SENDER_MEMORY_BYTES: usize = 640;
 /// A tracked flow that owes nothing and was idle for [`T_PARK`].
 pub const FLOW_BYTES_IDLE: usize =
@@ -210,10 +214,10 @@ pub const FLOW_BYTES_IDLE: usize =
 
 /// Challenge and odd ACKs: at most one per flow in this time (COM-31).
 pub const ODD_ACK_INTERVAL: Duration = Duration::from_millis(500);
-/// A host that controls a guest's congestion says so this often (FLOOD-28).
+/// A host that controls a guest's congestion sends a heartbeat this often (FLOOD-28).
 pub const HEARTBEAT_PERIOD: Duration = Duration::from_millis(500);
-/// A guest that has heard nothing for so long has stopped flooding (FLOOD-28): three heartbeats in
-/// a row may be lost.
+/// A guest without a heartbeat for so long has stopped flooding (FLOOD-28): three heartbeats in a
+/// row may be lost.
 pub const HEARTBEAT_STALE: Duration = Duration::from_secs(2);
 /// Local retransmission toward G: first timeout, in running time (SNOOP-29).
 pub const LOCAL_RTO_MIN: Duration = Duration::from_millis(250);
@@ -238,13 +242,13 @@ pub const WINDOW_UPDATE_REPEAT: Duration = Duration::from_millis(200);
 pub const REFUSED_RETRANSMISSIONS: u32 = 15;
 /// ...and at least this much running time without progress (SNOOP-32).
 pub const REFUSED_RUNNING: Duration = Duration::from_secs(120);
-/// A guest port and remote that were refused get no offload this long (SNOOP-32): a firewall rule
-/// may have changed by then, and one more refusal an hour costs R one connection.
+/// A guest port and remote that were refused get no offload for this long (SNOOP-32). A firewall
+/// rule may have changed by then, and one more refusal an hour costs R one connection.
 pub const T_REFUSED: Duration = Duration::from_secs(3600);
-/// A guest that has begun what H cannot control is told not to flood for so long (FLOOD-28): what
-/// it has in flight then is its own affair.
+/// A guest that has begun a connection that H cannot control is told not to flood for so long
+/// (FLOOD-28). H is not responsible for its data in flight then.
 pub const T_UNCONTROLLED: Duration = Duration::from_secs(10);
-/// A VM with a rate limit may be so far ahead of it by what only passes; the next frame is dropped.
+/// Frames that only pass may be so far ahead of a VM's rate limit; the next one is dropped.
 pub const LIMIT_DEBT_MAX: Duration = Duration::from_millis(50);
 /// Keepalives of R are answered for a silent G this long (T_alive, SNOOP-36).
 pub const T_ALIVE: Duration = Duration::from_secs(10);
@@ -296,35 +300,35 @@ pub const LEARNED_IP_AGE: Duration = Duration::from_secs(300);
 
 // --- Virtual TOE -------------------------------------------------------------------------------
 
-/// Bytes of one direction of a TOE connection that are under way at most, whatever a guest says
-/// that it has room for (VTOE-10). The host keeps none of them: they are in the buffers of its own
-/// sockets, which are made twice as large, so that a write never has to wait.
+/// Bytes of one direction of a TOE connection that are under way at most, whatever room a guest
+/// shows (VTOE-10). The host keeps none of them: they are in the buffers of its own sockets, which
+/// are made twice as large, so that a write never has to wait.
 pub const TOE_WINDOW_MAX: u64 = 1024 * 1024;
-/// Room that has appeared is told to the other end in steps of so much, or at once if the other end
-/// may be out of it: a quarter of the buffer that Linux gives a vsock socket (256 KiB).
+/// New room is shown to the other end in steps of so much, or at once if the other end may have
+/// none left: a quarter of the buffer that Linux gives a vsock socket (256 KiB).
 pub const TOE_CREDIT_STEP: u64 = 64 * 1024;
-/// What a packet costs of a guest's buffer besides its payload: Linux charges `SKB_TRUESIZE(0)` for
-/// each that nobody has read (since 2026, `virtio_transport_inc_rx_pkt`), and resets a socket that
-/// has no place for it. That is 576 bytes where cache lines have 64, and 768 where they have 256.
+/// The cost of a packet in a guest's buffer besides its payload: Linux charges `SKB_TRUESIZE(0)`
+/// for each unread packet (since 2026, `virtio_transport_inc_rx_pkt`), and resets a socket that has
+/// no place for it. That is 576 bytes where cache lines have 64, and 768 where they have 256.
 pub const TOE_PACKET_COST: u64 = 768;
-/// Payload of a packet to a guest at least, as long as more is on its way: a receive buffer of
-/// Linux has room for 3.7 KiB. Room that is told to the other end is measured so: of a buffer of
-/// 256 KiB it is 197 KiB, 16 of which are left for smaller packets. More than the 192 KiB after
-/// which Linux before 6.7 tells what was read.
+/// The least payload of a packet to a guest, as long as more is on its way: a receive buffer of
+/// Linux has room for 3.7 KiB. Room for the other end is computed with it: of a buffer of 256 KiB
+/// it is 197 KiB, and 16 are left for smaller packets. That is more than the 192 KiB after which
+/// Linux before 6.7 reports what was read.
 pub const TOE_PACKET_FULL: u64 = 3584;
 /// Payload of one guest that a host keeps because others' rings have no buffers for it: sixteen
-/// windows. When there is so much, that guest is not read.
+/// windows. Beyond that the guest's ring is not read.
 pub const TOE_KEPT_MAX: usize = 16 << 20;
 /// And of all together. No guest has more of it than is left for the others; a packet each may be
 /// on top of that.
 pub const TOE_KEPT_ALL_MAX: usize = 64 << 20;
 /// Payload of one guest that waits for more of its stream, less than `TOE_PACKET_FULL` for each
-/// socket. When there is so much, small packets are given as they are.
+/// socket. Beyond that small packets are given as they are.
 pub const TOE_PARTIAL_MAX: usize = 2 << 20;
 /// And of all together.
 pub const TOE_PARTIAL_ALL_MAX: usize = 32 << 20;
-/// Bytes that so many guests' sockets take of a host at most: what is kept and held of all, and of
-/// each a packet and 4 MiB for its sockets, as many that are past, control connections and
+/// The most bytes that the sockets of so many guests take of a host: all kept and held payload, and
+/// for each guest a packet and 4 MiB for its sockets, as many past ones, control connections and
 /// listeners.
 #[must_use]
 pub const fn toe_bytes_max(guests: usize) -> usize {
@@ -336,55 +340,54 @@ const fn least(a: usize, b: usize) -> usize {
     if a < b { a } else { b }
 }
 
-/// Messages that come ahead of others and wait in the fabric, for each connection. Their payload is
-/// bounded by its window.
+/// Messages that arrive ahead of others and wait in the fabric, for each connection. Their payload
+/// is bounded by its window.
 pub const TOE_HELD_MAX: usize = 256;
 /// Connections that another host may have asked for meanwhile when a request of it comes late: one
 /// that is older is taken for a copy. A bit for each, 8 KiB for a host.
 pub const TOE_LATE_REQUESTS: u64 = 65_536;
-/// Incarnations of a host whose requests are told from copies.
+/// Incarnations of a host whose requests can be distinguished from copies.
 pub const TOE_INCARNATIONS_MAX: usize = 4;
 /// Ends that are over and may be asked for `Taken` again: 64 bytes each are 1 MiB.
 pub const TOE_OVER_MAX: usize = 16_384;
-/// Sockets of a guest, also those that it has closed and that have something to deliver: 4096 of
-/// half a KiB are 2 MiB. When it has so many, a new one takes the place of the one that was closed
-/// first.
+/// Sockets of a guest, including those that it has closed and that still have data to deliver: 4096
+/// of half a KiB are 2 MiB. Beyond that a new one takes the place of the one that was closed first.
 pub const TOE_SOCKETS_MAX: usize = 4096;
-/// Of a guest that has gone so many sockets are reset in a turn.
+/// So many sockets of a guest that is gone are reset in a turn.
 pub const TOE_SOCKETS_PER_STEP: usize = 256;
 /// Processes of a guest that ask about sockets, and listeners: each has a control connection.
 pub const TOE_CONTROLS_MAX: usize = 1024;
 /// Addresses that a guest listens at.
 pub const TOE_LISTENERS_MAX: usize = 1024;
-/// Sockets of a guest that have said where they are going to connect to, and have not yet.
+/// Sockets of a guest that have announced a connection and not made it yet.
 pub const TOE_WANTED_MAX: usize = 1024;
-/// Sockets that a guest has no connection for any more, of which it may ask how they ended.
+/// Sockets of a guest without a connection, about whose end the guest may still ask.
 pub const TOE_PAST_MAX: usize = 4096;
-/// Packets of a guest for no connection that wait to be answered: when there are so many, its ring
-/// is not read until it takes some. More than an honest guest has: it answers what its ring held,
-/// 256 packets at most, and then waits for its own to be read (Linux, `virtio_transport_rx_work`).
+/// Packets of a guest that belong to no connection and wait for an answer. Beyond that the guest's
+/// ring is not read until it takes some. An honest guest has fewer: it answers the packets of its
+/// ring, 256 at most, and then waits for its own to be read (Linux, `virtio_transport_rx_work`).
 pub const TOE_STRAYS_MAX: usize = 1024;
 /// A connection that is not established after this is not going to be: Linux gives up SYNs after
 /// 127 s and SYN-ACKs after 63 s.
 pub const T_TOE_CONNECT: Duration = Duration::from_secs(63);
-/// So often an end says where it stands, whatever else it says: what was lost is made good.
+/// An end sends a probe this often, whatever else it sends, so that lost messages are repaired.
 pub const T_TOE_PROBE: Duration = Duration::from_secs(30);
-/// A guest that may have read what others wait for is asked so soon, then half as often each time
-/// that it had not, down to [`T_TOE_ASK_MAX`]: Linux before 6.7 tells what it has read when little
-/// room is left by its own count, which knows bytes and no packets.
+/// A guest that may have read bytes for which others wait is asked after this time, then half as
+/// often each time that it had not read, down to [`T_TOE_ASK_MAX`]. Linux before 6.7 reports what
+/// it has read when little room is left by its own count, which counts bytes and not packets.
 pub const T_TOE_ASK: Duration = Duration::from_millis(10);
 /// See [`T_TOE_ASK`].
 pub const T_TOE_ASK_MAX: Duration = Duration::from_secs(1);
-/// An end that has heard nothing for so long, four probes, has lost the other one (VTOE-06).
+/// An end without a message for so long, four probes, has lost the other one (VTOE-06).
 pub const T_TOE_SILENCE: Duration = Duration::from_secs(120);
 /// Bytes that must have been sent and have not come after this are lost: fabrics reorder within
 /// milliseconds, and repeat by themselves.
 pub const T_TOE_HOLE: Duration = Duration::from_secs(10);
 /// A closed socket waits so long for the end of the other stream (`tcp_fin_timeout` of Linux).
 pub const T_TOE_ORPHAN: Duration = Duration::from_secs(60);
-/// And so long for the other guest to take what it had sent, 1 MiB at most: Linux gives up on one
-/// that takes nothing after 924 s (`tcp_retries2`). Without an end, whoever never reads could fill
-/// the other guest's table of sockets.
+/// And so long for the other guest to take its bytes, 1 MiB at most: Linux gives up on a peer that
+/// takes nothing after 924 s (`tcp_retries2`). Without this limit a peer that never reads could
+/// fill the other guest's table of sockets.
 pub const T_TOE_DRAIN: Duration = Duration::from_secs(924);
 
 /// Worst-case pages of a window of `bytes` bytes at any alignment: both ends may be partial.

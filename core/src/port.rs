@@ -8,7 +8,8 @@ use crate::congestion::Algorithm;
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PortId(pub u16);
 
-/// What a port's peer accepts *now* (it may change by driver reset or CTRL_GUEST_OFFLOADS; COM-17).
+/// The frames that a port's peer accepts *now* (it may change by driver reset or
+/// CTRL_GUEST_OFFLOADS; COM-17).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PortFeatures {
     /// Partial checksums may be handed over.
@@ -31,16 +32,16 @@ impl PortFeatures {
 pub struct PortConfig {
     /// Unique name: in metrics, in the CLI, and the identity of a VM across daemon restarts.
     pub name: String,
-    /// What is behind it.
+    /// The peer behind it.
     pub kind: PortKind,
     /// Frames go from port to port of one network. The first has no name.
     pub network: String,
 }
 
-/// What is behind a port.
+/// The peer behind a port.
 #[derive(Clone, Debug)]
 pub enum PortKind {
-    /// The network. Whatever its frames say of their source is believed.
+    /// The network. The sources of its frames are believed.
     Uplink,
     /// One VM.
     Guest(GuestConfig),
@@ -77,10 +78,10 @@ pub struct GuestConfig {
 /// Which VLANs (IEEE 802.1Q) a VM is in.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Vlans {
-    /// Any: its frames pass as they are, with whatever tags.
+    /// Any: its frames pass unchanged, with whatever tags.
     #[default]
     Any,
-    /// One, of which it knows nothing: the switch sees its frames with this tag, the guest without
+    /// One, unknown to the guest: the switch sees its frames with this tag, the guest without
     /// ([`wire::vlan`](crate::wire::vlan)).
     Access(u16),
     /// These: its frames have the tag of one of them.

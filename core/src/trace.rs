@@ -13,9 +13,9 @@ pub struct SegmentLine<'a> {
     pub direction: &'a str,
     /// The segment.
     pub tcp: &'a Tcp,
-    /// What is subtracted from `seq`.
+    /// The number that is subtracted from `seq`.
     pub seq_base: Seq,
-    /// What is subtracted from `ack` and SACK blocks.
+    /// The number that is subtracted from `ack` and SACK blocks.
     pub ack_base: Seq,
 }
 

@@ -1,4 +1,4 @@
-//! What a congestion controller is, and which there are.
+//! The interface of a congestion controller, and the list of controllers.
 
 use crate::congestion::cubic::Cubic;
 use crate::congestion::pacer::Gain;

@@ -1,5 +1,5 @@
-//! When a window is reduced, and how it comes back: once for everything that is lost or marked in
-//! a round trip (RFC 5681 section 3.2, RFC 6582, RFC 3168 section 6.1.2).
+//! When a window is reduced, and when that is over: once for all losses and marks of a round trip
+//! (RFC 5681 section 3.2, RFC 6582, RFC 3168 section 6.1.2).
 //!
 //! ```text
 //!            lost                    all sent before it is acknowledged
@@ -11,8 +11,8 @@
 //!     +------------> Timeout ------------------------------------------> Open
 //! ```
 //!
-//! In `Recovery` and `Reduction` [`Prr`] says what may be sent, else the controller's window does.
-//! A retransmission that is lost begins a recovery anew (RFC 5681 section 4.3).
+//! In `Recovery` and `Reduction` [`Prr`] bounds sending, otherwise the controller's window does. If
+//! a retransmission is lost, a new recovery begins (RFC 5681 section 4.3).
 
 use crate::congestion::controller::{Ack, AnyController, Controller, initial_window};
 use crate::congestion::prr::{Progress, Prr};

@@ -1,10 +1,10 @@
-//! The sender of record: how much of G's stream may be under way to R, what is lost, and when the
+//! The sender toward R: how much of G's stream may be under way, which bytes are lost, and when the
 //! next segment leaves.
 //!
 //! # Primer
 //!
-//! With congestion offload G hands over what it has in one time slice, and H sends it as any good
-//! TCP would. This module is the part of that which needs no frame, no store and no flow: it sees
+//! With congestion offload G hands over its data in one time slice, and H sends it as any good TCP
+//! would. This module is the part of that work which needs no frame, no store and no flow: it sees
 //! ranges of a stream, acknowledgements and time.
 //!
 //! ```text
@@ -17,17 +17,17 @@
 //!
 //! | File | What it decides | Source |
 //! |---|---|---|
-//! | [`sender`] | what is sent next; all others are its parts | RFC 5681, 6298 section 5 |
+//! | [`sender`] | the next segment; all others are its parts | RFC 5681, 6298 section 5 |
 //! | [`episode`] | when a window is reduced: once in a round trip | RFC 5681, 6582, 3168 |
-//! | [`controller`] | the [`Controller`] trait, and which there are | |
+//! | [`controller`] | the [`Controller`] trait, and the list of controllers | |
 //! | [`reno`], [`cubic`] | a controller each | RFC 5681, RFC 9438 |
 //! | [`window`] | slow start, which both share, with HyStart++ | RFC 5681, RFC 9406 |
 //! | [`validation`] | whether the window was used, so that it may grow | RFC 7661 |
-//! | [`prr`] | how much is sent for each ACK while it is being reduced | RFC 9937 |
+//! | [`prr`] | how much is sent for each ACK during a reduction | RFC 9937 |
 //! | [`scoreboard`] | which bytes are under way, SACKed, lost, sent again | RFC 2018, RFC 6675 |
 //! | [`rack`] | which of them are lost, and when a probe is due | RFC 8985 |
 //! | [`rtt`] | round trip and retransmission timeout | RFC 6298 |
-//! | [`pacer`] | that a window does not leave as one burst | |
+//! | [`pacer`] | that a window is not sent as one burst | |
 //!
 //! # Units
 //!

@@ -1,10 +1,10 @@
-//! Pacing: a window does not leave as one burst, also not when G has just handed over a megabyte.
+//! Pacing: a window does not leave as one burst, even if G has just handed over a megabyte.
 //!
-//! The rate is a little more than the window in a round trip, so that acknowledgements and not the
-//! pacer decide in the long run. Credit for what was not sent is bounded by a burst, which is what
-//! the path takes in a millisecond, up to a super-segment. On a path with a round trip shorter than
-//! that nothing waits: ACKs come as soon as a timer would. But for what leaves behind a pause, of
-//! which no ACK is on its way.
+//! The rate is a little more than the window in a round trip, so in the long run acknowledgements
+//! and not the pacer decide. Credit for unused time is bounded by a burst, the bytes that the path
+//! takes in a millisecond, up to a super-segment. On a path with a round trip shorter than that no
+//! segment waits, because ACKs arrive as soon as a timer would. The exception is data after a
+//! pause, for which no ACK is on its way.
 
 use crate::limits::PACED_BURST_MAX as BURST_MAX;
 use crate::time::{Duration, Instant};

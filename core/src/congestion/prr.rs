@@ -1,9 +1,10 @@
-//! Proportional rate reduction (RFC 9937): while a window is being reduced, each ACK says how much
-//! may be sent, so that what is under way arrives at `ssthresh` within a round trip and neither
-//! stops nor bursts.
+//! Proportional rate reduction (RFC 9937): while a window is being reduced, each ACK allows a
+//! number of bytes to be sent, so that the bytes under way reach `ssthresh` within a round trip,
+//! without a stop or a burst.
 //!
-//! The RFC has `cwnd = inflight + sndcnt`. Here the budget (`sndcnt` less what was sent of it) is
-//! kept instead: bytes that a timer declares lost leave `inflight`, and must not become a burst.
+//! The RFC has `cwnd = inflight + sndcnt`. Here the budget (`sndcnt` minus the bytes that were sent
+//! of it) is kept instead: bytes that a timer declares lost leave `inflight`, and must not become a
+//! burst.
 
 /// One reduction.
 #[derive(Clone, Copy, Debug, Default)]

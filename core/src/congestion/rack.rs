@@ -1,9 +1,9 @@
-//! RACK-TLP (RFC 8985): what was sent a while before something that has arrived is lost; and a
-//! probe instead of a timeout where nothing more is sent that could arrive.
+//! RACK-TLP (RFC 8985): a segment that was sent some time before one that has arrived is lost.
+//! Where no later segment could arrive, a probe takes the place of a timeout.
 //!
-//! H's timestamps do not tell an original from its copy (`rtt`), so the only guard against the
-//! acknowledgement of an original that seems to be that of a copy is the round trip itself: one
-//! shorter than the shortest is none (section 6.2, step 2).
+//! H's timestamps do not tell an original from its copy (`rtt`). The acknowledgement of an original
+//! may then be taken for that of the copy, and the only guard is the round trip itself: one shorter
+//! than the shortest does not count (section 6.2, step 2).
 
 use crate::congestion::rtt::RttEstimator;
 use crate::congestion::scoreboard::Piece;

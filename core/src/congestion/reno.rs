@@ -1,4 +1,4 @@
-//! NewReno: a segment per round trip more, half as much after a loss (RFC 5681, RFC 6582).
+//! NewReno: one segment more per round trip, half the window after a loss (RFC 5681, RFC 6582).
 
 use crate::congestion::controller::{Ack, Controller};
 use crate::congestion::window::Window;

@@ -1,8 +1,8 @@
 //! Round-trip time and retransmission timeout (RFC 6298).
 //!
-//! Samples come from H's own clock: from the moment a range left for R to its acknowledgement, and
-//! by Karn's rule never from a range that was sent twice. Timestamps are no help, for the TSvals on
-//! the wire are G's: they say when G handed the bytes over, not when they left.
+//! Samples use H's own clock: from the moment at which a range left for R to its acknowledgement,
+//! and by Karn's rule never from a range that was sent twice. Timestamps do not help, because the
+//! TSvals on the wire are G's: they show when G handed the bytes over, not when they left.
 
 use crate::limits::{WIRE_RTO_AFTER_SYN, WIRE_RTO_INITIAL, WIRE_RTO_MAX, WIRE_RTO_VARIANCE_MIN};
 use crate::time::{Duration, Instant};

@@ -1,17 +1,17 @@
 //! Which of the bytes that were sent are under way, SACKed, or lost (RFC 2018, RFC 6675).
 //!
 //! All bytes from the oldest unacknowledged (`una`) to the newest that was sent (`next`) are in one
-//! queue of runs, in their order in the stream. A run is bytes that are alike: left at the same
-//! instant, had the same fate since. What an ACK says cuts runs at exactly the bytes it names, and
-//! neighbours that have become alike are joined again, so that a path without losses has one run
-//! for each burst.
+//! queue of runs, in their order in the stream. The bytes of a run are alike: they left at the same
+//! instant, and had the same fate since. An ACK cuts runs at exactly the bytes that it names, and
+//! neighbours that have become alike are joined again. So a path without losses has one run for
+//! each burst.
 //!
 //! ```text
 //!   una                                                    next
 //!    | lost   | SACKed      | flying, again | SACKed | flying |
 //! ```
 //!
-//! It decides nothing: [`super::rack`] says what is lost.
+//! It decides nothing: [`super::rack`] decides which bytes are lost.
 
 use std::collections::VecDeque;
 

@@ -1,12 +1,12 @@
-//! The sender toward the network: what is sent next, what again, and what it waits for.
+//! The sender toward the network: the next segment, new or repeated, and the sender's timers.
 //!
-//! It is a machine without I/O. The caller says what G has handed over ([`Sender::on_offered`]),
-//! what R says ([`Sender::on_ack`]) and when [`Sender::timeout`] has come
-//! ([`Sender::on_timeout`]); then it asks [`Sender::poll`] for segments until there is none.
+//! It is a machine without I/O. The caller reports the data that G has handed over
+//! ([`Sender::on_offered`]), R's ACKs ([`Sender::on_ack`]) and the expiry of [`Sender::timeout`]
+//! ([`Sender::on_timeout`]). Then it asks [`Sender::poll`] for segments until there is none.
 //!
-//! **What leaves**, in this order: a segment that a timer owes (the first after a timeout, a loss
-//! probe, a window probe), what is lost, what is new. The first ignores window and pace, one
-//! segment at a time; the others keep within both. New data besides ends at R's edge.
+//! **Segments leave in this order**: one that a timer owes (the first after a timeout, a loss
+//! probe, a window probe), lost bytes, new bytes. The first ignores window and pace, one segment at
+//! a time; the others keep within both. New data also ends at R's edge.
 //!
 //! **One timer at a time** (RFC 8985 section 8): the reordering timer, else the loss probe, else
 //! the retransmission timeout; or the window probe while R shows no room and nothing is under way.

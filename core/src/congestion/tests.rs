@@ -1,4 +1,4 @@
-//! Controllers driven a round trip at a time, and what they print.
+//! Controllers driven a round trip at a time, and their windows.
 
 use super::controller::{Ack, Controller, initial_window};
 use super::*;

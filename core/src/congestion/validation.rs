@@ -1,8 +1,8 @@
 //! Whether a window was used, so that it may grow (RFC 7661).
 //!
-//! A guest that is off its core for 90 ms of 120 is limited by itself and not by the path. What the
-//! path did not carry it need not be able to carry: the window then stays as it is, and a loss
-//! reduces what was under way rather than what might have been.
+//! A guest that is off its core for 90 ms of 120 is limited by itself and not by the path. If the
+//! path has not carried a window, it may be unable to carry it. So the window then stays as it is,
+//! and a loss reduces the bytes that were under way, not those that might have been.
 
 use crate::time::{Duration, Instant};
 

@@ -1,10 +1,11 @@
-//! A congestion window with slow start (RFC 5681 section 3.1) and HyStart++ (RFC 9406): what
-//! [`super::reno`] and [`super::cubic`] share.
+//! A congestion window with slow start (RFC 5681 section 3.1) and HyStart++ (RFC 9406), the common
+//! part of [`super::reno`] and [`super::cubic`].
 //!
-//! HyStart++ in short: a round is what was sent while the round before was acknowledged. When the
-//! shortest round trip of a round is clearly longer than that of the one before, a queue is
+//! HyStart++ in short: a round is the data that is sent while the round before is acknowledged. If
+//! the shortest round trip of a round is clearly longer than that of the one before, a queue is
 //! building up. Then the window grows at a quarter of the pace ("conservative slow start") for five
-//! rounds, and slow start is over; or it goes on, should the round trip become shorter again.
+//! rounds, and slow start is over. If the round trip becomes shorter again meanwhile, slow start
+//! goes on.
 
 use crate::congestion::controller::Ack;
 use crate::time::Duration;

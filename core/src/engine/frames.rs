@@ -99,13 +99,13 @@ impl Engine<'_> {
         self.count(now, port, result, frame)
     }
 
-    /// The VMM of a guest says that the guest has just been moved here, and has this MAC. `true`: a
-    /// station that was lately heard elsewhere had it, and is not found any more.
+    /// The VMM of a guest announces that the guest has just been moved here, and has this MAC.
+    /// `true`: a station that was lately heard elsewhere had it, and is not found any more.
     pub fn handle_announcement(&mut self, now: Instant, port: PortId, mac: Mac) -> bool {
         self.networks.of_mut(port).announce(now, port, mac)
     }
 
-    /// Counts a drop, and what a guest has yet to see.
+    /// Counts a drop, and a frame that a guest has yet to see.
     fn count(
         &mut self,
         now: Instant,
@@ -124,7 +124,7 @@ impl Engine<'_> {
     }
 
     /// Whether `port` gets a frame of `ingress` that is flooded. A guest whose MAC is known has no
-    /// other station behind it, so what is for an unknown one is not for it.
+    /// other station behind it, so frames for unknown stations are not for it.
     #[must_use]
     pub fn is_flooded(&self, ingress: PortId, port: PortId, frame: FloodedFrame) -> bool {
         let FloodedFrame { is_group, vlan } = frame;
@@ -151,7 +151,7 @@ impl Engine<'_> {
         Verdict::Flood
     }
 
-    /// All who get a flooded frame have yet to see it.
+    /// All receivers of a flooded frame have yet to see it.
     #[cold]
     pub(super) fn note_flooded(&mut self, now: Instant, ingress: PortId, frame: &[u8]) {
         let frame = FloodedFrame::of(frame);
@@ -226,8 +226,8 @@ impl Engine<'_> {
         verdict(out, self.process_from_net(now, id, &mut f))
     }
 
-    /// What becomes of a frame of G, if its flow expects it: an acknowledgement, or what H sends
-    /// for it. `None`: nothing has changed but what the switch knows of G.
+    /// The fate of a frame of G, if its flow expects it: an acknowledgement, or data that H sends
+    /// for it. `None`: nothing has changed except the switch's knowledge of G.
     #[inline(always)]
     fn offer_from_guest(
         &mut self,
@@ -316,7 +316,7 @@ impl Engine<'_> {
             return Ok(Verdict::Flood);
         };
         let packet_len = frame.len() - usize::from(packet.eth.len);
-        // As a bridge does it: what may be cut on its way is.
+        // As a bridge does: super-segments, which may be cut on their way, pass.
         if !hdr.is_gso() && self.vm(out).is_some_and(|vm| packet_len > usize::from(vm.mtu)) {
             return Err(DropReason::TooBig);
         }
@@ -393,8 +393,8 @@ impl Engine<'_> {
         verdict(out, fate)
     }
 
-    /// An ICMP error on its way to a guest for which H sends: it may be about what H has sent
-    /// (FLOOD-39). It goes on in any case.
+    /// An ICMP error on its way to a guest for which H sends: it may be about a segment of H
+    /// (FLOOD-39). It is forwarded in any case.
     #[cold]
     fn on_icmp(&mut self, now: Instant, out: PortId, frame: &[u8], eth: &Eth, ip: &Ip) {
         let Some(it) = TooBig::parse(frame, ip) else { return };
@@ -466,7 +466,7 @@ impl Engine<'_> {
         }
         let mut syn = SynInfo::learn(tcp, ip.version);
         match id.and_then(|id| Some((id, self.flows.get_mut(id)?))) {
-            // What follows is of another connection, even if G's answer takes another path.
+            // Later frames are of another connection, even if G's answer takes another path.
             Some((id, flow)) if flow.is_over() => self.remove_flow(id),
             Some((_, flow)) => syn = flow.on_syn_from_net(syn),
             None => {}
@@ -544,7 +544,7 @@ impl Engine<'_> {
     }
 }
 
-/// What is in a frame, unless any receiver would drop it (COM-03).
+/// The parsed frame, unless any receiver would drop it (COM-03).
 #[inline]
 fn parse(frame: &[u8]) -> Result<Packet, DropReason> {
     match Packet::parse(frame)? {
@@ -555,7 +555,7 @@ fn parse(frame: &[u8]) -> Result<Packet, DropReason> {
     }
 }
 
-/// A guest says no more of its untagged TCP frame than that the checksum is yet to be finished:
+/// The guest's header for its untagged TCP frame says only that the checksum is unfinished:
 /// [`validate_hdr`] would find nothing wrong with it.
 #[inline(always)]
 fn is_usual_hdr(hdr: &VirtioNetHdr, version: IpVersion) -> bool {
@@ -567,7 +567,7 @@ fn is_usual_hdr(hdr: &VirtioNetHdr, version: IpVersion) -> bool {
     !hdr.is_gso() && (usual || !hdr.needs_csum())
 }
 
-/// What becomes of a frame on its way to `out`.
+/// The verdict on a frame on its way to `out`.
 fn verdict(out: PortId, fate: Fate) -> Result<Verdict, DropReason> {
     match fate {
         Fate::Pass => Ok(Verdict::Forward(out)),
@@ -576,11 +576,11 @@ fn verdict(out: PortId, fate: Fate) -> Result<Verdict, DropReason> {
     }
 }
 
-/// What decides who gets a frame that is flooded.
+/// The properties of a frame that decide which ports get it when it is flooded.
 #[derive(Clone, Copy, Debug)]
 pub struct FloodedFrame {
     is_group: bool,
-    /// `None`: it is too short to be a frame, and nobody gets it.
+    /// `None`: it is too short to be a frame, and no port gets it.
     vlan: Option<VlanStack>,
 }
 
@@ -593,7 +593,7 @@ impl FloodedFrame {
     }
 }
 
-/// Whether a frame is for a group. One without an address is for nobody.
+/// Whether a frame is for a group. A frame without an address is for no port.
 fn is_group(frame: &[u8]) -> bool {
     frame.first().is_some_and(|first| first & 1 != 0)
 }

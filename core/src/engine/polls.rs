@@ -1,4 +1,4 @@
-//! What the engine wants sent, and when it wants to be woken.
+//! The frames that the engine wants sent, and the time of its next wake-up.
 
 use crate::drops::DropReason;
 use crate::engine::{Direction, Engine, Port, Transmit, Verdict, context};
@@ -145,7 +145,8 @@ impl Engine<'_> {
 
     /// Where a frame in `self.common.out` goes; another VM's inbound pipe may edit or absorb it.
     fn route_made(&mut self, now: Instant, place: usize) -> Result<Verdict, DropReason> {
-        // Out of the queue while that pipe looks at it, for that may add to the queue.
+        // The frame is out of the queue while that pipe looks at it, because the pipe may add to
+        // the queue.
         let mut made = *self.common.out.at(place);
         let frame = &mut made.bytes[..made.len];
         let verdict = self.route(now, made.origin, &VirtioNetHdr::default(), frame);
@@ -212,7 +213,8 @@ impl Engine<'_> {
         Some(Departure::Given(Transmit { hdr: made.hdr, ..frame }))
     }
 
-    /// The next flow that has something to send, what it is, and on behalf of which port.
+    /// The next flow that has something to send, its frame, and the port on whose behalf it is
+    /// sent.
     fn next_departure(&mut self, now: Instant) -> Option<(FlowId, PortId, Delivery)> {
         loop {
             let id = self.common.out.departures.pop()?;
@@ -231,7 +233,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Where a departure goes that is not for an uplink, put together for whoever looks at it.
+    /// Routes a departure that is not for an uplink, put together in one buffer.
     fn route_departure(
         &mut self,
         now: Instant,
@@ -251,8 +253,8 @@ impl Engine<'_> {
         verdict
     }
 
-    /// A port for whose guest there is something new to deliver, or may be. Each is named once;
-    /// what its ring has no room for is the caller's to come back for.
+    /// A port for whose guest there is, or may be, something new to deliver. Each is named once; if
+    /// its ring lacks room, the caller has to come back.
     #[must_use]
     pub fn poll_ready(&mut self) -> Option<PortId> {
         let port = self.common.ready_ports.pop_front()?;
@@ -275,8 +277,8 @@ impl Engine<'_> {
         let may = |p: &&Port| p.features.is_some() && !p.vm.deliveries_held;
         self.port(port).filter(|p| p.config.is_guest()).filter(may)?;
         if room < TcpEmit::MAX_LEN {
-            // Not even a bare ACK is sure to fit. Whose turn it is keeps that, or who comes first
-            // in a ring with little room would always do so.
+            // Not even a bare ACK is sure to fit. The flow keeps its turn; otherwise the first flow
+            // in a ring with little room would always go first.
             self.handle_no_room(now, port);
             return None;
         }
@@ -312,8 +314,8 @@ impl Engine<'_> {
         Some(self.assemble(Some(port), port, &delivery, store))
     }
 
-    /// Runs `make` on a flow, which may write a header to `self.made`, and then what such an event
-    /// ends with.
+    /// Runs `make` on a flow, which may write a header to `self.made`, and then the end of such an
+    /// event.
     #[inline(always)]
     fn make_with_flow<R>(
         &mut self,

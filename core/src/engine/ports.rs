@@ -1,4 +1,4 @@
-//! Ports come, change and go.
+//! Adding, changing and removing ports.
 
 use super::{Direction, Engine, Port};
 use crate::bucket::Bucket;
@@ -82,7 +82,7 @@ impl Engine<'_> {
         Ok(id)
     }
 
-    /// The port and its VM are gone for good (LIFE-05). Remotes it had promises to are told; drain
+    /// The port and its VM are gone for good (LIFE-05). Remotes with promises are told; drain
     /// `poll_transmit` before the next call. See [`Self::prepare_removal`].
     pub fn remove_port(&mut self, now: Instant, port: PortId) {
         self.walks.forget(Some(port), |_| true);
@@ -188,15 +188,15 @@ impl Engine<'_> {
         Eth::parse(frame).is_ok_and(|eth| self.networks.of(port).is_in(port, eth.vlan))
     }
 
-    /// From now on there may be so many flows, and the arena has memory for so much; see
+    /// Sets the number of flows, and the part of the arena that has memory; see
     /// [`Arena::resize`](crate::store::arena::Arena::resize).
     pub fn resize(&mut self, flows_max: u32, arena: ArenaSize) {
         self.flows.set_capacity(flows_max);
         self.common.arena.resize(arena);
     }
 
-    /// Pages that the VMs but `except` may use, or still do: a budget that became smaller is free
-    /// for others only when what it held is.
+    /// Pages that the VMs except `except` may use, or still use: a budget that became smaller is
+    /// free for others only when the excess is released.
     #[must_use]
     pub fn pages_promised(&self, except: Option<PortId>) -> u64 {
         let others = (0..).map(PortId).zip(&self.ports).filter(|(id, _)| Some(*id) != except);

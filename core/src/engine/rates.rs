@@ -1,11 +1,11 @@
-//! Rate limits: how fast a VM sends to others, and is sent to.
+//! Rate limits: how fast a VM sends to others, and others to it.
 //!
-//! What H sends by itself waits for its turn: bytes that a guest has handed over, and bytes in the
-//! store for it. Then the store fills, and the window closes that their sender is shown. What only
-//! passes is counted, and dropped while the VM is more than [`LIMIT_DEBT_MAX`] ahead of its rate:
-//! H has no queue for it. ACKs that H makes cost nothing.
+//! Frames that H sends by itself wait for their turn: data that a guest has handed over, and bytes
+//! in the store for a guest. Then the store fills, and the window that the sender is shown closes.
+//! Frames that only pass are counted, and dropped while the VM is more than [`LIMIT_DEBT_MAX`]
+//! ahead of its rate, because H has no queue for them. ACKs that H makes cost nothing.
 //!
-//! Nobody without a limit comes by any of this.
+//! A VM without a limit does not run this code.
 
 use crate::congestion::pacer::{Gain, Pacer};
 use crate::drops::DropReason;
@@ -18,9 +18,9 @@ use crate::time::{Duration, Instant};
 /// Which of a VM's two directions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Direction {
-    /// What it sends.
+    /// Frames that it sends.
     FromGuest,
-    /// What is sent to it.
+    /// Frames for it.
     ToGuest,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Rates {
     any: bool,
     /// By the number of the VM's port.
     of_ports: Vec<[Option<Limit>; 2]>,
-    /// Who waits, and until when.
+    /// The waiting VMs, and the times until which they wait.
     waiting: Vec<(Instant, PortId, Direction)>,
 }
 
@@ -68,7 +68,7 @@ impl Rates {
         self.any = self.of_ports.iter().flatten().any(Option::is_some);
     }
 
-    /// So many bytes go. When the next may, if that is later.
+    /// Charges so many bytes. Returns when the next may go, if that is later.
     fn charge(
         &mut self,
         now: Instant,
@@ -90,8 +90,8 @@ impl Engine<'_> {
         limits[direction as usize].map(|limit| limit.bytes_per_s)
     }
 
-    /// From now on the VM of `port` sends, or is sent, so many bytes of frames in a second; without
-    /// a number, as many as there are. A burst may be a millisecond's worth, or a frame.
+    /// Sets the rate of the VM of `port` in this direction, in bytes of frames per second; without
+    /// a number there is no limit. A burst may be a millisecond's worth, or a frame.
     pub fn set_rate_limit(
         &mut self,
         now: Instant,
@@ -135,14 +135,14 @@ impl Engine<'_> {
         }
     }
 
-    /// What else keeps the VM of `port` from sending, or from being sent something, has changed.
+    /// Another reason that keeps the VM of `port` from sending, or from being sent to, has changed.
     pub(super) fn settle_hold(&mut self, port: PortId, way: Direction) {
         let waits = |(_, other, of): &(Instant, PortId, Direction)| (*other, *of) == (port, way);
         let is_limited = self.rates.waiting.iter().any(waits);
         self.hold(port, way, is_limited);
     }
 
-    /// Holds what is to go this way, for a limit; or lifts that, but nothing else that holds it.
+    /// Holds this direction for a limit, or lifts only that hold.
     fn hold(&mut self, port: PortId, way: Direction, held: bool) {
         let has_old_ring = self.walks.any_of(Deed::RingReset, Some(port));
         let Some(p) = self.port_mut(port) else { return };
@@ -157,8 +157,8 @@ impl Engine<'_> {
         }
     }
 
-    /// What becomes of a frame of `len` bytes with this verdict, now that there are limits: to be
-    /// asked for each that passes.
+    /// The verdict on a frame of `len` bytes with this verdict under the limits; call it for each
+    /// frame that passes.
     #[inline]
     pub fn limited(&mut self, now: Instant, from: PortId, len: usize, verdict: Verdict) -> Verdict {
         if self.rates.any() { self.police(now, from, len, verdict) } else { verdict }

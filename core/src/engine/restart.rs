@@ -1,4 +1,4 @@
-//! After a restart: promises a predecessor made and this process cannot keep (LIFE-09, INV-21).
+//! After a restart: promises of a predecessor that this process cannot keep (LIFE-09, INV-21).
 
 use crate::engine::{Common, Engine, Port, context};
 use crate::flow::key::FlowKey;
@@ -45,7 +45,7 @@ impl Engine<'_> {
             }
             reset += usize::from(!self.common.arena.note_told(found.id));
             if !self.flows.has_room(key.port) {
-                // The limit is lower than it was. R hears of it now; G, when R answers it.
+                // The limit is lower than it was. R is told now; G is told when R answers it.
                 self.tell_remote(now, &key, Flow::recovered(now, &record, None));
                 self.common.arena.free_record(found.id);
                 continue;
@@ -67,7 +67,7 @@ impl Engine<'_> {
         }
     }
 
-    /// The reset of a flow whose VM is not there. Nobody has the port that it comes from.
+    /// The reset of a flow whose VM does not exist. It comes from a port that no VM has.
     fn tell_remote_of_nobody(&mut self, now: Instant, record: &Record) {
         let network = self.ports.iter().flatten().map(|port| &port.config.network);
         let network = network.into_iter().find(|name| network_hash(name) == record.network_hash);

@@ -1,14 +1,15 @@
 //! Looking ahead: the flows of all frames of a batch are fetched from memory before the first frame
-//! is worked on.
+//! is processed.
 //!
-//! With many flows a packet mostly waits for memory: for the index, then for the flow, then for
-//! what the flow points to, each address known only when the one before it has arrived. Frames of a
-//! batch do not wait for each other, so here every step is done for all of them before the next,
-//! and the processor has many cache lines under way at a time. A fetch is a plain load of a value
-//! that nobody uses; `fetch` methods return it, or the compiler would leave the load out.
+//! With many flows a packet mostly waits for memory: for the index, then for the flow, then for the
+//! data that the flow points to. Each address is known only when the one before it has arrived.
+//! Frames of a batch do not wait for each other. So each step is done for all of them before the
+//! next step, and the processor has many cache lines under way at a time. A fetch is a plain load
+//! of a value that is not used; `fetch` methods return it, because the compiler would otherwise
+//! leave the load out.
 //!
-//! Nothing changes here, and where a flow seems to be is a guess that the work checks: an earlier
-//! frame of the batch may change which flows there are, and behind which port a guest is.
+//! This code changes nothing. The place of a flow is a guess, which the later work checks: an
+//! earlier frame of the batch may change which flows exist, and behind which port a guest is.
 
 use core::hint::black_box;
 
@@ -23,7 +24,7 @@ use crate::wire::packet::VlanStack;
 /// Frames from which on a batch is fetched for.
 const FETCH_FRAMES_MIN: usize = 4;
 
-/// What a glance at a frame has shown.
+/// The result of a glance at a frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Staged {
     /// The flow of a frame that [`Glance`] understands. If it came from the network: a flow of the
@@ -72,7 +73,8 @@ impl Engine<'_> {
         Staged { flow: Some(key), switch_then: if known { switch.changes() } else { 0 } }
     }
 
-    /// Fetches what the work on these frames will read. With a few there is little to gain.
+    /// Fetches the data that the work on these frames will read. With a few frames there is little
+    /// to gain.
     pub fn fetch(&self, batch: &mut [Staged]) {
         if batch.len() >= FETCH_FRAMES_MIN {
             self.fetch_flows(batch);
@@ -81,7 +83,8 @@ impl Engine<'_> {
 
     #[inline(never)] // as `handle_staged`
     fn fetch_flows(&self, batch: &mut [Staged]) {
-        // One number of all, for a store of each would soon wait for the loads before it.
+        // One number for all: with a store for each, the stores would soon wait for the loads
+        // before them.
         let mut read = 0;
         for key in batch.iter().filter_map(|staged| staged.flow.as_ref()) {
             read ^= self.flows.fetch_index(key);

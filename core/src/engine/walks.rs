@@ -1,9 +1,9 @@
-//! What is done to each flow of a VM, or of all: to a few at once, to many in steps, so that nobody
-//! waits for a million.
+//! Actions on every flow of a VM, or on all flows: on a few at once, on many in steps, so that no
+//! other work waits for a million flows.
 //!
-//! A step is taken by every call of [`Engine::handle_timeout`] until the walk is over, and looks at
-//! the next places of the table. Flows that come meanwhile may be met or not: what a walk does is
-//! nothing to those that begin after it has.
+//! Every call of [`Engine::handle_timeout`] takes a step until the walk is over; a step looks at
+//! the next places of the table. The walk may meet flows that begin meanwhile or not, and has no
+//! effect on those that begin after it has.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -14,10 +14,10 @@ use crate::port::PortId;
 use crate::tcp::flow::Why;
 use crate::time::Instant;
 
-/// What is done to each flow.
+/// The action on each flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Deed {
-    /// What the ring held may be lost (LIFE-04). Nothing of the store goes into the new one before
+    /// Frames in the ring may be lost (LIFE-04). Nothing of the store goes into the new ring before
     /// all flows know that.
     RingReset,
     /// No new promises.

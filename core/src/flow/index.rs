@@ -1,11 +1,11 @@
 //! Slot numbers by hash: open addressing with linear probing.
 //!
-//! A word is the upper half of a hash and a slot number plus one, or 0 where nothing is. So a
-//! look-up that hits reads one cache line, and compares the key of a slot that is almost surely the
-//! right one: with a million flows in memory, every line that is read one after the other shows.
+//! A word is the upper half of a hash and a slot number plus one; an empty place is 0. So a look-up
+//! that hits reads one cache line, and compares the key of a slot that is almost surely the right
+//! one. With a million flows in memory, every further line that has to be read adds to the time.
 //!
-//! The lower half of the hash chooses a shard. Each grows on its own, so the most that is moved at
-//! once is one shard: about a thousand entries of a million.
+//! The lower half of the hash chooses a shard. Each shard grows on its own, so one growth moves one
+//! shard at most: about a thousand entries of a million.
 
 /// Entries per shard when the index is full.
 const SHARD_ENTRIES: usize = 1024;
@@ -122,7 +122,7 @@ impl Shard {
         self.len -= 1;
     }
 
-    /// Where an entry would be if none were in its way: what its word knows of the hash says it.
+    /// Where an entry would be if no other were in its way, by the part of the hash in its word.
     fn home(&self, hash_or_word: u64) -> usize {
         (hash_or_word >> 32) as usize & self.mask()
     }

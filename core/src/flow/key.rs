@@ -1,4 +1,4 @@
-//! What makes two segments part of one flow.
+//! The key of a flow: two segments with the same key are of the same flow.
 
 use core::fmt;
 use core::hash::{Hash, Hasher};
@@ -104,8 +104,8 @@ impl FlowKey {
 }
 
 impl Hash for FlowKey {
-    /// In one wide word for IPv4 without VLANs, three for IPv6: the flow index hashes once per
-    /// packet. What this leaves out, it leaves to `eq`.
+    /// Writes one wide word for IPv4 without VLANs, three for IPv6, because the flow index hashes
+    /// once per packet. `eq` compares the fields that this leaves out.
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [g, r] = [self.g_addr, self.r_addr].map(|addr| u128::from_le_bytes(addr.0));

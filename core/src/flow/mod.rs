@@ -1,4 +1,4 @@
-//! Finding a flow and knowing when it wants attention: key, table, SYN records, timers.
+//! Finding a flow, and the times at which it needs attention: key, table, SYN records, timers.
 
 mod index;
 pub mod key;

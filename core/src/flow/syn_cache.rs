@@ -1,4 +1,4 @@
-//! What R's SYN offered, until G's SYN-ACK makes it a flow (LIFE-01).
+//! The offers of R's SYN, until G's SYN-ACK makes a flow of them (LIFE-01).
 //!
 //! A SYN-ACK does not repeat R's options, so they are remembered, in 32 bytes, before there is a
 //! flow. Anybody can send SYNs, so the memory is fixed: each guest port has its own small table
@@ -28,7 +28,7 @@ struct SynRecord<P> {
 
 type Sets<P> = Box<[[SynRecord<P>; WAYS]]>;
 
-/// SYN records of all guest ports. `P` is what a SYN taught, at most 24 bytes.
+/// SYN records of all guest ports. `P` is the content of a record, at most 24 bytes.
 #[derive(Debug)]
 pub struct SynCache<P> {
     ports: Vec<Option<Sets<P>>>,
@@ -69,7 +69,7 @@ impl<P: Copy + Default> SynCache<P> {
         set[way] = SynRecord { tag, payload };
     }
 
-    /// What the newest SYN with this key taught.
+    /// The record of the newest SYN with this key.
     #[must_use]
     pub fn lookup(&self, key: &FlowKey) -> Option<P> {
         let tag = self.tag(key);

@@ -3,12 +3,12 @@
 //! Sizes per flow are summed in [`crate::limits`]. Memory is taken as flows come:
 //!
 //! - Slots live in chunks of [`CHUNK`], allocated one by one and never moved.
-//! - The index ([`super::index`]) grows in shards, so what is moved at once is small.
+//! - The index ([`super::index`]) grows in shards, so little is moved at once.
 //!
 //! Nothing shrinks: a table that once held a million flows keeps their memory for the next ones.
 //!
-//! The flows of a port stand in rings, one per [`Class`], linked through their slots. Whatever is
-//! done for one port visits its own flows only (INV-20).
+//! The flows of a port stand in rings, one per [`Class`], linked through their slots. Work for one
+//! port visits that port's flows only (INV-20).
 //!
 //! The order of slots and rings depends only on the calls made, so a replay of the same calls
 //! visits flows in the same order whatever the hash seeds are.
@@ -72,12 +72,12 @@ pub enum TableFull {
     Port,
 }
 
-/// What an entry is worth when room is needed.
+/// The value of an entry when room is needed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Class {
-    /// A handshake that nobody has completed, perhaps a spoofed one.
+    /// An incomplete handshake, perhaps a spoofed one.
     Unproven,
-    /// In the path: it may owe somebody something.
+    /// In the path: it may owe something.
     Live,
     /// Out of the path: its connection works as well without it.
     Spent,
@@ -187,7 +187,8 @@ impl<T> FlowTable<T> {
         self.ports.get(usize::from(port)).map_or(0, |p| p.rings[class as usize].len)
     }
 
-    /// From now on there may be so many flows (no more than [`FLOWS_MAX`]). Those beyond stay.
+    /// Sets the number of flows allowed from now on (no more than [`FLOWS_MAX`]). Flows beyond it
+    /// stay.
     pub fn set_capacity(&mut self, capacity: u32) {
         self.capacity = capacity.min(FLOWS_MAX);
     }
@@ -197,7 +198,7 @@ impl<T> FlowTable<T> {
         self.port_mut(port).flows_max = flows_max;
     }
 
-    /// What [`Self::lookup_hashed`] takes.
+    /// The argument of [`Self::lookup_hashed`].
     #[must_use]
     pub fn hashed(&self, key: FlowKey) -> HashedKey {
         HashedKey { key, hash: self.hasher.hash_one(key), likely: NOWHERE }
@@ -210,8 +211,8 @@ impl<T> FlowTable<T> {
         self.index.first_word(key.hash)
     }
 
-    /// Reads the slot of what is most likely the flow with this key, and notes it in the key.
-    /// Returns the flow and what was read.
+    /// Reads the slot that is most likely of the flow with this key, and notes it in the key.
+    /// Returns the flow and the word that was read.
     #[inline]
     #[must_use]
     pub fn fetch_slot(&self, key: &mut HashedKey) -> Option<(&T, u64)> {
@@ -262,7 +263,7 @@ impl<T> FlowTable<T> {
         Some((FlowId::new(index, slot.generation), &slot.key, slot.value.as_mut()?))
     }
 
-    /// The same for who only looks: does not count as a use.
+    /// The same without counting as a use.
     #[must_use]
     pub fn peek(&self, key: &FlowKey) -> Option<&T> {
         let index = self.find(self.hasher.hash_one(key), key)?;

@@ -4,7 +4,7 @@
 //!
 //! Time is counted in ticks: of 1 ms for flows ([`TimerWheel`]), of 64 us for senders toward R,
 //! whose pace is finer ([`PaceWheel`]). A deadline is rounded up to its tick, so nothing fires
-//! early. What follows is said of 1 ms.
+//! early. The numbers below are for 1 ms.
 //!
 //! - The fine level has a bucket per tick for the next 4096 ticks. A bucket holds one tick only.
 //! - The coarse level has a bucket per block of 4096 ticks (4.1 s) for the next 4096 blocks (4.7
@@ -62,10 +62,10 @@ pub struct Wheel<const TICK_NS: u64> {
     tick: u64,
 }
 
-/// What flows wait for.
+/// The deadlines of flows.
 pub type TimerWheel = Wheel<1_000_000>;
 
-/// What senders toward R wait for.
+/// The deadlines of senders toward R.
 pub type PaceWheel = Wheel<65_536>;
 
 impl<const TICK_NS: u64> Wheel<TICK_NS> {

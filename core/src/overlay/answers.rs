@@ -1,11 +1,16 @@
-//! Who has this address? Answered from what was told, so that no peer is asked.
+//! Answers to "who has this address?" from stations that were told, so that no peer is asked.
 //!
-//! ARP requests (RFC 826) and neighbour solicitations (RFC 4861 section 4.3) that are for everybody
-//! and have no VLAN tag. What asks one station alone goes there: it wants to know whether it lives.
-//! So does, to all hosts, who asks before it uses an address itself (RFC 5227, RFC 4862): one that
-//! is told of but lives no more keeps no address from anybody. An address that was told of two
-//! stations is nobody's; for one that a station of this host has, that one answers. The answer does
-//! not say that the station is a router: registered stations are none.
+//! The daemon answers ARP requests (RFC 826) and neighbour solicitations (RFC 4861 section 4.3)
+//! that are broadcast and have no VLAN tag. It does not answer:
+//!
+//! - a request to one station alone, which goes to that station: its sender wants to know whether
+//!   the station lives;
+//! - a request of a station that wants to use the address itself (RFC 5227, RFC 4862), which goes
+//!   to all hosts: a station that was told but lives no more must not keep its address from others;
+//! - a request for an address that was told of two stations;
+//! - a request for an address of a station of this host, which answers itself.
+//!
+//! The answer does not say that the station is a router, because registered stations are none.
 
 use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +26,7 @@ const ICMPV6: u8 = 58;
 /// Types (RFC 4861 section 4).
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// Flags of an advertisement: it was asked for; it counts more than what is known.
+/// Flags of an advertisement: it was asked for; it overrides what the receiver knows.
 const SOLICITED: u8 = 0x40;
 const OVERRIDE: u8 = 0x20;
 /// Bytes of an advertisement with its option.
@@ -87,7 +92,8 @@ impl Addresses {
     }
 
     fn answer_arp(&self, arp: &Arp) -> Option<(Mac, [u8; 2], Vec<u8>)> {
-        // Who says where it is does not ask; who has no address yet asks those who are there.
+        // A host that announces itself does not ask; a host without an address asks the owner of
+        // the address.
         if arp.op != 1 || arp.sender_ip == arp.target_ip || arp.sender_ip.is_unspecified() {
             return None;
         }
@@ -103,7 +109,7 @@ impl Addresses {
             return None;
         }
         let at = usize::from(ip.payload_offset);
-        // Its hop limit says that it is from this link.
+        // Its hop limit shows that it is from this link.
         let hop_limit = *frame.get(usize::from(ip.header_offset) + 7)?;
         let message = frame.get(at..ip.end as usize)?;
         let target = IpAddr16(*message.get(8..)?.first_chunk()?);

@@ -1,10 +1,10 @@
-//! What a frame that comes out of the tunnel may be believed to be.
+//! How far the checksum and size of a frame from the tunnel can be trusted.
 //!
 //! A network card finishes checksums and cuts super-segments before they are on the wire. A virtual
 //! link between two hosts that are namespaces of one machine does neither (Linux `veth`, 6.18): a
-//! frame of the kernel's own `vxlan` device arrives with a partial checksum, a super-segment as one
-//! datagram, and nothing but the bytes tells. So the bytes are looked at, and the frame is marked
-//! as one of a tap would be.
+//! frame of the kernel's own `vxlan` device arrives with a partial checksum, and a super-segment as
+//! one datagram. Only the bytes show it. So this code examines the bytes, and marks the frame as a
+//! tap would.
 
 use crate::wire::checksum::{Checksum, fold, pseudo_header_v4, pseudo_header_v6};
 use crate::wire::emit::gso_type;

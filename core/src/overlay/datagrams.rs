@@ -20,7 +20,7 @@ pub struct Batch {
     pub datagram: u16,
 }
 
-/// What a frame becomes: the payloads of UDP datagrams, in order, in batches.
+/// The payloads of the UDP datagrams for a frame, in order, in batches.
 #[derive(Debug)]
 pub struct Datagrams<'a> {
     header: [u8; vxlan::LEN],

@@ -29,8 +29,8 @@ impl Ecn {
         }
     }
 
-    /// Of a frame: what the outer header of the tunnel has to say, in normal mode (RFC 6040 section
-    /// 4.1). What is not IP understands no marks.
+    /// The mark in the outer header for a frame, in normal mode (RFC 6040 section 4.1). A frame
+    /// that is not IP understands no marks.
     #[must_use]
     pub const fn of(packet: &Packet) -> Self {
         match &packet.net {
@@ -39,9 +39,8 @@ impl Ecn {
         }
     }
 
-    /// What the inner header says behind the tunnel if the outer one said `outer` (RFC 6040 section
-    /// 4.2, figure 4). `None`: the packet must be dropped, for that is the only way to tell its
-    /// sender.
+    /// The inner mark behind the tunnel if the outer one was `outer` (RFC 6040 section 4.2, figure
+    /// 4). `None`: the packet must be dropped, because only a loss can tell its sender.
     #[must_use]
     pub const fn decapsulated(self, outer: Self) -> Option<Self> {
         match (self, outer) {

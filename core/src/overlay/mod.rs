@@ -4,30 +4,32 @@
 //!
 //! An overlay is a port of the switch like an uplink, with many stations behind it. The switch
 //! knows that a station is behind this port; the [`Overlay`] knows behind which peer. So frames of
-//! the overlay go the way of all frames, with ack offload and congestion offload, and nothing there
+//! the overlay go the way of all frames, with ack offload and congestion offload, and no other part
 //! knows of tunnels. A frame from one peer never goes to another (split horizon): the switch sends
-//! no frame out of the port that it came in by.
+//! no frame out of the port by which it came in.
 //!
-//! **Out.** [`Overlay::handle_frame`] says to whom: the peer of the destination, or all of them if
-//! it is a group or not known (head-end replication). What it becomes is [`Datagrams`]: TCP is cut
-//! to the inner MTU, checksums are finished. The source port of the outer UDP header tells flows
-//! apart for whoever spreads them over links; the outer ECN field is the inner one ([`ecn`]).
+//! **Out.** [`Overlay::handle_frame`] chooses the receivers: the peer of the destination, or all
+//! peers if the destination is a group or not known (head-end replication). [`Datagrams`] makes the
+//! datagrams: TCP is cut to the inner MTU, checksums are finished. The source port of the outer UDP
+//! header distinguishes flows for networks that spread them over links; the outer ECN field is the
+//! inner one ([`ecn`]).
 //!
-//! **In.** [`Overlay::handle_datagram`] takes a frame of the own network from a known peer, learns
-//! that its sender is there, and combines the marks of both headers. What a checksum is worth that
-//! came over a virtual link, `arrival` says.
+//! **In.** [`Overlay::handle_datagram`] takes a frame of its own network from a known peer, learns
+//! that its sender is there, and combines the marks of both headers. `arrival` decides how far a
+//! checksum from a virtual link is trusted.
 //!
-//! **Told.** [`Overlay::tell_station`] says behind which peer a station is, and its addresses, from
-//! who knows better than frames do (a registry). Whoever asks for such an address is answered here
-//! ([`Overlay::answer`]), and no peer hears of it.
+//! **Told stations.** [`Overlay::tell_station`] sets the peer and the addresses of a station, from
+//! a source that outranks frames (a registry). This host answers requests for such an address
+//! ([`Overlay::answer`]), and sends them to no peer.
 //!
-//! **Too long.** An overlay is as wide as the narrowest part of the path to a peer: what is known
-//! of that ([`Overlay::note_narrow`]) counts for [`PATH_MTU_AGE`] and for that peer. TCP is cut,
-//! also what is for all; other packets for all go whole to those whose path takes them. Who sends
-//! one that is too long to a peer is told so ([`Overlay::complain`]).
+//! **Too long packets.** The overlay's width toward a peer is the narrowest part of the path. A
+//! narrow path that was noticed ([`Overlay::note_narrow`]) counts for [`PATH_MTU_AGE`] and for that
+//! peer. TCP is cut to it, in broadcast frames too. Other broadcast packets go whole to the peers
+//! whose paths take them. The sender of a packet that is too long for a peer is told
+//! ([`Overlay::complain`]).
 //!
-//! A station that moves from one host to another is found with its first frame from there, as a VMM
-//! or a guest sends after a migration (gratuitous ARP, RARP).
+//! A station that moves from one host to another is found with its first frame from there, which a
+//! VMM or a guest sends after a migration (gratuitous ARP, RARP).
 
 mod answers;
 mod arrival;
@@ -78,14 +80,14 @@ pub struct OverlayConfig {
     pub vni: u32,
     /// The other hosts.
     pub peers: Vec<IpAddr>,
-    /// Bytes of the longest IP packet on it: what the path between hosts takes, less the headers of
-    /// the tunnel.
+    /// Bytes of the longest IP packet on it: the size that the path between hosts takes, minus the
+    /// headers of the tunnel.
     pub mtu: u16,
     /// Unpredictable to guests and peers.
     pub hash_seeds: [u64; 4],
 }
 
-/// For whom a frame is.
+/// The receivers of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum To {
     /// This peer.
@@ -94,10 +96,10 @@ pub enum To {
     All,
 }
 
-/// Where a frame goes, and what its outer headers say.
+/// The receivers of a frame, and the values of its outer headers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Route {
-    /// For whom.
+    /// The receivers.
     pub to: To,
     /// Alike for all frames of a flow: chooses the source port of the outer UDP header.
     pub flow_hash: u64,
@@ -112,18 +114,18 @@ pub struct Overlay {
     mtu: u16,
     /// Sorted by address.
     peers: Vec<(IpAddr16, PeerId)>,
-    /// Peers whose path takes less than `mtu`, and until when that counts.
+    /// Peers whose path takes less than `mtu`, and how long that counts.
     narrow: Vec<(PeerId, u16, Instant)>,
-    /// By the hash of who is told: nobody takes all from the others.
+    /// By the hash of the sender that is told, so that no sender takes all errors from the others.
     complaints: Box<[Bucket]>,
     stations: Stations,
-    /// Of stations that were told.
+    /// Addresses of stations that were told.
     addresses: Addresses,
     hasher: RandomState,
 }
 
 impl Overlay {
-    /// An overlay on which nobody has spoken yet.
+    /// An overlay without known stations.
     #[must_use]
     pub fn new(config: &OverlayConfig) -> Self {
         let [a, b, c, d] = config.hash_seeds;
@@ -158,8 +160,8 @@ impl Overlay {
         Some(self.peers[at].1)
     }
 
-    /// A datagram came from a peer, with this ECN field in its outer header: the frame that is in
-    /// it, and what its header says of its checksum.
+    /// Takes a datagram of a peer, with this ECN field in its outer header. Returns the frame in
+    /// it, and the state of its checksum.
     ///
     /// # Errors
     /// Why it is dropped.
@@ -200,15 +202,15 @@ impl Overlay {
         let to = self.stations.find(now, packet.eth.dst).map_or(To::All, To::Peer);
         let route = Route { to, flow_hash: self.flow_hash(frame, &packet), ecn: Ecn::of(&packet) };
         let header = vxlan::emit(self.vni);
-        // What cannot be cut goes to all whose path takes it.
+        // A packet that cannot be cut goes to all peers whose path takes it.
         let is_whole = to == To::All && packet.tcp().is_none();
         let mtu = if is_whole { self.mtu } else { self.mtu(now, to) };
         Ok((route, Datagrams::new(header, hdr, frame, &packet, mtu)?))
     }
 
-    /// A frame was dropped as too long: what its sender is told of that, as a frame that comes in.
-    /// `None`: nothing, for it was not for a station that is known to be behind a peer, it forbids
-    /// it, or there was enough of that.
+    /// A frame was dropped as too long: the error for its sender, as a frame that comes in. `None`:
+    /// there is none, because the frame was not for a station that is known to be behind a peer,
+    /// forbids errors, or too many were sent.
     #[must_use]
     pub fn complain(&mut self, now: Instant, frame: &[u8]) -> Option<Vec<u8>> {
         let packet = Packet::parse(frame).ok()?;
@@ -219,7 +221,7 @@ impl Overlay {
         bucket.allows(now).then_some(error)
     }
 
-    /// Another MTU, for all peers; what was known of paths is forgotten.
+    /// Sets another MTU, for all peers; the known MTUs of paths are forgotten.
     pub fn set_mtu(&mut self, mtu: u16) {
         self.mtu = mtu;
         self.narrow.clear();
@@ -231,8 +233,8 @@ impl Overlay {
         self.narrow.push((peer, mtu, now + PATH_MTU_AGE));
     }
 
-    /// Other peers from now on. Stations stay behind those that stay; who was behind another has to
-    /// be heard, or told, again, and until then what is for it goes to all.
+    /// Sets other peers. Stations stay behind the peers that stay. A station behind another peer
+    /// has to be heard, or told, again; until then frames for it go to all peers.
     pub fn set_peers(&mut self, peers: &[IpAddr]) {
         let before = core::mem::replace(&mut self.peers, numbered(peers));
         let now = &self.peers;
@@ -266,13 +268,13 @@ impl Overlay {
         self.addresses.set(mac, &[]); // it answers itself
     }
 
-    /// Nobody knows any more where `mac` is, if it was told; from now on frames teach it.
+    /// The station `mac` is no longer told; from now on frames teach its place.
     pub fn forget_station(&mut self, mac: Mac) {
         self.stations.forget(mac);
         self.addresses.set(mac, &[]);
     }
 
-    /// Stations of this host have these addresses, and no others: for them nobody is answered.
+    /// Sets the addresses of this host's stations: requests for these are not answered.
     pub fn set_own_ips(&mut self, ips: impl Iterator<Item = IpAddr>) {
         self.addresses.set_here(ips);
     }
@@ -282,15 +284,15 @@ impl Overlay {
     /// must be asked.
     #[must_use]
     pub fn answer(&self, frame: &[u8]) -> Option<Vec<u8>> {
-        // What asks is for everybody, or for a group of IPv6 neighbours.
+        // Requests are broadcast, or go to a group of IPv6 neighbours.
         if self.addresses.is_empty() || frame.first().is_none_or(|first| first & 1 == 0) {
             return None;
         }
         self.addresses.answer(frame)
     }
 
-    /// Of what names a flow: addresses and ports. Fragments have no ports, so that all of a packet
-    /// keep their order; what is not IP has MACs.
+    /// A hash of the fields that name a flow: addresses and ports. Fragments have no ports, so that
+    /// all fragments of a packet keep their order; frames that are not IP have MACs.
     fn flow_hash(&self, frame: &[u8], packet: &Packet) -> u64 {
         match &packet.net {
             Net::Ip(ip) => self.hasher.hash_one((ip.src, ip.dst, ip.protocol, ports(frame, ip))),

@@ -1,5 +1,6 @@
-//! Who is behind which peer: a bounded table of MACs, learned from frames or told. Each has a bound
-//! of its own, so that a flood of addresses takes no place from what is told, nor that from others.
+//! The peer of each station: a bounded table of MACs, learned from frames or told. Learned and told
+//! stations have a bound each, so a flood of addresses takes no place from told stations, nor they
+//! from others.
 
 use ahash::RandomState;
 use hashbrown::HashTable;
@@ -72,7 +73,7 @@ impl Stations {
                 };
                 (*heard, *at) = (now, peer);
             }
-            // Those who are known keep their place: an address flood cannot push them out.
+            // Known stations keep their place: an address flood cannot push them out.
             Entry::Vacant(_) if is_full => {}
             Entry::Vacant(entry) => {
                 entry.insert(Station { mac, peer, heard: Some(now) });
@@ -105,7 +106,7 @@ impl Stations {
         self.tell(mac, HERE);
     }
 
-    /// Nobody knows any more where `mac` is, if it was told; from now on frames teach it.
+    /// The station `mac` is no longer told; from now on frames teach its place.
     pub(super) fn forget(&mut self, mac: Mac) {
         if let Entry::Occupied(entry) = self.entry(mac)
             && entry.get().heard.is_none()
@@ -115,8 +116,8 @@ impl Stations {
         }
     }
 
-    /// Peers have other places: `place` has the new one of each that stays. Who was behind another
-    /// is nowhere.
+    /// Peers have other places: `place` gives the new one of each that stays. A station behind
+    /// another peer is unknown.
     pub(super) fn renumber(&mut self, place: impl Fn(PeerId) -> Option<PeerId>) {
         self.table.retain(|station| match place(station.peer) {
             _ if station.peer == HERE => true,

@@ -1,11 +1,13 @@
-//! What the sender of a packet is told that is too long for the overlay, as by a router on its way:
-//! how long it may be (RFC 1191, RFC 8201). So it cuts its packets itself instead of losing them.
+//! ICMP errors for packets that are too long for the overlay, as a router on the path would send
+//! them: they tell the sender the largest size (RFC 1191, RFC 8201). So the sender cuts its packets
+//! itself instead of losing them.
 //!
-//! The error seems to come from whom the packet was for: nobody else on this Ethernet has an
-//! address that goes with a MAC behind the overlay (Linux does the same for tunnels below a
-//! bridge). Only TCP is cut, so of TCP nobody is told; nor of what forbids it: groups, fragments,
-//! errors, who has no address (RFC 1122 section 3.2.2, RFC 4443 section 2.4). A packet that does
-//! not ask for it (IPv4 without DF) is lost without a word, for nobody may be told of those.
+//! The source address of the error is the packet's destination, because no other address on this
+//! Ethernet goes with a MAC behind the overlay (Linux does the same for tunnels below a bridge).
+//! TCP gets no error, because it is cut. Nor do packets for which an error is forbidden: to groups,
+//! fragments, errors, or from a sender without an address (RFC 1122 section 3.2.2, RFC 4443 section
+//! 2.4). A packet that does not ask for an error (IPv4 without DF) is lost silently, because no
+//! error may be sent for it.
 
 use crate::wire::checksum::{Checksum, pseudo_header_v6};
 use crate::wire::packet::{Ip, IpVersion, L4, Net, Packet};

@@ -16,7 +16,7 @@
 //!
 //! [`ranges`]: Arena::ranges
 //!
-//! SIGKILL can hit between any two stores. What keeps the memory meaningful at every instant:
+//! SIGKILL can hit between any two stores. These rules keep the memory meaningful at every instant:
 //!
 //! 1. A record is valid if its state word is the checksum of its static words. The state word is
 //!    written last and cleared first.
@@ -28,15 +28,15 @@
 //! 4. Records and pages above the high-water marks in the header were never used and are never
 //!    read, so formatting touches one page of memory and memory is taken as it is needed.
 //!
-//! The arena outlives its process in the kernel's page cache: a store that has executed is there
-//! for the next process whatever kills this one. It does not outlive the host (LIFE-10).
+//! The arena outlives its process in the kernel's page cache: an executed store is there for the
+//! next process, however this one dies. It does not outlive the host (LIFE-10).
 //!
 //! # Pages that are lent
 //!
-//! A page may be used without an owner, for bytes that somebody else still has: what a guest has
-//! sent and R has not acknowledged. Its owner word stays zero, so that a restarted daemon finds the
-//! page free, whatever its number is and whatever is in it. It can never be taken for promised
-//! bytes of the other direction, whose page numbers may be the same.
+//! A page may be used without an owner for bytes that G still has: those that G has sent and R has
+//! not acknowledged. Its owner word stays zero, so a restarted daemon finds the page free, whatever
+//! its number and content. It can never be taken for promised bytes of the other direction, whose
+//! page numbers may be the same.
 //!
 //! # Whose bytes are in a page (SEC-10)
 //!
@@ -136,11 +136,11 @@ pub enum ArenaError {
     NotAnArena,
     /// Another version or build with other sizes made it: drain with that version first.
     OtherLayout,
-    /// The header says more or fewer bytes than there are, or more entries in use than exist.
+    /// The header has more or fewer bytes than there are, or more entries in use than exist.
     WrongLength,
 }
 
-/// So many records and pages.
+/// The numbers of records and pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ArenaSize {
     /// Connections that can be promised something at a time.
@@ -280,7 +280,7 @@ impl<'m> Arena<'m> {
 
     // --- Getters -------------------------------------------------------------------------------
 
-    /// Which run of the daemon this memory belongs to; 0 until somebody sets it.
+    /// The run of the daemon to which this memory belongs; 0 until it is set.
     #[must_use]
     pub fn instance(&self) -> u64 {
         self.word(header::INSTANCE)
@@ -316,7 +316,7 @@ impl<'m> Arena<'m> {
         usize::try_from(self.word(header::RECORDS_USED)).unwrap_or(usize::MAX)
     }
 
-    /// The valid records, in index order: what a restarted daemon has to look after.
+    /// The valid records, in index order: a restarted daemon has to look after them.
     pub fn records(&self) -> impl Iterator<Item = (RecordId, Record)> + '_ {
         (0_u32..)
             .zip(&self.records[..self.records_used()])
@@ -405,7 +405,7 @@ impl<'m> Arena<'m> {
         put(&raw[record::TS_EMIT], record::ts_word(p.ts_emit_r, p.ts_emit_g));
     }
 
-    /// Reads a word of what a segment reads and writes of a record, in each cache line.
+    /// Reads a word of the record in each cache line that a segment reads and writes.
     #[inline]
     pub(crate) fn fetch(&self, id: RecordId) -> u64 {
         let raw = self.raw(id);

@@ -1,9 +1,9 @@
 //! The bytes one flow holds, addressed by unwrapped sequence number.
 //!
 //! In-order and out-of-order bytes live at the same addresses: byte `seq` is at `seq % PAGE` of
-//! page `seq / PAGE`, so that a filled gap needs no copy. Which bytes are meaningful is the
-//! caller's knowledge (`[g.una, rcv_nxt)` and its out-of-order ranges), and so is that the first
-//! copy wins (INV-15): a second write to the same address overwrites.
+//! page `seq / PAGE`, so a filled gap needs no copy. The caller knows which bytes are meaningful
+//! (`[g.una, rcv_nxt)` and its out-of-order ranges). It must also ensure that the first copy wins
+//! (INV-15), because a second write to the same address overwrites.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +18,13 @@ const SPAN_MAX: u64 = pages_for(FLOW_BUFFER_MAX);
 /// come and go does not allocate; a longer one is given back.
 const SLOTS_MIN: usize = 8;
 
-/// Whose pages a store takes.
+/// The owner of a store's pages.
 #[derive(Clone, Copy, Debug)]
 pub enum Owner {
     /// A record: its bytes are promised, and a restarted daemon finds them.
     Record(RecordId),
-    /// Nobody: the VM with this `name_hash` still has the bytes, and a restarted daemon finds the
-    /// pages free.
+    /// No record: the VM with this `name_hash` still has the bytes, and a restarted daemon finds
+    /// the pages free.
     Lent(u64),
 }
 
@@ -65,7 +65,7 @@ impl FlowStore {
         pages_for(bytes)
     }
 
-    /// Pages held now: what the flow costs the arena.
+    /// Pages held now: the flow's cost in the arena.
     #[must_use]
     pub fn held_pages(&self) -> u32 {
         self.held
@@ -273,7 +273,7 @@ impl FlowStore {
 pub struct Recovered {
     /// Its record's place.
     pub id: RecordId,
-    /// What the record says, with `rcv_nxt >= guest_una`.
+    /// The record, with `rcv_nxt >= guest_una`.
     pub record: Record,
     /// The bytes `[guest_una, rcv_nxt)`, if `complete`.
     pub store: FlowStore,
@@ -289,7 +289,8 @@ pub fn recover(arena: &mut Arena<'_>) -> Vec<Recovered> {
     let mut flows: BTreeMap<RecordId, Recovered> = arena
         .records()
         .map(|(id, mut record)| {
-            // A kill between the two commits of SNOOP-24; what G acknowledged is owed to nobody.
+            // A kill between the two commits of SNOOP-24; bytes that G acknowledged are owed to
+            // nobody.
             record.rcv_nxt = record.rcv_nxt.max(record.guest_una);
             let store = FlowStore { end: record.rcv_nxt, ..FlowStore::default() };
             (id, Recovered { id, record, store, complete: true })

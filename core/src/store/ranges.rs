@@ -19,10 +19,10 @@ struct Inner {
     last_stamp: u64,
 }
 
-/// What [`Ranges::insert`] did.
+/// The result of [`Ranges::insert`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum InsertOutcome {
-    /// So many bytes are newly covered; [`Ranges::gaps`] said which before the insert.
+    /// So many bytes are newly covered; [`Ranges::gaps`] named them before the insert.
     New(u64),
     /// Every byte was covered already (or the range is empty). Counts as a change of its block.
     Duplicate,

@@ -1,4 +1,4 @@
-//! A flow's record in the arena: what a restarted daemon must know to keep a promise (LIFE-09).
+//! A flow's record in the arena: what a restarted daemon needs to keep a promise (LIFE-09).
 //!
 //! 20 little-endian words. The first eight are the state word and those that change with traffic;
 //! each of these is committed by one aligned store. The others are written once, before the state
@@ -135,7 +135,7 @@ pub struct Progress {
     pub ts_emit_g: u32,
 }
 
-/// What `Arena::alloc_record` takes.
+/// The argument of `Arena::alloc_record`.
 pub type RecordInit = Record;
 
 /// Bytes of the static part, appended and taken in the same order.
@@ -257,7 +257,7 @@ pub(super) fn ts_word(to_r: u32, to_g: u32) -> u64 {
     u64::from(to_g) << 32 | u64::from(to_r)
 }
 
-/// The generation of the record, part of what a page descriptor names.
+/// The generation of the record, which is part of a page descriptor's owner.
 pub(super) fn generation(raw: &RawRecord) -> u32 {
     let word = load(raw, STATIC + 1).to_le_bytes();
     u32::from_le_bytes([word[0], word[1], word[2], word[3]])
@@ -271,7 +271,7 @@ pub(super) fn store(raw: &RawRecord, word: usize, value: u64) {
     put(&raw[word], value);
 }
 
-/// One store into the memory. Whatever kills us, what was stored before it is there if this is.
+/// One store into the memory. Whatever ends the process, earlier stores are there if this one is.
 pub(super) fn put(word: &AtomicU64, value: u64) {
     word.store(value.to_le(), Ordering::Release);
     #[cfg(test)]
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
     use crate::store::arena::tests::record;
 
-    /// A record that says of itself that it is whole, with one static byte changed.
+    /// A record that claims to be whole, with one static byte changed.
     fn forged(byte: usize, value: u8) -> Option<Record> {
         let raw = RawRecord::default();
         record("vm").encode(1, &raw);

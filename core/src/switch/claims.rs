@@ -1,9 +1,10 @@
-//! What a guest with a list of addresses may say besides: only what is understood passes.
+//! Further checks of the frames of a guest with a list of addresses: only frames that are
+//! understood pass.
 //!
-//! Its source MAC and IP were checked before ([`Switch::check_source`]). Here is what they do not
-//! show: frames in which an address may be that nobody looks at (ARP of other hardware, what lies
-//! behind three VLAN tags, EtherTypes that we do not read), the addresses inside ARP and neighbour
-//! discovery (RFC 4861), and those who speak for routers.
+//! The frame's source MAC and IP were checked before ([`Switch::check_source`]). This code checks
+//! the rest: frames in which an unchecked address may be (ARP of other hardware, frames behind
+//! three VLAN tags, unknown EtherTypes), the addresses inside ARP and neighbour discovery (RFC
+//! 4861), and frames that speak for routers.
 
 use super::{Mac, Switch};
 use crate::drops::DropReason;
@@ -33,9 +34,9 @@ const PROTOCOL_ICMP_V6: u8 = 58;
 const V6_EXTENSIONS: [u8; 3] = [0, 43, 60];
 /// Where a server of DHCP listens.
 const DHCP_SERVER: [u8; 2] = [0, 67];
-/// Where clients of DHCP hear answers (RFC 2131, RFC 8415): some look at no other port.
+/// Ports at which clients of DHCP receive answers (RFC 2131, RFC 8415): some look at no other port.
 const DHCP_CLIENTS: [[u8; 2]; 2] = [[0, 68], [2, 34]];
-/// What says in a datagram that it is of DHCP for IPv4 (RFC 2131 section 3), and where.
+/// The cookie that marks a datagram as DHCP for IPv4 (RFC 2131 section 3), and its place.
 const DHCP_COOKIE: [u8; 4] = [99, 130, 83, 99];
 const DHCP_COOKIE_AT: usize = 8 + 236;
 
@@ -64,7 +65,7 @@ impl Switch {
         let is_fine = match &packet.net {
             _ if !self.has_list(port) => true,
             Net::Other => is_own_rarp(packet, frame),
-            // Who has no address yet asks whether somebody has the one that it is going to use.
+            // A station without an address asks whether the address that it wants to use is taken.
             Net::Arp(arp) if arp.sender_ip.is_unspecified() => owns(arp.target_ip.into()),
             Net::Arp(_) => true,
             Net::Ip(ip) if ip.version == IpVersion::V4 => {
@@ -73,7 +74,7 @@ impl Switch {
                 speaks && !is_of_a_router(begins) && self.may_serve(port, begins)
             }
             Net::Ip(ip) if ip.l4 == L4::Icmp => says_own(ip, frame, owns),
-            // Nobody listens to neighbour discovery in fragments (RFC 6980).
+            // Neighbour discovery in fragments is ignored by receivers (RFC 6980).
             Net::Ip(ip) => {
                 let begins = begins_v6(ip, frame);
                 let hides = ip.l4 == L4::Opaque && ip.protocol == PROTOCOL_ICMP_V6
@@ -84,8 +85,8 @@ impl Switch {
         if is_fine { Ok(()) } else { Err(DropReason::SpoofedIp) }
     }
 
-    /// Whether the guest behind `port` may send what begins so: who gives others their addresses,
-    /// and their router, is trusted.
+    /// Whether the guest behind `port` may send a packet that begins so: a DHCP server or router
+    /// must be trusted.
     fn may_serve(&self, port: PortId, begins: Option<(u8, &[u8])>) -> bool {
         let answers = begins.is_some_and(|(protocol, body)| {
             let ports = body.first_chunk().map(|[_, _, to @ ..]: &[u8; 4]| *to);
@@ -107,7 +108,7 @@ fn is_own_rarp(packet: &Packet, frame: &[u8]) -> bool {
     packet.eth.ethertype == ETHERTYPE_RARP && RARP_MACS.into_iter().all(is_own)
 }
 
-/// A guest without an address asks DHCP for one, and says to which groups it belongs.
+/// A guest without an address asks DHCP for one, and joins groups.
 fn asks_for_an_address(ip: &Ip, frame: &[u8]) -> bool {
     let port_at = usize::from(ip.payload_offset) + 2;
     match ip.l4 {
@@ -141,14 +142,14 @@ fn be16(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..)?.first_chunk().map(|it| u16::from_be_bytes(*it))
 }
 
-/// Whether an IPv4 packet that begins so is what only a router says.
+/// Whether an IPv4 packet that begins so is one that only a router sends.
 fn is_of_a_router(begins: Option<(u8, &[u8])>) -> bool {
     begins.is_some_and(|(protocol, body)| {
         protocol == PROTOCOL_ICMP && body.first().is_none_or(|kind| V4_OF_A_ROUTER.contains(kind))
     })
 }
 
-/// Whether a message of ICMPv6 speaks for nobody else.
+/// Whether a message of ICMPv6 is about its sender alone.
 fn says_own(ip: &Ip, frame: &[u8], owns: impl Fn(IpAddr16) -> bool) -> bool {
     let message = frame.get(usize::from(ip.payload_offset)..).unwrap_or_default();
     let target = || {

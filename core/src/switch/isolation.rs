@@ -11,9 +11,8 @@ impl Switch {
         }
     }
 
-    /// Whether nothing goes from one of these ports to the other: both have guests, and one of
-    /// these is isolated. What a memory of the switch says holds all the same, for it is asked on
-    /// top of that.
+    /// Whether no frames go between these ports: both have guests, and one of these is isolated.
+    /// The switch's memories stay valid, because this is checked in addition to them.
     #[must_use]
     pub fn are_apart(&self, one: PortId, other: PortId) -> bool {
         let Some(one) = self.guest(one) else { return false };

@@ -1,4 +1,4 @@
-//! What frames teach the switch: which MACs are behind an uplink, which one a guest has.
+//! What the switch learns from frames: the MACs behind an uplink, the MAC of a guest.
 
 use hashbrown::hash_table::Entry;
 
@@ -10,7 +10,7 @@ use crate::time::Instant;
 use crate::wire::packet::{IpAddr16, VlanStack};
 
 /// In place of a VLAN id in [`mac_key`]: a MAC that was heard behind an uplink, with whatever tag.
-/// It says who may not take it over, and not where frames go.
+/// It decides which guests may not take the MAC, and not where frames go.
 const ANY_VLAN: u16 = u16::MAX - 1;
 /// Likewise: the MAC of a guest that has gone.
 const GONE_VLAN: u16 = u16::MAX - 2;
@@ -34,7 +34,7 @@ impl Switch {
             return;
         }
         let any = mac_key(ANY_VLAN, mac);
-        // Behind a tag it is heard all the same.
+        // A MAC that was heard with a tag counts here too.
         if key != mac_key(0, mac) && self.note_heard(now, port, any).is_none() {
             return;
         }
@@ -45,8 +45,8 @@ impl Switch {
         self.taught.note(now, key, port, Instant::MAX);
     }
 
-    /// Somebody was heard at `port`. `Some(true)`: at another one before; `None`: the table is full
-    /// and nobody in it is forgotten. Those who are known keep their place: an address flood cannot
+    /// A station was heard at `port`. `Some(true)`: at another one before; `None`: the table is
+    /// full and no entry can be forgotten. Known stations keep their place: an address flood cannot
     /// push them out.
     fn note_heard(&mut self, now: Instant, port: PortId, key: u64) -> Option<bool> {
         if self.learned >= MAC_ENTRIES_MAX && now.since(self.swept) >= MAC_SWEEP_INTERVAL {
@@ -106,7 +106,7 @@ impl Switch {
     }
 
     /// Whether this MAC was lately heard at a port other than `port`, where that counts: a guest
-    /// that knows of no VLAN has nothing to do with uplinks' stations in others.
+    /// without knowledge of VLANs is not affected by uplinks' stations in other VLANs.
     fn was_heard_elsewhere(&self, now: Instant, port: PortId, mac: Mac) -> bool {
         let heard = match self.guest(port).map(|guest| &guest.vlans) {
             Some(Vlans::Access(vlan)) => [*vlan, GONE_VLAN, GONE_VLAN],
@@ -120,7 +120,7 @@ impl Switch {
         self.guest(port).is_some_and(|guest| guest.announced == Some(mac))
     }
 
-    /// Whether the guest of `port` has no MAC yet, and this one is nobody's.
+    /// Whether the guest of `port` has no MAC yet, and this one is free.
     fn may_have(&mut self, port: PortId, mac: Mac) -> bool {
         let has_none = self.guest_mut(port).is_some_and(|guest| guest.mac.is_none());
         let is_one = !is_group(mac) && mac != [0; 6];
@@ -135,8 +135,8 @@ impl Switch {
     }
 
     /// Whether the guest of `port`, whose MAC is configured, lives elsewhere for now, as after a
-    /// migration: then its MAC may be behind an uplink. No other guest here may use it: it stays
-    /// this one's, and is the only one that this one may use.
+    /// migration: then its MAC may be behind an uplink. It stays this guest's MAC: no other guest
+    /// here may use it, and this guest may use no other.
     pub fn set_away(&mut self, port: PortId, is_away: bool) {
         if let Some(guest) = self.guest_mut(port)
             && guest.away != (is_away && guest.mac_configured)
@@ -150,8 +150,8 @@ impl Switch {
         self.guest(port).is_some_and(|guest| guest.away)
     }
 
-    /// Forgets what a guest port taught: the guest was replaced or restarted. Nobody else has its
-    /// MAC for as long as an uplink's would be kept.
+    /// Forgets what was learned from a guest port: the guest was replaced or restarted. No other
+    /// guest gets its MAC for as long as an uplink's would be kept.
     pub fn forget_learned(&mut self, now: Instant, port: PortId) {
         let Some(guest) = self.guest_mut(port) else { return };
         if let Ips::Learned(learned) = &mut guest.ips {

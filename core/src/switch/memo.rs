@@ -1,4 +1,4 @@
-//! What the switch found a moment ago: the packet path asks the same few questions again and again.
+//! The switch's latest answers: the packet path asks the same few questions again and again.
 
 use crate::port::PortId;
 use crate::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The learning switch: who is behind which port, and who may claim to be whom.
+//! The learning switch: which station is behind which port, and which addresses a port may claim.
 //!
 //! - A guest port has one MAC: the configured one, the one that its VMM announced, or the first it
 //!   used, unless that was heard elsewhere within [`MAC_AGE`]. It is static on every VLAN: neither
@@ -6,17 +6,18 @@
 //! - Behind an uplink there may be any number of MACs, learned per VLAN, bounded and aged. Those
 //!   that the switch was told of (`told`) are static as well.
 //! - A guest port may use the IPs on its list. Without a list it owns the first few it uses
-//!   (COM-11), and may use any that is on nobody's list: it may be a router or a container node.
+//!   (COM-11), and may use any that is on no other list: it may be a router or a container node.
 //!   Frames from addresses it does not own are forwarded and not offloaded.
 //!
-//! Frames to group addresses are flooded, those to unknown ones too, but not to guests whose MAC is
-//! known, nor to those that are not in their VLAN (`vlans`) or are isolated (`isolation`).
+//! Frames to group addresses are flooded. Frames to unknown addresses are flooded too, except to
+//! guests whose MAC is known. Guests that are not in the frame's VLAN (`vlans`) or are isolated
+//! (`isolation`) get neither.
 //!
-//! A guest that is trusted is as an uplink, but for its VLANs and IPs (`trust`).
+//! A trusted guest is treated as an uplink, except for its VLANs and IPs (`trust`).
 //!
-//! VLAN tags are left alone: the port of a guest that knows of none puts them in and takes them
-//! out. Learning from a guest trusts it once: give untrusted guests a MAC and IPs in the
-//! configuration. What those with a list say is looked at more closely (`claims`).
+//! VLAN tags are left alone: the port of a guest without tags inserts and removes them. Learning
+//! from a guest trusts it once: give untrusted guests a MAC and IPs in the configuration. Frames of
+//! guests with a list are checked more closely (`claims`).
 
 use core::net::IpAddr;
 
@@ -78,7 +79,7 @@ struct GuestPort {
     isolated: bool,
     trusted: bool,
     vlans: Vlans,
-    /// What its VMM said last that its MAC is.
+    /// The MAC in its VMM's last announcement.
     announced: Option<Mac>,
 }
 
@@ -86,7 +87,7 @@ struct GuestPort {
 #[derive(Debug)]
 struct Listed {
     ip: IpAddr16,
-    /// Whose: [`LISTS_OF_ALL`], or those of one VLAN.
+    /// The owner: [`LISTS_OF_ALL`], or those of one VLAN.
     of: u16,
     ports: u32,
 }
@@ -101,7 +102,7 @@ struct MacEntry {
     /// [`mac_key`].
     key: u64,
     port: PortId,
-    /// Meaningless for a guest's MAC, and one that was told of.
+    /// Meaningless for the MAC of a guest or of a told station.
     seen: Instant,
 }
 
@@ -116,7 +117,7 @@ const SERVICE: u16 = 1 << 12;
 pub struct Switch {
     /// By port number; `None` is an uplink or no port.
     guests: Vec<Option<GuestPort>>,
-    /// What is on any port's list: a frame costs one look, however many ports there are.
+    /// All addresses on any port's list: a frame costs one look, however many ports there are.
     listed: HashTable<Listed>,
     macs: HashTable<MacEntry>,
     /// How many of `macs` were learned from frames.
@@ -125,7 +126,7 @@ pub struct Switch {
     hasher: RandomState,
     /// Where frames went.
     found: Memo,
-    /// What uplinks taught.
+    /// Stations learned behind uplinks.
     taught: Memo,
     /// How often that was forgotten, from 1 on.
     changes: u64,
@@ -161,7 +162,7 @@ impl Switch {
                 let other = self.guest_mut(holder).filter(|_| holder != port);
                 match other {
                     Some(other) if other.mac_configured => return Err(MacTaken(holder)),
-                    // It only said so; the configuration knows.
+                    // The other guest only used it; this one is configured with it.
                     Some(other) => other.mac = None,
                     None => {}
                 }
@@ -243,14 +244,14 @@ impl Switch {
         self.retain_macs(|entry| entry.port != port);
     }
 
-    /// What is on the list of a guest is on one list more.
+    /// The addresses on the guest's list are on one list more.
     fn list(&mut self, guest: &GuestPort) {
         for (ip, of) in guest.listings() {
             self.listed_entry(ip, of).or_insert(Listed { ip, of, ports: 0 }).into_mut().ports += 1;
         }
     }
 
-    /// What was on the list of a guest is on one list less.
+    /// The addresses on the guest's list are on one list less.
     fn unlist(&mut self, guest: &GuestPort) {
         for (ip, of) in guest.listings() {
             if let Entry::Occupied(mut entry) = self.listed_entry(ip, of) {
@@ -262,8 +263,8 @@ impl Switch {
         }
     }
 
-    /// Whether a frame from `port` may claim to come from where it says. Learns a guest's first
-    /// MAC and IPs; everything may come from an uplink.
+    /// Whether a frame from `port` may have its source addresses. Learns a guest's first MAC and
+    /// IPs; frames from an uplink may have any.
     pub fn check_source(
         &mut self,
         now: Instant,
@@ -350,8 +351,8 @@ impl Switch {
         self.taught.recall(now, mac_key(vlan_id(vlan), mac)) == Some(port)
     }
 
-    /// While this is the same, what [`Self::peek`] and [`Self::is_taught`] said at the same time
-    /// holds. Never 0.
+    /// While this number is the same, results of [`Self::peek`] and [`Self::is_taught`] from the
+    /// same time stay valid. Never 0.
     #[inline]
     #[must_use]
     pub const fn changes(&self) -> u64 {
@@ -448,7 +449,7 @@ impl Switch {
         self.put(mac_key(GUEST_VLAN, mac), port);
     }
 
-    /// It is at `port` until somebody says otherwise.
+    /// It is at `port` until a later frame or call says otherwise.
     fn put(&mut self, key: u64, port: PortId) {
         self.forget_found();
         let bound = MacEntry { key, port, seen: Instant::ZERO };

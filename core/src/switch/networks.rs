@@ -1,8 +1,8 @@
 //! Networks: a switch each, so that ports of two have nothing to do with each other.
 //!
-//! Who is where, which MAC is taken and which addresses are listed is asked of the switch of a port
-//! ([`Networks::of`]): there is no other way to it. So no frame crosses from one network into
-//! another, and two networks may have the same addresses.
+//! The switch of a port answers for the station's location, taken MACs and listed addresses, and is
+//! reached by that port only ([`Networks::of`]). So no frame crosses from one network into another,
+//! and two networks may have the same addresses.
 
 use super::Switch;
 use crate::port::PortId;
@@ -13,7 +13,7 @@ use crate::port::PortId;
 /// up the network of a port.
 #[derive(Debug)]
 pub(crate) struct Networks {
-    /// With several networks it knows nobody.
+    /// Empty if there are several networks.
     alone: Switch,
     list: Vec<Network>,
     /// More than one has ports.
@@ -44,8 +44,8 @@ impl Networks {
         }
     }
 
-    /// The switch of all ports, if there is one network. Else one that knows nobody: for guesses
-    /// ([`Switch::peek`]), which then are none.
+    /// The switch of all ports, if there is one network. Otherwise an empty one, whose guesses
+    /// ([`Switch::peek`]) find nothing.
     #[inline(always)]
     pub(crate) const fn alone(&self) -> &Switch {
         &self.alone
@@ -80,8 +80,8 @@ impl Networks {
         differ || self.of(one).are_apart(one, other)
     }
 
-    /// A port of the network of this name that nobody has, where `ports` are all that somebody may
-    /// have. `None`: there is no such network.
+    /// The number of a port in the network of this name that does not exist; real ports have
+    /// numbers below `ports`. `None`: there is no such network.
     pub(crate) fn nobody_in(&mut self, name: &str, ports: usize) -> Option<PortId> {
         let place = self.used(name)?;
         let port = PortId(u16::try_from(ports + place).ok()?);

@@ -1,4 +1,4 @@
-//! Who gets what, and who may claim what.
+//! Which port gets which frames, and which addresses it may claim.
 
 use super::*;
 use crate::limits::{LEARNED_IP_AGE, MAC_ENTRIES_MAX, MACS_MAX};

@@ -1,4 +1,4 @@
-//! Stations that the switch was told of: behind which port they are, whatever frames say.
+//! Stations that the switch was told of: they are behind that port, whatever frames say.
 
 use hashbrown::hash_table::Entry;
 
@@ -9,9 +9,9 @@ use crate::port::PortId;
 pub(super) const TOLD_VLAN: u16 = u16::MAX - 3;
 
 impl Switch {
-    /// From now on the station `mac` is behind `port`, an overlay, on every VLAN: a frame that
-    /// says otherwise changes nothing, and a guest that only uses this MAC has it no longer. A
-    /// guest that was configured with it keeps it while it is here. Whoever tells bounds how many.
+    /// The station `mac` is behind `port`, an overlay, on every VLAN: a frame that contradicts it
+    /// changes nothing, and a guest that merely uses this MAC loses it. A guest that was configured
+    /// with the MAC keeps it while it is here. The caller bounds the number of stations.
     pub fn tell_station(&mut self, port: PortId, mac: Mac) {
         let key = mac_key(TOLD_VLAN, mac);
         if self.find(key).is_some_and(|entry| entry.port == port) {
@@ -25,7 +25,7 @@ impl Switch {
         }
     }
 
-    /// From now on the station `mac` is where frames say.
+    /// From now on frames decide where the station `mac` is.
     pub fn forget_station(&mut self, mac: Mac) {
         self.remove(mac_key(TOLD_VLAN, mac));
     }

@@ -1,5 +1,5 @@
-//! Guests that are believed as an uplink is: there may be others behind them, as behind a router, a
-//! bridge, or a machine that has guests of its own.
+//! Guests that are believed as an uplink is: other stations may be behind them, as behind a router,
+//! a bridge, or a machine with guests of its own.
 
 use super::{Mac, Switch, is_group, is_static_key};
 use crate::drops::DropReason;
@@ -17,8 +17,8 @@ impl Switch {
         }
     }
 
-    /// Whether a station of which nothing is known may be behind `port`: it is an uplink, or its
-    /// guest has not said yet which MAC it has, or is trusted.
+    /// Whether an unknown station may be behind `port`: it is an uplink, or its guest has not shown
+    /// its MAC yet, or is trusted.
     #[must_use]
     pub fn may_be_behind(&self, port: PortId) -> bool {
         self.guest(port).is_none_or(|guest| guest.mac.is_none() || guest.trusted)
@@ -44,8 +44,8 @@ impl Switch {
         }
     }
 
-    /// Whether a station with this MAC may be behind a guest that is trusted: nobody else here has
-    /// it, and nobody elsewhere of whom the switch was told.
+    /// Whether a station with this MAC may be behind a trusted guest: no other guest here has it,
+    /// and the switch was told of no such station.
     fn check_station(&self, port: PortId, mac: Mac) -> Result<(), DropReason> {
         let is_one = !is_group(mac) && mac != [0; 6];
         let is_others = self.guest_with(mac).is_some_and(|holder| holder != port);
@@ -56,7 +56,7 @@ impl Switch {
         }
     }
 
-    /// Whatever was learned behind a guest is nobody's.
+    /// Forgets the stations that were learned behind a guest.
     pub(super) fn forget_stations(&mut self, port: PortId) {
         self.retain_macs(|entry| entry.port != port || is_static_key(entry.key));
     }

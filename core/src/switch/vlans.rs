@@ -6,8 +6,8 @@ use crate::port::{PortId, Vlans};
 use crate::wire::packet::{Eth, VlanStack};
 
 impl Switch {
-    /// From now on the guest behind `port` is in these VLANs. What it used in others it has not
-    /// learned for these, and what is on its list nobody else there has learned.
+    /// Sets the VLANs of the guest behind `port`. Addresses that it used in other VLANs are not
+    /// learned for these, and no other guest there keeps a learned address that is on its list.
     pub fn set_vlans(&mut self, port: PortId, vlans: Vlans) {
         if let Some(mut guest) = self.guests.get_mut(usize::from(port.0)).and_then(Option::take) {
             self.unlist(&guest);
@@ -33,7 +33,8 @@ impl Switch {
         }
     }
 
-    /// What is on the list of `guest` is taken from those who have learned it where that guards it.
+    /// Takes the addresses on the list of `guest` from guests that have learned them, where the
+    /// list applies.
     fn take_back_ips(&mut self, guest: &GuestPort) {
         let Ips::Listed(list) = &guest.ips else { return };
         for other in self.guests.iter_mut().flatten() {
@@ -47,7 +48,7 @@ impl Switch {
         }
     }
 
-    /// Whether frames with these tags are for whoever is behind `port`.
+    /// Whether frames with these tags are for the peer behind `port`.
     #[must_use]
     pub fn is_in(&self, port: PortId, vlan: VlanStack) -> bool {
         self.is_in_id(port, vlan_id(vlan))
@@ -62,8 +63,8 @@ impl Switch {
         })
     }
 
-    /// Whether `port` may send a frame with these tags. One that is to know of no VLAN has the tag
-    /// that its port has put in, and no other.
+    /// Whether `port` may send a frame with these tags. A guest without knowledge of its VLAN has
+    /// the tag that its port has inserted, and no other.
     pub(super) fn check_vlan(&self, port: PortId, eth: &Eth) -> Result<(), DropReason> {
         let is_fine = match self.guest(port).map(|guest| &guest.vlans) {
             None | Some(Vlans::Any) => true,

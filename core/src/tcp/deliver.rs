@@ -1,4 +1,4 @@
-//! Frames for G: what the sender gives next, in what this ring and driver take (COM-17).
+//! Frames for G: the sender's next bytes, in frames that this ring and driver take (COM-17).
 
 use crate::limits::TRANSMIT_PARTS_MAX;
 use crate::port::PortId;
@@ -18,7 +18,7 @@ pub(crate) struct Delivery {
     pub(crate) to: u64,
 }
 
-/// What a frame may carry: payload bytes, and bytes per wire segment if it is a super-segment.
+/// Bounds of a frame: payload bytes, and bytes per wire segment if it is a super-segment.
 #[derive(Clone, Copy)]
 struct Limit {
     payload: u64,
@@ -95,7 +95,8 @@ impl Flow {
         self.outbound.ack_to_guest_due().then(|| self.deliver_ack(cx, buf))
     }
 
-    /// A frame without bytes for which nothing waits: what R says, as if it had passed.
+    /// A frame without bytes that is not urgent: R's acknowledgement and window, as if they had
+    /// passed.
     #[inline]
     pub(crate) fn only_tells(&self, made: &Delivery) -> bool {
         made.to == 0 && self.timers.is_idle()
@@ -111,7 +112,7 @@ impl Flow {
         self.deliver_bare(cx, buf, seq, TcpFlags::ACK)
     }
 
-    /// What one frame may carry into this ring, given the features negotiated now (COM-17).
+    /// The bounds of one frame for this ring, with the features negotiated now (COM-17).
     fn frame_limit(&self, cx: &FlowContext<'_, '_>, room: usize) -> Limit {
         let v4 = cx.key.version == IpVersion::V4;
         let features = cx.features.unwrap_or_default();

@@ -1,7 +1,8 @@
-//! Frames for R of what G has handed over: what the sender gives next, in what a path to R takes.
+//! Frames for R with data that G has handed over: the sender's next bytes, in frames that the path
+//! to R takes.
 //!
-//! The mirror of `deliver`. The header is made when the frame leaves (FLOOD-35): its
-//! acknowledgement, window and timestamps are those of now.
+//! The mirror of `deliver`. The header is made when the frame leaves (FLOOD-35), with the
+//! acknowledgement, window and timestamps of that moment.
 
 use crate::tcp::deliver::{Delivery, IP_LEN_MAX};
 use crate::tcp::flow::Flow;

@@ -1,4 +1,4 @@
-//! One tracked TCP connection: two pipes and what they share.
+//! One tracked TCP connection: two pipes and their common state.
 //!
 //! ```text
 //! R --> Receiver --> store --> Sender --> G      inbound
@@ -39,7 +39,7 @@ use crate::wire::seq::Seq;
 pub struct Flow {
     /// Where the connection stands, and why.
     pub(super) standing: Standing,
-    /// What the two ends agreed on.
+    /// The result of the handshake's offers.
     pub(super) options: Negotiated,
     /// Inbound, from R.
     pub(super) receiver: Receiver,
@@ -55,7 +55,7 @@ pub struct Flow {
     pub(super) timestamps: TimestampState,
     /// Lower layers of the frames H makes.
     pub(super) template: Template,
-    /// What the flow waits for.
+    /// The flow's deadlines.
     pub(super) timers: Timers,
     /// The flow is counted in its VM's `owing_flows`.
     owing: bool,
@@ -82,8 +82,8 @@ impl Flow {
         }
     }
 
-    /// What a predecessor's record says, as far as its resets need it (LIFE-09). The record stays
-    /// the flow's, if there is a place for it.
+    /// The state in a predecessor's record, as far as its resets need it (LIFE-09). The record
+    /// stays the flow's, if there is a place for it.
     pub(crate) fn recovered(now: Instant, record: &Record, id: Option<RecordId>) -> Self {
         let sent = record.guest_nxt.clamp(record.guest_una, record.rcv_nxt);
         let options = Negotiated {
@@ -116,7 +116,7 @@ impl Flow {
         if self.receiver.reset_waits() { Why::Reset } else { self.standing.why() }
     }
 
-    /// The connection was reset, and nobody is owed a word: G was told, and has acknowledged all
+    /// The connection was reset, and nothing is owed: G was told, and has acknowledged all bytes
     /// that R believes delivered.
     pub(crate) fn is_over(&self) -> bool {
         self.state() == State::Abort
@@ -130,8 +130,8 @@ impl Flow {
         self.standing.is_live()
     }
 
-    /// A frame of the flow was seen. `true`: the flow is out of the path, and that is all there is
-    /// to do about it.
+    /// A frame of the flow was seen. `true`: the flow is out of the path, and nothing else has to
+    /// be done.
     #[inline]
     pub(crate) fn on_passing(&mut self, now: Instant) -> bool {
         let passes = self.state() == State::Pass;
@@ -141,7 +141,7 @@ impl Flow {
         passes
     }
 
-    /// What the two ends agreed on.
+    /// The result of the handshake's offers.
     #[must_use]
     pub const fn options(&self) -> &Negotiated {
         &self.options
@@ -176,7 +176,7 @@ impl Flow {
         !self.is_parked() || self.losses.flooded().is_some()
     }
 
-    /// What the entry is worth when the table is full.
+    /// The value of the entry when the table is full.
     pub(crate) fn class(&self) -> Class {
         self.standing.class()
     }
@@ -213,7 +213,7 @@ impl Flow {
         self.receiver.next().saturating_sub(self.sender.una())
     }
 
-    /// H owes nobody any byte, FIN, RST or acknowledgement: a stop now loses nothing.
+    /// H owes no byte, FIN, RST or acknowledgement: a stop now loses nothing.
     #[must_use]
     #[inline(always)]
     pub fn owes_nothing(&self) -> bool {
@@ -239,8 +239,9 @@ impl Flow {
             return self.owes_nothing();
         }
         let closed = self.fin_acked_by_guest() && self.outbound.fin_acked();
-        // R reads no ACK from beyond its window, and G's come from the end of what it has sent or
-        // uses of what it was shown. If it has used all that it was promised it waits no longer.
+        // R reads no ACK from beyond its window. G's ACKs come from the end of the bytes that it
+        // has sent, or from within the room that it was shown. If G has used all the room that it
+        // was promised, R waits no longer.
         let edge = self.outbound.edge(self.options.shift_r);
         let may = || !self.is_ahead() || self.window_shut();
         let within = self.losses.shown() <= edge && may();
@@ -249,7 +250,7 @@ impl Flow {
             && (closed || (within && self.sender.edge() >= self.receiver.edge()))
     }
 
-    /// What the window for R depends on, besides the receiver.
+    /// The state on which the window for R depends, besides the receiver.
     #[inline]
     pub(super) fn terms(&self) -> Terms {
         Terms {
@@ -263,7 +264,7 @@ impl Flow {
         }
     }
 
-    /// The sender, and what it works with.
+    /// The sender, and its arguments.
     #[inline]
     pub(super) fn sending(&mut self, cx: &FlowContext<'_, '_>) -> (&mut Sender, Sending<'_>) {
         let work = Sending {
@@ -278,7 +279,7 @@ impl Flow {
     }
 
     /// Reads a word of every cache line that a segment needs, wherever in a line the flow begins:
-    /// what follows each other here is at most 64 bytes apart.
+    /// consecutive words here are at most 64 bytes apart.
     #[inline]
     pub(crate) fn fetch(&self) -> u64 {
         u64::from(self.standing.is_on())
@@ -293,7 +294,7 @@ impl Flow {
             ^ u64::from(self.template.ttl_to_net())
     }
 
-    /// Reads what the flow points to.
+    /// Reads the data that the flow points to.
     #[inline]
     pub(crate) fn fetch_held(&self, arena: &Arena<'_>) -> u64 {
         self.store.fetch() ^ self.receiver.record().map_or(0, |record| arena.fetch(record))
@@ -313,7 +314,7 @@ impl Flow {
         }
     }
 
-    /// What every event on a flow ends with.
+    /// The end of every event on a flow.
     pub(crate) fn after_event(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.standing.is_live() {
             self.wait_for_guest(cx, false);
@@ -325,9 +326,9 @@ impl Flow {
         self.assert_order();
     }
 
-    /// What the event ends with in which a frame was made, or was not: of a flow that stays in
-    /// `On` nothing moves by that but what it has sent, acknowledged and shown. When the timing
-    /// wheel is to wake it, as [`Self::wake_at`].
+    /// The end of an event in which a frame was made, or was not. For a flow that stays in `On`
+    /// this moves only the bytes that it has sent, acknowledged and shown. Returns the wake-up
+    /// time, as [`Self::wake_at`].
     #[inline(always)]
     pub(crate) fn end_making(&mut self, cx: &mut FlowContext<'_, '_>) -> Instant {
         if !self.standing.is_on() || self.outbound.fin_sent() {

@@ -97,7 +97,7 @@ impl Flow {
     /// SNOOP-25: absorbed. R gets an ACK only for a probe of G, or for the answer to its own.
     fn on_pure_ack_from_guest(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
         if seq < self.outbound.una() && self.keeps_bytes() {
-            // It missed an ACK, or its window is shut: H shows it what there is (FLOOD-15).
+            // It missed an ACK, or its window is shut: H shows it the present state (FLOOD-15).
             self.outbound.note_ack_to_guest(true);
         } else if seq < self.outbound.una() {
             // A keepalive or window probe of G: R has to answer it.
@@ -156,7 +156,8 @@ impl Flow {
         }
     }
 
-    /// The highest ACK that can be true: what was delivered, or passed to G by other means.
+    /// The highest ACK that can be true: the end of the bytes that were delivered, or passed to G
+    /// by other means.
     #[inline]
     pub(super) fn ack_limit_from_guest(&self, cx: &FlowContext<'_, '_>) -> u64 {
         let fragments = cx.vm.fragment_at.is_some_and(|at| cx.now.since(at) <= limits::T_FRAGMENT);

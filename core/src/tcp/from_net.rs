@@ -109,7 +109,7 @@ impl Flow {
                 return Fate::Drop(DropReason::Duplicate);
             }
             if hidden {
-                // H sends for G: what is new G is told, and nothing of what is lost (FLOOD-09).
+                // H sends for G: G is told news, but no losses (FLOOD-09).
                 if let Some(ts) = tcp.options.timestamps {
                     self.timestamps.on_tsval_from_net(ts.tsval);
                 }
@@ -126,7 +126,7 @@ impl Flow {
         self.accept(cx, f, range)
     }
 
-    /// Takes what is new and in window into the store, then schedules the ACK (SNOOP-06).
+    /// Takes the new bytes within the window into the store, then schedules the ACK (SNOOP-06).
     fn accept(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let behind_fin =
             self.receiver.is_closed() && range.seq >= self.receiver.fin() && range.len() > 0;
@@ -175,15 +175,16 @@ impl Flow {
             return Ok(());
         }
         let Some(ts) = tcp.options.timestamps else {
-            // A SYN without one comes from an R that knows nothing of this connection: it is to be
-            // challenged. Behind a malformed option it may be there and not be found (COM-04).
+            // A SYN without a timestamp comes from an R that knows nothing of this connection, and
+            // gets a challenge ACK. Behind a malformed option the timestamp may be there and not be
+            // found (COM-04).
             let excused = tcp.flags.contains(TcpFlags::SYN) || needs_verbatim(f);
             return if excused { Ok(()) } else { Err(DropReason::Paws) };
         };
         if !self.timestamps.is_current(cx.now, ts.tsval, limits::PAWS_TICKS) {
             match tcp.payload_len {
                 0 => self.challenge_ack(cx),
-                // It asks whether somebody is there: nobody says so for a silent G (INV-19).
+                // It asks whether G is there: H does not answer for a silent G (INV-19).
                 1 if !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED) => {}
                 _ => self.ack_now(cx, None),
             }
@@ -215,8 +216,8 @@ impl Flow {
         r: Range,
     ) -> Option<Fate> {
         let place = self.receiver.place(r);
-        // R probes a window that it sees shut; for a silent G nobody answers (LIFE-05), not even by
-        // taking the octet where something is left of the field's unit.
+        // R probes a window that it sees shut. H does not answer for a silent G (LIFE-05), not even
+        // by taking the octet where something is left of the field's unit.
         let probe = r.len() == 1 || (r.len() > 0 && place == Place::Outside);
         let unanswered =
             probe && self.window_shut() && !cx.vm.clock.alive_within(cx.now, limits::T_PAUSED);
@@ -255,16 +256,16 @@ impl Flow {
         Some(Fate::Drop(DropReason::OutOfWindow))
     }
 
-    /// R has gone back to what it repeats, and sends its ACKs from there: no further than a window,
-    /// which is what a stranger has to hit elsewhere too.
+    /// R has gone back to the bytes that it repeats, and sends its ACKs from there. It goes back no
+    /// further than a window, which a stranger also has to hit elsewhere.
     fn is_repeating(&self, r: Range) -> bool {
         let next = self.receiver.next();
         r.seq < next && next <= r.seq + u64::from(self.receiver.buffer_bytes())
     }
 
-    /// A bare ACK that H need not read, for it lies below H's next number. If G has asked whether R
-    /// is there it is the answer, and where G is it lies in the window: between the two H has
-    /// taken octets, by which R probes a window that is shut.
+    /// A bare ACK below H's next number, which H need not read. If G has asked whether R is there,
+    /// this is the answer, and lies in G's window: between the two H has taken octets, by which R
+    /// probes a window that is shut.
     fn answer_guest(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -314,8 +315,7 @@ impl Flow {
         Fate::Drop(DropReason::Duplicate)
     }
 
-    /// R asks whether anybody is there: keepalive, or probe of a closed window (SNOOP-35,
-    /// SNOOP-36).
+    /// R asks whether G is there: keepalive, or probe of a closed window (SNOOP-35, SNOOP-36).
     fn on_keepalive_from_net(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>) -> Fate {
         let shut = self.window_shut();
         let patience = if shut { limits::T_PAUSED } else { limits::T_ALIVE };
@@ -365,7 +365,7 @@ impl Flow {
         self.on_said(cx, &said)
     }
 
-    /// The same of what the segment says.
+    /// The same for the content of the segment.
     #[inline(always)]
     pub(super) fn on_said(&mut self, cx: &mut FlowContext<'_, '_>, s: &Said<'_>) -> bool {
         let edge = self.outbound.edge(self.options.shift_r);
@@ -454,9 +454,9 @@ impl Flow {
         }
     }
 
-    /// Data goes to G past the store, behind all that is held and without a gap. So does what has
-    /// URG, an option or IP option that H does not understand: nothing of it, nor behind it, is
-    /// acknowledged early (SNOOP-13, COM-04, COM-07).
+    /// Data goes to G past the store, behind all held bytes and without a gap. So do segments with
+    /// URG, or with an option or IP option that H does not understand: nothing in them, nor behind
+    /// them, is acknowledged early (SNOOP-13, COM-04, COM-07).
     fn pass_data(&mut self, cx: &mut FlowContext<'_, '_>, f: &mut Frame<'_>, range: Range) -> Fate {
         let passed = self.receiver.stream().all().max(self.receiver.passed());
         let waits = self.sender.una() < self.delivery_end() || range.seq > passed;
@@ -492,7 +492,7 @@ pub(super) fn needs_verbatim(f: &Frame<'_>) -> bool {
     f.tcp.flags.contains(TcpFlags::URG) || !f.tcp.options.understood() || f.ip.options
 }
 
-/// An ACK and nothing else, whatever is in its IP header.
+/// Only an ACK, whatever is in its IP header.
 fn is_bare(f: &Frame<'_>, range: Range) -> bool {
     let plain = !f.tcp.flags.contains(TcpFlags::URG) && f.tcp.options.understood();
     plain && range.len() == 0 && !range.fin

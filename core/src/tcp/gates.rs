@@ -24,7 +24,7 @@ const ECT0: u8 = 0b10;
 /// Both ECN bits: congestion experienced.
 pub(crate) const CE: u8 = 0b11;
 
-/// What H sends R of G's bytes in one frame.
+/// G's bytes in one frame that H sends to R.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DataToNet {
     pub(crate) seq: u64,
@@ -58,7 +58,7 @@ pub(crate) struct OutQueue {
     places: Vec<ToNet>,
     made: usize,
     polled: usize,
-    /// Who has more for R than headers.
+    /// The flows that have more than headers for R.
     pub(crate) departures: Departures,
 }
 
@@ -68,7 +68,7 @@ impl OutQueue {
         Self { places: vec![], made: 0, polled: 0, departures: Departures::new(now) }
     }
 
-    /// A place for the next frame, with what was there before.
+    /// A place for the next frame, with its earlier content.
     fn push(&mut self) -> &mut ToNet {
         if self.made == self.places.len() {
             self.places.push(ToNet { origin: PortId(0), len: 0, bytes: [0; TcpEmit::MAX_LEN] });
@@ -169,7 +169,7 @@ impl Flow {
         self.emit_bare_to_net(cx, seq, flags, &sack[..sack_len], is_read);
     }
 
-    /// What [`Self::emit_to_net`] does for an ACK without blocks, in a straight line.
+    /// [`Self::emit_to_net`] for an ACK without blocks, in a straight line.
     #[inline(always)]
     fn emit_plain_ack(&mut self, cx: &mut FlowContext<'_, '_>, seq: u64) {
         self.emit_bare_to_net(cx, seq, TcpFlags::ACK, &[], true);
@@ -190,8 +190,8 @@ impl Flow {
         made.len = header.emit(&mut made.bytes, 0, CsumMode::Full(&[]));
     }
 
-    /// EMIT-R for bytes that H sends for G: the header, to `buf`. Its length, and what the next one
-    /// to handle the frame has to know.
+    /// EMIT-R for bytes that H sends for G: writes the header to `buf`. Returns its length, and the
+    /// virtio header for the next hop.
     pub(super) fn emit_data_to_net(
         &mut self,
         cx: &FlowContext<'_, '_>,
@@ -208,8 +208,8 @@ impl Flow {
         (len, header.partial_hdr(len, d.len, d.mss))
     }
 
-    /// EMIT-R for any segment that H makes: what R is told now, and the newest TSval that G showed
-    /// (FLOOD-35, FLOOD-41).
+    /// EMIT-R for any segment that H makes: the present acknowledgement and window for R, and the
+    /// newest TSval that G showed (FLOOD-35, FLOOD-41).
     #[inline(always)]
     fn header_to_net<'a>(
         &'a mut self,
@@ -245,8 +245,9 @@ impl Flow {
         }
     }
 
-    /// The window field for R. `is_read`: R does not have all of the segment. Else it answers, and
-    /// does not look at the window (RFC 9293 section 3.10.7.4): what has opened is not shown by it.
+    /// The window field for R. `is_read`: R does not have all of the segment. Otherwise R answers
+    /// without looking at the window (RFC 9293 section 3.10.7.4), so a window that has opened is
+    /// not shown by it.
     #[inline]
     fn advertise_window(&mut self, is_read: bool) -> u16 {
         let terms = self.terms();
@@ -287,7 +288,7 @@ impl Flow {
             edit.set_ecn(ECT0);
         }
         if self.losses.flooded().is_some() {
-            // Blocks and marks answer what H has sent, if only what it sent twice (FLOOD-09).
+            // Blocks and marks answer segments of H, even if H only sent them twice (FLOOD-09).
             edit.nop_out_sack();
             edit.set_flags(tcp.flags.without(TcpFlags::ECE));
         } else if self.outbound.is_old_ack(tcp) {
@@ -308,7 +309,7 @@ impl Flow {
         }
     }
 
-    /// SACK blocks of R, or of H for what it misses, wait for a pure ACK to G.
+    /// SACK blocks of R, or H's own for missing bytes, wait for a pure ACK to G.
     pub(super) fn sack_to_guest_due(&self) -> bool {
         self.losses.of_net().is_some_and(RemoteSack::is_due)
             || self.losses.flooded().is_some_and(Flooded::owes_duplicate)

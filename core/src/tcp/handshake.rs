@@ -15,7 +15,7 @@ const NOT_IN_THIRD_ACK: TcpFlags =
     TcpFlags::SYN.union(TcpFlags::RST).union(TcpFlags::FIN).union(TcpFlags::URG);
 
 impl Flow {
-    /// G's SYN or SYN-ACK that made this flow has come again: what it offers now counts as well.
+    /// G's SYN or SYN-ACK that made this flow has come again: its present offers count as well.
     /// `false`: it is another one.
     pub(crate) fn on_syn_copy_from_guest(
         &mut self,
@@ -43,8 +43,8 @@ impl Flow {
         }
     }
 
-    /// A SYN of R passes to G, which may answer it with a challenge ACK. What R offers, with what
-    /// it offered before.
+    /// A SYN of R passes to G, which may answer it with a challenge ACK. Returns R's offers, merged
+    /// with its earlier ones.
     pub(crate) fn on_syn_from_net(&mut self, mut syn: SynInfo) -> SynInfo {
         self.receiver.await_answer(self.is_live());
         if let Some(&offers) = self.standing.offers() {
@@ -61,7 +61,7 @@ impl Flow {
         self.state() == State::Handshake && self.outbound.guest_is_client()
     }
 
-    /// The first frame of G: its SYN or SYN-ACK. `false`: it acknowledges what R never sent.
+    /// The first frame of G: its SYN or SYN-ACK. `false`: it acknowledges bytes that R never sent.
     pub(crate) fn on_first_from_guest(&mut self, offers: &Offers, f: &Frame<'_>) -> bool {
         self.template.learn_from_guest(f.l2(), f.ip.tos, f.ip.ttl, f.ip.flow_label);
         self.outbound.guest_is_client() || self.on_syn_ack_from_guest(offers, f.tcp)
@@ -187,7 +187,7 @@ impl Flow {
         self.standing.learn(offers);
     }
 
-    /// R's third ACK, or its first data: learns from it what R shows.
+    /// R's third ACK, or its first data: learns R's window from it.
     fn learn_third_ack_from_net(&mut self, tcp: &Tcp) {
         let Some((_, shift_r)) = self.standing.offers().map(Offers::shifts) else { return };
         self.receiver.on_third_ack_from_net();

@@ -1,4 +1,4 @@
-//! Entering and leaving the offload, and what time does to a flow (COM-28, LIFE-01 to LIFE-06).
+//! Entering and leaving the offload, and the timeouts of a flow (COM-28, LIFE-01 to LIFE-06).
 
 use crate::drops::DropReason;
 use crate::limits;
@@ -94,8 +94,9 @@ impl Flow {
         record.is_some()
     }
 
-    /// Brings the record up to date. The payload is in the store; what H made of the event leaves
-    /// only when it is polled, so this lies between the two (INV-03: payload, commit record, ACK).
+    /// Brings the record up to date. The payload is in the store; frames that H made for the event
+    /// leave only when they are polled. So this happens between the two (INV-03: payload, commit
+    /// record, ACK).
     #[inline(always)]
     pub(super) fn commit(&self, cx: &mut FlowContext<'_, '_>) {
         let Some(rec) = self.receiver.record() else { return };
@@ -111,15 +112,15 @@ impl Flow {
         cx.arena.commit(rec, &progress);
     }
 
-    /// Store, record and reservation go back: the flow needs no place, for it is idle and owes
+    /// Store, record and reservation go back: the flow needs no place, because it is idle and owes
     /// nothing, or leaves.
     fn give_back(&mut self, cx: &mut FlowContext<'_, '_>) {
         self.release(cx.arena, cx.vm);
         self.free_record(cx.arena);
     }
 
-    /// Idle, or without a place: R's bytes get one later. What G has handed over stays until R has
-    /// it.
+    /// The flow is idle, or without a place: R's bytes get one later. Data that G has handed over
+    /// stays until R has it.
     fn park(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.keeps_bytes() {
             self.release_inbound(cx.arena, cx.vm);
@@ -171,7 +172,7 @@ impl Flow {
         }
     }
 
-    /// The buffer grows with what R sends and G shows (SNOOP-39). If it must stay too short for
+    /// The buffer grows with R's data and G's window (SNOOP-39). If it must stay too short for
     /// good, the flow lets go.
     #[inline(always)]
     pub(super) fn grow_buffer(&mut self, cx: &mut FlowContext<'_, '_>) {
@@ -217,9 +218,9 @@ impl Flow {
         }
     }
 
-    /// Out of the path, owing nothing. R gets one more ACK if G shows it more than H did, unless it
-    /// has just asked G, who shows that itself (INV-19); and if G sent past H, for then R may have
-    /// taken H's last ACKs for old ones (PAWS).
+    /// The flow leaves the path, owing nothing. R gets one more ACK if G shows it more than H did,
+    /// unless R has just asked G, which shows it itself (INV-19). It also gets one if G sent past
+    /// H, because R may have taken H's last ACKs for old ones (PAWS).
     pub(super) fn leave(&mut self, cx: &mut FlowContext<'_, '_>, why: Why) {
         let quiescent = self.quiescent() || self.may_leave_unseen();
         debug_assert!(quiescent, "left the path with promises open");
@@ -293,7 +294,7 @@ impl Flow {
         }
     }
 
-    /// Before something is said in G's name: it may have gone, and this flow not been told yet.
+    /// Before anything is sent in G's name: G may be gone, and this flow may not know yet.
     #[inline]
     pub(super) fn hear_of_end(&mut self, cx: &mut FlowContext<'_, '_>) {
         if cx.vm.is_gone && self.is_live() {
@@ -311,7 +312,7 @@ impl Flow {
         let rst = tcp.flags.contains(TcpFlags::RST);
         if !rst && tcp.flags.contains(TcpFlags::ACK) {
             if from_guest {
-                // What R was told stands: `una` is not moved by what G says now (INV-07).
+                // R's view stands: `una` does not move by G's ACKs now (INV-07).
                 self.sender.on_ack_in_abort(tcp.ack.unwrap(self.sender.sent()));
                 self.standing.tell_guest(true);
             } else if self.receiver.acks.may_answer_odd(cx.now, limits::ABORT_RST_INTERVAL) {
@@ -324,7 +325,7 @@ impl Flow {
 
     // --- Rings and time ------------------------------------------------------------------------
 
-    /// Driver reset: what the ring held may be lost, so it counts as not delivered (LIFE-04).
+    /// Driver reset: frames in the ring may be lost, so they count as not delivered (LIFE-04).
     pub(crate) fn on_ring_reset(&mut self, cx: &mut FlowContext<'_, '_>) {
         if self.is_live() {
             let (sender, mut sending) = self.sending(cx);
@@ -357,7 +358,7 @@ impl Flow {
         self.timers.on_wheel();
         self.hear_of_end(cx);
         if self.end() <= cx.now {
-            // What R may send beyond G's own window after this, G drops and R repeats.
+            // G drops bytes that R sends beyond G's own window after this, and R repeats them.
             let over = !self.has_place() || !self.is_live();
             if over && self.owes_nothing() {
                 return true;
@@ -394,7 +395,7 @@ impl Flow {
         if timer == Timer::Probe {
             self.sender.on_window_shut();
         } else {
-            // It took nothing, nor did it say so.
+            // It took nothing, and said nothing.
             if self.sender.is_unheard() && stuck >= limits::T_ASYMMETRIC {
                 self.drain(Why::Asymmetric);
             }

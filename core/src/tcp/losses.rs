@@ -1,12 +1,12 @@
-//! Where both pipes remember losses, and the outbound one what it keeps of G's bytes: in one box,
-//! for most flows have none.
+//! The losses that both pipes remember, and G's bytes that the outbound one keeps. They are in one
+//! box, because most flows have none.
 
 use crate::limits;
 use crate::tcp::outbound::RemoteSack;
 use crate::tcp::outbound::flooded::{Before, Flooded};
 use crate::tcp::sender::Recovery;
 
-/// What there is to know while segments are missing.
+/// State that is needed only while segments are missing.
 #[derive(Debug, Default)]
 pub(crate) struct Losses(Option<Box<Known>>);
 
@@ -18,9 +18,10 @@ struct Known {
     net: RemoteSack,
     /// The bytes of G that are kept, with congestion offload.
     flooded: Option<Box<Flooded>>,
-    /// End of what G had sent H when H let go of the flow, if R was not sent all of it yet.
+    /// End of the bytes that G had sent H when H let go of the flow, if R was not sent all of them
+    /// yet.
     unsent: u64,
-    /// What the next sender for G knows of the path, while there is none.
+    /// The path's state for the next sender, while there is none.
     before: Option<Box<Before>>,
     /// The right edge that G was shown by a box that has gone, if R did not show it.
     promised: u64,
@@ -38,7 +39,7 @@ impl Losses {
         self.0.is_some()
     }
 
-    /// What is kept of G's bytes.
+    /// G's bytes that are kept.
     #[inline]
     pub(crate) fn flooded(&self) -> Option<&Flooded> {
         self.0.as_ref()?.flooded.as_deref()
@@ -58,7 +59,7 @@ impl Losses {
         self.0.as_mut()?.flooded.take()
     }
 
-    /// What the sender for G, or the one that was there last, has learned.
+    /// The state that the present or last sender for G has learned.
     pub(crate) fn take_before(&mut self) -> Option<Box<Before>> {
         let known = self.0.as_mut()?;
         let before = known.flooded.as_deref().map(|flooded| Box::new(flooded.before()));
@@ -72,18 +73,19 @@ impl Losses {
         }
     }
 
-    /// H lets go of the flow, or has, and R was not sent all of what G has sent H, below `end`.
+    /// H lets go of the flow, or has, and R was not sent all bytes below `end` that G has sent H.
     pub(crate) fn note_unsent(&mut self, end: u64) {
         let known = self.0.get_or_insert_default();
         known.unsent = known.unsent.max(end);
     }
 
-    /// G has sent H what is below, and R was perhaps not sent all of it.
+    /// End of the bytes that G has sent H; R was perhaps not sent all of them.
     pub(crate) fn unsent(&self) -> u64 {
         self.0.as_ref().map_or(0, |known| known.unsent)
     }
 
-    /// The same, also while H sends for G: what that has sent H, whether H took it or not.
+    /// The same, also while H sends for G: end of the bytes that G has sent, whether H took them or
+    /// not.
     pub(crate) fn shown(&self) -> u64 {
         self.unsent().max(self.flooded().map_or(0, Flooded::shown))
     }
@@ -106,9 +108,9 @@ impl Losses {
         self.0.as_ref().map_or(0, |known| known.unsent.min(known.promised))
     }
 
-    /// G sends the first that R does not have, and R has no room if `in_vain`. `true`: so it was
-    /// the last times, and G is to know: it would not ask for long if it took R's window for open
-    /// (FLOOD-12).
+    /// G sends the first byte that R does not have; `in_vain`: R has no room for it. `true`: this
+    /// was so the last times too, and G has to know: it would soon give up if it took R's window
+    /// for open (FLOOD-12).
     pub(crate) fn on_asked(&mut self, in_vain: bool) -> bool {
         let Some(known) = self.0.as_mut() else { return false };
         known.vain = if in_vain { known.vain + 1 } else { 0 };
@@ -131,7 +133,7 @@ impl Losses {
         self.forget(guest_una);
     }
 
-    /// What G has not got.
+    /// The bytes that G lacks.
     #[inline]
     pub(crate) fn of_guest(&self) -> Option<&Recovery> {
         self.0.as_ref().map(|known| &known.guest)
@@ -145,7 +147,7 @@ impl Losses {
         &mut self.0.get_or_insert_default().guest
     }
 
-    /// What R has not got.
+    /// The bytes that R lacks.
     #[inline]
     pub(crate) fn of_net(&self) -> Option<&RemoteSack> {
         self.0.as_ref().map(|known| &known.net)
@@ -174,7 +176,7 @@ impl Losses {
         }
     }
 
-    /// The flow leaves the path. What is kept was given back before.
+    /// The flow leaves the path. Kept bytes were given back before.
     pub(crate) fn clear(&mut self) {
         self.0 = None;
     }

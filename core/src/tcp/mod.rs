@@ -1,4 +1,4 @@
-//! Ack offload: H is the TCP receiver for what R sends and a sender to G inside the host.
+//! Ack offload: H is the TCP receiver for R's data, and a sender to G inside the host.
 //!
 //! Read first: `docs/spec.md`, RFC 9293 section 3.10.7.4, RFC 5961, RFC 7323.
 //!
@@ -8,45 +8,45 @@
 //! Outbound, G to R: counters ([`outbound`]), and with congestion offload the same parts.
 //!
 //! **A segment of R** ([`from_net`]) that G's kernel would accept is copied into the store, then
-//! acknowledged with a window that is reserved (`receiver`). The bytes go to G inside G's own
-//! window (`sender`) as the ring has room ([`deliver`]). They leave the store only by G's
-//! cumulative ACK. What G drops, H retransmits.
+//! acknowledged with a reserved window (`receiver`). The sender gives the bytes to G inside G's own
+//! window (`sender`) when the ring has room ([`deliver`]). They leave the store only by G's
+//! cumulative ACK. If G drops them, H retransmits them.
 //!
-//! **A segment of G** ([`from_guest`]): its ACK moves the sender; if it is a pure ACK it is
-//! absorbed. Its data passes the gate for R; with congestion offload it is stored, and leaves when
-//! the path has room for it ([`depart`]).
+//! **A segment of G** ([`from_guest`]): its ACK moves the sender, and a pure ACK is absorbed. Its
+//! data passes the gate for R. With congestion offload it is stored, and leaves when the path has
+//! room for it ([`depart`]).
 //!
 //! **A gate** ([`gates`]) writes every header: for R the receiver's acknowledgement and window, for
-//! G the sender's sequence number beside what R has acknowledged.
+//! G the sender's sequence number and R's acknowledgement.
 //!
-//! **What is ordinary** takes a straight way through both ([`predicted`]).
+//! **Ordinary segments** take a straight way through both ([`predicted`]).
 //!
-//! **In and out.** [`handshake`] learns the [`options`], [`lifecycle`] takes a flow on when all is
-//! understood and lets it go when nothing is owed; [`state`] has every transition, [`timers`] what
-//! a flow waits for. Everything else is forwarded verbatim.
+//! **Begin and end.** [`handshake`] learns the [`options`]. [`lifecycle`] takes a flow into the
+//! path when everything is understood, and lets it go when nothing is owed. [`state`] has every
+//! transition, [`timers`] the deadlines of a flow. Everything else is forwarded verbatim.
 //!
 //! # Who writes what
 //!
 //! | File | Writes |
 //! |---|---|
-//! | `receiver` | what is in order and out of order, the edge shown to R, its reservation |
-//! | `receiver/acks` | what was acknowledged to R, and what is to be |
-//! | `sender`, `sender/recovery` | what G has and is given next, G's edge, what it lost |
-//! | `outbound` | what R has of G's bytes, R's window and SACK blocks |
-//! | `outbound/flooded` | what is kept of G's bytes, with congestion offload |
-//! | `state`, `timers`, `timestamps`, `template`, `options` | what their names say |
+//! | `receiver` | the bytes in order and out of order, the edge shown to R, its reservation |
+//! | `receiver/acks` | the acknowledgements that were sent to R, and those that are due |
+//! | `sender`, `sender/recovery` | G's progress, the next bytes for G, G's edge, G's losses |
+//! | `outbound` | R's progress with G's bytes, R's window and SACK blocks |
+//! | `outbound/flooded` | G's bytes that are kept, with congestion offload |
+//! | `state`, `timers`, `timestamps`, `template`, `options` | the state in their names |
 //!
-//! Their fields are private. `losses` is a box for what most flows do not have.
+//! Their fields are private. `losses` is a box for state that most flows do not have.
 //!
 //! # Invariants
 //!
-//! 1. INV-03: what was acknowledged to R and not by G is in the store. Order of writing: payload,
-//!    commit record, ACK.
+//! 1. INV-03: bytes that were acknowledged to R and not by G are in the store. Order of writing:
+//!    payload, commit record, ACK.
 //! 2. INV-04: R's FIN is acknowledged only once G has acknowledged it.
 //! 3. INV-05: the edge shown to R never moves left. INV-06: every byte below it has a reserved
 //!    place.
 //! 4. INV-13: fresh bytes for G end at or before G's edge.
-//! 5. A flow enters PASS only when it owes nobody anything.
+//! 5. A flow enters PASS only when it owes nothing to R or G.
 
 mod deliver;
 mod depart;
@@ -84,14 +84,14 @@ use crate::wire::packet::{Eth, Ip, Tcp, TcpFlags, ipv4_header_ok, tcp_checksum_o
 use crate::wire::virtio_net::VirtioNetHdr;
 pub(crate) use deliver::Delivery;
 
-/// What a flow may touch besides itself.
+/// The state that a flow may touch besides its own.
 pub(crate) struct FlowContext<'a, 'm> {
     pub(crate) now: Instant,
     pub(crate) id: FlowId,
     pub(crate) key: &'a FlowKey,
     pub(crate) arena: &'a mut Arena<'m>,
     pub(crate) vm: &'a mut Vm,
-    /// What G's driver takes.
+    /// The features of G's driver.
     pub(crate) features: &'a Option<PortFeatures>,
     pub(crate) out: &'a mut OutQueue,
     pub(crate) ack_list: &'a mut Vec<FlowId>,
@@ -131,8 +131,8 @@ impl Frame<'_> {
         &self.bytes[from..from + self.tcp.payload_len as usize]
     }
 
-    /// COM-13: vouched for by a host-local producer, or verified here.
-    /// The IP header's own nobody vouches for, and G looks at it first (INV-25).
+    /// COM-13: a host-local producer vouches for it, or it is verified here. Nobody vouches for the
+    /// IP header's own checksum, which G verifies first (INV-25).
     #[inline(always)]
     pub(crate) fn checksum_ok(&self) -> bool {
         ipv4_header_ok(self.bytes, self.ip)
@@ -151,11 +151,11 @@ pub(crate) fn index(distance: u64) -> usize {
 /// The end of a frame's event on a flow.
 pub(crate) struct Ended {
     pub(crate) fate: Fate,
-    /// The timing wheel is to wake the flow then, or earlier; `Instant::MAX` if it knows.
+    /// The timing wheel must wake the flow then, or earlier; `Instant::MAX` if it knows.
     pub(crate) wake_at: Instant,
 }
 
-/// What becomes of the frame itself.
+/// The fate of the frame itself.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fate {
     /// It goes on, as edited.

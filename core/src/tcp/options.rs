@@ -1,12 +1,12 @@
-//! TCP options of a handshake: what each side offers, and what that amounts to (COM-20 to COM-24).
+//! TCP options of a handshake: the offers of each side, and their result (COM-20 to COM-24).
 //!
-//! Anything that is not understood exactly means PASS for life.
+//! A connection with anything that is not understood exactly is PASS for life.
 
 use crate::tcp::state::Why;
 use crate::wire::packet::{IpVersion, Tcp, TcpFlags};
 use crate::wire::seq::Seq;
 
-/// What the two ends agreed on in the handshake.
+/// The result of the handshake's offers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Negotiated {
     /// Shift of windows in G to R packets; H writes its own windows to R with it (COM-20).
@@ -25,7 +25,7 @@ pub struct Negotiated {
     pub mss_to_net: u16,
 }
 
-/// What a SYN or SYN-ACK offers. 16 bytes, as it stands in the SYN cache.
+/// The offers of a SYN or SYN-ACK. 16 bytes, as it stands in the SYN cache.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct SynInfo {
     /// Initial sequence number.
@@ -64,7 +64,7 @@ impl SynInfo {
     const ECN: u8 = Self::ECE | Self::CWR | Self::AE;
     const FORMAT: u8 = Self::HAS_TIMESTAMPS | Self::HAS_SACK | Self::HAS_UNKNOWN | Self::HAS_MPTCP;
 
-    /// What `tcp`, a SYN or SYN-ACK, offers.
+    /// The offers of `tcp`, a SYN or SYN-ACK.
     #[must_use]
     pub fn learn(tcp: &Tcp, version: IpVersion) -> Self {
         let o = &tcp.options;

@@ -1,9 +1,10 @@
-//! The outbound pipe, G to R: what R was sent and what it says of that.
+//! The outbound pipe, G to R: the bytes that R was sent, and R's answers.
 //!
-//! Without congestion offload these counters are the whole pipe: bytes leave as they come, so that
-//! what R was sent ([`Outbound::sent`]) is what G has handed over. With it the pipe is what the
-//! inbound one is, with a receiver that faces G, a store and a sender that faces R; they are behind
-//! one box ([`flooded`]), for most flows only receive. There G may be far ahead of `sent`.
+//! Without congestion offload these counters are the whole pipe: bytes leave as they arrive, so the
+//! bytes sent to R ([`Outbound::sent`]) are the bytes that G has handed over. With congestion
+//! offload the pipe has the parts of the inbound one, a receiver that faces G, a store and a sender
+//! that faces R. They are in one box ([`flooded`]), because most flows only receive. G may then be
+//! far ahead of `sent`.
 
 pub(crate) mod departures;
 pub(crate) mod flooded;
@@ -13,7 +14,7 @@ use crate::limits;
 use crate::wire::packet::{SackBlocks, Tcp, TcpFlags, Timestamps};
 use crate::wire::seq::Seq;
 
-/// What is new in an acknowledgement of R.
+/// The news in an acknowledgement of R.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct AckUpdate {
     /// It acknowledges more.
@@ -22,7 +23,7 @@ pub(crate) struct AckUpdate {
     pub(crate) new: bool,
 }
 
-/// What a segment of R says of G's bytes.
+/// A segment of R, as far as it concerns G's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Said<'a> {
     /// Where it begins.
@@ -37,12 +38,12 @@ pub(crate) struct Said<'a> {
     pub(crate) bare: bool,
 }
 
-/// What is known of G's bytes on their way to R.
+/// The state of G's bytes on their way to R.
 #[derive(Debug)]
 pub(crate) struct Outbound {
     /// Highest acknowledgement from R (and the newest G has been shown).
     una: u64,
-    /// End of what R was sent, FIN included.
+    /// End of the bytes sent to R, FIN included.
     sent: u64,
     /// G's initial sequence number; a SYN of G with another one starts a new connection.
     isn: Seq,
@@ -54,13 +55,13 @@ pub(crate) struct Outbound {
     absorbed_acks: u32,
     /// R's newest window field, unscaled as received.
     window: u16,
-    /// ACKs of R in a row for what H did not see G send (`unseen`).
+    /// ACKs of R in a row for bytes that H did not see G send (`unseen`).
     unseen_acks: u8,
     /// Times that G has repeated its SYN or SYN-ACK: the first window depends on it (FLOOD-19).
     syn_copies: u8,
     /// G opened the connection.
     guest_is_client: bool,
-    /// R was sent G's FIN: the last of what is below `sent`.
+    /// R was sent G's FIN: the last number below `sent`.
     fin_sent: bool,
     /// R's newest segment carried ECE, for G as the sender (INV-24).
     ece_to_guest: bool,
@@ -88,7 +89,7 @@ impl Outbound {
         }
     }
 
-    /// What a predecessor's record speaks of: R was sent everything below `sent`.
+    /// The state in a predecessor's record: R was sent everything below `sent`.
     pub(crate) fn recovered(sent: u64) -> Self {
         Self::new(Seq(0), sent, false)
     }
@@ -99,14 +100,14 @@ impl Outbound {
         self.una
     }
 
-    /// End of what R was sent, FIN included: the sequence number of what H sends it by itself, and
-    /// what G's numbers are unwrapped by (COM-01).
+    /// End of the bytes sent to R, FIN included. It is the sequence number of segments that H sends
+    /// by itself, and the base for unwrapping G's numbers (COM-01).
     #[inline]
     pub(crate) const fn sent(&self) -> u64 {
         self.sent
     }
 
-    /// R was sent some of G's stream (as far as a wrapped number tells).
+    /// R was sent some of G's stream (as far as a wrapped number shows).
     pub(crate) fn has_sent(&self) -> bool {
         Seq::wrap(self.sent) != self.isn + 1
     }
@@ -121,7 +122,7 @@ impl Outbound {
         self.guest_is_client
     }
 
-    /// R's newest window field, as received: what G is shown.
+    /// R's newest window field, as received and as shown to G.
     #[inline]
     pub(crate) const fn window(&self) -> u16 {
         self.window
@@ -137,7 +138,7 @@ impl Outbound {
         self.absorbed_acks
     }
 
-    /// ACKs of R in a row for what H did not see G send.
+    /// ACKs of R in a row for bytes that H did not see G send.
     pub(crate) const fn unseen_acks(&self) -> u8 {
         self.unseen_acks
     }
@@ -175,14 +176,15 @@ impl Outbound {
         self.sent().min(self.edge(shift)).max(self.una)
     }
 
-    /// The sequence number of an RST that R takes: the same, but that R's edge may be up to a unit
-    /// further than it can say, which G has been told in a SYN-ACK without one (FLOOD-37).
+    /// The sequence number of an RST that R takes: the same, except that R's edge may be up to a
+    /// unit further than its window field can show, because G was told of it in a SYN-ACK without a
+    /// unit (FLOOD-37).
     pub(crate) fn reset_seq(&self, shift: u8) -> u64 {
         let within = self.sent() < self.edge(shift) + (1 << shift);
         if within && self.window > 0 { self.sent() } else { self.pure_ack_seq(shift) }
     }
 
-    /// RFC 5961 section 5.2, with what R was really sent (SNOOP-03, INV-12).
+    /// RFC 5961 section 5.2, by the bytes that R was really sent (SNOOP-03, INV-12).
     #[inline]
     pub(crate) fn ack_in_range(&self, ack: Seq) -> bool {
         let ack = ack.unwrap(self.una);
@@ -195,7 +197,7 @@ impl Outbound {
         ack == Seq::wrap(self.una) && window == self.window
     }
 
-    /// A segment brings what R has shown before: all that [`Self::on_ack`] does then.
+    /// A segment repeats what R has shown before: the part of [`Self::on_ack`] that then applies.
     #[inline]
     pub(crate) fn on_known_ack(&mut self, seq: u64) {
         let newer = Seq::wrap(seq).gt(self.window_seq) || self.window == 0;
@@ -221,7 +223,7 @@ impl Outbound {
         self.unseen_acks == limits::AHEAD_ACKS
     }
 
-    /// A conforming G, shown what of these ACKs went on to it, may have sent this.
+    /// A conforming G that got those of these ACKs that were forwarded may have sent this.
     pub(crate) fn is_plausible(&self, tcp: &Tcp) -> bool {
         let ack = tcp.ack.unwrap(self.una);
         let shown = u64::from(self.unseen_acks % limits::AHEAD_ACKS);
@@ -282,7 +284,7 @@ impl Outbound {
         Some(AckUpdate { advanced, new: advanced || (newer && edge != shown) })
     }
 
-    /// An acceptable segment of R: what it says of congestion on the way to it.
+    /// An acceptable segment of R: takes its congestion marks.
     #[inline]
     pub(crate) fn on_segment_from_net(&mut self, flags: TcpFlags) {
         self.ece_to_guest = flags.contains(TcpFlags::ECE);
@@ -321,8 +323,8 @@ impl Outbound {
         self.absorbed_acks += 1;
     }
 
-    /// Counts a plausible ACK above what was seen; one that is not `bare`, with data or FIN, if G
-    /// was shown one before. `true`: it is believed, and G has sent so much.
+    /// Counts a plausible ACK above the bytes that H saw. One with data or FIN (not `bare`) counts
+    /// only if G was shown one before. `true`: it is believed, and G has sent that far.
     pub(crate) fn on_unseen_ack(&mut self, tcp: &Tcp, bare: bool, fragments: bool) -> bool {
         if !self.is_plausible(tcp) {
             return false;
@@ -339,7 +341,7 @@ impl Outbound {
         self.sends_unseen()
     }
 
-    /// R or G have shown that nothing was sent past H.
+    /// R or G have shown that G sent nothing past H.
     #[inline]
     pub(crate) fn on_seen(&mut self) {
         if !self.sends_unseen() {
@@ -358,7 +360,7 @@ impl Outbound {
     }
 }
 
-/// The SACK blocks that came with R's newest acknowledgement number, for G as the sender.
+/// The SACK blocks of R's newest acknowledgement number, for G as the sender.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RemoteSack {
     blocks: SackBlocks,

@@ -1,21 +1,21 @@
 //! The predicted path: the segments that nearly all traffic is made of, in a straight line.
 //!
-//! 1. R sends what is next in order, and with it nothing else that is new to the connection.
-//! 2. G acknowledges more of what it was given, and says nothing else.
-//! 3. Where H sends for G (congestion offload): G hands over what is next in order, and R
-//!    acknowledges some of that.
+//! 1. R sends the next bytes in order, and nothing else that is new to the connection.
+//! 2. G acknowledges more of its bytes, and says nothing else.
+//! 3. Where H sends for G (congestion offload): G hands over the next bytes in order, and R
+//!    acknowledges some of them.
 //!
-//! **When it is taken.** The frame is [`Plain`], so that nobody need parse it. `predicts_from_net`
-//! and `predicts_from_guest` have the other conditions. They change nothing: a segment that they
-//! refuse is parsed and takes the ordinary path (`from_net`, `from_guest`).
+//! **Conditions.** The frame is [`Plain`], so it need not be parsed. `predicts_from_net` and
+//! `predicts_from_guest` have the other conditions. They change nothing: a segment that they refuse
+//! is parsed and takes the ordinary path (`from_net`, `from_guest`).
 //!
-//! **Why it is the same.** Each path is the ordinary one without the branches that its conditions
-//! rule out: the same parts, in the same order. Only the store is written earlier, for a segment
-//! that finds no page takes the ordinary path too. But for this: where H sends for G (congestion
-//! offload), an acknowledgement that R has given before tells H's sender nothing here, and G is
-//! shown no more room by it; in the ordinary path it is one that moves nothing. Seed 12 shows it.
+//! **Equality.** Each path is the ordinary one without the branches that its conditions rule out:
+//! the same parts, in the same order. Only the store is written earlier, because a segment that
+//! finds no page takes the ordinary path too. There is one exception: where H sends for G
+//! (congestion offload), an acknowledgement that R has given before does not reach H's sender here,
+//! and shows G no more room. On the ordinary path it is one that moves nothing. Seed 12 shows it.
 //!
-//! **How we know.** A test gives two engines the same frames, one with prediction and one without
+//! **Evidence.** A test gives two engines the same frames, one with prediction and one without
 //! (`Engine::set_prediction`), and compares them after each.
 
 use crate::tcp::flow::Flow;
@@ -27,9 +27,9 @@ use crate::wire::packet::{SackBlocks, TcpFlags};
 use crate::wire::plain::Plain;
 
 impl Flow {
-    /// A frame of R, whose layer-2 header has `l2_len` bytes, if it is the one that was expected.
-    /// `None`: it is another one, and nothing has changed. `vouched_for`: nobody need verify its
-    /// TCP checksum.
+    /// A frame of R, whose layer-2 header has `l2_len` bytes, if it is the expected one. `None`: it
+    /// is another one, and nothing has changed. `vouched_for`: its TCP checksum need not be
+    /// verified.
     #[inline(never)]
     pub(crate) fn on_expected_from_net(
         &mut self,
@@ -78,7 +78,7 @@ impl Flow {
         Some(self.after_expected(cx, r))
     }
 
-    /// The acknowledgement of what H sends for G.
+    /// The acknowledgement of bytes that H sends for G.
     #[inline(never)] // without congestion offload there is none
     fn on_expected_ack(
         &mut self,
@@ -113,8 +113,8 @@ impl Flow {
         Some(self.end_predicted(cx, Fate::Absorbed, true))
     }
 
-    /// It is at the next number, acknowledges what H has sent, though perhaps nothing new, and says
-    /// nothing else.
+    /// It is at the next number, acknowledges bytes that H has sent, though perhaps none that are
+    /// new, and contains nothing else.
     #[inline(always)]
     fn predicts_ack_from_net(&self, cx: &FlowContext<'_, '_>, p: &Plain<'_>) -> bool {
         cx.predicts
@@ -145,8 +145,8 @@ impl Flow {
         self.end_predicted(cx, Fate::Absorbed, waits)
     }
 
-    /// It is next in order, wholly in the window, and has no more than data, an acknowledgement of
-    /// what H saw G send, and the timestamps that were negotiated.
+    /// It is next in order, wholly in the window, and contains only data, an acknowledgement of
+    /// bytes that H saw G send, and the timestamps that were negotiated.
     #[inline(always)]
     fn predicts_from_net(
         &self,
@@ -207,7 +207,7 @@ impl Flow {
         self.sender.on_established();
     }
 
-    /// What G hands over next.
+    /// The next data that G hands over.
     #[inline(never)] // without congestion offload there is none
     fn on_expected_data(
         &mut self,
@@ -254,7 +254,7 @@ impl Flow {
             && timely
     }
 
-    /// What [`Flow::after_event`] does for a flow that stays in `On`; `waits`: as it did before.
+    /// [`Flow::after_event`] for a flow that stays in `On`; `waits`: as it did before.
     #[inline(always)]
     fn end_predicted(&mut self, cx: &mut FlowContext<'_, '_>, fate: Fate, waits: bool) -> Ended {
         if !self.standing.is_on() {

@@ -1,4 +1,4 @@
-//! The receiver of the inbound pipe: what H has of R's bytes, what it has acknowledged, and the
+//! The receiver of the inbound pipe: the bytes of R that H has, those it has acknowledged, and the
 //! edge it has shown (SNOOP-06 to SNOOP-11, SNOOP-33, SNOOP-34, SNOOP-39).
 //!
 //! Its policy is "early": bytes are acknowledged once they are stored. It moves its numbers and
@@ -62,7 +62,7 @@ pub(crate) struct Receiver {
     edge: u64,
     /// Sequence of R's FIN once seen in window, or [`NONE`].
     fin: u64,
-    /// End of what reached G past the store: urgent data, what came before `On` (SNOOP-24).
+    /// End of the bytes that reached G past the store: urgent data, bytes before `On` (SNOOP-24).
     passed: u64,
     /// Payload bytes acknowledged to R ahead of G.
     early_acked_bytes: u64,
@@ -107,7 +107,7 @@ impl Receiver {
         }
     }
 
-    /// What a predecessor's record speaks of: bytes below `next` were acknowledged.
+    /// The state in a predecessor's record: bytes below `next` were acknowledged.
     pub(crate) fn recovered(now: Instant, next: u64, edge: u64, record: Option<RecordId>) -> Self {
         Self { edge: edge.max(next), record, ..Self::new(now, next) }
     }
@@ -143,13 +143,13 @@ impl Receiver {
         self.fin == self.next
     }
 
-    /// What there is in order, for the sender.
+    /// The bytes in order, for the sender.
     #[inline]
     pub(crate) const fn stream(&self) -> Stream {
         Stream { end: self.next, fin: self.is_closed() }
     }
 
-    /// End of what reached G past the store.
+    /// End of the bytes that reached G past the store.
     pub(crate) const fn passed(&self) -> u64 {
         self.passed
     }
@@ -181,7 +181,7 @@ impl Receiver {
         self.record
     }
 
-    /// CE is to be echoed.
+    /// CE has to be echoed.
     #[inline]
     pub(crate) const fn ece(&self) -> bool {
         self.ece
@@ -278,7 +278,7 @@ impl Receiver {
         self.edge = edge;
     }
 
-    /// Takes what of the segment is new and in window into the store.
+    /// Takes the new bytes of the segment within the window into the store.
     pub(crate) fn on_data(
         &mut self,
         range: Range,
@@ -440,7 +440,7 @@ impl Receiver {
         self.edge = self.edge.max(edge);
     }
 
-    /// Reserves what was shown so far: the first edge, which G's own window fixes (SNOOP-09), or
+    /// Reserves the window shown so far: the first edge, which G's own window fixes (SNOOP-09), or
     /// that of a parked flow. `false`: nothing changed.
     #[must_use]
     pub(crate) fn reserve_edge(&mut self, t: &Terms, vm: &mut Vm) -> bool {
@@ -552,7 +552,7 @@ impl Receiver {
     }
 }
 
-/// What became of a segment with data.
+/// The fate of a segment with data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
     /// Bytes that became in order.

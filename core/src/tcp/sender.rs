@@ -1,9 +1,9 @@
-//! The sender of the inbound pipe: how far G has R's bytes, and what it is given next
-//! (SNOOP-14, SNOOP-27 to SNOOP-32).
+//! The sender of the inbound pipe: G's progress with R's bytes, and the next bytes for G (SNOOP-14,
+//! SNOOP-27 to SNOOP-32).
 //!
-//! There is no congestion window: the path to G is a ring. Its limits are G's own window, the
-//! ring's room and, per frame, what the driver takes. It knows nothing of frames and of the
-//! receiver; [`Stream`] says what the store has for it.
+//! There is no congestion window: the path to G is a ring. The limits are G's own window, the
+//! ring's room and, per frame, the driver's features. The sender knows neither frames nor the
+//! receiver; [`Stream`] describes the bytes in the store for it.
 //!
 //! Order: `una <= next <= sent <= stream.all()`, counting a delivered FIN as one.
 
@@ -17,7 +17,7 @@ use crate::tcp::timers::{FromGuest, Timers};
 use crate::time::{Duration, Instant};
 use crate::wire::packet::SackBlocks;
 
-/// What the store has for a sender.
+/// The bytes in the store, as a sender sees them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Stream {
     /// End of the bytes that are there in order.
@@ -27,16 +27,16 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// End of all that is to be acknowledged, the FIN counted as one.
+    /// End of all that G has to acknowledge, the FIN counted as one.
     pub(crate) fn all(self) -> u64 {
         self.end + u64::from(self.fin)
     }
 }
 
-/// What a sender works with, besides its own numbers.
+/// What a sender needs besides its own numbers.
 #[derive(Debug)]
 pub(crate) struct Sending<'a> {
-    /// What there is to send.
+    /// The bytes to send.
     pub(crate) stream: Stream,
     /// Largest payload of a segment.
     pub(crate) mss: u64,
@@ -78,7 +78,7 @@ pub(crate) struct Sender {
     una: u64,
     /// Next byte to hand to G; falls back to `una` after a local timeout.
     next: u64,
-    /// End of what was handed to G at least once, FIN included.
+    /// End of the bytes given to G at least once, FIN included.
     sent: u64,
     /// Newest right edge G has shown; it may move left (SNOOP-27).
     edge: u64,
@@ -125,7 +125,7 @@ impl Sender {
         self.una
     }
 
-    /// End of what was handed to G at least once.
+    /// End of the bytes given to G at least once.
     #[inline]
     pub(crate) const fn sent(&self) -> u64 {
         self.sent
@@ -147,8 +147,8 @@ impl Sender {
         self.retransmissions
     }
 
-    /// The sequence number of a segment without data that G takes (K-01, K-06): behind all that
-    /// reaches G before it, also what passed the store up to `passed`.
+    /// The sequence number of a segment without data that G takes (K-01, K-06): behind all bytes
+    /// that reach G before it, including those that passed the store, up to `passed`.
     #[inline]
     pub(crate) fn pure_ack_seq(&self, passed: u64) -> u64 {
         self.sent.max(passed).min(self.edge).max(self.una)
@@ -164,12 +164,12 @@ impl Sender {
         self.sent.min(self.edge)
     }
 
-    /// How long G has acknowledged nothing of what waits for it, in running time.
+    /// For how long G has acknowledged none of the bytes that wait for it, in running time.
     pub(crate) fn stuck_for(&self, running: Instant) -> Duration {
         running.since(self.stuck_since.min(running))
     }
 
-    /// G has said nothing since its last acknowledgement, not even a duplicate.
+    /// G has sent nothing since its last acknowledgement, not even a duplicate.
     pub(crate) const fn is_unheard(&self) -> bool {
         self.dup_acks == 0
     }
@@ -183,7 +183,7 @@ impl Sender {
             || self.fin_due(stream)
     }
 
-    /// A range is to be handed to G again.
+    /// A range is due to be given to G again.
     pub(crate) fn retransmission_due(&self, losses: &Losses) -> bool {
         losses.of_guest().is_some_and(Recovery::is_due)
     }
@@ -223,7 +223,7 @@ impl Sender {
         stream.fin && stream.end < self.edge
     }
 
-    /// The handshake says where R's stream begins, and what G takes of it.
+    /// The handshake sets where R's stream begins, and up to which edge G takes it.
     pub(crate) fn on_syn_ack(&mut self, first: u64, edge: u64) {
         *self = Self::new(first, edge);
     }
@@ -288,8 +288,8 @@ impl Sender {
         }
     }
 
-    /// Three duplicates mean a loss inside G (SNOOP-29). One with SACK blocks says by these what is
-    /// missing; if nothing is, it is the answer to what came twice (RFC 2883 section 4.1).
+    /// Three duplicates mean a loss inside G (SNOOP-29). SACK blocks in one name the missing bytes.
+    /// If none are missing, the ACK answers bytes that arrived twice (RFC 2883 section 4.1).
     fn on_duplicate_ack(&mut self, window_moved: bool, a: &GuestAck<'_>, s: &mut Sending<'_>) {
         let recovering = s.losses.of_guest().is_some_and(|r| r.is_under_way(self.una));
         if window_moved || self.sent <= self.una || recovering {
@@ -319,8 +319,8 @@ impl Sender {
         }
     }
 
-    /// G had its time and acknowledged nothing. Everything unacknowledged counts as lost, but what
-    /// is first is sent first: G may have been slow, and may have the rest.
+    /// G had its time and acknowledged nothing. All unacknowledged bytes count as lost, but the
+    /// first segment is sent first: G may have been slow, and may have the rest.
     pub(crate) fn on_timeout(&mut self, s: &mut Sending<'_>) {
         self.next = self.una;
         s.losses.of_guest_or_new().on_timeout(s.mss);
@@ -347,7 +347,7 @@ impl Sender {
         self.stuck_since = running;
     }
 
-    /// A segment of G meets a connection that is no more: its ACK is what an RST must carry.
+    /// A segment of G meets a connection that no longer exists: an RST must carry its ACK.
     pub(crate) fn on_ack_in_abort(&mut self, ack: u64) {
         self.sent = ack;
         self.edge = ack;
@@ -381,8 +381,8 @@ impl Sender {
         self.next > self.una || (self.edge > self.next && self.stuck_since != Instant::MAX)
     }
 
-    /// Waits for what G owes: an acknowledgement while bytes are out, room while its window is
-    /// shut, not for ever behind a waiting RST. `restart`: G has just moved.
+    /// Waits for G: for an acknowledgement while bytes are under way, for room while its window is
+    /// shut, but not for ever behind a waiting RST. `restart`: G has just moved.
     #[inline]
     pub(crate) fn wait(&mut self, s: &mut Sending<'_>, restart: bool) {
         let owed = self.una < s.stream.all();
@@ -403,7 +403,7 @@ impl Sender {
         s.timers.wait_for_guest(what, s.running, restart, latest);
     }
 
-    /// The next piece of what G lost, of at most `payload_max` bytes.
+    /// The next piece of the bytes that G lost, of at most `payload_max` bytes.
     #[must_use]
     pub(crate) fn poll_retransmission(
         &mut self,

@@ -1,7 +1,7 @@
-//! Where a connection stands, and every way from one state to another.
+//! The state of a connection, and every transition from one state to another.
 //!
 //! [`Standing`] alone changes a state, by [`after`]; a test prints the whole table.
-//! `lifecycle` and `handshake` know when an event happens, and do the rest of it.
+//! `lifecycle` and `handshake` know when an event happens, and do its other work.
 
 use crate::flow::table::Class;
 use crate::tcp::options::Offers;
@@ -17,7 +17,7 @@ pub enum State {
     On,
     /// As `On`, but no new promise: the edge shown to R is frozen. Goes to `Pass` when quiescent.
     Drain,
-    /// Forwarded verbatim. *Operations*: entered only when H owes nobody anything.
+    /// Forwarded verbatim. *Operations*: entered only when H owes nothing.
     Pass,
     /// RSTs were or are being sent. *Operations*: only challenge ACKs are answered, for 60 s.
     Abort,
@@ -96,10 +96,10 @@ impl Why {
     }
 }
 
-/// A state, and what only that state has.
+/// A state, and the data that only this state has.
 #[derive(Debug)]
 enum Position {
-    /// What the two sides have offered so far.
+    /// The offers of the two sides so far.
     Handshake(Box<Offers>),
     On,
     Drain(Why),
@@ -111,7 +111,7 @@ enum Position {
     },
 }
 
-/// What moves a flow from one state to another.
+/// An event that moves a flow from one state to another.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// The handshake is complete, all is understood, and there is a place for the first window.
@@ -122,7 +122,7 @@ enum Event {
     Resumed,
     /// Out of the path, owing nothing.
     Left(Why),
-    /// A promise cannot or need not be kept; `tell_guest`: G has yet to be told.
+    /// A promise cannot or need not be kept; `tell_guest`: G was not told yet.
     Reset(Why, bool),
 }
 
@@ -193,17 +193,17 @@ impl Standing {
         if let Position::Drain(why) = self.0 { Some(why) } else { None }
     }
 
-    /// `Drain`, for a reason that may pass.
+    /// `Drain`, for a temporary reason.
     pub(crate) const fn may_resume(&self) -> bool {
         matches!(self.0, Position::Drain(why) if why.temporary())
     }
 
-    /// What was offered, while `Handshake`.
+    /// The offers, while `Handshake`.
     pub(crate) const fn offers(&self) -> Option<&Offers> {
         if let Position::Handshake(offers) = &self.0 { Some(offers) } else { None }
     }
 
-    /// The same, with what another SYN has added.
+    /// The same, with the offers of another SYN.
     pub(crate) fn learn(&mut self, offers: Offers) {
         if let Position::Handshake(known) = &mut self.0 {
             **known = offers;
@@ -223,7 +223,7 @@ impl Standing {
         }
     }
 
-    /// What the entry is worth when the table is full.
+    /// The value of the entry when the table is full.
     pub(crate) const fn class(&self) -> Class {
         match self.0 {
             Position::Handshake(_) => Class::Unproven,

@@ -1,4 +1,4 @@
-//! What the operator, the simulator's judges and tests may know of a flow.
+//! The state of a flow as the operator, the simulator's judges and tests see it.
 
 use crate::tcp::flow::Flow;
 use crate::tcp::outbound::flooded::Flooded;
@@ -25,13 +25,13 @@ pub struct FlowStats {
     pub kept_pages: u32,
     /// H sends for G.
     pub flooded: Option<FloodStats>,
-    /// A record of the arena says what the flow has promised.
+    /// The flow's promises are in a record of the arena.
     pub has_record: bool,
     /// R's RST waits behind the bytes that are held.
     pub reset_waits: bool,
     /// Highest valid acknowledgement of G.
     pub guest_una: u64,
-    /// End of what was handed to G at least once, FIN included.
+    /// End of the bytes given to G at least once, FIN included.
     pub guest_nxt: u64,
     /// Newest right edge of G.
     pub guest_edge: u64,
@@ -45,9 +45,9 @@ pub struct FlowStats {
     pub guest_isn: Seq,
     /// Highest acknowledgement of R.
     pub net_una: u64,
-    /// End of what R was sent, FIN included.
+    /// End of the bytes sent to R, FIN included.
     pub net_nxt: u64,
-    /// ACKs of R in a row for what G was not seen to send.
+    /// ACKs of R in a row for bytes that H did not see G send.
     pub unseen_acks: u8,
     /// R's TSval that H echoes.
     pub ts_recent: u32,
@@ -64,9 +64,9 @@ pub struct FlowStats {
 /// How H sends for the guest of one flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct FloodStats {
-    /// What G has handed over and R has not acknowledged, FIN included.
+    /// Bytes that G has handed over and R has not acknowledged, FIN included.
     pub kept_bytes: u64,
-    /// Of these, what was not sent yet.
+    /// Of these, the bytes that were not sent yet.
     pub unsent_bytes: u64,
     /// Bytes that are under way to R, as far as is known.
     pub in_flight_bytes: u64,
@@ -80,7 +80,7 @@ pub struct FloodStats {
     pub mss: u64,
     /// Frames that were sent again since H began to send.
     pub retransmissions: u64,
-    /// Timeouts since R was last heard.
+    /// Timeouts since the last segment of R.
     pub timeouts_in_a_row: u8,
 }
 

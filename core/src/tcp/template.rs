@@ -1,14 +1,14 @@
-//! What is below TCP in the frames that H makes (COM-10).
+//! The layers below TCP in the frames that H makes (COM-10).
 
 use crate::limits::L2_MAX;
 
 /// Bytes of an Ethernet header without tags.
 const ETHERNET: u8 = 14;
 
-/// What H's frames look like below TCP, copied from the newest frames seen (COM-10).
+/// The layers below TCP of H's frames, copied from the newest frames seen (COM-10).
 ///
-/// There is one L2 header, G's: frames to G carry it turned round. G does not look at the source
-/// MAC of what it gets, and the VLAN tags are the flow's.
+/// There is one L2 header, G's, which is reversed for frames to G. G does not look at the source
+/// MAC of its frames, and the VLAN tags are the flow's.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Template {
     l2: [u8; L2_MAX],

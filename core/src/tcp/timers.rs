@@ -1,16 +1,17 @@
-//! What a flow waits for, and until when.
+//! The deadlines of a flow, and their reasons.
 //!
-//! Two clocks: what G is waited for counts the time in which it could have acted ("running time",
-//! `vm.rs`); the rest is wall time. The timing wheel knows one instant of each flow, the earliest.
+//! There are two clocks: waiting for G counts the time in which it could have acted ("running
+//! time", `vm.rs`); all other waiting is wall time. The timing wheel has one instant for each flow,
+//! the earliest.
 
 use crate::limits;
 use crate::time::{Duration, Instant};
 
-/// What has become due.
+/// An expired timer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Timer {
-    /// G has not acknowledged what it was given, or an RST of R has waited for that long enough
-    /// (SNOOP-29, SNOOP-15). Running time.
+    /// G has not acknowledged bytes that it was given, or an RST of R has waited for that long
+    /// enough (SNOOP-29, SNOOP-15). Running time.
     Retransmission,
     /// G's window has been shut for a while (SNOOP-31). Running time.
     Probe,
@@ -18,7 +19,7 @@ pub(crate) enum Timer {
     WindowUpdate,
 }
 
-/// What is waited for from G.
+/// The event that is awaited from G.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum FromGuest {
     /// It has all there is, or the ring has no room for more.
@@ -100,14 +101,14 @@ impl Timers {
         let left = self.guest.since(running);
         let after = match stood_for {
             None => left.max(limits::TIMER_FLOOR),
-            // The guest may have seen all long ago, and nobody has looked since: then its time has
-            // been counted too short. Who is paused is looked at less and less often.
+            // The guest may have seen all long ago without a look at it since: then its time has
+            // been counted too short. A paused guest is looked at less and less often.
             Some(stood) => left.min(stood).max(limits::TIMER_FLOOR_PAUSED),
         };
         (now + after).min(self.window_update)
     }
 
-    /// Nothing is waited for: what is next is the end of the flow's idle time.
+    /// No event is awaited: the next deadline is the end of the flow's idle time.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
         self.guest == Instant::MAX && self.window_update == Instant::MAX
@@ -141,7 +142,7 @@ impl Timers {
         self.guest_asks = false;
     }
 
-    /// R has heard of the window.
+    /// R was sent the window.
     #[inline]
     pub(crate) fn on_window_shown(&mut self) {
         self.window_update = Instant::MAX;
@@ -208,7 +209,7 @@ impl Timers {
         at
     }
 
-    /// What is due. The timer is off then.
+    /// The timer that is due. It is off then.
     #[must_use]
     pub(crate) fn poll(&mut self, now: Instant, running: Instant) -> Option<Timer> {
         if self.guest <= running {

@@ -20,7 +20,7 @@ fn outdated(now: Instant, at_h: u16) -> bool {
     u64::from(now.low_hours().wrapping_sub(at_h)) >= IDLE_H
 }
 
-/// What H echoes, and what it has shown.
+/// The clocks that H echoes, and those that it has shown.
 #[derive(Debug, Default)]
 pub(crate) struct TimestampState {
     /// R's TSval to echo.
@@ -38,7 +38,7 @@ pub(crate) struct TimestampState {
 }
 
 impl TimestampState {
-    /// What a predecessor's record speaks of.
+    /// The clocks in a predecessor's record.
     pub(crate) fn recovered(to_net: u32, to_guest: u32) -> Self {
         Self { to_net, to_guest, ..Self::default() }
     }
@@ -48,13 +48,13 @@ impl TimestampState {
         self.recent
     }
 
-    /// What a segment for R carries.
+    /// The timestamps of a segment for R.
     #[inline]
     pub(crate) const fn to_net(&self) -> Timestamps {
         Timestamps { tsval: self.to_net, tsecr: self.recent }
     }
 
-    /// What a segment of H for G carries.
+    /// The timestamps of a segment of H for G.
     #[inline]
     pub(crate) const fn to_guest(&self) -> Timestamps {
         Timestamps { tsval: self.to_guest, tsecr: self.echo_to_guest }
@@ -88,7 +88,7 @@ impl TimestampState {
         self.to_net = tsval;
     }
 
-    /// The flow is taken on: what is known of both clocks is as old as this.
+    /// The flow is taken into the path: both clocks are as old as this.
     pub(crate) fn on_taken_on(&mut self, now: Instant) {
         (self.recent_at_h, self.to_net_at_h) = (now.low_hours(), now.low_hours());
     }
@@ -112,14 +112,14 @@ impl TimestampState {
         self.to_guest = newest(self.to_guest, tsval);
     }
 
-    /// G was silent for so long that R has let go of its clock (PAWS). R would take what H shows
-    /// now for G's newest, and what G says next for old.
+    /// G was silent for so long that R no longer trusts its clock (PAWS). R would take a clock that
+    /// H shows now for G's newest, and G's next one for old.
     pub(crate) fn is_guest_outdated(&self, now: Instant) -> bool {
         outdated(now, self.to_net_at_h)
     }
 
-    /// A TSval of G; H's own ACKs use the newest (EMIT-R). A 0 in G's SYN-ACK says nothing of its
-    /// clock: R takes it for void (`tcp_paws_check`), as it does an outdated one.
+    /// A TSval of G; H's own ACKs use the newest (EMIT-R). A 0 in G's SYN-ACK says nothing about
+    /// its clock: R takes it for void (`tcp_paws_check`), as it does an outdated one.
     pub(crate) fn on_tsval_from_guest(&mut self, now: Instant, tsval: u32) {
         let void = self.to_net == 0 || self.is_guest_outdated(now);
         self.to_net = if void { tsval } else { newest(self.to_net, tsval) };

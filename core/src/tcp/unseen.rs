@@ -1,26 +1,29 @@
-//! What G sends past H: as IP fragments, or by another NIC when its route changes (SNOOP-42).
+//! Segments that G sends past H: as IP fragments, or by another NIC when its route changes
+//! (SNOOP-42).
 //!
-//! R's ACKs are then above what H saw. Without congestion offload G judges its own ACKs:
+//! R's ACKs are then above all that H saw. Without congestion offload G judges its own ACKs:
 //!
-//! 1. An ACK above what H saw G send is plausible as far as R's windows allowed G to send, in an
-//!    acceptable segment, or in a bare one from where R has gone back to repeat.
-//! 2. A plausible ACK without data goes on to G, so that its transmission does not stall. G refuses
-//!    one for what it has not sent by an ACK with its SND.NXT (RFC 5961 section 5.2), which H sees.
-//!    Data that comes with a plausible ACK is not taken: H's ACK makes R say again what it has, if
-//!    R takes its clock for new enough (`tcp_disordered_ack_check` of Linux 6.18).
-//! 3. After [`limits::AHEAD_ACKS`] of them in a row, data behind the first counted, with neither an
-//!    ACK of R in between for what H did see, nor an ACK of G that denies them, H believes R. After
-//!    a fragment of G to R, at once. The flow drains for good: R's timestamps and windows come from
-//!    two sides now.
+//! 1. An ACK above the bytes that H saw G send is plausible up to the highest number that R's
+//!    windows allowed G to send, if it is in an acceptable segment, or in a bare one from the place
+//!    where R has gone back to repeat.
+//! 2. A plausible ACK without data is forwarded to G, so that G's transmission does not stall. If
+//!    the ACK is for bytes that G has not sent, G refuses it by an ACK with its SND.NXT (RFC 5961
+//!    section 5.2), which H sees. Data in a segment with a plausible ACK is not taken: H's ACK
+//!    makes R repeat its acknowledgement, if R takes the clock of that ACK for new enough
+//!    (`tcp_disordered_ack_check` of Linux 6.18).
+//! 3. H believes R after [`limits::AHEAD_ACKS`] such ACKs in a row (data behind the first counts),
+//!    if R acknowledged no bytes that H did see in between, and G sent no ACK that denies them.
+//!    After a fragment of G to R, H believes R at once. The flow drains for good, because R's
+//!    timestamps and windows come from two sides now.
 //!
-//! While H sends for G, G judges nothing (FLOOD-08): it may have handed over what R was not sent,
-//! because it waits, or because H has dropped it. An ACK for that goes no further. It counts if G
-//! has sent a fragment since H began, or if it comes although H has repeated what R, by its own
-//! account, has; and one for what G has not even handed over counts always. Believed, it ends what
-//! H sends for G.
+//! While H sends for G, G judges nothing (FLOOD-08), because it may have handed over bytes that R
+//! was not sent: they wait, or H has dropped them. An ACK for such bytes is not forwarded. It
+//! counts if G has sent a fragment since H began, or if it arrives although H has repeated bytes
+//! that R, by its own account, has. An ACK for bytes that G has not even handed over always counts.
+//! If H believes it, H stops sending for G.
 //!
-//! The bytes held are held on: if G acknowledges them by the other path alone, they end in a reset
-//! of both sides (SNOOP-32), for nothing shows H that G has them.
+//! The held bytes stay held. If G acknowledges them by the other path alone, the connection ends in
+//! a reset of both sides (SNOOP-32), because H sees no sign that G has them.
 
 use crate::drops::DropReason;
 use crate::limits;
@@ -31,8 +34,8 @@ use crate::time::Instant;
 use crate::wire::packet::{Tcp, TcpFlags};
 
 impl Flow {
-    /// A segment of R whose ACK is out of range; `bare`: nothing but an ACK, with IP options or
-    /// without. `None`: it is in range now.
+    /// A segment of R whose ACK is out of range; `bare`: it is only an ACK, with IP options or
+    /// without. `None`: the ACK is in range now.
     pub(super) fn on_unseen(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -51,7 +54,7 @@ impl Flow {
             self.leave(cx, self.standing.why());
             return Some(Fate::Pass);
         }
-        // Of what G has sent, and H has dropped, G would believe it.
+        // G would believe an ACK for bytes that it has sent and H has dropped.
         let shown = f.tcp.ack.unwrap(self.outbound.una()) <= self.losses.shown();
         if bare && self.outbound.is_plausible(f.tcp) && !self.keeps_bytes() && !shown {
             self.gate_unseen_to_guest(f);
@@ -61,9 +64,9 @@ impl Flow {
         Some(Fate::Drop(DropReason::BadAck))
     }
 
-    /// Counts a plausible ACK above what H saw G send. `true`: it is believed.
+    /// Counts a plausible ACK above the bytes that H saw G send. `true`: it is believed.
     pub(super) fn believes(&mut self, cx: &mut FlowContext<'_, '_>, tcp: &Tcp, bare: bool) -> bool {
-        // What G has sent H for R since then it may have sent past H besides.
+        // Bytes that G has sent H for R since then it may also have sent past H.
         let since = self.losses.flooded().map_or(Instant::ZERO, Flooded::since);
         let fragments = cx.vm.fragment_from_guest.is_some_and(|(at, remote)| {
             remote == cx.key.r_addr && cx.now.since(at) <= limits::T_FRAGMENT && at >= since
@@ -81,8 +84,8 @@ impl Flow {
         believed
     }
 
-    /// G sends past H and is owed nothing. It may never show here that it takes what H has shown
-    /// R: what is too much, G drops and R repeats.
+    /// G sends past H and is owed nothing. It may never show here that it takes the room that H has
+    /// shown R. G drops the excess, and R repeats it.
     pub(super) fn may_leave_unseen(&self) -> bool {
         self.outbound.sends_unseen() && self.holds_nothing()
     }

@@ -1,4 +1,4 @@
-//! What the flows of one VM share: the budget, the running clock, the delivery list.
+//! The common state of one VM's flows: the budget, the running clock, the delivery list.
 
 use std::collections::VecDeque;
 
@@ -12,12 +12,12 @@ use crate::limits::{
 use crate::time::{Duration, Instant};
 use crate::wire::packet::IpAddr16;
 
-/// The clock that only runs while the guest does ("running time" in `docs/spec.md`).
+/// The clock that runs only while the guest does ("running time" in `docs/spec.md`).
 ///
-/// An idle guest counts as running: it has seen everything delivered, so nothing keeps it from
-/// answering but itself. A guest with unseen deliveries runs only as far as it shows. What others
-/// sent it does not stop the clock, or every broadcast would; but until it has seen that it is not
-/// known to be alive.
+/// An idle guest counts as running: it has seen everything delivered, so only the guest itself can
+/// delay its answer. A guest with unseen deliveries runs only as far as its rings show. Forwarded
+/// frames of others do not stop the clock, because every broadcast would. But until the guest has
+/// consumed them, it is not considered alive.
 #[derive(Clone, Copy, Debug)]
 pub struct RunningClock {
     elapsed: Duration,
@@ -99,7 +99,7 @@ impl RunningClock {
     }
 }
 
-/// What a guest may be away for at a time and still be sent for (FLOOD-17).
+/// The longest absence of a guest for which H still sends (FLOOD-17).
 const ABSENCE_MAX: Duration = Duration::from_millis(100);
 /// The longest of these is known for so long: a guest has neighbours that come and go.
 const ABSENCE_KNOWN: Duration = Duration::from_secs(60);
@@ -109,7 +109,7 @@ const ABSENCE_KNOWN: Duration = Duration::from_secs(60);
 pub struct Vm {
     /// Identity across restarts: the hash of the port's name.
     pub name_hash: u64,
-    /// Likewise: of its network's.
+    /// The same hash of its network's name.
     pub network_hash: u32,
     /// Ack offload is wanted.
     pub offload: bool,
@@ -121,7 +121,7 @@ pub struct Vm {
     pub flooded_flows: u32,
     /// No new promises: the daemon is stopping or the operator drains the VM.
     pub draining: bool,
-    /// Its VMM has hung up, and no other has come: nothing is said in its name but that (INV-19).
+    /// Its VMM has hung up, and no other has come: nothing but that is said in its name (INV-19).
     pub is_gone: bool,
     /// Store pages this VM may reserve (INV-06).
     pub budget_pages: u64,
@@ -131,7 +131,7 @@ pub struct Vm {
     pub lent_pages: u64,
     /// When the guest last sent, or began, something that H could not control.
     pub uncontrolled_at: Option<Instant>,
-    /// Flows that owe somebody a byte, a FIN or an RST.
+    /// Flows that owe a byte, a FIN or an RST.
     pub owing_flows: u32,
     /// Largest IP packet the guest takes, in bytes.
     pub mtu: u16,
@@ -141,9 +141,9 @@ pub struct Vm {
     pub absence: (Duration, Instant),
     /// Flows with something for the guest, round robin.
     pub ready: VecDeque<FlowId>,
-    /// The worker is going to be told that `ready` has something.
+    /// The worker will be told that `ready` is not empty.
     pub announced: bool,
-    /// What is in `ready` waits, for the VM's rate is limited.
+    /// Deliveries in `ready` wait, because the VM's rate is limited.
     pub deliveries_held: bool,
     /// When a TCP fragment last passed to this guest (COM-08, SNOOP-24).
     pub fragment_at: Option<Instant>,
@@ -216,8 +216,8 @@ impl Vm {
         (self.budget_pages - self.budget_pages / BUDGET_FOR_FIRST_WINDOWS) / 2
     }
 
-    /// Takes `pages` for bytes that the guest hands over, of what is left when all promises are
-    /// kept. `false`: there are not so many.
+    /// Takes `pages` for bytes that the guest hands over, from the budget that all promises leave.
+    /// `false`: there are fewer.
     #[must_use]
     pub fn lend(&mut self, pages: u64) -> bool {
         let lent = pages <= self.lendable() && self.reserve(pages);
@@ -237,13 +237,14 @@ impl Vm {
         self.lendable().saturating_sub(own + self.flooding_places()) / 2
     }
 
-    /// The same for what R has shown no room for: half of all such pages are for what R has.
+    /// The same for bytes for which R has shown no room: half of all such pages are for bytes
+    /// within R's window.
     #[must_use]
     pub fn lendable_ahead(&self, own: u64) -> u64 {
         self.lendable().saturating_sub(own + self.budget_pages / 4) / 2
     }
 
-    /// Pages that are to be free for the connections that begin next (FLOOD-28).
+    /// Pages that must be free for the connections that begin next (FLOOD-28).
     fn flooding_places(&self) -> u64 {
         (FLOODING_PLACES * pages_for(FLOW_BUFFER_MIN)).min(self.budget_pages / 8)
     }
@@ -252,8 +253,9 @@ impl Vm {
         self.spare().min((self.budget_pages / 2).saturating_sub(self.lent_pages))
     }
 
-    /// H controls the congestion of what the guest sends: it may flood. Not while H has no place
-    /// for the next connections, nor for a while after it could not control one (FLOOD-28).
+    /// H controls congestion for the guest, so the guest may flood. H does not while it has no
+    /// place for the next connections, nor for a while after a connection that it could not control
+    /// (FLOOD-28).
     #[must_use]
     pub fn controls_congestion(&self, now: Instant) -> bool {
         let lately = self.uncontrolled_at.is_some_and(|at| now.since(at) < T_UNCONTROLLED);
@@ -264,7 +266,7 @@ impl Vm {
             && self.lendable() >= self.flooding_places()
     }
 
-    /// For how long the guest is away at a time, as far as what it has yet to see tells.
+    /// How long the guest is absent at a time, as far as its unseen frames show.
     #[must_use]
     pub fn absence(&mut self, now: Instant) -> Duration {
         let silent = self.clock.silent_for(now);
@@ -275,8 +277,7 @@ impl Vm {
         self.absence.0
     }
 
-    /// The guest would not take what came from `remote` for `g_port`: no offload for them for
-    /// [`T_REFUSED`].
+    /// The guest refused bytes from `remote` for `g_port`: no offload for them for [`T_REFUSED`].
     pub fn refuse(&mut self, now: Instant, remote: IpAddr16, g_port: u16) {
         if self.refused.len() == REFUSALS_PER_VM {
             self.refused.pop_front();
@@ -284,7 +285,7 @@ impl Vm {
         self.refused.push_back((remote, g_port, now));
     }
 
-    /// Whether the guest refused what came from `remote` for `g_port` a short while ago.
+    /// Whether the guest refused bytes from `remote` for `g_port` a short while ago.
     pub fn refuses(&mut self, now: Instant, remote: IpAddr16, g_port: u16) -> bool {
         while self.refused.front().is_some_and(|(_, _, at)| now.since(*at) > T_REFUSED) {
             self.refused.pop_front();

@@ -1,4 +1,5 @@
-//! Does in software what the receiver of a frame did not negotiate: checksums and segmentation.
+//! Does in software the work that the receiver of a frame did not negotiate: checksums and
+//! segmentation.
 
 use crate::drops::DropReason;
 use crate::port::PortFeatures;

@@ -1,4 +1,4 @@
-//! Frames that wait for a guest to post receive buffers: what a tap's transmit queue is.
+//! Frames that wait for a guest to post receive buffers; the counterpart of a tap's transmit queue.
 
 use std::collections::VecDeque;
 
@@ -58,7 +58,7 @@ impl Backlog {
         self.frames.push_front((hdr, frame));
     }
 
-    /// Forgets all frames but those, and says how many it forgot.
+    /// Drops all other frames, and returns how many.
     pub fn retain(&mut self, keeps: impl Fn(&[u8]) -> bool) -> usize {
         let before = self.frames.len();
         self.frames.retain(|(_, frame)| keeps(frame));
@@ -66,7 +66,7 @@ impl Backlog {
         before - self.frames.len()
     }
 
-    /// Forgets all frames, and says how many there were.
+    /// Drops all frames, and returns how many there were.
     pub fn clear(&mut self) -> usize {
         let count = self.frames.len();
         *self = Self::new(self.frames_max);

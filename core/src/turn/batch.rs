@@ -1,4 +1,4 @@
-//! Frames of one port that were read and not yet worked on.
+//! Frames of one port that were read and not yet processed.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! The end of a turn: a guest gets what waits for it, and is shown all of the turn together.
+//! The end of a turn: a guest gets the frames that wait for it, and is shown all of the turn
+//! together.
 
 use super::Turn;
 use super::ports::{Interrupted, Ports, Step};
@@ -7,22 +8,23 @@ use crate::limits::{BYTES_PER_GUEST, FRAME_BYTES_MAX};
 use crate::port::PortId;
 use crate::time::Instant;
 
-/// What a delivery gets of the ring that goes behind other frames: a full frame of Ethernet.
+/// The share of the ring for a delivery that goes behind other frames: a full frame of Ethernet.
 const FULL_FRAME: usize = 1514;
 
-/// What is left after a guest was fed.
+/// The rest after a guest was fed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Left {
     /// Nothing.
     Nothing,
-    /// Something that needs more room than the ring has, which is so many bytes.
+    /// A frame that needs more room than the ring has, which is so many bytes.
     Waits(usize),
     /// Something for the next turn: this one has brought enough.
     More,
 }
 
 impl Turn {
-    /// Gives a guest what waits for it, as far as it has room, and shows it all of this turn.
+    /// Gives a guest the frames that wait for it, as far as it has room, and shows it all of this
+    /// turn.
     pub(super) fn feed<P: Ports>(
         &mut self,
         now: Instant,
@@ -32,7 +34,7 @@ impl Turn {
     ) -> Result<u64, Interrupted> {
         let (mut frames, mut left) = (0, Left::Nothing);
         if !self.slots.of(port).unseen {
-            // What its ring shows of before is no life: it had nothing to see.
+            // Earlier progress of its ring is no sign of life: it had nothing to see.
             let _ = ports.progress(port);
         }
         if self.slots.of(port).features.is_some() {
@@ -70,8 +72,8 @@ impl Turn {
         Ok(frames)
     }
 
-    /// Moves what waits for the ring and deliveries, in turn. A delivery goes behind what waits.
-    /// Ends when `enough` bytes have ever gone to the port.
+    /// Moves waiting frames and deliveries into the ring, in turn. A delivery goes behind the
+    /// waiting frames. Ends when `enough` bytes have ever gone to the port.
     fn fill_receive_ring<P: Ports>(
         &mut self,
         now: Instant,
@@ -104,7 +106,7 @@ impl Turn {
                 *frames += 1;
                 ports.after_step(engine, Step::Delivery)?;
             } else if !behind {
-                // What was ready may have found nothing to say after all.
+                // A flow that was ready may have had nothing to send after all.
                 let waits = wants_delivery(engine, port);
                 return Ok(if waits { Left::Waits(room) } else { Left::Nothing });
             }

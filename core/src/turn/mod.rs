@@ -1,50 +1,50 @@
 //! The turn of a worker: the one piece of code between the engine and its ports.
 //!
 //! The daemon calls it with taps and the rings of VMs, the simulator and tests with queues of their
-//! own; all of them are behind [`Ports`]. A [`Turn`] keeps of each port what its peer takes, the
-//! frames that wait for a full ring, and counters.
+//! own; all of them are behind [`Ports`]. For each port a [`Turn`] keeps the features of its peer,
+//! the frames that wait for a full ring, and counters.
 //!
 //! # The order of a turn
 //!
-//! It is the engine's drain order, for all ports that have something to do; the others are not
-//! looked at:
+//! It is the engine's drain order, for all ports that have work; the others are not looked at:
 //!
-//! 1. what a command has made is sent;
-//! 2. the engine learns which guests have shown life, of those that have yet to see something. They
-//!    are looked at once in [`PROGRESS_INTERVAL`] and before timers run; those that are awake or
-//!    wait for room, each time. If there are more than [`LOOKS_PER_INTERVAL`], so many are looked
-//!    at for each interval, in turn, and those that are awake: guests off their cores do not keep
-//!    up one that runs;
-//! 3. timers that are due run, and what they made is sent;
+//! 1. frames that a command has made are sent;
+//! 2. the engine learns which of the guests that have yet to see something have shown life. It
+//!    looks at them once in [`PROGRESS_INTERVAL`] and before timers run; it looks at guests that
+//!    are awake or wait for room each time. If there are more than [`LOOKS_PER_INTERVAL`], it looks
+//!    at so many in each interval, in turn, and at those that are awake: so guests off their cores
+//!    do not delay one that runs;
+//! 3. timers that are due run, and the frames that they made are sent;
 //! 4. every port that is awake is read, in the order of their numbers, at most
-//!    [`TurnConfig::frames_per_port`] frames and about `BYTES_PER_PORT`, so that no port keeps the
-//!    others waiting, nor a guest for what was read. What they become counts too: copies for all
-//!    who get a broadcast, pieces of a super-segment (`COPIES_PER_PORT`), and what the port itself
-//!    says was enough ([`Received::Spent`]). If there are many flows they are read
-//!    in batches, which the engine looks through before the first frame is worked on
-//!    ([`Engine::stage`]). Then each frame goes where its verdict says, and what the engine made of
-//!    it is sent before the next frame can overtake it;
-//! 5. what guests have handed over is sent as far as their senders allow, which carries ACKs of the
-//!    batch. The batch ends, and what the engine made then is sent;
-//! 6. every guest that was read, that a frame was meant for or that has deliveries gets what waits
-//!    for it, as far as its ring has room and about `BYTES_PER_GUEST`: a frame of the backlog and a
-//!    delivery from the store in turn, for a flood of the one must not starve the other;
+//!    [`TurnConfig::frames_per_port`] frames and about `BYTES_PER_PORT`. So no port makes the
+//!    others wait, and no guest waits for the frames that were read. The results count too: the
+//!    copies of a broadcast, the pieces of a super-segment (`COPIES_PER_PORT`), and the port's own
+//!    limit ([`Received::Spent`]). If there are many flows, ports are read in batches, which the
+//!    engine looks through before the first frame is processed ([`Engine::stage`]). Then each frame
+//!    goes where its verdict says, and the frames that the engine made for it are sent before the
+//!    next frame can overtake them;
+//! 5. data that guests have handed over is sent as far as their senders allow, and carries ACKs of
+//!    the batch. The batch ends, and the frames that the engine made then are sent;
+//! 6. every guest that was read, that a frame was meant for or that has deliveries gets the frames
+//!    that wait for it, as far as its ring has room and about `BYTES_PER_GUEST`: a frame of the
+//!    backlog and a delivery from the store in turn, so that a flood of the one does not starve the
+//!    other;
 //! 7. and is shown all of it together.
 //!
-//! A frame that its receiver does not take as it is (a partial checksum, a super-segment) is
+//! A frame that its receiver does not take unchanged (a partial checksum, a super-segment) is
 //! changed on the way out ([`adapt`]).
 //!
 //! # Waking up
 //!
 //! A port is asleep until the caller names it ([`Turn::wake`], [`Turn::handle_kick`]), and awake
-//! while it has frames. One that has none any more is watched until the next turn. If the caller
+//! while it has frames. A port that has none any more is watched until the next turn. If the caller
 //! polls, it is read again then ([`Turn::look_again`]), but not for ever ([`IDLE_TURNS_MAX`]). If
 //! the caller is going to wait for events, the port is asked to wake it by its next frame
 //! ([`Turn::rest`]).
 //!
-//! A guest without room for what waits is asked to wake the worker when it makes some, and then
-//! looked at once more, because it may have made some while it was being asked. It is also fed when
-//! its ring is seen to have moved.
+//! A guest that has no room for waiting frames is asked to wake the worker when it makes some. Then
+//! its ring is looked at once more, because it may have made room meanwhile. A guest is also fed
+//! when its ring is seen to have moved.
 
 pub mod adapt;
 pub mod backlog;
@@ -70,7 +70,7 @@ use batch::{Batch, Read};
 use slots::{Reading, Slot, Slots, Unknown};
 use std::collections::VecDeque;
 
-/// How much of what a turn does.
+/// Limits of the work in a turn.
 #[derive(Clone, Copy, Debug)]
 pub struct TurnConfig {
     /// Frames read from one port before the others have their turn.
@@ -127,13 +127,13 @@ impl Turn {
         }
     }
 
-    /// What the peer of `port` takes; `None` while the link is down.
+    /// The features of the peer of `port`; `None` while the link is down.
     #[must_use]
     pub fn features(&self, port: PortId) -> Option<PortFeatures> {
         self.slots.of(port).features
     }
 
-    /// What went through `port`, and what was dropped at it.
+    /// Traffic and drops of `port`.
     #[must_use]
     pub fn stats(&self, port: PortId) -> &PortStats {
         &self.slots.of(port).stats
@@ -222,7 +222,7 @@ impl Turn {
         }
     }
 
-    /// The guest of `port` says that it sent frames or made room, which shows that it runs.
+    /// The guest of `port` reports that it sent frames or made room, which shows that it runs.
     pub fn handle_kick(&mut self, now: Instant, engine: &mut Engine<'_>, port: PortId) {
         self.wake(port);
         self.slots.of_mut(port).beat = None;
@@ -295,7 +295,7 @@ impl Turn {
             self.transmit(now, engine, ports)?;
         }
         let mut frames = 0;
-        // Not as they woke: who reads captures knows by this what came first in a turn.
+        // In order of their numbers, not of their waking, so that captures show a fixed order.
         self.awake.make_contiguous().sort_unstable_by_key(|port| port.0);
         for _ in 0..self.awake.len() {
             let Some(port) = self.awake.pop_front() else { break };
@@ -357,7 +357,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Sends what the engine made to wherever the switch would flood it.
+    /// Sends a frame that the engine made to all ports to which the switch would flood it.
     #[cold]
     fn flood_made<P: Ports>(&mut self, engine: &Engine<'_>, ports: &mut P, made: &Unknown) {
         let frame = FloodedFrame::of(&made.frame);
@@ -365,7 +365,8 @@ impl Turn {
         self.slots.flood(ports, &made.hdr, &[&made.frame], gets);
     }
 
-    /// Sends what guests have handed over, as much as one turn takes; how many frames that are.
+    /// Sends data that guests have handed over, as much as one turn takes; returns how many frames
+    /// that are.
     #[inline(never)] // few turns have any
     fn depart<P: Ports>(
         &mut self,
@@ -396,8 +397,8 @@ impl Turn {
         Ok(frames)
     }
 
-    /// Tells the engine which guests have shown that they run. Those that have seen everything are
-    /// not looked at again, those that may have made room for what waits are fed.
+    /// Tells the engine which guests have shown that they run. Guests that have seen everything are
+    /// not looked at again; those that may have made room for waiting frames are fed.
     fn note_progress<P: Ports>(
         &mut self,
         now: Instant,
@@ -423,8 +424,8 @@ impl Turn {
         });
     }
 
-    /// The same for more of them than are looked at in one interval. For each interval since the
-    /// last look there are so many: whoever waits long between two turns looks at all.
+    /// The same for more guests than are looked at in one interval. Each interval since the last
+    /// look adds so many: after a long wait all are looked at.
     #[inline(never)]
     fn note_progress_of_many<P: Ports>(
         &mut self,

@@ -1,24 +1,24 @@
-//! What a turn asks of the ports around it, and tells them.
+//! The interface of a turn to the ports around it.
 
 use crate::drops::DropReason;
 use crate::engine::Engine;
 use crate::port::PortId;
 use crate::wire::virtio_net::VirtioNetHdr;
 
-/// What came of reading one frame.
+/// The result of reading one frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Received {
     /// A frame of this many bytes is in the buffer; if that is full, it may have been longer.
     Frame(VirtioNetHdr, usize),
     /// Nothing there now.
     Empty,
-    /// There may be more, in the next turn: what there was has been enough work for this one.
+    /// There may be more, in the next turn: the frames so far were enough work for this one.
     Spent,
     /// The port no longer exists.
     Gone,
 }
 
-/// What came of sending one frame.
+/// The result of sending one frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Sent {
     /// The port has it.
@@ -34,7 +34,7 @@ pub enum Sent {
     Gone,
 }
 
-/// What the engine has just done.
+/// The engine's last step.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Step {
     /// Timers ran, of any flow.

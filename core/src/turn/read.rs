@@ -1,4 +1,4 @@
-//! The beginning of a turn: frames of a port are read, looked through and worked on.
+//! The beginning of a turn: frames of a port are read, looked through and processed.
 
 use super::Turn;
 use super::batch::Read;
@@ -11,7 +11,7 @@ use crate::port::PortId;
 use crate::time::Instant;
 
 impl Turn {
-    /// Reads a bounded number of frames, and sends on what the engine lets pass.
+    /// Reads a bounded number of frames, and forwards those that the engine lets pass.
     pub(super) fn read<P: Ports>(
         &mut self,
         now: Instant,
@@ -23,7 +23,7 @@ impl Turn {
             self.repay(port);
             return Ok(0);
         }
-        // Out of `self` meanwhile, which sends what is in it.
+        // It is out of `self` meanwhile, which sends its frames.
         let mut batch = std::mem::take(&mut self.batch);
         let few = engine.flows_len() < self.config.flows_in_cache;
         let frames_max = if few { 1 } else { BATCH_FRAMES };
@@ -79,8 +79,8 @@ impl Turn {
         result.map(|()| frames as u64)
     }
 
-    /// A port whose frames became more copies than a turn should make is not read until as many
-    /// turns have passed as they would have taken.
+    /// A port whose frames became more copies than a turn should make is not read for as many turns
+    /// as they would have taken.
     #[cold]
     fn repay(&mut self, port: PortId) {
         let slot = self.slots.of_mut(port);
@@ -88,7 +88,7 @@ impl Turn {
         self.awake.push_back(port);
     }
 
-    /// Judges a frame that came in at `from`, and sends it and what was made of it.
+    /// Judges a frame that came in at `from`, and sends it and the frames that were made for it.
     pub(super) fn work<P: Ports>(
         &mut self,
         now: Instant,

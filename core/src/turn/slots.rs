@@ -1,4 +1,4 @@
-//! What a worker keeps of each port besides the engine, and everything that leaves by them.
+//! The worker's state of each port besides the engine, and all sending by the ports.
 
 use super::adapt::{Adapter, fits};
 use super::backlog::Backlog;
@@ -11,7 +11,7 @@ use crate::time::Instant;
 use crate::wire::heartbeat::Heartbeat;
 use crate::wire::virtio_net::VirtioNetHdr;
 
-/// What went through a port. `from_port`: it entered the switch there; `to_port`: it left there.
+/// Traffic of a port. `from_port`: frames entered the switch there; `to_port`: they left there.
 #[derive(Clone, Debug, Default)]
 pub struct PortStats {
     /// Frames read from the port. A super-segment is one frame.
@@ -47,7 +47,7 @@ impl PortStats {
 pub(super) struct Slot {
     pub(super) id: PortId,
     pub(super) is_guest: bool,
-    /// What its peer takes; `None` while the link is down.
+    /// The features of its peer; `None` while the link is down.
     pub(super) features: Option<PortFeatures>,
     /// Frames for a guest that has no room; nothing newer may overtake them.
     pub(super) backlog: Backlog,
@@ -65,7 +65,7 @@ pub(super) struct Slot {
     pub(super) listed: bool,
     /// Something waits for room in its ring.
     pub(super) waits: bool,
-    /// Bytes of copies that its frames became, beyond what a turn should make.
+    /// Bytes of copies of its frames beyond the limit of a turn.
     pub(super) debt: usize,
     /// The last heartbeat, until its guest has shown life.
     pub(super) beat: Option<Heartbeat>,
@@ -76,7 +76,7 @@ pub(super) struct Slot {
 pub(super) enum Reading {
     /// No: the port wakes the worker by its next frame.
     Asleep,
-    /// None were there a moment ago; the port has not been asked to wake the worker yet.
+    /// It had no frames a moment ago; the port has not been asked to wake the worker yet.
     Watched,
     /// Yes.
     Awake,
@@ -103,7 +103,7 @@ impl Slot {
     }
 
     /// Gives a frame to the port, or to the backlog, or drops and counts it. All backlogs have
-    /// `waiting` bytes. Returns what the port made of copies.
+    /// `waiting` bytes. Returns the bytes of copies that the port made.
     fn offer<P: Ports>(
         &mut self,
         ports: &mut P,
@@ -174,7 +174,7 @@ impl Slot {
     }
 }
 
-/// A frame that the engine made for a station that nobody knows.
+/// A frame that the engine made for an unknown station.
 pub(super) struct Unknown {
     pub(super) ingress: PortId,
     pub(super) hdr: VirtioNetHdr,
@@ -204,7 +204,7 @@ impl Slots {
         &mut self.list[usize::from(port.0)]
     }
 
-    /// Nobody takes frames of `port` any more; those that wait are lost.
+    /// Frames of `port` are not taken any more; those that wait are lost.
     pub(super) fn link_down(&mut self, port: PortId) {
         self.list[usize::from(port.0)].link_down(&mut self.waiting);
     }
@@ -234,7 +234,7 @@ impl Slots {
         }
         let Some(drained) = ports.progress(port) else { return };
         slot.beat = None;
-        // What waits outside the ring is unseen too.
+        // Frames that wait outside the ring are unseen too.
         let drained = drained && slot.backlog.is_empty();
         engine.handle_guest_progress(now, port, drained);
         slot.unseen = !drained || slot.waits;
@@ -312,8 +312,8 @@ impl Slots {
         }
     }
 
-    /// Sends a frame that the engine made. `Some`: it is for a station that nobody knows, and the
-    /// engine has to say who gets it.
+    /// Sends a frame that the engine made. `Some`: it is for an unknown station, and the engine has
+    /// to choose the receivers.
     #[must_use]
     pub(super) fn transmit<P: Ports>(
         &mut self,

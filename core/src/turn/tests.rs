@@ -1,4 +1,4 @@
-//! Turns over queues: who is read and fed, how much, and in which order.
+//! Turns over queues: which ports are read and fed, how much, and in which order.
 
 use std::collections::VecDeque;
 

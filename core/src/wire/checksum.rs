@@ -39,14 +39,14 @@ impl Checksum {
         self.odd ^= bytes.len() % 2 == 1;
     }
 
-    /// The sum so far in 16 bits, not complemented (what a partial checksum field holds).
+    /// The sum so far in 16 bits, not complemented (the value of a partial checksum field).
     #[inline]
     #[must_use]
     pub const fn fold(self) -> u16 {
         fold(self.sum)
     }
 
-    /// The checksum: what goes into a field that was zero; zero if the range is intact.
+    /// The checksum: the value for a field that was zero; zero if the range is intact.
     #[inline]
     #[must_use]
     pub const fn finish(self) -> u16 {

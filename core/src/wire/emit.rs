@@ -9,7 +9,7 @@ use super::tcp::{
 };
 use super::virtio_net::{F_NEEDS_CSUM, GSO_ECN, GSO_TCPV4, GSO_TCPV6, VirtioNetHdr};
 
-/// Bytes of an Ethernet header without tags: what nearly every segment has.
+/// Bytes of an Ethernet header without tags, as nearly every segment has.
 const ETHERNET: usize = 14;
 /// Most bytes of a TCP header: 15 words.
 const TCP_MAX: usize = 60;
@@ -29,9 +29,9 @@ pub struct TcpEmit<'a> {
     pub l2: &'a [u8],
     /// The family of `src` and `dst`.
     pub version: IpVersion,
-    /// Who it comes from.
+    /// The source.
     pub src: IpAddr16,
-    /// Whom it is for.
+    /// The destination.
     pub dst: IpAddr16,
     /// DSCP and ECN (IPv4 TOS, IPv6 traffic class).
     pub tos: u8,
@@ -59,12 +59,12 @@ pub struct TcpEmit<'a> {
     pub ip_id: u16,
 }
 
-/// What to put into the TCP checksum field.
+/// The content of the TCP checksum field.
 #[derive(Clone, Copy, Debug)]
 pub enum CsumMode<'a> {
     /// The checksum over header and these payload pieces, which are all of the payload.
     Full(&'a [&'a [u8]]),
-    /// The pseudo-header's sum, for whoever finishes it ([`TcpEmit::partial_hdr`]).
+    /// The pseudo-header's sum, for the receiver to finish ([`TcpEmit::partial_hdr`]).
     Partial,
 }
 
@@ -94,7 +94,8 @@ impl TcpEmit<'_> {
         }
     }
 
-    /// By value, or what the usual segment is made of would have to be in memory as well.
+    /// By value, because the parts of the usual segment would otherwise have to be in memory as
+    /// well.
     #[inline(never)]
     fn put_any(self, buf: &mut [u8; HEADER_MAX], payload_len: usize, csum: CsumMode<'_>) -> usize {
         self.put(buf, payload_len, csum)
@@ -139,8 +140,8 @@ impl TcpEmit<'_> {
         self.l2.len() + self.ip_len() + tcp_len
     }
 
-    /// The virtio-net header for what [`Self::emit`] wrote with [`CsumMode::Partial`]:
-    /// `header_len` is what it returned. More payload than `mss` bytes makes it a super-segment.
+    /// The virtio-net header for a segment that [`Self::emit`] wrote with [`CsumMode::Partial`]:
+    /// `header_len` is its result. More payload than `mss` bytes makes it a super-segment.
     #[must_use]
     pub fn partial_hdr(&self, header_len: usize, payload_len: usize, mss: u16) -> VirtioNetHdr {
         let mut hdr = VirtioNetHdr {

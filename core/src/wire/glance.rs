@@ -1,7 +1,7 @@
-//! What names the flow of a TCP segment, read at fixed places of the frame.
+//! The fields that name the flow of a TCP segment, read at fixed places of the frame.
 //!
-//! A frame that goes on as it is needs no more than this, and what a flow needs can be fetched from
-//! memory before anybody parses the segment.
+//! A frame that is forwarded unchanged needs no more than these. With them the flow can be fetched
+//! from memory before the segment is parsed.
 
 use super::packet::{ETHERTYPE_IPV4, ETHERTYPE_IPV6, IpAddr16, IpVersion, TcpFlags};
 use super::{array, be16, ip, tcp};
@@ -14,9 +14,9 @@ const ETHERNET: usize = 14;
 pub struct Glance {
     /// The family of both addresses.
     pub version: IpVersion,
-    /// Who sent it.
+    /// The source.
     pub src: IpAddr16,
-    /// Whom it is for.
+    /// The destination.
     pub dst: IpAddr16,
     /// The sender's port.
     pub src_port: u16,
@@ -45,14 +45,14 @@ impl Glance {
     }
 }
 
-/// Who a frame is for, and who sent it; zeros if there is none.
+/// Destination and source MAC of a frame; zeros if there is none.
 #[inline]
 #[must_use]
 pub fn macs(frame: &[u8]) -> ([u8; 6], [u8; 6]) {
     frame.first_chunk::<12>().map_or_else(Default::default, |h| (array(&h[..6]), array(&h[6..])))
 }
 
-/// Who an IP packet without tags is for.
+/// The destination MAC of an IP packet without tags.
 #[inline]
 #[must_use]
 pub fn untagged_dst(frame: &[u8]) -> Option<[u8; 6]> {

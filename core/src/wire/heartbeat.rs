@@ -1,30 +1,32 @@
-//! The heartbeat of congestion offload (FLOOD-28): the host tells a guest that it controls the
-//! congestion of what the guest sends, so that the guest may hand over all it has at once.
+//! The heartbeat of congestion offload (FLOOD-28): the host tells a guest that it controls
+//! congestion for the guest, so that the guest may hand over all its data at once.
 //!
-//! The host puts this frame into the guest's ring every [`HEARTBEAT_PERIOD`]; a guest that has not
-//! heard one for [`HEARTBEAT_STALE`] must no longer flood. An Ethernet frame of 60 bytes, untagged:
+//! The host puts this frame into the guest's ring every [`HEARTBEAT_PERIOD`]. A guest that has not
+//! received one for [`HEARTBEAT_STALE`] must no longer flood. It is an untagged Ethernet frame of
+//! 60 bytes:
 //!
 //! | Bytes | What |
 //! |---|---|
 //! | 0 to 5 | [`DESTINATION`] |
-//! | 6 to 11 | [`SOURCE`]; nobody reads it |
+//! | 6 to 11 | [`SOURCE`]; not read |
 //! | 12, 13 | [`ETHERTYPE`] |
 //! | 14 to 17 | `npcc` |
-//! | 18 | version: 1. Of another version a guest understands nothing, and does not flood |
+//! | 18 | version: 1. A guest ignores other versions, and does not flood |
 //! | 19 | 1: the host controls congestion; 0: it does not, stop at once |
 //! | 20 to 27 | the epoch, big-endian, not 0 |
 //! | 28 to 59 | zeros, up to Ethernet's shortest frame |
 //!
-//! **It is heard on one link only.** The destination is one of the sixteen group addresses that no
-//! bridge forwards (IEEE 802.1Q-2018, section 8.6.3), so after a migration no plain bridge carries
-//! a heartbeat to the guest, be it a neighbour's or one from the network. Our own switch drops such
-//! frames from guests and uplinks alike (`DropReason::ReservedGroup`); the host's own go past it,
-//! straight to the guest's port. Of the sixteen, ...:0e would be the obvious one, but that is what
-//! bridges are told to forward for LLDP (Linux, `group_fwd_mask`).
-//!
+//! **It is received on one link only.** The destination is one of the sixteen group addresses that
+//! no bridge forwards (IEEE 802.1Q-2018, section 8.6.3). So after a migration no plain bridge
+//! carries a heartbeat to the guest, neither a neighbour's nor one from the network. Our own switch
+//! drops such frames from guests and uplinks alike (`DropReason::ReservedGroup`); the host's own
+//! frames bypass it, straight to the guest's port. Of the sixteen, ...:0e would be the obvious one,
+//! but bridges are told to forward it for LLDP (Linux, `group_fwd_mask`).
 //! **An epoch** is the time in which the host knows all connections that began under it. A daemon
-//! that starts, and a host that takes a guest over, begins another: it does not control the
-//! connections of the one before. A daemon draws its first epoch from all there are, and each other
+//! that starts, and a host that takes a guest over, begins another epoch: it does not control the
+//! connections of the one before. A daemon draws its first epoch at random, and each later one is
+//! one more than the one before. A guest that receives an epoch which is not a little ahead of the
+//! last takes it for another daemon's.
 //! is one more than the one before: who hears one that is not a little ahead hears another daemon.
 
 use core::num::NonZeroU64;
@@ -75,7 +77,7 @@ impl Heartbeat {
         frame
     }
 
-    /// What `frame` says, if it is a heartbeat of a version that we know.
+    /// The content of `frame`, if it is a heartbeat of a known version.
     #[must_use]
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let ours = frame.len() >= FRAME_BYTES

@@ -8,11 +8,11 @@ use super::{array, be16, be32};
 const V4_FRAGMENTATION_NEEDED: [u8; 2] = [3, 4];
 /// Packet too big (RFC 4443 section 3.2).
 const V6_PACKET_TOO_BIG: [u8; 2] = [2, 0];
-/// Bytes of an ICMP header of these kinds; behind it comes what was too big.
+/// Bytes of an ICMP header of these kinds; the packet that was too big follows it.
 const HEADER: usize = 8;
 /// Bytes of a TCP header that every error quotes: ports and sequence number (RFC 792).
 const QUOTED: usize = 8;
-/// No path that carries IPv4 TCP has less; what asks for less is forged or broken (Linux
+/// No path that carries IPv4 TCP has less; an error that asks for less is forged or broken (Linux
 /// `min_pmtu`). For IPv6 it is 1280 (RFC 8200 section 5).
 const V4_MTU_MIN: u32 = 552;
 const V6_MTU_MIN: u32 = 1280;
@@ -20,9 +20,9 @@ const V6_MTU_MIN: u32 = 1280;
 /// A TCP segment was too big.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct TooBig {
-    /// Who sent the segment.
+    /// The source of the segment.
     pub src: IpAddr16,
-    /// Whom it was for.
+    /// Its destination.
     pub dst: IpAddr16,
     /// Its source port.
     pub src_port: u16,
@@ -35,9 +35,9 @@ pub struct TooBig {
 }
 
 impl TooBig {
-    /// What the packet says, if it is such an error and names an MTU. Its checksum is not looked
-    /// at: whoever can make up the numbers of a segment that is under way can sum as well, and what
-    /// is broken can only make segments smaller.
+    /// The error in the packet, if it is one and names an MTU. Its checksum is not verified: a
+    /// forger who can guess the numbers of a segment that is under way can also compute a sum, and
+    /// a broken error can only make segments smaller.
     #[must_use]
     pub fn parse(frame: &[u8], ip: &Ip) -> Option<Self> {
         let icmp = frame.get(usize::from(ip.payload_offset)..ip.end as usize)?;

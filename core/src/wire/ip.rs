@@ -123,9 +123,9 @@ impl fmt::Debug for IpAddr16 {
 pub struct Ip {
     /// The family of `src` and `dst`.
     pub version: IpVersion,
-    /// Who sent it.
+    /// The source.
     pub src: IpAddr16,
-    /// Whom it is for.
+    /// The destination.
     pub dst: IpAddr16,
     /// DSCP and, in the low two bits, ECN (IPv4 TOS, IPv6 traffic class).
     pub tos: u8,
@@ -145,11 +145,11 @@ pub struct Ip {
     pub options: bool,
     /// IPv4 DF; always set for IPv6, which routers never fragment.
     pub dont_fragment: bool,
-    /// What it carries.
+    /// The payload.
     pub l4: L4,
 }
 
-/// What an IP packet carries, as far as we understand it.
+/// The payload of an IP packet, as far as we understand it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum L4 {
     /// A whole TCP segment with a sane header.
@@ -162,8 +162,8 @@ pub enum L4 {
     Icmp,
     /// Another protocol.
     Other,
-    /// What is inside cannot be told: AH, ESP, an unknown IPv6 next header, an unfinished routing
-    /// header, a jumbogram, too many extension headers (COM-09).
+    /// The content is unknown: AH, ESP, an unknown IPv6 next header, an unfinished routing header,
+    /// a jumbogram, too many extension headers (COM-09).
     Opaque,
     /// TCP whose header does not fit the packet or is shorter than 20 bytes: the guest would drop
     /// it (COM-03).
@@ -213,7 +213,7 @@ pub(super) fn usual_header_v4(frame: &[u8], start: usize) -> Option<(&[u8; V4_HE
     Some((h, segment))
 }
 
-/// The addresses and the segment of what [`usual_v4`] reads, whatever the TCP options are.
+/// The addresses and the segment that [`usual_v4`] reads, whatever the TCP options are.
 #[inline(always)]
 pub(super) fn glance_v4(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr16, &[u8])> {
     let (h, segment) = usual_header_v4(frame, start)?;
@@ -300,7 +300,7 @@ pub(super) fn usual_header_v6(frame: &[u8], start: usize) -> Option<(&[u8; V6_HE
     Some((h, segment))
 }
 
-/// The addresses and the segment of what [`usual_v6`] reads, whatever the TCP options are.
+/// The addresses and the segment that [`usual_v6`] reads, whatever the TCP options are.
 #[inline(always)]
 pub(super) fn glance_v6(frame: &[u8], start: usize) -> Option<(IpAddr16, IpAddr16, &[u8])> {
     let (h, segment) = usual_header_v6(frame, start)?;

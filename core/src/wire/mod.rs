@@ -1,10 +1,10 @@
 //! Wire formats: views that are checked once, representations that emit, checksums, segmentation.
 //!
 //! A frame is read by [`packet::Packet::parse`], which checks every offset once and copies the few
-//! fields anybody asks for. An acknowledgement and data, and nothing else, are read straight from
-//! it by [`plain::Plain`]. Frames are then changed in place by [`edit::TcpEdit`], made afresh by
-//! [`emit::TcpEmit`], or cut up by [`segment::Segmenter`]. Nothing here allocates or panics on what
-//! a guest or the network sent.
+//! fields that are used. [`plain::Plain`] reads a frame with an acknowledgement and data, and
+//! nothing else, directly. Frames are then changed in place by [`edit::TcpEdit`], made afresh by
+//! [`emit::TcpEmit`], or cut up by [`segment::Segmenter`]. This code neither allocates nor panics,
+//! whatever a guest or the network sends.
 
 pub mod checksum;
 pub mod edit;

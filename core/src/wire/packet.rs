@@ -1,4 +1,4 @@
-//! A frame, read once: every offset checked, every field anybody asks for copied out.
+//! A frame, read once: every offset checked, every field that is used copied out.
 //!
 //! The cost of [`Packet::parse`] is paid by every frame, so the usual layout (Ethernet, IPv4
 //! without options, TCP with NOP NOP timestamps) takes a straight path.
@@ -80,7 +80,7 @@ impl VlanStack {
         self.n == 0
     }
 
-    /// What names the VLANs, as one number: equal for equal stacks, 0 without tags.
+    /// The VLANs as one number: equal for equal stacks, 0 without tags.
     #[inline]
     #[must_use]
     pub const fn key(&self) -> u64 {
@@ -111,16 +111,16 @@ pub enum Net {
     Arp(Arp),
     /// IPv4 or IPv6.
     Ip(Ip),
-    /// Anything else, and what lies behind more than two VLAN tags.
+    /// Anything else, and frames with more than two VLAN tags.
     Other,
 }
 
 /// An ARP message (RFC 826).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Arp {
-    /// Who speaks.
+    /// The sender's MAC.
     pub sender_mac: [u8; 6],
-    /// The address the sender says it has.
+    /// The sender's address, as it says.
     pub sender_ip: Ipv4Addr,
     /// The address asked for, or answered to.
     pub target_ip: Ipv4Addr,

@@ -1,8 +1,8 @@
 //! The segment that most traffic is made of: an acknowledgement, perhaps data, timestamps if both
 //! ends have them, and nothing else.
 //!
-//! A [`Plain`] is a view of the frame, where each field then has one place. Who gets one need not
-//! parse the frame.
+//! A [`Plain`] is a view of the frame, in which each field has a fixed place. A frame with such a
+//! view need not be parsed.
 
 use super::checksum::{Checksum, pseudo_header_v4, pseudo_header_v6};
 use super::ip::{self, PROTOCOL_TCP, V4_HEADER, V6_HEADER};
@@ -13,7 +13,7 @@ use super::{array, be16, be32};
 
 /// Bytes of a TCP header with timestamps.
 const WITH_TIMESTAMPS: usize = HEADER + 12;
-/// What a TCP header has in the word of its length and flags, but for PSH: 20 bytes, ACK.
+/// The word of length and flags in a TCP header, without PSH: 20 bytes, ACK.
 const BARE: u16 = 0x5010;
 /// The same with the options that timestamps take.
 const TIMESTAMPED: u16 = 0x8010;

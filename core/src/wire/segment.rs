@@ -1,5 +1,5 @@
-//! What a port's peer cannot do itself is done here: checksums are completed and super-segments
-//! cut (COM-17, COM-18). And what a guest says about its frames is checked (COM-16).
+//! Work that a port's peer cannot do itself: completing checksums and cutting super-segments
+//! (COM-17, COM-18). Also checks a guest's description of its frames (COM-16).
 
 use super::checksum::{Checksum, fold, sum};
 use super::emit::gso_type;
@@ -42,9 +42,9 @@ pub fn validate_hdr(
     const BAD: DropReason = DropReason::MalformedVirtioHeader;
     let mut clean = VirtioNetHdr::default();
     if hdr.needs_csum() {
-        // Nobody may write checksums into addresses that were checked before. Behind the IP header
-        // a tunnel may have its inner checksum anywhere (Linux does that for VXLAN), but if the
-        // outer TCP or UDP header is meant, then its own field is.
+        // The guest must not write checksums into addresses that were checked before. Behind the IP
+        // header a tunnel may have its inner checksum anywhere (Linux does that for VXLAN); a
+        // checksum of the outer TCP or UDP header must be in that header's own field.
         let (l4_start, field, tunnel) = match &packet.net {
             Net::Arp(_) => return Err(BAD),
             Net::Other => (u16::from(packet.eth.len), None, true),
@@ -74,7 +74,7 @@ pub fn validate_hdr(
             IpVersion::V6 => GSO_TCPV6,
         };
         let segments = tcp.payload_len.div_ceil(u32::from(hdr.gso_size).max(1));
-        // Nor has TCP anything to say to a group (RFC 9293 section 3.9.2.3).
+        // TCP has nothing to send to a group either (RFC 9293 section 3.9.2.3).
         let is_group = packet.eth.dst[0] & 1 != 0;
         if hdr.gso_type & !GSO_ECN != family
             || hdr.gso_size < GSO_SIZE_MIN
@@ -169,7 +169,7 @@ impl<'a> Segmenter<'a> {
         })
     }
 
-    /// Bytes of the longest segment: what `next_into` needs of room.
+    /// Bytes of the longest segment: the room that `next_into` needs.
     #[must_use]
     pub fn len_max(&self) -> usize {
         self.header.len() + self.mss.min(self.payload.len())
@@ -228,7 +228,7 @@ impl<'a> Segmenter<'a> {
         tcp[4..8].copy_from_slice(&seq.to_be_bytes());
         let mut flags = flags;
         if self.done > 0 && flags.contains(TcpFlags::URG) {
-            // What is urgent ends so many bytes behind the first of the segment.
+            // Urgent data ends so many bytes behind the first of the segment.
             let left = usize::from(be16(tcp, URGENT_AT)).saturating_sub(self.done);
             tcp[URGENT_AT..][..2].copy_from_slice(&small(left).to_be_bytes());
             flags = if left > 0 { flags } else { flags.without(TcpFlags::URG) };

@@ -39,7 +39,7 @@ const KIND_FAST_OPEN: u8 = 34;
 const KIND_EXPERIMENTAL: u8 = 254;
 /// Experiment identifier of TCP Fast Open before it had a kind of its own (RFC 7413 appendix).
 const EXID_FAST_OPEN: [u8; 2] = [0xf9, 0x89];
-/// The start of what almost every segment has for options (RFC 7323 appendix A).
+/// The start of almost every segment's options (RFC 7323 appendix A).
 pub(super) const NOP_NOP_TIMESTAMPS: [u8; 4] = [KIND_NOP, KIND_NOP, KIND_TIMESTAMPS, 10];
 
 /// The nine flag bits of a TCP header.
@@ -153,7 +153,7 @@ impl fmt::Display for TcpFlags {
 pub struct Timestamps {
     /// The sender's clock.
     pub tsval: u32,
-    /// The newest clock the sender heard from the receiver.
+    /// The newest clock that the sender received.
     pub tsecr: u32,
 }
 
@@ -195,7 +195,7 @@ impl SackBlocks {
     }
 }
 
-/// What the options of one segment say.
+/// The options of one segment.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct TcpOptions {
     /// Timestamps.
@@ -224,7 +224,7 @@ pub struct TcpOptions {
 }
 
 impl TcpOptions {
-    /// What a segment without options says.
+    /// The options of a segment without any.
     pub const NONE: Self = Self::only_timestamps(None, 0);
 
     /// Timestamps, if any, and nothing else.
@@ -246,7 +246,7 @@ impl TcpOptions {
         }
     }
 
-    /// Nothing but what the whitelist of COM-05 allows.
+    /// Only options that the whitelist of COM-05 allows.
     #[inline]
     #[must_use]
     pub const fn understood(&self) -> bool {
@@ -379,7 +379,7 @@ pub(super) fn parse_usual(segment: &[u8], start: usize) -> Option<Tcp> {
     Some(assemble(h, options, start, segment.len()))
 }
 
-/// The ports and the flags of what [`parse`] would read.
+/// The ports and the flags that [`parse`] would read.
 #[inline(always)]
 pub(super) fn glance(segment: &[u8]) -> Option<(u16, u16, TcpFlags)> {
     let h: &[u8; HEADER] = segment.first_chunk()?;

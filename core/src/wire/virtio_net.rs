@@ -17,7 +17,7 @@ pub const GSO_UDP_L4: u8 = 5;
 /// `gso_type` bit: the super-segment carries CWR (RFC 3168) on its first segment only.
 pub const GSO_ECN: u8 = 0x80;
 
-/// What accompanies a frame: checksum and segmentation state. All sizes in bytes.
+/// The checksum and segmentation state of a frame. All sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct VirtioNetHdr {
     /// `F_*` bits.
@@ -73,7 +73,7 @@ impl VirtioNetHdr {
         self.flags & F_NEEDS_CSUM != 0
     }
 
-    /// Nobody need verify the TCP checksum: it is yet to be finished, or was verified (COM-13).
+    /// The TCP checksum need not be verified: it is unfinished, or was verified (COM-13).
     #[inline]
     #[must_use]
     pub const fn is_vouched_for(&self) -> bool {

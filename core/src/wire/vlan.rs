@@ -1,5 +1,5 @@
-//! A tag (IEEE 802.1Q) put into the frames of a guest that knows nothing of its VLAN, and taken out
-//! of those that it gets, at its port: everything behind sees the tag.
+//! A guest without knowledge of its VLAN: the tag (IEEE 802.1Q) is inserted into its frames and
+//! removed from frames for it, at its port. Everything behind the port sees the tag.
 
 use super::be16;
 use super::packet::TPID_8021Q;
@@ -12,8 +12,8 @@ const TAG_U16: u16 = 4;
 /// Bytes of the addresses in front of it.
 const ADDRESSES: usize = 12;
 
-/// Puts a tag into a frame that was read behind [`TAG`] free bytes; priority 0. What is too short
-/// for a frame stays so.
+/// Puts a tag into a frame that was read behind [`TAG`] free bytes; priority 0. Bytes that are too
+/// few for a frame stay as they are.
 pub fn put(vlan: u16, hdr: &mut VirtioNetHdr, frame: &mut [u8]) {
     let len = frame.len();
     frame.copy_within(TAG.min(len)..len.min(TAG + ADDRESSES), 0);
@@ -42,8 +42,8 @@ pub struct Untagged<'a> {
 }
 
 impl<'a> Untagged<'a> {
-    /// Of a frame in pieces, the first of which has the addresses and the tag. `None`: there is no
-    /// tag, as in a heartbeat.
+    /// A tag to remove from a frame in pieces, the first of which has the addresses and the tag.
+    /// `None`: there is no tag, as in a heartbeat.
     #[must_use]
     pub fn of(hdr: &VirtioNetHdr, parts: &[&'a [u8]]) -> Option<Self> {
         let (head, rest) = parts.split_first()?;
@@ -65,7 +65,7 @@ impl<'a> Untagged<'a> {
     }
 }
 
-/// What a header says of places in its frame.
+/// Moves the header's offsets into its frame.
 fn move_offsets(hdr: &mut VirtioNetHdr, moved: impl Fn(u16) -> u16) {
     if hdr.needs_csum() {
         hdr.csum_start = moved(hdr.csum_start);

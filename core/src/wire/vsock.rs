@@ -6,12 +6,12 @@ pub const LEN: usize = 44;
 pub const HOST_CID: u64 = 2;
 /// VIRTIO_VSOCK_TYPE_STREAM: the only type of sockets that there are here.
 pub const STREAM: u16 = 1;
-/// VIRTIO_VSOCK_SHUTDOWN_F_RECEIVE: whoever says so receives no more.
+/// VIRTIO_VSOCK_SHUTDOWN_F_RECEIVE: the sender of this receives no more.
 pub const SHUTDOWN_RECEIVE: u32 = 1;
-/// VIRTIO_VSOCK_SHUTDOWN_F_SEND: whoever says so sends no more.
+/// VIRTIO_VSOCK_SHUTDOWN_F_SEND: the sender of this sends no more.
 pub const SHUTDOWN_SEND: u32 = 2;
 
-/// What a packet is for.
+/// The purpose of a packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Op {
     /// Connect.
@@ -24,7 +24,7 @@ pub enum Op {
     Shutdown,
     /// Payload.
     Data,
-    /// Tells what the header of every packet tells: the sender's room.
+    /// Only the sender's room, which every header contains.
     CreditUpdate,
     /// Asks for the receiver's room.
     CreditRequest,
@@ -55,12 +55,12 @@ impl Op {
     }
 }
 
-/// A header. Which values make sense together is for others to say.
+/// A header. Others check which combinations of values make sense.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Header {
-    /// Who sends it.
+    /// The sender.
     pub src_cid: u64,
-    /// To whom.
+    /// The receiver.
     pub dst_cid: u64,
     /// The sender's port.
     pub src_port: u32,

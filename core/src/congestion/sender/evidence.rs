@@ -1,4 +1,4 @@
-//! What an ACK, or silence, says of each segment.
+//! The evidence that an ACK, or silence, gives about each segment.
 
 use super::{Arrived, Doubt, Due, Lost, NetAck, Sender};
 use crate::congestion::episode::Phase;

@@ -1,7 +1,7 @@
 //! The one timer of a sender, and which of four it is.
 //!
-//! Nothing is armed: what is waited for follows from the state, whenever somebody asks. Deadlines
-//! are kept as what they count from, for a new round trip changes how long they are.
+//! No timer is armed: the deadline follows from the state whenever it is asked for. Deadlines are
+//! kept as the instants from which they count, because a new round trip changes their length.
 
 use super::{Due, Sender};
 use crate::congestion::episode::Phase;

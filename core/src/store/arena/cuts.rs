@@ -1,6 +1,6 @@
-//! The process is killed between any two stores into the arena, also inside one call of the
-//! engine: between payload, record and ACK. Each store and each ACK that leaves is noted; for every
-//! prefix of that list the memory is what a successor would find.
+//! The process is killed between any two stores into the arena, also inside one call of the engine:
+//! between payload, record and ACK. Each store and each outgoing ACK is noted. For every prefix of
+//! that list the memory is as a successor would find it.
 
 #![allow(clippy::cast_possible_truncation, reason = "numbers on the wire are 32 bits")]
 
@@ -53,7 +53,7 @@ fn on_emitted(conn: usize, to: Side, ack: u32) {
     }
 }
 
-/// What a successor would find, and what it must know.
+/// The memory as a successor would find it, and what the successor must know.
 struct Successor {
     /// The memory as it is at the cut; the records and descriptors of a copy may be touched.
     memory: Vec<u64>,
@@ -88,7 +88,7 @@ impl Successor {
         }
     }
 
-    /// INV-21, LIFE-09: what was promised and not taken is in a record that says so, and in pages.
+    /// INV-21, LIFE-09: bytes that were promised and not taken are in a record, and in pages.
     fn check(&mut self, w: &World<'_>) {
         self.cuts += 1;
         let meta = ..self.pages_at;

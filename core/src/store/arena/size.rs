@@ -1,4 +1,4 @@
-//! How large an arena is: places, and how many of them may be used.
+//! The size of an arena: its places, and how many of them may be used.
 
 use core::ops::Range;
 
@@ -74,8 +74,8 @@ impl Arena<'_> {
         self.ready = ready;
     }
 
-    /// Forgets what is in all pages, as a restarted daemon may that resets those who are owed it:
-    /// none of them was ever used.
+    /// Forgets the content of all pages: none counts as used. A restarted daemon may do so if it
+    /// resets the connections to which the bytes are owed.
     pub fn forget_pages(&mut self) {
         self.put(header::PAGES_USED, 0);
         self.page_vm.clear();

@@ -1,9 +1,10 @@
-//! Whose turn it is to send to R, and who waits for a time: what the senders of all flows share.
+//! The common state of all flows' senders toward R: whose turn it is, and the senders that wait for
+//! a time.
 //!
 //! **Turns** (FLOOD-16). VMs take turns by deficit: each sends about [`TURN_BYTES`], whatever its
-//! frames are, and what a frame was too long is taken off its next turn (Shreedhar and Varghese,
-//! "Efficient fair queuing using deficit round-robin", 1996). So a VM with a thousand flows gets no
-//! more than one with a single flow. The flows of a VM send a frame each in turn.
+//! frames are. If a frame was too long for a turn, the excess is taken off the next turn (Shreedhar
+//! and Varghese, "Efficient fair queuing using deficit round-robin", 1996). So a VM with a thousand
+//! flows gets no more than one with a single flow. The flows of a VM send a frame each in turn.
 
 use std::collections::VecDeque;
 
@@ -38,18 +39,18 @@ pub(crate) struct Departures {
 }
 
 impl Departures {
-    /// Nobody sends.
+    /// No flow sends.
     pub(crate) fn new(now: Instant) -> Self {
         Self { lines: vec![], turns: VecDeque::new(), wheel: PaceWheel::new(now) }
     }
 
-    /// Somebody may have something to send.
+    /// Whether a flow may have something to send.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         !self.turns.is_empty()
     }
 
-    /// Whose turn it is.
+    /// The flow whose turn it is.
     pub(crate) fn pop(&mut self) -> Option<FlowId> {
         loop {
             let port = *self.turns.front()?;
@@ -67,7 +68,7 @@ impl Departures {
         }
     }
 
-    /// A frame of so many bytes has left for a flow of this VM.
+    /// A frame of `bytes` bytes has left for a flow of this VM.
     pub(crate) fn on_sent(&mut self, port: PortId, bytes: usize) {
         if let Some(line) = self.lines.get_mut(usize::from(port.0)) {
             line.credit -= i64::try_from(bytes).unwrap_or(i64::MAX);
@@ -106,13 +107,13 @@ impl Departures {
         self.wheel.expired(now)
     }
 
-    /// Nobody is to be woken.
+    /// Whether no flow waits for a time.
     #[inline]
     pub(crate) fn is_asleep(&self) -> bool {
         self.wheel.is_empty()
     }
 
-    /// When one is to be woken.
+    /// The time of the next wake-up.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.wheel.next()
     }

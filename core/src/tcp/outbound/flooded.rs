@@ -1,17 +1,18 @@
-//! The outbound pipe as a pipe: G hands over what it has, H sends it to R as the path allows.
+//! The outbound pipe with congestion offload: G hands over its data, and H sends it to R as the
+//! path allows.
 //!
 //! ```text
 //! R <-- congestion::Sender <-- store <-- Intake <-- G
 //! ```
 //!
-//! docs/design/congestion-offload.md has the design. This box is there from the first
-//! segment of G for which the flow is taken over until the flow is handed back; without it bytes
-//! leave as they come. `from_guest` and `from_net` tell it what happens, `depart` makes its frames.
+//! docs/design/congestion-offload.md has the design. The box exists from the first segment of G for
+//! which the flow is taken over until the flow is handed back. Without it bytes leave as they
+//! arrive. `from_guest` and `from_net` report events to it, `depart` makes its frames.
 //!
-//! **End to end.** Nothing here acknowledges anything: G frees its bytes by R's own
-//! acknowledgement. So these need not survive H: their pages are lent (`store/arena.rs`).
+//! **End to end.** This code acknowledges nothing: G frees its bytes by R's own acknowledgement. So
+//! these bytes need not survive H: their pages are lent (`store/arena.rs`).
 //!
-//! **A FIN** is a number of the stream like a byte, so that the sender need not know of it.
+//! **A FIN** is a number of the stream like a byte, so the sender need not know of it.
 
 mod sizes;
 mod take_over;
@@ -33,10 +34,10 @@ use crate::tcp::vm::Vm;
 use crate::time::Instant;
 use crate::wire::packet::{IpVersion, SackBlocks};
 
-/// What a flow is that H sends for. Behind a box: most flows only receive.
+/// The state of a flow for which H sends. It is behind a box, because most flows only receive.
 #[derive(Debug)]
 pub(crate) struct Flooded {
-    /// What H has of G's bytes.
+    /// G's bytes that H has.
     intake: Intake,
     /// The bytes that R has not acknowledged.
     store: FlowStore,
@@ -46,7 +47,7 @@ pub(crate) struct Flooded {
     mss: u64,
     /// The longest segment of G: its MTU may be smaller than its MSS option says (FLOOD-07).
     longest: u64,
-    /// What the path was found to take.
+    /// The segment size that the path was found to take.
     ceiling: u64,
     /// R has acknowledged a segment as long as this...
     proven: u64,
@@ -60,15 +61,15 @@ pub(crate) struct Flooded {
     wheel: Instant,
     /// Since when H sends for G.
     since: Instant,
-    /// End of what G has sent H since then, whether H took it or not.
+    /// End of the bytes that G has sent H since then, whether H took them or not.
     shown: u64,
-    /// R has always made room for what H had for it: G may be ahead of R's edge.
+    /// R has always made room for the bytes that H had for it, so G may be ahead of R's edge.
     keeps_pace: bool,
-    /// R has acknowledged a byte that G has not been told of (FLOOD-12).
+    /// R has acknowledged a byte, and G was not told (FLOOD-12).
     holds_ack: bool,
 }
 
-/// What the next sender for the flow goes on from: behind a pause, or a hand-back.
+/// The state from which the next sender of the flow goes on: after a pause, or a hand-back.
 #[derive(Debug)]
 pub(crate) struct Before {
     learned: Learned,
@@ -104,7 +105,7 @@ impl Flooded {
         }
     }
 
-    /// What the next one goes on from.
+    /// The state from which the next sender goes on.
     pub(in crate::tcp) fn before(&self) -> Before {
         let Self { ceiling, proven, trial, keeps_pace, .. } = *self;
         let trial = trial.filter(|trial| matches!(trial, Trial::Due { .. }));
@@ -123,7 +124,7 @@ impl Flooded {
         self.since
     }
 
-    /// End of what G has sent H, whether H took it or not.
+    /// End of the bytes that G has sent H, whether H took them or not.
     pub(in crate::tcp) const fn shown(&self) -> u64 {
         self.shown
     }
@@ -143,7 +144,7 @@ impl Flooded {
         self.intake.reserved_pages()
     }
 
-    /// End of what G has handed over, in order.
+    /// End of the bytes that G has handed over in order.
     pub(in crate::tcp) const fn accepted(&self) -> u64 {
         self.intake.accepted()
     }
@@ -153,12 +154,12 @@ impl Flooded {
         self.sender.una() < self.intake.accepted()
     }
 
-    /// R has not acknowledged what H repeated when it was silent.
+    /// R was silent, H has repeated bytes, and R has not acknowledged them.
     pub(in crate::tcp) const fn repeats_in_vain(&self) -> bool {
         self.sender.rtt().backoffs() > 0 || self.sender.probes() > 0
     }
 
-    /// Takes what G hands over.
+    /// Takes data that G hands over.
     fn on_data(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -182,7 +183,8 @@ impl Flooded {
         self.store.release(cx.arena, self.sender.una().min(self.intake.bytes_end()));
     }
 
-    /// What G is told that R has acknowledged: all, but for a byte (FLOOD-12).
+    /// The acknowledgement that G is shown: all that R has acknowledged, or one byte less
+    /// (FLOOD-12).
     fn told(&self) -> u64 {
         self.sender.una() - u64::from(self.holds_ack)
     }
@@ -215,8 +217,8 @@ impl Flooded {
         self.intake.open(vm, &Room { una, next, cwnd, srtt, absence });
     }
 
-    /// G has used half of what R has shown, of which nothing is heard yet, and may go on: perhaps
-    /// its time slice is over when R answers (FLOOD-13). `true`: it is to be told.
+    /// G has used half of the room that R has shown, R has not answered yet, and G may go on,
+    /// because its time slice may be over when R answers (FLOOD-13). `true`: G has to be told.
     fn may_go_on(&mut self, now: Instant, vm: &mut Vm, shift: u8) -> bool {
         let may = self.sender.own_srtt().is_none() && self.intake.is_half_used(self.sender.una());
         if may {
@@ -225,10 +227,10 @@ impl Flooded {
         may && self.intake.opens(self.sender.una(), shift)
     }
 
-    /// The wheel has come to the flow's place. `false`: R has been silent for so long that G may
-    /// try by itself (FLOOD-23), sooner if the flow is to be handed back anyway; or has shown no
-    /// room although it had shown G some before, so that only R's own answers keep G waiting
-    /// (FLOOD-12).
+    /// The wheel has come to the flow's place. `false`: the flow is handed back. R has been silent
+    /// for so long that G may try by itself (FLOOD-23); sooner if the flow is to be handed back
+    /// anyway. Or R has shown no room although it had shown G some before, so only R's own answers
+    /// keep G waiting (FLOOD-12).
     fn on_wheel(&mut self, now: Instant, vm: &mut Vm, wanted: bool) -> bool {
         self.wheel = Instant::MAX;
         if self.sender.timeout() <= now {
@@ -252,12 +254,12 @@ impl Flooded {
         (told, self.intake.window(told, shift))
     }
 
-    /// G is to be told of a hole in what it has handed over.
+    /// An ACK that reports a hole in G's data is due.
     pub(in crate::tcp) const fn owes_duplicate(&self) -> bool {
         self.intake.owes_duplicate()
     }
 
-    /// The blocks of the ACK that tells it, at most `room`.
+    /// The blocks of that ACK, at most `room`.
     pub(in crate::tcp) fn duplicate(&mut self, room: usize) -> SackBlocks {
         self.intake.duplicate(room)
     }
@@ -267,8 +269,8 @@ impl Flooded {
         self.intake.opens(una, shift)
     }
 
-    /// The next bytes, at most `room`, how many of them make a segment, and whether they end what G
-    /// wrote.
+    /// The next bytes, at most `room`, how many of them make a segment, and whether they end a
+    /// write of G.
     pub(in crate::tcp) fn poll(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -295,7 +297,7 @@ impl Flooded {
         }
     }
 
-    /// What there is to know of it.
+    /// The state for operators.
     pub(crate) fn stats(&self) -> FloodStats {
         let Self { sender, intake, .. } = self;
         FloodStats {
@@ -368,9 +370,9 @@ impl Flow {
         self.losses.flooded().is_some_and(Flooded::keeps_bytes)
     }
 
-    /// What R acknowledges, shows and has SACKed; `edge`: the right edge that it showed before.
-    /// Whether that is news for G, if H sends for it: it is shown a window of H's, so what R's says
-    /// is none (FLOOD-09).
+    /// R's acknowledgement, window and SACK blocks; `edge`: the right edge that R showed before.
+    /// Returns whether that is news for G, if H sends for it. R's window is not, because G is shown
+    /// a window of H (FLOOD-09).
     pub(in crate::tcp) fn on_ack_for_flooded(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -424,12 +426,12 @@ impl Flow {
         }
     }
 
-    /// H is to send for G.
+    /// H should send for G.
     fn wants_flooded(&self, cx: &FlowContext<'_, '_>) -> bool {
         cx.vm.congestion_offload && self.standing.is_on()
     }
 
-    /// If H is to send for G no longer the flow is handed back as soon as nothing is kept.
+    /// If H should no longer send for G, the flow is handed back as soon as nothing is kept.
     fn settle_flooded(&mut self, cx: &mut FlowContext<'_, '_>, verbatim: bool) {
         let leaves = !self.wants_flooded(cx) && !self.is_ahead();
         if (verbatim || leaves) && !self.keeps_bytes() {
@@ -453,23 +455,24 @@ impl Flow {
         shown.is_some_and(|shown| shown > u64::from(self.outbound.window()))
     }
 
-    /// As [`Self::hand_back`], even if G was shown more room than R shows: it is told.
+    /// As [`Self::hand_back`], even if G was shown more room than R shows; G is told.
     fn hand_back_now(&mut self, cx: &mut FlowContext<'_, '_>) {
         let ahead = self.is_ahead();
         self.hand_back(cx);
         self.outbound.note_ack_to_guest(ahead);
     }
 
-    /// G was shown more room than R has, by a box that has gone, and uses it: R would complain of
-    /// each such segment. What begins with the first byte that R has not is a probe (FLOOD-12).
+    /// G was shown more room than R has, by a box that is gone, and uses it: R would complain of
+    /// each such segment. A segment that begins with the first byte that R lacks is a probe
+    /// (FLOOD-12).
     pub(in crate::tcp) fn has_no_room_for(&self, seq: u64, end: u64) -> bool {
         let una = self.outbound.una();
         let shown = self.losses.unsent().max(self.losses.promised());
         end <= shown && seq > una && seq >= self.outbound.edge(self.options.shift_r)
     }
 
-    /// A segment of G up to `end` is dropped for that. What G has used of what it was shown it is
-    /// shown on, until R's window has been shut for long.
+    /// A segment of G up to `end` is dropped for lack of room. G is still shown the room that it
+    /// has used, until R's window has been shut for long.
     pub(in crate::tcp) fn on_no_room(&mut self, end: u64) {
         self.losses.note_unsent(end);
     }
@@ -482,15 +485,16 @@ impl Flow {
         }
     }
 
-    /// ACK number and window field for G where H does not send for it: R's own, but for what G has
-    /// used of a larger one.
+    /// ACK number and window field for G where H does not send for it: R's own, except that room of
+    /// a larger window that G has used stays shown.
     pub(in crate::tcp) fn shown_to_guest_by_net(&self) -> (u64, u16) {
         let una = self.outbound.una();
         let used = self.losses.used().saturating_sub(una) >> self.options.shift_r;
         (una, self.outbound.window().max(u16::try_from(used).unwrap_or(u16::MAX)))
     }
 
-    /// From here on G's segments leave as they come. What H has not sent is lost: G repeats it.
+    /// From here on G's segments leave as they arrive. Bytes that H has not sent are lost, and G
+    /// repeats them.
     pub(in crate::tcp) fn hand_back(&mut self, cx: &mut FlowContext<'_, '_>) {
         if let Some(mut flooded) = self.losses.take_flooded() {
             self.losses.note_before(Some(Box::new(flooded.before())));

@@ -1,16 +1,18 @@
-//! The receiver of the outbound pipe: what H has of G's bytes, beyond what R was sent (FLOOD-04 to
+//! The receiver of the outbound pipe: the bytes of G that H has and R was not sent (FLOOD-04 to
 //! FLOOD-07).
 //!
-//! The mirror of [`crate::tcp::receiver`], with one difference: it acknowledges nothing. What it
-//! takes is still G's, and what it does not take G repeats.
+//! The mirror of [`crate::tcp::receiver`], with one difference: it acknowledges nothing. G still
+//! has the bytes that it takes, and repeats those that it does not take.
 //!
-//! **The edge that G is shown** (FLOOD-13 to FLOOD-15) never moves left. It is what has a place, no
-//! more than the path takes in a while ([`QUEUE_TIME`]), and as long as R keeps pace it may lie
-//! beyond R's own: G need not be there when R makes room. What lies beyond is lent: it ends with
-//! this box, unless G has used it. A G that has not heard of that end uses it still, so what is
-//! taken (`net_edge` and 1 MiB) may lie beyond what is shown.
+//! **The edge that G is shown** (FLOOD-13 to FLOOD-15) never moves left. It covers only bytes that
+//! have a place, and no more than the path takes in a while ([`QUEUE_TIME`]). As long as R keeps
+//! pace it may lie beyond R's own edge, so that G need not be there when R makes room. Room beyond
+//! R's edge is lent: it ends with this box, unless G has used it. A G that was not told of that end
+//! still uses it. So the bytes that are taken (up to `net_edge` and 1 MiB) may lie beyond the edge
+//! that is shown.
 //!
-//! `edge_shown <= edge`, and `edge` grows to `limit` at most, or to what G has used.
+//! `edge_shown <= edge`, and `edge` grows to `limit` at most, or to the end of the bytes that G has
+//! sent.
 
 use std::collections::VecDeque;
 
@@ -25,8 +27,8 @@ use crate::time::Duration;
 use crate::wire::packet::SackBlocks;
 use crate::wire::seq::Seq;
 
-/// G may be ahead of what R was sent by what the path takes in this time, which keeps G's own
-/// retransmission timer quiet (FLOOD-17), and while G is off its core.
+/// G may be ahead of the bytes sent to R by as much as the path takes in this time, which keeps G's
+/// own retransmission timer quiet (FLOOD-17), and by as much as it takes while G is off its core.
 const QUEUE_TIME: Duration = Duration::from_millis(50);
 
 /// Duplicate ACKs by which a sender knows of a loss (RFC 5681 section 3.2).
@@ -37,23 +39,23 @@ const DUPLICATES: u64 = 3;
 pub(crate) struct Handed<'a> {
     pub(super) range: Range,
     pub(super) payload: &'a [u8],
-    /// Bytes of a full segment, of which it may be several.
+    /// Bytes of a full segment; a frame may have several.
     pub(super) full: u64,
 }
 
 /// H as the receiver for G.
 #[derive(Debug)]
 pub(crate) struct Intake {
-    /// End of what is there in order, FIN included.
+    /// End of the bytes in order, FIN included.
     accepted: u64,
     /// G's FIN is the last of that.
     fin: bool,
     /// Ranges above `accepted` that are there.
     out_of_order: Ranges,
-    /// Segments that came behind a hole, and ACKs that are to tell G of it.
+    /// Segments that arrived behind a hole, and ACKs due to G for it.
     behind: u64,
     duplicates_due: u64,
-    /// Where G ended a segment that is not full: what follows is not joined to it.
+    /// Where G ended a segment that is not full: later bytes are not joined to it.
     ends: VecDeque<u64>,
     /// Pages of the VM's budget taken for all of it (INV-06).
     reserved_pages: u32,
@@ -61,7 +63,7 @@ pub(crate) struct Intake {
     net_edge: u64,
     /// The right edge that G is shown.
     edge: u64,
-    /// What it was when a header last said it.
+    /// The edge in the last header for G.
     edge_shown: u64,
     /// The highest that it may be for R's sake.
     limit: u64,
@@ -69,7 +71,7 @@ pub(crate) struct Intake {
     promised: u64,
 }
 
-/// What G may be shown room for.
+/// The bounds of the room that G is shown.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Room {
     /// R has acknowledged everything below, and was sent everything below `next`.
@@ -96,10 +98,10 @@ impl Room {
 
 impl Intake {
     /// G's next byte is `first`, and R has shown room up to `net_edge`, in units of `1 << shift`
-    /// bytes: almost a unit more by the field of a SYN-ACK, which has no unit, or before R rounded
-    /// its edge down. A box before this one has shown G room up to `promised`, and G has used some
-    /// of it, up to `used`. `None`: there is no place for what R shows, or for as much of it as a
-    /// first window is (FLOOD-13).
+    /// bytes. It may be almost a unit more, by the field of a SYN-ACK, which has no unit, or before
+    /// R rounded its edge down. A box before this one has shown G room up to `promised`, and G has
+    /// used some of it, up to `used`. `None`: there is no place for the room that R shows, or for a
+    /// first window of it (FLOOD-13).
     pub(super) fn new(
         vm: &mut Vm,
         first: u64,
@@ -132,7 +134,7 @@ impl Intake {
         self.edge_shown.max(self.promised)
     }
 
-    /// End of what is there in order, FIN included.
+    /// End of the bytes in order, FIN included.
     pub(super) const fn accepted(&self) -> u64 {
         self.accepted
     }
@@ -177,8 +179,8 @@ impl Intake {
         }
     }
 
-    /// Takes what of a segment is new; R has acknowledged everything below `una`. An error: it is
-    /// to be dropped, as if the network had lost it.
+    /// Takes the new bytes of a segment; R has acknowledged everything below `una`. An error: the
+    /// segment is dropped, as if the network had lost it.
     pub(super) fn on_data(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -204,7 +206,7 @@ impl Intake {
                 return Err(DropReason::NoStore); // R showed more than H keeps for one flow
             }
             self.reserve(cx.vm, una, end)?;
-            // All of it, for none of these bytes can have left (INV-15).
+            // All of it, because none of these bytes can have left (INV-15).
             let lent = Owner::Lent(cx.vm.name_hash);
             if !store.write(cx.arena, lent, from, &h.payload[index(from - seq)..index(end - seq)]) {
                 return Err(DropReason::NoStore);
@@ -248,12 +250,12 @@ impl Intake {
         }
     }
 
-    /// G is to be told of a hole by a duplicate ACK.
+    /// A duplicate ACK that reports a hole to G is due.
     pub(super) const fn owes_duplicate(&self) -> bool {
         self.duplicates_due > 0
     }
 
-    /// What such an ACK says is there, in `room` blocks.
+    /// The SACK blocks of such an ACK, at most `room`.
     pub(super) fn duplicate(&mut self, room: usize) -> SackBlocks {
         self.duplicates_due = self.duplicates_due.saturating_sub(1);
         let mut blocks = [(Seq(0), Seq(0)); SackBlocks::MAX];
@@ -266,8 +268,9 @@ impl Intake {
         SackBlocks::new(&blocks[..n])
     }
 
-    /// A place for bytes up to `end`: what G was shown may have been more than there is now. What a
-    /// box before this one has shown was lent, and is lent again: of what may be lent ahead of R.
+    /// Takes a place for bytes up to `end`, because G may have been shown more than has a place
+    /// now. Room that a box before this one has shown was lent. It is lent again, from the pages
+    /// that may be lent ahead of R.
     fn reserve(&mut self, vm: &mut Vm, una: u64, end: u64) -> Result<(), DropReason> {
         let more = FlowStore::pages_for(end - una).saturating_sub(self.reserved_pages.into());
         if more == 0 {
@@ -281,8 +284,8 @@ impl Intake {
         Ok(())
     }
 
-    /// R has shown this right edge. If H lends G more it may be ahead of that, as far as a window
-    /// field behind `una` can say so.
+    /// R has shown this right edge. If H lends G more, G may be ahead of the edge, as far as a
+    /// window field behind `una` can show.
     pub(super) fn on_net_edge(&mut self, una: u64, edge: u64, lends: bool, shift: u8) {
         self.net_edge = self.net_edge.max(edge);
         let ahead = if lends { limits::OUTBOUND_AHEAD_MAX } else { 0 };
@@ -295,12 +298,12 @@ impl Intake {
         self.limit = self.edge;
     }
 
-    /// G has handed over half of what it was shown room for.
+    /// G has handed over half of the room that it was shown.
     pub(super) const fn is_half_used(&self, una: u64) -> bool {
         2 * self.accepted >= una + self.edge_shown
     }
 
-    /// Moves the edge by what R, the path and the VM's budget allow now. The acknowledgement of R
+    /// Moves the edge as far as R, the path and the VM's budget allow now. The acknowledgement of R
     /// that moves it shows it to G.
     pub(super) fn open(&mut self, vm: &mut Vm, room: &Room) {
         let (una, own) = (room.una, u64::from(self.reserved_pages));
@@ -319,8 +322,8 @@ impl Intake {
         self.shrink(vm, una);
     }
 
-    /// Pages that are behind no byte below the edge go back, but for a first window: the path has
-    /// become slower, and others have a use for them (FLOOD-16).
+    /// Pages that are behind no byte below the edge go back, except for a first window: the path
+    /// has become slower, and other flows can use them (FLOOD-16).
     fn shrink(&mut self, vm: &mut Vm, una: u64) {
         let used = self.edge.saturating_sub(una).max(limits::FLOW_BUFFER_MIN);
         let used = u32::try_from(FlowStore::pages_for(used)).unwrap_or(u32::MAX);
@@ -353,8 +356,8 @@ impl Intake {
         self.edge_shown < net_edge
     }
 
-    /// A segment of G that is not full ends here. Who writes so many of them does not mind if some
-    /// are joined.
+    /// A segment of G that is not full ends here. If G writes very many of them, some may be
+    /// joined.
     fn note_end(&mut self, end: u64) {
         let newest = self.ends.back().is_none_or(|last| *last < end);
         if newest && self.ends.len() < limits::SEGMENT_ENDS_MAX {
@@ -362,7 +365,7 @@ impl Intake {
         }
     }
 
-    /// The pages go back, and what was out of order.
+    /// The pages go back, and so do the bytes out of order.
     pub(super) fn release(&mut self, vm: &mut Vm) {
         self.out_of_order.clear();
         vm.take_back(core::mem::take(&mut self.reserved_pages).into());

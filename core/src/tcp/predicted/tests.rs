@@ -1,5 +1,5 @@
-//! Two engines are given the same frames, one with prediction and one without, and compared after
-//! each of them: what they sent, and all they know.
+//! Two engines get the same frames, one with prediction and one without. After each frame the
+//! frames that they sent and their whole states are compared.
 
 use crate::engine::{Departure, Engine, EngineConfig, Transmit, Verdict};
 use crate::port::{GuestConfig, PortConfig, PortFeatures, PortId};

@@ -3,7 +3,7 @@
 use crate::limits;
 use crate::time::{Duration, Instant};
 
-/// What was acknowledged, and what is to be.
+/// The acknowledgements that were sent, and those that are due.
 #[derive(Debug)]
 pub(crate) struct Acks {
     /// Highest acknowledgement number emitted to R (RFC 7323 Last.ACK.sent).

@@ -1,4 +1,4 @@
-//! A receiver by itself: where it takes segments to lie.
+//! A receiver by itself: where in the stream it places segments.
 
 use super::Place::{Keepalive, Old, Outside, Window};
 use super::*;

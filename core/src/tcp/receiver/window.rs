@@ -1,16 +1,18 @@
-//! The arithmetic of the edge: what H would like to show R, and what a window field can say.
+//! The arithmetic of the edge: the edge that H would like to show R, and the value of a window
+//! field.
 //!
 //! We reason in edges, not sizes. Every byte below `edge` has a reserved place in the store, so a
 //! conforming R can never send what H cannot take, and INV-05 and INV-06 hold by construction.
 //!
-//! Only a parked flow has none: it was idle, owes nothing, and G has room for what a sender may
-//! send after a pause. Its next data takes the place again, or passes to G while there is none.
+//! Only a parked flow has no place: it was idle, owes nothing, and G has room for the bytes that a
+//! sender may send after a pause. Its next data takes the place again, or passes to G while there
+//! is none.
 
 use crate::limits::{self, PAGE};
 use crate::tcp::receiver::Receiver;
 use crate::tcp::vm::Vm;
 
-/// What the window depends on, besides the receiver's numbers.
+/// The state on which the window depends, besides the receiver's numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
     /// The flow is `On`: new promises may be made.
@@ -35,7 +37,7 @@ impl Terms {
         1 << self.scale
     }
 
-    /// A window field cannot say more than this; beyond it a reservation would be wasted.
+    /// A window field cannot show more than this; a larger reservation would be wasted.
     pub(super) fn useful_buffer(&self, bytes: u64) -> u64 {
         let sayable = u64::from(u16::MAX) << self.scale;
         bytes.min(limits::FLOW_BUFFER_MAX).min(sayable + self.rounding_slack())
@@ -50,7 +52,7 @@ impl Terms {
 }
 
 impl Receiver {
-    /// The most that a window field can say of an edge.
+    /// The largest value of a window field for an edge.
     #[inline]
     pub(super) fn field_for(&self, t: &Terms, edge: u64) -> u64 {
         let window = edge.saturating_sub(t.ack);
@@ -77,8 +79,9 @@ impl Receiver {
         self.edge < self.next + t.rounding_slack()
     }
 
-    /// R is short of window and a segment would give it more (SNOOP-34): more than a field can say
-    /// of the edge it knows, or R would get a duplicate ACK, and take the third for a loss.
+    /// R is short of window and a segment would give it more (SNOOP-34): more than a field can show
+    /// beyond the edge that R knows. Otherwise R would get a duplicate ACK, and take the third for
+    /// a loss.
     #[inline]
     pub(crate) fn window_update_due(&self, t: &Terms) -> bool {
         let left = self.edge.saturating_sub(self.next);
@@ -93,8 +96,8 @@ impl Receiver {
         (gain > 0 && short) || self.unit_is_free(t)
     }
 
-    /// R sees no window because what is left is less than a field's unit, and by now the
-    /// reservation covers the whole unit, which is worth a segment.
+    /// R sees no window because less than a field's unit is left, and by now the reservation covers
+    /// the whole unit, which is worth a segment.
     #[inline]
     fn unit_is_free(&self, t: &Terms) -> bool {
         let unit = t.rounding_slack();
@@ -108,7 +111,8 @@ impl Receiver {
         t.guest_una + u64::from(self.buffer_bytes) + t.rounding_slack()
     }
 
-    /// G itself has room for what R may send after a pause: its place need not be kept.
+    /// G itself has room for the bytes that R may send after a pause, so their place need not be
+    /// kept.
     pub(crate) fn guest_has_room(&self, t: &Terms) -> bool {
         let restart = limits::RESTART_SEGMENTS * t.mss;
         t.guest_edge >= self.edge.min(self.next + restart)
@@ -119,9 +123,9 @@ impl Receiver {
         self.next <= t.guest_una
     }
 
-    /// R must not be shown less than G shows for good: the flow is let go. At once if H can never
-    /// show as much; else after a whole window of bytes, for only then R may have wanted more. G
-    /// has all there is, so that nothing stops while it drains.
+    /// R must not permanently be shown less than G shows, so the flow is let go: at once if H can
+    /// never show as much, else after a whole window of bytes, because only then R may have wanted
+    /// more. G has all bytes, so nothing stops while it drains.
     pub(super) fn is_short(&self, t: &Terms, vm: &Vm, shown: u64) -> bool {
         let now = u64::from(self.buffer_bytes);
         let most = (vm.growth_max() * PAGE as u64).min(limits::FLOW_BUFFER_MAX);

@@ -1,6 +1,6 @@
-//! Losses inside G: which of the bytes it was handed it is handed again (SNOOP-29).
+//! Losses inside G: which of the bytes that it was given H gives it again (SNOOP-29).
 
-/// What is being handed to G again. Over, or never begun, while `end` is acknowledged.
+/// The bytes that are given to G again. Over, or never begun, once `end` is acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Recovery {
     /// Range that is sent next; empty if `from >= to`.
@@ -28,7 +28,7 @@ impl Recovery {
         self.from < self.to
     }
 
-    /// G has yet to acknowledge what was lost.
+    /// G has yet to acknowledge the lost bytes.
     pub(super) const fn is_under_way(&self, una: u64) -> bool {
         self.end > una
     }
@@ -49,7 +49,7 @@ impl Recovery {
         self.first_hole(ack, to);
     }
 
-    /// G lacks what lies below `hole_end` and has some of what is above, up to `top`.
+    /// G lacks bytes below `hole_end` and has some above it, up to `top`.
     pub(super) fn on_hole(&mut self, una: u64, hole_end: u64, top: u64, next: u64) {
         if self.end <= una {
             self.start(una, top);
@@ -82,7 +82,7 @@ impl Recovery {
         false
     }
 
-    /// A local timeout: what was lost is not known, a segment goes first.
+    /// A local timeout: the lost bytes are not known, so one segment goes first.
     pub(super) fn on_timeout(&mut self, mss: u64) {
         self.start(0, 0);
         self.in_flight_max = mss;

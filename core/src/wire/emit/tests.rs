@@ -1,4 +1,4 @@
-//! What is emitted reads back as what was meant.
+//! Emitted headers read back as they were meant.
 
 use super::*;
 use crate::wire::packet::{Packet, SackBlocks, ipv4_header_ok, tcp_checksum_ok};

@@ -7,14 +7,14 @@ use crate::tcp::flow::Flow;
 use crate::tcp::receiver::Range;
 use crate::wire::icmp::TooBig;
 
-/// What every path takes in a segment (RFC 9293 section 3.7.1).
+/// The segment size that every path takes (RFC 9293 section 3.7.1).
 pub(super) const V4_MSS_MIN: u64 = 536;
 pub(super) const V6_MSS_MIN: u64 = 1220;
 
-/// A segment that is longer than those that are known to get through. It leaves once as long as it
-/// is, and its copies do not: it may be a probe of G's for the path's MTU (RFC 4821 section 7), or
-/// H's own, for a path that was down looks like a black hole. To G all get through, for it sees no
-/// loss; so H cuts what it sends as long as one that was lost.
+/// A segment that is longer than those that are known to get through. It leaves once in its full
+/// length, and its copies do not. It may be a probe of G for the path's MTU (RFC 4821 section 7),
+/// or one of H, because a path that was down looks like a black hole. G sees no loss, so to G all
+/// of them get through; H cuts later segments of the length of one that was lost.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Trial {
     /// Of `mss` bytes; the next that is new when R has everything below `after`.
@@ -46,8 +46,9 @@ impl Flooded {
         self.set_mss(mss);
     }
 
-    /// As [`Self::lower_mss`]: segments of `size` bytes are lost, and no router says why. If they
-    /// are the first of the flow, one more will be as long: perhaps nothing got through.
+    /// As [`Self::lower_mss`]: segments of `size` bytes are lost, and no router reports it. If they
+    /// are the first of the flow, one more leaves in that length, because perhaps nothing got
+    /// through.
     pub(super) fn lower_mss_for_hole(&mut self, mss: u64, size: u64) {
         let trial = Trial::Due { after: self.sender.next(), mss: size };
         let is_first = self.ceiling == u64::MAX;
@@ -56,7 +57,7 @@ impl Flooded {
     }
 
     /// G hands over one segment, of `most` bytes or less, that is longer than those that R has: it
-    /// may be a probe. `false`: it is none, and what follows may be as long.
+    /// may be a probe. `false`: it is none, and later segments may be as long.
     pub(super) fn is_trial(&mut self, range: Range, most: u64) -> bool {
         let (mss, len) = (self.wire_mss(), range.len());
         let is_longer = self.proven >= mss && len > self.proven && len <= most.min(self.ceiling);
@@ -78,7 +79,7 @@ impl Flooded {
         }
     }
 
-    /// Payload bytes of a segment of what leaves now.
+    /// Payload bytes of a segment of the bytes that leave now.
     pub(super) fn note_size(&mut self, s: &Segment) -> u64 {
         let (len, una) = (s.to - s.from, self.sender.una());
         match self.trial {
@@ -98,7 +99,7 @@ impl Flooded {
         self.wire_mss()
     }
 
-    /// R has everything below `una`: perhaps what was tried.
+    /// R has everything below `una`, which may include the trial.
     pub(super) fn end_trial(&mut self, una: u64) {
         let tried = self.trial.take_if(|t| matches!(t, Trial::Of { to, .. } if *to <= una));
         let Some(Trial::Of { from, to }) = tried else { return };
@@ -110,8 +111,8 @@ impl Flooded {
         }
     }
 
-    /// R has twice in a row not acknowledged segments that are longer than any it ever did: perhaps
-    /// they do not get through, and no router says so (FLOOD-40, RFC 4821 section 7.7).
+    /// Twice in a row R has not acknowledged segments that are longer than any that it ever did:
+    /// perhaps they do not get through, and no router reports it (FLOOD-40, RFC 4821 section 7.7).
     pub(super) fn mss_of_black_hole(&self, least: u64) -> Option<u64> {
         let mss = self.proven.max(least);
         let under_way = self.sender.una() < self.sender.next();
@@ -129,13 +130,13 @@ impl Flooded {
 }
 
 impl Flow {
-    /// What both ends said that they take: G's own MTU is likely that of its way out.
+    /// The segment size by the MSS options of both ends: G's own MTU is likely that of its way out.
     pub(super) fn own_mss(&self) -> u64 {
         self.options.mss_to_net.min(self.options.mss_to_guest).into()
     }
 
-    /// A router has dropped a segment of this flow (FLOOD-39): if it is one that is under way, H
-    /// sends smaller ones from here on, and what is too long again. The path is not congested.
+    /// A router has dropped a segment of this flow (FLOOD-39). If the segment is under way, H sends
+    /// smaller ones from here on, and repeats those that are too long. The path is not congested.
     pub(crate) fn on_too_big(&mut self, cx: &mut FlowContext<'_, '_>, it: &TooBig) {
         let una = self.outbound.una();
         let under_way = (una..self.outbound.sent()).contains(&it.seq.unwrap(una));

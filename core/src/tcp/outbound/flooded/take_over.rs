@@ -76,15 +76,15 @@ impl Flow {
         flooded.arm(cx, true);
         let owes_duplicate = flooded.owes_duplicate();
         let goes_on = wanted && flooded.may_go_on(cx.now, cx.vm, self.options.shift_r);
-        // G does not know what R said (FLOOD-04), what H shows (FLOOD-15), or what H misses.
+        // G does not know R's acknowledgement (FLOOD-04), H's window (FLOOD-15), or which bytes H
+        // lacks.
         let is_old = handed.range.seq < self.outbound.una();
         let unknown = is_old || probes || result == Err(DropReason::OutOfWindow);
         self.outbound.note_ack_to_guest(unknown || owes_duplicate || goes_on);
         Some(result.map_or_else(Fate::Drop, |()| Fate::Absorbed))
     }
 
-    /// What G hands over next, if H sends for it, is a segment of so many bytes as G itself takes,
-    /// and begins at `seq`.
+    /// If H sends for G, G's next segment has as many bytes as G itself takes, and begins at `seq`.
     #[inline]
     pub(in crate::tcp) fn expects_handed(
         &self,
@@ -115,8 +115,8 @@ impl Flow {
         )
     }
 
-    /// H sends for G from here on, if nothing is under way of which H has no copy (COM-28,
-    /// mirrored), G goes on behind that, and there is a place.
+    /// H sends for G from here on, if no bytes are under way of which H has no copy (COM-28,
+    /// mirrored), G goes on behind them, and there is a place.
     fn begin_flooded(
         &mut self,
         cx: &mut FlowContext<'_, '_>,
@@ -143,7 +143,7 @@ impl Flow {
         let before = self.losses.take_before();
         let ceiling = before.as_ref().map_or(u64::MAX, |before| before.ceiling);
         let mss = self.own_mss().min(ceiling);
-        // What is known of SYNs is for the first sender.
+        // Only the first sender uses the number of SYN copies.
         let syn_copies = if before.is_none() { self.outbound.syn_copies() } else { 0 };
         let config = SenderConfig {
             algorithm: cx.vm.congestion_control,
