@@ -1,7 +1,7 @@
 //! The file that holds the store, so that promises survive the process that made them (LIFE-09).
 //!
-//! It is sparse: it has places for as much as there can ever be ([`PLACES`]), and memory for what
-//! budgets and flow limits add up to. So it grows and shrinks where it is, and is mapped once.
+//! It is sparse: it has places for the largest possible arena ([`PLACES`]), and memory for the sum
+//! of budgets and flow limits. So it grows and shrinks where it is, and is mapped once.
 //!
 //! The file at `daemon.arena` is always a whole arena or empty: a new one is made beside it and
 //! renamed over it. Its flock is held for as long as the daemon runs, so two daemons never share
@@ -36,7 +36,7 @@ pub struct ArenaFile {
     file: &'static File,
     /// A predecessor has left nothing in it.
     pub is_new: bool,
-    /// What it had memory for when it was opened.
+    /// The size for which it had memory when it was opened.
     pub size: ArenaSize,
 }
 
@@ -95,7 +95,7 @@ pub enum ArenaFileError {
         /// Bytes needed.
         bytes: u64,
     },
-    /// Somebody else may have made it, or can put something else in its place.
+    /// Another user may have made it, or can put another file in its place.
     #[error(
         "arena {0}: {1}\n    \
          fix: remove it, and let nobody but this user and root own and write its directory"
@@ -106,7 +106,7 @@ pub enum ArenaFileError {
     Io(PathBuf, io::Error),
 }
 
-/// What so many bytes of store and so many connections take.
+/// The arena for so many bytes of store and so many connections.
 #[must_use]
 pub fn size_for(budget_bytes: u64, flows: u32) -> ArenaSize {
     let pages = usize::try_from(budget_bytes.div_ceil(PAGE as u64));
@@ -153,22 +153,22 @@ pub fn open(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile),
         arena.forget_pages();
     }
     arena.resize(size);
-    // Also what was taken for a change that its daemon did not live to see.
+    // This includes memory that was taken for a change which its daemon did not finish.
     give_back_beyond(file, size);
     Ok((arena, ArenaFile { path: path.into(), file, is_new, size }))
 }
 
-/// The beginning of an arena, which says what it is.
+/// The beginning of an arena, with its kind and size.
 const HEAD_BYTES: usize = 4096;
 
-/// Opens and locks the file, which is empty if it did not exist. What is in it is believed, so it
-/// must be ours: made by this user for nobody else, under this name alone, where nobody else can
-/// put another one.
+/// Opens and locks the file, which is empty if it did not exist. Its content is believed, so it
+/// must be the daemon's own: made by this user for nobody else, under this name alone, in a
+/// directory where nobody else can put another file.
 fn lock(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
     for _ in 0..TRIES {
         let file = lock_once(path, new)?;
-        // While it was waited for, its daemon may have removed it, or put another in its place:
-        // the lock of a file without a name keeps nobody away.
+        // While this process waited for the lock, the other daemon may have removed the file, or
+        // replaced it: the lock of a file without a name keeps nobody away.
         match is_named(&file, path) {
             Ok(true) => return Ok(file),
             Ok(false) => {}
@@ -194,7 +194,7 @@ fn lock_once(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
     if ![0, own].contains(&dir.uid()) {
         return not_ours("its directory belongs to somebody else");
     }
-    // Others may write to a sticky one: they cannot replace what is ours there.
+    // Others may write to a sticky directory: they cannot replace our file there.
     if dir.mode() & 0o022 != 0 && dir.mode() & STICKY == 0 {
         return not_ours("others can write to its directory");
     }
@@ -235,16 +235,16 @@ fn lock_once(path: &Path, new: bool) -> Result<Flock<File>, ArenaFileError> {
 const TRIES: usize = 40;
 const BETWEEN_TRIES: Duration = Duration::from_millis(50);
 
-/// Only who owns a file of such a directory may rename or remove it (inode(7), `S_ISVTX`).
+/// Only the owner of a file in such a directory may rename or remove it (inode(7), `S_ISVTX`).
 const STICKY: u32 = 0o1000;
 
-/// Makes a fresh arena and puts it in the place of what is at `path`.
+/// Makes a fresh arena and puts it in the place of the file at `path`.
 fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), ArenaFileError> {
     let error = |e: io::Error| ArenaFileError::Io(path.into(), e);
     let mut name = path.as_os_str().to_owned();
     name.push(".new");
     let new = PathBuf::from(name);
-    // Left by a daemon that was killed here; whoever holds the lock of `path` may remove it.
+    // A daemon that was killed here left it; the holder of the lock of `path` may remove it.
     let _ = std::fs::remove_file(&new);
     let result = (|| {
         let file = lock(&new, true)?;
@@ -264,8 +264,9 @@ fn make(path: &Path, size: ArenaSize) -> Result<(Arena<'static>, ArenaFile), Are
     result
 }
 
-/// Takes memory for so much now, so that a write to the mapping can never find none. What there is
-/// for `now` already is not asked for again: the kernel looks at each page of a range, 0.1 s a GB.
+/// Takes memory for `size` now, so that a write to the mapping always finds some. Memory that is
+/// there for `now` is not asked for again, because the kernel looks at each page of a range, 0.1 s
+/// a GB.
 fn allocate(
     path: &Path,
     file: &File,
@@ -294,7 +295,7 @@ fn allocate(
     Ok(())
 }
 
-/// The kernel may have what is beyond an arena of this size.
+/// Gives back the file's memory beyond an arena of this size.
 fn give_back_beyond(file: &File, size: ArenaSize) {
     for (used, all) in Arena::ranges(PLACES, size).into_iter().zip(Arena::ranges(PLACES, PLACES)) {
         give_back(file, used.end.next_multiple_of(HEAD_BYTES)..all.end);

@@ -1,5 +1,5 @@
 //! Work that may wait or takes long, on a thread of its own: one piece at a time. The worker goes
-//! on, and hears by an event that it is done.
+//! on, and an event tells it when the work is done.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -53,13 +53,13 @@ impl<Job: Send + 'static, Done: Send + 'static> Aside<Job, Done> {
         self.jobs.try_send(job).expect("one at a time");
     }
 
-    /// What has come of it, when it has; `None` if it takes longer.
+    /// The result, once there is one; `None` if it takes longer.
     #[must_use]
     pub(crate) fn wait(&self, limit: Duration) -> Option<Done> {
         self.done.recv_timeout(limit).ok()
     }
 
-    /// What has come of it.
+    /// The result.
     #[must_use]
     pub(crate) fn poll(&self) -> Option<Done> {
         let _ = rustix::io::read(&*self.wake, &mut [0; 8]);

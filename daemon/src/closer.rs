@@ -1,14 +1,14 @@
-//! Where a front-end's descriptors and mappings go: to threads that close them.
+//! Threads that close front-ends' descriptors and mappings.
 //!
-//! A `close()` may wait for what is behind the descriptor, for a peer that never reads or a file
-//! system that never answers, and an `munmap()` of gigabytes takes its time. The worker waits for
-//! neither. What comes from a front-end is a [`Foreign`] from the moment it arrives, and belongs to
-//! an [`Owner`], the VM that it came to.
+//! A `close()` may wait for the peer or file system behind the descriptor, which may never answer,
+//! and an `munmap()` of gigabytes takes time. The worker waits for neither. A descriptor or mapping
+//! of a front-end is a [`Foreign`] from the moment at which it arrives, and belongs to an
+//! [`Owner`], the VM that it came to.
 //!
-//! One thread closes everything, as long as nothing keeps it. When it stands, another one goes on
-//! with what belongs to others: no two close things of one owner, so that an owner makes one of
-//! them stand at most. An owner of whom too much waits gets no more: its ports take no connections
-//! and no descriptors until some of it is closed ([`Owner::is_behind`]).
+//! One thread closes everything, as long as no call blocks it. When it blocks, another thread goes
+//! on with the items of other owners. No two threads close items of one owner, so an owner can
+//! block one of them at most. An owner with too many waiting items gets no more: its ports take no
+//! connections and no descriptors until some are closed ([`Owner::is_behind`]).
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ const LIMIT: Duration = Duration::from_millis(200);
 /// How long [`flush`] waits.
 const FLUSH_LIMIT: StdDuration = StdDuration::from_secs(20);
 
-/// Whose things they are: a VM's.
+/// The owner of descriptors and mappings: a VM.
 #[derive(Clone, Debug)]
 pub struct Owner {
     account: Arc<Account>,
@@ -46,25 +46,25 @@ pub struct Owner {
 #[derive(Debug)]
 struct Account {
     name: String,
-    /// What of it is not yet closed.
+    /// Its descriptors and mappings that are not closed yet.
     things: AtomicUsize,
 }
 
 impl Owner {
-    /// For what comes to the VM `name`.
+    /// The owner of descriptors and mappings for the VM `name`.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let account = Account { name: name.into(), things: AtomicUsize::new(0) };
         Self { account: Arc::new(account), mapped: Arc::default() }
     }
 
-    /// For what comes to another port of the same VM.
+    /// The same VM, for another of its ports.
     #[must_use]
     pub(crate) fn beside(&self) -> Self {
         Self { account: Arc::clone(&self.account), mapped: Arc::default() }
     }
 
-    /// So much waits to be closed that there must be no more.
+    /// Too many of its items wait to be closed, so there must be no more.
     pub(crate) fn is_behind(&self) -> bool {
         self.account.things.load(Ordering::Relaxed) >= THINGS_MAX
     }
@@ -85,7 +85,7 @@ enum What {
 }
 
 struct Thing {
-    /// Nobody's are closed one by one too.
+    /// Items without an owner are closed one by one too.
     owner: Option<Owner>,
     what: What,
 }
@@ -101,8 +101,8 @@ impl Thing {
     fn close(self) {
         match self.what {
             What::Fd(fd) => {
-                // Or a TCP socket with unsent data keeps us here for as long as its owner says.
-                // ENOTSOCK for everything else.
+                // Otherwise a TCP socket with unsent data blocks this thread for as long as its
+                // owner wants. ENOTSOCK for everything else.
                 let _ = set_socket_linger(&fd, None);
             }
             What::Other(thing) => drop(thing),
@@ -110,12 +110,12 @@ impl Thing {
     }
 }
 
-/// A thread that closes something: whose, and since when.
+/// A thread that closes an item: its owner, and since when.
 struct Busy {
     thread: usize,
     owner: Option<Owner>,
     since: Instant,
-    /// Somebody was told that it stands.
+    /// It was reported that it blocks.
     noticed: bool,
 }
 
@@ -143,8 +143,8 @@ fn lock() -> MutexGuard<'static, State> {
 }
 
 impl State {
-    /// The place of the oldest thing that a thread may close: nobody is at another one of its
-    /// owner's.
+    /// The place of the oldest item that a thread may close: no other thread closes an item of its
+    /// owner.
     fn next(&self) -> Option<usize> {
         let taken = |thing: &Thing| self.busy.iter().any(|busy| thing.is_of(busy.owner.as_ref()));
         self.waiting.iter().position(|thing| !taken(thing))
@@ -152,7 +152,7 @@ impl State {
 
     /// Whether something waits that only another thread can close.
     fn needs_help(&self, now: Instant) -> bool {
-        // One that has just begun, or was just woken, is neither busy nor idle.
+        // A thread that has just started, or was just woken, is neither busy nor idle.
         self.busy.len() == self.threads
             && self.threads < THREADS_MAX
             && self.busy.iter().all(|busy| now.since(busy.since) > LIMIT)
@@ -247,18 +247,18 @@ pub struct Foreign {
 }
 
 impl Foreign {
-    /// What came to a port.
+    /// A descriptor that came to a port.
     #[must_use]
     pub(crate) fn of(owner: &Owner, fd: OwnedFd) -> Self {
         Self { fd: Some(fd), owner: Some(owner.clone()) }
     }
 
-    /// Whose it is.
+    /// Its owner.
     pub(crate) fn owner(&self) -> Option<&Owner> {
         self.owner.as_ref()
     }
 
-    /// The descriptor, for somebody who closes it elsewhere than on the worker; and whose it is.
+    /// The descriptor, for a caller that closes it elsewhere than on the worker; and its owner.
     #[must_use]
     pub(crate) fn into_inner(mut self) -> (OwnedFd, Option<Owner>) {
         (self.fd.take().expect("it is taken once"), self.owner.take())

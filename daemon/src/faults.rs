@@ -1,16 +1,17 @@
-//! What becomes of an access to memory that a front-end shares with us and that is not there: its
-//! file was cut, or a hole in it finds no room on its file system (SIGBUS).
+//! Accesses to a front-end's shared memory that is missing: its file was cut, or its file system
+//! has no room for a hole in it (SIGBUS).
 //!
 //! Every mapping of a front-end's file is listed here while it exists. The signal's handler looks
-//! up the address, has zeros mapped over all of the mapping and marks it; the access then goes on.
-//! The worker asks [`count`] after each turn whether that happened, and takes down the port whose
+//! up the address, maps zeros over the whole mapping and marks it; the access then goes on. The
+//! worker asks [`count`] after each turn whether that happened, and takes down the port whose
 //! mapping is marked. A fault anywhere else is a bug of ours, and ends the process as it should.
 //!
-//! All of it, and not the page that is missing: each page would be a mapping of its own, of which a
-//! process has only so many (`vm.max_map_count`), and the next one missing another signal.
+//! The handler replaces the whole mapping, not only the missing page: each page would be a mapping
+//! of its own, of which a process has only so many (`vm.max_map_count`), and the next missing page
+//! would be another signal.
 //!
-//! The handler runs in the middle of whatever touched the memory, so the list is made of atomics at
-//! fixed places, and the lock on its free places is never taken there.
+//! The handler runs in the middle of the code that touched the memory, so the list is made of
+//! atomics at fixed places, and the handler never takes the lock on its free places.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -26,7 +27,7 @@ struct Place {
     start: AtomicUsize,
     /// Bytes; 0 while the place is free.
     len: AtomicUsize,
-    /// What the kernel maps at a time, from `start` on: a page, or a huge one.
+    /// The size that the kernel maps at a time, from `start` on: a page, or a huge one.
     block: AtomicUsize,
     faulted: AtomicBool,
 }
@@ -99,9 +100,9 @@ impl Drop for Listed {
 /// A range of addresses: the first, and bytes.
 type Range = (usize, usize);
 
-/// The memory at `address` is not there: marks its mapping. What to map zeros over, the mapping; or
-/// if that does not work, the block of it; `None` if no mapping is there. Called by the signal's
-/// handler.
+/// The memory at `address` is missing: marks its mapping. Returns the ranges to map zeros over: the
+/// mapping, or if that does not work, the block of it; `None` if no mapping is there. Called by the
+/// signal's handler.
 pub(crate) fn note(address: usize) -> Option<[Range; 2]> {
     let places = PLACES.get(..UNUSED.load(Ordering::Acquire))?;
     places.iter().find_map(|place| {

@@ -1,5 +1,5 @@
-//! What `--check` says of the host that the configuration is for: what would keep the daemon from
-//! starting here, and what would not work.
+//! The part of `--check` about this host: what would keep the daemon from starting here, and what
+//! would not work.
 
 use std::net::UdpSocket;
 
@@ -12,7 +12,7 @@ use crate::config::{Config, OverlayConfig, UplinkConfig, UplinkKind, VmConfig};
 use crate::owners::Owners;
 use crate::start::{large_mtus, proof_of, registry_files};
 
-/// What was found, each with its fix.
+/// The findings, each with its fix.
 #[derive(Debug, Default)]
 pub struct Findings {
     /// The daemon would not start.
@@ -54,8 +54,8 @@ fn in_all_vlans(config: &Config) -> impl Iterator<Item = String> {
     })
 }
 
-/// VMs that reach each other, of which one takes no packets as long as the other sends. A switch
-/// has no word for that: it drops them (`too_big`), and the sender is not told.
+/// VMs that reach each other, one of which takes no packets as long as those that the other sends.
+/// A switch cannot report that: it drops them (`too_big`), and the sender is not told.
 pub(crate) fn uneven_mtus(config: &Config) -> impl Iterator<Item = String> {
     let largest = config.vms.iter().map(|vm| vm.mtu).max();
     let smaller = config.vms.iter().filter(move |vm| Some(vm.mtu) < largest);

@@ -1,7 +1,7 @@
 //! The daemon's parts, as a library for its binary and the tests.
 //!
-//! Read `worker` first: it is the event loop. `desk` is everything that is not a frame. `unsafe`
-//! lives in `sys`, nowhere else; with UCX also in `toe::ucx::ucp`.
+//! Read `worker` first: it is the event loop. `desk` is all work that is not about frames. `unsafe`
+//! is only in `sys`, and with UCX also in `toe::ucx::ucp`.
 #![deny(unsafe_code)]
 
 pub mod arena_file;

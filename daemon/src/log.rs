@@ -1,8 +1,8 @@
 //! The log: lines for standard error, written by a thread of their own.
 //!
-//! Whoever logs never waits and never fails: lines that find no room, or that standard error does
-//! not take, are lost and counted. What somebody outside can provoke is limited besides, for each
-//! port by a [`Limit`].
+//! Logging never waits and never fails: lines that find no room, or that standard error does not
+//! take, are lost and counted. Lines that outsiders can provoke are limited besides, for each port
+//! by a [`Limit`].
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,7 +27,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Lines that were not written.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// Lines that were not written so far: no room, nobody who reads them, or beyond a [`Limit`].
+/// Lines that were not written so far: no room, no reader, or beyond a [`Limit`].
 pub(crate) fn lines_lost() -> u64 {
     LOST.load(Ordering::Relaxed)
 }
@@ -93,7 +93,7 @@ fn run(messages: &Receiver<Message>) {
     }
 }
 
-/// How many lines somebody outside may cause.
+/// How many lines an outsider may cause.
 #[derive(Debug)]
 pub(crate) struct Limit(Bucket);
 

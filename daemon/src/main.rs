@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let overrides: BTreeMap<_, _> = arguments.set.into_iter().collect();
-    // A reload reads it again, wherever the daemon is by then.
+    // A reload reads it again, whatever the daemon's directory is by then.
     let path = std::path::absolute(&arguments.config).unwrap_or(arguments.config.clone());
     let config = match Config::load(&arguments.config, &overrides) {
         Ok(config) => config,
@@ -76,7 +76,7 @@ fn check(path: &Path, config: &Config) -> ExitCode {
     if found.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Where nobody reads this, nobody does.
+/// Without a reader the text is lost.
 fn complain(what: &impl Display) {
     let _ = writeln!(std::io::stderr(), "{what}");
 }

@@ -1,6 +1,7 @@
-//! Opens uplinks and overlays that are not there yet, or not any more, and puts uplinks back into
-//! their bridges: aside, for all of that waits for the kernel's lock of the network configuration,
-//! and closing an interface that was made in vain for much more.
+//! Opens uplinks and overlays whose interface or address does not exist yet, or no longer, and puts
+//! uplinks back into their bridges. It does so on a thread of its own, because all of that waits
+//! for the kernel's lock of the network configuration, and closing an interface that was made in
+//! vain waits for much more.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use crate::config::UplinkConfig;
 use crate::port::{Port, Wanted};
 use crate::start::{OpenFailure, open};
 
-/// What is to be tried.
+/// An attempt.
 #[derive(Clone, Debug)]
 pub(crate) enum Task {
     /// It is missing.
@@ -20,7 +21,7 @@ pub(crate) enum Task {
     Join(UplinkConfig),
 }
 
-/// What has come of it.
+/// Its result.
 #[derive(Debug)]
 pub(crate) enum Done {
     Opened(Wanted, Result<Box<Port>, OpenFailure>),
@@ -33,7 +34,7 @@ pub(crate) type Opener = Aside<Vec<Task>, Vec<Done>>;
 /// Starts it. Errors: the system's.
 pub(crate) fn start(broker: Arc<Broker>) -> io::Result<Opener> {
     let does = move |tasks: Vec<Task>| tasks.into_iter().map(|it| try_it(it, &broker)).collect();
-    // What a mistake of ours keeps from being opened is tried again.
+    // If a mistake of ours keeps something from being opened, it is tried again.
     Aside::start("opener", does, Vec::new)
 }
 

@@ -1,5 +1,5 @@
-//! Who may connect to the VMs' sockets. Users and groups are looked up at the start, all that the
-//! configuration names: later there is no way to ask for one, as libraries do that.
+//! The owners of the VMs' sockets. All users and groups in the configuration are looked up at the
+//! start, because later there is no way to ask for one as libraries do.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -20,7 +20,7 @@ type Names = (Option<String>, Option<String>);
 /// See the module doc.
 #[derive(Clone, Debug)]
 pub(crate) struct Owners {
-    /// `[daemon]`'s, for VMs that do not say.
+    /// `[daemon]`'s, for VMs without their own.
     default: Names,
     known: BTreeMap<Names, Access>,
 }
@@ -48,12 +48,12 @@ impl Owners {
         Ok(Self { default, known })
     }
 
-    /// Who may connect to the sockets of a VM. `None`: it was not known at the start.
+    /// The users who may connect to the sockets of a VM. `None`: they were not known at the start.
     pub(crate) fn find(&self, vm: &VmConfig) -> Option<Access> {
         self.known.get(&names(&self.default, vm)).copied()
     }
 
-    /// Likewise; nobody else than our own user, if it was not known.
+    /// The same; only our own user, if they were not known.
     pub(crate) fn access(&self, vm: &VmConfig) -> Access {
         self.find(vm).unwrap_or(OWN)
     }
@@ -67,7 +67,7 @@ impl Owners {
 /// Our own user's.
 const OWN: Access = Access { mode: Some(0o600), uid: None, gid: None };
 
-/// What a VM does not say is as `[daemon]` has it.
+/// Names that a VM does not give are those of `[daemon]`.
 fn names(default: &Names, vm: &VmConfig) -> Names {
     let user = vm.socket_user.clone().or_else(|| default.0.clone());
     (user, vm.socket_group.clone().or_else(|| default.1.clone()))

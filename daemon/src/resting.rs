@@ -1,15 +1,14 @@
-//! Listeners that rest. One that cannot take anybody in, because the process has no descriptor left
-//! for another connection, say, stays readable: it would be tried again and again, and say so each
-//! time. It is left alone for a while instead. So is a front-end whose messages take more than
-//! their share. And who has queues of which nobody says that there is something is looked at so,
-//! more often.
+//! Listeners that rest. A listener that cannot accept, for example because the process has no
+//! descriptor left for another connection, stays readable: it would be tried again and again, and
+//! log it each time. Instead it is left alone for a while. So is a front-end whose messages take
+//! more than their share. Queues without a notification are looked at in the same way, more often.
 
 use nightporter_core::time::{Duration, Instant};
 
 /// How long they rest.
 const REST: Duration = Duration::from_secs(1);
 
-/// Whoever rests now.
+/// The listeners that rest now.
 #[derive(Debug)]
 pub(crate) struct Resting<T> {
     list: Vec<T>,
@@ -43,12 +42,12 @@ impl<T: PartialEq> Resting<T> {
         }
     }
 
-    /// Those who are no more.
+    /// Removes those that no longer exist.
     pub(crate) fn forget(&mut self, is_gone: impl Fn(&T) -> bool) {
         self.list.retain(|who| !is_gone(who));
     }
 
-    /// If they have rested: those of whom this is true rest again.
+    /// Of those that have rested, those for which this is true rest again.
     pub(crate) fn keep_due(&mut self, now: Instant, again: impl FnMut(&T) -> bool) {
         if now >= self.due {
             self.list.retain(again);
@@ -56,7 +55,7 @@ impl<T: PartialEq> Resting<T> {
         }
     }
 
-    /// Those who have rested.
+    /// Those that have rested.
     #[must_use]
     pub(crate) fn take_due(&mut self, now: Instant) -> Vec<T> {
         if now >= self.due { std::mem::take(&mut self.list) } else { Vec::new() }

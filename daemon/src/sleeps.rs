@@ -1,21 +1,21 @@
-//! Whose memory the worker waits for.
+//! Finds the VM for whose memory the worker waits.
 //!
-//! An access to guest memory is no system call, and still it can wait inside the kernel: as long as
-//! a VMM punches a hole over its memory, whoever touches a page of that waits, and no signal ends
-//! it (Linux, `mm/shmem.c`, `shmem_falloc_wait`; 0.2 s for 256 MiB). Nothing can be done against
-//! the first time. So that there are few of them, the watchdog finds out whose memory it was.
+//! An access to guest memory is no system call, and still it can wait inside the kernel. While a
+//! VMM punches a hole over its memory, an access to a page of that hole waits, and no signal ends
+//! the wait (Linux, `mm/shmem.c`, `shmem_falloc_wait`; 0.2 s for 256 MiB). Nothing can be done
+//! against the first time. To keep such waits few, the watchdog finds out whose memory it was.
 //!
 //! The worker marks its accesses with the VM ([`part`]). When a turn takes long, the watchdog asks
-//! the kernel what the worker does. If it is in an uninterruptible sleep at two looks in a row, in
-//! the same turn and the same VM's part, that VM has made it wait for the time between the two. A
-//! worker that has lost its core, is stopped by a signal or traced is in another state, however
-//! long that lasts, so the load of a host is nobody's fault.
+//! the kernel for the worker's state. If it is in an uninterruptible sleep at two looks in a row,
+//! in the same turn and the same VM's part, that VM has made it wait for the time between the two.
+//! A worker that has lost its core, is stopped by a signal or traced is in another state, however
+//! long that lasts. So no VM is blamed for the load of a host.
 //!
-//! To clear a page of 1 GiB that is touched for the first time counts likewise ([`note_clearing`]).
+//! Clearing a page of 1 GiB that is touched for the first time counts too ([`note_clearing`]).
 //!
 //! Three sleeps do not count: one with a major fault (the host has swapped the memory out), one
-//! while a thread of ours unmaps memory (page faults of older kernels wait for that), and one that
-//! is over before the second look.
+//! while a thread of the daemon unmaps memory (page faults of older kernels wait for that), and one
+//! that is over before the second look.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -26,11 +26,11 @@ use nightporter_core::time::{Duration, Instant};
 
 use crate::faults;
 
-/// Whose part it is; 0: nobody's.
+/// The VM of the current part; 0: none.
 static PART: AtomicU64 = AtomicU64::new(0);
 /// Threads that unmap memory.
 static UNMAPPING: AtomicUsize = AtomicUsize::new(0);
-/// What the worker has not heard yet.
+/// Findings that the worker has not read yet.
 static FOUND: Mutex<Vec<Slept>> = Mutex::new(Vec::new());
 
 /// The worker may touch memory of a VM as long as this lives.
@@ -51,7 +51,7 @@ impl Drop for Part {
     }
 }
 
-/// Drops something whose end unmaps memory.
+/// Drops a value whose end unmaps memory.
 pub(crate) fn unmap<T>(thing: T) {
     UNMAPPING.fetch_add(1, Ordering::Relaxed);
     drop(thing);
@@ -70,7 +70,7 @@ pub(crate) struct Slept {
 /// Less than this is spent on a page that was there.
 const CLEARING: Duration = Duration::from_millis(1);
 
-/// For a page of gigabytes of the VM whose part this is it took so long until it could be touched.
+/// It took so long until a page of gigabytes of the VM of the current part could be touched.
 pub(crate) fn note_clearing(time: Duration) {
     if time > CLEARING {
         find(Slept { vm: PART.load(Ordering::Relaxed), time });
@@ -82,12 +82,12 @@ fn find(slept: Slept) {
     faults::raise();
 }
 
-/// What was found since the last call.
+/// The findings since the last call.
 pub(crate) fn take() -> Vec<Slept> {
     std::mem::take(&mut *FOUND.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What the kernel says of the worker (proc(5), `/proc/pid/stat`).
+/// The worker's state by the kernel (proc(5), `/proc/pid/stat`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct State {
     /// It is in an uninterruptible sleep.
@@ -104,7 +104,7 @@ fn parse(stat: &str) -> Option<State> {
     Some(State { sleeps, major_faults: fields.nth(8)?.parse().ok()? })
 }
 
-/// Where the kernel says what the worker does.
+/// The file with the kernel's view of the worker.
 #[derive(Debug)]
 pub(crate) struct Eye(File);
 
@@ -147,8 +147,8 @@ impl Witness {
         Self { eye, sleep: None }
     }
 
-    /// Looks at the turn with this number, if there is one that may be long. The number of the turn
-    /// that there is then is what `turn_now` says.
+    /// Looks at the turn with this number, if there is one that may be long. `turn_now` gives the
+    /// number of the present turn.
     pub(crate) fn look(&mut self, now: Instant, turn: Option<u64>, turn_now: impl Fn() -> u64) {
         let vm = PART.load(Ordering::Relaxed);
         let turn = turn.filter(|_| vm != 0);
@@ -164,7 +164,8 @@ impl Witness {
         }
     }
 
-    /// The worker sleeps in this turn and VM's part, or in none. What is over now, if it counts.
+    /// The worker sleeps in this turn and VM's part, or in none. Returns the sleep that is over
+    /// now, if it counts.
     fn judge(
         &mut self,
         now: Instant,

@@ -1,19 +1,21 @@
-//! How much of the daemon's addresses the memory of front-ends takes.
+//! How much of the daemon's address space the memory of front-ends takes.
 //!
-//! A file without content, of any size, costs its owner nothing, and takes addresses where it is
-//! mapped. A process has 128 TiB of them (47 bits; Linux, x86-64, `mm.rst`), and one that has none
-//! left cannot allocate, which ends it. So there is a bound for each port and one for all together,
-//! far below: who wants more is refused, and the daemon and other VMs have theirs.
+//! A file without content costs its owner nothing, whatever its size, and takes addresses where it
+//! is mapped. A process has 128 TiB of them (47 bits; Linux, x86-64, `mm.rst`), and a process
+//! without free ones cannot allocate, which ends it. So there is a bound for each port and one for
+//! all together, far below that. A front-end that wants more is refused, and the daemon and other
+//! VMs are not affected.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::closer::Owner;
 
 const TIB: u64 = 1 << 40;
-/// What one port may have mapped, in bytes. While its memory table is replaced it has both, and
-/// what a closer has not unmapped yet counts too; so its guest may have half of this.
+/// The most that one port may have mapped, in bytes. While its memory table is replaced it has both
+/// tables, and memory that a closer has not unmapped yet counts too, so its guest may have half of
+/// this.
 pub const PORT_MAX: u64 = 2 * TIB;
-/// What all of them may: half of what there is.
+/// The most of all ports: half of the address space.
 pub const ALL_MAX: u64 = 64 * TIB;
 
 static ALL: AtomicU64 = AtomicU64::new(0);

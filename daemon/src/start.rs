@@ -151,7 +151,7 @@ fn start(
     Ok((worker, arena))
 }
 
-/// Who is where: by etcd, or else by a list.
+/// The locations of stations: from etcd, or else from a list.
 fn find_each_other(
     worker: &mut Worker,
     config: &Config,
@@ -172,7 +172,7 @@ fn open_doors(worker: &mut Worker, sandbox: &Sandbox) -> Result<(), StartError> 
     opened.map_err(|e| error(e, "allow more open files"))
 }
 
-/// Where a registry is, with what is in its files.
+/// The registry's addresses, with the content of its files.
 pub(crate) fn registry_of(
     registry: &RegistryConfig,
     connector: Connector,
@@ -207,7 +207,7 @@ pub(crate) fn registry_files(registry: &RegistryConfig) -> Result<Secrets, Start
     Ok((tls, user))
 }
 
-/// Reads by what this host proves who it is, if it does.
+/// Reads the files with which this host proves its identity, if there are any.
 pub(crate) fn proof_of(config: &Config) -> Result<Option<Tls<Proof>>, StartError> {
     let Some(files) = config.toe.as_ref().and_then(|toe| toe.proof.clone()) else {
         return Ok(None);
@@ -325,7 +325,7 @@ fn find_memory_limit() -> bool {
 /// A VM takes about ten descriptors, and the usual soft limit is 1024.
 fn raise_file_limit() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // With the soft limit as it was, opening the descriptor that is too many says so.
+        // With the old soft limit, opening one descriptor too many reports it.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
 }
@@ -356,13 +356,13 @@ fn open_metrics(worker: &mut Worker, daemon: &DaemonConfig) -> Result<(), StartE
 pub(crate) struct OpenFailure {
     /// For status.
     pub(crate) what: String,
-    /// The same, with what to do about it.
+    /// The same, with its fix.
     pub(crate) error: StartError,
     /// Only a restart helps.
     pub(crate) is_final: bool,
 }
 
-/// Opens what a port needs of this host.
+/// Opens the interface or sockets of this host that a port needs.
 pub(crate) fn open(wanted: &Wanted, broker: &Broker) -> Result<Port, OpenFailure> {
     let failure = |what: &str, error: &dyn fmt::Display, is_final| OpenFailure {
         what: what.to_owned(),
@@ -383,8 +383,8 @@ pub(crate) fn open(wanted: &Wanted, broker: &Broker) -> Result<Port, OpenFailure
     }
 }
 
-/// Adds an uplink or overlay. What cannot be opened yet, as when its bridge or address comes later
-/// than the daemon, keeps nobody's network away: its port is there, down, and is tried again.
+/// Adds an uplink or overlay. If it cannot be opened yet, for example because its bridge or address
+/// comes later than the daemon, the others still work: its port is there, down, and is tried again.
 fn add_wanted(worker: &mut Worker, wanted: Wanted, broker: &Broker) -> Result<(), StartError> {
     let config = PortConfig::uplink(wanted.name()).in_network(network_of(wanted.network()));
     let port = match open(&wanted, broker) {
@@ -398,8 +398,9 @@ fn add_wanted(worker: &mut Worker, wanted: Wanted, broker: &Broker) -> Result<()
     add_port(worker, port, config).map(|_| ())
 }
 
-/// Opens the ports of all VMs. One whose socket cannot be made, as when somebody has its path, does
-/// not keep the others away, and is tried again; only if there is none at all it is an error.
+/// Opens the ports of all VMs. If a socket cannot be made, for example because another file has its
+/// path, the other VMs still work, and it is tried again. Only if no socket can be made it is an
+/// error.
 fn open_vms(worker: &mut Worker, config: &Config, owners: &Owners) -> Vec<StartError> {
     let limited = memory_is_limited();
     let mut problems = Vec::new();
@@ -481,12 +482,12 @@ pub(crate) fn toe_of(
     Some((device, member))
 }
 
-/// What a VM's socket device is called: as no VM is.
+/// The name of a VM's socket device, which no VM can have.
 pub(crate) fn toe_name(vm: &str) -> String {
     format!("{vm}/toe")
 }
 
-/// What the engine has to know of it.
+/// The policy of a VM for the engine.
 pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
     GuestConfig {
         mac: vm.mac,
@@ -507,7 +508,7 @@ pub(crate) fn policy_of(vm: &VmConfig) -> GuestConfig {
     }
 }
 
-/// What the engine calls a network.
+/// The engine's name for a network.
 pub(crate) fn network_of(name: &Option<String>) -> &str {
     name.as_deref().unwrap_or_default()
 }
@@ -537,7 +538,7 @@ fn add_port(worker: &mut Worker, port: Port, config: PortConfig) -> Result<PortI
     })
 }
 
-/// Guests that are told a larger MTU than an uplink or overlay of their network has lose their
+/// Guests that are told a larger MTU than that of an uplink or overlay of their network lose their
 /// large packets there.
 pub(crate) fn large_mtus(config: &Config) -> Vec<String> {
     let mtu_of = |ifname: &String| {

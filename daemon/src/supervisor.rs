@@ -1,6 +1,6 @@
-//! What systemd is told (sd_notify(3), sd_watchdog_enabled(3)): that the daemon is ready, that it
-//! is stopping, and, if the unit has `WatchdogSec=`, that the worker does not stand. Without
-//! systemd there is nobody to tell.
+//! Notifications for systemd (sd_notify(3), sd_watchdog_enabled(3)): that the daemon is ready, that
+//! it is stopping, and, if the unit has `WatchdogSec=`, that the worker makes progress. Without
+//! systemd nothing is sent.
 
 use std::env;
 use std::ffi::OsStr;
@@ -12,21 +12,21 @@ use std::time::Duration;
 
 use rustix::net::{SendFlags, send};
 
-/// How long somebody whose socket is full is waited for, by what is said once.
+/// How long a one-time message waits if the supervisor's socket is full.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// For the end itself: memory is given back.
 const AFTER_DRAIN: Duration = Duration::from_secs(10);
 
-/// Somebody who started us and wants to know.
+/// The supervisor that started us and wants messages.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     socket: UnixDatagram,
-    /// How often it wants to hear that we live.
+    /// How often it wants to know that the daemon lives.
     period: Option<Duration>,
 }
 
 impl Supervisor {
-    /// As our environment has it; `None`: there is nobody. Errors: nobody listens there.
+    /// The supervisor in our environment; `None`: there is none. Errors: it does not listen.
     pub(crate) fn from_env() -> io::Result<Option<Self>> {
         let Some(address) = env::var_os("NOTIFY_SOCKET") else { return Ok(None) };
         let of = |name: &str| env::var(name).ok();
@@ -45,12 +45,12 @@ impl Supervisor {
         Ok(Self { socket, period })
     }
 
-    /// It hears that we live at least this often, if it wants to.
+    /// It is told that the daemon lives at least this often, if it wants that.
     pub(crate) const fn period(&self) -> Option<Duration> {
         self.period
     }
 
-    /// The worker does not stand. Who has not read that yet need not hear it again.
+    /// The worker makes progress. A supervisor that has not read the last message needs no other.
     pub(crate) fn lives(&self) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let _ = send(&self.socket, b"WATCHDOG=1", flags);
@@ -61,20 +61,20 @@ impl Supervisor {
         self.say("READY=1");
     }
 
-    /// Guests get what they are owed for at most `drain`, then we end: it is to wait for that, also
-    /// if its own patience (`TimeoutStopSec=`) is shorter.
+    /// Guests get the bytes that they are owed for at most `drain`, then the daemon ends. The
+    /// supervisor should wait for that, even if its own limit (`TimeoutStopSec=`) is shorter.
     pub(crate) fn is_stopping(&self, drain: Duration) {
         let most = drain + AFTER_DRAIN;
         self.say(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", most.as_micros()));
     }
 
-    /// Whoever does not listen does not hear it.
+    /// Sends a message, if the supervisor listens.
     fn say(&self, what: &str) {
         let _ = self.socket.send(what.as_bytes());
     }
 }
 
-/// What the watchdog's variables mean for the process `own`.
+/// The meaning of the watchdog's variables for the process `own`.
 fn period(usec: Option<String>, pid: Option<String>, own: u32) -> Option<Duration> {
     if pid.is_some_and(|pid| pid.parse() != Ok(own)) {
         return None; // they are for somebody else

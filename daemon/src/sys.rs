@@ -1,6 +1,6 @@
 //! System calls that no crate wraps safely: tap and interface ioctls, the real-time scheduler, the
-//! mapping of the arena, what core dumps hold, a process beside this one, guest memory that goes to
-//! a socket or comes from one, and the handlers of SIGBUS and SIGSYS. The rest of the daemon has no
+//! mapping of the arena, the content of core dumps, a second process, guest memory that goes to a
+//! socket or comes from one, and the handlers of SIGBUS and SIGSYS. The rest of the daemon has no
 //! `unsafe`.
 
 use std::collections::BTreeSet;
@@ -54,7 +54,7 @@ mod ioctl {
 
 /// `IFF_VNET_HDR` and its like fit the 16 bits of `ifr_flags` (linux/if_tun.h).
 const TUN_FLAGS: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-/// linux/if_tun.h: what the reader takes: CSUM, TSO4, TSO6, TSO_ECN.
+/// linux/if_tun.h: the reader's features: CSUM, TSO4, TSO6, TSO_ECN.
 const TUN_OFFLOADS: u64 = 0x01 | 0x02 | 0x04 | 0x08;
 
 /// Makes `file` (an open `/dev/net/tun`) the tap `name`, creating it if it does not exist; only so
@@ -205,7 +205,7 @@ fn keep_range_out_of_dumps(start: *mut libc::c_void, len: usize) {
 /// Pieces of guest memory that go in one call, at most; others are left for the next.
 const PIECES_MAX: usize = 128;
 
-/// What is written to a socket.
+/// A part of the bytes for a socket.
 pub(crate) enum Part<'a> {
     Own(&'a [u8]),
     Guest(VolatileSlice<'a>),
@@ -352,7 +352,7 @@ extern "C" fn on_refused_call(
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
-    /// The kernel's own, which nobody can send (`SYS_SECCOMP`, asm-generic/siginfo.h).
+    /// The kernel's own code, which no process can send (`SYS_SECCOMP`, asm-generic/siginfo.h).
     const REFUSED: libc::c_int = 1;
     let context = context.cast::<libc::ucontext_t>();
     // SAFETY: with SA_SIGINFO the kernel gives a whole siginfo_t.

@@ -1,4 +1,4 @@
-//! What an epoll event is about.
+//! The subject of an epoll event.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,17 +20,17 @@ pub(crate) enum Token {
     Broker,
     /// A change of ports is prepared.
     Changes,
-    /// What was missing has been tried again.
+    /// Missing uplinks and overlays were tried again.
     Opener,
     /// A status has been put into words.
     Scribe,
     /// The registry has something new.
     Registry,
-    /// Somebody connects to the control socket.
+    /// A client connects to the control socket.
     ControlListener,
     /// A control client; the index of its place.
     Control(u16),
-    /// Somebody connects to the metrics address.
+    /// A client connects to the metrics address.
     MetricsListener,
     /// A metrics client; the index of its place.
     Metrics(u16),

@@ -1,20 +1,20 @@
-//! Notices a turn that stands, and interrupts what it waits for.
+//! Notices a turn that blocks, and interrupts the call that it waits for.
 //!
-//! The worker calls nothing that waits but its own `epoll_wait`; a front-end can make other calls
-//! wait all the same, as by taking O_NONBLOCK from an eventfd that it has filled. When a turn is
-//! long the worker gets a signal that does nothing but end such a call with EINTR. Whoever made the
-//! call knows whose descriptor it was, and takes that port down. A turn that is long for any other
-//! reason does not notice: nothing else that the worker calls waits for a signal.
+//! The worker calls nothing that waits except its own `epoll_wait`. A front-end can make other
+//! calls wait, for example by clearing O_NONBLOCK on an eventfd that it has filled. When a turn is
+//! long the worker gets a signal, whose only effect is to end such a call with EINTR. The caller
+//! knows whose descriptor it was, and takes that port down. A turn that is long for another reason
+//! does not notice the signal, because no other call of the worker can be interrupted.
 //!
-//! Ten times a second is often enough as long as nobody means harm. Who does comes back, after the
-//! time for which his port takes no connections, and others like him: so after the first one it is
-//! looked at every few milliseconds for a day ([`beware`]).
+//! Ten looks a second are enough as long as no front-end is hostile. A hostile one comes back after
+//! the time for which its port takes no connections, and so do others like it. So after the first
+//! one the turn is looked at every few milliseconds for a day ([`beware`]).
 //!
-//! No signal ends a sleep of the kernel's for memory of a guest: [`crate::sleeps`] finds out whose
+//! No signal ends a sleep of the kernel for memory of a guest: [`crate::sleeps`] finds out whose
 //! memory that is. After a turn of more than [`SHORT`] it looks every other millisecond, for a
 //! hundred times as long as that turn took.
 //!
-//! As long as no turn stands systemd is told so; when it hears nothing it restarts us.
+//! As long as no turn blocks, systemd is told so; without these messages it restarts the daemon.
 //!
 //! Cost: two stores and a look at the clock a turn, and a thread that wakes ten times a second.
 
@@ -37,23 +37,23 @@ use crate::timer::monotonic_now;
 
 /// Longer turns than this stand: work is bounded to a few milliseconds a turn.
 const LIMIT: Duration = Duration::from_secs(1);
-/// From turns that are longer than this on, calls are interrupted, and who writes to descriptors of
-/// others measures it: 500 interrupts a turn take less.
+/// If turns are longer than this, calls are interrupted, and writes to descriptors of others are
+/// measured. 500 interrupts take less than a turn of this length.
 const LONG: Duration = Duration::from_millis(5);
 /// How often it looks.
 const LOOK_INTERVAL: StdDuration = StdDuration::from_millis(100);
-/// How often while a turn is long, and while somebody is about who made one so.
+/// How often a long turn is looked at, and every turn while a culprit is about.
 const CLOSE_LOOK_INTERVAL: StdDuration = StdDuration::from_millis(5);
-/// Turns that take longer than this may have waited for somebody: echoes have so long.
+/// A turn that takes longer than this may have waited for a VM; an echo may take so long.
 const SHORT: Duration = Duration::from_millis(2);
-/// It is looked for who that was for so many times what the turn took.
+/// The search for that VM goes on for so many times the length of the turn.
 const SEARCH_SHARE: u64 = 100;
 /// How often, then, and at turns that take longer than half of it.
 const SEARCH_INTERVAL: StdDuration = StdDuration::from_millis(2);
 const SEARCHED: Duration = Duration::from_millis(1);
-/// How long somebody who made the worker wait is taken to be about.
+/// How long a VM that made the worker wait is assumed to be about.
 const SUSPICION: Duration = Duration::from_secs(24 * 3600);
-/// How often systemd is told that we live, or more often if it wants that.
+/// How often systemd is told that the daemon lives, or more often if it wants that.
 const TELL_INTERVAL: StdDuration = StdDuration::from_millis(500);
 
 /// When this turn began, in nanoseconds; 0 while the worker waits for events.
@@ -68,7 +68,7 @@ pub(crate) fn stalls() -> u64 {
     STALLS.load(Ordering::Relaxed)
 }
 
-/// Whether to measure what a call takes that others can make long.
+/// Whether to measure calls that others can make long.
 #[inline]
 pub(crate) fn suspects() -> bool {
     SUSPECTS.load(Ordering::Relaxed)
@@ -86,7 +86,7 @@ pub(crate) fn handle_turn(now: Instant) {
     TURN.store(now.as_nanos(), Ordering::Relaxed);
 }
 
-/// Until when it is looked for who makes turns long.
+/// Until when the VM that makes turns long is searched.
 static SEARCH_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// The thread that looks.
 static WATCHDOG: OnceLock<thread::Thread> = OnceLock::new();
@@ -113,31 +113,31 @@ fn search(now: Instant, took: Duration) {
     }
 }
 
-/// It is looked for who makes turns long.
+/// The VM that makes turns long is searched.
 static SEARCHES: AtomicBool = AtomicBool::new(false);
 
-/// Whether it is looked for who makes turns long.
+/// Whether the VM that makes turns long is searched.
 #[inline]
 pub(crate) fn searches() -> bool {
     SEARCHES.load(Ordering::Relaxed)
 }
 
-/// Until when somebody is about who makes the worker wait.
+/// Until when a VM that makes the worker wait is assumed to be about.
 static BEWARE_UNTIL: AtomicU64 = AtomicU64::new(0);
 
-/// Somebody made the worker wait.
+/// A VM made the worker wait.
 pub(crate) fn beware() {
     let until = monotonic_now() + SUSPICION;
     BEWARE_UNTIL.store(until.as_nanos(), Ordering::Relaxed);
 }
 
-/// Whether somebody is about who makes the worker wait.
+/// Whether a VM that makes the worker wait is assumed to be about.
 #[cfg(test)]
 pub(crate) fn bewares() -> bool {
     monotonic_now() < Instant::from_nanos(BEWARE_UNTIL.load(Ordering::Relaxed))
 }
 
-/// What was seen of the worker.
+/// The observed state of the worker.
 #[derive(Debug, Eq, PartialEq)]
 struct Look {
     /// It may wait for something: to be interrupted.
@@ -152,7 +152,7 @@ struct Look {
     wait: StdDuration,
 }
 
-/// Until when to look more often: while turns are searched, and while somebody is about.
+/// Until when to look more often: while turns are searched, and while a culprit is about.
 #[derive(Clone, Copy)]
 struct Until {
     search: Instant,
@@ -174,12 +174,12 @@ fn look(now: Instant, turn: u64, until: Until, noticed: &mut u64) -> Look {
     Look { is_long, has_stalled, stands, may_sleep, wait }
 }
 
-/// From now on the calling thread is watched, on which there is that eye, and `supervisor` told
-/// about it. Errors: there can be no more threads.
+/// From now on the calling thread is watched, through that eye, and `supervisor` told about it.
+/// Errors: there can be no more threads.
 pub(crate) fn start(supervisor: Option<Arc<Supervisor>>, eye: Option<Eye>) -> io::Result<()> {
     sys::let_interrupt(Signal::SIGURG)?;
     let worker = pthread_self();
-    // Only who wants to know how we are.
+    // Only if it wants messages.
     let supervisor = supervisor.filter(|supervisor| supervisor.period().is_some());
     let period = supervisor.as_ref().and_then(|supervisor| supervisor.period());
     let interval = period.map_or(TELL_INTERVAL, |period| TELL_INTERVAL.min(period / 3));

@@ -1,4 +1,4 @@
-//! What a daemon finds at `daemon.arena`, and what it makes of it.
+//! How a daemon treats the file or directory that it finds at `daemon.arena`.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 

@@ -1,5 +1,5 @@
-//! Connections to a registry. The daemon makes no sockets of TCP; another small process does, which
-//! has no capability, opens no file and knows the members of the start alone.
+//! Connections to a registry. The daemon makes no TCP sockets. Another small process does, which
+//! has no capability, opens no file and knows only the members that were configured at the start.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpStream};
@@ -20,7 +20,7 @@ use crate::sys;
 
 /// How long a member may take.
 const CONNECT_MAX: Duration = Duration::from_secs(1);
-/// A peer that is silent for so long is asked whether it lives, so often, so many times (tcp(7)).
+/// A peer that is silent for so long gets keepalive probes, so often, so many times (tcp(7)).
 const SILENT_FOR: Duration = Duration::from_secs(3);
 const ASK_EVERY: Duration = Duration::from_secs(1);
 const ASK_TIMES: u32 = 3;
@@ -60,7 +60,7 @@ impl Connector {
     pub fn connect(&self, member: usize) -> io::Result<TcpStream> {
         let place = u8::try_from(member).map_err(|_| ErrorKind::NotFound)?;
         let channel = self.0.lock().unwrap_or_else(|poisoned| {
-            // A mistake of ours, between a question and its answer, which nobody has heard.
+            // A mistake of ours between a request and its answer, which was not read.
             poisoned.get_ref().end();
             poisoned.into_inner()
         });

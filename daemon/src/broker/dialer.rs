@@ -1,8 +1,8 @@
-//! Connections to other hosts, for the virtual TOE. The daemon makes no sockets of TCP; another
-//! small process does, which has no capability, opens no file, and connects to one port alone.
+//! Connections to other hosts, for the virtual TOE. The daemon makes no TCP sockets. Another small
+//! process does, which has no capability, opens no file, and connects to one port alone.
 //!
-//! The daemon's worker asks, so nothing here waits: a request is a message, and so is the socket
-//! that comes back, whose connection is only begun.
+//! The daemon's worker asks, so nothing here waits: a request is a message, and so is the answer, a
+//! socket whose connection has only begun.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,8 +27,8 @@ use super::words::{Channel, Received, Refusal};
 use crate::start::{StartError, error};
 use crate::sys;
 
-/// A peer that is silent for so long is asked whether it lives, so often, so many times (tcp(7)):
-/// half a minute for one that is gone, and nothing that anybody notices for a thousand idle ones.
+/// A peer that is silent for so long gets keepalive probes, so often, so many times (tcp(7)): half
+/// a minute finds a peer that is gone, and a thousand idle ones cost nothing noticeable.
 const SILENT_FOR: Duration = Duration::from_secs(20);
 const ASK_EVERY: Duration = Duration::from_secs(5);
 const ASK_TIMES: u32 = 3;
@@ -37,7 +37,7 @@ const ASK_TIMES: u32 = 3;
 const REQUEST: usize = TAG + 16 + 16;
 const TAG: usize = 8;
 
-/// What the daemon has of other processes when one is started, which that one closes.
+/// The daemon's descriptors of other processes, which a new process closes.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) connector: Option<Connector>,
@@ -92,7 +92,7 @@ impl Dialer {
 
     fn flush(&mut self) {
         while let Some(request) = self.waiting.front() {
-            // If it has ended, reading says so.
+            // If the process has ended, reading shows it.
             if self.channel.send_with(request, &[], SendFlags::DONTWAIT).is_err() {
                 return;
             }
@@ -148,7 +148,7 @@ fn dial(from: IpAddr, to: SocketAddr) -> io::Result<OwnedFd> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
     prepare(&socket)?;
-    // Else one port would be for one connection, whoever it is to (ip(7)).
+    // Otherwise one port would be for one connection, whatever its destination (ip(7)).
     setsockopt(&socket, option::IpBindAddressNoPort, &true).map_err(io::Error::from)?;
     bind(&socket, &SocketAddr::new(from, 0))?;
     match connect(&socket, &to) {

@@ -1,18 +1,18 @@
 //! The broker: a small process that keeps CAP_NET_ADMIN, so that the daemon needs none.
 //!
 //! It is a copy of the daemon from before its first thread (`process`), and does this for it: it
-//! opens uplinks, puts them into their bridges, and lets sockets of overlays have larger buffers
-//! than the host's settings allow. It does not believe the daemon, which somebody may have taken
-//! over, but the configuration file (`rules`), and has given away what it does not need (`shut`).
-//! Between the two is a pair of sockets (`words`). Who asks waits for the answer, so the worker
-//! never does.
+//! opens uplinks, puts them into their bridges, and gives sockets of overlays larger buffers than
+//! the host's settings allow. It does not believe the daemon, which an intruder may have taken
+//! over, but the configuration file (`rules`), and has given away the rights that it does not need
+//! (`shut`). They talk over a pair of sockets (`words`). The caller waits for the answer, so the
+//! worker never calls it.
 //!
-//! It ends with the daemon. If it ends before, the daemon goes on, and opens no more uplinks. One
-//! that does not answer, because somebody has stopped it or its configuration is on a file system
-//! that does not, is taken for ended: it ends when it goes on.
+//! It ends with the daemon. If it ends before, the daemon goes on, and opens no more uplinks. If it
+//! does not answer, because it was stopped or its configuration is on a file system that does not
+//! answer, the daemon regards it as ended, and it ends when it goes on.
 //!
-//! [`connector`] is its smaller brother, for connections to a registry, and `dialer` another, for
-//! connections to other hosts.
+//! [`connector`] is a smaller process of the same kind, for connections to a registry, and `dialer`
+//! another, for connections to other hosts.
 
 pub mod connector;
 pub(crate) mod dialer;
@@ -46,13 +46,13 @@ pub struct Broker {
     channel: Channel,
     /// One question and its answer at a time.
     turn: Mutex<()>,
-    /// What overlays share that are opened here.
+    /// The sockets that overlays opened here share.
     pub(crate) sockets: Sockets,
 }
 
 impl Broker {
-    /// Starts the process, for a daemon with this configuration. To be called while there is one
-    /// thread, which has the capability.
+    /// Starts the process, for a daemon with this configuration. Call it while there is one thread,
+    /// which has the capability.
     pub(crate) fn start(source: &Source, config: &Config) -> Result<Self, StartError> {
         let failed = |e: io::Error| {
             let what = format!("cannot start the process that opens uplinks: {e}");
@@ -111,7 +111,7 @@ impl Broker {
 
     fn ask(&self, request: &[u8], fds: &[BorrowedFd<'_>]) -> Answer {
         let Ok(_turn) = self.turn.lock() else {
-            // A mistake of ours, between a question and its answer, which nobody has heard.
+            // A mistake of ours between a request and its answer, which was not read.
             self.channel.end();
             return Err(gone());
         };
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that answers whatever it is asked with the same, which is no for an answer.
+    /// A process that returns every request unchanged, which is no valid answer.
     fn echo(answer_max: Duration) -> (Broker, Child) {
         let (channel, theirs) = Channel::pair(answer_max).unwrap();
         let theirs = || theirs.fd().try_clone_to_owned().unwrap();
@@ -187,7 +187,7 @@ mod tests {
         assert!(!has_hung_up(&broker));
         let no = asks(&broker);
         assert!(no.what.ends_with("does not answer and is given up") && no.is_final, "{no:?}");
-        // Status and log hear of that, and nobody waits again.
+        // Status and log show it, and no caller waits again.
         assert!(has_hung_up(&broker));
         assert_eq!(asks(&broker), gone());
         kill(pid, Signal::SIGCONT).unwrap();

@@ -1,4 +1,4 @@
-//! The process itself.
+//! The broker's process.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,7 +40,8 @@ impl Made {
         self.0.get(name) == Some(&index)
     }
 
-    /// Whether there may be one more. Who is not there any more is forgotten before one who is.
+    /// Whether there may be one more. An uplink that no longer exists is forgotten before one that
+    /// does.
     fn has_room(&mut self, index_of: impl Fn(&str) -> Option<u32>) -> bool {
         if self.0.len() >= MADE_MAX {
             self.0.retain(|name, index| index_of(name) == Some(*index));
@@ -163,7 +164,7 @@ mod tests {
         let number = |name: &str| name[2..].parse().map(|n: u32| n + 10).ok();
         assert!(!made.has_room(number));
         assert!(made.has("np0", 10) && made.has("np1023", 1033) && !made.has("np1", 10));
-        // One was removed, and somebody has made another by the name of a second.
+        // One was removed, and another was made by the name of a second.
         let number = |name: &str| number(name).filter(|n| *n != 17).map(|n| n + u32::from(n == 18));
         assert!(made.has_room(number));
         assert!(!made.has("np7", 17) && !made.has("np8", 18) && made.has("np9", 19));

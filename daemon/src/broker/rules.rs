@@ -1,5 +1,5 @@
-//! What the broker does for a daemon that it does not believe: what the configuration file says,
-//! which it reads itself.
+//! The broker's rules for a daemon that it does not believe: it does what the configuration file
+//! says, which it reads itself.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use std::path::Path;
 use super::words::{REQUEST, read, to_open};
 use crate::config::{Config, Source, UplinkConfig, UplinkKind};
 
-/// How names of taps begin that commands make. Names are what a host's network manager and packet
-/// filter match (`en*`): so they match none of these but by intent.
+/// The prefix of the names of taps that commands make. A host's network manager and packet filter
+/// match interfaces by name (`en*`), so these match none of their rules unless that is intended.
 const NAMES: &str = "np";
 
-/// What a configuration allows.
+/// The uplinks that a configuration allows.
 #[derive(Debug)]
 struct Allowed {
     /// To be opened, as requests.
@@ -33,14 +33,14 @@ impl Allowed {
     }
 }
 
-/// What is to be done about a request.
+/// The decision about a request.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) enum Verdict {
     /// It is in the file: it is opened.
     Open(UplinkConfig),
     /// It is in no file: it is made, if there is no interface of that name.
     Make(UplinkConfig),
-    /// No: what, and what to do about it.
+    /// No: the reason, and the fix.
     Refuse(String, String),
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// `config` is what `source` had at the start.
+    /// `config` is the content of `source` at the start.
     pub(super) fn new(source: Source, config: &Config) -> Self {
         Self { source, at_start: Allowed::by(config), now: Allowed::by(config) }
     }
@@ -64,7 +64,7 @@ impl Rules {
         &self.source.path
     }
 
-    /// Somebody may be just writing it.
+    /// The file may be in the middle of being written.
     pub(super) fn look_again(&mut self) {
         if let Ok(config) = self.source.load() {
             self.now = Allowed::by(&config);
@@ -153,7 +153,7 @@ mod tests {
             let refused = refused(&rules, &other);
             assert!(refused.contains("np-rules-file"), "{refused}");
         }
-        // The file changes: what it had at the start stays, and what it has now counts.
+        // The file changes: its content at the start stays allowed, and its present content counts.
         let wan = LAN.replace("lan", "wan").replace("np0", "np1");
         fs::write(&rules.source.path, &wan).unwrap();
         let wan = uplink(&wan);

@@ -1,5 +1,5 @@
-//! What the broker gives away, and the connector and the dialer: everything but what their work
-//! takes.
+//! The sandbox of the broker, the connector and the dialer: they give away every right that their
+//! work does not need.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,7 +16,8 @@ use crate::sandbox::calls::{Built, apply, build};
 use crate::sandbox::{files, privileges};
 use crate::start::StartError;
 
-/// With any arguments: to hear the daemon and to answer, memory, what a panic says, and the end.
+/// With any arguments: for messages to and from the daemon, memory, the text of a panic, and the
+/// end.
 const CALLS: &[libc::c_long] = &[
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
@@ -34,7 +35,7 @@ const CALLS: &[libc::c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// To read the configuration and to open devices; to see whose socket it is.
+/// To read the configuration and to open devices; to see who owns a socket.
 const CALLS_OF_BROKER: &[libc::c_long] = &[
     libc::SYS_read,
     libc::SYS_lseek,
@@ -62,7 +63,7 @@ const IOCTLS: [u32; 8] = [
 /// What the system refuses.
 pub fn shut(path: &Path, has_macvtap: bool) -> Result<(), StartError> {
     privileges::keep(CapabilitySet::NET_ADMIN)?;
-    // What a kernel without it means the daemon says.
+    // The daemon reports the consequences of a kernel without it.
     files::restrict(files::of_broker(path, has_macvtap), Some(&[]))?;
     apply([of_broker()])
 }

@@ -1,6 +1,6 @@
-//! What the daemon and its broker say to each other: a request of fixed size, then an answer that
-//! is a text or a descriptor. An answer that does not come in time ends the channel: it would be
-//! taken for that to the next request.
+//! The protocol between the daemon and its broker: a request of fixed size, then an answer that is
+//! a text or a descriptor. If an answer does not come in time, the channel ends, because the late
+//! answer would be taken for that to the next request.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,28 +20,29 @@ use crate::start::StartError;
 
 /// Bytes for a name and the zeros behind it (IFNAMSIZ).
 const NAME: usize = 16;
-/// Bytes of a request: what is asked, what kind, whether to make it; interface and bridge.
+/// Bytes of a request: the operation, the kind, whether to make it; interface and bridge.
 pub(super) const REQUEST: usize = 3 + 2 * NAME;
-/// Bytes of the longest answer. What would be longer is cut.
+/// Bytes of the longest answer. A longer one is cut.
 const ANSWER: usize = 2048;
 /// Descriptors of a message, at most: the sockets of an overlay.
 const FDS_MAX: usize = 17;
 
-/// What is asked for.
+/// The operation.
 pub(super) const OPEN: u8 = 1;
 pub(super) const JOIN: u8 = 2;
 const ENLARGE: u8 = 3;
 
-/// How an answer begins; what is not done may go later, or never as long as the daemon runs.
+/// The first byte of an answer. What is not done may be possible later, or never while the daemon
+/// runs.
 const DONE: u8 = 0;
 const REFUSED: u8 = 1;
 const BUSY: u8 = 2;
 const FINAL: u8 = 4;
 
-/// It is done; what was asked for, if it was something. Or it is not.
+/// Done, with the descriptor if one was asked for; or refused.
 pub(super) type Answer = Result<Option<Given>, Refusal>;
 
-/// What was asked for.
+/// The descriptor that was asked for.
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) fd: OwnedFd,
@@ -54,7 +55,7 @@ pub(super) struct Given {
 pub(super) struct Refusal {
     pub(super) what: String,
     pub(super) fix: String,
-    /// Somebody has it.
+    /// Another process has it.
     pub(super) is_busy: bool,
     /// Only a restart helps.
     pub(super) is_final: bool,
@@ -83,7 +84,7 @@ pub(super) fn to_join(uplink: &UplinkConfig) -> [u8; REQUEST] {
     request
 }
 
-/// To open an uplink, made and bridged so; whatever its name and its network.
+/// To open an uplink, made and bridged so; its name and network do not matter.
 pub(super) fn to_open(uplink: &UplinkConfig) -> [u8; REQUEST] {
     let UplinkConfig { kind, create, ifname, bridge, .. } = uplink;
     let mut request = [0; REQUEST];
@@ -105,7 +106,7 @@ impl From<UplinkKind> for u8 {
     }
 }
 
-/// What is to be opened. `None`: no configuration says so.
+/// The uplink to open. `None`: no configuration has such a one.
 pub(super) fn read(request: &[u8; REQUEST]) -> Option<UplinkConfig> {
     let (names, _) = request[3..].as_chunks::<NAME>();
     let name = |bytes: &[u8; NAME]| {
@@ -138,7 +139,8 @@ pub(super) struct Received {
 pub(super) struct Channel(OwnedFd);
 
 impl Channel {
-    /// Who asks, and waits no longer than `answer_max` for an answer; and who answers.
+    /// The caller's end, which waits no longer than `answer_max` for an answer, and the end of the
+    /// process that answers.
     pub(super) fn pair(answer_max: Duration) -> io::Result<(Self, Self)> {
         let kind = SocketType::SEQPACKET;
         let (a, b) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
@@ -160,7 +162,7 @@ impl Channel {
         self.send_with(bytes, fds, SendFlags::empty())
     }
 
-    /// Likewise, in another way. WouldBlock: there is no room.
+    /// The same with these flags. WouldBlock: there is no room.
     pub(super) fn send_with(
         &self,
         bytes: &[u8],
@@ -335,7 +337,7 @@ mod tests {
     #[test]
     fn an_answer_whose_descriptor_finds_no_place_is_no_and_not_the_end() {
         let (b, a) = Channel::pair(LIMIT).unwrap();
-        // More than there is place for is to the reader as none free.
+        // More than there is place for is the same to the reader as none free.
         let many = [a.fd(); FDS_MAX + 20];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX + 20))];
         let mut control = SendAncillaryBuffer::new(&mut space);

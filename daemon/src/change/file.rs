@@ -1,5 +1,5 @@
-//! The configuration file, read for a reload: by a thread of its own, for a file system that does
-//! not answer keeps whoever reads for as long as it likes, and changes that need no file go on.
+//! The configuration file, read for a reload by a thread of its own: a file system that does not
+//! answer may block that thread for ever, and changes that need no file go on.
 
 use std::cell::Cell;
 use std::io;
@@ -29,7 +29,7 @@ impl File {
         Ok(Self { reader, stands: Cell::new(false) })
     }
 
-    /// What it says now.
+    /// Its present content.
     pub(super) fn load(&self) -> Result<Config, Refusal> {
         match self.read()? {
             None => Err(Refusal::mistake()),
@@ -37,7 +37,7 @@ impl File {
         }
     }
 
-    /// Whether its file system lets anybody read it, whatever it says.
+    /// Whether its file system lets it be read, whatever the content.
     pub(super) fn must_answer(&self) -> Result<(), Refusal> {
         self.read().map(|_| ())
     }

@@ -1,12 +1,12 @@
-//! Changes of a running daemon: ports that come, go and change (`nightporter vm`, `uplink`,
+//! Changes of a running daemon: ports are added, removed and changed (`nightporter vm`, `uplink`,
 //! `reload`).
 //!
-//! A change is planned, prepared and applied. Planned: the configuration that is wanted, and the
-//! steps that lead there from the one that runs ([`Plan`]); what only a restart can change refuses
-//! the whole plan. Prepared: memory, interfaces and sockets are there, so that nothing can fail any
-//! more. Both happen on a thread of their own ([`Preparer`]), for reading a file, making an
-//! interface and taking gigabytes of memory may wait. Applied: the worker takes one step between
-//! two turns (`desk::changes`). One change at a time.
+//! A change is planned, prepared and applied. The plan has the wanted configuration, and the steps
+//! that lead there from the present one ([`Plan`]); if only a restart can make one of the changes,
+//! the whole plan is refused. Preparation takes memory, interfaces and sockets, so that nothing can
+//! fail any more. Both happen on a thread of their own ([`Preparer`]), because reading a file,
+//! making an interface and taking gigabytes of memory may wait. Then the worker applies one step
+//! between two turns (`desk::changes`). There is one change at a time.
 
 mod file;
 mod plan;
@@ -30,25 +30,25 @@ use crate::vhost::listener::Listener;
 
 pub use plan::{Plan, Step};
 
-/// What runs.
+/// The running configuration.
 #[derive(Clone, Debug)]
 pub struct Running {
     /// As of the last change.
     pub config: Arc<Config>,
     /// Ports that a command added: they are not in the file, and a reload leaves them.
     pub by_command: BTreeSet<String>,
-    /// What the arena has memory for: what was ever needed since the start.
+    /// The arena's memory: the most that was needed since the start.
     pub size: ArenaSize,
 }
 
-/// What is to be prepared.
+/// A change to prepare.
 #[derive(Debug)]
 pub struct Job {
-    /// What an operator wants.
+    /// The operator's change.
     pub change: Change,
-    /// Only to say what would happen.
+    /// Only to show the plan.
     pub dry_run: bool,
-    /// What runs.
+    /// The running configuration.
     pub running: Running,
     /// Pages that VMs still use beyond their budgets, which became smaller.
     pub excess_pages: u64,
@@ -59,7 +59,7 @@ pub struct Job {
 pub struct Prepared {
     /// The way to `target`.
     pub plan: Plan,
-    /// What runs then.
+    /// The configuration after the change.
     pub target: Running,
     /// For the uplinks that come, by their names.
     pub taps: Vec<(String, TapPort)>,
@@ -68,14 +68,14 @@ pub struct Prepared {
     /// For the VMs that come or move, by their names, and for their socket devices
     /// (`start::toe_name`).
     pub listeners: Vec<(String, Listener)>,
-    /// Who may connect to their sockets.
+    /// The users who may connect to the VMs' sockets.
     pub(crate) owners: Owners,
     /// [`Job::dry_run`].
     pub dry_run: bool,
 }
 
 impl Running {
-    /// A step toward it failed: it runs without what that would have brought.
+    /// A step toward it failed: it runs without the result of that step.
     pub fn without(&mut self, step: &Step) {
         let config = Arc::make_mut(&mut self.config);
         let gone = match step {
@@ -105,7 +105,7 @@ impl Running {
 }
 
 impl Prepared {
-    /// A command changed that meanwhile: what came later holds.
+    /// A command changed that meanwhile: the later change counts.
     pub fn note(&mut self, vm: &str, setting: Setting) {
         setting.set(&mut self.target.config, vm);
         for step in &mut self.plan.steps {
@@ -118,7 +118,7 @@ impl Prepared {
     }
 }
 
-/// What commands change of a VM at once.
+/// Settings of a VM that commands change at once.
 #[derive(Clone, Copy, Debug)]
 pub enum Setting {
     /// `ack_offload`.
@@ -158,9 +158,9 @@ impl Setting {
 /// It cannot, and nothing has changed.
 #[derive(Debug)]
 pub struct Refusal {
-    /// What is in the way.
+    /// The obstacle.
     pub what: String,
-    /// What to do about it.
+    /// Its fix.
     pub fix: String,
 }
 

@@ -1,4 +1,4 @@
-//! What has to be done to get from one configuration to another.
+//! The steps from one configuration to another.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::config::{
 const LIVE: [&str; 1] = ["drain_timeout_s"];
 /// Keys of an overlay that are changed in a running daemon.
 const LIVE_OF_OVERLAYS: [&str; 2] = ["peers", "mtu"];
-/// Keys of a VM that its VMM is told when it connects, and not again.
+/// Keys of a VM that its VMM is told only when it connects.
 const AT_CONNECT: [&str; 3] = ["mac", "mtu", "queue_pairs"];
 /// Keys of a VM that a socket has from when it is made.
 const OF_A_SOCKET: [&str; 2] = ["socket_user", "socket_group"];
@@ -27,9 +27,9 @@ pub enum Step {
     RemoveUplink(String),
     /// The overlay goes.
     RemoveOverlay(String),
-    /// Other keys for a VM whose port stays: before, and from now on.
+    /// Other keys for a VM whose port stays: the old and the new ones.
     SetVm(Box<(VmConfig, VmConfig)>),
-    /// Other rules for what connects by TOE.
+    /// Other rules for connections by TOE.
     SetToeRules(Vec<ToeRule>),
     /// Another list of stations.
     SetStations(Vec<Station>),
@@ -48,16 +48,16 @@ pub enum Step {
 /// Steps in an order in which each of them can be taken.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Plan {
-    /// What is done.
+    /// The steps.
     pub steps: Vec<Step>,
     /// For operators: a line for each step, in the same order.
     pub lines: Vec<String>,
-    /// What cannot be done while the daemon runs: the plan is refused.
+    /// Changes that cannot be made while the daemon runs: they refuse the plan.
     pub needs_restart: Vec<String>,
 }
 
 impl Plan {
-    /// From what runs to what is wanted, which fits together ([`Config::check`]).
+    /// From the running configuration to the wanted one, which is consistent ([`Config::check`]).
     #[must_use]
     pub fn between(now: &Config, wanted: &Config) -> Self {
         let mut plan = Self::default();
@@ -132,7 +132,7 @@ impl Plan {
                 self.needs_restart.push(format!("vm.{}.{key} {before} -> {after}", vm.name));
             }
         }
-        // Who has it now gives it up in a step of its own, which may be a later one.
+        // The present holder gives it up in a step of its own, which may be a later one.
         let holder = now.vms.iter().find(|other| {
             let has_mac = vm.mac.is_some() && other.mac == vm.mac && other.network == vm.network;
             let sockets = |vm: &VmConfig| [Some(vm.socket.clone()), vm.toe_socket()];
@@ -235,7 +235,7 @@ impl Plan {
     }
 
     fn add_overlay(&mut self, overlay: &OverlayConfig, now: &Config) {
-        // Its sockets are opened before anybody goes.
+        // Its sockets are opened before any port goes.
         let place = |it: &OverlayConfig| (it.local, it.vni);
         if let Some(holder) = now.overlays.iter().find(|it| place(it) == place(overlay)) {
             let (name, holder) = (&overlay.name, &holder.name);
@@ -253,7 +253,7 @@ impl Plan {
     }
 
     fn add_uplink(&mut self, uplink: &UplinkConfig, now: &[UplinkConfig]) {
-        // Its interface is opened before anybody goes.
+        // Its interface is opened before any port goes.
         if let Some(holder) = now.iter().find(|other| other.ifname == uplink.ifname) {
             let (name, holder) = (&uplink.name, &holder.name);
             self.needs_restart
@@ -277,7 +277,7 @@ impl Plan {
     }
 }
 
-/// What is not as by default.
+/// The keys that differ from the default.
 fn given(default: &Keys, keys: Keys) -> Keys {
     default.iter().zip(keys).filter(|(default, key)| *default != key).map(|(_, key)| key).collect()
 }

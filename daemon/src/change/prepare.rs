@@ -1,4 +1,4 @@
-//! From what an operator wants to what the worker can apply without fail.
+//! From an operator's change to steps that the worker can apply without failing.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -25,8 +25,8 @@ use crate::vhost::listener::{Access, Listener};
 const CLOSING_MAX: Duration = Duration::from_secs(2);
 const CLOSING_LOOK: Duration = Duration::from_millis(10);
 
-/// Plans `job`, and unless it is only to be shown, opens and allocates what it takes. What was
-/// opened or allocated for a change that is refused goes again.
+/// Plans `job`, and unless it is only to be shown, opens and allocates the interfaces, sockets and
+/// memory that it needs. If the change is refused, they are released.
 pub(super) fn prepare(
     job: Job,
     file: &File,
@@ -61,24 +61,24 @@ pub(super) fn prepare(
     }
     target.size = size(&running, &target.config, plan, excess_pages);
     if plan.steps.iter().any(|step| matches!(step, Step::AddUplink(_))) {
-        // The broker reads the file for it, and whoever asks it waits for that.
+        // The broker reads the file for it, and its caller waits for that.
         file.must_answer()?;
     }
     open(&mut prepared, &running.config, sandbox)?;
-    // Last: nothing is allocated for what cannot be.
+    // Last, so that nothing is allocated for an impossible change.
     arena.grow(running.size, prepared.target.size).map_err(|e| refusal(&e))?;
     warn_of_mtus(&running.config, &prepared.target.config);
     Ok(prepared)
 }
 
-/// What a start would have warned of, and did not.
+/// Warnings that a start would have given, and did not.
 fn warn_of_mtus(before: &Config, now: &Config) {
     let known: BTreeSet<String> = uneven_mtus(before).collect();
     let new = uneven_mtus(now).filter(|warning| !known.contains(warning));
     new.for_each(|warning| tracing::warn!("{warning}"));
 }
 
-/// What is to run.
+/// The configuration that should run.
 fn target(change: &Change, running: &Running, file: &File) -> Result<Running, Refusal> {
     let mut target = running.clone();
     if let Change::Reload {} = change {
@@ -144,7 +144,7 @@ fn target(change: &Change, running: &Running, file: &File) -> Result<Running, Re
     Ok(target)
 }
 
-/// What the arena needs: no less than it has, and while budgets get smaller both.
+/// The arena's size: no less than it has, and while budgets get smaller both the old and the new.
 fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> ArenaSize {
     let smaller: u64 = plan
         .steps
@@ -162,7 +162,7 @@ fn size(running: &Running, wanted: &Config, plan: &Plan, excess_pages: u64) -> A
     }
 }
 
-/// Opens the interfaces and sockets of who comes.
+/// Opens the interfaces and sockets of new ports.
 fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), Refusal> {
     let Prepared { plan, taps, overlays, listeners, owners, .. } = prepared;
     let mut freed: Vec<PathBuf> = Vec::new();
@@ -205,7 +205,8 @@ fn open(prepared: &mut Prepared, now: &Config, sandbox: &Sandbox) -> Result<(), 
     Ok(())
 }
 
-/// Opens an interface. One whose uplink has just gone may still be closing, on a thread of its own.
+/// Opens an interface. The interface of an uplink that has just gone may still be closing, on a
+/// thread of its own.
 fn open_tap(uplink: &UplinkConfig, broker: &Broker) -> Result<TapPort, OpenError> {
     let deadline = Instant::now() + CLOSING_MAX;
     loop {
@@ -216,7 +217,7 @@ fn open_tap(uplink: &UplinkConfig, broker: &Broker) -> Result<TapPort, OpenError
     }
 }
 
-/// The sockets of a VM, and what their listeners are called.
+/// The sockets of a VM, and the names of their listeners.
 fn sockets_of(vm: &VmConfig) -> Vec<(String, PathBuf)> {
     let toe = vm.toe_socket().map(|socket| (toe_name(&vm.name), socket));
     std::iter::once((vm.name.clone(), vm.socket.clone())).chain(toe).collect()

@@ -1,5 +1,5 @@
-//! A configuration as keys and values, as it would be written in the file: for what operators
-//! change at run time by `KEY=VALUE`, and to tell them what differs.
+//! A configuration as keys and values, as it would be written in the file: for changes by
+//! `KEY=VALUE` at run time, and to show operators the differences.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -11,10 +11,10 @@ use super::{Config, DaemonConfig, Problems, UplinkConfig, VmConfig, parse};
 /// Keys of one table, and their values as TOML has them; `None` is not given.
 pub type Keys = Vec<(&'static str, Option<String>)>;
 
-/// Keys of a VM whose defaults are of that VM alone.
+/// Keys of a VM whose defaults depend on the VM.
 const OWN_KEYS: [&str; 2] = ["name", "socket"];
 
-/// What is not as it was: key, value before, value now.
+/// The differences: key, value before, value now.
 #[must_use]
 pub fn differences(before: &Keys, now: &Keys) -> Vec<(&'static str, String, String)> {
     let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".into());
@@ -143,8 +143,8 @@ impl VmConfig {
         ]
     }
 
-    /// Those that are not as in `default`, which are the keys of another VM, and the two whose
-    /// default is each VM's own.
+    /// The keys that differ from `default`, which are the keys of another VM, and the two whose
+    /// default depends on the VM.
     fn given(&self, default: &Keys) -> Keys {
         let own = self.keys().into_iter().zip(default);
         let given = own.filter(|(own, default)| own != *default || OWN_KEYS.contains(&own.0));
@@ -179,13 +179,13 @@ fn named(name: &str, keys: &BTreeMap<String, String>) -> BTreeMap<String, String
 }
 
 impl Config {
-    /// The file that says the same.
+    /// The file with this content.
     #[must_use]
     pub fn to_text(&self) -> String {
         self.text(VmConfig::keys)
     }
 
-    /// Likewise, without what VMs have by default: a thousand of them are read in a fraction of the
+    /// The same without keys that have a VM's default: a thousand VMs are read in a fraction of the
     /// time.
     pub(super) fn short_text(&self) -> String {
         let default = VmConfig::of("default", &BTreeMap::new()).map(|vm| vm.keys());

@@ -35,13 +35,13 @@ use crate::port::overlay::RECEIVE_BYTES;
 use crate::spans;
 use crate::vhost::guest_mem::REGIONS_MAX;
 
-/// Where the daemon keeps its sockets and its arena unless told otherwise.
+/// The directory of the sockets and the arena unless configured otherwise.
 pub const RUN_DIR: &str = "/run/nightporter";
 
-/// What the daemon takes with no VM at all: itself, tables, what operators have asked for.
+/// The daemon's memory without VMs: itself, tables, operators' requests.
 const OWN_BYTES: u64 = 64 << 20;
-/// What a connection with bytes in the store takes besides, and each has [`FLOW_BUFFER_MIN`] there:
-/// what has come out of order, and what it takes to send for its guest.
+/// The further memory of a connection with bytes in the store, where each has [`FLOW_BUFFER_MIN`]:
+/// bytes out of order, and the state for sending for its guest.
 const BUSY_FLOW_BYTES: u64 = 4096;
 
 /// A whole, consistent configuration: names, sockets and MACs are unique, sizes are in range.
@@ -59,7 +59,7 @@ pub struct Config {
     pub toe: Option<ToeConfig>,
     /// `[[toe_rule]]`, in file order: the first that fits decides.
     pub toe_rules: Vec<ToeRule>,
-    /// `[[station]]`, in file order: who is behind which peer of an overlay, as the operator knows.
+    /// `[[station]]`, in file order: the operator's list of which station is behind which peer.
     pub stations: Vec<Station>,
     /// `[[vm]]`, in file order.
     pub vms: Vec<VmConfig>,
@@ -82,7 +82,7 @@ pub struct DaemonConfig {
     /// Default `/run/nightporter/arena`. It must be on a tmpfs; on a disk every write-back would
     /// stall the worker. Size: the sum of all `vm.budget`, plus the flow tables; allocated in full
     /// at start, so that running out of memory is a start-up error and never a crash. A restarted
-    /// daemon needs the same file to know what its predecessor promised.
+    /// daemon needs the same file to know its predecessor's promises.
     pub arena: PathBuf,
     /// Owner of the vhost-user sockets, so that a VMM that is not root can connect.
     /// Default: the daemon's own user. With it or with `socket_group` the mode is 0660, else 0600.
@@ -92,13 +92,13 @@ pub struct DaemonConfig {
     /// Directories in which VMs that come while the daemon runs may have their sockets, besides
     /// those of `control`, `arena` and the VMs of the file. Default: none.
     pub socket_dirs: Vec<PathBuf>,
-    /// Bridges into which `nightporter uplink add` may put taps, which are new. Default: none. What
-    /// it says counts as soon as it is in the file.
+    /// Bridges into which `nightporter uplink add` may put taps, which are new. Default: none. A
+    /// change takes effect as soon as it is in the file.
     pub bridges: Vec<String>,
     /// Microseconds the worker keeps looking for work before it sleeps. Default 0 (sleep at once).
     /// It costs that much CPU after every burst and saves the wake-up (5 to 50 us) of frames that
     /// come within that time. The worker offers its core to others at every look, and does without
-    /// polling for a while when somebody takes it. 1,000,000 keeps an idle core busy.
+    /// polling for a while when another thread takes it. 1,000,000 keeps an idle core busy.
     pub busy_poll_us: u64,
     /// The core the worker is pinned to. Default: none, the kernel's scheduler decides. Give it a
     /// core the guests' vCPU threads do not use: the daemon acknowledges *while they wait*.
@@ -107,7 +107,7 @@ pub struct DaemonConfig {
     /// where the worker must share a core with guests that run at a real-time priority; then
     /// choose one above theirs. With `busy_poll_us` too, everything below it on that core starves.
     pub rt_priority: u8,
-    /// What to log, in `tracing` syntax: `error`, `warn`, `info` (default), `debug`, `trace`, or
+    /// The log level, in `tracing` syntax: `error`, `warn`, `info` (default), `debug`, `trace`, or
     /// per module, as in `info,nightporterd::vhost=debug`. `debug` logs per vhost-user message,
     /// nothing logs per frame.
     pub log: String,
@@ -136,7 +136,7 @@ pub struct UplinkConfig {
     pub bridge: Option<String>,
 }
 
-/// What an uplink is made of.
+/// The kinds of uplinks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum UplinkKind {
     /// `/dev/net/tun`: usually a port of a Linux bridge.
@@ -201,10 +201,10 @@ pub struct VmConfig {
     /// Acknowledge TCP for this guest. Default `true`. `false` makes the port a plain switch port;
     /// `nightporter offload on|off VM` changes it at run time for new connections.
     pub ack_offload: bool,
-    /// Send TCP for this guest: it hands over all it has, the host sends it by a congestion
-    /// control of its own. Default `false`. Only for connections with ack offload. A guest gains
-    /// by it when it floods (`nightporter-guest flood on`); the host's heartbeat tells it that it
-    /// may. `nightporter congestion-offload on|off VM` changes it at run time.
+    /// Send TCP for this guest: it hands over all its data, and the host sends it by a congestion
+    /// control of its own. Default `false`. Only for connections with ack offload. A guest gains by
+    /// it when it floods (`nightporter-guest flood on`); the host's heartbeat tells it that it may.
+    /// `nightporter congestion-offload on|off VM` changes it at run time.
     pub congestion_offload: bool,
     /// How the host sends for this guest: `"cubic"` (default) or `"reno"`.
     pub congestion_control: Algorithm,
@@ -215,10 +215,11 @@ pub struct VmConfig {
     /// Connections of the guest to its own addresses go by the virtual TOE, too. Default `false`:
     /// its own stack is nearer.
     pub toe_to_itself: bool,
-    /// What the guest may send in a second, to the network and to other VMs, in Mbit (10^6 bits) of
-    /// frames. Default: no limit; 1 to 100000. `nightporter rate-limit` changes it at run time.
+    /// The most that the guest may send in a second, to the network and to other VMs, in Mbit (10^6
+    /// bits) of frames. Default: no limit; 1 to 100000. `nightporter rate-limit` changes it at run
+    /// time.
     pub rate_limit_from_guest_mbit_s: Option<u32>,
-    /// Likewise, what may be sent to it.
+    /// Likewise, the most that may be sent to it.
     pub rate_limit_to_guest_mbit_s: Option<u32>,
     /// Bytes that may be held and promised for this guest together, over all its flows. Default
     /// `64M`; 1M to 64G. Cost: that much memory, allocated at start. Formula: rate x the longest
@@ -283,7 +284,7 @@ impl Config {
         parse::config(file, text, overrides)
     }
 
-    /// Every key there is, as `section.key`: what the documentation must cover.
+    /// Every key, as `section.key`: the documentation must cover them.
     #[must_use]
     pub fn known_keys() -> Vec<String> {
         parse::known_keys()
@@ -366,8 +367,8 @@ impl Config {
 /// does: one for each of three levels (Linux, x86-64).
 pub const REGION_TABLES: u64 = 3 * 4096;
 
-/// Bytes of page tables with which a device of a VM reaches so much memory of its guest, all of
-/// it: an entry of 8 bytes for each page, and a page of tables for each gibibyte of such.
+/// Bytes of page tables with which a device of a VM maps so much memory of its guest, all of it: an
+/// entry of 8 bytes for each page, and a page of tables for each gibibyte of such.
 #[must_use]
 pub const fn page_tables_max(guest_bytes: u64) -> u64 {
     guest_bytes / 512 + guest_bytes.div_ceil(1 << 30) * 4096

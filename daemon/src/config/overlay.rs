@@ -10,13 +10,13 @@ use super::keys::{Keys, plain, quoted};
 use super::parse::{Unique, network, port_name};
 use super::reader::{Section, integer, shown, string};
 
-/// The smallest inner MTU: what IPv6 asks of every link (RFC 8200 section 5).
+/// The smallest inner MTU: IPv6 requires it of every link (RFC 8200 section 5).
 pub const MTU_MIN: u16 = 1280;
 /// The largest: a jumbo frame's, as of taps.
 pub const MTU_MAX: u16 = 9216;
 /// Most hosts of an overlay besides this one: each frame for everybody is sent to each of them.
 pub const PEERS_MAX: usize = 64;
-/// The MTU of an Ethernet between the hosts, if nobody says otherwise.
+/// The MTU of an Ethernet between the hosts, unless configured otherwise.
 const ETHERNET_MTU: u16 = 1500;
 
 /// `[[overlay]]`: a port to the other hosts of a network, by VXLAN.
@@ -33,14 +33,14 @@ pub struct OverlayConfig {
     /// `"192.0.2.1:4789"`, `"2001:db8::1"` or `"[2001:db8::1]:4789"`. Default port 4789. Peers know
     /// this host by the address. Overlays may have the same.
     pub local: SocketAddr,
-    /// The other hosts, written as `local`: 1 to 64 of the same family. Frames come from their
-    /// addresses only. With a registry, which tells of hosts too, none needs to be listed; there
-    /// are 64 peers at most then as well, those of the list first.
+    /// The other hosts, written as `local`: 1 to 64 of the same family. Frames are accepted from
+    /// their addresses only. With a registry, which has hosts too, none needs to be listed; there
+    /// are 64 peers at most then as well, first those of the list.
     pub peers: Vec<SocketAddr>,
-    /// Largest IP packet inside, in bytes. Default 1450, over IPv6 1430: what an Ethernet between
-    /// the hosts leaves (MTU 1500 less the tunnel's 50 or 70 bytes). 1280 to 9216. Give VMs no
-    /// larger `mtu`: longer TCP segments are cut, other long packets are lost, and who sent one to
-    /// a VM that is known is told.
+    /// Largest IP packet inside, in bytes. Default 1450, over IPv6 1430, which an Ethernet between
+    /// the hosts leaves (MTU 1500 minus the tunnel's 50 or 70 bytes). 1280 to 9216. Give VMs no
+    /// larger `mtu`: longer TCP segments are cut, other long packets are lost, and the sender of
+    /// one to a known VM is told.
     pub mtu: u16,
 }
 
@@ -67,7 +67,7 @@ pub(super) fn read(
 ) -> OverlayConfig {
     let name = port_name(&mut s, unique);
     let network = network(&mut s);
-    // What comes from one host must not go to another.
+    // Frames from one host must not go to another.
     unique.add("network", network.clone().unwrap_or_default(), &s);
     let vni_fix = "give the network's number, 1 to 16777215, the same on all hosts";
     let vni = s.require("vni", vni_fix, integer(1..=vxlan::VNI_MAX.into()));
@@ -141,8 +141,8 @@ fn sends(host: SocketAddr) -> bool {
     SOURCE_PORTS.contains(&host.port())
 }
 
-/// Whether the overlay at `local` may send frames to a host of which a registry has told: what is
-/// asked of one in `peers`, and that it is not a program on this host.
+/// Whether the overlay at `local` may send frames to a host of a registry: it must meet the rules
+/// for `peers`, and not be a program on this host.
 #[must_use]
 pub(crate) fn may_be_peer(local: SocketAddr, host: SocketAddr) -> bool {
     let (ip, own) = (host.ip().to_canonical(), local.ip());

@@ -200,7 +200,7 @@ fn daemon(mut s: Section<'_, '_>) -> DaemonConfig {
     config
 }
 
-/// What to write for the owner and the group of sockets.
+/// The fix for a wrong owner or group of sockets.
 const USER_FIX: &str = "give the name of a user, as in \"libvirt-qemu\"";
 const GROUP_FIX: &str = "give the name of a group, as in \"kvm\"";
 
@@ -295,7 +295,7 @@ fn vm(mut s: Section<'_, '_>, unique: &mut Unique) -> VmConfig {
     config
 }
 
-/// What goes together, and what no two VMs share.
+/// Combinations of keys, and values that two VMs must not share.
 fn check_vm(s: &mut Section<'_, '_>, config: &VmConfig, unique: &mut Unique) {
     // A command may turn one off and leave the other.
     if config.congestion_offload && !config.ack_offload && !s.is_of_a_command() {
@@ -318,7 +318,7 @@ fn check_vm(s: &mut Section<'_, '_>, config: &VmConfig, unique: &mut Unique) {
     }
 }
 
-/// What the virtual TOE needs.
+/// The requirements of the virtual TOE.
 fn check_toe(s: &mut Section<'_, '_>, config: &VmConfig, socket: &Path) {
     if config.ips.is_none() {
         let what = "needs ips: no socket may have another address".into();
@@ -444,7 +444,8 @@ fn metrics(v: &DeValue<'_>, allow_remote: bool) -> Result<Option<SocketAddr>, St
 
 fn log(v: &DeValue<'_>) -> Result<String, String> {
     let s = string(v)?;
-    // A word that is no level is the name of a module to the filter: it would log nothing else.
+    // The filter takes a word that is no level for the name of a module, and would log nothing
+    // else.
     let levels = ["off", "error", "warn", "info", "debug", "trace"];
     let is_one = |word: &str| {
         let level = word.trim().to_ascii_lowercase();
@@ -538,7 +539,7 @@ fn ordered(mut vlans: Vec<u16>) -> Vec<u16> {
     vlans
 }
 
-/// What a host can have as its own.
+/// Addresses that a host can have.
 fn hosts(ips: Vec<IpAddr>) -> Result<Vec<IpAddr>, String> {
     let bad = ips.iter().find(|ip| {
         matches!(ip, IpAddr::V4(a) if a.is_multicast() || a.is_broadcast())

@@ -21,9 +21,9 @@ pub struct Problem {
     pub place: Place,
     /// Which key, as in `vm.web1.mtu`; empty for a syntax error.
     pub key: String,
-    /// What is wrong.
+    /// The mistake.
     pub what: String,
-    /// What to do about it.
+    /// Its fix.
     pub fix: String,
 }
 
@@ -74,8 +74,8 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// Text with pieces of the file in it, as one line of a terminal: control characters are spelt
-/// out, and what is too long to read ends in dots.
+/// Text with pieces of the file in it, as one line of a terminal: control characters are spelt out,
+/// and text that is too long to read ends in dots.
 struct Plain<'a>(&'a str);
 
 impl fmt::Display for Plain<'_> {
@@ -90,7 +90,7 @@ impl fmt::Display for Plain<'_> {
     }
 }
 
-/// A parsed file, and what was found wrong with it so far.
+/// A parsed file, and the mistakes that were found in it so far.
 pub(super) struct Document<'i> {
     text: &'i str,
     root: DeTable<'i>,
@@ -145,7 +145,7 @@ impl<'i> Document<'i> {
         self.root.contains_key(name)
     }
 
-    /// The single table `[name]`, if the file has one. The command line has nothing to say to it.
+    /// The single table `[name]`, if the file has one. The command line does not apply to it.
     pub(super) fn table(&mut self, name: &'static str) -> Option<Section<'_, 'i>> {
         let is_there = self.root.contains_key(name);
         let mut section = self.section(name);
@@ -174,7 +174,7 @@ impl<'i> Document<'i> {
         section
     }
 
-    /// A table of which the command line has everything.
+    /// A table of which the command line has every key.
     pub(super) fn given(&mut self, name: &'static str) -> Section<'_, 'i> {
         let mut section = Section::new(self, name, DeTable::default(), 0..0);
         section.overrides = section.doc.overrides.clone();
@@ -224,7 +224,7 @@ pub(super) struct Section<'d, 'i> {
     pub(super) span: Range<usize>,
     table: DeTable<'i>,
     overrides: BTreeMap<String, String>,
-    /// What stands before those on the command line.
+    /// The flag before those on the command line.
     flag: &'static str,
     known: Vec<&'static str>,
 }
@@ -291,7 +291,7 @@ impl<'d, 'i> Section<'d, 'i> {
         self.doc.problem(&self.span.clone(), &label, what, fix);
     }
 
-    /// Reports every key that nobody asked for.
+    /// Reports every key that was not asked for.
     pub(super) fn finish(mut self) {
         for (key, _) in std::mem::take(&mut self.table) {
             let label = format!("{}.{}", self.label, key.get_ref());

@@ -1,4 +1,4 @@
-//! `[[station]]`: who is behind which peer of an overlay, as the operator knows.
+//! `[[station]]`: the operator's list of which station is behind which peer of an overlay.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

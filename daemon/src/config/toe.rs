@@ -10,10 +10,10 @@ use super::parse::path;
 use super::reader::{Section, integer, string};
 use crate::toe::HAS_UCX;
 
-/// Where hosts connect to each other, if nobody says otherwise.
+/// The port at which hosts connect to each other, unless configured otherwise.
 const PORT: u16 = 4793;
 
-/// By what payload goes between hosts.
+/// The way of payload between hosts.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum FabricKind {
     /// The streams of TCP that there are anyway.
@@ -48,27 +48,27 @@ fn fabric(v: &DeValue<'_>) -> Result<FabricKind, String> {
 pub struct ToeConfig {
     /// The TCP port that all hosts listen at, at their overlays' addresses. Default 4793.
     pub port: u16,
-    /// `fabric`: by what payload goes to other hosts. Default `tcp`.
+    /// `fabric`: the way of payload to other hosts. Default `tcp`.
     pub fabric: FabricKind,
-    /// `ca`, `certificate` and `key`: by what hosts prove to each other who they are, at the next
-    /// port. Default: nothing, they are told by their addresses alone.
+    /// `ca`, `certificate` and `key`, with which hosts prove their identity to each other at the
+    /// next port. Default: none; hosts are known by their addresses alone.
     pub proof: Option<Files>,
 }
 
 impl ToeConfig {
-    /// Whether payload is to go by UCX.
+    /// Whether payload should go by UCX.
     #[must_use]
     pub fn has_ucx(&self) -> bool {
         self.fabric == FabricKind::Ucx
     }
 
-    /// The TCP port at which hosts prove who they are.
+    /// The TCP port at which hosts prove their identity.
     #[must_use]
     pub const fn proof_port(&self) -> u16 {
         self.port.saturating_add(1)
     }
 
-    /// What is read to prove who this host is.
+    /// The files with which this host proves its identity.
     pub(crate) fn proof_files(&self) -> impl Iterator<Item = &Path> {
         self.proof.iter().flat_map(Files::all).map(PathBuf::as_path)
     }

@@ -15,8 +15,8 @@ pub(super) const RULES_MAX: usize = 256;
 /// Bytes of a process's name that the kernel keeps (`TASK_COMM_LEN`, less its terminator).
 const PROGRAM_BYTES_MAX: usize = 15;
 
-/// `[[toe_rule]]`: the first one that fits decides about a connect() of a guest; if none does it
-/// goes by TOE. What is not given fits all.
+/// `[[toe_rule]]`: the first one that fits decides about a connect() of a guest; if none fits, it
+/// goes by TOE. A missing key fits all values.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ToeRule {
     /// Destination addresses. Empty: all.
@@ -145,7 +145,7 @@ mod tests {
         ] {
             assert_eq!(fits(rule, program, to), expected, "{program} {to}");
         }
-        // What is written down reads back.
+        // A written rule reads back.
         let rule = parse(rule).unwrap();
         let keys = rule.keys().into_iter().filter_map(|(key, value)| Some((key, value?)));
         let text: Vec<_> = keys.map(|(key, value)| format!("{key} = {value}")).collect();

@@ -9,7 +9,7 @@ use nightporter_core::wire::packet::{Ip, L4, Net, Packet};
 /// Bytes of records that may wait for a slow reader; then frames are missed, and counted. A reader
 /// that loses its processor for 100 ms misses none at 2.6 Gbit/s. Taken only while it is slow.
 pub(super) const BUFFER_BYTES_MAX: usize = 32 << 20;
-/// Nanosecond pcap, as its first four bytes in host order say (draft-ietf-opsawg-pcap, section 4).
+/// Nanosecond pcap, by its first four bytes in host order (draft-ietf-opsawg-pcap, section 4).
 const MAGIC_NS: u32 = 0xa1b2_3c4d;
 /// Larger than any super-segment.
 const SNAPLEN: u32 = 262_144;
@@ -28,7 +28,7 @@ fn file_header() -> Vec<u8> {
     h
 }
 
-/// What a client wants of each frame, and of which.
+/// The frames that a client wants, and how much of each.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Taking {
     pub(super) snap_bytes: Option<u32>,
@@ -85,8 +85,8 @@ impl Capture {
         Self { epoch_ns, taking, buffer: file_header(), missed: 0 }
     }
 
-    /// Starts one that gives a moment the same time as `other` does: what captures of two ports
-    /// say can then be put in order, turn by turn.
+    /// Starts one that gives a moment the same time as `other` does, so that captures of two ports
+    /// can be put in order, turn by turn.
     #[must_use]
     pub(super) fn beside(other: &Self, taking: Taking) -> Self {
         Self { epoch_ns: other.epoch_ns, taking, buffer: file_header(), missed: 0 }
@@ -116,7 +116,7 @@ impl Capture {
         }
     }
 
-    /// What was written since the last call; first of all the file's header.
+    /// The bytes since the last call; first of all the file's header.
     pub(super) fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.buffer)
     }

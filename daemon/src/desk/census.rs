@@ -1,5 +1,5 @@
-//! How many connections the VMs have, and in which states: counted some at a time, between turns,
-//! because a look at a million of them takes as long as a hundred turns.
+//! The number of the VMs' connections in each state, counted in parts between turns, because
+//! counting a million takes as long as a hundred turns.
 
 use nightporter_core::engine::Engine;
 use nightporter_core::port::PortId;
@@ -34,7 +34,7 @@ pub(super) struct Census {
 }
 
 impl Census {
-    /// What was counted last, or so far.
+    /// The last count, or the count so far.
     pub(super) fn of(&self, port: PortId) -> FlowSums {
         self.sums.get(usize::from(port.0)).cloned().unwrap_or_default()
     }
@@ -46,7 +46,7 @@ impl Census {
         }
     }
 
-    /// Begins to count, if no count goes on; those who want one together get the same.
+    /// Begins to count, if no count goes on; clients that want one together get the same.
     pub(super) fn begin(&mut self) {
         if self.at.is_none() {
             self.sums.clear();
@@ -54,8 +54,9 @@ impl Census {
         }
     }
 
-    /// Counts some more. `true`: it is done. That is not while a VM is being drained in steps: who
-    /// asks whether anything is still owed would be told no before all its flows know of it.
+    /// Counts some more. `true`: it is done. It is not done while a VM is being drained in steps: a
+    /// client that asks whether anything is still owed would be told no before all its flows know
+    /// of the drain.
     pub(super) fn go_on(&mut self, engine: &Engine<'_>) -> bool {
         self.count(engine.flow_places(), engine.is_draining(), |place| {
             let (_, key, flow) = engine.flow(place)?;

@@ -1,5 +1,5 @@
-//! Ports come, go and change while the daemon runs: one change at a time, one step between two
-//! turns. How a change is planned and prepared is `change`'s.
+//! Adding, removing and changing ports while the daemon runs: one change at a time, one step
+//! between two turns. `change` plans and prepares changes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,10 +26,10 @@ use crate::worker::data_path::DataPath;
 /// Changes that may wait for the one that is under way.
 const WAITING_MAX: usize = 64;
 
-/// A change that somebody wants.
+/// A request for a change.
 #[derive(Debug)]
 pub(super) struct Asked {
-    /// The control client who waits for it; `None` is a signal.
+    /// The control client that waits for it; `None` is a signal.
     pub(super) place: Option<u16>,
     pub(super) change: Change,
     pub(super) dry_run: bool,
@@ -43,7 +43,7 @@ struct Applying {
     at: usize,
     /// The connections that end with the next step have begun to.
     begun: bool,
-    /// What went wrong, which nothing should.
+    /// Errors that should not occur.
     failed: Vec<String>,
 }
 
@@ -53,10 +53,10 @@ pub(super) struct Changes {
     /// `None`: this daemon cannot change.
     parts: Option<(Preparer, Running)>,
     waiting: VecDeque<Asked>,
-    /// Who waits for the one that is under way.
+    /// The client that waits for the change that is under way.
     busy: Option<Option<u16>>,
     applying: Option<Applying>,
-    /// What commands changed while it was prepared.
+    /// Changes by commands while it was prepared.
     notes: Vec<(String, Setting)>,
 }
 
@@ -89,7 +89,7 @@ impl Changes {
 }
 
 impl Changes {
-    /// What runs, as of the last change.
+    /// The running configuration, as of the last change.
     pub(super) fn running(&self) -> Option<Arc<Config>> {
         self.parts.as_ref().map(|(_, running)| Arc::clone(&running.config))
     }
@@ -130,7 +130,7 @@ impl Desk {
         }
     }
 
-    /// Somebody wants a change, and there can be one: it waits for its turn.
+    /// A request for a change that is possible: it waits for its turn.
     pub(super) fn ask(&mut self, path: &DataPath, asked: Asked) {
         self.changes.waiting.push_back(asked);
         self.next_change(path);
@@ -278,14 +278,14 @@ impl Desk {
         Ok(())
     }
 
-    /// Answers who waits for the change that was under way, and begins with the next.
+    /// Answers the client of the change that was under way, and begins with the next.
     fn end_change(&mut self, path: &DataPath, reply: Reply) {
         let place = self.changes.busy.take().flatten();
         self.answer(place, reply);
         self.next_change(path);
     }
 
-    /// Tells who waits, or the log.
+    /// Tells the client that waits, or the log.
     pub(super) fn answer(&mut self, place: Option<u16>, reply: Reply) {
         match (place, reply) {
             (Some(place), reply) => {

@@ -1,4 +1,4 @@
-//! What operators ask of a running worker, and what it tells them.
+//! Operators' commands to a running worker, and the answers.
 
 use nightporter_api::{Direction, RATE_LIMIT_MBIT_S_MAX, Reply, Request};
 use nightporter_core::engine::{self, Engine};
@@ -162,7 +162,7 @@ impl Desk {
         self.note(vm, Setting::RateLimit(direction, mbit_s), Reply::Done {})
     }
 
-    /// What a command did to a VM, unless it failed.
+    /// Notes a command's change of a VM, unless it failed.
     fn note(&mut self, vm: &str, setting: Setting, reply: Reply) -> Reply {
         if reply == (Reply::Done {}) {
             self.changes.note(vm, setting);
@@ -170,7 +170,7 @@ impl Desk {
         reply
     }
 
-    /// Moves what watchers wrote to their clients.
+    /// Moves the watchers' output to their clients.
     pub(super) fn feed_watchers(&mut self, epoll: &Epoll, path: &mut DataPath) {
         path.ports.watchers.note_states(&path.engine);
         let Self { control: Some(control), writes, .. } = self else { return };

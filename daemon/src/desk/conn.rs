@@ -1,5 +1,5 @@
-//! Small non-blocking connections inside the event loop: bounded in number, in what they may send
-//! and in what they may leave unread, so that no client of them can hurt the data path.
+//! Small non-blocking connections inside the event loop: bounded in number, in their requests and
+//! in their unread replies, so that no client can hurt the data path.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -10,14 +10,16 @@ use nix::sys::epoll::EpollFlags;
 
 /// Connections of one kind that may be open at a time; the idlest makes room for a new one.
 pub(crate) const CLIENTS_MAX: usize = 16;
-/// Connections taken in per wake-up, so that one who connects all the time holds up nobody else.
+/// Connections accepted per wake-up, so that a client that connects all the time delays nothing
+/// else.
 pub(crate) const ACCEPTS_PER_TURN: usize = CLIENTS_MAX;
 /// Bytes taken from a socket in one go.
 const READ_CHUNK: usize = 4096;
 /// Bytes written in one turn: an answer about 2,000 VMs is megabytes, and its readers may take them
 /// as fast as they come.
 const WRITES_MAX: usize = 128 << 10;
-/// And in one go to who comes when these are written, so that nobody waits for the others' end.
+/// The least that a client gets in one turn when these are used up, so that no client waits for the
+/// end of the others.
 const WRITE_MIN: usize = 4 << 10;
 
 /// Bytes that may still be written to all connections in this turn.
@@ -45,7 +47,7 @@ pub(crate) struct Conn<S> {
 }
 
 impl<S: Read + Write + AsFd> Conn<S> {
-    /// Over a non-blocking stream whose peer may send `input_max` bytes that are not yet taken.
+    /// Over a non-blocking stream whose peer may send `input_max` bytes ahead of its reader.
     pub(crate) fn new(stream: S, input_max: usize) -> Self {
         Self {
             stream,
@@ -63,7 +65,7 @@ impl<S: Read + Write + AsFd> Conn<S> {
         self.stream.as_fd()
     }
 
-    /// What to wait for: room if there is output, else input.
+    /// The event to wait for: room if there is output, else input.
     pub(crate) fn interest(&self) -> EpollFlags {
         if self.pending() > 0 { EpollFlags::EPOLLOUT } else { EpollFlags::EPOLLIN }
     }
@@ -93,7 +95,7 @@ impl<S: Read + Write + AsFd> Conn<S> {
         Some(self.input.drain(..at + end.len()).collect())
     }
 
-    /// Forgets what the peer sent.
+    /// Discards the peer's input.
     pub(crate) fn discard_input(&mut self) {
         self.input.clear();
     }
@@ -126,8 +128,8 @@ impl<S: Read + Write + AsFd> Conn<S> {
         self.closing = true;
     }
 
-    /// Writes what the kernel takes and `all` have left: while there is more, there is an event as
-    /// soon as it has room.
+    /// Writes as much as the kernel takes and `all` allows: while there is more, there is an event
+    /// as soon as it has room.
     pub(crate) fn flush(&mut self, all: &mut Allowance) -> io::Result<()> {
         let mut left = all.0.max(WRITE_MIN);
         while left > 0

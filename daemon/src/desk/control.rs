@@ -1,4 +1,4 @@
-//! The control socket's server: requests in, replies and streams out, none of it blocking.
+//! The control socket's server: requests in, replies and streams out, all without blocking.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,8 +23,8 @@ const STREAM_PENDING_MAX: usize = 1 << 20;
 pub struct ControlServer {
     listener: Listener,
     clients: Clients<Client>,
-    /// A descriptor that is given up for a client when there is no other: whatever uses them all,
-    /// an operator finds somebody to ask.
+    /// A spare descriptor, which is closed for a client when there is no other: so an operator is
+    /// served even if all descriptors are in use.
     reserve: Option<OwnedFd>,
 }
 
@@ -50,8 +50,8 @@ impl ControlServer {
         self.listener.fd()
     }
 
-    /// Takes in who waits on the listener. Returns the places that have another client now. An
-    /// error: somebody waits there still, and cannot be taken in.
+    /// Accepts waiting clients. Returns the places that have another client now. An error: a client
+    /// still waits, and cannot be accepted.
     pub(crate) fn handle_listener(&mut self, epoll: &Epoll) -> (Vec<u16>, io::Result<()>) {
         let mut places = Vec::new();
         for _ in 0..ACCEPTS_PER_TURN {
@@ -90,7 +90,7 @@ impl ControlServer {
         let Some(client) = self.clients.at(place) else { return false };
         let alive = client.conn.flush(all).is_ok() && client.conn.fill().is_ok();
         if client.streaming {
-            // What a streaming client says does not matter, only that it goes.
+            // The input of a streaming client does not matter, only its end.
             client.conn.discard_input();
         }
         alive
@@ -157,9 +157,9 @@ impl ControlServer {
         }
     }
 
-    /// Writes what is queued for `place`. `false`: the connection is closed now. Who waits for an
-    /// answer is not listened to until then: what it sends, or that it goes, would wake us over and
-    /// over.
+    /// Writes the queued output for `place`. `false`: the connection is closed now. A client that
+    /// waits for an answer is not read until then, because its input, or its end, would wake the
+    /// worker over and over.
     pub(crate) fn finish(&mut self, epoll: &Epoll, all: &mut Allowance, place: u16) -> bool {
         let Some(Client { conn, held, .. }) = self.clients.at(place) else { return false };
         let mut alive = conn.flush(all).is_ok() && (*held || !conn.is_done());

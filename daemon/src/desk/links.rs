@@ -1,10 +1,10 @@
-//! Interfaces that go and come back while the daemon runs, and what else is wrong with one.
+//! Interfaces that go and come back while the daemon runs, and other faults of interfaces.
 //!
-//! A tap says so itself when it is deleted; the descriptor of a deleted macvtap stays silent, and
-//! nothing but a notification (rtnetlink(7)) tells that an interface is back, is down, or has left
-//! its bridge. What the notifications say of all interfaces is kept: to ask the kernel would mean
-//! to wait for its lock of the network configuration. Only when notifications were lost, because
-//! very many came at once, it is asked for all interfaces.
+//! A tap reports its own deletion. The descriptor of a deleted macvtap stays silent, and only a
+//! notification (rtnetlink(7)) shows that an interface is back, is down, or has left its bridge.
+//! The notifications about all interfaces are kept, because asking the kernel would wait for its
+//! lock of the network configuration. Only if notifications were lost, because very many came at
+//! once, the kernel is asked for all interfaces.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -94,7 +94,7 @@ impl LinkWatch {
         Ok(())
     }
 
-    /// Takes in all that has been said.
+    /// Reads all notifications.
     pub(super) fn read(&mut self) {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         loop {
@@ -140,8 +140,7 @@ impl LinkWatch {
         }
     }
 
-    /// What keeps an uplink's frames from getting anywhere, if something does; and the bridge that
-    /// it is in.
+    /// The fault of an uplink, if there is one; and the bridge that it is in.
     fn judge(&self, config: &UplinkConfig, index: u32) -> (Option<String>, u32) {
         let Some(link) = self.links.get(&index) else { return (None, 0) };
         let ifname = &config.ifname;
@@ -204,7 +203,7 @@ impl Desk {
         self.mend(now, path);
     }
 
-    /// Notes what is wrong with uplinks, and says what has changed about that.
+    /// Notes faults of uplinks, and logs changes.
     pub(super) fn judge_uplinks(&self, path: &mut DataPath) {
         let Some(links) = &self.links else { return };
         let mut bridges: BTreeMap<u32, String> = BTreeMap::new();
@@ -293,7 +292,7 @@ mod tests {
         assert_eq!(other, said("np0 is in br0, not in no such br; it is left there", 9));
         let down = message(NEW_LINK, 0, 9, 0, None);
         assert_eq!(judge(&[down], None), said("its bridge is down", 9));
-        // What the bridge says of its port is not about the interface.
+        // A bridge's message about its port is not about the interface.
         assert_eq!(judge(&[message(DELETED_LINK, 7, 7, both, master)], None).1, 9);
         assert_eq!(judge(&[message(DELETED_LINK, 0, 7, both, None)], None), (None, 0));
     }

@@ -1,8 +1,8 @@
-//! What is missing is tried again: uplinks and overlays that could not be opened, or have gone, and
-//! uplinks that were taken out of their bridges. Each at once when something changes about
-//! interfaces, and then once a second; an uplink is put back into its bridge less often: two
-//! programs that both put it somewhere do not fight all the time. Who wants it out of its bridge
-//! takes `bridge` out of the configuration.
+//! Tries again to open uplinks and overlays that could not be opened, or have gone, and puts
+//! uplinks back into bridges from which they were taken. It tries at once when an interface
+//! changes, and then once a second. An uplink is put back into its bridge less often, so that two
+//! programs that both put it somewhere do not fight all the time. To keep an uplink out of its
+//! bridge, an operator removes `bridge` from the configuration.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -43,14 +43,14 @@ impl Mender {
 }
 
 impl Desk {
-    /// What is missing is tried again from now on.
+    /// Missing uplinks and overlays are tried again from now on.
     pub(crate) fn set_opener(&mut self, epoll: &Epoll, opener: Opener) -> io::Result<()> {
         watch_for(epoll, &opener.fd(), Token::Opener)?;
         self.mender.opener = Some(opener);
         Ok(())
     }
 
-    /// Begins to try what is missing, and may be tried by now.
+    /// Begins to try missing uplinks and overlays that may be tried by now.
     pub(super) fn mend(&mut self, now: Instant, path: &DataPath) {
         let Mender { opener, is_busy, not_before, due } = &mut self.mender;
         let Some(opener) = opener.as_ref().filter(|_| !*is_busy) else { return };
@@ -84,7 +84,7 @@ impl Desk {
         }
     }
 
-    /// What was missing has been tried.
+    /// Missing uplinks and overlays were tried.
     pub(super) fn handle_opened(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         let Some(all) = self.mender.opener.as_ref().and_then(Opener::poll) else { return };
         self.mender.is_busy = false;

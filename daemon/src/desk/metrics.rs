@@ -59,8 +59,7 @@ impl MetricsServer {
         self.listener.as_fd()
     }
 
-    /// Takes in who waits on the listener. Errors: somebody waits there still, and cannot be taken
-    /// in.
+    /// Accepts waiting clients. Errors: a client still waits, and cannot be accepted.
     pub(crate) fn handle_listener(&mut self, epoll: &Epoll) -> io::Result<()> {
         for _ in 0..ACCEPTS_PER_TURN {
             let accepted = accepted(self.listener.accept().map(|(stream, _)| stream));
@@ -124,7 +123,7 @@ impl MetricsServer {
         self.finish(epoll, place, alive);
     }
 
-    /// Those who wait for it get this.
+    /// Answers the clients that wait for it.
     pub(super) fn handle_answer(
         &mut self,
         epoll: &Epoll,
@@ -151,7 +150,7 @@ impl MetricsServer {
         }
     }
 
-    /// Waits for what comes next on the connection at `place`, or forgets it.
+    /// Waits for the next input on the connection at `place`, or forgets it.
     fn finish(&mut self, epoll: &Epoll, place: u16, mut alive: bool) {
         let Some(conn) = self.clients.at(place) else { return };
         if alive {
@@ -176,7 +175,7 @@ fn is_scrape(head: &[u8]) -> Result<(), Vec<u8>> {
     }
 }
 
-/// The last that is said on a connection.
+/// The last output on a connection.
 fn end_with(conn: &mut Conn<TcpStream>, answer: Arc<Vec<u8>>) {
     conn.queue_shared(answer);
     conn.close_when_flushed();

@@ -1,10 +1,10 @@
-//! The desk: everything that is not a frame. Operators at the control socket, metrics, captures and
-//! traces; signals; interfaces that go and come back.
+//! The desk: all work that is not about frames. Operators at the control socket, metrics, captures
+//! and traces; signals; interfaces that go and come back.
 //!
-//! It works between two turns, never in one: what an event asks for is done to the [`DataPath`] at
-//! once, and the turn that follows carries it out. Clients are bounded in number, in what they may
-//! ask in a row and in what they may leave unread, so that none of them holds up a turn for long. A
-//! status, which is about all ports and flows, is made in as many turns as it needs (`survey`).
+//! It works between two turns, never in one: an event changes the [`DataPath`] at once, and the
+//! turn that follows carries the change out. Clients are bounded in number, in consecutive requests
+//! and in unread replies, so none of them delays a turn for long. A status, which is about all
+//! ports and flows, is made in as many turns as it needs (`survey`).
 
 mod capture;
 mod census;
@@ -75,11 +75,11 @@ pub(crate) struct Desk {
     changes: Changes,
     mender: Mender,
     directory: Option<Directory>,
-    /// Clients who have just been answered: they may have asked for more.
+    /// Clients that have just been answered: they may have asked for more.
     answered: Vec<u16>,
-    /// What may be written to clients in this turn.
+    /// The bytes that may be written to clients in this turn.
     writes: Allowance,
-    /// Listeners that take nobody in for now.
+    /// Listeners that do not accept for now.
     resting: Resting<Token>,
     /// Set once the daemon was told to stop.
     stop: Option<Stop>,
@@ -87,7 +87,7 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// Without anybody to serve. A stop waits `drain_timeout` for guests.
+    /// Without clients. A stop waits `drain_timeout` for guests.
     pub(crate) fn new(now: Instant, drain_timeout: Duration) -> Self {
         Self {
             drain_timeout,
@@ -110,7 +110,7 @@ impl Desk {
         }
     }
 
-    /// Somebody has asked for a status.
+    /// A client has asked for a status.
     #[cfg(test)]
     pub(crate) fn begin_survey(&mut self) {
         self.survey.begin();
@@ -151,9 +151,9 @@ impl Desk {
         Ok(())
     }
 
-    /// Who opens uplinks.
+    /// Sets the process that opens uplinks.
     pub(crate) fn set_broker(&mut self, epoll: &Epoll, broker: Arc<Broker>) -> io::Result<()> {
-        // That it has hung up is always told.
+        // A hang-up is always reported.
         epoll.add(broker.end(), EpollEvent::new(EpollFlags::empty(), Token::Broker.pack()))?;
         self.broker = Some(broker);
         Ok(())
@@ -173,7 +173,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Asks and tells there who is where.
+    /// Sets the registry, which is asked and told which station is where.
     pub(crate) fn set_registry(
         &mut self,
         epoll: &Epoll,
@@ -225,7 +225,7 @@ impl Desk {
         }
     }
 
-    /// A turn is over: watchers get what they saw, and a stop may be done.
+    /// A turn is over: watchers get their frames, and a stop may be done.
     pub(crate) fn after_turn(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath) {
         self.feed_watchers(epoll, path);
         if self.survey.goes_on() {

@@ -1,4 +1,4 @@
-//! What the worker tells operators about itself, its ports and its flows.
+//! The worker's answers to operators about itself, its ports and its flows.
 
 use std::net::SocketAddr;
 
@@ -28,7 +28,7 @@ const FLOWS_PER_PAGE: usize = 100;
 const PLACES_PER_PAGE: usize = 1024;
 
 impl Desk {
-    /// What there is to say besides of these ports.
+    /// Further information about these ports.
     pub(super) fn status(
         &self,
         now: Instant,
@@ -161,7 +161,7 @@ impl DataPath {
     }
 }
 
-/// What is found from place `from` on, and where to go on, if there are more places.
+/// The items from place `from` on, and the place to go on from, if there are more.
 fn page<T>(places: usize, from: u64, look: impl Fn(usize) -> Option<T>) -> (Vec<T>, Option<u64>) {
     let mut at = usize::try_from(from).unwrap_or(usize::MAX).min(places);
     let end = places.min(at + PLACES_PER_PAGE);
@@ -208,7 +208,7 @@ pub(super) fn state_of(flow: &Flow) -> usize {
     }
 }
 
-/// Bytes in the store; a flow outside `On` and `Drain` has none, whatever its numbers say.
+/// Bytes in the store; a flow outside `On` and `Drain` has none, whatever its numbers are.
 pub(super) fn held_bytes(flow: &Flow) -> u64 {
     match flow.state() {
         State::On | State::Drain => flow.held_bytes(),

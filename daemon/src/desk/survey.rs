@@ -1,10 +1,10 @@
 //! A status, off the data path: connections are counted (`census`), then some ports are looked at
-//! after each turn, and what was seen is put into words aside, for operators and for scrapes. No
-//! turn waits for more than [`PORTS_PER_TURN`] ports and a bounded write to each client.
+//! after each turn, and the results are formatted on another thread, for operators and for scrapes.
+//! No turn waits for more than [`PORTS_PER_TURN`] ports and a bounded write to each client.
 //!
-//! Who asks while connections are counted gets what is seen then; who asks later waits for the
-//! next look, so that nobody is told what was before the question. A port that comes or goes
-//! meanwhile may be missing.
+//! A request that arrives while connections are counted is answered from this count. A later
+//! request waits for the next one, so that no answer is older than its question. A port that comes
+//! or goes meanwhile may be missing.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -29,7 +29,7 @@ pub(crate) const PORTS_PER_TURN: usize = 8;
 /// Puts a status into words.
 pub(crate) type Scribe = Aside<Job, Words>;
 
-/// What is to be put into words.
+/// A status to be formatted.
 #[derive(Debug)]
 pub(crate) struct Job {
     status: Status,
@@ -37,7 +37,7 @@ pub(crate) struct Job {
     for_scrapes: bool,
 }
 
-/// The same for everybody who has asked.
+/// The same text for all clients that have asked.
 #[derive(Debug, Default)]
 pub(crate) struct Words {
     /// A mistake of ours.
@@ -48,7 +48,7 @@ pub(crate) struct Words {
     for_scrapes: Option<Arc<Vec<u8>>>,
 }
 
-/// Starts who does that. To be called before the worker gets its core and its priority, which
+/// Starts the thread that formats. Call it before the worker gets its core and its priority, which
 /// threads inherit. Errors: the system's.
 pub(crate) fn start_scribe() -> io::Result<Scribe> {
     let failed = || Words { has_failed: true, ..Words::default() };
@@ -91,9 +91,9 @@ pub(super) struct Survey {
     scribe: Option<Scribe>,
     pub(super) census: Census,
     stage: Stage,
-    /// Control clients who get this one, by their places.
+    /// Control clients that get this one, by their places.
     waiting: Vec<u16>,
-    /// And who get the next.
+    /// And those that get the next.
     later: Vec<u16>,
 }
 
@@ -180,7 +180,7 @@ impl Desk {
         }
     }
 
-    /// Who has waited is told; who came too late waits on.
+    /// Answers the clients that have waited; those that came too late wait on.
     fn tell_status(&mut self, now: Instant, epoll: &Epoll, path: &mut DataPath, words: Words) {
         self.survey.stage = Stage::Idle;
         let told = std::mem::take(&mut self.survey.waiting);

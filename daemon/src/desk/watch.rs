@@ -1,7 +1,7 @@
-//! Who looks at frames as they pass: captures of a port, and traces of one flow.
+//! Watchers of frames as they pass: captures of a port, and traces of one flow.
 //!
 //! Both write into bounded buffers that the control socket drains; a slow reader misses frames and
-//! slows nothing down. With nobody watching, a frame costs one comparison.
+//! delays nothing. Without watchers, a frame costs one comparison.
 
 use std::fmt::Write as _;
 
@@ -29,7 +29,7 @@ pub(crate) enum Direction {
     ToPort,
 }
 
-/// One who watches, at one place of the control socket.
+/// A watcher, at one place of the control socket.
 #[derive(Debug)]
 struct Watcher {
     place: u16,
@@ -42,7 +42,7 @@ enum What {
     Flow(Box<Trace>),
 }
 
-/// Everybody who watches.
+/// All watchers.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
     list: Vec<Watcher>,
@@ -119,7 +119,8 @@ impl Watchers {
         self.list.retain(|w| w.place != place);
     }
 
-    /// The port is gone: who captured it, or traced a connection of it, at which places.
+    /// The port is gone: returns the places of clients that captured it, or traced a connection of
+    /// it.
     pub(crate) fn remove_port(&mut self, at: PortId) -> Vec<u16> {
         let is_of = |what: &What| match what {
             What::Port(port, _) => *port == at,
@@ -129,8 +130,8 @@ impl Watchers {
         gone.map(|watcher| watcher.place).collect()
     }
 
-    /// Shows each watcher's place to `sink`, and how to take what was written for it. `false`: the
-    /// client is gone, and so is the watcher.
+    /// Passes each watcher's place to `sink`, and a way to take its output. `false`: the client is
+    /// gone, and so is the watcher.
     pub(crate) fn drain(&mut self, mut sink: impl FnMut(u16, &mut dyn FnMut() -> Vec<u8>) -> bool) {
         self.list.retain_mut(|watcher| {
             let what = &mut watcher.what;
@@ -148,7 +149,8 @@ struct Trace {
     start: Instant,
     id: FlowId,
     key: FlowKey,
-    /// What is subtracted from the sequence numbers of R and of G: the first that were seen.
+    /// The numbers that are subtracted from the sequence numbers of R and of G: the first that were
+    /// seen.
     base: Option<(Seq, Seq)>,
     state: (State, Why),
     /// A segment passed since `state` was last compared.

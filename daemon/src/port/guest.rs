@@ -17,7 +17,8 @@ const PAIR_TO_GUEST: usize = 0;
 pub struct GuestPort {
     /// The device.
     pub port: VhostUserPort,
-    /// What the guest knows nothing of: all behind this port sees its frames with this tag.
+    /// A VLAN of which the guest knows nothing: everything behind this port sees its frames with
+    /// this tag.
     vlan: Option<u16>,
     /// The pair to be asked first, so that all have their turn.
     next: usize,

@@ -1,4 +1,4 @@
-//! What a socket of overlays gives by one call.
+//! The datagrams that a socket of overlays gives by one call.
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
@@ -12,10 +12,10 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 /// The longest datagram there is, or as many as the kernel puts together.
 pub(super) const INBOX_BYTES: usize = 1 << 16;
 
-/// Of whom datagrams are, and how they came.
+/// The sender of datagrams, and their marks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Head {
-    /// `None`: from nobody.
+    /// `None`: there is no sender.
     pub(super) from: Option<IpAddr>,
     pub(super) ecn: Ecn,
     /// Bytes of each but the last.
@@ -29,7 +29,7 @@ pub(super) struct Inbox {
     /// Where those are that are still to be looked at.
     pub(super) left: Range<usize>,
     pub(super) head: Head,
-    /// What the kernel says of them: their length, their ECN field.
+    /// The kernel's control messages: their length, their ECN field.
     control: Vec<u8>,
 }
 
@@ -53,7 +53,7 @@ impl Inbox {
         Some(at..self.left.start)
     }
 
-    /// Takes in what has arrived. Errors: nothing has.
+    /// Reads the datagrams that have arrived. Errors: there are none.
     pub(super) fn fill(&mut self, socket: &UdpSocket) -> Result<(), Errno> {
         let mut to = [io::IoSliceMut::new(&mut self.bytes)];
         let flags = MsgFlags::MSG_DONTWAIT;

@@ -1,6 +1,6 @@
-//! Messages of a front-end: how they are answered, and what they cost if they take more than their
-//! time, because they map memory, the link goes up or down, or a ring with a long log of what is in
-//! flight starts or stops.
+//! Messages of a front-end: the answers to them, and their cost if they take more than their share
+//! of time, because they map memory, the link goes up or down, or a ring with a long in-flight log
+//! starts or stops.
 
 use nightporter_core::time::{Duration, Instant};
 use vhost::vhost_user::message::FrontendReq as Req;
@@ -9,7 +9,7 @@ use crate::vhost::device::Device;
 use crate::vhost::protocol::{Broken, Channel, Message, Refusal, Reply};
 use crate::vhost::session::Session;
 
-/// What a change of the link costs: a look at all connections of the VM.
+/// The cost of a change of the link: a look at all connections of the VM.
 pub(super) const COST_OF_LINK: u32 = 8;
 /// So much may be spent in [`COST_INTERVAL`]: a VM that boots maps some dozen times, and its link
 /// changes three or four times.
@@ -17,7 +17,7 @@ const COST_MAX: u32 = 64;
 /// See [`COST_MAX`].
 const COST_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What it takes to obey a message, besides what it does to the link and to rings with an in-flight
+/// The cost of obeying a message, besides its effects on the link and on rings with an in-flight
 /// log: 1 for mapping memory.
 pub(super) fn cost_of(message: &Message) -> u32 {
     let maps = matches!(
@@ -33,7 +33,7 @@ pub(super) fn cost_of(message: &Message) -> u32 {
     u32::from(maps)
 }
 
-/// What the messages of a front-end have cost lately.
+/// The recent cost of a front-end's messages.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
     sum: u32,

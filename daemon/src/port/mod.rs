@@ -1,4 +1,4 @@
-//! Ports: what frames come in by and leave by.
+//! Ports: the ways by which frames come in and leave.
 
 pub mod guest;
 mod inbox;
@@ -40,7 +40,7 @@ pub enum Port {
 /// A port that is not there.
 #[derive(Clone, Debug)]
 pub struct Lost {
-    /// What it would be.
+    /// The port that it should be.
     pub wanted: Wanted,
     /// Why it is not.
     pub why: String,
@@ -134,7 +134,7 @@ impl Port {
         }
     }
 
-    /// The descriptor that says that there are frames, if it is not a VM's.
+    /// The descriptor that signals frames, if it is not a VM's.
     #[must_use]
     pub fn uplink_fd(&self) -> Option<BorrowedFd<'_>> {
         match self {

@@ -1,10 +1,10 @@
 //! An overlay as a port: frames in VXLAN datagrams, over UDP sockets of its own.
 //!
 //! One socket receives, at the port that peers know, for all overlays of an address (`shared`). A
-//! UDP socket has one source port, and the source port tells flows apart for whoever spreads them
-//! over links (RFC 7348 section 5), so there are [`SENDERS`] to send from. Datagrams of equal
-//! length leave by one call (UDP_SEGMENT) and arrive by one (UDP_GRO). What is in them is the
-//! core's business (`core/src/overlay`).
+//! UDP socket has one source port, and networks that spread flows over links tell flows apart by
+//! the source port (RFC 7348 section 5). So there are [`SENDERS`] sockets to send from. Datagrams
+//! of equal length leave by one call (UDP_SEGMENT) and arrive by one (UDP_GRO). The core reads and
+//! writes their content (`core/src/overlay`).
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -34,10 +34,9 @@ use crate::config::overlay::{PEERS_MAX, may_be_peer};
 
 /// Sockets to send from: as many links can share the flows. A power of two.
 const SENDERS: usize = 16;
-/// Bytes that may wait in the kernel for the worker: what 10 Gbit/s bring in 6 ms.
+/// Bytes that may wait in the kernel for the worker: 6 ms at 10 Gbit/s.
 pub(crate) const RECEIVE_BYTES: usize = 8 << 20;
-/// Bytes that may wait in the kernel to leave by one of the sockets to send from: what 10 Gbit/s
-/// take in 3 ms.
+/// Bytes that may wait in the kernel to leave by one of the sending sockets: 3 ms at 10 Gbit/s.
 pub(crate) const SEND_BYTES: usize = 4 << 20;
 /// Datagrams without a frame that are looked at in one turn; more wait for the next.
 const BAD_DATAGRAMS_MAX: usize = 64;
@@ -46,7 +45,7 @@ const ANSWERS_MAX: usize = 64;
 /// The smallest MTU that a narrow path makes of the configured one: Linux takes no path for
 /// narrower than 552 bytes (`net.ipv4.route.min_pmtu`), less the headers of the tunnel over IPv4.
 const NARROW_MTU_MIN: u16 = 502;
-/// How often the kernel is asked what a path takes, at most.
+/// How often the kernel is asked for a path's MTU, at most.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// See the module doc.
@@ -57,17 +56,17 @@ pub struct OverlayPort {
     /// Its part of the socket that receives.
     seat: Seat,
     senders: Vec<UdpSocket>,
-    /// Hosts that nobody configured: a registry has told of them.
+    /// Hosts of a registry, which are not configured.
     registered: Vec<SocketAddr>,
-    /// How many of them are no peers, for want of room.
+    /// How many of them are no peers, for lack of room.
     left_out: usize,
     peers: Vec<SockaddrStorage>,
-    /// When the kernel was last asked what a path takes.
+    /// When the kernel was last asked for a path's MTU.
     asked: Option<Instant>,
     inbox: Inbox,
-    /// Whose datagrams are in it.
+    /// The peer whose datagrams are in it.
     from: PeerId,
-    /// What stations that were told would answer, as frames that come in here.
+    /// Answers in the name of stations that were told, as frames that come in here.
     answers: VecDeque<Vec<u8>>,
     /// Datagrams without a frame in this turn, and when that is.
     bad: (Instant, usize),
@@ -89,7 +88,7 @@ pub struct OpenError {
 }
 
 impl OpenError {
-    /// Without what to do about it.
+    /// Without the fix.
     pub(crate) fn what(&self) -> &str {
         &self.what
     }
@@ -152,7 +151,7 @@ impl OverlayPort {
         })
     }
 
-    /// What it was opened with.
+    /// The configuration with which it was opened.
     #[must_use]
     pub fn config(&self) -> &OverlayConfig {
         &self.config
@@ -190,9 +189,9 @@ impl OverlayPort {
         self.overlay.set_mtu(config.mtu);
     }
 
-    /// The hosts that a registry tells of, from now on, besides those of the configuration. When
-    /// there are too many, those that are peers stay. Returns the addresses of those that were none
-    /// or are none now: what is told of their stations is to be told again.
+    /// Sets the hosts of a registry, besides those of the configuration. When there are too many,
+    /// those that are peers stay. Returns the addresses of those that became peers or are peers no
+    /// longer: their stations have to be told again.
     #[must_use]
     pub fn set_registered(&mut self, mut hosts: Vec<SocketAddr>) -> BTreeSet<IpAddr> {
         let before = self.all_peers();
@@ -257,17 +256,17 @@ impl OverlayPort {
         is_told
     }
 
-    /// Stations of this host have these addresses, and no others: for them nobody is answered.
+    /// Sets the addresses of this host's stations: requests for these are not answered.
     pub fn set_own_ips(&mut self, ips: impl Iterator<Item = IpAddr>) {
         self.overlay.set_own_ips(ips);
     }
 
-    /// The station `mac` is on this host, and nobody else is it.
+    /// The station `mac` is on this host, and nowhere else.
     pub fn tell_here(&mut self, mac: Mac) {
         self.overlay.tell_here(mac);
     }
 
-    /// Nobody knows any more where that station is; frames may teach it.
+    /// The station is no longer told; frames may teach its place.
     pub fn forget(&mut self, mac: Mac) {
         self.overlay.forget_station(mac);
     }
@@ -310,8 +309,8 @@ impl OverlayPort {
         Received::Spent
     }
 
-    /// Something has come. From nobody who is known it is dropped, and counts for one, though it
-    /// may be empty.
+    /// Datagrams have arrived. Those from an unknown host are dropped, and count for one, even if
+    /// they are empty.
     fn look_whose(&mut self) {
         if let Some(peer) = self.inbox.head.from.and_then(|from| self.overlay.peer(from)) {
             self.from = peer;
@@ -378,8 +377,8 @@ impl OverlayPort {
         sent
     }
 
-    /// The path to `peer` does not take what the configuration says: TCP for it is cut to what it
-    /// takes from now on.
+    /// The path to `peer` takes less than the configuration says: from now on TCP for it is cut to
+    /// what the path takes.
     #[cold]
     fn note_narrow(&mut self, now: Instant, peer: PeerId) {
         let Some(to) = self.peers.get(usize::from(peer.0)).copied() else { return };
@@ -431,7 +430,7 @@ fn post(
     }
 }
 
-/// What came of a frame on its way to one peer or to all.
+/// The result of a frame on its way to one peer or to all.
 #[derive(Debug, Default)]
 struct Outcome {
     /// Peers that did not get all of it, by their bits.
@@ -463,7 +462,7 @@ impl Outcome {
         }
     }
 
-    /// If it went to so many peers.
+    /// The result if it went to so many peers.
     fn of(&self, peers: usize) -> Sent {
         match (self.error, self.copied - self.first) {
             (Some(error), _) if self.failed.count_ones() as usize == peers => error,
@@ -473,7 +472,7 @@ impl Outcome {
     }
 }
 
-/// What the errors of a call mean (udp(7), ip(7)).
+/// The meaning of a call's errors (udp(7), ip(7)).
 fn not_sent(error: Errno, is_of_several: bool) -> Sent {
     match error {
         Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM => Sent::Full,
@@ -514,7 +513,7 @@ fn senders(local: IpAddr) -> io::Result<Vec<UdpSocket>> {
         match UdpSocket::bind((local, port)) {
             Ok(socket) => {
                 socket.set_nonblocking(true)?;
-                // Nobody reads what is sent to it: as little as the kernel keeps.
+                // Datagrams sent to it are not read, so it has the smallest buffer.
                 option::set_socket_recv_buffer_size(&socket, 0)?;
                 // As of the receiver: `net.core.wmem_max`.
                 option::set_socket_send_buffer_size(&socket, SEND_BYTES)?;
@@ -570,7 +569,7 @@ mod tests {
         assert_eq!(outcome(ONE, [Ok(()), Ok(()), Ok(())]), Sent::Copied(2 * (100 + cost)));
     }
 
-    /// On this host alone, with a peer that is a socket; `n` tells tests apart.
+    /// On this host alone, with a peer that is a socket; `n` distinguishes tests.
     fn port_and_peer(n: u8) -> (OverlayPort, UdpSocket) {
         let host = |last| SocketAddr::from(([127, 0, n, last], 4789));
         let config = OverlayConfig {

@@ -1,15 +1,16 @@
 //! One UDP socket for all overlays of an address: VXLAN has one port for all its numbers (RFC 7348
 //! section 5).
 //!
-//! Every overlay of a [`Set`] has a [`Seat`], and reads the socket when it is its turn. What comes
-//! by one call is handed out at once, as a whole: what is of other overlays waits for them behind
-//! what waits already, and an overlay takes that before it reads again. So all that is of one
-//! overlay keeps its order, whoever reads it and wherever turns end. An overlay alone hands out
-//! nothing, and looks at nothing.
+//! Every overlay of a [`Set`] has a [`Seat`], and reads the socket when it is its turn. The
+//! datagrams of one call are handed out at once, as a whole: those of other overlays wait for them
+//! behind the earlier ones, and an overlay takes these before it reads again. So all datagrams of
+//! one overlay keep their order, whichever overlay reads them and wherever turns end. An overlay
+//! alone hands out nothing, and looks at nothing.
 //!
-//! Who reads for others is not charged for what becomes of it: they take it in turns of their own.
-//! It does so for as much as a port may read in a turn ([`BYTES_PER_PORT`]), all of a set together.
-//! For each there may wait [`WAITING_MAX`] bytes; more is lost, and counted there.
+//! An overlay that reads for others is not charged for their frames: the others take them in turns
+//! of their own. It reads for them as much as a port may read in a turn ([`BYTES_PER_PORT`]), for a
+//! whole set together. For each overlay [`WAITING_MAX`] bytes may wait; more are lost, and counted
+//! there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -32,14 +33,14 @@ use super::overlay::RECEIVE_BYTES;
 /// grows, has as many as wait in a socket.
 pub(crate) const WAITING_MAX: usize = RECEIVE_BYTES / 2;
 
-/// What a call costs at least that brings something for others.
+/// The least cost of a call that brings something for others.
 const CALL_COST: usize = BYTES_PER_PORT / FRAMES_PER_PORT;
 
 /// The sockets that overlays of this process receive at, by their addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Sockets(Arc<Mutex<BTreeMap<SocketAddr, Weak<Shared>>>>);
 
-/// A socket, and who reads it.
+/// A socket, and its readers.
 #[derive(Debug)]
 struct Shared {
     socket: UdpSocket,
@@ -49,16 +50,16 @@ struct Shared {
 /// The overlays of a socket.
 #[derive(Debug)]
 struct Set {
-    /// What others have read for each, by its number.
+    /// Datagrams that others have read for each, by its number.
     waiting: BTreeMap<u32, Waiting>,
-    /// What was read for others in this turn, in bytes, and when that is.
+    /// Bytes that were read for others in this turn, and the turn's time.
     read: (Instant, usize),
 }
 
 /// Datagrams that wait for an overlay.
 #[derive(Debug)]
 struct Waiting {
-    /// What comes one behind the other from one host, and its length.
+    /// Consecutive datagrams from one host, and their length.
     runs: VecDeque<(Head, usize)>,
     bytes: VecDeque<u8>,
     /// Datagrams for which there was no room.
@@ -78,12 +79,12 @@ pub(super) struct Seat {
     bell: Arc<OwnedFd>,
 }
 
-/// What is in the inbox now.
+/// The content of the inbox now.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Filled {
-    /// Datagrams for this overlay, or for nobody.
+    /// Datagrams for this overlay, or for none.
     Own,
-    /// Nothing: what came was for others.
+    /// Nothing: the datagrams were for others.
     Nothing,
     /// Nothing: enough was read for others in this turn.
     Spent,
@@ -94,8 +95,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Sockets {
-    /// A part of the socket at `local`, which `open` makes if there is none, for what has the
-    /// number `vni`.
+    /// A part of the socket at `local`, which `open` makes if there is none, for the overlay with
+    /// the number `vni`.
     pub(super) fn seat(
         &self,
         local: SocketAddr,
@@ -151,8 +152,8 @@ impl Seat {
         lock(&self.shared.set).waiting.get(&self.vni).map_or(0, |waiting| waiting.lost)
     }
 
-    /// Puts what comes next into `inbox`, which is empty. `now` is the same in all calls of a turn.
-    /// To be called when the bell is rung for nothing else. Errors: nothing has come.
+    /// Puts the next datagrams into `inbox`, which is empty. `now` is the same in all calls of a
+    /// turn. Call it when the bell is rung for nothing else. Errors: nothing has arrived.
     pub(super) fn fill(&self, now: Instant, inbox: &mut Inbox) -> Result<Filled, Errno> {
         let mut set = lock(&self.shared.set);
         if let Some(waiting) = set.waiting.get_mut(&self.vni)
@@ -181,7 +182,7 @@ impl Drop for Seat {
 }
 
 impl Set {
-    /// The overlay `reader` has read this. What is nobody's is its own.
+    /// The overlay `reader` has read this. Datagrams of no overlay are its own.
     fn hand_out(&mut self, reader: u32, inbox: &mut Inbox) -> Filled {
         let owner = |waiting: &BTreeMap<u32, Waiting>, datagram: &[u8]| {
             let vni = vxlan::parse(datagram).unwrap_or(reader);
@@ -282,10 +283,10 @@ mod tests {
     use crate::config::OverlayConfig;
     use crate::port::overlay::OverlayPort;
 
-    /// Of two overlays on one address; the third number is nobody's.
+    /// Of two overlays on one address; the third number is of none.
     const VNIS: [u32; 3] = [7, 8, 9];
 
-    /// `n` tells tests apart.
+    /// `n` distinguishes tests.
     fn host(n: u8, last: u8) -> SocketAddr {
         SocketAddr::from(([127, 1, n, last], 4789))
     }
@@ -367,7 +368,7 @@ mod tests {
                     }
                 }
             }
-            // Turns, until nobody has anything.
+            // Turns, until no overlay has anything left.
             let mut is_left = true;
             while is_left {
                 now = now + Duration::from_nanos(1);

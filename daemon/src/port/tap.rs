@@ -1,4 +1,4 @@
-//! A tap as a port: whole frames with virtio-net headers, super-segments as they are.
+//! A tap as a port: whole frames with virtio-net headers, super-segments uncut.
 //!
 //! A macvtap queue speaks the same protocol and becomes a [`TapPort`] too.
 
@@ -33,14 +33,14 @@ pub struct OpenError {
     pub(crate) name: String,
     pub(crate) what: String,
     pub(crate) fix: String,
-    /// Somebody has it; that may be ourselves, of an uplink that has just gone.
+    /// Another process has it, or this one, for an uplink that has just gone.
     pub(crate) is_busy: bool,
     /// Only a restart helps, with other rights or another kernel.
     pub(crate) is_final: bool,
 }
 
 impl OpenError {
-    /// Without what to do about it.
+    /// Without the fix.
     pub(crate) fn what(&self) -> &str {
         &self.what
     }
@@ -60,7 +60,7 @@ impl TapPort {
         Self { file, config: config.clone(), index }
     }
 
-    /// What it was opened with.
+    /// The configuration with which it was opened.
     #[must_use]
     pub fn config(&self) -> &UplinkConfig {
         &self.config
@@ -72,8 +72,8 @@ impl TapPort {
         self.index
     }
 
-    /// Whether the interface still is what it was when it was opened. The descriptor of a macvtap
-    /// outlives its link and says nothing.
+    /// Whether the interface is still the one that was opened. The descriptor of a macvtap outlives
+    /// its link and does not show it.
     #[must_use]
     pub fn is_present(&self) -> bool {
         if_nametoindex(self.config.ifname.as_str()).unwrap_or(0) == self.index
@@ -139,7 +139,7 @@ impl TapPort {
     }
 }
 
-/// What drivers/net/tun.c and tap.c mean by the errors of a write (6.18).
+/// The meaning of a write's errors in drivers/net/tun.c and tap.c (6.18).
 fn not_sent(e: &io::Error) -> Sent {
     match e.raw_os_error() {
         Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => Sent::Full,
@@ -212,7 +212,7 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenErro
         .map_err(|e| error(format!("{ifname} has gone again: {e}"), make.clone()))?;
     match join_bridge(config, index) {
         Ok(()) => {}
-        // An operator who names the bridge here made it so before.
+        // An operator who names the bridge here configured it so before.
         Err(e) if e.raw_os_error() == Some(libc::EBUSY) && !is_new => {}
         Err(e) => {
             let bridge = bridge.as_deref().unwrap_or_default();
@@ -220,7 +220,7 @@ fn open_tap(config: &UplinkConfig, is_new: bool) -> Result<(File, u32), OpenErro
             return Err(error(what, make_bridge(bridge)));
         }
     }
-    // The host itself hears nothing from a tap that comes up in its bridge.
+    // The host itself receives nothing from a tap that comes up in its bridge.
     sys::interface_up(ifname).map_err(|e| {
         error(format!("cannot bring {ifname} up: {e}"), format!("ip link set {ifname} up"))
     })?;

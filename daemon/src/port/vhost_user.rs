@@ -49,17 +49,18 @@ use crate::watchdog;
 pub const QUEUE_PAIRS_MAX: u16 = 128;
 /// Messages handled per wake-up, so that one front-end cannot keep the worker to itself.
 const MESSAGES_PER_TURN: usize = 64;
-/// Connections taken in per wake-up: one who connects all the time must not keep the worker either.
+/// Connections accepted per wake-up: a front-end that connects all the time must not occupy the
+/// worker.
 const ACCEPTS_PER_TURN: usize = 16;
 
-/// What a port is made of.
+/// The configuration of a port.
 #[derive(Clone, Debug)]
 pub struct VhostUserConfig {
     /// For log lines.
     pub name: String,
     /// Where front-ends connect.
     pub socket: PathBuf,
-    /// Who may.
+    /// The users who may connect.
     pub access: Access,
     /// MAC to tell guests that ask us (UML, `virtio_user`). QEMU tells its guests the one of its
     /// own `mac=`.
@@ -118,10 +119,10 @@ pub struct VhostUserPort<D: Device = Offer> {
     name: String,
     socket: PathBuf,
     access: Access,
-    /// `None`: somebody else has its path.
+    /// `None`: another file is at its path.
     listener: Option<Listener>,
     offer: D,
-    /// What the next front-end is offered.
+    /// The offer for the next front-end.
     next_offer: D,
     connection: Option<(Channel, Session<D>)>,
     events: VecDeque<Event>,
@@ -157,7 +158,7 @@ impl<D: Device> VhostUserPort<D> {
         }
     }
 
-    /// It is another device of the VM behind that port; nobody has connected yet.
+    /// It is another device of the VM behind that port; no front-end has connected yet.
     pub fn belongs_to<E: Device>(&mut self, port: &VhostUserPort<E>) {
         self.account = port.account.beside();
     }
@@ -198,7 +199,7 @@ impl<D: Device> VhostUserPort<D> {
         self.stats
     }
 
-    /// What the driver accepts; `None` while there is none.
+    /// The features that the driver accepts; `None` while there is none.
     #[must_use]
     pub fn link(&self) -> Option<PortFeatures> {
         self.connection.as_ref()?.1.link()
@@ -220,7 +221,7 @@ impl<D: Device> VhostUserPort<D> {
         }
     }
 
-    /// Whether it has a queue that is to be looked at now and then; see [`Event::Poll`].
+    /// Whether it has a queue that must be polled; see [`Event::Poll`].
     #[must_use]
     pub fn is_polled(&self) -> bool {
         self.connection.as_ref().is_some_and(|(_, session)| session.is_polled())
@@ -234,8 +235,8 @@ impl<D: Device> VhostUserPort<D> {
             return self.events.push_back(Event::Rest(Source::Listener));
         }
         for _ in 0..ACCEPTS_PER_TURN {
-            // A VM that was killed and started again may be here before we heard of its death. It
-            // waits at the listener until what was its predecessor's has ended.
+            // A VM that was killed and started again may connect before its death was noticed. It
+            // waits at the listener until its predecessor's connection has ended.
             if self.connection.as_ref().is_some_and(|(channel, _)| channel.has_hung_up()) {
                 return self.disconnect("the front-end is gone and another one connects");
             }
@@ -312,14 +313,15 @@ impl<D: Device> VhostUserPort<D> {
             if cost > 0 {
                 return self.spend(cost);
             }
-            // What was passed can be made to take long; the next one may come after a turn.
+            // A front-end can make its descriptors take long; the next message may come after a
+            // turn.
             if is_alone {
                 return;
             }
         }
     }
 
-    /// A message was costly: the next one is for the next turn, or if there were too many lately,
+    /// A message was costly: the next one is for the next turn, or, if there were too many lately,
     /// for a later time.
     fn spend(&mut self, cost: u32) {
         if self.account.pay(monotonic_now(), cost) && self.connection.is_some() {
@@ -367,8 +369,8 @@ impl<D: Device> VhostUserPort<D> {
         }
     }
 
-    /// Whether memory of the front-end was not there since the last [`Self::handle_faults`]: what
-    /// was read since then may be zeros.
+    /// Whether memory of the front-end was missing since the last [`Self::handle_faults`]: data
+    /// that was read since then may be zeros.
     #[must_use]
     pub fn has_new_fault(&self) -> bool {
         let session = self.connection.as_ref().map(|(_, session)| session);
@@ -383,7 +385,7 @@ impl<D: Device> VhostUserPort<D> {
         self.events.extend(std::iter::from_fn(|| session.poll_event()));
     }
 
-    /// What happened, in order.
+    /// The events, in order.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()

@@ -1,6 +1,6 @@
 //! The system calls of a running daemon. Others are refused as if the kernel did not have them, and
-//! counted: that a guest has found a way to one of them must not end the network of all. Four that
-//! only somebody makes who has taken the daemon over do end it.
+//! counted: if a guest finds a way to one of them, the network of all others must go on. Four
+//! calls, which only an intruder makes who has taken the daemon over, end it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -82,7 +82,7 @@ const CALLS: &[libc::c_long] = &[
 /// `FIONBIO`, which is std's, and `SIOCGIFINDEX`.
 const IOCTLS: [u32; 2] = [0x5421, 0x8933];
 
-/// What is done with descriptors. Not F_SETOWN and F_SETSIG, which send any signal to anybody.
+/// Operations on descriptors. Not F_SETOWN and F_SETSIG, which send any signal to any process.
 const COMMANDS: [libc::c_int; 7] = [
     libc::F_DUPFD_CLOEXEC,
     libc::F_GETFD, // std's debug assertion
@@ -93,8 +93,8 @@ const COMMANDS: [libc::c_int; 7] = [
     libc::F_GET_SEALS,
 ];
 
-/// Levels and names of what overlays and `closer` set (socket(7), udp(7), ip(7), ipv6(7)). Others
-/// make packet filters, attach programs, or speak for addresses of others.
+/// Levels and names of the options that overlays and `closer` set (socket(7), udp(7), ip(7),
+/// ipv6(7)). Others make packet filters, attach programs, or speak for addresses of others.
 const SET_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
     (libc::SOL_SOCKET, libc::SO_LINGER),
     (libc::SOL_SOCKET, libc::SO_RCVBUF),
@@ -106,7 +106,7 @@ const SET_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
     (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
 ];
 
-/// What UCX does besides, with any arguments.
+/// Further calls of UCX, with any arguments.
 const UCX_CALLS: [libc::c_long; 3] =
     [libc::SYS_getpeername, libc::SYS_accept, libc::SYS_timerfd_create];
 
@@ -114,7 +114,7 @@ const UCX_CALLS: [libc::c_long; 3] =
 /// RDMA's adapters (`RDMA_VERBS_IOCTL`, rdma/rdma_user_ioctl_cmds.h).
 const UCX_IOCTLS: [u32; 4] = [0x8921, 0x8927, 0x8946, 0xc018_1b01];
 
-/// And what it sets at its sockets (tcp(7)).
+/// Options that UCX sets at its sockets (tcp(7)).
 const UCX_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
     (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
@@ -126,7 +126,7 @@ const UCX_OPTIONS: [(libc::c_int, libc::c_int); 8] = [
     (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
 ];
 
-/// What is asked about sockets: who is there, and what a path takes.
+/// Options that are read: a socket's peer, a path's MTU.
 const GET_OPTIONS: [(libc::c_int, libc::c_int); 4] = [
     (libc::SOL_SOCKET, libc::SO_ERROR),
     (libc::SOL_SOCKET, libc::SO_PEERCRED),
@@ -134,7 +134,7 @@ const GET_OPTIONS: [(libc::c_int, libc::c_int); 4] = [
     (libc::IPPROTO_IPV6, libc::IPV6_MTU),
 ];
 
-/// Nobody but an intruder makes them.
+/// Only an intruder makes them.
 const DEADLY: [libc::c_long; 4] =
     [libc::SYS_execve, libc::SYS_execveat, libc::SYS_ptrace, libc::SYS_process_vm_writev];
 
@@ -154,7 +154,7 @@ pub(crate) fn note(call: i64) {
     REFUSED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Now and then: tells of calls that were refused since `known`.
+/// Called now and then: logs calls that were refused since `known`.
 pub(crate) fn report(known: &mut u64) {
     let all = refused();
     if std::mem::replace(known, all) != all {
@@ -222,7 +222,7 @@ pub(crate) fn build(
     SeccompFilter::new(rules, other, these, TargetArch::x86_64)?.try_into()
 }
 
-/// Of calls of which only some are needed, those that UCX makes besides: streams of TCP.
+/// Of calls of which only some are needed, those that UCX makes: TCP streams.
 fn of_ucx() -> Result<Vec<(libc::c_long, Vec<SeccompRule>)>, seccompiler::BackendError> {
     let compare = |at, operator, value: libc::c_int| {
         let value = u64::from(value.cast_unsigned());
@@ -266,7 +266,7 @@ fn with_arguments(
     // sockets of a network, no netlink.
     let datagrams = |family| {
         let kind = compare(1, MaskedEq(0xf), number(libc::SOCK_DGRAM))?;
-        // UDP: not ICMP, and none of those whose modules the kernel would load.
+        // UDP: not ICMP, and no protocol whose module the kernel would load.
         let protocol = compare(2, Eq, 0)?;
         SeccompRule::new(vec![compare(0, Eq, number(family))?, kind, protocol])
     };
@@ -322,8 +322,9 @@ mod tests {
 
     use super::*;
 
-    /// What `program` says to a call, by the few instructions of which seccompiler makes programs
-    /// (linux/bpf_common.h, linux/seccomp.h). So what only an intruder does is tried without doing.
+    /// The verdict of `program` on a call, by the few instructions of which seccompiler makes
+    /// programs (linux/bpf_common.h, linux/seccomp.h). So an intruder's calls are tested without
+    /// making them.
     fn verdict(program: &BpfProgram, call: libc::c_long, arguments: &[i64]) -> u32 {
         const X86_64: u32 = 0xc000_003e; // AUDIT_ARCH_X86_64
         let mut data = vec![u32::try_from(call).unwrap(), X86_64, 0, 0];

@@ -1,5 +1,5 @@
-//! Landlock: which files can be opened, made and removed, by name. What comes as a descriptor, as
-//! guests' memory does, is not asked about.
+//! Landlock: which files can be opened, made and removed, by name. Files that arrive as
+//! descriptors, as guests' memory does, are not affected.
 
 use std::collections::BTreeSet;
 use std::fs::create_dir;
@@ -13,8 +13,8 @@ use landlock::{
 use crate::config::{Config, RegistryConfig, ToeConfig};
 use crate::start::{StartError, error};
 
-/// Whose rights are asked for. Kernels that know fewer restrict fewer; later ones know more, which
-/// this daemon does not.
+/// The rights that are restricted. Kernels that know fewer restrict fewer; later ones know more,
+/// which this daemon does not.
 const RIGHTS: ABI = ABI::V6;
 /// The kernel has none of it.
 const NONE: &str = "this kernel has no Landlock, or it is off (CONFIG_SECURITY_LANDLOCK, lsm=): \
@@ -24,7 +24,7 @@ const NONE: &str = "this kernel has no Landlock, or it is off (CONFIG_SECURITY_L
 const LESS: &str = "this kernel's Landlock is older than Linux 6.12's: docs/hardening.md says what \
                     somebody who takes the daemon over can do besides";
 
-/// What UCX reads: its parts, its configuration, and what adapters and interfaces there are.
+/// Places that UCX reads: its parts, its configuration, and lists of adapters and interfaces.
 const UCX_PLACES: [&str; 6] = ["/usr/lib", "/lib", "/etc", "/sys", "/proc/self", "/proc/cpuinfo"];
 
 /// Directories for sockets and the store, which are made if they are missing.
@@ -35,17 +35,17 @@ pub(super) fn dirs_of(config: &Config) -> Vec<PathBuf> {
     let parents = files.filter_map(|file| file.parent()).map(Path::to_owned);
     let dirs: BTreeSet<_> = parents.chain(daemon.socket_dirs.iter().cloned()).collect();
     for dir in &dirs {
-        // Who needs one that cannot be made says so.
+        // The user of a directory that cannot be made reports it.
         let _ = create_dir(dir);
     }
     dirs.into_iter().collect()
 }
 
-/// What may be done in a file or beneath a directory.
+/// The rights to a file or beneath a directory.
 pub(crate) type Place = (PathBuf, BitFlags<AccessFs>);
 
-/// From now on this thread and those that it starts open no other files, and do nothing else with
-/// ports of TCP (`None`: with any, as UCX does). `Some`: the kernel does not keep it from that.
+/// From now on this thread and those that it starts open no other files, and use no other TCP ports
+/// (`None`: any, as UCX does). `Some`: the reason why the kernel does not enforce it.
 pub(crate) fn restrict(
     places: Vec<Place>,
     ports: Option<&[(u16, AccessNet)]>,
@@ -66,7 +66,7 @@ pub(super) fn of_daemon(path: &Path, config: &Config, dirs: &[PathBuf]) -> Vec<P
     // The MTUs of uplinks, all of which are virtual.
     let mtus = ("/sys/devices/virtual/net".into(), read.into());
     let dirs = dirs.iter().map(|dir| (dir.clone(), own));
-    // What is renewed while it runs.
+    // Files that are renewed while it runs.
     let of_registry = config.registry.iter().flat_map(RegistryConfig::tls_files);
     let of_toe = config.toe.iter().flat_map(ToeConfig::proof_files);
     let certificates = of_registry.chain(of_toe);
@@ -87,8 +87,8 @@ pub(crate) fn of_broker(path: &Path, has_macvtap: bool) -> Vec<Place> {
     of_configuration(path).chain([(devices.into(), device)]).collect()
 }
 
-/// What an editor puts in the file's place is another file: its directory, and that of what it is a
-/// link to.
+/// An editor puts another file in the file's place, so the place is its directory, and that of its
+/// target if it is a link.
 fn of_configuration(path: &Path) -> impl Iterator<Item = Place> {
     let files = [Some(path.to_owned()), path.canonicalize().ok()].into_iter().flatten();
     files.filter_map(|file| Some((file.parent()?.to_owned(), AccessFs::ReadFile.into())))
@@ -106,7 +106,7 @@ fn try_to_restrict(
     }
     let mut rules = rules.scope(Scope::from_all(RIGHTS))?.create()?;
     for (place, rights) in places {
-        // What is not there is not opened either.
+        // A file that does not exist is not opened either.
         if let Ok(fd) = PathFd::new(&place) {
             rules = rules.add_rule(PathBeneath::new(fd, rights))?;
         }

@@ -1,13 +1,13 @@
-//! What is left to somebody who has taken the daemon over: little. The daemon gives away what it
-//! does not need, in two steps.
+//! The sandbox: it leaves little to an intruder who has taken the daemon over. The daemon gives
+//! away the rights that it does not need, in two steps.
 //!
-//! [`enter`], before the first thread, so that it holds for all of them: capabilities
-//! (`privileges`), and where files may be opened (`files`). [`Sandbox::close`], when everything has
-//! started: the system calls (`calls`). There is no way back and no switch: tests, benches and
-//! operators all run the same.
+//! [`enter`] runs before the first thread, so that it holds for all of them. It drops capabilities
+//! (`privileges`), and restricts the places of files (`files`). [`Sandbox::close`] runs when
+//! everything has started, and restricts the system calls (`calls`). There is no way back and no
+//! switch: tests, benches and operators all run the same.
 //!
-//! What a running daemon still has to do decides what is left: it reads its configuration and makes
-//! sockets of VMs that come. What takes more has gone to a process of its own before
+//! A running daemon still has to read its configuration and make sockets of new VMs; this decides
+//! which rights remain. Work that needs more was given to a process of its own before
 //! ([`crate::broker`]).
 
 pub(crate) mod calls;
@@ -36,26 +36,28 @@ use crate::toe::{Doors, ProofDoors, UcxWorker, listen_at};
 
 pub(crate) use calls::{note, refused, report};
 
-/// What was found before the doors were shut, and how well they shut.
+/// The things that were opened and read before the doors were shut, and how well they shut.
 #[derive(Clone, Debug)]
 pub struct Sandbox {
-    /// Who may connect to the VMs' sockets. Users and groups cannot be looked up any more.
+    /// The users who may connect to the VMs' sockets. Users and groups cannot be looked up any
+    /// more.
     pub(crate) owners: Result<Owners, StartError>,
-    /// Who started us. Its address may be a name without a file, which Landlock shuts away.
+    /// The supervisor that started us. Its address may be a name without a file, which Landlock
+    /// blocks.
     pub(crate) supervisor: Result<Option<Arc<Supervisor>>, StartError>,
-    /// Who opens uplinks.
+    /// The process that opens uplinks.
     pub broker: Arc<Broker>,
-    /// Where the registry is, with what was read from files.
+    /// The registry's addresses, with the content of files.
     pub(crate) registry: Result<Option<etcd::Config>, StartError>,
     /// The way to guests' sockets on other hosts, until the worker has it.
     pub(crate) doors: Arc<Mutex<Option<Doors>>>,
-    /// Where the kernel says what the thread does that is to be the worker, until it is one.
+    /// The kernel's view of the thread that is going to be the worker, until it is one.
     pub(crate) eye: Arc<Mutex<Option<Eye>>>,
     /// Where sockets can be made.
     pub(crate) dirs: Vec<PathBuf>,
     /// UCX makes connections of its own.
     has_ucx: bool,
-    /// What the kernel could not do.
+    /// The restriction that the kernel could not enforce.
     weak: Option<&'static str>,
 }
 
@@ -65,7 +67,7 @@ pub struct Sandbox {
 /// # Errors
 /// What the system refuses.
 pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
-    // A core dump would hold what guests send and receive.
+    // A core dump would contain guests' data.
     let _ = set_dumpable(false);
     sys::let_children_go().map_err(|e| error(e, "report this"))?;
     // Before the others, so that it has nothing of that one's; and all before there are secrets.
@@ -92,7 +94,7 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     let places = files::of_daemon(&source.path, config, &dirs);
     let has_ucx = config.toe.as_ref().is_some_and(ToeConfig::has_ucx);
     let weak = files::restrict(places, (!has_ucx).then_some(listens.as_slice()))?;
-    // Behind that: it has a thread of its own, which is to have no more rights than others.
+    // Behind that: UCX has a thread of its own, which must have no more rights than others.
     let ucx = has_ucx.then(UcxWorker::new).transpose().map_err(|e| {
         let fix = "say by UCX_TLS and UCX_NET_DEVICES what it may use (docs/virtual-toe.md)";
         error(format!("toe.fabric: UCX does not start: {e}"), fix)
@@ -102,8 +104,8 @@ pub fn enter(config: &Config, source: &Source) -> Result<Sandbox, StartError> {
     Ok(Sandbox { owners, supervisor, broker, registry, doors, eye, dirs, has_ucx, weak })
 }
 
-/// The way to guests' sockets on other hosts: at the address of each overlay. `prover` connects to
-/// where they prove who they are.
+/// The way to guests' sockets on other hosts, at the address of each overlay. `prover` connects to
+/// the port for proofs of identity.
 fn doors_of(config: &Config, dialer: Dialer, prover: Option<Dialer>) -> Result<Doors, StartError> {
     let toe = config.toe.as_ref().expect("who dials has it");
     let addresses: BTreeSet<_> = config.overlays.iter().map(|it| it.local.ip()).collect();

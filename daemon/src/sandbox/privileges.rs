@@ -1,4 +1,5 @@
-//! Capabilities: those of capabilities(7) that a running daemon needs, of those that it was given.
+//! Capabilities: the daemon keeps those of capabilities(7) that it needs, of those that it was
+//! given.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use rustix::thread::{
@@ -29,10 +30,10 @@ fn needed(config: &Config) -> CapabilitySet {
     needed
 }
 
-/// Gives away what the daemon does not need, and the ways to get any.
+/// Drops the capabilities that the daemon does not need, and the ways to get any.
 pub(super) fn reduce(config: &Config) -> Result<(), StartError> {
-    // So that the worker can have its priority without CAP_SYS_NICE; whoever may not raise the
-    // limit learns of it when that priority is set.
+    // So the worker can have its priority without CAP_SYS_NICE. If the limit may not be raised, an
+    // error is reported when that priority is set.
     let priority = config.daemon.rt_priority.into();
     if getrlimit(Resource::RLIMIT_RTPRIO).is_ok_and(|(soft, _)| soft < priority) {
         let _ = setrlimit(Resource::RLIMIT_RTPRIO, priority, priority);

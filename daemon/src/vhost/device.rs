@@ -1,4 +1,4 @@
-//! What a session is about: a kind of device, and what its queues are made of.
+//! A kind of device, with its queues; a session is generic over it.
 
 use std::fmt::Debug;
 
@@ -8,13 +8,13 @@ use super::ring::Ring;
 
 /// A device that a front-end is offered.
 pub trait Device: Clone + Copy + Debug {
-    /// What runs on each of its rings.
+    /// The queue on each of its rings.
     type Queue: DeviceQueue;
 
     /// How many queues it has.
     fn queues(&self) -> usize;
 
-    /// What GET_QUEUE_NUM answers.
+    /// The answer to GET_QUEUE_NUM.
     fn queue_num(&self) -> u64;
 
     /// The virtio features for a front-end that has negotiated `protocol`.

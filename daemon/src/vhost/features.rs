@@ -1,4 +1,4 @@
-//! What we offer: virtio feature bits, protocol features, and the configuration space.
+//! The device's offers: virtio feature bits, protocol features, and the configuration space.
 
 use nightporter_core::limits::MTU_DEFAULT;
 use nightporter_core::port::PortFeatures;
@@ -15,9 +15,9 @@ pub mod bit {
     pub const CSUM: u64 = 1 << 0;
     /// VIRTIO_NET_F_GUEST_CSUM: we may.
     pub const GUEST_CSUM: u64 = 1 << 1;
-    /// VIRTIO_NET_F_MTU: the configuration space says the largest MTU.
+    /// VIRTIO_NET_F_MTU: the configuration space has the largest MTU.
     pub const MTU: u64 = 1 << 3;
-    /// VIRTIO_NET_F_MAC: the configuration space says the MAC.
+    /// VIRTIO_NET_F_MAC: the configuration space has the MAC.
     pub const MAC: u64 = 1 << 5;
     /// VIRTIO_NET_F_GUEST_TSO4: we may hand over IPv4 super-segments.
     pub const GUEST_TSO4: u64 = 1 << 7;
@@ -33,7 +33,7 @@ pub mod bit {
     pub const HOST_ECN: u64 = 1 << 13;
     /// VIRTIO_NET_F_MRG_RXBUF: a frame to the guest may take several buffers.
     pub const MRG_RXBUF: u64 = 1 << 15;
-    /// VIRTIO_NET_F_STATUS: the configuration space says whether the link is up.
+    /// VIRTIO_NET_F_STATUS: the configuration space has the state of the link.
     pub const STATUS: u64 = 1 << 16;
     /// VIRTIO_NET_F_MQ: several queue pairs.
     pub const MQ: u64 = 1 << 22;
@@ -47,7 +47,7 @@ pub mod bit {
     pub const VERSION_1: u64 = 1 << 32;
 }
 
-/// What every front-end is offered.
+/// The offer for every front-end.
 const ALWAYS: u64 = bit::CSUM
     | bit::GUEST_CSUM
     | bit::GUEST_TSO4
@@ -86,7 +86,7 @@ pub const MTU_MIN: u16 = 68;
 /// Length of `struct virtio_net_config` as of virtio 1.2.
 const CONFIG_LEN: usize = 24;
 
-/// What a port offers: fixed when it is made.
+/// The offer of a port: fixed when it is made.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer {
     /// The MAC to tell a guest that asks us (UML, `virtio_user`; QEMU tells its guests its own).
@@ -153,7 +153,7 @@ impl Device for Offer {
     }
 }
 
-/// What the guest's driver accepts from us.
+/// The features that the guest's driver accepts.
 #[must_use]
 pub const fn port_features(features: u64) -> PortFeatures {
     PortFeatures {
@@ -172,7 +172,7 @@ pub const fn layout(features: u64) -> Layout {
     Layout { hdr_len: if long { VirtioNetHdr::LEN_MRG } else { VirtioNetHdr::LEN }, merge }
 }
 
-/// What the rings may do.
+/// The features of the rings.
 #[must_use]
 pub const fn ring_features(features: u64) -> RingFeatures {
     RingFeatures {

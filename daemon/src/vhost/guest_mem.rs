@@ -3,21 +3,21 @@
 //! Two address spaces meet here. Descriptors hold *guest* addresses. SET_VRING_ADDR holds *user*
 //! addresses, which are the front-end's own virtual addresses; they are used for nothing else.
 //!
-//! All access goes through `vm-memory`'s volatile accessors, so that there is no reference to bytes
-//! that a guest may change under us, and no `unsafe`. Whoever needs to look at a value twice copies
-//! it first.
+//! All access goes through `vm-memory`'s volatile accessors, so there is no reference to bytes that
+//! a guest may change meanwhile, and no `unsafe`. Code that needs a value twice copies it first.
 //!
-//! What is checked: the file must be memory itself (tmpfs, a memfd, hugetlbfs), because a page of
-//! any other may have to be fetched, by a file system that never answers, and no signal ends that
-//! wait. A region must lie inside its file when it is mapped (`fstat`), so that a size that lies
-//! cannot make us fault, and the file must be sealed against shrinking, as that of QEMU's
-//! `memory-backend-memfd` is, unless the configuration says otherwise. Memory can go missing all
-//! the same: a file that has no room left for a page that nobody has touched, a hole that is
-//! punched. Then the access finds zeros, and the port goes down (`faults`).
+//! **Checks.** The file must be memory itself (tmpfs, a memfd, hugetlbfs), because a page of any
+//! other file may have to be fetched by a file system that never answers, and no signal ends that
+//! wait. A region must lie inside its file when it is mapped (`fstat`), so that a wrong size cannot
+//! cause a fault. The file must be sealed against shrinking, as that of QEMU's
+//! `memory-backend-memfd` is, unless the configuration says otherwise. Memory can still go missing:
+//! the file system may have no room for a page that was never touched, or a hole may be punched.
+//! Then the access finds zeros, and the port goes down (`faults`).
 //!
-//! The kernel clears a page when it is touched for the first time: one of 2 MiB takes some 0.1 ms.
-//! While turns are long (`watchdog`), touches of huge pages are measured and count as work of the
-//! turn ([`GuestMemory::take_work`]). Larger pages, of 1 GiB, must be there before.
+//! **First touches.** The kernel clears a page when it is touched for the first time: one of 2 MiB
+//! takes some 0.1 ms. While turns are long (`watchdog`), touches of huge pages are measured and
+//! count as work of the turn ([`GuestMemory::take_work`]). Larger pages, of 1 GiB, must be there
+//! before.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -54,11 +54,11 @@ pub enum MemError {
     /// A length of zero, or an end beyond 2^64.
     #[error("a region is empty or wraps around")]
     BadRange,
-    /// Whoever touches it may have to wait for a disk, or for ever for a file system that does not
+    /// An access to it may have to wait for a disk, or for ever for a file system that does not
     /// answer.
     #[error("the descriptor is not memory: use a memfd, or a file on tmpfs or hugetlbfs")]
     NotMemory,
-    /// The region is larger than what backs it.
+    /// The region is larger than its file.
     #[error("the region ends at {end:#x} of a file of {file_len:#x} bytes")]
     BeyondFile {
         /// First byte after the region, in the file.
@@ -82,7 +82,7 @@ pub enum MemError {
         spans::ALL_MAX >> 40
     )]
     TooLong,
-    /// Whoever has the file can take the memory away.
+    /// The front-end can take the memory away.
     #[error(
         "the guest's memory can shrink: use memory-backend-memfd (QEMU), whose memory is sealed, \
          or set vm.allow_unsealed_memory = true"
@@ -118,11 +118,11 @@ pub struct Window {
     len: usize,
 }
 
-/// Keeps a mapping until nobody uses it any more, and then has it unmapped on another thread.
+/// Keeps a mapping while it is used, and then has it unmapped on another thread.
 #[derive(Debug)]
 struct Keeper(Option<Last>, Option<Owner>);
 
-/// What goes last of a mapping, in this order.
+/// The parts of a mapping that are dropped last, in this order.
 type Last = (Listed, Arc<MmapRegion>, Span);
 
 /// A mapping on its way to be unmapped, which the worker may wait for.
@@ -256,7 +256,7 @@ fn is_memory(file: impl AsFd) -> bool {
     fcntl_get_seals(file).is_ok()
 }
 
-/// Whether nobody can shrink a file.
+/// Whether a file cannot be shrunk.
 #[must_use]
 pub fn is_sealed(file: impl AsFd) -> bool {
     fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
@@ -320,7 +320,7 @@ impl GuestMemory {
         self.regions.len()
     }
 
-    /// Whether nobody can shrink the files under us (F_SEAL_SHRINK on all of them).
+    /// Whether none of the files can be shrunk (F_SEAL_SHRINK on all of them).
     #[must_use]
     pub fn is_sealed(&self) -> bool {
         self.regions.iter().all(|r| r.sealed)
@@ -447,7 +447,7 @@ impl GuestMemory {
         Some(slice)
     }
 
-    /// Touches huge pages that were not touched just before, and measures what that takes.
+    /// Touches huge pages that were not touched just before, and measures the time.
     #[cold]
     fn touch(&self, guest: u64, slice: &VolatileSlice<'_>, page: usize) {
         for at in (0..slice.len()).step_by(page).chain(slice.len().checked_sub(1)) {
@@ -464,8 +464,8 @@ impl GuestMemory {
         }
     }
 
-    /// What the kernel did since the last call because pages were touched for the first time, as
-    /// so many chains and buffers of a queue.
+    /// The kernel's work since the last call for pages that were touched for the first time, as so
+    /// many chains and buffers of a queue.
     #[inline]
     #[must_use]
     pub fn take_work(&self) -> usize {

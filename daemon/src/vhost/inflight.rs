@@ -88,8 +88,8 @@ pub struct InflightQueue {
 }
 
 impl InflightQueue {
-    /// Finishes what a predecessor left: the chains it had taken, oldest first. `used_idx` is the
-    /// used index in the ring.
+    /// Finishes a predecessor's publication. Returns the chains that it had taken, oldest first.
+    /// `used_idx` is the used index in the ring.
     pub fn recover(&mut self, used_idx: u16) -> VecDeque<u16> {
         let fresh = self.word(8).load(Ordering::Acquire) != VERSION;
         if fresh || self.word(10).load(Ordering::Relaxed) != self.size {

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
-/// Who may connect: connecting takes write permission on the socket.
+/// The users who may connect: connecting needs write permission on the socket.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Access {
-    /// File mode; `None` leaves what the umask gives (only our own user may connect).
+    /// File mode; `None` keeps the umask's (only our own user may connect).
     pub mode: Option<u32>,
     /// Owner, as a user id.
     pub uid: Option<u32>,
@@ -35,9 +35,9 @@ pub enum ListenError {
     Io {
         /// The socket's path.
         path: PathBuf,
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -51,7 +51,7 @@ impl ListenError {
         matches!(error.kind(), PermissionDenied | ReadOnlyFilesystem)
     }
 
-    /// What to do about it.
+    /// The fix.
     #[must_use]
     pub fn fix(&self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl ListenError {
     }
 }
 
-/// What was tried.
+/// The operation.
 const LISTEN: &str = "listen";
 const CHOWN: &str = "change its owner";
 
@@ -88,7 +88,7 @@ struct Name {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket file that nobody listens to any more is replaced.
+    /// Listens at `path`. A socket file without a listener is replaced.
     pub fn bind(path: &Path, access: Access) -> Result<Self, ListenError> {
         let io = |what| move |error| ListenError::Io { path: path.to_path_buf(), what, error };
         if let Ok(found) = fs::symlink_metadata(path) {
@@ -100,7 +100,8 @@ impl Listener {
                     fs::remove_file(path).map_err(io("remove the stale socket"))?;
                 }
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                // So many wait there already that one more would have to wait for a place.
+                // So many front-ends wait there already that one more would have to wait for a
+                // place.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     return Err(ListenError::Taken(path.to_path_buf()));
                 }
@@ -130,8 +131,8 @@ impl Listener {
         self.socket.as_fd()
     }
 
-    /// Nobody finds it any more. Closing what is left closes the connections that wait there, with
-    /// all that was passed over them.
+    /// Its file disappears. Closing the descriptor closes the connections that wait there, with all
+    /// descriptors that were passed over them.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         let Self { name, socket } = self;
@@ -139,7 +140,7 @@ impl Listener {
         socket.into()
     }
 
-    /// The next connection; `None` if nobody waits.
+    /// The next connection; `None` if none waits.
     pub fn accept(&self) -> io::Result<Option<UnixStream>> {
         loop {
             match self.socket.accept() {
@@ -148,7 +149,8 @@ impl Listener {
                 // The other end gave up while it waited (accept(2)).
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A descriptor is wanted (EMFILE) before the kernel looks whether anybody waits.
+                // The kernel needs a descriptor (EMFILE) before it looks whether a connection
+                // waits.
                 Err(_) if !somebody_waits(&self.socket) => return Ok(None),
                 Err(e) => return Err(e),
             }

@@ -11,20 +11,20 @@
 //! Read in this order: [`session`] (messages, and when a ring runs), [`ring`] (one split
 //! virtqueue), [`queue`] (frames in and out of it; [`packets`] is that for sockets). Below them:
 //! [`protocol`] (messages on a socket), [`guest_mem`] (mapped memory), [`vring`] (a queue's
-//! descriptors), [`inflight`] (what a restart must know), [`device`] (what kinds there are),
-//! [`features`] and [`vsock`] (what we offer). The port around it is `port::vhost_user`.
+//! descriptors), [`inflight`] (the log for a restart), [`device`] (the kinds of devices),
+//! [`features`] and [`vsock`] (their offers). The port around it is `port::vhost_user`.
 //!
 //! # Whom we trust
 //!
 //! 1. **The guest: not at all.** Every value from guest memory is copied once and then checked. A
 //!    ring that lies is out of use until its driver resets it; nothing else suffers.
 //! 2. **The front-end: not with our memory or our time.** Any bytes and descriptors in any order
-//!    are refused or obeyed. Memory that it takes away takes down its own port (`faults`), and what
-//!    it made us hold is closed by other threads (`closer`). Memory that is not memory, but a file
-//!    of a file system that may never answer, is refused ([`guest_mem`]). One thing a hostile
-//!    front-end process (not its guest) can still do is to clear O_NONBLOCK on an eventfd that it
-//!    has filled, which stalls the worker for a tenth of a second (`watchdog`), and closes its port
-//!    for a minute, the next time for two, and so on.
+//!    are refused or obeyed. If it takes memory away, its own port goes down (`faults`), and other
+//!    threads close the descriptors and mappings that it has sent (`closer`). A file that is not
+//!    memory, but of a file system that may never answer, is refused ([`guest_mem`]). One thing a
+//!    hostile front-end process (not its guest) can still do is to clear O_NONBLOCK on an eventfd
+//!    that it has filled. That stalls the worker for a tenth of a second (`watchdog`), and closes
+//!    its port for a minute, the next time for two, and so on.
 //! 3. **The operator** chose who may connect, by the socket's owner and mode.
 
 pub mod device;
@@ -44,7 +44,7 @@ use nightporter_core::port::PortFeatures;
 
 use crate::closer::Foreign;
 
-/// What a worker waits for on behalf of a port: the meaning of a wake-up.
+/// An event source of a port: the meaning of a wake-up.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub enum Source {
     /// A front-end wants to connect.
@@ -55,12 +55,12 @@ pub enum Source {
     Kick(u16),
 }
 
-/// What happened on a port, in order.
+/// The events of a port, in order.
 #[derive(Debug)]
 pub enum Event {
     /// A front-end has connected.
     Connected,
-    /// It has gone. The text says why.
+    /// It has gone, for this reason.
     Disconnected(String),
     /// Wait for this source from now on; `VhostUserPort::fd` has its descriptor.
     Watch(Source),
@@ -72,9 +72,9 @@ pub enum Event {
     /// Stop waiting for this descriptor, then drop it. It must leave the epoll set before it is
     /// closed: the front-end holds the same open file, so closing ours does not remove it.
     Unwatch(Foreign),
-    /// What the driver accepts; `None` while the first queue pair does not run.
+    /// The features that the driver accepts; `None` while the first queue pair does not run.
     Link(Option<PortFeatures>),
-    /// A queue runs. Look at it now: there may be no kick for what is already there.
+    /// A queue runs. Look at it now: there may be no kick for the buffers that are already there.
     RingStarted(u16),
     /// A queue has stopped.
     RingStopped(u16),

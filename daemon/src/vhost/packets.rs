@@ -1,13 +1,13 @@
 //! vsock packets in and out of one running queue (virtio 1.2 section 5.10.6).
 //!
-//! Only headers are copied. A packet of the guest stays in its chain until it is [`done`], and
-//! payload for the guest is written where the caller finds it: [`PacketQueue::payload`] are the
-//! guest addresses of what is behind the header, in either direction, to read from or to fill.
+//! Only headers are copied. A packet of the guest stays in its chain until it is [`done`]. Payload
+//! for the guest is written to the guest addresses in [`PacketQueue::payload`], which are behind
+//! the header, in either direction, to read from or to fill.
 //!
-//! Chains are completed in the order in which they were taken (`ring`, invariant 2). Whoever cannot
-//! carry a packet now leaves it there, and with it those behind it. Packets of the guest that one
-//! system call is to carry are [`keep`]t until it has; buffers that one is to fill are looked up
-//! together ([`PacketQueue::rooms`]), and those that it did not reach stay the next ones.
+//! Chains are completed in the order in which they were taken (`ring`, invariant 2). If a packet
+//! cannot be carried now, it stays there, and so do those behind it. Packets of the guest for one
+//! system call are [`keep`]t until that call has carried them. Buffers for one system call are
+//! looked up together ([`PacketQueue::rooms`]), and those that it did not reach stay the next ones.
 //!
 //! [`done`]: PacketQueue::done
 //! [`keep`]: PacketQueue::keep
@@ -28,7 +28,7 @@ pub const WORK_PER_TURN: usize = 2048;
 /// Pieces of chains that were completed and are not cut off yet.
 const DONE_MAX: usize = 4096;
 
-/// Of what can be missing alone, the least.
+/// The smallest piece of memory that can be missing alone.
 const PAGE: usize = 4096;
 
 /// Bytes of guest memory: guest address and how many.
@@ -46,7 +46,7 @@ struct Chain {
     payload: usize,
 }
 
-/// Pieces of chains, one behind the other, of which the first are done with.
+/// Consecutive pieces of chains, of which the first are done.
 #[derive(Debug, Default)]
 struct Pieces {
     all: Vec<Piece>,
@@ -129,7 +129,7 @@ impl PacketQueue {
         Ok(current.and_then(|chain| Some((chain.header?, chain.payload))))
     }
 
-    /// Where the payload behind the current header is, or is to be.
+    /// The places of the payload behind the current header, to read or to fill.
     #[must_use]
     pub fn payload(&self) -> &[Piece] {
         let len = self.chains.get(self.kept).map_or(0, |chain| chain.pieces.1);
@@ -207,8 +207,8 @@ impl PacketQueue {
         Ok(self.chains.iter().take(count).map(|chain| chain.payload))
     }
 
-    /// Where the payload of all packets is, or is to be, that were taken and are not completed, in
-    /// their order.
+    /// The places of the payload of all packets that were taken and are not completed, in their
+    /// order.
     #[must_use]
     pub fn payloads(&self) -> &[Piece] {
         self.payloads.get()
@@ -270,7 +270,7 @@ impl PacketQueue {
             Ok(())
         })?;
         self.work += memory.take_work();
-        // Each buffer is a step for whoever copies, of either guest.
+        // Each buffer of either guest is a step for the code that copies.
         let pieces = (headers.all.len() - before.0, payloads.all.len() - before.1);
         if left > 0 || pieces.1 > CRUMBS && bytes < pieces.1 * CRUMBS {
             return Err(RingFault::BufferTooSmall);
@@ -288,12 +288,12 @@ impl PacketQueue {
     }
 }
 
-/// Whose memory is not there.
+/// The guest whose memory is missing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Missing {
-    /// That of who sends, or there are not so many bytes of it.
+    /// The sender's, or it has fewer bytes.
     Source,
-    /// That of who receives, likewise.
+    /// The receiver's, likewise.
     Target,
 }
 
@@ -383,7 +383,7 @@ pub fn look_at(memory: &GuestMemory, pieces: &[Piece]) {
     }
 }
 
-/// Visits what lies from byte `at` on, `len` bytes at most; how many there were.
+/// Visits the pieces from byte `at` on, `len` bytes at most; returns how many bytes there were.
 fn for_each_piece<E>(
     pieces: &[Piece],
     at: usize,

@@ -1,9 +1,9 @@
 //! vhost-user messages on a UNIX stream socket, with their descriptors.
 //!
 //! A message is a 12-byte header (request, flags, payload size; all u32 in host order) and a
-//! payload. Descriptors travel as ancillary data of the first byte. The socket is non-blocking and
-//! a message is put together over as many calls as it takes: a front-end that stops half way holds
-//! up nobody.
+//! payload. Descriptors travel as ancillary data of the first byte. The socket is non-blocking, and
+//! a message is put together over as many calls as it takes, so a front-end that stops half way
+//! delays nothing else.
 //!
 //! Source: QEMU's `docs/interop/vhost-user.rst`, and what QEMU 7.2, UML 6.1 and DPDK 22.11 send.
 
@@ -86,10 +86,10 @@ pub enum Broken {
     /// The front-end closed it.
     #[error("the front-end closed the connection")]
     Closed,
-    /// What came is not vhost-user.
+    /// The bytes are not vhost-user.
     #[error("not a vhost-user message: {0}")]
     Framing(&'static str),
-    /// A request failed that has no way to say so.
+    /// A request failed whose protocol has no error answer.
     #[error("{request}: {refusal}")]
     Refused {
         /// The request's name or number.
@@ -117,7 +117,7 @@ pub struct Message {
     pub need_reply: bool,
     /// The payload, possibly longer than the request needs (UML 6.1's SET_MEM_TABLE is).
     pub payload: Vec<u8>,
-    /// Descriptors; those that nobody takes are closed.
+    /// Descriptors; those that are not taken are closed.
     pub fds: Vec<Foreign>,
 }
 
@@ -172,7 +172,7 @@ impl Reply {
 #[derive(Debug)]
 pub struct Channel {
     stream: UnixStream,
-    /// Of what comes in.
+    /// The owner of incoming descriptors.
     owner: Owner,
     /// Header and payload as far as they have come.
     bytes: Vec<u8>,
@@ -293,8 +293,7 @@ impl Channel {
     }
 }
 
-/// Ends a connection to `owner`. To be closed later: descriptors that nobody has read are closed
-/// with it.
+/// Ends a connection to `owner`, to be closed later: its unread descriptors are closed with it.
 #[must_use]
 pub fn hang_up(stream: UnixStream, owner: &Owner) -> Foreign {
     // It may have hung up itself.

@@ -34,7 +34,7 @@ pub struct Layout {
     pub merge: bool,
 }
 
-/// What [`Queue::poll_frame`] found.
+/// The result of [`Queue::poll_frame`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Polled {
     /// Nothing on offer.
@@ -296,8 +296,8 @@ impl Queue {
             Ok(())
         })?;
         self.work += memory.take_work();
-        // Virtio 1.2 section 5.1.6.3.1: every buffer holds at least the header. And who offers
-        // crumbs makes us write 64 KiB in as many pieces.
+        // Virtio 1.2 section 5.1.6.3.1: every buffer holds at least the header. And tiny buffers
+        // would make this code write 64 KiB in as many pieces.
         if held.len < hdr_len || held.more > CRUMBS && held.len < held.more * CRUMBS {
             return Err(RingFault::BufferTooSmall);
         }
@@ -306,7 +306,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Fills the oldest held chain with what `source` still has, and completes it.
+    /// Fills the oldest held chain with the rest of `source`, and completes it.
     #[inline]
     fn fill(&mut self, memory: &GuestMemory, source: &mut Source<'_>) -> Result<(), RingFault> {
         let held = self.held.pop_front().expect("counted before");
@@ -324,8 +324,8 @@ impl Queue {
         self.ring.complete(head, u32::try_from(written).expect("frames are shorter than 4 GiB"))
     }
 
-    /// Shows the driver what was completed, when it is enough. Never in the middle of a frame: it
-    /// would drop one whose further buffers it cannot see.
+    /// Publishes completed chains when there are enough. Never in the middle of a frame: the driver
+    /// would drop a frame whose further buffers it cannot see.
     #[inline]
     fn publish_some(&mut self) {
         if self.ring.unpublished() >= PUBLISH_EVERY {

@@ -1,9 +1,9 @@
 //! One split virtqueue (virtio 1.2 section 2.7), seen from the device.
 //!
 //! Everything here is read from memory that a guest may change at any time. Each value is copied
-//! once, then checked; a value that cannot be right is a [`RingFault`], after which the owner stops
-//! using the queue until its driver resets it. No fault can make us touch memory outside the
-//! regions the front-end gave us, nor work longer than one queue's worth of descriptors.
+//! once, then checked. A value that cannot be right is a [`RingFault`], after which the owner stops
+//! using the queue until its driver resets it. No fault can make this code touch memory outside the
+//! front-end's regions, or work longer than one queue's worth of descriptors.
 //!
 //! Invariants:
 //! 1. `published_used` <= `next_used` <= `next_avail` <= `avail_idx` (modulo 2^16), all within one
@@ -35,7 +35,7 @@ const DESC_LEN: usize = 16;
 /// How a guest's ring lied. The queue is out of use until its driver resets it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum RingFault {
-    /// `avail.idx` runs ahead of what a queue of this size can hold.
+    /// `avail.idx` is further ahead than a queue of this size can be.
     #[error("avail.idx jumped further than the queue is long")]
     AvailJump,
     /// `avail.ring` or `next` names a descriptor that the table does not have.
@@ -44,8 +44,8 @@ pub enum RingFault {
     /// More descriptors in a chain than in the queue, or than [`CHAIN_MAX`].
     #[error("a descriptor chain loops or is longer than any driver makes")]
     ChainTooLong,
-    /// A buffer without bytes. Chains of them would cost work and memory without end: nothing says
-    /// that chains on offer share no descriptors. QEMU refuses them too (`virtqueue_map_desc`).
+    /// A buffer without bytes. Chains of them would cost work and memory without end, because
+    /// chains on offer may share descriptors. QEMU refuses them too (`virtqueue_map_desc`).
     #[error("a buffer has no bytes")]
     EmptyBuffer,
     /// An indirect descriptor where none is allowed: not negotiated, inside a table, or chained.
@@ -178,7 +178,7 @@ impl Ring {
         self.size
     }
 
-    /// What GET_VRING_BASE answers: a successor goes on here.
+    /// The answer to GET_VRING_BASE: a successor goes on here.
     #[must_use]
     pub const fn base(&self) -> u16 {
         self.next_used
@@ -311,14 +311,15 @@ impl Ring {
         }
     }
 
-    /// Whether the driver wants to be signalled about what was published since it was last asked.
+    /// Whether the driver wants a signal about the completions published since this was last asked.
     #[must_use]
     pub fn wants_signal(&mut self) -> bool {
         let new = self.published_used;
         if self.signal_used == Some(new) {
             return false;
         }
-        // Our index is out before we read what the driver waits for; it does the reverse.
+        // Our index is published before we read the index that the driver waits for; the driver
+        // does the reverse.
         fence(Ordering::SeqCst);
         let before = self.signal_used.replace(new);
         if !self.features.event_idx {
@@ -351,7 +352,8 @@ impl Ring {
         }
     }
 
-    /// Forgets what was taken and not completed, when a driver stops the ring in good order.
+    /// Forgets chains that were taken and not completed, when a driver stops the ring in good
+    /// order.
     pub fn abandon(&mut self) {
         if let Some(log) = &mut self.inflight {
             log.clear();
@@ -372,7 +374,7 @@ impl Ring {
         let idx = self.areas.avail.u16_at(2).ok_or(RingFault::OutsideMemory)?;
         // Acquire: the entries are read after the index that covers them.
         let idx = u16::from_le(idx.load(Ordering::Acquire));
-        // It can only offer again what it was shown back.
+        // The driver can only offer again the buffers that it was shown back.
         let offered = idx.wrapping_sub(self.published_used);
         let taken = self.next_avail.wrapping_sub(self.published_used);
         if offered > self.size || offered < taken {

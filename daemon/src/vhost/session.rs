@@ -1,4 +1,5 @@
-//! One connection's device: what the messages have set up, and the handler for each message.
+//! One connection's device: the state that the messages have set up, and the handler for each
+//! message.
 //!
 //! A session starts when a front-end connects and ends when it goes. Every message either changes
 //! the session, or is refused and changes nothing. After each, rings whose conditions are met start
@@ -11,9 +12,10 @@
 //! | its areas are in guest memory | a memory table may come late, or change |
 //! | it is enabled, or PROTOCOL_FEATURES was not negotiated | specification, "Ring states" |
 //!
-//! It does not wait for the first kick: after a restart of ours under a running guest there may be
-//! none. A ring that is disabled is left alone entirely; the specification would have its transmit
-//! frames discarded, but UML disables rings whose memory it is about to free.
+//! It does not wait for the first kick, because after a restart of the daemon under a running guest
+//! there may be none. A disabled ring is left alone entirely. By the specification the frames of a
+//! disabled transmit ring would be discarded, but UML disables rings whose memory it is about to
+//! free.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -38,7 +40,7 @@ use super::vring::{Conduct, Kick, Notifier, SlowCalls, Vring};
 use super::{Event, Source};
 use crate::closer::Foreign;
 
-/// SET_VRING_KICK, _CALL and _ERR: the queue's index is in the low byte, and this bit says that no
+/// SET_VRING_KICK, _CALL and _ERR: the queue's index is in the low byte, and this bit means that no
 /// descriptor comes along.
 const VRING_NO_FD: u64 = 1 << 8;
 const VRING_INDEX_MASK: u64 = 0xff;
@@ -48,7 +50,7 @@ const CONFIG_READ_MAX: u32 = 256;
 /// Entries of the in-flight log that are free when a ring starts or stops, which most rings have.
 const ENTRIES_PER_WORK: u16 = 512;
 
-/// What one front-end has set up. See the module's doc.
+/// The state that one front-end has set up. See the module's doc.
 #[derive(Debug)]
 pub struct Session<D: Device = Offer> {
     offer: D,
@@ -99,14 +101,14 @@ impl<D: Device> Session<D> {
         }
     }
 
-    /// What its descriptors make slow counts with what was slow before.
+    /// Adds the slow calls of its descriptors to the earlier ones.
     #[must_use]
     pub fn charged_to(mut self, slow: &Arc<SlowCalls>) -> Self {
         self.conduct = Arc::new(Conduct::new(slow));
         self
     }
 
-    /// What the driver accepts, while the first queue pair runs.
+    /// The features that the driver accepts, while the first queue pair runs.
     #[must_use]
     pub const fn link(&self) -> Option<PortFeatures> {
         self.link
@@ -139,7 +141,7 @@ impl<D: Device> Session<D> {
         }
     }
 
-    /// Whether there is a ring without a descriptor for kicks that is to be looked at all the same.
+    /// Whether there is a ring without a descriptor for kicks, which must be polled.
     #[must_use]
     pub fn is_polled(&self) -> bool {
         self.vrings.iter().any(|vring| matches!(vring.kick, Kick::Polled))
@@ -189,8 +191,8 @@ impl<D: Device> Session<D> {
         self.conduct.blocks()
     }
 
-    /// What the start and stop of rings took since the last call: 1 for some hundred entries of the
-    /// in-flight log, of which a ring has up to 32,768.
+    /// The cost of starting and stopping rings since the last call: 1 for some hundred entries of
+    /// the in-flight log, of which a ring has up to 32,768.
     #[must_use]
     pub(crate) fn take_work(&mut self) -> u32 {
         std::mem::take(&mut self.work)
@@ -203,7 +205,7 @@ impl<D: Device> Session<D> {
         self.settle_link();
     }
 
-    /// What happened, in order.
+    /// The events, in order.
     #[must_use]
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
@@ -313,7 +315,7 @@ impl<D: Device> Session<D> {
         Ok(())
     }
 
-    /// UML 6.1 names one region and sends a payload for two; what is not named is not looked at.
+    /// UML 6.1 names one region and sends a payload for two; the unnamed rest is ignored.
     fn set_mem_table(&mut self, message: Message) -> Result<(), Refusal> {
         let count = message.body::<VhostUserMemory>(0)?.num_regions as usize;
         if count > FDS_MAX || message.fds.len() < count {
@@ -386,8 +388,8 @@ impl<D: Device> Session<D> {
     }
 
     /// Kept for GET_VRING_BASE on a ring that never runs. One that does starts at its own used
-    /// index: the same for a front-end that tells the truth, and right for one that lost count
-    /// while we were away (`ring`, invariant 2).
+    /// index. That is the same for an honest front-end, and right for one that lost count while the
+    /// daemon was away (`ring`, invariant 2).
     fn set_vring_base(&mut self, state: VhostUserVringState) -> Result<(), Refusal> {
         let index = self.index(state.index)?;
         let base = u16::try_from(state.num);
@@ -456,7 +458,7 @@ impl<D: Device> Session<D> {
         Ok(())
     }
 
-    /// The device as it was, but for what belongs to the connection: memory (front-ends with
+    /// Resets the device, except the parts that belong to the connection: memory (front-ends with
     /// memory slots send only changes), call and error descriptors (QEMU does not repeat them), and
     /// protocol features.
     fn reset(&mut self) {
@@ -470,7 +472,7 @@ impl<D: Device> Session<D> {
         self.status = 0;
     }
 
-    /// Starts the rings that can run, stops those that cannot, and says whether the link is up.
+    /// Starts the rings that can run, stops those that cannot, and reports whether the link is up.
     fn settle(&mut self) {
         for index in 0..self.vrings.len() {
             let vring = &self.vrings[index];
@@ -500,7 +502,7 @@ impl<D: Device> Session<D> {
         let number = number(index);
         let vring = &mut self.vrings[index];
         let addrs = vring.addrs.expect("configured");
-        // Without its place in the log the used index still says where to go on.
+        // Even without its place in the log the used index shows where to go on.
         let log = self.inflight.as_ref().and_then(|log| log.queue(number, vring.size));
         let features = features::ring_features(features);
         self.work += log.as_ref().map_or(0, |_| u32::from(vring.size / ENTRIES_PER_WORK));

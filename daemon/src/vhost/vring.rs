@@ -17,16 +17,16 @@ use crate::faults;
 use crate::timer::{monotonic_now, time_on_core};
 use crate::watchdog;
 
-/// A write or read that takes longer is slow: the kernel calls all who wait for an eventfd, and who
-/// made it can have a million epolls do that. No signal ends it.
+/// A write or read that takes longer is slow: the kernel notifies all waiters of an eventfd, and
+/// its maker can have a million epolls wait. No signal ends it.
 const SLOW: Duration = Duration::from_micros(500);
 /// So many slow calls are enough,
 const SLOW_MAX: u32 = 4;
 /// if so many times what they take has not passed: a hundredth of the worker's time.
 const SLOW_SHARE: u64 = 100;
 
-/// Slow calls of all descriptors of a VM, also of connections that are over: who comes back begins
-/// with what he has taken.
+/// Slow calls of all descriptors of a VM, also of connections that are over, so that a VM that
+/// comes back keeps its count.
 #[derive(Debug, Default)]
 pub struct SlowCalls {
     /// Calls are measured until then, because one was slow by the clock. Perhaps it only lost its
@@ -51,7 +51,7 @@ impl SlowCalls {
         }
     }
 
-    /// Likewise, of the core. `true`: that is enough.
+    /// The same for time on the core. `true`: that is enough.
     fn judge(&self, now: Instant, time: Duration) -> bool {
         if time <= SLOW {
             return false;
@@ -74,7 +74,7 @@ pub struct Conduct {
 }
 
 impl Conduct {
-    /// Of a front-end whose slow calls count with those of before.
+    /// For a front-end whose slow calls are added to the earlier ones.
     #[must_use]
     pub fn new(slow: &Arc<SlowCalls>) -> Self {
         Self { blocks: AtomicBool::new(false), slow: Arc::clone(slow) }
@@ -137,7 +137,7 @@ impl Notifier {
     /// memory that is not there for as long as he likes (userfaultfd(2), a file of FUSE), and
     /// whoever wants the lock meanwhile waits, with O_NONBLOCK too, and no signal ends it.
     pub fn new(fd: Foreign, conduct: &Arc<Conduct>, takes_pipes: bool) -> Result<Self, Refusal> {
-        // What `fstat` asks, a file system of its own may never answer; it is not asked here.
+        // A file system of the front-end's own may never answer `fstat`; this does not ask it.
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let stat = statx(&fd, c"", flags, StatxFlags::TYPE).map_err(io::Error::from)?;
         let kind = FileType::from_raw_mode(stat.stx_mode.into());
@@ -148,7 +148,7 @@ impl Notifier {
         }
         let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
-        // To add nothing to an eventfd never waits; what else has no type cannot be written to.
+        // Adding 0 to an eventfd never waits; other files without a type cannot be written to.
         if kind == FileType::Unknown && conduct.write(&fd, 0) != Ok(size_of::<u64>()) {
             return Err(Refusal::BadDescriptor);
         }
@@ -175,8 +175,8 @@ impl Notifier {
         }
     }
 
-    /// Takes what is pending, so that a level-triggered wait goes quiet. `false`: it never will,
-    /// because the other end is gone, or this is something else that cannot be read.
+    /// Clears a pending notification, so that a level-triggered wait goes quiet. `false`: it never
+    /// will, because the other end is gone, or this is another file that cannot be read.
     #[must_use]
     pub fn clear(&self) -> bool {
         if self.conduct.blocks() {
@@ -190,13 +190,13 @@ impl Notifier {
     }
 }
 
-/// What SET_VRING_KICK left behind.
+/// The result of SET_VRING_KICK.
 #[derive(Debug, Default)]
 pub enum Kick {
     /// Not set, or taken away by GET_VRING_BASE: the ring is stopped.
     #[default]
     None,
-    /// The ring is to be polled; there is nothing to wait for.
+    /// The ring must be polled; there is no event to wait for.
     Polled,
     /// The driver writes here when it offers buffers.
     Fd(Notifier),
@@ -209,7 +209,7 @@ pub struct Vring<Q> {
     pub size: u16,
     /// SET_VRING_ADDR.
     pub addrs: Option<RingAddrs>,
-    /// What GET_VRING_BASE answers while the ring does not run.
+    /// The answer to GET_VRING_BASE while the ring does not run.
     pub base: u16,
     /// SET_VRING_KICK.
     pub kick: Kick,
@@ -246,7 +246,7 @@ impl<Q> Default for Vring<Q> {
 }
 
 impl<Q: DeviceQueue> Vring<Q> {
-    /// Whether everything is there that a ring needs to run, but for being enabled.
+    /// Whether everything that a ring needs to run is there, except that it may be disabled.
     #[must_use]
     pub const fn is_configured(&self) -> bool {
         self.size > 0 && self.addrs.is_some() && !matches!(self.kick, Kick::None)
@@ -261,7 +261,7 @@ impl<Q: DeviceQueue> Vring<Q> {
         self.queue.as_mut()
     }
 
-    /// The guest broke the rules: the front-end is told, if it wanted to be.
+    /// The guest broke the rules: the front-end is told, if it wanted that.
     pub fn fail(&mut self, fault: RingFault) {
         self.fault = Some(fault);
         if let Some(err) = &self.err {
@@ -282,8 +282,8 @@ impl<Q: DeviceQueue> Vring<Q> {
         true
     }
 
-    /// Stops: what was completed is shown. If it stops `in_order`, what was only taken is
-    /// forgotten, otherwise it stays in the in-flight log. `false` if it did not run.
+    /// Stops: completed chains are shown. If it stops `in_order`, chains that were only taken are
+    /// forgotten, otherwise they stay in the in-flight log. `false` if it did not run.
     pub fn stop(&mut self, in_order: bool) -> bool {
         let fault = self.fault.take();
         let Some(mut queue) = self.queue.take() else { return false };
@@ -355,8 +355,8 @@ mod tests {
             assert_eq!(slow.judge(now, ms), n >= 4, "{n}");
             now = now + Duration::from_millis(99);
         }
-        // What it takes grows with those who wait: an epoll, of many names for the same. No turn
-        // is long here.
+        // Its cost grows with the waiters: an epoll, of many names for the same. No turn is long
+        // here.
         let fd: Foreign = eventfd(0, EventfdFlags::NONBLOCK).unwrap().into();
         let names: Vec<_> = (0..400).map(|_| dup(&fd).unwrap()).collect();
         let slow = Arc::default();
@@ -374,7 +374,7 @@ mod tests {
             grow();
             assert_eq!(conduct.write(&fd, 1), Ok(8));
         }
-        // And whoever connects again has had his share. The first call of all is not measured.
+        // A front-end that connects again keeps its count. The first call of all is not measured.
         (0..40).for_each(|_| grow());
         (0..4).for_each(|_| assert_eq!(conduct.write(&fd, 1), Ok(8)));
         let again = Conduct::new(&slow);

@@ -1,5 +1,6 @@
-//! The socket device (virtio 1.2 section 5.10): what we offer, and its three queues, of packets to
-//! the guest, packets from it, and events. The events' buffers are left alone: none is sent yet.
+//! The socket device (virtio 1.2 section 5.10): its features, and its three queues: of packets to
+//! the guest, packets from it, and events. The events' buffers are left alone, because no event is
+//! sent yet.
 //!
 //! QEMU (7.2) keeps the queue of events to itself and sets up the first two; UML (6.1) sets up all.
 

@@ -1,5 +1,4 @@
-//! The data path: the engine, its turns and its ports. What goes on between turns (`desk`) calls
-//! it.
+//! The data path: the engine, its turns and its ports. The work between turns (`desk`) calls it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,8 +20,8 @@ use crate::resting::Resting;
 use crate::toe::Toe;
 use crate::token::{Token, watch_for};
 
-/// How often queues are looked at of which nobody says that there is something. A thousand times a
-/// second costs a worker without other work one or two in a hundred of its core.
+/// How often queues without notifications are polled. A thousand times a second costs a worker
+/// without other work one or two in a hundred of its core.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// 10^6 bits.
@@ -39,15 +38,15 @@ pub(crate) struct DataPath {
     pub(crate) toe: Toe,
     /// Of VMs: sockets that take no connections, and connections that are not read, for now.
     pub(super) resting: Resting<Token>,
-    /// Those with queues of which nobody says that there is something.
+    /// Devices with queues without notifications.
     pub(super) polled: Resting<Token>,
-    /// Of VMs: sockets and connections on which something waits; who is first is heard first.
+    /// Sockets and connections of VMs with waiting messages; the first one is handled first.
     pub(super) front_ends: VecDeque<Token>,
-    /// Of VMs in several VLANs: what their VMMs announce and has not been told in all of them.
+    /// Announcements of VMMs for VMs in several VLANs that were not told in all of them yet.
     pub(super) announcements: VecDeque<Announcement>,
     /// `faults::count` when ports were last looked at for it.
     pub(super) faults_seen: u64,
-    /// Ports came, went or changed, or links did: who tells others of them looks again.
+    /// Ports came, went or changed, or links did: the registry's reporter looks again.
     pub(crate) ports_changed: bool,
 }
 
@@ -86,7 +85,7 @@ impl DataPath {
             return Err(AddPortError::TooManyPorts);
         }
         if self.ports.of(id).port.uplink_fd().is_some() {
-            // The kernel's half of a tap takes everything, and an overlay cuts what is too long.
+            // The kernel's half of a tap takes everything, and an overlay cuts long segments.
             self.turn.set_features(now, &mut self.engine, id, Some(PortFeatures::ALL));
         }
         self.ports_changed = true;
@@ -125,8 +124,8 @@ impl DataPath {
         self.engine.is_ending(id) || self.toe.is_ending(id)
     }
 
-    /// The port goes for good. Everything that knows it by its number hears of that here, so that
-    /// the next port may have the number; `desk` sees to who watched it.
+    /// The port goes for good. Everything that knows it by its number is told here, so that the
+    /// next port may have the number; `desk` handles its watchers.
     pub(crate) fn remove_port(&mut self, now: Instant, epoll: &Epoll, id: PortId) {
         self.remove_toe(now, epoll, id);
         if let Some(guest) = self.ports.guest_mut(id) {
@@ -231,7 +230,7 @@ impl DataPath {
         self.heartbeats.handle_change();
     }
 
-    /// Connections with a byte, FIN or RST that somebody is still owed.
+    /// Connections with a byte, FIN or RST that is still owed.
     pub(crate) fn owed(&self) -> u32 {
         let vms = self.ports.iter().filter_map(|(port, _)| self.engine.vm(port));
         vms.map(|vm| vm.owing_flows).sum()

@@ -1,4 +1,4 @@
-//! What the data path does for vhost-user ports: their descriptors, their links, their kicks.
+//! The data path's work for vhost-user ports: their descriptors, their links, their kicks.
 
 use nightporter_core::port::{PortConfig, PortId, Vlans};
 use nightporter_core::time::{Duration, Instant};
@@ -18,8 +18,8 @@ use crate::vhost::{Event, Source};
 /// EtherType of a reverse ARP (RFC 903).
 const ETHERTYPE_RARP: [u8; 2] = [0x80, 0x35];
 
-/// VMMs that are heard in one turn, however many have something to say: of each some messages, or
-/// one that takes long.
+/// VMMs that are handled in one turn, however many have messages: of each some messages, or one
+/// that takes long.
 const FRONT_ENDS_PER_TURN: usize = 16;
 
 /// VLANs in which the MAC of a guest that sees their tags is announced after one turn: each is a
@@ -58,15 +58,15 @@ impl DataPath {
         self.handle_guest_events(now, epoll, port);
     }
 
-    /// A VMM has something to say.
+    /// A VMM has messages.
     pub(super) fn note_front_end(&mut self, token: Token) {
         if !self.front_ends.contains(&token) {
             self.front_ends.push_back(token);
         }
     }
 
-    /// Hears VMMs that have something to say, in the order in which they had: the kernel names the
-    /// same first each time if all of them fit into one answer.
+    /// Handles VMMs with messages in the order of their arrival, because the kernel names the same
+    /// ones first each time if all of them fit into one answer.
     pub(super) fn hear_front_ends(&mut self, now: Instant, epoll: &Epoll) {
         let heard = FRONT_ENDS_PER_TURN.min(self.front_ends.len());
         for _ in 0..heard {
@@ -95,7 +95,7 @@ impl DataPath {
         }
     }
 
-    /// Obeys what a vhost-user port reports.
+    /// Handles the reports of a vhost-user port.
     pub(crate) fn handle_guest_events(&mut self, now: Instant, epoll: &Epoll, port: PortId) {
         while let Some(guest) = self.ports.guest_mut(port)
             && let Some(event) = guest.port.poll_event()
@@ -124,7 +124,7 @@ impl DataPath {
                 }
                 Event::RingStarted(_) => self.turn.wake(port),
                 Event::Connected | Event::RingStopped(_) | Event::RingBroken { .. } => {}
-                // With the front-end goes the guest's memory: whoever connects next has just been
+                // With the front-end goes the guest's memory: the next one to connect has just been
                 // started (LIFE-05).
                 Event::Disconnected(_) => self.engine.handle_guest_gone(now, port),
                 Event::Rarp(mac) => self.announce(now, port, mac),
@@ -151,7 +151,7 @@ impl DataPath {
         }
     }
 
-    /// Looks at queues of which nobody says that there is something, when it is time.
+    /// Polls queues without notifications, when it is time.
     pub(super) fn look_at_polled(&mut self, now: Instant) {
         let Self { polled, ports, turn, toe, .. } = self;
         polled.keep_due(now, |token| match *token {
@@ -222,7 +222,7 @@ impl DataPath {
         self.announce_in(now, port, mac, vlan);
     }
 
-    /// What is announced for a trunk is told in each of its VLANs, in some of them after each turn.
+    /// An announcement for a trunk is made in each of its VLANs, in some of them after each turn.
     pub(super) fn go_on_announcing(&mut self, now: Instant) {
         let Some(mut it) = self.announcements.pop_front_if(|it| it.next <= now) else { return };
         for _ in 0..ANNOUNCEMENTS_PER_TURN {

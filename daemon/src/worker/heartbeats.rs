@@ -1,10 +1,10 @@
-//! The heartbeat of congestion offload (FLOOD-28): when which guest is told that this host controls
-//! its congestion, or does not any more. The frame and how a guest takes it is
-//! `core::wire::heartbeat`'s.
+//! The heartbeat of congestion offload (FLOOD-28): when a guest is told that this host controls its
+//! congestion, or no longer does. `core::wire::heartbeat` has the frame, and how a guest treats it.
 //!
-//! Only who has congestion offload is told anything. When the host controls it no longer the guest
-//! is told to stop, once: if that is lost, silence says the same. A command is obeyed at once; what
-//! the engine finds by itself (no place for the next connections, say) is noticed within a period.
+//! Only guests with congestion offload are told. When the host no longer controls congestion, the
+//! guest is told to stop, once; if that frame is lost, the missing heartbeats have the same effect.
+//! A command takes effect at once. A change that the engine finds by itself (for example no place
+//! for the next connections) is noticed within a period.
 
 use std::num::NonZeroU64;
 
@@ -19,7 +19,7 @@ pub(crate) struct Heartbeats {
     /// The next one, begun whenever control of a guest begins: connections of a time without were
     /// the guest's own to control.
     epoch: NonZeroU64,
-    /// What is told to each guest, by the port's number.
+    /// The last heartbeat of each guest, by the port's number.
     told: Vec<Option<Heartbeat>>,
     /// When they are told again.
     due: Instant,
@@ -41,7 +41,7 @@ impl Heartbeats {
         self.due = Instant::ZERO;
     }
 
-    /// Another guest may have this number: it has been told nothing.
+    /// Another guest may have this number: it was told nothing yet.
     pub(crate) fn forget(&mut self, port: PortId) {
         if let Some(told) = self.told.get_mut(usize::from(port.0)) {
             *told = None;
@@ -49,8 +49,8 @@ impl Heartbeats {
         self.handle_change();
     }
 
-    /// What to tell guests now. Of each: whether it is to have congestion offload, and whether the
-    /// host controls its congestion.
+    /// The heartbeats for guests now. For each guest: whether it should have congestion offload,
+    /// and whether the host controls its congestion.
     pub(crate) fn beat(
         &mut self,
         now: Instant,

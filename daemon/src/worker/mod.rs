@@ -1,8 +1,7 @@
 //! The worker: one thread that owns the engine and all ports, and runs every event to completion.
 //!
-//! Each time round: wait for events (or not, if something is left over); hand each to the data path
-//! or to the desk; take a turn over all ports (`core::turn`); let the desk finish. Nothing blocks
-//! but the wait.
+//! Each round: wait for events (or not, if work is left over); give each to the data path or to the
+//! desk; take a turn over all ports (`core::turn`); let the desk finish. Only the wait blocks.
 
 pub(crate) mod data_path;
 mod guests;
@@ -47,10 +46,10 @@ const FRAMES_OF_A_TURN: u64 = 16;
 /// Events taken from the kernel at a time.
 const EVENTS_MAX: usize = 64;
 
-/// What a worker needs besides ports.
+/// The configuration of a worker besides ports.
 #[derive(Debug)]
 pub struct WorkerConfig {
-    /// How long to look for work before sleeping, as long as nobody else wants the core.
+    /// How long to look for work before sleeping, as long as no other thread wants the core.
     pub busy_poll: Duration,
     /// How long a stop waits for guests.
     pub drain_timeout: Duration,
@@ -100,7 +99,7 @@ impl Worker {
         self.desk.set_links(&self.epoll, links)
     }
 
-    /// Who opens uplinks.
+    /// Sets the process that opens uplinks.
     pub(crate) fn set_broker(&mut self, broker: Arc<Broker>) -> io::Result<()> {
         self.desk.set_broker(&self.epoll, broker)
     }
@@ -119,7 +118,7 @@ impl Worker {
         self.desk.set_changes(&self.epoll, preparer, running)
     }
 
-    /// What is missing is tried again from now on.
+    /// Missing uplinks and overlays are tried again from now on.
     pub(crate) fn set_opener(&mut self, opener: Opener) -> io::Result<()> {
         self.desk.set_opener(&self.epoll, opener)
     }
@@ -129,7 +128,7 @@ impl Worker {
         self.desk.set_scribe(&self.epoll, scribe)
     }
 
-    /// Who is where is asked, and told, there from now on.
+    /// Sets the registry, which is asked and told which station is where.
     pub(crate) fn set_registry(&mut self, registry: Box<dyn Registry>) -> io::Result<()> {
         self.desk.set_registry(&self.epoll, registry)
     }
@@ -144,7 +143,7 @@ impl Worker {
         self.path.add_toe(monotonic_now(), &self.epoll, port, device, member);
     }
 
-    /// What the operator says of connections by TOE.
+    /// Sets the operator's rules for connections by TOE.
     pub(crate) fn set_toe_rules(&mut self, rules: Vec<ToeRule>) {
         self.path.toe.set_rules(rules);
     }
@@ -167,8 +166,8 @@ impl Worker {
         }
     }
 
-    /// Works until it is told to stop, and calls `stopping` then, before guests get what they are
-    /// owed, with the time that they have for it.
+    /// Works until it is told to stop. Then it calls `stopping` with the time limit, before guests
+    /// get the bytes that they are owed.
     pub(crate) fn run(&mut self, stopping: impl FnOnce(Duration)) -> io::Result<()> {
         let mut stopping = Some(stopping);
         while !self.desk.is_stopped() {
@@ -238,7 +237,7 @@ impl Worker {
         Some(if left_over { EpollTimeout::ZERO } else { EpollTimeout::NONE })
     }
 
-    /// Lets whoever waits for this core go first, and notes whether somebody did.
+    /// Offers the core to other threads, and notes whether one took it.
     fn offer_core(&mut self) {
         let before = involuntary_switches();
         std::thread::yield_now();
@@ -298,7 +297,7 @@ impl Worker {
         self.timer.set(deadlines.into_iter().flatten().min());
     }
 
-    /// Connections with a byte, FIN or RST that somebody is still owed.
+    /// Connections with a byte, FIN or RST that is still owed.
     pub(crate) fn owed(&self) -> u32 {
         self.path.owed()
     }

@@ -1,16 +1,17 @@
 //! When the worker looks for work without sleeping, and when it does not.
 //!
 //! Polling after a burst saves the wake-up for the next frame, and saves the guests their kicks. It
-//! pays only where nobody else wants the core: a VMM's thread on the same core would wait for us
-//! while we wait for it. So before each look the worker offers the core with sched_yield(2), and
-//! the kernel says whether somebody took it: such a switch counts as involuntary (getrusage(2),
-//! `ru_nivcsw`). After a taken offer the worker sleeps at once for a while; the pause doubles with
-//! every taken offer. It halves with every window that passes undisturbed and, while work never
-//! ends, with every [`PAUSE_MIN`]: so an interruption now and then costs little.
+//! pays only if no other thread wants the core: a VMM's thread on the same core would wait for the
+//! worker while the worker waits for it. So before each look the worker offers the core with
+//! sched_yield(2). The kernel shows whether another thread took it, because such a switch counts as
+//! involuntary (getrusage(2), `ru_nivcsw`). After a taken offer the worker sleeps at once for a
+//! while; the pause doubles with every taken offer. It halves with every window that passes
+//! undisturbed and, while work never ends, with every [`PAUSE_MIN`]. So an occasional interruption
+//! costs little.
 
 use nightporter_core::time::{Duration, Instant};
 
-/// The shortest pause after somebody wanted the core: a hundred times the usual window.
+/// The shortest pause after another thread wanted the core: a hundred times the usual window.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 /// The longest: on a core that stays shared one offer a second is made.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -22,7 +23,7 @@ pub(crate) struct Polling {
     window: Duration,
     /// When there last was work.
     active: Instant,
-    /// Since when the pause has not changed and offers were made that nobody took.
+    /// Since when the pause has not changed and no offer was taken.
     calm_since: Option<Instant>,
     /// Until then the worker sleeps at once.
     paused_until: Instant,
@@ -40,7 +41,7 @@ impl Polling {
         self.active = now;
     }
 
-    /// The core was offered to others; whether somebody took it.
+    /// The core was offered to others; `taken`: another thread took it.
     pub(crate) fn handle_offer(&mut self, now: Instant, taken: bool) {
         if taken {
             self.calm_since = None;

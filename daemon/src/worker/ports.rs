@@ -1,4 +1,4 @@
-//! The ports of a worker as its turn sees them, and who watches their frames.
+//! The ports of a worker as its turn sees them, and the watchers of their frames.
 
 use nightporter_core::port::PortId;
 use nightporter_core::time::Instant;
@@ -18,7 +18,7 @@ pub(crate) struct NamedPort {
     pub(crate) trouble: Option<Trouble>,
 }
 
-/// What is wrong with an uplink or overlay.
+/// The fault of an uplink or overlay.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Trouble {
     pub(crate) what: String,
@@ -49,7 +49,7 @@ impl WorkerPorts {
         Self { list: Vec::new(), watchers: Watchers::default(), now }
     }
 
-    /// Adds what the engine calls `id`.
+    /// Adds the port that the engine calls `id`.
     pub(crate) fn add(&mut self, id: PortId, name: String, port: Port) {
         let trouble = Trouble::of(&port);
         let new = NamedPort { name, port, trouble };

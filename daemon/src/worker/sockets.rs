@@ -1,5 +1,5 @@
-//! What the data path does for socket devices: their descriptors, their drivers, their kicks; and
-//! for streams to other hosts.
+//! The data path's work for socket devices (their descriptors, drivers and kicks), and for streams
+//! to other hosts.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! What the front-ends of one VM have taken lately, of its network card and its socket device
-//! together: who has two devices has no two shares.
+//! The recent work of one VM's front-ends, for its network card and its socket device together, so
+//! that a VM with two devices does not have two shares.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,8 @@ use crate::port::messages::Costs;
 use crate::sleeps::{self, Part};
 use crate::vhost::vring::SlowCalls;
 
-/// After one of its front-ends has kept the worker waiting a VM takes no connections for so long;
-/// after the next time twice as long, and so on. Nobody does that by mistake.
+/// After one of its front-ends has kept the worker waiting, a VM takes no connections for so long,
+/// after the next time twice as long, and so on. It does not happen by mistake.
 const BAN_S: u64 = 60;
 /// It is doubled so often at most: 17 hours.
 const BAN_DOUBLED_MAX: u64 = 10;
@@ -31,9 +31,9 @@ const SLEEPS_MAX: u32 = 2;
 pub(super) struct Account {
     /// Which one it is, among all that there ever were; from 1 on.
     number: u64,
-    /// Of what they pass.
+    /// The owner of their descriptors.
     pub(super) owner: Owner,
-    /// What their descriptors make slow.
+    /// Calls that their descriptors made slow.
     pub(super) slow: Arc<SlowCalls>,
     dues: Arc<Mutex<Dues>>,
 }
@@ -83,8 +83,8 @@ impl Account {
         Self { number, owner, slow, dues: Arc::new(Mutex::new(dues)) }
     }
 
-    /// For another device of the same VM. What is mapped of its front-end's memory counts for
-    /// itself: both map all of the guest's.
+    /// For another device of the same VM. Mappings of its front-end's memory are counted apart,
+    /// because both devices map all of the guest's memory.
     pub(super) fn beside(&self) -> Self {
         let (owner, slow) = (self.owner.beside(), Arc::clone(&self.slow));
         Self { number: self.number, owner, slow, dues: Arc::clone(&self.dues) }
@@ -121,7 +121,7 @@ impl Account {
         self.dues().costs.add(now, cost)
     }
 
-    /// No connections from now on; for so many seconds.
+    /// Takes no connections from now on; returns for how many seconds.
     pub(super) fn ban(&self, now: Instant) -> u64 {
         let mut dues = self.dues();
         let seconds = BAN_S << dues.bans.min(BAN_DOUBLED_MAX);

@@ -12,8 +12,8 @@ use crate::vhost::listener::Listener;
 use crate::vhost::{Event, Source};
 
 impl VhostUserPort {
-    /// From now on as in `config`, of which the socket is another matter ([`Self::move_to`]). What
-    /// a front-end was told when it connected holds until the next one.
+    /// Applies `config`, except the socket ([`Self::move_to`]). Values that a front-end was told
+    /// when it connected stay until the next one connects.
     pub fn set(&mut self, config: &VhostUserConfig) {
         let VhostUserConfig { mac, mtu, queue_pairs, .. } = *config;
         self.next_offer = Offer { mac, mtu, queue_pairs };
@@ -25,7 +25,7 @@ impl VhostUserPort {
 }
 
 impl<D: Device> VhostUserPort<D> {
-    /// Who may connect, and with what memory, from now on.
+    /// Sets the users who may connect, and the memory that they may have.
     pub fn set_rules(&mut self, config: &VhostUserConfig) {
         self.access = config.access;
         self.allows_unsealed_memory = config.allow_unsealed_memory;
@@ -42,7 +42,7 @@ impl<D: Device> VhostUserPort<D> {
         }
     }
 
-    /// Listens, or says in the log why not; it is tried again every second.
+    /// Listens, or logs the error; it is tried again every second.
     pub fn listen_or_say_so(&mut self) {
         if let Err(e) = self.listen() {
             warn!(port = self.name, "it has no socket yet, and tries again: {e}");
@@ -55,13 +55,14 @@ impl<D: Device> VhostUserPort<D> {
         self.events.push_back(Event::Watch(Source::Listener));
     }
 
-    /// The port goes: nobody finds it, and who is connected is not any more.
+    /// The port goes: its socket disappears, and its front-end is disconnected.
     pub fn close(&mut self) {
         self.stop_listening();
         self.disconnect("the VM was removed");
     }
 
-    /// Who waits there may have passed anything: it is closed where it keeps nobody.
+    /// Front-ends that wait there may have passed any descriptors: these are closed where they
+    /// block nothing.
     fn stop_listening(&mut self) {
         if let Some(listener) = self.listener.take() {
             let fd = Foreign::of(&self.account.owner, listener.into_fd());

@@ -1,4 +1,4 @@
-//! What an operator should know of what happens to a port.
+//! Log messages for operators about a port.
 
 use nightporter_core::limits::MTU_DEFAULT;
 use tracing::{info, warn};
@@ -8,7 +8,7 @@ use crate::vhost::device::Device;
 use crate::vhost::features::bit;
 use crate::vhost::session::Session;
 
-/// Says what happened to a port, if an operator should know.
+/// Logs an event of a port, if an operator should know it.
 pub(super) fn report<D: Device>(
     port: &str,
     session: &Session<D>,
@@ -44,7 +44,7 @@ pub(super) fn report<D: Device>(
     }
 }
 
-/// Whether the driver agreed to be told an MTU, by us or by a VMM that has said which one.
+/// Whether the driver agreed to be told an MTU, by this device or by a VMM that has one configured.
 fn knows_mtu<D: Device>(session: &Session<D>, mtu: u16) -> bool {
     session.features() & bit::MTU != 0 && session.mtu().is_none_or(|told| told == mtu)
 }

@@ -93,7 +93,7 @@ impl VhostUserPort<Vsock> {
     #[must_use]
     pub fn carry(&mut self, at: usize, to: &mut Self, len: usize) -> bool {
         if watchdog::searches() {
-            // Whose memory the worker waits for is to be seen.
+            // The watchdog should see for whose memory the worker waits.
             let mut bytes = vec![0; len];
             return self.read_payload(at, &mut bytes) && to.write_payload(&bytes);
         }
@@ -231,7 +231,8 @@ impl VhostUserPort<Vsock> {
         spent(self, FROM_GUEST) || spent(self, TO_GUEST)
     }
 
-    /// Shows the guest what was taken and given, and signals if it wants to know. A turn ends.
+    /// Shows the guest the packets that were taken and given, and signals if it wants that. A turn
+    /// ends.
     pub fn flush_packets(&mut self) {
         self.flush(TO_GUEST);
         self.flush(FROM_GUEST);
@@ -276,8 +277,8 @@ impl VhostUserPort<Vsock> {
         Some((memory, queue.payload()))
     }
 
-    /// Memory that is not there is no error of the socket's. The kernel says so by EFAULT, and no
-    /// signal comes: whether it is missing, or the ring lies, is found out by looking at it.
+    /// Missing memory is no error of the socket. The kernel reports it by EFAULT, and no signal
+    /// comes. A look at the memory shows whether it is missing, or the ring lies.
     fn judge_call(&mut self, at: usize, result: io::Result<usize>) -> io::Result<usize> {
         if result.as_ref().is_err_and(|e| e.raw_os_error() == Some(Errno::FAULT.raw_os_error())) {
             if let Some((memory, queue)) = self.side(at) {
